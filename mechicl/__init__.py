@@ -1,0 +1,26 @@
+"""mechicl: mechanistic interpretability of in-context learning.
+
+Which learning algorithm does a transformer run in its forward pass, and where? See `mechicl.models`,
+`mechicl.algorithms`, `mechicl.constructions`, `mechicl.analysis`, `mechicl.checkpoints`.
+"""
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_SUBMODULES = (
+    "algorithms", "analysis", "checkpoints", "constructions", "interop", "learners", "models", "prompts", "report",
+    "tasks", "training", "viz",
+)  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """Submodules load when they are first named, so that `import mechicl` costs nothing."""
+    if name in _SUBMODULES:
+        return importlib.import_module(f"mechicl.{name}")
+    raise AttributeError(f"module 'mechicl' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_SUBMODULES])

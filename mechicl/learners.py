@@ -1,0 +1,182 @@
+"""Learners, and the results that comparing them gives.
+
+A learner turns a prompt into a prediction: a trained transformer, ridge regression, five steps of gradient
+descent, a transformer whose weights were written by hand. Everything in the package makes learners, compares them
+or opens one.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import pandas as pd
+import torch
+from jaxtyping import Float
+from scipy.special import stdtrit
+from torch import Tensor
+
+from mechicl.prompts import Prompts
+
+
+@runtime_checkable
+class Learner(Protocol):
+    """Anything that predicts a prompt's target from its context and query."""
+
+    def predict(self, prompts: Prompts) -> Float[Tensor, "prompt y"]:
+        """The query's prediction."""
+        ...
+
+    def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
+        """The prediction of each point t from the points before it."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Trajectory:
+    """Predictions of an iterative learner after some of its steps, for every prefix of the prompts.
+
+    Attributes:
+        steps: the step numbers (iterations of an algorithm, layers of a network).
+        predictions: `[step prompt point y]`; point t is predicted from the points before it.
+        name: of the learner, for tables and pictures.
+    """
+
+    steps: tuple[int, ...]
+    predictions: Float[Tensor, "step prompt point y"]
+    name: str = ""
+
+    def __post_init__(self):
+        if len(self.steps) != self.predictions.shape[0]:
+            raise ValueError(f"{len(self.steps)} steps for {self.predictions.shape[0]} slices of predictions")
+
+    def query(self) -> Float[Tensor, "step prompt y"]:
+        """The query's predictions."""
+        return self.predictions[:, :, -1]
+
+    def squared_errors(self, prompts: Prompts) -> Float[Tensor, "step prompt point"]:
+        """Squared error of each prediction, summed over the target's dimensions."""
+        return (self.predictions - prompts.ys).square().sum(-1)
+
+
+Algorithm = Callable[..., Trajectory]
+
+
+@dataclass(frozen=True)
+class AlgorithmLearner:
+    """An algorithm with its hyperparameters, as a learner: its last requested step is its prediction.
+
+    Example:
+        >>> from mechicl import algorithms
+        >>> five_steps = AlgorithmLearner(algorithms.gradient_descent, dict(steps=[5], step_size=0.05))
+    """
+
+    algorithm: Algorithm
+    hyperparameters: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The algorithm's name and hyperparameters."""
+        settings = ", ".join(f"{k}={v}" for k, v in self.hyperparameters.items())
+        return f"{getattr(self.algorithm, '__name__', 'algorithm')}({settings})"
+
+    def trajectory(self, prompts: Prompts) -> Trajectory:
+        """All requested steps, all prefixes."""
+        return self.algorithm(prompts, **self.hyperparameters)
+
+    def predict(self, prompts: Prompts) -> Float[Tensor, "prompt y"]:
+        """The query's prediction after the last step."""
+        return self.algorithm(prompts, **self.hyperparameters, points="query").predictions[-1, :, -1]
+
+    def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
+        """Every point's prediction after the last step."""
+        return self.trajectory(prompts).predictions[-1]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean with a confidence interval.
+
+    Attributes:
+        mean: sample mean.
+        low: lower end.
+        high: upper end.
+        n: number of independent samples (prompts or seeds).
+        level: confidence level, 0.95 by default.
+    """
+
+    mean: float
+    low: float
+    high: float
+    n: int
+    level: float = 0.95
+
+    def __str__(self) -> str:
+        digits = 4 if not self.half_width or not math.isfinite(self.half_width) else 2 - _magnitude(self.half_width)
+        digits = min(max(digits, 0), 12)
+        return f"{self.mean:.{digits}f} ± {self.half_width:.{digits}f}"
+
+    @property
+    def half_width(self) -> float:
+        """Half the length of the interval."""
+        return (self.high - self.low) / 2
+
+    def __contains__(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
+
+def _magnitude(value: float) -> int:
+    return math.floor(math.log10(abs(value))) + 1
+
+
+def interval(samples: Tensor, level: float = 0.95) -> Interval:
+    """Mean of independent samples and its confidence interval from Student's t distribution.
+
+    With one sample, or none, the interval is not defined and its ends are NaN. Samples that are not finite give a
+    mean and ends that are not either: nothing is left out silently.
+
+    Args:
+        samples: any shape; every entry counts as one independent sample.
+        level: confidence level, strictly between 0 and 1.
+
+    Raises:
+        ValueError: level out of range.
+    """
+    if not 0 < level < 1:
+        raise ValueError(f"level must be strictly between 0 and 1, got {level}")
+    values = samples.detach().double().flatten()
+    n = values.numel()
+    mean = values.mean().item() if n else math.nan
+    if n < 2:
+        return Interval(mean, math.nan, math.nan, n, level)
+    half = student_t_quantile(0.5 + level / 2, n - 1) * (values.std() / math.sqrt(n)).item()
+    return Interval(mean, mean - half, mean + half, n, level)
+
+
+def student_t_quantile(probability: float, degrees_of_freedom: int) -> float:
+    """Quantile of Student's t distribution."""
+    return float(stdtrit(degrees_of_freedom, probability))
+
+
+class Samples:
+    """What result objects share: means, intervals and tables of their per-prompt or per-seed tensors.
+
+    A subclass is a frozen dataclass; each of its tensor fields has samples on the last axis (prompts or seeds),
+    and any leading axes (layers, scales, ...) index separate quantities.
+    """
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Name and value of each tensor field."""
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if isinstance(value, Tensor):
+                yield field.name, value
+
+    def intervals(self, level: float = 0.95) -> dict[str, Interval]:
+        """Mean and confidence interval of each field over all its entries."""
+        return {name: interval(value, level) for name, value in self.tensors()}
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """One row a sample, one column a field."""
+        return pd.DataFrame({name: value.detach().cpu().flatten().numpy() for name, value in self.tensors()})

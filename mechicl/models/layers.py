@@ -1,0 +1,174 @@
+"""The parts of a block, with every activation on a hook point: layer norm, attention, MLP.
+
+These are the readable, hooked routes; `fast.py` has the quicker ones that the model takes when nobody looks.
+Batched shapes are TransformerLens': q, k, v, z `[batch pos head d_head]`; scores and pattern
+`[batch head query_pos key_pos]`.
+"""
+
+import torch
+import torch.nn as nn
+from einops import einsum
+from jaxtyping import Bool, Float
+from torch import Tensor
+from transformer_lens.hook_points import HookPoint
+
+from mechicl.models.config import ELEMENTWISE, TransformerConfig
+
+
+def elementwise_attention(cfg: TransformerConfig, scores: Tensor) -> Tensor:
+    """The weights that elementwise attention gives to scores, before masking and normalisation."""
+    if cfg.attention == "linear":
+        return scores
+    if cfg.attention == "leaky_relu":
+        return torch.nn.functional.leaky_relu(scores, cfg.attention_slope)
+    return ELEMENTWISE[cfg.attention](scores)
+
+
+def key_mask(cfg: TransformerConfig, n_pos: int, rows: slice, device: torch.device) -> Bool[Tensor, "row key_pos"]:
+    """Which keys the positions `rows` attend to."""
+    positions = torch.arange(n_pos, device=device)
+    if cfg.keys == "causal":
+        return positions[rows, None] >= positions
+    visible = positions < n_pos - 1 if cfg.keys == "context" else positions >= 0
+    return visible.expand(len(positions[rows]), -1)
+
+
+class LayerNorm(nn.Module):
+    """Layer norm: `hook_scale` `[batch pos 1]` is the deviation, `hook_normalized` the output."""
+
+    def __init__(self, cfg: TransformerConfig, shared: "LayerNorm | None" = None):
+        super().__init__()
+        self.eps = cfg.eps
+        self.has_weights = cfg.normalization_type == "LN"
+        if self.has_weights:
+            self.w = shared.w if shared else nn.Parameter(torch.ones(cfg.d_model))
+            self.b = shared.b if shared else nn.Parameter(torch.zeros(cfg.d_model))
+        self.hook_scale = HookPoint()
+        self.hook_normalized = HookPoint()
+
+    def forward(self, residual: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+        """Centre, divide by the deviation, apply weights if there are any."""
+        centred = residual - residual.mean(-1, keepdim=True)
+        scale = self.hook_scale((centred.square().mean(-1, keepdim=True) + self.eps).sqrt())
+        normalized = centred / scale
+        return self.hook_normalized(normalized * self.w + self.b if self.has_weights else normalized)
+
+
+class Attention(nn.Module):
+    """Multi-head attention with softmax or any elementwise function of the scores.
+
+    Weights: W_Q, W_K, W_V `[head d_model d_head]`, W_O `[head d_head d_model]`; biases b_Q, b_K, b_V
+    `[head d_head]`, b_O `[d_model]`, and `sink` `[head]`, where the config asks for them.
+    """
+
+    def __init__(self, cfg: TransformerConfig, shared: "Attention | None" = None):
+        super().__init__()
+        self.cfg = cfg
+        h, m, d = cfg.n_heads, cfg.d_model, cfg.d_head
+        shapes = {"W_Q": (h, m, d), "W_K": (h, m, d), "W_V": (h, m, d), "W_O": (h, d, m)}
+        biases = {"b_Q": (h, d), "b_K": (h, d), "b_V": (h, d), "b_O": (m,)} if cfg.attn_bias else {}
+        for name, shape in (shapes | biases).items():
+            self.register_parameter(name, getattr(shared, name) if shared else nn.Parameter(torch.zeros(shape)))
+        if cfg.sink != "none":
+            scores = torch.full((h,), float(cfg.sink_score))
+            if cfg.sink == "learned":
+                self.sink = shared.sink if shared else nn.Parameter(scores)
+            else:
+                self.register_buffer("sink", shared.sink if shared else scores)
+        # read by TransformerLens' ActivationCache when it splits the output of attention by head
+        self._result_contribution_scale = cfg.damping
+        for name in ("q", "k", "v", "attn_scores", "pattern", "z", "result"):
+            self.add_module(f"hook_{name}", HookPoint())
+
+    def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+        """The layer's output, damping included."""
+        cfg = self.cfg
+        q = self.hook_q(self._project(x, "Q"))
+        k = self.hook_k(self._project(x, "K"))
+        v = self.hook_v(self._project(x, "V"))
+        scores = cfg.score_scale * einsum(q, k, "batch query head d, batch key head d -> batch head query key")
+        mask = key_mask(cfg, x.shape[1], slice(None), x.device)
+        if cfg.attention == "softmax":
+            scores = self.hook_attn_scores(scores.masked_fill(~mask, -torch.inf))
+            pattern = self.softmax(scores)
+        else:
+            scores = self.hook_attn_scores(scores * mask)
+            pattern = elementwise_attention(cfg, scores) * mask
+            if cfg.normalize_by_context:
+                pattern = pattern / mask.sum(-1, keepdim=True).clamp(min=1)
+        pattern = self.hook_pattern(pattern)
+        z = self.hook_z(einsum(pattern, v, "batch head query key, batch key head d -> batch query head d"))
+        if cfg.use_attn_result:
+            result = einsum(z, self.W_O, "batch pos head d, head d model -> batch pos head model")
+            out = self.hook_result(cfg.damping * result).sum(2)
+        else:
+            out = cfg.damping * einsum(z, self.W_O, "batch pos head d, head d model -> batch pos model")
+        return out + cfg.damping * self.b_O if cfg.attn_bias else out
+
+    def softmax(self, scores: Float[Tensor, "batch head row key_pos"]) -> Float[Tensor, "batch head row key_pos"]:
+        """Softmax over the keys and the sink; a position that sees no key attends to nothing."""
+        if self.cfg.sink != "none":
+            sink = self.sink[:, None, None].to(scores).expand(*scores.shape[:-1], 1)
+            return torch.cat([scores, sink], dim=-1).softmax(-1)[..., :-1]
+        no_key = (scores == -torch.inf).all(-1, keepdim=True)
+        return scores.masked_fill(no_key, 0).softmax(-1).masked_fill(no_key, 0)
+
+    def _project(self, x: Tensor, which: str) -> Float[Tensor, "batch pos head d_head"]:
+        out = einsum(x, getattr(self, f"W_{which}"), "batch pos model, head model d -> batch pos head d")
+        return out + getattr(self, f"b_{which}") if self.cfg.attn_bias else out
+
+
+class MLP(nn.Module):
+    """One hidden layer: `hook_pre` and `hook_post` `[batch pos d_mlp]` around the activation."""
+
+    def __init__(self, cfg: TransformerConfig, shared: "MLP | None" = None):
+        super().__init__()
+        assert cfg.d_mlp is not None
+        self.act_fn = ELEMENTWISE[cfg.act_fn]
+        shapes = {"W_in": (cfg.d_model, cfg.d_mlp), "b_in": (cfg.d_mlp,)}
+        shapes |= {"W_out": (cfg.d_mlp, cfg.d_model), "b_out": (cfg.d_model,)}
+        for name, shape in shapes.items():
+            self.register_parameter(name, getattr(shared, name) if shared else nn.Parameter(torch.zeros(shape)))
+        self.hook_pre = HookPoint()
+        self.hook_post = HookPoint()
+
+    def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+        """`act(x W_in + b_in) W_out + b_out`."""
+        pre = self.hook_pre(x @ self.W_in + self.b_in)
+        return self.hook_post(self.act_fn(pre)) @ self.W_out + self.b_out
+
+
+class Block(nn.Module):
+    """Attention and MLP, each with its norm and its residual update, then clipping."""
+
+    def __init__(self, cfg: TransformerConfig, layer: int, shared: "Block | None" = None):
+        super().__init__()
+        self.cfg = cfg
+        norm = cfg.normalization_type is not None
+        # a looped model shares the norm's weights like all others, so skip_first_norm skips it in every pass
+        self.skips_norm = cfg.skip_first_norm and (layer == 0 or cfg.recurrent)
+        if norm and not self.skips_norm:
+            self.ln1 = LayerNorm(cfg, shared.ln1 if shared else None)
+        self.attn = Attention(cfg, shared.attn if shared else None)
+        if cfg.block_mlp:
+            if norm:
+                self.ln2 = LayerNorm(cfg, shared.ln2 if shared else None)
+            self.mlp = MLP(cfg, shared.mlp if shared else None)
+        # read by TransformerLens' ActivationCache when it splits the output of the MLP by neuron
+        self.residual_contribution_scale = cfg.damping
+        for name in ("resid_pre", "attn_out", "resid_post", *(("resid_mid", "mlp_out") if cfg.block_mlp else ())):
+            self.add_module(f"hook_{name}", HookPoint())
+
+    def forward(self, residual: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+        """The stream after this block; every hook fires."""
+        cfg = self.cfg
+        residual = self.hook_resid_pre(residual)
+        attn_out = self.attn(self.ln1(residual) if hasattr(self, "ln1") else residual)
+        residual = residual + self.hook_attn_out(attn_out)
+        if cfg.block_mlp:
+            residual = self.hook_resid_mid(residual)
+            mlp_out = self.mlp(self.ln2(residual) if hasattr(self, "ln2") else residual)
+            residual = residual + self.hook_mlp_out(cfg.damping * mlp_out)
+        if cfg.token_clip is not None:
+            residual = residual.clamp(-cfg.token_clip, cfg.token_clip)
+        return self.hook_resid_post(residual)

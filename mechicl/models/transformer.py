@@ -1,0 +1,391 @@
+"""`HookedTransformer`: prompts in, predictions out, every activation on a TransformerLens hook."""
+
+import math
+from typing import Any, Literal, cast
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformer_lens import ActivationCache, FactoredMatrix, HookedRootModule
+from transformer_lens.hook_points import HookPoint
+
+from mechicl.models.config import DTYPES, TransformerConfig
+from mechicl.models.fast import fast_block
+from mechicl.models.layers import MLP, Block, LayerNorm
+from mechicl.prompts import Prompts
+
+Rows = Literal["all", "query", "points"]
+
+
+class HookedTransformer(HookedRootModule):
+    """A transformer on prompts whose activations can be read and replaced.
+
+    It has the hook names, shapes and methods of TransformerLens (`run_with_cache`, `run_with_hooks`, `hooks`,
+    `cfg`, `W_Q` ...) and satisfies its `TransformerLensModel` protocol. One trap: tools that read the number of
+    positions off the last axis of the tokens see the token width instead.
+
+    With no hook attached, the forward pass takes quicker routes that agree to float precision, and `predict`
+    computes only the rows that it reads.
+
+    Args:
+        cfg: the configuration.
+        seed: of the initial weights.
+        initial_weights: W_0 `[x y]` of paired prompts, whose query token is `(x, -x W_0)`; 0 by default.
+
+    Example:
+        >>> model = HookedTransformer(TransformerConfig(x_dim=10, n_context=10))
+        >>> prompts = LinearRegression().sample(4, seed=0)
+        >>> outputs, cache = model.run_with_cache(model.encode(prompts))
+        >>> cache["blocks.0.attn.hook_pattern"].shape
+        torch.Size([4, 1, 11, 11])
+    """
+
+    def __init__(self, cfg: TransformerConfig, *, seed: int = 0, initial_weights: Float[Tensor, "x y"] | None = None):
+        super().__init__()
+        self.cfg = cfg
+        if cfg.read_in == "linear":
+            d_in = cfg.d_vocab if cfg.prompt_format == "token_ids" else cfg.d_token
+            self.embed = nn.Parameter(torch.zeros(cast(int, d_in), cfg.d_model))
+            self.embed_bias = nn.Parameter(torch.zeros(cfg.d_model)) if cfg.read_bias else None
+        if cfg.positional_embedding_type == "standard":
+            self.pos_embed = nn.Parameter(torch.zeros(cfg.n_ctx, cfg.d_model))
+        elif cfg.d_pos and cfg.read_in == "linear":
+            self.pos_embed = nn.Parameter(torch.zeros(cfg.d_pos, cfg.d_model))
+        if cfg.prompt_format == "paired":
+            start = torch.zeros(cast(int, cfg.x_dim), cfg.y_dim)
+            self.register_buffer("initial_weights", start)
+        elif initial_weights is not None:
+            raise ValueError("initial_weights belong to the paired format: an x token has no place for -x W_0")
+        self.hook_embed = HookPoint()
+        if cfg.positional_embedding_type != "none":
+            self.hook_pos_embed = HookPoint()
+        if cfg.mlp_location == "input":
+            self.input_mlp = MLP(cfg)
+            self.hook_input_mlp_out = HookPoint()
+        blocks: list[Block] = []
+        for layer in range(cfg.n_layers):
+            blocks.append(Block(cfg, layer, blocks[0] if cfg.recurrent and blocks else None))
+        self.blocks = nn.ModuleList(blocks)
+        self.ln_final = LayerNorm(cfg) if cfg.final_norm else nn.Identity()
+        if cfg.read_out == "linear":
+            self.unembed = nn.Parameter(torch.zeros(cfg.d_model, cfg.d_out))
+            self.unembed_bias = nn.Parameter(torch.zeros(cfg.d_out)) if cfg.read_bias else None
+        self.setup()
+        self._watched = tuple(self.modules())
+        self.reset_parameters(seed)
+        self.to(device=cfg.device, dtype=cfg.torch_dtype)
+        if initial_weights is not None:
+            if initial_weights.shape != start.shape:
+                raise ValueError(
+                    f"initial_weights must be [x y] = {tuple(start.shape)}, got {tuple(initial_weights.shape)}"
+                )
+            self.initial_weights.copy_(initial_weights)
+
+    @torch.no_grad()
+    def reset_parameters(self, seed: int) -> None:
+        """Fresh weights, the same for the same seed: matrices random, biases 0, norm weights 1 (see the config)."""
+        generator = torch.Generator().manual_seed(seed)
+        for name, weight in self.named_parameters():
+            leaf = name.rsplit(".", 1)[-1]
+            if leaf.startswith("W_") or leaf in ("embed", "unembed", "pos_embed"):
+                std = self.cfg.initializer_range
+                if leaf in ("embed", "unembed"):
+                    ids = leaf == "embed" and self.cfg.prompt_format == "token_ids"
+                    std = 1 / math.sqrt(self.cfg.d_model if ids else weight.shape[0])
+                fresh = torch.empty(weight.shape, dtype=torch.float32)
+                nn.init.trunc_normal_(fresh, std=std, a=-2 * std, b=2 * std, generator=generator)
+                weight.copy_(fresh)
+
+    # ---- tokens in, outputs out ----
+
+    def forward(
+        self,
+        tokens: Float[Tensor, "batch pos d"] | Int[Tensor, "batch pos"] | Prompts,
+        *,
+        start_at_layer: int | None = None,
+        stop_at_layer: int | None = None,
+        rows: Rows = "all",
+    ) -> Float[Tensor, "batch row d_out"]:
+        """Outputs for tokens.
+
+        Args:
+            tokens: `[batch pos d_token]` (see `encode`), token ids `[batch pos]`, or prompts. With
+                `start_at_layer`, the residual stream `[batch pos d_model]` before that layer.
+            start_at_layer: begin before this block; negative numbers count from the end.
+            stop_at_layer: end before this block and return the residual stream there.
+            rows: which positions to return: "all", those of every "points" prediction, or the "query"'s only.
+
+        Returns:
+            `[batch row d_out]`: predictions before `decode`, or logits; or a residual stream `[batch pos d_model]`.
+
+        Raises:
+            ValueError: tokens of another width, more positions than the model has, or a layer that does not exist.
+        """
+        start, stop = self._layer("start_at_layer", start_at_layer, 0), self._layer("stop_at_layer", stop_at_layer, None)
+        if isinstance(tokens, Prompts):
+            tokens = self.encode(tokens)
+        if start is None:
+            raise AssertionError("unreachable: start has a default")
+        residual = self.embed_tokens(tokens) if start_at_layer is None else self._check_residual(tokens)
+        wanted = self._rows(rows, residual.shape[1]) if stop is None else slice(None)
+        last = self.cfg.n_layers if stop is None else stop
+        hooked = self.has_hooks()
+        for layer in range(start, last):
+            block = cast(Block, self.blocks[layer])
+            if hooked:
+                residual = block(residual)
+            else:
+                residual = fast_block(block, residual, wanted if layer == last - 1 else slice(None))
+        if stop is not None:
+            return residual
+        if hooked or start >= last:
+            residual = residual[:, wanted]
+        return self.read_out(residual)
+
+    def embed_tokens(self, tokens: Tensor) -> Float[Tensor, "batch pos d_model"]:
+        """Tokens as the residual stream before the first block: read-in, positions, input MLP."""
+        cfg = self.cfg
+        if cfg.prompt_format == "token_ids":
+            if tokens.ndim != 2 or tokens.is_floating_point():
+                raise ValueError(f"tokens must be ids [batch pos], got {tokens.dtype} {tuple(tokens.shape)}")
+            residual = self.embed[tokens]
+        else:
+            if tokens.ndim != 3 or tokens.shape[2] != cfg.d_token:
+                raise ValueError(f"tokens must be [batch pos {cfg.d_token}], got {tuple(tokens.shape)}")
+            if cfg.read_in == "identity":
+                residual = F.pad(tokens, (0, cfg.d_model - cfg.d_token))
+            else:
+                residual = tokens @ self.embed
+        if cfg.read_in == "linear" and self.embed_bias is not None:
+            residual = residual + self.embed_bias
+        residual = self.hook_embed(residual)
+        if cfg.positional_embedding_type != "none":
+            positions = self.positions(residual.shape[1])
+            residual = residual + self.hook_pos_embed(positions.expand(residual.shape[0], -1, -1))
+        if cfg.mlp_location == "input":
+            residual = residual + self.hook_input_mlp_out(self.input_mlp(residual))
+        return residual
+
+    def positions(self, n_pos: int) -> Float[Tensor, "pos d_model"]:
+        """What the positions add to the stream."""
+        cfg = self.cfg
+        if cfg.positional_embedding_type != "sinusoidal" and n_pos > cfg.n_ctx:
+            raise ValueError(f"{n_pos} positions, but this model has {cfg.n_ctx} ({cfg.positional_embedding_type})")
+        if cfg.positional_embedding_type == "standard":
+            return self.pos_embed[:n_pos]
+        device, dtype = torch.device(cfg.device), cfg.torch_dtype
+        if cfg.positional_embedding_type == "one_hot":
+            table = torch.eye(n_pos, cfg.d_pos, device=device, dtype=dtype)
+        else:
+            table = sinusoidal_positions(n_pos, cfg.d_pos).to(device, dtype)
+        if cfg.read_in == "linear":
+            return table @ self.pos_embed
+        return F.pad(table, (cfg.d_token, cfg.d_model - cfg.d_token - cfg.d_pos))
+
+    def read_out(self, residual: Float[Tensor, "batch row d_model"]) -> Float[Tensor, "batch row d_out"]:
+        """The final residual stream as outputs: final norm, then minus the y-dimensions or a linear map."""
+        residual = self.ln_final(residual)
+        if self.cfg.read_out == "identity":
+            return -residual[..., self.cfg.y_slot]
+        outputs = residual @ self.unembed
+        return outputs if self.unembed_bias is None else outputs + self.unembed_bias
+
+    # ---- prompts in, predictions out ----
+
+    def encode(self, prompts: Prompts) -> Float[Tensor, "prompt pos d_token"]:
+        """Prompts as tokens of this model, on its device and in its dtype.
+
+        Raises:
+            ValueError: the prompts' dimensions are not the model's.
+        """
+        cfg = self.cfg
+        if cfg.prompt_format != "token_ids" and (prompts.x_dim, prompts.y_dim) != (cfg.x_dim, cfg.y_dim):
+            raise ValueError(
+                f"the model takes x_dim={cfg.x_dim}, y_dim={cfg.y_dim}; "
+                f"the prompts have x_dim={prompts.x_dim}, y_dim={prompts.y_dim}"
+            )
+        prompts = prompts.to(cfg.device, cfg.torch_dtype)
+        return cfg.format.encode(prompts, self.initial_weights if cfg.prompt_format == "paired" else None)
+
+    def decode(self, outputs: Float[Tensor, "prompt pos d_out"]) -> Float[Tensor, "prompt point y"]:
+        """The predictions in the outputs at all positions: one point (the query) if paired, else every point."""
+        return outputs[:, self.cfg.format.prediction_positions(outputs.shape[1])]
+
+    def predict(self, prompts: Prompts, batch_size: int | None = None) -> Float[Tensor, "prompt y"]:
+        """The query's prediction; in batches of at most `batch_size` prompts, if given, to bound memory."""
+        if batch_size is not None and len(prompts) > batch_size:
+            return torch.cat([self.predict(part) for part in prompts.split(batch_size)])
+        return self.forward(prompts, rows="query")[:, -1]
+
+    def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
+        """The prediction of each point t from the points before it; the last one is the query's.
+
+        One pass where an earlier output cannot see later points (interleaved and causal), else one a prefix.
+        """
+        if self.cfg.prompt_format == "interleaved" and self.cfg.keys == "causal":
+            return self.forward(prompts, rows="points")
+        return torch.stack([self.predict(prompts.prefix(t)) for t in range(prompts.n_context + 1)], dim=1)
+
+    # ---- hooks ----
+
+    def has_hooks(self) -> bool:
+        """Whether anything is attached that the quick routes would miss: any torch hook on any part."""
+        return any(
+            m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks
+            for m in self._watched
+        )
+
+    def run_with_cache(self, *args: Any, return_cache_object: bool = True, **kwargs: Any) -> Any:
+        """Outputs and an `ActivationCache` of every hook (a plain dict with `return_cache_object=False`).
+
+        Arguments as in TransformerLens: `names_filter`, `device`, `incl_bwd`, `remove_batch_dim`, `pos_slice`.
+        """
+        try:
+            outputs, cache = super().run_with_cache(*args, **kwargs)
+        finally:
+            self.is_caching = False
+        if return_cache_object:
+            cache = ActivationCache(cache, self, has_batch_dim=not kwargs.get("remove_batch_dim", False))
+        return outputs, cache
+
+    def set_use_attn_result(self, use_attn_result: bool) -> None:
+        """Turn `attn.hook_result` (each head's output) on or off."""
+        self._replace_cfg(use_attn_result=use_attn_result)
+
+    # ---- weights, by TransformerLens' names ----
+
+    def _stack(self, part: str, name: str) -> Tensor:
+        return torch.stack([getattr(getattr(block, part), name) for block in self.blocks])
+
+    @property
+    def W_Q(self) -> Float[Tensor, "layer head d_model d_head"]:
+        """Query weights of all layers."""
+        return self._stack("attn", "W_Q")
+
+    @property
+    def W_K(self) -> Float[Tensor, "layer head d_model d_head"]:
+        """Key weights of all layers."""
+        return self._stack("attn", "W_K")
+
+    @property
+    def W_V(self) -> Float[Tensor, "layer head d_model d_head"]:
+        """Value weights of all layers."""
+        return self._stack("attn", "W_V")
+
+    @property
+    def W_O(self) -> Float[Tensor, "layer head d_head d_model"]:
+        """Output weights of all layers."""
+        return self._stack("attn", "W_O")
+
+    @property
+    def W_in(self) -> Float[Tensor, "layer d_model d_mlp"]:
+        """First MLP weights of all layers."""
+        return self._stack("mlp", "W_in")
+
+    @property
+    def W_out(self) -> Float[Tensor, "layer d_mlp d_model"]:
+        """Second MLP weights of all layers."""
+        return self._stack("mlp", "W_out")
+
+    @property
+    def QK(self) -> FactoredMatrix:
+        """`W_Q W_Kᵀ` `[layer head d_model d_model]`, the product W_KQ that scores are made of."""
+        return FactoredMatrix(self.W_Q, self.W_K.mT)
+
+    @property
+    def OV(self) -> FactoredMatrix:
+        """`W_V W_O` `[layer head d_model d_model]`, the product W_PV that a head writes by."""
+        return FactoredMatrix(self.W_V, self.W_O)
+
+    @property
+    def W_E(self) -> Float[Tensor, "token d_model"]:
+        """The read-in as a matrix."""
+        if self.cfg.read_in == "linear":
+            return self.embed
+        return torch.eye(self.cfg.d_token, self.cfg.d_model, device=self.cfg.device, dtype=self.cfg.torch_dtype)
+
+    @property
+    def W_U(self) -> Float[Tensor, "d_model d_out"]:
+        """The read-out as a matrix (without the final norm)."""
+        if self.cfg.read_out == "linear":
+            return self.unembed
+        eye = torch.eye(self.cfg.d_model, device=self.cfg.device, dtype=self.cfg.torch_dtype)
+        return -eye[:, self.cfg.y_slot]
+
+    # ---- the rest of TransformerLens' protocol ----
+
+    def to_tokens(self, prompts: Prompts | Tensor) -> Tensor:
+        """Prompts as tokens; tokens as they are."""
+        return self.encode(prompts) if isinstance(prompts, Prompts) else prompts
+
+    def to_single_token(self, token: Any) -> int:
+        """The id of a token, for vocabulary models."""
+        if self.cfg.prompt_format != "token_ids" or not isinstance(token, int):
+            raise ValueError(f"{token!r} is not a token id: this model has prompt_format={self.cfg.prompt_format!r}")
+        return token
+
+    def tokens_to_residual_directions(self, tokens: Int[Tensor, "*batch"] | int) -> Float[Tensor, "*batch d_model"]:
+        """The read-out direction of each output (a token id, or a dimension of y)."""
+        return self.W_U.T[tokens]
+
+    def accumulated_bias(
+        self, layer: int, mlp_input: bool = False, include_mlp_biases: bool = True
+    ) -> Float[Tensor, "d_model"]:
+        """Sum of the output biases of the blocks before `layer` (and its attention's, with `mlp_input`)."""
+        bias = torch.zeros(self.cfg.d_model, device=self.cfg.device, dtype=self.cfg.torch_dtype)
+        for index in range(min(layer + mlp_input, self.cfg.n_layers)):
+            block = cast(Block, self.blocks[index])
+            if self.cfg.attn_bias:
+                bias = bias + self.cfg.damping * block.attn.b_O
+            if self.cfg.block_mlp and include_mlp_biases and index < layer:
+                bias = bias + self.cfg.damping * block.mlp.b_out
+        return bias
+
+    # ---- housekeeping ----
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        result = super()._apply(fn, recurse)
+        weight = next((t for t in (*self.parameters(), *self.buffers()) if t.is_floating_point()), None)
+        if weight is not None:
+            names = {dtype: name for name, dtype in DTYPES.items()}
+            self._replace_cfg(device=str(weight.device), dtype=names.get(weight.dtype, self.cfg.dtype))
+        return result
+
+    def _replace_cfg(self, **changes: Any) -> None:
+        self.cfg = self.cfg.replace(**changes)
+        for module in self._watched:
+            if isinstance(getattr(module, "cfg", None), TransformerConfig):
+                module.cfg = self.cfg
+
+    def _rows(self, rows: Rows, n_pos: int) -> slice:
+        if rows == "all":
+            return slice(None)
+        if rows == "query":
+            return slice(n_pos - 1, n_pos)
+        return self.cfg.format.prediction_positions(n_pos)
+
+    def _layer(self, name: str, layer: int | None, default: int | None) -> int | None:
+        if layer is None:
+            return default
+        n = self.cfg.n_layers
+        if not -n <= layer <= n:
+            raise ValueError(f"{name}={layer}, but the model has layers 0 to {n - 1}")
+        return layer + n if layer < 0 else layer
+
+    def _check_residual(self, residual: Tensor) -> Tensor:
+        if residual.ndim != 3 or residual.shape[2] != self.cfg.d_model:
+            raise ValueError(
+                f"with start_at_layer the input is a residual stream [batch pos {self.cfg.d_model}], "
+                f"got {tuple(residual.shape)}"
+            )
+        return residual
+
+
+def sinusoidal_positions(n_pos: int, d_pos: int) -> Float[Tensor, "pos d_pos"]:
+    """Sines and cosines of geometrically spaced wavelengths, float64 (Vaswani et al. 2017, section 3.5)."""
+    index = torch.arange(d_pos)
+    wavelengths = 10000.0 ** (2 * (index // 2).double() / d_pos)
+    angles = torch.arange(n_pos).double()[:, None] / wavelengths
+    return torch.where(index % 2 == 0, angles.sin(), angles.cos())

@@ -1,0 +1,284 @@
+"""Prompts, and the formats that lay them out as tokens.
+
+A prompt is a context of points `(x_i, y_i)` and one query point whose `y` is to be predicted.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Self
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+PromptFormatName = Literal["paired", "interleaved"]
+
+
+class Points(NamedTuple):
+    """Inputs and targets of some points: the context `[prompt point x]`, or the query `[prompt x]`."""
+
+    xs: Tensor
+    ys: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Prompts:
+    """A batch of in-context regression prompts. The last point of each is the query.
+
+    Tensors are kept as they are (no copy, gradients flow); numpy arrays are wrapped.
+
+    Shapes: xs `[prompt point x]`, ys `[prompt point y]`, with `n_context + 1` points.
+
+    Raises:
+        TypeError: xs or ys is not a floating-point tensor or array, or their dtypes or devices differ.
+        ValueError: wrong number of axes, sizes that disagree, no point at all, or a value that is not finite.
+
+    Example:
+        >>> prompts = Prompts(np.zeros((4, 11, 10)), np.zeros((4, 11, 1)))
+        >>> prompts.n_context, prompts.query.xs.shape
+        (10, torch.Size([4, 10]))
+    """
+
+    xs: Float[Tensor, "prompt point x"]
+    ys: Float[Tensor, "prompt point y"]
+
+    def __init__(self, xs: Tensor | np.ndarray, ys: Tensor | np.ndarray):
+        xs, ys = _as_float_tensor("xs", xs), _as_float_tensor("ys", ys)
+        if xs.ndim != 3 or ys.ndim != 3:
+            hint = "; give ys a last axis: ys[..., None]" if ys.ndim == 2 else ""
+            raise ValueError(
+                f"Prompts needs xs [prompt point x] and ys [prompt point y], got shapes {tuple(xs.shape)} "
+                f"and {tuple(ys.shape)}{hint}"
+            )
+        if xs.shape[:2] != ys.shape[:2]:
+            raise ValueError(f"xs {tuple(xs.shape)} and ys {tuple(ys.shape)} differ in prompts or points")
+        if xs.shape[1] == 0 or xs.shape[2] == 0 or ys.shape[2] == 0:
+            raise ValueError(
+                f"a prompt has at least one point (the query), one input and one target dimension; "
+                f"got xs {tuple(xs.shape)}, ys {tuple(ys.shape)}"
+            )
+        if xs.dtype != ys.dtype or xs.device != ys.device:
+            raise TypeError(
+                f"xs ({xs.dtype}, {xs.device}) and ys ({ys.dtype}, {ys.device}) need the same dtype and device"
+            )
+        for name, values in (("xs", xs), ("ys", ys)):
+            finite = values.detach().isfinite()
+            if not finite.all():
+                prompt, point, _ = (~finite).nonzero()[0].tolist()
+                raise ValueError(f"{name} has a value that is not finite, first in prompt {prompt}, point {point}")
+        object.__setattr__(self, "xs", xs)
+        object.__setattr__(self, "ys", ys)
+
+    def __repr__(self) -> str:
+        return (
+            f"Prompts(n_prompts={len(self)}, n_context={self.n_context}, x_dim={self.x_dim}, y_dim={self.y_dim}, "
+            f"dtype={self.dtype}, device='{self.device}')"
+        )
+
+    def __len__(self) -> int:
+        return self.xs.shape[0]
+
+    def __getitem__(self, index: slice | Tensor | Sequence[int]) -> Self:
+        """Some of the prompts, by slice, list of indices or boolean mask."""
+        return type(self)(self.xs[index], self.ys[index])
+
+    @property
+    def n_context(self) -> int:
+        """Number of context points, the query not counted."""
+        return self.xs.shape[1] - 1
+
+    @property
+    def x_dim(self) -> int:
+        """Dimension of the inputs."""
+        return self.xs.shape[2]
+
+    @property
+    def y_dim(self) -> int:
+        """Dimension of the targets."""
+        return self.ys.shape[2]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Common dtype of xs and ys."""
+        return self.xs.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Common device of xs and ys."""
+        return self.xs.device
+
+    @property
+    def context(self) -> Points:
+        """The context points: xs `[prompt point x]`, ys `[prompt point y]`."""
+        return Points(self.xs[:, :-1], self.ys[:, :-1])
+
+    @property
+    def query(self) -> Points:
+        """The query: xs `[prompt x]`, ys `[prompt y]` (the target that learners do not see)."""
+        return Points(self.xs[:, -1], self.ys[:, -1])
+
+    def prefix(self, n_context: int) -> Self:
+        """The prompts cut after `n_context` context points: point number `n_context` becomes the query."""
+        if not 0 <= n_context <= self.n_context:
+            raise ValueError(f"prefix({n_context}): these prompts have 0 to {self.n_context} context points")
+        return type(self)(self.xs[:, : n_context + 1], self.ys[:, : n_context + 1])
+
+    def permuted(
+        self, order: Int[Tensor, "*prompt point"] | Sequence[int] | None = None, *, seed: int | None = None
+    ) -> Self:
+        """The same prompts with their context points in another order; the query stays last.
+
+        Args:
+            order: indices of the context points, `[point]` for all prompts alike or `[prompt point]`.
+            seed: instead of `order`, an independent random order for each prompt.
+
+        Raises:
+            ValueError: neither or both are given, or a row of `order` is no permutation.
+        """
+        if (order is None) == (seed is None):
+            raise ValueError("permuted() needs an order or a seed, and not both")
+        if order is None:
+            assert seed is not None
+            generator = torch.Generator().manual_seed(seed)
+            order = torch.rand(len(self), self.n_context, generator=generator).argsort(dim=1)
+        order = torch.as_tensor(order, dtype=torch.long).to(self.device)
+        if order.ndim == 1:
+            order = order.expand(len(self), -1)
+        expected = torch.arange(self.n_context, device=self.device)
+        if order.shape != (len(self), self.n_context) or not (order.sort(dim=1).values == expected).all():
+            raise ValueError(
+                f"order must hold each of 0 to {self.n_context - 1} once, as [point] or [prompt point]; "
+                f"got shape {tuple(order.shape)}"
+            )
+        query = torch.full((len(self), 1), self.n_context, device=self.device)
+        index = torch.cat([order, query], dim=1)
+        rows = torch.arange(len(self), device=self.device)[:, None]
+        return type(self)(self.xs[rows, index], self.ys[rows, index])
+
+    def with_query(self, xs: Float[Tensor, "prompt x"]) -> Self:
+        """The same contexts and targets with other query inputs (for sensitivities: `xs` may require grad)."""
+        return type(self)(torch.cat([self.xs[:, :-1], xs[:, None]], dim=1), self.ys)
+
+    @classmethod
+    def concatenate(cls, prompts: Sequence[Self]) -> Self:
+        """Several batches of equally shaped prompts as one batch."""
+        if not prompts:
+            raise ValueError("concatenate() needs at least one batch of prompts")
+        shapes = {(p.n_context, p.x_dim, p.y_dim) for p in prompts}
+        if len(shapes) > 1:
+            raise ValueError(f"prompts of different (n_context, x_dim, y_dim) cannot be concatenated: {sorted(shapes)}")
+        return cls(torch.cat([p.xs for p in prompts]), torch.cat([p.ys for p in prompts]))
+
+    def __add__(self, other: Self) -> Self:
+        return type(self).concatenate([self, other])
+
+    def split(self, size: int) -> list[Self]:
+        """Batches of at most `size` prompts, in order."""
+        if size < 1:
+            raise ValueError(f"split({size}): a batch holds at least one prompt")
+        return [self[start : start + size] for start in range(0, len(self), size)]
+
+    def to(self, *args, **kwargs) -> Self:
+        """On another device or in another dtype; arguments as for `Tensor.to`."""
+        return type(self)(self.xs.to(*args, **kwargs), self.ys.to(*args, **kwargs))
+
+
+def _as_float_tensor(name: str, values: Tensor | np.ndarray) -> Tensor:
+    if isinstance(values, np.ndarray):
+        values = torch.from_numpy(values)
+    if not isinstance(values, Tensor):
+        raise TypeError(f"{name} must be a torch tensor or a numpy array, got {type(values).__name__}")
+    if not values.is_floating_point():
+        raise TypeError(f"{name} must be floating point, got {values.dtype}: convert it first, e.g. {name}.float()")
+    return values
+
+
+@dataclass(frozen=True)
+class Paired:
+    """One token `(x_i, y_i)` a point; the query's is `(x_q, -x_q W_0)`, with `W_0 = 0` by default.
+
+    The one prediction is read at the last token. Source: von Oswald et al. 2023, section 2.
+    """
+
+    x_dim: int
+    y_dim: int
+
+    @property
+    def d_token(self) -> int:
+        """Width of a token: x_dim + y_dim."""
+        return self.x_dim + self.y_dim
+
+    def n_tokens(self, n_context: int) -> int:
+        """The context points and the query."""
+        return n_context + 1
+
+    def encode(
+        self, prompts: Prompts, initial_weights: Float[Tensor, "x y"] | None = None
+    ) -> Float[Tensor, "prompt pos d_token"]:
+        """Tokens `(x, y)`; the query's target is left out."""
+        query = prompts.query.xs
+        if initial_weights is None:
+            start = query.new_zeros(len(prompts), prompts.y_dim)
+        else:
+            start = -query @ initial_weights.to(prompts.device, prompts.dtype)
+        return torch.cat([prompts.xs, torch.cat([prompts.ys[:, :-1], start[:, None]], dim=1)], dim=2)
+
+    def prediction_positions(self, n_tokens: int) -> slice:
+        """The last token only."""
+        return slice(n_tokens - 1, n_tokens)
+
+    def labels(self, n_context: int) -> list[str]:
+        """`(x1, y1)`, ..., `(query, ?)`."""
+        return [f"(x{i + 1}, y{i + 1})" for i in range(n_context)] + ["(query, ?)"]
+
+
+@dataclass(frozen=True)
+class Interleaved:
+    """x and y in alternate tokens, each zero-padded to the wider of the two; the query's y is left out.
+
+    Point t is predicted at its own x token, from the points before it. Source: Garg et al. 2022;
+    Fu et al. 2024, section 3.
+    """
+
+    x_dim: int
+    y_dim: int
+
+    @property
+    def d_token(self) -> int:
+        """Width of a token: the larger of x_dim and y_dim."""
+        return max(self.x_dim, self.y_dim)
+
+    def n_tokens(self, n_context: int) -> int:
+        """Two for a context point, one for the query."""
+        return 2 * n_context + 1
+
+    def encode(
+        self, prompts: Prompts, initial_weights: Float[Tensor, "x y"] | None = None
+    ) -> Float[Tensor, "prompt pos d_token"]:
+        """Tokens `x_1, y_1, x_2, y_2, ..., x_q`, zero-padded."""
+        if initial_weights is not None:
+            raise ValueError("initial_weights belong to the paired format: an x token has no place for -x W_0")
+        tokens = prompts.xs.new_zeros(len(prompts), self.n_tokens(prompts.n_context), self.d_token)
+        tokens[:, 0::2, : self.x_dim] = prompts.xs
+        tokens[:, 1::2, : self.y_dim] = prompts.ys[:, :-1]
+        return tokens
+
+    def prediction_positions(self, n_tokens: int) -> slice:
+        """Every x token."""
+        return slice(0, n_tokens, 2)
+
+    def labels(self, n_context: int) -> list[str]:
+        """`x1`, `y1`, `x2`, ..., `query`."""
+        return [f"{axis}{i + 1}" for i in range(n_context) for axis in "xy"] + ["query"]
+
+
+PromptFormat = Paired | Interleaved
+
+
+def prompt_format(name: PromptFormatName, *, x_dim: int, y_dim: int) -> PromptFormat:
+    """The format of that name: "paired" or "interleaved"."""
+    formats = {"paired": Paired, "interleaved": Interleaved}
+    if name not in formats:
+        raise ValueError(f"prompt_format {name!r} is not one of {sorted(formats)}")
+    return formats[name](x_dim=x_dim, y_dim=y_dim)
