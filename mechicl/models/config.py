@@ -325,7 +325,10 @@ class TransformerConfig:
 
     def replace(self, **changes: Any) -> Self:
         """A copy with some fields changed; fields that were left to their default follow the change."""
-        return type(self)(**(self._given | changes))
+        given = dict(self._given)
+        if {"n_context", "prompt_format"} & set(changes):
+            given["n_ctx"] = None
+        return type(self)(**(given | changes))
 
     def as_given(self) -> Self:
         """The config before its defaults were filled in, for a command line to change fields of. Not for models."""
