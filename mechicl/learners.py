@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float
@@ -56,16 +57,32 @@ class Trajectory:
         return self.predictions[:, :, -1]
 
     def squared_errors(self, prompts: Prompts) -> Float[Tensor, "step prompt point"]:
-        """Squared error of each prediction, summed over the target's dimensions."""
-        return (self.predictions - prompts.ys).square().sum(-1)
+        """Squared error of each prediction, summed over the target's dimensions.
+
+        A trajectory of the query alone (one point) is compared with the query's target.
+
+        Raises:
+            ValueError: the predictions are not of these prompts (another number of prompts, points or targets).
+        """
+        targets = prompts.ys[:, -1:] if self.predictions.shape[2] == 1 else prompts.ys
+        if self.predictions.shape[1:] != targets.shape:
+            raise ValueError(
+                f"predictions [step prompt point y] of shape {tuple(self.predictions.shape)} are not of {prompts}"
+            )
+        return (self.predictions - targets).square().sum(-1)
 
 
 Algorithm = Callable[..., Trajectory]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class AlgorithmLearner:
     """An algorithm with its hyperparameters, as a learner: its last requested step is its prediction.
+
+    Attributes:
+        algorithm: takes prompts and the hyperparameters, and returns a `Trajectory`; where only the query's
+            prediction is wanted, it is also given `points="query"`.
+        hyperparameters: keyword arguments of every call.
 
     Example:
         >>> from mechicl import algorithms
@@ -87,7 +104,7 @@ class AlgorithmLearner:
 
     def predict(self, prompts: Prompts) -> Float[Tensor, "prompt y"]:
         """The query's prediction after the last step."""
-        return self.algorithm(prompts, **self.hyperparameters, points="query").predictions[-1, :, -1]
+        return self.algorithm(prompts, **{**self.hyperparameters, "points": "query"}).predictions[-1, :, -1]
 
     def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
         """Every point's prediction after the last step."""
@@ -114,7 +131,9 @@ class Interval:
 
     def __str__(self) -> str:
         digits = 4 if not self.half_width or not math.isfinite(self.half_width) else 2 - _magnitude(self.half_width)
-        digits = min(max(digits, 0), 12)
+        if digits > 12:  # differences at the level of rounding
+            return f"{self.mean:.3g} ± {self.half_width:.2g}"
+        digits = max(digits, 0)
         return f"{self.mean:.{digits}f} ± {self.half_width:.{digits}f}"
 
     @property
@@ -145,7 +164,7 @@ def interval(samples: Tensor, level: float = 0.95) -> Interval:
     """
     if not 0 < level < 1:
         raise ValueError(f"level must be strictly between 0 and 1, got {level}")
-    values = samples.detach().double().flatten()
+    values = samples.detach().cpu().double().flatten()
     n = values.numel()
     mean = values.mean().item() if n else math.nan
     if n < 2:
@@ -174,9 +193,32 @@ class Samples:
                 yield field.name, value
 
     def intervals(self, level: float = 0.95) -> dict[str, Interval]:
-        """Mean and confidence interval of each field over all its entries."""
-        return {name: interval(value, level) for name, value in self.tensors()}
+        """Mean and confidence interval of each field over its samples.
+
+        Leading axes are averaged first: the entries of one sample are not independent, so they do not count as more
+        samples. For the interval of one entry take e.g. `interval(result.field[0])`.
+        """
+        return {name: interval(_sample_means(value), level) for name, value in self.tensors()}
 
     def to_dataframe(self) -> pd.DataFrame:
-        """One row a sample, one column a field."""
-        return pd.DataFrame({name: value.detach().cpu().flatten().numpy() for name, value in self.tensors()})
+        """One row a sample, one column a field; a field with leading axes has a column an entry, `name[0,1]`.
+
+        Raises:
+            ValueError: the fields differ in their number of samples.
+        """
+        columns = {}
+        for name, value in self.tensors():
+            entries = torch.atleast_1d(value.detach().cpu())
+            if entries.dtype == torch.bfloat16:  # numpy has no such type
+                entries = entries.float()
+            for place in np.ndindex(*entries.shape[:-1]):
+                label = f"{name}[{','.join(map(str, place))}]" if place else name
+                columns[label] = entries[place].numpy()
+        return pd.DataFrame(columns)
+
+
+def _sample_means(value: Tensor) -> Tensor:
+    value = value.detach().cpu().double()
+    while value.ndim > 1:
+        value = value.mean(0)
+    return value

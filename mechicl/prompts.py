@@ -5,7 +5,7 @@ A prompt is a context of points `(x_i, y_i)` and one query point whose `y` is to
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Self
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -26,7 +26,8 @@ class Points(NamedTuple):
 class Prompts:
     """A batch of in-context regression prompts. The last point of each is the query.
 
-    Tensors are kept as they are (no copy, gradients flow); numpy arrays are wrapped.
+    Tensors are kept as they are (no copy, gradients flow); numpy arrays are wrapped, or copied where torch cannot
+    share their memory.
 
     Shapes: xs `[prompt point x]`, ys `[prompt point y]`, with `n_context + 1` points.
 
@@ -79,9 +80,17 @@ class Prompts:
     def __len__(self) -> int:
         return self.xs.shape[0]
 
-    def __getitem__(self, index: slice | Tensor | Sequence[int]) -> Self:
-        """Some of the prompts, by slice, list of indices or boolean mask."""
-        return type(self)(self.xs[index], self.ys[index])
+    def __getitem__(self, index: slice | Tensor | Sequence[int]) -> "Prompts":
+        """Some of the prompts, by slice, indices or boolean mask.
+
+        Raises:
+            TypeError: one number, or a tensor of several axes: the result would not be a batch.
+        """
+        if isinstance(index, int) or (isinstance(index, Tensor) and index.ndim != 1):
+            raise TypeError("prompts are picked by a slice, indices or a mask; one of them is prompts[i : i + 1]")
+        if not isinstance(index, slice | Tensor):  # as it is, a tuple would index two axes
+            index = torch.as_tensor(index, dtype=None if len(index) else torch.long)
+        return Prompts(self.xs[index], self.ys[index])
 
     @property
     def n_context(self) -> int:
@@ -118,15 +127,15 @@ class Prompts:
         """The query: xs `[prompt x]`, ys `[prompt y]` (the target that learners do not see)."""
         return Points(self.xs[:, -1], self.ys[:, -1])
 
-    def prefix(self, n_context: int) -> Self:
+    def prefix(self, n_context: int) -> "Prompts":
         """The prompts cut after `n_context` context points: point number `n_context` becomes the query."""
         if not 0 <= n_context <= self.n_context:
             raise ValueError(f"prefix({n_context}): these prompts have 0 to {self.n_context} context points")
-        return type(self)(self.xs[:, : n_context + 1], self.ys[:, : n_context + 1])
+        return Prompts(self.xs[:, : n_context + 1], self.ys[:, : n_context + 1])
 
     def permuted(
         self, order: Int[Tensor, "*prompt point"] | Sequence[int] | None = None, *, seed: int | None = None
-    ) -> Self:
+    ) -> "Prompts":
         """The same prompts with their context points in another order; the query stays last.
 
         Args:
@@ -142,26 +151,26 @@ class Prompts:
             assert seed is not None
             generator = torch.Generator().manual_seed(seed)
             order = torch.rand(len(self), self.n_context, generator=generator).argsort(dim=1)
-        order = torch.as_tensor(order, dtype=torch.long).to(self.device)
+        order = torch.as_tensor(order).to(self.device)
         if order.ndim == 1:
             order = order.expand(len(self), -1)
         expected = torch.arange(self.n_context, device=self.device)
         if order.shape != (len(self), self.n_context) or not (order.sort(dim=1).values == expected).all():
             raise ValueError(
-                f"order must hold each of 0 to {self.n_context - 1} once, as [point] or [prompt point]; "
+                f"order must hold each of the {self.n_context} context points once, as [point] or [prompt point]; "
                 f"got shape {tuple(order.shape)}"
             )
         query = torch.full((len(self), 1), self.n_context, device=self.device)
-        index = torch.cat([order, query], dim=1)
+        index = torch.cat([order.long(), query], dim=1)
         rows = torch.arange(len(self), device=self.device)[:, None]
-        return type(self)(self.xs[rows, index], self.ys[rows, index])
+        return Prompts(self.xs[rows, index], self.ys[rows, index])
 
-    def with_query(self, xs: Float[Tensor, "prompt x"]) -> Self:
+    def with_query(self, xs: Float[Tensor, "prompt x"]) -> "Prompts":
         """The same contexts and targets with other query inputs (for sensitivities: `xs` may require grad)."""
-        return type(self)(torch.cat([self.xs[:, :-1], xs[:, None]], dim=1), self.ys)
+        return Prompts(torch.cat([self.xs[:, :-1], xs[:, None]], dim=1), self.ys)
 
     @classmethod
-    def concatenate(cls, prompts: Sequence[Self]) -> Self:
+    def concatenate(cls, prompts: "Sequence[Prompts]") -> "Prompts":
         """Several batches of equally shaped prompts as one batch."""
         if not prompts:
             raise ValueError("concatenate() needs at least one batch of prompts")
@@ -170,28 +179,37 @@ class Prompts:
             raise ValueError(f"prompts of different (n_context, x_dim, y_dim) cannot be concatenated: {sorted(shapes)}")
         return cls(torch.cat([p.xs for p in prompts]), torch.cat([p.ys for p in prompts]))
 
-    def __add__(self, other: Self) -> Self:
-        return type(self).concatenate([self, other])
+    def __add__(self, other: "Prompts") -> "Prompts":
+        return Prompts.concatenate([self, other])
 
-    def split(self, size: int) -> list[Self]:
-        """Batches of at most `size` prompts, in order."""
+    def split(self, size: int) -> "list[Prompts]":
+        """Batches of at most `size` prompts, in order; one empty batch if there are none, as `Tensor.split`."""
         if size < 1:
             raise ValueError(f"split({size}): a batch holds at least one prompt")
-        return [self[start : start + size] for start in range(0, len(self), size)]
+        return [self[start : start + size] for start in range(0, max(len(self), 1), size)]
 
-    def to(self, *args, **kwargs) -> Self:
+    def to(self, *args, **kwargs) -> "Prompts":
         """On another device or in another dtype; arguments as for `Tensor.to`."""
-        return type(self)(self.xs.to(*args, **kwargs), self.ys.to(*args, **kwargs))
+        return Prompts(self.xs.to(*args, **kwargs), self.ys.to(*args, **kwargs))
 
 
 def _as_float_tensor(name: str, values: Tensor | np.ndarray) -> Tensor:
     if isinstance(values, np.ndarray):
+        # torch shares only memory that it may write to, in the machine's byte order, with no axis reversed.
+        if not (values.flags.writeable and values.dtype.isnative and all(s >= 0 for s in values.strides)):
+            values = values.astype(values.dtype.newbyteorder("="), order="C")
         values = torch.from_numpy(values)
     if not isinstance(values, Tensor):
         raise TypeError(f"{name} must be a torch tensor or a numpy array, got {type(values).__name__}")
     if not values.is_floating_point():
         raise TypeError(f"{name} must be floating point, got {values.dtype}: convert it first, e.g. {name}.float()")
     return values
+
+
+def _require_dims(layout: "PromptFormat", prompts: Prompts) -> None:
+    """Prompts of other dimensions would be broadcast, or take the place of each other's entries, unnoticed."""
+    if (prompts.x_dim, prompts.y_dim) != (layout.x_dim, layout.y_dim):
+        raise ValueError(f"{layout} cannot encode prompts with x_dim={prompts.x_dim}, y_dim={prompts.y_dim}")
 
 
 @dataclass(frozen=True)
@@ -216,7 +234,12 @@ class Paired:
     def encode(
         self, prompts: Prompts, initial_weights: Float[Tensor, "x y"] | None = None
     ) -> Float[Tensor, "prompt pos d_token"]:
-        """Tokens `(x, y)`; the query's target is left out."""
+        """Tokens `(x, y)`; the query's target is left out.
+
+        Raises:
+            ValueError: the prompts have other dimensions than the format.
+        """
+        _require_dims(self, prompts)
         query = prompts.query.xs
         if initial_weights is None:
             start = query.new_zeros(len(prompts), prompts.y_dim)
@@ -256,7 +279,12 @@ class Interleaved:
     def encode(
         self, prompts: Prompts, initial_weights: Float[Tensor, "x y"] | None = None
     ) -> Float[Tensor, "prompt pos d_token"]:
-        """Tokens `x_1, y_1, x_2, y_2, ..., x_q`, zero-padded."""
+        """Tokens `x_1, y_1, x_2, y_2, ..., x_q`, zero-padded.
+
+        Raises:
+            ValueError: the prompts have other dimensions than the format, or initial weights are given.
+        """
+        _require_dims(self, prompts)
         if initial_weights is not None:
             raise ValueError("initial_weights belong to the paired format: an x token has no place for -x W_0")
         tokens = prompts.xs.new_zeros(len(prompts), self.n_tokens(prompts.n_context), self.d_token)

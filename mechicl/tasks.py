@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, Protocol, Self, get_args, runtime_checkable
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -42,7 +42,7 @@ class Task(Protocol):
         """A batch of prompts, each of a task of its own."""
         ...
 
-    def replace(self, **changes: Any) -> Self:
+    def replace(self, **changes: Any) -> "Task":
         """A copy with some fields changed."""
         ...
 
@@ -59,9 +59,9 @@ class LinearRegression:
         n_context: number of context points; the query comes on top.
         y_dim: dimension of the targets.
         inputs: distribution of the inputs: "uniform" on (-1/2, 1/2) per coordinate, "gaussian" with unit variance,
-            "exponential" with rate 1, "laplace" with scale 1, "sphere" (the unit sphere), or "gamma_sphere" (a direction
-            on the sphere times the root of a Gamma(0.1, scale 10) variable, as Ahn et al. 2023). A tuple of
-            names draws one of them for each prompt (von Oswald et al. 2023, A.2, uses three).
+            "exponential" with rate 1, "laplace" with scale 1, "sphere" (the unit sphere), or "gamma_sphere" (a point
+            of the sphere times the root of a Gamma(0.1, scale 10) variable, as Ahn et al. 2024). A tuple of names
+            draws one of them for each prompt (von Oswald et al. 2023, A.2, uses three).
         input_scale: factor on all inputs.
         covariance: second-moment matrix that Gaussian inputs get, as a tuple of rows.
         condition_number: gives Gaussian inputs the covariance eigenvalues `condition_number ** (i / (x_dim - 1))`,
@@ -103,7 +103,8 @@ class LinearRegression:
     active_dims: int | None = None
 
     def __post_init__(self):
-        _require_at_least(self, x_dim=1, n_context=0, y_dim=1, input_scale=0, weight_scale=0, noise_std=0)
+        _require_whole(self, x_dim=1, n_context=0, y_dim=1, eigenbasis_seed=0, n_distractors=0)
+        _require_finite(self, "input_scale", "weight_scale", "noise_std", least=0.0)
         names = (self.inputs,) if isinstance(self.inputs, str) else self.inputs
         unknown = [name for name in names if name not in get_args(InputDistribution)]
         if unknown or not names:
@@ -117,18 +118,24 @@ class LinearRegression:
             raise ValueError(f"eigenbasis {self.eigenbasis!r} is not one of 'axes', 'shared', 'per_task'")
         if self.eigenbasis != "axes" and self.condition_number is None and self.eigenvalues is None:
             raise ValueError(f"eigenbasis={self.eigenbasis!r} needs a condition_number or eigenvalues to rotate")
-        if self.condition_number is not None and not self.condition_number >= 1:
-            raise ValueError(f"condition_number must be at least 1, got {self.condition_number}")
-        if self.eigenvalues is not None and (len(self.eigenvalues) != self.x_dim or not min(self.eigenvalues) >= 0):
-            raise ValueError(f"eigenvalues must be {self.x_dim} numbers >= 0, got {self.eigenvalues}")
+        if self.condition_number is not None:
+            _require_finite(self, "condition_number", least=1.0)
+        if self.eigenvalues is not None and (
+            len(self.eigenvalues) != self.x_dim or not all(_is_finite(v) and v >= 0 for v in self.eigenvalues)
+        ):
+            raise ValueError(f"eigenvalues must be {self.x_dim} finite numbers >= 0, got {self.eigenvalues}")
         if self.covariance is not None:
             _covariance_root(self.covariance, self.x_dim)
-        if not 0 <= self.n_distractors <= self.n_context:
+        if not isinstance(self.query_noise, bool):
+            raise ValueError(f"query_noise must be True or False, got {self.query_noise!r}")
+        if self.n_distractors > self.n_context:
             raise ValueError(f"n_distractors must be 0 to n_context={self.n_context}, got {self.n_distractors}")
-        if self.active_dims is not None and not 1 <= self.active_dims <= self.x_dim:
-            raise ValueError(f"active_dims must be 1 to x_dim={self.x_dim}, got {self.active_dims}")
+        if self.active_dims is not None:
+            _require_whole(self, active_dims=1)
+            if self.active_dims > self.x_dim:
+                raise ValueError(f"active_dims must be 1 to x_dim={self.x_dim}, got {self.active_dims}")
 
-    def replace(self, **changes: Any) -> Self:
+    def replace(self, **changes: Any) -> "LinearRegression":
         """A copy with some fields changed, e.g. a shifted one for out-of-distribution tests."""
         return dataclasses.replace(self, **changes)
 
@@ -148,13 +155,14 @@ class LinearRegression:
             seed: starts a new generator on `device`; the same seed gives the same bits there.
             generator: draws from this one instead, on its own device.
             device: where to sample; by default the generator's, else the CPU.
-            dtype: floating-point type of the prompts.
+            dtype: floating-point type of the prompts. Half precision is float32 rounded at the end.
 
         Raises:
-            ValueError: neither or both of seed and generator, or a negative number of prompts.
+            TypeError: dtype is not floating point.
+            ValueError: neither or both of seed and generator, a generator on another device, or a negative number
+                of prompts.
         """
-        generator = _generator(n_prompts, seed, generator, device)
-        draw = _Draw(generator, dtype)
+        draw = _Draw(_generator(n_prompts, seed, generator, device), _drawing_dtype(dtype))
         xs = self._sample_inputs(n_prompts, draw)
         weights = draw.normal(n_prompts, self.x_dim, self.y_dim).mul_(self.weight_scale)
         ys = xs @ weights
@@ -167,7 +175,7 @@ class LinearRegression:
             if not self.query_noise:
                 noise[:, -1] = 0
             ys = ys + noise
-        return Prompts(xs, ys)
+        return Prompts(xs.to(dtype), ys.to(dtype))
 
     def _sample_inputs(self, n_prompts: int, draw: "_Draw") -> Float[Tensor, "prompt point x"]:
         shape = (n_prompts, self.n_context + 1, self.x_dim)
@@ -227,11 +235,11 @@ class SineRegression:
     phase_range: tuple[float, float] = (0.0, math.pi)
 
     def __post_init__(self):
-        _require_at_least(self, n_context=0)
+        _require_whole(self, n_context=0)
         for name in ("x_range", "amplitude_range", "phase_range"):
-            low, high = getattr(self, name)
-            if not low <= high:
-                raise ValueError(f"{name} must be (low, high) with low <= high, got {(low, high)}")
+            ends = getattr(self, name)
+            if len(ends) != 2 or not all(map(_is_finite, ends)) or ends[0] > ends[1]:
+                raise ValueError(f"{name} must be (low, high), finite, with low <= high, got {ends}")
 
     @property
     def x_dim(self) -> int:
@@ -243,7 +251,7 @@ class SineRegression:
         """One target."""
         return 1
 
-    def replace(self, **changes: Any) -> Self:
+    def replace(self, **changes: Any) -> "SineRegression":
         """A copy with some fields changed."""
         return dataclasses.replace(self, **changes)
 
@@ -257,7 +265,7 @@ class SineRegression:
         dtype: torch.dtype = torch.float32,
     ) -> Prompts:
         """Prompts of independent sine waves; arguments as for `LinearRegression.sample`."""
-        draw = _Draw(_generator(n_prompts, seed, generator, device), dtype)
+        draw = _Draw(_generator(n_prompts, seed, generator, device), _drawing_dtype(dtype))
 
         def between(interval: tuple[float, float], *shape: int) -> Tensor:
             low, high = interval
@@ -266,7 +274,7 @@ class SineRegression:
         xs = between(self.x_range, n_prompts, self.n_context + 1, 1)
         amplitude = between(self.amplitude_range, n_prompts, 1, 1)
         phase = between(self.phase_range, n_prompts, 1, 1)
-        return Prompts(xs, amplitude * torch.sin(xs + phase))
+        return Prompts(xs.to(dtype), (amplitude * torch.sin(xs + phase)).to(dtype))
 
 
 @dataclass(frozen=True)
@@ -286,7 +294,7 @@ class FixedTasks:
     seed: int = 0
 
     def __post_init__(self):
-        _require_at_least(self, n_tasks=1)
+        _require_whole(self, n_tasks=1, seed=0)
 
     @property
     def x_dim(self) -> int:
@@ -308,7 +316,7 @@ class FixedTasks:
         """All of them, float64 on the CPU."""
         return self.task.sample(self.n_tasks, seed=self.seed, dtype=torch.float64)
 
-    def replace(self, **changes: Any) -> Self:
+    def replace(self, **changes: Any) -> "FixedTasks":
         """A copy with some fields changed."""
         return dataclasses.replace(self, **changes)
 
@@ -321,7 +329,10 @@ class FixedTasks:
         device: torch.device | str | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> Prompts:
-        """A minibatch: without repeats while it can be (so `n_tasks` of them are the whole set), else with."""
+        """A minibatch: without repeats while it can be (so `n_tasks` of them are the whole set), else with.
+
+        Arguments and errors as for `LinearRegression.sample`.
+        """
         generator = _generator(n_prompts, seed, generator, device)
         device = generator.device
         if n_prompts <= self.n_tasks:
@@ -346,18 +357,23 @@ def task_from_dict(data: dict[str, Any]) -> LinearRegression | SineRegression | 
     """The task that `task_to_dict` wrote.
 
     Raises:
-        ValueError: unknown type or field, or a value that the task refuses.
+        ValueError: unknown type or field, a field missing, or a value that the task refuses.
     """
     fields = dict(data)
     kind = fields.pop("type", None)
-    if kind not in TASKS:
+    if not isinstance(kind, str) or kind not in TASKS:
         raise ValueError(f"task type {kind!r} is not one of {sorted(TASKS)}")
     unknown = set(fields) - {f.name for f in dataclasses.fields(TASKS[kind])}
     if unknown:
         raise ValueError(f"{kind} has no field {sorted(unknown)}")
-    if kind == "FixedTasks":
+    if isinstance(fields.get("task"), dict):
         fields["task"] = task_from_dict(fields["task"])
-    return TASKS[kind](**{name: _tuples(value) for name, value in fields.items()})
+    elif "task" in fields:
+        raise ValueError(f"the task of {kind} must be a dict of its own, got {fields['task']!r}")
+    try:
+        return TASKS[kind](**{name: _tuples(value) for name, value in fields.items()})
+    except TypeError as error:  # a field is missing, or of a type that the checks do not expect
+        raise ValueError(f"{kind}: {error}") from error
 
 
 def _tuples(value: Any) -> Any:
@@ -389,8 +405,9 @@ class _Draw:
         return values.exponential_(generator=self.generator)
 
     def laplace(self, *shape: int) -> Tensor:
-        sign = self.uniform(*shape).sub_(0.5).sign_()
-        return self.exponential(*shape).mul_(sign)
+        negative = self.uniform(*shape) < 0.5
+        values = self.exponential(*shape)
+        return torch.where(negative, -values, values)
 
     def sphere(self, *shape: int) -> Tensor:
         return torch.nn.functional.normalize(self.normal(*shape), dim=-1)
@@ -423,9 +440,18 @@ def _generator(
     if generator is None:
         assert seed is not None
         return torch.Generator(device=device or "cpu").manual_seed(seed)
-    if device is not None and torch.device(device).type != generator.device.type:
-        raise ValueError(f"the generator is on {generator.device}, so it cannot sample on {device}")
+    if device is not None:
+        wanted, have = torch.device(device), generator.device
+        if wanted.type != have.type or (wanted.index is not None and wanted.index != (have.index or 0)):
+            raise ValueError(f"the generator is on {have}, so it cannot sample on {device}")
     return generator
+
+
+def _drawing_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Float32 for half precision, whose random numbers are too coarse and for which torch lacks some samplers."""
+    if not dtype.is_floating_point:
+        raise TypeError(f"prompts are floating point, got dtype={dtype}")
+    return torch.promote_types(dtype, torch.float32)
 
 
 def _random_rotations(normals: Float[Tensor, "*prompt x x"]) -> Float[Tensor, "*prompt x x"]:
@@ -436,16 +462,27 @@ def _random_rotations(normals: Float[Tensor, "*prompt x x"]) -> Float[Tensor, "*
 
 def _covariance_root(covariance: tuple[tuple[float, ...], ...], x_dim: int) -> Float[Tensor, "x x"]:
     matrix = torch.tensor(covariance, dtype=torch.float64)
-    if matrix.shape != (x_dim, x_dim) or not torch.allclose(matrix, matrix.T):
-        raise ValueError(f"covariance must be a symmetric {x_dim} x {x_dim} matrix, got shape {tuple(matrix.shape)}")
+    if matrix.shape != (x_dim, x_dim) or not matrix.isfinite().all() or not torch.allclose(matrix, matrix.T):
+        raise ValueError(f"covariance must be a finite symmetric {x_dim} x {x_dim} matrix, got {covariance}")
     values, vectors = torch.linalg.eigh(matrix)
     if values.min() < -1e-10 * values.abs().max():
         raise ValueError(f"covariance must have no negative eigenvalue, got {values.min().item():.3g}")
     return vectors @ values.clamp(min=0).sqrt().diag() @ vectors.T
 
 
-def _require_at_least(task: Any, **minima: float) -> None:
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _require_whole(task: Any, **minima: int) -> None:
     for name, least in minima.items():
         value = getattr(task, name)
-        if not (value >= least and math.isfinite(value)):
-            raise ValueError(f"{name} must be at least {least} and finite, got {value}")
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ValueError(f"{name} must be an int of at least {least:g}, got {value!r}")
+
+
+def _require_finite(task: Any, *names: str, least: float) -> None:
+    for name in names:
+        value = getattr(task, name)
+        if not _is_finite(value) or value < least:
+            raise ValueError(f"{name} must be a finite number of at least {least:g}, got {value!r}")

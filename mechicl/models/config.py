@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 import torch
@@ -29,24 +30,31 @@ else:
 FORMATS = ("paired", "interleaved", "token_ids")
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
+
+def relu_squared(x: Tensor) -> Tensor:
+    """`max(x, 0)²`."""
+    return F.relu(x).square()
+
+
 ELEMENTWISE: dict[str, Callable[[Tensor], Tensor]] = {
     "abs": torch.abs,
     "cos": torch.cos,
     "elu": F.elu,
     "exp": torch.exp,
     "gelu": F.gelu,
-    "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
-    "identity": lambda x: x,
+    "gelu_new": partial(F.gelu, approximate="tanh"),
+    "identity": torch.clone,  # a copy, so that patching mlp.hook_post in place leaves mlp.hook_pre as it was
     "leaky_relu": F.leaky_relu,
     "relu": F.relu,
-    "relu_squared": lambda x: F.relu(x).square(),
+    "relu_squared": relu_squared,
     "sigmoid": torch.sigmoid,
     "silu": F.silu,
     "softplus": F.softplus,
     "square": torch.square,
     "tanh": torch.tanh,
 }
-"""Functions that `act_fn` and `attention` may name. Add your own: `ELEMENTWISE["mine"] = function`."""
+"""Functions that `act_fn` and `attention` may name, none of them a lambda: models pickle. Add your own:
+`ELEMENTWISE["mine"] = function`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,11 +93,12 @@ class TransformerConfig:
             `sink_score`) or "learned" (a parameter per head that starts at `sink_score`).
         sink_score: see sink.
         normalization_type: None, "LN" (layer norm before attention and MLP, with weights), "LNPre" (without).
-        skip_first_norm: leave out the norm before the first attention layer (von Oswald et al. 2023, A.9).
+        skip_first_norm: leave out the norm before the first attention layer (von Oswald et al. 2023, A.9); with
+            `recurrent`, where every layer is the first one, before all of them.
         final_norm: a norm before the read-out; by default where there is normalization and a linear read-out.
         eps: added to the variance in layer norm.
         recurrent: all blocks share the weights of the first ("looped").
-        damping: factor on every update of the residual stream (von Oswald et al. 2023, A.6).
+        damping: factor on every update of the residual stream by a block (von Oswald et al. 2023, A.6).
         token_clip: bound on the absolute values of the stream after each block (von Oswald et al. 2023, A.12).
         read_in: "identity" (tokens are placed in the first dimensions of the stream) or "linear".
         read_out: "identity" (minus the stream's y-dimensions, von Oswald et al. 2023, section 2) or "linear".
@@ -103,7 +112,8 @@ class TransformerConfig:
             von Oswald et al. 2023, A.12. A linear read-in and read-out always have `1 / sqrt(fan_in)`.
         dtype: "float32", "float64", "bfloat16" or "float16".
         device: where the model is made; the model keeps it up to date.
-        use_attn_result: compute each head's output `attn.hook_result` (costs memory).
+        use_attn_result: compute each head's output `attn.hook_result` (costs memory); without it there is no such
+            hook.
 
     Raises:
         ValueError: a value is out of range or unknown, or two fields exclude each other; the message names them.
@@ -201,6 +211,10 @@ class TransformerConfig:
             f"{self.positional_embedding_type!r}",
         )
         self._fill(d_pos=widths.get(self.positional_embedding_type, 0))
+        _require(
+            self.d_pos > 0 or self.positional_embedding_type not in widths,
+            f"concatenated positions ({self.positional_embedding_type}) need d_pos >= 1, got {self.d_pos}",
+        )
         _require(
             self.positional_embedding_type != "one_hot" or self.d_pos >= self.n_ctx,
             f"one-hot positions need d_pos >= n_ctx={self.n_ctx}, got {self.d_pos}",

@@ -7,10 +7,9 @@ Outputs agree with the hooked route to float precision; only the rows that are n
 - *associative*: linear attention over a fixed set of keys is `X Σ_h A_h (XᵀX) B_h`, with no score at all.
 """
 
-import math
+import functools
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -22,10 +21,9 @@ def fast_block(
 ) -> Float[Tensor, "batch row d_model"]:
     """The stream after the block at the positions `rows`, from the stream before it at all positions."""
     cfg = block.cfg
-    attn_in = block.ln1(residual) if hasattr(block, "ln1") else residual
-    residual = residual[:, rows] + cfg.damping * fast_attention(block.attn, attn_in, rows)
+    residual = residual[:, rows] + cfg.damping * fast_attention(block.attn, block.ln1(residual), rows)
     if cfg.block_mlp:
-        residual = residual + cfg.damping * block.mlp(block.ln2(residual) if hasattr(block, "ln2") else residual)
+        residual = residual + cfg.damping * block.mlp(block.ln2(residual))
     if cfg.token_clip is not None:
         residual = residual.clamp(-cfg.token_clip, cfg.token_clip)
     return residual
@@ -36,23 +34,21 @@ def fast_attention(
 ) -> Float[Tensor, "batch row d_model"]:
     """The attention layer's output at the positions `rows`, by whichever route takes the fewest operations."""
     cfg = attn.cfg
-    n_pos, n_rows = x.shape[1], len(range(*rows.indices(x.shape[1])))
-    d, h, heads = cfg.d_model, cfg.d_head, cfg.n_heads
+    batch, n_pos, d = x.shape
+    n_rows, h, heads = len(range(*rows.indices(n_pos))), cfg.d_head, cfg.n_heads
+    products = 2 * d * d * h / max(batch, 1)  # W_Q W_Kᵀ and W_V W_O, once for all prompts
     costs = {
-        "folded": heads * (2 * n_rows * n_pos * d + 4 * n_rows * d * h),
+        "folded": heads * (2 * n_rows * n_pos * d + min(4 * n_rows * d * h, 2 * n_rows * d * d + products)),
         "plain": heads * (2 * n_pos * d * h + 2 * n_rows * d * h + 2 * n_rows * n_pos * h),
     }
     if cfg.attention == "linear" and cfg.keys != "causal" and not cfg.attn_bias:
-        costs["associative"] = n_pos * d * d + heads * 2 * d**3 + n_rows * d * d
+        costs["associative"] = n_pos * d * d + heads * (2 * d**3 + products) + n_rows * d * d
     route = min(costs, key=costs.__getitem__)
     if route == "associative":
         return _associative(attn, x, rows)
-    mask = key_mask(cfg, n_pos, rows, x.device)
-    # a context-only mask is the same for all rows: leave the other keys out instead of masking them
-    if cfg.keys != "causal":
-        x_keys, mask = (x[:, :-1], None) if cfg.keys == "context" else (x, None)
-    else:
-        x_keys = x
+    # only a causal mask differs between rows: otherwise keys that nobody sees are left out instead of masked
+    mask = key_mask(cfg, n_pos, rows, x.device) if cfg.keys == "causal" else None
+    x_keys = x[:, :-1] if cfg.keys == "context" else x
     return (_folded if route == "folded" else _plain)(attn, x[:, rows], x_keys, mask)
 
 
@@ -63,24 +59,30 @@ def _associative(attn: Attention, x: Tensor, rows: slice) -> Tensor:
     query_key = attn.W_Q @ attn.W_K.mT * scale
     value_out = attn.W_V @ attn.W_O
     moments = keys.mT @ keys
-    update = sum((query_key[i] @ moments) @ value_out[i] for i in range(cfg.n_heads))
-    return x[:, rows] @ update
+    updates = [query_key[i] @ moments @ value_out[i] for i in range(cfg.n_heads)]
+    return x[:, rows] @ functools.reduce(torch.add, updates)
 
 
 def _folded(attn: Attention, x_rows: Tensor, x_keys: Tensor, mask: Bool[Tensor, "row key_pos"] | None) -> Tensor:
     """Scores and weighted sums in the space of the stream: `[batch head row key_pos]`, then `[... d_model]`."""
     cfg = attn.cfg
-    query_key = attn.W_Q @ attn.W_K.mT
-    q = _project(x_rows, query_key)
+    narrow = 2 * cfg.d_head < cfg.d_model  # then two thin products are less work than one with the square W_Q W_Kᵀ
+    if narrow:
+        q = torch.einsum("bhrd,hmd->bhrm", _project(x_rows, attn.W_Q), attn.W_K)
+    else:
+        q = _project(x_rows, attn.W_Q @ attn.W_K.mT)
     if cfg.attn_bias:
-        q = q + (attn.b_Q[:, None] @ attn.W_K.mT)
+        q = q + attn.b_Q[:, None] @ attn.W_K.mT
     scores = (q.flatten(1, 2) @ x_keys.mT).unflatten(1, (cfg.n_heads, -1))
     if cfg.attn_bias:
-        key_bias = (attn.W_Q @ attn.b_K[..., None], (attn.b_Q * attn.b_K).sum(-1)[:, None, None])
-        scores = scores + _project(x_rows, key_bias[0]) + key_bias[1]
+        scores = scores + _project(x_rows, attn.W_Q @ attn.b_K[..., None])
+        scores = scores + (attn.b_Q * attn.b_K).sum(-1)[:, None, None]
     pattern = _pattern(attn, cfg.score_scale * scores, mask)
     gathered = (pattern.flatten(1, 2) @ x_keys).unflatten(1, (cfg.n_heads, -1))
-    out = _join(gathered, attn.W_V @ attn.W_O)
+    if narrow:
+        out = _join(torch.einsum("bhrm,hmd->bhrd", gathered, attn.W_V), attn.W_O)
+    else:
+        out = _join(gathered, attn.W_V @ attn.W_O)
     if cfg.attn_bias:
         value_bias = (attn.b_V[:, None] @ attn.W_O)[:, 0]
         out = out + torch.einsum("bhr,hm->brm", pattern.sum(-1), value_bias) + attn.b_O
@@ -88,16 +90,15 @@ def _folded(attn: Attention, x_rows: Tensor, x_keys: Tensor, mask: Bool[Tensor, 
 
 
 def _plain(attn: Attention, x_rows: Tensor, x_keys: Tensor, mask: Bool[Tensor, "row key_pos"] | None) -> Tensor:
-    """Keys and values for all positions, queries for the rows."""
+    """Keys and values for all positions, queries for the rows.
+
+    torch's fused attention is no quicker at a prompt's length, and has no second derivative and no batching rule.
+    """
     cfg = attn.cfg
     q, k, v = _project(x_rows, attn.W_Q), _project(x_keys, attn.W_K), _project(x_keys, attn.W_V)
     if cfg.attn_bias:
         q, k, v = q + attn.b_Q[:, None], k + attn.b_K[:, None], v + attn.b_V[:, None]
-    if cfg.attention == "softmax" and cfg.sink == "none" and x_keys.shape[1] > 0:
-        z = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=cfg.score_scale)
-    else:
-        z = _pattern(attn, cfg.score_scale * (q @ k.mT), mask) @ v
-    out = _join(z, attn.W_O)
+    out = _join(_pattern(attn, cfg.score_scale * (q @ k.mT), mask) @ v, attn.W_O)
     return out + attn.b_O if cfg.attn_bias else out
 
 
@@ -113,17 +114,15 @@ def _join(z: Float[Tensor, "batch head pos d_in"], weights: Float[Tensor, "head 
     return z.transpose(1, 2).flatten(2) @ weights.flatten(0, 1)
 
 
-def _pattern(attn: Attention, scores: Tensor, mask: Tensor | None) -> Float[Tensor, "batch head row key_pos"]:
+def _pattern(
+    attn: Attention, scores: Float[Tensor, "batch head row key_pos"], mask: Bool[Tensor, "row key_pos"] | None
+) -> Float[Tensor, "batch head row key_pos"]:
     cfg = attn.cfg
     if cfg.attention == "softmax":
-        if mask is not None:
-            scores = scores.masked_fill(~mask, -math.inf)
-        return attn.softmax(scores)
-    pattern = elementwise_attention(cfg, scores)
-    if mask is not None:
-        pattern = pattern * mask
-    if cfg.normalize_by_context:
-        n_keys = scores.shape[-1] if mask is None else mask.sum(-1, keepdim=True)
-        pattern = pattern / torch.as_tensor(n_keys).clamp(min=1)
-    return pattern
-
+        return attn.softmax(scores if mask is None else scores.masked_fill(~mask, -torch.inf))
+    if mask is None:
+        pattern, n_keys = elementwise_attention(cfg, scores), max(scores.shape[-1], 1)
+    else:
+        # masked on both sides, as in the hooked route
+        pattern, n_keys = elementwise_attention(cfg, scores.masked_fill(~mask, 0)) * mask, mask.sum(-1, keepdim=True)
+    return pattern / n_keys if cfg.normalize_by_context else pattern

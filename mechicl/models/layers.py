@@ -36,6 +36,9 @@ def key_mask(cfg: TransformerConfig, n_pos: int, rows: slice, device: torch.devi
 class LayerNorm(nn.Module):
     """Layer norm: `hook_scale` `[batch pos 1]` is the deviation, `hook_normalized` the output."""
 
+    w: nn.Parameter
+    b: nn.Parameter
+
     def __init__(self, cfg: TransformerConfig, shared: "LayerNorm | None" = None):
         super().__init__()
         self.eps = cfg.eps
@@ -61,6 +64,23 @@ class Attention(nn.Module):
     `[head d_head]`, b_O `[d_model]`, and `sink` `[head]`, where the config asks for them.
     """
 
+    W_Q: nn.Parameter
+    W_K: nn.Parameter
+    W_V: nn.Parameter
+    W_O: nn.Parameter
+    b_Q: nn.Parameter
+    b_K: nn.Parameter
+    b_V: nn.Parameter
+    b_O: nn.Parameter
+    sink: Tensor
+    hook_q: HookPoint
+    hook_k: HookPoint
+    hook_v: HookPoint
+    hook_attn_scores: HookPoint
+    hook_pattern: HookPoint
+    hook_z: HookPoint
+    hook_result: HookPoint
+
     def __init__(self, cfg: TransformerConfig, shared: "Attention | None" = None):
         super().__init__()
         self.cfg = cfg
@@ -77,7 +97,7 @@ class Attention(nn.Module):
                 self.register_buffer("sink", shared.sink if shared else scores)
         # read by TransformerLens' ActivationCache when it splits the output of attention by head
         self._result_contribution_scale = cfg.damping
-        for name in ("q", "k", "v", "attn_scores", "pattern", "z", "result"):
+        for name in ("q", "k", "v", "attn_scores", "pattern", "z", *(("result",) if cfg.use_attn_result else ())):
             self.add_module(f"hook_{name}", HookPoint())
 
     def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
@@ -92,7 +112,8 @@ class Attention(nn.Module):
             scores = self.hook_attn_scores(scores.masked_fill(~mask, -torch.inf))
             pattern = self.softmax(scores)
         else:
-            scores = self.hook_attn_scores(scores * mask)
+            # masked on both sides: a function like exp neither gives hidden keys weight nor overflows on them
+            scores = self.hook_attn_scores(scores.masked_fill(~mask, 0))
             pattern = elementwise_attention(cfg, scores) * mask
             if cfg.normalize_by_context:
                 pattern = pattern / mask.sum(-1, keepdim=True).clamp(min=1)
@@ -121,6 +142,11 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """One hidden layer: `hook_pre` and `hook_post` `[batch pos d_mlp]` around the activation."""
 
+    W_in: nn.Parameter
+    b_in: nn.Parameter
+    W_out: nn.Parameter
+    b_out: nn.Parameter
+
     def __init__(self, cfg: TransformerConfig, shared: "MLP | None" = None):
         super().__init__()
         assert cfg.d_mlp is not None
@@ -141,21 +167,32 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """Attention and MLP, each with its norm and its residual update, then clipping."""
 
+    ln1: LayerNorm | nn.Identity
+    ln2: LayerNorm | nn.Identity
+    mlp: MLP
+    hook_resid_pre: HookPoint
+    hook_attn_out: HookPoint
+    hook_resid_mid: HookPoint
+    hook_mlp_out: HookPoint
+    hook_resid_post: HookPoint
+
     def __init__(self, cfg: TransformerConfig, layer: int, shared: "Block | None" = None):
         super().__init__()
         self.cfg = cfg
-        norm = cfg.normalization_type is not None
-        # a looped model shares the norm's weights like all others, so skip_first_norm skips it in every pass
-        self.skips_norm = cfg.skip_first_norm and (layer == 0 or cfg.recurrent)
-        if norm and not self.skips_norm:
-            self.ln1 = LayerNorm(cfg, shared.ln1 if shared else None)
+
+        def norm(name: str) -> LayerNorm | nn.Identity:
+            return LayerNorm(cfg, getattr(shared, name, None)) if cfg.normalization_type else nn.Identity()
+
+        # a looped model's blocks are one block, so it skips the first norm in every pass
+        self.ln1 = nn.Identity() if cfg.skip_first_norm and (layer == 0 or cfg.recurrent) else norm("ln1")
         self.attn = Attention(cfg, shared.attn if shared else None)
         if cfg.block_mlp:
-            if norm:
-                self.ln2 = LayerNorm(cfg, shared.ln2 if shared else None)
+            self.ln2 = norm("ln2")
             self.mlp = MLP(cfg, shared.mlp if shared else None)
         # read by TransformerLens' ActivationCache when it splits the output of the MLP by neuron
         self.residual_contribution_scale = cfg.damping
+        # read by its logit lens
+        self.hook_out_is_single_residual_stream = True
         for name in ("resid_pre", "attn_out", "resid_post", *(("resid_mid", "mlp_out") if cfg.block_mlp else ())):
             self.add_module(f"hook_{name}", HookPoint())
 
@@ -163,12 +200,10 @@ class Block(nn.Module):
         """The stream after this block; every hook fires."""
         cfg = self.cfg
         residual = self.hook_resid_pre(residual)
-        attn_out = self.attn(self.ln1(residual) if hasattr(self, "ln1") else residual)
-        residual = residual + self.hook_attn_out(attn_out)
+        residual = residual + self.hook_attn_out(self.attn(self.ln1(residual)))
         if cfg.block_mlp:
             residual = self.hook_resid_mid(residual)
-            mlp_out = self.mlp(self.ln2(residual) if hasattr(self, "ln2") else residual)
-            residual = residual + self.hook_mlp_out(cfg.damping * mlp_out)
+            residual = residual + self.hook_mlp_out(cfg.damping * self.mlp(self.ln2(residual)))
         if cfg.token_clip is not None:
             residual = residual.clamp(-cfg.token_clip, cfg.token_clip)
         return self.hook_resid_post(residual)

@@ -1,0 +1,68 @@
+# Every target sets up what it needs; `make help` lists them.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+BROWSERS := chromium chromium-browser google-chrome
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup report test bench format wheel browser clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+report: $(READY) ## Open the one-layer model and write report/index.html and report/report.json
+	$(BIN)/mechicl report lsa-1l --out report
+
+test: $(READY) browser ## Lint, check the format and the types, run the tests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/pytest --durations=10
+
+bench: $(READY) ## Time training and inference against plain PyTorch
+	$(BIN)/python analyses/benchmark.py
+
+format: $(READY) ## Format the code and fix what the linter can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+wheel: $(READY) ## Build dist/*.whl, checkpoints included
+	$(BIN)/python -m build --wheel --no-isolation
+
+setup: $(READY) ## Only the virtual environment, at the versions of constraints.txt
+
+# torch goes first, alone, so that nothing else gets to choose its build. hatchling goes before the
+# package, so that the build backend is a pinned version too.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "mechicl needs Python 3.11 or later: make PYTHON=... names one")'
+	@echo "Setting up $(VENV); this takes a few minutes the first time."
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --constraint constraints.txt hatchling
+	$(BIN)/pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[test]'
+	@touch $@
+
+# The tests look at the report and the widgets in a real browser. Where Chromium is missing and
+# cannot be installed, they are skipped with the reason, except under CI, where that is a failure.
+browser: ## Install Chromium for the tests, if it is missing (Debian, as root or with sudo)
+	@for name in $(BROWSERS); do command -v $$name >/dev/null 2>&1 && exit 0; done; \
+	if [ "$$(id -u)" = 0 ]; then sudo=; else sudo="sudo -n"; fi; \
+	if command -v apt-get >/dev/null 2>&1 && $$sudo true 2>/dev/null; then \
+	    echo "Installing Chromium, which the browser tests need."; \
+	    $$sudo apt-get update -qq \
+	        && $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium >/dev/null \
+	        && exit 0; \
+	fi; \
+	echo "Chromium is missing and could not be installed here: install one of $(BROWSERS)." >&2; \
+	if [ -n "$$CI" ]; then exit 1; fi; \
+	echo "The tests that need a browser will be skipped." >&2
+
+clean: ## Remove everything that these targets made
+	rm -rf $(VENV) build dist report .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

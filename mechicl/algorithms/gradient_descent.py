@@ -1,0 +1,133 @@
+"""Gradient descent on the context's squared error, plain and with the data transformation of GD++."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mechicl.algorithms.spectra import PredictedPoints, checked_steps, spectral_trajectory
+from mechicl.learners import Trajectory
+from mechicl.prompts import Prompts
+
+
+def gradient_descent(
+    prompts: Prompts,
+    steps: int | Sequence[int] = 1,
+    *,
+    step_size: float,
+    initial_weights: Float[Tensor, "x y"] | None = None,
+    points: PredictedPoints = "all",
+) -> Trajectory:
+    """Gradient descent from `initial_weights` (0 by default) on `Σ_i (x_i W - y_i)² / 2` over the context.
+
+    In the eigenbasis of S the weights after k steps are B times `(1 - (1 - aλ)^k) / λ`, and `k a` at λ = 0, so any
+    number of steps costs the same. With a step size above 2/λ_max the iteration diverges, and so do predictions.
+
+    Args:
+        prompts: each prefix is a context of its own.
+        steps: numbers of steps, in any order; 0 gives the initial prediction.
+        step_size: a, the factor on the summed gradient. Von Oswald et al.'s η is `a * n_context`.
+        initial_weights: W_0 `[x y]`.
+        points: "all" prefixes, or the "query" alone.
+
+    Returns:
+        Trajectory with predictions `[step prompt point y]`.
+
+    Raises:
+        ValueError: a step size that is not finite, or steps that are not whole numbers >= 0.
+
+    Source: von Oswald et al. 2023, section 2, eq. 3.
+
+    Example:
+        >>> prompts = LinearRegression().sample(4, seed=0)
+        >>> gradient_descent(prompts, steps=[1, 10, 100], step_size=0.6).predictions.shape
+        torch.Size([3, 4, 11, 1])
+    """
+    numbers = checked_steps(steps)
+    _check_finite(step_size=step_size)
+
+    def filters(eigenvalues: Tensor) -> Tensor:
+        return torch.stack([gradient_descent_filter(eigenvalues, k, step_size) for k in numbers])
+
+    return spectral_trajectory(
+        prompts, filters, name="gradient descent", steps=numbers, points=points, initial_weights=initial_weights
+    )
+
+
+def gradient_descent_filter(eigenvalues: Tensor, steps: int, step_size: float) -> Tensor:
+    """`(1 - (1 - aλ)^k) / λ`, and its limit `k a` at λ = 0, without cancellation for small λ."""
+    scaled = step_size * eigenvalues
+    small = scaled.abs() < 0.5
+    gentle = -torch.expm1(steps * torch.log1p(-scaled.where(small, torch.zeros_like(scaled))))
+    progress = torch.where(small, gentle, 1 - (1 - scaled) ** steps)
+    tiny = eigenvalues < 1e-300
+    return torch.where(tiny, steps * step_size, progress / eigenvalues.masked_fill(tiny, 1.0))
+
+
+def gd_plus_plus(
+    prompts: Prompts,
+    steps: int | Sequence[int] = 1,
+    *,
+    step_size: float | Sequence[float],
+    gamma: float | Sequence[float],
+    points: PredictedPoints = "all",
+) -> Trajectory:
+    """GD++: before each next step of gradient descent all inputs, the query's too, become `x - γ x S`.
+
+    Step: `ΔW = a XᵀY`, `y ← y - x ΔW`, `x ← x - γ x S`, with the current X and `S = XᵀX`; the prediction
+    is the sum of the query's `x ΔW`. All of it happens in the eigenbasis of the first S.
+
+    Args:
+        prompts: each prefix is a context of its own.
+        steps: numbers of steps.
+        step_size: a, the factor on the summed gradient, one for all steps or one a step.
+        gamma: γ, which acts on the summed S, one for all steps or one a step.
+        points: "all" prefixes, or the "query" alone.
+
+    Returns:
+        Trajectory with predictions `[step prompt point y]`.
+
+    Raises:
+        ValueError: a parameter that is not finite, or another number of them than the largest number of steps.
+
+    Source: von Oswald et al. 2023, appendix A.10, eq. 23.
+    """
+    numbers = checked_steps(steps)
+    step_sizes, gammas = per_step("step_size", step_size, max(numbers)), per_step("gamma", gamma, max(numbers))
+
+    def filters(eigenvalues: Tensor) -> Tensor:
+        stretch = torch.ones_like(eigenvalues)  # the inputs' coordinates relative to the first ones
+        moment = torch.ones_like(eigenvalues)  # XᵀY's coordinates, likewise
+        total = torch.zeros_like(eigenvalues)
+        after = [total]
+        for a, g in zip(step_sizes, gammas, strict=True):
+            current = eigenvalues * stretch.square()
+            total = total + a * stretch * moment
+            moment = moment * (1 - g * current) * (1 - a * current)
+            stretch = stretch * (1 - g * current)
+            after.append(total)
+        return torch.stack([after[k] for k in numbers])
+
+    return spectral_trajectory(prompts, filters, name="GD++", steps=numbers, points=points)
+
+
+def per_step(name: str, value: float | Sequence[float], steps: int) -> list[float]:
+    """A parameter as one finite number a step.
+
+    Raises:
+        ValueError: another number of entries than of steps, or one that is not finite.
+    """
+    values = [float(value)] * steps if isinstance(value, (int, float)) else [float(v) for v in value]
+    if len(values) != steps:
+        raise ValueError(f"{name} has {len(values)} entries for {steps} steps")
+    for v in values:
+        _check_finite(**{name: v})
+    return values
+
+
+def _check_finite(**values: float) -> None:
+    for name, value in values.items():
+        if not math.isfinite(value):
+            raise ValueError(f"{name} must be finite, got {value}")

@@ -1,0 +1,90 @@
+"""Least squares on the context: minimum norm, ridge, and the Bayes predictor."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from mechicl.algorithms.spectra import PredictedPoints, spectral_trajectory
+from mechicl.learners import Trajectory
+from mechicl.prompts import Prompts
+
+
+def ols(prompts: Prompts, *, points: PredictedPoints = "all") -> Trajectory:
+    """Ordinary least squares; where the context leaves it open, the solution of minimum norm `S⁺ B`.
+
+    Directions whose eigenvalue of S is below `1e-13 * max(n, d)` of the largest count as absent: singular values of X
+    below about 1e-6 of the largest are rounding noise in S.
+
+    Args:
+        prompts: each prefix is a context of its own; the empty one predicts 0.
+        points: "all" prefixes, or the "query" alone.
+
+    Returns:
+        Trajectory with one step, predictions `[1 prompt point y]`.
+
+    Source: Fu et al. 2024, section 3.1.
+    """
+    size = max(prompts.n_context, prompts.x_dim)
+
+    def filters(eigenvalues: Tensor) -> Tensor:
+        cutoff = 1e-13 * size * eigenvalues.amax(-1, keepdim=True)
+        absent = eigenvalues <= cutoff
+        return torch.where(absent, 0.0, 1 / eigenvalues.masked_fill(absent, 1.0))[None]
+
+    return spectral_trajectory(prompts, filters, name="OLS", points=points)
+
+
+def ridge(prompts: Prompts, *, penalty: float, points: PredictedPoints = "all") -> Trajectory:
+    """Ridge regression: the minimiser of `Σ_i (x_i W - y_i)² + penalty * |W|²`, that is `(S + penalty I)⁻¹ B`.
+
+    Args:
+        prompts: each prefix is a context of its own; the empty one predicts 0.
+        penalty: λ > 0; for no penalty use `ols`.
+        points: "all" prefixes, or the "query" alone.
+
+    Returns:
+        Trajectory with one step, predictions `[1 prompt point y]`.
+
+    Raises:
+        ValueError: a penalty that is not positive and finite.
+
+    Source: Garg et al. 2022; the lecture note on ICL as meta-optimisation, Theorem 3.1.
+    """
+    if not (penalty > 0 and math.isfinite(penalty)):
+        raise ValueError(f"penalty must be positive and finite, got {penalty}; for no penalty use ols()")
+
+    def filters(eigenvalues: Tensor) -> Tensor:
+        return (1 / (eigenvalues + penalty))[None]
+
+    return spectral_trajectory(prompts, filters, name=f"ridge({penalty:g})", points=points)
+
+
+def bayes(
+    prompts: Prompts, *, noise_std: float, weight_std: float = 1.0, points: PredictedPoints = "all"
+) -> Trajectory:
+    """Posterior mean for weights `N(0, weight_std²)` and label noise `N(0, noise_std²)`: the best any learner can do.
+
+    It is ridge with penalty `noise_std² / weight_std²`; without noise the posterior mean is minimum-norm least squares.
+
+    Args:
+        prompts: each prefix is a context of its own.
+        noise_std: standard deviation of the label noise, >= 0.
+        weight_std: standard deviation of the weights, > 0.
+        points: "all" prefixes, or the "query" alone.
+
+    Returns:
+        Trajectory with one step, predictions `[1 prompt point y]`.
+
+    Raises:
+        ValueError: a standard deviation out of range.
+
+    Source: the lecture note on ICL as meta-optimisation, Theorem 3.1.
+    """
+    if not (noise_std >= 0 and math.isfinite(noise_std)):
+        raise ValueError(f"noise_std must be >= 0 and finite, got {noise_std}")
+    if not (weight_std > 0 and math.isfinite(weight_std)):
+        raise ValueError(f"weight_std must be positive and finite, got {weight_std}")
+    if noise_std == 0:
+        return ols(prompts, points=points)
+    return ridge(prompts, penalty=(noise_std / weight_std) ** 2, points=points)

@@ -1,0 +1,115 @@
+"""One eigendecomposition a prefix, from which every spectral algorithm's predictions follow for all steps at once.
+
+With `S = XᵀX = U diag(λ) Uᵀ` and `B = XᵀY` over the points before point t, gradient descent, GD++, ridge, least squares
+and Newton's method all predict `x_t U f(λ) Uᵀ B`; only the filter `f` differs.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Self
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mechicl.learners import Trajectory
+from mechicl.prompts import Prompts
+
+PredictedPoints = Literal["all", "query"]
+CHUNK_ELEMENTS = 2**24  # float64 numbers in the moment matrices of one chunk of prompts: 128 MiB
+
+
+@dataclass(frozen=True, eq=False)
+class PrefixSpectra:
+    """Eigenvalues of each prefix's second moments, with the point's and the targets' coordinates in its eigenbasis.
+
+    Attributes:
+        eigenvalues: λ `[prompt point x]`, ascending, of S over the points before each point; never negative.
+        point_coordinates: `x_t U` `[prompt point x]`.
+        target_coordinates: `Uᵀ B` `[prompt point x y]`.
+    """
+
+    eigenvalues: Float[Tensor, "prompt point x"]
+    point_coordinates: Float[Tensor, "prompt point x"]
+    target_coordinates: Float[Tensor, "prompt point x y"]
+
+    @classmethod
+    def of(cls, xs: Float[Tensor, "prompt point x"], ys: Float[Tensor, "prompt point y"], points: PredictedPoints) -> Self:
+        """Spectra for the prediction of all points, or of the query alone."""
+        if points == "all":
+            second = _before(xs[..., :, None] * xs[..., None, :])
+            cross = _before(xs[..., :, None] * ys[..., None, :])
+            targets = xs
+        else:
+            context = xs[:, :-1]
+            second = (context.mT @ context)[:, None]
+            cross = (context.mT @ ys[:, :-1])[:, None]
+            targets = xs[:, -1:]
+        eigenvalues, vectors = torch.linalg.eigh(second)
+        return cls(
+            eigenvalues.clamp(min=0),
+            (targets[..., None, :] @ vectors)[..., 0, :],
+            vectors.mT @ cross,
+        )
+
+    def predict(self, filters: Float[Tensor, "step prompt point x"]) -> Float[Tensor, "step prompt point y"]:
+        """`x_t U f(λ) Uᵀ B` for each filter."""
+        return ((filters * self.point_coordinates)[..., None, :] @ self.target_coordinates)[..., 0, :]
+
+
+def _before(terms: Float[Tensor, "prompt point a b"]) -> Float[Tensor, "prompt point a b"]:
+    """Sums of the terms of the earlier points: zero for the first."""
+    return torch.cat([torch.zeros_like(terms[:, :1]), terms[:, :-1].cumsum(1)], dim=1)
+
+
+def spectral_trajectory(
+    prompts: Prompts,
+    filters: Callable[[Float[Tensor, "prompt point x"]], Float[Tensor, "step prompt point x"]],
+    *,
+    name: str,
+    steps: Sequence[int] = (1,),
+    points: PredictedPoints = "all",
+    initial_weights: Float[Tensor, "x y"] | None = None,
+) -> Trajectory:
+    """Predictions of a spectral algorithm, computed in float64 and returned in the prompts' dtype.
+
+    Args:
+        prompts: what to predict.
+        filters: eigenvalues to filter values, one slice a step.
+        name: of the algorithm.
+        steps: step numbers of the slices.
+        points: "all" prefixes, or the "query" alone (a trajectory with one point).
+        initial_weights: the learner's weights `[x y]` before any step; the algorithm then fits what they leave.
+
+    Returns:
+        Trajectory with predictions `[step prompt point y]`.
+    """
+    if points not in ("all", "query"):
+        raise ValueError(f"points must be 'all' or 'query', got {points!r}")
+    n_points = prompts.n_context + 1 if points == "all" else 1
+    per_prompt = n_points * prompts.x_dim * max(prompts.x_dim, prompts.y_dim, len(steps))
+    parts = []
+    for part in prompts.split(max(1, CHUNK_ELEMENTS // per_prompt)) or [prompts]:
+        xs, ys = part.xs.double(), part.ys.double()
+        start = None
+        if initial_weights is not None:
+            start = xs @ initial_weights.to(xs)
+            ys = ys - start
+        spectra = PrefixSpectra.of(xs, ys, points)
+        predictions = spectra.predict(filters(spectra.eigenvalues))
+        if start is not None:
+            predictions = predictions + (start if points == "all" else start[:, -1:])
+        parts.append(predictions.to(prompts.dtype))
+    return Trajectory(tuple(steps), torch.cat(parts, dim=1), name)
+
+
+def checked_steps(steps: int | Sequence[int]) -> tuple[int, ...]:
+    """Step numbers as a tuple.
+
+    Raises:
+        ValueError: none, or one that is not a whole number >= 0.
+    """
+    numbers = (steps,) if isinstance(steps, int) else tuple(steps)
+    if not numbers or any(not isinstance(k, int) or isinstance(k, bool) or k < 0 for k in numbers):
+        raise ValueError(f"steps must be one or more whole numbers >= 0, got {steps!r}")
+    return numbers

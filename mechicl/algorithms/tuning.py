@@ -1,0 +1,50 @@
+"""Hyperparameters tuned on prompts, as the papers tune the algorithms that they compare with."""
+
+import torch
+from scipy.optimize import minimize_scalar
+
+from mechicl.algorithms.gradient_descent import gradient_descent_filter
+from mechicl.algorithms.spectra import PrefixSpectra, checked_steps
+from mechicl.prompts import Prompts
+
+
+def tuned_step_size(prompts: Prompts, steps: int = 1) -> float:
+    """The step size of `gradient_descent` with the least mean squared error of the query's prediction.
+
+    One step has a closed form, `Σ ŷ·y / Σ ŷ²` with ŷ the prediction for step size 1. More steps are searched: a grid on
+    `(0, 4 / mean λ_max]`, then Brent's method around the best point.
+
+    Args:
+        prompts: the tasks to tune on, the query's targets included; the papers use 10,000.
+        steps: number of steps, at least 1.
+
+    Returns:
+        a, the factor on the summed gradient. Von Oswald et al.'s η is `a * n_context`.
+
+    Raises:
+        ValueError: no prompts or no context to tune on, or steps < 1.
+
+    Source: von Oswald et al. 2023, section 3.
+    """
+    (steps,) = checked_steps([steps])
+    if steps < 1 or len(prompts) == 0 or prompts.n_context == 0:
+        raise ValueError(
+            f"tuning needs prompts with context and at least one step, got {len(prompts)} prompts, "
+            f"n_context={prompts.n_context}, steps={steps}"
+        )
+    prompts = prompts.to(torch.float64)
+    targets = prompts.query.ys
+    spectra = PrefixSpectra.of(prompts.xs, prompts.ys, points="query")
+    if steps == 1:
+        unit = spectra.predict(torch.ones_like(spectra.eigenvalues)[None])[0, :, -1]
+        return ((unit * targets).sum() / unit.square().sum()).item()
+
+    def error(step_size: float) -> float:
+        predictions = spectra.predict(gradient_descent_filter(spectra.eigenvalues, steps, step_size)[None])
+        return (predictions[0, :, -1] - targets).square().mean().item()
+
+    limit = 4 / spectra.eigenvalues.amax(-1).mean().item()
+    grid = [limit * (i + 1) / 80 for i in range(80)]
+    best = min(range(80), key=lambda i: error(grid[i]))
+    bounds = (grid[best - 1] if best else 0.0, grid[min(best + 1, 79)])
+    return float(minimize_scalar(error, bounds=bounds, method="bounded", options={"xatol": 1e-10 * limit}).x)

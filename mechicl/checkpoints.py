@@ -1,0 +1,228 @@
+"""Trained models on disk: a folder with `weights.safetensors`, `config.json` and `record.json`.
+
+A checkpoint may hold several seeds of one training: every tensor has a leading seed axis. `record.json` says how it was
+made (command, seeds, versions, curve, wall time, hardware) and holds the digests of the other files.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mechicl.files import read_json, read_tensors, write_json, write_tensors
+from mechicl.models import HookedTransformer, TransformerConfig
+
+_PACKAGED = Path(__file__).parent / "_checkpoints"
+_SOURCE_TREE = Path(__file__).parent.parent / "checkpoints"
+CHECKPOINTS = _PACKAGED if _PACKAGED.is_dir() else _SOURCE_TREE
+
+
+class CheckpointError(ValueError):
+    """A checkpoint is missing, damaged, or not what its record says."""
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshots:
+    """Weights at some steps of training.
+
+    Attributes:
+        steps: the steps.
+        weights: name to `[step seed ...]`.
+    """
+
+    steps: tuple[int, ...]
+    weights: dict[str, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """Everything in a checkpoint folder.
+
+    Attributes:
+        name: of the folder.
+        models: one a seed, in eval mode.
+        record: how they were trained.
+        snapshots: their weights during training, if they were kept.
+    """
+
+    name: str
+    models: list[HookedTransformer]
+    record: dict[str, Any] = field(default_factory=dict)
+    snapshots: Snapshots | None = None
+
+    def models_at(self, snapshot: int) -> list[HookedTransformer]:
+        """The models as they were at a snapshot, by its index."""
+        if self.snapshots is None:
+            raise CheckpointError(f"{self.name} was saved without snapshots")
+        return models_from_stack(self.models[0].cfg, {n: t[snapshot] for n, t in self.snapshots.weights.items()})
+
+
+def available() -> list[str]:
+    """Names of the checkpoints that come with the package."""
+    if not CHECKPOINTS.is_dir():
+        return []
+    return sorted(folder.name for folder in CHECKPOINTS.iterdir() if (folder / "record.json").is_file())
+
+
+def load(name: str | Path, seed: int | None = None) -> HookedTransformer:
+    """A trained model in eval mode.
+
+    Args:
+        name: of a shipped checkpoint (see `available`), or the path of a checkpoint folder.
+        seed: which of its training seeds; the first by default.
+
+    Raises:
+        CheckpointError: unknown name or seed; a file is missing, damaged, changed since it was saved, or no
+            safetensors; or the weights do not fit the config. Nothing in the files is ever executed.
+
+    Example:
+        >>> load("lsa-1l").cfg.n_layers
+        1
+    """
+    checkpoint = load_checkpoint(name)
+    if seed is None:
+        return checkpoint.models[0]
+    seeds = list(checkpoint.record.get("seeds", range(len(checkpoint.models))))
+    if seed not in seeds:
+        raise CheckpointError(f"{checkpoint.name} has no seed {seed}; it has {seeds}")
+    return checkpoint.models[seeds.index(seed)]
+
+
+def load_checkpoint(name: str | Path) -> Checkpoint:
+    """All seeds of a checkpoint, its record and its snapshots; errors as for `load`."""
+    folder = _folder(name)
+    record = _read(read_json, folder / "record.json")
+    for filename, digest in record.get("sha256", {}).items():
+        path = folder / filename
+        if not path.is_file():
+            raise CheckpointError(f"{path} is missing: the checkpoint is incomplete")
+        if path.suffix == ".json" and _digest(path) != digest:
+            raise CheckpointError(f"{path} was changed after the checkpoint was saved (its SHA-256 differs)")
+    try:
+        cfg = TransformerConfig.from_dict(_read(read_json, folder / "config.json"))
+    except ValueError as error:
+        raise CheckpointError(f"{folder / 'config.json'}: {error}") from error
+    weights, _ = _read(read_tensors, folder / "weights.safetensors")
+    models = _guarded(folder / "weights.safetensors", cfg, weights)
+    digest = record.get("sha256", {}).get("weights.safetensors")
+    if digest is not None and _digest(folder / "weights.safetensors") != digest:
+        raise CheckpointError(f"{folder / 'weights.safetensors'} was changed after it was saved (its SHA-256 differs)")
+    if len(record.get("seeds", models)) != len(models):
+        raise CheckpointError(f"{folder}: {len(models)} models for the seeds {record['seeds']}")
+    snapshots = None
+    if (folder / "snapshots.safetensors").is_file():
+        stacked, metadata = _read(read_tensors, folder / "snapshots.safetensors")
+        steps = tuple(int(step) for step in metadata.get("steps", "").split(",") if step)
+        snapshots = Snapshots(steps, stacked)
+    return Checkpoint(folder.name, models, record, snapshots)
+
+
+def save(
+    folder: str | Path,
+    models: HookedTransformer | Sequence[HookedTransformer],
+    record: dict[str, Any] | None = None,
+    snapshots: Snapshots | None = None,
+) -> Path:
+    """Write a checkpoint folder; `load` with its path reads it back.
+
+    The record is written last and holds the digests of the other files, so that a folder cut short is noticed.
+
+    Args:
+        folder: where; it is made if need be, and its checkpoint replaced if there is one.
+        models: one, or several with the same config (seeds of one training).
+        record: plain JSON data about the training.
+        snapshots: weights during training.
+
+    Raises:
+        ValueError: no models, or different configs.
+    """
+    models = [models] if isinstance(models, HookedTransformer) else list(models)
+    if not models or any(model.cfg.to_dict() != models[0].cfg.to_dict() for model in models):
+        raise ValueError("save() needs one or more models with the same config")
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "record.json").unlink(missing_ok=True)
+    write_tensors(folder / "weights.safetensors", stack_models(models))
+    write_json(folder / "config.json", models[0].cfg.to_dict())
+    names = ["weights.safetensors", "config.json"]
+    if snapshots is not None:
+        steps = ",".join(map(str, snapshots.steps))
+        write_tensors(folder / "snapshots.safetensors", snapshots.weights, {"steps": steps})
+        names.append("snapshots.safetensors")
+    else:
+        (folder / "snapshots.safetensors").unlink(missing_ok=True)
+    digests = {name: _digest(folder / name) for name in names}
+    write_json(folder / "record.json", {**(record or {}), "sha256": digests})
+    return folder
+
+
+def stack_models(models: Iterable[HookedTransformer]) -> dict[str, Tensor]:
+    """Parameters and buffers of models with one config, stacked on a leading seed axis."""
+    states = [{**dict(m.named_parameters()), **dict(m.named_buffers())} for m in models]
+    return {name: torch.stack([state[name].detach() for state in states]) for name in states[0]}
+
+
+def models_from_stack(cfg: TransformerConfig, stacked: dict[str, Tensor]) -> list[HookedTransformer]:
+    """The models that `stack_models` stacked.
+
+    Raises:
+        ValueError: a tensor is missing, left over, or of another shape or type than the config asks for.
+    """
+    template = HookedTransformer(cfg)
+    expected = {**dict(template.named_parameters()), **dict(template.named_buffers())}
+    if set(stacked) != set(expected):
+        missing, extra = sorted(set(expected) - set(stacked)), sorted(set(stacked) - set(expected))
+        raise ValueError(f"the weights do not fit the config: missing {missing}, not expected {extra}")
+    n_models = {tensor.shape[0] if tensor.ndim else 0 for tensor in stacked.values()}
+    for name, tensor in stacked.items():
+        if tensor.shape[1:] != expected[name].shape or len(n_models) != 1:
+            raise ValueError(
+                f"{name} must be [seed, {', '.join(map(str, expected[name].shape))}], got {list(tensor.shape)}"
+            )
+        if not tensor.is_floating_point():
+            raise ValueError(f"{name} must be floating point, got {tensor.dtype}")
+    models = []
+    for i in range(n_models.pop()):
+        model = HookedTransformer(cfg)
+        own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        with torch.no_grad():
+            for name, tensor in stacked.items():
+                own[name].copy_(tensor[i])
+        models.append(model.eval())
+    return models
+
+
+def _folder(name: str | Path) -> Path:
+    shipped = CHECKPOINTS / name if isinstance(name, str) and name in available() else None
+    folder = shipped or Path(name)
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"no checkpoint {str(name)!r}: it is neither a folder nor one of the shipped ones, {available()}"
+        )
+    if not (folder / "record.json").is_file():
+        raise CheckpointError(f"{folder} has no record.json: it is no checkpoint, or its saving was cut short")
+    return folder
+
+
+def _read(reader: Any, path: Path) -> Any:
+    try:
+        return reader(path)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path} is missing: the checkpoint is incomplete") from error
+    except ValueError as error:
+        raise CheckpointError(str(error)) from error
+
+
+def _guarded(path: Path, cfg: TransformerConfig, weights: dict[str, Tensor]) -> list[HookedTransformer]:
+    try:
+        return models_from_stack(cfg, weights)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

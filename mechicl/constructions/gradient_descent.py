@@ -1,0 +1,116 @@
+"""Linear attention that is gradient descent, plain and with the data transformation of GD++."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mechicl.algorithms.gradient_descent import per_step
+from mechicl.constructions.vocabulary import Head, Stream, assemble
+from mechicl.models import HookedTransformer
+
+
+def gradient_descent(
+    *,
+    x_dim: int,
+    n_context: int,
+    step_size: float,
+    y_dim: int = 1,
+    steps: int = 1,
+    initial_weights: Float[Tensor, "x y"] | None = None,
+) -> HookedTransformer:
+    """Gradient descent on the context's squared error, one step a layer.
+
+    Exact: equal to `algorithms.gradient_descent` up to rounding, for every prompt and number of points.
+
+    Args:
+        x_dim: dimension of the inputs.
+        n_context: number of context points.
+        step_size: a, the factor on the gradient of `Σ_i (x_i W - y_i)² / 2`.
+        y_dim: dimension of the targets.
+        steps: number of steps, each a layer with the same weights.
+        initial_weights: W_0 `[x y]`, 0 by default.
+
+    Returns:
+        A float64 model with one head, width `x_dim + y_dim` and `steps` looped layers.
+
+    Raises:
+        ValueError: steps < 1, or initial_weights of another shape.
+
+    Source: von Oswald et al. 2023, Proposition 1 and appendix A.1.
+
+    Example:
+        >>> model = gradient_descent(x_dim=10, n_context=10, step_size=0.6, steps=5)
+        >>> model.predict(LinearRegression().sample(4, seed=0)).shape
+        torch.Size([4, 1])
+    """
+    _check_steps(steps)
+    if initial_weights is None:
+        initial_weights = torch.zeros(x_dim, y_dim, dtype=torch.float64)
+    elif initial_weights.shape != (x_dim, y_dim):
+        raise ValueError(f"initial_weights must be [x y] = {(x_dim, y_dim)}, got {tuple(initial_weights.shape)}")
+    stream = Stream(x=x_dim, y=y_dim)
+    step = Head(
+        query=stream.read("x"),
+        key=stream.read("x"),  # score <x_i, x_j>
+        value=stream.read("x") @ initial_weights.double() - stream.read("y"),  # the residual x W_0 - y
+        output=step_size * stream.write("y"),
+    )
+    return assemble(stream, [[step]] * steps, n_context=n_context, initial_weights=initial_weights)
+
+
+def gd_plus_plus(
+    *,
+    x_dim: int,
+    n_context: int,
+    step_size: float | Sequence[float],
+    gamma: float | Sequence[float],
+    y_dim: int = 1,
+    steps: int = 1,
+) -> HookedTransformer:
+    """GD++: gradient descent whose layers also transform every input by `x ← x - γ x S`.
+
+    Exact: equal to `algorithms.gd_plus_plus` up to rounding.
+
+    Args:
+        x_dim: dimension of the inputs.
+        n_context: number of context points.
+        step_size: a, one for all steps or one a step.
+        gamma: γ, acting on the summed S, one for all steps or one a step.
+        y_dim: dimension of the targets.
+        steps: number of steps, each a layer.
+
+    Returns:
+        A float64 model with one head, width `x_dim + y_dim` and `steps` layers, looped if all steps are alike.
+
+    Raises:
+        ValueError: steps < 1, or another number of parameters than of steps.
+
+    Source: von Oswald et al. 2023, appendix A.10, eq. 23.
+    """
+    _check_steps(steps)
+    stream = Stream(x=x_dim, y=y_dim)
+
+    def layer(a: float, g: float) -> list[Head]:
+        return [
+            Head(
+                query=stream.read("x"),
+                key=stream.read("x"),
+                value=torch.cat([stream.read("x"), -stream.read("y")], dim=1),
+                output=torch.cat([-g * stream.write("x"), a * stream.write("y")]),
+            )
+        ]
+
+    if isinstance(step_size, (int, float)) and isinstance(gamma, (int, float)):
+        layers = [layer(step_size, gamma)] * steps
+    else:
+        parameters = zip(per_step("step_size", step_size, steps), per_step("gamma", gamma, steps), strict=True)
+        layers = [layer(a, g) for a, g in parameters]
+    return assemble(stream, layers, n_context=n_context)
+
+
+def _check_steps(steps: int) -> None:
+    if steps < 1:
+        raise ValueError(f"steps must be at least 1, got {steps}")
+

@@ -1,0 +1,195 @@
+"""What a training run is made of: task, model, optimisation, saving."""
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self
+
+from mechicl.models import TransformerConfig
+from mechicl.tasks import FixedTasks, LinearRegression, SineRegression, task_from_dict, task_to_dict
+
+AnyTask = LinearRegression | SineRegression | FixedTasks
+
+
+@dataclass(frozen=True)
+class Ramp:
+    """A whole number that grows during training: `start`, then `increment` more every `interval` steps, up to `end`."""
+
+    start: int
+    end: int
+    increment: int = 1
+    interval: int = 2000
+
+    def __post_init__(self):
+        if not (1 <= self.start <= self.end and self.increment >= 1 and self.interval >= 1):
+            raise ValueError(f"a ramp needs 1 <= start <= end and positive increment and interval, got {self}")
+
+    def at(self, step: int) -> int:
+        """Its value at a step."""
+        return min(self.end, self.start + self.increment * (step // self.interval))
+
+
+@dataclass(frozen=True)
+class Curriculum:
+    """Prompts that start short and in few dimensions (Garg et al. 2022, appendix A).
+
+    Attributes:
+        dims: number of input coordinates that are not zero; None leaves all of them.
+        points: number of points, the query counted; None leaves all of them.
+    """
+
+    dims: Ramp | None = None
+    points: Ramp | None = None
+
+    def task_at(self, task: AnyTask, step: int) -> AnyTask:
+        """The task at a step."""
+        changes: dict[str, int] = {}
+        if self.dims is not None:
+            changes["active_dims"] = self.dims.at(step)
+        if self.points is not None:
+            changes["n_context"] = self.points.at(step) - 1
+        return task.replace(**changes) if changes else task
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """A whole training run; two runs with equal configs give the same weights, bit for bit, on the same machine.
+
+    Attributes:
+        task: distribution of the prompts.
+        model: the network.
+        seeds: one model each, trained together; a seed fixes its initial weights and its prompts.
+        steps: number of optimisation steps.
+        batch_size: prompts a step and seed, over all processes together.
+        learning_rate: Adam's, after warm-up.
+        schedule: "constant", or "cosine" down to 0 at the last step.
+        warmup_steps: of linear growth of the learning rate from 0.
+        gradient_clip: bound on the global norm of each seed's gradient; None for no bound.
+        loss: mean squared error of the "query"'s prediction or of all "points"' predictions; by default all points
+            where one pass gives them (interleaved, causal), else the query.
+        curriculum: how the prompts grow.
+        eval_every: steps between evaluations on held-out prompts.
+        eval_prompts: how many, the same ones every time.
+        eval_seed: of those prompts.
+        target_loss: a seed whose evaluation loss falls to this stops there; the run ends when all have.
+        log_every: steps between lines in metrics.jsonl.
+        save_every: steps between saves, from which a killed run resumes.
+        snapshot_steps: steps whose weights are kept for the checkpoint.
+        mixed_precision: "no" or "bf16" (where the device has it).
+        tracker: name of a tracker that accelerate knows ("tensorboard", "wandb", ...), if any.
+        cpu: use the CPU even where there is an accelerator.
+
+    Raises:
+        ValueError: a value out of range, or a task that does not fit the model.
+    """
+
+    task: AnyTask = field(default_factory=LinearRegression)
+    model: TransformerConfig = field(default_factory=lambda: TransformerConfig(x_dim=10, n_context=10))
+    seeds: tuple[int, ...] = (0,)
+    steps: int = 5000
+    batch_size: int = 2048
+    learning_rate: float = 1e-3
+    schedule: Literal["constant", "cosine"] = "constant"
+    warmup_steps: int = 0
+    gradient_clip: float | None = 10.0
+    loss: Literal["query", "points"] | None = None
+    curriculum: Curriculum | None = None
+    eval_every: int = 500
+    eval_prompts: int = 2000
+    eval_seed: int = 2**31
+    target_loss: float | None = None
+    log_every: int = 100
+    save_every: int = 1000
+    snapshot_steps: tuple[int, ...] = ()
+    mixed_precision: Literal["no", "bf16"] = "no"
+    tracker: str | None = None
+    cpu: bool = False
+
+    def __post_init__(self):
+        least = {"steps": 0, "batch_size": 1, "warmup_steps": 0, "eval_every": 1, "eval_prompts": 1}
+        for name, bound in (least | {"log_every": 1, "save_every": 1}).items():
+            if getattr(self, name) < bound:
+                raise ValueError(f"{name} must be at least {bound}, got {getattr(self, name)}")
+        if not (self.learning_rate > 0 and math.isfinite(self.learning_rate)):
+            raise ValueError(f"learning_rate must be positive and finite, got {self.learning_rate}")
+        if self.gradient_clip is not None and not self.gradient_clip > 0:
+            raise ValueError(f"gradient_clip must be positive or None, got {self.gradient_clip}")
+        if not self.seeds or len(set(self.seeds)) != len(self.seeds) or min(self.seeds) < 0:
+            raise ValueError(f"seeds must be one or more different numbers >= 0, got {self.seeds}")
+        if (self.task.x_dim, self.task.y_dim) != (self.model.x_dim, self.model.y_dim):
+            raise ValueError(
+                f"the task has x_dim={self.task.x_dim}, y_dim={self.task.y_dim}, the model x_dim={self.model.x_dim}, "
+                f"y_dim={self.model.y_dim}: they must agree"
+            )
+        if self.loss == "points" and not self.one_pass:
+            raise ValueError("loss='points' needs interleaved prompts and causal keys: only then does one pass give it")
+        if self.curriculum is not None:
+            self.curriculum.task_at(self.task, 0), self.curriculum.task_at(self.task, self.steps)
+
+    @property
+    def one_pass(self) -> bool:
+        """Whether one pass of the model predicts every point from the points before it."""
+        return self.model.prompt_format == "interleaved" and self.model.keys == "causal"
+
+    @property
+    def rows(self) -> Literal["query", "points"]:
+        """Which predictions the loss is made of."""
+        return self.loss or ("points" if self.one_pass else "query")
+
+    def task_at(self, step: int) -> AnyTask:
+        """The task that step `step` (from 0) draws its prompts from."""
+        return self.curriculum.task_at(self.task, step) if self.curriculum else self.task
+
+    @property
+    def eval_task(self) -> AnyTask:
+        """Where held-out prompts come from: for fixed tasks, the distribution that those were drawn from."""
+        return self.task.task if isinstance(self.task, FixedTasks) else self.task
+
+    def learning_rate_at(self, step: int) -> float:
+        """The learning rate of step `step` (from 0)."""
+        if step < self.warmup_steps:
+            return self.learning_rate * (step + 1) / self.warmup_steps
+        if self.schedule == "constant":
+            return self.learning_rate
+        progress = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
+        return self.learning_rate * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON data; `from_dict` is the inverse."""
+        data = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        data |= {"task": task_to_dict(self.task), "model": self.model.to_dict()}
+        if self.curriculum is not None:
+            data["curriculum"] = dataclasses.asdict(self.curriculum)
+        return data
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        """The config that `to_dict` wrote.
+
+        Raises:
+            ValueError: unknown fields or bad values.
+        """
+        fields = dict(data)
+        unknown = sorted(set(fields) - {f.name for f in dataclasses.fields(cls)})
+        if unknown:
+            raise ValueError(f"TrainingConfig has no field {unknown}")
+        fields["task"] = task_from_dict(fields["task"])
+        fields["model"] = TransformerConfig.from_dict(fields["model"])
+        for name in ("seeds", "snapshot_steps"):
+            fields[name] = tuple(fields.get(name, ()))
+        if fields.get("curriculum") is not None:
+            ramps = {k: Ramp(**v) if v is not None else None for k, v in fields["curriculum"].items()}
+            fields["curriculum"] = Curriculum(**ramps)
+        return cls(**fields)
+
+
+def spread_steps(steps: int, n: int, first: int = 1) -> tuple[int, ...]:
+    """About n step numbers from 0 to `steps`, dense at the start: 0, then geometrically spaced from `first` on."""
+    if n < 2 or steps < first:
+        return (0, steps) if steps else (0,)
+    ratio = (steps / first) ** (1 / (n - 1))
+    return tuple(sorted({0, *(min(steps, round(first * ratio**i)) for i in range(n))}))

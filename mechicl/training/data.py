@@ -1,0 +1,111 @@
+"""Training batches: drawn for every seed from its own generator, on a second thread, ahead of the step that uses them."""
+
+import queue
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mechicl.models import HookedTransformer
+from mechicl.training.config import TrainingConfig
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """What one step trains on.
+
+    Attributes:
+        step: its number, from 0.
+        tokens: `[seed prompt pos d_token]`.
+        targets: `[seed prompt row y]`.
+        generator_states: of each seed's generator after drawing this batch, `[seed byte]`.
+    """
+
+    step: int
+    tokens: Float[Tensor, "seed prompt pos d_token"]
+    targets: Float[Tensor, "seed prompt row y"]
+    generator_states: Tensor
+
+
+def make_generators(config: TrainingConfig, device: torch.device) -> list[torch.Generator]:
+    """One generator a seed for its prompts, apart from the one that made its weights."""
+    return [torch.Generator(device=device).manual_seed(2**40 + seed) for seed in config.seeds]
+
+
+def draw_batch(
+    config: TrainingConfig,
+    model: HookedTransformer,
+    generators: list[torch.Generator],
+    step: int,
+    shard: tuple[int, int] = (0, 1),
+) -> Batch:
+    """The batch of a step.
+
+    With several processes each draws the whole batch and keeps its share, so that any number of processes trains on
+    the same prompts.
+
+    Args:
+        config: the run.
+        model: does the encoding.
+        generators: one a seed; they move on.
+        step: from 0.
+        shard: this process' number and the number of processes.
+    """
+    rank, world = shard
+    task = config.task_at(step)
+    tokens, targets = [], []
+    for generator in generators:
+        prompts = task.sample(config.batch_size, generator=generator)
+        if world > 1:
+            prompts = prompts[rank * config.batch_size // world : (rank + 1) * config.batch_size // world]
+        tokens.append(model.encode(prompts))
+        targets.append(prompts.ys if config.rows == "points" else prompts.ys[:, -1:])
+    states = torch.stack([generator.get_state() for generator in generators])
+    return Batch(step, torch.stack(tokens), torch.stack(targets), states)
+
+
+def batches(
+    config: TrainingConfig,
+    model: HookedTransformer,
+    generators: list[torch.Generator],
+    first_step: int,
+    shard: tuple[int, int] = (0, 1),
+    ahead: int = 2,
+) -> Iterator[Batch]:
+    """The batches from `first_step` to the last, drawn on a thread while training uses the one before.
+
+    What is drawn does not depend on how far the thread is ahead: each batch carries the generator states after it.
+    """
+    ready: queue.Queue[Batch | BaseException | None] = queue.Queue(maxsize=ahead)
+    stop = threading.Event()
+
+    def put(item: Batch | BaseException | None) -> None:
+        while not stop.is_set():
+            try:
+                return ready.put(item, timeout=0.1)
+            except queue.Full:
+                continue
+
+    def work() -> None:
+        try:
+            for step in range(first_step, config.steps):
+                if stop.is_set():
+                    return
+                put(draw_batch(config, model, generators, step, shard))
+            put(None)
+        except BaseException as error:
+            put(error)
+
+    thread = threading.Thread(target=work, daemon=True, name="mechicl-batches")
+    thread.start()
+    try:
+        while (item := ready.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+    finally:
+        stop.set()
+        thread.join()

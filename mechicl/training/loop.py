@@ -1,0 +1,326 @@
+"""The training loop: one for every task, model, number of seeds and number of processes."""
+
+import math
+import os
+import platform
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from jaxtyping import Float
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from mechicl.files import read_tensors, write_tensors
+from mechicl.models import HookedTransformer
+from mechicl.training.config import TrainingConfig
+from mechicl.training.data import batches, make_generators
+from mechicl.training.ensemble import Ensemble
+from mechicl.training.state import STATE_FILE, Metrics, RunState, adam_moments, restore_adam
+
+
+class TrainingDivergedError(RuntimeError):
+    """The loss became NaN or infinite."""
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingResult:
+    """What a finished run leaves.
+
+    Attributes:
+        models: one a seed, in eval mode, on the CPU.
+        record: seeds, versions, config, curve, wall time and hardware as plain JSON data.
+        snapshot_steps: steps whose weights were kept.
+        snapshots: name to `[step seed ...]`.
+    """
+
+    models: list[HookedTransformer]
+    record: dict[str, Any]
+    snapshot_steps: tuple[int, ...]
+    snapshots: dict[str, Tensor]
+
+
+def train(
+    config: TrainingConfig,
+    folder: str | Path,
+    *,
+    restart: bool = False,
+    progress: bool = True,
+    on_save: Callable[[int], None] | None = None,
+) -> TrainingResult:
+    """Train the models of a config, resuming from the folder's last save if there is one.
+
+    A run killed at any moment and called again gives the same weights, bit for bit, as one that was not. Runs on the
+    CPU, a GPU, or several processes started by `accelerate launch`.
+
+    Args:
+        config: the run.
+        folder: of its saves, metrics.jsonl and snapshots; made if need be.
+        restart: throw away what the folder holds of an earlier run.
+        progress: show a progress bar with loss and steps a second.
+        on_save: called with the step number after each save.
+
+    Raises:
+        TrainingDivergedError: a loss is NaN or infinite; the message names seed, step, last save and what to try.
+        ValueError: the folder holds a run with another config, or its save is damaged.
+
+    Example:
+        >>> config = TrainingConfig(seeds=(0, 1), steps=100, batch_size=64)
+        >>> result = train(config, "runs/example", progress=False)
+    """
+    folder = Path(folder)
+    accelerator = Accelerator(cpu=config.cpu, mixed_precision=config.mixed_precision, log_with=config.tracker,
+                              project_dir=str(folder))  # fmt: skip
+    if accelerator.is_main_process:
+        if restart and folder.exists():
+            for stale in (folder / STATE_FILE, folder / "metrics.jsonl"):
+                stale.unlink(missing_ok=True)
+            shutil.rmtree(folder / "snapshots", ignore_errors=True)
+        (folder / "snapshots").mkdir(parents=True, exist_ok=True)
+    accelerator.wait_for_everyone()
+    if config.tracker:
+        accelerator.init_trackers("mechicl", config={"steps": config.steps, "learning_rate": config.learning_rate})
+    try:
+        run = _Run(config, folder, accelerator)
+        run.train(progress and accelerator.is_main_process, on_save)
+        return run.result()
+    finally:
+        if config.tracker:
+            accelerator.end_training()
+
+
+class _Run:
+    """One run in progress."""
+
+    def __init__(self, config: TrainingConfig, folder: Path, accelerator: Accelerator):
+        self.config, self.folder, self.accelerator = config, folder, accelerator
+        self.model_config = config.model.replace(device=str(accelerator.device))
+        models = [HookedTransformer(self.model_config, seed=seed) for seed in config.seeds]
+        self.encoder = models[0]
+        self.ensemble = Ensemble(models).to(accelerator.device)
+        fused = accelerator.device.type in ("cpu", "cuda")
+        optimizer = torch.optim.Adam(self.ensemble.parameters(), lr=config.learning_rate, fused=fused)
+        self.generators = make_generators(config, accelerator.device)
+        self.state = RunState(
+            step=0, weights={}, moments={}, generators=torch.stack([g.get_state() for g in self.generators]),
+            stopped_at=torch.full((len(config.seeds),), -1), final=self.ensemble.state(), wall_time=0.0,
+        )  # fmt: skip
+        self.resumed = (folder / STATE_FILE).is_file()
+        if self.resumed:
+            self.state = RunState.load(folder, config)
+            self._load_weights(self.state.weights)
+            restore_adam(optimizer, self.ensemble.names, self.state.moments)
+            for generator, saved in zip(self.generators, self.state.generators, strict=True):
+                generator.set_state(saved)
+        self.last_save = self.state.step if self.resumed else None
+        self.step_model, self.optimizer = accelerator.prepare(self.ensemble, optimizer)
+        self.parameters = list(self.ensemble.parameters())
+        self.eval_tokens, self.eval_targets = self._eval_batch()
+
+    def train(self, progress: bool, on_save: Callable[[int], None] | None) -> None:
+        config, state, main = self.config, self.state, self.accelerator.is_main_process
+        metrics = Metrics(self.folder, state.step) if main else None
+        bar = tqdm(total=config.steps, initial=state.step, disable=not progress, unit="step", dynamic_ncols=True)
+        started = time.perf_counter() - state.wall_time
+        shard = (self.accelerator.process_index, self.accelerator.num_processes)
+        stream = batches(config, self.encoder, self.generators, state.step, shard)
+        if state.step == 0 and not self.resumed:
+            self._snapshot(0)
+            self._log(metrics, 0, None, self._evaluate(), 0.0)
+        snapshot_steps, window_start, window_step = set(config.snapshot_steps), time.perf_counter(), state.step
+        try:
+            if not self._all_stopped():
+                for batch in stream:
+                    losses = self._step(batch.step, batch.tokens, batch.targets)
+                    step = state.step = batch.step + 1
+                    state.generators = batch.generator_states
+                    last = step == config.steps
+                    if step in snapshot_steps:
+                        self._snapshot(step)
+                    evaluation = self._evaluate() if step % config.eval_every == 0 or last else None
+                    if evaluation is not None:
+                        self._stop_those_on_target(step, evaluation)
+                    if evaluation is not None or step % config.log_every == 0:
+                        now = time.perf_counter()
+                        speed = (step - window_step) / max(now - window_start, 1e-9)
+                        window_start, window_step = now, step
+                        self._log(metrics, step, losses, evaluation, speed)
+                        bar.set_postfix({"loss": f"{losses.mean().item():.4g}"}, refresh=False)
+                    bar.update(1)
+                    done = last or self._all_stopped()
+                    if step % config.save_every == 0 or done:
+                        state.wall_time = time.perf_counter() - started
+                        self._save()
+                        if on_save is not None:
+                            on_save(step)
+                    if done:
+                        break
+        finally:
+            stream.close()  # type: ignore[attr-defined]
+            bar.close()
+            if metrics is not None:
+                metrics.close()
+
+    # -- one step --
+
+    def _step(self, step: int, tokens: Tensor, targets: Tensor) -> Float[Tensor, "seed"]:
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.learning_rate_at(step)
+        predictions = self.step_model(tokens, self.config.rows)
+        losses = (predictions - targets).square().mean(dim=(1, 2, 3))
+        self.optimizer.zero_grad(set_to_none=True)
+        self.accelerator.backward(losses.sum())
+        losses = losses.detach()
+        if self.accelerator.num_processes > 1:
+            losses = self.accelerator.reduce(losses, "mean")
+        self._check_finite(step, losses)
+        if self.config.gradient_clip is not None:
+            clip_each_seed([p.grad for p in self.parameters if p.grad is not None], self.config.gradient_clip)
+        self.optimizer.step()
+        return losses
+
+    def _check_finite(self, step: int, losses: Tensor) -> None:
+        if losses.isfinite().all():
+            return
+        running = self.state.stopped_at < 0
+        bad = [i for i in range(len(losses)) if not math.isfinite(losses[i].item()) and running[i]]
+        if bad:
+            seeds = ", ".join(f"{self.config.seeds[i]} ({losses[bad[0]].item()})" for i in bad)
+            saved = "no save yet" if self.last_save is None else f"last good save: step {self.last_save}"
+            raise TrainingDivergedError(
+                f"the loss is not finite at step {step + 1} for seed {seeds}; {saved} in {self.folder}. Try a smaller "
+                f"learning_rate (now {self.config.learning_rate:g}), warmup_steps, a smaller gradient_clip (now "
+                f"{self.config.gradient_clip}), or token_clip in the model."
+            )
+
+    # -- evaluation, logs, saves --
+
+    def _eval_batch(self) -> tuple[Tensor, Tensor]:
+        task, config = self.config.eval_task, self.config
+        prompts = task.sample(config.eval_prompts, seed=config.eval_seed, device=self.accelerator.device)
+        targets = prompts.ys if config.rows == "points" else prompts.ys[:, -1:]
+        return self.encoder.encode(prompts), targets
+
+    @torch.no_grad()
+    def _evaluate(self) -> Float[Tensor, "seed"]:
+        tokens = self.eval_tokens.expand(len(self.config.seeds), *self.eval_tokens.shape)
+        predictions = self.ensemble(tokens, self.config.rows)
+        return (predictions - self.eval_targets).square().mean(dim=(1, 2, 3)).cpu()
+
+    def _stop_those_on_target(self, step: int, evaluation: Tensor) -> None:
+        if self.config.target_loss is None:
+            return
+        reached = (self.state.stopped_at < 0) & (evaluation <= self.config.target_loss)
+        for i in reached.nonzero().flatten().tolist():
+            self.state.stopped_at[i] = step
+            for name, weight in self.ensemble.state().items():
+                self.state.final[name][i] = weight[i]
+
+    def _all_stopped(self) -> bool:
+        return bool((self.state.stopped_at >= 0).all())
+
+    def _log(
+        self, metrics: Metrics | None, step: int, losses: Tensor | None, evaluation: Tensor | None, speed: float
+    ) -> None:
+        if metrics is None:
+            return
+        line: dict[str, Any] = {"step": step, "learning_rate": self.config.learning_rate_at(max(step - 1, 0))}
+        if losses is not None:
+            line |= {"loss": losses.tolist(), "steps_per_second": round(speed, 2)}
+        if evaluation is not None:
+            line["eval_loss"] = evaluation.tolist()
+        metrics.write(line)
+        if self.config.tracker:
+            values = {name: sum(line[name]) / len(line[name]) for name in ("loss", "eval_loss") if name in line}
+            self.accelerator.log(values, step=step)
+
+    def _save(self) -> None:
+        state = self.state
+        state.weights = self.ensemble.state()
+        optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
+        state.moments = adam_moments(optimizer, self.ensemble.names)
+        if self.accelerator.is_main_process:
+            state.save(self.folder, self.config)
+        self.accelerator.wait_for_everyone()
+        self.last_save = state.step
+
+    def _snapshot(self, step: int) -> None:
+        if self.accelerator.is_main_process and step in self.config.snapshot_steps:
+            write_tensors(self.folder / "snapshots" / f"{step:09d}.safetensors", self.ensemble.state())
+
+    @torch.no_grad()
+    def _load_weights(self, weights: dict[str, Tensor]) -> None:
+        for name, stacked in zip(self.ensemble.names, self.ensemble.stacked, strict=True):
+            stacked.copy_(weights[name])
+
+    # -- the end --
+
+    def result(self) -> TrainingResult:
+        config, state = self.config, self.state
+        weights = self.ensemble.state()
+        for i in (state.stopped_at >= 0).nonzero().flatten().tolist():
+            for name in weights:
+                weights[name][i] = state.final[name][i]
+        models = []
+        for i, seed in enumerate(config.seeds):
+            model = HookedTransformer(config.model, seed=seed).cpu().eval()
+            with torch.no_grad():
+                for name, parameter in model.named_parameters():
+                    parameter.copy_(weights[name][i])
+            models.append(model)
+        buffers = self.ensemble.buffers_state()
+        taken: list[tuple[int, dict[str, Tensor]]] = []
+        for step in sorted(set(config.snapshot_steps)):
+            path = self.folder / "snapshots" / f"{step:09d}.safetensors"
+            if step <= state.step and path.is_file():
+                taken.append((step, {**read_tensors(path)[0], **buffers}))
+        names = taken[0][1] if taken else {}
+        return TrainingResult(
+            models=models,
+            record=self._record(),
+            snapshot_steps=tuple(step for step, _ in taken),
+            snapshots={name: torch.stack([w[name] for _, w in taken]) for name in names},
+        )
+
+    def _record(self) -> dict[str, Any]:
+        lines = Metrics.read(self.folder)
+        evaluations = [line for line in lines if "eval_loss" in line]
+        training = [line for line in lines if "loss" in line]
+        return {
+            "seeds": list(self.config.seeds),
+            "training": self.config.to_dict(),
+            "steps_done": self.state.step,
+            "stopped_at": self.state.stopped_at.tolist(),
+            "curve": {
+                "eval_step": [line["step"] for line in evaluations],
+                "eval_loss": [line["eval_loss"] for line in evaluations],
+                "step": [line["step"] for line in training],
+                "loss": [line["loss"] for line in training],
+            },
+            "wall_time_s": round(self.state.wall_time, 1),
+            "hardware": hardware_in_words(self.accelerator.device),
+            "processes": self.accelerator.num_processes,
+            "versions": {"python": platform.python_version(), "torch": str(torch.__version__)},
+        }
+
+
+def clip_each_seed(gradients: list[Float[Tensor, "seed *shape"]], bound: float) -> None:
+    """Scale each seed's gradient, in place, to a global norm of at most `bound`."""
+    squared = torch.stack([g.flatten(1).square().sum(1) for g in gradients]).sum(0)
+    factor = (bound / (squared.sqrt() + 1e-6)).clamp(max=1.0)
+    for g in gradients:
+        g.mul_(factor.view(-1, *[1] * (g.ndim - 1)))
+
+
+def hardware_in_words(device: torch.device) -> str:
+    """Such as "2 CPU cores" or "NVIDIA H200"."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    if device.type == "cpu":
+        return f"{os.cpu_count()} CPU cores ({platform.machine()}), {torch.get_num_threads()} threads"
+    return device.type

@@ -1,0 +1,127 @@
+"""The complete state of a run in one file, written atomically, so that a killed run goes on as if nothing happened."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mechicl.files import read_tensors, write_bytes, write_tensors
+from mechicl.training.config import TrainingConfig
+
+STATE_FILE = "state.safetensors"
+METRICS_FILE = "metrics.jsonl"
+
+
+@dataclass
+class RunState:
+    """Everything that the next step depends on.
+
+    Attributes:
+        step: number of steps done.
+        weights: name to `[seed ...]`.
+        moments: Adam's first and second moments, "exp_avg.NAME" and "exp_avg_sq.NAME".
+        generators: the random state of each seed's prompts, `[seed byte]`.
+        stopped_at: step at which each seed reached its target, -1 while it has not, `[seed]`.
+        final: weights of the seeds that reached it.
+        wall_time: seconds spent so far.
+    """
+
+    step: int
+    weights: dict[str, Tensor]
+    moments: dict[str, Tensor]
+    generators: Tensor
+    stopped_at: Tensor
+    final: dict[str, Tensor]
+    wall_time: float
+
+    def save(self, folder: Path, config: TrainingConfig) -> None:
+        """Write the state file of a run."""
+        groups = {"weights": self.weights, "moments": self.moments, "final": self.final}
+        tensors = {f"{group}/{name}": t for group, named in groups.items() for name, t in named.items()}
+        tensors |= {"generators": self.generators, "stopped_at": self.stopped_at}
+        metadata = {"step": str(self.step), "wall_time": repr(self.wall_time), "config": json.dumps(config.to_dict())}
+        write_tensors(folder / STATE_FILE, tensors, metadata)
+
+    @classmethod
+    def load(cls, folder: Path, config: TrainingConfig) -> "RunState":
+        """Read the state file of a run.
+
+        Raises:
+            ValueError: the file is damaged, or belongs to a run with another config; the message names the fields.
+        """
+        tensors, metadata = read_tensors(folder / STATE_FILE)
+        saved = json.loads(metadata["config"])
+        now = json.loads(json.dumps(config.to_dict()))
+        different = [name for name in now if now[name] != saved.get(name)]
+        if different:
+            changes = "; ".join(f"{name}: {saved.get(name)} there, {now[name]} now" for name in different)
+            raise ValueError(f"{folder} holds a run with another config ({changes}); use another folder or restart it")
+        groups: dict[str, dict[str, Tensor]] = {"weights": {}, "moments": {}, "final": {}}
+        for key, tensor in tensors.items():
+            group, _, name = key.partition("/")
+            if name:
+                groups[group][name] = tensor
+        return cls(
+            step=int(metadata["step"]),
+            generators=tensors["generators"],
+            stopped_at=tensors["stopped_at"],
+            wall_time=float(metadata["wall_time"]),
+            **groups,
+        )
+
+
+def adam_moments(optimizer: torch.optim.Optimizer, names: list[str]) -> dict[str, Tensor]:
+    """Adam's moments by weight name, copies on the CPU."""
+    parameters = optimizer.param_groups[0]["params"]
+    moments = {}
+    for name, parameter in zip(names, parameters, strict=True):
+        for key in ("exp_avg", "exp_avg_sq", "step"):
+            if key in optimizer.state[parameter]:
+                moments[f"{key}.{name}"] = optimizer.state[parameter][key].detach().cpu().clone()
+    return moments
+
+
+def restore_adam(optimizer: torch.optim.Optimizer, names: list[str], moments: dict[str, Tensor]) -> None:
+    """The inverse of `adam_moments`."""
+    for name, parameter in zip(names, optimizer.param_groups[0]["params"], strict=True):
+        for key in ("exp_avg", "exp_avg_sq", "step"):
+            value = moments.get(f"{key}.{name}")
+            if value is not None:
+                device = parameter.device if key != "step" else value.device
+                optimizer.state[parameter][key] = value.clone().to(device)
+
+
+class Metrics:
+    """Metrics as JSON lines, one object a logged step; lines of steps after the last save go when a run resumes."""
+
+    def __init__(self, folder: Path, from_step: int):
+        self.path = folder / METRICS_FILE
+        kept = [line for line in self.read(folder) if line["step"] <= from_step]
+        write_bytes(self.path, "".join(json.dumps(line) + "\n" for line in kept).encode())
+        self._file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 - closed by close()
+
+    def write(self, line: dict[str, Any]) -> None:
+        """Append a line."""
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    @staticmethod
+    def read(folder: Path) -> list[dict[str, Any]]:
+        """The lines of a run; one that a kill cut short is left out."""
+        path = folder / METRICS_FILE
+        if not path.is_file():
+            return []
+        lines = []
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                lines.append(json.loads(line))
+            except json.JSONDecodeError:
+                continue
+        return lines

@@ -1,0 +1,46 @@
+"""What all tests share: the hypothesis profiles and the browser."""
+
+import os
+import shutil
+from collections.abc import Iterator
+
+import hypothesis
+import pytest
+from playwright.sync_api import Browser, sync_playwright
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+BROWSER_ARGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+# No deadline anywhere: a first call into torch is slow, and machines are shared.
+# CI draws the same examples in every run; elsewhere new ones keep being tried.
+hypothesis.settings.register_profile("local", deadline=None, print_blob=True)
+hypothesis.settings.register_profile("ci", deadline=None, print_blob=True, derandomize=True)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """The system's Chromium, headless. Without one the test is skipped, or fails under CI.
+
+    Playwright keeps an event loop running in this thread until the session ends, so tests that call
+    `asyncio.run` must do so in a thread or process of their own (nbclient does).
+    """
+    executable = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if executable is None:
+        reason = f"no browser: none of {', '.join(BROWSERS)} is on the PATH (`make browser` installs one)"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=executable, args=BROWSER_ARGS)
+        yield chromium
+        chromium.close()
