@@ -6,7 +6,7 @@ and Newton's method all predict `x_t U f(λ) Uᵀ B`; only the filter `f` differ
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -34,7 +34,7 @@ class PrefixSpectra:
     target_coordinates: Float[Tensor, "prompt point x y"]
 
     @classmethod
-    def of(cls, xs: Float[Tensor, "prompt point x"], ys: Float[Tensor, "prompt point y"], points: PredictedPoints) -> Self:
+    def of(cls, xs: Float[Tensor, "prompt point x"], ys: Float[Tensor, "prompt point y"], points: PredictedPoints) -> "PrefixSpectra":
         """Spectra for the prediction of all points, or of the query alone."""
         if points == "all":
             second = _before(xs[..., :, None] * xs[..., None, :])

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -179,7 +179,8 @@ class TransformerConfig:
             _require(self.d_vocab is None, "d_vocab is for prompt_format='token_ids'")
         _check_ranges(self)
         self._fill_format()
-        self._fill_widths()
+        self._fill_d_model()
+        self._fill_d_head()
         self._fill_rest()
         self._check_combinations()
 
@@ -220,22 +221,19 @@ class TransformerConfig:
             f"one-hot positions need d_pos >= n_ctx={self.n_ctx}, got {self.d_pos}",
         )
 
-    def _fill_widths(self) -> None:
+    def _fill_d_model(self) -> None:
         if self.d_model is None:
-            _require(
-                self.read_in == "identity",
-                "d_model is needed with a linear read-in or a vocabulary",
-            )
+            _require(self.read_in == "identity", "d_model is needed with a linear read-in or a vocabulary")
             self._fill(d_model=self.d_token + self.d_pos + (self.y_dim if self._separate_y_slot() else 0))
-        if self.d_head is None:
-            if self.attention == "softmax":
-                _require(
-                    self.d_model % self.n_heads == 0,
-                    f"d_model={self.d_model} is not divisible by n_heads={self.n_heads}: give d_head",
-                )
-                self._fill(d_head=self.d_model // self.n_heads)
-            else:
-                self._fill(d_head=self.d_model)
+
+    def _fill_d_head(self) -> None:
+        if self.d_head is None and self.attention == "softmax":
+            _require(
+                self.d_model % self.n_heads == 0,
+                f"d_model={self.d_model} is not divisible by n_heads={self.n_heads}: give d_head",
+            )
+            self._fill(d_head=self.d_model // self.n_heads)
+        self._fill(d_head=self.d_model)
 
     def _fill_rest(self) -> None:
         softmax, normed = self.attention == "softmax", self.normalization_type is not None
@@ -337,14 +335,14 @@ class TransformerConfig:
         """The dtype as torch knows it."""
         return DTYPES[self.dtype]
 
-    def replace(self, **changes: Any) -> Self:
+    def replace(self, **changes: Any) -> "TransformerConfig":
         """A copy with some fields changed; fields that were left to their default follow the change."""
         given = dict(self._given)
         if {"n_context", "prompt_format"} & set(changes):
             given["n_ctx"] = None
         return type(self)(**(given | changes))
 
-    def as_given(self) -> Self:
+    def as_given(self) -> "TransformerConfig":
         """The config before its defaults were filled in, for a command line to change fields of. Not for models."""
         blank = object.__new__(type(self))
         for name, value in self._given.items():
@@ -352,14 +350,14 @@ class TransformerConfig:
         return blank
 
     if TYPE_CHECKING:
-        _given: dict[str, Any]
+        _given: dict[str, Any] = dataclasses.field(init=False)
 
     def to_dict(self) -> dict[str, Any]:
         """All fields but the device, as plain JSON data."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "device"}
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Self:
+    def from_dict(cls, data: dict[str, Any]) -> "TransformerConfig":
         """The config that `to_dict` wrote.
 
         Raises:
@@ -375,7 +373,7 @@ class TransformerConfig:
             )
         try:
             return cls(**data)
-        except TypeError as error:  # a string where a number belongs, and the like
+        except (TypeError, OverflowError) as error:  # a string where a number belongs, and the like
             raise ValueError(f"a field has a value of the wrong type: {error}") from error
 
 
@@ -404,21 +402,26 @@ def _check_choices(cfg: TransformerConfig) -> None:
 
 
 def _check_ranges(cfg: TransformerConfig) -> None:
+    optional = {field.name for field in dataclasses.fields(cfg) if field.default is None}
+
+    def require(name: str, fine: bool, what: str) -> None:
+        value = getattr(cfg, name)
+        _require(fine or (value is None and name in optional), f"{name} must be {what}, got {value!r}")
+
     integers = {"x_dim": 1, "y_dim": 1, "n_context": 0, "d_vocab": 1, "n_ctx": 1, "n_layers": 0, "n_heads": 1}
     integers |= {"d_model": 1, "d_head": 1, "d_mlp": 1, "d_pos": 1 if cfg.d_pos else 0}
     for name, least in integers.items():
         value = getattr(cfg, name)
         whole = isinstance(value, int) and not isinstance(value, bool)
-        _require(value is None or (whole and value >= least), f"{name} must be an integer >= {least}, got {value!r}")
+        require(name, whole and value >= least, f"an integer >= {least}")
     for name in ("attention_slope", "score_scale", "sink_score", "eps", "damping", "initializer_range", "token_clip"):
         value = getattr(cfg, name)
         real = isinstance(value, (int, float)) and not isinstance(value, bool)
-        _require(value is None or (real and math.isfinite(value)), f"{name} must be a finite number, got {value!r}")
+        require(name, real and math.isfinite(value), "a finite number")
     for name in ("eps", "initializer_range"):
         value = getattr(cfg, name)
         _require(value is None or value >= 0, f"{name} must not be negative, got {value}")
     _require(cfg.token_clip is None or cfg.token_clip > 0, f"token_clip must be positive, got {cfg.token_clip}")
     flags = ("normalize_by_context", "skip_first_norm", "final_norm", "recurrent", "attn_bias", "read_bias")
     for name in (*flags, "use_attn_result"):
-        value = getattr(cfg, name)
-        _require(value is None or isinstance(value, bool), f"{name} must be true or false, got {value!r}")
+        require(name, isinstance(getattr(cfg, name), bool), "true or false")

@@ -119,7 +119,9 @@ def _pattern(
 ) -> Float[Tensor, "batch head row key_pos"]:
     cfg = attn.cfg
     if cfg.attention == "softmax":
-        return attn.softmax(scores if mask is None else scores.masked_fill(~mask, -torch.inf))
+        scores = scores if mask is None else scores.masked_fill(~mask, -torch.inf)
+        # without a sink: with keys cut off and not masked, no row is masked altogether
+        return attn.softmax(scores) if cfg.sink != "none" else scores.softmax(-1)
     if mask is None:
         pattern, n_keys = elementwise_attention(cfg, scores), max(scores.shape[-1], 1)
     else:

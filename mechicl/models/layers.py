@@ -39,13 +39,13 @@ class LayerNorm(nn.Module):
     w: nn.Parameter
     b: nn.Parameter
 
-    def __init__(self, cfg: TransformerConfig, shared: "LayerNorm | None" = None):
+    def __init__(self, cfg: TransformerConfig):
         super().__init__()
         self.eps = cfg.eps
         self.has_weights = cfg.normalization_type == "LN"
         if self.has_weights:
-            self.w = shared.w if shared else nn.Parameter(torch.ones(cfg.d_model))
-            self.b = shared.b if shared else nn.Parameter(torch.zeros(cfg.d_model))
+            self.w = nn.Parameter(torch.ones(cfg.d_model))
+            self.b = nn.Parameter(torch.zeros(cfg.d_model))
         self.hook_scale = HookPoint()
         self.hook_normalized = HookPoint()
 
@@ -61,7 +61,7 @@ class Attention(nn.Module):
     """Multi-head attention with softmax or any elementwise function of the scores.
 
     Weights: W_Q, W_K, W_V `[head d_model d_head]`, W_O `[head d_head d_model]`; biases b_Q, b_K, b_V
-    `[head d_head]`, b_O `[d_model]`, and `sink` `[head]`, where the config asks for them.
+    `[head d_head]`, b_O `[d_model]`, and `sink` `[head]` if learned, where the config asks for them.
     """
 
     W_Q: nn.Parameter
@@ -72,7 +72,7 @@ class Attention(nn.Module):
     b_K: nn.Parameter
     b_V: nn.Parameter
     b_O: nn.Parameter
-    sink: Tensor
+    sink: nn.Parameter
     hook_q: HookPoint
     hook_k: HookPoint
     hook_v: HookPoint
@@ -81,20 +81,16 @@ class Attention(nn.Module):
     hook_z: HookPoint
     hook_result: HookPoint
 
-    def __init__(self, cfg: TransformerConfig, shared: "Attention | None" = None):
+    def __init__(self, cfg: TransformerConfig):
         super().__init__()
         self.cfg = cfg
         h, m, d = cfg.n_heads, cfg.d_model, cfg.d_head
         shapes = {"W_Q": (h, m, d), "W_K": (h, m, d), "W_V": (h, m, d), "W_O": (h, d, m)}
         biases = {"b_Q": (h, d), "b_K": (h, d), "b_V": (h, d), "b_O": (m,)} if cfg.attn_bias else {}
         for name, shape in (shapes | biases).items():
-            self.register_parameter(name, getattr(shared, name) if shared else nn.Parameter(torch.zeros(shape)))
-        if cfg.sink != "none":
-            scores = torch.full((h,), float(cfg.sink_score))
-            if cfg.sink == "learned":
-                self.sink = shared.sink if shared else nn.Parameter(scores)
-            else:
-                self.register_buffer("sink", shared.sink if shared else scores)
+            self.register_parameter(name, nn.Parameter(torch.zeros(shape)))
+        if cfg.sink == "learned":
+            self.sink = nn.Parameter(torch.full((h,), float(cfg.sink_score)))
         # read by TransformerLens' ActivationCache when it splits the output of attention by head
         self._result_contribution_scale = cfg.damping
         for name in ("q", "k", "v", "attn_scores", "pattern", "z", *(("result",) if cfg.use_attn_result else ())):
@@ -129,7 +125,10 @@ class Attention(nn.Module):
     def softmax(self, scores: Float[Tensor, "batch head row key_pos"]) -> Float[Tensor, "batch head row key_pos"]:
         """Softmax over the keys and the sink; a position that sees no key attends to nothing."""
         if self.cfg.sink != "none":
-            sink = self.sink[:, None, None].to(scores).expand(*scores.shape[:-1], 1)
+            if self.cfg.sink == "learned":
+                sink = self.sink[:, None, None].to(scores).expand(*scores.shape[:-1], 1)
+            else:
+                sink = scores.new_full((*scores.shape[:-1], 1), self.cfg.sink_score)
             return torch.cat([scores, sink], dim=-1).softmax(-1)[..., :-1]
         no_key = (scores == -torch.inf).all(-1, keepdim=True)
         return scores.masked_fill(no_key, 0).softmax(-1).masked_fill(no_key, 0)
@@ -147,14 +146,14 @@ class MLP(nn.Module):
     W_out: nn.Parameter
     b_out: nn.Parameter
 
-    def __init__(self, cfg: TransformerConfig, shared: "MLP | None" = None):
+    def __init__(self, cfg: TransformerConfig):
         super().__init__()
         assert cfg.d_mlp is not None
         self.act_fn = ELEMENTWISE[cfg.act_fn]
         shapes = {"W_in": (cfg.d_model, cfg.d_mlp), "b_in": (cfg.d_mlp,)}
         shapes |= {"W_out": (cfg.d_mlp, cfg.d_model), "b_out": (cfg.d_model,)}
         for name, shape in shapes.items():
-            self.register_parameter(name, getattr(shared, name) if shared else nn.Parameter(torch.zeros(shape)))
+            self.register_parameter(name, nn.Parameter(torch.zeros(shape)))
         self.hook_pre = HookPoint()
         self.hook_post = HookPoint()
 
@@ -176,19 +175,16 @@ class Block(nn.Module):
     hook_mlp_out: HookPoint
     hook_resid_post: HookPoint
 
-    def __init__(self, cfg: TransformerConfig, layer: int, shared: "Block | None" = None):
+    def __init__(self, cfg: TransformerConfig, layer: int):
         super().__init__()
         self.cfg = cfg
-
-        def norm(name: str) -> LayerNorm | nn.Identity:
-            return LayerNorm(cfg, getattr(shared, name, None)) if cfg.normalization_type else nn.Identity()
-
         # a looped model's blocks are one block, so it skips the first norm in every pass
-        self.ln1 = nn.Identity() if cfg.skip_first_norm and (layer == 0 or cfg.recurrent) else norm("ln1")
-        self.attn = Attention(cfg, shared.attn if shared else None)
+        first = layer == 0 or cfg.recurrent
+        self.ln1 = self._norm(wanted=not (cfg.skip_first_norm and first))
+        self.attn = Attention(cfg)
         if cfg.block_mlp:
-            self.ln2 = norm("ln2")
-            self.mlp = MLP(cfg, shared.mlp if shared else None)
+            self.ln2 = self._norm()
+            self.mlp = MLP(cfg)
         # read by TransformerLens' ActivationCache when it splits the output of the MLP by neuron
         self.residual_contribution_scale = cfg.damping
         # read by its logit lens
@@ -207,3 +203,6 @@ class Block(nn.Module):
         if cfg.token_clip is not None:
             residual = residual.clamp(-cfg.token_clip, cfg.token_clip)
         return self.hook_resid_post(residual)
+
+    def _norm(self, wanted: bool = True) -> LayerNorm | nn.Identity:
+        return LayerNorm(self.cfg) if wanted and self.cfg.normalization_type else nn.Identity()

@@ -1,7 +1,7 @@
 """`HookedTransformer`: prompts in, predictions out, every activation on a TransformerLens hook."""
 
 import math
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import torch
 import torch.nn as nn
@@ -13,7 +13,7 @@ from transformer_lens.hook_points import HookPoint
 
 from mechicl.models.config import DTYPES, TransformerConfig
 from mechicl.models.fast import fast_block
-from mechicl.models.layers import MLP, Block, LayerNorm
+from mechicl.models.layers import MLP, Attention, Block, LayerNorm
 from mechicl.prompts import Prompts
 
 Rows = Literal["all", "query", "points"]
@@ -27,12 +27,16 @@ class HookedTransformer(HookedRootModule):
     positions off the last axis of the tokens see the token width instead.
 
     With no hook attached, the forward pass takes quicker routes that agree to float precision, and `predict`
-    computes only the rows that it reads.
+    computes only the rows that it reads. Every name in `hook_dict` fires in every full pass: `attn.hook_result` is
+    there only while `cfg.use_attn_result` is on.
 
     Args:
         cfg: the configuration.
         seed: of the initial weights.
         initial_weights: W_0 `[x y]` of paired prompts, whose query token is `(x, -x W_0)`; 0 by default.
+
+    Raises:
+        ValueError: initial_weights of another shape, or for a format that has no place for them.
 
     Example:
         >>> model = HookedTransformer(TransformerConfig(x_dim=10, n_context=10))
@@ -41,6 +45,9 @@ class HookedTransformer(HookedRootModule):
         >>> cache["blocks.0.attn.hook_pattern"].shape
         torch.Size([4, 1, 11, 11])
     """
+
+    cfg: TransformerConfig
+    initial_weights: Tensor
 
     def __init__(self, cfg: TransformerConfig, *, seed: int = 0, initial_weights: Float[Tensor, "x y"] | None = None):
         super().__init__()
@@ -54,49 +61,48 @@ class HookedTransformer(HookedRootModule):
         elif cfg.d_pos and cfg.read_in == "linear":
             self.pos_embed = nn.Parameter(torch.zeros(cfg.d_pos, cfg.d_model))
         if cfg.prompt_format == "paired":
-            start = torch.zeros(cast(int, cfg.x_dim), cfg.y_dim)
-            self.register_buffer("initial_weights", start)
-        elif initial_weights is not None:
-            raise ValueError("initial_weights belong to the paired format: an x token has no place for -x W_0")
+            self.register_buffer("initial_weights", torch.zeros(cast(int, cfg.x_dim), cfg.y_dim))
         self.hook_embed = HookPoint()
         if cfg.positional_embedding_type != "none":
             self.hook_pos_embed = HookPoint()
         if cfg.mlp_location == "input":
             self.input_mlp = MLP(cfg)
             self.hook_input_mlp_out = HookPoint()
-        blocks: list[Block] = []
-        for layer in range(cfg.n_layers):
-            blocks.append(Block(cfg, layer, blocks[0] if cfg.recurrent and blocks else None))
-        self.blocks = nn.ModuleList(blocks)
+        self.blocks = nn.ModuleList(Block(cfg, layer) for layer in range(cfg.n_layers))
+        self._tie_blocks()
         self.ln_final = LayerNorm(cfg) if cfg.final_norm else nn.Identity()
         if cfg.read_out == "linear":
             self.unembed = nn.Parameter(torch.zeros(cfg.d_model, cfg.d_out))
             self.unembed_bias = nn.Parameter(torch.zeros(cfg.d_out)) if cfg.read_bias else None
         self.setup()
-        self._watched = tuple(self.modules())
         self.reset_parameters(seed)
         self.to(device=cfg.device, dtype=cfg.torch_dtype)
         if initial_weights is not None:
-            if initial_weights.shape != start.shape:
-                raise ValueError(
-                    f"initial_weights must be [x y] = {tuple(start.shape)}, got {tuple(initial_weights.shape)}"
-                )
-            self.initial_weights.copy_(initial_weights)
+            self._set_initial_weights(initial_weights)
+
+    def setup(self) -> None:
+        """Name the hook points and index them; to be repeated when some are added or removed."""
+        super().setup()
+        self._watched = tuple(self.modules())
 
     @torch.no_grad()
     def reset_parameters(self, seed: int) -> None:
         """Fresh weights, the same for the same seed: matrices random, biases 0, norm weights 1 (see the config)."""
-        generator = torch.Generator().manual_seed(seed)
+        cfg, generator = self.cfg, torch.Generator().manual_seed(seed)
+        matrices = ("W_Q", "W_K", "W_V", "W_O", "W_in", "W_out", "pos_embed")
+        deviations: dict[str, float] = dict.fromkeys(matrices, cfg.initializer_range)
+        deviations["embed"] = 1 / math.sqrt(cfg.d_model if cfg.prompt_format == "token_ids" else cfg.d_token)
+        deviations["unembed"] = 1 / math.sqrt(cfg.d_model)
+        constants = {"w": 1.0, "sink": cfg.sink_score}
         for name, weight in self.named_parameters():
             leaf = name.rsplit(".", 1)[-1]
-            if leaf.startswith("W_") or leaf in ("embed", "unembed", "pos_embed"):
-                std = self.cfg.initializer_range
-                if leaf in ("embed", "unembed"):
-                    ids = leaf == "embed" and self.cfg.prompt_format == "token_ids"
-                    std = 1 / math.sqrt(self.cfg.d_model if ids else weight.shape[0])
-                fresh = torch.empty(weight.shape, dtype=torch.float32)
-                nn.init.trunc_normal_(fresh, std=std, a=-2 * std, b=2 * std, generator=generator)
-                weight.copy_(fresh)
+            if leaf in deviations:
+                # drawn alike whatever the model's device and dtype
+                fresh = torch.empty(weight.shape, dtype=torch.float32, device="cpu")
+                nn.init.trunc_normal_(fresh, a=-2, b=2, generator=generator)
+                weight.copy_(deviations[leaf] * fresh)
+            else:
+                weight.fill_(constants.get(leaf, 0.0))
 
     # ---- tokens in, outputs out ----
 
@@ -114,43 +120,47 @@ class HookedTransformer(HookedRootModule):
             tokens: `[batch pos d_token]` (see `encode`), token ids `[batch pos]`, or prompts. With
                 `start_at_layer`, the residual stream `[batch pos d_model]` before that layer.
             start_at_layer: begin before this block; negative numbers count from the end.
-            stop_at_layer: end before this block and return the residual stream there.
+            stop_at_layer: end before this block and return the residual stream there; negative likewise.
             rows: which positions to return: "all", those of every "points" prediction, or the "query"'s only.
 
         Returns:
-            `[batch row d_out]`: predictions before `decode`, or logits; or a residual stream `[batch pos d_model]`.
+            `[batch row d_out]`: predictions before `decode`, or logits; or a residual stream `[batch row d_model]`.
 
         Raises:
-            ValueError: tokens of another width, more positions than the model has, or a layer that does not exist.
+            ValueError: tokens of another width, more positions than the model has, a layer that does not exist, or
+                unknown rows.
+            IndexError: a token id outside the vocabulary.
         """
-        start, stop = self._layer("start_at_layer", start_at_layer, 0), self._layer("stop_at_layer", stop_at_layer, None)
+        start = self._layer("start_at_layer", start_at_layer, default=0)
+        stop = self._layer("stop_at_layer", stop_at_layer, default=self.cfg.n_layers)
         if isinstance(tokens, Prompts):
             tokens = self.encode(tokens)
-        if start is None:
-            raise AssertionError("unreachable: start has a default")
         residual = self.embed_tokens(tokens) if start_at_layer is None else self._check_residual(tokens)
-        wanted = self._rows(rows, residual.shape[1]) if stop is None else slice(None)
-        last = self.cfg.n_layers if stop is None else stop
-        hooked = self.has_hooks()
-        for layer in range(start, last):
+        wanted, hooked = self._rows(rows, residual.shape[1]), self.has_hooks()
+        for layer in range(start, stop):
             block = cast(Block, self.blocks[layer])
             if hooked:
                 residual = block(residual)
             else:
-                residual = fast_block(block, residual, wanted if layer == last - 1 else slice(None))
-        if stop is not None:
-            return residual
-        if hooked or start >= last:
-            residual = residual[:, wanted]
-        return self.read_out(residual)
+                residual = fast_block(block, residual, wanted if layer == stop - 1 else slice(None))
+        outputs = residual if stop_at_layer is not None else self.read_out(residual)
+        # hooks see all rows, also those of the final norm
+        return outputs[:, wanted] if hooked or start >= stop else outputs
 
     def embed_tokens(self, tokens: Tensor) -> Float[Tensor, "batch pos d_model"]:
-        """Tokens as the residual stream before the first block: read-in, positions, input MLP."""
+        """Tokens as the residual stream before the first block: read-in, positions, input MLP.
+
+        Raises:
+            ValueError: tokens of another shape or kind, or more positions than the model has.
+            IndexError: a token id outside the vocabulary.
+        """
         cfg = self.cfg
         if cfg.prompt_format == "token_ids":
-            if tokens.ndim != 2 or tokens.is_floating_point():
-                raise ValueError(f"tokens must be ids [batch pos], got {tokens.dtype} {tuple(tokens.shape)}")
-            residual = self.embed[tokens]
+            if tokens.ndim != 2 or tokens.dtype not in (torch.int64, torch.int32):
+                raise ValueError(
+                    f"tokens must be ids [batch pos] (int64 or int32), got {tokens.dtype} {tuple(tokens.shape)}"
+                )
+            residual = F.embedding(tokens, self.embed)  # refuses negative ids, which indexing would wrap
         else:
             if tokens.ndim != 3 or tokens.shape[2] != cfg.d_token:
                 raise ValueError(f"tokens must be [batch pos {cfg.d_token}], got {tuple(tokens.shape)}")
@@ -162,24 +172,28 @@ class HookedTransformer(HookedRootModule):
             residual = residual + self.embed_bias
         residual = self.hook_embed(residual)
         if cfg.positional_embedding_type != "none":
-            positions = self.positions(residual.shape[1])
-            residual = residual + self.hook_pos_embed(positions.expand(residual.shape[0], -1, -1))
+            # a copy for each prompt, so that a hook may patch some of them in place
+            residual = residual + self.hook_pos_embed(self.positions(residual).repeat(residual.shape[0], 1, 1))
         if cfg.mlp_location == "input":
             residual = residual + self.hook_input_mlp_out(self.input_mlp(residual))
         return residual
 
-    def positions(self, n_pos: int) -> Float[Tensor, "pos d_model"]:
-        """What the positions add to the stream."""
-        cfg = self.cfg
+    def positions(self, residual: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "pos d_model"]:
+        """What the positions add to a residual stream.
+
+        Raises:
+            ValueError: more positions than the model has.
+        """
+        cfg, n_pos = self.cfg, residual.shape[1]
         if cfg.positional_embedding_type != "sinusoidal" and n_pos > cfg.n_ctx:
             raise ValueError(f"{n_pos} positions, but this model has {cfg.n_ctx} ({cfg.positional_embedding_type})")
         if cfg.positional_embedding_type == "standard":
             return self.pos_embed[:n_pos]
-        device, dtype = torch.device(cfg.device), cfg.torch_dtype
         if cfg.positional_embedding_type == "one_hot":
-            table = torch.eye(n_pos, cfg.d_pos, device=device, dtype=dtype)
+            table = torch.eye(n_pos, cfg.d_pos)
         else:
-            table = sinusoidal_positions(n_pos, cfg.d_pos).to(device, dtype)
+            table = sinusoidal_positions(n_pos, cfg.d_pos)
+        table = table.to(residual)
         if cfg.read_in == "linear":
             return table @ self.pos_embed
         return F.pad(table, (cfg.d_token, cfg.d_model - cfg.d_token - cfg.d_pos))
@@ -198,16 +212,17 @@ class HookedTransformer(HookedRootModule):
         """Prompts as tokens of this model, on its device and in its dtype.
 
         Raises:
-            ValueError: the prompts' dimensions are not the model's.
+            ValueError: the prompts' dimensions are not the model's, or the model takes token ids.
         """
         cfg = self.cfg
-        if cfg.prompt_format != "token_ids" and (prompts.x_dim, prompts.y_dim) != (cfg.x_dim, cfg.y_dim):
+        form = cfg.format
+        if (prompts.x_dim, prompts.y_dim) != (cfg.x_dim, cfg.y_dim):
             raise ValueError(
                 f"the model takes x_dim={cfg.x_dim}, y_dim={cfg.y_dim}; "
                 f"the prompts have x_dim={prompts.x_dim}, y_dim={prompts.y_dim}"
             )
         prompts = prompts.to(cfg.device, cfg.torch_dtype)
-        return cfg.format.encode(prompts, self.initial_weights if cfg.prompt_format == "paired" else None)
+        return form.encode(prompts, self.initial_weights if cfg.prompt_format == "paired" else None)
 
     def decode(self, outputs: Float[Tensor, "prompt pos d_out"]) -> Float[Tensor, "prompt point y"]:
         """The predictions in the outputs at all positions: one point (the query) if paired, else every point."""
@@ -240,10 +255,11 @@ class HookedTransformer(HookedRootModule):
     def run_with_cache(self, *args: Any, return_cache_object: bool = True, **kwargs: Any) -> Any:
         """Outputs and an `ActivationCache` of every hook (a plain dict with `return_cache_object=False`).
 
-        Arguments as in TransformerLens: `names_filter`, `device`, `incl_bwd`, `remove_batch_dim`, `pos_slice`.
+        Arguments as in TransformerLens: `names_filter`, `device`, `remove_batch_dim`, `pos_slice`. For gradients,
+        which `incl_bwd` takes of a single output only, attach `bwd_hooks` with `hooks`.
         """
         try:
-            outputs, cache = super().run_with_cache(*args, **kwargs)
+            outputs, cache = super().run_with_cache(*map(self.to_tokens, args[:1]), *args[1:], **kwargs)
         finally:
             self.is_caching = False
         if return_cache_object:
@@ -253,6 +269,13 @@ class HookedTransformer(HookedRootModule):
     def set_use_attn_result(self, use_attn_result: bool) -> None:
         """Turn `attn.hook_result` (each head's output) on or off."""
         self._replace_cfg(use_attn_result=use_attn_result)
+        for block in self.blocks:
+            attn = cast(Block, block).attn
+            if use_attn_result and not hasattr(attn, "hook_result"):
+                attn.hook_result = HookPoint()
+            elif not use_attn_result and hasattr(attn, "hook_result"):
+                del attn.hook_result
+        self.setup()
 
     # ---- weights, by TransformerLens' names ----
 
@@ -307,6 +330,12 @@ class HookedTransformer(HookedRootModule):
         return torch.eye(self.cfg.d_token, self.cfg.d_model, device=self.cfg.device, dtype=self.cfg.torch_dtype)
 
     @property
+    def b_U(self) -> Float[Tensor, "d_out"]:
+        """The bias of the read-out, 0 where it has none."""
+        bias = self.unembed_bias if self.cfg.read_out == "linear" else None
+        return self.W_U.new_zeros(self.cfg.d_out) if bias is None else bias
+
+    @property
     def W_U(self) -> Float[Tensor, "d_model d_out"]:
         """The read-out as a matrix (without the final norm)."""
         if self.cfg.read_out == "linear":
@@ -345,8 +374,21 @@ class HookedTransformer(HookedRootModule):
 
     # ---- housekeeping ----
 
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """As torch's; blocks of a looped model stay one block also with `assign=True`."""
+        result = super().load_state_dict(*args, **kwargs)
+        self._tie_blocks()
+        return result
+
+    def _tie_blocks(self) -> None:
+        """In a looped model, make every block hold the first one's parameters: torch unties them now and then."""
+        for block in self.blocks[1:] if self.cfg.recurrent else ():
+            for module, first in zip(block.modules(), self.blocks[0].modules(), strict=True):
+                module._parameters.update(first._parameters)
+
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         result = super()._apply(fn, recurse)
+        self._tie_blocks()
         weight = next((t for t in (*self.parameters(), *self.buffers()) if t.is_floating_point()), None)
         if weight is not None:
             names = {dtype: name for name, dtype in DTYPES.items()}
@@ -355,23 +397,35 @@ class HookedTransformer(HookedRootModule):
 
     def _replace_cfg(self, **changes: Any) -> None:
         self.cfg = self.cfg.replace(**changes)
-        for module in self._watched:
-            if isinstance(getattr(module, "cfg", None), TransformerConfig):
+        for module in self.modules():
+            if isinstance(module, (Block, Attention)):
                 module.cfg = self.cfg
+
+    def _set_initial_weights(self, initial_weights: Tensor) -> None:
+        if self.cfg.prompt_format != "paired":
+            raise ValueError("initial_weights belong to the paired format: an x token has no place for -x W_0")
+        if initial_weights.shape != self.initial_weights.shape:
+            raise ValueError(
+                f"initial_weights must be [x y] = {tuple(self.initial_weights.shape)}, "
+                f"got {tuple(initial_weights.shape)}"
+            )
+        self.initial_weights.copy_(initial_weights)
 
     def _rows(self, rows: Rows, n_pos: int) -> slice:
         if rows == "all":
             return slice(None)
         if rows == "query":
             return slice(n_pos - 1, n_pos)
-        return self.cfg.format.prediction_positions(n_pos)
+        if rows == "points":
+            return self.cfg.format.prediction_positions(n_pos)
+        raise ValueError(f"rows={rows!r} is not one of {get_args(Rows)}")
 
-    def _layer(self, name: str, layer: int | None, default: int | None) -> int | None:
+    def _layer(self, name: str, layer: int | None, *, default: int) -> int:
         if layer is None:
             return default
         n = self.cfg.n_layers
         if not -n <= layer <= n:
-            raise ValueError(f"{name}={layer}, but the model has layers 0 to {n - 1}")
+            raise ValueError(f"{name}={layer}, but the model has {n} layers")
         return layer + n if layer < 0 else layer
 
     def _check_residual(self, residual: Tensor) -> Tensor:
@@ -380,7 +434,7 @@ class HookedTransformer(HookedRootModule):
                 f"with start_at_layer the input is a residual stream [batch pos {self.cfg.d_model}], "
                 f"got {tuple(residual.shape)}"
             )
-        return residual
+        return residual.clone()  # the first hook may patch it in place
 
 
 def sinusoidal_positions(n_pos: int, d_pos: int) -> Float[Tensor, "pos d_pos"]:

@@ -1,6 +1,6 @@
 """Training: the configuration of a run, the presets, and the loop."""
 
-from mechicl.training.config import Curriculum, Ramp, TrainingConfig, spread_steps
+from mechicl.training.config import Curriculum, Ramp, TrainingConfig
 from mechicl.training.loop import TrainingDivergedError, TrainingResult, train
 from mechicl.training.presets import PRESETS
 
@@ -11,6 +11,5 @@ __all__ = [
     "TrainingConfig",
     "TrainingDivergedError",
     "TrainingResult",
-    "spread_steps",
     "train",
 ]

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from mechicl.models import TransformerConfig
 from mechicl.tasks import FixedTasks, LinearRegression, SineRegression, task_from_dict, task_to_dict
@@ -74,7 +74,8 @@ class TrainingConfig:
         target_loss: a seed whose evaluation loss falls to this stops there; the run ends when all have.
         log_every: steps between lines in metrics.jsonl.
         save_every: steps between saves, from which a killed run resumes.
-        snapshot_steps: steps whose weights are kept for the checkpoint.
+        n_snapshots: about how many times the weights are kept for the checkpoint: at the start and then at
+            geometrically spaced steps (see `snapshot_steps`).
         mixed_precision: "no" or "bf16" (where the device has it).
         tracker: name of a tracker that accelerate knows ("tensorboard", "wandb", ...), if any.
         cpu: use the CPU even where there is an accelerator.
@@ -100,14 +101,14 @@ class TrainingConfig:
     target_loss: float | None = None
     log_every: int = 100
     save_every: int = 1000
-    snapshot_steps: tuple[int, ...] = ()
+    n_snapshots: int = 0
     mixed_precision: Literal["no", "bf16"] = "no"
     tracker: str | None = None
     cpu: bool = False
 
     def __post_init__(self):
         least = {"steps": 0, "batch_size": 1, "warmup_steps": 0, "eval_every": 1, "eval_prompts": 1}
-        for name, bound in (least | {"log_every": 1, "save_every": 1}).items():
+        for name, bound in (least | {"log_every": 1, "save_every": 1, "n_snapshots": 0}).items():
             if getattr(self, name) < bound:
                 raise ValueError(f"{name} must be at least {bound}, got {getattr(self, name)}")
         if not (self.learning_rate > 0 and math.isfinite(self.learning_rate)):
@@ -136,6 +137,15 @@ class TrainingConfig:
         """Which predictions the loss is made of."""
         return self.loss or ("points" if self.one_pass else "query")
 
+    @property
+    def snapshot_steps(self) -> tuple[int, ...]:
+        """Steps whose weights are kept: 0, then geometrically spaced from a 200th of the run to its end."""
+        if self.n_snapshots == 0:
+            return ()
+        first, n = max(1, self.steps // 200), max(2, self.n_snapshots - 1)
+        spaced = (first * (self.steps / first) ** (i / (n - 1)) for i in range(n))
+        return tuple(sorted({0, *(min(self.steps, round(step)) for step in spaced)}))
+
     def task_at(self, step: int) -> AnyTask:
         """The task that step `step` (from 0) draws its prompts from."""
         return self.curriculum.task_at(self.task, step) if self.curriculum else self.task
@@ -154,7 +164,7 @@ class TrainingConfig:
         progress = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
         return self.learning_rate * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 
-    def replace(self, **changes: Any) -> Self:
+    def replace(self, **changes: Any) -> "TrainingConfig":
         """A copy with some fields changed."""
         return dataclasses.replace(self, **changes)
 
@@ -167,7 +177,7 @@ class TrainingConfig:
         return data
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Self:
+    def from_dict(cls, data: dict[str, Any]) -> "TrainingConfig":
         """The config that `to_dict` wrote.
 
         Raises:
@@ -179,17 +189,9 @@ class TrainingConfig:
             raise ValueError(f"TrainingConfig has no field {unknown}")
         fields["task"] = task_from_dict(fields["task"])
         fields["model"] = TransformerConfig.from_dict(fields["model"])
-        for name in ("seeds", "snapshot_steps"):
-            fields[name] = tuple(fields.get(name, ()))
+        fields["seeds"] = tuple(fields["seeds"])
         if fields.get("curriculum") is not None:
             ramps = {k: Ramp(**v) if v is not None else None for k, v in fields["curriculum"].items()}
             fields["curriculum"] = Curriculum(**ramps)
         return cls(**fields)
 
-
-def spread_steps(steps: int, n: int, first: int = 1) -> tuple[int, ...]:
-    """About n step numbers from 0 to `steps`, dense at the start: 0, then geometrically spaced from `first` on."""
-    if n < 2 or steps < first:
-        return (0, steps) if steps else (0,)
-    ratio = (steps / first) ** (1 / (n - 1))
-    return tuple(sorted({0, *(min(steps, round(first * ratio**i)) for i in range(n))}))

@@ -275,7 +275,7 @@ class _Run:
             models.append(model)
         buffers = self.ensemble.buffers_state()
         taken: list[tuple[int, dict[str, Tensor]]] = []
-        for step in sorted(set(config.snapshot_steps)):
+        for step in config.snapshot_steps:
             path = self.folder / "snapshots" / f"{step:09d}.safetensors"
             if step <= state.step and path.is_file():
                 taken.append((step, {**read_tensors(path)[0], **buffers}))

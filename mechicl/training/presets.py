@@ -2,7 +2,7 @@
 
 from mechicl.models import TransformerConfig
 from mechicl.tasks import LinearRegression
-from mechicl.training.config import TrainingConfig, spread_steps
+from mechicl.training.config import TrainingConfig
 
 PRESETS: dict[str, TrainingConfig] = {
     # von Oswald et al. 2023, Fig. 2: one layer, N = N_x = 10, batch 2048, Adam 1e-3, clip 10, five seeds.
@@ -10,22 +10,22 @@ PRESETS: dict[str, TrainingConfig] = {
         task=LinearRegression(x_dim=10, n_context=10),
         model=TransformerConfig(x_dim=10, n_context=10, n_layers=1),
         seeds=(0, 1, 2, 3, 4),
-        steps=20_000,
+        steps=10_000,
         batch_size=2048,
         learning_rate=1e-3,
         schedule="cosine",
-        snapshot_steps=spread_steps(20_000, 40, first=50),
+        n_snapshots=40,
     ),
     # Nertinger, Table 1, row "linear", kappa = 1, no noise: Gaussian inputs, d = 5, n = 20.
     "lsa-1l-gaussian": TrainingConfig(
         task=LinearRegression(x_dim=5, n_context=20, inputs="gaussian"),
-        model=TransformerConfig(x_dim=5, n_context=20, n_layers=1, normalize_by_context=True),
+        model=TransformerConfig(x_dim=5, n_context=20, n_layers=1),
         seeds=(0, 1, 2, 3, 4),
-        steps=20_000,
+        steps=10_000,
         batch_size=2048,
         learning_rate=1e-3,
         schedule="cosine",
-        snapshot_steps=spread_steps(20_000, 20, first=50),
+        n_snapshots=20,
     ),
 }
 """Name to run. `mechicl train NAME` trains it and writes `checkpoints/NAME`."""

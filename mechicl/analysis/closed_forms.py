@@ -1,0 +1,69 @@
+"""Exact expectations to hold measurements against."""
+
+from dataclasses import dataclass
+
+import torch
+
+from mechicl.tasks import LinearRegression
+
+
+@dataclass(frozen=True)
+class OneStepOptimum:
+    """The best single step of gradient descent on a task, exactly.
+
+    Attributes:
+        step_size: a, the factor on the summed gradient.
+        mse: mean squared error of the query's prediction.
+    """
+
+    step_size: float
+    mse: float
+
+
+# variance and fourth moment of one coordinate, for distributions with independent symmetric coordinates
+_MOMENTS = {"uniform": (1 / 12, 1 / 80), "gaussian": (1.0, 3.0), "laplace": (2.0, 24.0)}
+
+
+def one_step_optimum(task: LinearRegression) -> OneStepOptimum:
+    """Step size and loss of the best single step, over all prompts of a task.
+
+    With coordinate variance v and fourth moment m, `E[ŷ y] ∝ n d v²` and
+    `E[ŷ²] ∝ d v n ((n + d - 2) v² + m)` for step size 1; the optimum is their ratio.
+
+    Args:
+        task: noiseless, with independent symmetric coordinates: uniform, isotropic Gaussian or Laplace inputs.
+
+    Raises:
+        ValueError: another kind of task.
+    """
+    special = (task.covariance, task.condition_number, task.eigenvalues, task.active_dims)
+    if task.inputs not in _MOMENTS or any(s is not None for s in special) or task.noise_std or task.n_distractors:
+        raise ValueError(
+            f"the closed form is for noiseless {sorted(_MOMENTS)} inputs with independent coordinates, got {task}"
+        )
+    variance, fourth = _MOMENTS[str(task.inputs)]
+    variance, fourth = variance * task.input_scale**2, fourth * task.input_scale**4
+    n, d = task.n_context, task.x_dim
+    spread = (n + d - 2) * variance**2 + fourth
+    signal = task.y_dim * task.weight_scale**2
+    return OneStepOptimum(
+        step_size=variance / spread, mse=signal * d * variance * (1 - n * variance**2 / spread) / task.y_dim
+    )
+
+
+def linear_attention_optimum(eigenvalues: list[float], n_context: int, noise_variance: float = 0.0) -> float:
+    """Loss of the best one-layer linear attention on Gaussian inputs, `w ~ N(0, I)`, noiseless query target.
+
+    `Σ_i λ_i (1 - λ_i / ((n+1)/n λ_i + (Σ_j λ_j + ν²)/n))`.
+
+    Args:
+        eigenvalues: λ of the inputs' covariance.
+        n_context: n, number of context points.
+        noise_variance: ν² of the context's targets.
+
+    Source: Nertinger, Theorem 2.
+    """
+    spectrum = torch.tensor(eigenvalues, dtype=torch.float64)
+    n = n_context
+    inverse = (n + 1) / n * spectrum + (spectrum.sum() + noise_variance) / n
+    return (spectrum * (1 - spectrum / inverse)).sum().item()

@@ -1,0 +1,239 @@
+"""The whole study of a trained one-layer linear-attention model beside gradient descent (von Oswald et al. 2023, Fig. 2)."""
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from mechicl import algorithms, constructions
+from mechicl.analysis.alignment import Alignment, align
+from mechicl.analysis.interpolation import InterpolationPath, interpolate
+from mechicl.analysis.rollout import layer_trajectory, repeated
+from mechicl.analysis.shifts import FOREIGN_INPUTS, ShiftedLosses, losses_over_scales
+from mechicl.analysis.weights import (
+    GradientDescentFit,
+    WeightProducts,
+    read_gradient_descent,
+    trained_part,
+    weight_products,
+    with_products,
+)
+from mechicl.checkpoints import Checkpoint
+from mechicl.learners import Interval, interval
+from mechicl.models import HookedTransformer
+from mechicl.prompts import Prompts
+from mechicl.tasks import LinearRegression
+
+T = TypeVar("T")
+SCALES = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0)
+
+
+@dataclass(frozen=True, eq=False)
+class AlignmentOverTraining:
+    """Alignment with gradient descent at the snapshots of a training.
+
+    Attributes:
+        steps: of the snapshots.
+        prediction_distance: means over prompts, `[step seed]`.
+        sensitivity_cosine: likewise.
+        sensitivity_distance: likewise.
+        mse: likewise.
+    """
+
+    steps: tuple[int, ...]
+    prediction_distance: Float[Tensor, "step seed"]
+    sensitivity_cosine: Float[Tensor, "step seed"]
+    sensitivity_distance: Float[Tensor, "step seed"]
+    mse: Float[Tensor, "step seed"]
+
+
+@dataclass(frozen=True, eq=False)
+class RollOut:
+    """Losses of a layer applied again and again, and of gradient descent with the same damping.
+
+    Attributes:
+        damping: λ.
+        trained: mean squared errors after 0, 1, ... repeats of the part of the layer that training reaches,
+            `[step seed]`.
+        whole_layer: the same with what training leaves at its initial values (see `trained_part`), `[step seed]`.
+        gradient_descent: `[step]`.
+    """
+
+    damping: float
+    trained: Float[Tensor, "step seed"]
+    whole_layer: Float[Tensor, "step seed"]
+    gradient_descent: Float[Tensor, "step"]
+
+
+@dataclass(frozen=True, eq=False)
+class OneLayerStudy:
+    """Everything measured about a one-layer model and its seeds.
+
+    Attributes:
+        seeds: of the training.
+        n_prompts: number of held-out prompts.
+        prompt_seed: of those prompts.
+        step_size: the tuned step of gradient descent, a; η is a times n_context.
+        squared_errors: of each seed's model on the held-out prompts, `[seed prompt]`.
+        gd_squared_errors: of tuned gradient descent on the same prompts, `[prompt]`.
+        alignments: with gradient descent, one a seed.
+        fits: gradient descent read off the weights, one a seed.
+        paths: to the construction with rescaling, one a seed.
+        raw_paths: without.
+        shifts: by name, the losses of gradient descent, of each seed ("trained 0", ...) and of the model half-way
+            between ("interpolated 0", ...).
+        roll_outs: at several dampings.
+        over_training: None if the checkpoint has no snapshots.
+    """
+
+    seeds: tuple[int, ...]
+    n_prompts: int
+    prompt_seed: int
+    step_size: float
+    squared_errors: Float[Tensor, "seed prompt"]
+    gd_squared_errors: Float[Tensor, "prompt"]
+    alignments: list[Alignment]
+    fits: list[GradientDescentFit]
+    paths: list[InterpolationPath]
+    raw_paths: list[InterpolationPath]
+    shifts: dict[str, ShiftedLosses]
+    roll_outs: list[RollOut]
+    over_training: AlignmentOverTraining | None
+
+    def loss_ratio(self) -> Interval:
+        """Loss over tuned gradient descent's, over seeds."""
+        return interval(self.squared_errors.mean(-1) / self.gd_squared_errors.mean())
+
+    def sensitivity_cosine(self) -> Interval:
+        """Mean sensitivity cosine, over seeds."""
+        return interval(torch.stack([a.sensitivity_cosine.mean() for a in self.alignments]))
+
+    def step_size_ratio(self) -> Interval:
+        """The step size read off the weights over the tuned one, over seeds."""
+        return interval(torch.stack([fit.step_size[0, 0] for fit in self.fits]) / self.step_size)
+
+    def midpoint_excess(self, rescaled: bool = True) -> Interval:
+        """Excess loss at the middle of the path, over seeds."""
+        paths = self.paths if rescaled else self.raw_paths
+        return interval(torch.tensor([path.midpoint_excess().mean for path in paths]))
+
+    def shift_ratio(self, name: str) -> Float[Tensor, "scale seed"]:
+        """Trained over gradient descent's loss at each scale of a shift."""
+        losses = self.shifts[name]
+        by_learner = dict(zip(losses.learners, losses.mean(), strict=True))
+        return torch.stack([by_learner[f"trained {seed}"] / by_learner["gradient descent"] for seed in self.seeds], -1)
+
+
+def study_one_layer(
+    checkpoint: Checkpoint,
+    task: LinearRegression,
+    *,
+    n_prompts: int = 10_000,
+    seed: int = 1_000_003,
+    progress: bool = True,
+) -> OneLayerStudy:
+    """Compare each seed's model with tuned gradient descent in every way of von Oswald et al. 2023, section 3.
+
+    Args:
+        checkpoint: one-layer linear attention on paired prompts.
+        task: what it was trained on.
+        n_prompts: held-out prompts for each measurement.
+        seed: of those prompts. The step size is tuned on 100,000 others.
+        progress: show a progress bar.
+
+    Raises:
+        ValueError: a checkpoint of another kind of model.
+    """
+    cfg = checkpoint.models[0].cfg
+    if cfg.n_layers != 1 or cfg.n_heads != 1:
+        raise ValueError(f"{checkpoint.name} has {cfg.n_layers} layers and {cfg.n_heads} heads: this study needs one")
+    models = [with_products(model, weight_products(model)) for model in checkpoint.models]  # in float64
+    prompts = task.sample(n_prompts, seed=seed, dtype=torch.float64)
+    step_size = algorithms.tuned_step_size(task.sample(100_000, seed=seed + 1))
+    construction = constructions.gradient_descent(
+        x_dim=task.x_dim, y_dim=task.y_dim, n_context=task.n_context, step_size=step_size
+    )
+    shifted_tasks = {
+        "input scale": (task, "input_scale"),
+        "weight scale": (task, "weight_scale"),
+        "foreign inputs, input scale": (task.replace(inputs=FOREIGN_INPUTS, input_scale=1.0), "input_scale"),
+        "foreign inputs, weight scale": (task.replace(inputs=FOREIGN_INPUTS, input_scale=1.0), "weight_scale"),
+    }
+    seeds = tuple(checkpoint.record.get("seeds", range(len(models))))
+    learners = {"gradient descent": construction}
+    learners |= {f"trained {i}": model for i, model in zip(seeds, models, strict=True)}
+    learners |= {f"interpolated {i}": _midpoint(model, construction) for i, model in zip(seeds, models, strict=True)}
+    stages = tqdm(total=6, desc="study", disable=not progress)
+
+    def done(stage: T) -> T:
+        stages.update()
+        return stage
+
+    study = OneLayerStudy(
+        seeds=seeds,
+        n_prompts=n_prompts,
+        prompt_seed=seed,
+        step_size=step_size,
+        squared_errors=torch.stack([_squared_errors(model, prompts) for model in models]),
+        gd_squared_errors=_squared_errors(construction, prompts),
+        alignments=done([align(model, construction, prompts) for model in models]),
+        fits=[read_gradient_descent(model) for model in models],
+        paths=done([interpolate(model, construction, prompts) for model in models]),
+        raw_paths=done([interpolate(model, construction, prompts, rescale=False) for model in models]),
+        shifts=done(
+            {
+                name: losses_over_scales(learners, shifted, SCALES, scaled=scaled, n_prompts=n_prompts, seed=seed)
+                for name, (shifted, scaled) in shifted_tasks.items()
+            }
+        ),
+        roll_outs=done([_roll_out(models, construction, prompts, damping) for damping in (0.5, 0.75, 1.0)]),
+        over_training=done(_over_training(checkpoint, construction, prompts[:2000])),
+    )
+    stages.close()
+    return study
+
+
+def _midpoint(model: HookedTransformer, construction: HookedTransformer) -> HookedTransformer:
+    a, b = weight_products(model).fixed(), weight_products(construction)
+    between = WeightProducts((a.W_KQ + b.W_KQ) / 2, (a.W_PV + b.W_PV) / 2, a.x_dim, a.y_dim)
+    return with_products(model, between)
+
+
+@torch.no_grad()
+def _squared_errors(model: HookedTransformer, prompts: Prompts) -> Float[Tensor, "prompt"]:
+    return (model.predict(prompts).double() - prompts.query.ys.double()).square().sum(-1)
+
+
+def _roll_out(
+    models: list[HookedTransformer], construction: HookedTransformer, prompts: Prompts, damping: float, steps: int = 50
+) -> RollOut:
+    def losses(model: HookedTransformer) -> Tensor:
+        trajectory = layer_trajectory(repeated(model, steps, damping), prompts)
+        return (trajectory.query() - prompts.query.ys).square().sum(-1).mean(-1)
+
+    reached = [with_products(model, trained_part(weight_products(model))) for model in models]
+    return RollOut(
+        damping,
+        trained=torch.stack([losses(model) for model in reached], dim=-1),
+        whole_layer=torch.stack([losses(model) for model in models], dim=-1),
+        gradient_descent=losses(construction),
+    )
+
+
+def _over_training(
+    checkpoint: Checkpoint, construction: HookedTransformer, prompts: Prompts
+) -> AlignmentOverTraining | None:
+    if checkpoint.snapshots is None:
+        return None
+    rows = []
+    for index in range(len(checkpoint.snapshots.steps)):
+        row = []
+        for model in checkpoint.models_at(index):
+            alignment = align(model.double(), construction, prompts)
+            row.append([value.mean() for _, value in alignment.tensors()] + [_squared_errors(model, prompts).mean()])
+        rows.append(torch.tensor(row))
+    stacked = torch.stack(rows)
+    return AlignmentOverTraining(checkpoint.snapshots.steps, *stacked.unbind(-1))

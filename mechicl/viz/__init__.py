@@ -1,0 +1,22 @@
+"""Pictures of result objects."""
+
+from mechicl.viz.attention import attention_html, prompt_attention
+from mechicl.viz.one_layer import (
+    alignment_over_training,
+    interpolation_paths,
+    learning_curves,
+    roll_outs,
+    shifted_losses,
+    weight_products_figure,
+)
+
+__all__ = [
+    "alignment_over_training",
+    "attention_html",
+    "interpolation_paths",
+    "learning_curves",
+    "prompt_attention",
+    "roll_outs",
+    "shifted_losses",
+    "weight_products_figure",
+]

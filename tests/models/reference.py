@@ -1,0 +1,148 @@
+"""A second implementation of the transformer, from the docstring of `TransformerConfig` alone.
+
+Plain loops over positions and heads, numpy, float64, one prompt at a time.
+"""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from mechicl.models import TransformerConfig
+
+Array = np.ndarray
+Weights = dict[str, Array]
+
+FUNCTIONS: dict[str, Callable[[float], float]] = {
+    "abs": abs,
+    "cos": math.cos,
+    "elu": lambda s: s if s > 0 else math.exp(s) - 1,
+    "exp": math.exp,
+    "gelu": lambda s: s * (1 + math.erf(s / math.sqrt(2))) / 2,
+    "gelu_new": lambda s: s * (1 + math.tanh(math.sqrt(2 / math.pi) * (s + 0.044715 * s**3))) / 2,
+    "identity": lambda s: s,
+    "leaky_relu": lambda s: s if s > 0 else 0.01 * s,
+    "relu": lambda s: max(s, 0.0),
+    "relu_squared": lambda s: max(s, 0.0) ** 2,
+    "sigmoid": lambda s: 1 / (1 + math.exp(-s)),
+    "silu": lambda s: s / (1 + math.exp(-s)),
+    "softplus": lambda s: math.log(1 + math.exp(s)),
+    "square": lambda s: s * s,
+    "tanh": math.tanh,
+}
+
+
+def forward(cfg: TransformerConfig, weights: Weights, tokens: Array) -> tuple[Array, list[Array], list[Array]]:
+    """Outputs `[pos d_out]`, the stream before the blocks and after each, and each block's pattern."""
+    stream = np.stack([embed(cfg, weights, tokens[t], t) for t in range(len(tokens))])
+    if cfg.mlp_location == "input":
+        stream = np.stack([row + mlp(cfg, part(weights, "input_mlp."), row) for row in stream])
+    streams, patterns = [stream], []
+    for layer in range(cfg.n_layers):
+        block = part(weights, f"blocks.{0 if cfg.recurrent else layer}.")
+        update, pattern = attention(cfg, block, stream, skip_norm=cfg.skip_first_norm and (layer == 0 or cfg.recurrent))
+        stream = stream + cfg.damping * update
+        if cfg.d_mlp is not None and cfg.mlp_location == "blocks":
+            rows = [mlp(cfg, part(block, "mlp."), normalize(cfg, block, "ln2.", row)) for row in stream]
+            stream = stream + cfg.damping * np.stack(rows)
+        if cfg.token_clip is not None:
+            stream = np.minimum(np.maximum(stream, -cfg.token_clip), cfg.token_clip)
+        streams.append(stream)
+        patterns.append(pattern)
+    return np.stack([read_out(cfg, weights, row) for row in stream]), streams, patterns
+
+
+def part(weights: Weights, prefix: str) -> Weights:
+    return {name.removeprefix(prefix): weight for name, weight in weights.items() if name.startswith(prefix)}
+
+
+def embed(cfg: TransformerConfig, weights: Weights, token: Array, position: int) -> Array:
+    kind = cfg.positional_embedding_type
+    concatenated = np.zeros(0)
+    if kind == "one_hot":
+        concatenated = np.array([1.0 if i == position else 0.0 for i in range(cfg.d_pos)])
+    elif kind == "sinusoidal":
+        angles = [position / 10000 ** (2 * (i // 2) / cfg.d_pos) for i in range(cfg.d_pos)]
+        concatenated = np.array([math.cos(a) if i % 2 else math.sin(a) for i, a in enumerate(angles)])
+    if cfg.read_in == "identity":
+        filled = np.concatenate([token, concatenated])
+        row = np.concatenate([filled, np.zeros(cfg.d_model - len(filled))])
+    else:
+        row = weights["embed"][token] if cfg.prompt_format == "token_ids" else token @ weights["embed"]
+        if len(concatenated):
+            row = row + concatenated @ weights["pos_embed"]
+        if cfg.read_bias:
+            row = row + weights["embed_bias"]
+    return row + weights["pos_embed"][position] if kind == "standard" else row
+
+
+def read_out(cfg: TransformerConfig, weights: Weights, row: Array) -> Array:
+    if cfg.final_norm:
+        row = normalize(cfg, weights, "ln_final.", row)
+    if cfg.read_out == "identity":
+        if cfg.prompt_format == "paired":
+            assert cfg.x_dim is not None
+            return -row[cfg.x_dim : cfg.x_dim + cfg.y_dim]
+        return -row[-cfg.y_dim :]
+    return row @ weights["unembed"] + (weights["unembed_bias"] if cfg.read_bias else 0)
+
+
+def normalize(cfg: TransformerConfig, weights: Weights, prefix: str, row: Array) -> Array:
+    if cfg.normalization_type is None:
+        return row
+    mean = sum(row) / len(row)
+    variance = sum((entry - mean) ** 2 for entry in row) / len(row)
+    row = (row - mean) / math.sqrt(variance + cfg.eps)
+    return row * weights[prefix + "w"] + weights[prefix + "b"] if cfg.normalization_type == "LN" else row
+
+
+def mlp(cfg: TransformerConfig, weights: Weights, row: Array) -> Array:
+    hidden = row @ weights["W_in"] + weights["b_in"]
+    return np.array([FUNCTIONS[cfg.act_fn](h) for h in hidden]) @ weights["W_out"] + weights["b_out"]
+
+
+def visible(cfg: TransformerConfig, position: int, n_pos: int) -> list[int]:
+    return {
+        "causal": list(range(position + 1)),
+        "context": list(range(n_pos - 1)),
+        "full": list(range(n_pos)),
+    }[cfg.keys]
+
+
+def attention(cfg: TransformerConfig, block: Weights, stream: Array, *, skip_norm: bool) -> tuple[Array, Array]:
+    """The attention's output `[pos d_model]`, undamped, and its pattern `[head query_pos key_pos]`."""
+    n_pos = len(stream)
+    x = stream if skip_norm else np.stack([normalize(cfg, block, "ln1.", row) for row in stream])
+    weights = part(block, "attn.")
+    output, pattern = np.zeros_like(stream), np.zeros((cfg.n_heads, n_pos, n_pos))
+    for t in range(n_pos):
+        keys = visible(cfg, t, n_pos)
+        for head in range(cfg.n_heads):
+            query = project(cfg, weights, "Q", head, x[t])
+            scores = [cfg.score_scale * (query @ project(cfg, weights, "K", head, x[s])) for s in keys]
+            sink = weights["sink"][head] if cfg.sink == "learned" else cfg.sink_score
+            z = np.zeros(cfg.d_head)
+            for s, weight in zip(keys, attention_weights(cfg, scores, sink), strict=True):
+                pattern[head, t, s] = weight
+                z += weight * project(cfg, weights, "V", head, x[s])
+            output[t] += z @ weights["W_O"][head]
+        if cfg.attn_bias:
+            output[t] += weights["b_O"]
+    return output, pattern
+
+
+def project(cfg: TransformerConfig, weights: Weights, which: str, head: int, row: Array) -> Array:
+    return row @ weights[f"W_{which}"][head] + (weights[f"b_{which}"][head] if cfg.attn_bias else 0)
+
+
+def attention_weights(cfg: TransformerConfig, scores: list[float], sink: float) -> list[float]:
+    if cfg.attention == "softmax":
+        total = sum(math.exp(s) for s in scores) + (math.exp(sink) if cfg.sink != "none" else 0)
+        return [math.exp(s) / total for s in scores]
+    if cfg.attention == "linear":
+        weights = scores
+    elif cfg.attention == "leaky_relu":
+        weights = [s if s > 0 else cfg.attention_slope * s for s in scores]
+    else:
+        weights = [FUNCTIONS[cfg.attention](s) for s in scores]
+    return [w / len(scores) for w in weights] if cfg.normalize_by_context else weights

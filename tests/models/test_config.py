@@ -1,0 +1,210 @@
+"""What a config accepts, what it fills in, and how it travels."""
+
+import dataclasses
+import json
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+
+from mechicl.models import ELEMENTWISE, HookedTransformer, TransformerConfig
+from mechicl.prompts import Interleaved, Paired
+from tests.strategies import configs
+
+PAIRED: dict[str, Any] = {"x_dim": 3, "y_dim": 2, "n_context": 4}
+INTERLEAVED: dict[str, Any] = PAIRED | {"prompt_format": "interleaved", "d_model": 8}
+IDS: dict[str, Any] = {"prompt_format": "token_ids", "d_vocab": 7, "n_ctx": 6, "d_model": 8}
+
+
+def config(fields: dict[str, Any], **changes: Any) -> TransformerConfig:
+    return TransformerConfig(**(fields | changes))
+
+
+# ---- defaults ----
+
+
+def test_paired_defaults():
+    cfg = config(PAIRED)
+    assert (cfg.n_ctx, cfg.d_token, cfg.d_model, cfg.d_head, cfg.d_out, cfg.d_pos) == (5, 5, 5, 5, 2, 0)
+    assert (cfg.keys, cfg.positional_embedding_type) == ("context", "none")
+    assert (cfg.read_in, cfg.read_out, cfg.y_slot) == ("identity", "identity", slice(3, 5))
+    assert (cfg.score_scale, cfg.final_norm, cfg.attn_bias, cfg.read_bias) == (1.0, False, False, False)
+    assert cfg.initializer_range == math.sqrt(0.002 / 5)
+    assert cfg.format == Paired(x_dim=3, y_dim=2)
+
+
+def test_interleaved_defaults():
+    cfg = config(INTERLEAVED, attention="softmax", n_heads=2, normalization_type="LN")
+    assert (cfg.n_ctx, cfg.d_token, cfg.d_head, cfg.d_out, cfg.d_pos) == (9, 3, 4, 2, 0)
+    assert (cfg.keys, cfg.positional_embedding_type) == ("causal", "standard")
+    assert (cfg.read_in, cfg.read_out) == ("linear", "linear")
+    assert (cfg.score_scale, cfg.final_norm, cfg.attn_bias, cfg.read_bias) == (0.5, True, True, True)
+    assert cfg.initializer_range == 0.02
+    assert cfg.format == Interleaved(x_dim=3, y_dim=2)
+
+
+def test_token_id_defaults():
+    cfg = config(IDS)
+    assert (cfg.d_out, cfg.keys, cfg.positional_embedding_type) == (7, "causal", "standard")
+    with pytest.raises(ValueError, match="takes ids"):
+        _ = cfg.format
+
+
+def test_identity_read_in_leaves_room():
+    positions: dict[str, Any] = {"positional_embedding_type": "one_hot"}
+    assert config(PAIRED, **positions).d_model == 5 + 5
+    assert config(PAIRED, positional_embedding_type="sinusoidal").d_model == 5 + 20
+    fields = PAIRED | {"prompt_format": "interleaved", "read_in": "identity", "read_out": "identity"}
+    cfg = config(fields, **positions)
+    assert cfg.d_model == 3 + 9 + 2
+    assert cfg.y_slot == slice(12, 14)
+    assert config(PAIRED, d_model=9).read_in == "linear"  # another width needs a map
+
+
+def test_transformer_lens_names():
+    assert config(PAIRED).attn_only
+    assert not config(PAIRED).block_mlp
+    assert config(PAIRED, d_mlp=3, mlp_location="input").attn_only
+    cfg = config(PAIRED, d_mlp=3)
+    assert not cfg.attn_only
+    assert cfg.block_mlp
+    assert cfg.n_key_value_heads is None
+    assert cfg.torch_dtype is torch.float32
+
+
+@settings(max_examples=100)
+@given(cfg=configs())
+def test_nothing_stays_unfilled(cfg: TransformerConfig):
+    for name in ("n_ctx", "d_model", "d_head", "keys", "score_scale", "final_norm", "read_in", "read_out", "d_pos"):
+        assert getattr(cfg, name) is not None
+    for name in ("positional_embedding_type", "attn_bias", "read_bias", "initializer_range"):
+        assert getattr(cfg, name) is not None
+
+
+# ---- refusals ----
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"n_context": 4}, "'paired' needs x_dim"),
+    ({"x_dim": 4}, "'paired' needs n_context"),
+    (PAIRED | {"d_vocab": 5}, "d_vocab is for prompt_format='token_ids'"),
+    (PAIRED | {"n_ctx": 6}, "n_ctx is 5 for this prompt format, got 6"),
+    ({"prompt_format": "token_ids", "d_vocab": 5, "d_model": 4}, "token_ids need d_vocab and n_ctx"),
+    (IDS | {"x_dim": 3}, "token_ids have no x_dim"),
+    (IDS | {"d_model": None}, "d_model is needed"),
+    (IDS | {"read_in": "identity"}, "needs a learned read-in"),
+    (IDS | {"read_out": "identity"}, "needs a learned read-in and read-out"),
+    (IDS | {"positional_embedding_type": "one_hot"}, "'none' or 'standard'"),
+    (PAIRED | {"prompt_format": "interleaved"}, "d_model is needed with a linear read-in"),
+    (PAIRED | {"attention": "softmax", "n_heads": 2}, "d_model=5 is not divisible by n_heads=2"),
+    (PAIRED | {"sink": "fixed"}, "a sink needs softmax attention, got 'linear'"),
+    (PAIRED | {"attention": "softmax", "normalize_by_context": True}, "normalised already"),
+    (PAIRED | {"final_norm": True}, "final_norm needs a normalization_type"),
+    (PAIRED | {"skip_first_norm": True}, "skip_first_norm needs a norm"),
+    (PAIRED | {"mlp_location": "input"}, "mlp_location='input' needs d_mlp"),
+    (PAIRED | {"d_model": 4, "read_in": "identity"}, "an identity read-in needs d_model >= 5"),
+    (INTERLEAVED | {"read_out": "identity"}, "an identity read-out reads the y-dimensions"),
+    (INTERLEAVED | {"read_in": "identity", "read_out": "identity", "d_model": 4}, "d_model >= 5, got 4"),
+    (PAIRED | {"d_pos": 3}, "d_pos is the width of concatenated positions"),
+    (PAIRED | {"positional_embedding_type": "one_hot", "d_pos": 4}, "one-hot positions need d_pos >= n_ctx=5"),
+    (PAIRED | {"positional_embedding_type": "sinusoidal", "d_pos": 0}, "need d_pos >= 1"),
+    (PAIRED | {"n_layers": -1}, "n_layers must be an integer >= 0, got -1"),
+    (PAIRED | {"n_heads": 0}, "n_heads must be an integer >= 1, got 0"),
+    (PAIRED | {"d_mlp": 0}, "d_mlp must be an integer >= 1, got 0"),
+    (PAIRED | {"n_context": -1}, "n_context must be an integer >= 0, got -1"),
+    (PAIRED | {"d_head": 0}, "d_head must be an integer >= 1, got 0"),
+    (PAIRED | {"damping": math.nan}, "damping must be a finite number, got nan"),
+    (PAIRED | {"score_scale": math.inf}, "score_scale must be a finite number, got inf"),
+    (PAIRED | {"eps": -1e-5}, "eps must not be negative"),
+    (PAIRED | {"initializer_range": -0.1}, "initializer_range must not be negative"),
+    (PAIRED | {"token_clip": 0.0}, "token_clip must be positive"),
+    (PAIRED | {"attention": "none"}, "attention='none' is not one of"),
+    (PAIRED | {"act_fn": "swish"}, "act_fn='swish' is not one of"),
+    (PAIRED | {"dtype": "int8"}, "dtype='int8' is not one of"),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), REFUSED)
+def test_refused(fields: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=message):
+        TransformerConfig(**fields)
+
+
+def test_choices_are_named():
+    cfg = config(PAIRED).to_dict()
+    for name in ("prompt_format", "keys", "sink", "normalization_type", "read_in", "read_out", "mlp_location"):
+        with pytest.raises(ValueError, match=name):
+            TransformerConfig.from_dict(cfg | {name: "nonsense"})
+
+
+def test_own_function(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(ELEMENTWISE, "cube", lambda x: x**3)
+    assert config(PAIRED, attention="cube", act_fn="cube", d_mlp=2).attention == "cube"
+
+
+# ---- copies ----
+
+
+def test_replace_lets_defaults_follow():
+    cfg = config(PAIRED).replace(x_dim=7, n_context=9)
+    assert (cfg.d_model, cfg.d_head, cfg.n_ctx) == (9, 9, 10)
+    assert cfg.initializer_range == math.sqrt(0.002 / 9)
+    assert cfg.replace(d_head=2).replace(x_dim=1).d_head == 2  # what was given stays
+    one_hot = config(PAIRED, positional_embedding_type="one_hot").replace(n_context=9)
+    assert (one_hot.d_pos, one_hot.d_model) == (10, 15)
+    assert config(PAIRED).replace(prompt_format="interleaved", d_model=6).n_ctx == 9
+    with pytest.raises(ValueError, match="x_dim"):
+        cfg.replace(x_dim=0)
+
+
+def test_as_given_has_the_gaps_again():
+    cfg = config(PAIRED, d_head=2).as_given()
+    assert (cfg.d_model, cfg.d_head, cfg.keys) == (None, 2, None)
+
+
+def test_frozen_hashable_and_compared_by_value():
+    cfg = config(PAIRED)
+    assert cfg == config(PAIRED, d_model=5)
+    assert len({cfg, config(PAIRED), config(PAIRED, n_layers=2)}) == 2
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        cfg.x_dim = 4  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@settings(max_examples=100)
+@given(cfg=configs())
+def test_json_round_trip(cfg: TransformerConfig):
+    data = json.loads(json.dumps(cfg.to_dict(), allow_nan=False))
+    assert TransformerConfig.from_dict(data) == cfg
+    assert cfg.replace() == cfg
+    assert "device" not in data
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"colour": "red"}, r"no field \['colour'\]"),
+        ({"n_layers": "2"}, "n_layers must be an integer|wrong type"),
+        ({"n_layers": 2.0}, "n_layers must be an integer|wrong type"),
+        ({"n_layers": True}, "n_layers must be an integer|wrong type"),
+        ({"damping": "1"}, "damping must be a finite number|wrong type"),
+        ({"damping": 10**400}, "wrong type"),
+        ({"recurrent": 1}, "recurrent must be true or false|wrong type"),
+        ({"x_dim": None}, "needs x_dim"),
+        ({"n_layers": None}, "n_layers must be an integer|wrong type"),
+        ({"damping": None}, "damping must be a finite number|wrong type"),
+        ({"recurrent": None}, "recurrent must be true or false|wrong type"),
+        ({"keys": ["causal"]}, "keys must be a number, a string"),
+        ({"x_dim": {"a": 1}}, "x_dim must be a number, a string"),
+    ],
+)
+def test_tampered_data(change: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=message):
+        TransformerConfig.from_dict(config(PAIRED).to_dict() | change)
+
+
+def test_every_default_config_makes_a_model():
+    for fields in (PAIRED, INTERLEAVED, IDS):
+        for attention in ("softmax", "linear", "relu"):
+            model = HookedTransformer(config(fields, attention=attention))
+            assert model.cfg.attention == attention

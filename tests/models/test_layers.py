@@ -1,0 +1,212 @@
+"""The hooked route against a second implementation, feature by feature and over random configs."""
+
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from mechicl.models import ELEMENTWISE, HookedTransformer, TransformerConfig
+from mechicl.models.layers import MLP, Attention, Block, LayerNorm, elementwise_attention, key_mask
+from tests.models import reference
+from tests.strategies import configs, random_model, random_tokens
+
+PAIRED: dict[str, Any] = {"x_dim": 3, "y_dim": 2, "n_context": 4, "n_layers": 2, "n_heads": 2, "dtype": "float64"}
+INTERLEAVED = PAIRED | {"prompt_format": "interleaved", "d_model": 10, "d_head": 3, "attention": "softmax"}
+NORMED = INTERLEAVED | {"normalization_type": "LN"}
+
+FEATURES: dict[str, dict[str, Any]] = {
+    "paired": PAIRED,
+    "interleaved": INTERLEAVED,
+    "token_ids": {"prompt_format": "token_ids", "d_vocab": 5, "n_ctx": 6, "d_model": 4, "dtype": "float64"},
+    "no context": PAIRED | {"n_context": 0},
+    "no layers": PAIRED | {"n_layers": 0},
+    "weight sharing": NORMED | {"recurrent": True, "n_layers": 3, "d_mlp": 5},
+    "weight sharing, first norm skipped": NORMED | {"recurrent": True, "n_layers": 3, "skip_first_norm": True},
+    "leaky_relu slope": PAIRED | {"attention": "leaky_relu", "attention_slope": 0.3},
+    "keys causal": INTERLEAVED | {"keys": "causal"},
+    "keys context": INTERLEAVED | {"keys": "context"},
+    "keys full": INTERLEAVED | {"keys": "full"},
+    "keys causal, exp": PAIRED | {"keys": "causal", "attention": "exp", "n_layers": 1},
+    "sink fixed": INTERLEAVED | {"sink": "fixed", "sink_score": -0.4},
+    "sink learned": INTERLEAVED | {"sink": "learned", "sink_score": 0.7},
+    "sink, no context": PAIRED | {"attention": "softmax", "sink": "fixed", "n_context": 0, "d_head": 3},
+    "LN": NORMED | {"d_mlp": 6},
+    "LNPre": NORMED | {"d_mlp": 6, "normalization_type": "LNPre"},
+    "skip_first_norm": NORMED | {"skip_first_norm": True},
+    "no final_norm": NORMED | {"final_norm": False},
+    "final_norm, identity read-out": PAIRED | {"normalization_type": "LN", "final_norm": True},
+    "eps": NORMED | {"eps": 0.3},
+    "mlp in blocks": PAIRED | {"d_mlp": 7},
+    "mlp on input": PAIRED | {"d_mlp": 7, "mlp_location": "input"},
+    "positions none": INTERLEAVED | {"positional_embedding_type": "none"},
+    "positions standard": INTERLEAVED | {"positional_embedding_type": "standard"},
+    "positions one_hot": INTERLEAVED | {"positional_embedding_type": "one_hot"},
+    "positions one_hot, identity": PAIRED | {"positional_embedding_type": "one_hot", "read_in": "identity"},
+    "positions sinusoidal": INTERLEAVED | {"positional_embedding_type": "sinusoidal"},
+    "positions sinusoidal, identity": PAIRED
+    | {"positional_embedding_type": "sinusoidal", "read_in": "identity", "d_pos": 5},
+    "positions standard, identity": PAIRED | {"positional_embedding_type": "standard"},
+    "interleaved, identity": PAIRED | {"prompt_format": "interleaved", "read_in": "identity", "read_out": "identity"},
+    "damping": NORMED | {"damping": 0.3, "d_mlp": 4},
+    "clipping": PAIRED | {"token_clip": 0.5},
+    "1/n": PAIRED | {"normalize_by_context": True},
+    "1/n, causal": PAIRED | {"normalize_by_context": True, "keys": "causal"},
+    "1/n, no context": PAIRED | {"normalize_by_context": True, "n_context": 0},
+    "score scale": PAIRED | {"score_scale": 0.2},
+    "score scale, softmax": INTERLEAVED | {"score_scale": 1.7},
+    "biases": PAIRED | {"attn_bias": True, "read_in": "linear", "read_bias": True},
+}
+FEATURES |= {f"attention {name}": PAIRED | {"attention": name} for name in ("softmax", "linear", *ELEMENTWISE)}
+FEATURES |= {f"act_fn {name}": PAIRED | {"d_mlp": 4, "act_fn": name} for name in ELEMENTWISE}
+FEATURES["attention softmax"] |= {"d_head": 4}
+FEATURES["biases"] |= {"d_model": 6}
+
+
+def compare(model: HookedTransformer, tokens: Tensor, tolerance: float = 1e-10) -> None:
+    """Outputs, streams and patterns of the hooked route and of the second implementation."""
+    cfg = model.cfg
+    outputs, cache = model.run_with_cache(tokens)
+    weights = {name: weight.numpy() for name, weight in model.state_dict().items()}
+    for prompt in range(len(tokens)):
+        expected, streams, patterns = reference.forward(cfg, weights, tokens[prompt].numpy())
+        scale = max(1.0, *(float(np.abs(stream).max()) for stream in streams))
+        actual = {"outputs": outputs[prompt], "embedded": model(tokens, stop_at_layer=0)[prompt]}
+        wanted = {"outputs": expected, "embedded": streams[0]}
+        for layer in range(cfg.n_layers):
+            actual |= {f"stream {layer}": cache["resid_post", layer][prompt]}
+            actual |= {f"pattern {layer}": cache["pattern", layer][prompt]}
+            wanted |= {f"stream {layer}": streams[layer + 1], f"pattern {layer}": patterns[layer]}
+        for name, value in wanted.items():
+            np.testing.assert_allclose(
+                actual[name].detach().numpy(), value, rtol=tolerance, atol=tolerance * scale, err_msg=name
+            )
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_feature(feature: str):
+    cfg = TransformerConfig(**FEATURES[feature])
+    compare(random_model(cfg, scale=0.3), random_tokens(cfg))
+
+
+@settings(max_examples=80)
+@given(cfg=configs(dtype="float64"), seed=st.integers(0, 1000))
+def test_random_configs(cfg: TransformerConfig, seed: int):
+    model, tokens = random_model(cfg, seed), random_tokens(cfg, seed=seed, batch=1)
+    assume(model(tokens, stop_at_layer=cfg.n_layers).abs().max().item() < 100)
+    # a narrow layer norm multiplies rounding by up to 1 / sqrt(eps) = 316, twice a layer
+    compare(model, tokens, tolerance=1e-10 if cfg.normalization_type is None else 1e-7)
+
+
+def test_every_feature_changes_the_outputs():
+    # otherwise a comparison above could pass on a field that neither implementation reads
+    plain: dict[str, Any] = NORMED | {"initializer_range": 0.3, "d_mlp": 4, "attention": "softmax"}
+    changes: list[dict[str, Any]] = [
+        {"recurrent": True},
+        {"keys": "full"},
+        {"keys": "context"},
+        {"sink": "fixed"},
+        {"sink": "fixed", "sink_score": 1.0},
+        {"normalization_type": "LNPre"},
+        {"skip_first_norm": True},
+        {"final_norm": False},
+        {"eps": 0.5},
+        {"mlp_location": "input"},
+        {"act_fn": "relu"},
+        {"damping": 0.5},
+        {"token_clip": 0.1},
+        {"score_scale": 0.1},
+        {"positional_embedding_type": "none"},
+        {"attention": "linear"},
+        {"attention": "linear", "normalize_by_context": True},
+    ]
+    tokens = random_tokens(TransformerConfig(**plain))
+    outputs = []
+    for change in [dict[str, Any](), *changes]:
+        fields: dict[str, Any] = plain | change
+        model = HookedTransformer(TransformerConfig(**fields), seed=0)
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                if name.rsplit(".", 1)[-1] in ("w", "b"):
+                    weight.add_(0.5 * torch.arange(len(weight)))
+        outputs.append(model(tokens))
+    for i in range(len(outputs)):
+        for j in range(i):
+            assert (outputs[i] - outputs[j]).abs().max() > 1e-6, (i, j)
+
+
+@pytest.mark.parametrize("rows", [slice(None), slice(2, 3), slice(0, 5, 2)])
+def test_key_mask_rows_are_rows_of_the_whole_mask(rows: slice):
+    for keys in ("causal", "context", "full"):
+        cfg = TransformerConfig(x_dim=1, n_context=4, keys=keys)
+        whole = key_mask(cfg, 5, slice(None), torch.device("cpu"))
+        assert whole.shape == (5, 5)
+        assert torch.equal(key_mask(cfg, 5, rows, torch.device("cpu")), whole[rows])
+
+
+def test_elementwise_attention_uses_registered_functions(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(ELEMENTWISE, "cube", lambda x: x**3)
+    cfg = TransformerConfig(x_dim=1, n_context=2, attention="cube", d_mlp=2, act_fn="cube")
+    scores = torch.linspace(-1, 1, 5)
+    assert torch.equal(elementwise_attention(cfg, scores), scores**3)
+    model = random_model(cfg)
+    tokens = random_tokens(cfg)
+    torch.testing.assert_close(model(tokens), model.run_with_cache(tokens)[0])
+
+
+def test_a_hidden_key_that_overflows_changes_nothing():
+    cfg = TransformerConfig(
+        x_dim=2, n_context=2, keys="causal", attention="exp", dtype="float64", score_scale=1.0, d_head=3
+    )
+    model = random_model(cfg)
+    attn = cast(Block, model.blocks[0]).attn
+    with torch.no_grad():
+        for weight, read in ((attn.W_Q, 0), (attn.W_K, 1)):
+            weight.zero_()
+            weight[0, read, 0] = 1
+    # only the first query's score with the last key, e^1000, overflows
+    tokens = torch.tensor([[[1.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 1000.0, 0.0]]], dtype=torch.float64)
+    watch: list[Any] = [("hook_embed", lambda activation, hook: None)]
+    for hooks in ([], watch):
+        tokens = tokens.detach().requires_grad_()
+        with model.hooks(fwd_hooks=hooks):
+            first = model(tokens, stop_at_layer=1)[:, :2]
+        assert first.isfinite().all()
+        (grad,) = torch.autograd.grad(first.sum(), tokens)
+        assert grad.isfinite().all()
+        assert (grad[:, 2] == 0).all()
+
+
+def test_softmax_gives_no_weight_where_no_key_is_visible():
+    cfg = TransformerConfig(x_dim=1, n_context=2, attention="softmax", d_head=2)
+    attention = Attention(cfg)
+    scores = torch.tensor([[[[-torch.inf, -torch.inf], [-torch.inf, 1.0]]]], requires_grad=True)
+    pattern = attention.softmax(scores)
+    assert torch.equal(pattern, torch.tensor([[[[0.0, 0.0], [0.0, 1.0]]]]))
+    pattern.sum().backward()
+    assert scores.grad is not None
+    assert scores.grad.isfinite().all()
+
+
+def test_layer_norm_is_torchs():
+    cfg = TransformerConfig(x_dim=4, n_context=1, normalization_type="LN", eps=0.01)
+    norm = LayerNorm(cfg)
+    with torch.no_grad():
+        norm.w.normal_()
+        norm.b.normal_()
+    x = torch.randn(2, 3, cfg.d_model)
+    expected = torch.nn.functional.layer_norm(x, (cfg.d_model,), norm.w, norm.b, cfg.eps)
+    torch.testing.assert_close(norm(x), expected)
+
+
+def test_mlp_activation_may_be_patched_in_place_without_changing_what_came_before():
+    mlp = MLP(TransformerConfig(x_dim=2, n_context=1, d_mlp=4, act_fn="identity"))
+    seen = {}
+    mlp.hook_pre.add_hook(lambda tensor, *, hook: seen.update(pre=tensor))
+    mlp.hook_post.add_hook(lambda tensor, *, hook: tensor.fill_(7.0))
+    with torch.no_grad():
+        mlp(torch.zeros(1, 2, 3))
+    assert (seen["pre"] == 0).all()

@@ -1,0 +1,463 @@
+import dataclasses
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mechicl.prompts import Interleaved, Paired, Prompts, prompt_format
+
+
+def counting(n_prompts=3, n_points=4, x_dim=2, y_dim=1, dtype=torch.float32):
+    """Prompts whose every entry is a different whole number, so that no two places can be confused."""
+    n_xs, n_ys = n_prompts * n_points * x_dim, n_prompts * n_points * y_dim
+    xs = torch.arange(1, n_xs + 1, dtype=dtype).reshape(n_prompts, n_points, x_dim)
+    ys = -torch.arange(1, n_ys + 1, dtype=dtype).reshape(n_prompts, n_points, y_dim)
+    return Prompts(xs, ys)
+
+
+def same(a, b):
+    return torch.equal(a.xs, b.xs) and torch.equal(a.ys, b.ys) and a.dtype == b.dtype
+
+
+shapes = st.fixed_dictionaries(
+    {
+        "n_prompts": st.integers(0, 5),
+        "n_points": st.integers(1, 6),
+        "x_dim": st.integers(1, 4),
+        "y_dim": st.integers(1, 4),
+        "dtype": st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
+    }
+)
+quick = settings(max_examples=40, deadline=None)
+
+
+# ---- Prompts: construction ----
+
+
+@quick
+@given(shapes)
+def test_prompts_report_their_sizes(shape):
+    prompts = counting(**shape)
+    assert len(prompts) == shape["n_prompts"]
+    assert prompts.n_context == shape["n_points"] - 1
+    assert (prompts.x_dim, prompts.y_dim) == (shape["x_dim"], shape["y_dim"])
+    assert prompts.dtype == shape["dtype"]
+    assert prompts.device == torch.device("cpu")
+
+
+@quick
+@given(shapes)
+def test_context_is_all_but_the_last_point_and_query_is_the_last(shape):
+    prompts = counting(**shape)
+    n = shape["n_points"] - 1
+    assert prompts.context.xs.shape == (shape["n_prompts"], n, shape["x_dim"])
+    assert prompts.context.ys.shape == (shape["n_prompts"], n, shape["y_dim"])
+    for i in range(shape["n_prompts"]):
+        assert torch.equal(prompts.context.xs[i], prompts.xs[i, :n])
+        assert torch.equal(prompts.context.ys[i], prompts.ys[i, :n])
+        assert torch.equal(prompts.query.xs[i], prompts.xs[i, n])
+        assert torch.equal(prompts.query.ys[i], prompts.ys[i, n])
+
+
+def test_tensors_are_kept_and_not_copied():
+    xs, ys = torch.zeros(2, 3, 4), torch.zeros(2, 3, 1)
+    prompts = Prompts(xs, ys)
+    assert prompts.xs is xs
+    assert prompts.ys is ys
+
+
+def test_numpy_arrays_are_wrapped_in_their_dtype():
+    xs, ys = np.ones((2, 3, 4), np.float32), np.ones((2, 3, 1), np.float32)
+    prompts = Prompts(xs, ys)
+    assert prompts.dtype == torch.float32
+    xs[1, 2, 3] = 7.0
+    assert prompts.xs[1, 2, 3] == 7.0
+    assert Prompts(xs.astype(np.float64), ys.astype(np.float64)).dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    "unusual",
+    [
+        lambda a: np.broadcast_to(a[:1], a.shape),  # read-only
+        lambda a: a[::-1],  # an axis reversed
+        lambda a: a.astype(">f8"),  # a foreign byte order, on most machines
+        lambda a: a.astype("<f8"),
+        np.asfortranarray,
+    ],
+)
+def test_numpy_arrays_of_any_memory_layout_keep_their_values(unusual):
+    xs = unusual(np.arange(24.0).reshape(2, 3, 4))
+    prompts = Prompts(xs, np.zeros((2, 3, 1)))
+    assert prompts.xs.tolist() == xs.tolist()
+
+
+def test_gradients_flow_through_prompts():
+    xs = torch.ones(2, 3, 4, requires_grad=True)
+    prompts = Prompts(xs, torch.ones(2, 3, 1))
+    prompts.query.xs.sum().backward()
+    assert xs.grad is not None
+    assert xs.grad[:, -1].eq(1).all()
+    assert xs.grad[:, :-1].eq(0).all()
+
+
+def test_prompts_cannot_be_reassigned():
+    prompts = counting()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        prompts.xs = torch.zeros(3, 4, 2)  # type: ignore[misc]
+
+
+def test_prompts_show_their_sizes_and_not_their_numbers():
+    text = repr(counting(n_prompts=3, n_points=4, x_dim=2, y_dim=1))
+    assert text == "Prompts(n_prompts=3, n_context=3, x_dim=2, y_dim=1, dtype=torch.float32, device='cpu')"
+
+
+@pytest.mark.parametrize(
+    ("xs", "ys", "error", "message"),
+    [
+        (torch.zeros(3, 2), torch.zeros(3, 1), ValueError, r"xs \[prompt point x\]"),
+        (torch.zeros(3, 4, 2), torch.zeros(3, 4), ValueError, r"ys\[\.\.\., None\]"),
+        (torch.zeros(3, 4, 2), torch.zeros(3, 5, 1), ValueError, "differ in prompts or points"),
+        (torch.zeros(3, 4, 2), torch.zeros(2, 4, 1), ValueError, "differ in prompts or points"),
+        (torch.zeros(3, 0, 2), torch.zeros(3, 0, 1), ValueError, "at least one point"),
+        (torch.zeros(3, 4, 0), torch.zeros(3, 4, 1), ValueError, "one input and one target dimension"),
+        (torch.zeros(3, 4, 2), torch.zeros(3, 4, 0), ValueError, "one input and one target dimension"),
+        (torch.zeros(3, 4, 2), torch.zeros(3, 4, 1).double(), TypeError, "same dtype and device"),
+        (torch.zeros(3, 4, 2).long(), torch.zeros(3, 4, 1), TypeError, r"xs must be floating point.*xs\.float\(\)"),
+        (torch.zeros(3, 4, 2), torch.zeros(3, 4, 1).bool(), TypeError, "ys must be floating point"),
+        (torch.zeros(3, 4, 2, dtype=torch.complex64), torch.zeros(3, 4, 1), TypeError, "xs must be floating point"),
+        (np.zeros((3, 4, 2), int), np.zeros((3, 4, 1)), TypeError, "xs must be floating point"),
+    ],
+)
+def test_malformed_prompts_are_refused_with_the_reason(xs, ys, error, message):
+    with pytest.raises(error, match=message):
+        Prompts(xs, ys)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("name", ["xs", "ys"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+def test_a_value_that_is_not_finite_is_refused_with_its_place(bad, name, dtype):
+    values = {"xs": torch.zeros(5, 4, 2, dtype=dtype), "ys": torch.zeros(5, 4, 1, dtype=dtype)}
+    values[name][3, 2, 0] = bad
+    values[name][4, 0, 0] = bad
+    with pytest.raises(ValueError, match=rf"^{name} has a value that is not finite, first in prompt 3, point 2$"):
+        Prompts(**values)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+def test_finite_values_whose_sum_overflows_are_accepted(dtype):
+    largest = torch.finfo(dtype).max
+    assert Prompts(torch.full((5, 4, 2), largest, dtype=dtype), torch.full((5, 4, 1), -largest, dtype=dtype)).x_dim == 2
+
+
+# ---- Prompts: selecting, cutting, joining ----
+
+
+@pytest.mark.parametrize(
+    ("index", "rows"),
+    [
+        (slice(1, 3), [1, 2]),
+        (slice(None, None, 2), [0, 2, 4]),
+        (slice(7, 9), []),
+        ([3, 0, 3], [3, 0, 3]),
+        ((0, 1), [0, 1]),  # not the two axes
+        (range(2, 4), [2, 3]),
+        ([], []),
+        ([True, False, False, True, False], [0, 3]),
+        (torch.tensor([-1, 2]), [4, 2]),
+        (torch.tensor([False, True, False, False, True]), [1, 4]),
+        (torch.zeros(0, dtype=torch.long), []),
+        (np.array([4, 1]), [4, 1]),
+        (np.array([False, True, False, False, True]), [1, 4]),
+    ],
+)
+def test_prompts_are_picked_by_slice_indices_or_mask(index, rows):
+    prompts = counting(n_prompts=5)
+    picked = prompts[index]
+    assert len(picked) == len(rows)
+    assert picked.xs.shape[1:] == prompts.xs.shape[1:]
+    for place, row in enumerate(rows):
+        assert torch.equal(picked.xs[place], prompts.xs[row])
+        assert torch.equal(picked.ys[place], prompts.ys[row])
+
+
+@pytest.mark.parametrize("index", [0, torch.tensor(1), torch.tensor([[0, 1]]), np.array([[0], [1]])])
+def test_an_index_that_gives_no_batch_is_refused(index):
+    with pytest.raises(TypeError):
+        counting()[index]
+
+
+def test_prompts_cannot_be_iterated_by_accident():
+    with pytest.raises(TypeError):
+        list(counting())  # type: ignore[call-overload]
+
+
+@quick
+@given(shapes)
+def test_a_prefix_makes_each_point_the_query_in_turn(shape):
+    prompts = counting(**shape)
+    for t in range(prompts.n_context + 1):
+        cut = prompts.prefix(t)
+        assert cut.n_context == t
+        assert torch.equal(cut.query.xs, prompts.xs[:, t])
+        assert torch.equal(cut.query.ys, prompts.ys[:, t])
+        assert torch.equal(cut.context.xs, prompts.xs[:, :t])
+    assert same(prompts.prefix(prompts.n_context), prompts)
+
+
+@pytest.mark.parametrize("n_context", [-1, 4, 100])
+def test_a_prefix_longer_than_the_prompt_is_refused(n_context):
+    with pytest.raises(ValueError, match="have 0 to 3 context points"):
+        counting(n_points=4).prefix(n_context)
+
+
+@quick
+@given(shapes, st.data())
+def test_permuting_with_one_order_moves_every_context_alike(shape, data):
+    prompts = counting(**shape)
+    order = data.draw(st.permutations(range(prompts.n_context)))
+    permuted = prompts.permuted(list(order))
+    for i in range(len(prompts)):
+        for new, old in enumerate([*order, prompts.n_context]):
+            assert torch.equal(permuted.xs[i, new], prompts.xs[i, old])
+            assert torch.equal(permuted.ys[i, new], prompts.ys[i, old])
+
+
+def test_permuting_with_an_order_a_prompt_moves_each_context_its_own_way():
+    prompts = counting(n_prompts=2, n_points=4, y_dim=3)
+    orders = [[2, 0, 1], [1, 2, 0]]
+    permuted = prompts.permuted(torch.tensor(orders, dtype=torch.int32))
+    for i, order in enumerate(orders):
+        for new, old in enumerate([*order, 3]):
+            assert torch.equal(permuted.xs[i, new], prompts.xs[i, old])
+            assert torch.equal(permuted.ys[i, new], prompts.ys[i, old])
+
+
+@quick
+@given(shapes, st.integers(0, 2**31))
+def test_a_random_permutation_keeps_the_points_together_and_the_query_last(shape, seed):
+    prompts = counting(**{**shape, "dtype": torch.float64})
+    permuted = prompts.permuted(seed=seed)
+    assert torch.equal(permuted.query.xs, prompts.query.xs)
+    assert torch.equal(permuted.query.ys, prompts.query.ys)
+    for i in range(len(prompts)):
+        before = {(*map(float, x), *map(float, y)) for x, y in zip(prompts.xs[i], prompts.ys[i], strict=True)}
+        after = {(*map(float, x), *map(float, y)) for x, y in zip(permuted.xs[i], permuted.ys[i], strict=True)}
+        assert before == after
+    assert same(permuted, prompts.permuted(seed=seed))
+
+
+def test_random_permutations_differ_between_prompts_and_are_all_equally_likely():
+    n = 3000
+    prompts = Prompts(torch.arange(4.0)[None, :, None].expand(n, 4, 1), torch.zeros(n, 4, 1))
+    orders = prompts.permuted(seed=0).xs[:, :3, 0].long().tolist()
+    counts = np.unique([100 * a + 10 * b + c for a, b, c in orders], return_counts=True)[1]
+    assert len(counts) == 6
+    expected = n / 6
+    assert ((counts - expected) ** 2 / expected).sum() < 20.5  # 0.999 quantile of chi-squared with 5 degrees
+
+
+def test_permuting_leaves_the_global_random_state_alone():
+    before = torch.get_rng_state()
+    counting().permuted(seed=3)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    "order",
+    [[0, 1], [0, 1, 1], [0, 1, 3], [0, 1, 2, 3], [-1, 0, 1], torch.tensor([[0, 1, 2]])],
+)
+def test_an_order_that_is_no_permutation_is_refused(order):
+    with pytest.raises(ValueError, match="each of the 3 context points once"):
+        counting(n_prompts=2, n_points=4).permuted(order)
+
+
+def test_permuting_needs_an_order_or_a_seed_and_not_both():
+    with pytest.raises(ValueError, match="an order or a seed"):
+        counting().permuted()
+    with pytest.raises(ValueError, match="not both"):
+        counting().permuted([0, 1, 2], seed=0)
+
+
+def test_with_query_replaces_only_the_query_input_and_is_differentiable():
+    prompts = counting(n_prompts=2, n_points=4, x_dim=3)
+    xs = torch.full((2, 3), 0.5, requires_grad=True)
+    changed = prompts.with_query(xs)
+    assert torch.equal(changed.query.xs, xs)
+    assert torch.equal(changed.context.xs, prompts.context.xs)
+    assert changed.ys is prompts.ys
+    changed.xs.sum().backward()
+    assert xs.grad is not None
+    assert xs.grad.eq(1).all()
+
+
+@quick
+@given(shapes, st.integers(1, 7))
+def test_split_and_concatenate_undo_each_other(shape, size):
+    prompts = counting(**shape)
+    parts = prompts.split(size)
+    assert all(len(part) == size for part in parts[:-1])
+    assert len(parts) == max(1, -(-len(prompts) // size))
+    assert same(Prompts.concatenate(parts), prompts)
+
+
+def test_adding_prompts_appends_them():
+    a, b = counting(n_prompts=2), counting(n_prompts=3)
+    both = a + b
+    assert len(both) == 5
+    assert torch.equal(both.xs[:2], a.xs)
+    assert torch.equal(both.ys[2:], b.ys)
+
+
+def test_concatenating_prompts_of_different_shapes_or_none_is_refused():
+    with pytest.raises(ValueError, match="cannot be concatenated"):
+        Prompts.concatenate([counting(n_points=4), counting(n_points=5)])
+    with pytest.raises(ValueError, match="cannot be concatenated"):
+        _ = counting(y_dim=1) + counting(y_dim=2)
+    with pytest.raises(ValueError, match="at least one batch"):
+        Prompts.concatenate([])
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_splitting_into_batches_of_nothing_is_refused(size):
+    with pytest.raises(ValueError, match="at least one prompt"):
+        counting().split(size)
+
+
+def test_to_changes_the_dtype_of_both_parts():
+    prompts = counting().to(torch.float64)
+    assert prompts.xs.dtype == prompts.ys.dtype == torch.float64
+    assert same(prompts.to("cpu", torch.float32), counting())
+    with pytest.raises(TypeError, match="floating point"):
+        prompts.to(torch.int64)
+    with pytest.raises(ValueError, match="not finite"):  # 1e6 overflows half precision
+        Prompts(torch.full((1, 1, 1), 1e6), torch.zeros(1, 1, 1)).to(torch.float16)
+
+
+# ---- formats ----
+
+
+@quick
+@given(shapes)
+def test_a_paired_token_holds_a_point_and_the_query_token_a_zero_target(shape):
+    prompts = counting(**shape)
+    layout = prompt_format("paired", x_dim=prompts.x_dim, y_dim=prompts.y_dim)
+    tokens = layout.encode(prompts)
+    assert tokens.shape == (len(prompts), layout.n_tokens(prompts.n_context), layout.d_token)
+    assert tokens.dtype == prompts.dtype
+    for i in range(len(prompts)):
+        for point in range(prompts.n_context):
+            assert tokens[i, point].tolist() == prompts.xs[i, point].tolist() + prompts.ys[i, point].tolist()
+        assert tokens[i, -1].tolist() == prompts.xs[i, -1].tolist() + [0.0] * prompts.y_dim
+
+
+@quick
+@given(shapes)
+def test_interleaved_tokens_alternate_and_are_padded_to_the_wider_of_the_two(shape):
+    prompts = counting(**shape)
+    layout = prompt_format("interleaved", x_dim=prompts.x_dim, y_dim=prompts.y_dim)
+    tokens = layout.encode(prompts)
+    width = max(prompts.x_dim, prompts.y_dim)
+    assert tokens.shape == (len(prompts), 2 * prompts.n_context + 1, width)
+    assert (layout.n_tokens(prompts.n_context), layout.d_token) == tokens.shape[1:]
+    assert tokens.dtype == prompts.dtype
+    for i in range(len(prompts)):
+        expected = []
+        for point in range(prompts.n_context + 1):
+            expected.append(prompts.xs[i, point].tolist() + [0.0] * (width - prompts.x_dim))
+            expected.append(prompts.ys[i, point].tolist() + [0.0] * (width - prompts.y_dim))
+        assert tokens[i].tolist() == expected[:-1]
+
+
+@pytest.mark.parametrize("name", ["paired", "interleaved"])
+def test_the_querys_target_is_never_in_the_tokens(name):
+    prompts = counting(n_prompts=2, n_points=3, x_dim=2, y_dim=3)
+    layout = prompt_format(name, x_dim=2, y_dim=3)
+    other = prompts.ys.clone()
+    other[:, -1] = 99.0
+    assert torch.equal(layout.encode(prompts), layout.encode(Prompts(prompts.xs, other)))
+
+
+def test_paired_query_tokens_start_from_minus_the_initial_prediction():
+    prompts = counting(n_prompts=3, n_points=4, x_dim=2, y_dim=3, dtype=torch.float64)
+    weights = torch.tensor([[1.0, -2.0, 0.5], [3.0, 0.25, 4.0]])  # float32: it follows the prompts
+    tokens = Paired(2, 3).encode(prompts, weights)
+    for i in range(3):
+        for y in range(3):
+            prediction = sum(float(prompts.xs[i, -1, x]) * float(weights[x, y]) for x in range(2))
+            assert tokens[i, -1, 2 + y].item() == -prediction
+    assert torch.equal(tokens[:, :-1], Paired(2, 3).encode(prompts)[:, :-1])
+
+
+def test_the_interleaved_format_has_no_place_for_initial_weights():
+    with pytest.raises(ValueError, match="paired format"):
+        Interleaved(2, 1).encode(counting(), torch.zeros(2, 1))
+
+
+@pytest.mark.parametrize("layout", [Paired, Interleaved])
+def test_tokens_carry_gradients_back_to_the_query(layout):
+    xs = torch.ones(3, 2, requires_grad=True)
+    layout(2, 1).encode(counting().with_query(xs)).sum().backward()
+    assert xs.grad is not None
+    assert xs.grad.eq(1).all()
+
+
+def test_paired_predictions_are_read_at_the_last_token_and_interleaved_ones_at_every_x():
+    outputs = torch.arange(7)
+    assert outputs[Paired(2, 1).prediction_positions(7)].tolist() == [6]
+    assert outputs[Interleaved(2, 1).prediction_positions(7)].tolist() == [0, 2, 4, 6]
+    assert outputs[:1][Paired(2, 1).prediction_positions(1)].tolist() == [0]
+    assert outputs[:1][Interleaved(2, 1).prediction_positions(1)].tolist() == [0]
+
+
+def test_labels_name_every_token():
+    assert Paired(2, 1).labels(2) == ["(x1, y1)", "(x2, y2)", "(query, ?)"]
+    assert Interleaved(2, 1).labels(2) == ["x1", "y1", "x2", "y2", "query"]
+    assert Paired(2, 1).labels(0) == ["(query, ?)"]
+    assert Interleaved(2, 1).labels(0) == ["query"]
+    for n_context in range(5):
+        for layout in (Paired(2, 1), Interleaved(2, 1)):
+            assert len(layout.labels(n_context)) == layout.n_tokens(n_context)
+
+
+@pytest.mark.parametrize("layout", [Paired(3, 2), Interleaved(3, 2)])
+@pytest.mark.parametrize("dims", [(1, 2), (3, 1), (2, 3), (4, 1)])
+def test_prompts_of_other_dimensions_are_refused_and_not_broadcast(layout, dims):
+    prompts = counting(x_dim=dims[0], y_dim=dims[1])
+    with pytest.raises(ValueError, match=f"cannot encode prompts with x_dim={dims[0]}, y_dim={dims[1]}"):
+        layout.encode(prompts)
+
+
+# ---- without the run-time type checks of the test suite ----
+
+PLAIN = """
+import torch
+from mechicl.prompts import Prompts, prompt_format
+prompts = Prompts(torch.zeros(3, 4, 2), torch.zeros(3, 4, 1))
+for action in (
+    lambda: Prompts([[[0.0]]], [[[0.0]]]),
+    lambda: prompts[0],
+    lambda: list(prompts),
+    lambda: prompts.permuted(torch.tensor([0.5, 1.2, 2.9])),
+    lambda: prompt_format("pairs", x_dim=1, y_dim=1),
+):
+    try:
+        action()
+    except (TypeError, ValueError) as error:
+        print(type(error).__name__, error)
+"""
+
+
+def test_values_of_a_wrong_type_are_refused_in_plain_words():
+    run = subprocess.run([sys.executable, "-c", PLAIN], capture_output=True, text=True, check=True)
+    lines = run.stdout.splitlines()
+    assert len(lines) == 5
+    assert lines[0] == "TypeError xs must be a torch tensor or a numpy array, got list"
+    assert lines[1] == lines[2]
+    assert lines[1].startswith("TypeError prompts are picked by a slice, indices or a mask")
+    assert lines[3].startswith("ValueError order must hold each of the 3 context points once")
+    assert lines[4] == "ValueError prompt_format 'pairs' is not one of ['interleaved', 'paired']"
