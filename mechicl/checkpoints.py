@@ -5,7 +5,7 @@ made (command, seeds, versions, curve, wall time, hardware) and holds the digest
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mechicl.files import read_json, read_tensors, write_json, write_tensors
+from mechicl.files import json_bytes, read_json, read_tensors, write_json, write_tensors
 from mechicl.models import HookedTransformer, TransformerConfig
 
 _PACKAGED = Path(__file__).parent / "_checkpoints"
@@ -32,10 +32,18 @@ class Snapshots:
     Attributes:
         steps: the steps.
         weights: name to `[step seed ...]`.
+
+    Raises:
+        ValueError: another number of weights than of steps.
     """
 
     steps: tuple[int, ...]
     weights: dict[str, Tensor]
+
+    def __post_init__(self):
+        for name, tensor in self.weights.items():
+            if tensor.shape[:1] != (len(self.steps),):
+                raise ValueError(f"{name} of shape {list(tensor.shape)} does not hold {len(self.steps)} snapshots")
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,28 +104,21 @@ def load_checkpoint(name: str | Path) -> Checkpoint:
     """All seeds of a checkpoint, its record and its snapshots; errors as for `load`."""
     folder = _folder(name)
     record = _read(read_json, folder / "record.json")
-    for filename, digest in record.get("sha256", {}).items():
-        path = folder / filename
-        if not path.is_file():
-            raise CheckpointError(f"{path} is missing: the checkpoint is incomplete")
-        if path.suffix == ".json" and _digest(path) != digest:
-            raise CheckpointError(f"{path} was changed after the checkpoint was saved (its SHA-256 differs)")
-    try:
-        cfg = TransformerConfig.from_dict(_read(read_json, folder / "config.json"))
-    except ValueError as error:
-        raise CheckpointError(f"{folder / 'config.json'}: {error}") from error
-    weights, _ = _read(read_tensors, folder / "weights.safetensors")
-    models = _guarded(folder / "weights.safetensors", cfg, weights)
-    digest = record.get("sha256", {}).get("weights.safetensors")
-    if digest is not None and _digest(folder / "weights.safetensors") != digest:
-        raise CheckpointError(f"{folder / 'weights.safetensors'} was changed after it was saved (its SHA-256 differs)")
-    if len(record.get("seeds", models)) != len(models):
-        raise CheckpointError(f"{folder}: {len(models)} models for the seeds {record['seeds']}")
+    digests = record.get("sha256")
+    if not isinstance(digests, dict) or not {"config.json", "weights.safetensors"} <= set(digests):
+        raise CheckpointError(f"{folder / 'record.json'} lacks the digests (sha256) of config.json and the weights")
+    config = _read(read_json, folder / "config.json", digests["config.json"])
+    cfg = _guarded(folder / "config.json", _config, config)
+    # Tensors are read before their digest is compared: "this is a pickle" says more than "this is another file".
+    weights, _ = _read(read_tensors, folder / "weights.safetensors", digests["weights.safetensors"])
+    models = _guarded(folder / "weights.safetensors", models_from_stack, cfg, weights)
+    if not _fit_seeds(record, models):
+        raise CheckpointError(f"{folder}: {len(models)} models for the seeds {record['seeds']!r}")
     snapshots = None
-    if (folder / "snapshots.safetensors").is_file():
-        stacked, metadata = _read(read_tensors, folder / "snapshots.safetensors")
-        steps = tuple(int(step) for step in metadata.get("steps", "").split(",") if step)
-        snapshots = Snapshots(steps, stacked)
+    if "snapshots.safetensors" in digests:
+        path = folder / "snapshots.safetensors"
+        stacked, metadata = _read(read_tensors, path, digests[path.name])
+        snapshots = _guarded(path, _snapshots, stacked, metadata.get("steps", ""))
     return Checkpoint(folder.name, models, record, snapshots)
 
 
@@ -138,11 +139,17 @@ def save(
         snapshots: weights during training.
 
     Raises:
-        ValueError: no models, or different configs.
+        TypeError: something in the record that JSON has no form for.
+        ValueError: no models, different configs, a number in the record that is not finite, or another number of
+            `seeds` in it than of models. Nothing has been written then.
     """
     models = [models] if isinstance(models, HookedTransformer) else list(models)
     if not models or any(model.cfg.to_dict() != models[0].cfg.to_dict() for model in models):
         raise ValueError("save() needs one or more models with the same config")
+    record = record or {}
+    if not _fit_seeds(record, models):
+        raise ValueError(f"{len(models)} models for the seeds {record['seeds']!r}")
+    json_bytes(record)  # raises before the checkpoint that is there is touched
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "record.json").unlink(missing_ok=True)
@@ -156,7 +163,7 @@ def save(
     else:
         (folder / "snapshots.safetensors").unlink(missing_ok=True)
     digests = {name: _digest(folder / name) for name in names}
-    write_json(folder / "record.json", {**(record or {}), "sha256": digests})
+    write_json(folder / "record.json", {**record, "sha256": digests})
     return folder
 
 
@@ -170,7 +177,8 @@ def models_from_stack(cfg: TransformerConfig, stacked: dict[str, Tensor]) -> lis
     """The models that `stack_models` stacked.
 
     Raises:
-        ValueError: a tensor is missing, left over, or of another shape or type than the config asks for.
+        ValueError: a tensor is missing, left over, or of another shape or type than the config asks for, or there is
+            no model in the stack.
     """
     template = HookedTransformer(cfg)
     expected = {**dict(template.named_parameters()), **dict(template.named_buffers())}
@@ -183,8 +191,10 @@ def models_from_stack(cfg: TransformerConfig, stacked: dict[str, Tensor]) -> lis
             raise ValueError(
                 f"{name} must be [seed, {', '.join(map(str, expected[name].shape))}], got {list(tensor.shape)}"
             )
-        if not tensor.is_floating_point():
-            raise ValueError(f"{name} must be floating point, got {tensor.dtype}")
+        if tensor.dtype != expected[name].dtype:
+            raise ValueError(f"{name} must be {expected[name].dtype} as the config says, got {tensor.dtype}")
+    if n_models == {0}:
+        raise ValueError("the weights hold no model: their leading axis, the seeds, is empty")
     models = []
     for i in range(n_models.pop()):
         model = HookedTransformer(cfg)
@@ -208,20 +218,39 @@ def _folder(name: str | Path) -> Path:
     return folder
 
 
-def _read(reader: Any, path: Path) -> Any:
+def _read(reader: Callable[[Path], Any], path: Path, digest: str | None = None) -> Any:
     try:
-        return reader(path)
+        contents = reader(path)
+        changed = digest is not None and _digest(path) != digest
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is missing: the checkpoint is incomplete") from error
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise CheckpointError(str(error)) from error
+    if changed:
+        raise CheckpointError(f"{path} was changed after the checkpoint was saved (its SHA-256 differs)")
+    return contents
 
 
-def _guarded(path: Path, cfg: TransformerConfig, weights: dict[str, Tensor]) -> list[HookedTransformer]:
+def _guarded(path: Path, make: Callable[..., Any], *parts: Any) -> Any:
     try:
-        return models_from_stack(cfg, weights)
+        return make(*parts)
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from error
+
+
+def _config(data: dict[str, Any]) -> TransformerConfig:
+    if "device" in data:  # a file does not choose where the model is made; "meta" would even drop the weights
+        raise ValueError("device is not a field of a saved config")
+    return TransformerConfig.from_dict(data)
+
+
+def _snapshots(weights: dict[str, Tensor], steps: str) -> Snapshots:
+    return Snapshots(tuple(int(step) for step in steps.split(",") if step), weights)
+
+
+def _fit_seeds(record: dict[str, Any], models: list[HookedTransformer]) -> bool:
+    seeds = record.get("seeds", models)
+    return isinstance(seeds, (list, tuple)) and len(seeds) == len(models)
 
 
 def _digest(path: Path) -> str:

@@ -1,18 +1,30 @@
 """The command line: `mechicl list`, `mechicl train PRESET`, `mechicl report CHECKPOINT --out DIR`."""
 
+import copy
+import dataclasses
+import itertools
 import shlex
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal, cast, get_args
 
 import tyro
+from accelerate import PartialState
 
 from mechicl import __version__
 from mechicl.checkpoints import CheckpointError, Snapshots, available, load_checkpoint, save
-from mechicl.training import PRESETS, TrainingConfig, TrainingDivergedError, train
+from mechicl.report import write_report
+from mechicl.tasks import FixedTasks, LinearRegression, SineRegression
+from mechicl.training import PRESETS, Curriculum, Ramp, TrainingConfig, TrainingDivergedError, train
+from mechicl.training.config import AnyTask
+from mechicl.training.presets import SUMMARIES
+
+DESCRIPTION = "Train small in-context learners, and report which algorithm they run."
+TaskKind = Literal["LinearRegression", "SineRegression", "FixedTasks"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +50,9 @@ class TrainPreset:
 
     config: Annotated[TrainingConfig, tyro.conf.arg(name="")]
     """What to train."""
+    task: TaskKind | None = None
+    """Another kind of task than the preset's, whose fields are then --task.FIELD. FixedTasks are drawn from the
+    preset's task (--task.task.FIELD)."""
     out: Path | None = None
     """Folder of the checkpoint; by default checkpoints/PRESET."""
     run: Path | None = None
@@ -50,49 +65,128 @@ class TrainPreset:
     def execute(self, command: str) -> None:
         """Train, then write the checkpoint with its record."""
         name = _preset_name(command)
-        result = train(self.config, self.run or Path("runs") / name, restart=self.restart, progress=not self.quiet)
-        record = {"name": name, "command": command, **result.record}
-        record["versions"] |= {"mechicl": __version__, "transformer-lens": version("transformer-lens")}
-        snapshots = Snapshots(result.snapshot_steps, result.snapshots) if result.snapshots else None
-        folder = save(self.out or Path("checkpoints") / name, result.models, record, snapshots)
-        losses = record["curve"]["eval_loss"][-1]
-        print(f"{folder}: held-out MSE {', '.join(f'{loss:.5f}' for loss in losses)} (seeds {record['seeds']})")
+        config = self.config.replace(curriculum=None) if self.config.curriculum == Curriculum() else self.config
+        result = train(config, self.run or Path("runs") / name, restart=self.restart, progress=not self.quiet)
+        if PartialState().is_main_process:
+            record = {"name": name, "command": command, **result.record}
+            record["versions"] |= {"mechicl": __version__, "transformer-lens": version("transformer-lens")}
+            snapshots = Snapshots(result.snapshot_steps, result.snapshots) if result.snapshots else None
+            folder = save(self.out or Path("checkpoints") / name, result.models, record, snapshots)
+            losses = record["curve"]["eval_loss"][-1]
+            print(f"{folder}: held-out MSE {', '.join(f'{loss:.5f}' for loss in losses)} (seeds {record['seeds']})")
+        PartialState().destroy_process_group()
 
 
 def _preset_name(command: str) -> str:
     return next(word for word in shlex.split(command) if word in PRESETS)
 
 
-PRESET_COMMANDS = tyro.extras.subcommand_type_from_defaults(
-    {name: TrainPreset(preset.replace(model=preset.model.as_given())) for name, preset in PRESETS.items()},
-    prefix_names=False,
-)
-
-
 @dataclass(frozen=True)
-class Train:
-    """Train a preset, any of whose fields can be overridden, and save it as a checkpoint."""
+class Report:
+    """Open a trained model and write what was measured: report.html (offline) and report.json."""
 
-    preset: Annotated[PRESET_COMMANDS, tyro.conf.arg(name="")]  # type: ignore
+    checkpoint: tyro.conf.Positional[str]
+    """Name of a shipped checkpoint (see `mechicl list`), or the path of one."""
+    out: Path
+    """Folder to write to."""
+    n_prompts: int = 10_000
+    """Held-out prompts for each measurement."""
+    quiet: bool = False
+    """No progress bar."""
 
     def execute(self, command: str) -> None:
-        """Train it."""
-        self.preset.execute(command)
+        """Write the report."""
+        started = time.perf_counter()
+        path = write_report(self.checkpoint, self.out, n_prompts=self.n_prompts, progress=not self.quiet)
+        print(f"{path} ({time.perf_counter() - started:.0f} s)")
 
 
-COMMANDS = List | Train
+def _defaults(preset: TrainingConfig, kind: TaskKind | None) -> TrainPreset:
+    """A preset as the command line starts from it, before anything that depends on other fields is filled in."""
+    kinds: dict[TaskKind | None, AnyTask] = {
+        "LinearRegression": LinearRegression(),
+        "SineRegression": SineRegression(),
+        "FixedTasks": FixedTasks(preset.eval_task, n_tasks=preset.batch_size),  # pyright: ignore[reportArgumentType]
+    }
+    config = copy.copy(preset)  # not replace(): what does not fit yet may do so with the words that follow
+    for field, value in {
+        "task": kinds.get(kind, preset.task),
+        "model": preset.model.as_given(),
+        "curriculum": preset.curriculum or Curriculum(),
+    }.items():
+        object.__setattr__(config, field, value)
+    return TrainPreset(config)
+
+
+def _commands(kind: TaskKind | None) -> Any:
+    presets: Any = tyro.extras.subcommand_type_from_defaults(
+        {name: _defaults(preset, kind) for name, preset in PRESETS.items()}, SUMMARIES, prefix_names=False
+    )
+
+    @dataclass(frozen=True)
+    class Train:
+        """Train a preset, any of whose fields can be overridden, and save it as a checkpoint."""
+
+        preset: Annotated[presets, tyro.conf.arg(name="")]
+        """What to train; `mechicl train PRESET --help` lists all that can be overridden."""
+
+        def execute(self, command: str) -> None:
+            """Train it."""
+            self.preset.execute(command)
+
+    return List | Train | Report
+
+
+REGISTRY = tyro.constructors.ConstructorRegistry()
+
+
+@REGISTRY.primitive_rule
+def _ramp(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
+    """A ramp of a curriculum is two to four words, or None."""
+    if info.type != Ramp | None:
+        return None
+
+    def parse(words: list[str]) -> Ramp | None:
+        if words == ["None"]:
+            return None
+        if len(words) < 2:
+            raise ValueError(f"a ramp has a start and an end, got {words[0]}")
+        return Ramp(*map(int, words))
+
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=(1, 2, 3, 4),
+        metavar="{None}|START END [INCREMENT [INTERVAL]]",
+        instance_from_str=parse,
+        is_instance=lambda value: value is None or isinstance(value, Ramp),
+        str_from_instance=lambda ramp: ["None"] if ramp is None else [str(n) for n in dataclasses.astuple(ramp)],
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run a command line; errors of the user's making end with one line and exit code 1."""
+    """Run a command line.
+
+    Errors of the user's making end with one line and exit code 1; words that cannot be parsed with tyro's explanation
+    and exit code 2.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
-    options = (tyro.conf.AvoidSubcommands,)
-    command = tyro.cli(COMMANDS, prog="mechicl", description=__doc__, args=words, config=options)  # type: ignore[call-overload]
+    kind = next((b for a, b in itertools.pairwise(words) if a == "--task" and b in get_args(TaskKind)), None)
+    options = (tyro.conf.AvoidSubcommands, tyro.conf.FlagCreatePairsOff)
     try:
+        command = tyro.cli(
+            _commands(cast(TaskKind | None, kind)),
+            prog="mechicl",
+            description=DESCRIPTION,
+            args=words,
+            config=options,
+            registry=REGISTRY,
+        )
         command.execute(shlex.join(["mechicl", *words]))
     except (CheckpointError, TrainingDivergedError, ValueError, OSError) as error:
-        print(f"mechicl: {error}", file=sys.stderr)
+        print(f"mechicl: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(1)
+    except KeyboardInterrupt:
+        print("mechicl: interrupted; a training goes on from its last save when called again", file=sys.stderr)
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,17 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 def write_json(path: Path, data: Any) -> None:
     """JSON, atomically. Numbers that are not finite are refused: they are no JSON."""
-    write_bytes(path, (json.dumps(data, indent=1, allow_nan=False) + "\n").encode())
+    write_bytes(path, json_bytes(data))
+
+
+def json_bytes(data: Any) -> bytes:
+    """Data as the JSON that `write_json` writes.
+
+    Raises:
+        TypeError: something that JSON has no form for.
+        ValueError: a number that is not finite.
+    """
+    return (json.dumps(data, indent=1, allow_nan=False) + "\n").encode()
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
@@ -49,7 +59,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # endless nesting and numbers of 5,000 digits included
         raise ValueError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(data, dict):
         raise ValueError(f"{path} must hold a JSON object, got {type(data).__name__}")

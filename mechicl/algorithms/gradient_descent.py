@@ -36,7 +36,8 @@ def gradient_descent(
         Trajectory with predictions `[step prompt point y]`.
 
     Raises:
-        ValueError: a step size that is not finite, or steps that are not whole numbers >= 0.
+        ValueError: a step size that is not finite, steps that are not whole numbers >= 0, or initial_weights of
+            another shape.
 
     Source: von Oswald et al. 2023, section 2, eq. 3.
 

@@ -25,18 +25,13 @@ def ols(prompts: Prompts, *, points: PredictedPoints = "all") -> Trajectory:
 
     Source: Fu et al. 2024, section 3.1.
     """
-    size = max(prompts.n_context, prompts.x_dim)
-
-    def filters(eigenvalues: Tensor) -> Tensor:
-        cutoff = 1e-13 * size * eigenvalues.amax(-1, keepdim=True)
-        absent = eigenvalues <= cutoff
-        return torch.where(absent, 0.0, 1 / eigenvalues.masked_fill(absent, 1.0))[None]
-
-    return spectral_trajectory(prompts, filters, name="OLS", points=points)
+    return _penalised(prompts, 0.0, "OLS", points)
 
 
 def ridge(prompts: Prompts, *, penalty: float, points: PredictedPoints = "all") -> Trajectory:
     """Ridge regression: the minimiser of `Σ_i (x_i W - y_i)² + penalty * |W|²`, that is `(S + penalty I)⁻¹ B`.
+
+    A penalty as small as the rounding noise in S gives its limit, `ols`, where the context leaves weights open.
 
     Args:
         prompts: each prefix is a context of its own; the empty one predicts 0.
@@ -53,11 +48,7 @@ def ridge(prompts: Prompts, *, penalty: float, points: PredictedPoints = "all") 
     """
     if not (penalty > 0 and math.isfinite(penalty)):
         raise ValueError(f"penalty must be positive and finite, got {penalty}; for no penalty use ols()")
-
-    def filters(eigenvalues: Tensor) -> Tensor:
-        return (1 / (eigenvalues + penalty))[None]
-
-    return spectral_trajectory(prompts, filters, name=f"ridge({penalty:g})", points=points)
+    return _penalised(prompts, penalty, f"ridge({penalty:g})", points)
 
 
 def bayes(
@@ -85,6 +76,19 @@ def bayes(
         raise ValueError(f"noise_std must be >= 0 and finite, got {noise_std}")
     if not (weight_std > 0 and math.isfinite(weight_std)):
         raise ValueError(f"weight_std must be positive and finite, got {weight_std}")
-    if noise_std == 0:
+    ratio = noise_std / weight_std
+    if ratio * ratio == 0:  # no noise, or so little that its square underflows
         return ols(prompts, points=points)
-    return ridge(prompts, penalty=(noise_std / weight_std) ** 2, points=points)
+    return ridge(prompts, penalty=ratio * ratio, points=points)
+
+
+def _penalised(prompts: Prompts, penalty: float, name: str, points: PredictedPoints) -> Trajectory:
+    size = max(prompts.n_context, prompts.x_dim)
+
+    def filters(eigenvalues: Tensor) -> Tensor:
+        cutoff = (1e-13 * size * eigenvalues.amax(-1, keepdim=True)).clamp(min=1e-300)  # below, 1/λ may be infinite
+        penalised = eigenvalues + penalty
+        absent = penalised <= cutoff
+        return torch.where(absent, 0.0, 1 / penalised.masked_fill(absent, 1.0))[None]
+
+    return spectral_trajectory(prompts, filters, name=name, points=points)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
@@ -16,7 +17,7 @@ from mechicl.learners import Trajectory
 from mechicl.prompts import Prompts
 
 PredictedPoints = Literal["all", "query"]
-CHUNK_ELEMENTS = 2**24  # float64 numbers in the moment matrices of one chunk of prompts: 128 MiB
+CHUNK_ELEMENTS = 2**24  # float64 numbers in the largest tensor of one chunk of prompts: 128 MiB
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +25,8 @@ class PrefixSpectra:
     """Eigenvalues of each prefix's second moments, with the point's and the targets' coordinates in its eigenbasis.
 
     Attributes:
-        eigenvalues: λ `[prompt point x]`, ascending, of S over the points before each point; never negative.
+        eigenvalues: λ `[prompt point x]`, ascending, of S over the points before each point; never negative, and
+            exactly 0 (as are the targets' coordinates) in the directions that so few points cannot reach.
         point_coordinates: `x_t U` `[prompt point x]`.
         target_coordinates: `Uᵀ B` `[prompt point x y]`.
     """
@@ -34,27 +36,32 @@ class PrefixSpectra:
     target_coordinates: Float[Tensor, "prompt point x y"]
 
     @classmethod
-    def of(cls, xs: Float[Tensor, "prompt point x"], ys: Float[Tensor, "prompt point y"], points: PredictedPoints) -> "PrefixSpectra":
+    def of(
+        cls, xs: Float[Tensor, "prompt point x"], ys: Float[Tensor, "prompt point y"], points: PredictedPoints
+    ) -> "PrefixSpectra":
         """Spectra for the prediction of all points, or of the query alone."""
         if points == "all":
             second = _before(xs[..., :, None] * xs[..., None, :])
             cross = _before(xs[..., :, None] * ys[..., None, :])
-            targets = xs
+            targets, n_before = xs, torch.arange(xs.shape[1], device=xs.device)
         else:
             context = xs[:, :-1]
             second = (context.mT @ context)[:, None]
             cross = (context.mT @ ys[:, :-1])[:, None]
-            targets = xs[:, -1:]
+            targets, n_before = xs[:, -1:], torch.tensor([context.shape[1]], device=xs.device)
         eigenvalues, vectors = torch.linalg.eigh(second)
+        # n points span at most n directions. Rounding noise in the others would grow with the number of steps.
+        absent = torch.arange(xs.shape[2], device=xs.device) < xs.shape[2] - n_before[:, None]
         return cls(
-            eigenvalues.clamp(min=0),
+            eigenvalues.clamp(min=0).masked_fill(absent, 0.0),
             (targets[..., None, :] @ vectors)[..., 0, :],
-            vectors.mT @ cross,
+            (vectors.mT @ cross).masked_fill(absent[..., None], 0.0),
         )
 
     def predict(self, filters: Float[Tensor, "step prompt point x"]) -> Float[Tensor, "step prompt point y"]:
         """`x_t U f(λ) Uᵀ B` for each filter."""
-        return ((filters * self.point_coordinates)[..., None, :] @ self.target_coordinates)[..., 0, :]
+        weighted = filters * self.point_coordinates
+        return einsum(weighted, self.target_coordinates, "step prompt point x, prompt point x y -> step prompt point y")
 
 
 def _before(terms: Float[Tensor, "prompt point a b"]) -> Float[Tensor, "prompt point a b"]:
@@ -73,6 +80,9 @@ def spectral_trajectory(
 ) -> Trajectory:
     """Predictions of a spectral algorithm, computed in float64 and returned in the prompts' dtype.
 
+    Gradients flow to the query. Those to the context are NaN where eigenvalues of S coincide, as in a prefix with
+    fewer points than dimensions.
+
     Args:
         prompts: what to predict.
         filters: eigenvalues to filter values, one slice a step.
@@ -83,13 +93,19 @@ def spectral_trajectory(
 
     Returns:
         Trajectory with predictions `[step prompt point y]`.
+
+    Raises:
+        ValueError: unknown points, or initial_weights of another shape.
     """
     if points not in ("all", "query"):
         raise ValueError(f"points must be 'all' or 'query', got {points!r}")
+    if initial_weights is not None and initial_weights.shape != (prompts.x_dim, prompts.y_dim):
+        expected = (prompts.x_dim, prompts.y_dim)  # another shape could be broadcast, unnoticed
+        raise ValueError(f"initial_weights must be [x y] = {expected}, got {tuple(initial_weights.shape)}")
     n_points = prompts.n_context + 1 if points == "all" else 1
     per_prompt = n_points * prompts.x_dim * max(prompts.x_dim, prompts.y_dim, len(steps))
     parts = []
-    for part in prompts.split(max(1, CHUNK_ELEMENTS // per_prompt)) or [prompts]:
+    for part in prompts.split(max(1, CHUNK_ELEMENTS // per_prompt)):
         xs, ys = part.xs.double(), part.ys.double()
         start = None
         if initial_weights is not None:

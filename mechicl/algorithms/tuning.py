@@ -1,5 +1,7 @@
 """Hyperparameters tuned on prompts, as the papers tune the algorithms that they compare with."""
 
+import math
+
 import torch
 from scipy.optimize import minimize_scalar
 
@@ -11,8 +13,9 @@ from mechicl.prompts import Prompts
 def tuned_step_size(prompts: Prompts, steps: int = 1) -> float:
     """The step size of `gradient_descent` with the least mean squared error of the query's prediction.
 
-    One step has a closed form, `Σ ŷ·y / Σ ŷ²` with ŷ the prediction for step size 1. More steps are searched: a grid on
-    `(0, 4 / mean λ_max]`, then Brent's method around the best point.
+    One step has a closed form, `Σ ŷ·y / Σ ŷ²` with ŷ the prediction for step size 1. More steps are searched: a
+    geometric grid up to `4 / mean λ_max`, which starts low enough for early stopping on noisy targets, then Brent's
+    method around the best point.
 
     Args:
         prompts: the tasks to tune on, the query's targets included; the papers use 10,000.
@@ -22,7 +25,7 @@ def tuned_step_size(prompts: Prompts, steps: int = 1) -> float:
         a, the factor on the summed gradient. Von Oswald et al.'s η is `a * n_context`.
 
     Raises:
-        ValueError: no prompts or no context to tune on, or steps < 1.
+        ValueError: no prompts or no context to tune on, steps < 1, or contexts from which every step size predicts 0.
 
     Source: von Oswald et al. 2023, section 3.
     """
@@ -35,16 +38,20 @@ def tuned_step_size(prompts: Prompts, steps: int = 1) -> float:
     prompts = prompts.to(torch.float64)
     targets = prompts.query.ys
     spectra = PrefixSpectra.of(prompts.xs, prompts.ys, points="query")
+    unit = spectra.predict(torch.ones_like(spectra.eigenvalues)[None])[0, :, -1]
+    if not unit.any():
+        raise ValueError("every step size predicts 0 from these contexts: there is nothing to tune")
     if steps == 1:
-        unit = spectra.predict(torch.ones_like(spectra.eigenvalues)[None])[0, :, -1]
         return ((unit * targets).sum() / unit.square().sum()).item()
 
     def error(step_size: float) -> float:
         predictions = spectra.predict(gradient_descent_filter(spectra.eigenvalues, steps, step_size)[None])
-        return (predictions[0, :, -1] - targets).square().mean().item()
+        value = (predictions[0, :, -1] - targets).square().mean().item()
+        return value if math.isfinite(value) else math.inf  # diverged
 
     limit = 4 / spectra.eigenvalues.amax(-1).mean().item()
-    grid = [limit * (i + 1) / 80 for i in range(80)]
-    best = min(range(80), key=lambda i: error(grid[i]))
-    bounds = (grid[best - 1] if best else 0.0, grid[min(best + 1, 79)])
-    return float(minimize_scalar(error, bounds=bounds, method="bounded", options={"xatol": 1e-10 * limit}).x)
+    n_grid = 80 + 10 * math.ceil(math.log2(steps))  # neighbours differ by 10% or less
+    grid = [limit * (1000 * steps) ** (i / n_grid - 1) for i in range(n_grid + 1)]
+    best = min(range(n_grid + 1), key=lambda i: error(grid[i]))
+    bounds = (grid[best - 1] if best else 0.0, grid[min(best + 1, n_grid)])
+    return float(minimize_scalar(error, bounds=bounds, method="bounded", options={"xatol": 1e-10 * grid[best]}).x)

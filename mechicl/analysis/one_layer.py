@@ -1,4 +1,4 @@
-"""The whole study of a trained one-layer linear-attention model beside gradient descent (von Oswald et al. 2023, Fig. 2)."""
+"""The whole study of a one-layer linear-attention model beside gradient descent (von Oswald et al. 2023, Fig. 2)."""
 
 from dataclasses import dataclass
 from typing import TypeVar
@@ -85,8 +85,8 @@ class OneLayerStudy:
         raw_paths: without.
         shifts: by name, the losses of gradient descent, of each seed ("trained 0", ...) and of the model half-way
             between ("interpolated 0", ...).
-        roll_outs: at several dampings.
-        over_training: None if the checkpoint has no snapshots.
+        roll_outs: at several dampings, on at most 2,000 of the prompts.
+        over_training: on the same 2,000; None if the checkpoint has no snapshots.
     """
 
     seeds: tuple[int, ...]
@@ -189,7 +189,7 @@ def study_one_layer(
                 for name, (shifted, scaled) in shifted_tasks.items()
             }
         ),
-        roll_outs=done([_roll_out(models, construction, prompts, damping) for damping in (0.5, 0.75, 1.0)]),
+        roll_outs=done([_roll_out(models, construction, prompts[:2000], damping) for damping in (0.5, 0.75, 1.0)]),
         over_training=done(_over_training(checkpoint, construction, prompts[:2000])),
     )
     stages.close()

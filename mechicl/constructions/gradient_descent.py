@@ -36,7 +36,7 @@ def gradient_descent(
         A float64 model with one head, width `x_dim + y_dim` and `steps` looped layers.
 
     Raises:
-        ValueError: steps < 1, or initial_weights of another shape.
+        ValueError: steps < 1, a step size that is not finite, or initial_weights of another shape.
 
     Source: von Oswald et al. 2023, Proposition 1 and appendix A.1.
 
@@ -46,6 +46,7 @@ def gradient_descent(
         torch.Size([4, 1])
     """
     _check_steps(steps)
+    (step_size,) = per_step("step_size", step_size, 1)
     if initial_weights is None:
         initial_weights = torch.zeros(x_dim, y_dim, dtype=torch.float64)
     elif initial_weights.shape != (x_dim, y_dim):
@@ -85,7 +86,7 @@ def gd_plus_plus(
         A float64 model with one head, width `x_dim + y_dim` and `steps` layers, looped if all steps are alike.
 
     Raises:
-        ValueError: steps < 1, or another number of parameters than of steps.
+        ValueError: steps < 1, or another number of parameters than of steps, or one that is not finite.
 
     Source: von Oswald et al. 2023, appendix A.10, eq. 23.
     """
@@ -102,15 +103,12 @@ def gd_plus_plus(
             )
         ]
 
-    if isinstance(step_size, (int, float)) and isinstance(gamma, (int, float)):
-        layers = [layer(step_size, gamma)] * steps
-    else:
-        parameters = zip(per_step("step_size", step_size, steps), per_step("gamma", gamma, steps), strict=True)
-        layers = [layer(a, g) for a, g in parameters]
+    parameters = list(zip(per_step("step_size", step_size, steps), per_step("gamma", gamma, steps), strict=True))
+    alike = len(set(parameters)) == 1
+    layers = [layer(*parameters[0])] * steps if alike else [layer(a, g) for a, g in parameters]
     return assemble(stream, layers, n_context=n_context)
 
 
 def _check_steps(steps: int) -> None:
     if steps < 1:
         raise ValueError(f"steps must be at least 1, got {steps}")
-

@@ -5,6 +5,9 @@ Batched shapes are TransformerLens': q, k, v, z `[batch pos head d_head]`; score
 `[batch head query_pos key_pos]`.
 """
 
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn as nn
 from einops import einsum
@@ -206,3 +209,12 @@ class Block(nn.Module):
 
     def _norm(self, wanted: bool = True) -> LayerNorm | nn.Identity:
         return LayerNorm(self.cfg) if wanted and self.cfg.normalization_type else nn.Identity()
+
+
+class Blocks(nn.ModuleList):
+    """The blocks of a model, in order; type checkers know what they are."""
+
+    if TYPE_CHECKING:
+
+        def __getitem__(self, idx: int) -> Block: ...  # type: ignore[override]
+        def __iter__(self) -> Iterator[Block]: ...  # type: ignore[override]

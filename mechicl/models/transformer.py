@@ -13,7 +13,7 @@ from transformer_lens.hook_points import HookPoint
 
 from mechicl.models.config import DTYPES, TransformerConfig
 from mechicl.models.fast import fast_block
-from mechicl.models.layers import MLP, Attention, Block, LayerNorm
+from mechicl.models.layers import MLP, Attention, Block, Blocks, LayerNorm
 from mechicl.prompts import Prompts
 
 Rows = Literal["all", "query", "points"]
@@ -68,15 +68,15 @@ class HookedTransformer(HookedRootModule):
         if cfg.mlp_location == "input":
             self.input_mlp = MLP(cfg)
             self.hook_input_mlp_out = HookPoint()
-        self.blocks = nn.ModuleList(Block(cfg, layer) for layer in range(cfg.n_layers))
+        self.blocks = Blocks(Block(cfg, layer) for layer in range(cfg.n_layers))
         self._tie_blocks()
         self.ln_final = LayerNorm(cfg) if cfg.final_norm else nn.Identity()
         if cfg.read_out == "linear":
             self.unembed = nn.Parameter(torch.zeros(cfg.d_model, cfg.d_out))
             self.unembed_bias = nn.Parameter(torch.zeros(cfg.d_out)) if cfg.read_bias else None
         self.setup()
-        self.reset_parameters(seed)
         self.to(device=cfg.device, dtype=cfg.torch_dtype)
+        self.reset_parameters(seed)
         if initial_weights is not None:
             self._set_initial_weights(initial_weights)
 
@@ -138,7 +138,7 @@ class HookedTransformer(HookedRootModule):
         residual = self.embed_tokens(tokens) if start_at_layer is None else self._check_residual(tokens)
         wanted, hooked = self._rows(rows, residual.shape[1]), self.has_hooks()
         for layer in range(start, stop):
-            block = cast(Block, self.blocks[layer])
+            block = self.blocks[layer]
             if hooked:
                 residual = block(residual)
             else:
@@ -164,10 +164,12 @@ class HookedTransformer(HookedRootModule):
         else:
             if tokens.ndim != 3 or tokens.shape[2] != cfg.d_token:
                 raise ValueError(f"tokens must be [batch pos {cfg.d_token}], got {tuple(tokens.shape)}")
-            if cfg.read_in == "identity":
+            if cfg.read_in == "linear":
+                residual = tokens @ self.embed
+            elif cfg.d_model > cfg.d_token:
                 residual = F.pad(tokens, (0, cfg.d_model - cfg.d_token))
             else:
-                residual = tokens @ self.embed
+                residual = tokens.clone() if self.has_hooks() else tokens  # hooks may patch it in place
         if cfg.read_in == "linear" and self.embed_bias is not None:
             residual = residual + self.embed_bias
         residual = self.hook_embed(residual)
@@ -270,7 +272,7 @@ class HookedTransformer(HookedRootModule):
         """Turn `attn.hook_result` (each head's output) on or off."""
         self._replace_cfg(use_attn_result=use_attn_result)
         for block in self.blocks:
-            attn = cast(Block, block).attn
+            attn = block.attn
             if use_attn_result and not hasattr(attn, "hook_result"):
                 attn.hook_result = HookPoint()
             elif not use_attn_result and hasattr(attn, "hook_result"):
@@ -365,7 +367,7 @@ class HookedTransformer(HookedRootModule):
         """Sum of the output biases of the blocks before `layer` (and its attention's, with `mlp_input`)."""
         bias = torch.zeros(self.cfg.d_model, device=self.cfg.device, dtype=self.cfg.torch_dtype)
         for index in range(min(layer + mlp_input, self.cfg.n_layers)):
-            block = cast(Block, self.blocks[index])
+            block = self.blocks[index]
             if self.cfg.attn_bias:
                 bias = bias + self.cfg.damping * block.attn.b_O
             if self.cfg.block_mlp and include_mlp_biases and index < layer:

@@ -21,8 +21,9 @@ class Ramp:
     interval: int = 2000
 
     def __post_init__(self):
-        if not (1 <= self.start <= self.end and self.increment >= 1 and self.interval >= 1):
-            raise ValueError(f"a ramp needs 1 <= start <= end and positive increment and interval, got {self}")
+        whole = all(map(_is_whole, (self.start, self.end, self.increment, self.interval)))
+        if not (whole and 1 <= self.start <= self.end and self.increment >= 1 and self.interval >= 1):
+            raise ValueError(f"a ramp needs whole 1 <= start <= end, positive increment and interval, got {self}")
 
     def at(self, step: int) -> int:
         """Its value at a step."""
@@ -42,12 +43,19 @@ class Curriculum:
     points: Ramp | None = None
 
     def task_at(self, task: AnyTask, step: int) -> AnyTask:
-        """The task at a step."""
+        """The task at a step.
+
+        Raises:
+            ValueError: the task has no such field, or not that many dimensions.
+        """
         changes: dict[str, int] = {}
         if self.dims is not None:
             changes["active_dims"] = self.dims.at(step)
         if self.points is not None:
             changes["n_context"] = self.points.at(step) - 1
+        fixed = set(changes) - {f.name for f in dataclasses.fields(task)}
+        if fixed:
+            raise ValueError(f"a curriculum cannot change {sorted(fixed)} of {type(task).__name__}")
         return task.replace(**changes) if changes else task
 
 
@@ -108,15 +116,22 @@ class TrainingConfig:
 
     def __post_init__(self):
         least = {"steps": 0, "batch_size": 1, "warmup_steps": 0, "eval_every": 1, "eval_prompts": 1}
-        for name, bound in (least | {"log_every": 1, "save_every": 1, "n_snapshots": 0}).items():
-            if getattr(self, name) < bound:
-                raise ValueError(f"{name} must be at least {bound}, got {getattr(self, name)}")
+        for name, bound in (least | {"log_every": 1, "save_every": 1, "n_snapshots": 0, "eval_seed": 0}).items():
+            if not _is_whole(getattr(self, name)) or getattr(self, name) < bound:
+                raise ValueError(f"{name} must be a whole number of at least {bound}, got {getattr(self, name)!r}")
+        choices = {"schedule": ("constant", "cosine"), "loss": (None, "query", "points")}
+        for name, allowed in (choices | {"mixed_precision": ("no", "bf16")}).items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}")
         if not (self.learning_rate > 0 and math.isfinite(self.learning_rate)):
             raise ValueError(f"learning_rate must be positive and finite, got {self.learning_rate}")
-        if self.gradient_clip is not None and not self.gradient_clip > 0:
-            raise ValueError(f"gradient_clip must be positive or None, got {self.gradient_clip}")
-        if not self.seeds or len(set(self.seeds)) != len(self.seeds) or min(self.seeds) < 0:
-            raise ValueError(f"seeds must be one or more different numbers >= 0, got {self.seeds}")
+        if self.gradient_clip is not None and not (self.gradient_clip > 0 and math.isfinite(self.gradient_clip)):
+            raise ValueError(f"gradient_clip must be positive and finite, or None, got {self.gradient_clip}")
+        if self.target_loss is not None and not math.isfinite(self.target_loss):
+            raise ValueError(f"target_loss must be finite or None, got {self.target_loss}")
+        whole = all(_is_whole(seed) and seed >= 0 for seed in self.seeds)
+        if not self.seeds or not whole or len(set(self.seeds)) != len(self.seeds):
+            raise ValueError(f"seeds must be one or more different whole numbers >= 0, got {self.seeds}")
         if (self.task.x_dim, self.task.y_dim) != (self.model.x_dim, self.model.y_dim):
             raise ValueError(
                 f"the task has x_dim={self.task.x_dim}, y_dim={self.task.y_dim}, the model x_dim={self.model.x_dim}, "
@@ -124,8 +139,10 @@ class TrainingConfig:
             )
         if self.loss == "points" and not self.one_pass:
             raise ValueError("loss='points' needs interleaved prompts and causal keys: only then does one pass give it")
-        if self.curriculum is not None:
-            self.curriculum.task_at(self.task, 0), self.curriculum.task_at(self.task, self.steps)
+        longest = max(task.n_context for task in (self.task_at(0), self.task_at(self.steps), self.eval_task))
+        bounded = self.model.positional_embedding_type in ("standard", "one_hot")
+        if bounded and longest > (self.model.n_context or 0):
+            raise ValueError(f"prompts of {longest} context points, but the model has n_context={self.model.n_context}")
 
     @property
     def one_pass(self) -> bool:
@@ -181,9 +198,12 @@ class TrainingConfig:
         """The config that `to_dict` wrote.
 
         Raises:
-            ValueError: unknown fields or bad values.
+            ValueError: unknown or missing fields, or bad values.
         """
         fields = dict(data)
+        missing = sorted({"task", "model", "seeds"} - set(fields))
+        if missing:
+            raise ValueError(f"a training config needs {missing}")
         unknown = sorted(set(fields) - {f.name for f in dataclasses.fields(cls)})
         if unknown:
             raise ValueError(f"TrainingConfig has no field {unknown}")
@@ -191,7 +211,14 @@ class TrainingConfig:
         fields["model"] = TransformerConfig.from_dict(fields["model"])
         fields["seeds"] = tuple(fields["seeds"])
         if fields.get("curriculum") is not None:
-            ramps = {k: Ramp(**v) if v is not None else None for k, v in fields["curriculum"].items()}
-            fields["curriculum"] = Curriculum(**ramps)
+            try:
+                ramps = {k: Ramp(**v) if v is not None else None for k, v in fields["curriculum"].items()}
+                fields["curriculum"] = Curriculum(**ramps)
+            except TypeError as error:  # a field is missing or unknown
+                raise ValueError(f"curriculum: {error}") from error
         return cls(**fields)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 

@@ -35,6 +35,11 @@ def make_generators(config: TrainingConfig, device: torch.device) -> list[torch.
     return [torch.Generator(device=device).manual_seed(2**40 + seed) for seed in config.seeds]
 
 
+def shard_slice(n_prompts: int, rank: int, world: int) -> slice:
+    """The share of process `rank` of `world` in a batch; shares differ by one prompt at most."""
+    return slice(rank * n_prompts // world, (rank + 1) * n_prompts // world)
+
+
 def draw_batch(
     config: TrainingConfig,
     model: HookedTransformer,
@@ -60,7 +65,7 @@ def draw_batch(
     for generator in generators:
         prompts = task.sample(config.batch_size, generator=generator)
         if world > 1:
-            prompts = prompts[rank * config.batch_size // world : (rank + 1) * config.batch_size // world]
+            prompts = prompts[shard_slice(config.batch_size, rank, world)]
         tokens.append(model.encode(prompts))
         targets.append(prompts.ys if config.rows == "points" else prompts.ys[:, -1:])
     states = torch.stack([generator.get_state() for generator in generators])

@@ -3,7 +3,6 @@
 import math
 import os
 import platform
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +11,8 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState, PartialState
+from accelerate.utils import broadcast, broadcast_object_list
 from jaxtyping import Float
 from torch import Tensor
 from tqdm.auto import tqdm
@@ -19,9 +20,9 @@ from tqdm.auto import tqdm
 from mechicl.files import read_tensors, write_tensors
 from mechicl.models import HookedTransformer
 from mechicl.training.config import TrainingConfig
-from mechicl.training.data import batches, make_generators
+from mechicl.training.data import batches, make_generators, shard_slice
 from mechicl.training.ensemble import Ensemble
-from mechicl.training.state import STATE_FILE, Metrics, RunState, adam_moments, restore_adam
+from mechicl.training.state import METRICS_FILE, STATE_FILE, Metrics, RunState, adam_moments, restore_adam
 
 
 class TrainingDivergedError(RuntimeError):
@@ -56,32 +57,28 @@ def train(
     """Train the models of a config, resuming from the folder's last save if there is one.
 
     A run killed at any moment and called again gives the same weights, bit for bit, as one that was not. Runs on the
-    CPU, a GPU, or several processes started by `accelerate launch`.
+    CPU, a GPU, or several processes started by `accelerate launch`; only the main process writes files.
 
     Args:
         config: the run.
-        folder: of its saves, metrics.jsonl and snapshots; made if need be.
+        folder: of its saves, metrics.jsonl and snapshots; made if need be. Several processes must all see it.
         restart: throw away what the folder holds of an earlier run.
         progress: show a progress bar with loss and steps a second.
-        on_save: called with the step number after each save.
+        on_save: called with the step number after each save, in every process.
 
     Raises:
         TrainingDivergedError: a loss is NaN or infinite; the message names seed, step, last save and what to try.
-        ValueError: the folder holds a run with another config, or its save is damaged.
+        ValueError: the folder holds a run with another config or from another kind of device, or its save is
+            damaged; there are more processes than prompts in a batch; or the tracker is not installed.
 
     Example:
         >>> config = TrainingConfig(seeds=(0, 1), steps=100, batch_size=64)
         >>> result = train(config, "runs/example", progress=False)
     """
     folder = Path(folder)
-    accelerator = Accelerator(cpu=config.cpu, mixed_precision=config.mixed_precision, log_with=config.tracker,
-                              project_dir=str(folder))  # fmt: skip
+    accelerator = _accelerator(config, folder)
     if accelerator.is_main_process:
-        if restart and folder.exists():
-            for stale in (folder / STATE_FILE, folder / "metrics.jsonl"):
-                stale.unlink(missing_ok=True)
-            shutil.rmtree(folder / "snapshots", ignore_errors=True)
-        (folder / "snapshots").mkdir(parents=True, exist_ok=True)
+        _prepare(folder, restart)
     accelerator.wait_for_everyone()
     if config.tracker:
         accelerator.init_trackers("mechicl", config={"steps": config.steps, "learning_rate": config.learning_rate})
@@ -90,8 +87,32 @@ def train(
         run.train(progress and accelerator.is_main_process, on_save)
         return run.result()
     finally:
-        if config.tracker:
-            accelerator.end_training()
+        for tracker in accelerator.trackers:  # end_training() would end the processes' group too
+            tracker.finish()
+
+
+def _accelerator(config: TrainingConfig, folder: Path) -> Accelerator:
+    if PartialState._shared_state and PartialState().num_processes == 1:
+        # accelerate keeps the first run's device and precision for the whole process; this run may want others
+        AcceleratorState._reset_state(reset_partial_state=True)
+    accelerator = Accelerator(
+        cpu=config.cpu, mixed_precision=config.mixed_precision, log_with=config.tracker, project_dir=str(folder)
+    )
+    if config.tracker and not accelerator.log_with:
+        raise ValueError(f"the tracker {config.tracker!r} is not installed")
+    if config.batch_size < accelerator.num_processes:
+        raise ValueError(f"{accelerator.num_processes} processes cannot share a batch of {config.batch_size} prompts")
+    return accelerator
+
+
+def _prepare(folder: Path, restart: bool) -> None:
+    """Make the folder; drop what a kill in the middle of a write left there and, on request, the run itself."""
+    (folder / "snapshots").mkdir(parents=True, exist_ok=True)
+    stale = [*folder.glob(".*.tmp"), *folder.glob("snapshots/.*.tmp")]
+    if restart:  # the state first: cut short here, the next call starts over all the same
+        stale = [folder / STATE_FILE, folder / METRICS_FILE, *folder.glob("snapshots/*.safetensors"), *stale]
+    for path in stale:
+        path.unlink(missing_ok=True)
 
 
 class _Run:
@@ -108,32 +129,44 @@ class _Run:
         self.generators = make_generators(config, accelerator.device)
         self.state = RunState(
             step=0, weights={}, moments={}, generators=torch.stack([g.get_state() for g in self.generators]),
-            stopped_at=torch.full((len(config.seeds),), -1), final=self.ensemble.state(), wall_time=0.0,
+            stopped_at=torch.full((len(config.seeds),), -1), wall_time=0.0,
         )  # fmt: skip
         self.resumed = (folder / STATE_FILE).is_file()
         if self.resumed:
             self.state = RunState.load(folder, config)
+            if self.state.generators.shape != torch.stack([g.get_state() for g in self.generators]).shape:
+                raise ValueError(
+                    f"{folder} holds a run from another kind of device than {accelerator.device.type}, whose random "
+                    f"numbers are others; go on there, use another folder or restart it"
+                )
             self._load_weights(self.state.weights)
             restore_adam(optimizer, self.ensemble.names, self.state.moments)
             for generator, saved in zip(self.generators, self.state.generators, strict=True):
-                generator.set_state(saved)
+                generator.set_state(saved.clone())  # a row of a tensor would crash torch
         self.last_save = self.state.step if self.resumed else None
+        if broadcast_object_list([self.last_save])[0] != self.last_save:
+            raise ValueError(f"{folder} must be a folder that all processes see: this one finds another save there")
         self.step_model, self.optimizer = accelerator.prepare(self.ensemble, optimizer)
         self.parameters = list(self.ensemble.parameters())
+        rank, world = self.shard = (accelerator.process_index, accelerator.num_processes)
+        share = shard_slice(config.batch_size, rank, world)
+        # corrects the mean over processes, which is taken as if their shares of a batch were equal
+        self.weight = (share.stop - share.start) * world / config.batch_size
         self.eval_tokens, self.eval_targets = self._eval_batch()
 
     def train(self, progress: bool, on_save: Callable[[int], None] | None) -> None:
         config, state, main = self.config, self.state, self.accelerator.is_main_process
-        metrics = Metrics(self.folder, state.step) if main else None
+        # a run without a save starts over, with what it had logged
+        metrics = Metrics(self.folder, state.step if self.resumed else -1) if main else None
         bar = tqdm(total=config.steps, initial=state.step, disable=not progress, unit="step", dynamic_ncols=True)
         started = time.perf_counter() - state.wall_time
-        shard = (self.accelerator.process_index, self.accelerator.num_processes)
-        stream = batches(config, self.encoder, self.generators, state.step, shard)
-        if state.step == 0 and not self.resumed:
-            self._snapshot(0)
-            self._log(metrics, 0, None, self._evaluate(), 0.0)
+        stream = batches(config, self.encoder, self.generators, state.step, self.shard)
         snapshot_steps, window_start, window_step = set(config.snapshot_steps), time.perf_counter(), state.step
         try:
+            if not self.resumed:
+                if 0 in snapshot_steps:
+                    self._snapshot(0)
+                self._log(metrics, 0, None, self._evaluate(), 0.0)
             if not self._all_stopped():
                 for batch in stream:
                     losses = self._step(batch.step, batch.tokens, batch.targets)
@@ -144,6 +177,7 @@ class _Run:
                         self._snapshot(step)
                     evaluation = self._evaluate() if step % config.eval_every == 0 or last else None
                     if evaluation is not None:
+                        self._check_finite(step, evaluation)
                         self._stop_those_on_target(step, evaluation)
                     if evaluation is not None or step % config.log_every == 0:
                         now = time.perf_counter()
@@ -154,6 +188,8 @@ class _Run:
                     bar.update(1)
                     done = last or self._all_stopped()
                     if step % config.save_every == 0 or done:
+                        if evaluation is None:  # the loss is of the weights before this step: are these good too?
+                            self._check_finite(step, self._evaluate())
                         state.wall_time = time.perf_counter() - started
                         self._save()
                         if on_save is not None:
@@ -165,6 +201,7 @@ class _Run:
             bar.close()
             if metrics is not None:
                 metrics.close()
+        self.accelerator.wait_for_everyone()  # every process reads what the main one wrote
 
     # -- one step --
 
@@ -173,15 +210,23 @@ class _Run:
             group["lr"] = self.config.learning_rate_at(step)
         predictions = self.step_model(tokens, self.config.rows)
         losses = (predictions - targets).square().mean(dim=(1, 2, 3))
+        if self.weight != 1:
+            losses = losses * self.weight
         self.optimizer.zero_grad(set_to_none=True)
         self.accelerator.backward(losses.sum())
         losses = losses.detach()
         if self.accelerator.num_processes > 1:
             losses = self.accelerator.reduce(losses, "mean")
-        self._check_finite(step, losses)
+        self._check_finite(step + 1, losses)
         if self.config.gradient_clip is not None:
             clip_each_seed([p.grad for p in self.parameters if p.grad is not None], self.config.gradient_clip)
+        stopped = (self.state.stopped_at >= 0).nonzero().flatten().tolist()
+        kept = [[weight[i].clone() for i in stopped] for weight in self.parameters]
         self.optimizer.step()
+        with torch.no_grad():  # seeds that are done stay what they were
+            for weight, rows in zip(self.parameters, kept, strict=True):
+                for i, row in zip(stopped, rows, strict=True):
+                    weight[i] = row
         return losses
 
     def _check_finite(self, step: int, losses: Tensor) -> None:
@@ -190,10 +235,10 @@ class _Run:
         running = self.state.stopped_at < 0
         bad = [i for i in range(len(losses)) if not math.isfinite(losses[i].item()) and running[i]]
         if bad:
-            seeds = ", ".join(f"{self.config.seeds[i]} ({losses[bad[0]].item()})" for i in bad)
+            seeds = ", ".join(f"{self.config.seeds[i]} ({losses[i].item()})" for i in bad)
             saved = "no save yet" if self.last_save is None else f"last good save: step {self.last_save}"
             raise TrainingDivergedError(
-                f"the loss is not finite at step {step + 1} for seed {seeds}; {saved} in {self.folder}. Try a smaller "
+                f"the loss is not finite at step {step} for seed {seeds}; {saved} in {self.folder}. Try a smaller "
                 f"learning_rate (now {self.config.learning_rate:g}), warmup_steps, a smaller gradient_clip (now "
                 f"{self.config.gradient_clip}), or token_clip in the model."
             )
@@ -210,16 +255,14 @@ class _Run:
     def _evaluate(self) -> Float[Tensor, "seed"]:
         tokens = self.eval_tokens.expand(len(self.config.seeds), *self.eval_tokens.shape)
         predictions = self.ensemble(tokens, self.config.rows)
-        return (predictions - self.eval_targets).square().mean(dim=(1, 2, 3)).cpu()
+        # the main process' value: one that differs in the last bit must not stop some processes and not others
+        return broadcast((predictions - self.eval_targets).square().mean(dim=(1, 2, 3))).cpu()
 
     def _stop_those_on_target(self, step: int, evaluation: Tensor) -> None:
         if self.config.target_loss is None:
             return
         reached = (self.state.stopped_at < 0) & (evaluation <= self.config.target_loss)
-        for i in reached.nonzero().flatten().tolist():
-            self.state.stopped_at[i] = step
-            for name, weight in self.ensemble.state().items():
-                self.state.final[name][i] = weight[i]
+        self.state.stopped_at[reached] = step
 
     def _all_stopped(self) -> bool:
         return bool((self.state.stopped_at >= 0).all())
@@ -250,7 +293,7 @@ class _Run:
         self.last_save = state.step
 
     def _snapshot(self, step: int) -> None:
-        if self.accelerator.is_main_process and step in self.config.snapshot_steps:
+        if self.accelerator.is_main_process:
             write_tensors(self.folder / "snapshots" / f"{step:09d}.safetensors", self.ensemble.state())
 
     @torch.no_grad()
@@ -263,12 +306,9 @@ class _Run:
     def result(self) -> TrainingResult:
         config, state = self.config, self.state
         weights = self.ensemble.state()
-        for i in (state.stopped_at >= 0).nonzero().flatten().tolist():
-            for name in weights:
-                weights[name][i] = state.final[name][i]
         models = []
         for i, seed in enumerate(config.seeds):
-            model = HookedTransformer(config.model, seed=seed).cpu().eval()
+            model = HookedTransformer(config.model.replace(device="cpu"), seed=seed).eval()
             with torch.no_grad():
                 for name, parameter in model.named_parameters():
                     parameter.copy_(weights[name][i])

@@ -14,6 +14,7 @@ PRESETS: dict[str, TrainingConfig] = {
         batch_size=2048,
         learning_rate=1e-3,
         schedule="cosine",
+        eval_every=50,
         n_snapshots=40,
     ),
     # Nertinger, Table 1, row "linear", kappa = 1, no noise: Gaussian inputs, d = 5, n = 20.
@@ -25,7 +26,14 @@ PRESETS: dict[str, TrainingConfig] = {
         batch_size=2048,
         learning_rate=1e-3,
         schedule="cosine",
+        eval_every=50,
         n_snapshots=20,
     ),
 }
 """Name to run. `mechicl train NAME` trains it and writes `checkpoints/NAME`."""
+
+SUMMARIES: dict[str, str] = {
+    "lsa-1l": "one layer of linear attention on uniform inputs (von Oswald et al. 2023, Fig. 2)",
+    "lsa-1l-gaussian": "one layer of linear attention on Gaussian inputs (Nertinger, Table 1)",
+}
+"""Name to a line for the command line's help."""

@@ -24,8 +24,7 @@ class RunState:
         weights: name to `[seed ...]`.
         moments: Adam's first and second moments, "exp_avg.NAME" and "exp_avg_sq.NAME".
         generators: the random state of each seed's prompts, `[seed byte]`.
-        stopped_at: step at which each seed reached its target, -1 while it has not, `[seed]`.
-        final: weights of the seeds that reached it.
+        stopped_at: step at which each seed reached its target, -1 while it has not, `[seed]`. Its weights stay put.
         wall_time: seconds spent so far.
     """
 
@@ -34,12 +33,11 @@ class RunState:
     moments: dict[str, Tensor]
     generators: Tensor
     stopped_at: Tensor
-    final: dict[str, Tensor]
     wall_time: float
 
     def save(self, folder: Path, config: TrainingConfig) -> None:
         """Write the state file of a run."""
-        groups = {"weights": self.weights, "moments": self.moments, "final": self.final}
+        groups = {"weights": self.weights, "moments": self.moments}
         tensors = {f"{group}/{name}": t for group, named in groups.items() for name, t in named.items()}
         tensors |= {"generators": self.generators, "stopped_at": self.stopped_at}
         metadata = {"step": str(self.step), "wall_time": repr(self.wall_time), "config": json.dumps(config.to_dict())}
@@ -52,24 +50,29 @@ class RunState:
         Raises:
             ValueError: the file is damaged, or belongs to a run with another config; the message names the fields.
         """
-        tensors, metadata = read_tensors(folder / STATE_FILE)
+        path = folder / STATE_FILE
+        tensors, metadata = read_tensors(path)
+        absent = [key for key in ("step", "wall_time", "config") if key not in metadata]
+        absent += [key for key in ("generators", "stopped_at") if key not in tensors]
+        if absent:
+            raise ValueError(f"{path} is not the state of a run: it has no {', '.join(absent)}")
         saved = json.loads(metadata["config"])
         now = json.loads(json.dumps(config.to_dict()))
         different = [name for name in now if now[name] != saved.get(name)]
         if different:
             changes = "; ".join(f"{name}: {saved.get(name)} there, {now[name]} now" for name in different)
             raise ValueError(f"{folder} holds a run with another config ({changes}); use another folder or restart it")
-        groups: dict[str, dict[str, Tensor]] = {"weights": {}, "moments": {}, "final": {}}
-        for key, tensor in tensors.items():
-            group, _, name = key.partition("/")
-            if name:
-                groups[group][name] = tensor
+
+        def group(prefix: str) -> dict[str, Tensor]:
+            return {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
+
         return cls(
             step=int(metadata["step"]),
+            weights=group("weights/"),
+            moments=group("moments/"),
             generators=tensors["generators"],
             stopped_at=tensors["stopped_at"],
             wall_time=float(metadata["wall_time"]),
-            **groups,
         )
 
 

@@ -1,7 +1,5 @@
 """Attention of one prompt, drawn by circuitsvis from its bundled source: no network, no telemetry."""
 
-import html
-
 from circuitsvis.utils.render import render_local
 from jaxtyping import Float
 from torch import Tensor
@@ -17,7 +15,7 @@ def attention_html(
 
     Args:
         pattern: one prompt's and layer's `attn.hook_pattern`; linear attention has negative entries.
-        tokens: a label for each position; they are escaped.
+        tokens: a label for each position; any text.
         head_names: a label for each head.
 
     Raises:
@@ -30,17 +28,21 @@ def attention_html(
     if len(names) != heads:
         raise ValueError(f"{heads} heads need {heads} names, got {len(names)}")
     bound = float(pattern.abs().max()) or 1.0
-    return render_local(
+    rendered = render_local(
         "AttentionHeads",
         attention=pattern.detach().cpu().float().numpy(),
-        tokens=[html.escape(token) for token in tokens],
-        attentionHeadNames=[html.escape(name) for name in names],
+        tokens=tokens,
+        attentionHeadNames=names,
         maxValue=bound,
         minValue=-bound if bool((pattern < 0).any()) else 0.0,
         negativeColor="#b0413e",
         positiveColor="#1f6fb4",
         maskUpperTri=False,
     )
+    # Labels stand as JSON inside the script: React shows them as text, but a "</script>" in one would end the script.
+    source, call, properties = rendered.rpartition("CircuitsVis.render(")
+    properties, end, rest = properties.rpartition("</script>")
+    return source + call + properties.replace("<", "\\u003c") + end + rest
 
 
 def prompt_attention(model: HookedTransformer, prompt: Prompts, layer: int = 0) -> str:
@@ -54,5 +56,3 @@ def prompt_attention(model: HookedTransformer, prompt: Prompts, layer: int = 0) 
     name = f"blocks.{layer}.attn.hook_pattern"
     _, cache = model.run_with_cache(model.encode(prompt), names_filter=name)
     return attention_html(cache[name][0], model.cfg.format.labels(prompt.n_context))
-
-

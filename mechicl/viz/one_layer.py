@@ -23,11 +23,14 @@ def learning_curves(curve: dict[str, Any], seeds: list[int], gd_mse: float) -> g
         seeds: names of the lines.
         gd_mse: mean squared error of tuned gradient descent.
     """
-    fig = figure("Loss during training", "optimisation step", "half mean squared error")
+    fig = figure("Loss during training", "optimisation step", "half mean squared error", log_x=True)
+    fig.update_xaxes(dtick=1)
     losses = torch.tensor(curve["eval_loss"]) / 2
+    steps = curve["eval_step"][1:]  # step 0 has no place on a logarithmic axis
     for i, seed in enumerate(seeds):
-        add_line(fig, curve["eval_step"], losses[:, i].tolist(), f"seed {seed}", COLORS["trained"], opacity=0.6)
-    _across(fig, curve["eval_step"], gd_mse / 2, "gradient descent, tuned")
+        add_line(fig, steps, losses[1:, i].tolist(), f"seed {seed}", COLORS["trained"], opacity=0.6)
+    _across(fig, steps, gd_mse / 2, "gradient descent, tuned")
+    fig.update_yaxes(rangemode="tozero")
     return fig
 
 
@@ -70,11 +73,16 @@ def weight_products_figure(trained: WeightProducts, construction: WeightProducts
         ("β W<sub>PV</sub>, trained", trained.W_PV[0, 0]),
         ("W<sub>PV</sub>, construction", construction.W_PV[0, 0]),
     ]
-    fig = make_subplots(rows=1, cols=4, subplot_titles=[title for title, _ in panels], horizontal_spacing=0.04)
+    fig = make_subplots(rows=1, cols=4, subplot_titles=[title for title, _ in panels], horizontal_spacing=0.06)
     for column, (_, matrix) in enumerate(panels, start=1):
         bound = max(float(panel.abs().max()) for _, panel in panels[(column - 1) // 2 * 2 :][:2])
-        fig.add_trace(_heatmap(matrix, names, bound, show_scale=column in (2, 4), x=0.46 if column < 4 else 1.0), 1, column)
-    fig.update_yaxes(autorange="reversed", scaleanchor=None)
+        fig.add_trace(
+            _heatmap(matrix, names, bound, show_scale=column in (2, 4), x=0.478 if column < 4 else 1.0), 1, column
+        )
+    fig.update_yaxes(autorange="reversed")
+    fig.update_yaxes(showticklabels=False, col=2)
+    fig.update_yaxes(showticklabels=False, col=3)
+    fig.update_yaxes(showticklabels=False, col=4)
     fig.update_xaxes(tickangle=-60)
     fig.update_layout(
         template="plotly_white", height=340, margin={"l": 40, "r": 60, "t": 50, "b": 50},
@@ -105,14 +113,16 @@ def shifted_losses(panels: dict[str, ShiftedLosses]) -> go.Figure:
         for learner, means in zip(losses.learners, losses.mean() / 2, strict=True):
             kind = next(k for k in dashes if learner.startswith(k))
             part = go.Figure()
-            width = {"line": {"color": COLORS[kind], "dash": dashes[kind], "width": 4 if kind == "gradient descent" else 2}}
+            width = {
+                "line": {"color": COLORS[kind], "dash": dashes[kind], "width": 4 if kind == "gradient descent" else 2}
+            }
             add_line(part, losses.scales.tolist(), means.tolist(), kind, COLORS[kind], showlegend=kind not in shown,
                      legendgroup=kind)  # fmt: skip
             part.data[0].update(width)
             fig.add_trace(part.data[0], 1, column)
             shown.add(kind)
         fig.update_xaxes(title_text=losses.scaled.replace("_", " ") + " α", col=column)
-    fig.update_yaxes(type="log", exponentformat="power")
+    fig.update_yaxes(type="log", exponentformat="power", dtick=1)
     fig.update_yaxes(title_text="half mean squared error", col=1)
     fig.update_layout(
         template="plotly_white", height=380, margin={"l": 70, "r": 20, "t": 50, "b": 55},
@@ -164,6 +174,6 @@ def _across(fig: go.Figure, x: list[float], y: float, name: str) -> None:
 def _heatmap(matrix: Tensor, names: list[str], bound: float, *, show_scale: bool, x: float) -> go.Heatmap:
     return go.Heatmap(
         z=matrix.tolist(), x=names, y=names, zmin=-bound, zmax=bound, colorscale="RdBu", reversescale=True,
-        showscale=show_scale, colorbar={"x": x, "thickness": 10, "len": 0.9},
+        showscale=show_scale, colorbar={"x": x, "thickness": 8, "len": 0.9, "tickfont": {"size": 9}},
         hovertemplate="from %{y} to %{x}: %{z:.4f}<extra></extra>",
     )  # fmt: skip

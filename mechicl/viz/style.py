@@ -31,9 +31,16 @@ def figure(title: str, x_title: str, y_title: str, *, log_x: bool = False, log_y
 
 
 def add_line(
-    fig: go.Figure, x: Sequence[float], y: Sequence[float], name: str, color: str, *, dash: str = "solid", **options
+    fig: go.Figure,
+    x: Sequence[float],
+    y: Sequence[float | None],
+    name: str,
+    color: str,
+    *,
+    dash: str = "solid",
+    **options,
 ) -> None:
-    """A line with a name and a colour."""
+    """A line with a name and a colour; None leaves a gap."""
     fig.add_trace(
         go.Scatter(x=list(x), y=list(y), name=name, mode="lines", line={"color": color, "dash": dash}, **options)
     )

@@ -27,7 +27,7 @@ def run(model: HookedTransformer, tokens: Tensor, rows: Rows, *, hooked: bool) -
 
 def gradients(model: HookedTransformer, tokens: Tensor, rows: Rows, *, hooked: bool) -> dict[str, Tensor]:
     """Derivatives of a fixed mixture of the outputs, by all weights and by the tokens."""
-    inputs = dict(model.named_parameters())
+    inputs: dict[str, Tensor] = dict(model.named_parameters())
     if tokens.is_floating_point():
         tokens = tokens.detach().requires_grad_()
         inputs["tokens"] = tokens
@@ -105,7 +105,7 @@ def test_every_route_on_its_own(keys: Any, attention: str, attn_bias: bool):
             x_keys = x[:, :-1] if keys == "context" else x
             outputs = [route(layer, x[:, rows], x_keys, mask) for route in (fast._folded, fast._plain)]
             if layer.cfg.attention == "linear" and keys != "causal" and not attn_bias:
-                outputs.append(fast._associative(layer, x, rows))
+                outputs += [fast._associative(layer, x, rows), fast._merged(layer, x)[:, rows]]
             for output in [*outputs, fast.fast_attention(layer, x, rows)]:
                 torch.testing.assert_close(output, expected, rtol=1e-11, atol=1e-11)
 
@@ -114,7 +114,7 @@ def test_every_route_on_its_own(keys: Any, attention: str, attn_bias: bool):
 def routes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """The routes taken, each with the number of rows that it computed."""
     taken: list[tuple[str, int]] = []
-    for name in ("_folded", "_plain", "_associative"):
+    for name in ("_folded", "_plain", "_associative", "_merged"):
         original = getattr(fast, name)
 
         def route(attn: Attention, x: Tensor, *rest: Any, name: str = name, original: Any = original) -> Tensor:
@@ -137,6 +137,12 @@ def test_only_the_last_layer_is_cut_to_the_rows(routes: list[tuple[str, int]]):
     cfg = TransformerConfig(x_dim=5, n_context=6, prompt_format="interleaved", n_layers=3, d_model=8, d_head=8)
     HookedTransformer(cfg)(random_tokens(cfg), rows="points")
     assert [n_rows for _, n_rows in routes] == [13, 13, 7]
+
+
+def test_all_positions_of_short_contexts_take_the_merged_route(routes: list[tuple[str, int]]):
+    cfg = TransformerConfig(x_dim=10, n_context=10, n_layers=2)
+    HookedTransformer(cfg)(random_tokens(cfg, 8), rows="query")
+    assert routes == [("_merged", 11), ("_folded", 1)]
 
 
 def test_long_contexts_take_the_associative_route(routes: list[tuple[str, int]]):

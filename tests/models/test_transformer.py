@@ -57,11 +57,11 @@ def fail(activation: Tensor, hook: Any) -> None:
 def as_gpt2(model: HookedTransformer) -> GPT2Model:
     """GPT-2 with the model's weights."""
     cfg = model.cfg
-    fields: dict[str, Any] = dict(
-        vocab_size=2, n_positions=cfg.n_ctx, n_embd=cfg.d_model, n_layer=cfg.n_layers, n_head=cfg.n_heads,
-        n_inner=cfg.d_mlp, activation_function=cfg.act_fn, layer_norm_epsilon=cfg.eps,
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, attn_implementation="eager",
-    )  # fmt: skip
+    fields: dict[str, Any] = {
+        "vocab_size": 2, "n_positions": cfg.n_ctx, "n_embd": cfg.d_model, "n_inner": cfg.d_mlp,
+        "n_layer": cfg.n_layers, "n_head": cfg.n_heads, "activation_function": cfg.act_fn,
+        "layer_norm_epsilon": cfg.eps, "attn_implementation": "eager",
+    }  # fmt: skip
     state = {"wte.weight": torch.zeros(2, cfg.d_model), "wpe.weight": model.pos_embed}
     state |= {"ln_f.weight": model.ln_final.w, "ln_f.bias": model.ln_final.b}
     for layer in range(cfg.n_layers):
@@ -655,6 +655,8 @@ def test_initial_weights_of_parts():
             assert weight.std() > 0
         else:
             assert (weight == {"w": 1.0, "sink": 0.5}.get(leaf, 0.0)).all(), name
+    exact = HookedTransformer(cfg.replace(sink_score=0.1, dtype="float64"))
+    assert (attention_of(exact, 0).sink == 0.1).all()  # not rounded to float32 on the way
     zero = HookedTransformer(cfg.replace(initializer_range=0.0))
     assert (zero.W_Q == 0).all()
 

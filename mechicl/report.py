@@ -1,0 +1,321 @@
+"""The report on a trained model: every number in report.json, every picture in one offline HTML file."""
+
+import json
+import math
+import time
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mechicl import constructions, viz
+from mechicl.analysis import OneLayerStudy, linear_attention_optimum, one_step_optimum, study_one_layer
+from mechicl.analysis.weights import weight_products
+from mechicl.checkpoints import Checkpoint, CheckpointError, load_checkpoint
+from mechicl.files import write_bytes, write_json
+from mechicl.learners import Interval, interval
+from mechicl.tasks import LinearRegression, task_from_dict
+from mechicl.viz.page import frame, page, plot, section, table
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table "published / measured / interval".
+
+    Attributes:
+        quantity: what it is.
+        published: as printed in the paper; None where the paper prints no number.
+        measured: with its interval.
+        over: what the interval is over: "seeds" or "prompts".
+        note: how to read it.
+    """
+
+    quantity: str
+    published: float | str | None
+    measured: Interval
+    over: str
+    note: str = ""
+
+
+def write_report(name: str | Path, out: str | Path, *, n_prompts: int = 10_000, progress: bool = True) -> Path:
+    """Study a checkpoint and write `report.html` and `report.json` into a folder.
+
+    Args:
+        name: of a shipped checkpoint, or the path of one.
+        out: folder to write to; made if need be.
+        n_prompts: held-out prompts for each measurement.
+        progress: show progress bars.
+
+    Returns:
+        The path of report.html.
+
+    Raises:
+        CheckpointError: no such checkpoint, a damaged one, or a kind of model that there is no report for.
+    """
+    started = time.perf_counter()
+    checkpoint = load_checkpoint(name)
+    task = _task(checkpoint)
+    study = study_one_layer(checkpoint, task, n_prompts=n_prompts, progress=progress)
+    rows = table_rows(study, task)
+    out = Path(out)
+    out.mkdir(parents=True, exist_ok=True)
+    data = report_data(checkpoint, task, study, rows)
+    data["seconds"] = round(time.perf_counter() - started, 1)
+    write_json(out / "report.json", data)
+    write_bytes(out / "report.html", _html(checkpoint, task, study, rows).encode())
+    return out / "report.html"
+
+
+def _task(checkpoint: Checkpoint) -> LinearRegression:
+    cfg = checkpoint.models[0].cfg
+    try:
+        task = task_from_dict(checkpoint.record["training"]["task"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{checkpoint.name}: its record does not say what it was trained on: {error!r}"
+        ) from error
+    if not isinstance(task, LinearRegression) or (cfg.n_layers, cfg.n_heads, cfg.attention) != (1, 1, "linear"):
+        raise CheckpointError(
+            f"there is a report for linear attention with one layer and one head on linear regression; "
+            f"{checkpoint.name} has {cfg.n_layers} layers, {cfg.n_heads} {cfg.attention} heads, {type(task).__name__}"
+        )
+    return task
+
+
+def table_rows(study: OneLayerStudy, task: LinearRegression) -> list[Row]:
+    """The table of the report."""
+    published = json.loads(files("mechicl").joinpath("published.json").read_text())
+    standard = task == LinearRegression()
+    half = published["000_one_step"]["half_mse_gd_and_trained"] if standard else None
+    eta = interval(torch.stack([fit.step_size[0, 0] for fit in study.fits]) * task.n_context)
+    scales = study.shifts["input scale"].scales
+    in_range = (scales >= 0.5) & (scales <= 2)
+    worst = (study.shift_ratio("input scale")[in_range] - 1).abs().amax(0)
+    cosine = "near 1 (Fig. 2)" if standard else None
+    rows = [
+        Row("half-MSE, tuned gradient descent", half, interval(study.gd_squared_errors / 2), "prompts"),
+        Row("half-MSE, trained, mean of the seeds", half, interval(study.squared_errors.mean(0) / 2), "prompts"),
+        Row("loss, trained over tuned gradient descent", "1 (Fig. 2)" if standard else None, study.loss_ratio(), "seeds",
+            "on the same prompts"),
+        Row("sensitivity cosine, trained against gradient descent", cosine, study.sensitivity_cosine(), "seeds"),
+        Row("prediction distance, trained against gradient descent", None,
+            interval(torch.stack([a.prediction_distance.mean() for a in study.alignments])), "seeds"),
+        Row("sensitivity distance", None,
+            interval(torch.stack([a.sensitivity_distance.mean() for a in study.alignments])), "seeds"),
+        Row("η read from the weights", None, eta, "seeds", f"tuned: {study.step_size * task.n_context:.4f}"),
+        Row("η read from the weights over tuned η", None, study.step_size_ratio(), "seeds"),
+        Row("excess loss at the middle of the rescaled path", "none (Fig. 2)" if standard else None,
+            study.midpoint_excess(), "seeds", "relative to the ends"),
+        Row("the same without rescaling", None, study.midpoint_excess(rescaled=False), "seeds"),
+        Row("largest |trained / gradient descent - 1| for input scales 0.5 to 2", None, interval(worst), "seeds"),
+    ]  # fmt: skip
+    exact = exact_optimum(task)
+    if exact is not None:
+        ratio = study.loss_ratio()
+        scaled = Interval(ratio.mean * exact, ratio.low * exact, ratio.high * exact, ratio.n)
+        printed = published["004_table1_in_context_loss"]
+        nertinger = task == LinearRegression(x_dim=5, n_context=20, inputs="gaussian")
+        rows.append(
+            Row("MSE, trained, freed of the prompts' sampling error", printed["linear"][0] if nertinger else None,
+                scaled, "seeds", f"loss ratio times the exact MSE of the best single step, {exact:.5f}")
+        )  # fmt: skip
+    return rows
+
+
+def exact_optimum(task: LinearRegression) -> float | None:
+    """The exact MSE of the best single step on a task, where there is a closed form."""
+    if task.inputs == "gaussian" and task.y_dim == 1 and task.weight_scale == 1 and task.input_scale == 1:
+        plain = task.covariance is None and task.condition_number is None and task.eigenvalues is None
+        if plain and not task.noise_std and not task.n_distractors and task.active_dims is None:
+            return linear_attention_optimum([1.0] * task.x_dim, task.n_context)
+    try:
+        return one_step_optimum(task).mse
+    except ValueError:
+        return None
+
+
+def report_data(
+    checkpoint: Checkpoint, task: LinearRegression, study: OneLayerStudy, rows: list[Row]
+) -> dict[str, Any]:
+    """Every number of the report, as JSON data; numbers that are not finite are null."""
+    over_training = study.over_training
+    data = {
+        "checkpoint": checkpoint.name,
+        "command": checkpoint.record.get("command"),
+        "seeds": study.seeds,
+        "n_prompts": study.n_prompts,
+        "prompt_seed": study.prompt_seed,
+        "tuned_step_size": study.step_size,
+        "tuned_eta": study.step_size * task.n_context,
+        "table": [asdict(row) for row in rows],
+        "learning_curve": checkpoint.record.get("curve"),
+        "alignment_over_training": None
+        if over_training is None
+        else {
+            "steps": over_training.steps,
+            "sensitivity_cosine": over_training.sensitivity_cosine.tolist(),
+            "prediction_distance": over_training.prediction_distance.tolist(),
+            "sensitivity_distance": over_training.sensitivity_distance.tolist(),
+            "mse": over_training.mse.tolist(),
+        },
+        "weights": [
+            {
+                "beta": fit.beta.tolist(),
+                "step_size": fit.step_size.tolist(),
+                "distance_KQ": fit.distance_KQ.tolist(),
+                "distance_PV": fit.distance_PV.tolist(),
+                "W_KQ": fit.products.W_KQ.tolist(),
+                "W_PV": fit.products.W_PV.tolist(),
+            }
+            for fit in study.fits
+        ],
+        "interpolation": [
+            {
+                "rescaled": path.rescaled,
+                "alpha": path.alphas.tolist(),
+                "mse": path.squared_errors.mean(-1).tolist(),
+                "midpoint_excess": asdict(path.midpoint_excess()),
+                "barrier": asdict(path.barrier()),
+            }
+            for path in (*study.paths, *study.raw_paths)
+        ],
+        "out_of_distribution": {
+            name: {"learners": s.learners, "scales": s.scales.tolist(), "mse": s.mean().tolist()}
+            for name, s in study.shifts.items()
+        },
+        "roll_outs": [
+            {
+                "damping": r.damping,
+                "trained": r.trained.tolist(),
+                "whole_layer": r.whole_layer.tolist(),
+                "gradient_descent": r.gradient_descent.tolist(),
+            }
+            for r in study.roll_outs
+        ],
+    }
+    return _finite(data)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value
+
+
+def _html(checkpoint: Checkpoint, task: LinearRegression, study: OneLayerStudy, rows: list[Row]) -> str:
+    record = checkpoint.record
+    construction = constructions.gradient_descent(
+        x_dim=task.x_dim, y_dim=task.y_dim, n_context=task.n_context, step_size=study.step_size
+    )
+    names = [f"x{i + 1}" for i in range(task.x_dim)] + [f"y{i + 1}" for i in range(task.y_dim)]
+    lines = [
+        (r.quantity, "—" if r.published is None else r.published, r.measured, f"95%, {r.measured.n} {r.over}", r.note)
+        for r in rows
+    ]
+    sections = [
+        section(
+            "Published and measured",
+            "Losses are mean squared errors of the query's prediction; the paper plots half of that. Intervals are 95%, "
+            "over the held-out prompts or over the training seeds.",
+            table(("quantity", "published", "measured", "interval", "note"), lines),
+        ),
+        section(
+            "Learning",
+            "Each seed's loss on held-out prompts, beside one step of gradient descent with the tuned step size.",
+            plot(viz.learning_curves(record["curve"], list(study.seeds), float(study.gd_squared_errors.mean()))),
+        ),
+    ]
+    if study.over_training is not None:
+        sections.append(
+            section(
+                "Alignment over training",
+                "How close predictions and sensitivities (d prediction / d query, exact) come to those of gradient "
+                "descent. Means over seeds with 95% intervals, at the saved snapshots.",
+                plot(viz.alignment_over_training(study.over_training)),
+            )
+        )
+    sections += [
+        section(
+            "Weights",
+            "The two products that linear attention depends on, for the first seed, with the free scale between them fixed, "
+            "beside the construction of Proposition 1. Only the rows of W_KQ that read x and the last column of W_PV can "
+            "act on the prediction; the rest keeps its small random initial values.",
+            plot(viz.weight_products_figure(study.fits[0].products, weight_products(construction), names)),
+        ),
+        section(
+            "Interpolation",
+            "Loss along the straight line from the trained weight products to the construction's. After the rescaling of "
+            "appendix A.3 the line is flat; without it, the middle is far worse than either end, since β is "
+            + ", ".join(f"{fit.beta[0, 0].item():.3f}" for fit in study.fits)
+            + " for the seeds (the initial weights decide its sign).",
+            plot(viz.interpolation_paths(study.paths, study.raw_paths)),
+        ),
+        section(
+            "Out of distribution",
+            "Inputs or weights scaled by α, and the same on inputs from distributions that training never showed "
+            "(Gaussian, exponential or Laplace, one at random for each prompt). All learners see the same prompts.",
+            plot(viz.shifted_losses(study.shifts)),
+        ),
+        section(
+            "Roll-out",
+            "The one trained layer applied again and again, every update scaled by λ, beside gradient descent with the same "
+            "damping. Entries that training never reached are set to zero for the dashed lines; left at their initial values, "
+            "as in the dotted lines, they feed the prediction back into the scores, and some prompts diverge.",
+            plot(viz.roll_outs(study.roll_outs)),
+        ),
+        section(
+            "Attention of one prompt",
+            "Linear attention of the trained layer (first seed): scores, not probabilities; negative ones are red. Every "
+            "token attends to the context, none to the query.",
+            frame(viz.prompt_attention(checkpoint.models[0], task.sample(1, seed=study.prompt_seed)), 720),
+        ),
+        section("Errata of the paper that touch this page", "", _errata(task, study)),
+        section("How it was made", "", _provenance(checkpoint, study)),
+    ]
+    lead = (
+        f"{len(study.seeds)} seeds of one linear self-attention layer on {task.n_context} points in {task.x_dim} dimensions, "
+        f"compared with one step of gradient descent on {study.n_prompts:,} held-out prompts (von Oswald et al. 2023)."
+    )
+    return page(f"mechicl report: {checkpoint.name}", lead, sections)
+
+
+def _errata(task: LinearRegression, study: OneLayerStudy) -> str:
+    entries = [
+        (
+            "Section 3, inputs",
+            "The paper prints x ~ U(-1, 1); its figures are those of U(-1/2, 1/2), this package's default. On U(-1, 1) "
+            "all losses and eigenvalues would be four times larger.",
+        ),
+        (
+            "Fig. 2, loss",
+            "The plotted loss 0.2 is half the mean squared error, though eq. 5 has no factor 1/2. "
+            f"Measured for tuned gradient descent here: MSE {study.gd_squared_errors.mean():.4f}, "
+            f"half of it {study.gd_squared_errors.mean() / 2:.4f}."
+            + (f" Exact for the best step: {exact / 2:.5f}." if (exact := exact_optimum(task)) else ""),
+        ),
+        (
+            "Step size",
+            "η in the paper multiplies the mean gradient. The step size a of this package multiplies the sum: "
+            f"η = a n. Tuned here: a = {study.step_size:.4f}, η = {study.step_size * task.n_context:.4f}.",
+        ),
+    ]
+    return table(("where", "what"), entries)
+
+
+def _provenance(checkpoint: Checkpoint, study: OneLayerStudy) -> str:
+    record = checkpoint.record
+    entries = [
+        ("training", record.get("command", "")),
+        ("seeds", ", ".join(map(str, study.seeds))),
+        ("trained for", f"{record.get('steps_done')} steps, {record.get('wall_time_s')} s on {record.get('hardware')}"),
+        ("versions", ", ".join(f"{k} {v}" for k, v in record.get("versions", {}).items())),
+        ("this page", f"mechicl report {checkpoint.name} --out DIR; prompts from seed {study.prompt_seed}"),
+        ("paper", "J. von Oswald et al., Transformers learn in-context by gradient descent, ICML 2023"),
+    ]
+    return table(("", ""), entries)

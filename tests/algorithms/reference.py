@@ -1,0 +1,92 @@
+"""The algorithms as plain numpy loops over prompts, prefixes and steps."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+
+from mechicl.prompts import Prompts
+
+Predict = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+
+
+def over_prefixes(prompts: Prompts, predict: Predict) -> np.ndarray:
+    """`predict(X, Y, x_q)` for every prefix, `[prompt point y]`."""
+    xs, ys = (values.detach().double().numpy() for values in (prompts.xs, prompts.ys))
+    out = np.zeros_like(ys)
+    for prompt in range(len(xs)):
+        for t in range(xs.shape[1]):
+            out[prompt, t] = predict(xs[prompt, :t], ys[prompt, :t], xs[prompt, t])
+    return out
+
+
+def descend(steps: int, step_size: float, start: np.ndarray | None = None) -> Predict:
+    """Gradient descent on the weights, one residual after the other."""
+
+    def predict(xs, ys, query):
+        weights = np.zeros((query.size, ys.shape[1])) if start is None else start.copy()
+        for _ in range(steps):
+            gradient = np.zeros_like(weights)
+            for x, y in zip(xs, ys, strict=True):
+                gradient += np.outer(x, x @ weights - y)
+            weights = weights - step_size * gradient
+        return query @ weights
+
+    return predict
+
+
+def transform(step_sizes: list[float], gammas: list[float]) -> Predict:
+    """GD++ as appendix A.10 has it: every step rewrites the tokens; the query's y-entry ends as minus the prediction."""
+
+    def predict(xs, ys, query):
+        xs, ys, query = xs.copy(), ys.copy(), query.copy()
+        query_y = np.zeros(ys.shape[1])
+        for a, g in zip(step_sizes, gammas, strict=True):
+            update = a * sum((np.outer(x, y) for x, y in zip(xs, ys, strict=True)), np.zeros((query.size, ys.shape[1])))
+            second = sum((np.outer(x, x) for x in xs), np.zeros((query.size, query.size)))
+            ys, query_y = ys - xs @ update, query_y - query @ update
+            xs, query = xs - g * xs @ second, query - g * query @ second
+        return -query_y
+
+    return predict
+
+
+def make_prompts(n_prompts=3, n_context=7, x_dim=4, y_dim=1, seed=0, dtype=torch.float64, scale=0.5) -> Prompts:
+    """Normal inputs and targets."""
+    rng = np.random.default_rng(seed)
+    xs = scale * rng.standard_normal((n_prompts, n_context + 1, x_dim))
+    ys = rng.standard_normal((n_prompts, n_context + 1, y_dim))
+    return Prompts(torch.from_numpy(xs).to(dtype), torch.from_numpy(ys).to(dtype))
+
+
+def awkward_prompts() -> dict[str, Prompts]:
+    """Contexts that strain a spectral method, each by the name of its trouble."""
+    plain = make_prompts(x_dim=3, y_dim=2)
+    repeated = Prompts(plain.xs[:, [0, 0, 0, 0, 1, 1, 0, 2]], plain.ys)
+    flat = Prompts(plain.xs * torch.tensor([1.0, 0.0, 1.0], dtype=torch.float64), plain.ys)
+    rng = np.random.default_rng(1)
+    rotation = np.linalg.qr(rng.standard_normal((3, 3)))[0]
+    spread = rng.standard_normal((3, 8, 3)) * [1.0, 1e-3, 1e-5] @ rotation
+    return {
+        "no context": make_prompts(n_context=0, y_dim=2),
+        "fewer points than dimensions": make_prompts(n_context=3, x_dim=9),
+        "repeated points": repeated,
+        "rank-deficient": flat,
+        "an input that is zero": Prompts(plain.xs * (torch.arange(8) != 2)[None, :, None], plain.ys),
+        "eigenvalues from 1 to 1e-10": Prompts(torch.from_numpy(spread), plain.ys),
+        "more targets than inputs": make_prompts(x_dim=2, y_dim=5),
+        "one dimension": make_prompts(x_dim=1),
+        "all inputs zero": Prompts(torch.zeros_like(plain.xs), plain.ys),
+        "no prompts": plain[:0],
+    }
+
+
+@st.composite
+def prompts_of_any_size(draw: st.DrawFn, max_x_dim: int = 6, max_context: int = 8) -> Prompts:
+    """Random prompts; now and then with a repeated point."""
+    n_context, x_dim = draw(st.integers(0, max_context)), draw(st.integers(1, max_x_dim))
+    prompts = make_prompts(2, n_context, x_dim, draw(st.integers(1, 3)), draw(st.integers(0, 2**20)))
+    if n_context > 1 and draw(st.booleans()):
+        prompts.xs[:, 1] = prompts.xs[:, 0]
+    return prompts

@@ -1,0 +1,121 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from mechicl import algorithms
+from mechicl.prompts import Prompts
+from mechicl.tasks import LinearRegression
+
+from .reference import make_prompts
+
+
+def mean_squared_error(prompts, step_size, steps):
+    """Of the query's prediction by a plain loop over steps, for all prompts at once."""
+    xs, ys = (values.double().numpy() for values in prompts.context)
+    weights = np.zeros((len(prompts), prompts.x_dim, prompts.y_dim))
+    second, cross = np.einsum("pnx,pnz->pxz", xs, xs), np.einsum("pnx,pny->pxy", xs, ys)
+    for _ in range(steps):
+        weights = weights - step_size * (second @ weights - cross)
+    predictions = np.einsum("px,pxy->py", prompts.query.xs.double().numpy(), weights)
+    return np.mean((predictions - prompts.query.ys.double().numpy()) ** 2)
+
+
+def scan(prompts, steps, low, high, n=400):
+    """The best step size of a fine grid, and the grid's spacing."""
+    grid = np.linspace(low, high, n)
+    return grid[np.argmin([mean_squared_error(prompts, a, steps) for a in grid])], grid[1] - grid[0]
+
+
+@pytest.mark.parametrize("y_dim", [1, 3])
+def test_one_step_in_closed_form_is_the_minimum_of_a_brute_force_scan(y_dim):
+    prompts = LinearRegression(x_dim=5, n_context=8, y_dim=y_dim).sample(300, seed=1, dtype=torch.float64)
+    best, spacing = scan(prompts, 1, 0.0, 2.0, n=2001)
+    tuned = algorithms.tuned_step_size(prompts)
+    assert abs(tuned - best) <= spacing
+    least = mean_squared_error(prompts, tuned, 1)
+    assert least < mean_squared_error(prompts, tuned * (1 + 1e-4), 1)
+    assert least < mean_squared_error(prompts, tuned * (1 - 1e-4), 1)
+
+
+def test_one_step_on_the_default_task_is_tuned_to_20_over_33():
+    """`E Σ ŷ y / E Σ ŷ²` for ten points x ~ U(-1/2, 1/2) in ten dimensions is (25/3) / (55/4)."""
+    prompts = LinearRegression().sample(20_000, seed=0)
+    tuned = algorithms.tuned_step_size(prompts)
+    parts = algorithms.gradient_descent(prompts.to(torch.float64), step_size=1.0, points="query").query()[0]
+    residuals = (parts * (prompts.query.ys.double() - tuned * parts)).flatten()
+    standard_error = (residuals.std() / math.sqrt(len(prompts)) / parts.square().mean()).item()
+    assert 0.001 < standard_error < 0.01
+    assert tuned == pytest.approx(20 / 33, abs=3 * standard_error)
+
+
+@pytest.mark.parametrize("steps", [2, 3, 12])
+@pytest.mark.parametrize("noise_std", [0.0, 1.5])
+def test_several_steps_are_tuned_to_the_minimum_of_a_fine_grid(steps, noise_std):
+    task = LinearRegression(x_dim=4, n_context=6, y_dim=2, noise_std=noise_std)
+    prompts = task.sample(200, seed=3, dtype=torch.float64)
+    best, spacing = scan(prompts, steps, 1e-3, 3.0)
+    finer, spacing = scan(prompts, steps, max(1e-4, best - 2 * spacing), best + 2 * spacing)
+    tuned = algorithms.tuned_step_size(prompts, steps)
+    assert abs(tuned - finer) <= 2 * spacing
+    assert mean_squared_error(prompts, tuned, steps) <= mean_squared_error(prompts, finer, steps) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("steps", [2, 3, 12])
+def test_several_steps_do_better_than_one(steps):
+    prompts = LinearRegression().sample(300, seed=4)
+    one = mean_squared_error(prompts, algorithms.tuned_step_size(prompts), 1)
+    assert mean_squared_error(prompts, algorithms.tuned_step_size(prompts, steps), steps) < one
+
+
+def test_early_stopping_on_noise_is_found_far_below_the_stable_step_size():
+    """With targets that are nearly all noise the best of 500 steps is tiny."""
+    prompts = LinearRegression(x_dim=8, n_context=12, noise_std=4.0).sample(300, seed=5, dtype=torch.float64)
+    grid = np.geomspace(1e-5, 0.05, 60)
+    errors = [mean_squared_error(prompts, a, 500) for a in grid]
+    best = grid[np.argmin(errors)]
+    assert best < 0.01
+    tuned = algorithms.tuned_step_size(prompts, 500)
+    assert tuned == pytest.approx(best, rel=0.2)
+    assert mean_squared_error(prompts, tuned, 500) <= min(errors) * (1 + 1e-9)
+
+
+def test_step_sizes_at_which_some_prompts_overflow_are_passed_over():
+    prompts = make_prompts(n_prompts=200, n_context=6, x_dim=3, scale=0.5)
+    prompts.xs[0] *= 20  # stable only for step sizes 400 times smaller
+    tuned = algorithms.tuned_step_size(prompts, 300)
+    largest = torch.linalg.eigvalsh(prompts.context.xs.mT @ prompts.context.xs).max().item()
+    assert 0 < tuned < 2.1 / largest
+    grid = np.geomspace(1e-7, 2.1 / largest, 100)
+    best = min(mean_squared_error(prompts, a, 300) for a in grid)
+    assert mean_squared_error(prompts, tuned, 300) <= best * (1 + 1e-6)
+
+
+def test_the_target_of_the_query_is_what_is_tuned_for():
+    prompts = make_prompts(n_prompts=50)
+    halved = Prompts(prompts.xs, torch.cat([prompts.ys[:, :-1], prompts.ys[:, -1:] / 2], dim=1))
+    assert algorithms.tuned_step_size(halved) == pytest.approx(algorithms.tuned_step_size(prompts) / 2)
+
+
+def test_a_half_precision_task_is_tuned_in_float64():
+    prompts = LinearRegression().sample(100, seed=0).to(torch.bfloat16)
+    assert algorithms.tuned_step_size(prompts) == algorithms.tuned_step_size(prompts.to(torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("prompts", "steps"),
+    [(make_prompts()[:0], 1), (make_prompts(n_context=0), 1), (make_prompts(), 0), (make_prompts(), -1)],
+)
+def test_nothing_to_tune_on_is_refused(prompts, steps):
+    with pytest.raises(ValueError, match=r"tuning needs|whole numbers"):
+        algorithms.tuned_step_size(prompts, steps)
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+@pytest.mark.parametrize("blank", ["xs", "ys"])
+def test_contexts_that_leave_every_step_size_at_zero_are_refused(steps, blank):
+    prompts = make_prompts()
+    getattr(prompts, blank)[:] = 0
+    with pytest.raises(ValueError, match="nothing to tune"):
+        algorithms.tuned_step_size(prompts, steps)

@@ -1,0 +1,140 @@
+import pytest
+import torch
+
+from mechicl.constructions import Head, Stream, assemble
+from mechicl.prompts import Prompts
+
+
+def head(stream, output_scale=1.0):
+    return Head(stream.read("x"), stream.read("x"), stream.read("y"), output_scale * stream.write("y"))
+
+
+def some_prompts(n_context=5, x_dim=2, y_dim=1):
+    values = torch.randn(3, n_context + 1, x_dim + y_dim, generator=torch.Generator().manual_seed(0)).double()
+    return Prompts(values[..., :x_dim], values[..., x_dim:])
+
+
+# ---- Stream ----
+
+
+def test_reading_picks_a_named_part_and_writing_puts_it_back_in_its_place():
+    stream = Stream(x=3, y=1, memory=2)
+    assert stream.d_model == 6
+    values = torch.arange(6.0, dtype=torch.float64)
+    parts = {name: values @ stream.read(name) for name in ("x", "y", "memory")}
+    assert [part.tolist() for part in parts.values()] == [[0, 1, 2], [3], [4, 5]]
+    assert torch.equal(sum(parts[name] @ stream.write(name) for name in parts), values)
+
+
+def test_parts_do_not_overlap():
+    stream = Stream(x=3, y=2)
+    assert torch.equal(stream.write("x") @ stream.read("x"), torch.eye(3, dtype=torch.float64))
+    assert not (stream.write("x") @ stream.read("y")).any()
+
+
+@pytest.mark.parametrize("access", [Stream.read, Stream.write])
+def test_an_unknown_part_is_refused_with_the_known_names(access):
+    with pytest.raises(ValueError, match=r"no subspace 'z', only \['x', 'y'\]"):
+        access(Stream(x=3, y=1), "z")
+
+
+# ---- Head ----
+
+
+def test_a_head_is_as_wide_as_the_wider_of_its_two_circuits():
+    stream = Stream(x=3, y=1)
+    assert head(stream).width == 3
+    assert Head(stream.read("y"), stream.read("y"), stream.read("x"), stream.write("x")).width == 3
+
+
+def test_a_key_that_would_be_broadcast_to_the_query_is_refused():
+    stream = Stream(x=3, y=1)
+    with pytest.raises((ValueError, TypeError)):
+        Head(stream.read("x"), stream.read("y"), stream.read("y"), stream.write("y"))
+
+
+def test_an_output_that_does_not_fit_the_value_is_refused():
+    stream = Stream(x=3, y=1)
+    with pytest.raises((ValueError, TypeError)):
+        Head(stream.read("x"), stream.read("x"), stream.read("x"), stream.write("y"))
+
+
+# ---- assemble ----
+
+
+def test_heads_of_different_widths_add_up_in_one_layer():
+    prompts = some_prompts()
+    stream = Stream(x=2, y=1)
+    by_target = Head(stream.read("y"), stream.read("y"), stream.read("x"), stream.write("x"))
+    model = assemble(stream, [[head(stream, 0.5), by_target]], n_context=5)
+    assert (model.cfg.n_heads, model.cfg.d_head) == (2, 2)
+    tokens = model.encode(prompts)
+    keys, queries = tokens[:, :-1], tokens
+    x, y = slice(0, 2), slice(2, 3)
+    expected = tokens.clone()
+    expected[..., y] += 0.5 * (queries[..., x] @ keys[..., x].mT) @ keys[..., y]
+    expected[..., x] += (queries[..., y] @ keys[..., y].mT) @ keys[..., x]
+    _, cache = model.run_with_cache(tokens)
+    torch.testing.assert_close(cache["blocks.0.hook_resid_post"], expected)
+    torch.testing.assert_close(model.predict(prompts), -expected[:, -1, y])
+
+
+def test_more_subspaces_than_the_tokens_start_at_zero_and_carry_what_heads_write():
+    prompts = some_prompts()
+    stream = Stream(x=2, y=1, memory=2)
+    store = Head(stream.read("x"), stream.read("x"), stream.read("x"), stream.write("memory"))
+    recall = Head(stream.read("memory"), stream.read("x"), stream.read("y"), -stream.write("y"))
+    model = assemble(stream, [[store], [recall]], n_context=5)
+    xs, ys = prompts.context
+    memory = prompts.query.xs[:, None] @ xs.mT @ xs
+    torch.testing.assert_close(model.predict(prompts), (memory @ xs.mT @ ys)[:, 0])
+
+
+def test_only_layers_that_are_the_same_list_are_looped():
+    stream = Stream(x=2, y=1)
+    layer = [head(stream)]
+    assert assemble(stream, [layer, layer], n_context=3).cfg.recurrent
+    assert not assemble(stream, [layer], n_context=3).cfg.recurrent
+    different = assemble(stream, [layer, [head(stream, 2.0)]], n_context=3)
+    assert not different.cfg.recurrent
+    assert torch.equal(different.W_O[1], 2 * different.W_O[0])
+
+
+def test_other_choices_of_the_config_are_passed_on():
+    prompts = some_prompts()
+    stream = Stream(x=2, y=1)
+    plain = assemble(stream, [[head(stream)]], n_context=5)
+    damped = assemble(stream, [[head(stream)]], n_context=5, damping=0.25, normalize_by_context=True)
+    torch.testing.assert_close(damped.predict(prompts), plain.predict(prompts) * 0.25 / 5)
+
+
+def test_a_norm_and_a_sink_that_the_config_adds_keep_their_initial_weights():
+    stream = Stream(x=2, y=1)
+    model = assemble(
+        stream, [[head(stream)]], n_context=5, normalization_type="LN", attention="softmax", sink="learned", sink_score=3
+    )
+    prompts = some_prompts()
+    tokens = model.encode(prompts)
+    normed = (tokens - tokens.mean(-1, keepdim=True)) / (tokens.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
+    scores = normed[:, -1:, :2] @ normed[:, :-1, :2].mT / 2**0.5
+    weights = scores.exp() / (scores.exp().sum(-1, keepdim=True) + torch.tensor(3.0).double().exp())
+    torch.testing.assert_close(model.predict(prompts), -(weights @ normed[:, :-1, 2:])[:, 0])
+
+
+@pytest.mark.parametrize("layers", [[], [[]], [["head"], ["head", "head"]]])
+def test_layers_without_heads_or_with_different_numbers_of_them_are_refused(layers):
+    stream = Stream(x=2, y=1)
+    with pytest.raises(ValueError, match="same number of heads"):
+        assemble(stream, [[head(stream) for _ in layer] for layer in layers], n_context=3)
+
+
+@pytest.mark.parametrize("stream", [Stream(y=1, x=2), Stream(memory=2, x=2, y=1), Stream(x=3)])
+def test_a_stream_that_does_not_begin_with_the_token_is_refused(stream):
+    part = Head(stream.read("x"), stream.read("x"), stream.read("x"), stream.write("x"))
+    with pytest.raises(ValueError, match="must begin with x and y"):
+        assemble(stream, [[part]], n_context=3)
+
+
+def test_a_head_made_for_another_stream_is_refused():
+    with pytest.raises(ValueError, match="width 3"):
+        assemble(Stream(x=2, y=1), [[head(Stream(x=4, y=1))]], n_context=3)

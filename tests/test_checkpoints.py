@@ -1,0 +1,435 @@
+import hashlib
+import json
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from mechicl import checkpoints
+from mechicl.checkpoints import CheckpointError, Snapshots, available, load, load_checkpoint, save, stack_models
+from mechicl.models import HookedTransformer, TransformerConfig
+from mechicl.tasks import LinearRegression
+
+from .strategies import random_model, random_prompts
+
+CONFIGS = {
+    "one linear layer": TransformerConfig(x_dim=3, n_context=4),
+    "float64": TransformerConfig(x_dim=3, n_context=4, y_dim=2, n_layers=2, dtype="float64"),
+    "bfloat16": TransformerConfig(x_dim=3, n_context=4, dtype="bfloat16"),
+    "recurrent": TransformerConfig(x_dim=3, n_context=4, n_layers=4, recurrent=True, d_mlp=5, damping=0.7),
+    "no layers": TransformerConfig(x_dim=3, n_context=4, n_layers=0),
+    "everything learned": TransformerConfig(
+        x_dim=3,
+        n_context=4,
+        y_dim=2,
+        prompt_format="interleaved",
+        n_layers=2,
+        n_heads=2,
+        d_model=8,
+        d_mlp=6,
+        attention="softmax",
+        sink="learned",
+        normalization_type="LN",
+        positional_embedding_type="standard",
+        read_in="linear",
+        read_out="linear",
+        read_bias=True,
+        attn_bias=True,
+        act_fn="gelu_new",
+        token_clip=9.5,
+    ),
+}
+
+
+def seeds_of(cfg, n=3):
+    return [random_model(cfg, seed=10 + i) for i in range(n)]
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """A saved checkpoint of two seeds with snapshots."""
+    models = seeds_of(CONFIGS["one linear layer"], 2)
+    stacked = {name: torch.stack([tensor, 2 * tensor]) for name, tensor in stack_models(models).items()}
+    record = {"seeds": [5, 9], "wall_time": 1.5}
+    return save(tmp_path / "mine", models, record, Snapshots((0, 10), stacked))
+
+
+def edit(path, change):
+    """Change a JSON file in place."""
+    data = json.loads(path.read_text())
+    change(data)
+    path.write_text(json.dumps(data))
+
+
+def sign(folder):
+    """Make the digests those of the files as they are, as someone would who changes a checkpoint on purpose."""
+    digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.glob("[!r]*.*")}
+    edit(folder / "record.json", lambda record: record.update(sha256=digests))
+
+
+def change_weights(folder, change, name="weights.safetensors"):
+    tensors = load_file(folder / name)
+    change(tensors)
+    save_file(tensors, folder / name, metadata={"steps": "0,10"})
+    sign(folder)
+
+
+def refused(folder, message):
+    """Loading fails with this message, whichever way it is asked for."""
+    for attempt in (lambda: load(folder), lambda: load(str(folder), seed=9), lambda: load_checkpoint(folder)):
+        with pytest.raises(CheckpointError, match=message) as caught:
+            attempt()
+        assert str(folder) in str(caught.value)
+
+
+# ---- round trips ----
+
+
+@pytest.mark.parametrize("cfg", CONFIGS.values(), ids=CONFIGS.keys())
+def test_every_seed_comes_back_bit_for_bit_in_eval_mode(tmp_path, cfg):
+    models = seeds_of(cfg)
+    before = [{**dict(m.named_parameters()), **dict(m.named_buffers())} for m in models]
+    read = load_checkpoint(save(tmp_path / "mine", models)).models
+    assert len(read) == 3
+    for model, original, tensors in zip(read, models, before, strict=True):
+        assert not model.training
+        assert model.cfg == original.cfg
+        own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        assert set(own) == set(tensors)
+        for name, tensor in own.items():
+            assert tensor.dtype == tensors[name].dtype
+            assert torch.equal(tensor, tensors[name])
+        prompts = random_prompts(cfg)
+        assert torch.equal(model.predict(prompts), original.predict(prompts))
+    with torch.no_grad():
+        differ = [not torch.equal(m.predict(prompts), read[0].predict(prompts)) for m in read[1:]]
+    assert all(differ) or cfg.n_layers == 0
+
+
+def test_the_shared_weights_of_a_recurrent_model_are_saved_once_and_stay_shared(tmp_path):
+    folder = save(tmp_path / "mine", random_model(CONFIGS["recurrent"]))
+    assert {name.split(".")[1] for name in load_file(folder / "weights.safetensors") if "." in name} == {"0"}
+    model = load(folder)
+    assert len({id(block.attn.W_Q) for block in model.blocks}) == 1  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_a_single_model_needs_no_list_and_no_record(tmp_path):
+    checkpoint = load_checkpoint(save(tmp_path / "mine", random_model(CONFIGS["float64"])))
+    assert checkpoint.name == "mine"
+    assert len(checkpoint.models) == 1
+    assert checkpoint.snapshots is None
+    assert set(checkpoint.record) == {"sha256"}
+
+
+def test_record_and_snapshots_come_back(folder):
+    checkpoint = load_checkpoint(folder)
+    assert checkpoint.record["wall_time"] == 1.5
+    assert checkpoint.snapshots is not None
+    assert checkpoint.snapshots.steps == (0, 10)
+    first, second = checkpoint.models_at(0), checkpoint.models_at(1)
+    for seed, model in enumerate(checkpoint.models):
+        for name, weight in model.named_parameters():
+            assert torch.equal(dict(first[seed].named_parameters())[name], weight)
+            assert torch.equal(dict(second[seed].named_parameters())[name], 2 * weight)
+
+
+def test_models_at_a_snapshot_need_snapshots(tmp_path):
+    checkpoint = load_checkpoint(save(tmp_path / "mine", random_model(CONFIGS["float64"])))
+    with pytest.raises(CheckpointError, match="mine was saved without snapshots"):
+        checkpoint.models_at(0)
+
+
+def test_seeds_are_picked_by_their_number_in_the_record(folder):
+    models = load_checkpoint(folder).models
+    for seed, index in ((None, 0), (5, 0), (9, 1)):
+        assert torch.equal(load(folder, seed=seed).W_Q, models[index].W_Q)
+    with pytest.raises(CheckpointError, match=r"has no seed 0; it has \[5, 9\]"):
+        load(folder, seed=0)
+
+
+def test_without_seeds_in_the_record_they_are_counted_from_zero(tmp_path):
+    models = seeds_of(CONFIGS["float64"], 2)
+    folder = save(tmp_path / "mine", models)
+    assert torch.equal(load(folder, seed=1).W_V, models[1].W_V)
+    with pytest.raises(CheckpointError, match=r"no seed 2; it has \[0, 1\]"):
+        load(folder, seed=2)
+
+
+def test_what_was_loaded_can_be_saved_again(folder, tmp_path):
+    checkpoint = load_checkpoint(folder)
+    copy = save(tmp_path / "deep" / "er" / "copy", checkpoint.models, checkpoint.record, checkpoint.snapshots)
+    for name in ("weights.safetensors", "config.json", "record.json", "snapshots.safetensors"):
+        assert (copy / name).read_bytes() == (folder / name).read_bytes()
+
+
+def test_saving_over_a_checkpoint_replaces_all_of_it(folder):
+    model = random_model(CONFIGS["float64"])
+    save(folder, model)
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "record.json", "weights.safetensors"]
+    assert torch.equal(load(folder).W_Q, model.W_Q)
+
+
+# ---- the ones that come with the package ----
+
+
+def test_the_shipped_one_layer_model_loads_in_eval_mode_and_has_learned():
+    assert "lsa-1l" in available()
+    model = load("lsa-1l")
+    assert not model.training
+    assert (model.cfg.n_layers, model.cfg.attention, model.cfg.x_dim) == (1, "linear", 10)
+    prompts = LinearRegression().sample(2000, seed=0)
+    errors = (model.predict(prompts) - prompts.query.ys).square().mean()
+    assert errors < 0.6 * prompts.query.ys.square().mean()
+
+
+@pytest.mark.parametrize("name", available())
+def test_every_shipped_checkpoint_is_whole(name):
+    checkpoint = load_checkpoint(name)
+    assert checkpoint.record["seeds"]
+    for seed, model in zip(checkpoint.record["seeds"], checkpoint.models, strict=True):
+        assert torch.equal(load(name, seed=seed).W_Q, model.W_Q)
+    assert checkpoint.snapshots is None or checkpoint.models_at(-1)
+
+
+def test_the_name_of_a_shipped_checkpoint_comes_before_a_folder_of_that_name(tmp_path, monkeypatch):
+    save(tmp_path / "lsa-1l", random_model(CONFIGS["float64"]))
+    monkeypatch.chdir(tmp_path)
+    assert load("lsa-1l").cfg.x_dim == 10
+    assert load(Path("lsa-1l")).cfg.x_dim == 3
+    assert load("./lsa-1l").cfg.x_dim == 3
+
+
+def test_without_a_folder_of_checkpoints_none_is_available(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoints, "CHECKPOINTS", tmp_path / "none")
+    assert available() == []
+    monkeypatch.setattr(checkpoints, "CHECKPOINTS", tmp_path)
+    (tmp_path / "b").mkdir()
+    save(tmp_path / "a", random_model(CONFIGS["float64"]))
+    assert available() == ["a"]
+
+
+@pytest.mark.parametrize("name", ["no-such-model", "", "../lsa-1l", "config.json", "a\0b"])
+def test_an_unknown_name_is_refused_with_the_known_ones(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match=r"lsa-1l|no record\.json"):
+        load(name)
+
+
+# ---- damage ----
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "config.json", "record.json", "snapshots.safetensors"])
+def test_a_missing_file_is_named(folder, name):
+    (folder / name).unlink()
+    refused(folder, name)
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "config.json", "record.json"])
+def test_a_folder_in_the_place_of_a_file_is_refused(folder, name):
+    (folder / name).unlink()
+    (folder / name).mkdir()
+    refused(folder, name)
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "config.json", "record.json", "snapshots.safetensors"])
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.1, 0.5, 0.9, 1.0])
+def test_a_truncated_file_is_refused_at_any_length_with_or_without_its_digest(folder, name, share):
+    path = folder / name
+    whole = path.read_bytes()
+    path.write_bytes(whole[: min(int(share * len(whole)), len(whole) - 3)])
+    refused(folder, name)
+    if name != "record.json":
+        sign(folder)
+        refused(folder, name)
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "snapshots.safetensors"])
+def test_one_flipped_bit_in_the_weights_is_noticed(folder, name):
+    data = bytearray((folder / name).read_bytes())
+    data[-7] ^= 1
+    (folder / name).write_bytes(data)
+    refused(folder, rf"{name} was changed after the checkpoint was saved")
+
+
+def test_a_valid_but_changed_config_is_noticed(folder):
+    edit(folder / "config.json", lambda config: config.update(damping=0.5))
+    refused(folder, r"config\.json was changed after the checkpoint was saved \(its SHA-256 differs\)")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"n_wheels": 4}, r"no field \['n_wheels'\]"),
+        ({"x_dim": "3"}, "x_dim must be an integer"),
+        ({"n_layers": 1.5}, "n_layers must be an integer"),
+        ({"n_heads": True}, "n_heads must be an integer"),
+        ({"damping": "a lot"}, "damping must be a finite number"),
+        ({"damping": float("nan")}, "damping must be a finite number"),
+        ({"recurrent": 1}, "recurrent must be true or false"),
+        ({"act_fn": "__import__('os')"}, "act_fn="),
+        ({"attention": ["linear"]}, "attention must be"),
+        ({"x_dim": None}, "needs x_dim"),
+        ({"dtype": "float8"}, "dtype="),
+        ({"device": "meta"}, "device is not a field"),
+        ({"device": "cuda:77"}, "device is not a field"),
+    ],
+)
+def test_a_config_that_makes_no_model_is_refused_even_with_its_digest(folder, change, message):
+    edit(folder / "config.json", lambda config: config.update(change))
+    refused(folder, r"config\.json")
+    sign(folder)
+    refused(folder, rf"config\.json: .*{message}")
+
+
+@pytest.mark.parametrize(
+    "change", [{"n_layers": 2}, {"d_head": 2}, {"y_dim": 2, "d_model": 5}, {"d_mlp": 4}, {"dtype": "float64"}]
+)
+def test_a_config_of_another_model_is_refused_even_with_its_digest(folder, change):
+    edit(folder / "config.json", lambda config: config.update(change))
+    sign(folder)
+    refused(folder, r"weights\.safetensors: .*(must be|do not fit the config)")
+
+
+W_Q = "blocks.0.attn.W_Q"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda w: w.update({W_Q: torch.zeros(2, 1, 4, 5)}), r"W_Q must be \[seed, 1, 4, 4\], got \[2, 1, 4, 5\]"),
+        (lambda w: w.update({W_Q: torch.zeros(1, 4, 4)}), r"W_Q must be \[seed, 1, 4, 4\]"),
+        (lambda w: w.update({W_Q: torch.tensor(0.0)}), r"W_Q must be \[seed, 1, 4, 4\], got \[\]"),
+        (lambda w: w.update({W_Q: torch.zeros(3, 1, 4, 4)}), r"must be \[seed, "),
+        (lambda w: w.update({W_Q: torch.zeros(2, 1, 4, 4, dtype=torch.int32)}), r"W_Q must be torch\.float32"),
+        (lambda w: w.update({W_Q: w[W_Q].double()}), r"W_Q must be torch\.float32.*got torch\.float64"),
+        (lambda w: w.pop(W_Q), r"missing \['blocks\.0\.attn\.W_Q'\]"),
+        (lambda w: w.update(extra=torch.zeros(2)), r"not expected \['extra'\]"),
+        (lambda w: w.clear(), "missing"),
+        (lambda w: w.update({name: tensor[:0].clone() for name, tensor in w.items()}), "hold no model"),
+        (lambda w: w.update({name: tensor[:1].clone() for name, tensor in w.items()}), r"1 models for the seeds \[5, 9\]"),
+    ],
+    ids=["shape", "no seed axis", "scalar", "seeds", "integers", "float64", "missing", "extra", "empty", "none", "one"],
+)
+def test_weights_that_do_not_fit_the_config_are_refused_even_with_their_digest(folder, change, message):
+    change_weights(folder, change)
+    refused(folder, message)
+
+
+@pytest.mark.parametrize("seeds", [[5], [5, 9, 1], 2, "59", None, {"5": 1, "9": 2}])
+def test_seeds_in_the_record_that_are_not_those_of_the_weights_are_refused(folder, seeds):
+    edit(folder / "record.json", lambda record: record.update(seeds=seeds))
+    refused(folder, "2 models for the seeds")
+
+
+@pytest.mark.parametrize("digests", [None, {}, [], "abc", {"config.json": "0"}])
+def test_a_record_without_digests_vouches_for_nothing(folder, digests):
+    edit(folder / "record.json", lambda record: record.update(sha256=digests))
+    refused(folder, "lacks the digests")
+
+
+def test_a_file_that_the_record_does_not_vouch_for_is_not_read(folder):
+    edit(folder / "record.json", lambda record: record["sha256"].pop("snapshots.safetensors"))
+    assert load_checkpoint(folder).snapshots is None
+
+
+@pytest.mark.parametrize("steps", ["0,10,20", "0", "", "0,ten"])
+def test_snapshots_that_are_not_one_a_step_are_refused(folder, steps):
+    save_file(load_file(folder / "snapshots.safetensors"), folder / "snapshots.safetensors", metadata={"steps": steps})
+    sign(folder)
+    refused(folder, r"snapshots\.safetensors: ")
+
+
+class Bomb:
+    """Leaves a marker when it is unpickled."""
+
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.marker),)
+
+
+@pytest.mark.parametrize("writer", [torch.save, lambda bomb, path: path.write_bytes(pickle.dumps(bomb))])
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("name", ["weights.safetensors", "snapshots.safetensors"])
+def test_a_pickle_in_the_place_of_weights_is_called_one_and_not_executed(folder, tmp_path, writer, signed, name):
+    marker = tmp_path / "executed"
+    writer(Bomb(marker), folder / name)
+    if signed:
+        sign(folder)
+    refused(folder, rf"{name} is not a readable safetensors file \(it looks like a pickle, which is never loaded\)")
+    assert not marker.exists()
+
+
+# ---- saves that fail ----
+
+
+class Crash(Exception):
+    """What stands for the loss of power."""
+
+
+@pytest.mark.parametrize("survived", range(4))
+def test_a_save_cut_short_leaves_no_readable_checkpoint(folder, monkeypatch, survived):
+    """Files appear by `os.replace`: weights, config, snapshots, record. The crash comes after some of them."""
+    count, replace = [0], os.replace
+
+    def crash_later(source, target):
+        if count[0] == survived:
+            raise Crash
+        count[0] += 1
+        replace(source, target)
+
+    stacked = {name: tensor[None] for name, tensor in stack_models([random_model(CONFIGS["float64"])]).items()}
+    arguments = [random_model(CONFIGS["float64"])], {}, Snapshots((3,), stacked)
+    fresh = folder.parent / "fresh"
+    monkeypatch.setattr(os, "replace", crash_later)
+    for target in (folder, fresh):
+        count[0] = 0
+        with pytest.raises(Crash):
+            save(target, *arguments)
+        refused(target, r"no record\.json: it is no checkpoint, or its saving was cut short")
+        assert not list(target.glob(".*"))
+    monkeypatch.undo()
+    assert load(save(folder, *arguments)).cfg.dtype == "float64"
+
+
+@pytest.mark.parametrize(
+    ("record", "error"),
+    [
+        ({"curve": [1.0, float("nan")]}, ValueError),
+        ({"task": object()}, TypeError),
+        ({"seeds": [1]}, ValueError),
+        ({"seeds": [1, 2, 3]}, ValueError),
+    ],
+)
+def test_a_record_that_cannot_be_saved_leaves_the_old_checkpoint_as_it_was(folder, record, error):
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(error):
+        save(folder, seeds_of(CONFIGS["float64"], 2), record)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert load(folder).cfg.dtype == "float32"
+
+
+def test_no_models_or_models_of_different_configs_are_not_saved(tmp_path):
+    different = [random_model(CONFIGS["float64"]), random_model(CONFIGS["recurrent"])]
+    for models in ([], different):
+        with pytest.raises(ValueError, match="models with the same config"):
+            save(tmp_path / "mine", models)
+    assert not (tmp_path / "mine").exists()
+
+
+def test_snapshots_hold_one_set_of_weights_a_step():
+    with pytest.raises(ValueError, match="does not hold 3 snapshots"):
+        Snapshots((1, 2, 3), {"w": torch.zeros(2, 5)})
+
+
+def test_the_gradient_and_the_training_mode_of_a_model_do_not_matter_to_a_save(tmp_path):
+    model = HookedTransformer(CONFIGS["one linear layer"]).train()
+    model(model.encode(random_prompts(model.cfg))).sum().backward()
+    read = load(save(tmp_path / "mine", model))
+    assert model.training
+    assert not read.training
+    assert all(p.grad is None and p.requires_grad for p in read.parameters())

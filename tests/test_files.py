@@ -1,0 +1,248 @@
+import json
+import math
+import os
+import pickle
+import struct
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save as encode_tensors
+
+from mechicl.files import json_bytes, read_json, read_tensors, write_bytes, write_json, write_tensors
+
+
+class Crash(Exception):
+    """What stands for the loss of power."""
+
+
+def crash(*_):
+    raise Crash
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+# ---- atomic writes ----
+
+
+def test_bytes_are_written_and_replaced(tmp_path):
+    path = tmp_path / "file"
+    for data in (b"old", b"", b"\x00new"):
+        write_bytes(path, data)
+        assert path.read_bytes() == data
+    assert names(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("moment", ["replace", "fsync"])
+@pytest.mark.parametrize("write", [write_bytes, write_json, write_tensors])
+def test_a_crash_while_writing_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, moment, write):
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    data = {write_bytes: b"new", write_json: {"new": 1}, write_tensors: {"new": torch.ones(3)}}[write]
+    monkeypatch.setattr(os, moment, crash)
+    with pytest.raises(Crash):
+        write(path, data)
+    assert path.read_bytes() == b"old"
+    assert names(tmp_path) == ["file"]
+
+
+def test_the_new_contents_are_whole_and_on_disk_before_they_take_the_place_of_the_old(tmp_path, monkeypatch):
+    path, events = tmp_path / "file", []
+    path.write_bytes(b"old")
+    replace, fsync = os.replace, os.fsync
+
+    def watched(source, target):
+        events.append((open(source, "rb").read(), path.read_bytes()))
+        replace(source, target)
+
+    def synced(descriptor):
+        events.append("synced")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "replace", watched)
+    monkeypatch.setattr(os, "fsync", synced)
+    write_bytes(path, b"new")
+    assert events == ["synced", (b"new", b"old"), "synced"]
+    assert path.read_bytes() == b"new"
+
+
+def test_a_file_in_a_folder_that_does_not_exist_is_not_written(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        write_bytes(tmp_path / "nowhere" / "file", b"data")
+
+
+# ---- JSON ----
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=10,
+)
+
+
+@settings(max_examples=30)
+@given(data=st.dictionaries(st.text(), json_values))
+def test_json_comes_back_as_it_was(tmp_path_factory, data):
+    path = tmp_path_factory.mktemp("json") / "data.json"
+    write_json(path, data)
+    assert read_json(path) == data
+    assert path.read_bytes() == json_bytes(data)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_numbers_that_are_not_finite_are_refused_and_the_old_file_stays(tmp_path, value):
+    path = tmp_path / "data.json"
+    write_json(path, {"old": 1})
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_json(path, {"loss": [1.0, value]})
+    assert read_json(path) == {"old": 1}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "{'a': 1}", '{"a": 1} x', "[" * 100_000, '{"a":' * 100_000, '{"a": ' + "9" * 5000 + "}", "\ufeff{}"],
+    ids=["empty", "cut", "quotes", "more", "deep list", "deep object", "long number", "byte order mark"],
+)
+def test_what_is_not_json_is_refused_by_name(tmp_path, text):
+    path = tmp_path / "data.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=r"data\.json is not valid JSON"):
+        read_json(path)
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path):
+    path = tmp_path / "data.json"
+    path.write_bytes(b'{"a": "\xff\xfe"}')
+    with pytest.raises(ValueError, match=r"data\.json is not valid JSON"):
+        read_json(path)
+
+
+@pytest.mark.parametrize(("text", "kind"), [("[]", "list"), ("3", "int"), ("null", "NoneType"), ('"a"', "str")])
+def test_json_that_is_no_object_is_refused(tmp_path, text, kind):
+    path = tmp_path / "data.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=f"must hold a JSON object, got {kind}"):
+        read_json(path)
+
+
+def test_missing_files_are_reported_as_missing(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        read_json(tmp_path / "none.json")
+    with pytest.raises(FileNotFoundError):
+        read_tensors(tmp_path / "none.safetensors")
+    with pytest.raises(FileNotFoundError):
+        read_tensors(tmp_path)
+
+
+# ---- tensors ----
+
+TENSORS = {
+    "matrix": torch.arange(6.0).reshape(2, 3),
+    "transposed": torch.arange(6.0, dtype=torch.float64).reshape(2, 3).T,
+    "expanded": torch.ones(1, 3).expand(4, 3),
+    "slice": torch.arange(10.0)[3:5],
+    "scalar": torch.tensor(1.5),
+    "empty": torch.zeros(0, 3),
+    "half": torch.tensor([0.1], dtype=torch.bfloat16),
+    "whole": torch.tensor([2**62]),
+    "learned": torch.nn.Parameter(torch.tensor([math.nan, -0.0, math.inf])),
+}
+
+
+def test_tensors_come_back_with_their_values_types_and_metadata(tmp_path):
+    path = tmp_path / "data.safetensors"
+    write_tensors(path, TENSORS, {"steps": "1,2"})
+    tensors, metadata = read_tensors(path)
+    assert metadata == {"steps": "1,2"}
+    assert set(tensors) == set(TENSORS)
+    for name, tensor in tensors.items():
+        assert tensor.dtype == TENSORS[name].dtype
+        assert not tensor.requires_grad
+        torch.testing.assert_close(tensor, TENSORS[name].detach(), rtol=0, atol=0, equal_nan=True)
+
+
+def test_without_metadata_there_is_none(tmp_path):
+    path = tmp_path / "data.safetensors"
+    write_tensors(path, {})
+    assert read_tensors(path) == ({}, {})
+
+
+def test_a_file_cut_short_anywhere_is_refused(tmp_path):
+    path = tmp_path / "data.safetensors"
+    write_tensors(path, {"a": torch.randn(3, 4), "b": torch.randn(2)}, {"steps": "1"})
+    whole = path.read_bytes()
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        with pytest.raises(ValueError, match="truncated or damaged"):
+            read_tensors(path)
+
+
+@settings(max_examples=200)
+@given(position=st.integers(0, 100), byte=st.integers(0, 255))
+def test_a_damaged_header_is_an_error_of_one_kind_or_none(tmp_path_factory, position, byte):
+    path = tmp_path_factory.getbasetemp() / "damaged.safetensors"
+    data = bytearray(encode_tensors({"a": torch.ones(3, 4), "b": torch.ones(2)}))
+    data[position] = byte
+    path.write_bytes(data)
+    try:
+        tensors, _ = read_tensors(path)
+    except ValueError as error:
+        assert "damaged.safetensors is not a readable safetensors file" in str(error)
+    else:
+        assert sum(t.numel() * t.element_size() for t in tensors.values()) == 56
+
+
+def test_a_header_that_promises_more_than_the_file_holds_is_refused(tmp_path):
+    path = tmp_path / "data.safetensors"
+    for shape, end in (([2**40, 2**40], 4), ([2**20, 2**20], 2**42), ([2], 4)):
+        header = json.dumps({"a": {"dtype": "F32", "shape": shape, "data_offsets": [0, end]}}).encode()
+        path.write_bytes(struct.pack("<Q", len(header)) + header + b"\0" * 4)
+        with pytest.raises(ValueError, match="truncated or damaged"):
+            read_tensors(path)
+
+
+class Bomb:
+    """Leaves a marker when it is unpickled."""
+
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.marker),)
+
+
+def pickled(kind, bomb, path):
+    if kind == "torch":
+        torch.save({"a": bomb}, path)
+    elif kind == "torch before 1.6":
+        torch.save({"a": bomb}, path, _use_new_zipfile_serialization=False)
+    else:
+        path.write_bytes(pickle.dumps(bomb, protocol=int(kind)))
+
+
+@pytest.mark.parametrize("kind", ["2", "3", "4", "5", "torch", "torch before 1.6"])
+def test_a_pickle_is_called_one_and_never_opened(tmp_path, kind):
+    path, marker = tmp_path / "weights.safetensors", tmp_path / "executed"
+    pickled(kind, Bomb(marker), path)
+    with pytest.raises(ValueError, match="it looks like a pickle, which is never loaded"):
+        read_tensors(path)
+    assert not marker.exists()
+
+
+def test_the_bomb_of_that_test_would_go_off(tmp_path):
+    path, marker = tmp_path / "weights.safetensors", tmp_path / "executed"
+    pickled("4", Bomb(marker), path)
+    pickle.loads(path.read_bytes())
+    assert marker.exists()
+
+
+@pytest.mark.parametrize("protocol", ["0", "1"])
+def test_a_pickle_of_an_old_protocol_is_not_opened_either(tmp_path, protocol):
+    path, marker = tmp_path / "weights.safetensors", tmp_path / "executed"
+    pickled(protocol, Bomb(marker), path)
+    with pytest.raises(ValueError, match="not a readable safetensors file"):
+        read_tensors(path)
+    assert not marker.exists()

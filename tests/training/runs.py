@@ -1,0 +1,37 @@
+"""Small runs that the tests of training share."""
+
+import torch
+from torch import Tensor
+
+from mechicl.models import TransformerConfig
+from mechicl.tasks import LinearRegression
+from mechicl.training import TrainingConfig, TrainingResult
+
+TASK = LinearRegression(x_dim=3, n_context=4)
+MODEL = TransformerConfig(x_dim=3, n_context=4, n_layers=1, initializer_range=0.3)
+EXACT = MODEL.replace(dtype="float64")
+
+
+def small(**changes: object) -> TrainingConfig:
+    """A run of a fraction of a second on the CPU."""
+    fields: dict[str, object] = {
+        "task": TASK, "model": MODEL, "steps": 12, "batch_size": 16, "learning_rate": 0.01, "eval_every": 4,
+        "eval_prompts": 32, "log_every": 1, "save_every": 5, "cpu": True,
+    }  # fmt: skip
+    return TrainingConfig(**(fields | changes))  # pyright: ignore[reportArgumentType]
+
+
+def weights(result: TrainingResult, index: int = 0) -> dict[str, Tensor]:
+    return {name: weight.detach() for name, weight in result.models[index].named_parameters()}
+
+
+def assert_same_bits(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
+    assert list(a) == list(b)
+    for name in a:
+        assert torch.equal(a[name], b[name]), name
+
+
+def assert_close(a: dict[str, Tensor], b: dict[str, Tensor], atol: float, rtol: float = 0.0) -> None:
+    assert list(a) == list(b)
+    for name in a:
+        torch.testing.assert_close(a[name], b[name], atol=atol, rtol=rtol, msg=lambda text, name=name: f"{name}: {text}")

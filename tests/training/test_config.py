@@ -1,0 +1,216 @@
+import copy
+import dataclasses
+import json
+import math
+
+import pytest
+
+from mechicl.models import TransformerConfig
+from mechicl.tasks import FixedTasks, LinearRegression, SineRegression
+from mechicl.training import Curriculum, Ramp, TrainingConfig
+from tests.training.runs import MODEL, TASK, small
+
+INTERLEAVED = TransformerConfig(x_dim=3, n_context=4, prompt_format="interleaved", d_model=8, n_heads=2, attention="softmax")
+
+
+# ---- the learning rate ----
+
+
+def test_a_constant_schedule_warms_up_linearly_and_then_stays():
+    config = small(learning_rate=0.4, warmup_steps=4, steps=10)
+    assert [config.learning_rate_at(step) for step in range(7)] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4, 0.4, 0.4])
+
+
+def test_the_cosine_falls_from_the_full_rate_after_warm_up_to_zero_at_the_end():
+    config = small(learning_rate=2.0, schedule="cosine", warmup_steps=10, steps=110)
+    assert config.learning_rate_at(9) == pytest.approx(2.0)
+    assert config.learning_rate_at(10) == pytest.approx(2.0)
+    for quarter, cosine in [(1, math.sqrt(0.5)), (2, 0.0), (3, -math.sqrt(0.5)), (4, -1.0)]:
+        assert config.learning_rate_at(10 + 25 * quarter) == pytest.approx(1 + cosine, abs=1e-12)
+
+
+def test_the_cosine_stays_at_zero_past_the_end_and_survives_a_warm_up_as_long_as_the_run():
+    assert small(schedule="cosine", steps=10).learning_rate_at(15) == pytest.approx(0)
+    assert small(schedule="cosine", steps=10, warmup_steps=10, learning_rate=1.0).learning_rate_at(9) == 1.0
+
+
+# ---- curricula ----
+
+
+def test_a_ramp_climbs_by_its_increment_every_interval_up_to_its_end():
+    ramp = Ramp(start=5, end=10, increment=2, interval=3)
+    assert [ramp.at(step) for step in range(12)] == [5, 5, 5, 7, 7, 7, 9, 9, 9, 10, 10, 10]
+
+
+def test_a_curriculum_sets_dimensions_and_points_with_the_query_counted():
+    config = small(curriculum=Curriculum(dims=Ramp(1, 3, 1, 10), points=Ramp(2, 5, 1, 20)), steps=100)
+    for step, dims, context in [(0, 1, 1), (10, 2, 1), (20, 3, 2), (60, 3, 4), (100, 3, 4)]:
+        assert config.task_at(step) == TASK.replace(active_dims=dims, n_context=context)
+
+
+def test_a_curriculum_of_points_works_for_sine_waves():
+    model = TransformerConfig(x_dim=1, n_context=10)
+    config = small(task=SineRegression(), model=model, curriculum=Curriculum(points=Ramp(3, 11, 4, 1)))
+    assert [config.task_at(step).n_context for step in range(4)] == [2, 6, 10, 10]
+
+
+@pytest.mark.parametrize("bad", [{"start": 0, "end": 2}, {"start": 3, "end": 2}, {"start": 1, "end": 2, "increment": 0},
+                                 {"start": 1, "end": 2, "interval": 0}])  # fmt: skip
+def test_a_ramp_that_does_not_climb_is_refused(bad):
+    with pytest.raises(ValueError, match="ramp"):
+        Ramp(**bad)
+
+
+@pytest.mark.parametrize(
+    ("task", "curriculum"),
+    [
+        (TASK, Curriculum(dims=Ramp(1, 4, 1, 1))),
+        (SineRegression(), Curriculum(dims=Ramp(1, 1))),
+        (FixedTasks(TASK, 8), Curriculum(points=Ramp(2, 4))),
+    ],
+)
+def test_a_curriculum_that_the_task_cannot_follow_is_refused_before_training(task, curriculum):
+    model = MODEL.replace(x_dim=task.x_dim)
+    with pytest.raises(ValueError, match=r"active_dims|curriculum"):
+        small(task=task, model=model, curriculum=curriculum)
+
+
+def test_prompts_longer_than_the_models_positions_are_refused_before_training():
+    with pytest.raises(ValueError, match="5 context points, but the model has n_context=4"):
+        small(model=INTERLEAVED, curriculum=Curriculum(points=Ramp(2, 6, 1, 1)))
+    with pytest.raises(ValueError, match="9 context points"):
+        small(model=INTERLEAVED, task=TASK.replace(n_context=9))
+    small(task=TASK.replace(n_context=9))  # no positions, no bound
+
+
+# ---- what the loss and the evaluation are made of ----
+
+
+def test_the_loss_is_of_all_points_where_one_pass_gives_them_and_else_of_the_query():
+    assert small().rows == "query"
+    assert small(model=INTERLEAVED).rows == "points"
+    assert small(model=INTERLEAVED, loss="query").rows == "query"
+    with pytest.raises(ValueError, match="interleaved prompts and causal keys"):
+        small(loss="points")
+
+
+def test_fixed_tasks_are_evaluated_on_the_distribution_that_they_came_from():
+    assert small(task=FixedTasks(TASK, 8)).eval_task == TASK
+    assert small().eval_task == TASK
+
+
+def test_snapshots_are_at_the_start_the_end_and_geometrically_between():
+    steps = small(steps=10_000, n_snapshots=41).snapshot_steps
+    assert steps[0] == 0
+    assert steps[1] == 50
+    assert steps[-1] == 10_000
+    assert len(steps) == 41
+    ratios = [b / a for a, b in zip(steps[1:], steps[2:], strict=False)]
+    assert ratios == pytest.approx([200 ** (1 / 39)] * 39, rel=0.02)
+
+
+def test_snapshots_of_short_runs_have_no_step_twice_and_none_past_the_end():
+    assert small(steps=12).snapshot_steps == ()
+    assert small(steps=0, n_snapshots=10).snapshot_steps == (0,)
+    steps = small(steps=3, n_snapshots=40).snapshot_steps
+    assert steps == (0, 1, 2, 3)
+
+
+# ---- JSON ----
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        TrainingConfig(),
+        small(seeds=(3, 1), curriculum=Curriculum(points=Ramp(2, 5)), target_loss=0.1, loss="query", n_snapshots=3),
+        small(task=FixedTasks(TASK, 7, seed=2), gradient_clip=None, schedule="cosine", tracker="tensorboard"),
+        small(task=SineRegression(n_context=4), model=MODEL.replace(x_dim=1)),
+        small(task=LinearRegression(x_dim=3, n_context=4, inputs=("uniform", "gaussian"))),
+    ],
+)
+def test_a_config_comes_back_from_json_as_it_was(config):
+    text = json.dumps(config.to_dict(), allow_nan=False)
+    assert TrainingConfig.from_dict(json.loads(text)) == config
+
+
+def test_the_device_of_the_model_is_no_part_of_the_saved_config():
+    assert "device" not in small().to_dict()["model"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"speed": 1}, "no field.*speed"),
+        ({"task": {"type": "Chess"}}, "Chess"),
+        ({"model": {"x_dim": 3, "n_context": 4, "n_wings": 2}}, "n_wings"),
+        ({"curriculum": {"points": {"start": 2}}}, "curriculum"),
+        ({"curriculum": {"noise": None}}, "curriculum"),
+        ({"steps": -3}, "steps"),
+    ],
+)
+def test_a_dict_that_is_no_config_is_refused_by_name(change, message):
+    with pytest.raises(ValueError, match=message):
+        TrainingConfig.from_dict(small().to_dict() | change)
+
+
+@pytest.mark.parametrize("field", ["task", "model", "seeds"])
+def test_a_dict_without_a_needed_field_is_refused_by_name(field):
+    data = small().to_dict()
+    del data[field]
+    with pytest.raises(ValueError, match=field):
+        TrainingConfig.from_dict(data)
+
+
+# ---- bad values ----
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("steps", -1),
+        ("batch_size", 0),
+        ("warmup_steps", -1),
+        ("eval_every", 0),
+        ("eval_prompts", 0),
+        ("eval_seed", -1),
+        ("log_every", 0),
+        ("save_every", 0),
+        ("n_snapshots", -1),
+        ("learning_rate", 0.0),
+        ("learning_rate", math.nan),
+        ("learning_rate", math.inf),
+        ("gradient_clip", 0.0),
+        ("gradient_clip", math.inf),
+        ("target_loss", math.nan),
+        ("seeds", ()),
+        ("seeds", (1, 1)),
+        ("seeds", (-1,)),
+        ("schedule", "linear"),
+        ("loss", "tokens"),
+        ("mixed_precision", "fp8"),
+        ("steps", 1e3),
+        ("batch_size", True),
+        ("seeds", (0.5,)),
+    ],
+)
+def test_a_value_out_of_range_is_refused_by_name(field, value):
+    config = copy.copy(small())
+    object.__setattr__(config, field, value)
+    with pytest.raises(ValueError, match=field):
+        config.__post_init__()  # what the constructor calls, past the tests' own check of types
+
+
+def test_a_task_that_does_not_fit_the_model_is_refused():
+    with pytest.raises(ValueError, match=r"x_dim=2.*x_dim=3"):
+        small(task=LinearRegression(x_dim=2, n_context=4))
+
+
+def test_replace_checks_the_new_values_and_leaves_the_old_config_alone():
+    config = small()
+    assert config.replace(steps=7).steps == 7
+    assert config.steps == 12
+    with pytest.raises(ValueError, match="steps"):
+        config.replace(steps=-7)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.steps = 3  # pyright: ignore[reportAttributeAccessIssue]

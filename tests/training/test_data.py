@@ -1,0 +1,134 @@
+import threading
+import time
+
+import pytest
+import torch
+
+from mechicl.models import HookedTransformer
+from mechicl.tasks import FixedTasks
+from mechicl.training import Curriculum, Ramp
+from mechicl.training.data import batches, draw_batch, make_generators, shard_slice
+from tests.training.runs import MODEL, TASK, small
+
+CPU = torch.device("cpu")
+
+
+def stream(config, first_step=0, generators=None, **options):
+    generators = generators or make_generators(config, CPU)
+    return batches(config, HookedTransformer(config.model), generators, first_step, **options)
+
+
+def helper_threads():
+    return [thread for thread in threading.enumerate() if thread.name == "mechicl-batches"]
+
+
+def assert_no_thread_is_left():
+    deadline = time.monotonic() + 5
+    while helper_threads() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert helper_threads() == []
+
+
+def test_each_seed_trains_on_its_own_generators_prompts_in_order():
+    config = small(seeds=(4, 9), steps=3)
+    for i, seed in enumerate(config.seeds):
+        generator = torch.Generator().manual_seed(2**40 + seed)
+        for batch in stream(config):
+            prompts = TASK.sample(16, generator=generator)
+            assert torch.equal(batch.tokens[i, :, :, :3], prompts.xs)
+            assert torch.equal(batch.tokens[i, :, :-1, 3:], prompts.ys[:, :-1])
+            assert (batch.tokens[i, :, -1, 3:] == 0).all()  # the query's target is not in the prompt
+            assert torch.equal(batch.targets[i], prompts.ys[:, -1:])
+
+
+def test_batches_come_in_order_from_the_first_step_to_the_last():
+    assert [batch.step for batch in stream(small(steps=7), first_step=3)] == [3, 4, 5, 6]
+    assert list(stream(small(steps=7), first_step=7)) == []
+
+
+def test_what_is_drawn_does_not_depend_on_how_far_ahead_the_thread_is():
+    config = small(steps=6, seeds=(0, 1))
+    for near, far in zip(stream(config, ahead=1), stream(config, ahead=5), strict=True):
+        assert torch.equal(near.tokens, far.tokens)
+        assert torch.equal(near.generator_states, far.generator_states)
+
+
+def test_the_generator_states_of_a_batch_continue_with_the_next_one():
+    config = small(steps=6, seeds=(0, 1))
+    drawn = list(stream(config))
+    generators = make_generators(config, CPU)
+    for generator, state in zip(generators, drawn[2].generator_states, strict=True):
+        generator.set_state(state.clone())
+    for again, batch in zip(stream(config, 3, generators), drawn[3:], strict=True):
+        assert torch.equal(again.tokens, batch.tokens)
+
+
+@pytest.mark.parametrize(("batch_size", "world"), [(16, 2), (7, 2), (7, 3), (3, 3), (10, 4)])
+def test_the_shares_of_the_processes_make_up_the_whole_batch(batch_size, world):
+    config = small(batch_size=batch_size)
+    model = HookedTransformer(MODEL)
+    whole = draw_batch(config, model, make_generators(config, CPU), 0)
+    shares = [draw_batch(config, model, make_generators(config, CPU), 0, (rank, world)) for rank in range(world)]
+    assert torch.equal(torch.cat([share.tokens for share in shares], dim=1), whole.tokens)
+    assert torch.equal(torch.cat([share.targets for share in shares], dim=1), whole.targets)
+    assert all(torch.equal(share.generator_states, whole.generator_states) for share in shares)
+    sizes = {share.tokens.shape[1] for share in shares}
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_shares_are_consecutive():
+    assert [shard_slice(7, rank, 3) for rank in range(3)] == [slice(0, 2), slice(2, 4), slice(4, 7)]
+
+
+def test_a_curriculum_lengthens_prompts_and_fills_in_dimensions():
+    curriculum = Curriculum(dims=Ramp(1, 3, 1, 2), points=Ramp(2, 5, 1, 2))
+    for batch in stream(small(steps=8, curriculum=curriculum)):
+        dims, points = min(3, 1 + batch.step // 2), min(5, 2 + batch.step // 2)
+        assert batch.tokens.shape == (1, 16, points, 4)
+        used = (batch.tokens[0, :, :, :3] != 0).any(dim=(0, 1)).tolist()
+        assert used == [True] * dims + [False] * (3 - dims)
+
+
+def test_a_full_batch_of_fixed_tasks_is_the_whole_set_at_every_step():
+    task = FixedTasks(TASK, 16, seed=5)
+    xs = task.prompts.xs.float()
+    orders = []
+    for batch in stream(small(task=task, steps=4)):
+        seen = batch.tokens[0, :, :, :3]
+        order = [next(i for i in range(16) if torch.equal(seen[j], xs[i])) for j in range(16)]
+        assert sorted(order) == list(range(16))
+        orders.append(order)
+    assert len(set(map(tuple, orders))) > 1
+
+
+def test_an_error_while_drawing_reaches_the_training_thread_as_it_is(monkeypatch):
+    model = HookedTransformer(MODEL)
+    drawn = []
+
+    def encode(prompts):
+        drawn.append(prompts)
+        if len(drawn) == 3:
+            raise RuntimeError("no more prompts")
+        return torch.zeros(len(prompts), 5, 4)
+
+    monkeypatch.setattr(model, "encode", encode)
+    config = small()
+    received = []
+    with pytest.raises(RuntimeError, match="no more prompts"):  # noqa: PT012 - the batches before it arrive
+        for batch in batches(config, model, make_generators(config, CPU), 0):
+            received.append(batch.step)
+    assert received == [0, 1]
+    assert_no_thread_is_left()
+
+
+def test_leaving_the_stream_early_ends_its_thread():
+    early = stream(small(steps=10_000))
+    next(early)
+    assert len(helper_threads()) == 1
+    early.close()  # pyright: ignore[reportAttributeAccessIssue]
+    assert_no_thread_is_left()
+
+
+def test_a_stream_that_is_used_up_ends_its_thread():
+    list(stream(small(steps=3)))
+    assert_no_thread_is_left()

@@ -1,0 +1,112 @@
+import pytest
+import torch
+
+from mechicl.models import HookedTransformer, TransformerConfig
+from mechicl.training import Curriculum, Ramp, train
+from mechicl.training.ensemble import Ensemble
+from mechicl.training.loop import clip_each_seed
+from tests.training.runs import EXACT, MODEL, assert_close, small, weights
+
+SEEDS = (0, 5, 11)
+SOFTMAX = TransformerConfig(
+    x_dim=3, n_context=4, prompt_format="interleaved", n_layers=2, n_heads=2, d_model=8, d_mlp=12, attention="softmax",
+    normalization_type="LN", sink="learned", initializer_range=0.3, dtype="float64",
+)  # fmt: skip
+
+
+def assert_each_seed_equals_the_run_alone(config, folder):
+    together = train(config, folder / "together", progress=False)
+    for i, seed in enumerate(config.seeds):
+        alone = train(config.replace(seeds=(seed,)), folder / f"alone-{seed}", progress=False)
+        assert_close(weights(together, i), weights(alone), atol=1e-10)
+        assert together.record["stopped_at"][i] == alone.record["stopped_at"][0]
+        curve = torch.tensor(together.record["curve"]["eval_loss"])[:, i]
+        own = torch.tensor(alone.record["curve"]["eval_loss"])[:, 0]
+        torch.testing.assert_close(curve[: len(own)], own)
+        assert (curve[len(own) :] - own[-1]).abs().max().item() < 1e-6 if len(own) < len(curve) else True
+    return together
+
+
+@pytest.mark.parametrize("model", [MODEL, MODEL.replace(recurrent=True, n_layers=2), SOFTMAX])
+def test_outputs_are_those_of_each_model_on_its_own_tokens(model):
+    models = [HookedTransformer(model, seed=seed) for seed in SEEDS]
+    tokens = torch.randn(3, 6, model.n_ctx, model.d_token, dtype=model.torch_dtype)
+    outputs = Ensemble(models)(tokens, "query")
+    for i, one in enumerate(models):
+        torch.testing.assert_close(outputs[i], one(tokens[i], rows="query"))
+
+
+def test_seeds_differ_and_leave_no_trace_in_the_models_they_came_from():
+    models = [HookedTransformer(MODEL, seed=seed) for seed in SEEDS]
+    before = [model.W_Q.clone() for model in models]
+    ensemble = Ensemble(models)
+    with torch.no_grad():
+        for stacked in ensemble.stacked:
+            assert not torch.equal(stacked[0], stacked[1])
+            stacked.zero_()
+    assert all(torch.equal(model.W_Q, old) for model, old in zip(models, before, strict=True))
+    assert ensemble.n_seeds == 3
+
+
+def test_three_seeds_equal_three_runs_alone_in_single_precision(tmp_path):
+    config = small(seeds=SEEDS, steps=20)
+    together = train(config, tmp_path / "together", progress=False)
+    for i, seed in enumerate(SEEDS):
+        alone = train(config.replace(seeds=(seed,)), tmp_path / str(seed), progress=False)
+        assert_close(weights(together, i), weights(alone), atol=2e-5)
+
+
+@pytest.mark.parametrize("model", [EXACT, EXACT.replace(n_layers=3, recurrent=True), SOFTMAX])
+def test_three_seeds_equal_three_runs_alone_while_gradients_are_clipped(tmp_path, model):
+    config = small(model=model, seeds=SEEDS, gradient_clip=0.05)
+    together = assert_each_seed_equals_the_run_alone(config, tmp_path)
+    free = train(config.replace(gradient_clip=None), tmp_path / "free", progress=False)
+    for i in range(3):  # the bound was reached, or this test shows nothing
+        assert (weights(free, i)["blocks.0.attn.W_V"] - weights(together, i)["blocks.0.attn.W_V"]).abs().max() > 1e-6
+
+
+def test_three_seeds_equal_three_runs_alone_through_a_curriculum(tmp_path):
+    curriculum = Curriculum(dims=Ramp(1, 3, 1, 3), points=Ramp(2, 5, 1, 3))
+    assert_each_seed_equals_the_run_alone(small(model=EXACT, seeds=SEEDS, curriculum=curriculum), tmp_path)
+
+
+def test_a_seed_that_reaches_its_target_stops_where_it_would_have_alone(tmp_path):
+    config = small(model=EXACT, seeds=SEEDS, steps=60, eval_every=2, n_snapshots=6)
+    curve = torch.tensor(train(config, tmp_path / "free", progress=False).record["curve"]["eval_loss"])
+    lowest = curve.min(dim=0).values
+    target = (lowest.sort().values[1:].mean()).item()  # two of the three get there
+    together = assert_each_seed_equals_the_run_alone(config.replace(target_loss=target), tmp_path)
+    stopped = together.record["stopped_at"]
+    assert sorted(step >= 0 for step in stopped) == [False, True, True]
+    assert len({step for step in stopped if step >= 0}) == 2
+    assert together.record["steps_done"] == 60
+
+
+def test_the_last_evaluation_is_that_of_the_models_which_are_returned(tmp_path):
+    free = train(small(seeds=SEEDS, steps=60, eval_every=2), tmp_path / "free", progress=False)
+    target = sorted(free.record["curve"]["eval_loss"][10])[1]
+    config = small(seeds=SEEDS, steps=60, eval_every=2, target_loss=target, n_snapshots=4)
+    result = train(config, tmp_path / "run", progress=False)
+    assert any(0 < step < result.record["steps_done"] for step in result.record["stopped_at"])
+    prompts = config.eval_task.sample(config.eval_prompts, seed=config.eval_seed)
+    with torch.no_grad():
+        own = [(model.predict(prompts) - prompts.query.ys).square().mean().item() for model in result.models]
+    assert result.record["curve"]["eval_loss"][-1] == pytest.approx(own, rel=1e-5)
+
+
+def test_the_gradient_of_each_seed_is_clipped_by_its_own_norm_as_torch_does_it():
+    generator = torch.Generator().manual_seed(0)
+    gradients = [torch.randn(4, 3, 2, generator=generator), torch.randn(4, 5, generator=generator), torch.randn(4)]
+    gradients = [g * torch.tensor([0.01, 1.0, 100.0, 0.0]).view(4, *[1] * (g.ndim - 1)) for g in gradients]
+    expected = []
+    for seed in range(4):
+        parameters = [torch.nn.Parameter(torch.zeros_like(g[seed])) for g in gradients]
+        for parameter, g in zip(parameters, gradients, strict=True):
+            parameter.grad = g[seed].clone()
+        torch.nn.utils.clip_grad_norm_(parameters, 0.7)
+        expected.append([parameter.grad for parameter in parameters])
+    clip_each_seed(gradients, 0.7)
+    for seed in range(4):
+        for g, wanted in zip(gradients, expected[seed], strict=True):
+            assert wanted is not None
+            torch.testing.assert_close(g[seed], wanted)

@@ -1,0 +1,25 @@
+import json
+
+import pytest
+
+from mechicl.training import PRESETS, TrainingConfig
+from mechicl.training.presets import SUMMARIES
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_survives_json_and_ends_with_a_snapshot(name):
+    preset = PRESETS[name]
+    assert TrainingConfig.from_dict(json.loads(json.dumps(preset.to_dict()))) == preset
+    assert preset.snapshot_steps[-1:] in ((), (preset.steps,))
+
+
+def test_every_preset_has_a_line_in_the_help():
+    assert list(SUMMARIES) == list(PRESETS)
+    assert all("\n" not in line and line for line in SUMMARIES.values())
+
+
+def test_lsa_1l_is_the_published_one_layer_setting():
+    preset = PRESETS["lsa-1l"]
+    assert (preset.task.x_dim, preset.task.n_context, preset.model.n_layers) == (10, 10, 1)
+    assert (preset.batch_size, preset.learning_rate, preset.gradient_clip) == (2048, 1e-3, 10.0)
+    assert len(preset.seeds) == 5
