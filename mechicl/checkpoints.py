@@ -185,16 +185,16 @@ def models_from_stack(cfg: TransformerConfig, stacked: dict[str, Tensor]) -> lis
     if set(stacked) != set(expected):
         missing, extra = sorted(set(expected) - set(stacked)), sorted(set(stacked) - set(expected))
         raise ValueError(f"the weights do not fit the config: missing {missing}, not expected {extra}")
-    n_models = {tensor.shape[0] if tensor.ndim else 0 for tensor in stacked.values()}
     for name, tensor in stacked.items():
-        if tensor.shape[1:] != expected[name].shape or len(n_models) != 1:
+        if tensor.ndim == 0 or tensor.shape[1:] != expected[name].shape:
             raise ValueError(
                 f"{name} must be [seed, {', '.join(map(str, expected[name].shape))}], got {list(tensor.shape)}"
             )
         if tensor.dtype != expected[name].dtype:
             raise ValueError(f"{name} must be {expected[name].dtype} as the config says, got {tensor.dtype}")
-    if n_models == {0}:
-        raise ValueError("the weights hold no model: their leading axis, the seeds, is empty")
+    n_models = {tensor.shape[0] for tensor in stacked.values()}
+    if len(n_models) != 1 or n_models == {0}:
+        raise ValueError(f"the weights need one leading axis for all, the seeds; theirs have sizes {sorted(n_models)}")
     models = []
     for i in range(n_models.pop()):
         model = HookedTransformer(cfg)

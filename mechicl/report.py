@@ -19,6 +19,35 @@ from mechicl.learners import Interval, interval
 from mechicl.tasks import LinearRegression, task_from_dict
 from mechicl.viz.page import frame, page, plot, section, table
 
+_WORDS = {
+    "table": """
+        Losses are mean squared errors of the query's prediction; the paper plots half of that. Intervals are 95%, over
+        the held-out prompts or over the training seeds.""",
+    "learning": """
+        Each seed's loss on held-out prompts, beside one step of gradient descent with the tuned step size.""",
+    "alignment": """
+        How close predictions and sensitivities (d prediction / d query, exact) come to those of gradient descent. Means
+        over seeds with 95% intervals, at the saved snapshots.""",
+    "weights": """
+        The two products that linear attention depends on, for the first seed, with the free scale between them fixed,
+        beside the construction of Proposition 1. Only the rows of W_KQ that read x and the columns of W_PV that write y
+        can act on the prediction; the rest keeps its small random initial values.""",
+    "interpolation": """
+        Loss along the straight line from the trained weight products to the construction's. After the rescaling of
+        appendix A.3, which divides by β, the mean diagonal of W_KQ, the line is flat. Without it the middle can be far
+        worse than either end: β is not 1, and the initial weights decide its sign.""",
+    "shifts": """
+        Inputs or weights scaled by α, and the same on inputs from distributions that training never showed (Gaussian,
+        exponential or Laplace, one at random for each prompt). All learners see the same prompts.""",
+    "roll-out": """
+        The one trained layer applied again and again, every update scaled by λ, beside gradient descent with the same
+        damping. Entries that training never reached are set to zero for the dashed lines; left at their initial values,
+        as in the dotted lines, they feed the prediction back into the scores, and some prompts diverge.""",
+    "attention": """
+        Linear attention of the trained layer (first seed): scores, not probabilities; negative ones are red (with a
+        negative β, a token's score with itself is negative). Every token attends to the context, none to the query.""",
+}
+
 
 @dataclass(frozen=True)
 class Row:
@@ -73,9 +102,7 @@ def _task(checkpoint: Checkpoint) -> LinearRegression:
     try:
         task = task_from_dict(checkpoint.record["training"]["task"])
     except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"{checkpoint.name}: its record does not say what it was trained on: {error!r}"
-        ) from error
+        raise CheckpointError(f"{checkpoint.name}: no usable task in its record: {error!r}") from error
     if not isinstance(task, LinearRegression) or (cfg.n_layers, cfg.n_heads, cfg.attention) != (1, 1, "linear"):
         raise CheckpointError(
             f"there is a report for linear attention with one layer and one head on linear regression; "
@@ -90,15 +117,12 @@ def table_rows(study: OneLayerStudy, task: LinearRegression) -> list[Row]:
     standard = task == LinearRegression()
     half = published["000_one_step"]["half_mse_gd_and_trained"] if standard else None
     eta = interval(torch.stack([fit.step_size[0, 0] for fit in study.fits]) * task.n_context)
-    scales = study.shifts["input scale"].scales
-    in_range = (scales >= 0.5) & (scales <= 2)
-    worst = (study.shift_ratio("input scale")[in_range] - 1).abs().amax(0)
     cosine = "near 1 (Fig. 2)" if standard else None
     rows = [
         Row("half-MSE, tuned gradient descent", half, interval(study.gd_squared_errors / 2), "prompts"),
         Row("half-MSE, trained, mean of the seeds", half, interval(study.squared_errors.mean(0) / 2), "prompts"),
-        Row("loss, trained over tuned gradient descent", "1 (Fig. 2)" if standard else None, study.loss_ratio(), "seeds",
-            "on the same prompts"),
+        Row("loss, trained over tuned gradient descent", "1 (Fig. 2)" if standard else None, study.loss_ratio(),
+            "seeds", "on the same prompts"),
         Row("sensitivity cosine, trained against gradient descent", cosine, study.sensitivity_cosine(), "seeds"),
         Row("prediction distance, trained against gradient descent", None,
             interval(torch.stack([a.prediction_distance.mean() for a in study.alignments])), "seeds"),
@@ -109,7 +133,8 @@ def table_rows(study: OneLayerStudy, task: LinearRegression) -> list[Row]:
         Row("excess loss at the middle of the rescaled path", "none (Fig. 2)" if standard else None,
             study.midpoint_excess(), "seeds", "relative to the ends"),
         Row("the same without rescaling", None, study.midpoint_excess(rescaled=False), "seeds"),
-        Row("largest |trained / gradient descent - 1| for input scales 0.5 to 2", None, interval(worst), "seeds"),
+        Row("largest |trained / gradient descent - 1| for input scales 0.5 to 2", None,
+            interval(study.worst_shift("input scale")), "seeds"),
     ]  # fmt: skip
     exact = exact_optimum(task)
     if exact is not None:
@@ -218,93 +243,78 @@ def _html(checkpoint: Checkpoint, task: LinearRegression, study: OneLayerStudy, 
         (r.quantity, "—" if r.published is None else r.published, r.measured, f"95%, {r.measured.n} {r.over}", r.note)
         for r in rows
     ]
+    words = {title: " ".join(paragraph.split()) for title, paragraph in _WORDS.items()}
     sections = [
         section(
             "Published and measured",
-            "Losses are mean squared errors of the query's prediction; the paper plots half of that. Intervals are 95%, "
-            "over the held-out prompts or over the training seeds.",
+            words["table"],
             table(("quantity", "published", "measured", "interval", "note"), lines),
         ),
         section(
             "Learning",
-            "Each seed's loss on held-out prompts, beside one step of gradient descent with the tuned step size.",
+            words["learning"],
             plot(viz.learning_curves(record["curve"], list(study.seeds), float(study.gd_squared_errors.mean()))),
         ),
     ]
     if study.over_training is not None:
-        sections.append(
-            section(
-                "Alignment over training",
-                "How close predictions and sensitivities (d prediction / d query, exact) come to those of gradient "
-                "descent. Means over seeds with 95% intervals, at the saved snapshots.",
-                plot(viz.alignment_over_training(study.over_training)),
-            )
-        )
+        figure = plot(viz.alignment_over_training(study.over_training))
+        sections.append(section("Alignment over training", words["alignment"], figure))
+    betas = ", ".join(f"{fit.beta[0, 0].item():.3f}" for fit in study.fits)
+    attention = viz.prompt_attention(checkpoint.models[0], task.sample(1, seed=study.prompt_seed))
     sections += [
         section(
             "Weights",
-            "The two products that linear attention depends on, for the first seed, with the free scale between them fixed, "
-            "beside the construction of Proposition 1. Only the rows of W_KQ that read x and the last column of W_PV can "
-            "act on the prediction; the rest keeps its small random initial values.",
+            words["weights"],
             plot(viz.weight_products_figure(study.fits[0].products, weight_products(construction), names)),
         ),
         section(
             "Interpolation",
-            "Loss along the straight line from the trained weight products to the construction's. After the rescaling of "
-            "appendix A.3 the line is flat; without it, the middle is far worse than either end, since β is "
-            + ", ".join(f"{fit.beta[0, 0].item():.3f}" for fit in study.fits)
-            + " for the seeds (the initial weights decide its sign).",
+            f"{words['interpolation']} β of the seeds: {betas}.",
             plot(viz.interpolation_paths(study.paths, study.raw_paths)),
         ),
-        section(
-            "Out of distribution",
-            "Inputs or weights scaled by α, and the same on inputs from distributions that training never showed "
-            "(Gaussian, exponential or Laplace, one at random for each prompt). All learners see the same prompts.",
-            plot(viz.shifted_losses(study.shifts)),
-        ),
-        section(
-            "Roll-out",
-            "The one trained layer applied again and again, every update scaled by λ, beside gradient descent with the same "
-            "damping. Entries that training never reached are set to zero for the dashed lines; left at their initial values, "
-            "as in the dotted lines, they feed the prediction back into the scores, and some prompts diverge.",
-            plot(viz.roll_outs(study.roll_outs)),
-        ),
-        section(
-            "Attention of one prompt",
-            "Linear attention of the trained layer (first seed): scores, not probabilities; negative ones are red. Every "
-            "token attends to the context, none to the query.",
-            frame(viz.prompt_attention(checkpoint.models[0], task.sample(1, seed=study.prompt_seed)), 720),
-        ),
+        section("Out of distribution", words["shifts"], plot(viz.shifted_losses(study.shifts))),
+        section("Roll-out", words["roll-out"], plot(viz.roll_outs(study.roll_outs))),
+        section("Attention of one prompt", words["attention"], frame(attention, 760, 860)),
         section("Errata of the paper that touch this page", "", _errata(task, study)),
         section("How it was made", "", _provenance(checkpoint, study)),
     ]
     lead = (
-        f"{len(study.seeds)} seeds of one linear self-attention layer on {task.n_context} points in {task.x_dim} dimensions, "
-        f"compared with one step of gradient descent on {study.n_prompts:,} held-out prompts (von Oswald et al. 2023)."
+        f"{len(study.seeds)} seeds of one linear self-attention layer on {task.n_context} points in {task.x_dim} "
+        f"dimensions, compared with one step of gradient descent on {study.n_prompts:,} held-out prompts "
+        f"(von Oswald et al. 2023)."
     )
     return page(f"mechicl report: {checkpoint.name}", lead, sections)
 
 
 def _errata(task: LinearRegression, study: OneLayerStudy) -> str:
+    mse = study.gd_squared_errors.mean()
+    exact = exact_optimum(task)
     entries = [
         (
-            "Section 3, inputs",
-            "The paper prints x ~ U(-1, 1); its figures are those of U(-1/2, 1/2), this package's default. On U(-1, 1) "
-            "all losses and eigenvalues would be four times larger.",
+            "von Oswald et al., section 3",
+            "η multiplies the mean gradient. The step size a of this package multiplies the sum: η = a n. "
+            f"Tuned here: a = {study.step_size:.4f}, η = {study.step_size * task.n_context:.4f}.",
         ),
         (
-            "Fig. 2, loss",
-            "The plotted loss 0.2 is half the mean squared error, though eq. 5 has no factor 1/2. "
-            f"Measured for tuned gradient descent here: MSE {study.gd_squared_errors.mean():.4f}, "
-            f"half of it {study.gd_squared_errors.mean() / 2:.4f}."
-            + (f" Exact for the best step: {exact / 2:.5f}." if (exact := exact_optimum(task)) else ""),
-        ),
-        (
-            "Step size",
-            "η in the paper multiplies the mean gradient. The step size a of this package multiplies the sum: "
-            f"η = a n. Tuned here: a = {study.step_size:.4f}, η = {study.step_size * task.n_context:.4f}.",
+            "Nertinger, section 2",
+            "Preconditioned gradient descent is printed with a plus sign before the gradient; the sign is minus.",
         ),
     ]
+    if task.inputs == "uniform":
+        entries = [
+            (
+                "von Oswald et al., section 3, inputs",
+                "The paper prints x ~ U(-1, 1); its figures are those of U(-1/2, 1/2), this package's default. On "
+                "U(-1, 1) all losses and eigenvalues would be four times larger.",
+            ),
+            (
+                "von Oswald et al., Fig. 2, loss",
+                "The plotted loss 0.2 is half the mean squared error, though eq. 5 has no factor 1/2. Measured for "
+                f"tuned gradient descent here: MSE {mse:.4f}, half of it {mse / 2:.4f}."
+                + (f" Exact for the best step: {exact / 2:.5f}." if exact is not None else ""),
+            ),
+            *entries,
+        ]
     return table(("where", "what"), entries)
 
 

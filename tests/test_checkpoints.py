@@ -281,7 +281,7 @@ def test_a_config_that_makes_no_model_is_refused_even_with_its_digest(folder, ch
     edit(folder / "config.json", lambda config: config.update(change))
     refused(folder, r"config\.json")
     sign(folder)
-    refused(folder, rf"config\.json: .*{message}")
+    refused(folder, rf"config\.json: .*({message}|wrong type)")
 
 
 @pytest.mark.parametrize(
@@ -302,14 +302,20 @@ W_Q = "blocks.0.attn.W_Q"
         (lambda w: w.update({W_Q: torch.zeros(2, 1, 4, 5)}), r"W_Q must be \[seed, 1, 4, 4\], got \[2, 1, 4, 5\]"),
         (lambda w: w.update({W_Q: torch.zeros(1, 4, 4)}), r"W_Q must be \[seed, 1, 4, 4\]"),
         (lambda w: w.update({W_Q: torch.tensor(0.0)}), r"W_Q must be \[seed, 1, 4, 4\], got \[\]"),
-        (lambda w: w.update({W_Q: torch.zeros(3, 1, 4, 4)}), r"must be \[seed, "),
+        (lambda w: w.update({W_Q: torch.zeros(3, 1, 4, 4)}), r"the seeds; theirs have sizes \[2, 3\]"),
         (lambda w: w.update({W_Q: torch.zeros(2, 1, 4, 4, dtype=torch.int32)}), r"W_Q must be torch\.float32"),
         (lambda w: w.update({W_Q: w[W_Q].double()}), r"W_Q must be torch\.float32.*got torch\.float64"),
         (lambda w: w.pop(W_Q), r"missing \['blocks\.0\.attn\.W_Q'\]"),
         (lambda w: w.update(extra=torch.zeros(2)), r"not expected \['extra'\]"),
         (lambda w: w.clear(), "missing"),
-        (lambda w: w.update({name: tensor[:0].clone() for name, tensor in w.items()}), "hold no model"),
-        (lambda w: w.update({name: tensor[:1].clone() for name, tensor in w.items()}), r"1 models for the seeds \[5, 9\]"),
+        (
+            lambda w: w.update({name: tensor[:0].clone() for name, tensor in w.items()}),
+            r"the seeds; theirs have sizes \[0\]",
+        ),
+        (
+            lambda w: w.update({name: tensor[:1].clone() for name, tensor in w.items()}),
+            r"1 models for the seeds \[5, 9\]",
+        ),
     ],
     ids=["shape", "no seed axis", "scalar", "seeds", "integers", "float64", "missing", "extra", "empty", "none", "one"],
 )

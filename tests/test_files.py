@@ -3,6 +3,7 @@ import math
 import os
 import pickle
 import struct
+from pathlib import Path
 
 import pytest
 import torch
@@ -55,7 +56,7 @@ def test_the_new_contents_are_whole_and_on_disk_before_they_take_the_place_of_th
     replace, fsync = os.replace, os.fsync
 
     def watched(source, target):
-        events.append((open(source, "rb").read(), path.read_bytes()))
+        events.append((Path(source).read_bytes(), path.read_bytes()))
         replace(source, target)
 
     def synced(descriptor):
@@ -166,8 +167,8 @@ def test_tensors_come_back_with_their_values_types_and_metadata(tmp_path):
 
 def test_without_metadata_there_is_none(tmp_path):
     path = tmp_path / "data.safetensors"
-    write_tensors(path, {})
-    assert read_tensors(path) == ({}, {})
+    write_tensors(path, {"a": torch.ones(1)})
+    assert read_tensors(path)[1] == {}
 
 
 def test_a_file_cut_short_anywhere_is_refused(tmp_path):
@@ -187,10 +188,13 @@ def test_a_damaged_header_is_an_error_of_one_kind_or_none(tmp_path_factory, posi
     data = bytearray(encode_tensors({"a": torch.ones(3, 4), "b": torch.ones(2)}))
     data[position] = byte
     path.write_bytes(data)
+    message = ""
     try:
         tensors, _ = read_tensors(path)
     except ValueError as error:
-        assert "damaged.safetensors is not a readable safetensors file" in str(error)
+        message = str(error)
+    if message:
+        assert "damaged.safetensors is not a readable safetensors file" in message
     else:
         assert sum(t.numel() * t.element_size() for t in tensors.values()) == 56
 

@@ -126,6 +126,11 @@ class OneLayerStudy:
         by_learner = dict(zip(losses.learners, losses.mean(), strict=True))
         return torch.stack([by_learner[f"trained {seed}"] / by_learner["gradient descent"] for seed in self.seeds], -1)
 
+    def worst_shift(self, name: str, low: float = 0.5, high: float = 2.0) -> Float[Tensor, "seed"]:
+        """Largest relative difference between the trained and gradient descent's loss over a range of scales."""
+        scales = self.shifts[name].scales
+        return (self.shift_ratio(name)[(scales >= low) & (scales <= high)] - 1).abs().amax(0)
+
 
 def study_one_layer(
     checkpoint: Checkpoint,

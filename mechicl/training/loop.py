@@ -57,7 +57,7 @@ def train(
     """Train the models of a config, resuming from the folder's last save if there is one.
 
     A run killed at any moment and called again gives the same weights, bit for bit, as one that was not. Runs on the
-    CPU, a GPU, or several processes started by `accelerate launch`; only the main process writes files.
+    CPU, a GPU, or several processes started by `accelerate launch` or `torchrun`; only the main process writes files.
 
     Args:
         config: the run.
@@ -349,9 +349,9 @@ class _Run:
         }
 
 
-def clip_each_seed(gradients: list[Float[Tensor, "seed *shape"]], bound: float) -> None:
+def clip_each_seed(gradients: list[Float[Tensor, "seed ..."]], bound: float) -> None:
     """Scale each seed's gradient, in place, to a global norm of at most `bound`."""
-    squared = torch.stack([g.flatten(1).square().sum(1) for g in gradients]).sum(0)
+    squared = torch.stack([g.reshape(len(g), -1).square().sum(1) for g in gradients]).sum(0)
     factor = (bound / (squared.sqrt() + 1e-6)).clamp(max=1.0)
     for g in gradients:
         g.mul_(factor.view(-1, *[1] * (g.ndim - 1)))

@@ -38,9 +38,11 @@ def plot(figure: go.Figure) -> str:
     return figure.to_html(full_html=False, include_plotlyjs=False, config={"displaylogo": False, "responsive": True})
 
 
-def frame(body: str, height: int) -> str:
+def frame(body: str, width: int, height: int) -> str:
     """A document of its own inside the page, so that its styles and sizes stay there."""
-    return f'<iframe srcdoc="{text(body)}" style="width:100%;height:{height}px;border:0" title="interactive"></iframe>'
+    document = text(f'<!doctype html><html><head><meta charset="utf-8"></head><body>{body}</body></html>')
+    style = f"width:{width}px;max-width:100%;height:{height}px;border:0"
+    return f'<iframe srcdoc="{document}" style="{style}" title="interactive figure"></iframe>'
 
 
 def section(title: str, words: str, *parts: str) -> tuple[str, str]:
@@ -57,7 +59,7 @@ def page(title: str, lead: str, sections: Sequence[tuple[str, str]]) -> str:
         sections: titles, and bodies that are HTML already.
     """
     anchors = [f"s{i}" for i in range(len(sections))]
-    links = "".join(f'<a href="#{a}">{text(name)}</a>' for a, (name, _) in zip(anchors, sections, strict=True))
+    links = " ".join(f'<a href="#{a}">{text(name)}</a>' for a, (name, _) in zip(anchors, sections, strict=True))
     bodies = "".join(
         f'<section id="{a}"><h2>{text(name)}</h2>{body}</section>'
         for a, (name, body) in zip(anchors, sections, strict=True)

@@ -37,7 +37,7 @@ def descend(steps: int, step_size: float, start: np.ndarray | None = None) -> Pr
 
 
 def transform(step_sizes: list[float], gammas: list[float]) -> Predict:
-    """GD++ as appendix A.10 has it: every step rewrites the tokens; the query's y-entry ends as minus the prediction."""
+    """GD++ as appendix A.10 has it: every step rewrites the tokens; minus the query's y is the prediction."""
 
     def predict(xs, ys, query):
         xs, ys, query = xs.copy(), ys.copy(), query.copy()

@@ -191,16 +191,22 @@ def test_the_gradient_with_respect_to_the_query_is_the_learned_weights(points, n
         np.testing.assert_allclose(gradient[i].numpy(), weights, atol=1e-12)
 
 
+def counted_chunks(monkeypatch):
+    """A list that fills with the number of prompts in each chunk."""
+    sizes, make = [], spectra.PrefixSpectra.of
+
+    def counted(xs, ys, points):
+        sizes.append(len(xs))
+        return make(xs, ys, points)
+
+    monkeypatch.setattr(spectra.PrefixSpectra, "of", staticmethod(counted))
+    return sizes
+
+
 def test_a_large_input_is_worked_on_in_chunks_with_equal_results(monkeypatch):
     prompts = make_prompts(n_prompts=11, y_dim=2)
     whole = [t.predictions for t in both(prompts, [1, 2, 3])]
-    sizes, make = [], spectra.PrefixSpectra.of.__func__
-
-    def counted(cls, xs, ys, points):
-        sizes.append(len(xs))
-        return make(cls, xs, ys, points)
-
-    monkeypatch.setattr(spectra.PrefixSpectra, "of", classmethod(counted))
+    sizes = counted_chunks(monkeypatch)
     monkeypatch.setattr(spectra, "CHUNK_ELEMENTS", 8 * 4 * 4 * 3)
     for expected, chunked in zip(whole, both(prompts, [1, 2, 3]), strict=True):
         torch.testing.assert_close(chunked.predictions, expected, rtol=1e-13, atol=1e-13)
@@ -212,10 +218,7 @@ def test_a_large_input_is_worked_on_in_chunks_with_equal_results(monkeypatch):
 
 
 def test_many_steps_count_towards_the_size_of_a_chunk(monkeypatch):
-    prompts, sizes, make = make_prompts(n_prompts=4), [], spectra.PrefixSpectra.of.__func__
-    monkeypatch.setattr(
-        spectra.PrefixSpectra, "of", classmethod(lambda cls, *args: sizes.append(len(args[0])) or make(cls, *args))
-    )
+    prompts, sizes = make_prompts(n_prompts=4), counted_chunks(monkeypatch)
     monkeypatch.setattr(spectra, "CHUNK_ELEMENTS", 8 * 4 * 50)
     algorithms.gradient_descent(prompts, range(100), step_size=0.1)
     assert sizes == [1] * 4

@@ -11,7 +11,7 @@ from mechicl.constructions import Head, Stream, assemble
 from mechicl.learners import Learner
 from mechicl.prompts import Prompts
 
-quick = settings(max_examples=30)
+quick = settings(max_examples=15)
 step_sizes = st.floats(-0.02, 0.08)
 
 
@@ -135,7 +135,6 @@ def test_each_layer_of_gd_plus_plus_may_have_parameters_of_its_own(case):
     model = constructions.gd_plus_plus(**sizes(prompts), step_size=a, gamma=gamma, steps=steps)
     expected = algorithms.gd_plus_plus(prompts, steps, step_size=a, gamma=gamma)
     assert_same(model.predict(prompts), expected.query()[0])
-    assert_same(model.predict_prefixes(prompts), expected.predictions[0])
     assert not model.cfg.recurrent
 
 

@@ -23,7 +23,7 @@ def test_reading_picks_a_named_part_and_writing_puts_it_back_in_its_place():
     values = torch.arange(6.0, dtype=torch.float64)
     parts = {name: values @ stream.read(name) for name in ("x", "y", "memory")}
     assert [part.tolist() for part in parts.values()] == [[0, 1, 2], [3], [4, 5]]
-    assert torch.equal(sum(parts[name] @ stream.write(name) for name in parts), values)
+    assert torch.equal(torch.stack([parts[name] @ stream.write(name) for name in parts]).sum(0), values)
 
 
 def test_parts_do_not_overlap():
@@ -111,7 +111,13 @@ def test_other_choices_of_the_config_are_passed_on():
 def test_a_norm_and_a_sink_that_the_config_adds_keep_their_initial_weights():
     stream = Stream(x=2, y=1)
     model = assemble(
-        stream, [[head(stream)]], n_context=5, normalization_type="LN", attention="softmax", sink="learned", sink_score=3
+        stream,
+        [[head(stream)]],
+        n_context=5,
+        normalization_type="LN",
+        attention="softmax",
+        sink="learned",
+        sink_score=3,
     )
     prompts = some_prompts()
     tokens = model.encode(prompts)

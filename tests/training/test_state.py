@@ -1,0 +1,324 @@
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save
+
+from mechicl.files import read_tensors
+from mechicl.training import TrainingConfig, train
+from mechicl.training.state import METRICS_FILE, STATE_FILE, Metrics, RunState, adam_moments, restore_adam
+from tests.training.runs import assert_same_bits, small, weights
+
+# Runs in a process of its own, which imports once and forks each run, so that kills come at its first and last step.
+KILLER = """
+import json, os, random, signal, sys, time
+from pathlib import Path
+
+config, folder, kills = json.loads(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
+import torch
+import mechicl.files
+from mechicl.training import TrainingConfig, train
+
+torch.set_num_threads(1)
+config = TrainingConfig.from_dict(config)
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_at_call(function, number, when):
+    count = 0
+
+    def wrapper(*args):
+        nonlocal count
+        count += 1
+        if count == number and when == "before":
+            die()
+        result = function(*args)
+        if count == number and when == "after":
+            die()
+        return result
+
+    return wrapper
+
+
+def child(kill):
+    if isinstance(kill, list):  # in the middle of writing a file
+        name, number, when = kill
+        setattr(mechicl.files.os, name, die_at_call(getattr(os, name), number, when))
+    train(config, folder, progress=False, on_save=lambda step: time.sleep(0.005))
+
+
+outcomes = []
+for kill in kills:
+    process = os.fork()
+    if process == 0:
+        code = 1
+        try:
+            child(kill)
+            code = 0
+        finally:
+            os._exit(code)
+    if isinstance(kill, float):
+        time.sleep(kill)
+        os.kill(process, signal.SIGKILL)
+    status = os.waitpid(process, 0)[1]
+    outcomes.append(os.waitstatus_to_exitcode(status))
+print(json.dumps(outcomes))
+"""
+
+
+def run_and_kill(config: TrainingConfig, folder: Path, kills: list) -> list[int]:
+    """Exit codes of the runs, -9 for a killed one. A number kills after so many seconds, a triple at a call."""
+    arguments = [json.dumps(config.to_dict()), str(folder), json.dumps(kills)]
+    done = subprocess.run([sys.executable, "-c", KILLER, *arguments], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def assert_same_runs(a: Path, b: Path) -> None:
+    """Every tensor of the last save, every line of the metrics (but the speed), every snapshot."""
+    assert_same_bits(read_tensors(a / STATE_FILE)[0], read_tensors(b / STATE_FILE)[0])
+    lines = [[{**line, "steps_per_second": 0} for line in Metrics.read(folder)] for folder in (a, b)]
+    assert lines[0] == lines[1]
+    snapshots = [sorted(path.name for path in folder.glob("snapshots/*")) for folder in (a, b)]
+    assert snapshots[0] == snapshots[1]
+    for name in snapshots[0]:
+        assert_same_bits(read_tensors(a / "snapshots" / name)[0], read_tensors(b / "snapshots" / name)[0])
+
+
+def test_a_run_killed_again_and_again_ends_bit_for_bit_like_one_that_was_not(tmp_path):
+    config = small(
+        seeds=(0, 3), steps=160, save_every=2, log_every=1, eval_every=3, n_snapshots=9, schedule="cosine",
+        gradient_clip=0.1,
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(0)
+    moments = [0.05 + 0.35 * torch.rand(1, generator=generator).item() for _ in range(5)]
+    in_a_write = [["fsync", 1, "before"], ["replace", 4, "before"], ["replace", 7, "after"], ["fsync", 12, "after"]]
+    kills = [in_a_write[0], moments[0], in_a_write[1], moments[1], moments[2], in_a_write[2], moments[3], in_a_write[3],
+             moments[4]]  # fmt: skip
+    codes = run_and_kill(config, tmp_path / "killed", [*kills, None])
+    assert codes[-1] == 0
+    assert codes.count(-signal.SIGKILL) >= len(kills) - 1, codes  # a quick machine may finish before the last one
+    assert run_and_kill(config, tmp_path / "whole", [None]) == [0]
+    assert_same_runs(tmp_path / "killed", tmp_path / "whole")
+    steps = [line["step"] for line in Metrics.read(tmp_path / "killed")]
+    assert steps == list(range(161))
+    assert not [path for path in (tmp_path / "killed").rglob("*") if path.name.endswith(".tmp")]
+
+
+def interrupted(config, folder, step):
+    """A run whose process ends right after the save at `step`."""
+
+    class Killed(Exception):
+        pass
+
+    def stop(saved):
+        if saved == step:
+            raise Killed
+
+    with pytest.raises(Killed):
+        train(config, folder, progress=False, on_save=stop)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"seeds": (0, 1, 2)},
+        {"schedule": "cosine", "warmup_steps": 7, "gradient_clip": None},
+        {"mixed_precision": "bf16"},
+    ],
+)
+def test_a_resumed_run_ends_bit_for_bit_like_an_uninterrupted_one(tmp_path, changes):
+    config = small(**changes)
+    whole = train(config, tmp_path / "whole", progress=False)
+    interrupted(config, tmp_path / "parts", 5)
+    resumed = train(config, tmp_path / "parts", progress=False)
+    for i in range(len(config.seeds)):
+        assert_same_bits(weights(resumed, i), weights(whole, i))
+    assert_same_runs(tmp_path / "whole", tmp_path / "parts")
+    assert resumed.record["curve"] == whole.record["curve"]
+
+
+def test_a_run_resumed_after_a_seed_reached_its_target_keeps_that_seeds_weights(tmp_path):
+    free = train(small(seeds=(0, 5, 11), steps=40, eval_every=2), tmp_path / "free", progress=False)
+    target = min(free.record["curve"]["eval_loss"][5])  # one seed stops at step 10 or before
+    config = small(seeds=(0, 5, 11), steps=40, eval_every=2, target_loss=target)
+    whole = train(config, tmp_path / "whole", progress=False)
+    first = min(step for step in whole.record["stopped_at"] if step >= 0)
+    assert first < 20 < whole.record["steps_done"]
+    interrupted(config, tmp_path / "parts", 20)
+    resumed = train(config, tmp_path / "parts", progress=False)
+    assert resumed.record["stopped_at"] == whole.record["stopped_at"]
+    for i in range(3):
+        assert_same_bits(weights(resumed, i), weights(whole, i))
+
+
+def test_a_finished_run_called_again_gives_its_result_without_another_step(tmp_path):
+    config = small(n_snapshots=4)
+    first = train(config, tmp_path, progress=False)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    saves = []
+    again = train(config, tmp_path, progress=False, on_save=saves.append)
+    assert saves == []
+    assert_same_bits(weights(again), weights(first))
+    assert again.record == first.record
+    assert again.snapshot_steps == first.snapshot_steps
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_snapshots_of_a_resumed_run_include_those_from_before(tmp_path):
+    config = small(n_snapshots=6)
+    whole = train(config, tmp_path / "whole", progress=False)
+    interrupted(config, tmp_path / "parts", 5)
+    resumed = train(config, tmp_path / "parts", progress=False)
+    assert resumed.snapshot_steps == whole.snapshot_steps == config.snapshot_steps
+    assert_same_bits(resumed.snapshots, whole.snapshots)
+
+
+def test_restart_forgets_the_earlier_run(tmp_path):
+    train(small(steps=20, n_snapshots=9), tmp_path / "run", progress=False)
+    other = small(learning_rate=0.02, n_snapshots=3)
+    restarted = train(other, tmp_path / "run", restart=True, progress=False)
+    fresh = train(other, tmp_path / "fresh", progress=False)
+    assert_same_bits(weights(restarted), weights(fresh))
+    assert_same_runs(tmp_path / "run", tmp_path / "fresh")
+
+
+def test_restart_removes_nothing_else_from_the_folder(tmp_path):
+    (tmp_path / "snapshots").mkdir()
+    for mine in ("notes.txt", "snapshots/mine.png"):
+        (tmp_path / mine).write_text("mine")
+    train(small(steps=1), tmp_path, restart=True, progress=False)
+    assert (tmp_path / "notes.txt").read_text() == (tmp_path / "snapshots/mine.png").read_text() == "mine"
+
+
+# ---- saves that do not fit ----
+
+
+@pytest.mark.parametrize(
+    ("change", "there", "now"),
+    [
+        ({"learning_rate": 0.5}, "0.01", "0.5"),
+        ({"steps": 13}, "12", "13"),
+        ({"seeds": (1,)}, r"\[0\]", r"\[1\]"),
+        ({"schedule": "cosine"}, "constant", "cosine"),
+    ],
+)
+def test_a_folder_of_a_run_with_another_config_is_refused_with_the_fields_that_differ(tmp_path, change, there, now):
+    train(small(), tmp_path, progress=False)
+    before = (tmp_path / STATE_FILE).read_bytes()
+    (name,) = change
+    with pytest.raises(ValueError, match=f"another config .{name}: {there} there, {now} now.; use another folder"):
+        train(small(**change), tmp_path, progress=False)
+    assert (tmp_path / STATE_FILE).read_bytes() == before
+
+
+def test_only_the_fields_that_differ_are_named(tmp_path):
+    train(small(), tmp_path, progress=False)
+    with pytest.raises(ValueError, match="model") as caught:
+        train(small(model=small().model.replace(n_layers=2), batch_size=8), tmp_path, progress=False)
+    assert "batch_size: 16 there, 8 now" in str(caught.value)
+    assert not any(f"{name}:" in str(caught.value) for name in ("steps", "task", "seeds", "learning_rate"))
+
+
+@pytest.mark.parametrize("part", [0, 5, 100, -1])
+def test_a_truncated_save_is_refused_by_name(tmp_path, part):
+    train(small(), tmp_path, progress=False)
+    path = tmp_path / STATE_FILE
+    path.write_bytes(path.read_bytes()[:part])
+    with pytest.raises(ValueError, match=rf"{STATE_FILE} is not a readable safetensors file"):
+        train(small(), tmp_path, progress=False)
+
+
+def test_a_pickle_in_place_of_a_save_is_refused_and_not_executed(tmp_path):
+    class Trap:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "trap"),)
+
+    (tmp_path / STATE_FILE).write_bytes(pickle.dumps(Trap()))
+    with pytest.raises(ValueError, match="pickle"):
+        train(small(), tmp_path, progress=False)
+    assert not (tmp_path / "trap").exists()
+
+
+def test_tensors_that_are_no_state_are_refused_by_what_they_lack(tmp_path):
+    (tmp_path / STATE_FILE).write_bytes(save({"weights/W": torch.zeros(2)}, metadata={"step": "3"}))
+    with pytest.raises(ValueError, match="no wall_time, config, generators, stopped_at"):
+        train(small(), tmp_path, progress=False)
+
+
+def test_a_save_from_another_kind_of_device_is_refused(tmp_path):
+    config = small()
+    train(config, tmp_path, progress=False)
+    state = RunState.load(tmp_path, config)
+    state.generators = torch.zeros(1, 16, dtype=torch.uint8)  # such as CUDA's
+    state.save(tmp_path, config)
+    with pytest.raises(ValueError, match="another kind of device than cpu"):
+        train(config, tmp_path, progress=False)
+
+
+def test_a_state_comes_back_from_its_file_as_it_was(tmp_path):
+    config = small(seeds=(1, 2))
+    state = RunState(
+        step=7, weights={"a.b": torch.randn(2, 3)}, moments={"exp_avg.a.b": torch.randn(2, 3)},
+        generators=torch.arange(6, dtype=torch.uint8).view(2, 3), stopped_at=torch.tensor([-1, 4]), wall_time=1.25,
+    )  # fmt: skip
+    state.save(tmp_path, config)
+    back = RunState.load(tmp_path, config)
+    assert (back.step, back.wall_time) == (7, 1.25)
+    assert_same_bits(back.weights, state.weights)
+    assert_same_bits(back.moments, state.moments)
+    assert torch.equal(back.generators, state.generators)
+    assert torch.equal(back.stopped_at, state.stopped_at)
+
+
+def test_adams_moments_restored_into_a_new_optimizer_take_the_same_next_step():
+    def optimizer(start):
+        parameters = [torch.nn.Parameter(p.clone()) for p in start]
+        return parameters, torch.optim.Adam(parameters, lr=0.1, fused=True)
+
+    def step(parameters, adam, factor):
+        for parameter in parameters:
+            parameter.grad = factor * parameter.detach().cos()
+        adam.step()
+
+    generator = torch.Generator().manual_seed(0)
+    first, adam = optimizer([torch.randn(3, generator=generator), torch.randn(2, 2, generator=generator)])
+    for factor in (1.0, -3.0, 0.5):
+        step(first, adam, factor)
+    second, other = optimizer([p.detach() for p in first])
+    restore_adam(other, ["a", "b"], adam_moments(adam, ["a", "b"]))
+    step(first, adam, 2.0)
+    step(second, other, 2.0)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+# ---- metrics ----
+
+
+def test_metrics_of_steps_after_the_save_go_and_a_line_cut_short_is_left_out(tmp_path):
+    lines = [json.dumps({"step": step}) + "\n" for step in range(5)]
+    (tmp_path / METRICS_FILE).write_text("".join(lines) + '{"step": 5, "lo')
+    assert [line["step"] for line in Metrics.read(tmp_path)] == [0, 1, 2, 3, 4]
+    metrics = Metrics(tmp_path, from_step=3)
+    metrics.write({"step": 4, "new": True})
+    assert Metrics.read(tmp_path)[3:] == [{"step": 3}, {"step": 4, "new": True}]  # flushed: a kill would not lose it
+    metrics.close()
+    assert (tmp_path / METRICS_FILE).read_text().count("\n") == 5
+
+
+def test_a_run_killed_before_its_first_save_starts_over_with_each_step_once(tmp_path):
+    (tmp_path / METRICS_FILE).write_text('{"step": 0, "eval_loss": [9.0]}\n{"step": 1, "loss": [9.0]}\n')
+    train(small(), tmp_path, progress=False)
+    lines = Metrics.read(tmp_path)
+    assert [line["step"] for line in lines] == list(range(13))
+    assert 9.0 not in [value for line in lines for key in ("loss", "eval_loss") for value in line.get(key, [])]
