@@ -127,7 +127,7 @@ def _commands(kind: TaskKind | None) -> Any:
     class Train:
         """Train a preset, any of whose fields can be overridden, and save it as a checkpoint."""
 
-        preset: Annotated[presets, tyro.conf.arg(name="")]
+        preset: Annotated[presets, tyro.conf.arg(name="")]  # pyright: ignore[reportInvalidTypeForm]
         """What to train; `mechicl train PRESET --help` lists all that can be overridden."""
 
         def execute(self, command: str) -> None:

@@ -5,7 +5,6 @@ A task is a small frozen dataclass: it can be shown, compared, saved as JSON and
 
 import dataclasses
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
@@ -14,9 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mechicl.drawing import INPUTS, Draw, InputDistribution, drawing_dtype, random_rotations, sampling_generator
 from mechicl.prompts import Prompts
-
-InputDistribution = Literal["uniform", "gaussian", "exponential", "laplace", "sphere", "gamma_sphere"]
 
 
 @runtime_checkable
@@ -162,7 +160,7 @@ class LinearRegression:
             ValueError: neither or both of seed and generator, a generator on another device, or a negative number
                 of prompts.
         """
-        draw = _Draw(_generator(n_prompts, seed, generator, device), _drawing_dtype(dtype))
+        draw = Draw(sampling_generator(n_prompts, seed, generator, device), drawing_dtype(dtype))
         xs = self._sample_inputs(n_prompts, draw)
         weights = draw.normal(n_prompts, self.x_dim, self.y_dim).mul_(self.weight_scale)
         ys = xs @ weights
@@ -177,15 +175,15 @@ class LinearRegression:
             ys = ys + noise
         return Prompts(xs.to(dtype), ys.to(dtype))
 
-    def _sample_inputs(self, n_prompts: int, draw: "_Draw") -> Float[Tensor, "prompt point x"]:
+    def _sample_inputs(self, n_prompts: int, draw: "Draw") -> Float[Tensor, "prompt point x"]:
         shape = (n_prompts, self.n_context + 1, self.x_dim)
         if isinstance(self.inputs, str):
-            xs = _INPUTS[self.inputs](draw, shape)
+            xs = INPUTS[self.inputs](draw, shape)
         else:
             choice = (draw.uniform(n_prompts, 1, 1) * len(self.inputs)).long()
             xs = torch.zeros(shape, dtype=draw.dtype, device=draw.device)
             for i, name in enumerate(self.inputs):
-                xs = torch.where(choice == i, _INPUTS[name](draw, shape), xs)
+                xs = torch.where(choice == i, INPUTS[name](draw, shape), xs)
         if self.covariance is not None:
             xs = xs @ _covariance_root(self.covariance, self.x_dim).to(xs)
         spectrum = self._spectrum()
@@ -194,7 +192,7 @@ class LinearRegression:
             if self.eigenbasis == "shared":
                 xs = xs @ self.shared_basis().to(xs)
             elif self.eigenbasis == "per_task":
-                xs = xs @ _random_rotations(draw.normal(n_prompts, self.x_dim, self.x_dim))
+                xs = xs @ random_rotations(draw.normal(n_prompts, self.x_dim, self.x_dim))
         if self.input_scale != 1:
             xs = xs * self.input_scale
         if self.active_dims is not None:
@@ -212,7 +210,7 @@ class LinearRegression:
     def shared_basis(self) -> Float[Tensor, "eigenvector x"]:
         """The rotation of `eigenbasis="shared"`, float64; rows are the covariance's eigenvectors."""
         generator = torch.Generator().manual_seed(self.eigenbasis_seed)
-        return _random_rotations(torch.randn(1, self.x_dim, self.x_dim, generator=generator, dtype=torch.float64))[0]
+        return random_rotations(torch.randn(1, self.x_dim, self.x_dim, generator=generator, dtype=torch.float64))[0]
 
 
 @dataclass(frozen=True)
@@ -265,7 +263,7 @@ class SineRegression:
         dtype: torch.dtype = torch.float32,
     ) -> Prompts:
         """Prompts of independent sine waves; arguments as for `LinearRegression.sample`."""
-        draw = _Draw(_generator(n_prompts, seed, generator, device), _drawing_dtype(dtype))
+        draw = Draw(sampling_generator(n_prompts, seed, generator, device), drawing_dtype(dtype))
 
         def between(interval: tuple[float, float], *shape: int) -> Tensor:
             low, high = interval
@@ -333,7 +331,7 @@ class FixedTasks:
 
         Arguments and errors as for `LinearRegression.sample`.
         """
-        generator = _generator(n_prompts, seed, generator, device)
+        generator = sampling_generator(n_prompts, seed, generator, device)
         device = generator.device
         if n_prompts <= self.n_tasks:
             index = torch.randperm(self.n_tasks, generator=generator, device=device)[:n_prompts]
@@ -378,86 +376,6 @@ def task_from_dict(data: dict[str, Any]) -> LinearRegression | SineRegression | 
 
 def _tuples(value: Any) -> Any:
     return tuple(_tuples(v) for v in value) if isinstance(value, list) else value
-
-
-# ---- drawing ----
-
-
-@dataclass(frozen=True)
-class _Draw:
-    """Random tensors of one dtype from one generator."""
-
-    generator: torch.Generator
-    dtype: torch.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.generator.device
-
-    def uniform(self, *shape: int) -> Tensor:
-        return torch.rand(shape, generator=self.generator, dtype=self.dtype, device=self.device)
-
-    def normal(self, *shape: int) -> Tensor:
-        return torch.randn(shape, generator=self.generator, dtype=self.dtype, device=self.device)
-
-    def exponential(self, *shape: int) -> Tensor:
-        values = torch.empty(shape, dtype=self.dtype, device=self.device)
-        return values.exponential_(generator=self.generator)
-
-    def laplace(self, *shape: int) -> Tensor:
-        negative = self.uniform(*shape) < 0.5
-        values = self.exponential(*shape)
-        return torch.where(negative, -values, values)
-
-    def sphere(self, *shape: int) -> Tensor:
-        return torch.nn.functional.normalize(self.normal(*shape), dim=-1)
-
-    def gamma_sphere(self, *shape: int) -> Tensor:
-        # torch's gamma sampler takes a generator through the private _standard_gamma only; its public route
-        # would draw from the global one.
-        concentration = torch.full((*shape[:-1], 1), 0.1, dtype=self.dtype, device=self.device)
-        radius = torch._standard_gamma(concentration, generator=self.generator).mul_(10).sqrt_()
-        return self.sphere(*shape) * radius
-
-
-_INPUTS: dict[str, Callable[[_Draw, tuple[int, ...]], Tensor]] = {
-    "uniform": lambda draw, shape: draw.uniform(*shape).sub_(0.5),
-    "gaussian": lambda draw, shape: draw.normal(*shape),
-    "exponential": lambda draw, shape: draw.exponential(*shape),
-    "laplace": lambda draw, shape: draw.laplace(*shape),
-    "sphere": lambda draw, shape: draw.sphere(*shape),
-    "gamma_sphere": lambda draw, shape: draw.gamma_sphere(*shape),
-}
-
-
-def _generator(
-    n_prompts: int, seed: int | None, generator: torch.Generator | None, device: torch.device | str | None
-) -> torch.Generator:
-    if n_prompts < 0:
-        raise ValueError(f"n_prompts must not be negative, got {n_prompts}")
-    if (seed is None) == (generator is None):
-        raise ValueError("sample() needs a seed or a generator, and not both: the same seed gives the same prompts")
-    if generator is None:
-        assert seed is not None
-        return torch.Generator(device=device or "cpu").manual_seed(seed)
-    if device is not None:
-        wanted, have = torch.device(device), generator.device
-        if wanted.type != have.type or (wanted.index is not None and wanted.index != (have.index or 0)):
-            raise ValueError(f"the generator is on {have}, so it cannot sample on {device}")
-    return generator
-
-
-def _drawing_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Float32 for half precision, whose random numbers are too coarse and for which torch lacks some samplers."""
-    if not dtype.is_floating_point:
-        raise TypeError(f"prompts are floating point, got dtype={dtype}")
-    return torch.promote_types(dtype, torch.float32)
-
-
-def _random_rotations(normals: Float[Tensor, "*prompt x x"]) -> Float[Tensor, "*prompt x x"]:
-    """Rotations uniform over the orthogonal group, from standard normal matrices (QR with a positive diagonal)."""
-    q, r = torch.linalg.qr(normals)
-    return q * r.diagonal(dim1=-2, dim2=-1).sign()[..., None, :]
 
 
 def _covariance_root(covariance: tuple[tuple[float, ...], ...], x_dim: int) -> Float[Tensor, "x x"]:

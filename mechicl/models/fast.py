@@ -19,12 +19,16 @@ def fast_block(
 ) -> Float[Tensor, "batch row d_model"]:
     """The stream after the block at the positions `rows`, from the stream before it at all positions."""
     cfg = block.cfg
-    residual = residual[:, rows] + cfg.damping * fast_attention(block.attn, block.ln1(residual), rows)
+    residual = _updated(residual[:, rows], fast_attention(block.attn, block.ln1(residual), rows), cfg.damping)
     if cfg.block_mlp:
-        residual = residual + cfg.damping * block.mlp(block.ln2(residual))
+        residual = _updated(residual, block.mlp(block.ln2(residual)), cfg.damping)
     if cfg.token_clip is not None:
         residual = residual.clamp(-cfg.token_clip, cfg.token_clip)
     return residual
+
+
+def _updated(residual: Tensor, update: Tensor, damping: float) -> Tensor:
+    return residual + update if damping == 1 else residual + damping * update
 
 
 def fast_attention(

@@ -221,4 +221,3 @@ class TrainingConfig:
 
 def _is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-

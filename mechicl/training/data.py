@@ -1,4 +1,4 @@
-"""Training batches: drawn for every seed from its own generator, on a second thread, ahead of the step that uses them."""
+"""Training batches: drawn for every seed from its own generator, on a thread, ahead of the step that uses them."""
 
 import queue
 import threading

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate import Accelerator
@@ -216,7 +216,7 @@ class _Run:
         self.accelerator.backward(losses.sum())
         losses = losses.detach()
         if self.accelerator.num_processes > 1:
-            losses = self.accelerator.reduce(losses, "mean")
+            losses = cast(Tensor, self.accelerator.reduce(losses, "mean"))
         self._check_finite(step + 1, losses)
         if self.config.gradient_clip is not None:
             clip_each_seed([p.grad for p in self.parameters if p.grad is not None], self.config.gradient_clip)

@@ -34,4 +34,6 @@ def assert_same_bits(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
 def assert_close(a: dict[str, Tensor], b: dict[str, Tensor], atol: float, rtol: float = 0.0) -> None:
     assert list(a) == list(b)
     for name in a:
-        torch.testing.assert_close(a[name], b[name], atol=atol, rtol=rtol, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            a[name], b[name], atol=atol, rtol=rtol, msg=lambda text, name=name: f"{name}: {text}"
+        )

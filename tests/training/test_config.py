@@ -1,5 +1,6 @@
 import copy
 import dataclasses
+import itertools
 import json
 import math
 
@@ -10,7 +11,9 @@ from mechicl.tasks import FixedTasks, LinearRegression, SineRegression
 from mechicl.training import Curriculum, Ramp, TrainingConfig
 from tests.training.runs import MODEL, TASK, small
 
-INTERLEAVED = TransformerConfig(x_dim=3, n_context=4, prompt_format="interleaved", d_model=8, n_heads=2, attention="softmax")
+INTERLEAVED = TransformerConfig(
+    x_dim=3, n_context=4, prompt_format="interleaved", d_model=8, n_heads=2, attention="softmax"
+)
 
 
 # ---- the learning rate ----
@@ -105,7 +108,7 @@ def test_snapshots_are_at_the_start_the_end_and_geometrically_between():
     assert steps[1] == 50
     assert steps[-1] == 10_000
     assert len(steps) == 41
-    ratios = [b / a for a, b in zip(steps[1:], steps[2:], strict=False)]
+    ratios = [b / a for a, b in itertools.pairwise(steps[1:])]
     assert ratios == pytest.approx([200 ** (1 / 39)] * 39, rel=0.02)
 
 

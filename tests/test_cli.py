@@ -1,0 +1,322 @@
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import PartialState
+
+import mechicl
+from mechicl import cli
+from mechicl.checkpoints import available, load, load_checkpoint
+from mechicl.tasks import FixedTasks, LinearRegression, SineRegression
+from mechicl.training import PRESETS, Curriculum, Ramp, TrainingConfig, TrainingDivergedError
+from mechicl.training.state import STATE_FILE
+
+QUICK = ["--steps", "4", "--batch-size", "8", "--eval-prompts", "16", "--eval-every", "2", "--cpu", "--quiet"]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """Commands run in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(*words: str) -> None:
+    cli.main(["train", "lsa-1l", *QUICK, *words])
+
+
+def record(folder: Path) -> dict:
+    return json.loads((folder / "record.json").read_text())
+
+
+def trained_config(folder: Path) -> TrainingConfig:
+    return TrainingConfig.from_dict(record(folder)["training"])
+
+
+def failure(capsys, *words: str) -> str:
+    """The one line that a failing command ends with."""
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(words)
+    assert stopped.value.code == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("mechicl: ")
+    assert printed.err.count("\n") == 1
+    return printed.err
+
+
+def help_of(capsys, *words: str) -> str:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main([*words, "--help"])
+    assert stopped.value.code == 0
+    return capsys.readouterr().out
+
+
+# ---- help ----
+
+
+@pytest.mark.parametrize("words", [(), ("list",), ("train",), ("report",), *(("train", name) for name in PRESETS)])
+def test_help_of_every_command_is_free_of_the_codes_own_notes(capsys, words):
+    text = help_of(capsys, *words)
+    assert f"usage: mechicl {' '.join(words)}".strip() in text
+    for leak in ("type: ignore", "pyright", "noqa", "Annotated", "dummy"):
+        assert leak not in text
+
+
+def test_help_of_train_has_a_line_on_each_preset(capsys):
+    text = " ".join(help_of(capsys, "train").replace("│", " ").split())
+    for name in PRESETS:
+        assert f"• {name} one layer of linear attention on" in text
+
+
+def test_help_of_a_preset_shows_every_field_and_its_value_there(capsys):
+    text = " ".join(help_of(capsys, "train", "lsa-1l-gaussian").replace("│", " ").split())
+    for flag in (
+        "--steps",
+        "--seeds",
+        "--task.noise-std",
+        "--model.n-layers",
+        "--curriculum.points",
+        "--out",
+        "--restart",
+    ):
+        assert flag in text
+    assert "--task.n-context INT number of context points; the query comes on top. (default: 20)" in text
+    assert "(default: gaussian)" in text
+
+
+# ---- list ----
+
+
+def test_list_prints_a_line_for_each_shipped_checkpoint(capsys):
+    cli.main(["list"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == available()
+    (line,) = (line for line in lines if line.startswith("lsa-1l "))
+    losses = load_checkpoint("lsa-1l").record["curve"]["eval_loss"][-1]
+    assert "1 layer, 1 linear head, width 11, 5 seeds" in line
+    assert line.endswith(f"held-out MSE {sum(losses) / len(losses):.4f}")
+
+
+# ---- train ----
+
+
+def test_train_writes_a_checkpoint_that_loads_and_says_what_it_reached(here, capsys):
+    run("--seeds", "3", "1")
+    folder = here / "checkpoints" / "lsa-1l"
+    checkpoint = load_checkpoint(folder)
+    assert len(checkpoint.models) == 2
+    prompts = PRESETS["lsa-1l"].task.sample(16, seed=PRESETS["lsa-1l"].eval_seed)
+    with torch.no_grad():
+        losses = [(load(folder, seed=s).predict(prompts) - prompts.query.ys).square().mean().item() for s in (3, 1)]
+    printed = capsys.readouterr().out
+    assert printed == f"checkpoints/lsa-1l: held-out MSE {losses[0]:.5f}, {losses[1]:.5f} (seeds [3, 1])\n"
+    assert (here / "runs" / "lsa-1l" / STATE_FILE).is_file()
+    assert checkpoint.snapshots is not None
+    assert checkpoint.snapshots.steps == (0, 1, 2, 3, 4)
+
+
+def test_the_record_tells_how_to_make_the_checkpoint_again(here, capsys):
+    run("--seeds", "2", "--out", "my models/first")
+    written = record(here / "my models" / "first")
+    assert written["name"] == "lsa-1l"
+    assert written["command"] == f"mechicl train lsa-1l {' '.join(QUICK)} --seeds 2 --out 'my models/first'"
+    assert written["seeds"] == [2]
+    assert written["versions"]["mechicl"] == mechicl.__version__
+    assert written["versions"]["python"] == platform.python_version()
+    assert written["versions"]["torch"] == torch.__version__
+    assert "transformer-lens" in written["versions"]
+    assert written["curve"]["eval_step"] == [0, 2, 4]
+    assert all(len(losses) == 1 for losses in written["curve"]["eval_loss"])
+    assert written["wall_time_s"] >= 0
+    assert "CPU" in written["hardware"]
+    assert "device" not in written["training"]["model"]
+    assert set(written["sha256"]) == {"config.json", "weights.safetensors", "snapshots.safetensors"}
+
+
+def test_every_kind_of_field_can_be_overridden(here):
+    run("--seeds", "0", "4", "--learning-rate", "0.02", "--gradient-clip", "None", "--schedule", "constant",
+        "--task.n-context", "6", "--task.inputs", "gaussian", "--task.condition-number", "3",
+        "--model.n-layers", "2", "--model.attention", "softmax", "--model.keys", "full", "--n-snapshots", "0",
+        "--curriculum.points", "3", "7", "1", "2")  # fmt: skip
+    config = trained_config(here / "checkpoints" / "lsa-1l")
+    assert (config.seeds, config.learning_rate, config.gradient_clip, config.schedule) == (
+        (0, 4),
+        0.02,
+        None,
+        "constant",
+    )
+    assert config.task == LinearRegression(x_dim=10, n_context=6, inputs="gaussian", condition_number=3.0)
+    assert (config.model.n_layers, config.model.attention, config.model.keys) == (2, "softmax", "full")
+    assert config.curriculum == Curriculum(points=Ramp(3, 7, 1, 2))
+    assert load(here / "checkpoints" / "lsa-1l").cfg == config.model
+
+
+def test_what_is_not_overridden_stays_as_in_the_preset(here):
+    run()
+    changed = {"steps": 4, "batch_size": 8, "eval_prompts": 16, "eval_every": 2, "cpu": True}
+    assert trained_config(here / "checkpoints" / "lsa-1l") == PRESETS["lsa-1l"].replace(**changed)
+
+
+def test_defaults_that_depend_on_an_overridden_field_follow_it(here):
+    run("--seeds", "0", "--task.x-dim", "4", "--model.x-dim", "4")
+    assert load(here / "checkpoints" / "lsa-1l").cfg.d_model == 5
+
+
+@pytest.mark.parametrize(
+    ("words", "task"),
+    [
+        (["--task", "SineRegression", "--task.n-context", "5", "--model.x-dim", "1"], SineRegression(n_context=5)),
+        (["--task", "FixedTasks", "--task.n-tasks", "3"], FixedTasks(PRESETS["lsa-1l"].eval_task, 3)),  # type: ignore
+        (
+            ["--task.task.n-context", "4", "--task", "FixedTasks"],
+            FixedTasks(LinearRegression(x_dim=10, n_context=4), 2048),
+        ),
+        (["--task", "LinearRegression", "--task.noise-std", "0.5"], LinearRegression(noise_std=0.5)),
+    ],
+)
+def test_the_kind_of_task_can_be_changed(here, words, task):
+    run("--seeds", "0", *words)
+    assert trained_config(here / "checkpoints" / "lsa-1l").task == task
+
+
+def test_a_ramp_takes_two_to_four_words_or_none(here, capsys):
+    run("--seeds", "0", "--curriculum.dims", "2", "10", "--curriculum.points", "None")
+    assert trained_config(here / "checkpoints" / "lsa-1l").curriculum == Curriculum(dims=Ramp(2, 10))
+    with pytest.raises(SystemExit) as stopped:
+        run("--curriculum.dims", "2")
+    assert stopped.value.code == 2
+    assert "a start and an end" in capsys.readouterr().err
+
+
+def test_an_interrupted_training_goes_on_when_called_again_and_restart_starts_over(here, capsys, monkeypatch):
+    original = cli.train
+
+    def interrupted(*args, **kwargs):
+        def stop(step):
+            raise KeyboardInterrupt
+
+        return original(*args, **kwargs, on_save=stop)
+
+    monkeypatch.setattr(cli, "train", interrupted)
+    with pytest.raises(SystemExit) as stopped:
+        run("--seeds", "0", "--save-every", "2")
+    assert stopped.value.code == 130
+    assert capsys.readouterr().err.count("\n") == 1
+    assert not (here / "checkpoints").exists()
+    saves = []
+    monkeypatch.setattr(cli, "train", lambda *args, **kwargs: original(*args, **kwargs, on_save=saves.append))
+    run("--seeds", "0", "--save-every", "2")
+    assert saves == [4]
+    assert record(here / "checkpoints" / "lsa-1l")["steps_done"] == 4
+    run("--seeds", "0", "--save-every", "2", "--restart")
+    assert saves == [4, 2, 4]
+
+
+def test_a_command_killed_and_called_again_gives_the_same_weights(here):
+    words = ["train", "lsa-1l", "--steps", "100", "--batch-size", "64", "--eval-prompts", "64", "--save-every", "5",
+             "--seeds", "0", "1", "--cpu", "--quiet"]  # fmt: skip
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+
+    def start(name: str) -> subprocess.Popen:
+        command = [sys.executable, "-m", "mechicl.cli", *words, "--run", f"runs/{name}", "--out", name]
+        return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+
+    def finish(process: subprocess.Popen) -> None:
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, errors
+
+    whole, killed = start("whole"), start("killed")
+    while not (here / "runs" / "killed" / STATE_FILE).is_file():
+        assert killed.poll() is None
+        time.sleep(0.005)
+    killed.kill()
+    killed.communicate()
+    assert killed.returncode == -signal.SIGKILL
+    assert not (here / "killed").exists()
+    finish(start("killed"))
+    finish(whole)
+    for name in ("weights.safetensors", "snapshots.safetensors", "config.json"):
+        assert (here / "whole" / name).read_bytes() == (here / "killed" / name).read_bytes()
+    curves = [record(here / name)["curve"] for name in ("whole", "killed")]
+    assert curves[0] == curves[1]
+
+
+def test_only_the_main_process_writes_the_checkpoint(here, capsys, monkeypatch):
+    monkeypatch.setattr(PartialState, "is_main_process", property(lambda self: False))
+    run("--seeds", "0", "--n-snapshots", "0")
+    assert not (here / "checkpoints").exists()
+    assert capsys.readouterr().out == ""
+
+
+# ---- errors ----
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train", "lsa-1l", "--steps", "-1"], "steps must be"),
+        (["train", "lsa-1l", "--seeds", "1", "1"], "seeds must be"),
+        (["train", "lsa-1l", "--task.x-dim", "3"], "they must agree"),
+        (["train", "lsa-1l", "--task", "SineRegression"], "x_dim=1"),
+        (["train", "lsa-1l", "--loss", "points"], "loss='points' needs"),
+        (["train", "lsa-1l", "--tracker", "paperboard", *QUICK], "paperboard"),
+        (["report", "nothing-like-it", "--out", "report"], "nothing-like-it"),
+    ],
+)
+def test_a_users_error_is_one_line_and_exit_code_1(here, capsys, words, message):
+    assert message in failure(capsys, *words)
+
+
+def test_a_run_folder_of_another_config_is_an_error_that_names_the_field(here, capsys):
+    run("--seeds", "0")
+    capsys.readouterr()
+    assert "learning_rate: 0.001 there, 0.5 now" in failure(
+        capsys, "train", "lsa-1l", *QUICK, "--seeds", "0", "--learning-rate", "0.5"
+    )
+
+
+def test_a_damaged_save_is_an_error_that_names_the_file(here, capsys):
+    run("--seeds", "0")
+    capsys.readouterr()
+    path = here / "runs" / "lsa-1l" / STATE_FILE
+    path.write_bytes(path.read_bytes()[:1000])
+    assert str(Path("runs") / "lsa-1l" / STATE_FILE) in failure(capsys, "train", "lsa-1l", *QUICK, "--seeds", "0")
+
+
+def test_divergence_is_one_line_though_its_message_has_more(here, capsys, monkeypatch):
+    def diverge(*args, **kwargs):
+        raise TrainingDivergedError("the loss is nan\nat step 3")
+
+    monkeypatch.setattr(cli, "train", diverge)
+    assert failure(capsys, "train", "lsa-1l", *QUICK) == "mechicl: the loss is nan at step 3\n"
+
+
+def test_a_file_where_the_run_folder_should_be_is_one_line(here, capsys):
+    (here / "runs").write_text("")
+    assert "runs" in failure(capsys, "train", "lsa-1l", *QUICK)
+
+
+@pytest.mark.parametrize("words", [["fly"], ["train", "lsa-99l"], ["train", "lsa-1l", "--stepz", "3"],
+                                   ["train", "lsa-1l", "--steps", "many"], ["report", "lsa-1l"]])  # fmt: skip
+def test_words_that_cannot_be_parsed_are_explained_with_exit_code_2(here, capsys, words):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(words)
+    assert stopped.value.code == 2
+    printed = capsys.readouterr()
+    assert words[-1] in printed.err or "--out" in printed.err or "lsa-1l" in printed.err
+    assert "Traceback" not in printed.err
+
+
+def test_the_module_runs_as_a_command_without_a_traceback(here):
+    command = [sys.executable, "-m", "mechicl.cli", "train", "lsa-1l", "--steps", "-1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "mechicl: steps must be a whole number of at least 0, got -1\n"

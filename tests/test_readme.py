@@ -1,0 +1,39 @@
+"""The README's tour is code that runs and prints what it says."""
+
+import contextlib
+import io
+import re
+from pathlib import Path
+
+from mechicl.checkpoints import available
+
+README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+def numbers(text: str) -> list[float]:
+    return [float(number) for number in re.findall(r"-?\d+\.\d+", text)]
+
+
+def test_the_tour_prints_what_the_readme_says():
+    (tour,) = blocks("python")
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(tour, "README.md", "exec"), {})
+    shown, said = printed.getvalue(), blocks("text")[0]
+    assert [line.split(":")[0] for line in shown.splitlines()] == [line.split(":")[0] for line in said.splitlines()]
+    for got, expected in zip(numbers(shown), numbers(said), strict=True):
+        assert abs(got - expected) <= 1e-3 * abs(expected) + 2e-6, (shown, said)
+
+
+def test_the_tour_is_short():
+    (tour,) = blocks("python")
+    assert len(tour.splitlines()) <= 30
+
+
+def test_every_checkpoint_has_a_row():
+    for name in available():
+        assert f"| `{name}` |" in README
