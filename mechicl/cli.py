@@ -54,7 +54,7 @@ class TrainPreset:
     """Another kind of task than the preset's, whose fields are then --task.FIELD. FixedTasks are drawn from the
     preset's task (--task.task.FIELD)."""
     out: Path | None = None
-    """Folder of the checkpoint; by default checkpoints/PRESET."""
+    """Folder of the checkpoint; by default "checkpoint" in the run's folder."""
     run: Path | None = None
     """Folder of the run's saves, from which a killed run resumes; by default runs/PRESET."""
     restart: bool = False
@@ -66,12 +66,13 @@ class TrainPreset:
         """Train, then write the checkpoint with its record."""
         name = _preset_name(command)
         config = self.config.replace(curriculum=None) if self.config.curriculum == Curriculum() else self.config
-        result = train(config, self.run or Path("runs") / name, restart=self.restart, progress=not self.quiet)
+        run = self.run or Path("runs") / name
+        result = train(config, run, restart=self.restart, progress=not self.quiet)
         if PartialState().is_main_process:
             record = {"name": name, "command": command, **result.record}
             record["versions"] |= {"mechicl": __version__, "transformer-lens": version("transformer-lens")}
             snapshots = Snapshots(result.snapshot_steps, result.snapshots) if result.snapshots else None
-            folder = save(self.out or Path("checkpoints") / name, result.models, record, snapshots)
+            folder = save(self.out or run / "checkpoint", result.models, record, snapshots)
             losses = record["curve"]["eval_loss"][-1]
             print(f"{folder}: held-out MSE {', '.join(f'{loss:.5f}' for loss in losses)} (seeds {record['seeds']})")
         PartialState().destroy_process_group()

@@ -110,7 +110,7 @@ def test_list_prints_a_line_for_each_shipped_checkpoint(capsys):
 
 def test_train_writes_a_checkpoint_that_loads_and_says_what_it_reached(here, capsys):
     run("--seeds", "3", "1")
-    folder = here / "checkpoints" / "lsa-1l"
+    folder = here / "runs" / "lsa-1l" / "checkpoint"
     checkpoint = load_checkpoint(folder)
     assert len(checkpoint.models) == 2
     prompts = PRESETS["lsa-1l"].task.sample(16, seed=PRESETS["lsa-1l"].eval_seed)
@@ -146,7 +146,7 @@ def test_every_kind_of_field_can_be_overridden(here):
         "--task.n-context", "6", "--task.inputs", "gaussian", "--task.condition-number", "3",
         "--model.n-layers", "2", "--model.attention", "softmax", "--model.keys", "full", "--n-snapshots", "0",
         "--curriculum.points", "3", "7", "1", "2")  # fmt: skip
-    config = trained_config(here / "checkpoints" / "lsa-1l")
+    config = trained_config(here / "runs" / "lsa-1l" / "checkpoint")
     assert (config.seeds, config.learning_rate, config.gradient_clip, config.schedule) == (
         (0, 4),
         0.02,
@@ -156,18 +156,18 @@ def test_every_kind_of_field_can_be_overridden(here):
     assert config.task == LinearRegression(x_dim=10, n_context=6, inputs="gaussian", condition_number=3.0)
     assert (config.model.n_layers, config.model.attention, config.model.keys) == (2, "softmax", "full")
     assert config.curriculum == Curriculum(points=Ramp(3, 7, 1, 2))
-    assert load(here / "checkpoints" / "lsa-1l").cfg == config.model
+    assert load(here / "runs" / "lsa-1l" / "checkpoint").cfg == config.model
 
 
 def test_what_is_not_overridden_stays_as_in_the_preset(here):
     run()
     changed = {"steps": 4, "batch_size": 8, "eval_prompts": 16, "eval_every": 2, "cpu": True}
-    assert trained_config(here / "checkpoints" / "lsa-1l") == PRESETS["lsa-1l"].replace(**changed)
+    assert trained_config(here / "runs" / "lsa-1l" / "checkpoint") == PRESETS["lsa-1l"].replace(**changed)
 
 
 def test_defaults_that_depend_on_an_overridden_field_follow_it(here):
     run("--seeds", "0", "--task.x-dim", "4", "--model.x-dim", "4")
-    assert load(here / "checkpoints" / "lsa-1l").cfg.d_model == 5
+    assert load(here / "runs" / "lsa-1l" / "checkpoint").cfg.d_model == 5
 
 
 @pytest.mark.parametrize(
@@ -184,12 +184,12 @@ def test_defaults_that_depend_on_an_overridden_field_follow_it(here):
 )
 def test_the_kind_of_task_can_be_changed(here, words, task):
     run("--seeds", "0", *words)
-    assert trained_config(here / "checkpoints" / "lsa-1l").task == task
+    assert trained_config(here / "runs" / "lsa-1l" / "checkpoint").task == task
 
 
 def test_a_ramp_takes_two_to_four_words_or_none(here, capsys):
     run("--seeds", "0", "--curriculum.dims", "2", "10", "--curriculum.points", "None")
-    assert trained_config(here / "checkpoints" / "lsa-1l").curriculum == Curriculum(dims=Ramp(2, 10))
+    assert trained_config(here / "runs" / "lsa-1l" / "checkpoint").curriculum == Curriculum(dims=Ramp(2, 10))
     with pytest.raises(SystemExit) as stopped:
         run("--curriculum.dims", "2")
     assert stopped.value.code == 2
@@ -210,12 +210,12 @@ def test_an_interrupted_training_goes_on_when_called_again_and_restart_starts_ov
         run("--seeds", "0", "--save-every", "2")
     assert stopped.value.code == 130
     assert capsys.readouterr().err.count("\n") == 1
-    assert not (here / "checkpoints").exists()
+    assert not (here / "runs" / "lsa-1l" / "checkpoint").exists()
     saves = []
     monkeypatch.setattr(cli, "train", lambda *args, **kwargs: original(*args, **kwargs, on_save=saves.append))
     run("--seeds", "0", "--save-every", "2")
     assert saves == [4]
-    assert record(here / "checkpoints" / "lsa-1l")["steps_done"] == 4
+    assert record(here / "runs" / "lsa-1l" / "checkpoint")["steps_done"] == 4
     run("--seeds", "0", "--save-every", "2", "--restart")
     assert saves == [4, 2, 4]
 
@@ -252,7 +252,7 @@ def test_a_command_killed_and_called_again_gives_the_same_weights(here):
 def test_only_the_main_process_writes_the_checkpoint(here, capsys, monkeypatch):
     monkeypatch.setattr(PartialState, "is_main_process", property(lambda self: False))
     run("--seeds", "0", "--n-snapshots", "0")
-    assert not (here / "checkpoints").exists()
+    assert not (here / "runs" / "lsa-1l" / "checkpoint").exists()
     assert capsys.readouterr().out == ""
 
 

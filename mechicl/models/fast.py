@@ -1,6 +1,7 @@
 """Quicker routes through a block, for when no hook looks at what happens inside.
 
-Outputs agree with the hooked route to float precision; only the rows that are needed are computed. Two ideas:
+Outputs agree with the hooked route to float precision; only the rows, and in the end only the dimensions, that are
+needed are computed. Two ideas:
 
 - *folded*: for few query rows, `q W_Kᵀ` is compared with the stream itself and the weighted sum of the stream is
   projected once, so that keys and values are never formed for every position;
@@ -13,13 +14,19 @@ from torch import Tensor
 
 from mechicl.models.layers import Attention, Block, elementwise_attention, key_mask
 
+EVERYTHING = slice(None)
+
 
 def fast_block(
-    block: Block, residual: Float[Tensor, "batch pos d_model"], rows: slice
-) -> Float[Tensor, "batch row d_model"]:
-    """The stream after the block at the positions `rows`, from the stream before it at all positions."""
+    block: Block, residual: Float[Tensor, "batch pos d_model"], rows: slice, columns: slice = EVERYTHING
+) -> Float[Tensor, "batch row column"]:
+    """The stream after the block at the positions `rows`, from the stream before it at all positions.
+
+    `columns` are the dimensions of the stream to return; a block with an MLP, which reads all of them, takes no others.
+    """
     cfg = block.cfg
-    residual = _updated(residual[:, rows], fast_attention(block.attn, block.ln1(residual), rows), cfg.damping)
+    update = fast_attention(block.attn, block.ln1(residual), rows, columns)
+    residual = _updated(residual[:, rows, columns], update, cfg.damping)
     if cfg.block_mlp:
         residual = _updated(residual, block.mlp(block.ln2(residual)), cfg.damping)
     if cfg.token_clip is not None:
@@ -32,8 +39,8 @@ def _updated(residual: Tensor, update: Tensor, damping: float) -> Tensor:
 
 
 def fast_attention(
-    attn: Attention, x: Float[Tensor, "batch pos d_model"], rows: slice
-) -> Float[Tensor, "batch row d_model"]:
+    attn: Attention, x: Float[Tensor, "batch pos d_model"], rows: slice, columns: slice = EVERYTHING
+) -> Float[Tensor, "batch row column"]:
     """The attention layer's output at the positions `rows`, by whichever route takes the fewest operations."""
     cfg = attn.cfg
     batch, n_pos, d = x.shape
@@ -47,17 +54,19 @@ def fast_attention(
         # four batched products where the others have three: worth it when there are many fewer operations
         associative = n_pos * d * d + heads * (d**3 + 2 * n_rows * d * d + products)
         costs["associative"] = 1.4 * associative
-        if rows == slice(None):
+        if rows == EVERYTHING:
             costs["merged"] = 0.9 * costs["folded"]  # the same operations in fewer products
     route = min(costs, key=costs.__getitem__)
     if route == "associative":
-        return _associative(attn, x, rows)
+        return _associative(attn, x, rows)[..., columns]
     if route == "merged":
-        return _merged(attn, x)
+        return _merged(attn, x)[..., columns]
     # only a causal mask differs between rows: otherwise keys that nobody sees are left out instead of masked
     mask = key_mask(cfg, n_pos, rows, x.device) if cfg.keys == "causal" else None
     x_keys = x[:, :-1] if cfg.keys == "context" else x
-    return (_folded if route == "folded" else _plain)(attn, x[:, rows], x_keys, mask)
+    if route == "folded":
+        return _folded(attn, x[:, rows], x_keys, mask, columns)
+    return _plain(attn, x[:, rows], x_keys, mask)[..., columns]
 
 
 def _products(attn: Attention, n_keys: int) -> tuple[Tensor, Tensor]:
@@ -87,7 +96,13 @@ def _merged(attn: Attention, x: Tensor) -> Tensor:
     return scores.reshape(x.shape[0], n_pos, heads * keys.shape[1]) @ values
 
 
-def _folded(attn: Attention, x_rows: Tensor, x_keys: Tensor, mask: Bool[Tensor, "row key_pos"] | None) -> Tensor:
+def _folded(
+    attn: Attention,
+    x_rows: Tensor,
+    x_keys: Tensor,
+    mask: Bool[Tensor, "row key_pos"] | None,
+    columns: slice = EVERYTHING,
+) -> Tensor:
     """Scores and weighted sums in the space of the stream: `[batch head row key_pos]`, then `[... d_model]`."""
     cfg = attn.cfg
     narrow = 2 * cfg.d_head < cfg.d_model  # then two thin products are less work than one with the square W_Q W_Kᵀ
@@ -101,15 +116,20 @@ def _folded(attn: Attention, x_rows: Tensor, x_keys: Tensor, mask: Bool[Tensor, 
     if cfg.attn_bias:
         scores = scores + _project(x_rows, attn.W_Q @ attn.b_K[..., None])
         scores = scores + (attn.b_Q * attn.b_K).sum(-1)[:, None, None]
-    pattern = _pattern(attn, cfg.score_scale * scores, mask)
-    gathered = (pattern.flatten(1, 2) @ x_keys).unflatten(1, (cfg.n_heads, -1))
-    if narrow:
-        out = _join(torch.einsum("bhrm,hmd->bhrd", gathered, attn.W_V), attn.W_O)
+    pattern = _pattern(attn, scores if cfg.score_scale == 1 else cfg.score_scale * scores, mask)
+    W_O = attn.W_O[..., columns]
+    if W_O.shape[-1] * x_rows.shape[1] <= 2:  # few dimensions to write: what each key writes there comes first
+        written = _project(x_keys, attn.W_V @ W_O)
+        out = (pattern[..., None] * written[:, :, None]).sum((1, 3))
     else:
-        out = _join(gathered, attn.W_V @ attn.W_O)
+        gathered = (pattern.flatten(1, 2) @ x_keys).unflatten(1, (cfg.n_heads, -1))
+        if narrow:
+            out = _join(torch.einsum("bhrm,hmd->bhrd", gathered, attn.W_V), W_O)
+        else:
+            out = _join(gathered, attn.W_V @ W_O)
     if cfg.attn_bias:
-        value_bias = (attn.b_V[:, None] @ attn.W_O)[:, 0]
-        out = out + torch.einsum("bhr,hm->brm", pattern.sum(-1), value_bias) + attn.b_O
+        value_bias = (attn.b_V[:, None] @ W_O)[:, 0]
+        out = out + torch.einsum("bhr,hm->brm", pattern.sum(-1), value_bias) + attn.b_O[columns]
     return out
 
 

@@ -141,8 +141,12 @@ class HookedTransformer(HookedRootModule):
             block = self.blocks[layer]
             if hooked:
                 residual = block(residual)
+            elif layer < stop - 1:
+                residual = fast_block(block, residual, slice(None))
+            elif stop_at_layer is None and self._reads_only_y():
+                return -fast_block(block, residual, wanted, self.cfg.y_slot)
             else:
-                residual = fast_block(block, residual, wanted if layer == stop - 1 else slice(None))
+                residual = fast_block(block, residual, wanted)
         outputs = residual if stop_at_layer is not None else self.read_out(residual)
         # hooks see all rows, also those of the final norm
         return outputs[:, wanted] if hooked or start >= stop else outputs
@@ -412,6 +416,10 @@ class HookedTransformer(HookedRootModule):
                 f"got {tuple(initial_weights.shape)}"
             )
         self.initial_weights.copy_(initial_weights)
+
+    def _reads_only_y(self) -> bool:
+        """Whether the read-out is minus the y-dimensions of what the last attention leaves in the stream."""
+        return self.cfg.read_out == "identity" and not self.cfg.final_norm and not self.cfg.block_mlp
 
     def _rows(self, rows: Rows, n_pos: int) -> slice:
         if rows == "all":

@@ -16,21 +16,25 @@ from mechicl.models.transformer import Rows
 class Ensemble(nn.Module):
     """Models with one config, trained side by side; each is equal to the run that it would have had alone.
 
-    Every parameter has a leading seed axis, and no operation mixes seeds.
+    All weights of a seed are one row of a single parameter, so that clipping and Adam touch one tensor however many
+    matrices a model has; no operation mixes rows.
+
+    Attributes:
+        flat: `[seed weight]`.
     """
 
     def __init__(self, models: Sequence[HookedTransformer]):
         super().__init__()
         # Held in a tuple so that the template's own weights are not parameters of the ensemble.
         self._template = (copy.deepcopy(models[0]),)
-        states = [dict(model.named_parameters()) for model in models]
-        self.names = list(states[0])
-        self.stacked = nn.ParameterList([torch.stack([s[n].detach() for s in states]) for n in self.names])
+        self._shapes = {name: weight.shape for name, weight in models[0].named_parameters()}
+        rows = [torch.cat([weight.detach().flatten() for weight in model.parameters()]) for model in models]
+        self.flat = nn.Parameter(torch.stack(rows))
 
     @property
     def n_seeds(self) -> int:
         """Number of models."""
-        return self.stacked[0].shape[0]
+        return self.flat.shape[0]
 
     def forward(
         self, tokens: Float[Tensor, "seed prompt pos d_token"], rows: Rows
@@ -38,19 +42,29 @@ class Ensemble(nn.Module):
         """Each model's outputs on its own tokens."""
         model = self._template[0]
 
-        def one(weights: list[Tensor], tokens: Tensor) -> Tensor:
-            return functional_call(model, dict(zip(self.names, weights, strict=True)), (tokens,), {"rows": rows})
+        def one(flat: Tensor, tokens: Tensor) -> Tensor:
+            return functional_call(model, self._named(flat), (tokens,), {"rows": rows})
 
-        weights = list(self.stacked)
         if self.n_seeds == 1:  # without vmap's overhead
-            return one([w.squeeze(0) for w in weights], tokens.squeeze(0)).unsqueeze(0)
-        return vmap(one)(weights, tokens)
+            return one(self.flat.squeeze(0), tokens.squeeze(0)).unsqueeze(0)
+        return vmap(one)(self.flat, tokens)
 
     def state(self) -> dict[str, Tensor]:
         """Name to stacked weights `[seed ...]`, a copy on the CPU."""
-        return {n: w.detach().cpu().clone() for n, w in zip(self.names, self.stacked, strict=True)}
+        return {name: weight.contiguous() for name, weight in self._named(self.flat.detach().cpu().clone()).items()}
+
+    @torch.no_grad()
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Take over the weights of `state()`."""
+        self.flat.copy_(torch.cat([state[name].flatten(1) for name in self._shapes], dim=1))
 
     def buffers_state(self) -> dict[str, Tensor]:
         """Name to the models' common buffers, `[seed ...]`."""
         buffers = dict(self._template[0].named_buffers())
         return {n: b.detach().cpu().expand(self.n_seeds, *b.shape).clone() for n, b in buffers.items()}
+
+    def _named(self, flat: Float[Tensor, "*seed weight"]) -> dict[str, Tensor]:
+        parts = flat.split([shape.numel() for shape in self._shapes.values()], dim=-1)
+        return {
+            name: part.unflatten(-1, shape) for (name, shape), part in zip(self._shapes.items(), parts, strict=True)
+        }

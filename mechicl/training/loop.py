@@ -125,7 +125,7 @@ class _Run:
         self.encoder = models[0]
         self.ensemble = Ensemble(models).to(accelerator.device)
         fused = accelerator.device.type in ("cpu", "cuda")
-        optimizer = torch.optim.Adam(self.ensemble.parameters(), lr=config.learning_rate, fused=fused)
+        self.optimizer = torch.optim.Adam(self.ensemble.parameters(), lr=config.learning_rate, fused=fused)
         self.generators = make_generators(config, accelerator.device)
         self.state = RunState(
             step=0, weights={}, moments={}, generators=torch.stack([g.get_state() for g in self.generators]),
@@ -139,15 +139,15 @@ class _Run:
                     f"{folder} holds a run from another kind of device than {accelerator.device.type}, whose random "
                     f"numbers are others; go on there, use another folder or restart it"
                 )
-            self._load_weights(self.state.weights)
-            restore_adam(optimizer, self.ensemble.names, self.state.moments)
+            self.ensemble.load(self.state.weights)
+            restore_adam(self.optimizer, ["weights"], self.state.moments)
             for generator, saved in zip(self.generators, self.state.generators, strict=True):
                 generator.set_state(saved.clone())  # a row of a tensor would crash torch
         self.last_save = self.state.step if self.resumed else None
         if broadcast_object_list([self.last_save])[0] != self.last_save:
             raise ValueError(f"{folder} must be a folder that all processes see: this one finds another save there")
-        self.step_model, self.optimizer = accelerator.prepare(self.ensemble, optimizer)
-        self.parameters = list(self.ensemble.parameters())
+        # The optimiser stays torch's own: without loss scaling (bf16 needs none) accelerate's adds only look-ups.
+        self.step_model = accelerator.prepare(self.ensemble)
         rank, world = self.shard = (accelerator.process_index, accelerator.num_processes)
         share = shard_slice(config.batch_size, rank, world)
         # corrects the mean over processes, which is taken as if their shares of a batch were equal
@@ -213,20 +213,20 @@ class _Run:
         if self.weight != 1:
             losses = losses * self.weight
         self.optimizer.zero_grad(set_to_none=True)
-        self.accelerator.backward(losses.sum())
+        losses.sum().backward()
         losses = losses.detach()
         if self.accelerator.num_processes > 1:
             losses = cast(Tensor, self.accelerator.reduce(losses, "mean"))
         self._check_finite(step + 1, losses)
-        if self.config.gradient_clip is not None:
-            clip_each_seed([p.grad for p in self.parameters if p.grad is not None], self.config.gradient_clip)
-        stopped = (self.state.stopped_at >= 0).nonzero().flatten().tolist()
-        kept = [[weight[i].clone() for i in stopped] for weight in self.parameters]
+        weights = self.ensemble.flat
+        if self.config.gradient_clip is not None and weights.grad is not None:
+            clip_each_seed(weights.grad, self.config.gradient_clip)
+        stopped = self.state.stopped_at >= 0
+        kept = weights.detach()[stopped].clone() if stopped.any() else None
         self.optimizer.step()
-        with torch.no_grad():  # seeds that are done stay what they were
-            for weight, rows in zip(self.parameters, kept, strict=True):
-                for i, row in zip(stopped, rows, strict=True):
-                    weight[i] = row
+        if kept is not None:  # seeds that are done stay what they were
+            with torch.no_grad():
+                weights[stopped] = kept
         return losses
 
     def _check_finite(self, step: int, losses: Tensor) -> None:
@@ -285,8 +285,7 @@ class _Run:
     def _save(self) -> None:
         state = self.state
         state.weights = self.ensemble.state()
-        optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
-        state.moments = adam_moments(optimizer, self.ensemble.names)
+        state.moments = adam_moments(self.optimizer, ["weights"])
         if self.accelerator.is_main_process:
             state.save(self.folder, self.config)
         self.accelerator.wait_for_everyone()
@@ -295,11 +294,6 @@ class _Run:
     def _snapshot(self, step: int) -> None:
         if self.accelerator.is_main_process:
             write_tensors(self.folder / "snapshots" / f"{step:09d}.safetensors", self.ensemble.state())
-
-    @torch.no_grad()
-    def _load_weights(self, weights: dict[str, Tensor]) -> None:
-        for name, stacked in zip(self.ensemble.names, self.ensemble.stacked, strict=True):
-            stacked.copy_(weights[name])
 
     # -- the end --
 
@@ -349,12 +343,9 @@ class _Run:
         }
 
 
-def clip_each_seed(gradients: list[Float[Tensor, "seed ..."]], bound: float) -> None:
-    """Scale each seed's gradient, in place, to a global norm of at most `bound`."""
-    squared = torch.stack([g.reshape(len(g), -1).square().sum(1) for g in gradients]).sum(0)
-    factor = (bound / (squared.sqrt() + 1e-6)).clamp(max=1.0)
-    for g in gradients:
-        g.mul_(factor.view(-1, *[1] * (g.ndim - 1)))
+def clip_each_seed(gradient: Float[Tensor, "seed weight"], bound: float) -> None:
+    """Scale each seed's gradient, in place, to a norm of at most `bound`."""
+    gradient.mul_((bound / (gradient.norm(dim=1, keepdim=True) + 1e-6)).clamp(max=1.0))
 
 
 def hardware_in_words(device: torch.device) -> str:

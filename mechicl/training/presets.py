@@ -30,7 +30,7 @@ PRESETS: dict[str, TrainingConfig] = {
         n_snapshots=20,
     ),
 }
-"""Name to run. `mechicl train NAME` trains it and writes `checkpoints/NAME`."""
+"""Name to run. `mechicl train NAME` trains it."""
 
 SUMMARIES: dict[str, str] = {
     "lsa-1l": "one layer of linear attention on uniform inputs (von Oswald et al. 2023, Fig. 2)",

@@ -22,7 +22,7 @@ class RunState:
     Attributes:
         step: number of steps done.
         weights: name to `[seed ...]`.
-        moments: Adam's first and second moments, "exp_avg.NAME" and "exp_avg_sq.NAME".
+        moments: Adam's first and second moments and step, "exp_avg.NAME", "exp_avg_sq.NAME" and "step.NAME".
         generators: the random state of each seed's prompts, `[seed byte]`.
         stopped_at: step at which each seed reached its target, -1 while it has not, `[seed]`. Its weights stay put.
         wall_time: seconds spent so far.

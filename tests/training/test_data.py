@@ -7,15 +7,15 @@ import torch
 from mechicl.models import HookedTransformer
 from mechicl.tasks import FixedTasks
 from mechicl.training import Curriculum, Ramp
-from mechicl.training.data import batches, draw_batch, make_generators, shard_slice
+from mechicl.training.data import TIMED_BATCHES, batches, batches_ahead, draw_batch, make_generators, shard_slice
 from tests.training.runs import MODEL, TASK, small
 
 CPU = torch.device("cpu")
 
 
-def stream(config, first_step=0, generators=None, **options):
+def stream(config, first_step=0, generators=None, draw=batches, **options):
     generators = generators or make_generators(config, CPU)
-    return batches(config, HookedTransformer(config.model), generators, first_step, **options)
+    return draw(config, HookedTransformer(config.model), generators, first_step, **options)
 
 
 def helper_threads():
@@ -48,9 +48,25 @@ def test_batches_come_in_order_from_the_first_step_to_the_last():
 
 def test_what_is_drawn_does_not_depend_on_how_far_ahead_the_thread_is():
     config = small(steps=6, seeds=(0, 1))
-    for near, far in zip(stream(config, ahead=1), stream(config, ahead=5), strict=True):
-        assert torch.equal(near.tokens, far.tokens)
-        assert torch.equal(near.generator_states, far.generator_states)
+    plain = list(stream(config))
+    for ahead in (1, 5):
+        for near, far in zip(plain, stream(config, draw=batches_ahead, ahead=ahead), strict=True):
+            assert torch.equal(near.tokens, far.tokens)
+            assert torch.equal(near.generator_states, far.generator_states)
+
+
+def test_drawing_moves_to_a_thread_only_where_it_takes_a_notable_part_of_a_step():
+    for pause, threads in ((0.0, 1), (0.05, 0)):
+        config = small(steps=TIMED_BATCHES + 3, batch_size=256)
+        steps = stream(config)
+        seen = []
+        for batch in steps:
+            seen.append(batch.step)
+            if batch.step == TIMED_BATCHES:
+                assert len(helper_threads()) == threads
+            time.sleep(pause)
+        assert seen == list(range(config.steps))
+        assert_no_thread_is_left()
 
 
 def test_the_generator_states_of_a_batch_continue_with_the_next_one():
@@ -101,7 +117,8 @@ def test_a_full_batch_of_fixed_tasks_is_the_whole_set_at_every_step():
     assert len(set(map(tuple, orders))) > 1
 
 
-def test_an_error_while_drawing_reaches_the_training_thread_as_it_is(monkeypatch):
+@pytest.mark.parametrize("draw", [batches, batches_ahead])
+def test_an_error_while_drawing_reaches_the_training_thread_as_it_is(monkeypatch, draw):
     model = HookedTransformer(MODEL)
     drawn = []
 
@@ -115,14 +132,14 @@ def test_an_error_while_drawing_reaches_the_training_thread_as_it_is(monkeypatch
     config = small()
     received = []
     with pytest.raises(RuntimeError, match="no more prompts"):  # noqa: PT012 - the batches before it arrive
-        for batch in batches(config, model, make_generators(config, CPU), 0):
+        for batch in draw(config, model, make_generators(config, CPU), 0):
             received.append(batch.step)
     assert received == [0, 1]
     assert_no_thread_is_left()
 
 
 def test_leaving_the_stream_early_ends_its_thread():
-    early = stream(small(steps=10_000))
+    early = stream(small(steps=10_000), draw=batches_ahead)
     next(early)
     assert len(helper_threads()) == 1
     early.close()  # pyright: ignore[reportAttributeAccessIssue]
@@ -130,5 +147,5 @@ def test_leaving_the_stream_early_ends_its_thread():
 
 
 def test_a_stream_that_is_used_up_ends_its_thread():
-    list(stream(small(steps=3)))
+    list(stream(small(steps=3), draw=batches_ahead))
     assert_no_thread_is_left()
