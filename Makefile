@@ -16,7 +16,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-report: $(READY) ## Open the one-layer model and write report/index.html and report/report.json
+report: $(READY) ## Open the one-layer model and write report/report.html and report/report.json
 	$(BIN)/mechicl report lsa-1l --out report
 
 test: $(READY) browser ## Lint, check the format and the types, run the tests
@@ -25,7 +25,7 @@ test: $(READY) browser ## Lint, check the format and the types, run the tests
 	$(BIN)/pyright
 	$(BIN)/pytest --durations=10
 
-bench: $(READY) ## Time training and inference against plain PyTorch
+bench: $(READY) ## Print every ratio that the README quotes, in one run
 	$(BIN)/python analyses/benchmark.py
 
 format: $(READY) ## Format the code and fix what the linter can
