@@ -117,7 +117,7 @@ def test_train_writes_a_checkpoint_that_loads_and_says_what_it_reached(here, cap
     with torch.no_grad():
         losses = [(load(folder, seed=s).predict(prompts) - prompts.query.ys).square().mean().item() for s in (3, 1)]
     printed = capsys.readouterr().out
-    assert printed == f"checkpoints/lsa-1l: held-out MSE {losses[0]:.5f}, {losses[1]:.5f} (seeds [3, 1])\n"
+    assert printed == f"runs/lsa-1l/checkpoint: held-out MSE {losses[0]:.5f}, {losses[1]:.5f} (seeds [3, 1])\n"
     assert (here / "runs" / "lsa-1l" / STATE_FILE).is_file()
     assert checkpoint.snapshots is not None
     assert checkpoint.snapshots.steps == (0, 1, 2, 3, 4)
