@@ -97,7 +97,8 @@ def import_rows(rounds: int) -> list[dict]:
 
     rows = []
     for module in ("mechicl", "mechicl.analysis"):  # mechicl loads its parts when they are first named
-        seconds(module), seconds("transformer_lens")
+        for warm_up in (module, "transformer_lens"):
+            seconds(warm_up)
         ours, theirs = zip(*((seconds(module), seconds("transformer_lens")) for _ in range(rounds)), strict=True)
         detail = f"{statistics.median(ours):.2f} s against {statistics.median(theirs):.2f} s, whole process"
         ratios = [a / b for a, b in zip(ours, theirs, strict=True)]

@@ -12,7 +12,7 @@ from mechicl import algorithms, constructions
 from mechicl.analysis.alignment import Alignment, align
 from mechicl.analysis.interpolation import InterpolationPath, interpolate
 from mechicl.analysis.rollout import layer_trajectory, repeated
-from mechicl.analysis.shifts import FOREIGN_INPUTS, ShiftedLosses, losses_over_scales
+from mechicl.analysis.shifts import FOREIGN_INPUTS, Scaled, ShiftedLosses, losses_over_scales
 from mechicl.analysis.weights import (
     GradientDescentFit,
     WeightProducts,
@@ -161,7 +161,7 @@ def study_one_layer(
     construction = constructions.gradient_descent(
         x_dim=task.x_dim, y_dim=task.y_dim, n_context=task.n_context, step_size=step_size
     )
-    shifted_tasks = {
+    shifted_tasks: dict[str, tuple[LinearRegression, Scaled]] = {
         "input scale": (task, "input_scale"),
         "weight scale": (task, "weight_scale"),
         "foreign inputs, input scale": (task.replace(inputs=FOREIGN_INPUTS, input_scale=1.0), "input_scale"),

@@ -12,6 +12,7 @@ from torch import Tensor
 from mechicl.learners import Interval, Learner, interval
 from mechicl.tasks import LinearRegression
 
+Scaled = Literal["input_scale", "weight_scale"]
 FOREIGN_INPUTS = ("gaussian", "exponential", "laplace")
 """The three input distributions of von Oswald et al. 2023, A.2; each prompt draws one of them."""
 
@@ -61,7 +62,7 @@ def losses_over_scales(
     task: LinearRegression,
     scales: Sequence[float] = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0),
     *,
-    scaled: Literal["input_scale", "weight_scale"] = "input_scale",
+    scaled: Scaled = "input_scale",
     n_prompts: int = 10_000,
     seed: int = 0,
 ) -> ShiftedLosses:

@@ -388,7 +388,7 @@ class HookedTransformer(HookedRootModule):
 
     def _tie_blocks(self) -> None:
         """In a looped model, make every block hold the first one's parameters: torch unties them now and then."""
-        for block in self.blocks[1:] if self.cfg.recurrent else ():
+        for block in list(self.blocks)[1:] if self.cfg.recurrent else ():
             for module, first in zip(block.modules(), self.blocks[0].modules(), strict=True):
                 module._parameters.update(first._parameters)
 
