@@ -54,7 +54,7 @@ def alignment_over_training(result: AlignmentOverTraining) -> go.Figure:
             fig.add_trace(trace, secondary_y=secondary)
     fig.update_xaxes(title_text="optimisation step (the first point is step 0)", type="log")
     fig.update_yaxes(title_text="cosine", range=[-0.2, 1.05], secondary_y=False)
-    fig.update_yaxes(title_text="L2 distance", rangemode="tozero", showgrid=False, secondary_y=True)
+    fig.update_yaxes(title_text="L2 distance", rangemode="tozero", tickmode="auto", showgrid=False, secondary_y=True)
     fig.update_layout(legend={"x": 0.02, "y": 0.5})
     return fig
 
