@@ -1,7 +1,24 @@
 """Reference learners. Each takes prompts and returns a `Trajectory` over all prefixes and all requested steps."""
 
+from mechicl.algorithms.baselines import averaging, nearest_neighbours
+from mechicl.algorithms.first_order import chebyshev, online_gradient_descent, preconditioned_gd
 from mechicl.algorithms.gradient_descent import gd_plus_plus, gradient_descent
 from mechicl.algorithms.least_squares import bayes, ols, ridge
+from mechicl.algorithms.newton import newton, newton_moments
 from mechicl.algorithms.tuning import tuned_step_size
 
-__all__ = ["bayes", "gd_plus_plus", "gradient_descent", "ols", "ridge", "tuned_step_size"]
+__all__ = [
+    "averaging",
+    "bayes",
+    "chebyshev",
+    "gd_plus_plus",
+    "gradient_descent",
+    "nearest_neighbours",
+    "newton",
+    "newton_moments",
+    "ols",
+    "online_gradient_descent",
+    "preconditioned_gd",
+    "ridge",
+    "tuned_step_size",
+]

@@ -41,8 +41,8 @@ class PrefixSpectra:
     ) -> "PrefixSpectra":
         """Spectra for the prediction of all points, or of the query alone."""
         if points == "all":
-            second = _before(xs[..., :, None] * xs[..., None, :])
-            cross = _before(xs[..., :, None] * ys[..., None, :])
+            second = sums_before(xs[..., :, None] * xs[..., None, :])
+            cross = sums_before(xs[..., :, None] * ys[..., None, :])
             targets, n_before = xs, torch.arange(xs.shape[1], device=xs.device)
         else:
             context = xs[:, :-1]
@@ -64,9 +64,20 @@ class PrefixSpectra:
         return einsum(weighted, self.target_coordinates, "step prompt point x, prompt point x y -> step prompt point y")
 
 
-def _before(terms: Float[Tensor, "prompt point a b"]) -> Float[Tensor, "prompt point a b"]:
+def sums_before(terms: Float[Tensor, "prompt point a b"]) -> Float[Tensor, "prompt point a b"]:
     """Sums of the terms of the earlier points: zero for the first."""
     return torch.cat([torch.zeros_like(terms[:, :1]), terms[:, :-1].cumsum(1)], dim=1)
+
+
+def selected(values: Tensor, points: PredictedPoints) -> Tensor:
+    """The values of all points, axis 1, or of the query alone, whose axis stays.
+
+    Raises:
+        ValueError: unknown points.
+    """
+    if points not in ("all", "query"):
+        raise ValueError(f"points must be 'all' or 'query', got {points!r}")
+    return values if points == "all" else values[:, -1:]
 
 
 def spectral_trajectory(

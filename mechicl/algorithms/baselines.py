@@ -1,0 +1,61 @@
+"""The baselines of Garg et al. 2022 that learn nothing iteratively: averaging and nearest neighbours."""
+
+import torch
+
+from mechicl.algorithms.spectra import PredictedPoints, selected, sums_before
+from mechicl.learners import Trajectory
+from mechicl.prompts import Prompts
+
+MAX_DISTANCES = 2**24
+
+
+def averaging(prompts: Prompts, *, points: PredictedPoints = "all") -> Trajectory:
+    """The averaging estimator `x (1/n) Σ_i x_iᵀ y_i`, consistent for inputs with identity covariance.
+
+    Args:
+        prompts: each prefix is a context of its own; the empty one predicts 0.
+        points: "all" prefixes, or the "query" alone.
+
+    Returns:
+        Trajectory with one step, predictions `[1 prompt point y]`.
+
+    Source: Garg et al. 2022, section 3.
+    """
+    xs, ys = prompts.xs.double(), prompts.ys.double()
+    n = torch.arange(xs.shape[1], device=xs.device).clamp(min=1)[:, None, None]
+    weights = sums_before(xs[..., :, None] * ys[..., None, :]) / n
+    predictions = selected((xs[..., None, :] @ weights)[..., 0, :], points)
+    return Trajectory((1,), predictions[None].to(prompts.dtype), "averaging")
+
+
+def nearest_neighbours(prompts: Prompts, *, n_neighbours: int = 3, points: PredictedPoints = "all") -> Trajectory:
+    """The mean target of the nearest context points, by Euclidean distance; of all of them while they are fewer.
+
+    Args:
+        prompts: each prefix is a context of its own; the empty one predicts 0.
+        n_neighbours: how many; of equally near points the earlier ones count.
+        points: "all" prefixes, or the "query" alone.
+
+    Returns:
+        Trajectory with one step, predictions `[1 prompt point y]`.
+
+    Raises:
+        ValueError: n_neighbours < 1.
+
+    Source: Garg et al. 2022, section 3, with three neighbours.
+    """
+    if n_neighbours < 1:
+        raise ValueError(f"n_neighbours must be at least 1, got {n_neighbours}")
+    n_points = prompts.n_context + 1
+    parts = []
+    for part in prompts.split(max(1, MAX_DISTANCES // (n_points * n_points * prompts.x_dim))):
+        xs, ys = part.xs.double(), part.ys.double()
+        targets = selected(xs, points)
+        distances = (targets[:, :, None] - xs[:, None]).square().sum(-1)  # [prompt point other]
+        position = torch.arange(n_points, device=xs.device)
+        earlier = position < selected(position[None, :, None], points)[0]
+        order = distances.masked_fill(~earlier, torch.inf).sort(dim=-1, stable=True).indices
+        rank = torch.empty_like(order).scatter_(-1, order, position.expand_as(order))
+        near = (earlier & (rank < n_neighbours)).double()
+        parts.append(((near @ ys) / near.sum(-1, keepdim=True).clamp(min=1)).to(prompts.dtype))
+    return Trajectory((1,), torch.cat(parts)[None], f"{n_neighbours} nearest neighbours")

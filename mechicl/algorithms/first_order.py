@@ -1,0 +1,153 @@
+"""First-order methods beside plain gradient descent: preconditioned, the best polynomial, and one point at a time."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mechicl.algorithms.spectra import (
+    CHUNK_ELEMENTS,
+    PredictedPoints,
+    checked_steps,
+    selected,
+    spectral_trajectory,
+    sums_before,
+)
+from mechicl.learners import Trajectory
+from mechicl.prompts import Prompts
+
+
+def preconditioned_gd(
+    prompts: Prompts,
+    steps: int | Sequence[int] = 1,
+    *,
+    preconditioner: Float[Tensor, "x x"] | Sequence[Float[Tensor, "x x"]],
+    points: PredictedPoints = "all",
+) -> Trajectory:
+    """Preconditioned gradient descent on the mean squared error: `W_{k+1} = W_k - A_k (S W_k - B) / n`, from 0.
+
+    Args:
+        prompts: each prefix is a context of its own, with n its number of points; the empty one predicts 0.
+        steps: numbers of steps.
+        preconditioner: A `[x x]`, or one a step.
+        points: "all" prefixes, or the "query" alone.
+
+    Returns:
+        Trajectory with predictions `[step prompt point y]`.
+
+    Raises:
+        ValueError: a preconditioner of another shape, or fewer of them than steps.
+
+    Source: Nertinger, Theorem 1 and section 2, where the sign is printed as plus.
+    """
+    numbers = checked_steps(steps)
+    matrices = [preconditioner] * max(numbers) if isinstance(preconditioner, Tensor) else list(preconditioner)
+    shape = (prompts.x_dim, prompts.x_dim)
+    if len(matrices) < max(numbers) or any(matrix.shape != shape for matrix in matrices):
+        raise ValueError(
+            f"preconditioner must be [x x] = {shape}, one or {max(numbers)} of them; got "
+            f"{[tuple(matrix.shape) for matrix in matrices]}"
+        )
+    n_points = prompts.n_context + 1
+    parts = []
+    for part in prompts.split(max(1, CHUNK_ELEMENTS // (n_points * prompts.x_dim * max(prompts.x_dim, prompts.y_dim)))):
+        xs, ys = part.xs.double(), part.ys.double()
+        n = torch.arange(n_points, device=xs.device).clamp(min=1)[:, None, None]
+        second = selected(sums_before(xs[..., :, None] * xs[..., None, :]) / n, points)
+        cross = selected(sums_before(xs[..., :, None] * ys[..., None, :]) / n, points)
+        weights = torch.zeros_like(cross)
+        after = [weights]
+        for matrix in matrices[: max(numbers)]:
+            weights = weights - matrix.to(xs) @ (second @ weights - cross)
+            after.append(weights)
+        targets = selected(xs, points)[..., None, :]
+        parts.append(torch.stack([(targets @ after[k])[..., 0, :] for k in numbers]).to(prompts.dtype))
+    return Trajectory(numbers, torch.cat(parts, dim=1), "preconditioned GD")
+
+
+def chebyshev(prompts: Prompts, steps: int | Sequence[int] = 1, *, points: PredictedPoints = "all") -> Trajectory:
+    """The best polynomial of each degree on the interval of S's eigenvalues: the limit for first-order methods.
+
+    After k steps the residual is `T_k(z(λ)) / T_k(z(0))` with z mapping `[λ_min, λ_max]`, over the directions that the
+    prefix reaches, onto [-1, 1] and T_k the Chebyshev polynomial. No method whose weights after k steps are a
+    polynomial of degree k - 1 in S times B has a smaller largest residual on that interval.
+
+    Args:
+        prompts: each prefix is a context of its own; the empty one predicts 0.
+        steps: degrees k; 0 predicts 0.
+        points: "all" prefixes, or the "query" alone.
+
+    Returns:
+        Trajectory with predictions `[step prompt point y]`.
+
+    Source: Golub & Varga 1961; the comparison is that of Fu et al. 2024, section 4, with the best method in place of
+    gradient descent.
+    """
+    numbers = checked_steps(steps)
+
+    def filters(eigenvalues: Tensor) -> Tensor:
+        largest = eigenvalues.amax(-1, keepdim=True)
+        # an eigenvalue that is rounding noise would stretch the interval to 0
+        present = eigenvalues > 1e-13 * eigenvalues.shape[-1] * largest
+        smallest = eigenvalues.masked_fill(~present, math.inf).amin(-1, keepdim=True)
+        spread = (largest - smallest).nan_to_num(0.0, 0.0, 0.0)
+        point_like = spread <= 1e-12 * largest  # one eigenvalue: the first step solves it
+        width = spread.masked_fill(point_like, 1.0)
+        z = (largest + smallest - 2 * eigenvalues) / width
+        z_at_zero = (largest + smallest) / width
+        residuals = []
+        for k in numbers:
+            ratio = torch.cos(k * torch.acos(z.clamp(-1, 1))) * _reciprocal_cosh(
+                k * torch.acosh(z_at_zero.clamp(min=1))
+            )
+            ratio = torch.where(point_like, 1.0 if k == 0 else 0.0, ratio)
+            residuals.append(ratio)
+        progress = 1 - torch.stack(residuals)
+        return torch.where(present, progress / eigenvalues.masked_fill(~present, 1.0), 0.0)
+
+    return spectral_trajectory(prompts, filters, name="Chebyshev", steps=numbers, points=points)
+
+
+def _reciprocal_cosh(angle: Tensor) -> Tensor:
+    return 2 * torch.exp(-angle) / (1 + torch.exp(-2 * angle))  # where cosh would overflow, this is 0
+
+
+def online_gradient_descent(
+    prompts: Prompts, *, step_size: float | None = None, points: PredictedPoints = "all"
+) -> Trajectory:
+    """One pass of gradient descent over the context, one point a step, in the order of the prompt.
+
+    `W ← W - a_t x_t (x_t W - y_t)`, from 0.
+
+    Args:
+        prompts: the order of their points matters.
+        step_size: a, the same for all points; by default `1 / |x_t|²`, with which each point is fitted exactly as it
+            passes (and points at 0 are passed over).
+        points: "all" prefixes, or the "query" alone.
+
+    Returns:
+        Trajectory with one step, predictions `[1 prompt point y]`.
+
+    Raises:
+        ValueError: a step size that is not finite.
+
+    Source: Fu et al. 2024, section 3.2 and Table 1.
+    """
+    if step_size is not None and not math.isfinite(step_size):
+        raise ValueError(f"step_size must be finite, got {step_size}")
+    xs, ys = prompts.xs.double(), prompts.ys.double()
+    weights = xs.new_zeros(len(prompts), prompts.x_dim, prompts.y_dim)
+    predictions = []
+    for t in range(prompts.n_context + 1):
+        x = xs[:, t, None]
+        predictions.append((x @ weights)[:, 0])
+        squared = x.square().sum(-1, keepdim=True)
+        if step_size is None:
+            rate = torch.where(squared > 0, 1 / squared.masked_fill(squared == 0, 1.0), 0.0)
+        else:
+            rate = torch.full_like(squared, step_size)
+        weights = weights - rate * x.mT @ (x @ weights - ys[:, t, None])
+    stacked = selected(torch.stack(predictions, dim=1), points)
+    return Trajectory((1,), stacked[None].to(prompts.dtype), "online GD")

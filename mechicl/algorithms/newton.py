@@ -1,0 +1,89 @@
+"""Iterative Newton for the inverse of the context's second moments, and its view as a polynomial in them."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from mechicl.algorithms.spectra import PredictedPoints, checked_steps, spectral_trajectory
+from mechicl.learners import Trajectory
+from mechicl.prompts import Prompts
+
+
+def newton(
+    prompts: Prompts,
+    steps: int | Sequence[int] = 1,
+    *,
+    alpha: float | None = None,
+    points: PredictedPoints = "all",
+) -> Trajectory:
+    """Iterative Newton: `M_0 = αS`, `M_{k+1} = 2 M_k - M_k S M_k`, prediction `x M_k B`.
+
+    In the eigenbasis `λ m_k = 1 - (1 - αλ²)^(2^k)`, so that any number of steps costs the same.
+
+    Args:
+        prompts: each prefix is a context of its own; the empty one predicts 0.
+        steps: numbers of iterations, in any order; 0 gives `x αS B`.
+        alpha: α, the same for all prefixes; by default `1 / ‖S Sᵀ‖_F` of each prefix.
+        points: "all" prefixes, or the "query" alone.
+
+    Returns:
+        Trajectory with predictions `[step prompt point y]`.
+
+    Raises:
+        ValueError: an alpha that is not positive, or too large to converge on one of the prefixes: `α ≥ 2 / λ_max²`.
+
+    Source: Fu et al. 2024, section 3.2 and C.3, whose `α = 2 / ‖S Sᵀ‖₂` is on the boundary and does not converge; the
+    authors' code has the default.
+
+    Example:
+        >>> newton(LinearRegression().sample(4, seed=0), steps=[0, 5, 10]).predictions.shape
+        torch.Size([3, 4, 11, 1])
+    """
+    numbers = checked_steps(steps)
+    if alpha is not None and not (alpha > 0 and math.isfinite(alpha)):
+        raise ValueError(f"alpha must be positive and finite, got {alpha}")
+
+    def filters(eigenvalues: Tensor) -> Tensor:
+        squared = eigenvalues.square()
+        if alpha is None:
+            norm = squared.norm(dim=-1, keepdim=True)
+            scaled = squared / norm.masked_fill(norm == 0, 1.0)
+        else:
+            scaled = alpha * squared
+            if bool((scaled >= 2).any()):
+                limit = 2 / squared.max().item()
+                raise ValueError(f"alpha={alpha:g} does not converge: on these prompts it must be below {limit:g}")
+        present = eigenvalues > 0
+        reached = torch.stack([newton_progress(scaled, k) for k in numbers])
+        return torch.where(present, reached / eigenvalues.masked_fill(~present, 1.0), 0.0)
+
+    return spectral_trajectory(prompts, filters, name="Newton", steps=numbers, points=points)
+
+
+def newton_progress(scaled: Tensor, steps: int) -> Tensor:
+    """`λ m_k = 1 - (1 - αλ²)^(2^k)` for `scaled = αλ²` in [0, 2), without cancellation where it is small."""
+    small = scaled < 0.5
+    gentle = -torch.expm1(2.0**steps * torch.log1p(-scaled.where(small, torch.zeros_like(scaled))))
+    # an even power beyond k = 0, so that the sign of 1 - αλ² matters only there
+    rest = 1 - scaled if steps == 0 else (1 - scaled).abs() ** (2.0**steps)
+    return torch.where(small, gentle, 1 - rest)
+
+
+def newton_moments(steps: int, alpha: float) -> list[float]:
+    """Coefficients β of Newton's `M_k` as a polynomial in S: entry s belongs to `S^(2s+1)`, s = 0 .. 2^k - 1.
+
+    `β_s = (-1)^s C(2^k, s+1) α^(s+1)`: `M_1 = 2αS - α²S³`, `M_2 = 4αS - 6α²S³ + 4α³S⁵ - α⁴S⁷`.
+
+    Args:
+        steps: k.
+        alpha: α.
+
+    Raises:
+        ValueError: steps is no whole number >= 0.
+
+    Source: Fu et al. 2024, section 3 and C.3, which print other coefficients (4α² and 4, 12, 16, 16).
+    """
+    (steps,) = checked_steps([steps])
+    return [(-1) ** s * math.comb(2**steps, s + 1) * alpha ** (s + 1) for s in range(2**steps)]

@@ -1,0 +1,137 @@
+"""Preconditioned, Chebyshev and online gradient descent against plain loops and known optimality."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mechicl.algorithms import chebyshev, gradient_descent, ols, online_gradient_descent, preconditioned_gd
+from mechicl.tasks import LinearRegression
+from tests.algorithms.reference import make_prompts, over_prefixes
+
+
+def precondition(matrices):
+    def predict(xs, ys, query):
+        weights = np.zeros((query.size, ys.shape[1]))
+        for matrix in matrices:
+            gradient = np.zeros_like(weights)
+            for x, y in zip(xs, ys, strict=True):
+                gradient += np.outer(x, x @ weights - y) / len(xs)
+            weights = weights - matrix @ gradient
+        return query @ weights
+
+    return predict
+
+
+@pytest.mark.parametrize("y_dim", [1, 2])
+def test_preconditioned_steps_are_the_plain_loop(y_dim):
+    prompts = make_prompts(y_dim=y_dim)
+    matrices = [
+        0.3 * torch.randn(4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(i)) for i in range(3)
+    ]
+    trajectory = preconditioned_gd(prompts, [0, 1, 3], preconditioner=matrices)
+    for k, predictions in zip((0, 1, 3), trajectory.predictions, strict=True):
+        expected = over_prefixes(prompts, precondition([m.numpy() for m in matrices[:k]]))
+        np.testing.assert_allclose(predictions, expected, rtol=1e-10, atol=1e-12)
+    query = preconditioned_gd(prompts, [3], preconditioner=matrices, points="query")
+    torch.testing.assert_close(query.predictions[:, :, 0], trajectory.predictions[2:, :, -1])
+
+
+def test_identity_preconditioner_is_gradient_descent_of_the_mean():
+    prompts = make_prompts(n_context=5)
+    got = preconditioned_gd(prompts, [4], preconditioner=0.5 * torch.eye(4), points="query")
+    expected = gradient_descent(prompts, [4], step_size=0.1, points="query")
+    torch.testing.assert_close(got.predictions, expected.predictions)
+
+
+def test_the_printed_plus_sign_moves_away_from_the_data():
+    prompts = LinearRegression(x_dim=3, n_context=20).sample(200, seed=0, dtype=torch.float64)
+
+    def loss(sign: float) -> float:
+        trajectory = preconditioned_gd(prompts, 1, preconditioner=sign * torch.eye(3), points="query")
+        return (trajectory.query()[0] - prompts.query.ys).square().mean().item()
+
+    assert loss(+1) < prompts.query.ys.square().mean().item() < loss(-1)
+
+
+def test_bad_preconditioners_are_refused():
+    for bad in (torch.eye(3), [torch.eye(4)], [torch.eye(4), torch.eye(3)]):
+        with pytest.raises(ValueError, match="preconditioner must be"):
+            preconditioned_gd(make_prompts(), 2, preconditioner=bad)
+
+
+def conjugate_interval_residual(eigenvalues: np.ndarray, steps: int) -> np.ndarray:
+    """T_k(z(λ)) / T_k(z(0)) by numpy's Chebyshev series."""
+    low, high = eigenvalues.min(), eigenvalues.max()
+    series = np.polynomial.Chebyshev.basis(steps)
+    return series((high + low - 2 * eigenvalues) / (high - low)) / series((high + low) / (high - low))
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 7, 30])
+def test_chebyshev_is_the_polynomial_of_the_full_context(steps):
+    prompts = make_prompts(n_context=9)
+    got = chebyshev(prompts, [steps], points="query").predictions[0, :, 0].numpy()
+    for i in range(len(prompts)):
+        xs, ys = prompts.context.xs[i].numpy(), prompts.context.ys[i].numpy()
+        values, vectors = np.linalg.eigh(xs.T @ xs)
+        progress = (1 - conjugate_interval_residual(values, steps)) / values
+        expected = prompts.query.xs[i].numpy() @ vectors @ np.diag(progress) @ vectors.T @ xs.T @ ys
+        np.testing.assert_allclose(got[i], expected, rtol=1e-8, atol=1e-10)
+
+
+def test_no_step_size_of_gradient_descent_has_a_smaller_largest_residual():
+    prompts = make_prompts(n_prompts=1, n_context=9)
+    xs = prompts.context.xs[0].numpy()
+    values = np.linalg.eigvalsh(xs.T @ xs)
+    grid = np.linspace(values.min(), values.max(), 400)
+    for steps in (1, 3, 8):
+        best = np.abs(conjugate_interval_residual(values, steps)).max()
+        envelope = 1 / np.polynomial.Chebyshev.basis(steps)((values.max() + values.min()) / np.ptp(values))
+        assert best <= envelope * (1 + 1e-9)
+        descents = [np.abs((1 - a * grid) ** steps).max() for a in np.linspace(0, 2 / values.max(), 300)]
+        assert envelope <= min(descents) * (1 + 1e-9)
+
+
+@given(x_dim=st.integers(1, 5), n_context=st.integers(0, 7))
+def test_chebyshev_reaches_least_squares_on_any_prefix(x_dim, n_context):
+    prompts = make_prompts(n_prompts=2, n_context=n_context, x_dim=x_dim)
+    got = chebyshev(prompts, [0, 20_000]).predictions
+    assert got[0].abs().max() == 0
+    torch.testing.assert_close(got[1], ols(prompts).predictions[0], rtol=1e-4, atol=1e-5)
+
+
+def descend_online(step_size):
+    def predict(xs, ys, query):
+        weights = np.zeros((query.size, ys.shape[1]))
+        for x, y in zip(xs, ys, strict=True):
+            rate = step_size if step_size is not None else (1 / (x @ x) if x @ x > 0 else 0.0)
+            weights = weights - rate * np.outer(x, x @ weights - y)
+        return query @ weights
+
+    return predict
+
+
+@pytest.mark.parametrize("step_size", [None, 0.3])
+def test_online_descent_passes_the_points_in_order(step_size):
+    prompts = make_prompts(y_dim=2)
+    prompts.xs[0, 2] = 0
+    trajectory = online_gradient_descent(prompts, step_size=step_size)
+    expected = over_prefixes(prompts, descend_online(step_size))
+    np.testing.assert_allclose(trajectory.predictions[0], expected, rtol=1e-10, atol=1e-12)
+    query = online_gradient_descent(prompts, step_size=step_size, points="query")
+    assert torch.equal(query.predictions[:, :, 0], trajectory.predictions[:, :, -1])
+
+
+def test_order_matters_to_online_descent_only():
+    prompts = make_prompts(n_context=6)
+    other = prompts.permuted([5, 4, 3, 2, 1, 0])
+    here, there = (online_gradient_descent(p, points="query").predictions for p in (prompts, other))
+    assert not torch.allclose(here, there)
+    here, there = (chebyshev(p, 3, points="query").predictions for p in (prompts, other))
+    torch.testing.assert_close(here, there)
+
+
+def test_a_step_size_that_is_not_finite_is_refused():
+    with pytest.raises(ValueError, match="finite"):
+        online_gradient_descent(make_prompts(), step_size=float("nan"))

@@ -1,0 +1,115 @@
+"""Iterative Newton against the matrix iteration written out."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mechicl import algorithms
+from mechicl.algorithms import newton, newton_moments, ols
+from mechicl.tasks import LinearRegression
+from tests.algorithms.reference import make_prompts, over_prefixes
+
+
+def iterate(steps: int, alpha: float | None = None):
+    def predict(xs, ys, query):
+        if not np.any(xs):
+            return np.zeros(ys.shape[1])
+        second = xs.T @ xs
+        a = 1 / np.linalg.norm(second @ second.T) if alpha is None else alpha
+        inverse = a * second
+        for _ in range(steps):
+            inverse = 2 * inverse - inverse @ second @ inverse
+        return query @ inverse @ (xs.T @ ys)
+
+    return predict
+
+
+@pytest.mark.parametrize("alpha", [None, 0.01])
+@pytest.mark.parametrize("y_dim", [1, 2])
+def test_every_step_and_prefix_is_the_matrix_iteration(alpha, y_dim):
+    prompts = make_prompts(y_dim=y_dim)
+    steps = [0, 1, 2, 5, 12]
+    trajectory = newton(prompts, steps, alpha=alpha)
+    for k, predictions in zip(steps, trajectory.predictions, strict=True):
+        np.testing.assert_allclose(predictions, over_prefixes(prompts, iterate(k, alpha)), rtol=1e-8, atol=1e-10)
+
+
+@given(
+    x_dim=st.integers(1, 6), n_context=st.integers(0, 8), steps=st.integers(0, 10), scale=st.sampled_from([1e-3, 1, 30])
+)
+def test_any_shape_and_scale(x_dim, n_context, steps, scale):
+    prompts = make_prompts(n_prompts=2, n_context=n_context, x_dim=x_dim, scale=scale)
+    expected = over_prefixes(prompts, iterate(steps))
+    got = newton(prompts, [steps]).predictions[0].numpy()
+    np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-8 * max(1.0, float(np.abs(expected).max())))
+
+
+def test_repeated_and_rank_deficient_points_are_ordinary():
+    prompts = make_prompts(n_context=6, x_dim=4)
+    xs = prompts.xs.clone()
+    xs[:, 1:6] = xs[:, :1]
+    xs[0] = 0
+    prompts = type(prompts)(xs, prompts.ys)
+    got = newton(prompts, [0, 3, 60]).predictions
+    assert got.isfinite().all()
+    np.testing.assert_allclose(got[1], over_prefixes(prompts, iterate(3)), rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(got[2], ols(prompts).predictions[0], rtol=1e-6, atol=1e-8)
+
+
+def test_it_converges_to_least_squares_with_a_logarithm_of_the_condition_number():
+    task = LinearRegression(x_dim=5, n_context=30, inputs="gaussian", condition_number=100.0)
+    prompts = task.sample(20, seed=0, dtype=torch.float64)
+    trajectory = newton(prompts, [40], points="query")
+    torch.testing.assert_close(trajectory.predictions, ols(prompts, points="query").predictions, rtol=1e-6, atol=1e-8)
+
+
+def test_the_printed_alpha_is_on_the_boundary_and_refused():
+    # Fu et al. 2024, A.1 (eq. 10) and C.3 print 2 / ‖S Sᵀ‖₂, with which the top direction never converges
+    prompts = make_prompts(n_prompts=1, n_context=8)
+    xs = prompts.xs[0, :-1].numpy()
+    second = xs.T @ xs
+    printed = float(2 / np.linalg.norm(second @ second.T, 2))
+    inverse = printed * second
+    for _ in range(40):
+        inverse = 2 * inverse - inverse @ second @ inverse
+    assert np.linalg.norm(inverse @ second - np.eye(4), 2) == pytest.approx(1.0, abs=1e-3)
+    with pytest.raises(ValueError, match="does not converge"):
+        newton(prompts, [1], alpha=printed * (1 + 1e-9), points="query")
+    below = newton(prompts, [60], alpha=0.99 * printed, points="query")
+    torch.testing.assert_close(below.predictions, ols(prompts, points="query").predictions, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("alpha", [0.0, -1.0, float("nan"), float("inf")])
+def test_bad_alphas_are_refused(alpha):
+    with pytest.raises(ValueError, match="alpha must be positive"):
+        newton(make_prompts(), [1], alpha=alpha)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 3])
+def test_moments_are_the_coefficients_of_the_iteration(steps):
+    alpha = 0.05
+    polynomial = np.polynomial.Polynomial([0, alpha])
+    for _ in range(steps):
+        polynomial = 2 * polynomial - polynomial * np.polynomial.Polynomial([0, 1]) * polynomial
+    coefficients = np.zeros(2 ** (steps + 1))
+    coefficients[1::2] = newton_moments(steps, alpha)
+    np.testing.assert_allclose(coefficients, np.asarray(polynomial.coef, dtype=float), rtol=1e-12, atol=1e-18)
+
+
+def test_moments_correct_the_printed_ones():
+    assert newton_moments(1, 1.0) == [2, -1]  # printed: 2, -4
+    assert newton_moments(2, 1.0) == [4, -6, 4, -1]  # printed: 4, -12, 16, -16
+
+
+def test_query_alone_dtype_and_gradient():
+    prompts = make_prompts(dtype=torch.float32)
+    every, query = newton(prompts, [2, 4]), newton(prompts, [2, 4], points="query")
+    assert every.predictions.dtype == torch.float32
+    torch.testing.assert_close(query.predictions[:, :, 0], every.predictions[:, :, -1])
+    learner = algorithms.newton
+    x = prompts.query.xs.clone().requires_grad_()
+    learner(prompts.with_query(x), [3], points="query").predictions.sum().backward()
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
