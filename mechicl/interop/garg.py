@@ -1,0 +1,117 @@
+"""Models of the `in-context-learning` code of Garg et al. 2022, on which Fu et al. 2024 build."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mechicl.models import HookedTransformer, TransformerConfig
+
+
+def from_garg(state_dict: Mapping[str, Tensor], config: Mapping[str, Any]) -> HookedTransformer:
+    """A model trained by the `in-context-learning` code, with the same predictions to float precision.
+
+    Args:
+        state_dict: of its `TransformerModel`: `_read_in`, `_backbone` (GPT-2), `_read_out`. In its checkpoint
+            `state.pt` it stands under "model_state_dict"; see `load_garg_state`.
+        config: its `config.yaml` as a mapping, or the "model" part of it: n_dims, n_positions, n_embd, n_layer, n_head.
+
+    Returns:
+        A float32 model in eval mode on interleaved prompts with up to `n_positions - 1` context points.
+
+    Raises:
+        ValueError: another family than gpt2, a missing entry, or weights that do not fit the config.
+
+    Source: Garg et al. 2022, section 3; Fu et al. 2024, section 4.
+
+    Example:
+        >>> model = from_garg(load_garg_state("state.pt"), yaml.safe_load(open("config.yaml")))
+    """
+    fields = config.get("model", config)
+    missing = [name for name in ("n_dims", "n_positions", "n_embd", "n_layer", "n_head") if name not in fields]
+    if missing or fields.get("family", "gpt2") != "gpt2":
+        raise ValueError(
+            f"from_garg needs a gpt2 model's n_dims, n_positions, n_embd, n_layer and n_head; "
+            f"missing {missing}, family {fields.get('family', 'gpt2')!r}"
+        )
+    width, heads = fields["n_embd"], fields["n_head"]
+    cfg = TransformerConfig(
+        x_dim=fields["n_dims"],
+        n_context=fields["n_positions"] - 1,
+        prompt_format="interleaved",
+        n_layers=fields["n_layer"],
+        n_heads=heads,
+        d_model=width,
+        d_mlp=4 * width,
+        act_fn="gelu_new",
+        attention="softmax",
+        keys="causal",
+        normalization_type="LN",
+    )
+    model = HookedTransformer(cfg)
+    taken: set[str] = set()
+
+    def take(name: str, *shape: int) -> Tensor:
+        if name not in state_dict:
+            raise ValueError(f"the state dict has no {name!r}")
+        tensor = state_dict[name]
+        if tuple(tensor.shape) != shape:
+            raise ValueError(f"{name} must be {shape} by the config, got {tuple(tensor.shape)}")
+        taken.add(name)
+        return tensor.detach().float()
+
+    def split_heads(weights: Tensor) -> Tensor:
+        """`[..., head * d_head]` to `[head, ..., d_head]`."""
+        return weights.unflatten(-1, (heads, -1)).movedim(-2, 0)
+
+    with torch.no_grad():
+        model.embed.copy_(take("_read_in.weight", width, cfg.d_token).T)
+        model.get_parameter("embed_bias").copy_(take("_read_in.bias", width))
+        # the last of its 2 n_positions positions is the query's y, which is never in a prompt here
+        model.pos_embed.copy_(take("_backbone.wpe.weight", 2 * fields["n_positions"], width)[: cfg.n_ctx])
+        for layer, block in enumerate(model.blocks):
+            at = f"_backbone.h.{layer}."
+            for norm, name in (("ln1", "ln_1"), ("ln2", "ln_2")):
+                model.get_parameter(f"blocks.{layer}.{norm}.w").copy_(take(f"{at}{name}.weight", width))
+                model.get_parameter(f"blocks.{layer}.{norm}.b").copy_(take(f"{at}{name}.bias", width))
+            weights = take(f"{at}attn.c_attn.weight", width, 3 * width).chunk(3, dim=1)
+            biases = take(f"{at}attn.c_attn.bias", 3 * width).chunk(3)
+            for which, weight, bias in zip("QKV", weights, biases, strict=True):
+                getattr(block.attn, f"W_{which}").copy_(split_heads(weight))
+                getattr(block.attn, f"b_{which}").copy_(split_heads(bias))
+            block.attn.W_O.copy_(take(f"{at}attn.c_proj.weight", width, width).unflatten(0, (heads, -1)))
+            block.attn.b_O.copy_(take(f"{at}attn.c_proj.bias", width))
+            block.mlp.W_in.copy_(take(f"{at}mlp.c_fc.weight", width, 4 * width))
+            block.mlp.b_in.copy_(take(f"{at}mlp.c_fc.bias", 4 * width))
+            block.mlp.W_out.copy_(take(f"{at}mlp.c_proj.weight", 4 * width, width))
+            block.mlp.b_out.copy_(take(f"{at}mlp.c_proj.bias", width))
+        model.get_parameter("ln_final.w").copy_(take("_backbone.ln_f.weight", width))
+        model.get_parameter("ln_final.b").copy_(take("_backbone.ln_f.bias", width))
+        model.unembed.copy_(take("_read_out.weight", 1, width).T)
+        model.get_parameter("unembed_bias").copy_(take("_read_out.bias", 1))
+    # a vocabulary that is never used, and masks that older versions of transformers saved
+    unused = {name for name in state_dict if name.endswith(("wte.weight", "attn.bias", "attn.masked_bias"))}
+    left = sorted(set(state_dict) - taken - unused)
+    if left:
+        raise ValueError(f"the state dict has entries that this model has no place for: {left[:5]}")
+    return model.eval()
+
+
+def load_garg_state(path: str | Path) -> dict[str, Tensor]:
+    """The state dict in a checkpoint `state.pt`, read without executing anything in it.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: the file holds anything but tensors and plain data, or no "model_state_dict".
+    """
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # whatever the unpickler refuses, in one kind of error
+        raise ValueError(f"{path} is no checkpoint of tensors and plain data: {str(error).splitlines()[0]}") from error
+    if not isinstance(checkpoint, dict) or "model_state_dict" not in checkpoint:
+        raise ValueError(f"{path} has no 'model_state_dict'")
+    return dict(checkpoint["model_state_dict"])

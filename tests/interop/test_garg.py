@@ -1,0 +1,96 @@
+"""Imported models against GPT-2 itself, put together as the original does it."""
+
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn as nn
+from transformers import GPT2Config, GPT2Model
+
+from mechicl.interop import from_garg, load_garg_state
+from mechicl.tasks import LinearRegression
+
+CONFIG = {"n_dims": 5, "n_positions": 11, "n_embd": 32, "n_layer": 3, "n_head": 4, "family": "gpt2"}
+
+
+class Original(nn.Module):
+    """A linear map into GPT-2's stream, GPT-2, a linear map out; predictions at the x tokens."""
+
+    def __init__(self, n_dims: int, n_positions: int, n_embd: int, n_layer: int, n_head: int, family: str):
+        super().__init__()
+        self._read_in = nn.Linear(n_dims, n_embd)
+        self._backbone = GPT2Model(
+            GPT2Config(n_positions=2 * n_positions, n_embd=n_embd, n_layer=n_layer, n_head=n_head, vocab_size=10)
+        )
+        self._read_out = nn.Linear(n_embd, 1)
+
+    def forward(self, xs, ys):
+        tokens = xs.new_zeros(xs.shape[0], 2 * xs.shape[1], xs.shape[2])
+        tokens[:, 0::2], tokens[:, 1::2, 0] = xs, ys[..., 0]
+        hidden = self._backbone(inputs_embeds=self._read_in(tokens)).last_hidden_state
+        return self._read_out(hidden)[:, ::2]
+
+
+@pytest.fixture(scope="module")
+def original() -> Original:
+    torch.manual_seed(0)
+    model = Original(**CONFIG).eval()
+    with torch.no_grad():  # nothing at its initial zero or one, so that every entry is tested
+        for weight in model.parameters():
+            weight.add_(0.1 * torch.randn_like(weight))
+    return model
+
+
+@pytest.mark.parametrize("config", [CONFIG, {"model": CONFIG, "training": {"batch_size": 64}}])
+def test_predictions_are_the_originals(original, config):
+    prompts = LinearRegression(x_dim=5, n_context=10, inputs="gaussian").sample(16, seed=0)
+    model = from_garg(original.state_dict(), config)
+    with torch.no_grad():
+        expected = original(prompts.xs, prompts.ys)
+        torch.testing.assert_close(model.predict_prefixes(prompts), expected, rtol=0, atol=1e-5)
+        torch.testing.assert_close(model.predict(prompts), expected[:, -1], rtol=0, atol=1e-5)
+    assert not model.training
+
+
+def test_a_checkpoint_from_disk(original, tmp_path: Path):
+    path = tmp_path / "state.pt"
+    optimizer = torch.optim.Adam(original.parameters())
+    state = {"model_state_dict": original.state_dict(), "optimizer_state_dict": optimizer.state_dict(), "train_step": 7}
+    torch.save(state, path)
+    loaded = load_garg_state(path)
+    assert set(loaded) == set(original.state_dict())
+    assert from_garg(loaded, CONFIG).cfg.n_layers == 3
+
+
+def test_a_hostile_file_is_refused_and_not_executed(tmp_path: Path):
+    marker = tmp_path / "executed"
+
+    class Attack:
+        def __reduce__(self):
+            return (Path.touch, (marker,))
+
+    path = tmp_path / "state.pt"
+    path.write_bytes(pickle.dumps({"model_state_dict": Attack()}))
+    with pytest.raises(ValueError, match="no checkpoint of tensors"):
+        load_garg_state(path)
+    assert not marker.exists()
+    torch.save({"weights": torch.zeros(1)}, path)
+    with pytest.raises(ValueError, match="model_state_dict"):
+        load_garg_state(path)
+    with pytest.raises(FileNotFoundError):
+        load_garg_state(tmp_path / "nothing.pt")
+
+
+def test_what_does_not_fit_is_named(original):
+    state = original.state_dict()
+    with pytest.raises(ValueError, match=r"missing \['n_head'\]"):
+        from_garg(state, {k: v for k, v in CONFIG.items() if k != "n_head"})
+    with pytest.raises(ValueError, match="family 'lstm'"):
+        from_garg(state, CONFIG | {"family": "lstm"})
+    with pytest.raises(ValueError, match=r"_read_in\.weight must be"):
+        from_garg(state, CONFIG | {"n_dims": 6})
+    with pytest.raises(ValueError, match=r"no '_read_out\.bias'"):
+        from_garg({k: v for k, v in state.items() if k != "_read_out.bias"}, CONFIG)
+    with pytest.raises(ValueError, match="no place for"):
+        from_garg(state, CONFIG | {"n_layer": 2})
