@@ -36,7 +36,7 @@ class List:
         for name in available():
             checkpoint = load_checkpoint(name)
             cfg, record = checkpoint.models[0].cfg, checkpoint.record
-            losses = record["curve"]["eval_loss"][-1]
+            losses = record.get("curve", {}).get("eval_loss", [[float("nan")]])[-1]
             print(
                 f"{name:24} {cfg.n_layers} layer{'s' if cfg.n_layers != 1 else ''}, {cfg.n_heads} "
                 f"{cfg.attention} head{'s' if cfg.n_heads != 1 else ''}, width {cfg.d_model}, {len(checkpoint.models)} "
@@ -73,7 +73,7 @@ class TrainPreset:
             record["versions"] |= {"mechicl": __version__, "transformer-lens": version("transformer-lens")}
             snapshots = Snapshots(result.snapshot_steps, result.snapshots) if result.snapshots else None
             folder = save(self.out or run / "checkpoint", result.models, record, snapshots)
-            losses = record["curve"]["eval_loss"][-1]
+            losses = record.get("curve", {}).get("eval_loss", [[float("nan")]])[-1]
             print(f"{folder}: held-out MSE {', '.join(f'{loss:.5f}' for loss in losses)} (seeds {record['seeds']})")
         PartialState().destroy_process_group()
 

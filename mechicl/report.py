@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from mechicl import constructions, viz
+from mechicl import algorithms, constructions, viz
 from mechicl.analysis import OneLayerStudy, linear_attention_optimum, one_step_optimum, study_one_layer
 from mechicl.analysis.weights import weight_products
 from mechicl.checkpoints import Checkpoint, CheckpointError, load_checkpoint
@@ -103,6 +103,11 @@ def _task(checkpoint: Checkpoint) -> LinearRegression:
         task = task_from_dict(checkpoint.record["training"]["task"])
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{checkpoint.name}: no usable task in its record: {error!r}") from error
+    if "curve" not in checkpoint.record or cfg.prompt_format != "paired":
+        raise CheckpointError(
+            f"a report needs a learning curve in the record and paired prompts; {checkpoint.name} has "
+            f"{'a' if 'curve' in checkpoint.record else 'no'} curve and {cfg.prompt_format} prompts"
+        )
     if not isinstance(task, LinearRegression) or (cfg.n_layers, cfg.n_heads, cfg.attention) != (1, 1, "linear"):
         raise CheckpointError(
             f"there is a report for linear attention with one layer and one head on linear regression; "
@@ -253,7 +258,7 @@ def _html(checkpoint: Checkpoint, task: LinearRegression, study: OneLayerStudy, 
         section(
             "Learning",
             words["learning"],
-            plot(viz.learning_curves(record["curve"], list(study.seeds), float(study.gd_squared_errors.mean()))),
+            plot(viz.learning_curves(record["curve"], list(study.seeds), _curve_reference(checkpoint, task, study))),
         ),
     ]
     if study.over_training is not None:
@@ -284,6 +289,16 @@ def _html(checkpoint: Checkpoint, task: LinearRegression, study: OneLayerStudy, 
         f"(von Oswald et al. 2023)."
     )
     return page(f"mechicl report: {checkpoint.name}", lead, sections)
+
+
+def _curve_reference(checkpoint: Checkpoint, task: LinearRegression, study: OneLayerStudy) -> float:
+    """Tuned gradient descent's MSE on the prompts that the learning curve was measured on."""
+    training = checkpoint.record["training"]
+    if "eval_prompts" not in training or "eval_seed" not in training:
+        return float(study.gd_squared_errors.mean())
+    prompts = task.sample(training["eval_prompts"], seed=training["eval_seed"])
+    trajectory = algorithms.gradient_descent(prompts, 1, step_size=study.step_size, points="query")
+    return float((trajectory.query()[0] - prompts.query.ys).square().mean())
 
 
 def _errata(task: LinearRegression, study: OneLayerStudy) -> str:

@@ -52,7 +52,7 @@ def ridge(prompts: Prompts, *, penalty: float, points: PredictedPoints = "all") 
 
 
 def bayes(
-    prompts: Prompts, *, noise_std: float, weight_std: float = 1.0, points: PredictedPoints = "all"
+    prompts: Prompts, *, noise_std: float = 0.0, weight_std: float = 1.0, points: PredictedPoints = "all"
 ) -> Trajectory:
     """Posterior mean for weights `N(0, weight_std²)` and label noise `N(0, noise_std²)`: the best any learner can do.
 

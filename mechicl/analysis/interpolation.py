@@ -19,7 +19,7 @@ class InterpolationPath:
 
     Attributes:
         alphas: 0 is the first model, 1 the second, `[alpha]`.
-        squared_errors: `[alpha prompt]`, summed over the target's dimensions.
+        squared_errors: `[alpha prompt]`, averaged over the target's dimensions.
         rescaled: whether the gauge was corrected.
     """
 
@@ -68,7 +68,7 @@ def interpolate(
         rescale: bring both into the gauge where the mean diagonal of W_KQ's x-block is 1.
 
     Raises:
-        ValueError: models of different shape, or fewer than two alphas.
+        ValueError: models that differ in more than their attention weights, or fewer than two alphas.
 
     Source: von Oswald et al. 2023, A.3.
     """
@@ -80,6 +80,11 @@ def interpolate(
             f"models of different shape cannot be interpolated: products {tuple(ends[0].W_KQ.shape)} with "
             f"x_dim={ends[0].x_dim}, and {tuple(ends[1].W_KQ.shape)} with x_dim={ends[1].x_dim}"
         )
+    for name in ("damping", "keys", "recurrent"):
+        if getattr(a.cfg, name) != getattr(b.cfg, name):
+            raise ValueError(f"the models differ in {name}: {getattr(a.cfg, name)} and {getattr(b.cfg, name)}")
+    if not torch.equal(a.initial_weights.cpu().double(), b.initial_weights.cpu().double()):
+        raise ValueError("the models differ in their initial weights W_0, which no path of products connects")
     if rescale:
         ends = [products.fixed() for products in ends]
     alphas = torch.linspace(0, 1, n_alphas, dtype=torch.float64)
@@ -94,5 +99,5 @@ def interpolate(
         )
         with torch.no_grad():
             predictions = with_products(a, between).predict(prompts)
-        errors.append((predictions - prompts.query.ys).square().sum(-1))
+        errors.append((predictions - prompts.query.ys).square().mean(-1))
     return InterpolationPath(alphas, torch.stack(errors), rescale)

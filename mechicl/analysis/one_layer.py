@@ -161,11 +161,15 @@ def study_one_layer(
     construction = constructions.gradient_descent(
         x_dim=task.x_dim, y_dim=task.y_dim, n_context=task.n_context, step_size=step_size
     )
+    foreign = task.replace(
+        inputs=FOREIGN_INPUTS, input_scale=1.0, covariance=None, condition_number=None, eigenvalues=None,
+        eigenbasis="axes",
+    )  # fmt: skip
     shifted_tasks: dict[str, tuple[LinearRegression, Scaled]] = {
         "input scale": (task, "input_scale"),
         "weight scale": (task, "weight_scale"),
-        "foreign inputs, input scale": (task.replace(inputs=FOREIGN_INPUTS, input_scale=1.0), "input_scale"),
-        "foreign inputs, weight scale": (task.replace(inputs=FOREIGN_INPUTS, input_scale=1.0), "weight_scale"),
+        "foreign inputs, input scale": (foreign, "input_scale"),
+        "foreign inputs, weight scale": (foreign, "weight_scale"),
     }
     seeds = tuple(checkpoint.record.get("seeds", range(len(models))))
     learners = {"gradient descent": construction}
@@ -209,7 +213,7 @@ def _midpoint(model: HookedTransformer, construction: HookedTransformer) -> Hook
 
 @torch.no_grad()
 def _squared_errors(model: HookedTransformer, prompts: Prompts) -> Float[Tensor, "prompt"]:
-    return (model.predict(prompts).double() - prompts.query.ys.double()).square().sum(-1)
+    return (model.predict(prompts).double() - prompts.query.ys.double()).square().mean(-1)
 
 
 def _roll_out(
@@ -217,7 +221,7 @@ def _roll_out(
 ) -> RollOut:
     def losses(model: HookedTransformer) -> Tensor:
         trajectory = layer_trajectory(repeated(model, steps, damping), prompts)
-        return (trajectory.query() - prompts.query.ys).square().sum(-1).mean(-1)
+        return (trajectory.query() - prompts.query.ys).square().mean((-2, -1))
 
     reached = [with_products(model, trained_part(weight_products(model))) for model in models]
     return RollOut(

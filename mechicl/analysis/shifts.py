@@ -25,7 +25,7 @@ class ShiftedLosses:
         learners: their names.
         scaled: which field of the task was scaled.
         scales: by how much, `[scale]`.
-        squared_errors: `[learner scale prompt]`, summed over the target's dimensions; the same underlying random
+        squared_errors: `[learner scale prompt]`, averaged over the target's dimensions; the same underlying random
             numbers at every scale.
     """
 
@@ -92,6 +92,6 @@ def losses_over_scales(
         prompts = task.replace(**{scaled: getattr(task, scaled) * scale}).sample(n_prompts, seed=seed)
         target = prompts.query.ys.double()
         with torch.no_grad():
-            errors.append([(m.predict(prompts).double() - target).square().sum(-1) for m in learners.values()])
+            errors.append([(m.predict(prompts).double() - target).square().mean(-1) for m in learners.values()])
     by_learner = torch.stack([torch.stack(column) for column in zip(*errors, strict=True)])
     return ShiftedLosses(tuple(learners), scaled, torch.tensor(scales, dtype=torch.float64), by_learner)

@@ -76,6 +76,10 @@ def weight_products(model: HookedTransformer) -> WeightProducts:
         "normalization_type": None,
         "prompt_format": "paired",
         "read_in": "identity",
+        "read_out": "identity",
+        "positional_embedding_type": "none",
+        "d_mlp": None,
+        "token_clip": None,
     }
     other = {name: getattr(cfg, name) for name, value in needed.items() if getattr(cfg, name) != value}
     if other:
@@ -146,10 +150,15 @@ def read_gradient_descent(model: HookedTransformer) -> GradientDescentFit:
     For one layer the distances leave out what training cannot reach (see `trained_part`).
 
     Raises:
-        ValueError: not a linear-attention model on paired prompts, or a head without a gauge.
+        ValueError: not a linear-attention model on paired prompts, one with damping or W_0, or a head without a gauge.
 
     Source: von Oswald et al. 2023, A.3, A.4 and A.10.
     """
+    if model.cfg.damping != 1 or bool(model.initial_weights.any()):
+        raise ValueError(
+            f"gradient descent is read off models without damping and with W_0 = 0; this one has "
+            f"damping={model.cfg.damping} and initial weights {model.initial_weights.tolist()}"
+        )
     raw = weight_products(model)
     fixed = raw.fixed()
     n_layers, x, end = model.cfg.n_layers, raw.x_dim, raw.x_dim + raw.y_dim

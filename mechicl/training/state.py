@@ -93,7 +93,8 @@ def restore_adam(optimizer: torch.optim.Optimizer, names: list[str], moments: di
         for key in ("exp_avg", "exp_avg_sq", "step"):
             value = moments.get(f"{key}.{name}")
             if value is not None:
-                device = parameter.device if key != "step" else value.device
+                on_device = key != "step" or optimizer.param_groups[0].get("fused")  # fused kernels read the step there
+                device = parameter.device if on_device else value.device
                 optimizer.state[parameter][key] = value.clone().to(device)
 
 
