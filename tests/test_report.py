@@ -9,6 +9,7 @@ import torch
 from playwright.sync_api import Browser
 
 from mechicl import constructions
+from mechicl.analysis import one_step_optimum
 from mechicl.checkpoints import CheckpointError, load_checkpoint, save
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.report import exact_optimum, write_report
@@ -129,3 +130,24 @@ def test_exact_optimum_only_where_there_is_one():
     assert math.isclose(exact_optimum(LinearRegression()) or 0, 0.4124579, abs_tol=1e-6)
     assert exact_optimum(LinearRegression(noise_std=0.1)) is None
     assert exact_optimum(LinearRegression(inputs="gaussian", condition_number=10.0)) is None
+
+
+def test_several_targets_and_shaped_inputs_are_measured_against_their_own_optimum(tmp_path: Path):
+    two = LinearRegression(x_dim=3, n_context=4, y_dim=2)
+    best = one_step_optimum(two)
+    model = constructions.gradient_descent(x_dim=3, y_dim=2, n_context=4, step_size=best.step_size)
+    write_report(make_checkpoint(tmp_path / "two", [model], two), tmp_path / "out", n_prompts=4000, progress=False)
+    rows = json.loads((tmp_path / "out" / "report.json").read_text())["table"]
+    measured = next(row["measured"] for row in rows if row["quantity"] == "half-MSE, trained, mean of the seeds")
+    assert measured["low"] < best.mse / 2 < measured["high"]
+    shaped = LinearRegression(x_dim=3, n_context=4, inputs="gaussian", condition_number=10.0)
+    model = constructions.gradient_descent(x_dim=3, n_context=4, step_size=0.02)
+    assert write_report(make_checkpoint(tmp_path / "c", [model], shaped), tmp_path / "o", n_prompts=50, progress=False)
+
+
+def test_a_record_without_a_curve_is_refused_before_any_work(tmp_path: Path):
+    task = LinearRegression(x_dim=3, n_context=4)
+    model = constructions.gradient_descent(x_dim=3, n_context=4, step_size=0.5)
+    folder = save(tmp_path / "bare", [model], {"training": {"task": task_to_dict(task)}})
+    with pytest.raises(CheckpointError, match="no curve"):
+        write_report(folder, tmp_path / "out")
