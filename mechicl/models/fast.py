@@ -9,10 +9,11 @@ needed are computed. Two ideas:
 """
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, nn
 
-from mechicl.models.layers import Attention, Block, elementwise_attention, key_mask
+from mechicl.models.layers import MLP, Attention, Block, LayerNorm, elementwise_attention, key_mask
 
 EVERYTHING = slice(None)
 
@@ -25,13 +26,25 @@ def fast_block(
     `columns` are the dimensions of the stream to return; a block with an MLP, which reads all of them, takes no others.
     """
     cfg = block.cfg
-    update = fast_attention(block.attn, block.ln1(residual), rows, columns)
+    update = fast_attention(block.attn, fast_norm(block.ln1, residual), rows, columns)
     residual = _updated(residual[:, rows, columns], update, cfg.damping)
     if cfg.block_mlp:
-        residual = _updated(residual, block.mlp(block.ln2(residual)), cfg.damping)
+        residual = _updated(residual, _mlp(block.mlp, fast_norm(block.ln2, residual)), cfg.damping)
     if cfg.token_clip is not None:
         residual = residual.clamp(-cfg.token_clip, cfg.token_clip)
     return residual
+
+
+def fast_norm(norm: LayerNorm | nn.Identity, residual: Float[Tensor, "batch pos d_model"]) -> Tensor:
+    """Layer norm in torch's one kernel."""
+    if not isinstance(norm, LayerNorm):
+        return residual
+    weights = (norm.w, norm.b) if norm.has_weights else (None, None)
+    return F.layer_norm(residual, residual.shape[-1:], *weights, norm.eps)
+
+
+def _mlp(mlp: MLP, x: Tensor) -> Tensor:
+    return F.linear(mlp.act_fn(F.linear(x, mlp.W_in.mT, mlp.b_in)), mlp.W_out.mT, mlp.b_out)
 
 
 def _updated(residual: Tensor, update: Tensor, damping: float) -> Tensor:
@@ -63,10 +76,11 @@ def fast_attention(
         return _merged(attn, x)[..., columns]
     # only a causal mask differs between rows: otherwise keys that nobody sees are left out instead of masked
     mask = key_mask(cfg, n_pos, rows, x.device) if cfg.keys == "causal" else None
+    x_rows = x if n_rows == n_pos else x[:, rows]
     x_keys = x[:, :-1] if cfg.keys == "context" else x
     if route == "folded":
-        return _folded(attn, x[:, rows], x_keys, mask, columns)
-    return _plain(attn, x[:, rows], x_keys, mask)[..., columns]
+        return _folded(attn, x_rows, x_keys, mask, columns)
+    return _plain(attn, x_rows, x_keys, mask)[..., columns]
 
 
 def _products(attn: Attention, n_keys: int) -> tuple[Tensor, Tensor]:
@@ -138,12 +152,20 @@ def _plain(attn: Attention, x_rows: Tensor, x_keys: Tensor, mask: Bool[Tensor, "
 
     torch's fused attention is no quicker at a prompt's length, and has no second derivative and no batching rule.
     """
-    cfg = attn.cfg
-    q, k, v = _project(x_rows, attn.W_Q), _project(x_keys, attn.W_K), _project(x_keys, attn.W_V)
-    if cfg.attn_bias:
-        q, k, v = q + attn.b_Q[:, None], k + attn.b_K[:, None], v + attn.b_V[:, None]
-    out = _join(_pattern(attn, cfg.score_scale * (q @ k.mT), mask) @ v, attn.W_O)
-    return out + attn.b_O if cfg.attn_bias else out
+    if x_rows is x_keys:
+        q, k, v = _queries_keys_values(attn, x_keys, "QKV")
+    else:
+        (q,), (k, v) = _queries_keys_values(attn, x_rows, "Q"), _queries_keys_values(attn, x_keys, "KV")
+    out = _join(_pattern(attn, attn.cfg.score_scale * (q @ k.mT), mask) @ v, attn.W_O)
+    return out + attn.b_O if attn.cfg.attn_bias else out
+
+
+def _queries_keys_values(attn: Attention, x: Tensor, which: str) -> tuple[Tensor, ...]:
+    """Those of q, k and v that are named, `[batch head pos d_head]` each, in one matrix product."""
+    weights = torch.cat([getattr(attn, f"W_{name}").transpose(0, 1).flatten(1) for name in which], dim=1)
+    bias = torch.cat([getattr(attn, f"b_{name}").flatten() for name in which]) if attn.cfg.attn_bias else None
+    projected = F.linear(x, weights.mT, bias)
+    return projected.unflatten(-1, (len(which), attn.cfg.n_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
 
 
 def _project(x: Float[Tensor, "batch pos d_in"], weights: Float[Tensor, "head d_in d_out"]) -> Tensor:

@@ -12,7 +12,7 @@ from transformer_lens import ActivationCache, FactoredMatrix, HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
 from mechicl.models.config import DTYPES, TransformerConfig
-from mechicl.models.fast import fast_block
+from mechicl.models.fast import fast_block, fast_norm
 from mechicl.models.layers import MLP, Attention, Block, Blocks, LayerNorm
 from mechicl.prompts import Prompts
 
@@ -206,7 +206,7 @@ class HookedTransformer(HookedRootModule):
 
     def read_out(self, residual: Float[Tensor, "batch row d_model"]) -> Float[Tensor, "batch row d_out"]:
         """The final residual stream as outputs: final norm, then minus the y-dimensions or a linear map."""
-        residual = self.ln_final(residual)
+        residual = self.ln_final(residual) if self.has_hooks() else fast_norm(self.ln_final, residual)
         if self.cfg.read_out == "identity":
             return -residual[..., self.cfg.y_slot]
         outputs = residual @ self.unembed

@@ -2,7 +2,46 @@
 
 from mechicl.models import TransformerConfig
 from mechicl.tasks import LinearRegression
-from mechicl.training.config import TrainingConfig
+from mechicl.training.config import Curriculum, Ramp, TrainingConfig
+
+# Garg et al. 2022, appendix A, which Fu et al. 2024 follow: GPT-2 on interleaved Gaussian prompts, all points' loss,
+# batch 64, Adam 1e-4, 500,000 steps; one more dimension and two more points every 2,000 steps.
+_GPT2_12L = TrainingConfig(
+    task=LinearRegression(x_dim=20, n_context=40, inputs="gaussian"),
+    model=TransformerConfig(
+        x_dim=20, n_context=40, prompt_format="interleaved", n_layers=12, n_heads=8, d_model=256, d_mlp=1024,
+        attention="softmax", normalization_type="LN", act_fn="gelu_new",
+    ),
+    steps=500_000,
+    batch_size=64,
+    learning_rate=1e-4,
+    gradient_clip=None,
+    curriculum=Curriculum(dims=Ramp(5, 20, 1, 2000), points=Ramp(11, 41, 2, 2000)),
+    eval_every=5000,
+    save_every=5000,
+)  # fmt: skip
+# The same in small, for two cores and an hour or so.
+_GPT2_8L = TrainingConfig(
+    task=LinearRegression(x_dim=5, n_context=20, inputs="gaussian"),
+    model=TransformerConfig(
+        x_dim=5, n_context=20, prompt_format="interleaved", n_layers=8, n_heads=4, d_model=64, d_mlp=256,
+        attention="softmax", normalization_type="LN", act_fn="gelu_new",
+    ),
+    steps=20_000,
+    batch_size=64,
+    learning_rate=1e-3,
+    schedule="cosine",
+    warmup_steps=500,
+    gradient_clip=1.0,
+    curriculum=Curriculum(dims=Ramp(2, 5, 1, 1000), points=Ramp(9, 21, 4, 1000)),
+    eval_every=250,
+    save_every=250,
+)  # fmt: skip
+# Fu et al. 2024, B.3: half of the covariance's eigenvalues are 100, the others 1, in a random basis for each prompt.
+# The inputs are scaled so that targets keep the variance that they have with unit covariance.
+_ILL_CONDITIONED = _GPT2_8L.task.replace(
+    eigenvalues=(100.0, 100.0, 1.0, 1.0, 1.0), eigenbasis="per_task", input_scale=(5 / 203) ** 0.5
+)
 
 PRESETS: dict[str, TrainingConfig] = {
     # von Oswald et al. 2023, Fig. 2: one layer, N = N_x = 10, batch 2048, Adam 1e-3, clip 10, five seeds.
@@ -29,11 +68,21 @@ PRESETS: dict[str, TrainingConfig] = {
         eval_every=50,
         n_snapshots=20,
     ),
+    "gpt2-12l": _GPT2_12L,
+    "gpt2-12l-1h": _GPT2_12L.replace(model=_GPT2_12L.model.replace(n_heads=1)),
+    "gpt2-8l": _GPT2_8L,
+    "gpt2-8l-1h": _GPT2_8L.replace(model=_GPT2_8L.model.replace(n_heads=1)),
+    "gpt2-8l-ill": _GPT2_8L.replace(task=_ILL_CONDITIONED),
 }
 """Name to run. `mechicl train NAME` trains it."""
 
 SUMMARIES: dict[str, str] = {
     "lsa-1l": "one layer of linear attention on uniform inputs (von Oswald et al. 2023, Fig. 2)",
     "lsa-1l-gaussian": "one layer of linear attention on Gaussian inputs (Nertinger, Table 1)",
+    "gpt2-12l": "GPT-2 style on Gaussian inputs, d = 20, 40 points: the size of Fu et al. 2024 (needs a GPU)",
+    "gpt2-12l-1h": "the same with one head (Fu et al. 2024, B.4; needs a GPU)",
+    "gpt2-8l": "a small one: 8 layers, width 64, d = 5, 20 points",
+    "gpt2-8l-1h": "the small one with one head",
+    "gpt2-8l-ill": "the small one on ill-conditioned inputs, condition number 100 (Fu et al. 2024, B.3)",
 }
 """Name to a line for the command line's help."""
