@@ -9,7 +9,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import pandas as pd
@@ -34,6 +34,15 @@ class Learner(Protocol):
         ...
 
 
+@runtime_checkable
+class IterativeLearner(Learner, Protocol):
+    """A learner whose prediction is reached in steps: an algorithm's iterations, a network's layers."""
+
+    def trajectory(self, prompts: Prompts, *, with_weights: bool = False) -> "Trajectory":
+        """The predictions after each step, for every prefix; on request with the weights that they come from."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class Trajectory:
     """Predictions of an iterative learner after some of its steps, for every prefix of the prompts.
@@ -42,15 +51,27 @@ class Trajectory:
         steps: the step numbers (iterations of an algorithm, layers of a network).
         predictions: `[step prompt point y]`; point t is predicted from the points before it.
         name: of the learner, for tables and pictures.
+        weights: `[step prompt point x y]`, the linear model of the query that each prefix has led to, if it was asked
+            for (see `analysis.induced_weights`).
+
+    Raises:
+        ValueError: another number of steps than of slices, or weights of other prompts than the predictions.
     """
 
     steps: tuple[int, ...]
     predictions: Float[Tensor, "step prompt point y"]
     name: str = ""
+    weights: Float[Tensor, "step prompt point x y"] | None = None
 
     def __post_init__(self):
         if len(self.steps) != self.predictions.shape[0]:
             raise ValueError(f"{len(self.steps)} steps for {self.predictions.shape[0]} slices of predictions")
+        expected = self.predictions.shape
+        if self.weights is not None and (*self.weights.shape[:3], self.weights.shape[4]) != expected:
+            raise ValueError(
+                f"weights [step prompt point x y] of shape {tuple(self.weights.shape)} do not belong to "
+                f"predictions [step prompt point y] of shape {tuple(expected)}"
+            )
 
     def query(self) -> Float[Tensor, "step prompt y"]:
         """The query's predictions."""
@@ -98,9 +119,10 @@ class AlgorithmLearner:
         settings = ", ".join(f"{k}={v}" for k, v in self.hyperparameters.items())
         return f"{getattr(self.algorithm, '__name__', 'algorithm')}({settings})"
 
-    def trajectory(self, prompts: Prompts) -> Trajectory:
-        """All requested steps, all prefixes."""
-        return self.algorithm(prompts, **self.hyperparameters)
+    def trajectory(self, prompts: Prompts, *, with_weights: bool = False) -> Trajectory:
+        """All requested steps, all prefixes; `with_weights` as in the algorithm, if it has any."""
+        wanted = {"with_weights": True} if with_weights else {}
+        return self.algorithm(prompts, **self.hyperparameters, **wanted)
 
     def predict(self, prompts: Prompts) -> Float[Tensor, "prompt y"]:
         """The query's prediction after the last step."""
@@ -109,6 +131,31 @@ class AlgorithmLearner:
     def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
         """Every point's prediction after the last step."""
         return self.trajectory(prompts).predictions[-1]
+
+
+@torch.no_grad()
+def squared_errors(
+    learner: Learner, prompts: Prompts, *, points: Literal["all", "query"] = "query", batch_size: int = 4096
+) -> Float[Tensor, "prompt point"]:
+    """Squared error of a learner's predictions, averaged over the target's dimensions, float64 on the prompts' device.
+
+    Args:
+        learner: any learner, on any device.
+        prompts: what to predict.
+        points: the "query" alone (one point), or "all" points, each from those before it.
+        batch_size: prompts in memory at a time.
+
+    Raises:
+        ValueError: the learner returned predictions of another shape than the targets.
+    """
+    parts = []
+    for part in prompts.split(batch_size):
+        predicted = learner.predict(part)[:, None] if points == "query" else learner.predict_prefixes(part)
+        targets = part.ys[:, -1:] if points == "query" else part.ys
+        if predicted.shape != targets.shape:
+            raise ValueError(f"{type(learner).__name__} predicted {tuple(predicted.shape)} for {tuple(targets.shape)}")
+        parts.append((predicted.to(targets.device).double() - targets.double()).square().mean(-1))
+    return torch.cat(parts) if parts else prompts.xs.new_zeros(0, 1, dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -171,6 +218,22 @@ def interval(samples: Tensor, level: float = 0.95) -> Interval:
         return Interval(mean, math.nan, math.nan, n, level)
     half = student_t_quantile(0.5 + level / 2, n - 1) * (values.std() / math.sqrt(n)).item()
     return Interval(mean, mean - half, mean + half, n, level)
+
+
+def ratio_interval(
+    numerator: Float[Tensor, "sample"], denominator: Float[Tensor, "sample"], level: float = 0.95
+) -> Interval:
+    """Ratio of two means over the same samples, with an interval from the paired samples (delta method).
+
+    Raises:
+        ValueError: different numbers of samples, or level out of range.
+    """
+    if numerator.shape != denominator.shape:
+        raise ValueError(f"paired samples needed, got {tuple(numerator.shape)} and {tuple(denominator.shape)}")
+    a, b = numerator.detach().cpu().double(), denominator.detach().cpu().double()
+    ratio = a.mean() / b.mean()
+    # the ratio of means has the standard error of the mean of (a - r b) / mean(b)
+    return interval(ratio + (a - ratio * b) / b.mean(), level)
 
 
 def student_t_quantile(probability: float, degrees_of_freedom: int) -> float:

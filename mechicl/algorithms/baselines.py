@@ -2,19 +2,20 @@
 
 import torch
 
-from mechicl.algorithms.spectra import PredictedPoints, selected, sums_before
+from mechicl.algorithms.spectra import PredictedPoints, linear_trajectory, selected, sums_before
 from mechicl.learners import Trajectory
 from mechicl.prompts import Prompts
 
 MAX_DISTANCES = 2**24
 
 
-def averaging(prompts: Prompts, *, points: PredictedPoints = "all") -> Trajectory:
+def averaging(prompts: Prompts, *, points: PredictedPoints = "all", with_weights: bool = False) -> Trajectory:
     """The averaging estimator `x (1/n) Σ_i x_iᵀ y_i`, consistent for inputs with identity covariance.
 
     Args:
         prompts: each prefix is a context of its own; the empty one predicts 0.
         points: "all" prefixes, or the "query" alone.
+        with_weights: also return the weights that predictions come from, `[step prompt point x y]`.
 
     Returns:
         Trajectory with one step, predictions `[1 prompt point y]`.
@@ -24,8 +25,7 @@ def averaging(prompts: Prompts, *, points: PredictedPoints = "all") -> Trajector
     xs, ys = prompts.xs.double(), prompts.ys.double()
     n = torch.arange(xs.shape[1], device=xs.device).clamp(min=1)[:, None, None]
     weights = sums_before(xs[..., :, None] * ys[..., None, :]) / n
-    predictions = selected((xs[..., None, :] @ weights)[..., 0, :], points)
-    return Trajectory((1,), predictions[None].to(prompts.dtype), "averaging")
+    return linear_trajectory(prompts, weights, "averaging", points, with_weights)
 
 
 def nearest_neighbours(prompts: Prompts, *, n_neighbours: int = 3, points: PredictedPoints = "all") -> Trajectory:

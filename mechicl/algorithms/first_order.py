@@ -11,6 +11,7 @@ from mechicl.algorithms.spectra import (
     CHUNK_ELEMENTS,
     PredictedPoints,
     checked_steps,
+    linear_trajectory,
     selected,
     spectral_trajectory,
     sums_before,
@@ -25,6 +26,7 @@ def preconditioned_gd(
     *,
     preconditioner: Float[Tensor, "x x"] | Sequence[Float[Tensor, "x x"]],
     points: PredictedPoints = "all",
+    with_weights: bool = False,
 ) -> Trajectory:
     """Preconditioned gradient descent on the mean squared error: `W_{k+1} = W_k - A_k (S W_k - B) / n`, from 0.
 
@@ -33,6 +35,7 @@ def preconditioned_gd(
         steps: numbers of steps.
         preconditioner: A `[x x]`, or one a step.
         points: "all" prefixes, or the "query" alone.
+        with_weights: also return the weights that predictions come from, `[step prompt point x y]`.
 
     Returns:
         Trajectory with predictions `[step prompt point y]`.
@@ -51,7 +54,7 @@ def preconditioned_gd(
             f"{[tuple(matrix.shape) for matrix in matrices]}"
         )
     n_points = prompts.n_context + 1
-    parts = []
+    parts, weight_parts = [], []
     for part in prompts.split(max(1, CHUNK_ELEMENTS // (n_points * prompts.x_dim * max(prompts.x_dim, prompts.y_dim)))):
         xs, ys = part.xs.double(), part.ys.double()
         n = torch.arange(n_points, device=xs.device).clamp(min=1)[:, None, None]
@@ -62,12 +65,17 @@ def preconditioned_gd(
         for matrix in matrices[: max(numbers)]:
             weights = weights - matrix.to(xs) @ (second @ weights - cross)
             after.append(weights)
-        targets = selected(xs, points)[..., None, :]
-        parts.append(torch.stack([(targets @ after[k])[..., 0, :] for k in numbers]).to(prompts.dtype))
-    return Trajectory(numbers, torch.cat(parts, dim=1), "preconditioned GD")
+        reached = torch.stack([after[k] for k in numbers])
+        parts.append((selected(xs, points)[..., None, :] @ reached)[..., 0, :].to(prompts.dtype))
+        if with_weights:
+            weight_parts.append(reached.to(prompts.dtype))
+    weights = torch.cat(weight_parts, dim=1) if with_weights else None
+    return Trajectory(numbers, torch.cat(parts, dim=1), "preconditioned GD", weights)
 
 
-def chebyshev(prompts: Prompts, steps: int | Sequence[int] = 1, *, points: PredictedPoints = "all") -> Trajectory:
+def chebyshev(
+    prompts: Prompts, steps: int | Sequence[int] = 1, *, points: PredictedPoints = "all", with_weights: bool = False
+) -> Trajectory:
     """The best polynomial of each degree on the interval of S's eigenvalues: the limit for first-order methods.
 
     After k steps the residual is `T_k(z(λ)) / T_k(z(0))` with z mapping `[λ_min, λ_max]`, over the directions that the
@@ -78,6 +86,7 @@ def chebyshev(prompts: Prompts, steps: int | Sequence[int] = 1, *, points: Predi
         prompts: each prefix is a context of its own; the empty one predicts 0.
         steps: degrees k; 0 predicts 0.
         points: "all" prefixes, or the "query" alone.
+        with_weights: also return the weights that predictions come from, `[step prompt point x y]`.
 
     Returns:
         Trajectory with predictions `[step prompt point y]`.
@@ -107,7 +116,9 @@ def chebyshev(prompts: Prompts, steps: int | Sequence[int] = 1, *, points: Predi
         progress = 1 - torch.stack(residuals)
         return torch.where(present, progress / eigenvalues.masked_fill(~present, 1.0), 0.0)
 
-    return spectral_trajectory(prompts, filters, name="Chebyshev", steps=numbers, points=points)
+    return spectral_trajectory(
+        prompts, filters, name="Chebyshev", steps=numbers, points=points, with_weights=with_weights
+    )
 
 
 def _reciprocal_cosh(angle: Tensor) -> Tensor:
@@ -115,7 +126,7 @@ def _reciprocal_cosh(angle: Tensor) -> Tensor:
 
 
 def online_gradient_descent(
-    prompts: Prompts, *, step_size: float | None = None, points: PredictedPoints = "all"
+    prompts: Prompts, *, step_size: float | None = None, points: PredictedPoints = "all", with_weights: bool = False
 ) -> Trajectory:
     """One pass of gradient descent over the context, one point a step, in the order of the prompt.
 
@@ -126,6 +137,7 @@ def online_gradient_descent(
         step_size: a, the same for all points; by default `1 / |x_t|²`, with which each point is fitted exactly as it
             passes (and points at 0 are passed over).
         points: "all" prefixes, or the "query" alone.
+        with_weights: also return the weights that predictions come from, `[step prompt point x y]`.
 
     Returns:
         Trajectory with one step, predictions `[1 prompt point y]`.
@@ -139,15 +151,14 @@ def online_gradient_descent(
         raise ValueError(f"step_size must be finite, got {step_size}")
     xs, ys = prompts.xs.double(), prompts.ys.double()
     weights = xs.new_zeros(len(prompts), prompts.x_dim, prompts.y_dim)
-    predictions = []
+    before = []
     for t in range(prompts.n_context + 1):
         x = xs[:, t, None]
-        predictions.append((x @ weights)[:, 0])
+        before.append(weights)
         squared = x.square().sum(-1, keepdim=True)
         if step_size is None:
             rate = torch.where(squared > 0, 1 / squared.masked_fill(squared == 0, 1.0), 0.0)
         else:
             rate = torch.full_like(squared, step_size)
         weights = weights - rate * x.mT @ (x @ weights - ys[:, t, None])
-    stacked = selected(torch.stack(predictions, dim=1), points)
-    return Trajectory((1,), stacked[None].to(prompts.dtype), "online GD")
+    return linear_trajectory(prompts, torch.stack(before, dim=1), "online GD", points, with_weights)

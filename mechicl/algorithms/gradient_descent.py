@@ -19,6 +19,7 @@ def gradient_descent(
     step_size: float,
     initial_weights: Float[Tensor, "x y"] | None = None,
     points: PredictedPoints = "all",
+    with_weights: bool = False,
 ) -> Trajectory:
     """Gradient descent from `initial_weights` (0 by default) on `Σ_i (x_i W - y_i)² / 2` over the context.
 
@@ -31,6 +32,7 @@ def gradient_descent(
         step_size: a, the factor on the summed gradient. Von Oswald et al.'s η is `a * n_context`.
         initial_weights: W_0 `[x y]`.
         points: "all" prefixes, or the "query" alone.
+        with_weights: also return the weights that predictions come from, `[step prompt point x y]`.
 
     Returns:
         Trajectory with predictions `[step prompt point y]`.
@@ -53,7 +55,13 @@ def gradient_descent(
         return torch.stack([gradient_descent_filter(eigenvalues, k, step_size) for k in numbers])
 
     return spectral_trajectory(
-        prompts, filters, name="gradient descent", steps=numbers, points=points, initial_weights=initial_weights
+        prompts,
+        filters,
+        name="gradient descent",
+        steps=numbers,
+        points=points,
+        with_weights=with_weights,
+        initial_weights=initial_weights,
     )
 
 
@@ -74,6 +82,7 @@ def gd_plus_plus(
     step_size: float | Sequence[float],
     gamma: float | Sequence[float],
     points: PredictedPoints = "all",
+    with_weights: bool = False,
 ) -> Trajectory:
     """GD++: before each next step of gradient descent all inputs, the query's too, become `x - γ x S`.
 
@@ -86,6 +95,7 @@ def gd_plus_plus(
         step_size: a, the factor on the summed gradient, one for all steps or one a step.
         gamma: γ, which acts on the summed S, one for all steps or one a step.
         points: "all" prefixes, or the "query" alone.
+        with_weights: also return the weights that predictions come from, `[step prompt point x y]`.
 
     Returns:
         Trajectory with predictions `[step prompt point y]`.
@@ -111,7 +121,7 @@ def gd_plus_plus(
             after.append(total)
         return torch.stack([after[k] for k in numbers])
 
-    return spectral_trajectory(prompts, filters, name="GD++", steps=numbers, points=points)
+    return spectral_trajectory(prompts, filters, name="GD++", steps=numbers, points=points, with_weights=with_weights)
 
 
 def per_step(name: str, value: float | Sequence[float], steps: int) -> list[float]:

@@ -10,7 +10,7 @@ from mechicl.learners import Trajectory
 from mechicl.prompts import Prompts
 
 
-def ols(prompts: Prompts, *, points: PredictedPoints = "all") -> Trajectory:
+def ols(prompts: Prompts, *, points: PredictedPoints = "all", with_weights: bool = False) -> Trajectory:
     """Ordinary least squares; where the context leaves it open, the solution of minimum norm `S⁺ B`.
 
     Directions whose eigenvalue of S is below `1e-13 * max(n, d)` of the largest count as absent: singular values of X
@@ -19,16 +19,19 @@ def ols(prompts: Prompts, *, points: PredictedPoints = "all") -> Trajectory:
     Args:
         prompts: each prefix is a context of its own; the empty one predicts 0.
         points: "all" prefixes, or the "query" alone.
+        with_weights: also return the weights that predictions come from, `[step prompt point x y]`.
 
     Returns:
         Trajectory with one step, predictions `[1 prompt point y]`.
 
     Source: Fu et al. 2024, section 3.1.
     """
-    return _penalised(prompts, 0.0, "OLS", points)
+    return _penalised(prompts, 0.0, "OLS", points, with_weights)
 
 
-def ridge(prompts: Prompts, *, penalty: float, points: PredictedPoints = "all") -> Trajectory:
+def ridge(
+    prompts: Prompts, *, penalty: float, points: PredictedPoints = "all", with_weights: bool = False
+) -> Trajectory:
     """Ridge regression: the minimiser of `Σ_i (x_i W - y_i)² + penalty * |W|²`, that is `(S + penalty I)⁻¹ B`.
 
     A penalty as small as the rounding noise in S gives its limit, `ols`, where the context leaves weights open.
@@ -37,6 +40,7 @@ def ridge(prompts: Prompts, *, penalty: float, points: PredictedPoints = "all") 
         prompts: each prefix is a context of its own; the empty one predicts 0.
         penalty: λ > 0; for no penalty use `ols`.
         points: "all" prefixes, or the "query" alone.
+        with_weights: also return the weights that predictions come from, `[step prompt point x y]`.
 
     Returns:
         Trajectory with one step, predictions `[1 prompt point y]`.
@@ -48,11 +52,16 @@ def ridge(prompts: Prompts, *, penalty: float, points: PredictedPoints = "all") 
     """
     if not (penalty > 0 and math.isfinite(penalty)):
         raise ValueError(f"penalty must be positive and finite, got {penalty}; for no penalty use ols()")
-    return _penalised(prompts, penalty, f"ridge({penalty:g})", points)
+    return _penalised(prompts, penalty, f"ridge({penalty:g})", points, with_weights)
 
 
 def bayes(
-    prompts: Prompts, *, noise_std: float = 0.0, weight_std: float = 1.0, points: PredictedPoints = "all"
+    prompts: Prompts,
+    *,
+    noise_std: float = 0.0,
+    weight_std: float = 1.0,
+    points: PredictedPoints = "all",
+    with_weights: bool = False,
 ) -> Trajectory:
     """Posterior mean for weights `N(0, weight_std²)` and label noise `N(0, noise_std²)`: the best any learner can do.
 
@@ -63,6 +72,7 @@ def bayes(
         noise_std: standard deviation of the label noise, >= 0.
         weight_std: standard deviation of the weights, > 0.
         points: "all" prefixes, or the "query" alone.
+        with_weights: also return the weights that predictions come from, `[step prompt point x y]`.
 
     Returns:
         Trajectory with one step, predictions `[1 prompt point y]`.
@@ -78,11 +88,11 @@ def bayes(
         raise ValueError(f"weight_std must be positive and finite, got {weight_std}")
     ratio = noise_std / weight_std
     if ratio * ratio == 0:  # no noise, or so little that its square underflows
-        return ols(prompts, points=points)
-    return ridge(prompts, penalty=ratio * ratio, points=points)
+        return ols(prompts, points=points, with_weights=with_weights)
+    return ridge(prompts, penalty=ratio * ratio, points=points, with_weights=with_weights)
 
 
-def _penalised(prompts: Prompts, penalty: float, name: str, points: PredictedPoints) -> Trajectory:
+def _penalised(prompts: Prompts, penalty: float, name: str, points: PredictedPoints, with_weights: bool) -> Trajectory:
     size = max(prompts.n_context, prompts.x_dim)
 
     def filters(eigenvalues: Tensor) -> Tensor:
@@ -91,4 +101,4 @@ def _penalised(prompts: Prompts, penalty: float, name: str, points: PredictedPoi
         absent = penalised <= cutoff
         return torch.where(absent, 0.0, 1 / penalised.masked_fill(absent, 1.0))[None]
 
-    return spectral_trajectory(prompts, filters, name=name, points=points)
+    return spectral_trajectory(prompts, filters, name=name, points=points, with_weights=with_weights)

@@ -17,6 +17,7 @@ def newton(
     *,
     alpha: float | None = None,
     points: PredictedPoints = "all",
+    with_weights: bool = False,
 ) -> Trajectory:
     """Iterative Newton: `M_0 = αS`, `M_{k+1} = 2 M_k - M_k S M_k`, prediction `x M_k B`.
 
@@ -27,6 +28,7 @@ def newton(
         steps: numbers of iterations, in any order; 0 gives `x αS B`.
         alpha: α, the same for all prefixes; by default `1 / ‖S Sᵀ‖_F` of each prefix.
         points: "all" prefixes, or the "query" alone.
+        with_weights: also return the weights that predictions come from, `[step prompt point x y]`.
 
     Returns:
         Trajectory with predictions `[step prompt point y]`.
@@ -59,7 +61,7 @@ def newton(
         reached = torch.stack([newton_progress(scaled, k) for k in numbers])
         return torch.where(present, reached / eigenvalues.masked_fill(~present, 1.0), 0.0)
 
-    return spectral_trajectory(prompts, filters, name="Newton", steps=numbers, points=points)
+    return spectral_trajectory(prompts, filters, name="Newton", steps=numbers, points=points, with_weights=with_weights)
 
 
 def newton_progress(scaled: Tensor, steps: int) -> Tensor:

@@ -29,11 +29,13 @@ class PrefixSpectra:
             exactly 0 (as are the targets' coordinates) in the directions that so few points cannot reach.
         point_coordinates: `x_t U` `[prompt point x]`.
         target_coordinates: `Uᵀ B` `[prompt point x y]`.
+        eigenvectors: U `[prompt point x x]`, in columns.
     """
 
     eigenvalues: Float[Tensor, "prompt point x"]
     point_coordinates: Float[Tensor, "prompt point x"]
     target_coordinates: Float[Tensor, "prompt point x y"]
+    eigenvectors: Float[Tensor, "prompt point x x"]
 
     @classmethod
     def of(
@@ -56,6 +58,7 @@ class PrefixSpectra:
             eigenvalues.clamp(min=0).masked_fill(absent, 0.0),
             (targets[..., None, :] @ vectors)[..., 0, :],
             (vectors.mT @ cross).masked_fill(absent[..., None], 0.0),
+            vectors,
         )
 
     def predict(self, filters: Float[Tensor, "step prompt point x"]) -> Float[Tensor, "step prompt point y"]:
@@ -63,21 +66,36 @@ class PrefixSpectra:
         weighted = filters * self.point_coordinates
         return einsum(weighted, self.target_coordinates, "step prompt point x, prompt point x y -> step prompt point y")
 
+    def weights(self, filters: Float[Tensor, "step prompt point x"]) -> Float[Tensor, "step prompt point x y"]:
+        """`U f(λ) Uᵀ B` for each filter."""
+        scaled = filters[..., None] * self.target_coordinates
+        return einsum(self.eigenvectors, scaled, "prompt point x e, step prompt point e y -> step prompt point x y")
+
 
 def sums_before(terms: Float[Tensor, "prompt point a b"]) -> Float[Tensor, "prompt point a b"]:
     """Sums of the terms of the earlier points: zero for the first."""
     return torch.cat([torch.zeros_like(terms[:, :1]), terms[:, :-1].cumsum(1)], dim=1)
 
 
-def selected(values: Tensor, points: PredictedPoints) -> Tensor:
-    """The values of all points, axis 1, or of the query alone, whose axis stays.
+def selected(values: Tensor, points: PredictedPoints, axis: int = 1) -> Tensor:
+    """The values of all points, along an axis, or of the query alone, whose axis stays.
 
     Raises:
         ValueError: unknown points.
     """
     if points not in ("all", "query"):
         raise ValueError(f"points must be 'all' or 'query', got {points!r}")
-    return values if points == "all" else values[:, -1:]
+    return values if points == "all" else values.narrow(axis, values.shape[axis] - 1, 1)
+
+
+def linear_trajectory(
+    prompts: Prompts, weights: Float[Tensor, "prompt point x y"], name: str, points: PredictedPoints, with_weights: bool
+) -> Trajectory:
+    """The one-step trajectory of a learner that predicts each point by the weights, float64, of its prefix."""
+    weights = selected(weights, points)
+    predictions = (selected(prompts.xs.double(), points)[..., None, :] @ weights)[..., 0, :]
+    kept = weights[None].to(prompts.dtype) if with_weights else None
+    return Trajectory((1,), predictions[None].to(prompts.dtype), name, kept)
 
 
 def spectral_trajectory(
@@ -88,6 +106,7 @@ def spectral_trajectory(
     steps: Sequence[int] = (1,),
     points: PredictedPoints = "all",
     initial_weights: Float[Tensor, "x y"] | None = None,
+    with_weights: bool = False,
 ) -> Trajectory:
     """Predictions of a spectral algorithm, computed in float64 and returned in the prompts' dtype.
 
@@ -101,6 +120,7 @@ def spectral_trajectory(
         steps: step numbers of the slices.
         points: "all" prefixes, or the "query" alone (a trajectory with one point).
         initial_weights: the learner's weights `[x y]` before any step; the algorithm then fits what they leave.
+        with_weights: also return the weights.
 
     Returns:
         Trajectory with predictions `[step prompt point y]`.
@@ -115,7 +135,9 @@ def spectral_trajectory(
         raise ValueError(f"initial_weights must be [x y] = {expected}, got {tuple(initial_weights.shape)}")
     n_points = prompts.n_context + 1 if points == "all" else 1
     per_prompt = n_points * prompts.x_dim * max(prompts.x_dim, prompts.y_dim, len(steps))
-    parts = []
+    if with_weights:
+        per_prompt = max(per_prompt, len(steps) * n_points * prompts.x_dim * prompts.y_dim)
+    parts, weight_parts = [], []
     for part in prompts.split(max(1, CHUNK_ELEMENTS // per_prompt)):
         xs, ys = part.xs.double(), part.ys.double()
         start = None
@@ -123,11 +145,17 @@ def spectral_trajectory(
             start = xs @ initial_weights.to(xs)
             ys = ys - start
         spectra = PrefixSpectra.of(xs, ys, points)
-        predictions = spectra.predict(filters(spectra.eigenvalues))
+        filtered = filters(spectra.eigenvalues)
+        predictions = spectra.predict(filtered)
         if start is not None:
             predictions = predictions + (start if points == "all" else start[:, -1:])
         parts.append(predictions.to(prompts.dtype))
-    return Trajectory(tuple(steps), torch.cat(parts, dim=1), name)
+        if with_weights:
+            weights = spectra.weights(filtered)
+            weights = weights if initial_weights is None else weights + initial_weights.to(weights)
+            weight_parts.append(weights.to(prompts.dtype))
+    weights = torch.cat(weight_parts, dim=1) if with_weights else None
+    return Trajectory(tuple(steps), torch.cat(parts, dim=1), name, weights)
 
 
 def checked_steps(steps: int | Sequence[int]) -> tuple[int, ...]:

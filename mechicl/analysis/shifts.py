@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.learners import Interval, Learner, interval
+from mechicl.learners import Interval, Learner, interval, ratio_interval, squared_errors
 from mechicl.tasks import LinearRegression
 
 Scaled = Literal["input_scale", "weight_scale"]
@@ -42,10 +42,7 @@ class ShiftedLosses:
         """Loss of one learner over another's at each scale, with an interval from the paired prompts (delta method)."""
         a = self.squared_errors[self.learners.index(learner)]
         b = self.squared_errors[self.learners.index(reference)]
-        ratios = a.mean(-1) / b.mean(-1)
-        # the ratio of means has the standard error of the mean of (a - r b) / mean(b)
-        residuals = (a - ratios[:, None] * b) / b.mean(-1, keepdim=True)
-        return [interval(ratio + residual) for ratio, residual in zip(ratios, residuals, strict=True)]
+        return [ratio_interval(of_a, of_b) for of_a, of_b in zip(a, b, strict=True)]
 
     def to_dataframe(self) -> pd.DataFrame:
         """One row a learner and scale: mean squared error and its interval."""
@@ -90,8 +87,6 @@ def losses_over_scales(
     errors = []
     for scale in scales:
         prompts = task.replace(**{scaled: getattr(task, scaled) * scale}).sample(n_prompts, seed=seed)
-        target = prompts.query.ys.double()
-        with torch.no_grad():
-            errors.append([(m.predict(prompts).double() - target).square().mean(-1) for m in learners.values()])
+        errors.append([squared_errors(learner, prompts)[:, 0] for learner in learners.values()])
     by_learner = torch.stack([torch.stack(column) for column in zip(*errors, strict=True)])
     return ShiftedLosses(tuple(learners), scaled, torch.tensor(scales, dtype=torch.float64), by_learner)
