@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from mechicl.files import json_bytes, read_json, read_tensors, write_json, write_tensors
-from mechicl.models import HookedTransformer, TransformerConfig
+from mechicl.models import Model, ModelConfig, PromptedModel, build, config_from_dict
+from mechicl.tasks import FixedTasks, LinearRegression, SineRegression, task_from_dict
 
 _PACKAGED = Path(__file__).parent / "_checkpoints"
 _SOURCE_TREE = Path(__file__).parent.parent / "checkpoints"
@@ -58,11 +59,23 @@ class Checkpoint:
     """
 
     name: str
-    models: list[HookedTransformer]
+    models: list[Model]
     record: dict[str, Any] = field(default_factory=dict)
     snapshots: Snapshots | None = None
 
-    def models_at(self, snapshot: int) -> list[HookedTransformer]:
+    @property
+    def task(self) -> LinearRegression | SineRegression | FixedTasks:
+        """The task that the models were trained on, by the record.
+
+        Raises:
+            CheckpointError: the record names none.
+        """
+        try:
+            return task_from_dict(self.record["training"]["task"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{self.name}: no usable task in its record: {error!r}") from error
+
+    def models_at(self, snapshot: int) -> list[Model]:
         """The models as they were at a snapshot, by its index."""
         if self.snapshots is None:
             raise CheckpointError(f"{self.name} was saved without snapshots")
@@ -76,7 +89,7 @@ def available() -> list[str]:
     return sorted(folder.name for folder in CHECKPOINTS.iterdir() if (folder / "record.json").is_file())
 
 
-def load(name: str | Path, seed: int | None = None) -> HookedTransformer:
+def load(name: str | Path, seed: int | None = None) -> Model:
     """A trained model in eval mode.
 
     Args:
@@ -124,7 +137,7 @@ def load_checkpoint(name: str | Path) -> Checkpoint:
 
 def save(
     folder: str | Path,
-    models: HookedTransformer | Sequence[HookedTransformer],
+    models: Model | Sequence[Model],
     record: dict[str, Any] | None = None,
     snapshots: Snapshots | None = None,
 ) -> Path:
@@ -143,7 +156,7 @@ def save(
         ValueError: no models, different configs, a number in the record that is not finite, or another number of
             `seeds` in it than of models. Nothing has been written then.
     """
-    models = [models] if isinstance(models, HookedTransformer) else list(models)
+    models = [models] if isinstance(models, PromptedModel) else list(models)
     if not models or any(model.cfg.to_dict() != models[0].cfg.to_dict() for model in models):
         raise ValueError("save() needs one or more models with the same config")
     record = record or {}
@@ -167,20 +180,20 @@ def save(
     return folder
 
 
-def stack_models(models: Iterable[HookedTransformer]) -> dict[str, Tensor]:
+def stack_models(models: Iterable[Model]) -> dict[str, Tensor]:
     """Parameters and buffers of models with one config, stacked on a leading seed axis."""
     states = [{**dict(m.named_parameters()), **dict(m.named_buffers())} for m in models]
     return {name: torch.stack([state[name].detach() for state in states]) for name in states[0]}
 
 
-def models_from_stack(cfg: TransformerConfig, stacked: dict[str, Tensor]) -> list[HookedTransformer]:
+def models_from_stack(cfg: ModelConfig, stacked: dict[str, Tensor]) -> list[Model]:
     """The models that `stack_models` stacked.
 
     Raises:
         ValueError: a tensor is missing, left over, or of another shape or type than the config asks for, or there is
             no model in the stack.
     """
-    template = HookedTransformer(cfg)
+    template = build(cfg)
     expected = {**dict(template.named_parameters()), **dict(template.named_buffers())}
     if set(stacked) != set(expected):
         missing, extra = sorted(set(expected) - set(stacked)), sorted(set(stacked) - set(expected))
@@ -197,7 +210,7 @@ def models_from_stack(cfg: TransformerConfig, stacked: dict[str, Tensor]) -> lis
         raise ValueError(f"the weights need one leading axis for all, the seeds; theirs have sizes {sorted(n_models)}")
     models = []
     for i in range(n_models.pop()):
-        model = HookedTransformer(cfg)
+        model = build(cfg)
         own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         with torch.no_grad():
             for name, tensor in stacked.items():
@@ -238,17 +251,17 @@ def _guarded(path: Path, make: Callable[..., Any], *parts: Any) -> Any:
         raise CheckpointError(f"{path}: {error}") from error
 
 
-def _config(data: dict[str, Any]) -> TransformerConfig:
+def _config(data: dict[str, Any]) -> ModelConfig:
     if "device" in data:  # a file does not choose where the model is made; "meta" would even drop the weights
         raise ValueError("device is not a field of a saved config")
-    return TransformerConfig.from_dict(data)
+    return config_from_dict(data)
 
 
 def _snapshots(weights: dict[str, Tensor], steps: str) -> Snapshots:
     return Snapshots(tuple(int(step) for step in steps.split(",") if step), weights)
 
 
-def _fit_seeds(record: dict[str, Any], models: list[HookedTransformer]) -> bool:
+def _fit_seeds(record: dict[str, Any], models: list[Model]) -> bool:
     seeds = record.get("seeds", models)
     return isinstance(seeds, (list, tuple)) and len(seeds) == len(models)
 

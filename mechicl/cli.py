@@ -1,4 +1,4 @@
-"""The command line: `mechicl list`, `mechicl train PRESET`, `mechicl report CHECKPOINT --out DIR`."""
+"""The command line: `mechicl list`, `train PRESET`, `report CHECKPOINT --out DIR`, `import FOLDER --out DIR`."""
 
 import copy
 import dataclasses
@@ -17,6 +17,8 @@ from accelerate import PartialState
 
 from mechicl import __version__
 from mechicl.checkpoints import CheckpointError, Snapshots, available, load_checkpoint, save
+from mechicl.interop import load_garg
+from mechicl.models import LSTMConfig
 from mechicl.report import write_report
 from mechicl.tasks import FixedTasks, LinearRegression, SineRegression
 from mechicl.training import PRESETS, Curriculum, Ramp, TrainingConfig, TrainingDivergedError, train
@@ -37,11 +39,18 @@ class List:
             checkpoint = load_checkpoint(name)
             cfg, record = checkpoint.models[0].cfg, checkpoint.record
             losses = record.get("curve", {}).get("eval_loss", [[float("nan")]])[-1]
+            if isinstance(cfg, LSTMConfig):
+                layers = _count(cfg.n_layers, "LSTM layer")
+            else:
+                layers = f"{_count(cfg.n_layers, 'layer')}, {_count(cfg.n_heads, f'{cfg.attention} head')}"
             print(
-                f"{name:24} {cfg.n_layers} layer{'s' if cfg.n_layers != 1 else ''}, {cfg.n_heads} "
-                f"{cfg.attention} head{'s' if cfg.n_heads != 1 else ''}, width {cfg.d_model}, {len(checkpoint.models)} "
-                f"seed{'s' if len(checkpoint.models) != 1 else ''}, held-out MSE {sum(losses) / len(losses):.4f}"
+                f"{name:24} {layers}, width {cfg.d_model}, {_count(len(checkpoint.models), 'seed')}, "
+                f"held-out MSE {sum(losses) / len(losses):.4f}"
             )
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'s' if number != 1 else ''}"
 
 
 @dataclass(frozen=True)
@@ -102,6 +111,23 @@ class Report:
         print(f"{path} ({time.perf_counter() - started:.0f} s)")
 
 
+@dataclass(frozen=True)
+class Import:
+    """Import a model trained by the in-context-learning code of Garg et al. 2022 (state.pt, config.yaml)."""
+
+    folder: tyro.conf.Positional[Path]
+    """Folder of the run, with state.pt and config.yaml. Nothing in them is executed."""
+    out: Path
+    """Folder of the checkpoint."""
+
+    def execute(self, command: str) -> None:
+        """Write the checkpoint."""
+        model = load_garg(self.folder)
+        versions = {"mechicl": __version__, "torch": version("torch")}
+        record = {"name": self.out.name, "command": command, "imported": "in-context-learning", "versions": versions}
+        print(f"{save(self.out, model, record)}: {model.cfg.n_layers} layers, x_dim {model.cfg.x_dim}")
+
+
 def _defaults(preset: TrainingConfig, kind: TaskKind | None) -> TrainPreset:
     """A preset as the command line starts from it, before anything that depends on other fields is filled in."""
     kinds: dict[TaskKind | None, AnyTask] = {
@@ -135,7 +161,7 @@ def _commands(kind: TaskKind | None) -> Any:
             """Train it."""
             self.preset.execute(command)
 
-    return List | Train | Report
+    return List | Train | Report | Import
 
 
 REGISTRY = tyro.constructors.ConstructorRegistry()

@@ -4,7 +4,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mechicl.models import ELEMENTWISE, HookedTransformer, TransformerConfig
+from mechicl.models import ELEMENTWISE, HookedTransformer, LSTMConfig, TransformerConfig
 from mechicl.prompts import Prompts
 
 NORMS = (None, "LN", "LNPre")
@@ -101,7 +101,7 @@ def random_tokens(cfg: TransformerConfig, batch: int = 2, seed: int = 0) -> Tens
     return tokens.to(cfg.torch_dtype)
 
 
-def random_prompts(cfg: TransformerConfig, batch: int = 2, seed: int = 0) -> Prompts:
+def random_prompts(cfg: TransformerConfig | LSTMConfig, batch: int = 2, seed: int = 0) -> Prompts:
     """Prompts of a model's size."""
     generator = torch.Generator().manual_seed(seed)
     assert cfg.n_context is not None

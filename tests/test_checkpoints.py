@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from mechicl import checkpoints
 from mechicl.checkpoints import CheckpointError, Snapshots, available, load, load_checkpoint, save, stack_models
-from mechicl.models import HookedTransformer, TransformerConfig
+from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig
 from mechicl.tasks import LinearRegression
 
 from .strategies import random_model, random_prompts
@@ -170,6 +170,52 @@ def test_saving_over_a_checkpoint_replaces_all_of_it(folder):
     save(folder, model)
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "record.json", "weights.safetensors"]
     assert torch.equal(load(folder).W_Q, model.W_Q)
+
+
+# ---- LSTMs ----
+
+LSTM = LSTMConfig(x_dim=3, n_context=4, y_dim=2, n_layers=2, d_model=5)
+
+
+def test_lstms_come_back_as_lstms_bit_for_bit(tmp_path):
+    models = [HookedLSTM(LSTM, seed=seed) for seed in (4, 2)]
+    stacked = {name: tensor[None] for name, tensor in stack_models(models).items()}
+    folder = save(tmp_path / "mine", models, {"seeds": [4, 2]}, Snapshots((7,), stacked))
+    assert json.loads((folder / "config.json").read_text())["architecture"] == "lstm"
+    checkpoint = load_checkpoint(folder)
+    prompts = LinearRegression(x_dim=3, n_context=4, y_dim=2).sample(5, seed=0)
+    for model, read, snapshot in zip(models, checkpoint.models, checkpoint.models_at(0), strict=True):
+        assert isinstance(read, HookedLSTM)
+        assert isinstance(snapshot, HookedLSTM)
+        assert read.cfg == LSTM
+        assert not read.training
+        assert torch.equal(read.predict(prompts), model.predict(prompts))
+        assert torch.equal(snapshot.predict(prompts), model.predict(prompts))
+    assert torch.equal(load(folder, seed=2).predict(prompts), models[1].predict(prompts))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"architecture": "gru"}, r"config\.json: architecture='gru' is not 'lstm'"),
+        ({"n_heads": 4}, r"config\.json: LSTMConfig has no field \['n_heads'\]"),
+        ({"d_model": 6}, r"weights\.safetensors: .* must be"),
+        ({"device": "meta"}, r"config\.json: device is not a field"),
+    ],
+)
+def test_a_config_of_no_lstm_or_another_one_is_refused(tmp_path, change, message):
+    folder = save(tmp_path / "mine", HookedLSTM(LSTM), {"seeds": [9]})
+    edit(folder / "config.json", lambda config: config.update(change))
+    refused(folder, r"config\.json was changed")
+    sign(folder)
+    refused(folder, message)
+
+
+def test_the_config_of_a_transformer_has_no_architecture_and_cannot_become_an_lstms(folder):
+    assert "architecture" not in json.loads((folder / "config.json").read_text())
+    edit(folder / "config.json", lambda config: config.update(architecture="lstm"))
+    sign(folder)
+    refused(folder, r"config\.json: LSTMConfig has no field")
 
 
 # ---- the ones that come with the package ----

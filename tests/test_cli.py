@@ -12,10 +12,12 @@ import torch
 from accelerate import PartialState
 
 import mechicl
-from mechicl import cli
-from mechicl.checkpoints import available, load, load_checkpoint
+from mechicl import checkpoints, cli
+from mechicl.checkpoints import available, load, load_checkpoint, save
+from mechicl.models import HookedLSTM, LSTMConfig
 from mechicl.tasks import FixedTasks, LinearRegression, SineRegression
 from mechicl.training import PRESETS, Curriculum, Ramp, TrainingConfig, TrainingDivergedError
+from mechicl.training.presets import SUMMARIES
 from mechicl.training.state import STATE_FILE
 
 QUICK = ["--steps", "4", "--batch-size", "8", "--eval-prompts", "16", "--eval-every", "2", "--cpu", "--quiet"]
@@ -71,9 +73,9 @@ def test_help_of_every_command_is_free_of_the_codes_own_notes(capsys, words):
 
 
 def test_help_of_train_has_a_line_on_each_preset(capsys):
-    text = " ".join(help_of(capsys, "train").replace("│", " ").split())
-    for name in PRESETS:
-        assert f"• {name} one layer of linear attention on" in text
+    text = "".join(help_of(capsys, "train").replace("│", " ").split())  # lines are wrapped at any width
+    for name, summary in SUMMARIES.items():
+        assert "".join(f"• {name} {summary}".split()) in text
 
 
 def test_help_of_a_preset_shows_every_field_and_its_value_there(capsys):
@@ -105,7 +107,23 @@ def test_list_prints_a_line_for_each_shipped_checkpoint(capsys):
     assert line.endswith(f"held-out MSE {sum(losses) / len(losses):.4f}")
 
 
+def test_list_has_words_for_an_lstm(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(checkpoints, "CHECKPOINTS", tmp_path)
+    model = HookedLSTM(LSTMConfig(x_dim=3, n_context=4, n_layers=2, d_model=5))
+    save(tmp_path / "mine", model, {"seeds": [0], "curve": {"eval_loss": [[0.5]]}})
+    cli.main(["list"])
+    assert " ".join(capsys.readouterr().out.split()) == "mine 2 LSTM layers, width 5, 1 seed, held-out MSE 0.5000"
+
+
 # ---- train ----
+
+
+def test_an_lstm_is_trained_and_overridden_like_a_transformer(here):
+    cli.main(["train", "lstm-4l", *QUICK, "--seeds", "0", "1", "--model.n-layers", "1", "--model.d-model", "6"])
+    folder = here / "runs" / "lstm-4l" / "checkpoint"
+    model = load(folder, seed=1)
+    assert isinstance(model, HookedLSTM)
+    assert model.cfg == LSTMConfig(x_dim=5, n_context=20, n_layers=1, d_model=6) == trained_config(folder).model
 
 
 def test_train_writes_a_checkpoint_that_loads_and_says_what_it_reached(here, capsys):

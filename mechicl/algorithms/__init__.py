@@ -5,7 +5,7 @@ from mechicl.algorithms.first_order import chebyshev, online_gradient_descent, p
 from mechicl.algorithms.gradient_descent import gd_plus_plus, gradient_descent
 from mechicl.algorithms.least_squares import bayes, ols, ridge
 from mechicl.algorithms.newton import newton, newton_moments
-from mechicl.algorithms.tuning import tuned_step_size
+from mechicl.algorithms.tuning import stable_step_size, tuned_step_size
 
 __all__ = [
     "averaging",
@@ -20,5 +20,6 @@ __all__ = [
     "online_gradient_descent",
     "preconditioned_gd",
     "ridge",
+    "stable_step_size",
     "tuned_step_size",
 ]

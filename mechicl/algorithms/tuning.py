@@ -55,3 +55,18 @@ def tuned_step_size(prompts: Prompts, steps: int = 1) -> float:
     best = min(range(n_grid + 1), key=lambda i: error(grid[i]))
     bounds = (grid[best - 1] if best else 0.0, grid[min(best + 1, n_grid)])
     return float(minimize_scalar(error, bounds=bounds, method="bounded", options={"xatol": 1e-10 * grid[best]}).x)
+
+
+def stable_step_size(prompts: Prompts) -> float:
+    """The step size `1 / λ_max` with which `gradient_descent` converges on every prefix of the prompts.
+
+    λ_max is the largest eigenvalue of S over all contexts; prefixes have smaller ones.
+
+    Raises:
+        ValueError: no prompts, no context, or contexts of zeros only.
+    """
+    context = prompts.context.xs.double()
+    largest = torch.linalg.matrix_norm(context, ord=2).square().max().item() if context.numel() else 0.0
+    if largest == 0:
+        raise ValueError(f"every step size is stable on contexts without a point other than 0: {prompts}")
+    return 1 / largest

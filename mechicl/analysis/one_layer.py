@@ -11,7 +11,8 @@ from tqdm.auto import tqdm
 from mechicl import algorithms, constructions
 from mechicl.analysis.alignment import Alignment, align
 from mechicl.analysis.interpolation import InterpolationPath, interpolate
-from mechicl.analysis.rollout import layer_trajectory, repeated
+from mechicl.analysis.readouts import Lens
+from mechicl.analysis.rollout import repeated
 from mechicl.analysis.shifts import FOREIGN_INPUTS, Scaled, ShiftedLosses, losses_over_scales
 from mechicl.analysis.weights import (
     GradientDescentFit,
@@ -220,7 +221,7 @@ def _roll_out(
     models: list[HookedTransformer], construction: HookedTransformer, prompts: Prompts, damping: float, steps: int = 50
 ) -> RollOut:
     def losses(model: HookedTransformer) -> Tensor:
-        trajectory = layer_trajectory(repeated(model, steps, damping), prompts)
+        trajectory = Lens(repeated(model, steps, damping)).trajectory(prompts)
         return (trajectory.query() - prompts.query.ys).square().mean((-2, -1))
 
     reached = [with_products(model, trained_part(weight_products(model))) for model in models]

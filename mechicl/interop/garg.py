@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from torch import Tensor
 
 from mechicl.models import HookedTransformer, TransformerConfig
@@ -97,6 +98,25 @@ def from_garg(state_dict: Mapping[str, Tensor], config: Mapping[str, Any]) -> Ho
     if left:
         raise ValueError(f"the state dict has entries that this model has no place for: {left[:5]}")
     return model.eval()
+
+
+def load_garg(folder: str | Path) -> HookedTransformer:
+    """The model in a run's folder of the `in-context-learning` code: `state.pt` and `config.yaml`.
+
+    Nothing in the files is executed.
+
+    Raises:
+        FileNotFoundError: one of the two files is missing.
+        ValueError: as for `from_garg` and `load_garg_state`, or a config that is no mapping.
+    """
+    folder = Path(folder)
+    try:
+        config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{folder / 'config.yaml'} is no plain YAML: {error}") from error
+    if not isinstance(config, Mapping) or not isinstance(config.get("model", config), Mapping):
+        raise ValueError(f"{folder / 'config.yaml'} has no model section")
+    return from_garg(load_garg_state(folder / "state.pt"), config)
 
 
 def load_garg_state(path: str | Path) -> dict[str, Tensor]:

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args
 
 import torch
 import torch.nn.functional as F
@@ -363,18 +363,29 @@ class TransformerConfig:
         Raises:
             ValueError: an unknown field, a value of another type than the field's, or a value that the config refuses.
         """
-        known = {f.name: f for f in dataclasses.fields(cls)}
-        unknown = sorted(set(data) - set(known))
-        _require(not unknown, f"TransformerConfig has no field {unknown}")
-        for name, value in data.items():
-            _require(
-                value is None or isinstance(value, (bool, int, float, str)),
-                f"{name} must be a number, a string, true, false or null, got {type(value).__name__}",
-            )
-        try:
-            return cls(**data)
-        except (TypeError, OverflowError) as error:  # a string where a number belongs, and the like
-            raise ValueError(f"a field has a value of the wrong type: {error}") from error
+        return read_config(cls, data)
+
+
+Config = TypeVar("Config")
+
+
+def read_config(kind: type[Config], data: dict[str, Any]) -> Config:
+    """A config dataclass from plain JSON data, which may come from anybody.
+
+    Raises:
+        ValueError: an unknown field, a value of another type than the field's, or a value that the config refuses.
+    """
+    unknown = sorted(set(data) - {f.name for f in dataclasses.fields(cast(Any, kind))})
+    _require(not unknown, f"{kind.__name__} has no field {unknown}")
+    for name, value in data.items():
+        _require(
+            value is None or isinstance(value, (bool, int, float, str)),
+            f"{name} must be a number, a string, true, false or null, got {type(value).__name__}",
+        )
+    try:
+        return kind(**data)
+    except (TypeError, OverflowError) as error:  # a string where a number belongs, and the like
+        raise ValueError(f"a field has a value of the wrong type: {error}") from error
 
 
 def _require(condition: bool, message: str) -> None:

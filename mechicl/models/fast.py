@@ -27,9 +27,14 @@ def fast_block(
     """
     cfg = block.cfg
     update = fast_attention(block.attn, fast_norm(block.ln1, residual), rows, columns)
-    residual = _updated(residual[:, rows, columns], update, cfg.damping)
+    return after_attention(block, updated(residual[:, rows, columns], update, cfg.damping))
+
+
+def after_attention(block: Block, residual: Float[Tensor, "batch row column"]) -> Float[Tensor, "batch row column"]:
+    """The stream after the block, from the stream after its attention."""
+    cfg = block.cfg
     if cfg.block_mlp:
-        residual = _updated(residual, _mlp(block.mlp, fast_norm(block.ln2, residual)), cfg.damping)
+        residual = updated(residual, _mlp(block.mlp, fast_norm(block.ln2, residual)), cfg.damping)
     if cfg.token_clip is not None:
         residual = residual.clamp(-cfg.token_clip, cfg.token_clip)
     return residual
@@ -47,7 +52,8 @@ def _mlp(mlp: MLP, x: Tensor) -> Tensor:
     return F.linear(mlp.act_fn(F.linear(x, mlp.W_in.mT, mlp.b_in)), mlp.W_out.mT, mlp.b_out)
 
 
-def _updated(residual: Tensor, update: Tensor, damping: float) -> Tensor:
+def updated(residual: Tensor, update: Tensor, damping: float) -> Tensor:
+    """The damped residual update."""
     return residual + update if damping == 1 else residual + damping * update
 
 
@@ -130,7 +136,7 @@ def _folded(
     if cfg.attn_bias:
         scores = scores + _project(x_rows, attn.W_Q @ attn.b_K[..., None])
         scores = scores + (attn.b_Q * attn.b_K).sum(-1)[:, None, None]
-    pattern = _pattern(attn, scores if cfg.score_scale == 1 else cfg.score_scale * scores, mask)
+    pattern = attention_pattern(attn, scores if cfg.score_scale == 1 else cfg.score_scale * scores, mask)
     W_O = attn.W_O[..., columns]
     if W_O.shape[-1] * x_rows.shape[1] <= 2:  # few dimensions to write: what each key writes there comes first
         written = _project(x_keys, attn.W_V @ W_O)
@@ -138,9 +144,9 @@ def _folded(
     else:
         gathered = (pattern.flatten(1, 2) @ x_keys).unflatten(1, (cfg.n_heads, -1))
         if narrow:
-            out = _join(torch.einsum("bhrm,hmd->bhrd", gathered, attn.W_V), W_O)
+            out = join(torch.einsum("bhrm,hmd->bhrd", gathered, attn.W_V), W_O)
         else:
-            out = _join(gathered, attn.W_V @ W_O)
+            out = join(gathered, attn.W_V @ W_O)
     if cfg.attn_bias:
         value_bias = (attn.b_V[:, None] @ W_O)[:, 0]
         out = out + torch.einsum("bhr,hm->brm", pattern.sum(-1), value_bias) + attn.b_O[columns]
@@ -153,14 +159,14 @@ def _plain(attn: Attention, x_rows: Tensor, x_keys: Tensor, mask: Bool[Tensor, "
     torch's fused attention is no quicker at a prompt's length, and has no second derivative and no batching rule.
     """
     if x_rows is x_keys:
-        q, k, v = _queries_keys_values(attn, x_keys, "QKV")
+        q, k, v = queries_keys_values(attn, x_keys, "QKV")
     else:
-        (q,), (k, v) = _queries_keys_values(attn, x_rows, "Q"), _queries_keys_values(attn, x_keys, "KV")
-    out = _join(_pattern(attn, attn.cfg.score_scale * (q @ k.mT), mask) @ v, attn.W_O)
+        (q,), (k, v) = queries_keys_values(attn, x_rows, "Q"), queries_keys_values(attn, x_keys, "KV")
+    out = join(attention_pattern(attn, attn.cfg.score_scale * (q @ k.mT), mask) @ v, attn.W_O)
     return out + attn.b_O if attn.cfg.attn_bias else out
 
 
-def _queries_keys_values(attn: Attention, x: Tensor, which: str) -> tuple[Tensor, ...]:
+def queries_keys_values(attn: Attention, x: Tensor, which: str) -> tuple[Tensor, ...]:
     """Those of q, k and v that are named, `[batch head pos d_head]` each, in one matrix product."""
     weights = torch.cat([getattr(attn, f"W_{name}").transpose(0, 1).flatten(1) for name in which], dim=1)
     bias = torch.cat([getattr(attn, f"b_{name}").flatten() for name in which]) if attn.cfg.attn_bias else None
@@ -175,14 +181,15 @@ def _project(x: Float[Tensor, "batch pos d_in"], weights: Float[Tensor, "head d_
     return (x @ flat).unflatten(-1, (heads, d_out)).transpose(1, 2)
 
 
-def _join(z: Float[Tensor, "batch head pos d_in"], weights: Float[Tensor, "head d_in d_out"]) -> Tensor:
+def join(z: Float[Tensor, "batch head pos d_in"], weights: Float[Tensor, "head d_in d_out"]) -> Tensor:
     """`Σ_h z_h W_h` as one matrix product: `[batch pos d_out]`."""
     return z.transpose(1, 2).flatten(2) @ weights.flatten(0, 1)
 
 
-def _pattern(
+def attention_pattern(
     attn: Attention, scores: Float[Tensor, "batch head row key_pos"], mask: Bool[Tensor, "row key_pos"] | None
 ) -> Float[Tensor, "batch head row key_pos"]:
+    """What each row takes of each key, from scaled scores; it sees those of the mask, or all without one."""
     cfg = attn.cfg
     if cfg.attention == "softmax":
         scores = scores if mask is None else scores.masked_fill(~mask, -torch.inf)

@@ -1,25 +1,27 @@
 """`HookedTransformer`: prompts in, predictions out, every activation on a TransformerLens hook."""
 
 import math
-from typing import Any, Literal, cast, get_args
+from collections.abc import Iterator
+from typing import Any, cast
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
-from transformer_lens import ActivationCache, FactoredMatrix, HookedRootModule
+from transformer_lens import FactoredMatrix
 from transformer_lens.hook_points import HookPoint
 
-from mechicl.models.config import DTYPES, TransformerConfig
+from mechicl.models.config import TransformerConfig
 from mechicl.models.fast import fast_block, fast_norm
 from mechicl.models.layers import MLP, Attention, Block, Blocks, LayerNorm
+from mechicl.models.prompted import PromptedModel
+from mechicl.models.queries import query_streams
 from mechicl.prompts import Prompts
 
-Rows = Literal["all", "query", "points"]
 
-
-class HookedTransformer(HookedRootModule):
+class HookedTransformer(PromptedModel):
     """A transformer on prompts whose activations can be read and replaced.
 
     It has the hook names, shapes and methods of TransformerLens (`run_with_cache`, `run_with_hooks`, `hooks`,
@@ -47,6 +49,7 @@ class HookedTransformer(HookedRootModule):
     """
 
     cfg: TransformerConfig
+    blocks: Blocks
     initial_weights: Tensor
 
     def __init__(self, cfg: TransformerConfig, *, seed: int = 0, initial_weights: Float[Tensor, "x y"] | None = None):
@@ -80,11 +83,6 @@ class HookedTransformer(HookedRootModule):
         if initial_weights is not None:
             self._set_initial_weights(initial_weights)
 
-    def setup(self) -> None:
-        """Name the hook points and index them; to be repeated when some are added or removed."""
-        super().setup()
-        self._watched = tuple(self.modules())
-
     @torch.no_grad()
     def reset_parameters(self, seed: int) -> None:
         """Fresh weights, the same for the same seed: matrices random, biases 0, norm weights 1 (see the config)."""
@@ -106,53 +104,28 @@ class HookedTransformer(HookedRootModule):
 
     # ---- tokens in, outputs out ----
 
-    def forward(
-        self,
-        tokens: Float[Tensor, "batch pos d"] | Int[Tensor, "batch pos"] | Prompts,
-        *,
-        start_at_layer: int | None = None,
-        stop_at_layer: int | None = None,
-        rows: Rows = "all",
-    ) -> Float[Tensor, "batch row d_out"]:
-        """Outputs for tokens.
-
-        Args:
-            tokens: `[batch pos d_token]` (see `encode`), token ids `[batch pos]`, or prompts. With
-                `start_at_layer`, the residual stream `[batch pos d_model]` before that layer.
-            start_at_layer: begin before this block; negative numbers count from the end.
-            stop_at_layer: end before this block and return the residual stream there; negative likewise.
-            rows: which positions to return: "all", those of every "points" prediction, or the "query"'s only.
-
-        Returns:
-            `[batch row d_out]`: predictions before `decode`, or logits; or a residual stream `[batch row d_model]`.
-
-        Raises:
-            ValueError: tokens of another width, more positions than the model has, a layer that does not exist, or
-                unknown rows.
-            IndexError: a token id outside the vocabulary.
-        """
-        start = self._layer("start_at_layer", start_at_layer, default=0)
-        stop = self._layer("stop_at_layer", stop_at_layer, default=self.cfg.n_layers)
-        if isinstance(tokens, Prompts):
-            tokens = self.encode(tokens)
-        residual = self.embed_tokens(tokens) if start_at_layer is None else self._check_residual(tokens)
-        wanted, hooked = self._rows(rows, residual.shape[1]), self.has_hooks()
-        for layer in range(start, stop):
+    def _run_blocks(self, residual: Tensor, layers: range, rows: slice, to_outputs: bool) -> Tensor:
+        hooked = self.has_hooks()
+        for layer in layers:
             block = self.blocks[layer]
             if hooked:
                 residual = block(residual)
-            elif layer < stop - 1:
+            elif layer < layers[-1]:
                 residual = fast_block(block, residual, slice(None))
-            elif stop_at_layer is None and self._reads_only_y():
-                return -fast_block(block, residual, wanted, self.cfg.y_slot)
+            elif to_outputs and self._reads_only_y():
+                return -fast_block(block, residual, rows, self.cfg.y_slot)
             else:
-                residual = fast_block(block, residual, wanted)
-        outputs = residual if stop_at_layer is not None else self.read_out(residual)
+                residual = fast_block(block, residual, rows)
+        outputs = self.read_out(residual) if to_outputs else residual
         # hooks see all rows, also those of the final norm
-        return outputs[:, wanted] if hooked or start >= stop else outputs
+        return outputs[:, rows] if hooked or not layers else outputs
 
-    def embed_tokens(self, tokens: Tensor) -> Float[Tensor, "batch pos d_model"]:
+    def embed_tokens(self, tokens: Tensor, positions: range | None = None) -> Float[Tensor, "batch pos d_model"]:
         """Tokens as the residual stream before the first block: read-in, positions, input MLP.
+
+        Args:
+            tokens: as for `forward`.
+            positions: where they stand; by default one after the other from 0.
 
         Raises:
             ValueError: tokens of another shape or kind, or more positions than the model has.
@@ -166,8 +139,7 @@ class HookedTransformer(HookedRootModule):
                 )
             residual = F.embedding(tokens, self.embed)  # refuses negative ids, which indexing would wrap
         else:
-            if tokens.ndim != 3 or tokens.shape[2] != cfg.d_token:
-                raise ValueError(f"tokens must be [batch pos {cfg.d_token}], got {tuple(tokens.shape)}")
+            self._check_tokens(tokens)
             if cfg.read_in == "linear":
                 residual = tokens @ self.embed
             elif cfg.d_model > cfg.d_token:
@@ -179,27 +151,31 @@ class HookedTransformer(HookedRootModule):
         residual = self.hook_embed(residual)
         if cfg.positional_embedding_type != "none":
             # a copy for each prompt, so that a hook may patch some of them in place
-            residual = residual + self.hook_pos_embed(self.positions(residual).repeat(residual.shape[0], 1, 1))
+            added = self.positions(residual, positions).repeat(residual.shape[0], 1, 1)
+            residual = residual + self.hook_pos_embed(added)
         if cfg.mlp_location == "input":
             residual = residual + self.hook_input_mlp_out(self.input_mlp(residual))
         return residual
 
-    def positions(self, residual: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "pos d_model"]:
-        """What the positions add to a residual stream.
+    def positions(
+        self, residual: Float[Tensor, "batch pos d_model"], positions: range | None = None
+    ) -> Float[Tensor, "pos d_model"]:
+        """What the positions add to a residual stream, whose rows stand one after the other or at those given.
 
         Raises:
             ValueError: more positions than the model has.
         """
-        cfg, n_pos = self.cfg, residual.shape[1]
+        cfg, where = self.cfg, range(residual.shape[1]) if positions is None else positions
+        n_pos, wanted = max(where, default=-1) + 1, slice(where.start, where.stop, where.step)
         if cfg.positional_embedding_type != "sinusoidal" and n_pos > cfg.n_ctx:
             raise ValueError(f"{n_pos} positions, but this model has {cfg.n_ctx} ({cfg.positional_embedding_type})")
         if cfg.positional_embedding_type == "standard":
-            return self.pos_embed[:n_pos]
+            return self.pos_embed[wanted]
         if cfg.positional_embedding_type == "one_hot":
             table = torch.eye(n_pos, cfg.d_pos)
         else:
             table = sinusoidal_positions(n_pos, cfg.d_pos)
-        table = table.to(residual)
+        table = table[wanted].to(residual)
         if cfg.read_in == "linear":
             return table @ self.pos_embed
         return F.pad(table, (cfg.d_token, cfg.d_model - cfg.d_token - cfg.d_pos))
@@ -212,65 +188,21 @@ class HookedTransformer(HookedRootModule):
         outputs = residual @ self.unembed
         return outputs if self.unembed_bias is None else outputs + self.unembed_bias
 
-    # ---- prompts in, predictions out ----
+    # ---- other queries ----
 
-    def encode(self, prompts: Prompts) -> Float[Tensor, "prompt pos d_token"]:
-        """Prompts as tokens of this model, on its device and in its dtype.
-
-        Raises:
-            ValueError: the prompts' dimensions are not the model's, or the model takes token ids.
-        """
-        cfg = self.cfg
-        form = cfg.format
-        if (prompts.x_dim, prompts.y_dim) != (cfg.x_dim, cfg.y_dim):
-            raise ValueError(
-                f"the model takes x_dim={cfg.x_dim}, y_dim={cfg.y_dim}; "
-                f"the prompts have x_dim={prompts.x_dim}, y_dim={prompts.y_dim}"
-            )
-        prompts = prompts.to(cfg.device, cfg.torch_dtype)
-        return form.encode(prompts, self.initial_weights if cfg.prompt_format == "paired" else None)
-
-    def decode(self, outputs: Float[Tensor, "prompt pos d_out"]) -> Float[Tensor, "prompt point y"]:
-        """The predictions in the outputs at all positions: one point (the query) if paired, else every point."""
-        return outputs[:, self.cfg.format.prediction_positions(outputs.shape[1])]
-
-    def predict(self, prompts: Prompts, batch_size: int | None = None) -> Float[Tensor, "prompt y"]:
-        """The query's prediction; in batches of at most `batch_size` prompts, if given, to bound memory."""
-        if batch_size is not None and len(prompts) > batch_size:
-            return torch.cat([self.predict(part) for part in prompts.split(batch_size)])
-        return self.forward(prompts, rows="query")[:, -1]
-
-    def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
-        """The prediction of each point t from the points before it; the last one is the query's.
-
-        One pass where an earlier output cannot see later points (interleaved and causal), else one a prefix.
-        """
-        if self.cfg.prompt_format == "interleaved" and self.cfg.keys == "causal":
-            return self.forward(prompts, rows="points")
-        return torch.stack([self.predict(prompts.prefix(t)) for t in range(prompts.n_context + 1)], dim=1)
+    def _ask(self, prompts: Prompts, queries: Tensor, points: range) -> Iterator[Tensor]:
+        if self.cfg.keys == "full":  # the context sees the query
+            return self._ask_plainly(prompts, queries, points)
+        if self.cfg.keys == "context" and len(points) > 1:  # the context sees the points after it
+            prefixes = [self._ask(prompts.prefix(t), queries[:, t : t + 1], range(t, t + 1)) for t in points]
+            return (torch.cat(streams, dim=1) for streams in zip(*prefixes, strict=True))
+        n_tokens = self.cfg.format.n_tokens
+        positions = range(n_tokens(points[0]) - 1, n_tokens(points[-1]), n_tokens(1) - n_tokens(0))
+        tokens = rearrange(self._query_tokens(queries), "prompt point query d -> (prompt query) point d")
+        asked = self.embed_tokens(tokens, positions).unflatten(0, (len(prompts), queries.shape[2])).transpose(1, 2)
+        return query_streams(self.blocks, self.layer_streams(prompts, rows="all"), asked, positions)
 
     # ---- hooks ----
-
-    def has_hooks(self) -> bool:
-        """Whether anything is attached that the quick routes would miss: any torch hook on any part."""
-        return any(
-            m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks
-            for m in self._watched
-        )
-
-    def run_with_cache(self, *args: Any, return_cache_object: bool = True, **kwargs: Any) -> Any:
-        """Outputs and an `ActivationCache` of every hook (a plain dict with `return_cache_object=False`).
-
-        Arguments as in TransformerLens: `names_filter`, `device`, `remove_batch_dim`, `pos_slice`. For gradients,
-        which `incl_bwd` takes of a single output only, attach `bwd_hooks` with `hooks`.
-        """
-        try:
-            outputs, cache = super().run_with_cache(*map(self.to_tokens, args[:1]), *args[1:], **kwargs)
-        finally:
-            self.is_caching = False
-        if return_cache_object:
-            cache = ActivationCache(cache, self, has_batch_dim=not kwargs.get("remove_batch_dim", False))
-        return outputs, cache
 
     def set_use_attn_result(self, use_attn_result: bool) -> None:
         """Turn `attn.hook_result` (each head's output) on or off."""
@@ -351,10 +283,6 @@ class HookedTransformer(HookedRootModule):
 
     # ---- the rest of TransformerLens' protocol ----
 
-    def to_tokens(self, prompts: Prompts | Tensor) -> Tensor:
-        """Prompts as tokens; tokens as they are."""
-        return self.encode(prompts) if isinstance(prompts, Prompts) else prompts
-
     def to_single_token(self, token: Any) -> int:
         """The id of a token, for vocabulary models."""
         if self.cfg.prompt_format != "token_ids" or not isinstance(token, int):
@@ -395,14 +323,10 @@ class HookedTransformer(HookedRootModule):
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         result = super()._apply(fn, recurse)
         self._tie_blocks()
-        weight = next((t for t in (*self.parameters(), *self.buffers()) if t.is_floating_point()), None)
-        if weight is not None:
-            names = {dtype: name for name, dtype in DTYPES.items()}
-            self._replace_cfg(device=str(weight.device), dtype=names.get(weight.dtype, self.cfg.dtype))
         return result
 
     def _replace_cfg(self, **changes: Any) -> None:
-        self.cfg = self.cfg.replace(**changes)
+        super()._replace_cfg(**changes)
         for module in self.modules():
             if isinstance(module, (Block, Attention)):
                 module.cfg = self.cfg
@@ -420,31 +344,6 @@ class HookedTransformer(HookedRootModule):
     def _reads_only_y(self) -> bool:
         """Whether the read-out is minus the y-dimensions of what the last attention leaves in the stream."""
         return self.cfg.read_out == "identity" and not self.cfg.final_norm and not self.cfg.block_mlp
-
-    def _rows(self, rows: Rows, n_pos: int) -> slice:
-        if rows == "all":
-            return slice(None)
-        if rows == "query":
-            return slice(n_pos - 1, n_pos)
-        if rows == "points":
-            return self.cfg.format.prediction_positions(n_pos)
-        raise ValueError(f"rows={rows!r} is not one of {get_args(Rows)}")
-
-    def _layer(self, name: str, layer: int | None, *, default: int) -> int:
-        if layer is None:
-            return default
-        n = self.cfg.n_layers
-        if not -n <= layer <= n:
-            raise ValueError(f"{name}={layer}, but the model has {n} layers")
-        return layer + n if layer < 0 else layer
-
-    def _check_residual(self, residual: Tensor) -> Tensor:
-        if residual.ndim != 3 or residual.shape[2] != self.cfg.d_model:
-            raise ValueError(
-                f"with start_at_layer the input is a residual stream [batch pos {self.cfg.d_model}], "
-                f"got {tuple(residual.shape)}"
-            )
-        return residual.clone()  # the first hook may patch it in place
 
 
 def sinusoidal_positions(n_pos: int, d_pos: int) -> Float[Tensor, "pos d_pos"]:

@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from mechicl.models import TransformerConfig
+from mechicl.models import ModelConfig, TransformerConfig, config_from_dict
 from mechicl.tasks import FixedTasks, LinearRegression, SineRegression, task_from_dict, task_to_dict
 
 AnyTask = LinearRegression | SineRegression | FixedTasks
@@ -93,7 +93,7 @@ class TrainingConfig:
     """
 
     task: AnyTask = field(default_factory=LinearRegression)
-    model: TransformerConfig = field(default_factory=lambda: TransformerConfig(x_dim=10, n_context=10))
+    model: ModelConfig = field(default_factory=lambda: TransformerConfig(x_dim=10, n_context=10))
     seeds: tuple[int, ...] = (0,)
     steps: int = 5000
     batch_size: int = 2048
@@ -140,8 +140,9 @@ class TrainingConfig:
         if self.loss == "points" and not self.one_pass:
             raise ValueError("loss='points' needs interleaved prompts and causal keys: only then does one pass give it")
         longest = max(task.n_context for task in (self.task_at(0), self.task_at(self.steps), self.eval_task))
-        bounded = self.model.positional_embedding_type in ("standard", "one_hot")
-        if bounded and longest > (self.model.n_context or 0):
+        # an LSTM, and positions that are computed or absent, go on for ever
+        positions = getattr(self.model, "positional_embedding_type", "none")
+        if positions in ("standard", "one_hot") and longest > (self.model.n_context or 0):
             raise ValueError(f"prompts of {longest} context points, but the model has n_context={self.model.n_context}")
 
     @property
@@ -208,7 +209,7 @@ class TrainingConfig:
         if unknown:
             raise ValueError(f"TrainingConfig has no field {unknown}")
         fields["task"] = task_from_dict(fields["task"])
-        fields["model"] = TransformerConfig.from_dict(fields["model"])
+        fields["model"] = config_from_dict(fields["model"])
         fields["seeds"] = tuple(fields["seeds"])
         if fields.get("curriculum") is not None:
             try:

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.models import HookedTransformer
+from mechicl.models import PromptedModel
 from mechicl.training.config import TrainingConfig
 
 TIMED_BATCHES = 12
@@ -46,7 +46,7 @@ def shard_slice(n_prompts: int, rank: int, world: int) -> slice:
 
 def draw_batch(
     config: TrainingConfig,
-    model: HookedTransformer,
+    model: PromptedModel,
     generators: list[torch.Generator],
     step: int,
     shard: tuple[int, int] = (0, 1),
@@ -82,7 +82,7 @@ def _stack(tensors: list[Tensor]) -> Tensor:
 
 def batches(
     config: TrainingConfig,
-    model: HookedTransformer,
+    model: PromptedModel,
     generators: list[torch.Generator],
     first_step: int,
     shard: tuple[int, int] = (0, 1),
@@ -110,7 +110,7 @@ def batches(
 
 def batches_ahead(
     config: TrainingConfig,
-    model: HookedTransformer,
+    model: PromptedModel,
     generators: list[torch.Generator],
     first_step: int,
     shard: tuple[int, int] = (0, 1),

@@ -1,4 +1,4 @@
-"""Several seeds of one model as one module: stacked weights, one vectorised forward pass."""
+"""Several seeds of one model as one module: stacked weights, one vectorised forward pass where the model has one."""
 
 import copy
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.func import functional_call, vmap
 
-from mechicl.models import HookedTransformer
-from mechicl.models.transformer import Rows
+from mechicl.models import PromptedModel
+from mechicl.models.prompted import Rows
 
 
 class Ensemble(nn.Module):
@@ -23,7 +23,7 @@ class Ensemble(nn.Module):
         flat: `[seed weight]`.
     """
 
-    def __init__(self, models: Sequence[HookedTransformer]):
+    def __init__(self, models: Sequence[PromptedModel]):
         super().__init__()
         # Held in a tuple so that the template's own weights are not parameters of the ensemble.
         self._template = (copy.deepcopy(models[0]),)
@@ -47,6 +47,8 @@ class Ensemble(nn.Module):
 
         if self.n_seeds == 1:  # without vmap's overhead
             return one(self.flat.squeeze(0), tokens.squeeze(0)).unsqueeze(0)
+        if not model.vectorizes:
+            return torch.stack([one(*each) for each in zip(self.flat, tokens, strict=True)])
         return vmap(one)(self.flat, tokens)
 
     def state(self) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from mechicl.files import read_tensors, write_tensors
-from mechicl.models import HookedTransformer
+from mechicl.models import Model, build
 from mechicl.training.config import TrainingConfig
 from mechicl.training.data import batches, make_generators, shard_slice
 from mechicl.training.ensemble import Ensemble
@@ -40,7 +40,7 @@ class TrainingResult:
         snapshots: name to `[step seed ...]`.
     """
 
-    models: list[HookedTransformer]
+    models: list[Model]
     record: dict[str, Any]
     snapshot_steps: tuple[int, ...]
     snapshots: dict[str, Tensor]
@@ -121,7 +121,7 @@ class _Run:
     def __init__(self, config: TrainingConfig, folder: Path, accelerator: Accelerator):
         self.config, self.folder, self.accelerator = config, folder, accelerator
         self.model_config = config.model.replace(device=str(accelerator.device))
-        models = [HookedTransformer(self.model_config, seed=seed) for seed in config.seeds]
+        models = [build(self.model_config, seed) for seed in config.seeds]
         self.encoder = models[0]
         self.ensemble = Ensemble(models).to(accelerator.device)
         fused = accelerator.device.type in ("cpu", "cuda")
@@ -302,7 +302,7 @@ class _Run:
         weights = self.ensemble.state()
         models = []
         for i, seed in enumerate(config.seeds):
-            model = HookedTransformer(config.model.replace(device="cpu"), seed=seed).eval()
+            model = build(config.model.replace(device="cpu"), seed).eval()
             with torch.no_grad():
                 for name, parameter in model.named_parameters():
                     parameter.copy_(weights[name][i])

@@ -1,6 +1,6 @@
 """Ready-made training runs; every field can be overridden on the command line."""
 
-from mechicl.models import TransformerConfig
+from mechicl.models import LSTMConfig, TransformerConfig
 from mechicl.tasks import LinearRegression
 from mechicl.training.config import Curriculum, Ramp, TrainingConfig
 
@@ -73,6 +73,8 @@ PRESETS: dict[str, TrainingConfig] = {
     "gpt2-8l": _GPT2_8L,
     "gpt2-8l-1h": _GPT2_8L.replace(model=_GPT2_8L.model.replace(n_heads=1)),
     "gpt2-8l-ill": _GPT2_8L.replace(task=_ILL_CONDITIONED),
+    # Fu et al. 2024, A.2 and B.6, in small: the same prompts and the same training as the transformer's.
+    "lstm-4l": _GPT2_8L.replace(model=LSTMConfig(x_dim=5, n_context=20, n_layers=4, d_model=96)),
 }
 """Name to run. `mechicl train NAME` trains it."""
 
@@ -84,5 +86,6 @@ SUMMARIES: dict[str, str] = {
     "gpt2-8l": "a small one: 8 layers, width 64, d = 5, 20 points",
     "gpt2-8l-1h": "the small one with one head",
     "gpt2-8l-ill": "the small one on ill-conditioned inputs, condition number 100 (Fu et al. 2024, B.3)",
+    "lstm-4l": "an LSTM on the prompts of the small one: 4 layers, width 96 (Fu et al. 2024, B.6)",
 }
 """Name to a line for the command line's help."""

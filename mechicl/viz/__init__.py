@@ -1,6 +1,7 @@
 """Pictures of result objects."""
 
 from mechicl.viz.attention import attention_html, prompt_attention
+from mechicl.viz.layers import interval_lines, match_curve, match_heatmap, probe_heatmap
 from mechicl.viz.one_layer import (
     alignment_over_training,
     interpolation_paths,
@@ -14,7 +15,11 @@ __all__ = [
     "alignment_over_training",
     "attention_html",
     "interpolation_paths",
+    "interval_lines",
     "learning_curves",
+    "match_curve",
+    "match_heatmap",
+    "probe_heatmap",
     "prompt_attention",
     "roll_outs",
     "shifted_losses",

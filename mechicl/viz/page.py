@@ -14,7 +14,7 @@ h1 { font-size: 1.7em; margin: 0.2em 0; } h2 { font-size: 1.2em; margin: 2.2em 0
 p { max-width: 46em; margin: 0.4em 0 0.8em; } .note { color: #555; font-size: 0.92em; }
 table { border-collapse: collapse; margin: 1em 0; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: 6px 12px 6px 0; border-bottom: 1px solid #ddd; vertical-align: top; }
-th { font-weight: 600; border-bottom: 2px solid #999; }
+th { font-weight: 600; border-bottom: 2px solid #999; } td:nth-child(3), td:nth-child(4) { white-space: nowrap; }
 code { background: #f3f3f3; padding: 1px 4px; border-radius: 3px; }
 nav a { margin-right: 1.2em; white-space: nowrap; } a { color: #1f6fb4; }
 .scroll { overflow-x: auto; }

@@ -120,3 +120,14 @@ def test_contexts_that_leave_every_step_size_at_zero_are_refused(steps, blank):
     getattr(prompts, blank)[:] = 0
     with pytest.raises(ValueError, match="nothing to tune"):
         algorithms.tuned_step_size(prompts, steps)
+
+
+def test_the_stable_step_size_is_the_reciprocal_of_the_largest_eigenvalue():
+    prompts = LinearRegression(x_dim=4, n_context=7, inputs="gaussian").sample(30, seed=0, dtype=torch.float64)
+    largest = max(np.linalg.eigvalsh(x.T @ x)[-1] for x in prompts.xs[:, :-1].numpy())
+    step_size = algorithms.stable_step_size(prompts)
+    assert step_size == pytest.approx(1 / largest)
+    errors = algorithms.gradient_descent(prompts, [1, 10**6], step_size=step_size).squared_errors(prompts)
+    assert errors[1, :, -1].max() < 1e-9
+    with pytest.raises(ValueError, match="without a point other than 0"):
+        algorithms.stable_step_size(prompts.prefix(0))

@@ -10,14 +10,14 @@ from mechicl import algorithms
 from mechicl.prompts import Prompts
 
 ALGORITHMS = {
-    "gradient_descent": dict(steps=[0, 1, 7], step_size=0.05),
-    "gd_plus_plus": dict(steps=[1, 3], step_size=0.05, gamma=0.01),
-    "newton": dict(steps=[0, 2, 5]),
+    "gradient_descent": {"steps": [0, 1, 7], "step_size": 0.05},
+    "gd_plus_plus": {"steps": [1, 3], "step_size": 0.05, "gamma": 0.01},
+    "newton": {"steps": [0, 2, 5]},
     "ols": {},
-    "ridge": dict(penalty=0.3),
-    "bayes": dict(noise_std=0.2),
-    "chebyshev": dict(steps=[1, 2]),
-    "preconditioned_gd": dict(steps=[1, 2], preconditioner=0.3 * torch.eye(3)),
+    "ridge": {"penalty": 0.3},
+    "bayes": {"noise_std": 0.2},
+    "chebyshev": {"steps": [1, 2]},
+    "preconditioned_gd": {"steps": [1, 2], "preconditioner": 0.3 * torch.eye(3)},
     "online_gradient_descent": {},
     "averaging": {},
 }
@@ -36,7 +36,8 @@ def test_weights_are_the_predictions_of_unit_queries(name, n_context, y_dim, see
     algorithm = getattr(algorithms, name)
     trajectory = algorithm(prompts, **ALGORITHMS[name], with_weights=True)
     weights = trajectory.weights
-    assert weights is not None and weights.shape == (*trajectory.predictions.shape[:3], 3, y_dim)
+    assert weights is not None
+    assert weights.shape == (*trajectory.predictions.shape[:3], 3, y_dim)
     for t in range(n_context + 1):
         prefix = prompts.prefix(t)
         for i in range(3):

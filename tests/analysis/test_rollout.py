@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mechicl import algorithms, constructions
-from mechicl.analysis import layer_trajectory, repeated
+from mechicl.analysis import Lens, repeated
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.tasks import LinearRegression
 
@@ -14,18 +14,10 @@ PROMPTS = LinearRegression(x_dim=3, n_context=4).sample(50, seed=0, dtype=torch.
 @pytest.mark.parametrize("damping", [1.0, 0.75])
 def test_a_repeated_step_is_gradient_descent_with_a_damped_step_size(damping: float):
     one_step = constructions.gradient_descent(x_dim=3, n_context=4, step_size=0.5)
-    trajectory = layer_trajectory(repeated(one_step, 12, damping), PROMPTS)
+    trajectory = Lens(repeated(one_step, 12, damping)).trajectory(PROMPTS)
     expected = algorithms.gradient_descent(PROMPTS, list(range(13)), step_size=0.5 * damping, points="query")
     assert trajectory.steps == tuple(range(13))
     torch.testing.assert_close(trajectory.predictions, expected.predictions, rtol=1e-11, atol=1e-12)
-
-
-def test_chosen_layers_only():
-    model = constructions.gradient_descent(x_dim=3, n_context=4, step_size=0.5, steps=6)
-    every, some = layer_trajectory(model, PROMPTS), layer_trajectory(model, PROMPTS, layers=[5, 2])
-    assert some.steps == (5, 2)
-    assert torch.equal(some.predictions, every.predictions[[5, 2]])
-    torch.testing.assert_close(every.query()[-1], model.predict(PROMPTS).detach())
 
 
 def test_repeating_leaves_the_model_as_it_was():
@@ -44,5 +36,3 @@ def test_what_cannot_be_repeated_is_refused():
         repeated(HookedTransformer(TransformerConfig(x_dim=3, n_context=4, n_layers=2)), 3)
     with pytest.raises(ValueError, match="at least 1"):
         repeated(HookedTransformer(TransformerConfig(x_dim=3, n_context=4)), 0)
-    with pytest.raises(ValueError, match="between 0 and 1"):
-        layer_trajectory(HookedTransformer(TransformerConfig(x_dim=3, n_context=4)), PROMPTS, layers=[2])

@@ -6,8 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn as nn
+import yaml
 from transformers import GPT2Config, GPT2Model
 
+from mechicl.checkpoints import load, load_checkpoint
+from mechicl.cli import main
 from mechicl.interop import from_garg, load_garg_state
 from mechicl.tasks import LinearRegression
 
@@ -94,3 +97,42 @@ def test_what_does_not_fit_is_named(original):
         from_garg({k: v for k, v in state.items() if k != "_read_out.bias"}, CONFIG)
     with pytest.raises(ValueError, match="no place for"):
         from_garg(state, CONFIG | {"n_layer": 2})
+
+
+def test_a_run_folder_becomes_a_checkpoint_by_the_command_line(original, tmp_path: Path, capsys):
+    run, out = tmp_path / "run", tmp_path / "imported"
+    run.mkdir()
+    torch.save({"model_state_dict": original.state_dict(), "train_step": 7}, run / "state.pt")
+    (run / "config.yaml").write_text(yaml.safe_dump({"model": CONFIG, "training": {"batch_size": 64}}))
+    main(["import", str(run), "--out", str(out)])
+    assert str(out) in capsys.readouterr().out
+    prompts = LinearRegression(x_dim=5, n_context=10, inputs="gaussian").sample(4, seed=0)
+    with torch.no_grad():
+        expected = original(prompts.xs, prompts.ys)
+        torch.testing.assert_close(load(out).predict_prefixes(prompts), expected, rtol=0, atol=1e-5)
+    record = load_checkpoint(out).record
+    assert record["imported"] == "in-context-learning"
+    assert "import" in record["command"]
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [("model: {family: lstm}", "family 'lstm'"), ("[1, 2", "no plain YAML"), ("3", "no model section"),
+     ("!!python/object/apply:os.getcwd []", "no plain YAML")],
+)  # fmt: skip
+def test_a_bad_config_is_one_line(original, tmp_path: Path, capsys, config, message):
+    torch.save({"model_state_dict": original.state_dict()}, tmp_path / "state.pt")
+    (tmp_path / "config.yaml").write_text(config)
+    with pytest.raises(SystemExit) as exit_:
+        main(["import", str(tmp_path), "--out", str(tmp_path / "out")])
+    error = capsys.readouterr().err
+    assert exit_.value.code == 1
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_without_the_files_is_one_line(tmp_path: Path, capsys):
+    with pytest.raises(SystemExit):
+        main(["import", str(tmp_path), "--out", str(tmp_path / "out")])
+    assert "config.yaml" in capsys.readouterr().err

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mechicl.models import HookedTransformer, TransformerConfig, fast
 from mechicl.models.layers import Attention, Block, key_mask
-from mechicl.models.transformer import Rows
+from mechicl.models.prompted import Rows
 from tests.strategies import configs, random_model, random_tokens
 
 WATCH: list[Any] = [("hook_embed", lambda activation, hook: None)]

@@ -3,13 +3,14 @@
 import torch
 from torch import Tensor
 
-from mechicl.models import TransformerConfig
+from mechicl.models import LSTMConfig, TransformerConfig
 from mechicl.tasks import LinearRegression
 from mechicl.training import TrainingConfig, TrainingResult
 
 TASK = LinearRegression(x_dim=3, n_context=4)
 MODEL = TransformerConfig(x_dim=3, n_context=4, n_layers=1, initializer_range=0.3)
 EXACT = MODEL.replace(dtype="float64")
+LSTM = LSTMConfig(x_dim=3, n_context=4, n_layers=2, d_model=6, dtype="float64")
 
 
 def small(**changes: object) -> TrainingConfig:

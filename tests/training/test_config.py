@@ -9,7 +9,7 @@ import pytest
 from mechicl.models import TransformerConfig
 from mechicl.tasks import FixedTasks, LinearRegression, SineRegression
 from mechicl.training import Curriculum, Ramp, TrainingConfig
-from tests.training.runs import MODEL, TASK, small
+from tests.training.runs import LSTM, MODEL, TASK, small
 
 INTERLEAVED = TransformerConfig(
     x_dim=3, n_context=4, prompt_format="interleaved", d_model=8, n_heads=2, attention="softmax"
@@ -84,6 +84,7 @@ def test_prompts_longer_than_the_models_positions_are_refused_before_training():
     with pytest.raises(ValueError, match="9 context points"):
         small(model=INTERLEAVED, task=TASK.replace(n_context=9))
     small(task=TASK.replace(n_context=9))  # no positions, no bound
+    small(model=LSTM, task=TASK.replace(n_context=9))
 
 
 # ---- what the loss and the evaluation are made of ----
@@ -93,6 +94,7 @@ def test_the_loss_is_of_all_points_where_one_pass_gives_them_and_else_of_the_que
     assert small().rows == "query"
     assert small(model=INTERLEAVED).rows == "points"
     assert small(model=INTERLEAVED, loss="query").rows == "query"
+    assert small(model=LSTM).rows == small(model=LSTM, loss="points").rows == "points"
     with pytest.raises(ValueError, match="interleaved prompts and causal keys"):
         small(loss="points")
 
@@ -130,6 +132,7 @@ def test_snapshots_of_short_runs_have_no_step_twice_and_none_past_the_end():
         small(task=FixedTasks(TASK, 7, seed=2), gradient_clip=None, schedule="cosine", tracker="tensorboard"),
         small(task=SineRegression(n_context=4), model=MODEL.replace(x_dim=1)),
         small(task=LinearRegression(x_dim=3, n_context=4, inputs=("uniform", "gaussian"))),
+        small(model=LSTM),
     ],
 )
 def test_a_config_comes_back_from_json_as_it_was(config):

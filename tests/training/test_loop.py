@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from mechicl.models import HookedTransformer, TransformerConfig
+from mechicl.models import HookedTransformer, TransformerConfig, build
 from mechicl.tasks import FixedTasks, LinearRegression
 from mechicl.training import Curriculum, Ramp, TrainingConfig, TrainingDivergedError, train
 from mechicl.training.state import METRICS_FILE, Metrics, RunState
-from tests.training.runs import EXACT, MODEL, TASK, assert_close, assert_same_bits, small, weights
+from tests.training.runs import EXACT, LSTM, MODEL, TASK, assert_close, assert_same_bits, small, weights
 
 # ---- the loop against plain PyTorch ----
 
@@ -51,10 +51,30 @@ def causal_softmax(w: dict[str, Tensor], xs: Tensor, ys: Tensor) -> Tensor:
     return (stream @ w["unembed"])[:, 0::2]
 
 
+def recurrent(w: dict[str, Tensor], xs: Tensor, ys: Tensor) -> Tensor:
+    """All points' predictions of two LSTM layers on x and y in turn."""
+    batch, points, x_dim = xs.shape
+    tokens = torch.zeros(batch, 2 * points - 1, x_dim, dtype=xs.dtype)
+    tokens[:, 0::2] = xs
+    tokens[:, 1::2, :1] = ys[:, :-1]
+    stream = tokens @ w["embed"]
+    for layer in range(2):
+        W_ih, W_hh, b_ih, b_hh = (w[f"blocks.{layer}.{name}"] for name in ("W_ih", "W_hh", "b_ih", "b_hh"))
+        hidden = cell = torch.zeros(batch, stream.shape[2], dtype=xs.dtype)
+        states = []
+        for x in stream.unbind(1):
+            enter, forget, new, leave = (x @ W_ih.T + hidden @ W_hh.T + b_ih + b_hh).chunk(4, dim=1)
+            cell = forget.sigmoid() * cell + enter.sigmoid() * new.tanh()
+            hidden = leave.sigmoid() * cell.tanh()
+            states.append(hidden)
+        stream = torch.stack(states, dim=1)
+    return (stream @ w["unembed"] + w["unembed_bias"])[:, 0::2]
+
+
 def plain_training(config: TrainingConfig, predict, rows: slice) -> tuple[dict[str, Tensor], list[float]]:
     """Weights and losses of a plain loop on the prompts that a run of the config trains on."""
     (seed,) = config.seeds
-    model = HookedTransformer(config.model, seed=seed)
+    model = build(config.model, seed)
     w = {name: torch.nn.Parameter(p.detach().clone()) for name, p in model.named_parameters()}
     adam = torch.optim.Adam(w.values(), lr=config.learning_rate)
     generator, losses = torch.Generator().manual_seed(2**40 + seed), []
@@ -77,18 +97,22 @@ SOFTMAX = TransformerConfig(
     x_dim=3, n_context=4, prompt_format="interleaved", n_layers=2, n_heads=2, d_model=8, d_mlp=12, attention="softmax",
     act_fn="relu", initializer_range=0.3, dtype="float64",
 )  # fmt: skip
-CASES = [(EXACT, linear_attention, slice(-1, None)), (SOFTMAX, causal_softmax, slice(None))]
+CASES = [
+    (EXACT, linear_attention, slice(-1, None)),
+    (SOFTMAX, causal_softmax, slice(None)),
+    (LSTM, recurrent, slice(None)),
+]
 
 
 @pytest.mark.parametrize("clip", [None, 0.05])
-@pytest.mark.parametrize(("model", "predict", "rows"), CASES, ids=["linear", "softmax"])
+@pytest.mark.parametrize(("model", "predict", "rows"), CASES, ids=["linear", "softmax", "lstm"])
 def test_training_equals_a_plain_eager_loop(tmp_path, model, predict, rows, clip):
     config = small(model=model, steps=30, warmup_steps=5, gradient_clip=clip, seeds=(3,))
     result = train(config, tmp_path, progress=False)
     expected, losses = plain_training(config, predict, rows)
     assert_close(weights(result), expected, atol=1e-9)
     assert [line["loss"][0] for line in Metrics.read(tmp_path)[1:]] == pytest.approx(losses, rel=1e-9)
-    start = dict(HookedTransformer(model, seed=3).named_parameters())
+    start = dict(build(model, 3).named_parameters())
     assert max((expected[name] - start[name]).abs().max().item() for name in start) > 0.05  # it did train
 
 

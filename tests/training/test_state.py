@@ -13,7 +13,7 @@ from safetensors.torch import save
 from mechicl.files import read_tensors
 from mechicl.training import TrainingConfig, train
 from mechicl.training.state import METRICS_FILE, STATE_FILE, Metrics, RunState, adam_moments, restore_adam
-from tests.training.runs import assert_same_bits, small, weights
+from tests.training.runs import LSTM, assert_same_bits, small, weights
 
 # Runs in a process of its own, which imports once and forks each run, so that kills come at its first and last step.
 KILLER = """
@@ -135,6 +135,8 @@ def interrupted(config, folder, step):
         {"seeds": (0, 1, 2)},
         {"schedule": "cosine", "warmup_steps": 7, "gradient_clip": None},
         {"mixed_precision": "bf16"},
+        {"model": LSTM},
+        {"model": LSTM.replace(dtype="float32"), "seeds": (0, 1)},
     ],
 )
 def test_a_resumed_run_ends_bit_for_bit_like_an_uninterrupted_one(tmp_path, changes):

@@ -12,7 +12,8 @@ from mechicl import constructions
 from mechicl.analysis import one_step_optimum
 from mechicl.checkpoints import CheckpointError, load_checkpoint, save
 from mechicl.models import HookedTransformer, TransformerConfig
-from mechicl.report import exact_optimum, write_report
+from mechicl.report import write_report
+from mechicl.report.one_layer import exact_optimum
 from mechicl.tasks import LinearRegression, SineRegression, task_to_dict
 
 

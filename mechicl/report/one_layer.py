@@ -1,10 +1,7 @@
-"""The report on a trained model: every number in report.json, every picture in one offline HTML file."""
+"""The report on one-layer linear attention (von Oswald et al. 2023, Fig. 2)."""
 
-import json
-import math
 import time
-from dataclasses import asdict, dataclass
-from importlib.resources import files
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +10,11 @@ import torch
 from mechicl import algorithms, constructions, viz
 from mechicl.analysis import OneLayerStudy, linear_attention_optimum, one_step_optimum, study_one_layer
 from mechicl.analysis.weights import weight_products
-from mechicl.checkpoints import Checkpoint, CheckpointError, load_checkpoint
+from mechicl.checkpoints import Checkpoint, CheckpointError
 from mechicl.files import write_bytes, write_json
 from mechicl.learners import Interval, interval
-from mechicl.tasks import LinearRegression, task_from_dict
+from mechicl.report.comparison import HEADER, Row, finite, published
+from mechicl.tasks import LinearRegression
 from mechicl.viz.page import frame, page, plot, section, table
 
 _WORDS = {
@@ -49,46 +47,16 @@ _WORDS = {
 }
 
 
-@dataclass(frozen=True)
-class Row:
-    """A line of the table "published / measured / interval".
-
-    Attributes:
-        quantity: what it is.
-        published: as printed in the paper; None where the paper prints no number.
-        measured: with its interval.
-        over: what the interval is over: "seeds" or "prompts".
-        note: how to read it.
-    """
-
-    quantity: str
-    published: float | str | None
-    measured: Interval
-    over: str
-    note: str = ""
-
-
-def write_report(name: str | Path, out: str | Path, *, n_prompts: int = 10_000, progress: bool = True) -> Path:
-    """Study a checkpoint and write `report.html` and `report.json` into a folder.
-
-    Args:
-        name: of a shipped checkpoint, or the path of one.
-        out: folder to write to; made if need be.
-        n_prompts: held-out prompts for each measurement.
-        progress: show progress bars.
-
-    Returns:
-        The path of report.html.
+def write_one_layer_report(checkpoint: Checkpoint, out: Path, *, n_prompts: int, progress: bool) -> Path:
+    """Study a checkpoint of one-layer linear attention and write `report.html` and `report.json`.
 
     Raises:
-        CheckpointError: no such checkpoint, a damaged one, or a kind of model that there is no report for.
+        CheckpointError: the checkpoint's model or record is of another kind.
     """
     started = time.perf_counter()
-    checkpoint = load_checkpoint(name)
     task = _task(checkpoint)
     study = study_one_layer(checkpoint, task, n_prompts=n_prompts, progress=progress)
     rows = table_rows(study, task)
-    out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     data = report_data(checkpoint, task, study, rows)
     data["seconds"] = round(time.perf_counter() - started, 1)
@@ -98,11 +66,7 @@ def write_report(name: str | Path, out: str | Path, *, n_prompts: int = 10_000, 
 
 
 def _task(checkpoint: Checkpoint) -> LinearRegression:
-    cfg = checkpoint.models[0].cfg
-    try:
-        task = task_from_dict(checkpoint.record["training"]["task"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{checkpoint.name}: no usable task in its record: {error!r}") from error
+    cfg, task = checkpoint.models[0].cfg, checkpoint.task
     if "curve" not in checkpoint.record or cfg.prompt_format != "paired":
         raise CheckpointError(
             f"a report needs a learning curve in the record and paired prompts; {checkpoint.name} has "
@@ -118,9 +82,8 @@ def _task(checkpoint: Checkpoint) -> LinearRegression:
 
 def table_rows(study: OneLayerStudy, task: LinearRegression) -> list[Row]:
     """The table of the report."""
-    published = json.loads(files("mechicl").joinpath("published.json").read_text())
     standard = task == LinearRegression()
-    half = published["000_one_step"]["half_mse_gd_and_trained"] if standard else None
+    half = published("000_one_step")["half_mse_gd_and_trained"] if standard else None
     eta = interval(torch.stack([fit.step_size[0, 0] for fit in study.fits]) * task.n_context)
     cosine = "near 1 (Fig. 2)" if standard else None
     rows = [
@@ -145,7 +108,7 @@ def table_rows(study: OneLayerStudy, task: LinearRegression) -> list[Row]:
     if exact is not None:
         ratio = study.loss_ratio()
         scaled = Interval(ratio.mean * exact, ratio.low * exact, ratio.high * exact, ratio.n)
-        printed = published["004_table1_in_context_loss"]
+        printed = published("004_table1_in_context_loss")
         nertinger = task == LinearRegression(x_dim=5, n_context=20, inputs="gaussian")
         rows.append(
             Row("MSE, trained, freed of the prompts' sampling error", printed["linear"][0] if nertinger else None,
@@ -225,17 +188,7 @@ def report_data(
             for r in study.roll_outs
         ],
     }
-    return _finite(data)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return value
+    return finite(data)
 
 
 def _html(checkpoint: Checkpoint, task: LinearRegression, study: OneLayerStudy, rows: list[Row]) -> str:
@@ -244,16 +197,12 @@ def _html(checkpoint: Checkpoint, task: LinearRegression, study: OneLayerStudy, 
         x_dim=task.x_dim, y_dim=task.y_dim, n_context=task.n_context, step_size=study.step_size
     )
     names = [f"x{i + 1}" for i in range(task.x_dim)] + [f"y{i + 1}" for i in range(task.y_dim)]
-    lines = [
-        (r.quantity, "—" if r.published is None else r.published, r.measured, f"95%, {r.measured.n} {r.over}", r.note)
-        for r in rows
-    ]
     words = {title: " ".join(paragraph.split()) for title, paragraph in _WORDS.items()}
     sections = [
         section(
             "Published and measured",
             words["table"],
-            table(("quantity", "published", "measured", "interval", "note"), lines),
+            table(HEADER, [row.cells() for row in rows]),
         ),
         section(
             "Learning",

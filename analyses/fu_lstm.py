@@ -1,0 +1,130 @@
+"""Fu et al. 2024, Table 1 and Fig. 14: transformer against LSTM against online gradient descent, and forgetting.
+
+python analyses/fu_lstm.py
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from mechicl import algorithms, viz
+from mechicl.analysis import Lens, forgetting, match
+from mechicl.checkpoints import load_checkpoint
+from mechicl.learners import AlgorithmLearner, Learner, interval, squared_errors
+from mechicl.report import Comparison, Figure, Row, published
+
+
+@dataclass(frozen=True)
+class Args:
+    """What a transformer and an LSTM have in common with batch and online algorithms."""
+
+    transformer: str = "gpt2-8l"
+    """Name or folder of an interleaved transformer."""
+    lstm: str = "lstm-4l"
+    """Name or folder of an LSTM trained on the same task."""
+    out: Path = Path("analyses/results")
+    """Folder for fu_lstm.json and fu_lstm.html."""
+    n_prompts: int = 2048
+    """Held-out prompts."""
+    seed: int = 1
+    """Of the prompts."""
+
+
+def compare(args: Args) -> Comparison:
+    """Table 1 with the best step of every family, losses by number of points, and forgetting."""
+    task = load_checkpoint(args.transformer).task
+    prompts = task.sample(args.n_prompts, seed=args.seed)
+    step_size = algorithms.stable_step_size(prompts)
+    gd_steps = tuple(sorted({round(4096 ** (i / 39)) for i in range(40)}))
+    families = {
+        "newton": AlgorithmLearner(algorithms.newton, {"steps": tuple(range(1, 24))}),
+        "gd": AlgorithmLearner(algorithms.gradient_descent, {"steps": gd_steps, "step_size": step_size}),
+        "ogd": AlgorithmLearner(algorithms.online_gradient_descent),
+    }
+    models = {
+        kind: load_checkpoint(name).models[0] for kind, name in (("transformer", args.transformer), ("lstm", args.lstm))
+    }
+    printed = published("002_table1_similarity_of_errors")
+    rows: list[Row] = []
+    for kind, model in models.items():
+        final = Lens(model).trajectory(prompts)
+        for family, learner in families.items():
+            best = match(final, learner, prompts).best()[-1]
+            rows.append(
+                Row(
+                    f"similarity of errors, {kind} and {family}",
+                    printed[kind][family],
+                    best.similarity,
+                    "prompts",
+                    f"best step {best.column} ({best.low} to {best.high})",
+                )
+            )
+    learners: dict[str, Learner] = {
+        "transformer": models["transformer"],
+        "LSTM": models["lstm"],
+        "online GD": families["ogd"],
+        "Newton, 5 iterations": AlgorithmLearner(algorithms.newton, {"steps": [5]}),
+        "OLS": AlgorithmLearner(algorithms.ols),
+    }
+    signal = prompts.ys.double().square().mean().item()
+    losses = {name: squared_errors(learner, prompts, points="all") / signal for name, learner in learners.items()}
+    by_points = {name: [interval(point) for point in loss.T] for name, loss in losses.items()}
+    forgotten = {name: forgetting(learner, prompts) for name, learner in learners.items() if name != "OLS"}
+    for name, result in forgotten.items():
+        first, last = result.squared_errors[0] / signal, result.squared_errors[-1] / signal
+        rows += [
+            Row(f"forgetting: MSE / E y² of the first point asked again, {name}", None, interval(first), "prompts"),
+            Row(
+                f"forgetting: first minus last point, {name}",
+                "positive for LSTM and online GD, 0 for Newton (Fig. 14)",
+                interval(first - last),
+                "prompts",
+            ),
+        ]
+    gaps = {name: [interval(point / signal) for point in result.squared_errors] for name, result in forgotten.items()}
+    figures = [
+        Figure(
+            "Loss by number of context points",
+            "Means with 95% intervals over prompts (Fig. 14, left).",
+            viz.interval_lines(
+                "Loss by number of context points",
+                "context points",
+                "MSE / E y²",
+                list(range(task.n_context + 1)),
+                by_points,
+            ),
+        ),
+        Figure(
+            "Forgetting",
+            "Each context point asked again after the whole context, by how long ago it stood (Fig. 14, centre). "
+            "Online gradient descent fits the last point exactly.",
+            viz.interval_lines(
+                "Forgetting",
+                "points since it was shown",
+                "MSE / E y²",
+                [g - 1 for g in forgotten["transformer"].gaps],
+                gaps,
+            ),
+        ),
+    ]
+    lead = (
+        f"{args.transformer} and {args.lstm} (d = {task.x_dim}, {task.n_context} points) on {args.n_prompts} held-out "
+        f"prompts (seed {args.seed}), the models' own predictions against the best step of every family. Published "
+        f"numbers are of the paper's "
+        f"12-layer transformer and 10-layer LSTM with d = 20 and 40 points."
+    )
+    data = {
+        "n_prompts": args.n_prompts,
+        "gd_step_size": step_size,
+        "losses": {name: loss.mean(0).tolist() for name, loss in losses.items()},
+        "forgetting": {name: (r.squared_errors / signal).mean(-1).tolist() for name, r in forgotten.items()},
+    }
+    return Comparison("Transformer, LSTM and online gradient descent", lead, rows, figures, data)
+
+
+if __name__ == "__main__":
+    arguments = tyro.cli(Args)
+    comparison = compare(arguments)
+    print(comparison)
+    print(comparison.write(arguments.out, "fu_lstm"))

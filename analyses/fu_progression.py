@@ -1,0 +1,111 @@
+"""Fu et al. 2024, Figs. 3 and 9: loss by number of context points, layer by layer, beside Newton's iterations.
+
+python analyses/fu_progression.py                                   # transformer, Newton, LSTM
+python analyses/fu_progression.py --checkpoint gpt2-8l-ill --lstm None
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from mechicl import algorithms, viz
+from mechicl.analysis import LayerErrors, fit_readouts, match
+from mechicl.checkpoints import load_checkpoint
+from mechicl.learners import AlgorithmLearner, Interval, interval, ratio_interval
+from mechicl.report import Comparison, Figure, Row
+
+
+@dataclass(frozen=True)
+class Args:
+    """How predictions improve from layer to layer."""
+
+    checkpoint: str = "gpt2-8l"
+    """Name or folder of an interleaved transformer."""
+    lstm: str | None = "lstm-4l"
+    """Name or folder of an LSTM trained on the same task; None to leave it out."""
+    out: Path = Path("analyses/results")
+    """Folder for NAME.json and NAME.html."""
+    n_prompts: int = 2048
+    """Held-out prompts."""
+    n_fitting: int = 8192
+    """Prompts to fit readouts on."""
+    seed: int = 0
+    """Of the prompts."""
+
+
+def compare(args: Args) -> Comparison:
+    """Losses of all layers and points, and those of the best-matching Newton iterations."""
+    checkpoint = load_checkpoint(args.checkpoint)
+    task = checkpoint.task
+    fitting, prompts = (task.sample(n, seed=args.seed + i) for i, n in enumerate((args.n_fitting, args.n_prompts)))
+    signal = prompts.ys.double().square().mean().item()
+    names = {"transformer": checkpoint.name} | ({"LSTM": args.lstm} if args.lstm else {})
+    rows: list[Row] = []
+    figures: list[Figure] = []
+    data: dict[str, object] = {"n_prompts": args.n_prompts, "signal": signal}
+    at_twice_d = min(2 * task.x_dim, task.n_context)
+    for kind, name in names.items():
+        model = load_checkpoint(args.checkpoint if kind == "transformer" else name).models[0]
+        readouts = fit_readouts(model, fitting, progress=True)
+        errors = readouts.errors(prompts)
+        figures.append(_by_points(f"{kind}: loss by number of context points, after each layer", errors, signal))
+        data[kind] = errors.squared_errors.mean(-1).tolist()
+        last = errors.squared_errors[-1, at_twice_d]
+        rows += [
+            Row(
+                f"{kind}: MSE after {at_twice_d} points, last layer, over E y²",
+                None,
+                _scaled(interval(last), signal),
+                "prompts",
+            ),
+            Row(
+                f"{kind}: MSE of the first layer over that of the last, all points",
+                "1 (Fig. 3c)" if kind == "LSTM" else "falls from layer to layer (Fig. 3a)",
+                ratio_interval(errors.squared_errors[1].mean(0), errors.squared_errors[-1].mean(0)),
+                "prompts",
+            ),
+        ]
+        if kind == "transformer":
+            newton = AlgorithmLearner(algorithms.newton, {"steps": tuple(range(1, 24))})
+            best = [b.column for b in match(readouts, newton, prompts).best()[1:]]
+            matched = algorithms.newton(prompts, best)
+            of_newton = (matched.squared_errors(prompts) / prompts.y_dim).transpose(1, 2)
+            figures.append(
+                _by_points(
+                    f"Newton: the iterations {', '.join(map(str, best))} that match layers 1 to {len(best)}",
+                    LayerErrors(of_newton.double().cpu()),
+                    signal,
+                    best,
+                )
+            )
+    lead = (
+        f"{' and '.join(names.values())} (d = {task.x_dim}, {task.n_context} points), read by linear readouts "
+        f"fitted on {args.n_fitting} prompts, on {args.n_prompts} held-out prompts (seed {args.seed + 1}). Losses are "
+        f"divided by the mean square of the targets, {signal:.3f}."
+    )
+    return Comparison(f"Do layers improve predictions? ({checkpoint.name})", lead, rows, figures, data)
+
+
+def _by_points(title: str, errors: LayerErrors, signal: float, names: list[int] | None = None) -> Figure:
+    per_layer = errors.squared_errors / signal
+    labels = (
+        [f"layer {i}" for i in range(len(per_layer))]
+        if names is None
+        else [f"layer {i + 1}: {n}" for i, n in enumerate(names)]
+    )
+    lines = {label: [interval(point) for point in layer] for label, layer in zip(labels, per_layer, strict=False)}
+    points = list(range(per_layer.shape[1]))
+    figure = viz.interval_lines(title, "context points", "MSE / E y²", points, lines, log_y=True)
+    return Figure(title, "Means with 95% intervals over prompts.", figure)
+
+
+def _scaled(value: Interval, by: float) -> Interval:
+    return Interval(value.mean / by, value.low / by, value.high / by, value.n, value.level)
+
+
+if __name__ == "__main__":
+    arguments = tyro.cli(Args)
+    comparison = compare(arguments)
+    print(comparison)
+    print(comparison.write(arguments.out, f"fu_progression_{Path(arguments.checkpoint).name}"))

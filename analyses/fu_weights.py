@@ -1,0 +1,113 @@
+"""Fu et al. 2024, Figs. 8 and 15: induced weights by number of points, and whether they lie in the examples' span.
+
+python analyses/fu_weights.py
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from mechicl import algorithms, viz
+from mechicl.analysis import fit_readouts, match, outside_span, similarity_of_weights
+from mechicl.checkpoints import load_checkpoint
+from mechicl.learners import AlgorithmLearner, Interval, interval
+from mechicl.report import Comparison, Figure, Row
+
+
+@dataclass(frozen=True)
+class Args:
+    """The weights that a model's layers have led to, point by point."""
+
+    checkpoint: str = "gpt2-8l"
+    """Name or folder of an interleaved model."""
+    out: Path = Path("analyses/results")
+    """Folder for NAME.json and NAME.html."""
+    n_prompts: int = 1024
+    """Held-out prompts."""
+    n_fitting: int = 8192
+    """Prompts to fit readouts on."""
+    seed: int = 0
+    """Of the prompts."""
+
+
+def compare(args: Args) -> Comparison:
+    """Similarities of induced weights for each number of points, and the share outside the span."""
+    checkpoint = load_checkpoint(args.checkpoint)
+    task, model = checkpoint.task, checkpoint.models[0]
+    readouts = fit_readouts(model, task.sample(args.n_fitting, seed=args.seed), progress=True)
+    prompts = task.sample(args.n_prompts, seed=args.seed + 1)
+    trajectory = readouts.trajectory(prompts, with_weights=True)
+    step_size = algorithms.stable_step_size(prompts)
+    families = {
+        "Newton": AlgorithmLearner(algorithms.newton, {"steps": tuple(range(1, 24))}),
+        "gradient descent": AlgorithmLearner(
+            algorithms.gradient_descent, {"steps": tuple(2**i for i in range(13)), "step_size": step_size}
+        ),
+        "OLS": AlgorithmLearner(algorithms.ols),
+    }
+    d, n_layers = task.x_dim, model.cfg.n_layers
+    rows: list[Row] = []
+    figures: list[Figure] = []
+    data: dict[str, object] = {"checkpoint": checkpoint.name, "n_prompts": args.n_prompts}
+    by_family: dict[str, dict[int, list[Interval]]] = {}
+    for name, learner in families.items():
+        reference = learner.trajectory(prompts, with_weights=True)
+        best = match(trajectory, reference, prompts, similarity="weights").best_columns()
+        cosines = similarity_of_weights(trajectory, reference)
+        by_family[name] = {
+            layer: [interval(v[v.isfinite()]) for v in cosines[layer, best[layer]].T] for layer in range(n_layers + 1)
+        }
+        data[name] = {layer: [i.mean for i in intervals] for layer, intervals in by_family[name].items()}
+    for layer in sorted({2, 3, n_layers}):
+        lines = {name: of[layer] for name, of in by_family.items()}
+        title = f"Similarity of induced weights, layer {layer}"
+        figures.append(
+            Figure(
+                title,
+                "Cosine with the best-matching step of each family (Fig. 8).",
+                viz.interval_lines(title, "context points", "cosine", list(range(1, task.n_context + 1)), lines),
+            )
+        )
+        for name, intervals in lines.items():
+            rows.append(
+                Row(
+                    f"cosine of weights at {d} points (n = d), layer {layer} and {name}",
+                    "a dip for OLS, none for Newton (Fig. 8)" if layer == n_layers else None,
+                    intervals[d - 1],
+                    "prompts",
+                )
+            )
+    span = outside_span(readouts, prompts)
+    data["outside_span"] = span.share.mean(-1).tolist()
+    lines = {f"layer {layer}": span.by_point(layer)[1:d] for layer in range(1, n_layers + 1)}
+    figures.append(
+        Figure(
+            "Share of the weights outside the span of the points seen",
+            "Squared norm of that part over the whole's, while fewer points than dimensions were seen (Fig. 15); "
+            "random weights would have 1 - n/d.",
+            viz.interval_lines("Outside the span", "context points", "share", list(range(1, d)), lines),
+        )
+    )
+    for t in range(1, d):
+        rows.append(
+            Row(
+                f"share outside the span of {t} points, last layer",
+                "near 0 (Fig. 15)",
+                span.by_point()[t],
+                "prompts",
+                f"random weights: {1 - t / d:.2f}",
+            )
+        )
+    lead = (
+        f"Induced weights of {checkpoint.name}: exact derivatives of each layer's readout with respect to the query, "
+        f"on {args.n_prompts} held-out prompts (seed {args.seed + 1}), d = {d}, {task.n_context} points."
+    )
+    return Comparison(f"Induced weights, point by point ({checkpoint.name})", lead, rows, figures, data)
+
+
+if __name__ == "__main__":
+    arguments = tyro.cli(Args)
+    comparison = compare(arguments)
+    print(comparison)
+    print(comparison.write(arguments.out, f"fu_weights_{Path(arguments.checkpoint).name}"))

@@ -1,0 +1,77 @@
+"""Nertinger, Theorem 3: does a model's prediction depend on the order of its context?
+
+python analyses/nertinger_order.py
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from mechicl import algorithms
+from mechicl.analysis import order_sensitivity
+from mechicl.checkpoints import available, load_checkpoint
+from mechicl.learners import AlgorithmLearner, interval, squared_errors
+from mechicl.report import Comparison, Row
+
+
+@dataclass(frozen=True)
+class Args:
+    """How much predictions vary when the context is permuted."""
+
+    checkpoints: tuple[str, ...] = tuple(name for name in available())
+    """Names or folders."""
+    out: Path = Path("analyses/results")
+    """Folder for nertinger_order.json and nertinger_order.html."""
+    n_prompts: int = 512
+    """Held-out prompts for each model."""
+    n_orders: int = 16
+    """Random orders of each context."""
+    seed: int = 1
+    """Of the prompts and the orders."""
+
+
+def compare(args: Args) -> Comparison:
+    """Variance over orders as a share of the predictions' mean square, and of the model's own loss."""
+    rows: list[Row] = []
+    for name in args.checkpoints:
+        checkpoint = load_checkpoint(name)
+        prompts = checkpoint.task.sample(args.n_prompts, seed=args.seed)
+        learners = {checkpoint.name: checkpoint.models[0]}
+        if name == args.checkpoints[-1]:
+            learners |= {
+                "gradient descent": AlgorithmLearner(
+                    algorithms.gradient_descent, {"steps": [16], "step_size": algorithms.stable_step_size(prompts)}
+                ),
+                "online gradient descent": AlgorithmLearner(algorithms.online_gradient_descent),
+            }
+        for label, learner in learners.items():
+            sensitivity = order_sensitivity(learner, prompts, n_orders=args.n_orders, seed=args.seed)
+            loss = squared_errors(learner, prompts).mean()
+            expected = {"gradient descent": "0", "online gradient descent": "not 0"}.get(label)
+            rows += [
+                Row(
+                    f"{label}: variance over orders / mean square of predictions",
+                    expected or "0 if it ran GD (Theorem 3)",
+                    sensitivity.relative(),
+                    "prompts",
+                ),
+                Row(
+                    f"{label}: variance over orders / mean squared error",
+                    None,
+                    interval(sensitivity.variance / loss),
+                    "prompts",
+                ),
+            ]
+    lead = (
+        f"The context of {args.n_prompts} prompts in {args.n_orders} random orders (seed {args.seed}), the query last. "
+        f"Gradient descent on the whole context predicts the same for every order."
+    )
+    return Comparison("Order sensitivity", lead, rows)
+
+
+if __name__ == "__main__":
+    arguments = tyro.cli(Args)
+    comparison = compare(arguments)
+    print(comparison)
+    print(comparison.write(arguments.out, "nertinger_order"))

@@ -1,0 +1,123 @@
+"""Many ridge regressions at once, from running sums: memory does not grow with the number of samples."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from einops import einsum
+from jaxtyping import Float
+from torch import Tensor
+
+PENALTIES = tuple(10.0**e for e in range(-12, 3))
+"""Default candidates for the penalty, relative to the mean variance of the features."""
+
+
+@dataclass(frozen=True, eq=False)
+class LinearMaps:
+    """Fitted maps `features @ weights + bias`, one a site.
+
+    Attributes:
+        weights: `[*site feature y]`.
+        bias: `[*site y]`.
+        penalties: the chosen ones `[*site y]`, relative to the mean variance of the features.
+        validation_errors: mean squared error of each candidate in cross-validation, `[penalty *site y]`.
+    """
+
+    weights: Float[Tensor, "*site feature y"]
+    bias: Float[Tensor, "*site y"]
+    penalties: Float[Tensor, "*site y"]
+    validation_errors: Float[Tensor, "penalty *site y"]
+
+
+class RidgeSums:
+    """Running sums from which ridge regressions follow, one at each site (a layer, a position, ...).
+
+    Samples fall into folds by the number of their prompt, so that all samples of a prompt are validated together.
+    Cross-validation needs no second pass: the error of a map on a fold follows from the fold's sums.
+
+    Args:
+        folds: how many.
+
+    Raises:
+        ValueError: fewer than two folds.
+    """
+
+    def __init__(self, folds: int = 4):
+        if folds < 2:
+            raise ValueError(f"cross-validation needs at least 2 folds, got {folds}")
+        self.folds = folds
+        self.n_prompts = 0
+
+    def add(
+        self, features: Float[Tensor, "*site prompt sample feature"], targets: Float[Tensor, "*#site prompt sample y"]
+    ) -> None:
+        """Take in a batch of prompts, each with some samples at every site; targets may have sites of size 1."""
+        features, targets = features.double(), targets.to(features.device).double()
+        if self.n_prompts == 0:
+            *site, _, _, n_features = features.shape
+            size, n_targets = n_features + 1, targets.shape[-1]
+            # about the first batch's mean, so that large means cost no digits
+            self.shift = features.mean((-3, -2), keepdim=True)
+            self.second = features.new_zeros(self.folds, *site, size, size)
+            self.cross = features.new_zeros(self.folds, *site, size, n_targets)
+            self.targets = features.new_zeros(self.folds, *site, n_targets)
+        ones = torch.ones_like(features[..., :1])
+        extended = torch.cat([features - self.shift, ones], dim=-1)
+        n = features.shape[-3]
+        fold_of = (torch.arange(n, device=features.device) + self.n_prompts) % self.folds
+        for fold in range(self.folds):
+            mine = fold_of == fold
+            x, y = extended[..., mine, :, :].flatten(-3, -2), targets[..., mine, :, :].flatten(-3, -2)
+            self.second[fold] += x.mT @ x
+            self.cross[fold] += x.mT @ y
+            self.targets[fold] += y.square().sum(-2)
+        self.n_prompts += n
+
+    def solve(self, penalties: Sequence[float] = PENALTIES) -> LinearMaps:
+        """The maps at the penalties that do best in cross-validation, a choice for every site and target.
+
+        Raises:
+            ValueError: no penalties, a negative one, or fewer prompts than folds.
+        """
+        if not penalties or min(penalties) < 0:
+            raise ValueError(f"penalties must be one or more numbers >= 0, got {list(penalties)}")
+        if self.n_prompts < self.folds:
+            raise ValueError(f"{self.folds}-fold cross-validation of {self.n_prompts} prompts: give more prompts")
+        second, cross = self.second.sum(0), self.cross.sum(0)
+        errors = torch.zeros(len(penalties), *self.targets.shape[1:], dtype=torch.float64, device=second.device)
+        for fold in range(self.folds):
+            held_second, held_cross, held_targets = self.second[fold], self.cross[fold], self.targets[fold]
+            solver = _Solver(second - held_second, cross - held_cross)
+            for i, penalty in enumerate(penalties):
+                maps = solver.at(torch.full_like(errors[i], penalty))
+                explained = 2 * (maps * held_cross).sum(-2) - (maps * (held_second @ maps)).sum(-2)
+                errors[i] += held_targets - explained
+        errors = errors / second[..., -1, -1:]
+        chosen = torch.tensor(list(penalties), dtype=torch.float64, device=second.device)[errors.argmin(0)]
+        maps = _Solver(second, cross).at(chosen)
+        weights, bias = maps[..., :-1, :], maps[..., -1, :]
+        bias = bias - (self.shift[..., 0, :, :] @ weights)[..., 0, :]
+        return LinearMaps(weights, bias, chosen, errors)
+
+
+class _Solver:
+    """Ridge with an unpenalised bias: one eigendecomposition a site, any number of penalties."""
+
+    def __init__(self, second: Float[Tensor, "*site size size"], cross: Float[Tensor, "*site size y"]):
+        n = second[..., -1:, -1:]
+        self.mean, self.target_mean = second[..., :-1, -1:] / n, cross[..., -1:, :] / n
+        covariance = second[..., :-1, :-1] / n - self.mean @ self.mean.mT
+        self.covariance_with_target = cross[..., :-1, :] / n - self.mean @ self.target_mean
+        self.eigenvalues, self.vectors = torch.linalg.eigh(covariance)
+        self.eigenvalues = self.eigenvalues.clamp(min=0)
+        self.rotated = self.vectors.mT @ self.covariance_with_target
+
+    def at(self, penalties: Float[Tensor, "*site y"]) -> Float[Tensor, "*site size y"]:
+        """The maps, bias last, at one penalty a site and target."""
+        eigenvalues = self.eigenvalues[..., None]
+        # directions without variance, or with so little that it is rounding noise, get no weight
+        floor = 1e-14 * eigenvalues.shape[-2] * eigenvalues.amax(-2, keepdim=True)
+        damped = eigenvalues + penalties[..., None, :] * eigenvalues.mean(-2, keepdim=True)
+        weights = self.vectors @ (torch.where(eigenvalues > floor, self.rotated / damped, 0.0))
+        bias = self.target_mean - einsum(self.mean, weights, "... f one, ... f y -> ... one y")
+        return torch.cat([weights, bias], dim=-2)

@@ -1,0 +1,335 @@
+"""Predictions read off every layer of a model: the layers as steps of a learner.
+
+Three ways to read: a linear readout fitted in closed form, the same trained by gradient descent, and the model's own
+final norm and read-out applied early (the lens).
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from einops import einsum
+from jaxtyping import Float
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from mechicl.analysis.linear_maps import PENALTIES, RidgeSums
+from mechicl.learners import Interval, Samples, Trajectory, interval
+from mechicl.models import PromptedModel
+from mechicl.prompts import Prompts
+
+
+class LayerLearner:
+    """A model read after each layer: an iterative learner whose steps are 0 (before the first layer) to n_layers.
+
+    Models that predict every prefix in one pass (interleaved, causal) give all points, others the query alone.
+
+    Attributes:
+        model: what is read.
+        name: for tables and pictures.
+        batch_size: prompts that are held in memory at a time.
+    """
+
+    model: PromptedModel
+    name: str = "layer"
+    batch_size: int = 512
+
+    def read(
+        self, layer: int, stream: Float[Tensor, "prompt point query d_model"], first_point: int = 0
+    ) -> Float[Tensor, "prompt point query y"]:
+        """The predictions in the stream after `layer` layers, at points from number `first_point` on."""
+        raise NotImplementedError
+
+    def trajectory(self, prompts: Prompts, *, with_weights: bool = False) -> Trajectory:
+        """The predictions after each layer.
+
+        Args:
+            prompts: what to predict.
+            with_weights: also return the exact derivative of each prediction with respect to its query, the context
+                held fixed: `[layer prompt point x y]`.
+
+        Returns:
+            Trajectory with steps 0 .. n_layers, predictions `[layer prompt point y]` on the model's device.
+        """
+        parts, weight_parts = [], []
+        for part in prompts.split(self.batch_size):
+            with torch.no_grad():
+                streams = self.model.layer_streams(part, _rows(self.model))
+                parts.append(torch.stack([self.read(i, s[:, :, None])[:, :, 0] for i, s in enumerate(streams)]))
+            if with_weights:
+                weight_parts.append(self._weights(part, parts[-1].shape[2]))
+        steps = tuple(range(self.model.cfg.n_layers + 1))
+        weights = torch.cat(weight_parts, dim=1) if with_weights else None
+        return Trajectory(steps, torch.cat(parts, dim=1), self.name, weights)
+
+    def predict_queries(
+        self, prompts: Prompts, queries: Float[Tensor, "prompt point query x"]
+    ) -> Float[Tensor, "layer prompt point query y"]:
+        """Predictions for other queries than the prompts' own, any number of them after each prefix.
+
+        The context is computed once for all queries and all prefixes. Gradients flow to the queries.
+
+        Args:
+            prompts: the contexts.
+            queries: for point t, inputs that are asked after the points before it; one point only (the whole context)
+                for models that give the query alone.
+        """
+        streams = self.model.query_streams(prompts, queries, _rows(self.model))
+        return torch.stack([self.read(i, stream) for i, stream in enumerate(streams)])
+
+    def predict_last_queries(
+        self, prompts: Prompts, queries: Float[Tensor, "prompt query x"]
+    ) -> Float[Tensor, "layer prompt query y"]:
+        """Predictions for several queries after the whole context, which is computed once."""
+        streams = self.model.query_streams(prompts, queries[:, None], "query")
+        return torch.stack([self.read(i, stream, prompts.n_context)[:, 0] for i, stream in enumerate(streams)])
+
+    def predict(self, prompts: Prompts) -> Float[Tensor, "prompt y"]:
+        """The query's prediction after the last layer."""
+        return self.trajectory(prompts).predictions[-1, :, -1]
+
+    def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
+        """Every point's prediction after the last layer."""
+        return self.trajectory(prompts).predictions[-1]
+
+    @property
+    def gives_all_points(self) -> bool:
+        """Whether one pass of the model predicts every point, and not the query alone."""
+        return _rows(self.model) == "points"
+
+    def _weights(self, prompts: Prompts, n_points: int) -> Float[Tensor, "layer prompt point x y"]:
+        """By layer and target dimension, one backward pass through the rows of the queries."""
+        own = prompts.xs[:, -n_points:, None].detach().clone().requires_grad_()
+        with torch.enable_grad(), frozen(self.model):
+            rows = []
+            for layer, stream in enumerate(self.model.query_streams(prompts, own, _rows(self.model))):
+                predictions = self.read(layer, stream)
+                by_target = [
+                    torch.autograd.grad(predictions[..., i].sum(), own, retain_graph=True)[0][:, :, 0]
+                    for i in range(predictions.shape[-1])
+                ]
+                rows.append(torch.stack(by_target, dim=-1))
+        return torch.stack(rows)
+
+
+@contextmanager
+def frozen(model: torch.nn.Module) -> Iterator[None]:
+    """Within it no gradient flows to the model's weights, so none is prepared for them."""
+    thawed = [weight for weight in model.parameters() if weight.requires_grad]
+    for weight in thawed:
+        weight.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for weight in thawed:
+            weight.requires_grad_(True)
+
+
+def _rows(model: PromptedModel) -> Literal["points", "query"]:
+    """The rows whose streams see the points before them and no others."""
+    return "points" if model.cfg.prompt_format == "interleaved" and model.cfg.keys == "causal" else "query"
+
+
+@dataclass(frozen=True, eq=False)
+class Lens(LayerLearner):
+    """The model's own final norm and read-out, applied after each layer (the logit lens of regression models).
+
+    Example:
+        >>> Lens(load("gpt2-8l")).trajectory(prompts).predictions.shape
+        torch.Size([9, 100, 21, 1])
+    """
+
+    model: PromptedModel
+    name: str = "layer (lens)"
+    batch_size: int = 512
+
+    def read(self, layer: int, stream: Tensor, first_point: int = 0) -> Tensor:
+        """The model's prediction if the remaining layers did nothing."""
+        return self.model.read_out(stream.flatten(1, 2)).unflatten(1, stream.shape[1:3])
+
+
+@dataclass(frozen=True, eq=False)
+class Readouts(LayerLearner):
+    """A linear readout for each layer, for each point or shared by all.
+
+    Attributes:
+        model: what is read.
+        weights: `[layer point d_model y]`; one point where the readout is shared.
+        bias: `[layer point y]`.
+        penalties: ridge penalty `[layer point y]` chosen by cross-validation, relative to the mean variance of the
+            stream; NaN for readouts that were trained by gradient descent.
+        name: for tables and pictures.
+        batch_size: prompts that are held in memory at a time.
+    """
+
+    model: PromptedModel
+    weights: Float[Tensor, "layer point d_model y"]
+    bias: Float[Tensor, "layer point y"]
+    penalties: Float[Tensor, "layer point y"]
+    name: str = "layer"
+    batch_size: int = 512
+
+    def read(self, layer: int, stream: Tensor, first_point: int = 0) -> Tensor:
+        """The readout of a layer applied to its stream.
+
+        Raises:
+            ValueError: a layer that does not exist, or points that no readout was fitted for.
+        """
+        n_layers, fitted = self.weights.shape[0] - 1, self.weights.shape[1]
+        if not 0 <= layer <= n_layers:
+            raise ValueError(f"layer must be 0 to {n_layers}, got {layer}")
+        if fitted == 1:  # shared, or of a model that gives the query alone
+            wanted = torch.zeros(stream.shape[1], dtype=torch.long)
+        else:
+            wanted = torch.arange(first_point, first_point + stream.shape[1])
+            if wanted[-1] >= fitted:
+                raise ValueError(f"readouts were fitted for {fitted} points, the prompts have {wanted[-1] + 1}")
+        weights, bias = self.weights[layer][wanted].to(stream), self.bias[layer][wanted].to(stream)
+        read = einsum(stream, weights, "prompt point query model, point model y -> prompt point query y")
+        return read + bias[:, None]
+
+    def errors(self, prompts: Prompts) -> "LayerErrors":
+        """Squared errors on (held-out) prompts."""
+        return layer_errors(self, prompts)
+
+
+@dataclass(frozen=True, eq=False)
+class LayerErrors(Samples):
+    """Squared errors of a model's layers.
+
+    Attributes:
+        squared_errors: `[layer point prompt]`, averaged over the target's dimensions.
+    """
+
+    squared_errors: Float[Tensor, "layer point prompt"]
+
+    def by_layer(self, level: float = 0.95) -> list[Interval]:
+        """Mean over points, with an interval over prompts, for each layer."""
+        return [interval(errors.mean(0), level) for errors in self.squared_errors]
+
+
+def layer_errors(learner: LayerLearner, prompts: Prompts) -> LayerErrors:
+    """Squared errors of the predictions after each layer."""
+    errors = learner.trajectory(prompts).squared_errors(prompts) / prompts.y_dim
+    return LayerErrors(errors.transpose(1, 2).double().cpu())
+
+
+def fit_readouts(
+    model: PromptedModel,
+    prompts: Prompts | Iterable[Prompts],
+    *,
+    shared: bool = False,
+    penalties: Sequence[float] = PENALTIES,
+    folds: int = 4,
+    batch_size: int = 512,
+    progress: bool = False,
+) -> Readouts:
+    """Fit a linear readout for each layer in closed form, all layers in one pass over the prompts.
+
+    Ridge regression from the residual stream at a point's position to its target, with the penalty chosen by
+    cross-validation for each layer and point. Only running sums are kept, so memory does not grow with the number of
+    prompts.
+
+    Args:
+        model: what to read; it stays as it is.
+        prompts: to fit on, at once or as an iterable of batches that is gone through once.
+        shared: one readout for all points of a layer instead of one a point.
+        penalties: candidates, relative to the mean variance of the stream.
+        folds: of the cross-validation.
+        batch_size: prompts in memory at a time.
+        progress: show a progress bar.
+
+    Raises:
+        ValueError: no prompts or fewer than folds, an empty or negative list of penalties, or batches with different
+            numbers of points.
+
+    Source: Fu et al. 2024, B.1 (who train the readouts).
+
+    Example:
+        >>> model, task = load("gpt2-8l"), LinearRegression(x_dim=5, n_context=20, inputs="gaussian")
+        >>> readouts = fit_readouts(model, task.sample(4096, seed=0))
+        >>> readouts.errors(task.sample(1000, seed=1)).by_layer()
+    """
+    sums = RidgeSums(folds)
+    for streams, targets in tqdm(_streams(model, prompts, batch_size), disable=not progress, unit="batch"):
+        if shared:
+            sums.add(streams, targets[None])
+        else:
+            sums.add(streams.transpose(1, 2)[..., None, :], targets.transpose(0, 1)[None, :, :, None])
+    maps = sums.solve(penalties)
+    if shared:
+        return Readouts(model, maps.weights[:, None], maps.bias[:, None], maps.penalties[:, None])
+    return Readouts(model, maps.weights, maps.bias, maps.penalties)
+
+
+def train_readouts(
+    model: PromptedModel,
+    prompts: Prompts,
+    *,
+    shared: bool = False,
+    steps: int = 5000,
+    batch_size: int = 64,
+    learning_rate: float = 1e-2,
+    seed: int = 0,
+    progress: bool = False,
+) -> Readouts:
+    """Train linear readouts of all layers by Adam on the mean squared error, the model frozen: for comparison.
+
+    The learning rate falls to 0 along a cosine. `fit_readouts` gives the same in closed form.
+
+    Args:
+        model: what to read; it stays as it is.
+        prompts: minibatches are drawn from these.
+        shared: one readout for all points of a layer instead of one a point.
+        steps: number of minibatches.
+        batch_size: prompts in each.
+        learning_rate: at the start.
+        seed: of the minibatches.
+        progress: show a progress bar.
+
+    Raises:
+        ValueError: no prompts, or steps or batch_size < 1.
+
+    Source: Fu et al. 2024, B.1.
+    """
+    if len(prompts) == 0 or steps < 1 or batch_size < 1:
+        raise ValueError(f"needs prompts, steps and batch_size >= 1; got {len(prompts)}, {steps}, {batch_size}")
+    streams, targets = next(_streams(model, prompts[:1], 1))
+    n_layers, _, n_points, width = streams.shape
+    points = 1 if shared else n_points
+    weights = streams.new_zeros(n_layers, points, width, targets.shape[-1]).requires_grad_()
+    bias = streams.new_zeros(n_layers, points, targets.shape[-1]).requires_grad_()
+    optimizer = torch.optim.Adam([weights, bias], lr=learning_rate)
+    generator = torch.Generator().manual_seed(seed)
+    for step in tqdm(range(steps), disable=not progress, unit="step"):
+        index = torch.randint(len(prompts), (batch_size,), generator=generator)
+        streams, targets = next(_streams(model, prompts[index.to(prompts.device)], batch_size))
+        optimizer.param_groups[0]["lr"] = learning_rate * 0.5 * (1 + math.cos(math.pi * step / steps))
+        predictions = (streams[..., None, :] @ weights[:, None])[..., 0, :] + bias[:, None]
+        optimizer.zero_grad()
+        (predictions - targets).square().mean((1, 2, 3)).sum().backward()
+        optimizer.step()
+    nothing = torch.full_like(bias, math.nan)
+    return Readouts(model, weights.detach().double(), bias.detach().double(), nothing, name="layer (trained readouts)")
+
+
+def _streams(
+    model: PromptedModel, prompts: Prompts | Iterable[Prompts], batch_size: int
+) -> Iterator[tuple[Float[Tensor, "layer prompt point d_model"], Float[Tensor, "prompt point y"]]]:
+    """Streams of all layers and the targets that they should predict, batch by batch."""
+    shape, batches = None, [prompts] if isinstance(prompts, Prompts) else prompts
+    for batch in batches:
+        if shape not in (None, batch.n_context):
+            raise ValueError(
+                f"all batches need the same number of points: {shape} and {batch.n_context} context points"
+            )
+        shape = batch.n_context
+        for part in batch.split(batch_size):
+            with torch.no_grad():
+                streams = torch.stack(list(model.layer_streams(part, _rows(model))))
+            yield streams, part.ys[:, -streams.shape[2] :].to(streams)
+    if shape is None:
+        raise ValueError("readouts need at least one prompt")

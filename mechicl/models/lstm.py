@@ -1,0 +1,287 @@
+"""`HookedLSTM`: the recurrent learner that transformers are compared with, behind the same interface."""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+import torch.nn as nn
+from einops import repeat
+from jaxtyping import Float
+from torch import Tensor
+from transformer_lens.hook_points import HookPoint
+
+from mechicl.models.config import DTYPES, read_config
+from mechicl.models.prompted import PromptedModel
+from mechicl.prompts import Interleaved, Prompts
+
+State = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LSTMConfig:
+    """Every choice that makes a `HookedLSTM`. Prompts are always interleaved.
+
+    Attributes:
+        x_dim: dimension of the inputs.
+        y_dim: dimension of the targets.
+        n_context: largest number of context points that the model is meant for; it takes longer prompts too.
+        n_layers: number of LSTM layers.
+        d_model: width of the hidden state, in every layer.
+        dtype: "float32", "float64", "bfloat16" or "float16".
+        device: where the model is made; the model keeps it up to date.
+
+    Raises:
+        ValueError: a value is out of range or unknown; the message names it.
+
+    Example:
+        >>> LSTMConfig(x_dim=5, n_context=20, n_layers=4, d_model=96).n_ctx
+        41
+    """
+
+    x_dim: int
+    y_dim: int = 1
+    n_context: int
+    n_layers: int = 1
+    d_model: int
+    dtype: str = "float32"
+    device: str = "cpu"
+
+    def __post_init__(self):
+        for name, least in {"x_dim": 1, "y_dim": 1, "n_context": 0, "n_layers": 1, "d_model": 1}.items():
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype={self.dtype!r} is not one of {list(DTYPES)}")
+
+    @property
+    def prompt_format(self) -> Literal["interleaved"]:
+        """x and y in alternate tokens."""
+        return "interleaved"
+
+    @property
+    def keys(self) -> Literal["causal"]:
+        """What a position depends on, in the transformers' terms: itself and those before."""
+        return "causal"
+
+    @property
+    def format(self) -> Interleaved:
+        """The prompt format object."""
+        return Interleaved(x_dim=self.x_dim, y_dim=self.y_dim)
+
+    @property
+    def d_token(self) -> int:
+        """Width of a token."""
+        return self.format.d_token
+
+    @property
+    def d_out(self) -> int:
+        """Width of the model's outputs."""
+        return self.y_dim
+
+    @property
+    def n_ctx(self) -> int:
+        """Number of positions of a prompt with `n_context` points."""
+        return self.format.n_tokens(self.n_context)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The dtype as torch knows it."""
+        return DTYPES[self.dtype]
+
+    def replace(self, **changes: Any) -> "LSTMConfig":
+        """A copy with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
+    def as_given(self) -> "LSTMConfig":
+        """The config for a command line to change fields of: itself, no default depends on other fields."""
+        return self
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields but the device, as plain JSON data, and which kind of model they are of."""
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "device"}
+        return {"architecture": "lstm", **fields}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> "LSTMConfig":
+        """The config that `to_dict` wrote.
+
+        Raises:
+            ValueError: data of another architecture, an unknown field, a value of another type than the field's, or a
+                value that the config refuses.
+        """
+        fields = dict(data)
+        architecture = fields.pop("architecture", "lstm")
+        if architecture != "lstm":
+            raise ValueError(f"architecture={architecture!r} is not 'lstm'")
+        return read_config(cls, fields)
+
+
+class LSTMBlock(nn.Module):
+    """One LSTM layer, in torch's kernel and layout.
+
+    Weights: W_ih, W_hh `[gate * d_model, d_model]`, b_ih, b_hh `[gate * d_model]`, with the gates in torch's order:
+    input, forget, cell, output. The cell state has no hook point: the kernel does not let it be replaced.
+    """
+
+    W_ih: nn.Parameter
+    W_hh: nn.Parameter
+    b_ih: nn.Parameter
+    b_hh: nn.Parameter
+
+    def __init__(self, d_model: int):
+        super().__init__()
+        shapes = {"W_ih": (4 * d_model, d_model), "W_hh": (4 * d_model, d_model)}
+        for name, shape in {**shapes, "b_ih": (4 * d_model,), "b_hh": (4 * d_model,)}.items():
+            self.register_parameter(name, nn.Parameter(torch.zeros(shape)))
+        self.hook_resid_pre = HookPoint()
+        self.hook_resid_post = HookPoint()
+
+    def forward(self, stream: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+        """The hidden states at all positions."""
+        return self.hook_resid_post(self.run(self.hook_resid_pre(stream), self.start(stream))[0])
+
+    def start(self, stream: Float[Tensor, "batch pos d_model"]) -> State:
+        """Hidden and cell state before the first token `[1 batch d_model]`: zeros."""
+        zeros = stream.new_zeros(1, len(stream), stream.shape[2])
+        return zeros, zeros
+
+    def run(self, stream: Float[Tensor, "batch pos d_model"], state: State) -> tuple[Tensor, State]:
+        """Hidden states at all positions and, after the last, the two states; without hooks."""
+        weights: list[Tensor] = [self.W_ih, self.W_hh, self.b_ih, self.b_hh]
+        # "training" without dropout changes no value, and lets cuDNN differentiate in eval mode too
+        hidden, *after = torch.lstm(stream, state, weights, True, 1, 0.0, True, False, True)
+        return hidden.contiguous(), (after[0], after[1])
+
+    def scan(self, stream: Float[Tensor, "batch pos d_model"], stops: list[int]) -> tuple[Tensor, State]:
+        """Hidden states up to the last of the stops, and the two states `[batch stop d_model]` after each.
+
+        A stop is a number of tokens; stops grow.
+        """
+        state, parts, states = self.start(stream), [stream[:, :0]], []
+        for first, stop in zip([0, *stops], stops, strict=False):
+            if stop > first:
+                part, state = self.run(stream[:, first:stop], state)
+                parts.append(part)
+            states.append(state)
+        hidden, cell = (torch.cat(part).transpose(0, 1) for part in zip(*states, strict=True))
+        return torch.cat(parts, dim=1), (hidden, cell)
+
+    def step(self, asked: Float[Tensor, "batch stop query d_model"], after: State) -> Tensor:
+        """The hidden state after one more token, each query on its own, from the states after each stop."""
+        n_queries = asked.shape[2]
+        state = [repeat(part, "batch stop d -> 1 (batch stop query) d", query=n_queries) for part in after]
+        hidden, _ = self.run(asked.flatten(0, 2)[:, None], (state[0], state[1]))
+        return hidden.view(asked.shape)
+
+
+class LSTMBlocks(nn.ModuleList):
+    """The layers of a model, in order; type checkers know what they are."""
+
+    if TYPE_CHECKING:
+
+        def __getitem__(self, idx: int) -> LSTMBlock: ...  # type: ignore[override]
+        def __iter__(self) -> Iterator[LSTMBlock]: ...  # type: ignore[override]
+
+
+class HookedLSTM(PromptedModel):
+    """A stack of LSTM layers on interleaved prompts, with the interface of `HookedTransformer`.
+
+    Tokens are read in linearly, each layer's hidden states are the next one's inputs, and a linear map with a bias
+    reads predictions off the last one's at the x tokens. Hook points, all `[batch pos d_model]`: `hook_embed`,
+    `blocks.{l}.hook_resid_pre` (the layer's inputs) and `blocks.{l}.hook_resid_post` (its hidden states).
+    Source: Fu et al. 2024, A.2 and B.6; the read-in has no bias, since the first layer has its own.
+
+    torch has no rule to vectorise its LSTM, nor cuDNN a second derivative: on a GPU, Hessians need the CPU.
+
+    Args:
+        cfg: the configuration.
+        seed: of the initial weights.
+
+    Example:
+        >>> model = HookedLSTM(LSTMConfig(x_dim=5, n_context=20, n_layers=4, d_model=96))
+        >>> prompts = LinearRegression(x_dim=5, n_context=20).sample(4, seed=0)
+        >>> model.predict(prompts).shape
+        torch.Size([4, 1])
+    """
+
+    cfg: LSTMConfig
+    blocks: LSTMBlocks
+    vectorizes: ClassVar[bool] = False
+
+    def __init__(self, cfg: LSTMConfig, *, seed: int = 0):
+        super().__init__()
+        self.cfg = cfg
+        self.embed = nn.Parameter(torch.zeros(cfg.d_token, cfg.d_model))
+        self.hook_embed = HookPoint()
+        self.blocks = LSTMBlocks(LSTMBlock(cfg.d_model) for _ in range(cfg.n_layers))
+        self.unembed = nn.Parameter(torch.zeros(cfg.d_model, cfg.d_out))
+        self.unembed_bias = nn.Parameter(torch.zeros(cfg.d_out))
+        self.setup()
+        self.to(device=cfg.device, dtype=cfg.torch_dtype)
+        self.reset_parameters(seed)
+
+    @torch.no_grad()
+    def reset_parameters(self, seed: int) -> None:
+        """Fresh weights, the same for the same seed.
+
+        Matrices are uniform within `±1 / sqrt(fan_in)`, as torch's LSTM has them; biases are 0, but the forget gates'
+        are 1, so that states last from the start (Jozefowicz et al. 2015).
+        """
+        generator = torch.Generator().manual_seed(seed)
+        for name, weight in self.named_parameters():
+            if weight.ndim == 2:
+                fan_in = self.cfg.d_token if name == "embed" else self.cfg.d_model
+                # drawn alike whatever the model's device and dtype
+                fresh = 2 * torch.rand(weight.shape, generator=generator, dtype=torch.float32, device="cpu") - 1
+                weight.copy_(fresh / math.sqrt(fan_in))
+            else:
+                weight.zero_()
+        for block in self.blocks:
+            block.b_ih[self.cfg.d_model : 2 * self.cfg.d_model] = 1.0
+
+    def embed_tokens(self, tokens: Tensor) -> Float[Tensor, "batch pos d_model"]:
+        """Tokens read in, the input of the first layer.
+
+        Raises:
+            ValueError: tokens of another shape.
+        """
+        self._check_tokens(tokens)
+        return self.hook_embed(tokens @ self.embed)
+
+    def read_out(self, residual: Float[Tensor, "batch row d_model"]) -> Float[Tensor, "batch row d_out"]:
+        """The last layer's hidden states as outputs."""
+        return residual @ self.unembed + self.unembed_bias
+
+    def _run_blocks(self, residual: Tensor, layers: range, rows: slice, to_outputs: bool) -> Tensor:
+        for layer in layers:
+            residual = self.blocks[layer](residual)
+        return self.read_out(residual[:, rows]) if to_outputs else residual[:, rows]
+
+    def _ask(self, prompts: Prompts, queries: Tensor, points: range) -> Iterator[Tensor]:
+        stream = self.embed_tokens(self.encode(prompts))
+        asked = self._query_tokens(queries) @ self.embed
+        stops = [self.cfg.format.n_tokens(t) - 1 for t in points]
+        yield asked
+        for block in self.blocks:
+            stream, states = block.scan(stream, stops)
+            asked = block.step(asked, states)
+            yield asked
+
+    @property
+    def W_E(self) -> Float[Tensor, "token d_model"]:
+        """The read-in."""
+        return self.embed
+
+    @property
+    def W_U(self) -> Float[Tensor, "d_model d_out"]:
+        """The read-out."""
+        return self.unembed
+
+    @property
+    def b_U(self) -> Float[Tensor, "d_out"]:
+        """The bias of the read-out."""
+        return self.unembed_bias

@@ -1,0 +1,269 @@
+"""What all networks on prompts share: prompts in, predictions out, the stream at every layer, hooks."""
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import Any, ClassVar, Literal, get_args
+
+import torch
+import torch.nn as nn
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformer_lens import ActivationCache, HookedRootModule
+
+from mechicl.models.config import DTYPES
+from mechicl.prompts import Prompts
+
+Rows = Literal["all", "query", "points"]
+
+
+class PromptedModel(HookedRootModule):
+    """A stack of blocks that reads prompts as tokens: the interface of `HookedTransformer` and `HookedLSTM`.
+
+    A kind of model brings its config and blocks, `embed_tokens`, `read_out` and `_run_blocks`, and a way of its own to
+    compute `query_streams`.
+
+    Attributes:
+        cfg: the model's config; `device` and `dtype` follow the weights.
+        blocks: the layers, each from stream to stream `[batch pos d_model]`.
+        vectorizes: whether `torch.func.vmap` can run several of these at once.
+    """
+
+    cfg: Any
+    blocks: nn.ModuleList
+    vectorizes: ClassVar[bool] = True
+
+    def setup(self) -> None:
+        """Name the hook points and index them; to be repeated when some are added or removed."""
+        super().setup()
+        self._watched = tuple(self.modules())
+
+    # ---- tokens in, outputs out ----
+
+    def forward(
+        self,
+        tokens: Float[Tensor, "batch pos d"] | Int[Tensor, "batch pos"] | Prompts,
+        *,
+        start_at_layer: int | None = None,
+        stop_at_layer: int | None = None,
+        rows: Rows = "all",
+    ) -> Float[Tensor, "batch row d_out"]:
+        """Outputs for tokens.
+
+        Args:
+            tokens: `[batch pos d_token]` (see `encode`), token ids `[batch pos]`, or prompts. With
+                `start_at_layer`, the residual stream `[batch pos d_model]` before that layer.
+            start_at_layer: begin before this block; negative numbers count from the end.
+            stop_at_layer: end before this block and return the residual stream there; negative likewise.
+            rows: which positions to return: "all", those of every "points" prediction, or the "query"'s only.
+
+        Returns:
+            `[batch row d_out]`: predictions before `decode`, or logits; or a residual stream `[batch row d_model]`.
+
+        Raises:
+            ValueError: tokens of another width, more positions than the model has, a layer that does not exist, or
+                unknown rows.
+            IndexError: a token id outside the vocabulary.
+        """
+        start = self._layer("start_at_layer", start_at_layer, default=0)
+        stop = self._layer("stop_at_layer", stop_at_layer, default=self.cfg.n_layers)
+        tokens = self.to_tokens(tokens)
+        residual = self.embed_tokens(tokens) if start_at_layer is None else self._check_residual(tokens)
+        return self._run_blocks(
+            residual, range(start, stop), self._rows(rows, residual.shape[1]), stop_at_layer is None
+        )
+
+    @abstractmethod
+    def embed_tokens(self, tokens: Tensor) -> Float[Tensor, "batch pos d_model"]:
+        """Tokens as the residual stream before the first block.
+
+        Raises:
+            ValueError: tokens of another shape.
+        """
+
+    @abstractmethod
+    def read_out(self, residual: Float[Tensor, "batch row d_model"]) -> Float[Tensor, "batch row d_out"]:
+        """The final residual stream as outputs."""
+
+    @abstractmethod
+    def _run_blocks(self, residual: Tensor, layers: range, rows: slice, to_outputs: bool) -> Tensor:
+        """The stream after some layers at the positions `rows`, as outputs on request."""
+
+    # ---- prompts in, predictions out ----
+
+    def encode(self, prompts: Prompts) -> Float[Tensor, "prompt pos d_token"]:
+        """Prompts as tokens of this model, on its device and in its dtype.
+
+        Raises:
+            ValueError: the prompts' dimensions are not the model's, or the model takes token ids.
+        """
+        cfg = self.cfg
+        form = cfg.format
+        if (prompts.x_dim, prompts.y_dim) != (cfg.x_dim, cfg.y_dim):
+            raise ValueError(
+                f"the model takes x_dim={cfg.x_dim}, y_dim={cfg.y_dim}; "
+                f"the prompts have x_dim={prompts.x_dim}, y_dim={prompts.y_dim}"
+            )
+        # only models on paired prompts have initial weights
+        return form.encode(prompts.to(cfg.device, cfg.torch_dtype), getattr(self, "initial_weights", None))
+
+    def decode(self, outputs: Float[Tensor, "prompt pos d_out"]) -> Float[Tensor, "prompt point y"]:
+        """The predictions in the outputs at all positions: one point (the query) if paired, else every point."""
+        return outputs[:, self.cfg.format.prediction_positions(outputs.shape[1])]
+
+    def predict(self, prompts: Prompts, batch_size: int | None = None) -> Float[Tensor, "prompt y"]:
+        """The query's prediction; in batches of at most `batch_size` prompts, if given, to bound memory."""
+        if batch_size is not None and len(prompts) > batch_size:
+            return torch.cat([self.predict(part) for part in prompts.split(batch_size)])
+        return self.forward(prompts, rows="query")[:, -1]
+
+    def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
+        """The prediction of each point t from the points before it; the last one is the query's.
+
+        One pass where an earlier output cannot see later points (interleaved and causal), else one a prefix.
+        """
+        if self.cfg.prompt_format == "interleaved" and self.cfg.keys == "causal":
+            return self.forward(prompts, rows="points")
+        return torch.stack([self.predict(prompts.prefix(t)) for t in range(prompts.n_context + 1)], dim=1)
+
+    def to_tokens(self, prompts: Prompts | Tensor) -> Tensor:
+        """Prompts as tokens; tokens as they are."""
+        return self.encode(prompts) if isinstance(prompts, Prompts) else prompts
+
+    # ---- the stream, layer by layer ----
+
+    def layer_streams(self, prompts: Prompts, rows: Rows = "points") -> Iterator[Float[Tensor, "prompt row d_model"]]:
+        """The residual stream before the first layer and then after each: n_layers + 1 tensors, from one pass.
+
+        Args:
+            prompts: what the model reads.
+            rows: the positions to give, as for `forward`.
+
+        Raises:
+            ValueError: prompts that do not fit the model, or unknown rows; when the first stream is asked for.
+        """
+        stream = self.forward(prompts, stop_at_layer=0)
+        wanted = self._rows(rows, stream.shape[1])
+        yield stream[:, wanted]
+        for layer in range(self.cfg.n_layers):
+            stream = self.forward(stream, start_at_layer=layer, stop_at_layer=layer + 1)
+            yield stream[:, wanted]
+
+    def query_streams(
+        self, prompts: Prompts, queries: Float[Tensor, "prompt point query x"], rows: Rows = "points"
+    ) -> Iterator[Float[Tensor, "prompt point query d_model"]]:
+        """What the model makes of other queries: the stream at a query's position, if it stood at point t.
+
+        For every prefix of the prompts (the points before point t) and each of its queries: the stream before the
+        first layer and then after each, n_layers + 1 tensors. Queries do not see each other, and what the model
+        computes of the context is shared by all of them, and by the prefixes where the model allows (not with keys
+        "context"; nothing is shared with keys "full", where the context sees the query). Gradients flow to the
+        queries, to the prompts and to the weights. With hooks attached every query has a plain pass of its own, in
+        batches of `prompt * query` for each prefix, and the hooks fire in it.
+
+        Args:
+            prompts: the contexts; their own queries are not read.
+            queries: `[prompt point query x]`, for each of the n_context + 1 points, or for the last point only.
+            rows: "points" for queries at every point, "query" for queries at the last one: `[prompt 1 query x]`.
+
+        Raises:
+            ValueError: prompts or queries that do not fit the model or each other, or unknown rows.
+        """
+        cfg, n = self.cfg, prompts.n_context
+        prompts = prompts.to(cfg.device, cfg.torch_dtype)
+        self.encode(prompts[:0])  # refuses prompts of another kind
+        if rows not in ("points", "query"):
+            raise ValueError(f"rows={rows!r} is not one of ('points', 'query'): queries stand at points")
+        points = range(n + 1) if rows == "points" else range(n, n + 1)
+        if queries.ndim != 4 or (*queries.shape[:2], queries.shape[3]) != (len(prompts), len(points), cfg.x_dim):
+            raise ValueError(
+                f"queries must be [prompt point query x] = [{len(prompts)}, {len(points)}, any, {cfg.x_dim}], "
+                f"got {tuple(queries.shape)}"
+            )
+        queries = queries.to(cfg.device, cfg.torch_dtype)
+        ask = self._ask_plainly if self.has_hooks() else self._ask
+        return ask(prompts, queries, points)
+
+    @abstractmethod
+    def _ask(self, prompts: Prompts, queries: Tensor, points: range) -> Iterator[Tensor]:
+        """`query_streams` at the prefixes `points`, one for each of the queries' points, when no hook is attached."""
+
+    def _ask_plainly(self, prompts: Prompts, queries: Tensor, points: range) -> Iterator[Tensor]:
+        """The same with a pass for each prefix, every query in a prompt of its own."""
+        n_queries, passes = queries.shape[2], []
+        for t, asked in zip(points, queries.unbind(1), strict=True):
+            xs, ys = (part.repeat_interleave(n_queries, dim=0) for part in (prompts.xs, prompts.ys))
+            passes.append(self.layer_streams(Prompts(xs, ys).prefix(t).with_query(asked.flatten(0, 1)), rows="query"))
+        for streams in zip(*passes, strict=True):
+            joined = torch.cat(streams, dim=1)  # [(prompt query) point d_model]
+            yield joined.unflatten(0, (len(prompts), n_queries)).transpose(1, 2)
+
+    def _query_tokens(self, queries: Tensor) -> Float[Tensor, "prompt point query d_token"]:
+        """Each query as the token of a prompt that has nothing else."""
+        xs = queries.flatten(0, 2)[:, None]
+        tokens = self.encode(Prompts(xs, xs.new_zeros(len(xs), 1, self.cfg.y_dim)))
+        return tokens.view(*queries.shape[:3], self.cfg.d_token)
+
+    # ---- hooks ----
+
+    def has_hooks(self) -> bool:
+        """Whether anything is attached that the quick routes would miss: any torch hook on any part."""
+        return any(
+            m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks
+            for m in self._watched
+        )
+
+    def run_with_cache(self, *args: Any, return_cache_object: bool = True, **kwargs: Any) -> Any:
+        """Outputs and an `ActivationCache` of every hook (a plain dict with `return_cache_object=False`).
+
+        Arguments as in TransformerLens: `names_filter`, `device`, `remove_batch_dim`, `pos_slice`. For gradients,
+        which `incl_bwd` takes of a single output only, attach `bwd_hooks` with `hooks`.
+        """
+        try:
+            outputs, cache = super().run_with_cache(*map(self.to_tokens, args[:1]), *args[1:], **kwargs)
+        finally:
+            self.is_caching = False
+        if return_cache_object:
+            cache = ActivationCache(cache, self, has_batch_dim=not kwargs.get("remove_batch_dim", False))
+        return outputs, cache
+
+    # ---- housekeeping ----
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        result = super()._apply(fn, recurse)
+        weight = next((t for t in (*self.parameters(), *self.buffers()) if t.is_floating_point()), None)
+        if weight is not None:
+            names = {dtype: name for name, dtype in DTYPES.items()}
+            self._replace_cfg(device=str(weight.device), dtype=names.get(weight.dtype, self.cfg.dtype))
+        return result
+
+    def _replace_cfg(self, **changes: Any) -> None:
+        self.cfg = self.cfg.replace(**changes)
+
+    def _rows(self, rows: Rows, n_pos: int) -> slice:
+        if rows == "all":
+            return slice(None)
+        if rows == "query":
+            return slice(n_pos - 1, n_pos)
+        if rows == "points":
+            return self.cfg.format.prediction_positions(n_pos)
+        raise ValueError(f"rows={rows!r} is not one of {get_args(Rows)}")
+
+    def _layer(self, name: str, layer: int | None, *, default: int) -> int:
+        if layer is None:
+            return default
+        n = self.cfg.n_layers
+        if not -n <= layer <= n:
+            raise ValueError(f"{name}={layer}, but the model has {n} layers")
+        return layer + n if layer < 0 else layer
+
+    def _check_tokens(self, tokens: Tensor) -> None:
+        if tokens.ndim != 3 or tokens.shape[2] != self.cfg.d_token:
+            raise ValueError(f"tokens must be [batch pos {self.cfg.d_token}], got {tuple(tokens.shape)}")
+
+    def _check_residual(self, residual: Tensor) -> Tensor:
+        if residual.ndim != 3 or residual.shape[2] != self.cfg.d_model:
+            raise ValueError(
+                f"with start_at_layer the input is a residual stream [batch pos {self.cfg.d_model}], "
+                f"got {tuple(residual.shape)}"
+            )
+        return residual.clone()  # the first hook may patch it in place

@@ -1,0 +1,27 @@
+"""The report on a trained model: every number in report.json, every picture in one offline HTML file."""
+
+from pathlib import Path
+
+from mechicl.checkpoints import load_checkpoint
+from mechicl.report.comparison import Comparison, Figure, Row, published
+from mechicl.report.one_layer import write_one_layer_report
+
+__all__ = ["Comparison", "Figure", "Row", "published", "write_report"]
+
+
+def write_report(name: str | Path, out: str | Path, *, n_prompts: int = 10_000, progress: bool = True) -> Path:
+    """Study a checkpoint and write `report.html` and `report.json` into a folder.
+
+    Args:
+        name: of a shipped checkpoint, or the path of one.
+        out: folder to write to; made if need be.
+        n_prompts: held-out prompts for each measurement.
+        progress: show progress bars.
+
+    Returns:
+        The path of report.html.
+
+    Raises:
+        CheckpointError: no such checkpoint, a damaged one, or a kind of model that there is no report for.
+    """
+    return write_one_layer_report(load_checkpoint(name), Path(out), n_prompts=n_prompts, progress=progress)

@@ -1,0 +1,110 @@
+"""Published beside measured: the table that every reproduction prints, saves and shows."""
+
+import json
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+
+from mechicl.files import write_bytes, write_json
+from mechicl.learners import Interval
+from mechicl.viz.page import page, plot, section, table
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table "published / measured / interval".
+
+    Attributes:
+        quantity: what it is.
+        published: as printed in the paper; None where the paper prints no number.
+        measured: with its interval; a plain number where there is nothing to take an interval over, or words.
+        over: what the interval is over: "seeds" or "prompts".
+        note: how to read it.
+    """
+
+    quantity: str
+    published: float | str | None
+    measured: Interval | float | str
+    over: str
+    note: str = ""
+
+    def cells(self) -> tuple[str, str, str, str, str]:
+        """The line as words."""
+        published = "—" if self.published is None else str(self.published)
+        if isinstance(self.measured, Interval):
+            return self.quantity, published, str(self.measured), f"95%, {self.measured.n} {self.over}", self.note
+        measured = self.measured if isinstance(self.measured, str) else f"{self.measured:.4g}"
+        return self.quantity, published, measured, self.over, self.note
+
+
+HEADER = ("quantity", "published", "measured", "interval", "note")
+
+
+@dataclass(frozen=True, eq=False)
+class Figure:
+    """A picture with the words that explain it."""
+
+    title: str
+    words: str
+    figure: go.Figure
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """What the reproduction of a published figure or table found.
+
+    Attributes:
+        title: of the page.
+        lead: what was measured, on what.
+        rows: published beside measured.
+        figures: pictures.
+        data: every number behind them, as plain data.
+    """
+
+    title: str
+    lead: str
+    rows: Sequence[Row]
+    figures: Sequence[Figure] = ()
+    data: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        lines = [HEADER, *(row.cells() for row in self.rows)]
+        widths = [max(len(line[i]) for line in lines) for i in range(4)]
+        text = "\n".join(
+            "  ".join([*(cell.ljust(width) for cell, width in zip(line, widths, strict=False)), line[4]]).rstrip()
+            for line in lines
+        )
+        return f"{self.title}\n{self.lead}\n\n{text}"
+
+    def write(self, out: str | Path, name: str) -> Path:
+        """Save NAME.json and NAME.html in a folder, and return the path of the page."""
+        out = Path(out)
+        out.mkdir(parents=True, exist_ok=True)
+        saved = {"title": self.title, "lead": self.lead, "date": time.strftime("%Y-%m-%d"), **self.data}
+        write_json(out / f"{name}.json", finite({**saved, "table": [asdict(row) for row in self.rows]}))
+        sections = [section("Published and measured", "", table(HEADER, [row.cells() for row in self.rows]))]
+        sections += [section(f.title, f.words, plot(f.figure)) for f in self.figures]
+        write_bytes(out / f"{name}.html", page(self.title, self.lead, sections).encode())
+        return out / f"{name}.html"
+
+
+def published(key: str) -> dict[str, Any]:
+    """Numbers printed in the papers, an entry of `published.json`."""
+    return json.loads(files("mechicl").joinpath("published.json").read_text())[key]
+
+
+def finite(value: Any) -> Any:
+    """JSON data in which numbers that are not finite are null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return value

@@ -1,0 +1,119 @@
+"""Best matches on learners whose matches are known, and growth curves that are linear or exponential by design."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mechicl import algorithms
+from mechicl.analysis import Match, fit_growth, match
+from mechicl.learners import AlgorithmLearner, Trajectory
+from mechicl.tasks import LinearRegression
+
+PROMPTS = LinearRegression(x_dim=4, n_context=9, inputs="gaussian").sample(60, seed=0, dtype=torch.float64)
+NEWTON = AlgorithmLearner(algorithms.newton, {"steps": list(range(1, 13))})
+
+
+def _as_layers(steps: list[int]) -> Trajectory:
+    """A model whose layers run these numbers of Newton iterations."""
+    found = algorithms.newton(PROMPTS, steps, with_weights=True)
+    return Trajectory(tuple(range(1, len(steps) + 1)), found.predictions, "layer", found.weights)
+
+
+@pytest.mark.parametrize("similarity", ["errors", "weights"])
+def test_layers_that_run_newton_match_their_own_iterations(similarity):
+    result = match(_as_layers([2, 5, 8, 11]), NEWTON, PROMPTS, similarity=similarity)
+    best = result.best()
+    assert [b.column for b in best] == [2, 5, 8, 11]
+    assert [(b.low, b.high) for b in best] == [(2, 2), (5, 5), (8, 8), (11, 11)]
+    assert all(b.similarity.mean == pytest.approx(1) for b in best)
+    assert not any(b.at_edge for b in best)
+    growth = result.growth()
+    assert growth.slope.mean == pytest.approx(3, abs=1e-6)
+    assert growth.better == "linear"
+
+
+def test_weights_and_errors_of_a_learner_object_are_asked_for():
+    ols = AlgorithmLearner(algorithms.ols)
+    for similarity in ("errors", "weights"):
+        result = match(NEWTON, ols, PROMPTS, similarity=similarity)
+        assert result.similarities.shape == (12, 1, 60)
+        assert (result.mean()[:-1, 0] <= result.mean()[1:, 0] + 1e-9).all()  # iterations come nearer to their limit
+
+
+def test_the_table_has_means_intervals_and_best_matches():
+    result = match(_as_layers([2, 5]), NEWTON, PROMPTS)
+    table = result.to_dataframe()
+    assert len(table) == 24
+    assert table[table["best"]]["Newton"].tolist() == [2, 5]
+    row = table[(table["layer"] == 1) & (table["Newton"] == 7)].iloc[0]
+    values = result.similarities[0, 6].numpy()
+    assert row["similarity"] == pytest.approx(values.mean())
+    assert row["high"] - row["low"] == pytest.approx(2 * 2.001 * values.std(ddof=1) / math.sqrt(60), rel=1e-3)
+
+
+def test_a_best_match_at_the_edge_is_marked_and_left_out_of_the_growth():
+    result = match(_as_layers([1, 3, 5, 12]), NEWTON, PROMPTS)
+    assert [b.at_edge for b in result.best()] == [True, False, False, True]
+    with pytest.raises(ValueError, match="at least 4 rows"):
+        result.growth()
+    assert result.growth(rows=[1, 2, 3, 4]).columns == (1, 3, 5, 12)
+    with pytest.raises(ValueError, match=r"no rows \[9\]"):
+        result.growth(rows=[1, 2, 3, 9])
+
+
+def test_undecided_prompts_widen_the_interval_of_the_best_step():
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.rand(1, 5, 40, generator=generator, dtype=torch.float64)
+    best = Match("a", "b", (0,), (1, 2, 3, 4, 5), noise, "errors").best()[0]
+    assert best.low < best.high
+    assert best.low <= best.column <= best.high
+
+
+def test_prompts_without_a_similarity_do_not_count():
+    values = torch.tensor([[[1.0, math.nan, 0.5], [0.6, 0.6, 0.6]]], dtype=torch.float64)
+    result = Match("a", "b", (0,), (1, 2), values, "errors")
+    assert result.mean()[0, 0].item() == pytest.approx(0.75)
+    assert result.best()[0].similarity.n == 2
+
+
+@given(slope=st.floats(0.5, 6), start=st.floats(1, 5))
+def test_a_linear_growth_is_found(slope, start):
+    rows = list(range(3, 10))
+    growth = fit_growth(rows, [max(1, round(start + slope * i)) for i in range(7)])
+    assert growth.slope.mean == pytest.approx(slope, rel=0.35, abs=0.15)
+
+
+@given(doublings=st.floats(0.8, 2.5))
+def test_an_exponential_growth_is_found_and_preferred(doublings):
+    rows = list(range(2, 9))
+    columns = [max(1, round(2 ** (1 + doublings * i))) for i in range(7)]
+    growth = fit_growth(rows, columns)
+    assert growth.doubling.mean == pytest.approx(doublings, rel=0.1)
+    assert growth.better == "exponential"
+
+
+def test_the_exponential_fit_is_a_regression_of_the_logarithm():
+    rows, columns = [1, 2, 3, 4, 5], [2, 3, 9, 14, 40]
+    growth = fit_growth(rows, columns)
+    slope, intercept = np.polyfit(rows, np.log2(columns), 1)
+    np.testing.assert_allclose(np.log2(growth.exponential_fit), slope * np.array(rows) + intercept, atol=1e-9)
+    residuals = np.log(columns) - np.log(growth.exponential_fit)
+    error = math.sqrt(residuals @ residuals / 3 / ((np.array(rows) - 3.0) @ (np.array(rows) - 3.0))) / math.log(2)
+    assert growth.doubling.half_width == pytest.approx(3.182 * error, rel=1e-3)
+    aic = 5 * math.log(residuals @ residuals / 5) + 6 + 24 / 1
+    assert growth.exponential_aic == pytest.approx(aic, rel=1e-9)
+
+
+def test_bad_requests_are_named():
+    with pytest.raises((ValueError, TypeError), match="losses"):  # under the tests' type checks a TypeError
+        match(NEWTON, NEWTON, PROMPTS, similarity="losses")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="at least one prompt"):
+        match(NEWTON, NEWTON, PROMPTS[:0])
+    with pytest.raises(ValueError, match="steps must be one or more"):
+        match(NEWTON, AlgorithmLearner(algorithms.newton, {"steps": []}), PROMPTS)
+    with pytest.raises(ValueError, match="steps >= 1"):
+        fit_growth([1, 2, 3, 4], [0, 1, 2, 3])

@@ -1,0 +1,328 @@
+import json
+import math
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from transformer_lens import ActivationCache
+
+from mechicl.learners import Learner
+from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig, build, config_from_dict
+from mechicl.prompts import Prompts
+from tests.strategies import random_prompts
+
+CFG = LSTMConfig(x_dim=3, y_dim=2, n_context=5, n_layers=3, d_model=7, dtype="float64")
+
+
+def random_lstm(cfg: LSTMConfig = CFG, seed: int = 0) -> HookedLSTM:
+    """A model none of whose weights is at its initial value."""
+    model, generator = HookedLSTM(cfg), torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.copy_(0.5 * torch.randn(weight.shape, dtype=torch.float64, generator=generator))
+    return model
+
+
+def lstm_by_hand(model: HookedLSTM, tokens: Tensor) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Outputs `[prompt pos y]` and the stream before and after each layer, from the equations, number by number."""
+    w = {name: weight.detach().numpy() for name, weight in model.named_parameters()}
+    d = model.cfg.d_model
+    streams = [tokens.numpy() @ w["embed"]]
+    for layer in range(model.cfg.n_layers):
+        part = {name: w[f"blocks.{layer}.{name}"] for name in ("W_ih", "W_hh", "b_ih", "b_hh")}
+        hidden = np.zeros_like(streams[-1])
+        for i, prompt in enumerate(streams[-1]):
+            h, c = np.zeros(d), np.zeros(d)
+            for t, x in enumerate(prompt):
+                z = part["W_ih"] @ x + part["b_ih"] + part["W_hh"] @ h + part["b_hh"]
+                new_h, new_c = np.zeros(d), np.zeros(d)
+                for k in range(d):
+                    enter, forget, leave = (1 / (1 + math.exp(-z[gate * d + k])) for gate in (0, 1, 3))
+                    new_c[k] = forget * c[k] + enter * math.tanh(z[2 * d + k])
+                    new_h[k] = leave * math.tanh(new_c[k])
+                h, c = new_h, new_c
+                hidden[i, t] = h
+        streams.append(hidden)
+    return streams[-1] @ w["unembed"] + w["unembed_bias"], streams
+
+
+def tokens_of(model: HookedLSTM) -> Tensor:
+    return model.encode(random_prompts(model.cfg, batch=4))
+
+
+# ---- what it computes ----
+
+
+def test_equals_the_equations_at_every_layer():
+    model = random_lstm()
+    tokens = tokens_of(model)
+    outputs, streams = lstm_by_hand(model, tokens)
+    own, cache = model.run_with_cache(tokens)
+    np.testing.assert_allclose(own.detach().numpy(), outputs, atol=1e-12)
+    np.testing.assert_allclose(cache["hook_embed"].numpy(), streams[0], atol=1e-12)
+    for layer in range(3):
+        np.testing.assert_allclose(cache[f"blocks.{layer}.hook_resid_pre"].numpy(), streams[layer], atol=1e-12)
+        np.testing.assert_allclose(cache[f"blocks.{layer}.hook_resid_post"].numpy(), streams[layer + 1], atol=1e-12)
+    np.testing.assert_allclose(model(tokens).detach().numpy(), outputs, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_lower_precisions_are_close_to_double(dtype: str):
+    exact = random_lstm()
+    model = random_lstm().to(CFG.replace(dtype=dtype).torch_dtype)
+    assert model.cfg.dtype == dtype
+    prompts = random_prompts(CFG)
+    tolerance = 1e-5 if dtype == "float32" else 0.1
+    torch.testing.assert_close(model.predict(prompts).double(), exact.predict(prompts), atol=tolerance, rtol=0)
+
+
+def test_no_output_depends_on_later_tokens():
+    model = random_lstm()
+    tokens = tokens_of(model)
+    changed = tokens.clone()
+    changed[:, 5:] += 1
+    before, after = model(tokens), model(changed)
+    assert torch.equal(before[:, :5], after[:, :5])
+    assert (before[:, 5:] - after[:, 5:]).abs().amin(dim=(0, 2)).min() > 0
+
+
+def test_predictions_are_those_of_each_prefix_and_never_see_their_target():
+    model = random_lstm()
+    prompts = random_prompts(CFG)
+    assert isinstance(model, Learner)
+    together = model.predict_prefixes(prompts)
+    alone = torch.stack([model.predict(prompts.prefix(t)) for t in range(6)], dim=1)
+    torch.testing.assert_close(together, alone, atol=1e-12, rtol=0)
+    torch.testing.assert_close(model.decode(model(prompts)), together, atol=1e-12, rtol=0)
+    torch.testing.assert_close(model.predict(prompts, batch_size=1), together[:, -1], atol=1e-12, rtol=0)
+    ys = prompts.ys.clone()
+    ys[:, -1] = 1e6
+    assert torch.equal(model.predict(Prompts(prompts.xs, ys)), model.predict(prompts))
+
+
+def test_longer_and_shorter_prompts_than_planned():
+    model = random_lstm()
+    for n in (0, 1, 9):
+        prompts = Prompts(torch.ones(2, n + 1, 3), torch.ones(2, n + 1, 2))
+        assert model.predict_prefixes(prompts).shape == (2, n + 1, 2)
+    assert model.predict(prompts[:0]).shape == (0, 2)
+
+
+@pytest.mark.parametrize("rows", ["all", "points", "query"])
+def test_rows_are_rows_of_all_outputs(rows: Any):
+    model = random_lstm()
+    tokens = tokens_of(model)
+    wanted = {"all": slice(None), "points": slice(0, None, 2), "query": slice(10, None)}[rows]
+    torch.testing.assert_close(model(tokens, rows=rows), model(tokens)[:, wanted])
+    torch.testing.assert_close(model(tokens, rows=rows, stop_at_layer=-1), model(tokens, stop_at_layer=2)[:, wanted])
+
+
+@pytest.mark.parametrize("layer", [0, 1, 2, 3, -1, -3])
+def test_start_and_stop_at_layer(layer: int):
+    model = random_lstm()
+    tokens = tokens_of(model)
+    stream = model(tokens, stop_at_layer=layer)
+    assert stream.shape == (4, 11, 7)
+    kept = stream.clone()
+    torch.testing.assert_close(model(stream, start_at_layer=layer), model(tokens))
+    assert torch.equal(stream, kept)
+
+
+# ---- hooks ----
+
+
+def test_hook_names_and_shapes():
+    model = random_lstm()
+    _, cache = model.run_with_cache(random_prompts(CFG))
+    names = {"hook_embed", *(f"blocks.{layer}.hook_resid_{when}" for layer in range(3) for when in ("pre", "post"))}
+    assert set(cache) == set(model.hook_dict) == names
+    assert isinstance(cache, ActivationCache)
+    assert all(value.shape == (2, 11, 7) for value in cache.values())
+
+
+def test_patching_a_layers_output_changes_what_follows_and_nothing_before():
+    model = random_lstm()
+    tokens = tokens_of(model)
+    _, cache = model.run_with_cache(tokens)
+    patched = cache["blocks.0.hook_resid_post"].clone()
+    patched[:, 4] += 1
+
+    def patch(stream: Tensor, hook: object) -> None:
+        stream[:, 4] += 1
+
+    outputs = model.run_with_hooks(tokens, fwd_hooks=[("blocks.0.hook_resid_post", patch)])
+    torch.testing.assert_close(outputs, model(patched, start_at_layer=1))
+    assert torch.equal(outputs[:, :4], model(tokens)[:, :4])
+    assert not torch.allclose(outputs[:, 4:], model(tokens)[:, 4:])
+    assert torch.equal(model(tokens), model(tokens))
+    with model.hooks(fwd_hooks=[("blocks.0.hook_resid_post", patch)]):
+        assert model.has_hooks()
+        torch.testing.assert_close(model(tokens, rows="query"), outputs[:, -1:])
+    assert not model.has_hooks()
+
+
+def test_patching_the_input_of_a_layer():
+    model = random_lstm()
+    tokens = tokens_of(model)
+    zeros = model.run_with_hooks(tokens, fwd_hooks=[("blocks.2.hook_resid_pre", lambda stream, hook: 0 * stream)])
+    torch.testing.assert_close(zeros, model(torch.zeros(4, 11, 7).double(), start_at_layer=2))
+
+
+# ---- gradients ----
+
+
+def test_sensitivities_and_second_derivatives():
+    model = random_lstm(CFG.replace(n_layers=2, y_dim=1))
+    prompts = random_prompts(model.cfg, batch=2)
+
+    def loss(xs: Tensor, *weights: Tensor) -> Tensor:
+        named = dict(zip(dict(model.named_parameters()), weights, strict=True))
+        tokens = model.encode(prompts.with_query(xs))
+        return functional_call(model, named, (tokens,), {"rows": "query"}).square().sum()
+
+    inputs = [prompts.query.xs, *(weight.detach() for weight in model.parameters())]
+    inputs = tuple(x.clone().requires_grad_() for x in inputs)
+    assert torch.autograd.gradcheck(loss, inputs, fast_mode=True)
+    assert torch.autograd.gradgradcheck(loss, inputs, fast_mode=True)
+    assert all(weight.grad is None for weight in model.parameters())
+
+
+def test_gradients_exist_in_eval_mode_too():
+    model = random_lstm().eval()
+    prompts = random_prompts(CFG)
+    model.predict(prompts).sum().backward()
+    assert all(weight.grad is not None and weight.grad.abs().max() > 0 for weight in model.parameters())
+
+
+# ---- weights ----
+
+
+def test_same_seed_same_weights_whatever_the_dtype_and_the_global_generator():
+    state = torch.get_rng_state()
+    a, b, other = HookedLSTM(CFG, seed=3), HookedLSTM(CFG.replace(dtype="float32"), seed=3), HookedLSTM(CFG, seed=4)
+    assert torch.equal(torch.get_rng_state(), state)
+    for name, weight in a.named_parameters():
+        torch.testing.assert_close(weight.float(), dict(b.named_parameters())[name], atol=1e-7, rtol=0)
+    assert not torch.equal(a.W_E, other.W_E)
+    with torch.no_grad():
+        for weight in other.parameters():
+            weight.fill_(9.0)
+    other.reset_parameters(3)
+    assert all(torch.equal(x, y) for x, y in zip(a.parameters(), other.parameters(), strict=True))
+
+
+def test_initial_weights_are_bounded_by_their_fan_in_and_forget_gates_start_open():
+    model = HookedLSTM(LSTMConfig(x_dim=4, n_context=5, n_layers=2, d_model=64))
+    bounds = {"embed": 0.5, "unembed": 0.125, "W_ih": 0.125, "W_hh": 0.125}
+    for name, weight in model.named_parameters():
+        leaf = name.rsplit(".", 1)[-1]
+        if leaf in bounds:
+            assert 0.9 * bounds[leaf] < weight.abs().max().item() <= bounds[leaf]
+            assert abs(weight.mean().item()) < 0.2 * bounds[leaf]
+        elif leaf == "b_ih":
+            assert weight.tolist() == [0.0] * 64 + [1.0] * 64 + [0.0] * 128
+        else:
+            assert weight.abs().max() == 0
+
+
+def test_read_in_and_read_out_as_matrices():
+    model = random_lstm()
+    tokens = tokens_of(model)
+    torch.testing.assert_close(tokens @ model.W_E, model(tokens, stop_at_layer=0))
+    stream = model(tokens, stop_at_layer=3)
+    torch.testing.assert_close(stream @ model.W_U + model.b_U, model(tokens))
+    torch.testing.assert_close(model.read_out(stream), model(tokens))
+
+
+def test_state_dict_and_pickle_round_trips():
+    model = random_lstm()
+    tokens = tokens_of(model)
+    other = HookedLSTM(CFG)
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(other(tokens), model(tokens))
+    assert torch.equal(pickle.loads(pickle.dumps(model))(tokens), model(tokens))
+
+
+# ---- bad input and configs ----
+
+
+def test_inputs_that_do_not_fit_are_refused():
+    model = random_lstm()
+    with pytest.raises(ValueError, match=r"tokens must be \[batch pos 3\], got \(2, 4, 5\)"):
+        model(torch.zeros(2, 4, 5).double())
+    with pytest.raises(ValueError, match="the model takes x_dim=3, y_dim=2; the prompts have x_dim=3, y_dim=1"):
+        model.predict(Prompts(torch.zeros(2, 4, 3), torch.zeros(2, 4, 1)))
+    with pytest.raises(ValueError, match="stop_at_layer=4, but the model has 3 layers"):
+        model(tokens_of(model), stop_at_layer=4)
+    with pytest.raises(ValueError, match=r"residual stream \[batch pos 7\], got \(2, 4, 3\)"):
+        model(torch.zeros(2, 4, 3).double(), start_at_layer=1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x_dim": 0}, "x_dim must be an integer >= 1, got 0"),
+        ({"y_dim": True}, "y_dim must be an integer >= 1, got True"),
+        ({"n_layers": 0}, "n_layers must be an integer >= 1, got 0"),
+        ({"n_context": -1}, "n_context must be an integer >= 0, got -1"),
+        ({"d_model": 0}, "d_model must be an integer >= 1, got 0"),
+        ({"dtype": "float8"}, r"dtype='float8' is not one of \['float32', "),
+    ],
+)
+def test_bad_values_are_named(change: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=message):
+        CFG.replace(**change)
+    with pytest.raises(ValueError, match=message):
+        LSTMConfig.from_dict(CFG.to_dict() | change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"n_wheels": 4}, r"LSTMConfig has no field \['n_wheels'\]"),
+        ({"d_model": 7.5}, "d_model must be an integer >= 1, got 7.5|wrong type"),
+        ({"d_model": "7"}, "d_model must be an integer >= 1, got '7'|wrong type"),
+        ({"d_model": [7]}, "d_model must be a number, a string, true, false or null, got list"),
+        ({"architecture": "gru"}, "architecture='gru' is not 'lstm'"),
+        ({"architecture": ["lstm"]}, r"architecture=\['lstm'\] is not 'lstm'"),
+    ],
+)
+def test_data_that_is_no_config_is_refused(change: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=message):
+        config_from_dict(CFG.to_dict() | change)
+
+
+def test_a_config_without_a_needed_field_is_refused():
+    fields = CFG.to_dict()
+    del fields["d_model"]
+    with pytest.raises(ValueError, match=r"wrong type.*d_model"):
+        config_from_dict(fields)
+
+
+def test_what_follows_from_a_config():
+    assert (CFG.prompt_format, CFG.keys, CFG.d_token, CFG.d_out, CFG.n_ctx) == ("interleaved", "causal", 3, 2, 11)
+    assert CFG.torch_dtype == torch.float64
+    assert CFG.replace(d_model=9).d_model == 9
+    assert CFG.as_given() == CFG
+
+
+def test_a_config_survives_json_and_says_what_it_is_of():
+    data = json.loads(json.dumps(CFG.to_dict()))
+    assert data["architecture"] == "lstm"
+    assert "device" not in data
+    assert config_from_dict(data) == CFG
+    transformer = TransformerConfig(x_dim=3, n_context=4)
+    assert "architecture" not in transformer.to_dict()
+    assert config_from_dict(transformer.to_dict()) == transformer
+
+
+def test_build_makes_the_model_of_a_config():
+    transformer = TransformerConfig(x_dim=3, n_context=4)
+    assert isinstance(build(CFG, 2), HookedLSTM)
+    assert isinstance(build(transformer), HookedTransformer)
+    assert torch.equal(build(CFG, 2).W_E, HookedLSTM(CFG, seed=2).W_E)
+    assert torch.equal(build(transformer, 2).W_Q, HookedTransformer(transformer, seed=2).W_Q)
