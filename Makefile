@@ -27,6 +27,7 @@ test: $(READY) browser ## Lint, check the format and the types, run the tests
 
 bench: $(READY) ## Print every ratio that the README quotes, in one run
 	$(BIN)/python analyses/benchmark.py
+	$(BIN)/python analyses/benchmark_layers.py
 
 format: $(READY) ## Format the code and fix what the linter can
 	$(BIN)/ruff check --fix .

@@ -147,13 +147,22 @@ def accuracy_rows() -> list[dict]:
     ]  # fmt: skip
 
 
-def row(name: str, values, bar: str, detail: str) -> dict:
+def row(name: str, values, bar: str, detail: str, over: str = "seeds") -> dict:
     if isinstance(values, list):
         middle, low, high = statistics.median(values), min(values), max(values)
         kind = f"median, {len(values)} rounds" if len(values) > 1 else "one run"
     else:
-        middle, low, high, kind = values.mean, values.low, values.high, f"mean, 95% over {values.n} seeds"
+        middle, low, high, kind = values.mean, values.low, values.high, f"mean, 95% over {values.n} {over}"
     return {"quantity": name, "value": middle, "low": low, "high": high, "of": kind, "bar": bar, "detail": detail}
+
+
+def show(rows: list[dict], json_path: Path | None = None) -> None:
+    print(f"{'quantity':74} {'value':>10} {'low':>10} {'high':>10}  bar")
+    for r in rows:
+        print(f"{r['quantity']:74} {r['value']:10.5g} {r['low']:10.5g} {r['high']:10.5g}  {r['bar']}")
+        print(f"    {r['of']}{'; ' if r['detail'] else ''}{r['detail']}")
+    if json_path:
+        json_path.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 def main() -> None:
@@ -166,12 +175,7 @@ def main() -> None:
     rows = [*speed_rows(args.rounds, args.batch_size), *import_rows(args.rounds)]
     if not args.skip_accuracy:
         rows = [*accuracy_rows(), *rows, report_row()]
-    print(f"{'quantity':74} {'value':>10} {'low':>10} {'high':>10}  bar")
-    for r in rows:
-        print(f"{r['quantity']:74} {r['value']:10.5f} {r['low']:10.5f} {r['high']:10.5f}  {r['bar']}")
-        print(f"    {r['of']}{'; ' if r['detail'] else ''}{r['detail']}")
-    if args.json:
-        args.json.write_text(json.dumps(rows, indent=1) + "\n")
+    show(rows, args.json)
 
 
 if __name__ == "__main__":

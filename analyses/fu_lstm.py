@@ -13,6 +13,7 @@ from mechicl.analysis import Lens, forgetting, match
 from mechicl.checkpoints import load_checkpoint
 from mechicl.learners import AlgorithmLearner, Learner, interval, squared_errors
 from mechicl.report import Comparison, Figure, Row, published
+from mechicl.report.layers import reference_families
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,10 @@ def compare(args: Args) -> Comparison:
     """Table 1 with the best step of every family, losses by number of points, and forgetting."""
     task = load_checkpoint(args.transformer).task
     prompts = task.sample(args.n_prompts, seed=args.seed)
-    step_size = algorithms.stable_step_size(prompts)
-    gd_steps = tuple(sorted({round(4096 ** (i / 39)) for i in range(40)}))
+    of = reference_families(prompts)
     families = {
-        "newton": AlgorithmLearner(algorithms.newton, {"steps": tuple(range(1, 24))}),
-        "gd": AlgorithmLearner(algorithms.gradient_descent, {"steps": gd_steps, "step_size": step_size}),
+        "newton": of["Newton"],
+        "gd": of["gradient descent"],
         "ogd": AlgorithmLearner(algorithms.online_gradient_descent),
     }
     models = {
@@ -116,7 +116,6 @@ def compare(args: Args) -> Comparison:
     )
     data = {
         "n_prompts": args.n_prompts,
-        "gd_step_size": step_size,
         "losses": {name: loss.mean(0).tolist() for name, loss in losses.items()},
         "forgetting": {name: (r.squared_errors / signal).mean(-1).tolist() for name, r in forgotten.items()},
     }

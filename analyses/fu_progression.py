@@ -9,11 +9,12 @@ from pathlib import Path
 
 import tyro
 
-from mechicl import algorithms, viz
+from mechicl import algorithms
 from mechicl.analysis import LayerErrors, fit_readouts, match
 from mechicl.checkpoints import load_checkpoint
 from mechicl.learners import AlgorithmLearner, Interval, interval, ratio_interval
 from mechicl.report import Comparison, Figure, Row
+from mechicl.report.layers import loss_figure
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def compare(args: Args) -> Comparison:
         model = load_checkpoint(args.checkpoint if kind == "transformer" else name).models[0]
         readouts = fit_readouts(model, fitting, progress=True)
         errors = readouts.errors(prompts)
-        figures.append(_by_points(f"{kind}: loss by number of context points, after each layer", errors, signal))
+        figures.append(loss_figure(f"{kind}: loss by number of context points, after each layer", errors, signal))
         data[kind] = errors.squared_errors.mean(-1).tolist()
         last = errors.squared_errors[-1, at_twice_d]
         rows += [
@@ -71,33 +72,15 @@ def compare(args: Args) -> Comparison:
             best = [b.column for b in match(readouts, newton, prompts).best()[1:]]
             matched = algorithms.newton(prompts, best)
             of_newton = (matched.squared_errors(prompts) / prompts.y_dim).transpose(1, 2)
-            figures.append(
-                _by_points(
-                    f"Newton: the iterations {', '.join(map(str, best))} that match layers 1 to {len(best)}",
-                    LayerErrors(of_newton.double().cpu()),
-                    signal,
-                    best,
-                )
-            )
+            labels = [f"layer {i + 1}: {steps} iterations" for i, steps in enumerate(best)]
+            title = "Newton: loss after the iterations that match each layer"
+            figures.append(loss_figure(title, LayerErrors(of_newton.double().cpu()), signal, labels))
     lead = (
         f"{' and '.join(names.values())} (d = {task.x_dim}, {task.n_context} points), read by linear readouts "
         f"fitted on {args.n_fitting} prompts, on {args.n_prompts} held-out prompts (seed {args.seed + 1}). Losses are "
         f"divided by the mean square of the targets, {signal:.3f}."
     )
     return Comparison(f"Do layers improve predictions? ({checkpoint.name})", lead, rows, figures, data)
-
-
-def _by_points(title: str, errors: LayerErrors, signal: float, names: list[int] | None = None) -> Figure:
-    per_layer = errors.squared_errors / signal
-    labels = (
-        [f"layer {i}" for i in range(len(per_layer))]
-        if names is None
-        else [f"layer {i + 1}: {n}" for i, n in enumerate(names)]
-    )
-    lines = {label: [interval(point) for point in layer] for label, layer in zip(labels, per_layer, strict=False)}
-    points = list(range(per_layer.shape[1]))
-    figure = viz.interval_lines(title, "context points", "MSE / E y²", points, lines, log_y=True)
-    return Figure(title, "Means with 95% intervals over prompts.", figure)
 
 
 def _scaled(value: Interval, by: float) -> Interval:

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import tyro
 
-from mechicl import algorithms, viz
+from mechicl import viz
 from mechicl.analysis import fit_readouts, match, outside_span, similarity_of_weights
 from mechicl.checkpoints import load_checkpoint
-from mechicl.learners import AlgorithmLearner, Interval, interval
+from mechicl.learners import Interval, interval
 from mechicl.report import Comparison, Figure, Row
+from mechicl.report.layers import reference_families
 
 
 @dataclass(frozen=True)
@@ -38,14 +39,7 @@ def compare(args: Args) -> Comparison:
     readouts = fit_readouts(model, task.sample(args.n_fitting, seed=args.seed), progress=True)
     prompts = task.sample(args.n_prompts, seed=args.seed + 1)
     trajectory = readouts.trajectory(prompts, with_weights=True)
-    step_size = algorithms.stable_step_size(prompts)
-    families = {
-        "Newton": AlgorithmLearner(algorithms.newton, {"steps": tuple(range(1, 24))}),
-        "gradient descent": AlgorithmLearner(
-            algorithms.gradient_descent, {"steps": tuple(2**i for i in range(13)), "step_size": step_size}
-        ),
-        "OLS": AlgorithmLearner(algorithms.ols),
-    }
+    families = reference_families(prompts)
     d, n_layers = task.x_dim, model.cfg.n_layers
     rows: list[Row] = []
     figures: list[Figure] = []

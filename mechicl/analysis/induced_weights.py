@@ -67,13 +67,13 @@ def regressed_weights(
             asked = queries.expand(len(part), n_points, *queries.shape)
             parts.append(learner.predict_queries(part, asked))
         else:
-            parts.append(_asked_one_by_one(learner, part, queries))
+            parts.append(asked_one_by_one(learner, part, queries))
     predictions = torch.cat(parts, dim=1).double()
     inverse = torch.linalg.pinv(queries.to(predictions))
     return (inverse @ predictions).to(prompts.dtype)
 
 
-def _asked_one_by_one(
+def asked_one_by_one(
     learner: Learner, prompts: Prompts, queries: Float[Tensor, "query x"]
 ) -> Float[Tensor, "step prompt point query y"]:
     """A pass for each query and prefix: the route for learners that share nothing between queries."""

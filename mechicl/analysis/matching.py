@@ -130,21 +130,24 @@ class Match:
             matches.append(BestMatch(self.rows[i], self.columns[column], alike, low, high, at_edge))
         return matches
 
+    def growth_rows(self) -> list[int]:
+        """The rows whose best match is neither the first nor the last step that was tried, and at least 1."""
+        inner = range(1, len(self.columns) - 1)
+        best = zip(self.rows, self.best_columns(), strict=True)
+        return [row for row, column in best if column in inner and self.columns[column] >= 1]
+
     def growth(self, rows: Sequence[int] | None = None) -> Growth:
         """Fit the best-matching step as a linear and as an exponential function of the layer.
 
         Args:
-            rows: steps to fit (layers); by default those whose best match is neither the first nor the last step
-                that was tried, and at least 1.
+            rows: steps to fit (layers); by default `growth_rows()`.
 
         Raises:
             ValueError: a row that does not exist, a best match of 0 steps, or fewer than 4 rows: with two parameters
                 the corrected criterion needs that many.
         """
         best = dict(zip(self.rows, self.best_columns(), strict=True))
-        if rows is None:
-            inner = range(1, len(self.columns) - 1)
-            rows = [row for row, column in best.items() if column in inner and self.columns[column] >= 1]
+        rows = self.growth_rows() if rows is None else rows
         unknown = [row for row in rows if row not in best]
         if unknown:
             raise ValueError(f"no rows {unknown}; there are {list(self.rows)}")

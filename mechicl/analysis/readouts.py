@@ -115,6 +115,15 @@ class LayerLearner:
         return torch.stack(rows)
 
 
+def _normalizes(model: PromptedModel) -> bool:
+    """Whether the model's layers read the stream through a norm; an LSTM's do not."""
+    return getattr(model.cfg, "normalization_type", None) is not None
+
+
+def _normalized(model: PromptedModel, stream: Tensor) -> Tensor:
+    return torch.nn.functional.layer_norm(stream, stream.shape[-1:], eps=model.cfg.eps)
+
+
 @contextmanager
 def frozen(model: torch.nn.Module) -> Iterator[None]:
     """Within it no gradient flows to the model's weights, so none is prepared for them."""
@@ -159,6 +168,7 @@ class Readouts(LayerLearner):
         model: what is read.
         weights: `[layer point d_model y]`; one point where the readout is shared.
         bias: `[layer point y]`.
+        normalize: whether the stream is normalised (layer norm without weights) before it is read.
         penalties: ridge penalty `[layer point y]` chosen by cross-validation, relative to the mean variance of the
             stream; NaN for readouts that were trained by gradient descent.
         name: for tables and pictures.
@@ -169,6 +179,7 @@ class Readouts(LayerLearner):
     weights: Float[Tensor, "layer point d_model y"]
     bias: Float[Tensor, "layer point y"]
     penalties: Float[Tensor, "layer point y"]
+    normalize: bool = False
     name: str = "layer"
     batch_size: int = 512
 
@@ -187,6 +198,7 @@ class Readouts(LayerLearner):
             wanted = torch.arange(first_point, first_point + stream.shape[1])
             if wanted[-1] >= fitted:
                 raise ValueError(f"readouts were fitted for {fitted} points, the prompts have {wanted[-1] + 1}")
+        stream = _normalized(self.model, stream) if self.normalize else stream
         weights, bias = self.weights[layer][wanted].to(stream), self.bias[layer][wanted].to(stream)
         read = einsum(stream, weights, "prompt point query model, point model y -> prompt point query y")
         return read + bias[:, None]
@@ -222,6 +234,7 @@ def fit_readouts(
     prompts: Prompts | Iterable[Prompts],
     *,
     shared: bool = False,
+    normalize: bool | None = None,
     penalties: Sequence[float] = PENALTIES,
     folds: int = 4,
     batch_size: int = 512,
@@ -237,6 +250,8 @@ def fit_readouts(
         model: what to read; it stays as it is.
         prompts: to fit on, at once or as an iterable of batches that is gone through once.
         shared: one readout for all points of a layer instead of one a point.
+        normalize: read the stream through a layer norm without weights, as the model's own layers and head do; by
+            default where the model normalises. Without it the last layer's readout cannot equal the model's head.
         penalties: candidates, relative to the mean variance of the stream.
         folds: of the cross-validation.
         batch_size: prompts in memory at a time.
@@ -253,16 +268,17 @@ def fit_readouts(
         >>> readouts = fit_readouts(model, task.sample(4096, seed=0))
         >>> readouts.errors(task.sample(1000, seed=1)).by_layer()
     """
+    normalize = _normalizes(model) if normalize is None else normalize
     sums = RidgeSums(folds)
-    for streams, targets in tqdm(_streams(model, prompts, batch_size), disable=not progress, unit="batch"):
+    for streams, targets in tqdm(_streams(model, prompts, batch_size, normalize), disable=not progress, unit="batch"):
         if shared:
             sums.add(streams, targets[None])
         else:
             sums.add(streams.transpose(1, 2)[..., None, :], targets.transpose(0, 1)[None, :, :, None])
     maps = sums.solve(penalties)
     if shared:
-        return Readouts(model, maps.weights[:, None], maps.bias[:, None], maps.penalties[:, None])
-    return Readouts(model, maps.weights, maps.bias, maps.penalties)
+        return Readouts(model, maps.weights[:, None], maps.bias[:, None], maps.penalties[:, None], normalize)
+    return Readouts(model, maps.weights, maps.bias, maps.penalties, normalize)
 
 
 def train_readouts(
@@ -270,6 +286,7 @@ def train_readouts(
     prompts: Prompts,
     *,
     shared: bool = False,
+    normalize: bool | None = None,
     steps: int = 5000,
     batch_size: int = 64,
     learning_rate: float = 1e-2,
@@ -284,6 +301,7 @@ def train_readouts(
         model: what to read; it stays as it is.
         prompts: minibatches are drawn from these.
         shared: one readout for all points of a layer instead of one a point.
+        normalize: as for `fit_readouts`.
         steps: number of minibatches.
         batch_size: prompts in each.
         learning_rate: at the start.
@@ -297,7 +315,8 @@ def train_readouts(
     """
     if len(prompts) == 0 or steps < 1 or batch_size < 1:
         raise ValueError(f"needs prompts, steps and batch_size >= 1; got {len(prompts)}, {steps}, {batch_size}")
-    streams, targets = next(_streams(model, prompts[:1], 1))
+    normalize = _normalizes(model) if normalize is None else normalize
+    streams, targets = next(_streams(model, prompts[:1], 1, normalize))
     n_layers, _, n_points, width = streams.shape
     points = 1 if shared else n_points
     weights = streams.new_zeros(n_layers, points, width, targets.shape[-1]).requires_grad_()
@@ -306,18 +325,19 @@ def train_readouts(
     generator = torch.Generator().manual_seed(seed)
     for step in tqdm(range(steps), disable=not progress, unit="step"):
         index = torch.randint(len(prompts), (batch_size,), generator=generator)
-        streams, targets = next(_streams(model, prompts[index.to(prompts.device)], batch_size))
+        streams, targets = next(_streams(model, prompts[index.to(prompts.device)], batch_size, normalize))
         optimizer.param_groups[0]["lr"] = learning_rate * 0.5 * (1 + math.cos(math.pi * step / steps))
         predictions = (streams[..., None, :] @ weights[:, None])[..., 0, :] + bias[:, None]
         optimizer.zero_grad()
         (predictions - targets).square().mean((1, 2, 3)).sum().backward()
         optimizer.step()
     nothing = torch.full_like(bias, math.nan)
-    return Readouts(model, weights.detach().double(), bias.detach().double(), nothing, name="layer (trained readouts)")
+    name = "layer (trained readouts)"
+    return Readouts(model, weights.detach().double(), bias.detach().double(), nothing, normalize, name)
 
 
 def _streams(
-    model: PromptedModel, prompts: Prompts | Iterable[Prompts], batch_size: int
+    model: PromptedModel, prompts: Prompts | Iterable[Prompts], batch_size: int, normalize: bool
 ) -> Iterator[tuple[Float[Tensor, "layer prompt point d_model"], Float[Tensor, "prompt point y"]]]:
     """Streams of all layers and the targets that they should predict, batch by batch."""
     shape, batches = None, [prompts] if isinstance(prompts, Prompts) else prompts
@@ -330,6 +350,7 @@ def _streams(
         for part in batch.split(batch_size):
             with torch.no_grad():
                 streams = torch.stack(list(model.layer_streams(part, _rows(model))))
+                streams = _normalized(model, streams) if normalize else streams
             yield streams, part.ys[:, -streams.shape[2] :].to(streams)
     if shape is None:
         raise ValueError("readouts need at least one prompt")

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from mechicl.checkpoints import load_checkpoint
 from mechicl.report.comparison import Comparison, Figure, Row, published
+from mechicl.report.layers import write_layers_report
 from mechicl.report.one_layer import write_one_layer_report
 
 __all__ = ["Comparison", "Figure", "Row", "published", "write_report"]
@@ -24,4 +25,6 @@ def write_report(name: str | Path, out: str | Path, *, n_prompts: int = 10_000, 
     Raises:
         CheckpointError: no such checkpoint, a damaged one, or a kind of model that there is no report for.
     """
-    return write_one_layer_report(load_checkpoint(name), Path(out), n_prompts=n_prompts, progress=progress)
+    checkpoint = load_checkpoint(name)
+    write = write_layers_report if checkpoint.models[0].cfg.prompt_format == "interleaved" else write_one_layer_report
+    return write(checkpoint, Path(out), n_prompts=n_prompts, progress=progress)

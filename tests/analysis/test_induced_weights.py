@@ -6,7 +6,7 @@ import torch
 
 from mechicl import algorithms
 from mechicl.analysis import Lens, induced_weights, regressed_weights
-from mechicl.analysis.induced_weights import _asked_one_by_one
+from mechicl.analysis.induced_weights import asked_one_by_one
 from mechicl.learners import AlgorithmLearner
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.tasks import LinearRegression
@@ -46,7 +46,7 @@ def test_sharing_the_context_gives_what_passes_of_their_own_give():
     lens = Lens(HookedTransformer(CFG, seed=2).eval())
     shared = regressed_weights(lens, PROMPTS, QUERIES, batch_size=3)
     with torch.no_grad():
-        predictions = _asked_one_by_one(lens, PROMPTS, QUERIES)
+        predictions = asked_one_by_one(lens, PROMPTS, QUERIES)
     expected = torch.linalg.lstsq(QUERIES.expand(*predictions.shape[:3], 12, 3), predictions).solution
     torch.testing.assert_close(shared, expected, atol=1e-9, rtol=1e-9)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mechicl import algorithms, constructions
-from mechicl.analysis import Lens, fit_readouts, layer_errors, train_readouts
+from mechicl.analysis import Lens, Readouts, fit_readouts, layer_errors, train_readouts
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.prompts import Prompts
 from mechicl.tasks import LinearRegression
@@ -36,7 +36,7 @@ def _cached(model: HookedTransformer, prompts: Prompts) -> list[np.ndarray]:
 
 
 def test_without_penalty_a_readout_is_least_squares_on_the_stream(model, prompts):
-    readouts = fit_readouts(model, prompts, penalties=[0.0], batch_size=77)
+    readouts = fit_readouts(model, prompts, penalties=[0.0], batch_size=77, normalize=False)
     held = TASK.sample(20, seed=1, dtype=torch.float64)
     predictions = readouts.trajectory(held).predictions
     fitted, asked = _cached(model, prompts), _cached(model, held)
@@ -52,7 +52,7 @@ def test_without_penalty_a_readout_is_least_squares_on_the_stream(model, prompts
 
 
 def test_shared_readouts_pool_all_points(model, prompts):
-    readouts = fit_readouts(model, prompts, shared=True, penalties=[1e-6])
+    readouts = fit_readouts(model, prompts, shared=True, penalties=[1e-6], normalize=False)
     assert readouts.weights.shape == (3, 1, 12, 1)
     stream = _cached(model, prompts)[2].reshape(-1, 12)
     centred, targets = stream - stream.mean(0), prompts.ys.reshape(-1, 1).numpy()
@@ -60,6 +60,16 @@ def test_shared_readouts_pool_all_points(model, prompts):
     covariance = centred.T @ centred / len(stream) + penalty * np.eye(12)
     weights = np.linalg.solve(covariance, centred.T @ (targets - targets.mean()) / len(stream))
     np.testing.assert_allclose(readouts.weights[2, 0].numpy(), weights, rtol=1e-7, atol=1e-9)
+
+
+def test_the_models_own_head_is_a_normalised_readout(model, prompts):
+    fitted = fit_readouts(model, prompts, shared=True)
+    assert fitted.normalize
+    with torch.no_grad():
+        head = model.ln_final.w[:, None] * model.unembed
+        bias = model.ln_final.b @ model.unembed + model.unembed_bias
+        readouts = Readouts(model, head.expand(3, 1, -1, -1), bias.expand(3, 1, -1), fitted.penalties, normalize=True)
+        torch.testing.assert_close(readouts.predict_prefixes(prompts), model.predict_prefixes(prompts))
 
 
 def test_batches_and_an_iterable_of_them_give_the_same(model, prompts):

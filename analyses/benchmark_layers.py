@@ -1,0 +1,172 @@
+"""Prints what the analysis of layers costs beside what one would otherwise run, in one run: part of `make bench`."""
+
+import argparse
+import time
+from pathlib import Path
+
+import torch
+from benchmark import row, show
+from transformers import GPT2Config, GPT2Model
+
+from mechicl import algorithms
+from mechicl.analysis import Lens, fit_readouts, regressed_weights, train_readouts
+from mechicl.analysis.induced_weights import asked_one_by_one
+from mechicl.checkpoints import load_checkpoint
+from mechicl.interop import from_garg
+from mechicl.learners import interval, squared_errors
+from mechicl.prompts import Prompts
+from mechicl.tasks import LinearRegression
+
+NEWTON_STEPS = list(range(1, 24))
+GD_STEPS = sorted({round(4096 ** (i / 41)) for i in range(42)})
+
+
+def loops(xs: torch.Tensor, ys: torch.Tensor, step_size: float) -> torch.Tensor:
+    """Every step of both algorithms for every prefix of one prompt, kept where a column wants it: `[column point]`.
+
+    Looping over columns as well, each a learner that starts from nothing, takes as many more steps as `restarts` says.
+    """
+    columns = []
+    for t in range(len(xs)):
+        second, cross = xs[:t].T @ xs[:t], xs[:t].T @ ys[:t]
+        inverse = second / torch.linalg.norm(second @ second.T) if t else second
+        found = []
+        for _ in NEWTON_STEPS:
+            inverse = 2 * inverse - inverse @ second @ inverse
+            found.append((xs[t] @ inverse @ cross).item())
+        weights = torch.zeros_like(cross)
+        wanted = set(GD_STEPS)
+        for step in range(1, GD_STEPS[-1] + 1):
+            weights = weights - step_size * (second @ weights - cross)
+            if step in wanted:
+                found.append((xs[t] @ weights).item())
+        columns.append(found)
+    return torch.tensor(columns, dtype=torch.float64).T
+
+
+def restarts() -> float:
+    """Steps of loops that start over for every column, relative to those of loops that keep what they pass."""
+    return (sum(NEWTON_STEPS) + sum(GD_STEPS)) / (len(NEWTON_STEPS) + GD_STEPS[-1])
+
+
+def heatmap_rows(rounds: int, n_prompts: int = 320) -> list[dict]:
+    """Both axes of Fu et al.'s Fig. 2 at the paper's size."""
+    prompts = LinearRegression(x_dim=20, n_context=40, inputs="gaussian").sample(n_prompts, seed=0, dtype=torch.float64)
+    step_size = algorithms.stable_step_size(prompts)
+    ratios, ours = [], []
+    for i in range(rounds):
+        started = time.perf_counter()
+        newton = algorithms.newton(prompts, NEWTON_STEPS)
+        descent = algorithms.gradient_descent(prompts, GD_STEPS, step_size=step_size)
+        ours.append(time.perf_counter() - started)
+        started = time.perf_counter()
+        plain = loops(prompts.xs[i], prompts.ys[i], step_size)
+        ratios.append((time.perf_counter() - started) * n_prompts / ours[-1])
+        quick = torch.cat([newton.predictions[:, i, :, 0], descent.predictions[:, i, :, 0]])
+        difference = ((quick - plain).norm() / plain.norm()).item()
+    detail = f"{len(NEWTON_STEPS)} Newton and {len(GD_STEPS)} GD columns, {n_prompts} prompts, 41 points, d = 20"
+    return [
+        row(
+            "both heatmap axes, plain loops over ours", ratios, ">= 1000", f"{detail}; loops timed on 1 prompt a round"
+        ),
+        row("both heatmap axes, seconds", ours, "< 3", ""),
+        row("the same, relative difference of predictions", [difference], "<= 1e-9", ""),
+    ]
+
+
+def readout_rows(name: str, n_fitting: int, steps: int) -> list[dict]:
+    """Readouts of all layers in closed form and by Adam on minibatches of the same prompts."""
+    checkpoint = load_checkpoint(name)
+    model, task = checkpoint.models[0], checkpoint.task
+    fitting, held_out = task.sample(n_fitting, seed=0), task.sample(2048, seed=1)
+    started = time.perf_counter()
+    closed = fit_readouts(model, fitting)
+    seconds = time.perf_counter() - started
+    started = time.perf_counter()
+    trained = train_readouts(model, fitting, steps=steps)
+    ratio = (time.perf_counter() - started) / seconds
+    errors = [readouts.errors(held_out).squared_errors.mean((1, 2)) for readouts in (closed, trained)]
+    per_layer = (errors[0] / errors[1]).tolist()
+    return [
+        row("readouts of all layers, seconds of training over closed form", [ratio], ">= 50",
+            f"{steps} steps of Adam on 64 of {n_fitting} prompts; closed form {seconds:.1f} s"),
+        row("held-out error of closed form over trained, worst layer", [max(per_layer)], "<= 1",
+            "by layer " + ", ".join(f"{r:.3f}" for r in per_layer)),
+    ]  # fmt: skip
+
+
+def induced_weights_rows(name: str, n_prompts: int, n_queries: int) -> list[dict]:
+    """Weights regressed on sampled queries: contexts shared, and a forward pass for each query and prefix."""
+    checkpoint = load_checkpoint(name)
+    lens, task = Lens(checkpoint.models[0]), checkpoint.task
+    prompts = task.sample(n_prompts, seed=0)
+    queries = torch.randn(n_queries, task.x_dim, generator=torch.Generator().manual_seed(0))
+    started = time.perf_counter()
+    shared = regressed_weights(lens, prompts, queries)
+    seconds = time.perf_counter() - started
+    started = time.perf_counter()
+    with torch.no_grad():
+        apart = torch.linalg.pinv(queries.double()) @ asked_one_by_one(lens, prompts, queries).double()
+    ratio = (time.perf_counter() - started) / seconds
+    difference = ((shared - apart).norm() / apart.norm()).item()
+    started = time.perf_counter()
+    lens.trajectory(prompts, with_weights=True)
+    exact = time.perf_counter() - started
+    return [
+        row("induced weights of all layers and prefixes, separate passes over shared", [ratio], ">= 20",
+            f"{n_prompts} prompts, {n_queries} queries, {task.n_context + 1} prefixes; shared {seconds:.2f} s; "
+            f"exact by differentiation {exact:.2f} s"),
+        row("the same, relative difference", [difference], "<= 1e-4", "float32"),
+    ]  # fmt: skip
+
+
+def import_row() -> dict:
+    """A GPT-2 of the paper's shape, read by `from_garg`, against transformers' own forward pass."""
+    torch.manual_seed(0)
+    shape = {"n_dims": 20, "n_positions": 101, "n_embd": 256, "n_layer": 12, "n_head": 8, "family": "gpt2"}
+    read_in, read_out = torch.nn.Linear(20, 256), torch.nn.Linear(256, 1)
+    backbone = GPT2Model(
+        GPT2Config(n_positions=202, n_embd=256, n_layer=12, n_head=8, vocab_size=10, bos_token_id=0, eos_token_id=0)
+    ).eval()
+    parts = {"_read_in": read_in, "_backbone": backbone, "_read_out": read_out}
+    state = {f"{part}.{name}": weight for part, of in parts.items() for name, weight in of.state_dict().items()}
+    prompts = LinearRegression(x_dim=20, n_context=40, inputs="gaussian").sample(32, seed=0)
+    tokens = torch.zeros(32, 82, 20)
+    tokens[:, 0::2], tokens[:, 1::2, :1] = prompts.xs, prompts.ys
+    with torch.no_grad():
+        theirs = read_out(backbone(inputs_embeds=read_in(tokens)).last_hidden_state)[:, ::2]
+        ours = from_garg(state, shape).predict_prefixes(prompts)
+    return row("imported GPT-2 of the paper's size against transformers, max |difference|",
+               [(ours - theirs).abs().max().item()], "<= 1e-5", "random weights, 32 prompts")  # fmt: skip
+
+
+def accuracy_row(name: str) -> dict:
+    """The small isotropic model's error at twice as many points as dimensions."""
+    checkpoint = load_checkpoint(name)
+    task = checkpoint.task
+    prompts: Prompts = task.sample(10_000, seed=1)
+    errors = squared_errors(checkpoint.models[0], prompts, points="all")[:, 2 * task.x_dim] / task.x_dim
+    return row(f"{name}: squared error per dimension at 2d points", interval(errors), "<= 0.01", "", over="prompts")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--checkpoint", default="gpt2-8l")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--n-fitting", type=int, default=4096)
+    parser.add_argument("--steps", type=int, default=5000, help="of the trained readouts")
+    parser.add_argument("--n-prompts", type=int, default=32, help="for induced weights")
+    parser.add_argument("--n-queries", type=int, default=100)
+    parser.add_argument("--json", type=Path, help="also write the rows there")
+    args = parser.parse_args()
+    show([
+        *heatmap_rows(args.rounds),
+        *readout_rows(args.checkpoint, args.n_fitting, args.steps),
+        *induced_weights_rows(args.checkpoint, args.n_prompts, args.n_queries),
+        import_row(),
+        accuracy_row(args.checkpoint),
+    ], args.json)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""The report on models of many layers: which iteration of which algorithm each layer matches (Fu et al. 2024)."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mechicl import algorithms, viz
+from mechicl.analysis import Growth, LayerErrors, Match, Readouts, fit_readouts, match
+from mechicl.analysis.matching import Similarity
+from mechicl.checkpoints import Checkpoint, CheckpointError
+from mechicl.learners import AlgorithmLearner, IterativeLearner, interval, ratio_interval
+from mechicl.prompts import Prompts
+from mechicl.report.comparison import Comparison, Figure, Row, published
+
+NEWTON_STEPS = tuple(range(1, 24))
+CHEBYSHEV_STEPS = tuple(range(1, 31))
+GD_STEPS = tuple(sorted({round(4096 ** (i / 39)) for i in range(40)} | {2**i for i in range(13)}))
+SIZES = "Published numbers are of the paper's 12-layer model with d = 20 and 40 points."
+_CLAIMS = {"Newton": "linear, about 3 a layer in layers 3 to 9", "gradient descent": "exponential"}
+
+
+def reference_families(prompts: Prompts) -> dict[str, IterativeLearner]:
+    """The algorithms that layers are matched with; gradient descent takes the largest step that surely converges."""
+    step_size = algorithms.stable_step_size(prompts)
+    return {
+        "Newton": AlgorithmLearner(algorithms.newton, {"steps": NEWTON_STEPS}),
+        "gradient descent": AlgorithmLearner(algorithms.gradient_descent, {"steps": GD_STEPS, "step_size": step_size}),
+        "Chebyshev": AlgorithmLearner(algorithms.chebyshev, {"steps": CHEBYSHEV_STEPS}),
+        "OLS": AlgorithmLearner(algorithms.ols),
+    }
+
+
+def compare_layers(
+    checkpoint: Checkpoint,
+    *,
+    similarities: Sequence[Similarity] = ("errors",),
+    n_prompts: int = 1024,
+    n_fitting: int = 8192,
+    seed: int = 0,
+    progress: bool = True,
+) -> Comparison:
+    """Fit readouts, match every layer, and put the paper's statements beside what was found.
+
+    Args:
+        checkpoint: with an interleaved, causal model and its task in the record.
+        similarities: what to compare.
+        n_prompts: held-out prompts.
+        n_fitting: prompts to fit readouts on.
+        seed: of the fitting prompts; the held-out ones have the next.
+        progress: show a progress bar.
+
+    Raises:
+        CheckpointError: a model of another kind.
+
+    Source: Fu et al. 2024, section 4 and B.1 to B.4.
+    """
+    model, task = checkpoint.models[0], checkpoint.task
+    if model.cfg.prompt_format != "interleaved" or model.cfg.keys != "causal":
+        raise CheckpointError(
+            f"layers are matched on interleaved prompts with causal keys; {checkpoint.name} has "
+            f"{model.cfg.prompt_format} prompts with {model.cfg.keys} keys"
+        )
+    readouts = fit_readouts(model, task.sample(n_fitting, seed=seed), progress=progress)
+    prompts = task.sample(n_prompts, seed=seed + 1)
+    rows, figures = _loss(checkpoint, readouts, prompts)
+    data: dict[str, Any] = {"checkpoint": checkpoint.name, "n_prompts": n_prompts, "n_fitting": n_fitting, "seed": seed}
+    families = reference_families(prompts)
+    for similarity in similarities:
+        trajectory = readouts.trajectory(prompts, with_weights=similarity == "weights")
+        matches = {
+            name: match(trajectory, learner, prompts, similarity=similarity) for name, learner in families.items()
+        }
+        growths = _growths(matches)
+        rows += match_rows(similarity, matches, growths)
+        figures += match_figures(similarity, matches, growths)
+        data[similarity] = {name: _numbers(found) for name, found in matches.items()}
+    lead = (
+        f"Layers of {checkpoint.name} ({model.cfg.n_layers} layers, d = {task.x_dim}, {task.n_context} points), read "
+        f"by linear readouts fitted in closed form, against algorithms on {n_prompts} held-out prompts "
+        f"(seed {seed + 1}). {SIZES}"
+    )
+    return Comparison(f"Which iteration does each layer match? ({checkpoint.name})", lead, rows, figures, data)
+
+
+def write_layers_report(checkpoint: Checkpoint, out: Path, *, n_prompts: int, progress: bool) -> Path:
+    """`compare_layers` as `report.html` and `report.json`."""
+    return compare_layers(checkpoint, n_prompts=n_prompts, progress=progress).write(out, "report")
+
+
+def match_rows(similarity: Similarity, matches: Mapping[str, Match], growths: Mapping[str, Growth]) -> list[Row]:
+    """What the paper says of the matches, beside what was found."""
+    printed = published("002_isotropic_similarity_of_errors")
+    last = {
+        "Newton": max(filter(None, printed["newton_layer12_by_iteration_1_to_23"])),
+        "gradient descent": max(printed["gd_layer12_by_steps"].values()),
+    }
+    rows: list[Row] = []
+    for name, found in matches.items():
+        best = found.best()
+        rows.append(
+            Row(
+                f"{similarity}: last layer and its best {name} step",
+                last.get(name) if similarity == "errors" else "near 1 (Fig. 7)" if name == "OLS" else None,
+                best[-1].similarity,
+                "prompts",
+                f"step {best[-1].column} ({best[-1].low} to {best[-1].high})" if len(found.columns) > 1 else "",
+            )
+        )
+        if name in growths:
+            rows += _growth_rows(f"{similarity}: {name}", _CLAIMS.get(name), growths[name])
+    pair = matches["Newton"], matches["gradient descent"]
+    for i, layer in enumerate(pair[0].rows):
+        if layer:
+            newton, descent = (found.similarities[i, found.best_columns()[i]] for found in pair)
+            difference = newton - descent
+            name = f"{similarity}: layer {layer}, best Newton minus best gradient descent"
+            rows.append(Row(name, "positive (Fig. 7)", interval(difference[difference.isfinite()]), "prompts"))
+    return rows
+
+
+def match_figures(similarity: Similarity, matches: Mapping[str, Match], growths: Mapping[str, Growth]) -> list[Figure]:
+    """Heatmaps, best-matching steps, and best similarities by layer."""
+    of = "errors" if similarity == "errors" else "induced weights"
+    several = {name: found for name, found in matches.items() if len(found.columns) > 1}
+    figures = [
+        Figure(
+            f"Similarity of {of}: {name}",
+            "Mean cosine over held-out prompts; white squares mark each layer's best match.",
+            viz.match_heatmap(found, f"Similarity of {of}"),
+        )
+        for name, found in several.items()
+    ]
+    lines = {name: [best.similarity for best in found.best()] for name, found in matches.items()}
+    layers = list(next(iter(matches.values())).rows)
+    figures += [
+        Figure(
+            f"Best-matching steps ({of})",
+            "Bars: 95% intervals from resampled prompts. Open circles lie at the edge of the steps that were tried. "
+            "Dotted: the better of a linear and an exponential curve.",
+            viz.match_curve(several, growths),
+        ),
+        Figure(
+            f"Similarity of each layer with the best of each family ({of})",
+            "Bands: 95% intervals over prompts (Fig. 7).",
+            viz.interval_lines(f"Best similarity of {of}", "layer", "cosine", layers, lines),
+        ),
+    ]
+    return figures
+
+
+def _growths(matches: Mapping[str, Match]) -> dict[str, Growth]:
+    """Fits where there are enough layers whose best match lies inside the steps that were tried."""
+    growths = {}
+    for name, found in matches.items():
+        if len(found.growth_rows()) >= 4:
+            growths[name] = found.growth()
+    return growths
+
+
+def _growth_rows(name: str, claim: str | None, growth: Growth) -> list[Row]:
+    layers = f"layers {growth.rows[0]} to {growth.rows[-1]}"
+    criteria = f"AICc {growth.linear_aic:.1f} (linear), {growth.exponential_aic:.1f} (exponential)"
+    steps = f"best steps {', '.join(map(str, growth.columns))}"
+    return [
+        Row(f"{name}, growth of the best step with the layer", claim, growth.better, layers, f"{steps}; {criteria}"),
+        Row(f"{name}, steps a layer (linear fit)", 3 if "Newton" in name else None, growth.slope, "layers"),
+        Row(f"{name}, doublings a layer (exponential fit)", None, growth.doubling, "layers"),
+    ]
+
+
+def _loss(checkpoint: Checkpoint, readouts: Readouts, prompts: Prompts) -> tuple[list[Row], list[Figure]]:
+    errors = readouts.errors(prompts)
+    signal = prompts.ys.double().square().mean().item()
+    t = min(2 * prompts.x_dim, prompts.n_context)
+    per_dimension = interval(errors.squared_errors[-1, t] / prompts.x_dim)
+    first_over_last = ratio_interval(errors.squared_errors[1].mean(0), errors.squared_errors[-1].mean(0))
+    rows = [
+        Row(f"squared error per dimension after {t} points, last layer", None, per_dimension, "prompts"),
+        Row("MSE of the first layer over the last one's, all points", None, first_over_last, "prompts"),
+    ]
+    return rows, [loss_figure(f"{checkpoint.name}: loss after each layer", errors, signal)]
+
+
+def loss_figure(title: str, errors: LayerErrors, signal: float, labels: Sequence[str] | None = None) -> Figure:
+    """Loss by number of context points, a line a layer, relative to the mean square of the targets (Fig. 3)."""
+    labels = labels or [f"layer {i}" for i in range(len(errors.squared_errors))]
+    lines = {
+        label: [interval(point) for point in layer / signal]
+        for label, layer in zip(labels, errors.squared_errors, strict=True)
+    }
+    points = list(range(errors.squared_errors.shape[1]))
+    figure = viz.interval_lines(
+        "Loss by number of context points", "context points", "MSE / E y²", points, lines, log_y=True
+    )
+    return Figure(title, "Means with 95% intervals over prompts (Fig. 3).", figure)
+
+
+def _numbers(found: Match) -> dict[str, Any]:
+    best = [
+        {"step": b.column, "low": b.low, "high": b.high, "similarity": b.similarity.mean, "at_edge": b.at_edge}
+        for b in found.best()
+    ]
+    return {"layers": found.rows, "steps": found.columns, "mean": found.mean().tolist(), "best": best}
