@@ -1,0 +1,97 @@
+"""The report on models of many layers, and the scripts that reproduce the figures, on small untrained models."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from mechicl.checkpoints import CheckpointError, load_checkpoint, save
+from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig
+from mechicl.report import write_report
+from mechicl.report.layers import compare_layers
+from mechicl.tasks import LinearRegression, task_to_dict
+
+TASK = LinearRegression(x_dim=3, n_context=7, inputs="gaussian")
+CFG = TransformerConfig(
+    x_dim=3, n_context=7, prompt_format="interleaved", n_layers=3, n_heads=2, d_model=16, d_mlp=16,
+    attention="softmax", normalization_type="LN", initializer_range=0.4,
+)  # fmt: skip
+ANALYSES = Path(__file__).parents[2] / "analyses"
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    root = tmp_path_factory.mktemp("checkpoints")
+    record = {"seeds": [0], "training": {"task": task_to_dict(TASK)}}
+    lstm = HookedLSTM(LSTMConfig(x_dim=3, n_context=7, n_layers=2, d_model=8))
+    models = {"transformer": HookedTransformer(CFG, seed=1), "lstm": lstm}
+    return {name: str(save(root / name, model, record)) for name, model in models.items()}
+
+
+def script(name: str):
+    """A script of `analyses/` as a module."""
+    sys.path.insert(0, str(ANALYSES))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.pop(0)
+
+
+def test_the_report_has_a_table_and_pictures_that_a_browser_shows(folders, tmp_path, browser):
+    path = write_report(folders["transformer"], tmp_path, n_prompts=40, progress=False)
+    data = json.loads((tmp_path / "report.json").read_text())
+    assert data["n_prompts"] == 40
+    assert len(data["errors"]["Newton"]["best"]) == 4
+    page = browser.new_page()
+    problems: list[str] = []
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("request", lambda request: problems.append(request.url) if request.url.startswith("http") else None)
+    page.goto(path.as_uri())
+    page.wait_for_selector(".js-plotly-plot .main-svg")
+    assert page.locator(".js-plotly-plot").count() == 6
+    assert "Which iteration does each layer match" in page.inner_text("h1")
+    page.close()
+    assert not problems
+
+
+def test_an_lstm_is_compared_too(folders):
+    result = compare_layers(load_checkpoint(folders["lstm"]), n_prompts=30, n_fitting=100, progress=False)
+    assert result.data["errors"]["Newton"]["layers"] == (0, 1, 2)
+    assert len(result.data["errors"]["Newton"]["mean"][0]) == 23
+
+
+def test_another_kind_of_model_is_an_error_that_names_it(tmp_path):
+    paired = HookedTransformer(TransformerConfig(x_dim=3, n_context=7, n_layers=2))
+    folder = save(tmp_path / "paired", paired, {"seeds": [0], "training": {"task": task_to_dict(TASK)}})
+    with pytest.raises(CheckpointError, match="paired has paired prompts with context keys"):
+        compare_layers(load_checkpoint(folder), progress=False)
+
+
+@pytest.mark.parametrize("name", ["fu_matching", "fu_progression", "fu_weights", "fu_probes"])
+def test_scripts_run_on_any_interleaved_model(folders, tmp_path, name):
+    module = script(name)
+    options = {"lstm": folders["lstm"]} if name == "fu_progression" else {}
+    args = module.Args(checkpoint=folders["transformer"], out=tmp_path, n_prompts=30, n_fitting=120, **options)
+    result = module.compare(args)
+    assert result.rows
+    assert result.figures
+    result.write(tmp_path, name)
+    assert json.loads((tmp_path / f"{name}.json").read_text())["table"]
+
+
+def test_the_comparison_with_an_lstm_runs(folders, tmp_path):
+    module = script("fu_lstm")
+    args = module.Args(transformer=folders["transformer"], lstm=folders["lstm"], out=tmp_path, n_prompts=20)
+    result = module.compare(args)
+    assert {row.published for row in result.rows if row.quantity.startswith("similarity")} >= {0.991, 0.831}
+
+
+def test_order_matters_to_a_causal_model_and_not_to_gradient_descent(folders, tmp_path):
+    module = script("nertinger_order")
+    rows = module.compare(module.Args(checkpoints=(folders["transformer"],), n_prompts=20, n_orders=4)).rows
+    shares = {row.quantity.split(":")[0]: row.measured for row in rows if "mean square of" in row.quantity}
+    assert shares["gradient descent"].high < 1e-10
+    assert shares["transformer"].mean > 1e-8
+    assert shares["online gradient descent"].mean > 1e-3
