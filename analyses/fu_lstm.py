@@ -11,9 +11,11 @@ import tyro
 from mechicl import algorithms, viz
 from mechicl.analysis import Lens, forgetting, match
 from mechicl.checkpoints import load_checkpoint
-from mechicl.learners import AlgorithmLearner, Learner, interval, squared_errors
+from mechicl.learners import AlgorithmFamily, AlgorithmLearner, Learner, ratio_interval, squared_errors
 from mechicl.report import Comparison, Figure, Row, published
 from mechicl.report.layers import reference_families
+
+OGD_STEP_SIZES = tuple(round(2.0**-i, 6) for i in range(8))  # beside 1 / |x|², which fits each point exactly
 
 
 @dataclass(frozen=True)
@@ -36,11 +38,11 @@ def compare(args: Args) -> Comparison:
     """Table 1 with the best step of every family, losses by number of points, and forgetting."""
     task = load_checkpoint(args.transformer).task
     prompts = task.sample(args.n_prompts, seed=args.seed)
-    of = reference_families(prompts)
+    of = reference_families(task)
     families = {
         "newton": of["Newton"],
         "gd": of["gradient descent"],
-        "ogd": AlgorithmLearner(algorithms.online_gradient_descent),
+        "ogd": AlgorithmFamily(algorithms.online_gradient_descent, "step_size", (None, *OGD_STEP_SIZES)),
     }
     models = {
         kind: load_checkpoint(name).models[0] for kind, name in (("transformer", args.transformer), ("lstm", args.lstm))
@@ -57,32 +59,40 @@ def compare(args: Args) -> Comparison:
                     printed[kind][family],
                     best.similarity,
                     "prompts",
-                    f"best step {best.column} ({best.low} to {best.high})",
+                    f"best step {best.column:g} ({best.low:g} to {best.high:g})",
                 )
             )
     learners: dict[str, Learner] = {
         "transformer": models["transformer"],
         "LSTM": models["lstm"],
-        "online GD": families["ogd"],
+        "online GD": AlgorithmLearner(algorithms.online_gradient_descent),
         "Newton, 5 iterations": AlgorithmLearner(algorithms.newton, {"steps": [5]}),
         "OLS": AlgorithmLearner(algorithms.ols),
     }
-    signal = prompts.ys.double().square().mean().item()
-    losses = {name: squared_errors(learner, prompts, points="all") / signal for name, learner in learners.items()}
-    by_points = {name: [interval(point) for point in loss.T] for name, loss in losses.items()}
+    square = prompts.ys.double().square().mean((1, 2))  # of each prompt's targets
+    signal = square.mean().item()
+    losses = {name: squared_errors(learner, prompts, points="all") for name, learner in learners.items()}
+    by_points = {name: [ratio_interval(point, square) for point in loss.T] for name, loss in losses.items()}
     forgotten = {name: forgetting(learner, prompts) for name, learner in learners.items() if name != "OLS"}
     for name, result in forgotten.items():
-        first, last = result.squared_errors[0] / signal, result.squared_errors[-1] / signal
+        first, last = result.squared_errors[0], result.squared_errors[-1]
         rows += [
-            Row(f"forgetting: MSE / E y² of the first point asked again, {name}", None, interval(first), "prompts"),
+            Row(
+                f"forgetting: MSE / E y² of the first point asked again, {name}",
+                None,
+                ratio_interval(first, square),
+                "prompts",
+            ),
             Row(
                 f"forgetting: first minus last point, {name}",
                 "positive for LSTM and online GD, 0 for Newton (Fig. 14)",
-                interval(first - last),
+                ratio_interval(first - last, square),
                 "prompts",
             ),
         ]
-    gaps = {name: [interval(point / signal) for point in result.squared_errors] for name, result in forgotten.items()}
+    gaps = {
+        name: [ratio_interval(point, square) for point in result.squared_errors] for name, result in forgotten.items()
+    }
     figures = [
         Figure(
             "Loss by number of context points",
@@ -103,7 +113,7 @@ def compare(args: Args) -> Comparison:
                 "Forgetting",
                 "points since it was shown",
                 "MSE / E y²",
-                [g - 1 for g in forgotten["transformer"].gaps],
+                forgotten["transformer"].gaps,
                 gaps,
             ),
         ),
@@ -116,7 +126,7 @@ def compare(args: Args) -> Comparison:
     )
     data = {
         "n_prompts": args.n_prompts,
-        "losses": {name: loss.mean(0).tolist() for name, loss in losses.items()},
+        "losses": {name: (loss.mean(0) / signal).tolist() for name, loss in losses.items()},
         "forgetting": {name: (r.squared_errors / signal).mean(-1).tolist() for name, r in forgotten.items()},
     }
     return Comparison("Transformer, LSTM and online gradient descent", lead, rows, figures, data)

@@ -11,6 +11,7 @@ import tyro
 from mechicl import algorithms, viz
 from mechicl.analysis import cross_moments, gradient_descent_weights, newton_weights, ols_weights, probe, second_moments
 from mechicl.checkpoints import load_checkpoint
+from mechicl.models import build
 from mechicl.report import Comparison, Figure, Row
 
 
@@ -35,7 +36,7 @@ def compare(args: Args) -> Comparison:
     checkpoint = load_checkpoint(args.checkpoint)
     task = checkpoint.task
     fitting, held_out = (task.sample(n, seed=args.seed + i) for i, n in enumerate((args.n_fitting, args.n_prompts)))
-    step_size = algorithms.stable_step_size(held_out)
+    step_size = algorithms.stable_step_size(fitting)
     quantities = {
         "XᵀY": cross_moments,
         "S = XᵀX": second_moments,
@@ -45,25 +46,16 @@ def compare(args: Args) -> Comparison:
         "least-squares weights": ols_weights,
     }
     result = probe(checkpoint.models[0], quantities, fitting, held_out, progress=True)
-    selectivity = result.selectivity().nan_to_num(-1.0)
+    untrained = probe(build(checkpoint.models[0].cfg), quantities, fitting, held_out, progress=True)
     rows = []
-    for q, name in enumerate(quantities):
-        n_pos = selectivity.shape[2]
-        for kind, positions in (("x", range(2 * task.x_dim, n_pos, 2)), ("y", range(2 * task.x_dim + 1, n_pos, 2))):
-            by_layer = selectivity[q][:, list(positions)].mean(1)
-            layer = int(by_layer.argmax())
-            best = max(positions, key=lambda pos: selectivity[q, layer, pos].item())
-            rows.append(
-                Row(
-                    f"{name}: best R² at {kind} tokens after {task.x_dim} points",
-                    None,
-                    result.interval(name, layer, best),
-                    "prompts",
-                    f"layer {layer}, token {result.positions[best]}; "
-                    f"control {result.control()[q, layer, best].item():.3f}; "
-                    f"mean over such tokens by layer {', '.join(f'{v:.2f}' for v in by_layer.tolist())}",
-                )
-            )
+    for name in quantities:
+        layer, position, explained = result.best(name)
+        control = result.control()[result.quantities.index(name), layer, position].item()
+        found = f"layer {layer}, token {result.positions[position]}; R² of the shuffled control {control:.3f}"
+        rows.append(Row(f"{name}: best R²", None, explained, "prompts", found))
+        *where, explained = untrained.best(name)
+        found = f"layer {where[0]}, token {result.positions[where[1]]}"
+        rows.append(Row(f"{name}: best R² in an untrained model", None, explained, "prompts", found))
     figures = [
         Figure(
             name,

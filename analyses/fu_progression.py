@@ -12,7 +12,7 @@ import tyro
 from mechicl import algorithms
 from mechicl.analysis import LayerErrors, fit_readouts, match
 from mechicl.checkpoints import load_checkpoint
-from mechicl.learners import AlgorithmLearner, Interval, interval, ratio_interval
+from mechicl.learners import AlgorithmLearner, ratio_interval
 from mechicl.report import Comparison, Figure, Row
 from mechicl.report.layers import loss_figure
 
@@ -40,7 +40,8 @@ def compare(args: Args) -> Comparison:
     checkpoint = load_checkpoint(args.checkpoint)
     task = checkpoint.task
     fitting, prompts = (task.sample(n, seed=args.seed + i) for i, n in enumerate((args.n_fitting, args.n_prompts)))
-    signal = prompts.ys.double().square().mean().item()
+    square = prompts.ys.double().square().mean((1, 2))  # of each prompt's targets
+    signal = square.mean().item()
     names = {"transformer": checkpoint.name} | ({"LSTM": args.lstm} if args.lstm else {})
     rows: list[Row] = []
     figures: list[Figure] = []
@@ -50,14 +51,14 @@ def compare(args: Args) -> Comparison:
         model = load_checkpoint(args.checkpoint if kind == "transformer" else name).models[0]
         readouts = fit_readouts(model, fitting, progress=True)
         errors = readouts.errors(prompts)
-        figures.append(loss_figure(f"{kind}: loss by number of context points, after each layer", errors, signal))
+        figures.append(loss_figure(f"{kind}: loss by number of context points, after each layer", errors, prompts))
         data[kind] = errors.squared_errors.mean(-1).tolist()
         last = errors.squared_errors[-1, at_twice_d]
         rows += [
             Row(
                 f"{kind}: MSE after {at_twice_d} points, last layer, over E y²",
                 None,
-                _scaled(interval(last), signal),
+                ratio_interval(last, square),
                 "prompts",
             ),
             Row(
@@ -69,22 +70,18 @@ def compare(args: Args) -> Comparison:
         ]
         if kind == "transformer":
             newton = AlgorithmLearner(algorithms.newton, {"steps": tuple(range(1, 24))})
-            best = [b.column for b in match(readouts, newton, prompts).best()[1:]]
+            best = [int(b.column) for b in match(readouts, newton, prompts).best()[1:]]
             matched = algorithms.newton(prompts, best)
             of_newton = (matched.squared_errors(prompts) / prompts.y_dim).transpose(1, 2)
-            labels = [f"layer {i + 1}: {steps} iterations" for i, steps in enumerate(best)]
+            labels = [f"layer {i + 1}: {steps:g} iterations" for i, steps in enumerate(best)]
             title = "Newton: loss after the iterations that match each layer"
-            figures.append(loss_figure(title, LayerErrors(of_newton.double().cpu()), signal, labels))
+            figures.append(loss_figure(title, LayerErrors(of_newton.double().cpu()), prompts, labels))
     lead = (
         f"{' and '.join(names.values())} (d = {task.x_dim}, {task.n_context} points), read by linear readouts "
         f"fitted on {args.n_fitting} prompts, on {args.n_prompts} held-out prompts (seed {args.seed + 1}). Losses are "
         f"divided by the mean square of the targets, {signal:.3f}."
     )
     return Comparison(f"Do layers improve predictions? ({checkpoint.name})", lead, rows, figures, data)
-
-
-def _scaled(value: Interval, by: float) -> Interval:
-    return Interval(value.mean / by, value.low / by, value.high / by, value.n, value.level)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ def compare(args: Args) -> Comparison:
     readouts = fit_readouts(model, task.sample(args.n_fitting, seed=args.seed), progress=True)
     prompts = task.sample(args.n_prompts, seed=args.seed + 1)
     trajectory = readouts.trajectory(prompts, with_weights=True)
-    families = reference_families(prompts)
+    families = reference_families(task)
     d, n_layers = task.x_dim, model.cfg.n_layers
     rows: list[Row] = []
     figures: list[Figure] = []

@@ -11,7 +11,7 @@ import tyro
 from mechicl import algorithms
 from mechicl.analysis import order_sensitivity
 from mechicl.checkpoints import available, load_checkpoint
-from mechicl.learners import AlgorithmLearner, interval, squared_errors
+from mechicl.learners import AlgorithmLearner, ratio_interval, squared_errors
 from mechicl.report import Comparison, Row
 
 
@@ -47,7 +47,7 @@ def compare(args: Args) -> Comparison:
             }
         for label, learner in learners.items():
             sensitivity = order_sensitivity(learner, prompts, n_orders=args.n_orders, seed=args.seed)
-            loss = squared_errors(learner, prompts).mean()
+            loss = squared_errors(learner, prompts)[:, 0]
             expected = {"gradient descent": "0", "online gradient descent": "not 0"}.get(label)
             rows += [
                 Row(
@@ -59,7 +59,7 @@ def compare(args: Args) -> Comparison:
                 Row(
                     f"{label}: variance over orders / mean squared error",
                     None,
-                    interval(sensitivity.variance / loss),
+                    ratio_interval(sensitivity.variance, loss),
                     "prompts",
                 ),
             ]

@@ -20,7 +20,7 @@ from mechicl.checkpoints import CheckpointError, Snapshots, available, load_chec
 from mechicl.interop import load_garg
 from mechicl.models import LSTMConfig
 from mechicl.report import write_report
-from mechicl.tasks import FixedTasks, LinearRegression, SineRegression
+from mechicl.tasks import FixedTasks, LinearRegression, SineRegression, task_to_dict
 from mechicl.training import PRESETS, Curriculum, Ramp, TrainingConfig, TrainingDivergedError, train
 from mechicl.training.config import AnyTask
 from mechicl.training.presets import SUMMARIES
@@ -122,9 +122,11 @@ class Import:
 
     def execute(self, command: str) -> None:
         """Write the checkpoint."""
-        model = load_garg(self.folder)
+        model, task = load_garg(self.folder)
         versions = {"mechicl": __version__, "torch": version("torch")}
         record = {"name": self.out.name, "command": command, "imported": "in-context-learning", "versions": versions}
+        if task is not None:  # what reports and scripts draw their prompts from
+            record["training"] = {"task": task_to_dict(task)}
         print(f"{save(self.out, model, record)}: {model.cfg.n_layers} layers, x_dim {model.cfg.x_dim}")
 
 

@@ -6,6 +6,7 @@ or opens one.
 """
 
 import dataclasses
+import inspect
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -48,7 +49,8 @@ class Trajectory:
     """Predictions of an iterative learner after some of its steps, for every prefix of the prompts.
 
     Attributes:
-        steps: the step numbers (iterations of an algorithm, layers of a network).
+        steps: the step numbers (iterations of an algorithm, layers of a network), or the values of another
+            hyperparameter.
         predictions: `[step prompt point y]`; point t is predicted from the points before it.
         name: of the learner, for tables and pictures.
         weights: `[step prompt point x y]`, the linear model of the query that each prefix has led to, if it was asked
@@ -58,7 +60,7 @@ class Trajectory:
         ValueError: another number of steps than of slices, or weights of other prompts than the predictions.
     """
 
-    steps: tuple[int, ...]
+    steps: tuple[float, ...]
     predictions: Float[Tensor, "step prompt point y"]
     name: str = ""
     weights: Float[Tensor, "step prompt point x y"] | None = None
@@ -72,6 +74,11 @@ class Trajectory:
                 f"weights [step prompt point x y] of shape {tuple(self.weights.shape)} do not belong to "
                 f"predictions [step prompt point y] of shape {tuple(expected)}"
             )
+
+    def part(self, prompts: slice, points: slice = slice(None)) -> "Trajectory":
+        """The trajectory of some of the prompts and points."""
+        weights = None if self.weights is None else self.weights[:, prompts, points]
+        return dataclasses.replace(self, predictions=self.predictions[:, prompts, points], weights=weights)
 
     def query(self) -> Float[Tensor, "step prompt y"]:
         """The query's predictions."""
@@ -120,9 +127,16 @@ class AlgorithmLearner:
         return f"{getattr(self.algorithm, '__name__', 'algorithm')}({settings})"
 
     def trajectory(self, prompts: Prompts, *, with_weights: bool = False) -> Trajectory:
-        """All requested steps, all prefixes; `with_weights` as in the algorithm, if it has any."""
-        wanted = {"with_weights": True} if with_weights else {}
-        return self.algorithm(prompts, **self.hyperparameters, **wanted)
+        """All requested steps, all prefixes.
+
+        Raises:
+            ValueError: weights are asked of an algorithm that has none, being no linear function of the query.
+        """
+        if not with_weights:
+            return self.algorithm(prompts, **self.hyperparameters)
+        if "with_weights" not in inspect.signature(self.algorithm).parameters:
+            raise ValueError(f"{self.name} has no weights: it is not linear in the query")
+        return self.algorithm(prompts, **self.hyperparameters, with_weights=True)
 
     def predict(self, prompts: Prompts) -> Float[Tensor, "prompt y"]:
         """The query's prediction after the last step."""
@@ -130,6 +144,55 @@ class AlgorithmLearner:
 
     def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
         """Every point's prediction after the last step."""
+        return self.trajectory(prompts).predictions[-1]
+
+
+@dataclass(frozen=True, eq=False)
+class AlgorithmFamily:
+    """An algorithm at several values of one hyperparameter, as an iterative learner whose steps are these values.
+
+    Attributes:
+        algorithm: as for `AlgorithmLearner`.
+        hyperparameter: the name of the one that varies.
+        values: its values; None stands for the algorithm's own default and is shown as NaN.
+        others: the other hyperparameters.
+
+    Raises:
+        ValueError: no values.
+
+    Example:
+        >>> penalties = AlgorithmFamily(algorithms.ridge, "penalty", (0.01, 0.1, 1.0))
+    """
+
+    algorithm: Algorithm
+    hyperparameter: str
+    values: tuple[float | None, ...]
+    others: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self):
+        if not self.values:
+            raise ValueError(f"a family needs at least one value of {self.hyperparameter}")
+
+    def trajectory(self, prompts: Prompts, *, with_weights: bool = False) -> Trajectory:
+        """The last step at each value, all prefixes; errors as for `AlgorithmLearner.trajectory`."""
+        found = [
+            AlgorithmLearner(self.algorithm, {**self.others, self.hyperparameter: value}).trajectory(
+                prompts, with_weights=with_weights
+            )
+            for value in self.values
+        ]
+        weights = [of.weights[-1] for of in found if of.weights is not None]
+        steps = tuple(math.nan if value is None else value for value in self.values)
+        predictions = torch.stack([of.predictions[-1] for of in found])
+        name = f"{found[0].name} ({self.hyperparameter})"
+        return Trajectory(steps, predictions, name, torch.stack(weights) if weights else None)
+
+    def predict(self, prompts: Prompts) -> Float[Tensor, "prompt y"]:
+        """The query's prediction at the last value."""
+        return self.predict_prefixes(prompts)[:, -1]
+
+    def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
+        """Every point's prediction at the last value."""
         return self.trajectory(prompts).predictions[-1]
 
 

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.analysis.readouts import LayerLearner
-from mechicl.learners import Interval, IterativeLearner, Learner, Samples, interval
+from mechicl.learners import Interval, IterativeLearner, Learner, Samples, interval, ratio_interval
 from mechicl.prompts import Prompts
 
 
@@ -23,9 +23,9 @@ class Forgetting(Samples):
 
     @property
     def gaps(self) -> list[int]:
-        """How many points back each one is: n for the first, 1 for the last ("time stamp gap")."""
+        """How many points back each one is: n - 1 for the first, 0 for the last ("time stamp gap")."""
         n = self.squared_errors.shape[0]
-        return [n - i for i in range(n)]
+        return [n - 1 - i for i in range(n)]
 
     def by_point(self, level: float = 0.95) -> list[Interval]:
         """Mean over prompts with an interval, for each point."""
@@ -42,12 +42,12 @@ def forgetting(learner: Learner, prompts: Prompts, *, batch_size: int = 512) -> 
         batch_size: prompts in memory at a time.
 
     Raises:
-        ValueError: prompts without context points.
+        ValueError: no prompts, or prompts without context points.
 
     Source: Fu et al. 2024, B.5, eq. 16.
     """
-    if prompts.n_context == 0:
-        raise ValueError("prompts without context points have nothing to forget")
+    if prompts.n_context == 0 or len(prompts) == 0:
+        raise ValueError(f"forgetting needs prompts with context points to forget, got {prompts}")
     parts = []
     for part in prompts.split(batch_size):
         xs, targets = part.context.xs, part.context.ys
@@ -64,7 +64,7 @@ class OrderSensitivity(Samples):
     """How much a prediction depends on the order of the context.
 
     Attributes:
-        variance: of the query's prediction over orders, summed over the target's dimensions, `[prompt]`.
+        variance: of the query's prediction over orders, averaged over the target's dimensions, `[prompt]`.
         signal: mean square of the prediction over orders, likewise.
     """
 
@@ -73,11 +73,13 @@ class OrderSensitivity(Samples):
 
     def relative(self, level: float = 0.95) -> Interval:
         """Variance over orders as a share of the predictions' mean square, with an interval over prompts."""
-        return interval(self.variance / self.signal.mean(), level)
+        return ratio_interval(self.variance, self.signal, level)
 
 
 @torch.no_grad()
-def order_sensitivity(learner: Learner, prompts: Prompts, *, n_orders: int = 16, seed: int = 0) -> OrderSensitivity:
+def order_sensitivity(
+    learner: Learner, prompts: Prompts, *, n_orders: int = 16, seed: int = 0, batch_size: int = 4096
+) -> OrderSensitivity:
     """Predict each query with its context in several random orders.
 
     Gradient descent, Newton's method and least squares do not see the order, so a learner that runs one of them on the
@@ -88,18 +90,22 @@ def order_sensitivity(learner: Learner, prompts: Prompts, *, n_orders: int = 16,
         prompts: their context points are permuted, the query stays last.
         n_orders: random orders for each prompt, at least 2.
         seed: of the orders.
+        batch_size: prompts in memory at a time.
 
     Raises:
-        ValueError: fewer than 2 orders.
+        ValueError: fewer than 2 orders, or no prompts.
 
     Source: Nertinger, Theorem 3: equivalence to gradient descent needs predictions that do
     not change under permutations of the context.
     """
-    if n_orders < 2:
-        raise ValueError(f"n_orders must be at least 2, got {n_orders}")
-    answers = [learner.predict(prompts.permuted(seed=seed + i)).double() for i in range(n_orders)]
+    if n_orders < 2 or len(prompts) == 0:
+        raise ValueError(f"needs prompts and n_orders of at least 2, got {len(prompts)} prompts and {n_orders}")
+    answers = []
+    for i in range(n_orders):
+        parts = prompts.permuted(seed=seed + i).split(batch_size)
+        answers.append(torch.cat([learner.predict(part).double().cpu() for part in parts]))
     predictions = torch.stack(answers)
-    return OrderSensitivity(predictions.var(0).sum(-1), predictions.square().mean(0).sum(-1))
+    return OrderSensitivity(predictions.var(0).mean(-1), predictions.square().mean(0).mean(-1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,15 +113,26 @@ class OutsideSpan(Samples):
     """Share of the induced weights that lies outside the span of the points seen.
 
     Attributes:
+        steps: the learner's steps.
         share: squared norm of that part over the squared norm of the whole, `[step point prompt]`; point t follows t
-            context points, so it is 1 before the first and (for rounding) 0 once d points span everything.
+            context points. Before the first it is 1, or NaN for a learner whose weights are 0 there; once d points
+            span everything it is 0 up to rounding.
     """
+
+    steps: tuple[float, ...]
 
     share: Float[Tensor, "step point prompt"]
 
-    def by_point(self, step: int = -1, level: float = 0.95) -> list[Interval]:
-        """Mean over prompts with an interval for each number of points, after a step (the last by default)."""
-        return [interval(share, level) for share in self.share[step]]
+    def by_point(self, step: float | None = None, level: float = 0.95) -> list[Interval]:
+        """Mean over prompts with an interval for each number of points, after a step (the last by default).
+
+        Raises:
+            ValueError: a step that the learner does not have.
+        """
+        if step is not None and step not in self.steps:
+            raise ValueError(f"no step {step}; there are {list(self.steps)}")
+        index = -1 if step is None else self.steps.index(step)
+        return [interval(share, level) for share in self.share[index]]
 
 
 def outside_span(learner: IterativeLearner, prompts: Prompts) -> OutsideSpan:
@@ -149,4 +166,4 @@ def outside_span(learner: IterativeLearner, prompts: Prompts) -> OutsideSpan:
             basis = directions * present[..., None]
             outside = outside - basis.mT @ (basis @ outside)
         shares.append(outside.square().sum((-2, -1)) / weights[:, :, t].square().sum((-2, -1)))
-    return OutsideSpan(torch.stack(shares, dim=1))
+    return OutsideSpan(trajectory.steps, torch.stack(shares, dim=1))

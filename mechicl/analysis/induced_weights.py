@@ -41,7 +41,8 @@ def regressed_weights(
 ) -> Float[Tensor, "step prompt point x y"]:
     """Weights fitted by least squares to a learner's predictions on sampled queries, for every prefix.
 
-    A model that is read layer by layer computes each context once for all queries and all prefixes.
+    A model that is read layer by layer computes each context once for all queries and all prefixes. The result is
+    float64, on the learner's device.
 
     Args:
         learner: any learner; an iterative one gives the weights after each of its steps.
@@ -70,7 +71,7 @@ def regressed_weights(
             parts.append(asked_one_by_one(learner, part, queries))
     predictions = torch.cat(parts, dim=1).double()
     inverse = torch.linalg.pinv(queries.to(predictions))
-    return (inverse @ predictions).to(prompts.dtype)
+    return inverse @ predictions
 
 
 def asked_one_by_one(
@@ -83,7 +84,7 @@ def asked_one_by_one(
         for query in queries:
             asked = prompts.prefix(t).with_query(query.to(prompts.xs).expand(len(prompts), -1))
             if isinstance(learner, IterativeLearner):
-                answers.append(learner.trajectory(asked).predictions[:, :, -1])
+                answers.append(learner.trajectory(asked).query())
             else:
                 answers.append(learner.predict(asked)[None])
         prefixes.append(torch.stack(answers, dim=2))

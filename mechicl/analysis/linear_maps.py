@@ -1,5 +1,6 @@
 """Many ridge regressions at once, from running sums: memory does not grow with the number of samples."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -56,11 +57,13 @@ class RidgeSums:
         if self.n_prompts == 0:
             *site, _, _, n_features = features.shape
             size, n_targets = n_features + 1, targets.shape[-1]
-            # about the first batch's mean, so that large means cost no digits
+            # about the first batch's means, so that large means cost no digits
             self.shift = features.mean((-3, -2), keepdim=True)
+            self.target_shift = targets.mean((-3, -2), keepdim=True)
             self.second = features.new_zeros(self.folds, *site, size, size)
             self.cross = features.new_zeros(self.folds, *site, size, n_targets)
             self.targets = features.new_zeros(self.folds, *site, n_targets)
+        targets = targets - self.target_shift
         ones = torch.ones_like(features[..., :1])
         extended = torch.cat([features - self.shift, ones], dim=-1)
         n = features.shape[-3]
@@ -77,12 +80,15 @@ class RidgeSums:
         """The maps at the penalties that do best in cross-validation, a choice for every site and target.
 
         Raises:
-            ValueError: no penalties, a negative one, or fewer prompts than folds.
+            ValueError: no penalties, one that is negative or not finite, fewer prompts than folds, or features or
+                targets that are not finite.
         """
-        if not penalties or min(penalties) < 0:
-            raise ValueError(f"penalties must be one or more numbers >= 0, got {list(penalties)}")
+        if not penalties or not all(0 <= penalty < math.inf for penalty in penalties):
+            raise ValueError(f"penalties must be one or more finite numbers >= 0, got {list(penalties)}")
         if self.n_prompts < self.folds:
             raise ValueError(f"{self.folds}-fold cross-validation of {self.n_prompts} prompts: give more prompts")
+        if not self.second.isfinite().all() or not self.cross.isfinite().all():
+            raise ValueError("features or targets hold values that are not finite: has the model diverged?")
         second, cross = self.second.sum(0), self.cross.sum(0)
         errors = torch.zeros(len(penalties), *self.targets.shape[1:], dtype=torch.float64, device=second.device)
         for fold in range(self.folds):
@@ -96,7 +102,7 @@ class RidgeSums:
         chosen = torch.tensor(list(penalties), dtype=torch.float64, device=second.device)[errors.argmin(0)]
         maps = _Solver(second, cross).at(chosen)
         weights, bias = maps[..., :-1, :], maps[..., -1, :]
-        bias = bias - (self.shift[..., 0, :, :] @ weights)[..., 0, :]
+        bias = bias - (self.shift[..., 0, :, :] @ weights)[..., 0, :] + self.target_shift[..., 0, 0, :]
         return LinearMaps(weights, bias, chosen, errors)
 
 

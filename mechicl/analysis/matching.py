@@ -1,5 +1,6 @@
 """Which step of one learner is most like each step of another: best matches, and how they grow with the layer."""
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,12 +9,14 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from scipy.optimize import least_squares
 from torch import Tensor
 
+from mechicl.analysis.induced_weights import induced_weights, regressed_weights
+from mechicl.analysis.readouts import LayerLearner
 from mechicl.analysis.similarity import similarity_of_errors, similarity_of_weights
-from mechicl.learners import Interval, IterativeLearner, Trajectory, interval, student_t_quantile
+from mechicl.learners import Interval, IterativeLearner, Learner, Trajectory, interval, student_t_quantile
 from mechicl.prompts import Prompts
 
 Similarity = Literal["errors", "weights"]
@@ -25,18 +28,18 @@ class BestMatch:
 
     Attributes:
         row: the step that was to be matched.
-        column: the step that matches it best.
-        similarity: how alike they are, with an interval over prompts.
+        column: the step that matches it best; NaN where no similarity is defined.
+        similarity: how alike they are, with an interval over prompts (on the prompts that chose the step).
         low: lower end of the best step's 95% interval, from resampled prompts.
         high: upper end.
-        at_edge: whether the best step is the first or the last that was tried, so that a better one may lie beyond.
+        at_edge: whether the best step is the smallest or largest that was tried, so that a better one may lie beyond.
     """
 
-    row: int
-    column: int
+    row: float
+    column: float
     similarity: Interval
-    low: int
-    high: int
+    low: float
+    high: float
     at_edge: bool
 
 
@@ -45,25 +48,27 @@ class Growth:
     """How the best-matching step grows with the layer: linearly or exponentially.
 
     Both curves have two parameters and errors that are normal in log k, so that Akaike's criterion compares their
-    residuals alone.
+    residuals alone. Intervals are over resampled prompts: in each resample the best steps are chosen anew.
 
     Attributes:
         rows: the layers that the curves were fitted to.
         columns: the best-matching steps there.
-        slope: steps a layer of the linear fit `k = a + slope * layer`, with a 95% interval.
-        doubling: doublings a layer of the exponential fit `k = 2^(a + doubling * layer)`, with a 95% interval.
+        slope: steps a layer of the linear fit `k = a + slope * layer`.
+        doubling: doublings a layer of the exponential fit `k = 2^(a + doubling * layer)`.
         linear_aic: corrected Akaike criterion of the linear fit.
         exponential_aic: of the exponential fit.
+        linear_share: share of the resamples in which the linear fit has the lower criterion.
         linear_fit: the linear curve at `rows`.
         exponential_fit: the exponential curve at `rows`.
     """
 
-    rows: tuple[int, ...]
-    columns: tuple[int, ...]
+    rows: tuple[float, ...]
+    columns: tuple[float, ...]
     slope: Interval
     doubling: Interval
     linear_aic: float
     exponential_aic: float
+    linear_share: float
     linear_fit: tuple[float, ...]
     exponential_fit: tuple[float, ...]
 
@@ -87,22 +92,33 @@ class Match:
         columns: its steps.
         similarities: `[row column prompt]`; of weights, averaged over the numbers of points.
         similarity: what was compared, "errors" or "weights".
+        by_point: of weights, `[row column point]` for each number of points, averaged over prompts; else None.
     """
 
     row_name: str
     column_name: str
-    rows: tuple[int, ...]
-    columns: tuple[int, ...]
+    rows: tuple[float, ...]
+    columns: tuple[float, ...]
     similarities: Float[Tensor, "row column prompt"]
     similarity: Similarity
+    by_point: Float[Tensor, "row column point"] | None = None
 
     def mean(self) -> Float[Tensor, "row column"]:
-        """Mean over prompts; a prompt for which a similarity is not defined (a zero vector) does not count there."""
-        return self.similarities.nanmean(-1)
+        """Mean over the prompts for which a row's similarities are defined; NaN where a pair's never is.
+
+        A similarity with a zero vector is not defined. Pairs of a row are compared on the same prompts: those at which
+        all of its pairs are defined that ever are.
+        """
+        return _weighted_mean(self.similarities, torch.ones(1, self.similarities.shape[-1]))[0]
 
     def best_columns(self) -> list[int]:
         """Index of each row's best column: the largest mean similarity (the paper prints arg min)."""
         return self.mean().nan_to_num(-math.inf).argmax(1).tolist()
+
+    def halves(self) -> tuple["Match", "Match"]:
+        """The match on every other prompt and on the rest: choose on the one, measure on the other."""
+        parts = (dataclasses.replace(self, similarities=self.similarities[..., i::2], by_point=None) for i in (0, 1))
+        return tuple(parts)  # type: ignore[return-value]
 
     def best(self, *, resamples: int = 1000, seed: int = 0) -> list[BestMatch]:
         """The best match of each row, with intervals over prompts.
@@ -113,51 +129,68 @@ class Match:
 
         Source: Fu et al. 2024, Definition 4, which prints arg min for arg max.
         """
-        n = self.similarities.shape[-1]
-        generator = torch.Generator().manual_seed(seed)
-        counts = torch.zeros(resamples, n, dtype=torch.float64)
-        drawn = torch.randint(n, (resamples, n), generator=generator)
-        counts.scatter_add_(1, drawn, torch.ones_like(drawn, dtype=torch.float64))
+        columns = torch.tensor(self.columns, dtype=torch.float64)
+        picked = columns[self._resampled(resamples, seed)]
+        ends = torch.stack(
+            [picked.nan_to_num(-math.inf).quantile(q, 0, interpolation="nearest") for q in (0.025, 0.975)]
+        )
+        finite = [c for c in self.columns if not math.isnan(c)]
         matches = []
-        for i, column in enumerate(self.best_columns()):
-            values = self.similarities[i].cpu().double()
-            defined = values.isfinite()
-            means = (counts @ values.nan_to_num(0.0).T) / (counts @ defined.double().T)
-            picked = torch.tensor(self.columns)[means.nan_to_num(-math.inf).argmax(1)].double()
-            low, high = (int(picked.quantile(q, interpolation="nearest")) for q in (0.025, 0.975))
-            at_edge = len(self.columns) > 1 and column in (0, len(self.columns) - 1)
-            alike = interval(values[column][defined[column]])
-            matches.append(BestMatch(self.rows[i], self.columns[column], alike, low, high, at_edge))
+        for i, (row, column) in enumerate(zip(self.rows, self.best_columns(), strict=True)):
+            values = self.similarities[i, column]
+            alike = interval(values[values.isfinite()])
+            if alike.n == 0:
+                matches.append(BestMatch(row, math.nan, alike, math.nan, math.nan, False))
+                continue
+            best = self.columns[column]
+            at_edge = len(finite) > 1 and best in (min(finite), max(finite))
+            matches.append(BestMatch(row, best, alike, ends[0, i].item(), ends[1, i].item(), at_edge))
         return matches
 
-    def growth_rows(self) -> list[int]:
-        """The rows whose best match is neither the first nor the last step that was tried, and at least 1."""
-        inner = range(1, len(self.columns) - 1)
-        best = zip(self.rows, self.best_columns(), strict=True)
-        return [row for row, column in best if column in inner and self.columns[column] >= 1]
+    def growth_rows(self) -> list[float]:
+        """The rows where a trend can be seen.
 
-    def growth(self, rows: Sequence[int] | None = None) -> Growth:
+        Their best match is neither the smallest nor the largest step that was tried, and at least 1. After the first
+        row whose interval overlaps that of the last row nothing grows any more: it is the last one that counts.
+        """
+        best = self.best(resamples=200)
+        inner = [b for b in best if not b.at_edge and b.column >= 1]
+        plateau = next((i for i, b in enumerate(inner) if b.high >= inner[-1].low), len(inner))
+        return [b.row for b in inner[: plateau + 1]]
+
+    def growth(self, rows: Sequence[float] | None = None, *, resamples: int = 200, seed: int = 0) -> Growth:
         """Fit the best-matching step as a linear and as an exponential function of the layer.
 
         Args:
             rows: steps to fit (layers); by default `growth_rows()`.
+            resamples: of the prompts, for the intervals.
+            seed: of the resampling.
 
         Raises:
-            ValueError: a row that does not exist, a best match of 0 steps, or fewer than 4 rows: with two parameters
-                the corrected criterion needs that many.
+            ValueError: a row that does not exist, a best match below 1 step, or fewer than 5 rows: with two parameters
+                and a variance the corrected criterion needs that many.
         """
         best = dict(zip(self.rows, self.best_columns(), strict=True))
-        rows = self.growth_rows() if rows is None else rows
+        rows = sorted(set(self.growth_rows() if rows is None else rows))
         unknown = [row for row in rows if row not in best]
         if unknown:
             raise ValueError(f"no rows {unknown}; there are {list(self.rows)}")
-        columns = [self.columns[best[row]] for row in rows]
-        if len(rows) < 4 or min(columns) < 1:
-            raise ValueError(
-                f"growth needs at least 4 rows whose best match is at least one step, got rows {list(rows)} with best "
-                f"matches {columns}"
-            )
-        return fit_growth(rows, columns)
+        fit = fit_growth(rows, [self.columns[best[row]] for row in rows])
+        indices = [self.rows.index(row) for row in rows]
+        slopes, doublings, linear = [], [], []
+        columns = torch.tensor(self.columns, dtype=torch.float64)
+        for picked in columns[self._resampled(resamples, seed)][:, indices].tolist():
+            again = fit_growth(rows, [max(k, 1.0) for k in picked])
+            slopes.append(again.slope.mean)
+            doublings.append(again.doubling.mean)
+            linear.append(again.linear_aic < again.exponential_aic)
+        n = self.similarities.shape[-1]
+        return dataclasses.replace(
+            fit,
+            slope=_percentiles(fit.slope.mean, slopes, n),
+            doubling=_percentiles(fit.doubling.mean, doublings, n),
+            linear_share=float(np.mean(linear)),
+        )
 
     def to_dataframe(self) -> pd.DataFrame:
         """One row a pair of steps: mean similarity and its interval, and whether the pair is a best match."""
@@ -172,21 +205,49 @@ class Match:
                 )  # fmt: skip
         return pd.DataFrame(table)
 
+    def _resampled(self, resamples: int, seed: int) -> Int[Tensor, "resample row"]:
+        """Index of each row's best column on resampled prompts."""
+        n = self.similarities.shape[-1]
+        drawn = torch.randint(n, (resamples, n), generator=torch.Generator().manual_seed(seed))
+        counts = torch.zeros(resamples, n).scatter_add_(1, drawn, torch.ones(resamples, n))
+        return _weighted_mean(self.similarities, counts).nan_to_num(-math.inf).argmax(-1)
+
+
+def _weighted_mean(
+    similarities: Float[Tensor, "row column prompt"], counts: Float[Tensor, "resample prompt"]
+) -> Float[Tensor, "resample row column"]:
+    values = similarities.detach().cpu().double()
+    defined = values.isfinite()
+    ever = defined.any(-1, keepdim=True)
+    used = (defined | ~ever).all(1)  # [row prompt]: all pairs of the row that are ever defined are defined there
+    weights = counts.double()[:, None] * used.double()
+    sums = torch.einsum("srp,rcp->src", weights, values.nan_to_num(0.0))
+    return (sums / weights.sum(-1, keepdim=True)).masked_fill(~ever[..., 0], math.nan)
+
 
 def match(
-    a: IterativeLearner | Trajectory,
-    b: IterativeLearner | Trajectory,
+    a: Learner | Trajectory,
+    b: Learner | Trajectory,
     prompts: Prompts,
     *,
     similarity: Similarity = "errors",
+    queries: Float[Tensor, "query x"] | None = None,
+    batch_size: int = 256,
 ) -> Match:
     """Compare every step of one learner with every step of another.
 
+    A learner that gives the query alone (a model on paired prompts) is compared on the query.
+
     Args:
-        a: the learner whose steps are to be matched, e.g. a model's `fit_readouts`, or its trajectory on the prompts.
-        b: the learner whose steps may match, e.g. `AlgorithmLearner(newton, dict(steps=range(24)))`.
+        a: the learner whose steps are to be matched, e.g. a model's `fit_readouts`, or its trajectory on the prompts. A
+            learner without steps counts as one with a single step.
+        b: the learner whose steps may match, e.g. `AlgorithmLearner(newton, dict(steps=range(24)))`, or an
+            `AlgorithmFamily` over another hyperparameter.
         prompts: to compare on.
         similarity: of "errors" along the prompt, or of induced "weights".
+        queries: regress the weights of models that are read layer by layer on predictions for these, as the paper does;
+            by default weights are exact derivatives at the prompts' own queries.
+        batch_size: prompts whose predictions (and weights) are held in memory at a time.
 
     Raises:
         ValueError: another similarity, no prompts, trajectories of other prompts, or without weights where they are
@@ -202,30 +263,64 @@ def match(
         raise ValueError(f"similarity must be 'errors' or 'weights', got {similarity!r}")
     if len(prompts) == 0:
         raise ValueError("match() needs at least one prompt")
-    of_a, of_b = (_trajectory(learner, prompts, with_weights=similarity == "weights") for learner in (a, b))
-    if similarity == "errors":
-        values = similarity_of_errors(of_a, of_b, prompts)
-    else:
-        values = similarity_of_weights(of_a, of_b).nanmean(-1)
-    return Match(of_a.name or "a", of_b.name or "b", of_a.steps, of_b.steps, values, similarity)
+    for given in (a, b):
+        if isinstance(given, Trajectory) and given.predictions.shape[1] != len(prompts):
+            raise ValueError(f"the trajectory of {given.name or 'a learner'} is not of {prompts}")
+    parts, by_point, counts = [], [], []
+    for start in range(0, len(prompts), batch_size):
+        some = slice(start, start + batch_size)
+        of_a, of_b = _on_common_points(
+            *(_trajectory(given, prompts[some], some, similarity == "weights", queries) for given in (a, b))
+        )
+        if similarity == "errors":
+            parts.append(similarity_of_errors(of_a, of_b, prompts[some]).cpu())
+        else:
+            values = similarity_of_weights(of_a, of_b).cpu()
+            parts.append(values.nanmean(-1))
+            by_point.append(values.nansum(2))
+            counts.append(values.isfinite().sum(2))
+    means = torch.stack(by_point).sum(0) / torch.stack(counts).sum(0) if by_point else None
+    similarities = torch.cat(parts, dim=-1)
+    return Match(of_a.name or "a", of_b.name or "b", of_a.steps, of_b.steps, similarities, similarity, means)
 
 
-def _trajectory(learner: IterativeLearner | Trajectory, prompts: Prompts, *, with_weights: bool) -> Trajectory:
-    if isinstance(learner, Trajectory):
-        return learner
+def _trajectory(
+    given: Learner | Trajectory, prompts: Prompts, place: slice, with_weights: bool, queries: Tensor | None
+) -> Trajectory:
+    if isinstance(given, Trajectory):
+        return given.part(place)
     with torch.no_grad():
-        return learner.trajectory(prompts, with_weights=with_weights)
+        if with_weights and queries is not None and isinstance(given, LayerLearner):
+            return dataclasses.replace(given.trajectory(prompts), weights=regressed_weights(given, prompts, queries))
+        if isinstance(given, IterativeLearner):
+            return given.trajectory(prompts, with_weights=with_weights)
+        weights = induced_weights(given, prompts) if with_weights else None
+        name = getattr(given, "name", type(given).__name__)
+        return Trajectory((1,), given.predict_prefixes(prompts)[None], name, weights)
 
 
-def fit_growth(rows: Sequence[int], columns: Sequence[int]) -> Growth:
+def _on_common_points(a: Trajectory, b: Trajectory) -> tuple[Trajectory, Trajectory]:
+    """Both on the query alone, if one of them holds nothing else."""
+    if (a.predictions.shape[2] == 1) == (b.predictions.shape[2] == 1):
+        return a, b
+    everything, last = slice(None), slice(-1, None)
+    return a.part(everything, last), b.part(everything, last)
+
+
+def fit_growth(rows: Sequence[float], columns: Sequence[float]) -> Growth:
     """Linear and exponential curves through (layer, best step); see `Growth` and `Match.growth`.
 
+    Here the intervals are those of the regressions, from the points' scatter around the curves.
+
     Raises:
-        ValueError: fewer than 4 points, or a step below 1.
+        ValueError: fewer than 5 points, another number of rows than of columns, a row twice, or a step below 1.
     """
-    if len(rows) < 4 or min(columns) < 1:
-        raise ValueError(f"growth needs at least 4 layers and steps >= 1, got {list(rows)} and {list(columns)}")
-    x, log_k = np.asarray(rows, dtype=float), np.log(np.asarray(columns, dtype=float))
+    if len(rows) != len(columns) or len(set(rows)) != len(rows) or len(rows) < 5 or min(columns) < 1:
+        raise ValueError(
+            f"growth needs at least 5 different layers with steps >= 1, got {list(rows)} and {list(columns)}"
+        )
+    order = np.argsort(np.asarray(rows, dtype=float))
+    x, log_k = np.asarray(rows, dtype=float)[order], np.log(np.asarray(columns, dtype=float)[order])
 
     def linear(p: np.ndarray) -> np.ndarray:  # through its ends, which keeps it positive between them
         first, last = np.exp(p)
@@ -239,13 +334,15 @@ def fit_growth(rows: Sequence[int], columns: Sequence[int]) -> Growth:
     coefficients = np.linalg.lstsq(design, log_k, rcond=None)[0]
     residuals = design @ coefficients - log_k
     doubling = _parameter(coefficients[1] / math.log(2), np.array([0, 1 / math.log(2)]), design, residuals)
+    linear_aic, exponential_aic = _corrected_aic(straight.fun), _corrected_aic(residuals)
     return Growth(
-        tuple(rows),
-        tuple(columns),
+        tuple(x.tolist()),
+        tuple(np.asarray(columns, dtype=float)[order].tolist()),
         slope,
         doubling,
-        _corrected_aic(straight.fun),
-        _corrected_aic(residuals),
+        linear_aic,
+        exponential_aic,
+        float(linear_aic < exponential_aic),
         tuple(linear(straight.x).tolist()),
         tuple(np.exp(design @ coefficients).tolist()),
     )
@@ -259,9 +356,13 @@ def _parameter(value: float, gradient: np.ndarray, jacobian: np.ndarray, residua
     return Interval(float(value), float(value) - half, float(value) + half, len(residuals))
 
 
+def _percentiles(value: float, resampled: list[float], n: int) -> Interval:
+    low, high = np.quantile(resampled, [0.025, 0.975])
+    return Interval(value, min(float(low), value), max(float(high), value), n)
+
+
 def _corrected_aic(residuals: np.ndarray) -> float:
     """Akaike's criterion for two parameters and a variance, corrected for few points (Hurvich & Tsai 1989)."""
     n, k = len(residuals), 3
     variance = max(float(residuals @ residuals) / n, 1e-24)
-    correction = 2 * k * (k + 1) / (n - k - 1) if n > k + 1 else 0.0
-    return n * math.log(variance) + 2 * k + correction
+    return n * math.log(variance) + 2 * k + 2 * k * (k + 1) / (n - k - 1)

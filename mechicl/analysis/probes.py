@@ -1,6 +1,8 @@
 """Linear probes: which layer and position carries a quantity that an algorithm would hold."""
 
-from collections.abc import Callable, Iterable, Sequence
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -10,6 +12,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from mechicl.algorithms import gradient_descent, newton, ols
+from mechicl.algorithms.spectra import sums_before
 from mechicl.analysis.linear_maps import PENALTIES, RidgeSums
 from mechicl.learners import Interval, ratio_interval
 from mechicl.models import PromptedModel
@@ -22,13 +25,13 @@ Quantity = Callable[[Prompts], Float[Tensor, "prompt point quantity"]]
 def cross_moments(prompts: Prompts) -> Float[Tensor, "prompt point quantity"]:
     """`Xᵀ Y` of each prefix, flattened: the first step of gradient descent."""
     products = prompts.xs[..., :, None] * prompts.ys[..., None, :]
-    return _before(products.flatten(2))
+    return sums_before(products).flatten(2)
 
 
 def second_moments(prompts: Prompts) -> Float[Tensor, "prompt point quantity"]:
     """The entries of `S = XᵀX` of each prefix, on and above the diagonal."""
     rows, columns = torch.triu_indices(prompts.x_dim, prompts.x_dim)
-    return _before(prompts.xs[..., rows] * prompts.xs[..., columns])
+    return sums_before(prompts.xs[..., :, None] * prompts.xs[..., None, :])[..., rows, columns]
 
 
 def ols_weights(prompts: Prompts) -> Float[Tensor, "prompt point quantity"]:
@@ -46,10 +49,6 @@ def gradient_descent_weights(steps: int, step_size: float) -> Quantity:
     return lambda prompts: _flat_weights(
         gradient_descent(prompts, [steps], step_size=step_size, with_weights=True).weights
     )
-
-
-def _before(values: Float[Tensor, "prompt point quantity"]) -> Float[Tensor, "prompt point quantity"]:
-    return torch.cat([torch.zeros_like(values[:, :1]), values[:, :-1].cumsum(1)], dim=1)
 
 
 def _flat_weights(weights: Float[Tensor, "step prompt point x y"] | None) -> Float[Tensor, "prompt point quantity"]:
@@ -80,12 +79,31 @@ class ProbeResult:
         return self._explained(self.squared_errors)
 
     def control(self) -> Float[Tensor, "quantity layer pos"]:
-        """R² of the control task, on its own shuffled quantities: what fitting alone achieves, about 0 or below."""
-        return self._explained(self.control_squared_errors)
+        """R² of the control task: what fitting alone achieves, about 0; not less, since predicting the mean gives 0."""
+        return self._explained(self.control_squared_errors).clamp(min=0)
 
     def selectivity(self) -> Float[Tensor, "quantity layer pos"]:
         """R² minus the control's (Hewitt & Liang 2019)."""
         return self.explained() - self.control()
+
+    def best(self, quantity: str) -> tuple[int, int, Interval]:
+        """Layer and position with the largest R², chosen on every other prompt, and the R² there on the rest.
+
+        Raises:
+            ValueError: an unknown quantity.
+        """
+        chosen, measured = (
+            dataclasses.replace(
+                self,
+                squared_errors=self.squared_errors[..., i::2],
+                deviations=self.deviations[..., i::2],
+                control_squared_errors=self.control_squared_errors[..., i::2],
+            )
+            for i in (0, 1)
+        )
+        explained = chosen.explained()[self._index(quantity)].nan_to_num(-math.inf)
+        layer, position = divmod(int(explained.argmax()), explained.shape[1])
+        return layer, position, measured.interval(quantity, layer, position)
 
     def interval(self, quantity: str, layer: int, position: int, level: float = 0.95) -> Interval:
         """R² of one probe with an interval over held-out prompts.
@@ -93,12 +111,10 @@ class ProbeResult:
         Raises:
             ValueError: an unknown quantity, or a layer or position that does not exist.
         """
-        if quantity not in self.quantities:
-            raise ValueError(f"no quantity {quantity!r}; there are {list(self.quantities)}")
+        index = self._index(quantity)
         n_layers, n_pos = self.squared_errors.shape[1:3]
         if not (0 <= layer < n_layers and 0 <= position < n_pos):
             raise ValueError(f"layer must be 0 to {n_layers - 1} and position 0 to {n_pos - 1}: {layer}, {position}")
-        index = self.quantities.index(quantity)
         unexplained = ratio_interval(
             self.squared_errors[index, layer, position], self.deviations[index, 0, position], level
         )
@@ -116,9 +132,15 @@ class ProbeResult:
                     rows.append({**row, "control": c, "selectivity": r2 - c})
         return pd.DataFrame(rows)
 
+    def _index(self, quantity: str) -> int:
+        if quantity not in self.quantities:
+            raise ValueError(f"no quantity {quantity!r}; there are {list(self.quantities)}")
+        return self.quantities.index(quantity)
+
     def _explained(self, errors: Tensor) -> Tensor:
         varies = self.deviations.mean(-1)
-        return 1 - errors.mean(-1) / varies.masked_fill(varies <= 1e-12, torch.nan)
+        constant = varies <= 1e-12 * varies.amax((1, 2), keepdim=True)
+        return 1 - errors.mean(-1) / varies.masked_fill(constant, torch.nan)
 
 
 def probe(
@@ -164,45 +186,29 @@ def probe(
     if fitting.n_context != held_out.n_context or len(fitting) == 0 or len(held_out) < 2:
         raise ValueError(f"fitting and held-out prompts need as many points each: {fitting} and {held_out}")
     names = tuple(quantities)
-    values, sizes = _targets(quantities, fitting)
     sums = RidgeSums(folds)
-    for start, streams in _streams(model, fitting, batch_size, progress):
-        targets = values[start : start + streams.shape[1]].transpose(0, 1)
-        sums.add(streams.transpose(1, 2)[..., None, :], targets[None, :, :, None])
+    for streams, targets, _ in _batches(model, quantities, fitting, batch_size, progress):
+        sums.add(streams.transpose(1, 2)[..., None, :], targets.transpose(0, 1)[None, :, :, None])
     maps = sums.solve(penalties)
-    values, _ = _targets(quantities, held_out)
-    parts = []
-    for start, streams in _streams(model, held_out, batch_size, progress):
+    parts, values = [], []
+    for streams, targets, sizes in _batches(model, quantities, held_out, batch_size, progress):
         predicted = streams.double().transpose(1, 2) @ maps.weights + maps.bias[:, :, None]
-        squared = (predicted - values[start : start + streams.shape[1]].transpose(0, 1)).square()
-        parts.append(torch.stack([group.sum(-1) for group in squared.split(sizes, dim=-1)]))
+        squared = (predicted - targets.transpose(0, 1)).square().split(sizes, dim=-1)
+        parts.append(torch.stack([group.sum(-1) for group in squared]))
+        values.append(targets.split(sizes, dim=-1)[: len(names)])
     errors = torch.cat(parts, dim=-1)
-    deviations = (values - values.mean(0)).square().split(sizes, dim=-1)[: len(names)]
+    deviations = [_deviations(torch.cat(of)) for of in zip(*values, strict=True)]
     return ProbeResult(
         names,
         tuple(model.cfg.format.labels(fitting.n_context)),
         errors[: len(names)],
-        torch.stack([of.sum(-1).T[None] for of in deviations]),
+        torch.stack(deviations),
         errors[len(names) :],
     )
 
 
-def _targets(
-    quantities: dict[str, Quantity], prompts: Prompts
-) -> tuple[Float[Tensor, "prompt pos quantity"], list[int]]:
-    """All quantities side by side, then the same of each prompt's partner; and the sizes of these groups."""
-    own = [_at_positions(name, quantity, prompts) for name, quantity in quantities.items()]
-    partner = _partners(len(prompts))
-    sizes = [values.shape[-1] for values in own]
-    return torch.cat([*own, *(values[partner] for values in own)], dim=-1), sizes * 2
-
-
-def _partners(n: int) -> Tensor:
-    """Each prompt's partner in the control task: a random cycle through all prompts, so never itself."""
-    order = torch.randperm(n, generator=torch.Generator().manual_seed(0))
-    partner = torch.empty_like(order)
-    partner[order] = order.roll(1)
-    return partner
+def _deviations(values: Float[Tensor, "prompt pos quantity"]) -> Float[Tensor, "one pos prompt"]:
+    return (values - values.mean(0)).square().sum(-1).T[None]
 
 
 def _at_positions(name: str, quantity: Quantity, prompts: Prompts) -> Float[Tensor, "prompt pos quantity"]:
@@ -216,13 +222,18 @@ def _at_positions(name: str, quantity: Quantity, prompts: Prompts) -> Float[Tens
     return values[:, (torch.arange(2 * prompts.n_context + 1) + 1) // 2]
 
 
-def _streams(
-    model: PromptedModel, prompts: Prompts, batch_size: int, progress: bool
-) -> Iterable[tuple[int, Float[Tensor, "layer prompt pos d_model"]]]:
-    """First prompt and streams at all positions, batch by batch."""
-    start = 0
-    for part in tqdm(prompts.split(batch_size), disable=not progress, unit="batch"):
+def _batches(
+    model: PromptedModel, quantities: dict[str, Quantity], prompts: Prompts, batch_size: int, progress: bool
+) -> Iterator[tuple[Float[Tensor, "layer prompt pos d_model"], Float[Tensor, "prompt pos quantity"], list[int]]]:
+    """Streams at all positions; all quantities side by side, then the same of each prompt's partner; their sizes.
+
+    The partner in the control task is the next prompt of the batch, drawn independently.
+    """
+    n_batches = -(-len(prompts) // batch_size)
+    for index in tqdm(torch.arange(len(prompts)).chunk(n_batches), disable=not progress, unit="batch"):
+        part = prompts[index.to(prompts.device)]
         with torch.no_grad():
-            streams = torch.stack(list(model.layer_streams(part, "all")))
-        yield start, streams.cpu()
-        start += len(part)
+            streams = torch.stack(list(model.layer_streams(part, "all"))).cpu()
+        own = [_at_positions(name, quantity, part) for name, quantity in quantities.items()]
+        targets = torch.cat([*own, *(values.roll(1, 0) for values in own)], dim=-1)
+        yield streams, targets, [values.shape[-1] for values in own] * 2

@@ -89,11 +89,13 @@ class LayerLearner:
 
     def predict(self, prompts: Prompts) -> Float[Tensor, "prompt y"]:
         """The query's prediction after the last layer."""
-        return self.trajectory(prompts).predictions[-1, :, -1]
+        return self.trajectory(prompts).query()[-1]
 
     def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
         """Every point's prediction after the last layer."""
-        return self.trajectory(prompts).predictions[-1]
+        if self.gives_all_points:
+            return self.trajectory(prompts).predictions[-1]
+        return torch.stack([self.predict(prompts.prefix(t)) for t in range(prompts.n_context + 1)], dim=1)
 
     @property
     def gives_all_points(self) -> bool:
@@ -102,7 +104,8 @@ class LayerLearner:
 
     def _weights(self, prompts: Prompts, n_points: int) -> Float[Tensor, "layer prompt point x y"]:
         """By layer and target dimension, one backward pass through the rows of the queries."""
-        own = prompts.xs[:, -n_points:, None].detach().clone().requires_grad_()
+        cfg = self.model.cfg
+        own = prompts.xs[:, -n_points:, None].detach().to(cfg.device, cfg.torch_dtype).clone().requires_grad_()
         with torch.enable_grad(), frozen(self.model):
             rows = []
             for layer, stream in enumerate(self.model.query_streams(prompts, own, _rows(self.model))):
@@ -115,9 +118,19 @@ class LayerLearner:
         return torch.stack(rows)
 
 
-def _normalizes(model: PromptedModel) -> bool:
-    """Whether the model's layers read the stream through a norm; an LSTM's do not."""
-    return getattr(model.cfg, "normalization_type", None) is not None
+def _check_layer(layer: int, n_layers: int) -> None:
+    if not 0 <= layer <= n_layers:
+        raise ValueError(f"layer must be 0 to {n_layers}, got {layer}")
+
+
+def _normalized_layers(model: PromptedModel, normalize: bool | None) -> tuple[bool, ...]:
+    """Which of the streams, from the first to the last, are read through a norm."""
+    n_layers = model.cfg.n_layers
+    if normalize and not hasattr(model.cfg, "eps"):
+        raise ValueError(f"{type(model).__name__} has no layer norm to read its streams through: normalize=False")
+    if normalize is None:
+        return (*[False] * n_layers, bool(getattr(model.cfg, "final_norm", False)))
+    return (normalize,) * (n_layers + 1)
 
 
 def _normalized(model: PromptedModel, stream: Tensor) -> Tensor:
@@ -156,7 +169,12 @@ class Lens(LayerLearner):
     batch_size: int = 512
 
     def read(self, layer: int, stream: Tensor, first_point: int = 0) -> Tensor:
-        """The model's prediction if the remaining layers did nothing."""
+        """The model's prediction if the remaining layers did nothing.
+
+        Raises:
+            ValueError: a layer that does not exist.
+        """
+        _check_layer(layer, self.model.cfg.n_layers)
         return self.model.read_out(stream.flatten(1, 2)).unflatten(1, stream.shape[1:3])
 
 
@@ -168,7 +186,8 @@ class Readouts(LayerLearner):
         model: what is read.
         weights: `[layer point d_model y]`; one point where the readout is shared.
         bias: `[layer point y]`.
-        normalize: whether the stream is normalised (layer norm without weights) before it is read.
+        normalized: for each layer, whether its stream is normalised (layer norm without weights) before it is read.
+        shared: whether one readout serves all points.
         penalties: ridge penalty `[layer point y]` chosen by cross-validation, relative to the mean variance of the
             stream; NaN for readouts that were trained by gradient descent.
         name: for tables and pictures.
@@ -179,7 +198,8 @@ class Readouts(LayerLearner):
     weights: Float[Tensor, "layer point d_model y"]
     bias: Float[Tensor, "layer point y"]
     penalties: Float[Tensor, "layer point y"]
-    normalize: bool = False
+    normalized: tuple[bool, ...]
+    shared: bool
     name: str = "layer"
     batch_size: int = 512
 
@@ -189,16 +209,15 @@ class Readouts(LayerLearner):
         Raises:
             ValueError: a layer that does not exist, or points that no readout was fitted for.
         """
-        n_layers, fitted = self.weights.shape[0] - 1, self.weights.shape[1]
-        if not 0 <= layer <= n_layers:
-            raise ValueError(f"layer must be 0 to {n_layers}, got {layer}")
-        if fitted == 1:  # shared, or of a model that gives the query alone
+        fitted = self.weights.shape[1]
+        _check_layer(layer, self.model.cfg.n_layers)
+        if self.shared or not self.gives_all_points:
             wanted = torch.zeros(stream.shape[1], dtype=torch.long)
         else:
             wanted = torch.arange(first_point, first_point + stream.shape[1])
             if wanted[-1] >= fitted:
                 raise ValueError(f"readouts were fitted for {fitted} points, the prompts have {wanted[-1] + 1}")
-        stream = _normalized(self.model, stream) if self.normalize else stream
+        stream = _normalized(self.model, stream) if self.normalized[layer] else stream
         weights, bias = self.weights[layer][wanted].to(stream), self.bias[layer][wanted].to(stream)
         read = einsum(stream, weights, "prompt point query model, point model y -> prompt point query y")
         return read + bias[:, None]
@@ -250,8 +269,8 @@ def fit_readouts(
         model: what to read; it stays as it is.
         prompts: to fit on, at once or as an iterable of batches that is gone through once.
         shared: one readout for all points of a layer instead of one a point.
-        normalize: read the stream through a layer norm without weights, as the model's own layers and head do; by
-            default where the model normalises. Without it the last layer's readout cannot equal the model's head.
+        normalize: read the streams through a layer norm without weights: all of them or none. By default the last one
+            of a model with a final norm, so that its readout can be the model's head, and no other, as in the paper.
         penalties: candidates, relative to the mean variance of the stream.
         folds: of the cross-validation.
         batch_size: prompts in memory at a time.
@@ -268,17 +287,17 @@ def fit_readouts(
         >>> readouts = fit_readouts(model, task.sample(4096, seed=0))
         >>> readouts.errors(task.sample(1000, seed=1)).by_layer()
     """
-    normalize = _normalizes(model) if normalize is None else normalize
+    normalized = _normalized_layers(model, normalize)
     sums = RidgeSums(folds)
-    for streams, targets in tqdm(_streams(model, prompts, batch_size, normalize), disable=not progress, unit="batch"):
+    for streams, targets in tqdm(_streams(model, prompts, batch_size, normalized), disable=not progress, unit="batch"):
         if shared:
             sums.add(streams, targets[None])
         else:
             sums.add(streams.transpose(1, 2)[..., None, :], targets.transpose(0, 1)[None, :, :, None])
     maps = sums.solve(penalties)
     if shared:
-        return Readouts(model, maps.weights[:, None], maps.bias[:, None], maps.penalties[:, None], normalize)
-    return Readouts(model, maps.weights, maps.bias, maps.penalties, normalize)
+        return Readouts(model, maps.weights[:, None], maps.bias[:, None], maps.penalties[:, None], normalized, shared)
+    return Readouts(model, maps.weights, maps.bias, maps.penalties, normalized, shared)
 
 
 def train_readouts(
@@ -315,8 +334,8 @@ def train_readouts(
     """
     if len(prompts) == 0 or steps < 1 or batch_size < 1:
         raise ValueError(f"needs prompts, steps and batch_size >= 1; got {len(prompts)}, {steps}, {batch_size}")
-    normalize = _normalizes(model) if normalize is None else normalize
-    streams, targets = next(_streams(model, prompts[:1], 1, normalize))
+    normalized = _normalized_layers(model, normalize)
+    streams, targets = next(_streams(model, prompts[:1], 1, normalized))
     n_layers, _, n_points, width = streams.shape
     points = 1 if shared else n_points
     weights = streams.new_zeros(n_layers, points, width, targets.shape[-1]).requires_grad_()
@@ -325,7 +344,7 @@ def train_readouts(
     generator = torch.Generator().manual_seed(seed)
     for step in tqdm(range(steps), disable=not progress, unit="step"):
         index = torch.randint(len(prompts), (batch_size,), generator=generator)
-        streams, targets = next(_streams(model, prompts[index.to(prompts.device)], batch_size, normalize))
+        streams, targets = next(_streams(model, prompts[index.to(prompts.device)], batch_size, normalized))
         optimizer.param_groups[0]["lr"] = learning_rate * 0.5 * (1 + math.cos(math.pi * step / steps))
         predictions = (streams[..., None, :] @ weights[:, None])[..., 0, :] + bias[:, None]
         optimizer.zero_grad()
@@ -333,11 +352,11 @@ def train_readouts(
         optimizer.step()
     nothing = torch.full_like(bias, math.nan)
     name = "layer (trained readouts)"
-    return Readouts(model, weights.detach().double(), bias.detach().double(), nothing, normalize, name)
+    return Readouts(model, weights.detach().double(), bias.detach().double(), nothing, normalized, shared, name)
 
 
 def _streams(
-    model: PromptedModel, prompts: Prompts | Iterable[Prompts], batch_size: int, normalize: bool
+    model: PromptedModel, prompts: Prompts | Iterable[Prompts], batch_size: int, normalized: tuple[bool, ...]
 ) -> Iterator[tuple[Float[Tensor, "layer prompt point d_model"], Float[Tensor, "prompt point y"]]]:
     """Streams of all layers and the targets that they should predict, batch by batch."""
     shape, batches = None, [prompts] if isinstance(prompts, Prompts) else prompts
@@ -349,8 +368,8 @@ def _streams(
         shape = batch.n_context
         for part in batch.split(batch_size):
             with torch.no_grad():
-                streams = torch.stack(list(model.layer_streams(part, _rows(model))))
-                streams = _normalized(model, streams) if normalize else streams
+                layers = zip(model.layer_streams(part, _rows(model)), normalized, strict=True)
+                streams = torch.stack([_normalized(model, s) if norm else s for s, norm in layers])
             yield streams, part.ys[:, -streams.shape[2] :].to(streams)
     if shape is None:
         raise ValueError("readouts need at least one prompt")

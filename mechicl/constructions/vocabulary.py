@@ -1,4 +1,4 @@
-"""A small vocabulary for weights written by hand: named subspaces of the residual stream, and heads on them.
+"""A small vocabulary for weights written by hand: named subspaces of the residual stream, heads and MLPs on them.
 
 A construction says what a head reads and writes, never an index.
 """
@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.models import HookedTransformer, TransformerConfig
-from mechicl.models.layers import Attention
+from mechicl.models.layers import MLP, Attention
 
 
 class Stream:
@@ -43,6 +43,13 @@ class Stream:
         names = list(self.dimensions)
         start = sum(self.dimensions[n] for n in names[: names.index(name)])
         return torch.eye(self.d_model, dtype=torch.float64)[start : start + self.dimensions[name]]
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """A name for each dimension: `x1`, `x2`, ..., and just `y` for a subspace of one."""
+        return tuple(
+            name if size == 1 else f"{name}{i + 1}" for name, size in self.dimensions.items() for i in range(size)
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,49 +83,102 @@ class Head:
         return max(self.query.shape[1], self.value.shape[1])
 
 
+@dataclass(frozen=True, eq=False)
+class Hidden:
+    """The hidden layer of an MLP: each position adds `act(e read + bias) write` to its stream.
+
+    Attributes:
+        read: `[d_model hidden]`.
+        write: `[hidden d_model]`.
+        bias: `[hidden]`, 0 by default.
+
+    Raises:
+        ValueError: parts that do not fit each other.
+    """
+
+    read: Float[Tensor, "d_model hidden"]
+    write: Float[Tensor, "hidden d_model"]
+    bias: Float[Tensor, "hidden"] | None = None
+
+    def __post_init__(self):
+        if self.read.shape != self.write.T.shape or (self.bias is not None and self.bias.shape != self.read.shape[1:]):
+            shapes = {name: tuple(getattr(self, name).shape) for name in ("read", "write")}
+            bias = None if self.bias is None else tuple(self.bias.shape)
+            raise ValueError(f"read and write need opposite shapes, and a bias one entry a unit; got {shapes}, {bias}")
+
+    @property
+    def width(self) -> int:
+        """The d_mlp that it needs."""
+        return self.read.shape[1]
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """The heads of a layer, and its MLP, which reads what they have written."""
+
+    heads: Sequence[Head] = ()
+    mlp: Hidden | None = None
+
+
 def assemble(
     stream: Stream,
-    layers: Sequence[Sequence[Head]],
+    layers: Sequence[Sequence[Head] | Layer],
     *,
     n_context: int,
     initial_weights: Float[Tensor, "x y"] | None = None,
+    input_mlp: Hidden | None = None,
     **config: Any,
 ) -> HookedTransformer:
-    """A linear-attention model on paired prompts with these heads; the prediction is minus the query's y.
+    """A model with these heads and MLPs; the prediction is minus the y-subspace at the query.
 
-    Layers that are one and the same list of heads become one looped block. Weights are float64.
+    Attention is linear unless the config says otherwise. Layers that are one and the same object become one looped
+    block; layers with fewer heads, or without an MLP, do nothing in the places that others have. Weights are float64.
 
     Args:
-        stream: its first two subspaces, "x" and "y", are the token's; others start at zero.
-        layers: the heads of each layer.
+        stream: on paired prompts its first two subspaces, "x" and "y", are the token's. On interleaved prompts the
+            first is "token", the last "y", and concatenated positions are the second. Others start at zero.
+        layers: the heads of each layer, or heads and an MLP.
         n_context: number of context points that the model is meant for.
-        initial_weights: W_0 `[x y]` of the query token `(x, -x W_0)`.
-        config: any other field of `TransformerConfig`. What it adds to the model beside the attention starts at zero,
-            but a norm's weights at one and a learned sink at `sink_score`.
+        initial_weights: W_0 `[x y]` of the query token `(x, -x W_0)` of paired prompts.
+        input_mlp: an MLP on the tokens before the first layer.
+        config: any other field of `TransformerConfig`; for interleaved prompts `x_dim` and `y_dim` too. What it adds
+            to the model beside the parts given starts at zero, but a norm's weights at one and a learned sink at
+            `sink_score`.
+
+    Returns:
+        A float64 model in eval mode; its `stream_labels` name the dimensions.
 
     Raises:
-        ValueError: no layers, layers with different numbers of heads, heads of another width than the stream, or a
-            stream that does not begin with x and y.
+        ValueError: no layers, no head at all, parts of another width than the stream, MLPs both in layers and on the
+            input, or a stream that does not begin with what the tokens bring.
     """
-    if list(stream.dimensions)[:2] != ["x", "y"]:
-        raise ValueError(f"the stream must begin with x and y, where the tokens are; got {list(stream.dimensions)}")
-    counts = {len(heads) for heads in layers}
-    if len(counts) != 1 or counts == {0}:
-        raise ValueError(f"every layer needs the same number of heads, at least one; got {[len(h) for h in layers]}")
-    widths = {head.query.shape[0] for heads in layers for head in heads}
-    widths |= {head.value.shape[0] for heads in layers for head in heads}
+    parts = [layer if isinstance(layer, Layer) else Layer(layer) for layer in layers]
+    heads = [head for part in parts for head in part.heads]
+    if not heads:
+        raise ValueError(f"a model needs at least one layer with a head, got {[len(p.heads) for p in parts]} heads")
+    mlps = [part.mlp for part in parts if part.mlp is not None]
+    if mlps and input_mlp is not None:
+        raise ValueError("MLPs stand in the layers or on the input, not both")
+    begins = ["x", "y"] if config.get("prompt_format", "paired") == "paired" else ["token"]
+    if list(stream.dimensions)[: len(begins)] != begins:
+        raise ValueError(f"the stream must begin with {begins}, where the tokens are; got {list(stream.dimensions)}")
+    units = mlps + ([input_mlp] if input_mlp is not None else [])
+    widths = {part.shape[0] for head in heads for part in (head.query, head.value)} | {u.read.shape[0] for u in units}
     if widths != {stream.d_model}:
-        raise ValueError(f"the stream has width {stream.d_model}, the heads are made for {sorted(widths)}")
+        raise ValueError(f"the stream has width {stream.d_model}, the parts are made for {sorted(widths)}")
+    if begins == ["x", "y"]:
+        config = {"x_dim": stream.dimensions["x"], "y_dim": stream.dimensions["y"], **config}
     cfg = TransformerConfig(
-        x_dim=stream.dimensions["x"],
-        y_dim=stream.dimensions["y"],
         n_context=n_context,
         n_layers=len(layers),
-        n_heads=counts.pop(),
+        n_heads=max(len(part.heads) for part in parts),
         d_model=stream.d_model,
-        d_head=max(head.width for heads in layers for head in heads),
-        recurrent=len(layers) > 1 and all(heads is layers[0] for heads in layers),
+        d_head=max(head.width for head in heads),
+        d_mlp=max((unit.width for unit in units), default=None),
+        mlp_location="input" if input_mlp is not None else "blocks",
+        recurrent=len(layers) > 1 and all(layer is layers[0] for layer in layers),
         read_in="identity",
+        read_out="identity",
         dtype="float64",
         **config,
     )
@@ -127,12 +187,32 @@ def assemble(
         for name, weight in model.named_parameters():
             if not name.endswith((".w", ".sink")):  # weights of a norm, scores of a sink
                 weight.zero_()
-        for block, heads in zip(model.blocks, layers, strict=True):
-            attn = cast(Attention, block.attn)
-            for i, head in enumerate(heads):
-                scored, moved = head.query.shape[1], head.value.shape[1]
-                attn.W_Q[i, :, :scored] = head.query
-                attn.W_K[i, :, :scored] = head.key
-                attn.W_V[i, :, :moved] = head.value
-                attn.W_O[i, :moved] = head.output
+        for block, part in zip(model.blocks, parts, strict=True):
+            for i, head in enumerate(part.heads):
+                _set_head(cast(Attention, block.attn), i, head)
+            if part.mlp is not None:
+                _set_mlp(block.mlp, part.mlp)
+        if input_mlp is not None:
+            _set_mlp(cast(MLP, model.input_mlp), input_mlp)
+    model.stream_labels = stream.labels
     return model.eval()
+
+
+def _set_head(attn: Attention, index: int, head: Head) -> None:
+    scored, moved = head.query.shape[1], head.value.shape[1]
+    attn.W_Q[index, :, :scored] = head.query
+    attn.W_K[index, :, :scored] = head.key
+    attn.W_V[index, :, :moved] = head.value
+    attn.W_O[index, :moved] = head.output
+
+
+def _set_mlp(mlp: MLP, hidden: Hidden) -> None:
+    mlp.W_in[:, : hidden.width] = hidden.read
+    mlp.W_out[: hidden.width] = hidden.write
+    if hidden.bias is not None:
+        mlp.b_in[: hidden.width] = hidden.bias
+
+
+def signed_pair(head: Head) -> list[Head]:
+    """The linear head as two heads of ReLU attention: `s = relu(s) - relu(-s)` for every score s."""
+    return [head, Head(-head.query, head.key, head.value, -head.output)]

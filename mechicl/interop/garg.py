@@ -9,6 +9,7 @@ import yaml
 from torch import Tensor
 
 from mechicl.models import HookedTransformer, TransformerConfig
+from mechicl.tasks import LinearRegression
 
 
 def from_garg(state_dict: Mapping[str, Tensor], config: Mapping[str, Any]) -> HookedTransformer:
@@ -37,6 +38,9 @@ def from_garg(state_dict: Mapping[str, Tensor], config: Mapping[str, Any]) -> Ho
             f"from_garg needs a gpt2 model's n_dims, n_positions, n_embd, n_layer and n_head; "
             f"missing {missing}, family {fields.get('family', 'gpt2')!r}"
         )
+    for name in ("n_dims", "n_positions", "n_embd", "n_layer", "n_head"):
+        if not isinstance(fields[name], int) or isinstance(fields[name], bool) or fields[name] < 1:
+            raise ValueError(f"{name} must be a whole number >= 1, got {fields[name]!r}")
     width, heads = fields["n_embd"], fields["n_head"]
     cfg = TransformerConfig(
         x_dim=fields["n_dims"],
@@ -58,6 +62,8 @@ def from_garg(state_dict: Mapping[str, Tensor], config: Mapping[str, Any]) -> Ho
         if name not in state_dict:
             raise ValueError(f"the state dict has no {name!r}")
         tensor = state_dict[name]
+        if not isinstance(tensor, Tensor) or not tensor.isfinite().all():
+            raise ValueError(f"{name} must be a tensor of finite numbers, got {type(tensor).__name__}")
         if tuple(tensor.shape) != shape:
             raise ValueError(f"{name} must be {shape} by the config, got {tuple(tensor.shape)}")
         taken.add(name)
@@ -100,10 +106,11 @@ def from_garg(state_dict: Mapping[str, Tensor], config: Mapping[str, Any]) -> Ho
     return model.eval()
 
 
-def load_garg(folder: str | Path) -> HookedTransformer:
-    """The model in a run's folder of the `in-context-learning` code: `state.pt` and `config.yaml`.
+def load_garg(folder: str | Path) -> tuple[HookedTransformer, LinearRegression | None]:
+    """The model in a run's folder of the `in-context-learning` code, and the task that it was trained on.
 
-    Nothing in the files is executed.
+    Read from `state.pt` and `config.yaml`; nothing in the files is executed. The task is None where the config names
+    none, or one that is no linear regression on Gaussian inputs.
 
     Raises:
         FileNotFoundError: one of the two files is missing.
@@ -116,7 +123,23 @@ def load_garg(folder: str | Path) -> HookedTransformer:
         raise ValueError(f"{folder / 'config.yaml'} is no plain YAML: {error}") from error
     if not isinstance(config, Mapping) or not isinstance(config.get("model", config), Mapping):
         raise ValueError(f"{folder / 'config.yaml'} has no model section")
-    return from_garg(load_garg_state(folder / "state.pt"), config)
+    return from_garg(load_garg_state(folder / "state.pt"), config), garg_task(config)
+
+
+def garg_task(config: Mapping[str, Any]) -> LinearRegression | None:
+    """The task in a run's config: linear regression on Gaussian inputs with as many points as training ended with.
+
+    None where the config has another task or other inputs, or does not say.
+    """
+    training = config.get("training")
+    if not isinstance(training, Mapping) or training.get("data", "gaussian") != "gaussian":
+        return None
+    curriculum = training.get("curriculum")
+    points = curriculum.get("points") if isinstance(curriculum, Mapping) else None
+    end = points.get("end") if isinstance(points, Mapping) else None
+    if training.get("task") != "linear_regression" or not isinstance(end, int) or end < 1:
+        return None
+    return LinearRegression(x_dim=config["model"]["n_dims"], n_context=end - 1, inputs="gaussian")
 
 
 def load_garg_state(path: str | Path) -> dict[str, Tensor]:
@@ -131,7 +154,8 @@ def load_garg_state(path: str | Path) -> dict[str, Tensor]:
     except FileNotFoundError:
         raise
     except Exception as error:  # whatever the unpickler refuses, in one kind of error
-        raise ValueError(f"{path} is no checkpoint of tensors and plain data: {str(error).splitlines()[0]}") from error
-    if not isinstance(checkpoint, dict) or "model_state_dict" not in checkpoint:
-        raise ValueError(f"{path} has no 'model_state_dict'")
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"{path} is no checkpoint of tensors and plain data: {reason}") from error
+    if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("model_state_dict"), Mapping):
+        raise ValueError(f"{path} has no 'model_state_dict' with the weights by their names")
     return dict(checkpoint["model_state_dict"])

@@ -49,6 +49,7 @@ class HookedTransformer(PromptedModel):
     """
 
     cfg: TransformerConfig
+    stream_labels: tuple[str, ...] | None = None  # names of the stream's dimensions, where they have names
     blocks: Blocks
     initial_weights: Tensor
 

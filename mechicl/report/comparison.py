@@ -38,7 +38,8 @@ class Row:
         """The line as words."""
         published = "—" if self.published is None else str(self.published)
         if isinstance(self.measured, Interval):
-            return self.quantity, published, str(self.measured), f"95%, {self.measured.n} {self.over}", self.note
+            samples = f"{100 * self.measured.level:g}%, {self.measured.n} {self.over}"
+            return self.quantity, published, str(self.measured), samples, self.note
         measured = self.measured if isinstance(self.measured, str) else f"{self.measured:.4g}"
         return self.quantity, published, measured, self.over, self.note
 

@@ -1,27 +1,33 @@
 """The report on models of many layers: which iteration of which algorithm each layer matches (Fu et al. 2024)."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mechicl import algorithms, viz
-from mechicl.analysis import Growth, LayerErrors, Match, Readouts, fit_readouts, match
+from mechicl.analysis import Growth, LayerErrors, Match, Readouts, fit_readouts, match, regressed_weights
 from mechicl.analysis.matching import Similarity
 from mechicl.checkpoints import Checkpoint, CheckpointError
 from mechicl.learners import AlgorithmLearner, IterativeLearner, interval, ratio_interval
 from mechicl.prompts import Prompts
 from mechicl.report.comparison import Comparison, Figure, Row, published
+from mechicl.tasks import Task
 
 NEWTON_STEPS = tuple(range(1, 24))
 CHEBYSHEV_STEPS = tuple(range(1, 31))
-GD_STEPS = tuple(sorted({round(4096 ** (i / 39)) for i in range(40)} | {2**i for i in range(13)}))
+GD_STEPS = tuple(sorted({round(4096 ** (i / 43)) for i in range(44)}))  # 40 different ones
+QUERIES = 128  # that weights are regressed on
 SIZES = "Published numbers are of the paper's 12-layer model with d = 20 and 40 points."
 _CLAIMS = {"Newton": "linear, about 3 a layer in layers 3 to 9", "gradient descent": "exponential"}
 
 
-def reference_families(prompts: Prompts) -> dict[str, IterativeLearner]:
-    """The algorithms that layers are matched with; gradient descent takes the largest step that surely converges."""
-    step_size = algorithms.stable_step_size(prompts)
+def reference_families(task: Task) -> dict[str, IterativeLearner]:
+    """The algorithms that layers are matched with.
+
+    Gradient descent takes the largest step that converges on all of 4096 prompts of the task, always the same ones.
+    """
+    step_size = algorithms.stable_step_size(task.sample(4096, seed=2**31))
     return {
         "Newton": AlgorithmLearner(algorithms.newton, {"steps": NEWTON_STEPS}),
         "gradient descent": AlgorithmLearner(algorithms.gradient_descent, {"steps": GD_STEPS, "step_size": step_size}),
@@ -64,9 +70,12 @@ def compare_layers(
     prompts = task.sample(n_prompts, seed=seed + 1)
     rows, figures = _loss(checkpoint, readouts, prompts)
     data: dict[str, Any] = {"checkpoint": checkpoint.name, "n_prompts": n_prompts, "n_fitting": n_fitting, "seed": seed}
-    families = reference_families(prompts)
+    families = reference_families(task)
     for similarity in similarities:
-        trajectory = readouts.trajectory(prompts, with_weights=similarity == "weights")
+        trajectory = readouts.trajectory(prompts)
+        if similarity == "weights":  # as in the paper, A.3.1: regressed on queries from the inputs' distribution
+            queries = task.sample(QUERIES, seed=seed + 2).query.xs
+            trajectory = dataclasses.replace(trajectory, weights=regressed_weights(readouts, prompts, queries))
         matches = {
             name: match(trajectory, learner, prompts, similarity=similarity) for name, learner in families.items()
         }
@@ -103,18 +112,20 @@ def match_rows(similarity: Similarity, matches: Mapping[str, Match], growths: Ma
                 last.get(name) if similarity == "errors" else "near 1 (Fig. 7)" if name == "OLS" else None,
                 best[-1].similarity,
                 "prompts",
-                f"step {best[-1].column} ({best[-1].low} to {best[-1].high})" if len(found.columns) > 1 else "",
+                f"step {best[-1].column:g} ({best[-1].low:g} to {best[-1].high:g})" if len(found.columns) > 1 else "",
             )
         )
         if name in growths:
             rows += _growth_rows(f"{similarity}: {name}", _CLAIMS.get(name), growths[name])
-    pair = matches["Newton"], matches["gradient descent"]
-    for i, layer in enumerate(pair[0].rows):
+    pair = [matches[name].halves() for name in ("Newton", "gradient descent")]
+    chosen = [choosing.best_columns() for choosing, _ in pair]
+    for i, layer in enumerate(matches["Newton"].rows):
         if layer:
-            newton, descent = (found.similarities[i, found.best_columns()[i]] for found in pair)
+            newton, descent = (of.similarities[i, c[i]] for (_, of), c in zip(pair, chosen, strict=True))
             difference = newton - descent
-            name = f"{similarity}: layer {layer}, best Newton minus best gradient descent"
-            rows.append(Row(name, "positive (Fig. 7)", interval(difference[difference.isfinite()]), "prompts"))
+            name = f"{similarity}: layer {layer:g}, best Newton minus best gradient descent"
+            alike = interval(difference[difference.isfinite()])
+            rows.append(Row(name, "positive (Fig. 7)", alike, "prompts", "steps chosen on other prompts"))
     return rows
 
 
@@ -152,25 +163,27 @@ def _growths(matches: Mapping[str, Match]) -> dict[str, Growth]:
     """Fits where there are enough layers whose best match lies inside the steps that were tried."""
     growths = {}
     for name, found in matches.items():
-        if len(found.growth_rows()) >= 4:
-            growths[name] = found.growth()
+        rows = found.growth_rows()
+        if len(rows) >= 5:
+            growths[name] = found.growth(rows)
     return growths
 
 
 def _growth_rows(name: str, claim: str | None, growth: Growth) -> list[Row]:
-    layers = f"layers {growth.rows[0]} to {growth.rows[-1]}"
-    criteria = f"AICc {growth.linear_aic:.1f} (linear), {growth.exponential_aic:.1f} (exponential)"
-    steps = f"best steps {', '.join(map(str, growth.columns))}"
+    layers = f"layers {growth.rows[0]:g} to {growth.rows[-1]:g}"
+    note = (
+        f"best steps {', '.join(f'{k:g}' for k in growth.columns)}; AICc {growth.linear_aic:.1f} (linear), "
+        f"{growth.exponential_aic:.1f} (exponential); linear in {growth.linear_share:.0%} of resamples"
+    )
     return [
-        Row(f"{name}, growth of the best step with the layer", claim, growth.better, layers, f"{steps}; {criteria}"),
-        Row(f"{name}, steps a layer (linear fit)", 3 if "Newton" in name else None, growth.slope, "layers"),
-        Row(f"{name}, doublings a layer (exponential fit)", None, growth.doubling, "layers"),
+        Row(f"{name}, growth of the best step with the layer", claim, growth.better, layers, note),
+        Row(f"{name}, steps a layer (linear fit)", 3 if "Newton" in name else None, growth.slope, "prompts"),
+        Row(f"{name}, doublings a layer (exponential fit)", None, growth.doubling, "prompts"),
     ]
 
 
 def _loss(checkpoint: Checkpoint, readouts: Readouts, prompts: Prompts) -> tuple[list[Row], list[Figure]]:
     errors = readouts.errors(prompts)
-    signal = prompts.ys.double().square().mean().item()
     t = min(2 * prompts.x_dim, prompts.n_context)
     per_dimension = interval(errors.squared_errors[-1, t] / prompts.x_dim)
     first_over_last = ratio_interval(errors.squared_errors[1].mean(0), errors.squared_errors[-1].mean(0))
@@ -178,14 +191,15 @@ def _loss(checkpoint: Checkpoint, readouts: Readouts, prompts: Prompts) -> tuple
         Row(f"squared error per dimension after {t} points, last layer", None, per_dimension, "prompts"),
         Row("MSE of the first layer over the last one's, all points", None, first_over_last, "prompts"),
     ]
-    return rows, [loss_figure(f"{checkpoint.name}: loss after each layer", errors, signal)]
+    return rows, [loss_figure(f"{checkpoint.name}: loss after each layer", errors, prompts)]
 
 
-def loss_figure(title: str, errors: LayerErrors, signal: float, labels: Sequence[str] | None = None) -> Figure:
+def loss_figure(title: str, errors: LayerErrors, prompts: Prompts, labels: Sequence[str] | None = None) -> Figure:
     """Loss by number of context points, a line a layer, relative to the mean square of the targets (Fig. 3)."""
     labels = labels or [f"layer {i}" for i in range(len(errors.squared_errors))]
+    square = prompts.ys.double().square().mean((1, 2))
     lines = {
-        label: [interval(point) for point in layer / signal]
+        label: [ratio_interval(point, square) for point in layer]
         for label, layer in zip(labels, errors.squared_errors, strict=True)
     }
     points = list(range(errors.squared_errors.shape[1]))

@@ -1,5 +1,6 @@
 """Pictures of layers as steps of an algorithm: matches, curves over points or layers, probes."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
@@ -56,10 +57,15 @@ def match_curve(
         matches: by the algorithm's name.
         growths: fits by the same names; the better of the two curves is drawn.
         title: of the figure.
+
+    Raises:
+        ValueError: no matches.
     """
+    if not matches:
+        raise ValueError("match_curve() needs at least one match")
     first = next(iter(matches.values()))
     fig = figure(title, first.row_name, "best-matching steps", log_y=True)
-    for color, (name, match) in zip(PALETTE, matches.items(), strict=False):
+    for color, (name, match) in zip(itertools.cycle(PALETTE), matches.items(), strict=False):
         best = [b for b in match.best() if b.column >= 1]
         fig.add_trace(
             go.Scatter(
@@ -68,8 +74,8 @@ def match_curve(
                 error_y={
                     "type": "data",
                     "symmetric": False,
-                    "array": [b.high - b.column for b in best],
-                    "arrayminus": [min(b.column - b.low, b.column - 0.5) for b in best],
+                    "array": [max(b.high - b.column, 0) for b in best],
+                    "arrayminus": [min(max(b.column - b.low, 0), b.column - 0.5) for b in best],
                     "thickness": 1.2,
                     "width": 3,
                 },

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mechicl import algorithms
-from mechicl.analysis import Match, fit_growth, match
-from mechicl.learners import AlgorithmLearner, Trajectory
+from mechicl import algorithms, constructions
+from mechicl.analysis import Lens, Match, fit_growth, match
+from mechicl.learners import AlgorithmFamily, AlgorithmLearner, Trajectory
 from mechicl.tasks import LinearRegression
 
 PROMPTS = LinearRegression(x_dim=4, n_context=9, inputs="gaussian").sample(60, seed=0, dtype=torch.float64)
@@ -25,15 +25,18 @@ def _as_layers(steps: list[int]) -> Trajectory:
 
 @pytest.mark.parametrize("similarity", ["errors", "weights"])
 def test_layers_that_run_newton_match_their_own_iterations(similarity):
-    result = match(_as_layers([2, 5, 8, 11]), NEWTON, PROMPTS, similarity=similarity)
+    result = match(_as_layers([2, 4, 6, 8, 10]), NEWTON, PROMPTS, similarity=similarity, batch_size=17)
     best = result.best()
-    assert [b.column for b in best] == [2, 5, 8, 11]
-    assert [(b.low, b.high) for b in best] == [(2, 2), (5, 5), (8, 8), (11, 11)]
+    assert [b.column for b in best] == [2, 4, 6, 8, 10]
+    assert [(b.low, b.high) for b in best] == [(2, 2), (4, 4), (6, 6), (8, 8), (10, 10)]
     assert all(b.similarity.mean == pytest.approx(1) for b in best)
     assert not any(b.at_edge for b in best)
     growth = result.growth()
-    assert growth.slope.mean == pytest.approx(3, abs=1e-6)
+    assert growth.slope.mean == pytest.approx(2, abs=1e-6)
+    assert growth.slope.low == pytest.approx(2, abs=1e-6)  # every resample chooses the same steps
     assert growth.better == "linear"
+    assert growth.linear_share == 1
+    assert (result.by_point is None) == (similarity == "errors")
 
 
 def test_weights_and_errors_of_a_learner_object_are_asked_for():
@@ -56,13 +59,71 @@ def test_the_table_has_means_intervals_and_best_matches():
 
 
 def test_a_best_match_at_the_edge_is_marked_and_left_out_of_the_growth():
-    result = match(_as_layers([1, 3, 5, 12]), NEWTON, PROMPTS)
-    assert [b.at_edge for b in result.best()] == [True, False, False, True]
-    with pytest.raises(ValueError, match="at least 4 rows"):
+    result = match(_as_layers([1, 3, 5, 7, 12]), NEWTON, PROMPTS)
+    assert [b.at_edge for b in result.best()] == [True, False, False, False, True]
+    assert result.growth_rows() == [2, 3, 4]
+    with pytest.raises(ValueError, match="at least 5 different layers"):
         result.growth()
-    assert result.growth(rows=[1, 2, 3, 4]).columns == (1, 3, 5, 12)
+    assert result.growth(rows=[5, 1, 2, 3, 4]).columns == (1, 3, 5, 7, 12)
     with pytest.raises(ValueError, match=r"no rows \[9\]"):
-        result.growth(rows=[1, 2, 3, 9])
+        result.growth(rows=[1, 2, 3, 4, 9])
+
+
+def test_edges_are_those_of_the_values_whatever_their_order():
+    values = torch.tensor([[[0.1], [0.9], [0.2]], [[0.9], [0.1], [0.2]]], dtype=torch.float64).expand(-1, -1, 3)
+    assert [b.at_edge for b in Match("a", "b", (1, 2), (4, 1, 9), values, "errors").best()] == [True, False]
+
+
+def test_growth_ends_where_nothing_grows_any_more():
+    result = match(_as_layers([1, 2, 4, 6, 8, 10, 10, 10]), NEWTON, PROMPTS)
+    assert result.growth_rows() == [2, 3, 4, 5, 6]
+
+
+def test_a_pair_that_is_hardly_ever_defined_does_not_win():
+    values = torch.full((1, 2, 10), 0.99, dtype=torch.float64)
+    values[0, 0] = math.nan
+    values[0, 0, 0] = 1.0
+    values[0, 1, 0] = 0.999
+    mean = Match("a", "b", (1,), (1, 2), values, "errors").mean()
+    torch.testing.assert_close(mean, torch.tensor([[1.0, 0.999]], dtype=torch.float64))  # on the one common prompt
+    never = Match("a", "b", (1,), (1, 2), torch.full((1, 2, 10), math.nan, dtype=torch.float64), "errors").best()[0]
+    assert math.isnan(never.column)
+
+
+def test_a_family_over_another_hyperparameter_and_a_learner_without_steps_are_matched_too():
+    penalties = AlgorithmFamily(algorithms.ridge, "penalty", (0.01, 0.3, 5.0))
+    steps = AlgorithmLearner(algorithms.ridge, {"penalty": 0.3})
+
+    class Bare:
+        def predict(self, prompts):
+            return steps.predict(prompts)
+
+        def predict_prefixes(self, prompts):
+            return steps.predict_prefixes(prompts)
+
+    for similarity in ("errors", "weights"):
+        result = match(steps, penalties, PROMPTS, similarity=similarity)
+        assert result.best()[0].column == 0.3
+        assert result.columns == (0.01, 0.3, 5.0)
+    assert match(Bare(), penalties, PROMPTS).best()[0].column == 0.3
+    online = AlgorithmFamily(algorithms.online_gradient_descent, "step_size", (None, 0.1))
+    assert math.isnan(match(online, online, PROMPTS).best()[0].column)
+    with pytest.raises(ValueError, match="at least one value of penalty"):
+        AlgorithmFamily(algorithms.ridge, "penalty", ())
+    with pytest.raises(ValueError, match="not linear in the query"):
+        match(AlgorithmLearner(algorithms.nearest_neighbours), penalties, PROMPTS, similarity="weights")
+
+
+def test_a_model_on_paired_prompts_is_compared_on_the_query():
+    construction = constructions.gradient_descent(x_dim=4, n_context=9, step_size=0.02, steps=3)
+    descent = AlgorithmLearner(algorithms.gradient_descent, {"steps": [1, 2, 3, 4], "step_size": 0.02})
+    result = match(Lens(construction), descent, PROMPTS, similarity="weights")
+    assert [b.column for b in result.best()[1:]] == [1, 2, 3]
+
+
+def test_halves_choose_and_measure_on_different_prompts():
+    first, second = match(_as_layers([2, 5]), NEWTON, PROMPTS).halves()
+    assert (first.similarities.shape[-1], second.similarities.shape[-1]) == (30, 30)
 
 
 def test_undecided_prompts_widen_the_interval_of_the_best_step():
@@ -115,5 +176,10 @@ def test_bad_requests_are_named():
         match(NEWTON, NEWTON, PROMPTS[:0])
     with pytest.raises(ValueError, match="steps must be one or more"):
         match(NEWTON, AlgorithmLearner(algorithms.newton, {"steps": []}), PROMPTS)
-    with pytest.raises(ValueError, match="steps >= 1"):
-        fit_growth([1, 2, 3, 4], [0, 1, 2, 3])
+    for rows, columns in (
+        ([1, 2, 3, 4, 5], [0, 1, 2, 3, 4]),
+        ([1, 2, 3], [1, 2, 3]),
+        ([1, 1, 2, 3, 4], [1, 2, 3, 4, 5]),
+    ):
+        with pytest.raises(ValueError, match="at least 5 different layers with steps >= 1"):
+            fit_growth(rows, columns)

@@ -64,11 +64,13 @@ def test_shared_readouts_pool_all_points(model, prompts):
 
 def test_the_models_own_head_is_a_normalised_readout(model, prompts):
     fitted = fit_readouts(model, prompts, shared=True)
-    assert fitted.normalize
+    assert fitted.normalized == (False, False, True)
     with torch.no_grad():
         head = model.ln_final.w[:, None] * model.unembed
         bias = model.ln_final.b @ model.unembed + model.unembed_bias
-        readouts = Readouts(model, head.expand(3, 1, -1, -1), bias.expand(3, 1, -1), fitted.penalties, normalize=True)
+        readouts = Readouts(
+            model, head.expand(3, 1, -1, -1), bias.expand(3, 1, -1), fitted.penalties, (True,) * 3, True
+        )
         torch.testing.assert_close(readouts.predict_prefixes(prompts), model.predict_prefixes(prompts))
 
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from mechicl.constructions import Head, Stream, assemble
+from mechicl.constructions import Head, Hidden, Layer, Stream, assemble, signed_pair
 from mechicl.prompts import Prompts
 
 
@@ -127,17 +127,63 @@ def test_a_norm_and_a_sink_that_the_config_adds_keep_their_initial_weights():
     torch.testing.assert_close(model.predict(prompts), -(weights @ normed[:, :-1, 2:])[:, 0])
 
 
-@pytest.mark.parametrize("layers", [[], [[]], [["head"], ["head", "head"]]])
-def test_layers_without_heads_or_with_different_numbers_of_them_are_refused(layers):
+@pytest.mark.parametrize("layers", [[], [[]], [[], []]])
+def test_a_model_without_heads_is_refused(layers):
+    with pytest.raises(ValueError, match="at least one layer with a head"):
+        assemble(Stream(x=2, y=1), layers, n_context=3)
+
+
+def test_a_layer_with_fewer_heads_does_nothing_in_the_places_of_the_others():
+    stream, prompts = Stream(x=2, y=1), some_prompts()
+    model = assemble(stream, [[head(stream)], [head(stream), head(stream, 0.5)], []], n_context=5)
+    assert (model.cfg.n_layers, model.cfg.n_heads) == (3, 2)
+    alike = assemble(stream, [[head(stream)], [head(stream, 1.5)]], n_context=5)
+    torch.testing.assert_close(model.predict(prompts), alike.predict(prompts))
+
+
+def test_an_mlp_reads_what_the_heads_have_written():
+    stream, prompts = Stream(x=2, y=1, square=1), some_prompts()
+    square = Hidden(read=stream.read("y"), write=-stream.write("y"), bias=torch.tensor([2.0], dtype=torch.float64))
+    model = assemble(stream, [Layer([head(stream)], square)], n_context=5, act_fn="square")
+    plain = assemble(stream, [[head(stream)]], n_context=5).predict(prompts)
+    torch.testing.assert_close(model.predict(prompts), plain + (2 - plain).square())
+    assert model.stream_labels == ("x1", "x2", "y", "square")
+
+
+def test_an_mlp_on_the_input_comes_before_the_heads():
+    stream, prompts = Stream(x=2, y=1, feature=3), some_prompts()
+    weights = torch.tensor([[1.0, -1.0, 0.5], [0.0, 2.0, 1.0]], dtype=torch.float64)
+    features = Hidden(read=stream.read("x") @ weights, write=stream.write("feature"))
+    phi = stream.read("feature")
+    model = assemble(
+        stream, [[Head(phi, phi, stream.read("y"), -stream.write("y"))]], n_context=5, input_mlp=features, act_fn="tanh"
+    )
+    keys, query = (prompts.context.xs @ weights).tanh(), (prompts.query.xs @ weights).tanh()
+    expected = torch.einsum("pf,pnf,pny->py", query, keys, prompts.context.ys)
+    torch.testing.assert_close(model.predict(prompts), expected)
+    with pytest.raises(ValueError, match="not both"):
+        assemble(stream, [Layer([head(stream)], features)], n_context=5, input_mlp=features)
+
+
+def test_parts_of_an_mlp_must_fit():
     stream = Stream(x=2, y=1)
-    with pytest.raises(ValueError, match="same number of heads"):
-        assemble(stream, [[head(stream) for _ in layer] for layer in layers], n_context=3)
+    with pytest.raises((ValueError, TypeError)):
+        Hidden(read=stream.read("x"), write=stream.write("y"))
+    with pytest.raises((ValueError, TypeError)):
+        Hidden(read=stream.read("x"), write=stream.write("x"), bias=torch.zeros(3))
+
+
+def test_two_relu_heads_are_a_linear_one():
+    stream, prompts = Stream(x=2, y=1), some_prompts()
+    linear = assemble(stream, [[head(stream)]], n_context=5)
+    pair = assemble(stream, [signed_pair(head(stream))], n_context=5, attention="relu")
+    torch.testing.assert_close(pair.predict(prompts), linear.predict(prompts))
 
 
 @pytest.mark.parametrize("stream", [Stream(y=1, x=2), Stream(memory=2, x=2, y=1), Stream(x=3)])
 def test_a_stream_that_does_not_begin_with_the_token_is_refused(stream):
     part = Head(stream.read("x"), stream.read("x"), stream.read("x"), stream.write("x"))
-    with pytest.raises(ValueError, match="must begin with x and y"):
+    with pytest.raises(ValueError, match="must begin with"):
         assemble(stream, [[part]], n_context=3)
 
 

@@ -11,7 +11,7 @@ from transformers import GPT2Config, GPT2Model
 
 from mechicl.checkpoints import load, load_checkpoint
 from mechicl.cli import main
-from mechicl.interop import from_garg, load_garg_state
+from mechicl.interop import from_garg, garg_task, load_garg_state
 from mechicl.tasks import LinearRegression
 
 CONFIG = {"n_dims": 5, "n_positions": 11, "n_embd": 32, "n_layer": 3, "n_head": 4, "family": "gpt2"}
@@ -85,8 +85,29 @@ def test_a_hostile_file_is_refused_and_not_executed(tmp_path: Path):
         load_garg_state(tmp_path / "nothing.pt")
 
 
-def test_what_does_not_fit_is_named(original):
+@pytest.mark.parametrize(
+    "training",
+    [None, {}, {"task": "decision_tree"}, {"task": "linear_regression", "data": "uniform"},
+     {"task": "linear_regression", "curriculum": {"points": None}}, {"task": "linear_regression", "curriculum": 3}],
+)  # fmt: skip
+def test_a_task_that_is_not_known_is_none(training):
+    assert garg_task({"model": CONFIG, "training": training}) is None
+
+
+def test_what_does_not_fit_is_named(original, tmp_path: Path):
     state = original.state_dict()
+    (tmp_path / "empty.pt").touch()
+    with pytest.raises(ValueError, match="no checkpoint of tensors"):
+        load_garg_state(tmp_path / "empty.pt")
+    torch.save({"model_state_dict": [1, 2]}, tmp_path / "list.pt")
+    with pytest.raises(ValueError, match="weights by their names"):
+        load_garg_state(tmp_path / "list.pt")
+    with pytest.raises(ValueError, match="n_layer must be a whole number >= 1, got '3'"):
+        from_garg(state, CONFIG | {"n_layer": "3"})
+    with pytest.raises(ValueError, match=r"_read_out\.bias must be a tensor of finite numbers"):
+        from_garg({**state, "_read_out.bias": torch.tensor([torch.nan])}, CONFIG)
+    with pytest.raises(ValueError, match="got str"):
+        from_garg({**state, "_read_out.bias": "0"}, CONFIG)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=r"missing \['n_head'\]"):
         from_garg(state, {k: v for k, v in CONFIG.items() if k != "n_head"})
     with pytest.raises(ValueError, match="family 'lstm'"):
@@ -103,7 +124,8 @@ def test_a_run_folder_becomes_a_checkpoint_by_the_command_line(original, tmp_pat
     run, out = tmp_path / "run", tmp_path / "imported"
     run.mkdir()
     torch.save({"model_state_dict": original.state_dict(), "train_step": 7}, run / "state.pt")
-    (run / "config.yaml").write_text(yaml.safe_dump({"model": CONFIG, "training": {"batch_size": 64}}))
+    training = {"task": "linear_regression", "data": "gaussian", "curriculum": {"points": {"start": 3, "end": 9}}}
+    (run / "config.yaml").write_text(yaml.safe_dump({"model": CONFIG, "training": training}))
     main(["import", str(run), "--out", str(out)])
     assert str(out) in capsys.readouterr().out
     prompts = LinearRegression(x_dim=5, n_context=10, inputs="gaussian").sample(4, seed=0)
@@ -111,6 +133,7 @@ def test_a_run_folder_becomes_a_checkpoint_by_the_command_line(original, tmp_pat
         expected = original(prompts.xs, prompts.ys)
         torch.testing.assert_close(load(out).predict_prefixes(prompts), expected, rtol=0, atol=1e-5)
     record = load_checkpoint(out).record
+    assert load_checkpoint(out).task == LinearRegression(x_dim=5, n_context=8, inputs="gaussian")
     assert record["imported"] == "in-context-learning"
     assert "import" in record["command"]
 

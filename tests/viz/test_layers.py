@@ -21,12 +21,12 @@ def test_the_heatmap_shows_means_and_outlines_the_best():
 
 
 def test_the_curve_marks_matches_at_the_edge_and_draws_the_better_fit():
-    growth = fit_growth([0, 1, 2, 3], [1, 4, 16, 64])
+    growth = fit_growth([0, 1, 2, 3, 4], [1, 4, 16, 64, 256])
     points, fit = viz.match_curve({"Newton": MATCH}, {"Newton": growth}).data
     assert list(points.y) == [1, 4, 9]
     assert list(points.marker.symbol) == ["circle-open", "circle", "circle-open"]
     assert "exponential" in fit.name
-    assert list(fit.y) == pytest.approx([1, 4, 16, 64])
+    assert list(fit.y) == pytest.approx([1, 4, 16, 64, 256])
 
 
 def test_lines_have_bands_and_gaps_where_a_logarithm_is_not_defined():
@@ -46,10 +46,10 @@ def test_one_sample_has_a_line_and_no_band():
 def test_the_probe_heatmap_is_selectivity():
     errors = torch.rand(2, 3, 5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     result = ProbeResult(
-        ("a", "b"), ("x1", "y1", "x2", "y2", "query"), errors, torch.ones(2, 1, 5, 4).double(), errors + 0.5
+        ("a", "b"), ("x1", "y1", "x2", "y2", "query"), errors, torch.ones(2, 1, 5, 4).double(), 1 - 0.25 * errors
     )
     (heatmap,) = viz.probe_heatmap(result, "b").data
-    assert torch.tensor(heatmap.z).allclose(torch.full((3, 5), 0.5))
+    assert torch.tensor(heatmap.z).allclose(1 - 1.25 * errors[1].float().mean(-1))
     assert torch.tensor(heatmap.customdata)[..., 0].allclose(1 - errors[1].float().mean(-1))
     with pytest.raises(ValueError, match="no quantity 'c'"):
         viz.probe_heatmap(result, "c")

@@ -1,0 +1,107 @@
+"""Newton's method for the inverse of the context's second moments, in k + 2 layers; ridge regression on top of it."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from mechicl.constructions.vocabulary import Head, Hidden, Layer, Stream, assemble, signed_pair
+from mechicl.models import HookedTransformer
+from mechicl.prompts import Prompts
+
+
+def newton(
+    *, x_dim: int, n_context: int, steps: int, alpha: float, y_dim: int = 1, attention: str = "linear"
+) -> HookedTransformer:
+    """Iterative Newton: `M_0 = αS`, `M_{k+1} = 2 M_k - M_k S M_k`, prediction `x M_k B`.
+
+    Exact: equal to `algorithms.newton` up to rounding. Every token carries `(x, y, M x)`. The first layer writes `αSx`;
+    each following layer subtracts half of `M S M x` by attention and doubles the rest by an MLP; the last one reads the
+    context's y by the scores `<M x_j, x>`.
+
+    Args:
+        x_dim: dimension of the inputs, d.
+        n_context: number of context points that the model is meant for.
+        steps: k, the number of iterations.
+        alpha: α, below `2 / λ_max²` of every context (see `algorithms.newton`).
+        y_dim: dimension of the targets, m.
+        attention: "linear", or "relu", where each score takes a pair of heads.
+
+    Returns:
+        A float64 model with k + 2 layers and width 2d + m.
+
+    Raises:
+        ValueError: steps < 0, an alpha that is not positive and finite, or another attention.
+
+    Source: Fu et al. 2024, Theorem 1, in a shorter and exact form without its mov, mul and div layers.
+
+    Example:
+        >>> newton(x_dim=5, n_context=20, steps=6, alpha=1e-3).cfg.n_layers
+        8
+    """
+    if steps < 0:
+        raise ValueError(f"steps must be at least 0, got {steps}")
+    if not (alpha > 0 and math.isfinite(alpha)):
+        raise ValueError(f"alpha must be positive and finite, got {alpha}")
+    if attention not in ("linear", "relu"):
+        raise ValueError(f"attention must be 'linear' or 'relu', got {attention!r}")
+    stream = Stream(x=x_dim, y=y_dim, inverse=x_dim)  # inverse: M x
+    x, m = stream.read("x"), stream.read("inverse")
+    start = Head(query=x, key=x, value=x, output=alpha * stream.write("inverse"))
+    refine = Head(query=x, key=m, value=m, output=-0.5 * stream.write("inverse"))  # - M S M x / 2
+    answer = Head(query=x, key=m, value=stream.read("y"), output=-stream.write("y"))
+    if attention == "relu":
+        double = Hidden(read=torch.cat([m, -m], dim=1), write=torch.cat([m, -m], dim=1).T)  # relu(h) - relu(-h)
+        first, middle, last = (signed_pair(head) for head in (start, refine, answer))
+    else:
+        double = Hidden(read=m, write=m.T)
+        first, middle, last = ([head] for head in (start, refine, answer))
+    layers = [Layer(first), *[Layer(middle, double)] * steps, Layer(last)]
+    act_fn = "identity" if attention == "linear" else "relu"
+    return assemble(stream, layers, n_context=n_context, attention=attention, act_fn=act_fn)
+
+
+def ridge(
+    *, x_dim: int, n_context: int, steps: int, alpha: float, y_dim: int = 1, attention: str = "linear"
+) -> HookedTransformer:
+    """Newton's method for `(S + λI)⁻¹ B`, that is ridge regression and, with `λ = σ_ε² / σ_w²`, the Bayes predictor.
+
+    It is `newton` on prompts that `with_pseudo_examples` has put λ into: d more points `(√λ e_i, 0)`. After k
+    iterations every eigendirection is solved up to `(1 - α (λ_i + λ)²)^(2^k)`.
+
+    Args:
+        x_dim: dimension of the inputs, d.
+        n_context: number of context points without the pseudo-examples.
+        steps: k.
+        alpha: α, below `2 / (λ_max + λ)²`.
+        y_dim: dimension of the targets.
+        attention: "linear" or "relu".
+
+    Raises:
+        ValueError: as for `newton`.
+
+    Source: the lecture note on ICL as meta-optimisation, Theorem 3.1, whose Neumann series needs many more terms.
+
+    Example:
+        >>> model = ridge(x_dim=5, n_context=20, steps=12, alpha=1e-3)
+        >>> model.predict(with_pseudo_examples(prompts, penalty=0.1))
+    """
+    return newton(x_dim=x_dim, n_context=n_context + x_dim, steps=steps, alpha=alpha, y_dim=y_dim, attention=attention)
+
+
+def with_pseudo_examples(prompts: Prompts, penalty: float) -> Prompts:
+    """The prompts with d more context points `(√penalty e_i, 0)`, on which least squares is ridge regression.
+
+    Args:
+        prompts: any; the new points come first.
+        penalty: λ of ridge regression.
+
+    Raises:
+        ValueError: a penalty that is negative or not finite.
+    """
+    if not (penalty >= 0 and math.isfinite(penalty)):
+        raise ValueError(f"penalty must be >= 0 and finite, got {penalty}")
+    n, d = len(prompts), prompts.x_dim
+    xs: Tensor = math.sqrt(penalty) * torch.eye(d, dtype=prompts.dtype, device=prompts.device).expand(n, d, d)
+    zeros = prompts.ys.new_zeros(n, d, prompts.y_dim)
+    return Prompts(torch.cat([xs, prompts.xs], dim=1), torch.cat([zeros, prompts.ys], dim=1))
