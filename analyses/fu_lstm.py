@@ -6,14 +6,13 @@ python analyses/fu_lstm.py
 from dataclasses import dataclass
 from pathlib import Path
 
-import tyro
-
 from mechicl import algorithms, viz
 from mechicl.analysis import Lens, forgetting, match
 from mechicl.checkpoints import load_checkpoint
 from mechicl.learners import AlgorithmFamily, AlgorithmLearner, Learner, ratio_interval, squared_errors
 from mechicl.report import Comparison, Figure, Row, published
 from mechicl.report.layers import reference_families
+from mechicl.report.script import run_script
 
 OGD_STEP_SIZES = tuple(round(2.0**-i, 6) for i in range(8))  # beside 1 / |x|², which fits each point exactly
 
@@ -133,7 +132,4 @@ def compare(args: Args) -> Comparison:
 
 
 if __name__ == "__main__":
-    arguments = tyro.cli(Args)
-    comparison = compare(arguments)
-    print(comparison)
-    print(comparison.write(arguments.out, "fu_lstm"))
+    run_script(Args, compare, "fu_lstm")

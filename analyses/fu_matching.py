@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import tyro
-
 from mechicl.checkpoints import load_checkpoint
 from mechicl.report import Comparison
 from mechicl.report.layers import compare_layers
+from mechicl.report.script import run_script
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,4 @@ def compare(args: Args) -> Comparison:
 
 
 if __name__ == "__main__":
-    arguments = tyro.cli(Args)
-    comparison = compare(arguments)
-    print(comparison)
-    print(comparison.write(arguments.out, f"fu_matching_{Path(arguments.checkpoint).name}"))
+    run_script(Args, compare, "fu_matching")

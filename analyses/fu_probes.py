@@ -6,13 +6,12 @@ python analyses/fu_probes.py
 from dataclasses import dataclass
 from pathlib import Path
 
-import tyro
-
 from mechicl import algorithms, viz
 from mechicl.analysis import cross_moments, gradient_descent_weights, newton_weights, ols_weights, probe, second_moments
 from mechicl.checkpoints import load_checkpoint
 from mechicl.models import build
 from mechicl.report import Comparison, Figure, Row
+from mechicl.report.script import run_script
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,4 @@ def compare(args: Args) -> Comparison:
 
 
 if __name__ == "__main__":
-    arguments = tyro.cli(Args)
-    comparison = compare(arguments)
-    print(comparison)
-    print(comparison.write(arguments.out, f"fu_probes_{Path(arguments.checkpoint).name}"))
+    run_script(Args, compare, "fu_probes")

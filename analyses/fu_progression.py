@@ -7,14 +7,13 @@ python analyses/fu_progression.py --checkpoint gpt2-8l-ill --lstm None
 from dataclasses import dataclass
 from pathlib import Path
 
-import tyro
-
 from mechicl import algorithms
 from mechicl.analysis import LayerErrors, fit_readouts, match
 from mechicl.checkpoints import load_checkpoint
 from mechicl.learners import AlgorithmLearner, ratio_interval
 from mechicl.report import Comparison, Figure, Row
 from mechicl.report.layers import loss_figure
+from mechicl.report.script import run_script
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,4 @@ def compare(args: Args) -> Comparison:
 
 
 if __name__ == "__main__":
-    arguments = tyro.cli(Args)
-    comparison = compare(arguments)
-    print(comparison)
-    print(comparison.write(arguments.out, f"fu_progression_{Path(arguments.checkpoint).name}"))
+    run_script(Args, compare, "fu_progression")

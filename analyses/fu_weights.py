@@ -6,14 +6,13 @@ python analyses/fu_weights.py
 from dataclasses import dataclass
 from pathlib import Path
 
-import tyro
-
 from mechicl import viz
 from mechicl.analysis import fit_readouts, match, outside_span, similarity_of_weights
 from mechicl.checkpoints import load_checkpoint
 from mechicl.learners import Interval, interval
 from mechicl.report import Comparison, Figure, Row
 from mechicl.report.layers import reference_families
+from mechicl.report.script import run_script
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,4 @@ def compare(args: Args) -> Comparison:
 
 
 if __name__ == "__main__":
-    arguments = tyro.cli(Args)
-    comparison = compare(arguments)
-    print(comparison)
-    print(comparison.write(arguments.out, f"fu_weights_{Path(arguments.checkpoint).name}"))
+    run_script(Args, compare, "fu_weights")

@@ -6,13 +6,12 @@ python analyses/nertinger_order.py
 from dataclasses import dataclass
 from pathlib import Path
 
-import tyro
-
 from mechicl import algorithms
 from mechicl.analysis import order_sensitivity
 from mechicl.checkpoints import available, load_checkpoint
 from mechicl.learners import AlgorithmLearner, ratio_interval, squared_errors
 from mechicl.report import Comparison, Row
+from mechicl.report.script import run_script
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,4 @@ def compare(args: Args) -> Comparison:
 
 
 if __name__ == "__main__":
-    arguments = tyro.cli(Args)
-    comparison = compare(arguments)
-    print(comparison)
-    print(comparison.write(arguments.out, "nertinger_order"))
+    run_script(Args, compare, "nertinger_order")

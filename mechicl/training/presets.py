@@ -4,6 +4,25 @@ from mechicl.models import LSTMConfig, TransformerConfig
 from mechicl.tasks import LinearRegression
 from mechicl.training.config import Curriculum, Ramp, TrainingConfig
 
+# von Oswald et al. 2023, Fig. 2: one layer, N = N_x = 10, batch 2048, Adam 1e-3, clip 10, five seeds.
+_LSA = TrainingConfig(
+    task=LinearRegression(x_dim=10, n_context=10),
+    model=TransformerConfig(x_dim=10, n_context=10, n_layers=1),
+    seeds=(0, 1, 2, 3, 4),
+    steps=10_000,
+    batch_size=2048,
+    learning_rate=1e-3,
+    schedule="cosine",
+    eval_every=50,
+    n_snapshots=40,
+)
+# A.12: more than two layers take half the learning rate, and tokens are clipped.
+_DEEP_LSA = _LSA.replace(
+    model=_LSA.model.replace(token_clip=10.0), seeds=(0, 1), batch_size=1024, learning_rate=5e-4, n_snapshots=0
+)
+# A.9: square matrices, as everywhere in the paper.
+_SOFTMAX = _LSA.model.replace(attention="softmax", d_head=11)
+
 # Garg et al. 2022, appendix A, which Fu et al. 2024 follow: GPT-2 on interleaved Gaussian prompts, all points' loss,
 # batch 64, Adam 1e-4, 500,000 steps; one more dimension and two more points every 2,000 steps.
 _GPT2_12L = TrainingConfig(
@@ -44,30 +63,24 @@ _ILL_CONDITIONED = _GPT2_8L.task.replace(
 )
 
 PRESETS: dict[str, TrainingConfig] = {
-    # von Oswald et al. 2023, Fig. 2: one layer, N = N_x = 10, batch 2048, Adam 1e-3, clip 10, five seeds.
-    "lsa-1l": TrainingConfig(
-        task=LinearRegression(x_dim=10, n_context=10),
-        model=TransformerConfig(x_dim=10, n_context=10, n_layers=1),
-        seeds=(0, 1, 2, 3, 4),
-        steps=10_000,
-        batch_size=2048,
-        learning_rate=1e-3,
-        schedule="cosine",
-        eval_every=50,
-        n_snapshots=40,
-    ),
+    "lsa-1l": _LSA,
     # Nertinger, Table 1, row "linear", kappa = 1, no noise: Gaussian inputs, d = 5, n = 20.
-    "lsa-1l-gaussian": TrainingConfig(
+    "lsa-1l-gaussian": _LSA.replace(
         task=LinearRegression(x_dim=5, n_context=20, inputs="gaussian"),
         model=TransformerConfig(x_dim=5, n_context=20, n_layers=1),
-        seeds=(0, 1, 2, 3, 4),
-        steps=10_000,
-        batch_size=2048,
-        learning_rate=1e-3,
-        schedule="cosine",
-        eval_every=50,
         n_snapshots=20,
     ),
+    "lsa-2l-looped": _LSA.replace(model=_LSA.model.replace(n_layers=2, recurrent=True)),
+    "lsa-10l-looped": _DEEP_LSA.replace(model=_DEEP_LSA.model.replace(n_layers=10, recurrent=True)),
+    "lsa-5l": _DEEP_LSA.replace(model=_DEEP_LSA.model.replace(n_layers=5), steps=25_000),
+    "lsa-12l-mlp": _DEEP_LSA.replace(
+        model=_DEEP_LSA.model.replace(n_layers=12, n_heads=4, d_mlp=44), seeds=(0,), batch_size=512
+    ),
+    "softmax-1h": _LSA.replace(model=_SOFTMAX),
+    "softmax-2h": _LSA.replace(model=_SOFTMAX.replace(n_heads=2)),
+    "softmax-2h-sink": _LSA.replace(model=_SOFTMAX.replace(n_heads=2, sink="learned")),
+    "lsa-1l-ln": _LSA.replace(model=_LSA.model.replace(normalization_type="LN")),
+    "lsa-2l-ln": _LSA.replace(model=_LSA.model.replace(n_layers=2, normalization_type="LN", skip_first_norm=True)),
     "gpt2-12l": _GPT2_12L,
     "gpt2-12l-1h": _GPT2_12L.replace(model=_GPT2_12L.model.replace(n_heads=1)),
     "gpt2-8l": _GPT2_8L,
@@ -81,6 +94,15 @@ PRESETS: dict[str, TrainingConfig] = {
 SUMMARIES: dict[str, str] = {
     "lsa-1l": "one layer of linear attention on uniform inputs (von Oswald et al. 2023, Fig. 2)",
     "lsa-1l-gaussian": "one layer of linear attention on Gaussian inputs (Nertinger, Table 1)",
+    "lsa-2l-looped": "two steps with one looped layer (von Oswald et al. 2023, Fig. 3)",
+    "lsa-10l-looped": "ten steps with one looped layer (von Oswald et al. 2023, Fig. 7)",
+    "lsa-5l": "five different layers (von Oswald et al. 2023, Fig. 3)",
+    "lsa-12l-mlp": "twelve layers with four heads and MLPs (von Oswald et al. 2023, Fig. 8)",
+    "softmax-1h": "one layer of softmax attention, one head (von Oswald et al. 2023, Fig. 12)",
+    "softmax-2h": "the same with two heads",
+    "softmax-2h-sink": "the same with two heads and a learned attention sink",
+    "lsa-1l-ln": "one layer of linear attention behind a layer norm (von Oswald et al. 2023, Fig. 14)",
+    "lsa-2l-ln": "two layers of linear attention with layer norm before the second (Fig. 14)",
     "gpt2-12l": "GPT-2 style on Gaussian inputs, d = 20, 40 points: the size of Fu et al. 2024 (needs a GPU)",
     "gpt2-12l-1h": "the same with one head (Fu et al. 2024, B.4; needs a GPU)",
     "gpt2-8l": "a small one: 8 layers, width 64, d = 5, 20 points",
