@@ -14,7 +14,7 @@ from mechicl.report import Comparison, Figure, Row, published
 from mechicl.report.layers import reference_families
 from mechicl.report.script import run_script
 
-OGD_STEP_SIZES = tuple(round(2.0**-i, 6) for i in range(8))  # beside 1 / |x|², which fits each point exactly
+OGD_STEP_SIZES = tuple(round(0.5 * 2 ** (-i / 2), 4) for i in range(16))
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,8 @@ def compare(args: Args) -> Comparison:
     families = {
         "newton": of["Newton"],
         "gd": of["gradient descent"],
-        "ogd": AlgorithmFamily(algorithms.online_gradient_descent, "step_size", (None, *OGD_STEP_SIZES)),
+        "ogd": AlgorithmFamily(algorithms.online_gradient_descent, "step_size", OGD_STEP_SIZES),
+        "ogd, fitting each point": AlgorithmLearner(algorithms.online_gradient_descent),
     }
     models = {
         kind: load_checkpoint(name).models[0] for kind, name in (("transformer", args.transformer), ("lstm", args.lstm))
@@ -55,7 +56,7 @@ def compare(args: Args) -> Comparison:
             rows.append(
                 Row(
                     f"similarity of errors, {kind} and {family}",
-                    printed[kind][family],
+                    printed[kind].get(family),
                     best.similarity,
                     "prompts",
                     f"best step {best.column:g} ({best.low:g} to {best.high:g})",

@@ -154,7 +154,7 @@ class AlgorithmFamily:
     Attributes:
         algorithm: as for `AlgorithmLearner`.
         hyperparameter: the name of the one that varies.
-        values: its values; None stands for the algorithm's own default and is shown as NaN.
+        values: its values.
         others: the other hyperparameters.
 
     Raises:
@@ -166,7 +166,7 @@ class AlgorithmFamily:
 
     algorithm: Algorithm
     hyperparameter: str
-    values: tuple[float | None, ...]
+    values: tuple[float, ...]
     others: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
@@ -182,10 +182,9 @@ class AlgorithmFamily:
             for value in self.values
         ]
         weights = [of.weights[-1] for of in found if of.weights is not None]
-        steps = tuple(math.nan if value is None else value for value in self.values)
         predictions = torch.stack([of.predictions[-1] for of in found])
         name = f"{found[0].name} ({self.hyperparameter})"
-        return Trajectory(steps, predictions, name, torch.stack(weights) if weights else None)
+        return Trajectory(self.values, predictions, name, torch.stack(weights) if weights else None)
 
     def predict(self, prompts: Prompts) -> Float[Tensor, "prompt y"]:
         """The query's prediction at the last value."""

@@ -131,10 +131,8 @@ class Match:
         """
         columns = torch.tensor(self.columns, dtype=torch.float64)
         picked = columns[self._resampled(resamples, seed)]
-        ends = torch.stack(
-            [picked.nan_to_num(-math.inf).quantile(q, 0, interpolation="nearest") for q in (0.025, 0.975)]
-        )
-        finite = [c for c in self.columns if not math.isnan(c)]
+        ends = torch.stack([picked.quantile(q, 0, interpolation="nearest") for q in (0.025, 0.975)])
+        smallest, largest = min(self.columns), max(self.columns)
         matches = []
         for i, (row, column) in enumerate(zip(self.rows, self.best_columns(), strict=True)):
             values = self.similarities[i, column]
@@ -143,20 +141,22 @@ class Match:
                 matches.append(BestMatch(row, math.nan, alike, math.nan, math.nan, False))
                 continue
             best = self.columns[column]
-            at_edge = len(finite) > 1 and best in (min(finite), max(finite))
+            at_edge = len(self.columns) > 1 and best in (smallest, largest)
             matches.append(BestMatch(row, best, alike, ends[0, i].item(), ends[1, i].item(), at_edge))
         return matches
 
     def growth_rows(self) -> list[float]:
         """The rows where a trend can be seen.
 
-        Their best match is neither the smallest nor the largest step that was tried, and at least 1. After the first
-        row whose interval overlaps that of the last row nothing grows any more: it is the last one that counts.
+        Their best match is neither the smallest nor the largest step that was tried, and at least 1. Where the first
+        rows' intervals overlap nothing grows yet: the last of them is the first that counts. After the first row whose
+        interval overlaps that of the last row nothing grows any more: it is the last one that counts.
         """
         best = self.best(resamples=200)
         inner = [b for b in best if not b.at_edge and b.column >= 1]
-        plateau = next((i for i, b in enumerate(inner) if b.high >= inner[-1].low), len(inner))
-        return [b.row for b in inner[: plateau + 1]]
+        first = next((i for i, b in enumerate(inner) if b.low > inner[0].high), len(inner)) - 1
+        last = next((i for i, b in enumerate(inner) if b.high >= inner[-1].low), 0)
+        return [b.row for b in inner[max(first, 0) : last + 1]]
 
     def growth(self, rows: Sequence[float] | None = None, *, resamples: int = 200, seed: int = 0) -> Growth:
         """Fit the best-matching step as a linear and as an exponential function of the layer.

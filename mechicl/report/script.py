@@ -3,13 +3,14 @@
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 import tyro
 
 from mechicl.report.comparison import Comparison
 
 
+@runtime_checkable
 class ScriptArgs(Protocol):
     """The arguments of a script: a dataclass with at least a folder for the results."""
 

@@ -75,8 +75,8 @@ def test_edges_are_those_of_the_values_whatever_their_order():
 
 
 def test_growth_ends_where_nothing_grows_any_more():
-    result = match(_as_layers([1, 2, 4, 6, 8, 10, 10, 10]), NEWTON, PROMPTS)
-    assert result.growth_rows() == [2, 3, 4, 5, 6]
+    result = match(_as_layers([1, 2, 2, 4, 6, 8, 10, 10, 10]), NEWTON, PROMPTS)
+    assert result.growth_rows() == [3, 4, 5, 6, 7]
 
 
 def test_a_pair_that_is_hardly_ever_defined_does_not_win():
@@ -106,8 +106,6 @@ def test_a_family_over_another_hyperparameter_and_a_learner_without_steps_are_ma
         assert result.best()[0].column == 0.3
         assert result.columns == (0.01, 0.3, 5.0)
     assert match(Bare(), penalties, PROMPTS).best()[0].column == 0.3
-    online = AlgorithmFamily(algorithms.online_gradient_descent, "step_size", (None, 0.1))
-    assert math.isnan(match(online, online, PROMPTS).best()[0].column)
     with pytest.raises(ValueError, match="at least one value of penalty"):
         AlgorithmFamily(algorithms.ridge, "penalty", ())
     with pytest.raises(ValueError, match="not linear in the query"):
