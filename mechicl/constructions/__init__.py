@@ -1,30 +1,40 @@
 """Models whose weights are written by hand, equal to an algorithm by theorem."""
 
+from mechicl.constructions.certificates import Certificate, certificates, certificates_table
 from mechicl.constructions.copying import copy_targets, copy_then_gradient_descent
 from mechicl.constructions.gradient_descent import gd_plus_plus, gradient_descent
 from mechicl.constructions.kernel import kernel_gradient_descent
 from mechicl.constructions.newton import newton, ridge, with_pseudo_examples
 from mechicl.constructions.one_step import linear_optimum, preconditioned_gd, relu_optimum
+from mechicl.constructions.operations import aff, div, mov, mul, total
 from mechicl.constructions.softmax import softmax_gradient_descent
 from mechicl.constructions.vocabulary import Head, Hidden, Layer, Stream, assemble, signed_pair
 
 __all__ = [
+    "Certificate",
     "Head",
     "Hidden",
     "Layer",
     "Stream",
+    "aff",
     "assemble",
+    "certificates",
+    "certificates_table",
     "copy_targets",
     "copy_then_gradient_descent",
+    "div",
     "gd_plus_plus",
     "gradient_descent",
     "kernel_gradient_descent",
     "linear_optimum",
+    "mov",
+    "mul",
     "newton",
     "preconditioned_gd",
     "relu_optimum",
     "ridge",
     "signed_pair",
     "softmax_gradient_descent",
+    "total",
     "with_pseudo_examples",
 ]

@@ -4,6 +4,8 @@ import math
 
 import torch
 
+from mechicl.algorithms.gradient_descent import per_step
+from mechicl.constructions.gradient_descent import check_steps
 from mechicl.constructions.vocabulary import Head, Stream, assemble
 from mechicl.models import HookedTransformer
 
@@ -11,13 +13,18 @@ Layers = list[list[Head]]
 
 
 def copy_targets(
-    *, x_dim: int, n_context: int, y_dim: int = 1, attention: str = "linear", score_scale: float = 40.0
+    *, x_dim: int, n_context: int, y_dim: int = 1, attention: str = "linear", score_scale: float = 80.0
 ) -> HookedTransformer:
     """One layer that moves each target from its own token to the y-subspace of the token of its input.
 
-    Tokens carry one-hot positions, and a position scores the next one. A second head erases what the y tokens hold, so
-    that later layers see points `(x_i, y_i)` at the x tokens and nothing at the others. Linear: exact. Softmax: a
-    position gives the next one all but about `n e^(-score_scale)` of its attention.
+    Tokens carry one-hot positions, and the position of an input scores the next one. A second head erases the token
+    part of the y tokens, so that later layers see points `(x_i, y_i)` at the x tokens and, apart from the positions,
+    0 at the y tokens. The query's y-subspace stays 0, and so does the model's own prediction.
+
+    Linear: exact. Softmax: relative error of order `(n + 1) e^(-score_scale / 2)`, since the sink, half as high as a
+    match, takes `e^(-score_scale / 2)` of the attention of a position that copies or erases, and leaves
+    `2 n e^(-score_scale / 2)` of it to the keys where there is nothing to copy: so much of the other tokens is added
+    there. With the default that is below rounding.
 
     Args:
         x_dim: dimension of the inputs.
@@ -30,7 +37,8 @@ def copy_targets(
         A float64 model on interleaved prompts; the stream's labels are token, position and y.
 
     Raises:
-        ValueError: another attention, or a score scale that is not positive.
+        ValueError: another attention, or a score scale that is not positive and finite. The model itself refuses
+            prompts of more points than n_context, for which it has no positions.
 
     Source: von Oswald et al. 2023, Proposition 3.
     """
@@ -50,7 +58,8 @@ def copy_then_gradient_descent(
 ) -> HookedTransformer:
     """Copying, then gradient descent on the points that it has put together: `steps + 1` layers.
 
-    Exact: equal to `algorithms.gradient_descent` from 0 up to rounding.
+    Exact: equal to `algorithms.gradient_descent` from 0 up to rounding, on prompts of up to n_context points; the
+    model refuses longer ones.
 
     Args:
         x_dim: dimension of the inputs.
@@ -64,8 +73,8 @@ def copy_then_gradient_descent(
 
     Source: von Oswald et al. 2023, Proposition 3 and section 4.
     """
-    if steps < 1 or not math.isfinite(step_size):
-        raise ValueError(f"needs steps >= 1 and a finite step_size, got {steps} and {step_size}")
+    check_steps(steps)
+    (step_size,) = per_step("step_size", step_size, 1)
     stream = _stream(x_dim, y_dim, n_context)
     x = stream.read("token")[:, :x_dim]
     step = [Head(query=x, key=x, value=stream.read("y"), output=-step_size * stream.write("y"))]

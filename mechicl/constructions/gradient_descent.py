@@ -45,7 +45,7 @@ def gradient_descent(
         >>> model.predict(LinearRegression().sample(4, seed=0)).shape
         torch.Size([4, 1])
     """
-    _check_steps(steps)
+    check_steps(steps)
     (step_size,) = per_step("step_size", step_size, 1)
     if initial_weights is None:
         initial_weights = torch.zeros(x_dim, y_dim, dtype=torch.float64)
@@ -90,7 +90,7 @@ def gd_plus_plus(
 
     Source: von Oswald et al. 2023, appendix A.10, eq. 23.
     """
-    _check_steps(steps)
+    check_steps(steps)
     stream = Stream(x=x_dim, y=y_dim)
 
     def layer(a: float, g: float) -> list[Head]:
@@ -109,6 +109,11 @@ def gd_plus_plus(
     return assemble(stream, layers, n_context=n_context)
 
 
-def _check_steps(steps: int) -> None:
+def check_steps(steps: int) -> None:
+    """Refuse fewer steps than one, for which there would be no layer.
+
+    Raises:
+        ValueError: steps < 1.
+    """
     if steps < 1:
         raise ValueError(f"steps must be at least 1, got {steps}")

@@ -4,6 +4,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.algorithms.gradient_descent import per_step
+from mechicl.constructions.gradient_descent import check_steps
 from mechicl.constructions.vocabulary import Head, Hidden, Stream, assemble
 from mechicl.models import HookedTransformer
 
@@ -32,13 +33,16 @@ def kernel_gradient_descent(
         y_dim: dimension of the targets.
         steps: number of steps, each a layer with the same weights.
 
+    Returns:
+        A float64 model with one head, width `x_dim + y_dim + feature` and `steps` looped layers after the MLP.
+
     Raises:
-        ValueError: steps < 1, a step size that is not finite, or a bias that does not fit the weights.
+        ValueError: steps < 1, a step size that is not finite, a bias that does not fit the weights, or an unknown
+            activation.
 
     Source: von Oswald et al. 2023, Proposition 2.
     """
-    if steps < 1:
-        raise ValueError(f"steps must be at least 1, got {steps}")
+    check_steps(steps)
     (step_size,) = per_step("step_size", step_size, 1)
     x_dim, n_features = weights.shape
     stream = Stream(x=x_dim, y=y_dim, feature=n_features)

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mechicl.constructions.gradient_descent import check_steps
 from mechicl.constructions.vocabulary import Head, Stream, assemble
 from mechicl.models import HookedTransformer
 
@@ -33,16 +34,20 @@ def preconditioned_gd(
         A float64 model with one head, width `x_dim + y_dim` and `steps` layers, looped if all steps are alike.
 
     Raises:
-        ValueError: steps < 1, or a preconditioner of another shape or another number of them than of steps.
+        ValueError: steps < 1, a preconditioner of another shape, with an entry that is not finite, or another number of
+            them than of steps.
 
     Source: Nertinger, Theorem 1, with the sign of section 2 corrected (erratum 9).
     """
     matrices = [preconditioner] * steps if isinstance(preconditioner, Tensor) else list(preconditioner)
-    if steps < 1 or len(matrices) != steps or any(matrix.shape != (x_dim, x_dim) for matrix in matrices):
+    check_steps(steps)
+    if len(matrices) != steps or any(matrix.shape != (x_dim, x_dim) for matrix in matrices):
         raise ValueError(
-            f"needs steps >= 1 and a preconditioner [x x] = {(x_dim, x_dim)}, one or {steps} of them; got "
-            f"steps={steps} and shapes {[tuple(matrix.shape) for matrix in matrices]}"
+            f"needs a preconditioner [x x] = {(x_dim, x_dim)}, one or {steps} of them; got shapes "
+            f"{[tuple(matrix.shape) for matrix in matrices]}"
         )
+    if not all(matrix.isfinite().all() for matrix in matrices):
+        raise ValueError("a preconditioner has an entry that is not finite")
     stream = Stream(x=x_dim, y=y_dim)
 
     def layer(matrix: Tensor) -> list[Head]:
@@ -55,7 +60,7 @@ def preconditioned_gd(
             )
         ]
 
-    alike = all(matrix is matrices[0] for matrix in matrices)
+    alike = all(torch.equal(matrix, matrices[0]) for matrix in matrices)
     layers = [layer(matrices[0])] * steps if alike else [layer(matrix) for matrix in matrices]
     return assemble(stream, layers, n_context=n_context, normalize_by_context=True)
 
@@ -80,14 +85,15 @@ def linear_optimum(*, covariance: Float[Tensor, "x x"], n_context: int) -> Hooke
         1
     """
     sigma = covariance.double()
-    square = sigma.ndim == 2 and sigma.shape[0] == sigma.shape[1]
-    if n_context < 1 or not square or not torch.allclose(sigma, sigma.T) or torch.linalg.eigvalsh(sigma)[0] < -1e-9:
-        raise ValueError(
-            f"covariance must be a symmetric positive semidefinite matrix and n_context >= 1, got "
-            f"n_context={n_context} and {covariance.tolist()}"
-        )
+    if n_context < 1:
+        raise ValueError(f"n_context must be at least 1, got {n_context}")
+    if sigma.ndim != 2 or sigma.shape[0] != sigma.shape[1]:
+        raise ValueError(f"covariance must be a square matrix, got shape {tuple(sigma.shape)}")
     if not sigma.any():
         raise ValueError("a covariance of 0 has no best step: every one predicts 0")
+    symmetric = torch.allclose(sigma, sigma.T)  # nor is one with NaN
+    if not symmetric or torch.linalg.eigvalsh(sigma)[0] < -1e-6 * sigma.abs().max():  # float32's rounding passes
+        raise ValueError(f"covariance must be symmetric and positive semidefinite, got {covariance.tolist()}")
     eye = torch.eye(len(sigma), dtype=torch.float64)
     inverse = torch.linalg.inv((n_context + 1) / n_context * sigma + sigma.trace() / n_context * eye)
     return preconditioned_gd(x_dim=len(sigma), n_context=n_context, preconditioner=inverse)
@@ -106,12 +112,14 @@ def relu_optimum(*, x_dim: int, n_context: int) -> HookedTransformer:
         ValueError: n_context < 1.
 
     Source: Nertinger, Theorem 4, whose Q_0 must be negative where the prediction is minus the query's y (erratum 6):
-    with the printed sign the loss is 14.1.
+    with the printed sign the loss is 14.1. Here the minus stands in the output instead, so that a point counts if its
+    score is positive; a negative Q_0 counts those with negative scores, which predicts minus what this predicts for
+    the mirrored query, with the same loss.
     """
     if n_context < 1:
         raise ValueError(f"n_context must be at least 1, got {n_context}")
     stream = Stream(x=x_dim, y=1)
     scale = 1 / (0.5 * (n_context - 1) / n_context + (x_dim + 2) / n_context)
-    # relu is homogeneous, so the factor may stand behind it, with the sign that a score could not carry there
+    # relu is homogeneous, so the factor may stand behind it
     head = Head(stream.read("x"), stream.read("x"), stream.read("y"), -scale * stream.write("y"))
     return assemble(stream, [[head]], n_context=n_context, attention="relu", normalize_by_context=True)

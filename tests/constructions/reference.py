@@ -1,0 +1,93 @@
+"""Prompts for constructions, and the algorithms as plain numpy loops on one prompt."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from mechicl.prompts import Prompts
+
+Predict = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Prompts, the (larger or equal) number of points that the model is made for, and a source of more numbers."""
+
+    prompts: Prompts
+    n_context: int
+    steps: int
+    rng: np.random.Generator
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {"x_dim": self.prompts.x_dim, "y_dim": self.prompts.y_dim, "n_context": self.n_context}
+
+
+@st.composite
+def cases(draw: st.DrawFn, y_dim: int | None = None, most_steps: int = 12) -> Case:
+    """Sizes up to 20 dimensions, also more of them than points, no context, and fewer points than n_context."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**20)))
+    n, x_dim, y_dim = draw(st.integers(0, 25)), draw(st.integers(1, 20)), y_dim or draw(st.integers(1, 3))
+    steps = draw(st.integers(1, most_steps))
+    return Case(random_prompts(n, x_dim, y_dim, rng=rng), n + draw(st.integers(0, 4)), steps, rng)
+
+
+def random_prompts(n_context: int = 6, x_dim: int = 3, y_dim: int = 2, *, n_prompts: int = 2, rng=None) -> Prompts:
+    """Normal inputs and targets, float64."""
+    rng = np.random.default_rng(0) if rng is None else rng
+    xs = 0.5 * rng.standard_normal((n_prompts, n_context + 1, x_dim))
+    ys = rng.standard_normal((n_prompts, n_context + 1, y_dim))
+    return Prompts(torch.from_numpy(xs), torch.from_numpy(ys))
+
+
+def at_query(prompts: Prompts, predict: Predict) -> np.ndarray:
+    """`predict(X, Y, x_q)` for every prompt, `[prompt y]`."""
+    xs, ys = prompts.xs.numpy(), prompts.ys.numpy()
+    return np.stack([predict(x[:-1], y[:-1], x[-1]) for x, y in zip(xs, ys, strict=True)])
+
+
+def largest_eigenvalue(prompts: Prompts) -> float:
+    """Of any prompt's S; 1 without a context."""
+    xs = prompts.context.xs.numpy()
+    return max((float(np.linalg.norm(x.T @ x, 2)) for x in xs if len(x)), default=1.0)
+
+
+def assert_same(model: Tensor, expected: np.ndarray, tolerance: float = 1e-10) -> None:
+    """Equal up to a part of the largest expected value; exactly, where that is 0."""
+    assert np.isfinite(expected).all()
+    scale = np.abs(expected).max(initial=0.0)
+    np.testing.assert_allclose(model.detach().numpy(), expected, rtol=0, atol=tolerance * scale)
+
+
+def precondition(matrices: list[np.ndarray]) -> Predict:
+    """Preconditioned gradient descent on the mean squared error, one residual after the other."""
+
+    def predict(xs, ys, query):
+        weights = np.zeros((query.size, ys.shape[1]))
+        for matrix in matrices:
+            gradient = np.zeros_like(weights)
+            for x, y in zip(xs, ys, strict=True):
+                gradient += np.outer(x, x @ weights - y) / len(xs)
+            weights = weights - matrix @ gradient
+        return query @ weights
+
+    return predict
+
+
+def iterate(steps: int, alpha: float, penalty: float = 0.0) -> Predict:
+    """Iterative Newton on the second moments plus `penalty` times the identity."""
+
+    def predict(xs, ys, query):
+        second = penalty * np.eye(query.size)
+        for x in xs:
+            second += np.outer(x, x)
+        inverse = alpha * second
+        for _ in range(steps):
+            inverse = 2 * inverse - inverse @ second @ inverse
+        return query @ inverse @ (xs.T @ ys)
+
+    return predict

@@ -1,0 +1,61 @@
+"""The table of constructions: what is exact is exact."""
+
+import pytest
+
+from mechicl import constructions
+from mechicl.constructions import certificates, certificates_table
+
+
+@pytest.fixture(scope="module")
+def found():
+    return certificates(n_prompts=16)
+
+
+def test_all_exact_constructions_are_exact_to_1e_10(found):
+    exact = [certificate for certificate in found if certificate.statement == "exact"]
+    assert len(exact) >= 15
+    assert {c.construction: c.max_relative_error for c in exact if not c.max_relative_error <= 1e-10} == {}
+
+
+def test_the_others_err_by_the_order_that_they_state(found):
+    others = [certificate for certificate in found if certificate.statement != "exact"]
+    assert {certificate.construction for certificate in others} == {"copy_targets", "softmax_gradient_descent", "div"}
+    for certificate in others:
+        assert certificate.statement.startswith("O(")
+        # div's 0.8^256 is below rounding, 12 e^-10 and 0.01² are not
+        low, high = (0, 1e-12) if certificate.construction == "div" else (1e-6, 6e-4)
+        assert low < certificate.max_relative_error < high
+
+
+def test_every_construction_has_a_certificate(found):
+    vocabulary = {"Head", "Hidden", "Layer", "Stream", "assemble", "signed_pair", "with_pseudo_examples"}
+    own = {"Certificate", "certificates", "certificates_table"}
+    assert {certificate.construction for certificate in found} == set(constructions.__all__) - vocabulary - own
+
+
+def test_layers_width_and_heads_are_the_models(found):
+    sizes = {c.theorem: (c.layers, c.width, c.heads) for c in found}
+    assert sizes["000, Proposition 1"] == (5, 8, 1)
+    assert sizes["002, Theorem 1 (linear)"] == (7, 14, 1)
+    assert sizes["002, Theorem 1 (relu)"] == (7, 14, 2)
+
+
+def test_the_table_has_a_row_for_each_and_depends_on_the_seed_alone():
+    table = certificates_table(seed=1, n_prompts=3)
+    assert list(table.columns) == [
+        "theorem",
+        "construction",
+        "layers",
+        "width",
+        "heads",
+        "max_relative_error",
+        "statement",
+    ]
+    assert table.equals(certificates_table(seed=1, n_prompts=3))
+    assert not table.duplicated(["theorem", "statement"]).any()
+    assert (table[table.statement == "exact"].max_relative_error <= 1e-10).all()
+
+
+def test_no_prompts_are_refused():
+    with pytest.raises(ValueError, match="n_prompts must be at least 1"):
+        certificates(n_prompts=0)

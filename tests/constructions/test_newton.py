@@ -1,0 +1,155 @@
+"""Newton's method and ridge regression by attention."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mechicl import constructions
+from mechicl.prompts import Prompts
+from tests.constructions.reference import (
+    assert_same,
+    at_query,
+    cases,
+    iterate,
+    largest_eigenvalue,
+    random_prompts,
+)
+
+quick = settings(max_examples=15)
+attentions = st.sampled_from(["linear", "relu"])
+fractions = st.floats(0.05, 1.95)  # of the alpha that solves the top direction at once
+
+
+@quick
+@given(cases(), attentions, fractions)
+def test_the_transformer_is_newtons_method_on_every_prompt(case, attention, fraction):
+    prompts, steps = case.prompts, case.steps
+    alpha = fraction / largest_eigenvalue(prompts) ** 2
+    model = constructions.newton(**case.sizes, steps=steps, alpha=alpha, attention=attention)
+    assert_same(model.predict(prompts), at_query(prompts, iterate(steps, alpha)))
+    shorter = prompts.prefix(prompts.n_context // 2)
+    assert_same(model.predict(shorter), at_query(shorter, iterate(steps, alpha)))
+
+
+@quick
+@given(cases(), attentions)
+def test_k_iterations_take_k_plus_2_layers_and_width_2d_plus_m(case, attention):
+    model = constructions.newton(**case.sizes, steps=case.steps, alpha=0.1, attention=attention)
+    d, m = case.prompts.x_dim, case.prompts.y_dim
+    assert (model.cfg.n_layers, model.cfg.d_model) == (case.steps + 2, 2 * d + m)
+    assert (model.cfg.n_heads, model.cfg.d_mlp) == ((1, d) if attention == "linear" else (2, 2 * d))
+    assert model.cfg.attention == attention
+    assert model.stream_labels == tuple(
+        [f"x{i + 1}" for i in range(d)] if d > 1 else ["x"]
+    ) + (("y",) if m == 1 else tuple(f"y{i + 1}" for i in range(m))) + (
+        tuple(f"inverse{i + 1}" for i in range(d)) if d > 1 else ("inverse",)
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("attention", ["linear", "relu"])
+def test_without_iterations_it_is_the_start(attention):
+    prompts = random_prompts()
+    model = constructions.newton(x_dim=3, y_dim=2, n_context=6, steps=0, alpha=0.01, attention=attention)
+    assert_same(model.predict(prompts), at_query(prompts, lambda xs, ys, q: 0.01 * q @ xs.T @ xs @ xs.T @ ys))
+    assert model.cfg.n_layers == 2
+
+
+@pytest.mark.parametrize("attention", ["linear", "relu"])
+def test_every_layer_holds_its_iterate_at_every_token(attention):
+    prompts = random_prompts()
+    model = constructions.newton(x_dim=3, y_dim=2, n_context=6, steps=4, alpha=0.02, attention=attention)
+    _, cache = model.run_with_cache(prompts)
+    for prompt in range(2):
+        xs = prompts.xs[prompt].numpy()
+        second = xs[:-1].T @ xs[:-1]
+        inverse = 0.02 * second
+        for layer in range(5):
+            assert_same(cache[f"blocks.{layer}.hook_resid_post"][prompt, :, 5:], xs @ inverse)
+            inverse = 2 * inverse - inverse @ second @ inverse
+
+
+def test_it_converges_to_least_squares():
+    prompts = random_prompts(n_context=30, x_dim=5)
+    model = constructions.newton(x_dim=5, y_dim=2, n_context=30, steps=12, alpha=1 / largest_eigenvalue(prompts) ** 2)
+    assert_same(model.predict(prompts), at_query(prompts, lambda x, y, q: q @ np.linalg.lstsq(x, y, rcond=None)[0]))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"steps": -1}, "steps must be at least 0"),
+        ({"alpha": 0.0}, "alpha must be positive"),
+        ({"alpha": -1.0}, "alpha must be positive"),
+        ({"alpha": math.nan}, "alpha must be positive"),
+        ({"alpha": math.inf}, "alpha must be positive"),
+        ({"attention": "softmax"}, "attention must be"),
+    ],
+)
+@pytest.mark.parametrize("construction", [constructions.newton, constructions.ridge])
+def test_bad_arguments_are_refused(construction, change, message):
+    with pytest.raises(ValueError, match=message):
+        construction(**{"x_dim": 3, "n_context": 4, "steps": 2, "alpha": 0.1, **change})
+
+
+# ---- ridge regression ----
+
+
+@quick
+@given(cases(), attentions, fractions, st.floats(0, 2))
+def test_with_pseudo_examples_it_is_ridge_regression(case, attention, fraction, penalty):
+    prompts = case.prompts
+    alpha = fraction / (largest_eigenvalue(prompts) + penalty) ** 2
+    model = constructions.ridge(**case.sizes, steps=case.steps, alpha=alpha, attention=attention)
+    regularised = constructions.with_pseudo_examples(prompts, penalty=penalty)
+    assert_same(model.predict(regularised), at_query(prompts, iterate(case.steps, alpha, penalty)))
+    assert model.cfg.n_context == case.n_context + prompts.x_dim
+
+
+def test_after_enough_steps_it_is_the_ridge_solution():
+    prompts = random_prompts(n_context=4, x_dim=8)
+    alpha = 1 / (largest_eigenvalue(prompts) + 0.3) ** 2
+    model = constructions.ridge(x_dim=8, y_dim=2, n_context=4, steps=12, alpha=alpha)
+    expected = at_query(prompts, lambda x, y, q: q @ np.linalg.solve(x.T @ x + 0.3 * np.eye(8), x.T @ y))
+    assert_same(model.predict(constructions.with_pseudo_examples(prompts, penalty=0.3)), expected)
+
+
+def test_ridge_reaches_in_a_dozen_iterations_what_a_neumann_series_does_not_in_as_many_terms():
+    """The series of the lecture note on ICL as meta-optimisation, Theorem 3.1, with its 1 / (tr G + λ)."""
+    prompts = random_prompts(n_context=12, x_dim=4, y_dim=1)
+    exact = at_query(prompts, lambda x, y, q: q @ np.linalg.solve(x.T @ x + 0.01 * np.eye(4), x.T @ y))
+
+    def neumann(xs, ys, query):
+        gram = xs.T @ xs
+        scale = 1 / (np.trace(gram) + 0.01)
+        weights = term = scale * xs.T @ ys
+        for _ in range(11):
+            term = term - scale * (gram + 0.01 * np.eye(4)) @ term
+            weights = weights + term
+        return query @ weights
+
+    alpha = 1 / (largest_eigenvalue(prompts) + 0.01) ** 2
+    model = constructions.ridge(x_dim=4, n_context=12, steps=12, alpha=alpha)
+    ours = model.predict(constructions.with_pseudo_examples(prompts, penalty=0.01)).detach().numpy()
+    assert np.abs(ours - exact).max() < 1e-4 * np.abs(exact).max()
+    assert np.abs(at_query(prompts, neumann) - exact).max() > 0.05 * np.abs(exact).max()
+
+
+def test_pseudo_examples_come_first_and_leave_the_prompt_as_it_was():
+    prompts = random_prompts(n_context=4)
+    more = constructions.with_pseudo_examples(prompts, penalty=4)
+    assert torch.equal(more.xs[:, :3], 2 * torch.eye(3, dtype=torch.float64).expand(2, 3, 3))
+    assert not more.ys[:, :3].any()
+    assert torch.equal(more.xs[:, 3:], prompts.xs)
+    assert torch.equal(more.ys[:, 3:], prompts.ys)
+    single = Prompts(prompts.xs.float(), prompts.ys.float())
+    assert constructions.with_pseudo_examples(single, penalty=1).dtype == torch.float32
+
+
+@pytest.mark.parametrize("penalty", [-0.1, math.nan, math.inf])
+def test_bad_penalties_are_refused(penalty):
+    with pytest.raises(ValueError, match="penalty must be"):
+        constructions.with_pseudo_examples(random_prompts(), penalty=penalty)

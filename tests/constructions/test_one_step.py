@@ -1,0 +1,204 @@
+"""Preconditioned gradient descent, and the weights that are best for one layer."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mechicl import constructions
+from mechicl.learners import interval, squared_errors
+from mechicl.tasks import LinearRegression
+from tests.constructions.reference import assert_same, at_query, cases, precondition, random_prompts
+
+quick = settings(max_examples=15)
+
+# ---- preconditioned gradient descent ----
+
+
+@quick
+@given(cases())
+def test_the_transformer_is_preconditioned_gd_on_every_prompt(case):
+    matrix = 0.3 * case.rng.standard_normal((case.prompts.x_dim,) * 2)
+    model = constructions.preconditioned_gd(**case.sizes, preconditioner=torch.from_numpy(matrix), steps=case.steps)
+    assert_same(model.predict(case.prompts), at_query(case.prompts, precondition([matrix] * case.steps)))
+    assert (model.cfg.n_layers, model.cfg.n_heads) == (case.steps, 1)
+    assert model.cfg.d_model == case.prompts.x_dim + case.prompts.y_dim
+    assert model.cfg.recurrent == (case.steps > 1)
+
+
+@quick
+@given(cases(most_steps=6))
+def test_each_step_may_have_a_preconditioner_of_its_own(case):
+    matrices = list(0.3 * case.rng.standard_normal((case.steps, case.prompts.x_dim, case.prompts.x_dim)))
+    given_matrices = [torch.from_numpy(matrix) for matrix in matrices]
+    model = constructions.preconditioned_gd(**case.sizes, preconditioner=given_matrices, steps=case.steps)
+    assert_same(model.predict(case.prompts), at_query(case.prompts, precondition(matrices)))
+    assert not model.cfg.recurrent
+
+
+def test_the_mean_is_over_the_points_of_each_prefix():
+    prompts = random_prompts(n_context=7)
+    matrix = np.diag([0.5, 1.0, 1.5])
+    model = constructions.preconditioned_gd(
+        x_dim=3, y_dim=2, n_context=7, preconditioner=torch.from_numpy(matrix), steps=3
+    )
+    prefixes = model.predict_prefixes(prompts)
+    for t in range(8):
+        assert_same(prefixes[:, t], at_query(prompts.prefix(t), precondition([matrix] * 3)))
+
+
+def test_equal_preconditioners_are_looped_however_they_are_given():
+    matrices = [torch.eye(3), torch.eye(3)]
+    assert constructions.preconditioned_gd(x_dim=3, n_context=4, preconditioner=matrices, steps=2).cfg.recurrent
+
+
+def test_bad_preconditioners_are_refused():
+    eye = torch.eye(3)
+    for steps in (0, -1):
+        with pytest.raises(ValueError, match="steps must be at least 1"):
+            constructions.preconditioned_gd(x_dim=3, n_context=4, preconditioner=eye, steps=steps)
+    for matrices, steps in ((torch.eye(2), 1), ([eye], 2), ([eye] * 3, 2), ([eye, torch.eye(2)], 2), ([], 1)):
+        with pytest.raises(ValueError, match="needs a preconditioner"):
+            constructions.preconditioned_gd(x_dim=3, n_context=4, preconditioner=matrices, steps=steps)
+    with pytest.raises(ValueError, match="not finite"):
+        constructions.preconditioned_gd(x_dim=3, n_context=4, preconditioner=math.nan * eye)
+
+
+# ---- the best layer of linear attention ----
+
+
+def preconditioner_of(model) -> np.ndarray:
+    """A of the one layer's prediction `x A Σ_i x_iᵀ y_i / n`, whose values read y alone."""
+    d = model.cfg.x_dim
+    moved = model.OV.AB[0, 0].detach().numpy()
+    assert not moved[:d].any()
+    assert not moved[:, :d].any()
+    return -moved[d, d] * model.QK.AB[0, 0].detach().numpy()[:d, :d]
+
+
+def gaussian_loss(matrix: np.ndarray, sigma: np.ndarray, n: int) -> float:
+    """`E ‖x - x A Ŝ‖²` by the moments of Gaussian inputs: `E ŜŜ = ((n + 1) Σ² + tr(Σ) Σ) / n`."""
+    second = ((n + 1) * sigma @ sigma + np.trace(sigma) * sigma) / n
+    loss = np.trace(sigma) - 2 * np.trace(sigma @ matrix @ sigma) + np.trace(matrix.T @ sigma @ matrix @ second)
+    return float(loss)
+
+
+@pytest.mark.parametrize(
+    ("eigenvalues", "published", "digits"), [([1.0] * 5, 1.1538, 5e-5), ([10 ** (i / 4) for i in range(5)], 4.58, 5e-3)]
+)
+def test_its_loss_is_the_closed_form(eigenvalues, published, digits):
+    n, total = 20, sum(eigenvalues)
+    model = constructions.linear_optimum(covariance=torch.tensor(eigenvalues).diag(), n_context=n)
+    loss = gaussian_loss(preconditioner_of(model), np.diag(eigenvalues), n)
+    assert loss == pytest.approx(published, abs=digits)
+    assert loss == pytest.approx(sum(v * (1 - v / ((n + 1) / n * v + total / n)) for v in eigenvalues), rel=1e-6)
+    task = LinearRegression(x_dim=5, n_context=n, inputs="gaussian", eigenvalues=tuple(eigenvalues))
+    sampled = interval(squared_errors(model, task.sample(40_000, seed=0, dtype=torch.float64)), level=0.999)
+    assert loss in sampled
+    assert sampled.half_width < 0.05 * loss
+
+
+@quick
+@given(st.integers(1, 20), st.integers(1, 30), st.integers(0, 2**20))
+def test_every_other_preconditioner_has_a_larger_loss(x_dim, n_context, seed):
+    rng = np.random.default_rng(seed)
+    root = rng.standard_normal((x_dim, x_dim))
+    sigma = root @ root.T
+    model = constructions.linear_optimum(covariance=torch.from_numpy(sigma), n_context=n_context)
+    best = preconditioner_of(model)
+    least = gaussian_loss(best, sigma, n_context)
+    direction = np.abs(best).max() * rng.standard_normal((x_dim, x_dim))
+    up, down = (gaussian_loss(best + sign * 0.1 * direction, sigma, n_context) for sign in (1, -1))
+    assert min(up, down) > least
+    # the loss is a parabola along any line: at its lowest point both sides rise alike
+    assert up - down == pytest.approx(0, abs=1e-6 * (up + down - 2 * least) + 1e-9 * least)
+
+
+def test_it_is_the_step_that_it_says_it_is():
+    prompts = random_prompts(n_context=9, y_dim=1)
+    sigma = np.array([[2.0, 0.5, 0.0], [0.5, 1.0, 0.3], [0.0, 0.3, 0.7]])
+    model = constructions.linear_optimum(covariance=torch.from_numpy(sigma), n_context=9)
+    matrix = np.linalg.inv(10 / 9 * sigma + np.trace(sigma) / 9 * np.eye(3))
+    assert_same(model.predict(prompts), at_query(prompts, precondition([matrix])))
+    assert (model.cfg.n_layers, model.cfg.n_heads, model.cfg.d_model) == (1, 1, 4)
+
+
+@pytest.mark.parametrize(
+    ("covariance", "message"),
+    [
+        (torch.tensor([[1.0, 0.5], [0.0, 1.0]]), "symmetric"),
+        (torch.tensor([[1.0, 2.0], [2.0, 1.0]]), "semidefinite"),
+        (torch.tensor([[math.nan, 0.0], [0.0, 1.0]]), "symmetric"),
+        (torch.zeros(2, 2), "no best step"),
+    ],
+)
+def test_what_is_no_covariance_is_refused(covariance, message):
+    with pytest.raises(ValueError, match=message):
+        constructions.linear_optimum(covariance=covariance, n_context=4)
+
+
+def test_a_covariance_that_is_not_square_is_refused():
+    with pytest.raises((ValueError, TypeError)):
+        constructions.linear_optimum(covariance=torch.ones(2, 3), n_context=4)
+
+
+def test_a_singular_covariance_is_fine():
+    model = constructions.linear_optimum(covariance=torch.diag(torch.tensor([1.0, 0.0])), n_context=4)
+    assert model.predict(random_prompts(4, 2, 1)).isfinite().all()
+
+
+@pytest.mark.parametrize("n_context", [0, -1])
+def test_an_optimum_without_a_context_is_refused(n_context):
+    with pytest.raises(ValueError, match="n_context must be at least 1"):
+        constructions.linear_optimum(covariance=torch.eye(2), n_context=n_context)
+    with pytest.raises(ValueError, match="n_context must be at least 1"):
+        constructions.relu_optimum(x_dim=2, n_context=n_context)
+
+
+# ---- the best layer of ReLU attention ----
+
+
+def relu_loss(scale: float, d: int, n: int) -> float:
+    """`E ‖x - c/n Σ relu(<x, x_i>) x_i‖²`: `E[relu(s) x_i | x] = x/2` and `E[relu(s)² ‖x_i‖² | x] = (d + 2) ‖x‖²/2`."""
+    return d - 2 * scale * d / 2 + scale**2 * ((n - 1) / n * d / 4 + d * (d + 2) / 2 / n)
+
+
+@quick
+@given(cases(y_dim=1))
+def test_it_is_one_step_with_rectified_scores(case):
+    n, d = case.n_context + 1, case.prompts.x_dim
+    model = constructions.relu_optimum(x_dim=d, n_context=n)
+    scale = 1 / (0.5 * (n - 1) / n + (d + 2) / n)
+
+    def predict(xs, ys, query):
+        out = np.zeros(1)
+        for x, y in zip(xs, ys, strict=True):
+            out += scale * max(x @ query, 0) * y / len(xs)
+        return out
+
+    assert_same(model.predict(case.prompts), at_query(case.prompts, predict))
+    assert (model.cfg.n_layers, model.cfg.n_heads, model.cfg.attention) == (1, 1, "relu")
+
+
+def test_its_loss_is_the_closed_form_and_no_other_scale_or_direction_has_less():
+    d, n = 5, 20
+    model = constructions.relu_optimum(x_dim=d, n_context=n)
+    scale = -(model.W_V[0, 0] @ model.W_O[0, 0])[d, d].item()
+    least = relu_loss(scale, d, n)
+    closed_form = d - (d / 2) ** 2 / (d / 2 * (0.5 * (n - 1) / n + (d + 2) / n))
+    assert least == pytest.approx(closed_form, rel=1e-12)
+    assert least == pytest.approx(1.970, abs=5e-4)
+    assert all(relu_loss(factor * scale, d, n) > least for factor in (-1, 0, 0.9, 0.999, 1.001, 1.1))
+
+    prompts = LinearRegression(x_dim=d, n_context=n, inputs="gaussian").sample(100_000, seed=0, dtype=torch.float64)
+    errors = squared_errors(model, prompts)
+    assert least in interval(errors, level=0.999)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(3):  # scores <x A, x_i> with A off the identity, on the same prompts
+        moved = constructions.relu_optimum(x_dim=d, n_context=n)
+        with torch.no_grad():
+            moved.blocks[0].attn.W_Q[0, :d, :d] += 0.3 * torch.randn(d, d, generator=generator).double()
+        assert interval(squared_errors(moved, prompts) - errors, level=0.999).low > 0

@@ -1,0 +1,251 @@
+"""The operations against plain tensors, on streams that hold random numbers everywhere."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mechicl.constructions import Head, Hidden, Layer, Stream, aff, assemble, div, mov, mul, total
+from tests.constructions.reference import random_prompts
+
+quick = settings(max_examples=15)
+sizes = st.integers(1, 6)
+seeds = st.integers(0, 2**20)
+N_CONTEXT = 4
+
+
+def random_stream(stream: Stream, seed: int, n_pos: int = N_CONTEXT + 1) -> torch.Tensor:
+    """A residual stream `[prompt pos d_model]`, random but for its one-hot positions."""
+    values = torch.randn(3, n_pos, stream.d_model, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    if "position" in stream.dimensions:
+        start = list(stream.dimensions).index("position")
+        before = sum(list(stream.dimensions.values())[:start])
+        values[..., before : before + n_pos] = torch.eye(n_pos, dtype=torch.float64)
+    return values
+
+
+def run(stream: Stream, layers: list[Layer], residual: torch.Tensor, **config) -> torch.Tensor:
+    """What the layers make of a residual stream."""
+    nothing = Head(stream.read("x"), stream.read("x"), stream.read("x"), 0 * stream.write("x"))  # a model has a head
+    model = assemble(stream, [*layers, [nothing]], n_context=N_CONTEXT, **{"keys": "full", **config})
+    return model(residual, start_at_layer=0, stop_at_layer=len(layers)).detach()
+
+
+def part(stream: Stream, name: str, values: torch.Tensor) -> torch.Tensor:
+    return values @ stream.read(name)
+
+
+def assert_only_target(stream: Stream, before: torch.Tensor, after: torch.Tensor, **expected: torch.Tensor) -> None:
+    """The named subspaces hold what is expected, the others what they held."""
+    for name in stream.dimensions:
+        wanted = expected.get(name, part(stream, name, before))
+        rounding = 1e-12 * (1 + before.abs().max().item()) ** 2
+        torch.testing.assert_close(part(stream, name, after), wanted, rtol=0, atol=rounding)
+
+
+# ---- mov ----
+
+
+@quick
+@given(sizes, seeds, st.sampled_from(["linear", "relu"]), st.sampled_from(["source", "target"]))
+def test_mov_copies_between_positions_and_replaces_what_was_there(size, seed, attention, source):
+    stream = Stream(x=2, y=1, position=N_CONTEXT + 1, source=size, target=size)
+    before = random_stream(stream, seed)
+    moves = [(0, 3), (2, 1), (4, 4), (3, 0)]
+    after = run(stream, [mov(stream, source, "target", moves)], before, attention=attention)
+    expected = part(stream, "target", before).clone()
+    for origin, to in moves:
+        expected[:, to] = part(stream, source, before)[:, origin]
+    assert_only_target(stream, before, after, target=expected)
+
+
+def test_mov_to_later_positions_is_fine_with_causal_keys():
+    stream = Stream(x=2, y=1, position=N_CONTEXT + 1)
+    before = random_stream(stream, 0)
+    after = run(stream, [mov(stream, "x", "x", [(1, 3)])], before, keys="causal")
+    expected = part(stream, "x", before).clone()
+    expected[:, 3] = expected[:, 1]
+    assert_only_target(stream, before, after, x=expected)
+
+
+@pytest.mark.parametrize("moves", [[], [(0, 5)], [(-1, 2)], [(0, 1), (2, 1)]])
+def test_moves_that_make_no_sense_are_refused(moves):
+    with pytest.raises(ValueError, match="moves need pairs of positions below 5"):
+        mov(Stream(x=2, y=1, position=5), "x", "x", moves)
+
+
+def test_mov_needs_subspaces_of_one_dimension():
+    with pytest.raises(ValueError, match="'x' has 2 dimensions and 'y' has 1"):
+        mov(Stream(x=2, y=1, position=5), "x", "y", [(0, 1)])
+
+
+# ---- aff ----
+
+
+@quick
+@given(sizes, sizes, sizes, seeds, st.sampled_from(["identity", "relu", "square"]), st.booleans())
+def test_aff_is_an_affine_map(first, second, size, seed, act_fn, with_bias):
+    stream = Stream(x=first, y=second, target=size)
+    before = random_stream(stream, seed)
+    generator = torch.Generator().manual_seed(seed)
+    w1, w2, b = (torch.randn(*s, size, generator=generator).double() for s in ((first,), (second,), ()))
+    mlp = aff(stream, {"x": w1, "y": w2}, "target", bias=b if with_bias else None, act_fn=act_fn)
+    after = run(stream, [Layer(mlp=mlp)], before, act_fn=act_fn)
+    expected = part(stream, "x", before) @ w1 + part(stream, "y", before) @ w2 + (b if with_bias else 0)
+    assert_only_target(stream, before, after, target=expected)
+
+
+@pytest.mark.parametrize("act_fn", ["identity", "relu", "square"])
+def test_a_target_of_aff_may_be_read(act_fn):
+    stream = Stream(x=3, y=1)
+    before = random_stream(stream, 0)
+    after = run(stream, [Layer(mlp=aff(stream, {"x": -2 * torch.eye(3)}, "x", act_fn=act_fn))], before, act_fn=act_fn)
+    assert_only_target(stream, before, after, x=-2 * part(stream, "x", before))
+
+
+def test_bad_affine_maps_are_refused():
+    stream = Stream(x=3, y=1)
+    with pytest.raises(ValueError, match=r"weights of 'x' must be \[source target\] = \(3, 1\)"):
+        aff(stream, {"x": torch.ones(1, 1)}, "y")
+    with pytest.raises(ValueError, match="act_fn must be"):
+        aff(stream, {"x": torch.ones(3, 1)}, "y", act_fn="gelu")
+    with pytest.raises(ValueError, match="no subspace 'z'"):
+        aff(stream, {"z": torch.ones(3, 1)}, "y")
+    with pytest.raises((ValueError, TypeError)):
+        aff(stream, {"x": torch.ones(3, 1)}, "y", bias=torch.ones(2))
+
+
+# ---- mul ----
+
+
+@quick
+@given(sizes, seeds, st.sampled_from(["x", "target"]))
+def test_mul_is_the_elementwise_product(size, seed, right):
+    stream = Stream(x=size, y=1, left=size, target=size)
+    before = random_stream(stream, seed)
+    after = run(stream, [Layer(mlp=mul(stream, "left", right, "target"))], before, act_fn="square")
+    assert_only_target(stream, before, after, target=part(stream, "left", before) * part(stream, right, before))
+
+
+@quick
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4), seeds)
+def test_mul_is_also_the_product_of_matrices(rows, inner, columns, seed):
+    stream = Stream(x=rows * inner, y=1, right=inner * columns, target=rows * columns)
+    before = random_stream(stream, seed)
+    mlp = mul(stream, "x", "right", "target", shape=(rows, inner, columns))
+    after = run(stream, [Layer(mlp=mlp)], before, act_fn="square")
+    left = part(stream, "x", before).unflatten(-1, (rows, inner))
+    right = part(stream, "right", before).unflatten(-1, (inner, columns))
+    assert_only_target(stream, before, after, target=(left @ right).flatten(-2))
+
+
+@pytest.mark.parametrize("shape", [None, (1, 3, 2), (3, 1, 3)])
+def test_factors_that_do_not_fit_are_refused(shape):
+    with pytest.raises(ValueError, match="need dimensions"):
+        mul(Stream(x=3, y=1, right=3), "x", "right", "y", shape=shape)
+
+
+# ---- div ----
+
+
+@quick
+@given(sizes, seeds, st.integers(0, 9), st.floats(1.0, 20.0), st.floats(0.05, 5.0))
+def test_div_errs_by_no_more_than_its_bound(size, seed, steps, spread, low):
+    stream = Stream(x=size, y=1, target=size, scratch=1)
+    before, high = random_stream(stream, seed), spread * low
+    fraction = torch.rand(3, N_CONTEXT + 1, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    before[..., size : size + 1] = low + (high - low) * fraction
+    layers = div(stream, "x", "y", "target", scratch="scratch", low=low, high=high, steps=steps)
+    assert len(layers) == steps + 1
+    after = run(stream, layers, before, act_fn="square")
+    exact = part(stream, "x", before) / before[..., size : size + 1]
+    bound = ((high - low) / (high + low)) ** 2**steps
+    error = (part(stream, "target", after) - exact).abs()
+    assert (error <= bound * exact.abs() + 1e-12 * (1 + exact.abs().max()) ** 2).all()
+    assert part(stream, "scratch", after).abs().max() <= bound + 1e-12
+    torch.testing.assert_close(part(stream, "x", after), part(stream, "x", before))
+    torch.testing.assert_close(part(stream, "y", after), part(stream, "y", before))
+
+
+def test_div_over_a_tenfold_range_is_exact_to_rounding_after_8_steps():
+    stream = Stream(x=3, y=1, scratch=1)
+    before = random_stream(stream, 0)
+    before[..., 3] = torch.linspace(0.1, 1.0, 15, dtype=torch.float64).reshape(3, 5)
+    layers = div(stream, "x", "y", "x", scratch="scratch", low=0.1, high=1, steps=8)
+    after = run(stream, layers, before, act_fn="square")
+    torch.testing.assert_close(after[..., :3], before[..., :3] / before[..., 3:4], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "change", [{"steps": -1}, {"low": 0.0}, {"low": -1.0}, {"low": 3.0}, {"high": math.inf}, {"low": math.nan}]
+)
+def test_bad_bounds_of_div_are_refused(change):
+    stream = Stream(x=3, y=1, scratch=1, target=3)
+    with pytest.raises(ValueError, match="needs steps >= 0 and 0 < low <= high"):
+        div(stream, "x", "y", "target", **{"scratch": "scratch", "low": 1.0, "high": 2.0, "steps": 2, **change})
+
+
+def test_bad_subspaces_of_div_are_refused():
+    stream = Stream(x=3, y=1, scratch=1, target=3)
+    bounds = {"low": 1, "high": 2, "steps": 2}
+    for denominator, target, scratch in (
+        ("y", "y", "scratch"), ("x", "target", "scratch"), ("y", "target", "y"), ("x", "target", "x")
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="dimension"):
+            div(stream, "x", denominator, target, scratch=scratch, **bounds)
+
+
+# ---- total ----
+
+
+@quick
+@given(sizes, seeds, st.sampled_from(["linear", "relu", "softmax"]), st.booleans())
+def test_total_is_the_sum_over_all_positions(size, seed, attention, normalised):
+    stream = Stream(x=2, y=1, position=N_CONTEXT + 1, source=size, target=size)
+    before = random_stream(stream, seed)
+    normalised = normalised or attention == "softmax"
+    head = total(stream, "source", "target", n_positions=N_CONTEXT + 1 if normalised else 1)
+    config = {"normalize_by_context": normalised} if attention != "softmax" else {}
+    after = run(stream, [Layer([head])], before, attention=attention, **config)
+    expected = part(stream, "target", before) + part(stream, "source", before).sum(1, keepdim=True)
+    assert_only_target(stream, before, after, target=expected)
+
+
+def test_totals_that_make_no_sense_are_refused():
+    stream = Stream(x=2, y=1, position=5)
+    with pytest.raises(ValueError, match="n_positions must be at least 1"):
+        total(stream, "x", "x", n_positions=0)
+    with pytest.raises(ValueError, match="'x' has 2 dimensions and 'y' has 1"):
+        total(stream, "x", "y", n_positions=5)
+
+
+# ---- together ----
+
+
+def test_products_and_a_total_are_a_step_of_gradient_descent():
+    """The read-out of Fu et al.'s proof (C.2), with the identity in place of Newton's inverse."""
+    prompts = random_prompts(N_CONTEXT, 3, 1)
+    stream = Stream(x=3, y=1, position=N_CONTEXT + 1, product=3, weights=3)
+    layers = [
+        Layer(mlp=mul(stream, "y", "x", "product", shape=(1, 1, 3))),
+        Layer(
+            [total(stream, "product", "weights", n_positions=N_CONTEXT + 1)],
+            mul(stream, "x", "weights", "y", shape=(1, 3, 1)),
+        ),
+        Layer(mlp=aff(stream, {"y": -torch.eye(1)}, "y", act_fn="square")),  # the model reads out minus y
+    ]
+    model = assemble(
+        stream,
+        layers,
+        n_context=N_CONTEXT,
+        keys="full",
+        positional_embedding_type="one_hot",
+        normalize_by_context=True,
+        act_fn="square",
+    )
+    xs, ys = prompts.context
+    expected = torch.einsum("px,pnx,pny->py", prompts.query.xs, xs, ys)
+    torch.testing.assert_close(model.predict(prompts), expected)
+    assert isinstance(layers[0].mlp, Hidden)

@@ -1,0 +1,84 @@
+"""Two softmax heads against a step of gradient descent."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+
+from mechicl import constructions
+from tests.algorithms.reference import descend
+from tests.constructions.reference import assert_same, at_query, cases, random_prompts
+
+quick = settings(max_examples=15)
+
+
+def two_heads(step_size, score_scale, sink, n_context):
+    """Both softmaxes written out; the sink is one more key with value 0."""
+
+    def predict(xs, ys, query):
+        out = np.zeros(ys.shape[1])
+        for sign in (1, -1) if len(xs) or sink else ():
+            weights = [math.exp(sign * score_scale * (x @ query)) for x in xs]
+            extra = math.exp(sink) if sink else 0.0
+            normaliser = extra if sink else n_context
+            for weight, y in zip(weights, ys, strict=True):
+                out += sign * step_size * normaliser / (2 * score_scale) * weight * y / (sum(weights) + extra)
+        return out
+
+    return predict
+
+
+@quick
+@given(cases())
+def test_it_is_two_softmax_heads(case):
+    assume(case.n_context)
+    for sink in (True, False):
+        model = constructions.softmax_gradient_descent(**case.sizes, step_size=0.1, score_scale=0.2, sink=sink)
+        height = model.cfg.sink_score if sink else 0.0
+        expected = at_query(case.prompts, two_heads(0.1, 0.2, height, case.n_context))
+        scale = 0.1 * case.prompts.context.ys.abs().sum().item()  # of the terms, which may cancel
+        np.testing.assert_allclose(model.predict(case.prompts).detach().numpy(), expected, rtol=0, atol=1e-12 * scale)
+        assert (model.cfg.n_layers, model.cfg.n_heads) == (1, 2)
+
+
+def relative_error(score_scale, expected, **options):
+    prompts = random_prompts(n_context=10, x_dim=4)
+    model = constructions.softmax_gradient_descent(
+        x_dim=4, y_dim=2, n_context=10, step_size=0.1, score_scale=score_scale, **options
+    )
+    wanted = at_query(prompts, expected)
+    return np.abs(model.predict(prompts).detach().numpy() - wanted).max() / np.abs(wanted).max()
+
+
+def test_with_a_sink_the_error_falls_as_the_square_of_the_score_scale():
+    errors = [relative_error(scale, descend(1, 0.1)) for scale in (0.1, 0.03, 0.01, 0.003)]
+    ratios = np.array(errors[1:]) / np.array(errors[:-1])
+    np.testing.assert_allclose(ratios, [0.09, 1 / 9, 0.09], rtol=0.02)
+    assert errors[-1] < 1e-4
+    assert relative_error(1e-5, descend(1, 0.1)) < 1e-8
+
+
+@quick
+@given(cases())
+def test_with_a_sink_a_small_score_scale_gives_gradient_descent_on_every_prompt(case):
+    assume(case.n_context)
+    model = constructions.softmax_gradient_descent(**case.sizes, step_size=0.1, score_scale=1e-5)
+    assert_same(model.predict(case.prompts), at_query(case.prompts, descend(1, 0.1)), tolerance=1e-6)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"score_scale": 0.0},
+        {"score_scale": -1.0},
+        {"score_scale": math.nan},
+        {"step_size": math.inf},
+        {"n_context": 0},
+    ],
+)
+def test_bad_arguments_are_refused(change):
+    with pytest.raises(ValueError, match="needs a positive finite score_scale"):
+        constructions.softmax_gradient_descent(
+            **{"x_dim": 3, "n_context": 4, "step_size": 0.1, "score_scale": 0.1, **change}
+        )
