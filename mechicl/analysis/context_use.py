@@ -6,8 +6,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.analysis.readouts import LayerLearner
+from mechicl.analysis.readouts import LayerLearner, Lens
 from mechicl.learners import Interval, IterativeLearner, Learner, Samples, interval, ratio_interval
+from mechicl.models import PromptedModel
 from mechicl.prompts import Prompts
 
 
@@ -37,7 +38,7 @@ def forgetting(learner: Learner, prompts: Prompts, *, batch_size: int = 512) -> 
     """Ask each context point again after the whole context, and compare the answer with its target.
 
     Args:
-        learner: any learner. Models that are read layer by layer compute each context once for all points.
+        learner: any learner. Models compute each context once for all points.
         prompts: their queries are replaced by the context's points.
         batch_size: prompts in memory at a time.
 
@@ -48,6 +49,8 @@ def forgetting(learner: Learner, prompts: Prompts, *, batch_size: int = 512) -> 
     """
     if prompts.n_context == 0 or len(prompts) == 0:
         raise ValueError(f"forgetting needs prompts with context points to forget, got {prompts}")
+    if isinstance(learner, PromptedModel):
+        learner = Lens(learner)
     parts = []
     for part in prompts.split(batch_size):
         xs, targets = part.context.xs, part.context.ys

@@ -39,8 +39,16 @@ def test_least_squares_with_fewer_points_than_dimensions_forgets_nothing():
 
 
 def test_a_model_read_by_layers_is_asked_as_by_separate_prompts():
-    by_layers = forgetting(Lens(MODEL), PROMPTS, batch_size=7)
-    torch.testing.assert_close(by_layers.squared_errors, forgetting(MODEL, PROMPTS).squared_errors)
+    class Bare:
+        def predict(self, prompts):
+            return MODEL.predict(prompts)
+
+        def predict_prefixes(self, prompts):
+            return MODEL.predict_prefixes(prompts)
+
+    expected = forgetting(Bare(), PROMPTS).squared_errors
+    for learner in (Lens(MODEL), MODEL):
+        torch.testing.assert_close(forgetting(learner, PROMPTS, batch_size=7).squared_errors, expected)
 
 
 def test_order_does_not_matter_to_batch_learners_and_does_to_online_ones():
