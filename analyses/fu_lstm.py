@@ -41,8 +41,8 @@ def compare(args: Args) -> Comparison:
     families = {
         "newton": of["Newton"],
         "gd": of["gradient descent"],
-        "ogd": AlgorithmFamily(algorithms.online_gradient_descent, "step_size", OGD_STEP_SIZES),
-        "ogd, fitting each point": AlgorithmLearner(algorithms.online_gradient_descent),
+        "ogd": AlgorithmLearner(algorithms.online_gradient_descent),  # the step that fits each point
+        "ogd with one step size": AlgorithmFamily(algorithms.online_gradient_descent, "step_size", OGD_STEP_SIZES),
     }
     models = {
         kind: load_checkpoint(name).models[0] for kind, name in (("transformer", args.transformer), ("lstm", args.lstm))

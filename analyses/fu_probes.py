@@ -46,15 +46,16 @@ def compare(args: Args) -> Comparison:
     }
     result = probe(checkpoint.models[0], quantities, fitting, held_out, progress=True)
     untrained = probe(build(checkpoint.models[0].cfg), quantities, fitting, held_out, progress=True)
+    late = range(2 * task.x_dim, len(result.positions))  # after as many points as dimensions
     rows = []
     for name in quantities:
-        layer, position, explained = result.best(name)
+        layer, position, explained = result.best(name, late)
         control = result.control()[result.quantities.index(name), layer, position].item()
         found = f"layer {layer}, token {result.positions[position]}; R² of the shuffled control {control:.3f}"
-        rows.append(Row(f"{name}: best R²", None, explained, "prompts", found))
-        *where, explained = untrained.best(name)
+        rows.append(Row(f"{name}: best R² after {task.x_dim} points", None, explained, "prompts", found))
+        *where, explained = untrained.best(name, late)
         found = f"layer {where[0]}, token {result.positions[where[1]]}"
-        rows.append(Row(f"{name}: best R² in an untrained model", None, explained, "prompts", found))
+        rows.append(Row(f"{name}: the same in an untrained model", None, explained, "prompts", found))
     figures = [
         Figure(
             name,

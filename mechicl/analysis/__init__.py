@@ -10,9 +10,11 @@ from mechicl.analysis.context_use import (
     order_sensitivity,
     outside_span,
 )
+from mechicl.analysis.growth import Growth, fit_growth
 from mechicl.analysis.induced_weights import induced_weights, regressed_weights
 from mechicl.analysis.interpolation import InterpolationPath, interpolate
-from mechicl.analysis.matching import BestMatch, Growth, Match, fit_growth, match
+from mechicl.analysis.layer_learners import LayerErrors, Lens, layer_errors
+from mechicl.analysis.matching import BestMatch, Match, match
 from mechicl.analysis.one_layer import OneLayerStudy, study_one_layer
 from mechicl.analysis.probes import (
     ProbeResult,
@@ -23,7 +25,7 @@ from mechicl.analysis.probes import (
     probe,
     second_moments,
 )
-from mechicl.analysis.readouts import LayerErrors, Lens, Readouts, fit_readouts, layer_errors, train_readouts
+from mechicl.analysis.readouts import Readouts, fit_readouts, train_readouts
 from mechicl.analysis.rollout import repeated
 from mechicl.analysis.shifts import FOREIGN_INPUTS, ShiftedLosses, losses_over_scales
 from mechicl.analysis.similarity import similarity_of_errors, similarity_of_weights

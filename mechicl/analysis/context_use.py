@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.analysis.readouts import LayerLearner, Lens
+from mechicl.analysis.layer_learners import LayerLearner, Lens
 from mechicl.learners import Interval, IterativeLearner, Learner, Samples, interval, ratio_interval
 from mechicl.models import PromptedModel
 from mechicl.prompts import Prompts

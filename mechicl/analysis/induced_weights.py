@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.analysis.alignment import sensitivities
-from mechicl.analysis.readouts import LayerLearner
+from mechicl.analysis.layer_learners import LayerLearner
 from mechicl.learners import IterativeLearner, Learner
 from mechicl.prompts import Prompts
 

@@ -11,7 +11,7 @@ from tqdm.auto import tqdm
 from mechicl import algorithms, constructions
 from mechicl.analysis.alignment import Alignment, align
 from mechicl.analysis.interpolation import InterpolationPath, interpolate
-from mechicl.analysis.readouts import Lens
+from mechicl.analysis.layer_learners import Lens
 from mechicl.analysis.rollout import repeated
 from mechicl.analysis.shifts import FOREIGN_INPUTS, Scaled, ShiftedLosses, losses_over_scales
 from mechicl.analysis.weights import (

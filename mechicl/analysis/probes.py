@@ -86,8 +86,12 @@ class ProbeResult:
         """R² minus the control's (Hewitt & Liang 2019)."""
         return self.explained() - self.control()
 
-    def best(self, quantity: str) -> tuple[int, int, Interval]:
+    def best(self, quantity: str, positions: Sequence[int] | None = None) -> tuple[int, int, Interval]:
         """Layer and position with the largest R², chosen on every other prompt, and the R² there on the rest.
+
+        Args:
+            quantity: its name.
+            positions: where to look; everywhere by default.
 
         Raises:
             ValueError: an unknown quantity.
@@ -102,7 +106,9 @@ class ProbeResult:
             for i in (0, 1)
         )
         explained = chosen.explained()[self._index(quantity)].nan_to_num(-math.inf)
-        layer, position = divmod(int(explained.argmax()), explained.shape[1])
+        looked_at = list(range(explained.shape[1]) if positions is None else positions)
+        layer, place = divmod(int(explained[:, looked_at].argmax()), len(looked_at))
+        position = looked_at[place]
         return layer, position, measured.interval(quantity, layer, position)
 
     def interval(self, quantity: str, layer: int, position: int, level: float = 0.95) -> Interval:

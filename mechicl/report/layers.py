@@ -17,7 +17,7 @@ from mechicl.tasks import Task
 NEWTON_STEPS = tuple(range(1, 24))
 CHEBYSHEV_STEPS = tuple(range(1, 31))
 GD_STEPS = tuple(sorted({round(4096 ** (i / 43)) for i in range(44)}))  # 40 different ones
-QUERIES = 128  # that weights are regressed on
+QUERIES = 8  # that weights are regressed on, for each dimension of the inputs
 SIZES = "Published numbers are of the paper's 12-layer model with d = 20 and 40 points."
 _CLAIMS = {"Newton": "linear, about 3 a layer in layers 3 to 9", "gradient descent": "exponential"}
 
@@ -74,7 +74,7 @@ def compare_layers(
     for similarity in similarities:
         trajectory = readouts.trajectory(prompts)
         if similarity == "weights":  # as in the paper, A.3.1: regressed on queries from the inputs' distribution
-            queries = task.sample(QUERIES, seed=seed + 2).query.xs
+            queries = task.sample(QUERIES * task.x_dim, seed=seed + 2).query.xs
             trajectory = dataclasses.replace(trajectory, weights=regressed_weights(readouts, prompts, queries))
         matches = {
             name: match(trajectory, learner, prompts, similarity=similarity) for name, learner in families.items()

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 import plotly.graph_objects as go
 from plotly.colors import sample_colorscale
 
-from mechicl.analysis.matching import Growth, Match
+from mechicl.analysis.growth import Growth
+from mechicl.analysis.matching import Match
 from mechicl.analysis.probes import ProbeResult
 from mechicl.learners import Interval
 from mechicl.viz.style import COLORS, add_band, add_line, figure

@@ -85,6 +85,15 @@ def test_quantities_are_those_of_plain_loops():
             np.testing.assert_allclose(gd[p, t], w[:, 0], atol=1e-12)
 
 
+def test_the_best_site_is_found_where_it_was_looked_for():
+    result = probe(_averaging_model(), {"sum": _mean_of_tokens}, FITTING, HELD_OUT)
+    layer, _position, explained = result.best("sum")
+    assert layer == 1
+    assert explained.mean == pytest.approx(1, abs=1e-6)
+    assert explained.n == 100  # the other half chose the site
+    assert result.best("sum", [4, 6])[1] in (4, 6)
+
+
 def test_the_table_names_tokens():
     result = probe(_averaging_model(), {"cross": cross_moments, "second": second_moments}, FITTING, HELD_OUT)
     table = result.to_dataframe()
