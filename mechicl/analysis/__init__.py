@@ -10,6 +10,7 @@ from mechicl.analysis.context_use import (
     order_sensitivity,
     outside_span,
 )
+from mechicl.analysis.dual_form import DualForm, dual_form
 from mechicl.analysis.growth import Growth, fit_growth
 from mechicl.analysis.induced_weights import induced_weights, regressed_weights
 from mechicl.analysis.interpolation import InterpolationPath, interpolate
@@ -42,6 +43,7 @@ __all__ = [
     "FOREIGN_INPUTS",
     "Alignment",
     "BestMatch",
+    "DualForm",
     "Forgetting",
     "GradientDescentFit",
     "Growth",
@@ -59,6 +61,7 @@ __all__ = [
     "WeightProducts",
     "align",
     "cross_moments",
+    "dual_form",
     "fit_growth",
     "fit_readouts",
     "forgetting",
