@@ -9,6 +9,8 @@ from mechicl.analysis.layer_learners import LayerLearner
 from mechicl.learners import IterativeLearner, Learner
 from mechicl.prompts import Prompts
 
+CACHED_ROWS = 2**13  # streams of queries that are computed at a time
+
 
 def induced_weights(learner: Learner, prompts: Prompts) -> Float[Tensor, "step prompt point x y"]:
     """The exact derivative of each prediction with respect to its query, for every prefix of the prompts.
@@ -37,7 +39,7 @@ def induced_weights(learner: Learner, prompts: Prompts) -> Float[Tensor, "step p
 
 @torch.no_grad()
 def regressed_weights(
-    learner: Learner, prompts: Prompts, queries: Float[Tensor, "query x"], *, batch_size: int = 64
+    learner: Learner, prompts: Prompts, queries: Float[Tensor, "query x"], *, batch_size: int | None = None
 ) -> Float[Tensor, "step prompt point x y"]:
     """Weights fitted by least squares to a learner's predictions on sampled queries, for every prefix.
 
@@ -49,7 +51,8 @@ def regressed_weights(
         prompts: the contexts; point t of the result is what the points before it have led to.
         queries: the same for all contexts, many more than dimensions; the paper draws them from the inputs'
             distribution.
-        batch_size: prompts in memory at a time, with all queries of each.
+        batch_size: prompts in memory at a time, with all queries of each; by default so many that the queries' streams
+            stay in a processor's cache.
 
     Raises:
         ValueError: queries of another dimension, or fewer than dimensions.
@@ -61,6 +64,8 @@ def regressed_weights(
             f"queries must be [query x] with x = {prompts.x_dim} and at least as many queries, got "
             f"{tuple(queries.shape)}"
         )
+    if batch_size is None:
+        batch_size = max(1, CACHED_ROWS // (len(queries) * (prompts.n_context + 1)))
     parts = []
     for part in prompts.split(batch_size):
         if isinstance(learner, LayerLearner):
