@@ -236,7 +236,9 @@ def test_every_shipped_checkpoint_is_whole(name):
     checkpoint = load_checkpoint(name)
     assert checkpoint.record["seeds"]
     for seed, model in zip(checkpoint.record["seeds"], checkpoint.models, strict=True):
-        assert torch.equal(load(name, seed=seed).W_Q, model.W_Q)
+        assert all(
+            torch.equal(a, b) for a, b in zip(load(name, seed=seed).parameters(), model.parameters(), strict=True)
+        )
     assert checkpoint.snapshots is None or checkpoint.models_at(-1)
 
 
