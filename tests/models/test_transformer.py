@@ -493,7 +493,9 @@ def test_the_querys_target_is_not_read(cfg: TransformerConfig):
     model, prompts = random_model(cfg), random_prompts(cfg)
     ys = prompts.ys.clone()
     ys[:, -1] = 9.0
-    assert torch.equal(model.predict(Prompts(prompts.xs, ys)), model.predict(prompts))
+    torch.testing.assert_close(
+        model.predict(Prompts(prompts.xs, ys)), model.predict(prompts), rtol=0, atol=0, equal_nan=True
+    )  # exp may overflow
 
 
 def test_initial_weights_start_the_query():
