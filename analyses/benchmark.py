@@ -21,7 +21,7 @@ from torch import Tensor
 from mechicl.analysis import OneLayerStudy, linear_attention_optimum, study_one_layer
 from mechicl.checkpoints import load_checkpoint
 from mechicl.models import TransformerConfig
-from mechicl.tasks import LinearRegression, task_from_dict
+from mechicl.tasks import LinearRegression
 from mechicl.training import TrainingConfig, train
 from mechicl.training.state import Metrics
 
@@ -118,7 +118,7 @@ def report_row() -> dict:
 
 def study(name: str) -> OneLayerStudy:
     checkpoint = load_checkpoint(name)
-    task = task_from_dict(checkpoint.record["training"]["task"])
+    task = checkpoint.task
     assert isinstance(task, LinearRegression)
     return study_one_layer(checkpoint, task, progress=False)
 

@@ -1,5 +1,6 @@
 """A model read after each of its layers: the layers as steps of a learner."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from mechicl.models import PromptedModel
 from mechicl.prompts import Prompts
 
 
-class LayerLearner:
+class LayerLearner(ABC):
     """A model read after each layer: an iterative learner whose steps are 0 (before the first layer) to n_layers.
 
     Models that predict every prefix in one pass (interleaved, causal) give all points, others the query alone.
@@ -29,11 +30,11 @@ class LayerLearner:
     name: str = "layer"
     batch_size: int = 512
 
+    @abstractmethod
     def read(
         self, layer: int, stream: Float[Tensor, "prompt point query d_model"], first_point: int = 0
     ) -> Float[Tensor, "prompt point query y"]:
         """The predictions in the stream after `layer` layers, at points from number `first_point` on."""
-        raise NotImplementedError
 
     def trajectory(self, prompts: Prompts, *, with_weights: bool = False) -> Trajectory:
         """The predictions after each layer.
@@ -92,7 +93,7 @@ class LayerLearner:
     @property
     def gives_all_points(self) -> bool:
         """Whether one pass of the model predicts every point, and not the query alone."""
-        return prediction_rows(self.model) == "points"
+        return self.model.cfg.one_pass
 
     def _weights(self, prompts: Prompts, n_points: int) -> Float[Tensor, "layer prompt point x y"]:
         """By layer and target dimension, one backward pass through the rows of the queries."""
@@ -135,7 +136,7 @@ def frozen(model: torch.nn.Module) -> Iterator[None]:
 
 def prediction_rows(model: PromptedModel) -> Literal["points", "query"]:
     """The rows whose streams see the points before them and no others."""
-    return "points" if model.cfg.prompt_format == "interleaved" and model.cfg.keys == "causal" else "query"
+    return "points" if model.cfg.one_pass else "query"
 
 
 @dataclass(frozen=True, eq=False)

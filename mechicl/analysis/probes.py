@@ -187,7 +187,7 @@ def probe(
     """
     if not quantities:
         raise ValueError("probe() needs at least one quantity")
-    if model.cfg.prompt_format != "interleaved" or model.cfg.keys != "causal":
+    if not model.cfg.one_pass:
         raise ValueError("probe() needs an interleaved model with causal keys: elsewhere positions see all points")
     if fitting.n_context != held_out.n_context or len(fitting) == 0 or len(held_out) < 2:
         raise ValueError(f"fitting and held-out prompts need as many points each: {fitting} and {held_out}")

@@ -295,6 +295,11 @@ class TransformerConfig:
         return prompt_format(self.prompt_format, x_dim=self.x_dim, y_dim=self.y_dim)
 
     @property
+    def one_pass(self) -> bool:
+        """Whether one pass predicts every point from the points before it: no position sees later ones."""
+        return self.prompt_format == "interleaved" and self.keys == "causal"
+
+    @property
     def d_token(self) -> int:
         """Width of a continuous token."""
         return self.format.d_token

@@ -68,6 +68,11 @@ class LSTMConfig:
         return "causal"
 
     @property
+    def one_pass(self) -> bool:
+        """Whether one pass predicts every point from the points before it: always."""
+        return True
+
+    @property
     def format(self) -> Interleaved:
         """The prompt format object."""
         return Interleaved(x_dim=self.x_dim, y_dim=self.y_dim)

@@ -121,7 +121,7 @@ class PromptedModel(HookedRootModule):
 
         One pass where an earlier output cannot see later points (interleaved and causal), else one a prefix.
         """
-        if self.cfg.prompt_format == "interleaved" and self.cfg.keys == "causal":
+        if self.cfg.one_pass:
             return self.forward(prompts, rows="points")
         return torch.stack([self.predict(prompts.prefix(t)) for t in range(prompts.n_context + 1)], dim=1)
 

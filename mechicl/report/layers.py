@@ -61,7 +61,7 @@ def compare_layers(
     Source: Fu et al. 2024, section 4 and B.1 to B.4.
     """
     model, task = checkpoint.models[0], checkpoint.task
-    if model.cfg.prompt_format != "interleaved" or model.cfg.keys != "causal":
+    if not model.cfg.one_pass:
         raise CheckpointError(
             f"layers are matched on interleaved prompts with causal keys; {checkpoint.name} has "
             f"{model.cfg.prompt_format} prompts with {model.cfg.keys} keys"

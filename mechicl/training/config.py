@@ -148,7 +148,7 @@ class TrainingConfig:
     @property
     def one_pass(self) -> bool:
         """Whether one pass of the model predicts every point from the points before it."""
-        return self.model.prompt_format == "interleaved" and self.model.keys == "causal"
+        return self.model.one_pass
 
     @property
     def rows(self) -> Literal["query", "points"]:

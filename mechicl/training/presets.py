@@ -40,14 +40,10 @@ _GPT2_12L = TrainingConfig(
     save_every=5000,
 )  # fmt: skip
 # The same in small, for two cores and an hour or so.
-_GPT2_8L = TrainingConfig(
+_GPT2_8L = _GPT2_12L.replace(
     task=LinearRegression(x_dim=5, n_context=20, inputs="gaussian"),
-    model=TransformerConfig(
-        x_dim=5, n_context=20, prompt_format="interleaved", n_layers=8, n_heads=4, d_model=64, d_mlp=256,
-        attention="softmax", normalization_type="LN", act_fn="gelu_new",
-    ),
+    model=_GPT2_12L.model.replace(x_dim=5, n_context=20, n_layers=8, n_heads=4, d_model=64, d_mlp=256),
     steps=20_000,
-    batch_size=64,
     learning_rate=1e-3,
     schedule="cosine",
     warmup_steps=500,

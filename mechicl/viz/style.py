@@ -52,6 +52,7 @@ def add_band(fig: go.Figure, x: Sequence[float], low: Sequence[float], high: Seq
         go.Scatter(
             x=[*x, *reversed(list(x))],
             y=[*high, *reversed(list(low))],
+            mode="lines",  # by default few points would show markers
             fill="toself",
             fillcolor=_transparent(color),
             line={"width": 0},

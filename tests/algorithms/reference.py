@@ -36,6 +36,21 @@ def descend(steps: int, step_size: float, start: np.ndarray | None = None) -> Pr
     return predict
 
 
+def precondition(matrices: list[np.ndarray]) -> Predict:
+    """Preconditioned gradient descent on the mean squared error, one residual after the other."""
+
+    def predict(xs, ys, query):
+        weights = np.zeros((query.size, ys.shape[1]))
+        for matrix in matrices:
+            gradient = np.zeros_like(weights)
+            for x, y in zip(xs, ys, strict=True):
+                gradient += np.outer(x, x @ weights - y) / len(xs)
+            weights = weights - matrix @ gradient
+        return query @ weights
+
+    return predict
+
+
 def transform(step_sizes: list[float], gammas: list[float]) -> Predict:
     """GD++ as appendix A.10 has it: every step rewrites the tokens; minus the query's y is the prediction."""
 

@@ -8,20 +8,7 @@ from hypothesis import strategies as st
 
 from mechicl.algorithms import chebyshev, gradient_descent, ols, online_gradient_descent, preconditioned_gd
 from mechicl.tasks import LinearRegression
-from tests.algorithms.reference import make_prompts, over_prefixes
-
-
-def precondition(matrices):
-    def predict(xs, ys, query):
-        weights = np.zeros((query.size, ys.shape[1]))
-        for matrix in matrices:
-            gradient = np.zeros_like(weights)
-            for x, y in zip(xs, ys, strict=True):
-                gradient += np.outer(x, x @ weights - y) / len(xs)
-            weights = weights - matrix @ gradient
-        return query @ weights
-
-    return predict
+from tests.algorithms.reference import make_prompts, over_prefixes, precondition
 
 
 @pytest.mark.parametrize("y_dim", [1, 2])

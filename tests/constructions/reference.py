@@ -63,21 +63,6 @@ def assert_same(model: Tensor, expected: np.ndarray, tolerance: float = 1e-10) -
     np.testing.assert_allclose(model.detach().numpy(), expected, rtol=0, atol=tolerance * scale)
 
 
-def precondition(matrices: list[np.ndarray]) -> Predict:
-    """Preconditioned gradient descent on the mean squared error, one residual after the other."""
-
-    def predict(xs, ys, query):
-        weights = np.zeros((query.size, ys.shape[1]))
-        for matrix in matrices:
-            gradient = np.zeros_like(weights)
-            for x, y in zip(xs, ys, strict=True):
-                gradient += np.outer(x, x @ weights - y) / len(xs)
-            weights = weights - matrix @ gradient
-        return query @ weights
-
-    return predict
-
-
 def iterate(steps: int, alpha: float, penalty: float = 0.0) -> Predict:
     """Iterative Newton on the second moments plus `penalty` times the identity."""
 

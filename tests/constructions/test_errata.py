@@ -19,8 +19,8 @@ from mechicl.learners import interval, squared_errors
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
 from mechicl.tasks import LinearRegression
-from tests.algorithms.reference import descend
-from tests.constructions.reference import assert_same, at_query, iterate, precondition, random_prompts
+from tests.algorithms.reference import descend, precondition
+from tests.constructions.reference import assert_same, at_query, iterate, random_prompts
 
 # ---- erratum 3: 002, A.1 (eq. 10) and C.3, α = 2 / ‖S Sᵀ‖₂ ----
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from mechicl import constructions
 from mechicl.learners import interval, squared_errors
 from mechicl.tasks import LinearRegression
-from tests.constructions.reference import assert_same, at_query, cases, precondition, random_prompts
+from tests.algorithms.reference import precondition
+from tests.constructions.reference import assert_same, at_query, cases, random_prompts
 
 quick = settings(max_examples=15)
 
