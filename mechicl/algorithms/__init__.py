@@ -5,9 +5,11 @@ from mechicl.algorithms.first_order import chebyshev, online_gradient_descent, p
 from mechicl.algorithms.gradient_descent import gd_plus_plus, gradient_descent
 from mechicl.algorithms.least_squares import bayes, ols, ridge
 from mechicl.algorithms.newton import newton, newton_moments
+from mechicl.algorithms.stability import DivergenceWarning
 from mechicl.algorithms.tuning import stable_step_size, tuned_step_size
 
 __all__ = [
+    "DivergenceWarning",
     "averaging",
     "bayes",
     "chebyshev",

@@ -1,5 +1,6 @@
 """First-order methods beside plain gradient descent: preconditioned, the best polynomial, and one point at a time."""
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -16,6 +17,7 @@ from mechicl.algorithms.spectra import (
     spectral_trajectory,
     sums_before,
 )
+from mechicl.algorithms.stability import TOLERANCE, warn_where_most_diverge
 from mechicl.learners import Trajectory
 from mechicl.prompts import Prompts
 
@@ -43,6 +45,10 @@ def preconditioned_gd(
     Raises:
         ValueError: a preconditioner of another shape, or fewer of them than steps.
 
+    Warns:
+        DivergenceWarning: more than one step, and on more than half of the full contexts of the first 256 prompts the
+            product of the steps' `I - A_k S / n` has a spectral radius above 1: repeating the steps makes errors grow.
+
     Source: Nertinger, Theorem 1 and section 2, where the sign is printed as plus.
     """
     numbers = checked_steps(steps)
@@ -69,8 +75,22 @@ def preconditioned_gd(
         parts.append((selected(xs, points)[..., None, :] @ reached)[..., 0, :].to(prompts.dtype))
         if with_weights:
             weight_parts.append(reached.to(prompts.dtype))
+    if max(numbers) > 1:
+        _warn_of_growth(prompts[:256], matrices[:1] if isinstance(preconditioner, Tensor) else matrices[: max(numbers)])
     weights = torch.cat(weight_parts, dim=1) if with_weights else None
     return Trajectory(numbers, torch.cat(parts, dim=1), "preconditioned GD", weights)
+
+
+def _warn_of_growth(prompts: Prompts, matrices: Sequence[Tensor]) -> None:
+    context = prompts.context.xs.detach().double()
+    second = context.mT @ context / max(1, prompts.n_context)
+    steps = [torch.eye(prompts.x_dim).to(context) - matrix.detach().to(context) @ second for matrix in matrices]
+    errors = functools.reduce(lambda before, step: step @ before, steps)  # W_K - W is this times W_0 - W
+    finite = errors.isfinite().all(-1).all(-1)
+    radius = torch.linalg.eigvals(errors.where(finite[:, None, None], 0.0)).abs().amax(-1)
+    radius = radius.where(finite, math.inf)
+    quantity = "the spectral radius of " + ("I - A S / n" if len(matrices) == 1 else "the product of all I - A_k S / n")
+    warn_where_most_diverge("preconditioned GD", radius > 1 + TOLERANCE, f"if {quantity} is at most 1", "it", radius)
 
 
 def chebyshev(
@@ -97,28 +117,33 @@ def chebyshev(
     numbers = checked_steps(steps)
 
     def filters(eigenvalues: Tensor) -> Tensor:
-        largest = eigenvalues.amax(-1, keepdim=True)
-        # an eigenvalue that is rounding noise would stretch the interval to 0
-        present = eigenvalues > 1e-13 * eigenvalues.shape[-1] * largest
-        smallest = eigenvalues.masked_fill(~present, math.inf).amin(-1, keepdim=True)
-        spread = (largest - smallest).nan_to_num(0.0, 0.0, 0.0)
-        point_like = spread <= 1e-12 * largest  # one eigenvalue: the first step solves it
-        width = spread.masked_fill(point_like, 1.0)
-        z = (largest + smallest - 2 * eigenvalues) / width
-        z_at_zero = (largest + smallest) / width
-        residuals = []
-        for k in numbers:
-            ratio = torch.cos(k * torch.acos(z.clamp(-1, 1))) * _reciprocal_cosh(
-                k * torch.acosh(z_at_zero.clamp(min=1))
-            )
-            ratio = torch.where(point_like, 1.0 if k == 0 else 0.0, ratio)
-            residuals.append(ratio)
-        progress = 1 - torch.stack(residuals)
-        return torch.where(present, progress / eigenvalues.masked_fill(~present, 1.0), 0.0)
+        return torch.stack([chebyshev_filter(eigenvalues, k) for k in numbers])
 
     return spectral_trajectory(
         prompts, filters, name="Chebyshev", steps=numbers, points=points, with_weights=with_weights
     )
+
+
+def chebyshev_filter(eigenvalues: Float[Tensor, "*any x"], degree: int) -> Float[Tensor, "*any x"]:
+    """`(1 - T_k(z(λ)) / T_k(z(0))) / λ` on the interval that the present eigenvalues of a prefix span, 0 at the others.
+
+    Args:
+        eigenvalues: λ >= 0 of each prefix's S; below `1e-13 x` of the largest they count as absent.
+        degree: k.
+    """
+    largest = eigenvalues.amax(-1, keepdim=True)
+    # an eigenvalue that is rounding noise would stretch the interval to 0
+    present = eigenvalues > 1e-13 * eigenvalues.shape[-1] * largest
+    smallest = eigenvalues.masked_fill(~present, math.inf).amin(-1, keepdim=True)
+    spread = (largest - smallest).nan_to_num(0.0, 0.0, 0.0)
+    point_like = spread <= 1e-12 * largest  # one eigenvalue: the first step solves it
+    width = spread.masked_fill(point_like, 1.0)
+    z = (largest + smallest - 2 * eigenvalues) / width
+    z_at_zero = (largest + smallest) / width
+    residual = torch.cos(degree * torch.acos(z.clamp(-1, 1)))
+    residual = residual * _reciprocal_cosh(degree * torch.acosh(z_at_zero.clamp(min=1)))
+    residual = torch.where(point_like, 1.0 if degree == 0 else 0.0, residual)
+    return torch.where(present, (1 - residual) / eigenvalues.masked_fill(~present, 1.0), 0.0)
 
 
 def _reciprocal_cosh(angle: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Gradient descent on the context's squared error, plain and with the data transformation of GD++."""
 
 import math
+import reprlib
 from collections.abc import Sequence
 
 import torch
@@ -23,8 +24,8 @@ def gradient_descent(
 ) -> Trajectory:
     """Gradient descent from `initial_weights` (0 by default) on `Σ_i (x_i W - y_i)² / 2` over the context.
 
-    In the eigenbasis of S the weights after k steps are B times `(1 - (1 - aλ)^k) / λ`, and `k a` at λ = 0, so any
-    number of steps costs the same. With a step size above 2/λ_max the iteration diverges, and so do predictions.
+    In the eigenbasis of S the weights after k steps are B times `gradient_descent_filter`, so any number of steps costs
+    the same. With a step size below 0 or above 2/λ_max the iteration diverges, and so do predictions.
 
     Args:
         prompts: each prefix is a context of its own.
@@ -40,6 +41,10 @@ def gradient_descent(
     Raises:
         ValueError: a step size that is not finite, steps that are not whole numbers >= 0, or initial_weights of
             another shape.
+
+    Warns:
+        DivergenceWarning: more than one step, and a step size below 0 or above 2/λ_max on more than half of the full
+            contexts.
 
     Source: von Oswald et al. 2023, section 2, eq. 3.
 
@@ -62,14 +67,25 @@ def gradient_descent(
         points=points,
         with_weights=with_weights,
         initial_weights=initial_weights,
+        parameters=f"step_size={step_size}",
     )
 
 
-def gradient_descent_filter(eigenvalues: Tensor, steps: int, step_size: float) -> Tensor:
-    """`(1 - (1 - aλ)^k) / λ`, and its limit `k a` at λ = 0, without cancellation for small λ."""
+def gradient_descent_filter(
+    eigenvalues: Float[Tensor, "*any"], steps: int, step_size: float | Tensor
+) -> Float[Tensor, "..."]:
+    """`(1 - (1 - aλ)^k) / λ`, and its limit `k a` at λ = 0, without cancellation for small λ.
+
+    Differentiable with respect to the step size, as long as no direction has diverged to infinity.
+
+    Args:
+        eigenvalues: λ >= 0.
+        steps: k.
+        step_size: a, a number or a tensor that broadcasts against the eigenvalues.
+    """
     scaled = step_size * eigenvalues
     small = scaled.abs() < 0.5
-    gentle = -torch.expm1(steps * torch.log1p(-scaled.where(small, torch.zeros_like(scaled))))
+    gentle = -torch.expm1(steps * torch.log1p(-scaled.masked_fill(~small, 0.0)))
     progress = torch.where(small, gentle, 1 - (1 - scaled) ** steps)
     tiny = eigenvalues < 1e-300
     return torch.where(tiny, steps * step_size, progress / eigenvalues.masked_fill(tiny, 1.0))
@@ -103,25 +119,61 @@ def gd_plus_plus(
     Raises:
         ValueError: a parameter that is not finite, or another number of them than the largest number of steps.
 
+    Warns:
+        DivergenceWarning: more than one step, and on more than half of the full contexts the residual is larger after
+            the last one than at the start. It cannot be where every a and γ is between 0 and 2/λ_max of the first S.
+
     Source: von Oswald et al. 2023, appendix A.10, eq. 23.
     """
     numbers = checked_steps(steps)
     step_sizes, gammas = per_step("step_size", step_size, max(numbers)), per_step("gamma", gamma, max(numbers))
 
     def filters(eigenvalues: Tensor) -> Tensor:
-        stretch = torch.ones_like(eigenvalues)  # the inputs' coordinates relative to the first ones
-        moment = torch.ones_like(eigenvalues)  # XᵀY's coordinates, likewise
-        total = torch.zeros_like(eigenvalues)
-        after = [total]
-        for a, g in zip(step_sizes, gammas, strict=True):
-            current = eigenvalues * stretch.square()
-            total = total + a * stretch * moment
-            moment = moment * (1 - g * current) * (1 - a * current)
-            stretch = stretch * (1 - g * current)
-            after.append(total)
-        return torch.stack([after[k] for k in numbers])
+        return gd_plus_plus_filters(eigenvalues, step_sizes, gammas)[list(numbers)]
 
-    return spectral_trajectory(prompts, filters, name="GD++", steps=numbers, points=points, with_weights=with_weights)
+    return spectral_trajectory(
+        prompts,
+        filters,
+        name="GD++",
+        steps=numbers,
+        points=points,
+        with_weights=with_weights,
+        parameters=f"step_size={reprlib.repr(step_size)}, gamma={reprlib.repr(gamma)}",
+    )
+
+
+def gd_plus_plus_filters(
+    eigenvalues: Float[Tensor, "*any"],
+    step_sizes: Sequence[float] | Sequence[Tensor] | Float[Tensor, "step *extra"],
+    gammas: Sequence[float] | Sequence[Tensor] | Float[Tensor, "step *extra"],
+) -> Float[Tensor, "after ..."]:
+    """The filters of GD++ after 0, 1, 2, ... steps: `Σ_i a_i (λ_i / λ) Π_{j<i} (1 - a_j λ_j)`.
+
+    `λ_i` is the eigenvalue that the inputs have before step i: `λ_0 = λ`, `λ_{i+1} = λ_i (1 - γ_i λ_i)²`.
+    Differentiable with respect to all parameters.
+
+    Args:
+        eigenvalues: λ >= 0, of the first S.
+        step_sizes: a, one a step, numbers or tensors that broadcast against the eigenvalues.
+        gammas: γ, likewise.
+
+    Returns:
+        One filter more than there are steps.
+
+    Raises:
+        ValueError: not as many gammas as step sizes.
+    """
+    stretch = torch.ones_like(eigenvalues)  # the inputs' coordinates relative to the first ones
+    moment = torch.ones_like(eigenvalues)  # XᵀY's coordinates, likewise
+    total = torch.zeros_like(eigenvalues)
+    after = [total]
+    for a, g in zip(step_sizes, gammas, strict=True):
+        current = eigenvalues * stretch.square()
+        total = total + a * stretch * moment
+        moment = moment * (1 - g * current) * (1 - a * current)
+        stretch = stretch * (1 - g * current)
+        after.append(total)
+    return torch.stack(torch.broadcast_tensors(*after))
 
 
 def per_step(name: str, value: float | Sequence[float], steps: int) -> list[float]:

@@ -3,6 +3,7 @@
 import math
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.algorithms.spectra import PredictedPoints, spectral_trajectory
@@ -93,12 +94,26 @@ def bayes(
 
 
 def _penalised(prompts: Prompts, penalty: float, name: str, points: PredictedPoints, with_weights: bool) -> Trajectory:
-    size = max(prompts.n_context, prompts.x_dim)
-
     def filters(eigenvalues: Tensor) -> Tensor:
-        cutoff = (1e-13 * size * eigenvalues.amax(-1, keepdim=True)).clamp(min=1e-300)  # below, 1/λ may be infinite
-        penalised = eigenvalues + penalty
-        absent = penalised <= cutoff
-        return torch.where(absent, 0.0, 1 / penalised.masked_fill(absent, 1.0))[None]
+        return ridge_filter(eigenvalues, penalty, n_context=prompts.n_context)[None]
 
     return spectral_trajectory(prompts, filters, name=name, points=points, with_weights=with_weights)
+
+
+def ridge_filter(
+    eigenvalues: Float[Tensor, "*any x"], penalty: float | Tensor, *, n_context: int = 0
+) -> Float[Tensor, "... x"]:
+    """`1 / (λ + penalty)`, and 0 where that sum is rounding noise: with no penalty the filter of `ols`.
+
+    Differentiable with respect to the penalty.
+
+    Args:
+        eigenvalues: λ >= 0 of each prefix's S.
+        penalty: >= 0, a number or a tensor that broadcasts against the eigenvalues.
+        n_context: number of points that S was summed over; where there are more than x dimensions, so is the noise.
+    """
+    size = max(n_context, eigenvalues.shape[-1])
+    cutoff = (1e-13 * size * eigenvalues.amax(-1, keepdim=True)).clamp(min=1e-300)  # below, 1/λ may be infinite
+    penalised = eigenvalues + penalty
+    absent = penalised <= cutoff
+    return torch.where(absent, 0.0, 1 / penalised.masked_fill(absent, 1.0))

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.algorithms.spectra import PredictedPoints, checked_steps, spectral_trajectory
@@ -21,7 +22,7 @@ def newton(
 ) -> Trajectory:
     """Iterative Newton: `M_0 = αS`, `M_{k+1} = 2 M_k - M_k S M_k`, prediction `x M_k B`.
 
-    In the eigenbasis `λ m_k = 1 - (1 - αλ²)^(2^k)`, so that any number of steps costs the same.
+    In the eigenbasis M_k is `newton_filter`, so that any number of steps costs the same.
 
     Args:
         prompts: each prefix is a context of its own; the empty one predicts 0.
@@ -50,27 +51,35 @@ def newton(
     def filters(eigenvalues: Tensor) -> Tensor:
         squared = eigenvalues.square()
         if alpha is None:
-            norm = squared.norm(dim=-1, keepdim=True)
-            scaled = squared / norm.masked_fill(norm == 0, 1.0)
+            each = 1 / squared.norm(dim=-1, keepdim=True).clamp(min=1e-300)  # of a prefix of zeros, any
         else:
-            scaled = alpha * squared
-            if bool((scaled >= 2).any()):
+            each = alpha
+            if bool((alpha * squared >= 2).any()):
                 limit = 2 / squared.max().item()
                 raise ValueError(f"alpha={alpha:g} does not converge: on these prompts it must be below {limit:g}")
-        present = eigenvalues > 0
-        reached = torch.stack([newton_progress(scaled, k) for k in numbers])
-        return torch.where(present, reached / eigenvalues.masked_fill(~present, 1.0), 0.0)
+        return torch.stack([newton_filter(eigenvalues, k, each) for k in numbers])
 
     return spectral_trajectory(prompts, filters, name="Newton", steps=numbers, points=points, with_weights=with_weights)
 
 
-def newton_progress(scaled: Tensor, steps: int) -> Tensor:
-    """`λ m_k = 1 - (1 - αλ²)^(2^k)` for `scaled = αλ²` in [0, 2), without cancellation where it is small."""
+def newton_filter(eigenvalues: Float[Tensor, "*any"], steps: int, alpha: float | Tensor) -> Float[Tensor, "..."]:
+    """`m_k = (1 - (1 - αλ²)^(2^k)) / λ`, and its limit 0 at λ = 0, without cancellation for small λ.
+
+    Differentiable with respect to α, as long as no direction has diverged to infinity.
+
+    Args:
+        eigenvalues: λ >= 0.
+        steps: k.
+        alpha: α, a number or a tensor that broadcasts against the eigenvalues; it converges for `0 < αλ² < 2`.
+    """
+    scaled = alpha * eigenvalues.square()
     small = scaled < 0.5
-    gentle = -torch.expm1(2.0**steps * torch.log1p(-scaled.where(small, torch.zeros_like(scaled))))
+    gentle = -torch.expm1(2.0**steps * torch.log1p(-scaled.masked_fill(~small, 0.0)))
     # an even power beyond k = 0, so that the sign of 1 - αλ² matters only there
     rest = 1 - scaled if steps == 0 else (1 - scaled).abs() ** (2.0**steps)
-    return torch.where(small, gentle, 1 - rest)
+    progress = torch.where(small, gentle, 1 - rest)
+    present = eigenvalues > 0
+    return torch.where(present, progress / eigenvalues.masked_fill(~present, 1.0), 0.0)
 
 
 def newton_moments(steps: int, alpha: float) -> list[float]:

@@ -13,6 +13,7 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
+from mechicl.algorithms.stability import residuals_grow, warn_where_most_diverge
 from mechicl.learners import Trajectory
 from mechicl.prompts import Prompts
 
@@ -107,6 +108,7 @@ def spectral_trajectory(
     points: PredictedPoints = "all",
     initial_weights: Float[Tensor, "x y"] | None = None,
     with_weights: bool = False,
+    parameters: str = "",
 ) -> Trajectory:
     """Predictions of a spectral algorithm, computed in float64 and returned in the prompts' dtype.
 
@@ -121,12 +123,17 @@ def spectral_trajectory(
         points: "all" prefixes, or the "query" alone (a trajectory with one point).
         initial_weights: the learner's weights `[x y]` before any step; the algorithm then fits what they leave.
         with_weights: also return the weights.
+        parameters: of an iteration that converges with any between 0 and `2 / λ_max(S)`, and may diverge with others.
 
     Returns:
         Trajectory with predictions `[step prompt point y]`.
 
     Raises:
         ValueError: unknown points, or initial_weights of another shape.
+
+    Warns:
+        DivergenceWarning: `parameters` are given, and after the largest number of steps, if that is more than one, the
+            residual on most of the full contexts is larger than at the start.
     """
     if points not in ("all", "query"):
         raise ValueError(f"points must be 'all' or 'query', got {points!r}")
@@ -137,7 +144,8 @@ def spectral_trajectory(
     per_prompt = n_points * prompts.x_dim * max(prompts.x_dim, prompts.y_dim, len(steps))
     if with_weights:
         per_prompt = max(per_prompt, len(steps) * n_points * prompts.x_dim * prompts.y_dim)
-    parts, weight_parts = [], []
+    last = max(range(len(steps)), key=lambda i: steps[i])
+    parts, weight_parts, growing, limits = [], [], [], []
     for part in prompts.split(max(1, CHUNK_ELEMENTS // per_prompt)):
         xs, ys = part.xs.double(), part.ys.double()
         start = None
@@ -146,6 +154,10 @@ def spectral_trajectory(
             ys = ys - start
         spectra = PrefixSpectra.of(xs, ys, points)
         filtered = filters(spectra.eigenvalues)
+        if parameters and steps[last] > 1:
+            full = spectra.eigenvalues[:, -1].detach()
+            growing.append(residuals_grow(full, filtered[last, :, -1].detach()))
+            limits.append(2 / full.amax(-1))
         predictions = spectra.predict(filtered)
         if start is not None:
             predictions = predictions + (start if points == "all" else start[:, -1:])
@@ -154,6 +166,11 @@ def spectral_trajectory(
             weights = spectra.weights(filtered)
             weights = weights if initial_weights is None else weights + initial_weights.to(weights)
             weight_parts.append(weights.to(prompts.dtype))
+    if growing:
+        condition = "with values between 0 and 2 / λ_max(S)"
+        warn_where_most_diverge(
+            f"{name} with {parameters}", torch.cat(growing), condition, "that bound", torch.cat(limits)
+        )
     weights = torch.cat(weight_parts, dim=1) if with_weights else None
     return Trajectory(tuple(steps), torch.cat(parts, dim=1), name, weights)
 

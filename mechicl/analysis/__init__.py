@@ -1,7 +1,9 @@
 """Analyses: they take learners and return result objects of per-prompt tensors; nothing is averaged before you ask."""
 
+from mechicl.analysis.algorithm_families import tuned_descent
 from mechicl.analysis.alignment import Alignment, align, sensitivities
 from mechicl.analysis.closed_forms import OneStepOptimum, linear_attention_optimum, one_step_optimum
+from mechicl.analysis.connectivity import Curve, ModeConnectivity, Path, interpolate, mode_connectivity
 from mechicl.analysis.context_use import (
     Forgetting,
     OrderSensitivity,
@@ -11,9 +13,11 @@ from mechicl.analysis.context_use import (
     outside_span,
 )
 from mechicl.analysis.dual_form import DualForm, dual_form
+from mechicl.analysis.families import FamilyName
+from mechicl.analysis.fits import ConstructionFit, Members, fit_construction
 from mechicl.analysis.growth import Growth, fit_growth
+from mechicl.analysis.identification import FamilyMatch, Identification, identify
 from mechicl.analysis.induced_weights import induced_weights, regressed_weights
-from mechicl.analysis.interpolation import InterpolationPath, interpolate
 from mechicl.analysis.layer_learners import LayerErrors, Lens, layer_errors
 from mechicl.analysis.matching import BestMatch, Match, match
 from mechicl.analysis.one_layer import OneLayerStudy, study_one_layer
@@ -30,64 +34,71 @@ from mechicl.analysis.readouts import Readouts, fit_readouts, train_readouts
 from mechicl.analysis.rollout import repeated
 from mechicl.analysis.shifts import FOREIGN_INPUTS, ShiftedLosses, losses_over_scales
 from mechicl.analysis.similarity import similarity_of_errors, similarity_of_weights
-from mechicl.analysis.weights import (
-    GradientDescentFit,
-    WeightProducts,
-    read_gradient_descent,
-    trained_part,
-    weight_products,
-    with_products,
-)
+from mechicl.analysis.spectral import SpectralLearner
+from mechicl.analysis.symmetries import aligned, lifted, rescaled
+from mechicl.analysis.weights import WeightProducts, weight_products, with_products
 
 __all__ = [
     "FOREIGN_INPUTS",
     "Alignment",
     "BestMatch",
+    "ConstructionFit",
+    "Curve",
     "DualForm",
+    "FamilyMatch",
+    "FamilyName",
     "Forgetting",
-    "GradientDescentFit",
     "Growth",
-    "InterpolationPath",
+    "Identification",
     "LayerErrors",
     "Lens",
     "Match",
+    "Members",
+    "ModeConnectivity",
     "OneLayerStudy",
     "OneStepOptimum",
     "OrderSensitivity",
     "OutsideSpan",
+    "Path",
     "ProbeResult",
     "Readouts",
     "ShiftedLosses",
+    "SpectralLearner",
     "WeightProducts",
     "align",
+    "aligned",
     "cross_moments",
     "dual_form",
+    "fit_construction",
     "fit_growth",
     "fit_readouts",
     "forgetting",
     "gradient_descent_weights",
+    "identify",
     "induced_weights",
     "interpolate",
     "layer_errors",
+    "lifted",
     "linear_attention_optimum",
     "losses_over_scales",
     "match",
+    "mode_connectivity",
     "newton_weights",
     "ols_weights",
     "one_step_optimum",
     "order_sensitivity",
     "outside_span",
     "probe",
-    "read_gradient_descent",
     "regressed_weights",
     "repeated",
+    "rescaled",
     "second_moments",
     "sensitivities",
     "similarity_of_errors",
     "similarity_of_weights",
     "study_one_layer",
     "train_readouts",
-    "trained_part",
+    "tuned_descent",
     "weight_products",
     "with_products",
 ]

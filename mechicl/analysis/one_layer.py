@@ -10,18 +10,12 @@ from tqdm.auto import tqdm
 
 from mechicl import algorithms, constructions
 from mechicl.analysis.alignment import Alignment, align
-from mechicl.analysis.interpolation import InterpolationPath, interpolate
+from mechicl.analysis.connectivity import Path, interpolate
+from mechicl.analysis.fits import ConstructionFit, fit_construction
 from mechicl.analysis.layer_learners import Lens
 from mechicl.analysis.rollout import repeated
 from mechicl.analysis.shifts import FOREIGN_INPUTS, Scaled, ShiftedLosses, losses_over_scales
-from mechicl.analysis.weights import (
-    GradientDescentFit,
-    WeightProducts,
-    read_gradient_descent,
-    trained_part,
-    weight_products,
-    with_products,
-)
+from mechicl.analysis.weights import weight_products, with_products
 from mechicl.checkpoints import Checkpoint
 from mechicl.learners import Interval, interval
 from mechicl.models import HookedTransformer
@@ -59,7 +53,8 @@ class RollOut:
         damping: λ.
         trained: mean squared errors after 0, 1, ... repeats of the part of the layer that training reaches,
             `[step seed]`.
-        whole_layer: the same with what training leaves at its initial values (see `trained_part`), `[step seed]`.
+        whole_layer: the same with what training leaves at its initial values (see `WeightProducts.acting`),
+            `[step seed]`.
         gradient_descent: `[step]`.
     """
 
@@ -81,7 +76,7 @@ class OneLayerStudy:
         squared_errors: of each seed's model on the held-out prompts, `[seed prompt]`.
         gd_squared_errors: of tuned gradient descent on the same prompts, `[prompt]`.
         alignments: with gradient descent, one a seed.
-        fits: gradient descent read off the weights, one a seed.
+        fit: gradient descent read off the weights, all seeds.
         paths: to the construction with rescaling, one a seed.
         raw_paths: without.
         shifts: by name, the losses of gradient descent, of each seed ("trained 0", ...) and of the model half-way
@@ -97,9 +92,9 @@ class OneLayerStudy:
     squared_errors: Float[Tensor, "seed prompt"]
     gd_squared_errors: Float[Tensor, "prompt"]
     alignments: list[Alignment]
-    fits: list[GradientDescentFit]
-    paths: list[InterpolationPath]
-    raw_paths: list[InterpolationPath]
+    fit: ConstructionFit
+    paths: list[Path]
+    raw_paths: list[Path]
     shifts: dict[str, ShiftedLosses]
     roll_outs: list[RollOut]
     over_training: AlignmentOverTraining | None
@@ -114,7 +109,7 @@ class OneLayerStudy:
 
     def step_size_ratio(self) -> Interval:
         """The step size read off the weights over the tuned one, over seeds."""
-        return interval(torch.stack([fit.step_size[0, 0] for fit in self.fits]) / self.step_size)
+        return interval(self.fit.projected.parameters["step_size"][:, 0] / self.step_size)
 
     def midpoint_excess(self, rescaled: bool = True) -> Interval:
         """Excess loss at the middle of the path, over seeds."""
@@ -175,7 +170,8 @@ def study_one_layer(
     seeds = tuple(checkpoint.record.get("seeds", range(len(models))))
     learners = {"gradient descent": construction}
     learners |= {f"trained {i}": model for i, model in zip(seeds, models, strict=True)}
-    learners |= {f"interpolated {i}": _midpoint(model, construction) for i, model in zip(seeds, models, strict=True)}
+    paths = [interpolate(model, construction, prompts) for model in models]
+    learners |= {f"interpolated {i}": path.curve.model(0.5) for i, path in zip(seeds, paths, strict=True)}
     stages = tqdm(total=6, desc="study", disable=not progress)
 
     def done(stage: T) -> T:
@@ -190,9 +186,9 @@ def study_one_layer(
         squared_errors=torch.stack([_squared_errors(model, prompts) for model in models]),
         gd_squared_errors=_squared_errors(construction, prompts),
         alignments=done([align(model, construction, prompts) for model in models]),
-        fits=[read_gradient_descent(model) for model in models],
-        paths=done([interpolate(model, construction, prompts) for model in models]),
-        raw_paths=done([interpolate(model, construction, prompts, rescale=False) for model in models]),
+        fit=fit_construction(models, "gd", task, refine=False),
+        paths=done(paths),
+        raw_paths=done([interpolate(model, construction, prompts, kind="raw") for model in models]),
         shifts=done(
             {
                 name: losses_over_scales(learners, shifted, SCALES, scaled=scaled, n_prompts=n_prompts, seed=seed)
@@ -204,12 +200,6 @@ def study_one_layer(
     )
     stages.close()
     return study
-
-
-def _midpoint(model: HookedTransformer, construction: HookedTransformer) -> HookedTransformer:
-    a, b = weight_products(model).fixed(), weight_products(construction)
-    between = WeightProducts((a.W_KQ + b.W_KQ) / 2, (a.W_PV + b.W_PV) / 2, a.x_dim, a.y_dim)
-    return with_products(model, between)
 
 
 @torch.no_grad()
@@ -224,7 +214,7 @@ def _roll_out(
         trajectory = Lens(repeated(model, steps, damping)).trajectory(prompts)
         return (trajectory.query() - prompts.query.ys).square().mean((-2, -1))
 
-    reached = [with_products(model, trained_part(weight_products(model))) for model in models]
+    reached = [with_products(model, weight_products(model).acting()) for model in models]
     return RollOut(
         damping,
         trained=torch.stack([losses(model) for model in reached], dim=-1),

@@ -5,7 +5,7 @@ import math
 import torch
 
 from mechicl.algorithms.gradient_descent import per_step
-from mechicl.constructions.gradient_descent import check_steps
+from mechicl.constructions.gradient_descent import check_stability, check_steps
 from mechicl.constructions.vocabulary import Head, Stream, assemble
 from mechicl.models import HookedTransformer
 
@@ -54,7 +54,13 @@ def copy_targets(
 
 
 def copy_then_gradient_descent(
-    *, x_dim: int, n_context: int, step_size: float, y_dim: int = 1, steps: int = 1
+    *,
+    x_dim: int,
+    n_context: int,
+    step_size: float,
+    y_dim: int = 1,
+    steps: int = 1,
+    largest_eigenvalue: float | None = None,
 ) -> HookedTransformer:
     """Copying, then gradient descent on the points that it has put together: `steps + 1` layers.
 
@@ -67,14 +73,20 @@ def copy_then_gradient_descent(
         step_size: a, the factor on the gradient of `Σ_i (x_i W - y_i)² / 2`.
         y_dim: dimension of the targets.
         steps: number of steps after the copying layer.
+        largest_eigenvalue: λ_max of S on the prompts that the model is meant for; a step size that diverges there gives
+            a warning.
 
     Raises:
-        ValueError: steps < 1, or a step size that is not finite.
+        ValueError: steps < 1, a step size that is not finite, or a largest eigenvalue that is not positive and finite.
+
+    Warns:
+        DivergenceWarning: more than one step, and a step size below 0 or above 2 / largest_eigenvalue.
 
     Source: von Oswald et al. 2023, Proposition 3 and section 4.
     """
     check_steps(steps)
     (step_size,) = per_step("step_size", step_size, 1)
+    check_stability(f"gradient descent with step_size={step_size}", [step_size] * steps, None, largest_eigenvalue)
     stream = _stream(x_dim, y_dim, n_context)
     x = stream.read("token")[:, :x_dim]
     step = [Head(query=x, key=x, value=stream.read("y"), output=-step_size * stream.write("y"))]

@@ -1,12 +1,14 @@
 """Linear attention that is gradient descent, plain and with the data transformation of GD++."""
 
+import reprlib
 from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.algorithms.gradient_descent import per_step
+from mechicl.algorithms.gradient_descent import gd_plus_plus_filters, per_step
+from mechicl.algorithms.stability import checked_eigenvalue, residuals_grow, warn_of_divergence
 from mechicl.constructions.vocabulary import Head, Stream, assemble
 from mechicl.models import HookedTransformer
 
@@ -19,6 +21,7 @@ def gradient_descent(
     y_dim: int = 1,
     steps: int = 1,
     initial_weights: Float[Tensor, "x y"] | None = None,
+    largest_eigenvalue: float | None = None,
 ) -> HookedTransformer:
     """Gradient descent on the context's squared error, one step a layer.
 
@@ -31,12 +34,18 @@ def gradient_descent(
         y_dim: dimension of the targets.
         steps: number of steps, each a layer with the same weights.
         initial_weights: W_0 `[x y]`, 0 by default.
+        largest_eigenvalue: λ_max of S on the prompts that the model is meant for; a step size that diverges there gives
+            a warning.
 
     Returns:
         A float64 model with one head, width `x_dim + y_dim` and `steps` looped layers.
 
     Raises:
-        ValueError: steps < 1, a step size that is not finite, or initial_weights of another shape.
+        ValueError: steps < 1, a step size that is not finite, initial_weights of another shape, or a largest eigenvalue
+            that is not positive and finite.
+
+    Warns:
+        DivergenceWarning: more than one step, and a step size below 0 or above 2 / largest_eigenvalue.
 
     Source: von Oswald et al. 2023, Proposition 1 and appendix A.1.
 
@@ -47,6 +56,7 @@ def gradient_descent(
     """
     check_steps(steps)
     (step_size,) = per_step("step_size", step_size, 1)
+    check_stability(f"gradient descent with step_size={step_size}", [step_size] * steps, None, largest_eigenvalue)
     if initial_weights is None:
         initial_weights = torch.zeros(x_dim, y_dim, dtype=torch.float64)
     elif initial_weights.shape != (x_dim, y_dim):
@@ -69,6 +79,7 @@ def gd_plus_plus(
     gamma: float | Sequence[float],
     y_dim: int = 1,
     steps: int = 1,
+    largest_eigenvalue: float | None = None,
 ) -> HookedTransformer:
     """GD++: gradient descent whose layers also transform every input by `x ← x - γ x S`.
 
@@ -81,16 +92,26 @@ def gd_plus_plus(
         gamma: γ, acting on the summed S, one for all steps or one a step.
         y_dim: dimension of the targets.
         steps: number of steps, each a layer.
+        largest_eigenvalue: λ_max of S on the prompts that the model is meant for; parameters that diverge there give a
+            warning.
 
     Returns:
         A float64 model with one head, width `x_dim + y_dim` and `steps` layers, looped if all steps are alike.
 
     Raises:
-        ValueError: steps < 1, or another number of parameters than of steps, or one that is not finite.
+        ValueError: steps < 1, another number of parameters than of steps, one that is not finite, or a largest
+            eigenvalue that is not positive and finite.
+
+    Warns:
+        DivergenceWarning: more than one step, after which the residual in the direction of the largest eigenvalue is
+            larger than at the start. It cannot be if every a and γ is between 0 and 2 / largest_eigenvalue.
 
     Source: von Oswald et al. 2023, appendix A.10, eq. 23.
     """
     check_steps(steps)
+    step_sizes, gammas = per_step("step_size", step_size, steps), per_step("gamma", gamma, steps)
+    parameters = f"GD++ with step_size={reprlib.repr(step_size)}, gamma={reprlib.repr(gamma)}"
+    check_stability(parameters, step_sizes, gammas, largest_eigenvalue)
     stream = Stream(x=x_dim, y=y_dim)
 
     def layer(a: float, g: float) -> list[Head]:
@@ -103,9 +124,8 @@ def gd_plus_plus(
             )
         ]
 
-    parameters = list(zip(per_step("step_size", step_size, steps), per_step("gamma", gamma, steps), strict=True))
-    alike = len(set(parameters)) == 1
-    layers = [layer(*parameters[0])] * steps if alike else [layer(a, g) for a, g in parameters]
+    pairs = list(zip(step_sizes, gammas, strict=True))
+    layers = [layer(*pairs[0])] * steps if len(set(pairs)) == 1 else [layer(a, g) for a, g in pairs]
     return assemble(stream, layers, n_context=n_context)
 
 
@@ -117,3 +137,29 @@ def check_steps(steps: int) -> None:
     """
     if steps < 1:
         raise ValueError(f"steps must be at least 1, got {steps}")
+
+
+def check_stability(
+    parameters: str, step_sizes: Sequence[float], gammas: Sequence[float] | None, largest_eigenvalue: float | None
+) -> None:
+    """Warn of parameters with which more than one step diverges in the direction of S's largest eigenvalue.
+
+    Args:
+        parameters: the construction and its values, for the message.
+        step_sizes: a, one a step.
+        gammas: γ, one a step; None is 0 for all.
+        largest_eigenvalue: λ_max of S; None checks nothing.
+
+    Raises:
+        ValueError: a largest eigenvalue that is not positive and finite.
+
+    Warns:
+        DivergenceWarning: there is more than one step, and the residual is larger after them than at the start.
+    """
+    if largest_eigenvalue is None:
+        return
+    eigenvalue = torch.tensor([checked_eigenvalue(largest_eigenvalue)], dtype=torch.float64)
+    after = gd_plus_plus_filters(eigenvalue, step_sizes, gammas or [0.0] * len(step_sizes))
+    if len(step_sizes) > 1 and residuals_grow(eigenvalue, after[-1]):
+        condition = f"with values between 0 and 2 / λ_max(S) = {2 / largest_eigenvalue:.4g}"
+        warn_of_divergence(parameters, largest_eigenvalue, condition)

@@ -4,7 +4,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.algorithms.gradient_descent import per_step
-from mechicl.constructions.gradient_descent import check_steps
+from mechicl.constructions.gradient_descent import check_stability, check_steps
 from mechicl.constructions.vocabulary import Head, Hidden, Stream, assemble
 from mechicl.models import HookedTransformer
 
@@ -18,6 +18,7 @@ def kernel_gradient_descent(
     act_fn: str = "relu",
     y_dim: int = 1,
     steps: int = 1,
+    largest_eigenvalue: float | None = None,
 ) -> HookedTransformer:
     """Gradient descent from 0 on the features `m(x) = act(x weights + bias)`, one step a layer.
 
@@ -32,18 +33,24 @@ def kernel_gradient_descent(
         act_fn: their activation, a name in `models.config.ELEMENTWISE`.
         y_dim: dimension of the targets.
         steps: number of steps, each a layer with the same weights.
+        largest_eigenvalue: λ_max of `Σ_i m(x_i)ᵀ m(x_i)` on the prompts that the model is meant for; a step size that
+            diverges there gives a warning.
 
     Returns:
         A float64 model with one head, width `x_dim + y_dim + feature` and `steps` looped layers after the MLP.
 
     Raises:
-        ValueError: steps < 1, a step size that is not finite, a bias that does not fit the weights, or an unknown
-            activation.
+        ValueError: steps < 1, a step size that is not finite, a bias that does not fit the weights, an unknown
+            activation, or a largest eigenvalue that is not positive and finite.
+
+    Warns:
+        DivergenceWarning: more than one step, and a step size below 0 or above 2 / largest_eigenvalue.
 
     Source: von Oswald et al. 2023, Proposition 2.
     """
     check_steps(steps)
     (step_size,) = per_step("step_size", step_size, 1)
+    check_stability(f"gradient descent with step_size={step_size}", [step_size] * steps, None, largest_eigenvalue)
     x_dim, n_features = weights.shape
     stream = Stream(x=x_dim, y=y_dim, feature=n_features)
     features = Hidden(

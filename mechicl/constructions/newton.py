@@ -5,13 +5,21 @@ import math
 import torch
 from torch import Tensor
 
+from mechicl.algorithms.stability import TOLERANCE, checked_eigenvalue, warn_of_divergence
 from mechicl.constructions.vocabulary import Head, Hidden, Layer, Stream, assemble, signed_pair
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
 
 
 def newton(
-    *, x_dim: int, n_context: int, steps: int, alpha: float, y_dim: int = 1, attention: str = "linear"
+    *,
+    x_dim: int,
+    n_context: int,
+    steps: int,
+    alpha: float,
+    y_dim: int = 1,
+    attention: str = "linear",
+    largest_eigenvalue: float | None = None,
 ) -> HookedTransformer:
     """Iterative Newton: `M_0 = αS`, `M_{k+1} = 2 M_k - M_k S M_k`, prediction `x M_k B`.
 
@@ -26,12 +34,18 @@ def newton(
         alpha: α, below `2 / λ_max²` of every context (see `algorithms.newton`).
         y_dim: dimension of the targets, m.
         attention: "linear", or "relu", where each score takes a pair of heads.
+        largest_eigenvalue: λ_max of S on the prompts that the model is meant for; an alpha that diverges there gives a
+            warning.
 
     Returns:
         A float64 model with k + 2 layers and width 2d + m.
 
     Raises:
-        ValueError: steps < 0, an alpha that is not positive and finite, or another attention.
+        ValueError: steps < 0, an alpha or a largest eigenvalue that is not positive and finite, or another attention.
+
+    Warns:
+        DivergenceWarning: more than one step, and an alpha of 2 / largest_eigenvalue², where the iteration stays away
+            from its limit for ever, or above, where it grows.
 
     Source: Fu et al. 2024, Theorem 1, in a shorter and exact form without its mov, mul and div layers.
 
@@ -45,6 +59,7 @@ def newton(
         raise ValueError(f"alpha must be positive and finite, got {alpha}")
     if attention not in ("linear", "relu"):
         raise ValueError(f"attention must be 'linear' or 'relu', got {attention!r}")
+    _check_stability(alpha, steps, largest_eigenvalue)
     stream = Stream(x=x_dim, y=y_dim, inverse=x_dim)  # inverse: M x
     x, m = stream.read("x"), stream.read("inverse")
     start = Head(query=x, key=x, value=x, output=alpha * stream.write("inverse"))
@@ -61,8 +76,24 @@ def newton(
     return assemble(stream, layers, n_context=n_context, attention=attention, act_fn=act_fn)
 
 
+def _check_stability(alpha: float, steps: int, largest_eigenvalue: float | None) -> None:
+    if largest_eigenvalue is None:
+        return
+    bound = 2 / checked_eigenvalue(largest_eigenvalue) ** 2
+    if steps > 1 and alpha >= bound * (1 - TOLERANCE):
+        condition = f"with one below 2 / λ_max(S)² = {bound:.4g}"
+        warn_of_divergence(f"Newton's method with alpha={alpha}", largest_eigenvalue, condition)
+
+
 def ridge(
-    *, x_dim: int, n_context: int, steps: int, alpha: float, y_dim: int = 1, attention: str = "linear"
+    *,
+    x_dim: int,
+    n_context: int,
+    steps: int,
+    alpha: float,
+    y_dim: int = 1,
+    attention: str = "linear",
+    largest_eigenvalue: float | None = None,
 ) -> HookedTransformer:
     """Newton's method for `(S + λI)⁻¹ B`, that is ridge regression and, with `λ = σ_ε² / σ_w²`, the Bayes predictor.
 
@@ -76,9 +107,13 @@ def ridge(
         alpha: α, below `2 / (λ_max + λ)²`.
         y_dim: dimension of the targets.
         attention: "linear" or "relu".
+        largest_eigenvalue: as for `newton`, of the context with its pseudo-examples: `λ_max + λ`.
 
     Raises:
         ValueError: as for `newton`.
+
+    Warns:
+        DivergenceWarning: as for `newton`.
 
     Source: the lecture note on ICL as meta-optimisation, Theorem 3.1, whose Neumann series needs many more terms.
 
@@ -86,7 +121,15 @@ def ridge(
         >>> model = ridge(x_dim=5, n_context=20, steps=12, alpha=1e-3)
         >>> model.predict(with_pseudo_examples(prompts, penalty=0.1))
     """
-    return newton(x_dim=x_dim, n_context=n_context + x_dim, steps=steps, alpha=alpha, y_dim=y_dim, attention=attention)
+    return newton(
+        x_dim=x_dim,
+        n_context=n_context + x_dim,
+        steps=steps,
+        alpha=alpha,
+        y_dim=y_dim,
+        attention=attention,
+        largest_eigenvalue=largest_eigenvalue,
+    )
 
 
 def with_pseudo_examples(prompts: Prompts, penalty: float) -> Prompts:

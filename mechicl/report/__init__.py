@@ -4,6 +4,7 @@ from pathlib import Path
 
 from mechicl.checkpoints import load_checkpoint
 from mechicl.report.comparison import Comparison, Figure, Row, published
+from mechicl.report.descent import write_descent_report
 from mechicl.report.layers import write_layers_report
 from mechicl.report.one_layer import write_one_layer_report
 
@@ -26,5 +27,11 @@ def write_report(name: str | Path, out: str | Path, *, n_prompts: int = 10_000, 
         CheckpointError: no such checkpoint, a damaged one, or a kind of model that there is no report for.
     """
     checkpoint = load_checkpoint(name)
-    write = write_layers_report if checkpoint.models[0].cfg.prompt_format == "interleaved" else write_one_layer_report
+    cfg = checkpoint.models[0].cfg
+    if cfg.prompt_format == "interleaved":
+        write = write_layers_report
+    elif (cfg.n_layers, cfg.n_heads, cfg.attention, cfg.normalization_type) == (1, 1, "linear", None):
+        write = write_one_layer_report
+    else:
+        write = write_descent_report
     return write(checkpoint, Path(out), n_prompts=n_prompts, progress=progress)

@@ -84,7 +84,7 @@ def table_rows(study: OneLayerStudy, task: LinearRegression) -> list[Row]:
     """The table of the report."""
     standard = task == LinearRegression()
     half = published("000_one_step")["half_mse_gd_and_trained"] if standard else None
-    eta = interval(torch.stack([fit.step_size[0, 0] for fit in study.fits]) * task.n_context)
+    eta = interval(study.fit.projected.parameters["step_size"][:, 0] * task.n_context)
     cosine = "near 1 (Fig. 2)" if standard else None
     rows = [
         Row("half-MSE, tuned gradient descent", half, interval(study.gd_squared_errors / 2), "prompts"),
@@ -155,18 +155,25 @@ def report_data(
         },
         "weights": [
             {
-                "beta": fit.beta.tolist(),
-                "step_size": fit.step_size.tolist(),
-                "distance_KQ": fit.distance_KQ.tolist(),
-                "distance_PV": fit.distance_PV.tolist(),
-                "W_KQ": fit.products.W_KQ.tolist(),
-                "W_PV": fit.products.W_PV.tolist(),
+                "beta": beta.tolist(),
+                "step_size": step_size.tolist(),
+                "distance_KQ": distance_KQ.tolist(),
+                "distance_PV": distance_PV.tolist(),
+                "W_KQ": products.W_KQ.tolist(),
+                "W_PV": products.W_PV.tolist(),
             }
-            for fit in study.fits
+            for beta, step_size, distance_KQ, distance_PV, products in zip(
+                study.fit.beta,
+                study.fit.projected.parameters["step_size"],
+                study.fit.distance_KQ,
+                study.fit.distance_PV,
+                [weight_products(model).fixed() for model in checkpoint.models],
+                strict=True,
+            )
         ],
         "interpolation": [
             {
-                "rescaled": path.rescaled,
+                "kind": path.kind,
                 "alpha": path.alphas.tolist(),
                 "mse": path.squared_errors.mean(-1).tolist(),
                 "midpoint_excess": asdict(path.midpoint_excess()),
@@ -213,13 +220,14 @@ def _html(checkpoint: Checkpoint, task: LinearRegression, study: OneLayerStudy, 
     if study.over_training is not None:
         figure = plot(viz.alignment_over_training(study.over_training))
         sections.append(section("Alignment over training", words["alignment"], figure))
-    betas = ", ".join(f"{fit.beta[0, 0].item():.3f}" for fit in study.fits)
+    betas = ", ".join(f"{beta:.3f}" for beta in study.fit.beta.flatten().tolist())
+    trained = weight_products(checkpoint.models[0]).fixed()
     attention = viz.prompt_attention(checkpoint.models[0], task.sample(1, seed=study.prompt_seed))
     sections += [
         section(
             "Weights",
             words["weights"],
-            plot(viz.weight_products_figure(study.fits[0].products, weight_products(construction), names)),
+            plot(viz.weight_products_figure(trained, weight_products(construction), names)),
         ),
         section(
             "Interpolation",

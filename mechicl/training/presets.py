@@ -16,9 +16,10 @@ _LSA = TrainingConfig(
     eval_every=50,
     n_snapshots=40,
 )
+_LOOPED = _LSA.replace(model=_LSA.model.replace(n_layers=2, recurrent=True))
 # A.12: more than two layers take half the learning rate, and tokens are clipped.
 _DEEP_LSA = _LSA.replace(
-    model=_LSA.model.replace(token_clip=10.0), seeds=(0, 1), batch_size=1024, learning_rate=5e-4, n_snapshots=0
+    model=_LSA.model.replace(token_clip=10.0), seeds=(0, 1, 2, 3), batch_size=1024, learning_rate=5e-4, n_snapshots=0
 )
 # A.9: square matrices, as everywhere in the paper.
 _SOFTMAX = _LSA.model.replace(attention="softmax", d_head=11)
@@ -66,17 +67,29 @@ PRESETS: dict[str, TrainingConfig] = {
         model=TransformerConfig(x_dim=5, n_context=20, n_layers=1),
         n_snapshots=20,
     ),
-    "lsa-2l-looped": _LSA.replace(model=_LSA.model.replace(n_layers=2, recurrent=True)),
-    "lsa-10l-looped": _DEEP_LSA.replace(model=_DEEP_LSA.model.replace(n_layers=10, recurrent=True)),
-    "lsa-5l": _DEEP_LSA.replace(model=_DEEP_LSA.model.replace(n_layers=5), steps=25_000),
+    "lsa-2l-looped": _LOOPED,
+    # A.10 reads γ off models for these numbers of points.
+    **{
+        f"lsa-2l-looped-n{n}": _LOOPED.replace(
+            task=_LOOPED.task.replace(n_context=n), model=_LOOPED.model.replace(n_context=n), n_snapshots=0
+        )
+        for n in (25, 50, 100)
+    },
+    # deep models leave their small initial values slowly: longer, at the rate of shallow ones
+    "lsa-10l-looped": _DEEP_LSA.replace(
+        model=_DEEP_LSA.model.replace(n_layers=10, recurrent=True), steps=20_000, learning_rate=1e-3
+    ),
+    "lsa-5l": _DEEP_LSA.replace(model=_DEEP_LSA.model.replace(n_layers=5), steps=40_000, learning_rate=1e-3),
     "lsa-12l-mlp": _DEEP_LSA.replace(
         model=_DEEP_LSA.model.replace(n_layers=12, n_heads=4, d_mlp=44), seeds=(0,), batch_size=512
     ),
     "softmax-1h": _LSA.replace(model=_SOFTMAX),
     "softmax-2h": _LSA.replace(model=_SOFTMAX.replace(n_heads=2)),
     "softmax-2h-sink": _LSA.replace(model=_SOFTMAX.replace(n_heads=2, sink="learned")),
-    "lsa-1l-ln": _LSA.replace(model=_LSA.model.replace(normalization_type="LN")),
-    "lsa-2l-ln": _LSA.replace(model=_LSA.model.replace(n_layers=2, normalization_type="LN", skip_first_norm=True)),
+    "lsa-1l-ln": _LSA.replace(model=_LSA.model.replace(normalization_type="LN"), batch_size=1024),
+    "lsa-2l-ln": _LSA.replace(
+        model=_LSA.model.replace(n_layers=2, normalization_type="LN", skip_first_norm=True), batch_size=1024
+    ),
     "gpt2-12l": _GPT2_12L,
     "gpt2-12l-1h": _GPT2_12L.replace(model=_GPT2_12L.model.replace(n_heads=1)),
     "gpt2-8l": _GPT2_8L,
@@ -91,6 +104,7 @@ SUMMARIES: dict[str, str] = {
     "lsa-1l": "one layer of linear attention on uniform inputs (von Oswald et al. 2023, Fig. 2)",
     "lsa-1l-gaussian": "one layer of linear attention on Gaussian inputs (Nertinger, Table 1)",
     "lsa-2l-looped": "two steps with one looped layer (von Oswald et al. 2023, Fig. 3)",
+    **{f"lsa-2l-looped-n{n}": f"the same with {n} points (von Oswald et al. 2023, A.10)" for n in (25, 50, 100)},
     "lsa-10l-looped": "ten steps with one looped layer (von Oswald et al. 2023, Fig. 7)",
     "lsa-5l": "five different layers (von Oswald et al. 2023, Fig. 3)",
     "lsa-12l-mlp": "twelve layers with four heads and MLPs (von Oswald et al. 2023, Fig. 8)",

@@ -1,6 +1,7 @@
 """Pictures of result objects."""
 
 from mechicl.viz.attention import attention_html, prompt_attention
+from mechicl.viz.constructions import connectivity_paths, identified_families, identified_filters
 from mechicl.viz.layers import interval_lines, match_curve, match_heatmap, probe_heatmap
 from mechicl.viz.one_layer import (
     alignment_over_training,
@@ -14,6 +15,9 @@ from mechicl.viz.one_layer import (
 __all__ = [
     "alignment_over_training",
     "attention_html",
+    "connectivity_paths",
+    "identified_families",
+    "identified_filters",
     "interpolation_paths",
     "interval_lines",
     "learning_curves",

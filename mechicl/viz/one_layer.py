@@ -7,7 +7,7 @@ import torch
 from plotly.subplots import make_subplots
 from torch import Tensor
 
-from mechicl.analysis.interpolation import InterpolationPath
+from mechicl.analysis.connectivity import Path
 from mechicl.analysis.one_layer import AlignmentOverTraining, RollOut
 from mechicl.analysis.shifts import ShiftedLosses
 from mechicl.analysis.weights import WeightProducts
@@ -92,7 +92,7 @@ def weight_products_figure(trained: WeightProducts, construction: WeightProducts
     return fig
 
 
-def interpolation_paths(rescaled: list[InterpolationPath], raw: list[InterpolationPath]) -> go.Figure:
+def interpolation_paths(rescaled: list[Path], raw: list[Path]) -> go.Figure:
     """Half the loss along the line from each trained model to the construction, with and without rescaling."""
     fig = figure("From the trained weights to the construction", "α (0: trained, 1: construction)",
                  "half mean squared error")  # fmt: skip

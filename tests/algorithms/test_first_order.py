@@ -11,6 +11,7 @@ from mechicl.tasks import LinearRegression
 from tests.algorithms.reference import make_prompts, over_prefixes, precondition
 
 
+@pytest.mark.filterwarnings("ignore::mechicl.algorithms.DivergenceWarning")
 @pytest.mark.parametrize("y_dim", [1, 2])
 def test_preconditioned_steps_are_the_plain_loop(y_dim):
     prompts = make_prompts(y_dim=y_dim)

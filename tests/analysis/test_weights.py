@@ -1,14 +1,15 @@
-"""Weight products, their gauge, and reading gradient descent off them."""
+"""Weight products, their gauge, and the parts of them that act."""
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mechicl import constructions
-from mechicl.analysis import read_gradient_descent, trained_part, weight_products, with_products
+from mechicl.analysis import WeightProducts, weight_products, with_products
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.tasks import LinearRegression
+
+PROMPTS = LinearRegression(x_dim=3, n_context=4).sample(20, seed=0, dtype=torch.float64)
 
 
 def random_model(**fields) -> HookedTransformer:
@@ -28,11 +29,11 @@ def test_products_are_those_of_the_matrices():
 
 def test_a_model_made_of_products_predicts_the_same():
     model = random_model(score_scale=0.7, damping=0.9, recurrent=True)
-    prompts = LinearRegression(x_dim=3, n_context=4).sample(20, seed=0, dtype=torch.float64)
     made = with_products(model, weight_products(model))
-    torch.testing.assert_close(made.predict(prompts), model.predict(prompts), rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(made.predict(PROMPTS), model.predict(PROMPTS), rtol=1e-12, atol=1e-14)
 
 
+@settings(max_examples=25)
 @given(scale=st.floats(0.01, 100), negative=st.booleans())
 def test_fixing_the_gauge_undoes_any_rescaling(scale: float, negative: bool):
     model = random_model()
@@ -49,48 +50,73 @@ def test_fixing_the_gauge_undoes_any_rescaling(scale: float, negative: bool):
     torch.testing.assert_close(diagonal, torch.ones(2, 2, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("y_dim", [1, 2])
-def test_parameters_of_constructions_are_read_off_exactly(y_dim: int):
-    model = constructions.gd_plus_plus(
-        x_dim=4, y_dim=y_dim, n_context=5, step_size=[0.1, 0.2, 0.3], gamma=[0.01, -0.02, 0.05], steps=3
-    )
-    with torch.no_grad():
-        for block in model.blocks:
-            block.attn.W_K.mul_(-3.0)
-            block.attn.W_O.div_(-3.0)
-    fit = read_gradient_descent(model)
-    torch.testing.assert_close(fit.step_size[:, 0], torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64))
-    torch.testing.assert_close(fit.gamma[:, 0], torch.tensor([0.01, -0.02, 0.05], dtype=torch.float64))
-    torch.testing.assert_close(fit.beta, torch.full((3, 1), -3.0, dtype=torch.float64))
-    assert fit.distance_KQ.max() < 1e-12
-    assert fit.distance_PV.max() < 1e-12
-
-
-def test_distance_is_the_relative_size_of_a_perturbation():
-    model = constructions.gradient_descent(x_dim=4, n_context=5, step_size=0.5, steps=2)
-    with torch.no_grad():
-        model.blocks[0].attn.W_Q[0, 0, 1] = 0.3  # off the diagonal: the gauge stays
-    fit = read_gradient_descent(model)
-    torch.testing.assert_close(fit.distance_KQ[0, 0].item(), 0.3 / 4**0.5)
-
-
-def test_untrained_parts_do_not_act_in_one_layer():
-    model = random_model(n_layers=1, n_heads=1)
-    prompts = LinearRegression(x_dim=3, n_context=4).sample(20, seed=0, dtype=torch.float64)
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_products_and_models_made_of_them_keep_a_normalised_context(recurrent: bool):
+    model = random_model(normalize_by_context=True, recurrent=recurrent)
     products = weight_products(model)
-    part = trained_part(products)
-    assert not torch.equal(part.W_KQ, products.W_KQ)
-    torch.testing.assert_close(
-        with_products(model, part).predict(prompts), model.predict(prompts), rtol=1e-12, atol=1e-14
-    )
+    torch.testing.assert_close(products.W_KQ[1, 0], (model.W_Q[1, 0] @ model.W_K[1, 0].T).detach())
+    made = with_products(model, products)
+    torch.testing.assert_close(made.predict(PROMPTS), model.predict(PROMPTS), rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize(
     "fields",
     [
-        {"attention": "relu"},
+        {"attention": "relu", "score_scale": 0.7},
+        {"attention": "softmax", "d_head": 4},
+        {"attention": "softmax", "d_head": 4, "sink": "fixed", "sink_score": 0.3},
+        {"attention": "softmax", "d_head": 4, "sink": "learned", "sink_score": 0.3},
+        {"d_mlp": 5, "token_clip": 0.4},
+        {"d_mlp": 5, "mlp_location": "input", "normalization_type": "LN", "attn_bias": False},
+        {"d_model": 6, "read_in": "identity", "dtype": "float32"},
+    ],
+)
+def test_other_weights_and_functions_of_the_scores_stay(fields: dict):
+    model = random_model(**fields)
+    made = with_products(model, weight_products(model))
+    assert made.cfg.dtype == "float64"
+    expected = HookedTransformer(model.cfg.replace(dtype="float64"))
+    expected.load_state_dict(model.state_dict())
+    torch.testing.assert_close(made.predict(PROMPTS), expected.predict(PROMPTS), rtol=1e-11, atol=1e-13)
+
+
+def test_a_model_has_as_many_heads_as_its_products():
+    model = random_model(attention="softmax", d_head=4, sink="learned", sink_score=0.3)
+    products = weight_products(model)
+    silent = torch.zeros(2, 1, 4, 4, dtype=torch.float64)
+    W_KQ, W_PV = (torch.cat([w, silent], dim=1) for w in (products.W_KQ, products.W_PV))
+    made = with_products(model, WeightProducts(W_KQ, W_PV, 3, 1))
+    assert made.cfg.n_heads == 3
+    torch.testing.assert_close(made.predict(PROMPTS), model.predict(PROMPTS), rtol=1e-12, atol=1e-14)
+
+
+@settings(max_examples=25)
+@given(n_layers=st.integers(1, 3), recurrent=st.booleans(), d_model=st.integers(4, 6), seed=st.integers(0, 99))
+def test_parts_that_do_not_act_do_not_change_predictions(n_layers: int, recurrent: bool, d_model: int, seed: int):
+    cfg = random_model().cfg.replace(n_layers=n_layers, recurrent=recurrent, d_model=d_model, read_in="identity")
+    model = HookedTransformer(cfg, seed=seed)
+    products = weight_products(model)
+    part = products.acting(recurrent)
+    torch.testing.assert_close(
+        with_products(model, part).predict(PROMPTS), model.predict(PROMPTS), rtol=1e-12, atol=1e-14
+    )
+    # zeros where the last layer writes beside y, and in one layer where the query's 0 is read; nowhere else
+    gone_KQ, gone_PV = part.W_KQ != products.W_KQ, part.W_PV != products.W_PV
+    expected_KQ, expected_PV = torch.zeros_like(gone_KQ), torch.zeros_like(gone_PV)
+    if n_layers == 1:
+        expected_KQ[:, :, 3:] = True
+    if n_layers == 1 or not recurrent:
+        expected_PV[-1, ..., [i for i in range(d_model) if i != 3]] = True
+    assert torch.equal(gone_KQ, expected_KQ)
+    assert torch.equal(gone_PV, expected_PV)
+    assert not part.W_KQ[gone_KQ].any()
+    assert not part.W_PV[gone_PV].any()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
         {"attn_bias": True},
-        {"normalize_by_context": True},
         {"normalization_type": "LNPre"},
         {"prompt_format": "interleaved", "d_model": 8},
         {"read_in": "linear", "d_model": 4},

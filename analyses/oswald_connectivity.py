@@ -1,0 +1,80 @@
+"""Paths between seeds: mode connectivity where von Oswald et al. 2023 (section 3, A.3) left it open.
+
+python analyses/oswald_connectivity.py
+"""
+
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from mechicl import viz
+from mechicl.analysis import Path as LossPath
+from mechicl.analysis import mode_connectivity
+from mechicl.checkpoints import load_checkpoint
+from mechicl.learners import interval
+from mechicl.report import Comparison, Figure, Row
+from mechicl.report.script import run_script
+from mechicl.tasks import LinearRegression
+
+
+@dataclass(frozen=True)
+class Args:
+    """Barriers between the seeds of one training, by kind of path."""
+
+    checkpoint: str = "lsa-5l"
+    """Name or folder of a checkpoint with two seeds or more."""
+    out: Path = Path("analyses/results")
+    """Folder for oswald_connectivity_CHECKPOINT.json and .html."""
+    n_prompts: int = 10_000
+    """Held-out prompts."""
+    n_pairs: int = 3
+    """Pairs of seeds."""
+    bending_steps: int = 1500
+    """Optimisation steps for the curve."""
+    seed: int = 0
+    """Of the prompts that curves are bent on; the held-out ones have the next."""
+
+
+def compare(args: Args) -> Comparison:
+    """Raw, rescaled, aligned, lifted and curved paths between pairs of seeds."""
+    checkpoint = load_checkpoint(args.checkpoint)
+    task = checkpoint.task
+    if not isinstance(task, LinearRegression):
+        raise ValueError(f"{checkpoint.name} was trained on {type(task).__name__}, not on linear regression")
+    pairs = list(itertools.combinations(range(len(checkpoint.models)), 2))[: args.n_pairs]
+    if not pairs:
+        raise ValueError(f"{checkpoint.name} has one seed only: a path between seeds needs two")
+    found: list[dict[str, LossPath]] = []
+    for i, j in pairs:
+        a, b = checkpoint.models[i], checkpoint.models[j]
+        result = mode_connectivity(
+            a, b, task, n_prompts=args.n_prompts, bending_steps=args.bending_steps, seed=args.seed
+        )
+        found.append(result.paths)
+    rows = []
+    for kind in found[0]:
+        barriers = [paths[kind].barrier() for paths in found]
+        means = torch.tensor([barrier.mean for barrier in barriers])
+        each = "; ".join(f"{i}-{j}: {barrier}" for (i, j), barrier in zip(pairs, barriers, strict=True))
+        rows.append(Row(f"barrier between seeds, {kind}", _claim(kind), interval(means), "pairs", each))
+    figures = [
+        Figure(f"Seeds {i} and {j}", "Loss on held-out prompts.", viz.connectivity_paths(paths))
+        for (i, j), paths in zip(pairs, found, strict=True)
+    ]
+    lead = (
+        f"{checkpoint.name}: {len(pairs)} pairs of seeds, {args.n_prompts:,} held-out prompts. A barrier is the "
+        f"largest excess of the loss over the line between the ends, relative to the ends' mean loss. Lifted models "
+        f"have the heads of both ends; all others keep the architecture."
+    )
+    data = {kind: [paths[kind].squared_errors.mean(-1).tolist() for paths in found] for kind in found[0]}
+    return Comparison(f"Paths between seeds ({checkpoint.name})", lead, rows, figures, {"losses": data})
+
+
+def _claim(kind: str) -> str | None:
+    return "a barrier for most seeds (A.4)" if kind == "rescaled" else None
+
+
+if __name__ == "__main__":
+    run_script(Args, compare, "oswald_connectivity")

@@ -1,0 +1,67 @@
+"""γ of GD++ in the weights of looped two-layer models, by number of points (von Oswald et al. 2023, A.10, Fig. 13).
+
+python analyses/oswald_gamma.py
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from mechicl import viz
+from mechicl.analysis import fit_construction, tuned_descent
+from mechicl.checkpoints import load_checkpoint
+from mechicl.learners import interval
+from mechicl.report import Comparison, Figure, Row, published
+from mechicl.report.script import run_script
+from mechicl.tasks import LinearRegression
+
+
+@dataclass(frozen=True)
+class Args:
+    """Fit GD++ to the weights of four checkpoints."""
+
+    checkpoints: tuple[str, ...] = ("lsa-2l-looped", "lsa-2l-looped-n25", "lsa-2l-looped-n50", "lsa-2l-looped-n100")
+    """Names or folders."""
+    out: Path = Path("analyses/results")
+    """Folder for oswald_gamma.json and oswald_gamma.html."""
+    n_prompts: int = 8192
+    """Prompts that parameters are matched and tuned on."""
+    seed: int = 0
+    """Of the prompts."""
+
+
+def compare(args: Args) -> Comparison:
+    """Published γ beside the one in the weights, the one that predicts alike, and the one tuned on the task."""
+    printed = published("000_a10")
+    by_n = dict(zip(printed["n"], printed["gamma_of_trained_2_layer_recurrent"], strict=True))
+    rows, numbers, lines = [], [], {"in the weights": [], "published": [], "best on the task": []}
+    for name in args.checkpoints:
+        checkpoint = load_checkpoint(name)
+        task = checkpoint.task
+        if not isinstance(task, LinearRegression):
+            raise ValueError(f"{name} was trained on {type(task).__name__}, not on linear regression")
+        n = task.n_context
+        fit = fit_construction(checkpoint.models, "gd++", task, n_prompts=args.n_prompts, seed=args.seed)
+        tuned = tuned_descent(task.sample(args.n_prompts, seed=args.seed + 2), 2, gamma=True)
+        for kind, members in (("in the weights", fit.projected), ("matched to predictions", fit.matched)):
+            assert members is not None
+            gamma, a = (interval(members.parameters[key][:, 0]) for key in ("gamma", "step_size"))
+            rows.append(Row(f"γ {kind}, n = {n}", by_n.get(n), gamma, "seeds", f"step size a = {a}"))
+            numbers.append({"n": n, "kind": kind, **{k: v[:, 0].tolist() for k, v in members.parameters.items()}})
+        best = tuned.hyperparameters["gamma"]
+        rows.append(Row(f"γ with the least loss, n = {n}", None, best, f"{args.n_prompts} prompts"))
+        lines["in the weights"].append(interval(fit.projected.parameters["gamma"][:, 0]))
+        lines["published"].append(interval(fit.beta.new_tensor([by_n[n]])) if n in by_n else None)
+        lines["best on the task"].append(interval(fit.beta.new_tensor([best])))
+    points = [load_checkpoint(name).task.n_context for name in args.checkpoints]
+    complete = {name: values for name, values in lines.items() if None not in values}
+    figure = viz.interval_lines("γ of GD++", "context points", "γ", points, complete, log_x=True, log_y=True)
+    lead = (
+        "Looped two-layer linear attention on x ~ U(-1/2, 1/2), d = 10. The weights are brought into the gauge where "
+        "the mean diagonal of W_KQ is 1 and projected on GD++: γ is minus the mean diagonal of W_PV's x-block."
+    )
+    figures = [Figure("γ by number of points", "Bands are 95% intervals over seeds.", figure)]
+    return Comparison("γ of GD++ in trained weights (A.10)", lead, rows, figures, {"fits": numbers})
+
+
+if __name__ == "__main__":
+    run_script(Args, compare, "oswald_gamma")

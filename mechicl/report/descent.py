@@ -1,0 +1,271 @@
+"""The report on models of paired prompts: against gradient descent and GD++ (von Oswald et al. 2023)."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mechicl import constructions, viz
+from mechicl.analysis import (
+    FOREIGN_INPUTS,
+    ConstructionFit,
+    FamilyName,
+    Identification,
+    align,
+    fit_construction,
+    identify,
+    interpolate,
+    losses_over_scales,
+    tuned_descent,
+)
+from mechicl.analysis.spectral import SpectralLearner
+from mechicl.checkpoints import Checkpoint, CheckpointError
+from mechicl.learners import Interval, Learner, interval, squared_errors
+from mechicl.models import HookedTransformer
+from mechicl.prompts import Prompts
+from mechicl.report.comparison import Comparison, Figure, Row, published
+from mechicl.tasks import LinearRegression
+
+SCALES = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
+WORDS = {
+    "learning": "Half the held-out loss of each seed; the dashed line is gradient descent with as many steps, tuned.",
+    "shifts": "Inputs or weights scaled by α; the last panel draws inputs that training never showed. The trained "
+    "model is the first seed.",
+    "paths": "From the first seed to the tuned member of the family, to the one nearest to its weights, and to the one "
+    "whose layers write most nearly what its layers write, in the products W_KQ and W_PV, on held-out prompts. Raw, in "
+    "the gauge of A.3, and with both models' heads side by side.",
+    "families": "Every family fitted to the first seed's predictions and compared on held-out prompts.",
+    "filters": "All these learners multiply the part of the targets along an eigenvector of S by a function of its "
+    "eigenvalue. The line of 'any function of S' is free: it is what the model itself does.",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class References:
+    """Descent with as many steps as the model has layers, tuned on the task: step sizes and γ shared or one a step."""
+
+    learners: dict[str, SpectralLearner]
+    squared_errors: dict[str, torch.Tensor]
+
+
+def compare_with_descent(
+    checkpoint: Checkpoint, *, n_prompts: int = 10_000, seed: int = 1_000_003, progress: bool = True
+) -> Comparison:
+    """Losses, alignment, fitted weights, paths and the nearest algorithm of a model on paired prompts.
+
+    Args:
+        checkpoint: a model on paired prompts, with its task in the record.
+        n_prompts: held-out prompts.
+        seed: of the held-out prompts; tuning and fitting use others.
+        progress: show progress bars.
+
+    Raises:
+        CheckpointError: a model of another kind, or without a task of linear regression.
+
+    Source: von Oswald et al. 2023, Figs. 3, 7, 8, 12 and 14.
+    """
+    cfg, task = checkpoint.models[0].cfg, checkpoint.task
+    if cfg.prompt_format != "paired" or not isinstance(task, LinearRegression):
+        raise CheckpointError(
+            f"{checkpoint.name} has {cfg.prompt_format} prompts of {type(task).__name__}: this report is for models on "
+            f"paired prompts of LinearRegression"
+        )
+    models = [model.double() for model in checkpoint.models if isinstance(model, HookedTransformer)]
+    held_out = task.sample(n_prompts, seed=seed, dtype=torch.float64)
+    references = _references(cfg.n_layers, cfg.recurrent, task, held_out)
+    errors = torch.stack([squared_errors(model, held_out)[:, 0] for model in models])
+    rows = [
+        Row("half-MSE, trained, mean of the seeds", None, interval(errors.mean(0) / 2), "prompts"),
+        *(
+            Row(f"half-MSE, {name}, tuned", None, interval(values / 2), "prompts", _settings(references.learners[name]))
+            for name, values in references.squared_errors.items()
+        ),
+    ]
+    claims = _claims(cfg.n_layers, cfg.attention, cfg.normalization_type)
+    for name, values in references.squared_errors.items():
+        ratio = interval(errors.mean(-1) / values.mean())
+        rows.append(Row(f"loss, trained over {name}", claims.get(_kind(name)), ratio, "seeds", "on the same prompts"))
+    for name, learner in references.learners.items():
+        found = [align(model, learner, held_out[:4096]) for model in models]
+        cosine = interval(torch.stack([a.sensitivity_cosine.nanmean() for a in found]))
+        distance = interval(torch.stack([a.prediction_distance.mean() for a in found]))
+        rows.append(Row(f"sensitivity cosine with {name}", "near 1" if "++" in name else None, cosine, "seeds"))
+        rows.append(Row(f"prediction distance from {name}", None, distance, "seeds"))
+    identified = identify(models[0], task, n_prompts=min(n_prompts, 4096), progress=progress)
+    rows += _identified_rows(identified)
+    figures = [Figure("Losses out of distribution", WORDS["shifts"], _shifts(models[0], references, task, seed))]
+    data: dict[str, Any] = {
+        "mse": errors.mean(-1).tolist(),
+        "references": {name: values.mean().item() for name, values in references.squared_errors.items()},
+        "families": identified.to_dataframe().to_dict("records"),
+    }
+    family = _family(cfg.n_layers, cfg.recurrent)
+    try:
+        fit = fit_construction(models, family, task)
+    except ValueError as error:  # softmax, norms, MLPs: no weights to read the algorithm off
+        data["no_fit"] = str(error)
+    else:
+        rows += fit_rows(fit, task, looped=cfg.recurrent and cfg.n_layers == 2)
+        more_rows, figure, barriers = _paths(models, fit, references, task, held_out)
+        rows, figures = rows + more_rows, [*figures, figure]
+        data |= {"parameters": {k: v.tolist() for k, v in fit.best.parameters.items()}, "barriers": barriers}
+    figures += [
+        Figure("Which algorithm is it?", WORDS["families"], viz.identified_families(identified)),
+        Figure("Seen in the eigenbasis of the inputs", WORDS["filters"], viz.identified_filters(identified)),
+    ]
+    if "curve" in checkpoint.record:
+        reference = next(iter(references.squared_errors.values())).mean().item()
+        seeds = list(checkpoint.record.get("seeds", range(len(models))))
+        curves = viz.learning_curves(checkpoint.record["curve"], seeds, reference)
+        figures.insert(0, Figure("Learning", WORDS["learning"], curves))
+    heads = f"{cfg.n_heads} {cfg.attention} head{'s' if cfg.n_heads > 1 else ''}"
+    looped = "one looped layer applied" if cfg.recurrent else "layers:"
+    lead = (
+        f"{checkpoint.name}: {len(models)} seeds, {looped} {cfg.n_layers} {'times' if cfg.recurrent else ''}, {heads}, "
+        f"on {task.n_context} points in {task.x_dim} dimensions; {n_prompts:,} held-out prompts (seed {seed}). Losses "
+        f"are halved where the paper's are; its inputs are U(-1/2, 1/2)."
+    )
+    return Comparison(f"Against gradient descent ({checkpoint.name})", lead, rows, figures, data)
+
+
+def write_descent_report(checkpoint: Checkpoint, out: Path, *, n_prompts: int, progress: bool) -> Path:
+    """`compare_with_descent` as `report.html` and `report.json`."""
+    return compare_with_descent(checkpoint, n_prompts=n_prompts, progress=progress).write(out, "report")
+
+
+def fit_rows(fit: ConstructionFit, task: LinearRegression, *, looped: bool) -> list[Row]:
+    """Parameters in the weights, with intervals over seeds, and how far weights and predictions are from the family."""
+    printed = published("000_a10")
+    by_n = dict(zip(printed["n"], printed["gamma_of_trained_2_layer_recurrent"], strict=True))
+    paper = by_n.get(task.n_context) if looped and task == LinearRegression(n_context=task.n_context) else None
+    rows = []
+    for kind, members in (("in the weights", fit.projected), ("matched to predictions", fit.matched)):
+        assert members is not None
+        for name, values in members.parameters.items():
+            for layer, of_layer in enumerate(values.unbind(1)):
+                where = f", layer {layer}" if values.shape[1] > 1 else ""
+                known = paper if name == "gamma" and kind == "in the weights" else None
+                symbol = {"step_size": "step size a", "gamma": "γ"}.get(name, name)
+                rows.append(Row(f"{symbol}{where}, {kind}", known, interval(of_layer), "seeds"))
+    for kind, members in (("projected", fit.projected), ("layerwise", fit.layerwise), ("matched", fit.matched)):
+        ratio = interval(torch.tensor([r.mean for r in fit.loss_ratios(members)]))
+        distance = interval(torch.tensor([d.mean for d in fit.relative_distances(members)]))
+        rows.append(Row(f"loss, {kind} member over trained", None, ratio, "seeds"))
+        name = f"squared distance of predictions, {kind} member, over squared predictions"
+        rows.append(Row(name, None, distance, "seeds"))
+    for name in ("distance_KQ", "distance_PV"):
+        values = interval(getattr(fit, name).flatten(1).mean(1))
+        label = f"relative distance of W_{name[-2:]} from the projected member, mean of the layers"
+        rows.append(Row(label, None, values, "seeds"))
+    return rows
+
+
+def barrier_over_seeds(barriers: list[Interval]) -> Interval:
+    """Mean and interval over seeds of each seed's mean barrier."""
+    return interval(torch.tensor([barrier.mean for barrier in barriers]))
+
+
+def _references(steps: int, looped: bool, task: LinearRegression, held_out: Prompts) -> References:
+    tuning = task.sample(8192, seed=2**31 + 1, dtype=torch.float64)
+    learners = {f"gradient descent, {steps} step{'s' if steps > 1 else ''}": tuned_descent(tuning, steps)}
+    if steps > 1:
+        learners[f"GD++, {steps} steps"] = tuned_descent(tuning, steps, gamma=True)
+        if not looped:
+            learners[f"GD++, {steps} steps, each its own"] = tuned_descent(tuning, steps, gamma=True, per_step=True)
+    return References(learners, {name: squared_errors(each, held_out)[:, 0] for name, each in learners.items()})
+
+
+def _settings(learner: SpectralLearner) -> str:
+    return ", ".join(f"{name}={value:.3g}" for name, value in learner.hyperparameters.items())
+
+
+def _kind(name: str) -> str:
+    return "GD++" if "++" in name else "gradient descent"
+
+
+def _claims(n_layers: int, attention: str, norm: str | None) -> dict[str, str]:
+    if attention == "softmax":
+        return {"gradient descent": "above 1; less with two heads (Fig. 12)"}
+    if norm is not None:
+        return {"gradient descent": "above 1 (Fig. 14)", "GD++": "above 1 (Fig. 14)"}
+    return {"gradient descent": "below 1 (Figs. 3, 7, 8)", "GD++": "1 (Figs. 3, 7, 8)"}
+
+
+def _family(n_layers: int, looped: bool) -> FamilyName:
+    if n_layers == 1:
+        return "gd"
+    return "gd++" if looped else "gd++ per layer"
+
+
+def _identified_rows(identified: Identification) -> list[Row]:
+    rows = []
+    for match in identified.matches[:3]:
+        name = f"distance from {match.name}, fitted to the first seed"
+        rows.append(Row(name, None, identified.distance(match), "prompts", "of the squared predictions"))
+    for match in identified.limits:
+        name = f"distance from the best of {match.name}"
+        rows.append(Row(name, None, identified.distance(match), "prompts", "tuned on the task"))
+    return rows
+
+
+def _paths(
+    models: list[HookedTransformer],
+    fit: ConstructionFit,
+    references: References,
+    task: LinearRegression,
+    held_out: Prompts,
+) -> tuple[list[Row], Figure, dict[str, list[float]]]:
+    tuned = _construction(list(references.learners.values())[-1], task, models[0].cfg.n_layers)
+    shown, rows, barriers = {}, [], {}
+    targets = {
+        "tuned member": [tuned] * len(models),
+        "member nearest in weights": fit.projected.models,
+        "member fitted layer by layer": fit.layerwise.models,
+    }
+    for target, members in targets.items():
+        for kind in ("raw", "rescaled", "lifted"):
+            paths = [interpolate(a, b, held_out, kind=kind) for a, b in zip(models, members, strict=True)]
+            shown[f"{target}, {kind}"] = paths[0]
+            found = [path.barrier() for path in paths]
+            barriers[f"{target}, {kind}"] = [barrier.mean for barrier in found]
+            claim = "none (Fig. 3)" if kind == "rescaled" and target == "tuned member" else None
+            largest = max(found, key=lambda barrier: barrier.mean)
+            rows.append(
+                Row(f"barrier to the {target}, {kind}", claim, barrier_over_seeds(found), "seeds",
+                    f"largest {largest} over prompts; relative to the loss")
+            )  # fmt: skip
+    return rows, Figure("From the trained weights to GD++", WORDS["paths"], viz.connectivity_paths(shown)), barriers
+
+
+def _construction(descent: SpectralLearner, task: LinearRegression, steps: int) -> HookedTransformer:
+    """The tuned learner as a model."""
+    found = descent.hyperparameters
+
+    def each(name: str) -> float | list[float]:
+        if name in found or f"{name}_1" not in found:
+            return found.get(name, 0.0)
+        return [found.get(f"{name}_{i + 1}", 0.0) for i in range(steps)]
+
+    sizes = {"x_dim": task.x_dim, "y_dim": task.y_dim, "n_context": task.n_context}
+    return constructions.gd_plus_plus(**sizes, steps=steps, step_size=each("step_size"), gamma=each("gamma"))
+
+
+def _shifts(model: HookedTransformer, references: References, task: LinearRegression, seed: int) -> Any:
+    learners: dict[str, Learner] = {"trained": model, **_distinct(references)}
+    foreign = task.replace(inputs=FOREIGN_INPUTS, input_scale=0.25)
+    panels = {
+        "inputs scaled": losses_over_scales(learners, task, SCALES, scaled="input_scale", n_prompts=4096, seed=seed),
+        "weights scaled": losses_over_scales(learners, task, SCALES, scaled="weight_scale", n_prompts=4096, seed=seed),
+        "foreign inputs": losses_over_scales(
+            learners, foreign, SCALES, scaled="input_scale", n_prompts=4096, seed=seed
+        ),
+    }
+    return viz.shifted_losses(panels)
+
+
+def _distinct(references: References) -> dict[str, Learner]:
+    """Gradient descent, and the best of the others."""
+    names = list(references.learners)
+    chosen: dict[str, Learner] = {"gradient descent": references.learners[names[0]]}
+    return chosen | ({"GD++": references.learners[names[-1]]} if len(names) > 1 else {})
