@@ -7,13 +7,10 @@ import itertools
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from mechicl import viz
 from mechicl.analysis import Path as LossPath
 from mechicl.analysis import mode_connectivity
 from mechicl.checkpoints import load_checkpoint
-from mechicl.learners import interval
 from mechicl.report import Comparison, Figure, Row
 from mechicl.report.script import run_script
 from mechicl.tasks import LinearRegression
@@ -56,9 +53,10 @@ def compare(args: Args) -> Comparison:
     rows = []
     for kind in found[0]:
         barriers = [paths[kind].barrier() for paths in found]
-        means = torch.tensor([barrier.mean for barrier in barriers])
+        means = [barrier.mean for barrier in barriers]
         each = "; ".join(f"{i}-{j}: {barrier}" for (i, j), barrier in zip(pairs, barriers, strict=True))
-        rows.append(Row(f"barrier between seeds, {kind}", _claim(kind), interval(means), "pairs", each))
+        found_range = f"{min(means):.3g} to {max(means):.3g}"
+        rows.append(Row(f"barrier between seeds, {kind}", _claim(kind), found_range, "prompts", each))
     figures = [
         Figure(f"Seeds {i} and {j}", "Loss on held-out prompts.", viz.connectivity_paths(paths))
         for (i, j), paths in zip(pairs, found, strict=True)

@@ -245,7 +245,8 @@ def _newton(problem: SpectralProblem, numbers: list[int], name: str = "Newton") 
         fits.append((_steps_and_value(problem, family, numbers, near), family, label))
     (k, alpha, _), family, label = min(fits, key=lambda fit: fit[0][2])
     title = f"{name}, {_iterations(k)}" if name == "Newton" else f"{name}: Newton, {_iterations(k)}"
-    learner = SpectralLearner(lambda eigenvalues: family(eigenvalues, k, alpha), title)
+    own = family is newton_filter
+    learner = SpectralLearner(lambda eigenvalues: family(eigenvalues, k, alpha), title, {label: alpha}, elementwise=own)
     return Candidate(title, learner, {label: alpha}, 1 + (len(numbers) > 1))
 
 

@@ -27,11 +27,13 @@ class SpectralLearner:
         filter: f, from eigenvalues (x on the last axis) to values of the same shape.
         name: for tables and pictures.
         hyperparameters: what was fitted.
+        elementwise: whether f of one eigenvalue does not depend on the context's others.
     """
 
     filter: Filter
     name: str
     hyperparameters: dict[str, float] = field(default_factory=dict)
+    elementwise: bool = True
 
     def trajectory(self, prompts: Prompts, *, with_weights: bool = False) -> Trajectory:
         """One step, all prefixes."""

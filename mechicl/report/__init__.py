@@ -10,6 +10,12 @@ from mechicl.report.one_layer import write_one_layer_report
 
 __all__ = ["Comparison", "Figure", "Row", "published", "write_report"]
 
+_ONE_STEP = {  # what the one-layer study takes for granted: its construction's architecture
+    "n_layers": 1, "n_heads": 1, "attention": "linear", "normalization_type": None, "d_mlp": None, "damping": 1.0,
+    "attn_bias": False, "keys": "context", "normalize_by_context": False, "recurrent": False,
+    "positional_embedding_type": "none", "read_in": "identity", "read_out": "identity",
+}  # fmt: skip
+
 
 def write_report(name: str | Path, out: str | Path, *, n_prompts: int = 10_000, progress: bool = True) -> Path:
     """Study a checkpoint and write `report.html` and `report.json` into a folder.
@@ -30,7 +36,7 @@ def write_report(name: str | Path, out: str | Path, *, n_prompts: int = 10_000, 
     cfg = checkpoint.models[0].cfg
     if cfg.prompt_format == "interleaved":
         write = write_layers_report
-    elif (cfg.n_layers, cfg.n_heads, cfg.attention, cfg.normalization_type) == (1, 1, "linear", None):
+    elif all(getattr(cfg, field) == value for field, value in _ONE_STEP.items()):
         write = write_one_layer_report
     else:
         write = write_descent_report

@@ -1,12 +1,13 @@
 """The report on models of paired prompts: against gradient descent and GD++ (von Oswald et al. 2023)."""
 
+import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from mechicl import constructions, viz
+from mechicl import viz
 from mechicl.analysis import (
     FOREIGN_INPUTS,
     ConstructionFit,
@@ -19,10 +20,11 @@ from mechicl.analysis import (
     losses_over_scales,
     tuned_descent,
 )
+from mechicl.analysis.families import family_for
 from mechicl.analysis.spectral import SpectralLearner
 from mechicl.checkpoints import Checkpoint, CheckpointError
-from mechicl.learners import Interval, Learner, interval, squared_errors
-from mechicl.models import HookedTransformer
+from mechicl.learners import Interval, Learner, interval, ratio_interval, squared_errors
+from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.prompts import Prompts
 from mechicl.report.comparison import Comparison, Figure, Row, published
 from mechicl.tasks import LinearRegression
@@ -31,7 +33,7 @@ SCALES = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
 WORDS = {
     "learning": "Half the held-out loss of each seed; the dashed line is gradient descent with as many steps, tuned.",
     "shifts": "Inputs or weights scaled by α; the last panel draws inputs that training never showed. The trained "
-    "model is the first seed.",
+    "model is the first seed; lines end where predictions overflow.",
     "paths": "From the first seed to the tuned member of the family, to the one nearest to its weights, and to the one "
     "whose layers write most nearly what its layers write, in the products W_KQ and W_PV, on held-out prompts. Raw, in "
     "the gauge of A.3, and with both models' heads side by side.",
@@ -71,7 +73,7 @@ def compare_with_descent(
             f"{checkpoint.name} has {cfg.prompt_format} prompts of {type(task).__name__}: this report is for models on "
             f"paired prompts of LinearRegression"
         )
-    models = [model.double() for model in checkpoint.models if isinstance(model, HookedTransformer)]
+    models = [copy.deepcopy(model).double() for model in checkpoint.models if isinstance(model, HookedTransformer)]
     held_out = task.sample(n_prompts, seed=seed, dtype=torch.float64)
     references = _references(cfg.n_layers, cfg.recurrent, task, held_out)
     errors = torch.stack([squared_errors(model, held_out)[:, 0] for model in models])
@@ -84,14 +86,15 @@ def compare_with_descent(
     ]
     claims = _claims(cfg.n_layers, cfg.attention, cfg.normalization_type)
     for name, values in references.squared_errors.items():
-        ratio = interval(errors.mean(-1) / values.mean())
-        rows.append(Row(f"loss, trained over {name}", claims.get(_kind(name)), ratio, "seeds", "on the same prompts"))
+        one = len(models) == 1  # no interval over seeds
+        ratio = ratio_interval(errors[0], values) if one else interval(errors.mean(-1) / values.mean())
+        over = "prompts" if one else "seeds"
+        rows.append(Row(f"loss, trained over {name}", claims.get(_kind(name)), ratio, over, "on the same prompts"))
     for name, learner in references.learners.items():
         found = [align(model, learner, held_out[:4096]) for model in models]
-        cosine = interval(torch.stack([a.sensitivity_cosine.nanmean() for a in found]))
-        distance = interval(torch.stack([a.prediction_distance.mean() for a in found]))
-        rows.append(Row(f"sensitivity cosine with {name}", "near 1" if "++" in name else None, cosine, "seeds"))
-        rows.append(Row(f"prediction distance from {name}", None, distance, "seeds"))
+        cosines = torch.stack([a.sensitivity_cosine for a in found])
+        cosine = interval(cosines[0][cosines[0].isfinite()] if one else cosines.nanmean(-1))
+        rows.append(Row(f"sensitivity cosine with {name}", "near 1" if "++" in name else None, cosine, over))
     identified = identify(models[0], task, n_prompts=min(n_prompts, 4096), progress=progress)
     rows += _identified_rows(identified)
     figures = [Figure("Losses out of distribution", WORDS["shifts"], _shifts(models[0], references, task, seed))]
@@ -107,7 +110,7 @@ def compare_with_descent(
         data["no_fit"] = str(error)
     else:
         rows += fit_rows(fit, task, looped=cfg.recurrent and cfg.n_layers == 2)
-        more_rows, figure, barriers = _paths(models, fit, references, task, held_out)
+        more_rows, figure, barriers = _paths(models, fit, references, family, held_out)
         rows, figures = rows + more_rows, [*figures, figure]
         data |= {"parameters": {k: v.tolist() for k, v in fit.best.parameters.items()}, "barriers": barriers}
     figures += [
@@ -120,10 +123,10 @@ def compare_with_descent(
         curves = viz.learning_curves(checkpoint.record["curve"], seeds, reference)
         figures.insert(0, Figure("Learning", WORDS["learning"], curves))
     heads = f"{cfg.n_heads} {cfg.attention} head{'s' if cfg.n_heads > 1 else ''}"
-    looped = "one looped layer applied" if cfg.recurrent else "layers:"
+    layers = f"{cfg.n_layers} layer{'s' if cfg.n_layers > 1 else ''}{' (one, looped)' if cfg.recurrent else ''}"
     lead = (
-        f"{checkpoint.name}: {len(models)} seeds, {looped} {cfg.n_layers} {'times' if cfg.recurrent else ''}, {heads}, "
-        f"on {task.n_context} points in {task.x_dim} dimensions; {n_prompts:,} held-out prompts (seed {seed}). Losses "
+        f"{checkpoint.name}: {len(models)} seed{'s' if len(models) > 1 else ''}, {layers} with {heads} each, on "
+        f"{task.n_context} points in {task.x_dim} dimensions; {n_prompts:,} held-out prompts (seed {seed}). Losses "
         f"are halved where the paper's are; its inputs are U(-1/2, 1/2)."
     )
     return Comparison(f"Against gradient descent ({checkpoint.name})", lead, rows, figures, data)
@@ -140,9 +143,11 @@ def fit_rows(fit: ConstructionFit, task: LinearRegression, *, looped: bool) -> l
     by_n = dict(zip(printed["n"], printed["gamma_of_trained_2_layer_recurrent"], strict=True))
     paper = by_n.get(task.n_context) if looped and task == LinearRegression(n_context=task.n_context) else None
     rows = []
-    for kind, members in (("in the weights", fit.projected), ("matched to predictions", fit.matched)):
-        assert members is not None
+    kinds = {"in the weights": fit.projected, "layer by layer": fit.layerwise, "matched to predictions": fit.best}
+    for kind, members in kinds.items():
         for name, values in members.parameters.items():
+            if kind == "matched to predictions" and values.shape[1] > 1:
+                continue  # one a layer: they are in the data
             for layer, of_layer in enumerate(values.unbind(1)):
                 where = f", layer {layer}" if values.shape[1] > 1 else ""
                 known = paper if name == "gamma" and kind == "in the weights" else None
@@ -189,6 +194,8 @@ def _claims(n_layers: int, attention: str, norm: str | None) -> dict[str, str]:
         return {"gradient descent": "above 1; less with two heads (Fig. 12)"}
     if norm is not None:
         return {"gradient descent": "above 1 (Fig. 14)", "GD++": "above 1 (Fig. 14)"}
+    if n_layers == 1:
+        return {"gradient descent": "1 (Fig. 2)"}
     return {"gradient descent": "below 1 (Figs. 3, 7, 8)", "GD++": "1 (Figs. 3, 7, 8)"}
 
 
@@ -213,10 +220,10 @@ def _paths(
     models: list[HookedTransformer],
     fit: ConstructionFit,
     references: References,
-    task: LinearRegression,
+    family: FamilyName,
     held_out: Prompts,
 ) -> tuple[list[Row], Figure, dict[str, list[float]]]:
-    tuned = _construction(list(references.learners.values())[-1], task, models[0].cfg.n_layers)
+    tuned = _member(list(references.learners.values())[-1], family, models[0].cfg)
     shown, rows, barriers = {}, [], {}
     targets = {
         "tuned member": [tuned] * len(models),
@@ -226,7 +233,8 @@ def _paths(
     for target, members in targets.items():
         for kind in ("raw", "rescaled", "lifted"):
             paths = [interpolate(a, b, held_out, kind=kind) for a, b in zip(models, members, strict=True)]
-            shown[f"{target}, {kind}"] = paths[0]
+            if kind != "raw" or target == "tuned member":
+                shown[f"{target}, {kind}"] = paths[0]
             found = [path.barrier() for path in paths]
             barriers[f"{target}, {kind}"] = [barrier.mean for barrier in found]
             claim = "none (Fig. 3)" if kind == "rescaled" and target == "tuned member" else None
@@ -238,17 +246,13 @@ def _paths(
     return rows, Figure("From the trained weights to GD++", WORDS["paths"], viz.connectivity_paths(shown)), barriers
 
 
-def _construction(descent: SpectralLearner, task: LinearRegression, steps: int) -> HookedTransformer:
-    """The tuned learner as a model."""
-    found = descent.hyperparameters
-
-    def each(name: str) -> float | list[float]:
-        if name in found or f"{name}_1" not in found:
-            return found.get(name, 0.0)
-        return [found.get(f"{name}_{i + 1}", 0.0) for i in range(steps)]
-
-    sizes = {"x_dim": task.x_dim, "y_dim": task.y_dim, "n_context": task.n_context}
-    return constructions.gd_plus_plus(**sizes, steps=steps, step_size=each("step_size"), gamma=each("gamma"))
+def _member(descent: SpectralLearner, family: FamilyName, cfg: TransformerConfig) -> HookedTransformer:
+    """The tuned learner in the model's architecture."""
+    members, found = family_for(family, cfg), descent.hyperparameters
+    values = [  # one for all layers, or one a layer; the last γ, which does nothing, was not tuned
+        found.get(name, found.get(f"{name}_{i + 1}", 0.0)) for name, (n,) in members.shapes.items() for i in range(n)
+    ]
+    return members.member(torch.tensor(values, dtype=torch.float64))
 
 
 def _shifts(model: HookedTransformer, references: References, task: LinearRegression, seed: int) -> Any:

@@ -1,5 +1,6 @@
 """Pictures of fits: paths between models, filters of spectral learners, distances of algorithm families."""
 
+import math
 from collections.abc import Mapping
 
 import plotly.graph_objects as go
@@ -34,22 +35,24 @@ def connectivity_paths(paths: Mapping[str, Path], title: str = "Loss along paths
 def identified_filters(result: Identification, n_families: int = 4) -> go.Figure:
     """What is left of the target along an eigendirection of S, `1 - λ f(λ)`, for the nearest families.
 
-    Learners that are not functions of S are left out; shaded is where the middle 98% of the eigenvalues lie.
+    Learners that are not one function of each eigenvalue are left out; shaded is where the middle 98% of the positive
+    eigenvalues lie.
 
     Args:
         result: of `identify`.
         n_families: how many lines, the nearest first.
     """
-    low, high = torch.quantile(result.eigenvalues.flatten()[:100_000], torch.tensor([0.01, 0.99]).double()).tolist()
-    eigenvalues = torch.linspace(0, 1.1 * high, 400, dtype=torch.float64)[1:]
-    fig = figure("What the model leaves along each eigendirection", "eigenvalue λ of S", "1 − λ f(λ)")
+    positive = result.eigenvalues[result.eigenvalues > 0].flatten()[:100_000]
+    low, high = torch.quantile(positive, torch.tensor([0.01, 0.99]).double()).tolist()
+    eigenvalues = torch.logspace(math.log10(low / 2), math.log10(1.3 * high), 400, dtype=torch.float64)
+    fig = figure("What the model leaves along each eigendirection", "eigenvalue λ of S", "1 − λ f(λ)", log_x=True)
     fig.add_vrect(x0=low, x1=high, fillcolor="#eef2f6", line_width=0, layer="below")
-    spectral = [match for match in result.matches if isinstance(match.learner, SpectralLearner)]
+    spectral = [m for m in result.matches if isinstance(m.learner, SpectralLearner) and m.learner.elementwise]
     colors = (COLORS["trained"], COLORS["interpolated"], COLORS["closed form"], COLORS["other"])
     for match, color, dash in zip(spectral[:n_families], colors, ("solid", "dash", "dot", "dashdot"), strict=False):
         assert isinstance(match.learner, SpectralLearner)
         left = 1 - eigenvalues * match.learner.filter(eigenvalues[:, None])[:, 0]
-        add_line(fig, eigenvalues.tolist(), left.clamp(-3, 3).tolist(), match.name, color, dash=dash)
+        add_line(fig, eigenvalues.tolist(), left.clamp(-1.5, 1.5).tolist(), match.name, color, dash=dash)
     fig.add_hline(y=0, line={"color": "#999999", "width": 1})
     fig.update_layout(legend={"x": 0.98, "xanchor": "right", "y": 0.98})
     return fig

@@ -108,7 +108,7 @@ def shifted_losses(panels: dict[str, ShiftedLosses]) -> go.Figure:
     """Half the loss of gradient descent, the trained models and their interpolations at each scale (Fig. 6)."""
     fig = make_subplots(rows=1, cols=len(panels), subplot_titles=list(panels), horizontal_spacing=0.05)
     shown: set[str] = set()
-    dashes = {"gradient descent": "solid", "trained": "dash", "interpolated": "dot"}
+    dashes = {"gradient descent": "solid", "GD++": "dashdot", "trained": "dash", "interpolated": "dot"}
     for column, losses in enumerate(panels.values(), start=1):
         for learner, means in zip(losses.learners, losses.mean() / 2, strict=True):
             kind = next(k for k in dashes if learner.startswith(k))

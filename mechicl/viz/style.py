@@ -6,6 +6,7 @@ import plotly.graph_objects as go
 
 COLORS = {
     "gradient descent": "#222222",
+    "GD++": "#7b4fb0",
     "trained": "#1f6fb4",
     "interpolated": "#e07b00",
     "closed form": "#2a9d4a",

@@ -13,7 +13,7 @@ from mechicl.analysis import one_step_optimum
 from mechicl.checkpoints import CheckpointError, load_checkpoint, save
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.report import write_report
-from mechicl.report.one_layer import exact_optimum
+from mechicl.report.one_layer import exact_optimum, write_one_layer_report
 from mechicl.tasks import LinearRegression, SineRegression, task_to_dict
 
 
@@ -115,8 +115,9 @@ def test_a_checkpoint_without_snapshots_with_one_seed_and_two_targets(tmp_path: 
 def test_other_kinds_of_models_are_refused(tmp_path: Path):
     task = LinearRegression(x_dim=3, n_context=4)
     deep = constructions.gradient_descent(x_dim=3, n_context=4, step_size=0.5, steps=2)
+    checkpoint = load_checkpoint(make_checkpoint(tmp_path / "deep", [deep], task))
     with pytest.raises(CheckpointError, match="2 layers"):
-        write_report(make_checkpoint(tmp_path / "deep", [deep], task), tmp_path / "out")
+        write_one_layer_report(checkpoint, tmp_path / "out", n_prompts=50, progress=False)
     sine = HookedTransformer(TransformerConfig(x_dim=1, n_context=10))
     with pytest.raises(CheckpointError, match="SineRegression"):
         write_report(make_checkpoint(tmp_path / "sine", [sine], SineRegression()), tmp_path / "out")

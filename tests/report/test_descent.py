@@ -1,0 +1,283 @@
+"""The report against gradient descent, on constructions whose algorithm is known, and which report a model gets."""
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mechicl import constructions
+from mechicl.analysis import fit_construction
+from mechicl.checkpoints import Checkpoint, CheckpointError, save
+from mechicl.learners import Interval
+from mechicl.models import HookedTransformer, TransformerConfig
+from mechicl.prompts import Prompts
+from mechicl.report import Comparison, Row, write_report
+from mechicl.report.descent import compare_with_descent, fit_rows
+from mechicl.tasks import FixedTasks, LinearRegression, SineRegression, task_to_dict
+
+TASK = LinearRegression(x_dim=2, n_context=4)
+SIZES = {"x_dim": 2, "n_context": 4}
+SEED, N = 5, 300
+LOOPED = ((0.8, 0.3), (1.6, 0.1))  # (a, γ) of two seeds
+LAYERS = ((0.6, 1.4), (0.3, 0.0))  # a, then γ, of two layers
+CURVE = {"eval_step": [0, 10], "eval_loss": [[1.0], [0.5]]}
+
+
+def checkpoint(models: list[HookedTransformer], task: Any = TASK, **record) -> Checkpoint:
+    return Checkpoint("made", list(models), {"training": {"task": task_to_dict(task)}, **record})
+
+
+def network(**config: Any) -> HookedTransformer:
+    return HookedTransformer(TransformerConfig(**{**SIZES, "initializer_range": 0.5, **config}), seed=1)
+
+
+def descended(prompts: Prompts, steps: list[tuple[float, float]]) -> Tensor:
+    """Squared errors of GD++ with these (a, γ), point by point as in A.10."""
+    xs, residuals = prompts.xs.double(), prompts.ys.double().clone()
+    residuals[:, -1] = 0
+    for a, gamma in steps:
+        keys, values = xs[:, :-1], residuals[:, :-1]
+        scores = xs @ keys.mT
+        xs, residuals = xs - gamma * scores @ keys, residuals - a * scores @ values
+    return (-residuals[:, -1] - prompts.ys[:, -1].double()).square().mean(-1)
+
+
+def held_out() -> Prompts:
+    return TASK.sample(N, seed=SEED, dtype=torch.float64)
+
+
+@cache
+def looped() -> Comparison:
+    models = [constructions.gd_plus_plus(**SIZES, steps=2, step_size=a, gamma=g) for a, g in LOOPED]
+    curve = {"eval_step": [0, 10], "eval_loss": [[1.0, 1.0], [0.5, 0.4]]}
+    made = checkpoint(models, seeds=[7, 8], curve=curve)
+    return compare_with_descent(made, n_prompts=N, seed=SEED, progress=False)
+
+
+@cache
+def layered() -> Comparison:
+    model = constructions.gd_plus_plus(**SIZES, steps=2, step_size=LAYERS[0], gamma=LAYERS[1])
+    return compare_with_descent(checkpoint([model]), n_prompts=N, seed=SEED, progress=False)
+
+
+def rows(result: Comparison) -> dict[str, Row]:
+    found = {row.quantity: row for row in result.rows}
+    assert len(found) == len(result.rows)  # no name twice
+    return found
+
+
+def mean(result: Comparison, quantity: str) -> float:
+    measured = rows(result)[quantity].measured
+    assert isinstance(measured, Interval)
+    return measured.mean
+
+
+def settings(result: Comparison, name: str) -> dict[str, float]:
+    """Tuned hyperparameters, as the table prints them."""
+    note = rows(result)[f"half-MSE, {name}, tuned"].note
+    return {key: float(value) for key, value in (part.split("=") for part in note.split(", "))}
+
+
+def drawn(result: Comparison, title: str) -> list[Any]:
+    """The traces of a figure."""
+    (figure,) = [figure.figure for figure in result.figures if figure.title == title]
+    return list(figure.data)
+
+
+def test_losses_are_those_of_the_formula():
+    truth = [descended(held_out(), [step, step]).mean().item() for step in LOOPED]
+    assert looped().data["mse"] == pytest.approx(truth, rel=1e-9)
+    assert mean(looped(), "half-MSE, trained, mean of the seeds") == pytest.approx(sum(truth) / 4, rel=1e-9)
+    (own,) = layered().data["mse"]
+    assert own == pytest.approx(descended(held_out(), list(zip(*LAYERS, strict=True))).mean().item(), rel=1e-9)
+
+
+def test_references_are_tuned_and_losses_are_relative_to_theirs():
+    name = "gradient descent, 2 steps"
+    tuning = TASK.sample(8192, seed=2**31 + 1, dtype=torch.float64)
+    a = settings(looped(), name)["step_size"]
+    around = [descended(tuning, [(factor * a, 0.0)] * 2).mean() for factor in (0.97, 1.0, 1.03)]
+    assert around[1] < min(around[0], around[2])
+    reference = descended(held_out(), [(a, 0.0)] * 2).mean().item()
+    assert looped().data["references"][name] == pytest.approx(reference, rel=0.01)
+    assert mean(looped(), f"loss, trained over {name}") == pytest.approx(
+        sum(looped().data["mse"]) / 2 / looped().data["references"][name]
+    )
+    assert rows(looped())[f"loss, trained over {name}"].over == "seeds"
+    alone = rows(layered())[f"loss, trained over {name}"]
+    assert alone.over == "prompts"
+    assert mean(layered(), alone.quantity) == pytest.approx(
+        layered().data["mse"][0] / layered().data["references"][name]
+    )
+
+
+def test_a_looped_model_is_not_compared_with_parameters_for_each_step():
+    each = "GD++, 2 steps, each its own"
+    assert list(looped().data["references"]) == ["gradient descent, 2 steps", "GD++, 2 steps"]
+    assert list(layered().data["references"]) == ["gradient descent, 2 steps", "GD++, 2 steps", each]
+    found = settings(layered(), each)
+    assert set(found) == {"step_size_1", "step_size_2", "gamma_1"}
+    steps = [(found["step_size_1"], found["gamma_1"]), (found["step_size_2"], 0.0)]
+    assert layered().data["references"][each] == pytest.approx(descended(held_out(), steps).mean().item(), rel=0.02)
+
+
+def test_parameters_are_read_off_the_weights():
+    for kind in ("in the weights", "layer by layer", "matched to predictions"):
+        assert mean(looped(), f"step size a, {kind}") == pytest.approx(1.2, abs=1e-6)
+        assert mean(looped(), f"γ, {kind}") == pytest.approx(0.2, abs=1e-6)
+        assert rows(looped())[f"γ, {kind}"].published is None  # another task than the paper's
+    assert torch.tensor(looped().data["parameters"]["gamma"]).allclose(torch.tensor([[0.3], [0.1]]), atol=1e-6)
+    for kind in ("in the weights", "layer by layer"):
+        for layer, (a, gamma) in enumerate(zip(*LAYERS, strict=True)):
+            assert mean(layered(), f"step size a, layer {layer}, {kind}") == pytest.approx(a, abs=1e-6)
+            assert mean(layered(), f"γ, layer {layer}, {kind}") == pytest.approx(gamma, abs=1e-6)
+    assert torch.tensor(layered().data["parameters"]["step_size"]).allclose(torch.tensor([LAYERS[0]]), atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["projected", "layerwise", "matched"])
+def test_a_construction_is_its_own_nearest_member(kind):
+    for result in (looped(), layered()):
+        assert mean(result, f"loss, {kind} member over trained") == pytest.approx(1, abs=1e-6)
+        distance = f"squared distance of predictions, {kind} member, over squared predictions"
+        assert mean(result, distance) < 1e-12
+        for product in ("KQ", "PV"):
+            label = f"relative distance of W_{product} from the projected member, mean of the layers"
+            assert mean(result, label) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("n_context", "shown", "task"),
+    [(10, True, {}), (25, True, {}), (10, False, {}), (10, True, {"inputs": "gaussian"})],
+)
+def test_the_published_gamma_is_for_the_papers_models(n_context, shown, task):
+    task = LinearRegression(n_context=n_context, **task)
+    model = constructions.gd_plus_plus(x_dim=10, n_context=n_context, steps=2, step_size=0.5, gamma=0.1)
+    fit = fit_construction(model, "gd++", task, refine=False, n_prompts=50)
+    published = {row.quantity: row.published for row in fit_rows(fit, task, looped=shown)}
+    expected = {10: 0.179, 25: 0.099}.get(n_context) if shown and task.inputs == "uniform" else None
+    assert published.pop("γ, in the weights") == expected
+    assert not any(published.values())
+
+
+def test_there_is_no_barrier_to_the_own_construction():
+    for result in (looped(), layered()):
+        barriers = result.data["barriers"]
+        assert len(barriers) == 9
+        for name, of_seeds in barriers.items():
+            assert len(of_seeds) == len(result.data["mse"])
+            if not name.startswith("tuned"):
+                assert max(of_seeds) < 1e-9
+    assert rows(looped())["barrier to the tuned member, rescaled"].published == "none (Fig. 3)"
+
+
+def test_the_path_to_the_tuned_member_is_a_line_through_its_parameters():
+    tuned = settings(looped(), "GD++, 2 steps")
+    ends = torch.tensor([LOOPED[0], (tuned["step_size"], tuned["gamma"])], dtype=torch.float64)
+    (line,) = [t for t in drawn(looped(), "From the trained weights to GD++") if t.name == "tuned member, rescaled"]
+    for alpha, loss in zip(line.x, line.y, strict=True):
+        a, gamma = ((1 - alpha) * ends[0] + alpha * ends[1]).tolist()
+        assert loss == pytest.approx(descended(held_out(), [(a, gamma)] * 2).mean().item(), rel=0.02)
+
+
+def test_the_algorithm_is_identified():
+    for result, name in ((looped(), "GD++, 2 steps"), (layered(), "GD++, 2 steps, parameters for each step")):
+        assert mean(result, f"distance from {name}, fitted to the first seed") < 1e-10
+        ranked = [row for row in result.data["families"] if row["kind"] == "family"]
+        assert ranked[0]["name"] == name
+    limits = [row.quantity for row in looped().rows if row.quantity.startswith("distance from the best of")]
+    assert len(limits) == 3
+
+
+def test_losses_out_of_distribution_are_those_of_the_formula():
+    traces = drawn(looped(), "Losses out of distribution")
+    trained = [trace for trace in traces if trace.name == "trained"]
+    assert {trace.name for trace in traces} == {"trained", "gradient descent", "GD++"}
+    assert len(trained) == 3
+    scale = trained[0].x[1]
+    prompts = TASK.replace(input_scale=scale).sample(4096, seed=SEED)
+    assert trained[0].y[1] == pytest.approx(descended(prompts, [LOOPED[0]] * 2).mean().item() / 2, rel=1e-5)
+
+
+def test_a_model_of_one_layer_has_one_reference_in_its_own_architecture():
+    model = network(n_heads=2, normalize_by_context=True)
+    result = compare_with_descent(checkpoint([model]), n_prompts=40, progress=False)
+    assert list(result.data["references"]) == ["gradient descent, 1 step"]
+    assert rows(result)["loss, trained over gradient descent, 1 step"].published == "1 (Fig. 2)"
+    assert set(result.data["parameters"]) == {"step_size"}
+    assert "2 linear heads each" in result.lead
+    (line,) = [t for t in drawn(result, "From the trained weights to GD++") if t.name == "tuned member, raw"]
+    assert line.y[-1] == pytest.approx(result.data["references"]["gradient descent, 1 step"], rel=1e-9)
+    assert {weight.dtype for weight in model.parameters()} == {torch.float32}  # the checkpoint stays as it was
+
+
+def test_the_page_has_all_figures_and_the_file_every_number(tmp_path: Path):
+    html = looped().write(tmp_path, "report").read_text()
+    data = json.loads((tmp_path / "report.json").read_text(), parse_constant=pytest.fail)
+    assert [row["quantity"] for row in data["table"]] == [row.quantity for row in looped().rows]
+    assert data["mse"] == looped().data["mse"]
+    assert json.dumps(looped().data)  # plain data
+    places = [html.index(f"<h2>{figure.title}</h2>") for figure in looped().figures]
+    assert len(places) == 5
+    assert places == sorted(places)
+    assert html.count('class="plotly-graph-div"') == 5
+    assert html.count("<tr>") == len(looped().rows) + 1
+
+
+def test_without_a_curve_there_is_no_figure_of_it():
+    assert "Learning" in [figure.title for figure in looped().figures]
+    assert "Learning" not in [figure.title for figure in layered().figures]
+
+
+def test_the_lead_says_what_was_measured():
+    assert "2 seeds, 2 layers (one, looped) with 1 linear head each, on 4 points in 2 dimensions" in looped().lead
+    assert "1 seed, 2 layers with 1 linear head each" in layered().lead
+    assert f"{N} held-out prompts (seed {SEED})" in layered().lead
+
+
+def test_models_without_a_construction_are_compared_all_the_same():
+    model = constructions.softmax_gradient_descent(x_dim=2, n_context=4, step_size=0.7, score_scale=0.01)
+    result = compare_with_descent(checkpoint([model]), n_prompts=N, seed=SEED, progress=False)
+    assert "'attention': 'linear'" in result.data["no_fit"]
+    assert not {"parameters", "barriers"} & set(result.data)
+    assert result.data["mse"][0] == pytest.approx(descended(held_out(), [(0.7, 0.0)]).mean().item(), rel=1e-2)
+    assert not any("in the weights" in row.quantity for row in result.rows)
+    assert len(result.figures) == 3
+    ratio = rows(result)["loss, trained over gradient descent, 1 step"]
+    assert ratio.published == "above 1; less with two heads (Fig. 12)"
+    assert "no_fit" not in looped().data
+
+
+@pytest.mark.parametrize(
+    ("model", "task", "message"),
+    [
+        (network(prompt_format="interleaved", attention="softmax", d_model=8), TASK, "interleaved prompts"),
+        (network(x_dim=1), SineRegression(n_context=4), "SineRegression"),
+        (network(), FixedTasks(TASK, 8), "FixedTasks"),
+    ],
+)
+def test_other_models_and_tasks_are_refused(model, task, message):
+    with pytest.raises(CheckpointError, match=message):
+        compare_with_descent(checkpoint([model], task), n_prompts=20, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("config", "title"),
+    [
+        ({"prompt_format": "interleaved", "attention": "softmax", "d_model": 8}, "Which iteration does each layer"),
+        ({}, "mechicl report: made"),
+        ({"d_mlp": 4}, "Against gradient descent (made)"),
+        ({"damping": 0.5}, "Against gradient descent (made)"),
+        ({"normalization_type": "LN"}, "Against gradient descent (made)"),
+    ],
+)
+def test_every_kind_of_model_gets_its_report(tmp_path: Path, config, title):
+    record = {"seeds": [0], "training": {"task": task_to_dict(TASK)}, "curve": CURVE}
+    folder = save(tmp_path / "made", network(**config), record)
+    path = write_report(folder, tmp_path / "out", n_prompts=20, progress=False)
+    assert path == tmp_path / "out" / "report.html"
+    assert title in path.read_text().split("</title>")[0]
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["table"]
