@@ -54,6 +54,8 @@ def tuned_descent(prompts: Prompts, steps: int, *, gamma: bool = False, per_step
         >>> sorted(best.hyperparameters)
         ['gamma', 'step_size']
     """
+    if gamma and steps == 1:
+        raise ValueError("one step of GD++ is one of gradient descent: its γ does nothing")
     if steps < 1 or len(prompts) == 0 or prompts.n_context == 0:
         raise ValueError(f"tuning needs prompts with context and at least one step, got {prompts} and steps={steps}")
     found = gd_plus_plus(SpectralProblem.of(prompts, prompts.query.ys), steps, per_step=per_step, gamma=gamma).learner
@@ -189,16 +191,21 @@ def gd_plus_plus(problem: SpectralProblem, steps: int, *, per_step: bool, gamma:
     def family(parameters: Tensor, eigenvalues: Tensor = problem.eigenvalues) -> Tensor:
         return gd_plus_plus_filters(eigenvalues, *spread(parameters))[-1]
 
+    def nearest(few: SpectralProblem, all_of: SpectralProblem) -> Tensor:
+        screened = []
+        for start in starts:
+            screened.append(few.descend(partial(family, eigenvalues=few.eigenvalues), start))
+            if screened[-1][1] < 1e-3 * SAME * few.targets.square().mean().item():
+                break
+        screened.sort(key=lambda fit: _or_inf(fit[1]))
+        on_all = partial(family, eigenvalues=all_of.eigenvalues)
+        polished = (all_of.descend(on_all, found, evaluations=30) for found, _ in screened[:2])
+        return min(polished, key=lambda fit: _or_inf(fit[1]))[0]
+
     few = problem.first(SCREENING)
-    screened = []
-    for start in starts:
-        screened.append(few.descend(partial(family, eigenvalues=few.eigenvalues), start))
-        if screened[-1][1] < 1e-3 * SAME * few.targets.square().mean().item():
-            break
-    screened.sort(key=lambda fit: _or_inf(fit[1]))
-    best, _ = min(
-        (problem.descend(family, found, evaluations=30) for found, _ in screened[:2]), key=lambda fit: _or_inf(fit[1])
-    )
+    best = nearest(few, problem)
+    if _explodes(problem, partial(family, best)):
+        best = nearest(few.guarded(MARGIN), problem.guarded(MARGIN))
     a, g = spread(best)
     kind, each = "GD++" if gamma else "gradient descent", ", parameters for each step" if per_step else ""
     name = f"{kind}, {_plural(steps)}{each}"
@@ -208,6 +215,12 @@ def gd_plus_plus(problem: SpectralProblem, steps: int, *, per_step: bool, gamma:
     hyperparameters = dict(zip(labels, best.tolist(), strict=False))
     learner = SpectralLearner(lambda eigenvalues: gd_plus_plus_filters(eigenvalues, a, g)[-1], name, hyperparameters)
     return Candidate(name, learner, learner.hyperparameters, len(best))
+
+
+def _explodes(problem: SpectralProblem, filtered: Callable[[Tensor], Tensor]) -> bool:
+    """Whether a residual beyond the largest eigenvalue seen is more than MOST_GROWTH times the target."""
+    beyond = torch.linspace(0, MARGIN, 400, dtype=torch.float64)[1:, None] * problem.eigenvalues.max()
+    return not bool(((1 - beyond * filtered(beyond)).abs() <= MOST_GROWTH).all())
 
 
 def _or_inf(value: float) -> float:
@@ -270,6 +283,8 @@ def _chebyshev(problem: SpectralProblem) -> Candidate:
 def _polynomial(problem: SpectralProblem, steps: int, largest: float, name: str) -> Candidate:
     basis = polynomials(steps, largest)
     coefficients = problem.linear(basis)
+    if _explodes(problem, lambda eigenvalues: basis(eigenvalues) @ coefficients):
+        coefficients = problem.guarded(MARGIN).linear(basis)
     title = f"{name}, {_plural(steps)}"
     learner = SpectralLearner(lambda eigenvalues: basis(eigenvalues) @ coefficients, title)
     return Candidate(title, learner, {}, steps)

@@ -148,7 +148,7 @@ def mode_connectivity(
     - "curved": from the aligned ends, a quadratic Bézier curve bent to the least mean loss on other prompts.
 
     With a family, the first model is also connected to the construction fitted to it (the layerwise member of
-    `fit_construction`), by the same kinds of path.
+    `fit_construction`, for Newton's method the projected one), by the same kinds of path.
 
     Args:
         a: a model on paired prompts without biases in attention, such as a trained one.
@@ -197,7 +197,7 @@ def mode_connectivity(
     fitted = {}
     if family is not None:
         fit = fit_construction(a, family, task, refine=False, n_prompts=n_prompts, seed=seed)
-        fitted = paths_to(fit.layerwise.models[0])
+        fitted = paths_to((fit.layerwise or fit.projected).models[0])
     return ModeConnectivity(paths_to(b), fitted)
 
 

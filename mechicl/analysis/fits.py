@@ -46,10 +46,12 @@ class ConstructionFit:
         products: the trained products in that gauge, one a seed, without the parts that predictions cannot depend on.
         nearest: the products of the family that are nearest to them, one a seed: those of the projected member, or,
             where the model has more heads than the family, the nearest to each layer's head by itself.
-        distance_KQ: relative Frobenius distance of W_KQ from the nearest, `[seed layer head]`.
+        distance_KQ: Frobenius distance of W_KQ from the nearest over the norm of the nearest, `[seed layer head]`;
+            large for heads that hardly act.
         distance_PV: the same for W_PV.
         projected: the members nearest to the weights, in closed form.
-        layerwise: the members whose layers write what the model's layers write, in closed form.
+        layerwise: the members whose layers write what the model's layers write, in closed form; None for Newton's
+            method, whose layers have MLPs.
         matched: the members nearest to the predictions, from there; None if that was not asked for.
         squared_errors: of the trained models on the held-out prompts, `[seed prompt]`.
         squared_predictions: the trained models' squared predictions, `[seed prompt]`.
@@ -62,7 +64,7 @@ class ConstructionFit:
     distance_KQ: Float[Tensor, "seed layer head"]
     distance_PV: Float[Tensor, "seed layer head"]
     projected: Members
-    layerwise: Members
+    layerwise: Members | None
     matched: Members | None
     squared_errors: Float[Tensor, "seed prompt"]
     squared_predictions: Float[Tensor, "seed prompt"]
@@ -142,8 +144,9 @@ def fit_construction(
 ) -> ConstructionFit:
     """Fit the free parameters of a family of constructions to trained weights.
 
-    Each head is first brought into the gauge of the family, its scale β chosen such that the product without
-    parameters is nearest to the construction's (for gradient descent: the mean diagonal of W_KQ's x-block is 1). There
+    Each head is first brought into the gauge of the family, its scale β chosen such that β times the
+    construction's product without parameters is nearest to the model's (for gradient descent: the mean diagonal of
+    W_KQ's x-block is 1). There
     the family is affine in its parameters, and the least-squares projection has a closed form; several heads add up.
     Entries that predictions cannot depend on are left out. That is the projected member. A second one, also in closed
     form and free of any gauge, is nearest in what each layer writes on x and on y, given the model's own stream before
@@ -173,13 +176,18 @@ def fit_construction(
     """
     trained = [models] if isinstance(models, HookedTransformer) else list(models)
     _check_models(trained)
+    if n_prompts < 1:
+        raise ValueError(f"n_prompts must be at least 1, got {n_prompts}")
     members_of = family_for(family, trained[0].cfg)
     fitting, held_out = (task.sample(n_prompts, seed=seed + i, dtype=torch.float64) for i in range(2))
     readings = [_project(members_of, model) for model in trained]
     parameters = torch.stack([reading.parameters for reading in readings])
     predictions = [_predict(model, held_out) for model in trained]
     projected = _members(members_of, parameters, predictions, held_out)
-    by_layer = torch.stack([_layerwise(members_of, model, fitting) for model in trained])
+    layerwise = None
+    if members_of.template.cfg.d_mlp is None:  # what an MLP writes is not the heads'
+        by_layer = torch.stack([_layerwise(members_of, model, fitting) for model in trained])
+        layerwise = _members(members_of, by_layer, predictions, held_out)
     matched = None
     if refine:
         found = [
@@ -195,7 +203,7 @@ def fit_construction(
         distance_KQ=torch.stack([reading.distance_KQ for reading in readings]),
         distance_PV=torch.stack([reading.distance_PV for reading in readings]),
         projected=projected,
-        layerwise=_members(members_of, by_layer, predictions, held_out),
+        layerwise=layerwise,
         matched=matched,
         squared_errors=torch.stack([(p - held_out.query.ys).square().mean(-1) for p in predictions]),
         squared_predictions=torch.stack([p.square().mean(-1) for p in predictions]),
@@ -357,7 +365,7 @@ def _inner(a: Tensor, b: Tensor) -> Float[Tensor, "layer head"]:
 
 
 def _relative_distance(a: Tensor, b: Tensor) -> Float[Tensor, "layer head"]:
-    return (a - b).flatten(2).norm(dim=-1) / b.flatten(2).norm(dim=-1)
+    return (a - b).flatten(2).norm(dim=-1) / b.flatten(2).norm(dim=-1).clamp(min=1e-300)
 
 
 def _members(family: Family, parameters: Tensor, predictions: list[Tensor], prompts: Prompts) -> Members:

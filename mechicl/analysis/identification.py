@@ -17,6 +17,7 @@ from mechicl.learners import AlgorithmLearner, Interval, Learner, interval, rati
 from mechicl.prompts import Prompts
 from mechicl.tasks import LinearRegression
 
+LIMIT_PROMPTS = 32_768  # that the best learners on the task are tuned on: rare contexts decide their losses
 BATCH = 1024  # prompts through the model at a time
 
 
@@ -174,7 +175,8 @@ def identify(
     nearest = families(problem, fitting, steps, task)
     candidates = list(tqdm(nearest, desc="families", total=total, disable=not progress, leave=False))
     matches = [_compared(candidate, own, held_out) for candidate in candidates]
-    on_the_task = SpectralProblem(problem.eigenvalues, problem.contributions, fitting.query.ys)
+    many = task.sample(max(n_prompts, LIMIT_PROMPTS), seed=seed + 2, dtype=torch.float64)
+    on_the_task = SpectralProblem.of(many, many.query.ys)
     best_on_task = [_compared(candidate, own, held_out) for candidate in limits(on_the_task, steps, task)]
     same = SAME * own[0].square().mean().item()
 

@@ -72,6 +72,24 @@ class SpectralProblem:
         contributions = spectra.point_coordinates[:, 0, :, None] * spectra.target_coordinates[:, 0]
         return cls(spectra.eigenvalues[:, 0], contributions, targets.double())
 
+    def guarded(self, margin: float, n_guards: int = 64) -> "SpectralProblem":
+        """With a faint wish that nothing explodes on contexts whose eigenvalues are larger than all those here.
+
+        Adds rows that ask for `λ f(λ) = 1` up to `margin` times the largest eigenvalue, each with 1/10,000 of the
+        weight of a prompt: too little to move a fit, unless a residual there is hundreds of times the target.
+        """
+        guards = torch.linspace(0, margin * self.eigenvalues.max().item(), n_guards + 1, dtype=torch.float64)[1:]
+        weight = 1e-2 * self.targets.square().mean().sqrt()
+        eigenvalues = self.eigenvalues.new_zeros(n_guards, self.eigenvalues.shape[1])
+        contributions = self.contributions.new_zeros(n_guards, *self.contributions.shape[1:])
+        targets = self.targets.new_zeros(n_guards, self.targets.shape[1])
+        eigenvalues[:, 0], contributions[:, 0, 0], targets[:, 0] = guards, weight * guards, weight
+        return SpectralProblem(
+            torch.cat([self.eigenvalues, eigenvalues]),
+            torch.cat([self.contributions, contributions]),
+            torch.cat([self.targets, targets]),
+        )
+
     def error(self, filtered: Float[Tensor, "prompt x"]) -> Tensor:
         """Mean squared distance of the predictions with these filter values from the targets."""
         return ((filtered[..., None] * self.contributions).sum(1) - self.targets).square().mean()

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
@@ -108,12 +107,6 @@ def lifted(a: HookedTransformer, b: HookedTransformer) -> Pair:
     return _with_both_units(wide[0], wide[1], 0), _with_both_units(wide[1], wide[0], 1)
 
 
-def scaled(model: HookedTransformer, factors: Float[Tensor, "layer head"]) -> HookedTransformer:
-    """A linear-attention model with `c W_KQ` and `W_PV / c` in each head: the same function."""
-    products, c = weight_products(model), factors[..., None, None]
-    return with_products(model, WeightProducts(c * products.W_KQ, products.W_PV / c, products.x_dim, products.y_dim))
-
-
 def _padded(a: HookedTransformer, b: HookedTransformer) -> tuple[WeightProducts, WeightProducts]:
     return _pad(weight_products(a), weight_products(b))
 
@@ -152,7 +145,10 @@ def _assignment(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], attention: s
 
     pairs = list(zip(a, b, strict=True))
     if attention in _ANY_SCALE + _POSITIVE_SCALE:  # what the heads do, whatever the gauge
-        gain = inner(*pairs[0]) * inner(*pairs[1])
+        found = [inner(*pair) for pair in pairs]
+        if attention in _POSITIVE_SCALE:  # two opposite signs do not cancel
+            found = [values.clip(min=0) for values in found]
+        gain = found[0] * found[1]
     else:  # least relative squared distance of both products
         gain = sum(inner(x, y) / max(float(x.norm() * y.norm()), 1e-300) for x, y in pairs)
     return linear_sum_assignment(np.asarray(gain), maximize=True)[1].tolist()

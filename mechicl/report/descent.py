@@ -39,7 +39,7 @@ WORDS = {
     "the gauge of A.3, and with both models' heads side by side.",
     "families": "Every family fitted to the first seed's predictions and compared on held-out prompts.",
     "filters": "All these learners multiply the part of the targets along an eigenvector of S by a function of its "
-    "eigenvalue. The line of 'any function of S' is free: it is what the model itself does.",
+    "eigenvalue. The line of 'any function of S' is free, piecewise linear between 20 knots.",
 }
 
 
@@ -143,8 +143,10 @@ def fit_rows(fit: ConstructionFit, task: LinearRegression, *, looped: bool) -> l
     by_n = dict(zip(printed["n"], printed["gamma_of_trained_2_layer_recurrent"], strict=True))
     paper = by_n.get(task.n_context) if looped and task == LinearRegression(n_context=task.n_context) else None
     rows = []
-    kinds = {"in the weights": fit.projected, "layer by layer": fit.layerwise, "matched to predictions": fit.best}
+    kinds = {"in the weights": fit.projected, "layer by layer": fit.layerwise, "matched to predictions": fit.matched}
     for kind, members in kinds.items():
+        if members is None:
+            continue
         for name, values in members.parameters.items():
             if kind == "matched to predictions" and values.shape[1] > 1:
                 continue  # one a layer: they are in the data
@@ -154,6 +156,8 @@ def fit_rows(fit: ConstructionFit, task: LinearRegression, *, looped: bool) -> l
                 symbol = {"step_size": "step size a", "gamma": "γ"}.get(name, name)
                 rows.append(Row(f"{symbol}{where}, {kind}", known, interval(of_layer), "seeds"))
     for kind, members in (("projected", fit.projected), ("layerwise", fit.layerwise), ("matched", fit.matched)):
+        if members is None:
+            continue
         ratio = interval(torch.tensor([r.mean for r in fit.loss_ratios(members)]))
         distance = interval(torch.tensor([d.mean for d in fit.relative_distances(members)]))
         rows.append(Row(f"loss, {kind} member over trained", None, ratio, "seeds"))
@@ -228,7 +232,7 @@ def _paths(
     targets = {
         "tuned member": [tuned] * len(models),
         "member nearest in weights": fit.projected.models,
-        "member fitted layer by layer": fit.layerwise.models,
+        "member fitted layer by layer": (fit.layerwise or fit.projected).models,
     }
     for target, members in targets.items():
         for kind in ("raw", "rescaled", "lifted"):

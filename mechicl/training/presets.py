@@ -68,12 +68,16 @@ PRESETS: dict[str, TrainingConfig] = {
         n_snapshots=20,
     ),
     "lsa-2l-looped": _LOOPED,
-    # A.10 reads γ off models for these numbers of points.
+    # A.10 reads γ off models for these numbers of points; long prompts are smoother and need fewer of them
     **{
         f"lsa-2l-looped-n{n}": _LOOPED.replace(
-            task=_LOOPED.task.replace(n_context=n), model=_LOOPED.model.replace(n_context=n), n_snapshots=0
+            task=_LOOPED.task.replace(n_context=n),
+            model=_LOOPED.model.replace(n_context=n),
+            n_snapshots=0,
+            batch_size=batch,
+            steps=steps,
         )
-        for n in (25, 50, 100)
+        for n, batch, steps in ((25, 2048, 10_000), (50, 2048, 10_000), (100, 512, 6_000))
     },
     # deep models leave their small initial values slowly: longer, at the rate of shallow ones
     "lsa-10l-looped": _DEEP_LSA.replace(

@@ -54,6 +54,7 @@ def identified_filters(result: Identification, n_families: int = 4) -> go.Figure
         left = 1 - eigenvalues * match.learner.filter(eigenvalues[:, None])[:, 0]
         add_line(fig, eigenvalues.tolist(), left.clamp(-1.5, 1.5).tolist(), match.name, color, dash=dash)
     fig.add_hline(y=0, line={"color": "#999999", "width": 1})
+    fig.update_xaxes(exponentformat="power")
     fig.update_layout(legend={"x": 0.98, "xanchor": "right", "y": 0.98})
     return fig
 

@@ -336,3 +336,10 @@ def test_what_cannot_be_fitted_is_refused():
         dead = hidden(plain, 2)
         dead.blocks[0].attn.W_Q[0] = 0
     refused("no gauge", dead, "gd", TASK)
+
+
+def test_newton_has_no_layerwise_member_and_prompts_are_needed():
+    made = constructions.newton(**SIZES, steps=1, alpha=0.05)
+    assert fit_construction(made, "newton", TASK, refine=False, n_prompts=9).layerwise is None
+    with pytest.raises(ValueError, match="n_prompts must be at least 1"):
+        fit_construction(made, "newton", TASK, n_prompts=0)

@@ -8,7 +8,7 @@ import torch
 from mechicl import algorithms, constructions
 from mechicl.algorithms.gradient_descent import gd_plus_plus_filters
 from mechicl.algorithms.newton import newton_filter
-from mechicl.analysis import FamilyMatch, Identification, SpectralLearner, algorithm_families, identify
+from mechicl.analysis import FamilyMatch, Identification, SpectralLearner, algorithm_families, identify, tuned_descent
 from mechicl.learners import AlgorithmLearner
 from mechicl.tasks import LinearRegression
 
@@ -297,3 +297,22 @@ def test_deep_gd_plus_plus_is_found_where_each_step_has_larger_parameters():
     assert result.best.n_fitted == 9  # the last γ moves nothing any more
     assert result.distance(result.best).mean < 1e-4
     assert result.distance(_named(result, "GD++, 5 steps")).low > 20 * result.distance(result.best).high
+
+
+def test_tuned_deep_descent_does_not_explode_on_contexts_that_it_was_not_tuned_on():
+    task = LinearRegression()
+    fresh = task.sample(10_000, seed=99, dtype=torch.float64)
+    plain = tuned_descent(task.sample(2048, seed=5, dtype=torch.float64), 3)
+    deep = tuned_descent(task.sample(2048, seed=5, dtype=torch.float64), 3, gamma=True, per_step=True)
+    losses = [(each.predict(fresh) - fresh.query.ys).square().mean().item() for each in (deep, plain)]
+    assert losses[0] < losses[1]
+
+
+def test_tuning_refuses_what_cannot_be_tuned():
+    prompts = LinearRegression(x_dim=2, n_context=3).sample(10, seed=0)
+    with pytest.raises(ValueError, match="its γ does nothing"):
+        tuned_descent(prompts, 1, gamma=True)
+    with pytest.raises(ValueError, match="at least one step"):
+        tuned_descent(prompts, 0)
+    with pytest.raises(ValueError, match="prompts with context"):
+        tuned_descent(prompts[:0], 2)

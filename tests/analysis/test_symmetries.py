@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mechicl.analysis import aligned, lifted, rescaled, weight_products
-from mechicl.analysis.symmetries import check_same_shape, in_products, scaled
+from mechicl.analysis import WeightProducts, aligned, lifted, rescaled, weight_products, with_products
+from mechicl.analysis.symmetries import check_same_shape, in_products
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.tasks import LinearRegression
 
@@ -83,6 +83,11 @@ def transformed(model: HookedTransformer, seed: int) -> HookedTransformer:
                 weights[name].copy_(weights[name][..., units].clone())
             weights["W_out"].copy_(weights["W_out"][units].clone())
     return made
+
+
+def scaled(model: HookedTransformer, factors: torch.Tensor) -> HookedTransformer:
+    products, c = weight_products(model), factors[..., None, None]
+    return with_products(model, WeightProducts(c * products.W_KQ, products.W_PV / c, products.x_dim, products.y_dim))
 
 
 def assert_same_function(a: HookedTransformer, b: HookedTransformer) -> None:
@@ -217,3 +222,17 @@ def test_only_heads_precision_and_clipping_may_differ():
     moved = HookedTransformer(CFG, initial_weights=torch.ones(2, 1, dtype=torch.float64))
     with pytest.raises(ValueError, match="initial weights"):
         check_same_shape(random_model(0), moved)
+
+
+@torch.no_grad()
+def test_two_opposite_heads_of_relu_attention_are_not_each_others_match():
+    model = random_model(0, attention="relu", n_heads=2)
+    swapped = random_model(0, attention="relu", n_heads=2)
+    for block, other in zip(model.blocks, swapped.blocks, strict=True):
+        block.attn.W_Q[1], block.attn.W_K[1] = -block.attn.W_Q[0], block.attn.W_K[0]
+        block.attn.W_V[1], block.attn.W_O[1] = -block.attn.W_V[0], block.attn.W_O[0]
+        for name in ("W_Q", "W_K", "W_V", "W_O"):
+            getattr(other.attn, name).copy_(getattr(block.attn, name).flip(0))
+    first, second = (weight_products(m) for m in aligned(model, swapped))
+    torch.testing.assert_close(first.W_KQ, second.W_KQ, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(first.W_PV, second.W_PV, rtol=1e-9, atol=1e-12)
