@@ -4,6 +4,7 @@ from mechicl.analysis.algorithm_families import tuned_descent
 from mechicl.analysis.alignment import Alignment, align, sensitivities
 from mechicl.analysis.closed_forms import OneStepOptimum, linear_attention_optimum, one_step_optimum
 from mechicl.analysis.connectivity import Curve, ModeConnectivity, Path, interpolate, mode_connectivity
+from mechicl.analysis.construction_families import FamilyName
 from mechicl.analysis.context_use import (
     Forgetting,
     OrderSensitivity,
@@ -13,7 +14,6 @@ from mechicl.analysis.context_use import (
     outside_span,
 )
 from mechicl.analysis.dual_form import DualForm, dual_form
-from mechicl.analysis.families import FamilyName
 from mechicl.analysis.fits import ConstructionFit, Members, fit_construction
 from mechicl.analysis.growth import Growth, fit_growth
 from mechicl.analysis.identification import FamilyMatch, Identification, identify

@@ -12,7 +12,7 @@ from torch.func import functional_call
 from tqdm.auto import tqdm
 
 from mechicl.analysis import symmetries
-from mechicl.analysis.families import FamilyName
+from mechicl.analysis.construction_families import FamilyName
 from mechicl.analysis.fits import fit_construction
 from mechicl.learners import Interval, interval, ratio_interval
 from mechicl.models import HookedTransformer

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.func import functional_call
 
-from mechicl.analysis.families import Family, FamilyName, family_for
+from mechicl.analysis.construction_families import Family, FamilyName, family_for
 from mechicl.analysis.weights import WeightProducts, weight_products, with_products
 from mechicl.learners import Interval, interval, ratio_interval
 from mechicl.models import HookedTransformer

@@ -20,7 +20,7 @@ from mechicl.analysis import (
     losses_over_scales,
     tuned_descent,
 )
-from mechicl.analysis.families import family_for
+from mechicl.analysis.construction_families import family_for
 from mechicl.analysis.spectral import SpectralLearner
 from mechicl.checkpoints import Checkpoint, CheckpointError
 from mechicl.learners import Interval, Learner, interval, ratio_interval, squared_errors

@@ -224,6 +224,7 @@ def test_paths_to_the_fitted_construction():
     assert list(found.barriers()) == ["raw", "lifted", "fitted, raw", "fitted, lifted"]
     assert list(found.to_dataframe()["path"].unique()) == list(found.barriers())
     fit = fit_construction(a, "gd", TASK, refine=False, n_prompts=50)
+    assert fit.layerwise is not None
     step_size = fit.layerwise.parameters["step_size"].item()
     held_out = TASK.sample(50, seed=1, dtype=torch.float64)
     for path in found.fitted.values():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mechicl import constructions
 from mechicl.analysis import fit_construction, one_step_optimum, tuned_descent
-from mechicl.analysis.families import family_for
+from mechicl.analysis.construction_families import family_for
 from mechicl.analysis.fits import best_member
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.tasks import LinearRegression
@@ -256,6 +256,7 @@ def test_the_layerwise_member_is_the_weighted_least_squares_of_what_layers_write
         expected["step_size"].append(sums["step_size"][0] / sums["step_size"][1])
         if layer == 0:
             expected["gamma"] = [sums["gamma"][0] / sums["gamma"][1], 0.0]
+    assert fit.layerwise is not None
     for name, values in expected.items():
         np.testing.assert_allclose(fit.layerwise.parameters[name][0], values, rtol=1e-9, atol=1e-12)
 
@@ -267,6 +268,7 @@ def test_the_layerwise_member_of_a_hidden_construction_is_the_construction(famil
     else:
         made = constructions.gd_plus_plus(**SIZES, step_size=[0.3, 0.7], gamma=[0.1, 0.0], steps=2)
     fit = fit_construction(hidden(made, 2, seed=4), family, TASK, refine=False, n_prompts=60)
+    assert fit.layerwise is not None
     assert fit.layerwise.squared_distances.max() < 1e-18
 
 

@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from mechicl import constructions
-from mechicl.analysis.families import Family, FamilyName, family_for
+from mechicl.analysis.construction_families import Family, FamilyName, family_for
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.prompts import Prompts
 
