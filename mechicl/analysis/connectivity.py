@@ -140,11 +140,14 @@ def mode_connectivity(
 ) -> ModeConnectivity:
     """Losses along paths between two models, after more and more of what does not matter has been taken out.
 
+    Paths run through the products W_KQ and W_PV of each head. These do not change under invertible maps between W_Q and
+    W_K or W_V and W_O; where a head is narrower than the stream, its products on the way may have a higher rank.
+
     - "raw": the straight line between the products W_KQ, W_PV as they are;
     - "rescaled": each head in the gauge where the mean diagonal of W_KQ is 1 (A.3; linear attention);
     - "aligned": the second model's heads in the order, sign and scale nearest to the first's, hidden units likewise;
     - "lifted": both models with the heads of both, so that each layer's function moves linearly: no symmetry matters,
-      but the models on the way have twice the heads;
+      but the models on the way have twice the heads (layer norms keep no such promise: their weights move, too);
     - "curved": from the aligned ends, a quadratic Bézier curve bent to the least mean loss on other prompts.
 
     With a family, the first model is also connected to the construction fitted to it (the layerwise member of

@@ -87,15 +87,20 @@ class Identification:
         return match is self.best or gap.mean < SAME or (0 in gap and farther.low <= 0)
 
     def to_dataframe(self) -> pd.DataFrame:
-        """One row a family, ranked, then the limits; distances with 95% intervals over prompts."""
+        """One row a family, ranked, then the limits; distances with 95% intervals over prompts.
+
+        `sensitivity_rank` is the place by mean sensitivity cosine, last where predictions have no derivative.
+        """
         rows = []
         for kind, matches in (("family", self.matches), ("limit", self.limits)):
+            cosines = [match.sensitivity_cosine.mean().nan_to_num(nan=-math.inf).item() for match in matches]
             for rank, match in enumerate(matches, start=1):
                 distance = self.distance(match)
                 ratio = ratio_interval(match.squared_errors, self.squared_errors)
                 cosine = interval(match.sensitivity_cosine)
                 rows.append({
                     "kind": kind, "rank": rank, "name": match.name, "fitted": match.n_fitted,
+                    "sensitivity_rank": 1 + sum(other > cosines[rank - 1] for other in cosines),
                     "distance": distance.mean, "low": distance.low, "high": distance.high,
                     "tied": kind == "family" and self.tied(match),
                     "sensitivity_cosine": cosine.mean, "cosine_low": cosine.low, "cosine_high": cosine.high,
@@ -132,11 +137,13 @@ def identify(
     """Which algorithm does a learner run? Fit each family of algorithms to its predictions, and rank them.
 
     Hyperparameters are fitted to the model's predictions of the query on some prompts; distances, sensitivities and
-    losses are measured on others. Families: gradient descent with any number of steps, with a step size each, GD++
-    (shared and one set a step), preconditioned gradient descent, Newton, ridge, least squares, Chebyshev, online
-    gradient descent, averaging, nearest neighbours; and, for scale, any polynomial of S with as many terms as steps
-    and any function of S. The limits are the best learners on the task itself: first order (a polynomial with as many
-    terms as steps), second order (as many Newton iterations, α tuned), and ridge.
+    losses are measured on others. Families are ranked by the distance of predictions; `sensitivity_rank` in the table
+    says where they stand by sensitivities. Families: gradient descent (up to 1024 steps; with a step size each), GD++
+    (shared and one set a step, up to 12 steps), preconditioned gradient descent, Newton (up to 15 iterations), ridge,
+    least squares, Chebyshev, online gradient descent, averaging, nearest neighbours; and, for scale, any polynomial of
+    S with as many terms as steps and any function of S. The limits are the best learners on the task itself, tuned on
+    32,768 prompts: first order (a polynomial with as many terms as steps, the same for every context), second order
+    (as many Newton iterations, α tuned), and ridge.
 
     Args:
         model: any learner with predictions that are differentiable with respect to the query.

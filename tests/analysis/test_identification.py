@@ -206,10 +206,13 @@ def test_the_table_and_the_text_show_every_family():
     result = _identified("GD++")
     table = result.to_dataframe()
     assert list(table.columns) == [
-        "kind", "rank", "name", "fitted", "distance", "low", "high", "tied", "sensitivity_cosine", "cosine_low",
+        "kind", "rank", "name", "fitted", "sensitivity_rank", "distance", "low", "high", "tied", "sensitivity_cosine",
+        "cosine_low",
         "cosine_high", "loss_over_model", "loss_low", "loss_high", "hyperparameters",
     ]  # fmt: skip
     families, limits = table[table["kind"] == "family"], table[table["kind"] == "limit"]
+    cosines = families["sensitivity_cosine"].fillna(-np.inf).to_numpy()
+    assert families["sensitivity_rank"].tolist() == [1 + (cosines > cosine).sum() for cosine in cosines]
     assert families["name"].tolist() == [match.name for match in result.matches]
     assert families["rank"].tolist() == list(range(1, 15))
     assert len(limits) == 3
