@@ -13,6 +13,7 @@ from mechicl.analysis import WeightProducts, align, tuned_descent, weight_produc
 from mechicl.checkpoints import load_checkpoint
 from mechicl.learners import interval, ratio_interval, squared_errors
 from mechicl.report import Comparison, Row
+from mechicl.report.descent import left_the_plateau
 from mechicl.report.script import run_script
 
 
@@ -44,7 +45,7 @@ def compare(args: Args) -> Comparison:
         errors = torch.stack([squared_errors(model, held_out)[:, 0] for model in models])
         if not rows:
             rows.append(Row("half-MSE, one tuned step of gradient descent", 0.2, interval(reference / 2), "prompts"))
-        learned = errors.mean(-1) < 0.9 * held_out.query.ys.square().mean()  # not still at the loss of predicting 0
+        learned = left_the_plateau(errors, held_out)
         data[name] = {"mse": errors.mean(-1).tolist(), "gd_mse": reference.mean().item()}
         left = f"{int(learned.sum())} of {len(models)} seeds left the first plateau"
         models = [model for model, fine in zip(models, learned.tolist(), strict=True) if fine]

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
 
 from mechicl import viz
 from mechicl.analysis import (
@@ -77,8 +79,9 @@ def compare_with_descent(
     held_out = task.sample(n_prompts, seed=seed, dtype=torch.float64)
     references = _references(cfg.n_layers, cfg.recurrent, task, held_out)
     errors = torch.stack([squared_errors(model, held_out)[:, 0] for model in models])
+    left = f"{int(left_the_plateau(errors, held_out).sum())} of {len(models)} left the plateau of predicting 0"
     rows = [
-        Row("half-MSE, trained, mean of the seeds", None, interval(errors.mean(0) / 2), "prompts"),
+        Row("half-MSE, trained, mean of the seeds", None, interval(errors.mean(0) / 2), "prompts", left),
         *(
             Row(f"half-MSE, {name}, tuned", None, interval(values / 2), "prompts", _settings(references.learners[name]))
             for name, values in references.squared_errors.items()
@@ -168,6 +171,11 @@ def fit_rows(fit: ConstructionFit, task: LinearRegression, *, looped: bool) -> l
         label = f"relative distance of W_{name[-2:]} from the projected member, mean of the layers"
         rows.append(Row(label, None, values, "seeds"))
     return rows
+
+
+def left_the_plateau(squared_errors: Float[Tensor, "seed prompt"], prompts: Prompts) -> Bool[Tensor, "seed"]:
+    """Which seeds have a loss below 0.9 of that of predicting 0, where trainings from small weights begin."""
+    return squared_errors.mean(-1) < 0.9 * prompts.query.ys.square().mean()
 
 
 def barrier_over_seeds(barriers: list[Interval]) -> Interval:

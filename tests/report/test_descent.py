@@ -16,7 +16,7 @@ from mechicl.learners import Interval
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.prompts import Prompts
 from mechicl.report import Comparison, Row, write_report
-from mechicl.report.descent import compare_with_descent, fit_rows
+from mechicl.report.descent import compare_with_descent, fit_rows, left_the_plateau
 from mechicl.tasks import FixedTasks, LinearRegression, SineRegression, task_to_dict
 
 TASK = LinearRegression(x_dim=2, n_context=4)
@@ -281,3 +281,9 @@ def test_every_kind_of_model_gets_its_report(tmp_path: Path, config, title):
     assert path == tmp_path / "out" / "report.html"
     assert title in path.read_text().split("</title>")[0]
     assert json.loads((tmp_path / "out" / "report.json").read_text())["table"]
+
+
+def test_a_seed_that_predicts_next_to_nothing_is_still_on_the_plateau():
+    prompts = LinearRegression(x_dim=2, n_context=3).sample(50, seed=0, dtype=torch.float64)
+    squares = prompts.query.ys[:, 0].square()
+    assert left_the_plateau(torch.stack([0.95 * squares, 0.5 * squares]), prompts).tolist() == [False, True]
