@@ -10,7 +10,8 @@ from mechicl import viz
 from mechicl.analysis import fit_construction, tuned_descent
 from mechicl.checkpoints import load_checkpoint
 from mechicl.learners import interval
-from mechicl.report import Comparison, Figure, Row, published
+from mechicl.report import Comparison, Figure, Row
+from mechicl.report.descent import published_gammas
 from mechicl.report.script import run_script
 from mechicl.tasks import LinearRegression
 
@@ -31,8 +32,7 @@ class Args:
 
 def compare(args: Args) -> Comparison:
     """Published γ beside the one in the weights, the one that predicts alike, and the one tuned on the task."""
-    printed = published("000_a10")
-    by_n = dict(zip(printed["n"], printed["gamma_of_trained_2_layer_recurrent"], strict=True))
+    by_n = published_gammas()
     rows, numbers, lines = [], [], {"in the weights": [], "published": [], "best on the task": []}
     for name in args.checkpoints:
         checkpoint = load_checkpoint(name)

@@ -85,7 +85,7 @@ def families(problem: SpectralProblem, prompts: Prompts, steps: int, task: Linea
         name = "any function of S"
         learner = SpectralLearner(lambda eigenvalues: basis(eigenvalues) @ coefficients, name)
         yield Candidate(name, learner, {}, len(knots))
-    yield _averaging(problem, prompts)
+    yield Candidate("averaging", AlgorithmLearner(algorithms.averaging))
     yield _online(problem, prompts)
     yield _neighbours(problem, prompts)
 
@@ -288,10 +288,6 @@ def _polynomial(problem: SpectralProblem, steps: int, largest: float, name: str)
     title = f"{name}, {_plural(steps)}"
     learner = SpectralLearner(lambda eigenvalues: basis(eigenvalues) @ coefficients, title)
     return Candidate(title, learner, {}, steps)
-
-
-def _averaging(problem: SpectralProblem, prompts: Prompts) -> Candidate:
-    return Candidate("averaging", AlgorithmLearner(algorithms.averaging))
 
 
 def _online(problem: SpectralProblem, prompts: Prompts) -> Candidate:

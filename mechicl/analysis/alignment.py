@@ -49,11 +49,16 @@ def align(a: Learner, b: Learner, prompts: Prompts, *, batch_size: int = 4096) -
     parts = []
     for part in prompts.split(batch_size):
         (y_a, s_a), (y_b, s_b) = predictions_and_sensitivities(a, part), predictions_and_sensitivities(b, part)
-        flat_a, flat_b = s_a.flatten(1), s_b.flatten(1)
-        norms = flat_a.norm(dim=1) * flat_b.norm(dim=1)
-        parts.append(((y_a - y_b).norm(dim=1), (flat_a * flat_b).sum(1) / norms, (flat_a - flat_b).norm(dim=1)))
+        parts.append(((y_a - y_b).norm(dim=1), cosine_of_sensitivities(s_a, s_b), (s_a - s_b).flatten(1).norm(dim=1)))
     distance, cosine, difference = (torch.cat(column) for column in zip(*parts, strict=True))
-    return Alignment(distance, cosine.clamp(-1, 1), difference)
+    return Alignment(distance, cosine, difference)
+
+
+def cosine_of_sensitivities(a: Float[Tensor, "prompt y x"], b: Float[Tensor, "prompt y x"]) -> Float[Tensor, "prompt"]:
+    """Cosine between two learners' sensitivities on each prompt; NaN where one is zero."""
+    flat_a, flat_b = a.flatten(1), b.flatten(1)
+    cosine = (flat_a * flat_b).sum(1) / (flat_a.norm(dim=1) * flat_b.norm(dim=1))
+    return cosine.clamp(-1, 1)
 
 
 def sensitivities(learner: Learner, prompts: Prompts) -> Float[Tensor, "prompt y x"]:

@@ -1,6 +1,6 @@
 """Paths between two models through weight space, and the loss along them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -47,15 +47,18 @@ class Curve:
 
     def model(self, alpha: float) -> HookedTransformer:
         """The model at α."""
-        made = HookedTransformer(self.template.cfg, initial_weights=_initial_weights(self.template))
+        made = HookedTransformer(self.template.cfg, initial_weights=self.template.initial_weights)
+        weights = self.weights(alpha)
         with torch.no_grad():
             for name, weight in made.named_parameters():
-                weight.copy_(self.weights(alpha)[name])
+                weight.copy_(weights[name])
         return made.eval()
 
     def squared_errors(self, prompts: Prompts, alpha: float | Tensor) -> Float[Tensor, "prompt"]:
         """Squared errors of the query's prediction at α, averaged over the target's dimensions; differentiable."""
-        return _squared_errors(self.template, self.weights(alpha), self.template.encode(prompts), prompts.query.ys)
+        tokens = self.template.encode(prompts)
+        outputs = functional_call(self.template, self.weights(alpha), (tokens,), {"rows": "query"})[:, -1]
+        return (outputs - prompts.query.ys.to(outputs)).square().mean(-1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,20 +238,9 @@ def interpolate(
     return _measured(kind, _straight(*_PAIRS[kind](a, b)), prompts, n_alphas)
 
 
-def _initial_weights(model: HookedTransformer) -> Tensor | None:
-    return model.initial_weights if model.cfg.prompt_format == "paired" else None
-
-
 def _straight(a: HookedTransformer, b: HookedTransformer) -> Curve:
     ends = tuple({name: w.detach() for name, w in model.named_parameters()} for model in (a, b))
     return Curve(a, ends)
-
-
-def _squared_errors(
-    template: HookedTransformer, weights: Mapping[str, Tensor], tokens: Tensor, targets: Tensor
-) -> Float[Tensor, "prompt"]:
-    outputs = functional_call(template, dict(weights), (tokens,), {"rows": "query"})[:, -1]
-    return (outputs - targets.to(outputs)).square().mean(-1)
 
 
 @torch.no_grad()

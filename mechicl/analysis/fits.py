@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float
@@ -76,12 +77,12 @@ class ConstructionFit:
 
     def intervals(self) -> dict[str, Interval]:
         """Each entry of each parameter of `best`, by name and place, with its interval over seeds."""
-        return {
-            f"{name}[{','.join(map(str, place))}]" if len(values) > 1 else name: interval(values[place])
-            for name, seeds_first in self.best.parameters.items()
-            for values in [{tuple(i.tolist()): seeds_first[(slice(None), *i)] for i in _places(seeds_first)}]
-            for place in values
-        }
+        found = {}
+        for name, seeds_first in self.best.parameters.items():
+            for place in np.ndindex(*seeds_first.shape[1:]):
+                label = f"{name}[{','.join(map(str, place))}]" if seeds_first[0].numel() > 1 else name
+                found[label] = interval(seeds_first[(slice(None), *place)])
+        return found
 
     def relative_distances(self, members: Members | None = None) -> list[Interval]:
         """Squared distance of predictions over the trained model's squared predictions, one a seed, over prompts."""
@@ -144,14 +145,13 @@ def fit_construction(
 ) -> ConstructionFit:
     """Fit the free parameters of a family of constructions to trained weights.
 
-    Each head is first brought into the gauge of the family, its scale β chosen such that β times the
-    construction's product without parameters is nearest to the model's (for gradient descent: the mean diagonal of
-    W_KQ's x-block is 1). There
-    the family is affine in its parameters, and the least-squares projection has a closed form; several heads add up.
-    Entries that predictions cannot depend on are left out. That is the projected member. A second one, also in closed
-    form and free of any gauge, is nearest in what each layer writes on x and on y, given the model's own stream before
-    it, relative to what the model writes there on each prompt. From the projection the parameters are then moved to
-    the least squared distance between the member's predictions and the model's: the matched member.
+    Each head is first brought into the gauge of the family, its scale β chosen such that β times the construction's
+    product without parameters is nearest to the model's (for gradient descent: the mean diagonal of W_KQ's x-block is
+    1). There the family is affine in its parameters, and the least-squares projection has a closed form; several heads
+    add up. Entries that predictions cannot depend on are left out. That is the projected member. A second one, also in
+    closed form and free of any gauge, is nearest in what each layer writes on x and on y, given the model's own stream
+    before it, relative to what the model writes there on each prompt. From the projection the parameters are then moved
+    to the least squared distance between the member's predictions and the model's: the matched member.
 
     Args:
         models: a trained model, or one a seed, with one config.
@@ -334,14 +334,14 @@ def _layerwise(
         for layer, (before, after) in enumerate(itertools.pairwise(streams)):
             last = layer == cfg.n_layers - 1
             base_KQ, base_PV = family.base.W_KQ[layer], family.base.W_PV[layer]
-            rest = after - before - written(before, base_KQ, base_PV)
+            by_base = written(before, base_KQ, base_PV)
+            rest = after - before - by_base
             moved = [p for p in range(count) if family.basis_KQ[p, layer].any() or family.basis_PV[p, layer].any()]
             if not moved:
                 continue
             gains = torch.stack(
                 [
-                    written(before, base_KQ + family.basis_KQ[p, layer], base_PV + family.basis_PV[p, layer])
-                    - written(before, base_KQ, base_PV)
+                    written(before, base_KQ + family.basis_KQ[p, layer], base_PV + family.basis_PV[p, layer]) - by_base
                     for p in moved
                 ]
             )
@@ -389,8 +389,3 @@ def _check_models(models: list[HookedTransformer]) -> None:
             raise ValueError("models of different configs: fit them one by one")
         if model.cfg.prompt_format == "paired" and model.initial_weights.any():
             raise ValueError(f"constructions start at W_0 = 0; this model has {model.initial_weights.tolist()}")
-
-
-def _places(seeds_first: Tensor) -> Tensor:
-    """Places of a parameter's entries, the axis of seeds left out."""
-    return torch.cartesian_prod(*(torch.arange(n) for n in seeds_first.shape[1:])).reshape(-1, seeds_first.ndim - 1)

@@ -11,7 +11,7 @@ from tqdm.auto import tqdm
 
 from mechicl import algorithms
 from mechicl.analysis.algorithm_families import SAME, Candidate, families, limits
-from mechicl.analysis.alignment import predictions_and_sensitivities
+from mechicl.analysis.alignment import cosine_of_sensitivities, predictions_and_sensitivities
 from mechicl.analysis.spectral import SpectralProblem
 from mechicl.learners import AlgorithmLearner, Interval, Learner, interval, ratio_interval
 from mechicl.prompts import Prompts
@@ -202,15 +202,13 @@ def identify(
 
 def _compared(candidate: Candidate, own: tuple[Tensor, Tensor], prompts: Prompts) -> FamilyMatch:
     found, slopes = _with_slopes(candidate.learner, prompts)
-    flat, own_flat = slopes.flatten(1), own[1].flatten(1)
-    cosine = (flat * own_flat).sum(1) / (flat.norm(dim=1) * own_flat.norm(dim=1))
     return FamilyMatch(
         candidate.name,
         candidate.learner,
         candidate.hyperparameters,
         candidate.n_fitted,
         (found - own[0]).square().mean(-1),
-        cosine.clamp(-1, 1),
+        cosine_of_sensitivities(slopes, own[1]),
         (found - prompts.query.ys).square().mean(-1),
     )
 

@@ -186,9 +186,10 @@ def _with_both_units(model: HookedTransformer, other: HookedTransformer, place: 
     """The model with the other's hidden units too, which write nothing; its own come first at place 0."""
     cfg = model.cfg
     wide = HookedTransformer(cfg.replace(d_mlp=2 * (cfg.d_mlp or 0)), initial_weights=model.initial_weights)
+    narrow = dict(model.named_parameters())
     for name, weight in wide.named_parameters():
-        if ".W_in" not in name and ".W_out" not in name and ".b_in" not in name and "_mlp.W" not in name:
-            weight.copy_(dict(model.named_parameters())[name])
+        if not name.endswith((".W_in", ".W_out", ".b_in")):
+            weight.copy_(narrow[name])
     for both, own, theirs in zip(_mlps(wide), _mlps(model), _mlps(other), strict=True):
         ordered = (own, theirs) if place == 0 else (theirs, own)
         both.W_in.copy_(torch.cat([m.W_in for m in ordered], dim=1))

@@ -142,9 +142,11 @@ def write_descent_report(checkpoint: Checkpoint, out: Path, *, n_prompts: int, p
 
 def fit_rows(fit: ConstructionFit, task: LinearRegression, *, looped: bool) -> list[Row]:
     """Parameters in the weights, with intervals over seeds, and how far weights and predictions are from the family."""
-    printed = published("000_a10")
-    by_n = dict(zip(printed["n"], printed["gamma_of_trained_2_layer_recurrent"], strict=True))
-    paper = by_n.get(task.n_context) if looped and task == LinearRegression(n_context=task.n_context) else None
+    paper = (
+        published_gammas().get(task.n_context)
+        if looped and task == LinearRegression(n_context=task.n_context)
+        else None
+    )
     rows = []
     kinds = {"in the weights": fit.projected, "layer by layer": fit.layerwise, "matched to predictions": fit.matched}
     for kind, members in kinds.items():
@@ -171,6 +173,12 @@ def fit_rows(fit: ConstructionFit, task: LinearRegression, *, looped: bool) -> l
         label = f"relative distance of W_{name[-2:]} from the projected member, mean of the layers"
         rows.append(Row(label, None, values, "seeds"))
     return rows
+
+
+def published_gammas() -> dict[int, float]:
+    """γ of von Oswald et al.'s two looped layers by the number of points (A.10)."""
+    printed = published("000_a10")
+    return dict(zip(printed["n"], printed["gamma_of_trained_2_layer_recurrent"], strict=True))
 
 
 def left_the_plateau(squared_errors: Float[Tensor, "seed prompt"], prompts: Prompts) -> Bool[Tensor, "seed"]:

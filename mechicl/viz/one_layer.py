@@ -1,5 +1,6 @@
 """The figures of a one-layer study (von Oswald et al. 2023, Figs. 2, 6, 9 and 10)."""
 
+import math
 from typing import Any
 
 import plotly.graph_objects as go
@@ -122,7 +123,11 @@ def shifted_losses(panels: dict[str, ShiftedLosses]) -> go.Figure:
             fig.add_trace(part.data[0], 1, column)
             shown.add(kind)
         fig.update_xaxes(title_text=losses.scaled.replace("_", " ") + " α", col=column)
-    fig.update_yaxes(type="log", exponentformat="power", dtick=1)
+        means = losses.mean()
+        finite = means[means.isfinite() & (means > 0)]
+        decades = (finite.max() / finite.min()).log10().item() if len(finite) else 0.0
+        fig.update_yaxes(dtick=max(1, math.ceil(decades / 8)), col=column)  # no more labels than there is room for
+    fig.update_yaxes(type="log", exponentformat="power")
     fig.update_yaxes(title_text="half mean squared error", col=1)
     fig.update_layout(
         template="plotly_white", height=380, margin={"l": 70, "r": 20, "t": 50, "b": 55},
