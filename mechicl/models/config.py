@@ -82,9 +82,13 @@ class TransformerConfig:
             tokens, before the blocks; von Oswald et al. 2023, A.7).
         act_fn: activation of the MLPs, a name in `ELEMENTWISE`.
         attention: "softmax", "linear", "relu", "leaky_relu", or any name in `ELEMENTWISE`, which is then applied to
-            each score.
+            each score. A tuple names one for each layer.
+        attention_weights: "learned", or "gradient_descent": those of a step of gradient descent that fits the
+            y-dimensions of the stream to its others, of which only the step size of each layer is learned (the
+            control of von Oswald et al. 2023, section 3 and A.7). That takes one linear head, no biases, and an
+            identity read-out.
         attention_slope: slope of "leaky_relu" attention for negative scores.
-        score_scale: factor on the scores; by default `1/sqrt(d_head)` for softmax and 1 otherwise.
+        score_scale: factor on the scores; by default `1/sqrt(d_head)` where all layers are softmax and 1 otherwise.
         normalize_by_context: divide elementwise attention by the number of keys that the position sees (the 1/n of
             Nertinger, eq. 1).
         keys: which positions a position attends to: "causal" (itself and those before), "context" (all but the
@@ -101,7 +105,8 @@ class TransformerConfig:
         damping: factor on every update of the residual stream by a block (von Oswald et al. 2023, A.6).
         token_clip: bound on the absolute values of the stream after each block (von Oswald et al. 2023, A.12).
         read_in: "identity" (tokens are placed in the first dimensions of the stream) or "linear".
-        read_out: "identity" (minus the stream's y-dimensions, von Oswald et al. 2023, section 2) or "linear".
+        read_out: "identity" (minus the stream's y-dimensions, von Oswald et al. 2023, section 2: those of the token
+            or, where the read-in is linear or prompts are interleaved, the last ones) or "linear".
         positional_embedding_type: "none", "standard" (learned, added), "one_hot" or "sinusoidal" (both
             concatenated to the tokens). By default "none" for paired prompts and "standard" for the others.
         d_pos: width of concatenated positions: n_ctx for one_hot, 20 by default for sinusoidal.
@@ -138,7 +143,8 @@ class TransformerConfig:
     mlp_location: Literal["blocks", "input"] = "blocks"
     act_fn: str = "gelu"
 
-    attention: str = "linear"
+    attention: str | tuple[str, ...] = "linear"
+    attention_weights: Literal["learned", "gradient_descent"] = "learned"
     attention_slope: float = 0.01
     score_scale: FilledFloat = None  # type: ignore[assignment]
     normalize_by_context: bool = False
@@ -169,6 +175,8 @@ class TransformerConfig:
     def __post_init__(self):
         given = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         object.__setattr__(self, "_given", given)
+        if not isinstance(self.attention, str) and len(set(self.attention)) == 1 and len(self.attention) == self.n_layers:
+            object.__setattr__(self, "attention", self.attention[0])
         _check_choices(self)
         if self.prompt_format == "token_ids":
             _require(self.d_vocab is not None and self.n_ctx is not None, "token_ids need d_vocab and n_ctx")
@@ -246,9 +254,24 @@ class TransformerConfig:
         )
 
     def _check_combinations(self) -> None:
-        softmax = self.attention == "softmax"
+        softmax = "softmax" in self.attention  # the only one of that name, or one of the layers'
+        if not isinstance(self.attention, str):
+            _require(
+                len(self.attention) == self.n_layers,
+                f"attention names {len(self.attention)} layers of n_layers={self.n_layers}",
+            )
+            _require(not self.recurrent, "the layers of a recurrent model are one: attention cannot differ between them")
+        if self.attention_weights == "gradient_descent":
+            plain = (self.attention, self.n_heads, self.attn_bias, self.read_out) == ("linear", 1, False, "identity")
+            _require(
+                plain and self.d_head == self.d_model,
+                "attention_weights='gradient_descent' needs attention='linear', n_heads=1, attn_bias=False, "
+                "d_head=d_model and read_out='identity'",
+            )
         _require(softmax or self.sink == "none", f"a sink needs softmax attention, got {self.attention!r}")
-        _require(not (softmax and self.normalize_by_context), "softmax attention is normalised already")
+        _require(
+            self.attention != "softmax" or not self.normalize_by_context, "softmax attention is normalised already"
+        )
         _require(not (self.final_norm and not self.normalization_type), "final_norm needs a normalization_type")
         _require(not (self.skip_first_norm and not self.normalization_type), "skip_first_norm needs a norm to skip")
         _require(self.mlp_location == "blocks" or self.d_mlp is not None, "mlp_location='input' needs d_mlp")
@@ -262,11 +285,7 @@ class TransformerConfig:
                 f"an identity read-in needs d_model >= {needed} (token and position), got {self.d_model}",
             )
         if self.read_out == "identity":
-            _require(
-                self.read_in == "identity",
-                "an identity read-out reads the y-dimensions of the stream, so it needs an identity read-in",
-            )
-            if self._separate_y_slot():
+            if self._separate_y_slot() and self.read_in == "identity":
                 needed = self.d_token + self.d_pos + self.y_dim
                 _require(
                     self.d_model >= needed,
@@ -314,11 +333,22 @@ class TransformerConfig:
 
     @property
     def y_slot(self) -> slice:
-        """The dimensions of the stream that an identity read-out reads: after x if paired, else the last ones."""
-        if self.prompt_format == "paired":
+        """The dimensions of the stream that an identity read-out reads: the token's y if it has one, else the last."""
+        if self.prompt_format == "paired" and self.read_in == "identity":
             assert self.x_dim is not None
             return slice(self.x_dim, self.x_dim + self.y_dim)
         return slice(self.d_model - self.y_dim, self.d_model)
+
+    def of_layer(self, layer: int) -> "TransformerConfig":
+        """The config that a layer's block goes by: this one, but with the attention of that layer."""
+        if isinstance(self.attention, str):
+            return self
+        changes = {name: getattr(self, name) for name in ("d_head", "score_scale", "initializer_range")}
+        if self.attention[layer] == "softmax":
+            changes["normalize_by_context"] = False
+        else:
+            changes["sink"] = "none"
+        return self.replace(attention=self.attention[layer], **changes)
 
     @property
     def attn_only(self) -> bool:
@@ -382,13 +412,15 @@ def read_config(kind: type[Config], data: dict[str, Any]) -> Config:
     """
     unknown = sorted(set(data) - {f.name for f in dataclasses.fields(cast(Any, kind))})
     _require(not unknown, f"{kind.__name__} has no field {unknown}")
-    for name, value in data.items():
+    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
+    for name, value in fields.items():
+        plain = isinstance(value, (bool, int, float, str)) or (name == "attention" and isinstance(value, tuple))
         _require(
-            value is None or isinstance(value, (bool, int, float, str)),
-            f"{name} must be a number, a string, true, false or null, got {type(value).__name__}",
+            value is None or plain,
+            f"{name} must be a number, a string, true, false or null, got {type(data[name]).__name__}",
         )
     try:
-        return kind(**data)
+        return kind(**fields)
     except (TypeError, OverflowError) as error:  # a string where a number belongs, and the like
         raise ValueError(f"a field has a value of the wrong type: {error}") from error
 
@@ -403,7 +435,7 @@ def _check_choices(cfg: TransformerConfig) -> None:
         "prompt_format": FORMATS,
         "mlp_location": ("blocks", "input"),
         "act_fn": tuple(sorted(ELEMENTWISE)),
-        "attention": ("softmax", "linear", *sorted(ELEMENTWISE)),
+        "attention_weights": ("learned", "gradient_descent"),
         "keys": (None, *get_args(AttentionKeys)),
         "sink": ("none", "fixed", "learned"),
         "normalization_type": (None, "LN", "LNPre"),
@@ -415,6 +447,10 @@ def _check_choices(cfg: TransformerConfig) -> None:
     for name, allowed in choices.items():
         value = getattr(cfg, name)
         _require(value in allowed, f"{name}={value!r} is not one of {[a for a in allowed if a is not None]}")
+    attentions = (cfg.attention,) if isinstance(cfg.attention, str) else cfg.attention
+    for name in attentions:
+        known = ("softmax", "linear", *sorted(ELEMENTWISE))
+        _require(name in known, f"attention={name!r} is not one of {list(known)}")
 
 
 def _check_ranges(cfg: TransformerConfig) -> None:

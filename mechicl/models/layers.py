@@ -141,6 +141,44 @@ class Attention(nn.Module):
         return out + getattr(self, f"b_{which}") if self.cfg.attn_bias else out
 
 
+class GradientDescentStep(Attention):
+    """Linear attention that is a step of gradient descent on the stream, with a learned step size.
+
+    The y-dimensions of the stream are targets, the others inputs: the weights are those of von Oswald et al. 2023,
+    Proposition 1, and `step_size` `[1]` is the only parameter.
+    """
+
+    step_size: nn.Parameter
+
+    def __init__(self, cfg: TransformerConfig):
+        super().__init__(cfg)
+        for name in ("W_Q", "W_K", "W_V", "W_O"):
+            delattr(self, name)
+        self.step_size = nn.Parameter(torch.zeros(1))
+
+    def _targets(self) -> Float[Tensor, "d_model"]:
+        indicator = self.step_size.new_zeros(self.cfg.d_model)
+        indicator[self.cfg.y_slot] = 1
+        return indicator
+
+    @property
+    def W_Q(self) -> Float[Tensor, "1 d_model d_model"]:  # type: ignore[override]
+        """Reads the inputs."""
+        return (1 - self._targets()).diag()[None]
+
+    W_K = W_Q  # type: ignore[assignment]
+
+    @property
+    def W_V(self) -> Float[Tensor, "1 d_model d_model"]:  # type: ignore[override]
+        """Reads minus the targets."""
+        return -self._targets().diag()[None]
+
+    @property
+    def W_O(self) -> Float[Tensor, "1 d_model d_model"]:  # type: ignore[override]
+        """Writes to the targets."""
+        return self.step_size * self._targets().diag()[None]
+
+
 class MLP(nn.Module):
     """One hidden layer: `hook_pre` and `hook_post` `[batch pos d_mlp]` around the activation."""
 
@@ -180,11 +218,12 @@ class Block(nn.Module):
 
     def __init__(self, cfg: TransformerConfig, layer: int):
         super().__init__()
-        self.cfg = cfg
+        self.layer = layer
+        self.cfg = cfg = cfg.of_layer(layer)
         # a looped model's blocks are one block, so it skips the first norm in every pass
         first = layer == 0 or cfg.recurrent
         self.ln1 = self._norm(wanted=not (cfg.skip_first_norm and first))
-        self.attn = Attention(cfg)
+        self.attn = GradientDescentStep(cfg) if cfg.attention_weights == "gradient_descent" else Attention(cfg)
         if cfg.block_mlp:
             self.ln2 = self._norm()
             self.mlp = MLP(cfg)

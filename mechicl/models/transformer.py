@@ -92,7 +92,7 @@ class HookedTransformer(PromptedModel):
         deviations: dict[str, float] = dict.fromkeys(matrices, cfg.initializer_range)
         deviations["embed"] = 1 / math.sqrt(cfg.d_model if cfg.prompt_format == "token_ids" else cfg.d_token)
         deviations["unembed"] = 1 / math.sqrt(cfg.d_model)
-        constants = {"w": 1.0, "sink": cfg.sink_score}
+        constants = {"w": 1.0, "sink": cfg.sink_score, "step_size": cfg.initializer_range}
         for name, weight in self.named_parameters():
             leaf = name.rsplit(".", 1)[-1]
             if leaf in deviations:
@@ -328,9 +328,8 @@ class HookedTransformer(PromptedModel):
 
     def _replace_cfg(self, **changes: Any) -> None:
         super()._replace_cfg(**changes)
-        for module in self.modules():
-            if isinstance(module, (Block, Attention)):
-                module.cfg = self.cfg
+        for block in self.blocks:
+            block.cfg = block.attn.cfg = self.cfg.of_layer(block.layer)
 
     def _set_initial_weights(self, initial_weights: Tensor) -> None:
         if self.cfg.prompt_format != "paired":

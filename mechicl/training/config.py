@@ -66,7 +66,9 @@ class TrainingConfig:
     Attributes:
         task: distribution of the prompts.
         model: the network.
-        seeds: one model each, trained together; a seed fixes its initial weights and its prompts.
+        more_tasks: further tasks, whose prompts have the same shape; every seed gets a model on each task, and all of
+            them are trained together.
+        seeds: one model each (and task), trained together; a seed fixes its initial weights and its prompts.
         steps: number of optimisation steps.
         batch_size: prompts a step and seed, over all processes together.
         learning_rate: Adam's, after warm-up.
@@ -94,6 +96,7 @@ class TrainingConfig:
 
     task: AnyTask = field(default_factory=LinearRegression)
     model: ModelConfig = field(default_factory=lambda: TransformerConfig(x_dim=10, n_context=10))
+    more_tasks: tuple[AnyTask, ...] = ()
     seeds: tuple[int, ...] = (0,)
     steps: int = 5000
     batch_size: int = 2048
@@ -132,11 +135,16 @@ class TrainingConfig:
         whole = all(_is_whole(seed) and seed >= 0 for seed in self.seeds)
         if not self.seeds or not whole or len(set(self.seeds)) != len(self.seeds):
             raise ValueError(f"seeds must be one or more different whole numbers >= 0, got {self.seeds}")
-        if (self.task.x_dim, self.task.y_dim) != (self.model.x_dim, self.model.y_dim):
-            raise ValueError(
-                f"the task has x_dim={self.task.x_dim}, y_dim={self.task.y_dim}, the model x_dim={self.model.x_dim}, "
-                f"y_dim={self.model.y_dim}: they must agree"
-            )
+        for task in self.tasks:
+            if (task.x_dim, task.y_dim) != (self.model.x_dim, self.model.y_dim):
+                raise ValueError(
+                    f"the task has x_dim={task.x_dim}, y_dim={task.y_dim}, the model x_dim={self.model.x_dim}, "
+                    f"y_dim={self.model.y_dim}: they must agree"
+                )
+            if task.n_context != self.task.n_context:
+                raise ValueError(
+                    f"tasks with n_context={self.task.n_context} and {task.n_context} cannot be trained together"
+                )
         if self.loss == "points" and not self.one_pass:
             raise ValueError("loss='points' needs interleaved prompts and causal keys: only then does one pass give it")
         longest = max(task.n_context for task in (self.task_at(0), self.task_at(self.steps), self.eval_task))
@@ -144,6 +152,16 @@ class TrainingConfig:
         positions = getattr(self.model, "positional_embedding_type", "none")
         if positions in ("standard", "one_hot") and longest > (self.model.n_context or 0):
             raise ValueError(f"prompts of {longest} context points, but the model has n_context={self.model.n_context}")
+
+    @property
+    def tasks(self) -> tuple[AnyTask, ...]:
+        """The task and those beside it."""
+        return (self.task, *self.more_tasks)
+
+    @property
+    def members(self) -> tuple[tuple[int, int], ...]:
+        """What the models are, in order: number of the task and seed, all seeds of the first task first."""
+        return tuple((task, seed) for task in range(len(self.tasks)) for seed in self.seeds)
 
     @property
     def one_pass(self) -> bool:
@@ -164,14 +182,23 @@ class TrainingConfig:
         spaced = (first * (self.steps / first) ** (i / (n - 1)) for i in range(n))
         return tuple(sorted({0, *(min(self.steps, round(step)) for step in spaced)}))
 
+    def tasks_at(self, step: int) -> tuple[AnyTask, ...]:
+        """The tasks that step `step` (from 0) draws its prompts from."""
+        return tuple(self.curriculum.task_at(task, step) if self.curriculum else task for task in self.tasks)
+
     def task_at(self, step: int) -> AnyTask:
-        """The task that step `step` (from 0) draws its prompts from."""
-        return self.curriculum.task_at(self.task, step) if self.curriculum else self.task
+        """The first of them."""
+        return self.tasks_at(step)[0]
+
+    @property
+    def eval_tasks(self) -> tuple[AnyTask, ...]:
+        """Where held-out prompts come from: for fixed tasks, the distribution that those were drawn from."""
+        return tuple(task.task if isinstance(task, FixedTasks) else task for task in self.tasks)
 
     @property
     def eval_task(self) -> AnyTask:
-        """Where held-out prompts come from: for fixed tasks, the distribution that those were drawn from."""
-        return self.task.task if isinstance(self.task, FixedTasks) else self.task
+        """The first of them."""
+        return self.eval_tasks[0]
 
     def learning_rate_at(self, step: int) -> float:
         """The learning rate of step `step` (from 0)."""
@@ -190,6 +217,7 @@ class TrainingConfig:
         """Plain JSON data; `from_dict` is the inverse."""
         data = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         data |= {"task": task_to_dict(self.task), "model": self.model.to_dict()}
+        data["more_tasks"] = [task_to_dict(task) for task in self.more_tasks]
         if self.curriculum is not None:
             data["curriculum"] = dataclasses.asdict(self.curriculum)
         return data
@@ -211,6 +239,7 @@ class TrainingConfig:
         fields["task"] = task_from_dict(fields["task"])
         fields["model"] = config_from_dict(fields["model"])
         fields["seeds"] = tuple(fields["seeds"])
+        fields["more_tasks"] = tuple(map(task_from_dict, fields.get("more_tasks", ())))
         if fields.get("curriculum") is not None:
             try:
                 ramps = {k: Ramp(**v) if v is not None else None for k, v in fields["curriculum"].items()}

@@ -19,13 +19,13 @@ TIMED_BATCHES = 12
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """What one step trains on.
+    """What one step trains on; the axis `seed` counts the models: each seed of the first task, then of the others.
 
     Attributes:
         step: its number, from 0.
         tokens: `[seed prompt pos d_token]`.
         targets: `[seed prompt row y]`.
-        generator_states: of each seed's generator after drawing this batch, `[seed byte]`.
+        generator_states: of each model's generator after drawing this batch, `[seed byte]`.
     """
 
     step: int
@@ -35,8 +35,8 @@ class Batch:
 
 
 def make_generators(config: TrainingConfig, device: torch.device) -> list[torch.Generator]:
-    """One generator a seed for its prompts, apart from the one that made its weights."""
-    return [torch.Generator(device=device).manual_seed(2**40 + seed) for seed in config.seeds]
+    """One generator a model for its prompts, apart from the one that made its weights."""
+    return [torch.Generator(device=device).manual_seed(2**40 + seed) for _, seed in config.members]
 
 
 def shard_slice(n_prompts: int, rank: int, world: int) -> slice:
@@ -59,15 +59,15 @@ def draw_batch(
     Args:
         config: the run.
         model: does the encoding.
-        generators: one a seed; they move on.
+        generators: one a model; they move on.
         step: from 0.
         shard: this process' number and the number of processes.
     """
     rank, world = shard
-    task = config.task_at(step)
+    tasks = config.tasks_at(step)
     tokens, targets = [], []
-    for generator in generators:
-        prompts = task.sample(config.batch_size, generator=generator)
+    for (task, _), generator in zip(config.members, generators, strict=True):
+        prompts = tasks[task].sample(config.batch_size, generator=generator)
         if world > 1:
             prompts = prompts[shard_slice(config.batch_size, rank, world)]
         tokens.append(model.encode(prompts))

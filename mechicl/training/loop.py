@@ -34,7 +34,7 @@ class TrainingResult:
     """What a finished run leaves.
 
     Attributes:
-        models: one a seed, in eval mode, on the CPU.
+        models: one a seed (of the first task, then of the others), in eval mode, on the CPU.
         record: seeds, versions, config, curve, wall time and hardware as plain JSON data.
         snapshot_steps: steps whose weights were kept.
         snapshots: name to `[step seed ...]`.
@@ -121,7 +121,7 @@ class _Run:
     def __init__(self, config: TrainingConfig, folder: Path, accelerator: Accelerator):
         self.config, self.folder, self.accelerator = config, folder, accelerator
         self.model_config = config.model.replace(device=str(accelerator.device))
-        models = [build(self.model_config, seed) for seed in config.seeds]
+        models = [build(self.model_config, seed) for _, seed in config.members]
         self.encoder = models[0]
         self.ensemble = Ensemble(models).to(accelerator.device)
         fused = accelerator.device.type in ("cpu", "cuda")
@@ -129,7 +129,7 @@ class _Run:
         self.generators = make_generators(config, accelerator.device)
         self.state = RunState(
             step=0, weights={}, moments={}, generators=torch.stack([g.get_state() for g in self.generators]),
-            stopped_at=torch.full((len(config.seeds),), -1), wall_time=0.0,
+            stopped_at=torch.full((len(config.members),), -1), wall_time=0.0,
         )  # fmt: skip
         self.resumed = (folder / STATE_FILE).is_file()
         if self.resumed:
@@ -235,7 +235,7 @@ class _Run:
         running = self.state.stopped_at < 0
         bad = [i for i in range(len(losses)) if not math.isfinite(losses[i].item()) and running[i]]
         if bad:
-            seeds = ", ".join(f"{self.config.seeds[i]} ({losses[i].item()})" for i in bad)
+            seeds = ", ".join(f"{self._member_in_words(i)} ({losses[i].item()})" for i in bad)
             saved = "no save yet" if self.last_save is None else f"last good save: step {self.last_save}"
             raise TrainingDivergedError(
                 f"the loss is not finite at step {step} for seed {seeds}; {saved} in {self.folder}. Try a smaller "
@@ -243,18 +243,28 @@ class _Run:
                 f"{self.config.gradient_clip}), or token_clip in the model."
             )
 
+    def _member_in_words(self, index: int) -> str:
+        task, seed = self.config.members[index]
+        return f"{seed} of task {task}" if self.config.more_tasks else str(seed)
+
     # -- evaluation, logs, saves --
 
     def _eval_batch(self) -> tuple[Tensor, Tensor]:
-        task, config = self.config.eval_task, self.config
-        prompts = task.sample(config.eval_prompts, seed=config.eval_seed, device=self.accelerator.device)
-        targets = prompts.ys if config.rows == "points" else prompts.ys[:, -1:]
-        return self.encoder.encode(prompts), targets
+        """Tokens and targets `[seed prompt ...]`; the seeds of a task share theirs."""
+        config, device = self.config, self.accelerator.device
+        prompts = [task.sample(config.eval_prompts, seed=config.eval_seed, device=device) for task in config.eval_tasks]
+        tokens = [self.encoder.encode(p) for p in prompts]
+        targets = [p.ys if config.rows == "points" else p.ys[:, -1:] for p in prompts]
+
+        def by_member(of_tasks: list[Tensor]) -> Tensor:
+            stacked = torch.stack(of_tasks)[:, None]
+            return stacked.expand(-1, len(config.seeds), *stacked.shape[2:]).flatten(0, 1)  # a view for one task
+
+        return by_member(tokens), by_member(targets)
 
     @torch.no_grad()
     def _evaluate(self) -> Float[Tensor, "seed"]:
-        tokens = self.eval_tokens.expand(len(self.config.seeds), *self.eval_tokens.shape)
-        predictions = self.ensemble(tokens, self.config.rows)
+        predictions = self.ensemble(self.eval_tokens, self.config.rows)
         # the main process' value: one that differs in the last bit must not stop some processes and not others
         return broadcast((predictions - self.eval_targets).square().mean(dim=(1, 2, 3))).cpu()
 
@@ -301,7 +311,7 @@ class _Run:
         config, state = self.config, self.state
         weights = self.ensemble.state()
         models = []
-        for i, seed in enumerate(config.seeds):
+        for i, (_, seed) in enumerate(config.members):
             model = build(config.model.replace(device="cpu"), seed).eval()
             with torch.no_grad():
                 for name, parameter in model.named_parameters():
@@ -326,7 +336,7 @@ class _Run:
         evaluations = [line for line in lines if "eval_loss" in line]
         training = [line for line in lines if "loss" in line]
         return {
-            "seeds": list(self.config.seeds),
+            "seeds": [seed for _, seed in self.config.members],
             "training": self.config.to_dict(),
             "steps_done": self.state.step,
             "stopped_at": self.state.stopped_at.tolist(),

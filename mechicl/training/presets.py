@@ -59,6 +59,48 @@ _ILL_CONDITIONED = _GPT2_8L.task.replace(
     eigenvalues=(100.0, 100.0, 1.0, 1.0, 1.0), eigenbasis="per_task", input_scale=(5 / 203) ** 0.5
 )
 
+# Section 4: alternate tokens with concatenated positions of width 20; softmax first, because two linear layers do not
+# learn to copy. Larger initial weights than the paper's, with which the plateau is shorter.
+_COPY = TrainingConfig(
+    task=LinearRegression(x_dim=10, n_context=10),
+    model=TransformerConfig(
+        x_dim=10, n_context=10, prompt_format="interleaved", n_layers=2, attention=("softmax", "linear"), keys="context",
+        positional_embedding_type="sinusoidal", read_in="identity", read_out="identity", initializer_range=0.1,
+    ),
+    seeds=tuple(range(8)),
+    steps=20_000,
+    batch_size=256,
+    learning_rate=2e-3,
+    schedule="cosine",
+    warmup_steps=200,
+    gradient_clip=1.0,
+    eval_every=100,
+    n_snapshots=20,
+)  # fmt: skip
+
+# Nertinger, section 4.1: all nine kinds of prompts, five seeds each, at once. The targets' noise is on the context.
+_NERTINGER_TASKS = tuple(
+    LinearRegression(
+        x_dim=5, n_context=20, inputs="gaussian", condition_number=condition_number, eigenbasis="shared",
+        noise_std=noise_variance**0.5, query_noise=False,
+    )
+    for condition_number in (1.0, 10.0, 100.0)
+    for noise_variance in (0.0, 0.1, 0.3)
+)  # fmt: skip
+_NERTINGER = TrainingConfig(
+    task=_NERTINGER_TASKS[0],
+    more_tasks=_NERTINGER_TASKS[1:],
+    model=TransformerConfig(x_dim=5, n_context=20, normalize_by_context=True, initializer_range=0.2),
+    seeds=(0, 1, 2, 3, 4),
+    steps=8000,
+    batch_size=256,
+    learning_rate=3e-3,
+    schedule="cosine",
+    warmup_steps=200,
+    eval_every=100,
+    n_snapshots=16,
+)
+
 PRESETS: dict[str, TrainingConfig] = {
     "lsa-1l": _LSA,
     # Nertinger, Table 1, row "linear", kappa = 1, no noise: Gaussian inputs, d = 5, n = 20.
@@ -94,6 +136,22 @@ PRESETS: dict[str, TrainingConfig] = {
     "lsa-2l-ln": _LSA.replace(
         model=_LSA.model.replace(n_layers=2, normalization_type="LN", skip_first_norm=True), batch_size=1024
     ),
+    "copy-2l": _COPY,
+    "copy-2l-one-hot": _COPY.replace(
+        model=_COPY.model.replace(positional_embedding_type="one_hot"), seeds=(0, 1, 2, 3, 4), steps=12_000
+    ),
+    "copy-2l-linear": _COPY.replace(model=_COPY.model.replace(attention="linear"), seeds=(0, 1, 2, 3, 4), n_snapshots=0),
+    "nertinger-linear": _NERTINGER,
+    **{
+        f"nertinger-leaky-relu-{slope}": _NERTINGER.replace(
+            model=_NERTINGER.model.replace(attention="leaky_relu", attention_slope=slope)
+        )
+        for slope in (0.75, 0.5, 0.25)
+    },
+    "nertinger-relu": _NERTINGER.replace(model=_NERTINGER.model.replace(attention="relu")),
+    "nertinger-softmax": _NERTINGER.replace(
+        model=TransformerConfig(x_dim=5, n_context=20, attention="softmax", d_head=6, score_scale=1.0, initializer_range=0.2)
+    ),
     "gpt2-12l": _GPT2_12L,
     "gpt2-12l-1h": _GPT2_12L.replace(model=_GPT2_12L.model.replace(n_heads=1)),
     "gpt2-8l": _GPT2_8L,
@@ -117,6 +175,13 @@ SUMMARIES: dict[str, str] = {
     "softmax-2h-sink": "the same with two heads and a learned attention sink",
     "lsa-1l-ln": "one layer of linear attention behind a layer norm (von Oswald et al. 2023, Fig. 14)",
     "lsa-2l-ln": "two layers of linear attention with layer norm before the second (Fig. 14)",
+    "copy-2l": "softmax, then linear attention on alternate tokens: copying (von Oswald et al. 2023, Fig. 5)",
+    "copy-2l-one-hot": "the same with one-hot positions",
+    "copy-2l-linear": "the same with two linear layers",
+    **{
+        f"nertinger-{row}": f"one layer of {row} attention on nine kinds of prompts (Nertinger, Table 1)"
+        for row in ("linear", "leaky-relu-0.75", "leaky-relu-0.5", "leaky-relu-0.25", "relu", "softmax")
+    },
     "gpt2-12l": "GPT-2 style on Gaussian inputs, d = 20, 40 points: the size of Fu et al. 2024 (needs a GPU)",
     "gpt2-12l-1h": "the same with one head (Fu et al. 2024, B.4; needs a GPU)",
     "gpt2-8l": "a small one: 8 layers, width 64, d = 5, 20 points",
