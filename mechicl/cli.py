@@ -42,8 +42,7 @@ class List:
             if isinstance(cfg, LSTMConfig):
                 layers = _count(cfg.n_layers, "LSTM layer")
             else:
-                kind = cfg.attention if isinstance(cfg.attention, str) else " and ".join(cfg.attention)
-                layers = f"{_count(cfg.n_layers, 'layer')}, {_count(cfg.n_heads, f'{kind} head')}"
+                layers = f"{_count(cfg.n_layers, 'layer')}, {_count(cfg.n_heads, f'{cfg.attention} head')}"
             print(
                 f"{name:24} {layers}, width {cfg.d_model}, {_count(len(checkpoint.models), 'seed')}, "
                 f"held-out MSE {sum(losses) / len(losses):.4f}"

@@ -82,7 +82,7 @@ class TransformerConfig:
             tokens, before the blocks; von Oswald et al. 2023, A.7).
         act_fn: activation of the MLPs, a name in `ELEMENTWISE`.
         attention: "softmax", "linear", "relu", "leaky_relu", or any name in `ELEMENTWISE`, which is then applied to
-            each score. A tuple names one for each layer.
+            each score; or one for each layer, with commas between: "softmax,linear".
         attention_weights: "learned", or "gradient_descent": those of a step of gradient descent that fits the
             y-dimensions of the stream to its others, of which only the step size of each layer is learned (the
             control of von Oswald et al. 2023, section 3 and A.7). That takes one linear head, no biases, and an
@@ -143,7 +143,7 @@ class TransformerConfig:
     mlp_location: Literal["blocks", "input"] = "blocks"
     act_fn: str = "gelu"
 
-    attention: str | tuple[str, ...] = "linear"
+    attention: str = "linear"
     attention_weights: Literal["learned", "gradient_descent"] = "learned"
     attention_slope: float = 0.01
     score_scale: FilledFloat = None  # type: ignore[assignment]
@@ -175,8 +175,6 @@ class TransformerConfig:
     def __post_init__(self):
         given = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         object.__setattr__(self, "_given", given)
-        if not isinstance(self.attention, str) and len(set(self.attention)) == 1 and len(self.attention) == self.n_layers:
-            object.__setattr__(self, "attention", self.attention[0])
         _check_choices(self)
         if self.prompt_format == "token_ids":
             _require(self.d_vocab is not None and self.n_ctx is not None, "token_ids need d_vocab and n_ctx")
@@ -254,13 +252,16 @@ class TransformerConfig:
         )
 
     def _check_combinations(self) -> None:
-        softmax = "softmax" in self.attention  # the only one of that name, or one of the layers'
-        if not isinstance(self.attention, str):
-            _require(
-                len(self.attention) == self.n_layers,
-                f"attention names {len(self.attention)} layers of n_layers={self.n_layers}",
-            )
-            _require(not self.recurrent, "the layers of a recurrent model are one: attention cannot differ between them")
+        names = self.attention.split(",")
+        softmax = "softmax" in names
+        _require(
+            len(names) in (1, self.n_layers),
+            f"attention={self.attention!r} is for {len(names)} layers, not {self.n_layers}",
+        )
+        _require(
+            len(names) == 1 or not self.recurrent,
+            "the layers of a recurrent model are one and have one kind of attention",
+        )
         if self.attention_weights == "gradient_descent":
             plain = (self.attention, self.n_heads, self.attn_bias, self.read_out) == ("linear", 1, False, "identity")
             _require(
@@ -284,14 +285,13 @@ class TransformerConfig:
                 self.d_model >= needed,
                 f"an identity read-in needs d_model >= {needed} (token and position), got {self.d_model}",
             )
-        if self.read_out == "identity":
-            if self._separate_y_slot() and self.read_in == "identity":
-                needed = self.d_token + self.d_pos + self.y_dim
-                _require(
-                    self.d_model >= needed,
-                    f"an identity read-out of interleaved prompts reads the last y_dim dimensions, which must be "
-                    f"free: d_model >= {needed}, got {self.d_model}",
-                )
+        if self.read_out == "identity" and self._separate_y_slot() and self.read_in == "identity":
+            needed = self.d_token + self.d_pos + self.y_dim
+            _require(
+                self.d_model >= needed,
+                f"an identity read-out of interleaved prompts reads the last y_dim dimensions, which must be "
+                f"free: d_model >= {needed}, got {self.d_model}",
+            )
 
     def _separate_y_slot(self) -> bool:
         return self.prompt_format == "interleaved" and self.read_out == "identity"
@@ -341,14 +341,15 @@ class TransformerConfig:
 
     def of_layer(self, layer: int) -> "TransformerConfig":
         """The config that a layer's block goes by: this one, but with the attention of that layer."""
-        if isinstance(self.attention, str):
+        names = self.attention.split(",")
+        if len(names) == 1:
             return self
         changes = {name: getattr(self, name) for name in ("d_head", "score_scale", "initializer_range")}
-        if self.attention[layer] == "softmax":
+        if names[layer] == "softmax":
             changes["normalize_by_context"] = False
         else:
             changes["sink"] = "none"
-        return self.replace(attention=self.attention[layer], **changes)
+        return self.replace(attention=names[layer], **changes)
 
     @property
     def attn_only(self) -> bool:
@@ -412,15 +413,13 @@ def read_config(kind: type[Config], data: dict[str, Any]) -> Config:
     """
     unknown = sorted(set(data) - {f.name for f in dataclasses.fields(cast(Any, kind))})
     _require(not unknown, f"{kind.__name__} has no field {unknown}")
-    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
-    for name, value in fields.items():
-        plain = isinstance(value, (bool, int, float, str)) or (name == "attention" and isinstance(value, tuple))
+    for name, value in data.items():
         _require(
-            value is None or plain,
-            f"{name} must be a number, a string, true, false or null, got {type(data[name]).__name__}",
+            value is None or isinstance(value, (bool, int, float, str)),
+            f"{name} must be a number, a string, true, false or null, got {type(value).__name__}",
         )
     try:
-        return kind(**fields)
+        return kind(**data)
     except (TypeError, OverflowError) as error:  # a string where a number belongs, and the like
         raise ValueError(f"a field has a value of the wrong type: {error}") from error
 
@@ -447,10 +446,9 @@ def _check_choices(cfg: TransformerConfig) -> None:
     for name, allowed in choices.items():
         value = getattr(cfg, name)
         _require(value in allowed, f"{name}={value!r} is not one of {[a for a in allowed if a is not None]}")
-    attentions = (cfg.attention,) if isinstance(cfg.attention, str) else cfg.attention
-    for name in attentions:
-        known = ("softmax", "linear", *sorted(ELEMENTWISE))
-        _require(name in known, f"attention={name!r} is not one of {list(known)}")
+    known = ["softmax", "linear", *sorted(ELEMENTWISE)]
+    for name in cfg.attention.split(","):
+        _require(name in known, f"attention={name!r} is not one of {known}")
 
 
 def _check_ranges(cfg: TransformerConfig) -> None:

@@ -15,7 +15,7 @@ from transformer_lens.hook_points import HookPoint
 
 from mechicl.models.config import TransformerConfig
 from mechicl.models.fast import fast_block, fast_norm
-from mechicl.models.layers import MLP, Attention, Block, Blocks, LayerNorm
+from mechicl.models.layers import MLP, Block, Blocks, LayerNorm
 from mechicl.models.prompted import PromptedModel
 from mechicl.models.queries import query_streams
 from mechicl.prompts import Prompts

@@ -1,7 +1,7 @@
 """Ready-made training runs; every field can be overridden on the command line."""
 
 from mechicl.models import LSTMConfig, TransformerConfig
-from mechicl.tasks import LinearRegression
+from mechicl.tasks import FixedTasks, LinearRegression, SineRegression
 from mechicl.training.config import Curriculum, Ramp, TrainingConfig
 
 # von Oswald et al. 2023, Fig. 2: one layer, N = N_x = 10, batch 2048, Adam 1e-3, clip 10, five seeds.
@@ -64,7 +64,7 @@ _ILL_CONDITIONED = _GPT2_8L.task.replace(
 _COPY = TrainingConfig(
     task=LinearRegression(x_dim=10, n_context=10),
     model=TransformerConfig(
-        x_dim=10, n_context=10, prompt_format="interleaved", n_layers=2, attention=("softmax", "linear"), keys="context",
+        x_dim=10, n_context=10, prompt_format="interleaved", n_layers=2, attention="softmax,linear", keys="context",
         positional_embedding_type="sinusoidal", read_in="identity", read_out="identity", initializer_range=0.1,
     ),
     seeds=tuple(range(8)),
@@ -78,7 +78,29 @@ _COPY = TrainingConfig(
     n_snapshots=20,
 )  # fmt: skip
 
-# Nertinger, section 4.1: all nine kinds of prompts, five seeds each, at once. The targets' noise is on the context.
+# A.7: an embedding into 40 dimensions, a residual MLP of 160 GELU units on each token, then one linear layer. The
+# control has gradient descent on the last dimension in that layer's place. Initial weights of a size with which the MLP
+# is not linear at the start.
+_SINE = TrainingConfig(
+    task=SineRegression(),
+    model=TransformerConfig(
+        x_dim=1, n_context=10, d_model=40, d_mlp=160, mlp_location="input", act_fn="gelu", read_in="linear",
+        read_out="identity", normalize_by_context=True, score_scale=1 / 39, initializer_range=0.15,
+    ),
+    seeds=(0, 1, 2, 3, 4),
+    steps=20_000,
+    batch_size=512,
+    learning_rate=3e-3,
+    schedule="cosine",
+    warmup_steps=200,
+    eval_every=100,
+)  # fmt: skip
+
+# A.11, Fig. 15: many seeds, a constant rate, and a fine curve.
+_PHASES = _LSA.replace(seeds=tuple(range(10)), steps=5000, schedule="constant", eval_every=20, n_snapshots=0)
+
+# Nertinger, section 4.1: all nine kinds of prompts, ten seeds each, at once. The targets' noise is on the context.
+# About half of the random starts on ill-conditioned inputs end in a local minimum: more seeds than the paper's five.
 _NERTINGER_TASKS = tuple(
     LinearRegression(
         x_dim=5, n_context=20, inputs="gaussian", condition_number=condition_number, eigenbasis="shared",
@@ -90,15 +112,15 @@ _NERTINGER_TASKS = tuple(
 _NERTINGER = TrainingConfig(
     task=_NERTINGER_TASKS[0],
     more_tasks=_NERTINGER_TASKS[1:],
-    model=TransformerConfig(x_dim=5, n_context=20, normalize_by_context=True, initializer_range=0.2),
-    seeds=(0, 1, 2, 3, 4),
-    steps=8000,
+    model=TransformerConfig(x_dim=5, n_context=20, d_head=12, normalize_by_context=True, initializer_range=0.2),
+    seeds=tuple(range(10)),
+    steps=5000,
     batch_size=256,
     learning_rate=3e-3,
     schedule="cosine",
     warmup_steps=200,
     eval_every=100,
-    n_snapshots=16,
+    n_snapshots=12,
 )
 
 PRESETS: dict[str, TrainingConfig] = {
@@ -140,7 +162,9 @@ PRESETS: dict[str, TrainingConfig] = {
     "copy-2l-one-hot": _COPY.replace(
         model=_COPY.model.replace(positional_embedding_type="one_hot"), seeds=(0, 1, 2, 3, 4), steps=12_000
     ),
-    "copy-2l-linear": _COPY.replace(model=_COPY.model.replace(attention="linear"), seeds=(0, 1, 2, 3, 4), n_snapshots=0),
+    "copy-2l-linear": _COPY.replace(
+        model=_COPY.model.replace(attention="linear"), seeds=(0, 1, 2, 3, 4), n_snapshots=0
+    ),
     "nertinger-linear": _NERTINGER,
     **{
         f"nertinger-leaky-relu-{slope}": _NERTINGER.replace(
@@ -150,8 +174,25 @@ PRESETS: dict[str, TrainingConfig] = {
     },
     "nertinger-relu": _NERTINGER.replace(model=_NERTINGER.model.replace(attention="relu")),
     "nertinger-softmax": _NERTINGER.replace(
-        model=TransformerConfig(x_dim=5, n_context=20, attention="softmax", d_head=6, score_scale=1.0, initializer_range=0.2)
+        model=TransformerConfig(
+            x_dim=5, n_context=20, d_head=12, attention="softmax", score_scale=1.0, initializer_range=0.2
+        )
     ),
+    "sine-lsa": _SINE,
+    "sine-gd": _SINE.replace(model=_SINE.model.replace(attention_weights="gradient_descent")),
+    "lsa-1l-phases": _PHASES,
+    "lsa-1l-2h-phases": _PHASES.replace(model=_PHASES.model.replace(n_heads=2)),
+    # A.12, Fig. 16: full-batch descent on a fixed set of tasks
+    **{
+        f"lsa-1l-tasks{n}": _LSA.replace(
+            task=FixedTasks(LinearRegression(x_dim=10, n_context=10), n),
+            batch_size=n,
+            steps=5000,
+            schedule="constant",
+            n_snapshots=20,
+        )
+        for n in (128, 512, 2048, 8192)
+    },
     "gpt2-12l": _GPT2_12L,
     "gpt2-12l-1h": _GPT2_12L.replace(model=_GPT2_12L.model.replace(n_heads=1)),
     "gpt2-8l": _GPT2_8L,
@@ -182,6 +223,11 @@ SUMMARIES: dict[str, str] = {
         f"nertinger-{row}": f"one layer of {row} attention on nine kinds of prompts (Nertinger, Table 1)"
         for row in ("linear", "leaky-relu-0.75", "leaky-relu-0.5", "leaky-relu-0.25", "relu", "softmax")
     },
+    "sine-lsa": "sine waves: an MLP, then one layer of linear attention (von Oswald et al. 2023, Fig. 4)",
+    "sine-gd": "the same MLP, then a step of gradient descent with a learned step size",
+    "lsa-1l-phases": "ten seeds of one linear head with a fine curve (von Oswald et al. 2023, Fig. 15)",
+    "lsa-1l-2h-phases": "the same with two heads",
+    **{f"lsa-1l-tasks{n}": f"one layer on a fixed set of {n} tasks (Fig. 16)" for n in (128, 512, 2048, 8192)},
     "gpt2-12l": "GPT-2 style on Gaussian inputs, d = 20, 40 points: the size of Fu et al. 2024 (needs a GPU)",
     "gpt2-12l-1h": "the same with one head (Fu et al. 2024, B.4; needs a GPU)",
     "gpt2-8l": "a small one: 8 layers, width 64, d = 5, 20 points",
