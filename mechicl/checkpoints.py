@@ -53,7 +53,7 @@ class Checkpoint:
 
     Attributes:
         name: of the folder.
-        models: one a seed, in eval mode.
+        models: one a seed, in eval mode; where several tasks were trained on at once, first all seeds of the first.
         record: how they were trained.
         snapshots: their weights during training, if they were kept.
     """
@@ -65,7 +65,7 @@ class Checkpoint:
 
     @property
     def task(self) -> LinearRegression | SineRegression | FixedTasks:
-        """The task that the models were trained on, by the record.
+        """The task that the models were trained on (the first of several), by the record.
 
         Raises:
             CheckpointError: the record names none.
@@ -74,6 +74,32 @@ class Checkpoint:
             return task_from_dict(self.record["training"]["task"])
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{self.name}: no usable task in its record: {error!r}") from error
+
+    def by_task(self) -> "list[Checkpoint]":
+        """One checkpoint for each task that was trained on, as if it had been trained on alone.
+
+        Raises:
+            CheckpointError: the record names no task, or another number of models than tasks times seeds.
+        """
+        self.task  # noqa: B018 - raises if there is none
+        training = self.record["training"]
+        tasks = [training["task"], *training.get("more_tasks", [])]
+        n_seeds, left = divmod(len(self.models), len(tasks))
+        if left:
+            raise CheckpointError(f"{self.name}: {len(self.models)} models for {len(tasks)} tasks")
+        parts = []
+        for i, task in enumerate(tasks):
+            own = slice(i * n_seeds, (i + 1) * n_seeds)
+            record = {**self.record, "training": {**training, "task": task, "more_tasks": []}}
+            record |= {name: record[name][own] for name in ("seeds", "stopped_at") if name in record}
+            if "curve" in record:
+                losses = {name: [line[own] for line in record["curve"][name]] for name in ("loss", "eval_loss")}
+                record["curve"] = {**record["curve"], **losses}
+            snapshots = self.snapshots and Snapshots(
+                self.snapshots.steps, {name: weights[:, own] for name, weights in self.snapshots.weights.items()}
+            )
+            parts.append(Checkpoint(f"{self.name}, task {i}", self.models[own], record, snapshots))
+        return parts
 
     def models_at(self, snapshot: int) -> list[Model]:
         """The models as they were at a snapshot, by its index."""
