@@ -85,16 +85,19 @@ class Checkpoint:
         training = self.record["training"]
         tasks = [training["task"], *training.get("more_tasks", [])]
         n_seeds, left = divmod(len(self.models), len(tasks))
-        if left:
-            raise CheckpointError(f"{self.name}: {len(self.models)} models for {len(tasks)} tasks")
+        if left or n_seeds != len(training.get("seeds", range(n_seeds))):
+            raise CheckpointError(
+                f"{self.name}: {len(self.models)} models for {len(tasks)} tasks and the seeds {training.get('seeds')}"
+            )
         parts = []
         for i, task in enumerate(tasks):
             own = slice(i * n_seeds, (i + 1) * n_seeds)
             record = {**self.record, "training": {**training, "task": task, "more_tasks": []}}
             record |= {name: record[name][own] for name in ("seeds", "stopped_at") if name in record}
             if "curve" in record:
-                losses = {name: [line[own] for line in record["curve"][name]] for name in ("loss", "eval_loss")}
-                record["curve"] = {**record["curve"], **losses}
+                curve = record["curve"]
+                losses = {n: [line[own] for line in curve[n]] for n in ("loss", "eval_loss") if n in curve}
+                record["curve"] = {**curve, **losses}
             snapshots = self.snapshots and Snapshots(
                 self.snapshots.steps, {name: weights[:, own] for name, weights in self.snapshots.weights.items()}
             )

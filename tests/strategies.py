@@ -44,20 +44,26 @@ def configs(
             fields["d_pos"] = draw(st.integers(1, 4))
         token_width += int(str(fields.get("d_pos", 0)))
     fields["read_in"] = "linear" if tokens else choose("read_in", "identity", "linear")
-    fields["read_out"] = "linear" if fields["read_in"] == "linear" else choose("read_out", "identity", "linear")
-    least = token_width if fields["read_in"] == "identity" else 2
+    fields["read_out"] = "linear" if tokens else choose("read_out", "identity", "linear")
+    least = token_width if fields["read_in"] == "identity" else 3
     fields["d_model"] = draw(st.integers(least, least + 6))
     fields |= {"n_heads": draw(st.integers(1, 3)), "d_head": draw(st.integers(1, 5))}
     fields["n_layers"] = choose("n_layers", 0, 1, 2, 3)
     fields["recurrent"] = choose("recurrent", False, True)
 
-    fields["attention"] = choose("attention", *ATTENTIONS)
+    n_layers = fields["n_layers"]
+    assert isinstance(n_layers, int)
+    if n_layers < 2 or fields["recurrent"] or "attention" in fixed or draw(st.booleans(), label="layers alike"):
+        fields["attention"] = choose("attention", *ATTENTIONS)
+    else:
+        fields["attention"] = ",".join(draw(st.sampled_from(ATTENTIONS), label="attention") for _ in range(n_layers))
+    kinds = set(str(fields["attention"]).split(","))
     fields["keys"] = choose("keys", *KEYS)
     fields["score_scale"] = choose("score_scale", None, 0.3)
-    if fields["attention"] == "softmax":
+    if "softmax" in kinds:
         fields["sink"] = choose("sink", "none", "fixed", "learned")
         fields["sink_score"] = choose("sink_score", 0.0, -0.7)
-    else:
+    if kinds != {"softmax"}:
         fields["normalize_by_context"] = choose("normalize_by_context", False, True)
         fields["attention_slope"] = choose("attention_slope", 0.01, 0.5)
 

@@ -9,9 +9,19 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mechicl import checkpoints
-from mechicl.checkpoints import CheckpointError, Snapshots, available, load, load_checkpoint, save, stack_models
+from mechicl.checkpoints import (
+    Checkpoint,
+    CheckpointError,
+    Snapshots,
+    available,
+    load,
+    load_checkpoint,
+    save,
+    stack_models,
+)
 from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig
-from mechicl.tasks import LinearRegression
+from mechicl.tasks import FixedTasks, LinearRegression, task_to_dict
+from mechicl.training import TrainingConfig, train
 
 from .strategies import random_model, random_prompts
 
@@ -20,6 +30,16 @@ CONFIGS = {
     "float64": TransformerConfig(x_dim=3, n_context=4, y_dim=2, n_layers=2, dtype="float64"),
     "bfloat16": TransformerConfig(x_dim=3, n_context=4, dtype="bfloat16"),
     "recurrent": TransformerConfig(x_dim=3, n_context=4, n_layers=4, recurrent=True, d_mlp=5, damping=0.7),
+    "mixed attention": TransformerConfig(
+        x_dim=3, n_context=4, n_layers=3, attention="relu,softmax,linear", sink="learned", normalize_by_context=True
+    ),
+    "gradient descent": TransformerConfig(
+        x_dim=3, n_context=4, y_dim=2, n_layers=2, d_model=8, d_mlp=5, mlp_location="input", read_in="linear",
+        read_out="identity", attention_weights="gradient_descent",
+    ),
+    "looped gradient descent": TransformerConfig(
+        x_dim=3, n_context=4, n_layers=3, recurrent=True, attention_weights="gradient_descent"
+    ),
     "no layers": TransformerConfig(x_dim=3, n_context=4, n_layers=0),
     "everything learned": TransformerConfig(
         x_dim=3,
@@ -41,7 +61,7 @@ CONFIGS = {
         act_fn="gelu_new",
         token_clip=9.5,
     ),
-}
+}  # fmt: skip
 
 
 def seeds_of(cfg, n=3):
@@ -216,6 +236,125 @@ def test_the_config_of_a_transformer_has_no_architecture_and_cannot_become_an_ls
     edit(folder / "config.json", lambda config: config.update(architecture="lstm"))
     sign(folder)
     refused(folder, r"config\.json: LSTMConfig has no field")
+
+
+# ---- several tasks ----
+
+TASK = LinearRegression(x_dim=3, n_context=4)
+SEVERAL = TrainingConfig(
+    task=TASK, more_tasks=(TASK.replace(inputs="gaussian"), FixedTasks(TASK, 16, seed=1)), seeds=(5, 9, 2),
+    model=TransformerConfig(x_dim=3, n_context=4, initializer_range=0.3, dtype="float64"), steps=6, batch_size=8,
+    learning_rate=0.05, eval_every=2, eval_prompts=16, log_every=2, n_snapshots=3, cpu=True,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory) -> Checkpoint:
+    """A trained checkpoint of three tasks and three seeds, as it comes from the disk."""
+    folder = tmp_path_factory.mktemp("several")
+    result = train(SEVERAL, folder / "run", progress=False)
+    snapshots = Snapshots(result.snapshot_steps, result.snapshots)
+    return load_checkpoint(save(folder / "mine", result.models, result.record, snapshots))
+
+
+def test_the_parts_of_several_tasks_are_the_checkpoints_of_each_alone(several, tmp_path):
+    parts = several.by_task()
+    assert [part.task for part in parts] == list(SEVERAL.tasks)
+    assert len({part.name for part in parts}) == 3
+    for i, part in enumerate(parts):
+        config = SEVERAL.replace(task=SEVERAL.tasks[i], more_tasks=())
+        alone = train(config, tmp_path / str(i), progress=False)
+        assert TrainingConfig.from_dict(part.record["training"]) == config
+        assert part.record["seeds"] == [5, 9, 2]
+        for name in ("stopped_at", "steps_done"):
+            assert part.record[name] == alone.record[name]
+        for name, line in alone.record["curve"].items():
+            torch.testing.assert_close(torch.tensor(part.record["curve"][name]), torch.tensor(line))
+        assert part.snapshots is not None
+        assert part.snapshots.steps == alone.snapshot_steps
+        alike: list[tuple[HookedTransformer, dict[str, torch.Tensor]]] = []
+        alike += zip(part.models, ({n: w.detach() for n, w in m.named_parameters()} for m in alone.models), strict=True)
+        for at in range(3):
+            own = [{name: kept[at, seed] for name, kept in alone.snapshots.items()} for seed in range(3)]
+            alike += zip(part.models_at(at), own, strict=True)
+        assert len(alike) == 12
+        for model, weights in alike:
+            for name, weight in model.named_parameters():
+                torch.testing.assert_close(weight.detach(), weights[name], rtol=0, atol=1e-10)
+
+
+def test_the_parts_leave_the_whole_as_it_was(several):
+    before = json.dumps(several.record)
+    for part in several.by_task():
+        part.record["training"]["seeds"] = None
+        part.record["curve"]["eval_step"] = None
+        part.record["seeds"].clear()
+    assert json.dumps(several.record) == before
+    assert several.task == TASK
+    assert len(several.models) == 9
+    assert several.models_at(0)[4].W_Q.shape == (1, 1, 4, 4)
+
+
+def test_a_part_is_saved_and_loaded_like_any_checkpoint(several, tmp_path):
+    part = several.by_task()[1]
+    again = load_checkpoint(save(tmp_path / "part", part.models, part.record, part.snapshots))
+    prompts = TASK.sample(4, seed=0)
+    for seed, model in zip((5, 9, 2), part.models, strict=True):
+        assert torch.equal(load(tmp_path / "part", seed=seed).predict(prompts), model.predict(prompts))
+    (only,) = again.by_task()
+    assert only.task == again.task == TASK.replace(inputs="gaussian")
+    assert only.models == again.models
+    assert only.record == again.record
+
+
+def test_the_parts_need_neither_curves_nor_snapshots():
+    models = seeds_of(CONFIGS["one linear layer"], 4)
+    training = {"task": task_to_dict(TASK), "more_tasks": [task_to_dict(TASK.replace(noise_std=0.1))]}
+    for curve in ({}, {"curve": {"eval_step": [0], "eval_loss": [[1.0, 2.0, 3.0, 4.0]]}}):
+        parts = Checkpoint("mine", models, {"training": training, **curve}).by_task()
+        assert [part.models for part in parts] == [models[:2], models[2:]]
+        assert all(part.snapshots is None for part in parts)
+        if curve:
+            assert [part.record["curve"]["eval_loss"] for part in parts] == [[[1.0, 2.0]], [[3.0, 4.0]]]
+
+
+def test_a_record_from_before_there_were_several_tasks_has_one_part():
+    models = seeds_of(CONFIGS["one linear layer"], 2)
+    (part,) = Checkpoint("mine", models, {"training": {"task": task_to_dict(TASK), "seeds": [3, 4]}}).by_task()
+    assert (part.models, part.task) == (models, TASK)
+
+
+@pytest.mark.parametrize(
+    ("n_models", "seeds", "message"),
+    [
+        (5, None, "mine: 5 models for 2 tasks"),
+        (5, [0, 1], "mine: 5 models for 2 tasks"),
+        (6, [0, 1], r"mine: 6 models for 2 tasks and the seeds \[0, 1\]"),
+        (2, [0, 1], "mine: 2 models for 2 tasks"),
+    ],
+)
+def test_models_that_are_not_one_a_task_and_seed_have_no_parts(n_models, seeds, message):
+    training = {"task": task_to_dict(TASK), "more_tasks": [task_to_dict(TASK)]}
+    training |= {"seeds": seeds} if seeds else {}
+    with pytest.raises(CheckpointError, match=message):
+        Checkpoint("mine", seeds_of(CONFIGS["one linear layer"], n_models), {"training": training}).by_task()
+
+
+@pytest.mark.parametrize("record", [{}, {"training": {}}, {"training": {"task": {"type": "Chess"}}}])
+def test_a_record_without_a_task_has_no_parts(record):
+    with pytest.raises(CheckpointError, match="mine: no usable task in its record"):
+        Checkpoint("mine", seeds_of(CONFIGS["one linear layer"], 1), record).by_task()
+
+
+@pytest.mark.parametrize("name", available())
+def test_a_shipped_checkpoint_has_a_part_for_each_task_in_its_record(name):
+    checkpoint = load_checkpoint(name)
+    config = TrainingConfig.from_dict(checkpoint.record["training"])
+    parts = checkpoint.by_task()
+    assert [part.task for part in parts] == list(config.tasks)
+    assert [model for part in parts for model in part.models] == checkpoint.models
+    for part in parts:
+        assert part.record["seeds"] == list(config.seeds)
 
 
 # ---- the ones that come with the package ----

@@ -13,6 +13,7 @@ from mechicl.analysis.context_use import (
     order_sensitivity,
     outside_span,
 )
+from mechicl.analysis.copying import Copying, TokenSensitivity, copying, token_sensitivity
 from mechicl.analysis.dual_form import DualForm, dual_form
 from mechicl.analysis.fits import ConstructionFit, Members, fit_construction
 from mechicl.analysis.growth import Growth, fit_growth
@@ -21,6 +22,7 @@ from mechicl.analysis.induced_weights import induced_weights, regressed_weights
 from mechicl.analysis.layer_learners import LayerErrors, Lens, layer_errors
 from mechicl.analysis.matching import BestMatch, Match, match
 from mechicl.analysis.one_layer import OneLayerStudy, study_one_layer
+from mechicl.analysis.over_training import AlignmentOverTraining, Transitions, align_over_training, transitions
 from mechicl.analysis.probes import (
     ProbeResult,
     cross_moments,
@@ -41,8 +43,10 @@ from mechicl.analysis.weights import WeightProducts, weight_products, with_produ
 __all__ = [
     "FOREIGN_INPUTS",
     "Alignment",
+    "AlignmentOverTraining",
     "BestMatch",
     "ConstructionFit",
+    "Copying",
     "Curve",
     "DualForm",
     "FamilyMatch",
@@ -64,9 +68,13 @@ __all__ = [
     "Readouts",
     "ShiftedLosses",
     "SpectralLearner",
+    "TokenSensitivity",
+    "Transitions",
     "WeightProducts",
     "align",
+    "align_over_training",
     "aligned",
+    "copying",
     "cross_moments",
     "dual_form",
     "fit_construction",
@@ -97,7 +105,9 @@ __all__ = [
     "similarity_of_errors",
     "similarity_of_weights",
     "study_one_layer",
+    "token_sensitivity",
     "train_readouts",
+    "transitions",
     "tuned_descent",
     "weight_products",
     "with_products",

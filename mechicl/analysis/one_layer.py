@@ -13,6 +13,7 @@ from mechicl.analysis.alignment import Alignment, align
 from mechicl.analysis.connectivity import Path, interpolate
 from mechicl.analysis.fits import ConstructionFit, fit_construction
 from mechicl.analysis.layer_learners import Lens
+from mechicl.analysis.over_training import AlignmentOverTraining, align_over_training
 from mechicl.analysis.rollout import repeated
 from mechicl.analysis.shifts import FOREIGN_INPUTS, Scaled, ShiftedLosses, losses_over_scales
 from mechicl.analysis.weights import weight_products, with_products
@@ -24,25 +25,6 @@ from mechicl.tasks import LinearRegression
 
 T = TypeVar("T")
 SCALES = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0)
-
-
-@dataclass(frozen=True, eq=False)
-class AlignmentOverTraining:
-    """Alignment with gradient descent at the snapshots of a training.
-
-    Attributes:
-        steps: of the snapshots.
-        prediction_distance: means over prompts, `[step seed]`.
-        sensitivity_cosine: likewise.
-        sensitivity_distance: likewise.
-        mse: likewise.
-    """
-
-    steps: tuple[int, ...]
-    prediction_distance: Float[Tensor, "step seed"]
-    sensitivity_cosine: Float[Tensor, "step seed"]
-    sensitivity_distance: Float[Tensor, "step seed"]
-    mse: Float[Tensor, "step seed"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,7 +178,7 @@ def study_one_layer(
             }
         ),
         roll_outs=done([_roll_out(models, construction, prompts[:2000], damping) for damping in (0.5, 0.75, 1.0)]),
-        over_training=done(_over_training(checkpoint, construction, prompts[:2000])),
+        over_training=done(checkpoint.snapshots and align_over_training(checkpoint, construction, prompts[:2000])),
     )
     stages.close()
     return study
@@ -221,19 +203,3 @@ def _roll_out(
         whole_layer=torch.stack([losses(model) for model in models], dim=-1),
         gradient_descent=losses(construction),
     )
-
-
-def _over_training(
-    checkpoint: Checkpoint, construction: HookedTransformer, prompts: Prompts
-) -> AlignmentOverTraining | None:
-    if checkpoint.snapshots is None:
-        return None
-    rows = []
-    for index in range(len(checkpoint.snapshots.steps)):
-        row = []
-        for model in checkpoint.models_at(index):
-            alignment = align(model.double(), construction, prompts)
-            row.append([value.mean() for _, value in alignment.tensors()] + [_squared_errors(model, prompts).mean()])
-        rows.append(torch.tensor(row))
-    stacked = torch.stack(rows)
-    return AlignmentOverTraining(checkpoint.snapshots.steps, *stacked.unbind(-1))

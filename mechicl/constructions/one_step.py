@@ -1,5 +1,6 @@
 """One layer that is a step of preconditioned gradient descent, and the weights that are best for one layer."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -65,18 +66,22 @@ def preconditioned_gd(
     return assemble(stream, layers, n_context=n_context, normalize_by_context=True)
 
 
-def linear_optimum(*, covariance: Float[Tensor, "x x"], n_context: int) -> HookedTransformer:
-    """The one layer of linear attention with the least loss on `x ~ N(0, Σ)`, `w ~ N(0, I)`, without noise.
+def linear_optimum(
+    *, covariance: Float[Tensor, "x x"], n_context: int, noise_variance: float = 0.0
+) -> HookedTransformer:
+    """The one layer of linear attention with the least loss on `x ~ N(0, Σ)`, `w ~ N(0, I)`.
 
-    It is one step of preconditioned gradient descent with `A = ((n+1)/n Σ + tr(Σ)/n I)⁻¹`; its loss is
-    `analysis.linear_attention_optimum` of the eigenvalues of Σ and n.
+    It is one step of preconditioned gradient descent with `A = ((n+1)/n Σ + (tr(Σ) + ν²)/n I)⁻¹`; its loss is
+    `analysis.linear_attention_optimum` of the eigenvalues of Σ, n and ν².
 
     Args:
         covariance: Σ `[x x]`, symmetric and positive semidefinite.
         n_context: n, the number of context points.
+        noise_variance: ν² of the context's targets.
 
     Raises:
-        ValueError: a covariance that is not symmetric and positive semidefinite, or 0; or n_context < 1.
+        ValueError: a covariance that is not symmetric and positive semidefinite, or 0; n_context < 1; or a negative
+            noise variance.
 
     Source: Nertinger, Theorem 2 (Ahn et al. 2023).
 
@@ -85,6 +90,8 @@ def linear_optimum(*, covariance: Float[Tensor, "x x"], n_context: int) -> Hooke
         1
     """
     sigma = covariance.double()
+    if not (noise_variance >= 0 and math.isfinite(noise_variance)):
+        raise ValueError(f"noise_variance must be finite and not negative, got {noise_variance}")
     if n_context < 1:
         raise ValueError(f"n_context must be at least 1, got {n_context}")
     if sigma.ndim != 2 or sigma.shape[0] != sigma.shape[1]:
@@ -95,7 +102,8 @@ def linear_optimum(*, covariance: Float[Tensor, "x x"], n_context: int) -> Hooke
     if not symmetric or torch.linalg.eigvalsh(sigma)[0] < -1e-6 * sigma.abs().max():  # float32's rounding passes
         raise ValueError(f"covariance must be symmetric and positive semidefinite, got {covariance.tolist()}")
     eye = torch.eye(len(sigma), dtype=torch.float64)
-    inverse = torch.linalg.inv((n_context + 1) / n_context * sigma + sigma.trace() / n_context * eye)
+    spread = (sigma.trace() + noise_variance) / n_context
+    inverse = torch.linalg.inv((n_context + 1) / n_context * sigma + spread * eye)
     return preconditioned_gd(x_dim=len(sigma), n_context=n_context, preconditioner=inverse)
 
 

@@ -184,6 +184,9 @@ class TransformerConfig:
             _require(self.n_context is not None, f"prompt_format {self.prompt_format!r} needs n_context")
             _require(self.d_vocab is None, "d_vocab is for prompt_format='token_ids'")
         _check_ranges(self)
+        names = self.attention.split(",")
+        if len(names) == self.n_layers and len(set(names)) == 1:  # all layers alike: the same config as by one name
+            object.__setattr__(self, "attention", names[0])
         self._fill_format()
         self._fill_d_model()
         self._fill_d_head()
@@ -285,7 +288,12 @@ class TransformerConfig:
                 self.d_model >= needed,
                 f"an identity read-in needs d_model >= {needed} (token and position), got {self.d_model}",
             )
-        if self.read_out == "identity" and self._separate_y_slot() and self.read_in == "identity":
+        if self.read_out == "identity":
+            _require(
+                self.d_model >= self.y_dim,
+                f"an identity read-out reads y_dim={self.y_dim} dimensions of the stream, but d_model={self.d_model}",
+            )
+        if self._separate_y_slot() and self.read_in == "identity":
             needed = self.d_token + self.d_pos + self.y_dim
             _require(
                 self.d_model >= needed,
@@ -447,6 +455,7 @@ def _check_choices(cfg: TransformerConfig) -> None:
         value = getattr(cfg, name)
         _require(value in allowed, f"{name}={value!r} is not one of {[a for a in allowed if a is not None]}")
     known = ["softmax", "linear", *sorted(ELEMENTWISE)]
+    _require(isinstance(cfg.attention, str), f"attention={cfg.attention!r} is no name, or names with commas between")
     for name in cfg.attention.split(","):
         _require(name in known, f"attention={name!r} is not one of {known}")
 

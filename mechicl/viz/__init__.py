@@ -11,6 +11,7 @@ from mechicl.viz.one_layer import (
     shifted_losses,
     weight_products_figure,
 )
+from mechicl.viz.training import losses_over_training, mean_patterns, sensitivity_over_training
 
 __all__ = [
     "alignment_over_training",
@@ -21,11 +22,14 @@ __all__ = [
     "interpolation_paths",
     "interval_lines",
     "learning_curves",
+    "losses_over_training",
     "match_curve",
     "match_heatmap",
+    "mean_patterns",
     "probe_heatmap",
     "prompt_attention",
     "roll_outs",
+    "sensitivity_over_training",
     "shifted_losses",
     "weight_products_figure",
 ]

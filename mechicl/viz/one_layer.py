@@ -9,7 +9,8 @@ from plotly.subplots import make_subplots
 from torch import Tensor
 
 from mechicl.analysis.connectivity import Path
-from mechicl.analysis.one_layer import AlignmentOverTraining, RollOut
+from mechicl.analysis.one_layer import RollOut
+from mechicl.analysis.over_training import AlignmentOverTraining
 from mechicl.analysis.shifts import ShiftedLosses
 from mechicl.analysis.weights import WeightProducts
 from mechicl.learners import interval

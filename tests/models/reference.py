@@ -40,7 +40,12 @@ def forward(cfg: TransformerConfig, weights: Weights, tokens: Array) -> tuple[Ar
     streams, patterns = [stream], []
     for layer in range(cfg.n_layers):
         block = part(weights, f"blocks.{0 if cfg.recurrent else layer}.")
-        update, pattern = attention(cfg, block, stream, skip_norm=cfg.skip_first_norm and (layer == 0 or cfg.recurrent))
+        skip_norm = cfg.skip_first_norm and (layer == 0 or cfg.recurrent)
+        if cfg.attention_weights == "gradient_descent":
+            update, pattern = descend(cfg, block, stream, skip_norm=skip_norm)
+        else:
+            kinds = cfg.attention.split(",")
+            update, pattern = attention(cfg, block, stream, kinds[layer if len(kinds) > 1 else 0], skip_norm=skip_norm)
         stream = stream + cfg.damping * update
         if cfg.d_mlp is not None and cfg.mlp_location == "blocks":
             rows = [mlp(cfg, part(block, "mlp."), normalize(cfg, block, "ln2.", row)) for row in stream]
@@ -80,11 +85,16 @@ def read_out(cfg: TransformerConfig, weights: Weights, row: Array) -> Array:
     if cfg.final_norm:
         row = normalize(cfg, weights, "ln_final.", row)
     if cfg.read_out == "identity":
-        if cfg.prompt_format == "paired":
-            assert cfg.x_dim is not None
-            return -row[cfg.x_dim : cfg.x_dim + cfg.y_dim]
-        return -row[-cfg.y_dim :]
+        return np.array([-row[i] for i in targets(cfg)])
     return row @ weights["unembed"] + (weights["unembed_bias"] if cfg.read_bias else 0)
+
+
+def targets(cfg: TransformerConfig) -> list[int]:
+    """The y-dimensions of the stream: those of a paired token as it is, else the last ones."""
+    if cfg.prompt_format == "paired" and cfg.read_in == "identity":
+        assert cfg.x_dim is not None
+        return [cfg.x_dim + i for i in range(cfg.y_dim)]
+    return [cfg.d_model - cfg.y_dim + i for i in range(cfg.y_dim)]
 
 
 def normalize(cfg: TransformerConfig, weights: Weights, prefix: str, row: Array) -> Array:
@@ -109,7 +119,25 @@ def visible(cfg: TransformerConfig, position: int, n_pos: int) -> list[int]:
     }[cfg.keys]
 
 
-def attention(cfg: TransformerConfig, block: Weights, stream: Array, *, skip_norm: bool) -> tuple[Array, Array]:
+def descend(cfg: TransformerConfig, block: Weights, stream: Array, *, skip_norm: bool) -> tuple[Array, Array]:
+    """`attention` by a step of gradient descent from 0: the y-dimensions less `step_size Σ_s <x_t, x_s> y_s`."""
+    n_pos, ys = len(stream), targets(cfg)
+    xs = [i for i in range(cfg.d_model) if i not in ys]
+    seen = stream if skip_norm else np.stack([normalize(cfg, block, "ln1.", row) for row in stream])
+    output, pattern = np.zeros_like(stream), np.zeros((1, n_pos, n_pos))
+    for t in range(n_pos):
+        keys = visible(cfg, t, n_pos)
+        for s in keys:
+            likeness = cfg.score_scale * sum(seen[t, i] * seen[s, i] for i in xs)
+            pattern[0, t, s] = likeness / len(keys) if cfg.normalize_by_context else likeness
+            for i in ys:
+                output[t, i] -= block["attn.step_size"][0] * pattern[0, t, s] * seen[s, i]
+    return output, pattern
+
+
+def attention(
+    cfg: TransformerConfig, block: Weights, stream: Array, kind: str, *, skip_norm: bool
+) -> tuple[Array, Array]:
     """The attention's output `[pos d_model]`, undamped, and its pattern `[head query_pos key_pos]`."""
     n_pos = len(stream)
     x = stream if skip_norm else np.stack([normalize(cfg, block, "ln1.", row) for row in stream])
@@ -120,9 +148,9 @@ def attention(cfg: TransformerConfig, block: Weights, stream: Array, *, skip_nor
         for head in range(cfg.n_heads):
             query = project(cfg, weights, "Q", head, x[t])
             scores = [cfg.score_scale * (query @ project(cfg, weights, "K", head, x[s])) for s in keys]
-            sink = weights["sink"][head] if cfg.sink == "learned" else cfg.sink_score
+            sink = weights["sink"][head] if cfg.sink == "learned" and kind == "softmax" else cfg.sink_score
             z = np.zeros(cfg.d_head)
-            for s, weight in zip(keys, attention_weights(cfg, scores, sink), strict=True):
+            for s, weight in zip(keys, attention_weights(cfg, kind, scores, sink), strict=True):
                 pattern[head, t, s] = weight
                 z += weight * project(cfg, weights, "V", head, x[s])
             output[t] += z @ weights["W_O"][head]
@@ -135,14 +163,14 @@ def project(cfg: TransformerConfig, weights: Weights, which: str, head: int, row
     return row @ weights[f"W_{which}"][head] + (weights[f"b_{which}"][head] if cfg.attn_bias else 0)
 
 
-def attention_weights(cfg: TransformerConfig, scores: list[float], sink: float) -> list[float]:
-    if cfg.attention == "softmax":
+def attention_weights(cfg: TransformerConfig, kind: str, scores: list[float], sink: float) -> list[float]:
+    if kind == "softmax":
         total = sum(math.exp(s) for s in scores) + (math.exp(sink) if cfg.sink != "none" else 0)
         return [math.exp(s) / total for s in scores]
-    if cfg.attention == "linear":
+    if kind == "linear":
         weights = scores
-    elif cfg.attention == "leaky_relu":
+    elif kind == "leaky_relu":
         weights = [s if s > 0 else cfg.attention_slope * s for s in scores]
     else:
-        weights = [FUNCTIONS[cfg.attention](s) for s in scores]
+        weights = [FUNCTIONS[kind](s) for s in scores]
     return [w / len(scores) for w in weights] if cfg.normalize_by_context else weights

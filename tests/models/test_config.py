@@ -15,6 +15,7 @@ from tests.strategies import configs
 
 PAIRED: dict[str, Any] = {"x_dim": 3, "y_dim": 2, "n_context": 4}
 INTERLEAVED: dict[str, Any] = PAIRED | {"prompt_format": "interleaved", "d_model": 8}
+DESCENT: dict[str, Any] = PAIRED | {"attention_weights": "gradient_descent"}
 IDS: dict[str, Any] = {"prompt_format": "token_ids", "d_vocab": 7, "n_ctx": 6, "d_model": 8}
 
 
@@ -107,7 +108,19 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (PAIRED | {"n_layers": 3, "attention": "softmax,linear"}, "attention='softmax,linear' is for 2 layers, not 3"),
     (PAIRED | {"n_layers": 2, "attention": "softmax,lineer"}, "attention='lineer' is not one of"),
     (PAIRED | {"n_layers": 2, "attention": "softmax,linear", "recurrent": True}, "have one kind of attention"),
-    (PAIRED | {"attention_weights": "gradient_descent", "n_heads": 2}, "needs attention='linear', n_heads=1"),
+    (PAIRED | {"n_layers": 0, "attention": "softmax,linear"}, "is for 2 layers, not 0"),
+    (PAIRED | {"n_layers": 2, "attention": "softmax,"}, "attention='' is not one of"),
+    (PAIRED | {"n_layers": 2, "attention": "softmax, linear"}, "attention=' linear' is not one of"),
+    (PAIRED | {"n_layers": 2, "attention": "relu,linear", "sink": "fixed"}, "a sink needs softmax attention"),
+    (PAIRED | {"n_layers": 2, "attention": "softmax,softmax", "normalize_by_context": True}, "normalised already"),
+    (DESCENT | {"n_heads": 2}, "needs attention='linear', n_heads=1"),
+    (DESCENT | {"attention": "softmax"}, "needs attention='linear'"),
+    (DESCENT | {"n_layers": 2, "attention": "linear,relu"}, "needs attention='linear'"),
+    (DESCENT | {"attn_bias": True}, "attn_bias=False"),
+    (DESCENT | {"normalization_type": "LN"}, "attn_bias=False"),  # where biases are the default
+    (DESCENT | {"d_head": 3}, "d_head=d_model"),
+    (DESCENT | {"read_out": "linear"}, "read_out='identity'"),
+    (PAIRED | {"d_model": 1, "read_in": "linear", "read_out": "identity"}, "reads y_dim=2 dimensions"),
     (INTERLEAVED | {"read_in": "identity", "read_out": "identity", "d_model": 4}, "d_model >= 5, got 4"),
     (PAIRED | {"d_pos": 3}, "d_pos is the width of concatenated positions"),
     (PAIRED | {"positional_embedding_type": "one_hot", "d_pos": 4}, "one-hot positions need d_pos >= n_ctx=5"),
@@ -136,14 +149,84 @@ def test_refused(fields: dict[str, Any], message: str):
 
 def test_choices_are_named():
     cfg = config(PAIRED).to_dict()
-    for name in ("prompt_format", "keys", "sink", "normalization_type", "read_in", "read_out", "mlp_location"):
+    names = ("prompt_format", "keys", "sink", "normalization_type", "read_in", "read_out", "mlp_location")
+    for name in (*names, "attention_weights"):
         with pytest.raises(ValueError, match=name):
             TransformerConfig.from_dict(cfg | {name: "nonsense"})
+
+
+@pytest.mark.parametrize("value", [3, None, ("softmax", "linear")])
+def test_attention_that_is_no_string_is_refused_also_where_types_are_not_checked(value: Any):
+    cfg = config(PAIRED, n_layers=2)
+    object.__setattr__(cfg, "attention", value)
+    with pytest.raises(ValueError, match="attention="):
+        cfg.__post_init__()
 
 
 def test_own_function(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(ELEMENTWISE, "cube", lambda x: x**3)
     assert config(PAIRED, attention="cube", act_fn="cube", d_mlp=2).attention == "cube"
+
+
+# ---- one kind of attention for each layer ----
+
+MIXED: dict[str, Any] = PAIRED | {"n_layers": 3, "attention": "softmax,relu,linear"}
+
+
+def test_a_layer_goes_by_the_config_with_its_own_attention():
+    cfg = config(MIXED, sink="learned", normalize_by_context=True, n_heads=2, d_head=4, damping=0.3)
+    layers = [cfg.of_layer(layer) for layer in range(3)]
+    assert [c.attention for c in layers] == ["softmax", "relu", "linear"]
+    assert [c.sink for c in layers] == ["learned", "none", "none"]
+    assert [c.normalize_by_context for c in layers] == [False, True, True]
+    own = {"attention", "sink", "normalize_by_context"}
+    for layer in layers:
+        assert {k: v for k, v in layer.to_dict().items() if k not in own} == {
+            k: v for k, v in cfg.to_dict().items() if k not in own
+        }
+
+
+def test_defaults_of_mixed_attention_are_the_same_in_all_layers():
+    cfg = config(MIXED, n_heads=2)  # a width that two heads do not divide
+    assert (cfg.d_head, cfg.score_scale) == (5, 1.0)
+    assert cfg.initializer_range == math.sqrt(0.002 / 3 / 5)
+    for layer in range(3):
+        own = cfg.of_layer(layer)
+        assert (own.d_head, own.score_scale, own.initializer_range) == (5, 1.0, cfg.initializer_range)
+
+
+def test_layers_that_are_all_alike_are_the_config_of_one_name():
+    for name in ("softmax", "relu"):
+        assert config(PAIRED, n_layers=2, attention=f"{name},{name}") == config(PAIRED, n_layers=2, attention=name)
+    looped = config(PAIRED, n_layers=2, attention="linear,linear", recurrent=True)
+    assert looped.of_layer(1) is looped
+    assert config(PAIRED, n_layers=2, attention="linear,linear", attention_weights="gradient_descent").n_heads == 1
+    assert config(PAIRED, attention="softmax").of_layer(0).attention == "softmax"
+
+
+def test_replace_keeps_and_checks_mixed_attention():
+    cfg = config(MIXED)
+    assert cfg.replace(x_dim=7).attention == "softmax,relu,linear"
+    assert cfg.replace(x_dim=7).of_layer(1).d_model == 9
+    assert cfg.replace(attention="softmax").score_scale == 1 / math.sqrt(5)  # the default follows
+    with pytest.raises(ValueError, match="is for 3 layers, not 2"):
+        cfg.replace(n_layers=2)
+    assert cfg.replace(n_layers=2, attention="relu,linear").of_layer(0).attention == "relu"
+    assert cfg.as_given().attention == "softmax,relu,linear"
+    assert TransformerConfig.from_dict(json.loads(json.dumps(cfg.to_dict()))) == cfg
+
+
+# ---- an identity read-out ----
+
+
+def test_an_identity_read_out_behind_a_learned_read_in_reads_the_last_dimensions():
+    for fields in (PAIRED, INTERLEAVED):
+        cfg = config(fields, d_model=9, read_in="linear", read_out="identity", normalization_type="LN")
+        assert (cfg.y_slot, cfg.d_out, cfg.final_norm) == (slice(7, 9), 2, False)
+    assert config(PAIRED, d_model=2, read_in="linear", read_out="identity").y_slot == slice(0, 2)
+    assert config(PAIRED, d_model=9, read_in="identity", read_out="identity").y_slot == slice(3, 5)
+    # nothing has to be free where the read-in writes everywhere
+    assert config(INTERLEAVED, d_model=4, read_in="linear", read_out="identity").y_slot == slice(2, 4)
 
 
 # ---- copies ----

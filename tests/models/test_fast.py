@@ -44,6 +44,35 @@ def largest(tensors: list[Tensor]) -> float:
     return max((tensor.detach().abs().max().item() for tensor in tensors if tensor.numel()), default=0.0)
 
 
+DESCENT: dict[str, Any] = {"attention_weights": "gradient_descent", "read_out": "identity", "n_layers": 2}
+FIELDS: list[dict[str, Any]] = [
+    {"attention": "softmax,linear,relu", "n_layers": 3, "n_heads": 2, "sink": "learned", "normalize_by_context": True},
+    {"attention": "linear,softmax", "n_layers": 2, "n_heads": 2, "d_mlp": 5, "attn_bias": True},
+    {"attention": "softmax,linear", "n_layers": 2, "read_in": "linear", "read_out": "identity"},
+    DESCENT | {"read_in": "linear"},
+    DESCENT | {"read_in": "linear", "recurrent": True, "normalize_by_context": True, "token_clip": 0.9},
+    DESCENT | {"read_in": "identity", "d_mlp": 4},
+    DESCENT | {"read_in": "identity", "n_layers": 1, "score_scale": 0.3},
+]
+
+
+@pytest.mark.parametrize("keys", ["causal", "context", "full"])
+@pytest.mark.parametrize("prompt_format", ["paired", "interleaved"])
+@pytest.mark.parametrize("fields", FIELDS)
+def test_routes_agree_for_layers_of_their_own_kind(fields: dict[str, Any], prompt_format: Any, keys: Any):
+    base: dict[str, Any] = {"x_dim": 3, "y_dim": 2, "n_context": 6, "d_model": 8, "dtype": "float64"}
+    cfg = TransformerConfig(**(base | fields), prompt_format=prompt_format, keys=keys)
+    model, tokens = random_model(cfg), random_tokens(cfg, 3)
+    kinds: tuple[Rows, ...] = ("all", "query", "points")
+    for rows in kinds:
+        quick = run(model, tokens, rows, hooked=False)
+        torch.testing.assert_close(quick, run(model, tokens, rows, hooked=True), rtol=1e-10, atol=1e-10)
+        hooked_grads = gradients(model, tokens, rows, hooked=True)
+        for name, grad in gradients(model, tokens, rows, hooked=False).items():
+            scale = 1 + largest([hooked_grads[name]])
+            torch.testing.assert_close(grad, hooked_grads[name], rtol=1e-9, atol=1e-10 * scale, msg=name)
+
+
 @settings(max_examples=100)
 @given(data=st.data(), cfg=configs(), seed=st.integers(0, 1000), batch=st.sampled_from([0, 1, 3]))
 def test_routes_agree(data: st.DataObject, cfg: TransformerConfig, seed: int, batch: int):

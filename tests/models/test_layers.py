@@ -9,14 +9,16 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from mechicl import algorithms, constructions
 from mechicl.models import ELEMENTWISE, HookedTransformer, TransformerConfig
 from mechicl.models.layers import MLP, Attention, Block, LayerNorm, elementwise_attention, key_mask
 from tests.models import reference
-from tests.strategies import configs, random_model, random_tokens
+from tests.strategies import configs, random_model, random_prompts, random_tokens
 
 PAIRED: dict[str, Any] = {"x_dim": 3, "y_dim": 2, "n_context": 4, "n_layers": 2, "n_heads": 2, "dtype": "float64"}
 INTERLEAVED = PAIRED | {"prompt_format": "interleaved", "d_model": 10, "d_head": 3, "attention": "softmax"}
 NORMED = INTERLEAVED | {"normalization_type": "LN"}
+DESCENT = PAIRED | {"n_heads": 1, "attention_weights": "gradient_descent", "read_out": "identity"}
 
 FEATURES: dict[str, dict[str, Any]] = {
     "paired": PAIRED,
@@ -59,6 +61,22 @@ FEATURES: dict[str, dict[str, Any]] = {
     "score scale": PAIRED | {"score_scale": 0.2},
     "score scale, softmax": INTERLEAVED | {"score_scale": 1.7},
     "biases": PAIRED | {"attn_bias": True, "read_in": "linear", "read_bias": True},
+    "softmax, then linear": PAIRED | {"attention": "softmax,linear", "d_head": 3},
+    "linear, then softmax": INTERLEAVED | {"attention": "linear,softmax"},
+    "mixed, sink, 1/n": NORMED
+    | {"attention": "relu,softmax,leaky_relu", "n_layers": 3, "sink": "learned", "normalize_by_context": True}
+    | {"sink_score": 0.7, "attention_slope": 0.4, "d_mlp": 5},
+    "mixed, fixed sink": PAIRED | {"attention": "exp,softmax", "sink": "fixed", "sink_score": -0.4},
+    "descent": DESCENT,
+    "descent, 1/n, causal": DESCENT | {"normalize_by_context": True, "keys": "causal", "score_scale": 0.3},
+    "descent, looped": DESCENT | {"recurrent": True, "n_layers": 3, "damping": 0.7},
+    "descent, interleaved": DESCENT | {"prompt_format": "interleaved", "read_in": "identity", "token_clip": 0.9},
+    "descent, wide": DESCENT | {"read_in": "linear", "d_model": 8, "d_mlp": 6, "mlp_location": "input"},
+    "descent, LN": DESCENT | {"normalization_type": "LN", "attn_bias": False, "d_mlp": 6},
+    "descent, positions": DESCENT | {"positional_embedding_type": "sinusoidal", "read_in": "identity", "d_pos": 3},
+    "linear in, identity out": PAIRED | {"d_model": 7, "read_in": "linear", "read_out": "identity"},
+    "linear in, identity out, interleaved": INTERLEAVED | {"read_out": "identity", "d_mlp": 5},
+    "linear in, identity out, norms": NORMED | {"read_out": "identity", "final_norm": True},
 }
 FEATURES |= {f"attention {name}": PAIRED | {"attention": name} for name in ("softmax", "linear", *ELEMENTWISE)}
 FEATURES |= {f"act_fn {name}": PAIRED | {"d_mlp": 4, "act_fn": name} for name in ELEMENTWISE}
@@ -122,6 +140,13 @@ def test_every_feature_changes_the_outputs():
         {"positional_embedding_type": "none"},
         {"attention": "linear"},
         {"attention": "linear", "normalize_by_context": True},
+        {"attention": "softmax,linear"},
+        {"attention": "linear,softmax"},
+        {"attention": "linear,softmax", "sink": "fixed"},
+        {"attention": "softmax,linear", "normalize_by_context": True},
+        {"attention": "linear", "n_heads": 1, "d_head": 10, "attn_bias": False, "read_out": "identity"},
+        {"attention": "linear", "n_heads": 1, "d_head": 10, "attn_bias": False, "read_out": "identity"}
+        | {"attention_weights": "gradient_descent"},
     ]
     tokens = random_tokens(TransformerConfig(**plain))
     outputs = []
@@ -136,6 +161,114 @@ def test_every_feature_changes_the_outputs():
     for i in range(len(outputs)):
         for j in range(i):
             assert (outputs[i] - outputs[j]).abs().max() > 1e-6, (i, j)
+
+
+def test_each_layer_has_what_its_attention_takes():
+    cfg = TransformerConfig(
+        x_dim=3, n_context=4, n_layers=3, attention="relu,softmax,linear", sink="learned", normalize_by_context=True
+    )
+    model = random_model(cfg)
+    assert [hasattr(block.attn, "sink") for block in model.blocks] == [False, True, False]
+    assert [name for name, _ in model.named_parameters() if "sink" in name] == ["blocks.1.attn.sink"]
+    _, cache = model.run_with_cache(random_tokens(cfg))
+    assert (cache["pattern", 1].sum(-1) < 1).all()  # the sink takes the rest
+    for layer in (0, 2):
+        scores, pattern = cache["attn_scores", layer], cache["pattern", layer]
+        torch.testing.assert_close(pattern, (scores.clamp(min=0) if layer == 0 else scores) / 4)
+
+
+# ---- gradient descent with a learned step size ----
+
+
+def descending(step_size: float, **fields: Any) -> HookedTransformer:
+    model = HookedTransformer(TransformerConfig(**(DESCENT | {"n_layers": 1} | fields)))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("step_size"):
+                parameter.fill_(step_size)
+    return model
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_the_layers_are_gradient_descent(steps: int, recurrent: bool):
+    model = descending(0.15, n_layers=steps, recurrent=recurrent)
+    prompts = random_prompts(model.cfg, batch=50)
+    with torch.no_grad():
+        predictions, prefixes = model.predict(prompts), model.predict_prefixes(prompts)
+    algorithm = algorithms.gradient_descent(prompts, steps, step_size=0.15).predictions[0]
+    construction = constructions.gradient_descent(x_dim=3, y_dim=2, n_context=4, step_size=0.15, steps=steps)
+    torch.testing.assert_close(predictions, algorithm[:, -1], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(prefixes, algorithm, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(predictions, construction.predict(prompts), rtol=1e-12, atol=1e-12)
+    assert predictions.abs().max() > 0.1
+
+
+def test_it_descends_on_what_the_read_in_and_the_mlp_make_of_the_tokens():
+    fields: dict[str, Any] = {"read_in": "linear", "d_model": 8, "d_mlp": 6, "mlp_location": "input", "act_fn": "gelu"}
+    model = random_model(descending(0.0, **fields, score_scale=0.5, normalize_by_context=True).cfg, scale=0.4)
+    prompts = random_prompts(model.cfg, batch=5)
+    (step_size,) = cast(Any, model.blocks[0].attn).step_size
+    for prompt in range(5):
+        tokens = model.encode(prompts)[prompt]
+        stream = tokens @ model.embed
+        mlp = model.input_mlp
+        hidden = torch.nn.functional.gelu(stream @ mlp.W_in + mlp.b_in)
+        stream = (stream + hidden @ mlp.W_out + mlp.b_out).detach()
+        features, targets = stream[:, :6], stream[:, 6:]
+        weights = torch.zeros(6, 2, dtype=torch.float64, requires_grad=True)
+        loss = ((features[:4] @ weights - targets[:4]) ** 2).sum() / 2
+        (gradient,) = torch.autograd.grad(loss, weights)
+        weights = -step_size.detach() * 0.5 / 4 * gradient  # score scale, 1/n
+        expected = features[4] @ weights - targets[4]  # the query's own y-dimensions are where its prediction starts
+        for hooks in ([], cast(Any, [("hook_embed", lambda activation, hook: None)])):
+            with model.hooks(fwd_hooks=hooks):
+                torch.testing.assert_close(model.predict(prompts)[prompt], expected, rtol=1e-11, atol=1e-11)
+
+
+def test_only_the_step_sizes_are_learned_and_the_weights_have_the_usual_shapes():
+    model = descending(0.3, n_layers=2)
+    assert [name for name, _ in model.named_parameters()] == [f"blocks.{i}.attn.step_size" for i in range(2)]
+    assert set(model.state_dict()) == {"initial_weights", *(name for name, _ in model.named_parameters())}
+    for name in ("W_Q", "W_K", "W_V", "W_O"):
+        assert getattr(model, name).shape == (2, 1, 5, 5)
+        assert getattr(model, name).dtype == torch.float64
+    inputs, targets = torch.diag(torch.tensor([1.0, 1, 1, 0, 0])), torch.diag(torch.tensor([0.0, 0, 0, 1, 1]))
+    for layer in range(2):
+        assert torch.equal(model.QK[layer, 0].AB, inputs.double())
+        torch.testing.assert_close(model.OV[layer, 0].AB, -0.3 * targets.double())
+    assert model.OV.AB.requires_grad
+    fresh = HookedTransformer(TransformerConfig(**(DESCENT | {"initializer_range": 0.2})))
+    assert all((parameter == 0.2).all() for parameter in fresh.parameters())
+
+
+def test_gradients_reach_the_step_size_and_what_stands_before_it():
+    fields: dict[str, Any] = {"read_in": "linear", "d_model": 8, "d_mlp": 6, "mlp_location": "input", "n_layers": 2}
+    for recurrent in (False, True):
+        model = random_model(descending(0.0, **fields, recurrent=recurrent).cfg, scale=0.4)
+        prompts = random_prompts(model.cfg, batch=3)
+
+        def loss(model: HookedTransformer = model, prompts: Any = prompts) -> Tensor:
+            return (model.predict(prompts) - prompts.query.ys).square().sum()
+
+        loss().backward()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                assert parameter.grad is not None
+                index = tuple(0 for _ in parameter.shape)
+                old, values = parameter[index].item(), []
+                for change in (1e-6, -1e-6):
+                    parameter[index] = old + change
+                    values.append(loss().item())
+                parameter[index] = old
+                slope = (values[0] - values[1]) / 2e-6
+                assert parameter.grad[index].item() == pytest.approx(slope, rel=1e-4, abs=1e-6), name
+                assert parameter.grad.abs().max() > 1e-4, name
+        sizes = [name for name, _ in model.named_parameters() if "step_size" in name]
+        assert len(sizes) == (1 if recurrent else 2)
+
+
+# ---- parts ----
 
 
 @pytest.mark.parametrize("rows", [slice(None), slice(2, 3), slice(0, 5, 2)])

@@ -30,6 +30,15 @@ IDS: dict[str, Any] = {
     "attention": "softmax",
 }  # fmt: skip
 
+MIXED: dict[str, Any] = {
+    "x_dim": 3, "y_dim": 2, "n_context": 5, "n_layers": 3, "n_heads": 2, "d_head": 4, "dtype": "float64",
+    "attention": "softmax,relu,linear", "sink": "learned", "sink_score": 0.4, "normalize_by_context": True,
+}  # fmt: skip
+DESCENT: dict[str, Any] = {
+    "x_dim": 3, "y_dim": 2, "n_context": 5, "n_layers": 2, "d_model": 8, "d_mlp": 6, "mlp_location": "input",
+    "read_in": "linear", "read_out": "identity", "attention_weights": "gradient_descent", "dtype": "float64",
+}  # fmt: skip
+
 
 def config(fields: dict[str, Any], **changes: Any) -> TransformerConfig:
     return TransformerConfig(**(fields | changes))
@@ -100,7 +109,7 @@ def test_equals_gpt2(act_fn: str):
 # ---- names, shapes and tools of TransformerLens ----
 
 
-@pytest.mark.parametrize("fields", [SOFTMAX, LINEAR, IDS])
+@pytest.mark.parametrize("fields", [SOFTMAX, LINEAR, IDS, MIXED, DESCENT])
 def test_protocols(fields: dict[str, Any]):
     assert isinstance(make(fields), TransformerLensModel)
     assert isinstance(make(fields), TransformerLensModelWithWeights)
@@ -126,6 +135,46 @@ def test_hook_names_and_shapes(use_attn_result: bool):
             shapes["attn.hook_result"] = (batch, pos, heads, width)
         expected |= {f"blocks.{layer}.{name}": shape for name, shape in shapes.items()}
     assert {name: tuple(value.shape) for name, value in cache.items()} == expected
+
+
+@pytest.mark.parametrize("use_attn_result", [False, True])
+@pytest.mark.parametrize("fields", [MIXED, DESCENT])
+def test_hooks_of_every_kind_of_layer(fields: dict[str, Any], use_attn_result: bool):
+    model = make(fields, use_attn_result=use_attn_result)
+    cfg, prompts = model.cfg, random_prompts(config(fields), batch=4)
+    outputs, cache = model.run_with_cache(prompts)
+    fired = {name: tuple(value.shape) for name, value in cache.items()}  # TransformerLens adds results to the cache
+    torch.testing.assert_close(outputs[:, -1], model.predict(prompts))
+    shapes = {f"hook_{name}": (4, 6, cfg.n_heads, cfg.d_head) for name in "qkvz"}
+    shapes |= {f"hook_{name}": (4, cfg.n_heads, 6, 6) for name in ("attn_scores", "pattern")}
+    if use_attn_result:
+        shapes["hook_result"] = (4, 6, cfg.n_heads, cfg.d_model)
+    for layer in range(cfg.n_layers):
+        own = {name: shape for name, shape in fired.items() if name.startswith(f"blocks.{layer}.attn.")}
+        assert own == {f"blocks.{layer}.attn.{name}": shape for name, shape in shapes.items()}
+        for name in ("hook_q", "hook_k", "hook_v", "hook_attn_scores", "hook_pattern", "hook_z"):
+            changed = model.run_with_hooks(
+                prompts, fwd_hooks=[(f"blocks.{layer}.attn.{name}", lambda x, hook: 1.1 * x + 0.1)], rows="query"
+            )
+            assert (changed[:, -1] - outputs[:, -1]).abs().max() > 1e-6, (layer, name)
+        torch.testing.assert_close(
+            cache.stack_head_results(layer + 1, incl_remainder=True).sum(0), cache["resid_post", layer]
+        )
+
+
+@pytest.mark.parametrize("fields", [MIXED, DESCENT])
+def test_switching_attn_result_leaves_each_layer_its_attention(fields: dict[str, Any]):
+    model = make(fields)
+    prompts = random_prompts(model.cfg)
+    outputs = model.predict(prompts)
+    for use in (True, False):
+        model.set_use_attn_result(use)
+        assert [block.cfg for block in model.blocks] == [
+            model.cfg.of_layer(layer) for layer in range(len(model.blocks))
+        ]
+        assert all(block.attn.cfg == block.cfg for block in model.blocks)
+        assert torch.equal(model.predict(prompts), outputs)
+        torch.testing.assert_close(model.run_with_cache(prompts, rows="query")[0][:, -1], outputs)
 
 
 @settings(max_examples=30)
@@ -234,7 +283,8 @@ def test_weights_and_products(fields: dict[str, Any]):
 
 
 def test_read_in_and_read_out_as_matrices():
-    for model in (make(LINEAR), make(LINEAR, read_out="linear", read_bias=True)):
+    wide = make(LINEAR, read_in="linear", d_model=7, read_out="identity")
+    for model in (make(LINEAR), make(LINEAR, read_out="linear", read_bias=True), wide):
         tokens = random_tokens(model.cfg)
         outputs, cache = model.run_with_cache(tokens)
         torch.testing.assert_close(tokens @ model.W_E, cache["hook_embed"])
@@ -664,7 +714,8 @@ def test_initial_weights_of_parts():
 
 
 def test_state_dict_round_trip():
-    for fields in (SOFTMAX | {"sink": "learned"}, SOFTMAX | {"recurrent": True}, LINEAR, IDS):
+    kinds = (SOFTMAX | {"sink": "learned"}, SOFTMAX | {"recurrent": True}, LINEAR, IDS, MIXED, DESCENT)
+    for fields in (*kinds, DESCENT | {"recurrent": True}):
         model, other = make(fields), HookedTransformer(config(fields), seed=9)
         other.load_state_dict({name: weight.clone() for name, weight in model.state_dict().items()})
         tokens = random_tokens(model.cfg)
@@ -681,6 +732,64 @@ def test_models_pickle():
         copied = pickle.loads(pickle.dumps(model))
         tokens = random_tokens(model.cfg)
         assert torch.equal(copied(tokens), model(tokens))
+
+
+@pytest.mark.parametrize("fields", [MIXED, DESCENT])
+def test_copies_of_models_with_layers_of_their_own_kind(fields: dict[str, Any]):
+    model = make(fields)
+    tokens = random_tokens(model.cfg)
+    outputs = model(tokens)
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(copied(tokens), outputs)
+        assert [block.cfg for block in copied.blocks] == [block.cfg for block in model.blocks]
+        with torch.no_grad():
+            for weight in copied.parameters():
+                weight.mul_(1.5)
+        assert not torch.allclose(copied(tokens), outputs)
+        assert torch.equal(model(tokens), outputs)
+
+
+@pytest.mark.parametrize("fields", [MIXED, DESCENT])
+def test_layers_of_their_own_kind_follow_the_weights(fields: dict[str, Any]):
+    model = make(fields)
+    tokens = random_tokens(model.cfg)
+    outputs, kinds = model(tokens), [block.cfg.attention for block in model.blocks]
+    model.float()
+    for block in model.blocks:
+        assert block.cfg.dtype == block.attn.cfg.dtype == "float32"
+        assert block.attn.W_V.dtype == torch.float32
+    assert [block.attn.cfg.attention for block in model.blocks] == kinds
+    torch.testing.assert_close(model(tokens.float()).double(), outputs, rtol=1e-4, atol=1e-5)
+    model.to("meta")
+    assert {block.attn.cfg.device for block in model.blocks} == {"meta"}
+    assert model(tokens.float().to("meta")).shape == outputs.shape
+
+
+def test_looped_steps_of_gradient_descent_have_one_step_size():
+    model = make(DESCENT, recurrent=True, n_layers=3)
+    for again in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model)), copy.deepcopy(model).float()):
+        assert shared(again)
+        assert [name for name, _ in again.named_parameters() if "step_size" in name] == ["blocks.0.attn.step_size"]
+        with torch.no_grad():
+            again.blocks[0].attn.step_size.fill_(0.25)  # pyright: ignore[reportAttributeAccessIssue]
+        for layer in range(3):
+            torch.testing.assert_close(again.OV.AB[layer, 0, -1, -1].item(), -0.25)
+
+
+@pytest.mark.parametrize("fields", [MIXED, DESCENT])
+def test_queries_of_models_with_layers_of_their_own_kind(fields: dict[str, Any]):
+    for changes in ({}, {"keys": "causal"}, {"prompt_format": "interleaved", "d_model": 8, "read_in": "linear"}):
+        model = make(fields, **changes)
+        prompts = random_prompts(model.cfg, batch=3)
+        *_, last = model.query_streams(prompts, prompts.xs[:, :, None])
+        if model.cfg.read_out == "identity":
+            torch.testing.assert_close(-last[:, :, 0, model.cfg.y_slot], model.predict_prefixes(prompts))
+        hooked: list[Tensor] = []
+        last_layer = f"blocks.{model.cfg.n_layers - 1}.hook_resid_post"
+        hook = (last_layer, lambda x, hook, hooked=hooked: hooked.append(x[:, -1]))
+        for t in range(6):
+            model.run_with_hooks(prompts.prefix(t), fwd_hooks=[hook])
+        torch.testing.assert_close(last[:, :, 0], torch.stack(hooked, dim=1))
 
 
 def shared(model: HookedTransformer) -> bool:
@@ -756,6 +865,10 @@ def test_config_follows_the_weights():
         LINEAR | {"attention": "softmax", "sink": "learned", "d_head": 3},
         LINEAR | {"attention": "softmax", "sink": "fixed", "d_head": 3},
         SOFTMAX | {"dtype": "float64"},
+        MIXED,
+        MIXED | {"keys": "causal"},
+        DESCENT,
+        DESCENT | {"recurrent": True, "normalize_by_context": True},
         SOFTMAX | {"dtype": "float64", "recurrent": True, "positional_embedding_type": "one_hot"},
         SOFTMAX | {"dtype": "float64", "positional_embedding_type": "sinusoidal", "token_clip": 0.9},
     ],

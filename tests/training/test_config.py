@@ -7,7 +7,7 @@ import math
 import pytest
 
 from mechicl.models import TransformerConfig
-from mechicl.tasks import FixedTasks, LinearRegression, SineRegression
+from mechicl.tasks import FixedTasks, LinearRegression, SineRegression, task_to_dict
 from mechicl.training import Curriculum, Ramp, TrainingConfig
 from tests.training.runs import LSTM, MODEL, TASK, small
 
@@ -87,6 +87,68 @@ def test_prompts_longer_than_the_models_positions_are_refused_before_training():
     small(model=LSTM, task=TASK.replace(n_context=9))
 
 
+# ---- several tasks ----
+
+GAUSSIAN = TASK.replace(inputs="gaussian", noise_std=0.5)
+FIXED = FixedTasks(TASK, 16, seed=2)
+
+
+def test_every_seed_has_a_model_on_each_task_and_the_seeds_of_a_task_stand_together():
+    config = small(more_tasks=(GAUSSIAN, FIXED), seeds=(4, 9))
+    assert config.tasks == (TASK, GAUSSIAN, FIXED)
+    assert config.members == ((0, 4), (0, 9), (1, 4), (1, 9), (2, 4), (2, 9))
+    assert small(seeds=(4, 9)).members == ((0, 4), (0, 9))
+    assert config.eval_tasks == (TASK, GAUSSIAN, TASK)
+    assert (config.task_at(3), config.eval_task) == (TASK, TASK)
+    assert small(task=FIXED, more_tasks=(TASK,)).eval_task == TASK
+
+
+def test_a_curriculum_changes_all_tasks_alike():
+    config = small(more_tasks=(GAUSSIAN,), curriculum=Curriculum(dims=Ramp(1, 3, 1, 10), points=Ramp(2, 5, 1, 20)))
+    assert small(more_tasks=(GAUSSIAN, FIXED)).tasks_at(7) == (TASK, GAUSSIAN, FIXED)
+    for step, dims, context in [(0, 1, 1), (10, 2, 1), (60, 3, 4)]:
+        changed = {"active_dims": dims, "n_context": context}
+        assert config.tasks_at(step) == (TASK.replace(**changed), GAUSSIAN.replace(**changed))
+        assert config.task_at(step) == TASK.replace(**changed)
+    assert config.eval_tasks == (TASK, GAUSSIAN)  # held-out prompts are whole
+
+
+def test_a_curriculum_that_one_of_the_tasks_cannot_follow_is_refused_before_training():
+    with pytest.raises(ValueError, match=r"a curriculum cannot change \['n_context'\] of FixedTasks"):
+        small(more_tasks=(FIXED,), curriculum=Curriculum(points=Ramp(2, 4)))
+    one = LinearRegression(x_dim=1, n_context=10)
+    with pytest.raises(ValueError, match=r"\['active_dims'\] of SineRegression"):
+        small(
+            task=one,
+            more_tasks=(SineRegression(),),
+            model=MODEL.replace(x_dim=1),
+            curriculum=Curriculum(dims=Ramp(1, 1)),
+        )
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        (TASK.replace(x_dim=2), r"x_dim=2.*x_dim=3"),
+        (TASK.replace(y_dim=2), r"y_dim=2.*y_dim=1"),
+        (SineRegression(n_context=4), r"x_dim=1.*x_dim=3"),
+        (TASK.replace(n_context=5), "n_context=4 and 5 cannot be trained together"),
+        (FixedTasks(TASK.replace(n_context=3), 8), "n_context=4 and 3 cannot be trained together"),
+    ],
+)
+def test_tasks_whose_prompts_have_another_shape_are_refused(task, message):
+    with pytest.raises(ValueError, match=message):
+        small(more_tasks=(GAUSSIAN, task))
+    with pytest.raises(ValueError, match=message):
+        TrainingConfig.from_dict(small().to_dict() | {"more_tasks": [task_to_dict(task)]})
+
+
+def test_a_config_written_before_there_were_several_tasks_has_one():
+    data = json.loads(json.dumps(small().to_dict()))
+    assert data.pop("more_tasks") == []
+    assert TrainingConfig.from_dict(data) == small()
+
+
 # ---- what the loss and the evaluation are made of ----
 
 
@@ -133,6 +195,9 @@ def test_snapshots_of_short_runs_have_no_step_twice_and_none_past_the_end():
         small(task=SineRegression(n_context=4), model=MODEL.replace(x_dim=1)),
         small(task=LinearRegression(x_dim=3, n_context=4, inputs=("uniform", "gaussian"))),
         small(model=LSTM),
+        small(more_tasks=(GAUSSIAN, FIXED), seeds=(0, 1)),
+        small(model=MODEL.replace(n_layers=2, attention="softmax,linear")),
+        small(model=MODEL.replace(attention_weights="gradient_descent")),
     ],
 )
 def test_a_config_comes_back_from_json_as_it_was(config):
@@ -153,6 +218,7 @@ def test_the_device_of_the_model_is_no_part_of_the_saved_config():
         ({"curriculum": {"points": {"start": 2}}}, "curriculum"),
         ({"curriculum": {"noise": None}}, "curriculum"),
         ({"steps": -3}, "steps"),
+        ({"more_tasks": [{"type": "Chess"}]}, "Chess"),
     ],
 )
 def test_a_dict_that_is_no_config_is_refused_by_name(change, message):

@@ -41,6 +41,19 @@ def test_each_seed_trains_on_its_own_generators_prompts_in_order():
             assert torch.equal(batch.targets[i], prompts.ys[:, -1:])
 
 
+def test_each_task_has_the_prompts_that_it_would_have_had_alone():
+    gaussian, fixed = TASK.replace(inputs="gaussian"), FixedTasks(TASK, 20, seed=5)
+    config = small(more_tasks=(gaussian, fixed), seeds=(4, 9), steps=3)
+    own = {(task, seed): torch.Generator().manual_seed(2**40 + seed) for task in range(3) for seed in (4, 9)}
+    for batch in stream(config):
+        assert batch.tokens.shape == (6, 16, 5, 4)
+        for i, (task, seed) in enumerate([(0, 4), (0, 9), (1, 4), (1, 9), (2, 4), (2, 9)]):
+            prompts = (TASK, gaussian, fixed)[task].sample(16, generator=own[task, seed])
+            assert torch.equal(batch.tokens[i, :, :, :3], prompts.xs)
+            assert torch.equal(batch.targets[i], prompts.ys[:, -1:])
+            assert torch.equal(batch.generator_states[i], own[task, seed].get_state())
+
+
 def test_batches_come_in_order_from_the_first_step_to_the_last():
     assert [batch.step for batch in stream(small(steps=7), first_step=3)] == [3, 4, 5, 6]
     assert list(stream(small(steps=7), first_step=7)) == []

@@ -2,12 +2,18 @@ import pytest
 import torch
 
 from mechicl.models import TransformerConfig, build
+from mechicl.tasks import FixedTasks, LinearRegression, SineRegression
 from mechicl.training import Curriculum, Ramp, train
 from mechicl.training.ensemble import Ensemble
 from mechicl.training.loop import clip_each_seed
-from tests.training.runs import EXACT, LSTM, MODEL, assert_close, small, weights
+from tests.training.runs import EXACT, LSTM, MODEL, TASK, assert_close, small, weights
 
 SEEDS = (0, 5, 11)
+MIXED = EXACT.replace(n_layers=2, attention="softmax,linear", sink="learned", normalize_by_context=True)
+DESCENT = EXACT.replace(
+    d_model=6, read_in="linear", read_out="identity", d_mlp=8, mlp_location="input", n_layers=2,
+    attention_weights="gradient_descent",
+)  # fmt: skip
 SOFTMAX = TransformerConfig(
     x_dim=3, n_context=4, prompt_format="interleaved", n_layers=1, n_heads=2, d_model=8, d_mlp=12, attention="softmax",
     normalization_type="LN", sink="learned", initializer_range=0.3, dtype="float64",
@@ -27,7 +33,7 @@ def assert_each_seed_equals_the_run_alone(config, folder):
     return together
 
 
-@pytest.mark.parametrize("model", [MODEL, MODEL.replace(recurrent=True, n_layers=2), SOFTMAX, LSTM])
+@pytest.mark.parametrize("model", [MODEL, MODEL.replace(recurrent=True, n_layers=2), SOFTMAX, LSTM, MIXED, DESCENT])
 def test_outputs_are_those_of_each_model_on_its_own_tokens(model):
     models = [build(model, seed) for seed in SEEDS]
     tokens = torch.randn(3, 6, model.n_ctx, model.d_token, dtype=model.torch_dtype)
@@ -55,7 +61,7 @@ def test_three_seeds_equal_three_runs_alone_in_single_precision(tmp_path):
         assert_close(weights(together, i), weights(alone), atol=2e-5)
 
 
-@pytest.mark.parametrize("model", [EXACT, EXACT.replace(n_layers=2, recurrent=True), SOFTMAX, LSTM])
+@pytest.mark.parametrize("model", [EXACT, EXACT.replace(n_layers=2, recurrent=True), SOFTMAX, LSTM, MIXED, DESCENT])
 def test_three_seeds_equal_three_runs_alone_while_gradients_are_clipped(tmp_path, model):
     config = small(model=model, seeds=SEEDS, gradient_clip=0.05)
     together = assert_each_seed_equals_the_run_alone(config, tmp_path)
@@ -68,6 +74,60 @@ def test_three_seeds_equal_three_runs_alone_while_gradients_are_clipped(tmp_path
 def test_three_seeds_equal_three_runs_alone_through_a_curriculum(tmp_path):
     curriculum = Curriculum(dims=Ramp(1, 3, 1, 3), points=Ramp(2, 5, 1, 3))
     assert_each_seed_equals_the_run_alone(small(model=EXACT, seeds=SEEDS, curriculum=curriculum), tmp_path)
+
+
+def assert_each_member_equals_the_run_alone(config, folder):
+    together = train(config, folder / "together", progress=False)
+    assert len(together.models) == len(config.tasks) * len(config.seeds)
+    curve = torch.tensor(together.record["curve"]["eval_loss"], dtype=torch.float64)
+    losses = torch.tensor(together.record["curve"]["loss"], dtype=torch.float64)
+    members = [(task, seed) for task in config.tasks for seed in config.seeds]
+    for i, (task, seed) in enumerate(members):
+        alone = train(config.replace(task=task, more_tasks=(), seeds=(seed,)), folder / f"alone-{i}", progress=False)
+        assert_close(weights(together, i), weights(alone), atol=1e-10)
+        assert together.record["seeds"][i] == seed
+        assert together.record["stopped_at"][i] == alone.record["stopped_at"][0]
+        for ours, name in ((curve, "eval_loss"), (losses, "loss")):
+            own = torch.tensor(alone.record["curve"][name], dtype=torch.float64)[:, 0]
+            torch.testing.assert_close(ours[: len(own), i], own, rtol=1e-9, atol=1e-12)
+        for name, kept in together.snapshots.items():
+            theirs = alone.snapshots[name]
+            torch.testing.assert_close(kept[: len(theirs), i], theirs[:, 0], rtol=0, atol=1e-10)
+    finals = [weights(together, i) for i in range(len(members))]
+    for i, one in enumerate(finals):  # and no two are the same
+        assert all(any(not torch.allclose(one[n], other[n], atol=1e-4) for n in one) for other in finals[:i])
+    return together
+
+
+@pytest.mark.parametrize("model", [EXACT, SOFTMAX, DESCENT])
+def test_several_tasks_equal_as_many_runs_alone(tmp_path, model):
+    tasks = (TASK.replace(inputs="gaussian", noise_std=0.3), FixedTasks(TASK, 24, seed=3))
+    config = small(model=model, more_tasks=tasks, seeds=(0, 5), gradient_clip=0.05, n_snapshots=4)
+    assert_each_member_equals_the_run_alone(config, tmp_path)
+
+
+def test_several_tasks_equal_as_many_runs_alone_through_a_curriculum(tmp_path):
+    curriculum = Curriculum(dims=Ramp(1, 3, 1, 3), points=Ramp(2, 5, 1, 3))
+    tasks = (TASK.replace(inputs="gaussian"), TASK.replace(inputs="exponential", query_noise=False, noise_std=0.2))
+    config = small(model=EXACT, more_tasks=tasks, seeds=(0, 5), curriculum=curriculum)
+    assert_each_member_equals_the_run_alone(config, tmp_path)
+
+
+def test_waves_and_lines_of_one_input_train_together(tmp_path):
+    model = EXACT.replace(x_dim=1)
+    config = small(model=model, task=LinearRegression(x_dim=1, n_context=4), more_tasks=(SineRegression(n_context=4),))
+    assert_each_member_equals_the_run_alone(config, tmp_path)
+
+
+def test_a_task_on_target_stops_where_it_would_have_alone(tmp_path):
+    tasks = (TASK.replace(input_scale=1.5), TASK.replace(noise_std=3.0))
+    config = small(model=EXACT, more_tasks=tasks, seeds=(0, 5), steps=30, eval_every=2, n_snapshots=6)
+    losses = train(config, tmp_path / "free", progress=False).record["curve"]["eval_loss"]
+    least = torch.tensor(losses[1:], dtype=torch.float64).min(dim=0).values.sort().values
+    together = assert_each_member_equals_the_run_alone(config.replace(target_loss=least[1].item()), tmp_path)
+    stopped = together.record["stopped_at"]
+    assert sum(step >= 0 for step in stopped) == 2
+    assert together.record["steps_done"] == 30
 
 
 def test_a_seed_that_reaches_its_target_stops_where_it_would_have_alone(tmp_path):

@@ -297,7 +297,60 @@ def test_an_error_in_the_prompts_ends_the_run_with_that_error(tmp_path, monkeypa
         train(small(), tmp_path, progress=False)
 
 
+# ---- several tasks ----
+
+GAUSSIAN = TASK.replace(inputs="gaussian", noise_std=0.3)
+
+
+def test_an_interrupted_run_on_several_tasks_resumes_as_if_it_had_not_been(tmp_path):
+    losses = train(small(more_tasks=(GAUSSIAN,), seeds=(0, 3), eval_every=2), tmp_path / "free", progress=False).record
+    target = min(losses["curve"]["eval_loss"][2])  # one has stopped when the run is cut short
+    config = small(
+        more_tasks=(GAUSSIAN, FixedTasks(TASK, 24)), seeds=(0, 3), n_snapshots=4, target_loss=target, eval_every=2
+    )
+
+    def interrupt(step):
+        raise KeyboardInterrupt
+
+    for _ in range(2):  # at steps 5 and 10
+        with pytest.raises(KeyboardInterrupt):
+            train(config, tmp_path / "run", progress=False, on_save=interrupt)
+    assert any(RunState.load(tmp_path / "run", config).stopped_at >= 0)
+    resumed = train(config, tmp_path / "run", progress=False)
+    whole = train(config, tmp_path / "whole", progress=False)
+    for i in range(6):
+        assert_same_bits(weights(resumed, i), weights(whole, i))
+    assert resumed.record["curve"] == whole.record["curve"]
+    assert resumed.record["stopped_at"] == whole.record["stopped_at"]
+    assert_same_bits(resumed.snapshots, whole.snapshots)
+
+
+def test_a_run_is_not_resumed_with_other_tasks(tmp_path):
+    train(small(more_tasks=(GAUSSIAN,)), tmp_path, progress=False)
+    for tasks in ((), (TASK.replace(noise_std=0.1),), (GAUSSIAN, TASK)):
+        with pytest.raises(ValueError, match="another config .*more_tasks"):
+            train(small(more_tasks=tasks), tmp_path, progress=False)
+
+
+def test_every_member_is_evaluated_on_held_out_prompts_of_its_own_task(tmp_path):
+    fixed = FixedTasks(TASK.replace(input_scale=2.0), 16)
+    config = small(more_tasks=(GAUSSIAN, fixed), seeds=(0, 3))
+    result = train(config, tmp_path, progress=False)
+    tasks = [TASK, TASK, GAUSSIAN, GAUSSIAN, fixed.task, fixed.task]
+    expected = [held_out_loss(config.replace(task=t), m) for t, m in zip(tasks, result.models, strict=True)]
+    assert result.record["curve"]["eval_loss"][-1] == pytest.approx(expected, rel=1e-5)
+    assert result.record["seeds"] == [0, 3, 0, 3, 0, 3]
+    assert TrainingConfig.from_dict(json.loads(json.dumps(result.record["training"]))) == config
+
+
 # ---- divergence ----
+
+
+def test_a_task_on_which_a_model_diverges_is_named(tmp_path):
+    config = small(more_tasks=(GAUSSIAN, TASK.replace(input_scale=1e15)), seeds=(4, 7))
+    seeds = r"4 of task 2 \((nan|inf)\), 7 of task 2 \((nan|inf)\)"
+    with pytest.raises(TrainingDivergedError, match=rf"at step 1 for seed {seeds}; no save yet"):
+        train(config, tmp_path, progress=False)
 
 
 def test_a_diverging_run_stops_with_step_seed_and_a_good_save(tmp_path, monkeypatch):

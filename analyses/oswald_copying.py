@@ -1,0 +1,228 @@
+"""Copying emerges on alternate tokens (von Oswald et al. 2023, section 4, Fig. 5 and Proposition 3).
+
+python analyses/oswald_copying.py
+"""
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from mechicl import viz
+from mechicl.analysis import (
+    Copying,
+    TokenSensitivity,
+    Transitions,
+    copying,
+    token_sensitivity,
+    transitions,
+    tuned_descent,
+)
+from mechicl.checkpoints import Checkpoint, load_checkpoint
+from mechicl.learners import Interval, interval, ratio_interval, squared_errors
+from mechicl.prompts import Prompts
+from mechicl.report import Comparison, Figure, Row
+from mechicl.report.script import run_script
+
+COPIES = 0.5
+"""A first layer copies if a linear readout of it has less than this share of the targets' mean square as its error."""
+
+
+@dataclass(frozen=True)
+class Args:
+    """When two layers learn to copy targets to their inputs' tokens, and what they do with them."""
+
+    checkpoints: tuple[str, ...] = ("copy-2l", "copy-2l-one-hot", "copy-2l-linear")
+    """Names or folders of two-layer models on interleaved prompts of one task."""
+    out: Path = Path("analyses/results")
+    """Folder for oswald_copying.json and oswald_copying.html."""
+    n_prompts: int = 10_000
+    """Held-out prompts for losses."""
+    n_opened: int = 1024
+    """Of them, how many are used where activations are read; a 64th of these where derivatives are."""
+    seed: int = 1_000_003
+    """Of the held-out prompts."""
+
+
+@dataclass(frozen=True, eq=False)
+class Opened:
+    """What was measured in the seeds of one checkpoint."""
+
+    checkpoint: Checkpoint
+    copies: list[Copying]
+    sensitivities: list[TokenSensitivity]
+    transitions: Transitions
+    losses: torch.Tensor
+
+    @property
+    def copying(self) -> torch.Tensor:
+        """Which seeds' first layers copy."""
+        return torch.stack([found.decoding_errors.mean() for found in self.copies]) < COPIES
+
+
+def compare(args: Args) -> Comparison:
+    """Losses, transitions, derivatives, attention, ablations and transplants of every seed."""
+    rows: list[Row] = []
+    figures: list[Figure] = []
+    data = {}
+    task = load_checkpoint(args.checkpoints[0]).task
+    held_out = task.sample(args.n_prompts, seed=args.seed, dtype=torch.float64)
+    opened_on = held_out[: args.n_opened]
+    descent = squared_errors(tuned_descent(task.sample(50_000, seed=args.seed + 1, dtype=torch.float64), 1), held_out)
+    reference, nothing = descent[:, 0], held_out.query.ys.square().mean().item()
+    two = squared_errors(tuned_descent(task.sample(50_000, seed=args.seed + 1, dtype=torch.float64), 2), held_out)
+    rows.append(Row("half-MSE, one tuned step of gradient descent", 0.2, interval(reference / 2), "prompts"))
+    rows.append(Row("half-MSE, two tuned steps", None, interval(two[:, 0] / 2), "prompts"))
+    for name in args.checkpoints:
+        found = _open(load_checkpoint(name), held_out, opened_on, nothing)
+        rows += _rows(found, reference)
+        curve = found.checkpoint.record["curve"]
+        seeds = found.checkpoint.record["seeds"]
+        figures.append(
+            Figure(
+                f"{name}: loss during training",
+                "Half the held-out mean squared error of each seed; diamonds mark where it has fallen half of the way.",
+                viz.losses_over_training(
+                    curve["eval_step"],
+                    {"seeds": curve["eval_loss"]},
+                    found={"seeds": found.transitions},
+                    references={"one step of gradient descent": reference.mean().item(), "predicting 0": nothing},
+                ),
+            )
+        )
+        if found.checkpoint.snapshots is not None:
+            steps, over_training = _sensitivity_over_training(found.checkpoint, opened_on[: args.n_opened // 64])
+            copied = [seed for seed, fine in zip(range(len(seeds)), found.copying.tolist(), strict=True) if fine]
+            if copied:
+                figures.append(_sensitivity_figure(found, steps, over_training, copied[0], reference.mean().item()))
+                figures.append(_patterns_figure(found, copied[0], opened_on))
+            data[f"{name}, sensitivity over training"] = {
+                "steps": steps,
+                **{k: v.tolist() for k, v in over_training.items()},
+            }
+        data[name] = {
+            "seeds": seeds,
+            "mse": found.losses.tolist(),
+            "copies": found.copying.tolist(),
+            "transition": [found.transitions.before.tolist(), found.transitions.after.tolist()],
+            **{
+                field: [getattr(c, field).mean().item() for c in found.copies]
+                for field in ("attention", "pattern_cosine", "decoding_errors", "errors", "errors_without",
+                              "errors_without_elsewhere", "errors_transplanted")
+            },
+        }  # fmt: skip
+    lead = (
+        f"Two layers of attention on alternate tokens, x ~ U(-1/2, 1/2), d = n = 10, on {args.n_prompts:,} held-out "
+        f"prompts (seed {args.seed}); the first layer is read on {args.n_opened:,} of them. The mean square of the "
+        f"targets is {nothing:.3f}: what predicting 0 loses."
+    )
+    return Comparison("Copying emerges (section 4, Fig. 5)", lead, rows, figures, data)
+
+
+def _open(checkpoint: Checkpoint, held_out: Prompts, opened_on: Prompts, nothing: float) -> Opened:
+    models = [copy.deepcopy(model).double() for model in checkpoint.models]
+    curve = checkpoint.record["curve"]
+    return Opened(
+        checkpoint,
+        [copying(model, opened_on) for model in models],
+        [token_sensitivity(model, opened_on[: len(opened_on) // 64]) for model in models],
+        transitions(curve["eval_step"], curve["eval_loss"], plateau=nothing),
+        torch.stack([squared_errors(model, held_out)[:, 0].mean() for model in models]),
+    )
+
+
+def _rows(found: Opened, reference: torch.Tensor) -> list[Row]:
+    """Rows of one checkpoint; intervals are over the seeds that copy, where there are two or more."""
+    name, n, fine = found.checkpoint.name, len(found.copies), found.copying
+    linear_only = "softmax" not in found.checkpoint.models[0].cfg.attention
+    claim = "none (could not be trained)" if linear_only else "all"
+    which = f"{int(fine.sum())} of {n} seeds"
+    falls = found.transitions
+    seen = f"{int(falls.found.sum())} of {n} seeds, latest over earliest {falls.spread():.2g}"
+    rows = [
+        Row(f"{name}: first layers that copy", claim, which, "seeds"),
+        Row(f"{name}: step of the transition", None, falls.interval(), "seeds", seen),
+    ]
+    kept = fine if fine.sum() > 1 else torch.ones_like(fine)
+    over = "seeds" if fine.sum() <= 1 else "seeds that copy"
+
+    def mean(values: list[torch.Tensor]) -> Interval:
+        return interval(torch.stack(values)[kept])
+
+    ratios = found.losses / reference.mean()
+    by_seed = f"by seed {', '.join(f'{r:.3f}' for r in ratios)}"
+    expected = None if linear_only else 1
+    rows.append(Row(f"{name}: loss over one step of gradient descent", expected, interval(ratios[kept]), over, by_seed))
+    for label, words, values in (
+        ("the token itself", None, [s.own.mean() for s in found.sensitivities]),
+        ("the next token, its target", None if linear_only else "high", [s.next.mean() for s in found.sensitivities]),
+        ("any other token", None if linear_only else "near 0", [s.other.mean() for s in found.sensitivities]),
+    ):
+        rows.append(Row(f"{name}: |d first layer / d token| at x tokens, {label}", words, mean(values), over))
+    rows += [
+        Row(f"{name}: share of attention on the target's token", None, mean([c.attention.mean() for c in found.copies]),
+            over),
+        Row(f"{name}: cosine of its pattern with that of copy_targets", None,
+            mean([c.pattern_cosine.mean() for c in found.copies]), over),
+        Row(f"{name}: target not readable at its input's token, before and after the layer", None,
+            mean([c.decoding_errors.mean() for c in found.copies]), over,
+            f"before: {found.copies[0].decoding_errors_before.mean():.3f}; share of the mean square"),
+    ]  # fmt: skip
+    for label, field in (
+        ("without the first layer at x tokens", "errors_without"),
+        ("without it elsewhere", "errors_without_elsewhere"),
+        ("with the pattern of copy_targets at x tokens", "errors_transplanted"),
+    ):
+        values = [ratio_interval(getattr(c, field), c.errors).mean for c in found.copies]
+        rows.append(Row(f"{name}: loss {label} over the model's", None, mean(list(torch.tensor(values))), over))
+    return rows
+
+
+def _sensitivity_over_training(checkpoint: Checkpoint, prompts: Prompts) -> tuple[list[int], dict[str, torch.Tensor]]:
+    """Steps, and by relation the mean norm `[step seed]`."""
+    assert checkpoint.snapshots is not None
+    steps = list(checkpoint.snapshots.steps)
+    found = [
+        [token_sensitivity(model.double(), prompts) for model in checkpoint.models_at(i)] for i in range(len(steps))
+    ]
+    return steps, {
+        relation: torch.tensor([[getattr(s, relation).mean().item() for s in row] for row in found])
+        for relation in ("own", "next", "other")
+    }
+
+
+def _sensitivity_figure(
+    found: Opened, steps: list[int], by_relation: dict[str, torch.Tensor], seed: int, gd_mse: float
+) -> Figure:
+    name = found.checkpoint.name
+    names = {"own": "the token itself", "next": "the next token (its target)", "other": "other tokens"}
+    one = {names[relation]: values[:, seed].tolist() for relation, values in by_relation.items()}
+    curve = found.checkpoint.record["curve"]
+    figure = viz.sensitivity_over_training(
+        steps, one, curve["eval_step"], [line[seed] for line in curve["eval_loss"]], gd_mse=gd_mse
+    )
+    words = (
+        f"Norm of the derivative of the first layer's output at the context's x tokens, seed "
+        f"{found.checkpoint.record['seeds'][seed]}, at the saved snapshots, above its loss."
+    )
+    return Figure(f"{name}: what the first layer depends on", words, figure)
+
+
+def _patterns_figure(found: Opened, seed: int, prompts: Prompts) -> Figure:
+    checkpoint = found.checkpoint
+    assert checkpoint.snapshots is not None
+    transition = found.transitions.steps[seed].item()
+    before = max(i for i, step in enumerate(checkpoint.snapshots.steps) if step <= 0.6 * transition)
+    panels = {}
+    for i in (before, len(checkpoint.snapshots.steps) - 1):
+        model = checkpoint.models_at(i)[seed].double()
+        _, cache = model.run_with_cache(model.encode(prompts), names_filter="blocks.0.attn.hook_pattern")
+        panels[f"step {checkpoint.snapshots.steps[i]}"] = cache["blocks.0.attn.hook_pattern"][:, 0].mean(0)
+    labels = checkpoint.models[0].cfg.format.labels(prompts.n_context)
+    words = "Mean attention of the first layer before and after the transition; rows attend to columns."
+    return Figure(f"{checkpoint.name}: attention patterns", words, viz.mean_patterns(panels, labels))
+
+
+if __name__ == "__main__":
+    run_script(Args, compare, "oswald_copying")

@@ -1,0 +1,166 @@
+"""What happens during training: alignment at the snapshots, and the step at which a loss curve falls."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mechicl.analysis.alignment import align
+from mechicl.checkpoints import Checkpoint, CheckpointError
+from mechicl.learners import Interval, Learner, interval
+from mechicl.prompts import Prompts
+
+
+@dataclass(frozen=True, eq=False)
+class AlignmentOverTraining:
+    """Alignment with a learner at the snapshots of a training.
+
+    Attributes:
+        steps: of the snapshots.
+        prediction_distance: means over prompts, `[step seed]`.
+        sensitivity_cosine: likewise, over the prompts where it is defined.
+        sensitivity_distance: likewise.
+        mse: likewise.
+    """
+
+    steps: tuple[int, ...]
+    prediction_distance: Float[Tensor, "step seed"]
+    sensitivity_cosine: Float[Tensor, "step seed"]
+    sensitivity_distance: Float[Tensor, "step seed"]
+    mse: Float[Tensor, "step seed"]
+
+
+def align_over_training(checkpoint: Checkpoint, learner: Learner, prompts: Prompts) -> AlignmentOverTraining:
+    """Compare the models of a training with a learner as they were at each snapshot, in float64.
+
+    Args:
+        checkpoint: with snapshots.
+        learner: what to compare with, such as tuned gradient descent.
+        prompts: what to compare on.
+
+    Raises:
+        CheckpointError: the checkpoint was saved without snapshots.
+
+    Source: von Oswald et al. 2023, Fig. 2; Nertinger, Fig. 1.
+
+    Example:
+        >>> step = AlgorithmLearner(algorithms.gradient_descent, {"steps": 1, "step_size": 0.6})
+        >>> checkpoint = load_checkpoint("lsa-1l")
+        >>> align_over_training(checkpoint, step, checkpoint.task.sample(100, seed=0)).sensitivity_cosine[-1].mean()
+    """
+    if checkpoint.snapshots is None:
+        raise CheckpointError(f"{checkpoint.name} was saved without snapshots")
+    rows = []
+    for index in range(len(checkpoint.snapshots.steps)):
+        row = []
+        for model in checkpoint.models_at(index):
+            model = model.double()
+            alignment = align(model, learner, prompts)
+            with torch.no_grad():
+                errors = (model.predict(prompts) - prompts.query.ys).double().square()
+            row.append([value.nanmean() for _, value in alignment.tensors()] + [errors.mean()])
+        rows.append(torch.tensor(row))
+    return AlignmentOverTraining(checkpoint.snapshots.steps, *torch.stack(rows).unbind(-1))
+
+
+@dataclass(frozen=True, eq=False)
+class Transitions:
+    """Where the loss curves of a training fall from their plateau.
+
+    Attributes:
+        plateau: the loss that each seed starts from, `[seed]`.
+        final: each seed's loss at the end, `[seed]`.
+        before: the last evaluated step at which the loss is above the threshold, `[seed]`; NaN without a transition.
+        after: the next evaluated step: the transition lies between the two, `[seed]`.
+        start: the first evaluated step from which a tenth of the fall is behind, `[seed]`.
+        end: the same for nine tenths, `[seed]`.
+    """
+
+    plateau: Float[Tensor, "seed"]
+    final: Float[Tensor, "seed"]
+    before: Float[Tensor, "seed"]
+    after: Float[Tensor, "seed"]
+    start: Float[Tensor, "seed"]
+    end: Float[Tensor, "seed"]
+
+    @property
+    def found(self) -> Tensor:
+        """Which seeds have a transition, `[seed]`."""
+        return ~self.after.isnan()
+
+    @property
+    def steps(self) -> Float[Tensor, "seed"]:
+        """The middle between `before` and `after`."""
+        return (self.before + self.after) / 2
+
+    def interval(self, level: float = 0.95) -> Interval:
+        """Mean transition step of the seeds that have one, with its interval over them (NaN if there is none)."""
+        return interval(self.steps[self.found], level)
+
+    def spread(self) -> float:
+        """Latest over earliest transition; NaN with fewer than two."""
+        steps = self.steps[self.found]
+        return (steps.max() / steps.min().clamp(min=1)).item() if len(steps) > 1 else float("nan")
+
+
+def transitions(
+    steps: Sequence[int],
+    losses: Float[Tensor, "step seed"] | Sequence[Sequence[float]],
+    *,
+    plateau: float | None = None,
+    fall: float = 0.1,
+) -> Transitions:
+    """Find the step at which each seed's loss falls from its plateau to its final value.
+
+    The final value is the median of the last twentieth of the evaluations. The transition is where the loss has come
+    half of the way from the plateau to it for good.
+
+    Args:
+        steps: of the evaluations, increasing.
+        losses: `[step seed]`, e.g. a checkpoint record's `curve["eval_loss"]`.
+        plateau: the loss at which training lingers, such as that of predicting 0; by default the first loss, which
+            is the same where the initial weights are small.
+        fall: how far a loss must fall, relative to its plateau, to have a transition at all.
+
+    Raises:
+        ValueError: fewer than two evaluations, steps that do not increase, losses of another length or that are not
+            finite, or a plateau that is not positive and finite.
+
+    Source: von Oswald et al. 2023, A.11, where transitions are looked at.
+
+    Example:
+        >>> curve = load_checkpoint("lsa-1l").record["curve"]
+        >>> print(transitions(curve["eval_step"], curve["eval_loss"]).interval())
+    """
+    values = torch.as_tensor(losses, dtype=torch.float64)
+    if values.ndim != 2 or values.shape[0] != len(steps) or len(steps) < 2:
+        raise ValueError(f"losses must be [step seed] with {len(steps)} >= 2 steps, got shape {tuple(values.shape)}")
+    if any(b <= a for a, b in itertools.pairwise(steps)):
+        raise ValueError(f"steps must increase, got {list(steps)}")
+    if not values.isfinite().all():
+        raise ValueError("losses must be finite")
+    if plateau is not None and not (plateau > 0 and math.isfinite(plateau)):
+        raise ValueError(f"plateau must be positive and finite, got {plateau}")
+    found = [
+        _transition(list(steps), own, own[0].item() if plateau is None else plateau, fall) for own in values.unbind(1)
+    ]
+    return Transitions(*torch.tensor(found, dtype=torch.float64).reshape(-1, 6).unbind(-1))
+
+
+def _transition(steps: list[int], losses: Float[Tensor, "step"], plateau: float, fall: float) -> tuple[float, ...]:
+    """Plateau, final, before, after, start, end of one seed."""
+    final = losses[-max(1, len(losses) // 20) :].median().item()
+    if plateau - final < fall * plateau:
+        return plateau, final, *[math.nan] * 4
+
+    def crossing(share: float) -> int:
+        """Index of the first evaluation from which the loss stays below plateau minus that share of the fall."""
+        above = losses > plateau - share * (plateau - final)
+        return min(int(above.nonzero().max()) + 1, len(steps) - 1) if above.any() else 0
+
+    start, middle, end = map(crossing, (0.1, 0.5, 0.9))
+    return plateau, final, *map(float, (steps[max(middle - 1, 0)], steps[middle], steps[start], steps[end]))

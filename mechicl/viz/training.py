@@ -1,0 +1,131 @@
+"""What happens during training: losses with their transitions, sensitivities to tokens, patterns before and after."""
+
+from collections.abc import Mapping, Sequence
+
+import plotly.graph_objects as go
+from jaxtyping import Float
+from plotly.subplots import make_subplots
+from torch import Tensor
+
+from mechicl.analysis.over_training import Transitions
+from mechicl.viz.style import COLORS, add_line, figure
+
+
+def losses_over_training(
+    steps: Sequence[int],
+    losses: Mapping[str, Sequence[Sequence[float]]],
+    *,
+    references: Mapping[str, float] | None = None,
+    found: Mapping[str, Transitions] | None = None,
+    title: str = "Loss during training",
+    log_x: bool = False,
+    log_y: bool = False,
+) -> go.Figure:
+    """Half the mean squared error of every seed of some kinds of models, with a tick where each one falls.
+
+    Args:
+        steps: of the evaluations; step 0 is left out on a logarithmic axis.
+        losses: by kind, mean squared errors `[step][seed]`.
+        references: by name, mean squared errors to draw across.
+        found: by kind, the transitions to mark.
+        title: of the figure.
+        log_x: logarithmic steps.
+        log_y: logarithmic losses.
+
+    Raises:
+        ValueError: losses of another length than the steps.
+    """
+    fig = figure(title, "optimisation step", "half mean squared error", log_x=log_x, log_y=log_y)
+    shown = [i for i, step in enumerate(steps) if step > 0 or not log_x]
+    colors = (COLORS["trained"], COLORS["interpolated"], COLORS["closed form"], COLORS["other"])
+    for (kind, values), color in zip(losses.items(), colors, strict=False):
+        if len(values) != len(steps):
+            raise ValueError(f"{kind} has {len(values)} evaluations for {len(steps)} steps")
+        for seed in range(len(values[0])):
+            add_line(fig, [steps[i] for i in shown], [values[i][seed] / 2 for i in shown], kind, color,
+                     opacity=0.6, showlegend=seed == 0, legendgroup=kind)  # fmt: skip
+        if found is not None and kind in found:
+            fallen = found[kind].steps[found[kind].found].tolist()
+            halfway = ((found[kind].plateau + found[kind].final) / 4)[found[kind].found].tolist()
+            fig.add_trace(
+                go.Scatter(
+                    x=fallen, y=halfway, mode="markers", name=f"transition, {kind}", legendgroup=kind,
+                    marker={"symbol": "diamond", "size": 8, "color": color, "line": {"color": "white", "width": 1}},
+                )
+            )  # fmt: skip
+    for (name, value), dash in zip((references or {}).items(), ("dash", "dot", "dashdot"), strict=False):
+        ends = [steps[shown[0]], steps[-1]]
+        add_line(fig, ends, [value / 2] * 2, name, COLORS["gradient descent"], dash=dash)
+    if not log_y:
+        fig.update_yaxes(rangemode="tozero")
+    return fig
+
+
+def sensitivity_over_training(
+    steps: Sequence[int],
+    norms: Mapping[str, Sequence[float]],
+    eval_steps: Sequence[int],
+    losses: Sequence[float],
+    *,
+    gd_mse: float,
+    title: str = "What the first layer depends on during training",
+) -> go.Figure:
+    """Norms of derivatives at the snapshots of one seed (above) over its loss (below).
+
+    Args:
+        steps: of the snapshots.
+        norms: by name, a norm a snapshot.
+        eval_steps: of the evaluations.
+        losses: the seed's mean squared errors.
+        gd_mse: of tuned gradient descent.
+        title: of the figure.
+    """
+    fig = make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.08, row_heights=[0.6, 0.4])
+    colors = (COLORS["trained"], COLORS["interpolated"], COLORS["other"])
+    for (name, values), color in zip(norms.items(), colors, strict=False):
+        line = go.Scatter(x=list(steps), y=list(values), name=name, mode="lines+markers", line={"color": color})
+        fig.add_trace(line, 1, 1)
+    loss = go.Scatter(x=list(eval_steps), y=[value / 2 for value in losses], name="loss", mode="lines",
+                      line={"color": COLORS["gradient descent"]})  # fmt: skip
+    fig.add_trace(loss, 2, 1)
+    fig.add_hline(y=gd_mse / 2, row=2, col=1, line={"color": "#888888", "dash": "dash", "width": 1},  # type: ignore[arg-type]
+                  annotation_text="one step of gradient descent", annotation_position="bottom left")  # fmt: skip
+    fig.update_layout(figure(title, "", "").layout)
+    fig.update_layout(height=520)
+    fig.update_yaxes(title_text="norm of the derivative", rangemode="tozero", row=1)
+    fig.update_yaxes(title_text="half mean squared error", rangemode="tozero", row=2)
+    fig.update_xaxes(title_text="", row=1)
+    fig.update_xaxes(title_text="optimisation step", row=2)
+    return fig
+
+
+def mean_patterns(panels: Mapping[str, Float[Tensor, "query_pos key_pos"]], labels: Sequence[str]) -> go.Figure:
+    """Attention patterns side by side, in one scale.
+
+    Args:
+        panels: by title.
+        labels: of the positions.
+
+    Raises:
+        ValueError: a pattern that does not fit the labels, or none.
+    """
+    if not panels or any(tuple(p.shape) != (len(labels), len(labels)) for p in panels.values()):
+        shapes = [tuple(p.shape) for p in panels.values()]
+        raise ValueError(f"patterns must be [query_pos key_pos] = {(len(labels), len(labels))}, got {shapes}")
+    bound = max(float(pattern.abs().max()) for pattern in panels.values())
+    signed = any(float(pattern.min()) < 0 for pattern in panels.values())
+    fig = make_subplots(rows=1, cols=len(panels), subplot_titles=list(panels), horizontal_spacing=0.08)
+    for column, pattern in enumerate(panels.values(), start=1):
+        heat = go.Heatmap(
+            z=pattern.tolist(), x=list(labels), y=list(labels), coloraxis="coloraxis",
+            hovertemplate="%{y} attends to %{x}: %{z:.3f}<extra></extra>",
+        )  # fmt: skip
+        fig.add_trace(heat, 1, column)
+    fig.update_xaxes(tickangle=-90, tickfont={"size": 9}, title_text="attends to")
+    fig.update_yaxes(autorange="reversed", tickfont={"size": 9})
+    fig.update_layout(
+        template="plotly_white", height=480, font={"family": "system-ui, sans-serif", "size": 12},
+        margin={"l": 60, "r": 20, "t": 50, "b": 70},
+        coloraxis={"colorscale": "RdBu_r" if signed else "Blues", "cmin": -bound if signed else 0, "cmax": bound},
+    )  # fmt: skip
+    return fig
