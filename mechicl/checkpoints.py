@@ -46,6 +46,10 @@ class Snapshots:
             if tensor.shape[:1] != (len(self.steps),):
                 raise ValueError(f"{name} of shape {list(tensor.shape)} does not hold {len(self.steps)} snapshots")
 
+    def of(self, models: slice | Tensor) -> "Snapshots":
+        """Those of some of the models, by a slice or their indices."""
+        return Snapshots(self.steps, {name: weights[:, models] for name, weights in self.weights.items()})
+
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
@@ -98,9 +102,7 @@ class Checkpoint:
                 curve = record["curve"]
                 losses = {n: [line[own] for line in curve[n]] for n in ("loss", "eval_loss") if n in curve}
                 record["curve"] = {**curve, **losses}
-            snapshots = self.snapshots and Snapshots(
-                self.snapshots.steps, {name: weights[:, own] for name, weights in self.snapshots.weights.items()}
-            )
+            snapshots = self.snapshots and self.snapshots.of(own)
             parts.append(Checkpoint(f"{self.name}, task {i}", self.models[own], record, snapshots))
         return parts
 

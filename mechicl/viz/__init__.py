@@ -1,6 +1,7 @@
 """Pictures of result objects."""
 
 from mechicl.viz.attention import attention_html, prompt_attention
+from mechicl.viz.conditioning import condition_number_distribution, condition_numbers, eigenvalue_map
 from mechicl.viz.constructions import connectivity_paths, identified_families, identified_filters
 from mechicl.viz.layers import interval_lines, match_curve, match_heatmap, probe_heatmap
 from mechicl.viz.one_layer import (
@@ -11,12 +12,21 @@ from mechicl.viz.one_layer import (
     shifted_losses,
     weight_products_figure,
 )
-from mechicl.viz.training import losses_over_training, mean_patterns, sensitivity_over_training
+from mechicl.viz.training import (
+    alignments_over_training,
+    losses_over_training,
+    mean_patterns,
+    sensitivity_over_training,
+)
 
 __all__ = [
     "alignment_over_training",
+    "alignments_over_training",
     "attention_html",
+    "condition_number_distribution",
+    "condition_numbers",
     "connectivity_paths",
+    "eigenvalue_map",
     "identified_families",
     "identified_filters",
     "interpolation_paths",

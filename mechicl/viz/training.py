@@ -7,8 +7,9 @@ from jaxtyping import Float
 from plotly.subplots import make_subplots
 from torch import Tensor
 
-from mechicl.analysis.over_training import Transitions
-from mechicl.viz.style import COLORS, add_line, figure
+from mechicl.analysis.over_training import AlignmentOverTraining, Transitions
+from mechicl.learners import interval
+from mechicl.viz.style import COLORS, add_band, add_line, figure
 
 
 def losses_over_training(
@@ -127,5 +128,33 @@ def mean_patterns(panels: Mapping[str, Float[Tensor, "query_pos key_pos"]], labe
         template="plotly_white", height=480, font={"family": "system-ui, sans-serif", "size": 12},
         margin={"l": 60, "r": 20, "t": 50, "b": 70},
         coloraxis={"colorscale": "RdBu_r" if signed else "Blues", "cmin": -bound if signed else 0, "cmax": bound},
+    )  # fmt: skip
+    return fig
+
+
+def alignments_over_training(found: Mapping[str, AlignmentOverTraining]) -> go.Figure:
+    """Cosine of sensitivities (left) and distance of predictions (right) of several trainings, with 95% bands.
+
+    Args:
+        found: by name, up to six; step 0 stands at half of the first snapshot after it.
+    """
+    fig = make_subplots(rows=1, cols=2, subplot_titles=["cosine of sensitivities", "distance of predictions"])
+    for (name, result), color in zip(found.items(), COLORS.values(), strict=False):
+        steps = [max(step, result.steps[1] / 2 if len(result.steps) > 1 else 1) for step in result.steps]
+        for column, values in enumerate((result.sensitivity_cosine, result.prediction_distance), start=1):
+            part = go.Figure()
+            intervals = [interval(row) for row in values]
+            if values.shape[1] > 1:
+                add_band(part, steps, [i.low for i in intervals], [i.high for i in intervals], color)
+            means = values.mean(-1).tolist()
+            add_line(part, steps, means, name, color, legendgroup=name, showlegend=column == 1)
+            for trace in part.data:
+                fig.add_trace(trace, 1, column)
+    fig.update_xaxes(type="log", title_text="optimisation step (the first point is step 0)", exponentformat="power")
+    fig.update_yaxes(range=[-0.2, 1.05], col=1)
+    fig.update_yaxes(rangemode="tozero", col=2)
+    fig.update_layout(
+        template="plotly_white", height=400, font={"family": "system-ui, sans-serif", "size": 12},
+        margin={"l": 60, "r": 20, "t": 40, "b": 55}, legend={"orientation": "h", "y": -0.2},
     )  # fmt: skip
     return fig

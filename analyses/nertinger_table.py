@@ -1,0 +1,240 @@
+"""Best in-context loss of seven activations on nine kinds of prompts (Nertinger, Table 1 and Fig. 1).
+
+`make table` trains what is missing, one activation at a time, all of its models at once; then
+
+python analyses/nertinger_table.py
+"""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from mechicl import algorithms, constructions, viz
+from mechicl.analysis import AlignmentOverTraining, align_over_training, linear_attention_optimum
+from mechicl.checkpoints import Checkpoint, load_checkpoint
+from mechicl.learners import AlgorithmLearner, Learner, interval, squared_errors
+from mechicl.prompts import Prompts
+from mechicl.report import Comparison, Figure, Row, published
+from mechicl.report.script import run_script
+from mechicl.tasks import LinearRegression
+
+STUCK = 1.15
+"""A seed whose loss is so many times the best seed's has ended in a local minimum, and is counted apart."""
+
+
+@dataclass(frozen=True)
+class Args:
+    """The whole table, with closed forms beside it, and what explains its last row and erratum 6."""
+
+    checkpoints: tuple[str, ...] = (
+        "nertinger-linear",
+        "nertinger-leaky-relu-0.75",
+        "nertinger-leaky-relu-0.5",
+        "nertinger-leaky-relu-0.25",
+        "nertinger-relu",
+        "nertinger-softmax",
+    )
+    """Names or folders, one for each row of the table."""
+    out: Path = Path("analyses/results")
+    """Folder for nertinger_table.json and nertinger_table.html."""
+    n_prompts: int = 30_000
+    """Held-out prompts for each setting."""
+    n_aligned: int = 256
+    """Of them, how many models are aligned on at each snapshot."""
+    seed: int = 1_000_003
+    """Of the held-out prompts; the step size of PGD is tuned on 10,000 others."""
+    quiet: bool = False
+    """No progress bar."""
+
+
+class Setting:
+    """One column of the table: prompts, and the learners that need no training.
+
+    Every loss is the mean over prompts relative to the best linear layer's on the same prompts, times that layer's
+    exact loss: prompts whose targets happen to be large weigh on both alike.
+    """
+
+    def __init__(self, task: LinearRegression, args: Args):
+        assert task.condition_number is not None
+        self.task = task
+        self.prompts = task.sample(args.n_prompts, seed=args.seed, dtype=torch.float64)
+        eigenvalues = task.condition_number ** torch.linspace(0, 1, task.x_dim, dtype=torch.float64)
+        basis = task.shared_basis()
+        self.covariance = basis.T @ eigenvalues.diag() @ basis
+        self.noise_variance = task.noise_std**2
+        self.exact = linear_attention_optimum(eigenvalues.tolist(), task.n_context, self.noise_variance)
+        optimum = constructions.linear_optimum(
+            covariance=self.covariance, n_context=task.n_context, noise_variance=self.noise_variance
+        )
+        self.optimum_errors = squared_errors(optimum, self.prompts)[:, 0]
+        self.pgd = tuned_pgd(self.covariance, task.sample(10_000, seed=args.seed + 1, dtype=torch.float64))
+
+    @property
+    def name(self) -> str:
+        """In words."""
+        return f"κ = {self.task.condition_number:g}, ν² = {self.noise_variance:.1f}"
+
+    def errors(self, learner: Learner) -> Tensor:
+        """Squared errors on the held-out prompts, scaled as the class says, `[prompt]`."""
+        return squared_errors(learner, self.prompts)[:, 0] * self.exact / self.optimum_errors.mean()
+
+
+def tuned_pgd(covariance: Tensor, prompts: Prompts) -> AlgorithmLearner:
+    """One step from 0 with preconditioner η Σ⁻¹; η has the least loss on some prompts (a least-squares fit)."""
+    inverse = torch.linalg.inv(covariance)
+    step = AlgorithmLearner(algorithms.preconditioned_gd, {"preconditioner": inverse})
+    predictions = step.predict(prompts)
+    eta = (predictions * prompts.query.ys).sum() / predictions.square().sum()
+    return AlgorithmLearner(algorithms.preconditioned_gd, {"preconditioner": eta * inverse})
+
+
+def compare(args: Args) -> Comparison:
+    """Measure every cell, and align the noiseless columns' models with PGD over training."""
+    table = published("004_table1_in_context_loss")
+    loaded = [load_checkpoint(name) for name in args.checkpoints]
+    parts = {_row(checkpoint): checkpoint.by_task() for checkpoint in loaded}
+    tasks = [part.task for part in next(iter(parts.values()))]
+    settings = [Setting(task, args) for task in tasks if isinstance(task, LinearRegression)]
+    rows: list[Row] = []
+    for i, setting in enumerate(settings):
+        rows.append(Row(f"closed form (Theorem 2), {setting.name}", None, setting.exact, "exact"))
+        errors = setting.errors(setting.pgd)
+        rows.append(Row(f"PGD, {setting.name}", table["PGD"][i], interval(errors), "prompts"))
+    data: dict[str, object] = {"settings": [setting.name for setting in settings]}
+    over_training: dict[str, dict[str, AlignmentOverTraining]] = {}
+    stages = tqdm(total=len(parts) * len(settings), desc="table", disable=args.quiet)
+    for name, of_tasks in parts.items():
+        cells = []
+        for i, (setting, part) in enumerate(zip(settings, of_tasks, strict=True)):
+            row, losses = _cell(name, setting, part, table.get(name, [None] * len(settings))[i])
+            rows.append(row)
+            cells.append(losses.tolist())
+            if part.snapshots is not None and not setting.noise_variance:
+                fine = _not_stuck(losses)
+                kept = Checkpoint(part.name, [m for m, f in zip(part.models, fine, strict=True) if f], part.record,
+                                  part.snapshots.of(fine.nonzero()[:, 0]))  # fmt: skip
+                found = align_over_training(kept, setting.pgd, setting.prompts[: args.n_aligned])
+                over_training.setdefault(setting.name, {})[name] = found
+            stages.update()
+        data[name] = cells
+    stages.close()
+    rows += _relu_rows(settings[0]) + [row for setting in settings[::3] for row in _softmax_rows(setting)]
+    figures = [
+        Figure(
+            f"Against PGD during training, {name}",
+            "Cosine of sensitivities and distance of predictions, mean over seeds outside local minima with 95% bands "
+            "(Fig. 1).",
+            viz.alignments_over_training(found),
+        )
+        for name, found in over_training.items()
+    ]
+    data["over_training"] = {
+        name: {row: _plain(found) for row, found in by_row.items()} for name, by_row in over_training.items()
+    }
+    lead = (
+        f"One layer of attention on 20 points in 5 dimensions, x ~ N(0, Σ), eigenvalues κ^(i/4), w ~ N(0, I), noise of "
+        f"variance ν² on the context's targets, measured against the clean query target on {args.n_prompts:,} "
+        f"prompts (seed {args.seed}). Losses are relative to the best linear layer's on the same prompts, times its "
+        f"exact loss. "
+        f"Intervals are over the seeds that did not end in a local minimum ({STUCK:g} times the best seed's loss)."
+    )
+    return Comparison("Activations and conditioning (Table 1, Fig. 1)", lead, rows, figures, data)
+
+
+def _row(checkpoint: Checkpoint) -> str:
+    """Name of its row in the printed table."""
+    cfg = checkpoint.models[0].cfg
+    return f"leaky_relu_{cfg.attention_slope:g}" if cfg.attention == "leaky_relu" else cfg.attention
+
+
+def _not_stuck(losses: Tensor) -> Tensor:
+    return losses < STUCK * losses.min()
+
+
+def _cell(name: str, setting: Setting, part: Checkpoint, printed: float | None) -> tuple[Row, Tensor]:
+    """A cell of the table, and every seed's loss."""
+    losses = torch.stack([setting.errors(copy.deepcopy(model).double()).mean() for model in part.models])
+    fine = _not_stuck(losses)
+    notes = []
+    if name == "linear":
+        notes.append(f"{losses[fine].mean().item() / setting.exact:.4f} of the closed form")
+    if printed is not None:
+        notes.append(f"{losses[fine].mean().item() / printed:.3f} of the printed")
+    if not fine.all():
+        stuck = losses[~fine]
+        notes.append(f"{len(stuck)} of {len(losses)} seeds in a local minimum: {stuck.min():.4g} to {stuck.max():.4g}")
+    return Row(f"{name}, {setting.name}", printed, interval(losses[fine]), "seeds", "; ".join(notes)), losses
+
+
+def _relu_rows(setting: Setting) -> list[Row]:
+    """Erratum 6: Theorem 4's weights with the sign that it prints, and with the other."""
+    d, n = setting.task.x_dim, setting.task.n_context
+    right = constructions.relu_optimum(x_dim=d, n_context=n)
+    wrong = copy.deepcopy(right)
+    with torch.no_grad():
+        wrong.blocks[0].attn.W_O.neg_()
+    rows = []
+    for words, claim, model in (
+        ("as printed", "optimal", wrong),
+        ("with Q₀ negative", "optimal", right),
+    ):
+        errors = setting.errors(model)
+        rows.append(Row(f"ReLU, Theorem 4 {words}", claim, interval(errors), "prompts"))
+    return rows
+
+
+def _softmax_rows(setting: Setting) -> list[Row]:
+    """What one softmax head can reach if what it writes is scaled by a given factor, its scores being free."""
+    n = setting.task.n_context
+    rows = []
+    for factor, words in ((1 / n, "held at 1/n, as in eq. 1 with P = 1"), (1.0, "held at 1")):
+        loss = least_softmax_loss(setting, factor)
+        quantity = f"softmax, κ = {setting.task.condition_number:g}: least loss with its output {words}"
+        rows.append(Row(quantity, None, loss, "5000 prompts"))
+    return rows
+
+
+def least_softmax_loss(setting: Setting, factor: float) -> float:
+    """Least loss of `factor * Σ_i softmax(x_q A x_i) y_i` over scores that are diagonal in the eigenbasis of Σ."""
+    basis = setting.task.shared_basis()
+    prompts = setting.prompts[:5000]
+    products = (prompts.context.xs @ basis.T) * (prompts.query.xs @ basis.T)[:, None]
+    variances = (basis @ setting.covariance @ basis.T).diagonal()
+
+    def loss(scale: Tensor) -> Tensor:
+        pattern = (products @ scale).softmax(1)
+        return (factor * (pattern[..., None] * prompts.context.ys).sum(1) - prompts.query.ys).square().mean()
+
+    best = min(_minimum(loss, start / variances) for start in (0.3, 3.0))
+    return best * setting.exact / setting.optimum_errors[:5000].mean().item()
+
+
+def _minimum(loss: Callable[[Tensor], Tensor], start: Tensor) -> float:
+    at = start.clone().requires_grad_()
+    optimizer = torch.optim.LBFGS([at], max_iter=60, line_search_fn="strong_wolfe")
+
+    def step() -> Tensor:
+        optimizer.zero_grad()
+        value = loss(at)
+        value.backward()
+        return value
+
+    optimizer.step(step)  # type: ignore[arg-type]
+    return loss(at).item()
+
+
+def _plain(found: AlignmentOverTraining) -> dict[str, object]:
+    return {
+        "steps": found.steps,
+        "prediction_distance": found.prediction_distance.tolist(),
+        "sensitivity_cosine": found.sensitivity_cosine.tolist(),
+    }
+
+
+if __name__ == "__main__":
+    run_script(Args, compare, "nertinger_table")

@@ -1,0 +1,143 @@
+"""Pictures of what GD++ does to eigenvalues: its map, condition numbers against γ, their distribution over prompts."""
+
+import itertools
+import math
+from collections.abc import Mapping
+
+import plotly.graph_objects as go
+import torch
+from plotly.subplots import make_subplots
+
+from mechicl.analysis.conditioning import Conditioning, EigenvalueRange, transformed_eigenvalues
+from mechicl.viz.layers import PALETTE
+from mechicl.viz.style import COLORS, add_band, add_line, figure
+
+QUANTILES = 400  # that a distribution is drawn from
+
+
+def eigenvalue_map(
+    ranges: Mapping[str, EigenvalueRange],
+    gammas: Mapping[str, float],
+    title: str = "Eigenvalues after one transformation of GD++",
+) -> go.Figure:
+    """`λ (1 - γλ)²` against λ for several γ: solid where a task's eigenvalues lie, dotted past the root 1/γ.
+
+    Args:
+        ranges: of the eigenvalues, by name of the task.
+        gammas: a positive γ for each of these names.
+        title: of the figure.
+
+    Raises:
+        ValueError: no ranges, other names in `gammas`, or a γ that is not positive and finite.
+
+    Source: von Oswald et al. 2023, Fig. 13, left.
+    """
+    _require_same_names(ranges, gammas)
+    fig = figure(title, "eigenvalue λ of S", "λ (1 − γλ)²")
+    for color, (name, span) in zip(itertools.cycle(PALETTE), ranges.items(), strict=False):
+        gamma = gammas[name]
+        for low, high, dash in ((span.smallest, span.largest, "solid"), (span.largest, 4 / (3 * gamma), "dot")):
+            if low >= high:  # eigenvalues up to where the map is as high as at its local maximum
+                continue
+            x = torch.linspace(low, high, 200, dtype=torch.float64)
+            label = f"{name}, γ = {gamma:.3g}"
+            y = transformed_eigenvalues(x, gamma)
+            add_line(fig, x.tolist(), y.tolist(), label, color, dash=dash, showlegend=dash == "solid",
+                     legendgroup=name)  # fmt: skip
+    end = 1.05 * max(4 / (3 * gamma) for gamma in gammas.values())
+    add_line(fig, [0, end], [0, end], "unchanged", "#999999", dash="dash")
+    top = max(transformed_eigenvalues(torch.tensor(r.largest), gammas[n]).item() for n, r in ranges.items())
+    fig.update_yaxes(range=[0, 1.1 * max(top, *(4 / (27 * gamma) for gamma in gammas.values()))])
+    fig.update_xaxes(range=[0, end])
+    return fig
+
+
+def condition_numbers(
+    results: Mapping[str, Conditioning],
+    observed: Mapping[str, float],
+    title: str = "Condition numbers after one transformation of GD++",
+) -> go.Figure:
+    """Condition numbers against γ: of the whole range of eigenvalues (left), and of each prompt by itself (right).
+
+    Left, a star is the range's condition number without transformation, a diamond the γ with the least; lines end at
+    1/λ_max, where the range comes to contain the map's root. Right, lines are medians over prompts, bands their middle
+    half. Dotted are the observed γ.
+
+    Args:
+        results: by name of the task; their `gammas` are the points of the lines, ascending.
+        observed: γ of trained models, for each of these names.
+        title: of the figure.
+
+    Raises:
+        ValueError: no results, other names in `observed`, or an observed γ that is not positive and finite.
+
+    Source: von Oswald et al. 2023, Fig. 13, centre.
+    """
+    _require_same_names(results, observed)
+    panels = ("smallest and largest eigenvalue of all tasks", "each task by itself: median and middle half")
+    fig = make_subplots(rows=1, cols=2, subplot_titles=panels, horizontal_spacing=0.09)
+    for color, (name, result) in zip(itertools.cycle(PALETTE), results.items(), strict=False):
+        span, x = result.extremes, list(result.gammas)
+        of_range = [value if math.isfinite(value) else None for value in span.condition_numbers(x).tolist()]
+        low, middle, high = result.quantiles([0.25, 0.5, 0.75]).tolist()
+        left, right = go.Figure(), go.Figure()
+        add_line(left, x, of_range, name, color, legendgroup=name)
+        best = span.heuristic_gamma
+        for symbol, gamma, words in (("star", 0.0, "no transformation"), ("diamond", best, "least")):
+            left.add_trace(
+                go.Scatter(
+                    x=[gamma], y=span.condition_numbers([gamma]).tolist(), mode="markers", name=f"{name}: {words}",
+                    marker={"color": color, "size": 10, "symbol": symbol}, showlegend=False, legendgroup=name,
+                )
+            )  # fmt: skip
+        add_band(right, x, low, high, color)
+        add_line(right, x, middle, name, color, showlegend=False, legendgroup=name)
+        for column, part in enumerate((left, right), start=1):
+            fig.add_traces(part.data, rows=1, cols=column)
+            fig.add_vline(x=observed[name], line={"color": color, "dash": "dot", "width": 1.5}, row=1, col=column)  # type: ignore[arg-type]
+    fig.update_layout(figure(title, "", "").layout)
+    fig.update_layout(height=460, margin={"t": 85, "b": 95}, legend={"orientation": "h", "y": -0.2})
+    fig.update_xaxes(title_text="γ")
+    fig.update_yaxes(title_text="", type="log", exponentformat="power")
+    fig.update_yaxes(title_text="condition number", col=1)
+    return fig
+
+
+def condition_number_distribution(
+    result: Conditioning, title: str = "Condition numbers of single tasks, by γ"
+) -> go.Figure:
+    """A violin over prompts for S itself and one for each γ, on a logarithmic axis, with the quartiles as a box.
+
+    Args:
+        result: with the γ to show.
+        title: of the figure.
+
+    Source: von Oswald et al. 2023, Fig. 13, right.
+    """
+    fig = figure(title, "γ", "condition number")
+    probabilities = (torch.arange(QUANTILES, dtype=torch.float64) + 0.5) / QUANTILES
+    labelled = [("before", result.before), *zip((f"{g:g}" for g in result.gammas), result.after, strict=True)]
+    decades = 1
+    for label, values in labelled:
+        logs = values.cpu().log10().quantile(probabilities)
+        decades = max(decades, math.ceil(logs.max().item()))
+        color = COLORS["gradient descent"] if label == "before" else COLORS["GD++"]
+        fig.add_trace(
+            go.Violin(
+                x=[label] * QUANTILES, y=logs.tolist(), name=label, line={"color": color, "width": 1.3}, points=False,
+                scalemode="width", width=0.85, spanmode="hard", box={"visible": True, "width": 0.25}, hoverinfo="skip",
+                showlegend=False,
+            )
+        )  # fmt: skip
+    ticks = list(range(0, decades + 1, max(1, math.ceil(decades / 8))))
+    fig.update_yaxes(tickvals=ticks, ticktext=[f"10<sup>{k}</sup>" for k in ticks])
+    fig.update_xaxes(type="category")
+    fig.update_layout(height=420)
+    return fig
+
+
+def _require_same_names(results: Mapping[str, object], gammas: Mapping[str, float]) -> None:
+    if not results or set(results) != set(gammas):
+        raise ValueError(f"needs one γ for each of one or more names, got {list(results)} and γ for {list(gammas)}")
+    if not all(0 < gamma < math.inf for gamma in gammas.values()):
+        raise ValueError(f"observed γ must be positive and finite, got {dict(gammas)}")
