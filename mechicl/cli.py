@@ -191,6 +191,21 @@ def _ramp(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.Primit
     )
 
 
+@REGISTRY.primitive_rule
+def _more_tasks(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
+    """The further tasks of a preset can be kept or dropped, not overridden one by one."""
+    if info.type != tuple[AnyTask, ...]:
+        return None
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="{None}",
+        choices=("None",),
+        instance_from_str=lambda words: (),
+        is_instance=lambda value: isinstance(value, tuple),
+        str_from_instance=lambda tasks: [f"{len(tasks)} of them" if tasks else "None"],
+    )
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Run a command line.
 

@@ -53,7 +53,8 @@ def configs(
 
     n_layers = fields["n_layers"]
     assert isinstance(n_layers, int)
-    if n_layers < 2 or fields["recurrent"] or "attention" in fixed or draw(st.booleans(), label="layers alike"):
+    may_differ = n_layers > 1 and not fields["recurrent"] and "attention" not in fixed
+    if not may_differ or draw(st.integers(0, 4), label="layers alike if 0") == 0:
         fields["attention"] = choose("attention", *ATTENTIONS)
     else:
         fields["attention"] = ",".join(draw(st.sampled_from(ATTENTIONS), label="attention") for _ in range(n_layers))

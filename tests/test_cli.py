@@ -78,6 +78,12 @@ def test_help_of_train_has_a_line_on_each_preset(capsys):
         assert "".join(f"• {name} {summary}".split()) in text
 
 
+def test_help_of_a_preset_with_many_tasks_does_not_repeat_their_options(capsys):
+    text = help_of(capsys, "train", "nertinger-linear")
+    assert "--more-tasks.0" not in text
+    assert "8 of them" in text
+
+
 def test_help_of_a_preset_shows_every_field_and_its_value_there(capsys):
     text = " ".join(help_of(capsys, "train", "lsa-1l-gaussian").replace("│", " ").split())
     for flag in (

@@ -3,6 +3,7 @@
 from mechicl.algorithms.baselines import averaging, nearest_neighbours
 from mechicl.algorithms.first_order import chebyshev, online_gradient_descent, preconditioned_gd
 from mechicl.algorithms.gradient_descent import gd_plus_plus, gradient_descent
+from mechicl.algorithms.kernel_smoothing import kernel_smoothing, tuned_bandwidth
 from mechicl.algorithms.least_squares import bayes, ols, ridge
 from mechicl.algorithms.newton import newton, newton_moments
 from mechicl.algorithms.stability import DivergenceWarning
@@ -15,6 +16,7 @@ __all__ = [
     "chebyshev",
     "gd_plus_plus",
     "gradient_descent",
+    "kernel_smoothing",
     "nearest_neighbours",
     "newton",
     "newton_moments",
@@ -23,5 +25,6 @@ __all__ = [
     "preconditioned_gd",
     "ridge",
     "stable_step_size",
+    "tuned_bandwidth",
     "tuned_step_size",
 ]

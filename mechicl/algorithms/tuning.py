@@ -1,6 +1,7 @@
 """Hyperparameters tuned on prompts, as the papers tune the algorithms that they compare with."""
 
 import math
+from collections.abc import Callable, Sequence
 
 import torch
 from scipy.optimize import minimize_scalar
@@ -52,8 +53,19 @@ def tuned_step_size(prompts: Prompts, steps: int = 1) -> float:
     limit = 4 / spectra.eigenvalues.amax(-1).mean().item()
     n_grid = 80 + 10 * math.ceil(math.log2(steps))  # neighbours differ by 10% or less
     grid = [limit * (1000 * steps) ** (i / n_grid - 1) for i in range(n_grid + 1)]
-    best = min(range(n_grid + 1), key=lambda i: error(grid[i]))
-    bounds = (grid[best - 1] if best else 0.0, grid[min(best + 1, n_grid)])
+    return least_of(error, grid)
+
+
+def least_of(error: Callable[[float], float], grid: Sequence[float], lowest: float = 0.0) -> float:
+    """Where a function of one number is least: the best point of an ascending grid, then Brent's method around it.
+
+    Args:
+        error: the function.
+        grid: where to look first, ascending.
+        lowest: lower end of the search around the grid's first point.
+    """
+    best = min(range(len(grid)), key=lambda i: error(grid[i]))
+    bounds = (grid[best - 1] if best else lowest, grid[min(best + 1, len(grid) - 1)])
     return float(minimize_scalar(error, bounds=bounds, method="bounded", options={"xatol": 1e-10 * grid[best]}).x)
 
 

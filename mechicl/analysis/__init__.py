@@ -3,6 +3,7 @@
 from mechicl.analysis.algorithm_families import tuned_descent
 from mechicl.analysis.alignment import Alignment, align, sensitivities
 from mechicl.analysis.closed_forms import OneStepOptimum, linear_attention_optimum, one_step_optimum
+from mechicl.analysis.conditioning import Conditioning, EigenvalueRange, conditioning, transformed_eigenvalues
 from mechicl.analysis.connectivity import Curve, ModeConnectivity, Path, interpolate, mode_connectivity
 from mechicl.analysis.construction_families import FamilyName
 from mechicl.analysis.context_use import (
@@ -19,6 +20,19 @@ from mechicl.analysis.fits import ConstructionFit, Members, fit_construction
 from mechicl.analysis.growth import Growth, fit_growth
 from mechicl.analysis.identification import FamilyMatch, Identification, identify
 from mechicl.analysis.induced_weights import induced_weights, regressed_weights
+from mechicl.analysis.kernels import (
+    KernelView,
+    PredictionParts,
+    adapted_functions,
+    contributions,
+    decompose,
+    effective_rank,
+    features,
+    initial_function,
+    kernel,
+    symmetry_error,
+    view_kernel,
+)
 from mechicl.analysis.layer_learners import LayerErrors, Lens, layer_errors
 from mechicl.analysis.matching import BestMatch, Match, match
 from mechicl.analysis.one_layer import OneLayerStudy, study_one_layer
@@ -45,15 +59,18 @@ __all__ = [
     "Alignment",
     "AlignmentOverTraining",
     "BestMatch",
+    "Conditioning",
     "ConstructionFit",
     "Copying",
     "Curve",
     "DualForm",
+    "EigenvalueRange",
     "FamilyMatch",
     "FamilyName",
     "Forgetting",
     "Growth",
     "Identification",
+    "KernelView",
     "LayerErrors",
     "Lens",
     "Match",
@@ -64,6 +81,7 @@ __all__ = [
     "OrderSensitivity",
     "OutsideSpan",
     "Path",
+    "PredictionParts",
     "ProbeResult",
     "Readouts",
     "ShiftedLosses",
@@ -71,12 +89,18 @@ __all__ = [
     "TokenSensitivity",
     "Transitions",
     "WeightProducts",
+    "adapted_functions",
     "align",
     "align_over_training",
     "aligned",
+    "conditioning",
+    "contributions",
     "copying",
     "cross_moments",
+    "decompose",
     "dual_form",
+    "effective_rank",
+    "features",
     "fit_construction",
     "fit_growth",
     "fit_readouts",
@@ -84,7 +108,9 @@ __all__ = [
     "gradient_descent_weights",
     "identify",
     "induced_weights",
+    "initial_function",
     "interpolate",
+    "kernel",
     "layer_errors",
     "lifted",
     "linear_attention_optimum",
@@ -105,10 +131,13 @@ __all__ = [
     "similarity_of_errors",
     "similarity_of_weights",
     "study_one_layer",
+    "symmetry_error",
     "token_sensitivity",
     "train_readouts",
+    "transformed_eigenvalues",
     "transitions",
     "tuned_descent",
+    "view_kernel",
     "weight_products",
     "with_products",
 ]

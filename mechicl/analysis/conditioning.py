@@ -153,7 +153,7 @@ class Conditioning(Samples):
         """
         if not all(0 <= p <= 1 for p in probabilities):
             raise ValueError(f"probabilities must be 0 to 1, got {list(probabilities)}")
-        return torch.quantile(self.after, torch.tensor(probabilities).to(self.after), dim=-1)
+        return torch.quantile(self.after, self.after.new_tensor(list(probabilities)), dim=-1)
 
     def median_before(self, level: float = 0.95) -> Interval:
         """Median condition number of S, with an interval over prompts from order statistics.
@@ -198,7 +198,8 @@ class Conditioning(Samples):
         typical = 1 / self.largest.median().item()
         coarse = (typical * torch.logspace(-2, 0.6, 120, dtype=torch.float64)).tolist()
         best, _ = least(error, coarse, tolerance=1e-5)
-        grid = sorted({*coarse, *(best * torch.linspace(0.8, 1.25, 91, dtype=torch.float64)).tolist()})
+        around = best * (1 + 0.25 * torch.linspace(-1, 1, 121, dtype=torch.float64) ** 3)  # the denser, the nearer
+        grid = sorted({*coarse, *around.tolist()})
         logs = torch.stack([_condition_numbers(self.eigenvalues, gamma, self.floor).log() for gamma in grid])
         n = logs.shape[1]
         generator = torch.Generator().manual_seed(seed)

@@ -3,6 +3,7 @@
 from mechicl.viz.attention import attention_html, prompt_attention
 from mechicl.viz.conditioning import condition_number_distribution, condition_numbers, eigenvalue_map
 from mechicl.viz.constructions import connectivity_paths, identified_families, identified_filters
+from mechicl.viz.kernels import adapted_functions_figure, kernel_heatmaps
 from mechicl.viz.layers import interval_lines, match_curve, match_heatmap, probe_heatmap
 from mechicl.viz.one_layer import (
     alignment_over_training,
@@ -20,6 +21,7 @@ from mechicl.viz.training import (
 )
 
 __all__ = [
+    "adapted_functions_figure",
     "alignment_over_training",
     "alignments_over_training",
     "attention_html",
@@ -31,6 +33,7 @@ __all__ = [
     "identified_filters",
     "interpolation_paths",
     "interval_lines",
+    "kernel_heatmaps",
     "learning_curves",
     "losses_over_training",
     "match_curve",

@@ -57,10 +57,10 @@ def condition_numbers(
     observed: Mapping[str, float],
     title: str = "Condition numbers after one transformation of GD++",
 ) -> go.Figure:
-    """Condition numbers against γ: of the whole range of eigenvalues (left), and of each prompt by itself (right).
+    """Condition numbers against γ: of the whole range of eigenvalues (top), and of each prompt by itself.
 
-    Left, a star is the range's condition number without transformation, a diamond the γ with the least; lines end at
-    1/λ_max, where the range comes to contain the map's root. Right, lines are medians over prompts, bands their middle
+    Above, a star is the range's condition number without transformation, a diamond the γ with the least; lines end at
+    1/λ_max, where the range comes to contain the map's root. Below, lines are medians over prompts, bands their middle
     half. Dotted are the observed γ.
 
     Args:
@@ -75,31 +75,33 @@ def condition_numbers(
     """
     _require_same_names(results, observed)
     panels = ("smallest and largest eigenvalue of all tasks", "each task by itself: median and middle half")
-    fig = make_subplots(rows=1, cols=2, subplot_titles=panels, horizontal_spacing=0.09)
+    fig = make_subplots(rows=2, cols=1, shared_xaxes=True, subplot_titles=panels, vertical_spacing=0.09)
     for color, (name, result) in zip(itertools.cycle(PALETTE), results.items(), strict=False):
         span, x = result.extremes, list(result.gammas)
         of_range = [value if math.isfinite(value) else None for value in span.condition_numbers(x).tolist()]
         low, middle, high = result.quantiles([0.25, 0.5, 0.75]).tolist()
-        left, right = go.Figure(), go.Figure()
-        add_line(left, x, of_range, name, color, legendgroup=name)
+        above, below = go.Figure(), go.Figure()
+        add_line(above, x, of_range, name, color, legendgroup=name)
         best = span.heuristic_gamma
         for symbol, gamma, words in (("star", 0.0, "no transformation"), ("diamond", best, "least")):
-            left.add_trace(
+            above.add_trace(
                 go.Scatter(
                     x=[gamma], y=span.condition_numbers([gamma]).tolist(), mode="markers", name=f"{name}: {words}",
                     marker={"color": color, "size": 10, "symbol": symbol}, showlegend=False, legendgroup=name,
                 )
             )  # fmt: skip
-        add_band(right, x, low, high, color)
-        add_line(right, x, middle, name, color, showlegend=False, legendgroup=name)
-        for column, part in enumerate((left, right), start=1):
-            fig.add_traces(part.data, rows=1, cols=column)
-            fig.add_vline(x=observed[name], line={"color": color, "dash": "dot", "width": 1.5}, row=1, col=column)  # type: ignore[arg-type]
+        add_band(below, x, low, high, color)
+        add_line(below, x, middle, name, color, showlegend=False, legendgroup=name)
+        for row, part in enumerate((above, below), start=1):
+            fig.add_traces(part.data, rows=row, cols=1)
+            fig.add_vline(x=observed[name], line={"color": color, "dash": "dot", "width": 1.5}, row=row, col=1)  # type: ignore[arg-type]
     fig.update_layout(figure(title, "", "").layout)
-    fig.update_layout(height=460, margin={"t": 85, "b": 95}, legend={"orientation": "h", "y": -0.2})
-    fig.update_xaxes(title_text="γ")
-    fig.update_yaxes(title_text="", type="log", exponentformat="power")
-    fig.update_yaxes(title_text="condition number", col=1)
+    fig.update_layout(height=680, margin={"t": 85})
+    fig.update_xaxes(title_text="", row=1)
+    fig.update_xaxes(title_text="γ", row=2)
+    for row, decades in enumerate(_decades_shown(results), start=1):
+        fig.update_yaxes(title_text="condition number", type="log", exponentformat="power", row=row,
+                         dtick=max(1, math.ceil(decades / 6)))  # fmt: skip
     return fig
 
 
@@ -107,6 +109,8 @@ def condition_number_distribution(
     result: Conditioning, title: str = "Condition numbers of single tasks, by γ"
 ) -> go.Figure:
     """A violin over prompts for S itself and one for each γ, on a logarithmic axis, with the quartiles as a box.
+
+    The outermost eighth of a percent of the prompts at either end is left out.
 
     Args:
         result: with the γ to show.
@@ -134,6 +138,12 @@ def condition_number_distribution(
     fig.update_xaxes(type="category")
     fig.update_layout(height=420)
     return fig
+
+
+def _decades_shown(results: Mapping[str, Conditioning]) -> tuple[float, float]:
+    """Decades up to the largest condition number before: of a range, and of the prompts' medians."""
+    of_ranges = max(result.extremes.largest / result.extremes.smallest for result in results.values())
+    return math.log10(of_ranges), math.log10(max(result.before.median().item() for result in results.values()))
 
 
 def _require_same_names(results: Mapping[str, object], gammas: Mapping[str, float]) -> None:

@@ -181,7 +181,8 @@ def test_each_layer_has_what_its_attention_takes():
 
 
 def descending(step_size: float, **fields: Any) -> HookedTransformer:
-    model = HookedTransformer(TransformerConfig(**(DESCENT | {"n_layers": 1} | fields)))
+    base: dict[str, Any] = DESCENT | {"n_layers": 1}
+    model = HookedTransformer(TransformerConfig(**(base | fields)))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("step_size"):
@@ -235,10 +236,11 @@ def test_only_the_step_sizes_are_learned_and_the_weights_have_the_usual_shapes()
         assert getattr(model, name).dtype == torch.float64
     inputs, targets = torch.diag(torch.tensor([1.0, 1, 1, 0, 0])), torch.diag(torch.tensor([0.0, 0, 0, 1, 1]))
     for layer in range(2):
-        assert torch.equal(model.QK[layer, 0].AB, inputs.double())
+        torch.testing.assert_close(model.QK[layer, 0].AB, inputs.double(), rtol=0, atol=0)
         torch.testing.assert_close(model.OV[layer, 0].AB, -0.3 * targets.double())
-    assert model.OV.AB.requires_grad
-    fresh = HookedTransformer(TransformerConfig(**(DESCENT | {"initializer_range": 0.2})))
+    assert model.W_O.requires_grad
+    fresh = descending(0.0, initializer_range=0.2)
+    fresh.reset_parameters(1)
     assert all((parameter == 0.2).all() for parameter in fresh.parameters())
 
 

@@ -771,9 +771,8 @@ def test_looped_steps_of_gradient_descent_have_one_step_size():
         assert shared(again)
         assert [name for name, _ in again.named_parameters() if "step_size" in name] == ["blocks.0.attn.step_size"]
         with torch.no_grad():
-            again.blocks[0].attn.step_size.fill_(0.25)  # pyright: ignore[reportAttributeAccessIssue]
-        for layer in range(3):
-            torch.testing.assert_close(again.OV.AB[layer, 0, -1, -1].item(), -0.25)
+            again.get_parameter("blocks.0.attn.step_size").fill_(0.25)
+        assert [again.W_O[layer, 0, -1, -1].item() for layer in range(3)] == [0.25] * 3
 
 
 @pytest.mark.parametrize("fields", [MIXED, DESCENT])

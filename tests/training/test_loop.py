@@ -328,7 +328,7 @@ def test_an_interrupted_run_on_several_tasks_resumes_as_if_it_had_not_been(tmp_p
 def test_a_run_is_not_resumed_with_other_tasks(tmp_path):
     train(small(more_tasks=(GAUSSIAN,)), tmp_path, progress=False)
     for tasks in ((), (TASK.replace(noise_std=0.1),), (GAUSSIAN, TASK)):
-        with pytest.raises(ValueError, match="another config .*more_tasks"):
+        with pytest.raises(ValueError, match=r"another config .*more_tasks"):
             train(small(more_tasks=tasks), tmp_path, progress=False)
 
 

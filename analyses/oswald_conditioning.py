@@ -1,0 +1,256 @@
+"""What GD++ does to condition numbers, and whether that explains its γ (von Oswald et al. 2023, A.10, Fig. 13).
+
+python analyses/oswald_conditioning.py
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mechicl import viz
+from mechicl.analysis import Conditioning, EigenvalueRange, conditioning, fit_construction, tuned_descent
+from mechicl.checkpoints import load_checkpoint
+from mechicl.learners import Interval, interval
+from mechicl.report import Comparison, Figure, Row, published
+from mechicl.report.script import run_script
+from mechicl.tasks import LinearRegression
+
+SHOWN = (0.05, 0.08, 0.099, 0.11, 0.12, 0.13, 0.14, 0.15, 0.18)
+"""γ of the distributions over tasks; the paper says that condition numbers explode above 0.1."""
+DISTRIBUTION = 25  # points of the task whose distribution the paper shows
+
+
+@dataclass(frozen=True)
+class Args:
+    """Eigenvalues, condition numbers and the γ that they suggest, beside the γ in four trained models."""
+
+    checkpoints: tuple[str, ...] = ("lsa-2l-looped", "lsa-2l-looped-n25", "lsa-2l-looped-n50", "lsa-2l-looped-n100")
+    """Names or folders of looped two-layer models."""
+    out: Path = Path("analyses/results")
+    """Folder for oswald_conditioning.json and oswald_conditioning.html."""
+    n_prompts: int = 10_000
+    """Tasks in a draw, as in the paper."""
+    draws: int = 20
+    """Draws that the extreme eigenvalues are taken over; everything else is measured on the first."""
+    seed: int = 0
+    """Of the first draw; the others follow."""
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """What was found for one number of points.
+
+    Attributes:
+        conditioning: of the first draw, with the γ in the weights (median of the seeds).
+        ranges: extreme eigenvalues of each draw.
+        gamma: in the weights, one a seed.
+        best: with the least mean logarithm of the condition number.
+        tuned: with the least loss of two looped steps.
+    """
+
+    n: int
+    conditioning: Conditioning
+    ranges: list[EigenvalueRange]
+    gamma: torch.Tensor
+    best: Interval
+    tuned: float
+
+    @property
+    def typical(self) -> float:
+        """γ in the weights of the median seed: one seed of five may be far from its optimum."""
+        return self.conditioning.gammas[0]
+
+    @property
+    def heuristic(self) -> Interval:
+        """The paper's heuristic γ, over draws."""
+        return interval(torch.tensor([r.heuristic_gamma for r in self.ranges], dtype=torch.float64))
+
+
+def compare(args: Args) -> Comparison:
+    """Rows for each number of points, and the three panels of Fig. 13."""
+    found = [_measure(name, args) for name in args.checkpoints]
+    rows = [row for part in (_eigenvalue_rows, _gamma_rows, _condition_rows) for m in found for row in part(m)]
+    data: dict[str, Any] = {"by_n": [_data(m) for m in found]}
+    by_name = {f"n = {m.n}": m for m in found}
+    observed = {name: m.typical for name, m in by_name.items()}
+    grids = {name: m.conditioning.at(_grid(m)) for name, m in by_name.items()}
+    figures = [
+        Figure(
+            "Map of the eigenvalues",
+            f"For the γ in the weights of the median seed; solid over the eigenvalues of {args.n_prompts:,} tasks. All "
+            "of them lie below the root 1/γ.",
+            viz.eigenvalue_map({name: m.conditioning.extremes for name, m in by_name.items()}, observed),
+        ),
+        Figure(
+            "Condition number against γ",
+            "Above: from the smallest and the largest eigenvalue of all tasks, the paper's heuristic (star: without "
+            "transformation; diamond: the least). Below: of each task by itself. Dotted: γ in the trained weights.",
+            viz.condition_numbers(grids, observed),
+        ),
+    ]
+    shown = next((m for m in found if m.n == DISTRIBUTION), None)
+    if shown is not None:
+        several = shown.conditioning.at(SHOWN)
+        rows += _distribution_rows(shown, several)
+        data["distribution"] = _quantiles(several)
+        figures.append(
+            Figure(
+                f"Distribution over tasks, n = {shown.n}",
+                f"Condition numbers of {args.n_prompts:,} tasks. The γ in the weights is {shown.typical:.4f}.",
+                viz.condition_number_distribution(several),
+            )
+        )
+    figures.append(_ratio_figure(found))
+    lead = (
+        f"Eigenvalues of S, the sum of x xᵀ over the context points, for draws of {args.n_prompts:,} tasks with x ~ "
+        f"U(-1/2, 1/2), d = 10, and looped two-layer linear attention trained on them. One transformation of GD++ maps "
+        f"λ to λ (1 - γλ)²."
+    )
+    return Comparison("Condition numbers under GD++ (A.10, Fig. 13)", lead, rows, figures, data)
+
+
+def _measure(name: str, args: Args) -> Measured:
+    checkpoint = load_checkpoint(name)
+    task = checkpoint.task
+    if not isinstance(task, LinearRegression):
+        raise ValueError(f"{name} was trained on {type(task).__name__}, not on linear regression")
+    fit = fit_construction(checkpoint.models, "gd++", task, refine=False, n_prompts=64)
+    gamma = fit.projected.parameters["gamma"][:, 0]
+    prompts = task.sample(args.n_prompts, seed=args.seed, dtype=torch.float64)
+    first = conditioning(prompts, [gamma.median().item()])
+    ranges = [first.extremes]
+    for seed in range(args.seed + 1, args.seed + args.draws):
+        again = task.sample(args.n_prompts, seed=seed, dtype=torch.float64)
+        ranges.append(conditioning(again, [0.0]).extremes)
+    tuned = tuned_descent(prompts, 2, gamma=True).hyperparameters["gamma"]
+    return Measured(task.n_context, first, ranges, gamma, first.best_gamma(seed=args.seed), tuned)
+
+
+def _printed(n: int) -> dict[str, float]:
+    """The paper's numbers for so many points, empty if it has none."""
+    printed = published("000_a10")
+    if n not in printed["n"]:
+        return {}
+    return {key: values[printed["n"].index(n)] for key, values in printed.items()}
+
+
+def _eigenvalue_rows(m: Measured) -> list[Row]:
+    rows = []
+    for which in ("largest", "smallest"):
+        values = torch.tensor([getattr(r, which) for r in m.ranges], dtype=torch.float64)
+        low, high = values.min().item(), values.max().item()
+        words = f"{low:.3g} to {high:.3g} in {len(values)} draws"
+        many_decades = high > 2 * low and m.conditioning.floor > low / 100
+        measured = words if many_decades else interval(values)
+        note = f"cut at {m.conditioning.floor:g}" if many_decades else words
+        rows.append(Row(f"{which} eigenvalue, n = {m.n}", _printed(m.n).get(f"{which}_eigenvalue"), measured,
+                        "draws", note))  # fmt: skip
+    return rows
+
+
+def _gamma_rows(m: Measured) -> list[Row]:
+    printed = _printed(m.n)
+    paper = printed.get("gamma_of_trained_2_layer_recurrent")
+    typical, by_seed = m.typical, ", ".join(f"{gamma:.4f}" for gamma in m.gamma.tolist())
+    heuristic_note = f"{m.heuristic.mean / typical:.2f} times the median seed's"
+    if printed:
+        from_printed = EigenvalueRange(printed["smallest_eigenvalue"], printed["largest_eigenvalue"]).heuristic_gamma
+        heuristic_note += f"; the printed eigenvalues give {from_printed:.4f}"
+    beyond = m.conditioning.beyond_root()[0].mean
+    return [
+        Row(f"γ in the weights, n = {m.n}", paper, interval(m.gamma), "seeds",
+            f"median {typical:.4g}; by seed {by_seed}"),
+        Row(f"γ with the least loss of two looped steps, n = {m.n}", None, m.tuned, f"{m.best.n} prompts",
+            f"{m.tuned / typical:.3f} times the median seed's"),
+        Row(f"γ with the least condition number of all tasks' range, n = {m.n}", "slightly larger than in the weights",
+            m.heuristic, "draws", heuristic_note),
+        Row(f"γ with the least mean log condition number, n = {m.n}", None, m.best, "prompts",
+            f"{m.best.mean / typical:.2f} times the median seed's"),
+        Row(f"γ in the weights times the largest eigenvalue, n = {m.n}", "below 1",
+            typical * max(r.largest for r in m.ranges), f"{len(m.ranges)} draws",
+            f"{100 * beyond:g}% of tasks have an eigenvalue beyond the root"),
+    ]  # fmt: skip
+
+
+def _condition_rows(m: Measured) -> list[Row]:
+    c, gamma = m.conditioning, m.conditioning.gammas[0]
+    at_best = c.at([m.best.mean])
+
+    def share(of: Conditioning) -> Interval | str:
+        improved = of.improved()[0]
+        return f"all {improved.n:,}" if improved.mean == 1 else improved
+
+    return [
+        Row(f"median condition number before, n = {m.n}", None, c.median_before(), "prompts"),
+        Row(f"the same after, γ in the weights, n = {m.n}", "smaller", c.medians()[0], "prompts", f"γ = {gamma:.4f}"),
+        Row(f"the same after, our best γ, n = {m.n}", None, at_best.medians()[0], "prompts", f"γ = {m.best.mean:.4f}"),
+        Row(f"share of tasks that improve, γ in the weights, n = {m.n}", None, share(c), "prompts"),
+        Row(f"share of tasks that improve, our best γ, n = {m.n}", None, share(at_best), "prompts"),
+    ]
+
+
+def _distribution_rows(m: Measured, several: Conditioning) -> list[Row]:
+    """The claim that condition numbers explode for γ above 0.1."""
+    above = several.quantiles([0.99])[0].tolist()
+    before = several.before.quantile(0.99).item()
+    rows = []
+    for gamma, median, high, better in zip(several.gammas, several.medians(), above, several.improved(), strict=True):
+        note = f"99% quantile {high:.3g} (before: {before:.3g}); {100 * better.mean:.4g}% of tasks improve"
+        claim = None if gamma < 0.1 else "explodes"
+        rows.append(Row(f"median condition number after, γ = {gamma:g}, n = {m.n}", claim, median, "prompts", note))
+    return rows
+
+
+def _ratio_figure(found: list[Measured]) -> Figure:
+    """Each way of choosing γ, relative to what the weights hold."""
+
+    def over_weights(m: Measured, of: Interval) -> Interval:
+        return replace(of, mean=of.mean / m.typical, low=of.low / m.typical, high=of.high / m.typical)
+
+    lines = {
+        "least mean log condition number": [over_weights(m, m.best) for m in found],
+        "least condition number of the range (paper)": [over_weights(m, m.heuristic) for m in found],
+        "least loss of two looped steps": [interval(torch.tensor([m.tuned / m.typical])) for m in found],
+    }
+    points = [m.n for m in found]
+    title = "Ways of choosing γ, over the γ in the weights"
+    figure = viz.interval_lines(title, "context points", "ratio", points, lines, log_x=True)
+    figure.add_hline(y=1, line={"color": "#999999", "width": 1})
+    figure.update_xaxes(tickvals=points, ticktext=[str(n) for n in points])
+    words = "1 is the median seed. Bands are 95% intervals over prompts or draws."
+    return Figure("γ by number of points", words, figure)
+
+
+def _grid(m: Measured) -> list[float]:
+    """γ from 0 past the best one of single tasks, with the corner and the end of the range's condition number."""
+    span = m.conditioning.extremes
+    corners = [span.heuristic_gamma, 0.999 / span.largest]
+    return sorted({*torch.linspace(0, 1.5 * m.best.mean, 97, dtype=torch.float64).tolist(), *corners})
+
+
+def _quantiles(c: Conditioning) -> dict[str, Any]:
+    probabilities = [0.01, 0.25, 0.5, 0.75, 0.99]
+    return {
+        "probabilities": probabilities,
+        "before": c.before.quantile(torch.tensor(probabilities, dtype=torch.float64)).tolist(),
+        "gammas": list(c.gammas),
+        "after": c.quantiles(probabilities).T.tolist(),
+    }
+
+
+def _data(m: Measured) -> dict[str, Any]:
+    return {
+        "n": m.n,
+        "smallest_eigenvalues": [r.smallest for r in m.ranges],
+        "largest_eigenvalues": [r.largest for r in m.ranges],
+        "heuristic_gammas": [r.heuristic_gamma for r in m.ranges],
+        "gamma_in_weights": m.gamma.tolist(),
+        "gamma_of_least_two_step_loss": m.tuned,
+        "condition_numbers": _quantiles(m.conditioning),
+    }
+
+
+if __name__ == "__main__":
+    run_script(Args, compare, "oswald_conditioning")

@@ -1,0 +1,122 @@
+"""Training on a fixed set of tasks: how few are enough for gradient descent (von Oswald et al. 2023, A.12, Fig. 16).
+
+python analyses/oswald_data_limits.py
+"""
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from mechicl import viz
+from mechicl.analysis import align, align_over_training, fit_construction, interpolate, tuned_descent
+from mechicl.checkpoints import Checkpoint, load_checkpoint
+from mechicl.constructions import gradient_descent
+from mechicl.learners import Learner, interval, squared_errors
+from mechicl.prompts import Prompts
+from mechicl.report import Comparison, Figure, Row
+from mechicl.report.script import run_script
+from mechicl.tasks import FixedTasks, LinearRegression
+
+TASKS = (128, 512, 2048, 8192)
+
+
+@dataclass(frozen=True)
+class Args:
+    """Alignment with gradient descent of layers that were trained on few tasks."""
+
+    checkpoints: tuple[str, ...] = tuple(f"lsa-1l-tasks{n}" for n in TASKS)
+    """Names or folders of trainings on fixed tasks."""
+    out: Path = Path("analyses/results")
+    """Folder for oswald_data_limits.json and oswald_data_limits.html."""
+    n_prompts: int = 10_000
+    """Held-out prompts."""
+    seed: int = 1_000_003
+    """Of the held-out prompts."""
+
+
+def compare(args: Args) -> Comparison:
+    """Loss, alignment, weights and paths, by number of tasks, at the end and where the held-out loss is least."""
+    rows: list[Row] = []
+    data: dict[str, object] = {}
+    over_training = {}
+    shared: tuple[Prompts, float] | None = None
+    for name in args.checkpoints:
+        checkpoint = load_checkpoint(name)
+        task = checkpoint.task
+        if not isinstance(task, FixedTasks) or not isinstance(task.task, LinearRegression):
+            raise ValueError(f"{name} was not trained on fixed tasks of linear regression")
+        if shared is None:
+            held_out = task.task.sample(args.n_prompts, seed=args.seed, dtype=torch.float64)
+            tuned = tuned_descent(task.task.sample(50_000, seed=args.seed + 1, dtype=torch.float64), 1)
+            shared = held_out, float(tuned.hyperparameters["step_size"])
+            reference = squared_errors(tuned, held_out)[:, 0]
+            rows.append(Row("half-MSE, one tuned step of gradient descent", 0.2, interval(reference / 2), "prompts"))
+        found, numbers = _rows(checkpoint, task, *shared)
+        rows += found
+        data[name] = numbers
+        construction = gradient_descent(x_dim=task.x_dim, n_context=task.n_context, step_size=shared[1])
+        over_training[f"{task.n_tasks} tasks"] = align_over_training(checkpoint, construction, shared[0][:1000])
+    lead = (
+        f"One layer of linear attention, x ~ U(-1/2, 1/2), d = n = 10, trained by full-batch Adam on a fixed set of "
+        f"tasks, on {args.n_prompts:,} held-out prompts (seed {args.seed}); intervals are over seeds of the initial "
+        f"weights, which see the same tasks. The layer has 220 numbers that matter."
+    )
+    words = "Cosine of sensitivities and distance of predictions on held-out prompts, mean over seeds with 95% bands."
+    figures = [Figure("Alignment with gradient descent during training", words,
+                      viz.alignments_over_training(over_training))]  # fmt: skip
+    return Comparison("Training on few tasks (A.12, Fig. 16)", lead, rows, figures, data)
+
+
+def _rows(
+    checkpoint: Checkpoint, task: FixedTasks, held_out: Prompts, step_size: float
+) -> tuple[list[Row], dict[str, object]]:
+    n = task.n_tasks
+    models = [copy.deepcopy(model).double() for model in checkpoint.models]
+    construction = gradient_descent(x_dim=task.x_dim, n_context=task.n_context, step_size=step_size)
+    reference = squared_errors(construction, held_out)[:, 0].mean()
+    losses = torch.stack([squared_errors(model, held_out)[:, 0].mean() for model in models])
+    alignments = [align(model, construction, held_out).intervals() for model in models]
+    cosine = torch.tensor([found["sensitivity_cosine"].mean for found in alignments])
+    distance = torch.tensor([found["prediction_distance"].mean for found in alignments])
+    fit = fit_construction(models, "gd", held_out_task(task), refine=False)
+    steps = fit.projected.parameters["step_size"][:, 0] / step_size
+    excess = torch.tensor([interpolate(model, construction, held_out).midpoint_excess().mean for model in models])
+    curve = checkpoint.record["curve"]
+    tests = torch.tensor(curve["eval_loss"])
+    least = tests.min(0)
+    when = torch.tensor([curve["eval_step"][i] for i in least.indices.tolist()]).double()
+    ratio, best = losses / reference, least.values / _eval_reference(checkpoint, construction)
+    claim = "aligned" if n > 2048 else "not aligned" if n == 128 else None
+    rows = [
+        Row(f"{n} tasks: held-out loss over gradient descent's, at the end", None, interval(ratio), "seeds"),
+        Row(f"{n} tasks: the same where it was least", None, interval(best), "seeds",
+            f"after {when.mean():.0f} steps on average"),
+        Row(f"{n} tasks: training loss over gradient descent's, at the end", None,
+            interval(torch.tensor(curve["loss"][-1]) / reference), "seeds"),
+        Row(f"{n} tasks: sensitivity cosine, at the end", claim, interval(cosine), "seeds"),
+        Row(f"{n} tasks: prediction distance, at the end", None, interval(distance), "seeds"),
+        Row(f"{n} tasks: η in the weights over tuned η, at the end", None, interval(steps), "seeds"),
+        Row(f"{n} tasks: excess loss half-way to the construction", None, interval(excess), "seeds"),
+    ]  # fmt: skip
+    numbers: dict[str, object] = {"mse": losses.tolist(), "gd_mse": reference.item(), "cosine": cosine.tolist()}
+    return rows, numbers
+
+
+def held_out_task(task: FixedTasks) -> LinearRegression:
+    """The distribution that fixed tasks were drawn from."""
+    assert isinstance(task.task, LinearRegression)
+    return task.task
+
+
+def _eval_reference(checkpoint: Checkpoint, construction: Learner) -> float:
+    """Gradient descent's loss on the prompts that the training was evaluated on."""
+    training = checkpoint.record["training"]
+    assert isinstance(checkpoint.task, FixedTasks)
+    prompts = checkpoint.task.task.sample(training["eval_prompts"], seed=training["eval_seed"], dtype=torch.float64)
+    return squared_errors(construction, prompts)[:, 0].mean().item()
+
+
+if __name__ == "__main__":
+    run_script(Args, compare, "oswald_data_limits")

@@ -1,0 +1,124 @@
+"""Phase transitions during training: seeds, heads, grokking (von Oswald et al. 2023, A.11, Fig. 15).
+
+python analyses/oswald_phases.py
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from mechicl import viz
+from mechicl.analysis import Transitions, one_step_optimum, transitions
+from mechicl.checkpoints import Checkpoint, load_checkpoint
+from mechicl.learners import interval
+from mechicl.report import Comparison, Figure, Row
+from mechicl.report.script import run_script
+from mechicl.tasks import LinearRegression
+
+
+@dataclass(frozen=True)
+class Args:
+    """When each seed leaves the plateau, with one head and with two; and a block that memorises first."""
+
+    checkpoints: tuple[str, ...] = ("lsa-1l-phases", "lsa-1l-2h-phases")
+    """Names or folders of trainings on one task."""
+    grokking: str = "lsa-1l-mlp-tasks8192"
+    """Name or folder of a training on fixed tasks."""
+    out: Path = Path("analyses/results")
+    """Folder for oswald_phases.json and oswald_phases.html."""
+
+
+def compare(args: Args) -> Comparison:
+    """Transition steps by number of heads, and train and test loss of the block on fixed tasks."""
+    loaded = [load_checkpoint(name) for name in args.checkpoints]
+    task = loaded[0].task
+    if not isinstance(task, LinearRegression):
+        raise ValueError(f"{loaded[0].name} was trained on {type(task).__name__}, not on linear regression")
+    nothing, best = _predicting_0(task), one_step_optimum(task).mse
+    rows: list[Row] = [Row("half-MSE, best single step of gradient descent", 0.2, best / 2, "exact")]
+    figures: list[Figure] = []
+    data: dict[str, object] = {}
+    found: dict[str, Transitions] = {}
+    for checkpoint in loaded:
+        heads = checkpoint.models[0].cfg.n_heads
+        name = f"{heads} head{'s' if heads > 1 else ''}"
+        curve = checkpoint.record["curve"]
+        falls = found[name] = transitions(curve["eval_step"], curve["eval_loss"], plateau=nothing)
+        n, last = len(falls.steps), curve["eval_step"][-1]
+        rows += _rows(name, falls, last)
+        data[name] = {"before": falls.before.tolist(), "after": falls.after.tolist(), "final": falls.final.tolist()}
+        words = f"{n} seeds; diamonds mark where a loss has come half of the way down."
+        references = {"best step of gradient descent": best, "predicting 0": nothing}
+        picture = viz.losses_over_training(
+            curve["eval_step"], {name: curve["eval_loss"]}, references=references, found={name: falls}, log_x=True
+        )
+        figures.append(Figure(f"Loss during training, {name}", words, picture))
+    rows += _grokking(load_checkpoint(args.grokking), best, nothing, figures, data)
+    lead = (
+        "One layer of linear attention, x ~ U(-1/2, 1/2), d = n = 10, initial weights of deviation 0.002. A transition "
+        "is where the held-out loss has come half of the way from that of predicting 0 to its final value for good."
+    )
+    return Comparison("Phase transitions (A.11, Fig. 15)", lead, rows, figures, data)
+
+
+def _predicting_0(task: LinearRegression) -> float:
+    """Mean squared error of predicting 0, on many prompts."""
+    return task.sample(100_000, seed=0).query.ys.square().mean().item()
+
+
+def _rows(name: str, falls: Transitions, last: int) -> list[Row]:
+    n, found = len(falls.steps), int(falls.found.sum())
+    claim = "some seeds very late" if name == "1 head" else "fast in all"
+    late = f"{found} of {n}, from step {falls.steps.nan_to_num(torch.inf).min():.0f} to {_latest(falls, last)}"
+    return [
+        Row(f"seeds that leave the plateau, {name}", claim, late, "seeds"),
+        Row(f"step of the transition where there is one, {name}", None, falls.interval(), "seeds",
+            f"latest over earliest {falls.spread():.3g}"),
+        Row(f"its width, from a tenth to nine tenths of the fall, {name}", None,
+            interval((falls.end - falls.start)[falls.found]), "seeds", "steps"),
+        Row(f"half-MSE at the end where there is one, {name}", 0.2, interval(falls.final[falls.found] / 2), "seeds"),
+    ]  # fmt: skip
+
+
+def _latest(falls: Transitions, last: int) -> str:
+    return f"{falls.steps.max():.0f}" if falls.found.all() else f"later than {last}"
+
+
+def _grokking(
+    checkpoint: Checkpoint, best: float, nothing: float, figures: list[Figure], data: dict[str, object]
+) -> list[Row]:
+    """Rows on train and test loss; the picture and the numbers are added to what is there."""
+    curve = checkpoint.record["curve"]
+    common = sorted(set(curve["eval_step"]) & set(curve["step"]))
+    test = dict(zip(curve["eval_step"], torch.tensor(curve["eval_loss"]), strict=True))
+    train = dict(zip(curve["step"], torch.tensor(curve["loss"]), strict=True))
+    tests, trains = (torch.stack([losses[step] for step in common]) for losses in (test, train))
+    peak = tests.max(0)
+    falls = transitions(curve["eval_step"], curve["eval_loss"], plateau=nothing)
+    at_peak = torch.stack([trains[i, seed] for seed, i in enumerate(peak.indices.tolist())])
+    data["grokking"] = {"steps": common, "test": tests.tolist(), "train": trains.tolist()}
+    figures.append(
+        Figure(
+            "Train and test loss of a block on 8,192 tasks",
+            "Attention and MLP, trained on a fixed set of prompts.",
+            viz.losses_over_training(
+                common, {"test": tests.tolist(), "train": trains.tolist()},
+                references={"best step of gradient descent": best, "predicting 0": nothing}, log_x=True,
+            ),
+        )
+    )  # fmt: skip
+    return [
+        Row("grokking: highest test half-MSE", "increases drastically", interval(peak.values / 2), "seeds",
+            f"predicting 0: {nothing / 2:.3f}"),
+        Row("grokking: train half-MSE at that step", "low", interval(at_peak / 2), "seeds"),
+        Row("grokking: step of the test loss' fall", "sudden", falls.interval(), "seeds",
+            f"{int(falls.found.sum())} of {len(falls.steps)} seeds"),
+        Row("grokking: test half-MSE at the end", 0.2, interval(falls.final / 2), "seeds"),
+        Row("grokking: train half-MSE at the end", None, interval(trains[-len(trains) // 20 :].median(0).values / 2),
+            "seeds"),
+    ]  # fmt: skip
+
+
+if __name__ == "__main__":
+    run_script(Args, compare, "oswald_phases")

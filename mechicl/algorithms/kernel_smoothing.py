@@ -1,0 +1,161 @@
+"""Kernel smoothing: the mean of the context's targets, weighted by how near their inputs are to the query's."""
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+from einops import einsum
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from mechicl.algorithms.spectra import CHUNK_ELEMENTS, PredictedPoints, selected
+from mechicl.algorithms.tuning import least_of
+from mechicl.learners import Trajectory
+from mechicl.prompts import Prompts
+
+LogKernel = Callable[[Tensor, Tensor], Tensor]
+"""From `[prompt point x]` and `[prompt other x]` to the kernel's logarithm at bandwidth 1, `[prompt point other]`."""
+
+
+def inner_products(
+    points: Float[Tensor, "prompt point x"], others: Float[Tensor, "prompt other x"]
+) -> Float[Tensor, "prompt point other"]:
+    """`<x, x'>`."""
+    return points @ others.mT
+
+
+def minus_half_squared_distances(
+    points: Float[Tensor, "prompt point x"], others: Float[Tensor, "prompt other x"]
+) -> Float[Tensor, "prompt point other"]:
+    """`-|x - x'|²/2`, from the differences, which keeps small distances exact."""
+    return -(points[:, :, None] - others[:, None]).square().sum(-1) / 2
+
+
+# the log-kernel at bandwidth 1, and how many times it is divided by the bandwidth
+KERNELS: dict[str, tuple[LogKernel, int]] = {
+    "gaussian": (minus_half_squared_distances, 2),
+    "exponential": (inner_products, 1),
+}
+
+
+def kernel_smoothing(
+    prompts: Prompts,
+    bandwidth: float | Sequence[float],
+    *,
+    kernel: Literal["gaussian", "exponential"] | LogKernel = "gaussian",
+    points: PredictedPoints = "all",
+) -> Trajectory:
+    """The Nadaraya-Watson estimate `Σ_i k(x_i, x) y_i / Σ_i k(x_i, x)`.
+
+    A wide kernel gives the mean target, a narrow one that of the nearest context point; the "exponential" kernel is
+    softmax attention with scores `<x, x_i>/h` and values y_i. Computed in float64 from log-kernels, and returned in
+    the prompts' dtype. Gradients flow to the query and to the context.
+
+    Args:
+        prompts: each prefix is a context of its own; the empty one predicts 0.
+        bandwidth: h, in units of x ("gaussian") or of x² ("exponential"); or several, the trajectory's steps.
+        kernel: "gaussian" is `exp(-|x - x'|²/(2h²))` and "exponential" is `exp(<x, x'>/h)`. A function stands for
+            `exp(function(points, others)/h)`: from `[prompt point x]` and `[prompt other x]` to
+            `[prompt point other]`, with -∞ where the kernel is 0. Where it is 0 for all of a context, so is the
+            prediction.
+        points: "all" prefixes, or the "query" alone.
+
+    Returns:
+        Trajectory with one step a bandwidth, predictions `[step prompt point y]`.
+
+    Raises:
+        ValueError: no bandwidth, or one that is not positive and finite; an unknown kernel; a function whose result
+            has another shape, is NaN or +∞; or unknown points.
+
+    Source: Nadaraya 1964; Watson 1964. Von Oswald et al. 2023, A.8, liken attention to it.
+
+    Example:
+        >>> prompts = SineRegression().sample(100, seed=0)
+        >>> smoother = AlgorithmLearner(algorithms.kernel_smoothing, {"bandwidth": algorithms.tuned_bandwidth(prompts)})
+        >>> smoother.predict(prompts).shape
+        torch.Size([100, 1])
+    """
+    log_kernel, power = _log_kernel(kernel)
+    bandwidths = tuple(bandwidth) if isinstance(bandwidth, Sequence) else (bandwidth,)
+    scales = torch.tensor(bandwidths, dtype=torch.float64, device=prompts.device)[:, None, None, None]
+    if not bandwidths or not (scales.isfinite() & (scales > 0)).all():
+        raise ValueError(f"bandwidth must be one or more positive finite numbers, got {bandwidth!r}")
+    name = f"kernel smoothing ({kernel if isinstance(kernel, str) else getattr(kernel, '__name__', 'function')})"
+    position = torch.arange(prompts.n_context + 1, device=prompts.device)
+    targets = selected(position[None], points)[0]
+    seen = position < targets[:, None]  # [point other]
+    parts = []
+    for part in prompts.split(max(1, CHUNK_ELEMENTS // (seen.numel() * max(len(bandwidths), prompts.x_dim)))):
+        xs, ys = part.xs.double(), part.ys.double()
+        asked = selected(xs, points)
+        logs = log_kernel(asked, xs)
+        if logs.shape != (len(part), *seen.shape):
+            expected = (len(part), *seen.shape)
+            raise ValueError(f"the kernel gave {tuple(logs.shape)} instead of [prompt point other] = {expected}")
+        weights = _weights(logs, seen, scales, power)
+        predictions = einsum(weights, ys, "step prompt point other, prompt other y -> step prompt point y")
+        parts.append(predictions.to(prompts.dtype))
+    return Trajectory(tuple(map(float, bandwidths)), torch.cat(parts, dim=1), name)
+
+
+def tuned_bandwidth(prompts: Prompts, *, kernel: Literal["gaussian", "exponential"] | LogKernel = "gaussian") -> float:
+    """The bandwidth of `kernel_smoothing` with the least mean squared error of the query's prediction.
+
+    Searched between 1/1000 and 100 times the largest spread of the log-kernel's values on a context (its square root
+    for the "gaussian" one, whose bandwidth is a distance): a geometric grid, then Brent's method around the best point.
+
+    Args:
+        prompts: the tasks to tune on, the query's targets included.
+        kernel: as for `kernel_smoothing`.
+
+    Raises:
+        ValueError: no prompts or no context to tune on, contexts that are as near as each other to their queries, so
+            that every bandwidth gives their mean, or a kernel that `kernel_smoothing` refuses.
+
+    Source: von Oswald et al. 2023, section 3, tune gradient descent so.
+    """
+    if len(prompts) == 0 or prompts.n_context == 0:
+        raise ValueError(f"tuning needs prompts with context, got {prompts}")
+    prompts = prompts.to(torch.float64)
+    log_kernel, power = _log_kernel(kernel)
+    with torch.no_grad():
+        logs = log_kernel(prompts.xs[:, -1:], prompts.xs[:, :-1])
+        largest = logs.amax(-1, keepdim=True)
+        spread = (
+            (largest - logs).nan_to_num(0.0, posinf=0.0).max().item()
+        )  # differences from points that have no weight
+        if spread == 0:
+            raise ValueError("every bandwidth predicts the mean of these contexts: there is nothing to tune")
+        unit = spread ** (1 / power)
+        grid = [unit * 1e5 ** (i / 100) / 1000 for i in range(101)]
+        targets = prompts.query.ys
+
+        def error(bandwidth: float) -> float:
+            predictions = kernel_smoothing(prompts, bandwidth, kernel=kernel, points="query").predictions[0, :, 0]
+            return (predictions - targets).square().mean().item()
+
+        return least_of(error, grid, lowest=grid[0])
+
+
+def _log_kernel(kernel: str | LogKernel) -> tuple[LogKernel, int]:
+    if callable(kernel):
+        return kernel, 1
+    if kernel not in KERNELS:
+        raise ValueError(f"kernel={kernel!r} is not one of {sorted(KERNELS)}, nor a function")
+    return KERNELS[kernel]
+
+
+def _weights(
+    logs: Float[Tensor, "prompt point other"], seen: Bool[Tensor, "point other"], scales: Tensor, power: int
+) -> Float[Tensor, "step prompt point other"]:
+    """`k / Σ k` over the points that are seen; 0 where none of them has any weight."""
+    logs = logs.masked_fill(~seen, -torch.inf)
+    if (logs.isnan() | (logs == torch.inf)).any():
+        raise ValueError("the kernel gave values that are NaN or +∞")
+    alone = (logs == -torch.inf).all(-1, keepdim=True)
+    logs = logs.masked_fill(alone, 0.0)
+    # the largest becomes 0 before the division, which overflows for very narrow kernels; twice, as h² may underflow
+    logs = logs - logs.detach().amax(-1, keepdim=True)
+    for _ in range(power):
+        logs = logs / scales
+    return logs.softmax(-1).masked_fill(alone, 0.0).expand(len(scales), -1, -1, -1)

@@ -1,0 +1,239 @@
+"""Kernel smoothing against a plain loop, softmax attention, and its limits."""
+
+import math
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mechicl.algorithms import averaging, kernel_smoothing, nearest_neighbours, tuned_bandwidth
+from mechicl.algorithms.tuning import least_of
+from mechicl.analysis import sensitivities
+from mechicl.learners import AlgorithmFamily, AlgorithmLearner
+from mechicl.models import HookedTransformer, TransformerConfig
+from mechicl.prompts import Prompts
+from mechicl.tasks import SineRegression
+from tests.algorithms.reference import make_prompts, over_prefixes
+
+PLAIN = {
+    "gaussian": lambda x, other, h: math.exp(-((x - other) ** 2).sum() / (2 * h * h)),
+    "exponential": lambda x, other, h: math.exp(x @ other / h),
+}
+
+
+def smoother(kernel, h):
+    def predict(xs, ys, query):
+        total, weighted = 0.0, np.zeros(ys.shape[1])
+        for x, y in zip(xs, ys, strict=True):
+            total += PLAIN[kernel](x, query, h)
+            weighted += PLAIN[kernel](x, query, h) * y
+        return weighted / total if len(xs) else weighted
+
+    return predict
+
+
+@settings(max_examples=40)
+@given(
+    x_dim=st.integers(1, 4),
+    y_dim=st.integers(1, 3),
+    n_context=st.integers(0, 7),
+    bandwidth=st.floats(0.3, 30),
+    kernel=st.sampled_from(sorted(PLAIN)),
+)
+def test_any_shape(x_dim, y_dim, n_context, bandwidth, kernel):
+    prompts = make_prompts(n_prompts=2, n_context=n_context, x_dim=x_dim, y_dim=y_dim)
+    got = kernel_smoothing(prompts, bandwidth, kernel=kernel).predictions[0]
+    np.testing.assert_allclose(got, over_prefixes(prompts, smoother(kernel, bandwidth)), rtol=1e-10, atol=1e-13)
+
+
+def test_bandwidths_are_the_steps():
+    prompts = make_prompts()
+    several = kernel_smoothing(prompts, [0.5, 2])
+    assert several.steps == (0.5, 2.0)
+    for step, bandwidth in enumerate(several.steps):
+        torch.testing.assert_close(several.predictions[step], kernel_smoothing(prompts, bandwidth).predictions[0])
+    family = AlgorithmFamily(kernel_smoothing, "bandwidth", (0.5, 2.0)).trajectory(prompts)
+    torch.testing.assert_close(family.predictions, several.predictions)
+    learner = AlgorithmLearner(kernel_smoothing, {"bandwidth": 2.0})
+    torch.testing.assert_close(learner.predict(prompts), several.predictions[1, :, -1])
+    assert learner.name == "kernel_smoothing(bandwidth=2.0)"
+
+
+@pytest.mark.parametrize("kernel", sorted(PLAIN))
+def test_one_point_is_what_is_predicted_and_no_point_predicts_zero(kernel):
+    prompts = make_prompts(n_context=1)
+    got = kernel_smoothing(prompts, 1e-3, kernel=kernel).predictions[0]
+    assert (got[:, 0] == 0).all()
+    torch.testing.assert_close(got[:, 1], prompts.ys[:, 0])
+
+
+@pytest.mark.parametrize("kernel", sorted(PLAIN))
+@pytest.mark.parametrize("bandwidth", [1e12, 1e300])
+def test_a_wide_kernel_gives_the_mean(kernel, bandwidth):
+    prompts = make_prompts(y_dim=2)
+    constant = Prompts(torch.ones_like(prompts.xs[..., :1]), prompts.ys)  # their averaging estimator is the mean
+    got = kernel_smoothing(prompts, bandwidth, kernel=kernel).predictions
+    torch.testing.assert_close(got, averaging(constant).predictions)
+
+
+@pytest.mark.parametrize("bandwidth", [1e-6, 1e-200])
+def test_a_narrow_kernel_gives_the_nearest_neighbour(bandwidth):
+    prompts = make_prompts(n_context=9)
+    got = kernel_smoothing(prompts, bandwidth).predictions
+    torch.testing.assert_close(got, nearest_neighbours(prompts, n_neighbours=1).predictions)
+
+
+def test_a_narrow_exponential_kernel_gives_the_largest_inner_product():
+    prompts = make_prompts()
+    (xs, ys), query = prompts.context, prompts.query.xs
+    best = (xs @ query[:, :, None])[..., 0].argmax(1)
+    got = kernel_smoothing(prompts, 1e-200, kernel="exponential", points="query").predictions[0, :, 0]
+    torch.testing.assert_close(got, ys[torch.arange(len(prompts)), best])
+
+
+def test_the_exponential_kernel_is_softmax_attention():
+    h, x_dim, y_dim = 0.3, 4, 2
+    prompts = make_prompts(x_dim=x_dim, y_dim=y_dim)
+    cfg = TransformerConfig(
+        x_dim=x_dim, y_dim=y_dim, n_context=7, attention="softmax", score_scale=1.0, dtype="float64"
+    )
+    model = HookedTransformer(cfg)
+    x, y = torch.tensor([1.0] * x_dim + [0.0] * y_dim), torch.tensor([0.0] * x_dim + [1.0] * y_dim)
+    attn = model.blocks[0].attn
+    with torch.no_grad():
+        for weight, value in ((attn.W_Q, x / h**0.5), (attn.W_K, x / h**0.5), (attn.W_V, y), (attn.W_O, -y)):
+            weight.copy_(value.diag()[None])
+    got = kernel_smoothing(prompts, h, kernel="exponential").predictions[0]
+    torch.testing.assert_close(got, model.predict_prefixes(prompts))
+
+
+def test_a_function_stands_for_the_log_kernel():
+    def laplace(points, others):
+        return -torch.cdist(points, others, p=1)
+
+    prompts = make_prompts()
+    got = kernel_smoothing(prompts, 0.4, kernel=laplace)
+
+    def predict(xs, ys, query):
+        weights = np.exp(-np.abs(xs - query).sum(1) / 0.4)
+        return weights @ ys / weights.sum() if len(xs) else np.zeros(ys.shape[1])
+
+    np.testing.assert_allclose(got.predictions[0], over_prefixes(prompts, predict), rtol=1e-10)
+    assert got.name == "kernel smoothing (laplace)"
+
+
+def test_where_the_kernel_is_zero_so_is_the_prediction():
+    def box(points, others):
+        inside = (points[:, :, None] - others[:, None]).norm(dim=-1) < 0.1
+        return torch.zeros(inside.shape, dtype=torch.float64).masked_fill(~inside, -torch.inf)
+
+    xs = torch.tensor([[0.0], [0.05], [3.0], [0.01]], dtype=torch.float64)[None]
+    ys = torch.tensor([[1.0], [2.0], [4.0], [0.0]], dtype=torch.float64)[None]
+    got = kernel_smoothing(Prompts(xs, ys), 1.0, kernel=box).predictions[0, 0, :, 0]
+    torch.testing.assert_close(got, torch.tensor([0.0, 1.0, 0.0, 1.5], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("kernel", sorted(PLAIN))
+def test_gradients_of_query_and_context(kernel):
+    prompts = make_prompts(n_prompts=2, n_context=4, x_dim=2)
+
+    def predict(xs, ys):
+        return kernel_smoothing(Prompts(xs, ys), [0.7, 1.5], kernel=kernel).predictions
+
+    assert torch.autograd.gradcheck(predict, (prompts.xs.requires_grad_(), prompts.ys.requires_grad_()))
+
+
+def test_sensitivities_of_the_learner():
+    prompts = make_prompts(x_dim=2)
+    got = sensitivities(AlgorithmLearner(kernel_smoothing, {"bandwidth": 0.5}), prompts)
+    step = torch.tensor([1e-6, 0.0], dtype=torch.float64)
+    ends = [kernel_smoothing(prompts.with_query(prompts.query.xs + s), 0.5).query()[0] for s in (step, -step)]
+    torch.testing.assert_close(got[:, :, 0], (ends[0] - ends[1]) / 2e-6, rtol=1e-6, atol=1e-8)
+    # a query on top of a context point has the gradient 0 of an even kernel's top, not NaN
+    alone = prompts.prefix(1).with_query(prompts.xs[:, 0])
+    assert (sensitivities(AlgorithmLearner(kernel_smoothing, {"bandwidth": 1e-200}), alone) == 0).all()
+
+
+def test_query_alone_is_the_last_point_and_dtype_is_kept():
+    prompts = make_prompts(dtype=torch.float32)
+    every, query = (kernel_smoothing(prompts, [0.5, 1.0], points=points) for points in ("all", "query"))
+    assert query.predictions.shape == (2, 3, 1, 1)
+    assert query.predictions.dtype == torch.float32
+    torch.testing.assert_close(query.predictions[:, :, 0], every.predictions[:, :, -1])
+    assert kernel_smoothing(prompts[:0], 1.0).predictions.shape == (1, 0, 8, 1)
+
+
+def test_large_input_is_cut_and_gives_the_same(monkeypatch):
+    prompts = make_prompts(n_prompts=9)
+    whole = kernel_smoothing(prompts, [0.3, 0.6]).predictions
+    room = sys.modules["mechicl.algorithms.kernel_smoothing"]  # the package has a function of that name
+    monkeypatch.setattr(room, "CHUNK_ELEMENTS", 1)
+    torch.testing.assert_close(kernel_smoothing(prompts, [0.3, 0.6]).predictions, whole)
+
+
+@pytest.mark.parametrize("bandwidth", [0.0, -1.0, math.inf, math.nan, [], [1.0, 0.0]])
+def test_bad_bandwidths_are_refused(bandwidth):
+    with pytest.raises(ValueError, match="positive finite"):
+        kernel_smoothing(make_prompts(), bandwidth)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "message"),
+    [
+        (lambda points, others: points @ others.mT + math.nan, "NaN"),
+        (lambda points, others: points @ others.mT + math.inf, "NaN or"),
+        (lambda points, others: (points @ others.mT)[:, :1], "instead of"),
+    ],
+)
+def test_bad_kernels_are_refused(kernel, message):
+    with pytest.raises(ValueError, match=message):
+        kernel_smoothing(make_prompts(), 1.0, kernel=kernel)
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises((ValueError, TypeError)):  # the type hook's error in these tests
+        kernel_smoothing(make_prompts(), 1.0, kernel="box")  # type: ignore[arg-type]
+    with pytest.raises((ValueError, TypeError)):
+        kernel_smoothing(make_prompts(), 1.0, points="some")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kernel", sorted(PLAIN))
+def test_the_tuned_bandwidth_is_the_best_of_many(kernel):
+    prompts = SineRegression().sample(300, seed=0, dtype=torch.float64)
+
+    def error(bandwidth):
+        return kernel_smoothing(prompts, bandwidth, kernel=kernel).squared_errors(prompts)[..., -1].mean(-1)
+
+    bandwidth = tuned_bandwidth(prompts, kernel=kernel)
+    others = [bandwidth * 1.1**i for i in range(-60, 61)]
+    assert error(bandwidth) <= error(others).min() + 1e-12
+    if kernel == "gaussian":  # scales with the inputs
+        wider = Prompts(10 * prompts.xs, prompts.ys)
+        assert tuned_bandwidth(wider) == pytest.approx(10 * bandwidth, rel=1e-3)
+
+
+def test_tuning_leaves_out_points_without_weight():
+    def window(points, others):
+        logs = -(points[:, :, None] - others[:, None]).norm(dim=-1)
+        return logs.masked_fill(logs < -4, -torch.inf)
+
+    prompts = SineRegression().sample(50, seed=0)
+    assert 0 < tuned_bandwidth(prompts, kernel=window) < 100
+
+
+def test_nothing_to_tune_is_refused():
+    with pytest.raises(ValueError, match="needs prompts"):
+        tuned_bandwidth(make_prompts()[:0])
+    with pytest.raises(ValueError, match="needs prompts"):
+        tuned_bandwidth(make_prompts(n_context=0))
+    with pytest.raises(ValueError, match="nothing to tune"):
+        tuned_bandwidth(make_prompts(n_context=1))
+
+
+def test_the_search_finds_the_least_value_between_the_grid_s_points():
+    grid = [0.5, 1.0, 2.0, 4.0]
+    for least in (0.2, 0.9, 1.7, 3.9):
+        assert least_of(lambda x, at=least: (x - at) ** 2, grid) == pytest.approx(least, abs=1e-6)
