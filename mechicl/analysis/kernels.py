@@ -379,5 +379,6 @@ def _decompose(model: HookedTransformer, prompts: Prompts) -> tuple[Tensor, ...]
     with torch.no_grad():
         prediction, initial, total = model.predict(prompts)[:, 0], initial_function(model, query)[:, 0], sums(ys)
     constant, linear = jvp(sums, torch.zeros_like(ys), ys)
-    prediction, initial, total, constant, linear = torch.stack([prediction, initial, total, constant, linear]).double()
+    values = prediction, initial, total, constant, linear
+    prediction, initial, total, constant, linear = torch.stack(values).double()  # type: ignore[arg-type]
     return prediction, initial, constant, linear, total - constant - linear, prediction - initial - total
