@@ -93,7 +93,8 @@ def condition_numbers(
         add_band(below, x, low, high, color)
         add_line(below, x, middle, name, color, showlegend=False, legendgroup=name)
         for row, part in enumerate((above, below), start=1):
-            fig.add_traces(part.data, rows=row, cols=1)
+            for trace in part.data:
+                fig.add_trace(trace, row, 1)
             fig.add_vline(x=observed[name], line={"color": color, "dash": "dot", "width": 1.5}, row=row, col=1)  # type: ignore[arg-type]
     fig.update_layout(figure(title, "", "").layout)
     fig.update_layout(height=680, margin={"t": 85})

@@ -1,7 +1,7 @@
 """The kernel view of one-layer models, and the functions that learners fit to a context."""
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import plotly.graph_objects as go
 from jaxtyping import Float
@@ -9,8 +9,8 @@ from plotly.subplots import make_subplots
 from torch import Tensor
 
 from mechicl.analysis.kernels import KernelView
-from mechicl.prompts import Prompts
-from mechicl.viz.style import COLORS, figure
+from mechicl.prompts import Points, Prompts
+from mechicl.viz.style import COLORS, add_line, figure
 
 LINES = tuple(COLORS[kind] for kind in ("trained", "interpolated", "closed form", "GD++", "other"))
 
@@ -103,18 +103,17 @@ def adapted_functions_figure(
     colors = {name: LINES[i % len(LINES)] for i, name in enumerate(names)}
     inputs = grid[:, 0].tolist()
     for i in range(len(prompts)):
-        panel = go.Figure()
+        lines: dict[str, tuple[Tensor, dict[str, Any]]] = {}
         if truth is not None:
-            _line(panel, inputs, truth[i], "true function", "#bbbbbb", width=6)
+            lines["true function"] = truth[i], {"color": "#bbbbbb", "width": 6}
         for name, values in initial.items():
-            _line(panel, inputs, values, f"{name}, before", colors[name], dash="dash", width=1.5)
+            lines[f"{name}, before"] = values, {"color": colors[name], "dash": "dash", "width": 1.5}
         for name, values in functions.items():
-            _line(panel, inputs, values[i], name, colors[name], width=2)
-        xs, ys = (values[i, :, 0].tolist() for values in prompts.context)
-        marker = {"color": COLORS["gradient descent"], "size": 7, "line": {"color": "white", "width": 1}}
-        panel.add_trace(go.Scatter(x=xs, y=ys, mode="markers", name="context", marker=marker, legendgroup="context"))
+            lines[name] = values[i], {"color": colors[name]}
+        own = Points(prompts.xs[i, :-1], prompts.ys[i, :-1])
+        panel = _panel(own, inputs, lines, shown=i == 0)
         for trace in panel.data:
-            fig.add_trace(trace.update(showlegend=i == 0), i // n_columns + 1, i % n_columns + 1)
+            fig.add_trace(trace, i // n_columns + 1, i % n_columns + 1)
     fig.update_layout(figure(title, "", "").layout)
     fig.update_annotations(font_size=13)
     fig.update_layout(
@@ -132,12 +131,21 @@ def adapted_functions_figure(
     return fig
 
 
-def _line(
-    fig: go.Figure, x: list[float], y: Float[Tensor, "query 1"], name: str, color: str, *, width: float,
-    dash: str = "solid",
-) -> None:  # fmt: skip
-    line = {"color": color, "dash": dash, "width": width}
-    fig.add_trace(go.Scatter(x=x, y=y[:, 0].tolist(), name=name, mode="lines", line=line, legendgroup=name))
+def _panel(
+    context: Points, inputs: list[float], lines: Mapping[str, tuple[Tensor, dict[str, Any]]], shown: bool
+) -> go.Figure:
+    """One prompt's points and functions; `shown` in the legend."""
+    panel = go.Figure()
+    for name, (values, look) in lines.items():
+        add_line(panel, inputs, values[:, 0].tolist(), name, legendgroup=name, showlegend=shown, **look)
+    marker = {"color": COLORS["gradient descent"], "size": 7, "line": {"color": "white", "width": 1}}
+    xs, ys = (values[:, 0].tolist() for values in context)
+    panel.add_trace(
+        go.Scatter(
+            x=xs, y=ys, mode="markers", name="context", marker=marker, legendgroup="context", showlegend=shown
+        )
+    )  # fmt: skip
+    return panel
 
 
 def _check_functions(

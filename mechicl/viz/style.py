@@ -39,12 +39,12 @@ def add_line(
     color: str,
     *,
     dash: str = "solid",
+    width: float = 2,
     **options,
 ) -> None:
     """A line with a name and a colour; None leaves a gap."""
-    fig.add_trace(
-        go.Scatter(x=list(x), y=list(y), name=name, mode="lines", line={"color": color, "dash": dash}, **options)
-    )
+    line = {"color": color, "dash": dash, "width": width}
+    fig.add_trace(go.Scatter(x=list(x), y=list(y), name=name, mode="lines", line=line, **options))
 
 
 def add_band(fig: go.Figure, x: Sequence[float], low: Sequence[float], high: Sequence[float], color: str) -> None:

@@ -1,5 +1,7 @@
 """Kernels and adapted functions are drawn as they are given."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -23,7 +25,7 @@ def view(step_size: float = 0.1, grid=GRID) -> KernelView:
 
 def test_heatmaps_show_the_kernels_in_one_scale():
     views = {"slow": view(0.1), "fast": view(0.2)}
-    figure = kernel_heatmaps(views)
+    figure: Any = kernel_heatmaps(views)
     for heat, shown in zip(figure.data, views.values(), strict=True):
         torch.testing.assert_close(torch.tensor(heat.z, dtype=torch.float64), shown.kernel)
         assert list(heat.x) == list(heat.y) == GRID[:, 0].tolist()
@@ -51,7 +53,7 @@ def test_functions_are_drawn_prompt_by_prompt():
     }
     initial = {"slow": initial_function(model(), GRID).detach(), "another": GRID}
     truth = functions["slow"] + 1
-    figure = adapted_functions_figure(PROMPTS, GRID, functions, initial=initial, truth=truth, columns=2)
+    figure: Any = adapted_functions_figure(PROMPTS, GRID, functions, initial=initial, truth=truth, columns=2)
     names = ["true function", "slow, before", "another, before", "slow", "fast", "context"]
     assert [trace.name for trace in figure.data] == names * 5
     for i in range(5):

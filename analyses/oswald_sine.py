@@ -1,0 +1,191 @@
+"""Sine waves: an MLP and linear attention against the same MLP with a step of gradient descent (von Oswald et al. 2023,
+section 3, Fig. 4, A.7 and A.8).
+
+python analyses/oswald_sine.py
+"""
+
+import copy
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from mechicl import algorithms, viz
+from mechicl.analysis import adapted_functions, align, initial_function, view_kernel
+from mechicl.checkpoints import Checkpoint, load_checkpoint
+from mechicl.learners import AlgorithmLearner, Interval, Learner, interval, squared_errors
+from mechicl.models import HookedTransformer
+from mechicl.prompts import Prompts
+from mechicl.report import Comparison, Figure, Row
+from mechicl.report.script import run_script
+from mechicl.tasks import SineRegression
+
+
+@dataclass(frozen=True)
+class Args:
+    """Losses, alignment, initial and adapted functions, kernels."""
+
+    transformer: str = "sine-lsa"
+    """Name or folder of the models with learned attention."""
+    descent: str = "sine-gd"
+    """Name or folder of the models with a step of gradient descent in its place, from the same seeds."""
+    out: Path = Path("analyses/results")
+    """Folder for oswald_sine.json and oswald_sine.html."""
+    n_prompts: int = 10_000
+    """Held-out prompts."""
+    n_drawn: int = 6
+    """Of them, how many are drawn."""
+    seed: int = 1_000_003
+    """Of the held-out prompts."""
+
+
+def compare(args: Args) -> Comparison:
+    """Hold each seed's two models against each other."""
+    transformer, descent = load_checkpoint(args.transformer), load_checkpoint(args.descent)
+    task = transformer.task
+    if not isinstance(task, SineRegression):
+        raise ValueError(f"{transformer.name} was trained on {type(task).__name__}, not on sine waves")
+    if transformer.record["seeds"] != descent.record["seeds"]:
+        raise ValueError(f"{transformer.name} and {descent.name} must have the same seeds")
+    held_out = task.sample(args.n_prompts, seed=args.seed, dtype=torch.float64)
+    learned, constructed = (_in_float64(checkpoint) for checkpoint in (transformer, descent))
+    bandwidth = algorithms.tuned_bandwidth(task.sample(5000, seed=args.seed + 1, dtype=torch.float64))
+    smoothing = AlgorithmLearner(algorithms.kernel_smoothing, {"bandwidth": bandwidth})
+    mse = {name: _mse(models, held_out) for name, models in (("lsa", learned), ("gd", constructed))}
+    rows = [
+        Row("half-MSE, predicting 0", None, interval(held_out.query.ys[:, 0].square() / 2), "prompts"),
+        Row("half-MSE, Nadaraya-Watson smoothing, tuned", None, interval(squared_errors(smoothing, held_out)[:, 0] / 2),
+            "prompts", f"Gaussian kernel, bandwidth {bandwidth:.3g}"),
+        Row("half-MSE, MLP and linear attention", None, interval(mse["lsa"] / 2), "seeds", _listed(mse["lsa"] / 2)),
+        Row("half-MSE, MLP and a step of gradient descent", None, interval(mse["gd"] / 2), "seeds",
+            _listed(mse["gd"] / 2)),
+        Row("loss, attention over gradient descent", 1, interval(mse["lsa"] / mse["gd"]), "seeds", "paired by seed"),
+    ]  # fmt: skip
+    rows += _alignment_rows(learned, constructed, smoothing, held_out)
+    grid = torch.linspace(*task.x_range, 101, dtype=torch.float64)[:, None]
+    rows += _initial_rows(learned, constructed, grid, held_out)
+    views = {}
+    for name, models in (("attention", learned), ("gradient descent", constructed)):
+        found = [view_kernel(model, grid[::2], held_out[:1000]) for model in models]
+        views[name] = found[0]
+        nonlinear = [_rms(view.parts.remainder) / _rms(view.parts.prediction) for view in found]
+        rows += [
+            Row(f"kernel of {name}: effective rank", None, interval(torch.tensor([v.effective_rank for v in found])),
+                "seeds"),
+            Row(f"kernel of {name}: |K - Kᵀ| / |K|", None, interval(torch.tensor([v.symmetry_error for v in found])),
+                "seeds"),
+            Row(f"kernel of {name}: share of predictions not linear in the targets (rms)", None,
+                interval(torch.stack(nonlinear)), "seeds"),
+        ]  # fmt: skip
+    figures = [
+        _functions(learned[0], constructed[0], smoothing, task, held_out[: args.n_drawn], grid),
+        _curves(transformer, descent),
+        Figure("Kernels", "What a prediction gains by a unit of y at a context point, first seed. The paper's view is "
+               "k(x, x') = m(x)·m(x'); where MLPs read y too, it is the model's part that is linear in the targets.",
+               viz.kernel_heatmaps(views)),
+    ]  # fmt: skip
+    lead = (
+        f"Sine waves a sin(x + phase), amplitudes U{task.amplitude_range}, {task.n_context} points, on "
+        f"{args.n_prompts:,} held-out prompts (seed {args.seed}). Embedding into 40 dimensions, residual MLP of 160 "
+        f"units, one layer of linear attention; the control has gradient descent on the last dimension, with a learned "
+        f"step size, in its place."
+    )
+    data = {"mse": {name: values.tolist() for name, values in mse.items()}, "bandwidth": bandwidth}
+    return Comparison("Sine waves (Fig. 4, A.7, A.8)", lead, rows, figures, data)
+
+
+def _in_float64(checkpoint: Checkpoint) -> list[HookedTransformer]:
+    return [copy.deepcopy(model).double() for model in checkpoint.models]
+
+
+def _mse(models: list[HookedTransformer], prompts: Prompts) -> torch.Tensor:
+    return torch.stack([squared_errors(model, prompts)[:, 0].mean() for model in models])
+
+
+def _rms(values: torch.Tensor) -> torch.Tensor:
+    return values.square().mean().sqrt()
+
+
+def _listed(values: torch.Tensor) -> str:
+    return "by seed " + ", ".join(f"{value:.5f}" for value in values.tolist())
+
+
+def _alignment_rows(
+    learned: list[HookedTransformer], constructed: list[HookedTransformer], smoothing: Learner, held_out: Prompts
+) -> list[Row]:
+    """The two models of each seed against each other; beside it two seeds of one kind, and smoothing."""
+    pairs: dict[str, list[tuple[Learner, Learner]]] = {
+        "attention and gradient descent": list(zip(learned, constructed, strict=True)),
+        "two seeds of attention": list(itertools.combinations(learned, 2)),
+        "attention and Nadaraya-Watson smoothing": [(model, smoothing) for model in learned],
+    }
+    size = _rms(held_out.query.ys)
+    rows = []
+    for name, each in pairs.items():
+        found = [align(a, b, held_out) for a, b in each]
+        claim = name == "attention and gradient descent"
+        distance = torch.stack([alignment.prediction_distance.mean() for alignment in found]) / size
+        cosine = torch.stack([alignment.sensitivity_cosine.nanmean() for alignment in found])
+        over = "pairs" if "seeds" in name else "seeds"
+        rows += [
+            Row(f"prediction distance over rms target, {name}", "small" if claim else None, interval(distance), over),
+            Row(f"sensitivity cosine, {name}", "near 1" if claim else None, interval(cosine), over),
+        ]
+    return rows
+
+
+def _initial_rows(
+    learned: list[HookedTransformer], constructed: list[HookedTransformer], grid: torch.Tensor, held_out: Prompts
+) -> list[Row]:
+    before = [(initial_function(a, grid), initial_function(b, grid)) for a, b in zip(learned, constructed, strict=True)]
+    distances = torch.stack([_rms(a - b) for a, b in before])
+    sizes = torch.stack([(_rms(a) + _rms(b)) / 2 for a, b in before])
+    target = _rms(held_out.query.ys)
+    rows: list[tuple[str, str | None, Interval]] = [
+        ("rms of the initial functions over rms target", None, interval(sizes / target)),
+        ("rms distance of the two initial functions over rms target", "almost identical", interval(distances / target)),
+    ]
+    return [Row(quantity, claim, value, "seeds") for quantity, claim, value in rows]
+
+
+def _functions(
+    learned: HookedTransformer,
+    constructed: HookedTransformer,
+    smoothing: Learner,
+    task: SineRegression,
+    prompts: Prompts,
+    grid: torch.Tensor,
+) -> Figure:
+    learners = {"attention": learned, "gradient descent": constructed, "Nadaraya-Watson": smoothing}
+    figure = viz.adapted_functions_figure(
+        prompts,
+        grid,
+        {name: adapted_functions(learner, prompts, grid) for name, learner in learners.items()},
+        initial={name: initial_function(model, grid) for name, model in (("attention", learned),
+                                                                         ("gradient descent", constructed))},
+        truth=_waves(prompts, grid),
+    )  # fmt: skip
+    return Figure("Initial and adapted functions", "First seed; dashed: before the context is read.", figure)
+
+
+def _waves(prompts: Prompts, grid: torch.Tensor) -> torch.Tensor:
+    """The wave of each prompt on the grid: `a sin(x + phase) = s sin x + c cos x`, solved from its points."""
+
+    def basis(xs: torch.Tensor) -> torch.Tensor:
+        return torch.cat([xs.sin(), xs.cos()], dim=-1)
+
+    return basis(grid) @ torch.linalg.lstsq(basis(prompts.xs), prompts.ys).solution
+
+
+def _curves(transformer: Checkpoint, descent: Checkpoint) -> Figure:
+    curves = {"attention": transformer.record["curve"], "gradient descent": descent.record["curve"]}
+    figure = viz.losses_over_training(
+        curves["attention"]["eval_step"], {name: curve["eval_loss"] for name, curve in curves.items()}, log_x=True,
+        log_y=True,
+    )  # fmt: skip
+    return Figure("Loss during training", "Half the held-out mean squared error of each seed.", figure)
+
+
+if __name__ == "__main__":
+    run_script(Args, compare, "oswald_sine")
