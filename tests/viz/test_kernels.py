@@ -34,7 +34,8 @@ def test_heatmaps_show_the_kernels_in_one_scale():
     scale = layout["coloraxis"]
     assert scale["cmax"] == -scale["cmin"] == pytest.approx(views["fast"].kernel.abs().max().item())
     assert "effective rank" in layout["annotations"][0]["text"]
-    part = kernel_heatmaps(views, part="through_values").data[0].z
+    figure: Any = kernel_heatmaps(views, part="through_values")
+    part = figure.data[0].z
     torch.testing.assert_close(torch.tensor(part, dtype=torch.float64), views["slow"].through_values)
 
 
@@ -68,7 +69,7 @@ def test_functions_are_drawn_prompt_by_prompt():
         assert list(drawn["context"].y) == PROMPTS.context.ys[i, :, 0].tolist()
         assert all(trace.showlegend == (i == 0) for trace in drawn.values())
     assert [a["text"] for a in figure.to_dict()["layout"]["annotations"]] == [f"prompt {i + 1}" for i in range(5)]
-    alone = adapted_functions_figure(PROMPTS[:1], GRID, {"slow": functions["slow"][:1]})
+    alone: Any = adapted_functions_figure(PROMPTS[:1], GRID, {"slow": functions["slow"][:1]})
     assert [trace.name for trace in alone.data] == ["slow", "context"]
 
 

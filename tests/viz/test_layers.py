@@ -1,14 +1,16 @@
 """What the figures of layers show is what the results hold."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
-from mechicl import viz
+from mechicl import viz as pictures
 from mechicl.analysis import Match, ProbeResult, fit_growth
 from mechicl.learners import Interval
 
+viz: Any = pictures  # plotly's types know too little of a figure's traces
 VALUES = torch.tensor([[0.9, 0.5, 0.1], [0.2, 0.8, 0.3], [0.1, 0.4, 0.7]], dtype=torch.float64)
 MATCH = Match("layer", "Newton", (0, 1, 2), (1, 4, 9), VALUES[..., None] + torch.tensor([-0.05, 0.0, 0.05]), "errors")
 
