@@ -74,7 +74,7 @@ def sensitivity_over_training(
     """Norms of derivatives at the snapshots of one seed (above) over its loss (below).
 
     Args:
-        steps: of the snapshots.
+        steps: of the snapshots; step 0 stands at half of the next.
         norms: by name, a norm a snapshot.
         eval_steps: of the evaluations.
         losses: the seed's mean squared errors.
@@ -83,10 +83,12 @@ def sensitivity_over_training(
     """
     fig = make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.08, row_heights=[0.6, 0.4])
     colors = (COLORS["trained"], COLORS["interpolated"], COLORS["other"])
+    at = [max(step, steps[1] / 2 if len(steps) > 1 else 1) for step in steps]
     for (name, values), color in zip(norms.items(), colors, strict=False):
-        line = go.Scatter(x=list(steps), y=list(values), name=name, mode="lines+markers", line={"color": color})
+        line = go.Scatter(x=at, y=list(values), name=name, mode="lines+markers", line={"color": color})
         fig.add_trace(line, 1, 1)
-    loss = go.Scatter(x=list(eval_steps), y=[value / 2 for value in losses], name="loss", mode="lines",
+    later = [(step, value / 2) for step, value in zip(eval_steps, losses, strict=True) if step > 0]
+    loss = go.Scatter(x=[step for step, _ in later], y=[value for _, value in later], name="loss", mode="lines",
                       line={"color": COLORS["gradient descent"]})  # fmt: skip
     fig.add_trace(loss, 2, 1)
     fig.add_hline(y=gd_mse / 2, row=2, col=1, line={"color": "#888888", "dash": "dash", "width": 1},  # type: ignore[arg-type]
@@ -96,6 +98,7 @@ def sensitivity_over_training(
     fig.update_yaxes(title_text="norm of the derivative", rangemode="tozero", row=1)
     fig.update_yaxes(title_text="half mean squared error", rangemode="tozero", row=2)
     fig.update_xaxes(title_text="", row=1)
+    fig.update_xaxes(type="log", dtick=1)
     fig.update_xaxes(title_text="optimisation step", row=2)
     return fig
 
