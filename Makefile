@@ -11,7 +11,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup report test bench format wheel browser clean
+.PHONY: help setup report test bench table index format wheel browser clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,6 +28,16 @@ test: $(READY) browser ## Lint, check the format and the types, run the tests
 bench: $(READY) ## Print every ratio that the README quotes, in one run
 	$(BIN)/python analyses/benchmark.py
 	$(BIN)/python analyses/benchmark_layers.py
+
+# One training a row, all of its models at once; each goes on where it was stopped, and a finished one is not repeated.
+TABLE := $(addprefix nertinger-,linear leaky-relu-0.75 leaky-relu-0.5 leaky-relu-0.25 relu softmax)
+
+table: $(READY) ## Train Nertinger's whole Table 1 and write analyses/results/nertinger_table.json
+	for row in $(TABLE); do $(BIN)/mechicl train $$row --out checkpoints/$$row || exit 1; done
+	$(BIN)/python analyses/nertinger_table.py
+
+index: $(READY) ## Write analyses/README.md, the index of figures and tables, from analyses/results
+	$(BIN)/python analyses/index.py
 
 format: $(READY) ## Format the code and fix what the linter can
 	$(BIN)/ruff check --fix .

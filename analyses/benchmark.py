@@ -22,7 +22,7 @@ from mechicl.analysis import OneLayerStudy, linear_attention_optimum, study_one_
 from mechicl.checkpoints import load_checkpoint
 from mechicl.models import TransformerConfig
 from mechicl.tasks import LinearRegression
-from mechicl.training import TrainingConfig, train
+from mechicl.training import PRESETS, TrainingConfig, train
 from mechicl.training.state import Metrics
 
 
@@ -87,6 +87,29 @@ def speed_rows(rounds: int, batch_size: int) -> list[dict]:
         layers = "one layer" if n_layers == 1 else "five layers"
         rows.append(row(f"training speed over plain eager PyTorch, {layers}", ratios, f">= {bar}", detail))
     return rows
+
+
+def ensemble_rows(rounds: int, steps: int = 40) -> list[dict]:
+    """The models of one row of Nertinger's table (nine tasks, five seeds) at once, and one after another."""
+    whole = PRESETS["nertinger-linear"].replace(
+        seeds=(0, 1, 2, 3, 4), steps=steps, n_snapshots=0, eval_every=steps, log_every=steps, eval_prompts=16, cpu=True
+    )
+    alone = [whole.replace(task=whole.tasks[task], more_tasks=(), seeds=(seed,)) for task, seed in whole.members]
+
+    def seconds(config: TrainingConfig) -> float:
+        with tempfile.TemporaryDirectory() as folder:
+            return train(config, folder, progress=False).record["wall_time_s"]
+
+    together, apart = [], []
+    for _ in range(rounds):
+        together.append(seconds(whole))
+        apart.append(sum(map(seconds, alone)))
+    detail = (
+        f"{statistics.median(together):.1f} s against {statistics.median(apart):.1f} s for {steps} steps, batch "
+        f"{whole.batch_size} a model"
+    )
+    ratios = [b / a for a, b in zip(together, apart, strict=True)]
+    return [row(f"{len(alone)} models of one row one after another, over at once", ratios, ">= 3", detail)]
 
 
 def import_rows(rounds: int) -> list[dict]:
@@ -172,7 +195,7 @@ def main() -> None:
     parser.add_argument("--skip-accuracy", action="store_true", help="speed only")
     parser.add_argument("--json", type=Path, help="also write the rows there")
     args = parser.parse_args()
-    rows = [*speed_rows(args.rounds, args.batch_size), *import_rows(args.rounds)]
+    rows = [*speed_rows(args.rounds, args.batch_size), *ensemble_rows(min(args.rounds, 3)), *import_rows(args.rounds)]
     if not args.skip_accuracy:
         rows = [*accuracy_rows(), *rows, report_row()]
     show(rows, args.json)

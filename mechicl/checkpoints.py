@@ -125,7 +125,8 @@ def load(name: str | Path, seed: int | None = None) -> Model:
 
     Args:
         name: of a shipped checkpoint (see `available`), or the path of a checkpoint folder.
-        seed: which of its training seeds; the first by default.
+        seed: which of its training seeds; the first by default. Of several tasks trained at once it is the first
+            (see `Checkpoint.by_task`).
 
     Raises:
         CheckpointError: unknown name or seed; a file is missing, damaged, changed since it was saved, or no

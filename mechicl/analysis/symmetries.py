@@ -108,6 +108,8 @@ def lifted(a: HookedTransformer, b: HookedTransformer) -> Pair:
 
 
 def _padded(a: HookedTransformer, b: HookedTransformer) -> tuple[WeightProducts, WeightProducts]:
+    if "," in a.cfg.attention:
+        raise ValueError(f"heads can be matched where all layers have one kind of attention, not {a.cfg.attention!r}")
     return _pad(weight_products(a), weight_products(b))
 
 

@@ -88,7 +88,7 @@ def with_products(model: HookedTransformer, products: WeightProducts) -> HookedT
     """
     cfg = model.cfg.replace(
         n_heads=products.W_KQ.shape[1], d_head=model.cfg.d_model, score_scale=1.0, dtype="float64", device="cpu",
-        initializer_range=0.0,
+        initializer_range=0.0, attention_weights="learned",
     )  # fmt: skip
     made = HookedTransformer(cfg, initial_weights=model.initial_weights)
     eye = torch.eye(cfg.d_model, dtype=torch.float64)

@@ -334,6 +334,8 @@ class HookedTransformer(PromptedModel):
     def _set_initial_weights(self, initial_weights: Tensor) -> None:
         if self.cfg.prompt_format != "paired":
             raise ValueError("initial_weights belong to the paired format: an x token has no place for -x W_0")
+        if self.cfg.attention_weights == "gradient_descent":
+            raise ValueError("attention_weights='gradient_descent' starts from W_0 = 0: no initial_weights")
         if initial_weights.shape != self.initial_weights.shape:
             raise ValueError(
                 f"initial_weights must be [x y] = {tuple(self.initial_weights.shape)}, "

@@ -239,7 +239,7 @@ class TrainingConfig:
         fields["task"] = task_from_dict(fields["task"])
         fields["model"] = config_from_dict(fields["model"])
         fields["seeds"] = tuple(fields["seeds"])
-        fields["more_tasks"] = tuple(map(task_from_dict, fields.get("more_tasks", ())))
+        fields["more_tasks"] = tuple(map(task_from_dict, fields.get("more_tasks") or ()))
         if fields.get("curriculum") is not None:
             try:
                 ramps = {k: Ramp(**v) if v is not None else None for k, v in fields["curriculum"].items()}

@@ -56,7 +56,8 @@ class RunState:
         absent += [key for key in ("generators", "stopped_at") if key not in tensors]
         if absent:
             raise ValueError(f"{path} is not the state of a run: it has no {', '.join(absent)}")
-        saved = json.loads(metadata["config"])
+        # through the config: a run that was saved before it had some field goes on with that field's default
+        saved = json.loads(json.dumps(TrainingConfig.from_dict(json.loads(metadata["config"])).to_dict()))
         now = json.loads(json.dumps(config.to_dict()))
         different = [name for name in now if now[name] != saved.get(name)]
         if different:
