@@ -190,7 +190,7 @@ class LinearRegression:
         if spectrum is not None:
             xs = xs * spectrum.sqrt().to(xs)
             if self.eigenbasis == "shared":
-                xs = xs @ self.shared_basis().to(xs)
+                xs = xs @ self._shared_basis.to(xs)
             elif self.eigenbasis == "per_task":
                 xs = xs @ random_rotations(draw.normal(n_prompts, self.x_dim, self.x_dim))
         if self.input_scale != 1:
@@ -209,6 +209,10 @@ class LinearRegression:
 
     def shared_basis(self) -> Float[Tensor, "eigenvector x"]:
         """The rotation of `eigenbasis="shared"`, float64; rows are the covariance's eigenvectors."""
+        return self._shared_basis.clone()
+
+    @cached_property
+    def _shared_basis(self) -> Float[Tensor, "eigenvector x"]:
         generator = torch.Generator().manual_seed(self.eigenbasis_seed)
         return random_rotations(torch.randn(1, self.x_dim, self.x_dim, generator=generator, dtype=torch.float64))[0]
 

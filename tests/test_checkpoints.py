@@ -619,6 +619,20 @@ def test_snapshots_hold_one_set_of_weights_a_step():
         Snapshots((1, 2, 3), {"w": torch.zeros(2, 5)})
 
 
+@pytest.mark.parametrize("models", [slice(1, 3), torch.tensor([2, 0]), torch.tensor([False, False, True])])
+def test_snapshots_of_some_models_hold_their_weights_at_every_step(models):
+    kept = Snapshots((0, 7), {"w": torch.arange(30.0).view(2, 3, 5), "scale": torch.arange(6.0).view(2, 3)})
+    some = kept.of(models)
+    wanted = torch.arange(3)[models].tolist()
+    assert some.steps == (0, 7)
+    assert list(some.weights) == ["w", "scale"]
+    for name, weights in some.weights.items():
+        assert weights.shape == (2, len(wanted), *kept.weights[name].shape[2:])
+        for step in range(2):
+            for place, model in enumerate(wanted):
+                assert torch.equal(weights[step, place], kept.weights[name][step, model])
+
+
 def test_the_gradient_and_the_training_mode_of_a_model_do_not_matter_to_a_save(tmp_path):
     model = HookedTransformer(CONFIGS["one linear layer"]).train()
     model(model.encode(random_prompts(model.cfg))).sum().backward()

@@ -304,12 +304,12 @@ TRAINING = (
     ),
     Entry(
         "Fig. 15, right", "a block on 8192 tasks: highest test half-MSE",
-        rows(PHASES, "grokking: highest test half-MSE"),
+        rows(PHASES, "grokking: highest test half-MSE while memorising"),
         holds=above(5 / 12), agrees="above predicting 0", differs="never above predicting 0", notes=True,
     ),
     Entry(
-        "Fig. 15, right", "training half-MSE at that step",
-        rows(PHASES, "grokking: train half-MSE at that step"),
+        "Fig. 15, right", "least training half-MSE before the fall",
+        rows(PHASES, "grokking: least train half-MSE while memorising"),
         holds=below(0.2), agrees="it has memorised", differs="it has not memorised", notes=True,
     ),
     Entry(

@@ -1,5 +1,6 @@
 """Does a layer copy targets to their inputs' tokens? Derivatives, attention, decoding, and what ablating it costs."""
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,7 +59,9 @@ def token_sensitivity(
         return model.forward(tokens[None], stop_at_layer=layer)[0]
 
     jacobians = vmap(jacfwd(stream))  # [prompt position d_model token d_token]
-    with torch.no_grad():
+    with torch.no_grad(), warnings.catch_warnings():
+        # torch's own forward mode still compiles its decompositions that way, at its first use
+        warnings.filterwarnings("ignore", "`torch.jit.script`", DeprecationWarning)
         parts = [jacobians(model.encode(part)).square().sum((2, 4)).sqrt() for part in prompts.split(batch_size)]
     norms = torch.cat(parts).permute(1, 2, 0)
     n = prompts.n_context
@@ -74,9 +77,10 @@ class Copying(Samples):
 
     Attributes:
         attention: share of their attention that the context's x tokens give to their targets' tokens: the sum of
-            absolute weights there over that of all, mean over x tokens, `[head prompt]`.
+            absolute weights there over that of all, mean over x tokens, `[head prompt]`; NaN where an x token attends
+            to nothing.
         pattern_cosine: cosine between the rows of the pattern at the context's x tokens and those of
-            `constructions.copy_targets`, mean over x tokens, `[head prompt]`.
+            `constructions.copy_targets`, mean over x tokens, `[head prompt]`; NaN likewise.
         decoding_errors: squared error of a linear readout of each target from the stream at its input's token after
             the layer, over the targets' mean square: 0 if it is there, 1 if it is not; mean over points, `[prompt]`.
         decoding_errors_before: the same before the layer.
@@ -104,7 +108,7 @@ def copying(model: HookedTransformer, prompts: Prompts, layer: int = 0) -> Copyi
 
     Args:
         model: on interleaved prompts.
-        prompts: an even number of them or more; the readouts are fitted on one half and judged on the other, both ways.
+        prompts: two or more; the readouts are fitted on one half and judged on the other, both ways.
         layer: the attention layer.
 
     Raises:
@@ -117,7 +121,7 @@ def copying(model: HookedTransformer, prompts: Prompts, layer: int = 0) -> Copyi
         >>> print(found.intervals()["attention"])
     """
     _require_interleaved(model, prompts)
-    check_layer(layer + 1, model.cfg.n_layers)
+    check_layer(layer, model.cfg.n_layers - 1)
     if len(prompts) < 2:
         raise ValueError(f"the readouts need at least two prompts, got {len(prompts)}")
     names = {part: f"blocks.{layer}.{part}" for part in ("hook_resid_pre", "attn.hook_pattern", "hook_attn_out")}
@@ -171,15 +175,17 @@ def _copying_pattern(prompts: Prompts) -> Float[Tensor, "point key_pos"]:
 
 def _decoding_errors(streams: Float[Tensor, "prompt point d_model"], prompts: Prompts) -> Float[Tensor, "prompt"]:
     """Errors of least-squares readouts with a constant, each half of the prompts read by the other half's readout."""
-    xs = torch.cat([streams, torch.ones_like(streams[..., :1])], dim=-1).double()
+    xs = torch.cat([streams, torch.ones_like(streams[..., :1])], dim=-1).double().cpu()  # where there is gelsd
     ys = prompts.context.ys.to(xs)
     half = len(prompts) // 2
     halves = (slice(None, half), slice(half, None))
     errors = torch.empty(len(prompts), dtype=torch.float64)
     for judged, fitted in (halves, halves[::-1]):
-        readout = torch.linalg.lstsq(xs[fitted].flatten(0, 1), ys[fitted].flatten(0, 1), driver="gelsd").solution
+        rows, targets = xs[fitted].flatten(0, 1), ys[fitted].flatten(0, 1)
+        rounding = torch.finfo(streams.dtype).eps * max(rows.shape)  # of the model, not to be read
+        readout = torch.linalg.lstsq(rows, targets, rcond=rounding, driver="gelsd").solution
         errors[judged] = (xs[judged] @ readout - ys[judged]).square().mean((1, 2))
-    return errors / ys.square().mean()
+    return (errors / ys.square().mean()).to(streams.device)
 
 
 def _require_interleaved(model: HookedTransformer, prompts: Prompts) -> None:

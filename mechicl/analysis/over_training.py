@@ -75,9 +75,10 @@ class Transitions:
         plateau: the loss that each seed starts from, `[seed]`.
         final: each seed's loss at the end, `[seed]`.
         before: the last evaluated step at which the loss is above the threshold, `[seed]`; NaN without a transition.
-        after: the next evaluated step: the transition lies between the two, `[seed]`.
+        after: the next evaluated step: the transition lies between the two, `[seed]`. Both are the first step where
+            the loss is below the threshold from the first on.
         start: the first evaluated step from which a tenth of the fall is behind, `[seed]`.
-        end: the same for nine tenths, `[seed]`.
+        end: the same for nine tenths, `[seed]`; NaN also where they are not behind at the last evaluation.
     """
 
     plateau: Float[Tensor, "seed"]
@@ -117,7 +118,7 @@ def transitions(
     """Find the step at which each seed's loss falls from its plateau to its final value.
 
     The final value is the median of the last twentieth of the evaluations. The transition is where the loss has come
-    half of the way from the plateau to it for good.
+    half of the way from the plateau to it for good; there is none where the last loss is above that.
 
     Args:
         steps: of the evaluations, increasing.
@@ -128,7 +129,7 @@ def transitions(
 
     Raises:
         ValueError: fewer than two evaluations, steps that do not increase, losses of another length or that are not
-            finite, or a plateau that is not positive and finite.
+            finite, a plateau that is not positive and finite, or a fall that is not between 0 and 1.
 
     Source: von Oswald et al. 2023, A.11, where transitions are looked at.
 
@@ -145,6 +146,8 @@ def transitions(
         raise ValueError("losses must be finite")
     if plateau is not None and not (plateau > 0 and math.isfinite(plateau)):
         raise ValueError(f"plateau must be positive and finite, got {plateau}")
+    if not 0 <= fall <= 1:
+        raise ValueError(f"fall must be between 0 and 1, got {fall}")
     found = [
         _transition(list(steps), own, own[0].item() if plateau is None else plateau, fall) for own in values.unbind(1)
     ]
@@ -154,13 +157,17 @@ def transitions(
 def _transition(steps: list[int], losses: Float[Tensor, "step"], plateau: float, fall: float) -> tuple[float, ...]:
     """Plateau, final, before, after, start, end of one seed."""
     final = losses[-max(1, len(losses) // 20) :].median().item()
-    if plateau - final < fall * plateau:
-        return plateau, final, *[math.nan] * 4
+    none = plateau, final, *[math.nan] * 4
+    if final >= plateau or plateau - final < fall * plateau:
+        return none
 
     def crossing(share: float) -> int:
-        """Index of the first evaluation from which the loss stays below plateau minus that share of the fall."""
+        """Number of evaluations until the loss stays below plateau minus that share of the fall."""
         above = losses > plateau - share * (plateau - final)
-        return min(int(above.nonzero().max()) + 1, len(steps) - 1) if above.any() else 0
+        return int(above.nonzero().max()) + 1 if above.any() else 0
 
     start, middle, end = map(crossing, (0.1, 0.5, 0.9))
-    return plateau, final, *map(float, (steps[max(middle - 1, 0)], steps[middle], steps[start], steps[end]))
+    if middle == len(steps):  # the last loss is above the threshold
+        return none
+    fallen = float(steps[end]) if end < len(steps) else math.nan
+    return plateau, final, *map(float, (steps[max(middle - 1, 0)], steps[middle], steps[start])), fallen

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.models import PromptedModel
+from mechicl.prompts import Prompts
 from mechicl.training.config import TrainingConfig
 
 TIMED_BATCHES = 12
@@ -65,19 +66,17 @@ def draw_batch(
     """
     rank, world = shard
     tasks = config.tasks_at(step)
-    tokens, targets = [], []
+    drawn: list[Prompts] = []
     for (task, _), generator in zip(config.members, generators, strict=True):
         prompts = tasks[task].sample(config.batch_size, generator=generator)
         if world > 1:
             prompts = prompts[shard_slice(config.batch_size, rank, world)]
-        tokens.append(model.encode(prompts))
-        targets.append(prompts.ys if config.rows == "points" else prompts.ys[:, -1:])
+        drawn.append(prompts)
     states = torch.stack([generator.get_state() for generator in generators])
-    return Batch(step, _stack(tokens), _stack(targets), states)
-
-
-def _stack(tensors: list[Tensor]) -> Tensor:
-    return torch.stack(tensors) if len(tensors) > 1 else tensors[0].unsqueeze(0)  # no copy for one seed
+    joined = Prompts.concatenate(drawn) if len(drawn) > 1 else drawn[0]  # no copy for one seed
+    tokens, targets = model.encode(joined), joined.ys if config.rows == "points" else joined.ys[:, -1:]
+    by_model = (len(drawn), len(drawn[0]))
+    return Batch(step, tokens.unflatten(0, by_model), targets.unflatten(0, by_model), states)
 
 
 def batches(

@@ -197,6 +197,18 @@ PRESETS: dict[str, TrainingConfig] = {
         )
         for n in (128, 512, 2048, 8192)
     },
+    # Fig. 15, right: a wide MLP and large initial weights, with which the block memorises before it attends
+    "lsa-1l-mlp-tasks8192": _LSA.replace(
+        task=FixedTasks(LinearRegression(x_dim=10, n_context=10), 8192),
+        model=_LSA.model.replace(d_mlp=2048, initializer_range=0.3),
+        seeds=(0, 1, 2),
+        batch_size=4096,
+        steps=2000,
+        schedule="constant",
+        eval_every=20,
+        log_every=20,
+        n_snapshots=0,
+    ),
     "gpt2-12l": _GPT2_12L,
     "gpt2-12l-1h": _GPT2_12L.replace(model=_GPT2_12L.model.replace(n_heads=1)),
     "gpt2-8l": _GPT2_8L,
@@ -232,6 +244,7 @@ SUMMARIES: dict[str, str] = {
     "lsa-1l-phases": "ten seeds of one linear head with a fine curve (von Oswald et al. 2023, Fig. 15)",
     "lsa-1l-2h-phases": "the same with two heads",
     **{f"lsa-1l-tasks{n}": f"one layer on a fixed set of {n} tasks (Fig. 16)" for n in (128, 512, 2048, 8192)},
+    "lsa-1l-mlp-tasks8192": "attention and a wide MLP on 8192 fixed tasks: memorising first (Fig. 15)",
     "gpt2-12l": "GPT-2 style on Gaussian inputs, d = 20, 40 points: the size of Fu et al. 2024 (needs a GPU)",
     "gpt2-12l-1h": "the same with one head (Fu et al. 2024, B.4; needs a GPU)",
     "gpt2-8l": "a small one: 8 layers, width 64, d = 5, 20 points",

@@ -1,5 +1,6 @@
 """What happens during training: losses with their transitions, sensitivities to tokens, patterns before and after."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
@@ -39,7 +40,7 @@ def losses_over_training(
     fig = figure(title, "optimisation step", "half mean squared error", log_x=log_x, log_y=log_y)
     shown = [i for i, step in enumerate(steps) if step > 0 or not log_x]
     colors = (COLORS["trained"], COLORS["interpolated"], COLORS["closed form"], COLORS["other"])
-    for (kind, values), color in zip(losses.items(), colors, strict=False):
+    for (kind, values), color in zip(losses.items(), itertools.cycle(colors), strict=False):
         if len(values) != len(steps):
             raise ValueError(f"{kind} has {len(values)} evaluations for {len(steps)} steps")
         for seed in range(len(values[0])):
@@ -54,7 +55,8 @@ def losses_over_training(
                     marker={"symbol": "diamond", "size": 8, "color": color, "line": {"color": "white", "width": 1}},
                 )
             )  # fmt: skip
-    for (name, value), dash in zip((references or {}).items(), ("dash", "dot", "dashdot"), strict=False):
+    dashes = itertools.cycle(("dash", "dot", "dashdot"))
+    for (name, value), dash in zip((references or {}).items(), dashes, strict=False):
         ends = [steps[shown[0]], steps[-1]]
         add_line(fig, ends, [value / 2] * 2, name, COLORS["gradient descent"], dash=dash)
     if not log_y:
@@ -83,8 +85,8 @@ def sensitivity_over_training(
     """
     fig = make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.08, row_heights=[0.6, 0.4])
     colors = (COLORS["trained"], COLORS["interpolated"], COLORS["other"])
-    at = [max(step, steps[1] / 2 if len(steps) > 1 else 1) for step in steps]
-    for (name, values), color in zip(norms.items(), colors, strict=False):
+    at = _on_log_axis(steps)
+    for (name, values), color in zip(norms.items(), itertools.cycle(colors), strict=False):
         line = go.Scatter(x=at, y=list(values), name=name, mode="lines+markers", line={"color": color})
         fig.add_trace(line, 1, 1)
     later = [(step, value / 2) for step, value in zip(eval_steps, losses, strict=True) if step > 0]
@@ -143,7 +145,7 @@ def alignments_over_training(found: Mapping[str, AlignmentOverTraining]) -> go.F
     """
     fig = make_subplots(rows=1, cols=2, subplot_titles=["cosine of sensitivities", "distance of predictions"])
     for (name, result), color in zip(found.items(), COLORS.values(), strict=False):
-        steps = [max(step, result.steps[1] / 2 if len(result.steps) > 1 else 1) for step in result.steps]
+        steps = _on_log_axis(result.steps)
         for column, values in enumerate((result.sensitivity_cosine, result.prediction_distance), start=1):
             part = go.Figure()
             intervals = [interval(row) for row in values]
@@ -161,3 +163,9 @@ def alignments_over_training(found: Mapping[str, AlignmentOverTraining]) -> go.F
         margin={"l": 60, "r": 20, "t": 40, "b": 55}, legend={"orientation": "h", "y": -0.2},
     )  # fmt: skip
     return fig
+
+
+def _on_log_axis(steps: Sequence[int]) -> list[float]:
+    """Steps as they are, but 0 at half of the next."""
+    first = steps[1] / 2 if len(steps) > 1 else 1
+    return [step or first for step in steps]

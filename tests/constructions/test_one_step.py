@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mechicl import constructions
+from mechicl.analysis import linear_attention_optimum
 from mechicl.learners import interval, squared_errors
 from mechicl.tasks import LinearRegression
 from tests.algorithms.reference import precondition
@@ -80,9 +81,9 @@ def preconditioner_of(model) -> np.ndarray:
     return -moved[d, d] * model.QK.AB[0, 0].detach().numpy()[:d, :d]
 
 
-def gaussian_loss(matrix: np.ndarray, sigma: np.ndarray, n: int) -> float:
-    """`E ‖x - x A Ŝ‖²` by the moments of Gaussian inputs: `E ŜŜ = ((n + 1) Σ² + tr(Σ) Σ) / n`."""
-    second = ((n + 1) * sigma @ sigma + np.trace(sigma) * sigma) / n
+def gaussian_loss(matrix: np.ndarray, sigma: np.ndarray, n: int, noise_variance: float = 0.0) -> float:
+    """`E ‖x - x A Ŝ‖²` by the moments of Gaussian inputs: `E ŜŜ = ((n + 1) Σ² + tr(Σ) Σ) / n`, and noise's ν² Σ / n."""
+    second = ((n + 1) * sigma @ sigma + (np.trace(sigma) + noise_variance) * sigma) / n
     loss = np.trace(sigma) - 2 * np.trace(sigma @ matrix @ sigma) + np.trace(matrix.T @ sigma @ matrix @ second)
     return float(loss)
 
@@ -103,19 +104,49 @@ def test_its_loss_is_the_closed_form(eigenvalues, published, digits):
 
 
 @quick
-@given(st.integers(1, 20), st.integers(1, 30), st.integers(0, 2**20))
-def test_every_other_preconditioner_has_a_larger_loss(x_dim, n_context, seed):
+@given(st.integers(1, 20), st.integers(1, 30), st.sampled_from([0.0, 0.25, 9.0]), st.integers(0, 2**20))
+def test_every_other_preconditioner_has_a_larger_loss(x_dim, n_context, noise, seed):
     rng = np.random.default_rng(seed)
     root = rng.standard_normal((x_dim, x_dim))
     sigma = root @ root.T
-    model = constructions.linear_optimum(covariance=torch.from_numpy(sigma), n_context=n_context)
+    model = constructions.linear_optimum(covariance=torch.from_numpy(sigma), n_context=n_context, noise_variance=noise)
     best = preconditioner_of(model)
-    least = gaussian_loss(best, sigma, n_context)
+    least = gaussian_loss(best, sigma, n_context, noise)
+    closed_form = linear_attention_optimum(np.linalg.eigvalsh(sigma).tolist(), n_context, noise)
+    assert least == pytest.approx(closed_form, rel=1e-6, abs=1e-9 * np.trace(sigma))
     direction = np.abs(best).max() * rng.standard_normal((x_dim, x_dim))
-    up, down = (gaussian_loss(best + sign * 0.1 * direction, sigma, n_context) for sign in (1, -1))
+    up, down = (gaussian_loss(best + sign * 0.1 * direction, sigma, n_context, noise) for sign in (1, -1))
     assert min(up, down) > least
     # the loss is a parabola along any line: at its lowest point both sides rise alike
     assert up - down == pytest.approx(0, abs=1e-6 * (up + down - 2 * least) + 1e-9 * least)
+
+
+def test_with_noise_its_loss_on_many_prompts_is_the_closed_form_and_no_scaled_step_has_less():
+    n, noise, eigenvalues = 10, 4.0, (0.5, 1.0, 3.0)
+    task = LinearRegression(
+        x_dim=3, n_context=n, inputs="gaussian", eigenvalues=eigenvalues, noise_std=noise**0.5, query_noise=False
+    )
+    prompts = task.sample(60_000, seed=0, dtype=torch.float64)
+    sigma = torch.tensor(eigenvalues).diag()
+    model = constructions.linear_optimum(covariance=sigma, n_context=n, noise_variance=noise)
+    errors = squared_errors(model, prompts)
+    sampled = interval(errors, level=0.999)
+    assert linear_attention_optimum(list(eigenvalues), n, noise) in sampled
+    assert sampled.half_width < 0.05 * sampled.mean
+    blind = constructions.linear_optimum(covariance=sigma, n_context=n)
+    best = torch.from_numpy(preconditioner_of(model))
+    others = [blind]
+    others += [
+        constructions.preconditioned_gd(x_dim=3, n_context=n, preconditioner=scale * best) for scale in (0.8, 1.2)
+    ]
+    for other in others:  # on the same prompts
+        assert interval(squared_errors(other, prompts) - errors, level=0.999).low > 0
+
+
+@pytest.mark.parametrize("noise", [-0.1, math.nan, math.inf])
+def test_what_is_no_variance_of_noise_is_refused(noise):
+    with pytest.raises(ValueError, match="noise_variance must be finite and not negative"):
+        constructions.linear_optimum(covariance=torch.eye(2), n_context=4, noise_variance=noise)
 
 
 def test_it_is_the_step_that_it_says_it_is():
