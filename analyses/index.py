@@ -362,7 +362,7 @@ def main() -> None:
     check = parser.parse_args().check
     try:
         text = write(Library(HERE / "results", MADE), PAPERS)
-    except MissingResultsError as error:
+    except (MissingResultsError, TypeError, ValueError) as error:
         sys.exit(f"index.py: {error}")
     path = HERE / "README.md"
     if not check:

@@ -25,6 +25,8 @@ from mechicl.prompts import Prompts
 from mechicl.report import Comparison, Figure, Row
 from mechicl.report.script import run_script
 
+FIELDS = ("attention", "pattern_cosine", "decoding_errors", "decoding_errors_of_inputs", "errors", "errors_without",
+          "errors_without_elsewhere", "errors_transplanted")  # fmt: skip
 COPIES = 0.5
 """A first layer copies if a linear readout of it has less than this share of the targets' mean square as its error."""
 
@@ -92,7 +94,8 @@ def compare(args: Args) -> Comparison:
             )
         )
         if found.checkpoint.snapshots is not None:
-            steps, over_training = _sensitivity_over_training(found.checkpoint, opened_on[: args.n_opened // 64])
+            steps, over_training = _sensitivity_over_training(found.checkpoint, _few(opened_on))
+            rows.append(_rise_row(found, steps, over_training))
             copied = [seed for seed, fine in zip(range(len(seeds)), found.copying.tolist(), strict=True) if fine]
             if copied:
                 figures.append(_sensitivity_figure(found, steps, over_training, copied[0], reference.mean().item()))
@@ -108,8 +111,7 @@ def compare(args: Args) -> Comparison:
             "transition": [found.transitions.before.tolist(), found.transitions.after.tolist()],
             **{
                 field: [getattr(c, field).mean().item() for c in found.copies]
-                for field in ("attention", "pattern_cosine", "decoding_errors", "errors", "errors_without",
-                              "errors_without_elsewhere", "errors_transplanted")
+                for field in FIELDS
             },
         }  # fmt: skip
     lead = (
@@ -126,10 +128,34 @@ def _open(checkpoint: Checkpoint, held_out: Prompts, opened_on: Prompts, nothing
     return Opened(
         checkpoint,
         [copying(model, opened_on) for model in models],
-        [token_sensitivity(model, opened_on[: len(opened_on) // 64]) for model in models],
+        [token_sensitivity(model, _few(opened_on)) for model in models],
         transitions(curve["eval_step"], curve["eval_loss"], plateau=nothing),
         torch.stack([squared_errors(model, held_out)[:, 0].mean() for model in models]),
     )
+
+
+def _few(prompts: Prompts) -> Prompts:
+    """Where derivatives are taken."""
+    return prompts[: max(1, len(prompts) // 64)]
+
+
+def _rise_row(found: Opened, steps: list[int], over_training: dict[str, torch.Tensor]) -> Row:
+    """Whether the first layer reads the next token before the loss falls, as far as the snapshots tell."""
+    ratio = over_training["next"] / over_training["other"]
+    words, before = [], 0
+    for seed, fine in enumerate(found.copying.tolist()):
+        if not fine:
+            continue
+        fall = found.transitions.before[seed].item()
+        earlier = [i for i, step in enumerate(steps) if step <= fall]
+        later = [i for i, step in enumerate(steps) if step > fall]
+        if earlier and later:
+            before += bool(ratio[earlier[-1], seed] > 3)
+            words.append(f"{ratio[earlier[-1], seed]:.2g} (step {steps[earlier[-1]]}) to {ratio[later[0], seed]:.2g} "
+                         f"(step {steps[later[0]]})")  # fmt: skip
+    quantity = f"{found.checkpoint.name}: seeds that read the next token 3 times more than others before the loss falls"
+    note = f"norms' ratio at the snapshots around the fall: {'; '.join(words)}"
+    return Row(quantity, "all", f"{before} of {len(words)} seeds", "seeds that copy", note)
 
 
 def _rows(found: Opened, reference: torch.Tensor) -> list[Row]:
@@ -144,8 +170,8 @@ def _rows(found: Opened, reference: torch.Tensor) -> list[Row]:
         Row(f"{name}: first layers that copy", claim, which, "seeds"),
         Row(f"{name}: step of the transition", None, falls.interval(), "seeds", seen),
     ]
-    kept = fine if fine.sum() > 1 else torch.ones_like(fine)
-    over = "seeds" if fine.sum() <= 1 else "seeds that copy"
+    kept = fine if fine.any() else torch.ones_like(fine)
+    over = "seeds that copy" if fine.any() else "seeds"
 
     def mean(values: list[torch.Tensor]) -> Interval:
         return interval(torch.stack(values)[kept])
@@ -154,6 +180,7 @@ def _rows(found: Opened, reference: torch.Tensor) -> list[Row]:
     by_seed = f"by seed {', '.join(f'{r:.3f}' for r in ratios)}"
     expected = None if linear_only else 1
     rows.append(Row(f"{name}: loss over one step of gradient descent", expected, interval(ratios[kept]), over, by_seed))
+    rows.append(Row(f"{name}: the same of all seeds", expected, interval(ratios), "seeds"))
     for label, words, values in (
         ("the token itself", None, [s.own.mean() for s in found.sensitivities]),
         ("the next token, its target", None if linear_only else "high", [s.next.mean() for s in found.sensitivities]),
@@ -169,6 +196,11 @@ def _rows(found: Opened, reference: torch.Tensor) -> list[Row]:
             mean([c.decoding_errors.mean() for c in found.copies]), over,
             f"before: {found.copies[0].decoding_errors_before.mean():.3f}; share of the mean square"),
     ]  # fmt: skip
+    rows.append(
+        Row(f"{name}: input not readable at its target's token after the layer", None,
+            mean([c.decoding_errors_of_inputs.mean() for c in found.copies]), over,
+            "by seed " + ", ".join(f"{c.decoding_errors_of_inputs.mean():.2f}" for c in found.copies))
+    )  # fmt: skip
     for label, field in (
         ("without the first layer at x tokens", "errors_without"),
         ("without it elsewhere", "errors_without_elsewhere"),
@@ -212,8 +244,8 @@ def _sensitivity_figure(
 def _patterns_figure(found: Opened, seed: int, prompts: Prompts) -> Figure:
     checkpoint = found.checkpoint
     assert checkpoint.snapshots is not None
-    transition = found.transitions.steps[seed].item()
-    before = max(i for i, step in enumerate(checkpoint.snapshots.steps) if step <= 0.6 * transition)
+    transition = found.transitions.steps.nan_to_num(0)[seed].item()
+    before = max((i for i, step in enumerate(checkpoint.snapshots.steps) if step <= 0.6 * transition), default=0)
     panels = {}
     for i in (before, len(checkpoint.snapshots.steps) - 1):
         model = checkpoint.models_at(i)[seed].double()

@@ -98,8 +98,12 @@ def _grokking(
     # initial weights are large: what counts begins where the training loss is below that of predicting 0
     steps = torch.tensor(common)[:, None]
     memorising = (trains < nothing) & (steps < falls.steps.nan_to_num(torch.inf))
-    peak = tests.where(memorising, 0).max(0)
-    lowest = trains.where(memorising, torch.inf).min(0).values
+    fine = memorising.any(0)
+    peak = tests.where(memorising, 0).max(0).values[fine]
+    lowest = trains.where(memorising, torch.inf).min(0).values[fine]
+    begin = tests.gather(0, memorising.int().argmax(0)[None])[0][fine]
+    if not fine.any():
+        raise ValueError(f"{checkpoint.name} never has a training loss below that of predicting 0 before its fall")
     data["grokking"] = {"steps": common, "test": tests.tolist(), "train": trains.tolist()}
     figures.append(
         Figure(
@@ -112,8 +116,9 @@ def _grokking(
         )
     )  # fmt: skip
     return [
-        Row("grokking: highest test half-MSE while memorising", "increases drastically", interval(peak.values / 2),
+        Row("grokking: highest test half-MSE while memorising", "increases drastically", interval(peak / 2),
             "seeds", f"predicting 0: {nothing / 2:.3f}"),
+        Row("grokking: the same over the test loss when memorising begins", "above 1", interval(peak / begin), "seeds"),
         Row("grokking: least train half-MSE while memorising", "low", interval(lowest / 2), "seeds"),
         Row("grokking: step of the test loss' fall", "sudden", falls.interval(), "seeds",
             f"{int(falls.found.sum())} of {len(falls.steps)} seeds"),

@@ -125,7 +125,7 @@ def _alignment_rows(
     for name, each in pairs.items():
         found = [align(a, b, held_out) for a, b in each]
         claim = name == "attention and gradient descent"
-        distance = torch.stack([alignment.prediction_distance.mean() for alignment in found]) / size
+        distance = torch.stack([_rms(alignment.prediction_distance) for alignment in found]) / size
         cosine = torch.stack([alignment.sensitivity_cosine.nanmean() for alignment in found])
         over = "pairs" if "seeds" in name else "seeds"
         rows += [

@@ -43,10 +43,13 @@ class List:
                 layers = _count(cfg.n_layers, "LSTM layer")
             else:
                 layers = f"{_count(cfg.n_layers, 'layer')}, {_count(cfg.n_heads, f'{cfg.attention} head')}"
-            print(
-                f"{name:24} {layers}, width {cfg.d_model}, {_count(len(checkpoint.models), 'seed')}, "
-                f"held-out MSE {sum(losses) / len(losses):.4f}"
-            )
+            tasks = 1 + len(record.get("training", {}).get("more_tasks", ()))
+            seeds = _count(len(checkpoint.models) // tasks, "seed")
+            if tasks > 1:
+                found = f"{seeds} on each of {tasks} tasks"
+            else:
+                found = f"{seeds}, held-out MSE {sum(losses) / len(losses):.4f}"
+            print(f"{name:24} {layers}, width {cfg.d_model}, {found}")
 
 
 def _count(number: int, thing: str) -> str:

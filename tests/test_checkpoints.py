@@ -373,8 +373,9 @@ def test_the_shipped_one_layer_model_loads_in_eval_mode_and_has_learned():
 @pytest.mark.parametrize("name", available())
 def test_every_shipped_checkpoint_is_whole(name):
     checkpoint = load_checkpoint(name)
-    assert checkpoint.record["seeds"]
-    for seed, model in zip(checkpoint.record["seeds"], checkpoint.models, strict=True):
+    assert len(checkpoint.record["seeds"]) == len(checkpoint.models)
+    first = checkpoint.by_task()[0]
+    for seed, model in zip(first.record["seeds"], first.models, strict=True):
         assert all(
             torch.equal(a, b) for a, b in zip(load(name, seed=seed).parameters(), model.parameters(), strict=True)
         )

@@ -196,9 +196,10 @@ near_0, near_1 = near(0), near(1)
 
 
 def agrees_with(published: float, m: Measured) -> bool:
-    """The rule for numbers: within 5%, or in a measured interval that is no wider than half of the published number."""
-    inside = m.low <= published <= m.high and m.high - m.low <= abs(published) / 2
-    return inside or abs(m.mean - published) <= SLACK * abs(published)
+    """The rule for numbers: within 5%, or in the measured interval; one wider than half the published number tells
+    nothing."""
+    known = m.high - m.low <= abs(published) / 2
+    return known and (m.low <= published <= m.high or abs(m.mean - published) <= SLACK * abs(published))
 
 
 def equals(value: float) -> Callable[[Measured], bool]:

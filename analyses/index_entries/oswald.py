@@ -220,8 +220,8 @@ SINE_WAVES = (
 
 COPIES = (
     Entry(
-        "Fig. 5, left", "two softmax layers on alternate tokens: loss over one step of gradient descent, seeds that "
-        "copy",
+        "Fig. 5, left", "softmax, then linear attention on alternate tokens: loss over one step of gradient descent, "
+        "seeds that copy",
         rows(COPYING, "copy-2l: loss over one step of gradient descent"),
         agrees="one step", differs="not one step", notes=True,
     ),
@@ -244,7 +244,7 @@ COPIES = (
     Entry(
         "Fig. 5, left", "training speed differs between seeds: step of the transition",
         rows(COPYING, "copy-2l: step of the transition"),
-        claim="highly variable", holds=lambda m: m.high > 1.5 * m.low,
+        claim="highly variable", holds=lambda m: m.high > 1.5 * m.low,  # of the mean: seeds differ by more than that
         agrees="", differs="seeds are alike", notes=True,
     ),
     Entry(
@@ -255,7 +255,12 @@ COPIES = (
         compare=first_is_largest, agrees="it reads the next token", differs="it does not read the next token",
     ),
     Entry(
-        "Section 4", "seeds whose first layer copies, learned positions",
+        "Fig. 5, right", "seeds in which the first layer reads the next token before the loss falls",
+        rows(COPYING, "copy-2l: seeds that read the next token 3 times more than others before the loss falls"),
+        holds=all_of_them, agrees="all", differs="both happen between the same two snapshots in most", notes=True,
+    ),
+    Entry(
+        "Section 4", "seeds whose first layer copies, sinusoidal positions",
         rows(COPYING, "copy-2l: first layers that copy"),
         holds=all_of_them, agrees="all", differs="the others stay at a higher loss: {others} of one step's",
         cites={"others": rows(COPYING, Derived("loss over one step", _loss_of_those_that_do_not_copy))},
@@ -269,7 +274,8 @@ COPIES = (
         "Section 4", "the same, linear attention in the first layer",
         rows(COPYING, "copy-2l-linear: first layers that copy"),
         holds=lambda m: m.numbers[0] == 0,
-        agrees="none; their loss is {loss} of one step's without copying", differs="some do",
+        agrees="none copies targets; inputs are partly readable at targets' tokens; loss {loss} of one step's",
+        differs="some do",
         cites={"loss": rows(COPYING, "copy-2l-linear: loss over one step of gradient descent")},
     ),
 )  # fmt: skip

@@ -2,7 +2,12 @@
 
 from mechicl.analysis.algorithm_families import tuned_descent
 from mechicl.analysis.alignment import Alignment, align, sensitivities
-from mechicl.analysis.closed_forms import OneStepOptimum, linear_attention_optimum, one_step_optimum
+from mechicl.analysis.closed_forms import (
+    OneStepOptimum,
+    linear_attention_optimum,
+    one_step_optimum,
+    preconditioned_gd_optimum,
+)
 from mechicl.analysis.conditioning import Conditioning, EigenvalueRange, conditioning, transformed_eigenvalues
 from mechicl.analysis.connectivity import Curve, ModeConnectivity, Path, interpolate, mode_connectivity
 from mechicl.analysis.construction_families import FamilyName
@@ -24,13 +29,7 @@ from mechicl.analysis.kernels import (
     KernelView,
     PredictionParts,
     adapted_functions,
-    contributions,
-    decompose,
-    effective_rank,
-    features,
     initial_function,
-    kernel,
-    symmetry_error,
     view_kernel,
 )
 from mechicl.analysis.layer_learners import LayerErrors, Lens, layer_errors
@@ -94,13 +93,9 @@ __all__ = [
     "align_over_training",
     "aligned",
     "conditioning",
-    "contributions",
     "copying",
     "cross_moments",
-    "decompose",
     "dual_form",
-    "effective_rank",
-    "features",
     "fit_construction",
     "fit_growth",
     "fit_readouts",
@@ -110,7 +105,6 @@ __all__ = [
     "induced_weights",
     "initial_function",
     "interpolate",
-    "kernel",
     "layer_errors",
     "lifted",
     "linear_attention_optimum",
@@ -122,6 +116,7 @@ __all__ = [
     "one_step_optimum",
     "order_sensitivity",
     "outside_span",
+    "preconditioned_gd_optimum",
     "probe",
     "regressed_weights",
     "repeated",
@@ -131,7 +126,6 @@ __all__ = [
     "similarity_of_errors",
     "similarity_of_weights",
     "study_one_layer",
-    "symmetry_error",
     "token_sensitivity",
     "train_readouts",
     "transformed_eigenvalues",

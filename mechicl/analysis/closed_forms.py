@@ -12,7 +12,7 @@ class OneStepOptimum:
     """The best single step of gradient descent on a task, exactly.
 
     Attributes:
-        step_size: a, the factor on the summed gradient.
+        step_size: a, the factor on the summed gradient (on the mean one where the step is preconditioned).
         mse: mean squared error of the query's prediction.
     """
 
@@ -67,3 +67,24 @@ def linear_attention_optimum(eigenvalues: list[float], n_context: int, noise_var
     n = n_context
     inverse = (n + 1) / n * spectrum + (spectrum.sum() + noise_variance) / n
     return (spectrum * (1 - spectrum / inverse)).sum().item()
+
+
+def preconditioned_gd_optimum(eigenvalues: list[float], n_context: int, noise_variance: float = 0.0) -> OneStepOptimum:
+    """The best single step of gradient descent with preconditioner `η Σ⁻¹`, as `linear_attention_optimum` otherwise.
+
+    With `t = Σ_i λ_i`, the loss is `t (1 - 2η + η² (n + d + 1) / n) + η² ν² d / n`: the second moment of a whitened
+    sample covariance is `(n + d + 1) / n`.
+
+    Args:
+        eigenvalues: λ of the inputs' covariance, positive.
+        n_context: n, number of context points.
+        noise_variance: ν² of the context's targets.
+
+    Returns:
+        η as the step size, and the loss.
+
+    Source: Nertinger, section 4.1, whose η is searched.
+    """
+    total, d, n = sum(eigenvalues), len(eigenvalues), n_context
+    eta = total / (total * (n + d + 1) / n + noise_variance * d / n)
+    return OneStepOptimum(step_size=eta, mse=total * (1 - eta))

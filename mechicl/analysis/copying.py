@@ -84,6 +84,8 @@ class Copying(Samples):
         decoding_errors: squared error of a linear readout of each target from the stream at its input's token after
             the layer, over the targets' mean square: 0 if it is there, 1 if it is not; mean over points, `[prompt]`.
         decoding_errors_before: the same before the layer.
+        decoding_errors_of_inputs: the same for each input, read at its target's token after the layer: inputs and
+            targets can also be put together there.
         errors: the model's squared errors on the query, `[prompt]`.
         errors_without: with the layer's attention output taken away (mean over prompts in its place) at the context's
             x tokens, where it can copy.
@@ -96,6 +98,7 @@ class Copying(Samples):
     pattern_cosine: Float[Tensor, "head prompt"]
     decoding_errors: Float[Tensor, "prompt"]
     decoding_errors_before: Float[Tensor, "prompt"]
+    decoding_errors_of_inputs: Float[Tensor, "prompt"]
     errors: Float[Tensor, "prompt"]
     errors_without: Float[Tensor, "prompt"]
     errors_without_elsewhere: Float[Tensor, "prompt"]
@@ -156,8 +159,9 @@ def copying(model: HookedTransformer, prompts: Prompts, layer: int = 0) -> Copyi
     return Copying(
         attention=share.mean(-1).T,
         pattern_cosine=cosine.mean(-1).T,
-        decoding_errors=_decoding_errors(cache[names["after"]][:, inputs], prompts),
-        decoding_errors_before=_decoding_errors(cache[names["hook_resid_pre"]][:, inputs], prompts),
+        decoding_errors=_decoding_errors(cache[names["after"]][:, inputs], prompts.context.ys),
+        decoding_errors_before=_decoding_errors(cache[names["hook_resid_pre"]][:, inputs], prompts.context.ys),
+        decoding_errors_of_inputs=_decoding_errors(cache[names["after"]][:, inputs + 1], prompts.context.xs),
         errors=errors(outputs),
         errors_without=without(inputs),
         errors_without_elsewhere=without(elsewhere),
@@ -173,13 +177,15 @@ def _copying_pattern(prompts: Prompts) -> Float[Tensor, "point key_pos"]:
     return cache[name][0, 0, 0 : 2 * prompts.n_context : 2]
 
 
-def _decoding_errors(streams: Float[Tensor, "prompt point d_model"], prompts: Prompts) -> Float[Tensor, "prompt"]:
+def _decoding_errors(
+    streams: Float[Tensor, "prompt point d_model"], wanted: Float[Tensor, "prompt point wanted"]
+) -> Float[Tensor, "prompt"]:
     """Errors of least-squares readouts with a constant, each half of the prompts read by the other half's readout."""
     xs = torch.cat([streams, torch.ones_like(streams[..., :1])], dim=-1).double().cpu()  # where there is gelsd
-    ys = prompts.context.ys.to(xs)
-    half = len(prompts) // 2
+    ys = wanted.to(xs)
+    half = len(ys) // 2
     halves = (slice(None, half), slice(half, None))
-    errors = torch.empty(len(prompts), dtype=torch.float64)
+    errors = torch.empty(len(ys), dtype=torch.float64)
     for judged, fitted in (halves, halves[::-1]):
         rows, targets = xs[fitted].flatten(0, 1), ys[fitted].flatten(0, 1)
         rounding = torch.finfo(streams.dtype).eps * max(rows.shape)  # of the model, not to be read

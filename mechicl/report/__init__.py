@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from mechicl.checkpoints import load_checkpoint
+from mechicl.checkpoints import CheckpointError, load_checkpoint
 from mechicl.report.comparison import Comparison, Figure, Row, published
 from mechicl.report.descent import write_descent_report
 from mechicl.report.layers import write_layers_report
@@ -33,6 +33,11 @@ def write_report(name: str | Path, out: str | Path, *, n_prompts: int = 10_000, 
         CheckpointError: no such checkpoint, a damaged one, or a kind of model that there is no report for.
     """
     checkpoint = load_checkpoint(name)
+    if checkpoint.record.get("training", {}).get("more_tasks"):
+        raise CheckpointError(
+            f"{checkpoint.name} was trained on several tasks at once: save one of `load_checkpoint(...).by_task()` by "
+            f"itself to report on it"
+        )
     cfg = checkpoint.models[0].cfg
     if cfg.prompt_format == "interleaved":
         write = write_layers_report

@@ -3,9 +3,10 @@
 import math
 
 import pytest
+import torch
 
 from mechicl import algorithms
-from mechicl.analysis import linear_attention_optimum, one_step_optimum
+from mechicl.analysis import linear_attention_optimum, one_step_optimum, preconditioned_gd_optimum
 from mechicl.tasks import LinearRegression
 
 
@@ -48,3 +49,27 @@ def test_other_tasks_are_refused():
                  LinearRegression(inputs="gaussian", condition_number=10.0)):  # fmt: skip
         with pytest.raises(ValueError, match="closed form"):
             one_step_optimum(task)
+
+
+def test_the_best_preconditioned_step_has_its_loss_on_sampled_prompts():
+    eigenvalues = [1.0, 4.0, 16.0]
+    task = LinearRegression(
+        x_dim=3, n_context=8, inputs="gaussian", eigenvalues=(1.0, 4.0, 16.0), noise_std=2.0, query_noise=False
+    )
+    best = preconditioned_gd_optimum(eigenvalues, 8, noise_variance=4.0)
+    prompts = task.sample(200_000, seed=0, dtype=torch.float64)
+    xs, ys = prompts.context
+    for eta in (best.step_size, 0.9 * best.step_size, 1.1 * best.step_size):
+        weights = eta * (xs * ys).mean(1) / torch.tensor(eigenvalues, dtype=torch.float64)
+        errors = ((weights * prompts.query.xs).sum(1) - prompts.query.ys[:, 0]).square()
+        spread = 4 * errors.std().item() / len(prompts) ** 0.5
+        if eta == best.step_size:
+            assert errors.mean().item() == pytest.approx(best.mse, abs=spread)
+        else:  # on common prompts the best one is best
+            weights = best.step_size / eta * weights
+            best_errors = ((weights * prompts.query.xs).sum(1) - prompts.query.ys[:, 0]).square()
+            assert errors.mean() > best_errors.mean()
+
+
+def test_without_preconditioning_to_do_it_is_the_plain_step():
+    assert preconditioned_gd_optimum([1.0] * 5, 20).mse == pytest.approx(linear_attention_optimum([1.0] * 5, 20))
