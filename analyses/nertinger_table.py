@@ -1,4 +1,4 @@
-"""Best in-context loss of seven activations on nine kinds of prompts (Nertinger, Table 1 and Fig. 1).
+"""Best in-context loss of six activations and PGD on nine kinds of prompts (Nertinger, Table 1 and Fig. 1).
 
 `make table` trains what is missing, one activation at a time, all of its models at once; then
 
@@ -68,17 +68,17 @@ class Setting:
         assert task.condition_number is not None
         self.task = task
         self.prompts = task.sample(args.n_prompts, seed=args.seed, dtype=torch.float64)
-        eigenvalues = task.condition_number ** torch.linspace(0, 1, task.x_dim, dtype=torch.float64)
-        basis = task.shared_basis()
-        self.covariance = basis.T @ eigenvalues.diag() @ basis
+        self.eigenvalues = task.condition_number ** torch.linspace(0, 1, task.x_dim, dtype=torch.float64)
+        self.basis = task.shared_basis()
+        covariance = self.basis.T @ self.eigenvalues.diag() @ self.basis
         self.noise_variance = task.noise_std**2
-        self.exact = linear_attention_optimum(eigenvalues.tolist(), task.n_context, self.noise_variance)
-        self.exact_pgd = preconditioned_gd_optimum(eigenvalues.tolist(), task.n_context, self.noise_variance).mse
+        exactly = self.eigenvalues.tolist(), task.n_context, self.noise_variance
+        self.exact, self.exact_pgd = linear_attention_optimum(*exactly), preconditioned_gd_optimum(*exactly).mse
         optimum = constructions.linear_optimum(
-            covariance=self.covariance, n_context=task.n_context, noise_variance=self.noise_variance
+            covariance=covariance, n_context=task.n_context, noise_variance=self.noise_variance
         )
         self.optimum_errors = squared_errors(optimum, self.prompts)[:, 0]
-        self.pgd = tuned_pgd(self.covariance, task.sample(10_000, seed=args.seed + 1, dtype=torch.float64))
+        self.pgd = tuned_pgd(covariance, task.sample(10_000, seed=args.seed + 1, dtype=torch.float64))
 
     @property
     def name(self) -> str:
@@ -126,9 +126,7 @@ def compare(args: Args) -> Comparison:
             rows.append(row)
             cells.append(losses.tolist())
             if part.snapshots is not None and not setting.noise_variance:
-                fine = _not_stuck(losses)
-                kept = Checkpoint(part.name, [m for m, f in zip(part.models, fine, strict=True) if f], part.record,
-                                  part.snapshots.of(fine.nonzero()[:, 0]))  # fmt: skip
+                kept = part.of(_not_stuck(losses).nonzero()[:, 0].tolist())
                 found = align_over_training(kept, setting.pgd, setting.prompts[: args.n_aligned])
                 over_training.setdefault(setting.name, {})[name] = found
             stages.update()
@@ -215,17 +213,15 @@ def least_softmax_loss(setting: Setting, factor: float) -> float:
     Relative to predicting 0 on the same prompts, times that one's exact loss: most of these are nearer to it than to
     the best linear layer.
     """
-    basis = setting.task.shared_basis()
-    prompts = setting.prompts
-    products = (prompts.context.xs @ basis.T) * (prompts.query.xs @ basis.T)[:, None]
-    variances = (basis @ setting.covariance @ basis.T).diagonal()
+    prompts, to_eigenbasis = setting.prompts, setting.basis.T
+    products = (prompts.context.xs @ to_eigenbasis) * (prompts.query.xs @ to_eigenbasis)[:, None]
 
     def loss(scale: Tensor) -> Tensor:
         pattern = (products @ scale).softmax(1)
         return (factor * (pattern[..., None] * prompts.context.ys).sum(1) - prompts.query.ys).square().mean()
 
-    best = min(_minimum(loss, start / variances) for start in (0.3, 3.0))
-    return best * (variances.sum() / prompts.query.ys.square().mean()).item()
+    best = min(_minimum(loss, start / setting.eigenvalues) for start in (0.3, 3.0))
+    return best * (setting.eigenvalues.sum() / prompts.query.ys.square().mean()).item()
 
 
 def _minimum(loss: Callable[[Tensor], Tensor], start: Tensor) -> float:

@@ -71,11 +71,11 @@ def compare(args: Args) -> Comparison:
     task = load_checkpoint(args.checkpoints[0]).task
     held_out = task.sample(args.n_prompts, seed=args.seed, dtype=torch.float64)
     opened_on = held_out[: args.n_opened]
-    descent = squared_errors(tuned_descent(task.sample(50_000, seed=args.seed + 1, dtype=torch.float64), 1), held_out)
-    reference, nothing = descent[:, 0], held_out.query.ys.square().mean().item()
-    two = squared_errors(tuned_descent(task.sample(50_000, seed=args.seed + 1, dtype=torch.float64), 2), held_out)
+    tuning = task.sample(50_000, seed=args.seed + 1, dtype=torch.float64)
+    reference, two = (squared_errors(tuned_descent(tuning, steps), held_out)[:, 0] for steps in (1, 2))
+    nothing = held_out.query.ys.square().mean().item()
     rows.append(Row("half-MSE, one tuned step of gradient descent", 0.2, interval(reference / 2), "prompts"))
-    rows.append(Row("half-MSE, two tuned steps", None, interval(two[:, 0] / 2), "prompts"))
+    rows.append(Row("half-MSE, two tuned steps", None, interval(two / 2), "prompts"))
     for name in args.checkpoints:
         found = _open(load_checkpoint(name), held_out, opened_on, nothing)
         rows += _rows(found, reference)

@@ -14,6 +14,7 @@ from mechicl.analysis import align, align_over_training, fit_construction, inter
 from mechicl.checkpoints import Checkpoint, load_checkpoint
 from mechicl.constructions import gradient_descent
 from mechicl.learners import interval, squared_errors
+from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
 from mechicl.report import Comparison, Figure, Row
 from mechicl.report.script import run_script
@@ -42,7 +43,7 @@ def compare(args: Args) -> Comparison:
     rows: list[Row] = []
     data: dict[str, object] = {}
     over_training = {}
-    shared: tuple[Prompts, float] | None = None
+    shared: tuple[Prompts, HookedTransformer, float] | None = None
     for name in args.checkpoints:
         checkpoint = load_checkpoint(name)
         task = checkpoint.task
@@ -51,19 +52,19 @@ def compare(args: Args) -> Comparison:
         if shared is None:
             held_out = task.task.sample(args.n_prompts, seed=args.seed, dtype=torch.float64)
             tuned = tuned_descent(task.task.sample(50_000, seed=args.seed + 1, dtype=torch.float64), 1)
-            shared = held_out, float(tuned.hyperparameters["step_size"])
+            step_size = float(tuned.hyperparameters["step_size"])
+            construction = gradient_descent(x_dim=task.x_dim, n_context=task.n_context, step_size=step_size)
+            shared = held_out, construction, step_size
             reference = squared_errors(tuned, held_out)[:, 0]
             rows.append(Row("half-MSE, one tuned step of gradient descent", 0.2, interval(reference / 2), "prompts"))
-        found, numbers = _rows(checkpoint, task, *shared)
+        found, numbers = _rows(checkpoint, task, task.task, *shared)
         rows += found
         data[name] = numbers
-        construction = gradient_descent(x_dim=task.x_dim, n_context=task.n_context, step_size=shared[1])
-        over_training[f"{task.n_tasks} tasks"] = align_over_training(checkpoint, construction, shared[0][:1000])
+        over_training[f"{task.n_tasks} tasks"] = align_over_training(checkpoint, shared[1], shared[0][:1000])
     lead = (
         f"One layer of linear attention, x ~ U(-1/2, 1/2), d = n = 10, trained by full-batch Adam on a fixed set of "
         f"tasks, on {args.n_prompts:,} held-out prompts (seed {args.seed}); intervals are over seeds of the initial "
-        f"weights, which see the same tasks. 120 numbers of the layer matter "
-        f"to its prediction."
+        f"weights, which see the same tasks. 120 numbers of the layer matter to its prediction."
     )
     words = "Cosine of sensitivities and distance of predictions on held-out prompts, mean over seeds with 95% bands."
     figures = [Figure("Alignment with gradient descent during training", words,
@@ -72,17 +73,21 @@ def compare(args: Args) -> Comparison:
 
 
 def _rows(
-    checkpoint: Checkpoint, task: FixedTasks, held_out: Prompts, step_size: float
+    checkpoint: Checkpoint,
+    task: FixedTasks,
+    drawn_from: LinearRegression,
+    held_out: Prompts,
+    construction: HookedTransformer,
+    step_size: float,
 ) -> tuple[list[Row], dict[str, object]]:
     n = task.n_tasks
     models = [copy.deepcopy(model).double() for model in checkpoint.models]
-    construction = gradient_descent(x_dim=task.x_dim, n_context=task.n_context, step_size=step_size)
     reference = squared_errors(construction, held_out)[:, 0].mean()
     losses = torch.stack([squared_errors(model, held_out)[:, 0].mean() for model in models])
     alignments = [align(model, construction, held_out).intervals() for model in models]
     cosine = torch.tensor([found["sensitivity_cosine"].mean for found in alignments])
     distance = torch.tensor([found["prediction_distance"].mean for found in alignments])
-    fit = fit_construction(models, "gd", held_out_task(task), refine=False)
+    fit = fit_construction(models, "gd", drawn_from, refine=False)
     steps = fit.projected.parameters["step_size"][:, 0] / step_size
     excess = torch.tensor([interpolate(model, construction, held_out).midpoint_excess().mean for model in models])
     curve = checkpoint.record["curve"]
@@ -105,12 +110,6 @@ def _rows(
     ]  # fmt: skip
     numbers: dict[str, object] = {"mse": losses.tolist(), "gd_mse": reference.item(), "cosine": cosine.tolist()}
     return rows, numbers
-
-
-def held_out_task(task: FixedTasks) -> LinearRegression:
-    """The distribution that fixed tasks were drawn from."""
-    assert isinstance(task.task, LinearRegression)
-    return task.task
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ class Snapshots:
             if tensor.shape[:1] != (len(self.steps),):
                 raise ValueError(f"{name} of shape {list(tensor.shape)} does not hold {len(self.steps)} snapshots")
 
-    def of(self, models: slice | Tensor) -> "Snapshots":
+    def of(self, models: slice | Tensor | list[int]) -> "Snapshots":
         """Those of some of the models, by a slice or their indices."""
         return Snapshots(self.steps, {name: weights[:, models] for name, weights in self.weights.items()})
 
@@ -95,16 +95,22 @@ class Checkpoint:
             )
         parts = []
         for i, task in enumerate(tasks):
-            own = slice(i * n_seeds, (i + 1) * n_seeds)
-            record = {**self.record, "training": {**training, "task": task, "more_tasks": []}}
-            record |= {name: record[name][own] for name in ("seeds", "stopped_at") if name in record}
-            if "curve" in record:
-                curve = record["curve"]
-                losses = {n: [line[own] for line in curve[n]] for n in ("loss", "eval_loss") if n in curve}
-                record["curve"] = {**curve, **losses}
-            snapshots = self.snapshots and self.snapshots.of(own)
-            parts.append(Checkpoint(f"{self.name}, task {i}", self.models[own], record, snapshots))
+            part = self.of(range(i * n_seeds, (i + 1) * n_seeds))
+            record = {**part.record, "training": {**training, "task": task, "more_tasks": []}}
+            parts.append(Checkpoint(f"{self.name}, task {i}", part.models, record, part.snapshots))
         return parts
+
+    def of(self, indices: Iterable[int]) -> "Checkpoint":
+        """Some of the models, by their indices, with what the record and the snapshots say of them."""
+        own = list(indices)
+        record = dict(self.record)
+        record |= {name: [record[name][i] for i in own] for name in ("seeds", "stopped_at") if name in record}
+        if "curve" in record:
+            curve = record["curve"]
+            losses = {n: [[line[i] for i in own] for line in curve[n]] for n in ("loss", "eval_loss") if n in curve}
+            record["curve"] = {**curve, **losses}
+        snapshots = self.snapshots and self.snapshots.of(own)
+        return Checkpoint(self.name, [self.models[i] for i in own], record, snapshots)
 
     def models_at(self, snapshot: int) -> list[Model]:
         """The models as they were at a snapshot, by its index."""

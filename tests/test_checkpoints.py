@@ -641,3 +641,15 @@ def test_the_gradient_and_the_training_mode_of_a_model_do_not_matter_to_a_save(t
     assert model.training
     assert not read.training
     assert all(p.grad is None and p.requires_grad for p in read.parameters())
+
+
+def test_some_models_of_a_checkpoint_take_their_part_of_the_record_along():
+    whole = load_checkpoint("lsa-1l")
+    part = whole.of([3, 1])
+    assert part.record["seeds"] == [whole.record["seeds"][3], whole.record["seeds"][1]]
+    assert part.models == [whole.models[3], whole.models[1]]
+    for line, of_all in zip(part.record["curve"]["eval_loss"], whole.record["curve"]["eval_loss"], strict=True):
+        assert line == [of_all[3], of_all[1]]
+    for own, of_all in zip(part.models_at(2), (whole.models_at(2)[3], whole.models_at(2)[1]), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(own.parameters(), of_all.parameters(), strict=True))
+    assert len(whole.record["seeds"]) == len(whole.models)  # untouched

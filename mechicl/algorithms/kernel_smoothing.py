@@ -121,9 +121,8 @@ def tuned_bandwidth(prompts: Prompts, *, kernel: Literal["gaussian", "exponentia
     with torch.no_grad():
         logs = log_kernel(prompts.xs[:, -1:], prompts.xs[:, :-1])
         largest = logs.amax(-1, keepdim=True)
-        spread = (
-            (largest - logs).nan_to_num(0.0, posinf=0.0).max().item()
-        )  # differences from points that have no weight
+        # 0 for differences from points that have no weight
+        spread = (largest - logs).nan_to_num(0.0, posinf=0.0).max().item()
         if spread == 0:
             raise ValueError("every bandwidth predicts the mean of these contexts: there is nothing to tune")
         unit = spread ** (1 / power)

@@ -14,7 +14,7 @@ from mechicl.analysis.over_training import AlignmentOverTraining
 from mechicl.analysis.shifts import ShiftedLosses
 from mechicl.analysis.weights import WeightProducts
 from mechicl.learners import interval
-from mechicl.viz.style import COLORS, add_band, add_line, figure
+from mechicl.viz.style import COLORS, add_band, add_line, figure, on_log_axis
 
 
 def learning_curves(curve: dict[str, Any], seeds: list[int], gd_mse: float) -> go.Figure:
@@ -40,7 +40,7 @@ def alignment_over_training(result: AlignmentOverTraining) -> go.Figure:
     """Sensitivity cosine (left axis), prediction and sensitivity distance (right axis): mean and 95% interval."""
     fig = make_subplots(specs=[[{"secondary_y": True}]])
     fig.update_layout(figure("Alignment with gradient descent during training", "", "").layout)
-    steps = [max(step, result.steps[1] / 2 if len(result.steps) > 1 else 1) for step in result.steps]
+    steps = on_log_axis(result.steps)
     lines = (
         ("sensitivity cosine", result.sensitivity_cosine, COLORS["trained"], False),
         ("prediction distance", result.prediction_distance, COLORS["interpolated"], True),

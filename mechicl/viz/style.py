@@ -63,6 +63,12 @@ def add_band(fig: go.Figure, x: Sequence[float], low: Sequence[float], high: Seq
     )
 
 
+def on_log_axis(steps: Sequence[int]) -> list[float]:
+    """Steps as they are, but 0, which has no place on a logarithmic axis, at half of the next."""
+    first = steps[1] / 2 if len(steps) > 1 else 1
+    return [step or first for step in steps]
+
+
 def _transparent(color: str) -> str:
     r, g, b = (int(color[i : i + 2], 16) for i in (1, 3, 5))
     return f"rgba({r},{g},{b},0.18)"

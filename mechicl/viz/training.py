@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mechicl.analysis.over_training import AlignmentOverTraining, Transitions
 from mechicl.learners import interval
-from mechicl.viz.style import COLORS, add_band, add_line, figure
+from mechicl.viz.style import COLORS, add_band, add_line, figure, on_log_axis
 
 
 def losses_over_training(
@@ -85,7 +85,7 @@ def sensitivity_over_training(
     """
     fig = make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.08, row_heights=[0.6, 0.4])
     colors = (COLORS["trained"], COLORS["interpolated"], COLORS["other"])
-    at = _on_log_axis(steps)
+    at = on_log_axis(steps)
     for (name, values), color in zip(norms.items(), itertools.cycle(colors), strict=False):
         line = go.Scatter(x=at, y=list(values), name=name, mode="lines+markers", line={"color": color})
         fig.add_trace(line, 1, 1)
@@ -145,7 +145,7 @@ def alignments_over_training(found: Mapping[str, AlignmentOverTraining]) -> go.F
     """
     fig = make_subplots(rows=1, cols=2, subplot_titles=["cosine of sensitivities", "distance of predictions"])
     for (name, result), color in zip(found.items(), COLORS.values(), strict=False):
-        steps = _on_log_axis(result.steps)
+        steps = on_log_axis(result.steps)
         for column, values in enumerate((result.sensitivity_cosine, result.prediction_distance), start=1):
             part = go.Figure()
             intervals = [interval(row) for row in values]
@@ -163,9 +163,3 @@ def alignments_over_training(found: Mapping[str, AlignmentOverTraining]) -> go.F
         margin={"l": 60, "r": 20, "t": 40, "b": 55}, legend={"orientation": "h", "y": -0.2},
     )  # fmt: skip
     return fig
-
-
-def _on_log_axis(steps: Sequence[int]) -> list[float]:
-    """Steps as they are, but 0 at half of the next."""
-    first = steps[1] / 2 if len(steps) > 1 else 1
-    return [step or first for step in steps]
