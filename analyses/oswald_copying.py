@@ -90,6 +90,7 @@ def compare(args: Args) -> Comparison:
                     {"seeds": curve["eval_loss"]},
                     found={"seeds": found.transitions},
                     references={"one step of gradient descent": reference.mean().item(), "predicting 0": nothing},
+                    log_y=max(map(max, curve["eval_loss"])) > 10 * nothing,  # large initial weights
                 ),
             )
         )
