@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mechicl.files import json_bytes, read_json, read_tensors, write_json, write_tensors
 from mechicl.models import Model, ModelConfig, PromptedModel, build, config_from_dict
-from mechicl.tasks import FixedTasks, LinearRegression, SineRegression, task_from_dict
+from mechicl.tasks import AnyTask, task_from_dict
 
 _PACKAGED = Path(__file__).parent / "_checkpoints"
 _SOURCE_TREE = Path(__file__).parent.parent / "checkpoints"
@@ -68,7 +68,7 @@ class Checkpoint:
     snapshots: Snapshots | None = None
 
     @property
-    def task(self) -> LinearRegression | SineRegression | FixedTasks:
+    def task(self) -> AnyTask:
         """The task that the models were trained on (the first of several), by the record.
 
         Raises:

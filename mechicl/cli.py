@@ -18,11 +18,10 @@ from accelerate import PartialState
 from mechicl import __version__
 from mechicl.checkpoints import CheckpointError, Snapshots, available, load_checkpoint, save
 from mechicl.interop import load_garg
-from mechicl.models import LSTMConfig
+from mechicl.models import LSTMConfig, ModelConfig
 from mechicl.report import write_report
-from mechicl.tasks import FixedTasks, LinearRegression, SineRegression, task_to_dict
+from mechicl.tasks import AnyTask, FixedTasks, LinearRegression, SineRegression, task_to_dict
 from mechicl.training import PRESETS, Curriculum, Ramp, TrainingConfig, TrainingDivergedError, train
-from mechicl.training.config import AnyTask
 from mechicl.training.presets import SUMMARIES
 
 DESCRIPTION = "Train small in-context learners, and report which algorithm they run."
@@ -48,8 +47,12 @@ class List:
             if tasks > 1:
                 found = f"{seeds} on each of {tasks} tasks"
             else:
-                found = f"{seeds}, held-out MSE {sum(losses) / len(losses):.4f}"
+                found = f"{seeds}, {_held_out(cfg)} {sum(losses) / len(losses):.4f}"
             print(f"{name:24} {layers}, width {cfg.d_model}, {found}")
+
+
+def _held_out(cfg: ModelConfig) -> str:
+    return "held-out cross entropy (nats)" if cfg.prompt_format == "token_ids" else "held-out MSE"
 
 
 def _count(number: int, thing: str) -> str:
@@ -86,7 +89,8 @@ class TrainPreset:
             snapshots = Snapshots(result.snapshot_steps, result.snapshots) if result.snapshots else None
             folder = save(self.out or run / "checkpoint", result.models, record, snapshots)
             losses = record.get("curve", {}).get("eval_loss", [[float("nan")]])[-1]
-            print(f"{folder}: held-out MSE {', '.join(f'{loss:.5f}' for loss in losses)} (seeds {record['seeds']})")
+            reached = ", ".join(f"{loss:.5f}" for loss in losses)
+            print(f"{folder}: {_held_out(config.model)} {reached} (seeds {record['seeds']})")
         PartialState().destroy_process_group()
 
 
@@ -133,16 +137,20 @@ class Import:
         print(f"{save(self.out, model, record)}: {model.cfg.n_layers} layers, x_dim {model.cfg.x_dim}")
 
 
+def _task(preset: TrainingConfig, kind: TaskKind | None) -> AnyTask:
+    """The task of a kind that the command line starts from. One that does not fit the model is refused later."""
+    if kind is None:
+        return preset.task
+    if kind == "FixedTasks":  # these hold prompts of points, which a task of token sequences has none of
+        return FixedTasks(LinearRegression() if preset.on_tokens else preset.eval_task, n_tasks=preset.batch_size)
+    return LinearRegression() if kind == "LinearRegression" else SineRegression()
+
+
 def _defaults(preset: TrainingConfig, kind: TaskKind | None) -> TrainPreset:
     """A preset as the command line starts from it, before anything that depends on other fields is filled in."""
-    kinds: dict[TaskKind | None, AnyTask] = {
-        "LinearRegression": LinearRegression(),
-        "SineRegression": SineRegression(),
-        "FixedTasks": FixedTasks(preset.eval_task, n_tasks=preset.batch_size),  # pyright: ignore[reportArgumentType]
-    }
     config = copy.copy(preset)  # not replace(): what does not fit yet may do so with the words that follow
     for field, value in {
-        "task": kinds.get(kind, preset.task),
+        "task": _task(preset, kind),
         "model": preset.model.as_given(),
         "curriculum": preset.curriculum or Curriculum(),
     }.items():

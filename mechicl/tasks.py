@@ -7,14 +7,16 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, Protocol, get_args, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mechicl.checks import is_finite, require_finite, require_whole
 from mechicl.drawing import INPUTS, Draw, InputDistribution, drawing_dtype, random_rotations, sampling_generator
 from mechicl.prompts import Prompts
+from mechicl.tokens import RepeatedTokens
 
 
 @runtime_checkable
@@ -101,8 +103,8 @@ class LinearRegression:
     active_dims: int | None = None
 
     def __post_init__(self):
-        _require_whole(self, x_dim=1, n_context=0, y_dim=1, eigenbasis_seed=0, n_distractors=0)
-        _require_finite(self, "input_scale", "weight_scale", "noise_std", least=0.0)
+        require_whole(self, x_dim=1, n_context=0, y_dim=1, eigenbasis_seed=0, n_distractors=0)
+        require_finite(self, "input_scale", "weight_scale", "noise_std", least=0.0)
         names = (self.inputs,) if isinstance(self.inputs, str) else self.inputs
         unknown = [name for name in names if name not in get_args(InputDistribution)]
         if unknown or not names:
@@ -117,9 +119,9 @@ class LinearRegression:
         if self.eigenbasis != "axes" and self.condition_number is None and self.eigenvalues is None:
             raise ValueError(f"eigenbasis={self.eigenbasis!r} needs a condition_number or eigenvalues to rotate")
         if self.condition_number is not None:
-            _require_finite(self, "condition_number", least=1.0)
+            require_finite(self, "condition_number", least=1.0)
         if self.eigenvalues is not None and (
-            len(self.eigenvalues) != self.x_dim or not all(_is_finite(v) and v >= 0 for v in self.eigenvalues)
+            len(self.eigenvalues) != self.x_dim or not all(is_finite(v) and v >= 0 for v in self.eigenvalues)
         ):
             raise ValueError(f"eigenvalues must be {self.x_dim} finite numbers >= 0, got {self.eigenvalues}")
         if self.covariance is not None:
@@ -129,7 +131,7 @@ class LinearRegression:
         if self.n_distractors > self.n_context:
             raise ValueError(f"n_distractors must be 0 to n_context={self.n_context}, got {self.n_distractors}")
         if self.active_dims is not None:
-            _require_whole(self, active_dims=1)
+            require_whole(self, active_dims=1)
             if self.active_dims > self.x_dim:
                 raise ValueError(f"active_dims must be 1 to x_dim={self.x_dim}, got {self.active_dims}")
 
@@ -237,10 +239,10 @@ class SineRegression:
     phase_range: tuple[float, float] = (0.0, math.pi)
 
     def __post_init__(self):
-        _require_whole(self, n_context=0)
+        require_whole(self, n_context=0)
         for name in ("x_range", "amplitude_range", "phase_range"):
             ends = getattr(self, name)
-            if len(ends) != 2 or not all(map(_is_finite, ends)) or ends[0] > ends[1]:
+            if len(ends) != 2 or not all(map(is_finite, ends)) or ends[0] > ends[1]:
                 raise ValueError(f"{name} must be (low, high), finite, with low <= high, got {ends}")
 
     @property
@@ -296,7 +298,9 @@ class FixedTasks:
     seed: int = 0
 
     def __post_init__(self):
-        _require_whole(self, n_tasks=1, seed=0)
+        if not isinstance(self.task, LinearRegression | SineRegression):
+            raise ValueError(f"fixed tasks are drawn from a task of points, got {type(self.task).__name__}")
+        require_whole(self, n_tasks=1, seed=0)
 
     @property
     def x_dim(self) -> int:
@@ -344,10 +348,14 @@ class FixedTasks:
         return self.prompts[index.cpu()].to(device, dtype)
 
 
-TASKS: dict[str, type] = {cls.__name__: cls for cls in (LinearRegression, SineRegression, FixedTasks)}
+if TYPE_CHECKING:  # callers know which kind theirs is, and need not prove it to a type checker
+    AnyTask = LinearRegression | Any
+else:
+    AnyTask = LinearRegression | SineRegression | FixedTasks | RepeatedTokens
+TASKS: dict[str, type] = {cls.__name__: cls for cls in (LinearRegression, SineRegression, FixedTasks, RepeatedTokens)}
 
 
-def task_to_dict(task: LinearRegression | SineRegression | FixedTasks) -> dict[str, Any]:
+def task_to_dict(task: AnyTask) -> dict[str, Any]:
     """A task as plain JSON data; `task_from_dict` is the inverse."""
     fields = {f.name: getattr(task, f.name) for f in dataclasses.fields(task)}
     if isinstance(task, FixedTasks):
@@ -355,7 +363,7 @@ def task_to_dict(task: LinearRegression | SineRegression | FixedTasks) -> dict[s
     return {"type": type(task).__name__, **fields}
 
 
-def task_from_dict(data: dict[str, Any]) -> LinearRegression | SineRegression | FixedTasks:
+def task_from_dict(data: dict[str, Any]) -> AnyTask:
     """The task that `task_to_dict` wrote.
 
     Raises:
@@ -390,21 +398,3 @@ def _covariance_root(covariance: tuple[tuple[float, ...], ...], x_dim: int) -> F
     if values.min() < -1e-10 * values.abs().max():
         raise ValueError(f"covariance must have no negative eigenvalue, got {values.min().item():.3g}")
     return vectors @ values.clamp(min=0).sqrt().diag() @ vectors.T
-
-
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _require_whole(task: Any, **minima: int) -> None:
-    for name, least in minima.items():
-        value = getattr(task, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ValueError(f"{name} must be an int of at least {least:g}, got {value!r}")
-
-
-def _require_finite(task: Any, *names: str, least: float) -> None:
-    for name in names:
-        value = getattr(task, name)
-        if not _is_finite(value) or value < least:
-            raise ValueError(f"{name} must be a finite number of at least {least:g}, got {value!r}")

@@ -1,4 +1,4 @@
-"""What all tests share: the hypothesis profiles and the browser."""
+"""What all tests share: the hypothesis profiles, the browser and JupyterLab."""
 
 import os
 import shutil
@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import hypothesis
 import pytest
 from playwright.sync_api import Browser, sync_playwright
+
+from tests.browser import JupyterLab
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 BROWSER_ARGS = [
@@ -44,3 +46,11 @@ def browser() -> Iterator[Browser]:
         chromium = playwright.chromium.launch(executable_path=executable, args=BROWSER_ARGS)
         yield chromium
         chromium.close()
+
+
+@pytest.fixture(scope="session")
+def jupyter_lab(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[JupyterLab]:
+    """A JupyterLab server, whose `drive_notebook(path)` runs a notebook and returns its page in the browser."""
+    lab = JupyterLab(tmp_path_factory.mktemp("lab"), browser)
+    yield lab
+    lab.close()

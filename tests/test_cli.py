@@ -1,4 +1,5 @@
 import json
+import math
 import os
 import platform
 import signal
@@ -121,6 +122,18 @@ def test_list_has_words_for_an_lstm(tmp_path, capsys, monkeypatch):
     assert " ".join(capsys.readouterr().out.split()) == "mine 2 LSTM layers, width 5, 1 seed, held-out MSE 0.5000"
 
 
+def test_list_and_train_speak_of_cross_entropy_where_tokens_are_predicted(here, capsys, monkeypatch):
+    cli.main(["train", "induction-2l", *QUICK, "--seeds", "0", "1", "--out", "shipped/mine"])
+    losses = record(here / "shipped" / "mine")["curve"]["eval_loss"][-1]
+    reached = f"held-out cross entropy (nats) {losses[0]:.5f}, {losses[1]:.5f} (seeds [0, 1])"
+    assert capsys.readouterr().out == f"shipped/mine: {reached}\n"
+    assert abs(losses[0] - math.log(64)) < 0.2  # what knowing nothing costs
+    monkeypatch.setattr(checkpoints, "CHECKPOINTS", here / "shipped")
+    cli.main(["list"])
+    words = "mine 2 layers, 4 softmax heads, width 64, 2 seeds, held-out cross entropy (nats)"
+    assert " ".join(capsys.readouterr().out.split()) == f"{words} {sum(losses) / 2:.4f}"
+
+
 # ---- train ----
 
 
@@ -211,6 +224,27 @@ def test_the_kind_of_task_can_be_changed(here, words, task):
     assert trained_config(here / "runs" / "lsa-1l" / "checkpoint").task == task
 
 
+@pytest.mark.parametrize("flag", ["--task.max_period", "--task.max-period"])
+def test_a_preset_on_tokens_is_overridden_like_the_others(here, flag):
+    cli.main(["train", "induction-2l", *QUICK, "--seeds", "0", flag, "16", "--model.n-heads", "2"])
+    preset, config = PRESETS["induction-2l"], trained_config(here / "runs" / "induction-2l" / "checkpoint")
+    assert (
+        config.task == preset.task.replace(max_period=16) == load_checkpoint(here / "runs/induction-2l/checkpoint").task
+    )
+    assert (config.model.n_heads, config.model.d_head) == (2, 32)  # what depends on it follows
+
+
+def test_help_of_a_preset_on_tokens_shows_the_fields_of_its_task(capsys):
+    text = " ".join(help_of(capsys, "train", "induction-2l").replace("│", " ").split())
+    assert "--task.max-period INT" in text
+    assert "--task.d-vocab INT" in text
+    assert "--model.d-vocab {None}|INT" in text
+    assert "--task.x-dim" not in text
+    assert "--task.x-dim INT" in " ".join(
+        help_of(capsys, "train", "induction-2l", "--task", "LinearRegression").split()
+    )
+
+
 def test_a_ramp_takes_two_to_four_words_or_none(here, capsys):
     run("--seeds", "0", "--curriculum.dims", "2", "10", "--curriculum.points", "None")
     assert trained_config(here / "runs" / "lsa-1l" / "checkpoint").curriculum == Curriculum(dims=Ramp(2, 10))
@@ -291,6 +325,13 @@ def test_only_the_main_process_writes_the_checkpoint(here, capsys, monkeypatch):
         (["train", "lsa-1l", "--task.x-dim", "3"], "they must agree"),
         (["train", "lsa-1l", "--task", "SineRegression"], "x_dim=1"),
         (["train", "lsa-1l", "--loss", "points"], "loss='points' needs"),
+        *(
+            (["train", "induction-2l", "--task", kind], f"{kind} does not fit a model with prompt_format='token_ids'")
+            for kind in ("LinearRegression", "SineRegression", "FixedTasks")
+        ),
+        (["train", "induction-2l", "--task.d-vocab", "9"], "the task has d_vocab=9, the model d_vocab=64"),
+        (["train", "induction-2l", "--loss", "query"], "loss='query' is for prompts of points"),
+        (["train", "induction-2l", "--curriculum.points", "2", "4"], "cannot change ['n_context'] of RepeatedTokens"),
         (["train", "lsa-1l", "--tracker", "paperboard", *QUICK], "paperboard"),
         (["report", "nothing-like-it", "--out", "report"], "nothing-like-it"),
     ],

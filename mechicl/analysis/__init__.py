@@ -23,6 +23,7 @@ from mechicl.analysis.copying import Copying, TokenSensitivity, copying, token_s
 from mechicl.analysis.dual_form import DualForm, dual_form
 from mechicl.analysis.fits import ConstructionFit, Members, fit_construction
 from mechicl.analysis.growth import Growth, fit_growth
+from mechicl.analysis.heads import HeadScores, composition_scores, prefix_matching, score_heads
 from mechicl.analysis.identification import FamilyMatch, Identification, identify
 from mechicl.analysis.induced_weights import induced_weights, regressed_weights
 from mechicl.analysis.kernels import (
@@ -47,6 +48,7 @@ from mechicl.analysis.probes import (
 )
 from mechicl.analysis.readouts import Readouts, fit_readouts, train_readouts
 from mechicl.analysis.rollout import repeated
+from mechicl.analysis.session import PatchingSession, SessionResult
 from mechicl.analysis.shifts import FOREIGN_INPUTS, ShiftedLosses, losses_over_scales
 from mechicl.analysis.similarity import similarity_of_errors, similarity_of_weights
 from mechicl.analysis.spectral import SpectralLearner
@@ -68,6 +70,7 @@ __all__ = [
     "FamilyName",
     "Forgetting",
     "Growth",
+    "HeadScores",
     "Identification",
     "KernelView",
     "LayerErrors",
@@ -79,10 +82,12 @@ __all__ = [
     "OneStepOptimum",
     "OrderSensitivity",
     "OutsideSpan",
+    "PatchingSession",
     "Path",
     "PredictionParts",
     "ProbeResult",
     "Readouts",
+    "SessionResult",
     "ShiftedLosses",
     "SpectralLearner",
     "TokenSensitivity",
@@ -92,6 +97,7 @@ __all__ = [
     "align",
     "align_over_training",
     "aligned",
+    "composition_scores",
     "conditioning",
     "copying",
     "cross_moments",
@@ -117,10 +123,12 @@ __all__ = [
     "order_sensitivity",
     "outside_span",
     "preconditioned_gd_optimum",
+    "prefix_matching",
     "probe",
     "regressed_weights",
     "repeated",
     "rescaled",
+    "score_heads",
     "second_moments",
     "sensitivities",
     "similarity_of_errors",

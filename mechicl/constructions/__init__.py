@@ -3,6 +3,7 @@
 from mechicl.constructions.certificates import Certificate, certificates, certificates_table
 from mechicl.constructions.copying import copy_targets, copy_then_gradient_descent
 from mechicl.constructions.gradient_descent import gd_plus_plus, gradient_descent
+from mechicl.constructions.induction import induction
 from mechicl.constructions.kernel import kernel_gradient_descent
 from mechicl.constructions.newton import newton, ridge, with_pseudo_examples
 from mechicl.constructions.one_step import linear_optimum, preconditioned_gd, relu_optimum
@@ -25,6 +26,7 @@ __all__ = [
     "div",
     "gd_plus_plus",
     "gradient_descent",
+    "induction",
     "kernel_gradient_descent",
     "linear_optimum",
     "mov",

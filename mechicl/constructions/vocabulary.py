@@ -189,7 +189,7 @@ def assemble(
                 weight.zero_()
         for block, part in zip(model.blocks, parts, strict=True):
             for i, head in enumerate(part.heads):
-                _set_head(cast(Attention, block.attn), i, head)
+                set_head(cast(Attention, block.attn), i, head)
             if part.mlp is not None:
                 _set_mlp(block.mlp, part.mlp)
         if input_mlp is not None:
@@ -198,7 +198,8 @@ def assemble(
     return model.eval()
 
 
-def _set_head(attn: Attention, index: int, head: Head) -> None:
+def set_head(attn: Attention, index: int, head: Head) -> None:
+    """Write a head into the weights of an attention layer, whose other entries stay as they are."""
     scored, moved = head.query.shape[1], head.value.shape[1]
     attn.W_Q[index, :, :scored] = head.query
     attn.W_K[index, :, :scored] = head.key

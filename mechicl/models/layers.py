@@ -102,11 +102,27 @@ class Attention(nn.Module):
     def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
         """The layer's output, damping included."""
         cfg = self.cfg
-        q = self.hook_q(self._project(x, "Q"))
-        k = self.hook_k(self._project(x, "K"))
-        v = self.hook_v(self._project(x, "V"))
+        q = self.hook_q(self.project(x, "Q"))
+        k = self.hook_k(self.project(x, "K"))
+        v = self.hook_v(self.project(x, "V"))
+        z = self.attend(q, k, v)
+        if cfg.use_attn_result:
+            result = einsum(z, self.W_O, "batch pos head d, head d model -> batch pos head model")
+            out = self.hook_result(cfg.damping * result).sum(2)
+        else:
+            out = cfg.damping * einsum(z, self.W_O, "batch pos head d, head d model -> batch pos model")
+        return out + cfg.damping * self.b_O if cfg.attn_bias else out
+
+    def attend(
+        self,
+        q: Float[Tensor, "batch pos head d_head"],
+        k: Float[Tensor, "batch pos head d_head"],
+        v: Float[Tensor, "batch pos head d_head"],
+    ) -> Float[Tensor, "batch pos head d_head"]:
+        """What each head moves: scores, pattern and z of queries, keys and values."""
+        cfg = self.cfg
         scores = cfg.score_scale * einsum(q, k, "batch query head d, batch key head d -> batch head query key")
-        mask = key_mask(cfg, x.shape[1], slice(None), x.device)
+        mask = key_mask(cfg, q.shape[1], slice(None), q.device)
         if cfg.attention == "softmax":
             scores = self.hook_attn_scores(scores.masked_fill(~mask, -torch.inf))
             pattern = self.softmax(scores)
@@ -117,13 +133,7 @@ class Attention(nn.Module):
             if cfg.normalize_by_context:
                 pattern = pattern / mask.sum(-1, keepdim=True).clamp(min=1)
         pattern = self.hook_pattern(pattern)
-        z = self.hook_z(einsum(pattern, v, "batch head query key, batch key head d -> batch query head d"))
-        if cfg.use_attn_result:
-            result = einsum(z, self.W_O, "batch pos head d, head d model -> batch pos head model")
-            out = self.hook_result(cfg.damping * result).sum(2)
-        else:
-            out = cfg.damping * einsum(z, self.W_O, "batch pos head d, head d model -> batch pos model")
-        return out + cfg.damping * self.b_O if cfg.attn_bias else out
+        return self.hook_z(einsum(pattern, v, "batch head query key, batch key head d -> batch query head d"))
 
     def softmax(self, scores: Float[Tensor, "batch head row key_pos"]) -> Float[Tensor, "batch head row key_pos"]:
         """Softmax over the keys and the sink; a position that sees no key attends to nothing."""
@@ -136,7 +146,8 @@ class Attention(nn.Module):
         no_key = (scores == -torch.inf).all(-1, keepdim=True)
         return scores.masked_fill(no_key, 0).softmax(-1).masked_fill(no_key, 0)
 
-    def _project(self, x: Tensor, which: str) -> Float[Tensor, "batch pos head d_head"]:
+    def project(self, x: Float[Tensor, "batch pos d_model"], which: str) -> Float[Tensor, "batch pos head d_head"]:
+        """Queries, keys or values ("Q", "K" or "V") of what attention reads."""
         out = einsum(x, getattr(self, f"W_{which}"), "batch pos model, head model d -> batch pos head d")
         return out + getattr(self, f"b_{which}") if self.cfg.attn_bias else out
 

@@ -45,7 +45,7 @@ class PromptedModel(HookedRootModule):
         *,
         start_at_layer: int | None = None,
         stop_at_layer: int | None = None,
-        rows: Rows = "all",
+        rows: Rows | slice = "all",
     ) -> Float[Tensor, "batch row d_out"]:
         """Outputs for tokens.
 
@@ -54,7 +54,7 @@ class PromptedModel(HookedRootModule):
                 `start_at_layer`, the residual stream `[batch pos d_model]` before that layer.
             start_at_layer: begin before this block; negative numbers count from the end.
             stop_at_layer: end before this block and return the residual stream there; negative likewise.
-            rows: which positions to return: "all", those of every "points" prediction, or the "query"'s only.
+            rows: which positions to return: "all", those of every "points" prediction, the "query"'s only, or a slice.
 
         Returns:
             `[batch row d_out]`: predictions before `decode`, or logits; or a residual stream `[batch row d_model]`.
@@ -239,7 +239,9 @@ class PromptedModel(HookedRootModule):
     def _replace_cfg(self, **changes: Any) -> None:
         self.cfg = self.cfg.replace(**changes)
 
-    def _rows(self, rows: Rows, n_pos: int) -> slice:
+    def _rows(self, rows: Rows | slice, n_pos: int) -> slice:
+        if isinstance(rows, slice):
+            return rows
         if rows == "all":
             return slice(None)
         if rows == "query":

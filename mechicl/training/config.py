@@ -5,10 +5,11 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from mechicl.checks import is_whole
 from mechicl.models import ModelConfig, TransformerConfig, config_from_dict
-from mechicl.tasks import FixedTasks, LinearRegression, SineRegression, task_from_dict, task_to_dict
-
-AnyTask = LinearRegression | SineRegression | FixedTasks
+from mechicl.models.prompted import Rows
+from mechicl.tasks import AnyTask, FixedTasks, LinearRegression, task_from_dict, task_to_dict
+from mechicl.tokens import RepeatedTokens
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Ramp:
     interval: int = 2000
 
     def __post_init__(self):
-        whole = all(map(_is_whole, (self.start, self.end, self.increment, self.interval)))
+        whole = all(map(is_whole, (self.start, self.end, self.increment, self.interval)))
         if not (whole and 1 <= self.start <= self.end and self.increment >= 1 and self.interval >= 1):
             raise ValueError(f"a ramp needs whole 1 <= start <= end, positive increment and interval, got {self}")
 
@@ -76,7 +77,8 @@ class TrainingConfig:
         warmup_steps: of linear growth of the learning rate from 0.
         gradient_clip: bound on the global norm of each seed's gradient; None for no bound.
         loss: mean squared error of the "query"'s prediction or of all "points"' predictions; by default all points
-            where one pass gives them (interleaved, causal), else the query.
+            where one pass gives them (interleaved, causal), else the query. Models that read token ids have the cross
+            entropy of the next token, in nats, over the tokens that can be predicted.
         curriculum: how the prompts grow.
         eval_every: steps between evaluations on held-out prompts.
         eval_prompts: how many, the same ones every time.
@@ -120,7 +122,7 @@ class TrainingConfig:
     def __post_init__(self):
         least = {"steps": 0, "batch_size": 1, "warmup_steps": 0, "eval_every": 1, "eval_prompts": 1}
         for name, bound in (least | {"log_every": 1, "save_every": 1, "n_snapshots": 0, "eval_seed": 0}).items():
-            if not _is_whole(getattr(self, name)) or getattr(self, name) < bound:
+            if not is_whole(getattr(self, name)) or getattr(self, name) < bound:
                 raise ValueError(f"{name} must be a whole number of at least {bound}, got {getattr(self, name)!r}")
         choices = {"schedule": ("constant", "cosine"), "loss": (None, "query", "points")}
         for name, allowed in (choices | {"mixed_precision": ("no", "bf16")}).items():
@@ -132,26 +134,40 @@ class TrainingConfig:
             raise ValueError(f"gradient_clip must be positive and finite, or None, got {self.gradient_clip}")
         if self.target_loss is not None and not math.isfinite(self.target_loss):
             raise ValueError(f"target_loss must be finite or None, got {self.target_loss}")
-        whole = all(_is_whole(seed) and seed >= 0 for seed in self.seeds)
+        whole = all(is_whole(seed) and seed >= 0 for seed in self.seeds)
         if not self.seeds or not whole or len(set(self.seeds)) != len(self.seeds):
             raise ValueError(f"seeds must be one or more different whole numbers >= 0, got {self.seeds}")
         for task in self.tasks:
-            if (task.x_dim, task.y_dim) != (self.model.x_dim, self.model.y_dim):
-                raise ValueError(
-                    f"the task has x_dim={task.x_dim}, y_dim={task.y_dim}, the model x_dim={self.model.x_dim}, "
-                    f"y_dim={self.model.y_dim}: they must agree"
-                )
-            if task.n_context != self.task.n_context:
-                raise ValueError(
-                    f"tasks with n_context={self.task.n_context} and {task.n_context} cannot be trained together"
-                )
+            self._check_fit(task)
         if self.loss == "points" and not self.one_pass:
             raise ValueError("loss='points' needs interleaved prompts and causal keys: only then does one pass give it")
-        longest = max(task.n_context for task in (self.task_at(0), self.task_at(self.steps), self.eval_task))
+        longest = max(_length(task) for task in (self.task_at(0), self.task_at(self.steps), self.eval_task))
+        field = "n_ctx" if self.on_tokens else "n_context"
         # an LSTM, and positions that are computed or absent, go on for ever
         positions = getattr(self.model, "positional_embedding_type", "none")
-        if positions in ("standard", "one_hot") and longest > (self.model.n_context or 0):
-            raise ValueError(f"prompts of {longest} context points, but the model has n_context={self.model.n_context}")
+        if positions in ("standard", "one_hot") and longest > (getattr(self.model, field) or 0):
+            what = "tokens" if self.on_tokens else "context points"
+            raise ValueError(f"prompts of {longest} {what}, but the model has {field}={getattr(self.model, field)}")
+
+    def _check_fit(self, task: AnyTask) -> None:
+        """Refuse a task whose prompts the model cannot read, or that cannot be trained beside the first one."""
+        if isinstance(task, RepeatedTokens) != self.on_tokens:
+            raise ValueError(
+                f"{type(task).__name__} does not fit a model with prompt_format="
+                f"{getattr(self.model, 'prompt_format', 'interleaved')!r}: token ids need a task of token sequences"
+            )
+        for name in ("d_vocab",) if isinstance(task, RepeatedTokens) else ("x_dim", "y_dim"):
+            if getattr(task, name) != getattr(self.model, name):
+                raise ValueError(
+                    f"the task has {name}={getattr(task, name)}, the model {name}={getattr(self.model, name)}: "
+                    f"they must agree"
+                )
+        if _length(task) != _length(self.task):
+            raise ValueError(f"tasks of lengths {_length(self.task)} and {_length(task)} cannot be trained together")
+        if self.on_tokens and self.model.keys != "causal":
+            raise ValueError(f"keys={self.model.keys!r} shows a model the token that it is to predict: take 'causal'")
+        if self.on_tokens and self.loss is not None:
+            raise ValueError(f"loss={self.loss!r} is for prompts of points; token models predict every token")
 
     @property
     def tasks(self) -> tuple[AnyTask, ...]:
@@ -169,8 +185,15 @@ class TrainingConfig:
         return self.model.one_pass
 
     @property
-    def rows(self) -> Literal["query", "points"]:
+    def on_tokens(self) -> bool:
+        """Whether the model reads token ids: its loss is then the cross entropy of the next token, in nats."""
+        return getattr(self.model, "prompt_format", None) == "token_ids"
+
+    @property
+    def rows(self) -> Rows:
         """Which predictions the loss is made of."""
+        if self.on_tokens:
+            return "all"
         return self.loss or ("points" if self.one_pass else "query")
 
     @property
@@ -249,5 +272,6 @@ class TrainingConfig:
         return cls(**fields)
 
 
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _length(task: AnyTask) -> int:
+    """Context points, or tokens, of a task's prompts."""
+    return task.n_ctx if isinstance(task, RepeatedTokens) else task.n_context

@@ -6,14 +6,15 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from mechicl.models import PromptedModel
-from mechicl.prompts import Prompts
 from mechicl.training.config import TrainingConfig
+from mechicl.training.objectives import examples, weight_of_share
 
 TIMED_BATCHES = 12
 
@@ -24,15 +25,17 @@ class Batch:
 
     Attributes:
         step: its number, from 0.
-        tokens: `[seed prompt pos d_token]`.
-        targets: `[seed prompt row y]`.
+        tokens: `[seed prompt pos d_token]`, or ids `[seed prompt pos]`.
+        targets: `[seed prompt row y]`, or ids `[seed prompt row]`.
         generator_states: of each model's generator after drawing this batch, `[seed byte]`.
+        weights: of each model's mean loss in the mean over processes, `[seed]`; None for one process.
     """
 
     step: int
-    tokens: Float[Tensor, "seed prompt pos d_token"]
-    targets: Float[Tensor, "seed prompt row y"]
+    tokens: Float[Tensor, "seed prompt pos d_token"] | Int[Tensor, "seed prompt pos"]
+    targets: Float[Tensor, "seed prompt row y"] | Int[Tensor, "seed prompt row"]
     generator_states: Tensor
+    weights: Float[Tensor, "seed"] | None = None
 
 
 def make_generators(config: TrainingConfig, device: torch.device) -> list[torch.Generator]:
@@ -66,17 +69,20 @@ def draw_batch(
     """
     rank, world = shard
     tasks = config.tasks_at(step)
-    drawn: list[Prompts] = []
+    share, weights = shard_slice(config.batch_size, rank, world), []
+    drawn: list[Any] = []  # all prompts, or all sequences of tokens
     for (task, _), generator in zip(config.members, generators, strict=True):
         prompts = tasks[task].sample(config.batch_size, generator=generator)
         if world > 1:
-            prompts = prompts[shard_slice(config.batch_size, rank, world)]
+            weights.append(weight_of_share(prompts, share, world))
+            prompts = prompts[share]
         drawn.append(prompts)
     states = torch.stack([generator.get_state() for generator in generators])
-    joined = Prompts.concatenate(drawn) if len(drawn) > 1 else drawn[0]  # no copy for one seed
-    tokens, targets = model.encode(joined), joined.ys if config.rows == "points" else joined.ys[:, -1:]
+    joined = type(drawn[0]).concatenate(drawn) if len(drawn) > 1 else drawn[0]  # no copy for one seed
+    tokens, targets = examples(model, joined, config.rows)
     by_model = (len(drawn), len(drawn[0]))
-    return Batch(step, tokens.unflatten(0, by_model), targets.unflatten(0, by_model), states)
+    counted = torch.tensor(weights, dtype=config.model.torch_dtype, device=tokens.device) if weights else None
+    return Batch(step, tokens.unflatten(0, by_model), targets.unflatten(0, by_model), states, counted)
 
 
 def batches(

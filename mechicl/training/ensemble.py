@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn as nn
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.func import functional_call, vmap
 
@@ -37,7 +37,7 @@ class Ensemble(nn.Module):
         return self.flat.shape[0]
 
     def forward(
-        self, tokens: Float[Tensor, "seed prompt pos d_token"], rows: Rows
+        self, tokens: Float[Tensor, "seed prompt pos d_token"] | Int[Tensor, "seed prompt pos"], rows: Rows
     ) -> Float[Tensor, "seed prompt row d_out"]:
         """Each model's outputs on its own tokens."""
         model = self._template[0]

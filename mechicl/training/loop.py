@@ -19,8 +19,9 @@ from tqdm.auto import tqdm
 
 from mechicl.files import read_tensors, write_tensors
 from mechicl.models import Model, build
+from mechicl.training import objectives
 from mechicl.training.config import TrainingConfig
-from mechicl.training.data import batches, make_generators, shard_slice
+from mechicl.training.data import Batch, batches, make_generators
 from mechicl.training.ensemble import Ensemble
 from mechicl.training.state import METRICS_FILE, STATE_FILE, Metrics, RunState, adam_moments, restore_adam
 
@@ -148,10 +149,7 @@ class _Run:
             raise ValueError(f"{folder} must be a folder that all processes see: this one finds another save there")
         # The optimiser stays torch's own: without loss scaling (bf16 needs none) accelerate's adds only look-ups.
         self.step_model = accelerator.prepare(self.ensemble)
-        rank, world = self.shard = (accelerator.process_index, accelerator.num_processes)
-        share = shard_slice(config.batch_size, rank, world)
-        # corrects the mean over processes, which is taken as if their shares of a batch were equal
-        self.weight = (share.stop - share.start) * world / config.batch_size
+        self.shard = (accelerator.process_index, accelerator.num_processes)
         self.eval_tokens, self.eval_targets = self._eval_batch()
 
     def train(self, progress: bool, on_save: Callable[[int], None] | None) -> None:
@@ -169,7 +167,7 @@ class _Run:
                 self._log(metrics, 0, None, self._evaluate(), 0.0)
             if not self._all_stopped():
                 for batch in stream:
-                    losses = self._step(batch.step, batch.tokens, batch.targets)
+                    losses = self._step(batch)
                     step = state.step = batch.step + 1
                     state.generators = batch.generator_states
                     last = step == config.steps
@@ -205,19 +203,18 @@ class _Run:
 
     # -- one step --
 
-    def _step(self, step: int, tokens: Tensor, targets: Tensor) -> Float[Tensor, "seed"]:
+    def _step(self, batch: Batch) -> Float[Tensor, "seed"]:
         for group in self.optimizer.param_groups:
-            group["lr"] = self.config.learning_rate_at(step)
-        predictions = self.step_model(tokens, self.config.rows)
-        losses = (predictions - targets).square().mean(dim=(1, 2, 3))
-        if self.weight != 1:
-            losses = losses * self.weight
+            group["lr"] = self.config.learning_rate_at(batch.step)
+        losses = objectives.losses(self.step_model(batch.tokens, self.config.rows), batch.targets)
+        if batch.weights is not None:
+            losses = losses * batch.weights
         self.optimizer.zero_grad(set_to_none=True)
         losses.sum().backward()
         losses = losses.detach()
         if self.accelerator.num_processes > 1:
             losses = cast(Tensor, self.accelerator.reduce(losses, "mean"))
-        self._check_finite(step + 1, losses)
+        self._check_finite(batch.step + 1, losses)
         weights = self.ensemble.flat
         if self.config.gradient_clip is not None and weights.grad is not None:
             clip_each_seed(weights.grad, self.config.gradient_clip)
@@ -253,10 +250,9 @@ class _Run:
         """Tokens and targets `[seed prompt ...]`; the seeds of a task share theirs."""
         config, device = self.config, self.accelerator.device
         prompts = [task.sample(config.eval_prompts, seed=config.eval_seed, device=device) for task in config.eval_tasks]
-        tokens = [self.encoder.encode(p) for p in prompts]
-        targets = [p.ys if config.rows == "points" else p.ys[:, -1:] for p in prompts]
+        tokens, targets = zip(*(objectives.examples(self.encoder, p, config.rows) for p in prompts), strict=True)
 
-        def by_member(of_tasks: list[Tensor]) -> Tensor:
+        def by_member(of_tasks: tuple[Tensor, ...]) -> Tensor:
             stacked = torch.stack(of_tasks)[:, None]
             return stacked.expand(-1, len(config.seeds), *stacked.shape[2:]).flatten(0, 1)  # a view for one task
 
@@ -264,9 +260,9 @@ class _Run:
 
     @torch.no_grad()
     def _evaluate(self) -> Float[Tensor, "seed"]:
-        predictions = self.ensemble(self.eval_tokens, self.config.rows)
+        losses = objectives.losses(self.ensemble(self.eval_tokens, self.config.rows), self.eval_targets)
         # the main process' value: one that differs in the last bit must not stop some processes and not others
-        return broadcast((predictions - self.eval_targets).square().mean(dim=(1, 2, 3))).cpu()
+        return broadcast(losses).cpu()
 
     def _stop_those_on_target(self, step: int, evaluation: Tensor) -> None:
         if self.config.target_loss is None:

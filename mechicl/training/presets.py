@@ -2,6 +2,7 @@
 
 from mechicl.models import LSTMConfig, TransformerConfig
 from mechicl.tasks import FixedTasks, LinearRegression, SineRegression
+from mechicl.tokens import RepeatedTokens
 from mechicl.training.config import Curriculum, Ramp, TrainingConfig
 
 # von Oswald et al. 2023, Fig. 2: one layer, N = N_x = 10, batch 2048, Adam 1e-3, clip 10, five seeds.
@@ -127,6 +128,25 @@ _NERTINGER = TrainingConfig(
     n_snapshots=12,
 )
 
+# Elhage et al. 2021: two layers, attention only, no norms, so that the circuits are products of weights.
+_INDUCTION = TrainingConfig(
+    task=RepeatedTokens(d_vocab=64, n_ctx=48, min_period=4, max_period=24),
+    model=TransformerConfig(
+        prompt_format="token_ids", d_vocab=64, n_ctx=48, n_layers=2, n_heads=2, d_model=64, d_head=32,
+        attention="softmax", initializer_range=0.05,
+    ),
+    seeds=(0, 1, 2),
+    steps=10_000,
+    batch_size=64,
+    learning_rate=1e-3,
+    schedule="cosine",
+    warmup_steps=100,
+    gradient_clip=1.0,
+    eval_every=25,
+    eval_prompts=500,
+    n_snapshots=10,
+)  # fmt: skip
+
 PRESETS: dict[str, TrainingConfig] = {
     "lsa-1l": _LSA,
     # Nertinger, Table 1, row "linear", kappa = 1, no noise: Gaussian inputs, d = 5, n = 20.
@@ -214,6 +234,7 @@ PRESETS: dict[str, TrainingConfig] = {
     "gpt2-8l": _GPT2_8L,
     "gpt2-8l-1h": _GPT2_8L.replace(model=_GPT2_8L.model.replace(n_heads=1)),
     "gpt2-8l-ill": _GPT2_8L.replace(task=_ILL_CONDITIONED),
+    "induction-2l": _INDUCTION,
     # Fu et al. 2024, A.2 and B.6, in small: the same prompts and the same training as the transformer's.
     "lstm-4l": _GPT2_8L.replace(model=LSTMConfig(x_dim=5, n_context=20, n_layers=4, d_model=96)),
 }
@@ -250,6 +271,7 @@ SUMMARIES: dict[str, str] = {
     "gpt2-8l": "a small one: 8 layers, width 64, d = 5, 20 points",
     "gpt2-8l-1h": "the small one with one head",
     "gpt2-8l-ill": "the small one on ill-conditioned inputs, condition number 100 (Fu et al. 2024, B.3)",
+    "induction-2l": "two layers of attention on repeated tokens, in which induction heads form (Elhage et al. 2021)",
     "lstm-4l": "an LSTM on the prompts of the small one: 4 layers, width 96 (Fu et al. 2024, B.6)",
 }
 """Name to a line for the command line's help."""

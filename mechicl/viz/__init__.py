@@ -1,8 +1,11 @@
 """Pictures of result objects."""
 
-from mechicl.viz.attention import attention_html, prompt_attention
+from mechicl.viz.attention import attention_html, model_attention, prompt_attention
 from mechicl.viz.conditioning import condition_number_distribution, condition_numbers, eigenvalue_map
 from mechicl.viz.constructions import connectivity_paths, identified_families, identified_filters
+from mechicl.viz.explorer import PatchingExplorer
+from mechicl.viz.heads import composition_figure, head_table
+from mechicl.viz.html import Html, init_notebook
 from mechicl.viz.kernels import adapted_functions_figure, kernel_heatmaps
 from mechicl.viz.layers import interval_lines, match_curve, match_heatmap, probe_heatmap
 from mechicl.viz.one_layer import (
@@ -21,16 +24,21 @@ from mechicl.viz.training import (
 )
 
 __all__ = [
+    "Html",
+    "PatchingExplorer",
     "adapted_functions_figure",
     "alignment_over_training",
     "alignments_over_training",
     "attention_html",
+    "composition_figure",
     "condition_number_distribution",
     "condition_numbers",
     "connectivity_paths",
     "eigenvalue_map",
+    "head_table",
     "identified_families",
     "identified_filters",
+    "init_notebook",
     "interpolation_paths",
     "interval_lines",
     "kernel_heatmaps",
@@ -39,6 +47,7 @@ __all__ = [
     "match_curve",
     "match_heatmap",
     "mean_patterns",
+    "model_attention",
     "probe_heatmap",
     "prompt_attention",
     "roll_outs",

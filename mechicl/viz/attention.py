@@ -1,58 +1,146 @@
-"""Attention of one prompt, drawn by circuitsvis from its bundled source: no network, no telemetry."""
+"""Attention patterns, drawn by circuitsvis from its bundled source: no network, no telemetry."""
 
-from circuitsvis.utils.render import render_local
-from jaxtyping import Float
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from mechicl.models import HookedTransformer
+from mechicl.analysis.sites import Site, check_hook
 from mechicl.prompts import Prompts
+from mechicl.viz.html import Html, circuitsvis_source, joined
+
+POSITIVE, NEGATIVE = "#1f6fb4", "#b0413e"
+# circuitsvis' headings are made for a page of its own, and its small pictures would be covered by their names
+_STYLE = """<style>
+.attention-heads h3 { font-size: 14px !important; margin: 6px 0 !important; }
+.attention-heads h2 { display: none; }
+.attention-heads > div > div:nth-of-type(1) > div { flex: 0 0 110px !important; max-width: 110px !important; }
+.attention-heads h4 { font-size: 10px !important; line-height: 1.3 !important; opacity: 0.85; }
+</style>"""
+_DRAW = """(() => {
+  const place = document.currentScript.parentElement.querySelector(".attention-heads");
+  const properties = PROPERTIES;
+  place.id = "attention-" + Math.random().toString(36).slice(2);
+  const started = Date.now();
+  (function draw() {
+    if (window.CircuitsVis) {
+      place.textContent = "";
+      CircuitsVis.render(place.id, CircuitsVis.AttentionHeads, properties);
+      return;
+    }
+    if (Date.now() - started > 3000)
+      place.textContent = "The script of this picture is missing: run the cell with init_notebook().";
+    setTimeout(draw, 100);
+  })();
+})();"""
 
 
 def attention_html(
-    pattern: Float[Tensor, "head query_pos key_pos"], tokens: list[str], head_names: list[str] | None = None
-) -> str:
-    """Heatmaps of attention patterns as a self-contained piece of HTML.
+    pattern: Float[Tensor, "head query_pos key_pos"], tokens: Sequence[str], head_names: Sequence[str] | None = None
+) -> Html:
+    """Heatmaps of attention patterns, one a head; a caption says where attention is negative.
 
     Args:
         pattern: one prompt's and layer's `attn.hook_pattern`; linear attention has negative entries.
         tokens: a label for each position; any text.
         head_names: a label for each head.
 
+    Returns:
+        A picture that a notebook shows and `save` writes to a file.
+
     Raises:
         ValueError: another number of labels than of positions or heads.
+
+    Example:
+        >>> attention_html(torch.eye(2)[None], ["a", "b"]).save("attention.html")
     """
     heads, queries, keys = pattern.shape
     if queries != keys or len(tokens) != keys:
         raise ValueError(f"pattern {tuple(pattern.shape)} needs one label a position, got {len(tokens)}")
-    names = head_names or [f"head {i}" for i in range(heads)]
+    names = [f"head {i}" for i in range(heads)] if head_names is None else list(head_names)
     if len(names) != heads:
         raise ValueError(f"{heads} heads need {heads} names, got {len(names)}")
-    bound = float(pattern.abs().max()) or 1.0
-    rendered = render_local(
-        "AttentionHeads",
-        attention=pattern.detach().cpu().float().numpy(),
-        tokens=tokens,
-        attentionHeadNames=names,
-        maxValue=bound,
-        minValue=-bound if bool((pattern < 0).any()) else 0.0,
-        negativeColor="#b0413e",
-        positiveColor="#1f6fb4",
-        maskUpperTri=False,
-    )
+    low, high = (float(pattern.min()), float(pattern.max())) if pattern.numel() else (0.0, 0.0)
+    bound = max(-low, high) or 1.0
+    properties = {
+        "attention": _rounded(pattern.detach().cpu().tolist()),
+        "tokens": list(tokens),
+        "attentionHeadNames": names,
+        "maxValue": bound,
+        "minValue": -bound if low < 0 else 0.0,
+        "negativeColor": NEGATIVE,
+        "positiveColor": POSITIVE,
+        "maskUpperTri": False,
+    }
     # Labels stand as JSON inside the script: React shows them as text, but a "</script>" in one would end the script.
-    source, call, properties = rendered.rpartition("CircuitsVis.render(")
-    properties, end, rest = properties.rpartition("</script>")
-    return source + call + properties.replace("<", "\\u003c") + end + rest
+    script = _DRAW.replace("PROPERTIES", json.dumps(properties).replace("<", "\\u003c"))
+    body = (
+        f'{_STYLE}<figure style="position:relative;max-width:680px;margin:15px 0">'
+        f'<div class="attention-heads"></div>{_caption(low, high)}<script>{script}</script></figure>'
+    )
+    return Html(body, circuitsvis_source())
 
 
-def prompt_attention(model: HookedTransformer, prompt: Prompts, layer: int = 0) -> str:
-    """A layer's attention on one prompt, labelled by the prompt format.
+def prompt_attention(
+    model: Any, prompt: Prompts | Int[Tensor, "1 pos"], layer: int = 0, labels: Sequence[str] | None = None
+) -> Html:
+    """A layer's attention on one prompt: `model_attention` of this layer."""
+    return model_attention(model, prompt, [layer], labels)
+
+
+@torch.no_grad()
+def model_attention(
+    model: Any,
+    prompt: Prompts | Int[Tensor, "1 pos"],
+    layers: Sequence[int] | None = None,
+    labels: Sequence[str] | None = None,
+) -> Html:
+    """The attention of all heads of several layers on one prompt, a picture a layer.
+
+    Args:
+        model: one of ours, or any with TransformerLens' hook names and `run_with_cache`.
+        prompt: one prompt, or the token ids of one sequence.
+        layers: numbers of the layers; all by default.
+        labels: of the positions; by default those of the prompt format, or the ids.
 
     Raises:
-        ValueError: more than one prompt.
+        ValueError: more than one prompt, another number of labels than of positions, or a layer without attention.
+
+    Example:
+        >>> model_attention(load("gpt2-8l"), prompts[:1], layers=[0, 4])
     """
     if len(prompt) != 1:
-        raise ValueError(f"prompt_attention draws one prompt, got {len(prompt)}: pass prompts[:1]")
-    name = f"blocks.{layer}.attn.hook_pattern"
-    _, cache = model.run_with_cache(model.encode(prompt), names_filter=name)
-    return attention_html(cache[name][0], model.cfg.format.labels(prompt.n_context))
+        raise ValueError(f"attention is drawn of one prompt, got {len(prompt)}: pass prompts[:1]")
+    numbers = range(model.cfg.n_layers) if layers is None else layers
+    names = [Site("pattern", layer).hook_name for layer in numbers]
+    for name in names:
+        check_hook(model, name)
+    if labels is not None:
+        names_of_positions = labels
+    elif isinstance(prompt, Prompts):
+        names_of_positions = model.cfg.format.labels(prompt.n_context)
+    else:
+        names_of_positions = [str(i) for i in prompt[0].tolist()]
+    _, cache = model.run_with_cache(prompt, names_filter=names)
+    pictures = [attention_html(cache[name][0], names_of_positions) for name in names]
+    if len(pictures) == 1:
+        return pictures[0]
+    return joined(*(joined(f"<h4>layer {n}</h4>", picture) for n, picture in zip(numbers, pictures, strict=True)))
+
+
+def _caption(low: float, high: float) -> str:
+    if low >= 0:
+        return ""
+    words = (
+        f'<span style="color:{NEGATIVE}">■</span> Negative attention, down to {low:.3g}, is red; '
+        f'<span style="color:{POSITIVE}">■</span> positive attention, up to {max(high, 0.0):.3g}, is blue.'
+    )
+    return f'<figcaption style="font-size:0.9em;color:#555">{words}</figcaption>'
+
+
+def _rounded(values: Any) -> Any:
+    """Nested lists of numbers at four digits, which is more than a colour shows and half as long."""
+    return [_rounded(each) for each in values] if isinstance(values, list) else float(f"{values:.4g}")

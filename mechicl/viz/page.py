@@ -6,6 +6,8 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
+from mechicl.viz.html import Html, joined, library
+
 _STYLE = """
 :root { color-scheme: light; }
 body { font: 16px/1.55 system-ui, sans-serif; color: #222; background: #fff; max-width: 1100px; margin: 0 auto;
@@ -38,35 +40,38 @@ def plot(figure: go.Figure) -> str:
     return figure.to_html(full_html=False, include_plotlyjs=False, config={"displaylogo": False, "responsive": True})
 
 
-def frame(body: str, width: int, height: int) -> str:
-    """A document of its own inside the page, so that its styles and sizes stay there."""
-    document = text(f'<!doctype html><html><head><meta charset="utf-8"></head><body>{body}</body></html>')
+def frame(body: str | Html, width: int, height: int) -> str:
+    """A document of its own inside the page, with a script of its own, so that its styles and sizes stay there."""
+    picture = body if isinstance(body, Html) else Html(body)
+    document = text(f"<!doctype html><html>{picture.document()}</html>")
     style = f"width:{width}px;max-width:100%;height:{height}px;border:0"
     return f'<iframe srcdoc="{document}" style="{style}" title="interactive figure"></iframe>'
 
 
-def section(title: str, words: str, *parts: str) -> tuple[str, str]:
-    """A section: its title, and escaped words followed by parts that are HTML already."""
-    return title, f"<p>{text(words)}</p>" + "".join(parts)
+def section(title: str, words: str, *parts: str | Html) -> tuple[str, Html]:
+    """A section: its title, and escaped words followed by parts that are HTML already, or pictures."""
+    return title, joined(f"<p>{text(words)}</p>", *parts)
 
 
-def page(title: str, lead: str, sections: Sequence[tuple[str, str]]) -> str:
-    """The whole document.
+def page(title: str, lead: str, sections: Sequence[tuple[str, str | Html]]) -> str:
+    """The whole document; a script that pictures share is in it once.
 
     Args:
         title: of the page.
         lead: a sentence under it.
         sections: titles, and bodies that are HTML already.
     """
+    contents = [(name, joined(body)) for name, body in sections]
     anchors = [f"s{i}" for i in range(len(sections))]
-    links = " ".join(f'<a href="#{a}">{text(name)}</a>' for a, (name, _) in zip(anchors, sections, strict=True))
+    links = " ".join(f'<a href="#{a}">{text(name)}</a>' for a, (name, _) in zip(anchors, contents, strict=True))
     bodies = "".join(
-        f'<section id="{a}"><h2>{text(name)}</h2>{body}</section>'
-        for a, (name, body) in zip(anchors, sections, strict=True)
+        f'<section id="{a}"><h2>{text(name)}</h2>{content.body}</section>'
+        for a, (name, content) in zip(anchors, contents, strict=True)
     )
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{text(title)}</title>'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<link rel="icon" href="data:,"><style>{_STYLE}</style><script>{get_plotlyjs()}</script></head>'
+        f'<link rel="icon" href="data:,"><style>{_STYLE}</style><script>{get_plotlyjs()}</script>'
+        f"{library(*(content for _, content in contents))}</head>"
         f"<body><h1>{text(title)}</h1><p>{text(lead)}</p><nav>{links}</nav>{bodies}</body></html>"
     )

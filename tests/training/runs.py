@@ -5,12 +5,18 @@ from torch import Tensor
 
 from mechicl.models import LSTMConfig, TransformerConfig
 from mechicl.tasks import LinearRegression
+from mechicl.tokens import RepeatedTokens
 from mechicl.training import TrainingConfig, TrainingResult
 
 TASK = LinearRegression(x_dim=3, n_context=4)
 MODEL = TransformerConfig(x_dim=3, n_context=4, n_layers=1, initializer_range=0.3)
 EXACT = MODEL.replace(dtype="float64")
 LSTM = LSTMConfig(x_dim=3, n_context=4, n_layers=2, d_model=6, dtype="float64")
+WORDS = RepeatedTokens(d_vocab=7, n_ctx=12, min_period=2, max_period=5)
+READER = TransformerConfig(
+    prompt_format="token_ids", d_vocab=7, n_ctx=12, n_layers=2, n_heads=2, d_model=8, attention="softmax",
+    initializer_range=0.3,
+)  # fmt: skip
 
 
 def small(**changes: object) -> TrainingConfig:
@@ -20,6 +26,11 @@ def small(**changes: object) -> TrainingConfig:
         "eval_prompts": 32, "log_every": 1, "save_every": 5, "cpu": True,
     }  # fmt: skip
     return TrainingConfig(**(fields | changes))  # pyright: ignore[reportArgumentType]
+
+
+def reading(**changes: object) -> TrainingConfig:
+    """The same on sequences of tokens."""
+    return small(**({"task": WORDS, "model": READER} | changes))
 
 
 def weights(result: TrainingResult, index: int = 0) -> dict[str, Tensor]:

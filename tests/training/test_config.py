@@ -9,7 +9,7 @@ import pytest
 from mechicl.models import TransformerConfig
 from mechicl.tasks import FixedTasks, LinearRegression, SineRegression, task_to_dict
 from mechicl.training import Curriculum, Ramp, TrainingConfig
-from tests.training.runs import LSTM, MODEL, TASK, small
+from tests.training.runs import LSTM, MODEL, READER, TASK, WORDS, reading, small
 
 INTERLEAVED = TransformerConfig(
     x_dim=3, n_context=4, prompt_format="interleaved", d_model=8, n_heads=2, attention="softmax"
@@ -132,8 +132,8 @@ def test_a_curriculum_that_one_of_the_tasks_cannot_follow_is_refused_before_trai
         (TASK.replace(x_dim=2), r"x_dim=2.*x_dim=3"),
         (TASK.replace(y_dim=2), r"y_dim=2.*y_dim=1"),
         (SineRegression(n_context=4), r"x_dim=1.*x_dim=3"),
-        (TASK.replace(n_context=5), "n_context=4 and 5 cannot be trained together"),
-        (FixedTasks(TASK.replace(n_context=3), 8), "n_context=4 and 3 cannot be trained together"),
+        (TASK.replace(n_context=5), "lengths 4 and 5 cannot be trained together"),
+        (FixedTasks(TASK.replace(n_context=3), 8), "lengths 4 and 3 cannot be trained together"),
     ],
 )
 def test_tasks_whose_prompts_have_another_shape_are_refused(task, message):
@@ -183,6 +183,49 @@ def test_snapshots_of_short_runs_have_no_step_twice_and_none_past_the_end():
     assert steps == (0, 1, 2, 3)
 
 
+# ---- sequences of tokens ----
+
+
+def test_models_that_read_token_ids_are_trained_on_every_token():
+    config = reading(more_tasks=(WORDS.replace(max_period=3),))
+    assert config.on_tokens
+    assert config.rows == "all"
+    assert config.tasks_at(5) == config.eval_tasks == (WORDS, WORDS.replace(max_period=3))
+    assert not small().on_tokens
+    assert not small(model=LSTM).on_tokens
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"task": TASK}, "LinearRegression does not fit a model with prompt_format='token_ids'"),
+        ({"task": SineRegression()}, "SineRegression does not fit a model with prompt_format='token_ids'"),
+        ({"task": FixedTasks(TASK, 4)}, "FixedTasks does not fit a model with prompt_format='token_ids'"),
+        ({"more_tasks": (TASK,)}, "LinearRegression does not fit a model with prompt_format='token_ids'"),
+        ({"model": MODEL}, "RepeatedTokens does not fit a model with prompt_format='paired'"),
+        ({"model": INTERLEAVED}, "RepeatedTokens does not fit a model with prompt_format='interleaved'"),
+        ({"model": LSTM}, "RepeatedTokens does not fit a model with prompt_format='interleaved'"),
+        ({"task": WORDS.replace(d_vocab=6)}, "the task has d_vocab=6, the model d_vocab=7: they must agree"),
+        ({"model": READER.replace(d_vocab=9)}, "the task has d_vocab=7, the model d_vocab=9: they must agree"),
+        ({"more_tasks": (WORDS.replace(d_vocab=6),)}, "d_vocab=6, the model d_vocab=7"),
+        ({"more_tasks": (WORDS.replace(n_ctx=11),)}, "tasks of lengths 12 and 11 cannot be trained together"),
+        ({"task": WORDS.replace(n_ctx=13)}, "prompts of 13 tokens, but the model has n_ctx=12"),
+        ({"loss": "query"}, "loss='query' is for prompts of points"),
+        ({"loss": "points"}, "loss='points' is for prompts of points"),
+        ({"curriculum": Curriculum(dims=Ramp(1, 2))}, r"cannot change \['active_dims'\] of RepeatedTokens"),
+        ({"curriculum": Curriculum(points=Ramp(2, 4))}, r"cannot change \['n_context'\] of RepeatedTokens"),
+    ],
+)
+def test_what_does_not_fit_sequences_of_tokens_is_refused_before_training(changes, message):
+    with pytest.raises(ValueError, match=message):
+        reading(**changes)
+
+
+def test_sequences_may_be_shorter_than_the_model_and_longer_if_it_has_no_positions():
+    reading(task=WORDS.replace(n_ctx=8))
+    reading(task=WORDS.replace(n_ctx=30), model=READER.replace(positional_embedding_type="none"))
+
+
 # ---- JSON ----
 
 
@@ -198,6 +241,8 @@ def test_snapshots_of_short_runs_have_no_step_twice_and_none_past_the_end():
         small(more_tasks=(GAUSSIAN, FIXED), seeds=(0, 1)),
         small(model=MODEL.replace(n_layers=2, attention="softmax,linear")),
         small(model=MODEL.replace(attention_weights="gradient_descent")),
+        reading(seeds=(2, 0), target_loss=0.5),
+        reading(more_tasks=(WORDS.replace(min_period=3, max_period=3),)),
     ],
 )
 def test_a_config_comes_back_from_json_as_it_was(config):

@@ -5,16 +5,30 @@ import re
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 
 import pytest
 import torch
 from torch import Tensor
 
+from mechicl.checkpoints import Snapshots, load, load_checkpoint, save
 from mechicl.models import HookedTransformer, TransformerConfig, build
 from mechicl.tasks import FixedTasks, LinearRegression
 from mechicl.training import Curriculum, Ramp, TrainingConfig, TrainingDivergedError, train
 from mechicl.training.state import METRICS_FILE, Metrics, RunState
-from tests.training.runs import EXACT, LSTM, MODEL, TASK, assert_close, assert_same_bits, small, weights
+from tests.training.runs import (
+    EXACT,
+    LSTM,
+    MODEL,
+    READER,
+    TASK,
+    WORDS,
+    assert_close,
+    assert_same_bits,
+    reading,
+    small,
+    weights,
+)
 
 # ---- the loop against plain PyTorch ----
 
@@ -341,6 +355,121 @@ def test_every_member_is_evaluated_on_held_out_prompts_of_its_own_task(tmp_path)
     assert result.record["curve"]["eval_loss"][-1] == pytest.approx(expected, rel=1e-5)
     assert result.record["seeds"] == [0, 3, 0, 3, 0, 3]
     assert TrainingConfig.from_dict(json.loads(json.dumps(result.record["training"]))) == config
+
+
+# ---- sequences of tokens ----
+
+EXACT_READER = READER.replace(dtype="float64")
+
+
+def next_token_scores(w: Mapping[str, Tensor], ids: Tensor) -> Tensor:
+    """The logits of two layers of causal attention, without norms and MLPs, on token ids."""
+    length = ids.shape[1]
+    stream = w["embed"][ids] + w["pos_embed"][:length]
+    mask = torch.ones(length, length, dtype=torch.bool).triu(1)
+    for layer in range(2):
+        attn = {name: w[f"blocks.{layer}.attn.{name}"] for name in ("W_Q", "W_K", "W_V", "W_O")}
+        update = torch.zeros_like(stream)
+        for head in range(2):
+            q, k, v = (stream @ attn[name][head] for name in ("W_Q", "W_K", "W_V"))
+            scores = q @ k.transpose(1, 2) / math.sqrt(q.shape[2])
+            update = update + scores.masked_fill(mask, -math.inf).softmax(dim=2) @ v @ attn["W_O"][head]
+        stream = stream + update
+    return stream @ w["unembed"]
+
+
+def next_token_loss(w: Mapping[str, Tensor], n: int, **draw: object) -> Tensor:
+    """Mean of -log softmax at the tokens that a period before tells."""
+    sequences = WORDS.sample(n, **draw)  # pyright: ignore[reportArgumentType]
+    log_p = next_token_scores(w, sequences.ids)[:, :-1].log_softmax(dim=2)  # token 12 is never read: causal
+    return -log_p.gather(2, sequences.ids[:, 1:, None])[..., 0][sequences.predictable[:, 1:]].mean()
+
+
+def test_training_on_tokens_equals_a_plain_eager_loop(tmp_path):
+    model = EXACT_READER.replace(n_ctx=13)  # so that the plain loop has a position for the last token, too
+    config = reading(model=model, steps=30, warmup_steps=5, gradient_clip=0.5, seeds=(3,))
+    result = train(config, tmp_path, progress=False)
+    start = build(model, 3)
+    w = {name: torch.nn.Parameter(p.detach().clone()) for name, p in start.named_parameters()}
+    adam, generator = torch.optim.Adam(w.values()), torch.Generator().manual_seed(2**40 + 3)
+    losses = []
+    for step in range(30):
+        for group in adam.param_groups:
+            group["lr"] = config.learning_rate_at(step)
+        loss = next_token_loss(w, 16, generator=generator)
+        adam.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(w.values(), 0.5)
+        adam.step()
+        losses.append(loss.item())
+    assert_close(weights(result), {name: p.detach() for name, p in w.items()}, atol=1e-9)
+    assert [line["loss"][0] for line in Metrics.read(tmp_path)[1:]] == pytest.approx(losses, rel=1e-9)
+    held_out = next_token_loss(weights(result), config.eval_prompts, seed=config.eval_seed).item()
+    assert result.record["curve"]["eval_loss"][-1] == pytest.approx([held_out], rel=1e-9)
+    assert held_out < next_token_loss(dict(start.named_parameters()), 32, seed=config.eval_seed).item()
+
+
+def test_an_interrupted_run_on_tokens_resumes_as_if_it_had_not_been(tmp_path):
+    config = reading(more_tasks=(WORDS.replace(min_period=5),), seeds=(0, 3), n_snapshots=4)
+
+    def interrupt(step):
+        raise KeyboardInterrupt
+
+    for step in (5, 10):
+        with pytest.raises(KeyboardInterrupt):
+            train(config, tmp_path / "run", progress=False, on_save=interrupt)
+        assert RunState.load(tmp_path / "run", config).step == step
+    resumed = train(config, tmp_path / "run", progress=False)
+    whole = train(config, tmp_path / "whole", progress=False)
+    for i in range(4):
+        assert_same_bits(weights(resumed, i), weights(whole, i))
+    assert resumed.record["curve"] == whole.record["curve"]
+    assert_same_bits(resumed.snapshots, whole.snapshots)
+    for other in (WORDS.replace(max_period=4), WORDS):
+        with pytest.raises(ValueError, match="another config"):
+            train(config.replace(task=other, more_tasks=()), tmp_path / "run", progress=False)
+
+
+def test_seeds_and_tasks_of_tokens_trained_together_equal_those_alone(tmp_path):
+    tasks = (WORDS, WORDS.replace(min_period=5))
+    config = reading(model=EXACT_READER, more_tasks=tasks[1:], seeds=(0, 5), steps=20)
+    together = train(config, tmp_path / "together", progress=False)
+    for i, (task, seed) in enumerate([(0, 0), (0, 5), (1, 0), (1, 5)]):
+        own = config.replace(task=tasks[task], more_tasks=(), seeds=(seed,))
+        alone = train(own, tmp_path / f"alone-{i}", progress=False)
+        assert_close(weights(together, i), weights(alone), atol=1e-10)
+        for name in ("loss", "eval_loss"):
+            curve = [line[i] for line in together.record["curve"][name]]
+            assert curve == pytest.approx([line[0] for line in alone.record["curve"][name]], rel=1e-6)
+    assert not torch.equal(weights(together, 0)["embed"], weights(together, 1)["embed"])
+
+
+def test_a_run_on_tokens_stops_at_its_target_and_runs_in_mixed_precision(tmp_path):
+    curve = train(reading(), tmp_path / "free", progress=False).record["curve"]
+    result = train(reading(target_loss=curve["eval_loss"][1][0]), tmp_path / "stopping", progress=False)
+    assert result.record["stopped_at"] == [4]
+    mixed = train(reading(mixed_precision="bf16"), tmp_path / "mixed", progress=False)
+    assert all(w.dtype == torch.float32 for w in weights(mixed).values())
+    assert mixed.record["curve"]["eval_loss"][-1] == pytest.approx(curve["eval_loss"][-1], rel=0.05)
+
+
+def test_a_trained_reader_of_tokens_is_saved_and_loaded_with_its_task(tmp_path):
+    other = WORDS.replace(min_period=5)
+    config = reading(more_tasks=(other,), seeds=(4, 9), n_snapshots=3)
+    result = train(config, tmp_path / "run", progress=False)
+    folder = save(tmp_path / "mine", result.models, result.record, Snapshots(result.snapshot_steps, result.snapshots))
+    checkpoint = load_checkpoint(folder)
+    assert checkpoint.task == WORDS
+    assert type(checkpoint.task) is type(WORDS)
+    assert [part.task for part in checkpoint.by_task()] == [WORDS, other]
+    assert TrainingConfig.from_dict(checkpoint.record["training"]) == config
+    assert load(folder, seed=9).cfg == READER
+    ids = WORDS.sample(3, seed=0).read
+    for i, (trained, last) in enumerate(zip(result.models, checkpoint.models_at(-1), strict=True)):
+        with torch.no_grad():
+            expected = trained(ids)
+            assert torch.equal(checkpoint.models[i](ids), expected)
+            assert torch.equal(last(ids), expected)
 
 
 # ---- divergence ----

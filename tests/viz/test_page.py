@@ -1,5 +1,11 @@
 """The page's pieces escape what they are given."""
 
+from pathlib import Path
+
+import torch
+from playwright.sync_api import Browser
+
+from mechicl.viz import attention_html
 from mechicl.viz.page import frame, page, section, table, text
 
 ATTACK = "<script>alert('x')</script>&\""
@@ -15,3 +21,23 @@ def test_a_frame_holds_a_document_as_an_attribute():
     html = frame('<p class="a">hello</p>', 100, 50)
     assert html.count("<") == 2
     assert "&lt;p class=&quot;a&quot;&gt;hello" in html
+
+
+def test_pictures_of_one_page_share_one_script_and_are_all_drawn(tmp_path: Path, browser: Browser):
+    first, second = (attention_html(torch.eye(n)[None], [str(i) for i in range(n)]) for n in (2, 3))
+    html = page(
+        "title", "lead", [section("one", "words", first, second), section("two", "words", first), ("three", "")]
+    )
+    assert html.count("var CircuitsVis=") == 1
+    assert "var CircuitsVis=" not in page("title", "lead", [section("one", "words")])
+    path = tmp_path / "page.html"
+    path.write_text(html, encoding="utf-8")
+    shown = browser.new_page()
+    errors: list[str] = []
+    shown.on("pageerror", lambda error: errors.append(str(error)))
+    shown.goto(path.as_uri())
+    shown.wait_for_function("document.querySelectorAll('canvas').length === 6")  # a small and a large one each
+    widths = shown.locator("canvas").evaluate_all("all => all.map((each) => each.getBoundingClientRect().width)")
+    assert min(widths) > 50
+    assert errors == []
+    shown.close()

@@ -1,0 +1,29 @@
+"""Interventions in a model's forward pass: patching, ablation, paths and circuits."""
+
+from mechicl.analysis.interventions.ablation import ablate
+from mechicl.analysis.interventions.attribution import agreement, attribute
+from mechicl.analysis.interventions.circuits import Circuit, find_circuit
+from mechicl.analysis.interventions.corruptions import corrupt
+from mechicl.analysis.interventions.edges import Edge, Node
+from mechicl.analysis.interventions.metrics import distance_to, logit_difference, next_token_loss, squared_error
+from mechicl.analysis.interventions.patching import patch
+from mechicl.analysis.interventions.paths import patch_paths
+from mechicl.analysis.interventions.sweeps import Sweep
+
+__all__ = [
+    "Circuit",
+    "Edge",
+    "Node",
+    "Sweep",
+    "ablate",
+    "agreement",
+    "attribute",
+    "corrupt",
+    "distance_to",
+    "find_circuit",
+    "logit_difference",
+    "next_token_loss",
+    "patch",
+    "patch_paths",
+    "squared_error",
+]

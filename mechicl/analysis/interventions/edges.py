@@ -1,0 +1,178 @@
+"""A transformer as a graph: what each head and MLP reads is a sum of what those before it wrote, edge by edge."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from einops import einsum
+from jaxtyping import Bool, Float
+from torch import Tensor
+from transformer_lens.utilities import get_act_name
+
+from mechicl.analysis.interventions.opened import Opened
+from mechicl.analysis.sites import hook_names
+from mechicl.models.layers import MLP, Attention, Block
+
+
+@dataclass(frozen=True, order=True)
+class Node:
+    """A part of a model that reads the residual stream and writes to it.
+
+    Attributes:
+        layer: its layer; -1 for the embedding.
+        head: which head; None for an MLP, or for the embedding.
+    """
+
+    layer: int
+    head: int | None = None
+
+    def __str__(self) -> str:
+        if self.layer < 0:
+            return "embedding"
+        return f"MLP {self.layer}" if self.head is None else f"head {self.layer}.{self.head}"
+
+
+@dataclass(frozen=True)
+class Edge:
+    """What one node writes as another reads it.
+
+    Attributes:
+        sender: who writes.
+        receiver: who reads; None for the read-out.
+        by: "q", "k" or "v" of a head; "" otherwise.
+    """
+
+    sender: Node
+    receiver: Node | None
+    by: str = ""
+
+    def __str__(self) -> str:
+        to = "output" if self.receiver is None else str(self.receiver)
+        return f"{self.sender} → {to}{f' ({self.by})' if self.by else ''}"
+
+
+EMBEDDING = Node(-1)
+
+
+class EdgeGraph:
+    """Runs of one of our transformers in which some edges carry other outputs than the run's own.
+
+    Every edge that is cut brings its receiver what the sender writes in a reference run instead. With nothing cut the
+    runs are the model's, with everything cut each part reads the reference's stream.
+
+    Args:
+        opened: one of our transformers.
+        tokens: `[prompt pos ...]`.
+        references: what each node writes where its edges are cut, `[node prompt pos d_model]`, as `written` gives it.
+
+    Raises:
+        ValueError: a model of another kind, or one whose streams are clipped.
+    """
+
+    def __init__(self, opened: Opened, tokens: Tensor, references: Float[Tensor, "node prompt pos d_model"]):
+        check_graph(opened)
+        self.opened, self.tokens, self.references = opened, tokens, references
+        self.nodes = nodes_of(opened)
+        self.edges = edges_of(opened)
+
+    @torch.no_grad()
+    def run(self, kept: Bool[Tensor, "edge"]) -> Tensor:
+        """Predictions with only some of the edges carrying what the run itself writes."""
+        model = self.opened.model
+        carried = dict(zip(self.edges, kept.tolist(), strict=True))
+        references = dict(zip(self.nodes, self.references, strict=True))
+        stream = references[EMBEDDING]  # of the reference run, up to here
+        changes = {EMBEDDING: model.embed_tokens(self.tokens) - stream}
+
+        def read(receiver: Node | None, by: str = "") -> Tensor:
+            return sum((c for sender, c in changes.items() if carried[Edge(sender, receiver, by)]), start=stream)
+
+        for layer, block in enumerate(model.blocks):
+            heads = [Node(layer, head) for head in range(model.cfg.n_heads)]
+            reads = {by: torch.stack([block.ln1(read(node, by)) for node in heads]) for by in ("q", "k", "v")}
+            changes |= {node: out - references[node] for node, out in zip(heads, _heads(block, reads), strict=True)}
+            stream = sum((references[node] for node in heads), start=stream + _biases(block))
+            if model.cfg.block_mlp:
+                node = Node(layer)
+                out = model.cfg.damping * cast(MLP, block.mlp)(block.ln2(read(node)))
+                changes[node] = out - references[node]
+                stream = stream + references[node]
+        return self.opened.resume_from_end(read(None))
+
+    def keeping(self, edges: Sequence[Edge]) -> Bool[Tensor, "edge"]:
+        """The mask of these edges."""
+        wanted = set(edges)
+        return torch.tensor([edge in wanted for edge in self.edges])
+
+
+def check_graph(opened: Opened) -> None:
+    """Refuse a model that is no sum of what its parts write.
+
+    Raises:
+        ValueError: a model of another kind, or one whose streams are clipped.
+    """
+    if not opened.is_transformer:
+        raise ValueError(
+            f"edges are cut in a HookedTransformer of this package, not in {type(opened.model).__name__}; for a "
+            f"TransformerBridge see transformer_lens.tools.analysis.attribution_patch"
+        )
+    if opened.model.cfg.token_clip is not None:
+        raise ValueError("this model clips its stream, so it is no sum of what its parts write")
+
+
+def nodes_of(opened: Opened) -> list[Node]:
+    """The embedding, and each layer's heads and MLP, in order of computation."""
+    nodes, names = [EMBEDDING], set(hook_names(opened.model))
+    for layer in range(opened.n_layers):
+        nodes += [Node(layer, head) for head in range(opened.model.cfg.n_heads)]
+        nodes += [Node(layer)] if get_act_name("mlp_out", layer) in names else []
+    return nodes
+
+
+def edges_of(opened: Opened) -> list[Edge]:
+    """All edges, by receiver in order of computation."""
+    nodes, edges = nodes_of(opened), []
+    for receiver in nodes[1:]:
+        before = [node for node in nodes if node.layer < receiver.layer]
+        if receiver.head is None:  # an MLP reads the heads of its own layer
+            before += [node for node in nodes if node.layer == receiver.layer and node.head is not None]
+        ways = ("q", "k", "v") if receiver.head is not None else ("",)
+        edges += [Edge(sender, receiver, by) for by in ways for sender in before]
+    return edges + [Edge(sender, None) for sender in nodes]
+
+
+@torch.no_grad()
+def written(opened: Opened, tokens: Tensor) -> Float[Tensor, "node prompt pos d_model"]:
+    """What each node writes in a run of the model: with the attention's biases, their sum is the final stream."""
+    model = opened.model
+    names = [f"blocks.{layer}.attn.hook_z" for layer in range(model.cfg.n_layers)]
+    mlps = [f"blocks.{layer}.hook_mlp_out" for layer in range(model.cfg.n_layers)] if model.cfg.block_mlp else []
+    recorded = opened.record(tokens, [*names, *mlps], len(tokens))
+    outputs = [model.embed_tokens(tokens)]
+    for layer, block in enumerate(model.blocks):
+        attn = cast(Attention, block.attn)
+        heads = einsum(recorded[names[layer]], attn.W_O, "prompt pos head d, head d model -> head prompt pos model")
+        outputs += [*(model.cfg.damping * heads)]
+        outputs += [recorded[mlps[layer]]] if mlps else []
+    return torch.stack(outputs)
+
+
+def _heads(
+    block: Block, reads: dict[str, Float[Tensor, "head prompt pos d_model"]]
+) -> Float[Tensor, "head prompt pos d_model"]:
+    """What each head writes when it reads streams of its own for its query, key and value."""
+    attn = cast(Attention, block.attn)
+    projected = []
+    for by, streams in reads.items():
+        weights = getattr(attn, f"W_{by.upper()}")
+        out = einsum(streams, weights, "head prompt pos model, head model d -> prompt pos head d")
+        projected.append(out + getattr(attn, f"b_{by.upper()}") if block.cfg.attn_bias else out)
+    z = attn.attend(*projected)
+    return block.cfg.damping * einsum(z, attn.W_O, "prompt pos head d, head d model -> head prompt pos model")
+
+
+def _biases(block: Block) -> Tensor | float:
+    """What a block's attention adds whatever its heads do."""
+    attn = cast(Attention, block.attn)
+    return block.cfg.damping * attn.b_O if block.cfg.attn_bias else 0.0

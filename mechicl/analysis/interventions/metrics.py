@@ -1,0 +1,91 @@
+"""Metrics of interventions: functions of the predictions of a batch of prompts that return a number for each."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from mechicl.learners import Learner
+from mechicl.prompts import Prompts
+
+Metric = Callable[[Tensor], Tensor]
+"""Predictions `[prompt ...]` (the query's `[prompt y]`, or logits `[prompt d_vocab]`) to `[prompt]`."""
+
+
+def squared_error(prompts: Prompts) -> Metric:
+    """Squared error of the predictions to these prompts' targets, averaged over the target's dimensions.
+
+    Predictions of the query alone `[prompt y]` are compared with its target, those of all points `[prompt point y]`
+    with all of them.
+
+    Example:
+        >>> squared_error(prompts)(model.predict(prompts)).shape
+        torch.Size([4])
+    """
+
+    def loss(predictions: Tensor) -> Tensor:
+        targets = prompts.ys.to(predictions)
+        if predictions.ndim == 2:
+            return (predictions - targets[:, -1]).square().mean(-1)
+        return (predictions - targets).square().mean((1, 2))
+
+    return loss
+
+
+def distance_to(learner: Learner, prompts: Prompts) -> Metric:
+    """Euclidean distance of the query's prediction to that of another learner on these prompts.
+
+    Example:
+        >>> distance_to(AlgorithmLearner(algorithms.ols), prompts)(model.predict(prompts)).shape
+        torch.Size([4])
+    """
+    reference = learner.predict(prompts).detach()
+
+    def distance(predictions: Tensor) -> Tensor:
+        return (predictions - reference.to(predictions)).norm(dim=-1)
+
+    return distance
+
+
+def logit_difference(correct: Int[Tensor, "prompt"], wrong: Int[Tensor, "prompt"]) -> Metric:
+    """Logit of the correct token minus that of the wrong one, at the last position."""
+
+    def difference(logits: Tensor) -> Tensor:
+        rows = torch.arange(len(logits), device=logits.device)
+        return logits[rows, correct.to(logits.device)] - logits[rows, wrong.to(logits.device)]
+
+    return difference
+
+
+def next_token_loss(targets: Int[Tensor, "prompt"] | Int[Tensor, "prompt pos"]) -> Metric:
+    """Cross entropy of the target tokens, in nats: at the last position, or averaged over all that are not -100.
+
+    The second is for logits at all positions `[prompt pos d_vocab]` (`read="all"`).
+    """
+
+    def loss(logits: Tensor) -> Tensor:
+        wanted = targets.to(logits.device)
+        if logits.ndim == 2:
+            return F.cross_entropy(logits, wanted, reduction="none")
+        nats = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="none").view(wanted.shape)
+        return nats.sum(1) / (wanted >= 0).sum(1)
+
+    return loss
+
+
+def measured(name: str, metric: Metric, predictions: Float[Tensor, "prompt ..."]) -> Float[Tensor, "prompt"]:
+    """A metric's value for each prompt.
+
+    Raises:
+        ValueError: it returned another shape than `[prompt]`, or no tensor.
+    """
+    values = metric(predictions)
+    if not isinstance(values, Tensor) or values.shape != predictions.shape[:1]:
+        got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        raise ValueError(
+            f"the metric {name!r} must return a number a prompt, [{len(predictions)}], for predictions "
+            f"{tuple(predictions.shape)}; got {got}. Do not average over prompts: the sweep keeps them apart"
+        )
+    return values

@@ -1,0 +1,145 @@
+"""Direct-path patching: one head's output, as another head alone sees it (Wang et al. 2023)."""
+
+import itertools
+from typing import Any, Literal
+
+import torch
+from einops import einsum
+from jaxtyping import Float
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from mechicl.analysis.interventions.metrics import measured
+from mechicl.analysis.interventions.opened import Opened, Read
+from mechicl.analysis.interventions.patching import Direction, Inputs, Metrics, hooks_of, named_metrics, opened_runs
+from mechicl.analysis.interventions.runs import MEMORY, base_run, run_cells
+from mechicl.analysis.interventions.sweeps import Sweep
+from mechicl.analysis.sites import Site
+from mechicl.prompts import Prompts
+
+Receiver = Literal["q", "k", "v"]
+
+
+def patch_paths(
+    model: Any,
+    clean: Inputs,
+    corrupted: Inputs,
+    receiver: Receiver = "q",
+    *,
+    direction: Direction = "denoising",
+    metrics: Metrics = None,
+    read: Read = "query",
+    keep_predictions: bool | None = None,
+    memory: float = MEMORY,
+    progress: bool = False,
+) -> Sweep:
+    """What the model predicts when one head's query, key or value sees another head's output of another run.
+
+    For every head A and every head B of a later layer: what A wrote in the clean run, in place of what it wrote in the
+    corrupted one, reaches B's query (key, value) straight through the residual stream, at all positions. Every other
+    part still sees A's corrupted output, what lies between A and B too.
+
+    Args:
+        model: ours, or one of TransformerLens' protocol whose layers write `z @ W_O` and read the norm of the stream,
+            as GPT-2's do.
+        clean: as for `patch`.
+        corrupted: as for `patch`.
+        receiver: what B receives it by: "q", "k" or "v".
+        direction: as for `patch`.
+        metrics: as for `patch`.
+        read: as for `patch`.
+        keep_predictions: as for `patch`.
+        memory: bound in bytes on what the sweep allocates.
+        progress: show a progress bar.
+
+    Returns:
+        A sweep over `("layer", "head", "to_layer", "to_head")`. Where B's layer is not behind A's there is no path, and
+        the entries are those of the unpatched run.
+
+    Raises:
+        ValueError: as for `patch`; an unknown receiver, a model whose streams are clipped (outputs do not add up), or
+            fewer key than query heads for "k" and "v".
+
+    Example:
+        >>> patch_paths(model, prompts, corrupted, "k").effect().shape
+        torch.Size([2, 4, 2, 4, 64])
+
+    Source: Wang et al. 2023, section 3.1 and appendix B.
+    """
+    if receiver not in ("q", "k", "v"):
+        raise ValueError(f"receiver={receiver!r} is not one of ('q', 'k', 'v')")
+    opened, into, source = opened_runs(model, clean, corrupted, direction, read)
+    _check_additive(opened, receiver)
+    named = named_metrics(metrics, clean)
+    n_layers, n_heads = opened.n_layers, opened.model.cfg.n_heads
+    batch = max(1, int(memory / 4 / opened.bytes_per_row(into)))
+    z_names, names = hooks_of(opened, "z"), hooks_of(opened, receiver)
+    theirs, own = opened.record(source, z_names, batch), opened.record(into, [*z_names, *names], batch)
+    keep = keep_predictions if keep_predictions is not None else isinstance(clean, Prompts) or not named
+    example = opened.run(into[:1])
+    shape = (n_layers, n_heads, n_layers, n_heads)
+    held = sum(of.nbytes for of in (*theirs.values(), *own.values())) + 2 * sum(own[name].nbytes for name in names)
+    held += len(into) * ((torch.Size(shape).numel() if keep else 1) + 3) * example.nbytes
+    base = base_run(opened, into, held=held, memory=memory)
+    unpatched = {name: measured(name, metric, base.unpatched) for name, metric in named.items()}
+    found = {name: of.expand(*shape, -1).clone() for name, of in unpatched.items()}
+    predictions = base.unpatched.expand(*shape, *base.unpatched.shape).clone() if keep else None
+    senders = list(itertools.product(range(n_layers - 1), range(n_heads)))
+    with torch.no_grad(), tqdm(total=len(senders), disable=not progress, unit="head", leave=False) as bar:
+        source_predictions = torch.cat([opened.run(part) for part in source.split(batch)])
+        for layer, head in senders:
+            change = _written(opened, layer, head, theirs[z_names[layer]] - own[z_names[layer]])
+            later = range(layer + 1, n_layers)
+            values = {names[to]: _received(opened, to, receiver, base.streams[to] + change) for to in later}
+            cells = [(Site(receiver, to, head=other),) for to in later for other in range(n_heads)]
+            out, measurements = run_cells(opened, base, cells, values, metrics=named, keep_predictions=keep)
+            if predictions is not None and out is not None:
+                predictions[layer, head, layer + 1 :] = out.unflatten(0, (len(later), n_heads))
+            for name, of in measurements.items():
+                found[name][layer, head, layer + 1 :] = of.unflatten(0, (len(later), n_heads))
+            bar.update()
+    every = (tuple(range(n_layers)), tuple(range(n_heads)))
+    return Sweep(
+        what=f"{direction} of the direct path to {receiver}",
+        axes=("layer", "head", "to_layer", "to_head"),
+        indices=every + every,
+        predictions=predictions,
+        unpatched=base.unpatched,
+        source=source_predictions,
+        values=found,
+        unpatched_values=unpatched,
+        source_values={name: measured(name, metric, source_predictions) for name, metric in named.items()},
+    )
+
+
+def _check_additive(opened: Opened, receiver: Receiver) -> None:
+    cfg = opened.model.cfg
+    if not opened.resumes or not hasattr(opened.model.blocks[0], "attn"):
+        raise ValueError(f"{type(opened.model).__name__} has no attention layers that can be resumed from")
+    if getattr(cfg, "token_clip", None) is not None:
+        raise ValueError("this model clips its stream, so what heads write does not add up: there are no direct paths")
+    key_heads = getattr(cfg, "n_key_value_heads", None)
+    if receiver != "q" and key_heads not in (None, cfg.n_heads):
+        raise ValueError(
+            f"{cfg.n_heads} heads share {key_heads} keys and values: only receiver='q' belongs to one head"
+        )
+
+
+def _written(
+    opened: Opened, layer: int, head: int, z: Float[Tensor, "prompt pos head d_head"]
+) -> Float[Tensor, "prompt pos d_model"]:
+    """What a head adds to the stream for some output z."""
+    W_O = opened.model.blocks[layer].attn.W_O[head]
+    return getattr(opened.model.cfg, "damping", 1.0) * (z[:, :, head] @ W_O)
+
+
+def _received(
+    opened: Opened, layer: int, receiver: Receiver, stream: Float[Tensor, "prompt pos d_model"]
+) -> Float[Tensor, "prompt pos head d_head"]:
+    """The queries, keys or values that a layer makes of a stream."""
+    block = opened.model.blocks[layer]
+    normalized = block.ln1(stream)
+    weights = getattr(block.attn, f"W_{receiver.upper()}")
+    out = einsum(normalized, weights, "prompt pos model, head model d -> prompt pos head d")
+    bias = getattr(block.attn, f"b_{receiver.upper()}", None)
+    return out if bias is None else out + bias

@@ -1,0 +1,230 @@
+"""Many interventions in few passes: runs share batches, and each starts where it begins to differ from the others."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from tqdm.auto import tqdm
+from transformer_lens.hook_points import HookPoint
+from transformer_lens.utilities import get_act_name
+
+from mechicl.analysis.interventions.metrics import Metric, measured
+from mechicl.analysis.interventions.opened import Hook, Opened
+from mechicl.analysis.sites import Site
+
+MEMORY = 2**30
+Cell = tuple[Site, ...]
+LOCAL = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out", "z", "result", "q")
+"""Components which at one position bear on no other position of their layer."""
+
+
+@dataclass(frozen=True, eq=False)
+class Base:
+    """The run that is intervened in, as far as the other runs need it.
+
+    Attributes:
+        tokens: `[prompt pos ...]`.
+        unpatched: its predictions `[prompt ...]`.
+        streams: `[prompt pos d_model]` before each layer and behind the last; none for a model that cannot be resumed.
+        batch: how many prompts a run may hold.
+    """
+
+    tokens: Tensor
+    unpatched: Tensor
+    streams: dict[int, Float[Tensor, "prompt pos d_model"]]
+    batch: int
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+@torch.no_grad()
+def base_run(opened: Opened, tokens: Tensor, *, held: float, memory: float) -> Base:
+    """Run the model without intervention, and keep the streams that others resume from.
+
+    Args:
+        opened: the model.
+        tokens: `[prompt pos ...]`.
+        held: bytes that whoever asks holds beside this: values to put in, results.
+        memory: bound in bytes on all of it.
+
+    Raises:
+        ValueError: less memory than one run of one prompt takes.
+    """
+    per_row = opened.bytes_per_row(tokens)
+    names: dict[int, str] = {}
+    if opened.resumes:
+        names = {layer: get_act_name("resid_pre", layer) for layer in range(opened.n_layers)}
+        names[opened.n_layers] = get_act_name("resid_post", opened.n_layers - 1)
+    streams = len(names) and len(names) * opened.record(tokens[:1], [names[0]], 1)[names[0]].nbytes
+    # a layer's streams once more, where every head's is kept for a while
+    heads = getattr(opened.model.cfg, "n_heads", 1) * streams // max(opened.n_layers, 1)
+    needed = held + len(tokens) * (streams + heads) + per_row
+    if needed > memory:
+        raise ValueError(
+            f"memory={memory:.4g} bytes is too little: what a sweep of {len(tokens)} prompts keeps takes "
+            f"{needed - per_row:.4g}, and each prompt of a run {per_row:.4g}. Give at least {needed:.4g}, or fewer "
+            f"prompts or cells"
+        )
+    batch = max(1, math.floor((memory - needed) / per_row))
+    recorded = opened.record(tokens, names.values(), batch)
+    unpatched = torch.cat([opened.run(part) for part in tokens.split(batch)])
+    return Base(tokens, unpatched, {layer: recorded[name] for layer, name in names.items()}, batch)
+
+
+@torch.no_grad()
+def run_cells(
+    opened: Opened,
+    base: Base,
+    cells: Sequence[Cell],
+    values: Mapping[str, Tensor],
+    *,
+    metrics: Mapping[str, Metric],
+    keep_predictions: bool,
+    bar: tqdm | None = None,
+) -> tuple[Tensor | None, dict[str, Tensor]]:
+    """Predictions and metrics of each cell: a run in which the activations at its sites are replaced.
+
+    Args:
+        opened: the model.
+        base: the run that is intervened in.
+        cells: sites to replace, together, in one run.
+        values: what to put there, by hook name, `[prompt ...]`: only the part at the site is read.
+        metrics: each takes a cell's predictions `[prompt ...]` and returns `[prompt]`.
+        keep_predictions: whether to return them.
+        bar: to advance by one for each cell.
+
+    Returns:
+        Predictions `[cell prompt ...]` or None, and metrics `[cell prompt]`.
+
+    Raises:
+        ValueError: a metric returns another shape.
+    """
+    predictions = base.unpatched.new_empty(len(cells), *base.unpatched.shape) if keep_predictions else None
+    found = {name: base.unpatched.new_empty(len(cells), len(base)) for name in metrics}
+    local = opened.is_transformer and all(_is_local(cell) for cell in cells)
+    each_cell = _each_local_cell if local else _each_cell
+    for index, predicted in each_cell(opened, base, cells, values):
+        if predictions is not None:
+            predictions[index] = predicted
+        for name, metric in metrics.items():
+            found[name][index] = measured(name, metric, predicted)
+        if bar is not None:
+            bar.update()
+    return predictions, found
+
+
+def _each_cell(
+    opened: Opened, base: Base, cells: Sequence[Cell], values: Mapping[str, Tensor]
+) -> Iterator[tuple[int, Tensor]]:
+    """Cells and their predictions, from batches that may hold many cells or only part of one.
+
+    Cells that begin at the same layer share batches, which start there.
+    """
+    n_prompts = len(base)
+
+    def begins(index: int) -> int:
+        return min(site.layer for site in cells[index])
+
+    for layer, group in groupby(sorted(range(len(cells)), key=begins), key=begins):
+        own = list(group)
+        from_here = base.streams[layer] if opened.resumes else base.tokens
+        done: list[Tensor] = []
+        finished = iter(own)
+        for start in range(0, len(own) * n_prompts, base.batch):
+            stop = min(start + base.batch, len(own) * n_prompts)
+            rows = from_here[torch.arange(start, stop, device=from_here.device) % n_prompts]
+            first, last = start // n_prompts, (stop - 1) // n_prompts
+            taking_part = [cells[i] for i in own[first : last + 1]]
+            hooks, last_hooked = _hooks(taking_part, values, n_prompts, start - first * n_prompts, stop - start)
+            done.append(opened.resume(rows, layer, hooks, last_hooked) if opened.resumes else opened.run(rows, hooks))
+            while sum(map(len, done)) >= n_prompts:
+                joined = torch.cat(done) if len(done) > 1 else done[0]
+                yield next(finished), joined[:n_prompts]
+                done = [joined[n_prompts:]]
+
+
+def _hooks(
+    cells: Sequence[Cell], values: Mapping[str, Tensor], n_prompts: int, skipped: int, n_rows: int
+) -> tuple[list[Hook], int]:
+    """Hooks that give each row of a batch its cell's activations, and the last layer that has one.
+
+    The rows are the cells' prompts in order, but for the first `skipped` ones.
+    """
+    edits: dict[str, list[tuple[slice, slice, Site]]] = {}
+    for i, cell in enumerate(cells):
+        shift = skipped - i * n_prompts
+        begin, end = max(-shift, 0), min(n_prompts - shift, n_rows)
+        for site in cell:
+            edits.setdefault(site.hook_name, []).append((slice(begin, end), slice(begin + shift, end + shift), site))
+    hooks: list[Hook] = [(name, _replacing(of, values[name])) for name, of in edits.items()]
+    return hooks, max(site.layer for cell in cells for site in cell)
+
+
+def _replacing(edits: Sequence[tuple[slice, slice, Site]], values: Tensor) -> Callable[..., Tensor]:
+    def replace(activation: Tensor, hook: HookPoint) -> Tensor:
+        for rows, prompts, site in edits:
+            activation[(rows, *site.index)] = values[(prompts, *site.index)]
+        return activation
+
+    return replace
+
+
+# ---- cells of one position: nothing changes before it in a causal model, nor elsewhere in the patched layer ----
+
+
+def _is_local(cell: Cell) -> bool:
+    return len(cell) == 1 and cell[0].component in LOCAL and cell[0].pos is not None
+
+
+def _each_local_cell(
+    opened: Opened, base: Base, cells: Sequence[Cell], values: Mapping[str, Tensor]
+) -> Iterator[tuple[int, Tensor]]:
+    """As `_each_cell` for cells of one position.
+
+    The patched layer is run once for all positions, with the component replaced everywhere: a position's row is then
+    what it would be if only that position had been patched. Later layers compute the rows from that position on.
+    """
+
+    def layer_of(index: int) -> int:
+        return cells[index][0].layer
+
+    def pos_of(index: int) -> int:
+        return cells[index][0].pos or 0
+
+    n_prompts = len(base)
+    for layer, group in groupby(sorted(range(len(cells)), key=layer_of), key=layer_of):
+        own = list(group)
+        after: dict[int | None, Tensor] = {}
+        for head in {cells[i][0].head for i in own}:
+            whole = Site(cells[own[0]][0].component, layer, head=head)
+            after[head] = torch.cat([*_patched_layer(opened, base, whole, values)])
+        following = layer + (cells[own[0]][0].component != "resid_pre")
+        for pos, at_pos in groupby(sorted(own, key=pos_of), key=pos_of):
+            here = list(at_pos)
+            changed = torch.cat([after[cells[i][0].head][:, pos] for i in here])  # [cell * prompt, d_model]
+            parts = [
+                opened.resume_from_row(base.streams, following, pos, rows, part)
+                for rows, part in zip(
+                    torch.arange(len(changed), device=changed.device).remainder(n_prompts).split(base.batch),
+                    changed.split(base.batch),
+                    strict=True,
+                )
+            ]
+            yield from zip(here, torch.cat(parts).split(n_prompts), strict=True)
+
+
+def _patched_layer(opened: Opened, base: Base, site: Site, values: Mapping[str, Tensor]) -> Iterator[Tensor]:
+    """The stream behind a layer in which the site is replaced at all positions; for "resid_pre", that stream itself."""
+    whole = values[site.hook_name]
+    if site.component == "resid_pre":
+        yield whole
+        return
+    for start in range(0, len(base), base.batch):
+        prompts = slice(start, start + base.batch)
+        hook = (site.hook_name, _replacing([(slice(None), prompts, site)], whole))
+        yield opened.run_layer(base.streams[site.layer][prompts], site.layer, [hook])

@@ -1,0 +1,342 @@
+"""A patching session: one clean and one corrupted prompt, and a growing or shrinking set of patches between them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformer_lens.hook_points import HookPoint
+
+from mechicl.analysis.interventions.metrics import Metric, logit_difference, measured, squared_error
+from mechicl.analysis.interventions.opened import Opened, check_eval_mode
+from mechicl.analysis.sites import AXES, Site, axes_of, check_hook
+from mechicl.prompts import Prompts
+
+_CODE = """import torch
+
+clean_tokens = {clean}
+corrupted_tokens = {corrupted}
+every = slice(None)
+
+
+def from_clean(name, *index):
+    def replace(activation, hook):
+        activation = activation.clone()
+        activation[:, *index] = cache[name][:, *index]
+        return activation
+
+    return name, replace
+
+
+interventions = [{interventions}]
+with torch.no_grad():
+    _, cache = model.run_with_cache(clean_tokens)
+    outputs = model.run_with_hooks(corrupted_tokens, fwd_hooks=interventions)
+prediction = outputs[0, -1]
+"""
+
+
+@dataclass(frozen=True, eq=False)
+class SessionResult:
+    """The query's predictions of the patched run and of the two that it lies between, and a metric of each.
+
+    Attributes:
+        prediction: of the corrupted prompt with the patches, `[y]`, or the logits at the last position `[vocab]`.
+        clean_prediction: of the clean prompt.
+        corrupted_prediction: of the corrupted prompt without patches.
+        metric: of `prediction`.
+        clean_metric: of `clean_prediction`.
+        corrupted_metric: of `corrupted_prediction`.
+    """
+
+    prediction: Float[Tensor, "out"]
+    clean_prediction: Float[Tensor, "out"]
+    corrupted_prediction: Float[Tensor, "out"]
+    metric: float
+    clean_metric: float
+    corrupted_metric: float
+
+    @property
+    def recovered(self) -> float:
+        """The share of the way from the corrupted run's metric to the clean run's; NaN where both are the same."""
+        whole = self.clean_metric - self.corrupted_metric
+        return (self.metric - self.corrupted_metric) / whole if whole else float("nan")
+
+
+class PatchingSession:
+    """Patches that are put in and taken out one at a time: in the corrupted run, the clean run's activation stands.
+
+    The state is a pair of prompts and the `interventions`. Nothing stays attached to the model between calls, and its
+    weights must not change during a session: the clean run is cached until another clean prompt is chosen.
+
+    Args:
+        model: in eval mode; one of ours, or any with TransformerLens' hook names (`TransformerBridge`).
+        clean: prompts, or token ids `[prompt pos]`, with the activations to take.
+        corrupted: those to put them in.
+        metric: of predictions `[prompt ...]`, a number each, `[prompt]`; it is given one prompt at a time. By default
+            the squared error to the clean prompt's target, or for tokens the logit of the clean run's top token
+            minus that of the corrupted run's (0 throughout where both are the same token).
+
+    Raises:
+        TypeError: a model without hooks, or prompts of a kind that it does not read.
+        ValueError: a model in training mode, no prompts, or prompts of different numbers of positions.
+
+    Example:
+        >>> session = PatchingSession(model, prompts, corrupt(prompts, "labels"))
+        >>> session.toggle(Site("z", layer=3, pos=40, head=1))
+        >>> session.result().recovered
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        clean: Prompts | Int[Tensor, "prompt pos"],
+        corrupted: Prompts | Int[Tensor, "prompt pos"],
+        *,
+        metric: Metric | None = None,
+    ):
+        if isinstance(clean, Prompts) != isinstance(corrupted, Prompts):
+            raise TypeError(f"clean and corrupted are of different kinds: {_kind(clean)} and {_kind(corrupted)}")
+        self._opened = Opened(model)
+        lengths = [self._opened.tokens(prompts[:1]).shape[1] for prompts in (clean, corrupted)]
+        if lengths[0] != lengths[1]:
+            raise ValueError(f"clean prompts have {lengths[0]} positions and corrupted ones {lengths[1]}")
+        if not len(clean) or not len(corrupted):
+            raise ValueError(f"there are {len(clean)} clean and {len(corrupted)} corrupted prompts: one of each needed")
+        self.model, self.metric = model, metric
+        self.clean: Any = clean
+        self.corrupted: Any = corrupted
+        self.n_layers, self.n_pos = self._opened.n_layers, lengths[0]
+        self._clean_prompt = self._corrupted_prompt = 0
+        self._past: list[tuple[Site, ...]] = [()]
+        self._future: list[tuple[Site, ...]] = []
+
+    # ---- the prompts ----
+
+    @property
+    def clean_prompt(self) -> int:
+        """Number of the clean prompt; may be set.
+
+        Raises:
+            ValueError: there is none of that number.
+        """
+        return self._clean_prompt
+
+    @clean_prompt.setter
+    def clean_prompt(self, number: int) -> None:
+        self._clean_prompt = _checked("clean", number, len(self.clean))
+        self.__dict__.pop("_clean_run", None)
+
+    @property
+    def corrupted_prompt(self) -> int:
+        """Number of the corrupted prompt; may be set.
+
+        Raises:
+            ValueError: there is none of that number.
+        """
+        return self._corrupted_prompt
+
+    @corrupted_prompt.setter
+    def corrupted_prompt(self, number: int) -> None:
+        self._corrupted_prompt = _checked("corrupted", number, len(self.corrupted))
+        self.__dict__.pop("_corrupted_prediction", None)
+
+    @property
+    def labels(self) -> list[str]:
+        """A label for each position: those of the prompt format, or the ids, "clean/corrupted" where they differ."""
+        if isinstance(self.clean, Prompts):
+            return self.model.cfg.format.labels(self.clean.n_context)
+        pairs = zip(self._clean_part[0].tolist(), self._corrupted_part[0].tolist(), strict=True)
+        return [str(a) if a == b else f"{a}/{b}" for a, b in pairs]
+
+    @property
+    def target(self) -> Float[Tensor, "y"] | None:
+        """The clean prompt's target; None for tokens."""
+        return self._clean_part.query.ys[0] if isinstance(self.clean, Prompts) else None
+
+    # ---- the patches ----
+
+    @property
+    def interventions(self) -> tuple[Site, ...]:
+        """Where the clean run's activation stands, in the order of their choice."""
+        return self._past[-1]
+
+    @property
+    def components(self) -> dict[str, int | None]:
+        """The components that the model has, and the number of heads of each; None for those without heads."""
+        found = {}
+        for component in AXES:
+            names = (Site(component, layer).hook_name for layer in range(self.n_layers))
+            shape = next((self._activations[name].shape for name in names if name in self._activations), None)
+            if shape is not None:
+                axes = axes_of(component)
+                found[component] = shape[1 + axes.index("head")] if "head" in axes else None
+        return found
+
+    @property
+    def can_undo(self) -> bool:
+        """Whether there is anything to undo."""
+        return len(self._past) > 1
+
+    @property
+    def can_redo(self) -> bool:
+        """Whether there is anything to redo."""
+        return bool(self._future)
+
+    def toggle(self, site: Site) -> None:
+        """Patch there, or no longer.
+
+        Raises:
+            ValueError: the model has no such place.
+        """
+        self._check(site)
+        now = self.interventions
+        self._set(tuple(other for other in now if other != site) if site in now else (*now, site))
+
+    def clear(self) -> None:
+        """Take out all patches; `undo` brings them back."""
+        if self.interventions:
+            self._set(())
+
+    def undo(self) -> None:
+        """Go back by one `toggle` or `clear`; nothing happens at the start."""
+        if self.can_undo:
+            self._future.append(self._past.pop())
+
+    def redo(self) -> None:
+        """Take back one `undo`; nothing happens if there was none."""
+        if self.can_redo:
+            self._past.append(self._future.pop())
+
+    # ---- what comes of them ----
+
+    @torch.no_grad()
+    def result(self) -> SessionResult:
+        """The predictions and metrics of the patched, the clean and the corrupted run.
+
+        Raises:
+            ValueError: the model is in training mode, or the metric returns another shape than `[prompt]`.
+        """
+        check_eval_mode(self.model)
+        clean, corrupted = self._clean_run[0], self._corrupted_prediction
+        patched = self._patched(self.hooks()) if self.interventions else corrupted
+        name, metric = self._metric()
+        values = [float(measured(name, metric, prediction)) for prediction in (patched, clean, corrupted)]
+        return SessionResult(patched[0], clean[0], corrupted[0], *values)
+
+    @property
+    def metric_name(self) -> str:
+        """Name of the metric."""
+        return self._metric()[0]
+
+    def hooks(self) -> list[tuple[str | Callable[..., Any], Callable[..., Any]]]:
+        """The patches as `(hook name, function)`, for `run_with_hooks(corrupted_tokens, fwd_hooks=...)`.
+
+        Example:
+            >>> model.run_with_hooks(model.encode(corrupted[:1]), fwd_hooks=session.hooks())
+        """
+        return [(site.hook_name, _replacement(self._activations[site.hook_name], site)) for site in self.interventions]
+
+    def code(self) -> str:
+        """Python that runs the same interventions, given `model`, `clean` and `corrupted`; it sets `prediction`."""
+        lines = "".join(f"    from_clean({_arguments(site)}),\n" for site in self.interventions)
+        return _CODE.format(
+            clean=self._source("clean", self.clean_prompt),
+            corrupted=self._source("corrupted", self.corrupted_prompt),
+            interventions=f"\n{lines}" if lines else "",
+        )
+
+    # ---- details ----
+
+    @property
+    def _clean_part(self) -> Any:
+        return self.clean[self.clean_prompt : self.clean_prompt + 1]
+
+    @property
+    def _corrupted_part(self) -> Any:
+        return self.corrupted[self.corrupted_prompt : self.corrupted_prompt + 1]
+
+    @cached_property
+    @torch.no_grad()
+    def _clean_run(self) -> tuple[Tensor, dict[str, Tensor]]:
+        """The clean prediction `[1 out]`, and the activations of all components by the names of their hooks."""
+        check_eval_mode(self.model)
+        outputs, cache = self.model.run_with_cache(self._opened.tokens(self._clean_part))
+        names = [Site(component, layer).hook_name for component in AXES for layer in range(self.n_layers)]
+        return outputs[:, -1], {name: cache[name] for name in names if name in cache}
+
+    @property
+    def _activations(self) -> dict[str, Tensor]:
+        return self._clean_run[1]
+
+    @cached_property
+    @torch.no_grad()
+    def _corrupted_prediction(self) -> Tensor:
+        # hooked like all runs of a session, so that they differ by the patches alone and not by rounding
+        return self._patched([(next(iter(self._activations)), _as_it_is)])
+
+    def _patched(self, hooks: list[Any]) -> Tensor:
+        return self._opened.run(self._opened.tokens(self._corrupted_part), hooks)
+
+    def _metric(self) -> tuple[str, Metric]:
+        if self.metric is not None:
+            return getattr(self.metric, "__name__", "metric"), self.metric
+        if isinstance(self.clean, Prompts):
+            return "squared error", squared_error(self._clean_part)
+        correct, wrong = self._clean_run[0].argmax(-1), self._corrupted_prediction.argmax(-1)
+        return "logit difference", logit_difference(correct, wrong)
+
+    def _set(self, interventions: tuple[Site, ...]) -> None:
+        self._past.append(interventions)
+        self._future.clear()
+
+    def _check(self, site: Site) -> None:
+        if not 0 <= site.layer < self.n_layers:
+            raise ValueError(f"{site}: the model has layers 0 to {self.n_layers - 1}")
+        check_hook(self.model, site.hook_name)
+        if site.hook_name not in self._activations:
+            hint = ": call model.set_use_attn_result(True) first" if site.component == "result" else ""
+            raise ValueError(f"the hook {site.hook_name!r} does not fire in this model{hint}")
+        shape = self._activations[site.hook_name].shape[1:]
+        for axis, size in zip(axes_of(site.component), shape, strict=False):  # features come last
+            place = getattr(site, axis)
+            if place is not None and not 0 <= place < size:
+                raise ValueError(f"{site}: {axis} goes from 0 to {size - 1}")
+
+    def _source(self, name: str, number: int) -> str:
+        part = f"{name}[{number}:{number + 1}]"
+        return f"model.encode({part})" if isinstance(self.clean, Prompts) else f"{part}.to(model.cfg.device)"
+
+
+def _replacement(clean: Tensor, site: Site) -> Any:
+    index = (slice(None), *site.index)
+
+    def replace(activation: Tensor, hook: HookPoint) -> Tensor:
+        activation = activation.clone()  # it may be a part of what other hooks see
+        activation[index] = clean[index]
+        return activation
+
+    return replace
+
+
+def _as_it_is(activation: Tensor, hook: HookPoint) -> None:
+    """A hook that changes nothing."""
+
+
+def _arguments(site: Site) -> str:
+    """Arguments of `from_clean` in the text of `code`."""
+    index = ["every" if part == slice(None) else str(part) for part in site.index]
+    return ", ".join([f'"{site.hook_name}"', *index])
+
+
+def _checked(which: str, number: int, n_prompts: int) -> int:
+    if not 0 <= number < n_prompts:
+        raise ValueError(f"{which} prompt {number}: there are prompts 0 to {n_prompts - 1}")
+    return number
+
+
+def _kind(prompts: Any) -> str:
+    return "prompts" if isinstance(prompts, Prompts) else "token ids"

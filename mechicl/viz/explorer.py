@@ -1,0 +1,182 @@
+"""Patching by clicking: a notebook widget over a `PatchingSession`."""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import anywidget
+import traitlets
+from torch import Tensor
+
+from mechicl.analysis.session import PatchingSession, SessionResult
+from mechicl.analysis.sites import BY_KEY, Site, axes_of
+
+HERE = Path(__file__).parent
+
+
+class PatchingExplorer(anywidget.AnyWidget):
+    """A grid of layers and positions; a click takes the clean run's activation there, or gives it back.
+
+    Scores and patterns are patched a query position at a time, the whole row of it.
+
+    Args:
+        session: whose state is shown and changed. After changing it in Python call `refresh`.
+        labels: of the positions; by default the session's.
+        token_names: for models of tokens, a name for each id; by default the ids.
+
+    Attributes:
+        session: the session.
+        component: which activation the grid's clicks patch.
+        head: which head of it; None for all of them, and for components without heads.
+        state: what is displayed.
+        last_seconds: how long the last answer took, from the click's arrival to the new predictions.
+
+    Raises:
+        ValueError: another number of labels than of positions.
+
+    Example:
+        >>> PatchingExplorer(PatchingSession(model, prompts, corrupt(prompts, "labels")))
+    """
+
+    _esm = HERE / "explorer.js"
+    _css = HERE / "explorer.css"
+    component = traitlets.Unicode().tag(sync=True)
+    head = traitlets.Int(None, allow_none=True).tag(sync=True)
+    state = traitlets.Dict().tag(sync=True)
+    last_seconds = traitlets.Float(0.0).tag(sync=True)
+
+    def __init__(
+        self,
+        session: PatchingSession,
+        labels: Sequence[str] | None = None,
+        token_names: Sequence[str] | None = None,
+    ):
+        if labels is not None and len(labels) != session.n_pos:
+            raise ValueError(f"{session.n_pos} positions need as many labels, got {len(labels)}")
+        self.session, self._labels, self._token_names = session, labels, token_names
+        components = list(session.components)
+        started = time.perf_counter()
+        state = self._displayed()
+        first = "resid_post" if "resid_post" in components else components[0]
+        super().__init__(component=first, state=state, last_seconds=time.perf_counter() - started)
+        self.on_msg(self._answer)
+
+    @traitlets.validate("component")
+    def _known(self, proposal: Any) -> str:
+        if proposal["value"] not in self.session.components:
+            raise traitlets.TraitError(
+                f"component {proposal['value']!r} is not one of {tuple(self.session.components)}, which this model has"
+            )
+        return proposal["value"]
+
+    def refresh(self) -> None:
+        """Show the session as it is now."""
+        self._act(lambda: None)
+
+    def _answer(self, _: Any, message: dict[str, Any], buffers: Any) -> None:
+        """Do what a click asks for, and show what comes of it."""
+        session = self.session
+        actions: dict[str, Callable[[], None]] = {
+            "toggle": lambda: session.toggle(self._site(message["layer"], message["pos"])),
+            "remove": lambda: session.toggle(session.interventions[message["index"]]),
+            "clear": session.clear,
+            "undo": session.undo,
+            "redo": session.redo,
+            "clean": lambda: setattr(session, "clean_prompt", message["prompt"]),
+            "corrupted": lambda: setattr(session, "corrupted_prompt", message["prompt"]),
+        }
+        self._act(actions[message["kind"]])
+
+    def _act(self, action: Callable[[], None]) -> None:
+        started = time.perf_counter()
+        try:
+            action()
+            state = self._displayed()
+        except Exception as error:  # a notebook hides what a message handler raises
+            state = {**self.state, "error": f"{type(error).__name__}: {error}"}
+        with self.hold_sync():
+            self.last_seconds = time.perf_counter() - started
+            self.state = state
+
+    def _site(self, layer: int, pos: int) -> Site:
+        """What a click on the grid means."""
+        where = {"query": pos} if axes_of(self.component) == BY_KEY else {"pos": pos}
+        return Site(self.component, layer, head=self.head, **where)
+
+    def _displayed(self) -> dict[str, Any]:
+        session, result = self.session, self.session.result()
+        return {
+            "n_layers": session.n_layers,
+            "labels": list(session.labels if self._labels is None else self._labels),
+            "components": [
+                {"name": name, "heads": heads, "along": "query" if axes_of(name) == BY_KEY else "pos"}
+                for name, heads in session.components.items()
+            ],
+            "prompts": {
+                "clean": [session.clean_prompt, len(session.clean)],
+                "corrupted": [session.corrupted_prompt, len(session.corrupted)],
+            },
+            "interventions": [_described(site) for site in session.interventions],
+            "can_undo": session.can_undo,
+            "can_redo": session.can_redo,
+            "metric_name": session.metric_name,
+            "runs": self._runs(result),
+            "recovered": _finite(result.recovered),
+            "scale": self._scale(result),
+            "code": session.code(),
+            "error": "",
+        }
+
+    def _runs(self, result: SessionResult) -> list[dict[str, Any]]:
+        named = {
+            "clean": (result.clean_prediction, result.clean_metric),
+            "corrupted": (result.corrupted_prediction, result.corrupted_metric),
+            "patched": (result.prediction, result.metric),
+        }
+        return [
+            {"name": name, "prediction": self._in_words(prediction), "metric": f"{metric:.4g}"}
+            for name, (prediction, metric) in named.items()
+        ]
+
+    def _in_words(self, prediction: Tensor) -> str:
+        if self.session.target is not None:
+            return ", ".join(f"{value:.4g}" for value in prediction.tolist())
+        logits, ids = prediction.topk(min(3, len(prediction)))
+        names = self._token_names
+        best = [str(i) if names is None else names[i] for i in ids.tolist()]
+        return ", ".join(f"{name} ({logit:.3g})" for name, logit in zip(best, logits.tolist(), strict=True))
+
+    def _scale(self, result: SessionResult) -> dict[str, Any]:
+        """Points of a number line: the predictions if they are single numbers, or else the metric."""
+        target = self.session.target
+        if target is not None and len(target) == 1:
+            points = {
+                "clean": result.clean_prediction.item(),
+                "corrupted": result.corrupted_prediction.item(),
+                "patched": result.prediction.item(),
+                "target": target.item(),
+            }
+            title = "prediction for the query"
+        else:
+            points = {"clean": result.clean_metric, "corrupted": result.corrupted_metric, "patched": result.metric}
+            title = self.session.metric_name
+        return {"title": title, "points": {name: _finite(value) for name, value in points.items()}}
+
+
+def _described(site: Site) -> dict[str, Any]:
+    along = site.query if axes_of(site.component) == BY_KEY else site.pos
+    whole = site.key is None
+    return {
+        "words": str(site),
+        "component": site.component,
+        "layer": site.layer,
+        "head": site.head,
+        "pos": along,
+        "whole": whole,
+    }
+
+
+def _finite(value: float) -> float | None:
+    """What JSON can hold: None for what is no finite number."""
+    return value if abs(value) < float("inf") else None

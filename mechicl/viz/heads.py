@@ -1,0 +1,157 @@
+"""Pictures of what heads do: their scores, layer by head, and which heads read what earlier ones write."""
+
+from typing import Any, Literal
+
+import plotly.graph_objects as go
+from jaxtyping import Float
+from plotly.subplots import make_subplots
+from torch import Tensor
+
+from mechicl.analysis.heads import HeadScores
+from mechicl.viz.style import figure
+
+WIDEST = 1400  # pixels
+WRITTEN = 24  # cells in a row beyond which there is no room for numbers
+BETWEEN = 50  # panels beside each other
+ABOVE = 95  # each panel, for its name and the axis of the one above
+READERS = {"Q": "queries", "K": "keys", "V": "values"}
+
+
+def head_table(scores: HeadScores, title: str = "What the heads do") -> go.Figure:
+    """A heatmap a score, layer by head, with the means written into the cells.
+
+    Scores of attention share one scale from 0 to 1, those of weights another from -1 to 1. What uniform attention
+    would get stands under the name of a score of attention; intervals are shown on hovering.
+
+    Raises:
+        ValueError: no scores.
+    """
+    if not scores.scores:
+        raise ValueError("head_table() needs at least one score")
+    layers, heads = scores.mean(next(iter(scores.scores))).shape
+    cell = _cell(heads)
+    width, height = max(cell * heads, 130), max(cell * layers, 60)  # of a panel
+    groups = [[name for name in scores.scores if scores.of_attention(name) is kind] for kind in (True, False)]
+    columns = max(1, min(max(map(len, groups)), WIDEST // (width + BETWEEN)))
+    lines = [group[i : i + columns] for group in groups for i in range(0, len(group), columns)]
+    plot_width, plot_height = columns * (width + BETWEEN) - BETWEEN, len(lines) * (height + ABOVE) - ABOVE
+    fig = make_subplots(
+        rows=len(lines), cols=columns,
+        specs=[[{} if column < len(line) else None for column in range(columns)] for line in lines],
+        subplot_titles=[_heading(scores, line[c]) if c < len(line) else "" for line in lines for c in range(columns)],
+        horizontal_spacing=BETWEEN / plot_width, vertical_spacing=ABOVE / plot_height if len(lines) > 1 else 0,
+    )  # fmt: skip
+    fig.update_layout(figure(title, "", "").layout)
+    table = scores.to_dataframe()
+    for row, line in enumerate(lines):
+        for column, name in enumerate(line):
+            measured, means = scores.of_attention(name), scores.mean(name)
+            precision = table[f"{name}_half_width"].to_numpy().reshape(layers, heads) if measured else means
+            heat = go.Heatmap(
+                z=means.tolist(), x=_numbers(heads), y=_numbers(layers), text=_written(means),
+                texttemplate="%{text}" if heads <= WRITTEN else None, textfont={"size": 11 if cell > 40 else 9},
+                customdata=precision.tolist(), xgap=1.5, ygap=1.5, coloraxis="coloraxis" if measured else "coloraxis2",
+                hovertemplate="layer %{y}, head %{x}<br>%{z:.4f}" + (" ± %{customdata:.4f}" if measured else "")
+                + f"<extra>{_spaced(name)}</extra>",
+            )  # fmt: skip
+            fig.add_trace(heat, row + 1, column + 1)
+    _plain_axes(fig)
+    fig.update_xaxes(title={"text": "head", "font": {"size": 12}, "standoff": 4})
+    fig.update_yaxes(title={"text": "layer", "font": {"size": 12}, "standoff": 4}, col=1)
+    fig.update_annotations(font_size=13)
+    measured_lines = sum(line[0] in groups[0] for line in lines)
+    top = 1 - measured_lines * (height + ABOVE) / plot_height  # of the first panel of weights
+    fig.update_layout(
+        width=plot_width + 175,
+        height=plot_height + 155,
+        title={"y": 1 - 25 / (plot_height + 155), "yanchor": "middle"},
+        margin={"l": 55, "r": 120, "t": 105, "b": 50},
+        coloraxis=_scale("attention", "Blues", 0, 1.0, max(height, 90) / plot_height),
+        coloraxis2=_scale("eigenvalues", "RdBu_r", -1, top, max(height, 90) / plot_height),
+    )
+    return fig
+
+
+def composition_figure(
+    scores: Float[Tensor, "layer head layer head"], kind: Literal["Q", "K", "V"], title: str | None = None
+) -> go.Figure:
+    """How much of what each head writes is read by each head of a later layer, head by head.
+
+    Args:
+        scores: of `analysis.composition_scores`; or of `prefix_matching`, with kind "K".
+        kind: what of the later heads reads: queries "Q", keys "K" or values "V".
+        title: of the figure.
+
+    Raises:
+        ValueError: another kind, or fewer than two layers.
+    """
+    if kind not in READERS:
+        raise ValueError(f"kind must be 'Q', 'K' or 'V', got {kind!r}")
+    layers, heads = scores.shape[:2]
+    if layers < 2:
+        raise ValueError(f"heads compose with those of other layers, and there is {layers}")
+    values: Any = scores.detach().cpu().double()
+    names = [f"{layer}.{head}" for layer in range(layers) for head in range(heads)]
+    earlier, later = names[:-heads], names[heads:]
+    z = values[:-1, :, 1:].flatten(2).flatten(0, 1).tolist()
+    for row, column in ((r, c) for r in range(len(z)) for c in range(len(z)) if c // heads < r // heads):
+        z[row][column] = None  # the column's layer, one more than its number here, is no later one
+    shown = [value for row in z for value in row if value is not None]
+    signed = min(shown) < -1e-6 * max(map(abs, shown))  # more than rounding
+    bound = max(map(abs, shown)) or 1.0
+    fig = figure(title or f"Composition with {READERS[kind]} of later heads", "reads: layer.head", "writes: layer.head")
+    fig.add_trace(
+        go.Heatmap(
+            z=z, x=later, y=earlier, xgap=1, ygap=1, hoverongaps=False,
+            zmin=-bound if signed else 0, zmax=bound, colorscale="RdBu_r" if signed else "Blues",
+            text=[["" if value is None else _number(value) for value in row] for row in z],
+            texttemplate="%{text}" if len(later) <= WRITTEN else None, textfont={"size": 10},
+            colorbar={"thickness": 12, "len": 1, "tickfont": {"size": 10}},
+            hovertemplate=f"head %{{y}} to {READERS[kind]} of %{{x}}<br>%{{z:.4f}}<extra></extra>",
+        )
+    )  # fmt: skip
+    line = {"color": "#999999", "width": 1}
+    for edge in range(heads, len(later), heads):
+        fig.add_vline(edge - 0.5, line=line)
+        fig.add_hline(edge - 0.5, line=line)
+    _plain_axes(fig)
+    side = _cell(len(later)) if len(later) <= WRITTEN else 14
+    fig.update_layout(width=max(side * len(later), 260) + 170, height=max(side * len(earlier), 160) + 120)
+    return fig
+
+
+def _cell(n: int) -> int:
+    """Pixels of a cell, where `n` stand in a row."""
+    return 44 if n <= 6 else 34
+
+
+def _plain_axes(fig: go.Figure) -> None:
+    for update in (fig.update_xaxes, fig.update_yaxes):
+        update(type="category", showgrid=False, ticks="", tickfont={"size": 11})
+
+
+def _scale(title: str, colors: str, low: float, top: float, length: float) -> dict[str, Any]:
+    bar = {"title": {"text": title, "font": {"size": 11}}, "tickfont": {"size": 10}, "tickformat": ".1f", "nticks": 3}
+    place = {"thickness": 12, "y": top, "yanchor": "top", "len": min(length, 1), "ypad": 0}
+    return {"colorscale": colors, "cmin": low, "cmax": 1, "colorbar": bar | place}
+
+
+def _heading(scores: HeadScores, name: str) -> str:
+    under = f"chance {scores.chance[name]:.3f}" if scores.of_attention(name) else "of the weights"
+    return f"{_spaced(name)}<br><span style='font-size:11px'>{under}</span>"
+
+
+def _spaced(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _numbers(n: int) -> list[str]:
+    return [str(i) for i in range(n)]
+
+
+def _number(value: float) -> str:
+    return f"{value:.2f}".replace("-0.00", "0.00").replace("-", "−")
+
+
+def _written(values: Float[Tensor, "layer head"]) -> list[list[str]]:
+    return [[_number(value) for value in row] for row in values.tolist()]

@@ -1,0 +1,82 @@
+"""Pictures as pieces of HTML, and the one script that many of them share."""
+
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+from IPython.display import HTML, display
+
+_shown: set[str] = set()  # scripts that this kernel's notebook has
+
+
+@dataclass(frozen=True)
+class Html:
+    """A picture as HTML; a notebook shows it, `save` writes it to a file, `viz.page` puts it on a page.
+
+    Attributes:
+        body: the picture; where it needs a library, it waits for it.
+        script: source of the library, the same for all pictures that need it; empty if there is none.
+
+    Example:
+        >>> picture = attention_html(pattern, ["a", "b"])
+        >>> picture.save("attention.html")
+    """
+
+    body: str = field(repr=False)
+    script: str = field(default="", repr=False)
+
+    def _repr_html_(self) -> str:
+        return self.body if self.script in _shown else f"{library(self)}{self.body}"
+
+    def save(self, path: str | Path) -> Path:
+        """Write a file that needs nothing else, and return its path."""
+        path = Path(path)
+        path.write_text(f"<!doctype html><html>{self.document()}</html>", encoding="utf-8")
+        return path
+
+    def document(self) -> str:
+        """Head and body of a document that needs nothing else."""
+        return f'<head><meta charset="utf-8">{library(self)}</head><body>{self.body}</body>'
+
+
+def library(*pictures: Html) -> str:
+    """The scripts that pictures need, each once, as HTML."""
+    scripts = dict.fromkeys(picture.script for picture in pictures if picture.script)
+    return "".join(f"<script>{script}</script>" for script in scripts)
+
+
+def joined(*parts: str | Html) -> Html:
+    """Pieces of HTML one under the other, as one piece.
+
+    Raises:
+        ValueError: they need different scripts.
+    """
+    scripts = {part.script for part in parts if isinstance(part, Html)} - {""}
+    if len(scripts) > 1:
+        raise ValueError(f"the pieces need {len(scripts)} different scripts, and one piece holds one")
+    return Html("".join(part.body if isinstance(part, Html) else part for part in parts), "".join(scripts))
+
+
+@cache
+def circuitsvis_source() -> str:
+    """The script of circuitsvis from its package, fit to stand inside a page: no network, no telemetry."""
+    source = files("circuitsvis").joinpath("dist", "cdn", "iife.js").read_text(encoding="utf-8")
+    source = "\n".join(line for line in source.splitlines() if not line.startswith("//# sourceMappingURL="))
+    return source.replace("</script", "<\\/script")  # in a string of the source
+
+
+def init_notebook() -> None:
+    """Put the script of the attention pictures (1.3 MB) into the notebook once.
+
+    Pictures shown after it carry only their own data; without it, each brings the script along. They need this cell's
+    output, and say so where it is missing.
+
+    Example:
+        >>> viz.init_notebook()
+        >>> viz.prompt_attention(model, prompts[:1])
+    """
+    source = circuitsvis_source()
+    words = "The attention pictures below use the script in this cell's output."
+    display(HTML(f"<script>{source}</script><small>{words}</small>"))
+    _shown.add(source)

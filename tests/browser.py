@@ -1,0 +1,135 @@
+"""JupyterLab, as a person uses it: notebooks run in a real server and are looked at in a real browser."""
+
+import json
+import os
+import re
+import secrets
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import nbformat
+from playwright.sync_api import Browser, BrowserContext, Page
+
+SETTINGS = {
+    "labconfig/page_config.json": {"disabledExtensions": {"@jupyterlab/apputils-extension:announcements": True}},
+    # every cell is in the document, also those that are not in view
+    "lab/user-settings/@jupyterlab/notebook-extension/tracker.jupyterlab-settings": {"windowingMode": "none"},
+}
+
+KERNEL = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
+
+
+class JupyterLab:
+    """A server in a folder of its own, with its own settings; `close` ends it and its kernels."""
+
+    def __init__(self, folder: Path, browser: Browser):
+        self.root, self._browser = folder / "notebooks", browser
+        self._contexts: list[BrowserContext] = []
+        self.root.mkdir()
+        for name, settings in SETTINGS.items():
+            path = folder / "config" / name
+            path.parent.mkdir(parents=True)
+            path.write_text(json.dumps(settings))
+        self._log = folder / "server.log"
+        self._token, port = secrets.token_hex(16), _free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        places = {
+            "JUPYTER_CONFIG_DIR": "config", "JUPYTER_DATA_DIR": "data", "JUPYTER_RUNTIME_DIR": "runtime",
+            "IPYTHONDIR": "ipython",
+        }  # fmt: skip
+        options = {
+            "ServerApp.root_dir": self.root,
+            "ServerApp.ip": "127.0.0.1",
+            "ServerApp.port": port,
+            "ServerApp.port_retries": 0,
+            "ServerApp.allow_root": True,
+            "IdentityProvider.token": self._token,
+            "LabApp.extension_manager": "readonly",
+            "LabApp.check_for_updates_class": "jupyterlab.handlers.announcements.NeverCheckForUpdate",
+        }
+        arguments = [f"--{name}={value}" for name, value in options.items()]
+        with self._log.open("wb") as log:
+            self._server = subprocess.Popen(
+                [sys.executable, "-m", "jupyterlab", "--no-browser", *arguments],
+                cwd=folder,
+                env=os.environ | {name: str(folder / place) for name, place in places.items()},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        self._wait_until_up()
+
+    def drive_notebook(self, path: Path, *, timeout: float = 300, width: int = 1280, height: int = 1000) -> Page:
+        """Open a copy of a notebook, run all of its cells, and return the page when the last one is done.
+
+        Args:
+            path: the notebook; the file itself stays as it is, outputs in it are not looked at.
+            timeout: seconds that the cells may take together.
+            width: of the browser's window.
+            height: of the browser's window.
+
+        Raises:
+            AssertionError: a cell failed; the message is its error.
+        """
+        notebook = nbformat.read(path, as_version=4)
+        for cell in notebook.cells:
+            if cell.cell_type == "code":
+                cell.outputs, cell.execution_count = [], None
+        notebook.metadata.kernelspec = KERNEL  # without one, JupyterLab asks
+        nbformat.write(notebook, self.root / path.name)
+        written = sum(cell.cell_type == "code" and bool(cell.source.strip()) for cell in notebook.cells)
+
+        context = self._browser.new_context(viewport={"width": width, "height": height})
+        self._contexts.append(context)
+        page = context.new_page()
+        page.goto(f"{self.url}/lab/tree/{path.name}?reset&token={self._token}")
+        # earlier JupyterLab would ask which kernel to start
+        page.locator("#jp-main-statusbar", has_text=f"{KERNEL['display_name']} | Idle").wait_for(timeout=90_000)
+        page.locator(".lm-MenuBar-item", has_text=re.compile("^Run$")).click()
+        page.locator(".lm-Menu-item", has_text=re.compile("^Run All Cells$")).click()
+
+        numbers = page.locator(".jp-CodeCell .jp-InputPrompt", has_text=re.compile(r"\[\d+\]"))
+        errors = page.locator('[data-mime-type="application/vnd.jupyter.error"]')
+        end = time.monotonic() + timeout
+        while numbers.count() < written and not errors.count():
+            assert time.monotonic() < end, f"{numbers.count()} of {written} cells ran in {timeout} s\n{self.log()}"
+            page.wait_for_timeout(100)
+        assert not errors.count(), f"{path.name}: {errors.first.inner_text()}"
+        return page
+
+    def log(self) -> str:
+        """The end of what the server said."""
+        return self._log.read_text(errors="replace")[-4000:]
+
+    def close(self) -> None:
+        """Close the pages, and end the server and its kernels."""
+        for context in self._contexts:
+            context.close()
+        self._server.terminate()  # it shuts its kernels down
+        try:
+            self._server.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            self._server.kill()
+            self._server.wait()
+
+    def _wait_until_up(self) -> None:
+        request = urllib.request.Request(f"{self.url}/api/status", headers={"Authorization": f"token {self._token}"})
+        end = time.monotonic() + 120
+        while True:
+            try:
+                with urllib.request.urlopen(request, timeout=5):
+                    return
+            except OSError:
+                if self._server.poll() is not None or time.monotonic() > end:
+                    self.close()
+                    raise RuntimeError(f"JupyterLab did not start:\n{self.log()}") from None
+                time.sleep(0.2)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

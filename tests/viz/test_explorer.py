@@ -1,0 +1,212 @@
+"""The patching widget: its messages and traits, and clicks on it in JupyterLab."""
+
+import time
+from pathlib import Path
+
+import nbformat
+import pytest
+import torch
+import traitlets
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+from torch import Tensor
+
+from mechicl.analysis import PatchingSession
+from mechicl.analysis.sites import Site
+from mechicl.checkpoints import load
+from mechicl.models import HookedTransformer, TransformerConfig
+from mechicl.tasks import LinearRegression
+from mechicl.viz import PatchingExplorer
+from tests.browser import JupyterLab
+
+NOTEBOOK = [
+    """from mechicl import viz
+from mechicl.analysis import PatchingSession
+from mechicl.checkpoints import load
+from mechicl.tasks import LinearRegression
+
+model, task = load("copy-2l"), LinearRegression(x_dim=10, n_context=10)
+clean, corrupted = task.sample(3, seed=0), task.sample(3, seed=1)
+viz.init_notebook()""",
+    "viz.model_attention(model, clean[:1])",
+    "explorer = viz.PatchingExplorer(PatchingSession(model, clean, corrupted))\nexplorer",
+]
+
+
+def regression(y_dim: int = 1) -> HookedTransformer:
+    cfg = TransformerConfig(
+        x_dim=3, y_dim=y_dim, n_context=4, prompt_format="interleaved", n_layers=2, n_heads=2, d_model=8, d_head=4,
+        attention="softmax", keys="causal", initializer_range=0.5,
+    )  # fmt: skip
+    return HookedTransformer(cfg, seed=1).eval()
+
+
+def explorer_of(model: HookedTransformer, **options) -> PatchingExplorer:
+    task = LinearRegression(x_dim=3, n_context=4, y_dim=model.cfg.y_dim)
+    return PatchingExplorer(PatchingSession(model, task.sample(3, seed=0), task.sample(3, seed=1), **options))
+
+
+def send(explorer: PatchingExplorer, kind: str, **content) -> dict:
+    """A message as the browser sends it, and the state after it."""
+    explorer._handle_custom_msg({"kind": kind, **content}, [])
+    return explorer.state
+
+
+def patched(explorer: PatchingExplorer) -> str:
+    return explorer.state["runs"][2]["prediction"]
+
+
+def test_a_click_patches_and_the_same_click_takes_the_patch_out():
+    explorer = explorer_of(regression())
+    before = explorer.state
+    explorer.component, explorer.head = "z", 1
+    state = send(explorer, "toggle", layer=1, pos=8)
+    site = Site("z", 1, pos=8, head=1)
+    assert explorer.session.interventions == (site,)
+    result = explorer.session.result()
+    assert patched(explorer) == f"{result.prediction.item():.4g}" != before["runs"][2]["prediction"]
+    assert state["scale"]["points"]["patched"] == result.prediction.item()
+    assert state["scale"]["points"]["target"] == explorer.session.clean.query.ys[0].item()
+    assert state["recovered"] == result.recovered
+    assert [p["words"] for p in state["interventions"]] == [str(site)]
+    assert 'from_clean("blocks.1.attn.hook_z", 8, 1)' in state["code"]
+    assert explorer.last_seconds > 0
+    assert send(explorer, "toggle", layer=1, pos=8)["runs"] == before["runs"]
+
+
+def test_undo_redo_clear_and_taking_one_out():
+    explorer = explorer_of(regression())
+    start = patched(explorer)
+    assert not explorer.state["can_undo"]
+    send(explorer, "toggle", layer=0, pos=8)
+    one = patched(explorer)
+    send(explorer, "toggle", layer=1, pos=8)
+    send(explorer, "remove", index=1)
+    assert patched(explorer) == one
+    send(explorer, "undo")
+    send(explorer, "clear")
+    assert patched(explorer) == start
+    send(explorer, "undo")
+    assert len(explorer.state["interventions"]) == 2
+    send(explorer, "redo")
+    assert explorer.state["interventions"] == []
+
+
+def test_prompts_are_chosen_and_all_runs_follow():
+    explorer = explorer_of(regression())
+    send(explorer, "clean", prompt=2)
+    state = send(explorer, "corrupted", prompt=1)
+    model, session = explorer.session.model, explorer.session
+    expected = model.predict(session.clean)[2], model.predict(session.corrupted)[1]
+    assert [run["prediction"] for run in state["runs"][:2]] == [f"{value.item():.4g}" for value in expected]
+    assert state["prompts"] == {"clean": [2, 3], "corrupted": [1, 3]}
+
+
+def test_patterns_are_patched_by_query_position():
+    explorer = explorer_of(regression())
+    explorer.component, explorer.head = "pattern", 0
+    send(explorer, "toggle", layer=1, pos=8)
+    assert explorer.session.interventions == (Site("pattern", 1, head=0, query=8),)
+    assert explorer.state["interventions"][0]["pos"] == 8
+
+
+def test_errors_are_displayed_and_go_away():
+    explorer = explorer_of(regression())
+    before = explorer.state["runs"]
+    state = send(explorer, "toggle", layer=1, pos=9)
+    assert "pos goes from 0 to 8" in state["error"]
+    assert state["runs"] == before
+    assert send(explorer, "toggle", layer=1, pos=8)["error"] == ""
+    explorer.session.model.train()
+    assert "call model.eval()" in send(explorer, "undo")["error"]
+
+
+def test_what_python_changes_is_shown_after_refresh():
+    explorer = explorer_of(regression())
+    explorer.session.toggle(Site("z", 0, pos=2))
+    explorer.refresh()
+    assert len(explorer.state["interventions"]) == 1
+    with pytest.raises(traitlets.TraitError, match="'mlp_out' is not one of"):
+        explorer.component = "mlp_out"
+    with pytest.raises(ValueError, match="9 positions need as many labels, got 1"):
+        PatchingExplorer(explorer.session, labels=["a"])
+
+
+def test_several_targets_and_tokens_are_compared_by_their_metric():
+    explorer = explorer_of(regression(y_dim=2))
+    assert explorer.state["scale"]["title"] == "squared error"
+    assert len(patched(explorer).split(", ")) == 2
+    cfg = TransformerConfig(
+        prompt_format="token_ids", d_vocab=5, n_ctx=4, n_heads=2, d_model=16, d_head=8, attention="softmax",
+        keys="causal",
+    )  # fmt: skip
+    ids = torch.tensor([[0, 1, 2, 3], [3, 2, 1, 0]])
+    session = PatchingSession(HookedTransformer(cfg).eval(), ids[:1], ids[1:])
+    state = PatchingExplorer(session, token_names="abcde").state
+    assert state["scale"]["title"] == "logit difference"
+    assert state["runs"][0]["prediction"].split(" ")[0] in "abcde"
+    assert state["labels"] == ["0/3", "1/2", "2/1", "3/0"]
+
+
+def test_numbers_that_are_not_finite_do_not_break_the_display():
+    def infinite(predictions: Tensor) -> Tensor:
+        return predictions[:, 0] / 0
+
+    state = explorer_of(regression(y_dim=2), metric=infinite).state
+    assert set(state["scale"]["points"].values()) == {None}
+    assert state["recovered"] is None
+
+
+@pytest.mark.parametrize(("name", "x_dim", "n_context"), [("gpt2-8l", 5, 20), ("lsa-1l", 10, 10), ("copy-2l", 10, 10)])
+def test_shipped_models_answer_a_click_quickly(name: str, x_dim: int, n_context: int):
+    task = LinearRegression(x_dim=x_dim, n_context=n_context)
+    explorer = PatchingExplorer(PatchingSession(load(name), task.sample(8, seed=0), task.sample(8, seed=1)))
+    seconds = []
+    for pos in range(8):
+        send(explorer, "toggle", layer=0, pos=pos)
+        seconds.append(explorer.last_seconds)
+    print(f"{name}: {1000 * sorted(seconds)[4]:.1f} ms a click, at most {1000 * max(seconds):.1f}")
+    assert sorted(seconds)[4] < 0.2
+
+
+def test_in_jupyterlab_pictures_are_seen_and_a_click_moves_the_prediction(tmp_path: Path, jupyter_lab: JupyterLab):
+    notebook = new_notebook(cells=[new_markdown_cell("# Patching"), *map(new_code_cell, NOTEBOOK)])
+    nbformat.write(notebook, tmp_path / "patching.ipynb")
+    page = jupyter_lab.drive_notebook(tmp_path / "patching.ipynb")
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+
+    page.locator("figure canvas").nth(3).wait_for()  # a small and a large one in each of two layers
+    boxes = [canvas.bounding_box() for canvas in page.locator("figure canvas").all()]
+    assert len(boxes) == 4
+    assert all(box is not None and min(box["width"], box["height"]) > 50 for box in boxes)
+    assert page.locator("figcaption").count() == 1  # the second layer's linear attention is negative in places
+
+    shown = page.locator("tr[data-run=patched] .prediction")
+    before = shown.inner_text()
+    cell = page.locator('.cell[data-layer="1"][data-pos="20"]')
+    cell.scroll_into_view_if_needed()
+    started = time.perf_counter()
+    cell.click()
+    changed = "before => document.querySelector('tr[data-run=patched] .prediction').innerText !== before"
+    page.wait_for_function(changed, arg=before)
+    seconds = time.perf_counter() - started
+    print(f"from the click to the new prediction: {1000 * seconds:.0f} ms; {page.locator('.answer').inner_text()}")
+    assert seconds < 10
+    assert cell.get_attribute("aria-pressed") == "true"
+    assert shown.inner_text() == page.locator("tr[data-run=clean] .prediction").inner_text()  # the last stream of all
+    page.get_by_role("button", name="undo").click()
+    page.wait_for_function("!document.querySelector('.patches button')")
+    assert shown.inner_text() == before
+
+    page.get_by_label("component").select_option("z")
+    page.get_by_label("head", exact=True).select_option("head 0")
+    cell.click()
+    page.get_by_role("button", name="take out: z of layer 1, pos 20, head 0").wait_for()
+    cell.press("ArrowLeft")
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="take out: z of layer 1, pos 19, head 0").click()
+    page.wait_for_function("document.querySelectorAll('.patches button').length === 1")
+    page.get_by_role("button", name="clear").click()
+    page.wait_for_function("!document.querySelector('.patches button')")
+    assert errors == []
+    page.close()
