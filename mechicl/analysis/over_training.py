@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.analysis.alignment import align
+from mechicl.analysis.heads import score_heads
 from mechicl.checkpoints import Checkpoint, CheckpointError
 from mechicl.learners import Interval, Learner, interval
 from mechicl.prompts import Prompts
@@ -65,6 +66,57 @@ def align_over_training(checkpoint: Checkpoint, learner: Learner, prompts: Promp
             row.append([value.nanmean() for _, value in alignment.tensors()] + [errors.mean()])
         rows.append(torch.tensor(row))
     return AlignmentOverTraining(checkpoint.snapshots.steps, *torch.stack(rows).unbind(-1))
+
+
+@dataclass(frozen=True, eq=False)
+class HeadsOverTraining:
+    """The highest score of any head at the snapshots of a training.
+
+    Attributes:
+        steps: of the snapshots.
+        scores: by name, means over prompts of the head that has the most, `[step seed]`.
+    """
+
+    steps: tuple[int, ...]
+    scores: dict[str, Float[Tensor, "step seed"]]
+
+
+def heads_over_training(
+    checkpoint: Checkpoint,
+    names: Sequence[str] = ("previous_token", "induction"),
+    *,
+    prompts: Prompts | None = None,
+    n_prompts: int = 64,
+    seed: int = 0,
+) -> HeadsOverTraining:
+    """When heads of some kinds form: their highest scores at each snapshot.
+
+    Args:
+        checkpoint: with snapshots.
+        names: of scores of `score_heads`.
+        prompts: for models on prompts of points; token models draw sequences.
+        n_prompts: how many of those.
+        seed: and their seed.
+
+    Raises:
+        CheckpointError: the checkpoint was saved without snapshots.
+        ValueError: as for `score_heads`.
+
+    Source: Olsson et al. 2022, argument 1.
+
+    Example:
+        >>> heads_over_training(load_checkpoint("induction-2l")).scores["induction"].shape
+        torch.Size([10, 3])
+    """
+    if checkpoint.snapshots is None:
+        raise CheckpointError(f"{checkpoint.name} was saved without snapshots")
+    rows: dict[str, list[list[float]]] = {name: [] for name in names}
+    for index in range(len(checkpoint.snapshots.steps)):
+        models = checkpoint.models_at(index)
+        found = [score_heads(model, prompts=prompts, n_prompts=n_prompts, seed=seed) for model in models]
+        for name in names:
+            rows[name].append([of.mean(name).max().item() for of in found])
+    return HeadsOverTraining(checkpoint.snapshots.steps, {name: torch.tensor(row) for name, row in rows.items()})
 
 
 @dataclass(frozen=True, eq=False)

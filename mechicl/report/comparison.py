@@ -4,7 +4,7 @@ import json
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -82,6 +82,10 @@ class Comparison:
             for line in lines
         )
         return f"{self.title}\n{self.lead}\n\n{text}"
+
+    def with_more(self, rows: Sequence[Row], figures: Sequence[Figure], data: dict[str, Any]) -> "Comparison":
+        """The same with further rows, figures and numbers behind its own."""
+        return replace(self, rows=[*self.rows, *rows], figures=[*self.figures, *figures], data={**self.data, **data})
 
     def write(self, out: str | Path, name: str) -> Path:
         """Save NAME.json and NAME.html in a folder, and return the path of the page."""

@@ -29,6 +29,7 @@ from mechicl.learners import Interval, Learner, interval, ratio_interval, square
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.prompts import Prompts
 from mechicl.report.comparison import Comparison, Figure, Row, published
+from mechicl.report.opened import opened_comparison
 from mechicl.tasks import LinearRegression
 
 SCALES = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
@@ -136,8 +137,9 @@ def compare_with_descent(
 
 
 def write_descent_report(checkpoint: Checkpoint, out: Path, *, n_prompts: int, progress: bool) -> Path:
-    """`compare_with_descent` as `report.html` and `report.json`."""
-    return compare_with_descent(checkpoint, n_prompts=n_prompts, progress=progress).write(out, "report")
+    """`compare_with_descent`, and what the heads do, as `report.html` and `report.json`."""
+    comparison = compare_with_descent(checkpoint, n_prompts=n_prompts, progress=progress)
+    return opened_comparison(comparison, checkpoint).write(out, "report")
 
 
 def fit_rows(fit: ConstructionFit, task: LinearRegression, *, looped: bool) -> list[Row]:

@@ -12,6 +12,7 @@ from mechicl.checkpoints import Checkpoint, CheckpointError
 from mechicl.learners import AlgorithmLearner, IterativeLearner, interval, ratio_interval
 from mechicl.prompts import Prompts
 from mechicl.report.comparison import Comparison, Figure, Row, published
+from mechicl.report.opened import opened_comparison
 from mechicl.tasks import Task
 
 NEWTON_STEPS = tuple(range(1, 24))
@@ -92,8 +93,9 @@ def compare_layers(
 
 
 def write_layers_report(checkpoint: Checkpoint, out: Path, *, n_prompts: int, progress: bool) -> Path:
-    """`compare_layers` as `report.html` and `report.json`."""
-    return compare_layers(checkpoint, n_prompts=n_prompts, progress=progress).write(out, "report")
+    """`compare_layers`, and what the heads do, as `report.html` and `report.json`."""
+    comparison = compare_layers(checkpoint, n_prompts=n_prompts, progress=progress)
+    return opened_comparison(comparison, checkpoint).write(out, "report")
 
 
 def match_rows(similarity: Similarity, matches: Mapping[str, Match], growths: Mapping[str, Growth]) -> list[Row]:

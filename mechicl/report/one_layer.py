@@ -1,6 +1,7 @@
 """The report on one-layer linear attention (von Oswald et al. 2023, Fig. 2)."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ from mechicl.analysis.weights import weight_products
 from mechicl.checkpoints import Checkpoint, CheckpointError
 from mechicl.files import write_bytes, write_json
 from mechicl.learners import Interval, interval
-from mechicl.report.comparison import HEADER, Row, finite, published
+from mechicl.report.comparison import HEADER, Comparison, Figure, Row, finite, published
+from mechicl.report.opened import opened_comparison
 from mechicl.tasks import LinearRegression
-from mechicl.viz.page import frame, page, plot, section, table
+from mechicl.viz.page import page, plot, section, table
 
 _WORDS = {
     "table": """
@@ -56,12 +58,13 @@ def write_one_layer_report(checkpoint: Checkpoint, out: Path, *, n_prompts: int,
     started = time.perf_counter()
     task = _task(checkpoint)
     study = study_one_layer(checkpoint, task, n_prompts=n_prompts, progress=progress)
-    rows = table_rows(study, task)
+    opened = opened_comparison(Comparison("", "", table_rows(study, task)), checkpoint)
+    rows = [*opened.rows]
     out.mkdir(parents=True, exist_ok=True)
-    data = report_data(checkpoint, task, study, rows)
+    data = {**report_data(checkpoint, task, study, rows), **finite(opened.data)}
     data["seconds"] = round(time.perf_counter() - started, 1)
     write_json(out / "report.json", data)
-    write_bytes(out / "report.html", _html(checkpoint, task, study, rows).encode())
+    write_bytes(out / "report.html", _html(checkpoint, task, study, rows, opened.figures).encode())
     return out / "report.html"
 
 
@@ -198,7 +201,9 @@ def report_data(
     return finite(data)
 
 
-def _html(checkpoint: Checkpoint, task: LinearRegression, study: OneLayerStudy, rows: list[Row]) -> str:
+def _html(
+    checkpoint: Checkpoint, task: LinearRegression, study: OneLayerStudy, rows: list[Row], opened: Sequence[Figure]
+) -> str:
     record = checkpoint.record
     construction = constructions.gradient_descent(
         x_dim=task.x_dim, y_dim=task.y_dim, n_context=task.n_context, step_size=study.step_size
@@ -236,7 +241,8 @@ def _html(checkpoint: Checkpoint, task: LinearRegression, study: OneLayerStudy, 
         ),
         section("Out of distribution", words["shifts"], plot(viz.shifted_losses(study.shifts))),
         section("Roll-out", words["roll-out"], plot(viz.roll_outs(study.roll_outs))),
-        section("Attention of one prompt", words["attention"], frame(attention, 760, 860)),
+        section("Attention of one prompt", words["attention"], attention),
+        *(section(figure.title, figure.words, plot(figure.figure)) for figure in opened),
         section("Errata of the paper that touch this page", "", _errata(task, study)),
         section("How it was made", "", _provenance(checkpoint, study)),
     ]

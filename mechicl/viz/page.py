@@ -40,14 +40,6 @@ def plot(figure: go.Figure) -> str:
     return figure.to_html(full_html=False, include_plotlyjs=False, config={"displaylogo": False, "responsive": True})
 
 
-def frame(body: str | Html, width: int, height: int) -> str:
-    """A document of its own inside the page, with a script of its own, so that its styles and sizes stay there."""
-    picture = body if isinstance(body, Html) else Html(body)
-    document = text(f"<!doctype html><html>{picture.document()}</html>")
-    style = f"width:{width}px;max-width:100%;height:{height}px;border:0"
-    return f'<iframe srcdoc="{document}" style="{style}" title="interactive figure"></iframe>'
-
-
 def section(title: str, words: str, *parts: str | Html) -> tuple[str, Html]:
     """A section: its title, and escaped words followed by parts that are HTML already, or pictures."""
     return title, joined(f"<p>{text(words)}</p>", *parts)

@@ -2,13 +2,14 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import plotly.graph_objects as go
 from jaxtyping import Float
 from plotly.subplots import make_subplots
 from torch import Tensor
 
-from mechicl.analysis.over_training import AlignmentOverTraining, Transitions
+from mechicl.analysis.over_training import AlignmentOverTraining, HeadsOverTraining, Transitions
 from mechicl.learners import interval
 from mechicl.viz.style import COLORS, add_band, add_line, figure, on_log_axis
 
@@ -162,4 +163,40 @@ def alignments_over_training(found: Mapping[str, AlignmentOverTraining]) -> go.F
         template="plotly_white", height=400, font={"family": "system-ui, sans-serif", "size": 12},
         margin={"l": 60, "r": 20, "t": 40, "b": 55}, legend={"orientation": "h", "y": -0.2},
     )  # fmt: skip
+    return fig
+
+
+def heads_during_training(
+    curve: Mapping[str, Any], formed: HeadsOverTraining, title: str = "When heads form"
+) -> go.Figure:
+    """The loss of each seed (left axis) and the highest score of any head at the snapshots (right axis).
+
+    Args:
+        curve: a checkpoint record's curve, with "eval_step" and "eval_loss" `[step][seed]`.
+        formed: of the same checkpoint.
+        title: of the figure.
+    """
+    fig = make_subplots(specs=[[{"secondary_y": True}]])
+    fig.update_layout(figure(title, "", "").layout)
+    steps = on_log_axis(curve["eval_step"])
+    losses = list(zip(*curve["eval_loss"], strict=True))
+    for seed, values in enumerate(losses):
+        part = go.Figure()
+        add_line(part, steps, values, "loss", COLORS["gradient descent"], opacity=0.5, legendgroup="loss",
+                 showlegend=seed == 0)  # fmt: skip
+        fig.add_traces(part.data, secondary_ys=[False])
+    colors = itertools.cycle((COLORS["interpolated"], COLORS["trained"], COLORS["closed form"], COLORS["other"]))
+    at = on_log_axis(formed.steps)
+    for (name, values), color in zip(formed.scores.items(), colors, strict=False):
+        intervals, part = [interval(row) for row in values], go.Figure()
+        if values.shape[1] > 1:
+            add_band(part, at, [i.low for i in intervals], [i.high for i in intervals], color)
+        add_line(part, at, [i.mean for i in intervals], f"{name.replace('_', ' ')} score", color)
+        fig.add_traces(part.data, secondary_ys=[True] * len(part.data))
+    fig.update_xaxes(title_text="optimisation step (the first point is step 0)", type="log", dtick=1)
+    fig.update_yaxes(title_text="loss (nats)", rangemode="tozero", secondary_y=False)
+    fig.update_yaxes(
+        title_text="score (95% interval over seeds)", range=[0, 1], showgrid=False, tickmode="auto", secondary_y=True
+    )
+    fig.update_layout(legend={"x": 0.02, "y": 0.5})
     return fig

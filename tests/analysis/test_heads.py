@@ -72,7 +72,7 @@ def token_places(ids: Tensor) -> dict[str, dict[int, list[int]]]:
     earlier = {i: [j for j in range(i) if tokens[j] == tokens[i]] for i in range(len(tokens))}
     earlier = {i: found for i, found in earlier.items() if found}
     return {
-        "previous_token": {i: [i - 1] for i in earlier},
+        "previous_token": {i: [i - 1] for i in range(1, len(tokens))},
         "duplicate_token": earlier,
         "induction": {i: [j + 1 for j in found] for i, found in earlier.items()},
     }
@@ -348,7 +348,8 @@ def test_the_planted_heads_are_found(prepend):
     assert composition_scores(model, "K")[0, :, 1, 1].argmax() == 2
     second_copy = range(25, 50) if prepend is None else range(25, 49)
     for name, value in scores.chance.items():
-        by_hand = np.mean([1 / (i + 1) for i in second_copy]) if scores.of_attention(name) else 0
+        queries = range(1, second_copy.stop) if name == "previous_token" else second_copy
+        by_hand = np.mean([1 / (i + 1) for i in queries]) if scores.of_attention(name) else 0
         assert value == pytest.approx(by_hand)
 
 

@@ -6,7 +6,7 @@ import torch
 from playwright.sync_api import Browser
 
 from mechicl.viz import attention_html
-from mechicl.viz.page import frame, page, section, table, text
+from mechicl.viz.page import page, section, table, text
 
 ATTACK = "<script>alert('x')</script>&\""
 
@@ -15,12 +15,6 @@ def test_every_cell_title_and_paragraph_is_escaped():
     html = page(ATTACK, ATTACK, [section(ATTACK, ATTACK, table((ATTACK,), [(ATTACK,)]))])
     assert "<script>alert" not in html
     assert html.count(text(ATTACK)) == 8  # title twice, lead, link, heading, paragraph, two cells
-
-
-def test_a_frame_holds_a_document_as_an_attribute():
-    html = frame('<p class="a">hello</p>', 100, 50)
-    assert html.count("<") == 2
-    assert "&lt;p class=&quot;a&quot;&gt;hello" in html
 
 
 def test_pictures_of_one_page_share_one_script_and_are_all_drawn(tmp_path: Path, browser: Browser):

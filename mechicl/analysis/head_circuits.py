@@ -1,0 +1,175 @@
+"""What heads do by their weights: circuits from tokens to tokens, and which heads read what others write."""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple
+
+import torch
+from einops import einsum
+from jaxtyping import Float
+from torch import Tensor
+from transformer_lens import FactoredMatrix
+from transformer_lens.utilities import matrix
+
+BASELINE_DRAWS = 64
+"""Pairs of random matrices that the baseline of composition scores is the mean of."""
+TOKENS_AT_A_TIME = 8192
+"""Tokens of a vocabulary that are held in float64."""
+
+
+@torch.no_grad()
+def prefix_matching(model: Any) -> Float[Tensor, "layer head layer head"]:
+    """How much each head looks for the token that each earlier head brings: eigenvalue scores of QK circuits.
+
+    Of the circuit `W_E W_Q W_Kᵀ W_Oᵀ W_Vᵀ W_Eᵀ` with the queries and keys of the later head and the values and output
+    of the earlier one: 1 where a token attends to positions to which the earlier head brought the same token, as an
+    induction head does through a previous-token head; see `score_heads`.
+
+    Args:
+        model: with a vocabulary. Norms and everything else between the weights are left out.
+
+    Returns:
+        `[earlier layer, its head, later layer, its head]`, between -1 and 1; 0 where the first is not of an earlier
+        layer. Float64 on the CPU.
+
+    Raises:
+        ValueError: a model without a vocabulary.
+
+    Source: Elhage et al. 2021, section "Induction heads".
+
+    Example:
+        >>> prefix_matching(constructions.induction(d_vocab=5, n_ctx=6))[0, 0, 1, 0].item()
+        1.0
+    """
+    if getattr(model.cfg, "prompt_format", "token_ids") != "token_ids":
+        raise ValueError(f"circuits from tokens to tokens need a vocabulary; this model is {model.cfg.prompt_format!r}")
+    weights, inner = _head_weights(model), _over_vocabulary(model.W_E, model.W_E)
+    found = torch.zeros(weights.heads * 2, dtype=torch.float64)
+    for first, second in weights.layer_pairs():
+        W_V, W_O = (part[first][:, None] for part in (weights.V, weights.O))
+        found[first, :, second] = _prefix_matching(W_V, W_O, weights.Q[second], weights.K[second], inner)
+    return found
+
+
+@torch.no_grad()
+def composition_scores(
+    model: Any, kind: Literal["Q", "K", "V"], *, baseline: bool = False, seed: int = 0
+) -> Float[Tensor, "layer head layer head"]:
+    """How much of what each head writes the queries, keys or values of each later head read.
+
+    The Frobenius norm of the product of the earlier head's OV matrix and the later one's QK matrix (its transpose for
+    "K", the OV matrix for "V"), over the product of their norms.
+
+    Args:
+        model: any with W_Q, W_K, W_V and W_O. Norms between the weights are left out.
+        kind: what of the later head: its queries "Q", keys "K" or values "V".
+        baseline: subtract the mean score of random normal matrices of these shapes, from 64 draws.
+        seed: of these.
+
+    Returns:
+        `[earlier layer, its head, later layer, its head]`, 0 where the first is not of an earlier layer, and 0, less
+        the baseline, for a head whose matrix is 0. Float64 on the CPU.
+
+    Raises:
+        ValueError: another kind.
+
+    Source: Elhage et al. 2021, section "Two-layer attention-only transformers".
+
+    Example:
+        >>> composition_scores(constructions.induction(d_vocab=5, n_ctx=6), "K")[0, 0, 1, 0].item() > 0.4
+        True
+    """
+    if kind not in ("Q", "K", "V"):
+        raise ValueError(f"kind must be 'Q', 'K' or 'V', got {kind!r}")
+    return _compositions(_head_weights(model), kind, seed if baseline else None)
+
+
+class _HeadWeights(NamedTuple):
+    """Weights of all heads, `[layer head d_model d_head]`, of the output `[layer head d_head d_model]`."""
+
+    Q: Tensor
+    K: Tensor
+    V: Tensor
+    O: Tensor
+
+    @property
+    def heads(self) -> tuple[int, int]:
+        return self.Q.shape[0], self.Q.shape[1]
+
+    def layer_pairs(self) -> Iterator[tuple[int, int]]:
+        return itertools.combinations(range(len(self.Q)), 2)
+
+
+def _head_weights(model: Any) -> _HeadWeights:
+    """Float64 on the CPU; keys and values that a group of heads shares are repeated for each."""
+    stacked = [getattr(model, f"W_{name}").detach().cpu().double() for name in "QKVO"]
+    n_heads = stacked[0].shape[1]
+    return _HeadWeights(*(part.repeat_interleave(n_heads // part.shape[1], dim=1) for part in stacked))
+
+
+def _over_vocabulary(left: Float[Tensor, "token a"], right: Float[Tensor, "token b"]) -> Float[Tensor, "a b"]:
+    """`leftᵀ right` in float64, some tokens at a time."""
+    product = torch.zeros(left.shape[1], right.shape[1], dtype=torch.float64)
+    for a, b in zip(left.detach().split(TOKENS_AT_A_TIME), right.detach().split(TOKENS_AT_A_TIME), strict=True):
+        product += einsum(a.cpu().double(), b.cpu().double(), "token a, token b -> a b")
+    return product
+
+
+def _eigenvalue_score(product: FactoredMatrix) -> Float[Tensor, "*batch"]:
+    values = product.eigenvalues
+    size = values.abs().sum(-1)
+    return values.real.sum(-1) / size.masked_fill(size == 0, 1)
+
+
+def _prefix_matching(
+    W_V: Tensor, W_O: Tensor, W_Q: Tensor, W_K: Tensor, inner: Float[Tensor, "d_model d_model"]
+) -> Float[Tensor, "*batch"]:
+    """`inner` is `W_Eᵀ W_E`: the eigenvalues that are not 0 stay when W_E goes round to the other end."""
+    read = einsum(W_V, inner, W_Q, "... model moved, model asking, ... asking score -> ... moved score")
+    brought = einsum(W_O, W_K, "... moved model, ... model score -> ... moved score")
+    return _eigenvalue_score(FactoredMatrix(read, brought.mT))
+
+
+def circuit_scores(model: Any) -> dict[str, Float[Tensor, "layer head"]]:
+    """The scores of weights in `score_heads`: `copying`, where outputs are over the same vocabulary, and
+    `prefix_matching` through the earlier head that the keys compose with most strongly.
+    """
+    weights, W_E, W_U = _head_weights(model), model.W_E, model.W_U.mT
+    scores = {}
+    if len(W_E) == len(W_U):
+        through = einsum(
+            _over_vocabulary(W_U, W_E), weights.V, "out model, layer head model moved -> layer head out moved"
+        )
+        scores["copying"] = _eigenvalue_score(FactoredMatrix(through, weights.O))
+    inner = _over_vocabulary(W_E, W_E)
+    compositions = _compositions(weights, "K", None)
+    matching = torch.zeros(weights.heads, dtype=torch.float64)
+    for layer in range(1, len(matching)):
+        strongest = compositions[:layer, :, layer].flatten(0, 1).argmax(0)  # of all earlier heads, for each head
+        W_V, W_O = (part[:layer].flatten(0, 1)[strongest] for part in (weights.V, weights.O))
+        matching[layer] = _prefix_matching(W_V, W_O, weights.Q[layer], weights.K[layer], inner)
+    return {**scores, "prefix_matching": matching}
+
+
+def _compositions(
+    weights: _HeadWeights, kind: str, baseline_seed: int | None
+) -> Float[Tensor, "layer head layer head"]:
+    Q, K, V, O = weights
+    left, right = {"Q": (Q, K.mT), "K": (K, Q.mT), "V": (V, O)}[kind]
+    chance = 0.0
+    if baseline_seed is not None:
+        generator = torch.Generator().manual_seed(baseline_seed)
+        drawn = [
+            torch.randn(BASELINE_DRAWS, *part.shape[2:], generator=generator, dtype=torch.float64)
+            for part in (V, O, left, right)
+        ]
+        pairs = FactoredMatrix(drawn[0], drawn[1]), FactoredMatrix(drawn[2], drawn[3])
+        chance = matrix.composition_scores(*pairs, broadcast_dims=False).mean().item()
+    # a layer at a time, since the products of all pairs would be large; each matrix keeps its decomposition
+    written = [FactoredMatrix(of_V[:, None], of_O[:, None]) for of_V, of_O in zip(V, O, strict=True)]
+    reads = [FactoredMatrix(a[None], b[None]) for a, b in zip(left, right, strict=True)]
+    found = torch.zeros(weights.heads * 2, dtype=torch.float64)
+    for first, second in weights.layer_pairs():
+        scores = matrix.composition_scores(written[first], reads[second], broadcast_dims=False)
+        found[first, :, second] = scores.nan_to_num(0.0) - chance  # 0 / 0 for a head that is 0
+    return found

@@ -1,0 +1,151 @@
+"""The report on models of token sequences: when induction heads form, and the circuit that they are part of."""
+
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mechicl import viz
+from mechicl.analysis import (
+    Circuit,
+    Sweep,
+    composition_scores,
+    find_circuit,
+    heads_over_training,
+    next_token_loss,
+    patch,
+    score_heads,
+)
+from mechicl.checkpoints import Checkpoint
+from mechicl.learners import Interval, interval
+from mechicl.models import HookedTransformer
+from mechicl.report.comparison import Comparison, Figure, Row
+from mechicl.tokens import TokenSequences
+
+SCORES = ("previous_token", "induction")
+N_SCORED, N_PATCHED = 64, 32
+PROMPT_SEED = 2_000_003
+WORDS = {
+    "learning": """
+        Cross entropy of the next token on held-out sequences, in nats, over the tokens that can be predicted.""",
+    "over training": """
+        Highest score of any head, mean over the training seeds: attention to the token before, and from a token to what
+        followed its earlier occurrence, on random sequences that are repeated once.""",
+    "heads": """
+        Scores of every head of the first seed: shares of attention (0 to 1), and eigenvalue scores of the weights
+        (-1 to 1): copying, of W_E W_V W_O W_U, and prefix matching, of the circuit by which the head's keys see what an
+        earlier head wrote.""",
+    "composition": """
+        How much of what a head writes the keys of a later head read: the Frobenius norm of the product of their weights
+        over the norms of both.""",
+    "patching": """
+        Every earlier occurrence of the last token is replaced by another token, and each head's output at each position
+        is put back as it is with the right one: the share of the loss of the token that follows that this recovers.""",
+    "circuit": """
+        The heads and connections that the loss needs, found by ablating the others (by their mean over sequences at the
+        same position) one after the other, first seed.""",
+}
+
+
+def compare_tokens(checkpoint: Checkpoint, *, n_prompts: int = 1024, progress: bool = True) -> Comparison:
+    """Loss, head scores during and after training, patching and the circuit of a token model.
+
+    Args:
+        checkpoint: of models that read token ids, with their task in the record.
+        n_prompts: held-out sequences.
+        progress: show progress bars.
+
+    Source: Elhage et al. 2021; Olsson et al. 2022.
+    """
+    task, models = checkpoint.task, checkpoint.models
+    held_out = cast(TokenSequences, task.sample(n_prompts, seed=PROMPT_SEED))
+    losses, right = zip(*(_losses(model, held_out) for model in models), strict=True)
+    scores = [score_heads(model, n_prompts=N_SCORED, seed=PROMPT_SEED) for model in models]
+    rows = [
+        Row("cross entropy of tokens that can be predicted (nats)", None, _over_seeds(torch.stack(losses)), "seeds"),
+        Row("share of them predicted", None, _over_seeds(torch.stack(right)), "seeds"),
+    ]
+    for name in (*SCORES, "copying", "prefix_matching"):
+        best = torch.stack([found.mean(name).max() for found in scores])
+        note = f"uniform attention has {scores[0].chance[name]:.3f}" if scores[0].of_attention(name) else ""
+        rows.append(Row(f"highest {name.replace('_', ' ')} score of a head", None, _over_seeds(best), "seeds", note))
+    patched, circuit = _patched(models[0], held_out), _circuit(models[0], held_out, progress)
+    rows += [
+        Row(
+            "circuit",
+            "previous-token and induction head",
+            str(circuit).split(";")[0],
+            "",
+            f"{len(circuit.edges)} edges",
+        ),
+        Row("its faithfulness", None, circuit.faithfulness(), "prompts", "with everything else ablated"),
+        Row("its completeness", None, circuit.completeness(), "prompts", "share of the loss's change lost without it"),
+    ]
+    figures = [
+        *_learning(checkpoint),
+        Figure("What the heads do", WORDS["heads"], viz.head_table(scores[0])),
+        Figure("Which heads what others wrote", WORDS["composition"],
+               viz.composition_figure(composition_scores(models[0], "K"), "K")),
+        Figure("Where the earlier occurrence is seen", WORDS["patching"], viz.patching_grid(patched)),
+        Figure("The circuit", WORDS["circuit"], viz.circuit_graph(circuit)),
+    ]  # fmt: skip
+    data: dict[str, Any] = {
+        "heads": [found.to_dataframe().to_dict("records") for found in scores],
+        "circuit": circuit.to_dataframe().to_dict("records"),
+        "seed": PROMPT_SEED,
+        "n_prompts": n_prompts,
+    }
+    cfg = models[0].cfg
+    seeds = f"{len(models)} seed{'s' if len(models) > 1 else ''}"
+    lead = (
+        f"{checkpoint.name}: {seeds} of {cfg.n_layers} layers with {cfg.n_heads} heads, on sequences of {cfg.n_ctx} "
+        f"tokens out of {cfg.d_vocab}; {n_prompts:,} held-out sequences (seed {PROMPT_SEED})."
+    )
+    return Comparison(f"Heads and circuits ({checkpoint.name})", lead, rows, figures, data)
+
+
+def write_tokens_report(checkpoint: Checkpoint, out: Path, *, n_prompts: int, progress: bool) -> Path:
+    """`compare_tokens` as `report.html` and `report.json`."""
+    return compare_tokens(checkpoint, n_prompts=n_prompts, progress=progress).write(out, "report")
+
+
+def _over_seeds(values: Tensor) -> Interval | float:
+    return interval(values) if len(values) > 1 else values.item()
+
+
+def _losses(model: HookedTransformer, sequences: TokenSequences) -> tuple[Tensor, Tensor]:
+    """Cross entropy and share of right predictions, over the tokens that can be predicted."""
+    targets = sequences.targets()
+    with torch.no_grad():
+        logits = torch.cat([model(part) for part in sequences.read.split(256)])
+    scored = targets >= 0
+    return F.cross_entropy(logits[scored], targets[scored]), (logits.argmax(-1) == targets)[scored].double().mean()
+
+
+def _learning(checkpoint: Checkpoint) -> list[Figure]:
+    if "curve" not in checkpoint.record or checkpoint.snapshots is None:
+        return []
+    formed = heads_over_training(checkpoint, SCORES, n_prompts=N_SCORED, seed=PROMPT_SEED)
+    words = f"{WORDS['learning']} {WORDS['over training']}"
+    return [Figure("When heads form", words, viz.heads_during_training(checkpoint.record["curve"], formed))]
+
+
+def _patched(model: HookedTransformer, sequences: TokenSequences) -> Sweep:
+    """Head outputs put back where the last token's earlier occurrence was replaced by another token."""
+    last = sequences.predictable[:, -1].nonzero().flatten()[:N_PATCHED]
+    clean = sequences.ids[last]
+    corrupted = clean[:, :-1].clone()
+    same = corrupted == clean[:, -2:-1]
+    same[:, -1] = False  # the token that looks for it stays
+    corrupted[same] = (corrupted[same] + 1) % cast(int, model.cfg.d_vocab)
+    return patch(
+        model, clean[:, :-1], corrupted, "z", ("layer", "pos", "head"), metrics={"loss": next_token_loss(clean[:, -1])}
+    )
+
+
+def _circuit(model: HookedTransformer, sequences: TokenSequences, progress: bool) -> Circuit:
+    chosen = sequences[:N_PATCHED]
+    loss = {"loss": next_token_loss(chosen.targets())}
+    return find_circuit(model, chosen.read, loss, read="all", progress=progress)
