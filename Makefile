@@ -11,10 +11,10 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup report test bench table index format wheel browser clean
+.PHONY: help setup report test bench table index notebooks format wheel browser clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 report: $(READY) ## Open the one-layer model and write report/report.html and report/report.json
 	$(BIN)/mechicl report lsa-1l --out report
@@ -28,6 +28,7 @@ test: $(READY) browser ## Lint, check the format and the types, run the tests
 bench: $(READY) ## Print every ratio that the README quotes, in one run
 	$(BIN)/python analyses/benchmark.py
 	$(BIN)/python analyses/benchmark_layers.py
+	$(BIN)/python analyses/benchmark_interventions.py
 
 # One training a row, all of its models at once; each goes on where it was stopped, and a finished one is not repeated.
 TABLE := $(addprefix nertinger-,linear leaky-relu-0.75 leaky-relu-0.5 leaky-relu-0.25 relu softmax)
@@ -38,6 +39,9 @@ table: $(READY) ## Train Nertinger's whole Table 1 and write analyses/results/ne
 
 index: $(READY) ## Write analyses/README.md, the index of figures and tables, from analyses/results
 	$(BIN)/python analyses/index.py
+
+notebooks: $(READY) ## Run the notebooks of analyses/ and save them with their outputs
+	$(BIN)/python analyses/notebooks.py
 
 format: $(READY) ## Format the code and fix what the linter can
 	$(BIN)/ruff check --fix .

@@ -18,8 +18,8 @@ from mechicl.report.script import run_script
 class Args:
     """How much predictions vary when the context is permuted."""
 
-    checkpoints: tuple[str, ...] = tuple(name for name in available())
-    """Names or folders."""
+    checkpoints: tuple[str, ...] = ()
+    """Names or folders; by default all that come with the package and read points."""
     out: Path = Path("analyses/results")
     """Folder for nertinger_order.json and nertinger_order.html."""
     n_prompts: int = 512
@@ -33,11 +33,13 @@ class Args:
 def compare(args: Args) -> Comparison:
     """Variance over orders as a share of the predictions' mean square, and of the model's own loss."""
     rows: list[Row] = []
-    for name in args.checkpoints:
-        checkpoint = load_checkpoint(name)
+    loaded = [load_checkpoint(name) for name in args.checkpoints or available()]
+    if not args.checkpoints:
+        loaded = [checkpoint for checkpoint in loaded if checkpoint.models[0].cfg.prompt_format != "token_ids"]
+    for checkpoint in loaded:
         prompts = checkpoint.task.sample(args.n_prompts, seed=args.seed)
         learners = {checkpoint.name: checkpoint.models[0]}
-        if name == args.checkpoints[-1]:
+        if checkpoint is loaded[-1]:
             learners |= {
                 "gradient descent": AlgorithmLearner(
                     algorithms.gradient_descent, {"steps": [16], "step_size": algorithms.stable_step_size(prompts)}

@@ -37,8 +37,10 @@ MADE = {
 
 UNSAVED = {
     "python analyses/benchmark.py": "speed of training, and the ratios that the repository's README quotes",
-    "python analyses/benchmark_layers.py": "speed of the analyses of layers; with the former it is `make bench`",
+    "python analyses/benchmark_layers.py": "speed of the analyses of layers: the second part of `make bench`",
+    "python analyses/benchmark_interventions.py": "speed and memory of patching: the third part of `make bench`",
     "python analyses/index.py": "this file",
+    "python analyses/notebooks.py": "the four notebooks, run and saved with their outputs: `make notebooks`",
 }
 """Scripts that save no results, and what they print."""
 

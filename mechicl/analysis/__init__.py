@@ -76,6 +76,7 @@ from mechicl.analysis.rollout import repeated
 from mechicl.analysis.session import PatchingSession, SessionResult
 from mechicl.analysis.shifts import FOREIGN_INPUTS, ShiftedLosses, losses_over_scales
 from mechicl.analysis.similarity import similarity_of_errors, similarity_of_weights
+from mechicl.analysis.sites import Site
 from mechicl.analysis.spectral import SpectralLearner
 from mechicl.analysis.symmetries import aligned, lifted, rescaled
 from mechicl.analysis.weights import WeightProducts, weight_products, with_products
@@ -118,6 +119,7 @@ __all__ = [
     "Readouts",
     "SessionResult",
     "ShiftedLosses",
+    "Site",
     "SpectralLearner",
     "Sweep",
     "TokenSensitivity",

@@ -15,6 +15,7 @@ from mechicl.analysis.interventions.patching import (
     Inputs,
     Metrics,
     Only,
+    bytes_of_results,
     cells_of,
     hooks_of,
     named_metrics,
@@ -22,7 +23,7 @@ from mechicl.analysis.interventions.patching import (
     swept_indices,
     swept_result,
 )
-from mechicl.analysis.interventions.runs import MEMORY
+from mechicl.analysis.interventions.runs import MEMORY, record_within
 from mechicl.analysis.interventions.sweeps import Sweep
 from mechicl.prompts import Prompts
 
@@ -73,8 +74,9 @@ def ablate(
         Predictions and metrics of every cell; `effect()` is the change that an ablation makes.
 
     Raises:
-        ValueError: as for `patch`; an unknown method, one prompt to resample from, a reference of another length,
-            scores set to zero (which would unmask keys), directions of another width or zero, or directions in pairs.
+        ValueError: as for `patch`; an unknown method, one prompt to resample from, a reference of another length
+            or for another method than "mean", scores set to zero (which would unmask keys), directions of another width
+            or zero, or directions in pairs.
 
     Example:
         >>> swept = ablate(model, prompts, "z", ("layer", "head"))
@@ -93,8 +95,7 @@ def ablate(
         raise ValueError("there are no prompts to ablate on")
     swept, named = swept_axes(component, axes), named_metrics(metrics, prompts)
     names = hooks_of(opened, component, only)
-    batch = max(1, int(memory / 4 / opened.bytes_per_row(tokens)))
-    values = stand_ins(opened, tokens, names, method, reference, seed, batch)
+    values = stand_ins(opened, tokens, names, method, reference, seed, memory)
     indices = swept_indices(swept, component, opened.n_layers, values, only)
     cells = cells_of(component, swept, indices)
     options: dict[str, Any] = {
@@ -105,19 +106,25 @@ def ablate(
     }
     what = f"{method} ablation of {component}"
     if directions is not None:
-        activations = opened.record(tokens, names, batch)
+        held = sum(of.untyped_storage().nbytes() for of in values.values())
+        activations = record_within(opened, tokens, names, memory, held)
+        units = _units(directions, activations[names[0]])
+        held += sum(of.nbytes for of in activations.values()) + 2 * activations[names[0]].nbytes
+        each = bytes_of_results(opened, tokens, len(cells), len(named), options["keep_predictions"])
         sweeps = []
-        for unit in _units(directions, activations[names[0]]):
+        for unit in units:
             along = {
                 name: activations[name] + ((values[name] - activations[name]) @ unit)[..., None] * unit
                 for name in names
             }
+            options["held"] = held + 2 * len(units) * each
             sweeps.append(swept_result(opened, tokens, what, swept, indices, cells, along, **options))
         return _stacked(sweeps)
     if pairs:
         n = len(cells)
         places = list(itertools.combinations_with_replacement(range(n), 2))
         together = [cells[i] + cells[j] if i != j else cells[i] for i, j in places]
+        options["held"] = bytes_of_results(opened, tokens, n**2, len(named), options["keep_predictions"])
         flat = swept_result(opened, tokens, what, ["pair"], [range(len(together))], together, values, **options)
         return _square(flat, places, n, swept, indices)
     return swept_result(opened, tokens, what, swept, indices, cells, values, **options)
@@ -130,10 +137,16 @@ def stand_ins(
     method: Method,
     reference: Inputs | None,
     seed: int,
-    batch: int,
+    memory: float,
 ) -> dict[str, Tensor]:
-    """What stands in for each activation, `[prompt ...]`."""
+    """What stands in for each activation, `[prompt ...]`.
+
+    Raises:
+        ValueError: as for `ablate`.
+    """
     n = len(tokens)
+    if reference is not None and method != "mean":
+        raise ValueError(f"reference is what means are taken over; method={method!r} takes none")
     if method == "zero":
         if any(name.endswith("hook_attn_scores") for name in names):
             raise ValueError("scores set to zero would unmask the keys that a position does not see: ablate 'pattern'")
@@ -143,7 +156,7 @@ def stand_ins(
         if n < 2:
             raise ValueError(f"resampling takes activations from another prompt, and there is {n}")
         other = derangement(n, torch.Generator().manual_seed(seed)).to(tokens.device)
-        return opened.record(tokens[other], names, batch)
+        return record_within(opened, tokens[other], names, memory)
     origin = tokens if reference is None else opened.tokens(reference)
     if origin.shape[1:] != tokens.shape[1:] or not len(origin):
         raise ValueError(
@@ -151,7 +164,7 @@ def stand_ins(
         )
     return {
         name: of.mean(0, keepdim=True).expand(n, *of.shape[1:])
-        for name, of in opened.record(origin, names, batch).items()
+        for name, of in record_within(opened, origin, names, memory).items()
     }
 
 

@@ -103,6 +103,9 @@ def first_order(
         predictions = opened.run(tokens, [(name, _probe(name, of, probes, changes)) for name, of in values.items()])
         found = {name: measured(name, metric, predictions) for name, metric in metrics.items()}
         at = [probes[name] for name in values]
+        flat = next((name for name, of in found.items() if not of.requires_grad), None)
+        if flat is not None:
+            raise ValueError(f"the metric {flat!r} has no gradient in the predictions: patch with it instead")
         gradients = {name: torch.autograd.grad(of.sum(), at, retain_graph=True) for name, of in found.items()}
     products = {
         metric: {name: gradient * changes[name] for name, gradient in zip(values, of, strict=True)}
@@ -136,8 +139,8 @@ def _probe(name: str, source: Tensor, probes: dict[str, Tensor], changes: dict[s
 
     def add(activation: Tensor, hook: HookPoint) -> Tensor:
         probes[name] = torch.zeros_like(activation, requires_grad=True)
-        change = source - activation.detach()
-        changes[name] = change.masked_fill(~change.isfinite(), 0)  # masked scores: infinite in both runs
+        now = activation.detach()
+        changes[name] = (source - now).masked_fill(source == now, 0)  # masked scores: infinite in both runs
         return activation + probes[name]
 
     return add

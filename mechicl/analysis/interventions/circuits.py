@@ -13,10 +13,10 @@ from tqdm.auto import tqdm
 from mechicl.analysis.interventions.ablation import Method, stand_ins
 from mechicl.analysis.interventions.attribution import first_order
 from mechicl.analysis.interventions.corruptions import derangement
-from mechicl.analysis.interventions.edges import Edge, EdgeGraph, Node, edges_of, nodes_of, written
+from mechicl.analysis.interventions.edges import Edge, EdgeGraph, Node, check_graph, edges_of, nodes_of, written
 from mechicl.analysis.interventions.metrics import Metric, measured
 from mechicl.analysis.interventions.opened import Opened, Read
-from mechicl.analysis.interventions.patching import Inputs, Metrics, named_metrics
+from mechicl.analysis.interventions.patching import Inputs, Metrics, hooks_of, named_metrics
 from mechicl.analysis.interventions.runs import MEMORY, Base, base_run, run_cells
 from mechicl.analysis.sites import Site
 from mechicl.learners import Interval, interval, ratio_interval
@@ -154,6 +154,9 @@ def find_circuit(
     if len(named) != 1:
         raise ValueError(f"a circuit carries one metric, got {list(named) or 'none'}: give metrics=")
     opened = Opened(model, read)
+    hooks_of(opened, "z")  # refuses a model without heads
+    if edges:
+        check_graph(opened)
     nodes = _Nodes(opened, opened.tokens(prompts), named, method, reference, seed, memory)
     (name,) = named
     with tqdm(disable=not progress, unit="run", desc="circuit", leave=False) as bar:
@@ -194,8 +197,7 @@ class _Nodes:
         self.opened, self.tokens, (self.name,), self.named = opened, tokens, named, named
         self.all = [node for node in nodes_of(opened) if node.layer >= 0]
         names = sorted({self.site(node).hook_name for node in self.all})
-        batch = max(1, int(memory / 4 / opened.bytes_per_row(tokens)))
-        self.values = stand_ins(opened, tokens, names, method, reference, seed, batch)
+        self.values = stand_ins(opened, tokens, names, method, reference, seed, memory)
         held = sum(of.untyped_storage().nbytes() for of in self.values.values())
         held += 4 * len(self.all) * len(tokens) * opened.run(tokens[:1]).nbytes
         self.base: Base = base_run(opened, tokens, held=held, memory=memory)

@@ -88,4 +88,4 @@ def measured(name: str, metric: Metric, predictions: Float[Tensor, "prompt ..."]
             f"the metric {name!r} must return a number a prompt, [{len(predictions)}], for predictions "
             f"{tuple(predictions.shape)}; got {got}. Do not average over prompts: the sweep keeps them apart"
         )
-    return values
+    return values if values.is_floating_point() else values.to(predictions.dtype)

@@ -1,7 +1,8 @@
 """A model as interventions see it: any that keeps TransformerLens' protocol, with prompts in and predictions out."""
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, get_args
 
 import torch
@@ -44,7 +45,7 @@ class Opened:
         if read == "points" and not (self.ours and getattr(model.cfg, "one_pass", False)):
             raise ValueError("read='points' is for our models on interleaved prompts with causal keys; take 'query'")
         self.read = read
-        self.resumes = self.ours or "start_at_layer" in inspect.signature(model.forward).parameters
+        self.resumes = self.ours or "start_at_layer" in inspect.signature(self.model.forward).parameters
 
     @property
     def is_transformer(self) -> bool:
@@ -124,8 +125,25 @@ class Opened:
         """Predictions of the stream behind our model's last layer."""
         return self._taken(self.model(streams, start_at_layer=self.n_layers, rows=self.read))
 
-    def record(self, tokens: Tensor, names: Iterable[str], batch_size: int) -> dict[str, Tensor]:
+    @torch.no_grad()
+    def predictions(self, tokens: Tensor, batch_size: int) -> Tensor:
+        """Predictions of whole runs, in batches of so many prompts."""
+        first = self.run(tokens[:batch_size])
+        if len(tokens) <= batch_size:
+            return first
+        out = first.new_empty(len(tokens), *first.shape[1:])
+        out[:batch_size] = first
+        for start in range(batch_size, len(tokens), batch_size):
+            out[start : start + batch_size] = self.run(tokens[start : start + batch_size])
+        return out
+
+    @torch.no_grad()
+    def record(
+        self, tokens: Tensor, names: Iterable[str], batch_size: int, *, ahead: Collection[str] = ()
+    ) -> dict[str, Tensor]:
         """Activations of a run by hook name `[prompt ...]`, in batches of so many prompts.
+
+        They are those that the user's own hooks leave, except `ahead`: there, those that the user's hooks are given.
 
         Raises:
             ValueError: a hook that the model does not have, or that does not fire.
@@ -143,13 +161,24 @@ class Opened:
                     kept[name] = activation.new_empty(len(tokens), *activation.shape[1:])
                 kept[name][part] = activation
 
-            self.run(tokens[part], [(name, _named(keep, name)) for name in names])
+            hooks = {name: _named(keep, name) for name in names}
+            with self._ahead({name: hooks.pop(name) for name in ahead}):
+                self.run(tokens[part], list(hooks.items()))
         silent = [name for name in names if name not in kept]
         if silent and len(tokens):
             hint = ": call model.set_use_attn_result(True) first" if silent[0].endswith("hook_result") else ""
             raise ValueError(f"the hook {silent[0]!r} does not fire in this model{hint}")
         return kept
 
+    def through(self, name: str, activation: Tensor) -> Tensor:
+        """What the user's own hooks there make of an activation."""
+        return self.model.hook_dict[name](activation)
+
+    def has_hooks(self) -> bool:
+        """Whether the user has attached any to a model of ours."""
+        return self.ours and self.model.has_hooks()
+
+    @torch.no_grad()
     def bytes_per_row(self, tokens: Tensor) -> int:
         """A bound on the memory that a run takes for each prompt.
 
@@ -166,6 +195,19 @@ class Opened:
                 blocks[layer] += activation.nbytes
         read = outputs.nbytes if self.read == "all" or not self._cut() else outputs[:, -1:].nbytes
         return 2 * max(blocks) + 3 * read
+
+    @contextmanager
+    def _ahead(self, hooks: Mapping[str, Callable[..., None]]) -> Iterator[None]:
+        """Hooks that come before all others."""
+        level = 10**6  # of no other context
+        points = [(self.model.hook_dict[name], hook) for name, hook in hooks.items()]
+        try:
+            for point, hook in points:
+                point.add_hook(hook, level=level, prepend=True)
+            yield
+        finally:
+            for point, _ in points:
+                point.remove_hooks("fwd", level=level)
 
     def _cut(self) -> list[Hook]:
         """A hook that leaves only the last position to unembed, where that is all that is read."""

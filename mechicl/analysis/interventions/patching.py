@@ -11,7 +11,7 @@ from transformer_lens.utilities import get_act_name
 
 from mechicl.analysis.interventions.metrics import Metric, measured, squared_error
 from mechicl.analysis.interventions.opened import Opened, Read
-from mechicl.analysis.interventions.runs import MEMORY, Cell, base_run, run_cells
+from mechicl.analysis.interventions.runs import MEMORY, Cell, base_run, record_within, run_cells
 from mechicl.analysis.interventions.sweeps import Sweep
 from mechicl.analysis.sites import AXES, Site, axes_of, check_hook, nearest
 from mechicl.prompts import Prompts
@@ -83,12 +83,9 @@ def patch(
     swept = swept_axes(component, axes)
     named = named_metrics(metrics, clean)
     names = hooks_of(opened, component, only)
-    batch = max(1, int(memory / 4 / opened.bytes_per_row(source)))
-    values = opened.record(source, names, batch)
+    values = record_within(opened, source, names, memory)
     indices = swept_indices(swept, component, opened.n_layers, values, only)
     keep = keep_predictions if keep_predictions is not None else isinstance(clean, Prompts) or not named
-    with torch.no_grad():
-        source_predictions = torch.cat([opened.run(part) for part in source.split(batch)])
     return swept_result(
         opened,
         into,
@@ -97,7 +94,7 @@ def patch(
         indices,
         cells_of(component, swept, indices),
         values,
-        source_predictions,
+        source,
         metrics=named,
         keep_predictions=keep,
         memory=memory,
@@ -119,6 +116,7 @@ def swept_result(
     keep_predictions: bool,
     memory: float,
     progress: bool,
+    held: float = 0,
 ) -> Sweep:
     """Run the cells, and put what was found into the shape of the axes.
 
@@ -130,34 +128,44 @@ def swept_result(
         indices: and what they run over.
         cells: one for each combination of indices.
         values: what to put at their sites, by hook name.
-        source: predictions of the run that those come from.
+        source: tokens of the run that those come from.
         metrics: by name.
         keep_predictions: whether the cells' predictions are kept.
         memory: bound in bytes.
         progress: show a progress bar.
+        held: bytes that whoever asks holds beside the values.
     """
-    example = opened.run(tokens[:1])
-    held = len(tokens) * (len(cells) * keep_predictions + 3) * example.nbytes
-    held += len(metrics) * len(cells) * len(tokens) * example.element_size()
+    held += bytes_of_results(opened, tokens, len(cells), len(metrics), keep_predictions)
     held += sum(of.untyped_storage().nbytes() for of in values.values())
     base = base_run(opened, tokens, held=held, memory=memory)
+    source_predictions = None if source is None else opened.predictions(source, base.batch)
     with tqdm(total=len(cells), disable=not progress, unit="run", leave=False) as bar:
         predictions, found = run_cells(
             opened, base, cells, values, metrics=metrics, keep_predictions=keep_predictions, bar=bar
         )
     shape = tuple(map(len, indices))
-    compared = {} if source is None else {name: measured(name, metric, source) for name, metric in metrics.items()}
+    compared = {}
+    if source_predictions is not None:
+        compared = {name: measured(name, metric, source_predictions) for name, metric in metrics.items()}
     return Sweep(
         what=what,
         axes=tuple(axes),
         indices=tuple(map(tuple, indices)),
         predictions=None if predictions is None else predictions.unflatten(0, shape),
         unpatched=base.unpatched,
-        source=source,
+        source=source_predictions,
         values={name: value.unflatten(0, shape) for name, value in found.items()},
         unpatched_values={name: measured(name, metric, base.unpatched) for name, metric in metrics.items()},
         source_values=compared,
     )
+
+
+def bytes_of_results(opened: Opened, tokens: Tensor, n_cells: int, n_metrics: int, keep_predictions: bool) -> int:
+    """The memory that the results of a sweep take, with a few cells' predictions that are worked on."""
+    with torch.no_grad():
+        example = opened.run(tokens[:1])
+    predictions = (n_cells * keep_predictions + 8) * example.nbytes
+    return len(tokens) * (predictions + n_metrics * n_cells * 8)
 
 
 def opened_runs(
@@ -203,10 +211,12 @@ def hooks_of(opened: Opened, component: str, only: Only | None = None) -> list[s
     """The component's hooks, in all layers or those of `only`.
 
     Raises:
-        ValueError: a layer or hook that the model does not have.
+        ValueError: a layer or hook that the model does not have, or no layer.
     """
-    names = []
-    for layer in (only or {}).get("layer", range(opened.n_layers)):
+    names, layers = [], tuple((only or {}).get("layer", range(opened.n_layers)))
+    if not layers:
+        raise ValueError("there is no layer to sweep")
+    for layer in layers:
         if not 0 <= layer < opened.n_layers:
             raise ValueError(f"layer {layer}: the model has layers 0 to {opened.n_layers - 1}")
         names.append(get_act_name(component, layer))

@@ -8,11 +8,20 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 from tqdm.auto import tqdm
+from transformer_lens.utilities import get_act_name
 
 from mechicl.analysis.interventions.metrics import measured
 from mechicl.analysis.interventions.opened import Opened, Read
-from mechicl.analysis.interventions.patching import Direction, Inputs, Metrics, hooks_of, named_metrics, opened_runs
-from mechicl.analysis.interventions.runs import MEMORY, base_run, run_cells
+from mechicl.analysis.interventions.patching import (
+    Direction,
+    Inputs,
+    Metrics,
+    bytes_of_results,
+    hooks_of,
+    named_metrics,
+    opened_runs,
+)
+from mechicl.analysis.interventions.runs import MEMORY, base_run, record_within, run_cells
 from mechicl.analysis.interventions.sweeps import Sweep
 from mechicl.analysis.sites import Site
 from mechicl.prompts import Prompts
@@ -72,21 +81,23 @@ def patch_paths(
     _check_additive(opened, receiver)
     named = named_metrics(metrics, clean)
     n_layers, n_heads = opened.n_layers, opened.model.cfg.n_heads
-    batch = max(1, int(memory / 4 / opened.bytes_per_row(into)))
     z_names, names = hooks_of(opened, "z"), hooks_of(opened, receiver)
-    theirs, own = opened.record(source, z_names, batch), opened.record(into, [*z_names, *names], batch)
+    theirs = record_within(opened, source, z_names, memory)
+    held = sum(of.nbytes for of in theirs.values())
+    own = record_within(opened, into, z_names, memory, held)
     keep = keep_predictions if keep_predictions is not None else isinstance(clean, Prompts) or not named
-    example = opened.run(into[:1])
     shape = (n_layers, n_heads, n_layers, n_heads)
-    held = sum(of.nbytes for of in (*theirs.values(), *own.values())) + 2 * sum(own[name].nbytes for name in names)
-    held += len(into) * ((torch.Size(shape).numel() if keep else 1) + 3) * example.nbytes
+    n_cells = torch.Size(shape).numel() + n_layers * n_heads  # all, and those of one sender
+    held += 3 * sum(of.nbytes for of in own.values())  # beside z, the receivers as they are made and put in
+    held += bytes_of_results(opened, into, n_cells, len(named), keep)
+    held += 6 * opened.record(into[:1], ["blocks.0.hook_resid_pre"], 1)["blocks.0.hook_resid_pre"].nbytes * len(into)
     base = base_run(opened, into, held=held, memory=memory)
     unpatched = {name: measured(name, metric, base.unpatched) for name, metric in named.items()}
     found = {name: of.expand(*shape, -1).clone() for name, of in unpatched.items()}
     predictions = base.unpatched.expand(*shape, *base.unpatched.shape).clone() if keep else None
     senders = list(itertools.product(range(n_layers - 1), range(n_heads)))
     with torch.no_grad(), tqdm(total=len(senders), disable=not progress, unit="head", leave=False) as bar:
-        source_predictions = torch.cat([opened.run(part) for part in source.split(batch)])
+        source_predictions = opened.predictions(source, base.batch)
         for layer, head in senders:
             change = _written(opened, layer, head, theirs[z_names[layer]] - own[z_names[layer]])
             later = range(layer + 1, n_layers)
@@ -138,8 +149,8 @@ def _received(
 ) -> Float[Tensor, "prompt pos head d_head"]:
     """The queries, keys or values that a layer makes of a stream."""
     block = opened.model.blocks[layer]
-    normalized = block.ln1(stream)
+    normalized = block.ln1(opened.through(get_act_name("resid_pre", layer), stream))
     weights = getattr(block.attn, f"W_{receiver.upper()}")
     out = einsum(normalized, weights, "prompt pos model, head model d -> prompt pos head d")
     bias = getattr(block.attn, f"b_{receiver.upper()}", None)
-    return out if bias is None else out + bias
+    return opened.through(get_act_name(receiver, layer), out if bias is None else out + bias)

@@ -1,6 +1,5 @@
 """Many interventions in few passes: runs share batches, and each starts where it begins to differ from the others."""
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -55,7 +54,6 @@ def base_run(opened: Opened, tokens: Tensor, *, held: float, memory: float) -> B
     Raises:
         ValueError: less memory than one run of one prompt takes.
     """
-    per_row = opened.bytes_per_row(tokens)
     names: dict[int, str] = {}
     if opened.resumes:
         names = {layer: get_act_name("resid_pre", layer) for layer in range(opened.n_layers)}
@@ -63,17 +61,46 @@ def base_run(opened: Opened, tokens: Tensor, *, held: float, memory: float) -> B
     streams = len(names) and len(names) * opened.record(tokens[:1], [names[0]], 1)[names[0]].nbytes
     # a layer's streams once more, where every head's is kept for a while
     heads = getattr(opened.model.cfg, "n_heads", 1) * streams // max(opened.n_layers, 1)
-    needed = held + len(tokens) * (streams + heads) + per_row
-    if needed > memory:
-        raise ValueError(
-            f"memory={memory:.4g} bytes is too little: what a sweep of {len(tokens)} prompts keeps takes "
-            f"{needed - per_row:.4g}, and each prompt of a run {per_row:.4g}. Give at least {needed:.4g}, or fewer "
-            f"prompts or cells"
-        )
-    batch = max(1, math.floor((memory - needed) / per_row))
-    recorded = opened.record(tokens, names.values(), batch)
-    unpatched = torch.cat([opened.run(part) for part in tokens.split(batch)])
+    batch = rows_within(opened, tokens, held + len(tokens) * (streams + heads), memory)
+    ahead = [name for layer, name in names.items() if layer < opened.n_layers]
+    recorded = opened.record(tokens, names.values(), batch, ahead=ahead) if names else {}
+    unpatched = opened.predictions(tokens, batch)
     return Base(tokens, unpatched, {layer: recorded[name] for layer, name in names.items()}, batch)
+
+
+def rows_within(opened: Opened, tokens: Tensor, held: float, memory: float) -> int:
+    """How many prompts a run may hold beside so many bytes.
+
+    Raises:
+        ValueError: not one.
+    """
+    per_row = opened.bytes_per_row(tokens)
+    needed = held + per_row
+    if not needed <= memory:
+        raise ValueError(
+            f"memory={memory:.4g} bytes is too little: what is kept of {len(tokens)} prompts takes {held:.4g}, and "
+            f"each prompt of a run {per_row:.4g}. Give at least {needed:.4g}, or fewer prompts or cells"
+        )
+    return int(min((memory - held) / per_row, 2**31))
+
+
+def record_within(
+    opened: Opened, tokens: Tensor, names: Sequence[str], memory: float, held: float = 0
+) -> dict[str, Tensor]:
+    """Activations by hook name `[prompt ...]`, with all that is computed within a bound on memory.
+
+    Args:
+        opened: the model.
+        tokens: `[prompt pos ...]`.
+        names: of the hooks.
+        memory: the bound, in bytes.
+        held: bytes that whoever asks holds beside this.
+
+    Raises:
+        ValueError: too little memory; a hook that the model does not have, or that does not fire.
+    """
+    one = sum(of.nbytes for of in opened.record(tokens[:1], names, 1).values())
+    return opened.record(tokens, names, rows_within(opened, tokens, held + len(tokens) * one, memory))
 
 
 @torch.no_grad()
@@ -105,8 +132,8 @@ def run_cells(
         ValueError: a metric returns another shape.
     """
     predictions = base.unpatched.new_empty(len(cells), *base.unpatched.shape) if keep_predictions else None
-    found = {name: base.unpatched.new_empty(len(cells), len(base)) for name in metrics}
-    local = opened.is_transformer and all(_is_local(cell) for cell in cells)
+    found = {name: _empty(len(cells), measured(name, metric, base.unpatched)) for name, metric in metrics.items()}
+    local = opened.is_transformer and not opened.has_hooks() and all(map(_is_local, cells))
     each_cell = _each_local_cell if local else _each_cell
     for index, predicted in each_cell(opened, base, cells, values):
         if predictions is not None:
@@ -118,19 +145,25 @@ def run_cells(
     return predictions, found
 
 
+def _empty(n_cells: int, like: Tensor) -> Tensor:
+    return like.new_empty(n_cells, *like.shape)
+
+
 def _each_cell(
     opened: Opened, base: Base, cells: Sequence[Cell], values: Mapping[str, Tensor]
 ) -> Iterator[tuple[int, Tensor]]:
     """Cells and their predictions, from batches that may hold many cells or only part of one.
 
-    Cells that begin at the same layer share batches, which start there.
+    Cells that begin at the same layer and end at the same one share batches, which start there and take the quick
+    routes behind.
     """
     n_prompts = len(base)
 
-    def begins(index: int) -> int:
-        return min(site.layer for site in cells[index])
+    def span(index: int) -> tuple[int, int]:
+        layers = [site.layer for site in cells[index]]
+        return min(layers), max(layers)
 
-    for layer, group in groupby(sorted(range(len(cells)), key=begins), key=begins):
+    for (layer, last_hooked), group in groupby(sorted(range(len(cells)), key=span), key=span):
         own = list(group)
         from_here = base.streams[layer] if opened.resumes else base.tokens
         done: list[Tensor] = []
@@ -140,7 +173,7 @@ def _each_cell(
             rows = from_here[torch.arange(start, stop, device=from_here.device) % n_prompts]
             first, last = start // n_prompts, (stop - 1) // n_prompts
             taking_part = [cells[i] for i in own[first : last + 1]]
-            hooks, last_hooked = _hooks(taking_part, values, n_prompts, start - first * n_prompts, stop - start)
+            hooks = _hooks(taking_part, values, n_prompts, start - first * n_prompts, stop - start)
             done.append(opened.resume(rows, layer, hooks, last_hooked) if opened.resumes else opened.run(rows, hooks))
             while sum(map(len, done)) >= n_prompts:
                 joined = torch.cat(done) if len(done) > 1 else done[0]
@@ -150,8 +183,8 @@ def _each_cell(
 
 def _hooks(
     cells: Sequence[Cell], values: Mapping[str, Tensor], n_prompts: int, skipped: int, n_rows: int
-) -> tuple[list[Hook], int]:
-    """Hooks that give each row of a batch its cell's activations, and the last layer that has one.
+) -> list[Hook]:
+    """Hooks that give each row of a batch its cell's activations.
 
     The rows are the cells' prompts in order, but for the first `skipped` ones.
     """
@@ -161,8 +194,7 @@ def _hooks(
         begin, end = max(-shift, 0), min(n_prompts - shift, n_rows)
         for site in cell:
             edits.setdefault(site.hook_name, []).append((slice(begin, end), slice(begin + shift, end + shift), site))
-    hooks: list[Hook] = [(name, _replacing(of, values[name])) for name, of in edits.items()]
-    return hooks, max(site.layer for cell in cells for site in cell)
+    return [(name, _replacing(of, values[name])) for name, of in edits.items()]
 
 
 def _replacing(edits: Sequence[tuple[slice, slice, Site]], values: Tensor) -> Callable[..., Tensor]:

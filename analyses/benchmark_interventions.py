@@ -1,0 +1,178 @@
+"""Prints what patching costs beside a loop of single runs by `transformer_lens.patching`: part of `make bench`."""
+
+import argparse
+import contextlib
+import io
+import itertools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pandas as pd
+import torch
+from benchmark import row, show
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+from transformer_lens.model_bridge.sources import build_bridge_from_module
+from transformer_lens.patching import generic_activation_patch, layer_pos_head_vector_patch_setter
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from mechicl.analysis import PatchingSession, Sweep, corrupt, patch
+from mechicl.analysis.interventions.opened import Opened
+from mechicl.analysis.sites import Site
+from mechicl.checkpoints import load_checkpoint
+
+AXES = ("layer", "pos", "head")
+
+
+def loop_of_runs(model: Any, clean: Tensor, corrupted: Tensor, metric: Any, cells: pd.DataFrame) -> Tensor:
+    """One run for each cell with one hook, by TransformerLens: `[cell prompt]`."""
+    with torch.no_grad(), contextlib.redirect_stderr(io.StringIO()):  # its progress bar
+        _, cache = model.run_with_cache(clean)
+        result: Any = generic_activation_patch(
+            model, corrupted, cache, metric, layer_pos_head_vector_patch_setter, "z", index_df=cells, reduce="none"
+        )
+    return result.values
+
+
+def compare(
+    model: Any,
+    clean: Any,
+    corrupted: Any,
+    metric: Any,
+    read: Callable[[Tensor], Tensor],
+    only: dict[str, list[int]],
+    rounds: int,
+) -> tuple[list[float], list[float], float]:
+    """Ratios of the loop's time to ours, our seconds, and the largest difference of the metric."""
+    opened = Opened(model)
+    ratios, ours, difference = [], [], 0.0
+    for _ in range(rounds):
+        started = time.perf_counter()
+        swept = patch(model, clean, corrupted, "z", AXES, metrics=metric, only=only, keep_predictions=False)
+        ours.append(time.perf_counter() - started)
+        cells = pd.DataFrame(list(itertools.product(*swept.indices)), columns=list(AXES))
+        started = time.perf_counter()
+        plain = loop_of_runs(
+            model, opened.tokens(clean), opened.tokens(corrupted), lambda out: metric(read(out)), cells
+        )
+        ratios.append((time.perf_counter() - started) / ours[-1])
+        difference = max(difference, (plain - swept.values["metric"].flatten(0, 2)).abs().max().item())
+    return ratios, ours, difference
+
+
+def regression_rows(rounds: int, n_prompts: int) -> list[dict]:
+    """Every head's output at every position of the 8-layer model."""
+    checkpoint = load_checkpoint("gpt2-8l")
+    model, clean = checkpoint.models[0], checkpoint.task.sample(n_prompts, seed=0)
+    ratios, ours, difference = compare(
+        model,
+        clean,
+        corrupt(clean, "labels"),
+        lambda predictions: predictions[:, 0],
+        lambda out: out[:, -1],
+        {},
+        rounds,
+    )
+    detail = f"8 x 41 x 4 cells, {n_prompts} prompts"
+    return [
+        row(f"head outputs of gpt2-8l, loop of single runs over ours, {n_prompts} prompts", ratios, ">= 5", detail),
+        row("the same, seconds of ours", ours, "", ""),
+        row("the same, largest difference of predictions", [difference], "<= 1e-5", ""),
+    ]
+
+
+def bridge(n_layers: int = 12, n_heads: int = 12, width: int = 768, vocabulary: int = 50257) -> Any:
+    """GPT-2's shape with random weights as a `TransformerBridge`."""
+    torch.manual_seed(0)
+    config = GPT2Config(n_layer=n_layers, n_head=n_heads, n_embd=width, vocab_size=vocabulary)
+    return build_bridge_from_module(GPT2LMHeadModel(config).eval(), "GPT2LMHeadModel", hf_config=config)
+
+
+def bridge_rows(rounds: int, n_prompts: int = 4, n_pos: int = 16) -> list[dict]:
+    """Every head's output at four positions of a model of GPT-2's shape."""
+    model = bridge()
+    generator = torch.Generator().manual_seed(0)
+    clean, corrupted = torch.randint(50257, (2, n_prompts, n_pos), generator=generator)
+    only = {"pos": [3, 7, 11, 15]}
+    ratios, ours, difference = compare(
+        model, clean, corrupted, lambda logits: logits[:, 11] - logits[:, 22], lambda out: out[:, -1], only, rounds
+    )
+    return [
+        row("head outputs of a 12-layer TransformerBridge, loop over ours", ratios, ">= 2",
+            f"12 x 4 x 12 cells, {n_prompts} prompts of {n_pos} tokens, GPT-2's shape, random weights"),
+        row("the same, seconds of ours", ours, "", ""),
+        row("the same, largest difference of logit differences", [difference], "<= 1e-4", ""),
+    ]  # fmt: skip
+
+
+def peak_bytes(sweep: Callable[[], Sweep]) -> int:
+    """The most memory that tensors made by a call take at one time, by torch's profiler."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+        sweep()
+    now = peak = 0
+    events = record.profiler.kineto_results.events()  # type: ignore[union-attr]
+    for event in sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns()):
+        now += event.nbytes()
+        peak = max(peak, now)
+    return peak
+
+
+def memory_rows() -> list[dict]:
+    """The peak of a sweep beside the memory that it was given."""
+    checkpoint = load_checkpoint("gpt2-8l")
+    model, clean = checkpoint.models[0], checkpoint.task.sample(16, seed=0)
+    corrupted, small = corrupt(clean, "labels"), bridge(4, 4, 64, 1000)
+    ids = torch.randint(1000, (2, 8, 16), generator=torch.Generator().manual_seed(0))
+
+    def difference(logits: Tensor) -> Tensor:
+        return logits[:, 1] - logits[:, 2]
+
+    rows = []
+    for memory in (3e7, 1e8, 4e8):
+        peak = peak_bytes(lambda memory=memory: patch(model, clean, corrupted, "z", AXES, memory=memory))
+        rows.append(row(f"peak of a sweep of gpt2-8l given {memory:.0e} bytes", [peak / memory], "<= 1", "share"))
+    for memory in (2e7, 1e8):
+        peak = peak_bytes(lambda memory=memory: patch(small, *ids, "z", AXES, metrics=difference, memory=memory))
+        rows.append(
+            row(f"peak of a sweep of a small bridge given {memory:.0e} bytes", [peak / memory], "<= 1", "share")
+        )
+    return rows
+
+
+def session_rows() -> list[dict]:
+    """Seconds from a click in the explorer to its prediction, without the browser."""
+    rows = []
+    for name in ("gpt2-8l", "copy-2l", "lsa-1l"):
+        checkpoint = load_checkpoint(name)
+        clean = checkpoint.task.sample(4, seed=0)
+        session = PatchingSession(checkpoint.models[0], clean, corrupt(clean, "labels"))
+        seconds = []
+        for layer, pos in itertools.product(range(session.n_layers), range(session.n_pos)):
+            started = time.perf_counter()
+            session.toggle(Site("resid_pre", layer, pos=pos))
+            session.result()
+            seconds.append(time.perf_counter() - started)
+            session.undo()
+        rows.append(row(f"patching session on {name}, seconds a click", seconds, "< 0.2", f"{len(seconds)} clicks"))
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3, help="repetitions of each ratio")
+    parser.add_argument("--threads", type=int, default=1, help="of torch")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    rows = [
+        *regression_rows(args.rounds, 16),
+        *regression_rows(1, 64),
+        *bridge_rows(1),
+        *memory_rows(),
+        *session_rows(),
+    ]
+    show(rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+"""Ablation against plain loops: methods, pairs, directions, positions, bad input."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from mechicl.analysis.interventions import ablate
+from mechicl.analysis.interventions.corruptions import derangement
+from tests.analysis.interventions.oracles import (
+    bridge,
+    cells,
+    hook_name,
+    ids,
+    inputs,
+    model_of,
+    no_hook_left,
+    putting,
+    recorded,
+    run,
+)
+
+MODEL = model_of("gpt")
+PROMPTS = inputs(MODEL, 0, 4)
+EXACT = {"atol": 1e-11, "rtol": 1e-9}
+
+
+def stand_in(model, prompts, name: str, method: str, reference=None) -> Tensor:
+    own = recorded(model, prompts, name)
+    if method == "zero":
+        return torch.zeros_like(own)
+    if method == "resample":
+        return own[derangement(len(own), torch.Generator().manual_seed(0))]
+    origin = own if reference is None else recorded(model, reference, name)
+    return torch.stack([origin.mean(0)] * len(own))
+
+
+def loop(model, prompts, component, axes, method, reference=None, read="query") -> Tensor:
+    values = [
+        stand_in(model, prompts, hook_name(component, layer), method, reference) for layer in range(model.cfg.n_layers)
+    ]
+    found = []
+    for cell in cells(model, component, axes, values[0]):
+        where = {axis: i for axis, i in cell.items() if axis != "layer"}
+        found.append(run(model, prompts, [putting(component, cell["layer"], where, values[cell["layer"]])], read))
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("kind", ["gpt", "linear", "looped", "mixed", "ids"])
+@pytest.mark.parametrize("method", ["mean", "zero", "resample"])
+def test_every_cell_is_one_hooked_run(kind, method):
+    model = model_of(kind)
+    prompts = inputs(model, 0, 4)
+    for component, axes in [
+        ("z", ("layer", "head")),
+        ("z", ("layer", "pos", "head")),
+        ("attn_out", ("layer",)),
+        ("pattern", ("layer", "head")),
+        ("resid_pre", ("pos", "layer")),
+    ]:
+        swept = ablate(model, prompts, component, axes, method=method)
+        expected = loop(model, prompts, component, axes, method)
+        assert swept.predictions is not None
+        assert_close(swept.predictions.flatten(0, len(axes) - 1), expected, **EXACT)
+        assert_close(swept.unpatched, run(model, prompts), **EXACT)
+        assert swept.source is None
+    with pytest.raises(ValueError, match=r"no run that activations were taken from|no metric"):
+        swept.recovered()
+
+
+def test_means_may_be_taken_over_other_prompts():
+    reference = inputs(MODEL, 7, 9)
+    swept = ablate(MODEL, PROMPTS, reference=reference)
+    expected = loop(MODEL, PROMPTS, "z", ("layer", "head"), "mean", reference)
+    assert_close(swept.predictions, expected.unflatten(0, (2, 2)), **EXACT)
+
+
+def test_the_seed_chooses_whom_to_resample_from():
+    a, b, again = (ablate(MODEL, PROMPTS, method="resample", seed=seed).values["loss"] for seed in (0, 3, 0))
+    assert_close(a, again, atol=0, rtol=0)
+    assert not torch.equal(a, b)
+    order = derangement(4, torch.Generator().manual_seed(3))
+    assert not (order == torch.arange(4)).any()
+
+
+def test_scores_at_their_mean_leave_masked_keys_masked():
+    swept = ablate(MODEL, PROMPTS, "attn_scores", ("layer", "head"))
+    expected = loop(MODEL, PROMPTS, "attn_scores", ("layer", "head"), "mean")
+    assert_close(swept.predictions, expected.unflatten(0, (2, 2)), **EXACT)
+
+
+@pytest.mark.parametrize("kind", ["gpt", "linear", "bridge"])
+@pytest.mark.parametrize("method", ["mean", "zero"])
+def test_pairs_are_two_hooks_in_one_run(kind, method):
+    model = bridge() if kind == "bridge" else model_of(kind, n_layers=3)
+    prompts = ids(0, d_vocab=20) if kind == "bridge" else inputs(model, 0, 4)
+    swept = ablate(model, prompts, pairs=True, method=method)
+    assert swept.axes == ("layer", "head", "layer_2", "head_2")
+    assert swept.predictions is not None
+    assert_close(swept.predictions, swept.predictions.permute(2, 3, 0, 1, *range(4, swept.predictions.ndim)))
+    values = [stand_in(model, prompts, hook_name("z", layer), method) for layer in range(3)]
+    places = [(layer, head) for layer in range(3) for head in range(2)]
+    tolerance = {"atol": 2e-5, "rtol": 1e-4} if kind == "bridge" else EXACT
+    for first in places:
+        for second in places:
+            hooks = [putting("z", layer, {"head": head}, values[layer]) for layer, head in {first, second}]
+            assert_close(swept.predictions[(*first, *second)], run(model, prompts, hooks), **tolerance)
+    alone = ablate(model, prompts, method=method)
+    assert alone.predictions is not None
+    for place in places:
+        assert_close(swept.predictions[(*place, *place)], alone.predictions[place], **tolerance)
+
+
+def test_pairs_of_some_heads_and_their_loss():
+    swept = ablate(MODEL, PROMPTS, pairs=True, only={"layer": [1, 0], "head": [1]}, keep_predictions=False)
+    assert swept.predictions is None
+    assert swept.indices == ((1, 0), (1,), (1, 0), (1,))
+    whole = ablate(MODEL, PROMPTS, pairs=True)
+    assert_close(swept.values["loss"], whole.values["loss"][[1, 0]][:, [1]][:, :, [1, 0]][:, :, :, [1]], **EXACT)
+    assert len(swept.result().index_df) == 4
+
+
+@pytest.mark.parametrize("method", ["mean", "zero", "resample"])
+@pytest.mark.parametrize("component", ["resid_post", "attn_out"])
+def test_a_direction_is_ablated_as_by_hand(method, component):
+    directions = torch.randn(3, 8, generator=torch.Generator().manual_seed(1))
+    swept = ablate(MODEL, PROMPTS, component, ("layer", "pos"), method=method, directions=directions)
+    assert swept.axes == ("layer", "pos", "direction")
+    assert swept.shape == (2, 5, 3)
+    assert swept.predictions is not None
+    for layer in range(2):
+        name = hook_name(component, layer)
+        stands = stand_in(MODEL, PROMPTS, name, method)
+        for d, direction in enumerate(directions.double()):
+            for pos in range(5):
+
+                def project(x, hook, pos=pos, direction=direction, stands=stands):
+                    x = x.clone()
+                    for i in range(len(x)):
+                        coordinate = (x[i, pos] @ direction - stands[i, pos] @ direction) / (direction @ direction)
+                        x[i, pos] = x[i, pos] - coordinate * direction
+                    return x
+
+                expected = run(MODEL, PROMPTS, [(name, project)])
+                assert_close(swept.predictions[layer, pos, d], expected, **EXACT)
+    assert_close(swept.values["loss"], swept.measure("again", lambda p: (p[:, 0] - PROMPTS.ys[:, -1, 0]) ** 2).values[
+        "again"
+    ])  # fmt: skip
+    assert len(swept.to_dataframe()) == 30
+
+
+def test_a_bridge_and_all_positions():
+    model, tokens = bridge(), ids(0, d_vocab=20)
+    for method in ("mean", "zero"):
+        swept = ablate(model, tokens, "mlp_out", ("layer", "pos"), method=method, read="all")
+        expected = loop(model, tokens, "mlp_out", ("layer", "pos"), method, read="all")
+        assert_close(swept.predictions, expected.unflatten(0, swept.shape), atol=2e-5, rtol=1e-4)
+    assert no_hook_left(model)
+
+
+def test_memory_bounds_change_nothing():
+    directions = torch.eye(8)[:3]
+    for options in ({"pairs": True}, {"directions": directions, "component": "resid_pre"}, {"method": "resample"}):
+        memory = 1.0
+        for _ in range(9):
+            try:
+                tight = ablate(MODEL, PROMPTS, memory=memory, **options)
+                break
+            except ValueError as error:
+                memory = 1.001 * float(str(error).split("at least ")[1].split(",")[0])
+        assert_close(tight.predictions, ablate(MODEL, PROMPTS, **options).predictions, **EXACT)
+
+
+BAD = {
+    "not one of": {"method": "median"},
+    "'direction' is not|not 'direction'": {"axes": ("layer", "direction")},
+    "would unmask": {"component": "attn_scores", "method": "zero"},
+    "reference must be prompts of the same length": {"reference": PROMPTS.prefix(1)},
+    "takes none": {"reference": PROMPTS, "method": "zero"},
+    "as wide as the stream": {"directions": torch.eye(8), "component": "z"},
+    r"as wide as the stream, got \(7, 7\)": {"directions": torch.eye(7), "component": "resid_pre"},
+    "direction of length zero": {"directions": torch.zeros(1, 8), "component": "resid_pre"},
+    "not finite": {"directions": torch.full((1, 8), torch.nan), "component": "resid_pre"},
+    "there is no direction": {"directions": torch.zeros(0, 8), "component": "resid_pre"},
+    "pairs of directions": {"directions": torch.eye(8), "component": "resid_pre", "pairs": True},
+    "number a prompt": {"metrics": lambda p: p.sum()},
+    "too little": {"memory": 10.0},
+    "no hook": {"component": "result"},
+}
+
+
+@pytest.mark.parametrize("message", list(BAD))
+def test_bad_input_is_refused(message):
+    with pytest.raises(Exception, match=f"{message}|Type-check|type hint"):
+        ablate(MODEL, PROMPTS, **BAD[message])
+    assert not MODEL.has_hooks()
+
+
+def test_too_few_prompts():
+    with pytest.raises(ValueError, match="no prompts"):
+        ablate(MODEL, PROMPTS[:0])
+    with pytest.raises(ValueError, match="there is 1"):
+        ablate(MODEL, PROMPTS[:1], method="resample")
+    with pytest.raises(ValueError, match="reference must be"):
+        ablate(MODEL, PROMPTS, reference=PROMPTS[:0])
+    assert_close(ablate(MODEL, PROMPTS[:1]).effect(), torch.zeros(2, 2, 1, dtype=torch.float64), **EXACT)
