@@ -17,10 +17,15 @@ from transformer_lens.model_bridge.sources import build_bridge_from_module
 from transformer_lens.patching import generic_activation_patch, layer_pos_head_vector_patch_setter
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from mechicl.analysis import PatchingSession, Sweep, corrupt, patch
+from mechicl import constructions
+from mechicl.analysis import PatchingSession, Sweep, corrupt, find_circuit, next_token_loss, patch, score_heads
 from mechicl.analysis.interventions.opened import Opened
 from mechicl.analysis.sites import Site
 from mechicl.checkpoints import load_checkpoint
+from mechicl.learners import interval
+from mechicl.models import HookedTransformer, TransformerConfig
+from mechicl.tasks import LinearRegression
+from mechicl.tokens import RepeatedTokens
 
 AXES = ("layer", "pos", "head")
 
@@ -111,7 +116,8 @@ def peak_bytes(sweep: Callable[[], Sweep]) -> int:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         sweep()
     now = peak = 0
-    events = record.profiler.kineto_results.events()  # type: ignore[union-attr]
+    profiler: Any = record.profiler
+    events = profiler.kineto_results.events()
     for event in sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns()):
         now += event.nbytes()
         peak = max(peak, now)
@@ -129,14 +135,53 @@ def memory_rows() -> list[dict]:
         return logits[:, 1] - logits[:, 2]
 
     rows = []
-    for memory in (3e7, 1e8, 4e8):
-        peak = peak_bytes(lambda memory=memory: patch(model, clean, corrupted, "z", AXES, memory=memory))
-        rows.append(row(f"peak of a sweep of gpt2-8l given {memory:.0e} bytes", [peak / memory], "<= 1", "share"))
-    for memory in (2e7, 1e8):
-        peak = peak_bytes(lambda memory=memory: patch(small, *ids, "z", AXES, metrics=difference, memory=memory))
+    for component, memory in itertools.product(("z", "v"), (3e7, 1e8, 4e8)):
+        asked: dict[str, Any] = {"component": component, "axes": AXES, "memory": memory}
+        peak = peak_bytes(lambda asked=asked: patch(model, clean, corrupted, **asked))
         rows.append(
-            row(f"peak of a sweep of a small bridge given {memory:.0e} bytes", [peak / memory], "<= 1", "share")
+            row(f"peak of a sweep of gpt2-8l, {component}, over {memory:.0e} bytes given", [peak / memory], "<= 1", "")
         )
+    for memory in (2e7, 1e8):
+        asked = {"axes": AXES, "metrics": difference, "memory": memory}
+        peak = peak_bytes(lambda asked=asked: patch(small, ids[0], ids[1], **asked))
+        rows.append(
+            row(f"peak of a sweep of a small bridge, z, over {memory:.0e} bytes given", [peak / memory], "<= 1", "")
+        )
+    return rows
+
+
+def known_answer_rows() -> list[dict]:
+    """Head scores and circuits of models whose heads are known."""
+    planted = constructions.induction(d_vocab=64, n_ctx=64, n_heads=4, previous_token_head=2, induction_head=1, seed=0)
+    scores = score_heads(planted)
+    rows = [
+        row(f"planted {name.replace('_', ' ')} head, score", [scores.mean(name)[place].item()], ">= 0.99", "")
+        for name, place in {
+            "previous_token": (0, 2), "induction": (1, 1), "copying": (1, 1), "prefix_matching": (1, 1),
+        }.items()
+    ]  # fmt: skip
+    prompts = LinearRegression(x_dim=10, n_context=10).sample(64, seed=0)
+    for attention in ("linear", "softmax"):
+        copying = score_heads(constructions.copy_targets(x_dim=10, n_context=10, attention=attention), prompts=prompts)
+        copied = copying.mean("input_to_target")[0, 0].item()
+        rows.append(row(f"copy_targets, {attention}: input to its target, score", [copied], ">= 0.99", ""))
+    cfg = TransformerConfig(
+        prompt_format="token_ids", d_vocab=64, n_ctx=64, n_layers=2, n_heads=4, d_model=64, attention="softmax"
+    )
+    untrained = [score_heads(HookedTransformer(cfg, seed=seed).eval(), n_prompts=32) for seed in range(10)]
+    for name in untrained[0].scores:
+        means = torch.stack([of.mean(name)[1:].mean() for of in untrained])
+        detail = f"chance {untrained[0].chance[name]:.5f}; mean over the heads of the second layer"
+        rows.append(
+            row(f"ten untrained models, {name.replace('_', ' ')} score", interval(means), "near chance", detail)
+        )
+    sequences = RepeatedTokens(d_vocab=64, n_ctx=48, min_period=6, max_period=24).sample(32, seed=0)
+    loss = {"loss": next_token_loss(sequences.targets())}
+    found = find_circuit(planted, sequences.read, loss, read="all")
+    detail = f"{found}: {', '.join(map(str, found.edges))}"
+    rows.append(
+        row("planted circuit: heads found are those planted", [float(found.heads == [(0, 2), (1, 1)])], "1", detail)
+    )
     return rows
 
 
@@ -170,6 +215,7 @@ def main() -> None:
         *bridge_rows(1),
         *memory_rows(),
         *session_rows(),
+        *known_answer_rows(),
     ]
     show(rows)
 

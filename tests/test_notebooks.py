@@ -1,7 +1,9 @@
 """The notebooks run from top to bottom, are saved with their outputs, and work in a real JupyterLab."""
 
+import importlib
 import sys
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
@@ -9,10 +11,19 @@ import pytest
 from tests.browser import JupyterLab
 
 ANALYSES = Path(__file__).parent.parent / "analyses"
-sys.path.insert(0, str(ANALYSES))
-import notebooks  # noqa: E402
-
 PATHS = sorted(ANALYSES.glob("*.ipynb"))
+
+
+def script(name: str) -> Any:
+    """A script of `analyses/` as a module."""
+    sys.path.insert(0, str(ANALYSES))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(str(ANALYSES))
+
+
+notebooks = script("notebooks")
 
 
 def kinds(cell: nbformat.NotebookNode) -> list[str]:

@@ -7,6 +7,7 @@ from mechicl.report.comparison import Comparison, Figure, Row, published
 from mechicl.report.descent import write_descent_report
 from mechicl.report.layers import write_layers_report
 from mechicl.report.one_layer import write_one_layer_report
+from mechicl.report.opened import write_opened_report
 from mechicl.report.tokens import write_tokens_report
 
 __all__ = ["Comparison", "Figure", "Row", "published", "write_report"]
@@ -42,8 +43,10 @@ def write_report(name: str | Path, out: str | Path, *, n_prompts: int = 10_000, 
     cfg = checkpoint.models[0].cfg
     if cfg.prompt_format == "token_ids":
         write = write_tokens_report
-    elif cfg.prompt_format == "interleaved":
+    elif cfg.one_pass:
         write = write_layers_report
+    elif cfg.prompt_format == "interleaved":
+        write = write_opened_report
     elif all(getattr(cfg, field) == value for field, value in _ONE_STEP.items()):
         write = write_one_layer_report
     else:

@@ -1,37 +1,45 @@
 """The part of every report that opens the model: what heads do, what is lost without them, where information is."""
 
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from mechicl import viz
 from mechicl.analysis import Sweep, ablate, corrupt, patch, score_heads
 from mechicl.checkpoints import Checkpoint
-from mechicl.learners import interval
+from mechicl.learners import interval, squared_errors
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
 from mechicl.report.comparison import Comparison, Figure, Row
 
-N_PROMPTS = 64
+N_PROMPTS, N_FEWEST = 64, 16
+RUNS = 8192  # prompts times places to patch; beyond it there are fewer prompts
 PROMPT_SEED = 2_000_003
 WORDS = {
+    "learning": """
+        Half the mean squared error of each seed on held-out prompts.""",
     "heads": """
-        Share of each head's attention (its absolute value, where attention is not softmax) that goes to the token
-        before, from a target to its own input, and, where a position sees later ones, from an input to its target.""",
+        Share of each head's attention (of its absolute value, where attention is not softmax) that goes to the token
+        before, from a target to its own input, and, where a position sees later ones, from an input to its target.
+        First seed, as all that follows.""",
     "ablation": """
-        What the loss of the query's prediction gains when each head's output is replaced by its mean over prompts at
-        the same position. Hovering shows the mean and its 95% interval over prompts.""",
+        Change of the mean squared error of the query's prediction when a head's output is replaced by its mean over
+        prompts at the same position. Hovering shows the 95% interval over prompts. First seed.""",
     "patching": """
-        The model reads prompts whose labels are exchanged within the context, with the stream before one layer, at one
-        position, put back as it is with the right labels: the share of the loss that this recovers. Dark cells are
-        where the labels' information is at that depth.""",
+        The model reads prompts whose labels are exchanged within the context. The stream before one layer, at one
+        position, is put back as it is with the right labels: the share of the loss that this recovers. Red cells are
+        where information on the labels is at that depth.""",
     "head patching": """
-        The same for the output of one head at one position.""",
+        The same with the output of one head at one position put back. A head that acts only on top of others may
+        recover nothing alone.""",
 }
 
 
 def opened_comparison(comparison: Comparison, checkpoint: Checkpoint) -> Comparison:
     """A comparison with the sections on the model's parts behind it, where it is a transformer that has them."""
     model, task = checkpoint.models[0], checkpoint.task
-    if not isinstance(model, HookedTransformer) or task.n_context < 2:
+    if not isinstance(model, HookedTransformer) or not model.cfg.n_layers or task.n_context < 2:
         return comparison
     rows, figures, data = opened_sections(model, task.sample(N_PROMPTS, seed=PROMPT_SEED))
     return comparison.with_more(rows, figures, {"opened": {**data, "seed": PROMPT_SEED}})
@@ -44,56 +52,92 @@ def opened_sections(
 
     Args:
         model: one seed's.
-        prompts: at least two, of two context points or more; the first 64 are used.
+        prompts: at least two, of two context points or more. In large models only the first 16 are patched.
         seed: of the corruption.
 
     Raises:
         ValueError: too few prompts or points.
     """
-    prompts = prompts[:N_PROMPTS]
-    corrupted = corrupt(prompts, "labels", seed=seed)
     labels = model.cfg.format.labels(prompts.n_context)
+    places = model.cfg.n_layers * model.cfg.n_heads * len(labels)
+    patched = prompts[: max(N_FEWEST, RUNS // places)]
+    corrupted = corrupt(patched, "labels", seed=seed)
     without = ablate(model, prompts, "z")
-    stream = patch(model, prompts, corrupted, "resid_pre")
-    heads = patch(model, prompts, corrupted, "z", ("layer", "pos", "head"))
-    rows = [_ablation_row(without), _patching_row(heads, labels)]
+    stream = patch(model, patched, corrupted, "resid_pre")
+    heads = patch(model, patched, corrupted, "z", ("layer", "pos", "head"))
+    rows = [_ablation_row(without), *_patching_rows(heads, labels)]
+    pictures = {
+        "ablation": viz.patching_grid(without, title="Every head's output replaced by its mean"),
+        "patching": viz.patching_grid(stream, labels=labels, title="The stream before each layer put back"),
+        "head patching": viz.patching_grid(heads, labels=labels, title="Each head's output put back"),
+    }
+    titles = ("What is lost without each head", "Where the labels are", "Which heads move them")
     figures = [
-        Figure("What is lost without each head", WORDS["ablation"], viz.patching_grid(without)),
-        Figure("Where the labels are", WORDS["patching"], viz.patching_grid(stream, labels=labels)),
-        Figure("Which heads move them", WORDS["head patching"], viz.patching_grid(heads, labels=labels)),
+        Figure(title, WORDS[name], picture) for title, (name, picture) in zip(titles, pictures.items(), strict=True)
     ]
     data = {
         "mean_ablation_of_heads": without.effect().mean(-1).tolist(),
         "resid_pre_recovered": stream.recovered().tolist(),
         "z_recovered": heads.recovered().tolist(),
         "n_prompts": len(prompts),
+        "n_patched": len(patched),
     }
     if model.cfg.prompt_format == "interleaved":
         scores = score_heads(model, prompts=prompts)
-        figures.insert(0, Figure("What the heads attend to", WORDS["heads"], viz.head_table(scores)))
+        figures.insert(0, Figure("What the heads attend to", WORDS["heads"], viz.head_table(scores, "Scores of heads")))
         data["head_scores"] = scores.to_dataframe().to_dict("records")
         for name in scores.scores:
             layer, head = scores.best(name)
-            note = f"head {layer}.{head}, the highest; uniform attention has {scores.chance[name]:.3f}"
+            note = f"head {layer}.{head}, the highest; {scores.chance[name]:.3f} if attention were uniform"
             rows.append(
                 Row(f"{name.replace('_', ' ')} score", None, scores.interval(name, layer, head), "prompts", note)
             )
     return rows, figures, data
 
 
+def write_opened_report(checkpoint: Checkpoint, out: Path, *, n_prompts: int, progress: bool) -> Path:
+    """The loss and the model's parts alone, for models that are compared with no algorithm.
+
+    Those are models on interleaved prompts whose tokens see later ones, as in von Oswald et al. 2023, section 4.
+    """
+    task, models = checkpoint.task, checkpoint.models
+    held_out = task.sample(n_prompts, seed=PROMPT_SEED)
+    errors = torch.stack([squared_errors(model, held_out)[:, 0] for model in models])
+    rows = [Row("half-MSE, trained, mean of the seeds", None, interval(errors.mean(0) / 2), "prompts")]
+    figures = []
+    if "curve" in checkpoint.record:
+        curve = checkpoint.record["curve"]
+        drawn = viz.losses_over_training(curve["eval_step"], {"each seed": curve["eval_loss"]})
+        figures.append(Figure("Learning", WORDS["learning"], drawn))
+    cfg = models[0].cfg
+    lead = (
+        f"{checkpoint.name}: {len(models)} seed{'s' if len(models) > 1 else ''}, {cfg.n_layers} layers, on "
+        f"{task.n_context} points in {task.x_dim} dimensions; {n_prompts:,} held-out prompts (seed {PROMPT_SEED})."
+    )
+    data = {"mse": errors.mean(-1).tolist(), "seed": PROMPT_SEED, "n_prompts": n_prompts}
+    comparison = Comparison(f"Loss and heads ({checkpoint.name})", lead, rows, figures, data)
+    return opened_comparison(comparison, checkpoint).write(out, "report")
+
+
 def _ablation_row(sweep: Sweep) -> Row:
     strongest = sweep.strongest(1).iloc[0]
     layer, head = int(strongest["layer"]), int(strongest["head"])
     before = interval(sweep.unpatched_values["loss"]).mean
-    note = f"head {layer}.{head} changes it most; {before:.3g} with all heads"
-    return Row("loss gained without the head that matters most", None, sweep.interval(layer, head), "prompts", note)
+    note = f"head {layer}.{head}; the loss is {before:.3g} with all heads"
+    quantity = "change of the loss (MSE) without the head that changes it most"
+    return Row(quantity, None, sweep.interval(layer, head), "prompts", note)
 
 
-def _patching_row(sweep: Sweep, labels: list[str]) -> Row:
+def _patching_rows(sweep: Sweep, labels: list[str]) -> list[Row]:
+    """The head output that recovers most; no row where the labels make no difference."""
     share = sweep.recovered()
-    place = [int(i) for i in (share == share[share.isfinite()].max()).nonzero()[0]]
-    layer, pos, head = place
-    note = f"head {layer}.{head} at {labels[pos]} recovers {share[layer, pos, head].item():.0%} of the loss"
-    return Row(
-        "loss changed by the best single head output, labels exchanged", None, sweep.interval(*place), "prompts", note
+    if not share.isfinite().any():
+        return []
+    layer, pos, head = (int(i) for i in (share == share[share.isfinite()].max()).nonzero()[0])
+    recovered, whole = share[layer, pos, head].item(), sweep.unpatched_values["loss"] - sweep.source_values["loss"]
+    note = (
+        f"head {layer}.{head} at {labels[pos]} recovers {recovered:.0%} of the {interval(whole).mean:.3g} that "
+        f"exchanged labels cost"
     )
+    quantity = "change of the loss when the output of one head, at one position, sees the right labels"
+    return [Row(quantity, None, sweep.interval(layer, pos, head), "prompts", note)]

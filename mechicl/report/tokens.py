@@ -29,23 +29,25 @@ N_SCORED, N_PATCHED = 64, 32
 PROMPT_SEED = 2_000_003
 WORDS = {
     "learning": """
-        Cross entropy of the next token on held-out sequences, in nats, over the tokens that can be predicted.""",
-    "over training": """
-        Highest score of any head, mean over the training seeds: attention to the token before, and from a token to what
-        followed its earlier occurrence, on random sequences that are repeated once.""",
+        Black: each seed's cross entropy of the next token on held-out sequences, over the tokens that can be
+        predicted. Coloured: the highest score of any head, mean over the seeds: attention to the token before, and from
+        a token to what followed its earlier occurrences, on random sequences that are repeated once.""",
     "heads": """
         Scores of every head of the first seed: shares of attention (0 to 1), and eigenvalue scores of the weights
         (-1 to 1): copying, of W_E W_V W_O W_U, and prefix matching, of the circuit by which the head's keys see what an
-        earlier head wrote.""",
+        earlier head wrote (0 in layer 0).""",
     "composition": """
         How much of what a head writes the keys of a later head read: the Frobenius norm of the product of their weights
-        over the norms of both.""",
+        over the norms of both. First seed.""",
     "patching": """
-        Every earlier occurrence of the last token is replaced by another token, and each head's output at each position
-        is put back as it is with the right one: the share of the loss of the token that follows that this recovers.""",
+        Every earlier occurrence of the last token is replaced by another token, and one head's output at one position
+        is put back as it was before: the share of the loss of the following token that this recovers. An induction head
+        acts at the last position; a previous-token head just after the earlier occurrences, whose places differ from
+        sequence to sequence. First seed.""",
     "circuit": """
         The heads and connections that the loss needs, found by ablating the others (by their mean over sequences at the
-        same position) one after the other, first seed.""",
+        same position) one after the other. Numbers are what the loss gains, in nats, when a connection is cut too;
+        those of less than a twentieth of the largest are left out. First seed.""",
 }
 
 
@@ -59,36 +61,36 @@ def compare_tokens(checkpoint: Checkpoint, *, n_prompts: int = 1024, progress: b
 
     Source: Elhage et al. 2021; Olsson et al. 2022.
     """
-    task, models = checkpoint.task, checkpoint.models
+    task, models, cfg = checkpoint.task, checkpoint.models, checkpoint.models[0].cfg
     held_out = cast(TokenSequences, task.sample(n_prompts, seed=PROMPT_SEED))
     losses, right = zip(*(_losses(model, held_out) for model in models), strict=True)
     scores = [score_heads(model, n_prompts=N_SCORED, seed=PROMPT_SEED) for model in models]
+    over = "seeds" if len(models) > 1 else ""
     rows = [
-        Row("cross entropy of tokens that can be predicted (nats)", None, _over_seeds(torch.stack(losses)), "seeds"),
-        Row("share of them predicted", None, _over_seeds(torch.stack(right)), "seeds"),
+        Row("cross entropy of tokens that can be predicted (nats)", None, _over_seeds(torch.stack(losses)), over),
+        Row("share of them predicted", None, _over_seeds(torch.stack(right)), over),
     ]
-    for name in (*SCORES, "copying", "prefix_matching"):
+    for name in [name for name in (*SCORES, "copying", "prefix_matching") if name in scores[0].scores]:
         best = torch.stack([found.mean(name).max() for found in scores])
-        note = f"uniform attention has {scores[0].chance[name]:.3f}" if scores[0].of_attention(name) else ""
-        rows.append(Row(f"highest {name.replace('_', ' ')} score of a head", None, _over_seeds(best), "seeds", note))
+        note = f"{scores[0].chance[name]:.3f} if attention were uniform" if scores[0].of_attention(name) else ""
+        rows.append(Row(f"highest {name.replace('_', ' ')} score of a head", None, _over_seeds(best), over, note))
     patched, circuit = _patched(models[0], held_out), _circuit(models[0], held_out, progress)
+    everything = ", all heads that there are" if len(circuit.heads) == cfg.n_layers * cfg.n_heads else ""
     rows += [
-        Row(
-            "circuit",
-            "previous-token and induction head",
-            str(circuit).split(";")[0],
-            "",
-            f"{len(circuit.edges)} edges",
-        ),
-        Row("its faithfulness", None, circuit.faithfulness(), "prompts", "with everything else ablated"),
-        Row("its completeness", None, circuit.completeness(), "prompts", "share of the loss's change lost without it"),
-    ]
-    figures = [
-        *_learning(checkpoint),
-        Figure("What the heads do", WORDS["heads"], viz.head_table(scores[0])),
-        Figure("Which heads what others wrote", WORDS["composition"],
-               viz.composition_figure(composition_scores(models[0], "K"), "K")),
-        Figure("Where the earlier occurrence is seen", WORDS["patching"], viz.patching_grid(patched)),
+        Row("circuit", "previous-token and induction head", str(circuit).split(";")[0], "",
+            f"{len(circuit.edges)} edges{everything}; first seed"),
+        Row("its faithfulness", None, circuit.faithfulness(), "prompts",
+            "share of what the heads gain that it keeps when all else is ablated"),
+        Row("its completeness", None, circuit.completeness(), "prompts", "share of it that is lost without them"),
+    ]  # fmt: skip
+    figures = _learning(checkpoint)
+    figures.append(Figure("What the heads do", WORDS["heads"], viz.head_table(scores[0], "Scores of heads")))
+    if cfg.n_layers > 1:
+        composed = viz.composition_figure(composition_scores(models[0], "K"), "K")
+        figures.append(Figure("Which heads read what others wrote", WORDS["composition"], composed))
+    figures += [
+        Figure("Where the earlier occurrence is seen", WORDS["patching"],
+               viz.patching_grid(patched, title="Each head's output put back")),
         Figure("The circuit", WORDS["circuit"], viz.circuit_graph(circuit)),
     ]  # fmt: skip
     data: dict[str, Any] = {
@@ -97,7 +99,6 @@ def compare_tokens(checkpoint: Checkpoint, *, n_prompts: int = 1024, progress: b
         "seed": PROMPT_SEED,
         "n_prompts": n_prompts,
     }
-    cfg = models[0].cfg
     seeds = f"{len(models)} seed{'s' if len(models) > 1 else ''}"
     lead = (
         f"{checkpoint.name}: {seeds} of {cfg.n_layers} layers with {cfg.n_heads} heads, on sequences of {cfg.n_ctx} "
@@ -128,8 +129,8 @@ def _learning(checkpoint: Checkpoint) -> list[Figure]:
     if "curve" not in checkpoint.record or checkpoint.snapshots is None:
         return []
     formed = heads_over_training(checkpoint, SCORES, n_prompts=N_SCORED, seed=PROMPT_SEED)
-    words = f"{WORDS['learning']} {WORDS['over training']}"
-    return [Figure("When heads form", words, viz.heads_during_training(checkpoint.record["curve"], formed))]
+    drawn = viz.heads_during_training(checkpoint.record["curve"], formed, "Loss and scores")
+    return [Figure("When heads form", WORDS["learning"], drawn)]
 
 
 def _patched(model: HookedTransformer, sequences: TokenSequences) -> Sweep:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 from torch import Tensor
@@ -11,9 +12,11 @@ from mechicl.analysis import Sweep
 from mechicl.learners import interval
 from mechicl.viz.style import figure
 
-PER_ROW = 4
+PER_ROW = 4  # panels, where there is room for them
+WIDE = 24  # cells in a row beyond which there are two panels beside each other, and not every label
 POSITIONS = ("pos", "query", "key")
 NAMES = {"pos": "position", "query": "query position", "key": "key position"}
+LOW, BETWEEN, AROUND = 110, 50, 150  # pixels: of a low panel, between two, and for titles and labels
 
 
 def patching_grid(
@@ -26,105 +29,97 @@ def patching_grid(
 ) -> go.Figure:
     """A heatmap of the effect of every cell: by layer and position, with a panel a head; or by layer and head.
 
-    Two of the sweep's axes span a panel: layers across a position or head. A third axis has a panel for each of its
-    indices. With four axes (direct paths, pairs of heads) the first two make the rows and the others the columns.
-    Hovering shows the mean effect and its 95% interval over prompts.
+    Two of the sweep's axes span a panel: layers, from the bottom up, and positions or heads, or what else there is. A
+    third axis has a panel for each of its indices. With four axes (direct paths, pairs of heads) the first two make the
+    rows and the others the columns. Hovering shows the mean effect and its 95% interval over prompts.
 
     Args:
         sweep: of `patch`, `ablate`, `attribute` or `patch_paths`.
         metric: which; the first by default.
         recovered: draw the share of the way to the source run instead of the change; by default where there is one.
-        labels: of the positions, for instance `model.cfg.format.labels(n_context)`.
+        labels: of the positions, for instance `model.cfg.format.labels(n_context)`; equal ones get their number.
         title: of the figure.
 
     Raises:
-        ValueError: another number of axes than 2 to 4, too few labels, or nothing that could be recovered.
+        ValueError: another number of axes than 2 to 4, no layers among two or three, too few labels, no such metric, or
+            nothing that could be recovered.
 
     Example:
         >>> patching_grid(patch(model, prompts, corrupted, "resid_pre"), labels=model.cfg.format.labels(20))
     """
-    if not 2 <= len(sweep.axes) <= 4:
-        raise ValueError(f"a grid has 2 to 4 axes, this sweep has {sweep.axes}")
-    name = metric or next(iter(sweep.values), None)
-    effect = sweep.effect(name)
+    if not 2 <= len(sweep.axes) <= 4 or (len(sweep.axes) < 4 and "layer" not in sweep.axes):
+        raise ValueError(f"a grid has 2 to 4 axes, with layers among two or three; this sweep has {sweep.axes}")
+    effect, name = sweep.effect(metric), metric or next(iter(sweep.values))
     as_share = bool(sweep.source_values) if recovered is None else recovered
     values = sweep.recovered(name) if as_share else effect.mean(-1)
-    quantity = f"{name}: share recovered" if as_share else f"change of {name}"
-    words = _intervals(effect)
-    titled = title or f"{sweep.what[:1].upper()}{sweep.what[1:]}: {quantity}"
+    quantity = f"share of {name} recovered" if as_share else f"change of {name}"
+    hover = np.array([str(interval(of)) for of in effect.flatten(0, -2)], dtype=object).reshape(values.shape)
+    fig = figure(title or f"{sweep.what[:1].upper()}{sweep.what[1:]}: {quantity}", "", "")
     bound = max(float(values[values.isfinite()].abs().max()) if values.isfinite().any() else 0.0, 1e-12)
+    style = {
+        "zmid": 0, "zmin": -bound, "zmax": bound, "colorscale": "RdBu_r", "showscale": False,
+        "colorbar": {"title": {"text": quantity.replace(" of ", " of<br>")}, "thickness": 14},
+    }  # fmt: skip
     if len(sweep.axes) == 4:
         rows, columns = sweep.shape[0] * sweep.shape[1], sweep.shape[2] * sweep.shape[3]
-        fig = figure(titled, _pair(sweep.axes[2:]), _pair(sweep.axes[:2]))
-        names = [_joined(sweep.indices[i : i + 2]) for i in (0, 2)]
-        flat = [words[i * columns : (i + 1) * columns] for i in range(rows)]
-        fig.add_trace(_heatmap(values.reshape(rows, columns), flat, names[1], names[0], bound, quantity))
-        fig.update_layout(height=max(380, 22 * rows + 140))
-        return _categories(fig)
-    across = next(axis for axis in (*POSITIONS, "head") if axis in sweep.axes)
+        y, x = _joined(sweep.indices[:2]), _joined(sweep.indices[2:])
+        place = f"{_pair(sweep.axes[:2])} %{{y}}, {_pair(sweep.axes[2:])} %{{x}}"
+        z, words = values.reshape(rows, columns), hover.reshape(rows, columns)
+        fig.add_trace(_heatmap(z, words, x, y, place, quantity, style | {"showscale": True}))
+        fig.update_xaxes(title_text=_pair(sweep.axes[2:]))
+        fig.update_yaxes(title_text=_pair(sweep.axes[:2]))
+        fig.update_layout(height=max(380, 22 * rows + AROUND))
+        return _categories(fig, [*x, *y])
+    across = next(axis for axis in (*POSITIONS, "head", *sweep.axes) if axis in sweep.axes and axis != "layer")
     panel = next((axis for axis in sweep.axes if axis not in ("layer", across)), None)
     order = [sweep.axes.index(axis) for axis in (*([panel] if panel else []), "layer", across)]
-    ordered = values.permute(order)
+    z, words = values.permute(order), hover.transpose(order)
     places = {axis: sweep.indices[sweep.axes.index(axis)] for axis in sweep.axes}
-    text = _nested(words, values.shape, order)
-    panels = places[panel] if panel else (None,)
-    columns = min(len(panels), PER_ROW if len(places[across]) <= 24 else 2)
-    rows = -(-len(panels) // columns)
-    fig = make_subplots(
-        rows, columns, subplot_titles=[f"{panel} {i}" for i in panels] if panel else None,
-        shared_xaxes=True, shared_yaxes=True, horizontal_spacing=0.03, vertical_spacing=0.35 / max(rows, 2),
-    )  # fmt: skip
-    fig.update_layout(figure(titled, "", "").layout)
     x = _labels(places[across], labels if across in POSITIONS else None, across)
-    for i in range(len(panels)):
-        z, hover = (ordered[i], text[i]) if panel else (ordered, text)
-        row, column = divmod(i, columns)
-        trace = _heatmap(z, hover, x, [str(k) for k in places["layer"]], bound, quantity)
-        fig.add_trace(trace, row + 1, column + 1)
-    fig.update_traces(showscale=False)
-    fig.update_traces(showscale=True, selector=0)
-    fig.update_xaxes(title_text=NAMES.get(across, across), row=rows)
+    y = [str(layer) for layer in places["layer"]]
+    panels = [f"{_spaced(panel)} {i}" for i in places[panel]] if panel else [""]
+    columns = min(len(panels), PER_ROW if len(x) <= WIDE else 2)
+    rows = -(-len(panels) // columns)
+    height = rows * max(LOW, 26 * len(y)) + (rows - 1) * BETWEEN
+    layout = fig.layout
+    fig = make_subplots(
+        rows, columns, subplot_titles=panels if panel else None, shared_xaxes=True, shared_yaxes=True,
+        horizontal_spacing=0.03, vertical_spacing=BETWEEN / height,
+    )  # fmt: skip
+    fig.update_layout(layout)
+    for i, heading in enumerate(panels):
+        row, column = (part + 1 for part in divmod(i, columns))
+        place = f"{heading}{', ' if heading else ''}layer %{{y}}, {_spaced(across)} %{{x}}"
+        part, of = (z[i], words[i]) if panel else (z, words)
+        trace = _heatmap(part, of, x, y, place, quantity, style | {"showscale": i == 0})
+        fig.add_trace(trace, row, column)
+        if i + columns >= len(panels):  # the lowest in its column
+            fig.update_xaxes(title_text=_spaced(across), showticklabels=True, row=row, col=column)
     fig.update_yaxes(title_text="layer", col=1)
-    fig.update_layout(height=150 + rows * max(170, 26 * len(places["layer"]) + 60), margin_t=75)
-    return _categories(fig)
+    fig.update_layout(height=height + AROUND + (25 if _slanted(x) else 0), margin_t=75 if panel else 55)
+    if across not in POSITIONS and not panel:  # few cells: no need to stretch them over the page
+        fig.update_layout(width=max(90 * len(x), 260) + 200)
+    return _categories(fig, x)
 
 
 def _heatmap(
-    z: Tensor, hover: Sequence[Sequence[str]], x: Sequence[str], y: Sequence[str], bound: float, quantity: str
+    z: Tensor, words: np.ndarray, x: Sequence[str], y: Sequence[str], place: str, quantity: str, style: dict[str, Any]
 ) -> go.Heatmap:
-    few = len(x) <= 8
     return go.Heatmap(
         z=z.tolist(),
         x=list(x),
         y=list(y),
-        customdata=[list(line) for line in hover],
-        zmid=0,
-        zmin=-bound,
-        zmax=bound,
-        colorscale="RdBu_r",
-        colorbar={"title": {"text": quantity.replace(": ", ":<br>").replace(" of ", " of<br>")}, "thickness": 14},
-        texttemplate="%{z:.2g}" if few else None,
-        hovertemplate=f"%{{y}}, %{{x}}<br>{quantity} %{{z:.4g}}<br>mean effect %{{customdata}}<extra></extra>",
+        customdata=words.tolist(),
+        text=[[_number(value) for value in row] for row in z.tolist()],
+        texttemplate="%{text}" if len(x) <= 8 else None,
+        hovertemplate=f"{place}<br>{quantity}: %{{z:.4g}}<br>mean effect %{{customdata}}<extra></extra>",
+        **style,
     )
 
 
-def _intervals(effect: Tensor) -> list[str]:
-    return [str(interval(of)) for of in effect.flatten(0, -2)]
-
-
-def _nested(words: Sequence[str], shape: Sequence[int], order: Sequence[int]) -> Any:
-    """Words of the cells, in the order of the axes of `shape`, as nested lists with the axes reordered."""
-    strides = [1] * len(shape)
-    for i in reversed(range(len(shape) - 1)):
-        strides[i] = strides[i + 1] * shape[i + 1]
-
-    def part(depth: int, offset: int) -> Any:
-        if depth == len(order):
-            return words[offset]
-        axis = order[depth]
-        return [part(depth + 1, offset + i * strides[axis]) for i in range(shape[axis])]
-
-    return part(0, 0)
+def _number(value: float) -> str:
+    size = abs(value)
+    return f"{value:.0f}" if size >= 100 or not size else f"{value:.2g}" if size >= 1e-4 else f"{value:.0e}"
 
 
 def _labels(indices: Sequence[int], labels: Sequence[str] | None, axis: str) -> list[str]:
@@ -132,12 +127,18 @@ def _labels(indices: Sequence[int], labels: Sequence[str] | None, axis: str) -> 
         return [str(i) for i in indices]
     if max(indices, default=-1) >= len(labels):
         raise ValueError(f"{len(labels)} labels, but the sweep has {axis} {max(indices)}")
-    return [labels[i] for i in indices]
+    chosen = [labels[i] for i in indices]  # equal ones would share a column
+    return [f"{label} ({i})" if chosen.count(label) > 1 else label for i, label in zip(indices, chosen, strict=True)]
+
+
+def _spaced(axis: str) -> str:
+    """Such as "position" for "pos", and "layer" for the second layer of a pair."""
+    return NAMES.get(axis, axis.removesuffix("_2").replace("_", " "))
 
 
 def _pair(axes: Sequence[str]) -> str:
-    """Such as "to layer . head"."""
-    first, second = (axis.replace("_2", "").replace("_", " ") for axis in axes)
+    """Such as "to layer.head"."""
+    first, second = map(_spaced, axes)
     return f"{first}.{second.removeprefix('to ')}"
 
 
@@ -145,11 +146,11 @@ def _joined(indices: Sequence[Sequence[int]]) -> list[str]:
     return [f"{i}.{j}" for i in indices[0] for j in indices[1]]
 
 
-def _categories(fig: go.Figure) -> go.Figure:
-    fig.update_xaxes(type="category", showgrid=False, tickangle=-60 if _crowded(fig) else 0)
+def _slanted(x: Sequence[str]) -> bool:
+    return len(x) * max(map(len, x)) > 36  # characters side by side
+
+
+def _categories(fig: go.Figure, x: Sequence[str]) -> go.Figure:
+    fig.update_xaxes(type="category", showgrid=False, tickangle=-60 if _slanted(x) else 0)
     fig.update_yaxes(type="category", showgrid=False)
     return fig
-
-
-def _crowded(fig: Any) -> bool:
-    return any(len(trace.x) > 24 or max(len(str(label)) for label in trace.x) > 2 for trace in fig.data)

@@ -171,6 +171,9 @@ def heads_during_training(
 ) -> go.Figure:
     """The loss of each seed (left axis) and the highest score of any head at the snapshots (right axis).
 
+    Scores are means over seeds with 95% intervals, where there are several. Step 0 stands at half of the next step at
+    which anything is known.
+
     Args:
         curve: a checkpoint record's curve, with "eval_step" and "eval_loss" `[step][seed]`.
         formed: of the same checkpoint.
@@ -178,7 +181,9 @@ def heads_during_training(
     """
     fig = make_subplots(specs=[[{"secondary_y": True}]])
     fig.update_layout(figure(title, "", "").layout)
-    steps = on_log_axis(curve["eval_step"])
+    every = sorted({*curve["eval_step"], *formed.steps})
+    places = dict(zip(every, on_log_axis(every), strict=True))
+    steps = [places[step] for step in curve["eval_step"]]
     losses = list(zip(*curve["eval_loss"], strict=True))
     for seed, values in enumerate(losses):
         part = go.Figure()
@@ -186,17 +191,20 @@ def heads_during_training(
                  showlegend=seed == 0)  # fmt: skip
         fig.add_traces(part.data, secondary_ys=[False])
     colors = itertools.cycle((COLORS["interpolated"], COLORS["trained"], COLORS["closed form"], COLORS["other"]))
-    at = on_log_axis(formed.steps)
+    at = [places[step] for step in formed.steps]
+    several = False
     for (name, values), color in zip(formed.scores.items(), colors, strict=False):
         intervals, part = [interval(row) for row in values], go.Figure()
-        if values.shape[1] > 1:
+        if several := values.shape[1] > 1:
             add_band(part, at, [i.low for i in intervals], [i.high for i in intervals], color)
         add_line(part, at, [i.mean for i in intervals], f"{name.replace('_', ' ')} score", color)
         fig.add_traces(part.data, secondary_ys=[True] * len(part.data))
-    fig.update_xaxes(title_text="optimisation step (the first point is step 0)", type="log", dtick=1)
+    fig.update_xaxes(
+        title_text="optimisation step (the first point is step 0)", type="log", dtick=1, exponentformat="none",
+        separatethousands=True, ticks="outside", ticklen=8, tickcolor="rgba(0,0,0,0)",  # room for the axes' zeros
+    )  # fmt: skip
     fig.update_yaxes(title_text="loss (nats)", rangemode="tozero", secondary_y=False)
-    fig.update_yaxes(
-        title_text="score (95% interval over seeds)", range=[0, 1], showgrid=False, tickmode="auto", secondary_y=True
-    )
+    score = "score (95% interval over seeds)" if several else "score"
+    fig.update_yaxes(title_text=score, range=[0, 1], showgrid=False, tickmode="auto", secondary_y=True)
     fig.update_layout(legend={"x": 0.02, "y": 0.5})
     return fig

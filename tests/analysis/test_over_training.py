@@ -8,13 +8,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mechicl import algorithms, constructions
-from mechicl.analysis import align, align_over_training, transitions
+from mechicl.analysis import align, align_over_training, heads_over_training, score_heads, transitions
 from mechicl.analysis.over_training import Transitions
 from mechicl.checkpoints import Checkpoint, CheckpointError, Snapshots
 from mechicl.learners import AlgorithmLearner, interval
 from mechicl.tasks import LinearRegression
 from mechicl.training import train
-from tests.training.runs import EXACT, small
+from tests.training.runs import EXACT, TASK, reading, small
 
 
 def of_one(losses: list[float], steps: list[int] | None = None, **options) -> tuple[float, ...]:
@@ -273,3 +273,55 @@ def test_without_snapshots_there_is_nothing_to_compare(trained):
     bare = Checkpoint("bare", trained.models, trained.record)
     with pytest.raises(CheckpointError, match="bare was saved without snapshots"):
         align_over_training(bare, trained.models[0], trained.task.sample(2, seed=0))
+
+
+# ---- heads ----
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory) -> Checkpoint:
+    """Two seeds of a model on tokens, with three snapshots."""
+    result = train(
+        reading(seeds=(0, 3), n_snapshots=3, learning_rate=0.05), tmp_path_factory.mktemp("run"), progress=False
+    )
+    return Checkpoint("run", result.models, result.record, Snapshots(result.snapshot_steps, result.snapshots))
+
+
+def test_every_score_is_that_of_the_best_head_of_that_model_at_that_snapshot(reader):
+    names = ("previous_token", "induction", "copying")
+    found = heads_over_training(reader, names, n_prompts=5, seed=2)
+    assert found.steps == reader.snapshots.steps
+    assert list(found.scores) == list(names)
+    seen = set()
+    for i in range(3):
+        for j, model in enumerate(reader.models_at(i)):
+            alone = score_heads(model, n_prompts=5, seed=2)
+            for name in names:
+                of_heads = [
+                    alone[name][layer, head].mean().item() for layer in range(model.cfg.n_layers)
+                    for head in range(model.cfg.n_heads)
+                ]  # fmt: skip
+                assert found.scores[name].shape == (3, 2)
+                assert found.scores[name][i, j].item() == pytest.approx(max(of_heads), rel=1e-6)
+            seen.add(found.scores["induction"][i, j].item())
+    assert len(seen) == 6  # every snapshot and seed has its own
+
+
+def test_models_on_points_are_scored_on_prompts(tmp_path):
+    model = EXACT.replace(prompt_format="interleaved", n_layers=2, n_heads=2, d_model=8, attention="softmax")
+    result = train(small(model=model, n_snapshots=2), tmp_path, progress=False)
+    checkpoint = Checkpoint("run", result.models, result.record, Snapshots(result.snapshot_steps, result.snapshots))
+    prompts = TASK.sample(6, seed=0, dtype=torch.float64)
+    found = heads_over_training(checkpoint, ["target_to_input"], prompts=prompts)
+    (last,) = checkpoint.models_at(-1)
+    expected = score_heads(last, prompts=prompts).mean("target_to_input").max()
+    assert found.scores["target_to_input"][-1].item() == pytest.approx(expected.item())
+    with pytest.raises(ValueError, match="scored on prompts"):
+        heads_over_training(checkpoint)
+
+
+def test_heads_without_snapshots_or_of_unknown_names_are_refused(reader):
+    with pytest.raises(CheckpointError, match="bare was saved without snapshots"):
+        heads_over_training(Checkpoint("bare", reader.models, reader.record))
+    with pytest.raises(ValueError, match="no score 'inducton'"):
+        heads_over_training(reader, ["inducton"])

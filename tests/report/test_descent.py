@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from mechicl import constructions
-from mechicl.analysis import fit_construction
-from mechicl.checkpoints import Checkpoint, CheckpointError, save
+from mechicl.analysis import ablate, fit_construction
+from mechicl.checkpoints import Checkpoint, CheckpointError, load_checkpoint, save
 from mechicl.learners import Interval
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.prompts import Prompts
@@ -268,6 +268,7 @@ def test_other_models_and_tasks_are_refused(model, task, message):
     ("config", "title"),
     [
         ({"prompt_format": "interleaved", "attention": "softmax", "d_model": 8}, "Which iteration does each layer"),
+        ({"prompt_format": "interleaved", "keys": "context", "d_model": 8}, "Loss and heads (made)"),
         ({}, "mechicl report: made"),
         ({"d_mlp": 4}, "Against gradient descent (made)"),
         ({"damping": 0.5}, "Against gradient descent (made)"),
@@ -280,7 +281,12 @@ def test_every_kind_of_model_gets_its_report(tmp_path: Path, config, title):
     path = write_report(folder, tmp_path / "out", n_prompts=20, progress=False)
     assert path == tmp_path / "out" / "report.html"
     assert title in path.read_text().split("</title>")[0]
-    assert json.loads((tmp_path / "out" / "report.json").read_text())["table"]
+    data = json.loads((tmp_path / "out" / "report.json").read_text(), parse_constant=pytest.fail)
+    model = load_checkpoint(folder).models[0]
+    swept = ablate(model, TASK.sample(64, seed=data["opened"]["seed"]), "z")
+    assert data["opened"]["mean_ablation_of_heads"] == swept.effect().mean(-1).tolist()
+    (row,) = [row for row in data["table"] if "without the head that changes it most" in row["quantity"]]
+    assert row["measured"]["mean"] == pytest.approx(swept.effect().mean(-1).item())
 
 
 def test_a_seed_that_predicts_next_to_nothing_is_still_on_the_plateau():

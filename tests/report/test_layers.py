@@ -44,13 +44,22 @@ def test_the_report_has_a_table_and_pictures_that_a_browser_shows(folders, tmp_p
     data = json.loads((tmp_path / "report.json").read_text())
     assert data["n_prompts"] == 40
     assert len(data["errors"]["Newton"]["best"]) == 4
+    assert [len(layer) for layer in data["opened"]["mean_ablation_of_heads"]] == [2] * 3
     page = browser.new_page()
     problems: list[str] = []
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.on("request", lambda request: problems.append(request.url) if request.url.startswith("http") else None)
     page.goto(path.as_uri())
     page.wait_for_selector(".js-plotly-plot .main-svg")
-    assert page.locator(".js-plotly-plot").count() == 6
+    titles = page.locator("h2").all_inner_texts()
+    assert titles[-4:] == [
+        "What the heads attend to", "What is lost without each head", "Where the labels are", "Which heads move them",
+    ]  # fmt: skip
+    pictures = page.locator("section:has(.js-plotly-plot .main-svg)")
+    assert pictures.locator("h2").all_inner_texts() == titles[1:]
+    assert page.locator(".js-plotly-plot").count() == len(titles) - 1 == 6 + 4
+    assert pictures.nth(9).locator(".annotation-text").all_text_contents()[:2] == ["head 0", "head 1"]
+    assert page.evaluate("document.documentElement.scrollWidth") <= page.viewport_size["width"]
     assert "Which iteration does each layer match" in page.inner_text("h1")
     page.close()
     assert not problems

@@ -572,6 +572,8 @@ def test_two_processes_train_the_same_models_as_one(tmp_path):
         "odd": small(batch_size=7, curriculum=curriculum),
         "softmax": small(model=SOFTMAX, batch_size=9),
         "stopping": small(seeds=(0, 5), steps=30, eval_every=2, target_loss=target),
+        # shares of different lengths, in which different numbers of tokens can be predicted
+        "tokens": reading(seeds=(0, 5), batch_size=5, model=READER.replace(dtype="float64")),
     }
     with socket.socket() as free_port:
         free_port.bind(("127.0.0.1", 0))

@@ -6,9 +6,15 @@ import pytest
 import torch
 
 from mechicl.analysis import transitions
-from mechicl.analysis.over_training import AlignmentOverTraining
+from mechicl.analysis.over_training import AlignmentOverTraining, HeadsOverTraining
 from mechicl.learners import interval
-from mechicl.viz import alignments_over_training, losses_over_training, mean_patterns, sensitivity_over_training
+from mechicl.viz import (
+    alignments_over_training,
+    heads_during_training,
+    losses_over_training,
+    mean_patterns,
+    sensitivity_over_training,
+)
 
 STEPS = [0, 10, 20, 30]
 ONE = [[1.0, 2.0], [1.0, 0.4], [0.2, 0.2], [0.2, 0.2]]
@@ -148,3 +154,43 @@ def test_cosines_stand_beside_distances_with_their_bands():
     lines = [trace for trace in figure.data if trace.name]
     assert [(line.xaxis, line.showlegend) for line in lines] == [("x", True), ("x2", False)] * 2
     assert (figure.layout.xaxis.type, figure.layout.xaxis2.type) == ("log", "log")
+
+
+# ---- heads ----
+
+CURVE = {"eval_step": [0, 10, 100], "eval_loss": [[4.0, 3.0], [2.0, 2.5], [0.1, 0.2]]}
+
+
+def test_scores_stand_over_the_loss_of_every_seed():
+    scores = {
+        "previous_token": torch.tensor([[0.1, 0.3], [0.5, 0.7]], dtype=torch.float64),
+        "induction": torch.tensor([[0.0, 0.0], [0.8, 1.0]], dtype=torch.float64),
+    }
+    figure: Any = heads_during_training(CURVE, HeadsOverTraining((0, 50), scores), "Heads")
+    assert drawn(figure, "loss") == [([5, 10, 100], [4.0, 2.0, 0.1]), ([5, 10, 100], [3.0, 2.5, 0.2])]
+    assert drawn(figure, "previous token score") == [
+        ([5, 50], pytest.approx([0.2, 0.6]))
+    ]  # step 0 where the loss has it
+    assert drawn(figure, "induction score") == [([5, 50], pytest.approx([0.0, 0.9]))]
+    sides = {trace.name: trace.yaxis for trace in figure.data if trace.name}
+    assert sides == {"loss": "y", "previous token score": "y2", "induction score": "y2"}
+    bands = [trace for trace in figure.data if trace.fill == "toself"]
+    for band, values in zip(bands, scores.values(), strict=True):
+        first, second = interval(values[0]), interval(values[1])
+        assert list(band.x) == [5, 50, 50, 5]
+        assert list(band.y) == pytest.approx([first.high, second.high, second.low, first.low])
+        assert band.yaxis == "y2"
+    assert [trace.showlegend for trace in figure.data if trace.name == "loss"] == [True, False]
+    assert figure.layout.xaxis.type == "log"
+    assert figure.layout.yaxis2.title.text == "score (95% interval over seeds)"
+    assert figure.layout.title.text == "Heads"
+
+
+def test_one_seed_has_no_band():
+    curve = {"eval_step": [1, 10], "eval_loss": [[4.0], [2.0]]}
+    formed = HeadsOverTraining((0, 1, 10), {"copying": torch.tensor([[0.1], [0.2], [0.3]], dtype=torch.float64)})
+    figure: Any = heads_during_training(curve, formed)
+    assert [trace.name for trace in figure.data] == ["loss", "copying score"]
+    assert drawn(figure, "loss") == [([1, 10], [4.0, 2.0])]
+    assert drawn(figure, "copying score") == [([0.5, 1, 10], pytest.approx([0.1, 0.2, 0.3]))]
+    assert figure.layout.yaxis2.title.text == "score"

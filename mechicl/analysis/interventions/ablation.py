@@ -93,7 +93,7 @@ def ablate(
     tokens = opened.tokens(prompts)
     if not len(tokens):
         raise ValueError("there are no prompts to ablate on")
-    swept, named = swept_axes(component, axes), named_metrics(metrics, prompts)
+    swept, named = swept_axes(component, axes), named_metrics(metrics, prompts, read)
     names = hooks_of(opened, component, only)
     values = stand_ins(opened, tokens, names, method, reference, seed, memory)
     indices = swept_indices(swept, component, opened.n_layers, values, only)
@@ -174,10 +174,13 @@ def _units(directions: Tensor, activation: Tensor) -> Tensor:
             f"directions must be [direction d_model] for a component as wide as the stream, got "
             f"{tuple(directions.shape)} for activations {tuple(activation.shape)}"
         )
+    if not len(directions):
+        raise ValueError("there is no direction to ablate")
+    directions = directions.to(activation)
     norms = directions.norm(dim=1, keepdim=True)
     if not (norms > 0).all() or not directions.isfinite().all():
         raise ValueError("a direction of length zero, or one that is not finite, has no coordinate to ablate")
-    return (directions / norms).to(activation)
+    return directions / norms
 
 
 def _stacked(sweeps: Sequence[Sweep]) -> Sweep:

@@ -43,7 +43,7 @@ def attribute(
     is an affine function of the activation; two forward passes and one backward pass a metric, whatever the number of
     cells. All prompts are in memory at once. `agreement` says how well it does.
 
-    Args and errors as for `patch`. For token ids a metric has to be given.
+    Args and errors as for `patch`. For token ids, and outputs at all positions, a metric has to be given.
 
     Returns:
         A sweep without predictions, whose `values` are the estimates.
@@ -56,7 +56,7 @@ def attribute(
     Source: Nanda 2023, "Attribution Patching"; Syed et al. 2023, eq. 1.
     """
     opened, into, source = opened_runs(model, clean, corrupted, direction, read)
-    swept, named = swept_axes(component, axes), named_metrics(metrics, clean)
+    swept, named = swept_axes(component, axes), named_metrics(metrics, clean, read)
     if not named:
         raise ValueError("attribution is of a metric: give metrics=, for instance logit_difference(correct, wrong)")
     names = hooks_of(opened, component, only)

@@ -150,14 +150,17 @@ def find_circuit(
         raise ValueError(f"search={search!r} is not one of ('greedy', 'attribution')")
     if not tolerance > 0:
         raise ValueError(f"tolerance must be positive, got {tolerance}")
-    named = named_metrics(metrics, prompts)
+    named = named_metrics(metrics, prompts, read)
     if len(named) != 1:
         raise ValueError(f"a circuit carries one metric, got {list(named) or 'none'}: give metrics=")
     opened = Opened(model, read)
     hooks_of(opened, "z")  # refuses a model without heads
     if edges:
         check_graph(opened)
-    nodes = _Nodes(opened, opened.tokens(prompts), named, method, reference, seed, memory)
+    tokens = opened.tokens(prompts)
+    if not len(tokens):
+        raise ValueError("there are no prompts to find a circuit on")
+    nodes = _Nodes(opened, tokens, named, method, reference, seed, memory)
     (name,) = named
     with tqdm(disable=not progress, unit="run", desc="circuit", leave=False) as bar:
         full, ablated = nodes.ablating([[], nodes.all], bar)

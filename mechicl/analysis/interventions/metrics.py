@@ -18,7 +18,7 @@ def squared_error(prompts: Prompts) -> Metric:
     """Squared error of the predictions to these prompts' targets, averaged over the target's dimensions.
 
     Predictions of the query alone `[prompt y]` are compared with its target, those of all points `[prompt point y]`
-    with all of them.
+    with all of them. The metric raises a ValueError for predictions of another shape.
 
     Example:
         >>> squared_error(prompts)(model.predict(prompts)).shape
@@ -28,8 +28,10 @@ def squared_error(prompts: Prompts) -> Metric:
     def loss(predictions: Tensor) -> Tensor:
         targets = prompts.ys.to(predictions)
         if predictions.ndim == 2:
-            return (predictions - targets[:, -1]).square().mean(-1)
-        return (predictions - targets).square().mean((1, 2))
+            targets = targets[:, -1]
+        if predictions.shape != targets.shape:
+            raise ValueError(f"predictions {tuple(predictions.shape)} for targets {tuple(targets.shape)}")
+        return (predictions - targets).square().flatten(1).mean(1)
 
     return loss
 

@@ -182,8 +182,8 @@ class Opened:
     def bytes_per_row(self, tokens: Tensor) -> int:
         """A bound on the memory that a run takes for each prompt.
 
-        Everything that the hooks of the largest layer see is counted as if it were alive at once, beside the streams
-        that go in and out, and the outputs.
+        Everything that the hooks of the largest layer see is counted as if it were alive twice at once, and the outputs
+        three times. The hooks of a recurrent network do not see its gates: it is counted twelve times.
         """
         outputs, cache = self.model.run_with_cache(tokens[:1])
         blocks = [0] * (self.n_layers + 1)
@@ -194,7 +194,19 @@ class Opened:
                 layer = int(name.split(".")[1]) if name.startswith("blocks.") else -1
                 blocks[layer] += activation.nbytes
         read = outputs.nbytes if self.read == "all" or not self._cut() else outputs[:, -1:].nbytes
-        return 2 * max(blocks) + 3 * read
+        return (12 if self.ours and not self.is_transformer else 2) * max(blocks) + 3 * read
+
+    @property
+    def bytes_of_products(self) -> int:
+        """A bound on the memory that a run takes whatever the number of prompts: products of weights, by quick routes.
+
+        Two products a head as wide as the stream (see `models/fast.py`), or weights of q, k and v joined; with copies.
+        """
+        if not self.is_transformer:
+            return 0
+        cfg = self.model.cfg
+        width = cfg.d_model if "linear" in cfg.attention or 2 * cfg.d_head >= cfg.d_model else cfg.d_head
+        return 8 * cfg.n_heads * cfg.d_model * width * cfg.torch_dtype.itemsize
 
     @contextmanager
     def _ahead(self, hooks: Mapping[str, Callable[..., None]]) -> Iterator[None]:

@@ -57,7 +57,8 @@ def patch(
             (positions) for scores and patterns; by default layer and head, or layer and pos for streams.
         direction: "denoising" puts clean activations into the corrupted run, "noising" corrupted ones into the clean.
         metrics: one, or several by name: functions of predictions `[prompt ...]` that return `[prompt]`. By default
-            the squared "loss" of the query's prediction against the clean prompts' targets; none for token ids.
+            the squared "loss" of what is read against the clean prompts' targets; none for token ids, and for outputs
+            at all positions.
         only: to sweep only some layers, positions, ...: `{"layer": [3], "pos": range(10, 20)}`.
         read: which predictions: of the "query" (the last position), of all "points", or the outputs at "all" positions.
         keep_predictions: keep the predictions of each cell; by default where they are not logits beside metrics.
@@ -81,7 +82,7 @@ def patch(
     """
     opened, into, source = opened_runs(model, clean, corrupted, direction, read)
     swept = swept_axes(component, axes)
-    named = named_metrics(metrics, clean)
+    named = named_metrics(metrics, clean, read)
     names = hooks_of(opened, component, only)
     values = record_within(opened, source, names, memory)
     indices = swept_indices(swept, component, opened.n_layers, values, only)
@@ -251,8 +252,8 @@ def cells_of(component: str, swept: Sequence[str], indices: Sequence[Sequence[in
     return [(Site(component, **dict(zip(swept, place, strict=True))),) for place in itertools.product(*indices)]
 
 
-def named_metrics(metrics: Metrics, prompts: Inputs) -> dict[str, Metric]:
+def named_metrics(metrics: Metrics, prompts: Inputs, read: Read) -> dict[str, Metric]:
     """Metrics by name; the squared loss against the prompts' targets where none is given and there are targets."""
     if metrics is None:
-        return {"loss": squared_error(prompts)} if isinstance(prompts, Prompts) else {}
+        return {"loss": squared_error(prompts)} if isinstance(prompts, Prompts) and read != "all" else {}
     return dict(metrics) if isinstance(metrics, Mapping) else {"metric": metrics}

@@ -79,7 +79,7 @@ def patch_paths(
         raise ValueError(f"receiver={receiver!r} is not one of ('q', 'k', 'v')")
     opened, into, source = opened_runs(model, clean, corrupted, direction, read)
     _check_additive(opened, receiver)
-    named = named_metrics(metrics, clean)
+    named = named_metrics(metrics, clean, read)
     n_layers, n_heads = opened.n_layers, opened.model.cfg.n_heads
     z_names, names = hooks_of(opened, "z"), hooks_of(opened, receiver)
     theirs = record_within(opened, source, z_names, memory)

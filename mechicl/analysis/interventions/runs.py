@@ -74,7 +74,7 @@ def rows_within(opened: Opened, tokens: Tensor, held: float, memory: float) -> i
     Raises:
         ValueError: not one.
     """
-    per_row = opened.bytes_per_row(tokens)
+    per_row, held = opened.bytes_per_row(tokens), held + opened.bytes_of_products
     needed = held + per_row
     if not needed <= memory:
         raise ValueError(

@@ -25,7 +25,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "linear": PAIRED,
     "identity": PAIRED | {"d_model": None, "read_in": "identity", "read_out": "identity"},
     "full": {"keys": "full", "normalization_type": "LNPre", "d_mlp": 5},
-    "looped": {"recurrent": True, "damping": 0.6, "n_layers": 3, "normalization_type": "LN"},
+    "looped": {"recurrent": True, "damping": 0.6, "normalization_type": "LN"},
     "clipped": {"token_clip": 0.7, "d_mlp": 6, "damping": 0.8},
     "mixed": {"attention": "softmax,linear", "normalize_by_context": True, "keys": "context"},
     "one head, one layer": {"n_heads": 1, "n_layers": 1, "attention": "relu"},
@@ -56,7 +56,7 @@ def ids(seed: int, n: int = 3, n_pos: int = 6, d_vocab: int = 6) -> Tensor:
 def inputs(model: Any, seed: int, n: int = 3) -> Any:
     """Prompts, or token ids."""
     if getattr(model.cfg, "prompt_format", "token_ids") == "token_ids":
-        return ids(seed, n, n_pos=min(model.cfg.n_ctx, 6), d_vocab=model.cfg.d_vocab)
+        return ids(seed, n, n_pos=min(model.cfg.n_ctx, 5), d_vocab=model.cfg.d_vocab)
     return random_prompts(model.cfg, n, seed)
 
 
@@ -131,10 +131,8 @@ def putting(component: str, layer: int, where: dict[str, int], values: Tensor) -
 
 def cells(model: Any, component: str, axes: Sequence[str], sample: Tensor) -> list[dict[str, int]]:
     """All combinations of the axes' indices, layer included, in order."""
-    if component in ("attn_scores", "pattern"):
-        at = {"head": 1, "query": 2, "key": 3}
-    else:
-        at = {"pos": 1, "head": 2}
+    by_key = component in ("attn_scores", "pattern")
+    at = {"head": 1, "query": 2, "key": 3} if by_key else {"pos": 1, "head": 2}
     sizes = [model.cfg.n_layers if axis == "layer" else sample.shape[at[axis]] for axis in axes]
     return [dict(zip(axes, index, strict=True)) for index in itertools.product(*map(range, sizes))]
 

@@ -1,5 +1,7 @@
 """Ablation against plain loops: methods, pairs, directions, positions, bad input."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -22,7 +24,7 @@ from tests.analysis.interventions.oracles import (
 
 MODEL = model_of("gpt")
 PROMPTS = inputs(MODEL, 0, 4)
-EXACT = {"atol": 1e-11, "rtol": 1e-9}
+EXACT: dict[str, Any] = {"atol": 1e-11, "rtol": 1e-9}
 
 
 def stand_in(model, prompts, name: str, method: str, reference=None) -> Tensor:
@@ -46,8 +48,16 @@ def loop(model, prompts, component, axes, method, reference=None, read="query") 
     return torch.stack(found)
 
 
-@pytest.mark.parametrize("kind", ["gpt", "linear", "looped", "mixed", "ids"])
-@pytest.mark.parametrize("method", ["mean", "zero", "resample"])
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [
+        *(("gpt", method) for method in ("mean", "zero", "resample")),
+        ("linear", "mean"),
+        ("looped", "zero"),
+        ("mixed", "resample"),
+        ("ids", "mean"),
+    ],
+)
 def test_every_cell_is_one_hooked_run(kind, method):
     model = model_of(kind)
     prompts = inputs(model, 0, 4)
@@ -89,8 +99,7 @@ def test_scores_at_their_mean_leave_masked_keys_masked():
     assert_close(swept.predictions, expected.unflatten(0, (2, 2)), **EXACT)
 
 
-@pytest.mark.parametrize("kind", ["gpt", "linear", "bridge"])
-@pytest.mark.parametrize("method", ["mean", "zero"])
+@pytest.mark.parametrize(("kind", "method"), [("gpt", "mean"), ("linear", "zero"), ("bridge", "mean")])
 def test_pairs_are_two_hooks_in_one_run(kind, method):
     model = bridge() if kind == "bridge" else model_of(kind, n_layers=3)
     prompts = ids(0, d_vocab=20) if kind == "bridge" else inputs(model, 0, 4)
@@ -100,7 +109,7 @@ def test_pairs_are_two_hooks_in_one_run(kind, method):
     assert_close(swept.predictions, swept.predictions.permute(2, 3, 0, 1, *range(4, swept.predictions.ndim)))
     values = [stand_in(model, prompts, hook_name("z", layer), method) for layer in range(3)]
     places = [(layer, head) for layer in range(3) for head in range(2)]
-    tolerance = {"atol": 2e-5, "rtol": 1e-4} if kind == "bridge" else EXACT
+    tolerance: dict[str, Any] = {"atol": 2e-5, "rtol": 1e-4} if kind == "bridge" else EXACT
     for first in places:
         for second in places:
             hooks = [putting("z", layer, {"head": head}, values[layer]) for layer, head in {first, second}]
@@ -160,18 +169,24 @@ def test_a_bridge_and_all_positions():
 
 def test_memory_bounds_change_nothing():
     directions = torch.eye(8)[:3]
-    for options in ({"pairs": True}, {"directions": directions, "component": "resid_pre"}, {"method": "resample"}):
-        memory = 1.0
+    sweeps: list[dict[str, Any]] = [
+        {"pairs": True},
+        {"directions": directions, "component": "resid_pre"},
+        {"method": "resample"},
+    ]
+    for options in sweeps:
+        memory, tight = 1.0, None
         for _ in range(9):
             try:
                 tight = ablate(MODEL, PROMPTS, memory=memory, **options)
                 break
             except ValueError as error:
                 memory = 1.001 * float(str(error).split("at least ")[1].split(",")[0])
+        assert tight is not None
         assert_close(tight.predictions, ablate(MODEL, PROMPTS, **options).predictions, **EXACT)
 
 
-BAD = {
+BAD: dict[str, Any] = {
     "not one of": {"method": "median"},
     "'direction' is not|not 'direction'": {"axes": ("layer", "direction")},
     "would unmask": {"component": "attn_scores", "method": "zero"},

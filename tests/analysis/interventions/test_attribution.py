@@ -1,0 +1,213 @@
+"""Attribution against real patching where that is affine, finite differences elsewhere, and TransformerLens."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.testing import assert_close
+from transformer_lens.tools.analysis import attribution_patch
+
+from mechicl.analysis.interventions import ablate, agreement, attribute, logit_difference, next_token_loss, patch
+from tests.analysis.interventions.oracles import (
+    bridge,
+    cells,
+    hook_name,
+    ids,
+    inputs,
+    lstm,
+    model_of,
+    no_hook_left,
+    place,
+    recorded,
+    run,
+)
+
+EXACT: dict[str, Any] = {"atol": 1e-10, "rtol": 1e-8}
+FIRST = {"prediction": lambda predictions: predictions[:, 0]}
+SWEEPS = [
+    ("z", ("layer", "head")),
+    ("z", ("layer", "pos", "head")),
+    ("resid_pre", ("pos", "layer")),
+    ("attn_out", ("layer",)),
+    ("k", ("layer", "head", "pos")),
+    ("pattern", ("layer", "head", "query", "key")),
+    ("attn_scores", ("layer", "query")),
+]
+
+
+@pytest.mark.parametrize("direction", ["denoising", "noising"])
+def test_exact_where_the_metric_is_affine_in_the_activation(direction):
+    """The last layer's output goes through a linear read-out; so do its values, at given patterns of linear attention
+    in a model without norms, all of which come before."""
+    model = model_of("linear")
+    clean, corrupted = inputs(model, 0), inputs(model, 1)
+    for component, axes in [("attn_out", ("layer", "pos")), ("z", ("layer", "head")), ("v", ("layer", "pos", "head"))]:
+        options: dict[str, Any] = {"direction": direction, "metrics": FIRST, "only": {"layer": [1]}}
+        estimate = attribute(model, clean, corrupted, component, axes, **options)
+        real = patch(model, clean, corrupted, component, axes, **options)
+        assert_close(estimate.values, real.values, **EXACT)
+        assert_close(estimate.unpatched_values, real.unpatched_values, **EXACT)
+        assert_close(estimate.source_values, real.source_values, **EXACT)
+        assert (estimate.axes, estimate.indices) == (real.axes, real.indices)
+        if component != "attn_out":
+            assert agreement(estimate, real).mean == pytest.approx(1)
+
+
+@pytest.mark.parametrize("kind", ["gpt", "looped", "mixed", "full"])
+def test_otherwise_it_is_the_slope_of_patching_a_little(kind):
+    model = model_of(kind)
+    clean, corrupted = inputs(model, 0), inputs(model, 1)
+    for component, axes in SWEEPS:
+        estimate = attribute(model, clean, corrupted, component, axes, metrics=FIRST)
+        values, own = (
+            [recorded(model, given, hook_name(component, layer)) for layer in range(model.cfg.n_layers)]
+            for given in (clean, corrupted)
+        )
+        slopes = []
+        for cell in cells(model, component, axes, values[0])[::7]:
+            where = place(component, {axis: i for axis, i in cell.items() if axis != "layer"})
+            change = (values[cell["layer"]] - own[cell["layer"]]).nan_to_num(0)
+
+            name = hook_name(component, cell["layer"])
+
+            def moved(sign, name=name, where=where, change=change):
+                def nudge(activation, hook):
+                    out = activation.clone()
+                    out[where] = out[where] + sign * 1e-6 * change[where]
+                    return out
+
+                return run(model, corrupted, [(name, nudge)])[:, 0]
+
+            slopes.append((moved(1) - moved(-1)) / 2e-6)
+        found = estimate.effect().flatten(0, len(axes) - 1)[::7]
+        assert_close(found, torch.stack(slopes), atol=1e-6, rtol=1e-5)
+        assert_close(estimate.unpatched, run(model, corrupted), **EXACT)
+        assert not estimate.values["prediction"].requires_grad
+
+
+def test_agrees_with_transformer_lens():
+    model = bridge()
+    clean, corrupted = (ids(seed, n=3, d_vocab=20) for seed in (0, 1))
+    ours = {
+        "attn_head_out": attribute(
+            model, clean, corrupted, "z", ("layer", "pos", "head"), metrics=lambda logits: logits[:, 3] - logits[:, 5]
+        ),
+        "mlp_out": attribute(
+            model, clean, corrupted, "mlp_out", ("layer", "pos"), metrics=lambda logits: logits[:, 3] - logits[:, 5]
+        ),
+    }
+    theirs = attribution_patch(model, clean, corrupted, lambda logits: logits[0, -1, 3] - logits[0, -1, 5])
+    compared = 0
+    for node, score in theirs.node_scores.items():
+        if node.kind in ours:
+            index = (node.layer, node.position) + ((node.head,) if node.head is not None else ())
+            found = ours[node.kind].effect()[index].mean().item()
+            assert found == pytest.approx(score, abs=2e-4, rel=1e-3)
+            compared += 1
+    assert compared == 3 * 6 * 3
+    assert no_hook_left(model)
+
+
+def test_several_metrics_share_the_runs():
+    model = model_of("ids")
+    clean, corrupted = inputs(model, 0), inputs(model, 1)
+    metrics = {"loss": next_token_loss(clean[:, 0]), "difference": logit_difference(clean[:, 1], clean[:, 2])}
+    both = attribute(model, clean, corrupted, metrics=metrics)
+    for name, metric in metrics.items():
+        alone = attribute(model, clean, corrupted, metrics={name: metric})
+        assert_close(both.values[name], alone.values[name], **EXACT)
+    assert both.predictions is None
+    assert both.recovered("loss").shape == (2, 2)
+
+
+def test_only_some_cells_in_the_order_asked_for():
+    model = model_of("gpt")
+    clean, corrupted = inputs(model, 0), inputs(model, 1)
+    axes = ("head", "layer", "pos")
+    whole = attribute(model, clean, corrupted, "z", axes).values["loss"]
+    only = {"layer": [1, 0], "pos": [4, 2, 4], "head": [1]}
+    some = attribute(model, clean, corrupted, "z", axes, only=only)
+    assert some.indices == ((1,), (1, 0), (4, 2, 4))
+    assert_close(some.values["loss"], whole[[1]][:, [1, 0]][:, :, [4, 2, 4]], **EXACT)
+
+
+@pytest.mark.parametrize("read", ["points", "all"])
+def test_other_predictions(read):
+    model = model_of("gpt")
+    clean, corrupted = inputs(model, 0), inputs(model, 1)
+    metrics = {"sum": lambda predictions: predictions.sum((1, 2))}
+    only = {"layer": [1]}
+    estimate = attribute(model, clean, corrupted, "resid_post", read=read, metrics=metrics, only=only)
+    assert estimate.unpatched.shape == run(model, corrupted, read=read).shape
+    assert estimate.effect().abs().amax(-1).gt(0).all() == (read == "all")  # y positions predict nothing
+
+
+def test_a_recurrent_network():
+    model = lstm()
+    clean, corrupted = inputs(model, 0), inputs(model, 1)
+    only = {"layer": [1]}
+    estimate, real = (f(model, clean, corrupted, "resid_post", metrics=FIRST, only=only) for f in (attribute, patch))
+    assert_close(estimate.values, real.values, **EXACT)
+
+
+def test_agreement_is_the_correlation_over_cells():
+    model = model_of("gpt")
+    clean, corrupted = inputs(model, 0, 5), inputs(model, 1, 5)
+    axes = ("layer", "pos", "head")
+    estimate, real = (f(model, clean, corrupted, "z", axes) for f in (attribute, patch))
+    found = agreement(estimate, real)
+    each = [np.corrcoef(estimate.effect()[..., i].flatten(), real.effect()[..., i].flatten())[0, 1] for i in range(5)]
+    assert found.mean == pytest.approx(np.mean(each))
+    assert found.n == 5
+    assert found.high - found.low == pytest.approx(2 * 2.7764451 * np.std(each, ddof=1) / math.sqrt(5), rel=1e-6)
+    with pytest.raises(ValueError, match="do not compare"):
+        agreement(estimate, patch(model, clean, corrupted, "z", ("layer", "head")))
+    with pytest.raises(ValueError, match="do not compare"):
+        agreement(estimate, patch(model, clean[:2], corrupted[:2], "z", axes))
+    with pytest.raises(ValueError, match="no prompt has effects"):
+        agreement(attribute(model, clean, clean), patch(model, clean, clean))
+
+
+def test_what_is_not_a_number_is_not_hidden():
+    model = model_of("gpt")
+    tokens = model.encode(inputs(model, 0)).clone()
+    tokens[0, 0] = math.nan
+    estimate = attribute(model, tokens, model.encode(inputs(model, 1)), "resid_pre", metrics=FIRST)
+    assert estimate.values["prediction"][:, 0, 0].isnan().all()
+    assert estimate.values["prediction"][..., 1:].isfinite().all()
+
+
+def test_bad_input():
+    model = model_of("gpt")
+    clean, corrupted = inputs(model, 0), inputs(model, 1)
+    before = model.predict(clean)
+    tokens = model.encode(clean), model.encode(corrupted)
+    with pytest.raises(ValueError, match="of a metric"):
+        attribute(model, *tokens)
+    with pytest.raises(ValueError, match="number a prompt"):
+        attribute(model, clean, corrupted, metrics=lambda p: p.sum())
+    for flat in (lambda p: (p[:, 0] > 0).double(), lambda p: torch.zeros(len(p))):
+        with pytest.raises(ValueError, match="has no gradient"):
+            attribute(model, clean, corrupted, metrics=flat)
+    with pytest.raises(ValueError, match="as many and as long"):
+        attribute(model, clean, corrupted[:1])
+    with pytest.raises(ValueError, match="no layer to sweep"):
+        attribute(model, clean, corrupted, only={"layer": []})
+    with pytest.raises(ValueError, match="did you mean 'mlp_out'"):
+        attribute(model, clean, corrupted, "mlp_put")
+    with pytest.raises(ValueError, match="training mode"):
+        attribute(model_of("gpt").train(), clean, corrupted)
+    assert not model.has_hooks()
+    assert_close(model.predict(clean), before, atol=0, rtol=0)
+    assert all(weight.grad is None for weight in model.parameters())
+
+
+def test_inside_no_grad():
+    model = model_of("gpt")
+    clean, corrupted = inputs(model, 0), inputs(model, 1)
+    expected = attribute(model, clean, corrupted).values["loss"]
+    with torch.no_grad():
+        assert_close(attribute(model, clean, corrupted).values["loss"], expected)
+        assert ablate(model, clean).effect().shape == (2, 2, 3)

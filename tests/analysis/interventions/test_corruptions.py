@@ -1,0 +1,93 @@
+"""Corrupted prompts differ in one respect."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from mechicl.analysis.interventions import corrupt
+from mechicl.analysis.interventions.corruptions import derangement
+from mechicl.tasks import LinearRegression
+
+KINDS = ("task", "labels", "query", "prompt", "noise")
+
+
+def prompts(n: int = 6, n_context: int = 5, y_dim: int = 2, dtype: torch.dtype = torch.float64):
+    return LinearRegression(x_dim=3, n_context=n_context, y_dim=y_dim).sample(n, seed=3, dtype=dtype)
+
+
+@settings(max_examples=30)
+@given(st.sampled_from(KINDS), st.integers(2, 5), st.integers(2, 5), st.integers(1, 2), st.integers(0, 99))
+def test_what_changes_and_what_does_not(kind, n, n_context, y_dim, seed):
+    clean = prompts(n, n_context, y_dim)
+    xs, ys = clean.xs.clone(), clean.ys.clone()
+    found = corrupt(clean, kind, seed=seed)
+    assert torch.equal(clean.xs, xs)
+    assert torch.equal(clean.ys, ys)
+    assert (found.xs.shape, found.ys.shape) == (xs.shape, ys.shape)
+    again = corrupt(clean, kind, seed=seed)
+    assert torch.equal(found.xs, again.xs)
+    assert torch.equal(found.ys, again.ys)
+    if kind == "task":
+        assert torch.equal(found.xs, xs)
+        assert_close(found.ys.square().mean(), ys.square().mean())
+        for i in range(n):  # linear in the inputs, by other weights
+            weights = torch.linalg.lstsq(xs[i], found.ys[i], driver="gelsd").solution
+            assert_close(xs[i] @ weights, found.ys[i], atol=1e-8, rtol=1e-6)
+        assert not torch.allclose(found.ys, ys)
+    elif kind == "labels":
+        assert torch.equal(found.xs, xs)
+        assert torch.equal(found.ys[:, -1], ys[:, -1])
+        for i in range(n):
+            taken = [(ys[i, :-1] == y).all(-1).nonzero().item() for y in found.ys[i, :-1]]
+            assert sorted(taken) == list(range(n_context))
+            assert all(t != here for here, t in enumerate(taken))
+    elif kind == "query":
+        assert torch.equal(found.ys[:, :-1], ys[:, :-1])
+        assert torch.equal(found.xs[:, :-1], xs[:, :-1])
+        taken = [(xs[:, -1] == x).all(-1).nonzero().item() for x in found.xs[:, -1]]
+        assert all(t != here for here, t in enumerate(taken))
+    elif kind == "prompt":
+        taken = [(xs == x).all((1, 2)).nonzero().item() for x in found.xs]
+        assert sorted(taken) == list(range(n))
+        assert all(t != here for here, t in enumerate(taken))
+        assert torch.equal(found.ys, ys[torch.tensor(taken)])
+    else:
+        assert torch.equal(found.xs, xs)
+        assert torch.equal(found.ys[:, -1], ys[:, -1])
+        assert not torch.isclose(found.ys[:, :-1], ys[:, :-1]).all()
+
+
+def test_seeds_differ_and_the_dtype_stays():
+    clean = prompts()
+    for kind in KINDS:
+        drawn = [corrupt(clean, kind, seed=seed) for seed in (0, 1, 2)]
+        assert any(not torch.equal(a.xs, drawn[0].xs) or not torch.equal(a.ys, drawn[0].ys) for a in drawn[1:])
+        assert corrupt(prompts(dtype=torch.float32), kind).ys.dtype == torch.float32
+
+
+def test_the_size_of_the_noise():
+    clean = prompts(2000, y_dim=1)
+    for size in (0.5, 2.0):
+        moved = (corrupt(clean, "noise", noise_std=size).ys - clean.ys)[:, :-1]
+        assert moved.std().item() == pytest.approx(size * clean.ys.std().item(), rel=0.03)
+    assert torch.equal(corrupt(clean, "noise", noise_std=0).ys, clean.ys)
+
+
+@given(st.integers(2, 30), st.integers(0, 999))
+def test_nothing_stays_in_its_place(n, seed):
+    order = derangement(n, torch.Generator().manual_seed(seed))
+    assert sorted(order.tolist()) == list(range(n))
+    assert (order != torch.arange(n)).all()
+
+
+def test_too_little_to_corrupt():
+    with pytest.raises(Exception, match=r"not one of|type hint|Type-check"):
+        corrupt(prompts(), "everything")  # pyright: ignore[reportArgumentType]
+    for kind in ("query", "prompt"):
+        with pytest.raises(ValueError, match="there is 1"):
+            corrupt(prompts(1), kind)
+    with pytest.raises(ValueError, match="there is 1"):
+        corrupt(prompts(n_context=1), "labels")
+    assert corrupt(prompts(1, n_context=0), "task").n_context == 0

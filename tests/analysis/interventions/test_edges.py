@@ -1,0 +1,142 @@
+"""The graph of edges: all, none, and an example by hand."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.testing import assert_close
+
+from mechicl.analysis.interventions import Edge, Node
+from mechicl.analysis.interventions.edges import EMBEDDING, EdgeGraph, edges_of, nodes_of, written
+from mechicl.analysis.interventions.opened import Opened
+from tests.analysis.interventions.oracles import bridge, hook_name, inputs, lstm, model_of, putting, recorded, run
+from tests.strategies import configs, random_model
+
+EXACT: dict[str, Any] = {"atol": 1e-10, "rtol": 1e-8}
+KINDS = ["gpt", "sink", "linear", "full", "looped", "mixed", "results", "ids", "nothing to see"]
+
+
+def graph_of(model, prompts, others=None) -> tuple[EdgeGraph, Tensor]:
+    """A graph whose cut edges carry what another run writes, or nothing."""
+    opened = Opened(model)
+    tokens = opened.tokens(prompts)
+    references = written(opened, tokens if others is None else opened.tokens(others))
+    return EdgeGraph(opened, tokens, references), references
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_edges_are_the_model_and_none_the_reference(kind):
+    model = model_of(kind)
+    prompts, others = inputs(model, 0), inputs(model, 1)
+    graph, _ = graph_of(model, prompts, others)
+    everything = torch.ones(len(graph.edges), dtype=torch.bool)
+    assert_close(graph.run(everything), run(model, prompts), **EXACT)
+    assert_close(graph.run(~everything), run(model, others), **EXACT)
+    assert not model.has_hooks()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_what_nodes_write_adds_up_to_the_final_stream(kind):
+    model = model_of(kind)
+    prompts = inputs(model, 0)
+    opened = Opened(model)
+    total = written(opened, opened.tokens(prompts)).sum(0)
+    for block in model.blocks if model.cfg.attn_bias else ():
+        total = total + model.cfg.damping * block.attn.b_O
+    assert_close(total, recorded(model, prompts, hook_name("resid_post", model.cfg.n_layers - 1)), **EXACT)
+
+
+@pytest.mark.parametrize("kind", ["gpt", "linear", "looped", "mixed", "ids"])
+@torch.no_grad()
+def test_cutting_all_edges_out_of_a_node_ablates_it(kind):
+    model = model_of(kind)
+    prompts, others = inputs(model, 0), inputs(model, 1)
+    graph, _ = graph_of(model, prompts, others)
+    for node in graph.nodes[1:]:
+        kept = torch.tensor([edge.sender != node for edge in graph.edges])
+        component = "mlp_out" if node.head is None else "z"
+        where = {} if node.head is None else {"head": node.head}
+        values = recorded(model, others, hook_name(component, node.layer))
+        assert_close(graph.run(kept), run(model, prompts, [putting(component, node.layer, where, values)]), **EXACT)
+    kept = torch.tensor([edge.sender != EMBEDDING for edge in graph.edges])
+    stream = recorded(model, others, hook_name("resid_pre", 0))
+
+    def put(activation, hook):
+        return stream
+
+    assert_close(graph.run(kept), run(model, prompts, [(hook_name("resid_pre", 0), put)]), **EXACT)
+
+
+@torch.no_grad()
+def test_two_layers_of_one_head_by_hand():
+    """softmax(q k) v with each of q, k, v, and the output reading one stream or the other."""
+    model = model_of("gpt", n_heads=1, d_mlp=None, normalization_type=None, attn_bias=False, d_head=3)
+    prompts, others = inputs(model, 0), inputs(model, 1)
+    graph, _ = graph_of(model, prompts, others)
+    own, reference = (model.embed_tokens(model.encode(p)) for p in (prompts, others))
+    first, second = Node(0, 0), Node(1, 0)
+
+    def head(layer, by):
+        attn = model.blocks[layer].attn
+        q, k, v = (by[w] @ getattr(attn, f"W_{w.upper()}")[0] for w in ("q", "k", "v"))
+        scores = model.cfg.score_scale * q @ k.mT
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+        return scores.masked_fill(~mask, -torch.inf).softmax(-1) @ v @ attn.W_O[0]
+
+    def everywhere(stream):
+        return dict.fromkeys(("q", "k", "v"), stream)
+
+    reference_first = head(0, everywhere(reference))
+    reference_second = head(1, everywhere(reference + reference_first))
+    own_first = head(0, everywhere(own))
+    cut = {Edge(first, second, "k"), Edge(EMBEDDING, second, "v"), Edge(first, None), Edge(EMBEDDING, first, "q")}
+    first_out = head(0, {"q": reference, "k": own, "v": own})
+    second_out = head(1, {"q": own + first_out, "k": own + reference_first, "v": reference + first_out})
+    expected = (own + reference_first + second_out) @ model.W_U + model.b_U
+    kept = torch.tensor([edge not in cut for edge in graph.edges])
+    assert_close(graph.run(kept), expected[:, -1], **EXACT)
+    assert_close(graph.run(graph.keeping([])), (reference + reference_first + reference_second)[:, -1] @ model.W_U)
+    only_output = graph.keeping([Edge(EMBEDDING, None)])
+    assert_close(graph.run(only_output), (own + reference_first + reference_second)[:, -1] @ model.W_U)
+    chain = graph.keeping([Edge(EMBEDDING, first, by) for by in "qkv"] + [Edge(first, None)])
+    assert_close(graph.run(chain), (reference + own_first + reference_second)[:, -1] @ model.W_U)
+
+
+@settings(max_examples=10)
+@given(configs(token_clip=None), st.integers(0, 5))
+def test_any_config(cfg, seed):
+    model = random_model(cfg.replace(dtype="float64"), seed, scale=0.2).eval()
+    prompts, others = inputs(model, 0), inputs(model, 1)
+    graph, _ = graph_of(model, prompts, others)
+    everything = torch.ones(len(graph.edges), dtype=torch.bool)
+    assert_close(graph.run(everything), run(model, prompts), atol=1e-8, rtol=1e-6, equal_nan=True)
+    assert_close(graph.run(~everything), run(model, others), atol=1e-8, rtol=1e-6, equal_nan=True)
+
+
+def test_names_and_numbers_of_nodes_and_edges():
+    opened = Opened(model_of("gpt"))
+    assert list(map(str, nodes_of(opened))) == [
+        "embedding", "head 0.0", "head 0.1", "MLP 0", "head 1.0", "head 1.1", "MLP 1",
+    ]  # fmt: skip
+    edges = edges_of(opened)
+    # heads of layer 0: 2 * 3 ways * 1; MLP 0: 3; heads of layer 1: 2 * 3 * 4; MLP 1: 6; output: 7
+    assert len(edges) == len(set(edges)) == 6 + 3 + 24 + 6 + 7
+    assert str(edges[0]) == "embedding → head 0.0 (q)"
+    assert str(Edge(Node(1), None)) == "MLP 1 → output"
+    graph, _ = graph_of(opened.model, inputs(opened.model, 0))
+    assert graph.keeping(edges[3:5]).nonzero().flatten().tolist() == [3, 4]
+    assert [str(node) for node in nodes_of(Opened(bridge()))][:3] == ["embedding", "head 0.0", "head 0.1"]
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [(bridge, "not in TransformerBridge"), (lstm, "not in HookedLSTM"), (None, "clips its stream")],
+)
+def test_other_models_are_refused(model, message):
+    opened = Opened(model_of("clipped") if model is None else model())
+    with pytest.raises(ValueError, match=message):
+        EdgeGraph(opened, torch.zeros(1, 5, dtype=torch.long), torch.zeros(1, 1, 5, 8))

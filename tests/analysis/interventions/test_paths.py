@@ -1,0 +1,134 @@
+"""Direct paths against a computation by hand, and against TransformerLens."""
+
+import itertools
+
+import pytest
+import torch
+from torch.testing import assert_close
+from transformer_lens import patching
+
+from mechicl.analysis.interventions import patch_paths
+from tests.analysis.interventions.oracles import bridge, hook_name, ids, inputs, lstm, model_of, recorded, run
+
+
+def by_hand(model, stream, layer, receiver):
+    """Queries, keys or values of a stream, by formula."""
+    block = model.blocks[layer]
+    if model.cfg.normalization_type is not None:
+        centred = stream - stream.mean(-1, keepdim=True)
+        stream = centred / (centred.pow(2).mean(-1, keepdim=True) + model.cfg.eps).sqrt()
+        if model.cfg.normalization_type == "LN":
+            stream = stream * block.ln1.w + block.ln1.b
+    out = torch.stack([stream @ getattr(block.attn, f"W_{receiver.upper()}")[h] for h in range(model.cfg.n_heads)], 2)
+    return out + getattr(block.attn, f"b_{receiver.upper()}") if model.cfg.attn_bias else out
+
+
+@pytest.mark.parametrize(
+    ("kind", "receiver"),
+    [*(("gpt", by) for by in "qkv"), ("linear", "v"), ("looped", "q"), ("full", "k"), ("ids", "k")],
+)
+@torch.no_grad()
+def test_paths_by_hand(kind, receiver):
+    model = model_of(kind, n_layers=3)
+    clean, corrupted = inputs(model, 0), inputs(model, 1)
+    for direction in ("denoising", "noising")[: 1 + (kind == "gpt")]:
+        into, source = (corrupted, clean) if direction == "denoising" else (clean, corrupted)
+        swept = patch_paths(model, clean, corrupted, receiver, direction=direction)
+        assert swept.predictions is not None
+        assert swept.shape == (3, 2, 3, 2)
+        unpatched = run(model, into)
+        for layer, head, to, other in itertools.product(range(3), range(2), range(3), range(2)):
+            expected = unpatched
+            if to > layer:
+                written = [
+                    model.cfg.damping * recorded(model, given, hook_name("z", layer))[:, :, head]
+                    @ model.blocks[layer].attn.W_O[head]
+                    for given in (source, into)
+                ]  # fmt: skip
+                stream = recorded(model, into, hook_name("resid_pre", to)) + written[0] - written[1]
+                received = by_hand(model, stream, to, receiver)
+
+                def put(activation, hook, received=received, other=other):
+                    out = activation.clone()
+                    out[:, :, other] = received[:, :, other]
+                    return out
+
+                expected = run(model, into, [(hook_name(receiver, to), put)])
+            assert_close(swept.predictions[layer, head, to, other], expected, atol=1e-10, rtol=1e-8)
+
+
+@pytest.mark.parametrize("receiver", ["q", "k", "v"])
+def test_agrees_with_transformer_lens(receiver, capsys):
+    model = bridge()
+    clean, corrupted = (ids(seed, n=2, d_vocab=20) for seed in (0, 1))
+    with torch.no_grad():
+        cache, corrupted_cache = (model.run_with_cache(tokens)[1] for tokens in (clean, corrupted))
+        theirs = patching.get_act_patch_direct_path_all_sources(
+            model, corrupted, cache, corrupted_cache,
+            lambda logits: (logits[:, -1, 3] - logits[:, -1, 5]).mean(), receiver, verbose=False,
+        )  # fmt: skip
+    capsys.readouterr()
+    swept = patch_paths(model, clean, corrupted, receiver, metrics=lambda logits: logits[:, 3] - logits[:, 5])
+    later = torch.arange(3)[:, None] < torch.arange(3)
+    found = swept.values["metric"].mean(-1).permute(0, 2, 1, 3)[later]
+    assert_close(found, theirs.permute(0, 2, 1, 3)[later], atol=2e-5, rtol=1e-4)
+    assert swept.predictions is None
+    assert swept.effect().permute(0, 2, 1, 3, 4)[~later].abs().max() == 0
+
+
+def test_hooks_of_the_user_take_effect():
+    model = model_of("gpt", n_layers=3)
+    clean, corrupted = inputs(model, 0), inputs(model, 1)
+    model.add_hook(hook_name("resid_pre", 1), lambda tensor, *, hook: 2 * tensor + tensor.roll(1, 2))
+    swept = patch_paths(model, clean, corrupted, "k")
+    before = recorded(model, corrupted, hook_name("resid_post", 0))
+    z = [recorded(model, given, hook_name("z", 0))[:, :, 1] for given in (clean, corrupted)]
+    stream = before + (z[0] - z[1]) @ model.blocks[0].attn.W_O[1].detach()
+    received = by_hand(model, 2 * stream + stream.roll(1, 2), 1, "k").detach()
+
+    def put(activation, hook):
+        out = activation.clone()
+        out[:, :, 0] = received[:, :, 0]
+        return out
+
+    assert swept.predictions is not None
+    expected = run(model, corrupted, [(hook_name("k", 1), put)])
+    assert_close(swept.predictions[0, 1, 1, 0], expected, atol=1e-10, rtol=1e-8)
+    model.reset_hooks()
+
+
+def test_memory_changes_nothing_and_one_layer_has_no_path():
+    model = model_of("gpt", n_layers=3)
+    clean, corrupted = inputs(model, 0), inputs(model, 1)
+    memory, tight = 1.0, None
+    for _ in range(9):
+        try:
+            tight = patch_paths(model, clean, corrupted, memory=memory)
+            break
+        except ValueError as error:
+            memory = 1.001 * float(str(error).split("at least ")[1].split(",")[0])
+    assert tight is not None
+    assert_close(tight.predictions, patch_paths(model, clean, corrupted).predictions, atol=1e-12, rtol=1e-10)
+    alone = model_of("one head, one layer")
+    swept = patch_paths(alone, inputs(alone, 0), inputs(alone, 1))
+    assert swept.effect().abs().max() == 0
+
+
+def test_bad_input():
+    model = model_of("gpt")
+    clean, corrupted = inputs(model, 0), inputs(model, 1)
+    with pytest.raises(Exception, match=r"not one of|type hint|Type-check"):
+        patch_paths(model, clean, corrupted, "z")  # pyright: ignore[reportArgumentType]
+    clipped = model_of("clipped")
+    with pytest.raises(ValueError, match="clips its stream"):
+        patch_paths(clipped, clean, corrupted)
+    with pytest.raises(ValueError, match="no attention layers"):
+        patch_paths(lstm(), clean, corrupted)
+    grouped = bridge("llama")
+    with pytest.raises(ValueError, match="4 heads share 2 keys"):
+        patch_paths(grouped, ids(0), ids(1), "k")
+    with pytest.raises(ValueError, match="as many and as long"):
+        patch_paths(model, clean, corrupted[:1])
+    with pytest.raises(ValueError, match="too little"):
+        patch_paths(model, clean, corrupted, memory=10)
+    assert not model.has_hooks()

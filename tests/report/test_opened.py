@@ -1,0 +1,188 @@
+"""The sections on a model's parts hold the numbers of the sweeps that they show."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mechicl.analysis import ablate, corrupt, patch, score_heads
+from mechicl.checkpoints import Checkpoint, load_checkpoint, save
+from mechicl.learners import Interval, interval
+from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig
+from mechicl.report import Comparison, Row, write_report
+from mechicl.report.opened import PROMPT_SEED, opened_comparison, opened_sections
+from mechicl.tasks import LinearRegression, task_to_dict
+
+TASK = LinearRegression(x_dim=2, n_context=3)
+PAIRED = TransformerConfig(x_dim=2, n_context=3, n_layers=2, n_heads=2, initializer_range=0.5)
+INTERLEAVED = PAIRED.replace(prompt_format="interleaved", attention="softmax", keys="causal", d_model=8)
+PLAIN = Comparison("Title", "Lead.", [Row("loss", None, 1.0, "")], data={"mse": 1.0})
+
+
+def network(cfg: TransformerConfig) -> HookedTransformer:
+    return HookedTransformer(cfg, seed=3).eval()
+
+
+def rows(found: list[Row]) -> dict[str, Row]:
+    return {row.quantity: row for row in found}
+
+
+def errors(model: HookedTransformer, prompts: Any, targets: Tensor, *hooks: Any) -> Tensor:
+    """Squared errors of the query's prediction, with hooks."""
+    with torch.no_grad(), model.hooks(fwd_hooks=list(hooks)):
+        outputs = model(model.encode(prompts))
+    return (model.decode(outputs)[:, -1] - targets).square().mean(-1)
+
+
+@pytest.mark.parametrize("cfg", [PAIRED, INTERLEAVED], ids=["paired", "interleaved"])
+def test_rows_and_data_are_those_of_hooks_set_by_hand(cfg):
+    model, prompts = network(cfg), TASK.sample(20, seed=1)
+    corrupted, targets = corrupt(prompts, "labels", seed=7), prompts.ys[:, -1]
+    found, figures, data = opened_sections(model, prompts, seed=7)
+    tokens, other = model.encode(prompts), model.encode(corrupted)
+    n_pos = tokens.shape[1]
+    with torch.no_grad():
+        _, cache = model.run_with_cache(tokens)
+        _, wrong = model.run_with_cache(other)
+    clean, bad = errors(model, prompts, targets), errors(model, corrupted, targets)
+
+    without = torch.empty(2, 2, 20)
+    recovered, stream = torch.empty(2, n_pos, 2), torch.empty(2, n_pos)
+    changes = {}
+    for layer in range(2):
+        z, own = cache[f"blocks.{layer}.attn.hook_z"], wrong[f"blocks.{layer}.attn.hook_z"]
+        for head in range(2):
+
+            def averaged(of: Tensor, hook: Any, head: int = head) -> Tensor:
+                of = of.clone()
+                of[:, :, head] = of[:, :, head].mean(0, keepdim=True)
+                return of
+
+            hook = (f"blocks.{layer}.attn.hook_z", averaged)
+            without[layer, head] = errors(model, prompts, targets, hook) - clean
+            for pos in range(n_pos):
+                mixed = own.clone()
+                mixed[:, pos, head] = z[:, pos, head]
+                hook = (f"blocks.{layer}.attn.hook_z", lambda of, hook, mixed=mixed: mixed)
+                changes[layer, pos, head] = errors(model, corrupted, targets, hook) - bad
+                recovered[layer, pos, head] = changes[layer, pos, head].mean() / (clean - bad).mean()
+        for pos in range(n_pos):
+            mixed = wrong[f"blocks.{layer}.hook_resid_pre"].clone()
+            mixed[:, pos] = cache[f"blocks.{layer}.hook_resid_pre"][:, pos]
+            hook = (f"blocks.{layer}.hook_resid_pre", lambda of, hook, mixed=mixed: mixed)
+            stream[layer, pos] = (errors(model, corrupted, targets, hook) - bad).mean() / (clean - bad).mean()
+    torch.testing.assert_close(torch.tensor(data["mean_ablation_of_heads"]), without.mean(-1), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(torch.tensor(data["z_recovered"]), recovered, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(torch.tensor(data["resid_pre_recovered"]), stream, atol=1e-4, rtol=1e-4)
+    assert (data["n_prompts"], data["n_patched"]) == (20, 20)
+
+    ablated = rows(found)["change of the loss (MSE) without the head that changes it most"]
+    layer, head = divmod(int(without.mean(-1).abs().argmax()), 2)
+    assert ablated.note == f"head {layer}.{head}; the loss is {clean.mean():.3g} with all heads"
+    assert isinstance(ablated.measured, Interval)
+    expected = interval(without[layer, head])
+    assert (ablated.measured.mean, ablated.measured.low) == pytest.approx((expected.mean, expected.low), rel=1e-3)
+    patched = next(row for row in found if "sees the right labels" in row.quantity)
+    best = max(changes, key=lambda place: recovered[place].item())
+    assert isinstance(patched.measured, Interval)
+    assert patched.measured.mean == pytest.approx(changes[best].mean().item(), rel=1e-3)
+    label = cfg.format.labels(3)[best[1]]
+    assert patched.note.startswith(f"head {best[0]}.{best[2]} at {label} recovers {recovered[best].item():.0%} of the ")
+    titles = [figure.title for figure in figures]
+    assert titles[-3:] == ["What is lost without each head", "Where the labels are", "Which heads move them"]
+    grids: list[Any] = [figure.figure for figure in figures[-3:]]
+    assert torch.tensor(grids[0].data[0].z).tolist() == torch.tensor(data["mean_ablation_of_heads"]).tolist()
+    assert list(grids[1].data[0].x) == cfg.format.labels(3)
+    assert len(grids[2].data) == 2
+
+
+def test_heads_of_interleaved_models_are_scored():
+    model, prompts = network(INTERLEAVED), TASK.sample(20, seed=1)
+    found, figures, data = opened_sections(model, prompts)
+    scores = score_heads(model, prompts=prompts)
+    assert set(scores.scores) == {"previous_token", "target_to_input"}
+    for name in scores.scores:
+        layer, head = scores.best(name)
+        row = rows(found)[f"{name.replace('_', ' ')} score"]
+        assert row.measured == scores.interval(name, layer, head)
+        assert row.note == f"head {layer}.{head}, the highest; {scores.chance[name]:.3f} if attention were uniform"
+    assert data["head_scores"] == scores.to_dataframe().to_dict("records")
+    assert figures[0].title == "What the heads attend to"
+    assert len(figures) == 4
+    assert "head_scores" not in opened_sections(network(PAIRED), prompts)[2]
+    assert len(opened_sections(network(PAIRED), prompts)[1]) == 3
+
+
+def test_large_models_are_patched_on_fewer_prompts(monkeypatch):
+    model, prompts = network(PAIRED), TASK.sample(40, seed=1)
+    monkeypatch.setattr("mechicl.report.opened.RUNS", 16 * 25)  # 2 layers, 4 positions, 2 heads: 16 places
+    _, _, data = opened_sections(model, prompts)
+    assert (data["n_prompts"], data["n_patched"]) == (40, 25)
+    swept = patch(model, prompts[:25], corrupt(prompts[:25], "labels"), "z", ("layer", "pos", "head"))
+    assert data["z_recovered"] == swept.recovered().tolist()
+    assert data["mean_ablation_of_heads"] == ablate(model, prompts, "z").effect().mean(-1).tolist()
+    monkeypatch.setattr("mechicl.report.opened.RUNS", 1)
+    assert opened_sections(model, prompts)[2]["n_patched"] == 16
+
+
+def test_a_model_that_labels_do_not_move_has_no_row_on_them():
+    model = network(PAIRED)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.zero_()
+    found, figures, _ = opened_sections(model, TASK.sample(10, seed=0))
+    assert len(found) == 1
+    assert len(figures) == 3
+
+
+def test_sections_stand_behind_the_rest_with_the_first_seed():
+    models = [HookedTransformer(PAIRED, seed=seed).eval() for seed in (1, 2)]
+    checkpoint = Checkpoint("made", list(models), {"training": {"task": task_to_dict(TASK)}})
+    result = opened_comparison(PLAIN, checkpoint)
+    assert (result.title, result.lead, result.rows[0]) == (PLAIN.title, PLAIN.lead, PLAIN.rows[0])
+    assert len(result.rows) == 3
+    expected = ablate(models[0], TASK.sample(64, seed=PROMPT_SEED), "z").effect().mean(-1).tolist()
+    assert result.data["mse"] == 1.0
+    assert result.data["opened"]["mean_ablation_of_heads"] == expected
+    assert result.data["opened"]["seed"] == PROMPT_SEED
+    assert (len(PLAIN.rows), len(PLAIN.figures), PLAIN.data) == (1, 0, {"mse": 1.0})  # as it was
+
+
+@pytest.mark.parametrize(
+    ("model", "task"),
+    [
+        (HookedLSTM(LSTMConfig(x_dim=2, n_context=3, n_layers=1, d_model=4)), TASK),
+        (HookedTransformer(PAIRED.replace(n_context=1)), TASK.replace(n_context=1)),
+        (HookedTransformer(INTERLEAVED.replace(n_layers=0)), TASK),
+    ],
+    ids=["lstm", "one point", "no layers"],
+)
+def test_what_has_no_such_parts_is_left_as_it_is(model, task):
+    checkpoint = Checkpoint("made", [model.eval()], {"training": {"task": task_to_dict(task)}})
+    assert opened_comparison(PLAIN, checkpoint) is PLAIN
+
+
+def test_models_that_no_algorithm_is_compared_with_have_a_report_of_their_parts(tmp_path, browser):
+    cfg = INTERLEAVED.replace(keys="context")
+    models = [HookedTransformer(cfg, seed=seed) for seed in (0, 1)]
+    curve = {"eval_step": [0, 10], "eval_loss": [[2.0, 1.0], [1.0, 0.5]]}
+    record = {"seeds": [0, 1], "training": {"task": task_to_dict(TASK)}, "curve": curve}
+    folder = save(tmp_path / "made", models, record)
+    path = write_report(folder, tmp_path / "out", n_prompts=30, progress=False)
+    data = json.loads((tmp_path / "out" / "report.json").read_text(), parse_constant=pytest.fail)
+    prompts = TASK.sample(30, seed=PROMPT_SEED)
+    for model, mse in zip(load_checkpoint(folder).models, data["mse"], strict=True):
+        assert mse == pytest.approx((model.predict(prompts) - prompts.query.ys).square().mean().item(), rel=1e-5)
+    assert data["table"][0]["measured"]["mean"] == pytest.approx(sum(data["mse"]) / 4)
+    assert {row["quantity"] for row in data["table"]} >= {"input to target score", "target to input score"}
+    page = browser.new_page()
+    problems: list[str] = []
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.goto(path.as_uri())
+    page.wait_for_selector(".js-plotly-plot .main-svg")
+    assert page.locator(".js-plotly-plot").count() == 5
+    assert "2 seeds, 2 layers, on 3 points in 2 dimensions" in page.inner_text("body")
+    page.close()
+    assert not problems

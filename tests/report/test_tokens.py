@@ -1,0 +1,147 @@
+"""The report on token models, on small untrained ones: its numbers, its pictures, and what it does without a curve."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mechicl.analysis import heads_over_training, score_heads
+from mechicl.checkpoints import Checkpoint, Snapshots, load_checkpoint, save, stack_models
+from mechicl.constructions import induction
+from mechicl.learners import interval
+from mechicl.models import HookedTransformer
+from mechicl.report import Row, write_report
+from mechicl.report.tokens import PROMPT_SEED, compare_tokens
+from mechicl.tasks import task_to_dict
+from tests.training.runs import READER, WORDS
+
+N = 48
+CURVE = {"eval_step": [0, 10, 20], "eval_loss": [[2.0, 1.9], [1.0, 1.2], [0.5, 0.4]]}
+RECORD = {"training": {"task": task_to_dict(WORDS)}}
+
+
+def networks(first: int = 0) -> list[HookedTransformer]:
+    return [HookedTransformer(READER, seed=first + seed).eval() for seed in range(2)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two seeds with a curve and two snapshots."""
+    models = networks()
+    stacks = [stack_models(of) for of in (networks(10), models)]
+    snapshots = Snapshots((0, 20), {name: torch.stack([stack[name] for stack in stacks]) for name in stacks[0]})
+    record = {**RECORD, "seeds": [0, 1], "curve": CURVE}
+    return save(tmp_path_factory.mktemp("checkpoints") / "reader", models, record, snapshots)
+
+
+@pytest.fixture(scope="module")
+def written(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_report(folder, tmp_path_factory.mktemp("out"), n_prompts=N, progress=False)
+
+
+def table(written: Path) -> dict[str, Any]:
+    data = json.loads((written.parent / "report.json").read_text(), parse_constant=pytest.fail)
+    return {row["quantity"]: row for row in data["table"]}
+
+
+def by_loops(model: HookedTransformer) -> tuple[float, float]:
+    """Mean cross entropy and share predicted, token by token."""
+    sequences = WORDS.sample(N, seed=PROMPT_SEED)
+    losses, right = [], []
+    for ids, predictable in zip(sequences.ids.tolist(), sequences.predictable.tolist(), strict=True):
+        with torch.no_grad():
+            logits = model(torch.tensor([ids[:-1]]))[0].double().tolist()
+        for pos in range(1, len(ids)):
+            if predictable[pos]:
+                scores = logits[pos - 1]
+                losses.append(math.log(sum(map(math.exp, scores))) - scores[ids[pos]])
+                right.append(scores.index(max(scores)) == ids[pos])
+    return sum(losses) / len(losses), sum(right) / len(right)
+
+
+def test_losses_and_scores_are_those_of_plain_loops(folder, written):
+    rows, models = table(written), load_checkpoint(folder).models
+    losses, right = zip(*map(by_loops, models), strict=True)
+    for quantity, values in (
+        ("cross entropy of tokens that can be predicted (nats)", losses),
+        ("share of them predicted", right),
+    ):
+        expected = interval(torch.tensor(values, dtype=torch.float64))
+        measured = rows[quantity]["measured"]
+        assert rows[quantity]["over"] == "seeds"
+        assert measured["n"] == 2
+        assert (measured["mean"], measured["low"]) == pytest.approx((expected.mean, expected.low), rel=1e-4)
+    for name in ("previous_token", "induction", "copying", "prefix_matching"):
+        best = [score_heads(model, n_prompts=64, seed=PROMPT_SEED).mean(name).max().item() for model in models]
+        measured = rows[f"highest {name.replace('_', ' ')} score of a head"]["measured"]
+        assert measured["mean"] == pytest.approx(sum(best) / 2)
+
+
+def test_the_page_has_every_picture_and_no_errors(written, browser):
+    page = browser.new_page(viewport={"width": 1200, "height": 900})
+    problems: list[str] = []
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+    page.on("request", lambda request: problems.append(request.url) if request.url.startswith("http") else None)
+    page.goto(written.as_uri())
+    page.wait_for_selector(".js-plotly-plot .main-svg")
+    titles = page.locator("h2").all_inner_texts()
+    assert titles == [
+        "Published and measured", "When heads form", "What the heads do", "Which heads read what others wrote",
+        "Where the earlier occurrence is seen", "The circuit",
+    ]  # fmt: skip
+    assert page.locator("section:has(.js-plotly-plot .main-svg) h2").all_inner_texts() == titles[1:]
+    assert page.evaluate("document.documentElement.scrollWidth") <= 1200
+    lead = "reader: 2 seeds of 2 layers with 2 heads, on sequences of 12 tokens out of 7; 48 held-out sequences"
+    assert lead in page.inner_text("body")
+    page.close()
+    assert not problems
+
+
+def test_scores_during_training_are_those_of_the_snapshots(folder):
+    result = compare_tokens(load_checkpoint(folder), n_prompts=N, progress=False)
+    figure: Any = next(figure.figure for figure in result.figures if figure.title == "When heads form")
+    formed = heads_over_training(load_checkpoint(folder), n_prompts=64, seed=PROMPT_SEED)
+    lines = {trace.name: trace for trace in figure.data if trace.name != "loss" and trace.name}
+    for name, values in formed.scores.items():
+        assert list(lines[f"{name.replace('_', ' ')} score"].y) == pytest.approx(values.mean(1).tolist())
+    assert [list(trace.y) for trace in figure.data if trace.name == "loss"] == [[2.0, 1.0, 0.5], [1.9, 1.2, 0.4]]
+
+
+def test_one_seed_without_curve_and_snapshots_has_values_without_intervals():
+    result = compare_tokens(Checkpoint("bare", [networks()[0]], RECORD), n_prompts=N, progress=False)
+    assert "nan" not in str(result)
+    assert "When heads form" not in [figure.title for figure in result.figures]
+    rows: dict[str, Row] = {row.quantity: row for row in result.rows}
+    loss, right = by_loops(networks()[0])
+    assert rows["cross entropy of tokens that can be predicted (nats)"].measured == pytest.approx(loss, rel=1e-5)
+    assert rows["share of them predicted"].measured == pytest.approx(right, rel=1e-5)
+    assert rows["share of them predicted"].over == ""
+    assert "1 seed of 2 layers" in result.lead
+
+
+def test_a_planted_circuit_is_found_where_it_is():
+    task = WORDS.replace(d_vocab=8, min_period=4)
+    model = induction(d_vocab=8, n_ctx=12, n_heads=2, induction_head=1, seed=0)
+    result = compare_tokens(Checkpoint("made", [model], {"training": {"task": task_to_dict(task)}}), n_prompts=N,
+                            progress=False)  # fmt: skip
+    rows = {row.quantity: row for row in result.rows}
+    assert rows["circuit"].measured == "head 0.0, head 1.1"
+    assert "all heads" not in rows["circuit"].note
+    assert rows["highest induction score of a head"].measured > 0.5  # pyright: ignore[reportOperatorIssue]
+    grid: Any = next(figure.figure for figure in result.figures if figure.title.startswith("Where"))
+    of_heads = torch.tensor([[list(row) for row in heat.z] for heat in grid.data])  # [head layer pos]
+    assert of_heads[1, 1, -1] > 0.9  # the induction head at the last position
+    assert of_heads[0, 1].abs().max() < 1e-6  # distractors
+    assert of_heads[1, 0].abs().max() < 1e-6
+    assert of_heads[0, 0, 1:-1].max() > 0.1  # and its helper, behind the earlier occurrences
+
+
+def test_one_layer_composes_with_nothing():
+    model = HookedTransformer(READER.replace(n_layers=1), seed=0).eval()
+    result = compare_tokens(Checkpoint("made", [model], RECORD), n_prompts=N, progress=False)
+    titles = [figure.title for figure in result.figures]
+    assert titles == ["What the heads do", "Where the earlier occurrence is seen", "The circuit"]
