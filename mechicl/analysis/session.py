@@ -14,6 +14,7 @@ from mechicl.analysis.interventions.metrics import Metric, logit_difference, mea
 from mechicl.analysis.interventions.opened import Opened, check_eval_mode
 from mechicl.analysis.sites import AXES, Site, axes_of, check_hook
 from mechicl.prompts import Prompts
+from mechicl.tokens import TokenSequences
 
 _CODE = """import torch
 
@@ -93,11 +94,12 @@ class PatchingSession:
     def __init__(
         self,
         model: Any,
-        clean: Prompts | Int[Tensor, "prompt pos"],
-        corrupted: Prompts | Int[Tensor, "prompt pos"],
+        clean: Prompts | TokenSequences | Int[Tensor, "prompt pos"],
+        corrupted: Prompts | TokenSequences | Int[Tensor, "prompt pos"],
         *,
         metric: Metric | None = None,
     ):
+        clean, corrupted = (of.read if isinstance(of, TokenSequences) else of for of in (clean, corrupted))
         if isinstance(clean, Prompts) != isinstance(corrupted, Prompts):
             raise TypeError(f"clean and corrupted are of different kinds: {_kind(clean)} and {_kind(corrupted)}")
         self._opened = Opened(model)
@@ -118,7 +120,7 @@ class PatchingSession:
 
     @property
     def clean_prompt(self) -> int:
-        """Number of the clean prompt; may be set.
+        """Number of the clean prompt; may be set, which chooses the corrupted prompt of the same number too.
 
         Raises:
             ValueError: there is none of that number.
@@ -129,10 +131,12 @@ class PatchingSession:
     def clean_prompt(self, number: int) -> None:
         self._clean_prompt = _checked("clean", number, len(self.clean))
         self.__dict__.pop("_clean_run", None)
+        if number < len(self.corrupted):
+            self.corrupted_prompt = number
 
     @property
     def corrupted_prompt(self) -> int:
-        """Number of the corrupted prompt; may be set.
+        """Number of the corrupted prompt; may be set, also to another pair than the clean one's.
 
         Raises:
             ValueError: there is none of that number.

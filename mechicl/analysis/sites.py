@@ -88,7 +88,10 @@ def check_hook(model: Any, name: str) -> None:
     """
     names = hook_names(model)
     if name not in names:
-        raise ValueError(f"the model has no hook {name!r}{nearest(name, names)}")
+        hint = nearest(name, names)
+        if name.endswith("hook_result") and hasattr(model, "set_use_attn_result"):
+            hint = ": call model.set_use_attn_result(True) first"
+        raise ValueError(f"the model has no hook {name!r}{hint}")
 
 
 def hook_names(model: Any) -> list[str]:

@@ -14,6 +14,7 @@ from mechicl.prompts import Prompts
 from mechicl.report.comparison import Comparison, Figure, Row
 
 N_PROMPTS, N_FEWEST = 64, 16
+N_MEASURED = 256  # other prompts, on which what was chosen among many is measured
 RUNS = 8192  # prompts times places to patch; beyond it there are fewer prompts
 PROMPT_SEED = 2_000_003
 WORDS = {
@@ -41,18 +42,20 @@ def opened_comparison(comparison: Comparison, checkpoint: Checkpoint) -> Compari
     model, task = checkpoint.models[0], checkpoint.task
     if not isinstance(model, HookedTransformer) or not model.cfg.n_layers or task.n_context < 2:
         return comparison
-    rows, figures, data = opened_sections(model, task.sample(N_PROMPTS, seed=PROMPT_SEED))
+    prompts = task.sample(N_PROMPTS + N_MEASURED, seed=PROMPT_SEED)
+    rows, figures, data = opened_sections(model, prompts[:N_PROMPTS], prompts[N_PROMPTS:])
     return comparison.with_more(rows, figures, {"opened": {**data, "seed": PROMPT_SEED}})
 
 
 def opened_sections(
-    model: HookedTransformer, prompts: Prompts, *, seed: int = 0
+    model: HookedTransformer, prompts: Prompts, others: Prompts, *, seed: int = 0
 ) -> tuple[list[Row], list[Figure], dict[str, Any]]:
     """Rows, figures and numbers on heads, ablation and patching of a model on prompts.
 
     Args:
         model: one seed's.
         prompts: at least two, of two context points or more. In large models only the first 16 are patched.
+        others: on which the head that does most is measured once more; means of ablation are over all of both.
         seed: of the corruption.
 
     Raises:
@@ -62,10 +65,11 @@ def opened_sections(
     places = model.cfg.n_layers * model.cfg.n_heads * len(labels)
     patched = prompts[: max(N_FEWEST, RUNS // places)]
     corrupted = corrupt(patched, "labels", seed=seed)
-    without = ablate(model, prompts, "z")
+    everything = prompts + others
+    without = ablate(model, prompts, "z", reference=everything)
     stream = patch(model, patched, corrupted, "resid_pre")
     heads = patch(model, patched, corrupted, "z", ("layer", "pos", "head"))
-    rows = [_ablation_row(without), *_patching_rows(heads, labels)]
+    rows = [_ablation_row(model, without, others, everything), *_patching_rows(model, heads, others, labels, seed)]
     pictures = {
         "ablation": viz.patching_grid(without, title="Every head's output replaced by its mean"),
         "patching": viz.patching_grid(stream, labels=labels, title="The stream before each layer put back"),
@@ -119,25 +123,26 @@ def write_opened_report(checkpoint: Checkpoint, out: Path, *, n_prompts: int, pr
     return opened_comparison(comparison, checkpoint).write(out, "report")
 
 
-def _ablation_row(sweep: Sweep) -> Row:
+def _ablation_row(model: HookedTransformer, sweep: Sweep, others: Prompts, reference: Prompts) -> Row:
     strongest = sweep.strongest(1).iloc[0]
     layer, head = int(strongest["layer"]), int(strongest["head"])
-    before = interval(sweep.unpatched_values["loss"]).mean
-    note = f"head {layer}.{head}; the loss is {before:.3g} with all heads"
-    quantity = "change of the loss (MSE) without the head that changes it most"
-    return Row(quantity, None, sweep.interval(layer, head), "prompts", note)
+    again = ablate(model, others, "z", only={"layer": layer, "head": head}, reference=reference)
+    before = interval(again.unpatched_values["loss"]).mean
+    note = f"head {layer}.{head}, chosen on other prompts; the loss is {before:.3g} with all heads"
+    return Row(
+        "change of the loss (MSE) without the head that changes it most", None, again.interval(0, 0), "prompts", note
+    )
 
 
-def _patching_rows(sweep: Sweep, labels: list[str]) -> list[Row]:
-    """The head output that recovers most; no row where the labels make no difference."""
+def _patching_rows(model: HookedTransformer, sweep: Sweep, others: Prompts, labels: list[str], seed: int) -> list[Row]:
+    """The head output that recovers most, on prompts that it was not chosen on; no row where labels do not matter."""
     share = sweep.recovered()
     if not share.isfinite().any():
         return []
     layer, pos, head = (int(i) for i in (share == share[share.isfinite()].max()).nonzero()[0])
-    recovered, whole = share[layer, pos, head].item(), sweep.unpatched_values["loss"] - sweep.source_values["loss"]
-    note = (
-        f"head {layer}.{head} at {labels[pos]} recovers {recovered:.0%} of the {interval(whole).mean:.3g} that "
-        f"exchanged labels cost"
-    )
-    quantity = "change of the loss when the output of one head, at one position, sees the right labels"
-    return [Row(quantity, None, sweep.interval(layer, pos, head), "prompts", note)]
+    only = {"layer": layer, "pos": pos, "head": head}
+    again = patch(model, others, corrupt(others, "labels", seed=seed), "z", ("layer", "pos", "head"), only=only)
+    cost = interval(again.unpatched_values["loss"] - again.source_values["loss"]).mean
+    note = f"head {layer}.{head} at {labels[pos]}, chosen on other prompts; exchanged labels cost {cost:.3g}"
+    quantity = "share of the loss recovered when one head's output, at one position, sees the right labels"
+    return [Row(quantity, None, again.recovered_interval(0, 0, 0), "prompts", note)]

@@ -12,9 +12,10 @@ from mechicl.analysis import (
     Circuit,
     Sweep,
     composition_scores,
+    corrupt_tokens,
     find_circuit,
     heads_over_training,
-    next_token_loss,
+    measure_circuit,
     patch,
     score_heads,
 )
@@ -22,7 +23,7 @@ from mechicl.checkpoints import Checkpoint
 from mechicl.learners import Interval, interval
 from mechicl.models import HookedTransformer
 from mechicl.report.comparison import Comparison, Figure, Row
-from mechicl.tokens import TokenSequences
+from mechicl.tokens import RepeatedTokens, TokenSequences
 
 SCORES = ("previous_token", "induction")
 N_SCORED, N_PATCHED = 64, 32
@@ -38,12 +39,12 @@ WORDS = {
         earlier head wrote (0 in layer 0).""",
     "composition": """
         How much of what a head writes the keys of a later head read: the Frobenius norm of the product of their weights
-        over the norms of both. First seed.""",
+        over the norms of both, less what random matrices of these shapes have. First seed.""",
     "patching": """
         Every earlier occurrence of the last token is replaced by another token, and one head's output at one position
-        is put back as it was before: the share of the loss of the following token that this recovers. An induction head
-        acts at the last position; a previous-token head just after the earlier occurrences, whose places differ from
-        sequence to sequence. First seed.""",
+        is put back as it was before: the share of the loss of the following token that this recovers. The segments of
+        these sequences are as long as training had them. An induction head acts at the last position; a previous-token
+        head just after the earlier occurrence. First seed.""",
     "circuit": """
         The heads and connections that the loss needs, found by ablating the others (by their mean over sequences at the
         same position) one after the other. Numbers are what the loss gains, in nats, when a connection is cut too;
@@ -74,19 +75,23 @@ def compare_tokens(checkpoint: Checkpoint, *, n_prompts: int = 1024, progress: b
         best = torch.stack([found.mean(name).max() for found in scores])
         note = f"{scores[0].chance[name]:.3f} if attention were uniform" if scores[0].of_attention(name) else ""
         rows.append(Row(f"highest {name.replace('_', ' ')} score of a head", None, _over_seeds(best), over, note))
-    patched, circuit = _patched(models[0], held_out), _circuit(models[0], held_out, progress)
-    everything = ", all heads that there are" if len(circuit.heads) == cfg.n_layers * cfg.n_heads else ""
+    patched, circuit = _patched(models[0], cast(RepeatedTokens, task)), _circuit(models[0], held_out, progress)
+    everything = ", all heads that there are" if len(circuit.nodes) == circuit.n_nodes else ""
     rows += [
-        Row("circuit", "previous-token and induction head", str(circuit).split(";")[0], "",
+        Row("circuit", "previous-token and induction head", ", ".join(map(str, circuit.nodes)), "",
             f"{len(circuit.edges)} edges{everything}; first seed"),
+        Row("its loss alone (nats)", None, interval(circuit.edges_alone), "prompts",
+            f"all else ablated; {circuit.full.mean():.3g} whole, {circuit.ablated.mean():.3g} without any head"),
         Row("its faithfulness", None, circuit.faithfulness(), "prompts",
-            "share of what the heads gain that it keeps when all else is ablated"),
-        Row("its completeness", None, circuit.completeness(), "prompts", "share of it that is lost without them"),
+            "share of what the heads gain that it keeps, on sequences that it was not looked for"),
     ]  # fmt: skip
+    if not everything:
+        words = "share of it that is lost without its heads"
+        rows.append(Row("its completeness", None, circuit.completeness(), "prompts", words))
     figures = _learning(checkpoint)
     figures.append(Figure("What the heads do", WORDS["heads"], viz.head_table(scores[0], "Scores of heads")))
     if cfg.n_layers > 1:
-        composed = viz.composition_figure(composition_scores(models[0], "K"), "K")
+        composed = viz.composition_figure(composition_scores(models[0], "K", baseline=True), "K")
         figures.append(Figure("Which heads read what others wrote", WORDS["composition"], composed))
     figures += [
         Figure("Where the earlier occurrence is seen", WORDS["patching"],
@@ -133,20 +138,15 @@ def _learning(checkpoint: Checkpoint) -> list[Figure]:
     return [Figure("When heads form", WORDS["learning"], drawn)]
 
 
-def _patched(model: HookedTransformer, sequences: TokenSequences) -> Sweep:
-    """Head outputs put back where the last token's earlier occurrence was replaced by another token."""
-    last = sequences.predictable[:, -1].nonzero().flatten()[:N_PATCHED]
-    clean = sequences.ids[last]
-    corrupted = clean[:, :-1].clone()
-    same = corrupted == clean[:, -2:-1]
-    same[:, -1] = False  # the token that looks for it stays
-    corrupted[same] = (corrupted[same] + 1) % cast(int, model.cfg.d_vocab)
-    return patch(
-        model, clean[:, :-1], corrupted, "z", ("layer", "pos", "head"), metrics={"loss": next_token_loss(clean[:, -1])}
-    )
+def _patched(model: HookedTransformer, task: RepeatedTokens) -> Sweep:
+    """Head outputs put back where the last token's earlier occurrences were replaced, all at the same positions."""
+    sequences = task.replace(min_period=task.max_period).sample(N_PATCHED, seed=PROMPT_SEED)
+    corrupted = corrupt_tokens(sequences.read, d_vocab=task.d_vocab)
+    return patch(model, sequences, corrupted, "z", ("layer", "pos", "head"), progress=False)
 
 
 def _circuit(model: HookedTransformer, sequences: TokenSequences, progress: bool) -> Circuit:
-    chosen = sequences[:N_PATCHED]
-    loss = {"loss": next_token_loss(chosen.targets())}
-    return find_circuit(model, chosen.read, loss, read="all", progress=progress)
+    """Looked for on some sequences, measured on others."""
+    looked_at, others = sequences[:N_PATCHED], sequences[N_PATCHED : 4 * N_PATCHED]
+    found = find_circuit(model, looked_at, read="all", progress=progress)
+    return measure_circuit(model, found, others if len(others) > 1 else looked_at, read="all", progress=progress)

@@ -28,8 +28,9 @@ def circuit_graph(circuit: Circuit, title: str | None = None, *, most: int = 60)
     looked for, nodes stand alone. Of very many edges only the `most` strongest are drawn.
     """
     places = _places(circuit)
-    faithful = f"faithfulness {circuit.faithfulness()}, completeness {circuit.completeness()}"
-    fig = figure(title or f"Circuit for {circuit.metric}: {faithful}", "", "")
+    whole, alone, none = (of.mean().item() for of in (circuit.full, circuit.edges_alone, circuit.ablated))
+    words = f"{circuit.metric} {whole:.3g} with the whole model, {alone:.3g} with this, {none:.3g} with neither"
+    fig = figure(title or f"Circuit: {words}", "", "")
     measured = zip(circuit.edges, map(interval, circuit.edge_effects), strict=True)
     drawn = sorted(measured, key=lambda pair: abs(pair[1].mean), reverse=True)[:most]
     strongest = abs(drawn[0][1].mean) or 1.0 if drawn else 1.0

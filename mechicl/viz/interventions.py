@@ -16,7 +16,7 @@ PER_ROW = 4  # panels, where there is room for them
 WIDE = 24  # cells in a row beyond which there are two panels beside each other, and not every label
 POSITIONS = ("pos", "query", "key")
 NAMES = {"pos": "position", "query": "query position", "key": "key position"}
-LOW, BETWEEN, AROUND = 110, 50, 150  # pixels: of a low panel, between two, and for titles and labels
+LOW, BETWEEN, AROUND = 120, 50, 150  # pixels: of a low panel, between two, and for titles and labels
 
 
 def patching_grid(
@@ -52,13 +52,14 @@ def patching_grid(
     effect, name = sweep.effect(metric), metric or next(iter(sweep.values))
     as_share = bool(sweep.source_values) if recovered is None else recovered
     values = sweep.recovered(name) if as_share else effect.mean(-1)
-    quantity = f"share of {name} recovered" if as_share else f"change of {name}"
+    share = "of the way to the corrupted" if sweep.what.startswith("noising") else "recovered"
+    quantity = f"share of {name} {share}" if as_share else f"change of {name}"
     hover = np.array([str(interval(of)) for of in effect.flatten(0, -2)], dtype=object).reshape(values.shape)
     fig = figure(title or f"{sweep.what[:1].upper()}{sweep.what[1:]}: {quantity}", "", "")
     bound = max(float(values[values.isfinite()].abs().max()) if values.isfinite().any() else 0.0, 1e-12)
     style = {
         "zmid": 0, "zmin": -bound, "zmax": bound, "colorscale": "RdBu_r", "showscale": False,
-        "colorbar": {"title": {"text": quantity.replace(" of ", " of<br>")}, "thickness": 14},
+        "colorbar": {"title": {"text": quantity.replace(" of ", " of<br>")}, "thickness": 14, "nticks": 4},
     }  # fmt: skip
     if len(sweep.axes) == 4:
         rows, columns = sweep.shape[0] * sweep.shape[1], sweep.shape[2] * sweep.shape[3]

@@ -1,5 +1,6 @@
 """The sections on a model's parts hold the numbers of the sweeps that they show."""
 
+import itertools
 import json
 from typing import Any
 
@@ -9,15 +10,17 @@ from torch import Tensor
 
 from mechicl.analysis import ablate, corrupt, patch, score_heads
 from mechicl.checkpoints import Checkpoint, load_checkpoint, save
-from mechicl.learners import Interval, interval
+from mechicl.learners import Interval, interval, ratio_interval
 from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig
+from mechicl.prompts import Prompts
 from mechicl.report import Comparison, Row, write_report
-from mechicl.report.opened import PROMPT_SEED, opened_comparison, opened_sections
+from mechicl.report.opened import N_MEASURED, N_PROMPTS, PROMPT_SEED, opened_comparison, opened_sections
 from mechicl.tasks import LinearRegression, task_to_dict
 
 TASK = LinearRegression(x_dim=2, n_context=3)
 PAIRED = TransformerConfig(x_dim=2, n_context=3, n_layers=2, n_heads=2, initializer_range=0.5)
 INTERLEAVED = PAIRED.replace(prompt_format="interleaved", attention="softmax", keys="causal", d_model=8)
+OTHERS = TASK.sample(9, seed=2)
 PLAIN = Comparison("Title", "Lead.", [Row("loss", None, 1.0, "")], data={"mse": 1.0})
 
 
@@ -36,60 +39,71 @@ def errors(model: HookedTransformer, prompts: Any, targets: Tensor, *hooks: Any)
     return (model.decode(outputs)[:, -1] - targets).square().mean(-1)
 
 
+def recorded(model: HookedTransformer, prompts: Any, name: str) -> Tensor:
+    with torch.no_grad():
+        return model.run_with_cache(model.encode(prompts))[1][name].clone()
+
+
+def same(found: Any, expected: Interval) -> None:
+    assert isinstance(found, Interval)
+    assert found.n == expected.n
+    assert (found.mean, found.low, found.high) == pytest.approx((expected.mean, expected.low, expected.high), rel=1e-3)
+
+
 @pytest.mark.parametrize("cfg", [PAIRED, INTERLEAVED], ids=["paired", "interleaved"])
 def test_rows_and_data_are_those_of_hooks_set_by_hand(cfg):
-    model, prompts = network(cfg), TASK.sample(20, seed=1)
-    corrupted, targets = corrupt(prompts, "labels", seed=7), prompts.ys[:, -1]
-    found, figures, data = opened_sections(model, prompts, seed=7)
-    tokens, other = model.encode(prompts), model.encode(corrupted)
-    n_pos = tokens.shape[1]
-    with torch.no_grad():
-        _, cache = model.run_with_cache(tokens)
-        _, wrong = model.run_with_cache(other)
-    clean, bad = errors(model, prompts, targets), errors(model, corrupted, targets)
+    model, prompts, others = network(cfg), TASK.sample(20, seed=1), TASK.sample(30, seed=2)
+    found, figures, data = opened_sections(model, prompts, others, seed=7)
+    n_pos = model.encode(prompts).shape[1]
+    every = [torch.cat([recorded(model, of, f"blocks.{i}.attn.hook_z") for of in (prompts, others)]) for i in range(2)]
+    means = [z.mean(0) for z in every]  # over all prompts
 
-    without = torch.empty(2, 2, 20)
+    def without(of: Prompts, layer: int, head: int) -> Tensor:
+        """Change of the loss of some prompts."""
+
+        def averaged(z: Tensor, hook: Any) -> Tensor:
+            z = z.clone()
+            z[:, :, head] = means[layer][:, head]
+            return z
+
+        hook = (f"blocks.{layer}.attn.hook_z", averaged)
+        return errors(model, of, of.ys[:, -1], hook) - errors(model, of, of.ys[:, -1])
+
+    def patched(of: Prompts, name: str, *place: Any) -> tuple[Tensor, Tensor]:
+        """Change of the loss of corrupted prompts, and what all of the right labels would change."""
+        bad, targets = corrupt(of, "labels", seed=7), of.ys[:, -1]
+        mixed = recorded(model, bad, name)
+        mixed[(slice(None), *place)] = recorded(model, of, name)[(slice(None), *place)]
+        before = errors(model, bad, targets)
+        return errors(model, bad, targets, (name, lambda z, hook: mixed)) - before, errors(model, of, targets) - before
+
+    lost = torch.stack([torch.stack([without(prompts, layer, head).mean() for head in range(2)]) for layer in range(2)])
     recovered, stream = torch.empty(2, n_pos, 2), torch.empty(2, n_pos)
-    changes = {}
-    for layer in range(2):
-        z, own = cache[f"blocks.{layer}.attn.hook_z"], wrong[f"blocks.{layer}.attn.hook_z"]
+    for layer, pos in itertools.product(range(2), range(n_pos)):
+        change, whole = patched(prompts, f"blocks.{layer}.hook_resid_pre", pos)
+        stream[layer, pos] = change.mean() / whole.mean()
         for head in range(2):
-
-            def averaged(of: Tensor, hook: Any, head: int = head) -> Tensor:
-                of = of.clone()
-                of[:, :, head] = of[:, :, head].mean(0, keepdim=True)
-                return of
-
-            hook = (f"blocks.{layer}.attn.hook_z", averaged)
-            without[layer, head] = errors(model, prompts, targets, hook) - clean
-            for pos in range(n_pos):
-                mixed = own.clone()
-                mixed[:, pos, head] = z[:, pos, head]
-                hook = (f"blocks.{layer}.attn.hook_z", lambda of, hook, mixed=mixed: mixed)
-                changes[layer, pos, head] = errors(model, corrupted, targets, hook) - bad
-                recovered[layer, pos, head] = changes[layer, pos, head].mean() / (clean - bad).mean()
-        for pos in range(n_pos):
-            mixed = wrong[f"blocks.{layer}.hook_resid_pre"].clone()
-            mixed[:, pos] = cache[f"blocks.{layer}.hook_resid_pre"][:, pos]
-            hook = (f"blocks.{layer}.hook_resid_pre", lambda of, hook, mixed=mixed: mixed)
-            stream[layer, pos] = (errors(model, corrupted, targets, hook) - bad).mean() / (clean - bad).mean()
-    torch.testing.assert_close(torch.tensor(data["mean_ablation_of_heads"]), without.mean(-1), atol=1e-5, rtol=1e-4)
+            change, whole = patched(prompts, f"blocks.{layer}.attn.hook_z", pos, head)
+            recovered[layer, pos, head] = change.mean() / whole.mean()
+    torch.testing.assert_close(torch.tensor(data["mean_ablation_of_heads"]), lost, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(torch.tensor(data["z_recovered"]), recovered, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(torch.tensor(data["resid_pre_recovered"]), stream, atol=1e-4, rtol=1e-4)
     assert (data["n_prompts"], data["n_patched"]) == (20, 20)
 
+    # what was chosen on the prompts is measured on the others
     ablated = rows(found)["change of the loss (MSE) without the head that changes it most"]
-    layer, head = divmod(int(without.mean(-1).abs().argmax()), 2)
-    assert ablated.note == f"head {layer}.{head}; the loss is {clean.mean():.3g} with all heads"
-    assert isinstance(ablated.measured, Interval)
-    expected = interval(without[layer, head])
-    assert (ablated.measured.mean, ablated.measured.low) == pytest.approx((expected.mean, expected.low), rel=1e-3)
-    patched = next(row for row in found if "sees the right labels" in row.quantity)
-    best = max(changes, key=lambda place: recovered[place].item())
-    assert isinstance(patched.measured, Interval)
-    assert patched.measured.mean == pytest.approx(changes[best].mean().item(), rel=1e-3)
-    label = cfg.format.labels(3)[best[1]]
-    assert patched.note.startswith(f"head {best[0]}.{best[2]} at {label} recovers {recovered[best].item():.0%} of the ")
+    layer, head = divmod(int(lost.abs().argmax()), 2)
+    loss = errors(model, others, others.ys[:, -1]).mean()
+    assert ablated.note == f"head {layer}.{head}, chosen on other prompts; the loss is {loss:.3g} with all heads"
+    same(ablated.measured, interval(without(others, layer, head)))
+    share = next(row for row in found if "sees the right labels" in row.quantity)
+    layer, pos, head = (int(i) for i in (recovered == recovered.max()).nonzero()[0])
+    change, whole = patched(others, f"blocks.{layer}.attn.hook_z", pos, head)
+    same(share.measured, ratio_interval(change, whole))
+    assert share.note == (
+        f"head {layer}.{head} at {cfg.format.labels(3)[pos]}, chosen on other prompts; exchanged labels cost "
+        f"{-whole.mean():.3g}"
+    )
     titles = [figure.title for figure in figures]
     assert titles[-3:] == ["What is lost without each head", "Where the labels are", "Which heads move them"]
     grids: list[Any] = [figure.figure for figure in figures[-3:]]
@@ -100,7 +114,7 @@ def test_rows_and_data_are_those_of_hooks_set_by_hand(cfg):
 
 def test_heads_of_interleaved_models_are_scored():
     model, prompts = network(INTERLEAVED), TASK.sample(20, seed=1)
-    found, figures, data = opened_sections(model, prompts)
+    found, figures, data = opened_sections(model, prompts, OTHERS)
     scores = score_heads(model, prompts=prompts)
     assert set(scores.scores) == {"previous_token", "target_to_input"}
     for name in scores.scores:
@@ -111,20 +125,21 @@ def test_heads_of_interleaved_models_are_scored():
     assert data["head_scores"] == scores.to_dataframe().to_dict("records")
     assert figures[0].title == "What the heads attend to"
     assert len(figures) == 4
-    assert "head_scores" not in opened_sections(network(PAIRED), prompts)[2]
-    assert len(opened_sections(network(PAIRED), prompts)[1]) == 3
+    assert "head_scores" not in opened_sections(network(PAIRED), prompts, OTHERS)[2]
+    assert len(opened_sections(network(PAIRED), prompts, OTHERS)[1]) == 3
 
 
 def test_large_models_are_patched_on_fewer_prompts(monkeypatch):
     model, prompts = network(PAIRED), TASK.sample(40, seed=1)
     monkeypatch.setattr("mechicl.report.opened.RUNS", 16 * 25)  # 2 layers, 4 positions, 2 heads: 16 places
-    _, _, data = opened_sections(model, prompts)
+    _, _, data = opened_sections(model, prompts, OTHERS)
     assert (data["n_prompts"], data["n_patched"]) == (40, 25)
     swept = patch(model, prompts[:25], corrupt(prompts[:25], "labels"), "z", ("layer", "pos", "head"))
     assert data["z_recovered"] == swept.recovered().tolist()
-    assert data["mean_ablation_of_heads"] == ablate(model, prompts, "z").effect().mean(-1).tolist()
+    ablated = ablate(model, prompts, "z", reference=prompts + OTHERS)
+    assert data["mean_ablation_of_heads"] == ablated.effect().mean(-1).tolist()
     monkeypatch.setattr("mechicl.report.opened.RUNS", 1)
-    assert opened_sections(model, prompts)[2]["n_patched"] == 16
+    assert opened_sections(model, prompts, OTHERS)[2]["n_patched"] == 16
 
 
 def test_a_model_that_labels_do_not_move_has_no_row_on_them():
@@ -132,7 +147,7 @@ def test_a_model_that_labels_do_not_move_has_no_row_on_them():
     with torch.no_grad():
         for weight in model.parameters():
             weight.zero_()
-    found, figures, _ = opened_sections(model, TASK.sample(10, seed=0))
+    found, figures, _ = opened_sections(model, TASK.sample(10, seed=0), OTHERS)
     assert len(found) == 1
     assert len(figures) == 3
 
@@ -143,7 +158,8 @@ def test_sections_stand_behind_the_rest_with_the_first_seed():
     result = opened_comparison(PLAIN, checkpoint)
     assert (result.title, result.lead, result.rows[0]) == (PLAIN.title, PLAIN.lead, PLAIN.rows[0])
     assert len(result.rows) == 3
-    expected = ablate(models[0], TASK.sample(64, seed=PROMPT_SEED), "z").effect().mean(-1).tolist()
+    prompts = TASK.sample(N_PROMPTS + N_MEASURED, seed=PROMPT_SEED)
+    expected = ablate(models[0], prompts[:N_PROMPTS], "z", reference=prompts).effect().mean(-1).tolist()
     assert result.data["mse"] == 1.0
     assert result.data["opened"]["mean_ablation_of_heads"] == expected
     assert result.data["opened"]["seed"] == PROMPT_SEED

@@ -38,7 +38,7 @@ def circuit(nodes: tuple[Node, ...] = NODES, edges: tuple[Edge, ...] = EDGES) ->
     of_edges = torch.tensor([(-1) ** k * 2.0**-k for k in range(len(edges))]).double()[:, None] + noise[: len(edges)]
     of_nodes = torch.arange(1.0, len(nodes) + 1).double()[:, None] + noise[: len(nodes)]
     return Circuit(
-        nodes, edges, "loss", "mean", full, ablated, full + 0.1, ablated - 0.2, full + 0.4, of_nodes, of_edges
+        nodes, edges, "loss", "mean", full, ablated, full + 0.1, ablated - 0.2, full + 0.4, of_nodes, of_edges, 10
     )
 
 
@@ -120,7 +120,7 @@ def test_the_size_of_a_node_is_its_effect_and_the_title_says_how_good_the_circui
     assert nodes(figure)["MLP 1"].hovertext == f"MLP 1<br>without it: {interval(made.node_effects[3])}"
     assert made.faithfulness().mean == pytest.approx(0.9)
     assert figure.layout.title.text == (
-        f"Circuit for loss: faithfulness {made.faithfulness()}, completeness {made.completeness()}"
+        "Circuit: loss 1 with the whole model, 1.4 with this, 5 with neither"
     )
     assert circuit_graph(made, "Mine").layout.title.text == "Mine"  # pyright: ignore[reportAttributeAccessIssue]
 

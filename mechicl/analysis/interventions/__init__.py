@@ -2,8 +2,8 @@
 
 from mechicl.analysis.interventions.ablation import ablate
 from mechicl.analysis.interventions.attribution import agreement, attribute
-from mechicl.analysis.interventions.circuits import Circuit, find_circuit
-from mechicl.analysis.interventions.corruptions import corrupt
+from mechicl.analysis.interventions.circuits import Circuit, find_circuit, measure_circuit
+from mechicl.analysis.interventions.corruptions import corrupt, corrupt_tokens
 from mechicl.analysis.interventions.edges import Edge, Node
 from mechicl.analysis.interventions.metrics import distance_to, logit_difference, next_token_loss, squared_error
 from mechicl.analysis.interventions.patching import patch
@@ -19,9 +19,11 @@ __all__ = [
     "agreement",
     "attribute",
     "corrupt",
+    "corrupt_tokens",
     "distance_to",
     "find_circuit",
     "logit_difference",
+    "measure_circuit",
     "next_token_loss",
     "patch",
     "patch_paths",

@@ -46,7 +46,7 @@ def ablate(
     keep_predictions: bool | None = None,
     seed: int = 0,
     memory: float = MEMORY,
-    progress: bool = False,
+    progress: bool = True,
 ) -> Sweep:
     """What the model predicts when part of its activations is taken away; one call sweeps all heads, or all pairs.
 
@@ -57,7 +57,8 @@ def ablate(
         axes: what to sweep, as for `patch`; axes that are not named are ablated as a whole.
         method: what stands in for the activation: its "mean" over prompts at the same position, "zero", or that of
             another prompt ("resample").
-        reference: the prompts that means are taken over; by default those ablated.
+        reference: the prompts that means are taken over; by default those ablated. Means of few prompts are noisy,
+            which adds to every effect and is not in the intervals: with fewer than some 200, give a reference.
         directions: ablate only the activation's coordinate along each of these, one at a time: the sweep gets a last
             axis "direction". Only for components with the width of the stream; directions need no unit length.
         pairs: ablate every two cells together: the sweep gets its axes twice, the second with "_2", and on the
@@ -68,7 +69,7 @@ def ablate(
         keep_predictions: as for `patch`.
         seed: of the other prompts of "resample".
         memory: bound in bytes on what the sweep allocates.
-        progress: show a progress bar.
+        progress: show a progress bar, if it takes more than two seconds.
 
     Returns:
         Predictions and metrics of every cell; `effect()` is the change that an ablation makes.
@@ -157,6 +158,8 @@ def stand_ins(
             raise ValueError(f"resampling takes activations from another prompt, and there is {n}")
         other = derangement(n, torch.Generator().manual_seed(seed)).to(tokens.device)
         return record_within(opened, tokens[other], names, memory)
+    if reference is None and n < 2:
+        raise ValueError("the mean over one prompt is that prompt's own activation: give more, or reference=")
     origin = tokens if reference is None else opened.tokens(reference)
     if origin.shape[1:] != tokens.shape[1:] or not len(origin):
         raise ValueError(

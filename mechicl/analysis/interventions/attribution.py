@@ -1,5 +1,6 @@
 """Attribution patching: what patching would do, estimated for all cells at once from one gradient."""
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -117,7 +118,9 @@ def first_order(
 def agreement(estimate: Sweep, real: Sweep, metric: str | None = None, level: float = 0.95) -> Interval:
     """Pearson correlation of estimated and real effects over the cells: mean over prompts, with its interval.
 
-    Prompts on which all effects are the same have no correlation and are left out.
+    The ends of the interval are cut at -1 and 1. Prompts on which all effects are the same have no correlation and are
+    left out; effects that are not finite make it NaN. A correlation says nothing of scale: the estimates may still be
+    too large or too small all over.
 
     Raises:
         ValueError: sweeps of different cells or prompts, or no prompt left.
@@ -129,9 +132,10 @@ def agreement(estimate: Sweep, real: Sweep, metric: str | None = None, level: fl
         )
     a, b = a - a.mean(0), b - b.mean(0)
     scale = a.norm(dim=0) * b.norm(dim=0)
-    if not (scale > 0).any():
+    if (scale == 0).all():
         raise ValueError("no prompt has effects that differ between cells")
-    return interval(((a * b).sum(0) / scale)[scale > 0], level)
+    found = interval(((a * b).sum(0) / scale)[scale != 0], level)
+    return dataclasses.replace(found, low=max(found.low, -1.0), high=min(found.high, 1.0))
 
 
 def _probe(name: str, source: Tensor, probes: dict[str, Tensor], changes: dict[str, Tensor]) -> Callable[..., Tensor]:

@@ -3,10 +3,13 @@
 from typing import Literal, get_args
 
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from mechicl.prompts import Prompts
 
 Corruption = Literal["task", "labels", "query", "prompt", "noise"]
+TokenCorruption = Literal["occurrences", "sequence"]
 
 
 def corrupt(prompts: Prompts, kind: Corruption, *, seed: int = 0, noise_std: float = 1.0) -> Prompts:
@@ -16,8 +19,9 @@ def corrupt(prompts: Prompts, kind: Corruption, *, seed: int = 0, noise_std: flo
         prompts: the clean ones; at least two for "query" and "prompt", and two context points for "labels".
         kind: "task": the same inputs, with the targets of other linear weights, standard normal and scaled so that
             all targets keep their mean square (made for linear regression). "labels": the context's targets in
-            another order, each in another place than before. "query": another query input, that of another prompt.
-            "prompt": another prompt of the batch. "noise": Gaussian noise on the context's targets.
+            another order, each in another place than before. "query": another query input, that of another prompt
+            (the query's target, which no model sees, stays the clean one's). "prompt": another prompt of the batch.
+            "noise": Gaussian noise on the context's targets.
         seed: of what is drawn.
         noise_std: of the noise, in standard deviations of the targets.
 
@@ -55,7 +59,50 @@ def corrupt(prompts: Prompts, kind: Corruption, *, seed: int = 0, noise_std: flo
     return Prompts(xs, ys)
 
 
-def derangement(n: int, generator: torch.Generator) -> torch.Tensor:
+def corrupt_tokens(
+    ids: Int[Tensor, "prompt pos"],
+    kind: TokenCorruption = "occurrences",
+    *,
+    d_vocab: int | None = None,
+    seed: int = 0,
+) -> Int[Tensor, "prompt pos"]:
+    """Token sequences that differ from the given ones in one respect, of the same shape.
+
+    Args:
+        ids: the clean ones.
+        kind: "occurrences": every earlier occurrence of the last token is replaced by another random token, so that
+            there is nothing left for an induction head to find. "sequence": another sequence of the batch.
+        d_vocab: number of tokens that replacements are drawn from; by default those that occur in `ids`.
+        seed: of what is drawn.
+
+    Returns:
+        Corrupted ids, the same for the same seed.
+
+    Raises:
+        ValueError: an unknown kind, one sequence to take another from, or no other token to draw.
+
+    Example:
+        >>> corrupt_tokens(torch.tensor([[3, 1, 2, 3]]), d_vocab=5)[0, 3].item()
+        3
+    """
+    if kind not in get_args(TokenCorruption):
+        raise ValueError(f"kind={kind!r} is not one of {get_args(TokenCorruption)}")
+    generator = torch.Generator().manual_seed(seed)
+    if kind == "sequence":
+        if len(ids) < 2:
+            raise ValueError(f"kind='sequence' takes another sequence, and there is {len(ids)}")
+        return ids[derangement(len(ids), generator).to(ids.device)]
+    size = d_vocab or int(ids.max()) + 1
+    if size < 2:
+        raise ValueError("there is no other token to put in: give d_vocab")
+    last = ids[:, -1:]
+    drawn = torch.randint(size - 1, ids.shape, generator=generator).to(ids)
+    same = ids == last
+    same[:, -1] = False  # the token that looks for it stays
+    return torch.where(same, drawn + (drawn >= last), ids)  # never the token itself
+
+
+def derangement(n: int, generator: torch.Generator) -> Tensor:
     """A random cyclic order of n things: each one's place goes to another."""
     order = torch.randperm(n, generator=generator)
     result = torch.empty_like(order)

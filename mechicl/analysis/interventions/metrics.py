@@ -52,9 +52,17 @@ def distance_to(learner: Learner, prompts: Prompts) -> Metric:
 
 
 def logit_difference(correct: Int[Tensor, "prompt"], wrong: Int[Tensor, "prompt"]) -> Metric:
-    """Logit of the correct token minus that of the wrong one, at the last position."""
+    """Logit of the correct token minus that of the wrong one, at the last position (`read="query"`).
+
+    The metric raises a ValueError for logits of another shape than `[prompt d_vocab]`.
+    """
 
     def difference(logits: Tensor) -> Tensor:
+        if logits.ndim != 2 or not len(logits) == len(correct) == len(wrong):
+            raise ValueError(
+                f"logits {tuple(logits.shape)} for {len(correct)} correct and {len(wrong)} wrong tokens: a difference "
+                f"is of the last position, read='query'"
+            )
         rows = torch.arange(len(logits), device=logits.device)
         return logits[rows, correct.to(logits.device)] - logits[rows, wrong.to(logits.device)]
 
@@ -64,11 +72,19 @@ def logit_difference(correct: Int[Tensor, "prompt"], wrong: Int[Tensor, "prompt"
 def next_token_loss(targets: Int[Tensor, "prompt"] | Int[Tensor, "prompt pos"]) -> Metric:
     """Cross entropy of the target tokens, in nats: at the last position, or averaged over all that are not -100.
 
-    The second is for logits at all positions `[prompt pos d_vocab]` (`read="all"`).
+    The second is for logits at all positions `[prompt pos d_vocab]` (`read="all"`). The metric raises a ValueError for
+    logits of another shape, and for a prompt without a target.
     """
+    if ((targets >= 0).flatten(1).sum(1) == 0 if targets.ndim > 1 else targets < 0).any():
+        raise ValueError("every prompt needs a target that is not -100")
 
     def loss(logits: Tensor) -> Tensor:
         wanted = targets.to(logits.device)
+        if logits.shape[:-1] != wanted.shape:
+            read = "query" if wanted.ndim == 1 else "all"
+            raise ValueError(
+                f"logits {tuple(logits.shape)} for targets {tuple(wanted.shape)}: these need read={read!r}"
+            )
         if logits.ndim == 2:
             return F.cross_entropy(logits, wanted, reduction="none")
         nats = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="none").view(wanted.shape)

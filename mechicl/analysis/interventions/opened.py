@@ -13,6 +13,7 @@ from transformer_lens.model_protocol import TransformerLensModel
 from mechicl.analysis.sites import check_hook
 from mechicl.models import HookedTransformer, PromptedModel
 from mechicl.prompts import Prompts
+from mechicl.tokens import TokenSequences
 
 Hook = tuple[str, Callable[..., Tensor | None]]
 Read = Literal["query", "points", "all"]
@@ -57,16 +58,22 @@ class Opened:
         """Number of layers."""
         return self.model.cfg.n_layers
 
-    def tokens(self, prompts: Prompts | Tensor) -> Tensor:
+    def tokens(self, prompts: Prompts | TokenSequences | Tensor) -> Tensor:
         """What the model reads, on its device.
 
         Raises:
-            TypeError: prompts of points for a model of another kind.
+            TypeError: neither prompts, sequences nor a tensor, or prompts of points for a model of another kind.
         """
+        if isinstance(prompts, TokenSequences):
+            prompts = prompts.read
         if isinstance(prompts, Prompts):
             if not self.ours:
                 raise TypeError(f"{type(self.model).__name__} reads token ids [prompt pos], got {prompts}")
             return self.model.encode(prompts)
+        if not isinstance(prompts, Tensor):
+            raise TypeError(
+                f"a model reads Prompts, TokenSequences or token ids [prompt pos], got {type(prompts).__name__}"
+            )
         return prompts.to(self.model.cfg.device)
 
     def run(self, tokens: Tensor, hooks: Sequence[Hook] = ()) -> Tensor:

@@ -9,17 +9,18 @@ from torch import Tensor
 from tqdm.auto import tqdm
 from transformer_lens.utilities import get_act_name
 
-from mechicl.analysis.interventions.metrics import Metric, measured, squared_error
+from mechicl.analysis.interventions.metrics import Metric, measured, next_token_loss, squared_error
 from mechicl.analysis.interventions.opened import Opened, Read
-from mechicl.analysis.interventions.runs import MEMORY, Cell, base_run, record_within, run_cells
+from mechicl.analysis.interventions.runs import DELAY, MEMORY, Cell, base_run, record_within, run_cells
 from mechicl.analysis.interventions.sweeps import Sweep
 from mechicl.analysis.sites import AXES, Site, axes_of, check_hook, nearest
 from mechicl.prompts import Prompts
+from mechicl.tokens import TokenSequences
 
 Direction = Literal["denoising", "noising"]
-Inputs = Prompts | Tensor
+Inputs = Prompts | TokenSequences | Tensor
 Metrics = Metric | Mapping[str, Metric] | None
-Only = Mapping[str, Sequence[int]]
+Only = Mapping[str, Sequence[int] | int]
 
 
 def patch(
@@ -35,7 +36,7 @@ def patch(
     read: Read = "query",
     keep_predictions: bool | None = None,
     memory: float = MEMORY,
-    progress: bool = False,
+    progress: bool = True,
 ) -> Sweep:
     """What the model predicts when part of its activations comes from another run.
 
@@ -57,13 +58,13 @@ def patch(
             (positions) for scores and patterns; by default layer and head, or layer and pos for streams.
         direction: "denoising" puts clean activations into the corrupted run, "noising" corrupted ones into the clean.
         metrics: one, or several by name: functions of predictions `[prompt ...]` that return `[prompt]`. By default
-            the squared "loss" of what is read against the clean prompts' targets; none for token ids, and for outputs
-            at all positions.
+            the "loss" of what is read against the clean prompts' targets: squared error, or cross entropy in nats for
+            `TokenSequences`; none for plain token ids, and for outputs at all positions of points.
         only: to sweep only some layers, positions, ...: `{"layer": [3], "pos": range(10, 20)}`.
         read: which predictions: of the "query" (the last position), of all "points", or the outputs at "all" positions.
         keep_predictions: keep the predictions of each cell; by default where they are not logits beside metrics.
         memory: bound in bytes on what the sweep allocates.
-        progress: show a progress bar.
+        progress: show a progress bar, if it takes more than two seconds.
 
     Returns:
         Predictions `[*axes prompt y]` (or logits), and each metric `[*axes prompt]`.
@@ -133,14 +134,14 @@ def swept_result(
         metrics: by name.
         keep_predictions: whether the cells' predictions are kept.
         memory: bound in bytes.
-        progress: show a progress bar.
+        progress: show a progress bar, if it takes more than two seconds.
         held: bytes that whoever asks holds beside the values.
     """
     held += bytes_of_results(opened, tokens, len(cells), len(metrics), keep_predictions)
     held += sum(of.untyped_storage().nbytes() for of in values.values())
     base = base_run(opened, tokens, held=held, memory=memory)
     source_predictions = None if source is None else opened.predictions(source, base.batch)
-    with tqdm(total=len(cells), disable=not progress, unit="run", leave=False) as bar:
+    with tqdm(total=len(cells), disable=not progress, unit="run", leave=False, delay=DELAY) as bar:
         predictions, found = run_cells(
             opened, base, cells, values, metrics=metrics, keep_predictions=keep_predictions, bar=bar
         )
@@ -198,6 +199,7 @@ def swept_axes(component: str, axes: Sequence[str] | None) -> tuple[str, ...]:
         ValueError: an unknown component, an axis that it does not have, one twice, or no layer.
     """
     known = ("layer", *axes_of(component))
+    axes = (axes,) if isinstance(axes, str) else axes
     if axes is None:
         return ("layer", "head") if "head" in known else ("layer", "pos")
     wrong = [axis for axis in axes if axis not in known]
@@ -214,7 +216,7 @@ def hooks_of(opened: Opened, component: str, only: Only | None = None) -> list[s
     Raises:
         ValueError: a layer or hook that the model does not have, or no layer.
     """
-    names, layers = [], tuple((only or {}).get("layer", range(opened.n_layers)))
+    names, layers = [], _wanted(only, "layer", range(opened.n_layers))
     if not layers:
         raise ValueError("there is no layer to sweep")
     for layer in layers:
@@ -239,12 +241,18 @@ def swept_indices(
     extra = [axis for axis in only if axis not in swept]
     if extra:
         raise ValueError(f"only={extra[0]!r} is no axis of this sweep over {tuple(swept)}")
-    indices = tuple(tuple(only.get(axis, range(sizes[axis]))) for axis in swept)
+    indices = tuple(_wanted(only, axis, range(sizes[axis])) for axis in swept)
     for axis, of in zip(swept, indices, strict=True):
         bad = [i for i in of if not 0 <= i < sizes[axis]]
         if bad or not of:
             raise ValueError(f"{axis} must be 0 to {sizes[axis] - 1}, got {bad or 'none'}")
     return indices
+
+
+def _wanted(only: Only | None, axis: str, every: range) -> tuple[int, ...]:
+    """The indices along an axis, one or several of which may have been asked for."""
+    wanted = (only or {}).get(axis, every)
+    return (wanted,) if isinstance(wanted, int) else tuple(wanted)
 
 
 def cells_of(component: str, swept: Sequence[str], indices: Sequence[Sequence[int]]) -> list[Cell]:
@@ -253,7 +261,18 @@ def cells_of(component: str, swept: Sequence[str], indices: Sequence[Sequence[in
 
 
 def named_metrics(metrics: Metrics, prompts: Inputs, read: Read) -> dict[str, Metric]:
-    """Metrics by name; the squared loss against the prompts' targets where none is given and there are targets."""
-    if metrics is None:
-        return {"loss": squared_error(prompts)} if isinstance(prompts, Prompts) and read != "all" else {}
-    return dict(metrics) if isinstance(metrics, Mapping) else {"metric": metrics}
+    """Metrics by name; where none is given, the loss against the prompts' targets, if there are any for what is read.
+
+    Raises:
+        ValueError: the last token of a sequence is not to be predicted, so it has no loss.
+    """
+    if metrics is not None:
+        return dict(metrics) if isinstance(metrics, Mapping) else {"metric": metrics}
+    if isinstance(prompts, Prompts) and read != "all":
+        return {"loss": squared_error(prompts)}
+    if isinstance(prompts, TokenSequences):
+        targets = prompts.targets()
+        if read == "query" and (targets[:, -1] < 0).any():
+            raise ValueError("the last token of a sequence is not to be predicted: take read='all', or give metrics=")
+        return {"loss": next_token_loss(targets if read == "all" else targets[:, -1])}
+    return {}

@@ -21,7 +21,7 @@ from mechicl.analysis.interventions.patching import (
     named_metrics,
     opened_runs,
 )
-from mechicl.analysis.interventions.runs import MEMORY, base_run, record_within, run_cells
+from mechicl.analysis.interventions.runs import DELAY, MEMORY, base_run, record_within, run_cells
 from mechicl.analysis.interventions.sweeps import Sweep
 from mechicl.analysis.sites import Site
 from mechicl.prompts import Prompts
@@ -40,7 +40,7 @@ def patch_paths(
     read: Read = "query",
     keep_predictions: bool | None = None,
     memory: float = MEMORY,
-    progress: bool = False,
+    progress: bool = True,
 ) -> Sweep:
     """What the model predicts when one head's query, key or value sees another head's output of another run.
 
@@ -59,26 +59,28 @@ def patch_paths(
         read: as for `patch`.
         keep_predictions: as for `patch`.
         memory: bound in bytes on what the sweep allocates.
-        progress: show a progress bar.
+        progress: show a progress bar, if it takes more than two seconds.
 
     Returns:
         A sweep over `("layer", "head", "to_layer", "to_head")`. Where B's layer is not behind A's there is no path, and
         the entries are those of the unpatched run.
 
     Raises:
-        ValueError: as for `patch`; an unknown receiver, a model whose streams are clipped (outputs do not add up), or
-            fewer key than query heads for "k" and "v".
+        ValueError: as for `patch`; an unknown receiver, a model whose streams are clipped or whose layers norm what
+            heads write once more (outputs do not add up), or fewer key than query heads for "k" and "v".
 
     Example:
         >>> patch_paths(model, prompts, corrupted, "k").effect().shape
         torch.Size([2, 4, 2, 4, 64])
 
-    Source: Wang et al. 2023, section 3.1 and appendix B.
+    Source: Wang et al. 2023, section 3.1 and appendix B, where MLPs between the two are recomputed and count as part of
+    the path; here they stay as they are in the run that is intervened in, as in TransformerLens'
+    `get_act_patch_direct_path`.
     """
     if receiver not in ("q", "k", "v"):
         raise ValueError(f"receiver={receiver!r} is not one of ('q', 'k', 'v')")
     opened, into, source = opened_runs(model, clean, corrupted, direction, read)
-    _check_additive(opened, receiver)
+    _check_additive(opened, receiver, into[:1])
     named = named_metrics(metrics, clean, read)
     n_layers, n_heads = opened.n_layers, opened.model.cfg.n_heads
     z_names, names = hooks_of(opened, "z"), hooks_of(opened, receiver)
@@ -96,7 +98,7 @@ def patch_paths(
     found = {name: of.expand(*shape, -1).clone() for name, of in unpatched.items()}
     predictions = base.unpatched.expand(*shape, *base.unpatched.shape).clone() if keep else None
     senders = list(itertools.product(range(n_layers - 1), range(n_heads)))
-    with torch.no_grad(), tqdm(total=len(senders), disable=not progress, unit="head", leave=False) as bar:
+    with torch.no_grad(), tqdm(total=len(senders), disable=not progress, unit="head", leave=False, delay=DELAY) as bar:
         source_predictions = opened.predictions(source, base.batch)
         for layer, head in senders:
             change = _written(opened, layer, head, theirs[z_names[layer]] - own[z_names[layer]])
@@ -123,7 +125,8 @@ def patch_paths(
     )
 
 
-def _check_additive(opened: Opened, receiver: Receiver) -> None:
+@torch.no_grad()
+def _check_additive(opened: Opened, receiver: Receiver, tokens: Tensor) -> None:
     cfg = opened.model.cfg
     if not opened.resumes or not hasattr(opened.model.blocks[0], "attn"):
         raise ValueError(f"{type(opened.model).__name__} has no attention layers that can be resumed from")
@@ -134,6 +137,22 @@ def _check_additive(opened: Opened, receiver: Receiver) -> None:
         raise ValueError(
             f"{cfg.n_heads} heads share {key_heads} keys and values: only receiver='q' belongs to one head"
         )
+    for layer in range(opened.n_layers):
+        attn = opened.model.blocks[layer].attn
+        names = {part: get_act_name(part, layer) for part in ("resid_pre", "z", "attn_out", receiver)}
+        found = opened.record(tokens, names.values(), 1, ahead=[names["resid_pre"], names["attn_out"]])
+        bias = getattr(attn, "b_O", None)
+        out = sum(_written(opened, layer, head, found[names["z"]]) for head in range(cfg.n_heads))
+        out = out if bias is None else out + getattr(cfg, "damping", 1.0) * bias
+        for made, part in (
+            (out, "attn_out"),
+            (_received(opened, layer, receiver, found[names["resid_pre"]]), receiver),
+        ):
+            if not torch.allclose(torch.as_tensor(made), found[names[part]], rtol=1e-3, atol=1e-4):
+                raise ValueError(
+                    f"{names[part]} of {type(opened.model).__name__} is not what its weights make of z, or of the "
+                    f"normed stream: it may be normed once more, and what a head hands to another is not known"
+                )
 
 
 def _written(

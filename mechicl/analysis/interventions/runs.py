@@ -16,9 +16,10 @@ from mechicl.analysis.interventions.opened import Hook, Opened
 from mechicl.analysis.sites import Site
 
 MEMORY = 2**30
+DELAY = 2.0  # seconds after which a progress bar appears
 Cell = tuple[Site, ...]
-LOCAL = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out", "z", "result", "q")
-"""Components which at one position bear on no other position of their layer."""
+LOCAL = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out", "z", "result", "q", "attn_scores", "pattern")
+"""Components which at one position (of scores and patterns, the query's) bear on no other position of their layer."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,7 +211,11 @@ def _replacing(edits: Sequence[tuple[slice, slice, Site]], values: Tensor) -> Ca
 
 
 def _is_local(cell: Cell) -> bool:
-    return len(cell) == 1 and cell[0].component in LOCAL and cell[0].pos is not None
+    return len(cell) == 1 and cell[0].component in LOCAL and _pos(cell[0]) is not None and cell[0].key is None
+
+
+def _pos(site: Site) -> int | None:
+    return site.query if site.pos is None else site.pos
 
 
 def _each_local_cell(
@@ -226,7 +231,7 @@ def _each_local_cell(
         return cells[index][0].layer
 
     def pos_of(index: int) -> int:
-        return cells[index][0].pos or 0
+        return _pos(cells[index][0]) or 0
 
     n_prompts = len(base)
     for layer, group in groupby(sorted(range(len(cells)), key=layer_of), key=layer_of):

@@ -1,6 +1,8 @@
 """What a sweep of interventions found: predictions and metrics of every cell, for every prompt."""
 
+import dataclasses
 import itertools
+import math
 from dataclasses import dataclass, field
 
 import pandas as pd
@@ -10,7 +12,7 @@ from torch import Tensor
 from transformer_lens.patching import PatchingResult
 
 from mechicl.analysis.interventions.metrics import Metric, measured
-from mechicl.learners import Interval, interval
+from mechicl.learners import Interval, interval, ratio_interval
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,12 +58,12 @@ class Sweep:
         cells = self.predictions.flatten(0, len(self.axes) - 1)
         values = torch.stack([measured(name, metric, cell) for cell in cells]).unflatten(0, self.shape)
         extra = {} if self.source is None else {name: measured(name, metric, self.source)}
-        return Sweep(
-            self.what, self.axes, self.indices, self.predictions, self.unpatched, self.source,
-            self.values | {name: values},
-            self.unpatched_values | {name: measured(name, metric, self.unpatched)},
-            self.source_values | extra,
-        )  # fmt: skip
+        return dataclasses.replace(
+            self,
+            values=self.values | {name: values},
+            unpatched_values=self.unpatched_values | {name: measured(name, metric, self.unpatched)},
+            source_values=self.source_values | extra,
+        )
 
     def effect(self, metric: str | None = None) -> Float[Tensor, "..."]:
         """What each intervention changes in a metric (the first by default), `[*axes prompt]`."""
@@ -71,23 +73,31 @@ class Sweep:
     def recovered(self, metric: str | None = None) -> Float[Tensor, "..."]:
         """The share of the way from the unpatched run to the source's that each cell goes, in means over prompts.
 
-        `[*axes]`: 0 where an intervention does nothing, 1 where it moves the mean metric all the way. The share is
-        of means because that of a prompt has no meaning where both runs agree.
+        `[*axes]`: 0 where an intervention does nothing, 1 where it moves the mean metric all the way; NaN where the two
+        runs have the same mean metric, up to rounding. The share is of means because that of a prompt has no meaning
+        where both runs agree. The largest of many is biased upwards: measure the cell again on other prompts (`only=`).
 
         Raises:
             ValueError: the activations come from no run.
         """
         name = self._metric(metric)
-        if name not in self.source_values:
-            raise ValueError(f"{self.what} has no run that activations were taken from: look at effect()")
-        whole = (self.source_values[name] - self.unpatched_values[name]).mean()
-        return self.effect(name).mean(-1) / whole
+        whole = self._whole(name).mean()
+        size = self.source_values[name].abs().mean() + self.unpatched_values[name].abs().mean()
+        return self.effect(name).mean(-1) / whole.masked_fill(whole.abs() <= 1e-6 * size, math.nan)
+
+    def recovered_interval(self, *index: int, metric: str | None = None, level: float = 0.95) -> Interval:
+        """The share that one cell recovers, by its places along the axes, with its interval over prompts.
+
+        Raises:
+            ValueError: another number of places than of axes, or activations that come from no run.
+        """
+        name = self._metric(metric)
+        whole, effect = self._whole(name), self.effect(name)[self._place(index)]
+        return ratio_interval(effect, whole, level)
 
     def interval(self, *index: int, metric: str | None = None, level: float = 0.95) -> Interval:
         """Mean effect of one cell, by its places along the axes, with its confidence interval over prompts."""
-        if len(index) != len(self.axes):
-            raise ValueError(f"a cell has an index for each of {self.axes}, got {index}")
-        return interval(self.effect(metric)[index], level)
+        return interval(self.effect(metric)[self._place(index)], level)
 
     def result(self, metric: str | None = None) -> PatchingResult:
         """A metric as TransformerLens' own result: bootstrap intervals, permutation tests, a table of all prompts."""
@@ -118,6 +128,16 @@ class Sweep:
         table = self.to_dataframe()
         order = table[f"{name}_effect"].abs().sort_values(ascending=False).index[:n]
         return table.loc[order, [*self.axes, name, f"{name}_effect", f"{name}_low", f"{name}_high"]]
+
+    def _whole(self, name: str) -> Float[Tensor, "prompt"]:
+        if name not in self.source_values:
+            raise ValueError(f"{self.what} has no run that activations were taken from: look at effect()")
+        return self.source_values[name] - self.unpatched_values[name]
+
+    def _place(self, index: tuple[int, ...]) -> tuple[int, ...]:
+        if len(index) != len(self.axes):
+            raise ValueError(f"a cell has an index for each of {self.axes}, got {index}")
+        return index
 
     def _metric(self, name: str | None) -> str:
         if not self.values:

@@ -63,8 +63,8 @@ def test_every_cell_is_what_one_hooked_run_predicts(kind):
     model = model_of(kind)
     clean, corrupted = inputs(model, 0), inputs(model, 1)
     tolerance: dict[str, Any] = {"atol": 1e-5, "rtol": 1e-4} if kind == "float32" else {"atol": 1e-11, "rtol": 1e-9}
-    # all of them on one model, every third one on the rest
-    for component, axes in SWEEPS if kind == "gpt" else SWEEPS[list(MODELS).index(kind) % 3 :: 3]:
+    # all of them on one model, every fourth one on the rest
+    for component, axes in SWEEPS if kind == "gpt" else SWEEPS[list(MODELS).index(kind) % 4 :: 4]:
         if get_act_name(component, 0) not in model.hook_dict:
             continue
         for direction in ("denoising", "noising")[: 2 if "head" in axes and "pos" not in axes else 1]:
@@ -92,7 +92,7 @@ def test_other_predictions_are_read_off_the_same_runs(kind, read):
         with pytest.raises(ValueError, match="points"):
             patch(model, clean, corrupted, read=read)
         return
-    for component, axes in [("z", ("layer", "pos", "head")), ("resid_pre", ("layer", "pos")), ("k", ("layer", "head"))]:
+    for component, axes in [("z", ("layer", "pos")), ("resid_pre", ("layer", "pos")), ("k", ("layer", "head"))]:
         swept = patch(model, clean, corrupted, component, axes, read=read, metrics={})
         expected, _ = loop_patch(model, corrupted, clean, component, axes, read)
         assert swept.predictions is not None
@@ -138,7 +138,7 @@ MODEL = model_of("gpt")
 CLEAN, CORRUPTED = inputs(MODEL, 0, 4), inputs(MODEL, 1, 4)
 
 
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(st.sampled_from(SWEPT), st.floats(1, 30), st.booleans())
 def test_results_do_not_depend_on_memory(sweep, factor, denoising):
     direction = "denoising" if denoising else "noising"
@@ -355,7 +355,7 @@ def test_hooks_of_the_user_stay_and_take_effect_once(kind, name):
         return 2 * tensor + tensor.roll(1, dims=1) + 0.5
 
     model.add_hook(name, steer)
-    for component, axes in [("z", ("layer", "head")), ("resid_pre", ("layer", "pos")), ("mlp_out", ("layer", "pos"))]:
+    for component, axes in [("z", ("layer", "head")), ("resid_pre", ("layer", "pos"))]:
         swept = patch(model, clean, corrupted, component, axes)
         expected, _ = loop_patch(model, corrupted, clean, component, axes)
         assert swept.predictions is not None
