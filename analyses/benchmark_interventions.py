@@ -20,7 +20,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from mechicl import constructions
 from mechicl.analysis import PatchingSession, Sweep, corrupt, find_circuit, next_token_loss, patch, score_heads
 from mechicl.analysis.interventions.opened import Opened
-from mechicl.analysis.sites import Site
+from mechicl.analysis.interventions.sites import Site
 from mechicl.checkpoints import load_checkpoint
 from mechicl.learners import interval
 from mechicl.models import HookedTransformer, TransformerConfig

@@ -46,6 +46,8 @@ from mechicl.analysis.interventions import (
     patch_paths,
     squared_error,
 )
+from mechicl.analysis.interventions.session import PatchingSession, SessionResult
+from mechicl.analysis.interventions.sites import Site
 from mechicl.analysis.kernels import (
     KernelView,
     PredictionParts,
@@ -75,10 +77,8 @@ from mechicl.analysis.probes import (
 )
 from mechicl.analysis.readouts import Readouts, fit_readouts, train_readouts
 from mechicl.analysis.rollout import repeated
-from mechicl.analysis.session import PatchingSession, SessionResult
 from mechicl.analysis.shifts import FOREIGN_INPUTS, ShiftedLosses, losses_over_scales
 from mechicl.analysis.similarity import similarity_of_errors, similarity_of_weights
-from mechicl.analysis.sites import Site
 from mechicl.analysis.spectral import SpectralLearner
 from mechicl.analysis.symmetries import aligned, lifted, rescaled
 from mechicl.analysis.weights import WeightProducts, weight_products, with_products

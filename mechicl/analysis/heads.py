@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mechicl.analysis.head_circuits import circuit_scores
-from mechicl.analysis.sites import hook_names, nearest
+from mechicl.analysis.interventions.sites import hook_names, nearest
 from mechicl.learners import Interval, interval
 from mechicl.models.layers import key_mask
 from mechicl.prompts import Prompts

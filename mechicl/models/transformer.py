@@ -211,7 +211,7 @@ class HookedTransformer(PromptedModel):
         for block in self.blocks:
             attn = block.attn
             if use_attn_result and not hasattr(attn, "hook_result"):
-                attn.hook_result = HookPoint()
+                attn.hook_result = HookPoint().train(attn.training)
             elif not use_attn_result and hasattr(attn, "hook_result"):
                 del attn.hook_result
         self.setup()

@@ -139,7 +139,7 @@ def compare_with_descent(
 def write_descent_report(checkpoint: Checkpoint, out: Path, *, n_prompts: int, progress: bool) -> Path:
     """`compare_with_descent`, and what the heads do, as `report.html` and `report.json`."""
     comparison = compare_with_descent(checkpoint, n_prompts=n_prompts, progress=progress)
-    return opened_comparison(comparison, checkpoint).write(out, "report")
+    return opened_comparison(comparison, checkpoint, progress=progress).write(out, "report")
 
 
 def fit_rows(fit: ConstructionFit, task: LinearRegression, *, looped: bool) -> list[Row]:

@@ -95,7 +95,7 @@ def compare_layers(
 def write_layers_report(checkpoint: Checkpoint, out: Path, *, n_prompts: int, progress: bool) -> Path:
     """`compare_layers`, and what the heads do, as `report.html` and `report.json`."""
     comparison = compare_layers(checkpoint, n_prompts=n_prompts, progress=progress)
-    return opened_comparison(comparison, checkpoint).write(out, "report")
+    return opened_comparison(comparison, checkpoint, progress=progress).write(out, "report")
 
 
 def match_rows(similarity: Similarity, matches: Mapping[str, Match], growths: Mapping[str, Growth]) -> list[Row]:

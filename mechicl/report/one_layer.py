@@ -58,7 +58,7 @@ def write_one_layer_report(checkpoint: Checkpoint, out: Path, *, n_prompts: int,
     started = time.perf_counter()
     task = _task(checkpoint)
     study = study_one_layer(checkpoint, task, n_prompts=n_prompts, progress=progress)
-    opened = opened_comparison(Comparison("", "", table_rows(study, task)), checkpoint)
+    opened = opened_comparison(Comparison("", "", table_rows(study, task)), checkpoint, progress=progress)
     rows = [*opened.rows]
     out.mkdir(parents=True, exist_ok=True)
     data = {**report_data(checkpoint, task, study, rows), **finite(opened.data)}

@@ -37,18 +37,18 @@ WORDS = {
 }
 
 
-def opened_comparison(comparison: Comparison, checkpoint: Checkpoint) -> Comparison:
+def opened_comparison(comparison: Comparison, checkpoint: Checkpoint, *, progress: bool = True) -> Comparison:
     """A comparison with the sections on the model's parts behind it, where it is a transformer that has them."""
     model, task = checkpoint.models[0], checkpoint.task
     if not isinstance(model, HookedTransformer) or not model.cfg.n_layers or task.n_context < 2:
         return comparison
     prompts = task.sample(N_PROMPTS + N_MEASURED, seed=PROMPT_SEED)
-    rows, figures, data = opened_sections(model, prompts[:N_PROMPTS], prompts[N_PROMPTS:])
+    rows, figures, data = opened_sections(model, prompts[:N_PROMPTS], prompts[N_PROMPTS:], progress=progress)
     return comparison.with_more(rows, figures, {"opened": {**data, "seed": PROMPT_SEED}})
 
 
 def opened_sections(
-    model: HookedTransformer, prompts: Prompts, others: Prompts, *, seed: int = 0
+    model: HookedTransformer, prompts: Prompts, others: Prompts, *, seed: int = 0, progress: bool = True
 ) -> tuple[list[Row], list[Figure], dict[str, Any]]:
     """Rows, figures and numbers on heads, ablation and patching of a model on prompts.
 
@@ -57,6 +57,7 @@ def opened_sections(
         prompts: at least two, of two context points or more. In large models only the first 16 are patched.
         others: on which the head that does most is measured once more; means of ablation are over all of both.
         seed: of the corruption.
+        progress: show progress bars.
 
     Raises:
         ValueError: too few prompts or points.
@@ -66,9 +67,9 @@ def opened_sections(
     patched = prompts[: max(N_FEWEST, RUNS // places)]
     corrupted = corrupt(patched, "labels", seed=seed)
     everything = prompts + others
-    without = ablate(model, prompts, "z", reference=everything)
-    stream = patch(model, patched, corrupted, "resid_pre")
-    heads = patch(model, patched, corrupted, "z", ("layer", "pos", "head"))
+    without = ablate(model, prompts, "z", reference=everything, progress=progress)
+    stream = patch(model, patched, corrupted, "resid_pre", progress=progress)
+    heads = patch(model, patched, corrupted, "z", ("layer", "pos", "head"), progress=progress)
     rows = [_ablation_row(model, without, others, everything), *_patching_rows(model, heads, others, labels, seed)]
     pictures = {
         "ablation": viz.patching_grid(without, title="Every head's output replaced by its mean"),
@@ -120,13 +121,13 @@ def write_opened_report(checkpoint: Checkpoint, out: Path, *, n_prompts: int, pr
     )
     data = {"mse": errors.mean(-1).tolist(), "seed": PROMPT_SEED, "n_prompts": n_prompts}
     comparison = Comparison(f"Loss and heads ({checkpoint.name})", lead, rows, figures, data)
-    return opened_comparison(comparison, checkpoint).write(out, "report")
+    return opened_comparison(comparison, checkpoint, progress=progress).write(out, "report")
 
 
 def _ablation_row(model: HookedTransformer, sweep: Sweep, others: Prompts, reference: Prompts) -> Row:
     strongest = sweep.strongest(1).iloc[0]
     layer, head = int(strongest["layer"]), int(strongest["head"])
-    again = ablate(model, others, "z", only={"layer": layer, "head": head}, reference=reference)
+    again = ablate(model, others, "z", only={"layer": layer, "head": head}, reference=reference, progress=False)
     before = interval(again.unpatched_values["loss"]).mean
     note = f"head {layer}.{head}, chosen on other prompts; the loss is {before:.3g} with all heads"
     return Row(
@@ -141,7 +142,9 @@ def _patching_rows(model: HookedTransformer, sweep: Sweep, others: Prompts, labe
         return []
     layer, pos, head = (int(i) for i in (share == share[share.isfinite()].max()).nonzero()[0])
     only = {"layer": layer, "pos": pos, "head": head}
-    again = patch(model, others, corrupt(others, "labels", seed=seed), "z", ("layer", "pos", "head"), only=only)
+    again = patch(
+        model, others, corrupt(others, "labels", seed=seed), "z", ("layer", "pos", "head"), only=only, progress=False
+    )
     cost = interval(again.unpatched_values["loss"] - again.source_values["loss"]).mean
     note = f"head {layer}.{head} at {labels[pos]}, chosen on other prompts; exchanged labels cost {cost:.3g}"
     quantity = "share of the loss recovered when one head's output, at one position, sees the right labels"

@@ -9,8 +9,8 @@ import anywidget
 import traitlets
 from torch import Tensor
 
-from mechicl.analysis.session import PatchingSession, SessionResult
-from mechicl.analysis.sites import BY_KEY, Site, axes_of
+from mechicl.analysis.interventions.session import PatchingSession, SessionResult
+from mechicl.analysis.interventions.sites import BY_KEY, Site, axes_of
 
 HERE = Path(__file__).parent
 

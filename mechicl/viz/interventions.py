@@ -52,8 +52,9 @@ def patching_grid(
     effect, name = sweep.effect(metric), metric or next(iter(sweep.values))
     as_share = bool(sweep.source_values) if recovered is None else recovered
     values = sweep.recovered(name) if as_share else effect.mean(-1)
-    share = "of the way to the corrupted" if sweep.what.startswith("noising") else "recovered"
-    quantity = f"share of {name} {share}" if as_share else f"change of {name}"
+    noising = sweep.what.startswith("noising")
+    share = f"share of the way to the corrupted {name}" if noising else f"share of {name} recovered"
+    quantity = share if as_share else f"change of {name}"
     hover = np.array([str(interval(of)) for of in effect.flatten(0, -2)], dtype=object).reshape(values.shape)
     fig = figure(title or f"{sweep.what[:1].upper()}{sweep.what[1:]}: {quantity}", "", "")
     bound = max(float(values[values.isfinite()].abs().max()) if values.isfinite().any() else 0.0, 1e-12)

@@ -2,18 +2,26 @@
 
 import json
 import math
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from mechicl.analysis import heads_over_training, score_heads
+from mechicl.analysis import (
+    corrupt_tokens,
+    find_circuit,
+    heads_over_training,
+    measure_circuit,
+    next_token_loss,
+    score_heads,
+)
 from mechicl.checkpoints import Checkpoint, Snapshots, load_checkpoint, save, stack_models
 from mechicl.constructions import induction
 from mechicl.learners import interval
 from mechicl.models import HookedTransformer
-from mechicl.report import Row, write_report
+from mechicl.report import Comparison, Row, write_report
 from mechicl.report.tokens import PROMPT_SEED, compare_tokens
 from mechicl.tasks import task_to_dict
 from tests.training.runs import READER, WORDS
@@ -21,6 +29,12 @@ from tests.training.runs import READER, WORDS
 N = 48
 CURVE = {"eval_step": [0, 10, 20], "eval_loss": [[2.0, 1.9], [1.0, 1.2], [0.5, 0.4]]}
 RECORD = {"training": {"task": task_to_dict(WORDS)}}
+
+
+@cache
+def compared() -> Comparison:
+    """The report's numbers on one seed."""
+    return compare_tokens(Checkpoint("made", [networks()[0]], RECORD), n_prompts=N, progress=False)
 
 
 def networks(first: int = 0) -> list[HookedTransformer]:
@@ -138,6 +152,56 @@ def test_a_planted_circuit_is_found_where_it_is():
     assert of_heads[0, 1].abs().max() < 1e-6  # distractors
     assert of_heads[1, 0].abs().max() < 1e-6
     assert of_heads[0, 0, 1:-1].max() > 0.1  # and its helper, behind the earlier occurrences
+
+
+@torch.no_grad()
+def test_the_circuit_is_measured_on_sequences_that_it_was_not_looked_for():
+    model = networks()[0]
+    rows: dict[str, Row] = {row.quantity: row for row in compared().rows}
+    sequences = WORDS.sample(N, seed=PROMPT_SEED)
+    looked_at, others = sequences[:32], sequences[32:]
+    found = find_circuit(model, looked_at.read, next_token_loss(looked_at.targets()), read="all")
+    again = measure_circuit(model, found, others.read, next_token_loss(others.targets()), read="all")
+    assert rows["circuit"].measured == ", ".join(map(str, found.nodes))
+    assert rows["its loss alone (nats)"].measured == interval(again.edges_alone)
+    assert rows["its loss alone (nats)"].note.endswith(f"{again.full.mean():.3g} whole, {again.ablated.mean():.3g} "
+                                                       f"without any head")  # fmt: skip
+    assert rows["its faithfulness"].measured == again.faithfulness()
+    whole = len(found.nodes) == 4
+    assert ("all heads that there are" in rows["circuit"].note) == whole
+    assert ("its completeness" in rows) == (not whole)
+    if not whole:
+        assert rows["its completeness"].measured == again.completeness()
+
+
+def test_of_a_circuit_of_all_heads_no_completeness_is_said(monkeypatch):
+    model = HookedTransformer(READER.replace(n_layers=1), seed=0).eval()
+    monkeypatch.setattr("mechicl.report.tokens.find_circuit", lambda *a, **k: find_circuit(*a, tolerance=1e-9, **k))
+    result = compare_tokens(Checkpoint("made", [model], RECORD), n_prompts=N, progress=False)
+    rows: dict[str, Row] = {row.quantity: row for row in result.rows}
+    assert rows["circuit"].note.endswith("edges, all heads that there are; first seed")
+    assert "its completeness" not in rows
+    assert "nan" not in str(result)
+
+
+@torch.no_grad()
+def test_head_outputs_are_put_back_where_periods_are_the_same():
+    model = networks()[0]
+    grid: Any = next(figure.figure for figure in compared().figures if figure.title.startswith("Where"))
+    drawn = torch.tensor([[list(row) for row in heat.z] for heat in grid.data])  # [head layer pos]
+    clean = WORDS.replace(min_period=WORDS.max_period).sample(32, seed=PROMPT_SEED)
+    back = WORDS.n_ctx - 1 - WORDS.max_period
+    assert torch.equal(clean.ids[:, back], clean.ids[:, WORDS.n_ctx - 1])  # the occurrence that is replaced
+    corrupted = corrupt_tokens(clean.read, d_vocab=WORDS.d_vocab)
+    loss = next_token_loss(clean.ids[:, -1])
+    own, wrong = (model.run_with_cache(of)[1]["blocks.1.attn.hook_z"] for of in (clean.read, corrupted))
+    before, whole = (loss(model(of)[:, -1]).mean() for of in (corrupted, clean.read))
+    for head, pos in [(0, back + 1), (1, WORDS.n_ctx - 1)]:
+        mixed = wrong.clone()
+        mixed[:, pos, head] = own[:, pos, head]
+        logits = model.run_with_hooks(corrupted, fwd_hooks=[("blocks.1.attn.hook_z", lambda z, hook, m=mixed: m)])
+        expected = (loss(logits[:, -1]).mean() - before) / (whole - before)
+        assert drawn[head, 1, pos].item() == pytest.approx(expected.item(), rel=2e-3, abs=2e-3)
 
 
 def test_one_layer_composes_with_nothing():

@@ -119,9 +119,7 @@ def test_the_size_of_a_node_is_its_effect_and_the_title_says_how_good_the_circui
     assert sizes == sorted(sizes)
     assert nodes(figure)["MLP 1"].hovertext == f"MLP 1<br>without it: {interval(made.node_effects[3])}"
     assert made.faithfulness().mean == pytest.approx(0.9)
-    assert figure.layout.title.text == (
-        "Circuit: loss 1 with the whole model, 1.4 with this, 5 with neither"
-    )
+    assert figure.layout.title.text == ("Circuit: loss 1 with the whole model, 1.4 with this, 5 with neither")
     assert circuit_graph(made, "Mine").layout.title.text == "Mine"  # pyright: ignore[reportAttributeAccessIssue]
 
 

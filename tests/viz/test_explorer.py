@@ -11,7 +11,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from torch import Tensor
 
 from mechicl.analysis import PatchingSession
-from mechicl.analysis.sites import Site
+from mechicl.analysis.interventions.sites import Site
 from mechicl.checkpoints import load
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.tasks import LinearRegression

@@ -109,6 +109,25 @@ def test_the_share_recovered_is_drawn_where_there_is_one():
         patching_grid(swept(("layer", "pos"), ((0,), (0,))), recovered=True)
 
 
+def test_noising_goes_the_way_to_the_corrupted_run():
+    task = LinearRegression(x_dim=2, n_context=3)
+    cfg = TransformerConfig(x_dim=2, n_context=3, n_layers=2, n_heads=2, initializer_range=0.4)
+    model, prompts = HookedTransformer(cfg, seed=0).eval(), task.sample(4, seed=0)
+    corrupted = corrupt(prompts, "labels")
+    for sweep in (
+        patch(model, prompts, corrupted, direction="noising"),
+        patch_paths(model, prompts, corrupted, direction="noising"),
+    ):
+        figure: Any = patching_grid(sweep)
+        assert figure.layout.title.text.endswith(": share of the way to the corrupted loss")
+        assert "of the way to the corrupted loss" in figure.data[0].hovertemplate
+        assert "of the way to the corrupted loss" in figure.data[0].colorbar.title.text.replace("<br>", " ")
+    figure = patching_grid(patch(model, prompts, corrupted, direction="noising"), recovered=False)
+    assert figure.layout.title.text == "Noising z: change of loss"
+    figure = patching_grid(patch(model, prompts, corrupted))
+    assert figure.layout.title.text == "Denoising z: share of loss recovered"
+
+
 def test_equal_labels_keep_their_columns():
     sweep = swept(("layer", "pos"), ((0,), (0, 1, 2)))
     (heat,) = patching_grid(sweep, labels=["A", "B", "A"]).data

@@ -21,8 +21,8 @@ from mechicl.analysis.interventions.patching import (
     swept_axes,
     swept_indices,
 )
+from mechicl.analysis.interventions.sites import AXES
 from mechicl.analysis.interventions.sweeps import Sweep
-from mechicl.analysis.sites import AXES
 from mechicl.learners import Interval, interval
 
 

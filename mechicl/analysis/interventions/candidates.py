@@ -17,7 +17,7 @@ from mechicl.analysis.interventions.metrics import measured
 from mechicl.analysis.interventions.opened import Opened, Read
 from mechicl.analysis.interventions.patching import Inputs, Metrics, hooks_of, named_metrics
 from mechicl.analysis.interventions.runs import Base, base_run, run_cells
-from mechicl.analysis.sites import Site
+from mechicl.analysis.interventions.sites import Site
 
 Moved = Callable[..., float]  # how far a metric is from the whole model's, or from another one
 

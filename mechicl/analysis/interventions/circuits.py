@@ -65,9 +65,9 @@ class Circuit:
         """Share of the metric that the circuit keeps when all else is ablated, 1 for all of it.
 
         `(alone - ablated) / (full - ablated)` of means over prompts, of the edges where there are edges, else of the
-        nodes. On the prompts that the circuit was looked for it is at least 1 less the tolerance by construction: see
-        `measure_circuit`. Where `full` is near 0, as a good model's loss is, a share of 0.95 may still be many times
-        `full`.
+        nodes. On the prompts that the circuit was looked for it is within the tolerance of 1 by construction, or within
+        twice that with edges: see `measure_circuit`. Where `full` is near 0, as a good model's loss is, a share of 0.95
+        may still be many times `full`.
         """
         return ratio_interval(self.edges_alone - self.ablated, self.full - self.ablated, level)
 
@@ -206,7 +206,8 @@ def measure_circuit(
         progress: show a progress bar, if it takes more than two seconds.
 
     Raises:
-        ValueError: as for `find_circuit`; a circuit with parts that the model does not have.
+        ValueError: as for `find_circuit`, but for a metric that does not change, whose shares are NaN; a circuit with
+            parts that the model does not have.
 
     Example:
         >>> measure_circuit(model, circuit, task.sample(256, seed=1)).faithfulness()

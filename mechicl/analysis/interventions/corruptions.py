@@ -72,7 +72,7 @@ def corrupt_tokens(
         ids: the clean ones.
         kind: "occurrences": every earlier occurrence of the last token is replaced by another random token, so that
             there is nothing left for an induction head to find. "sequence": another sequence of the batch.
-        d_vocab: number of tokens that replacements are drawn from; by default those that occur in `ids`.
+        d_vocab: replacements are drawn from the tokens below this; by default those up to the largest in `ids`.
         seed: of what is drawn.
 
     Returns:
@@ -92,9 +92,10 @@ def corrupt_tokens(
         if len(ids) < 2:
             raise ValueError(f"kind='sequence' takes another sequence, and there is {len(ids)}")
         return ids[derangement(len(ids), generator).to(ids.device)]
-    size = d_vocab or int(ids.max()) + 1
-    if size < 2:
-        raise ValueError("there is no other token to put in: give d_vocab")
+    least = int(ids.max()) + 1 if ids.numel() else 0
+    size = least if d_vocab is None else d_vocab
+    if size < max(least, 2):
+        raise ValueError(f"d_vocab must be at least {max(least, 2)} to have these tokens and another one, got {size}")
     last = ids[:, -1:]
     drawn = torch.randint(size - 1, ids.shape, generator=generator).to(ids)
     same = ids == last

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformer_lens.utilities import get_act_name
 
 from mechicl.analysis.interventions.opened import Opened
-from mechicl.analysis.sites import hook_names
+from mechicl.analysis.interventions.sites import hook_names
 from mechicl.models.layers import MLP, Attention, Block
 
 

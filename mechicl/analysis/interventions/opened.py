@@ -10,7 +10,7 @@ from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.model_protocol import TransformerLensModel
 
-from mechicl.analysis.sites import check_hook
+from mechicl.analysis.interventions.sites import check_hook
 from mechicl.models import HookedTransformer, PromptedModel
 from mechicl.prompts import Prompts
 from mechicl.tokens import TokenSequences

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
@@ -12,8 +13,8 @@ from transformer_lens.utilities import get_act_name
 from mechicl.analysis.interventions.metrics import Metric, measured, next_token_loss, squared_error
 from mechicl.analysis.interventions.opened import Opened, Read
 from mechicl.analysis.interventions.runs import DELAY, MEMORY, Cell, base_run, record_within, run_cells
+from mechicl.analysis.interventions.sites import AXES, Site, axes_of, check_hook, nearest
 from mechicl.analysis.interventions.sweeps import Sweep
-from mechicl.analysis.sites import AXES, Site, axes_of, check_hook, nearest
 from mechicl.prompts import Prompts
 from mechicl.tokens import TokenSequences
 
@@ -252,7 +253,7 @@ def swept_indices(
 def _wanted(only: Only | None, axis: str, every: range) -> tuple[int, ...]:
     """The indices along an axis, one or several of which may have been asked for."""
     wanted = (only or {}).get(axis, every)
-    return (wanted,) if isinstance(wanted, int) else tuple(wanted)
+    return tuple(int(i) for i in np.atleast_1d(wanted))
 
 
 def cells_of(component: str, swept: Sequence[str], indices: Sequence[Sequence[int]]) -> list[Cell]:

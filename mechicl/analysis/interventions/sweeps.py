@@ -81,9 +81,7 @@ class Sweep:
             ValueError: the activations come from no run.
         """
         name = self._metric(metric)
-        whole = self._whole(name).mean()
-        size = self.source_values[name].abs().mean() + self.unpatched_values[name].abs().mean()
-        return self.effect(name).mean(-1) / whole.masked_fill(whole.abs() <= 1e-6 * size, math.nan)
+        return self.effect(name).mean(-1) / self._whole(name).mean()
 
     def recovered_interval(self, *index: int, metric: str | None = None, level: float = 0.95) -> Interval:
         """The share that one cell recovers, by its places along the axes, with its interval over prompts.
@@ -130,9 +128,12 @@ class Sweep:
         return table.loc[order, [*self.axes, name, f"{name}_effect", f"{name}_low", f"{name}_high"]]
 
     def _whole(self, name: str) -> Float[Tensor, "prompt"]:
+        """The way from the unpatched run to the source's; NaN where there is none in the mean."""
         if name not in self.source_values:
             raise ValueError(f"{self.what} has no run that activations were taken from: look at effect()")
-        return self.source_values[name] - self.unpatched_values[name]
+        source, unpatched = self.source_values[name], self.unpatched_values[name]
+        whole, size = source - unpatched, source.abs().mean() + unpatched.abs().mean()
+        return whole.masked_fill(whole.mean().abs() <= 1e-6 * size, math.nan)  # nothing but rounding to go
 
     def _place(self, index: tuple[int, ...]) -> tuple[int, ...]:
         if len(index) != len(self.axes):

@@ -9,7 +9,15 @@ import torch
 from torch.testing import assert_close
 from transformer_lens.tools.analysis import attribution_patch
 
-from mechicl.analysis.interventions import ablate, agreement, attribute, logit_difference, next_token_loss, patch
+from mechicl.analysis.interventions import (
+    Sweep,
+    ablate,
+    agreement,
+    attribute,
+    logit_difference,
+    next_token_loss,
+    patch,
+)
 from tests.analysis.interventions.oracles import (
     bridge,
     cells,
@@ -159,20 +167,42 @@ def test_agreement_is_the_correlation_over_cells():
     estimate, real = (f(model, clean, corrupted, "z", axes) for f in (attribute, patch))
     found = agreement(estimate, real)
     each = [np.corrcoef(estimate.effect()[..., i].flatten(), real.effect()[..., i].flatten())[0, 1] for i in range(5)]
-    z = np.arctanh(each)  # Fisher's
-    half = 2.7764451 * np.std(z, ddof=1) / math.sqrt(5)
+    half = 2.7764451 * np.std(each, ddof=1) / math.sqrt(5)
     assert found.n == 5
-    assert found.mean == pytest.approx(np.tanh(np.mean(z)))
-    assert (found.low, found.high) == (
-        pytest.approx(np.tanh(np.mean(z) - half), rel=1e-6),
-        pytest.approx(np.tanh(np.mean(z) + half), rel=1e-6),
-    )
+    assert found.mean == pytest.approx(np.mean(each))
+    assert found.low == pytest.approx(max(np.mean(each) - half, -1), rel=1e-6)
+    assert found.high == pytest.approx(min(np.mean(each) + half, 1), rel=1e-6)
+    assert -1 <= found.low < found.high <= 1
+    narrow = agreement(estimate, real, level=0.2)  # not cut
+    assert narrow.high - narrow.low == pytest.approx(2 * 0.2707223 * np.std(each, ddof=1) / math.sqrt(5), rel=1e-4)
     with pytest.raises(ValueError, match="do not compare"):
         agreement(estimate, patch(model, clean, corrupted, "z", ("layer", "head")))
     with pytest.raises(ValueError, match="do not compare"):
         agreement(estimate, patch(model, clean[:2], corrupted[:2], "z", axes))
     with pytest.raises(ValueError, match="no prompt has effects"):
         agreement(attribute(model, clean, clean), patch(model, clean, clean))
+
+
+def made(effects: torch.Tensor) -> Sweep:
+    """A sweep with these effects `[cell prompt]`."""
+    none = torch.zeros(effects.shape[1], dtype=effects.dtype)
+    cells = (tuple(range(len(effects))),)
+    return Sweep("made", ("layer",), cells, None, none[:, None], None, {"m": effects}, {"m": none})
+
+
+def test_agreement_is_cut_and_leaves_out_prompts_without_effects():
+    real = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)).double()
+    estimate = -3 * real
+    estimate[0, :2] += torch.tensor([0.5, 2.0])
+    found = agreement(made(estimate), made(real))
+    assert found.low == -1 < found.mean < found.high
+    estimate[:, 3] = real[0, 3]  # the same everywhere
+    assert agreement(made(estimate), made(real)).n == 3
+    estimate[2, 0] = math.nan
+    broken = agreement(made(estimate), made(real))
+    assert math.isnan(broken.mean)
+    assert math.isnan(broken.low)
+    assert math.isnan(broken.high)
 
 
 def test_what_is_not_a_number_is_not_hidden():

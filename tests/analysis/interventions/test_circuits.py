@@ -1,5 +1,7 @@
 """Circuits: a planted one is found exactly, and what is said of it is true."""
 
+import dataclasses
+import math
 from functools import cache
 from typing import Any
 
@@ -8,7 +10,15 @@ import torch
 from torch.testing import assert_close
 
 from mechicl import constructions
-from mechicl.analysis.interventions import Edge, Node, ablate, find_circuit, logit_difference, next_token_loss
+from mechicl.analysis.interventions import (
+    Edge,
+    Node,
+    ablate,
+    find_circuit,
+    logit_difference,
+    measure_circuit,
+    next_token_loss,
+)
 from mechicl.analysis.interventions.circuits import Circuit
 from mechicl.analysis.interventions.edges import EMBEDDING, EdgeGraph, written
 from mechicl.analysis.interventions.opened import Opened
@@ -122,6 +132,11 @@ def test_tables_and_words():
     assert list(table["kind"]) == ["node"] * 2 + ["edge"] * len(circuit.edges)
     assert table["part"][0] == "head 0.2"
     assert str(circuit).startswith(f"head 0.2, head 1.1; {len(circuit.edges)} edges; metric ")
+    for words in (f"{circuit.full.mean():.4g} whole", f"{circuit.edges_alone.mean():.4g} alone",
+                  f"{circuit.ablated.mean():.4g} ablated", f"faithfulness {circuit.faithfulness()}",
+                  f"completeness {circuit.completeness()}"):  # fmt: skip
+        assert words in str(circuit)
+    assert "whole model" not in str(circuit)
 
 
 def test_a_loose_tolerance_keeps_nothing_and_a_tight_one_all():
@@ -132,10 +147,17 @@ def test_a_loose_tolerance_keeps_nothing_and_a_tight_one_all():
     assert_close(empty.alone, empty.ablated)
     assert_close(empty.without, empty.full)
     assert empty.node_effects.shape == (0, 5)
+    assert empty.n_nodes == 6
+    assert empty.completeness().mean == 0
     assert str(empty).startswith("no node; 0 edges")
     assert len(empty.to_dataframe()) == 0
     full = find_circuit(model, prompts, tolerance=1e-12, edges=False)
-    assert len(full.nodes) == 6
+    assert len(full.nodes) == full.n_nodes == 6
+    assert math.isnan(full.completeness().mean)
+    assert math.isnan(full.completeness().low)
+    assert full.completeness().n == 5
+    assert "(the whole model); 0 edges; loss " in str(full)
+    assert "completeness" not in str(full)
     assert full.faithfulness().mean == pytest.approx(1)
     assert full.metric == "loss"
 
@@ -213,3 +235,104 @@ def test_models_and_prompts_without_a_circuit():
         find_circuit(model, inputs(model, 0)[:0], edges=False)
     with pytest.raises(ValueError, match="carries one metric, got none"):
         find_circuit(planted(), SEQUENCES.read)
+
+
+# ---- on other prompts ----
+
+
+def same_numbers(a: Circuit, b: Circuit, **tolerance: Any) -> None:
+    for field in dataclasses.fields(Circuit):
+        first, second = getattr(a, field.name), getattr(b, field.name)
+        if isinstance(first, torch.Tensor):
+            assert_close(first, second, **tolerance)
+        else:
+            assert first == second, field.name
+
+
+@pytest.mark.parametrize("method", ["mean", "zero", "resample"])
+@pytest.mark.parametrize("edges", [False, True])
+def test_a_circuit_has_the_same_numbers_on_the_same_prompts(method, edges):
+    circuit = found("greedy", method, edges)
+    same_numbers(measure_circuit(planted(), circuit, SEQUENCES.read, LOSS, read="all"), circuit, atol=1e-12, rtol=1e-10)
+    named = dataclasses.replace(circuit, metric="loss")
+    same_numbers(measure_circuit(planted(), circuit, SEQUENCES, read="all"), named, atol=1e-12, rtol=1e-10)
+
+
+def test_numbers_on_other_prompts_are_those_of_hooked_runs_there():
+    model, others, reference = planted(), SEQUENCES.ids.flip(0)[:7].roll(3, 1), SEQUENCES.read[:5]
+    circuit = found("greedy", "mean")
+    loss = next_token_loss(others[:, -1])
+    choices: list[tuple[torch.Tensor, dict[str, Any]]] = [
+        (others[:, :-1], {}),
+        (reference, {"reference": reference}),
+    ]
+    for means_of, more in choices:
+        measured = measure_circuit(model, circuit, others[:, :-1], loss, **more)
+        values = [recorded(model, means_of, hook_name("z", layer)).mean(0).expand(7, -1, -1, -1) for layer in range(2)]
+
+        def without(heads, values=values):
+            hooks = [putting("z", layer, {"head": head}, values[layer]) for layer, head in heads]
+            return loss(run(model, others[:, :-1], hooks))
+
+        every = [(layer, head) for layer in range(2) for head in range(4)]
+        rest = [place for place in every if place not in PLANTED]
+        assert (measured.nodes, measured.method, measured.n_nodes) == (circuit.nodes, "mean", 8)
+        assert_close(measured.full, without([]))
+        assert_close(measured.ablated, without(every))
+        assert_close(measured.alone, without(rest))
+        assert_close(measured.edges_alone, measured.alone)
+        assert_close(measured.without, without(PLANTED))
+        for i, place in enumerate(PLANTED):
+            assert_close(measured.node_effects[i], without([*rest, place]) - without(rest))
+
+
+def test_edges_on_other_prompts_are_those_of_the_graph_there():
+    circuit, others = found("greedy", "mean", edges=True), SEQUENCES.read.roll(3, 1)[:9]
+    loss = next_token_loss(others.roll(-1, 1))
+    measured = measure_circuit(planted(), circuit, others, loss, read="all")
+    opened = Opened(planted(), "all")
+    writes = written(opened, others)
+    graph = EdgeGraph(opened, others, writes.mean(1, keepdim=True).expand_as(writes))
+    assert measured.edges == circuit.edges
+    assert_close(measured.edges_alone, loss(graph.run(graph.keeping(circuit.edges))))
+    fewer = loss(graph.run(graph.keeping(circuit.edges[:-1])))
+    assert_close(measured.edge_effects[-1], fewer - measured.edges_alone)
+
+
+def test_a_circuit_of_another_model_is_refused():
+    circuit, model = found("greedy", "mean"), model_of("ids")
+    tokens = inputs(model, 0)
+    with pytest.raises(ValueError, match=r"the circuit is of another model: this one has no head 0\.2"):
+        measure_circuit(model, circuit, tokens, logit_difference(tokens[:, 0], tokens[:, 1]))
+    odd: list[Any] = [
+        {"nodes": (Node(0, None),)},
+        {"nodes": (Node(2, 0),)},
+        {"edges": (Edge(Node(1, 1), Node(0, 2), "q"),)},
+        {"edges": (Edge(Node(0, 2), Node(1, 1), ""),)},
+    ]
+    for changes in odd:
+        with pytest.raises(ValueError, match="of another model: this one has no "):
+            measure_circuit(planted(), dataclasses.replace(circuit, **changes), SEQUENCES, read="all")
+    with pytest.raises(ValueError, match="one metric"):
+        measure_circuit(planted(), circuit, SEQUENCES.read)
+    with pytest.raises(ValueError, match="no prompts"):
+        measure_circuit(planted(), circuit, SEQUENCES[:0], LOSS)
+    assert no_hook_left(planted())
+
+
+def test_a_circuit_of_a_bridge_on_other_prompts():
+    model, tokens, others = bridge(), ids(0, n=4, d_vocab=20), ids(5, n=3, d_vocab=20)
+    circuit = find_circuit(model, tokens, logit_difference(tokens[:, 0], tokens[:, 1]), edges=False, tolerance=0.3)
+    metric = logit_difference(others[:, 0], others[:, 1])
+    measured = measure_circuit(model, circuit, others, metric)
+    assert (measured.nodes, measured.n_nodes) == (circuit.nodes, 9)
+    assert_close(measured.full, metric(run(model, others)), atol=2e-5, rtol=1e-4)
+    hooks = []
+    for node in circuit.nodes:
+        component, where = ("mlp_out", {}) if node.head is None else ("z", {"head": node.head})
+        values = recorded(model, others, hook_name(component, node.layer))
+        hooks.append(putting(component, node.layer, where, values.mean(0).expand_as(values)))
+    assert_close(measured.without, metric(run(model, others, hooks)), atol=2e-5, rtol=1e-4)
+    with pytest.raises(ValueError, match="not in TransformerBridge"):
+        measure_circuit(model, dataclasses.replace(circuit, edges=(Edge(EMBEDDING, None),)), others, metric)
+    assert no_hook_left(model)

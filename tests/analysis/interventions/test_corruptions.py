@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from mechicl.analysis.interventions import corrupt
+from mechicl.analysis.interventions import corrupt, corrupt_tokens
 from mechicl.analysis.interventions.corruptions import derangement
 from mechicl.tasks import LinearRegression
 
@@ -91,3 +91,59 @@ def test_too_little_to_corrupt():
     with pytest.raises(ValueError, match="there is 1"):
         corrupt(prompts(n_context=1), "labels")
     assert corrupt(prompts(1, n_context=0), "task").n_context == 0
+
+
+# ---- token ids ----
+
+
+@st.composite
+def sequences(draw: st.DrawFn) -> torch.Tensor:
+    n, n_pos, d_vocab = draw(st.integers(1, 5)), draw(st.integers(1, 9)), draw(st.integers(2, 6))
+    return torch.randint(d_vocab, (n, n_pos), generator=torch.Generator().manual_seed(draw(st.integers(0, 99))))
+
+
+@given(sequences(), st.one_of(st.none(), st.integers(6, 9)), st.integers(0, 99))
+def test_no_earlier_occurrence_of_the_last_token_is_left(clean, d_vocab, seed):
+    size = d_vocab or int(clean.max()) + 1
+    if size < 2:
+        with pytest.raises(ValueError, match="d_vocab must be at least 2"):
+            corrupt_tokens(clean, d_vocab=d_vocab)
+        return
+    before = clean.clone()
+    found = corrupt_tokens(clean, "occurrences", d_vocab=d_vocab, seed=seed)
+    assert torch.equal(clean, before)
+    assert (found.shape, found.dtype) == (clean.shape, torch.int64)
+    assert torch.equal(found[:, -1], clean[:, -1])
+    earlier = clean[:, :-1] == clean[:, -1:]
+    assert not (found[:, :-1] == clean[:, -1:]).any()
+    assert torch.equal(found[:, :-1][~earlier], clean[:, :-1][~earlier])
+    assert ((found >= 0) & (found < size)).all()
+    assert torch.equal(found, corrupt_tokens(clean, d_vocab=d_vocab, seed=seed))
+
+
+@given(sequences(), st.integers(0, 99))
+def test_another_sequence(clean, seed):
+    if len(clean) < 2:
+        with pytest.raises(ValueError, match="takes another sequence, and there is 1"):
+            corrupt_tokens(clean, "sequence")
+        return
+    found = corrupt_tokens(clean, "sequence", seed=seed)
+    assert torch.equal(found, clean[derangement(len(clean), torch.Generator().manual_seed(seed))])
+    taken = corrupt_tokens(torch.arange(len(clean))[:, None], "sequence", seed=seed)[:, 0]
+    assert sorted(taken.tolist()) == list(range(len(clean)))
+    assert (taken != torch.arange(len(clean))).all()
+
+
+def test_all_other_tokens_are_put_in_equally_often():
+    clean = torch.full((400, 10), 3)
+    drawn = corrupt_tokens(clean, d_vocab=5)[:, :-1]
+    counts = torch.bincount(drawn.flatten(), minlength=5)
+    assert counts[3] == 0
+    assert ((counts[[0, 1, 2, 4]] - 900).abs() < 5 * (3600 * 3 / 16) ** 0.5).all()
+    assert not torch.equal(drawn, corrupt_tokens(clean, d_vocab=5, seed=1)[:, :-1])
+    assert corrupt_tokens(clean)[:, :-1].max() == 2  # only tokens up to the largest that occurs
+
+
+def test_an_unknown_corruption_of_tokens():
+    with pytest.raises(Exception, match=r"not one of|type hint|Type-check"):
+        corrupt_tokens(torch.zeros(2, 2, dtype=torch.int64), "labels")  # pyright: ignore[reportArgumentType]

@@ -12,8 +12,20 @@ from torch.testing import assert_close
 from transformer_lens import patching
 from transformer_lens.utilities import get_act_name
 
-from mechicl.analysis.interventions import corrupt, logit_difference, next_token_loss, patch, squared_error
+from mechicl.analysis.interventions import (
+    Sweep,
+    ablate,
+    attribute,
+    corrupt,
+    find_circuit,
+    logit_difference,
+    next_token_loss,
+    patch,
+    patch_paths,
+    squared_error,
+)
 from mechicl.prompts import Prompts
+from mechicl.tokens import RepeatedTokens, TokenSequences
 from tests.analysis.interventions.oracles import (
     MODELS,
     bridge,
@@ -377,7 +389,12 @@ BAD: dict[str, Any] = {
     "not 'head'": lambda m, a, b: patch(m, a, b, "mlp_out", ("layer", "head")),
     "each once": lambda m, a, b: patch(m, a, b, "z", ("layer", "head", "head")),
     "needs 'layer'": lambda m, a, b: patch(m, a, b, "z", ("head",)),
-    "no hook 'blocks.0.attn.hook_result'": lambda m, a, b: patch(m, a, b, "result"),
+    r"no hook 'blocks.0.attn.hook_result': call model.set_use_attn_result\(True\)": lambda m, a, b: patch(
+        m, a, b, "result"
+    ),
+    "layer 3: the model": lambda m, a, b: patch(m, a, b, only={"layer": 3}),
+    r"pos must be 0 to 4, got \[5\]": lambda m, a, b: patch(m, a, b, "mlp_out", only={"pos": 5}),
+    "needs 'layer' among its axes": lambda m, a, b: patch(m, a, b, "mlp_out", "pos"),
     "layer 2: the model has layers 0 to 1": lambda m, a, b: patch(m, a, b, only={"layer": [2]}),
     "layer -1": lambda m, a, b: patch(m, a, b, only={"layer": [-1]}),
     "head must be 0 to 1": lambda m, a, b: patch(m, a, b, only={"head": [2]}),
@@ -460,7 +477,7 @@ def test_what_is_no_model_or_not_its_prompts_is_refused():
 def test_two_sites_on_one_hook_are_both_replaced():
     from mechicl.analysis.interventions.opened import Opened
     from mechicl.analysis.interventions.runs import base_run, run_cells
-    from mechicl.analysis.sites import Site
+    from mechicl.analysis.interventions.sites import Site
 
     opened = Opened(MODEL)
     tokens = opened.tokens(CORRUPTED)
@@ -496,3 +513,111 @@ def test_the_loss_at_all_positions_as_a_metric():
     swept = patch(model, clean, corrupted, read="all", metrics=loss)
     expected, _ = loop_patch(model, corrupted, clean, "z", ("layer", "head"), "all")
     assert_close(swept.values["metric"].flatten(0, 1), torch.stack([loss(each) for each in expected]))
+
+
+def test_one_axis_or_one_index_needs_no_list():
+    alone, listed = (patch(MODEL, CLEAN, CORRUPTED, "attn_out", axes) for axes in ("layer", ("layer",)))
+    assert (alone.axes, alone.shape) == (("layer",), (2,))
+    assert_close(alone.predictions, listed.predictions, atol=0, rtol=0)
+    some = patch(MODEL, CLEAN, CORRUPTED, "resid_pre", only={"layer": 1, "pos": [0, 2]})
+    assert some.indices == ((1,), (0, 2))
+    every = patch(MODEL, CLEAN, CORRUPTED, "resid_pre")
+    assert some.predictions is not None
+    assert every.predictions is not None
+    assert_close(some.predictions, every.predictions[1:, [0, 2]], atol=1e-12, rtol=1e-10)
+    sweeps: list[Any] = [ablate, attribute]
+    for sweep in sweeps:
+        given = (MODEL, CLEAN) if sweep is ablate else (MODEL, CLEAN, CORRUPTED)
+        one = sweep(*given, component="z", only={"layer": 1, "head": 0})
+        assert one.indices == ((1,), (0,))
+        assert_close(one.values["loss"], sweep(*given, component="z").values["loss"][1:, :1], atol=1e-12, rtol=1e-10)
+
+
+def test_results_of_heads_of_our_models():
+    model = model_of("gpt")
+    model.set_use_attn_result(True)
+    found = patch(model, CLEAN, CORRUPTED, "result").predictions
+    assert_close(found, patch(model, CLEAN, CORRUPTED, "z").predictions, atol=1e-12, rtol=1e-10)
+
+
+# ---- sequences of tokens ----
+
+
+TASK = RepeatedTokens(d_vocab=6, n_ctx=5, min_period=2, max_period=3)
+
+
+def same_sweep(a: Sweep, b: Sweep) -> None:
+    assert (a.what, a.axes, a.indices) == (b.what, b.axes, b.indices)
+    assert list(a.values) == ["loss"]
+    for first, second in ((a.values, b.values), (a.unpatched_values, b.unpatched_values),
+                          (a.source_values, b.source_values), (a.unpatched, b.unpatched)):  # fmt: skip
+        assert_close(first, second, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize(("kind", "read"), [("ours", "query"), ("ours", "all"), ("bridge", "query")])
+def test_sequences_are_their_ids_with_the_loss_of_what_can_be_predicted(kind, read):
+    model: Any = model_of("ids") if kind == "ours" else bridge()
+    clean, corrupted = TASK.sample(4, seed=0), TASK.sample(4, seed=1)
+    assert (clean.targets() < 0).any()
+    targets = clean.targets() if read == "all" else clean.ids[:, -1]
+    options: dict[str, Any] = {"read": read}
+    explicit: dict[str, Any] = {"read": read, "metrics": {"loss": next_token_loss(targets)}}
+    for sweep in (patch, attribute):
+        for direction in ("denoising", "noising")[: 1 + (kind == "ours")]:
+            same_sweep(
+                sweep(model, clean, corrupted, direction=direction, **options),
+                sweep(model, clean.read, corrupted.read, direction=direction, **explicit),
+            )
+    same_sweep(ablate(model, clean, **options), ablate(model, clean.read, **explicit))
+    same_sweep(
+        ablate(model, clean, reference=corrupted, **options), ablate(model, clean.read, reference=corrupted.read,
+                                                                    **explicit)
+    )  # fmt: skip
+    same_sweep(patch_paths(model, clean, corrupted, **options), patch_paths(model, clean.read, corrupted.read,
+                                                                            **explicit))  # fmt: skip
+    found, expected = (
+        find_circuit(model, given, tolerance=0.3, edges=kind == "ours", **more)
+        for given, more in ((clean, options), (clean.read, explicit))
+    )
+    assert (found.nodes, found.edges, found.metric) == (expected.nodes, expected.edges, "loss")
+    assert_close(found.edges_alone, expected.edges_alone, atol=0, rtol=0)
+    assert_close(found.edge_effects, expected.edge_effects, atol=0, rtol=0)
+
+
+def test_what_is_not_to_be_predicted_has_no_loss():
+    model = model_of("ids")
+    whole = TASK.sample(4, seed=0)
+    predictable = whole.predictable.clone()
+    predictable[2, -1] = False
+    clean = TokenSequences(whole.ids, predictable)
+    asked: list[Any] = [
+        lambda **options: patch(model, clean, whole, **options),
+        lambda **options: attribute(model, clean, whole, **options),
+        lambda **options: ablate(model, clean, **options),
+        lambda **options: find_circuit(model, clean, edges=False, **options),
+    ]
+    for ask in asked:
+        with pytest.raises(ValueError, match=r"the last token of a sequence is not to be predicted: take read='all'"):
+            ask()
+        ask(metrics=metric_of(clean.ids))
+        predictable[2, -1] = True
+        ask()
+        predictable[2, -1] = False
+        if len(clean.targets()[2]) and (clean.targets()[2] >= 0).any():
+            ask(read="all")
+
+
+def test_what_is_neither_prompts_nor_sequences_nor_a_tensor_is_refused():
+    model = model_of("ids")
+    tokens = ids(0, n_pos=5)
+    for wrong in (tokens.tolist(), "a b c", None, tokens.numpy()):
+        given: Any = wrong
+        for ask in (
+            lambda given=given: patch(model, given, tokens),
+            lambda given=given: patch(model, tokens, given),
+            lambda given=given: ablate(model, given),
+            lambda given=given: attribute(model, given, tokens, metrics=metric_of(tokens)),
+            lambda given=given: find_circuit(model, given, metric_of(tokens)),
+        ):
+            with pytest.raises(TypeError):
+                ask()

@@ -6,9 +6,21 @@ import pytest
 import torch
 from torch.testing import assert_close
 from transformer_lens import patching
+from transformer_lens.model_bridge.sources import build_bridge_from_module
+from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from mechicl.analysis.interventions import patch_paths
-from tests.analysis.interventions.oracles import bridge, hook_name, ids, inputs, lstm, model_of, recorded, run
+from tests.analysis.interventions.oracles import (
+    bridge,
+    hook_name,
+    ids,
+    inputs,
+    lstm,
+    model_of,
+    no_hook_left,
+    recorded,
+    run,
+)
 
 
 def by_hand(model, stream, layer, receiver):
@@ -132,3 +144,38 @@ def test_bad_input():
     with pytest.raises(ValueError, match="too little"):
         patch_paths(model, clean, corrupted, memory=10)
     assert not model.has_hooks()
+
+
+@pytest.mark.parametrize("receiver", ["q", "k", "v"])
+def test_what_is_normed_after_attention_does_not_add_up(receiver):
+    torch.manual_seed(0)
+    config = Gemma2Config(
+        num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2, hidden_size=16, head_dim=8,
+        intermediate_size=8, vocab_size=20, max_position_embeddings=16, initializer_range=0.5,
+    )  # fmt: skip
+    model = build_bridge_from_module(Gemma2ForCausalLM(config).eval(), "Gemma2ForCausalLM", hf_config=config)
+    with pytest.raises(ValueError, match=r"blocks\.0\.hook_attn_out of TransformerBridge is not what its weights make"):
+        patch_paths(model, ids(0, d_vocab=20), ids(1, d_vocab=20), receiver)
+    assert no_hook_left(model)
+
+
+@torch.no_grad()
+def test_paths_to_queries_of_a_grouped_query_model():
+    model, clean, corrupted = bridge("llama"), ids(0, d_vocab=20), ids(1, d_vocab=20)
+    swept = patch_paths(model, clean, corrupted, "q")
+    assert swept.shape == (2, 4, 2, 4)
+    assert swept.predictions is not None
+    block = model.blocks[1]
+    for head, other in [(0, 3), (2, 1)]:
+        z = [recorded(model, given, hook_name("z", 0))[:, :, head] for given in (clean, corrupted)]
+        stream = recorded(model, corrupted, hook_name("resid_pre", 1)) + (z[0] - z[1]) @ model.blocks[0].attn.W_O[head]
+        normalized = stream / (stream.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt()
+        received = normalized * block.ln1.weight @ block.attn.W_Q[other]
+
+        def put(activation, hook, received=received, other=other):
+            out = activation.clone()
+            out[:, :, other] = received
+            return out
+
+        expected = run(model, corrupted, [(hook_name("q", 1), put)])
+        assert_close(swept.predictions[0, head, 1, other], expected, atol=2e-5, rtol=1e-4)

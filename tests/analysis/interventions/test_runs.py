@@ -12,13 +12,14 @@ from torch.testing import assert_close
 from mechicl.analysis.interventions import ablate, logit_difference, next_token_loss, patch, patch_paths, runs
 from mechicl.analysis.interventions.opened import Opened
 from mechicl.analysis.interventions.runs import base_run, record_within, rows_within, run_cells
-from mechicl.analysis.sites import Site
+from mechicl.analysis.interventions.sites import Site
 from mechicl.models import HookedLSTM, LSTMConfig
 from tests.analysis.interventions.oracles import (
     bridge,
     hook_name,
     ids,
     inputs,
+    loop_patch,
     lstm,
     model_of,
     no_hook_left,
@@ -166,11 +167,45 @@ def test_the_quick_way_for_one_position_is_taken_and_equals_the_general_one(monk
         assert_close(swept.predictions, general.predictions, atol=1e-12, rtol=1e-10)
 
 
+@pytest.mark.parametrize("kind", ["gpt", "linear", "sink", "full"])
+@pytest.mark.parametrize("component", ["pattern", "attn_scores"])
+def test_a_querys_row_of_scores_and_patterns_takes_the_quick_way(kind, component, monkeypatch):
+    model = model_of(kind)
+    clean, corrupted = inputs(model, 0, 2), inputs(model, 1, 2)
+    for axes in [("layer", "head", "query"), ("query", "layer")]:
+        expected, _ = loop_patch(model, corrupted, clean, component, axes)
+        with monkeypatch.context() as patched:
+            patched.setattr(runs, "_each_cell", None)
+            swept = patch(model, clean, corrupted, component, axes)
+        assert swept.predictions is not None
+        assert_close(swept.predictions.flatten(0, len(axes) - 1), expected, atol=1e-11, rtol=1e-9)
+    axes = ("layer", "head", "query", "key")
+    expected, _ = loop_patch(model, corrupted, clean, component, axes)
+    with monkeypatch.context() as patched:
+        patched.setattr(runs, "_each_local_cell", None)
+        swept = patch(model, clean, corrupted, component, axes)
+    assert swept.predictions is not None
+    assert_close(swept.predictions.flatten(0, 3), expected, atol=1e-11, rtol=1e-9)
+
+
+def test_hooks_of_the_user_make_sweeps_of_patterns_take_the_general_way():
+    model = model_of("gpt")
+    clean, corrupted = inputs(model, 0), inputs(model, 1)
+    model.add_hook(hook_name("z", 1), lambda tensor, *, hook: tensor + tensor.roll(1, 1))
+    expected, _ = loop_patch(model, corrupted, clean, "pattern", ("layer", "query"))
+    swept = patch(model, clean, corrupted, "pattern", ("layer", "query"))
+    assert swept.predictions is not None
+    assert_close(swept.predictions.flatten(0, 1), expected, atol=1e-11, rtol=1e-9)
+
+
 def test_keys_and_values_are_not_local():
     for component in ("k", "v"):
         assert not runs._is_local((Site(component, 0, pos=1, head=0),))
     assert not runs._is_local((Site("z", 0, head=0),))
     assert runs._is_local((Site("z", 0, pos=0),))
+    assert runs._is_local((Site("pattern", 0, query=0),))
+    assert not runs._is_local((Site("pattern", 0, query=0, key=1),))
+    assert not runs._is_local((Site("attn_scores", 0, head=1, key=1),))
 
 
 @pytest.mark.parametrize("kind", ["gpt", "bridge", "lstm"])

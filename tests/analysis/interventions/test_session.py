@@ -1,6 +1,7 @@
 """A patching session against hand-written hooks, on our models and on TransformerLens' bridge."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -9,10 +10,11 @@ from transformer_lens.model_bridge.sources import build_bridge_from_module
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from mechicl.analysis import PatchingSession
-from mechicl.analysis.sites import Site
+from mechicl.analysis.interventions.sites import Site
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.prompts import Prompts
 from mechicl.tasks import LinearRegression
+from mechicl.tokens import RepeatedTokens
 
 CFG = TransformerConfig(
     x_dim=3, n_context=4, prompt_format="interleaved", n_layers=2, n_heads=2, d_model=8, d_head=4, d_mlp=16,
@@ -183,6 +185,49 @@ def test_the_clean_run_is_made_once_a_prompt(model: HookedTransformer, monkeypat
     session.clean_prompt = 2
     assert not session.result().prediction.equal(before)
     assert len(runs) == 2
+
+
+def test_a_prompt_is_chosen_with_its_corrupted_one(model: HookedTransformer):
+    session = session_of(model)
+    session.clean_prompt = 2
+    assert (session.clean_prompt, session.corrupted_prompt) == (2, 2)
+    tokens = model.encode(session.clean)[2:3], model.encode(session.corrupted)[2:3]
+    session.toggle(SITES[0])
+    torch.testing.assert_close(session.result().prediction, by_hand(model, *tokens, [SITES[0]]), atol=1e-6, rtol=0)
+    session.corrupted_prompt = 1  # another pair
+    assert (session.clean_prompt, session.corrupted_prompt) == (2, 1)
+    with pytest.raises(ValueError, match="clean"):
+        session.clean_prompt = 3
+    assert (session.clean_prompt, session.corrupted_prompt) == (2, 1)
+    fewer = PatchingSession(model, prompts(0), prompts(1)[:2])
+    fewer.corrupted_prompt = 1
+    fewer.clean_prompt = 2  # there is no such corrupted prompt
+    assert (fewer.clean_prompt, fewer.corrupted_prompt) == (2, 1)
+
+
+@pytest.mark.parametrize("make_model", [bridge, token_model])
+def test_sequences_are_what_is_read_of_them(make_model):
+    task = RepeatedTokens(d_vocab=20, n_ctx=7, min_period=3, max_period=4)
+    model, clean, corrupted = make_model(), task.sample(3, seed=0), task.sample(3, seed=1)
+    one, other = PatchingSession(model, clean, corrupted), PatchingSession(model, clean.read, corrupted.read)
+    mixed = PatchingSession(model, clean, corrupted.read)
+    for session in (one, other, mixed):
+        session.clean_prompt = 1
+        session.toggle(Site("z", 0, pos=4, head=1))
+    for session in (one, mixed):
+        torch.testing.assert_close(session.result().prediction, other.result().prediction, atol=0, rtol=0)
+        torch.testing.assert_close(executed(session), other.result().prediction, atol=1e-6, rtol=0)
+        assert session.code() == other.code()
+
+
+def test_what_is_neither_prompts_nor_sequences_nor_a_tensor_is_refused():
+    model = token_model()
+    for wrong in (ids(0).tolist(), "a b c", None):
+        given: Any = wrong
+        with pytest.raises(TypeError):
+            PatchingSession(model, given, ids(1))
+        with pytest.raises(TypeError):
+            PatchingSession(model, given, given)
 
 
 def test_components_are_those_that_the_model_has(model: HookedTransformer):
