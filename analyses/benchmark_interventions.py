@@ -94,7 +94,7 @@ def bridge(n_layers: int = 12, n_heads: int = 12, width: int = 768, vocabulary: 
     return build_bridge_from_module(GPT2LMHeadModel(config).eval(), "GPT2LMHeadModel", hf_config=config)
 
 
-def bridge_rows(rounds: int, n_prompts: int = 4, n_pos: int = 16) -> list[dict]:
+def bridge_rows(rounds: int, n_prompts: int = 2, n_pos: int = 16) -> list[dict]:
     """Every head's output at four positions of a model of GPT-2's shape."""
     model = bridge()
     generator = torch.Generator().manual_seed(0)

@@ -23,7 +23,8 @@ class Opened:
     """A model, and which of its predictions are read.
 
     Ours is resumed at any layer and, behind the last hook, takes its quick routes. A `TransformerBridge` is resumed
-    too, and unembeds only what is read. Any other model of TransformerLens' protocol is run as a whole.
+    too, without running the blocks before where that makes no difference, and unembeds only what is read. Any other
+    model of TransformerLens' protocol is run as a whole.
 
     Args:
         model: in eval mode.
@@ -46,6 +47,7 @@ class Opened:
         if read == "points" and not (self.ours and getattr(model.cfg, "one_pass", False)):
             raise ValueError("read='points' is for our models on interleaved prompts with causal keys; take 'query'")
         self.read = read
+        self._skips: bool | None = None  # not known yet
         self.resumes = self.ours or "start_at_layer" in inspect.signature(self.model.forward).parameters
 
     @property
@@ -93,8 +95,11 @@ class Opened:
             last_hooked: nothing is hooked behind it.
         """
         if not self.ours:
+            if self._skips is None and layer:
+                self._skips = self._skipping_works(streams[:1], layer)
             hooks = [*hooks, *self._cut()]
-            return self._taken(self.model.run_with_hooks(streams, start_at_layer=layer, fwd_hooks=hooks))
+            with self._handing_on(layer if self._skips else 0):
+                return self._taken(self.model.run_with_hooks(streams, start_at_layer=layer, fwd_hooks=hooks))
         with self.model.hooks(fwd_hooks=list(hooks)):
             streams = self.model(streams, start_at_layer=layer, stop_at_layer=last_hooked + 1)
         return self._taken(self.model(streams, start_at_layer=last_hooked + 1, rows=self.read))
@@ -216,6 +221,30 @@ class Opened:
         return 8 * cfg.n_heads * cfg.d_model * width * cfg.torch_dtype.itemsize
 
     @contextmanager
+    def _handing_on(self, n_blocks: int) -> Iterator[None]:
+        """The first blocks of a bridge hand on what they are given: it runs them and throws away what they make."""
+        own = [vars(block) for block in list(self.model.blocks)[:n_blocks]]  # setattr would reach what a bridge wraps
+        before = [attributes.get("forward") for attributes in own]
+        try:
+            for attributes in own:
+                attributes["forward"] = _hand_on
+            yield
+        finally:
+            for attributes, forward in zip(own, before, strict=True):
+                attributes.pop("forward")
+                if forward is not None:
+                    attributes["forward"] = forward
+
+    def _skipping_works(self, stream: Tensor, layer: int) -> bool:
+        """Whether a run from a layer on is the same when the blocks before it do nothing."""
+        plain = self.model.run_with_hooks(stream, start_at_layer=layer, fwd_hooks=[])
+        try:
+            with self._handing_on(layer):
+                return torch.equal(self.model.run_with_hooks(stream, start_at_layer=layer, fwd_hooks=[]), plain)
+        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError):
+            return False  # a block of another signature
+
+    @contextmanager
     def _ahead(self, hooks: Mapping[str, Callable[..., None]]) -> Iterator[None]:
         """Hooks that come before all others."""
         level = 10**6  # of no other context
@@ -248,6 +277,10 @@ def check_eval_mode(model: Any) -> None:
         training = next((name for name, part in root.named_modules() if part.training), None)
         if training is not None:
             raise ValueError(f"the model is in training mode ({training or 'all of it'}): call model.eval() first")
+
+
+def _hand_on(*args: Any, **kwargs: Any) -> Tensor:
+    return args[0] if args else kwargs["hidden_states"]
 
 
 def _last_position(activation: Tensor, hook: HookPoint) -> Tensor:

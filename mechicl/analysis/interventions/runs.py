@@ -17,6 +17,7 @@ from mechicl.analysis.interventions.sites import Site
 
 MEMORY = 2**30
 DELAY = 2.0  # seconds after which a progress bar appears
+NEAR = 2**26  # bytes that a batch of ours may take, however much memory there is
 Cell = tuple[Site, ...]
 LOCAL = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out", "z", "result", "q", "attn_scores", "pattern")
 """Components which at one position (of scores and patterns, the query's) bear on no other position of their layer."""
@@ -82,7 +83,8 @@ def rows_within(opened: Opened, tokens: Tensor, held: float, memory: float) -> i
             f"memory={memory:.4g} bytes is too little: what is kept of {len(tokens)} prompts takes {held:.4g}, and "
             f"each prompt of a run {per_row:.4g}. Give at least {needed:.4g}, or fewer prompts or cells"
         )
-    return int(min((memory - held) / per_row, 2**31))
+    most = NEAR / per_row if opened.ours else 2**31  # larger batches of a small model only leave the processor's caches
+    return int(max(min((memory - held) / per_row, most), 1))
 
 
 def record_within(

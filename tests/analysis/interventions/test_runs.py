@@ -292,3 +292,50 @@ def test_no_cells_and_no_metrics():
     assert predictions is not None
     assert predictions.shape == (0, 3, 1)
     assert found["m"].shape == (0, 3)
+
+
+# ---- a bridge that is resumed ----
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_blocks_before_the_layer_do_not_run_and_are_whole_again_afterwards(kind):
+    model = bridge(kind)
+    last = model.cfg.n_layers - 1
+    tokens = torch.randint(20, (2, 6), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = model.run_with_hooks(tokens, fwd_hooks=[])
+    opened = Opened(model)
+    stream = opened.record(tokens, [f"blocks.{last}.hook_resid_pre"], 2)[f"blocks.{last}.hook_resid_pre"]
+    ran: list[int] = []
+    blocks = [block.mlp.register_forward_hook(lambda *_, i=i: ran.append(i)) for i, block in enumerate(model.blocks)]
+    with torch.no_grad():
+        opened.resume(stream.clone(), last, [], last)  # tries, and compares, first
+        ran.clear()
+        found = opened.resume(stream.clone(), last, [], last)
+    assert ran == [last]
+    assert_close(found, expected[:, -1])
+
+    def fails(activation: torch.Tensor, hook: Any) -> None:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        opened.resume(stream.clone(), last, [(f"blocks.{last}.attn.hook_z", fails)], last)
+    for handle in blocks:
+        handle.remove()
+    assert all("forward" not in vars(block) for block in model.blocks)
+    with torch.no_grad():
+        assert torch.equal(model.run_with_hooks(tokens, fwd_hooks=[]), expected)
+
+
+def test_blocks_that_cannot_be_skipped_are_run():
+    model = bridge()
+    opened = Opened(model)
+    own = type(model.blocks[0]).forward
+
+    def with_more(*args: Any, **kwargs: Any) -> Any:
+        return own(model.blocks[1], *args, **kwargs) + args[0].mean() * 0
+
+    vars(model.blocks[1])["forward"] = with_more
+    stream = torch.randn(2, 6, 8)
+    opened.resume(stream, 2, [], 2)
+    assert vars(model.blocks[1])["forward"] is with_more
