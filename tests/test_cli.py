@@ -130,7 +130,7 @@ def test_list_and_train_speak_of_cross_entropy_where_tokens_are_predicted(here, 
     assert abs(losses[0] - math.log(64)) < 0.2  # what knowing nothing costs
     monkeypatch.setattr(checkpoints, "CHECKPOINTS", here / "shipped")
     cli.main(["list"])
-    words = "mine 2 layers, 4 softmax heads, width 64, 2 seeds, held-out cross entropy (nats)"
+    words = "mine 2 layers, 2 softmax heads, width 64, 2 seeds, held-out cross entropy (nats)"
     assert " ".join(capsys.readouterr().out.split()) == f"{words} {sum(losses) / 2:.4f}"
 
 

@@ -283,10 +283,12 @@ def test_every_kind_of_model_gets_its_report(tmp_path: Path, config, title):
     assert title in path.read_text().split("</title>")[0]
     data = json.loads((tmp_path / "out" / "report.json").read_text(), parse_constant=pytest.fail)
     model = load_checkpoint(folder).models[0]
-    swept = ablate(model, TASK.sample(64, seed=data["opened"]["seed"]), "z")
+    prompts = TASK.sample(64 + 256, seed=data["opened"]["seed"])
+    swept = ablate(model, prompts[:64], "z", reference=prompts)
     assert data["opened"]["mean_ablation_of_heads"] == swept.effect().mean(-1).tolist()
     (row,) = [row for row in data["table"] if "without the head that changes it most" in row["quantity"]]
-    assert row["measured"]["mean"] == pytest.approx(swept.effect().mean(-1).item())
+    again = ablate(model, prompts[64:], "z", reference=prompts)  # on other prompts than those it was chosen on
+    assert row["measured"]["mean"] == pytest.approx(again.effect().mean(-1).item())
 
 
 def test_a_seed_that_predicts_next_to_nothing_is_still_on_the_plateau():
