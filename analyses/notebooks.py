@@ -27,7 +27,11 @@ def run(path: Path, timeout: int = 300) -> NotebookNode:
     """
     notebook = nbformat.read(path, as_version=4)
     resources = {"metadata": {"path": str(path.parent)}}
-    NotebookClient(notebook, timeout=timeout, resources=resources, store_widget_state=False).execute()
+    options = {
+        "store_widget_state": False,
+        "coalesce_streams": True,
+    }  # what is printed at once or in parts is one output
+    NotebookClient(notebook, timeout=timeout, resources=resources, **options).execute()
     return notebook
 
 

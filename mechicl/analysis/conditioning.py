@@ -68,7 +68,8 @@ class EigenvalueRange:
         low, high = (transformed_eigenvalues(torch.full_like(gamma, end), gamma) for end in self._ends())
         peak = torch.where(self._contains(1 / (3 * gamma)), 4 / (27 * gamma), -math.inf)  # the local maximum
         bottom = torch.minimum(low, high).masked_fill(self._contains(1 / gamma), 0.0)
-        return torch.stack([low, high, peak]).amax(0) / bottom
+        ratio = torch.stack([low, high, peak]).amax(0) / bottom
+        return ratio.masked_fill(self._contains(1 / gamma), math.inf)  # also of a single point that is mapped to 0
 
     def printed_condition_numbers(self, gammas: Sequence[float]) -> Float[Tensor, "gamma"]:
         """The ratio as the paper prints it: the local maximum `4 / 27γ` over the smaller of the two mapped ends.

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mechicl.analysis import EigenvalueRange, conditioning, transformed_eigenvalues, tuned_descent
@@ -75,6 +75,7 @@ def test_too_few_points_leave_the_floor_before_and_after():
 
 
 @given(low=st.floats(0.01, 3), width=st.floats(0, 8), gamma=st.floats(0, 1.5))
+@example(low=1.0, width=0.0, gamma=1.0)
 def test_the_range_s_condition_number_is_that_of_a_dense_spectrum(low, width, gamma):
     span = EigenvalueRange(low, low + width)
     dense = transformed_eigenvalues(torch.linspace(low, low + width, 20_001, dtype=torch.float64), gamma)
