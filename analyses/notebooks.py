@@ -28,10 +28,8 @@ def run(path: Path, timeout: int = 300) -> NotebookNode:
     """
     notebook = nbformat.read(path, as_version=4)
     resources = {"metadata": {"path": str(path.parent)}}
-    options = {
-        "store_widget_state": False,
-        "coalesce_streams": True,
-    }  # what is printed at once or in parts is one output
+    # what is printed at once or in parts is one output
+    options: dict[str, Any] = {"store_widget_state": False, "coalesce_streams": True}
     NotebookClient(notebook, timeout=timeout, resources=resources, **options).execute()
     return notebook
 
