@@ -102,9 +102,9 @@ class Attention(nn.Module):
     def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
         """The layer's output, damping included."""
         cfg = self.cfg
-        q = self.hook_q(self.project(x, "Q"))
-        k = self.hook_k(self.project(x, "K"))
-        v = self.hook_v(self.project(x, "V"))
+        q = self.hook_q(self._project(x, "Q"))
+        k = self.hook_k(self._project(x, "K"))
+        v = self.hook_v(self._project(x, "V"))
         z = self.attend(q, k, v)
         if cfg.use_attn_result:
             result = einsum(z, self.W_O, "batch pos head d, head d model -> batch pos head model")
@@ -146,8 +146,7 @@ class Attention(nn.Module):
         no_key = (scores == -torch.inf).all(-1, keepdim=True)
         return scores.masked_fill(no_key, 0).softmax(-1).masked_fill(no_key, 0)
 
-    def project(self, x: Float[Tensor, "batch pos d_model"], which: str) -> Float[Tensor, "batch pos head d_head"]:
-        """Queries, keys or values ("Q", "K" or "V") of what attention reads."""
+    def _project(self, x: Tensor, which: str) -> Float[Tensor, "batch pos head d_head"]:
         out = einsum(x, getattr(self, f"W_{which}"), "batch pos model, head model d -> batch pos head d")
         return out + getattr(self, f"b_{which}") if self.cfg.attn_bias else out
 

@@ -18,14 +18,14 @@ from mechicl.analysis.interventions.patching import (
     bytes_of_results,
     cells_of,
     hooks_of,
+    keeps_predictions,
     named_metrics,
     swept_axes,
     swept_indices,
     swept_result,
 )
-from mechicl.analysis.interventions.runs import MEMORY, record_within
+from mechicl.analysis.interventions.runs import MEMORY, bytes_held, record_within
 from mechicl.analysis.interventions.sweeps import Sweep
-from mechicl.prompts import Prompts
 
 Method = Literal["mean", "zero", "resample"]
 
@@ -101,13 +101,13 @@ def ablate(
     cells = cells_of(component, swept, indices)
     options: dict[str, Any] = {
         "metrics": named,
-        "keep_predictions": isinstance(prompts, Prompts) or not named if keep_predictions is None else keep_predictions,
+        "keep_predictions": keeps_predictions(keep_predictions, prompts, named),
         "memory": memory,
         "progress": progress,
     }
     what = f"{method} ablation of {component}"
     if directions is not None:
-        held = sum(of.untyped_storage().nbytes() for of in values.values())
+        held = bytes_held(values)
         activations = record_within(opened, tokens, names, memory, held)
         units = _units(directions, activations[names[0]])
         held += sum(of.nbytes for of in activations.values()) + 2 * activations[names[0]].nbytes

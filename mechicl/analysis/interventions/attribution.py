@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 
-from mechicl.analysis.interventions.metrics import Metric, measured
+from mechicl.analysis.interventions.metrics import Metric, all_measured
 from mechicl.analysis.interventions.opened import Opened, Read
 from mechicl.analysis.interventions.patching import (
     Direction,
@@ -79,7 +79,7 @@ def attribute(
         source=source_predictions,
         values=estimates,
         unpatched_values=unpatched,
-        source_values={name: measured(name, metric, source_predictions) for name, metric in named.items()},
+        source_values=all_measured(named, source_predictions),
     )
 
 
@@ -102,7 +102,7 @@ def first_order(
     changes: dict[str, Tensor] = {}
     with torch.enable_grad():
         predictions = opened.run(tokens, [(name, _probe(name, of, probes, changes)) for name, of in values.items()])
-        found = {name: measured(name, metric, predictions) for name, metric in metrics.items()}
+        found = all_measured(metrics, predictions)
         at = [probes[name] for name in values]
         flat = next((name for name, of in found.items() if not of.requires_grad), None)
         if flat is not None:

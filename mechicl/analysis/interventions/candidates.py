@@ -16,7 +16,7 @@ from mechicl.analysis.interventions.edges import Edge, EdgeGraph, Node, check_gr
 from mechicl.analysis.interventions.metrics import measured
 from mechicl.analysis.interventions.opened import Opened, Read
 from mechicl.analysis.interventions.patching import Inputs, Metrics, hooks_of, named_metrics
-from mechicl.analysis.interventions.runs import Base, base_run, run_cells
+from mechicl.analysis.interventions.runs import Base, base_run, bytes_held, run_cells
 from mechicl.analysis.interventions.sites import Site
 
 Moved = Callable[..., float]  # how far a metric is from the whole model's, or from another one
@@ -55,7 +55,7 @@ class Candidates:
         self.all = [node for node in nodes_of(self.opened) if node.layer >= 0]
         names = sorted({self.site(node).hook_name for node in self.all})
         self.values = stand_ins(self.opened, self.tokens, names, method, reference, seed, memory)
-        held = sum(of.untyped_storage().nbytes() for of in self.values.values())
+        held = bytes_held(self.values)
         held += 4 * len(self.all) * len(self.tokens) * self.opened.run(self.tokens[:1]).nbytes
         self.base: Base = base_run(self.opened, self.tokens, held=held, memory=memory)
 

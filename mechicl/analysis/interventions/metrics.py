@@ -1,6 +1,6 @@
 """Metrics of interventions: functions of the predictions of a batch of prompts that return a number for each."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -91,6 +91,11 @@ def next_token_loss(targets: Int[Tensor, "prompt"] | Int[Tensor, "prompt pos"]) 
         return nats.sum(1) / (wanted >= 0).sum(1)
 
     return loss
+
+
+def all_measured(metrics: Mapping[str, Metric], predictions: Float[Tensor, "prompt ..."]) -> dict[str, Tensor]:
+    """Every metric's value for each prompt, by name; errors as for `measured`."""
+    return {name: measured(name, metric, predictions) for name, metric in metrics.items()}
 
 
 def measured(name: str, metric: Metric, predictions: Float[Tensor, "prompt ..."]) -> Float[Tensor, "prompt"]:

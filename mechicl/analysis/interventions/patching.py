@@ -10,9 +10,9 @@ from torch import Tensor
 from tqdm.auto import tqdm
 from transformer_lens.utilities import get_act_name
 
-from mechicl.analysis.interventions.metrics import Metric, measured, next_token_loss, squared_error
+from mechicl.analysis.interventions.metrics import Metric, all_measured, next_token_loss, squared_error
 from mechicl.analysis.interventions.opened import Opened, Read
-from mechicl.analysis.interventions.runs import DELAY, MEMORY, Cell, base_run, record_within, run_cells
+from mechicl.analysis.interventions.runs import DELAY, MEMORY, Cell, base_run, bytes_held, record_within, run_cells
 from mechicl.analysis.interventions.sites import AXES, Site, axes_of, check_hook, nearest
 from mechicl.analysis.interventions.sweeps import Sweep
 from mechicl.prompts import Prompts
@@ -88,7 +88,7 @@ def patch(
     names = hooks_of(opened, component, only)
     values = record_within(opened, source, names, memory)
     indices = swept_indices(swept, component, opened.n_layers, values, only)
-    keep = keep_predictions if keep_predictions is not None else isinstance(clean, Prompts) or not named
+    keep = keeps_predictions(keep_predictions, clean, named)
     return swept_result(
         opened,
         into,
@@ -139,7 +139,7 @@ def swept_result(
         held: bytes that whoever asks holds beside the values.
     """
     held += bytes_of_results(opened, tokens, len(cells), len(metrics), keep_predictions)
-    held += sum(of.untyped_storage().nbytes() for of in values.values())
+    held += bytes_held(values)
     base = base_run(opened, tokens, held=held, memory=memory)
     source_predictions = None if source is None else opened.predictions(source, base.batch)
     with tqdm(total=len(cells), disable=not progress, unit="run", leave=False, delay=DELAY) as bar:
@@ -149,7 +149,7 @@ def swept_result(
     shape = tuple(map(len, indices))
     compared = {}
     if source_predictions is not None:
-        compared = {name: measured(name, metric, source_predictions) for name, metric in metrics.items()}
+        compared = all_measured(metrics, source_predictions)
     return Sweep(
         what=what,
         axes=tuple(axes),
@@ -158,9 +158,14 @@ def swept_result(
         unpatched=base.unpatched,
         source=source_predictions,
         values={name: value.unflatten(0, shape) for name, value in found.items()},
-        unpatched_values={name: measured(name, metric, base.unpatched) for name, metric in metrics.items()},
+        unpatched_values=all_measured(metrics, base.unpatched),
         source_values=compared,
     )
+
+
+def keeps_predictions(asked: bool | None, prompts: Inputs, metrics: Mapping[str, Metric]) -> bool:
+    """Whether a sweep keeps its predictions: where nothing was asked, unless they are logits beside metrics."""
+    return isinstance(prompts, Prompts) or not metrics if asked is None else asked
 
 
 def bytes_of_results(opened: Opened, tokens: Tensor, n_cells: int, n_metrics: int, keep_predictions: bool) -> int:

@@ -10,7 +10,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 from transformer_lens.utilities import get_act_name
 
-from mechicl.analysis.interventions.metrics import measured
+from mechicl.analysis.interventions.metrics import all_measured
 from mechicl.analysis.interventions.opened import Opened, Read
 from mechicl.analysis.interventions.patching import (
     Direction,
@@ -18,13 +18,13 @@ from mechicl.analysis.interventions.patching import (
     Metrics,
     bytes_of_results,
     hooks_of,
+    keeps_predictions,
     named_metrics,
     opened_runs,
 )
 from mechicl.analysis.interventions.runs import DELAY, MEMORY, base_run, record_within, run_cells
 from mechicl.analysis.interventions.sites import Site
 from mechicl.analysis.interventions.sweeps import Sweep
-from mechicl.prompts import Prompts
 
 Receiver = Literal["q", "k", "v"]
 
@@ -87,14 +87,14 @@ def patch_paths(
     theirs = record_within(opened, source, z_names, memory)
     held = sum(of.nbytes for of in theirs.values())
     own = record_within(opened, into, z_names, memory, held)
-    keep = keep_predictions if keep_predictions is not None else isinstance(clean, Prompts) or not named
+    keep = keeps_predictions(keep_predictions, clean, named)
     shape = (n_layers, n_heads, n_layers, n_heads)
     n_cells = torch.Size(shape).numel() + n_layers * n_heads  # all, and those of one sender
     held += 3 * sum(of.nbytes for of in own.values())  # beside z, the receivers as they are made and put in
     held += bytes_of_results(opened, into, n_cells, len(named), keep)
     held += 6 * opened.record(into[:1], ["blocks.0.hook_resid_pre"], 1)["blocks.0.hook_resid_pre"].nbytes * len(into)
     base = base_run(opened, into, held=held, memory=memory)
-    unpatched = {name: measured(name, metric, base.unpatched) for name, metric in named.items()}
+    unpatched = all_measured(named, base.unpatched)
     found = {name: of.expand(*shape, -1).clone() for name, of in unpatched.items()}
     predictions = base.unpatched.expand(*shape, *base.unpatched.shape).clone() if keep else None
     senders = list(itertools.product(range(n_layers - 1), range(n_heads)))
@@ -121,7 +121,7 @@ def patch_paths(
         source=source_predictions,
         values=found,
         unpatched_values=unpatched,
-        source_values={name: measured(name, metric, source_predictions) for name, metric in named.items()},
+        source_values=all_measured(named, source_predictions),
     )
 
 

@@ -70,6 +70,11 @@ def base_run(opened: Opened, tokens: Tensor, *, held: float, memory: float) -> B
     return Base(tokens, unpatched, {layer: recorded[name] for layer, name in names.items()}, batch)
 
 
+def bytes_held(values: Mapping[str, Tensor]) -> int:
+    """The memory behind some tensors; expanded ones take no more than what they are expanded from."""
+    return sum(of.untyped_storage().nbytes() for of in values.values())
+
+
 def rows_within(opened: Opened, tokens: Tensor, held: float, memory: float) -> int:
     """How many prompts a run may hold beside so many bytes.
 
