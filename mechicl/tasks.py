@@ -16,6 +16,7 @@ from torch import Tensor
 from mechicl.checks import is_finite, require_finite, require_whole
 from mechicl.drawing import INPUTS, Draw, InputDistribution, drawing_dtype, random_rotations, sampling_generator
 from mechicl.prompts import Prompts
+from mechicl.text.topics import TopicClassification
 from mechicl.tokens import RepeatedTokens
 
 
@@ -351,8 +352,10 @@ class FixedTasks:
 if TYPE_CHECKING:  # callers know which kind theirs is, and need not prove it to a type checker
     AnyTask = LinearRegression | Any
 else:
-    AnyTask = LinearRegression | SineRegression | FixedTasks | RepeatedTokens
-TASKS: dict[str, type] = {cls.__name__: cls for cls in (LinearRegression, SineRegression, FixedTasks, RepeatedTokens)}
+    AnyTask = LinearRegression | SineRegression | FixedTasks | RepeatedTokens | TopicClassification
+OF_TOKENS = (RepeatedTokens, TopicClassification)
+"""Tasks whose prompts are `TokenSequences`, for models that read token ids."""
+TASKS: dict[str, type] = {cls.__name__: cls for cls in (LinearRegression, SineRegression, FixedTasks, *OF_TOKENS)}
 
 
 def task_to_dict(task: AnyTask) -> dict[str, Any]:

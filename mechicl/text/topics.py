@@ -1,0 +1,184 @@
+"""A made-up language in which texts have topics, and classification tasks in it that only their examples define."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from tokenizers.processors import TemplateProcessing
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from mechicl.checks import require_whole
+from mechicl.drawing import sampling_generator
+from mechicl.tokens import TokenSequences
+
+TOPICS: dict[str, tuple[str, ...]] = {
+    "animals": ("cat", "dog", "horse", "cow", "goat", "wolf", "bear", "fox"),
+    "birds": ("crow", "owl", "hawk", "swan", "robin", "heron", "dove", "finch"),
+    "fruits": ("apple", "pear", "plum", "cherry", "lemon", "grape", "peach", "melon"),
+    "trees": ("oak", "pine", "birch", "maple", "willow", "cedar", "elm", "ash"),
+    "tools": ("hammer", "saw", "drill", "wrench", "chisel", "pliers", "file", "clamp"),
+    "vehicles": ("car", "bus", "train", "truck", "tram", "bicycle", "ferry", "plane"),
+    "clothes": ("shirt", "coat", "hat", "glove", "scarf", "boot", "sock", "belt"),
+    "body": ("hand", "foot", "knee", "elbow", "shoulder", "neck", "finger", "ear"),
+    "weather": ("rain", "snow", "wind", "fog", "storm", "hail", "frost", "thunder"),
+    "music": ("violin", "piano", "flute", "drum", "guitar", "harp", "trumpet", "cello"),
+    "house": ("door", "window", "roof", "wall", "floor", "stairs", "cellar", "chimney"),
+    "kitchen": ("spoon", "fork", "plate", "kettle", "oven", "bowl", "pan", "jug"),
+    "sports": ("tennis", "rowing", "boxing", "skiing", "fencing", "judo", "hockey", "golf"),
+    "jobs": ("baker", "nurse", "lawyer", "farmer", "miner", "sailor", "tailor", "judge"),
+    "metals": ("iron", "copper", "zinc", "gold", "silver", "lead", "nickel", "tin"),
+    "shapes": ("circle", "square", "cube", "cone", "sphere", "oval", "star", "cross"),
+}
+LABELS = ("red", "blue", "green", "yellow", "black", "white", "brown", "pink", "grey", "orange", "purple", "violet")
+FILLERS = ("the", "a", "some", "and", "with", "near", "of", "every")
+START, UNKNOWN, IS, END = "[START]", "[UNKNOWN]", "=", ";"
+WORDS = (START, UNKNOWN, IS, END, *LABELS, *FILLERS, *(word for words in TOPICS.values() for word in words))
+
+
+def topic_tokenizer() -> PreTrainedTokenizerFast:
+    """The language's tokenizer: a token a word, words set apart by white space, `[START]` before every text.
+
+    Example:
+        >>> topic_tokenizer()("apple some plum = red ;").input_ids[:2]
+        [0, 40]
+    """
+    words = Tokenizer(WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token=UNKNOWN))
+    words.pre_tokenizer = WhitespaceSplit()
+    words.post_processor = TemplateProcessing(single=f"{START} $A", special_tokens=[(START, WORDS.index(START))])
+    return PreTrainedTokenizerFast(tokenizer_object=words, bos_token=START, unk_token=UNKNOWN)
+
+
+@dataclass(frozen=True)
+class TopicClassification:
+    """Sequences of labelled texts, `cat the wolf oak bear = blue ; ...`: what the labels mean changes from one to the next.
+
+    A text is about one topic: most of its words are of it, the others are fillers or words of other topics. In each
+    sequence some topics are the classes of a task, each with a label of its own, both drawn at random. So the label of
+    a sequence's first text cannot be known, and those of later ones only from the texts before. The labels are what is
+    to be predicted.
+
+    Attributes:
+        n_ctx: number of tokens that a model reads; a sequence has one more, its last target.
+        min_classes: the fewest classes of a task.
+        max_classes: the most; their number is uniform.
+        min_words: of the shortest text.
+        max_words: of the longest; lengths are uniform.
+        n_topical: words of a text that are of its topic.
+
+    Raises:
+        ValueError: a field out of range, or texts that would be mostly about something else.
+
+    Example:
+        >>> TopicClassification(n_ctx=32).sample(2, seed=0).ids.shape
+        torch.Size([2, 33])
+    """
+
+    n_ctx: int = 128
+    min_classes: int = 2
+    max_classes: int = 4
+    min_words: int = 4
+    max_words: int = 6
+    n_topical: int = 3
+
+    def __post_init__(self):
+        require_whole(self, n_ctx=2, min_classes=1, max_classes=1, min_words=1, max_words=1, n_topical=1)
+        most = min(len(TOPICS), len(LABELS))
+        if not self.min_classes <= self.max_classes <= most:
+            raise ValueError(
+                f"classes need min_classes <= max_classes <= {most}, got {self.min_classes} to {self.max_classes}"
+            )
+        if not self.n_topical <= self.min_words <= self.max_words < 2 * self.n_topical + 1:
+            raise ValueError(
+                f"texts need n_topical <= min_words <= max_words <= 2 * n_topical, so that most words are of their "
+                f"topic: got n_topical={self.n_topical}, {self.min_words} to {self.max_words} words"
+            )
+
+    @property
+    def d_vocab(self) -> int:
+        """Number of words in the language."""
+        return len(WORDS)
+
+    def replace(self, **changes: Any) -> "TopicClassification":
+        """A copy with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
+    def sample(
+        self,
+        n_prompts: int,
+        *,
+        seed: int | None = None,
+        generator: torch.Generator | None = None,
+        device: torch.device | str | None = None,
+    ) -> TokenSequences:
+        """Independent sequences, each of a task of its own; the same seed gives the same ones.
+
+        Raises:
+            ValueError: neither or both of seed and generator, a generator on another device, or a negative number.
+        """
+        generator = sampling_generator(n_prompts, seed, generator, device)
+        draw: dict[str, Any] = {"generator": generator, "device": generator.device}
+        n_texts = self.n_ctx // (self.min_words + 3) + 1  # enough to fill a sequence even with the shortest ones
+        topics = torch.rand(n_prompts, len(TOPICS), **draw).argsort(-1)
+        labels = torch.rand(n_prompts, len(LABELS), **draw).argsort(-1)
+        n_classes = torch.randint(self.min_classes, self.max_classes + 1, (n_prompts, 1), **draw)
+        classes = (torch.rand(n_prompts, n_texts, **draw) * n_classes).long()
+        words, lengths = self._texts(topics.gather(1, classes), draw)
+        label = _ids(LABELS).to(words)[labels.gather(1, classes)]
+        is_, end = (torch.full_like(label, WORDS.index(word)) for word in (IS, END))
+        tokens = torch.cat([words, torch.stack([is_, label, end], -1)], -1)
+        is_label = torch.zeros_like(tokens, dtype=torch.bool)
+        is_label[..., self.max_words + 1] = True
+        kept = torch.ones_like(is_label)
+        kept[..., : self.max_words] = torch.arange(self.max_words, device=label.device) < lengths[..., None]
+        # kept tokens first, in their order; then as many as fit behind the start
+        order = (~kept).flatten(1).byte().argsort(dim=1, stable=True)[:, : self.n_ctx]
+        ids, predictable = (of.flatten(1).gather(1, order) for of in (tokens, is_label))
+        start = torch.full_like(ids[:, :1], WORDS.index(START))
+        return TokenSequences(
+            torch.cat([start, ids], 1), torch.cat([torch.zeros_like(predictable[:, :1]), predictable], 1)
+        )
+
+    def _texts(self, topics: Int[Tensor, "*text"], draw: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """Words `[*text max_words]` of texts about the topics, and how many each has; those behind are to be cut."""
+        vocabulary, fillers = self._topic_words.to(topics.device), _ids(FILLERS).to(topics.device)
+        shape = (*topics.shape, self.max_words)
+        lengths = torch.randint(self.min_words, self.max_words + 1, topics.shape, **draw)
+        within = torch.arange(self.max_words, device=topics.device) < lengths[..., None]
+        places = torch.where(within, torch.rand(shape, **draw), 2.0).argsort(-1).argsort(-1)
+        other = (topics[..., None] + torch.randint(1, len(TOPICS), shape, **draw)) % len(TOPICS)
+        topic = torch.where(places < self.n_topical, topics[..., None], other)
+        words = vocabulary[topic, torch.randint(vocabulary.shape[1], shape, **draw)]
+        filler = (places >= self.n_topical) & (torch.rand(shape, **draw) < 0.5)
+        return torch.where(filler, fillers[torch.randint(len(fillers), shape, **draw)], words), lengths
+
+    @cached_property
+    def _topic_words(self) -> Int[Tensor, "topic word"]:
+        return torch.stack([_ids(words) for words in TOPICS.values()])
+
+    def texts(self, topics: Sequence[str], n_texts: int, *, seed: int) -> tuple[list[str], list[int]]:
+        """Texts about the topics in turn, in random order, and which topic each is about.
+
+        Raises:
+            ValueError: no topics, unknown ones, or a negative number of texts.
+        """
+        unknown = [topic for topic in topics if topic not in TOPICS]
+        if unknown or not topics:
+            raise ValueError(f"topics must be some of {list(TOPICS)}, got {list(topics)}")
+        generator = sampling_generator(n_texts, seed, None, None)
+        which = torch.arange(n_texts)[torch.randperm(n_texts, generator=generator)] % len(topics)
+        numbers = torch.tensor([list(TOPICS).index(topic) for topic in topics])[which]
+        words, lengths = self._texts(numbers, {"generator": generator, "device": generator.device})
+        texts = [" ".join(WORDS[i] for i in row[:n]) for row, n in zip(words.tolist(), lengths.tolist(), strict=True)]
+        return texts, which.tolist()
+
+
+def _ids(words: Sequence[str]) -> Int[Tensor, "word"]:
+    return torch.tensor([WORDS.index(word) for word in words])
