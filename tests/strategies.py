@@ -60,6 +60,9 @@ def configs(
         fields["attention"] = ",".join(draw(st.sampled_from(ATTENTIONS), label="attention") for _ in range(n_layers))
     kinds = set(str(fields["attention"]).split(","))
     fields["keys"] = choose("keys", *KEYS)
+    if fields["keys"] == "causal":
+        fields["momentum"] = choose("momentum", 0.0, 0.6)
+        fields["momentum_over"] = choose("momentum_over", "outputs", "values")
     fields["score_scale"] = choose("score_scale", None, 0.3)
     if "softmax" in kinds:
         fields["sink"] = choose("sink", "none", "fixed", "learned")

@@ -160,7 +160,7 @@ def mode_connectivity(
         a: a model on paired prompts without biases in attention, such as a trained one.
         b: another of the same shape (it may have fewer heads): another seed, or a construction.
         task: for the held-out prompts, and for those that a curve is bent on.
-        kinds: of paths; by default all, without "rescaled" where attention is not linear.
+        kinds: of paths; by default all, without "rescaled" where attention is not linear or sums values (momentum).
         family: of the construction to fit to the first model; see `fit_construction`.
         n_alphas: models on each path, the ends included.
         n_prompts: held-out prompts.
@@ -182,7 +182,8 @@ def mode_connectivity(
         True
     """
     if kinds is None:
-        kinds = [kind for kind in get_args(PathKind) if kind != "rescaled" or a.cfg.attention == "linear"]
+        trades = a.cfg.attention == "linear" and not symmetries.sums_values(a.cfg)
+        kinds = [kind for kind in get_args(PathKind) if kind != "rescaled" or trades]
     unknown = [kind for kind in kinds if kind not in get_args(PathKind)]
     if unknown:
         raise ValueError(f"kinds must be among {list(get_args(PathKind))}, got {unknown}")

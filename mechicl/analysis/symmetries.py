@@ -12,7 +12,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from mechicl.analysis.weights import WeightProducts, weight_products, with_products
-from mechicl.models import HookedTransformer
+from mechicl.models import HookedTransformer, TransformerConfig
 
 Pair = tuple[HookedTransformer, HookedTransformer]
 _FREE = {"d_head", "score_scale", "n_heads", "initializer_range", "dtype", "device", "use_attn_result", "token_clip"}
@@ -35,6 +35,11 @@ def check_same_shape(a: HookedTransformer, b: HookedTransformer) -> None:
         raise ValueError("the models differ in their initial weights W_0, which no path of weights connects")
 
 
+def sums_values(cfg: TransformerConfig) -> bool:
+    """Whether momentum adds up values that no score multiplies, so that the two cannot trade a factor."""
+    return cfg.momentum > 0 and cfg.momentum_over == "values"
+
+
 def in_products(a: HookedTransformer, b: HookedTransformer) -> Pair:
     """Both as float64 models whose weights are the products W_KQ and W_PV, without any other change.
 
@@ -49,10 +54,12 @@ def rescaled(a: HookedTransformer, b: HookedTransformer) -> Pair:
     """Both in the gauge where the mean diagonal of W_KQ's x-block is 1 (von Oswald et al. 2023, A.3).
 
     Raises:
-        ValueError: attention that is not linear, or a head for which that mean is 0.
+        ValueError: attention that is not linear, momentum over values, or a head for which that mean is 0.
     """
     if a.cfg.attention != "linear":
         raise ValueError(f"scores and values can trade a factor in linear attention only, not in {a.cfg.attention!r}")
+    if sums_values(a.cfg):
+        raise ValueError("scores and values cannot trade a factor where momentum_over='values' adds up values unscored")
     first, second = _pad(weight_products(a).fixed(), weight_products(b).fixed())
     return with_products(a, first), with_products(b, second)
 
@@ -62,20 +69,19 @@ def aligned(a: HookedTransformer, b: HookedTransformer) -> Pair:
 
     Heads are matched by assignment: for linear attention by the inner products of what they do, `W_KQ ⊗ W_PV`, and the
     factor c in `c W_KQ, W_PV / c`, of either sign, is the one with the least relative squared distance; for relu and
-    leaky relu it is positive; for softmax there is none. Hidden units of MLPs are matched by the inner products of
-    their weights, in order only.
+    leaky relu it is positive; for softmax, and with momentum over values, there is none. Hidden units of MLPs are
+    matched by the inner products of their weights, in order only.
     """
     first, second = _padded(a, b)
+    kind = "softmax" if sums_values(a.cfg) else a.cfg.attention  # the symmetries of which
     W_KQ, W_PV, orders = torch.empty_like(second.W_KQ), torch.empty_like(second.W_PV), []
     for layer in range(len(first.W_KQ)):
-        order = _assignment(
-            (first.W_KQ[layer], first.W_PV[layer]), (second.W_KQ[layer], second.W_PV[layer]), a.cfg.attention
-        )
+        order = _assignment((first.W_KQ[layer], first.W_PV[layer]), (second.W_KQ[layer], second.W_PV[layer]), kind)
         orders.append(order)
         for head, other in enumerate(order):
             mine = first.W_KQ[layer, head], first.W_PV[layer, head]
             theirs = second.W_KQ[layer, other], second.W_PV[layer, other]
-            factor = _factor(*mine, *theirs, a.cfg.attention)
+            factor = _factor(*mine, *theirs, kind)
             W_KQ[layer, head], W_PV[layer, head] = factor * theirs[0], theirs[1] / factor
     pair = with_products(a, first), with_products(b, WeightProducts(W_KQ, W_PV, second.x_dim, second.y_dim))
     if a.cfg.sink == "learned":

@@ -14,6 +14,7 @@ from torch import Tensor
 from mechicl.prompts import PromptFormat, prompt_format
 
 AttentionKeys = Literal["causal", "context", "full"]
+MomentumOver = Literal["outputs", "values"]
 # Fields that may be left out and are filled in on construction: never None afterwards, which is what readers of a
 # config should see, while a command line has to know that None is allowed.
 if TYPE_CHECKING:
@@ -93,6 +94,11 @@ class TransformerConfig:
             Nertinger, eq. 1).
         keys: which positions a position attends to: "causal" (itself and those before), "context" (all but the
             last, which is the query) or "full".
+        momentum: η of momentum attention, in [0, 1); 0 for plain attention. Needs causal keys. Scores and pattern are
+            those of plain attention, and z is what the momentum makes of its outputs.
+        momentum_over: "outputs" (z'_t = η z'_{t-1} + (1 - η) z_t, from z'_0 = z_0 on: each head's output is an
+            exponential average over positions) or "values" (z'_t = z_t + Σ_{i<t} η^(t-i) v_i; Dai et al. 2023,
+            section 5, eq. 11).
         sink: an extra key per head with value zero and a constant score, softmax only: "none", "fixed" (score
             `sink_score`) or "learned" (a parameter per head that starts at `sink_score`).
         sink_score: see sink.
@@ -149,6 +155,8 @@ class TransformerConfig:
     score_scale: FilledFloat = None  # type: ignore[assignment]
     normalize_by_context: bool = False
     keys: FilledKeys = None  # type: ignore[assignment]
+    momentum: float = 0.0
+    momentum_over: MomentumOver = "outputs"
     sink: Literal["none", "fixed", "learned"] = "none"
     sink_score: float = 0.0
 
@@ -272,6 +280,11 @@ class TransformerConfig:
                 "attention_weights='gradient_descent' needs attention='linear', n_heads=1, attn_bias=False, "
                 "d_head=d_model and read_out='identity'",
             )
+        _require(
+            self.momentum == 0 or self.keys == "causal",
+            f"momentum={self.momentum} is over the positions before and needs keys='causal', got keys={self.keys!r}: "
+            f"set keys='causal', or momentum=0",
+        )
         _require(softmax or self.sink == "none", f"a sink needs softmax attention, got {self.attention!r}")
         _require(
             self.attention != "softmax" or not self.normalize_by_context, "softmax attention is normalised already"
@@ -281,7 +294,10 @@ class TransformerConfig:
         _require(self.mlp_location == "blocks" or self.d_mlp is not None, "mlp_location='input' needs d_mlp")
         if self.prompt_format == "token_ids":
             _require(self.read_in == self.read_out == "linear", "a vocabulary needs a learned read-in and read-out")
-            _require(self.d_pos == 0, "a vocabulary takes positional_embedding_type 'none' or 'standard'")
+            _require(
+                self.positional_embedding_type != "one_hot",
+                "a vocabulary takes positional_embedding_type 'none', 'standard' or 'sinusoidal'",
+            )
         if self.read_in == "identity":
             needed = self.d_token + self.d_pos
             _require(
@@ -444,6 +460,7 @@ def _check_choices(cfg: TransformerConfig) -> None:
         "act_fn": tuple(sorted(ELEMENTWISE)),
         "attention_weights": ("learned", "gradient_descent"),
         "keys": (None, *get_args(AttentionKeys)),
+        "momentum_over": get_args(MomentumOver),
         "sink": ("none", "fixed", "learned"),
         "normalization_type": (None, "LN", "LNPre"),
         "read_in": (None, "identity", "linear"),
@@ -473,13 +490,15 @@ def _check_ranges(cfg: TransformerConfig) -> None:
         value = getattr(cfg, name)
         whole = isinstance(value, int) and not isinstance(value, bool)
         require(name, whole and value >= least, f"an integer >= {least}")
-    for name in ("attention_slope", "score_scale", "sink_score", "eps", "damping", "initializer_range", "token_clip"):
+    numbers = ("attention_slope", "score_scale", "sink_score", "eps", "damping", "initializer_range", "token_clip")
+    for name in (*numbers, "momentum"):
         value = getattr(cfg, name)
         real = isinstance(value, (int, float)) and not isinstance(value, bool)
         require(name, real and math.isfinite(value), "a finite number")
     for name in ("eps", "initializer_range"):
         value = getattr(cfg, name)
         _require(value is None or value >= 0, f"{name} must not be negative, got {value}")
+    _require(0 <= cfg.momentum < 1, f"momentum must be at least 0 and below 1, got {cfg.momentum}")
     _require(cfg.token_clip is None or cfg.token_clip > 0, f"token_clip must be positive, got {cfg.token_clip}")
     flags = ("normalize_by_context", "skip_first_norm", "final_norm", "recurrent", "attn_bias", "read_bias")
     for name in (*flags, "use_attn_result"):

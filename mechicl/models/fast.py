@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from mechicl.models.layers import MLP, Attention, Block, LayerNorm, elementwise_attention, key_mask
+from mechicl.models.layers import MLP, Attention, Block, LayerNorm, elementwise_attention, key_mask, with_momentum
 
 EVERYTHING = slice(None)
 
@@ -63,6 +63,8 @@ def fast_attention(
     """The attention layer's output at the positions `rows`, by whichever route takes the fewest operations."""
     cfg = attn.cfg
     batch, n_pos, d = x.shape
+    if cfg.momentum:  # the rows are made of those before them
+        return _plain(attn, x, x, key_mask(cfg, n_pos, EVERYTHING, x.device))[:, rows, columns]
     n_rows, h, heads = len(range(*rows.indices(n_pos))), cfg.d_head, cfg.n_heads
     products = 2 * d * d * h / max(batch, 1)  # W_Q W_Kᵀ and W_V W_O, once for all prompts
     costs = {
@@ -154,7 +156,7 @@ def _folded(
 
 
 def _plain(attn: Attention, x_rows: Tensor, x_keys: Tensor, mask: Bool[Tensor, "row key_pos"] | None) -> Tensor:
-    """Keys and values for all positions, queries for the rows.
+    """Keys and values for all positions, queries for the rows; with momentum the rows are all positions too.
 
     torch's fused attention is no quicker at a prompt's length, and has no second derivative and no batching rule.
     """
@@ -162,7 +164,10 @@ def _plain(attn: Attention, x_rows: Tensor, x_keys: Tensor, mask: Bool[Tensor, "
         q, k, v = queries_keys_values(attn, x_keys, "QKV")
     else:
         (q,), (k, v) = queries_keys_values(attn, x_rows, "Q"), queries_keys_values(attn, x_keys, "KV")
-    out = join(attention_pattern(attn, attn.cfg.score_scale * (q @ k.mT), mask) @ v, attn.W_O)
+    z = attention_pattern(attn, attn.cfg.score_scale * (q @ k.mT), mask) @ v
+    if attn.cfg.momentum:
+        z = with_momentum(attn.cfg, z.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2)
+    out = join(z, attn.W_O)
     return out + attn.b_O if attn.cfg.attn_bias else out
 
 

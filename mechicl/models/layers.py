@@ -36,6 +36,21 @@ def key_mask(cfg: TransformerConfig, n_pos: int, rows: slice, device: torch.devi
     return visible.expand(len(positions[rows]), -1)
 
 
+def with_momentum(
+    cfg: TransformerConfig, z: Float[Tensor, "batch pos head d_head"], v: Float[Tensor, "batch pos head d_head"]
+) -> Float[Tensor, "batch pos head d_head"]:
+    """What momentum makes of the outputs of plain attention, from them and the values."""
+    positions = torch.arange(z.shape[1], device=z.device)
+    steps = positions[:, None] - positions
+    # powers of a number near 1 take more digits than half precision has
+    decay = cfg.momentum ** steps.clamp(min=0).to(torch.promote_types(z.dtype, torch.float32))
+    summed = "row pos, batch pos head d -> batch row head d"
+    if cfg.momentum_over == "values":
+        return z + einsum((decay * (steps > 0)).to(z), v, summed)
+    shares = 1 - cfg.momentum * (positions > 0).to(decay)  # the average starts as the first output
+    return einsum((decay * (steps >= 0) * shares).to(z), z, summed)
+
+
 class LayerNorm(nn.Module):
     """Layer norm: `hook_scale` `[batch pos 1]` is the deviation, `hook_normalized` the output."""
 
@@ -133,7 +148,8 @@ class Attention(nn.Module):
             if cfg.normalize_by_context:
                 pattern = pattern / mask.sum(-1, keepdim=True).clamp(min=1)
         pattern = self.hook_pattern(pattern)
-        return self.hook_z(einsum(pattern, v, "batch head query key, batch key head d -> batch query head d"))
+        z = einsum(pattern, v, "batch head query key, batch key head d -> batch query head d")
+        return self.hook_z(with_momentum(cfg, z, v) if cfg.momentum else z)
 
     def softmax(self, scores: Float[Tensor, "batch head row key_pos"]) -> Float[Tensor, "batch head row key_pos"]:
         """Softmax over the keys and the sink; a position that sees no key attends to nothing."""

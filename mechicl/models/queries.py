@@ -20,7 +20,7 @@ def query_streams(
     """The stream of the queries before the first block and then after each.
 
     Args:
-        blocks: with keys "causal" or "context": a context that does not see its query.
+        blocks: with keys "causal" or "context", a context that does not see its query, and without momentum.
         contexts: the stream before each block at all positions of a plain pass, the plain pass' own query last.
         asked: the stream of the queries before the first block.
         positions: where the queries of each point stand; they see the keys before (and, if causal, themselves).

@@ -192,7 +192,7 @@ class HookedTransformer(PromptedModel):
     # ---- other queries ----
 
     def _ask(self, prompts: Prompts, queries: Tensor, points: range) -> Iterator[Tensor]:
-        if self.cfg.keys == "full":  # the context sees the query
+        if self.cfg.keys == "full" or self.cfg.momentum:  # the context sees the query, or a row is made of others
             return self._ask_plainly(prompts, queries, points)
         if self.cfg.keys == "context" and len(points) > 1:  # the context sees the points after it
             prefixes = [self._ask(prompts.prefix(t), queries[:, t : t + 1], range(t, t + 1)) for t in points]

@@ -1,1 +1,16 @@
-"""Texts to classify: tables of data sets, a rule-made world of topics, and prompts with demonstrations."""
+"""Texts to classify: data sets with templates and labels, a made-up language, and prompts with demonstrations."""
+
+from mechicl.text.classification import TEXT_TASKS, LabelledTexts, TextTask, load_texts
+from mechicl.text.demonstrations import label_ids, text_shots
+from mechicl.text.topics import TopicClassification, topic_tokenizer
+
+__all__ = [
+    "TEXT_TASKS",
+    "LabelledTexts",
+    "TextTask",
+    "TopicClassification",
+    "label_ids",
+    "load_texts",
+    "text_shots",
+    "topic_tokenizer",
+]

@@ -15,9 +15,9 @@ from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from mechicl.checks import require_whole
+from mechicl.checks import require_finite, require_whole
 from mechicl.drawing import sampling_generator
-from mechicl.tokens import TokenSequences
+from mechicl.tokens import RepeatedTokens, TokenSequences
 
 TOPICS: dict[str, tuple[str, ...]] = {
     "animals": ("cat", "dog", "horse", "cow", "goat", "wolf", "bear", "fox"),
@@ -39,16 +39,16 @@ TOPICS: dict[str, tuple[str, ...]] = {
 }
 LABELS = ("red", "blue", "green", "yellow", "black", "white", "brown", "pink", "grey", "orange", "purple", "violet")
 FILLERS = ("the", "a", "some", "and", "with", "near", "of", "every")
-START, UNKNOWN, IS, END = "[START]", "[UNKNOWN]", "=", ";"
-WORDS = (START, UNKNOWN, IS, END, *LABELS, *FILLERS, *(word for words in TOPICS.values() for word in words))
+START, UNKNOWN, END = "[START]", "[UNKNOWN]", ";"
+WORDS = (START, UNKNOWN, END, *LABELS, *FILLERS, *(word for words in TOPICS.values() for word in words))
 
 
 def topic_tokenizer() -> PreTrainedTokenizerFast:
     """The language's tokenizer: a token a word, words set apart by white space, `[START]` before every text.
 
     Example:
-        >>> topic_tokenizer()("apple some plum = red ;").input_ids[:2]
-        [0, 40]
+        >>> topic_tokenizer()("apple some plum red ;").input_ids
+        [0, 39, 17, 41, 3, 2]
     """
     words = Tokenizer(WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token=UNKNOWN))
     words.pre_tokenizer = WhitespaceSplit()
@@ -58,12 +58,16 @@ def topic_tokenizer() -> PreTrainedTokenizerFast:
 
 @dataclass(frozen=True)
 class TopicClassification:
-    """Sequences of labelled texts, `cat the wolf oak bear = blue ; ...`: what the labels mean changes from one to the next.
+    """Sequences of labelled texts, `cat the wolf blue ; oak pine red ; ...`, in each of which the labels mean other topics.
 
-    A text is about one topic: most of its words are of it, the others are fillers or words of other topics. In each
-    sequence some topics are the classes of a task, each with a label of its own, both drawn at random. So the label of
-    a sequence's first text cannot be known, and those of later ones only from the texts before. The labels are what is
-    to be predicted.
+    A text is about one topic: at least half of its words are of it, the others are fillers or words of other topics. In
+    each sequence some topics are the classes of a task, each with a label of its own, both drawn at random. So the
+    label of a sequence's first text cannot be known, and those of later ones only from the texts before. The labels
+    are what is to be predicted.
+
+    Some sequences are random words repeated instead (`RepeatedTokens`), as natural text repeats itself: from these a
+    small model learns to look for earlier occurrences and to copy what followed, within hundreds of steps, and from
+    there to do so for texts of one topic. Without them labels alone teach it neither in thousands.
 
     Attributes:
         n_ctx: number of tokens that a model reads; a sequence has one more, its last target.
@@ -72,6 +76,7 @@ class TopicClassification:
         min_words: of the shortest text.
         max_words: of the longest; lengths are uniform.
         n_topical: words of a text that are of its topic.
+        share_repeated: probability that a sequence is random words repeated.
 
     Raises:
         ValueError: a field out of range, or texts that would be mostly about something else.
@@ -81,24 +86,28 @@ class TopicClassification:
         torch.Size([2, 33])
     """
 
-    n_ctx: int = 128
+    n_ctx: int = 64
     min_classes: int = 2
     max_classes: int = 4
-    min_words: int = 4
-    max_words: int = 6
-    n_topical: int = 3
+    min_words: int = 2
+    max_words: int = 3
+    n_topical: int = 2
+    share_repeated: float = 0.0
 
     def __post_init__(self):
         require_whole(self, n_ctx=2, min_classes=1, max_classes=1, min_words=1, max_words=1, n_topical=1)
+        require_finite(self, "share_repeated", least=0.0)
+        if self.share_repeated > 1:
+            raise ValueError(f"share_repeated is a probability, got {self.share_repeated}")
         most = min(len(TOPICS), len(LABELS))
         if not self.min_classes <= self.max_classes <= most:
             raise ValueError(
                 f"classes need min_classes <= max_classes <= {most}, got {self.min_classes} to {self.max_classes}"
             )
-        if not self.n_topical <= self.min_words <= self.max_words < 2 * self.n_topical + 1:
+        if not self.n_topical <= self.min_words <= self.max_words <= 2 * self.n_topical:
             raise ValueError(
-                f"texts need n_topical <= min_words <= max_words <= 2 * n_topical, so that most words are of their "
-                f"topic: got n_topical={self.n_topical}, {self.min_words} to {self.max_words} words"
+                f"texts need n_topical <= min_words <= max_words <= 2 * n_topical, so that at least half the words "
+                f"are of their topic: got n_topical={self.n_topical}, {self.min_words} to {self.max_words} words"
             )
 
     @property
@@ -125,26 +134,32 @@ class TopicClassification:
         """
         generator = sampling_generator(n_prompts, seed, generator, device)
         draw: dict[str, Any] = {"generator": generator, "device": generator.device}
-        n_texts = self.n_ctx // (self.min_words + 3) + 1  # enough to fill a sequence even with the shortest ones
+        n_texts = self.n_ctx // (self.min_words + 2) + 1  # enough to fill a sequence even with the shortest ones
         topics = torch.rand(n_prompts, len(TOPICS), **draw).argsort(-1)
         labels = torch.rand(n_prompts, len(LABELS), **draw).argsort(-1)
         n_classes = torch.randint(self.min_classes, self.max_classes + 1, (n_prompts, 1), **draw)
         classes = (torch.rand(n_prompts, n_texts, **draw) * n_classes).long()
         words, lengths = self._texts(topics.gather(1, classes), draw)
         label = _ids(LABELS).to(words)[labels.gather(1, classes)]
-        is_, end = (torch.full_like(label, WORDS.index(word)) for word in (IS, END))
-        tokens = torch.cat([words, torch.stack([is_, label, end], -1)], -1)
+        tokens = torch.cat([words, torch.stack([label, torch.full_like(label, WORDS.index(END))], -1)], -1)
         is_label = torch.zeros_like(tokens, dtype=torch.bool)
-        is_label[..., self.max_words + 1] = True
+        is_label[..., self.max_words] = True
         kept = torch.ones_like(is_label)
         kept[..., : self.max_words] = torch.arange(self.max_words, device=label.device) < lengths[..., None]
         # kept tokens first, in their order; then as many as fit behind the start
         order = (~kept).flatten(1).byte().argsort(dim=1, stable=True)[:, : self.n_ctx]
         ids, predictable = (of.flatten(1).gather(1, order) for of in (tokens, is_label))
         start = torch.full_like(ids[:, :1], WORDS.index(START))
-        return TokenSequences(
-            torch.cat([start, ids], 1), torch.cat([torch.zeros_like(predictable[:, :1]), predictable], 1)
-        )
+        ids = torch.cat([start, ids], 1)
+        predictable = torch.cat([torch.zeros_like(predictable[:, :1]), predictable], 1)
+        if self.share_repeated:
+            longest = self.n_ctx // 2
+            repeated = RepeatedTokens(len(WORDS), self.n_ctx, min_period=min(4, longest), max_period=longest)
+            other = repeated.sample(n_prompts, generator=generator)
+            chosen = torch.rand(n_prompts, 1, **draw) < self.share_repeated
+            ids = torch.where(chosen, other.ids, ids)
+            predictable = torch.where(chosen, other.predictable, predictable)
+        return TokenSequences(ids, predictable)
 
     def _texts(self, topics: Int[Tensor, "*text"], draw: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """Words `[*text max_words]` of texts about the topics, and how many each has; those behind are to be cut."""

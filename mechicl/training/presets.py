@@ -148,23 +148,24 @@ _INDUCTION = TrainingConfig(
     n_snapshots=10,
 )  # fmt: skip
 
-# Small enough for two cores, deep enough to gather a text's topic, look for its like and copy that one's label.
+# Small enough for two cores; repeated words teach it to look back and copy before labels do.
 _TOPICS = TrainingConfig(
-    task=TopicClassification(n_ctx=96),
+    task=TopicClassification(n_ctx=64, share_repeated=0.3),
     model=TransformerConfig(
-        prompt_format="token_ids", d_vocab=TopicClassification().d_vocab, n_ctx=96, n_layers=4, n_heads=4, d_model=64,
-        d_mlp=256, attention="softmax", normalization_type="LN", act_fn="gelu", initializer_range=0.05,
+        prompt_format="token_ids", d_vocab=TopicClassification().d_vocab, n_ctx=64, n_layers=3, n_heads=4, d_model=64,
+        d_mlp=256, attention="softmax", normalization_type="LN", initializer_range=0.05,
     ),
     seeds=(0, 1, 2),
-    steps=6000,
-    batch_size=32,
+    steps=3000,
+    batch_size=64,
     learning_rate=1e-3,
     schedule="cosine",
     warmup_steps=200,
     gradient_clip=1.0,
-    eval_every=100,
+    eval_every=50,
     eval_prompts=500,
-    save_every=500,
+    save_every=250,
+    n_snapshots=8,
 )  # fmt: skip
 
 PRESETS: dict[str, TrainingConfig] = {
@@ -255,7 +256,7 @@ PRESETS: dict[str, TrainingConfig] = {
     "gpt2-8l-1h": _GPT2_8L.replace(model=_GPT2_8L.model.replace(n_heads=1)),
     "gpt2-8l-ill": _GPT2_8L.replace(task=_ILL_CONDITIONED),
     "induction-2l": _INDUCTION,
-    "topics-4l": _TOPICS,
+    "topics-3l": _TOPICS,
     # Fu et al. 2024, A.2 and B.6, in small: the same prompts and the same training as the transformer's.
     "lstm-4l": _GPT2_8L.replace(model=LSTMConfig(x_dim=5, n_context=20, n_layers=4, d_model=96)),
 }
@@ -293,7 +294,7 @@ SUMMARIES: dict[str, str] = {
     "gpt2-8l-1h": "the small one with one head",
     "gpt2-8l-ill": "the small one on ill-conditioned inputs, condition number 100 (Fu et al. 2024, B.3)",
     "induction-2l": "two layers of attention on repeated tokens, in which induction heads form (Elhage et al. 2021)",
-    "topics-4l": "four layers that classify texts of a made-up language by the labelled ones before them",
+    "topics-3l": "three layers that classify texts of a made-up language by the labelled ones before them",
     "lstm-4l": "an LSTM on the prompts of the small one: 4 layers, width 96 (Fu et al. 2024, B.6)",
 }
 """Name to a line for the command line's help."""

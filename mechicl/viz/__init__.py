@@ -5,6 +5,12 @@ from mechicl.viz.circuits import circuit_graph
 from mechicl.viz.conditioning import condition_number_distribution, condition_numbers, eigenvalue_map
 from mechicl.viz.constructions import connectivity_paths, identified_families, identified_filters
 from mechicl.viz.explorer import PatchingExplorer
+from mechicl.viz.finetuning import (
+    head_similarity_figure,
+    map_similarity_figure,
+    settings_figure,
+    update_similarity_figure,
+)
 from mechicl.viz.heads import composition_figure, head_table
 from mechicl.viz.html import Html, init_notebook
 from mechicl.viz.interventions import patching_grid
@@ -39,6 +45,7 @@ __all__ = [
     "condition_numbers",
     "connectivity_paths",
     "eigenvalue_map",
+    "head_similarity_figure",
     "head_table",
     "heads_during_training",
     "identified_families",
@@ -49,6 +56,7 @@ __all__ = [
     "kernel_heatmaps",
     "learning_curves",
     "losses_over_training",
+    "map_similarity_figure",
     "match_curve",
     "match_heatmap",
     "mean_patterns",
@@ -58,6 +66,8 @@ __all__ = [
     "prompt_attention",
     "roll_outs",
     "sensitivity_over_training",
+    "settings_figure",
     "shifted_losses",
+    "update_similarity_figure",
     "weight_products_figure",
 ]

@@ -1,13 +1,20 @@
 """The dual form against plain loops, against gradient descent, and for softmax against what it drops."""
 
+import math
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from transformer_lens.model_bridge.sources import build_bridge_from_module
+from transformers import Gemma2Config, Gemma2ForCausalLM, MistralConfig, MistralForCausalLM
 
 from mechicl import constructions
 from mechicl.analysis import dual_form
-from mechicl.models import HookedTransformer, TransformerConfig
+from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig
 from mechicl.tasks import LinearRegression
+from tests.analysis.interventions.oracles import bridge, ids
+from tests.strategies import random_model, random_tokens
 
 PROMPTS = LinearRegression(x_dim=3, n_context=5).sample(6, seed=0, dtype=torch.float64)
 
@@ -52,6 +59,178 @@ def test_for_softmax_it_says_how_wrong_the_reading_is():
         linear, softmax = (weights @ v[:-1] @ attn.W_O[0] for weights in (scores, scores.softmax(0)))
         assert error[p].item() == pytest.approx(((linear - softmax).norm() / softmax.norm()).item(), rel=1e-9)
     assert error.min() > 0.1
+
+
+IDS: dict[str, Any] = {
+    "prompt_format": "token_ids", "d_vocab": 6, "n_ctx": 7, "d_model": 6, "d_head": 3, "n_heads": 2, "n_layers": 2,
+    "attn_bias": True, "dtype": "float64",
+}  # fmt: skip
+SPLIT: dict[str, tuple[dict[str, Any], int | None]] = {
+    "context": ({"x_dim": 3, "n_context": 5}, None),
+    "several heads": ({"x_dim": 3, "n_context": 5, "keys": "causal", "n_heads": 3, "d_head": 2, "damping": 0.6}, None),
+    "context, split": ({"x_dim": 3, "n_context": 5, "n_heads": 2, "normalize_by_context": True}, 2),
+    "causal, split": ({"x_dim": 3, "n_context": 5, "keys": "causal", "score_scale": 0.4, "attn_bias": True}, 4),
+    "interleaved, split": ({"x_dim": 3, "n_context": 5, "prompt_format": "interleaved", "d_model": 8, "d_head": 2}, 7),
+    "ids": (IDS, None),
+    "ids, split": (IDS | {"normalize_by_context": True}, 3),
+    "ids, no demonstration": (IDS, 0),
+}
+
+
+@pytest.mark.parametrize("kind", SPLIT)
+def test_linear_attention_against_plain_loops(kind: str):
+    fields, n_demonstrations = SPLIT[kind]
+    cfg = TransformerConfig(**fields)
+    model = random_model(cfg.replace(dtype="float64"))
+    given: Any = random_tokens(model.cfg, batch=3) if cfg.prompt_format == "token_ids" else PROMPTS[:3]
+    result = dual_form(model, given, n_demonstration_tokens=n_demonstrations)
+    stream = model(given, stop_at_layer=0).detach().numpy()
+    weights = {name: weight.detach().numpy() for name, weight in model.blocks[0].attn.named_parameters()}
+    n_pos = stream.shape[1]
+    n = n_pos - 1 if n_demonstrations is None else n_demonstrations
+    visible = range(n_pos - 1) if cfg.keys == "context" else range(n_pos)
+    assert result.zero_shot.shape == result.update.shape == (cfg.d_head, cfg.d_model, cfg.n_heads, 3)
+    for p in range(3):
+        for h in range(cfg.n_heads):
+            parts = {name: stream[p] @ weights[f"W_{name}"][h] for name in "QKV"}
+            if cfg.attn_bias:
+                parts = {name: part + weights[f"b_{name}"][h] for name, part in parts.items()}
+            maps = np.zeros((2, cfg.d_head, cfg.d_model))
+            written = np.zeros(cfg.d_model)
+            for i in visible:
+                value = parts["V"][i] @ weights["W_O"][h] * cfg.damping * cfg.score_scale
+                value = value / len(visible) if cfg.normalize_by_context else value
+                maps[int(i < n)] += np.outer(parts["K"][i], value)
+                written += parts["Q"][-1] @ parts["K"][i] * value
+            np.testing.assert_allclose(result.zero_shot[:, :, h, p].numpy(), maps[0], rtol=1e-10, atol=1e-12)
+            np.testing.assert_allclose(result.update[:, :, h, p].numpy(), maps[1], rtol=1e-10, atol=1e-12)
+            both = (result.zero_shot + result.update)[:, :, h, p].numpy()
+            np.testing.assert_allclose(parts["Q"][-1] @ both, written, rtol=1e-9, atol=1e-11)
+    assert result.relative_error.max() < 1e-12
+    assert result.update.abs().max() > 0 or n == 0
+    assert result.zero_shot.abs().max() > 0 or kind == "context"
+
+
+def test_in_a_later_layer_of_a_split_sequence():
+    model = random_model(TransformerConfig(**IDS | {"normalization_type": "LN", "d_mlp": 5}))
+    tokens = random_tokens(model.cfg, batch=4)
+    for n in range(7):
+        result = dual_form(model, tokens, layer=1, n_demonstration_tokens=n)
+        assert result.relative_error.max() < 1e-11
+    assert result.zero_shot.abs().max() > 0
+
+
+def rotated(x: np.ndarray, base: float = 10_000.0) -> np.ndarray:
+    """Llama's rotation of `[pos head d]`: dimensions i and i + d/2 turn by pos / base^(2i/d)."""
+    out, half = np.empty_like(x), x.shape[-1] // 2
+    for pos in range(len(x)):
+        for i in range(half):
+            angle = pos / base ** (2 * i / x.shape[-1])
+            a, b = x[pos, :, i], x[pos, :, i + half]
+            out[pos, :, i] = a * math.cos(angle) - b * math.sin(angle)
+            out[pos, :, i + half] = b * math.cos(angle) + a * math.sin(angle)
+    return out
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+@pytest.mark.parametrize("n_demonstrations", [None, 0, 4])
+def test_a_bridge_by_hand(kind: str, n_demonstrations: int | None):
+    model, tokens = bridge(kind), ids(3, n=4, n_pos=7, d_vocab=20)
+    n = 6 if n_demonstrations is None else n_demonstrations
+    for layer in range(model.cfg.n_layers):
+        result = dual_form(model, tokens, layer, n_demonstration_tokens=n_demonstrations)
+        _, cache = model.run_with_cache(tokens)
+        found = {part: cache[f"blocks.{layer}.attn.hook_{part}"].double().numpy() for part in "qkvz"}
+        # [d_model d_model] as the wrapped modules hold it: GPT-2's maps from rows, Llama's from columns
+        if kind == "gpt2":
+            output = model.original_model.transformer.h[layer].attn.c_proj.weight
+        else:
+            output = model.original_model.model.layers[layer].self_attn.o_proj.weight.T
+        output = output.detach().double().numpy()
+        n_heads, d_head = found["q"].shape[2:]
+        shared = n_heads // found["k"].shape[2]
+        assert result.relative_error.shape == (n_heads, 4)
+        for p in range(4):
+            q, k = found["q"][p], found["k"][p]
+            q, k = (rotated(q), rotated(k)) if kind == "llama" else (q, k)
+            for h in range(n_heads):
+                W_O = output[h * d_head : (h + 1) * d_head]
+                maps = np.zeros((2, d_head, output.shape[1]))
+                for i in range(7):
+                    value = found["v"][p, i, h // shared] @ W_O
+                    maps[int(i < n)] += np.outer(k[i, h // shared], value) / math.sqrt(d_head)
+                written = found["z"][p, -1, h] @ W_O
+                error = np.linalg.norm(q[-1, h] @ maps.sum(0) - written) / np.linalg.norm(written)
+                np.testing.assert_allclose(result.zero_shot[:, :, h, p].numpy(), maps[0], rtol=1e-4, atol=1e-4)
+                np.testing.assert_allclose(result.update[:, :, h, p].numpy(), maps[1], rtol=1e-4, atol=1e-4)
+                assert result.relative_error[h, p].item() == pytest.approx(error, rel=1e-4)
+        assert result.relative_error.min() > 1e-3
+
+
+def test_a_scale_that_no_config_of_a_bridge_tells():
+    tokens = ids(0, d_vocab=20)
+    for layer in range(3):
+        scaled, plain = bridge("gpt2", scale_attn_by_inverse_layer_idx=True), bridge("gpt2")
+        _, cache = scaled.run_with_cache(tokens)
+        k, v = (cache[f"blocks.{layer}.attn.hook_{part}"].double() for part in "kv")
+        W_O = plain.original_model.transformer.h[layer].attn.c_proj.weight.detach().double().unflatten(0, (2, 4))
+        update = dual_form(scaled, tokens, layer).update
+        for p in range(3):
+            for h in range(2):
+                expected = sum(torch.outer(k[p, i, h], v[p, i, h] @ W_O[h]) for i in range(5)) / 2 / (layer + 1)
+                torch.testing.assert_close(update[:, :, h, p], expected, rtol=1e-4, atol=1e-4)
+
+
+TINY: dict[str, Any] = {
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 16, "head_dim": 4,
+    "intermediate_size": 8, "vocab_size": 20, "max_position_embeddings": 16, "initializer_range": 0.5,
+}  # fmt: skip
+
+
+def test_keys_outside_a_window_have_no_part():
+    config = MistralConfig(sliding_window=3, **TINY)
+    torch.manual_seed(0)
+    model = build_bridge_from_module(MistralForCausalLM(config).eval(), "MistralForCausalLM", hf_config=config)
+    tokens = ids(0, d_vocab=20)
+    assert dual_form(model, tokens, n_demonstration_tokens=3).update.abs().max() == 0  # the last of six sees three
+    assert dual_form(model, tokens, n_demonstration_tokens=4).update.abs().min() > 0
+
+
+def test_scores_that_are_more_than_products_are_refused():
+    config = Gemma2Config(attn_logit_softcapping=5.0, **TINY)
+    torch.manual_seed(0)
+    model = build_bridge_from_module(Gemma2ForCausalLM(config).eval(), "Gemma2ForCausalLM", hf_config=config)
+    with pytest.raises(ValueError, match="hook_attn_scores of this TransformerBridge is not the scaled products"):
+        dual_form(model, ids(0, d_vocab=20))
+
+
+def test_what_does_not_fit_is_refused():
+    linear, tokens = random_model(TransformerConfig(**IDS)), ids(0)
+    for n in (-1, 6, 2.0, True):
+        with pytest.raises((ValueError, TypeError), match="n_demonstration_tokens"):
+            dual_form(linear, tokens, n_demonstration_tokens=n)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="must be 0 to 5, so that the last of 6 tokens is the query's; got 6"):
+        dual_form(bridge(), tokens, n_demonstration_tokens=6)
+    with pytest.raises(ValueError, match="layer must be 0 to 2, got 3"):
+        dual_form(bridge(), tokens, 3)
+    for model in (linear, bridge()):
+        with pytest.raises(ValueError, match=r"reads token ids \[prompt pos\], got"):
+            dual_form(model, PROMPTS)
+        for bad in (tokens[0], tokens[:, :0], tokens.double()):
+            with pytest.raises(ValueError, match=r"whole numbers \[prompt pos\]"):
+                dual_form(model, bad)
+    paired = HookedTransformer(TransformerConfig(x_dim=3, n_context=5))
+    with pytest.raises(ValueError, match="prompt_format='paired' reads Prompts, got a tensor"):
+        dual_form(paired, tokens)
+    moving = TransformerConfig(x_dim=3, n_context=5, keys="causal", momentum=0.5)
+    with pytest.raises(ValueError, match=r"plain attention, and this model has momentum=0\.5"):
+        dual_form(HookedTransformer(moving), PROMPTS)
+    with pytest.raises(ValueError, match="HookedLSTM has no hook"):
+        dual_form(HookedLSTM(LSTMConfig(x_dim=3, n_context=5, d_model=4)).eval(), PROMPTS)
+    with pytest.raises(ValueError, match="training mode"):
+        dual_form(bridge().train(), tokens)
+    with pytest.raises(TypeError, match="no hooks"):
+        dual_form(torch.nn.Linear(2, 2), tokens)
 
 
 def test_a_layer_that_does_not_exist_is_refused():

@@ -26,6 +26,8 @@ KINDS: dict[str, dict] = {
     "fixed sink": {"attention": "softmax", "sink": "fixed", "sink_score": 0.3},
     "learned sink": {"attention": "softmax", "sink": "learned"},
     "learned sink, looped": {"attention": "softmax", "sink": "learned", "recurrent": True},
+    "momentum over outputs": {"keys": "causal", "momentum": 0.6},
+    "momentum over values": {"keys": "causal", "momentum": 0.6, "momentum_over": "values"},
     "mlp": {"d_mlp": 5, "act_fn": "relu"},
     "mlp, looped": {"d_mlp": 5, "act_fn": "gelu", "recurrent": True},
     "input mlp": {"d_mlp": 5, "mlp_location": "input"},
@@ -64,7 +66,7 @@ def transformed(model: HookedTransformer, seed: int) -> HookedTransformer:
             assert name in ("W_Q", "W_K", "W_V", "W_O", "sink")
             weight.copy_(weight[order].clone())
         for head in range(cfg.n_heads):
-            c = sign_and_scale(cfg.attention, generator)
+            c = 1.0 if cfg.momentum_over == "values" else sign_and_scale(cfg.attention, generator)
             first, second = (
                 torch.eye(cfg.d_head, dtype=torch.float64)
                 + 0.3 * torch.rand(cfg.d_head, cfg.d_head, generator=generator, dtype=torch.float64)
@@ -168,6 +170,9 @@ def test_rescaling_needs_linear_attention_and_a_gauge():
         a = random_model(1, **KINDS[kind])
         with pytest.raises(ValueError, match="linear attention only"):
             rescaled(a, a)
+    a = random_model(1, **KINDS["momentum over values"])
+    with pytest.raises(ValueError, match="momentum_over='values' adds up values"):
+        rescaled(a, a)
     a, b = random_model(1, d_mlp=3), random_model(2, d_mlp=3)
     for before, after in zip((a, b), rescaled(a, b), strict=True):
         assert_same_function(before, after)

@@ -125,14 +125,33 @@ def descend(cfg: TransformerConfig, block: Weights, stream: Array, *, skip_norm:
     xs = [i for i in range(cfg.d_model) if i not in ys]
     seen = stream if skip_norm else np.stack([normalize(cfg, block, "ln1.", row) for row in stream])
     output, pattern = np.zeros_like(stream), np.zeros((1, n_pos, n_pos))
+    written = np.zeros_like(stream)  # by attending to each position with weight 1
     for t in range(n_pos):
         keys = visible(cfg, t, n_pos)
+        for i in ys:
+            written[t, i] = -block["attn.step_size"][0] * seen[t, i]
         for s in keys:
             likeness = cfg.score_scale * sum(seen[t, i] * seen[s, i] for i in xs)
             pattern[0, t, s] = likeness / len(keys) if cfg.normalize_by_context else likeness
-            for i in ys:
-                output[t, i] -= block["attn.step_size"][0] * pattern[0, t, s] * seen[s, i]
-    return output, pattern
+    for t in range(n_pos):
+        for s in range(n_pos):
+            output[t] += pattern[0, t, s] * written[s]
+    return momentum(cfg, output, written), pattern
+
+
+def momentum(cfg: TransformerConfig, outputs: Array, values: Array) -> Array:
+    """What momentum makes of one head's outputs `[pos d]`: each position takes over a state from the one before."""
+    if cfg.momentum == 0:
+        return outputs
+    made, state = [], np.zeros(outputs.shape[1])
+    for t in range(len(outputs)):
+        if cfg.momentum_over == "outputs":
+            state = outputs[0] if t == 0 else cfg.momentum * state + (1 - cfg.momentum) * outputs[t]
+            made.append(state)
+        else:
+            made.append(outputs[t] + state)
+            state = cfg.momentum * (state + values[t])
+    return np.stack(made)
 
 
 def attention(
@@ -143,20 +162,19 @@ def attention(
     x = stream if skip_norm else np.stack([normalize(cfg, block, "ln1.", row) for row in stream])
     weights = part(block, "attn.")
     output, pattern = np.zeros_like(stream), np.zeros((cfg.n_heads, n_pos, n_pos))
-    for t in range(n_pos):
-        keys = visible(cfg, t, n_pos)
-        for head in range(cfg.n_heads):
+    for head in range(cfg.n_heads):
+        values = np.stack([project(cfg, weights, "V", head, row) for row in x])
+        zs = np.zeros_like(values)
+        for t in range(n_pos):
+            keys = visible(cfg, t, n_pos)
             query = project(cfg, weights, "Q", head, x[t])
             scores = [cfg.score_scale * (query @ project(cfg, weights, "K", head, x[s])) for s in keys]
             sink = weights["sink"][head] if cfg.sink == "learned" and kind == "softmax" else cfg.sink_score
-            z = np.zeros(cfg.d_head)
             for s, weight in zip(keys, attention_weights(cfg, kind, scores, sink), strict=True):
                 pattern[head, t, s] = weight
-                z += weight * project(cfg, weights, "V", head, x[s])
-            output[t] += z @ weights["W_O"][head]
-        if cfg.attn_bias:
-            output[t] += weights["b_O"]
-    return output, pattern
+                zs[t] += weight * values[s]
+        output += momentum(cfg, zs, values) @ weights["W_O"][head]
+    return output + (weights["b_O"] if cfg.attn_bias else 0), pattern
 
 
 def project(cfg: TransformerConfig, weights: Weights, which: str, head: int, row: Array) -> Array:

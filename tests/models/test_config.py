@@ -132,6 +132,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (PAIRED | {"d_head": 0}, "d_head must be an integer >= 1, got 0"),
     (PAIRED | {"damping": math.nan}, "damping must be a finite number, got nan"),
     (PAIRED | {"score_scale": math.inf}, "score_scale must be a finite number, got inf"),
+    (INTERLEAVED | {"momentum": 1.0}, "momentum must be at least 0 and below 1, got 1.0"),
+    (INTERLEAVED | {"momentum": -0.1}, "momentum must be at least 0 and below 1, got -0.1"),
+    (INTERLEAVED | {"momentum": math.nan}, "momentum must be a finite number, got nan"),
+    (INTERLEAVED | {"momentum": math.inf}, "momentum must be a finite number, got inf"),
+    (PAIRED | {"momentum": 0.5}, "momentum=0.5 is over .* needs keys='causal', got keys='context': set keys='causal'"),
+    (INTERLEAVED | {"keys": "full", "momentum": 0.5}, "got keys='full': set keys='causal', or momentum=0"),
+    (INTERLEAVED | {"keys": "context", "momentum": 0.5, "momentum_over": "values"}, "needs keys='causal'"),
     (PAIRED | {"eps": -1e-5}, "eps must not be negative"),
     (PAIRED | {"initializer_range": -0.1}, "initializer_range must not be negative"),
     (PAIRED | {"token_clip": 0.0}, "token_clip must be positive"),
@@ -150,7 +157,7 @@ def test_refused(fields: dict[str, Any], message: str):
 def test_choices_are_named():
     cfg = config(PAIRED).to_dict()
     names = ("prompt_format", "keys", "sink", "normalization_type", "read_in", "read_out", "mlp_location")
-    for name in (*names, "attention_weights"):
+    for name in (*names, "attention_weights", "momentum_over"):
         with pytest.raises(ValueError, match=name):
             TransformerConfig.from_dict(cfg | {name: "nonsense"})
 
@@ -229,6 +236,21 @@ def test_an_identity_read_out_behind_a_learned_read_in_reads_the_last_dimensions
     assert config(INTERLEAVED, d_model=4, read_in="linear", read_out="identity").y_slot == slice(2, 4)
 
 
+# ---- momentum ----
+
+
+def test_configs_from_before_momentum_are_of_plain_attention():
+    data = config(INTERLEAVED).to_dict()
+    assert (data["momentum"], data["momentum_over"]) == (0.0, "outputs")
+    old = {name: value for name, value in data.items() if not name.startswith("momentum")}
+    assert TransformerConfig.from_dict(old) == config(INTERLEAVED)
+    new = config(INTERLEAVED, momentum=0.3, momentum_over="values", n_layers=2, attention="softmax,linear")
+    assert TransformerConfig.from_dict(json.loads(json.dumps(new.to_dict()))) == new
+    assert [(new.of_layer(layer).momentum, new.of_layer(layer).momentum_over) for layer in range(2)] == [
+        (0.3, "values")
+    ] * 2
+
+
 # ---- copies ----
 
 
@@ -275,6 +297,8 @@ def test_json_round_trip(cfg: TransformerConfig):
         ({"n_layers": True}, "n_layers must be an integer|wrong type"),
         ({"damping": "1"}, "damping must be a finite number|wrong type"),
         ({"damping": 10**400}, "wrong type"),
+        ({"momentum": True}, "momentum must be a finite number|wrong type"),
+        ({"momentum": None}, "momentum must be a finite number|wrong type"),
         ({"recurrent": 1}, "recurrent must be true or false|wrong type"),
         ({"x_dim": None}, "needs x_dim"),
         ({"n_layers": None}, "n_layers must be an integer|wrong type"),

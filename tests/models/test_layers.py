@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mechicl import algorithms, constructions
 from mechicl.models import ELEMENTWISE, HookedTransformer, TransformerConfig
-from mechicl.models.layers import MLP, Attention, Block, LayerNorm, elementwise_attention, key_mask
+from mechicl.models.layers import MLP, Attention, Block, LayerNorm, elementwise_attention, key_mask, with_momentum
 from tests.models import reference
 from tests.strategies import configs, random_model, random_prompts, random_tokens
 
@@ -67,6 +67,15 @@ FEATURES: dict[str, dict[str, Any]] = {
     | {"attention": "relu,softmax,leaky_relu", "n_layers": 3, "sink": "learned", "normalize_by_context": True}
     | {"sink_score": 0.7, "attention_slope": 0.4, "d_mlp": 5},
     "mixed, fixed sink": PAIRED | {"attention": "exp,softmax", "sink": "fixed", "sink_score": -0.4},
+    "momentum over outputs": INTERLEAVED | {"momentum": 0.7, "sink": "learned", "sink_score": 0.7},
+    "momentum over values": INTERLEAVED | {"momentum": 0.7, "momentum_over": "values"},
+    "momentum over outputs, linear, looped": PAIRED | {"keys": "causal", "momentum": 0.4, "recurrent": True},
+    "momentum over values, 1/n": PAIRED
+    | {"keys": "causal", "momentum": 0.99, "momentum_over": "values", "normalize_by_context": True, "attn_bias": True},
+    "momentum over values, mixed": NORMED
+    | {"attention": "relu,softmax", "momentum": 0.5, "momentum_over": "values", "d_mlp": 5},
+    "momentum, descent": DESCENT | {"keys": "causal", "momentum": 0.5},
+    "momentum over values, descent": DESCENT | {"keys": "causal", "momentum": 0.5, "momentum_over": "values"},
     "descent": DESCENT,
     "descent, 1/n, causal": DESCENT | {"normalize_by_context": True, "keys": "causal", "score_scale": 0.3},
     "descent, looped": DESCENT | {"recurrent": True, "n_layers": 3, "damping": 0.7},
@@ -126,6 +135,9 @@ def test_every_feature_changes_the_outputs():
         {"recurrent": True},
         {"keys": "full"},
         {"keys": "context"},
+        {"momentum": 0.3},
+        {"momentum": 0.6},
+        {"momentum": 0.3, "momentum_over": "values"},
         {"sink": "fixed"},
         {"sink": "fixed", "sink_score": 1.0},
         {"normalization_type": "LNPre"},
@@ -161,6 +173,48 @@ def test_every_feature_changes_the_outputs():
     for i in range(len(outputs)):
         for j in range(i):
             assert (outputs[i] - outputs[j]).abs().max() > 1e-6, (i, j)
+
+
+@pytest.mark.parametrize("attention", ["softmax", "linear"])
+def test_momentum_by_its_formulas(attention: str):
+    # the sums as they are written in the papers, from the hooks of plain attention with the same weights
+    eta, plain = 0.8, TransformerConfig(**(INTERLEAVED | {"attention": attention, "n_layers": 1}))
+    model, tokens = random_model(plain), random_tokens(plain)
+    _, cache = model.run_with_cache(tokens)
+    z, v = cache["z", 0], cache["v", 0]
+    for over in ("outputs", "values"):
+        moved = HookedTransformer(plain.replace(momentum=eta, momentum_over=over))
+        moved.load_state_dict(model.state_dict())
+        _, found = moved.run_with_cache(tokens)
+        for name in ("v", "attn_scores", "pattern"):
+            assert torch.equal(found[name, 0], cache[name, 0])
+        for prompt in range(len(tokens)):
+            for head in range(2):
+                for t in range(z.shape[1]):
+                    if over == "outputs":
+                        expected = eta**t * z[prompt, 0, head]
+                        for s in range(1, t + 1):
+                            expected = expected + (1 - eta) * eta ** (t - s) * z[prompt, s, head]
+                    else:
+                        expected = z[prompt, t, head].clone()
+                        for i in range(t):
+                            expected += eta ** (t - i) * v[prompt, i, head]
+                    torch.testing.assert_close(found["z", 0][prompt, t, head], expected, rtol=1e-12, atol=1e-12)
+
+
+def test_an_average_over_outputs_that_are_all_alike_is_that_output():
+    fields: dict[str, Any] = INTERLEAVED | {"momentum": 0.9}
+    cfg = TransformerConfig(**fields)
+    z = torch.ones(1, 9, 2, 3, dtype=torch.float64).cumsum(-1)
+    torch.testing.assert_close(with_momentum(cfg, z, torch.zeros_like(z)), z, rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_momentum_near_1_in_half_precision(dtype: torch.dtype):
+    cfg = TransformerConfig(x_dim=1, n_context=299, keys="causal", momentum=0.99, momentum_over="values")
+    z, v = torch.zeros(1, 300, 1, 1, dtype=dtype), torch.ones(1, 300, 1, 1, dtype=dtype)
+    last = with_momentum(cfg, z, v)[0, -1, 0, 0]
+    assert last.item() == pytest.approx(sum(0.99**k for k in range(1, 300)), rel=0.01)
 
 
 def test_each_layer_has_what_its_attention_takes():

@@ -18,6 +18,7 @@ SOFTMAX = TransformerConfig(
     x_dim=3, n_context=4, prompt_format="interleaved", n_layers=1, n_heads=2, d_model=8, d_mlp=12, attention="softmax",
     normalization_type="LN", sink="learned", initializer_range=0.3, dtype="float64",
 )  # fmt: skip
+MOVING = [SOFTMAX.replace(momentum=0.6), SOFTMAX.replace(momentum=0.6, momentum_over="values")]
 
 
 def assert_each_seed_equals_the_run_alone(config, folder):
@@ -33,7 +34,9 @@ def assert_each_seed_equals_the_run_alone(config, folder):
     return together
 
 
-@pytest.mark.parametrize("model", [MODEL, MODEL.replace(recurrent=True, n_layers=2), SOFTMAX, LSTM, MIXED, DESCENT])
+@pytest.mark.parametrize(
+    "model", [MODEL, MODEL.replace(recurrent=True, n_layers=2), SOFTMAX, LSTM, MIXED, DESCENT, *MOVING]
+)
 def test_outputs_are_those_of_each_model_on_its_own_tokens(model):
     models = [build(model, seed) for seed in SEEDS]
     tokens = torch.randn(3, 6, model.n_ctx, model.d_token, dtype=model.torch_dtype)

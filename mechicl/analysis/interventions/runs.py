@@ -14,6 +14,7 @@ from transformer_lens.utilities import get_act_name
 from mechicl.analysis.interventions.metrics import Metric, measured
 from mechicl.analysis.interventions.opened import Hook, Opened
 from mechicl.analysis.interventions.sites import Site
+from mechicl.models import TransformerConfig
 
 MEMORY = 2**30
 DELAY = 2.0  # seconds after which a progress bar appears
@@ -21,6 +22,8 @@ NEAR = 2**26  # bytes that a batch of ours may take, however much memory there i
 Cell = tuple[Site, ...]
 LOCAL = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out", "z", "result", "q", "attn_scores", "pattern")
 """Components which at one position (of scores and patterns, the query's) bear on no other position of their layer."""
+AVERAGED = ("q", "attn_scores", "pattern")
+"""Those of them that do bear on the later ones, where momentum averages outputs over positions."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,7 +144,8 @@ def run_cells(
     """
     predictions = base.unpatched.new_empty(len(cells), *base.unpatched.shape) if keep_predictions else None
     found = {name: _empty(len(cells), measured(name, metric, base.unpatched)) for name, metric in metrics.items()}
-    local = opened.is_transformer and not opened.has_hooks() and all(map(_is_local, cells))
+    cfg = opened.model.cfg
+    local = opened.is_transformer and not opened.has_hooks() and all(_is_local(cell, cfg) for cell in cells)
     each_cell = _each_local_cell if local else _each_cell
     for index, predicted in each_cell(opened, base, cells, values):
         if predictions is not None:
@@ -217,8 +221,10 @@ def _replacing(edits: Sequence[tuple[slice, slice, Site]], values: Tensor) -> Ca
 # ---- cells of one position: nothing changes before it in a causal model, nor elsewhere in the patched layer ----
 
 
-def _is_local(cell: Cell) -> bool:
-    return len(cell) == 1 and cell[0].component in LOCAL and _pos(cell[0]) is not None and cell[0].key is None
+def _is_local(cell: Cell, cfg: TransformerConfig) -> bool:
+    if len(cell) != 1 or cell[0].component not in LOCAL or _pos(cell[0]) is None or cell[0].key is not None:
+        return False
+    return not (cfg.momentum and cfg.momentum_over == "outputs" and cell[0].component in AVERAGED)
 
 
 def _pos(site: Site) -> int | None:

@@ -111,6 +111,19 @@ def test_other_predictions_are_read_off_the_same_runs(kind, read):
         assert_close(swept.predictions.flatten(0, len(axes) - 1), expected, atol=1e-11, rtol=1e-9)
 
 
+@pytest.mark.parametrize("over", ["outputs", "values"])
+def test_cells_of_one_position_that_momentum_carries_on(over):
+    model = model_of("gpt", momentum=0.6, momentum_over=over)
+    clean, corrupted = inputs(model, 0), inputs(model, 1)
+    one_position = [(component, axes) for component, axes in SWEEPS if "pos" in axes or "query" in axes]
+    for component, axes in one_position:
+        if get_act_name(component, 0) in model.hook_dict:
+            swept = patch(model, clean, corrupted, component, axes)
+            expected, _ = loop_patch(model, corrupted, clean, component, axes)
+            assert swept.predictions is not None
+            assert_close(swept.predictions.flatten(0, len(axes) - 1), expected, atol=1e-11, rtol=1e-9)
+
+
 @settings(max_examples=10)
 @given(configs(), st.data())
 def test_any_config(cfg, data):

@@ -13,7 +13,7 @@ from mechicl.analysis.interventions import ablate, logit_difference, next_token_
 from mechicl.analysis.interventions.opened import Opened
 from mechicl.analysis.interventions.runs import base_run, record_within, rows_within, run_cells
 from mechicl.analysis.interventions.sites import Site
-from mechicl.models import HookedLSTM, LSTMConfig
+from mechicl.models import HookedLSTM, LSTMConfig, TransformerConfig
 from tests.analysis.interventions.oracles import (
     bridge,
     hook_name,
@@ -161,7 +161,7 @@ def test_the_quick_way_for_one_position_is_taken_and_equals_the_general_one(monk
         for component in components:
             axes = ("layer", "pos", "head") if component in ("z", "q") else ("layer", "pos")
             quick[component] = patch(model, clean, corrupted, component, axes)
-    monkeypatch.setattr(runs, "_is_local", lambda cell: False)
+    monkeypatch.setattr(runs, "_is_local", lambda cell, cfg: False)
     for component, swept in quick.items():
         general = patch(model, clean, corrupted, component, swept.axes)
         assert_close(swept.predictions, general.predictions, atol=1e-12, rtol=1e-10)
@@ -199,13 +199,17 @@ def test_hooks_of_the_user_make_sweeps_of_patterns_take_the_general_way():
 
 
 def test_keys_and_values_are_not_local():
+    cfg = TransformerConfig(x_dim=2, n_context=2)
     for component in ("k", "v"):
-        assert not runs._is_local((Site(component, 0, pos=1, head=0),))
-    assert not runs._is_local((Site("z", 0, head=0),))
-    assert runs._is_local((Site("z", 0, pos=0),))
-    assert runs._is_local((Site("pattern", 0, query=0),))
-    assert not runs._is_local((Site("pattern", 0, query=0, key=1),))
-    assert not runs._is_local((Site("attn_scores", 0, head=1, key=1),))
+        assert not runs._is_local((Site(component, 0, pos=1, head=0),), cfg)
+    assert not runs._is_local((Site("z", 0, head=0),), cfg)
+    assert runs._is_local((Site("z", 0, pos=0),), cfg)
+    assert runs._is_local((Site("pattern", 0, query=0),), cfg)
+    assert not runs._is_local((Site("pattern", 0, query=0, key=1),), cfg)
+    assert not runs._is_local((Site("attn_scores", 0, head=1, key=1),), cfg)
+    averaged = TransformerConfig(x_dim=2, n_context=2, keys="causal", momentum=0.5)
+    assert not runs._is_local((Site("pattern", 0, query=0),), averaged)
+    assert runs._is_local((Site("z", 0, pos=0),), averaged)
 
 
 @pytest.mark.parametrize("kind", ["gpt", "bridge", "lstm"])

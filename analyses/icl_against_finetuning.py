@@ -1,0 +1,391 @@
+"""Reading demonstrations against fine-tuning on them (Bar Natan, Deutch & Magar, Tables 1 and 2).
+
+python analyses/icl_against_finetuning.py
+python analyses/icl_against_finetuning.py --model EleutherAI/gpt-neo-1.3B --tasks sst2 mr agnews cb --device cuda
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm.auto import tqdm
+
+from mechicl import viz
+from mechicl.analysis import FineTuningComparison, dual_form
+from mechicl.analysis.finetuning.study import HOWS, TaskTexts, draw_texts, study_task
+from mechicl.checkpoints import CheckpointError
+from mechicl.files import read_json, write_json
+from mechicl.interop import LanguageModel, load_language_model
+from mechicl.learners import interval
+from mechicl.models import HookedTransformer
+from mechicl.report import Comparison, Figure, Row, published
+from mechicl.report.script import run_script
+from mechicl.text.classification import TEXT_TASKS, Labels
+from mechicl.text.demonstrations import text_shots
+
+MADE = tuple(name for name, task in TEXT_TASKS.items() if task.topics)
+PAPERS = {"sst2": "SST2", "sst5": "SST5", "mr": "MR", "subj": "Subj", "agnews": "AGNews", "cb": "CB"}
+TABLES = {"plain": "003_table2_original", "linearized": "003_table1_linearized", "per_layer": "003_table2_per_layer"}
+WORDS = {"plain": "fine-tuned", "linearized": "linearised", "per_layer": "layer by layer"}
+METRICS = {  # of the tables: their key, and the field here
+    "SimAOU, random change": ("SimAOU_random", "random_update_similarity"),
+    "SimAOU": ("SimAOU_finetuned", "update_similarity"),
+    "SimAM before": ("SimAM_before", "map_similarity_before"),
+    "SimAM after": ("SimAM_after", "map_similarity_after"),
+}
+SWITCHED: tuple[Labels, ...] = ("flipped", "random")
+SWITCHED_WORDS = {
+    "in_context_score": "accuracy, in context",
+    "finetuned_score": "accuracy, fine-tuned",
+    "update_similarity": "SimAOU",
+}
+SETTINGS = {  # of the first picture: how, and the field
+    "zero-shot": ("plain", "zero_shot_score"),
+    "in context": ("plain", "in_context_score"),
+    "fine-tuned": ("plain", "finetuned_score"),
+    "linearised": ("linearized", "finetuned_score"),
+    "layer by layer": ("per_layer", "finetuned_score"),
+}
+Value = Callable[[dict[str, Any]], float]
+
+
+@dataclass(frozen=True)
+class Args:
+    """Zero-shot, in context and fine-tuned, on text tasks; goes on where it was stopped."""
+
+    model: str = "topics-3l"
+    """A checkpoint that reads texts, or a causal language model of transformers: a name on the hub, or a folder."""
+    tasks: tuple[str, ...] = ()
+    """Of sst2, sst5, mr, subj, agnews, cb, farm, town, home, leisure; by default the last four, made by rule."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """Each draws demonstrations and queries of its own; of a checkpoint with several seeds, each takes another one."""
+    n_demonstrations: int | None = None
+    """By default 32, 22 for agnews, 19 for cb, 8 for those made by rule."""
+    n_queries: int = 100
+    """To measure on."""
+    n_held_out: int = 50
+    """To choose learning rate and epochs by."""
+    learning_rates: tuple[float, ...] = (0.003, 0.01, 0.03, 0.1, 0.3)
+    """To search."""
+    epochs: tuple[int, ...] = (1, 2, 4)
+    """To search."""
+    data: Path | None = None
+    """Folder with TASK_SPLIT.csv (or .tsv, .jsonl, .parquet), instead of the hub."""
+    device: str = "cpu"
+    """Where the model runs."""
+    batch_size: int = 16
+    """Queries in memory at a time: 1 for large models and long prompts."""
+    out: Path = Path("analyses/results")
+    """Folder for the results, and for icl_against_finetuning_MODEL/, what was measured for each task and seed."""
+    quiet: bool = False
+    """No progress bar."""
+
+
+def main_tasks(args: Args) -> tuple[str, ...]:
+    unknown = [name for name in args.tasks if name not in TEXT_TASKS]
+    if unknown:
+        raise ValueError(f"unknown tasks {unknown}: there are {', '.join(TEXT_TASKS)}")
+    return args.tasks or MADE
+
+
+def compare(args: Args) -> Comparison:
+    """Both tables, label switching, untrained weights and the dual form."""
+    tasks = main_tasks(args)
+    if not args.seeds:
+        raise ValueError("at least one seed is needed")
+    trials = [
+        [trial(args, task, seed) for seed in args.seeds]
+        for task in tqdm(tasks, unit="task", disable=args.quiet, leave=False)
+    ]
+    all_trials = Trials(tasks, trials)
+    rows = [*table_rows(all_trials), *accuracy_rows(all_trials), *further_rows(all_trials)]
+    n = {name: of[0]["n_demonstrations"] for name, of in zip(tasks, trials, strict=True)}
+    lead = (
+        f"{args.model} on {', '.join(f'{name} ({k} demonstrations)' for name, k in n.items())}; "
+        f"{args.n_queries} queries a task and seed, fine-tuning chosen on {args.n_held_out} others; seeds "
+        f"{', '.join(map(str, args.seeds))}. Published: GPT 1.3B on six data sets. Metrics are means over layers, heads "
+        f"and queries; intervals are over seeds, each with demonstrations, queries and, where there are several, "
+        f"weights of its own; averages are over tasks."
+    )
+    data = {"tasks": list(tasks), "seeds": list(args.seeds), "trials": dict(zip(tasks, trials, strict=True))}
+    return Comparison("Reading demonstrations against fine-tuning", lead, rows, figures(all_trials), data)
+
+
+# ---- one task and seed, kept in a file ----
+
+
+def trial(args: Args, task: str, seed: int) -> dict[str, Any]:
+    """What was measured for a task and seed: from its file where that was made with the same settings."""
+    settings = {
+        f.name: getattr(args, f.name)
+        for f in dataclasses.fields(args)
+        if f.name not in ("tasks", "seeds", "out", "quiet", "device", "batch_size", "data")
+    }
+    settings = {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}
+    path = args.out / f"icl_against_finetuning_{Path(args.model).name}" / f"{task}-{seed}.json"
+    if path.is_file():
+        saved = read_json(path)
+        if saved.get("settings") == settings:
+            return saved
+    language = language_model(args, seed)
+    texts = draw_texts(
+        TEXT_TASKS[task], n_demonstrations=args.n_demonstrations, n_held_out=args.n_held_out,
+        n_queries=args.n_queries, seed=seed, source=sources(args, task),
+    )  # fmt: skip
+    study = study_task(
+        language.model, language.tokenizer, texts, switched=SWITCHED, learning_rates=args.learning_rates,
+        epochs=args.epochs, seed=seed, batch_size=args.batch_size, progress=not args.quiet,
+    )  # fmt: skip
+    found: dict[str, Any] = {"settings": settings, "n_demonstrations": study.n_demonstrations}
+    found["tunings"] = {how: dataclasses.asdict(of) for how, of in study.tunings.items()}
+    found["comparisons"] = {how: summary(of) for how, of in study.comparisons.items()}
+    found["switched"] = {labels: summary(of) for labels, of in study.switched.items()}
+    found["untrained"] = untrained(args, language, texts, seed)
+    found["dual_form_error"] = dual_form_error(language, texts)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, found)
+    return found
+
+
+def language_model(args: Args, seed: int) -> LanguageModel:
+    """Each seed takes a training seed of a checkpoint in turn."""
+    try:
+        return load_language_model(args.model, seed=seed, device=args.device)
+    except (CheckpointError, ValueError) as error:
+        if "has no seed" not in str(error):
+            raise
+        return load_language_model(args.model, device=args.device)
+
+
+def sources(args: Args, task: str) -> list[Path] | None:
+    if args.data is None or TEXT_TASKS[task].topics:
+        return None
+    found = []
+    for split in TEXT_TASKS[task].splits:
+        files = sorted(args.data.glob(f"{task}_{split}.*"))
+        if not files:
+            raise ValueError(f"{args.data} has no file {task}_{split}.csv, .tsv, .jsonl or .parquet")
+        found.append(files[0])
+    return found
+
+
+def summary(comparison: FineTuningComparison) -> dict[str, Any]:
+    """Means over queries: a number, or one a layer; with the recall."""
+    found: dict[str, Any] = {"recall": comparison.recall().mean}
+    for name, value in comparison.tensors():
+        mean = value.mean(-1)
+        found[name] = (mean.mean(-1) if mean.ndim == 2 else mean).tolist()  # heads are averaged
+    return {name: none_for_nan(value) for name, value in found.items()}
+
+
+def none_for_nan(value: Any) -> Any:
+    if isinstance(value, list):
+        return [none_for_nan(item) for item in value]
+    return value if math.isfinite(value) else None
+
+
+def untrained(args: Args, language: LanguageModel, texts: TaskTexts, seed: int) -> dict[str, Any] | None:
+    """The same of random weights, where the model can be made again."""
+    if not isinstance(language.model, HookedTransformer):
+        return None
+    fresh = HookedTransformer(language.model.cfg, seed=seed).eval()
+    study = study_task(
+        fresh, language.tokenizer, texts, hows=("plain",), learning_rates=args.learning_rates, epochs=args.epochs,
+        seed=seed, batch_size=args.batch_size,
+    )  # fmt: skip
+    return summary(study.comparisons["plain"])
+
+
+def dual_form_error(language: LanguageModel, texts: TaskTexts) -> list[float] | None:
+    """How wrong it is to read softmax attention as linear, by layer: median over heads and queries."""
+    shots = text_shots(language.tokenizer, texts.demonstrations, texts.queries)
+    n = len(shots.in_context[0]) - shots.n_own[0]
+    tokens = [of for of in shots.in_context if len(of) == len(shots.in_context[0])][:8]
+    try:
+        forms = [
+            dual_form(language.model, torch.stack(tokens), layer, n_demonstration_tokens=n)
+            for layer in range(language.model.cfg.n_layers)
+        ]
+    except ValueError:  # scores that are no products of queries and keys
+        return None
+    return [form.relative_error.median().item() for form in forms]
+
+
+# ---- tables ----
+
+
+def mean_of(found: dict[str, Any], name: str) -> float:
+    """A number, or the mean of those over layers that are defined."""
+    value = found[name]
+    if isinstance(value, list):
+        known = [v for v in value if v is not None]
+        return sum(known) / len(known) if known else math.nan
+    return math.nan if value is None else value
+
+
+def of_kind(how: str, name: str, found: dict[str, Any]) -> float:
+    return mean_of(found["comparisons"][how], name)
+
+
+@dataclass(frozen=True)
+class Trials:
+    """What was measured, by task and seed."""
+
+    tasks: Sequence[str]
+    found: Sequence[Sequence[dict[str, Any]]]
+
+    def rows(self, quantity: str, value: Value, printed: dict[str, float] | None = None, note: str = "") -> list[Row]:
+        """The average over tasks and each task, where there are several."""
+        printed = printed or {}
+        average = round(sum(printed.values()) / len(printed), 4) if printed else None
+        rows = [self.row(f"{quantity}, average", average, self.averages(value), note)]
+        for task, of in zip(self.tasks, self.found, strict=True):
+            rows.append(self.row(f"{quantity}, {task}", printed.get(PAPERS.get(task, "")), list(map(value, of)), note))
+        return rows if len(self.tasks) > 1 else rows[1:]
+
+    def average(self, quantity: str, value: Value, note: str = "") -> Row:
+        return self.row(f"{quantity}, average", None, self.averages(value), note)
+
+    def averages(self, value: Value) -> list[float]:
+        """For each seed, the mean over tasks."""
+        return [sum(map(value, of)) / len(of) for of in zip(*self.found, strict=True)]
+
+    def all_have(self, name: str) -> bool:
+        return all(found[name] is not None for of in self.found for found in of)
+
+    @staticmethod
+    def row(quantity: str, printed: float | None, values: Sequence[float], note: str = "") -> Row:
+        known = [value for value in values if math.isfinite(value)]
+        if not known:
+            return Row(quantity, printed, "not defined", "", note)
+        if len(known) < len(values):
+            note = "; ".join(filter(None, (note, f"not defined for {len(values) - len(known)} of {len(values)} seeds")))
+        measured = interval(torch.tensor(known)) if len(known) > 1 else known[0]
+        return Row(quantity, printed, measured, "seeds" if len(known) > 1 else "", note)
+
+
+def table_rows(trials: Trials) -> list[Row]:
+    rows = []
+    for how in HOWS:
+        printed = published(TABLES[how])
+        for metric, (key, name) in METRICS.items():
+            known = dict(zip(printed["tasks"], printed[key], strict=True))
+            rows += trials.rows(f"{metric}, {WORDS[how]}", partial(of_kind, how, name), known)
+        for task, of in zip(trials.tasks, trials.found, strict=True):
+            kept = [found["tunings"][how] for found in of]
+            words = ", ".join(f"{t['learning_rate']:g} ({t['epochs']})" for t in kept)
+            quantity = f"learning rate (epochs), {WORDS[how]}, {task}"
+            rows.append(Row(quantity, None, words, "", "best on held-out queries, a seed after the other"))
+    return rows
+
+
+def accuracy_rows(trials: Trials) -> list[Row]:
+    def gained(found: dict[str, Any]) -> float:
+        return of_kind("plain", "in_context_score", found) - of_kind("plain", "zero_shot_score", found)
+
+    rows = trials.rows("accuracy, zero-shot", partial(of_kind, "plain", "zero_shot_score"))
+    rows += trials.rows("accuracy, in context", partial(of_kind, "plain", "in_context_score"))
+    rows += trials.rows("accuracy gained by demonstrations", gained)
+    for how in HOWS:
+        rows += trials.rows(f"accuracy, {WORDS[how]}", partial(of_kind, how, "finetuned_score"))
+        rows += trials.rows(f"Rec2FTP, {WORDS[how]}", partial(of_kind, how, "recall"))
+    return rows
+
+
+def further_rows(trials: Trials) -> list[Row]:
+    rows = [
+        trials.average(f"rank correlation of attention to demonstrations, {words}", partial(of_kind, "plain", name))
+        for name, words in (("rank_correlation", "fine-tuned"), ("random_rank_correlation", "random weights"))
+    ]
+    for labels in SWITCHED:
+        for name, words in SWITCHED_WORDS.items():
+            note = "by the true labels" if "accuracy" in words else ""
+            value = partial(_nested, ("switched", labels), name)
+            rows.append(trials.average(f"{words}, {labels} labels", value, note))
+    if trials.all_have("untrained"):
+        for metric, (_, name) in METRICS.items():
+            value = partial(_nested, ("untrained",), name)
+            rows.append(trials.average(f"{metric}, untrained model", value, "fresh weights, fine-tuned alike"))
+    if trials.all_have("dual_form_error"):
+        note = "relative to what heads write; 0 for linear attention"
+        for layer in range(len(trials.found[0][0]["dual_form_error"])):
+            quantity = f"error of reading softmax attention as a weight update, layer {layer}"
+            rows.append(trials.average(quantity, partial(_dual_form_error, layer), note))
+    return rows
+
+
+def _nested(path: Sequence[str], name: str, found: dict[str, Any]) -> float:
+    for step in path:
+        found = found[step]
+    return mean_of(found, name)
+
+
+def _dual_form_error(layer: int, found: dict[str, Any]) -> float:
+    return found["dual_form_error"][layer]
+
+
+# ---- pictures ----
+
+
+def figures(trials: Trials) -> list[Figure]:
+    scores = {
+        setting: {
+            task: interval(torch.tensor([of_kind(how, name, found) for found in of]))
+            for task, of in zip(trials.tasks, trials.found, strict=True)
+        }
+        for setting, (how, name) in SETTINGS.items()
+    }
+    chance = [1 / TEXT_TASKS[task].n_classes for task in trials.tasks]
+    drawn = [
+        Figure(
+            "Accuracy",
+            "Means over seeds with 95% intervals; dotted: one over the number of classes.",
+            viz.settings_figure(scores, chance=chance),
+        )
+    ]
+    by_how = {WORDS[how]: (how, "update_similarity") for how in HOWS}
+    drawn.append(
+        by_layer(
+            trials,
+            "Attention outputs (SimAOU)",
+            "Cosine between what demonstrations and what fine-tuning change in each attention layer's output at the "
+            "last token, mean over tasks; bands are 95% intervals over seeds.",
+            by_how | {"random change": ("plain", "random_update_similarity")},
+        )
+    )
+    by_how = {WORDS[how]: (how, "map_similarity_after") for how in HOWS}
+    drawn.append(
+        by_layer(
+            trials,
+            "Attention scores (SimAM)",
+            "Cosine of the scores that the last token gives to the query's own tokens, with demonstrations and "
+            "without, mean over heads and tasks.",
+            {"before": ("plain", "map_similarity_before")} | by_how,
+        )
+    )
+    return drawn
+
+
+def by_layer(trials: Trials, title: str, words: str, lines: dict[str, tuple[str, str]]) -> Figure:
+    layers = range(len(trials.found[0][0]["comparisons"]["plain"]["update_similarity"]))
+
+    def at(layer: int, how: str, name: str, found: dict[str, Any]) -> float:
+        value = found["comparisons"][how][name][layer]
+        return math.nan if value is None else value
+
+    intervals = {
+        label: [interval(torch.tensor(trials.averages(partial(at, layer, how, name)))) for layer in layers]
+        for label, (how, name) in lines.items()
+    }
+    figure = viz.interval_lines(title, "layer", "cosine", list(layers), intervals)
+    figure.update_xaxes(dtick=1)
+    return Figure(title, words, figure)
+
+
+if __name__ == "__main__":
+    run_script(Args, compare, "icl_against_finetuning")

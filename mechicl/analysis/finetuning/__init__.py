@@ -1,0 +1,29 @@
+"""Fine-tuning on demonstrations against reading them in context (Dai et al. 2023; Bar Natan, Deutch & Magar)."""
+
+from mechicl.analysis.finetuning.comparison import FineTuningComparison, compare_with_finetuning
+from mechicl.analysis.finetuning.measures import (
+    attention_rank_correlation,
+    random_update_similarity,
+    recall_of_gains,
+    update_similarity,
+)
+from mechicl.analysis.finetuning.regression import compare_on_prompts, prompt_shots
+from mechicl.analysis.finetuning.runs import linearized_outputs
+from mechicl.analysis.finetuning.tuning import FineTuned, FineTuning, TuningSearch, fine_tune, search_tuning
+
+__all__ = [
+    "FineTuned",
+    "FineTuning",
+    "FineTuningComparison",
+    "TuningSearch",
+    "attention_rank_correlation",
+    "compare_on_prompts",
+    "compare_with_finetuning",
+    "fine_tune",
+    "linearized_outputs",
+    "prompt_shots",
+    "random_update_similarity",
+    "recall_of_gains",
+    "search_tuning",
+    "update_similarity",
+]

@@ -1,0 +1,89 @@
+"""How alike reading demonstrations and fine-tuning on them are: the measures, on stored activations."""
+
+import math
+
+import torch
+from einops import einsum
+from jaxtyping import Float
+from scipy.stats import kendalltau
+from torch import Tensor
+
+from mechicl.learners import Interval, ratio_interval
+
+
+def recall_of_gains(
+    zero_shot: Float[Tensor, "query"], in_context: Float[Tensor, "query"], finetuned: Float[Tensor, "query"]
+) -> Interval:
+    """Rec2FTP: the share of the queries that fine-tuning improves which demonstrations improve too.
+
+    Args:
+        zero_shot: score of each query, the higher the better: right (1) or wrong (0), or minus the squared error.
+        in_context: the same with demonstrations.
+        finetuned: the same after fine-tuning.
+
+    Returns:
+        The recall and its interval over queries (delta method); NaN where fine-tuning improves none.
+
+    Source: Dai et al. 2023, section 4.3; Bar Natan, Deutch & Magar, section 3.3.
+
+    Example:
+        >>> right = [torch.tensor(x) for x in ([0.0, 0, 0, 1], [1.0, 0, 1, 1], [1.0, 1, 1, 1])]
+        >>> round(recall_of_gains(*right).mean, 3)
+        0.667
+    """
+    gained = finetuned > zero_shot
+    both = gained & (in_context > zero_shot)
+    if not gained.any():
+        return Interval(math.nan, math.nan, math.nan, len(gained))
+    return ratio_interval(both.double(), gained.double())
+
+
+def update_similarity(
+    zero_shot: Float[Tensor, "... d"], in_context: Float[Tensor, "... d"], finetuned: Float[Tensor, "... d"]
+) -> Float[Tensor, "..."]:
+    """SimAOU: the cosine between what demonstrations and what fine-tuning change in an attention output.
+
+    Each output is divided by its length first. NaN where either changes nothing.
+
+    Source: Dai et al. 2023, section 4.4; Bar Natan, Deutch & Magar, section 3.3.
+    """
+    before = _directions(zero_shot)
+    return cosine(_directions(in_context) - before, _directions(finetuned) - before)
+
+
+def random_update_similarity(
+    zero_shot: Float[Tensor, "... d"], in_context: Float[Tensor, "... d"], *, seed: int
+) -> Float[Tensor, "..."]:
+    """The baseline of `update_similarity`: the cosine of what demonstrations change with a normal random vector."""
+    change = _directions(in_context) - _directions(zero_shot)
+    generator = torch.Generator().manual_seed(seed)
+    return cosine(change, torch.randn(change.shape, generator=generator, dtype=change.dtype).to(change.device))
+
+
+def attention_rank_correlation(
+    attended: Float[Tensor, "... token"], implied: Float[Tensor, "... token"]
+) -> Float[Tensor, "..."]:
+    """Kendall's rank correlation (tau-b) of the weights of the same tokens in two attentions; NaN where one is flat.
+
+    Source: Dai et al. 2023, section 4.6.
+    """
+    if attended.shape != implied.shape:
+        raise ValueError(f"weights of the same tokens needed, got {tuple(attended.shape)} and {tuple(implied.shape)}")
+    n_tokens = attended.shape[-1]
+    if n_tokens < 2:
+        return torch.full(attended.shape[:-1], math.nan, dtype=torch.float64)
+    rows = (of.detach().cpu().double().reshape(-1, n_tokens).numpy() for of in (attended, implied))
+    pairs = zip(*rows, strict=True)
+    found = torch.tensor([float(kendalltau(a, b).statistic) for a, b in pairs], dtype=torch.float64)
+    return found.view(attended.shape[:-1])
+
+
+def cosine(a: Float[Tensor, "... d"], b: Float[Tensor, "... d"]) -> Float[Tensor, "..."]:
+    """Cosine of the last axis, float64; NaN where a vector is 0."""
+    a, b = a.double(), b.double()
+    return einsum(a, b, "... d, ... d -> ...") / (a.norm(dim=-1) * b.norm(dim=-1))
+
+
+def _directions(vectors: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
+    """Vectors over their lengths, float64; 0 stays 0."""
+    return torch.nn.functional.normalize(vectors.double(), dim=-1)

@@ -1,0 +1,214 @@
+"""Runs of a model with other weights: as they are, or by the model's first-order expansion around its own."""
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.func import functional_call, jvp
+from torch.utils.checkpoint import checkpoint
+from transformer_lens.hook_points import HookPoint
+
+from mechicl.analysis.interventions.opened import Hook, Opened
+
+Weights = dict[str, Tensor]
+
+
+@contextmanager
+def changed(model: nn.Module, changes: Mapping[str, Tensor]) -> Iterator[None]:
+    """A model with something added to some of its parameters within the context; behind it as before, exactly.
+
+    Raises:
+        ValueError: a parameter that the model does not have, or has in another shape.
+    """
+    parameters = parameters_of(model, changes)
+    before = {name: parameters[name].detach().clone() for name in changes}
+    try:
+        with torch.no_grad():
+            for name, change in changes.items():
+                parameters[name].add_(change)
+        yield
+    finally:
+        with torch.no_grad():
+            for name, value in before.items():
+                parameters[name].copy_(value)
+
+
+def parameters_of(model: nn.Module, changes: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The parameters that changes belong to.
+
+    Raises:
+        ValueError: a parameter that the model does not have, or has in another shape.
+    """
+    own = dict(model.named_parameters())
+    unknown = sorted(set(changes) - set(own))
+    if unknown:
+        raise ValueError(f"the model has no parameters {unknown}")
+    for name, change in changes.items():
+        if change.shape != own[name].shape:
+            raise ValueError(
+                f"a change of {tuple(change.shape)} for the parameter {name!r}, which is {tuple(own[name].shape)}"
+            )
+    return {name: own[name] for name in changes}
+
+
+@contextmanager
+def trainable(parameters: Iterable[Tensor]) -> Iterator[None]:
+    """Parameters that gradients are taken for, for as long as the context lasts."""
+    before = [(of, of.requires_grad) for of in parameters]
+    try:
+        for of, _ in before:
+            of.requires_grad_()
+        yield
+    finally:
+        for of, required in before:
+            of.requires_grad_(required)
+
+
+@contextmanager
+def forgetting_patterns(model: nn.Module) -> Iterator[None]:
+    """Runs behind which a bridge's attention does not keep its last pattern, and with it the graph of the run."""
+    try:
+        yield
+    finally:
+        for part in model.modules():
+            if vars(part).get("_pattern") is not None:
+                vars(part)["_pattern"] = None
+
+
+@contextmanager
+def recomputing(opened: Opened) -> Iterator[None]:
+    """Runs that keep only the stream between blocks; gradients work out again what is inside (checkpointing)."""
+    blocks = list(opened.model.blocks)
+    own = [vars(block) for block in blocks]  # setattr would reach what a bridge wraps
+    before = [attributes.get("forward") for attributes in own]
+    # blocks of ours are called only where a hook is attached
+    noticed = opened.model.hooks(fwd_hooks=[("blocks.0.hook_resid_pre", _look)])
+    # what is worked out again must not find keys and values that the first time has left
+    wrapped: Any = getattr(getattr(opened.model, "original_model", None), "config", None)
+    caches = getattr(wrapped, "use_cache", None)
+    try:
+        if caches:
+            wrapped.use_cache = False
+        for block, attributes in zip(blocks, own, strict=True):
+            attributes["forward"] = partial(checkpoint, block.forward, use_reentrant=False)
+        with noticed:
+            yield
+    finally:
+        if caches:
+            wrapped.use_cache = caches
+        for attributes, forward in zip(own, before, strict=True):
+            attributes.pop("forward", None)
+            if forward is not None:
+                attributes["forward"] = forward
+
+
+def _look(activation: Tensor, hook: HookPoint) -> None:
+    """Changes nothing."""
+
+
+class Run(nn.Module):
+    """A run of an opened model as a function of its parameters.
+
+    Args:
+        opened: the model; its predictions at the last position are read.
+        hooks: attached in every run.
+    """
+
+    def __init__(self, opened: Opened, hooks: Sequence[Hook] = ()):
+        super().__init__()
+        self.model = opened.model
+        self.opened, self.hooks = opened, list(hooks)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Predictions `[prompt d_out]`."""
+        return self.opened.run(tokens, self.hooks)
+
+    def at(self, weights: Mapping[str, Tensor], tokens: Tensor) -> Tensor:
+        """Predictions with other values of some parameters."""
+        return functional_call(self, {f"model.{name}": value for name, value in weights.items()}, (tokens,))
+
+
+def first_order(function: Callable[[Weights], Any], weights: Weights, changes: Weights) -> tuple[Any, Any]:
+    """A function of the weights, and its derivative along their changes, by forward-mode differentiation.
+
+    No graph is kept: memory is that of two passes. `f + derivative` is the linearised model (Ortiz-Jimenez et al.
+    2023; equation 5 of Bar Natan, Deutch & Magar).
+    """
+    with warnings.catch_warnings():
+        # torch's own forward mode still compiles its decompositions that way, at its first use
+        warnings.filterwarnings("ignore", "`torch.jit.script`", DeprecationWarning)
+        value, derivative = jvp(function, (weights,), (changes,))[:2]
+    return value, derivative
+
+
+def linearized_outputs(model: Any, tokens: Tensor, changes: Weights) -> Float[Tensor, "prompt d_out"]:
+    """Predictions at the last position of a model's first-order expansion around its weights.
+
+    Args:
+        model: of TransformerLens' protocol.
+        tokens: as the model reads them, `[prompt pos ...]`.
+        changes: of some of its parameters, by name.
+
+    Raises:
+        ValueError: changes of parameters that the model does not have, or has in another shape.
+
+    Source: Ortiz-Jimenez et al. 2023; Bar Natan, Deutch & Magar, equation 5.
+
+    Example:
+        >>> tuned = fine_tune(model, shots, FineTuning(how="linearized"))
+        >>> logits = linearized_outputs(model, tokens, tuned.changes)
+    """
+    opened = Opened(model)
+    return read(opened, opened.tokens(tokens), {}, changes, linearized=True)[0]
+
+
+def read(
+    opened: Opened,
+    tokens: Tensor,
+    wanted: Mapping[str, Callable[[Tensor], Tensor]],
+    changes: Weights | None = None,
+    *,
+    linearized: bool = False,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Predictions at the last position, and parts of activations by hook name.
+
+    Args:
+        opened: the model.
+        tokens: sequences of one length.
+        wanted: what to keep of the activation at each hook.
+        changes: of parameters; none for the model as it is.
+        linearized: expand predictions and activations to first order in the changes, instead of changing the weights.
+
+    Raises:
+        ValueError: a hook that does not fire, or changes of parameters that the model does not have.
+    """
+    found: dict[str, Tensor] = {}
+
+    def keep(activation: Tensor, hook: HookPoint, name: str) -> None:
+        found[name] = wanted[name](activation).clone()  # a copy, so that the whole need not be kept
+
+    run = Run(opened, [(name, partial(keep, name=name)) for name in wanted])  # a bridge has other names for its hooks
+    with torch.no_grad(), forgetting_patterns(opened.model):
+        if not changes or not linearized:
+            with changed(opened.model, changes or {}):
+                return run(tokens), _all_of(wanted, found)
+        weights = {name: of.detach() for name, of in parameters_of(opened.model, changes).items()}
+
+        def function(weights: Weights) -> tuple[Tensor, dict[str, Tensor]]:
+            found.clear()
+            return run.at(weights, tokens), dict(found)
+
+        (outputs, kept), (slope, slopes) = first_order(function, weights, changes)
+        return outputs + slope, _all_of(wanted, {name: kept[name] + slopes[name] for name in kept})
+
+
+def _all_of(wanted: Mapping[str, Any], found: dict[str, Tensor]) -> dict[str, Tensor]:
+    silent = [name for name in wanted if name not in found]
+    if silent:
+        raise ValueError(f"the hook {silent[0]!r} does not fire in this model: attention cannot be read without it")
+    return found

@@ -1,0 +1,149 @@
+"""One language model on one text task: demonstrations drawn, fine-tuning searched for, the settings compared."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mechicl.analysis.finetuning.comparison import FineTuningComparison, compare_with_finetuning
+from mechicl.analysis.finetuning.tuning import EPOCHS, LEARNING_RATES, FineTuning, How, search_tuning
+from mechicl.text.classification import LabelledTexts, Labels, TextTask, load_texts
+from mechicl.text.demonstrations import text_shots
+
+HOWS: tuple[How, ...] = ("plain", "linearized", "per_layer")
+
+
+@dataclass(frozen=True, eq=False)
+class TaskTexts:
+    """The texts of one trial: demonstrations, queries to choose fine-tuning by, and queries to measure on.
+
+    Attributes:
+        demonstrations: in the order in which they are shown.
+        held_out: queries that are not measured on.
+        queries: to measure on.
+    """
+
+    demonstrations: LabelledTexts
+    held_out: LabelledTexts
+    queries: LabelledTexts
+
+
+@dataclass(frozen=True, eq=False)
+class TaskStudy:
+    """What reading demonstrations and fine-tuning on them do on one text task.
+
+    Attributes:
+        task: its name.
+        seed: of the texts and the baselines.
+        n_demonstrations: how many there were.
+        tunings: the fine-tuning that was best on held-out queries, by how.
+        comparisons: on the queries, by how.
+        switched: with other labels of the demonstrations, in context and for plain fine-tuning, by kind of label.
+    """
+
+    task: str
+    seed: int
+    n_demonstrations: int
+    tunings: dict[str, FineTuning]
+    comparisons: dict[str, FineTuningComparison]
+    switched: dict[str, FineTuningComparison] = field(default_factory=dict)
+
+
+def draw_texts(
+    task: TextTask,
+    *,
+    n_demonstrations: int | None = None,
+    n_held_out: int = 50,
+    n_queries: int = 100,
+    seed: int = 0,
+    source: Sequence[str | Path] | None = None,
+) -> TaskTexts:
+    """Demonstrations, balanced over the classes, and held-out queries from the first split, queries from the second.
+
+    Args:
+        task: whose texts.
+        n_demonstrations: as many as the paper takes by default.
+        n_held_out: queries to choose fine-tuning by; fewer if the split has fewer.
+        n_queries: queries to measure on; fewer if the split has fewer.
+        seed: of the draw.
+        source: two files or folders, one for each split; by default the hub, or the rule.
+
+    Raises:
+        ValueError: a class without enough texts, or no text that is left; else as `load_texts`.
+        FileNotFoundError: as `load_texts`.
+    """
+    n = task.n_demonstrations if n_demonstrations is None else n_demonstrations
+    made = bool(task.topics)
+    first, second = task.splits
+    sources = (None, None) if source is None else tuple(source)
+    sizes = (4 * n + 2 * n_held_out, 2 * n_queries) if made else (None, None)
+    seen = load_texts(task, first, source=sources[0], n_texts=sizes[0], seed=seed)
+    measured = load_texts(task, second, source=sources[1], n_texts=sizes[1], seed=seed)
+    demonstrations = seen.draw(n, seed=seed)
+    shown = {tuple(sorted(text.items())) for text in demonstrations.texts}
+    others = [i for i, text in enumerate(seen.texts) if tuple(sorted(text.items())) not in shown]
+    held_out, queries = seen.take(others), measured
+    if not len(held_out) or not len(queries):
+        raise ValueError(f"{task.name!r} has {len(held_out)} texts to choose by and {len(queries)} to measure on")
+    return TaskTexts(
+        demonstrations,
+        held_out.draw(min(n_held_out, len(held_out)), seed=seed + 1, balanced=False),
+        queries.draw(min(n_queries, len(queries)), seed=seed + 2, balanced=False),
+    )
+
+
+def study_task(
+    model: Any,
+    tokenizer: Any,
+    texts: TaskTexts,
+    *,
+    hows: Sequence[How] = HOWS,
+    switched: Sequence[Labels] = (),
+    tuning: FineTuning | None = None,
+    learning_rates: Sequence[float] = LEARNING_RATES,
+    epochs: Sequence[int] = EPOCHS,
+    seed: int = 0,
+    batch_size: int = 16,
+    progress: bool = False,
+) -> TaskStudy:
+    """Search for the best fine-tuning on held-out queries, then compare it with reading the same demonstrations.
+
+    Args:
+        model: ours on token ids, or a `TransformerBridge`, in eval mode.
+        tokenizer: its tokenizer.
+        texts: demonstrations and queries; see `draw_texts`.
+        hows: kinds of fine-tuning.
+        switched: other labels for the demonstrations, in context and for plain fine-tuning: "flipped", "random".
+        tuning: settings other than learning rate, epochs and how.
+        learning_rates: to search.
+        epochs: to search.
+        seed: of random baselines and labels.
+        batch_size: queries in memory at a time.
+        progress: show progress bars.
+
+    Raises:
+        ValueError: labels that are not one token each, prompts longer than the context, a model without hooks.
+
+    Source: Dai et al. 2023, section 4; Bar Natan, Deutch & Magar, section 3.
+
+    Example:
+        >>> study = study_task(load("topics-3l"), topic_tokenizer(), draw_texts(TEXT_TASKS["farm"]))
+        >>> study.comparisons["plain"].recall()
+    """
+    shots = text_shots(tokenizer, texts.demonstrations, texts.queries)
+    held_out = text_shots(tokenizer, texts.demonstrations, texts.held_out)
+    base, tunings, comparisons = tuning or FineTuning(), {}, {}
+    options: dict[str, Any] = {"batch_size": batch_size, "progress": progress}
+    for how in hows:
+        search = search_tuning(
+            model, held_out, base.replace(how=how), learning_rates=learning_rates, epochs=epochs, **options
+        )
+        tunings[how] = search.best
+        comparisons[how] = compare_with_finetuning(model, shots, search.best, seed=seed, **options)
+    others = {}
+    for labels in switched:
+        wrong = texts.demonstrations.relabelled(labels, seed=seed)
+        other = text_shots(tokenizer, wrong, texts.queries)
+        others[labels] = compare_with_finetuning(model, other, tunings.get("plain", base), seed=seed, **options)
+    n = len(texts.demonstrations)
+    return TaskStudy(texts.queries.task.name, seed, n, tunings, comparisons, others)

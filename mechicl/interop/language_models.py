@@ -1,0 +1,60 @@
+"""Language models with their tokenizers: those that come with mechicl, and any that TransformerLens opens."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformer_lens.model_bridge import TransformerBridge
+
+from mechicl.checkpoints import available, load_checkpoint
+from mechicl.text.topics import TopicClassification, topic_tokenizer
+
+
+@dataclass(frozen=True, eq=False)
+class LanguageModel:
+    """A causal language model and its tokenizer.
+
+    Attributes:
+        name: of the checkpoint, the hub or the folder.
+        model: ours on token ids, or a `TransformerBridge`, in eval mode.
+        tokenizer: as in `transformers`.
+    """
+
+    name: str
+    model: Any
+    tokenizer: Any
+
+
+def load_language_model(
+    name: str | Path, *, seed: int | None = None, device: str | torch.device = "cpu"
+) -> LanguageModel:
+    """A language model by name or path.
+
+    Args:
+        name: a checkpoint of ours that was trained on texts ("topics-3l", or a folder), or a causal language model of
+            `transformers`: its name on the hub, or a folder with its config, safetensors and tokenizer.
+        seed: of a checkpoint of ours: which of its training seeds.
+        device: where to put it.
+
+    Raises:
+        ValueError: a checkpoint of ours that reads no texts, or an unknown seed.
+        OSError: no such model.
+
+    Example:
+        >>> load_language_model("topics-3l").tokenizer("cat oak").input_ids
+        [0, 23, 47]
+    """
+    folder = Path(name)
+    if str(name) in available() or (folder / "record.json").is_file():
+        checkpoint = load_checkpoint(name)
+        if not isinstance(checkpoint.task, TopicClassification):
+            raise ValueError(f"{checkpoint.name} was trained on {type(checkpoint.task).__name__} and reads no texts")
+        seeds = list(checkpoint.record.get("seeds", range(len(checkpoint.models))))
+        if seed is not None and seed not in seeds:
+            raise ValueError(f"{checkpoint.name} has no seed {seed}; it has {seeds}")
+        model = checkpoint.models[0 if seed is None else seeds.index(seed)].to(device)
+        return LanguageModel(checkpoint.name, model, topic_tokenizer())
+    bridge = TransformerBridge.boot_transformers(str(name), device=device)
+    bridge.eval()
+    return LanguageModel(folder.name if folder.is_dir() else str(name), bridge, bridge.tokenizer)

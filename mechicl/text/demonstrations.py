@@ -1,0 +1,85 @@
+"""Labelled texts as token ids: queries alone, behind demonstrations, and demonstrations as training examples."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from mechicl.shots import Shots
+from mechicl.text.classification import LabelledTexts, TextTask
+
+
+def text_shots(tokenizer: Any, demonstrations: LabelledTexts, queries: LabelledTexts) -> Shots:
+    """Demonstrations and queries of one task, tokenized.
+
+    Each demonstration, and each query, is tokenized by itself, so that a query has the same tokens with and without
+    demonstrations. What the tokenizer puts before a text of its own accord (a start token) stands once before a prompt.
+
+    Args:
+        tokenizer: of the model, as in `transformers`.
+        demonstrations: shown, and tuned on, in this order and with these labels.
+        queries: whose labels are to be predicted.
+
+    Raises:
+        ValueError: texts of two tasks, or a label that is not one token.
+
+    Example:
+        >>> task = TEXT_TASKS["farm"]
+        >>> shots = text_shots(topic_tokenizer(), load_texts(task, "train", n_texts=8), load_texts(task, "validation"))
+    """
+    task = queries.task
+    if demonstrations.task != task:
+        raise ValueError(f"demonstrations of {demonstrations.task.name!r} for queries of {task.name!r}")
+    choices = label_ids(tokenizer, task)
+    start = _ids(tokenizer("").input_ids)
+    examples = [_encode(tokenizer, task.write(text)) for text in demonstrations.texts]
+    context, places = [start], []
+    for example, label in zip(examples, demonstrations.labels, strict=True):
+        places.append((sum(map(len, context)), len(example)))
+        context += [example, choices[label : label + 1], _encode(tokenizer, task.separator)]
+    behind = torch.cat(context)
+    own = [_encode(tokenizer, task.write(text)) for text in queries.texts]
+    return Shots(
+        zero_shot=tuple(torch.cat([start, query]) for query in own),
+        in_context=tuple(torch.cat([behind, query]) for query in own),
+        targets=choices[torch.tensor(queries.labels, dtype=torch.int64)],
+        n_own=tuple(map(len, own)),
+        examples=tuple(torch.cat([start, example]) for example in examples),
+        example_targets=choices[torch.tensor(demonstrations.labels, dtype=torch.int64)],
+        places=tuple(places),
+        choices=choices,
+    )
+
+
+def label_ids(tokenizer: Any, task: TextTask) -> Int[Tensor, "choice"]:
+    """The token of each label, as it follows the template.
+
+    Raises:
+        ValueError: a label that is not one token, one that the tokenizer does not know, or two with the same token.
+    """
+    found = []
+    for label in task.labels:
+        ids = _encode(tokenizer, label)
+        if len(ids) != 1:
+            tokens = tokenizer.convert_ids_to_tokens(ids.tolist())
+            raise ValueError(
+                f"the label {label!r} of {task.name!r} is {len(ids)} tokens, {tokens}, and one is needed: choose "
+                f"another word, dataclasses.replace(task, labels=...)"
+            )
+        if ids.item() == getattr(tokenizer, "unk_token_id", None):
+            raise ValueError(f"the tokenizer does not know the label {label!r} of {task.name!r}: choose another word")
+        found.append(ids)
+    together = torch.cat(found)
+    if len(set(together.tolist())) < len(together):
+        raise ValueError(f"two labels of {task.name!r}, {task.labels}, have the same token: {together.tolist()}")
+    return together
+
+
+def _encode(tokenizer: Any, text: str) -> Int[Tensor, "pos"]:
+    return _ids(tokenizer(text, add_special_tokens=False).input_ids)
+
+
+def _ids(ids: Sequence[int]) -> Int[Tensor, "pos"]:
+    return torch.tensor(ids, dtype=torch.int64)

@@ -1,0 +1,119 @@
+"""Pictures of fine-tuning against reading demonstrations: accuracies, and similarities layer by layer."""
+
+from collections.abc import Mapping, Sequence
+
+import plotly.graph_objects as go
+
+from mechicl.analysis.finetuning.comparison import FineTuningComparison
+from mechicl.learners import Interval, interval
+from mechicl.viz.layers import interval_lines
+from mechicl.viz.style import COLORS, figure
+
+SETTINGS = {"zero-shot": "#9aa5b1", "in context": COLORS["trained"], "fine-tuned": COLORS["interpolated"]}
+"""Colours of the three settings, the same in every figure."""
+
+
+def settings_figure(
+    scores: Mapping[str, Mapping[str, Interval]],
+    y_title: str = "accuracy",
+    title: str = "With demonstrations, and tuned on them",
+    *,
+    chance: Sequence[float] | None = None,
+) -> go.Figure:
+    """Bars with intervals: for each setting one a task.
+
+    Args:
+        scores: by setting, then by task.
+        y_title: what they are.
+        title: of the figure.
+        chance: of each task, drawn as a line across its bars.
+
+    Raises:
+        ValueError: no settings.
+    """
+    if not scores:
+        raise ValueError("settings_figure() needs the scores of at least one setting")
+    fig = figure(title, "", y_title)
+    others = iter(("#2a9d4a", "#7b4fb0", "#b0413e", "#222222", "#c79100", "#5c6b73"))
+    for name, of in scores.items():
+        halves = [i.half_width if i.n > 1 else 0.0 for i in of.values()]
+        color = SETTINGS[name] if name in SETTINGS else next(others)
+        bar = go.Bar(
+            x=list(of), y=[i.mean for i in of.values()], name=name, marker_color=color,
+            error_y={"type": "data", "array": halves, "thickness": 1.2, "width": 3, "color": "#333"},
+        )  # fmt: skip
+        fig.add_trace(bar)
+    tasks = list(next(iter(scores.values())))
+    for i, level in enumerate(chance or ()):
+        line = {"color": "#444", "width": 1, "dash": "dot"}
+        fig.add_shape(type="line", x0=i - 0.45, x1=i + 0.45, y0=level, y1=level, line=line, layer="above")
+    if chance:
+        fig.add_trace(
+            go.Scatter(
+                x=[tasks[0]], y=[None], mode="lines", name="chance", line={"color": "#444", "width": 1, "dash": "dot"}
+            )
+        )
+    fig.update_layout(barmode="group", bargap=0.25)
+    return fig
+
+
+def update_similarity_figure(
+    comparisons: Mapping[str, FineTuningComparison], title: str = "What demonstrations and fine-tuning change (SimAOU)"
+) -> go.Figure:
+    """SimAOU by layer, a line for each comparison, with the random baseline of the first; bands over queries.
+
+    Raises:
+        ValueError: no comparisons.
+    """
+    first = _first(comparisons)
+    lines = {name: [interval(row) for row in of.update_similarity] for name, of in comparisons.items()}
+    lines["random change"] = [interval(row) for row in first.random_update_similarity]
+    fig = interval_lines(title, "layer", "cosine", list(range(len(first.update_similarity))), lines)
+    return _by_layer(fig)
+
+
+def map_similarity_figure(
+    comparisons: Mapping[str, FineTuningComparison], title: str = "Attention to the query's own tokens (SimAM)"
+) -> go.Figure:
+    """SimAM by layer, mean over heads: before fine-tuning once, and after it a line for each comparison.
+
+    Raises:
+        ValueError: no comparisons.
+    """
+    first = _first(comparisons)
+    lines = {"before fine-tuning": [interval(row.mean(0)) for row in first.map_similarity_before]}
+    lines |= {name: [interval(row.mean(0)) for row in of.map_similarity_after] for name, of in comparisons.items()}
+    return _by_layer(interval_lines(title, "layer", "cosine", list(range(len(first.map_similarity_before))), lines))
+
+
+def head_similarity_figure(
+    comparison: FineTuningComparison, title: str = "What each head changes, in context and by fine-tuning"
+) -> go.Figure:
+    """The cosine of the changes of each head's output, layer by head."""
+    means = comparison.head_update_similarity.mean(-1)
+    layers, heads = means.shape
+    fig = figure(title, "head", "layer")
+    words = [[f"{value:.2f}" for value in row] for row in means.tolist()]
+    fig.add_trace(
+        go.Heatmap(
+            z=means.tolist(), x=[str(h) for h in range(heads)], y=[str(layer) for layer in range(layers)], text=words,
+            texttemplate="%{text}" if heads <= 24 else None, zmin=-1, zmax=1, colorscale="RdBu_r", xgap=1.5, ygap=1.5,
+            hovertemplate="layer %{y}, head %{x}<br>%{z:.4f}<extra></extra>", colorbar={"title": "cosine"},
+        )
+    )  # fmt: skip
+    fig.update_xaxes(type="category")
+    fig.update_yaxes(type="category", autorange="reversed")
+    fig.update_layout(width=max(420, 70 * heads + 200), height=max(300, 46 * layers + 130))
+    return fig
+
+
+def _first(comparisons: Mapping[str, FineTuningComparison]) -> FineTuningComparison:
+    if not comparisons:
+        raise ValueError("there is no comparison to draw")
+    return next(iter(comparisons.values()))
+
+
+def _by_layer(fig: go.Figure) -> go.Figure:
+    fig.update_xaxes(dtick=1)
+    fig.add_hline(y=0, line={"color": "#999", "width": 1})
+    return fig

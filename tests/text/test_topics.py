@@ -1,0 +1,249 @@
+from collections import Counter
+
+import pytest
+import scipy.stats
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mechicl.text.topics import FILLERS, LABELS, TOPICS, WORDS, TopicClassification, topic_tokenizer
+
+LEAST_P = 1e-3  # seeds are fixed: a right sampler fails for about one seed in a thousand
+TOPIC_OF = {word: topic for topic, words in TOPICS.items() for word in words}
+quick = settings(max_examples=40, deadline=None)
+
+
+def same(a, b):
+    return torch.equal(a.ids, b.ids) and torch.equal(a.predictable, b.predictable)
+
+
+def counts_of(text):
+    """How many words each topic has in a text, by a plain loop."""
+    counts = {}
+    for word in text:
+        if word in TOPIC_OF:
+            counts[TOPIC_OF[word]] = counts.get(TOPIC_OF[word], 0) + 1
+        else:
+            assert word in FILLERS
+    return counts
+
+
+def read(line):
+    """The texts and labels of a decoded sequence; its last text, which may be cut, comes apart. Plain python."""
+    first, *words = line.split()
+    assert first == "[START]"
+    texts, labels, text = [], [], []
+    rest = iter(words)
+    for word in rest:
+        if word != "=":
+            text.append(word)
+            continue
+        label = next(rest, None)
+        if label is None:
+            break
+        assert label in LABELS
+        assert next(rest, ";") == ";"
+        texts.append(text)
+        labels.append(label)
+        text = []
+    return texts, labels, text
+
+
+def lines(sequences):
+    return [topic_tokenizer().decode(ids) for ids in sequences.ids]
+
+
+@st.composite
+def distributions(draw):
+    n_topical = draw(st.integers(1, 4))
+    min_words = draw(st.integers(n_topical, 2 * n_topical))
+    min_classes = draw(st.integers(1, len(LABELS)))
+    return TopicClassification(
+        n_ctx=draw(st.integers(2, 150)),
+        min_classes=min_classes,
+        max_classes=draw(st.integers(min_classes, len(LABELS))),
+        min_words=min_words,
+        max_words=draw(st.integers(min_words, 2 * n_topical)),
+        n_topical=n_topical,
+    )
+
+
+# ---- the language ----
+
+
+def test_a_word_of_the_language_means_one_thing():
+    assert len(set(WORDS)) == len(WORDS) == TopicClassification().d_vocab
+    assert len({len(words) for words in TOPICS.values()}) == 1
+    assert len(LABELS) + len(FILLERS) + sum(map(len, TOPICS.values())) == len(WORDS) - 4
+    assert all(word.split() == [word] for word in WORDS)
+
+
+def test_the_tokenizer_gives_a_token_a_word_and_its_words_back():
+    tokenizer = topic_tokenizer()
+    assert len(tokenizer) == len(WORDS)
+    line = " ".join(WORDS)
+    assert tokenizer(line).input_ids == [0, *range(len(WORDS))]
+    assert tokenizer(line, add_special_tokens=False).input_ids == list(range(len(WORDS)))
+    assert tokenizer.decode(list(range(len(WORDS)))) == line
+
+
+@given(st.lists(st.sampled_from(WORDS[2:]), max_size=20), st.sampled_from([" ", "\n", "  "]))
+@quick
+def test_white_space_sets_words_apart(words, space):
+    ids = topic_tokenizer()(space.join(words)).input_ids
+    assert ids == [WORDS.index("[START]"), *(WORDS.index(word) for word in words)]
+
+
+@pytest.mark.parametrize("text", ["Cat", "cats", "cat;", "red;", "cat=", "é"])
+def test_a_word_of_no_meaning_is_unknown(text):
+    assert topic_tokenizer()(text).input_ids == [WORDS.index("[START]"), WORDS.index("[UNKNOWN]")]
+
+
+# ---- sequences ----
+
+
+@given(distributions(), st.integers(0, 2**31))
+@quick
+def test_a_sequence_reads_as_texts_whose_labels_stand_for_topics(distribution, seed):
+    sequences = distribution.sample(5, seed=seed)
+    assert sequences.ids.shape == sequences.predictable.shape == (5, distribution.n_ctx + 1)
+    for line in lines(sequences):
+        texts, labels, cut = read(line)
+        assert len(cut) <= distribution.max_words
+        assert len(set(labels)) <= distribution.max_classes
+        possible = {}  # topics that a label can stand for, given all the texts it follows
+        for text, label in zip(texts, labels, strict=True):
+            assert distribution.min_words <= len(text) <= distribution.max_words
+            topics = {topic for topic, count in counts_of(text).items() if count == distribution.n_topical}
+            possible[label] = possible.get(label, topics) & topics
+        assert all(possible.values())
+        if distribution.max_words < 2 * distribution.n_topical:  # a true majority: one topic a text, one label a topic
+            known = [topic for topics in possible.values() for topic in topics]
+            assert len(known) == len(set(known)) == len(possible)
+
+
+@given(distributions(), st.integers(0, 2**31))
+@quick
+def test_the_labels_and_nothing_else_are_to_be_predicted(distribution, seed):
+    sequences = distribution.sample(4, seed=seed)
+    for ids, predictable in zip(sequences.ids.tolist(), sequences.predictable.tolist(), strict=True):
+        words = [WORDS[i] for i in ids]
+        assert predictable == [False, *(before == "=" for before in words[:-1])]
+        assert all((word in LABELS) == marked for word, marked in zip(words, predictable, strict=True))
+
+
+@given(distributions(), st.integers(0, 2**31))
+@quick
+def test_the_same_seed_gives_the_same_bits(distribution, seed):
+    sequences = distribution.sample(3, seed=seed)
+    assert same(sequences, distribution.sample(3, seed=seed))
+    assert same(sequences, distribution.sample(3, generator=torch.Generator().manual_seed(seed)))
+
+
+def test_another_seed_gives_others_and_no_sequence_is_like_another():
+    distribution = TopicClassification()
+    a, b = distribution.sample(50, seed=0), distribution.sample(50, seed=1)
+    assert len({tuple(ids) for ids in (*a.ids.tolist(), *b.ids.tolist())}) == 100
+    assert distribution.sample(0, seed=0).ids.shape == (0, 129)
+
+
+def test_what_a_label_means_changes_from_one_sequence_to_the_next():
+    meanings = Counter()
+    firsts, n_classes, lengths = Counter(), Counter(), Counter()
+    distribution = TopicClassification(n_ctx=300, min_classes=2, max_classes=4, min_words=4, max_words=5)
+    for line in lines(distribution.sample(1500, seed=0)):
+        texts, labels, _ = read(line)
+        topics = [max(counts_of(text).items(), key=lambda item: item[1])[0] for text in texts]
+        meanings[topics[0], labels[0]] += 1
+        firsts[labels[0]] += 1
+        n_classes[len(set(labels))] += 1
+        lengths.update(map(len, texts))
+    assert scipy.stats.chisquare([firsts[label] for label in LABELS]).pvalue > LEAST_P
+    cells = [meanings[topic, label] for topic in TOPICS for label in LABELS]
+    assert scipy.stats.chisquare(cells).pvalue > LEAST_P
+    assert set(n_classes) == {2, 3, 4}  # some 37 texts: all classes are seen but for one sequence in ten thousand
+    assert scipy.stats.chisquare(list(n_classes.values())).pvalue > LEAST_P
+    assert set(lengths) == {4, 5}
+
+
+def test_classes_of_a_sequence_come_equally_often_and_independently():
+    repeats = Counter()
+    distribution = TopicClassification(n_ctx=64, min_classes=3, max_classes=3, min_words=3, max_words=3)
+    for line in lines(distribution.sample(2000, seed=0)):
+        _, labels, _ = read(line)
+        repeats[labels[0] == labels[1]] += 1
+    assert scipy.stats.binomtest(repeats[True], 2000, 1 / 3).pvalue > LEAST_P
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"n_ctx": 1}, "n_ctx must be an int of at least 2, got 1"),
+        ({"min_classes": 0}, "min_classes must be an int of at least 1, got 0"),
+        ({"n_topical": 0}, "n_topical must be an int of at least 1, got 0"),
+        ({"min_classes": 3, "max_classes": 2}, "min_classes <= max_classes <= 12, got 3 to 2"),
+        ({"max_classes": 13}, "min_classes <= max_classes <= 12, got 2 to 13"),
+        ({"min_words": 2}, "got n_topical=3, 2 to 6 words"),
+        ({"min_words": 6, "max_words": 5}, "got n_topical=3, 6 to 5 words"),
+        ({"max_words": 7}, "at least half the words are of their topic: got n_topical=3, 4 to 7 words"),
+    ],
+)
+def test_fields_out_of_range_are_refused_with_the_reason(fields, message):
+    with pytest.raises(ValueError, match=message):
+        TopicClassification(**fields)
+    with pytest.raises(ValueError, match=message):
+        TopicClassification().replace(**fields)
+
+
+def test_a_draw_needs_one_source_of_randomness():
+    for sources in ({}, {"seed": 0, "generator": torch.Generator()}):
+        with pytest.raises(ValueError, match="needs a seed or a generator, and not both"):
+            TopicClassification().sample(1, **sources)
+    with pytest.raises(ValueError, match="must not be negative, got -1"):
+        TopicClassification().sample(-1, seed=0)
+
+
+# ---- texts ----
+
+
+@given(
+    distributions(),
+    st.lists(st.sampled_from(list(TOPICS)), min_size=1, max_size=5, unique=True),
+    st.integers(0, 30),
+    st.integers(0, 2**31),
+)
+@quick
+def test_texts_are_about_their_topics(distribution, topics, n_texts, seed):
+    texts, which = distribution.texts(topics, n_texts, seed=seed)
+    assert len(texts) == len(which) == n_texts
+    for text, index in zip(texts, which, strict=True):
+        words = text.split()
+        assert " ".join(words) == text
+        assert distribution.min_words <= len(words) <= distribution.max_words
+        counts = counts_of(words)
+        assert counts[topics[index]] == distribution.n_topical
+        assert counts[topics[index]] == max(counts.values())
+        assert 2 * counts[topics[index]] >= len(words)
+    by_class = [which.count(index) for index in range(len(topics))]
+    assert max(by_class) - min(by_class) <= 1
+    assert (texts, which) == distribution.texts(topics, n_texts, seed=seed)
+
+
+def test_topics_come_in_random_order_and_all_their_words_are_used():
+    texts, which = TopicClassification().texts(["birds", "metals"], 400, seed=0)
+    assert which != sorted(which)
+    assert which != [index % 2 for index in range(400)]
+    assert texts != TopicClassification().texts(["birds", "metals"], 400, seed=1)[0]
+    many, _ = TopicClassification().texts(["birds", "metals"], 4000, seed=0)
+    assert {word for text in many for word in text.split()} == {*TOPIC_OF, *FILLERS}
+
+
+@pytest.mark.parametrize("topics", [[], ["birds", "bird"]])
+def test_unknown_topics_are_refused_with_those_there_are(topics):
+    with pytest.raises(ValueError, match=r"topics must be some of \['animals', .*'shapes'\], got \["):
+        TopicClassification().texts(topics, 1, seed=0)
+
+
+def test_a_negative_number_of_texts_is_refused():
+    with pytest.raises(ValueError, match="must not be negative, got -2"):
+        TopicClassification().texts(["birds"], -2, seed=0)
