@@ -35,16 +35,12 @@ def read(line):
     texts, labels, text = [], [], []
     rest = iter(words)
     for word in rest:
-        if word != "=":
+        if word not in LABELS:
             text.append(word)
             continue
-        label = next(rest, None)
-        if label is None:
-            break
-        assert label in LABELS
         assert next(rest, ";") == ";"
         texts.append(text)
-        labels.append(label)
+        labels.append(word)
         text = []
     return texts, labels, text
 
@@ -74,7 +70,7 @@ def distributions(draw):
 def test_a_word_of_the_language_means_one_thing():
     assert len(set(WORDS)) == len(WORDS) == TopicClassification().d_vocab
     assert len({len(words) for words in TOPICS.values()}) == 1
-    assert len(LABELS) + len(FILLERS) + sum(map(len, TOPICS.values())) == len(WORDS) - 4
+    assert len(LABELS) + len(FILLERS) + sum(map(len, TOPICS.values())) == len(WORDS) - 3
     assert all(word.split() == [word] for word in WORDS)
 
 
@@ -94,7 +90,7 @@ def test_white_space_sets_words_apart(words, space):
     assert ids == [WORDS.index("[START]"), *(WORDS.index(word) for word in words)]
 
 
-@pytest.mark.parametrize("text", ["Cat", "cats", "cat;", "red;", "cat=", "é"])
+@pytest.mark.parametrize("text", ["Cat", "cats", "cat;", "red;", "=", "é"])
 def test_a_word_of_no_meaning_is_unknown(text):
     assert topic_tokenizer()(text).input_ids == [WORDS.index("[START]"), WORDS.index("[UNKNOWN]")]
 
@@ -128,8 +124,7 @@ def test_the_labels_and_nothing_else_are_to_be_predicted(distribution, seed):
     sequences = distribution.sample(4, seed=seed)
     for ids, predictable in zip(sequences.ids.tolist(), sequences.predictable.tolist(), strict=True):
         words = [WORDS[i] for i in ids]
-        assert predictable == [False, *(before == "=" for before in words[:-1])]
-        assert all((word in LABELS) == marked for word, marked in zip(words, predictable, strict=True))
+        assert predictable == [word in LABELS for word in words]
 
 
 @given(distributions(), st.integers(0, 2**31))
@@ -140,17 +135,31 @@ def test_the_same_seed_gives_the_same_bits(distribution, seed):
     assert same(sequences, distribution.sample(3, generator=torch.Generator().manual_seed(seed)))
 
 
+def test_some_sequences_are_words_over_and_over():
+    distribution = TopicClassification(n_ctx=40, share_repeated=0.3)
+    repeated = 0
+    for ids, predictable in zip(*(of.tolist() for of in vars(distribution.sample(1000, seed=0)).values()), strict=True):
+        periods = [p for p in range(4, 21) if all(a == b for a, b in zip(ids, ids[p:], strict=False))]
+        if periods:
+            repeated += 1
+            assert predictable == [pos > periods[0] for pos in range(41)]
+        else:
+            assert ids[0] == WORDS.index("[START]")
+            assert predictable == [WORDS[i] in LABELS for i in ids]
+    assert scipy.stats.binomtest(repeated, 1000, 0.3).pvalue > LEAST_P
+
+
 def test_another_seed_gives_others_and_no_sequence_is_like_another():
     distribution = TopicClassification()
     a, b = distribution.sample(50, seed=0), distribution.sample(50, seed=1)
     assert len({tuple(ids) for ids in (*a.ids.tolist(), *b.ids.tolist())}) == 100
-    assert distribution.sample(0, seed=0).ids.shape == (0, 129)
+    assert distribution.sample(0, seed=0).ids.shape == (0, 65)
 
 
 def test_what_a_label_means_changes_from_one_sequence_to_the_next():
     meanings = Counter()
     firsts, n_classes, lengths = Counter(), Counter(), Counter()
-    distribution = TopicClassification(n_ctx=300, min_classes=2, max_classes=4, min_words=4, max_words=5)
+    distribution = TopicClassification(n_ctx=260, min_words=4, max_words=5, n_topical=3)
     for line in lines(distribution.sample(1500, seed=0)):
         texts, labels, _ = read(line)
         topics = [max(counts_of(text).items(), key=lambda item: item[1])[0] for text in texts]
@@ -183,9 +192,11 @@ def test_classes_of_a_sequence_come_equally_often_and_independently():
         ({"n_topical": 0}, "n_topical must be an int of at least 1, got 0"),
         ({"min_classes": 3, "max_classes": 2}, "min_classes <= max_classes <= 12, got 3 to 2"),
         ({"max_classes": 13}, "min_classes <= max_classes <= 12, got 2 to 13"),
-        ({"min_words": 2}, "got n_topical=3, 2 to 6 words"),
-        ({"min_words": 6, "max_words": 5}, "got n_topical=3, 6 to 5 words"),
-        ({"max_words": 7}, "at least half the words are of their topic: got n_topical=3, 4 to 7 words"),
+        ({"min_words": 1}, "got n_topical=2, 1 to 3 words"),
+        ({"min_words": 4, "max_words": 3}, "got n_topical=2, 4 to 3 words"),
+        ({"max_words": 5}, "at least half the words are of their topic: got n_topical=2, 2 to 5 words"),
+        ({"share_repeated": 1.5}, "share_repeated is a probability, got 1.5"),
+        ({"share_repeated": float("nan")}, "share_repeated must be a finite number of at least 0, got nan"),
     ],
 )
 def test_fields_out_of_range_are_refused_with_the_reason(fields, message):

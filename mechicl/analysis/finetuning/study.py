@@ -60,6 +60,8 @@ def draw_texts(
 ) -> TaskTexts:
     """Demonstrations, balanced over the classes, and held-out queries from the first split, queries from the second.
 
+    None of the queries is a demonstration, word for word.
+
     Args:
         task: whose texts.
         n_demonstrations: as many as the paper takes by default.
@@ -80,9 +82,7 @@ def draw_texts(
     seen = load_texts(task, first, source=sources[0], n_texts=sizes[0], seed=seed)
     measured = load_texts(task, second, source=sources[1], n_texts=sizes[1], seed=seed)
     demonstrations = seen.draw(n, seed=seed)
-    shown = {tuple(sorted(text.items())) for text in demonstrations.texts}
-    others = [i for i, text in enumerate(seen.texts) if tuple(sorted(text.items())) not in shown]
-    held_out, queries = seen.take(others), measured
+    held_out, queries = (_others(of, demonstrations) for of in (seen, measured))
     if not len(held_out) or not len(queries):
         raise ValueError(f"{task.name!r} has {len(held_out)} texts to choose by and {len(queries)} to measure on")
     return TaskTexts(
@@ -90,6 +90,12 @@ def draw_texts(
         held_out.draw(min(n_held_out, len(held_out)), seed=seed + 1, balanced=False),
         queries.draw(min(n_queries, len(queries)), seed=seed + 2, balanced=False),
     )
+
+
+def _others(texts: LabelledTexts, shown: LabelledTexts) -> LabelledTexts:
+    """Those that are not shown, word for word."""
+    known = list(shown.texts)
+    return texts.take([i for i, text in enumerate(texts.texts) if text not in known])
 
 
 def study_task(
