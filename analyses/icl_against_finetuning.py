@@ -108,8 +108,8 @@ def compare(args: Args) -> Comparison:
     lead = (
         f"{args.model} on {', '.join(f'{name} ({k} demonstrations)' for name, k in n.items())}; "
         f"{args.n_queries} queries a task and seed, fine-tuning chosen on {args.n_held_out} others; seeds "
-        f"{', '.join(map(str, args.seeds))}. Published: GPT 1.3B on six data sets. Metrics are means over layers, heads "
-        f"and queries; intervals are over seeds, each with demonstrations, queries and, where there are several, "
+        f"{', '.join(map(str, args.seeds))}. Published: GPT 1.3B on six data sets. Metrics are means over layers, "
+        f"heads and queries; intervals are over seeds, each with demonstrations, queries and, where there are several, "
         f"weights of its own; averages are over tasks."
     )
     data = {"tasks": list(tasks), "seeds": list(args.seeds), "trials": dict(zip(tasks, trials, strict=True))}

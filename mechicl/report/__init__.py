@@ -8,7 +8,9 @@ from mechicl.report.descent import write_descent_report
 from mechicl.report.layers import write_layers_report
 from mechicl.report.one_layer import write_one_layer_report
 from mechicl.report.opened import write_opened_report
+from mechicl.report.texts import write_texts_report
 from mechicl.report.tokens import write_tokens_report
+from mechicl.text.topics import TopicClassification
 
 __all__ = ["Comparison", "Figure", "Row", "published", "write_report"]
 
@@ -41,7 +43,9 @@ def write_report(name: str | Path, out: str | Path, *, n_prompts: int = 10_000, 
             f"itself to report on it"
         )
     cfg = checkpoint.models[0].cfg
-    if cfg.prompt_format == "token_ids":
+    if isinstance(checkpoint.task, TopicClassification):
+        write = write_texts_report
+    elif cfg.prompt_format == "token_ids":
         write = write_tokens_report
     elif cfg.one_pass:
         write = write_layers_report

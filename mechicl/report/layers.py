@@ -12,6 +12,7 @@ from mechicl.checkpoints import Checkpoint, CheckpointError
 from mechicl.learners import AlgorithmLearner, IterativeLearner, interval, ratio_interval
 from mechicl.prompts import Prompts
 from mechicl.report.comparison import Comparison, Figure, Row, published
+from mechicl.report.finetuning import finetuning_comparison
 from mechicl.report.opened import opened_comparison
 from mechicl.tasks import Task
 
@@ -95,7 +96,8 @@ def compare_layers(
 def write_layers_report(checkpoint: Checkpoint, out: Path, *, n_prompts: int, progress: bool) -> Path:
     """`compare_layers`, and what the heads do, as `report.html` and `report.json`."""
     comparison = compare_layers(checkpoint, n_prompts=n_prompts, progress=progress)
-    return opened_comparison(comparison, checkpoint, progress=progress).write(out, "report")
+    comparison = opened_comparison(comparison, checkpoint, progress=progress)
+    return finetuning_comparison(comparison, checkpoint, progress=progress).write(out, "report")
 
 
 def match_rows(similarity: Similarity, matches: Mapping[str, Match], growths: Mapping[str, Growth]) -> list[Row]:

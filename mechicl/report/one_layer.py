@@ -15,6 +15,7 @@ from mechicl.checkpoints import Checkpoint, CheckpointError
 from mechicl.files import write_bytes, write_json
 from mechicl.learners import Interval, interval
 from mechicl.report.comparison import HEADER, Comparison, Figure, Row, finite, published
+from mechicl.report.finetuning import finetuning_comparison
 from mechicl.report.opened import opened_comparison
 from mechicl.tasks import LinearRegression
 from mechicl.viz.page import page, plot, section, table
@@ -59,6 +60,7 @@ def write_one_layer_report(checkpoint: Checkpoint, out: Path, *, n_prompts: int,
     task = _task(checkpoint)
     study = study_one_layer(checkpoint, task, n_prompts=n_prompts, progress=progress)
     opened = opened_comparison(Comparison("", "", table_rows(study, task)), checkpoint, progress=progress)
+    opened = finetuning_comparison(opened, checkpoint, progress=progress)
     rows = [*opened.rows]
     out.mkdir(parents=True, exist_ok=True)
     data = {**report_data(checkpoint, task, study, rows), **finite(opened.data)}

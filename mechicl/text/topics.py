@@ -58,7 +58,7 @@ def topic_tokenizer() -> PreTrainedTokenizerFast:
 
 @dataclass(frozen=True)
 class TopicClassification:
-    """Sequences of labelled texts, `cat the wolf blue ; oak pine red ; ...`, in each of which the labels mean other topics.
+    """Sequences of labelled texts, `cat the wolf blue ; oak pine red ; ...`, whose labels mean other topics each time.
 
     A text is about one topic: at least half of its words are of it, the others are fillers or words of other topics. In
     each sequence some topics are the classes of a task, each with a label of its own, both drawn at random. So the

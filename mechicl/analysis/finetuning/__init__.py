@@ -7,23 +7,29 @@ from mechicl.analysis.finetuning.measures import (
     recall_of_gains,
     update_similarity,
 )
-from mechicl.analysis.finetuning.regression import compare_on_prompts, prompt_shots
+from mechicl.analysis.finetuning.regression import compare_on_prompts, prompt_shots, search_on_prompts
 from mechicl.analysis.finetuning.runs import linearized_outputs
+from mechicl.analysis.finetuning.study import TaskStudy, TaskTexts, draw_texts, study_task
 from mechicl.analysis.finetuning.tuning import FineTuned, FineTuning, TuningSearch, fine_tune, search_tuning
 
 __all__ = [
     "FineTuned",
     "FineTuning",
     "FineTuningComparison",
+    "TaskStudy",
+    "TaskTexts",
     "TuningSearch",
     "attention_rank_correlation",
     "compare_on_prompts",
     "compare_with_finetuning",
+    "draw_texts",
     "fine_tune",
     "linearized_outputs",
     "prompt_shots",
     "random_update_similarity",
     "recall_of_gains",
+    "search_on_prompts",
     "search_tuning",
+    "study_task",
     "update_similarity",
 ]

@@ -1,12 +1,14 @@
 """Regression prompts as demonstrations and a query: our models fine-tuned on a context against reading it."""
 
+import dataclasses
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import torch
 from tqdm.auto import tqdm
 
 from mechicl.analysis.finetuning.comparison import FineTuningComparison, compare_with_finetuning
-from mechicl.analysis.finetuning.tuning import FineTuning
+from mechicl.analysis.finetuning.tuning import EPOCHS, LEARNING_RATES, FineTuning, TuningSearch, search_tuning
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
 from mechicl.shots import Shots
@@ -14,7 +16,7 @@ from mechicl.shots import Shots
 ZeroShot = Literal["query", "unlabelled"]
 
 
-def prompt_shots(model: HookedTransformer, prompt: Prompts, zero_shot: ZeroShot = "query") -> Shots:
+def prompt_shots(model: HookedTransformer, prompt: Prompts, zero_shot: ZeroShot | None = None) -> Shots:
     """One prompt's context as demonstrations, and its query.
 
     Args:
@@ -22,13 +24,14 @@ def prompt_shots(model: HookedTransformer, prompt: Prompts, zero_shot: ZeroShot 
         prompt: one prompt, with one context point or more.
         zero_shot: what is left of a prompt without its demonstrations. "query": nothing but the query. "unlabelled":
             the context's inputs with targets of 0, for models whose query sees nothing but the context: alone, it
-            would be predicted as 0 whatever the weights.
+            would be predicted as 0 whatever the weights. By default as the model's `keys` need it.
 
     Raises:
         ValueError: not one prompt, no context points, or an unknown form.
     """
     if len(prompt) != 1 or prompt.n_context < 1:
         raise ValueError(f"one prompt with context points needed, got {prompt}")
+    zero_shot = zero_shot or ("unlabelled" if model.cfg.keys == "context" else "query")
     if zero_shot not in ("query", "unlabelled"):
         raise ValueError(f"zero_shot={zero_shot!r} is not 'query' or 'unlabelled'")
     n = prompt.n_context
@@ -50,12 +53,46 @@ def prompt_shots(model: HookedTransformer, prompt: Prompts, zero_shot: ZeroShot 
     )
 
 
+def search_on_prompts(
+    model: HookedTransformer,
+    prompts: Prompts,
+    tuning: FineTuning | None = None,
+    *,
+    learning_rates: Sequence[float] = LEARNING_RATES,
+    epochs: Sequence[int] = EPOCHS,
+    zero_shot: ZeroShot | None = None,
+    progress: bool = False,
+) -> TuningSearch:
+    """The learning rate and number of epochs at which fine-tuning on contexts predicts their queries best.
+
+    Args:
+        model: on prompts of points.
+        prompts: held-out ones, not those to be measured later.
+        tuning: the other settings.
+        learning_rates: to try.
+        epochs: to try.
+        zero_shot: see `prompt_shots`.
+        progress: show a progress bar.
+
+    Raises:
+        ValueError: no prompts, or what `search_tuning` refuses.
+    """
+    found = [
+        search_tuning(model, shots, tuning, learning_rates=learning_rates, epochs=epochs)
+        for shots in _each(model, prompts, zero_shot, progress)
+    ]
+    if not found:
+        raise ValueError("a search needs prompts")
+    together = {name: torch.cat([getattr(of, name) for of in found], dim=-1) for name in ("score", "loss")}
+    return dataclasses.replace(found[0], **together)
+
+
 def compare_on_prompts(
     model: HookedTransformer,
     prompts: Prompts,
     tuning: FineTuning,
     *,
-    zero_shot: ZeroShot = "query",
+    zero_shot: ZeroShot | None = None,
     seed: int = 0,
     progress: bool = False,
 ) -> FineTuningComparison:
@@ -76,8 +113,11 @@ def compare_on_prompts(
         >>> task = LinearRegression(x_dim=5, n_context=20, inputs="gaussian")
         >>> compare_on_prompts(load("gpt2-8l"), task.sample(16, seed=0), FineTuning(0.01)).recall()
     """
-    parts = [
-        compare_with_finetuning(model, prompt_shots(model, prompt, zero_shot), tuning, seed=seed + 2 * i)
-        for i, prompt in enumerate(tqdm(prompts.split(1), unit="prompt", disable=not progress, leave=False))
-    ]
+    each = _each(model, prompts, zero_shot, progress)
+    parts = [compare_with_finetuning(model, shots, tuning, seed=seed + 2 * i) for i, shots in enumerate(each)]
     return FineTuningComparison.concatenate(parts)
+
+
+def _each(model: HookedTransformer, prompts: Prompts, zero_shot: ZeroShot | None, progress: bool) -> Iterator[Shots]:
+    for prompt in tqdm(prompts.split(1), unit="prompt", disable=not progress, leave=False):
+        yield prompt_shots(model, prompt, zero_shot)

@@ -130,7 +130,17 @@ class Run(nn.Module):
 
     def at(self, weights: Mapping[str, Tensor], tokens: Tensor) -> Tensor:
         """Predictions with other values of some parameters."""
-        return functional_call(self, {f"model.{name}": value for name, value in weights.items()}, (tokens,))
+        own = dict(self.model.named_parameters())
+        at = {id(own[name]): value for name, value in weights.items()}
+        # wherever a parameter is used, and each place once: a bridge has modules of several names, and then torch finds
+        # neither all places nor the way back
+        values = {
+            f"{place}.{key}": at[id(of)]
+            for place, part in self.named_modules()
+            for key, of in part._parameters.items()
+            if id(of) in at
+        }
+        return functional_call(self, values, (tokens,), tie_weights=False)
 
 
 def first_order(function: Callable[[Weights], Any], weights: Weights, changes: Weights) -> tuple[Any, Any]:

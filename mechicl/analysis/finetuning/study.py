@@ -1,12 +1,25 @@
 """One language model on one text task: demonstrations drawn, fine-tuning searched for, the settings compared."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from jaxtyping import Float
+from torch import Tensor
+
 from mechicl.analysis.finetuning.comparison import FineTuningComparison, compare_with_finetuning
-from mechicl.analysis.finetuning.tuning import EPOCHS, LEARNING_RATES, FineTuning, How, search_tuning
+from mechicl.analysis.finetuning.tuning import (
+    EPOCHS,
+    LEARNING_RATES,
+    FineTuning,
+    How,
+    check_lengths,
+    predictions,
+    scores_and_losses,
+    search_tuning,
+)
+from mechicl.analysis.interventions.opened import Opened
 from mechicl.text.classification import LabelledTexts, Labels, TextTask, load_texts
 from mechicl.text.demonstrations import text_shots
 
@@ -153,3 +166,31 @@ def study_task(
         others[labels] = compare_with_finetuning(model, other, tunings.get("plain", base), seed=seed, **options)
     n = len(texts.demonstrations)
     return TaskStudy(texts.queries.task.name, seed, n, tunings, comparisons, others)
+
+
+def accuracy_by_shots(
+    model: Any, tokenizer: Any, texts: TaskTexts, numbers: Iterable[int], *, batch_size: int = 16
+) -> dict[int, Float[Tensor, "query"]]:
+    """Right (1) or wrong (0) for each query behind the first so many demonstrations, by their number.
+
+    Args:
+        model: as for `study_task`.
+        tokenizer: its tokenizer.
+        texts: demonstrations and queries.
+        numbers: of demonstrations; 0 for none.
+        batch_size: queries in memory at a time.
+
+    Raises:
+        ValueError: more demonstrations than there are, or as for `study_task`.
+    """
+    opened, found = Opened(model), {}
+    for number in numbers:
+        if not 0 <= number <= len(texts.demonstrations):
+            raise ValueError(f"there are {len(texts.demonstrations)} demonstrations, got {number}")
+        shown = texts.demonstrations.take(range(max(number, 1)))
+        shots = text_shots(tokenizer, shown, texts.queries)
+        prompts = shots.in_context if number else shots.zero_shot
+        check_lengths(model, prompts)
+        outputs = predictions(opened, prompts, batch_size=batch_size)
+        found[number], _ = scores_and_losses(outputs, shots.targets, shots.choices)
+    return found

@@ -209,7 +209,10 @@ def search_tuning(
                     break  # diverged: NaN from here on
                 if epoch in wanted:
                     place = i, wanted.index(epoch)
-                    outputs = _outputs(opened, held_out.zero_shot, tuner.changes, base.how == "linearized", batch_size)
+                    outputs = predictions(
+                        opened, held_out.zero_shot, tuner.changes, linearized=base.how == "linearized",
+                        batch_size=batch_size,
+                    )  # fmt: skip
                     if not outputs.isfinite().all():
                         break  # the last step was the one too many
                     score[place], loss[place] = scores_and_losses(outputs, held_out.targets, held_out.choices)
@@ -323,9 +326,10 @@ class _Tuner:
         return loss.detach(), gradients
 
     def _gradients(self, value: Tensor, weights: Mapping[str, Tensor]) -> Weights:
-        if not value.requires_grad:
+        known = value.requires_grad
+        found = torch.autograd.grad(value, list(weights.values()), allow_unused=True) if known else ()
+        if all(gradient is None for gradient in found):
             raise ValueError(f"the loss does not depend on any of {list(weights)}: there is nothing to tune")
-        found = torch.autograd.grad(value, list(weights.values()), allow_unused=True)
         return {
             name: torch.zeros_like(of) if gradient is None else gradient
             for (name, of), gradient in zip(weights.items(), found, strict=True)
@@ -395,10 +399,15 @@ def check_lengths(model: Any, sequences: Sequence[Tensor]) -> None:
         )
 
 
-def _outputs(
-    opened: Opened, sequences: Sequence[Tensor], changes: Weights | None, linearized: bool, batch_size: int
+def predictions(
+    opened: Opened,
+    sequences: Sequence[Tensor],
+    changes: Weights | None = None,
+    *,
+    linearized: bool = False,
+    batch_size: int = 16,
 ) -> Float[Tensor, "query d_out"]:
-    """Predictions at the end of sequences of different lengths."""
+    """Predictions at the end of sequences of different lengths; changes as for `read`."""
     parts = {}
     for index, tokens in batches(sequences, batch_size):
         outputs, _ = read(opened, opened.tokens(tokens), {}, changes, linearized=linearized)

@@ -1,0 +1,69 @@
+"""Fine-tuning on a prompt's context against reading it, in regression models (the metrics of Bar Natan, Deutch & Magar).
+
+python analyses/finetuning_on_contexts.py --checkpoint lsa-1l
+python analyses/finetuning_on_contexts.py --checkpoint gpt2-8l
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from mechicl.analysis import FineTuning, compare_on_prompts, search_on_prompts
+from mechicl.analysis.finetuning.study import HOWS
+from mechicl.checkpoints import load_checkpoint
+from mechicl.models import HookedTransformer
+from mechicl.report import Comparison
+from mechicl.report.finetuning import finetuning_sections
+from mechicl.report.script import run_script
+
+WORDS = {"plain": "fine-tuned", "linearized": "linearised", "per_layer": "layer by layer"}
+
+
+@dataclass(frozen=True)
+class Args:
+    """A model fine-tuned on each prompt's context, and the same model reading it."""
+
+    checkpoint: str = "lsa-1l"
+    """Name or folder of a transformer trained on points; its first seed is taken."""
+    out: Path = Path("analyses/results")
+    """Folder for finetuning_on_contexts_CHECKPOINT.json and .html."""
+    n_prompts: int = 32
+    """To measure on, each with a fine-tuning of its own."""
+    n_held_out: int = 4
+    """To choose learning rate and epochs by."""
+    learning_rates: tuple[float, ...] = (0.003, 0.01, 0.03, 0.1)
+    """To search."""
+    epochs: tuple[int, ...] = (1, 4)
+    """To search."""
+    seed: int = 0
+    """Of the prompts."""
+    quiet: bool = False
+    """No progress bar."""
+
+
+def compare(args: Args) -> Comparison:
+    """The three settings and the metrics, for the model, its linearisation, and layer by layer."""
+    checkpoint = load_checkpoint(args.checkpoint)
+    model, task = checkpoint.models[0], checkpoint.task
+    if not isinstance(model, HookedTransformer) or model.cfg.prompt_format == "token_ids":
+        raise ValueError(f"{checkpoint.name} is no transformer on points: icl_against_finetuning.py is for texts")
+    prompts = task.sample(args.n_prompts + args.n_held_out, seed=args.seed)
+    held_out, measured = prompts[: args.n_held_out], prompts[args.n_held_out :]
+    tunings, found = {}, {}
+    for how in HOWS:
+        search = search_on_prompts(
+            model, held_out, FineTuning(how=how), learning_rates=args.learning_rates, epochs=args.epochs,
+            progress=not args.quiet,
+        )  # fmt: skip
+        tunings[WORDS[how]] = search.best
+        found[WORDS[how]] = compare_on_prompts(model, measured, search.best, progress=not args.quiet)
+    rows, figures, data = finetuning_sections(found, tunings)
+    bare = "inputs without targets" if model.cfg.keys == "context" else "the query alone"
+    lead = (
+        f"{checkpoint.name}, {task.n_context} points in {task.x_dim} dimensions; {args.n_prompts} prompts (seed "
+        f"{args.seed}), fine-tuning chosen on {args.n_held_out} others. Without its context a prompt is {bare}."
+    )
+    return Comparison(f"Fine-tuning on contexts ({checkpoint.name})", lead, rows, figures, {**data, "seed": args.seed})
+
+
+if __name__ == "__main__":
+    run_script(Args, compare, "finetuning_on_contexts")

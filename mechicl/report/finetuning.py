@@ -1,0 +1,103 @@
+"""The part of reports that fine-tunes: a model tuned on a prompt's context against the same model reading it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from mechicl import viz
+from mechicl.analysis import FineTuning, FineTuningComparison, compare_on_prompts, search_on_prompts
+from mechicl.checkpoints import Checkpoint
+from mechicl.learners import interval
+from mechicl.models import HookedTransformer
+from mechicl.prompts import Prompts
+from mechicl.report.comparison import Comparison, Figure, Row
+
+PROMPT_SEED = 3_000_003
+LEARNING_RATES = (0.003, 0.01, 0.03, 0.1)
+EPOCHS = (1, 4)
+STEPS = 1200  # of gradient descent that measuring may take: fewer prompts for longer contexts
+WORDS = {
+    "updates": """
+        For each prompt the model's key and value projections are fine-tuned on the context's points (SGD, learning rate
+        and epochs best on other prompts), and the fine-tuned model predicts the query without them. The lines are the
+        cosine between what this changes in each attention layer's output at the query and what reading the context
+        changes there (SimAOU of Dai et al. 2023); random changes have 0. Bands are 95% intervals over prompts.""",
+    "maps": """
+        Cosine of each layer's attention scores, before the softmax, between the model that reads the context and the
+        one that does not, before and after fine-tuning (SimAM), mean over heads.""",
+}
+
+
+def finetuning_comparison(comparison: Comparison, checkpoint: Checkpoint, *, progress: bool = True) -> Comparison:
+    """A comparison with sections on fine-tuning behind it, where the model is a transformer with keys and values."""
+    model, task = checkpoint.models[0], checkpoint.task
+    tunable = isinstance(model, HookedTransformer) and model.cfg.n_layers and model.cfg.attention_weights == "learned"
+    if not tunable or task.n_context < 1:
+        return comparison
+    assert isinstance(model, HookedTransformer)
+    n = max(6, min(24, STEPS // (max(EPOCHS) * task.n_context * model.cfg.n_layers)))
+    prompts = task.sample(n + 2, seed=PROMPT_SEED)
+    tuning, measured = tuned_on_contexts(model, prompts[n:], prompts[:n], progress=progress)
+    if tuning is None or measured is None:
+        return comparison
+    rows, figures, data = finetuning_sections({"fine-tuned": measured}, {"fine-tuned": tuning})
+    return comparison.with_more(rows, figures, {"finetuning": {**data, "seed": PROMPT_SEED, "n_prompts": n}})
+
+
+def tuned_on_contexts(
+    model: HookedTransformer, held_out: Prompts, prompts: Prompts, *, progress: bool = True
+) -> tuple[FineTuning | None, FineTuningComparison | None]:
+    """Fine-tuning as it is best on held-out prompts, and what it does on others; None where it always diverges."""
+    options: dict[str, Any] = {"learning_rates": LEARNING_RATES, "epochs": EPOCHS, "progress": progress}
+    try:
+        tuning = search_on_prompts(model, held_out, **options).best
+    except ValueError as error:
+        if "diverged" not in str(error):
+            raise
+        return None, None
+    return tuning, compare_on_prompts(model, prompts, tuning, progress=progress)
+
+
+def finetuning_sections(
+    measured: Mapping[str, FineTuningComparison], tunings: Mapping[str, FineTuning]
+) -> tuple[list[Row], list[Figure], dict[str, Any]]:
+    """Rows, figures and numbers on fine-tuning against reading a prompt's context, by kind of fine-tuning."""
+    first = next(iter(measured.values()))
+    rows = [
+        Row("squared error without the context", None, interval(first.zero_shot_loss), "prompts"),
+        Row("the same, reading it", None, interval(first.in_context_loss), "prompts"),
+    ]
+    for name, of in measured.items():
+        tuning = tunings[name]
+        note = f"key and value projections, learning rate {tuning.learning_rate:g}, epochs {tuning.epochs}"
+        rows += [
+            Row(f"the same, {name} on it", None, interval(of.finetuned_loss), "prompts", note),
+            Row(f"share of prompts improved by fine-tuning that reading improves (Rec2FTP), {name}", None,
+                of.recall(), "prompts"),
+            *_metric_rows(of, name),
+        ]  # fmt: skip
+    figures = [
+        Figure("Fine-tuning changes what reading changes?", WORDS["updates"], viz.update_similarity_figure(measured)),
+        Figure("Attention after fine-tuning", WORDS["maps"], viz.map_similarity_figure(measured)),
+    ]
+    data = {
+        name: {field: value.mean(-1).tolist() for field, value in of.tensors()}
+        | {"learning_rate": tunings[name].learning_rate, "epochs": tunings[name].epochs}
+        for name, of in measured.items()
+    }
+    return rows, figures, data
+
+
+def _metric_rows(of: FineTuningComparison, name: str) -> list[Row]:
+    """Means over layers and heads; metrics that are not defined for all prompts say so."""
+    found = of.intervals()
+    rows = []
+    for field, words in (
+        ("random_update_similarity", "SimAOU, random change"),
+        ("update_similarity", "SimAOU"),
+        ("map_similarity_before", "SimAM before"),
+        ("map_similarity_after", "SimAM after"),
+        ("rank_correlation", "rank correlation of attention to the context"),
+    ):
+        defined = found[field].mean == found[field].mean
+        rows.append(Row(f"{words}, {name}", None, found[field] if defined else "not defined", "prompts"))
+    return rows

@@ -1,0 +1,179 @@
+"""The report on models of texts: demonstrations read in context against fine-tuning on them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mechicl import viz
+from mechicl.analysis import FineTuningComparison, TaskStudy, draw_texts, dual_form, score_heads, study_task
+from mechicl.analysis.finetuning.study import HOWS, accuracy_by_shots
+from mechicl.checkpoints import Checkpoint
+from mechicl.learners import Interval, interval
+from mechicl.report.comparison import Comparison, Figure, Row
+from mechicl.text import TEXT_TASKS, text_shots, topic_tokenizer
+
+SEED = 2_000_003
+LEARNING_RATES = (0.03, 0.1, 0.3)
+EPOCHS = (1, 3)
+NAMES = {"plain": "fine-tuned", "linearized": "linearised", "per_layer": "layer by layer"}
+WORDS = {
+    "learning": """
+        Each seed's cross entropy of the tokens that can be predicted, on held-out sequences.""",
+    "shots": """
+        Accuracy among the labels of each task by the number of demonstrations before the query; bands are 95% intervals
+        over queries. First seed.""",
+    "settings": """
+        Accuracy without demonstrations, behind them, and without them after fine-tuning on them (SGD on the key and
+        value projections, in the demonstrations' order; learning rate and epochs best on other queries): the model, its
+        first-order expansion, and layer by layer. Bars are 95% intervals over queries; dotted: one over the number of
+        classes.""",
+    "updates": """
+        Cosine between what demonstrations and what fine-tuning change in each attention layer's output at the last
+        token (SimAOU), all tasks together; random changes have 0. Bands are 95% intervals over queries.""",
+    "maps": """
+        Cosine of the scores that the last token gives to the query's own tokens, with demonstrations and without
+        (SimAM), mean over heads.""",
+    "heads": """
+        The same cosine as above for what each head moves, after plain fine-tuning.""",
+    "scores": """
+        Scores of every head on random words that are repeated: shares of attention (0 to 1), and eigenvalue scores of
+        the weights (-1 to 1). First seed.""",
+}
+
+
+def compare_texts(checkpoint: Checkpoint, *, n_prompts: int = 100, progress: bool = True) -> Comparison:
+    """Accuracy by demonstrations, the three settings and how alike they are, of a model of the made-up language.
+
+    Args:
+        checkpoint: of models that read texts, with their task in the record.
+        n_prompts: queries of each task to measure on, 200 at most.
+        progress: show progress bars.
+
+    Source: Dai et al. 2023; Bar Natan, Deutch & Magar.
+    """
+    model, cfg, tokenizer = checkpoint.models[0], checkpoint.models[0].cfg, topic_tokenizer()
+    n = max(2, min(n_prompts, 200))
+    tasks = [task for task in TEXT_TASKS.values() if task.topics]
+    texts = {task.name: draw_texts(task, n_queries=n, n_held_out=50, seed=SEED) for task in tasks}
+    studies = {
+        name: study_task(
+            model, tokenizer, of, learning_rates=LEARNING_RATES, epochs=EPOCHS, seed=SEED, progress=progress
+        )
+        for name, of in texts.items()
+    }
+    numbers = range(max(len(of.demonstrations) for of in texts.values()) + 1)
+    by_shots = {
+        name: [interval(right) for right in accuracy_by_shots(model, tokenizer, of, numbers).values()]
+        for name, of in texts.items()
+    }
+    together = {
+        NAMES[how]: FineTuningComparison.concatenate([study.comparisons[how] for study in studies.values()])
+        for how in HOWS
+    }
+    shots = text_shots(tokenizer, texts[tasks[0].name].demonstrations, texts[tasks[0].name].queries)
+    n_demonstrations = len(shots.in_context[0]) - shots.n_own[0]
+    form = [
+        dual_form(model, shots.in_context[0][None], layer, n_demonstration_tokens=n_demonstrations)
+        for layer in range(cfg.n_layers)
+    ]
+    rows = _rows(checkpoint, studies, together, tokenizer, n)
+    errors = ", ".join(f"{of.relative_error.median():.2g}" for of in form)
+    rows.append(Row("error of reading softmax attention as a weight update, by layer", None, errors, "",
+                    "relative to what heads write, median over heads, one prompt; 0 for linear attention"))  # fmt: skip
+    figures = _figures(checkpoint, studies, together, by_shots, list(numbers))
+    data: dict[str, Any] = {
+        "tunings": {
+            name: {how: {"learning_rate": t.learning_rate, "epochs": t.epochs} for how, t in study.tunings.items()}
+            for name, study in studies.items()
+        },
+        "accuracy_by_demonstrations": {name: [i.mean for i in of] for name, of in by_shots.items()},
+        "seed": SEED,
+        "n_prompts": n,
+    }
+    lead = (
+        f"{checkpoint.name}: {len(checkpoint.models)} seed{'s' if len(checkpoint.models) > 1 else ''} of "
+        f"{cfg.n_layers} layers with {cfg.n_heads} heads, which read texts of a made-up language of {cfg.d_vocab} words; "
+        f"tasks {', '.join(texts)}, {n} queries each (seed {SEED})."
+    )
+    return Comparison(f"Reading demonstrations and fine-tuning on them ({checkpoint.name})", lead, rows, figures, data)
+
+
+def write_texts_report(checkpoint: Checkpoint, out: Path, *, n_prompts: int, progress: bool) -> Path:
+    """`compare_texts` as `report.html` and `report.json`."""
+    return compare_texts(checkpoint, n_prompts=n_prompts, progress=progress).write(out, "report")
+
+
+def _rows(
+    checkpoint: Checkpoint,
+    studies: dict[str, TaskStudy],
+    together: dict[str, FineTuningComparison],
+    tokenizer: Any,
+    n: int,
+) -> list[Row]:
+    first = together["fine-tuned"]
+    gain = first.in_context_score - first.zero_shot_score
+    rows = [
+        Row("accuracy without demonstrations", None, interval(first.zero_shot_score), "queries", "all tasks"),
+        Row("accuracy behind demonstrations", None, interval(first.in_context_score), "queries"),
+        Row("accuracy gained by them", None, interval(gain), "queries"),
+    ]
+    if len(checkpoint.models) > 1:
+        gains = torch.tensor([_gain(model, tokenizer, studies, n) for model in checkpoint.models])
+        rows.append(Row("the same, all seeds", None, interval(gains), "seeds"))
+    for name, of in together.items():
+        rows += [
+            Row(f"accuracy, {name}", None, interval(of.finetuned_score), "queries"),
+            Row(f"Rec2FTP, {name}", None, of.recall(), "queries", "share of what fine-tuning puts right"),
+            Row(f"SimAOU, {name}", None, of.intervals()["update_similarity"], "queries",
+                f"random change: {of.intervals()['random_update_similarity']}"),
+            Row(f"SimAM after, {name}", None, of.intervals()["map_similarity_after"], "queries",
+                f"before: {of.intervals()['map_similarity_before']}"),
+        ]  # fmt: skip
+    ranks = first.intervals()["rank_correlation"]
+    note = f"random weights: {first.intervals()['random_rank_correlation']}"
+    rows.append(Row("rank correlation of attention to demonstrations, fine-tuned", None, ranks, "queries", note))
+    return rows
+
+
+def _gain(model: Any, tokenizer: Any, studies: dict[str, TaskStudy], n: int) -> float:
+    found = []
+    for name, study in studies.items():
+        texts = draw_texts(TEXT_TASKS[name], n_queries=n, n_held_out=2, seed=SEED)
+        right = accuracy_by_shots(model, tokenizer, texts, (0, study.n_demonstrations))
+        found.append((right[study.n_demonstrations] - right[0]).mean())
+    return torch.stack(found).mean().item()
+
+
+def _figures(
+    checkpoint: Checkpoint,
+    studies: dict[str, TaskStudy],
+    together: dict[str, FineTuningComparison],
+    by_shots: dict[str, list[Interval]],
+    numbers: Sequence[int],
+) -> list[Figure]:
+    scores = {
+        "zero-shot": {name: interval(of.comparisons["plain"].zero_shot_score) for name, of in studies.items()},
+        "in context": {name: interval(of.comparisons["plain"].in_context_score) for name, of in studies.items()},
+    }
+    for how in HOWS:
+        scores[NAMES[how]] = {name: interval(of.comparisons[how].finetuned_score) for name, of in studies.items()}
+    chance = [1 / TEXT_TASKS[name].n_classes for name in studies]
+    figures = []
+    if "curve" in checkpoint.record:
+        curve = checkpoint.record["curve"]
+        drawn = viz.losses_over_training(curve["eval_step"], {"each seed": curve["eval_loss"]})
+        drawn.update_layout(title_text="Cross entropy (nats)")
+        figures.append(Figure("Learning", WORDS["learning"], drawn))
+    lines = viz.interval_lines("Accuracy by demonstrations", "demonstrations", "accuracy", list(numbers), by_shots)
+    figures += [
+        Figure("What demonstrations do", WORDS["shots"], lines),
+        Figure("Three settings", WORDS["settings"], viz.settings_figure(scores, chance=chance)),
+        Figure("Do they change the same?", WORDS["updates"], viz.update_similarity_figure(together)),
+        Figure("Do they attend alike?", WORDS["maps"], viz.map_similarity_figure(together)),
+        Figure("Head by head", WORDS["heads"], viz.head_similarity_figure(together["fine-tuned"])),
+        Figure("What the heads do", WORDS["scores"],
+               viz.head_table(score_heads(checkpoint.models[0], n_prompts=32, seed=SEED), "Scores of heads")),
+    ]  # fmt: skip
+    return figures
