@@ -1,4 +1,4 @@
-"""Fine-tuning on a prompt's context against reading it, in regression models (the metrics of Bar Natan, Deutch & Magar).
+"""Fine-tuning on a prompt's context against reading it, by regression models (metrics of Bar Natan, Deutch & Magar).
 
 python analyses/finetuning_on_contexts.py --checkpoint lsa-1l
 python analyses/finetuning_on_contexts.py --checkpoint gpt2-8l
@@ -7,11 +7,13 @@ python analyses/finetuning_on_contexts.py --checkpoint gpt2-8l
 from dataclasses import dataclass
 from pathlib import Path
 
-from mechicl.analysis import FineTuning, compare_on_prompts, search_on_prompts
+from mechicl.analysis import FineTuning, compare_on_prompts, dual_form, search_on_prompts
 from mechicl.analysis.finetuning.study import HOWS
 from mechicl.checkpoints import load_checkpoint
+from mechicl.learners import interval
 from mechicl.models import HookedTransformer
-from mechicl.report import Comparison
+from mechicl.prompts import Prompts
+from mechicl.report import Comparison, Row
 from mechicl.report.finetuning import finetuning_sections
 from mechicl.report.script import run_script
 
@@ -57,12 +59,22 @@ def compare(args: Args) -> Comparison:
         tunings[WORDS[how]] = search.best
         found[WORDS[how]] = compare_on_prompts(model, measured, search.best, progress=not args.quiet)
     rows, figures, data = finetuning_sections(found, tunings)
+    rows += [dual_form_row(model, measured, layer) for layer in range(model.cfg.n_layers)]
     bare = "inputs without targets" if model.cfg.keys == "context" else "the query alone"
     lead = (
         f"{checkpoint.name}, {task.n_context} points in {task.x_dim} dimensions; {args.n_prompts} prompts (seed "
         f"{args.seed}), fine-tuning chosen on {args.n_held_out} others. Without its context a prompt is {bare}."
     )
     return Comparison(f"Fine-tuning on contexts ({checkpoint.name})", lead, rows, figures, {**data, "seed": args.seed})
+
+
+def dual_form_row(model: HookedTransformer, prompts: Prompts, layer: int) -> Row:
+    """How wrong it is to read a layer's attention at the query as a weight update by the context."""
+    linear = model.cfg.of_layer(layer).attention == "linear"
+    errors = dual_form(model, prompts, layer).relative_error.mean(0)
+    quantity = f"error of reading attention as a weight update, layer {layer}"
+    note = "relative to what a head writes, mean over heads"
+    return Row(quantity, "0 (eq. 4)" if linear else None, interval(errors), "prompts", note)
 
 
 if __name__ == "__main__":

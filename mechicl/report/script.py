@@ -29,7 +29,7 @@ def run_script(kind: type[Args], compare: Callable[[Args], Comparison], name: st
     Args:
         kind: dataclass of the arguments.
         compare: the reproduction.
-        name: of the saved files; where there is a `checkpoint` among the arguments, its name is added.
+        name: of the saved files; where there is a `checkpoint` or a `model` among the arguments, its name is added.
     """
     args = tyro.cli(kind)
     try:
@@ -38,5 +38,5 @@ def run_script(kind: type[Args], compare: Callable[[Args], Comparison], name: st
         print(f"{Path(sys.argv[0]).name}: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(1)
     print(comparison)
-    checkpoint = getattr(args, "checkpoint", None)
-    print(comparison.write(args.out, name if checkpoint is None else f"{name}_{Path(checkpoint).name}"))
+    studied = getattr(args, "checkpoint", getattr(args, "model", None))
+    print(comparison.write(args.out, name if studied is None else f"{name}_{Path(studied).name}"))

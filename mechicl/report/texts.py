@@ -7,8 +7,16 @@ from typing import Any
 import torch
 
 from mechicl import viz
-from mechicl.analysis import FineTuningComparison, TaskStudy, draw_texts, dual_form, score_heads, study_task
-from mechicl.analysis.finetuning.study import HOWS, accuracy_by_shots
+from mechicl.analysis import (
+    FineTuningComparison,
+    TaskStudy,
+    accuracy_by_shots,
+    draw_texts,
+    dual_form,
+    score_heads,
+    study_task,
+)
+from mechicl.analysis.finetuning.study import HOWS
 from mechicl.checkpoints import Checkpoint
 from mechicl.learners import Interval, interval
 from mechicl.report.comparison import Comparison, Figure, Row
@@ -94,8 +102,8 @@ def compare_texts(checkpoint: Checkpoint, *, n_prompts: int = 100, progress: boo
     }
     lead = (
         f"{checkpoint.name}: {len(checkpoint.models)} seed{'s' if len(checkpoint.models) > 1 else ''} of "
-        f"{cfg.n_layers} layers with {cfg.n_heads} heads, which read texts of a made-up language of {cfg.d_vocab} words; "
-        f"tasks {', '.join(texts)}, {n} queries each (seed {SEED})."
+        f"{cfg.n_layers} layers with {cfg.n_heads} heads, which read texts of a made-up language of {cfg.d_vocab} "
+        f"words; tasks {', '.join(texts)}, {n} queries each (seed {SEED})."
     )
     return Comparison(f"Reading demonstrations and fine-tuning on them ({checkpoint.name})", lead, rows, figures, data)
 

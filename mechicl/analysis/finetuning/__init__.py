@@ -9,7 +9,7 @@ from mechicl.analysis.finetuning.measures import (
 )
 from mechicl.analysis.finetuning.regression import compare_on_prompts, prompt_shots, search_on_prompts
 from mechicl.analysis.finetuning.runs import linearized_outputs
-from mechicl.analysis.finetuning.study import TaskStudy, TaskTexts, draw_texts, study_task
+from mechicl.analysis.finetuning.study import TaskStudy, TaskTexts, accuracy_by_shots, draw_texts, study_task
 from mechicl.analysis.finetuning.tuning import FineTuned, FineTuning, TuningSearch, fine_tune, search_tuning
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "TaskStudy",
     "TaskTexts",
     "TuningSearch",
+    "accuracy_by_shots",
     "attention_rank_correlation",
     "compare_on_prompts",
     "compare_with_finetuning",

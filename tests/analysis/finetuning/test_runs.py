@@ -1,0 +1,133 @@
+"""A model's first-order expansion against differences, and the memory that it takes."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from mechicl.analysis.finetuning import FineTuning, fine_tune, linearized_outputs
+from mechicl.analysis.finetuning.runs import changed, first_order, read
+from mechicl.analysis.interventions.opened import Opened
+from mechicl.models import HookedTransformer, TransformerConfig
+from tests.analysis.finetuning.oracles import D_VOCAB, OURS, Snapshot, added, model_on_tokens, token_shots
+from tests.analysis.interventions.oracles import bridge, model_of, no_hook_left, tokens_of
+from tests.analysis.interventions.test_runs import peak
+from tests.strategies import random_prompts
+
+
+def changes_of(model, names=None, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    own = dict(model.named_parameters())
+    return {
+        name: torch.randn(own[name].shape, generator=generator, dtype=torch.float64).to(own[name]) / 10
+        for name in (own if names is None else names)
+    }
+
+
+@torch.no_grad()
+def by_differences(model, tokens, changes, step):
+    around = [added(model, changes, sign * step)(tokens)[:, -1] for sign in (1, -1)]
+    return model(tokens)[:, -1] + (around[0] - around[1]) / (2 * step)
+
+
+@pytest.mark.parametrize("kind", [*OURS, "gpt2", "llama"])
+def test_the_expansion_by_differences(kind):
+    model = model_on_tokens(kind)
+    tokens = torch.randint(D_VOCAB, (3, 7), generator=torch.Generator().manual_seed(0))
+    changes, before = changes_of(model), Snapshot(model)
+    found = linearized_outputs(model, tokens, changes)
+    # norms and softmax of transformers are in float32, which differences see
+    step, tolerance = (1e-3, 1e-3) if kind == "llama" else (1e-5, 1e-7)
+    with torch.no_grad():
+        start = model(tokens)[:, -1]
+    slope = by_differences(model, tokens, changes, step) - start
+    assert (found - start - slope).norm() / slope.norm() < tolerance
+    assert not found.requires_grad
+    before.check()
+    # of nothing, and twice as much
+    assert_close(linearized_outputs(model, tokens, {}), start, atol=1e-6, rtol=1e-6)
+    double = linearized_outputs(model, tokens, {name: 2 * of for name, of in changes.items()})
+    assert_close(double - start, 2 * (found - start), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["gpt", "linear", "identity", "full", "clipped", "mixed", "looped", "float32"])
+def test_the_expansion_on_prompts(kind):
+    model = model_of(kind)
+    tokens = tokens_of(model, random_prompts(model.cfg, 3))
+    changes = changes_of(model)
+    found = linearized_outputs(model, tokens, changes)
+    step, tolerance = (1e-2, 1e-2) if kind == "float32" else (1e-6, 1e-6)
+    start = model(tokens)[:, -1].detach()
+    slope = by_differences(model, tokens, changes, step) - start
+    assert (found - start - slope).norm() / slope.norm() < tolerance
+
+
+def test_activations_are_expanded_too():
+    model = model_on_tokens("softmax")
+    tokens = torch.randint(D_VOCAB, (2, 5), generator=torch.Generator().manual_seed(0))
+    changes = changes_of(model)
+    name = "blocks.1.attn.hook_pattern"
+    wanted = {name: lambda of: of[:, :, -1]}
+    _, found = read(Opened(model), tokens, wanted, changes, linearized=True)
+    step = 1e-5
+    moved = [read(Opened(model), tokens, wanted, {n: s * of for n, of in changes.items()})[1][name]
+             for s in (step, -step)]  # fmt: skip
+    expected = read(Opened(model), tokens, wanted)[1][name] + (moved[0] - moved[1]) / (2 * step)
+    assert_close(found[name], expected, atol=1e-8, rtol=1e-8)
+    assert no_hook_left(model)
+
+
+def test_changes_that_a_model_has_no_place_for():
+    model, tokens = model_on_tokens("softmax"), torch.zeros(1, 3, dtype=torch.int64)
+    with pytest.raises(ValueError, match=r"the model has no parameters \['W_X'\]"):
+        linearized_outputs(model, tokens, {"W_X": torch.zeros(1)})
+    with pytest.raises(ValueError, match=r"a change of \(1,\) for the parameter 'embed', which is \(20, 8\)"):
+        linearized_outputs(model, tokens, {"embed": torch.zeros(1, dtype=torch.float64)})
+    before = Snapshot(model)
+    with pytest.raises(ValueError, match="a change of"), changed(model, {"embed": torch.zeros(1)}):
+        raise AssertionError
+    with pytest.raises(KeyError), changed(model, changes_of(model)):
+        raise KeyError
+    before.check()
+
+
+def test_first_order_of_a_known_function():
+    weights = {"a": torch.tensor([3.0], dtype=torch.float64), "b": torch.tensor([2.0], dtype=torch.float64)}
+    changes = {"a": torch.tensor([0.5], dtype=torch.float64), "b": torch.tensor([-1.0], dtype=torch.float64)}
+    value, slope = first_order(lambda w: w["a"] ** 2 * w["b"], weights, changes)
+    assert value.item() == 18
+    assert slope.item() == 2 * 3 * 2 * 0.5 - 9
+
+
+# ---- memory ----
+
+
+def mid_size(kind):
+    if kind == "gpt2":
+        return bridge(n_layer=4, n_head=4, n_embd=64, vocab_size=500, n_positions=64)
+    config = TransformerConfig(
+        prompt_format="token_ids", d_vocab=500, n_ctx=64, n_layers=4, n_heads=4, d_model=64, d_mlp=256,
+        attention="softmax", normalization_type="LN",
+    )  # fmt: skip
+    return HookedTransformer(config).eval()
+
+
+@pytest.mark.parametrize("kind", ["ours", "gpt2"])
+@pytest.mark.parametrize("n_pos", [16, 64])
+def test_a_linearised_model_takes_at_most_twice_the_memory(kind, n_pos):
+    """Weights included: of a step of fine-tuning, and of a reading, against a plain pass without gradients."""
+    model = mid_size(kind)
+    shots = token_shots((n_pos - 1,), (1,))
+    weights = sum(of.nbytes for of in model.parameters())
+    tuning = FineTuning(how="linearized")
+    changes = fine_tune(model, shots, tuning).changes  # with what a first run leaves
+    tokens, opened = shots.examples[0][None], Opened(model)
+
+    @torch.no_grad()
+    def plain():
+        return opened.run(tokens)
+
+    plain()
+    baseline = weights + peak(plain)
+    held = sum(of.nbytes for of in changes.values())
+    assert weights + peak(lambda: fine_tune(model, shots, tuning)) <= 2 * baseline
+    assert weights + held + peak(lambda: linearized_outputs(model, tokens, changes)) <= 2 * baseline
