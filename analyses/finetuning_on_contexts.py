@@ -28,7 +28,7 @@ class Args:
     """Name or folder of a transformer trained on points; its first seed is taken."""
     out: Path = Path("analyses/results")
     """Folder for finetuning_on_contexts_CHECKPOINT.json and .html."""
-    n_prompts: int = 32
+    n_prompts: int = 24
     """To measure on, each with a fine-tuning of its own."""
     n_held_out: int = 4
     """To choose learning rate and epochs by."""

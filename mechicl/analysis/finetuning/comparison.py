@@ -58,7 +58,8 @@ class FineTuningComparison(Samples):
             query's own tokens by its last one, with and without demonstrations.
         map_similarity_after: the same between the model with demonstrations and the fine-tuned one without.
         rank_correlation: Kendall's, between the attention that the last token pays to the demonstrations' tokens in
-            context, and the products of its query vector with theirs in the fine-tuned model; both summed over heads.
+            context, and the products of its query vector with theirs in the fine-tuned model (to five digits, so that
+            equal tokens tie); both summed over heads.
         random_rank_correlation: the same with random weights for fine-tuning's.
         head_rank_correlation: the same for each head.
     """

@@ -1,0 +1,64 @@
+"""Language models with their tokenizers: ours, and folders of transformers."""
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+from mechicl.analysis import FineTuning, compare_with_finetuning, draw_texts
+from mechicl.interop import load_language_model
+from mechicl.text import TEXT_TASKS, text_shots
+from mechicl.text.topics import WORDS
+from tests.text.models import reader, saved
+
+
+def test_a_checkpoint_of_ours_by_folder_and_seed(tmp_path):
+    folder = saved(tmp_path / "reader")
+    language = load_language_model(folder, seed=1)
+    assert language.name == "reader"
+    assert not language.model.training
+    torch.testing.assert_close(language.model.W_Q, reader(1).W_Q)
+    torch.testing.assert_close(load_language_model(folder).model.W_Q, reader(0).W_Q)
+    assert language.tokenizer.decode(language.tokenizer("cat oak").input_ids) == "[START] cat oak"
+    with pytest.raises(ValueError, match=r"reader has no seed 7; it has \[0, 1\]"):
+        load_language_model(folder, seed=7)
+
+
+def test_a_checkpoint_that_reads_no_texts_is_refused():
+    with pytest.raises(ValueError, match="lsa-1l was trained on LinearRegression and reads no texts"):
+        load_language_model("lsa-1l")
+
+
+@pytest.fixture
+def gpt2(tmp_path):
+    """A folder as `save_pretrained` writes it, with a tokenizer of words."""
+    words = Tokenizer(WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[UNKNOWN]"))
+    words.pre_tokenizer = WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=words, unk_token="[UNKNOWN]", bos_token="[START]", eos_token="[START]"
+    )
+    torch.manual_seed(0)
+    config = GPT2Config(
+        n_layer=2, n_head=2, n_embd=16, n_positions=64, vocab_size=len(WORDS), bos_token_id=0, eos_token_id=0
+    )
+    model = GPT2LMHeadModel(config).eval()
+    model.save_pretrained(tmp_path / "gpt2")
+    tokenizer.save_pretrained(tmp_path / "gpt2")
+    return tmp_path / "gpt2", model
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+def test_a_folder_of_transformers_is_opened_and_compared(gpt2):
+    folder, wrapped = gpt2
+    language = load_language_model(folder)
+    assert language.name == "gpt2"
+    tokens = torch.tensor([language.tokenizer("cat oak red").input_ids])
+    with torch.no_grad():
+        torch.testing.assert_close(language.model(tokens), wrapped(tokens).logits, atol=1e-5, rtol=1e-5)
+    texts = draw_texts(TEXT_TASKS["farm"], n_demonstrations=4, n_queries=3, n_held_out=2, seed=0)
+    shots = text_shots(language.tokenizer, texts.demonstrations, texts.queries)
+    found = compare_with_finetuning(language.model, shots, FineTuning(0.1))
+    assert found.update_similarity.shape == (2, 3)
+    assert found.update_similarity.isfinite().all()

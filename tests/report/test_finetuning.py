@@ -1,0 +1,44 @@
+"""The part of reports on fine-tuning: its rows are those of the comparisons, and who gets none."""
+
+import pytest
+
+from mechicl.analysis import FineTuning, compare_on_prompts
+from mechicl.checkpoints import Checkpoint
+from mechicl.learners import interval
+from mechicl.models import HookedTransformer, TransformerConfig
+from mechicl.report import Comparison
+from mechicl.report.finetuning import finetuning_comparison, finetuning_sections
+from mechicl.tasks import LinearRegression, task_to_dict
+
+TASK = LinearRegression(x_dim=2, n_context=3)
+EMPTY = Comparison("", "", [])
+
+
+def checkpoint(**fields) -> Checkpoint:
+    cfg = TransformerConfig(x_dim=2, n_context=3, **fields)
+    model = HookedTransformer(cfg, seed=0).eval()
+    return Checkpoint("small", [model], {"training": {"task": task_to_dict(TASK)}})
+
+
+def test_rows_are_means_of_the_comparison():
+    model = checkpoint(initializer_range=0.3).models[0]
+    assert isinstance(model, HookedTransformer)
+    found = compare_on_prompts(model, TASK.sample(5, seed=0), FineTuning(0.05, 2))
+    rows, figures, data = finetuning_sections({"fine-tuned": found}, {"fine-tuned": FineTuning(0.05, 2)})
+    by_name = {row.quantity: row for row in rows}
+    assert by_name["squared error without the context"].measured == interval(found.zero_shot_loss)
+    assert by_name["the same, fine-tuned on it"].measured == interval(found.finetuned_loss)
+    assert by_name["the same, fine-tuned on it"].note.endswith("learning rate 0.05, epochs 2")
+    assert len(figures) == 2
+    assert data["fine-tuned"]["epochs"] == 2
+
+
+@pytest.mark.parametrize("fields", [{}, {"prompt_format": "interleaved", "d_model": 8, "attention": "softmax"}])
+def test_a_transformer_gets_its_sections(fields):
+    comparison = finetuning_comparison(EMPTY, checkpoint(initializer_range=0.3, **fields), progress=False)
+    assert comparison.data["finetuning"]["n_prompts"] == 24
+    assert len(comparison.rows) > 5
+
+
+def test_a_model_without_keys_and_values_gets_none():
+    assert finetuning_comparison(EMPTY, checkpoint(attention_weights="gradient_descent"), progress=False) is EMPTY

@@ -1,0 +1,111 @@
+"""The report on models of texts, and the script on the same, on small untrained ones."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mechicl.report import texts as report
+from mechicl.report import write_report
+from tests.text.models import saved
+
+ANALYSES = Path(__file__).parent.parent.parent / "analyses"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    curve = {"eval_step": [0, 10], "eval_loss": [[2.0, 1.9], [1.0, 1.2]]}
+    return saved(tmp_path_factory.mktemp("checkpoints") / "reader", curve=curve)
+
+
+@pytest.fixture(scope="module")
+def script() -> Any:
+    sys.path.insert(0, str(ANALYSES))
+    try:
+        return importlib.import_module("icl_against_finetuning")
+    finally:
+        sys.path.remove(str(ANALYSES))
+
+
+def test_the_report_has_numbers_and_pictures(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "LEARNING_RATES", (0.1,))
+    monkeypatch.setattr(report, "EPOCHS", (1,))
+    path = write_report(folder, tmp_path, n_prompts=6, progress=False)
+    page, data = path.read_text(), json.loads((tmp_path / "report.json").read_text())
+    rows = {row["quantity"]: row["measured"] for row in data["table"]}
+    alone, behind = rows["accuracy without demonstrations"], rows["accuracy behind demonstrations"]
+    assert alone["n"] == behind["n"] == 4 * 6
+    assert rows["accuracy gained by them"]["mean"] == pytest.approx(behind["mean"] - alone["mean"])
+    assert rows["the same, all seeds"]["n"] == 2
+    by_shots = data["accuracy_by_demonstrations"]
+    assert set(by_shots) == {"farm", "town", "home", "leisure"}
+    assert sum(of[0] for of in by_shots.values()) / 4 == pytest.approx(alone["mean"])
+    assert sum(of[8] for of in by_shots.values()) / 4 == pytest.approx(behind["mean"])
+    for words in ("SimAOU, fine-tuned", "SimAM after, linearised", "Rec2FTP, layer by layer"):
+        assert words in rows
+    for title in ("Learning", "Three settings", "Do they change the same?", "Head by head"):
+        assert title in page
+
+
+def args(script: Any, folder: Path, out: Path, **fields: Any) -> Any:
+    options = {
+        "tasks": ("farm", "home"), "seeds": (0, 1), "n_queries": 4, "n_held_out": 3, "n_demonstrations": 3,
+        "learning_rates": (0.1,), "epochs": (1,), "quiet": True,
+    }  # fmt: skip
+    return script.Args(model=str(folder), out=out, **(options | fields))
+
+
+def test_the_script_goes_on_where_it_was_stopped(script, folder, tmp_path, monkeypatch):
+    first = script.compare(args(script, folder, tmp_path, seeds=(0,)))
+    studied = []
+    real = script.study_task
+    monkeypatch.setattr(script, "study_task", lambda *a, **k: studied.append(k["seed"]) or real(*a, **k))
+    both = script.compare(args(script, folder, tmp_path))
+    assert studied == [1] * 4  # two tasks, trained and untrained, of the second seed only
+    studied.clear()
+    again = script.compare(args(script, folder, tmp_path))
+    assert studied == []
+    assert again.rows == both.rows
+    script.compare(args(script, folder, tmp_path, seeds=(0,), n_queries=5))  # other settings are measured anew
+    assert studied == [0] * 4
+    trial = first.data["trials"]["home"][0]
+    assert both.data["trials"]["home"][0] == trial
+
+
+def test_the_script_sets_published_beside_measured(script, folder, tmp_path):
+    comparison = script.compare(args(script, folder, tmp_path))
+    rows = {row.quantity: row for row in comparison.rows}
+    paper = [0.1091, 0.113, 0.219, 0.193, 0.3053, 0.2013]  # Table 2a, SimAOU FT
+    assert rows["SimAOU, fine-tuned, average"].published == pytest.approx(sum(paper) / 6, abs=1e-4)
+    assert rows["SimAOU, linearised, average"].published == pytest.approx(
+        (0.122 + 0.0789 + 0.171 + 0.148) / 4, abs=1e-4
+    )
+    assert rows["SimAOU, fine-tuned, farm"].published is None
+    trials = comparison.data["trials"]
+    means = [
+        sum(of) / len(of) for task in trials.values() for of in [task[0]["comparisons"]["plain"]["update_similarity"]]
+    ]
+    others = [
+        sum(of) / len(of) for task in trials.values() for of in [task[1]["comparisons"]["plain"]["update_similarity"]]
+    ]
+    found = rows["SimAOU, fine-tuned, average"].measured
+    assert found.n == 2
+    assert found.mean == pytest.approx((sum(means) + sum(others)) / 4)
+    assert len(comparison.figures) == 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"tasks": ("farms",)}, r"unknown tasks \['farms'\]: there are sst2, "),
+        ({"seeds": ()}, "at least one seed"),
+        ({"n_demonstrations": 40}, "longer than the model's context of n_ctx=64"),
+        ({"tasks": ("sst2",), "data": Path("nowhere")}, r"nowhere has no file sst2_train\.csv"),
+    ],
+)
+def test_bad_arguments_are_named(script, folder, tmp_path, fields, message):
+    with pytest.raises(ValueError, match=message):
+        script.compare(args(script, folder, tmp_path, **fields))
