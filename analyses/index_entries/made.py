@@ -11,6 +11,7 @@ def _script(name: str, *needs: str, checkpoint: str = "", more: str = "") -> Mad
 _ACTIVATIONS = ("linear", "leaky-relu-0.75", "leaky-relu-0.5", "leaky-relu-0.25", "relu", "softmax")
 _LOOPED = ("lsa-2l-looped", "lsa-2l-looped-n25", "lsa-2l-looped-n50", "lsa-2l-looped-n100")
 _DESCENT = ("lsa-2l-looped", "lsa-5l", "lsa-10l-looped", "lsa-12l-mlp", "lsa-1l-ln", "lsa-2l-ln")
+_CONTEXTS = ("lsa-1l", "gpt2-8l")
 _LAYERS = ("gpt2-8l", "gpt2-8l-1h", "gpt2-8l-ill")
 
 MADE = {
@@ -31,6 +32,8 @@ MADE = {
     "fu_weights_gpt2-8l": _script("fu_weights", "gpt2-8l"),
     "fu_lstm": _script("fu_lstm", "gpt2-8l", "lstm-4l"),
     "fu_probes_gpt2-8l": _script("fu_probes", "gpt2-8l"),
+    "icl_against_finetuning_topics-3l": _script("icl_against_finetuning", "topics-3l"),
+    **{f"finetuning_on_contexts_{name}": _script("finetuning_on_contexts", checkpoint=name) for name in _CONTEXTS},
     "nertinger_table": _script("nertinger_table", *(f"nertinger-{name}" for name in _ACTIVATIONS)),
     "nertinger_order": Made("python analyses/nertinger_order.py", "every trained model that is there"),
 }
@@ -40,7 +43,7 @@ UNSAVED = {
     "python analyses/benchmark_layers.py": "speed of the analyses of layers: the second part of `make bench`",
     "python analyses/benchmark_interventions.py": "speed and memory of patching: the third part of `make bench`",
     "python analyses/index.py": "this file",
-    "python analyses/notebooks.py": "the four notebooks, run and saved with their outputs: `make notebooks`",
+    "python analyses/notebooks.py": "the five notebooks, run and saved with their outputs: `make notebooks`",
 }
 """Scripts that save no results, and what they print."""
 

@@ -165,7 +165,6 @@ _TOPICS = TrainingConfig(
     eval_every=50,
     eval_prompts=500,
     save_every=250,
-    n_snapshots=8,
 )  # fmt: skip
 
 PRESETS: dict[str, TrainingConfig] = {
