@@ -28,13 +28,13 @@ class Args:
     """Name or folder of a transformer trained on points; its first seed is taken."""
     out: Path = Path("analyses/results")
     """Folder for finetuning_on_contexts_CHECKPOINT.json and .html."""
-    n_prompts: int = 24
+    n_prompts: int = 16
     """To measure on, each with a fine-tuning of its own."""
     n_held_out: int = 4
     """To choose learning rate and epochs by."""
     learning_rates: tuple[float, ...] = (0.003, 0.01, 0.03, 0.1)
     """To search."""
-    epochs: tuple[int, ...] = (1, 4)
+    epochs: tuple[int, ...] = (1, 4, 8)
     """To search."""
     seed: int = 0
     """Of the prompts."""

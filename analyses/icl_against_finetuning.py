@@ -4,10 +4,11 @@ python analyses/icl_against_finetuning.py
 python analyses/icl_against_finetuning.py --model EleutherAI/gpt-neo-1.3B --tasks sst2 mr agnews cb --device cuda
 """
 
-import dataclasses
+import hashlib
+import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,8 @@ from tqdm.auto import tqdm
 from mechicl import viz
 from mechicl.analysis import FineTuningComparison, dual_form
 from mechicl.analysis.finetuning.study import HOWS, TaskTexts, draw_texts, study_task
-from mechicl.checkpoints import CheckpointError
-from mechicl.files import read_json, write_json
+from mechicl.analysis.finetuning.tuning import How
+from mechicl.files import read_json, write_json, write_tensors
 from mechicl.interop import LanguageModel, load_language_model
 from mechicl.learners import interval
 from mechicl.models import HookedTransformer
@@ -31,6 +32,8 @@ from mechicl.text.demonstrations import text_shots
 MADE = tuple(name for name, task in TEXT_TASKS.items() if task.topics)
 PAPERS = {"sst2": "SST2", "sst5": "SST5", "mr": "MR", "subj": "Subj", "agnews": "AGNews", "cb": "CB"}
 TABLES = {"plain": "003_table2_original", "linearized": "003_table1_linearized", "per_layer": "003_table2_per_layer"}
+ENDINGS = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
+FORMAT = 2  # of what is kept of a trial; another one is measured anew
 WORDS = {"plain": "fine-tuned", "linearized": "linearised", "per_layer": "layer by layer"}
 METRICS = {  # of the tables: their key, and the field here
     "SimAOU, random change": ("SimAOU_random", "random_update_similarity"),
@@ -43,6 +46,11 @@ SWITCHED_WORDS = {
     "in_context_score": "accuracy, in context",
     "finetuned_score": "accuracy, fine-tuned",
     "update_similarity": "SimAOU",
+}
+RANKS = {
+    "rank_correlation": "fine-tuned",
+    "rank_correlation_before": "before fine-tuning",
+    "random_rank_correlation": "random weights",
 }
 SETTINGS = {  # of the first picture: how, and the field
     "zero-shot": ("plain", "zero_shot_score"),
@@ -70,12 +78,14 @@ class Args:
     """To measure on."""
     n_held_out: int = 50
     """To choose learning rate and epochs by."""
-    learning_rates: tuple[float, ...] = (0.003, 0.01, 0.03, 0.1, 0.3)
+    learning_rates: tuple[float, ...] = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
     """To search."""
-    epochs: tuple[int, ...] = (1, 2, 4)
+    epochs: tuple[int, ...] = (1, 4, 12)
     """To search."""
+    hows: tuple[How, ...] = HOWS
+    """Kinds of fine-tuning: the model itself, linearised, layer by layer."""
     data: Path | None = None
-    """Folder with TASK_SPLIT.csv (or .tsv, .jsonl, .parquet), instead of the hub."""
+    """Folder with TASK_SPLIT.csv (or .tsv, .json, .jsonl, .parquet, or a folder of save_to_disk), not the hub."""
     device: str = "cpu"
     """Where the model runs."""
     batch_size: int = 16
@@ -86,77 +96,99 @@ class Args:
     """No progress bar."""
 
 
-def main_tasks(args: Args) -> tuple[str, ...]:
+def compare(args: Args) -> Comparison:
+    """Both tables, label switching, untrained weights and the dual form."""
     unknown = [name for name in args.tasks if name not in TEXT_TASKS]
     if unknown:
         raise ValueError(f"unknown tasks {unknown}: there are {', '.join(TEXT_TASKS)}")
-    return args.tasks or MADE
-
-
-def compare(args: Args) -> Comparison:
-    """Both tables, label switching, untrained weights and the dual form."""
-    tasks = main_tasks(args)
-    if not args.seeds:
-        raise ValueError("at least one seed is needed")
-    trials = [
-        [trial(args, task, seed) for seed in args.seeds]
-        for task in tqdm(tasks, unit="task", disable=args.quiet, leave=False)
-    ]
-    all_trials = Trials(tasks, trials)
-    rows = [*table_rows(all_trials), *accuracy_rows(all_trials), *further_rows(all_trials)]
-    n = {name: of[0]["n_demonstrations"] for name, of in zip(tasks, trials, strict=True)}
+    if not args.seeds or "plain" not in args.hows:
+        raise ValueError(f"at least one seed and the plain kind are needed, got {args.seeds} and {args.hows}")
+    tasks = args.tasks or MADE
+    found: dict[str, list[dict[str, Any]]] = {task: [] for task in tasks}
+    with tqdm(total=len(tasks) * len(args.seeds), unit="trial", disable=args.quiet, leave=False) as bar:
+        for seed in args.seeds:  # one model in memory at a time
+            language = language_model(args, seed)
+            for task in tasks:
+                found[task].append(trial(args, language, task, seed))
+                bar.update()
+    trials = Trials(args.hows, tasks, list(found.values()))
+    rows = [*table_rows(trials), *accuracy_rows(trials), *further_rows(trials)]
+    kinds = ", ".join(f"{name} ({of[0]['n_demonstrations']} and {of[0]['n_queries']})" for name, of in found.items())
     lead = (
-        f"{args.model} on {', '.join(f'{name} ({k} demonstrations)' for name, k in n.items())}; "
-        f"{args.n_queries} queries a task and seed, fine-tuning chosen on {args.n_held_out} others; seeds "
+        f"{args.model} on {kinds} (demonstrations and queries); fine-tuning is chosen on other queries; seeds "
         f"{', '.join(map(str, args.seeds))}. Published: GPT 1.3B on six data sets. Metrics are means over layers, "
         f"heads and queries; intervals are over seeds, each with demonstrations, queries and, where there are several, "
         f"weights of its own; averages are over tasks."
     )
-    data = {"tasks": list(tasks), "seeds": list(args.seeds), "trials": dict(zip(tasks, trials, strict=True))}
-    return Comparison("Reading demonstrations against fine-tuning", lead, rows, figures(all_trials), data)
+    data = {"tasks": list(tasks), "seeds": list(args.seeds), "trials": found}
+    return Comparison("Reading demonstrations against fine-tuning", lead, rows, figures(trials), data)
 
 
 # ---- one task and seed, kept in a file ----
 
 
-def trial(args: Args, task: str, seed: int) -> dict[str, Any]:
-    """What was measured for a task and seed: from its file where that was made with the same settings."""
+def trial(args: Args, language: LanguageModel, task: str, seed: int) -> dict[str, Any]:
+    """What was measured for a task and seed: from its file where that was made in the same way.
+
+    Beside the means there, TASK-SEED.safetensors holds every layer, head and query.
+    """
+    texts = draw_texts(
+        TEXT_TASKS[task], n_demonstrations=args.n_demonstrations, n_held_out=args.n_held_out,
+        n_queries=args.n_queries, seed=seed, source=sources(args, task),
+    )  # fmt: skip
     settings = {
-        f.name: getattr(args, f.name)
-        for f in dataclasses.fields(args)
-        if f.name not in ("tasks", "seeds", "out", "quiet", "device", "batch_size", "data")
-    }
-    settings = {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}
+        "format": FORMAT, "hows": list(args.hows), "learning_rates": list(args.learning_rates),
+        "epochs": list(args.epochs), "weights": digest_of_weights(language.model), "texts": digest_of_texts(texts),
+    }  # fmt: skip
     path = args.out / f"icl_against_finetuning_{Path(args.model).name}" / f"{task}-{seed}.json"
     if path.is_file():
         saved = read_json(path)
         if saved.get("settings") == settings:
             return saved
-    language = language_model(args, seed)
-    texts = draw_texts(
-        TEXT_TASKS[task], n_demonstrations=args.n_demonstrations, n_held_out=args.n_held_out,
-        n_queries=args.n_queries, seed=seed, source=sources(args, task),
-    )  # fmt: skip
     study = study_task(
-        language.model, language.tokenizer, texts, switched=SWITCHED, learning_rates=args.learning_rates,
-        epochs=args.epochs, seed=seed, batch_size=args.batch_size, progress=not args.quiet,
+        language.model, language.tokenizer, texts, hows=args.hows, switched=SWITCHED,
+        learning_rates=args.learning_rates, epochs=args.epochs, seed=seed, batch_size=args.batch_size,
+        progress=not args.quiet,
     )  # fmt: skip
+    kinds = {"comparisons": study.comparisons, "switched": study.switched, "crossed": study.crossed}
     found: dict[str, Any] = {"settings": settings, "n_demonstrations": study.n_demonstrations}
-    found["tunings"] = {how: dataclasses.asdict(of) for how, of in study.tunings.items()}
-    found["comparisons"] = {how: summary(of) for how, of in study.comparisons.items()}
-    found["switched"] = {labels: summary(of) for labels, of in study.switched.items()}
+    found["n_queries"] = len(texts.queries)
+    found["tunings"] = {how: {**asdict(of.best), "at_edge": of.at_edge} for how, of in study.searches.items()}
+    found |= {kind: {name: summary(of) for name, of in compared.items()} for kind, compared in kinds.items()}
     found["untrained"] = untrained(args, language, texts, seed)
     found["dual_form_error"] = dual_form_error(language, texts)
     path.parent.mkdir(parents=True, exist_ok=True)
+    tensors = {
+        f"{kind}.{name}.{field}": value.contiguous()
+        for kind, compared in kinds.items()
+        for name, of in compared.items()
+        for field, value in of.tensors()
+    }
+    write_tensors(path.with_suffix(".safetensors"), tensors)
     write_json(path, found)
     return found
 
 
+def digest_of_weights(model: Any) -> str:
+    """What tells whether a model is the same."""
+    digest = hashlib.sha256()
+    for name, of in model.named_parameters():
+        digest.update(f"{name}{tuple(of.shape)}{of.double().sum().item()}{of.double().square().sum().item()}".encode())
+    return digest.hexdigest()
+
+
+def digest_of_texts(texts: TaskTexts) -> str:
+    """What tells whether demonstrations, queries, template and labels are the same."""
+    parts = (texts.demonstrations, texts.held_out, texts.queries)
+    shown = [[part.task.demonstration(*pair) for pair in zip(part.texts, part.labels, strict=True)] for part in parts]
+    return hashlib.sha256(json.dumps(shown).encode()).hexdigest()
+
+
 def language_model(args: Args, seed: int) -> LanguageModel:
-    """Each seed takes a training seed of a checkpoint in turn."""
+    """Each seed takes a training seed of a checkpoint in turn, where it has that one."""
     try:
         return load_language_model(args.model, seed=seed, device=args.device)
-    except (CheckpointError, ValueError) as error:
+    except ValueError as error:
         if "has no seed" not in str(error):
             raise
         return load_language_model(args.model, device=args.device)
@@ -167,19 +199,22 @@ def sources(args: Args, task: str) -> list[Path] | None:
         return None
     found = []
     for split in TEXT_TASKS[task].splits:
-        files = sorted(args.data.glob(f"{task}_{split}.*"))
-        if not files:
-            raise ValueError(f"{args.data} has no file {task}_{split}.csv, .tsv, .jsonl or .parquet")
-        found.append(files[0])
+        names = [f"{task}_{split}{ending}" for ending in ("", *ENDINGS)]
+        known = [args.data / name for name in names if (args.data / name).exists()]
+        if not known:
+            raise ValueError(f"{args.data} has no file {', '.join(names[1:])} and no folder {names[0]}")
+        found.append(known[0])
     return found
 
 
 def summary(comparison: FineTuningComparison) -> dict[str, Any]:
-    """Means over queries: a number, or one a layer; with the recall."""
+    """Means over the queries for which a measure is defined: a number, or one a layer, with heads averaged."""
     found: dict[str, Any] = {"recall": comparison.recall().mean}
     for name, value in comparison.tensors():
-        mean = value.mean(-1)
-        found[name] = (mean.mean(-1) if mean.ndim == 2 else mean).tolist()  # heads are averaged
+        mean = value.nanmean(-1)
+        found[name] = (mean.nanmean(-1) if mean.ndim == 2 else mean).tolist()
+        if value.isnan().any():
+            found[f"{name}_undefined"] = value.isnan().double().mean().item()
     return {name: none_for_nan(value) for name, value in found.items()}
 
 
@@ -205,15 +240,15 @@ def dual_form_error(language: LanguageModel, texts: TaskTexts) -> list[float] | 
     """How wrong it is to read softmax attention as linear, by layer: median over heads and queries."""
     shots = text_shots(language.tokenizer, texts.demonstrations, texts.queries)
     n = len(shots.in_context[0]) - shots.n_own[0]
-    tokens = [of for of in shots.in_context if len(of) == len(shots.in_context[0])][:8]
-    try:
-        forms = [
-            dual_form(language.model, torch.stack(tokens), layer, n_demonstration_tokens=n)
-            for layer in range(language.model.cfg.n_layers)
-        ]
-    except ValueError:  # scores that are no products of queries and keys
-        return None
-    return [form.relative_error.median().item() for form in forms]
+    tokens = [of for of in shots.in_context if len(of) == len(shots.in_context[0])][:2]
+    errors = []
+    for layer in range(language.model.cfg.n_layers):
+        try:
+            form = dual_form(language.model, torch.stack(tokens), layer, n_demonstration_tokens=n)
+        except ValueError:  # scores that are no products of queries and keys
+            return None
+        errors.append(form.relative_error.median().item())
+    return errors
 
 
 # ---- tables ----
@@ -236,6 +271,7 @@ def of_kind(how: str, name: str, found: dict[str, Any]) -> float:
 class Trials:
     """What was measured, by task and seed."""
 
+    hows: Sequence[How]
     tasks: Sequence[str]
     found: Sequence[Sequence[dict[str, Any]]]
 
@@ -271,16 +307,17 @@ class Trials:
 
 def table_rows(trials: Trials) -> list[Row]:
     rows = []
-    for how in HOWS:
+    for how in trials.hows:
         printed = published(TABLES[how])
         for metric, (key, name) in METRICS.items():
             known = dict(zip(printed["tasks"], printed[key], strict=True))
             rows += trials.rows(f"{metric}, {WORDS[how]}", partial(of_kind, how, name), known)
         for task, of in zip(trials.tasks, trials.found, strict=True):
             kept = [found["tunings"][how] for found in of]
-            words = ", ".join(f"{t['learning_rate']:g} ({t['epochs']})" for t in kept)
+            words = ", ".join(f"{t['learning_rate']:g} ({t['epochs']}){'*' * t['at_edge']}" for t in kept)
             quantity = f"learning rate (epochs), {WORDS[how]}, {task}"
-            rows.append(Row(quantity, None, words, "", "best on held-out queries, a seed after the other"))
+            note = "best on held-out queries, a seed after the other; * at the edge of what was tried"
+            rows.append(Row(quantity, None, words, "", note))
     return rows
 
 
@@ -291,7 +328,7 @@ def accuracy_rows(trials: Trials) -> list[Row]:
     rows = trials.rows("accuracy, zero-shot", partial(of_kind, "plain", "zero_shot_score"))
     rows += trials.rows("accuracy, in context", partial(of_kind, "plain", "in_context_score"))
     rows += trials.rows("accuracy gained by demonstrations", gained)
-    for how in HOWS:
+    for how in trials.hows:
         rows += trials.rows(f"accuracy, {WORDS[how]}", partial(of_kind, how, "finetuned_score"))
         rows += trials.rows(f"Rec2FTP, {WORDS[how]}", partial(of_kind, how, "recall"))
     return rows
@@ -300,13 +337,15 @@ def accuracy_rows(trials: Trials) -> list[Row]:
 def further_rows(trials: Trials) -> list[Row]:
     rows = [
         trials.average(f"rank correlation of attention to demonstrations, {words}", partial(of_kind, "plain", name))
-        for name, words in (("rank_correlation", "fine-tuned"), ("random_rank_correlation", "random weights"))
+        for name, words in RANKS.items()
     ]
     for labels in SWITCHED:
         for name, words in SWITCHED_WORDS.items():
             note = "by the true labels" if "accuracy" in words else ""
             value = partial(_nested, ("switched", labels), name)
             rows.append(trials.average(f"{words}, {labels} labels", value, note))
+        value = partial(_nested, ("crossed", labels), "update_similarity")
+        rows.append(trials.average(f"SimAOU, true labels in context, fine-tuned on {labels} ones", value))
     if trials.all_have("untrained"):
         for metric, (_, name) in METRICS.items():
             value = partial(_nested, ("untrained",), name)
@@ -339,6 +378,7 @@ def figures(trials: Trials) -> list[Figure]:
             for task, of in zip(trials.tasks, trials.found, strict=True)
         }
         for setting, (how, name) in SETTINGS.items()
+        if how in trials.hows
     }
     chance = [1 / TEXT_TASKS[task].n_classes for task in trials.tasks]
     drawn = [
@@ -348,7 +388,7 @@ def figures(trials: Trials) -> list[Figure]:
             viz.settings_figure(scores, chance=chance),
         )
     ]
-    by_how = {WORDS[how]: (how, "update_similarity") for how in HOWS}
+    by_how = {WORDS[how]: (how, "update_similarity") for how in trials.hows}
     drawn.append(
         by_layer(
             trials,
@@ -358,7 +398,7 @@ def figures(trials: Trials) -> list[Figure]:
             by_how | {"random change": ("plain", "random_update_similarity")},
         )
     )
-    by_how = {WORDS[how]: (how, "map_similarity_after") for how in HOWS}
+    by_how = {WORDS[how]: (how, "map_similarity_after") for how in trials.hows}
     drawn.append(
         by_layer(
             trials,

@@ -26,8 +26,8 @@ PAPERS = (
     Paper(
         "Bar Natan, Deutch and Magar, Why can GPT learn in-context?",
         "Another model and other tasks than the paper's, so that its numbers are no target: what can be compared is "
-        "their signs and order. `python analyses/icl_against_finetuning.py --model NAME --tasks ...` measures its six data "
-        "sets, where they and a language model can be had.",
+        "their signs and order. `python analyses/icl_against_finetuning.py --model NAME --tasks ...` measures its six "
+        "data sets, where they and a language model can be had.",
         NATAN,
     ),
     Paper(

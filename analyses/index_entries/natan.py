@@ -58,7 +58,7 @@ NATAN = (
     ),
     Entry(
         "Section 4.1", "SimAOU of the linearised model, the model itself, a random change",
-        rows(TEXTS, *(f"SimAOU, {kind}, average" for kind in ("linearised", "fine-tuned", "random change, linearised"))),
+        rows(TEXTS, *(f"SimAOU, {of}, average" for of in ("linearised", "fine-tuned", "random change, linearised"))),
         claim="lower than the original's, significantly higher than a random vector's", compare=_below,
         labels=("linearised", "original", "random"), agrees="so also here", differs="not in that order here",
     ),

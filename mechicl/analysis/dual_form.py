@@ -95,13 +95,23 @@ def dual_form(
     else:
         products = einsum(q[:1, -1], k[:1], "prompt head d, prompt pos head d -> prompt head pos")
         factors = _score_factors(opened, tokens[:1], layer, products)
-    outer = "prompt pos head key, prompt pos head value, head value model, pos -> key model head prompt"
     zero_shot, update = (
-        damping * einsum(k, v, weights, factors * of, outer) for of in (~demonstrations, demonstrations)
+        damping * _outer_products(k, v, factors * of, weights) for of in (~demonstrations, demonstrations)
     )
     read = einsum(q[:, -1], zero_shot + update, "prompt head key, key model head prompt -> head prompt model")
     written = damping * einsum(z[:, -1], weights, "prompt head value, head value model -> head prompt model")
     return DualForm(zero_shot, update, (read - written).norm(dim=-1) / written.norm(dim=-1))
+
+
+def _outer_products(k: Tensor, v: Tensor, factors: Tensor, weights: Tensor) -> Tensor:
+    """Sums over positions of keys times what their values write, `[d_head d_model head prompt]`.
+
+    Positions are summed over first: together with the stream's width they would not fit into memory for long prompts.
+    """
+    summed = einsum(
+        k * factors[:, None, None], v, "prompt pos head key, prompt pos head value -> prompt head key value"
+    )
+    return einsum(summed, weights, "prompt head key value, head value model -> key model head prompt")
 
 
 def _tokens(model: Any, prompts: Prompts | Tensor) -> Tensor:

@@ -15,6 +15,9 @@ PROMPT_SEED = 3_000_003
 LEARNING_RATES = (0.003, 0.01, 0.03, 0.1)
 EPOCHS = (1, 4)
 STEPS = 1200  # of gradient descent that measuring may take: fewer prompts for longer contexts
+NOT_DEFINED = dict.fromkeys(
+    ("map_similarity_before", "map_similarity_after"), "the query is one token: the cosine of one score is a sign"
+)
 WORDS = {
     "updates": """
         For each prompt the model's key and value projections are fine-tuned on the context's points (SGD, learning rate
@@ -23,7 +26,8 @@ WORDS = {
         changes there (SimAOU of Dai et al. 2023); random changes have 0. Bands are 95% intervals over prompts.""",
     "maps": """
         Cosine of each layer's attention scores, before the softmax, between the model that reads the context and the
-        one that does not, before and after fine-tuning (SimAM), mean over heads.""",
+        one that does not, before and after fine-tuning (SimAM), mean over heads. The tokens are those that a prompt has
+        without its context too.""",
 }
 
 
@@ -76,9 +80,10 @@ def finetuning_sections(
             *_metric_rows(of, name),
         ]  # fmt: skip
     figures = [
-        Figure("Fine-tuning changes what reading changes?", WORDS["updates"], viz.update_similarity_figure(measured)),
-        Figure("Attention after fine-tuning", WORDS["maps"], viz.map_similarity_figure(measured)),
+        Figure("Fine-tuning changes what reading changes?", WORDS["updates"], viz.update_similarity_figure(measured))
     ]
+    if first.map_similarity_before.isfinite().any():
+        figures.append(Figure("Attention after fine-tuning", WORDS["maps"], viz.map_similarity_figure(measured)))
     data = {
         name: {field: value.mean(-1).tolist() for field, value in of.tensors()}
         | {"learning_rate": tunings[name].learning_rate, "epochs": tunings[name].epochs}
@@ -97,7 +102,9 @@ def _metric_rows(of: FineTuningComparison, name: str) -> list[Row]:
         ("map_similarity_before", "SimAM before"),
         ("map_similarity_after", "SimAM after"),
         ("rank_correlation", "rank correlation of attention to the context"),
+        ("rank_correlation_before", "the same before fine-tuning"),
     ):
         defined = found[field].mean == found[field].mean
-        rows.append(Row(f"{words}, {name}", None, found[field] if defined else "not defined", "prompts"))
+        note = "" if defined else NOT_DEFINED.get(field, "")
+        rows.append(Row(f"{words}, {name}", None, found[field] if defined else "not defined", "prompts", note))
     return rows

@@ -1,6 +1,7 @@
 """Zero-shot, in context, fine-tuned: one model and one set of demonstrations, measured on the same queries."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -31,6 +32,7 @@ from mechicl.analysis.interventions.sites import check_hook
 from mechicl.learners import Interval, Samples
 from mechicl.shots import Shots
 
+HIDDEN = -1e30  # no score of a token that is seen is as low
 SCORES = "attn.hook_attn_scores"
 HOOKS = ("hook_attn_out", "attn.hook_z", "attn.hook_attn_scores", "attn.hook_pattern", "attn.hook_q")
 
@@ -55,11 +57,16 @@ class FineTuningComparison(Samples):
         random_update_similarity: the same with a random vector for fine-tuning's change.
         head_update_similarity: the same for what each head moves (z).
         map_similarity_before: SimAM before fine-tuning: the cosine between a head's scores, before the softmax, of the
-            query's own tokens by its last one, with and without demonstrations.
+            query's own tokens by its last one, with and without demonstrations. NaN for fewer than two such tokens,
+            whose cosine is a sign; tokens that the head cannot see count for none.
         map_similarity_after: the same between the model with demonstrations and the fine-tuned one without.
         rank_correlation: Kendall's, between the attention that the last token pays to the demonstrations' tokens in
             context, and the products of its query vector with theirs in the fine-tuned model (to five digits, so that
-            equal tokens tie); both summed over heads.
+            equal tokens tie); both summed over heads. The tokens are those of the demonstrations' texts: labels and
+            separators, which fine-tuning does not read, are left out. For linear attention the sign is a convention:
+            -W_K with -W_V is the same model.
+        rank_correlation_before: the same before fine-tuning. Where keys and values alone are tuned, the first layer's
+            query vectors, and so this measure, cannot change.
         random_rank_correlation: the same with random weights for fine-tuning's.
         head_rank_correlation: the same for each head.
     """
@@ -77,6 +84,7 @@ class FineTuningComparison(Samples):
     map_similarity_before: Float[Tensor, "layer head query"]
     map_similarity_after: Float[Tensor, "layer head query"]
     rank_correlation: Float[Tensor, "layer query"]
+    rank_correlation_before: Float[Tensor, "layer query"]
     random_rank_correlation: Float[Tensor, "layer query"]
     head_rank_correlation: Float[Tensor, "layer head query"]
 
@@ -96,11 +104,10 @@ class FineTuningComparison(Samples):
         return cls(*(torch.cat([getattr(part, field.name) for part in parts], dim=-1) for field in fields(cls)))
 
 
-@torch.no_grad()
 def compare_with_finetuning(
     model: Any,
     shots: Shots,
-    tuning: FineTuning | FineTuned | None = None,
+    tuning: FineTuning | FineTuned,
     *,
     seed: int = 0,
     batch_size: int = 16,
@@ -113,7 +120,8 @@ def compare_with_finetuning(
     Args:
         model: of TransformerLens' protocol, ours or a `TransformerBridge`, in eval mode.
         shots: queries and demonstrations.
-        tuning: how to fine-tune, or what fine-tuning has found.
+        tuning: how to fine-tune on them; or what fine-tuning has found, on these demonstrations or others (with other
+            labels, say).
         seed: of the random baselines.
         batch_size: queries in memory at a time.
         progress: show a progress bar.
@@ -128,39 +136,57 @@ def compare_with_finetuning(
     Example:
         >>> compare_with_finetuning(model, shots, FineTuning(learning_rate=0.3)).intervals()["update_similarity"]
     """
-    opened = Opened(model)
-    for hook in HOOKS:
-        check_hook(model, f"blocks.0.{hook}")
-    check_lengths(model, (*shots.zero_shot, *shots.in_context, *shots.examples))
+    with_tuned = comparer(model, shots, seed=seed, batch_size=batch_size, progress=progress)
     tuned = tuning if isinstance(tuning, FineTuned) else fine_tune(model, shots, tuning, progress=progress)
-    total = 3 * len(shots) + len(shots.examples)
-    with tqdm(total=total, unit="prompt", disable=not progress, leave=False) as bar:
-        reader = _Reader(opened, shots, batch_size, bar)
-        alone = reader.read(shots.zero_shot)
-        behind = reader.read(shots.in_context, attended=True)
-        after = reader.read(shots.zero_shot, tuned)
-        implied = einsum(
-            after["hook_q"], reader.example_queries(tuned),
-            "layer head query d, layer head token d -> layer head query token",
-        )  # fmt: skip
+    return with_tuned(tuned)
+
+
+@torch.no_grad()
+def comparer(
+    model: Any, shots: Shots, *, seed: int = 0, batch_size: int = 16, progress: bool = False
+) -> Callable[[FineTuned], FineTuningComparison]:
+    """`compare_with_finetuning` for several fine-tunings, with what does not depend on them read once.
+
+    Arguments and errors as there.
+    """
+    opened = Opened(model)
+    for layer in range(opened.n_layers):
+        for hook in HOOKS:
+            check_hook(model, f"blocks.{layer}.{hook}")
+    check_lengths(model, (*shots.zero_shot, *shots.in_context, *shots.examples))
+    bar = tqdm(total=2 * len(shots) + len(shots.examples), unit="prompt", disable=not progress, leave=False)
+    reader = _Reader(opened, shots, batch_size, bar)
+    alone = reader.read(shots.zero_shot)
+    behind = reader.read(shots.in_context, attended=True)
     attended = behind["hook_pattern"]
     generator = torch.Generator().manual_seed(seed + 1)
     uniform = torch.rand(attended.sum(1).shape, generator=generator, dtype=torch.float64)
-    scored = [scores_and_losses(of["outputs"], shots.targets, shots.choices) for of in (alone, behind, after)]
-    outputs = [of["hook_attn_out"][:, 0] for of in (alone, behind, after)]
-    return FineTuningComparison(
-        *(score for score, _ in scored),
-        *(loss for _, loss in scored),
-        prediction_distance=_distance(behind["outputs"], after["outputs"], shots.choices),
-        update_similarity=update_similarity(*outputs),
-        random_update_similarity=random_update_similarity(*outputs[:2], seed=seed),
-        head_update_similarity=update_similarity(*(of["hook_z"] for of in (alone, behind, after))),
-        map_similarity_before=_map_similarity(behind["own"], alone["own"]),
-        map_similarity_after=_map_similarity(behind["own"], after["own"]),
-        rank_correlation=attention_rank_correlation(attended.sum(1), _to_five_digits(implied.sum(1))),
-        random_rank_correlation=attention_rank_correlation(attended.sum(1), uniform),
-        head_rank_correlation=attention_rank_correlation(attended, _to_five_digits(implied)),
-    )
+    ranks_before = attention_rank_correlation(attended.sum(1), _to_five_digits(reader.implied(alone).sum(1)))
+    random_ranks = attention_rank_correlation(attended.sum(1), uniform)
+    bar.close()
+
+    @torch.no_grad()
+    def with_tuned(tuned: FineTuned) -> FineTuningComparison:
+        after = reader.read(shots.zero_shot, tuned)
+        implied = reader.implied(after, tuned)
+        scored = [scores_and_losses(of["outputs"], shots.targets, shots.choices) for of in (alone, behind, after)]
+        outputs = [of["hook_attn_out"][:, 0] for of in (alone, behind, after)]
+        return FineTuningComparison(
+            *(score for score, _ in scored),
+            *(loss for _, loss in scored),
+            prediction_distance=_distance(behind["outputs"], after["outputs"], shots.choices),
+            update_similarity=update_similarity(*outputs),
+            random_update_similarity=random_update_similarity(*outputs[:2], seed=seed),
+            head_update_similarity=update_similarity(*(of["hook_z"] for of in (alone, behind, after))),
+            map_similarity_before=_map_similarity(behind["own"], alone["own"]),
+            map_similarity_after=_map_similarity(behind["own"], after["own"]),
+            rank_correlation=attention_rank_correlation(attended.sum(1), _to_five_digits(implied.sum(1))),
+            rank_correlation_before=ranks_before,
+            random_rank_correlation=random_ranks,
+            head_rank_correlation=attention_rank_correlation(attended, _to_five_digits(implied)),
+        )
+
+    return with_tuned
 
 
 class _Reader:
@@ -209,8 +235,13 @@ class _Reader:
             together[name] = torch.stack([of[name] for of in ordered], dim=2)
         return together
 
-    def example_queries(self, tuned: FineTuned) -> Float[Tensor, "layer head token d_head"]:
-        """Query vectors of the demonstrations' own tokens, each demonstration read alone by the fine-tuned model."""
+    def implied(self, read: Any, tuned: FineTuned | None = None) -> Float[Tensor, "layer head query token"]:
+        """Products of the query vectors that were read with those of the demonstrations' tokens, by the same model."""
+        own = "layer head query d, layer head token d -> layer head query token"
+        return einsum(read["hook_q"], self._example_queries(tuned), own)
+
+    def _example_queries(self, tuned: FineTuned | None) -> Float[Tensor, "layer head token d_head"]:
+        """Query vectors of the demonstrations' own tokens, each demonstration read alone."""
         parts: dict[int, Tensor] = {}
         for index, tokens in batches(self.shots.examples, self.batch_size):
             _, kept = self._run(tokens, {"attn.hook_q": lambda of: of}, tuned)
@@ -255,7 +286,12 @@ class _Reader:
 
 
 def _map_similarity(behind: Sequence[Tensor], alone: Sequence[Tensor]) -> Float[Tensor, "layer head query"]:
-    return torch.stack([cosine(a, b) for a, b in zip(behind, alone, strict=True)], dim=-1)
+    found = []
+    for a, b in zip(behind, alone, strict=True):
+        seen = (a > HIDDEN) & (b > HIDDEN)  # by both
+        similarity = cosine(a.where(seen, 0), b.where(seen, 0))
+        found.append(similarity.where(seen.sum(-1) > 1, math.nan))
+    return torch.stack(found, dim=-1)
 
 
 def _to_five_digits(products: Float[Tensor, "... token"]) -> Float[Tensor, "... token"]:

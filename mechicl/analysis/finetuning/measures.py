@@ -5,10 +5,10 @@ import math
 import torch
 from einops import einsum
 from jaxtyping import Float
-from scipy.stats import kendalltau
+from scipy.stats import binomtest, kendalltau
 from torch import Tensor
 
-from mechicl.learners import Interval, ratio_interval
+from mechicl.learners import Interval
 
 
 def recall_of_gains(
@@ -22,7 +22,8 @@ def recall_of_gains(
         finetuned: the same after fine-tuning.
 
     Returns:
-        The recall and its interval over queries (delta method); NaN where fine-tuning improves none.
+        The recall and Wilson's interval for it, with the number of queries that fine-tuning improves; NaN where there
+        are none.
 
     Source: Dai et al. 2023, section 4.3; Bar Natan, Deutch & Magar, section 3.3.
 
@@ -32,10 +33,11 @@ def recall_of_gains(
         0.667
     """
     gained = finetuned > zero_shot
-    both = gained & (in_context > zero_shot)
-    if not gained.any():
-        return Interval(math.nan, math.nan, math.nan, len(gained))
-    return ratio_interval(both.double(), gained.double())
+    n, both = int(gained.sum()), int((gained & (in_context > zero_shot)).sum())
+    if n == 0:
+        return Interval(math.nan, math.nan, math.nan, 0)
+    found = binomtest(both, n).proportion_ci(method="wilson")
+    return Interval(both / n, float(found.low), float(found.high), n)
 
 
 def update_similarity(

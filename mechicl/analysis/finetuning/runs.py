@@ -80,6 +80,20 @@ def forgetting_patterns(model: nn.Module) -> Iterator[None]:
                 vars(part)["_pattern"] = None
 
 
+def _forgetting_hooks(opened: Opened) -> list[Hook]:
+    """Hooks by which a bridge's layers let go of their patterns while it runs: all of them together can be too much."""
+    if opened.ours:
+        return []
+
+    def forget(activation: Tensor, hook: HookPoint, block: nn.Module) -> None:
+        for part in block.modules():
+            if vars(part).get("_pattern") is not None:
+                vars(part)["_pattern"] = None
+
+    blocks = enumerate(opened.model.blocks)
+    return [(f"blocks.{layer}.hook_resid_post", partial(forget, block=block)) for layer, block in blocks]
+
+
 @contextmanager
 def recomputing(opened: Opened) -> Iterator[None]:
     """Runs that keep only the stream between blocks; gradients work out again what is inside (checkpointing)."""
@@ -152,7 +166,15 @@ def first_order(function: Callable[[Weights], Any], weights: Weights, changes: W
     with warnings.catch_warnings():
         # torch's own forward mode still compiles its decompositions that way, at its first use
         warnings.filterwarnings("ignore", "`torch.jit.script`", DeprecationWarning)
-        value, derivative = jvp(function, (weights,), (changes,))[:2]
+        tangents = {name: change.to(weights[name].dtype) for name, change in changes.items()}
+        try:
+            value, derivative = jvp(function, (weights,), (tangents,))[:2]
+        except (NotImplementedError, RuntimeError) as error:
+            words = (str(error).splitlines() or [type(error).__name__])[0]
+            raise ValueError(
+                f"this model cannot be differentiated forwards, as its linearisation needs ({words}); if its attention "
+                f"is a fused one, load it with attn_implementation='eager'"
+            ) from error
     return value, derivative
 
 
@@ -202,7 +224,8 @@ def read(
     def keep(activation: Tensor, hook: HookPoint, name: str) -> None:
         found[name] = wanted[name](activation).clone()  # a copy, so that the whole need not be kept
 
-    run = Run(opened, [(name, partial(keep, name=name)) for name in wanted])  # a bridge has other names for its hooks
+    hooks: list[Hook] = [(name, partial(keep, name=name)) for name in wanted]  # a bridge has other names for its hooks
+    run = Run(opened, [*hooks, *_forgetting_hooks(opened)])
     with torch.no_grad(), forgetting_patterns(opened.model):
         if not changes or not linearized:
             with changed(opened.model, changes or {}):
@@ -220,5 +243,8 @@ def read(
 def _all_of(wanted: Mapping[str, Any], found: dict[str, Tensor]) -> dict[str, Tensor]:
     silent = [name for name in wanted if name not in found]
     if silent:
-        raise ValueError(f"the hook {silent[0]!r} does not fire in this model: attention cannot be read without it")
+        raise ValueError(
+            f"the hook {silent[0]!r} does not fire in this model: attention cannot be read without it (a wrapped model "
+            f"may need attn_implementation='eager')"
+        )
     return found

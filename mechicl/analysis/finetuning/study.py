@@ -1,6 +1,6 @@
 """One language model on one text task: demonstrations drawn, fine-tuning searched for, the settings compared."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -8,13 +8,15 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.analysis.finetuning.comparison import FineTuningComparison, compare_with_finetuning
+from mechicl.analysis.finetuning.comparison import FineTuningComparison, compare_with_finetuning, comparer
 from mechicl.analysis.finetuning.tuning import (
     EPOCHS,
     LEARNING_RATES,
     FineTuning,
     How,
+    TuningSearch,
     check_lengths,
+    fine_tune,
     predictions,
     scores_and_losses,
     search_tuning,
@@ -49,17 +51,24 @@ class TaskStudy:
         task: its name.
         seed: of the texts and the baselines.
         n_demonstrations: how many there were.
-        tunings: the fine-tuning that was best on held-out queries, by how.
+        searches: fine-tuning on held-out queries, by how; the best of each was taken.
         comparisons: on the queries, by how.
         switched: with other labels of the demonstrations, in context and for plain fine-tuning, by kind of label.
+        crossed: with other labels for plain fine-tuning only, the true ones in context.
     """
 
     task: str
     seed: int
     n_demonstrations: int
-    tunings: dict[str, FineTuning]
+    searches: dict[str, TuningSearch]
     comparisons: dict[str, FineTuningComparison]
     switched: dict[str, FineTuningComparison] = field(default_factory=dict)
+    crossed: dict[str, FineTuningComparison] = field(default_factory=dict)
+
+    @property
+    def tunings(self) -> dict[str, FineTuning]:
+        """The fine-tuning that was best on held-out queries, by how."""
+        return {how: search.best for how, search in self.searches.items()}
 
 
 def draw_texts(
@@ -73,7 +82,7 @@ def draw_texts(
 ) -> TaskTexts:
     """Demonstrations, balanced over the classes, and held-out queries from the first split, queries from the second.
 
-    None of the queries is a demonstration, word for word.
+    No text is in two of them, word for word, nor twice among the queries.
 
     Args:
         task: whose texts.
@@ -91,24 +100,29 @@ def draw_texts(
     made = bool(task.topics)
     first, second = task.splits
     sources = (None, None) if source is None else tuple(source)
-    sizes = (4 * n + 2 * n_held_out, 2 * n_queries) if made else (None, None)
+    sizes = (4 * n + 4 * n_held_out, 4 * n_queries) if made else (None, None)
     seen = load_texts(task, first, source=sources[0], n_texts=sizes[0], seed=seed)
     measured = load_texts(task, second, source=sources[1], n_texts=sizes[1], seed=seed)
     demonstrations = seen.draw(n, seed=seed)
-    held_out, queries = (_others(of, demonstrations) for of in (seen, measured))
-    if not len(held_out) or not len(queries):
-        raise ValueError(f"{task.name!r} has {len(held_out)} texts to choose by and {len(queries)} to measure on")
+    shown = _distinct(demonstrations.texts)
+    held_out = _others(seen, shown)
+    chosen_by = held_out.draw(min(n_held_out, len(held_out)), seed=seed + 1, balanced=False)
+    queries = _others(measured, shown | _distinct(chosen_by.texts))
+    if not len(chosen_by) or not len(queries):
+        raise ValueError(f"{task.name!r} has {len(chosen_by)} texts to choose by and {len(queries)} to measure on")
     return TaskTexts(
-        demonstrations,
-        held_out.draw(min(n_held_out, len(held_out)), seed=seed + 1, balanced=False),
-        queries.draw(min(n_queries, len(queries)), seed=seed + 2, balanced=False),
+        demonstrations, chosen_by, queries.draw(min(n_queries, len(queries)), seed=seed + 2, balanced=False)
     )
 
 
-def _others(texts: LabelledTexts, shown: LabelledTexts) -> LabelledTexts:
-    """Those that are not shown, word for word."""
-    known = list(shown.texts)
-    return texts.take([i for i, text in enumerate(texts.texts) if text not in known])
+def _distinct(texts: Iterable[Mapping[str, str]]) -> set[tuple[tuple[str, str], ...]]:
+    return {tuple(sorted(text.items())) for text in texts}
+
+
+def _others(texts: LabelledTexts, known: set[tuple[tuple[str, str], ...]]) -> LabelledTexts:
+    """Those that are not known, word for word, each once."""
+    first = {tuple(sorted(text.items())): i for i, text in reversed(list(enumerate(texts.texts)))}
+    return texts.take(sorted(i for text, i in first.items() if text not in known))
 
 
 def study_task(
@@ -132,7 +146,8 @@ def study_task(
         tokenizer: its tokenizer.
         texts: demonstrations and queries; see `draw_texts`.
         hows: kinds of fine-tuning.
-        switched: other labels for the demonstrations, in context and for plain fine-tuning: "flipped", "random".
+        switched: other labels for the demonstrations, for plain fine-tuning and, in turn, in context too: "flipped",
+            "random".
         tuning: settings other than learning rate, epochs and how.
         learning_rates: to search.
         epochs: to search.
@@ -149,23 +164,26 @@ def study_task(
         >>> study = study_task(load("topics-3l"), topic_tokenizer(), draw_texts(TEXT_TASKS["farm"]))
         >>> study.comparisons["plain"].recall()
     """
-    shots = text_shots(tokenizer, texts.demonstrations, texts.queries)
-    held_out = text_shots(tokenizer, texts.demonstrations, texts.held_out)
-    base, tunings, comparisons = tuning or FineTuning(), {}, {}
+    shots, held_out = (text_shots(tokenizer, texts.demonstrations, of) for of in (texts.queries, texts.held_out))
+    check_lengths(model, (*shots.in_context, *held_out.zero_shot))  # before anything that takes long
+    base, searches, comparisons = tuning or FineTuning(), {}, {}
     options: dict[str, Any] = {"batch_size": batch_size, "progress": progress}
+    with_tuned = comparer(model, shots, seed=seed, **options)
     for how in hows:
-        search = search_tuning(
+        searches[how] = search_tuning(
             model, held_out, base.replace(how=how), learning_rates=learning_rates, epochs=epochs, **options
         )
-        tunings[how] = search.best
-        comparisons[how] = compare_with_finetuning(model, shots, search.best, seed=seed, **options)
-    others = {}
+        comparisons[how] = with_tuned(fine_tune(model, shots, searches[how].best, progress=progress))
+    others, crossed = {}, {}
     for labels in switched:
         wrong = texts.demonstrations.relabelled(labels, seed=seed)
         other = text_shots(tokenizer, wrong, texts.queries)
-        others[labels] = compare_with_finetuning(model, other, tunings.get("plain", base), seed=seed, **options)
+        best = searches["plain"].best if "plain" in searches else base
+        tuned = fine_tune(model, other, best, progress=progress)
+        others[labels] = compare_with_finetuning(model, other, tuned, seed=seed, **options)
+        crossed[labels] = with_tuned(tuned)
     n = len(texts.demonstrations)
-    return TaskStudy(texts.queries.task.name, seed, n, tunings, comparisons, others)
+    return TaskStudy(texts.queries.task.name, seed, n, searches, comparisons, others, crossed)
 
 
 def accuracy_by_shots(

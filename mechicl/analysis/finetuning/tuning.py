@@ -31,8 +31,8 @@ from mechicl.models import HookedTransformer
 from mechicl.shots import Shots
 
 How = Literal["plain", "linearized", "per_layer"]
-LEARNING_RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
-EPOCHS = (1, 2, 4, 8)
+LEARNING_RATES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+EPOCHS = (1, 4, 16)
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class FineTuning:
         how: "plain"; "linearized" for the model's first-order expansion around its weights; "per_layer" for each
             attention layer's output to the read-out, with the losses summed and no gradient from one layer to those
             before.
-        batch_size: consecutive demonstrations whose gradients are averaged for a step.
+        examples_per_step: consecutive demonstrations whose gradients are averaged for a step.
 
     Raises:
         ValueError: a value out of range, or unknown.
@@ -57,10 +57,10 @@ class FineTuning:
     epochs: int = 1
     parameters: Literal["key_value", "all"] | tuple[str, ...] = "key_value"
     how: How = "plain"
-    batch_size: int = 1
+    examples_per_step: int = 1
 
     def __post_init__(self):
-        require_whole(self, epochs=1, batch_size=1)
+        require_whole(self, epochs=1, examples_per_step=1)
         require_finite(self, "learning_rate", least=0.0)
         if self.how not in get_args(How):
             raise ValueError(f"how={self.how!r} is not one of {get_args(How)}")
@@ -122,8 +122,8 @@ def fine_tune(model: Any, shots: Shots, tuning: FineTuning | None = None, *, pro
 
     Raises:
         TypeError: a model without hooks.
-        ValueError: parameters that the model does not have, none that the loss depends on, or an example longer than
-            the model's context.
+        ValueError: parameters that the model does not have, none that the loss depends on, an example longer than the
+            model's context, or a learning rate at which the loss is no longer finite.
 
     Source: Dai et al. 2023, section 4.2; Bar Natan, Deutch & Magar, sections 2.3 and 3.1.
 
@@ -133,8 +133,13 @@ def fine_tune(model: Any, shots: Shots, tuning: FineTuning | None = None, *, pro
     tuning = tuning or FineTuning()
     tuner = _Tuner(model, shots, tuning)
     epochs = tqdm(tuner.epochs(), total=tuning.epochs, unit="epoch", disable=not progress, leave=False)
-    losses = list(epochs)
-    return FineTuned(tuner.changes, tuning, torch.stack(losses))
+    losses = torch.stack(list(epochs))
+    if not (losses.isfinite().all() and all(of.isfinite().all() for of in tuner.changes.values())):
+        raise ValueError(
+            f"fine-tuning diverged at learning_rate={tuning.learning_rate:g}: take a lower one, or look for one with "
+            f"search_tuning"
+        )
+    return FineTuned(tuner.changes, tuning, losses)
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,6 +167,16 @@ class TuningSearch:
         ranked = [(-score, loss) if math.isfinite(loss) else (math.inf, math.inf) for score, loss in means]
         rate, epoch = divmod(min(range(len(ranked)), key=ranked.__getitem__), len(self.epochs))
         return self.tuning.replace(learning_rate=self.learning_rates[rate], epochs=self.epochs[epoch])
+
+    @property
+    def at_edge(self) -> bool:
+        """Whether the best learning rate or number of epochs is the largest or smallest tried, so that more may help.
+
+        A single epoch, the fewest there can be, is no edge.
+        """
+        best = self.best
+        edges = {self.learning_rates[0], self.learning_rates[-1]} if len(self.learning_rates) > 1 else set()
+        return best.learning_rate in edges or (best.epochs == self.epochs[-1] and best.epochs > 1)
 
     def at(self, tuning: FineTuning) -> Interval:
         """The mean score of some of the settings, with its interval over the held-out queries."""
@@ -278,16 +293,17 @@ class _Tuner:
         own = dict(model.named_parameters())
         self.own = {name: own[name] for name in tuned_parameters(model, tuning.parameters)}
         self.start = {name: of.detach() for name, of in self.own.items()}
-        self.changes: Weights = {name: torch.zeros_like(of) for name, of in self.start.items()}
+        # small steps would be lost in half precision
+        self.changes: Weights = {name: torch.zeros_like(of, dtype=_precise(of)) for name, of in self.start.items()}
         device = next(iter(self.start.values())).device
-        self.examples = [(of[None].to(device), target) for of, target in self._pairs(device)]
+        self.examples = [(self.opened.tokens(of[None]), target) for of, target in self._pairs(device)]
 
     def epochs(self) -> Iterator[Float[Tensor, "example"]]:
         """Losses of one epoch after another; `changes` are then those behind it."""
         for _ in range(self.tuning.epochs):
             losses = []
-            for first in range(0, len(self.examples), self.tuning.batch_size):
-                batch = self.examples[first : first + self.tuning.batch_size]
+            for first in range(0, len(self.examples), self.tuning.examples_per_step):
+                batch = self.examples[first : first + self.tuning.examples_per_step]
                 loss, total = self._gradient(*batch[0])
                 losses.append(loss)
                 for tokens, target in batch[1:]:
@@ -307,7 +323,7 @@ class _Tuner:
         """The same of the model itself, or of its layers."""
         run = LayerRun(self.opened) if self.tuning.how == "per_layer" else Run(self.opened)
         with torch.enable_grad():
-            weights = {name: (of + self.changes[name]).requires_grad_() for name, of in self.start.items()}
+            weights = {n: (of + self.changes[n]).to(of.dtype).requires_grad_() for n, of in self.start.items()}
             loss = self._loss(run.at(weights, tokens), target)
             gradients = self._gradients(loss, weights)
         return loss.detach(), gradients
@@ -380,6 +396,10 @@ class LayerRun(Run):
 
     def _put(self, activation: Tensor, hook: HookPoint) -> Tensor:
         return torch.cat(self.written)
+
+
+def _precise(parameter: Tensor) -> torch.dtype:
+    return torch.float32 if parameter.dtype in (torch.float16, torch.bfloat16) else parameter.dtype
 
 
 def check_lengths(model: Any, sequences: Sequence[Tensor]) -> None:

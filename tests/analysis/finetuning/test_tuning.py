@@ -59,7 +59,7 @@ def test_plain_fine_tuning_is_sgd(regression, parameters, batch_size):
     shots = prompt_shots(model, inputs(model, 0, 1)) if regression else token_shots()
     every = [name for name, _ in model.named_parameters()]
     names = {"key_value": key_value(model), "all": every}.get(parameters) or list(parameters)
-    tuning = FineTuning(0.01, epochs=3, parameters=parameters, batch_size=batch_size)
+    tuning = FineTuning(0.01, epochs=3, parameters=parameters, examples_per_step=batch_size)
     found = fine_tune(model, shots, tuning)
     changes, losses = sgd(model, names, shots, tuning)
     assert_changes(found.changes, changes)
@@ -110,7 +110,7 @@ def by_wrapped_name(changes):
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 @pytest.mark.parametrize("batch_size", [1, 2])
 def test_fine_tuning_of_a_bridge_is_sgd_on_what_it_wraps(kind, batch_size):
-    shots, tuning = token_shots(), FineTuning(0.05, epochs=3, batch_size=batch_size)
+    shots, tuning = token_shots(), FineTuning(0.05, epochs=3, examples_per_step=batch_size)
     found = by_wrapped_name(fine_tune(model_on_tokens(kind), shots, tuning).changes)
     wrapped = wrapped_model(kind)
     parts = rows_of_wrapped(wrapped, kind)
@@ -250,7 +250,7 @@ def test_losses_of_layers_by_themselves_do_not_meet():
 
 
 def test_each_layer_by_itself_in_batches_and_epochs():
-    shots, tuning = token_shots(), FineTuning(0.05, how="per_layer", epochs=2, batch_size=2)
+    shots, tuning = token_shots(), FineTuning(0.05, how="per_layer", epochs=2, examples_per_step=2)
     model = model_on_tokens("softmax")
     found = fine_tune(model, shots, tuning)
     tuned = copy.deepcopy(model)
@@ -274,7 +274,7 @@ def test_each_layer_by_itself_in_batches_and_epochs():
 def test_linearised_fine_tuning_is_sgd_on_the_expansion(kind, batch_size):
     """With the Jacobian written out, row by row."""
     model, shots = model_on_tokens(kind), token_shots()
-    tuning = FineTuning(0.05, epochs=2, how="linearized", batch_size=batch_size)
+    tuning = FineTuning(0.05, epochs=2, how="linearized", examples_per_step=batch_size)
     found = fine_tune(model, shots, tuning)
     own = [dict(model.named_parameters())[name] for name in found.changes]
     at_start, jacobians = [], []
@@ -453,7 +453,7 @@ def test_hooks_of_the_user_are_part_of_the_model(kind, how):
 def test_a_search_is_fine_tuning_at_each(kind, how):
     model, shots = model_on_tokens(kind), token_shots(queries=(2, 1, 2))
     rates, epochs = (0.01, 0.1), (2, 1)
-    base = FineTuning(how=how, batch_size=2)
+    base = FineTuning(how=how, examples_per_step=2)
     search = search_tuning(model, shots, base, learning_rates=rates, epochs=epochs, batch_size=2)
     assert (search.learning_rates, search.epochs, search.tuning) == (rates, (1, 2), base)
     assert search.score.shape == search.loss.shape == (2, 2, 3)
@@ -487,7 +487,7 @@ TABLES = {
 @pytest.mark.parametrize("name", list(TABLES))
 def test_the_best_of_a_search(name):
     scores, losses, (rate, epoch) = TABLES[name]
-    base = FineTuning(how="per_layer", batch_size=3)
+    base = FineTuning(how="per_layer", examples_per_step=3)
     score, loss = (torch.tensor(of, dtype=torch.float64)[..., None].expand(-1, -1, 3) for of in (scores, losses))
     search = TuningSearch((0.1, 0.2), (1, 4), score, loss, base)
     assert search.best == FineTuning((0.1, 0.2)[rate], (1, 4)[epoch], "key_value", "per_layer", 3)
