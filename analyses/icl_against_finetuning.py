@@ -78,7 +78,7 @@ class Args:
     """To measure on."""
     n_held_out: int = 50
     """To choose learning rate and epochs by."""
-    learning_rates: tuple[float, ...] = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+    learning_rates: tuple[float, ...] = (0.01, 0.03, 0.1, 0.3, 1.0)
     """To search."""
     epochs: tuple[int, ...] = (1, 4, 12)
     """To search."""
@@ -159,7 +159,7 @@ def trial(args: Args, language: LanguageModel, task: str, seed: int) -> dict[str
     found["dual_form_error"] = dual_form_error(language, texts)
     path.parent.mkdir(parents=True, exist_ok=True)
     tensors = {
-        f"{kind}.{name}.{field}": value.contiguous()
+        f"{kind}.{name}.{field}": value.clone()  # some are shared
         for kind, compared in kinds.items()
         for name, of in compared.items()
         for field, value in of.tensors()

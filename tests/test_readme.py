@@ -20,7 +20,7 @@ def numbers(text: str) -> list[float]:
     return [float(number) for number in re.findall(r"-?\d+\.\d+", text)]
 
 
-@pytest.mark.parametrize("index", [0, 1, 2, 3])
+@pytest.mark.parametrize("index", [0, 1, 2, 3, 4])
 def test_a_tour_prints_what_the_readme_says(index):
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):

@@ -169,7 +169,9 @@ def first_order(function: Callable[[Weights], Any], weights: Weights, changes: W
         tangents = {name: change.to(weights[name].dtype) for name, change in changes.items()}
         try:
             value, derivative = jvp(function, (weights,), (tangents,))[:2]
-        except (NotImplementedError, RuntimeError) as error:
+        except RuntimeError as error:  # as torch says that a function has no forward-mode derivative
+            if not isinstance(error, NotImplementedError) and "setup_context" not in str(error):
+                raise
             words = (str(error).splitlines() or [type(error).__name__])[0]
             raise ValueError(
                 f"this model cannot be differentiated forwards, as its linearisation needs ({words}); if its attention "

@@ -179,6 +179,7 @@ def compared(n_layers: int, shots: Shots, before: Read, tuned: Read, seed: int) 
         (before(shots.zero_shot[i]), before(shots.in_context[i]), tuned(shots.zero_shot[i])) for i in range(n)
     ]  # fmt: skip
     read_examples = [tuned(example) for example in shots.examples]
+    examples_before = [before(example) for example in shots.examples]
 
     names = ("zero_shot", "in_context", "finetuned")
     for name, which in zip(names, range(3), strict=True):
@@ -199,15 +200,21 @@ def compared(n_layers: int, shots: Shots, before: Read, tuned: Read, seed: int) 
     uniform = torch.rand(
         n_layers, n, len(places), generator=torch.Generator().manual_seed(seed + 1), dtype=torch.float64
     )
-    by_layer = ("update_similarity", "random_update_similarity", "rank_correlation", "random_rank_correlation")
+    by_layer = (
+        "update_similarity", "random_update_similarity", "rank_correlation", "rank_correlation_before",
+        "random_rank_correlation",
+    )  # fmt: skip
     by_head = ("head_update_similarity", "map_similarity_before", "map_similarity_after", "head_rank_correlation")
     found |= {name: np.full((n_layers, n), np.nan) for name in by_layer}
     found |= {name: np.full((n_layers, n_heads, n), np.nan) for name in by_head}
     for layer in range(n_layers):
-        queries_shown = np.concatenate([
-            of[f"{layer} attn.hook_q"].numpy()[len(example) - number :]
-            for of, example, (_, number) in zip(read_examples, shots.examples, shots.places, strict=True)
-        ])  # fmt: skip
+        queries_shown, shown_before = (
+            np.concatenate([
+                of[f"{layer} attn.hook_q"].numpy()[len(example) - number :]
+                for of, example, (_, number) in zip(read, shots.examples, shots.places, strict=True)
+            ])
+            for read in (read_examples, examples_before)
+        )  # fmt: skip
         for i in range(n):
             alone, behind, after = runs[i]
             outs = [of[f"{layer} hook_attn_out"][-1].numpy() for of in runs[i]]
@@ -218,6 +225,9 @@ def compared(n_layers: int, shots: Shots, before: Read, tuned: Read, seed: int) 
             last = after[f"{layer} attn.hook_q"][-1].numpy()
             implied = np.array([[last[h] @ shown[h] for shown in queries_shown] for h in range(n_heads)])
             found["rank_correlation"][layer, i] = kendall(attended.sum(0), implied.sum(0), 1e-9)
+            last = alone[f"{layer} attn.hook_q"][-1].numpy()
+            unchanged = np.array([[last[h] @ shown[h] for shown in shown_before] for h in range(n_heads)])
+            found["rank_correlation_before"][layer, i] = kendall(attended.sum(0), unchanged.sum(0), 1e-9)
             found["random_rank_correlation"][layer, i] = kendall(attended.sum(0), uniform[layer, i].tolist())
             for h in range(n_heads):
                 moved = [of[f"{layer} attn.hook_z"][-1, h].numpy() for of in runs[i]]
@@ -225,8 +235,9 @@ def compared(n_layers: int, shots: Shots, before: Read, tuned: Read, seed: int) 
                 found["head_rank_correlation"][layer, h, i] = kendall(attended[h], implied[h], 1e-9)
                 own = shots.n_own[i]
                 rows = [of[f"{layer} attn.hook_attn_scores"][h, -1, -own:].numpy() for of in (alone, behind, after)]
-                found["map_similarity_before"][layer, h, i] = cosine_of(rows[1], rows[0])
-                found["map_similarity_after"][layer, h, i] = cosine_of(rows[1], rows[2])
+                if own > 1:  # one score has no direction but a sign
+                    found["map_similarity_before"][layer, h, i] = cosine_of(rows[1], rows[0])
+                    found["map_similarity_after"][layer, h, i] = cosine_of(rows[1], rows[2])
     return {name: np.array(value) for name, value in found.items()}
 
 
@@ -270,8 +281,8 @@ def sgd(model: Any, names: Sequence[str], shots: Shots, tuning: FineTuning) -> t
     pairs = list(zip(shots.examples, shots.example_targets, strict=True))
     losses = []
     for _ in range(tuning.epochs):
-        for first in range(0, len(pairs), tuning.batch_size):
-            batch = pairs[first : first + tuning.batch_size]
+        for first in range(0, len(pairs), tuning.examples_per_step):
+            batch = pairs[first : first + tuning.examples_per_step]
             of_batch = [example_loss(tuned(tokens[None])[0, -1], y, shots.choices) for tokens, y in batch]
             losses += [loss.item() for loss in of_batch]
             optimizer.zero_grad()

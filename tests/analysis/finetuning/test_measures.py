@@ -102,7 +102,7 @@ def test_recall_by_counting(rows):
         assert all(map(math.isnan, (found.mean, found.low, found.high)))
     else:
         assert found.mean == pytest.approx(len(both) / len(gained))
-    assert found.n == len(rows)
+    assert found.n == len(gained)
 
 
 def test_the_interval_of_a_recall_holds_the_truth_about_as_often_as_it_says():
@@ -113,4 +113,4 @@ def test_the_interval_of_a_recall_holds_the_truth_about_as_often_as_it_says():
         both = gained & (torch.rand(80, generator=generator) < 0.7)
         scores = torch.zeros(80), both.float(), gained.float()
         inside += 0.7 in recall_of_gains(*scores)
-    assert 0.9 < inside / 300 < 0.99
+    assert 0.9 < inside / 300 <= 0.99

@@ -516,7 +516,7 @@ def test_divergence(how, epochs):
         ({"learning_rate": -0.1}, "learning_rate must be a finite number of at least 0, got -0.1"),
         ({"learning_rate": math.nan}, "learning_rate must be a finite number"),
         ({"epochs": 0}, "epochs must be an int of at least 1, got 0"),
-        ({"batch_size": 0}, "batch_size must be an int of at least 1, got 0"),
+        ({"examples_per_step": 0}, "examples_per_step must be an int of at least 1, got 0"),
         ({"parameters": ()}, "parameters names none"),
     ],
 )
