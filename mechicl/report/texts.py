@@ -24,7 +24,7 @@ from mechicl.text import TEXT_TASKS, text_shots, topic_tokenizer
 
 SEED = 2_000_003
 LEARNING_RATES = (0.03, 0.1, 0.3)
-EPOCHS = (1, 3)
+EPOCHS = (1, 8)
 NAMES = {"plain": "fine-tuned", "linearized": "linearised", "per_layer": "layer by layer"}
 WORDS = {
     "learning": """
@@ -87,7 +87,7 @@ def compare_texts(checkpoint: Checkpoint, *, n_prompts: int = 100, progress: boo
         for layer in range(cfg.n_layers)
     ]
     rows = _rows(checkpoint, studies, together, tokenizer, n)
-    errors = ", ".join(f"{of.relative_error.median():.2g}" for of in form)
+    errors = ", ".join(f"{of.relative_error.median():.3g}" for of in form)
     rows.append(Row("error of reading softmax attention as a weight update, by layer", None, errors, "",
                     "relative to what heads write, median over heads, one prompt; 0 for linear attention"))  # fmt: skip
     figures = _figures(checkpoint, studies, together, by_shots, list(numbers))
@@ -171,8 +171,9 @@ def _figures(
     figures = []
     if "curve" in checkpoint.record:
         curve = checkpoint.record["curve"]
-        drawn = viz.losses_over_training(curve["eval_step"], {"each seed": curve["eval_loss"]})
-        drawn.update_layout(title_text="Cross entropy (nats)")
+        by_seed = torch.tensor(curve["eval_loss"]).T
+        lines = {f"seed {i}": [interval(loss) for loss in losses.split(1)] for i, losses in enumerate(by_seed)}
+        drawn = viz.interval_lines("Cross entropy", "optimisation step", "nats", curve["eval_step"], lines)
         figures.append(Figure("Learning", WORDS["learning"], drawn))
     lines = viz.interval_lines("Accuracy by demonstrations", "demonstrations", "accuracy", list(numbers), by_shots)
     figures += [

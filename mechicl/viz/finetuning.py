@@ -54,6 +54,7 @@ def settings_figure(
             )
         )
     fig.update_layout(barmode="group", bargap=0.25)
+    fig.update_xaxes(type="category")  # the lines' numeric ends would make it a linear one
     return fig
 
 
@@ -102,7 +103,7 @@ def head_similarity_figure(
         )
     )  # fmt: skip
     fig.update_xaxes(type="category")
-    fig.update_yaxes(type="category", autorange="reversed")
+    fig.update_yaxes(type="category")
     fig.update_layout(width=max(420, 70 * heads + 200), height=max(300, 46 * layers + 130))
     return fig
 

@@ -79,7 +79,7 @@ def test_shots_of_a_prompt(cfg, form):
 def test_prompt_by_prompt(kind, form, how):
     model = model_of(kind, n_context=3)
     prompts = random_prompts(model.cfg, 3, seed=1)
-    before, tuning = Snapshot(model), FineTuning(0.005, epochs=2, how=how)
+    before, tuning = Snapshot(model), FineTuning(2e-4, epochs=2, how=how)
     found = compare_on_prompts(model, prompts, tuning, zero_shot=form, seed=7)
     before.check()
     parts = []
