@@ -40,7 +40,7 @@ NATAN = (
         "Section 2.2", "the same reading of softmax attention: error relative to what heads write",
         rows(TEXTS, Pattern("error of reading softmax attention as a weight update, layer *, average", 3))
         + rows(SOFTMAX, Pattern(f"{ERROR}, layer *", 8)),
-        labels=("topics-3l", "gpt2-8l"),
+        notes=True,
     ),
     Entry("Fig. 1", "per-layer training as a drawing: each layer has a loss of its own", measurable=False,
           remark='`FineTuning(how="per_layer")` does it'),

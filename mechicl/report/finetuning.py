@@ -15,9 +15,7 @@ PROMPT_SEED = 3_000_003
 LEARNING_RATES = (0.003, 0.01, 0.03, 0.1)
 EPOCHS = (1, 4)
 STEPS = 1200  # of gradient descent that measuring may take: fewer prompts for longer contexts
-NOT_DEFINED = dict.fromkeys(
-    ("map_similarity_before", "map_similarity_after"), "the query is one token: the cosine of one score is a sign"
-)
+ONE_TOKEN = "the query is one token: the cosine of one score is a sign"
 WORDS = {
     "updates": """
         For each prompt the model's key and value projections are fine-tuned on the context's points (SGD, learning rate
@@ -105,6 +103,6 @@ def _metric_rows(of: FineTuningComparison, name: str) -> list[Row]:
         ("rank_correlation_before", "the same before fine-tuning"),
     ):
         defined = found[field].mean == found[field].mean
-        note = "" if defined else NOT_DEFINED.get(field, "")
+        note = ONE_TOKEN if not defined and field.startswith("map_similarity") else ""
         rows.append(Row(f"{words}, {name}", None, found[field] if defined else "not defined", "prompts", note))
     return rows
