@@ -17,8 +17,6 @@ from mechicl.report import Comparison, Row
 from mechicl.report.finetuning import finetuning_sections
 from mechicl.report.script import run_script
 
-WORDS = {"plain": "fine-tuned", "linearized": "linearised", "per_layer": "layer by layer"}
-
 
 @dataclass(frozen=True)
 class Args:

@@ -18,7 +18,7 @@ from tqdm.auto import tqdm
 
 from mechicl import viz
 from mechicl.analysis import FineTuningComparison, dual_form
-from mechicl.analysis.finetuning.study import HOWS, TaskTexts, draw_texts, study_task
+from mechicl.analysis.finetuning.study import HOW_NAMES, HOWS, TaskTexts, draw_texts, study_task
 from mechicl.analysis.finetuning.tuning import How
 from mechicl.files import read_json, write_json, write_tensors
 from mechicl.interop import LanguageModel, load_language_model
@@ -34,7 +34,6 @@ PAPERS = {"sst2": "SST2", "sst5": "SST5", "mr": "MR", "subj": "Subj", "agnews": 
 TABLES = {"plain": "003_table2_original", "linearized": "003_table1_linearized", "per_layer": "003_table2_per_layer"}
 ENDINGS = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 FORMAT = 2  # of what is kept of a trial; another one is measured anew
-WORDS = {"plain": "fine-tuned", "linearized": "linearised", "per_layer": "layer by layer"}
 METRICS = {  # of the tables: their key, and the field here
     "SimAOU, random change": ("SimAOU_random", "random_update_similarity"),
     "SimAOU": ("SimAOU_finetuned", "update_similarity"),
@@ -311,11 +310,11 @@ def table_rows(trials: Trials) -> list[Row]:
         printed = published(TABLES[how])
         for metric, (key, name) in METRICS.items():
             known = dict(zip(printed["tasks"], printed[key], strict=True))
-            rows += trials.rows(f"{metric}, {WORDS[how]}", partial(of_kind, how, name), known)
+            rows += trials.rows(f"{metric}, {HOW_NAMES[how]}", partial(of_kind, how, name), known)
         for task, of in zip(trials.tasks, trials.found, strict=True):
             kept = [found["tunings"][how] for found in of]
             words = ", ".join(f"{t['learning_rate']:g} ({t['epochs']}){'*' * t['at_edge']}" for t in kept)
-            quantity = f"learning rate (epochs), {WORDS[how]}, {task}"
+            quantity = f"learning rate (epochs), {HOW_NAMES[how]}, {task}"
             note = "best on held-out queries, a seed after the other; * at the edge of what was tried"
             rows.append(Row(quantity, None, words, "", note))
     return rows
@@ -329,8 +328,8 @@ def accuracy_rows(trials: Trials) -> list[Row]:
     rows += trials.rows("accuracy, in context", partial(of_kind, "plain", "in_context_score"))
     rows += trials.rows("accuracy gained by demonstrations", gained)
     for how in trials.hows:
-        rows += trials.rows(f"accuracy, {WORDS[how]}", partial(of_kind, how, "finetuned_score"))
-        rows += trials.rows(f"Rec2FTP, {WORDS[how]}", partial(of_kind, how, "recall"))
+        rows += trials.rows(f"accuracy, {HOW_NAMES[how]}", partial(of_kind, how, "finetuned_score"))
+        rows += trials.rows(f"Rec2FTP, {HOW_NAMES[how]}", partial(of_kind, how, "recall"))
     return rows
 
 
@@ -388,7 +387,7 @@ def figures(trials: Trials) -> list[Figure]:
             viz.settings_figure(scores, chance=chance),
         )
     ]
-    by_how = {WORDS[how]: (how, "update_similarity") for how in trials.hows}
+    by_how = {HOW_NAMES[how]: (how, "update_similarity") for how in trials.hows}
     drawn.append(
         by_layer(
             trials,
@@ -398,7 +397,7 @@ def figures(trials: Trials) -> list[Figure]:
             by_how | {"random change": ("plain", "random_update_similarity")},
         )
     )
-    by_how = {WORDS[how]: (how, "map_similarity_after") for how in trials.hows}
+    by_how = {HOW_NAMES[how]: (how, "map_similarity_after") for how in trials.hows}
     drawn.append(
         by_layer(
             trials,

@@ -294,10 +294,7 @@ class TransformerConfig:
         _require(self.mlp_location == "blocks" or self.d_mlp is not None, "mlp_location='input' needs d_mlp")
         if self.prompt_format == "token_ids":
             _require(self.read_in == self.read_out == "linear", "a vocabulary needs a learned read-in and read-out")
-            _require(
-                self.positional_embedding_type != "one_hot",
-                "a vocabulary takes positional_embedding_type 'none', 'standard' or 'sinusoidal'",
-            )
+            _require(self.d_pos == 0, "a vocabulary takes positional_embedding_type 'none' or 'standard'")
         if self.read_in == "identity":
             needed = self.d_token + self.d_pos
             _require(

@@ -16,7 +16,7 @@ from mechicl.analysis import (
     score_heads,
     study_task,
 )
-from mechicl.analysis.finetuning.study import HOWS
+from mechicl.analysis.finetuning.study import HOW_NAMES, HOWS
 from mechicl.checkpoints import Checkpoint
 from mechicl.learners import Interval, interval
 from mechicl.report.comparison import Comparison, Figure, Row
@@ -25,7 +25,6 @@ from mechicl.text import TEXT_TASKS, text_shots, topic_tokenizer
 SEED = 2_000_003
 LEARNING_RATES = (0.03, 0.1, 0.3)
 EPOCHS = (1, 8)
-NAMES = {"plain": "fine-tuned", "linearized": "linearised", "per_layer": "layer by layer"}
 WORDS = {
     "learning": """
         Each seed's cross entropy of the tokens that can be predicted, on held-out sequences.""",
@@ -77,7 +76,7 @@ def compare_texts(checkpoint: Checkpoint, *, n_prompts: int = 100, progress: boo
         for name, of in texts.items()
     }
     together = {
-        NAMES[how]: FineTuningComparison.concatenate([study.comparisons[how] for study in studies.values()])
+        HOW_NAMES[how]: FineTuningComparison.concatenate([study.comparisons[how] for study in studies.values()])
         for how in HOWS
     }
     shots = text_shots(tokenizer, texts[tasks[0].name].demonstrations, texts[tasks[0].name].queries)
@@ -103,7 +102,8 @@ def compare_texts(checkpoint: Checkpoint, *, n_prompts: int = 100, progress: boo
     lead = (
         f"{checkpoint.name}: {len(checkpoint.models)} seed{'s' if len(checkpoint.models) > 1 else ''} of "
         f"{cfg.n_layers} layers with {cfg.n_heads} heads, which read texts of a made-up language of {cfg.d_vocab} "
-        f"words; tasks {', '.join(texts)}, {n} queries each (seed {SEED})."
+        f"words; tasks {', '.join(texts)}, one set of demonstrations and {n} queries each (seed {SEED}). Intervals "
+        f"over queries are for these demonstrations."
     )
     return Comparison(f"Reading demonstrations and fine-tuning on them ({checkpoint.name})", lead, rows, figures, data)
 
@@ -166,7 +166,7 @@ def _figures(
         "in context": {name: interval(of.comparisons["plain"].in_context_score) for name, of in studies.items()},
     }
     for how in HOWS:
-        scores[NAMES[how]] = {name: interval(of.comparisons[how].finetuned_score) for name, of in studies.items()}
+        scores[HOW_NAMES[how]] = {name: interval(of.comparisons[how].finetuned_score) for name, of in studies.items()}
     chance = [1 / TEXT_TASKS[name].n_classes for name in studies]
     figures = []
     if "curve" in checkpoint.record:

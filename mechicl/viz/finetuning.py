@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import plotly.graph_objects as go
 
 from mechicl.analysis.finetuning.comparison import FineTuningComparison
-from mechicl.learners import Interval, interval
+from mechicl.learners import Interval
 from mechicl.viz.layers import interval_lines
 from mechicl.viz.style import COLORS, figure
 
@@ -67,8 +67,8 @@ def update_similarity_figure(
         ValueError: no comparisons.
     """
     first = _first(comparisons)
-    lines = {name: [interval(row) for row in of.update_similarity] for name, of in comparisons.items()}
-    lines["random change"] = [interval(row) for row in first.random_update_similarity]
+    lines = {name: of.by_layer("update_similarity") for name, of in comparisons.items()}
+    lines["random change"] = first.by_layer("random_update_similarity")
     fig = interval_lines(title, "layer", "cosine", list(range(len(first.update_similarity))), lines)
     return _by_layer(fig)
 
@@ -82,8 +82,8 @@ def map_similarity_figure(
         ValueError: no comparisons.
     """
     first = _first(comparisons)
-    lines = {"before fine-tuning": [interval(row.mean(0)) for row in first.map_similarity_before]}
-    lines |= {name: [interval(row.mean(0)) for row in of.map_similarity_after] for name, of in comparisons.items()}
+    lines = {"before fine-tuning": first.by_layer("map_similarity_before")}
+    lines |= {name: of.by_layer("map_similarity_after") for name, of in comparisons.items()}
     return _by_layer(interval_lines(title, "layer", "cosine", list(range(len(first.map_similarity_before))), lines))
 
 

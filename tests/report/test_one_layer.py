@@ -75,8 +75,11 @@ def test_page_works_offline_and_shows_every_section(report: Path, browser: Brows
     titles = page.locator("h2").all_inner_texts()
     assert titles[0] == "Published and measured"
     assert {"Learning", "Weights", "Interpolation", "Out of distribution", "Roll-out"} <= set(titles)
-    assert titles[-5:-2] == ["What is lost without each head", "Where the labels are", "Which heads move them"]
-    assert page.locator(".js-plotly-plot .main-svg:first-child").count() == 6 + 3
+    assert titles[-7:-2] == [
+        "What is lost without each head", "Where the labels are", "Which heads move them",
+        "Fine-tuning changes what reading changes?", "Attention after fine-tuning",
+    ]  # fmt: skip
+    assert page.locator(".js-plotly-plot .main-svg:first-child").count() == 6 + 3 + 2
     assert page.evaluate("document.documentElement.scrollWidth") <= 1200
     assert page.locator("iframe").count() == 0
     attention = page.locator("section", has=page.locator("h2", has_text="Attention of one prompt"))

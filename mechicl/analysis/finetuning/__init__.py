@@ -9,8 +9,9 @@ from mechicl.analysis.finetuning.measures import (
 )
 from mechicl.analysis.finetuning.regression import compare_on_prompts, prompt_shots, search_on_prompts
 from mechicl.analysis.finetuning.runs import linearized_outputs
+from mechicl.analysis.finetuning.search import TuningSearch, search_tuning
 from mechicl.analysis.finetuning.study import TaskStudy, TaskTexts, accuracy_by_shots, draw_texts, study_task
-from mechicl.analysis.finetuning.tuning import FineTuned, FineTuning, TuningSearch, fine_tune, search_tuning
+from mechicl.analysis.finetuning.tuning import FineTuned, FineTuning, fine_tune
 
 __all__ = [
     "FineTuned",

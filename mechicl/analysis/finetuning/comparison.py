@@ -19,17 +19,11 @@ from mechicl.analysis.finetuning.measures import (
     update_similarity,
 )
 from mechicl.analysis.finetuning.runs import Weights, read
-from mechicl.analysis.finetuning.tuning import (
-    FineTuned,
-    FineTuning,
-    batches,
-    check_lengths,
-    fine_tune,
-    scores_and_losses,
-)
+from mechicl.analysis.finetuning.sequences import batches, check_lengths, scores_and_losses
+from mechicl.analysis.finetuning.tuning import FineTuned, FineTuning, fine_tune
 from mechicl.analysis.interventions.opened import Opened
 from mechicl.analysis.interventions.sites import check_hook
-from mechicl.learners import Interval, Samples
+from mechicl.learners import Interval, Samples, interval
 from mechicl.shots import Shots
 
 HIDDEN = -1e30  # no score of a token that is seen is as low
@@ -91,6 +85,29 @@ class FineTuningComparison(Samples):
     def recall(self) -> Interval:
         """Rec2FTP: the share of the queries that fine-tuning improves which demonstrations improve too."""
         return recall_of_gains(self.zero_shot_score, self.in_context_score, self.finetuned_score)
+
+    def by_layer(self, name: str) -> list[Interval]:
+        """A measure's mean over queries in each layer, heads averaged, with its interval.
+
+        Raises:
+            ValueError: a measure that has no layers.
+        """
+        value = self._of_layers(name, least=2)
+        return [interval(layer.mean(0) if layer.ndim > 1 else layer) for layer in value]
+
+    def by_head(self, name: str) -> list[list[Interval]]:
+        """A measure's mean over queries for each head of each layer, with its interval.
+
+        Raises:
+            ValueError: a measure that has no heads.
+        """
+        return [[interval(head) for head in layer] for layer in self._of_layers(name, least=3)]
+
+    def _of_layers(self, name: str, least: int) -> Tensor:
+        known = {field: value for field, value in self.tensors() if value.ndim >= least}
+        if name not in known:
+            raise ValueError(f"{name!r} is not one of {list(known)}")
+        return known[name]
 
     @classmethod
     def concatenate(cls, parts: "Sequence[FineTuningComparison]") -> "FineTuningComparison":

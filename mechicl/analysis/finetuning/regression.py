@@ -8,7 +8,8 @@ import torch
 from tqdm.auto import tqdm
 
 from mechicl.analysis.finetuning.comparison import FineTuningComparison, compare_with_finetuning
-from mechicl.analysis.finetuning.tuning import EPOCHS, LEARNING_RATES, FineTuning, TuningSearch, search_tuning
+from mechicl.analysis.finetuning.search import EPOCHS, LEARNING_RATES, TuningSearch, search_tuning
+from mechicl.analysis.finetuning.tuning import FineTuning
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
 from mechicl.shots import Shots

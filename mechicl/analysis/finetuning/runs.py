@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from transformer_lens.hook_points import HookPoint
 
 from mechicl.analysis.interventions.opened import Hook, Opened
+from mechicl.analysis.interventions.sites import check_hook
 
 Weights = dict[str, Tensor]
 
@@ -155,6 +156,42 @@ class Run(nn.Module):
             if id(of) in at
         }
         return functional_call(self, values, (tokens,), tie_weights=False)
+
+
+class LayerRun(Run):
+    """A run on one prompt with one output a layer: its attention's output, put before the read-out.
+
+    The stream is cut from what made it before each layer, so that no gradient flows from a layer to those before.
+
+    Source: Bar Natan, Deutch & Magar, section 3.1 and Fig. 1.
+    """
+
+    def __init__(self, opened: Opened):
+        layers = range(opened.n_layers)
+        for layer in layers:
+            for name in ("hook_resid_pre", "hook_attn_out", "hook_resid_post"):
+                check_hook(opened.model, f"blocks.{layer}.{name}")
+        hooks: list[Hook] = [(f"blocks.{layer}.hook_resid_pre", self._cut) for layer in layers[1:]]
+        hooks += [(f"blocks.{layer}.hook_attn_out", self._keep) for layer in layers]
+        if not opened.ours:  # a bridge cannot be run from behind its last layer
+            hooks.append((f"blocks.{layers[-1]}.hook_resid_post", self._put))
+        super().__init__(opened, hooks)
+        self.written: list[Tensor] = []
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Predictions `[layer d_out]`."""
+        self.written.clear()
+        outputs = super().forward(tokens)
+        return self.opened.resume_from_end(torch.cat(self.written)) if self.opened.ours else outputs
+
+    def _cut(self, activation: Tensor, hook: HookPoint) -> Tensor:
+        return activation.detach()
+
+    def _keep(self, activation: Tensor, hook: HookPoint) -> None:
+        self.written.append(activation)
+
+    def _put(self, activation: Tensor, hook: HookPoint) -> Tensor:
+        return torch.cat(self.written)
 
 
 def first_order(function: Callable[[Weights], Any], weights: Weights, changes: Weights) -> tuple[Any, Any]:

@@ -9,23 +9,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.analysis.finetuning.comparison import FineTuningComparison, compare_with_finetuning, comparer
-from mechicl.analysis.finetuning.tuning import (
-    EPOCHS,
-    LEARNING_RATES,
-    FineTuning,
-    How,
-    TuningSearch,
-    check_lengths,
-    fine_tune,
-    predictions,
-    scores_and_losses,
-    search_tuning,
-)
+from mechicl.analysis.finetuning.search import EPOCHS, LEARNING_RATES, TuningSearch, search_tuning
+from mechicl.analysis.finetuning.sequences import check_lengths, predictions, scores_and_losses
+from mechicl.analysis.finetuning.tuning import FineTuning, How, fine_tune
 from mechicl.analysis.interventions.opened import Opened
 from mechicl.text.classification import LabelledTexts, Labels, TextTask, load_texts
 from mechicl.text.demonstrations import text_shots
 
-HOWS: tuple[How, ...] = ("plain", "linearized", "per_layer")
+HOW_NAMES: dict[How, str] = {"plain": "fine-tuned", "linearized": "linearised", "per_layer": "layer by layer"}
+"""Kinds of fine-tuning, and what tables and pictures call them."""
+HOWS: tuple[How, ...] = tuple(HOW_NAMES)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,38 +1,33 @@
 """Fine-tuning on demonstrations by SGD: the whole model, its linearisation, or each layer by itself."""
 
 import dataclasses
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from tqdm.auto import tqdm
-from transformer_lens.hook_points import HookPoint
 
 from mechicl.analysis.finetuning.runs import (
+    LayerRun,
     Run,
     Weights,
     changed,
     first_order,
     forgetting_patterns,
-    read,
     recomputing,
     trainable,
 )
-from mechicl.analysis.interventions.opened import Hook, Opened
-from mechicl.analysis.interventions.sites import check_hook
+from mechicl.analysis.finetuning.sequences import check_lengths
+from mechicl.analysis.interventions.opened import Opened
 from mechicl.checks import require_finite, require_whole
-from mechicl.learners import Interval, interval
 from mechicl.models import HookedTransformer
 from mechicl.shots import Shots
 
 How = Literal["plain", "linearized", "per_layer"]
-LEARNING_RATES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
-EPOCHS = (1, 4, 16)
 
 
 @dataclass(frozen=True)
@@ -131,7 +126,7 @@ def fine_tune(model: Any, shots: Shots, tuning: FineTuning | None = None, *, pro
         >>> tuned = fine_tune(model, shots, FineTuning(learning_rate=0.1, epochs=4))
     """
     tuning = tuning or FineTuning()
-    tuner = _Tuner(model, shots, tuning)
+    tuner = Tuner(model, shots, tuning)
     epochs = tqdm(tuner.epochs(), total=tuning.epochs, unit="epoch", disable=not progress, leave=False)
     losses = torch.stack(list(epochs))
     if not (losses.isfinite().all() and all(of.isfinite().all() for of in tuner.changes.values())):
@@ -140,120 +135,6 @@ def fine_tune(model: Any, shots: Shots, tuning: FineTuning | None = None, *, pro
             f"search_tuning"
         )
     return FineTuned(tuner.changes, tuning, losses)
-
-
-@dataclass(frozen=True, eq=False)
-class TuningSearch:
-    """Fine-tuning at several learning rates and numbers of epochs, measured on held-out queries.
-
-    Attributes:
-        learning_rates: that were tried.
-        epochs: that were tried.
-        score: right (1) or wrong (0), or minus the squared error, `[rate epoch query]`.
-        loss: cross entropy over the choices, or squared error, `[rate epoch query]`.
-        tuning: the settings, but for these two.
-    """
-
-    learning_rates: tuple[float, ...]
-    epochs: tuple[int, ...]
-    score: Float[Tensor, "rate epoch query"]
-    loss: Float[Tensor, "rate epoch query"]
-    tuning: FineTuning
-
-    @property
-    def best(self) -> FineTuning:
-        """The settings with the highest mean score; among equals the lowest mean loss, then the first."""
-        means = zip(self.score.mean(-1).flatten().tolist(), self.loss.mean(-1).flatten().tolist(), strict=True)
-        ranked = [(-score, loss) if math.isfinite(loss) else (math.inf, math.inf) for score, loss in means]
-        rate, epoch = divmod(min(range(len(ranked)), key=ranked.__getitem__), len(self.epochs))
-        return self.tuning.replace(learning_rate=self.learning_rates[rate], epochs=self.epochs[epoch])
-
-    @property
-    def at_edge(self) -> bool:
-        """Whether the best learning rate or number of epochs is the largest or smallest tried, so that more may help.
-
-        A single epoch, the fewest there can be, is no edge.
-        """
-        best = self.best
-        edges = {self.learning_rates[0], self.learning_rates[-1]} if len(self.learning_rates) > 1 else set()
-        return best.learning_rate in edges or (best.epochs == self.epochs[-1] and best.epochs > 1)
-
-    def at(self, tuning: FineTuning) -> Interval:
-        """The mean score of some of the settings, with its interval over the held-out queries."""
-        place = self.learning_rates.index(tuning.learning_rate), self.epochs.index(tuning.epochs)
-        return interval(self.score[place])
-
-
-def search_tuning(
-    model: Any,
-    held_out: Shots,
-    tuning: FineTuning | None = None,
-    *,
-    learning_rates: Sequence[float] = LEARNING_RATES,
-    epochs: Sequence[int] = EPOCHS,
-    batch_size: int = 16,
-    progress: bool = False,
-) -> TuningSearch:
-    """Fine-tune at several learning rates and numbers of epochs, and measure on held-out queries.
-
-    Args:
-        model: as for `fine_tune`.
-        held_out: the demonstrations to tune on, with queries that are not those to be measured later.
-        tuning: the other settings.
-        learning_rates: to try.
-        epochs: to try; one run a learning rate gives them all.
-        batch_size: queries in memory at a time.
-        progress: show a progress bar.
-
-    Raises:
-        ValueError: nothing to try, or divergence at all learning rates; else as for `fine_tune`.
-    """
-    rates, wanted = tuple(learning_rates), tuple(sorted(set(epochs)))
-    if not rates or not wanted:
-        raise ValueError(f"a search needs learning rates and epochs, got {rates} and {wanted}")
-    if wanted[0] < 1:
-        raise ValueError(f"epochs must be ints of at least 1, got {wanted}")
-    base, opened = tuning or FineTuning(), Opened(model)
-    score, loss = torch.full((2, len(rates), len(wanted), len(held_out)), math.nan, dtype=torch.float64).unbind(0)
-    with tqdm(total=len(rates) * wanted[-1], unit="epoch", disable=not progress, leave=False) as bar:
-        for i, rate in enumerate(rates):
-            tuner = _Tuner(model, held_out, base.replace(learning_rate=rate, epochs=wanted[-1]))
-            for epoch, losses in enumerate(tuner.epochs(), 1):
-                bar.update()
-                if not losses.isfinite().all():
-                    break  # diverged: NaN from here on
-                if epoch in wanted:
-                    place = i, wanted.index(epoch)
-                    outputs = predictions(
-                        opened, held_out.zero_shot, tuner.changes, linearized=base.how == "linearized",
-                        batch_size=batch_size,
-                    )  # fmt: skip
-                    if not outputs.isfinite().all():
-                        break  # the last step was the one too many
-                    score[place], loss[place] = scores_and_losses(outputs, held_out.targets, held_out.choices)
-            bar.update(wanted[-1] - epoch)
-    if score.isnan().all():
-        raise ValueError(f"fine-tuning diverged at all learning rates {rates}: try lower ones")
-    return TuningSearch(rates, wanted, score, loss, base)
-
-
-def scores_and_losses(
-    outputs: Float[Tensor, "query d_out"],
-    targets: Int[Tensor, "query"] | Float[Tensor, "query y"],
-    choices: Int[Tensor, "choice"] | None,
-) -> tuple[Float[Tensor, "query"], Float[Tensor, "query"]]:
-    """How good predictions are: score (the higher the better) and loss of each, float64 on the CPU.
-
-    Among choices: 1 where the right one has the highest logit and 0 elsewhere; cross entropy over the choices, in nats.
-    In a regression: squared error summed over the target's dimensions, and minus it as the score.
-    """
-    outputs, targets = outputs.detach().cpu().double(), targets.cpu()
-    if choices is None:
-        loss = (outputs - targets.double()).square().sum(-1)
-        return -loss, loss
-    logits = outputs[:, choices.cpu()]
-    right = (targets[:, None] == choices.cpu()).int().argmax(-1)
-    return (logits.argmax(-1) == right).double(), F.cross_entropy(logits, right, reduction="none")
 
 
 def tuned_parameters(model: Any, parameters: str | Sequence[str]) -> list[str]:
@@ -284,7 +165,7 @@ def tuned_parameters(model: Any, parameters: str | Sequence[str]) -> list[str]:
     return found
 
 
-class _Tuner:
+class Tuner:
     """SGD on the examples: an epoch at a time, between which the model is as it was."""
 
     def __init__(self, model: Any, shots: Shots, tuning: FineTuning):
@@ -362,88 +243,5 @@ class _Tuner:
         return list(zip(self.shots.examples, self.shots.example_targets.to(device).split(1), strict=True))
 
 
-class LayerRun(Run):
-    """A run on one prompt with one output a layer: its attention's output, put before the read-out.
-
-    The stream is cut from what made it before each layer, so that no gradient flows from a layer to those before.
-
-    Source: Bar Natan, Deutch & Magar, section 3.1 and Fig. 1.
-    """
-
-    def __init__(self, opened: Opened):
-        layers = range(opened.n_layers)
-        for layer in layers:
-            for name in ("hook_resid_pre", "hook_attn_out", "hook_resid_post"):
-                check_hook(opened.model, f"blocks.{layer}.{name}")
-        hooks: list[Hook] = [(f"blocks.{layer}.hook_resid_pre", self._cut) for layer in layers[1:]]
-        hooks += [(f"blocks.{layer}.hook_attn_out", self._keep) for layer in layers]
-        if not opened.ours:  # a bridge cannot be run from behind its last layer
-            hooks.append((f"blocks.{layers[-1]}.hook_resid_post", self._put))
-        super().__init__(opened, hooks)
-        self.written: list[Tensor] = []
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Predictions `[layer d_out]`."""
-        self.written.clear()
-        outputs = super().forward(tokens)
-        return self.opened.resume_from_end(torch.cat(self.written)) if self.opened.ours else outputs
-
-    def _cut(self, activation: Tensor, hook: HookPoint) -> Tensor:
-        return activation.detach()
-
-    def _keep(self, activation: Tensor, hook: HookPoint) -> None:
-        self.written.append(activation)
-
-    def _put(self, activation: Tensor, hook: HookPoint) -> Tensor:
-        return torch.cat(self.written)
-
-
 def _precise(parameter: Tensor) -> torch.dtype:
     return torch.float32 if parameter.dtype in (torch.float16, torch.bfloat16) else parameter.dtype
-
-
-def check_lengths(model: Any, sequences: Sequence[Tensor]) -> None:
-    """Refuse sequences that a model has no positions for.
-
-    Raises:
-        ValueError: gives the numbers and the fix.
-    """
-    cfg = model.cfg
-    if getattr(cfg, "positional_embedding_type", "standard") in ("none", "sinusoidal"):
-        return
-    longest = max(map(len, sequences))
-    if longest > cfg.n_ctx:
-        raise ValueError(
-            f"a prompt of {longest} tokens is longer than the model's context of n_ctx={cfg.n_ctx}: take fewer or "
-            f"shorter demonstrations"
-        )
-
-
-def predictions(
-    opened: Opened,
-    sequences: Sequence[Tensor],
-    changes: Weights | None = None,
-    *,
-    linearized: bool = False,
-    batch_size: int = 16,
-) -> Float[Tensor, "query d_out"]:
-    """Predictions at the end of sequences of different lengths; changes as for `read`."""
-    parts = {}
-    for index, tokens in batches(sequences, batch_size):
-        outputs, _ = read(opened, opened.tokens(tokens), {}, changes, linearized=linearized)
-        parts |= dict(zip(index, outputs, strict=True))
-    return torch.stack([parts[i] for i in range(len(sequences))])
-
-
-def batches(sequences: Sequence[Tensor], batch_size: int) -> Iterator[tuple[list[int], Tensor]]:
-    """Sequences of equal length together, at most so many: their indices and tokens `[prompt pos ...]`.
-
-    There is no padding, which architectures treat differently.
-    """
-    by_length: dict[int, list[int]] = {}
-    for i, sequence in enumerate(sequences):
-        by_length.setdefault(len(sequence), []).append(i)
-    for index in by_length.values():
-        for first in range(0, len(index), batch_size):
-            part = index[first : first + batch_size]
-            yield part, torch.stack([sequences[i] for i in part])

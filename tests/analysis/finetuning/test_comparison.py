@@ -13,6 +13,7 @@ from mechicl.analysis.finetuning import (
     compare_with_finetuning,
     fine_tune,
 )
+from mechicl.learners import interval
 from tests.analysis.finetuning.oracles import KINDS, added, cached, compared, expanded, model_on_tokens, token_shots
 from tests.analysis.interventions.oracles import bridge, lstm, model_of
 
@@ -116,6 +117,20 @@ def test_one_token_of_demonstrations_has_no_ranks():
     found = compare_with_finetuning(model_on_tokens("softmax"), token_shots((1,), (1, 2)), FineTuning(0.1))
     assert found.rank_correlation.isnan().all()
     assert found.update_similarity.isfinite().all()
+
+
+def test_intervals_of_layers_and_heads():
+    found = compare_with_finetuning(model_on_tokens("softmax"), token_shots(), TUNINGS["plain"])
+    layers, heads = found.by_layer("map_similarity_after"), found.by_head("map_similarity_after")
+    for layer, of in enumerate(found.map_similarity_after.numpy()):
+        assert layers[layer].mean == pytest.approx(np.mean(of), nan_ok=True)
+        assert [head.mean for head in heads[layer]] == pytest.approx(list(np.mean(of, axis=-1)), nan_ok=True)
+        assert layers[layer].n == of.shape[-1]
+    assert found.by_layer("update_similarity")[1] == interval(found.update_similarity[1])
+    with pytest.raises(ValueError, match="'update_similarity' is not one of \\['head_update_similarity'"):
+        found.by_head("update_similarity")
+    with pytest.raises(ValueError, match="'zero_shot_loss' is not one of"):
+        found.by_layer("zero_shot_loss")
 
 
 def test_comparisons_are_put_together_and_tabled():

@@ -17,7 +17,7 @@ from mechicl.analysis.finetuning import (
     fine_tune,
     prompt_shots,
 )
-from mechicl.analysis.finetuning.tuning import check_lengths
+from mechicl.analysis.finetuning.sequences import check_lengths
 from tests.analysis.finetuning.oracles import Snapshot, added, cached, compared
 from tests.analysis.interventions.oracles import model_of
 from tests.strategies import configs, random_model, random_prompts

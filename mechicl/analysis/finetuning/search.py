@@ -1,0 +1,115 @@
+"""Which learning rate, and how many epochs: fine-tuning measured on queries that are not measured later."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from mechicl.analysis.finetuning.sequences import predictions, scores_and_losses
+from mechicl.analysis.finetuning.tuning import FineTuning, Tuner
+from mechicl.analysis.interventions.opened import Opened
+from mechicl.learners import Interval, interval
+from mechicl.shots import Shots
+
+LEARNING_RATES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+EPOCHS = (1, 4, 16)
+
+
+@dataclass(frozen=True, eq=False)
+class TuningSearch:
+    """Fine-tuning at several learning rates and numbers of epochs, measured on held-out queries.
+
+    Attributes:
+        learning_rates: that were tried.
+        epochs: that were tried.
+        score: right (1) or wrong (0), or minus the squared error, `[rate epoch query]`.
+        loss: cross entropy over the choices, or squared error, `[rate epoch query]`.
+        tuning: the settings, but for these two.
+    """
+
+    learning_rates: tuple[float, ...]
+    epochs: tuple[int, ...]
+    score: Float[Tensor, "rate epoch query"]
+    loss: Float[Tensor, "rate epoch query"]
+    tuning: FineTuning
+
+    @property
+    def best(self) -> FineTuning:
+        """The settings with the highest mean score; among equals the lowest mean loss, then the first."""
+        means = zip(self.score.mean(-1).flatten().tolist(), self.loss.mean(-1).flatten().tolist(), strict=True)
+        ranked = [(-score, loss) if math.isfinite(loss) else (math.inf, math.inf) for score, loss in means]
+        rate, epoch = divmod(min(range(len(ranked)), key=ranked.__getitem__), len(self.epochs))
+        return self.tuning.replace(learning_rate=self.learning_rates[rate], epochs=self.epochs[epoch])
+
+    @property
+    def at_edge(self) -> bool:
+        """Whether the best learning rate or number of epochs is the largest or smallest tried, so that more may help.
+
+        A single epoch, the fewest there can be, is no edge.
+        """
+        best = self.best
+        edges = {self.learning_rates[0], self.learning_rates[-1]} if len(self.learning_rates) > 1 else set()
+        return best.learning_rate in edges or (best.epochs == self.epochs[-1] and best.epochs > 1)
+
+    def at(self, tuning: FineTuning) -> Interval:
+        """The mean score of some of the settings, with its interval over the held-out queries."""
+        place = self.learning_rates.index(tuning.learning_rate), self.epochs.index(tuning.epochs)
+        return interval(self.score[place])
+
+
+def search_tuning(
+    model: Any,
+    held_out: Shots,
+    tuning: FineTuning | None = None,
+    *,
+    learning_rates: Sequence[float] = LEARNING_RATES,
+    epochs: Sequence[int] = EPOCHS,
+    batch_size: int = 16,
+    progress: bool = False,
+) -> TuningSearch:
+    """Fine-tune at several learning rates and numbers of epochs, and measure on held-out queries.
+
+    Args:
+        model: as for `fine_tune`.
+        held_out: the demonstrations to tune on, with queries that are not those to be measured later.
+        tuning: the other settings.
+        learning_rates: to try.
+        epochs: to try; one run a learning rate gives them all.
+        batch_size: queries in memory at a time.
+        progress: show a progress bar.
+
+    Raises:
+        ValueError: nothing to try, or divergence at all learning rates; else as for `fine_tune`.
+    """
+    rates, wanted = tuple(learning_rates), tuple(sorted(set(epochs)))
+    if not rates or not wanted:
+        raise ValueError(f"a search needs learning rates and epochs, got {rates} and {wanted}")
+    if wanted[0] < 1:
+        raise ValueError(f"epochs must be ints of at least 1, got {wanted}")
+    base, opened = tuning or FineTuning(), Opened(model)
+    score, loss = torch.full((2, len(rates), len(wanted), len(held_out)), math.nan, dtype=torch.float64).unbind(0)
+    with tqdm(total=len(rates) * wanted[-1], unit="epoch", disable=not progress, leave=False) as bar:
+        for i, rate in enumerate(rates):
+            tuner = Tuner(model, held_out, base.replace(learning_rate=rate, epochs=wanted[-1]))
+            for epoch, losses in enumerate(tuner.epochs(), 1):
+                bar.update()
+                if not losses.isfinite().all():
+                    break  # diverged: NaN from here on
+                if epoch in wanted:
+                    place = i, wanted.index(epoch)
+                    outputs = predictions(
+                        opened, held_out.zero_shot, tuner.changes, linearized=base.how == "linearized",
+                        batch_size=batch_size,
+                    )  # fmt: skip
+                    if not outputs.isfinite().all():
+                        break  # the last step was the one too many
+                    score[place], loss[place] = scores_and_losses(outputs, held_out.targets, held_out.choices)
+            bar.update(wanted[-1] - epoch)
+    if score.isnan().all():
+        raise ValueError(f"fine-tuning diverged at all learning rates {rates}: try lower ones")
+    return TuningSearch(rates, wanted, score, loss, base)
