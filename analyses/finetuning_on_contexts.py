@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mechicl.analysis import FineTuning, compare_on_prompts, dual_form, search_on_prompts
-from mechicl.analysis.finetuning.study import HOWS
+from mechicl.analysis.finetuning.study import HOW_NAMES, HOWS
 from mechicl.checkpoints import load_checkpoint
 from mechicl.learners import interval
 from mechicl.models import HookedTransformer
@@ -54,8 +54,8 @@ def compare(args: Args) -> Comparison:
             model, held_out, FineTuning(how=how), learning_rates=args.learning_rates, epochs=args.epochs,
             progress=not args.quiet,
         )  # fmt: skip
-        tunings[WORDS[how]] = search.best
-        found[WORDS[how]] = compare_on_prompts(model, measured, search.best, progress=not args.quiet)
+        tunings[HOW_NAMES[how]] = search.best
+        found[HOW_NAMES[how]] = compare_on_prompts(model, measured, search.best, progress=not args.quiet)
     rows, figures, data = finetuning_sections(found, tunings)
     rows += [dual_form_row(model, measured, layer) for layer in range(model.cfg.n_layers)]
     bare = "inputs without targets" if model.cfg.keys == "context" else "the query alone"

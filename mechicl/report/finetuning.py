@@ -5,10 +5,10 @@ from typing import Any
 
 from mechicl import viz
 from mechicl.analysis import FineTuning, FineTuningComparison, compare_on_prompts, search_on_prompts
+from mechicl.analysis.finetuning.tuning import FineTuningDivergedError
 from mechicl.checkpoints import Checkpoint
 from mechicl.learners import interval
 from mechicl.models import HookedTransformer
-from mechicl.prompts import Prompts
 from mechicl.report.comparison import Comparison, Figure, Row
 
 PROMPT_SEED = 3_000_003
@@ -38,25 +38,14 @@ def finetuning_comparison(comparison: Comparison, checkpoint: Checkpoint, *, pro
     assert isinstance(model, HookedTransformer)
     n = max(6, min(24, STEPS // (max(EPOCHS) * task.n_context * model.cfg.n_layers)))
     prompts = task.sample(n + 2, seed=PROMPT_SEED)
-    tuning, measured = tuned_on_contexts(model, prompts[n:], prompts[:n], progress=progress)
-    if tuning is None or measured is None:
+    options: dict[str, Any] = {"learning_rates": LEARNING_RATES, "epochs": EPOCHS}
+    try:
+        tuning = search_on_prompts(model, prompts[n:], progress=progress, **options).best
+        measured = compare_on_prompts(model, prompts[:n], tuning, progress=progress)
+    except FineTuningDivergedError:  # no section, rather than no report
         return comparison
     rows, figures, data = finetuning_sections({"fine-tuned": measured}, {"fine-tuned": tuning})
     return comparison.with_more(rows, figures, {"finetuning": {**data, "seed": PROMPT_SEED, "n_prompts": n}})
-
-
-def tuned_on_contexts(
-    model: HookedTransformer, held_out: Prompts, prompts: Prompts, *, progress: bool = True
-) -> tuple[FineTuning | None, FineTuningComparison | None]:
-    """Fine-tuning as it is best on held-out prompts, and what it does on others; None where it always diverges."""
-    options: dict[str, Any] = {"learning_rates": LEARNING_RATES, "epochs": EPOCHS, "progress": progress}
-    try:
-        tuning = search_on_prompts(model, held_out, **options).best
-    except ValueError as error:
-        if "diverged" not in str(error):
-            raise
-        return None, None
-    return tuning, compare_on_prompts(model, prompts, tuning, progress=progress)
 
 
 def finetuning_sections(

@@ -28,7 +28,7 @@ from mechicl.shots import Shots
 
 HIDDEN = -1e30  # no score of a token that is seen is as low
 SCORES = "attn.hook_attn_scores"
-HOOKS = ("hook_attn_out", "attn.hook_z", "attn.hook_attn_scores", "attn.hook_pattern", "attn.hook_q")
+HOOKS = ("hook_attn_out", "attn.hook_z", SCORES, "attn.hook_pattern", "attn.hook_q")
 
 
 @dataclass(frozen=True, eq=False)

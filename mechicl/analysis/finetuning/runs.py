@@ -76,9 +76,13 @@ def forgetting_patterns(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        for part in model.modules():
-            if vars(part).get("_pattern") is not None:
-                vars(part)["_pattern"] = None
+        _forget(model)
+
+
+def _forget(module: nn.Module) -> None:
+    for part in module.modules():
+        if vars(part).get("_pattern") is not None:
+            vars(part)["_pattern"] = None
 
 
 def _forgetting_hooks(opened: Opened) -> list[Hook]:
@@ -87,9 +91,7 @@ def _forgetting_hooks(opened: Opened) -> list[Hook]:
         return []
 
     def forget(activation: Tensor, hook: HookPoint, block: nn.Module) -> None:
-        for part in block.modules():
-            if vars(part).get("_pattern") is not None:
-                vars(part)["_pattern"] = None
+        _forget(block)
 
     blocks = enumerate(opened.model.blocks)
     return [(f"blocks.{layer}.hook_resid_post", partial(forget, block=block)) for layer, block in blocks]

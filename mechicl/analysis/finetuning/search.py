@@ -11,7 +11,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from mechicl.analysis.finetuning.sequences import predictions, scores_and_losses
-from mechicl.analysis.finetuning.tuning import FineTuning, Tuner
+from mechicl.analysis.finetuning.tuning import FineTuning, FineTuningDivergedError, Tuner
 from mechicl.analysis.interventions.opened import Opened
 from mechicl.learners import Interval, interval
 from mechicl.shots import Shots
@@ -111,5 +111,5 @@ def search_tuning(
                     score[place], loss[place] = scores_and_losses(outputs, held_out.targets, held_out.choices)
             bar.update(wanted[-1] - epoch)
     if score.isnan().all():
-        raise ValueError(f"fine-tuning diverged at all learning rates {rates}: try lower ones")
+        raise FineTuningDivergedError(f"fine-tuning diverged at all learning rates {rates}: try lower ones")
     return TuningSearch(rates, wanted, score, loss, base)

@@ -109,12 +109,16 @@ def draw_texts(
 
 
 def _distinct(texts: Iterable[Mapping[str, str]]) -> set[tuple[tuple[str, str], ...]]:
-    return {tuple(sorted(text.items())) for text in texts}
+    return set(map(_words, texts))
+
+
+def _words(text: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(text.items()))
 
 
 def _others(texts: LabelledTexts, known: set[tuple[tuple[str, str], ...]]) -> LabelledTexts:
     """Those that are not known, word for word, each once."""
-    first = {tuple(sorted(text.items())): i for i, text in reversed(list(enumerate(texts.texts)))}
+    first = {_words(text): i for i, text in reversed(list(enumerate(texts.texts)))}
     return texts.take(sorted(i for text, i in first.items() if text not in known))
 
 

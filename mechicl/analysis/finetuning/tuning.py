@@ -30,6 +30,10 @@ from mechicl.shots import Shots
 How = Literal["plain", "linearized", "per_layer"]
 
 
+class FineTuningDivergedError(ValueError):
+    """A learning rate at which the loss is no longer finite."""
+
+
 @dataclass(frozen=True)
 class FineTuning:
     """How a model is fine-tuned on demonstrations.
@@ -130,7 +134,7 @@ def fine_tune(model: Any, shots: Shots, tuning: FineTuning | None = None, *, pro
     epochs = tqdm(tuner.epochs(), total=tuning.epochs, unit="epoch", disable=not progress, leave=False)
     losses = torch.stack(list(epochs))
     if not (losses.isfinite().all() and all(of.isfinite().all() for of in tuner.changes.values())):
-        raise ValueError(
+        raise FineTuningDivergedError(
             f"fine-tuning diverged at learning_rate={tuning.learning_rate:g}: take a lower one, or look for one with "
             f"search_tuning"
         )
