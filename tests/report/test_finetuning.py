@@ -1,15 +1,21 @@
 """The part of reports on fine-tuning: its rows are those of the comparisons, and who gets none."""
 
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from mechicl.analysis import FineTuning, compare_on_prompts
-from mechicl.checkpoints import Checkpoint
+from mechicl.checkpoints import Checkpoint, save
 from mechicl.learners import interval
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.report import Comparison
 from mechicl.report.finetuning import finetuning_comparison, finetuning_sections
 from mechicl.tasks import LinearRegression, task_to_dict
 
+ANALYSES = Path(__file__).parent.parent.parent / "analyses"
 TASK = LinearRegression(x_dim=2, n_context=3)
 EMPTY = Comparison("", "", [])
 
@@ -42,3 +48,23 @@ def test_a_transformer_gets_its_sections(fields):
 
 def test_a_model_without_keys_and_values_gets_none():
     assert finetuning_comparison(EMPTY, checkpoint(attention_weights="gradient_descent"), progress=False) is EMPTY
+
+
+def test_the_script_measures_every_kind_of_fine_tuning(tmp_path):
+    of = checkpoint(initializer_range=0.3)
+    save(tmp_path / "small", of.models, of.record)
+    sys.path.insert(0, str(ANALYSES))
+    try:
+        script: Any = importlib.import_module("finetuning_on_contexts")
+    finally:
+        sys.path.remove(str(ANALYSES))
+    args = script.Args(
+        checkpoint=str(tmp_path / "small"), n_prompts=3, n_held_out=1, learning_rates=(0.01,), epochs=(1,), quiet=True
+    )
+    comparison = script.compare(args)
+    rows = {row.quantity: row.measured for row in comparison.rows}
+    assert set(comparison.data) == {"fine-tuned", "linearised", "layer by layer", "seed"}
+    prompts = TASK.sample(4, seed=0)[1:]
+    errors = (of.models[0].predict(prompts) - prompts.query.ys).square().sum(-1)
+    assert rows["the same, reading it"].mean == pytest.approx(errors.mean().item(), rel=1e-5)
+    assert rows["error of reading attention as a weight update, layer 0"].mean < 1e-4

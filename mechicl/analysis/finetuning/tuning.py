@@ -181,7 +181,9 @@ class Tuner:
         # small steps would be lost in half precision
         self.changes: Weights = {name: torch.zeros_like(of, dtype=_precise(of)) for name, of in self.start.items()}
         device = next(iter(self.start.values())).device
-        self.examples = [(self.opened.tokens(of[None]), target) for of, target in self._pairs(device)]
+        targets = shots.example_targets.to(device).split(1)
+        tokens = [self.opened.tokens(of[None]) for of in shots.examples]
+        self.examples = list(zip(tokens, targets, strict=True))
 
     def epochs(self) -> Iterator[Float[Tensor, "example"]]:
         """Losses of one epoch after another; `changes` are then those behind it."""
@@ -242,9 +244,6 @@ class Tuner:
         if self.shots.choices is None:
             return (outputs - targets).square().sum()
         return F.cross_entropy(outputs, targets.long(), reduction="sum")
-
-    def _pairs(self, device: torch.device) -> list[tuple[Tensor, Tensor]]:
-        return list(zip(self.shots.examples, self.shots.example_targets.to(device).split(1), strict=True))
 
 
 def _precise(parameter: Tensor) -> torch.dtype:
