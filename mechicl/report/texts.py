@@ -10,6 +10,7 @@ from mechicl import viz
 from mechicl.analysis import (
     FineTuningComparison,
     TaskStudy,
+    TaskTexts,
     accuracy_by_shots,
     draw_texts,
     dual_form,
@@ -85,7 +86,7 @@ def compare_texts(checkpoint: Checkpoint, *, n_prompts: int = 100, progress: boo
         dual_form(model, shots.in_context[0][None], layer, n_demonstration_tokens=n_demonstrations)
         for layer in range(cfg.n_layers)
     ]
-    rows = _rows(checkpoint, studies, together, tokenizer, n)
+    rows = _rows(checkpoint, texts, together, tokenizer)
     errors = ", ".join(f"{of.relative_error.median():.3g}" for of in form)
     rows.append(Row("error of reading softmax attention as a weight update, by layer", None, errors, "",
                     "relative to what heads write, median over heads, one prompt; 0 for linear attention"))  # fmt: skip
@@ -114,11 +115,7 @@ def write_texts_report(checkpoint: Checkpoint, out: Path, *, n_prompts: int, pro
 
 
 def _rows(
-    checkpoint: Checkpoint,
-    studies: dict[str, TaskStudy],
-    together: dict[str, FineTuningComparison],
-    tokenizer: Any,
-    n: int,
+    checkpoint: Checkpoint, texts: dict[str, TaskTexts], together: dict[str, FineTuningComparison], tokenizer: Any
 ) -> list[Row]:
     first = together["fine-tuned"]
     gain = first.in_context_score - first.zero_shot_score
@@ -128,7 +125,7 @@ def _rows(
         Row("accuracy gained by them", None, interval(gain), "queries"),
     ]
     if len(checkpoint.models) > 1:
-        gains = torch.tensor([_gain(model, tokenizer, studies, n) for model in checkpoint.models])
+        gains = torch.tensor([_gain(model, tokenizer, texts) for model in checkpoint.models])
         rows.append(Row("the same, all seeds", None, interval(gains), "seeds"))
     for name, of in together.items():
         rows += [
@@ -145,12 +142,11 @@ def _rows(
     return rows
 
 
-def _gain(model: Any, tokenizer: Any, studies: dict[str, TaskStudy], n: int) -> float:
+def _gain(model: Any, tokenizer: Any, texts: dict[str, TaskTexts]) -> float:
     found = []
-    for name, study in studies.items():
-        texts = draw_texts(TEXT_TASKS[name], n_queries=n, n_held_out=2, seed=SEED)
-        right = accuracy_by_shots(model, tokenizer, texts, (0, study.n_demonstrations))
-        found.append((right[study.n_demonstrations] - right[0]).mean())
+    for of in texts.values():
+        alone, behind = accuracy_by_shots(model, tokenizer, of, (0, len(of.demonstrations))).values()
+        found.append((behind - alone).mean())
     return torch.stack(found).mean().item()
 
 
