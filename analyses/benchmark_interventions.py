@@ -19,11 +19,11 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from mechicl import constructions
 from mechicl.analysis import PatchingSession, Sweep, corrupt, find_circuit, next_token_loss, patch, score_heads
-from mechicl.analysis.interventions.opened import Opened
-from mechicl.analysis.interventions.sites import Site
 from mechicl.checkpoints import load_checkpoint
-from mechicl.learners import interval
 from mechicl.models import HookedTransformer, TransformerConfig
+from mechicl.models.adapter import Opened
+from mechicl.models.sites import Site
+from mechicl.statistics import interval
 from mechicl.tasks import LinearRegression
 from mechicl.tokens import RepeatedTokens
 
@@ -177,7 +177,7 @@ def known_answer_rows() -> list[dict]:
         )
     sequences = RepeatedTokens(d_vocab=64, n_ctx=48, min_period=6, max_period=24).sample(32, seed=0)
     loss = {"loss": next_token_loss(sequences.targets())}
-    found = find_circuit(planted, sequences.read, loss, read="all")
+    found = find_circuit(planted, sequences.read, loss, at="positions")
     detail = f"{found}: {', '.join(map(str, found.edges))}"
     rows.append(
         row("planted circuit: heads found are those planted", [float(found.heads == [(0, 2), (1, 1)])], "1", detail)

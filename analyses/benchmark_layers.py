@@ -10,11 +10,12 @@ from transformers import GPT2Config, GPT2Model
 
 from mechicl import algorithms
 from mechicl.analysis import Lens, fit_readouts, regressed_weights, train_readouts
-from mechicl.analysis.induced_weights import asked_one_by_one
+from mechicl.analysis.behaviour.induced_weights import asked_one_by_one
 from mechicl.checkpoints import load_checkpoint
 from mechicl.interop import from_garg
-from mechicl.learners import interval, squared_errors
+from mechicl.learners import squared_errors
 from mechicl.prompts import Prompts
+from mechicl.statistics import interval
 from mechicl.tasks import LinearRegression
 
 NEWTON_STEPS = list(range(1, 24))
@@ -146,7 +147,7 @@ def accuracy_row(name: str) -> dict:
     checkpoint = load_checkpoint(name)
     task = checkpoint.task
     prompts: Prompts = task.sample(10_000, seed=1)
-    errors = squared_errors(checkpoint.models[0], prompts, points="all")[:, 2 * task.x_dim] / task.x_dim
+    errors = squared_errors(checkpoint.models[0], prompts, at="points")[:, 2 * task.x_dim] / task.x_dim
     return row(f"{name}: squared error per dimension at 2d points", interval(errors), "<= 0.01", "", over="prompts")
 
 

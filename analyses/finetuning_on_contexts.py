@@ -10,12 +10,12 @@ from pathlib import Path
 from mechicl.analysis import FineTuning, compare_on_prompts, dual_form, search_on_prompts
 from mechicl.analysis.finetuning.study import HOW_NAMES, HOWS
 from mechicl.checkpoints import load_checkpoint
-from mechicl.learners import interval
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
 from mechicl.report import Comparison, Row
 from mechicl.report.finetuning import finetuning_sections
 from mechicl.report.script import run_script
+from mechicl.statistics import interval
 
 
 @dataclass(frozen=True)

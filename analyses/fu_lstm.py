@@ -9,10 +9,11 @@ from pathlib import Path
 from mechicl import algorithms, viz
 from mechicl.analysis import Lens, forgetting, match
 from mechicl.checkpoints import load_checkpoint
-from mechicl.learners import AlgorithmFamily, AlgorithmLearner, Learner, ratio_interval, squared_errors
+from mechicl.learners import AlgorithmFamily, AlgorithmLearner, Learner, squared_errors
 from mechicl.report import Comparison, Figure, Row, published
 from mechicl.report.layers import reference_families
 from mechicl.report.script import run_script
+from mechicl.statistics import ratio_interval
 
 OGD_STEP_SIZES = tuple(round(0.5 * 2 ** (-i / 2), 4) for i in range(16))
 
@@ -71,7 +72,7 @@ def compare(args: Args) -> Comparison:
     }
     square = prompts.ys.double().square().mean((1, 2))  # of each prompt's targets
     signal = square.mean().item()
-    losses = {name: squared_errors(learner, prompts, points="all") for name, learner in learners.items()}
+    losses = {name: squared_errors(learner, prompts, at="points") for name, learner in learners.items()}
     by_points = {name: [ratio_interval(point, square) for point in loss.T] for name, loss in losses.items()}
     forgotten = {name: forgetting(learner, prompts) for name, learner in learners.items() if name != "OLS"}
     for name, result in forgotten.items():

@@ -10,10 +10,11 @@ from pathlib import Path
 from mechicl import algorithms
 from mechicl.analysis import LayerErrors, fit_readouts, match
 from mechicl.checkpoints import load_checkpoint
-from mechicl.learners import AlgorithmLearner, ratio_interval
+from mechicl.learners import AlgorithmLearner
 from mechicl.report import Comparison, Figure, Row
 from mechicl.report.layers import loss_figure
 from mechicl.report.script import run_script
+from mechicl.statistics import ratio_interval
 
 
 @dataclass(frozen=True)

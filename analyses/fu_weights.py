@@ -9,10 +9,10 @@ from pathlib import Path
 from mechicl import viz
 from mechicl.analysis import fit_readouts, match, outside_span, similarity_of_weights
 from mechicl.checkpoints import load_checkpoint
-from mechicl.learners import Interval, interval
 from mechicl.report import Comparison, Figure, Row
 from mechicl.report.layers import reference_families
 from mechicl.report.script import run_script
+from mechicl.statistics import Interval, interval
 
 
 @dataclass(frozen=True)

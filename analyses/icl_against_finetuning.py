@@ -22,10 +22,10 @@ from mechicl.analysis.finetuning.study import HOW_NAMES, HOWS, TaskTexts, draw_t
 from mechicl.analysis.finetuning.tuning import How
 from mechicl.files import read_json, write_json, write_tensors
 from mechicl.interop import LanguageModel, load_language_model
-from mechicl.learners import interval
 from mechicl.models import HookedTransformer
 from mechicl.report import Comparison, Figure, Row, published
 from mechicl.report.script import run_script
+from mechicl.statistics import interval
 from mechicl.text.classification import TEXT_TASKS, Labels
 from mechicl.text.demonstrations import text_shots
 
@@ -161,7 +161,7 @@ def trial(args: Args, language: LanguageModel, task: str, seed: int) -> dict[str
         f"{kind}.{name}.{field}": value.clone()  # some are shared
         for kind, compared in kinds.items()
         for name, of in compared.items()
-        for field, value in of.tensors()
+        for field, value in of.samples().items()
     }
     write_tensors(path.with_suffix(".safetensors"), tensors)
     write_json(path, found)
@@ -209,7 +209,7 @@ def sources(args: Args, task: str) -> list[Path] | None:
 def summary(comparison: FineTuningComparison) -> dict[str, Any]:
     """Means over the queries for which a measure is defined: a number, or one a layer, with heads averaged."""
     found: dict[str, Any] = {"recall": comparison.recall().mean}
-    for name, value in comparison.tensors():
+    for name, value in comparison.samples().items():
         mean = value.nanmean(-1)
         found[name] = (mean.nanmean(-1) if mean.ndim == 2 else mean).tolist()
         if value.isnan().any():

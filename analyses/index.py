@@ -33,7 +33,7 @@ from index_entries.entry import (
 )
 
 from mechicl import constructions
-from mechicl.learners import Interval
+from mechicl.statistics import Interval
 
 HERE = Path(__file__).parent
 VERDICTS = ("agrees", "agrees in part", "differs", "not printed", "open")

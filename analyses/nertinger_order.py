@@ -9,9 +9,10 @@ from pathlib import Path
 from mechicl import algorithms
 from mechicl.analysis import order_sensitivity
 from mechicl.checkpoints import available, load_checkpoint
-from mechicl.learners import AlgorithmLearner, ratio_interval, squared_errors
+from mechicl.learners import AlgorithmLearner, squared_errors
 from mechicl.report import Comparison, Row
 from mechicl.report.script import run_script
+from mechicl.statistics import ratio_interval
 
 
 @dataclass(frozen=True)

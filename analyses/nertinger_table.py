@@ -22,10 +22,11 @@ from mechicl.analysis import (
     preconditioned_gd_optimum,
 )
 from mechicl.checkpoints import Checkpoint, load_checkpoint
-from mechicl.learners import AlgorithmLearner, Interval, Learner, interval, ratio_interval, squared_errors
+from mechicl.learners import AlgorithmLearner, Learner, squared_errors
 from mechicl.prompts import Prompts
 from mechicl.report import Comparison, Figure, Row, published
 from mechicl.report.script import run_script
+from mechicl.statistics import Interval, interval, ratio_interval
 from mechicl.tasks import LinearRegression
 
 STUCK = 1.15

@@ -12,9 +12,9 @@ import torch
 from mechicl import viz
 from mechicl.analysis import Conditioning, EigenvalueRange, conditioning, fit_construction, tuned_descent
 from mechicl.checkpoints import load_checkpoint
-from mechicl.learners import Interval, interval
 from mechicl.report import Comparison, Figure, Row, published
 from mechicl.report.script import run_script
+from mechicl.statistics import Interval, interval
 from mechicl.tasks import LinearRegression
 
 SHOWN = (0.05, 0.08, 0.099, 0.11, 0.12, 0.13, 0.14, 0.15, 0.18)

@@ -20,10 +20,11 @@ from mechicl.analysis import (
     tuned_descent,
 )
 from mechicl.checkpoints import Checkpoint, load_checkpoint
-from mechicl.learners import Interval, interval, ratio_interval, squared_errors
+from mechicl.learners import squared_errors
 from mechicl.prompts import Prompts
 from mechicl.report import Comparison, Figure, Row
 from mechicl.report.script import run_script
+from mechicl.statistics import Interval, interval, ratio_interval
 
 FIELDS = ("attention", "pattern_cosine", "decoding_errors", "decoding_errors_of_inputs", "errors", "errors_without",
           "errors_without_elsewhere", "errors_transplanted")  # fmt: skip

@@ -13,11 +13,12 @@ from mechicl import viz
 from mechicl.analysis import align, align_over_training, fit_construction, interpolate, tuned_descent
 from mechicl.checkpoints import Checkpoint, load_checkpoint
 from mechicl.constructions import gradient_descent
-from mechicl.learners import interval, squared_errors
+from mechicl.learners import squared_errors
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
 from mechicl.report import Comparison, Figure, Row
 from mechicl.report.script import run_script
+from mechicl.statistics import interval
 from mechicl.tasks import FixedTasks, LinearRegression
 
 TASKS = (128, 512, 2048, 8192)

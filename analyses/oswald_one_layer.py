@@ -9,10 +9,10 @@ from pathlib import Path
 from mechicl import viz
 from mechicl.analysis import study_one_layer
 from mechicl.checkpoints import load_checkpoint
-from mechicl.learners import interval
 from mechicl.report import Comparison, Figure, Row
 from mechicl.report.one_layer import table_rows
 from mechicl.report.script import run_script
+from mechicl.statistics import interval
 from mechicl.tasks import LinearRegression
 
 

@@ -11,9 +11,9 @@ import torch
 from mechicl import viz
 from mechicl.analysis import Transitions, one_step_optimum, transitions
 from mechicl.checkpoints import Checkpoint, load_checkpoint
-from mechicl.learners import interval
 from mechicl.report import Comparison, Figure, Row
 from mechicl.report.script import run_script
+from mechicl.statistics import interval
 from mechicl.tasks import LinearRegression
 
 

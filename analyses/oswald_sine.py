@@ -14,11 +14,12 @@ import torch
 from mechicl import algorithms, viz
 from mechicl.analysis import adapted_functions, align, initial_function, view_kernel
 from mechicl.checkpoints import Checkpoint, load_checkpoint
-from mechicl.learners import AlgorithmLearner, Interval, Learner, interval, squared_errors
+from mechicl.learners import AlgorithmLearner, Learner, squared_errors
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
 from mechicl.report import Comparison, Figure, Row
 from mechicl.report.script import run_script
+from mechicl.statistics import Interval, interval
 from mechicl.tasks import SineRegression
 
 

@@ -11,10 +11,11 @@ import torch
 
 from mechicl.analysis import WeightProducts, align, tuned_descent, weight_products
 from mechicl.checkpoints import load_checkpoint
-from mechicl.learners import interval, ratio_interval, squared_errors
+from mechicl.learners import squared_errors
 from mechicl.report import Comparison, Row
 from mechicl.report.descent import left_the_plateau
 from mechicl.report.script import run_script
+from mechicl.statistics import interval, ratio_interval
 
 
 @dataclass(frozen=True)

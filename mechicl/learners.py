@@ -7,19 +7,15 @@ or opens one.
 
 import dataclasses
 import inspect
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
-import pandas as pd
 import torch
 from jaxtyping import Float
-from scipy.special import stdtrit
 from torch import Tensor
 
-from mechicl.prompts import Prompts
+from mechicl.prompts import PointsAt, Prompts
 
 
 @runtime_checkable
@@ -109,7 +105,7 @@ class AlgorithmLearner:
 
     Attributes:
         algorithm: takes prompts and the hyperparameters, and returns a `Trajectory`; where only the query's
-            prediction is wanted, it is also given `points="query"`.
+            prediction is wanted, it is also given `at="query"`.
         hyperparameters: keyword arguments of every call.
 
     Example:
@@ -197,14 +193,14 @@ class AlgorithmFamily:
 
 @torch.no_grad()
 def squared_errors(
-    learner: Learner, prompts: Prompts, *, points: Literal["all", "query"] = "query", batch_size: int = 4096
+    learner: Learner, prompts: Prompts, *, at: PointsAt = "query", batch_size: int = 4096
 ) -> Float[Tensor, "prompt point"]:
     """Squared error of a learner's predictions, averaged over the target's dimensions, float64 on the prompts' device.
 
     Args:
         learner: any learner, on any device.
         prompts: what to predict.
-        points: the "query" alone (one point), or "all" points, each from those before it.
+        at: the "query" alone (one point), or all "points", each from those before it.
         batch_size: prompts in memory at a time.
 
     Raises:
@@ -212,138 +208,9 @@ def squared_errors(
     """
     parts = []
     for part in prompts.split(batch_size):
-        predicted = learner.predict(part)[:, None] if points == "query" else learner.predict_prefixes(part)
-        targets = part.ys[:, -1:] if points == "query" else part.ys
+        predicted = learner.predict(part)[:, None] if at == "query" else learner.predict_prefixes(part)
+        targets = part.ys[:, -1:] if at == "query" else part.ys
         if predicted.shape != targets.shape:
             raise ValueError(f"{type(learner).__name__} predicted {tuple(predicted.shape)} for {tuple(targets.shape)}")
         parts.append((predicted.to(targets.device).double() - targets.double()).square().mean(-1))
     return torch.cat(parts) if parts else prompts.xs.new_zeros(0, 1, dtype=torch.float64)
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A mean with a confidence interval.
-
-    Attributes:
-        mean: sample mean.
-        low: lower end.
-        high: upper end.
-        n: number of independent samples (prompts or seeds).
-        level: confidence level, 0.95 by default.
-    """
-
-    mean: float
-    low: float
-    high: float
-    n: int
-    level: float = 0.95
-
-    def __str__(self) -> str:
-        digits = 4 if not self.half_width or not math.isfinite(self.half_width) else 2 - _magnitude(self.half_width)
-        if digits > 12:  # differences at the level of rounding
-            return f"{self.mean:.3g} ± {self.half_width:.2g}"
-        digits = max(digits, 0)
-        return f"{self.mean:.{digits}f} ± {self.half_width:.{digits}f}"
-
-    @property
-    def half_width(self) -> float:
-        """Half the length of the interval."""
-        return (self.high - self.low) / 2
-
-    def __contains__(self, value: float) -> bool:
-        return self.low <= value <= self.high
-
-
-def _magnitude(value: float) -> int:
-    return math.floor(math.log10(abs(value))) + 1
-
-
-def interval(samples: Tensor, level: float = 0.95) -> Interval:
-    """Mean of independent samples and its confidence interval from Student's t distribution.
-
-    With one sample, or none, the interval is not defined and its ends are NaN. Samples that are not finite give a
-    mean and ends that are not either: nothing is left out silently.
-
-    Args:
-        samples: any shape; every entry counts as one independent sample.
-        level: confidence level, strictly between 0 and 1.
-
-    Raises:
-        ValueError: level out of range.
-    """
-    if not 0 < level < 1:
-        raise ValueError(f"level must be strictly between 0 and 1, got {level}")
-    values = samples.detach().cpu().double().flatten()
-    n = values.numel()
-    mean = values.mean().item() if n else math.nan
-    if n < 2:
-        return Interval(mean, math.nan, math.nan, n, level)
-    half = student_t_quantile(0.5 + level / 2, n - 1) * (values.std() / math.sqrt(n)).item()
-    return Interval(mean, mean - half, mean + half, n, level)
-
-
-def ratio_interval(
-    numerator: Float[Tensor, "sample"], denominator: Float[Tensor, "sample"], level: float = 0.95
-) -> Interval:
-    """Ratio of two means over the same samples, with an interval from the paired samples (delta method).
-
-    Raises:
-        ValueError: different numbers of samples, or level out of range.
-    """
-    if numerator.shape != denominator.shape:
-        raise ValueError(f"paired samples needed, got {tuple(numerator.shape)} and {tuple(denominator.shape)}")
-    a, b = numerator.detach().cpu().double(), denominator.detach().cpu().double()
-    ratio = a.mean() / b.mean()
-    # the ratio of means has the standard error of the mean of (a - r b) / mean(b)
-    return interval(ratio + (a - ratio * b) / b.mean(), level)
-
-
-def student_t_quantile(probability: float, degrees_of_freedom: int) -> float:
-    """Quantile of Student's t distribution."""
-    return float(stdtrit(degrees_of_freedom, probability))
-
-
-class Samples:
-    """What result objects share: means, intervals and tables of their per-prompt or per-seed tensors.
-
-    A subclass is a frozen dataclass; each of its tensor fields has samples on the last axis (prompts or seeds),
-    and any leading axes (layers, scales, ...) index separate quantities.
-    """
-
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Name and value of each tensor field."""
-        for field in dataclasses.fields(self):  # type: ignore[arg-type]
-            value = getattr(self, field.name)
-            if isinstance(value, Tensor):
-                yield field.name, value
-
-    def intervals(self, level: float = 0.95) -> dict[str, Interval]:
-        """Mean and confidence interval of each field over its samples.
-
-        Leading axes are averaged first: the entries of one sample are not independent, so they do not count as more
-        samples. For the interval of one entry take e.g. `interval(result.field[0])`.
-        """
-        return {name: interval(_sample_means(value), level) for name, value in self.tensors()}
-
-    def to_dataframe(self) -> pd.DataFrame:
-        """One row a sample, one column a field; a field with leading axes has a column an entry, `name[0,1]`.
-
-        Raises:
-            ValueError: the fields differ in their number of samples.
-        """
-        columns = {}
-        for name, value in self.tensors():
-            entries = torch.atleast_1d(value.detach().cpu())
-            if entries.dtype == torch.bfloat16:  # numpy has no such type
-                entries = entries.float()
-            for place in np.ndindex(*entries.shape[:-1]):
-                label = f"{name}[{','.join(map(str, place))}]" if place else name
-                columns[label] = entries[place].numpy()
-        return pd.DataFrame(columns)
-
-
-def _sample_means(value: Tensor) -> Tensor:
-    value = value.detach().cpu().double()
-    while value.ndim > 1:
-        value = value.mean(0)
-    return value

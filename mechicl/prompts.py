@@ -13,6 +13,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 PromptFormatName = Literal["paired", "interleaved"]
+At = Literal["query", "points", "positions"]
+"""Which predictions are meant: the query's, those of all points (each from the points before it), or the outputs at all
+positions of the tokens."""
+PointsAt = Literal["query", "points"]
+"""The same for learners that have no tokens."""
 
 
 class Points(NamedTuple):

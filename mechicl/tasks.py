@@ -14,8 +14,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.checks import is_finite, require_finite, require_whole
-from mechicl.drawing import INPUTS, Draw, InputDistribution, drawing_dtype, random_rotations, sampling_generator
 from mechicl.prompts import Prompts
+from mechicl.random_tensors import INPUTS, Draw, InputDistribution, drawing_dtype, random_rotations, sampling_generator
 from mechicl.text.topics import TopicClassification
 from mechicl.tokens import RepeatedTokens
 

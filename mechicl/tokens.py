@@ -10,7 +10,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from mechicl.checks import require_whole
-from mechicl.drawing import sampling_generator
+from mechicl.random_tensors import sampling_generator
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mechicl.learners import AlgorithmLearner, Interval, Learner, Samples, Trajectory, interval, student_t_quantile
+from mechicl.learners import AlgorithmLearner, Learner, Trajectory
 from mechicl.prompts import Prompts
+from mechicl.statistics import Interval, Result, interval, student_t_quantile
 
 quick = settings(max_examples=40, deadline=None)
 
@@ -24,7 +25,7 @@ def some_prompts(n_prompts=3, n_points=4, x_dim=2, y_dim=2):
     )
 
 
-def running_means(prompts, steps=(1,), scale=1.0, points="all"):
+def running_means(prompts, steps=(1,), scale=1.0, at="points"):
     """A toy algorithm: `step * scale` times the mean of the targets so far (0 for none)."""
     n_prompts, n_points, y_dim = prompts.ys.shape
     predictions = torch.zeros(len(steps), n_prompts, n_points, y_dim)
@@ -49,7 +50,7 @@ def test_a_trajectorys_query_is_the_last_point_of_each_step():
 @pytest.mark.parametrize("points", ["all", "query"])
 def test_squared_errors_are_summed_over_the_targets_dimensions(points):
     prompts = some_prompts()
-    trajectory = running_means(prompts, steps=(1, 3), points=points)
+    trajectory = running_means(prompts, steps=(1, 3), at=at)
     errors = trajectory.squared_errors(prompts)
     n_points = 4 if points == "all" else 1
     assert errors.shape == (2, 3, n_points)
@@ -261,7 +262,7 @@ def test_a_level_that_is_no_probability_is_refused(level):
 
 
 @dataclass(frozen=True)
-class Result(Samples):
+class Measurement(Result):
     cosine: Tensor
     by_layer: Tensor
     note: str = "not a tensor"
@@ -271,13 +272,13 @@ def some_result():
     generator = torch.Generator().manual_seed(1)
     shared = torch.randn(6, generator=generator, dtype=torch.float64)  # what makes a prompt hard in every layer
     by_layer = shared + 0.1 * torch.randn(2, 3, 6, generator=generator, dtype=torch.float64)
-    return Result(cosine=torch.randn(6, generator=generator, dtype=torch.float64), by_layer=by_layer)
+    return Measurement(cosine=torch.randn(6, generator=generator, dtype=torch.float64), by_layer=by_layer)
 
 
 def test_a_result_knows_its_tensors():
     result = some_result()
-    assert [name for name, _ in result.tensors()] == ["cosine", "by_layer"]
-    assert dict(result.tensors())["cosine"] is result.cosine
+    assert [name for name, _ in result.samples().items()] == ["cosine", "by_layer"]
+    assert result.samples()["cosine"] is result.cosine
 
 
 def test_intervals_of_a_result_are_over_its_samples():
@@ -294,12 +295,12 @@ def test_intervals_of_a_result_are_over_its_samples():
 
 def test_entries_of_one_sample_do_not_count_as_independent_ones():
     repeated = torch.randn(8, generator=torch.Generator().manual_seed(0)).expand(100, 8)
-    once = Result(cosine=repeated[0], by_layer=repeated).intervals()
+    once = Measurement(cosine=repeated[0], by_layer=repeated).intervals()
     assert once["by_layer"].half_width == pytest.approx(once["cosine"].half_width, rel=1e-6)
 
 
 def test_a_single_number_is_one_sample():
-    intervals = Result(cosine=torch.tensor(2), by_layer=torch.tensor(3.0)).intervals()
+    intervals = Measurement(cosine=torch.tensor(2), by_layer=torch.tensor(3.0)).intervals()
     assert (intervals["cosine"].mean, intervals["cosine"].n) == (2.0, 1)
 
 
@@ -319,11 +320,11 @@ def test_a_table_has_a_row_a_sample_and_a_column_an_entry():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int64, torch.bool])
 def test_a_table_takes_tensors_of_any_dtype_and_with_gradients(dtype):
     values = torch.tensor([0, 1, 1]).to(dtype)
-    table = Result(cosine=values, by_layer=torch.ones(3, requires_grad=True)).to_dataframe()
+    table = Measurement(cosine=values, by_layer=torch.ones(3, requires_grad=True)).to_dataframe()
     assert table["cosine"].tolist() == [0, 1, 1]
     assert table["by_layer"].tolist() == [1.0, 1.0, 1.0]
 
 
 def test_a_table_of_fields_with_different_numbers_of_samples_is_refused():
     with pytest.raises(ValueError, match="same length"):
-        Result(cosine=torch.ones(3), by_layer=torch.ones(4)).to_dataframe()
+        Measurement(cosine=torch.ones(3), by_layer=torch.ones(4)).to_dataframe()

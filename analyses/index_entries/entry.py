@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mechicl.learners import Interval
+from mechicl.statistics import Interval
 
 CONSTRUCTIONS = "constructions"
 """In place of a results file's name: what `mechicl.constructions.certificates` finds while the index is made."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from mechicl.learners import Interval, interval
+from mechicl.statistics import Interval, interval
 
 from .entry import CONSTRUCTIONS, Derived, Entry, Row, Sources, at_most, rows
 

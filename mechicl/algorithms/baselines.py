@@ -2,19 +2,19 @@
 
 import torch
 
-from mechicl.algorithms.spectra import PredictedPoints, linear_trajectory, selected, sums_before
+from mechicl.algorithms.spectra import linear_trajectory, selected, sums_before
 from mechicl.learners import Trajectory
-from mechicl.prompts import Prompts
+from mechicl.prompts import PointsAt, Prompts
 
 MAX_DISTANCES = 2**24
 
 
-def averaging(prompts: Prompts, *, points: PredictedPoints = "all", with_weights: bool = False) -> Trajectory:
+def averaging(prompts: Prompts, *, at: PointsAt = "points", with_weights: bool = False) -> Trajectory:
     """The averaging estimator `x (1/n) Σ_i x_iᵀ y_i`, consistent for inputs with identity covariance.
 
     Args:
         prompts: each prefix is a context of its own; the empty one predicts 0.
-        points: "all" prefixes, or the "query" alone.
+        at: all "points", each predicted from those before it, or the "query" alone.
         with_weights: also return the weights that predictions come from, `[step prompt point x y]`.
 
     Returns:
@@ -25,16 +25,16 @@ def averaging(prompts: Prompts, *, points: PredictedPoints = "all", with_weights
     xs, ys = prompts.xs.double(), prompts.ys.double()
     n = torch.arange(xs.shape[1], device=xs.device).clamp(min=1)[:, None, None]
     weights = sums_before(xs[..., :, None] * ys[..., None, :]) / n
-    return linear_trajectory(prompts, weights, "averaging", points, with_weights)
+    return linear_trajectory(prompts, weights, "averaging", at, with_weights)
 
 
-def nearest_neighbours(prompts: Prompts, *, n_neighbours: int = 3, points: PredictedPoints = "all") -> Trajectory:
+def nearest_neighbours(prompts: Prompts, *, n_neighbours: int = 3, at: PointsAt = "points") -> Trajectory:
     """The mean target of the nearest context points, by Euclidean distance; of all of them while they are fewer.
 
     Args:
         prompts: each prefix is a context of its own; the empty one predicts 0.
         n_neighbours: how many; of equally near points the earlier ones count.
-        points: "all" prefixes, or the "query" alone.
+        at: all "points", each predicted from those before it, or the "query" alone.
 
     Returns:
         Trajectory with one step, predictions `[1 prompt point y]`.
@@ -50,10 +50,10 @@ def nearest_neighbours(prompts: Prompts, *, n_neighbours: int = 3, points: Predi
     parts = []
     for part in prompts.split(max(1, MAX_DISTANCES // (n_points * n_points * prompts.x_dim))):
         xs, ys = part.xs.double(), part.ys.double()
-        targets = selected(xs, points)
+        targets = selected(xs, at)
         distances = (targets[:, :, None] - xs[:, None]).square().sum(-1)  # [prompt point other]
         position = torch.arange(n_points, device=xs.device)
-        earlier = position < selected(position[None, :, None], points)[0]
+        earlier = position < selected(position[None, :, None], at)[0]
         order = distances.masked_fill(~earlier, torch.inf).sort(dim=-1, stable=True).indices
         rank = torch.empty_like(order).scatter_(-1, order, position.expand_as(order))
         near = (earlier & (rank < n_neighbours)).double()

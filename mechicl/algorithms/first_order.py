@@ -10,7 +10,6 @@ from torch import Tensor
 
 from mechicl.algorithms.spectra import (
     CHUNK_ELEMENTS,
-    PredictedPoints,
     checked_steps,
     linear_trajectory,
     selected,
@@ -19,7 +18,7 @@ from mechicl.algorithms.spectra import (
 )
 from mechicl.algorithms.stability import TOLERANCE, warn_where_most_diverge
 from mechicl.learners import Trajectory
-from mechicl.prompts import Prompts
+from mechicl.prompts import PointsAt, Prompts
 
 
 def preconditioned_gd(
@@ -27,7 +26,7 @@ def preconditioned_gd(
     steps: int | Sequence[int] = 1,
     *,
     preconditioner: Float[Tensor, "x x"] | Sequence[Float[Tensor, "x x"]],
-    points: PredictedPoints = "all",
+    at: PointsAt = "points",
     with_weights: bool = False,
 ) -> Trajectory:
     """Preconditioned gradient descent on the mean squared error: `W_{k+1} = W_k - A_k (S W_k - B) / n`, from 0.
@@ -36,7 +35,7 @@ def preconditioned_gd(
         prompts: each prefix is a context of its own, with n its number of points; the empty one predicts 0.
         steps: numbers of steps.
         preconditioner: A `[x x]`, or one a step.
-        points: "all" prefixes, or the "query" alone.
+        at: all "points", each predicted from those before it, or the "query" alone.
         with_weights: also return the weights that predictions come from, `[step prompt point x y]`.
 
     Returns:
@@ -64,15 +63,15 @@ def preconditioned_gd(
     for part in prompts.split(max(1, CHUNK_ELEMENTS // (n_points * prompts.x_dim * max(prompts.x_dim, prompts.y_dim)))):
         xs, ys = part.xs.double(), part.ys.double()
         n = torch.arange(n_points, device=xs.device).clamp(min=1)[:, None, None]
-        second = selected(sums_before(xs[..., :, None] * xs[..., None, :]) / n, points)
-        cross = selected(sums_before(xs[..., :, None] * ys[..., None, :]) / n, points)
+        second = selected(sums_before(xs[..., :, None] * xs[..., None, :]) / n, at)
+        cross = selected(sums_before(xs[..., :, None] * ys[..., None, :]) / n, at)
         weights = torch.zeros_like(cross)
         after = [weights]
         for matrix in matrices[: max(numbers)]:
             weights = weights - matrix.to(xs) @ (second @ weights - cross)
             after.append(weights)
         reached = torch.stack([after[k] for k in numbers])
-        parts.append((selected(xs, points)[..., None, :] @ reached)[..., 0, :].to(prompts.dtype))
+        parts.append((selected(xs, at)[..., None, :] @ reached)[..., 0, :].to(prompts.dtype))
         if with_weights:
             weight_parts.append(reached.to(prompts.dtype))
     if max(numbers) > 1:
@@ -94,7 +93,7 @@ def _warn_of_growth(prompts: Prompts, matrices: Sequence[Tensor]) -> None:
 
 
 def chebyshev(
-    prompts: Prompts, steps: int | Sequence[int] = 1, *, points: PredictedPoints = "all", with_weights: bool = False
+    prompts: Prompts, steps: int | Sequence[int] = 1, *, at: PointsAt = "points", with_weights: bool = False
 ) -> Trajectory:
     """The best polynomial of each degree on the interval of S's eigenvalues: the limit for first-order methods.
 
@@ -105,7 +104,7 @@ def chebyshev(
     Args:
         prompts: each prefix is a context of its own; the empty one predicts 0.
         steps: degrees k; 0 predicts 0.
-        points: "all" prefixes, or the "query" alone.
+        at: all "points", each predicted from those before it, or the "query" alone.
         with_weights: also return the weights that predictions come from, `[step prompt point x y]`.
 
     Returns:
@@ -119,9 +118,7 @@ def chebyshev(
     def filters(eigenvalues: Tensor) -> Tensor:
         return torch.stack([chebyshev_filter(eigenvalues, k) for k in numbers])
 
-    return spectral_trajectory(
-        prompts, filters, name="Chebyshev", steps=numbers, points=points, with_weights=with_weights
-    )
+    return spectral_trajectory(prompts, filters, name="Chebyshev", steps=numbers, at=at, with_weights=with_weights)
 
 
 def chebyshev_filter(eigenvalues: Float[Tensor, "*any x"], degree: int) -> Float[Tensor, "*any x"]:
@@ -151,7 +148,7 @@ def _reciprocal_cosh(angle: Tensor) -> Tensor:
 
 
 def online_gradient_descent(
-    prompts: Prompts, *, step_size: float | None = None, points: PredictedPoints = "all", with_weights: bool = False
+    prompts: Prompts, *, step_size: float | None = None, at: PointsAt = "points", with_weights: bool = False
 ) -> Trajectory:
     """One pass of gradient descent over the context, one point a step, in the order of the prompt.
 
@@ -161,7 +158,7 @@ def online_gradient_descent(
         prompts: the order of their points matters.
         step_size: a, the same for all points; by default `1 / |x_t|²`, with which each point is fitted exactly as it
             passes (and points at 0 are passed over).
-        points: "all" prefixes, or the "query" alone.
+        at: all "points", each predicted from those before it, or the "query" alone.
         with_weights: also return the weights that predictions come from, `[step prompt point x y]`.
 
     Returns:
@@ -186,4 +183,4 @@ def online_gradient_descent(
         else:
             rate = torch.full_like(squared, step_size)
         weights = weights - rate * x.mT @ (x @ weights - ys[:, t, None])
-    return linear_trajectory(prompts, torch.stack(before, dim=1), "online GD", points, with_weights)
+    return linear_trajectory(prompts, torch.stack(before, dim=1), "online GD", at, with_weights)

@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.algorithms.spectra import PredictedPoints, checked_steps, spectral_trajectory
+from mechicl.algorithms.spectra import checked_steps, spectral_trajectory
 from mechicl.learners import Trajectory
-from mechicl.prompts import Prompts
+from mechicl.prompts import PointsAt, Prompts
 
 
 def gradient_descent(
@@ -19,7 +19,7 @@ def gradient_descent(
     *,
     step_size: float,
     initial_weights: Float[Tensor, "x y"] | None = None,
-    points: PredictedPoints = "all",
+    at: PointsAt = "points",
     with_weights: bool = False,
 ) -> Trajectory:
     """Gradient descent from `initial_weights` (0 by default) on `Σ_i (x_i W - y_i)² / 2` over the context.
@@ -32,7 +32,7 @@ def gradient_descent(
         steps: numbers of steps, in any order; 0 gives the initial prediction.
         step_size: a, the factor on the summed gradient. Von Oswald et al.'s η is `a * n_context`.
         initial_weights: W_0 `[x y]`.
-        points: "all" prefixes, or the "query" alone.
+        at: all "points", each predicted from those before it, or the "query" alone.
         with_weights: also return the weights that predictions come from, `[step prompt point x y]`.
 
     Returns:
@@ -64,7 +64,7 @@ def gradient_descent(
         filters,
         name="gradient descent",
         steps=numbers,
-        points=points,
+        at=at,
         with_weights=with_weights,
         initial_weights=initial_weights,
         parameters=f"step_size={step_size}",
@@ -97,7 +97,7 @@ def gd_plus_plus(
     *,
     step_size: float | Sequence[float],
     gamma: float | Sequence[float],
-    points: PredictedPoints = "all",
+    at: PointsAt = "points",
     with_weights: bool = False,
 ) -> Trajectory:
     """GD++: before each next step of gradient descent all inputs, the query's too, become `x - γ x S`.
@@ -110,7 +110,7 @@ def gd_plus_plus(
         steps: numbers of steps.
         step_size: a, the factor on the summed gradient, one for all steps or one a step.
         gamma: γ, which acts on the summed S, one for all steps or one a step.
-        points: "all" prefixes, or the "query" alone.
+        at: all "points", each predicted from those before it, or the "query" alone.
         with_weights: also return the weights that predictions come from, `[step prompt point x y]`.
 
     Returns:
@@ -136,7 +136,7 @@ def gd_plus_plus(
         filters,
         name="GD++",
         steps=numbers,
-        points=points,
+        at=at,
         with_weights=with_weights,
         parameters=f"step_size={reprlib.repr(step_size)}, gamma={reprlib.repr(gamma)}",
     )

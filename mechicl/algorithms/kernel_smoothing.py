@@ -8,10 +8,10 @@ from einops import einsum
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mechicl.algorithms.spectra import CHUNK_ELEMENTS, PredictedPoints, selected
+from mechicl.algorithms.spectra import CHUNK_ELEMENTS, selected
 from mechicl.algorithms.tuning import least_of
 from mechicl.learners import Trajectory
-from mechicl.prompts import Prompts
+from mechicl.prompts import PointsAt, Prompts
 
 LogKernel = Callable[[Tensor, Tensor], Tensor]
 """From `[prompt point x]` and `[prompt other x]` to the kernel's logarithm at bandwidth 1, `[prompt point other]`."""
@@ -43,7 +43,7 @@ def kernel_smoothing(
     bandwidth: float | Sequence[float],
     *,
     kernel: Literal["gaussian", "exponential"] | LogKernel = "gaussian",
-    points: PredictedPoints = "all",
+    at: PointsAt = "points",
 ) -> Trajectory:
     """The Nadaraya-Watson estimate `Σ_i k(x_i, x) y_i / Σ_i k(x_i, x)`.
 
@@ -58,7 +58,7 @@ def kernel_smoothing(
             `exp(function(points, others)/h)`: from `[prompt point x]` and `[prompt other x]` to
             `[prompt point other]`, with -∞ where the kernel is 0. Where it is 0 for all of a context, so is the
             prediction.
-        points: "all" prefixes, or the "query" alone.
+        at: all "points", each predicted from those before it, or the "query" alone.
 
     Returns:
         Trajectory with one step a bandwidth, predictions `[step prompt point y]`.
@@ -82,12 +82,12 @@ def kernel_smoothing(
         raise ValueError(f"bandwidth must be one or more positive finite numbers, got {bandwidth!r}")
     name = f"kernel smoothing ({kernel if isinstance(kernel, str) else getattr(kernel, '__name__', 'function')})"
     position = torch.arange(prompts.n_context + 1, device=prompts.device)
-    targets = selected(position[None], points)[0]
+    targets = selected(position[None], at)[0]
     seen = position < targets[:, None]  # [point other]
     parts = []
     for part in prompts.split(max(1, CHUNK_ELEMENTS // (seen.numel() * max(len(bandwidths), prompts.x_dim)))):
         xs, ys = part.xs.double(), part.ys.double()
-        asked = selected(xs, points)
+        asked = selected(xs, at)
         logs = log_kernel(asked, xs)
         if logs.shape != (len(part), *seen.shape):
             expected = (len(part), *seen.shape)
@@ -130,7 +130,7 @@ def tuned_bandwidth(prompts: Prompts, *, kernel: Literal["gaussian", "exponentia
         targets = prompts.query.ys
 
         def error(bandwidth: float) -> float:
-            predictions = kernel_smoothing(prompts, bandwidth, kernel=kernel, points="query").predictions[0, :, 0]
+            predictions = kernel_smoothing(prompts, bandwidth, kernel=kernel, at="query").predictions[0, :, 0]
             return (predictions - targets).square().mean().item()
 
         return least_of(error, grid, lowest=grid[0])

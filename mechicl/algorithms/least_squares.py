@@ -6,12 +6,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.algorithms.spectra import PredictedPoints, spectral_trajectory
+from mechicl.algorithms.spectra import spectral_trajectory
 from mechicl.learners import Trajectory
-from mechicl.prompts import Prompts
+from mechicl.prompts import PointsAt, Prompts
 
 
-def ols(prompts: Prompts, *, points: PredictedPoints = "all", with_weights: bool = False) -> Trajectory:
+def ols(prompts: Prompts, *, at: PointsAt = "points", with_weights: bool = False) -> Trajectory:
     """Ordinary least squares; where the context leaves it open, the solution of minimum norm `S⁺ B`.
 
     Directions whose eigenvalue of S is below `1e-13 * max(n, d)` of the largest count as absent: singular values of X
@@ -19,7 +19,7 @@ def ols(prompts: Prompts, *, points: PredictedPoints = "all", with_weights: bool
 
     Args:
         prompts: each prefix is a context of its own; the empty one predicts 0.
-        points: "all" prefixes, or the "query" alone.
+        at: all "points", each predicted from those before it, or the "query" alone.
         with_weights: also return the weights that predictions come from, `[step prompt point x y]`.
 
     Returns:
@@ -27,12 +27,10 @@ def ols(prompts: Prompts, *, points: PredictedPoints = "all", with_weights: bool
 
     Source: Fu et al. 2024, section 3.1.
     """
-    return _penalised(prompts, 0.0, "OLS", points, with_weights)
+    return _penalised(prompts, 0.0, "OLS", at, with_weights)
 
 
-def ridge(
-    prompts: Prompts, *, penalty: float, points: PredictedPoints = "all", with_weights: bool = False
-) -> Trajectory:
+def ridge(prompts: Prompts, *, penalty: float, at: PointsAt = "points", with_weights: bool = False) -> Trajectory:
     """Ridge regression: the minimiser of `Σ_i (x_i W - y_i)² + penalty * |W|²`, that is `(S + penalty I)⁻¹ B`.
 
     A penalty as small as the rounding noise in S gives its limit, `ols`, where the context leaves weights open.
@@ -40,7 +38,7 @@ def ridge(
     Args:
         prompts: each prefix is a context of its own; the empty one predicts 0.
         penalty: λ > 0; for no penalty use `ols`.
-        points: "all" prefixes, or the "query" alone.
+        at: all "points", each predicted from those before it, or the "query" alone.
         with_weights: also return the weights that predictions come from, `[step prompt point x y]`.
 
     Returns:
@@ -53,7 +51,7 @@ def ridge(
     """
     if not (penalty > 0 and math.isfinite(penalty)):
         raise ValueError(f"penalty must be positive and finite, got {penalty}; for no penalty use ols()")
-    return _penalised(prompts, penalty, f"ridge({penalty:g})", points, with_weights)
+    return _penalised(prompts, penalty, f"ridge({penalty:g})", at, with_weights)
 
 
 def bayes(
@@ -61,7 +59,7 @@ def bayes(
     *,
     noise_std: float = 0.0,
     weight_std: float = 1.0,
-    points: PredictedPoints = "all",
+    at: PointsAt = "points",
     with_weights: bool = False,
 ) -> Trajectory:
     """Posterior mean for weights `N(0, weight_std²)` and label noise `N(0, noise_std²)`: the best any learner can do.
@@ -72,7 +70,7 @@ def bayes(
         prompts: each prefix is a context of its own.
         noise_std: standard deviation of the label noise, >= 0.
         weight_std: standard deviation of the weights, > 0.
-        points: "all" prefixes, or the "query" alone.
+        at: all "points", each predicted from those before it, or the "query" alone.
         with_weights: also return the weights that predictions come from, `[step prompt point x y]`.
 
     Returns:
@@ -89,15 +87,15 @@ def bayes(
         raise ValueError(f"weight_std must be positive and finite, got {weight_std}")
     ratio = noise_std / weight_std
     if ratio * ratio == 0:  # no noise, or so little that its square underflows
-        return ols(prompts, points=points, with_weights=with_weights)
-    return ridge(prompts, penalty=ratio * ratio, points=points, with_weights=with_weights)
+        return ols(prompts, at=at, with_weights=with_weights)
+    return ridge(prompts, penalty=ratio * ratio, at=at, with_weights=with_weights)
 
 
-def _penalised(prompts: Prompts, penalty: float, name: str, points: PredictedPoints, with_weights: bool) -> Trajectory:
+def _penalised(prompts: Prompts, penalty: float, name: str, at: PointsAt, with_weights: bool) -> Trajectory:
     def filters(eigenvalues: Tensor) -> Tensor:
         return ridge_filter(eigenvalues, penalty, n_context=prompts.n_context)[None]
 
-    return spectral_trajectory(prompts, filters, name=name, points=points, with_weights=with_weights)
+    return spectral_trajectory(prompts, filters, name=name, at=at, with_weights=with_weights)
 
 
 def ridge_filter(

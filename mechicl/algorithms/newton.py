@@ -7,9 +7,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.algorithms.spectra import PredictedPoints, checked_steps, spectral_trajectory
+from mechicl.algorithms.spectra import checked_steps, spectral_trajectory
 from mechicl.learners import Trajectory
-from mechicl.prompts import Prompts
+from mechicl.prompts import PointsAt, Prompts
 
 
 def newton(
@@ -17,7 +17,7 @@ def newton(
     steps: int | Sequence[int] = 1,
     *,
     alpha: float | None = None,
-    points: PredictedPoints = "all",
+    at: PointsAt = "points",
     with_weights: bool = False,
 ) -> Trajectory:
     """Iterative Newton: `M_0 = αS`, `M_{k+1} = 2 M_k - M_k S M_k`, prediction `x M_k B`.
@@ -28,7 +28,7 @@ def newton(
         prompts: each prefix is a context of its own; the empty one predicts 0.
         steps: numbers of iterations, in any order; 0 gives `x αS B`.
         alpha: α, the same for all prefixes; by default `1 / ‖S Sᵀ‖_F` of each prefix.
-        points: "all" prefixes, or the "query" alone.
+        at: all "points", each predicted from those before it, or the "query" alone.
         with_weights: also return the weights that predictions come from, `[step prompt point x y]`.
 
     Returns:
@@ -59,7 +59,7 @@ def newton(
                 raise ValueError(f"alpha={alpha:g} does not converge: on these prompts it must be below {limit:g}")
         return torch.stack([newton_filter(eigenvalues, k, each) for k in numbers])
 
-    return spectral_trajectory(prompts, filters, name="Newton", steps=numbers, points=points, with_weights=with_weights)
+    return spectral_trajectory(prompts, filters, name="Newton", steps=numbers, at=at, with_weights=with_weights)
 
 
 def newton_filter(eigenvalues: Float[Tensor, "*any"], steps: int, alpha: float | Tensor) -> Float[Tensor, "..."]:

@@ -6,7 +6,6 @@ and Newton's method all predict `x_t U f(λ) Uᵀ B`; only the filter `f` differ
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from einops import einsum
@@ -15,9 +14,8 @@ from torch import Tensor
 
 from mechicl.algorithms.stability import residuals_grow, warn_where_most_diverge
 from mechicl.learners import Trajectory
-from mechicl.prompts import Prompts
+from mechicl.prompts import PointsAt, Prompts
 
-PredictedPoints = Literal["all", "query"]
 CHUNK_ELEMENTS = 2**24  # float64 numbers in the largest tensor of one chunk of prompts: 128 MiB
 
 
@@ -40,10 +38,10 @@ class PrefixSpectra:
 
     @classmethod
     def of(
-        cls, xs: Float[Tensor, "prompt point x"], ys: Float[Tensor, "prompt point y"], points: PredictedPoints
+        cls, xs: Float[Tensor, "prompt point x"], ys: Float[Tensor, "prompt point y"], at: PointsAt
     ) -> "PrefixSpectra":
         """Spectra for the prediction of all points, or of the query alone."""
-        if points == "all":
+        if at == "points":
             second = sums_before(xs[..., :, None] * xs[..., None, :])
             cross = sums_before(xs[..., :, None] * ys[..., None, :])
             targets, n_before = xs, torch.arange(xs.shape[1], device=xs.device)
@@ -78,23 +76,23 @@ def sums_before(terms: Float[Tensor, "prompt point a b"]) -> Float[Tensor, "prom
     return torch.cat([torch.zeros_like(terms[:, :1]), terms[:, :-1].cumsum(1)], dim=1)
 
 
-def selected(values: Tensor, points: PredictedPoints, axis: int = 1) -> Tensor:
+def selected(values: Tensor, at: PointsAt, axis: int = 1) -> Tensor:
     """The values of all points, along an axis, or of the query alone, whose axis stays.
 
     Raises:
         ValueError: unknown points.
     """
-    if points not in ("all", "query"):
-        raise ValueError(f"points must be 'all' or 'query', got {points!r}")
-    return values if points == "all" else values.narrow(axis, values.shape[axis] - 1, 1)
+    if at not in ("points", "query"):
+        raise ValueError(f"at must be 'points' or 'query', got {at!r}")
+    return values if at == "points" else values.narrow(axis, values.shape[axis] - 1, 1)
 
 
 def linear_trajectory(
-    prompts: Prompts, weights: Float[Tensor, "prompt point x y"], name: str, points: PredictedPoints, with_weights: bool
+    prompts: Prompts, weights: Float[Tensor, "prompt point x y"], name: str, at: PointsAt, with_weights: bool
 ) -> Trajectory:
     """The one-step trajectory of a learner that predicts each point by the weights, float64, of its prefix."""
-    weights = selected(weights, points)
-    predictions = (selected(prompts.xs.double(), points)[..., None, :] @ weights)[..., 0, :]
+    weights = selected(weights, at)
+    predictions = (selected(prompts.xs.double(), at)[..., None, :] @ weights)[..., 0, :]
     kept = weights[None].to(prompts.dtype) if with_weights else None
     return Trajectory((1,), predictions[None].to(prompts.dtype), name, kept)
 
@@ -105,7 +103,7 @@ def spectral_trajectory(
     *,
     name: str,
     steps: Sequence[int] = (1,),
-    points: PredictedPoints = "all",
+    at: PointsAt = "points",
     initial_weights: Float[Tensor, "x y"] | None = None,
     with_weights: bool = False,
     parameters: str = "",
@@ -120,7 +118,7 @@ def spectral_trajectory(
         filters: eigenvalues to filter values, one slice a step.
         name: of the algorithm.
         steps: step numbers of the slices.
-        points: "all" prefixes, or the "query" alone (a trajectory with one point).
+        at: all "points", each predicted from those before it, or the "query" alone (a trajectory with one point).
         initial_weights: the learner's weights `[x y]` before any step; the algorithm then fits what they leave.
         with_weights: also return the weights.
         parameters: of an iteration that converges with any between 0 and `2 / λ_max(S)`, and may diverge with others.
@@ -135,12 +133,12 @@ def spectral_trajectory(
         DivergenceWarning: `parameters` are given, and after the largest number of steps, if that is more than one, the
             residual on most of the full contexts is larger than at the start.
     """
-    if points not in ("all", "query"):
-        raise ValueError(f"points must be 'all' or 'query', got {points!r}")
+    if at not in ("points", "query"):
+        raise ValueError(f"at must be 'points' or 'query', got {at!r}")
     if initial_weights is not None and initial_weights.shape != (prompts.x_dim, prompts.y_dim):
         expected = (prompts.x_dim, prompts.y_dim)  # another shape could be broadcast, unnoticed
         raise ValueError(f"initial_weights must be [x y] = {expected}, got {tuple(initial_weights.shape)}")
-    n_points = prompts.n_context + 1 if points == "all" else 1
+    n_points = prompts.n_context + 1 if at == "points" else 1
     per_prompt = n_points * prompts.x_dim * max(prompts.x_dim, prompts.y_dim, len(steps))
     if with_weights:
         per_prompt = max(per_prompt, len(steps) * n_points * prompts.x_dim * prompts.y_dim)
@@ -152,7 +150,7 @@ def spectral_trajectory(
         if initial_weights is not None:
             start = xs @ initial_weights.to(xs)
             ys = ys - start
-        spectra = PrefixSpectra.of(xs, ys, points)
+        spectra = PrefixSpectra.of(xs, ys, at)
         filtered = filters(spectra.eigenvalues)
         if parameters and steps[last] > 1:
             full = spectra.eigenvalues[:, -1].detach()
@@ -160,7 +158,7 @@ def spectral_trajectory(
             limits.append(2 / full.amax(-1))
         predictions = spectra.predict(filtered)
         if start is not None:
-            predictions = predictions + (start if points == "all" else start[:, -1:])
+            predictions = predictions + (start if at == "points" else start[:, -1:])
         parts.append(predictions.to(prompts.dtype))
         if with_weights:
             weights = spectra.weights(filtered)

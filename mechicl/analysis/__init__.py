@@ -1,17 +1,8 @@
 """Analyses: they take learners and return result objects of per-prompt tensors; nothing is averaged before you ask."""
 
-from mechicl.analysis.algorithm_families import tuned_descent
-from mechicl.analysis.alignment import Alignment, align, sensitivities
-from mechicl.analysis.closed_forms import (
-    OneStepOptimum,
-    linear_attention_optimum,
-    one_step_optimum,
-    preconditioned_gd_optimum,
-)
-from mechicl.analysis.conditioning import Conditioning, EigenvalueRange, conditioning, transformed_eigenvalues
-from mechicl.analysis.connectivity import Curve, ModeConnectivity, Path, interpolate, mode_connectivity
-from mechicl.analysis.construction_families import FamilyName
-from mechicl.analysis.context_use import (
+from mechicl.analysis.behaviour.algorithm_families import tuned_descent
+from mechicl.analysis.behaviour.alignment import Alignment, align, sensitivities
+from mechicl.analysis.behaviour.context_use import (
     Forgetting,
     OrderSensitivity,
     OutsideSpan,
@@ -19,8 +10,21 @@ from mechicl.analysis.context_use import (
     order_sensitivity,
     outside_span,
 )
-from mechicl.analysis.copying import Copying, TokenSensitivity, copying, token_sensitivity
-from mechicl.analysis.dual_form import DualForm, dual_form
+from mechicl.analysis.behaviour.growth import Growth, fit_growth
+from mechicl.analysis.behaviour.identification import FamilyMatch, Identification, identify
+from mechicl.analysis.behaviour.induced_weights import induced_weights, regressed_weights
+from mechicl.analysis.behaviour.matching import BestMatch, Match, match
+from mechicl.analysis.behaviour.shifts import FOREIGN_INPUTS, ShiftedLosses, losses_over_scales
+from mechicl.analysis.behaviour.similarity import similarity_of_errors, similarity_of_weights
+from mechicl.analysis.behaviour.spectral import SpectralLearner
+from mechicl.analysis.dynamics.snapshots import (
+    AlignmentOverTraining,
+    HeadsOverTraining,
+    Transitions,
+    align_over_training,
+    heads_over_training,
+    transitions,
+)
 from mechicl.analysis.finetuning import (
     FineTuned,
     FineTuning,
@@ -43,12 +47,10 @@ from mechicl.analysis.finetuning import (
     study_task,
     update_similarity,
 )
-from mechicl.analysis.fits import ConstructionFit, Members, fit_construction
-from mechicl.analysis.growth import Growth, fit_growth
-from mechicl.analysis.head_circuits import composition_scores, prefix_matching
-from mechicl.analysis.heads import HeadScores, score_heads
-from mechicl.analysis.identification import FamilyMatch, Identification, identify
-from mechicl.analysis.induced_weights import induced_weights, regressed_weights
+from mechicl.analysis.heads.composition import composition_scores, prefix_matching
+from mechicl.analysis.heads.dual_form import DualForm, dual_form
+from mechicl.analysis.heads.scores import HeadScores, score_heads
+from mechicl.analysis.heads.target_copying import Copying, TokenSensitivity, copying, token_sensitivity
 from mechicl.analysis.interventions import (
     Circuit,
     Edge,
@@ -69,26 +71,8 @@ from mechicl.analysis.interventions import (
     squared_error,
 )
 from mechicl.analysis.interventions.session import PatchingSession, SessionResult
-from mechicl.analysis.interventions.sites import Site
-from mechicl.analysis.kernels import (
-    KernelView,
-    PredictionParts,
-    adapted_functions,
-    initial_function,
-    view_kernel,
-)
-from mechicl.analysis.layer_learners import LayerErrors, Lens, layer_errors
-from mechicl.analysis.matching import BestMatch, Match, match
-from mechicl.analysis.one_layer import OneLayerStudy, study_one_layer
-from mechicl.analysis.over_training import (
-    AlignmentOverTraining,
-    HeadsOverTraining,
-    Transitions,
-    align_over_training,
-    heads_over_training,
-    transitions,
-)
-from mechicl.analysis.probes import (
+from mechicl.analysis.layers.layer_learners import LayerErrors, Lens, layer_errors
+from mechicl.analysis.layers.probes import (
     ProbeResult,
     cross_moments,
     gradient_descent_weights,
@@ -97,13 +81,29 @@ from mechicl.analysis.probes import (
     probe,
     second_moments,
 )
-from mechicl.analysis.readouts import Readouts, fit_readouts, train_readouts
-from mechicl.analysis.rollout import repeated
-from mechicl.analysis.shifts import FOREIGN_INPUTS, ShiftedLosses, losses_over_scales
-from mechicl.analysis.similarity import similarity_of_errors, similarity_of_weights
-from mechicl.analysis.spectral import SpectralLearner
-from mechicl.analysis.symmetries import aligned, lifted, rescaled
-from mechicl.analysis.weights import WeightProducts, weight_products, with_products
+from mechicl.analysis.layers.readouts import Readouts, fit_readouts, train_readouts
+from mechicl.analysis.one_layer import OneLayerStudy, study_one_layer
+from mechicl.analysis.weights.closed_forms import (
+    OneStepOptimum,
+    linear_attention_optimum,
+    one_step_optimum,
+    preconditioned_gd_optimum,
+)
+from mechicl.analysis.weights.conditioning import Conditioning, EigenvalueRange, conditioning, transformed_eigenvalues
+from mechicl.analysis.weights.connectivity import Curve, ModeConnectivity, Path, interpolate, mode_connectivity
+from mechicl.analysis.weights.construction_families import FamilyName
+from mechicl.analysis.weights.fits import ConstructionFit, Members, fit_construction
+from mechicl.analysis.weights.kernels import (
+    KernelView,
+    PredictionParts,
+    adapted_functions,
+    initial_function,
+    view_kernel,
+)
+from mechicl.analysis.weights.products import WeightProducts, weight_products, with_products
+from mechicl.analysis.weights.rollout import repeated
+from mechicl.analysis.weights.symmetries import aligned, lifted, rescaled
+from mechicl.models.sites import Site
 
 __all__ = [
     "FOREIGN_INPUTS",

@@ -9,18 +9,18 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from mechicl import algorithms, constructions
-from mechicl.analysis.alignment import Alignment, align
-from mechicl.analysis.connectivity import Path, interpolate
-from mechicl.analysis.fits import ConstructionFit, fit_construction
-from mechicl.analysis.layer_learners import Lens
-from mechicl.analysis.over_training import AlignmentOverTraining, align_over_training
-from mechicl.analysis.rollout import repeated
-from mechicl.analysis.shifts import FOREIGN_INPUTS, Scaled, ShiftedLosses, losses_over_scales
-from mechicl.analysis.weights import weight_products, with_products
+from mechicl.analysis.behaviour.alignment import Alignment, align
+from mechicl.analysis.behaviour.shifts import FOREIGN_INPUTS, Scaled, ShiftedLosses, losses_over_scales
+from mechicl.analysis.dynamics.snapshots import AlignmentOverTraining, align_over_training
+from mechicl.analysis.layers.layer_learners import Lens
+from mechicl.analysis.weights.connectivity import Path, interpolate
+from mechicl.analysis.weights.fits import ConstructionFit, fit_construction
+from mechicl.analysis.weights.products import weight_products, with_products
+from mechicl.analysis.weights.rollout import repeated
 from mechicl.checkpoints import Checkpoint
-from mechicl.learners import Interval, interval
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
+from mechicl.statistics import Interval, interval
 from mechicl.tasks import LinearRegression
 
 T = TypeVar("T")

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, get_args
 
 import torch
 import torch.nn as nn
@@ -11,9 +11,7 @@ from torch import Tensor
 from transformer_lens import ActivationCache, HookedRootModule
 
 from mechicl.models.config import DTYPES
-from mechicl.prompts import Prompts
-
-Rows = Literal["all", "query", "points"]
+from mechicl.prompts import At, Prompts
 
 
 class PromptedModel(HookedRootModule):
@@ -45,7 +43,7 @@ class PromptedModel(HookedRootModule):
         *,
         start_at_layer: int | None = None,
         stop_at_layer: int | None = None,
-        rows: Rows | slice = "all",
+        at: At | slice = "positions",
     ) -> Float[Tensor, "batch row d_out"]:
         """Outputs for tokens.
 
@@ -54,23 +52,22 @@ class PromptedModel(HookedRootModule):
                 `start_at_layer`, the residual stream `[batch pos d_model]` before that layer.
             start_at_layer: begin before this block; negative numbers count from the end.
             stop_at_layer: end before this block and return the residual stream there; negative likewise.
-            rows: which positions to return: "all", those of every "points" prediction, the "query"'s only, or a slice.
+            at: which outputs to return: at all "positions", at the "points" that are predicted, at the "query", or
+                at a slice of the positions.
 
         Returns:
             `[batch row d_out]`: predictions before `decode`, or logits; or a residual stream `[batch row d_model]`.
 
         Raises:
             ValueError: tokens of another width, more positions than the model has, a layer that does not exist, or
-                unknown rows.
+                an unknown `at`.
             IndexError: a token id outside the vocabulary.
         """
         start = self._layer("start_at_layer", start_at_layer, default=0)
         stop = self._layer("stop_at_layer", stop_at_layer, default=self.cfg.n_layers)
         tokens = self.to_tokens(tokens)
         residual = self.embed_tokens(tokens) if start_at_layer is None else self._check_residual(tokens)
-        return self._run_blocks(
-            residual, range(start, stop), self._rows(rows, residual.shape[1]), stop_at_layer is None
-        )
+        return self._run_blocks(residual, range(start, stop), self._rows(at, residual.shape[1]), stop_at_layer is None)
 
     @abstractmethod
     def embed_tokens(self, tokens: Tensor) -> Float[Tensor, "batch pos d_model"]:
@@ -114,7 +111,7 @@ class PromptedModel(HookedRootModule):
         """The query's prediction; in batches of at most `batch_size` prompts, if given, to bound memory."""
         if batch_size is not None and len(prompts) > batch_size:
             return torch.cat([self.predict(part) for part in prompts.split(batch_size)])
-        return self.forward(prompts, rows="query")[:, -1]
+        return self.forward(prompts, at="query")[:, -1]
 
     def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
         """The prediction of each point t from the points before it; the last one is the query's.
@@ -122,7 +119,7 @@ class PromptedModel(HookedRootModule):
         One pass where an earlier output cannot see later points (interleaved and causal), else one a prefix.
         """
         if self.cfg.one_pass:
-            return self.forward(prompts, rows="points")
+            return self.forward(prompts, at="points")
         return torch.stack([self.predict(prompts.prefix(t)) for t in range(prompts.n_context + 1)], dim=1)
 
     def to_tokens(self, prompts: Prompts | Tensor) -> Tensor:
@@ -131,25 +128,25 @@ class PromptedModel(HookedRootModule):
 
     # ---- the stream, layer by layer ----
 
-    def layer_streams(self, prompts: Prompts, rows: Rows = "points") -> Iterator[Float[Tensor, "prompt row d_model"]]:
+    def layer_streams(self, prompts: Prompts, at: At = "points") -> Iterator[Float[Tensor, "prompt row d_model"]]:
         """The residual stream before the first layer and then after each: n_layers + 1 tensors, from one pass.
 
         Args:
             prompts: what the model reads.
-            rows: the positions to give, as for `forward`.
+            at: the positions to give, as for `forward`.
 
         Raises:
-            ValueError: prompts that do not fit the model, or unknown rows; when the first stream is asked for.
+            ValueError: prompts that do not fit the model, or an unknown `at`; when the first stream is asked for.
         """
         stream = self.forward(prompts, stop_at_layer=0)
-        wanted = self._rows(rows, stream.shape[1])
+        wanted = self._rows(at, stream.shape[1])
         yield stream[:, wanted]
         for layer in range(self.cfg.n_layers):
             stream = self.forward(stream, start_at_layer=layer, stop_at_layer=layer + 1)
             yield stream[:, wanted]
 
     def query_streams(
-        self, prompts: Prompts, queries: Float[Tensor, "prompt point query x"], rows: Rows = "points"
+        self, prompts: Prompts, queries: Float[Tensor, "prompt point query x"], at: At = "points"
     ) -> Iterator[Float[Tensor, "prompt point query d_model"]]:
         """What the model makes of other queries: the stream at a query's position, if it stood at point t.
 
@@ -163,17 +160,17 @@ class PromptedModel(HookedRootModule):
         Args:
             prompts: the contexts; their own queries are not read.
             queries: `[prompt point query x]`, for each of the n_context + 1 points, or for the last point only.
-            rows: "points" for queries at every point, "query" for queries at the last one: `[prompt 1 query x]`.
+            at: "points" for queries at every point, "query" for queries at the last one: `[prompt 1 query x]`.
 
         Raises:
-            ValueError: prompts or queries that do not fit the model or each other, or unknown rows.
+            ValueError: prompts or queries that do not fit the model or each other, or an unknown `at`.
         """
         cfg, n = self.cfg, prompts.n_context
         prompts = prompts.to(cfg.device, cfg.torch_dtype)
         self.encode(prompts[:0])  # refuses prompts of another kind
-        if rows not in ("points", "query"):
-            raise ValueError(f"rows={rows!r} is not one of ('points', 'query'): queries stand at points")
-        points = range(n + 1) if rows == "points" else range(n, n + 1)
+        if at not in ("points", "query"):
+            raise ValueError(f"at={at!r} is not one of ('points', 'query'): queries stand at points")
+        points = range(n + 1) if at == "points" else range(n, n + 1)
         if queries.ndim != 4 or (*queries.shape[:2], queries.shape[3]) != (len(prompts), len(points), cfg.x_dim):
             raise ValueError(
                 f"queries must be [prompt point query x] = [{len(prompts)}, {len(points)}, any, {cfg.x_dim}], "
@@ -192,7 +189,7 @@ class PromptedModel(HookedRootModule):
         n_queries, passes = queries.shape[2], []
         for t, asked in zip(points, queries.unbind(1), strict=True):
             xs, ys = (part.repeat_interleave(n_queries, dim=0) for part in (prompts.xs, prompts.ys))
-            passes.append(self.layer_streams(Prompts(xs, ys).prefix(t).with_query(asked.flatten(0, 1)), rows="query"))
+            passes.append(self.layer_streams(Prompts(xs, ys).prefix(t).with_query(asked.flatten(0, 1)), at="query"))
         for streams in zip(*passes, strict=True):
             joined = torch.cat(streams, dim=1)  # [(prompt query) point d_model]
             yield joined.unflatten(0, (len(prompts), n_queries)).transpose(1, 2)
@@ -239,16 +236,16 @@ class PromptedModel(HookedRootModule):
     def _replace_cfg(self, **changes: Any) -> None:
         self.cfg = self.cfg.replace(**changes)
 
-    def _rows(self, rows: Rows | slice, n_pos: int) -> slice:
-        if isinstance(rows, slice):
-            return rows
-        if rows == "all":
+    def _rows(self, at: At | slice, n_pos: int) -> slice:
+        if isinstance(at, slice):
+            return at
+        if at == "positions":
             return slice(None)
-        if rows == "query":
+        if at == "query":
             return slice(n_pos - 1, n_pos)
-        if rows == "points":
+        if at == "points":
             return self.cfg.format.prediction_positions(n_pos)
-        raise ValueError(f"rows={rows!r} is not one of {get_args(Rows)}")
+        raise ValueError(f"at={at!r} is not one of {get_args(At)}")
 
     def _layer(self, name: str, layer: int | None, *, default: int) -> int:
         if layer is None:

@@ -201,7 +201,7 @@ class HookedTransformer(PromptedModel):
         positions = range(n_tokens(points[0]) - 1, n_tokens(points[-1]), n_tokens(1) - n_tokens(0))
         tokens = rearrange(self._query_tokens(queries), "prompt point query d -> (prompt query) point d")
         asked = self.embed_tokens(tokens, positions).unflatten(0, (len(prompts), queries.shape[2])).transpose(1, 2)
-        return query_streams(self.blocks, self.layer_streams(prompts, rows="all"), asked, positions)
+        return query_streams(self.blocks, self.layer_streams(prompts, at="positions"), asked, positions)
 
     # ---- hooks ----
 

@@ -12,7 +12,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from mechicl.files import write_bytes, write_json
-from mechicl.learners import Interval
+from mechicl.statistics import Interval
 from mechicl.viz.page import page, plot, section, table
 
 

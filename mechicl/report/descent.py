@@ -22,14 +22,15 @@ from mechicl.analysis import (
     losses_over_scales,
     tuned_descent,
 )
-from mechicl.analysis.construction_families import family_for
-from mechicl.analysis.spectral import SpectralLearner
+from mechicl.analysis.behaviour.spectral import SpectralLearner
+from mechicl.analysis.weights.construction_families import family_for
 from mechicl.checkpoints import Checkpoint, CheckpointError
-from mechicl.learners import Interval, Learner, interval, ratio_interval, squared_errors
+from mechicl.learners import Learner, squared_errors
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.prompts import Prompts
 from mechicl.report.comparison import Comparison, Figure, Row, published
 from mechicl.report.opened import opened_comparison
+from mechicl.statistics import Interval, interval, ratio_interval
 from mechicl.tasks import LinearRegression
 
 SCALES = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)

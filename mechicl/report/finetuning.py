@@ -7,9 +7,9 @@ from mechicl import viz
 from mechicl.analysis import FineTuning, FineTuningComparison, compare_on_prompts, search_on_prompts
 from mechicl.analysis.finetuning.tuning import FineTuningDivergedError
 from mechicl.checkpoints import Checkpoint
-from mechicl.learners import interval
 from mechicl.models import HookedTransformer
 from mechicl.report.comparison import Comparison, Figure, Row
+from mechicl.statistics import interval
 
 PROMPT_SEED = 3_000_003
 LEARNING_RATES = (0.003, 0.01, 0.03, 0.1)
@@ -72,7 +72,7 @@ def finetuning_sections(
     if first.map_similarity_before.isfinite().any():
         figures.append(Figure("Attention after fine-tuning", WORDS["maps"], viz.map_similarity_figure(measured)))
     data = {
-        name: {field: value.mean(-1).tolist() for field, value in of.tensors()}
+        name: {field: value.mean(-1).tolist() for field, value in of.samples().items()}
         | {"learning_rate": tunings[name].learning_rate, "epochs": tunings[name].epochs}
         for name, of in measured.items()
     }

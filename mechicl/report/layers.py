@@ -7,13 +7,14 @@ from typing import Any
 
 from mechicl import algorithms, viz
 from mechicl.analysis import Growth, LayerErrors, Match, Readouts, fit_readouts, match, regressed_weights
-from mechicl.analysis.matching import Similarity
+from mechicl.analysis.behaviour.matching import Similarity
 from mechicl.checkpoints import Checkpoint, CheckpointError
-from mechicl.learners import AlgorithmLearner, IterativeLearner, interval, ratio_interval
+from mechicl.learners import AlgorithmLearner, IterativeLearner
 from mechicl.prompts import Prompts
 from mechicl.report.comparison import Comparison, Figure, Row, published
 from mechicl.report.finetuning import finetuning_comparison
 from mechicl.report.opened import opened_comparison
+from mechicl.statistics import interval, ratio_interval
 from mechicl.tasks import Task
 
 NEWTON_STEPS = tuple(range(1, 24))

@@ -10,13 +10,13 @@ import torch
 
 from mechicl import algorithms, constructions, viz
 from mechicl.analysis import OneLayerStudy, linear_attention_optimum, one_step_optimum, study_one_layer
-from mechicl.analysis.weights import weight_products
+from mechicl.analysis.weights.products import weight_products
 from mechicl.checkpoints import Checkpoint, CheckpointError
 from mechicl.files import write_bytes, write_json
-from mechicl.learners import Interval, interval
 from mechicl.report.comparison import HEADER, Comparison, Figure, Row, finite, published
 from mechicl.report.finetuning import finetuning_comparison
 from mechicl.report.opened import opened_comparison
+from mechicl.statistics import Interval, interval
 from mechicl.tasks import LinearRegression
 from mechicl.viz.page import page, plot, section, table
 
@@ -262,7 +262,7 @@ def _curve_reference(checkpoint: Checkpoint, task: LinearRegression, study: OneL
     if "eval_prompts" not in training or "eval_seed" not in training:
         return float(study.gd_squared_errors.mean())
     prompts = task.sample(training["eval_prompts"], seed=training["eval_seed"])
-    trajectory = algorithms.gradient_descent(prompts, 1, step_size=study.step_size, points="query")
+    trajectory = algorithms.gradient_descent(prompts, 1, step_size=study.step_size, at="query")
     return float((trajectory.query()[0] - prompts.query.ys).square().mean())
 
 

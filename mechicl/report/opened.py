@@ -8,10 +8,11 @@ import torch
 from mechicl import viz
 from mechicl.analysis import Sweep, ablate, corrupt, patch, score_heads
 from mechicl.checkpoints import Checkpoint
-from mechicl.learners import interval, squared_errors
+from mechicl.learners import squared_errors
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
 from mechicl.report.comparison import Comparison, Figure, Row
+from mechicl.statistics import interval
 
 N_PROMPTS, N_FEWEST = 64, 16
 N_MEASURED = 256  # other prompts, on which what was chosen among many is measured

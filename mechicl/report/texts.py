@@ -19,8 +19,8 @@ from mechicl.analysis import (
 )
 from mechicl.analysis.finetuning.study import HOW_NAMES, HOWS
 from mechicl.checkpoints import Checkpoint
-from mechicl.learners import Interval, interval
 from mechicl.report.comparison import Comparison, Figure, Row
+from mechicl.statistics import Interval, interval
 from mechicl.text import TEXT_TASKS, text_shots, topic_tokenizer
 
 SEED = 2_000_003

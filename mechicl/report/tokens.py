@@ -20,9 +20,9 @@ from mechicl.analysis import (
     score_heads,
 )
 from mechicl.checkpoints import Checkpoint
-from mechicl.learners import Interval, interval
 from mechicl.models import HookedTransformer
 from mechicl.report.comparison import Comparison, Figure, Row
+from mechicl.statistics import Interval, interval
 from mechicl.tokens import RepeatedTokens, TokenSequences
 
 SCORES = ("previous_token", "induction")
@@ -148,5 +148,5 @@ def _patched(model: HookedTransformer, task: RepeatedTokens) -> Sweep:
 def _circuit(model: HookedTransformer, sequences: TokenSequences, progress: bool) -> Circuit:
     """Looked for on some sequences, measured on others."""
     looked_at, others = sequences[:N_PATCHED], sequences[N_PATCHED : 4 * N_PATCHED]
-    found = find_circuit(model, looked_at, read="all", progress=progress)
-    return measure_circuit(model, found, others if len(others) > 1 else looked_at, read="all", progress=progress)
+    found = find_circuit(model, looked_at, at="positions", progress=progress)
+    return measure_circuit(model, found, others if len(others) > 1 else looked_at, at="positions", progress=progress)

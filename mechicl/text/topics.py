@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from mechicl.checks import require_finite, require_whole
-from mechicl.drawing import sampling_generator
+from mechicl.random_tensors import sampling_generator
 from mechicl.tokens import RepeatedTokens, TokenSequences
 
 TOPICS: dict[str, tuple[str, ...]] = {

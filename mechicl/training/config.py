@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from mechicl.checks import is_whole
 from mechicl.models import ModelConfig, TransformerConfig, config_from_dict
-from mechicl.models.prompted import Rows
+from mechicl.prompts import At
 from mechicl.tasks import OF_TOKENS, AnyTask, FixedTasks, LinearRegression, task_from_dict, task_to_dict
 
 
@@ -189,10 +189,10 @@ class TrainingConfig:
         return getattr(self.model, "prompt_format", None) == "token_ids"
 
     @property
-    def rows(self) -> Rows:
+    def loss_at(self) -> At:
         """Which predictions the loss is made of."""
         if self.on_tokens:
-            return "all"
+            return "positions"
         return self.loss or ("points" if self.one_pass else "query")
 
     @property

@@ -79,7 +79,7 @@ def draw_batch(
         drawn.append(prompts)
     states = torch.stack([generator.get_state() for generator in generators])
     joined = type(drawn[0]).concatenate(drawn) if len(drawn) > 1 else drawn[0]  # no copy for one seed
-    tokens, targets = examples(model, joined, config.rows)
+    tokens, targets = examples(model, joined, config.loss_at)
     by_model = (len(drawn), len(drawn[0]))
     counted = torch.tensor(weights, dtype=config.model.torch_dtype, device=tokens.device) if weights else None
     return Batch(step, tokens.unflatten(0, by_model), targets.unflatten(0, by_model), states, counted)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 
 from mechicl.models import PromptedModel
-from mechicl.models.prompted import Rows
+from mechicl.prompts import At
 
 
 class Ensemble(nn.Module):
@@ -37,13 +37,13 @@ class Ensemble(nn.Module):
         return self.flat.shape[0]
 
     def forward(
-        self, tokens: Float[Tensor, "seed prompt pos d_token"] | Int[Tensor, "seed prompt pos"], rows: Rows
+        self, tokens: Float[Tensor, "seed prompt pos d_token"] | Int[Tensor, "seed prompt pos"], at: At
     ) -> Float[Tensor, "seed prompt row d_out"]:
         """Each model's outputs on its own tokens."""
         model = self._template[0]
 
         def one(flat: Tensor, tokens: Tensor) -> Tensor:
-            return functional_call(model, self._named(flat), (tokens,), {"rows": rows})
+            return functional_call(model, self._named(flat), (tokens,), {"at": at})
 
         if self.n_seeds == 1:  # without vmap's overhead
             return one(self.flat.squeeze(0), tokens.squeeze(0)).unsqueeze(0)

@@ -206,7 +206,7 @@ class _Run:
     def _step(self, batch: Batch) -> Float[Tensor, "seed"]:
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.learning_rate_at(batch.step)
-        losses = objectives.losses(self.step_model(batch.tokens, self.config.rows), batch.targets)
+        losses = objectives.losses(self.step_model(batch.tokens, self.config.loss_at), batch.targets)
         if batch.weights is not None:
             losses = losses * batch.weights
         self.optimizer.zero_grad(set_to_none=True)
@@ -250,7 +250,7 @@ class _Run:
         """Tokens and targets `[seed prompt ...]`; the seeds of a task share theirs."""
         config, device = self.config, self.accelerator.device
         prompts = [task.sample(config.eval_prompts, seed=config.eval_seed, device=device) for task in config.eval_tasks]
-        tokens, targets = zip(*(objectives.examples(self.encoder, p, config.rows) for p in prompts), strict=True)
+        tokens, targets = zip(*(objectives.examples(self.encoder, p, config.loss_at) for p in prompts), strict=True)
 
         def by_member(of_tasks: tuple[Tensor, ...]) -> Tensor:
             stacked = torch.stack(of_tasks)[:, None]
@@ -260,7 +260,7 @@ class _Run:
 
     @torch.no_grad()
     def _evaluate(self) -> Float[Tensor, "seed"]:
-        losses = objectives.losses(self.ensemble(self.eval_tokens, self.config.rows), self.eval_targets)
+        losses = objectives.losses(self.ensemble(self.eval_tokens, self.config.loss_at), self.eval_targets)
         # the main process' value: one that differs in the last bit must not stop some processes and not others
         return broadcast(losses).cpu()
 

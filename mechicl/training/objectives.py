@@ -5,16 +5,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mechicl.models import PromptedModel
-from mechicl.models.prompted import Rows
-from mechicl.prompts import Prompts
+from mechicl.prompts import At, Prompts
 from mechicl.tokens import TokenSequences
 
 
-def examples(model: PromptedModel, prompts: Prompts | TokenSequences, rows: Rows) -> tuple[Tensor, Tensor]:
+def examples(model: PromptedModel, prompts: Prompts | TokenSequences, at: At) -> tuple[Tensor, Tensor]:
     """What a model reads `[prompt pos ...]` and what it is to predict: `[prompt row y]`, or ids `[prompt row]`."""
     if isinstance(prompts, TokenSequences):
         return prompts.read, prompts.targets()
-    return model.encode(prompts), prompts.ys if rows == "points" else prompts.ys[:, -1:]
+    return model.encode(prompts), prompts.ys if at == "points" else prompts.ys[:, -1:]
 
 
 def weight_of_share(prompts: Prompts | TokenSequences, share: slice, world: int) -> float:

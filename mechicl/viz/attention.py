@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mechicl.analysis.interventions.sites import Site, check_hook
+from mechicl.models.sites import Site, check_hook
 from mechicl.prompts import Prompts
 from mechicl.viz.html import Html, circuitsvis_source, joined
 

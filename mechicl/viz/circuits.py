@@ -6,7 +6,7 @@ from math import sqrt
 import plotly.graph_objects as go
 
 from mechicl.analysis import Circuit, Edge, Node
-from mechicl.learners import Interval, interval
+from mechicl.statistics import Interval, interval
 from mechicl.viz.style import COLORS, figure
 
 WAYS = {"q": "#e07b00", "k": "#1f6fb4", "v": "#2a9d4a", "": "#666666"}

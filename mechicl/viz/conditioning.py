@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 import torch
 from plotly.subplots import make_subplots
 
-from mechicl.analysis.conditioning import Conditioning, EigenvalueRange, transformed_eigenvalues
+from mechicl.analysis.weights.conditioning import Conditioning, EigenvalueRange, transformed_eigenvalues
 from mechicl.viz.layers import PALETTE
 from mechicl.viz.style import COLORS, add_band, add_line, figure
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 import plotly.graph_objects as go
 import torch
 
-from mechicl.analysis.connectivity import Path
-from mechicl.analysis.identification import Identification
-from mechicl.analysis.spectral import SpectralLearner
-from mechicl.learners import interval
+from mechicl.analysis.behaviour.identification import Identification
+from mechicl.analysis.behaviour.spectral import SpectralLearner
+from mechicl.analysis.weights.connectivity import Path
+from mechicl.statistics import interval
 from mechicl.viz.layers import interval_lines
 from mechicl.viz.style import COLORS, add_line, figure
 

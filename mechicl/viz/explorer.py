@@ -10,7 +10,7 @@ import traitlets
 from torch import Tensor
 
 from mechicl.analysis.interventions.session import PatchingSession, SessionResult
-from mechicl.analysis.interventions.sites import BY_KEY, Site, axes_of
+from mechicl.models.sites import BY_KEY, Site, axes_of
 
 HERE = Path(__file__).parent
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import plotly.graph_objects as go
 
 from mechicl.analysis.finetuning.comparison import FineTuningComparison
-from mechicl.learners import Interval
+from mechicl.statistics import Interval
 from mechicl.viz.layers import interval_lines
 from mechicl.viz.style import COLORS, figure
 

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from plotly.subplots import make_subplots
 from torch import Tensor
 
-from mechicl.analysis.heads import HeadScores
+from mechicl.analysis.heads.scores import HeadScores
 from mechicl.viz.style import figure
 
 WIDEST = 1400  # pixels

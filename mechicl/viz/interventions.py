@@ -9,7 +9,7 @@ from plotly.subplots import make_subplots
 from torch import Tensor
 
 from mechicl.analysis import Sweep
-from mechicl.learners import interval
+from mechicl.statistics import interval
 from mechicl.viz.style import figure
 
 PER_ROW = 4  # panels, where there is room for them

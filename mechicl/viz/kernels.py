@@ -8,7 +8,7 @@ from jaxtyping import Float
 from plotly.subplots import make_subplots
 from torch import Tensor
 
-from mechicl.analysis.kernels import KernelView
+from mechicl.analysis.weights.kernels import KernelView
 from mechicl.prompts import Points, Prompts
 from mechicl.viz.style import COLORS, add_line, figure
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 import plotly.graph_objects as go
 from plotly.colors import sample_colorscale
 
-from mechicl.analysis.growth import Growth
-from mechicl.analysis.matching import Match
-from mechicl.analysis.probes import ProbeResult
-from mechicl.learners import Interval
+from mechicl.analysis.behaviour.growth import Growth
+from mechicl.analysis.behaviour.matching import Match
+from mechicl.analysis.layers.probes import ProbeResult
+from mechicl.statistics import Interval
 from mechicl.viz.style import COLORS, add_band, add_line, figure
 
 PALETTE = tuple(COLORS[name] for name in ("trained", "interpolated", "closed form", "other", "gradient descent"))

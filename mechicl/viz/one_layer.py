@@ -8,12 +8,12 @@ import torch
 from plotly.subplots import make_subplots
 from torch import Tensor
 
-from mechicl.analysis.connectivity import Path
+from mechicl.analysis.behaviour.shifts import ShiftedLosses
+from mechicl.analysis.dynamics.snapshots import AlignmentOverTraining
 from mechicl.analysis.one_layer import RollOut
-from mechicl.analysis.over_training import AlignmentOverTraining
-from mechicl.analysis.shifts import ShiftedLosses
-from mechicl.analysis.weights import WeightProducts
-from mechicl.learners import interval
+from mechicl.analysis.weights.connectivity import Path
+from mechicl.analysis.weights.products import WeightProducts
+from mechicl.statistics import interval
 from mechicl.viz.style import COLORS, add_band, add_line, figure, on_log_axis
 
 

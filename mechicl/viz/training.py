@@ -9,8 +9,8 @@ from jaxtyping import Float
 from plotly.subplots import make_subplots
 from torch import Tensor
 
-from mechicl.analysis.over_training import AlignmentOverTraining, HeadsOverTraining, Transitions
-from mechicl.learners import interval
+from mechicl.analysis.dynamics.snapshots import AlignmentOverTraining, HeadsOverTraining, Transitions
+from mechicl.statistics import interval
 from mechicl.viz.style import COLORS, add_band, add_line, figure, on_log_axis
 
 

@@ -46,7 +46,7 @@ def test_ties_go_to_the_earlier_points():
 @pytest.mark.parametrize("learner", [averaging, nearest_neighbours])
 def test_query_alone_is_the_last_point_and_dtype_is_kept(learner):
     prompts = make_prompts(dtype=torch.float32)
-    every, query = learner(prompts), learner(prompts, points="query")
+    every, query = learner(prompts), learner(prompts, at="query")
     assert query.predictions.shape == (1, 3, 1, 1)
     assert query.predictions.dtype == torch.float32
     torch.testing.assert_close(query.predictions[:, :, 0], every.predictions[:, :, -1])

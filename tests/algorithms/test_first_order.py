@@ -22,14 +22,14 @@ def test_preconditioned_steps_are_the_plain_loop(y_dim):
     for k, predictions in zip((0, 1, 3), trajectory.predictions, strict=True):
         expected = over_prefixes(prompts, precondition([m.numpy() for m in matrices[:k]]))
         np.testing.assert_allclose(predictions, expected, rtol=1e-10, atol=1e-12)
-    query = preconditioned_gd(prompts, [3], preconditioner=matrices, points="query")
+    query = preconditioned_gd(prompts, [3], preconditioner=matrices, at="query")
     torch.testing.assert_close(query.predictions[:, :, 0], trajectory.predictions[2:, :, -1])
 
 
 def test_identity_preconditioner_is_gradient_descent_of_the_mean():
     prompts = make_prompts(n_context=5)
-    got = preconditioned_gd(prompts, [4], preconditioner=0.5 * torch.eye(4), points="query")
-    expected = gradient_descent(prompts, [4], step_size=0.1, points="query")
+    got = preconditioned_gd(prompts, [4], preconditioner=0.5 * torch.eye(4), at="query")
+    expected = gradient_descent(prompts, [4], step_size=0.1, at="query")
     torch.testing.assert_close(got.predictions, expected.predictions)
 
 
@@ -37,7 +37,7 @@ def test_the_printed_plus_sign_moves_away_from_the_data():
     prompts = LinearRegression(x_dim=3, n_context=20).sample(200, seed=0, dtype=torch.float64)
 
     def loss(sign: float) -> float:
-        trajectory = preconditioned_gd(prompts, 1, preconditioner=sign * torch.eye(3), points="query")
+        trajectory = preconditioned_gd(prompts, 1, preconditioner=sign * torch.eye(3), at="query")
         return (trajectory.query()[0] - prompts.query.ys).square().mean().item()
 
     assert loss(+1) < prompts.query.ys.square().mean().item() < loss(-1)
@@ -59,7 +59,7 @@ def conjugate_interval_residual(eigenvalues: np.ndarray, steps: int) -> np.ndarr
 @pytest.mark.parametrize("steps", [0, 1, 2, 7, 30])
 def test_chebyshev_is_the_polynomial_of_the_full_context(steps):
     prompts = make_prompts(n_context=9)
-    got = chebyshev(prompts, [steps], points="query").predictions[0, :, 0].numpy()
+    got = chebyshev(prompts, [steps], at="query").predictions[0, :, 0].numpy()
     for i in range(len(prompts)):
         xs, ys = prompts.context.xs[i].numpy(), prompts.context.ys[i].numpy()
         values, vectors = np.linalg.eigh(xs.T @ xs)
@@ -107,16 +107,16 @@ def test_online_descent_passes_the_points_in_order(step_size):
     trajectory = online_gradient_descent(prompts, step_size=step_size)
     expected = over_prefixes(prompts, descend_online(step_size))
     np.testing.assert_allclose(trajectory.predictions[0], expected, rtol=1e-10, atol=1e-12)
-    query = online_gradient_descent(prompts, step_size=step_size, points="query")
+    query = online_gradient_descent(prompts, step_size=step_size, at="query")
     assert torch.equal(query.predictions[:, :, 0], trajectory.predictions[:, :, -1])
 
 
 def test_order_matters_to_online_descent_only():
     prompts = make_prompts(n_context=6)
     other = prompts.permuted([5, 4, 3, 2, 1, 0])
-    here, there = (online_gradient_descent(p, points="query").predictions for p in (prompts, other))
+    here, there = (online_gradient_descent(p, at="query").predictions for p in (prompts, other))
     assert not torch.allclose(here, there)
-    here, there = (chebyshev(p, 3, points="query").predictions for p in (prompts, other))
+    here, there = (chebyshev(p, 3, at="query").predictions for p in (prompts, other))
     torch.testing.assert_close(here, there)
 
 

@@ -72,7 +72,7 @@ def test_a_step_size_above_the_stable_one_diverges_as_the_loop_does():
 def test_a_diverged_prediction_is_infinite_or_nan_and_never_looks_converged():
     prompts = make_prompts(scale=1.0)
     with pytest.warns(algorithms.DivergenceWarning, match="100%"):
-        far = algorithms.gradient_descent(prompts, 10**6, step_size=100.0, points="query").predictions
+        far = algorithms.gradient_descent(prompts, 10**6, step_size=100.0, at="query").predictions
     assert not far.isfinite().any()
 
 
@@ -151,9 +151,7 @@ def both(prompts, steps, **options):
 
 @awkward
 def test_the_query_alone_is_predicted_as_the_last_of_all_points(prompts):
-    for alone, all_points in zip(
-        both(prompts, [1, 9], points="query"), both(prompts, [1, 9], points="all"), strict=True
-    ):
+    for alone, all_points in zip(both(prompts, [1, 9], at="query"), both(prompts, [1, 9], at="points"), strict=True):
         assert alone.predictions.shape == (2, len(prompts), 1, prompts.y_dim)
         torch.testing.assert_close(alone.query(), all_points.query(), rtol=1e-12, atol=1e-12)
 
@@ -161,8 +159,8 @@ def test_the_query_alone_is_predicted_as_the_last_of_all_points(prompts):
 def test_with_initial_weights_too():
     prompts, start = make_prompts(y_dim=2), torch.ones(4, 2, dtype=torch.float64)
     alone, everywhere = (
-        algorithms.gradient_descent(prompts, 3, step_size=0.2, initial_weights=start, points=points).query()
-        for points in ("query", "all")
+        algorithms.gradient_descent(prompts, 3, step_size=0.2, initial_weights=start, at=at).query()
+        for at in ("query", "points")
     )
     torch.testing.assert_close(alone, everywhere)
 
@@ -186,13 +184,13 @@ def test_the_target_of_the_query_and_later_points_are_not_read():
         assert not torch.allclose(before.predictions[:, :, 5:], after.predictions[:, :, 5:])
 
 
-@pytest.mark.parametrize("points", ["all", "query"])
+@pytest.mark.parametrize("at", ["points", "query"])
 @pytest.mark.parametrize("n_context", [0, 2, 7])
-def test_the_gradient_with_respect_to_the_query_is_the_learned_weights(points, n_context):
+def test_the_gradient_with_respect_to_the_query_is_the_learned_weights(at, n_context):
     """Finite also where S is singular: fewer points than dimensions."""
     prompts = make_prompts(n_context=n_context)
     query = prompts.query.xs.clone().requires_grad_()
-    ours = algorithms.gradient_descent(prompts.with_query(query), 4, step_size=0.3, points=points)
+    ours = algorithms.gradient_descent(prompts.with_query(query), 4, step_size=0.3, at=at)
     (gradient,) = torch.autograd.grad(ours.query().sum(), query)
     for i in range(len(prompts)):
         context = prompts.context.xs[i].numpy(), prompts.context.ys[i].numpy()
@@ -204,9 +202,9 @@ def counted_chunks(monkeypatch):
     """A list that fills with the number of prompts in each chunk."""
     sizes, make = [], spectra.PrefixSpectra.of
 
-    def counted(xs, ys, points):
+    def counted(xs, ys, at):
         sizes.append(len(xs))
-        return make(xs, ys, points)
+        return make(xs, ys, at)
 
     monkeypatch.setattr(spectra.PrefixSpectra, "of", staticmethod(counted))
     return sizes

@@ -90,7 +90,7 @@ def test_a_narrow_exponential_kernel_gives_the_largest_inner_product():
     prompts = make_prompts()
     (xs, ys), query = prompts.context, prompts.query.xs
     best = (xs @ query[:, :, None])[..., 0].argmax(1)
-    got = kernel_smoothing(prompts, 1e-200, kernel="exponential", points="query").predictions[0, :, 0]
+    got = kernel_smoothing(prompts, 1e-200, kernel="exponential", at="query").predictions[0, :, 0]
     torch.testing.assert_close(got, ys[torch.arange(len(prompts)), best])
 
 
@@ -159,7 +159,7 @@ def test_sensitivities_of_the_learner():
 
 def test_query_alone_is_the_last_point_and_dtype_is_kept():
     prompts = make_prompts(dtype=torch.float32)
-    every, query = (kernel_smoothing(prompts, [0.5, 1.0], points=points) for points in ("all", "query"))
+    every, query = (kernel_smoothing(prompts, [0.5, 1.0], at=at) for at in ("points", "query"))
     assert query.predictions.shape == (2, 3, 1, 1)
     assert query.predictions.dtype == torch.float32
     torch.testing.assert_close(query.predictions[:, :, 0], every.predictions[:, :, -1])
@@ -197,7 +197,7 @@ def test_unknown_names_are_refused():
     with pytest.raises((ValueError, TypeError)):  # the type hook's error in these tests
         kernel_smoothing(make_prompts(), 1.0, kernel="box")  # type: ignore[arg-type]
     with pytest.raises((ValueError, TypeError)):
-        kernel_smoothing(make_prompts(), 1.0, points="some")  # type: ignore[arg-type]
+        kernel_smoothing(make_prompts(), 1.0, at="some")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kernel", sorted(PLAIN))

@@ -177,7 +177,7 @@ def all_three(prompts, **options):
 @awkward
 def test_the_query_alone_is_predicted_as_the_last_of_all_points(prompts):
     atol = 1e-2 if prompts is AWKWARD["eigenvalues from 1 to 1e-10"] else 1e-10
-    for alone, all_points in zip(all_three(prompts, points="query"), all_three(prompts), strict=True):
+    for alone, all_points in zip(all_three(prompts, at="query"), all_three(prompts), strict=True):
         assert alone.predictions.shape == (1, len(prompts), 1, prompts.y_dim)
         torch.testing.assert_close(alone.query(), all_points.query(), rtol=1e-4, atol=atol)
 
@@ -195,14 +195,14 @@ def test_without_context_all_three_predict_zero():
         assert torch.equal(trajectory.predictions, torch.zeros(1, 3, 1, 2, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("points", ["all", "query"])
+@pytest.mark.parametrize("at", ["points", "query"])
 @pytest.mark.parametrize("n_context", [0, 2, 7])
-def test_the_gradient_with_respect_to_the_query_is_the_fitted_weights(points, n_context):
+def test_the_gradient_with_respect_to_the_query_is_the_fitted_weights(at, n_context):
     prompts = make_prompts(n_context=n_context)
     query = prompts.query.xs.clone().requires_grad_()
     varied = prompts.with_query(query)
     fits = (lstsq, solve(0.3), fit_with_pseudo_examples(0.16))
-    for trajectory, fit in zip(all_three(varied, points=points), fits, strict=True):
+    for trajectory, fit in zip(all_three(varied, at=at), fits, strict=True):
         (gradient,) = torch.autograd.grad(trajectory.query().sum(), query)
         for i in range(len(prompts)):
             context = prompts.context.xs[i].numpy(), prompts.context.ys[i].numpy()

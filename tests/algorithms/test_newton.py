@@ -61,8 +61,8 @@ def test_repeated_and_rank_deficient_points_are_ordinary():
 def test_it_converges_to_least_squares_with_a_logarithm_of_the_condition_number():
     task = LinearRegression(x_dim=5, n_context=30, inputs="gaussian", condition_number=100.0)
     prompts = task.sample(20, seed=0, dtype=torch.float64)
-    trajectory = newton(prompts, [40], points="query")
-    torch.testing.assert_close(trajectory.predictions, ols(prompts, points="query").predictions, rtol=1e-6, atol=1e-8)
+    trajectory = newton(prompts, [40], at="query")
+    torch.testing.assert_close(trajectory.predictions, ols(prompts, at="query").predictions, rtol=1e-6, atol=1e-8)
 
 
 def test_the_printed_alpha_is_on_the_boundary_and_refused():
@@ -76,9 +76,9 @@ def test_the_printed_alpha_is_on_the_boundary_and_refused():
         inverse = 2 * inverse - inverse @ second @ inverse
     assert np.linalg.norm(inverse @ second - np.eye(4), 2) == pytest.approx(1.0, abs=1e-3)
     with pytest.raises(ValueError, match="does not converge"):
-        newton(prompts, [1], alpha=printed * (1 + 1e-9), points="query")
-    below = newton(prompts, [60], alpha=0.99 * printed, points="query")
-    torch.testing.assert_close(below.predictions, ols(prompts, points="query").predictions, rtol=1e-8, atol=1e-10)
+        newton(prompts, [1], alpha=printed * (1 + 1e-9), at="query")
+    below = newton(prompts, [60], alpha=0.99 * printed, at="query")
+    torch.testing.assert_close(below.predictions, ols(prompts, at="query").predictions, rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize("alpha", [0.0, -1.0, float("nan"), float("inf")])
@@ -105,11 +105,11 @@ def test_moments_correct_the_printed_ones():
 
 def test_query_alone_dtype_and_gradient():
     prompts = make_prompts(dtype=torch.float32)
-    every, query = newton(prompts, [2, 4]), newton(prompts, [2, 4], points="query")
+    every, query = newton(prompts, [2, 4]), newton(prompts, [2, 4], at="query")
     assert every.predictions.dtype == torch.float32
     torch.testing.assert_close(query.predictions[:, :, 0], every.predictions[:, :, -1])
     learner = algorithms.newton
     x = prompts.query.xs.clone().requires_grad_()
-    learner(prompts.with_query(x), [3], points="query").predictions.sum().backward()
+    learner(prompts.with_query(x), [3], at="query").predictions.sum().backward()
     assert x.grad is not None
     assert x.grad.isfinite().all()

@@ -13,7 +13,7 @@ awkward = pytest.mark.parametrize("prompts", AWKWARD.values(), ids=AWKWARD.keys(
 
 @awkward
 def test_eigenvalues_are_those_of_each_prefixs_second_moments(prompts):
-    spectra = PrefixSpectra.of(prompts.xs, prompts.ys, "all")
+    spectra = PrefixSpectra.of(prompts.xs, prompts.ys, "points")
     for i, xs in enumerate(prompts.xs.numpy()):
         for t in range(len(xs)):
             expected = np.linalg.eigvalsh(sum((np.outer(x, x) for x in xs[:t]), np.zeros((xs.shape[1],) * 2)))
@@ -24,10 +24,10 @@ def test_eigenvalues_are_those_of_each_prefixs_second_moments(prompts):
 
 @awkward
 def test_eigenvalues_are_never_negative_and_exactly_zero_beyond_the_number_of_points(prompts):
-    for points in ("all", "query"):
+    for at in ("points", "query"):
         spectra = PrefixSpectra.of(prompts.xs, prompts.ys, points)
         assert (spectra.eigenvalues >= 0).all()
-        counts = range(prompts.n_context + 1) if points == "all" else [prompts.n_context]
+        counts = range(prompts.n_context + 1) if at == "points" else [prompts.n_context]
         for position, count in enumerate(counts):
             unreached = max(0, prompts.x_dim - count)
             assert not spectra.eigenvalues[:, position, :unreached].any()
@@ -48,7 +48,7 @@ def test_a_filter_that_is_one_predicts_the_point_times_the_cross_moments(prompts
 @given(prompts_of_any_size())
 def test_a_filter_that_is_the_eigenvalue_multiplies_by_the_second_moments(prompts):
     ours = spectral_trajectory(
-        prompts, lambda values: torch.stack([values, values**2]), name="powers", steps=(1, 2), points="query"
+        prompts, lambda values: torch.stack([values, values**2]), name="powers", steps=(1, 2), at="query"
     ).predictions
     xs, ys = prompts.context
     second = xs.mT @ xs
@@ -65,7 +65,7 @@ def test_a_trajectory_says_its_name_and_steps():
 
 def test_an_unknown_choice_of_points_is_refused():
     with pytest.raises(Exception, match="points") as caught:
-        spectral_trajectory(make_prompts(), lambda v: v[None], name="", points="last")  # pyright: ignore[reportArgumentType]
+        spectral_trajectory(make_prompts(), lambda v: v[None], name="", at="last")  # pyright: ignore[reportArgumentType]
     assert "last" in str(caught.value)
 
 

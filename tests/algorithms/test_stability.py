@@ -32,7 +32,7 @@ def scaled(*factors: float) -> Prompts:
 
 
 def weights_after(learner, steps, prompts=SAME, **parameters) -> float:
-    weights = learner(prompts, steps, points="query", with_weights=True, **parameters).weights
+    weights = learner(prompts, steps, at="query", with_weights=True, **parameters).weights
     return weights.abs().max().item()
 
 
@@ -90,9 +90,9 @@ def test_half_of_the_contexts_or_fewer_is_silent(prompts):
 
 def test_the_full_context_counts_not_its_prefixes():
     """Shorter prefixes converge with step sizes with which the full context diverges."""
-    for points in ("all", "query"):
+    for at in ("points", "query"):
         with pytest.warns(DivergenceWarning, match="100% of 1 "):
-            gradient_descent(SAME, 5, step_size=ABOVE, points=points)
+            gradient_descent(SAME, 5, step_size=ABOVE, at=at)
 
 
 def test_chunks_are_counted_together(monkeypatch):
@@ -175,8 +175,8 @@ def test_a_preconditioner_that_turns_is_judged_by_its_radius_not_its_norm():
     nilpotent = torch.zeros(4, 4, dtype=torch.float64)
     nilpotent[0, 1] = 3
     matrix = (torch.eye(4, dtype=torch.float64) - nilpotent) @ second.inverse()
-    after = preconditioned_gd(SAME, [2, 50], preconditioner=matrix, points="query").predictions
-    torch.testing.assert_close(after, ols(SAME, points="query").predictions.expand(2, -1, -1, -1))
+    after = preconditioned_gd(SAME, [2, 50], preconditioner=matrix, at="query").predictions
+    torch.testing.assert_close(after, ols(SAME, at="query").predictions.expand(2, -1, -1, -1))
 
 
 def test_a_list_of_preconditioners_is_judged_by_its_product():

@@ -43,7 +43,7 @@ def test_one_step_on_the_default_task_is_tuned_to_20_over_33():
     """`E Σ ŷ y / E Σ ŷ²` for ten points x ~ U(-1/2, 1/2) in ten dimensions is (25/3) / (55/4)."""
     prompts = LinearRegression().sample(20_000, seed=0)
     tuned = algorithms.tuned_step_size(prompts)
-    parts = algorithms.gradient_descent(prompts.to(torch.float64), step_size=1.0, points="query").query()[0]
+    parts = algorithms.gradient_descent(prompts.to(torch.float64), step_size=1.0, at="query").query()[0]
     residuals = (parts * (prompts.query.ys.double() - tuned * parts)).flatten()
     standard_error = (residuals.std() / math.sqrt(len(prompts)) / parts.square().mean()).item()
     assert 0.001 < standard_error < 0.01

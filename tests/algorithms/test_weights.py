@@ -43,7 +43,7 @@ def test_weights_are_the_predictions_of_unit_queries(name, n_context, y_dim, see
         prefix = prompts.prefix(t)
         for i in range(3):
             unit = torch.eye(3, dtype=torch.float64)[i].expand(2, 3)
-            asked = algorithm(prefix.with_query(unit), **ALGORITHMS[name], points="query").predictions[:, :, 0]
+            asked = algorithm(prefix.with_query(unit), **ALGORITHMS[name], at="query").predictions[:, :, 0]
             torch.testing.assert_close(weights[:, :, t, i], asked, atol=1e-9, rtol=1e-9)
 
 
@@ -52,7 +52,7 @@ def test_the_query_alone_has_the_last_prefix_weights(name):
     prompts = _prompts(4, 5, 1, 0)
     algorithm = getattr(algorithms, name)
     everything = algorithm(prompts, **ALGORITHMS[name], with_weights=True)
-    query = algorithm(prompts, **ALGORITHMS[name], with_weights=True, points="query")
+    query = algorithm(prompts, **ALGORITHMS[name], with_weights=True, at="query")
     torch.testing.assert_close(query.weights, everything.weights[:, :, -1:])
     torch.testing.assert_close(query.predictions, everything.predictions[:, :, -1:])
     assert algorithm(prompts, **ALGORITHMS[name]).weights is None

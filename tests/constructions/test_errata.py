@@ -15,9 +15,10 @@ import torch
 from mechicl import constructions
 from mechicl.algorithms import newton_moments
 from mechicl.constructions import Head, Stream, assemble
-from mechicl.learners import interval, squared_errors
+from mechicl.learners import squared_errors
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
+from mechicl.statistics import interval
 from mechicl.tasks import LinearRegression
 from tests.algorithms.reference import descend, precondition
 from tests.constructions.reference import assert_same, at_query, iterate, random_prompts

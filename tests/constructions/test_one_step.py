@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from mechicl import constructions
 from mechicl.analysis import linear_attention_optimum
-from mechicl.learners import interval, squared_errors
+from mechicl.learners import squared_errors
+from mechicl.statistics import interval
 from mechicl.tasks import LinearRegression
 from tests.algorithms.reference import precondition
 from tests.constructions.reference import assert_same, at_query, cases, random_prompts

@@ -12,20 +12,20 @@ from torch import Tensor
 
 from mechicl.models import HookedTransformer, TransformerConfig, fast
 from mechicl.models.layers import Attention, Block, key_mask
-from mechicl.models.prompted import Rows
+from mechicl.prompts import At
 from tests.strategies import configs, random_model, random_tokens
 
 WATCH: list[Any] = [("hook_embed", lambda activation, hook: None)]
 
 
-def run(model: HookedTransformer, tokens: Tensor, rows: Rows, *, hooked: bool) -> Tensor:
+def run(model: HookedTransformer, tokens: Tensor, rows: At, *, hooked: bool) -> Tensor:
     """Outputs by one route or the other."""
     with model.hooks(fwd_hooks=WATCH if hooked else []):
         assert model.has_hooks() == hooked
-        return model(tokens, rows=rows)
+        return model(tokens, at=rows)
 
 
-def gradients(model: HookedTransformer, tokens: Tensor, rows: Rows, *, hooked: bool) -> dict[str, Tensor]:
+def gradients(model: HookedTransformer, tokens: Tensor, rows: At, *, hooked: bool) -> dict[str, Tensor]:
     """Derivatives of a fixed mixture of the outputs, by all weights and by the tokens."""
     inputs: dict[str, Tensor] = dict(model.named_parameters())
     if tokens.is_floating_point():
@@ -63,7 +63,7 @@ def test_routes_agree_for_layers_of_their_own_kind(fields: dict[str, Any], promp
     base: dict[str, Any] = {"x_dim": 3, "y_dim": 2, "n_context": 6, "d_model": 8, "dtype": "float64"}
     cfg = TransformerConfig(**(base | fields), prompt_format=prompt_format, keys=keys)
     model, tokens = random_model(cfg), random_tokens(cfg, 3)
-    kinds: tuple[Rows, ...] = ("all", "query", "points")
+    kinds: tuple[At, ...] = ("positions", "query", "points")
     for rows in kinds:
         quick = run(model, tokens, rows, hooked=False)
         torch.testing.assert_close(quick, run(model, tokens, rows, hooked=True), rtol=1e-10, atol=1e-10)
@@ -82,16 +82,18 @@ def test_rows_with_momentum(over: Any, attention: str, rows: slice):
         n_heads=2, d_head=4, d_mlp=5, dtype="float64",
     )  # fmt: skip
     model, tokens = random_model(cfg), random_tokens(cfg, 3)
-    whole = run(model, tokens, "all", hooked=True)
+    whole = run(model, tokens, "positions", hooked=True)
     stream = model(tokens, stop_at_layer=1)
-    for quick in (model(tokens, rows=rows), model(stream, start_at_layer=1, rows=rows)):
+    for quick in (model(tokens, at=rows), model(stream, start_at_layer=1, at=rows)):
         torch.testing.assert_close(quick, whole[:, rows], rtol=1e-10, atol=1e-10)
 
 
 @settings(max_examples=100)
 @given(data=st.data(), cfg=configs(), seed=st.integers(0, 1000), batch=st.sampled_from([0, 1, 3]))
 def test_routes_agree(data: st.DataObject, cfg: TransformerConfig, seed: int, batch: int):
-    kinds: tuple[Rows, ...] = ("all", "query") if cfg.prompt_format == "token_ids" else ("all", "query", "points")
+    kinds: tuple[At, ...] = (
+        ("positions", "query") if cfg.prompt_format == "token_ids" else ("positions", "query", "points")
+    )
     rows = data.draw(st.sampled_from(kinds))
     model, tokens = random_model(cfg, seed), random_tokens(cfg, batch, seed)
     exact, exact_tokens = copy.deepcopy(model).double(), tokens.double() if tokens.is_floating_point() else tokens
@@ -173,19 +175,19 @@ def routes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
 def test_one_layer_computes_the_querys_row_only(routes: list[tuple[str, int]]):
     cfg = TransformerConfig(x_dim=10, n_context=10)
     model = HookedTransformer(cfg)
-    model(random_tokens(cfg, 8), rows="query")
+    model(random_tokens(cfg, 8), at="query")
     assert routes == [("_folded", 1)]
 
 
 def test_only_the_last_layer_is_cut_to_the_rows(routes: list[tuple[str, int]]):
     cfg = TransformerConfig(x_dim=5, n_context=6, prompt_format="interleaved", n_layers=3, d_model=8, d_head=8)
-    HookedTransformer(cfg)(random_tokens(cfg), rows="points")
+    HookedTransformer(cfg)(random_tokens(cfg), at="points")
     assert [n_rows for _, n_rows in routes] == [13, 13, 7]
 
 
 def test_all_positions_of_short_contexts_take_the_merged_route(routes: list[tuple[str, int]]):
     cfg = TransformerConfig(x_dim=10, n_context=10, n_layers=2)
-    HookedTransformer(cfg)(random_tokens(cfg, 8), rows="query")
+    HookedTransformer(cfg)(random_tokens(cfg, 8), at="query")
     assert routes == [("_merged", 11), ("_folded", 1)]
 
 
@@ -197,7 +199,7 @@ def test_long_contexts_take_the_associative_route(routes: list[tuple[str, int]])
 
 def test_momentum_takes_the_plain_route(routes: list[tuple[str, int]]):
     cfg = TransformerConfig(x_dim=10, n_context=10, keys="causal", momentum=0.5)
-    HookedTransformer(cfg)(random_tokens(cfg, 8), rows="query")
+    HookedTransformer(cfg)(random_tokens(cfg, 8), at="query")
     assert routes == [("_plain", 11)]
 
 

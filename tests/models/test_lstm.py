@@ -112,13 +112,13 @@ def test_longer_and_shorter_prompts_than_planned():
     assert model.predict(prompts[:0]).shape == (0, 2)
 
 
-@pytest.mark.parametrize("rows", ["all", "points", "query"])
+@pytest.mark.parametrize("rows", ["positions", "points", "query"])
 def test_rows_are_rows_of_all_outputs(rows: Any):
     model = random_lstm()
     tokens = tokens_of(model)
-    wanted = {"all": slice(None), "points": slice(0, None, 2), "query": slice(10, None)}[rows]
-    torch.testing.assert_close(model(tokens, rows=rows), model(tokens)[:, wanted])
-    torch.testing.assert_close(model(tokens, rows=rows, stop_at_layer=-1), model(tokens, stop_at_layer=2)[:, wanted])
+    wanted = {"positions": slice(None), "points": slice(0, None, 2), "query": slice(10, None)}[rows]
+    torch.testing.assert_close(model(tokens, at=rows), model(tokens)[:, wanted])
+    torch.testing.assert_close(model(tokens, at=rows, stop_at_layer=-1), model(tokens, stop_at_layer=2)[:, wanted])
 
 
 @pytest.mark.parametrize("layer", [0, 1, 2, 3, -1, -3])
@@ -161,7 +161,7 @@ def test_patching_a_layers_output_changes_what_follows_and_nothing_before():
     assert torch.equal(model(tokens), model(tokens))
     with model.hooks(fwd_hooks=[("blocks.0.hook_resid_post", patch)]):
         assert model.has_hooks()
-        torch.testing.assert_close(model(tokens, rows="query"), outputs[:, -1:])
+        torch.testing.assert_close(model(tokens, at="query"), outputs[:, -1:])
     assert not model.has_hooks()
 
 
@@ -182,7 +182,7 @@ def test_sensitivities_and_second_derivatives():
     def loss(xs: Tensor, *weights: Tensor) -> Tensor:
         named = dict(zip(dict(model.named_parameters()), weights, strict=True))
         tokens = model.encode(prompts.with_query(xs))
-        return functional_call(model, named, (tokens,), {"rows": "query"}).square().sum()
+        return functional_call(model, named, (tokens,), {"at": "query"}).square().sum()
 
     inputs = [prompts.query.xs, *(weight.detach() for weight in model.parameters())]
     inputs = tuple(x.clone().requires_grad_() for x in inputs)

@@ -101,7 +101,7 @@ def test_other_queries_in_any_config(cfg: TransformerConfig):
 @every_model
 def test_queries_of_the_whole_context(model: PromptedModel):
     prompts, queries = prompts_and_queries(model)
-    whole = list(model.query_streams(prompts, queries[:, -1:], rows="query"))
+    whole = list(model.query_streams(prompts, queries[:, -1:], at="query"))
     every = list(model.query_streams(prompts, queries))
     assert len(whole) == model.cfg.n_layers + 1
     for one, all_points in zip(whole, every, strict=True):
@@ -180,9 +180,9 @@ def test_queries_that_do_not_fit_are_refused_at_once(model: PromptedModel):
         with pytest.raises((ValueError, TypeError), match=r"queries"):
             model.query_streams(prompts, bad)
     with pytest.raises(ValueError, match=r"queries must be \[prompt point query x\] = \[2, 1, any, 3\]"):
-        model.query_streams(prompts, queries, rows="query")
-    with pytest.raises(ValueError, match=r"rows='all' is not one of \('points', 'query'\)"):
-        model.query_streams(prompts, queries, rows="all")
+        model.query_streams(prompts, queries, at="query")
+    with pytest.raises(ValueError, match=r"at='positions' is not one of \('points', 'query'\)"):
+        model.query_streams(prompts, queries, at="positions")
     with pytest.raises(ValueError, match="the model takes x_dim=3"):
         model.query_streams(Prompts(torch.zeros(2, 5, 2), torch.zeros(2, 5, 1)), queries)
 
@@ -207,27 +207,27 @@ def test_no_prompts_no_queries_and_no_context():
 
 
 @every_model
-@pytest.mark.parametrize("rows", ["all", "points", "query"])
+@pytest.mark.parametrize("rows", ["positions", "points", "query"])
 def test_layer_streams_are_those_of_a_plain_pass(model: PromptedModel, rows: Any):
     prompts, _ = prompts_and_queries(model)
     expected = plain_streams(model, prompts)
     streams = list(model.layer_streams(prompts, rows))
     n_pos = expected[0].shape[1]
     wanted = {
-        "all": slice(None),
+        "positions": slice(None),
         "query": slice(n_pos - 1, n_pos),
         "points": model.cfg.format.prediction_positions(n_pos),
     }
     for own, stream in zip(streams, expected, strict=True):
         assert_equal(own, stream[:, wanted[rows]])
-    assert_equal(model.read_out(streams[-1]), model(prompts, rows=rows))
+    assert_equal(model.read_out(streams[-1]), model(prompts, at=rows))
 
 
 @every_model
 def test_gradients_flow_through_layer_streams_unless_switched_off(model: PromptedModel):
     prompts, _ = prompts_and_queries(model)
     ys = prompts.ys.clone().requires_grad_()
-    for layer, stream in enumerate(model.layer_streams(Prompts(prompts.xs, ys), "all")):
+    for layer, stream in enumerate(model.layer_streams(Prompts(prompts.xs, ys), "positions")):
         (own,) = torch.autograd.grad(stream.square().sum(), ys, retain_graph=True)
         (wanted,) = torch.autograd.grad(plain_streams(model, Prompts(prompts.xs, ys))[layer].square().sum(), ys)
         assert_equal(own, wanted)
@@ -237,5 +237,5 @@ def test_gradients_flow_through_layer_streams_unless_switched_off(model: Prompte
 
 def test_unknown_rows_are_refused():
     prompts, _ = prompts_and_queries(LSTM)
-    with pytest.raises(Exception, match="rows"):
+    with pytest.raises(Exception, match="at"):
         list(LSTM.layer_streams(prompts, "some"))  # type: ignore[arg-type]

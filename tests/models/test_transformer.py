@@ -154,7 +154,7 @@ def test_hooks_of_every_kind_of_layer(fields: dict[str, Any], use_attn_result: b
         assert own == {f"blocks.{layer}.attn.{name}": shape for name, shape in shapes.items()}
         for name in ("hook_q", "hook_k", "hook_v", "hook_attn_scores", "hook_pattern", "hook_z"):
             changed = model.run_with_hooks(
-                prompts, fwd_hooks=[(f"blocks.{layer}.attn.{name}", lambda x, hook: 1.1 * x + 0.1)], rows="query"
+                prompts, fwd_hooks=[(f"blocks.{layer}.attn.{name}", lambda x, hook: 1.1 * x + 0.1)], at="query"
             )
             assert (changed[:, -1] - outputs[:, -1]).abs().max() > 1e-6, (layer, name)
         torch.testing.assert_close(
@@ -174,7 +174,7 @@ def test_switching_attn_result_leaves_each_layer_its_attention(fields: dict[str,
         ]
         assert all(block.attn.cfg == block.cfg for block in model.blocks)
         assert torch.equal(model.predict(prompts), outputs)
-        torch.testing.assert_close(model.run_with_cache(prompts, rows="query")[0][:, -1], outputs)
+        torch.testing.assert_close(model.run_with_cache(prompts, at="query")[0][:, -1], outputs)
 
 
 @settings(max_examples=30)
@@ -313,7 +313,7 @@ def test_start_and_stop_at_layer(cfg: TransformerConfig, data: st.DataObject):
         # the last layer before the cut may have gone by another route
         torch.testing.assert_close(model(middle, start_at_layer=layer), whole, rtol=1e-3, atol=1e-4)
         assert torch.equal(model(middle, start_at_layer=layer, stop_at_layer=layer), middle)
-        query = model(tokens, stop_at_layer=layer, rows="query")
+        query = model(tokens, stop_at_layer=layer, at="query")
         torch.testing.assert_close(query, middle[:, -1:], rtol=1e-3, atol=1e-4)
         if layer < cfg.n_layers:
             assert torch.equal(model(tokens, stop_at_layer=layer - cfg.n_layers), middle)
@@ -345,7 +345,7 @@ def test_cache_options():
         model.run_with_cache(random_prompts(model.cfg, batch=2), remove_batch_dim=True)
     _, cache = model.run_with_cache(tokens, pos_slice=-1)
     assert cache["resid_post", 0].shape == (1, 1, 5)
-    outputs, _ = model.run_with_cache(prompts, rows="query")
+    outputs, _ = model.run_with_cache(prompts, at="query")
     torch.testing.assert_close(outputs[:, 0], model.predict(prompts))
 
 
@@ -587,7 +587,7 @@ def test_encode_decode_and_forward_agree():
         predictions = model.decode(outputs)
         assert predictions.shape[1] == (1 if fields is LINEAR else prompts.n_context + 1)
         torch.testing.assert_close(predictions[:, -1], model.predict(prompts), rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(model(prompts, rows="points"), predictions, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(model(prompts, at="points"), predictions, rtol=1e-4, atol=1e-5)
 
 
 def test_prompts_of_another_dtype_are_converted():
@@ -631,7 +631,7 @@ def test_token_id_models():
     ids = random_tokens(model.cfg)
     assert model(ids).shape == (2, 6, 7)
     assert torch.equal(model(ids.int()), model(ids))
-    assert model(ids[:, :3], rows="query").shape == (2, 1, 7)
+    assert model(ids[:, :3], at="query").shape == (2, 1, 7)
     with pytest.raises(ValueError, match=r"tokens must be ids \[batch pos\]"):
         model.embed_tokens(torch.zeros(2, 6))
     with pytest.raises(ValueError, match=r"tokens must be ids \[batch pos\].*torch.bool"):
@@ -648,7 +648,7 @@ def test_token_id_models():
         with pytest.raises(ValueError, match="takes ids"):
             method(prompts)
     with pytest.raises(ValueError, match="takes ids"):
-        model(ids, rows="points")
+        model(ids, at="points")
 
 
 def test_sinusoidal_positions():
@@ -881,12 +881,12 @@ def test_ensembles_by_vmap(fields: dict[str, Any]):
     base = copy.deepcopy(models[0]).to("meta")
 
     def loss(params: dict[str, Tensor], buffers: dict[str, Tensor], tokens: Tensor) -> tuple[Tensor, Tensor]:
-        outputs = torch.func.functional_call(base, (params, buffers), (tokens,), {"rows": "points"})
+        outputs = torch.func.functional_call(base, (params, buffers), (tokens,), {"at": "points"})
         return outputs.square().sum(), outputs
 
     grads, outputs = torch.vmap(torch.func.grad(loss, has_aux=True))(params, buffers, tokens)
     for i, model in enumerate(models):
-        alone = model(tokens[i], rows="points")
+        alone = model(tokens[i], at="points")
         torch.testing.assert_close(outputs[i], alone)
         alone.square().sum().backward()
         for name, weight in model.named_parameters():

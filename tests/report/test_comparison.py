@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from mechicl.learners import Interval
 from mechicl.report import Comparison, Row, published
+from mechicl.statistics import Interval
 
 ROWS = [
     Row("cosine", 0.994, Interval(0.95, 0.94, 0.96, 100), "prompts", "step 17"),

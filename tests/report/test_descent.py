@@ -12,11 +12,11 @@ from torch import Tensor
 from mechicl import constructions
 from mechicl.analysis import ablate, fit_construction
 from mechicl.checkpoints import Checkpoint, CheckpointError, load_checkpoint, save
-from mechicl.learners import Interval
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.prompts import Prompts
 from mechicl.report import Comparison, Row, write_report
 from mechicl.report.descent import compare_with_descent, fit_rows, left_the_plateau
+from mechicl.statistics import Interval
 from mechicl.tasks import FixedTasks, LinearRegression, SineRegression, task_to_dict
 
 TASK = LinearRegression(x_dim=2, n_context=4)

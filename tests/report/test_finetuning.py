@@ -9,10 +9,10 @@ import pytest
 
 from mechicl.analysis import FineTuning, compare_on_prompts
 from mechicl.checkpoints import Checkpoint, save
-from mechicl.learners import interval
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.report import Comparison
 from mechicl.report.finetuning import finetuning_comparison, finetuning_sections
+from mechicl.statistics import interval
 from mechicl.tasks import LinearRegression, task_to_dict
 
 ANALYSES = Path(__file__).parent.parent.parent / "analyses"

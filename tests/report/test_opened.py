@@ -10,11 +10,11 @@ from torch import Tensor
 
 from mechicl.analysis import ablate, corrupt, patch, score_heads
 from mechicl.checkpoints import Checkpoint, load_checkpoint, save
-from mechicl.learners import Interval, interval, ratio_interval
 from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig
 from mechicl.prompts import Prompts
 from mechicl.report import Comparison, Row, write_report
 from mechicl.report.opened import N_MEASURED, N_PROMPTS, PROMPT_SEED, opened_comparison, opened_sections
+from mechicl.statistics import Interval, interval, ratio_interval
 from mechicl.tasks import LinearRegression, task_to_dict
 
 TASK = LinearRegression(x_dim=2, n_context=3)

@@ -19,10 +19,10 @@ from mechicl.analysis import (
 )
 from mechicl.checkpoints import Checkpoint, Snapshots, load_checkpoint, save, stack_models
 from mechicl.constructions import induction
-from mechicl.learners import interval
 from mechicl.models import HookedTransformer
 from mechicl.report import Comparison, Row, write_report
 from mechicl.report.tokens import PROMPT_SEED, compare_tokens
+from mechicl.statistics import interval
 from mechicl.tasks import task_to_dict
 from tests.training.runs import READER, WORDS
 
@@ -160,8 +160,8 @@ def test_the_circuit_is_measured_on_sequences_that_it_was_not_looked_for():
     rows: dict[str, Row] = {row.quantity: row for row in compared().rows}
     sequences = WORDS.sample(N, seed=PROMPT_SEED)
     looked_at, others = sequences[:32], sequences[32:]
-    found = find_circuit(model, looked_at.read, next_token_loss(looked_at.targets()), read="all")
-    again = measure_circuit(model, found, others.read, next_token_loss(others.targets()), read="all")
+    found = find_circuit(model, looked_at.read, next_token_loss(looked_at.targets()), at="positions")
+    again = measure_circuit(model, found, others.read, next_token_loss(others.targets()), at="positions")
     assert rows["circuit"].measured == ", ".join(map(str, found.nodes))
     assert rows["its loss alone (nats)"].measured == interval(again.edges_alone)
     assert rows["its loss alone (nats)"].note.endswith(f"{again.full.mean():.3g} whole, {again.ablated.mean():.3g} "

@@ -153,10 +153,10 @@ def test_a_config_written_before_there_were_several_tasks_has_one():
 
 
 def test_the_loss_is_of_all_points_where_one_pass_gives_them_and_else_of_the_query():
-    assert small().rows == "query"
-    assert small(model=INTERLEAVED).rows == "points"
-    assert small(model=INTERLEAVED, loss="query").rows == "query"
-    assert small(model=LSTM).rows == small(model=LSTM, loss="points").rows == "points"
+    assert small().loss_at == "query"
+    assert small(model=INTERLEAVED).loss_at == "points"
+    assert small(model=INTERLEAVED, loss="query").loss_at == "query"
+    assert small(model=LSTM).loss_at == small(model=LSTM, loss="points").loss_at == "points"
     with pytest.raises(ValueError, match="interleaved prompts and causal keys"):
         small(loss="points")
 
@@ -189,7 +189,7 @@ def test_snapshots_of_short_runs_have_no_step_twice_and_none_past_the_end():
 def test_models_that_read_token_ids_are_trained_on_every_token():
     config = reading(more_tasks=(WORDS.replace(max_period=3),))
     assert config.on_tokens
-    assert config.rows == "all"
+    assert config.loss_at == "positions"
     assert config.tasks_at(5) == config.eval_tasks == (WORDS, WORDS.replace(max_period=3))
     assert not small().on_tokens
     assert not small(model=LSTM).on_tokens

@@ -42,7 +42,7 @@ def test_outputs_are_those_of_each_model_on_its_own_tokens(model):
     tokens = torch.randn(3, 6, model.n_ctx, model.d_token, dtype=model.torch_dtype)
     outputs = Ensemble(models)(tokens, "query")
     for i, one in enumerate(models):
-        torch.testing.assert_close(outputs[i], one(tokens[i], rows="query"))
+        torch.testing.assert_close(outputs[i], one(tokens[i], at="query"))
 
 
 def test_seeds_differ_and_leave_no_trace_in_the_models_they_came_from():

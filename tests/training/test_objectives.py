@@ -139,7 +139,7 @@ def test_examples_of_prompts_fit_what_the_model_returns_for_the_rows():
 def test_examples_of_token_sequences_are_ids_and_the_ids_that_come_next():
     model = HookedTransformer(READER, seed=0)
     sequences = WORDS.sample(6, seed=0)
-    ids, targets = examples(model, sequences, "all")
+    ids, targets = examples(model, sequences, "positions")
     for i, (whole, predictable) in enumerate(zip(sequences.ids.tolist(), sequences.predictable.tolist(), strict=True)):
         assert ids[i].tolist() == whole[:-1]
         assert targets[i].tolist() == [

@@ -9,7 +9,7 @@ from playwright.sync_api import Browser
 
 from mechicl.analysis import Circuit, Edge, Node, find_circuit, next_token_loss
 from mechicl.constructions import induction
-from mechicl.learners import interval
+from mechicl.statistics import interval
 from mechicl.tokens import RepeatedTokens
 from mechicl.viz import circuit_graph
 from mechicl.viz.page import page, plot, section
@@ -159,7 +159,7 @@ def test_effects_of_zero_are_drawn():
 def test_the_circuit_of_a_construction_is_drawn_in_a_browser(browser: Browser, tmp_path):
     model = induction(d_vocab=8, n_ctx=14, n_heads=2, induction_head=1, seed=0)
     sequences = RepeatedTokens(d_vocab=8, n_ctx=14, min_period=4, max_period=7).sample(16, seed=0)
-    found = find_circuit(model, sequences.read, {"loss": next_token_loss(sequences.targets())}, read="all")
+    found = find_circuit(model, sequences.read, {"loss": next_token_loss(sequences.targets())}, at="positions")
     figure: Any = circuit_graph(found)
     assert {"head 0.0", "head 1.1"} <= set(nodes(figure))
     assert set(lines(figure)) == set(map(str, found.edges))

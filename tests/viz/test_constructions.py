@@ -9,8 +9,9 @@ from torch import Tensor
 
 from mechicl import algorithms, constructions, viz
 from mechicl.analysis import FamilyMatch, Identification, SpectralLearner, identify, interpolate
-from mechicl.analysis.connectivity import Path
-from mechicl.learners import AlgorithmLearner, Learner, interval
+from mechicl.analysis.weights.connectivity import Path
+from mechicl.learners import AlgorithmLearner, Learner
+from mechicl.statistics import interval
 from mechicl.tasks import LinearRegression
 from mechicl.viz.page import plot
 

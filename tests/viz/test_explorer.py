@@ -11,9 +11,9 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from torch import Tensor
 
 from mechicl.analysis import PatchingSession
-from mechicl.analysis.interventions.sites import Site
 from mechicl.checkpoints import load
 from mechicl.models import HookedTransformer, TransformerConfig
+from mechicl.models.sites import Site
 from mechicl.tasks import LinearRegression
 from mechicl.viz import PatchingExplorer
 from tests.browser import JupyterLab

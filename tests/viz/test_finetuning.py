@@ -5,7 +5,7 @@ import torch
 
 from mechicl import viz
 from mechicl.analysis import FineTuning, compare_with_finetuning, draw_texts
-from mechicl.learners import Interval, interval
+from mechicl.statistics import Interval, interval
 from mechicl.text import TEXT_TASKS, text_shots, topic_tokenizer
 from tests.text.models import reader
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from mechicl.analysis import Sweep, ablate, corrupt, patch, patch_paths
-from mechicl.learners import interval
 from mechicl.models import HookedTransformer, TransformerConfig
+from mechicl.statistics import interval
 from mechicl.tasks import LinearRegression
 from mechicl.viz import patching_grid
 

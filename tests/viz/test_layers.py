@@ -8,7 +8,7 @@ import torch
 
 from mechicl import viz as pictures
 from mechicl.analysis import Match, ProbeResult, fit_growth
-from mechicl.learners import Interval
+from mechicl.statistics import Interval
 
 viz: Any = pictures  # plotly's types know too little of a figure's traces
 VALUES = torch.tensor([[0.9, 0.5, 0.1], [0.2, 0.8, 0.3], [0.1, 0.4, 0.7]], dtype=torch.float64)

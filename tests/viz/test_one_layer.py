@@ -7,8 +7,8 @@ import torch
 
 from mechicl import algorithms, constructions
 from mechicl.analysis import interpolate, losses_over_scales, weight_products
+from mechicl.analysis.dynamics.snapshots import AlignmentOverTraining
 from mechicl.analysis.one_layer import RollOut
-from mechicl.analysis.over_training import AlignmentOverTraining
 from mechicl.learners import AlgorithmLearner
 from mechicl.tasks import LinearRegression
 from mechicl.viz import (

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from mechicl.analysis import transitions
-from mechicl.analysis.over_training import AlignmentOverTraining, HeadsOverTraining
-from mechicl.learners import interval
+from mechicl.analysis.dynamics.snapshots import AlignmentOverTraining, HeadsOverTraining
+from mechicl.statistics import interval
 from mechicl.viz import (
     alignments_over_training,
     heads_during_training,

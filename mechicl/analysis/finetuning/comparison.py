@@ -21,10 +21,10 @@ from mechicl.analysis.finetuning.measures import (
 from mechicl.analysis.finetuning.runs import Weights, read
 from mechicl.analysis.finetuning.sequences import batches, check_lengths, scores_and_losses
 from mechicl.analysis.finetuning.tuning import FineTuned, FineTuning, fine_tune
-from mechicl.analysis.interventions.opened import Opened
-from mechicl.analysis.interventions.sites import check_hook
-from mechicl.learners import Interval, Samples, interval
+from mechicl.models.adapter import Opened
+from mechicl.models.sites import check_hook
 from mechicl.shots import Shots
+from mechicl.statistics import Interval, Result, interval
 
 HIDDEN = -1e30  # no score of a token that is seen is as low
 SCORES = "attn.hook_attn_scores"
@@ -32,7 +32,7 @@ HOOKS = ("hook_attn_out", "attn.hook_z", SCORES, "attn.hook_pattern", "attn.hook
 
 
 @dataclass(frozen=True, eq=False)
-class FineTuningComparison(Samples):
+class FineTuningComparison(Result):
     """How alike reading demonstrations and fine-tuning on them are, for each query.
 
     Entries that are not defined are NaN: the direction of a change that is 0, the ranks of weights that are all equal.
@@ -104,7 +104,7 @@ class FineTuningComparison(Samples):
         return [[interval(head) for head in layer] for layer in self._of_layers(name, least=3)]
 
     def _of_layers(self, name: str, least: int) -> Tensor:
-        known = {field: value for field, value in self.tensors() if value.ndim >= least}
+        known = {field: value for field, value in self.samples().items() if value.ndim >= least}
         if name not in known:
             raise ValueError(f"{name!r} is not one of {list(known)}")
         return known[name]

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from scipy.stats import binomtest, kendalltau
 from torch import Tensor
 
-from mechicl.learners import Interval
+from mechicl.statistics import Interval
 
 
 def recall_of_gains(

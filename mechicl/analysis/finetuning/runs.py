@@ -13,8 +13,8 @@ from torch.func import functional_call, jvp
 from torch.utils.checkpoint import checkpoint
 from transformer_lens.hook_points import HookPoint
 
-from mechicl.analysis.interventions.opened import Hook, Opened
-from mechicl.analysis.interventions.sites import check_hook
+from mechicl.models.adapter import Hook, Opened
+from mechicl.models.sites import check_hook
 
 Weights = dict[str, Tensor]
 

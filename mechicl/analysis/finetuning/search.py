@@ -12,9 +12,9 @@ from tqdm.auto import tqdm
 
 from mechicl.analysis.finetuning.sequences import predictions, scores_and_losses
 from mechicl.analysis.finetuning.tuning import FineTuning, FineTuningDivergedError, Tuner
-from mechicl.analysis.interventions.opened import Opened
-from mechicl.learners import Interval, interval
+from mechicl.models.adapter import Opened
 from mechicl.shots import Shots
+from mechicl.statistics import Interval, interval
 
 LEARNING_RATES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 EPOCHS = (1, 4, 16)

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mechicl.analysis.finetuning.runs import Weights, read
-from mechicl.analysis.interventions.opened import Opened
+from mechicl.models.adapter import Opened
 
 
 def check_lengths(model: Any, sequences: Sequence[Tensor]) -> None:

@@ -12,7 +12,7 @@ from mechicl.analysis.finetuning.comparison import FineTuningComparison, compare
 from mechicl.analysis.finetuning.search import EPOCHS, LEARNING_RATES, TuningSearch, search_tuning
 from mechicl.analysis.finetuning.sequences import check_lengths, predictions, scores_and_losses
 from mechicl.analysis.finetuning.tuning import FineTuning, How, fine_tune
-from mechicl.analysis.interventions.opened import Opened
+from mechicl.models.adapter import Opened
 from mechicl.text.classification import LabelledTexts, Labels, TextTask, load_texts
 from mechicl.text.demonstrations import text_shots
 

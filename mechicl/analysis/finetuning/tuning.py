@@ -22,9 +22,9 @@ from mechicl.analysis.finetuning.runs import (
     trainable,
 )
 from mechicl.analysis.finetuning.sequences import check_lengths
-from mechicl.analysis.interventions.opened import Opened
 from mechicl.checks import require_finite, require_whole
 from mechicl.models import HookedTransformer
+from mechicl.models.adapter import Opened
 from mechicl.shots import Shots
 
 How = Literal["plain", "linearized", "per_layer"]

@@ -10,7 +10,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.analysis.interventions.corruptions import derangement
-from mechicl.analysis.interventions.opened import Opened, Read
 from mechicl.analysis.interventions.patching import (
     Inputs,
     Metrics,
@@ -26,6 +25,8 @@ from mechicl.analysis.interventions.patching import (
 )
 from mechicl.analysis.interventions.runs import MEMORY, bytes_held, record_within
 from mechicl.analysis.interventions.sweeps import Sweep
+from mechicl.models.adapter import Opened
+from mechicl.prompts import At
 
 Method = Literal["mean", "zero", "resample"]
 
@@ -42,7 +43,7 @@ def ablate(
     pairs: bool = False,
     metrics: Metrics = None,
     only: Only | None = None,
-    read: Read = "query",
+    at: At = "query",
     keep_predictions: bool | None = None,
     seed: int = 0,
     memory: float = MEMORY,
@@ -65,7 +66,7 @@ def ablate(
             diagonal cells alone.
         metrics: as for `patch`; by default the squared "loss" against the prompts' targets.
         only: as for `patch`.
-        read: as for `patch`.
+        at: as for `patch`.
         keep_predictions: as for `patch`.
         seed: of the other prompts of "resample".
         memory: bound in bytes on what the sweep allocates.
@@ -90,11 +91,11 @@ def ablate(
         raise ValueError(f"method={method!r} is not one of {get_args(Method)}")
     if pairs and directions is not None:
         raise ValueError("pairs of directions are not swept: give their sums, or ablate one after the other")
-    opened = Opened(model, read)
+    opened = Opened(model, at)
     tokens = opened.tokens(prompts)
     if not len(tokens):
         raise ValueError("there are no prompts to ablate on")
-    swept, named = swept_axes(component, axes), named_metrics(metrics, prompts, read)
+    swept, named = swept_axes(component, axes), named_metrics(metrics, prompts, at)
     names = hooks_of(opened, component, only)
     values = stand_ins(opened, tokens, names, method, reference, seed, memory)
     indices = swept_indices(swept, component, opened.n_layers, values, only)

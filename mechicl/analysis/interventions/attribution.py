@@ -9,7 +9,6 @@ from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 
 from mechicl.analysis.interventions.metrics import Metric, all_measured
-from mechicl.analysis.interventions.opened import Opened, Read
 from mechicl.analysis.interventions.patching import (
     Direction,
     Inputs,
@@ -21,9 +20,11 @@ from mechicl.analysis.interventions.patching import (
     swept_axes,
     swept_indices,
 )
-from mechicl.analysis.interventions.sites import AXES
 from mechicl.analysis.interventions.sweeps import Sweep
-from mechicl.learners import Interval, interval
+from mechicl.models.adapter import Opened
+from mechicl.models.sites import AXES
+from mechicl.prompts import At
+from mechicl.statistics import Interval, interval
 
 
 def attribute(
@@ -36,7 +37,7 @@ def attribute(
     direction: Direction = "denoising",
     metrics: Metrics = None,
     only: Only | None = None,
-    read: Read = "query",
+    at: At = "query",
 ) -> Sweep:
     """The first-order estimate of `patch`: the metric's gradient times the change of the activation.
 
@@ -56,8 +57,8 @@ def attribute(
 
     Source: Nanda 2023, "Attribution Patching"; Syed et al. 2023, eq. 1.
     """
-    opened, into, source = opened_runs(model, clean, corrupted, direction, read)
-    swept, named = swept_axes(component, axes), named_metrics(metrics, clean, read)
+    opened, into, source = opened_runs(model, clean, corrupted, direction, at)
+    swept, named = swept_axes(component, axes), named_metrics(metrics, clean, at)
     if not named:
         raise ValueError("attribution is of a metric: give metrics=, for instance logit_difference(correct, wrong)")
     names = hooks_of(opened, component, only)

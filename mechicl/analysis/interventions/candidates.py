@@ -14,10 +14,11 @@ from mechicl.analysis.interventions.attribution import first_order
 from mechicl.analysis.interventions.corruptions import derangement
 from mechicl.analysis.interventions.edges import Edge, EdgeGraph, Node, check_graph, edges_of, nodes_of, written
 from mechicl.analysis.interventions.metrics import measured
-from mechicl.analysis.interventions.opened import Opened, Read
 from mechicl.analysis.interventions.patching import Inputs, Metrics, hooks_of, named_metrics
 from mechicl.analysis.interventions.runs import Base, base_run, bytes_held, run_cells
-from mechicl.analysis.interventions.sites import Site
+from mechicl.models.adapter import Opened
+from mechicl.models.sites import Site
+from mechicl.prompts import At
 
 Moved = Callable[..., float]  # how far a metric is from the whole model's, or from another one
 
@@ -33,18 +34,18 @@ class Candidates:
         model: Any,
         prompts: Inputs,
         metrics: Metrics,
-        read: Read,
+        at: At,
         method: Method,
         reference: Inputs | None,
         seed: int,
         memory: float,
         with_edges: bool,
     ):
-        self.named = named_metrics(metrics, prompts, read)
+        self.named = named_metrics(metrics, prompts, at)
         if len(self.named) != 1:
             raise ValueError(f"a circuit carries one metric, got {list(self.named) or 'none'}: give metrics=")
         (self.name,) = self.named
-        self.opened, self._reference, self._seed = Opened(model, read), reference, seed
+        self.opened, self._reference, self._seed = Opened(model, at), reference, seed
         self.method: Method = method
         hooks_of(self.opened, "z")  # refuses a model without heads
         if with_edges:

@@ -14,10 +14,10 @@ from tqdm.auto import tqdm
 from mechicl.analysis.interventions.ablation import Method
 from mechicl.analysis.interventions.candidates import Candidates, by_attribution, greedy, needed_edges
 from mechicl.analysis.interventions.edges import Edge, Node, edges_of
-from mechicl.analysis.interventions.opened import Read
 from mechicl.analysis.interventions.patching import Inputs, Metrics
 from mechicl.analysis.interventions.runs import DELAY, MEMORY
-from mechicl.learners import Interval, interval, ratio_interval
+from mechicl.prompts import At
+from mechicl.statistics import Interval, interval, ratio_interval
 
 Search = Literal["greedy", "attribution"]
 
@@ -120,7 +120,7 @@ def find_circuit(
     reference: Inputs | None = None,
     tolerance: float = 0.05,
     edges: bool = True,
-    read: Read = "query",
+    at: At = "query",
     seed: int = 0,
     memory: float = MEMORY,
     progress: bool = True,
@@ -143,7 +143,7 @@ def find_circuit(
         reference: the prompts that means are taken over.
         tolerance: of the mean metric, relative to the change when everything is ablated.
         edges: whether to look for edges too: a run for each edge between the nodes that are kept.
-        read: as for `patch`.
+        at: as for `patch`.
         seed: of "resample".
         memory: bound in bytes on the sweeps over nodes; edges need what one run of all prompts takes a few times.
         progress: show a progress bar, if it takes more than two seconds.
@@ -163,7 +163,7 @@ def find_circuit(
         raise ValueError(f"search={search!r} is not one of ('greedy', 'attribution')")
     if not tolerance > 0:
         raise ValueError(f"tolerance must be positive, got {tolerance}")
-    nodes = Candidates(model, prompts, metrics, read, method, reference, seed, memory, edges)
+    nodes = Candidates(model, prompts, metrics, at, method, reference, seed, memory, edges)
     with tqdm(disable=not progress, unit="run", desc="circuit", leave=False, delay=DELAY) as bar:
         full, ablated = nodes.ablating([[], nodes.all], bar)
         scale = (full - ablated).mean().abs().item()
@@ -187,7 +187,7 @@ def measure_circuit(
     metrics: Metrics = None,
     *,
     reference: Inputs | None = None,
-    read: Read = "query",
+    at: At = "query",
     seed: int = 0,
     memory: float = MEMORY,
     progress: bool = True,
@@ -200,7 +200,7 @@ def measure_circuit(
         prompts: others.
         metrics: for these prompts, as for `find_circuit`.
         reference: the prompts that means are taken over; by default these.
-        read: as for `patch`.
+        at: as for `patch`.
         seed: of "resample".
         memory: as for `find_circuit`.
         progress: show a progress bar, if it takes more than two seconds.
@@ -213,7 +213,7 @@ def measure_circuit(
         >>> measure_circuit(model, circuit, task.sample(256, seed=1)).faithfulness()
     """
     has_edges = bool(circuit.edges)
-    nodes = Candidates(model, prompts, metrics, read, circuit.method, reference, seed, memory, has_edges)
+    nodes = Candidates(model, prompts, metrics, at, circuit.method, reference, seed, memory, has_edges)
     absent: list[Any] = [node for node in circuit.nodes if node not in nodes.all]
     absent += [edge for edge in circuit.edges if edge not in edges_of(nodes.opened)] if has_edges else []
     if absent:

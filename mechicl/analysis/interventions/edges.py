@@ -10,9 +10,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from transformer_lens.utilities import get_act_name
 
-from mechicl.analysis.interventions.opened import Opened
-from mechicl.analysis.interventions.sites import hook_names
+from mechicl.models.adapter import Opened
 from mechicl.models.layers import MLP, Attention, Block
+from mechicl.models.sites import hook_names
 
 
 @dataclass(frozen=True, order=True)

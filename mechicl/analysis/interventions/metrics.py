@@ -52,7 +52,7 @@ def distance_to(learner: Learner, prompts: Prompts) -> Metric:
 
 
 def logit_difference(correct: Int[Tensor, "prompt"], wrong: Int[Tensor, "prompt"]) -> Metric:
-    """Logit of the correct token minus that of the wrong one, at the last position (`read="query"`).
+    """Logit of the correct token minus that of the wrong one, at the last position (`at="query"`).
 
     The metric raises a ValueError for logits of another shape than `[prompt d_vocab]`.
     """
@@ -61,7 +61,7 @@ def logit_difference(correct: Int[Tensor, "prompt"], wrong: Int[Tensor, "prompt"
         if logits.ndim != 2 or not len(logits) == len(correct) == len(wrong):
             raise ValueError(
                 f"logits {tuple(logits.shape)} for {len(correct)} correct and {len(wrong)} wrong tokens: a difference "
-                f"is of the last position, read='query'"
+                f"is of the last position, at='query'"
             )
         rows = torch.arange(len(logits), device=logits.device)
         return logits[rows, correct.to(logits.device)] - logits[rows, wrong.to(logits.device)]
@@ -72,7 +72,8 @@ def logit_difference(correct: Int[Tensor, "prompt"], wrong: Int[Tensor, "prompt"
 def next_token_loss(targets: Int[Tensor, "prompt"] | Int[Tensor, "prompt pos"]) -> Metric:
     """Cross entropy of the target tokens, in nats: at the last position, or averaged over all that are not -100.
 
-    The second is for logits at all positions `[prompt pos d_vocab]` (`read="all"`). The metric raises a ValueError for
+    The second is for logits at all positions `[prompt pos d_vocab]` (`at="positions"`). The metric raises a
+    ValueError for
     logits of another shape, and for a prompt without a target.
     """
     if ((targets >= 0).flatten(1).sum(1) == 0 if targets.ndim > 1 else targets < 0).any():
@@ -81,10 +82,8 @@ def next_token_loss(targets: Int[Tensor, "prompt"] | Int[Tensor, "prompt pos"]) 
     def loss(logits: Tensor) -> Tensor:
         wanted = targets.to(logits.device)
         if logits.shape[:-1] != wanted.shape:
-            read = "query" if wanted.ndim == 1 else "all"
-            raise ValueError(
-                f"logits {tuple(logits.shape)} for targets {tuple(wanted.shape)}: these need read={read!r}"
-            )
+            at = "query" if wanted.ndim == 1 else "positions"
+            raise ValueError(f"logits {tuple(logits.shape)} for targets {tuple(wanted.shape)}: these need at={at!r}")
         if logits.ndim == 2:
             return F.cross_entropy(logits, wanted, reduction="none")
         nats = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="none").view(wanted.shape)

@@ -11,11 +11,11 @@ from tqdm.auto import tqdm
 from transformer_lens.utilities import get_act_name
 
 from mechicl.analysis.interventions.metrics import Metric, all_measured, next_token_loss, squared_error
-from mechicl.analysis.interventions.opened import Opened, Read
 from mechicl.analysis.interventions.runs import DELAY, MEMORY, Cell, base_run, bytes_held, record_within, run_cells
-from mechicl.analysis.interventions.sites import AXES, Site, axes_of, check_hook, nearest
 from mechicl.analysis.interventions.sweeps import Sweep
-from mechicl.prompts import Prompts
+from mechicl.models.adapter import Opened
+from mechicl.models.sites import AXES, Site, axes_of, check_hook, nearest
+from mechicl.prompts import At, Prompts
 from mechicl.tokens import TokenSequences
 
 Direction = Literal["denoising", "noising"]
@@ -34,7 +34,7 @@ def patch(
     direction: Direction = "denoising",
     metrics: Metrics = None,
     only: Only | None = None,
-    read: Read = "query",
+    at: At = "query",
     keep_predictions: bool | None = None,
     memory: float = MEMORY,
     progress: bool = True,
@@ -62,7 +62,7 @@ def patch(
             the "loss" of what is read against the clean prompts' targets: squared error, or cross entropy in nats for
             `TokenSequences`; none for plain token ids, and for outputs at all positions of points.
         only: to sweep only some layers, positions, ...: `{"layer": [3], "pos": range(10, 20)}`.
-        read: which predictions: of the "query" (the last position), of all "points", or the outputs at "all" positions.
+        at: which predictions: of the "query" (the last position), of all "points", or the outputs at all "positions".
         keep_predictions: keep the predictions of each cell; by default where they are not logits beside metrics.
         memory: bound in bytes on what the sweep allocates.
         progress: show a progress bar, if it takes more than two seconds.
@@ -82,9 +82,9 @@ def patch(
 
     Source: Wang et al. 2023, section 3; Heimersheim and Nanda 2024 for the two directions.
     """
-    opened, into, source = opened_runs(model, clean, corrupted, direction, read)
+    opened, into, source = opened_runs(model, clean, corrupted, direction, at)
     swept = swept_axes(component, axes)
-    named = named_metrics(metrics, clean, read)
+    named = named_metrics(metrics, clean, at)
     names = hooks_of(opened, component, only)
     values = record_within(opened, source, names, memory)
     indices = swept_indices(swept, component, opened.n_layers, values, only)
@@ -177,7 +177,7 @@ def bytes_of_results(opened: Opened, tokens: Tensor, n_cells: int, n_metrics: in
 
 
 def opened_runs(
-    model: Any, clean: Inputs, corrupted: Inputs, direction: Direction, read: Read
+    model: Any, clean: Inputs, corrupted: Inputs, direction: Direction, at: At
 ) -> tuple[Opened, Tensor, Tensor]:
     """The opened model, the tokens of the run that is intervened in, and those that activations are taken from.
 
@@ -186,7 +186,7 @@ def opened_runs(
     """
     if direction not in ("denoising", "noising"):
         raise ValueError(f"direction={direction!r} is not one of ('denoising', 'noising')")
-    opened = Opened(model, read)
+    opened = Opened(model, at)
     into, origin = opened.tokens(corrupted), opened.tokens(clean)
     if into.shape != origin.shape:
         raise ValueError(
@@ -266,7 +266,7 @@ def cells_of(component: str, swept: Sequence[str], indices: Sequence[Sequence[in
     return [(Site(component, **dict(zip(swept, place, strict=True))),) for place in itertools.product(*indices)]
 
 
-def named_metrics(metrics: Metrics, prompts: Inputs, read: Read) -> dict[str, Metric]:
+def named_metrics(metrics: Metrics, prompts: Inputs, at: At) -> dict[str, Metric]:
     """Metrics by name; where none is given, the loss against the prompts' targets, if there are any for what is read.
 
     Raises:
@@ -274,11 +274,11 @@ def named_metrics(metrics: Metrics, prompts: Inputs, read: Read) -> dict[str, Me
     """
     if metrics is not None:
         return dict(metrics) if isinstance(metrics, Mapping) else {"metric": metrics}
-    if isinstance(prompts, Prompts) and read != "all":
+    if isinstance(prompts, Prompts) and at != "positions":
         return {"loss": squared_error(prompts)}
     if isinstance(prompts, TokenSequences):
         targets = prompts.targets()
-        if read == "query" and (targets[:, -1] < 0).any():
-            raise ValueError("the last token of a sequence is not to be predicted: take read='all', or give metrics=")
-        return {"loss": next_token_loss(targets if read == "all" else targets[:, -1])}
+        if at == "query" and (targets[:, -1] < 0).any():
+            raise ValueError("a sequence's last token has no target: take at='positions', or give metrics=")
+        return {"loss": next_token_loss(targets if at == "positions" else targets[:, -1])}
     return {}

@@ -11,7 +11,6 @@ from tqdm.auto import tqdm
 from transformer_lens.utilities import get_act_name
 
 from mechicl.analysis.interventions.metrics import all_measured
-from mechicl.analysis.interventions.opened import Opened, Read
 from mechicl.analysis.interventions.patching import (
     Direction,
     Inputs,
@@ -23,8 +22,10 @@ from mechicl.analysis.interventions.patching import (
     opened_runs,
 )
 from mechicl.analysis.interventions.runs import DELAY, MEMORY, base_run, record_within, run_cells
-from mechicl.analysis.interventions.sites import Site
 from mechicl.analysis.interventions.sweeps import Sweep
+from mechicl.models.adapter import Opened
+from mechicl.models.sites import Site
+from mechicl.prompts import At
 
 Receiver = Literal["q", "k", "v"]
 
@@ -37,7 +38,7 @@ def patch_paths(
     *,
     direction: Direction = "denoising",
     metrics: Metrics = None,
-    read: Read = "query",
+    at: At = "query",
     keep_predictions: bool | None = None,
     memory: float = MEMORY,
     progress: bool = True,
@@ -56,7 +57,7 @@ def patch_paths(
         receiver: what B receives it by: "q", "k" or "v".
         direction: as for `patch`.
         metrics: as for `patch`.
-        read: as for `patch`.
+        at: as for `patch`.
         keep_predictions: as for `patch`.
         memory: bound in bytes on what the sweep allocates.
         progress: show a progress bar, if it takes more than two seconds.
@@ -79,9 +80,9 @@ def patch_paths(
     """
     if receiver not in ("q", "k", "v"):
         raise ValueError(f"receiver={receiver!r} is not one of ('q', 'k', 'v')")
-    opened, into, source = opened_runs(model, clean, corrupted, direction, read)
+    opened, into, source = opened_runs(model, clean, corrupted, direction, at)
     _check_additive(opened, receiver, into[:1])
-    named = named_metrics(metrics, clean, read)
+    named = named_metrics(metrics, clean, at)
     n_layers, n_heads = opened.n_layers, opened.model.cfg.n_heads
     z_names, names = hooks_of(opened, "z"), hooks_of(opened, receiver)
     theirs = record_within(opened, source, z_names, memory)

@@ -12,9 +12,9 @@ from transformer_lens.hook_points import HookPoint
 from transformer_lens.utilities import get_act_name
 
 from mechicl.analysis.interventions.metrics import Metric, measured
-from mechicl.analysis.interventions.opened import Hook, Opened
-from mechicl.analysis.interventions.sites import Site
 from mechicl.models import TransformerConfig
+from mechicl.models.adapter import Hook, Opened
+from mechicl.models.sites import Site
 
 MEMORY = 2**30
 DELAY = 2.0  # seconds after which a progress bar appears

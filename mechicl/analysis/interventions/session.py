@@ -11,8 +11,8 @@ from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 
 from mechicl.analysis.interventions.metrics import Metric, logit_difference, measured, squared_error
-from mechicl.analysis.interventions.opened import Opened, check_eval_mode
-from mechicl.analysis.interventions.sites import AXES, Site, axes_of, check_hook
+from mechicl.models.adapter import Opened, check_eval_mode
+from mechicl.models.sites import AXES, Site, axes_of, check_hook
 from mechicl.prompts import Prompts
 from mechicl.tokens import TokenSequences
 

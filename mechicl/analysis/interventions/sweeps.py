@@ -12,7 +12,7 @@ from torch import Tensor
 from transformer_lens.patching import PatchingResult
 
 from mechicl.analysis.interventions.metrics import Metric, measured
-from mechicl.learners import Interval, interval, ratio_interval
+from mechicl.statistics import Interval, interval, ratio_interval
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ from mechicl.analysis.finetuning import (
     compare_with_finetuning,
     fine_tune,
 )
-from mechicl.learners import interval
+from mechicl.statistics import interval
 from tests.analysis.finetuning.oracles import KINDS, added, cached, compared, expanded, model_on_tokens, token_shots
 from tests.analysis.interventions.oracles import bridge, lstm, model_of
 
@@ -61,7 +61,7 @@ def test_batches_make_no_difference(kind):
     for batch_size in (2, 16):
         assert_fields(
             compare_with_finetuning(model, shots, tuned, batch_size=batch_size),
-            {name: of.numpy() for name, of in one.tensors()},
+            {name: of.numpy() for name, of in one.samples().items()},
         )
 
 
@@ -82,7 +82,7 @@ def test_tokens_that_examples_share_tie_whatever_the_batches(dtype):
 def test_the_same_seed_gives_the_same_baselines():
     model, shots = model_on_tokens("softmax"), token_shots()
     a, b, c = (compare_with_finetuning(model, shots, TUNINGS["plain"], seed=seed) for seed in (0, 0, 1))
-    for name, of in a.tensors():
+    for name, of in a.samples().items():
         assert torch.equal(of.nan_to_num(7), getattr(b, name).nan_to_num(7))
         assert torch.equal(of.nan_to_num(7), getattr(c, name).nan_to_num(7)) != name.startswith("random")
 
@@ -90,7 +90,7 @@ def test_the_same_seed_gives_the_same_baselines():
 def test_what_is_not_defined_is_nan_and_nothing_else():
     model, shots = model_on_tokens("softmax"), token_shots(queries=(1, 1, 2))
     still = compare_with_finetuning(model, shots, FineTuning(learning_rate=0.0))
-    for name, of in still.tensors():
+    for name, of in still.samples().items():
         undefined = name in ("update_similarity", "head_update_similarity")
         if name.startswith("map_similarity"):  # one score has no direction but a sign
             assert of[..., :2].isnan().all()
@@ -137,7 +137,7 @@ def test_comparisons_are_put_together_and_tabled():
     model = model_on_tokens("softmax")
     parts = [compare_with_finetuning(model, token_shots(seed=seed), TUNINGS["plain"]) for seed in range(2)]
     both = FineTuningComparison.concatenate(parts)
-    for name, of in both.tensors():
+    for name, of in both.samples().items():
         assert_close(of, torch.cat([getattr(part, name) for part in parts], -1), equal_nan=True)
     table = both.to_dataframe()
     assert len(table) == 10
@@ -161,7 +161,7 @@ def test_other_types_of_ids(kind, how):
         if field.name not in ("n_own", "places") and (value := getattr(shots, field.name)) is not None
     }
     found = compare_with_finetuning(model, dataclasses.replace(shots, **narrow), TUNINGS[how])
-    assert_fields(found, {name: of.numpy() for name, of in expected.tensors()})
+    assert_fields(found, {name: of.numpy() for name, of in expected.samples().items()})
 
 
 # ---- what is refused ----

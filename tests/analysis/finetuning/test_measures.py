@@ -14,7 +14,7 @@ from mechicl.analysis.finetuning import (
     recall_of_gains,
     update_similarity,
 )
-from mechicl.learners import interval
+from mechicl.statistics import interval
 from tests.analysis.finetuning.oracles import kendall, update_cosine
 
 quick = settings(max_examples=40, deadline=None)

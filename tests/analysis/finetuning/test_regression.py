@@ -95,7 +95,7 @@ def test_prompt_by_prompt(kind, form, how):
                     getattr(found, name)[..., i : i + 1], torch.tensor(value), atol=1e-6, rtol=1e-6, equal_nan=True,
                     msg=name,
                 )  # fmt: skip
-    for name, of in FineTuningComparison.concatenate(parts).tensors():
+    for name, of in FineTuningComparison.concatenate(parts).samples().items():
         assert_close(getattr(found, name), of, equal_nan=True, atol=0, rtol=0)
     assert len(found.to_dataframe()) == 3
     assert found.intervals()["prediction_distance"].n == 3

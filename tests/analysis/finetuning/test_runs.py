@@ -6,8 +6,8 @@ from torch.testing import assert_close
 
 from mechicl.analysis.finetuning import FineTuning, fine_tune, linearized_outputs
 from mechicl.analysis.finetuning.runs import changed, first_order, read
-from mechicl.analysis.interventions.opened import Opened
 from mechicl.models import HookedTransformer, TransformerConfig
+from mechicl.models.adapter import Opened
 from tests.analysis.finetuning.oracles import D_VOCAB, OURS, Snapshot, added, model_on_tokens, token_shots
 from tests.analysis.interventions.oracles import bridge, model_of, no_hook_left, tokens_of
 from tests.analysis.interventions.test_runs import peak

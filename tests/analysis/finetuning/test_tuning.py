@@ -19,8 +19,8 @@ from mechicl.analysis.finetuning import (
     prompt_shots,
     search_tuning,
 )
-from mechicl.learners import interval
 from mechicl.shots import Shots
+from mechicl.statistics import interval
 from tests.analysis.finetuning.oracles import (
     KINDS,
     Snapshot,

@@ -98,12 +98,12 @@ def tokens_of(model: Any, given: Any) -> Tensor:
 
 
 @torch.no_grad()
-def run(model: Any, given: Any, hooks: Sequence[tuple[str, Callable[..., Any]]] = (), read: str = "query") -> Tensor:
+def run(model: Any, given: Any, hooks: Sequence[tuple[str, Callable[..., Any]]] = (), at: str = "query") -> Tensor:
     """Predictions of one hooked run."""
     outputs = model.run_with_hooks(tokens_of(model, given), fwd_hooks=list(hooks))
-    if read == "all":
+    if at == "positions":
         return outputs
-    if read == "points":
+    if at == "points":
         return model.decode(outputs)
     return outputs[:, -1]
 
@@ -138,7 +138,7 @@ def cells(model: Any, component: str, axes: Sequence[str], sample: Tensor) -> li
 
 
 def loop_patch(
-    model: Any, into: Any, source: Any, component: str, axes: Sequence[str], read: str = "query"
+    model: Any, into: Any, source: Any, component: str, axes: Sequence[str], at: str = "query"
 ) -> tuple[Tensor, list[dict[str, int]]]:
     """Predictions `[cell prompt ...]`, one run a cell."""
     values = [recorded(model, source, hook_name(component, layer)) for layer in range(model.cfg.n_layers)]
@@ -146,7 +146,7 @@ def loop_patch(
     found = []
     for cell in every:
         where = {axis: i for axis, i in cell.items() if axis != "layer"}
-        found.append(run(model, into, [putting(component, cell["layer"], where, values[cell["layer"]])], read))
+        found.append(run(model, into, [putting(component, cell["layer"], where, values[cell["layer"]])], at))
     return torch.stack(found), every
 
 

@@ -37,7 +37,7 @@ def stand_in(model, prompts, name: str, method: str, reference=None) -> Tensor:
     return torch.stack([origin.mean(0)] * len(own))
 
 
-def loop(model, prompts, component, axes, method, reference=None, read="query") -> Tensor:
+def loop(model, prompts, component, axes, method, reference=None, at="query") -> Tensor:
     values = [
         stand_in(model, prompts, hook_name(component, layer), method, reference) for layer in range(model.cfg.n_layers)
     ]
@@ -160,8 +160,8 @@ def test_a_direction_is_ablated_as_by_hand(method, component):
 def test_a_bridge_and_all_positions():
     model, tokens = bridge(), ids(0, d_vocab=20)
     for method in ("mean", "zero"):
-        swept = ablate(model, tokens, "mlp_out", ("layer", "pos"), method=method, read="all")
-        expected = loop(model, tokens, "mlp_out", ("layer", "pos"), method, read="all")
+        swept = ablate(model, tokens, "mlp_out", ("layer", "pos"), method=method, at="positions")
+        expected = loop(model, tokens, "mlp_out", ("layer", "pos"), method, at="positions")
         assert_close(swept.predictions, expected.unflatten(0, swept.shape), atol=2e-5, rtol=1e-4)
     assert no_hook_left(model)
 

@@ -141,15 +141,15 @@ def test_only_some_cells_in_the_order_asked_for():
     assert_close(some.values["loss"], whole[[1]][:, [1, 0]][:, :, [4, 2, 4]], **EXACT)
 
 
-@pytest.mark.parametrize("read", ["points", "all"])
-def test_other_predictions(read):
+@pytest.mark.parametrize("at", ["points", "positions"])
+def test_other_predictions(at):
     model = model_of("gpt")
     clean, corrupted = inputs(model, 0), inputs(model, 1)
     metrics = {"sum": lambda predictions: predictions.sum((1, 2))}
     only = {"layer": [1]}
-    estimate = attribute(model, clean, corrupted, "resid_post", read=read, metrics=metrics, only=only)
-    assert estimate.unpatched.shape == run(model, corrupted, read=read).shape
-    assert estimate.effect().abs().amax(-1).gt(0).all() == (read == "all")  # y positions predict nothing
+    estimate = attribute(model, clean, corrupted, "resid_post", at=at, metrics=metrics, only=only)
+    assert estimate.unpatched.shape == run(model, corrupted, at=at).shape
+    assert estimate.effect().abs().amax(-1).gt(0).all() == (at == "positions")  # y positions predict nothing
 
 
 def test_a_recurrent_network():

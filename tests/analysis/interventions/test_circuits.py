@@ -21,7 +21,7 @@ from mechicl.analysis.interventions import (
 )
 from mechicl.analysis.interventions.circuits import Circuit
 from mechicl.analysis.interventions.edges import EMBEDDING, EdgeGraph, written
-from mechicl.analysis.interventions.opened import Opened
+from mechicl.models.adapter import Opened
 from mechicl.tokens import RepeatedTokens
 from tests.analysis.interventions.oracles import (
     bridge,
@@ -48,7 +48,7 @@ def planted():
 
 @cache
 def found(search: Any, method: Any, edges: bool = False) -> Circuit:
-    return find_circuit(planted(), SEQUENCES.read, LOSS, search=search, method=method, edges=edges, read="all")
+    return find_circuit(planted(), SEQUENCES.read, LOSS, search=search, method=method, edges=edges, at="positions")
 
 
 @pytest.mark.parametrize("method", ["mean", "zero", "resample"])
@@ -101,7 +101,7 @@ def test_its_numbers_are_those_of_hooked_runs():
         values[layer] = z.mean(0).expand_as(z)
 
     def without(heads):
-        return LOSS(run(model, tokens, [putting("z", at, {"head": h}, values[at]) for at, h in heads], "all"))
+        return LOSS(run(model, tokens, [putting("z", at, {"head": h}, values[at]) for at, h in heads], "positions"))
 
     every = [(layer, head) for layer in range(2) for head in range(4)]
     rest = [place for place in every if place not in PLANTED]
@@ -118,7 +118,7 @@ def test_its_numbers_are_those_of_hooked_runs():
 
 def test_its_edges_numbers_are_those_of_the_graph():
     circuit = found("greedy", "mean", edges=True)
-    opened = Opened(planted(), "all")
+    opened = Opened(planted(), "positions")
     writes = written(opened, SEQUENCES.read)
     graph = EdgeGraph(opened, SEQUENCES.read, writes.mean(1, keepdim=True).expand_as(writes))
     assert_close(circuit.edges_alone, LOSS(graph.run(graph.keeping(circuit.edges))))
@@ -253,9 +253,11 @@ def same_numbers(a: Circuit, b: Circuit, **tolerance: Any) -> None:
 @pytest.mark.parametrize("edges", [False, True])
 def test_a_circuit_has_the_same_numbers_on_the_same_prompts(method, edges):
     circuit = found("greedy", method, edges)
-    same_numbers(measure_circuit(planted(), circuit, SEQUENCES.read, LOSS, read="all"), circuit, atol=1e-12, rtol=1e-10)
+    same_numbers(
+        measure_circuit(planted(), circuit, SEQUENCES.read, LOSS, at="positions"), circuit, atol=1e-12, rtol=1e-10
+    )
     named = dataclasses.replace(circuit, metric="loss")
-    same_numbers(measure_circuit(planted(), circuit, SEQUENCES, read="all"), named, atol=1e-12, rtol=1e-10)
+    same_numbers(measure_circuit(planted(), circuit, SEQUENCES, at="positions"), named, atol=1e-12, rtol=1e-10)
 
 
 def test_numbers_on_other_prompts_are_those_of_hooked_runs_there():
@@ -289,8 +291,8 @@ def test_numbers_on_other_prompts_are_those_of_hooked_runs_there():
 def test_edges_on_other_prompts_are_those_of_the_graph_there():
     circuit, others = found("greedy", "mean", edges=True), SEQUENCES.read.roll(3, 1)[:9]
     loss = next_token_loss(others.roll(-1, 1))
-    measured = measure_circuit(planted(), circuit, others, loss, read="all")
-    opened = Opened(planted(), "all")
+    measured = measure_circuit(planted(), circuit, others, loss, at="positions")
+    opened = Opened(planted(), "positions")
     writes = written(opened, others)
     graph = EdgeGraph(opened, others, writes.mean(1, keepdim=True).expand_as(writes))
     assert measured.edges == circuit.edges
@@ -312,7 +314,7 @@ def test_a_circuit_of_another_model_is_refused():
     ]
     for changes in odd:
         with pytest.raises(ValueError, match="of another model: this one has no "):
-            measure_circuit(planted(), dataclasses.replace(circuit, **changes), SEQUENCES, read="all")
+            measure_circuit(planted(), dataclasses.replace(circuit, **changes), SEQUENCES, at="positions")
     with pytest.raises(ValueError, match="one metric"):
         measure_circuit(planted(), circuit, SEQUENCES.read)
     with pytest.raises(ValueError, match="no prompts"):

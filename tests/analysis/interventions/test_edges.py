@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from mechicl.analysis.interventions import Edge, Node
 from mechicl.analysis.interventions.edges import EMBEDDING, EdgeGraph, edges_of, nodes_of, written
-from mechicl.analysis.interventions.opened import Opened
+from mechicl.models.adapter import Opened
 from tests.analysis.interventions.oracles import bridge, hook_name, inputs, lstm, model_of, putting, recorded, run
 from tests.strategies import configs, random_model
 

@@ -78,12 +78,12 @@ def test_logits_of_another_shape_are_refused_with_what_to_read():
     one, every = torch.tensor([0, 1, 2, 6, 6]), torch.ones(5, 3, dtype=torch.int64)
     query, positions = draw(5, 7), draw(5, 3, 7)
     for logits in (positions, draw(4, 7)):
-        with pytest.raises(ValueError, match=r"for targets \(5,\): these need read='query'"):
+        with pytest.raises(ValueError, match=r"for targets \(5,\): these need at='query'"):
             next_token_loss(one)(logits)
-        with pytest.raises(ValueError, match=r"5 correct and 5 wrong tokens.*read='query'"):
+        with pytest.raises(ValueError, match=r"5 correct and 5 wrong tokens.*at='query'"):
             logit_difference(one, one)(logits)
     for logits in (query, draw(4, 3, 7), draw(5, 4, 7)):
-        with pytest.raises(ValueError, match=r"for targets \(5, 3\): these need read='all'"):
+        with pytest.raises(ValueError, match=r"for targets \(5, 3\): these need at='positions'"):
             next_token_loss(every)(logits)
     with pytest.raises(Exception, match=r"5 correct and 3 wrong tokens|Type-check"):
         logit_difference(one, one[:3])(query)

@@ -96,17 +96,17 @@ def test_every_cell_is_what_one_hooked_run_predicts(kind):
 
 
 @pytest.mark.parametrize("kind", ["gpt", "full", "linear", "ids"])
-@pytest.mark.parametrize("read", ["query", "points", "all"])
-def test_other_predictions_are_read_off_the_same_runs(kind, read):
+@pytest.mark.parametrize("at", ["query", "points", "positions"])
+def test_other_predictions_are_read_off_the_same_runs(kind, at):
     model = model_of(kind)
     clean, corrupted = inputs(model, 0), inputs(model, 1)
-    if read == "points" and kind != "gpt":
+    if at == "points" and kind != "gpt":
         with pytest.raises(ValueError, match="points"):
-            patch(model, clean, corrupted, read=read)
+            patch(model, clean, corrupted, at=at)
         return
     for component, axes in [("z", ("layer", "pos")), ("resid_pre", ("layer", "pos")), ("k", ("layer", "head"))]:
-        swept = patch(model, clean, corrupted, component, axes, read=read, metrics={})
-        expected, _ = loop_patch(model, corrupted, clean, component, axes, read)
+        swept = patch(model, clean, corrupted, component, axes, at=at, metrics={})
+        expected, _ = loop_patch(model, corrupted, clean, component, axes, at)
         assert swept.predictions is not None
         assert_close(swept.predictions.flatten(0, len(axes) - 1), expected, atol=1e-11, rtol=1e-9)
 
@@ -278,9 +278,9 @@ def test_a_bridge_does_what_plain_loops_do(kind):
     model = bridge(kind)
     clean, corrupted = (ids(seed, n=3, d_vocab=20) for seed in (0, 1))
     for component, axes in [("z", ("layer", "head")), ("resid_post", ("layer", "pos")), ("v", ("layer", "head"))]:
-        for read in ("query", "all"):
-            swept = patch(model, clean, corrupted, component, axes, read=read)
-            expected, _ = loop_patch(model, corrupted, clean, component, axes, read)
+        for at in ("query", "positions"):
+            swept = patch(model, clean, corrupted, component, axes, at=at)
+            expected, _ = loop_patch(model, corrupted, clean, component, axes, at)
             assert swept.predictions is not None
             assert_close(swept.predictions.flatten(0, len(axes) - 1), expected, atol=2e-5, rtol=1e-4)
     assert no_hook_left(model)
@@ -338,9 +338,9 @@ def test_a_recurrent_network_is_patched_at_its_streams():
     clean, corrupted = inputs(model, 0), inputs(model, 1)
     for component in ("resid_pre", "resid_post"):
         for axes in (("layer", "pos"), ("layer",)):
-            for read in ("query", "points"):
-                swept = patch(model, clean, corrupted, component, axes, read=read)
-                expected, _ = loop_patch(model, corrupted, clean, component, axes, read)
+            for at in ("query", "points"):
+                swept = patch(model, clean, corrupted, component, axes, at=at)
+                expected, _ = loop_patch(model, corrupted, clean, component, axes, at)
                 assert swept.predictions is not None
                 assert_close(swept.predictions.flatten(0, len(axes) - 1), expected, atol=1e-12, rtol=1e-10)
     with pytest.raises(ValueError, match=r"no hook 'blocks.0.attn.hook_z'"):
@@ -348,7 +348,7 @@ def test_a_recurrent_network_is_patched_at_its_streams():
 
 
 def test_gradients_are_not_kept():
-    swept = patch(MODEL, CLEAN, CORRUPTED, read="points")
+    swept = patch(MODEL, CLEAN, CORRUPTED, at="points")
     for tensor in (swept.predictions, swept.unpatched, swept.source, *swept.values.values()):
         assert tensor is not None
         assert not tensor.requires_grad
@@ -435,7 +435,7 @@ def test_bad_input_is_refused_and_leaves_the_model_as_it_was(message):
 
 
 def test_unknown_choices_are_refused():
-    unknown: list[dict[str, Any]] = [{"direction": "sideways"}, {"read": "some"}]
+    unknown: list[dict[str, Any]] = [{"direction": "sideways"}, {"at": "some"}]
     for options in unknown:
         with pytest.raises(Exception, match=r"is not one of|violates type hint|Type-check"):
             patch(MODEL, CLEAN, CORRUPTED, **options)
@@ -478,7 +478,7 @@ def test_what_is_no_model_or_not_its_prompts_is_refused():
     with pytest.raises(TypeError, match="reads token ids"):
         patch(bridge(), CLEAN, CORRUPTED)
     with pytest.raises(ValueError, match="points"):
-        patch(bridge(), ids(0), ids(1), read="points")
+        patch(bridge(), ids(0), ids(1), at="points")
     model = bridge()
     with pytest.raises(ValueError, match=r"no hook 'blocks.0.attn.hook_zed'|component 'zed'"):
         patch(model, ids(0), ids(1), "zed")
@@ -488,9 +488,9 @@ def test_what_is_no_model_or_not_its_prompts_is_refused():
 
 
 def test_two_sites_on_one_hook_are_both_replaced():
-    from mechicl.analysis.interventions.opened import Opened
     from mechicl.analysis.interventions.runs import base_run, run_cells
-    from mechicl.analysis.interventions.sites import Site
+    from mechicl.models.adapter import Opened
+    from mechicl.models.sites import Site
 
     opened = Opened(MODEL)
     tokens = opened.tokens(CORRUPTED)
@@ -523,8 +523,8 @@ def test_the_loss_at_all_positions_as_a_metric():
     model = model_of("ids")
     clean, corrupted = inputs(model, 0), inputs(model, 1)
     loss = next_token_loss(clean.roll(-1, 1))
-    swept = patch(model, clean, corrupted, read="all", metrics=loss)
-    expected, _ = loop_patch(model, corrupted, clean, "z", ("layer", "head"), "all")
+    swept = patch(model, clean, corrupted, at="positions", metrics=loss)
+    expected, _ = loop_patch(model, corrupted, clean, "z", ("layer", "head"), "positions")
     assert_close(swept.values["metric"].flatten(0, 1), torch.stack([loss(each) for each in expected]))
 
 
@@ -567,14 +567,14 @@ def same_sweep(a: Sweep, b: Sweep) -> None:
         assert_close(first, second, atol=0, rtol=0)
 
 
-@pytest.mark.parametrize(("kind", "read"), [("ours", "query"), ("ours", "all"), ("bridge", "query")])
-def test_sequences_are_their_ids_with_the_loss_of_what_can_be_predicted(kind, read):
+@pytest.mark.parametrize(("kind", "at"), [("ours", "query"), ("ours", "positions"), ("bridge", "query")])
+def test_sequences_are_their_ids_with_the_loss_of_what_can_be_predicted(kind, at):
     model: Any = model_of("ids") if kind == "ours" else bridge()
     clean, corrupted = TASK.sample(4, seed=0), TASK.sample(4, seed=1)
     assert (clean.targets() < 0).any()
-    targets = clean.targets() if read == "all" else clean.ids[:, -1]
-    options: dict[str, Any] = {"read": read}
-    explicit: dict[str, Any] = {"read": read, "metrics": {"loss": next_token_loss(targets)}}
+    targets = clean.targets() if at == "positions" else clean.ids[:, -1]
+    options: dict[str, Any] = {"at": at}
+    explicit: dict[str, Any] = {"at": at, "metrics": {"loss": next_token_loss(targets)}}
     for sweep in (patch, attribute):
         for direction in ("denoising", "noising")[: 1 + (kind == "ours")]:
             same_sweep(
@@ -610,14 +610,16 @@ def test_what_is_not_to_be_predicted_has_no_loss():
         lambda **options: find_circuit(model, clean, edges=False, **options),
     ]
     for ask in asked:
-        with pytest.raises(ValueError, match=r"the last token of a sequence is not to be predicted: take read='all'"):
+        with pytest.raises(
+            ValueError, match=r"the last token of a sequence is not to be predicted: take at='positions'"
+        ):
             ask()
         ask(metrics=metric_of(clean.ids))
         predictable[2, -1] = True
         ask()
         predictable[2, -1] = False
         if len(clean.targets()[2]) and (clean.targets()[2] >= 0).any():
-            ask(read="all")
+            ask(at="positions")
 
 
 def test_what_is_neither_prompts_nor_sequences_nor_a_tensor_is_refused():

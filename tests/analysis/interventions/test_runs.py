@@ -10,10 +10,10 @@ from torch.profiler import ProfilerActivity, profile
 from torch.testing import assert_close
 
 from mechicl.analysis.interventions import ablate, logit_difference, next_token_loss, patch, patch_paths, runs
-from mechicl.analysis.interventions.opened import Opened
 from mechicl.analysis.interventions.runs import base_run, record_within, rows_within, run_cells
-from mechicl.analysis.interventions.sites import Site
 from mechicl.models import HookedLSTM, LSTMConfig, TransformerConfig
+from mechicl.models.adapter import Opened
+from mechicl.models.sites import Site
 from tests.analysis.interventions.oracles import (
     bridge,
     hook_name,
@@ -85,7 +85,7 @@ def ours(*args: Any, **options: Any) -> Callable[[float], Any]:
 
 def theirs(*args: Any, **options: Any) -> Callable[[float], Any]:
     tokens = ids(0, 3, 8, 200), ids(1, 3, 8, 200)
-    metric = next_token_loss(tokens[0]) if "read" in options else logit_difference(tokens[0][:, 0], tokens[0][:, 1])
+    metric = next_token_loss(tokens[0]) if "at" in options else logit_difference(tokens[0][:, 0], tokens[0][:, 1])
     return lambda memory: patch(wide_bridge(), *tokens, *args, metrics=metric, memory=memory, **options)
 
 
@@ -100,7 +100,7 @@ SWEEPS: dict[str, Callable[[], Callable[[float], Any]]] = {
     "local": lambda: ours("z", ("layer", "pos", "head"), only={"pos": [0, 3]}),
     "streams": lambda: ours("resid_pre", only={"pos": [1, 6]}),
     "patterns": lambda: ours("pattern", ("layer", "head", "query"), only={"query": [3]}),
-    "all positions": lambda: ours("z", read="all", only={"head": [2]}),
+    "all positions": lambda: ours("z", at="positions", only={"head": [2]}),
     "pairs": lambda: lambda memory: ablate(
         wide(), inputs(wide(), 0, 3), pairs=True, only={"head": [0, 2]}, memory=memory
     ),
@@ -115,7 +115,7 @@ SWEEPS: dict[str, Callable[[], Callable[[float], Any]]] = {
         inputs(m, 0, 3), inputs(m, 1, 3), "z", ("layer", "pos", "head"), memory=memory,
     ),
     "bridge": lambda: theirs("z", only={"head": [0, 3]}),
-    "bridge, all positions": lambda: theirs("z", read="all", only={"layer": [1]}),
+    "bridge, all positions": lambda: theirs("z", at="positions", only={"layer": [1]}),
     "LSTM": recurrent,
 }  # fmt: skip
 

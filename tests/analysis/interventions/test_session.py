@@ -10,8 +10,8 @@ from transformer_lens.model_bridge.sources import build_bridge_from_module
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from mechicl.analysis import PatchingSession
-from mechicl.analysis.interventions.sites import Site
 from mechicl.models import HookedTransformer, TransformerConfig
+from mechicl.models.sites import Site
 from mechicl.prompts import Prompts
 from mechicl.tasks import LinearRegression
 from mechicl.tokens import RepeatedTokens

@@ -8,7 +8,7 @@ import torch
 from torch.testing import assert_close
 
 from mechicl.analysis.interventions import Sweep, ablate, patch
-from mechicl.learners import ratio_interval, student_t_quantile
+from mechicl.statistics import ratio_interval, student_t_quantile
 from tests.analysis.interventions.oracles import inputs, model_of
 
 MODEL = model_of("gpt")

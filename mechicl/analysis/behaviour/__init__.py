@@ -1,0 +1,53 @@
+"""Which algorithm does it behave like? Predictions, sensitivities, errors and weights, beside other learners'.
+
+>>> align(model, gradient_descent, prompts)         # how alike two learners are, prompt by prompt
+>>> match(readouts, newton, prompts).best()         # which iteration each layer resembles
+>>> identify(model, task).matches[0].name           # which family of algorithms fits best on held-out prompts
+"""
+
+from mechicl.analysis.behaviour.algorithm_families import tuned_descent
+from mechicl.analysis.behaviour.alignment import Alignment, align, sensitivities
+from mechicl.analysis.behaviour.context_use import (
+    Forgetting,
+    OrderSensitivity,
+    OutsideSpan,
+    forgetting,
+    order_sensitivity,
+    outside_span,
+)
+from mechicl.analysis.behaviour.growth import Growth, fit_growth
+from mechicl.analysis.behaviour.identification import FamilyMatch, Identification, identify
+from mechicl.analysis.behaviour.induced_weights import induced_weights, regressed_weights
+from mechicl.analysis.behaviour.matching import BestMatch, Match, match
+from mechicl.analysis.behaviour.shifts import FOREIGN_INPUTS, ShiftedLosses, losses_over_scales
+from mechicl.analysis.behaviour.similarity import similarity_of_errors, similarity_of_weights
+from mechicl.analysis.behaviour.spectral import SpectralLearner
+
+__all__ = [
+    "FOREIGN_INPUTS",
+    "Alignment",
+    "BestMatch",
+    "FamilyMatch",
+    "Forgetting",
+    "Growth",
+    "Identification",
+    "Match",
+    "OrderSensitivity",
+    "OutsideSpan",
+    "ShiftedLosses",
+    "SpectralLearner",
+    "align",
+    "fit_growth",
+    "forgetting",
+    "identify",
+    "induced_weights",
+    "losses_over_scales",
+    "match",
+    "order_sensitivity",
+    "outside_span",
+    "regressed_weights",
+    "sensitivities",
+    "similarity_of_errors",
+    "similarity_of_weights",
+    "tuned_descent",
+]

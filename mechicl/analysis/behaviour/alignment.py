@@ -1,0 +1,91 @@
+"""How alike two learners are, prompt by prompt."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mechicl.learners import Learner
+from mechicl.prompts import Prompts
+from mechicl.statistics import Result
+
+
+@dataclass(frozen=True, eq=False)
+class Alignment(Result):
+    """How alike two learners are on each prompt (von Oswald et al. 2023, section 3).
+
+    Attributes:
+        prediction_distance: L2 norm of the difference of their predictions.
+        sensitivity_cosine: cosine between d prediction / d query of the one and the other; NaN where one is zero.
+        sensitivity_distance: L2 norm of the difference of those derivatives.
+    """
+
+    prediction_distance: Float[Tensor, "prompt"]
+    sensitivity_cosine: Float[Tensor, "prompt"]
+    sensitivity_distance: Float[Tensor, "prompt"]
+
+
+def align(a: Learner, b: Learner, prompts: Prompts, *, batch_size: int = 4096) -> Alignment:
+    """Compare two learners on each prompt's query.
+
+    Args:
+        a: a learner whose predictions are differentiable with respect to the query.
+        b: another one.
+        prompts: what to compare them on; the papers use 10,000.
+        batch_size: prompts that are held in memory at a time.
+
+    Raises:
+        ValueError: no prompts, or a learner that is not differentiable with respect to the query.
+
+    Source: von Oswald et al. 2023, section 3.
+
+    Example:
+        >>> model = load("lsa-1l")
+        >>> step = AlgorithmLearner(algorithms.gradient_descent, dict(steps=1, step_size=0.6))
+        >>> print(align(model, step, LinearRegression().sample(1000, seed=0)).intervals()["sensitivity_cosine"])
+    """
+    if len(prompts) == 0:
+        raise ValueError("align() needs at least one prompt")
+    parts = []
+    for part in prompts.split(batch_size):
+        (y_a, s_a), (y_b, s_b) = predictions_and_sensitivities(a, part), predictions_and_sensitivities(b, part)
+        parts.append(((y_a - y_b).norm(dim=1), cosine_of_sensitivities(s_a, s_b), (s_a - s_b).flatten(1).norm(dim=1)))
+    distance, cosine, difference = (torch.cat(column) for column in zip(*parts, strict=True))
+    return Alignment(distance, cosine, difference)
+
+
+def cosine_of_sensitivities(a: Float[Tensor, "prompt y x"], b: Float[Tensor, "prompt y x"]) -> Float[Tensor, "prompt"]:
+    """Cosine between two learners' sensitivities on each prompt; NaN where one is zero."""
+    flat_a, flat_b = a.flatten(1), b.flatten(1)
+    cosine = (flat_a * flat_b).sum(1) / (flat_a.norm(dim=1) * flat_b.norm(dim=1))
+    return cosine.clamp(-1, 1)
+
+
+def sensitivities(learner: Learner, prompts: Prompts) -> Float[Tensor, "prompt y x"]:
+    """The derivative of a learner's prediction with respect to the query's input, exact, in float64.
+
+    For a learner that is linear in the query this is the linear model that it has learned from the context.
+
+    Raises:
+        ValueError: the learner's predictions do not depend on the query differentiably.
+    """
+    return predictions_and_sensitivities(learner, prompts)[1]
+
+
+def predictions_and_sensitivities(
+    learner: Learner, prompts: Prompts
+) -> tuple[Float[Tensor, "prompt y"], Float[Tensor, "prompt y x"]]:
+    """Query predictions and their derivatives, both float64; the learner's own gradients are not touched."""
+    query = prompts.query.xs.detach().clone().requires_grad_()
+    with torch.enable_grad():
+        predictions = learner.predict(prompts.with_query(query))
+        if not predictions.requires_grad:
+            raise ValueError(f"{type(learner).__name__}.predict is not differentiable with respect to the query")
+        rows = [
+            torch.autograd.grad(predictions[:, i].sum(), query, retain_graph=True, allow_unused=True)[0]
+            for i in range(predictions.shape[1])
+        ]
+    if any(row is None for row in rows):
+        raise ValueError(f"{type(learner).__name__}.predict does not depend on the query")
+    return predictions.detach().double(), torch.stack(rows, dim=1).double()

@@ -1,0 +1,173 @@
+"""How a learner uses its context: what it forgets, whether order matters, whether its weights stay in its span."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mechicl.analysis.layers.layer_learners import LayerLearner, Lens
+from mechicl.learners import IterativeLearner, Learner
+from mechicl.models import PromptedModel
+from mechicl.prompts import Prompts
+from mechicl.statistics import Interval, Result, interval, ratio_interval
+
+
+@dataclass(frozen=True, eq=False)
+class Forgetting(Result):
+    """Squared errors when a context point is asked again after the whole context.
+
+    Attributes:
+        squared_errors: `[point prompt]`, averaged over the target's dimensions; the last point is the most recent one.
+    """
+
+    squared_errors: Float[Tensor, "point prompt"]
+
+    @property
+    def gaps(self) -> list[int]:
+        """How many points back each one is: n - 1 for the first, 0 for the last ("time stamp gap")."""
+        n = self.squared_errors.shape[0]
+        return [n - 1 - i for i in range(n)]
+
+    def by_point(self, level: float = 0.95) -> list[Interval]:
+        """Mean over prompts with an interval, for each point."""
+        return [interval(errors, level) for errors in self.squared_errors]
+
+
+@torch.no_grad()
+def forgetting(learner: Learner, prompts: Prompts, *, batch_size: int = 512) -> Forgetting:
+    """Ask each context point again after the whole context, and compare the answer with its target.
+
+    Args:
+        learner: any learner. Models compute each context once for all points.
+        prompts: their queries are replaced by the context's points.
+        batch_size: prompts in memory at a time.
+
+    Raises:
+        ValueError: no prompts, or prompts without context points.
+
+    Source: Fu et al. 2024, B.5, eq. 16.
+    """
+    if prompts.n_context == 0 or len(prompts) == 0:
+        raise ValueError(f"forgetting needs prompts with context points to forget, got {prompts}")
+    if isinstance(learner, PromptedModel):
+        learner = Lens(learner)
+    parts = []
+    for part in prompts.split(batch_size):
+        xs, targets = part.context.xs, part.context.ys
+        if isinstance(learner, LayerLearner):
+            answers = learner.predict_last_queries(part, xs)[-1]
+        else:
+            answers = torch.stack([learner.predict(part.with_query(x)) for x in xs.unbind(1)], dim=1)
+        parts.append((answers.to(targets.device).double() - targets.double()).square().mean(-1).T)
+    return Forgetting(torch.cat(parts, dim=1))
+
+
+@dataclass(frozen=True, eq=False)
+class OrderSensitivity(Result):
+    """How much a prediction depends on the order of the context.
+
+    Attributes:
+        variance: of the query's prediction over orders, averaged over the target's dimensions, `[prompt]`.
+        signal: mean square of the prediction over orders, likewise.
+    """
+
+    variance: Float[Tensor, "prompt"]
+    signal: Float[Tensor, "prompt"]
+
+    def relative(self, level: float = 0.95) -> Interval:
+        """Variance over orders as a share of the predictions' mean square, with an interval over prompts."""
+        return ratio_interval(self.variance, self.signal, level)
+
+
+@torch.no_grad()
+def order_sensitivity(
+    learner: Learner, prompts: Prompts, *, n_orders: int = 16, seed: int = 0, batch_size: int = 4096
+) -> OrderSensitivity:
+    """Predict each query with its context in several random orders.
+
+    Gradient descent, Newton's method and least squares do not see the order, so a learner that runs one of them on the
+    whole context predicts the same for every order; causal models and online learners need not.
+
+    Args:
+        learner: any learner.
+        prompts: their context points are permuted, the query stays last.
+        n_orders: random orders for each prompt, at least 2.
+        seed: of the orders.
+        batch_size: prompts in memory at a time.
+
+    Raises:
+        ValueError: fewer than 2 orders, or no prompts.
+
+    Source: Nertinger, Theorem 3: equivalence to gradient descent needs predictions that do
+    not change under permutations of the context.
+    """
+    if n_orders < 2 or len(prompts) == 0:
+        raise ValueError(f"needs prompts and n_orders of at least 2, got {len(prompts)} prompts and {n_orders}")
+    answers = []
+    for i in range(n_orders):
+        parts = prompts.permuted(seed=seed + i).split(batch_size)
+        answers.append(torch.cat([learner.predict(part).double().cpu() for part in parts]))
+    predictions = torch.stack(answers)
+    return OrderSensitivity(predictions.var(0).mean(-1), predictions.square().mean(0).mean(-1))
+
+
+@dataclass(frozen=True, eq=False)
+class OutsideSpan(Result):
+    """Share of the induced weights that lies outside the span of the points seen.
+
+    Attributes:
+        steps: the learner's steps.
+        share: squared norm of that part over the squared norm of the whole, `[step point prompt]`; point t follows t
+            context points. Before the first it is 1, or NaN for a learner whose weights are 0 there; once d points
+            span everything it is 0 up to rounding.
+    """
+
+    steps: tuple[float, ...]
+
+    share: Float[Tensor, "step point prompt"]
+
+    def by_point(self, step: float | None = None, level: float = 0.95) -> list[Interval]:
+        """Mean over prompts with an interval for each number of points, after a step (the last by default).
+
+        Raises:
+            ValueError: a step that the learner does not have.
+        """
+        if step is not None and step not in self.steps:
+            raise ValueError(f"no step {step}; there are {list(self.steps)}")
+        index = -1 if step is None else self.steps.index(step)
+        return [interval(share, level) for share in self.share[index]]
+
+
+def outside_span(learner: IterativeLearner, prompts: Prompts) -> OutsideSpan:
+    """Where the induced weights of each prefix lie, relative to the span of the prefix's inputs.
+
+    Any method whose weights are a polynomial in S times B stays in the span.
+
+    Args:
+        learner: an iterative learner, e.g. `fit_readouts(model, ...)`; every step is measured.
+        prompts: the contexts.
+
+    Raises:
+        ValueError: a learner that gives the query alone, or no weights.
+
+    Source: Fu et al. 2024, C.4, eq. 42.
+    """
+    trajectory = learner.trajectory(prompts, with_weights=True)
+    weights = trajectory.weights
+    if weights is None or weights.shape[2] != prompts.n_context + 1:
+        raise ValueError(
+            "outside_span() needs the weights of every prefix: an interleaved, causal model or an algorithm"
+        )
+    weights = weights.detach().double()
+    xs = prompts.xs.to(weights)
+    shares = []
+    for t in range(prompts.n_context + 1):
+        outside = weights[:, :, t]
+        if t:
+            _, singular, directions = torch.linalg.svd(xs[:, :t], full_matrices=False)
+            present = singular > 1e-10 * singular[:, :1]
+            basis = directions * present[..., None]
+            outside = outside - basis.mT @ (basis @ outside)
+        shares.append(outside.square().sum((-2, -1)) / weights[:, :, t].square().sum((-2, -1)))
+    return OutsideSpan(trajectory.steps, torch.stack(shares, dim=1))

@@ -1,0 +1,105 @@
+"""How best-matching steps grow with the layer: linear or exponential."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from mechicl.statistics import Interval, student_t_quantile
+
+
+@dataclass(frozen=True)
+class Growth:
+    """How the best-matching step grows with the layer: linearly or exponentially.
+
+    Both curves have two parameters and errors that are normal in log k, so that Akaike's criterion compares their
+    residuals alone. Intervals are over resampled prompts: in each resample the best steps are chosen anew.
+
+    Attributes:
+        rows: the layers that the curves were fitted to.
+        columns: the best-matching steps there.
+        slope: steps a layer of the linear fit `k = a + slope * layer`.
+        doubling: doublings a layer of the exponential fit `k = 2^(a + doubling * layer)`.
+        linear_aic: corrected Akaike criterion of the linear fit.
+        exponential_aic: of the exponential fit.
+        linear_share: share of the resamples in which the linear fit has the lower criterion.
+        linear_fit: the linear curve at `rows`.
+        exponential_fit: the exponential curve at `rows`.
+    """
+
+    rows: tuple[float, ...]
+    columns: tuple[float, ...]
+    slope: Interval
+    doubling: Interval
+    linear_aic: float
+    exponential_aic: float
+    linear_share: float
+    linear_fit: tuple[float, ...]
+    exponential_fit: tuple[float, ...]
+
+    @property
+    def better(self) -> Literal["linear", "exponential", "undecided"]:
+        """The curve with the lower criterion; undecided where they differ by less than 2."""
+        difference = self.linear_aic - self.exponential_aic
+        if not abs(difference) >= 2:
+            return "undecided"
+        return "linear" if difference < 0 else "exponential"
+
+
+def fit_growth(rows: Sequence[float], columns: Sequence[float]) -> Growth:
+    """Linear and exponential curves through (layer, best step); see `Growth` and `Match.growth`.
+
+    Here the intervals are those of the regressions, from the points' scatter around the curves.
+
+    Raises:
+        ValueError: fewer than 5 points, another number of rows than of columns, a row twice, or a step below 1.
+    """
+    if len(rows) != len(columns) or len(set(rows)) != len(rows) or len(rows) < 5 or min(columns) < 1:
+        raise ValueError(
+            f"growth needs at least 5 different layers with steps >= 1, got {list(rows)} and {list(columns)}"
+        )
+    order = np.argsort(np.asarray(rows, dtype=float))
+    x, log_k = np.asarray(rows, dtype=float)[order], np.log(np.asarray(columns, dtype=float)[order])
+
+    def linear(p: np.ndarray) -> np.ndarray:  # through its ends, which keeps it positive between them
+        first, last = np.exp(p)
+        return first + (last - first) * (x - x[0]) / (x[-1] - x[0])
+
+    straight = least_squares(lambda p: np.log(linear(p)) - log_k, x0=log_k[[0, -1]])
+    first, last = np.exp(straight.x)
+    gradient = np.array([-first, last]) / (x[-1] - x[0])
+    slope = _parameter((last - first) / (x[-1] - x[0]), gradient, np.asarray(straight.jac), straight.fun)
+    design = np.stack([np.ones_like(x), x], axis=1)
+    coefficients = np.linalg.lstsq(design, log_k, rcond=None)[0]
+    residuals = design @ coefficients - log_k
+    doubling = _parameter(coefficients[1] / math.log(2), np.array([0, 1 / math.log(2)]), design, residuals)
+    linear_aic, exponential_aic = _corrected_aic(straight.fun), _corrected_aic(residuals)
+    return Growth(
+        tuple(x.tolist()),
+        tuple(np.asarray(columns, dtype=float)[order].tolist()),
+        slope,
+        doubling,
+        linear_aic,
+        exponential_aic,
+        float(linear_aic < exponential_aic),
+        tuple(linear(straight.x).tolist()),
+        tuple(np.exp(design @ coefficients).tolist()),
+    )
+
+
+def _parameter(value: float, gradient: np.ndarray, jacobian: np.ndarray, residuals: np.ndarray) -> Interval:
+    """A function of two fitted parameters with its interval (delta method)."""
+    free = len(residuals) - 2
+    covariance = np.linalg.pinv(jacobian.T @ jacobian) * (residuals @ residuals) / free
+    half = student_t_quantile(0.975, free) * math.sqrt(max(gradient @ covariance @ gradient, 0.0))
+    return Interval(float(value), float(value) - half, float(value) + half, len(residuals))
+
+
+def _corrected_aic(residuals: np.ndarray) -> float:
+    """Akaike's criterion for two parameters and a variance, corrected for few points (Hurvich & Tsai 1989)."""
+    n, k = len(residuals), 3
+    variance = max(float(residuals @ residuals) / n, 1e-24)
+    return n * math.log(variance) + 2 * k + 2 * k * (k + 1) / (n - k - 1)

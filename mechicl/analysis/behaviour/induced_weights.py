@@ -1,0 +1,96 @@
+"""The linear model that a context has led a learner to, whether or not the learner ever forms one."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mechicl.analysis.behaviour.alignment import sensitivities
+from mechicl.analysis.layers.layer_learners import LayerLearner
+from mechicl.learners import IterativeLearner, Learner
+from mechicl.prompts import Prompts
+
+CACHED_ROWS = 2**13  # streams of queries that are computed at a time
+
+
+def induced_weights(learner: Learner, prompts: Prompts) -> Float[Tensor, "step prompt point x y"]:
+    """The exact derivative of each prediction with respect to its query, for every prefix of the prompts.
+
+    For a learner that is linear in the query these are the weights that it predicts by. Iterative learners (models
+    read layer by layer, algorithms) give them after every step; any other learner once, from one differentiation for
+    each prefix.
+
+    Args:
+        learner: any learner that is differentiable with respect to the query.
+        prompts: the contexts; point t of the result is what the points before it have led to.
+
+    Raises:
+        ValueError: the learner is not differentiable with respect to the query.
+
+    Source: Fu et al. 2024, A.3.1, whose weights are regressed on sampled queries: see `regressed_weights`.
+    """
+    if isinstance(learner, IterativeLearner):
+        weights = learner.trajectory(prompts, with_weights=True).weights
+        if weights is None:
+            raise ValueError(f"{type(learner).__name__}.trajectory returned no weights")
+        return weights
+    prefixes = [prompts.prefix(t) for t in range(prompts.n_context + 1)]
+    return torch.stack([sensitivities(learner, prefix).mT for prefix in prefixes], dim=1)[None]
+
+
+@torch.no_grad()
+def regressed_weights(
+    learner: Learner, prompts: Prompts, queries: Float[Tensor, "query x"], *, batch_size: int | None = None
+) -> Float[Tensor, "step prompt point x y"]:
+    """Weights fitted by least squares to a learner's predictions on sampled queries, for every prefix.
+
+    A model that is read layer by layer computes each context once for all queries and all prefixes. The result is
+    float64, on the learner's device.
+
+    Args:
+        learner: any learner; an iterative one gives the weights after each of its steps.
+        prompts: the contexts; point t of the result is what the points before it have led to.
+        queries: the same for all contexts, many more than dimensions; the paper draws them from the inputs'
+            distribution.
+        batch_size: prompts in memory at a time, with all queries of each; by default so many that the queries' streams
+            stay in a processor's cache.
+
+    Raises:
+        ValueError: queries of another dimension, or fewer than dimensions.
+
+    Source: Fu et al. 2024, A.3.1, eq. 13 and 14.
+    """
+    if queries.ndim != 2 or queries.shape[1] != prompts.x_dim or len(queries) < prompts.x_dim:
+        raise ValueError(
+            f"queries must be [query x] with x = {prompts.x_dim} and at least as many queries, got "
+            f"{tuple(queries.shape)}"
+        )
+    if batch_size is None:
+        batch_size = max(1, CACHED_ROWS // (len(queries) * (prompts.n_context + 1)))
+    parts = []
+    for part in prompts.split(batch_size):
+        if isinstance(learner, LayerLearner):
+            n_points = part.n_context + 1 if learner.gives_all_points else 1
+            asked = queries.expand(len(part), n_points, *queries.shape)
+            parts.append(learner.predict_queries(part, asked))
+        else:
+            parts.append(asked_one_by_one(learner, part, queries))
+    predictions = torch.cat(parts, dim=1).double()
+    inverse = torch.linalg.pinv(queries.to(predictions))
+    return inverse @ predictions
+
+
+def asked_one_by_one(
+    learner: Learner, prompts: Prompts, queries: Float[Tensor, "query x"]
+) -> Float[Tensor, "step prompt point query y"]:
+    """A pass for each query and prefix: the route for learners that share nothing between queries."""
+    prefixes = []
+    for t in range(prompts.n_context + 1):
+        answers = []
+        for query in queries:
+            asked = prompts.prefix(t).with_query(query.to(prompts.xs).expand(len(prompts), -1))
+            if isinstance(learner, IterativeLearner):
+                answers.append(learner.trajectory(asked).query())
+            else:
+                answers.append(learner.predict(asked)[None])
+        prefixes.append(torch.stack(answers, dim=2))
+    return torch.stack(prefixes, dim=2)

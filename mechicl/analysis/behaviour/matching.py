@@ -1,0 +1,270 @@
+"""Which step of one learner is most like each step of another: best matches, and how they grow with the layer."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from mechicl.analysis.behaviour.growth import Growth, fit_growth
+from mechicl.analysis.behaviour.induced_weights import induced_weights, regressed_weights
+from mechicl.analysis.behaviour.similarity import similarity_of_errors, similarity_of_weights
+from mechicl.analysis.layers.layer_learners import LayerLearner
+from mechicl.learners import IterativeLearner, Learner, Trajectory
+from mechicl.prompts import Prompts
+from mechicl.statistics import Interval, interval, percentile_interval
+
+Similarity = Literal["errors", "weights"]
+
+
+@dataclass(frozen=True)
+class BestMatch:
+    """The step of one learner that is most like a step of another.
+
+    Attributes:
+        row: the step that was to be matched.
+        column: the step that matches it best; NaN where no similarity is defined.
+        similarity: how alike they are, with an interval over prompts (on the prompts that chose the step).
+        low: lower end of the best step's 95% interval, from resampled prompts.
+        high: upper end.
+        at_edge: whether the best step is the smallest or largest that was tried, so that a better one may lie beyond.
+    """
+
+    row: float
+    column: float
+    similarity: Interval
+    low: float
+    high: float
+    at_edge: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Match:
+    """Similarities between all steps of two learners.
+
+    Attributes:
+        row_name: the learner whose steps are matched (a model's layers).
+        column_name: the learner whose steps match them (an algorithm's iterations).
+        rows: its steps.
+        columns: its steps.
+        similarities: `[row column prompt]`; of weights, averaged over the numbers of points.
+        similarity: what was compared, "errors" or "weights".
+        by_point: of weights, `[row column point]` for each number of points, averaged over prompts; else None.
+    """
+
+    row_name: str
+    column_name: str
+    rows: tuple[float, ...]
+    columns: tuple[float, ...]
+    similarities: Float[Tensor, "row column prompt"]
+    similarity: Similarity
+    by_point: Float[Tensor, "row column point"] | None = None
+
+    def mean(self) -> Float[Tensor, "row column"]:
+        """Mean over the prompts for which a row's similarities are defined; NaN where a pair's never is.
+
+        A similarity with a zero vector is not defined. Pairs of a row are compared on the same prompts: those at which
+        all of its pairs are defined that ever are.
+        """
+        return _weighted_mean(self.similarities, torch.ones(1, self.similarities.shape[-1]))[0]
+
+    def best_columns(self) -> list[int]:
+        """Index of each row's best column: the largest mean similarity (the paper prints arg min)."""
+        return self.mean().nan_to_num(-math.inf).argmax(1).tolist()
+
+    def halves(self) -> tuple["Match", "Match"]:
+        """The match on every other prompt and on the rest: choose on the one, measure on the other."""
+        parts = (dataclasses.replace(self, similarities=self.similarities[..., i::2], by_point=None) for i in (0, 1))
+        return tuple(parts)  # type: ignore[return-value]
+
+    def best(self, *, resamples: int = 1000, seed: int = 0) -> list[BestMatch]:
+        """The best match of each row, with intervals over prompts.
+
+        Args:
+            resamples: of the prompts, for the interval of the best step (bootstrap).
+            seed: of the resampling.
+
+        Source: Fu et al. 2024, Definition 4, which prints arg min for arg max.
+        """
+        columns = torch.tensor(self.columns, dtype=torch.float64)
+        picked = columns[self._resampled(resamples, seed)]
+        ends = torch.stack([picked.quantile(q, 0, interpolation="nearest") for q in (0.025, 0.975)])
+        smallest, largest = min(self.columns), max(self.columns)
+        matches = []
+        for i, (row, column) in enumerate(zip(self.rows, self.best_columns(), strict=True)):
+            values = self.similarities[i, column]
+            alike = interval(values[values.isfinite()])
+            if alike.n == 0:
+                matches.append(BestMatch(row, math.nan, alike, math.nan, math.nan, False))
+                continue
+            best = self.columns[column]
+            at_edge = len(self.columns) > 1 and best in (smallest, largest)
+            matches.append(BestMatch(row, best, alike, ends[0, i].item(), ends[1, i].item(), at_edge))
+        return matches
+
+    def growth_rows(self) -> list[float]:
+        """The rows where a trend can be seen.
+
+        Their best match is neither the smallest nor the largest step that was tried, and at least 1. Where the first
+        rows' intervals overlap nothing grows yet: the last of them is the first that counts. After the first row whose
+        interval overlaps that of the last row nothing grows any more: it is the last one that counts.
+        """
+        best = self.best(resamples=200)
+        inner = [b for b in best if not b.at_edge and b.column >= 1]
+        first = next((i for i, b in enumerate(inner) if b.low > inner[0].high), len(inner)) - 1
+        last = next((i for i, b in enumerate(inner) if b.high >= inner[-1].low), 0)
+        return [b.row for b in inner[max(first, 0) : last + 1]]
+
+    def growth(self, rows: Sequence[float] | None = None, *, resamples: int = 200, seed: int = 0) -> Growth:
+        """Fit the best-matching step as a linear and as an exponential function of the layer.
+
+        Args:
+            rows: steps to fit (layers); by default `growth_rows()`.
+            resamples: of the prompts, for the intervals.
+            seed: of the resampling.
+
+        Raises:
+            ValueError: a row that does not exist, a best match below 1 step, or fewer than 5 rows: with two parameters
+                and a variance the corrected criterion needs that many.
+        """
+        best = dict(zip(self.rows, self.best_columns(), strict=True))
+        rows = sorted(set(self.growth_rows() if rows is None else rows))
+        unknown = [row for row in rows if row not in best]
+        if unknown:
+            raise ValueError(f"no rows {unknown}; there are {list(self.rows)}")
+        fit = fit_growth(rows, [self.columns[best[row]] for row in rows])
+        indices = [self.rows.index(row) for row in rows]
+        slopes, doublings, linear = [], [], []
+        columns = torch.tensor(self.columns, dtype=torch.float64)
+        for picked in columns[self._resampled(resamples, seed)][:, indices].tolist():
+            again = fit_growth(rows, [max(k, 1.0) for k in picked])
+            slopes.append(again.slope.mean)
+            doublings.append(again.doubling.mean)
+            linear.append(again.linear_aic < again.exponential_aic)
+        n = self.similarities.shape[-1]
+        return dataclasses.replace(
+            fit,
+            slope=percentile_interval(fit.slope.mean, slopes, n),
+            doubling=percentile_interval(fit.doubling.mean, doublings, n),
+            linear_share=float(np.mean(linear)),
+        )
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """One row a pair of steps: mean similarity and its interval, and whether the pair is a best match."""
+        table, best = [], self.best_columns()
+        for i, row in enumerate(self.rows):
+            for j, column in enumerate(self.columns):
+                values = self.similarities[i, j]
+                alike = interval(values[values.isfinite()])
+                table.append(
+                    {self.row_name: row, self.column_name: column, "similarity": alike.mean, "low": alike.low,
+                     "high": alike.high, "best": j == best[i]}
+                )  # fmt: skip
+        return pd.DataFrame(table)
+
+    def _resampled(self, resamples: int, seed: int) -> Int[Tensor, "resample row"]:
+        """Index of each row's best column on resampled prompts."""
+        n = self.similarities.shape[-1]
+        drawn = torch.randint(n, (resamples, n), generator=torch.Generator().manual_seed(seed))
+        counts = torch.zeros(resamples, n).scatter_add_(1, drawn, torch.ones(resamples, n))
+        return _weighted_mean(self.similarities, counts).nan_to_num(-math.inf).argmax(-1)
+
+
+def _weighted_mean(
+    similarities: Float[Tensor, "row column prompt"], counts: Float[Tensor, "resample prompt"]
+) -> Float[Tensor, "resample row column"]:
+    values = similarities.detach().cpu().double()
+    defined = values.isfinite()
+    ever = defined.any(-1, keepdim=True)
+    used = (defined | ~ever).all(1)  # [row prompt]: all pairs of the row that are ever defined are defined there
+    weights = counts.double()[:, None] * used.double()
+    sums = torch.einsum("srp,rcp->src", weights, values.nan_to_num(0.0))
+    return (sums / weights.sum(-1, keepdim=True)).masked_fill(~ever[..., 0], math.nan)
+
+
+def match(
+    a: Learner | Trajectory,
+    b: Learner | Trajectory,
+    prompts: Prompts,
+    *,
+    similarity: Similarity = "errors",
+    queries: Float[Tensor, "query x"] | None = None,
+    batch_size: int = 256,
+) -> Match:
+    """Compare every step of one learner with every step of another.
+
+    A learner that gives the query alone (a model on paired prompts) is compared on the query.
+
+    Args:
+        a: the learner whose steps are to be matched, e.g. a model's `fit_readouts`, or its trajectory on the prompts. A
+            learner without steps counts as one with a single step.
+        b: the learner whose steps may match, e.g. `AlgorithmLearner(newton, dict(steps=range(24)))`, or an
+            `AlgorithmFamily` over another hyperparameter.
+        prompts: to compare on.
+        similarity: of "errors" along the prompt, or of induced "weights".
+        queries: regress the weights of models that are read layer by layer on predictions for these, as the paper does;
+            by default weights are exact derivatives at the prompts' own queries.
+        batch_size: prompts whose predictions (and weights) are held in memory at a time.
+
+    Raises:
+        ValueError: another similarity, no prompts, trajectories of other prompts, or without weights where they are
+            compared.
+
+    Source: Fu et al. 2024, A.3.
+
+    Example:
+        >>> newton = AlgorithmLearner(algorithms.newton, dict(steps=list(range(1, 24))))
+        >>> match(fit_readouts(model, fitting), newton, prompts).best()
+    """
+    if similarity not in ("errors", "weights"):
+        raise ValueError(f"similarity must be 'errors' or 'weights', got {similarity!r}")
+    if len(prompts) == 0:
+        raise ValueError("match() needs at least one prompt")
+    for given in (a, b):
+        if isinstance(given, Trajectory) and given.predictions.shape[1] != len(prompts):
+            raise ValueError(f"the trajectory of {given.name or 'a learner'} is not of {prompts}")
+    parts, by_point, counts = [], [], []
+    for start in range(0, len(prompts), batch_size):
+        some = slice(start, start + batch_size)
+        of_a, of_b = _on_common_points(
+            *(_trajectory(given, prompts[some], some, similarity == "weights", queries) for given in (a, b))
+        )
+        if similarity == "errors":
+            parts.append(similarity_of_errors(of_a, of_b, prompts[some]).cpu())
+        else:
+            values = similarity_of_weights(of_a, of_b).cpu()
+            parts.append(values.nanmean(-1))
+            by_point.append(values.nansum(2))
+            counts.append(values.isfinite().sum(2))
+    means = torch.stack(by_point).sum(0) / torch.stack(counts).sum(0) if by_point else None
+    similarities = torch.cat(parts, dim=-1)
+    return Match(of_a.name or "a", of_b.name or "b", of_a.steps, of_b.steps, similarities, similarity, means)
+
+
+def _trajectory(
+    given: Learner | Trajectory, prompts: Prompts, place: slice, with_weights: bool, queries: Tensor | None
+) -> Trajectory:
+    if isinstance(given, Trajectory):
+        return given.part(place)
+    with torch.no_grad():
+        if with_weights and queries is not None and isinstance(given, LayerLearner):
+            return dataclasses.replace(given.trajectory(prompts), weights=regressed_weights(given, prompts, queries))
+        if isinstance(given, IterativeLearner):
+            return given.trajectory(prompts, with_weights=with_weights)
+        weights = induced_weights(given, prompts) if with_weights else None
+        name = getattr(given, "name", type(given).__name__)
+        return Trajectory((1,), given.predict_prefixes(prompts)[None], name, weights)
+
+
+def _on_common_points(a: Trajectory, b: Trajectory) -> tuple[Trajectory, Trajectory]:
+    """Both on the query alone, if one of them holds nothing else."""
+    if (a.predictions.shape[2] == 1) == (b.predictions.shape[2] == 1):
+        return a, b
+    everything, last = slice(None), slice(-1, None)
+    return a.part(everything, last), b.part(everything, last)

@@ -1,0 +1,93 @@
+"""How learners' losses change when prompts are drawn from another distribution than they were made for."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mechicl.learners import Learner, squared_errors
+from mechicl.statistics import Interval, interval, ratio_interval
+from mechicl.tasks import LinearRegression
+
+Scaled = Literal["input_scale", "weight_scale"]
+FOREIGN_INPUTS = ("gaussian", "exponential", "laplace")
+"""The three input distributions of von Oswald et al. 2023, A.2; each prompt draws one of them."""
+
+
+@dataclass(frozen=True, eq=False)
+class ShiftedLosses:
+    """Squared errors of several learners at several scales of the inputs or the weights.
+
+    Attributes:
+        learners: their names.
+        scaled: which field of the task was scaled.
+        scales: by how much, `[scale]`.
+        squared_errors: `[learner scale prompt]`, averaged over the target's dimensions; the same underlying random
+            numbers at every scale.
+    """
+
+    learners: tuple[str, ...]
+    scaled: str
+    scales: Float[Tensor, "scale"]
+    squared_errors: Float[Tensor, "learner scale prompt"]
+
+    def mean(self) -> Float[Tensor, "learner scale"]:
+        """Mean squared error."""
+        return self.squared_errors.mean(-1)
+
+    def ratio(self, learner: str, reference: str) -> list[Interval]:
+        """Loss of one learner over another's at each scale, with an interval from the paired prompts (delta method)."""
+        a = self.squared_errors[self.learners.index(learner)]
+        b = self.squared_errors[self.learners.index(reference)]
+        return [ratio_interval(of_a, of_b) for of_a, of_b in zip(a, b, strict=True)]
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """One row a learner and scale: mean squared error and its interval."""
+        rows = []
+        for name, of_learner in zip(self.learners, self.squared_errors, strict=True):
+            for scale, errors in zip(self.scales.tolist(), of_learner, strict=True):
+                i = interval(errors)
+                rows.append({"learner": name, self.scaled: scale, "mse": i.mean, "low": i.low, "high": i.high})
+        return pd.DataFrame(rows)
+
+
+def losses_over_scales(
+    learners: Mapping[str, Learner],
+    task: LinearRegression,
+    scales: Sequence[float] = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0),
+    *,
+    scaled: Scaled = "input_scale",
+    n_prompts: int = 10_000,
+    seed: int = 0,
+) -> ShiftedLosses:
+    """Losses while the task's inputs or weights are scaled.
+
+    For input distributions that training never showed, pass `task.replace(inputs=FOREIGN_INPUTS)`.
+
+    Args:
+        learners: by name.
+        task: what is scaled; scale 1 is the task itself.
+        scales: factors on the task's own scale.
+        scaled: "input_scale" or "weight_scale".
+        n_prompts: how many prompts at each scale.
+        seed: of the prompts; every scale uses the same random numbers.
+
+    Raises:
+        ValueError: no learners, no scales, or another field than these two.
+
+    Source: von Oswald et al. 2023, A.2 and Fig. 6.
+    """
+    if not learners or not scales:
+        raise ValueError("losses_over_scales() needs at least one learner and one scale")
+    if scaled not in ("input_scale", "weight_scale"):
+        raise ValueError(f"scaled must be 'input_scale' or 'weight_scale', got {scaled!r}")
+    errors = []
+    for scale in scales:
+        prompts = task.replace(**{scaled: getattr(task, scaled) * scale}).sample(n_prompts, seed=seed)
+        errors.append([squared_errors(learner, prompts)[:, 0] for learner in learners.values()])
+    by_learner = torch.stack([torch.stack(column) for column in zip(*errors, strict=True)])
+    return ShiftedLosses(tuple(learners), scaled, torch.tensor(scales, dtype=torch.float64), by_learner)

@@ -1,0 +1,205 @@
+"""Learners that apply a function to the context's second moments, fitted to any targets from one eigendecomposition."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from scipy.optimize import least_squares, minimize_scalar
+from torch import Tensor
+
+from mechicl.algorithms.spectra import PrefixSpectra, spectral_trajectory
+from mechicl.learners import Trajectory
+from mechicl.prompts import Prompts
+
+DIVERGED = 1e50  # errors beyond count as this, so that no search computes with infinities
+
+Filter = Callable[[Float[Tensor, "*any"]], Float[Tensor, "*any"]]
+
+
+@dataclass(frozen=True, eq=False)
+class SpectralLearner:
+    """Predicts `x U f(λ) Uᵀ B`, with `S = U diag(λ) Uᵀ` of the context: gradient descent, Newton, ridge and more.
+
+    Attributes:
+        filter: f, from eigenvalues (x on the last axis) to values of the same shape.
+        name: for tables and pictures.
+        hyperparameters: what was fitted.
+        elementwise: whether f of one eigenvalue does not depend on the context's others.
+    """
+
+    filter: Filter
+    name: str
+    hyperparameters: dict[str, float] = field(default_factory=dict)
+    elementwise: bool = True
+
+    def trajectory(self, prompts: Prompts, *, with_weights: bool = False) -> Trajectory:
+        """One step, all prefixes."""
+        return spectral_trajectory(prompts, self._filters, name=self.name, with_weights=with_weights)
+
+    def predict(self, prompts: Prompts) -> Float[Tensor, "prompt y"]:
+        """The query's prediction; differentiable with respect to the query."""
+        return spectral_trajectory(prompts, self._filters, name=self.name, at="query").predictions[0, :, -1]
+
+    def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
+        """Every point's prediction."""
+        return self.trajectory(prompts).predictions[0]
+
+    def _filters(self, eigenvalues: Tensor) -> Tensor:
+        return self.filter(eigenvalues)[None]
+
+
+@dataclass(frozen=True, eq=False)
+class SpectralProblem:
+    """Prompts in their contexts' eigenbases, and what a learner should predict for their queries.
+
+    Attributes:
+        eigenvalues: λ `[prompt x]`.
+        contributions: what each eigendirection adds to the prediction with f = 1, `[prompt x y]`.
+        targets: `[prompt y]`.
+    """
+
+    eigenvalues: Float[Tensor, "prompt x"]
+    contributions: Float[Tensor, "prompt x y"]
+    targets: Float[Tensor, "prompt y"]
+
+    @classmethod
+    def of(cls, prompts: Prompts, targets: Float[Tensor, "prompt y"]) -> "SpectralProblem":
+        """From prompts; float64."""
+        spectra = PrefixSpectra.of(prompts.xs.double(), prompts.ys.double(), at="query")
+        contributions = spectra.point_coordinates[:, 0, :, None] * spectra.target_coordinates[:, 0]
+        return cls(spectra.eigenvalues[:, 0], contributions, targets.double())
+
+    def guarded(self, margin: float, n_guards: int = 64) -> "SpectralProblem":
+        """With a faint wish that nothing explodes on contexts whose eigenvalues are larger than all those here.
+
+        Adds rows that ask for `λ f(λ) = 1` up to `margin` times the largest eigenvalue, each with 1/10,000 of the
+        weight of a prompt: too little to move a fit, unless a residual there is hundreds of times the target.
+        """
+        guards = torch.linspace(0, margin * self.eigenvalues.max().item(), n_guards + 1, dtype=torch.float64)[1:]
+        weight = 1e-2 * self.targets.square().mean().sqrt()
+        eigenvalues = self.eigenvalues.new_zeros(n_guards, self.eigenvalues.shape[1])
+        contributions = self.contributions.new_zeros(n_guards, *self.contributions.shape[1:])
+        targets = self.targets.new_zeros(n_guards, self.targets.shape[1])
+        eigenvalues[:, 0], contributions[:, 0, 0], targets[:, 0] = guards, weight * guards, weight
+        return SpectralProblem(
+            torch.cat([self.eigenvalues, eigenvalues]),
+            torch.cat([self.contributions, contributions]),
+            torch.cat([self.targets, targets]),
+        )
+
+    def error(self, filtered: Float[Tensor, "prompt x"]) -> Tensor:
+        """Mean squared distance of the predictions with these filter values from the targets."""
+        return ((filtered[..., None] * self.contributions).sum(1) - self.targets).square().mean()
+
+    def first(self, n_prompts: int) -> "SpectralProblem":
+        """The same problem on the first prompts only."""
+        return SpectralProblem(self.eigenvalues[:n_prompts], self.contributions[:n_prompts], self.targets[:n_prompts])
+
+    def least(
+        self, family: Callable[[float], Tensor], grid: Sequence[float], *, tolerance: float = 1e-8
+    ) -> tuple[float, float]:
+        """The value of one hyperparameter with the least error, by grid and Brent's method, and that error.
+
+        Args:
+            family: value to filter values `[prompt x]`.
+            grid: as for `least`.
+            tolerance: likewise.
+        """
+        return least(lambda value: self.error(family(value)).item(), grid, tolerance=tolerance)
+
+    def descend(
+        self, family: Callable[[Tensor], Tensor], start: Float[Tensor, "parameter"], *, evaluations: int = 80
+    ) -> tuple[Float[Tensor, "parameter"], float]:
+        """The hyperparameters with the least error downhill from a start (Levenberg-Marquardt), and that error.
+
+        Args:
+            family: hyperparameters `[parameter prompt x]`, the same for every eigenvalue, to filter values `[prompt x]`
+                of which each depends on the parameters of its own eigenvalue only; differentiable.
+            start: with a finite error.
+            evaluations: the most that it takes.
+        """
+        scale = math.sqrt(self.targets.numel() * max(self.targets.square().mean().item(), 1e-300))
+        limit = 1e12  # of a residual and of its slopes: far beyond, a step is refused anyway
+
+        def expanded(values: np.ndarray) -> Tensor:
+            return torch.from_numpy(values)[:, None, None].expand(-1, *self.eigenvalues.shape)
+
+        def residuals(values: np.ndarray) -> np.ndarray:
+            predicted = (family(expanded(values))[..., None] * self.contributions).sum(1)
+            return ((predicted - self.targets).flatten() / scale).nan_to_num(limit).clamp(-limit, limit).numpy()
+
+        def slopes(values: np.ndarray) -> np.ndarray:
+            each = expanded(values).clone().requires_grad_()  # one backward pass gives every eigenvalue's own slopes
+            (slope,) = torch.autograd.grad(family(each).sum(), each)
+            design = torch.einsum("kpx,pxy->pyk", slope, self.contributions).flatten(0, 1) / scale
+            return design.nan_to_num(0.0).clamp(-limit, limit).numpy()
+
+        found = least_squares(
+            residuals, start.double().numpy(), jac=slopes, x_scale="jac", max_nfev=evaluations,
+            ftol=1e-10, xtol=1e-12, gtol=1e-14,
+        )  # fmt: skip
+        best = torch.from_numpy(found.x)
+        return best, self.error(family(expanded(found.x))).item()
+
+    def linear(self, basis: Callable[[Tensor], Tensor]) -> Float[Tensor, "parameter"]:
+        """The coefficients of the sum of basis filters with the least error, in closed form.
+
+        Args:
+            basis: eigenvalues to `[prompt x parameter]`.
+        """
+        design = torch.einsum("pxk,pxy->pyk", basis(self.eigenvalues), self.contributions).flatten(0, 1)
+        return torch.linalg.lstsq(design, self.targets.flatten()[:, None], driver="gelsd").solution[:, 0]
+
+
+def least(error: Callable[[float], float], grid: Sequence[float], *, tolerance: float = 1e-8) -> tuple[float, float]:
+    """The value with the least error, by grid and Brent's method between the best one's neighbours, and that error.
+
+    Args:
+        error: of a value; one that is not finite counts as diverged.
+        grid: positive values, ascending; neighbours should lie in one valley.
+        tolerance: of the value, relative.
+    """
+
+    def finite(value: float) -> float:
+        found = error(float(value))
+        return min(found, DIVERGED) if math.isfinite(found) else DIVERGED
+
+    errors = [finite(value) for value in grid]
+    best = min(range(len(grid)), key=errors.__getitem__)
+    low, high = max(best - 1, 0), min(best + 1, len(grid) - 1)
+    if errors[best] < min(errors[low] if low < best else -1, errors[high] if high > best else -1):
+        found = minimize_scalar(finite, bracket=(grid[low], grid[best], grid[high]), method="brent", tol=tolerance)
+    else:  # the end of the grid
+        found = minimize_scalar(
+            finite, bounds=(grid[low], grid[high]), method="bounded", options={"xatol": tolerance * grid[best]}
+        )
+    return (float(found.x), float(found.fun)) if found.fun < errors[best] else (grid[best], errors[best])
+
+
+def polynomials(degree: int, largest: float) -> Callable[[Tensor], Tensor]:
+    """The first Chebyshev polynomials on `[0, largest]`, as a basis of filters: `[... degree]`."""
+
+    def basis(eigenvalues: Tensor) -> Tensor:
+        z = 2 * eigenvalues / largest - 1
+        values = [torch.ones_like(z), z]
+        while len(values) < degree:
+            values.append(2 * z * values[-1] - values[-2])
+        return torch.stack(values[:degree], dim=-1)
+
+    return basis
+
+
+def hats(knots: Float[Tensor, "knot"]) -> Callable[[Tensor], Tensor]:
+    """Piecewise linear functions that are 1 at one knot and 0 at the others, constant outside: `[... knot]`."""
+
+    def basis(eigenvalues: Tensor) -> Tensor:
+        inside = eigenvalues.clamp(knots[0].item(), knots[-1].item()).contiguous()
+        right = torch.searchsorted(knots, inside).clamp(1, len(knots) - 1)
+        share = (inside - knots[right - 1]) / (knots[right] - knots[right - 1])
+        left = torch.nn.functional.one_hot(right - 1, len(knots)) * (1 - share)[..., None]
+        return left + torch.nn.functional.one_hot(right, len(knots)) * share[..., None]
+
+    return basis

@@ -1,0 +1,178 @@
+"""Attention over the context as an update of the weights that the query meets: the dual form."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from einops import einsum
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from mechicl.checks import is_whole
+from mechicl.models import HookedTransformer
+from mechicl.models.adapter import Opened
+from mechicl.models.layers import key_mask
+from mechicl.models.sites import hook_names
+from mechicl.prompts import Prompts
+from mechicl.statistics import Result
+
+BATCH = 32  # prompts of token ids that run at a time
+
+
+@dataclass(frozen=True, eq=False)
+class DualForm(Result):
+    """What each head of a layer does to the query, as linear maps of its query vector.
+
+    The head's output at the query is `q (zero_shot + update)` for linear attention.
+
+    Attributes:
+        zero_shot: W_ZSL `[d_head d_model head prompt]`, from the keys and values behind the demonstrations, by default
+            the query's own; 0 where it sees none of them.
+        update: ΔW_ICL `[d_head d_model head prompt]`, the sum of the outer products of the demonstrations' keys and
+            values.
+        relative_error: distance between `q (zero_shot + update)` and what the head really writes, over the norm of the
+            latter, `[head prompt]`: rounding for linear attention; for softmax, whose normaliser and exponential this
+            reading drops, how wrong it is.
+    """
+
+    zero_shot: Float[Tensor, "d_head d_model head prompt"]
+    update: Float[Tensor, "d_head d_model head prompt"]
+    relative_error: Float[Tensor, "head prompt"]
+
+
+@torch.no_grad()
+def dual_form(
+    model: Any, prompts: Prompts | Tensor, layer: int = 0, n_demonstration_tokens: int | None = None
+) -> DualForm:
+    """Read a layer's attention at the query as a zero-shot weight and the demonstrations' update of it.
+
+    The query is the last position. Queries, keys and values hold their biases, and are those that the scores are made
+    of: rotated, where a model rotates them by position. The layer's output bias is no head's and left out. Keys and
+    values that a group of heads shares are repeated for each.
+
+    Args:
+        model: a `HookedTransformer` with any attention but momentum; the reading is exact for the linear kind. Damping
+            and the 1/n of `normalize_by_context` are part of the weights. Or a `TransformerBridge` of TransformerLens
+            in eval mode, whose scores are products of queries and keys; their scale is measured on the first prompt.
+        prompts: what the model reads: Prompts, or token ids `[prompt pos]`.
+        layer: which.
+        n_demonstration_tokens: so many positions, from the first one on, are the demonstrations, and the others those
+            of the query (a text of several tokens, say); by default all but the last one.
+
+    Raises:
+        ValueError: a layer that does not exist, a number of demonstration tokens that leaves no query, token ids for a
+            model on prompts or the other way round, momentum, a model without the hooks or in training mode, or one
+            whose scores are more than products (soft caps, biases by distance).
+        TypeError: a model that has no hooks at all.
+
+    Source: Irie et al. 2022; Dai et al. 2023, whose equations 1 to 4 Bar Natan, Deutch & Magar revisit.
+
+    Example:
+        >>> dual_form(load("lsa-1l"), LinearRegression().sample(100, seed=0)).relative_error.max() < 1e-4
+        tensor(True)
+    """
+    ours = isinstance(model, HookedTransformer)
+    opened = None if ours else Opened(model)  # ours has no dropout, so that its mode does not matter
+    if not 0 <= layer < model.cfg.n_layers:
+        raise ValueError(f"layer must be 0 to {model.cfg.n_layers - 1}, got {layer}")
+    if getattr(model.cfg, "momentum", 0):
+        raise ValueError(f"the dual form is of plain attention, and this model has momentum={model.cfg.momentum}")
+    tokens = _tokens(model, prompts)
+    names = _hooks(model, layer)
+    if opened is None:
+        _, cache = model.run_with_cache(tokens, names_filter=list(names.values()), return_cache_object=False)
+    else:
+        cache = opened.record(tokens, names.values(), BATCH)
+    q, k, v, z = (cache[names[part]].double() for part in ("q", "k", "v", "z"))
+    n_pos, n_heads, weights = q.shape[1], q.shape[2], model.blocks[layer].attn.W_O.double()
+    k, v = (part.repeat_interleave(n_heads // part.shape[2], dim=2) for part in (k, v))
+    demonstrations = _demonstrations(n_demonstration_tokens, n_pos, q.device)
+    damping = getattr(model.cfg, "damping", 1.0)
+    if opened is None:
+        cfg = model.cfg.of_layer(layer)
+        seen = key_mask(cfg, n_pos, slice(n_pos - 1, n_pos), q.device)[0].double()
+        factors = cfg.score_scale * seen / (seen.sum().clamp(min=1) if cfg.normalize_by_context else 1)
+    else:
+        products = einsum(q[:1, -1], k[:1], "prompt head d, prompt pos head d -> prompt head pos")
+        factors = _score_factors(opened, tokens[:1], layer, products)
+    zero_shot, update = (
+        damping * _outer_products(k, v, factors * of, weights) for of in (~demonstrations, demonstrations)
+    )
+    read = einsum(q[:, -1], zero_shot + update, "prompt head key, key model head prompt -> head prompt model")
+    written = damping * einsum(z[:, -1], weights, "prompt head value, head value model -> head prompt model")
+    return DualForm(zero_shot, update, (read - written).norm(dim=-1) / written.norm(dim=-1))
+
+
+def _outer_products(k: Tensor, v: Tensor, factors: Tensor, weights: Tensor) -> Tensor:
+    """Sums over positions of keys times what their values write, `[d_head d_model head prompt]`.
+
+    Positions are summed over first: together with the stream's width they would not fit into memory for long prompts.
+    """
+    summed = einsum(
+        k * factors[:, None, None], v, "prompt pos head key, prompt pos head value -> prompt head key value"
+    )
+    return einsum(summed, weights, "prompt head key value, head value model -> key model head prompt")
+
+
+def _tokens(model: Any, prompts: Prompts | Tensor) -> Tensor:
+    """What the model reads, on its device."""
+    kind = getattr(model.cfg, "prompt_format", "token_ids")  # TransformerLens' models take nothing else
+    if isinstance(prompts, Prompts):
+        if kind == "token_ids":
+            raise ValueError(f"this {type(model).__name__} reads token ids [prompt pos], got {prompts}")
+        return model.encode(prompts)
+    if kind != "token_ids":
+        raise ValueError(f"a model of prompt_format={kind!r} reads Prompts, got a tensor {tuple(prompts.shape)}")
+    if prompts.ndim != 2 or prompts.shape[1] == 0 or prompts.is_floating_point():
+        raise ValueError(
+            f"token ids must be whole numbers [prompt pos], one position or more; got {prompts.dtype} "
+            f"{tuple(prompts.shape)}"
+        )
+    return prompts.to(model.cfg.device)
+
+
+def _hooks(model: Any, layer: int) -> dict[str, str]:
+    """Hook names of q, k, v and z; of q and k after they are rotated, where they are."""
+    known = set(hook_names(model))
+    names = {part: f"blocks.{layer}.attn.hook_{part}" for part in ("q", "k", "v", "z")}
+    rotated = {part: f"blocks.{layer}.attn.hook_rot_{part}" for part in ("q", "k")}
+    names |= rotated if known.issuperset(rotated.values()) else {}
+    missing = [name for name in names.values() if name not in known]
+    if missing:
+        raise ValueError(
+            f"the dual form is made of queries, keys and values, and this {type(model).__name__} has no hook "
+            f"{missing[0]!r}"
+        )
+    return names
+
+
+def _demonstrations(given: int | None, n_pos: int, device: torch.device) -> Bool[Tensor, "pos"]:
+    n = n_pos - 1 if given is None else given
+    if not is_whole(n) or not 0 <= n < n_pos:
+        raise ValueError(
+            f"n_demonstration_tokens must be 0 to {n_pos - 1}, so that the last of {n_pos} tokens is the query's; "
+            f"got {given!r}"
+        )
+    return torch.arange(n_pos, device=device) < n
+
+
+def _score_factors(
+    opened: Opened, tokens: Tensor, layer: int, products: Float[Tensor, "prompt head key_pos"]
+) -> Float[Tensor, "key_pos"]:
+    """What a model of TransformerLens multiplies the products of query and keys by: a scale, or 0 for keys it hides.
+
+    Measured, since no field of a config tells it for every architecture.
+    """
+    name = f"blocks.{layer}.attn.hook_attn_scores"
+    found = opened.record(tokens, [name], len(tokens))[name][:, :, -1]
+    seen = found[0, 0] > torch.finfo(found.dtype).min / 2
+    scores, products = found[..., seen].to(products), products[..., seen]
+    scale = (scores * products).sum() / products.square().sum().clamp(min=torch.finfo(products.dtype).tiny)
+    near = 1e3 * torch.finfo(found.dtype).eps
+    if not torch.allclose(scale * products, scores, rtol=near, atol=near * products.abs().max().item()):
+        raise ValueError(
+            f"{name} of this {type(opened.model).__name__} is not the scaled products of its queries and keys, which "
+            f"the dual form is made of: it may have soft caps, biases by distance or norms after rotation, or show no "
+            f"scores there"
+        )
+    return scale * seen

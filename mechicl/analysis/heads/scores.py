@@ -1,0 +1,315 @@
+"""Which head does what: scores of attention patterns, for models on token ids or on points, in one table."""
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import torch
+from einops import einsum
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from mechicl.analysis.heads.composition import circuit_scores
+from mechicl.models.layers import key_mask
+from mechicl.models.sites import hook_names, nearest
+from mechicl.prompts import Prompts
+from mechicl.statistics import Interval, interval
+from mechicl.tokens import TokenSequences
+
+PERIOD = 25
+"""Length of the segment that is repeated, where the model has the positions and the tokens for it."""
+
+
+@dataclass(frozen=True, eq=False)
+class HeadScores:
+    """What each head attends to and what its weights do, by the name of the score (see `score_heads`).
+
+    Attributes:
+        scores: of attention `[layer head prompt]`, of weights `[layer head]`; float64 on the CPU.
+        chance: what attention that is uniform over the visible keys gets on the same prompts, the sink left out; 0
+            for scores of weights, which random weights give as often with one sign as with the other.
+    """
+
+    scores: dict[str, Tensor]
+    chance: dict[str, float]
+
+    def __getitem__(self, name: str) -> Tensor:
+        """A score as it is.
+
+        Raises:
+            ValueError: no such score; names the nearest.
+        """
+        if name not in self.scores:
+            raise ValueError(f"no score {name!r}, only {tuple(self.scores)}{nearest(name, self.scores)}")
+        return self.scores[name]
+
+    def of_attention(self, name: str) -> bool:
+        """Whether a score is one of attention, measured on prompts, and not one of weights.
+
+        Raises:
+            ValueError: no such score; names the nearest.
+        """
+        return self[name].ndim == 3
+
+    def mean(self, name: str) -> Float[Tensor, "layer head"]:
+        """A score's mean over prompts.
+
+        Raises:
+            ValueError: no such score; names the nearest.
+        """
+        return self[name].mean(-1) if self.of_attention(name) else self[name]
+
+    def interval(self, name: str, layer: int, head: int, level: float = 0.95) -> Interval:
+        """Mean over prompts of one head's score, with its confidence interval.
+
+        Raises:
+            ValueError: no such score, or one of weights, which has no prompts; a head that does not exist; a level
+                out of range.
+        """
+        if not self.of_attention(name):
+            raise ValueError(f"{name!r} is a score of the weights: it has a value, mean({name!r}), and no interval")
+        layers, heads = self[name].shape[:2]
+        if not (0 <= layer < layers and 0 <= head < heads):
+            raise ValueError(f"no head {head} of layer {layer} among {layers} layers of {heads} heads")
+        return interval(self[name][layer, head], level)
+
+    def best(self, name: str) -> tuple[int, int]:
+        """Layer and head with the largest mean; the first of several.
+
+        Raises:
+            ValueError: no such score; names the nearest.
+        """
+        means = self.mean(name)
+        layer, head = divmod(int(means.argmax()), means.shape[1])
+        return layer, head
+
+    def to_dataframe(self, level: float = 0.95) -> pd.DataFrame:
+        """One row a head: layer, head, the mean of each score, and for those of attention `name_half_width`.
+
+        Args:
+            level: of the confidence intervals.
+        """
+        rows = []
+        layers, heads = next(iter(self.scores.values())).shape[:2]
+        for layer, head in itertools.product(range(layers), range(heads)):
+            row: dict[str, Any] = {"layer": layer, "head": head}
+            for name in self.scores:
+                row[name] = self.mean(name)[layer, head].item()
+                if self.of_attention(name):
+                    row[f"{name}_half_width"] = self.interval(name, layer, head, level).half_width
+            rows.append(row)
+        return pd.DataFrame(rows)
+
+
+@torch.no_grad()
+def score_heads(
+    model: Any,
+    *,
+    prompts: Prompts | None = None,
+    sequences: TokenSequences | Int[Tensor, "prompt pos"] | None = None,
+    n_prompts: int = 64,
+    seed: int = 0,
+    prepend: int | None = None,
+    batch_size: int = 32,
+) -> HeadScores:
+    """Score every head by what it attends to and, in models with a vocabulary, by what its weights do.
+
+    The attention a head gives from one position to some keys is the sum of its pattern there. Patterns that no softmax
+    made may be negative and sum to anything: for them it is the share of these keys in the sum of all absolute
+    weights, and 0 for a position that attends to nothing. With a sink, the rest of a softmax goes to it.
+
+    On token ids:
+
+    - `previous_token`: attention to the position before, mean over all positions but the first;
+
+    and means over the positions whose token occurred before, the whole second copy in the sequences drawn:
+
+    - `duplicate_token`: attention to the earlier occurrences of the token;
+    - `induction`: attention to the positions after these.
+
+    On interleaved prompts of regression:
+
+    - `previous_token`: attention to the token before, mean over all tokens but the first;
+    - `target_to_input`: attention from the token of y_i to that of its x_i, mean over the context's points;
+    - `input_to_target`: attention from the token of x_i to that of its y_i, as in `constructions.copy_targets`
+      (von Oswald et al. 2023, section 4), mean likewise; not there with causal keys, which hide y_i from x_i.
+
+    Of weights, `Σ Re λ / Σ |λ|` over the eigenvalues λ of a circuit from tokens to tokens, between -1 and 1, and 0
+    where all are 0. What is between the weights, norms and MLPs, positions and biases, is left out:
+
+    - `copying`: of the OV circuit `W_E W_V W_O W_U`, 1 for a head that makes the token it attends to more likely; not
+      there if the outputs are no distribution over the same vocabulary;
+    - `prefix_matching`: of the QK circuit through that head of an earlier layer which the head's keys compose with
+      most strongly (`composition_scores`); 0 in layer 0. All pairs are in the function `prefix_matching`.
+
+    Args:
+        model: in eval mode: a `HookedTransformer` on token ids or interleaved prompts, or a `TransformerBridge` of
+            TransformerLens with causal or bidirectional attention.
+        prompts: what a model on interleaved prompts reads.
+        sequences: ids for a model on token ids instead of drawn ones; of `TokenSequences`, the part that is read.
+        n_prompts: number of sequences to draw: a random segment of 25 different tokens, or as many as the model has
+            places and tokens for, and the same once more.
+        seed: of the sequences drawn.
+        prepend: id of a token to put before each sequence drawn, and nowhere in it, such as the beginning-of-sequence
+            token of a pretrained model.
+        batch_size: prompts whose patterns are held in memory at a time.
+
+    Returns:
+        Scores by name, and what uniform attention would get. An untrained model is near that in the mean over its
+        heads; single heads differ from it by what their random scores prefer.
+
+    Raises:
+        ValueError: a model in training mode, without layers or attention, or on paired prompts; arguments for another
+            kind of model than it is; no prompt or no context; a vocabulary or a number of positions that is too small
+            for a repetition; a sequence in which no token occurs twice; numbers below 1.
+
+    Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits", for the circuits; Olsson et al.
+    2022, "In-context Learning and Induction Heads", for the scores on repeated random tokens.
+
+    Example:
+        >>> scores = score_heads(constructions.induction(d_vocab=40, n_ctx=50, n_heads=2, induction_head=1, seed=0))
+        >>> scores.best("induction"), str(scores.interval("previous_token", layer=0, head=0))
+        ((1, 1), '1.0000 ± 0.0000')
+    """
+    cfg, names = model.cfg, _pattern_hooks(model)
+    if model.training:
+        raise ValueError("the model is in training mode, where dropout may act: call model.eval()")
+    for name, value in (("n_prompts", n_prompts), ("batch_size", batch_size)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+    format_name = getattr(cfg, "prompt_format", "token_ids")  # TransformerLens' models take nothing else
+    if format_name == "paired":
+        raise ValueError("tokens of paired prompts hold x and y together, so no position tells what a head does")
+    if (prompts is None) == (format_name == "interleaved") or (prompts is not None and sequences is not None):
+        wanted = "prompts" if format_name == "interleaved" else "token ids (sequences=, or none to have them drawn)"
+        raise ValueError(f"a model of prompt_format={format_name!r} is scored on {wanted}")
+    if prepend is not None and (prompts is not None or sequences is not None):
+        raise ValueError("prepend is for sequences drawn here")
+    if prompts is not None:
+        if len(prompts) == 0 or prompts.n_context == 0:
+            raise ValueError(f"needs at least one prompt and one context point, got {prompts}")
+        tokens = model.encode(prompts)
+    else:
+        tokens = _ids(sequences) if sequences is not None else _repeated(cfg, n_prompts, seed, prepend)
+        tokens = tokens.to(next(model.parameters()).device)
+    visible = _visible_keys(cfg, tokens.shape[1])
+    uniform = (visible.double() / visible.sum(-1, keepdim=True).clamp(min=1))[None, None]
+
+    parts: dict[str, list[Tensor]] = {}
+    chances: dict[str, list[Tensor]] = {}
+    for part in tokens.split(batch_size):
+        places = _token_places(part.cpu()) if prompts is None else _point_places(part.shape[1], visible)
+        _, cache = model.run_with_cache(part, names_filter=names)
+        shares = [_shares(cache[name], _is_softmax(cfg, layer)) for layer, name in enumerate(names)]
+        for name, weights in places.items():
+            weights = weights.expand(len(part), -1, -1)
+            parts.setdefault(name, []).append(torch.stack([_attention(share, weights) for share in shares]))
+            chances.setdefault(name, []).append(_attention(uniform.expand(len(part), -1, -1, -1), weights)[0])
+    scores = {name: torch.cat(part, dim=-1) for name, part in parts.items()}
+    chance = {name: torch.cat(part).mean().item() for name, part in chances.items()}
+    if prompts is None:
+        of_weights = circuit_scores(model)
+        scores, chance = scores | of_weights, chance | dict.fromkeys(of_weights, 0.0)
+    return HeadScores(scores, chance)
+
+
+def _pattern_hooks(model: Any) -> list[str]:
+    """The hooks of all layers' patterns."""
+    if model.cfg.n_layers == 0:
+        raise ValueError("the model has no layers, so it has no heads")
+    names = [f"blocks.{layer}.attn.hook_pattern" for layer in range(model.cfg.n_layers)]
+    missing = sorted(set(names) - set(hook_names(model)))
+    if missing:
+        raise ValueError(f"heads are told by their attention, and this {type(model).__name__} has no hook {missing[0]}")
+    return names
+
+
+def _ids(sequences: TokenSequences | Tensor) -> Int[Tensor, "prompt pos"]:
+    ids = sequences.read if isinstance(sequences, TokenSequences) else sequences
+    if ids.ndim != 2 or len(ids) == 0:
+        raise ValueError(f"sequences must be ids [prompt pos], one prompt or more; got {tuple(ids.shape)}")
+    return ids
+
+
+def _repeated(cfg: Any, n_prompts: int, seed: int, prepend: int | None) -> Int[Tensor, "prompt pos"]:
+    """A segment of different tokens twice, after the prepended one."""
+    extra = int(prepend is not None)
+    if prepend is not None and not 0 <= prepend < cfg.d_vocab:
+        raise ValueError(f"prepend must be a token id below {cfg.d_vocab}, got {prepend}")
+    period = min(PERIOD, (cfg.n_ctx - extra) // 2, cfg.d_vocab - extra)
+    if period < 2:
+        raise ValueError(
+            f"repeating a segment takes {4 + extra} positions and {2 + extra} different tokens at least; the model has "
+            f"n_ctx={cfg.n_ctx} and d_vocab={cfg.d_vocab}"
+        )
+    generator = torch.Generator().manual_seed(seed)
+    segments = torch.stack(
+        [torch.randperm(cfg.d_vocab - extra, generator=generator)[:period] for _ in range(n_prompts)]
+    )
+    if prepend is None:
+        return segments.repeat(1, 2)
+    segments += segments >= prepend  # all ids but that one
+    return torch.cat([segments.new_full((n_prompts, 1), prepend), segments, segments], dim=1)
+
+
+def _visible_keys(cfg: Any, n_pos: int) -> Bool[Tensor, "query key"]:
+    if hasattr(cfg, "prompt_format"):
+        return key_mask(cfg, n_pos, slice(None), torch.device("cpu"))
+    everything = torch.ones(n_pos, n_pos, dtype=torch.bool)
+    return everything if getattr(cfg, "attention_dir", "causal") == "bidirectional" else everything.tril()
+
+
+def _is_softmax(cfg: Any, layer: int) -> bool:
+    return not hasattr(cfg, "prompt_format") or cfg.of_layer(layer).attention == "softmax"
+
+
+def _token_places(ids: Int[Tensor, "prompt pos"]) -> dict[str, Float[Tensor, "prompt query key"]]:
+    """The weight of each query and key in the scores on token ids: a mean over queries, a sum over keys."""
+    duplicates = (ids[:, :, None] == ids[:, None]).tril(-1)
+    repeated = duplicates.any(-1)
+    if not repeated.any(-1).all():
+        raise ValueError("every sequence needs a token that occurs twice: no position of these can be scored")
+    following = duplicates.roll(1, dims=-1)  # the last key, which rolls around, is before no query
+    later = (torch.arange(ids.shape[1]) > 0).expand(len(ids), -1)
+    places = {
+        "previous_token": (later, _previous(ids.shape[1])),
+        "duplicate_token": (repeated, duplicates),
+        "induction": (repeated, following),
+    }
+    return {name: _mean_over(queries, keys) for name, (queries, keys) in places.items()}
+
+
+def _point_places(n_pos: int, visible: Bool[Tensor, "query key"]) -> dict[str, Float[Tensor, "1 query key"]]:
+    """The same for interleaved prompts, which are all alike."""
+    pos = torch.arange(n_pos)
+    is_x, is_y, last = pos % 2 == 0, pos % 2 == 1, pos == n_pos - 1
+    previous = _previous(n_pos)
+    places = {"previous_token": (pos > 0, previous), "target_to_input": (is_y, previous)}
+    if visible[0, 1]:
+        places["input_to_target"] = (is_x & ~last, previous.mT)
+    return {name: _mean_over(queries[None], keys[None]) for name, (queries, keys) in places.items()}
+
+
+def _previous(n_pos: int) -> Bool[Tensor, "query key"]:
+    pos = torch.arange(n_pos)
+    return pos[:, None] == pos + 1
+
+
+def _mean_over(queries: Bool[Tensor, "prompt query"], keys: Tensor) -> Float[Tensor, "prompt query key"]:
+    each = queries.double() / queries.sum(-1, keepdim=True)
+    return each[..., None] * keys
+
+
+def _shares(pattern: Float[Tensor, "prompt head query key"], softmax: bool) -> Float[Tensor, "prompt head query key"]:
+    pattern = pattern.detach().cpu().double()
+    if softmax:
+        return pattern
+    total = pattern.abs().sum(-1, keepdim=True)
+    return pattern.abs() / total.masked_fill(total == 0, 1)
+
+
+def _attention(
+    shares: Float[Tensor, "prompt head query key"], weights: Float[Tensor, "prompt query key"]
+) -> Float[Tensor, "head prompt"]:
+    return einsum(shares, weights, "prompt head query key, prompt query key -> head prompt")

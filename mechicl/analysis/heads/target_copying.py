@@ -1,0 +1,201 @@
+"""Does a layer copy targets to their inputs' tokens? Derivatives, attention, decoding, and what ablating it costs."""
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.func import jacfwd, vmap
+
+from mechicl.analysis.layers.layer_learners import check_layer
+from mechicl.constructions import copy_targets
+from mechicl.models import HookedTransformer
+from mechicl.prompts import Prompts
+from mechicl.statistics import Result
+
+
+@dataclass(frozen=True, eq=False)
+class TokenSensitivity(Result):
+    """How much the stream at each position depends on each token.
+
+    Attributes:
+        norms: Frobenius norm of d stream / d token, residual path included, `[position token prompt]`.
+        own: mean over the context's x tokens of the norm for the token itself, `[prompt]`.
+        next: the same for the token after it, which holds its target.
+        other: the same for all others, their mean.
+    """
+
+    norms: Float[Tensor, "position token prompt"]
+    own: Float[Tensor, "prompt"]
+    next: Float[Tensor, "prompt"]
+    other: Float[Tensor, "prompt"]
+
+
+def token_sensitivity(
+    model: HookedTransformer, prompts: Prompts, layer: int = 1, *, batch_size: int = 64
+) -> TokenSensitivity:
+    """Exact derivatives of the stream before a layer with respect to the tokens of interleaved prompts.
+
+    Args:
+        model: on interleaved prompts.
+        prompts: with at least one context point.
+        layer: whose input is looked at: 1 is what the first layer leaves, n_layers the final stream.
+        batch_size: prompts that are held in memory at a time.
+
+    Raises:
+        ValueError: another prompt format, no prompt, no context, or a layer that does not exist.
+
+    Source: von Oswald et al. 2023, section 4 and Fig. 5.
+
+    Example:
+        >>> print(token_sensitivity(load("copy-2l"), LinearRegression().sample(16, seed=0)).intervals()["next"])
+    """
+    _require_interleaved(model, prompts)
+    check_layer(layer, model.cfg.n_layers)
+
+    def stream(tokens: Float[Tensor, "pos d_token"]) -> Float[Tensor, "pos d_model"]:
+        return model.forward(tokens[None], stop_at_layer=layer)[0]
+
+    jacobians = vmap(jacfwd(stream))  # [prompt position d_model token d_token]
+    with torch.no_grad(), warnings.catch_warnings():
+        # torch's own forward mode still compiles its decompositions that way, at its first use
+        warnings.filterwarnings("ignore", "`torch.jit.script`", DeprecationWarning)
+        parts = [jacobians(model.encode(part)).square().sum((2, 4)).sqrt() for part in prompts.split(batch_size)]
+    norms = torch.cat(parts).permute(1, 2, 0)
+    n = prompts.n_context
+    inputs = torch.arange(0, 2 * n, 2)
+    own, following = norms[inputs, inputs].mean(0), norms[inputs, inputs + 1].mean(0)
+    rest = norms[inputs].sum((0, 1)) / n - own - following
+    return TokenSensitivity(norms, own, following, rest / (2 * n - 1))
+
+
+@dataclass(frozen=True, eq=False)
+class Copying(Result):
+    """What an attention layer copies, and what the model loses without it.
+
+    Attributes:
+        attention: share of their attention that the context's x tokens give to their targets' tokens: the sum of
+            absolute weights there over that of all, mean over x tokens, `[head prompt]`; NaN where an x token attends
+            to nothing.
+        pattern_cosine: cosine between the rows of the pattern at the context's x tokens and those of
+            `constructions.copy_targets`, mean over x tokens, `[head prompt]`; NaN likewise.
+        decoding_errors: squared error of a linear readout of each target from the stream at its input's token after
+            the layer, over the targets' mean square: 0 if it is there, 1 if it is not; mean over points, `[prompt]`.
+        decoding_errors_before: the same before the layer.
+        decoding_errors_of_inputs: the same for each input, read at its target's token after the layer: inputs and
+            targets can also be put together there.
+        errors: the model's squared errors on the query, `[prompt]`.
+        errors_without: with the layer's attention output taken away (mean over prompts in its place) at the context's
+            x tokens, where it can copy.
+        errors_without_elsewhere: with it taken away at all other positions.
+        errors_transplanted: with each head's pattern at the context's x tokens replaced by the construction's, times
+            the head's mean total weight there.
+    """
+
+    attention: Float[Tensor, "head prompt"]
+    pattern_cosine: Float[Tensor, "head prompt"]
+    decoding_errors: Float[Tensor, "prompt"]
+    decoding_errors_before: Float[Tensor, "prompt"]
+    decoding_errors_of_inputs: Float[Tensor, "prompt"]
+    errors: Float[Tensor, "prompt"]
+    errors_without: Float[Tensor, "prompt"]
+    errors_without_elsewhere: Float[Tensor, "prompt"]
+    errors_transplanted: Float[Tensor, "prompt"]
+
+
+@torch.no_grad()
+def copying(model: HookedTransformer, prompts: Prompts, layer: int = 0) -> Copying:
+    """Hold a layer against the construction that copies each target onto its input's token.
+
+    Args:
+        model: on interleaved prompts.
+        prompts: two or more; the readouts are fitted on one half and judged on the other, both ways.
+        layer: the attention layer.
+
+    Raises:
+        ValueError: another prompt format, fewer than two prompts, no context, or a layer that does not exist.
+
+    Source: von Oswald et al. 2023, Proposition 3 and section 4.
+
+    Example:
+        >>> found = copying(load("copy-2l"), LinearRegression().sample(512, seed=0))
+        >>> print(found.intervals()["attention"])
+    """
+    _require_interleaved(model, prompts)
+    check_layer(layer, model.cfg.n_layers - 1)
+    if len(prompts) < 2:
+        raise ValueError(f"the readouts need at least two prompts, got {len(prompts)}")
+    names = {part: f"blocks.{layer}.{part}" for part in ("hook_resid_pre", "attn.hook_pattern", "hook_attn_out")}
+    names["after"] = f"blocks.{layer}.hook_resid_post"
+    tokens = model.encode(prompts)
+    outputs, cache = model.run_with_cache(tokens, names_filter=list(names.values()))
+    inputs = torch.arange(0, 2 * prompts.n_context, 2)
+    elsewhere = torch.cat([inputs + 1, torch.tensor([2 * prompts.n_context])])
+    pattern = cache[names["attn.hook_pattern"]][:, :, inputs]  # [prompt head point key_pos]
+    wanted = _copying_pattern(prompts).to(pattern)
+    total = pattern.abs().sum(-1)
+    share = (pattern.abs() * wanted).sum(-1) / total
+    cosine = (pattern * wanted).sum(-1) / pattern.norm(dim=-1)
+    mean_out = cache[names["hook_attn_out"]].mean(0)
+
+    def errors(out: Tensor) -> Float[Tensor, "prompt"]:
+        return (model.decode(out)[:, -1] - prompts.query.ys.to(out)).square().mean(-1)
+
+    def without(positions: Tensor) -> Float[Tensor, "prompt"]:
+        def ablate(value: Tensor, hook: Any) -> Tensor:
+            value = value.clone()
+            value[:, positions] = mean_out[positions]
+            return value
+
+        return errors(model.run_with_hooks(tokens, fwd_hooks=[(names["hook_attn_out"], ablate)]))
+
+    def transplant(value: Tensor, hook: Any) -> Tensor:
+        value = value.clone()
+        value[:, :, inputs] = wanted * value[:, :, inputs].sum(-1, keepdim=True).mean((0, 2), keepdim=True)
+        return value
+
+    return Copying(
+        attention=share.mean(-1).T,
+        pattern_cosine=cosine.mean(-1).T,
+        decoding_errors=_decoding_errors(cache[names["after"]][:, inputs], prompts.context.ys),
+        decoding_errors_before=_decoding_errors(cache[names["hook_resid_pre"]][:, inputs], prompts.context.ys),
+        decoding_errors_of_inputs=_decoding_errors(cache[names["after"]][:, inputs + 1], prompts.context.xs),
+        errors=errors(outputs),
+        errors_without=without(inputs),
+        errors_without_elsewhere=without(elsewhere),
+        errors_transplanted=errors(model.run_with_hooks(tokens, fwd_hooks=[(names["attn.hook_pattern"], transplant)])),
+    )
+
+
+def _copying_pattern(prompts: Prompts) -> Float[Tensor, "point key_pos"]:
+    """How the context's x tokens attend in the construction."""
+    made = copy_targets(x_dim=prompts.x_dim, n_context=prompts.n_context, y_dim=prompts.y_dim)
+    name = "blocks.0.attn.hook_pattern"
+    _, cache = made.run_with_cache(made.encode(prompts[:1].to(torch.float64)), names_filter=name)
+    return cache[name][0, 0, 0 : 2 * prompts.n_context : 2]
+
+
+def _decoding_errors(
+    streams: Float[Tensor, "prompt point d_model"], wanted: Float[Tensor, "prompt point wanted"]
+) -> Float[Tensor, "prompt"]:
+    """Errors of least-squares readouts with a constant, each half of the prompts read by the other half's readout."""
+    xs = torch.cat([streams, torch.ones_like(streams[..., :1])], dim=-1).double().cpu()  # where there is gelsd
+    ys = wanted.to(xs)
+    half = len(ys) // 2
+    halves = (slice(None, half), slice(half, None))
+    errors = torch.empty(len(ys), dtype=torch.float64)
+    for judged, fitted in (halves, halves[::-1]):
+        rows, targets = xs[fitted].flatten(0, 1), ys[fitted].flatten(0, 1)
+        rounding = torch.finfo(streams.dtype).eps * max(rows.shape)  # of the model, not to be read
+        readout = torch.linalg.lstsq(rows, targets, rcond=rounding, driver="gelsd").solution
+        errors[judged] = (xs[judged] @ readout - ys[judged]).square().mean((1, 2))
+    return (errors / ys.square().mean()).to(streams.device)
+
+
+def _require_interleaved(model: HookedTransformer, prompts: Prompts) -> None:
+    if model.cfg.prompt_format != "interleaved":
+        raise ValueError(f"copying is for interleaved prompts, and the model takes {model.cfg.prompt_format!r} ones")
+    if len(prompts) == 0 or prompts.n_context == 0:
+        raise ValueError(f"needs at least one prompt and one context point, got {prompts}")

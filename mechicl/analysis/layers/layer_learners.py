@@ -1,0 +1,184 @@
+"""A model read after each of its layers: the layers as steps of a learner."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mechicl.learners import Trajectory
+from mechicl.models import PromptedModel
+from mechicl.prompts import Prompts
+from mechicl.statistics import Interval, Result, interval
+
+
+class LayerLearner(ABC):
+    """A model read after each layer: an iterative learner whose steps are 0 (before the first layer) to n_layers.
+
+    Models that predict every prefix in one pass (interleaved, causal) give all points, others the query alone.
+
+    Attributes:
+        model: what is read.
+        name: for tables and pictures.
+        batch_size: prompts that are held in memory at a time.
+    """
+
+    model: PromptedModel
+    name: str = "layer"
+    batch_size: int = 512
+
+    @abstractmethod
+    def read(
+        self, layer: int, stream: Float[Tensor, "prompt point query d_model"], first_point: int = 0
+    ) -> Float[Tensor, "prompt point query y"]:
+        """The predictions in the stream after `layer` layers, at points from number `first_point` on."""
+
+    def trajectory(self, prompts: Prompts, *, with_weights: bool = False) -> Trajectory:
+        """The predictions after each layer.
+
+        Args:
+            prompts: what to predict.
+            with_weights: also return the exact derivative of each prediction with respect to its query, the context
+                held fixed: `[layer prompt point x y]`.
+
+        Returns:
+            Trajectory with steps 0 .. n_layers, predictions `[layer prompt point y]` on the model's device.
+        """
+        parts, weight_parts = [], []
+        for part in prompts.split(self.batch_size):
+            with torch.no_grad():
+                streams = self.model.layer_streams(part, prediction_rows(self.model))
+                parts.append(torch.stack([self.read(i, s[:, :, None])[:, :, 0] for i, s in enumerate(streams)]))
+            if with_weights:
+                weight_parts.append(self._weights(part, parts[-1].shape[2]))
+        steps = tuple(range(self.model.cfg.n_layers + 1))
+        weights = torch.cat(weight_parts, dim=1) if with_weights else None
+        return Trajectory(steps, torch.cat(parts, dim=1), self.name, weights)
+
+    def predict_queries(
+        self, prompts: Prompts, queries: Float[Tensor, "prompt point query x"]
+    ) -> Float[Tensor, "layer prompt point query y"]:
+        """Predictions for other queries than the prompts' own, any number of them after each prefix.
+
+        The context is computed once for all queries and all prefixes. Gradients flow to the queries.
+
+        Args:
+            prompts: the contexts.
+            queries: for point t, inputs that are asked after the points before it; one point only (the whole context)
+                for models that give the query alone.
+        """
+        streams = self.model.query_streams(prompts, queries, prediction_rows(self.model))
+        return torch.stack([self.read(i, stream) for i, stream in enumerate(streams)])
+
+    def predict_last_queries(
+        self, prompts: Prompts, queries: Float[Tensor, "prompt query x"]
+    ) -> Float[Tensor, "layer prompt query y"]:
+        """Predictions for several queries after the whole context, which is computed once."""
+        streams = self.model.query_streams(prompts, queries[:, None], "query")
+        return torch.stack([self.read(i, stream, prompts.n_context)[:, 0] for i, stream in enumerate(streams)])
+
+    def predict(self, prompts: Prompts) -> Float[Tensor, "prompt y"]:
+        """The query's prediction after the last layer."""
+        return self.trajectory(prompts).query()[-1]
+
+    def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
+        """Every point's prediction after the last layer."""
+        if self.gives_all_points:
+            return self.trajectory(prompts).predictions[-1]
+        return torch.stack([self.predict(prompts.prefix(t)) for t in range(prompts.n_context + 1)], dim=1)
+
+    @property
+    def gives_all_points(self) -> bool:
+        """Whether one pass of the model predicts every point, and not the query alone."""
+        return self.model.cfg.one_pass
+
+    def _weights(self, prompts: Prompts, n_points: int) -> Float[Tensor, "layer prompt point x y"]:
+        """By layer and target dimension, one backward pass through the rows of the queries."""
+        cfg = self.model.cfg
+        own = prompts.xs[:, -n_points:, None].detach().to(cfg.device, cfg.torch_dtype).clone().requires_grad_()
+        with torch.enable_grad(), frozen(self.model):
+            rows = []
+            for layer, stream in enumerate(self.model.query_streams(prompts, own, prediction_rows(self.model))):
+                predictions = self.read(layer, stream)
+                by_target = [
+                    torch.autograd.grad(predictions[..., i].sum(), own, retain_graph=True)[0][:, :, 0]
+                    for i in range(predictions.shape[-1])
+                ]
+                rows.append(torch.stack(by_target, dim=-1))
+        return torch.stack(rows)
+
+
+def check_layer(layer: int, n_layers: int) -> None:
+    """Refuse a number of layers that the model does not have.
+
+    Raises:
+        ValueError: it does not.
+    """
+    if not 0 <= layer <= n_layers:
+        raise ValueError(f"layer must be 0 to {n_layers}, got {layer}")
+
+
+@contextmanager
+def frozen(model: torch.nn.Module) -> Iterator[None]:
+    """Within it no gradient flows to the model's weights, so none is prepared for them."""
+    thawed = [weight for weight in model.parameters() if weight.requires_grad]
+    for weight in thawed:
+        weight.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for weight in thawed:
+            weight.requires_grad_(True)
+
+
+def prediction_rows(model: PromptedModel) -> Literal["points", "query"]:
+    """The rows whose streams see the points before them and no others."""
+    return "points" if model.cfg.one_pass else "query"
+
+
+@dataclass(frozen=True, eq=False)
+class Lens(LayerLearner):
+    """The model's own final norm and read-out, applied after each layer (the logit lens of regression models).
+
+    Example:
+        >>> Lens(load("gpt2-8l")).trajectory(prompts).predictions.shape
+        torch.Size([9, 100, 21, 1])
+    """
+
+    model: PromptedModel
+    name: str = "layer (lens)"
+    batch_size: int = 512
+
+    def read(self, layer: int, stream: Tensor, first_point: int = 0) -> Tensor:
+        """The model's prediction if the remaining layers did nothing.
+
+        Raises:
+            ValueError: a layer that does not exist.
+        """
+        check_layer(layer, self.model.cfg.n_layers)
+        return self.model.read_out(stream.flatten(1, 2)).unflatten(1, stream.shape[1:3])
+
+
+@dataclass(frozen=True, eq=False)
+class LayerErrors(Result):
+    """Squared errors of a model's layers.
+
+    Attributes:
+        squared_errors: `[layer point prompt]`, averaged over the target's dimensions.
+    """
+
+    squared_errors: Float[Tensor, "layer point prompt"]
+
+    def by_layer(self, level: float = 0.95) -> list[Interval]:
+        """Mean over points, with an interval over prompts, for each layer."""
+        return [interval(errors.mean(0), level) for errors in self.squared_errors]
+
+
+def layer_errors(learner: LayerLearner, prompts: Prompts) -> LayerErrors:
+    """Squared errors of the predictions after each layer."""
+    errors = learner.trajectory(prompts).squared_errors(prompts) / prompts.y_dim
+    return LayerErrors(errors.transpose(1, 2).double().cpu())

@@ -1,0 +1,245 @@
+"""Linear probes: which layer and position carries a quantity that an algorithm would hold."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from mechicl.algorithms import gradient_descent, newton, ols
+from mechicl.algorithms.spectra import sums_before
+from mechicl.analysis.layers.linear_maps import PENALTIES, RidgeSums
+from mechicl.models import PromptedModel
+from mechicl.prompts import Prompts
+from mechicl.statistics import Interval, ratio_interval
+
+Quantity = Callable[[Prompts], Float[Tensor, "prompt point quantity"]]
+"""A quantity of each prefix: entry t is made from the points before point t."""
+
+
+def cross_moments(prompts: Prompts) -> Float[Tensor, "prompt point quantity"]:
+    """`Xᵀ Y` of each prefix, flattened: the first step of gradient descent."""
+    products = prompts.xs[..., :, None] * prompts.ys[..., None, :]
+    return sums_before(products).flatten(2)
+
+
+def second_moments(prompts: Prompts) -> Float[Tensor, "prompt point quantity"]:
+    """The entries of `S = XᵀX` of each prefix, on and above the diagonal."""
+    rows, columns = torch.triu_indices(prompts.x_dim, prompts.x_dim)
+    return sums_before(prompts.xs[..., :, None] * prompts.xs[..., None, :])[..., rows, columns]
+
+
+def ols_weights(prompts: Prompts) -> Float[Tensor, "prompt point quantity"]:
+    """The least-squares weights of each prefix, of minimum norm."""
+    return _flat_weights(ols(prompts, with_weights=True).weights)
+
+
+def newton_weights(steps: int) -> Quantity:
+    """The weights after so many iterations of Newton's method, as a quantity to probe for."""
+    return lambda prompts: _flat_weights(newton(prompts, [steps], with_weights=True).weights)
+
+
+def gradient_descent_weights(steps: int, step_size: float) -> Quantity:
+    """The weights after so many steps of gradient descent, as a quantity to probe for."""
+    return lambda prompts: _flat_weights(
+        gradient_descent(prompts, [steps], step_size=step_size, with_weights=True).weights
+    )
+
+
+def _flat_weights(weights: Float[Tensor, "step prompt point x y"] | None) -> Float[Tensor, "prompt point quantity"]:
+    assert weights is not None
+    return weights[0].flatten(2)
+
+
+@dataclass(frozen=True, eq=False)
+class ProbeResult:
+    """How well linear probes read quantities off the residual stream, on held-out prompts.
+
+    Attributes:
+        quantities: their names.
+        positions: labels of the token positions.
+        squared_errors: of the probes, `[quantity layer pos prompt]`, summed over the quantity's entries.
+        deviations: squared distance of the quantity from its mean over held-out prompts, `[quantity 1 pos prompt]`.
+        control_squared_errors: of probes that were fitted to the quantity of another prompt.
+    """
+
+    quantities: tuple[str, ...]
+    positions: tuple[str, ...]
+    squared_errors: Float[Tensor, "quantity layer pos prompt"]
+    deviations: Float[Tensor, "quantity one pos prompt"]
+    control_squared_errors: Float[Tensor, "quantity layer pos prompt"]
+
+    def explained(self) -> Float[Tensor, "quantity layer pos"]:
+        """Explained share of the variance, R²; NaN where a quantity does not vary (as before the first point)."""
+        return self._explained(self.squared_errors)
+
+    def control(self) -> Float[Tensor, "quantity layer pos"]:
+        """R² of the control task: what fitting alone achieves, about 0; not less, since predicting the mean gives 0."""
+        return self._explained(self.control_squared_errors).clamp(min=0)
+
+    def selectivity(self) -> Float[Tensor, "quantity layer pos"]:
+        """R² minus the control's (Hewitt & Liang 2019)."""
+        return self.explained() - self.control()
+
+    def best(self, quantity: str, positions: Sequence[int] | None = None) -> tuple[int, int, Interval]:
+        """Layer and position with the largest R², chosen on every other prompt, and the R² there on the rest.
+
+        Args:
+            quantity: its name.
+            positions: where to look; everywhere by default.
+
+        Raises:
+            ValueError: an unknown quantity.
+        """
+        chosen, measured = (
+            dataclasses.replace(
+                self,
+                squared_errors=self.squared_errors[..., i::2],
+                deviations=self.deviations[..., i::2],
+                control_squared_errors=self.control_squared_errors[..., i::2],
+            )
+            for i in (0, 1)
+        )
+        explained = chosen.explained()[self._index(quantity)].nan_to_num(-math.inf)
+        looked_at = list(range(explained.shape[1]) if positions is None else positions)
+        layer, place = divmod(int(explained[:, looked_at].argmax()), len(looked_at))
+        position = looked_at[place]
+        return layer, position, measured.interval(quantity, layer, position)
+
+    def interval(self, quantity: str, layer: int, position: int, level: float = 0.95) -> Interval:
+        """R² of one probe with an interval over held-out prompts.
+
+        Raises:
+            ValueError: an unknown quantity, or a layer or position that does not exist.
+        """
+        index = self._index(quantity)
+        n_layers, n_pos = self.squared_errors.shape[1:3]
+        if not (0 <= layer < n_layers and 0 <= position < n_pos):
+            raise ValueError(f"layer must be 0 to {n_layers - 1} and position 0 to {n_pos - 1}: {layer}, {position}")
+        unexplained = ratio_interval(
+            self.squared_errors[index, layer, position], self.deviations[index, 0, position], level
+        )
+        return Interval(1 - unexplained.mean, 1 - unexplained.high, 1 - unexplained.low, unexplained.n, level)
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """One row a quantity, layer and position: R², the control's R² and selectivity."""
+        explained, control = self.explained(), self.control()
+        rows = []
+        for q, name in enumerate(self.quantities):
+            for layer in range(explained.shape[1]):
+                for pos, label in enumerate(self.positions):
+                    r2, c = explained[q, layer, pos].item(), control[q, layer, pos].item()
+                    row = {"quantity": name, "layer": layer, "pos": pos, "token": label, "explained": r2}
+                    rows.append({**row, "control": c, "selectivity": r2 - c})
+        return pd.DataFrame(rows)
+
+    def _index(self, quantity: str) -> int:
+        if quantity not in self.quantities:
+            raise ValueError(f"no quantity {quantity!r}; there are {list(self.quantities)}")
+        return self.quantities.index(quantity)
+
+    def _explained(self, errors: Tensor) -> Tensor:
+        varies = self.deviations.mean(-1)
+        constant = varies <= 1e-12 * varies.amax((1, 2), keepdim=True)
+        return 1 - errors.mean(-1) / varies.masked_fill(constant, torch.nan)
+
+
+def probe(
+    model: PromptedModel,
+    quantities: dict[str, Quantity],
+    fitting: Prompts,
+    held_out: Prompts,
+    *,
+    penalties: Sequence[float] = PENALTIES,
+    folds: int = 4,
+    batch_size: int = 256,
+    progress: bool = False,
+) -> ProbeResult:
+    """Fit linear probes for quantities at every layer and token position, and measure them on held-out prompts.
+
+    At an x token the quantity is that of the points before it; at a y token that of the points up to its own, which
+    is what the model has seen there. Ridge regression in closed form with the penalty from cross-validation for every
+    layer and position. The control task fits the same probes to quantities of another prompt: what it explains on
+    held-out prompts is none of the model's doing.
+
+    Args:
+        model: an interleaved, causal model; it stays as it is.
+        quantities: by name, functions of prompts: `cross_moments`, `second_moments`, `ols_weights`,
+            `newton_weights(k)`, or your own.
+        fitting: prompts to fit on.
+        held_out: prompts to measure on, with as many points.
+        penalties: candidates, relative to the mean variance of the stream.
+        folds: of the cross-validation.
+        batch_size: prompts in memory at a time.
+        progress: show a progress bar.
+
+    Raises:
+        ValueError: no quantities, no prompts, a model whose positions see later points, different numbers of points,
+            or a quantity of another shape than `[prompt point quantity]`.
+
+    Source: the quantities of Fu et al. 2024, section 3; Akyürek et al. 2023, section 4.3; controls as in Hewitt &
+    Liang 2019.
+    """
+    if not quantities:
+        raise ValueError("probe() needs at least one quantity")
+    if not model.cfg.one_pass:
+        raise ValueError("probe() needs an interleaved model with causal keys: elsewhere positions see all points")
+    if fitting.n_context != held_out.n_context or len(fitting) == 0 or len(held_out) < 2:
+        raise ValueError(f"fitting and held-out prompts need as many points each: {fitting} and {held_out}")
+    names = tuple(quantities)
+    sums = RidgeSums(folds)
+    for streams, targets, _ in _batches(model, quantities, fitting, batch_size, progress):
+        sums.add(streams.transpose(1, 2)[..., None, :], targets.transpose(0, 1)[None, :, :, None])
+    maps = sums.solve(penalties)
+    parts, values = [], []
+    for streams, targets, sizes in _batches(model, quantities, held_out, batch_size, progress):
+        predicted = streams.double().transpose(1, 2) @ maps.weights + maps.bias[:, :, None]
+        squared = (predicted - targets.transpose(0, 1)).square().split(sizes, dim=-1)
+        parts.append(torch.stack([group.sum(-1) for group in squared]))
+        values.append(targets.split(sizes, dim=-1)[: len(names)])
+    errors = torch.cat(parts, dim=-1)
+    deviations = [_deviations(torch.cat(of)) for of in zip(*values, strict=True)]
+    return ProbeResult(
+        names,
+        tuple(model.cfg.format.labels(fitting.n_context)),
+        errors[: len(names)],
+        torch.stack(deviations),
+        errors[len(names) :],
+    )
+
+
+def _deviations(values: Float[Tensor, "prompt pos quantity"]) -> Float[Tensor, "one pos prompt"]:
+    return (values - values.mean(0)).square().sum(-1).T[None]
+
+
+def _at_positions(name: str, quantity: Quantity, prompts: Prompts) -> Float[Tensor, "prompt pos quantity"]:
+    """The quantity of what each token position has seen: position 2t of t points, position 2t + 1 of t + 1."""
+    values = quantity(prompts.to(torch.float64)).cpu()
+    if values.ndim != 3 or values.shape[:2] != prompts.xs.shape[:2]:
+        raise ValueError(
+            f"quantity {name!r} must give [prompt point quantity] = [{len(prompts)}, {prompts.n_context + 1}, ...], "
+            f"got {list(values.shape)}"
+        )
+    return values[:, (torch.arange(2 * prompts.n_context + 1) + 1) // 2]
+
+
+def _batches(
+    model: PromptedModel, quantities: dict[str, Quantity], prompts: Prompts, batch_size: int, progress: bool
+) -> Iterator[tuple[Float[Tensor, "layer prompt pos d_model"], Float[Tensor, "prompt pos quantity"], list[int]]]:
+    """Streams at all positions; all quantities side by side, then the same of each prompt's partner; their sizes.
+
+    The partner in the control task is the next prompt of the batch, drawn independently.
+    """
+    n_batches = -(-len(prompts) // batch_size)
+    for index in tqdm(torch.arange(len(prompts)).chunk(n_batches), disable=not progress, unit="batch"):
+        part = prompts[index.to(prompts.device)]
+        with torch.no_grad():
+            streams = torch.stack(list(model.layer_streams(part, "positions"))).cpu()
+        own = [_at_positions(name, quantity, part) for name, quantity in quantities.items()]
+        targets = torch.cat([*own, *(values.roll(1, 0) for values in own)], dim=-1)
+        yield streams, targets, [values.shape[-1] for values in own] * 2

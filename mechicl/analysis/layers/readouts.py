@@ -1,0 +1,206 @@
+"""Linear readouts of every layer: fitted in closed form, or trained by gradient descent for comparison."""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from einops import einsum
+from jaxtyping import Float
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from mechicl.analysis.layers.layer_learners import LayerErrors, LayerLearner, check_layer, layer_errors, prediction_rows
+from mechicl.analysis.layers.linear_maps import PENALTIES, RidgeSums
+from mechicl.models import PromptedModel
+from mechicl.prompts import Prompts
+
+
+@dataclass(frozen=True, eq=False)
+class Readouts(LayerLearner):
+    """A linear readout for each layer, for each point or shared by all.
+
+    Attributes:
+        model: what is read.
+        weights: `[layer point d_model y]`; one point where the readout is shared.
+        bias: `[layer point y]`.
+        normalized: for each layer, whether its stream is normalised (layer norm without weights) before it is read.
+        shared: whether one readout serves all points.
+        penalties: ridge penalty `[layer point y]` chosen by cross-validation, relative to the mean variance of the
+            stream; NaN for readouts that were trained by gradient descent.
+        name: for tables and pictures.
+        batch_size: prompts that are held in memory at a time.
+    """
+
+    model: PromptedModel
+    weights: Float[Tensor, "layer point d_model y"]
+    bias: Float[Tensor, "layer point y"]
+    penalties: Float[Tensor, "layer point y"]
+    normalized: tuple[bool, ...]
+    shared: bool
+    name: str = "layer"
+    batch_size: int = 512
+
+    def read(self, layer: int, stream: Tensor, first_point: int = 0) -> Tensor:
+        """The readout of a layer applied to its stream.
+
+        Raises:
+            ValueError: a layer that does not exist, or points that no readout was fitted for.
+        """
+        fitted = self.weights.shape[1]
+        check_layer(layer, self.model.cfg.n_layers)
+        if self.shared or not self.gives_all_points:
+            wanted = torch.zeros(stream.shape[1], dtype=torch.long)
+        else:
+            wanted = torch.arange(first_point, first_point + stream.shape[1])
+            if wanted[-1] >= fitted:
+                raise ValueError(f"readouts were fitted for {fitted} points, the prompts have {wanted[-1] + 1}")
+        stream = _normalized(self.model, stream) if self.normalized[layer] else stream
+        weights, bias = self.weights[layer][wanted].to(stream), self.bias[layer][wanted].to(stream)
+        read = einsum(stream, weights, "prompt point query model, point model y -> prompt point query y")
+        return read + bias[:, None]
+
+    def errors(self, prompts: Prompts) -> "LayerErrors":
+        """Squared errors on (held-out) prompts."""
+        return layer_errors(self, prompts)
+
+
+def fit_readouts(
+    model: PromptedModel,
+    prompts: Prompts | Iterable[Prompts],
+    *,
+    shared: bool = False,
+    normalize: bool | None = None,
+    penalties: Sequence[float] = PENALTIES,
+    folds: int = 4,
+    batch_size: int = 512,
+    progress: bool = False,
+) -> Readouts:
+    """Fit a linear readout for each layer in closed form, all layers in one pass over the prompts.
+
+    Ridge regression from the residual stream at a point's position to its target, with the penalty chosen by
+    cross-validation for each layer and point. Only running sums are kept, so memory does not grow with the number of
+    prompts.
+
+    Args:
+        model: what to read; it stays as it is.
+        prompts: to fit on, at once or as an iterable of batches that is gone through once.
+        shared: one readout for all points of a layer instead of one a point.
+        normalize: read the streams through a layer norm without weights: all of them or none. By default the last one
+            of a model with a final norm, so that its readout can be the model's head, and no other, as in the paper.
+        penalties: candidates, relative to the mean variance of the stream.
+        folds: of the cross-validation.
+        batch_size: prompts in memory at a time.
+        progress: show a progress bar.
+
+    Raises:
+        ValueError: no prompts or fewer than folds, an empty or negative list of penalties, or batches with different
+            numbers of points.
+
+    Source: Fu et al. 2024, B.1 (who train the readouts).
+
+    Example:
+        >>> model, task = load("gpt2-8l"), LinearRegression(x_dim=5, n_context=20, inputs="gaussian")
+        >>> readouts = fit_readouts(model, task.sample(4096, seed=0))
+        >>> readouts.errors(task.sample(1000, seed=1)).by_layer()
+    """
+    normalized = _normalized_layers(model, normalize)
+    sums = RidgeSums(folds)
+    for streams, targets in tqdm(_streams(model, prompts, batch_size, normalized), disable=not progress, unit="batch"):
+        if shared:
+            sums.add(streams, targets[None])
+        else:
+            sums.add(streams.transpose(1, 2)[..., None, :], targets.transpose(0, 1)[None, :, :, None])
+    maps = sums.solve(penalties)
+    if shared:
+        return Readouts(model, maps.weights[:, None], maps.bias[:, None], maps.penalties[:, None], normalized, shared)
+    return Readouts(model, maps.weights, maps.bias, maps.penalties, normalized, shared)
+
+
+def train_readouts(
+    model: PromptedModel,
+    prompts: Prompts,
+    *,
+    shared: bool = False,
+    normalize: bool | None = None,
+    steps: int = 5000,
+    batch_size: int = 64,
+    learning_rate: float = 1e-2,
+    seed: int = 0,
+    progress: bool = False,
+) -> Readouts:
+    """Train linear readouts of all layers by Adam on the mean squared error, the model frozen: for comparison.
+
+    The learning rate falls to 0 along a cosine. `fit_readouts` gives the same in closed form.
+
+    Args:
+        model: what to read; it stays as it is.
+        prompts: minibatches are drawn from these.
+        shared: one readout for all points of a layer instead of one a point.
+        normalize: as for `fit_readouts`.
+        steps: number of minibatches.
+        batch_size: prompts in each.
+        learning_rate: at the start.
+        seed: of the minibatches.
+        progress: show a progress bar.
+
+    Raises:
+        ValueError: no prompts, or steps or batch_size < 1.
+
+    Source: Fu et al. 2024, B.1.
+    """
+    if len(prompts) == 0 or steps < 1 or batch_size < 1:
+        raise ValueError(f"needs prompts, steps and batch_size >= 1; got {len(prompts)}, {steps}, {batch_size}")
+    normalized = _normalized_layers(model, normalize)
+    streams, targets = next(_streams(model, prompts[:1], 1, normalized))
+    n_layers, _, n_points, width = streams.shape
+    points = 1 if shared else n_points
+    weights = streams.new_zeros(n_layers, points, width, targets.shape[-1]).requires_grad_()
+    bias = streams.new_zeros(n_layers, points, targets.shape[-1]).requires_grad_()
+    optimizer = torch.optim.Adam([weights, bias], lr=learning_rate)
+    generator = torch.Generator().manual_seed(seed)
+    for step in tqdm(range(steps), disable=not progress, unit="step"):
+        index = torch.randint(len(prompts), (batch_size,), generator=generator)
+        streams, targets = next(_streams(model, prompts[index.to(prompts.device)], batch_size, normalized))
+        optimizer.param_groups[0]["lr"] = learning_rate * 0.5 * (1 + math.cos(math.pi * step / steps))
+        predictions = (streams[..., None, :] @ weights[:, None])[..., 0, :] + bias[:, None]
+        optimizer.zero_grad()
+        (predictions - targets).square().mean((1, 2, 3)).sum().backward()
+        optimizer.step()
+    nothing = torch.full_like(bias, math.nan)
+    name = "layer (trained readouts)"
+    return Readouts(model, weights.detach().double(), bias.detach().double(), nothing, normalized, shared, name)
+
+
+def _streams(
+    model: PromptedModel, prompts: Prompts | Iterable[Prompts], batch_size: int, normalized: tuple[bool, ...]
+) -> Iterator[tuple[Float[Tensor, "layer prompt point d_model"], Float[Tensor, "prompt point y"]]]:
+    """Streams of all layers and the targets that they should predict, batch by batch."""
+    shape, batches = None, [prompts] if isinstance(prompts, Prompts) else prompts
+    for batch in batches:
+        if shape not in (None, batch.n_context):
+            raise ValueError(
+                f"all batches need the same number of points: {shape} and {batch.n_context} context points"
+            )
+        shape = batch.n_context
+        for part in batch.split(batch_size):
+            with torch.no_grad():
+                layers = zip(model.layer_streams(part, prediction_rows(model)), normalized, strict=True)
+                streams = torch.stack([_normalized(model, s) if norm else s for s, norm in layers])
+            yield streams, part.ys[:, -streams.shape[2] :].to(streams)
+    if shape is None:
+        raise ValueError("readouts need at least one prompt")
+
+
+def _normalized_layers(model: PromptedModel, normalize: bool | None) -> tuple[bool, ...]:
+    """Which of the streams, from the first to the last, are read through a norm."""
+    n_layers = model.cfg.n_layers
+    if normalize and not hasattr(model.cfg, "eps"):
+        raise ValueError(f"{type(model).__name__} has no layer norm to read its streams through: normalize=False")
+    if normalize is None:
+        return (*[False] * n_layers, bool(getattr(model.cfg, "final_norm", False)))
+    return (normalize,) * (n_layers + 1)
+
+
+def _normalized(model: PromptedModel, stream: Tensor) -> Tensor:
+    return torch.nn.functional.layer_norm(stream, stream.shape[-1:], eps=model.cfg.eps)

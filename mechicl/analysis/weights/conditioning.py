@@ -1,0 +1,275 @@
+"""What the data transformation of GD++ does to the eigenvalues of the context's second moments."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from scipy.special import bdtrik
+from torch import Tensor
+
+from mechicl.analysis.behaviour.spectral import least
+from mechicl.prompts import Prompts
+from mechicl.statistics import Interval, Result, interval
+
+FLOOR = 1e-10
+"""Eigenvalues below count as this, where von Oswald et al. 2023, A.10, cut the smallest one."""
+
+
+def transformed_eigenvalues(eigenvalues: Float[Tensor, "*any"], gamma: float | Tensor) -> Float[Tensor, "*any"]:
+    """Eigenvalues of XᵀX after `X ← X (I - γ XᵀX)`: each λ becomes `λ (1 - γλ)²`, in the same order.
+
+    With γ > 0 the map rises to `4 / 27γ` at `λ = 1 / 3γ`, falls to 0 at `1 / γ`, and is back at `4 / 27γ` at `4 / 3γ`.
+
+    Args:
+        eigenvalues: λ, any shape.
+        gamma: γ, in units of one over an eigenvalue; broadcast against λ.
+
+    Source: von Oswald et al. 2023, A.10, eq. 25.
+
+    Example:
+        >>> transformed_eigenvalues(torch.tensor([1.0, 2.0, 4.0]), 0.25)
+        tensor([0.5625, 0.5000, 0.0000])
+    """
+    return eigenvalues * (1 - gamma * eigenvalues).square()
+
+
+@dataclass(frozen=True)
+class EigenvalueRange:
+    """The interval that eigenvalues lie in, when nothing else is known of them.
+
+    Attributes:
+        smallest: λ_min > 0.
+        largest: λ_max >= λ_min.
+
+    Raises:
+        ValueError: ends that are not finite, not positive, or in the wrong order.
+    """
+
+    smallest: float
+    largest: float
+
+    def __post_init__(self):
+        if not (0 < self.smallest <= self.largest < math.inf):
+            raise ValueError(
+                f"a range of eigenvalues needs 0 < smallest <= largest, both finite, got {self.smallest} to "
+                f"{self.largest}"
+            )
+
+    def condition_numbers(self, gammas: Sequence[float]) -> Float[Tensor, "gamma"]:
+        """Largest over smallest value of `λ (1 - γλ)²` on the interval, infinite where 1/γ lies in it; 0 is allowed.
+
+        Raises:
+            ValueError: a γ that is negative or not finite, or none.
+        """
+        gamma = torch.tensor(_checked(gammas), dtype=torch.float64)
+        low, high = (transformed_eigenvalues(torch.full_like(gamma, end), gamma) for end in self._ends())
+        peak = torch.where(self._contains(1 / (3 * gamma)), 4 / (27 * gamma), -math.inf)  # the local maximum
+        bottom = torch.minimum(low, high).masked_fill(self._contains(1 / gamma), 0.0)
+        ratio = torch.stack([low, high, peak]).amax(0) / bottom
+        return ratio.masked_fill(self._contains(1 / gamma), math.inf)  # also of a single point that is mapped to 0
+
+    def printed_condition_numbers(self, gammas: Sequence[float]) -> Float[Tensor, "gamma"]:
+        """The ratio as the paper prints it: the local maximum `4 / 27γ` over the smaller of the two mapped ends.
+
+        It is the condition number of the mapped interval for `1 / 3λ_max <= γ <= 1 / λ_max` (if λ_min is below 1/3γ).
+        With smaller γ the local maximum lies outside the interval, and the ratio grows without bound as γ goes to 0.
+        With larger γ the ratio leaves out that the interval contains a root of the map; it falls to 1 at
+        `γ = 1 / 3λ_min`, which means nothing.
+
+        Raises:
+            ValueError: a γ that is negative or not finite, or none.
+
+        Source: von Oswald et al. 2023, A.10 (the text between eq. 25 and Fig. 14).
+        """
+        gamma = torch.tensor(_checked(gammas), dtype=torch.float64)
+        low, high = (transformed_eigenvalues(torch.full_like(gamma, end), gamma) for end in self._ends())
+        return 4 / (27 * gamma) / torch.minimum(low, high)
+
+    @property
+    def heuristic_gamma(self) -> float:
+        """The γ up to 1/λ_max with the least condition number, `1 / (λ_max + √(λ_max λ_min) + λ_min)`.
+
+        There the map takes both ends to the same value. Both ratios above have their minimum there, the printed one
+        its local one: with more γ the largest eigenvalue is mapped below the smallest, with less the local maximum is
+        higher.
+
+        Source: von Oswald et al. 2023, A.10, who minimise numerically; the closed form is ours.
+
+        Example:
+            >>> round(EigenvalueRange(0.097, 7.712).heuristic_gamma, 4)
+            0.1153
+        """
+        return 1 / (self.largest + math.sqrt(self.largest * self.smallest) + self.smallest)
+
+    def _ends(self) -> tuple[float, float]:
+        return self.smallest, self.largest
+
+    def _contains(self, values: Tensor) -> Tensor:
+        return (self.smallest <= values) & (values <= self.largest)
+
+
+@dataclass(frozen=True, eq=False)
+class Conditioning(Result):
+    """Condition numbers of the contexts' second moments `S = XᵀX`, before and after one data transformation of GD++.
+
+    Attributes:
+        gammas: γ of the transformations.
+        floor: eigenvalues below it, before or after, count as this; no condition number is larger than the largest
+            eigenvalue over it.
+        eigenvalues: of S, not below the floor, `[x prompt]`, ascending.
+        before: condition number of S, `[prompt]`.
+        after: condition number of each prompt's mapped eigenvalues, the largest over the smallest of them whichever
+            these are, `[gamma prompt]`.
+    """
+
+    gammas: tuple[float, ...]
+    floor: float
+    eigenvalues: Float[Tensor, "x prompt"]
+    before: Float[Tensor, "prompt"]
+    after: Float[Tensor, "gamma prompt"]
+
+    @property
+    def smallest(self) -> Float[Tensor, "prompt"]:
+        """Each prompt's smallest eigenvalue."""
+        return self.eigenvalues[0]
+
+    @property
+    def largest(self) -> Float[Tensor, "prompt"]:
+        """Each prompt's largest eigenvalue."""
+        return self.eigenvalues[-1]
+
+    @property
+    def extremes(self) -> EigenvalueRange:
+        """The smallest and the largest eigenvalue of all prompts: the more prompts, the further apart."""
+        return EigenvalueRange(self.smallest.min().item(), self.largest.max().item())
+
+    def quantiles(self, probabilities: Sequence[float]) -> Float[Tensor, "quantile gamma"]:
+        """Quantiles over prompts of the condition number after the map with each γ.
+
+        Raises:
+            ValueError: a probability outside 0 to 1.
+        """
+        if not all(0 <= p <= 1 for p in probabilities):
+            raise ValueError(f"probabilities must be 0 to 1, got {list(probabilities)}")
+        return torch.quantile(self.after, self.after.new_tensor(list(probabilities)), dim=-1)
+
+    def median_before(self, level: float = 0.95) -> Interval:
+        """Median condition number of S, with an interval over prompts from order statistics.
+
+        The interval's `mean` is the median.
+        """
+        return _median(self.before, level)
+
+    def medians(self, level: float = 0.95) -> list[Interval]:
+        """The same after the map with each γ."""
+        return [_median(values, level) for values in self.after]
+
+    def improved(self, level: float = 0.95) -> list[Interval]:
+        """Share of the prompts whose condition number is smaller after the map with each γ, over prompts."""
+        return [interval((values < self.before).double(), level) for values in self.after]
+
+    def beyond_root(self, level: float = 0.95) -> list[Interval]:
+        """Share of the prompts with an eigenvalue above 1/γ, the map's root, for each γ, over prompts."""
+        return [interval((gamma * self.largest > 1).double(), level) for gamma in self.gammas]
+
+    def best_gamma(self, *, resamples: int = 200, seed: int = 0, level: float = 0.95) -> Interval:
+        """The γ with the least mean logarithm of the condition number, whatever `gammas` are.
+
+        Found on a grid and refined between the best value's neighbours; the interval's `mean` is this value.
+
+        Args:
+            resamples: of the prompts, for the interval (bootstrap on the grid).
+            seed: of the resampling.
+            level: of the interval.
+
+        Raises:
+            ValueError: fewer than one resample, or a level out of range.
+
+        Source: ours; the paper takes the extreme eigenvalues of all tasks instead (`extremes.heuristic_gamma`).
+        """
+        if resamples < 1 or not 0 < level < 1:
+            raise ValueError(f"needs resamples >= 1 and a level strictly between 0 and 1, got {resamples} and {level}")
+
+        def error(gamma: float) -> float:
+            return _condition_numbers(self.eigenvalues, gamma, self.floor).log().mean().item()
+
+        typical = 1 / self.largest.median().item()
+        coarse = (typical * torch.logspace(-2, 0.6, 120, dtype=torch.float64)).tolist()
+        best, _ = least(error, coarse, tolerance=1e-5)
+        around = best * (1 + 0.25 * torch.linspace(-1, 1, 121, dtype=torch.float64) ** 3)  # the denser, the nearer
+        grid = sorted({*coarse, *around.tolist()})
+        logs = torch.stack([_condition_numbers(self.eigenvalues, gamma, self.floor).log() for gamma in grid])
+        n = logs.shape[1]
+        generator = torch.Generator().manual_seed(seed)
+        drawn = [torch.randint(n, (n,), generator=generator).bincount(minlength=n) for _ in range(resamples)]
+        picked = (logs @ torch.stack(drawn).to(logs).T).argmin(0).cpu()  # the least sum of each resample
+        found = torch.tensor(grid, dtype=torch.float64)[picked]
+        low, high = (found.quantile(q).item() for q in ((1 - level) / 2, (1 + level) / 2))
+        return Interval(best, low, high, n, level)
+
+    def at(self, gammas: Sequence[float]) -> "Conditioning":
+        """The same prompts with other γ.
+
+        Raises:
+            ValueError: a γ that is negative or not finite, or none.
+        """
+        values = _checked(gammas)
+        after = torch.stack([_condition_numbers(self.eigenvalues, gamma, self.floor) for gamma in values])
+        return dataclasses.replace(self, gammas=values, after=after)
+
+
+def conditioning(prompts: Prompts, gammas: Sequence[float], *, floor: float = FLOOR) -> Conditioning:
+    """Condition numbers of `S = XᵀX` over the context points (without the query), before and after the map of GD++.
+
+    Fewer points than dimensions leave S singular: the floor is then its smallest eigenvalue before and after.
+
+    Args:
+        prompts: the contexts; computed in float64.
+        gammas: γ of one transformation `X ← X (I - γS)`, each >= 0; γ acts on the sum over the points, not the mean.
+        floor: eigenvalues below it count as this.
+
+    Raises:
+        ValueError: no prompts or no context points; no γ, or one that is negative or not finite; a floor that is not
+            positive and finite.
+
+    Source: von Oswald et al. 2023, A.10 and Fig. 13.
+
+    Example:
+        >>> found = conditioning(LinearRegression(n_context=25).sample(10_000, seed=0), [0.1])
+        >>> found.median_before().mean > 10 > found.medians()[0].mean
+        True
+    """
+    if len(prompts) == 0 or prompts.n_context == 0:
+        raise ValueError(f"condition numbers need prompts with context points, got {prompts}")
+    if not 0 < floor < math.inf:
+        raise ValueError(f"floor must be positive and finite, got {floor}")
+    values = _checked(gammas)
+    xs = prompts.context.xs.detach().double()
+    eigenvalues = torch.linalg.eigvalsh(xs.mT @ xs).clamp(min=floor).T.contiguous()
+    before = eigenvalues[-1] / eigenvalues[0]
+    return Conditioning((), floor, eigenvalues, before, before.new_zeros(0, len(before))).at(values)
+
+
+def _condition_numbers(eigenvalues: Float[Tensor, "x prompt"], gamma: float, floor: float) -> Float[Tensor, "prompt"]:
+    mapped = transformed_eigenvalues(eigenvalues, gamma).clamp(min=floor)
+    return mapped.amax(0) / mapped.amin(0)
+
+
+def _checked(gammas: Sequence[float]) -> tuple[float, ...]:
+    values = tuple(float(gamma) for gamma in gammas)
+    if not values or not all(0 <= gamma < math.inf for gamma in values):
+        raise ValueError(f"gammas must be one or more finite numbers >= 0, got {list(values)}")
+    return values
+
+
+def _median(values: Float[Tensor, "prompt"], level: float) -> Interval:
+    """With the interval between two order statistics; its ends are NaN where there are too few samples."""
+    ordered, n = values.double().sort().values, len(values)
+    middle = ordered.quantile(0.5).item()
+    rank = math.floor(bdtrik((1 - level) / 2, n, 0.5))  # so few of n fair coins or fewer fall on one side
+    if rank < 1:
+        return Interval(middle, math.nan, math.nan, n, level)
+    return Interval(middle, ordered[rank - 1].item(), ordered[n - rank].item(), n, level)

@@ -1,0 +1,214 @@
+"""Changes of weights that leave a model's function as it is, used to bring two models near each other.
+
+Each function takes two models of one shape and returns two models with the same functions, between whose weights a
+straight line makes sense.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from mechicl.analysis.weights.products import WeightProducts, weight_products, with_products
+from mechicl.models import HookedTransformer, TransformerConfig
+
+Pair = tuple[HookedTransformer, HookedTransformer]
+_FREE = {"d_head", "score_scale", "n_heads", "initializer_range", "dtype", "device", "use_attn_result", "token_clip"}
+_ANY_SCALE, _POSITIVE_SCALE = ("linear",), ("relu", "leaky_relu")
+
+
+def check_same_shape(a: HookedTransformer, b: HookedTransformer) -> None:
+    """Refuse models that no path of weights connects.
+
+    Raises:
+        ValueError: models that differ in more than weights, number and width of heads, and clipping.
+    """
+    of_a, of_b = a.cfg.to_dict(), b.cfg.to_dict()
+    differ = {name: (of_a[name], of_b[name]) for name in of_a if of_a[name] != of_b[name] and name not in _FREE}
+    if differ:
+        words = ", ".join(f"{name}: {first!r} and {second!r}" for name, (first, second) in differ.items())
+        raise ValueError(f"no path connects models of different shape or kind; these differ in {words}")
+    start_a, start_b = (m.initial_weights if a.cfg.prompt_format == "paired" else torch.zeros(0) for m in (a, b))
+    if not torch.equal(start_a.cpu().double(), start_b.cpu().double()):
+        raise ValueError("the models differ in their initial weights W_0, which no path of weights connects")
+
+
+def sums_values(cfg: TransformerConfig) -> bool:
+    """Whether momentum adds up values that no score multiplies, so that the two cannot trade a factor."""
+    return cfg.momentum > 0 and cfg.momentum_over == "values"
+
+
+def in_products(a: HookedTransformer, b: HookedTransformer) -> Pair:
+    """Both as float64 models whose weights are the products W_KQ and W_PV, without any other change.
+
+    A head depends on nothing else: invertible maps between W_Q and W_K, or between W_V and W_O, have no effect on the
+    products. A model with fewer heads gets heads that do nothing.
+    """
+    first, second = _padded(a, b)
+    return with_products(a, first), with_products(b, second)
+
+
+def rescaled(a: HookedTransformer, b: HookedTransformer) -> Pair:
+    """Both in the gauge where the mean diagonal of W_KQ's x-block is 1 (von Oswald et al. 2023, A.3).
+
+    Raises:
+        ValueError: attention that is not linear, momentum over values, or a head for which that mean is 0.
+    """
+    if a.cfg.attention != "linear":
+        raise ValueError(f"scores and values can trade a factor in linear attention only, not in {a.cfg.attention!r}")
+    if sums_values(a.cfg):
+        raise ValueError("scores and values cannot trade a factor where momentum_over='values' adds up values unscored")
+    first, second = _pad(weight_products(a).fixed(), weight_products(b).fixed())
+    return with_products(a, first), with_products(b, second)
+
+
+def aligned(a: HookedTransformer, b: HookedTransformer) -> Pair:
+    """The second model's heads and hidden units in the order, sign and scale nearest to the first one's.
+
+    Heads are matched by assignment: for linear attention by the inner products of what they do, `W_KQ ⊗ W_PV`, and the
+    factor c in `c W_KQ, W_PV / c`, of either sign, is the one with the least relative squared distance; for relu and
+    leaky relu it is positive; for softmax, and with momentum over values, there is none. Hidden units of MLPs are
+    matched by the inner products of their weights, in order only.
+    """
+    first, second = _padded(a, b)
+    kind = "softmax" if sums_values(a.cfg) else a.cfg.attention  # the symmetries of which
+    W_KQ, W_PV, orders = torch.empty_like(second.W_KQ), torch.empty_like(second.W_PV), []
+    for layer in range(len(first.W_KQ)):
+        order = _assignment((first.W_KQ[layer], first.W_PV[layer]), (second.W_KQ[layer], second.W_PV[layer]), kind)
+        orders.append(order)
+        for head, other in enumerate(order):
+            mine = first.W_KQ[layer, head], first.W_PV[layer, head]
+            theirs = second.W_KQ[layer, other], second.W_PV[layer, other]
+            factor = _factor(*mine, *theirs, kind)
+            W_KQ[layer, head], W_PV[layer, head] = factor * theirs[0], theirs[1] / factor
+    pair = with_products(a, first), with_products(b, WeightProducts(W_KQ, W_PV, second.x_dim, second.y_dim))
+    if a.cfg.sink == "learned":
+        sinks = zip(_sinks(with_products(b, second)), orders, strict=True)
+        _set_sinks(pair[1], [own[order] for own, order in sinks])
+    if a.cfg.d_mlp is not None:
+        _align_hidden_units(*pair)
+    return pair
+
+
+def lifted(a: HookedTransformer, b: HookedTransformer) -> Pair:
+    """Both with the heads and hidden units of both, those of the other writing nothing.
+
+    On the straight line between these two, what each layer writes, as a function of its stream, moves linearly from
+    the one to the other: no gauge, order or sign of heads matters.
+    """
+    first, second = _padded(a, b)
+    both, silent = torch.cat([first.W_KQ, second.W_KQ], dim=1), torch.zeros_like(first.W_PV)
+    values = torch.cat([first.W_PV, silent], dim=1), torch.cat([silent, second.W_PV], dim=1)
+    wide = [
+        with_products(m, WeightProducts(both, v, first.x_dim, first.y_dim)) for m, v in zip((a, b), values, strict=True)
+    ]
+    if a.cfg.sink == "learned":
+        halves = [_sinks(with_products(m, p)) for m, p in ((a, first), (b, second))]
+        for model in wide:
+            _set_sinks(model, [torch.cat(pair) for pair in zip(*halves, strict=True)])
+    if a.cfg.d_mlp is None:
+        return wide[0], wide[1]
+    return _with_both_units(wide[0], wide[1], 0), _with_both_units(wide[1], wide[0], 1)
+
+
+def _padded(a: HookedTransformer, b: HookedTransformer) -> tuple[WeightProducts, WeightProducts]:
+    if "," in a.cfg.attention:
+        raise ValueError(f"heads can be matched where all layers have one kind of attention, not {a.cfg.attention!r}")
+    return _pad(weight_products(a), weight_products(b))
+
+
+def _pad(a: WeightProducts, b: WeightProducts) -> tuple[WeightProducts, WeightProducts]:
+    n_heads = max(a.W_KQ.shape[1], b.W_KQ.shape[1])
+
+    def pad(products: WeightProducts) -> WeightProducts:
+        missing = n_heads - products.W_KQ.shape[1]
+        nothing = products.W_KQ.new_zeros(len(products.W_KQ), missing, *products.W_KQ.shape[2:])
+        return WeightProducts(
+            torch.cat([products.W_KQ, nothing], 1),
+            torch.cat([products.W_PV, nothing], 1),
+            products.x_dim,
+            products.y_dim,
+        )
+
+    return pad(a), pad(b)
+
+
+def _sinks(model: HookedTransformer) -> list[Tensor]:
+    return [block.attn.sink.detach().clone() for block in model.blocks]
+
+
+@torch.no_grad()
+def _set_sinks(model: HookedTransformer, sinks: list[Tensor]) -> None:
+    for block, values in zip(model.blocks, sinks, strict=True):
+        block.attn.sink.copy_(values)
+
+
+def _assignment(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], attention: str) -> list[int]:
+    """For each head of the first layer, the head of the second that goes with it."""
+
+    def inner(x: Tensor, y: Tensor) -> np.ndarray:
+        return torch.einsum("aij,bij->ab", x, y).numpy()
+
+    pairs = list(zip(a, b, strict=True))
+    if attention in _ANY_SCALE + _POSITIVE_SCALE:  # what the heads do, whatever the gauge
+        found = [inner(*pair) for pair in pairs]
+        if attention in _POSITIVE_SCALE:  # two opposite signs do not cancel
+            found = [values.clip(min=0) for values in found]
+        gain = found[0] * found[1]
+    else:  # least relative squared distance of both products
+        gain = sum(inner(x, y) / max(float(x.norm() * y.norm()), 1e-300) for x, y in pairs)
+    return linear_sum_assignment(np.asarray(gain), maximize=True)[1].tolist()
+
+
+def _factor(KQ_a: Tensor, PV_a: Tensor, KQ_b: Tensor, PV_b: Tensor, attention: str) -> float:
+    """c with the least `|KQ_a - c KQ_b|² / |KQ_a|² + |PV_a - PV_b / c|² / |PV_a|²`."""
+    norms = [float(m.norm()) for m in (KQ_a, PV_a, KQ_b, PV_b)]
+    if attention not in _ANY_SCALE + _POSITIVE_SCALE or min(norms) == 0:
+        return 1.0
+    KQ_a, KQ_b, PV_a, PV_b = KQ_a / norms[0], KQ_b / norms[0], PV_a / norms[1], PV_b / norms[1]
+    square, linear = float((KQ_b * KQ_b).sum()), float((KQ_a * KQ_b).sum())
+    inverse_square, inverse = float((PV_b * PV_b).sum()), float((PV_a * PV_b).sum())
+    roots = np.roots([square, -linear, 0.0, inverse, -inverse_square])  # of the derivative, times c³ / 2
+    real = roots[np.abs(roots.imag) < 1e-9 * np.abs(roots)].real
+    if attention in _POSITIVE_SCALE:
+        real = real[real > 0]
+    values = square * real**2 - 2 * linear * real + inverse_square / real**2 - 2 * inverse / real
+    return float(real[values.argmin()])
+
+
+@torch.no_grad()
+def _align_hidden_units(a: HookedTransformer, b: HookedTransformer) -> None:
+    """Order the second model's hidden units like the first one's, in place."""
+    for one, other in zip(_mlps(a), _mlps(b), strict=True):
+        gain = one.W_in.T @ other.W_in + one.W_out @ other.W_out.T + torch.outer(one.b_in, other.b_in)
+        order = linear_sum_assignment(gain.numpy(), maximize=True)[1]
+        other.W_in.copy_(other.W_in[:, order])
+        other.b_in.copy_(other.b_in[order])
+        other.W_out.copy_(other.W_out[order])
+
+
+@torch.no_grad()
+def _with_both_units(model: HookedTransformer, other: HookedTransformer, place: int) -> HookedTransformer:
+    """The model with the other's hidden units too, which write nothing; its own come first at place 0."""
+    cfg = model.cfg
+    wide = HookedTransformer(cfg.replace(d_mlp=2 * (cfg.d_mlp or 0)), initial_weights=model.initial_weights)
+    narrow = dict(model.named_parameters())
+    for name, weight in wide.named_parameters():
+        if not name.endswith((".W_in", ".W_out", ".b_in")):
+            weight.copy_(narrow[name])
+    for both, own, theirs in zip(_mlps(wide), _mlps(model), _mlps(other), strict=True):
+        ordered = (own, theirs) if place == 0 else (theirs, own)
+        both.W_in.copy_(torch.cat([m.W_in for m in ordered], dim=1))
+        both.b_in.copy_(torch.cat([m.b_in for m in ordered]))
+        both.W_out.copy_(torch.cat([m.W_out if m is own else torch.zeros_like(m.W_out) for m in ordered]))
+        both.b_out.copy_(own.b_out)
+    return wide.eval()
+
+
+def _mlps(model: HookedTransformer) -> list[Any]:
+    if model.cfg.mlp_location == "input" and model.cfg.d_mlp is not None:
+        return [model.input_mlp]
+    blocks = list(model.blocks)[:1] if model.cfg.recurrent else list(model.blocks)
+    return [block.mlp for block in blocks]

@@ -1,0 +1,50 @@
+"""One way to bound memory: `memory=` in bytes, on what an analysis allocates beside the model and its prompts."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+MEMORY = 2**30
+"""The default of every `memory=`: 1 GiB."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A bound on memory, and what of it is taken.
+
+    Attributes:
+        memory: the bound, in bytes.
+        held: bytes that are kept all the while: results, values to put in.
+
+    Example:
+        >>> Budget(2**20).holding(torch.zeros(1000, dtype=torch.float64)).rows(per_row=4096)
+        254
+    """
+
+    memory: float = MEMORY
+    held: float = 0.0
+
+    def holding(self, *kept: Tensor | Mapping[str, Tensor] | float) -> "Budget":
+        """The budget beside more that is kept: tensors (expanded ones take what they are expanded from), or bytes."""
+        return replace(self, held=self.held + sum(map(_bytes, kept)))
+
+    def rows(self, per_row: float, *, at_most: float = 2**31, kind: str = "prompt") -> int:
+        """How many rows of so many bytes may be worked on at a time, at least one.
+
+        Raises:
+            ValueError: there is not enough for one; the message says how much would be.
+        """
+        needed = self.held + per_row
+        if not needed <= self.memory:
+            raise ValueError(
+                f"memory={self.memory:.4g} bytes is too little: what is kept takes {self.held:.4g}, and each {kind} of "
+                f"a run {per_row:.4g}. Give at least {needed:.4g}, or fewer prompts or cells"
+            )
+        return int(max(min((self.memory - self.held) / max(per_row, 1), at_most), 1))
+
+
+def _bytes(kept: Tensor | Mapping[str, Tensor] | float) -> float:
+    if isinstance(kept, Mapping):
+        return sum(map(_bytes, kept.values()))
+    return kept.untyped_storage().nbytes() if isinstance(kept, Tensor) else kept

@@ -1,0 +1,21 @@
+"""Statistics that every analysis shares: means with intervals, and the base of all results.
+
+>>> from mechicl.statistics import interval
+>>> print(interval((model.predict(prompts) - prompts.query.ys).square()))    # a mean, with its 95% interval
+>>> print(alignment.intervals()["sensitivity_cosine"])                       # the same, of any result's fields
+"""
+
+from mechicl.statistics.intervals import Interval, interval, percentile_interval, ratio_interval, student_t_quantile
+from mechicl.statistics.results import Result, load_result
+from mechicl.statistics.storage import storable
+
+__all__ = [
+    "Interval",
+    "Result",
+    "interval",
+    "load_result",
+    "percentile_interval",
+    "ratio_interval",
+    "storable",
+    "student_t_quantile",
+]

@@ -1,0 +1,101 @@
+"""Means with confidence intervals."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+from scipy.special import stdtrit
+from torch import Tensor
+
+from mechicl.statistics.storage import storable
+
+
+@storable
+@dataclass(frozen=True)
+class Interval:
+    """A mean with a confidence interval.
+
+    Attributes:
+        mean: sample mean.
+        low: lower end.
+        high: upper end.
+        n: number of independent samples (prompts or seeds).
+        level: confidence level, 0.95 by default.
+    """
+
+    mean: float
+    low: float
+    high: float
+    n: int
+    level: float = 0.95
+
+    def __str__(self) -> str:
+        digits = 4 if not self.half_width or not math.isfinite(self.half_width) else 2 - _magnitude(self.half_width)
+        if digits > 12:  # differences at the level of rounding
+            return f"{self.mean:.3g} ± {self.half_width:.2g}"
+        digits = max(digits, 0)
+        return f"{self.mean:.{digits}f} ± {self.half_width:.{digits}f}"
+
+    @property
+    def half_width(self) -> float:
+        """Half the length of the interval."""
+        return (self.high - self.low) / 2
+
+    def __contains__(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
+
+def _magnitude(value: float) -> int:
+    return math.floor(math.log10(abs(value))) + 1
+
+
+def interval(samples: Tensor, level: float = 0.95) -> Interval:
+    """Mean of independent samples and its confidence interval from Student's t distribution.
+
+    With one sample, or none, the interval is not defined and its ends are NaN. Samples that are not finite give a
+    mean and ends that are not either: nothing is left out silently.
+
+    Args:
+        samples: any shape; every entry counts as one independent sample.
+        level: confidence level, strictly between 0 and 1.
+
+    Raises:
+        ValueError: level out of range.
+    """
+    if not 0 < level < 1:
+        raise ValueError(f"level must be strictly between 0 and 1, got {level}")
+    values = samples.detach().cpu().double().flatten()
+    n = values.numel()
+    mean = values.mean().item() if n else math.nan
+    if n < 2:
+        return Interval(mean, math.nan, math.nan, n, level)
+    half = student_t_quantile(0.5 + level / 2, n - 1) * (values.std() / math.sqrt(n)).item()
+    return Interval(mean, mean - half, mean + half, n, level)
+
+
+def ratio_interval(
+    numerator: Float[Tensor, "sample"], denominator: Float[Tensor, "sample"], level: float = 0.95
+) -> Interval:
+    """Ratio of two means over the same samples, with an interval from the paired samples (delta method).
+
+    Raises:
+        ValueError: different numbers of samples, or level out of range.
+    """
+    if numerator.shape != denominator.shape:
+        raise ValueError(f"paired samples needed, got {tuple(numerator.shape)} and {tuple(denominator.shape)}")
+    a, b = numerator.detach().cpu().double(), denominator.detach().cpu().double()
+    ratio = a.mean() / b.mean()
+    # the ratio of means has the standard error of the mean of (a - r b) / mean(b)
+    return interval(ratio + (a - ratio * b) / b.mean(), level)
+
+
+def student_t_quantile(probability: float, degrees_of_freedom: int) -> float:
+    """Quantile of Student's t distribution."""
+    return float(stdtrit(degrees_of_freedom, probability))
+
+
+def percentile_interval(value: float, resampled: list[float], n: int) -> Interval:
+    """A value with its 95% interval from resamples of n prompts."""
+    low, high = np.quantile(resampled, [0.025, 0.975])
+    return Interval(value, min(float(low), value), max(float(high), value), n)

@@ -1,0 +1,192 @@
+"""The base of every result: per-prompt or per-seed tensors, with intervals, tables and files that they share."""
+
+import dataclasses
+import html
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from mechicl.files import read_json, read_tensors, write_json, write_tensors
+from mechicl.statistics.intervals import Interval, interval
+from mechicl.statistics.storage import decode, encode, storable
+
+R = TypeVar("R", bound="Result")
+LINES = 12  # of a printed result
+
+
+class Result:
+    """What all results share.
+
+    A subclass is a frozen dataclass. Its tensors, alone or in dictionaries by name, have samples (prompts or seeds) on
+    the last axis; leading axes (layers, scales, ...) index separate quantities, named by the annotation:
+    `Float[Tensor, "layer head prompt"]`. A field called `layers` (or `steps`, `rows`, ...) holds an axis' values.
+
+    Fields with `metadata={"stored": False}` (models, learners) are not written to files, and are None when loaded.
+
+    Example:
+        >>> alignment = align(model, learner, prompts)
+        >>> print(alignment)                                    # each quantity with its interval
+        >>> alignment.save("alignment")
+        >>> load_result("alignment").intervals()["sensitivity_cosine"]
+    """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        storable(cls)
+
+    def samples(self) -> dict[str, Tensor]:
+        """The tensors with samples on their last axis, by name. A subclass with others leaves those out."""
+        out: dict[str, Tensor] = {}
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            for name, tensor in value.items() if isinstance(value, dict) else ((field.name, value),):
+                if isinstance(tensor, Tensor) and tensor.ndim and not tensor.is_complex():
+                    out[str(name)] = tensor
+        return out
+
+    def axes(self) -> dict[str, tuple[str, ...]]:
+        """Names of each sampled tensor's leading axes, read off its annotation; `axis_0`, ... where that names none."""
+        written = {field.name: _dimensions(field.type) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
+        out = {}
+        for name, tensor in self.samples().items():
+            names = written.get(name, ())
+            out[name] = names[:-1] if len(names) == tensor.ndim else tuple(f"axis_{i}" for i in range(tensor.ndim - 1))
+        return out
+
+    def intervals(self, level: float = 0.95) -> dict[str, Interval]:
+        """Mean and confidence interval of each quantity over its samples.
+
+        Leading axes are averaged first: the entries of one sample are not independent, so they do not count as more
+        samples. For the interval of one entry take `interval(result.field[0])`, or `to_dataframe()`.
+        """
+        return {name: interval(_sample_means(value), level) for name, value in self.samples().items()}
+
+    def to_dataframe(self, level: float = 0.95) -> pd.DataFrame:
+        """A table of what was measured.
+
+        Where all quantities have the same leading axes: one row an entry of them, with the mean over samples of each
+        quantity and the ends of its interval. Otherwise one row a sample, one column a quantity; one with leading axes
+        has a column an entry, `name[0,1]`.
+
+        Raises:
+            ValueError: one row a sample, and the quantities differ in their number of samples.
+        """
+        samples, axes = self.samples(), set(self.axes().values())
+        shapes = {tensor.shape[:-1] for tensor in samples.values()}
+        if len(axes) != 1 or len(shapes) != 1 or not (names := axes.pop()):
+            return pd.DataFrame(dict(self._columns()))
+        shape = shapes.pop()
+        labels = [self._labels(name, size) for name, size in zip(names, shape, strict=True)]
+        rows = []
+        for place in np.ndindex(*shape):
+            row: dict[str, Any] = {name: label[i] for name, label, i in zip(names, labels, place, strict=True)}
+            for name, tensor in samples.items():
+                mean = interval(tensor[place], level)
+                row |= {name: mean.mean, f"{name}_low": mean.low, f"{name}_high": mean.high}
+            rows.append(row)
+        return pd.DataFrame(rows, columns=None if rows else [*names, *samples])
+
+    def save(self, path: str | Path) -> Path:
+        """Write the result as a folder with `result.json` and `tensors.safetensors`; `load` reads it.
+
+        Raises:
+            TypeError: a field holds something that has no form in a file.
+        """
+        folder = Path(path)
+        tensors: dict[str, Tensor] = {}
+        data = encode(self, "", tensors)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_tensors(folder / "tensors.safetensors", tensors)
+        write_json(folder / "result.json", data)
+        return folder
+
+    @classmethod
+    def load(cls: type[R], path: str | Path) -> R:
+        """Read what `save` wrote.
+
+        Raises:
+            FileNotFoundError: no result there.
+            ValueError: a damaged file, or a result of another kind.
+        """
+        result = load_result(path)
+        if not isinstance(result, cls):
+            raise ValueError(f"{path} holds {type(result).__name__}, not {cls.__name__}: take load_result()")
+        return result
+
+    def __str__(self) -> str:
+        lines = self._lines()
+        width = max((len(name) for name, _ in lines), default=0)
+        return "\n".join([type(self).__name__, *(f"  {name:<{width}}  {value}" for name, value in lines)])
+
+    def _repr_html_(self) -> str:
+        """The same as a table, in notebooks."""
+        cells = "".join(f"<tr><th>{html.escape(n)}</th><td>{html.escape(v)}</td></tr>" for n, v in self._lines())
+        return f"<table><caption>{type(self).__name__}</caption>{cells}</table>"
+
+    def _lines(self) -> list[tuple[str, str]]:
+        """What a printed result says: each entry with its interval while they are few, else the mean of all entries."""
+        lines = []
+        for name, tensor in self.samples().items():
+            entries = math.prod(tensor.shape[:-1])
+            if tensor.ndim == 1 or entries > LINES:
+                shape = f"  (mean over {' x '.join(map(str, tensor.shape[:-1]))})" if tensor.ndim > 1 else ""
+                lines.append((name, f"{interval(_sample_means(tensor))}{shape}"))
+            else:
+                for place in np.ndindex(*tensor.shape[:-1]):
+                    labels = [self._labels(axis, n) for axis, n in zip(self.axes()[name], tensor.shape, strict=False)]
+                    label = ", ".join(str(values[i]) for values, i in zip(labels, place, strict=True))
+                    lines.append((f"{name}[{label}]", str(interval(tensor[place]))))
+        return lines
+
+    def _labels(self, axis: str, size: int) -> list[Any]:
+        """The values along an axis: those of the field that is called like it, or numbers from 0."""
+        values = getattr(self, f"{axis}s", None)
+        if isinstance(values, Tensor):
+            values = values.tolist()
+        return list(values) if isinstance(values, list | tuple) and len(values) == size else list(range(size))
+
+    def _columns(self) -> Iterator[tuple[str, np.ndarray]]:
+        for name, value in self.samples().items():
+            entries = value.detach().cpu()
+            if entries.dtype == torch.bfloat16:  # numpy has no such type
+                entries = entries.float()
+            for place in np.ndindex(*entries.shape[:-1]):
+                yield f"{name}[{','.join(map(str, place))}]" if place else name, entries[place].numpy()
+
+
+def load_result(path: str | Path) -> Any:
+    """Read any result that was saved.
+
+    Raises:
+        FileNotFoundError: no result there.
+        ValueError: a damaged file, or a kind of result that this version does not know.
+
+    Example:
+        >>> load_result(align(model, learner, prompts).save("alignment"))
+    """
+    folder = Path(path)
+    data = read_json(folder / "result.json")
+    tensors, _ = read_tensors(folder / "tensors.safetensors")
+    try:
+        return decode(data, tensors)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{folder} holds no result that can be read: {error!r}") from error
+
+
+def _sample_means(value: Tensor) -> Tensor:
+    value = value.detach().cpu().double()
+    while value.ndim > 1:
+        value = value.mean(0)
+    return value
+
+
+def _dimensions(annotation: Any) -> tuple[str, ...]:
+    """The axis names of a jaxtyping annotation; none for anything else."""
+    names = str(getattr(annotation, "dim_str", "")).split()
+    return () if any(name.startswith(("*", ".")) for name in names) else tuple(names)

@@ -1,0 +1,74 @@
+"""Results in files: JSON for the structure, safetensors for the numbers, and only classes that were named are made."""
+
+import dataclasses
+import math
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+T = TypeVar("T")
+_STORABLE: dict[str, type] = {}
+
+
+def storable(cls: type[T]) -> type[T]:
+    """Let a dataclass stand in saved results. Only classes that are named here are ever made from a file.
+
+    Raises:
+        ValueError: another class has that name: files could not tell them apart.
+    """
+    if _STORABLE.setdefault(cls.__name__, cls).__qualname__ != cls.__qualname__:
+        raise ValueError(f"two storable classes are called {cls.__name__}")
+    _STORABLE[cls.__name__] = cls
+    return cls
+
+
+def encode(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+    """A value as JSON; its tensors go into `tensors`, each under its place.
+
+    Raises:
+        TypeError: something that has no form in a file.
+    """
+    if isinstance(value, Tensor):
+        tensors[name] = value.detach()
+        return {"tensor": name}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"number": str(value)}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple | range):
+        kind = "list" if isinstance(value, list) else "tuple"
+        return {kind: [encode(item, f"{name}.{i}", tensors) for i, item in enumerate(value)]}
+    if isinstance(value, dict):
+        items = [[encode(key, "", {}), encode(item, f"{name}.{key}", tensors)] for key, item in value.items()]
+        return {"dict": items}
+    kind = type(value).__name__
+    if _STORABLE.get(kind) is not type(value):
+        raise TypeError(f"{name.lstrip('.') or 'a result'} holds a {kind}, which has no form in a file")
+    fields = {
+        field.name: encode(getattr(value, field.name), f"{name}.{field.name}".lstrip("."), tensors)
+        for field in dataclasses.fields(value)
+        if field.metadata.get("stored", True)
+    }
+    return {"kind": kind, "fields": fields}
+
+
+def decode(data: Any, tensors: dict[str, Tensor]) -> Any:
+    """What `encode` was given.
+
+    Raises:
+        KeyError, TypeError, AttributeError: not what `encode` wrote, or a class that is not storable.
+    """
+    if not isinstance(data, dict):
+        return data
+    if "tensor" in data:
+        return tensors[data["tensor"]]
+    if "number" in data:
+        return float(data["number"])
+    if "dict" in data:
+        return {decode(key, tensors): decode(item, tensors) for key, item in data["dict"]}
+    for sequence in (list, tuple):
+        if sequence.__name__ in data:
+            return sequence(decode(item, tensors) for item in data[sequence.__name__])
+    cls = _STORABLE[data["kind"]]
+    absent = {f.name: None for f in dataclasses.fields(cls) if not f.metadata.get("stored", True)}  # type: ignore[arg-type]
+    return cls(**absent, **{name: decode(value, tensors) for name, value in data["fields"].items()})

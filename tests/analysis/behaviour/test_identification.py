@@ -1,0 +1,321 @@
+import math
+from functools import cache, partial
+
+import numpy as np
+import pytest
+import torch
+
+from mechicl import algorithms, constructions
+from mechicl.algorithms.gradient_descent import gd_plus_plus_filters
+from mechicl.algorithms.newton import newton_filter
+from mechicl.analysis import FamilyMatch, Identification, SpectralLearner, identify, tuned_descent
+from mechicl.learners import AlgorithmLearner
+from mechicl.tasks import LinearRegression
+
+TASK = LinearRegression(x_dim=3, n_context=5)
+N = 120
+
+
+def _fixed_newton(eigenvalues):
+    return newton_filter(eigenvalues, 3, 0.4)
+
+
+LEARNERS = {
+    "gradient descent": AlgorithmLearner(algorithms.gradient_descent, {"steps": 3, "step_size": 0.6}),
+    "many steps": AlgorithmLearner(algorithms.gradient_descent, {"steps": 45, "step_size": 0.2}),
+    "GD++": AlgorithmLearner(algorithms.gd_plus_plus, {"steps": 3, "step_size": 0.5, "gamma": 0.2}),
+    "GD++ each": AlgorithmLearner(
+        algorithms.gd_plus_plus, {"steps": 3, "step_size": [0.4, 0.6, 1.5], "gamma": [0.2, 0.4, 0.0]}
+    ),
+    "ridge": AlgorithmLearner(algorithms.ridge, {"penalty": 0.37}),
+    "Newton": AlgorithmLearner(algorithms.newton, {"steps": 4}),
+    "Newton, one alpha": SpectralLearner(_fixed_newton, "Newton"),
+    "least squares": AlgorithmLearner(algorithms.ols),
+    "online": AlgorithmLearner(algorithms.online_gradient_descent, {"step_size": 0.8}),
+    "online, normalised": AlgorithmLearner(algorithms.online_gradient_descent),
+    "averaging": AlgorithmLearner(algorithms.averaging),
+    "Chebyshev": AlgorithmLearner(algorithms.chebyshev, {"steps": 2}),
+    "preconditioned": AlgorithmLearner(
+        algorithms.preconditioned_gd,
+        {"preconditioner": torch.tensor([[2.0, 1.0, 0.0], [0.0, 3.0, 0.5], [0.1, 0.0, 1]])},
+    ),
+}
+
+
+@cache
+def _identified(name: str) -> Identification:
+    quick = name in ("online", "online, normalised", "averaging", "Chebyshev", "preconditioned")  # without GD++
+    return identify(LEARNERS[name], TASK, steps=1 if quick else 3, n_prompts=N, progress=False)
+
+
+def _named(result: Identification, name: str) -> FamilyMatch:
+    (found,) = [match for match in result.matches if match.name == name]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("learner", "family", "hyperparameters", "tolerance"),
+    [
+        ("gradient descent", "gradient descent, 3 steps", {"step_size": 0.6}, 1e-6),
+        ("many steps", "gradient descent, 45 steps", {"step_size": 0.2}, 1e-6),
+        ("GD++", "GD++, 3 steps", {"step_size": 0.5, "gamma": 0.2}, 1e-6),
+        ("GD++ each", "GD++, 3 steps, parameters for each step", {"step_size_1": 0.4, "gamma_1": 0.2}, 0.2),
+        ("ridge", "ridge", {"penalty": 0.37}, 1e-6),
+        ("Newton", "Newton, 4 iterations", {"alpha over 1/|SSᵀ|": 1.0}, 1e-6),
+        ("Newton, one alpha", "Newton, 3 iterations", {"alpha": 0.4}, 1e-6),
+        ("least squares", "least squares", {}, 0),
+        ("online", "online gradient descent", {"step_size": 0.8}, 1e-6),
+        ("online, normalised", "online gradient descent", {}, 0),
+        ("averaging", "averaging", {}, 0),
+        ("Chebyshev", "Chebyshev, 2 steps", {"degree": 2}, 0),
+        ("preconditioned", "preconditioned gradient descent, 1 step", {}, 0),
+    ],
+)
+def test_an_algorithm_is_recognised(learner, family, hyperparameters, tolerance):
+    result = _identified(learner)
+    assert result.best.name == family
+    assert result.distance(result.best).mean < 1e-10
+    assert result.best.hyperparameters.keys() >= hyperparameters.keys()
+    for name, value in hyperparameters.items():
+        assert result.best.hyperparameters[name] == pytest.approx(value, rel=tolerance)
+    cosines = result.best.sensitivity_cosine
+    torch.testing.assert_close(cosines, torch.ones_like(cosines), atol=1e-6, rtol=0)
+    held_out = TASK.sample(N, seed=1, dtype=torch.float64)
+    torch.testing.assert_close(  # the learner in the result is the one that was measured
+        result.best.learner.predict(held_out), LEARNERS[learner].predict(held_out), atol=1e-4, rtol=1e-4
+    )
+
+
+def test_other_families_are_far_from_an_algorithm():
+    for learner, other in (("ridge", "least squares"), ("online", "averaging"), ("GD++", "ridge")):
+        result = _identified(learner)
+        match = _named(result, other)
+        assert result.distance(match).low > 1e-5
+        assert not result.tied(match)
+
+
+def test_the_singular_values_of_a_preconditioner_are_found():
+    matrix = LEARNERS["preconditioned"].hyperparameters["preconditioner"].numpy()
+    values = np.linalg.svd(matrix, compute_uv=False)
+    found = _identified("preconditioned").best
+    assert list(found.hyperparameters.values()) == pytest.approx([values[0], values[-1]], rel=1e-5)
+    assert found.n_fitted == 9
+
+
+def test_neighbours_are_recognised_by_their_predictions():
+    class Neighbours:
+        """Two of them, with a slope too small to matter: the family itself has none."""
+
+        def predict(self, prompts):
+            distances = (prompts.xs[:, :-1] - prompts.xs[:, -1:].detach()).norm(dim=-1)
+            nearest = distances.argsort(dim=1)[:, :2, None]
+            return prompts.ys.take_along_dim(nearest, dim=1).mean(1) + 1e-9 * prompts.query.xs.sum(1, keepdim=True)
+
+        def predict_prefixes(self, prompts):
+            raise NotImplementedError
+
+    result = identify(Neighbours(), TASK, steps=2, n_prompts=100, progress=False)
+    assert result.best.name == "nearest neighbours"
+    assert result.best.hyperparameters == {"n_neighbours": 2}
+    assert result.distance(result.best).mean < 1e-12
+    assert result.best.sensitivity_cosine.isnan().all()
+
+
+def test_constructions_are_recognised_with_as_many_steps_as_layers():
+    model = constructions.gd_plus_plus(x_dim=3, n_context=5, step_size=0.5, gamma=0.15, steps=2)
+    result = identify(model, TASK, n_prompts=N, progress=False)
+    assert result.best.name == "GD++, 2 steps"
+    assert result.best.hyperparameters == pytest.approx({"step_size": 0.5, "gamma": 0.15}, rel=1e-6)
+    one = constructions.gradient_descent(x_dim=3, n_context=5, step_size=0.5, steps=1)
+    result = identify(one, TASK, n_prompts=N, progress=False)
+    assert result.best.name == "gradient descent, 1 step"
+    assert not [match for match in result.matches if "GD++" in match.name or "first-order" in match.name]
+    newton = identify(constructions.newton(x_dim=3, n_context=5, steps=2, alpha=0.3), TASK, n_prompts=N, progress=False)
+    assert newton.best.name == "Newton, 2 iterations"
+    assert newton.best.hyperparameters == pytest.approx({"alpha": 0.3}, rel=1e-6)
+
+
+def test_what_is_measured_is_what_it_says():
+    result, learner = _identified("ridge"), LEARNERS["ridge"]
+    held_out = TASK.sample(N, seed=1, dtype=torch.float64)
+    own = learner.predict(held_out)[:, 0].numpy()
+    match = _named(result, "least squares")
+    ols, slopes, own_slopes = [], [], []
+    for xs, ys in zip(held_out.xs.numpy(), held_out.ys.numpy(), strict=True):
+        slopes.append(np.linalg.lstsq(xs[:-1], ys[:-1, 0], rcond=None)[0])
+        own_slopes.append(np.linalg.solve(xs[:-1].T @ xs[:-1] + 0.37 * np.eye(3), xs[:-1].T @ ys[:-1, 0]))
+        ols.append(xs[-1] @ slopes[-1])
+    distances = np.square(np.array(ols) - own)
+    np.testing.assert_allclose(match.squared_distances.numpy(), distances, rtol=1e-6, atol=1e-12)
+    np.testing.assert_allclose(result.squared_predictions.numpy(), own**2, rtol=1e-9, atol=1e-12)
+    errors = np.square(own - held_out.query.ys[:, 0].numpy())
+    np.testing.assert_allclose(result.squared_errors.numpy(), errors, rtol=1e-6, atol=1e-12)
+    ratio = distances.mean() / np.square(own).mean()
+    found = result.distance(match)
+    assert found.mean == pytest.approx(ratio, rel=1e-6)
+    deviation = np.std((distances - ratio * own**2) / np.square(own).mean(), ddof=1) / math.sqrt(N)
+    assert found.half_width == pytest.approx(1.980 * deviation, rel=1e-3)
+    assert result.gap(match).mean == pytest.approx(ratio, rel=1e-6)  # the best one's distance is 0
+    a, b = np.array(slopes), np.array(own_slopes)
+    cosines = (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
+    np.testing.assert_allclose(match.sensitivity_cosine.numpy(), cosines, atol=1e-8)
+    spectra = [np.linalg.eigvalsh(xs.T @ xs) for xs in held_out.context.xs.numpy()]
+    np.testing.assert_allclose(result.eigenvalues.numpy(), spectra, atol=1e-12)
+
+
+def _result(**distances: list[float]) -> Identification:
+    def match(name: str, values: list[float]) -> FamilyMatch:
+        squared = torch.tensor(values, dtype=torch.float64)
+        return FamilyMatch(name, LEARNERS["ridge"], {}, 0, squared, torch.ones_like(squared), squared)
+
+    matches = [match(name, values) for name, values in distances.items()]
+    ones = torch.ones_like(matches[0].squared_distances)
+    return Identification(matches, [], ones, ones, ones[:, None])
+
+
+def test_ties_are_decided_on_the_same_prompts():
+    noise = np.abs(np.random.default_rng(0).standard_normal(400)) + 0.1
+    result = _result(
+        best=noise.tolist(),
+        shuffled=np.random.default_rng(1).permutation(noise).tolist(),  # as far, on other prompts
+        farther=(1.01 * noise).tolist(),  # by a little, but on each prompt
+        astray=[*(3 * noise[:-1]), 1e9],  # one prompt makes any interval of the mean hold 0
+        rounding=(noise + 1e-12).tolist(),
+        infinite=[math.inf, *noise[1:]],
+    )
+    assert [match.name for match in result.matches if result.tied(match)] == ["best", "shuffled", "rounding"]
+    assert 0 in result.gap(result.matches[3])
+
+
+def test_the_limits_are_the_best_of_their_order():
+    noisy = LinearRegression(x_dim=3, n_context=6, noise_std=0.3)
+    for task in (TASK, noisy):
+        limits = {m.name: m for m in identify(LEARNERS["ridge"], task, steps=2, n_prompts=400, progress=False).limits}
+        assert list(limits) == ["first order, 2 steps", "second order: Newton, 2 iterations", "ridge"]
+        held_out = task.sample(400, seed=1, dtype=torch.float64)
+        for size in np.linspace(0.05, 1.2, 12):
+            tuned = algorithms.gradient_descent(held_out, 2, step_size=float(size), at="query")
+            error = (tuned.query()[0] - held_out.query.ys).square().mean().item()
+            assert limits["first order, 2 steps"].squared_errors.mean().item() <= 1.05 * error
+        if task is noisy:  # the Bayes predictor is ridge with this penalty
+            assert limits["ridge"].hyperparameters["penalty"] == pytest.approx(0.09, rel=0.5)
+            assert min(limits.values(), key=lambda m: m.squared_errors.mean().item()).name == "ridge"
+
+
+def test_the_table_and_the_text_show_every_family():
+    result = _identified("GD++")
+    table = result.to_dataframe()
+    assert list(table.columns) == [
+        "kind", "rank", "name", "fitted", "sensitivity_rank", "distance", "low", "high", "tied", "sensitivity_cosine",
+        "cosine_low",
+        "cosine_high", "loss_over_model", "loss_low", "loss_high", "hyperparameters",
+    ]  # fmt: skip
+    families, limits = table[table["kind"] == "family"], table[table["kind"] == "limit"]
+    cosines = families["sensitivity_cosine"].fillna(-np.inf).to_numpy()
+    assert families["sensitivity_rank"].tolist() == [1 + (cosines > cosine).sum() for cosine in cosines]
+    assert families["name"].tolist() == [match.name for match in result.matches]
+    assert families["rank"].tolist() == list(range(1, 15))
+    assert len(limits) == 3
+    assert not limits["tied"].any()
+    first, ridge = families.iloc[0], families[families["name"] == "ridge"].iloc[0]
+    assert first["tied"]
+    assert first["fitted"] == 2
+    assert first["hyperparameters"] == "step_size=0.5, gamma=0.2"
+    assert not ridge["tied"]
+    match = _named(result, "ridge")
+    ratio = match.squared_errors.mean().item() / result.squared_errors.mean().item()
+    assert ridge["loss_over_model"] == pytest.approx(ratio)
+    assert ridge["distance"] == pytest.approx(result.distance(match).mean)
+    assert ridge["low"] < ridge["distance"] < ridge["high"]
+    lines = str(result).splitlines()
+    assert len(lines) == 1 + 14 + 1 + 3
+    assert lines[1].startswith("GD++, 3 steps")
+    assert {line.rstrip().find("±") for line in lines[1:15]} != {-1}
+    assert all(str(result.distance(m)) in line for m, line in zip(result.matches, lines[1:15], strict=True))
+
+
+def test_more_steps_than_families_fit_are_not_fitted(monkeypatch):
+    monkeypatch.setattr(algorithm_families, "MOST_STEPS", 2)
+    result = identify(LEARNERS["gradient descent"], TASK, steps=4, n_prompts=40, progress=False)
+    names = {match.name for match in result.matches}
+    assert {"GD++, 2 steps", "any first-order learner, 4 steps"} <= names
+    assert result.best.name == "gradient descent, 3 steps"
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        LinearRegression(x_dim=1, n_context=1),
+        LinearRegression(x_dim=3, n_context=1, y_dim=2, noise_std=0.5),
+        LinearRegression(x_dim=1, n_context=4, y_dim=2),
+        LinearRegression(x_dim=4, n_context=2, noise_std=0.1, inputs="gaussian"),
+        LinearRegression(x_dim=4, n_context=6, active_dims=2),
+    ],
+)
+def test_small_and_degenerate_tasks(task):
+    learner = AlgorithmLearner(algorithms.gradient_descent, {"steps": 2, "step_size": 0.07})
+    result = identify(learner, task, steps=2, n_prompts=60, progress=False)
+    assert result.distance(result.best).mean < 1e-10
+    assert result.tied(_named(result, "gradient descent, 2 steps")) or task.x_dim == 1
+    assert all(math.isfinite(result.distance(match).mean) for match in result.matches)
+    assert len(str(result).splitlines()) == len(result.to_dataframe()) + 2
+
+
+def test_other_prompts_are_drawn_with_another_seed_and_the_same_with_the_same():
+    run = partial(identify, LEARNERS["ridge"], TASK, steps=1, n_prompts=30, progress=False)
+    first = run(seed=3).squared_errors
+    assert torch.equal(first, run(seed=3).squared_errors)
+    assert not torch.equal(first, run(seed=4).squared_errors)
+
+
+def test_bad_requests_are_named():
+    run = partial(identify, n_prompts=10, progress=False)
+    with pytest.raises(ValueError, match="steps must be at least 1"):
+        run(LEARNERS["ridge"], TASK, steps=0)
+    with pytest.raises(ValueError, match="n_prompts at least 2"):
+        identify(LEARNERS["ridge"], TASK, n_prompts=1, progress=False)
+    with pytest.raises(ValueError, match="n_context"):
+        run(LEARNERS["ridge"], TASK.replace(n_context=0))
+    broken = SpectralLearner(lambda eigenvalues: eigenvalues * math.nan, "broken")
+    with pytest.raises(ValueError, match="SpectralLearner does not predict finite"):
+        run(broken, TASK)
+
+    class Constant:
+        def predict(self, prompts):
+            return prompts.ys[:, 0]
+
+        def predict_prefixes(self, prompts):
+            return prompts.ys
+
+    with pytest.raises(ValueError, match="not differentiable"):
+        run(Constant(), TASK)
+
+
+def test_deep_gd_plus_plus_is_found_where_each_step_has_larger_parameters():
+    """Parameters like a trained model's: each layer shrinks the inputs, and the next makes up for it."""
+    a, gamma = torch.tensor([0.5, 0.9, 3.0, 8.0, 20.0]).double(), torch.tensor([0.15, 0.25, 0.8, 2.0, 0.0]).double()
+    deep = SpectralLearner(lambda eigenvalues: gd_plus_plus_filters(eigenvalues, a, gamma)[-1], "deep")
+    result = identify(deep, LinearRegression(), steps=5, n_prompts=400, progress=False)
+    assert result.best.name == "GD++, 5 steps, parameters for each step"
+    assert result.best.n_fitted == 9  # the last γ moves nothing any more
+    assert result.distance(result.best).mean < 1e-4
+    assert result.distance(_named(result, "GD++, 5 steps")).low > 20 * result.distance(result.best).high
+
+
+def test_tuned_deep_descent_does_not_explode_on_contexts_that_it_was_not_tuned_on():
+    task = LinearRegression()
+    fresh = task.sample(10_000, seed=99, dtype=torch.float64)
+    plain = tuned_descent(task.sample(2048, seed=5, dtype=torch.float64), 3)
+    deep = tuned_descent(task.sample(2048, seed=5, dtype=torch.float64), 3, gamma=True, per_step=True)
+    losses = [(each.predict(fresh) - fresh.query.ys).square().mean().item() for each in (deep, plain)]
+    assert losses[0] < losses[1]
+
+
+def test_tuning_refuses_what_cannot_be_tuned():
+    prompts = LinearRegression(x_dim=2, n_context=3).sample(10, seed=0)
+    with pytest.raises(ValueError, match="its γ does nothing"):
+        tuned_descent(prompts, 1, gamma=True)
+    with pytest.raises(ValueError, match="at least one step"):
+        tuned_descent(prompts, 0)
+    with pytest.raises(ValueError, match="prompts with context"):
+        tuned_descent(prompts[:0], 2)

@@ -1,0 +1,80 @@
+"""Similarities against plain loops over prompts, steps and points."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mechicl import algorithms
+from mechicl.analysis import similarity_of_errors, similarity_of_weights
+from mechicl.learners import Trajectory
+from mechicl.tasks import LinearRegression
+
+TASK = LinearRegression(x_dim=3, n_context=5, inputs="gaussian", noise_std=0.3)
+
+
+def _cosine(a: np.ndarray, b: np.ndarray) -> float:
+    return float(a @ b / np.sqrt((a @ a) * (b @ b)))
+
+
+@given(y_dim=st.integers(1, 2), n_context=st.integers(1, 6), seed=st.integers(0, 99))
+def test_similarity_of_errors_is_a_cosine_over_points_two_to_the_last(y_dim, n_context, seed):
+    prompts = TASK.replace(y_dim=y_dim, n_context=n_context).sample(3, seed=seed, dtype=torch.float64)
+    a = algorithms.newton(prompts, [0, 2])
+    b = algorithms.gradient_descent(prompts, [1, 4, 9], step_size=0.02)
+    measured = similarity_of_errors(a, b, prompts)
+    assert measured.shape == (2, 3, 3)
+    for i in range(2):
+        for j in range(3):
+            for p in range(3):
+                of_a = [(a.predictions[i, p, t] - prompts.ys[p, t]).numpy() for t in range(1, n_context + 1)]
+                of_b = [(b.predictions[j, p, t] - prompts.ys[p, t]).numpy() for t in range(1, n_context + 1)]
+                expected = _cosine(np.concatenate(of_a), np.concatenate(of_b))
+                assert measured[i, j, p].item() == pytest.approx(expected, abs=1e-9)
+
+
+@given(y_dim=st.integers(1, 2), n_context=st.integers(1, 6), seed=st.integers(0, 99))
+def test_similarity_of_weights_is_a_cosine_for_each_number_of_points(y_dim, n_context, seed):
+    prompts = TASK.replace(y_dim=y_dim, n_context=n_context).sample(2, seed=seed, dtype=torch.float64)
+    a = algorithms.newton(prompts, [1, 3], with_weights=True)
+    b = algorithms.ridge(prompts, penalty=0.5, with_weights=True)
+    measured = similarity_of_weights(a, b)
+    assert measured.shape == (2, 1, 2, n_context)
+    for i in range(2):
+        for p in range(2):
+            for t in range(1, n_context + 1):
+                assert a.weights is not None
+                assert b.weights is not None
+                of_a, of_b = (w[s, p, t].flatten().numpy() for w, s in ((a.weights, i), (b.weights, 0)))
+                assert measured[i, 0, p, t - 1].item() == pytest.approx(_cosine(of_a, of_b), abs=1e-9)
+
+
+def test_the_query_alone_can_be_compared():
+    prompts = TASK.sample(4, seed=0)
+    a = algorithms.newton(prompts, [1], at="query", with_weights=True)
+    b = algorithms.ols(prompts, at="query", with_weights=True)
+    signs = similarity_of_errors(a, b, prompts)
+    assert signs.abs().allclose(torch.ones(1, 1, 4, dtype=torch.float64))
+    assert similarity_of_weights(a, b).shape == (1, 1, 4, 1)
+
+
+def test_a_learner_without_error_has_no_direction():
+    prompts = TASK.sample(4, seed=0, dtype=torch.float64)
+    perfect = Trajectory((1,), prompts.ys[None].clone())
+    assert similarity_of_errors(perfect, algorithms.ols(prompts), prompts).isnan().all()
+
+
+def test_what_cannot_be_compared_is_named():
+    prompts, others = TASK.sample(4, seed=0), TASK.sample(5, seed=1)
+    ols = algorithms.ols(prompts)
+    with pytest.raises(ValueError, match=r"by OLS are not of Prompts\(n_prompts=5"):
+        similarity_of_errors(ols, ols, others)
+    with pytest.raises(ValueError, match="5 errors a prompt, the other 1"):
+        similarity_of_errors(ols, algorithms.ols(prompts, at="query"), prompts)
+    with pytest.raises(ValueError, match="without context"):
+        similarity_of_errors(algorithms.ols(prompts.prefix(0)), algorithms.ols(prompts.prefix(0)), prompts.prefix(0))
+    with pytest.raises(ValueError, match="OLS has no weights"):
+        similarity_of_weights(ols, ols)
+    with pytest.raises(ValueError, match="different prompts"):
+        similarity_of_weights(algorithms.ols(prompts, with_weights=True), algorithms.ols(others, with_weights=True))

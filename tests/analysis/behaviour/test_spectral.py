@@ -1,0 +1,189 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize_scalar
+
+from mechicl.algorithms.gradient_descent import gd_plus_plus_filters, gradient_descent_filter
+from mechicl.analysis import SpectralLearner
+from mechicl.analysis.behaviour.spectral import SpectralProblem, hats, least, polynomials
+from mechicl.prompts import Prompts
+from mechicl.tasks import LinearRegression
+
+
+def _damped(eigenvalues):
+    return 1 / (eigenvalues + 0.3)
+
+
+def _by_hand(prompts: Prompts, function) -> np.ndarray:
+    """`x f(S) B` of every prefix, one eigendecomposition at a time."""
+    xs, ys = prompts.xs.double().numpy(), prompts.ys.double().numpy()
+    predictions = np.zeros_like(ys)
+    for i in range(xs.shape[0]):
+        for t in range(xs.shape[1]):
+            context, targets = xs[i, :t], ys[i, :t]
+            values, vectors = np.linalg.eigh(context.T @ context)
+            matrix = vectors @ np.diag(function(np.maximum(values, 0))) @ vectors.T
+            predictions[i, t] = xs[i, t] @ matrix @ context.T @ targets
+    return predictions
+
+
+@settings(max_examples=15)
+@given(d=st.integers(1, 5), n=st.integers(0, 7), m=st.integers(1, 3), seed=st.integers(0, 99))
+def test_predictions_apply_the_filter_to_the_second_moments_of_every_prefix(d, n, m, seed):
+    prompts = LinearRegression(x_dim=d, n_context=n, y_dim=m, inputs="gaussian").sample(
+        3, seed=seed, dtype=torch.float64
+    )
+    expected = _by_hand(prompts, _damped)
+    learner = SpectralLearner(_damped, "damped")
+    np.testing.assert_allclose(learner.predict_prefixes(prompts).numpy(), expected, atol=1e-10)
+    np.testing.assert_allclose(learner.predict(prompts).numpy(), expected[:, -1], atol=1e-10)
+    trajectory = learner.trajectory(prompts, with_weights=True)
+    assert trajectory.steps == (1,)
+    assert trajectory.name == "damped"
+    assert trajectory.weights is not None
+    implied = torch.einsum("ptx,ptxy->pty", prompts.xs, trajectory.weights[0])
+    np.testing.assert_allclose(implied.numpy(), expected, atol=1e-10)
+
+
+def test_predictions_are_differentiable_in_the_query_and_keep_its_dtype():
+    prompts = LinearRegression(x_dim=4, n_context=3).sample(5, seed=0)
+    query = prompts.query.xs.clone().requires_grad_()
+    found = SpectralLearner(_damped, "damped").predict(prompts.with_query(query))
+    assert found.dtype == torch.float32
+    (slope,) = torch.autograd.grad(found.sum(), query)
+    context = [part.double().numpy() for part in prompts.context]
+    weights = [np.linalg.solve(x.T @ x + 0.3 * np.eye(4), x.T @ y) for x, y in zip(*context, strict=True)]
+    np.testing.assert_allclose(slope.numpy(), np.array(weights)[..., 0], atol=1e-5)
+
+
+PROMPTS = LinearRegression(x_dim=4, n_context=6, y_dim=2).sample(60, seed=1, dtype=torch.float64)
+
+
+def _descended(steps: int, a: list[float], gamma: list[float]) -> torch.Tensor:
+    """Predictions of GD++, its own moves on the points themselves."""
+    predictions = []
+    for xs, ys in zip(PROMPTS.xs.numpy(), PROMPTS.ys.numpy(), strict=True):
+        x, q, y = xs[:-1].copy(), xs[-1].copy(), ys[:-1].copy()
+        total = np.zeros(2)
+        for i in range(steps):
+            change, second = a[i] * x.T @ y, x.T @ x
+            total = total + q @ change
+            y = y - x @ change
+            x, q = x - gamma[i] * x @ second, q - gamma[i] * q @ second
+        predictions.append(total)
+    return torch.from_numpy(np.array(predictions))
+
+
+def test_the_problem_is_the_context_in_its_eigenbasis():
+    problem = SpectralProblem.of(PROMPTS, PROMPTS.query.ys)
+    for i, xs in enumerate(PROMPTS.context.xs.numpy()):
+        np.testing.assert_allclose(problem.eigenvalues[i].numpy(), np.linalg.eigvalsh(xs.T @ xs), atol=1e-12)
+    ones = problem.contributions.sum(1)  # f = 1 predicts x B
+    expected = torch.einsum("px,pnx,pny->py", PROMPTS.query.xs, PROMPTS.context.xs, PROMPTS.context.ys)
+    torch.testing.assert_close(ones, expected)
+    error = problem.error(_damped(problem.eigenvalues)).item()
+    assert error == pytest.approx(np.square(_by_hand(PROMPTS, _damped)[:, -1] - PROMPTS.query.ys.numpy()).mean())
+    part = problem.first(7)
+    assert (len(part.eigenvalues), len(part.contributions), len(part.targets)) == (7, 7, 7)
+
+
+def test_a_step_size_is_found():
+    problem = SpectralProblem.of(PROMPTS, _descended(3, [0.37] * 3, [0.0] * 3))
+    grid = torch.logspace(-3, 1, 30).tolist()
+    step_size, error = problem.least(lambda a: gradient_descent_filter(problem.eigenvalues, 3, a), grid)
+    assert step_size == pytest.approx(0.37, rel=1e-5)
+    assert error < 1e-14
+
+
+def test_the_least_value_is_that_of_a_closed_form():
+    problem = SpectralProblem.of(PROMPTS, PROMPTS.query.ys)
+    one = problem.contributions.sum(1).flatten().numpy()
+    targets = problem.targets.flatten().numpy()
+    step_size, error = problem.least(lambda a: a * torch.ones_like(problem.eigenvalues), [1e-3, 0.1, 10.0])
+    assert step_size == pytest.approx(one @ targets / (one @ one), rel=1e-6)
+    assert error == pytest.approx(np.square(one * step_size - targets).mean(), rel=1e-12)
+
+
+def test_a_minimum_at_the_end_of_the_grid_or_beyond_is_its_end():
+    assert least(lambda v: (v - 5) ** 2, [0.1, 1.0, 2.0]) == pytest.approx((2.0, 9.0), rel=1e-6)
+    assert least(lambda v: (v - 5) ** 2, [5.0]) == (5.0, 0.0)
+
+
+def test_values_that_diverge_count_as_bad_ones():
+    def error(value: float) -> float:
+        return (value - 1) ** 2 if value < 1.2 else (float("nan") if value > 8 else float("inf"))
+
+    value, found = least(error, [0.1, 0.5, 1.1, 3.0, 9.0])
+    assert value == pytest.approx(1, abs=1e-6)
+    assert found < 1e-12
+    steep = least(lambda v: (v - 1) ** 2 if v < 1.01 else v * 1e200, [0.5, 0.9, 1.5, 2.0])
+    assert steep[0] == pytest.approx(1, abs=1e-6)
+    assert least(lambda v: float("nan"), [1.0, 2.0])[1] > 1e40
+
+
+def test_least_agrees_with_scipy_on_a_smooth_valley():
+    def error(value: float) -> float:
+        return (np.log(value) - 0.7) ** 2 + 0.1 * value
+
+    expected = minimize_scalar(error, bounds=(0.1, 10), method="bounded", options={"xatol": 1e-10})
+    assert least(error, np.logspace(-1, 1, 20).tolist())[0] == pytest.approx(float(expected.x), rel=1e-6)
+
+
+def test_a_descent_finds_gd_plus_plus_with_parameters_of_its_own_in_each_step():
+    a, gamma = [0.3, 0.7], [0.1, 0.0]
+    problem = SpectralProblem.of(PROMPTS, _descended(2, a, gamma))
+
+    def family(parameters: torch.Tensor) -> torch.Tensor:
+        return gd_plus_plus_filters(
+            problem.eigenvalues, parameters[:2], torch.stack([parameters[2], 0 * parameters[2]])
+        )[-1]
+
+    for start in ([0.4, 0.4, 0.05], [0.5, 0.5, 0.3]):  # other parameters predict nearly the same
+        assert problem.descend(family, torch.tensor(start, dtype=torch.float64))[1] < 1e-11
+    found, error = problem.descend(family, torch.tensor([0.3, 0.6, 0.12], dtype=torch.float64))
+    torch.testing.assert_close(found, torch.tensor([0.3, 0.7, 0.1], dtype=torch.float64), rtol=1e-4, atol=1e-4)
+    assert error < 1e-20
+
+
+def test_a_descent_in_linear_parameters_is_least_squares():
+    problem = SpectralProblem.of(PROMPTS, PROMPTS.query.ys)
+    powers = torch.stack([problem.eigenvalues**k for k in range(3)])
+    found, error = problem.descend(lambda c: (c * powers).sum(0), torch.ones(3, dtype=torch.float64))
+    design = np.einsum("kpx,pxy->pyk", powers.numpy(), problem.contributions.numpy()).reshape(-1, 3)
+    targets = problem.targets.numpy().ravel()
+    expected, *_ = np.linalg.lstsq(design, targets, rcond=None)
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-5)
+    assert error == pytest.approx(np.square(design @ expected - targets).mean(), rel=1e-9)
+
+
+@pytest.mark.parametrize("degree", [1, 2, 4])
+def test_linear_coefficients_are_those_of_least_squares(degree):
+    problem = SpectralProblem.of(PROMPTS, PROMPTS.query.ys)
+    largest = problem.eigenvalues.max().item()
+    basis = polynomials(degree, largest)
+    values = basis(problem.eigenvalues).numpy()
+    z = 2 * problem.eigenvalues.numpy() / largest - 1
+    for k in range(degree):
+        np.testing.assert_allclose(values[..., k], np.cos(k * np.arccos(np.clip(z, -1, 1))), atol=1e-7)
+    powers = np.stack([problem.eigenvalues.numpy() ** k for k in range(degree)], -1)
+    design = np.einsum("pxk,pxy->pyk", powers, problem.contributions.numpy()).reshape(-1, degree)
+    best, *_ = np.linalg.lstsq(design, problem.targets.numpy().ravel(), rcond=None)
+    coefficients = problem.linear(basis)
+    assert coefficients.shape == (degree,)
+    np.testing.assert_allclose(values @ coefficients.numpy(), powers @ best, atol=1e-8)  # the same function
+
+
+def test_hats_are_a_partition_of_unity_that_interpolates():
+    knots = torch.tensor([0.0, 0.5, 2.0, 3.5], dtype=torch.float64)
+    basis = hats(knots)
+    torch.testing.assert_close(basis(knots), torch.eye(4, dtype=torch.float64))
+    at = torch.linspace(-1, 6, 57, dtype=torch.float64).reshape(3, 19)
+    values = basis(at)
+    assert values.shape == (3, 19, 4)
+    assert (values >= 0).all()
+    torch.testing.assert_close(values.sum(-1), torch.ones_like(at))
+    heights = torch.tensor([1.0, -2.0, 0.3, 5.0], dtype=torch.float64)
+    expected = np.interp(at.numpy(), knots.numpy(), heights.numpy())  # constant outside as well
+    np.testing.assert_allclose((values @ heights).numpy(), expected, atol=1e-12)

@@ -1,0 +1,511 @@
+"""Heads: scores are those of plain loops and dense matrices, constructions have what they are built for."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformer_lens.model_bridge.sources import build_bridge_from_module
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from mechicl import constructions
+from mechicl.analysis import HeadScores, composition_scores, prefix_matching, score_heads
+from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig
+from mechicl.prompts import Prompts
+from mechicl.statistics import interval
+from mechicl.tasks import LinearRegression
+from mechicl.tokens import RepeatedTokens
+from tests.strategies import configs, random_model, random_prompts
+
+quick = settings(max_examples=25)
+TOKENS = TransformerConfig(
+    prompt_format="token_ids", d_vocab=30, n_ctx=24, n_layers=3, n_heads=2, d_model=10, d_head=4, attention="softmax",
+    dtype="float64",
+)  # fmt: skip
+POINTS = TransformerConfig(
+    x_dim=3, n_context=4, y_dim=2, prompt_format="interleaved", keys="full", n_layers=2, n_heads=2, d_model=12,
+    attention="softmax", positional_embedding_type="standard", dtype="float64",
+)  # fmt: skip
+INDUCTION: dict[str, Any] = {
+    "d_vocab": 40, "n_ctx": 50, "n_heads": 3, "previous_token_head": 2, "induction_head": 1, "seed": 0,
+}  # fmt: skip
+TASK = LinearRegression(x_dim=3, n_context=4, y_dim=2)
+
+
+def prompts(n: int = 6, seed: int = 0, **fields: Any) -> Prompts:
+    return TASK.replace(**fields).sample(n, seed=seed, dtype=torch.float64)
+
+
+def patterns(model: Any, tokens: Tensor) -> np.ndarray:
+    """`[layer prompt head query key]`"""
+    _, cache = model.run_with_cache(tokens)
+    found = [cache[f"blocks.{layer}.attn.hook_pattern"] for layer in range(model.cfg.n_layers)]
+    return torch.stack(found).detach().double().numpy()
+
+
+def by_loops(model: Any, tokens: Tensor, places: Any, absolute: bool) -> dict[str, np.ndarray]:
+    """Scores `[layer head prompt]`: for each prompt, places gives the keys of each query, by name."""
+    found = patterns(model, tokens)
+    layers, n, heads = found.shape[:3]
+    scores: dict[str, np.ndarray] = {}
+    for i in range(n):
+        for name, keys_of in places(tokens[i]).items():
+            scores.setdefault(name, np.zeros((layers, heads, n)))
+            for layer in range(layers):
+                for head in range(heads):
+                    total = 0.0
+                    for query, keys in keys_of.items():
+                        row = found[layer, i, head, query]
+                        size = sum(abs(weight) for weight in row) if absolute else 1.0
+                        given = sum(abs(row[key]) if absolute else row[key] for key in keys)
+                        total += given / size if size else 0.0
+                    scores[name][layer, head, i] = total / len(keys_of)
+    return scores
+
+
+def token_places(ids: Tensor) -> dict[str, dict[int, list[int]]]:
+    tokens = ids.tolist()
+    earlier = {i: [j for j in range(i) if tokens[j] == tokens[i]] for i in range(len(tokens))}
+    earlier = {i: found for i, found in earlier.items() if found}
+    return {
+        "previous_token": {i: [i - 1] for i in range(1, len(tokens))},
+        "duplicate_token": earlier,
+        "induction": {i: [j + 1 for j in found] for i, found in earlier.items()},
+    }
+
+
+def point_places(tokens: Tensor, backwards: bool = True) -> dict[str, dict[int, list[int]]]:
+    n_pos = len(tokens)
+    places = {"previous_token": {i: [i - 1] for i in range(1, n_pos)}}
+    places["target_to_input"] = {i: [i - 1] for i in range(1, n_pos, 2)}
+    if backwards:
+        places["input_to_target"] = {i: [i + 1] for i in range(0, n_pos - 1, 2)}
+    return places
+
+
+def ids(n: int = 5, n_pos: int = 12, d_vocab: int = 4, seed: int = 0) -> Tensor:
+    return torch.randint(d_vocab, (n, n_pos), generator=torch.Generator().manual_seed(seed))
+
+
+def bridge(kind: str = "gpt2", **fields: Any) -> Any:
+    torch.manual_seed(0)
+    if kind == "gpt2":
+        sizes = {"n_layer": 3, "n_head": 2, "n_embd": 8, "vocab_size": 30, "n_positions": 40, "initializer_range": 0.5}
+        config = GPT2Config(**(sizes | fields))
+        return build_bridge_from_module(GPT2LMHeadModel(config).eval(), "GPT2LMHeadModel", hf_config=config)
+    config = LlamaConfig(
+        num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, hidden_size=16, intermediate_size=8,
+        vocab_size=30, max_position_embeddings=40, initializer_range=0.5,
+    )  # fmt: skip
+    return build_bridge_from_module(LlamaForCausalLM(config).eval(), "LlamaForCausalLM", hf_config=config)
+
+
+# ---- attention on token ids ----
+
+
+@quick
+@given(configs(formats=("token_ids",)), st.integers(0, 3))
+def test_scores_on_token_ids_are_those_of_plain_loops(cfg, seed):
+    if cfg.n_layers == 0 or cfg.n_ctx < 2:
+        return
+    cfg = cfg.replace(dtype="float64")
+    model = random_model(cfg, seed, scale=0.1).eval()
+    tokens = ids(n_pos=cfg.n_ctx, d_vocab=cfg.d_vocab, seed=seed)
+    tokens[:, -1] = tokens[:, 0]  # each repeats one token at least
+    found = score_heads(model, sequences=tokens, batch_size=2)
+    softmax = [cfg.of_layer(layer).attention == "softmax" for layer in range(cfg.n_layers)]
+    plain, shares = (by_loops(model, tokens, token_places, absolute) for absolute in (False, True))
+    for name in ("previous_token", "duplicate_token", "induction"):
+        expected = np.where(np.array(softmax)[:, None, None], plain[name], shares[name])
+        np.testing.assert_allclose(found[name].numpy(), expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_scores_of_a_bridge_are_those_of_plain_loops(kind):
+    model, tokens = bridge(kind), ids(d_vocab=30, n_pos=30)
+    for name, expected in by_loops(model, tokens, token_places, absolute=False).items():
+        found = score_heads(model, sequences=tokens, batch_size=3)
+        np.testing.assert_allclose(found[name].numpy(), expected, rtol=1e-5, atol=1e-6)
+        assert found[name].dtype == torch.float64
+
+
+def read_by(model: Any, **options: Any) -> Tensor:
+    """The sequences that a model is given to read."""
+    seen = []
+    model.add_hook("hook_embed", lambda value, hook: seen.append(value.argmax(-1)))
+    score_heads(model, **options)
+    model.reset_hooks()
+    return torch.cat(seen)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "prepend", "period"),
+    [
+        ((40, 50), None, 25),
+        ((40, 50), 7, 24),
+        ((40, 51), 7, 25),
+        ((9, 50), None, 9),
+        ((9, 50), 0, 8),
+        ((9, 4), None, 2),
+    ],
+)
+def test_drawn_sequences_are_a_segment_of_different_tokens_twice(sizes, prepend, period):
+    d_vocab, n_ctx = sizes
+    model = constructions.induction(d_vocab=d_vocab, n_ctx=n_ctx)  # whose embedding is one-hot
+    tokens = read_by(model, n_prompts=20, prepend=prepend, batch_size=7)
+    if prepend is not None:
+        assert (tokens[:, 0] == prepend).all()
+        tokens = tokens[:, 1:]
+        assert not (tokens == prepend).any()
+    assert tokens.shape == (20, 2 * period)
+    assert torch.equal(tokens[:, :period], tokens[:, period:])
+    assert all(len(set(row)) == period for row in tokens.tolist())
+    assert set(tokens.flatten().tolist()) == set(range(d_vocab)) - {prepend} or period < 9
+    assert torch.equal(read_by(model, n_prompts=20, prepend=prepend)[:, -period:], tokens[:, :period])
+    if d_vocab == 40:
+        assert not torch.equal(read_by(model, n_prompts=20, prepend=prepend, seed=1)[:, -period:], tokens[:, :period])
+
+
+def test_sequences_of_a_task_are_what_is_read_of_them():
+    model = constructions.induction(**INDUCTION)
+    sequences = RepeatedTokens(d_vocab=40, n_ctx=50, min_period=20, max_period=24).sample(8, seed=0)
+    found, expected = score_heads(model, sequences=sequences), score_heads(model, sequences=sequences.ids[:, :-1])
+    assert torch.equal(found["induction"], expected["induction"])
+    assert (found["induction"][1, 1] > 0.99).all()
+
+
+def test_batches_do_not_matter():
+    model = random_model(TOKENS).eval()
+    whole = score_heads(model, n_prompts=10, batch_size=100)
+    for size in (1, 3, 10):
+        part = score_heads(model, n_prompts=10, batch_size=size)
+        assert part.chance == pytest.approx(whole.chance)
+        for name in whole.scores:
+            torch.testing.assert_close(part[name], whole[name])
+
+
+# ---- attention on interleaved prompts ----
+
+
+@quick
+@given(configs(formats=("interleaved",)))
+def test_scores_on_prompts_are_those_of_plain_loops(cfg):
+    if cfg.n_layers == 0 or cfg.n_context == 0:
+        return
+    cfg = cfg.replace(dtype="float64")
+    model, p = random_model(cfg, scale=0.1).eval(), random_prompts(cfg, 3)
+    found = score_heads(model, prompts=p, batch_size=2)
+    tokens, backwards = model.encode(p), cfg.keys != "causal"
+    assert list(found.scores) == list(point_places(tokens[0], backwards))
+    softmax = [cfg.of_layer(layer).attention == "softmax" for layer in range(cfg.n_layers)]
+    plain, shares = (by_loops(model, tokens, lambda t: point_places(t, backwards), kind) for kind in (False, True))
+    for name, values in found.scores.items():
+        expected = np.where(np.array(softmax)[:, None, None], plain[name], shares[name])
+        np.testing.assert_allclose(values.numpy(), expected, rtol=1e-10, atol=1e-12)
+
+
+def test_shares_are_of_absolute_weights_and_silence_is_0():
+    model = random_model(POINTS.replace(attention="linear", n_heads=2)).eval()
+    with torch.no_grad():
+        model.blocks[1].attn.W_Q[1] = 0
+    assert (patterns(model, model.encode(prompts())) < 0).any()
+    found = score_heads(model, prompts=prompts())
+    for values in found.scores.values():
+        assert (values[1, 1] == 0).all()
+        assert ((values >= 0) & (values <= 1)).all()
+    assert found["input_to_target"][0].min() > 0
+
+
+# ---- weights ----
+
+
+def dense(model: Any) -> dict[str, np.ndarray]:
+    arrays = {name: getattr(model, f"W_{name}").detach().double().numpy() for name in "QKVOEU"}
+    for name in "KV":
+        arrays[name] = arrays[name].repeat(arrays["Q"].shape[1] // arrays[name].shape[1], axis=1)
+    return arrays
+
+
+def eigenvalue_score(circuit: np.ndarray) -> float:
+    values = np.linalg.eigvals(circuit)
+    return values.real.sum() / np.abs(values).sum() if np.abs(values).sum() else 0.0
+
+
+def earlier_pairs(w: dict[str, np.ndarray]) -> list[tuple[int, int, int, int]]:
+    layers, heads = w["Q"].shape[:2]
+    return [
+        (a, h, b, k) for a in range(layers) for h in range(heads) for b in range(a + 1, layers) for k in range(heads)
+    ]
+
+
+def dense_matching(w: dict[str, np.ndarray]) -> np.ndarray:
+    found = np.zeros(w["Q"].shape[:2] * 2)
+    for a, h, b, k in earlier_pairs(w):
+        found[a, h, b, k] = eigenvalue_score(
+            w["E"] @ w["Q"][b, k] @ w["K"][b, k].T @ w["O"][a, h].T @ w["V"][a, h].T @ w["E"].T
+        )
+    return found
+
+
+def dense_compositions(w: dict[str, np.ndarray], kind: str) -> np.ndarray:
+    found = np.zeros(w["Q"].shape[:2] * 2)
+    for a, h, b, k in earlier_pairs(w):
+        writes = w["V"][a, h] @ w["O"][a, h]
+        reads = {"Q": w["Q"][b, k] @ w["K"][b, k].T, "V": w["V"][b, k] @ w["O"][b, k]}
+        reads["K"] = reads["Q"].T
+        norm = np.linalg.norm
+        found[a, h, b, k] = norm(writes @ reads[kind]) / norm(writes) / norm(reads[kind])
+    return found
+
+
+MODELS: dict[str, Callable[[], Any]] = {
+    "plain": lambda: random_model(TOKENS).eval(),
+    "wider than the stream": lambda: random_model(TOKENS.replace(d_head=13, n_heads=1, normalization_type="LN")).eval(),
+    "looped": lambda: random_model(TOKENS.replace(d_vocab=3, recurrent=True)).eval(),
+    "gpt2": bridge,
+    "two heads share keys and values": lambda: bridge("llama"),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_scores_of_weights_are_those_of_dense_matrices(name):
+    model = MODELS[name]()
+    w, found = dense(model), score_heads(model, n_prompts=2)
+    layers, heads = w["Q"].shape[:2]
+    matching, compositions = dense_matching(w), dense_compositions(w, "K")
+    np.testing.assert_allclose(prefix_matching(model).numpy(), matching, atol=1e-7)
+    for layer in range(layers):
+        for head in range(heads):
+            circuit = w["E"] @ w["V"][layer, head] @ w["O"][layer, head] @ w["U"]
+            assert found["copying"][layer, head].item() == pytest.approx(eigenvalue_score(circuit), abs=1e-7)
+            place = np.unravel_index(compositions[:, :, layer, head].argmax(), (layers, heads))
+            expected = matching[(*place, layer, head)]
+            assert found["prefix_matching"][layer, head].item() == pytest.approx(expected, abs=1e-7)
+    for kind in ("Q", "K", "V"):
+        np.testing.assert_allclose(composition_scores(model, kind).numpy(), dense_compositions(w, kind), atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", ["Q", "K", "V"])
+@pytest.mark.parametrize("source", ["gpt2", "llama"])
+def test_compositions_are_those_of_the_bridge(source, kind):
+    model = bridge(source)
+    expected = model.all_composition_scores(kind).scores.detach().double()
+    torch.testing.assert_close(composition_scores(model, kind), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_baseline_is_what_random_matrices_get():
+    model = HookedTransformer(TOKENS.replace(n_layers=4, n_heads=4, d_model=30, d_head=8, initializer_range=1.0))
+    for kind in ("Q", "K", "V"):
+        raw, less = composition_scores(model, kind), composition_scores(model, kind, baseline=True)
+        pairs = raw > 0
+        baseline = (raw - less)[pairs]
+        assert pairs.sum() == 6 * 16
+        torch.testing.assert_close(baseline, baseline[:1].expand(96))
+        assert (less[~pairs] == 0).all()
+        # cut normal weights are as good as normal ones: 96 pairs and 64 draws know the mean to a percent or so
+        assert abs(less[pairs].mean().item()) < 0.04 * baseline[0].item()
+        other = composition_scores(model, kind, baseline=True, seed=1)[pairs]
+        assert 0 < (other - less[pairs]).abs().max() < 0.02
+
+
+def test_models_without_a_vocabulary_compose_too():
+    model = random_model(POINTS)
+    np.testing.assert_allclose(
+        composition_scores(model, "V").numpy(), dense_compositions(dense(model), "V"), atol=1e-10
+    )
+    with pytest.raises(ValueError, match="need a vocabulary; this model is 'interleaved'"):
+        prefix_matching(model)
+
+
+def test_outputs_that_are_no_distribution_over_the_vocabulary_have_no_copying():
+    model: Any = random_model(TOKENS).eval()
+    model.unembed = torch.nn.Parameter(model.unembed[:, :5].detach())
+    assert list(score_heads(model, n_prompts=2).scores) == [
+        "previous_token", "duplicate_token", "induction", "prefix_matching",
+    ]  # fmt: skip
+
+
+# ---- the constructions ----
+
+
+@pytest.mark.parametrize("prepend", [None, 3])
+def test_the_planted_heads_are_found(prepend):
+    model = constructions.induction(**INDUCTION)
+    scores = score_heads(model, prepend=prepend)
+    planted = {"previous_token": (0, 2), "induction": (1, 1), "copying": (1, 1), "prefix_matching": (1, 1)}
+    for name, place in planted.items():
+        assert scores.best(name) == place
+        assert scores.mean(name)[place] > 0.99
+        others = scores.mean(name).clone()
+        others[place] = 0
+        assert others.abs().max() < (0.1 if scores.of_attention(name) else 0.6)
+    assert scores.mean("duplicate_token").max() < 0.1
+    assert prefix_matching(model)[0, 2, 1, 1] > 0.99
+    assert composition_scores(model, "K")[0, :, 1, 1].argmax() == 2
+    second_copy = range(25, 50) if prepend is None else range(25, 49)
+    for name, value in scores.chance.items():
+        queries = range(1, second_copy.stop) if name == "previous_token" else second_copy
+        by_hand = np.mean([1 / (i + 1) for i in queries]) if scores.of_attention(name) else 0
+        assert value == pytest.approx(by_hand)
+
+
+@pytest.mark.parametrize("attention", ["linear", "softmax"])
+@pytest.mark.parametrize("n_context", [1, 4])
+def test_the_copying_head_is_found(attention, n_context):
+    model = constructions.copy_targets(x_dim=3, y_dim=2, n_context=4, attention=attention)
+    scores = score_heads(model, prompts=prompts(n_context=n_context))
+    assert scores.best("input_to_target") == (0, 0)
+    assert (scores["input_to_target"][0, 0] > 0.99).all()
+    assert (scores["input_to_target"][0, 1] < 1e-12).all()
+    for name in ("previous_token", "target_to_input"):
+        assert (scores[name] < 1e-12).all()
+    keys = 2 * n_context  # that uniform attention of a context token is divided between
+    assert scores.chance == pytest.approx(dict.fromkeys(scores.scores, 1 / keys))
+
+
+@pytest.mark.parametrize("attention", ["softmax", "linear"])
+def test_random_heads_are_at_chance(attention):
+    """In the mean over many heads; each head prefers something."""
+    cfg = TOKENS.replace(n_ctx=50, n_heads=16, n_layers=2, d_model=32, attention=attention)
+    found = [score_heads(HookedTransformer(cfg, seed=seed).eval(), n_prompts=16) for seed in range(4)]
+    for name in found[0].scores:
+        heads = torch.cat([scores.mean(name)[:, :, None] for scores in found]).flatten()
+        if name == "prefix_matching":
+            heads = torch.cat([scores.mean(name)[1] for scores in found])
+        over_heads = interval(heads, level=0.9999)
+        assert abs(over_heads.mean - found[0].chance[name]) < over_heads.half_width + 1e-6, (name, over_heads)
+        assert over_heads.half_width < (0.005 if found[0].of_attention(name) else 0.35)
+
+
+def test_chance_is_the_score_of_uniform_attention():
+    for keys in ("causal", "context", "full"):
+        model = random_model(TOKENS.replace(keys=keys)).eval()
+        with torch.no_grad():
+            for block in model.blocks:
+                block.attn.W_Q.zero_()
+        scores = score_heads(model, sequences=ids(), batch_size=2)
+        points = random_model(POINTS.replace(keys=keys)).eval()
+        with torch.no_grad():
+            for block in points.blocks:
+                block.attn.W_Q.zero_()
+        for found in (scores, score_heads(points, prompts=prompts(), batch_size=4)):
+            for name in filter(found.of_attention, found.scores):
+                torch.testing.assert_close(
+                    found[name].mean(-1), torch.full_like(found.mean(name), found.chance[name]), rtol=0, atol=1e-12
+                )
+
+
+# ---- the result ----
+
+
+def test_the_table_has_a_row_a_head_and_the_intervals_are_over_prompts():
+    scores = score_heads(random_model(TOKENS).eval(), n_prompts=9)
+    table = scores.to_dataframe()
+    assert list(table.columns) == [
+        "layer", "head", "previous_token", "previous_token_half_width", "duplicate_token", "duplicate_token_half_width",
+        "induction", "induction_half_width", "copying", "prefix_matching",
+    ]  # fmt: skip
+    assert len(table) == 6
+    row = table[(table["layer"] == 2) & (table["head"] == 1)].iloc[0]
+    expected = interval(scores["induction"][2, 1])
+    assert scores["induction"].shape == (3, 2, 9)
+    assert (row["induction"], row["induction_half_width"]) == pytest.approx((expected.mean, expected.half_width))
+    assert row["copying"] == scores["copying"][2, 1].item()
+    assert scores.interval("induction", 2, 1, level=0.5) == interval(scores["induction"][2, 1], 0.5)
+
+
+def test_the_best_head_is_the_first_of_the_largest():
+    scores = HeadScores({"a": torch.tensor([[0.0, 1.0], [1.0, 0.5]], dtype=torch.float64)}, {"a": 0.0})
+    assert scores.best("a") == (0, 1)
+    assert not scores.of_attention("a")
+
+
+def test_unknown_names_and_places_are_refused():
+    scores = score_heads(random_model(TOKENS).eval(), n_prompts=2)
+    for ask in (scores.mean, scores.best, scores.of_attention, scores.__getitem__):
+        with pytest.raises(ValueError, match=r"no score 'inductoin'.*did you mean 'induction'"):
+            ask("inductoin")
+    with pytest.raises(ValueError, match="'copying' is a score of the weights"):
+        scores.interval("copying", 0, 0)
+    for layer, head in ((3, 0), (0, 2), (-1, 0)):
+        with pytest.raises(ValueError, match=f"no head {head} of layer {layer} among 3 layers of 2 heads"):
+            scores.interval("induction", layer, head)
+
+
+# ---- what it leaves behind, what it refuses ----
+
+
+def test_the_model_is_left_as_it_was():
+    model = random_model(TOKENS).eval()
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    found = score_heads(model, n_prompts=2)
+    assert not model.has_hooks()
+    for name, weight in model.named_parameters():
+        assert weight.grad is None
+        assert torch.equal(weight, before[name])
+    assert not any(values.requires_grad for values in found.scores.values())
+    assert not composition_scores(bridge(), "K").requires_grad
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_other_precisions_give_about_the_same(dtype):
+    model = constructions.induction(**INDUCTION)
+    scores = score_heads(model.to(getattr(torch, dtype)))
+    for name, place in {"previous_token": (0, 2), "induction": (1, 1), "prefix_matching": (1, 1)}.items():
+        assert scores.mean(name)[place] > 0.99
+        assert scores[name].dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "message"),
+    [
+        ({"n_ctx": 3}, {}, "takes 4 positions and 2 different tokens at least; the model has n_ctx=3"),
+        ({"n_ctx": 4}, {"prepend": 0}, "takes 5 positions and 3 different tokens"),
+        ({"d_vocab": 1}, {}, "d_vocab=1"),
+        ({"d_vocab": 2}, {"prepend": 0}, "d_vocab=2"),
+        ({}, {"prepend": 30}, "prepend must be a token id below 30, got 30"),
+        ({}, {"prepend": 0, "sequences": ids()}, "prepend is for sequences drawn here"),
+        ({}, {"prompts": prompts()}, "a model of prompt_format='token_ids' is scored on token ids"),
+        ({}, {"sequences": ids(n=0)}, "one prompt or more"),
+        ({}, {"sequences": torch.arange(8)[None]}, "a token that occurs twice"),
+        ({}, {"sequences": ids(n_pos=25)}, "25 positions, but this model has 24"),
+        ({}, {"n_prompts": 0}, "n_prompts must be at least 1, got 0"),
+        ({}, {"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"n_layers": 0}, {}, "no layers"),
+    ],
+)
+def test_what_does_not_fit_token_models_is_refused(changes, options, message):
+    model = HookedTransformer(TOKENS.replace(**changes)).eval()
+    with pytest.raises(ValueError, match=message):
+        score_heads(model, **options)
+
+
+def test_what_does_not_fit_models_on_prompts_is_refused():
+    model = random_model(POINTS).eval()
+    refused: list[dict[str, Any]] = [{}, {"sequences": ids()}, {"prompts": prompts(), "sequences": ids()}]
+    for options in refused:
+        with pytest.raises(ValueError, match="prompt_format='interleaved' is scored on prompts"):
+            score_heads(model, **options)
+    for p in (prompts(0), prompts(n_context=0)):
+        with pytest.raises(ValueError, match="at least one prompt and one context point"):
+            score_heads(model, prompts=p)
+    with pytest.raises(ValueError, match="prepend is for sequences"):
+        score_heads(model, prompts=prompts(), prepend=0)
+    with pytest.raises(ValueError, match="x_dim=3"):
+        score_heads(model, prompts=prompts(x_dim=2))
+
+
+def test_models_that_cannot_be_scored_are_refused():
+    with pytest.raises(ValueError, match="hold x and y together"):
+        score_heads(HookedTransformer(TransformerConfig(x_dim=3, n_context=4)).eval(), prompts=prompts())
+    with pytest.raises(ValueError, match=r"call model\.eval\(\)"):
+        score_heads(HookedTransformer(TOKENS))
+    lstm = HookedLSTM(LSTMConfig(x_dim=3, y_dim=2, n_context=4, d_model=5)).eval()
+    with pytest.raises(ValueError, match=r"this HookedLSTM has no hook blocks\.0\.attn\.hook_pattern"):
+        score_heads(lstm, prompts=prompts())
+    with pytest.raises((ValueError, TypeError)):  # the type hook's error in these tests
+        composition_scores(random_model(TOKENS), "O")  # type: ignore[arg-type]

@@ -1,0 +1,325 @@
+"""Copying: the construction has all of it, random weights have none, and derivatives are autograd's."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mechicl import constructions
+from mechicl.analysis import copying, token_sensitivity
+from mechicl.learners import squared_errors
+from mechicl.models import HookedTransformer, TransformerConfig
+from mechicl.prompts import Prompts
+from mechicl.tasks import LinearRegression
+from tests.strategies import random_model
+
+TASK = LinearRegression(x_dim=3, n_context=4, y_dim=2)
+CONFIG = TransformerConfig(
+    x_dim=3, n_context=4, y_dim=2, prompt_format="interleaved", keys="full", n_layers=2, n_heads=2, d_model=12, d_mlp=6,
+    attention="softmax", normalization_type="LN", positional_embedding_type="standard", dtype="float64",
+)  # fmt: skip
+
+
+def prompts(n: int = 6, seed: int = 0, **fields) -> Prompts:
+    return TASK.replace(**fields).sample(n, seed=seed, dtype=torch.float64)
+
+
+def mirrored(n: int) -> Prompts:
+    """Each prompt once more with its targets negated, so that the mean of all targets is 0."""
+    p = prompts(n)
+    return Prompts(torch.cat([p.xs, p.xs]), torch.cat([p.ys, -p.ys]))
+
+
+def close(a: torch.Tensor, b: torch.Tensor | float, atol: float = 1e-12) -> None:
+    torch.testing.assert_close(a, torch.as_tensor(b, dtype=a.dtype).expand(a.shape), rtol=0, atol=atol)
+
+
+# ---- derivatives ----
+
+
+def norms_by_jacobian(model: HookedTransformer, p: Prompts, layer: int) -> torch.Tensor:
+    """`[position token prompt]`, one prompt, position and token after the other."""
+    n = 2 * p.n_context + 1
+    norms = torch.zeros(n, n, len(p), dtype=torch.float64)
+    for i in range(len(p)):
+        tokens = model.encode(p[i : i + 1])
+        jacobian: Any = torch.autograd.functional.jacobian(lambda t: model(t, stop_at_layer=layer), tokens)
+        for position in range(n):
+            for token in range(n):
+                norms[position, token, i] = jacobian[0, position, :, 0, token].square().sum().sqrt()
+    return norms
+
+
+@pytest.mark.parametrize("layer", [0, 1, 2])
+def test_norms_are_those_of_the_jacobian(layer):
+    model, p = random_model(CONFIG), prompts(3)
+    found = token_sensitivity(model, p, layer, batch_size=2)
+    expected = norms_by_jacobian(model, p, layer)
+    torch.testing.assert_close(found.norms, expected, rtol=1e-9, atol=1e-12)
+    for i in range(3):
+        own = [expected[t, t, i] for t in (0, 2, 4, 6)]
+        following = [expected[t, t + 1, i] for t in (0, 2, 4, 6)]
+        other = [expected[t, k, i] for t in (0, 2, 4, 6) for k in range(9) if k not in (t, t + 1)]
+        for field, values in ((found.own, own), (found.next, following), (found.other, other)):
+            assert field[i].item() == pytest.approx(torch.stack(values).mean().item(), rel=1e-9, abs=1e-12)
+
+
+def test_batches_do_not_matter():
+    model, p = random_model(CONFIG), prompts(7)
+    whole = token_sensitivity(model, p, batch_size=100)
+    for size in (1, 3, 7):
+        torch.testing.assert_close(token_sensitivity(model, p, batch_size=size).norms, whole.norms)
+
+
+def test_the_construction_depends_on_a_token_and_the_next_alone():
+    model, p = constructions.copy_targets(x_dim=3, y_dim=2, n_context=4), prompts()
+    before, after = (token_sensitivity(model, p, layer) for layer in (0, 1))
+    close(before.own, 3**0.5)  # each token of three dimensions is in the stream as it is
+    close(before.next, 0)
+    close(after.own, 3**0.5)
+    close(after.next, 2**0.5)  # two dimensions of it are targets
+    close(after.other, 0)
+
+
+def test_one_context_point_has_one_other_token():
+    model = constructions.copy_then_gradient_descent(x_dim=3, y_dim=2, n_context=1, step_size=0.5)
+    found = token_sensitivity(model, prompts(n_context=1), 2)
+    close(found.other, found.norms[0, 2])
+
+
+# ---- the construction ----
+
+
+@pytest.mark.parametrize("attention", ["linear", "softmax"])
+@pytest.mark.parametrize("n_context", [1, 4])
+def test_the_construction_copies_everything(attention, n_context):
+    model = constructions.copy_targets(x_dim=3, y_dim=2, n_context=4, attention=attention)
+    p = mirrored(150)
+    p = Prompts(p.xs[:, -n_context - 1 :], p.ys[:, -n_context - 1 :])
+    found = copying(model, p)
+    close(found.attention[0], 1)
+    close(found.pattern_cosine[0], 1)
+    close(found.decoding_errors, 0)
+    # no linear function of the input tells targets whose signs are random
+    assert 0.9 < found.decoding_errors_before.mean() < 1.15
+    squares = p.query.ys.square().mean(-1)  # it predicts 0
+    for errors in (found.errors, found.errors_without, found.errors_without_elsewhere, found.errors_transplanted):
+        close(errors, squares)
+
+
+def test_a_head_that_attends_to_nothing_has_no_share():
+    found = copying(constructions.copy_targets(x_dim=3, y_dim=2, n_context=4), prompts())
+    assert found.attention.shape == found.pattern_cosine.shape == (2, 6)
+    assert found.attention[1].isnan().all()  # the head that erases is silent at x tokens
+    assert found.pattern_cosine[1].isnan().all()
+
+
+def test_without_its_copies_gradient_descent_predicts_0():
+    model = constructions.copy_then_gradient_descent(x_dim=3, y_dim=2, n_context=4, step_size=0.8)
+    p = mirrored(20)
+    found = copying(model, p)
+    errors = squared_errors(model, p)[:, 0]
+    close(found.errors, errors)
+    close(found.errors_transplanted, errors)
+    close(found.errors_without, p.query.ys.square().mean(-1))
+    close(found.errors_without_elsewhere, errors)  # targets left at their own tokens do not move the first step
+    assert found.errors.mean() < 0.8 * found.errors_without.mean()
+
+
+def test_what_is_taken_away_leaves_its_mean():
+    model = constructions.copy_then_gradient_descent(x_dim=3, y_dim=2, n_context=4, step_size=0.8)
+    p = prompts(5)
+    averaged = Prompts(p.xs, torch.cat([p.context.ys.mean(0).expand(5, 4, 2), p.ys[:, -1:]], dim=1))
+    predictions = model.predict(averaged).detach()
+    close(copying(model, p).errors_without, (predictions - p.query.ys).square().mean(-1))
+
+
+def test_with_more_steps_leftover_targets_disturb_and_later_layers_copy_nothing():
+    model = constructions.copy_then_gradient_descent(x_dim=3, y_dim=2, n_context=4, step_size=0.8, steps=2)
+    p = mirrored(20)
+    first, second = copying(model, p), copying(model, p, layer=1)
+    assert (first.errors_without_elsewhere - first.errors).abs().max() > 1e-3
+    close(second.decoding_errors_before, 0)
+    assert (second.attention[0] < 0.9).all()
+    assert (second.errors_transplanted - second.errors).abs().max() > 1e-3
+
+
+# ---- other weights ----
+
+
+def reference(model: HookedTransformer, p: Prompts, layer: int) -> dict[str, np.ndarray]:
+    """Attention, cosine and decoding errors by loops over numpy arrays."""
+    names = {"pattern": "attn.hook_pattern", "before": "hook_resid_pre", "after": "hook_resid_post"}
+    _, cache = model.run_with_cache(model.encode(p))
+    arrays = {k: cache[f"blocks.{layer}.{name}"].detach().double().numpy() for k, name in names.items()}
+    n, n_heads = p.n_context, model.cfg.n_heads
+    share, cosine = np.zeros((n_heads, len(p))), np.zeros((n_heads, len(p)))
+    for head in range(n_heads):
+        for i in range(len(p)):
+            for t in range(n):
+                row = arrays["pattern"][i, head, 2 * t]
+                share[head, i] += abs(row[2 * t + 1]) / np.abs(row).sum() / n
+                cosine[head, i] += row[2 * t + 1] / np.sqrt((row**2).sum()) / n
+    found = {"attention": share, "pattern_cosine": cosine}
+    ys = p.context.ys.numpy()
+    half = len(p) // 2
+    for name, which in (("decoding_errors", "after"), ("decoding_errors_before", "before")):
+        errors = np.zeros(len(p))
+        for judged in range(len(p)):
+            others = range(half, len(p)) if judged < half else range(half)
+            rows = np.stack([[*arrays[which][i, 2 * t], 1] for i in others for t in range(n)])
+            readout = np.linalg.lstsq(rows, np.stack([ys[i, t] for i in others for t in range(n)]), rcond=None)[0]
+            own = np.stack([[*arrays[which][judged, 2 * t], 1] for t in range(n)])
+            errors[judged] = ((own @ readout - ys[judged]) ** 2).mean()
+        found[name] = errors / (ys**2).mean()
+    return found
+
+
+@pytest.mark.parametrize("attention", ["softmax", "linear"])
+@pytest.mark.parametrize("layer", [0, 1])
+@pytest.mark.parametrize("n", [24, 25])
+def test_shares_and_readouts_are_those_of_plain_loops(attention, layer, n):
+    model, p = random_model(CONFIG.replace(attention=attention)), prompts(n)
+    found = copying(model, p, layer)
+    for name, expected in reference(model, p, layer).items():
+        np.testing.assert_allclose(getattr(found, name).numpy(), expected, rtol=1e-7, atol=1e-9)
+
+
+def with_outputs(model: HookedTransformer, p: Prompts, layer: int, positions: list[int]) -> torch.Tensor:
+    """Errors with the layer's attention output at some positions replaced by its mean, layer by layer."""
+    streams = model.forward(p, stop_at_layer=layer)
+    block = model.blocks[layer]
+    out = block.attn(block.ln1(streams))
+    for position in positions:
+        out[:, position] = sum(out[i, position] for i in range(len(p))) / len(p)
+    mid = streams + out
+    streams = mid + block.mlp(block.ln2(mid))
+    predictions = model.forward(streams, start_at_layer=layer + 1)[:, -1]
+    return (predictions - p.query.ys).square().mean(-1).detach()
+
+
+@torch.no_grad()
+def test_ablations_are_those_of_a_pass_by_hand():
+    model, p = random_model(CONFIG), prompts(8)
+    found = copying(model, p)
+    close(found.errors, squared_errors(model, p)[:, 0])
+    close(found.errors_without, with_outputs(model, p, 0, [0, 2, 4, 6]), 1e-9)
+    close(found.errors_without_elsewhere, with_outputs(model, p, 0, [1, 3, 5, 7, 8]), 1e-9)
+    assert (found.errors_without - found.errors).abs().max() > 1e-4
+
+
+@torch.no_grad()
+def test_a_transplant_gives_each_head_the_construction_times_its_own_weight():
+    model, p = random_model(CONFIG.replace(attention="linear")), prompts(8)
+    name = "blocks.0.attn.hook_pattern"
+    _, cache = model.run_with_cache(model.encode(p), names_filter=name)
+    pattern = cache[name].clone()
+    for head in range(2):
+        total = sum(pattern[i, head, 2 * t].sum() for i in range(8) for t in range(4)) / 32
+        for t in range(4):
+            pattern[:, head, 2 * t] = 0
+            pattern[:, head, 2 * t, 2 * t + 1] = total
+    outputs = model.run_with_hooks(model.encode(p), fwd_hooks=[(name, lambda value, hook: pattern)])
+    close(copying(model, p).errors_transplanted, (outputs[:, -1] - p.query.ys).square().mean(-1), 1e-10)
+
+
+def test_an_untrained_model_attends_to_targets_by_chance():
+    model = HookedTransformer(CONFIG, seed=1)
+    found = copying(model, mirrored(400))
+    close(found.attention, 1 / 9, 0.01)
+    close(found.pattern_cosine, 1 / 3, 0.01)
+    assert 0.95 < found.decoding_errors_before.mean() < 1.1
+    assert found.decoding_errors.mean() > 0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_model_in_float32_gives_the_same(dtype):
+    """Also its readouts: of twelve dimensions the tokens and positions fill eight, the others hold rounding errors."""
+    model, p = random_model(CONFIG), prompts(20)
+    exact, slopes = copying(model, p), token_sensitivity(model, p)
+    single = copying(model.float(), p.to(dtype))
+    for name, value in single.samples().items():
+        torch.testing.assert_close(value.double(), getattr(exact, name), rtol=1e-2, atol=1e-3)
+    for name, value in token_sensitivity(model, p.to(dtype)).samples().items():
+        torch.testing.assert_close(value.double(), getattr(slopes, name), rtol=1e-3, atol=1e-4)
+    assert set(single.intervals()) == {name for name, _ in single.samples().items()}
+
+
+# ---- what it leaves behind, what it refuses ----
+
+
+class Broken(Exception):
+    pass
+
+
+def test_the_model_is_left_as_it_was():
+    model = random_model(CONFIG).train()
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    copying(model, prompts())
+    token_sensitivity(model, prompts())
+    assert not model.has_hooks()
+    assert model.training
+    for name, weight in model.named_parameters():
+        assert weight.grad is None
+        assert torch.equal(weight, before[name])
+
+
+@pytest.mark.parametrize("passes", range(4))
+def test_no_hook_stays_when_a_pass_fails(monkeypatch, passes):
+    model, count = random_model(CONFIG), [0]
+
+    def fail_later(residual: torch.Tensor) -> torch.Tensor:
+        if count[0] == passes:
+            raise Broken
+        count[0] += 1
+        return residual
+
+    with monkeypatch.context() as patched:
+        patched.setattr(model.ln_final, "forward", fail_later)
+        with pytest.raises(Broken):
+            copying(model, prompts())
+    assert not model.has_hooks()
+    copying(model, prompts())
+
+
+def test_hooks_of_the_user_stay():
+    model, p, seen = random_model(CONFIG), prompts(), []
+    model.add_hook("blocks.0.hook_resid_pre", lambda tensor, hook: seen.append(tensor.shape))
+    with_hook = copying(model, p)
+    assert seen
+    assert model.has_hooks()
+    model.reset_hooks()
+    torch.testing.assert_close(with_hook.errors_without, copying(model, p).errors_without)
+
+
+@pytest.mark.parametrize("study", [copying, token_sensitivity])
+def test_other_formats_and_prompts_without_a_context_are_refused(study):
+    paired = HookedTransformer(TransformerConfig(x_dim=3, y_dim=2, n_context=4))
+    with pytest.raises(ValueError, match="takes 'paired' ones"):
+        study(paired, prompts())
+    for p in (prompts(n_context=0), prompts(0)):
+        with pytest.raises(ValueError, match="at least one prompt and one context point"):
+            study(random_model(CONFIG), p)
+    with pytest.raises(ValueError, match="x_dim=3"):
+        study(random_model(CONFIG), prompts(x_dim=2))
+    with pytest.raises(ValueError, match="11 positions"):
+        study(random_model(CONFIG), prompts(n_context=5))
+
+
+@pytest.mark.parametrize("layer", [-1, 2, 3])
+def test_an_attention_layer_that_does_not_exist_is_refused(layer):
+    with pytest.raises(ValueError, match=f"layer must be 0 to 1, got {layer}"):
+        copying(random_model(CONFIG), prompts(), layer=layer)
+
+
+@pytest.mark.parametrize("layer", [-1, 3])
+def test_a_stream_that_does_not_exist_is_refused(layer):
+    with pytest.raises(ValueError, match=f"layer must be 0 to 2, got {layer}"):
+        token_sensitivity(random_model(CONFIG), prompts(), layer)
+
+
+def test_one_prompt_is_too_few_for_readouts():
+    with pytest.raises(ValueError, match="at least two prompts, got 1"):
+        copying(random_model(CONFIG), prompts(1))
+    assert copying(random_model(CONFIG), prompts(2)).errors.shape == (2,)

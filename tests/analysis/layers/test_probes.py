@@ -1,0 +1,121 @@
+"""Probes on models that are built to carry a quantity, and on none."""
+
+import numpy as np
+import pytest
+import torch
+
+from mechicl.analysis import cross_moments, newton_weights, ols_weights, probe, second_moments
+from mechicl.analysis.layers.probes import gradient_descent_weights
+from mechicl.models import HookedTransformer, TransformerConfig
+from mechicl.tasks import LinearRegression
+
+TASK = LinearRegression(x_dim=2, n_context=4, inputs="gaussian")
+FITTING, HELD_OUT = (TASK.sample(n, seed=s, dtype=torch.float64) for n, s in ((600, 0), (200, 1)))
+
+
+def _averaging_model() -> HookedTransformer:
+    """One layer of uniform attention whose values pass the token on: each position holds the mean of what it saw."""
+    cfg = TransformerConfig(
+        x_dim=2, n_context=4, prompt_format="interleaved", n_layers=1, d_model=40, d_head=40, attention="softmax",
+        positional_embedding_type="one_hot", read_in="identity", read_out="linear", dtype="float64",
+    )  # fmt: skip
+    model = HookedTransformer(cfg).eval()
+    with torch.no_grad():
+        for name in "QKVO":
+            getattr(model.blocks[0].attn, f"W_{name}").zero_()
+        model.blocks[0].attn.W_V[0, :2, 20:22] = torch.eye(2)
+        model.blocks[0].attn.W_O[0] = torch.eye(40)
+    return model
+
+
+def _mean_of_tokens(prompts):
+    """What that model carries at x tokens: the sum of the x and the y before, the own x not counted."""
+    xs, ys = prompts.xs, torch.nn.functional.pad(prompts.ys, (0, 1))
+    sums = (xs + ys).cumsum(1) - (xs + ys)
+    return sums
+
+
+def test_a_quantity_is_found_where_it_is_written_and_not_before():
+    result = probe(_averaging_model(), {"sum": _mean_of_tokens}, FITTING, HELD_OUT)
+    explained = result.explained()[0]
+    assert explained.shape == (2, 9)
+    assert (explained[1, 1:] > 1 - 1e-6).all()  # after the layer, at every position that has seen a point
+    assert explained[0, 2:].max() < 0.9  # before it, a position holds its own token only
+    assert explained[:, 0].isnan().all()  # nothing varies before the first point
+    assert result.control()[0, :, 1:].max() < 0.05
+    assert (result.selectivity()[0, 1, 1:] > 0.95).all()
+
+
+def test_r_squared_is_that_of_numpys_regression_on_the_cached_stream():
+    model = _averaging_model()
+    result = probe(model, {"cross": cross_moments}, FITTING, HELD_OUT, penalties=[0.0])
+    position, seen = 5, 3  # the third y token has seen three points
+    _, cache = model.run_with_cache(model.encode(FITTING))
+    _, cache_held = model.run_with_cache(model.encode(HELD_OUT))
+    x, x_held = (c["blocks.0.hook_resid_post"][:, position].detach().numpy() for c in (cache, cache_held))
+    y, y_held = ((p.xs[:, :seen, :] * p.ys[:, :seen, :]).sum(1).numpy() for p in (FITTING, HELD_OUT))
+    x, x_held = (np.concatenate([a, np.ones((len(a), 1))], axis=1) for a in (x, x_held))
+    predicted = x_held @ np.linalg.lstsq(x, y, rcond=1e-10)[0]
+    expected = 1 - ((predicted - y_held) ** 2).sum() / ((y_held - y_held.mean(0)) ** 2).sum()
+    assert result.explained()[0, 1, position].item() == pytest.approx(expected, abs=1e-8)
+    interval = result.interval("cross", 1, position)
+    assert interval.mean == pytest.approx(expected, abs=1e-8)
+    assert interval.low < interval.mean < interval.high
+
+
+def test_quantities_are_those_of_plain_loops():
+    prompts = TASK.sample(3, seed=5, dtype=torch.float64)
+    xs, ys = prompts.xs.numpy(), prompts.ys.numpy()
+    newton, gd = newton_weights(2)(prompts), gradient_descent_weights(3, 0.1)(prompts)
+    for p in range(3):
+        for t in range(5):
+            x, y = xs[p, :t], ys[p, :t]
+            second, cross = x.T @ x, x.T @ y
+            np.testing.assert_allclose(cross_moments(prompts)[p, t], cross[:, 0], atol=1e-12)
+            upper = [second[0, 0], second[0, 1], second[1, 1]]
+            np.testing.assert_allclose(second_moments(prompts)[p, t], upper, atol=1e-12)
+            np.testing.assert_allclose(ols_weights(prompts)[p, t], (np.linalg.pinv(x) @ y)[:, 0], atol=1e-7)
+            inverse = second / np.linalg.norm(second @ second.T) if t else second
+            for _ in range(2):
+                inverse = 2 * inverse - inverse @ second @ inverse
+            np.testing.assert_allclose(newton[p, t], (inverse @ cross)[:, 0], atol=1e-9)
+            w = np.zeros((2, 1))
+            for _ in range(3):
+                w = w - 0.1 * (second @ w - cross)
+            np.testing.assert_allclose(gd[p, t], w[:, 0], atol=1e-12)
+
+
+def test_the_best_site_is_found_where_it_was_looked_for():
+    result = probe(_averaging_model(), {"sum": _mean_of_tokens}, FITTING, HELD_OUT)
+    layer, _position, explained = result.best("sum")
+    assert layer == 1
+    assert explained.mean == pytest.approx(1, abs=1e-6)
+    assert explained.n == 100  # the other half chose the site
+    assert result.best("sum", [4, 6])[1] in (4, 6)
+
+
+def test_the_table_names_tokens():
+    result = probe(_averaging_model(), {"cross": cross_moments, "second": second_moments}, FITTING, HELD_OUT)
+    table = result.to_dataframe()
+    assert len(table) == 2 * 2 * 9
+    assert table["token"].tolist()[:3] == ["x1", "y1", "x2"]
+    row = table[(table["quantity"] == "second") & (table["layer"] == 1) & (table["pos"] == 4)].iloc[0]
+    assert row["selectivity"] == pytest.approx(row["explained"] - row["control"])
+
+
+def test_what_cannot_be_probed_is_named():
+    model = _averaging_model()
+    with pytest.raises(ValueError, match="at least one quantity"):
+        probe(model, {}, FITTING, HELD_OUT)
+    with pytest.raises(ValueError, match="as many points"):
+        probe(model, {"cross": cross_moments}, FITTING, HELD_OUT.prefix(2))
+    with pytest.raises(ValueError, match=r"quantity 'x' must give \[prompt point quantity\]"):
+        probe(model, {"x": lambda prompts: prompts.xs[:, 0]}, FITTING, HELD_OUT)
+    paired = HookedTransformer(TransformerConfig(x_dim=2, n_context=4))
+    with pytest.raises(ValueError, match="interleaved model with causal keys"):
+        probe(paired, {"cross": cross_moments}, FITTING, HELD_OUT)
+    result = probe(model, {"cross": cross_moments}, FITTING, HELD_OUT)
+    with pytest.raises(ValueError, match="no quantity 'S'"):
+        result.interval("S", 0, 1)
+    with pytest.raises(ValueError, match="layer must be 0 to 1"):
+        result.interval("cross", 2, 1)

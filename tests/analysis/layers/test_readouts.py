@@ -1,0 +1,191 @@
+"""Readouts on models whose layers are known, and against scikit-free least squares on the cached streams."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from mechicl import algorithms, constructions
+from mechicl.analysis import Lens, Readouts, fit_readouts, layer_errors, train_readouts
+from mechicl.models import HookedTransformer, TransformerConfig
+from mechicl.prompts import Prompts
+from mechicl.tasks import LinearRegression
+
+TASK = LinearRegression(x_dim=3, n_context=5, inputs="gaussian")
+CFG = TransformerConfig(
+    x_dim=3, n_context=5, prompt_format="interleaved", n_layers=2, n_heads=2, d_model=12, d_mlp=24, attention="softmax",
+    normalization_type="LN", initializer_range=0.4, dtype="float64",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model() -> HookedTransformer:
+    return HookedTransformer(CFG, seed=3).eval()
+
+
+@pytest.fixture(scope="module")
+def prompts() -> Prompts:
+    return TASK.sample(300, seed=0, dtype=torch.float64)
+
+
+def _cached(model: HookedTransformer, prompts: Prompts) -> list[np.ndarray]:
+    _, cache = model.run_with_cache(model.encode(prompts))
+    names = ["blocks.0.hook_resid_pre", "blocks.0.hook_resid_post", "blocks.1.hook_resid_post"]
+    return [cache[name][:, ::2].detach().numpy() for name in names]
+
+
+def test_without_penalty_a_readout_is_least_squares_on_the_stream(model, prompts):
+    readouts = fit_readouts(model, prompts, penalties=[0.0], batch_size=77, normalize=False)
+    held = TASK.sample(20, seed=1, dtype=torch.float64)
+    predictions = readouts.trajectory(held).predictions
+    fitted, asked = _cached(model, prompts), _cached(model, held)
+    for layer in range(3):
+        for t in range(6):
+            x = np.concatenate([fitted[layer][:, t], np.ones((300, 1))], axis=1)
+            solution = np.linalg.lstsq(x, prompts.ys[:, t].numpy(), rcond=1e-10)[0]
+            expected = np.concatenate([asked[layer][:, t], np.ones((20, 1))], axis=1) @ solution
+            if layer == 0:  # x and position alone: the stream spans few directions, what is asked lies in them
+                np.testing.assert_allclose(predictions[layer, :, t].numpy(), expected, atol=1e-6)
+            else:
+                np.testing.assert_allclose(predictions[layer, :, t].numpy(), expected, atol=1e-5)
+
+
+def test_shared_readouts_pool_all_points(model, prompts):
+    readouts = fit_readouts(model, prompts, shared=True, penalties=[1e-6], normalize=False)
+    assert readouts.weights.shape == (3, 1, 12, 1)
+    stream = _cached(model, prompts)[2].reshape(-1, 12)
+    centred, targets = stream - stream.mean(0), prompts.ys.reshape(-1, 1).numpy()
+    penalty = 1e-6 * (centred**2).mean()
+    covariance = centred.T @ centred / len(stream) + penalty * np.eye(12)
+    weights = np.linalg.solve(covariance, centred.T @ (targets - targets.mean()) / len(stream))
+    np.testing.assert_allclose(readouts.weights[2, 0].numpy(), weights, rtol=1e-7, atol=1e-9)
+
+
+def test_the_models_own_head_is_a_normalised_readout(model, prompts):
+    fitted = fit_readouts(model, prompts, shared=True)
+    assert fitted.normalized == (False, False, True)
+    with torch.no_grad():
+        head = model.ln_final.w[:, None] * model.unembed
+        bias = model.ln_final.b @ model.unembed + model.unembed_bias
+        readouts = Readouts(
+            model, head.expand(3, 1, -1, -1), bias.expand(3, 1, -1), fitted.penalties, (True,) * 3, True
+        )
+        torch.testing.assert_close(readouts.predict_prefixes(prompts), model.predict_prefixes(prompts))
+
+
+def test_batches_and_an_iterable_of_them_give_the_same(model, prompts):
+    whole = fit_readouts(model, prompts)
+    parts = fit_readouts(model, (prompts[i : i + 50] for i in range(0, 300, 50)), batch_size=13)
+    torch.testing.assert_close(whole.weights, parts.weights, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(whole.penalties, parts.penalties)
+
+
+def test_prompts_with_fewer_points_are_read_by_their_points_readouts(model, prompts):
+    readouts = fit_readouts(model, prompts)
+    short = prompts.prefix(3)
+    torch.testing.assert_close(
+        readouts.trajectory(short).predictions, readouts.trajectory(prompts).predictions[:, :, :4]
+    )
+    with pytest.raises(ValueError, match="fitted for 4 points, the prompts have 6"):
+        fit_readouts(model, short).trajectory(prompts)
+
+
+def test_the_lens_ends_in_the_models_own_prediction(model, prompts):
+    trajectory = Lens(model).trajectory(prompts)
+    assert trajectory.steps == (0, 1, 2)
+    torch.testing.assert_close(trajectory.predictions[-1], model.predict_prefixes(prompts).detach())
+    torch.testing.assert_close(Lens(model).predict(prompts), model.predict(prompts).detach())
+
+
+def test_the_lens_on_a_construction_is_gradient_descent_step_by_step():
+    steps = constructions.gradient_descent(x_dim=3, n_context=5, step_size=0.05, steps=4)
+    prompts = TASK.sample(10, seed=0, dtype=torch.float64)
+    expected = algorithms.gradient_descent(prompts, list(range(5)), step_size=0.05, at="query", with_weights=True)
+    measured = Lens(steps).trajectory(prompts, with_weights=True)
+    torch.testing.assert_close(measured.predictions, expected.predictions)
+    torch.testing.assert_close(measured.weights, expected.weights)
+
+
+def test_weights_are_the_derivatives_of_each_prefixs_prediction(model, prompts):
+    readouts = fit_readouts(model, prompts)
+    few = prompts[:4]
+    weights = readouts.trajectory(few, with_weights=True).weights
+    assert weights is not None
+    assert weights.shape == (3, 4, 6, 3, 1)
+    for t in range(6):
+        query = few.xs[:, t].clone().requires_grad_()
+        predictions = readouts.trajectory(few.prefix(t).with_query(query.detach())).predictions
+        step = 1e-6
+        for i in range(3):
+            moved = query.detach().clone()
+            moved[:, i] += step
+            change = readouts.trajectory(few.prefix(t).with_query(moved)).predictions - predictions
+            torch.testing.assert_close(weights[:, :, t, i], change[:, :, -1] / step, atol=1e-4, rtol=1e-3)
+
+
+def test_other_queries_are_answered_as_in_a_prompt_of_their_own(model, prompts):
+    readouts = fit_readouts(model, prompts)
+    few = prompts[:3]
+    queries = torch.randn(3, 6, 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        answers = readouts.predict_queries(few, queries)
+        last = readouts.predict_last_queries(few, queries[:, -1])
+    torch.testing.assert_close(last, answers[:, :, -1])
+    for t in range(6):
+        for q in range(2):
+            asked = few.prefix(t).with_query(queries[:, t, q])
+            torch.testing.assert_close(answers[:, :, t, q], readouts.trajectory(asked).predictions[:, :, -1])
+
+
+def test_closed_form_does_at_least_as_well_as_training(model, prompts):
+    held = TASK.sample(400, seed=9, dtype=torch.float64)
+    closed = fit_readouts(model, prompts).errors(held).squared_errors.mean((1, 2))
+    trained = train_readouts(model, prompts, steps=300, batch_size=64).errors(held).squared_errors.mean((1, 2))
+    assert (closed <= 1.02 * trained).all()
+
+
+def test_training_with_many_steps_reaches_the_closed_form_on_its_prompts(model):
+    prompts = TASK.sample(200, seed=2, dtype=torch.float64)
+    closed = layer_errors(fit_readouts(model, prompts, penalties=[1e-9], shared=True), prompts)
+    trained = layer_errors(
+        train_readouts(model, prompts, steps=600, batch_size=200, learning_rate=0.05, shared=True), prompts
+    )
+    torch.testing.assert_close(
+        trained.squared_errors.mean((1, 2)), closed.squared_errors.mean((1, 2)), rtol=0.05, atol=0
+    )
+
+
+def test_errors_have_an_interval_for_each_layer(model, prompts):
+    readouts = fit_readouts(model, prompts)
+    errors = readouts.errors(prompts[:50])
+    assert errors.squared_errors.shape == (3, 6, 50)
+    expected = (readouts.trajectory(prompts[:50]).predictions - prompts[:50].ys).square().squeeze(-1)
+    torch.testing.assert_close(errors.squared_errors, expected.transpose(1, 2))
+    for interval, values in zip(errors.by_layer(), expected, strict=True):
+        samples = values.mean(1)
+        assert interval.mean == pytest.approx(samples.mean().item())
+        assert interval.half_width == pytest.approx(2.0096 * samples.std().item() / math.sqrt(50), rel=1e-3)
+
+
+def test_a_paired_model_is_read_at_its_query():
+    model = HookedTransformer(TransformerConfig(x_dim=3, n_context=5, n_layers=2, initializer_range=0.3))
+    prompts = TASK.sample(64, seed=0)
+    readouts = fit_readouts(model, prompts)
+    assert readouts.trajectory(prompts).predictions.shape == (3, 64, 1, 1)
+    assert not readouts.gives_all_points
+
+
+def test_what_cannot_be_fitted_is_named(model, prompts):
+    with pytest.raises(ValueError, match="at least one prompt"):
+        fit_readouts(model, [])
+    with pytest.raises(ValueError, match="0 prompts"):
+        fit_readouts(model, prompts[:0])
+    with pytest.raises(ValueError, match="same number of points: 5 and 3"):
+        fit_readouts(model, [prompts, prompts.prefix(3)])
+    with pytest.raises(ValueError, match="x_dim=3"):
+        fit_readouts(model, LinearRegression(x_dim=4, n_context=5).sample(20, seed=0))
+    with pytest.raises(ValueError, match="steps and batch_size >= 1"):
+        train_readouts(model, prompts, steps=0)
+    with pytest.raises(ValueError, match="layer must be 0 to 2, got 7"):
+        fit_readouts(model, prompts).read(7, torch.zeros(1, 1, 1, 12, dtype=torch.float64))

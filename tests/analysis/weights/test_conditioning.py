@@ -1,0 +1,231 @@
+"""Condition numbers under GD++ against data that are really transformed."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from mechicl.analysis import EigenvalueRange, conditioning, transformed_eigenvalues, tuned_descent
+from mechicl.analysis.weights.conditioning import FLOOR
+from mechicl.prompts import Prompts
+from mechicl.report import published
+from mechicl.tasks import LinearRegression
+
+TASK = LinearRegression(x_dim=4, n_context=7)
+PROMPTS = TASK.sample(300, seed=0, dtype=torch.float64)
+
+
+def clamped(xs: np.ndarray) -> np.ndarray:
+    """Eigenvalues of XᵀX by numpy, cut at the floor."""
+    return np.maximum(np.linalg.eigvalsh(xs.T @ xs), FLOOR)
+
+
+@given(
+    n=st.integers(1, 8), d=st.integers(1, 5), rank=st.integers(1, 5), seed=st.integers(0, 2**20),
+    gamma=st.floats(0, 2), scale=st.floats(0.1, 2),
+)  # fmt: skip
+def test_the_condition_number_is_that_of_the_transformed_data(n, d, rank, seed, gamma, scale):
+    rng = np.random.default_rng(seed)
+    xs = scale * rng.standard_normal((3, n + 1, min(rank, d))) @ rng.standard_normal((3, min(rank, d), d))
+    found = conditioning(Prompts(xs, np.zeros((3, n + 1, 1))), [gamma, 0.0])
+    assert found.after.shape == (2, 3)
+    assert found.eigenvalues.shape == (d, 3)
+    torch.testing.assert_close(found.after[1], found.before)
+    assert (found.after >= 1).all()
+    for p in range(3):
+        context = xs[p, :-1]
+        transformed = context @ (np.eye(d) - gamma * context.T @ context)
+        eigenvalues, mapped = clamped(context), clamped(transformed)
+        size = max(1.0, eigenvalues[-1])
+        np.testing.assert_allclose(found.eigenvalues[:, p].numpy(), eigenvalues, atol=1e-12 * size)
+        image = transformed_eigenvalues(torch.from_numpy(eigenvalues), gamma).numpy()
+        np.testing.assert_allclose(np.maximum(np.sort(image), FLOOR), mapped, atol=1e-11 * max(size, mapped[-1]))
+        if mapped[0] > 1e-5 * mapped[-1] or mapped[0] == FLOOR == eigenvalues[0]:
+            np.testing.assert_allclose(found.after[0, p].item(), mapped[-1] / mapped[0], rtol=1e-4)
+        if n >= d and eigenvalues[0] > max(FLOOR, 1e-5 * eigenvalues[-1]):  # numpy's is of the span otherwise
+            np.testing.assert_allclose(found.before[p].item(), np.linalg.cond(context) ** 2, rtol=1e-4)
+
+
+def test_the_map_is_the_printed_polynomial_with_its_maximum_and_root():
+    values = torch.linspace(0, 8, 50, dtype=torch.float64)
+    mapped = transformed_eigenvalues(values, 0.2)
+    torch.testing.assert_close(mapped, values - 2 * 0.2 * values**2 + 0.2**2 * values**3)
+    third, root, again = transformed_eigenvalues(torch.tensor([1 / 0.6, 5.0, 4 / 0.6], dtype=torch.float64), 0.2)
+    assert third.item() == pytest.approx(4 / (27 * 0.2)) == again.item()
+    assert root.item() == 0
+
+
+def test_the_query_is_not_part_of_the_second_moments():
+    other = PROMPTS.with_query(100 * PROMPTS.query.xs)
+    torch.testing.assert_close(conditioning(other, [0.3]).after, conditioning(PROMPTS, [0.3]).after)
+
+
+def test_too_few_points_leave_the_floor_before_and_after():
+    found = conditioning(PROMPTS.prefix(1), [0.5, 1.0])
+    assert (found.smallest == FLOOR).all()
+    largest = PROMPTS.xs[:, 0].square().sum(-1)
+    torch.testing.assert_close(found.largest, largest)
+    torch.testing.assert_close(found.after[0], transformed_eigenvalues(largest, 0.5) / FLOOR)
+    # one point of length 1 is mapped to 0 by γ = 1: all directions are then alike
+    unit = Prompts(torch.eye(3)[None, :2], torch.zeros(1, 2, 1))
+    assert conditioning(unit, [1.0]).after.item() == 1
+
+
+@given(low=st.floats(0.01, 3), width=st.floats(0, 8), gamma=st.floats(0, 1.5))
+@example(low=1.0, width=0.0, gamma=1.0)
+def test_the_range_s_condition_number_is_that_of_a_dense_spectrum(low, width, gamma):
+    span = EigenvalueRange(low, low + width)
+    dense = transformed_eigenvalues(torch.linspace(low, low + width, 20_001, dtype=torch.float64), gamma)
+    (found,) = span.condition_numbers([gamma]).tolist()
+    if gamma and low <= 1 / gamma <= low + width:
+        assert found == math.inf
+    else:
+        ratio = (dense.max() / dense.min()).item()
+        assert found == pytest.approx(ratio, rel=1e-3)
+    if gamma and low <= 1 / (3 * gamma) <= low + width < 1 / gamma:
+        assert span.printed_condition_numbers([gamma]).item() == pytest.approx(found)
+
+
+@given(low=st.floats(1e-4, 3), width=st.floats(0.01, 20))
+def test_the_heuristic_is_the_least_of_both_ratios_below_the_root(low, width):
+    span = EigenvalueRange(low, low + width)
+    best = span.heuristic_gamma
+    grid = torch.linspace(1e-3, 0.9999, 3000, dtype=torch.float64) / span.largest
+    for ratios in (span.condition_numbers, span.printed_condition_numbers):
+        values = ratios(grid.tolist())
+        assert ratios([best]).item() <= values.min().item() * (1 + 1e-9)
+        assert abs(grid[values.argmin()].item() - best) <= 2 * (grid[1] - grid[0]).item()
+    ends = transformed_eigenvalues(torch.tensor([span.smallest, span.largest], dtype=torch.float64), best)
+    assert ends[0].item() == pytest.approx(ends[1].item(), rel=1e-6)
+
+
+def test_beyond_the_root_the_printed_ratio_falls_to_one_while_the_range_holds_a_zero():
+    span = EigenvalueRange(0.1, 7.5)
+    senseless = 1 / (3 * span.smallest)
+    assert span.printed_condition_numbers([senseless]).item() == pytest.approx(1)
+    assert span.condition_numbers([senseless]).item() == math.inf
+    assert span.printed_condition_numbers([0.0]).item() == math.inf  # while nothing has happened yet:
+    assert span.condition_numbers([0.0]).item() == pytest.approx(75)
+
+
+def test_with_the_printed_eigenvalues_the_heuristic_is_larger_than_the_printed_gammas():
+    printed = published("000_a10")
+    for smallest, largest, gamma in zip(
+        printed["smallest_eigenvalue"],
+        printed["largest_eigenvalue"],
+        printed["gamma_of_trained_2_layer_recurrent"],
+        strict=True,
+    ):
+        span = EigenvalueRange(smallest, largest)
+        assert 1.15 < span.heuristic_gamma / gamma < 1.3
+        assert gamma * span.largest < 1
+
+
+@pytest.mark.parametrize(("n", "seed"), [(25, 0), (50, 1), (100, 2)])
+def test_extreme_eigenvalues_are_near_the_printed_ones(n, seed):
+    printed = published("000_a10")
+    found = conditioning(LinearRegression(n_context=n).sample(10_000, seed=seed), [0.0]).extremes
+    i = printed["n"].index(n)
+    assert found.largest == pytest.approx(printed["largest_eigenvalue"][i], rel=0.15)
+    assert found.smallest == pytest.approx(printed["smallest_eigenvalue"][i], rel=0.45)
+
+
+def test_statistics_are_those_of_numpy():
+    found = conditioning(PROMPTS, [0.1, 0.3])
+    after = found.after.numpy()
+    assert [m.mean for m in found.medians()] == pytest.approx(np.median(after, axis=1))
+    assert found.median_before().mean == pytest.approx(np.median(found.before.numpy()))
+    quantiles = np.quantile(after, [0.1, 0.9], axis=1)
+    np.testing.assert_allclose(found.quantiles([0.1, 0.9]).numpy(), quantiles, rtol=1e-12)
+    assert [s.mean for s in found.improved()] == pytest.approx((after < found.before.numpy()).mean(1))
+    beyond = [(gamma * found.largest.numpy() > 1).mean() for gamma in (0.1, 0.3)]
+    assert [s.mean for s in found.beyond_root()] == pytest.approx(beyond)
+    assert found.extremes == EigenvalueRange(found.smallest.min().item(), found.largest.max().item())
+    assert len(found.to_dataframe()) == len(PROMPTS)
+    torch.testing.assert_close(found.at([0.3, 0.2]).after[0], found.after[1])
+
+
+def test_the_median_s_interval_covers_as_often_as_it_says():
+    rng = np.random.default_rng(0)
+    xs = torch.from_numpy(np.sqrt(rng.uniform(1, 2, (400, 41))))  # S = diag(u, 1) has the condition number u
+    hits = 0
+    for of_prompts in xs:
+        contexts = torch.zeros(41, 3, 2, dtype=torch.float64)
+        contexts[:, 0, 0], contexts[:, 1, 1] = of_prompts, 1
+        hits += 1.5 in conditioning(Prompts(contexts, torch.zeros(41, 3, 1).double()), [0.0]).median_before()
+    assert 0.92 <= hits / 400 <= 0.995
+    few = conditioning(PROMPTS[:3], [0.0]).median_before()
+    assert math.isnan(few.low)
+    assert few.mean == pytest.approx(conditioning(PROMPTS[:3], [0.0]).before.median().item())
+
+
+def test_the_best_gamma_has_the_least_mean_log_condition_number():
+    prompts = LinearRegression(x_dim=4, n_context=30).sample(400, seed=3)
+    found = conditioning(prompts, [0.1])
+    best = found.best_gamma(seed=1)
+    assert best.low <= best.mean <= best.high
+    assert best.low < best.high
+    assert best.n == 400
+    grid = (best.mean * np.linspace(0.2, 2, 200)).tolist()
+    around = found.at([best.mean, *grid]).after.log().mean(1)
+    assert around[0] <= around[1:].min()
+    assert found.best_gamma(seed=1) == best
+    assert found.best_gamma(seed=2) != best
+
+
+def test_the_best_gamma_of_one_spectrum_is_the_one_of_its_range():
+    """With two eigenvalues no other one lies between: they can be mapped to the same value, on either side of 1/3γ."""
+    contexts = torch.diag_embed(torch.tensor([[1.0, 2.0]], dtype=torch.float64)).expand(5, 2, 2)
+    prompts = Prompts(torch.cat([contexts, contexts[:, :1]], 1), torch.zeros(5, 3, 1, dtype=torch.float64))
+    found = conditioning(prompts, [0.0])
+    assert found.before.tolist() == pytest.approx([4.0] * 5)
+    best = found.best_gamma().mean
+    assert found.at([best]).after[0, 0].item() == pytest.approx(1, abs=1e-3)
+    either = [1 / (4 + sign * 2 + 1) for sign in (1, -1)]  # f(λ_1) = f(λ_2), before and beyond the root
+    assert any(best == pytest.approx(value, rel=1e-3) for value in either)
+    assert found.extremes.heuristic_gamma == pytest.approx(either[0])
+
+
+def test_two_steps_of_descent_want_less_than_the_condition_numbers_do():
+    prompts = LinearRegression(n_context=25).sample(2000, seed=0, dtype=torch.float64)
+    tuned = tuned_descent(prompts, 2, gamma=True).hyperparameters["gamma"]
+    found = conditioning(prompts, [tuned])
+    assert tuned < found.extremes.heuristic_gamma < found.best_gamma(resamples=20).low
+    assert found.improved()[0].mean == 1
+    assert found.beyond_root()[0].mean == 0
+
+
+def test_half_precision_is_computed_in_double():
+    found = conditioning(PROMPTS.to(torch.bfloat16), [0.1])
+    assert found.after.dtype == torch.float64
+
+
+@pytest.mark.parametrize("gammas", [[-0.1], [0.1, math.nan], [math.inf], []])
+def test_gammas_must_be_finite_and_not_negative(gammas):
+    found = conditioning(PROMPTS, [0.1])
+    span = found.extremes
+    for call in (lambda g: conditioning(PROMPTS, g), found.at, span.condition_numbers, span.printed_condition_numbers):
+        with pytest.raises(ValueError, match="one or more finite numbers >= 0"):
+            call(gammas)
+
+
+def test_other_bad_input():
+    for prompts in (PROMPTS[:0], PROMPTS.prefix(0)):
+        with pytest.raises(ValueError, match="need prompts with context points"):
+            conditioning(prompts, [0.1])
+    for floor in (0.0, -1.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match="floor must be positive and finite"):
+            conditioning(PROMPTS, [0.1], floor=floor)
+    for ends in ((0.0, 1.0), (2.0, 1.0), (1.0, math.inf), (math.nan, 1.0)):
+        with pytest.raises(ValueError, match="0 < smallest <= largest"):
+            EigenvalueRange(*ends)
+    found = conditioning(PROMPTS, [0.1])
+    with pytest.raises(ValueError, match="probabilities must be 0 to 1"):
+        found.quantiles([1.1])
+    with pytest.raises(ValueError, match="resamples >= 1 and a level"):
+        found.best_gamma(resamples=0)
+    with pytest.raises(ValueError, match="resamples >= 1 and a level"):
+        found.best_gamma(level=1.0)

@@ -1,0 +1,347 @@
+"""Fits recover the parameters of constructions, whatever hides them, and agree with closed forms."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mechicl import constructions
+from mechicl.analysis import fit_construction, one_step_optimum, tuned_descent
+from mechicl.analysis.weights.construction_families import family_for
+from mechicl.analysis.weights.fits import best_member
+from mechicl.models import HookedTransformer, TransformerConfig
+from mechicl.tasks import LinearRegression
+
+TASK = LinearRegression(x_dim=2, n_context=3, inputs="gaussian")
+SIZES: dict[str, Any] = {"x_dim": 2, "n_context": 3}
+A = torch.tensor([[0.5, -0.2], [0.1, 0.3]], dtype=torch.float64)
+C = torch.tensor([[-0.3, 0.4], [0.2, 0.6]], dtype=torch.float64)
+
+
+def double(*values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+@torch.no_grad()
+def hidden(model: HookedTransformer, n_heads: int = 1, seed: int = 0) -> HookedTransformer:
+    """The same function: each head split into several by random shares, in random order, gauge and basis."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    cfg = model.cfg.replace(n_heads=n_heads, d_head=model.cfg.d_model)
+    made = HookedTransformer(cfg)
+    own = dict(made.named_parameters())
+    for name, weight in model.named_parameters():
+        if ".attn." not in name:
+            own[name].copy_(weight)
+    blocks = range(1) if cfg.recurrent else range(cfg.n_layers)
+    for block, source in ((made.blocks[i].attn, model.blocks[i].attn) for i in blocks):
+        W_KQ, W_PV = source.W_Q[0] @ source.W_K[0].T, source.W_V[0] @ source.W_O[0]
+        shares = normal(n_heads).abs() + 0.2
+        for head in torch.randperm(n_heads, generator=generator).tolist():
+            scale = (1 if normal(1) > 0 else -1) * normal(1).exp()
+            first, second = (torch.linalg.qr(normal(cfg.d_model, cfg.d_model)).Q for _ in range(2))
+            block.W_Q[head] = scale * W_KQ @ first
+            block.W_K[head] = first
+            block.W_V[head] = shares[head] / shares.sum() * W_PV @ second
+            block.W_O[head] = second.T / scale
+    return made
+
+
+def features(prompts) -> np.ndarray:
+    """What each query's prediction is for each entry of A in `x A Σ_j x_jᵀ y_j`, by loops: `[prompt x x]`."""
+    found = np.zeros((len(prompts), prompts.x_dim, prompts.x_dim))
+    for p, (xs, ys) in enumerate(zip(prompts.xs.numpy(), prompts.ys.numpy(), strict=True)):
+        for x, y in zip(xs[:-1], ys[:-1], strict=True):
+            found[p] += np.outer(xs[-1], x) * y[0]
+    return found
+
+
+@settings(max_examples=6)
+@given(n_heads=st.integers(1, 3), recurrent=st.booleans(), seed=st.integers(0, 2**20))
+def test_one_step_size_is_read_off_whatever_hides_it(n_heads: int, recurrent: bool, seed: int):
+    made = constructions.gradient_descent(**SIZES, step_size=0.37, steps=2)
+    model = HookedTransformer(made.cfg.replace(recurrent=recurrent))
+    model.load_state_dict(made.state_dict(), strict=False)
+    fit = fit_construction(hidden(model, n_heads, seed), "gd", TASK, refine=False, n_prompts=20)
+    torch.testing.assert_close(fit.projected.parameters["step_size"], double(0.37)[None])
+    assert fit.matched is None
+    assert fit.distance_KQ.max() < 1e-12
+    assert fit.distance_PV.max() < 1e-12
+    assert fit.blocks()["distance"].max() < 1e-12
+    assert fit.projected.squared_distances.max() < 1e-20
+
+
+def test_beta_is_the_factor_between_query_and_value():
+    model = constructions.gradient_descent(**SIZES, step_size=0.37, steps=2)
+    with torch.no_grad():
+        model.blocks[0].attn.W_K.mul_(-3.0)
+        model.blocks[0].attn.W_O.div_(-3.0)
+    fit = fit_construction(model, "gd", TASK, refine=False, n_prompts=20)
+    torch.testing.assert_close(fit.beta, torch.full((1, 2, 1), -3.0, dtype=torch.float64))
+    expected = torch.diag(double(0, 0, -0.37)).expand(2, 1, 3, 3)
+    torch.testing.assert_close(fit.products[0].W_PV, expected)
+    torch.testing.assert_close(fit.nearest[0].W_PV, expected)
+
+
+@settings(max_examples=6)
+@given(n_heads=st.integers(1, 3), y_dim=st.integers(1, 2), seed=st.integers(0, 2**20))
+def test_parameters_of_each_layer_are_read_off_and_the_last_gamma_is_0(n_heads: int, y_dim: int, seed: int):
+    a, gamma = [0.1, 0.2, 0.3], [0.01, -0.02, 0.05]
+    model = constructions.gd_plus_plus(**SIZES, y_dim=y_dim, step_size=a, gamma=gamma, steps=3)
+    task = TASK.replace(y_dim=y_dim)
+    fit = fit_construction(hidden(model, n_heads, seed), "gd++ per layer", task, refine=False, n_prompts=20)
+    torch.testing.assert_close(fit.projected.parameters["step_size"], double(*a)[None])
+    torch.testing.assert_close(fit.projected.parameters["gamma"], double(0.01, -0.02, 0.0)[None])
+    assert fit.projected.squared_distances.max() < 1e-20  # the last γ moves nothing that is read
+    assert fit.distance_PV.max() < 1e-12
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_gd_plus_plus_of_looped_and_single_layers(steps: int, normalize: bool):
+    made = constructions.gd_plus_plus(**SIZES, step_size=0.3, gamma=0.05, steps=steps)
+    model = HookedTransformer(made.cfg.replace(normalize_by_context=normalize))
+    model.load_state_dict(made.state_dict())
+    if normalize:
+        with torch.no_grad():
+            model.blocks[0].attn.W_O.mul_(3)  # n
+    fit = fit_construction(hidden(model, 2), "gd++", TASK, n_prompts=50)
+    expected = {"step_size": 0.3, "gamma": 0.05 if steps > 1 else 0.0}  # one layer's x is never read
+    for members in (fit.projected, fit.matched):
+        assert members is not None
+        assert {k: v.item() for k, v in members.parameters.items()} == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("n_heads", [1, 2])
+def test_preconditioners_are_read_off(n_heads: int):
+    shared = constructions.preconditioned_gd(**SIZES, preconditioner=A, steps=2)
+    fit = fit_construction(hidden(shared, n_heads), "pgd", TASK, refine=False, n_prompts=20)
+    torch.testing.assert_close(fit.projected.parameters["preconditioner"], A[None, None])
+    own = constructions.preconditioned_gd(**SIZES, preconditioner=[A, C], steps=2)
+    fit = fit_construction(hidden(own, n_heads, seed=3), "pgd per layer", TASK, refine=False, n_prompts=20)
+    torch.testing.assert_close(fit.projected.parameters["preconditioner"], torch.stack([A, C])[None])
+    assert fit.distance_KQ.max() < 1e-12
+
+
+def test_newtons_alpha_is_read_off_and_found_again_from_elsewhere():
+    model = constructions.newton(**SIZES, steps=2, alpha=0.002)
+    fit = fit_construction(hidden(model), "newton", TASK, n_prompts=50)
+    assert fit.projected.parameters["alpha"].item() == pytest.approx(0.002, rel=1e-10)
+    assert fit.best.parameters["alpha"].item() == pytest.approx(0.002, rel=1e-6)
+    prompts = TASK.sample(50, seed=4, dtype=torch.float64)
+    targets = []
+    for xs, ys in zip(prompts.xs, prompts.ys, strict=True):
+        S, B = xs[:-1].T @ xs[:-1], xs[:-1].T @ ys[:-1]
+        M = 0.002 * S
+        for _ in range(2):
+            M = 2 * M - M @ S @ M
+        targets.append(xs[-1] @ M @ B)
+    found = best_member(family_for("newton", model.cfg), double(0.0026), prompts, torch.stack(targets))
+    assert found.item() == pytest.approx(0.002, rel=1e-6)
+
+
+def test_matching_finds_parameters_again_from_a_perturbed_start():
+    a, gamma = [0.1, 0.2], [0.03, 0.0]
+    model = constructions.gd_plus_plus(**SIZES, step_size=a, gamma=gamma, steps=2)
+    prompts = TASK.sample(60, seed=5, dtype=torch.float64)
+    targets = []
+    for prompt_xs, prompt_ys in zip(prompts.xs, prompts.ys, strict=True):
+        xs, ys = prompt_xs.clone(), prompt_ys.clone()
+        ys[-1] = 0
+        for step_size, g in zip(a, gamma, strict=True):
+            gram = xs @ xs[:-1].T
+            xs, ys = xs - g * gram @ xs[:-1], ys - step_size * gram @ ys[:-1]
+        targets.append(-ys[-1])
+    start = double(*a, *gamma) * double(1.2, 0.9, 0.7, 1.0) + double(0, 0, 0, 0.01)
+    found = best_member(family_for("gd++ per layer", model.cfg), start, prompts, torch.stack(targets))
+    torch.testing.assert_close(found[:3], double(*a, *gamma)[:3], rtol=1e-4, atol=1e-6)
+
+
+def test_the_matched_step_size_is_that_of_least_squares():
+    model = HookedTransformer(TransformerConfig(**SIZES, initializer_range=0.4, dtype="float64"), seed=3)
+    fit = fit_construction(model, "gd", TASK, n_prompts=80, seed=7)
+    fitting = TASK.sample(80, seed=7, dtype=torch.float64)
+    direction = np.trace(features(fitting), axis1=1, axis2=2)
+    W_KQ, W_PV = ((left @ right).detach().numpy()[0, 0] for left, right in
+                  ((model.W_Q, model.W_K.mT), (model.W_V, model.W_O)))  # fmt: skip
+
+    def predict(prompts) -> np.ndarray:
+        found = []
+        for xs, ys in zip(prompts.xs.numpy(), prompts.ys.numpy(), strict=True):
+            tokens, query = np.concatenate([xs, ys], axis=1)[:-1], np.append(xs[-1], 0)
+            found.append(-((query @ W_KQ @ tokens.T) @ tokens @ W_PV)[2])
+        return np.array(found)
+
+    own = predict(fitting)
+    assert fit.matched is not None
+    assert fit.best is fit.matched
+    step_size = fit.matched.parameters["step_size"].item()
+    assert step_size == pytest.approx(own @ direction / (direction @ direction), rel=1e-6)
+
+    # and everything measured on held-out prompts
+    held_out = TASK.sample(80, seed=8, dtype=torch.float64)
+    truth, own = held_out.ys[:, -1, 0].numpy(), predict(held_out)
+    theirs = step_size * np.trace(features(held_out), axis1=1, axis2=2)
+    np.testing.assert_allclose(fit.squared_errors[0], (own - truth) ** 2, rtol=1e-9)
+    np.testing.assert_allclose(fit.squared_predictions[0], own**2, rtol=1e-9)
+    np.testing.assert_allclose(fit.matched.squared_errors[0], (theirs - truth) ** 2, rtol=1e-6, atol=1e-12)
+    np.testing.assert_allclose(fit.matched.squared_distances[0], (theirs - own) ** 2, rtol=1e-6, atol=1e-12)
+    row = fit.to_dataframe().iloc[2]
+    distance = ((theirs - own) ** 2).mean() / (own**2).mean()
+    assert (row["family"], row["member"], row["model"]) == ("gd", "matched", 0)
+    assert row["mse"] == pytest.approx(((theirs - truth) ** 2).mean())
+    assert row["loss_ratio"] == pytest.approx(((theirs - truth) ** 2).mean() / ((own - truth) ** 2).mean())
+    assert row["relative_distance"] == pytest.approx(distance)
+    # the standard error of a ratio of means, by the delta method
+    residual = (theirs - own) ** 2 - distance * own**2
+    half = scipy.stats.t.ppf(0.975, 79) * residual.std(ddof=1) / np.sqrt(80) / (own**2).mean()
+    assert row["high"] - row["relative_distance"] == pytest.approx(half)
+    assert row["relative_distance"] - row["low"] == pytest.approx(half)
+
+    # the projection: mean diagonal times minus the y-entry of W_PV
+    mean_diagonal = (W_KQ[0, 0] + W_KQ[1, 1]) / 2
+    assert fit.beta.item() == pytest.approx(mean_diagonal)
+    assert fit.projected.parameters["step_size"].item() == pytest.approx(-mean_diagonal * W_PV[2, 2])
+    away = W_KQ[:2] / mean_diagonal - np.eye(2, 3)  # the y-row meets only the query's 0
+    assert fit.distance_KQ.item() == pytest.approx(np.linalg.norm(away) / np.sqrt(2))
+    beside = np.linalg.norm(W_PV[:2, 2]) / abs(W_PV[2, 2])
+    assert fit.distance_PV.item() == pytest.approx(beside)
+
+
+def test_tuning_one_step_is_linear_least_squares_and_near_the_exact_optimum():
+    model = HookedTransformer(TransformerConfig(**SIZES, initializer_range=0.4, dtype="float64"), seed=3)
+    prompts = TASK.sample(20_000, seed=2, dtype=torch.float64)
+    moments, truth = features(prompts), prompts.ys[:, -1, 0].numpy()
+    direction = np.trace(moments, axis1=1, axis2=2)
+    family, targets = family_for("gd", model.cfg), prompts.query.ys
+    for start in (0.0, -3.0):
+        found = best_member(family, double(start), prompts, targets).item()
+        assert found == pytest.approx(truth @ direction / (direction @ direction), rel=1e-6)
+        assert found == pytest.approx(one_step_optimum(TASK).step_size, rel=0.03)
+        assert tuned_descent(prompts, 1).hyperparameters["step_size"] == pytest.approx(found, rel=1e-5)
+        loss = (family.member(double(found)).predict(prompts) - targets).square().mean().item()
+        assert loss == pytest.approx(one_step_optimum(TASK).mse, rel=0.05)
+    few = TASK.sample(300, seed=2, dtype=torch.float64)
+    matrix = best_member(family_for("pgd", model.cfg), double(0, 0, 0, 0), few, few.query.ys)
+    expected = np.linalg.lstsq(features(few).reshape(300, 4) / 3, few.ys[:, -1, 0].numpy(), rcond=None)[0]
+    np.testing.assert_allclose(matrix, expected, rtol=1e-5, atol=1e-7)
+
+
+def test_the_layerwise_member_is_the_weighted_least_squares_of_what_layers_write():
+    cfg = TransformerConfig(**SIZES, n_layers=2, n_heads=2, initializer_range=0.4, dtype="float64")
+    model = HookedTransformer(cfg, seed=5)
+    fit = fit_construction(model, "gd++ per layer", TASK, refine=False, n_prompts=40, seed=9)
+    prompts = TASK.sample(40, seed=9, dtype=torch.float64)
+    streams = [stream.detach().numpy() for stream in model.layer_streams(prompts, at="positions")]
+    expected: dict[str, list[float]] = {"step_size": [], "gamma": [0.0]}
+    for layer in range(2):
+        sums = {"step_size": [0.0, 0.0], "gamma": [0.0, 0.0]}
+        for before, after in zip(streams[layer], streams[layer + 1], strict=True):
+            xs, context = before[:, :2], before[:-1]
+            for parameter, part in (("gamma", slice(0, 2)), ("step_size", slice(2, 3))):
+                unit = np.zeros_like(before[:, part])
+                for i, x in enumerate(xs):
+                    for token in context:
+                        unit[i] -= (x @ token[:2]) * token[part]
+                change = (after - before)[:, part]
+                sums[parameter][0] += (unit * change).sum() / (change**2).sum()
+                sums[parameter][1] += (unit**2).sum() / (change**2).sum()
+        expected["step_size"].append(sums["step_size"][0] / sums["step_size"][1])
+        if layer == 0:
+            expected["gamma"] = [sums["gamma"][0] / sums["gamma"][1], 0.0]
+    assert fit.layerwise is not None
+    for name, values in expected.items():
+        np.testing.assert_allclose(fit.layerwise.parameters[name][0], values, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("family", ["gd++ per layer", "pgd per layer"])
+def test_the_layerwise_member_of_a_hidden_construction_is_the_construction(family):
+    if family == "pgd per layer":
+        made = constructions.preconditioned_gd(**SIZES, preconditioner=[A, C], steps=2)
+    else:
+        made = constructions.gd_plus_plus(**SIZES, step_size=[0.3, 0.7], gamma=[0.1, 0.0], steps=2)
+    fit = fit_construction(hidden(made, 2, seed=4), family, TASK, refine=False, n_prompts=60)
+    assert fit.layerwise is not None
+    assert fit.layerwise.squared_distances.max() < 1e-18
+
+
+def test_intervals_are_over_seeds():
+    sizes = [0.1, 0.2, 0.4]
+    models = [constructions.gradient_descent(**SIZES, step_size=a) for a in sizes]
+    fit = fit_construction(models, "gd", TASK, refine=False, n_prompts=20)
+    (found,) = fit.intervals().values()
+    half = scipy.stats.t.ppf(0.975, 2) * np.std(sizes, ddof=1) / np.sqrt(3)
+    assert list(fit.intervals()) == ["step_size"]
+    assert (found.mean, found.low, found.high, found.n) == pytest.approx(
+        (np.mean(sizes), np.mean(sizes) - half, np.mean(sizes) + half, 3)
+    )
+    assert list(fit.to_dataframe()["model"]) == [0, 1, 2] * 2
+    matrices = [constructions.preconditioned_gd(**SIZES, preconditioner=[m, C], steps=2) for m in (A, -A)]
+    intervals = fit_construction(matrices, "pgd per layer", TASK, refine=False, n_prompts=20).intervals()
+    assert len(intervals) == 8
+    assert intervals["preconditioner[0,0,1]"].mean == pytest.approx(0, abs=1e-12)
+    assert intervals["preconditioner[0,0,1]"].high == pytest.approx(0.2 * scipy.stats.t.ppf(0.975, 1))
+    assert intervals["preconditioner[1,1,0]"].low == pytest.approx(C[1, 0].item())
+
+
+def test_distances_by_block_are_those_of_what_was_added():
+    model = constructions.gradient_descent(**SIZES, step_size=0.5, steps=2)
+    looped = hidden(model, 1)
+    with torch.no_grad():
+        block = looped.blocks[0].attn
+        for weight, identity in ((block.W_Q, False), (block.W_K, True), (block.W_V, False), (block.W_O, True)):
+            weight.copy_(torch.eye(3, dtype=torch.float64) if identity else torch.zeros(3, 3))
+        block.W_Q[0] = torch.tensor([[1, 0.3, 0], [0, 1, 0], [0.2, 0, 0]])
+        block.W_V[0] = torch.tensor([[0, 0, 0.1], [0.4, 0, 0], [0, 0.7, -0.5]])
+    fit = fit_construction(looped, "gd", TASK, refine=False, n_prompts=20)
+    assert fit.projected.parameters["step_size"].item() == pytest.approx(0.5)
+    found = fit.blocks()
+    assert len(found) == 2 * 2 * 4
+    first = found[found["layer"] == 0].set_index(["product", "block"])["distance"].to_dict()
+    root = 2**0.5
+    assert first == pytest.approx({
+        ("W_KQ", "x to x"): 0.3 / root, ("W_KQ", "x to y"): 0, ("W_KQ", "y to x"): 0.2 / root, ("W_KQ", "y to y"): 0,
+        ("W_PV", "x to x"): 0.4 / 0.5, ("W_PV", "x to y"): 0.1 / 0.5, ("W_PV", "y to x"): 0.7 / 0.5,
+        ("W_PV", "y to y"): 0,
+    }, abs=1e-6)  # fmt: skip
+    assert fit.distance_KQ[0, 0, 0].item() == pytest.approx((0.3**2 + 0.2**2) ** 0.5 / root)
+    assert fit.distance_PV[0, 1, 0].item() == pytest.approx((0.4**2 + 0.1**2 + 0.7**2) ** 0.5 / 0.5)
+
+
+def refused(match: str, *args, **kwargs) -> None:
+    with pytest.raises(ValueError, match=match):
+        fit_construction(*args, **kwargs, n_prompts=10)
+
+
+def test_what_cannot_be_fitted_is_refused():
+    plain = constructions.gradient_descent(**SIZES, step_size=0.5)
+    refused("no models", [], "gd", TASK)
+    deeper = constructions.gradient_descent(**SIZES, step_size=0.5, steps=2)
+    refused("different configs", [plain, deeper], "gd", TASK)
+    refused("newton takes at least 3 layers", plain, "newton", TASK)
+    refused("one set of parameters for all layers", deeper, "gd per layer", TASK)
+    moved = constructions.gradient_descent(**SIZES, step_size=0.5, initial_weights=torch.ones(2, 1).double())
+    refused("W_0 = 0", moved, "gd", TASK)
+    other: list[tuple[dict[str, Any], str]] = [
+        ({"damping": 0.5}, "damping"), ({"attention": "softmax", "d_head": 3}, "softmax"), ({"d_mlp": 4}, "d_mlp"),
+    ]  # fmt: skip
+    for fields, match in other:
+        refused(match, HookedTransformer(TransformerConfig(**SIZES, **fields)), "gd", TASK)
+    with torch.no_grad():
+        dead = hidden(plain, 2)
+        dead.blocks[0].attn.W_Q[0] = 0
+    refused("no gauge", dead, "gd", TASK)
+
+
+def test_newton_has_no_layerwise_member_and_prompts_are_needed():
+    made = constructions.newton(**SIZES, steps=1, alpha=0.05)
+    assert fit_construction(made, "newton", TASK, refine=False, n_prompts=9).layerwise is None
+    with pytest.raises(ValueError, match="n_prompts must be at least 1"):
+        fit_construction(made, "newton", TASK, n_prompts=0)

@@ -1,0 +1,285 @@
+"""The kernel view against the raw weights, token by token, and against constructions."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from mechicl import algorithms, constructions
+from mechicl.analysis.weights.kernels import (
+    adapted_functions,
+    contributions,
+    decompose,
+    effective_rank,
+    features,
+    initial_function,
+    kernel,
+    spectrum,
+    symmetry_error,
+    view_kernel,
+)
+from mechicl.learners import AlgorithmLearner
+from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig
+from mechicl.prompts import Prompts
+from mechicl.tasks import SineRegression
+from tests.strategies import random_model, random_prompts
+
+SINE = {
+    "x_dim": 1, "n_context": 6, "d_model": 7, "d_mlp": 11, "mlp_location": "input", "read_in": "linear",
+    "read_out": "identity", "normalize_by_context": True, "score_scale": 0.7, "dtype": "float64",
+}  # fmt: skip
+MODELS = {
+    "attention": {},
+    "gradient descent": {"attention_weights": "gradient_descent"},
+    "two heads": {"n_heads": 2, "d_head": 3},
+    "relu attention": {"attention": "relu", "damping": 0.6, "normalize_by_context": False},
+    "read-out": {"read_out": "linear", "read_bias": True},
+    "no MLP": {"d_mlp": None, "mlp_location": "blocks", "d_model": 2, "read_in": "identity"},
+    "two targets": {"y_dim": 2, "x_dim": 3},
+}
+GRID = torch.linspace(-1, 1, 5, dtype=torch.float64)[:, None]
+
+
+def make(name: str) -> HookedTransformer:
+    return random_model(TransformerConfig(**{**SINE, **MODELS[name]}))
+
+
+class ByHand:
+    """One layer in numpy, one token at a time."""
+
+    def __init__(self, model: HookedTransformer):
+        self.cfg = model.cfg
+        self.weights = {name: value.detach().numpy() for name, value in model.state_dict().items()}
+        attn = model.blocks[0].attn
+        self.Q, self.K, self.V, self.O = (w[0].detach().numpy() for w in (model.W_Q, model.W_K, model.W_V, model.W_O))
+        assert attn.cfg.act_fn == "gelu"
+
+    def stream(self, x, y=None):
+        y = -x @ self.weights["initial_weights"] if y is None else y
+        token = np.concatenate([x, y])
+        if "embed" in self.weights:
+            token = token @ self.weights["embed"] + self.weights.get("embed_bias", 0)
+        if "input_mlp.W_in" in self.weights:
+            hidden = token @ self.weights["input_mlp.W_in"] + self.weights["input_mlp.b_in"]
+            hidden = np.array([h * (1 + math.erf(h / 2**0.5)) / 2 for h in hidden])
+            token = token + hidden @ self.weights["input_mlp.W_out"] + self.weights["input_mlp.b_out"]
+        return token
+
+    def read(self, stream, *, bias=True):
+        if "unembed" in self.weights:
+            return stream @ self.weights["unembed"] + (self.weights["unembed_bias"] if bias else 0)
+        return -stream[self.cfg.y_slot]
+
+    def contribution(self, x, y, query, n):
+        key, asked, out = self.stream(x, y), self.stream(query), 0.0
+        for head in range(self.cfg.n_heads):
+            score = self.cfg.score_scale * (asked @ self.Q[head]) @ (key @ self.K[head])
+            score = max(score, 0.0) if self.cfg.attention == "relu" else score
+            score = score / n if self.cfg.normalize_by_context else score
+            out = out + self.cfg.damping * score * key @ self.V[head] @ self.O[head]
+        return self.read(out, bias=False)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_prediction_is_the_sum_of_what_each_point_contributes(name):
+    model = make(name)
+    prompts, hand = random_prompts(model.cfg, batch=3), ByHand(model)
+    got = contributions(model, prompts)
+    for i, (xs, ys) in enumerate(zip(prompts.xs.numpy(), prompts.ys.numpy(), strict=True)):
+        each = [hand.contribution(x, y, xs[-1], 6) for x, y in zip(xs[:-1], ys[:-1], strict=True)]
+        np.testing.assert_allclose(got[i].detach(), each, rtol=1e-9, atol=1e-12)
+    total = initial_function(model, prompts.query.xs) + got.sum(1)
+    torch.testing.assert_close(total, model.predict(prompts))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_features_and_initial_function(name):
+    model = make(name)
+    prompts, hand = random_prompts(model.cfg), ByHand(model)
+    xs, ys = prompts.query
+    slot = model.cfg.y_slot
+    for targets, got in ((ys, features(model, xs, ys)), ([None] * len(xs), features(model, xs))):
+        for x, y, feature in zip(xs.numpy(), targets, got, strict=True):
+            stream = hand.stream(x, None if y is None else y.numpy())
+            np.testing.assert_allclose(feature.detach(), np.delete(stream, slot), rtol=1e-9, atol=1e-12)
+    initial = initial_function(model, xs)
+    np.testing.assert_allclose(initial.detach(), [hand.read(hand.stream(x)) for x in xs.numpy()], atol=1e-12)
+    torch.testing.assert_close(initial, model.predict(Prompts(xs[:, None], ys[:, None])))  # an empty context
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "two targets"])
+def test_the_kernel_is_the_slope_of_a_contribution(name):
+    model = make(name)
+    hand, step = ByHand(model), 1e-6
+    got = kernel(model, GRID, GRID + 0.1, n_context=4)
+    for i, query in enumerate(GRID.numpy()):
+        for j, x in enumerate((GRID + 0.1).numpy()):
+            high, low = (hand.contribution(x, np.array([y]), query, 4) for y in (step, -step))
+            assert got[i, j].item() == pytest.approx(((high - low) / (2 * step)).item(), rel=1e-5, abs=1e-8)
+    assert kernel(model, GRID, GRID).shape == (5, 5)
+
+
+def test_the_gradient_descent_layer_s_scores_are_inner_products_of_features():
+    model = make("gradient descent")
+    prompts = random_prompts(model.cfg, batch=8)
+    view, m = view_kernel(model, GRID, prompts), features(model, GRID)
+    zero_targets = features(model, GRID, torch.zeros_like(GRID))
+    expected = model.cfg.score_scale / 6 * m @ zero_targets.mT
+    torch.testing.assert_close(view.scores, expected.detach())
+    # a prediction is kernel smoothing of the targets that the MLP has made
+    (xs, ys), step_size = prompts.context, model.blocks[0].attn.step_size
+    for i in range(len(prompts)):
+        tokens = model.embed_tokens(torch.cat([xs[i], ys[i]], dim=1)[None])[0]
+        scores = features(model, xs[i], ys[i]) @ features(model, prompts.query.xs[i : i + 1])[0]
+        smoothed = step_size * model.cfg.score_scale / 6 * scores @ tokens[:, model.cfg.y_slot]
+        start = initial_function(model, prompts.query.xs[i : i + 1])[0]
+        torch.testing.assert_close(start + smoothed, model.predict(prompts[i : i + 1])[0])
+
+
+def test_a_symmetric_view_of_the_gradient_descent_layer():
+    model = make("gradient descent")
+    model.initial_weights.zero_()  # with which the query's token is (x, 0)
+    view = view_kernel(model, GRID, random_prompts(model.cfg))
+    assert symmetry_error(view.scores) < 1e-12
+    assert view.symmetry_error > 0.01  # what a key writes per unit of y differs from key to key
+    attention = view_kernel(make("attention"), GRID, random_prompts(model.cfg))
+    assert symmetry_error(attention.scores) > 0.01  # a random W_KQ is not symmetric
+
+
+@pytest.mark.parametrize("act_fn", ["relu", "tanh"])
+def test_the_kernel_of_the_construction_is_the_step_size_times_inner_products(act_fn):
+    weights = torch.randn(1, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    bias = torch.randn(9, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    model = constructions.kernel_gradient_descent(
+        weights=weights, bias=bias, n_context=6, step_size=0.03, act_fn=act_fn
+    )
+    prompts = SineRegression(n_context=6).sample(20, seed=0, dtype=torch.float64)
+    view = view_kernel(model, GRID, prompts)
+    m = features(model, GRID)[:, 1:]  # the stream holds x beside the features
+    torch.testing.assert_close(m, {"relu": torch.relu, "tanh": torch.tanh}[act_fn](GRID @ weights + bias))
+    torch.testing.assert_close(view.kernel, 0.03 * m @ m.mT)
+    torch.testing.assert_close(view.through_values, view.kernel)
+    assert view.symmetry_error < 1e-12
+    assert view.identity_error < 1e-12
+    # no part but the linear one, which is kernel smoothing without a normaliser
+    for other in (view.parts.initial, view.parts.constant, view.parts.remainder):
+        torch.testing.assert_close(other, torch.zeros_like(other), atol=1e-12, rtol=0)
+    torch.testing.assert_close(view.parts.linear, model.predict(prompts)[:, 0])
+
+
+@pytest.mark.parametrize("name", ["attention", "gradient descent", "two heads", "relu attention"])
+def test_the_parts_of_a_prediction(name):
+    model = make(name)
+    prompts = random_prompts(model.cfg, batch=7)
+    parts = decompose(model, prompts, batch_size=3)
+    assert parts.error.abs().max() < 1e-12
+    torch.testing.assert_close(parts.prediction, model.predict(prompts)[:, 0].detach())
+    without = contributions(model, Prompts(prompts.xs, torch.zeros_like(prompts.ys)))
+    torch.testing.assert_close(parts.constant, without.sum((1, 2)).detach())
+    (xs, ys), query = prompts.context, prompts.query.xs
+    smoothed = [kernel(model, q[None], x)[0] @ y[:, 0] for q, x, y in zip(query, xs, ys, strict=True)]
+    torch.testing.assert_close(parts.linear, torch.stack(smoothed).detach())
+    # targets a thousand times smaller leave a remainder of second order
+    small = decompose(model, Prompts(prompts.xs, prompts.ys / 1000))
+    assert small.remainder.abs().max() < 1e-5 * max(1.0, float(parts.remainder.abs().max()))
+    assert list(parts.to_dataframe()) == ["prediction", "initial", "constant", "linear", "remainder", "error"]
+
+
+def test_single_precision_holds_to_rounding():
+    model = make("attention").to(torch.float32)
+    prompts = random_prompts(model.cfg, batch=50)
+    view = view_kernel(model, GRID, prompts)
+    assert view.kernel.dtype == view.parts.linear.dtype == torch.float64
+    assert view.identity_error < 1e-5 * view.parts.prediction.abs().max()
+
+
+def test_spectra():
+    matrix = torch.tensor([[1.0, 2.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, -3.0]], dtype=torch.float64)
+    torch.testing.assert_close(spectrum(matrix), torch.tensor([-3.0, 2.0, 0.0], dtype=torch.float64))
+    assert effective_rank(matrix) == pytest.approx(25 / 13)
+    assert effective_rank(torch.eye(4)) == pytest.approx(4)
+    assert symmetry_error(torch.eye(4)) == 0
+    assert symmetry_error(torch.tensor([[0.0, 1.0], [-1.0, 0.0]])) == pytest.approx(2)
+    assert math.isnan(effective_rank(torch.zeros(2, 2)))
+    # the sine waves of one frequency: a kernel cos(x - x') has rank 2
+    points = 2 * math.pi * torch.arange(12, dtype=torch.float64) / 12
+    assert effective_rank((points[:, None] - points).cos()) == pytest.approx(2)
+
+
+def learners():
+    lstm = HookedLSTM(LSTMConfig(x_dim=1, n_context=6, n_layers=1, d_model=5), seed=0).double()
+    return {
+        "model": make("attention"),
+        "hooked": make("gradient descent"),
+        "lstm": lstm,
+        "algorithm": AlgorithmLearner(algorithms.kernel_smoothing, {"bandwidth": 0.5}),
+    }
+
+
+@pytest.mark.parametrize("name", learners())
+def test_adapted_functions_are_predictions_one_by_one(name):
+    learner = learners()[name]
+    prompts = SineRegression(n_context=6).sample(4, seed=0, dtype=torch.float64)
+    if name == "hooked":
+        learner.blocks[0].attn.hook_pattern.add_hook(lambda value, hook: 2 * value)
+    got = adapted_functions(learner, prompts, GRID, batch_size=7)
+    assert got.shape == (4, 5, 1)
+    assert not got.requires_grad
+    for j, x in enumerate(GRID):
+        torch.testing.assert_close(got[:, j], learner.predict(prompts.with_query(x.expand(4, 1))).detach())
+
+
+def test_grids_in_another_dtype_and_none_at_all():
+    prompts = SineRegression(n_context=6).sample(4, seed=0, dtype=torch.float64)
+    model = make("attention")
+    torch.testing.assert_close(adapted_functions(model, prompts, GRID.float()), adapted_functions(model, prompts, GRID))
+    assert adapted_functions(model, prompts[:0], GRID).shape == (0, 5, 1)
+
+
+REFUSED = {
+    "softmax": {"attention": "softmax", "normalize_by_context": False},
+    "n_layers": {"n_layers": 2},
+    "keys": {"keys": "full"},
+    "normalization_type": {"normalization_type": "LN"},
+    "block_mlp": {"mlp_location": "blocks"},
+    "token_clip": {"token_clip": 1.0},
+    "prompt_format": {"prompt_format": "interleaved", "keys": "causal"},
+    "positional_embedding_type": {"positional_embedding_type": "standard"},
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_models_without_a_kernel_are_refused(what):
+    model = HookedTransformer(TransformerConfig(**{**SINE, **REFUSED[what]}))
+    prompts = random_prompts(model.cfg)
+    for call in (
+        lambda: features(model, GRID),
+        lambda: initial_function(model, GRID),
+        lambda: kernel(model, GRID, GRID),
+        lambda: contributions(model, prompts),
+        lambda: view_kernel(model, GRID, prompts),
+    ):
+        with pytest.raises(ValueError, match=what):
+            call()
+
+
+def test_bad_arguments_are_refused():
+    model, prompts = make("attention"), random_prompts(make("attention").cfg)
+    with pytest.raises(ValueError, match="xs must be"):
+        features(model, GRID.expand(5, 2))
+    with pytest.raises(ValueError, match="ys must be"):
+        features(model, GRID, GRID.expand(5, 2))
+    with pytest.raises(ValueError, match="n_context must be"):
+        kernel(model, GRID, GRID, n_context=0)
+    with pytest.raises(ValueError, match="without context"):
+        decompose(model, prompts.prefix(0))
+    with pytest.raises(ValueError, match="prompts and grid points"):
+        view_kernel(model, GRID[:0], prompts)
+    with pytest.raises(ValueError, match="one head"):
+        view_kernel(make("two heads"), GRID, prompts)
+    wide = make("two targets")
+    with pytest.raises(ValueError, match="y_dim"):
+        decompose(wide, random_prompts(wide.cfg))
+    with pytest.raises(ValueError, match="grid must be"):
+        adapted_functions(model, prompts, GRID.expand(5, 2))

@@ -1,0 +1,243 @@
+"""Functions stay while weights change; random symmetry transformations are undone."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mechicl.analysis import WeightProducts, aligned, lifted, rescaled, weight_products, with_products
+from mechicl.analysis.weights.symmetries import check_same_shape, in_products
+from mechicl.models import HookedTransformer, TransformerConfig
+from mechicl.tasks import LinearRegression
+
+PROMPTS = LinearRegression(x_dim=2, n_context=3, inputs="gaussian").sample(12, seed=0, dtype=torch.float64)
+CFG = TransformerConfig(
+    x_dim=2, n_context=3, n_layers=2, n_heads=3, d_model=4, d_head=2, read_in="identity", initializer_range=0.5,
+    dtype="float64",
+)  # fmt: skip
+KINDS: dict[str, dict] = {
+    "linear": {},
+    "looped": {"recurrent": True, "damping": 0.7},
+    "clipped": {"token_clip": 0.6, "normalize_by_context": True},
+    "relu": {"attention": "relu"},
+    "leaky relu": {"attention": "leaky_relu", "attention_slope": 0.2},
+    "softmax": {"attention": "softmax", "score_scale": 0.4},
+    "fixed sink": {"attention": "softmax", "sink": "fixed", "sink_score": 0.3},
+    "learned sink": {"attention": "softmax", "sink": "learned"},
+    "learned sink, looped": {"attention": "softmax", "sink": "learned", "recurrent": True},
+    "momentum over outputs": {"keys": "causal", "momentum": 0.6},
+    "momentum over values": {"keys": "causal", "momentum": 0.6, "momentum_over": "values"},
+    "mlp": {"d_mlp": 5, "act_fn": "relu"},
+    "mlp, looped": {"d_mlp": 5, "act_fn": "gelu", "recurrent": True},
+    "input mlp": {"d_mlp": 5, "mlp_location": "input"},
+    "norm": {"normalization_type": "LN", "attn_bias": False, "attention": "softmax", "d_mlp": 3},
+}
+MEANS = {"products": in_products, "aligned": aligned, "lifted": lifted}
+
+
+@torch.no_grad()
+def random_model(seed: int, **fields) -> HookedTransformer:
+    model = HookedTransformer(CFG.replace(**fields), seed=seed)
+    generator = torch.Generator().manual_seed(seed)
+    for name, weight in model.named_parameters():
+        if name.rsplit(".", 1)[-1] in ("b_in", "b_out", "sink", "w", "b"):  # those do not start at random
+            weight.add_(0.5 * torch.randn(weight.shape, generator=generator, dtype=torch.float64))
+    return model
+
+
+def sign_and_scale(attention: str, generator: torch.Generator) -> float:
+    if attention == "softmax":
+        return 1.0
+    scale = torch.randn((), generator=generator, dtype=torch.float64).exp().item()
+    return -scale if attention == "linear" and torch.rand((), generator=generator) < 0.5 else scale
+
+
+@torch.no_grad()
+def transformed(model: HookedTransformer, seed: int) -> HookedTransformer:
+    """The same function: heads and hidden units permuted, heads rescaled, other bases for queries and values."""
+    generator = torch.Generator().manual_seed(seed)
+    made = HookedTransformer(model.cfg)
+    made.load_state_dict(model.state_dict())
+    cfg = model.cfg
+    for block in list(made.blocks)[: 1 if cfg.recurrent else None]:
+        attn, order = block.attn, torch.randperm(cfg.n_heads, generator=generator)
+        for name, weight in attn.named_parameters():
+            assert name in ("W_Q", "W_K", "W_V", "W_O", "sink")
+            weight.copy_(weight[order].clone())
+        for head in range(cfg.n_heads):
+            c = 1.0 if cfg.momentum_over == "values" else sign_and_scale(cfg.attention, generator)
+            first, second = (
+                torch.eye(cfg.d_head, dtype=torch.float64)
+                + 0.3 * torch.rand(cfg.d_head, cfg.d_head, generator=generator, dtype=torch.float64)
+                for _ in range(2)
+            )
+            attn.W_Q[head] = c * attn.W_Q[head] @ first
+            attn.W_K[head] = attn.W_K[head] @ torch.linalg.inv(first).T
+            attn.W_V[head] = attn.W_V[head] @ second
+            attn.W_O[head] = torch.linalg.inv(second) @ attn.W_O[head] / c
+    if cfg.d_mlp is not None:
+        inside = list(made.blocks)[: 1 if cfg.recurrent else None]
+        for mlp in [made.input_mlp] if cfg.mlp_location == "input" else [block.mlp for block in inside]:
+            units = torch.randperm(cfg.d_mlp, generator=generator)
+            weights = dict(mlp.named_parameters())
+            for name in ("W_in", "b_in"):
+                weights[name].copy_(weights[name][..., units].clone())
+            weights["W_out"].copy_(weights["W_out"][units].clone())
+    return made
+
+
+def scaled(model: HookedTransformer, factors: torch.Tensor) -> HookedTransformer:
+    products, c = weight_products(model), factors[..., None, None]
+    return with_products(model, WeightProducts(c * products.W_KQ, products.W_PV / c, products.x_dim, products.y_dim))
+
+
+def assert_same_function(a: HookedTransformer, b: HookedTransformer) -> None:
+    torch.testing.assert_close(a.predict(PROMPTS), b.predict(PROMPTS), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("means", MEANS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_functions_stay(kind: str, means: str):
+    a, b = random_model(1, **KINDS[kind]), random_model(2, **KINDS[kind])
+    for before, after in zip((a, b), MEANS[means](a, b), strict=True):
+        assert_same_function(before, after)
+        assert after.cfg.n_heads == (6 if means == "lifted" else 3)
+
+
+@pytest.mark.parametrize("means", MEANS)
+@pytest.mark.parametrize("kind", ["linear", "softmax", "learned sink", "mlp"])
+@pytest.mark.parametrize("fewer", [0, 1])
+def test_a_model_with_fewer_heads_gets_some_that_do_nothing(kind: str, means: str, fewer: int):
+    models = [random_model(i, **KINDS[kind] | ({"n_heads": 1, "d_head": 3} if i == fewer else {})) for i in range(2)]
+    pair = MEANS[means](*models)
+    for before, after in zip(models, pair, strict=True):
+        assert_same_function(before, after)
+        assert after.cfg.n_heads == (6 if means == "lifted" else 3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=3)
+@given(seed=st.integers(0, 2**20))
+def test_aligning_undoes_random_symmetries(kind: str, seed: int):
+    a = random_model(seed, **KINDS[kind])
+    b = transformed(a, seed)
+    assert_same_function(a, b)
+    first, second = aligned(a, b)
+    assert [n for n, _ in first.named_parameters()] == [n for n, _ in second.named_parameters()]
+    for (name, mine), theirs in zip(first.named_parameters(), second.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-7, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@settings(max_examples=10)
+@given(exponents=st.lists(st.floats(-6, 6), min_size=2, max_size=2), negative=st.booleans())
+def test_any_scale_is_undone(exponents: list[float], negative: bool):
+    a = random_model(0, n_layers=1, n_heads=2)
+    factors = torch.tensor([[10.0**e for e in exponents]], dtype=torch.float64) * (-1 if negative else 1)
+    b = scaled(a, factors)
+    products, own = weight_products(b), weight_products(a)
+    torch.testing.assert_close(products.W_KQ, own.W_KQ * factors[0, :, None, None], rtol=1e-10, atol=0)
+    torch.testing.assert_close(products.W_PV, own.W_PV / factors[0, :, None, None], rtol=1e-10, atol=0)
+    for pair in (aligned(a, b), rescaled(a, b)):
+        for mine, theirs in zip(*(model.parameters() for model in pair), strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-9)
+
+
+def test_the_factor_is_the_best_on_a_fine_grid():
+    a, b = random_model(1, n_heads=1, n_layers=1), random_model(2, n_heads=1, n_layers=1)
+    own, other, found = (weight_products(m) for m in (a, b, aligned(a, b)[1]))
+
+    def distance(W_KQ: np.ndarray, W_PV: np.ndarray) -> float:
+        return sum(
+            float(((x.numpy()[0, 0] - y) ** 2).sum() / (x.numpy() ** 2).sum())
+            for x, y in ((own.W_KQ, W_KQ), (own.W_PV, W_PV))
+        )
+
+    grid = np.concatenate([sign * np.geomspace(0.01, 100, 2000) for sign in (-1, 1)])
+    least = min(distance(c * other.W_KQ.numpy()[0, 0], other.W_PV.numpy()[0, 0] / c) for c in grid)
+    assert distance(found.W_KQ.numpy()[0, 0], found.W_PV.numpy()[0, 0]) == pytest.approx(least, rel=1e-4)
+
+
+@pytest.mark.parametrize("attention", ["relu", "leaky_relu"])
+def test_a_rectifiers_scale_is_positive(attention: str):
+    a = random_model(1, n_heads=1, n_layers=1, attention=attention)
+    mirrored = scaled(a, -torch.ones(1, 1, dtype=torch.float64))  # another function, nearest under a negative factor
+    assert_same_function(aligned(a, mirrored)[1], mirrored)
+
+
+def test_rescaling_needs_linear_attention_and_a_gauge():
+    for kind in ("relu", "softmax"):
+        a = random_model(1, **KINDS[kind])
+        with pytest.raises(ValueError, match="linear attention only"):
+            rescaled(a, a)
+    a = random_model(1, **KINDS["momentum over values"])
+    with pytest.raises(ValueError, match="momentum_over='values' adds up values"):
+        rescaled(a, a)
+    a, b = random_model(1, d_mlp=3), random_model(2, d_mlp=3)
+    for before, after in zip((a, b), rescaled(a, b), strict=True):
+        assert_same_function(before, after)
+        diagonal = (after.W_Q @ after.W_K.mT)[..., :2, :2].diagonal(dim1=-2, dim2=-1).mean(-1)
+        torch.testing.assert_close(diagonal.detach(), torch.ones(2, 3, dtype=torch.float64))
+    with torch.no_grad():
+        b.blocks[0].attn.W_Q[1] = 0
+    with pytest.raises(ValueError, match="no gauge"):
+        rescaled(a, b)
+
+
+@pytest.mark.parametrize("kind", [k for k in KINDS if k not in ("clipped", "norm")])
+def test_on_the_lifted_line_what_each_part_writes_moves_linearly(kind: str):
+    a, b = lifted(random_model(1, **KINDS[kind]), random_model(2, **KINDS[kind]))
+    middle = HookedTransformer(a.cfg)
+    alpha = 0.3
+    with torch.no_grad():
+        for weight, mine, theirs in zip(middle.parameters(), a.parameters(), b.parameters(), strict=True):
+            weight.copy_((1 - alpha) * mine + alpha * theirs)
+    stream = torch.randn(5, 4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for layer in range(2):
+        parts = [[m.blocks[layer].attn, *([m.blocks[layer].mlp] if a.cfg.block_mlp else [])] for m in (a, b, middle)]
+        for first, second, mixed in zip(*parts, strict=True):
+            expected = (1 - alpha) * first(stream) + alpha * second(stream)
+            torch.testing.assert_close(mixed(stream), expected, rtol=1e-10, atol=1e-10)
+    if a.cfg.mlp_location == "input" and a.cfg.d_mlp is not None:
+        expected = (1 - alpha) * a.input_mlp(stream) + alpha * b.input_mlp(stream)
+        torch.testing.assert_close(middle.input_mlp(stream), expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("fields", "match"),
+    [
+        ({"n_layers": 1}, "n_layers: 2 and 1"),
+        ({"recurrent": True}, "recurrent"),
+        ({"attention": "softmax"}, "attention"),
+        ({"damping": 0.5}, "damping"),
+        ({"d_mlp": 3}, "d_mlp"),
+        ({"y_dim": 2}, "y_dim"),
+        ({"normalize_by_context": True}, "normalize_by_context"),
+    ],
+)
+def test_models_of_different_shape_are_refused(fields: dict, match: str):
+    with pytest.raises(ValueError, match=match):
+        check_same_shape(random_model(0), random_model(0, **fields))
+
+
+def test_only_heads_precision_and_clipping_may_differ():
+    check_same_shape(random_model(0), random_model(0, n_heads=1, d_head=1, dtype="float32", token_clip=3.0))
+    tokens = TransformerConfig(prompt_format="token_ids", d_vocab=5, n_ctx=4, d_model=8)
+    check_same_shape(HookedTransformer(tokens), HookedTransformer(tokens, seed=1))
+    moved = HookedTransformer(CFG, initial_weights=torch.ones(2, 1, dtype=torch.float64))
+    with pytest.raises(ValueError, match="initial weights"):
+        check_same_shape(random_model(0), moved)
+
+
+@torch.no_grad()
+def test_two_opposite_heads_of_relu_attention_are_not_each_others_match():
+    model = random_model(0, attention="relu", n_heads=2)
+    swapped = random_model(0, attention="relu", n_heads=2)
+    for block, other in zip(model.blocks, swapped.blocks, strict=True):
+        block.attn.W_Q[1], block.attn.W_K[1] = -block.attn.W_Q[0], block.attn.W_K[0]
+        block.attn.W_V[1], block.attn.W_O[1] = -block.attn.W_V[0], block.attn.W_O[0]
+        for name in ("W_Q", "W_K", "W_V", "W_O"):
+            getattr(other.attn, name).copy_(getattr(block.attn, name).flip(0))
+    first, second = (weight_products(m) for m in aligned(model, swapped))
+    torch.testing.assert_close(first.W_KQ, second.W_KQ, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(first.W_PV, second.W_PV, rtol=1e-9, atol=1e-12)
