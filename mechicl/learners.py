@@ -7,7 +7,7 @@ or opens one.
 
 import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mechicl.memory import MEMORY, Budget
 from mechicl.prompts import PointsAt, Prompts
 
 
@@ -191,9 +192,30 @@ class AlgorithmFamily:
         return self.trajectory(prompts).predictions[-1]
 
 
+def prompt_batches(
+    learner: Learner, prompts: Prompts, memory: float = MEMORY, *, copies: float = 1
+) -> Iterator[Prompts]:
+    """Prompts in parts on which a learner's predictions take at most `memory` bytes.
+
+    Args:
+        learner: one with `bytes_per_prompt(prompts)` says itself what a prompt takes; for any other, a method that holds
+            a few matrices `[x + y, x + y]` for every prefix is assumed.
+        prompts: to be split.
+        memory: bound in bytes.
+        copies: how many times as much the caller holds, say for gradients.
+
+    Raises:
+        ValueError: not enough memory for one prompt.
+    """
+    measure = getattr(learner, "bytes_per_prompt", None)
+    width = prompts.x_dim + prompts.y_dim
+    per_prompt = measure(prompts) if callable(measure) else 64 * (prompts.n_context + 1) * width**2
+    return prompts.split(Budget(memory).rows(copies * per_prompt, at_most=4096))
+
+
 @torch.no_grad()
 def squared_errors(
-    learner: Learner, prompts: Prompts, *, at: PointsAt = "query", batch_size: int = 4096
+    learner: Learner, prompts: Prompts, *, at: PointsAt = "query", memory: float = MEMORY
 ) -> Float[Tensor, "prompt point"]:
     """Squared error of a learner's predictions, averaged over the target's dimensions, float64 on the prompts' device.
 
@@ -201,13 +223,13 @@ def squared_errors(
         learner: any learner, on any device.
         prompts: what to predict.
         at: the "query" alone (one point), or all "points", each from those before it.
-        batch_size: prompts in memory at a time.
+        memory: bound in bytes on what is held at a time.
 
     Raises:
         ValueError: the learner returned predictions of another shape than the targets.
     """
     parts = []
-    for part in prompts.split(batch_size):
+    for part in prompt_batches(learner, prompts, memory):
         predicted = learner.predict(part)[:, None] if at == "query" else learner.predict_prefixes(part)
         targets = part.ys[:, -1:] if at == "query" else part.ys
         if predicted.shape != targets.shape:

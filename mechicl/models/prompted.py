@@ -113,6 +113,14 @@ class PromptedModel(HookedRootModule):
             return torch.cat([self.predict(part) for part in prompts.split(batch_size)])
         return self.forward(prompts, at="query")[:, -1]
 
+    def bytes_per_prompt(self, prompts: Prompts) -> float:
+        """About what a pass without gradients holds for each prompt: two layers' activations, and a layer's scores."""
+        cfg = self.cfg
+        n_pos = 2 * prompts.n_context + 1  # at most: paired prompts have n + 1
+        heads = getattr(cfg, "n_heads", 1)
+        widths = 8 * cfg.d_model + 2 * (getattr(cfg, "d_mlp", None) or 0) + 6 * heads * getattr(cfg, "d_head", 0)
+        return cfg.torch_dtype.itemsize * n_pos * (2 * widths + 4 * heads * n_pos)
+
     def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
         """The prediction of each point t from the points before it; the last one is the query's.
 
