@@ -198,8 +198,8 @@ def prompt_batches(
     """Prompts in parts on which a learner's predictions take at most `memory` bytes.
 
     Args:
-        learner: one with `bytes_per_prompt(prompts)` says itself what a prompt takes; for any other, a method that holds
-            a few matrices `[x + y, x + y]` for every prefix is assumed.
+        learner: one with `bytes_per_prompt(prompts)` says itself what a prompt takes; any other is taken to hold a few
+            matrices `[x + y, x + y]` for every prefix.
         prompts: to be split.
         memory: bound in bytes.
         copies: how many times as much the caller holds, say for gradients.
@@ -207,10 +207,10 @@ def prompt_batches(
     Raises:
         ValueError: not enough memory for one prompt.
     """
-    measure = getattr(learner, "bytes_per_prompt", None)
+    measure: Callable[[Prompts], float] | None = getattr(learner, "bytes_per_prompt", None)
     width = prompts.x_dim + prompts.y_dim
-    per_prompt = measure(prompts) if callable(measure) else 64 * (prompts.n_context + 1) * width**2
-    return prompts.split(Budget(memory).rows(copies * per_prompt, at_most=4096))
+    per_prompt = measure(prompts) if measure else 64 * (prompts.n_context + 1) * width**2
+    yield from prompts.split(Budget(memory).rows(copies * per_prompt, at_most=4096))
 
 
 @torch.no_grad()
