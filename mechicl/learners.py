@@ -137,7 +137,7 @@ class AlgorithmLearner:
 
     def predict(self, prompts: Prompts) -> Float[Tensor, "prompt y"]:
         """The query's prediction after the last step."""
-        return self.algorithm(prompts, **{**self.hyperparameters, "points": "query"}).predictions[-1, :, -1]
+        return self.algorithm(prompts, **{**self.hyperparameters, "at": "query"}).predictions[-1, :, -1]
 
     def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
         """Every point's prediction after the last step."""
