@@ -46,8 +46,8 @@ class Result:
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
             for name, tensor in value.items() if isinstance(value, dict) else ((field.name, value),):
-                if isinstance(tensor, Tensor) and tensor.ndim and not tensor.is_complex():
-                    out[str(name)] = tensor
+                if isinstance(tensor, Tensor) and not tensor.is_complex():
+                    out[str(name)] = tensor if tensor.ndim else tensor[None]  # a single number is one sample
         return out
 
     def axes(self) -> dict[str, tuple[str, ...]]:

@@ -16,7 +16,8 @@ def storable(cls: type[T]) -> type[T]:
     Raises:
         ValueError: another class has that name: files could not tell them apart.
     """
-    if _STORABLE.setdefault(cls.__name__, cls).__qualname__ != cls.__qualname__:
+    known = _STORABLE.setdefault(cls.__name__, cls)  # a module that is loaded again replaces its own
+    if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
         raise ValueError(f"two storable classes are called {cls.__name__}")
     _STORABLE[cls.__name__] = cls
     return cls
