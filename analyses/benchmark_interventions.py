@@ -21,7 +21,7 @@ from mechicl import constructions
 from mechicl.analysis import PatchingSession, Sweep, corrupt, find_circuit, next_token_loss, patch, score_heads
 from mechicl.checkpoints import load_checkpoint
 from mechicl.models import HookedTransformer, TransformerConfig
-from mechicl.models.adapter import Opened
+from mechicl.models.adapter import ModelAdapter
 from mechicl.models.sites import Site
 from mechicl.statistics import interval
 from mechicl.tasks import LinearRegression
@@ -50,7 +50,7 @@ def compare(
     rounds: int,
 ) -> tuple[list[float], list[float], float]:
     """Ratios of the loop's time to ours, our seconds, and the largest difference of the metric."""
-    opened = Opened(model)
+    adapter = ModelAdapter(model)
     ratios, ours, difference = [], [], 0.0
     for _ in range(rounds):
         started = time.perf_counter()
@@ -59,7 +59,7 @@ def compare(
         cells = pd.DataFrame(list(itertools.product(*swept.indices)), columns=list(AXES))
         started = time.perf_counter()
         plain = loop_of_runs(
-            model, opened.tokens(clean), opened.tokens(corrupted), lambda out: metric(read(out)), cells
+            model, adapter.encode(clean), adapter.encode(corrupted), lambda out: metric(read(out)), cells
         )
         ratios.append((time.perf_counter() - started) / ours[-1])
         difference = max(difference, (plain - swept.values["metric"].flatten(0, 2)).abs().max().item())

@@ -1,8 +1,9 @@
-"""A model as interventions see it: any that keeps TransformerLens' protocol, with prompts in and predictions out."""
+"""One way to run, resume and record any model with hooks: prompts in, predictions out."""
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, get_args
 
 import torch
@@ -18,17 +19,17 @@ from mechicl.tokens import TokenSequences
 Hook = tuple[str, Callable[..., Tensor | None]]
 
 
-class Opened:
+class ModelAdapter:
     """A model, and which of its predictions are read.
 
-    Ours is resumed at any layer and, behind the last hook, takes its quick routes. A `TransformerBridge` is resumed
-    too, without running the blocks before where that makes no difference, and unembeds only what is read. Any other
-    model of TransformerLens' protocol is run as a whole.
+    Our models are resumed at any layer and take their quick routes after the last hook. A `TransformerBridge` is
+    resumed too, without running the blocks before where that makes no difference, and unembeds only what is read. Any
+    other model of TransformerLens' protocol is run as a whole.
 
     Args:
         model: in eval mode.
         at: "query" for the last position's prediction `[row y]` (or logits), "points" for those of all points
-            `[row point y]` (ours on prompts), "positions" for the outputs at all positions `[row pos d_out]`.
+            `[row point y]` (our models on prompts), "positions" for the outputs at all positions `[row pos d_out]`.
 
     Raises:
         TypeError: no model of the protocol.
@@ -46,12 +47,12 @@ class Opened:
         if at == "points" and not (self.ours and getattr(model.cfg, "one_pass", False)):
             raise ValueError("at='points' is for our models on interleaved prompts with causal keys; take 'query'")
         self.at = at
-        self._skips: bool | None = None  # not known yet
+        self._can_skip: bool | None = None  # not known before the first try
         self.resumes = self.ours or "start_at_layer" in inspect.signature(self.model.forward).parameters
 
     @property
     def is_transformer(self) -> bool:
-        """Whether it is ours, and positions meet only in attention."""
+        """Whether it is a `HookedTransformer` of this package, where positions meet only in attention."""
         return isinstance(self.model, HookedTransformer)
 
     @property
@@ -59,11 +60,11 @@ class Opened:
         """Number of layers."""
         return self.model.cfg.n_layers
 
-    def tokens(self, prompts: Prompts | TokenSequences | Tensor) -> Tensor:
-        """What the model reads, on its device.
+    def encode(self, prompts: Prompts | TokenSequences | Tensor) -> Tensor:
+        """The tokens that the model reads, on its device.
 
         Raises:
-            TypeError: neither prompts, sequences nor a tensor, or prompts of points for a model of another kind.
+            TypeError: neither prompts, sequences nor a tensor, or prompts of points for a model of another package.
         """
         if isinstance(prompts, TokenSequences):
             prompts = prompts.read
@@ -77,34 +78,36 @@ class Opened:
             )
         return prompts.to(self.model.cfg.device)
 
+    # ---- runs ----
+
     def run(self, tokens: Tensor, hooks: Sequence[Hook] = ()) -> Tensor:
-        """Predictions of a whole run."""
+        """Predictions of a run from the tokens on."""
         if not self.ours:
-            return self._taken(self.model.run_with_hooks(tokens, fwd_hooks=[*hooks, *self._cut()]))
+            return self._select_read(self.model.run_with_hooks(tokens, fwd_hooks=[*hooks, *self._unembed_hooks()]))
         with self.model.hooks(fwd_hooks=list(hooks)):
-            return self._taken(self.model(tokens, at=self.at))
+            return self._select_read(self.model(tokens, at=self.at))
 
     def resume(self, streams: Tensor, layer: int, hooks: Sequence[Hook], last_hooked: int) -> Tensor:
         """Predictions of a run from the stream before a layer on.
 
         Args:
-            streams: `[row pos d_model]`; may be changed in place.
-            layer: that stands before.
+            streams: before that layer, `[row pos d_model]`; may be changed in place.
+            layer: the layer to resume at.
             hooks: at layers `layer` to `last_hooked`.
-            last_hooked: nothing is hooked behind it.
+            last_hooked: no layer after it has a hook.
         """
         if not self.ours:
-            if self._skips is None and layer:
-                self._skips = self._skipping_works(streams[:1], layer)
-            hooks = [*hooks, *self._cut()]
-            with self._handing_on(layer if self._skips else 0):
-                return self._taken(self.model.run_with_hooks(streams, start_at_layer=layer, fwd_hooks=hooks))
+            if self._can_skip is None and layer:
+                self._can_skip = self._skipping_is_exact(streams[:1], layer)
+            hooks = [*hooks, *self._unembed_hooks()]
+            with self._skipping_blocks(layer if self._can_skip else 0):
+                return self._select_read(self.model.run_with_hooks(streams, start_at_layer=layer, fwd_hooks=hooks))
         with self.model.hooks(fwd_hooks=list(hooks)):
             streams = self.model(streams, start_at_layer=layer, stop_at_layer=last_hooked + 1)
-        return self._taken(self.model(streams, start_at_layer=last_hooked + 1, at=self.at))
+        return self._select_read(self.model(streams, start_at_layer=last_hooked + 1, at=self.at))
 
     def run_layer(self, streams: Tensor, layer: int, hooks: Sequence[Hook]) -> Tensor:
-        """The stream behind one layer of ours."""
+        """The stream after one layer of our model."""
         with self.model.hooks(fwd_hooks=list(hooks)):
             return self.model(streams, start_at_layer=layer, stop_at_layer=layer + 1)
 
@@ -113,12 +116,12 @@ class Opened:
     ) -> Tensor:
         """Predictions of our transformer where the stream before a layer differs from the base run at one position.
 
-        Where keys are causal, only the rows from there on are computed, up to the last layer; the others are the base
-        run's.
+        Where keys are causal, only the rows from that position on are computed, up to the last layer; the rows before
+        it are the base run's.
 
         Args:
-            base: streams of the base run before each layer and behind the last `[prompt pos d_model]`.
-            layer: that stands before; the number of layers, if all lies behind.
+            base: streams of the base run before each layer and after the last `[prompt pos d_model]`.
+            layer: the layer; the number of layers for the stream after the last.
             pos: the position.
             prompts: which prompt of the base run each row belongs to, `[row]`.
             changed: the stream there `[row d_model]`.
@@ -130,15 +133,15 @@ class Opened:
         for current in range(layer, n_layers - 1):
             rows = model(streams, start_at_layer=current, stop_at_layer=current + 1, at=slice(first, None))
             streams = rows if first == 0 else torch.cat([base[current + 1][prompts, :first], rows], dim=1)
-        return self._taken(model(streams, start_at_layer=max(layer, n_layers - 1), at=self.at))
+        return self._select_read(model(streams, start_at_layer=max(layer, n_layers - 1), at=self.at))
 
     def resume_from_end(self, streams: Tensor) -> Tensor:
-        """Predictions of the stream behind our model's last layer."""
-        return self._taken(self.model(streams, start_at_layer=self.n_layers, at=self.at))
+        """Predictions from the stream after our model's last layer."""
+        return self._select_read(self.model(streams, start_at_layer=self.n_layers, at=self.at))
 
     @torch.no_grad()
-    def predictions(self, tokens: Tensor, batch_size: int) -> Tensor:
-        """Predictions of whole runs, in batches of so many prompts."""
+    def predict(self, tokens: Tensor, batch_size: int) -> Tensor:
+        """Predictions of runs on all tokens, so many prompts at a time."""
         first = self.run(tokens[:batch_size])
         if len(tokens) <= batch_size:
             return first
@@ -150,11 +153,12 @@ class Opened:
 
     @torch.no_grad()
     def record(
-        self, tokens: Tensor, names: Iterable[str], batch_size: int, *, ahead: Collection[str] = ()
+        self, tokens: Tensor, names: Iterable[str], batch_size: int, *, before_user_hooks: Collection[str] = ()
     ) -> dict[str, Tensor]:
-        """Activations of a run by hook name `[prompt ...]`, in batches of so many prompts.
+        """Activations of runs on all tokens by hook name `[prompt ...]`, so many prompts at a time.
 
-        They are those that the user's own hooks leave, except `ahead`: there, those that the user's hooks are given.
+        They are what the hooks that the user attached leave, except at `before_user_hooks`: there, what these hooks
+        are given.
 
         Raises:
             ValueError: a hook that the model does not have, or that does not fire.
@@ -162,32 +166,48 @@ class Opened:
         names = sorted(set(names))
         for name in names:
             check_hook(self.model, name)
-        kept: dict[str, Tensor] = {}
+        recorded: dict[str, Tensor] = {}
+
+        def keep(activation: Tensor, hook: HookPoint, name: str, batch: slice) -> None:
+            if name not in recorded:
+                recorded[name] = activation.new_empty(len(tokens), *activation.shape[1:])
+            recorded[name][batch] = activation
 
         for start in range(0, len(tokens), batch_size):
-            part = slice(start, start + batch_size)
-
-            def keep(activation: Tensor, hook: HookPoint, name: str, part: slice = part) -> None:
-                if name not in kept:
-                    kept[name] = activation.new_empty(len(tokens), *activation.shape[1:])
-                kept[name][part] = activation
-
-            hooks = {name: _named(keep, name) for name in names}
-            with self._ahead({name: hooks.pop(name) for name in ahead}):
-                self.run(tokens[part], list(hooks.items()))
-        silent = [name for name in names if name not in kept]
+            batch = slice(start, start + batch_size)
+            hooks = {name: partial(keep, name=name, batch=batch) for name in names}
+            with self._hooked_first({name: hooks.pop(name) for name in before_user_hooks}):
+                self.run(tokens[batch], list(hooks.items()))
+        silent = [name for name in names if name not in recorded]
         if silent and len(tokens):
             hint = ": call model.set_use_attn_result(True) first" if silent[0].endswith("hook_result") else ""
             raise ValueError(f"the hook {silent[0]!r} does not fire in this model{hint}")
-        return kept
+        return recorded
 
-    def through(self, name: str, activation: Tensor) -> Tensor:
-        """What the user's own hooks there make of an activation."""
+    # ---- hooks that the user attached ----
+
+    def has_user_hooks(self) -> bool:
+        """Whether the user has attached hooks to a model of ours."""
+        return self.ours and self.model.has_hooks()
+
+    def apply_user_hooks(self, name: str, activation: Tensor) -> Tensor:
+        """What the hooks that the user attached there make of an activation."""
         return self.model.hook_dict[name](activation)
 
-    def has_hooks(self) -> bool:
-        """Whether the user has attached any to a model of ours."""
-        return self.ours and self.model.has_hooks()
+    @contextmanager
+    def _hooked_first(self, hooks: Mapping[str, Callable[..., None]]) -> Iterator[None]:
+        """Hooks that are called before those that the user attached."""
+        level = 10**6  # TransformerLens removes hooks by level: one that no other context has
+        points = [(self.model.hook_dict[name], hook) for name, hook in hooks.items()]
+        try:
+            for point, hook in points:
+                point.add_hook(hook, level=level, prepend=True)
+            yield
+        finally:
+            for point, _ in points:
+                point.remove_hooks("fwd", level=level)
+
+    # ---- memory ----
 
     @torch.no_grad()
     def bytes_per_row(self, tokens: Tensor) -> int:
@@ -204,7 +224,7 @@ class Opened:
                 seen.add(activation.data_ptr())
                 layer = int(name.split(".")[1]) if name.startswith("blocks.") else -1
                 blocks[layer] += activation.nbytes
-        read = outputs.nbytes if self.at == "positions" or not self._cut() else outputs[:, -1:].nbytes
+        read = outputs.nbytes if self.at == "positions" or not self._unembed_hooks() else outputs[:, -1:].nbytes
         return (12 if self.ours and not self.is_transformer else 2) * max(blocks) + 3 * read
 
     @property
@@ -219,49 +239,41 @@ class Opened:
         width = cfg.d_model if "linear" in cfg.attention or 2 * cfg.d_head >= cfg.d_model else cfg.d_head
         return 8 * cfg.n_heads * cfg.d_model * width * cfg.torch_dtype.itemsize
 
+    # ---- models of other packages ----
+
+    # A bridge's forward has `start_at_layer`, and nevertheless runs all its blocks: it replaces the stream that the
+    # chosen one is given, so what the blocks before it made is thrown away. Blocks that hand on their input save that.
+
     @contextmanager
-    def _handing_on(self, n_blocks: int) -> Iterator[None]:
-        """The first blocks of a bridge hand on what they are given: it runs them and throws away what they make."""
-        own = [vars(block) for block in list(self.model.blocks)[:n_blocks]]  # setattr would reach what a bridge wraps
-        before = [attributes.get("forward") for attributes in own]
+    def _skipping_blocks(self, n_blocks: int) -> Iterator[None]:
+        """The first blocks of a bridge return what they are given."""
+        instances = [vars(block) for block in list(self.model.blocks)[:n_blocks]]  # setattr would reach what is wrapped
+        before = [attributes.get("forward") for attributes in instances]
         try:
-            for attributes in own:
-                attributes["forward"] = _hand_on
+            for attributes in instances:
+                attributes["forward"] = _return_stream
             yield
         finally:
-            for attributes, forward in zip(own, before, strict=True):
+            for attributes, forward in zip(instances, before, strict=True):
                 attributes.pop("forward")
                 if forward is not None:
                     attributes["forward"] = forward
 
-    def _skipping_works(self, stream: Tensor, layer: int) -> bool:
+    def _skipping_is_exact(self, stream: Tensor, layer: int) -> bool:
         """Whether a run from a layer on is the same when the blocks before it do nothing."""
         plain = self.model.run_with_hooks(stream, start_at_layer=layer, fwd_hooks=[])
         try:
-            with self._handing_on(layer):
+            with self._skipping_blocks(layer):
                 return torch.equal(self.model.run_with_hooks(stream, start_at_layer=layer, fwd_hooks=[]), plain)
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError):
             return False  # a block of another signature
 
-    @contextmanager
-    def _ahead(self, hooks: Mapping[str, Callable[..., None]]) -> Iterator[None]:
-        """Hooks that come before all others."""
-        level = 10**6  # of no other context
-        points = [(self.model.hook_dict[name], hook) for name, hook in hooks.items()]
-        try:
-            for point, hook in points:
-                point.add_hook(hook, level=level, prepend=True)
-            yield
-        finally:
-            for point, _ in points:
-                point.remove_hooks("fwd", level=level)
-
-    def _cut(self) -> list[Hook]:
+    def _unembed_hooks(self) -> list[Hook]:
         """A hook that leaves only the last position to unembed, where that is all that is read."""
         name = "unembed.hook_in"
         return [(name, _last_position)] if self.at == "query" and name in self.model.hook_dict else []
 
-    def _taken(self, outputs: Tensor) -> Tensor:
+    def _select_read(self, outputs: Tensor) -> Tensor:
         return outputs[:, -1] if self.at == "query" else outputs
 
 
@@ -278,16 +290,9 @@ def check_eval_mode(model: Any) -> None:
             raise ValueError(f"the model is in training mode ({training or 'all of it'}): call model.eval() first")
 
 
-def _hand_on(*args: Any, **kwargs: Any) -> Tensor:
+def _return_stream(*args: Any, **kwargs: Any) -> Tensor:
     return args[0] if args else kwargs["hidden_states"]
 
 
 def _last_position(activation: Tensor, hook: HookPoint) -> Tensor:
     return activation[:, -1:]
-
-
-def _named(function: Callable[..., None], name: str) -> Callable[..., None]:
-    def hook_function(activation: Tensor, hook: HookPoint) -> None:
-        function(activation, hook, name)
-
-    return hook_function

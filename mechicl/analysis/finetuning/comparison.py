@@ -21,7 +21,7 @@ from mechicl.analysis.finetuning.measures import (
 from mechicl.analysis.finetuning.runs import Weights, read
 from mechicl.analysis.finetuning.sequences import batches, check_lengths, scores_and_losses
 from mechicl.analysis.finetuning.tuning import FineTuned, FineTuning, fine_tune
-from mechicl.models.adapter import Opened
+from mechicl.models.adapter import ModelAdapter
 from mechicl.models.sites import check_hook
 from mechicl.shots import Shots
 from mechicl.statistics import Interval, Result, interval
@@ -166,13 +166,13 @@ def comparer(
 
     Arguments and errors as there.
     """
-    opened = Opened(model)
-    for layer in range(opened.n_layers):
+    adapter = ModelAdapter(model)
+    for layer in range(adapter.n_layers):
         for hook in HOOKS:
             check_hook(model, f"blocks.{layer}.{hook}")
     check_lengths(model, (*shots.zero_shot, *shots.in_context, *shots.examples))
     bar = tqdm(total=2 * len(shots) + len(shots.examples), unit="prompt", disable=not progress, leave=False)
-    reader = _Reader(opened, shots, batch_size, bar)
+    reader = _Reader(adapter, shots, batch_size, bar)
     alone = reader.read(shots.zero_shot)
     behind = reader.read(shots.in_context, attended=True)
     attended = behind["hook_pattern"]
@@ -209,9 +209,9 @@ def comparer(
 class _Reader:
     """Reads what the measures need of each prompt, float64 on the CPU, queries in their order."""
 
-    def __init__(self, opened: Opened, shots: Shots, batch_size: int, bar: Any):
-        self.opened, self.shots, self.batch_size, self.bar = opened, shots, batch_size, bar
-        self.layers = range(opened.n_layers)
+    def __init__(self, adapter: ModelAdapter, shots: Shots, batch_size: int, bar: Any):
+        self.adapter, self.shots, self.batch_size, self.bar = adapter, shots, batch_size, bar
+        self.layers = range(adapter.n_layers)
         self.places = shots.demonstration_positions()
         self.products = self._scores_are_weights()
 
@@ -281,13 +281,13 @@ class _Reader:
         tokens = self.shots.in_context[0][None]
         _, kept = self._run(tokens, {SCORES: lambda of: of[:, :, -1], pattern: lambda of: of[:, :, -1]}, None)
         scores, weights = (kept[f"blocks.0.{name}"] for name in (SCORES, pattern))
-        cfg = self.opened.model.cfg
+        cfg = self.adapter.model.cfg
         softmax = getattr(cfg, "attention", "softmax") == "softmax"
         if not softmax or scores.shape[-1] == 1 or not torch.equal(scores, weights):
             return False
         if getattr(cfg, "positional_embedding_type", "standard") != "standard":
             raise ValueError(
-                f"blocks.0.{SCORES} of {type(self.opened.model).__name__} shows weights, not scores before the softmax"
+                f"blocks.0.{SCORES} of {type(self.adapter.model).__name__} shows weights, not scores before the softmax"
             )
         return True
 
@@ -299,7 +299,7 @@ class _Reader:
     def _run(self, tokens: Tensor, wanted: Any, tuned: FineTuned | None) -> tuple[Tensor, Weights]:
         by_layer = {f"blocks.{layer}.{name}": take for layer in self.layers for name, take in wanted.items()}
         changes, linearized = (None, False) if tuned is None else (tuned.changes, tuned.linearized)
-        return read(self.opened, self.opened.tokens(tokens), by_layer, changes, linearized=linearized)
+        return read(self.adapter, self.adapter.encode(tokens), by_layer, changes, linearized=linearized)
 
 
 def _map_similarity(behind: Sequence[Tensor], alone: Sequence[Tensor]) -> Float[Tensor, "layer head query"]:

@@ -13,7 +13,7 @@ from torch.func import functional_call, jvp
 from torch.utils.checkpoint import checkpoint
 from transformer_lens.hook_points import HookPoint
 
-from mechicl.models.adapter import Hook, Opened
+from mechicl.models.adapter import Hook, ModelAdapter
 from mechicl.models.sites import check_hook
 
 Weights = dict[str, Tensor]
@@ -85,28 +85,28 @@ def _forget(module: nn.Module) -> None:
             vars(part)["_pattern"] = None
 
 
-def _forgetting_hooks(opened: Opened) -> list[Hook]:
+def _forgetting_hooks(adapter: ModelAdapter) -> list[Hook]:
     """Hooks by which a bridge's layers let go of their patterns while it runs: all of them together can be too much."""
-    if opened.ours:
+    if adapter.ours:
         return []
 
     def forget(activation: Tensor, hook: HookPoint, block: nn.Module) -> None:
         _forget(block)
 
-    blocks = enumerate(opened.model.blocks)
+    blocks = enumerate(adapter.model.blocks)
     return [(f"blocks.{layer}.hook_resid_post", partial(forget, block=block)) for layer, block in blocks]
 
 
 @contextmanager
-def recomputing(opened: Opened) -> Iterator[None]:
+def recomputing(adapter: ModelAdapter) -> Iterator[None]:
     """Runs that keep only the stream between blocks; gradients work out again what is inside (checkpointing)."""
-    blocks = list(opened.model.blocks)
+    blocks = list(adapter.model.blocks)
     own = [vars(block) for block in blocks]  # setattr would reach what a bridge wraps
     before = [attributes.get("forward") for attributes in own]
     # blocks of ours are called only where a hook is attached
-    noticed = opened.model.hooks(fwd_hooks=[("blocks.0.hook_resid_pre", _look)])
+    noticed = adapter.model.hooks(fwd_hooks=[("blocks.0.hook_resid_pre", _look)])
     # what is worked out again must not find keys and values that the first time has left
-    wrapped: Any = getattr(getattr(opened.model, "original_model", None), "config", None)
+    wrapped: Any = getattr(getattr(adapter.model, "original_model", None), "config", None)
     caches = getattr(wrapped, "use_cache", None)
     try:
         if caches:
@@ -129,21 +129,21 @@ def _look(activation: Tensor, hook: HookPoint) -> None:
 
 
 class Run(nn.Module):
-    """A run of an opened model as a function of its parameters.
+    """A run of a model as a function of its parameters.
 
     Args:
-        opened: the model; its predictions at the last position are read.
+        adapter: of the model; its predictions at the last position are read.
         hooks: attached in every run.
     """
 
-    def __init__(self, opened: Opened, hooks: Sequence[Hook] = ()):
+    def __init__(self, adapter: ModelAdapter, hooks: Sequence[Hook] = ()):
         super().__init__()
-        self.model = opened.model
-        self.opened, self.hooks = opened, list(hooks)
+        self.model = adapter.model
+        self.adapter, self.hooks = adapter, list(hooks)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Predictions `[prompt d_out]`."""
-        return self.opened.run(tokens, self.hooks)
+        return self.adapter.run(tokens, self.hooks)
 
     def at(self, weights: Mapping[str, Tensor], tokens: Tensor) -> Tensor:
         """Predictions with other values of some parameters."""
@@ -168,23 +168,23 @@ class LayerRun(Run):
     Source: Bar Natan, Deutch & Magar, section 3.1 and Fig. 1.
     """
 
-    def __init__(self, opened: Opened):
-        layers = range(opened.n_layers)
+    def __init__(self, adapter: ModelAdapter):
+        layers = range(adapter.n_layers)
         for layer in layers:
             for name in ("hook_resid_pre", "hook_attn_out", "hook_resid_post"):
-                check_hook(opened.model, f"blocks.{layer}.{name}")
+                check_hook(adapter.model, f"blocks.{layer}.{name}")
         hooks: list[Hook] = [(f"blocks.{layer}.hook_resid_pre", self._cut) for layer in layers[1:]]
         hooks += [(f"blocks.{layer}.hook_attn_out", self._keep) for layer in layers]
-        if not opened.ours:  # a bridge cannot be run from behind its last layer
+        if not adapter.ours:  # a bridge cannot be run from after its last layer
             hooks.append((f"blocks.{layers[-1]}.hook_resid_post", self._put))
-        super().__init__(opened, hooks)
+        super().__init__(adapter, hooks)
         self.written: list[Tensor] = []
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Predictions `[layer d_out]`."""
         self.written.clear()
         outputs = super().forward(tokens)
-        return self.opened.resume_from_end(torch.cat(self.written)) if self.opened.ours else outputs
+        return self.adapter.resume_from_end(torch.cat(self.written)) if self.adapter.ours else outputs
 
     def _cut(self, activation: Tensor, hook: HookPoint) -> Tensor:
         return activation.detach()
@@ -236,12 +236,12 @@ def linearized_outputs(model: Any, tokens: Tensor, changes: Weights) -> Float[Te
         >>> tuned = fine_tune(model, shots, FineTuning(how="linearized"))
         >>> logits = linearized_outputs(model, tokens, tuned.changes)
     """
-    opened = Opened(model)
-    return read(opened, opened.tokens(tokens), {}, changes, linearized=True)[0]
+    adapter = ModelAdapter(model)
+    return read(adapter, adapter.encode(tokens), {}, changes, linearized=True)[0]
 
 
 def read(
-    opened: Opened,
+    adapter: ModelAdapter,
     tokens: Tensor,
     wanted: Mapping[str, Callable[[Tensor], Tensor]],
     changes: Weights | None = None,
@@ -251,7 +251,7 @@ def read(
     """Predictions at the last position, and parts of activations by hook name.
 
     Args:
-        opened: the model.
+        adapter: of the model.
         tokens: sequences of one length.
         wanted: what to keep of the activation at each hook.
         changes: of parameters; none for the model as it is.
@@ -266,12 +266,12 @@ def read(
         found[name] = wanted[name](activation).clone()  # a copy, so that the whole need not be kept
 
     hooks: list[Hook] = [(name, partial(keep, name=name)) for name in wanted]  # a bridge has other names for its hooks
-    run = Run(opened, [*hooks, *_forgetting_hooks(opened)])
-    with torch.no_grad(), forgetting_patterns(opened.model):
+    run = Run(adapter, [*hooks, *_forgetting_hooks(adapter)])
+    with torch.no_grad(), forgetting_patterns(adapter.model):
         if not changes or not linearized:
-            with changed(opened.model, changes or {}):
+            with changed(adapter.model, changes or {}):
                 return run(tokens), _all_of(wanted, found)
-        weights = {name: of.detach() for name, of in parameters_of(opened.model, changes).items()}
+        weights = {name: of.detach() for name, of in parameters_of(adapter.model, changes).items()}
 
         def function(weights: Weights) -> tuple[Tensor, dict[str, Tensor]]:
             found.clear()

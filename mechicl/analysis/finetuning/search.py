@@ -12,7 +12,7 @@ from tqdm.auto import tqdm
 
 from mechicl.analysis.finetuning.sequences import predictions, scores_and_losses
 from mechicl.analysis.finetuning.tuning import FineTuning, FineTuningDivergedError, Tuner
-from mechicl.models.adapter import Opened
+from mechicl.models.adapter import ModelAdapter
 from mechicl.shots import Shots
 from mechicl.statistics import Interval, interval
 
@@ -91,7 +91,7 @@ def search_tuning(
         raise ValueError(f"a search needs learning rates and epochs, got {rates} and {wanted}")
     if wanted[0] < 1:
         raise ValueError(f"epochs must be ints of at least 1, got {wanted}")
-    base, opened = tuning or FineTuning(), Opened(model)
+    base, adapter = tuning or FineTuning(), ModelAdapter(model)
     score, loss = torch.full((2, len(rates), len(wanted), len(held_out)), math.nan, dtype=torch.float64).unbind(0)
     with tqdm(total=len(rates) * wanted[-1], unit="epoch", disable=not progress, leave=False) as bar:
         for i, rate in enumerate(rates):
@@ -103,7 +103,7 @@ def search_tuning(
                 if epoch in wanted:
                     place = i, wanted.index(epoch)
                     outputs = predictions(
-                        opened, held_out.zero_shot, tuner.changes, linearized=base.how == "linearized",
+                        adapter, held_out.zero_shot, tuner.changes, linearized=base.how == "linearized",
                         batch_size=batch_size,
                     )  # fmt: skip
                     if not outputs.isfinite().all():

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mechicl.analysis.finetuning.runs import Weights, read
-from mechicl.models.adapter import Opened
+from mechicl.models.adapter import ModelAdapter
 
 
 def check_lengths(model: Any, sequences: Sequence[Tensor]) -> None:
@@ -30,7 +30,7 @@ def check_lengths(model: Any, sequences: Sequence[Tensor]) -> None:
 
 
 def predictions(
-    opened: Opened,
+    adapter: ModelAdapter,
     sequences: Sequence[Tensor],
     changes: Weights | None = None,
     *,
@@ -40,7 +40,7 @@ def predictions(
     """Predictions at the end of sequences of different lengths; changes as for `read`."""
     parts = {}
     for index, tokens in batches(sequences, batch_size):
-        outputs, _ = read(opened, opened.tokens(tokens), {}, changes, linearized=linearized)
+        outputs, _ = read(adapter, adapter.encode(tokens), {}, changes, linearized=linearized)
         parts |= dict(zip(index, outputs, strict=True))
     return torch.stack([parts[i] for i in range(len(sequences))])
 

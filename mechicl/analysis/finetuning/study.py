@@ -12,7 +12,7 @@ from mechicl.analysis.finetuning.comparison import FineTuningComparison, compare
 from mechicl.analysis.finetuning.search import EPOCHS, LEARNING_RATES, TuningSearch, search_tuning
 from mechicl.analysis.finetuning.sequences import check_lengths, predictions, scores_and_losses
 from mechicl.analysis.finetuning.tuning import FineTuning, How, fine_tune
-from mechicl.models.adapter import Opened
+from mechicl.models.adapter import ModelAdapter
 from mechicl.text.classification import LabelledTexts, Labels, TextTask, load_texts
 from mechicl.text.demonstrations import text_shots
 
@@ -198,7 +198,7 @@ def accuracy_by_shots(
     Raises:
         ValueError: more demonstrations than there are, or as for `study_task`.
     """
-    opened, found = Opened(model), {}
+    adapter, found = ModelAdapter(model), {}
     for number in numbers:
         if not 0 <= number <= len(texts.demonstrations):
             raise ValueError(f"there are {len(texts.demonstrations)} demonstrations, got {number}")
@@ -206,6 +206,6 @@ def accuracy_by_shots(
         shots = text_shots(tokenizer, shown, texts.queries)
         prompts = shots.in_context if number else shots.zero_shot
         check_lengths(model, prompts)
-        outputs = predictions(opened, prompts, batch_size=batch_size)
+        outputs = predictions(adapter, prompts, batch_size=batch_size)
         found[number], _ = scores_and_losses(outputs, shots.targets, shots.choices)
     return found

@@ -24,7 +24,7 @@ from mechicl.analysis.finetuning.runs import (
 from mechicl.analysis.finetuning.sequences import check_lengths
 from mechicl.checks import require_finite, require_whole
 from mechicl.models import HookedTransformer
-from mechicl.models.adapter import Opened
+from mechicl.models.adapter import ModelAdapter
 from mechicl.shots import Shots
 
 How = Literal["plain", "linearized", "per_layer"]
@@ -173,7 +173,7 @@ class Tuner:
     """SGD on the examples: an epoch at a time, between which the model is as it was."""
 
     def __init__(self, model: Any, shots: Shots, tuning: FineTuning):
-        self.opened, self.shots, self.tuning = Opened(model), shots, tuning
+        self.adapter, self.shots, self.tuning = ModelAdapter(model), shots, tuning
         check_lengths(model, shots.examples)
         own = dict(model.named_parameters())
         self.own = {name: own[name] for name in tuned_parameters(model, tuning.parameters)}
@@ -182,7 +182,7 @@ class Tuner:
         self.changes: Weights = {name: torch.zeros_like(of, dtype=_precise(of)) for name, of in self.start.items()}
         device = next(iter(self.start.values())).device
         targets = shots.example_targets.to(device).split(1)
-        tokens = [self.opened.tokens(of[None]) for of in shots.examples]
+        tokens = [self.adapter.encode(of[None]) for of in shots.examples]
         self.examples = list(zip(tokens, targets, strict=True))
 
     def epochs(self) -> Iterator[Float[Tensor, "example"]]:
@@ -203,12 +203,12 @@ class Tuner:
 
     def _gradient(self, tokens: Tensor, target: Tensor) -> tuple[Tensor, Weights]:
         """An example's loss and its gradient."""
-        with forgetting_patterns(self.opened.model):
+        with forgetting_patterns(self.adapter.model):
             return (self._linearized if self.tuning.how == "linearized" else self._as_it_is)(tokens, target)
 
     def _as_it_is(self, tokens: Tensor, target: Tensor) -> tuple[Tensor, Weights]:
         """The same of the model itself, or of its layers."""
-        run = LayerRun(self.opened) if self.tuning.how == "per_layer" else Run(self.opened)
+        run = LayerRun(self.adapter) if self.tuning.how == "per_layer" else Run(self.adapter)
         with torch.enable_grad():
             weights = {n: (of + self.changes[n]).to(of.dtype).requires_grad_() for n, of in self.start.items()}
             loss = self._loss(run.at(weights, tokens), target)
@@ -217,14 +217,14 @@ class Tuner:
 
     def _linearized(self, tokens: Tensor, target: Tensor) -> tuple[Tensor, Weights]:
         """The same of the linearised model: the gradient at its output, pulled back through the model as it started."""
-        run = Run(self.opened)
+        run = Run(self.adapter)
         with torch.no_grad():
             outputs, slope = first_order(lambda weights: run.at(weights, tokens), self.start, self.changes)
         with torch.enable_grad():
             expanded = (outputs + slope).requires_grad_()
             loss = self._loss(expanded, target)
             (at_output,) = torch.autograd.grad(loss, expanded)
-            with trainable(self.own.values()), recomputing(self.opened):
+            with trainable(self.own.values()), recomputing(self.adapter):
                 gradients = self._gradients((run(tokens) * at_output).sum(), self.own)
         return loss.detach(), gradients
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mechicl.checks import is_whole
 from mechicl.models import HookedTransformer
-from mechicl.models.adapter import Opened
+from mechicl.models.adapter import ModelAdapter
 from mechicl.models.layers import key_mask
 from mechicl.models.sites import hook_names
 from mechicl.prompts import Prompts
@@ -72,29 +72,29 @@ def dual_form(
         tensor(True)
     """
     ours = isinstance(model, HookedTransformer)
-    opened = None if ours else Opened(model)  # ours has no dropout, so that its mode does not matter
+    adapter = None if ours else ModelAdapter(model)  # ours has no dropout, so that its mode does not matter
     if not 0 <= layer < model.cfg.n_layers:
         raise ValueError(f"layer must be 0 to {model.cfg.n_layers - 1}, got {layer}")
     if getattr(model.cfg, "momentum", 0):
         raise ValueError(f"the dual form is of plain attention, and this model has momentum={model.cfg.momentum}")
     tokens = _tokens(model, prompts)
     names = _hooks(model, layer)
-    if opened is None:
+    if adapter is None:
         _, cache = model.run_with_cache(tokens, names_filter=list(names.values()), return_cache_object=False)
     else:
-        cache = opened.record(tokens, names.values(), BATCH)
+        cache = adapter.record(tokens, names.values(), BATCH)
     q, k, v, z = (cache[names[part]].double() for part in ("q", "k", "v", "z"))
     n_pos, n_heads, weights = q.shape[1], q.shape[2], model.blocks[layer].attn.W_O.double()
     k, v = (part.repeat_interleave(n_heads // part.shape[2], dim=2) for part in (k, v))
     demonstrations = _demonstrations(n_demonstration_tokens, n_pos, q.device)
     damping = getattr(model.cfg, "damping", 1.0)
-    if opened is None:
+    if adapter is None:
         cfg = model.cfg.of_layer(layer)
         seen = key_mask(cfg, n_pos, slice(n_pos - 1, n_pos), q.device)[0].double()
         factors = cfg.score_scale * seen / (seen.sum().clamp(min=1) if cfg.normalize_by_context else 1)
     else:
         products = einsum(q[:1, -1], k[:1], "prompt head d, prompt pos head d -> prompt head pos")
-        factors = _score_factors(opened, tokens[:1], layer, products)
+        factors = _score_factors(adapter, tokens[:1], layer, products)
     zero_shot, update = (
         damping * _outer_products(k, v, factors * of, weights) for of in (~demonstrations, demonstrations)
     )
@@ -157,21 +157,21 @@ def _demonstrations(given: int | None, n_pos: int, device: torch.device) -> Bool
 
 
 def _score_factors(
-    opened: Opened, tokens: Tensor, layer: int, products: Float[Tensor, "prompt head key_pos"]
+    adapter: ModelAdapter, tokens: Tensor, layer: int, products: Float[Tensor, "prompt head key_pos"]
 ) -> Float[Tensor, "key_pos"]:
     """What a model of TransformerLens multiplies the products of query and keys by: a scale, or 0 for keys it hides.
 
     Measured, since no field of a config tells it for every architecture.
     """
     name = f"blocks.{layer}.attn.hook_attn_scores"
-    found = opened.record(tokens, [name], len(tokens))[name][:, :, -1]
+    found = adapter.record(tokens, [name], len(tokens))[name][:, :, -1]
     seen = found[0, 0] > torch.finfo(found.dtype).min / 2
     scores, products = found[..., seen].to(products), products[..., seen]
     scale = (scores * products).sum() / products.square().sum().clamp(min=torch.finfo(products.dtype).tiny)
     near = 1e3 * torch.finfo(found.dtype).eps
     if not torch.allclose(scale * products, scores, rtol=near, atol=near * products.abs().max().item()):
         raise ValueError(
-            f"{name} of this {type(opened.model).__name__} is not the scaled products of its queries and keys, which "
+            f"{name} of this {type(adapter.model).__name__} is not the scaled products of its queries and keys, which "
             f"the dual form is made of: it may have soft caps, biases by distance or norms after rotation, or show no "
             f"scores there"
         )

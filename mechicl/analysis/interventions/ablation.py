@@ -25,7 +25,7 @@ from mechicl.analysis.interventions.patching import (
 )
 from mechicl.analysis.interventions.runs import MEMORY, bytes_held, record_within
 from mechicl.analysis.interventions.sweeps import Sweep
-from mechicl.models.adapter import Opened
+from mechicl.models.adapter import ModelAdapter
 from mechicl.prompts import At
 
 Method = Literal["mean", "zero", "resample"]
@@ -91,14 +91,14 @@ def ablate(
         raise ValueError(f"method={method!r} is not one of {get_args(Method)}")
     if pairs and directions is not None:
         raise ValueError("pairs of directions are not swept: give their sums, or ablate one after the other")
-    opened = Opened(model, at)
-    tokens = opened.tokens(prompts)
+    adapter = ModelAdapter(model, at)
+    tokens = adapter.encode(prompts)
     if not len(tokens):
         raise ValueError("there are no prompts to ablate on")
     swept, named = swept_axes(component, axes), named_metrics(metrics, prompts, at)
-    names = hooks_of(opened, component, only)
-    values = stand_ins(opened, tokens, names, method, reference, seed, memory)
-    indices = swept_indices(swept, component, opened.n_layers, values, only)
+    names = hooks_of(adapter, component, only)
+    values = stand_ins(adapter, tokens, names, method, reference, seed, memory)
+    indices = swept_indices(swept, component, adapter.n_layers, values, only)
     cells = cells_of(component, swept, indices)
     options: dict[str, Any] = {
         "metrics": named,
@@ -109,10 +109,10 @@ def ablate(
     what = f"{method} ablation of {component}"
     if directions is not None:
         held = bytes_held(values)
-        activations = record_within(opened, tokens, names, memory, held)
+        activations = record_within(adapter, tokens, names, memory, held)
         units = _units(directions, activations[names[0]])
         held += sum(of.nbytes for of in activations.values()) + 2 * activations[names[0]].nbytes
-        each = bytes_of_results(opened, tokens, len(cells), len(named), options["keep_predictions"])
+        each = bytes_of_results(adapter, tokens, len(cells), len(named), options["keep_predictions"])
         sweeps = []
         for unit in units:
             along = {
@@ -120,20 +120,20 @@ def ablate(
                 for name in names
             }
             options["held"] = held + 2 * len(units) * each
-            sweeps.append(swept_result(opened, tokens, what, swept, indices, cells, along, **options))
+            sweeps.append(swept_result(adapter, tokens, what, swept, indices, cells, along, **options))
         return _stacked(sweeps)
     if pairs:
         n = len(cells)
         places = list(itertools.combinations_with_replacement(range(n), 2))
         together = [cells[i] + cells[j] if i != j else cells[i] for i, j in places]
-        options["held"] = bytes_of_results(opened, tokens, n**2, len(named), options["keep_predictions"])
-        flat = swept_result(opened, tokens, what, ["pair"], [range(len(together))], together, values, **options)
+        options["held"] = bytes_of_results(adapter, tokens, n**2, len(named), options["keep_predictions"])
+        flat = swept_result(adapter, tokens, what, ["pair"], [range(len(together))], together, values, **options)
         return _square(flat, places, n, swept, indices)
-    return swept_result(opened, tokens, what, swept, indices, cells, values, **options)
+    return swept_result(adapter, tokens, what, swept, indices, cells, values, **options)
 
 
 def stand_ins(
-    opened: Opened,
+    adapter: ModelAdapter,
     tokens: Tensor,
     names: Sequence[str],
     method: Method,
@@ -152,23 +152,23 @@ def stand_ins(
     if method == "zero":
         if any(name.endswith("hook_attn_scores") for name in names):
             raise ValueError("scores set to zero would unmask the keys that a position does not see: ablate 'pattern'")
-        shapes = opened.record(tokens[:1], names, 1)
+        shapes = adapter.record(tokens[:1], names, 1)
         return {name: torch.zeros_like(of).expand(n, *of.shape[1:]) for name, of in shapes.items()}
     if method == "resample":
         if n < 2:
             raise ValueError(f"resampling takes activations from another prompt, and there is {n}")
         other = derangement(n, torch.Generator().manual_seed(seed)).to(tokens.device)
-        return record_within(opened, tokens[other], names, memory)
+        return record_within(adapter, tokens[other], names, memory)
     if reference is None and n < 2:
         raise ValueError("the mean over one prompt is that prompt's own activation: give more, or reference=")
-    origin = tokens if reference is None else opened.tokens(reference)
+    origin = tokens if reference is None else adapter.encode(reference)
     if origin.shape[1:] != tokens.shape[1:] or not len(origin):
         raise ValueError(
             f"reference must be prompts of the same length: {tuple(origin.shape)} for {tuple(tokens.shape)}"
         )
     return {
         name: of.mean(0, keepdim=True).expand(n, *of.shape[1:])
-        for name, of in record_within(opened, origin, names, memory).items()
+        for name, of in record_within(adapter, origin, names, memory).items()
     }
 
 

@@ -21,7 +21,7 @@ from mechicl.analysis.interventions.patching import (
     swept_indices,
 )
 from mechicl.analysis.interventions.sweeps import Sweep
-from mechicl.models.adapter import Opened
+from mechicl.models.adapter import ModelAdapter
 from mechicl.models.sites import AXES
 from mechicl.prompts import At
 from mechicl.statistics import Interval, interval
@@ -57,16 +57,16 @@ def attribute(
 
     Source: Nanda 2023, "Attribution Patching"; Syed et al. 2023, eq. 1.
     """
-    opened, into, source = opened_runs(model, clean, corrupted, direction, at)
+    adapter, into, source = opened_runs(model, clean, corrupted, direction, at)
     swept, named = swept_axes(component, axes), named_metrics(metrics, clean, at)
     if not named:
         raise ValueError("attribution is of a metric: give metrics=, for instance logit_difference(correct, wrong)")
-    names = hooks_of(opened, component, only)
+    names = hooks_of(adapter, component, only)
     with torch.no_grad():
-        values = opened.record(source, names, len(source))
-        source_predictions = opened.run(source)
-    indices = swept_indices(swept, component, opened.n_layers, values, only)
-    predictions, unpatched, products = first_order(opened, into, values, named)
+        values = adapter.record(source, names, len(source))
+        source_predictions = adapter.run(source)
+    indices = swept_indices(swept, component, adapter.n_layers, values, only)
+    predictions, unpatched, products = first_order(adapter, into, values, named)
     estimates = {}
     for metric, of in products.items():
         summed = torch.stack([_per_cell(of[name], component, swept) for name in names])
@@ -85,12 +85,12 @@ def attribute(
 
 
 def first_order(
-    opened: Opened, tokens: Tensor, values: Mapping[str, Tensor], metrics: Mapping[str, Metric]
+    adapter: ModelAdapter, tokens: Tensor, values: Mapping[str, Tensor], metrics: Mapping[str, Metric]
 ) -> tuple[Tensor, dict[str, Tensor], dict[str, dict[str, Tensor]]]:
     """How each metric would change to first order with each entry of some activations put at other values.
 
     Args:
-        opened: the model.
+        adapter: of the model.
         tokens: of the run.
         values: what the activations would become, by hook name, `[prompt ...]`.
         metrics: by name.
@@ -102,7 +102,7 @@ def first_order(
     probes: dict[str, Tensor] = {}
     changes: dict[str, Tensor] = {}
     with torch.enable_grad():
-        predictions = opened.run(tokens, [(name, _probe(name, of, probes, changes)) for name, of in values.items()])
+        predictions = adapter.run(tokens, [(name, _probe(name, of, probes, changes)) for name, of in values.items()])
         found = all_measured(metrics, predictions)
         at = [probes[name] for name in values]
         flat = next((name for name, of in found.items() if not of.requires_grad), None)

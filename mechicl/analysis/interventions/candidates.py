@@ -16,7 +16,7 @@ from mechicl.analysis.interventions.edges import Edge, EdgeGraph, Node, check_gr
 from mechicl.analysis.interventions.metrics import measured
 from mechicl.analysis.interventions.patching import Inputs, Metrics, hooks_of, named_metrics
 from mechicl.analysis.interventions.runs import Base, base_run, bytes_held, run_cells
-from mechicl.models.adapter import Opened
+from mechicl.models.adapter import ModelAdapter
 from mechicl.models.sites import Site
 from mechicl.prompts import At
 
@@ -45,26 +45,26 @@ class Candidates:
         if len(self.named) != 1:
             raise ValueError(f"a circuit carries one metric, got {list(self.named) or 'none'}: give metrics=")
         (self.name,) = self.named
-        self.opened, self._reference, self._seed = Opened(model, at), reference, seed
+        self.adapter, self._reference, self._seed = ModelAdapter(model, at), reference, seed
         self.method: Method = method
-        hooks_of(self.opened, "z")  # refuses a model without heads
+        hooks_of(self.adapter, "z")  # refuses a model without heads
         if with_edges:
-            check_graph(self.opened)
-        self.tokens = self.opened.tokens(prompts)
+            check_graph(self.adapter)
+        self.tokens = self.adapter.encode(prompts)
         if not len(self.tokens):
             raise ValueError("there are no prompts to find a circuit on")
-        self.all = [node for node in nodes_of(self.opened) if node.layer >= 0]
+        self.all = [node for node in nodes_of(self.adapter) if node.layer >= 0]
         names = sorted({self.site(node).hook_name for node in self.all})
-        self.values = stand_ins(self.opened, self.tokens, names, method, reference, seed, memory)
+        self.values = stand_ins(self.adapter, self.tokens, names, method, reference, seed, memory)
         held = bytes_held(self.values)
-        held += 4 * len(self.all) * len(self.tokens) * self.opened.run(self.tokens[:1]).nbytes
-        self.base: Base = base_run(self.opened, self.tokens, held=held, memory=memory)
+        held += 4 * len(self.all) * len(self.tokens) * self.adapter.run(self.tokens[:1]).nbytes
+        self.base: Base = base_run(self.adapter, self.tokens, held=held, memory=memory)
 
     @cached_property
     def graph(self) -> EdgeGraph:
         """The model edge by edge."""
-        references = _references(self.opened, self.tokens, self.method, self._reference, self._seed)
-        return EdgeGraph(self.opened, self.tokens, references)
+        references = _references(self.adapter, self.tokens, self.method, self._reference, self._seed)
+        return EdgeGraph(self.adapter, self.tokens, references)
 
     def keeping(self, edges: Sequence[Edge], bar: tqdm) -> Tensor:
         """The metric `[prompt]` with every edge cut but these."""
@@ -81,7 +81,7 @@ class Candidates:
         some = [i for i, group in enumerate(groups) if group]
         cells = [tuple(self.site(node) for node in groups[i]) for i in some]
         _, found = run_cells(
-            self.opened, self.base, cells, self.values, metrics=self.named, keep_predictions=False, bar=bar
+            self.adapter, self.base, cells, self.values, metrics=self.named, keep_predictions=False, bar=bar
         )
         out = [measured(self.name, self.named[self.name], self.base.unpatched)] * len(groups)
         for i, values in zip(some, found[self.name], strict=True):
@@ -104,7 +104,7 @@ def greedy(nodes: Candidates, moved: Moved, tolerance: float, bar: tqdm) -> list
 
 def by_attribution(nodes: Candidates, moved: Moved, tolerance: float, bar: tqdm) -> list[Node]:
     """As few of the nodes as the tolerance allows, in the order of a first-order estimate of what they do."""
-    _, _, products = first_order(nodes.opened, nodes.tokens, nodes.values, nodes.named)
+    _, _, products = first_order(nodes.adapter, nodes.tokens, nodes.values, nodes.named)
     effects = {}
     for node in nodes.all:
         product = products[nodes.name][nodes.site(node).hook_name]
@@ -121,7 +121,7 @@ def needed_edges(nodes: Candidates, kept: Sequence[Node], moved: Moved, toleranc
     """The edges between the embedding, the nodes kept and the output that the metric needs."""
     inside = [
         edge
-        for edge in edges_of(nodes.opened)
+        for edge in edges_of(nodes.adapter)
         if (edge.sender.layer < 0 or edge.sender in kept) and (edge.receiver is None or edge.receiver in kept)
     ]
     whole = nodes.keeping(inside, bar)
@@ -137,12 +137,12 @@ def needed_edges(nodes: Candidates, kept: Sequence[Node], moved: Moved, toleranc
 
 
 def _references(
-    opened: Opened, tokens: Tensor, method: Method, reference: Inputs | None, seed: int
+    adapter: ModelAdapter, tokens: Tensor, method: Method, reference: Inputs | None, seed: int
 ) -> Float[Tensor, "node prompt pos d_model"]:
     """What each node writes where an edge is cut: what `stand_ins` puts in its place."""
     if method == "resample":
-        return written(opened, tokens[derangement(len(tokens), torch.Generator().manual_seed(seed)).to(tokens.device)])
-    writes = written(opened, tokens if reference is None else opened.tokens(reference))
+        return written(adapter, tokens[derangement(len(tokens), torch.Generator().manual_seed(seed)).to(tokens.device)])
+    writes = written(adapter, tokens if reference is None else adapter.encode(reference))
     if method == "zero":
         return torch.zeros_like(writes)
     return writes.mean(1, keepdim=True).expand(-1, len(tokens), -1, -1)

@@ -215,7 +215,7 @@ def measure_circuit(
     has_edges = bool(circuit.edges)
     nodes = Candidates(model, prompts, metrics, at, circuit.method, reference, seed, memory, has_edges)
     absent: list[Any] = [node for node in circuit.nodes if node not in nodes.all]
-    absent += [edge for edge in circuit.edges if edge not in edges_of(nodes.opened)] if has_edges else []
+    absent += [edge for edge in circuit.edges if edge not in edges_of(nodes.adapter)] if has_edges else []
     if absent:
         raise ValueError(f"the circuit is of another model: this one has no {absent[0]}")
     with tqdm(disable=not progress, unit="run", desc="circuit", leave=False, delay=DELAY) as bar:

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from transformer_lens.utilities import get_act_name
 
-from mechicl.models.adapter import Opened
+from mechicl.models.adapter import ModelAdapter
 from mechicl.models.layers import MLP, Attention, Block
 from mechicl.models.sites import hook_names
 
@@ -62,7 +62,7 @@ class EdgeGraph:
     runs are the model's, with everything cut each part reads the reference's stream.
 
     Args:
-        opened: one of our transformers.
+        adapter: of one of our transformers.
         tokens: `[prompt pos ...]`.
         references: what each node writes where its edges are cut, `[node prompt pos d_model]`, as `written` gives it.
 
@@ -70,16 +70,16 @@ class EdgeGraph:
         ValueError: a model of another kind, or one whose streams are clipped.
     """
 
-    def __init__(self, opened: Opened, tokens: Tensor, references: Float[Tensor, "node prompt pos d_model"]):
-        check_graph(opened)
-        self.opened, self.tokens, self.references = opened, tokens, references
-        self.nodes = nodes_of(opened)
-        self.edges = edges_of(opened)
+    def __init__(self, adapter: ModelAdapter, tokens: Tensor, references: Float[Tensor, "node prompt pos d_model"]):
+        check_graph(adapter)
+        self.adapter, self.tokens, self.references = adapter, tokens, references
+        self.nodes = nodes_of(adapter)
+        self.edges = edges_of(adapter)
 
     @torch.no_grad()
     def run(self, kept: Bool[Tensor, "edge"]) -> Tensor:
         """Predictions with only some of the edges carrying what the run itself writes."""
-        model = self.opened.model
+        model = self.adapter.model
         carried = dict(zip(self.edges, kept.tolist(), strict=True))
         references = dict(zip(self.nodes, self.references, strict=True))
         stream = references[EMBEDDING]  # of the reference run, up to here
@@ -98,7 +98,7 @@ class EdgeGraph:
                 out = model.cfg.damping * cast(MLP, block.mlp)(block.ln2(read(node)))
                 changes[node] = out - references[node]
                 stream = stream + references[node]
-        return self.opened.resume_from_end(read(None))
+        return self.adapter.resume_from_end(read(None))
 
     def keeping(self, edges: Sequence[Edge]) -> Bool[Tensor, "edge"]:
         """The mask of these edges."""
@@ -106,33 +106,33 @@ class EdgeGraph:
         return torch.tensor([edge in wanted for edge in self.edges])
 
 
-def check_graph(opened: Opened) -> None:
+def check_graph(adapter: ModelAdapter) -> None:
     """Refuse a model that is no sum of what its parts write.
 
     Raises:
         ValueError: a model of another kind, or one whose streams are clipped.
     """
-    if not opened.is_transformer:
+    if not adapter.is_transformer:
         raise ValueError(
-            f"edges are cut in a HookedTransformer of this package, not in {type(opened.model).__name__}; for a "
+            f"edges are cut in a HookedTransformer of this package, not in {type(adapter.model).__name__}; for a "
             f"TransformerBridge see transformer_lens.tools.analysis.attribution_patch"
         )
-    if opened.model.cfg.token_clip is not None:
+    if adapter.model.cfg.token_clip is not None:
         raise ValueError("this model clips its stream, so it is no sum of what its parts write")
 
 
-def nodes_of(opened: Opened) -> list[Node]:
+def nodes_of(adapter: ModelAdapter) -> list[Node]:
     """The embedding, and each layer's heads and MLP, in order of computation."""
-    nodes, names = [EMBEDDING], set(hook_names(opened.model))
-    for layer in range(opened.n_layers):
-        nodes += [Node(layer, head) for head in range(opened.model.cfg.n_heads)]
+    nodes, names = [EMBEDDING], set(hook_names(adapter.model))
+    for layer in range(adapter.n_layers):
+        nodes += [Node(layer, head) for head in range(adapter.model.cfg.n_heads)]
         nodes += [Node(layer)] if get_act_name("mlp_out", layer) in names else []
     return nodes
 
 
-def edges_of(opened: Opened) -> list[Edge]:
+def edges_of(adapter: ModelAdapter) -> list[Edge]:
     """All edges, by receiver in order of computation."""
-    nodes, edges = nodes_of(opened), []
+    nodes, edges = nodes_of(adapter), []
     for receiver in nodes[1:]:
         before = [node for node in nodes if node.layer < receiver.layer]
         if receiver.head is None:  # an MLP reads the heads of its own layer
@@ -143,12 +143,12 @@ def edges_of(opened: Opened) -> list[Edge]:
 
 
 @torch.no_grad()
-def written(opened: Opened, tokens: Tensor) -> Float[Tensor, "node prompt pos d_model"]:
+def written(adapter: ModelAdapter, tokens: Tensor) -> Float[Tensor, "node prompt pos d_model"]:
     """What each node writes in a run of the model: with the attention's biases, their sum is the final stream."""
-    model = opened.model
+    model = adapter.model
     names = [f"blocks.{layer}.attn.hook_z" for layer in range(model.cfg.n_layers)]
     mlps = [f"blocks.{layer}.hook_mlp_out" for layer in range(model.cfg.n_layers)] if model.cfg.block_mlp else []
-    recorded = opened.record(tokens, [*names, *mlps], len(tokens))
+    recorded = adapter.record(tokens, [*names, *mlps], len(tokens))
     outputs = [model.embed_tokens(tokens)]
     for layer, block in enumerate(model.blocks):
         attn = cast(Attention, block.attn)

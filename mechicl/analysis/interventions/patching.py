@@ -13,7 +13,7 @@ from transformer_lens.utilities import get_act_name
 from mechicl.analysis.interventions.metrics import Metric, all_measured, next_token_loss, squared_error
 from mechicl.analysis.interventions.runs import DELAY, MEMORY, Cell, base_run, bytes_held, record_within, run_cells
 from mechicl.analysis.interventions.sweeps import Sweep
-from mechicl.models.adapter import Opened
+from mechicl.models.adapter import ModelAdapter
 from mechicl.models.sites import AXES, Site, axes_of, check_hook, nearest
 from mechicl.prompts import At, Prompts
 from mechicl.tokens import TokenSequences
@@ -82,15 +82,15 @@ def patch(
 
     Source: Wang et al. 2023, section 3; Heimersheim and Nanda 2024 for the two directions.
     """
-    opened, into, source = opened_runs(model, clean, corrupted, direction, at)
+    adapter, into, source = opened_runs(model, clean, corrupted, direction, at)
     swept = swept_axes(component, axes)
     named = named_metrics(metrics, clean, at)
-    names = hooks_of(opened, component, only)
-    values = record_within(opened, source, names, memory)
-    indices = swept_indices(swept, component, opened.n_layers, values, only)
+    names = hooks_of(adapter, component, only)
+    values = record_within(adapter, source, names, memory)
+    indices = swept_indices(swept, component, adapter.n_layers, values, only)
     keep = keeps_predictions(keep_predictions, clean, named)
     return swept_result(
-        opened,
+        adapter,
         into,
         f"{direction} {component}",
         swept,
@@ -106,7 +106,7 @@ def patch(
 
 
 def swept_result(
-    opened: Opened,
+    adapter: ModelAdapter,
     tokens: Tensor,
     what: str,
     axes: Sequence[str],
@@ -124,7 +124,7 @@ def swept_result(
     """Run the cells, and put what was found into the shape of the axes.
 
     Args:
-        opened: the model.
+        adapter: of the model.
         tokens: of the run that is intervened in.
         what: the sweep in words.
         axes: its axes.
@@ -138,13 +138,13 @@ def swept_result(
         progress: show a progress bar, if it takes more than two seconds.
         held: bytes that whoever asks holds beside the values.
     """
-    held += bytes_of_results(opened, tokens, len(cells), len(metrics), keep_predictions)
+    held += bytes_of_results(adapter, tokens, len(cells), len(metrics), keep_predictions)
     held += bytes_held(values)
-    base = base_run(opened, tokens, held=held, memory=memory)
-    source_predictions = None if source is None else opened.predictions(source, base.batch)
+    base = base_run(adapter, tokens, held=held, memory=memory)
+    source_predictions = None if source is None else adapter.predict(source, base.batch)
     with tqdm(total=len(cells), disable=not progress, unit="run", leave=False, delay=DELAY) as bar:
         predictions, found = run_cells(
-            opened, base, cells, values, metrics=metrics, keep_predictions=keep_predictions, bar=bar
+            adapter, base, cells, values, metrics=metrics, keep_predictions=keep_predictions, bar=bar
         )
     shape = tuple(map(len, indices))
     compared = {}
@@ -168,26 +168,28 @@ def keeps_predictions(asked: bool | None, prompts: Inputs, metrics: Mapping[str,
     return isinstance(prompts, Prompts) or not metrics if asked is None else asked
 
 
-def bytes_of_results(opened: Opened, tokens: Tensor, n_cells: int, n_metrics: int, keep_predictions: bool) -> int:
+def bytes_of_results(
+    adapter: ModelAdapter, tokens: Tensor, n_cells: int, n_metrics: int, keep_predictions: bool
+) -> int:
     """The memory that the results of a sweep take, with a few cells' predictions that are worked on."""
     with torch.no_grad():
-        example = opened.run(tokens[:1])
+        example = adapter.run(tokens[:1])
     predictions = (n_cells * keep_predictions + 8) * example.nbytes
     return len(tokens) * (predictions + n_metrics * n_cells * 8)
 
 
 def opened_runs(
     model: Any, clean: Inputs, corrupted: Inputs, direction: Direction, at: At
-) -> tuple[Opened, Tensor, Tensor]:
-    """The opened model, the tokens of the run that is intervened in, and those that activations are taken from.
+) -> tuple[ModelAdapter, Tensor, Tensor]:
+    """The adapter, the tokens of the run that is intervened in, and those that activations are taken from.
 
     Raises:
         ValueError: unequal prompts, or an unknown direction.
     """
     if direction not in ("denoising", "noising"):
         raise ValueError(f"direction={direction!r} is not one of ('denoising', 'noising')")
-    opened = Opened(model, at)
-    into, origin = opened.tokens(corrupted), opened.tokens(clean)
+    adapter = ModelAdapter(model, at)
+    into, origin = adapter.encode(corrupted), adapter.encode(clean)
     if into.shape != origin.shape:
         raise ValueError(
             f"clean and corrupted prompts must be as many and as long: {len(origin)} of {origin.shape[1]} positions, "
@@ -195,7 +197,7 @@ def opened_runs(
         )
     if not len(into):
         raise ValueError("there are no prompts to patch")
-    return (opened, into, origin) if direction == "denoising" else (opened, origin, into)
+    return (adapter, into, origin) if direction == "denoising" else (adapter, origin, into)
 
 
 def swept_axes(component: str, axes: Sequence[str] | None) -> tuple[str, ...]:
@@ -216,20 +218,20 @@ def swept_axes(component: str, axes: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(axes)
 
 
-def hooks_of(opened: Opened, component: str, only: Only | None = None) -> list[str]:
+def hooks_of(adapter: ModelAdapter, component: str, only: Only | None = None) -> list[str]:
     """The component's hooks, in all layers or those of `only`.
 
     Raises:
         ValueError: a layer or hook that the model does not have, or no layer.
     """
-    names, layers = [], _wanted(only, "layer", range(opened.n_layers))
+    names, layers = [], _wanted(only, "layer", range(adapter.n_layers))
     if not layers:
         raise ValueError("there is no layer to sweep")
     for layer in layers:
-        if not 0 <= layer < opened.n_layers:
-            raise ValueError(f"layer {layer}: the model has layers 0 to {opened.n_layers - 1}")
+        if not 0 <= layer < adapter.n_layers:
+            raise ValueError(f"layer {layer}: the model has layers 0 to {adapter.n_layers - 1}")
         names.append(get_act_name(component, layer))
-        check_hook(opened.model, names[-1])
+        check_hook(adapter.model, names[-1])
     return names
 
 

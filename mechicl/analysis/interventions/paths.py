@@ -23,7 +23,7 @@ from mechicl.analysis.interventions.patching import (
 )
 from mechicl.analysis.interventions.runs import DELAY, MEMORY, base_run, record_within, run_cells
 from mechicl.analysis.interventions.sweeps import Sweep
-from mechicl.models.adapter import Opened
+from mechicl.models.adapter import ModelAdapter
 from mechicl.models.sites import Site
 from mechicl.prompts import At
 
@@ -80,33 +80,33 @@ def patch_paths(
     """
     if receiver not in ("q", "k", "v"):
         raise ValueError(f"receiver={receiver!r} is not one of ('q', 'k', 'v')")
-    opened, into, source = opened_runs(model, clean, corrupted, direction, at)
-    _check_additive(opened, receiver, into[:1])
+    adapter, into, source = opened_runs(model, clean, corrupted, direction, at)
+    _check_additive(adapter, receiver, into[:1])
     named = named_metrics(metrics, clean, at)
-    n_layers, n_heads = opened.n_layers, opened.model.cfg.n_heads
-    z_names, names = hooks_of(opened, "z"), hooks_of(opened, receiver)
-    theirs = record_within(opened, source, z_names, memory)
+    n_layers, n_heads = adapter.n_layers, adapter.model.cfg.n_heads
+    z_names, names = hooks_of(adapter, "z"), hooks_of(adapter, receiver)
+    theirs = record_within(adapter, source, z_names, memory)
     held = sum(of.nbytes for of in theirs.values())
-    own = record_within(opened, into, z_names, memory, held)
+    own = record_within(adapter, into, z_names, memory, held)
     keep = keeps_predictions(keep_predictions, clean, named)
     shape = (n_layers, n_heads, n_layers, n_heads)
     n_cells = torch.Size(shape).numel() + n_layers * n_heads  # all, and those of one sender
     held += 3 * sum(of.nbytes for of in own.values())  # beside z, the receivers as they are made and put in
-    held += bytes_of_results(opened, into, n_cells, len(named), keep)
-    held += 6 * opened.record(into[:1], ["blocks.0.hook_resid_pre"], 1)["blocks.0.hook_resid_pre"].nbytes * len(into)
-    base = base_run(opened, into, held=held, memory=memory)
+    held += bytes_of_results(adapter, into, n_cells, len(named), keep)
+    held += 6 * adapter.record(into[:1], ["blocks.0.hook_resid_pre"], 1)["blocks.0.hook_resid_pre"].nbytes * len(into)
+    base = base_run(adapter, into, held=held, memory=memory)
     unpatched = all_measured(named, base.unpatched)
     found = {name: of.expand(*shape, -1).clone() for name, of in unpatched.items()}
     predictions = base.unpatched.expand(*shape, *base.unpatched.shape).clone() if keep else None
     senders = list(itertools.product(range(n_layers - 1), range(n_heads)))
     with torch.no_grad(), tqdm(total=len(senders), disable=not progress, unit="head", leave=False, delay=DELAY) as bar:
-        source_predictions = opened.predictions(source, base.batch)
+        source_predictions = adapter.predict(source, base.batch)
         for layer, head in senders:
-            change = _written(opened, layer, head, theirs[z_names[layer]] - own[z_names[layer]])
+            change = _written(adapter, layer, head, theirs[z_names[layer]] - own[z_names[layer]])
             later = range(layer + 1, n_layers)
-            values = {names[to]: _received(opened, to, receiver, base.streams[to] + change) for to in later}
+            values = {names[to]: _received(adapter, to, receiver, base.streams[to] + change) for to in later}
             cells = [(Site(receiver, to, head=other),) for to in later for other in range(n_heads)]
-            out, measurements = run_cells(opened, base, cells, values, metrics=named, keep_predictions=keep)
+            out, measurements = run_cells(adapter, base, cells, values, metrics=named, keep_predictions=keep)
             if predictions is not None and out is not None:
                 predictions[layer, head, layer + 1 :] = out.unflatten(0, (len(later), n_heads))
             for name, of in measurements.items():
@@ -127,10 +127,10 @@ def patch_paths(
 
 
 @torch.no_grad()
-def _check_additive(opened: Opened, receiver: Receiver, tokens: Tensor) -> None:
-    cfg = opened.model.cfg
-    if not opened.resumes or not hasattr(opened.model.blocks[0], "attn"):
-        raise ValueError(f"{type(opened.model).__name__} has no attention layers that can be resumed from")
+def _check_additive(adapter: ModelAdapter, receiver: Receiver, tokens: Tensor) -> None:
+    cfg = adapter.model.cfg
+    if not adapter.resumes or not hasattr(adapter.model.blocks[0], "attn"):
+        raise ValueError(f"{type(adapter.model).__name__} has no attention layers that can be resumed from")
     if getattr(cfg, "token_clip", None) is not None:
         raise ValueError("this model clips its stream, so what heads write does not add up: there are no direct paths")
     key_heads = getattr(cfg, "n_key_value_heads", None)
@@ -138,41 +138,41 @@ def _check_additive(opened: Opened, receiver: Receiver, tokens: Tensor) -> None:
         raise ValueError(
             f"{cfg.n_heads} heads share {key_heads} keys and values: only receiver='q' belongs to one head"
         )
-    for layer in range(opened.n_layers):
-        attn = opened.model.blocks[layer].attn
+    for layer in range(adapter.n_layers):
+        attn = adapter.model.blocks[layer].attn
         names = {part: get_act_name(part, layer) for part in ("resid_pre", "z", "attn_out", receiver)}
-        found = opened.record(tokens, names.values(), 1, ahead=[names["resid_pre"], names["attn_out"]])
+        found = adapter.record(tokens, names.values(), 1, before_user_hooks=[names["resid_pre"], names["attn_out"]])
         bias = getattr(attn, "b_O", None)
-        out = sum(_written(opened, layer, head, found[names["z"]]) for head in range(cfg.n_heads))
+        out = sum(_written(adapter, layer, head, found[names["z"]]) for head in range(cfg.n_heads))
         out = out if bias is None else out + getattr(cfg, "damping", 1.0) * bias
         for made, part in (
             (out, "attn_out"),
-            (_received(opened, layer, receiver, found[names["resid_pre"]]), receiver),
+            (_received(adapter, layer, receiver, found[names["resid_pre"]]), receiver),
         ):
             there = found[names[part]]
             near = 1e3 * torch.finfo(there.dtype).eps  # rounding of other orders of the same sums, not more
             if not torch.allclose(torch.as_tensor(made), there, rtol=near, atol=near, equal_nan=True):
                 raise ValueError(
-                    f"{names[part]} of {type(opened.model).__name__} is not what its weights make of z, or of the "
+                    f"{names[part]} of {type(adapter.model).__name__} is not what its weights make of z, or of the "
                     f"normed stream: it may be normed once more, and what a head hands to another is not known"
                 )
 
 
 def _written(
-    opened: Opened, layer: int, head: int, z: Float[Tensor, "prompt pos head d_head"]
+    adapter: ModelAdapter, layer: int, head: int, z: Float[Tensor, "prompt pos head d_head"]
 ) -> Float[Tensor, "prompt pos d_model"]:
     """What a head adds to the stream for some output z."""
-    W_O = opened.model.blocks[layer].attn.W_O[head]
-    return getattr(opened.model.cfg, "damping", 1.0) * (z[:, :, head] @ W_O)
+    W_O = adapter.model.blocks[layer].attn.W_O[head]
+    return getattr(adapter.model.cfg, "damping", 1.0) * (z[:, :, head] @ W_O)
 
 
 def _received(
-    opened: Opened, layer: int, receiver: Receiver, stream: Float[Tensor, "prompt pos d_model"]
+    adapter: ModelAdapter, layer: int, receiver: Receiver, stream: Float[Tensor, "prompt pos d_model"]
 ) -> Float[Tensor, "prompt pos head d_head"]:
     """The queries, keys or values that a layer makes of a stream."""
-    block = opened.model.blocks[layer]
-    normalized = block.ln1(opened.through(get_act_name("resid_pre", layer), stream))
+    block = adapter.model.blocks[layer]
+    normalized = block.ln1(adapter.apply_user_hooks(get_act_name("resid_pre", layer), stream))
     weights = getattr(block.attn, f"W_{receiver.upper()}")
     out = einsum(normalized, weights, "prompt pos model, head model d -> prompt pos head d")
     bias = getattr(block.attn, f"b_{receiver.upper()}", None)
-    return opened.through(get_act_name(receiver, layer), out if bias is None else out + bias)
+    return adapter.apply_user_hooks(get_act_name(receiver, layer), out if bias is None else out + bias)

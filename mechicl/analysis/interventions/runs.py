@@ -13,7 +13,7 @@ from transformer_lens.utilities import get_act_name
 
 from mechicl.analysis.interventions.metrics import Metric, measured
 from mechicl.models import TransformerConfig
-from mechicl.models.adapter import Hook, Opened
+from mechicl.models.adapter import Hook, ModelAdapter
 from mechicl.models.sites import Site
 
 MEMORY = 2**30
@@ -47,11 +47,11 @@ class Base:
 
 
 @torch.no_grad()
-def base_run(opened: Opened, tokens: Tensor, *, held: float, memory: float) -> Base:
+def base_run(adapter: ModelAdapter, tokens: Tensor, *, held: float, memory: float) -> Base:
     """Run the model without intervention, and keep the streams that others resume from.
 
     Args:
-        opened: the model.
+        adapter: of the model.
         tokens: `[prompt pos ...]`.
         held: bytes that whoever asks holds beside this: values to put in, results.
         memory: bound in bytes on all of it.
@@ -60,16 +60,16 @@ def base_run(opened: Opened, tokens: Tensor, *, held: float, memory: float) -> B
         ValueError: less memory than one run of one prompt takes.
     """
     names: dict[int, str] = {}
-    if opened.resumes:
-        names = {layer: get_act_name("resid_pre", layer) for layer in range(opened.n_layers)}
-        names[opened.n_layers] = get_act_name("resid_post", opened.n_layers - 1)
-    streams = len(names) and len(names) * opened.record(tokens[:1], [names[0]], 1)[names[0]].nbytes
+    if adapter.resumes:
+        names = {layer: get_act_name("resid_pre", layer) for layer in range(adapter.n_layers)}
+        names[adapter.n_layers] = get_act_name("resid_post", adapter.n_layers - 1)
+    streams = len(names) and len(names) * adapter.record(tokens[:1], [names[0]], 1)[names[0]].nbytes
     # a layer's streams once more, where every head's is kept for a while
-    heads = getattr(opened.model.cfg, "n_heads", 1) * streams // max(opened.n_layers, 1)
-    batch = rows_within(opened, tokens, held + len(tokens) * (streams + heads), memory)
-    ahead = [name for layer, name in names.items() if layer < opened.n_layers]
-    recorded = opened.record(tokens, names.values(), batch, ahead=ahead) if names else {}
-    unpatched = opened.predictions(tokens, batch)
+    heads = getattr(adapter.model.cfg, "n_heads", 1) * streams // max(adapter.n_layers, 1)
+    batch = rows_within(adapter, tokens, held + len(tokens) * (streams + heads), memory)
+    streams_before_hooks = [name for layer, name in names.items() if layer < adapter.n_layers]
+    recorded = adapter.record(tokens, names.values(), batch, before_user_hooks=streams_before_hooks) if names else {}
+    unpatched = adapter.predict(tokens, batch)
     return Base(tokens, unpatched, {layer: recorded[name] for layer, name in names.items()}, batch)
 
 
@@ -78,30 +78,32 @@ def bytes_held(values: Mapping[str, Tensor]) -> int:
     return sum(of.untyped_storage().nbytes() for of in values.values())
 
 
-def rows_within(opened: Opened, tokens: Tensor, held: float, memory: float) -> int:
+def rows_within(adapter: ModelAdapter, tokens: Tensor, held: float, memory: float) -> int:
     """How many prompts a run may hold beside so many bytes.
 
     Raises:
         ValueError: not one.
     """
-    per_row, held = opened.bytes_per_row(tokens), held + opened.bytes_of_products
+    per_row, held = adapter.bytes_per_row(tokens), held + adapter.bytes_of_products
     needed = held + per_row
     if not needed <= memory:
         raise ValueError(
             f"memory={memory:.4g} bytes is too little: what is kept of {len(tokens)} prompts takes {held:.4g}, and "
             f"each prompt of a run {per_row:.4g}. Give at least {needed:.4g}, or fewer prompts or cells"
         )
-    most = NEAR / per_row if opened.ours else 2**31  # larger batches of a small model only leave the processor's caches
+    most = (
+        NEAR / per_row if adapter.ours else 2**31
+    )  # larger batches of a small model only leave the processor's caches
     return int(max(min((memory - held) / per_row, most), 1))
 
 
 def record_within(
-    opened: Opened, tokens: Tensor, names: Sequence[str], memory: float, held: float = 0
+    adapter: ModelAdapter, tokens: Tensor, names: Sequence[str], memory: float, held: float = 0
 ) -> dict[str, Tensor]:
     """Activations by hook name `[prompt ...]`, with all that is computed within a bound on memory.
 
     Args:
-        opened: the model.
+        adapter: of the model.
         tokens: `[prompt pos ...]`.
         names: of the hooks.
         memory: the bound, in bytes.
@@ -110,13 +112,13 @@ def record_within(
     Raises:
         ValueError: too little memory; a hook that the model does not have, or that does not fire.
     """
-    one = sum(of.nbytes for of in opened.record(tokens[:1], names, 1).values())
-    return opened.record(tokens, names, rows_within(opened, tokens, held + len(tokens) * one, memory))
+    one = sum(of.nbytes for of in adapter.record(tokens[:1], names, 1).values())
+    return adapter.record(tokens, names, rows_within(adapter, tokens, held + len(tokens) * one, memory))
 
 
 @torch.no_grad()
 def run_cells(
-    opened: Opened,
+    adapter: ModelAdapter,
     base: Base,
     cells: Sequence[Cell],
     values: Mapping[str, Tensor],
@@ -128,7 +130,7 @@ def run_cells(
     """Predictions and metrics of each cell: a run in which the activations at its sites are replaced.
 
     Args:
-        opened: the model.
+        adapter: of the model.
         base: the run that is intervened in.
         cells: sites to replace, together, in one run.
         values: what to put there, by hook name, `[prompt ...]`: only the part at the site is read.
@@ -144,10 +146,10 @@ def run_cells(
     """
     predictions = base.unpatched.new_empty(len(cells), *base.unpatched.shape) if keep_predictions else None
     found = {name: _empty(len(cells), measured(name, metric, base.unpatched)) for name, metric in metrics.items()}
-    cfg = opened.model.cfg
-    local = opened.is_transformer and not opened.has_hooks() and all(_is_local(cell, cfg) for cell in cells)
+    cfg = adapter.model.cfg
+    local = adapter.is_transformer and not adapter.has_user_hooks() and all(_is_local(cell, cfg) for cell in cells)
     each_cell = _each_local_cell if local else _each_cell
-    for index, predicted in each_cell(opened, base, cells, values):
+    for index, predicted in each_cell(adapter, base, cells, values):
         if predictions is not None:
             predictions[index] = predicted
         for name, metric in metrics.items():
@@ -162,7 +164,7 @@ def _empty(n_cells: int, like: Tensor) -> Tensor:
 
 
 def _each_cell(
-    opened: Opened, base: Base, cells: Sequence[Cell], values: Mapping[str, Tensor]
+    adapter: ModelAdapter, base: Base, cells: Sequence[Cell], values: Mapping[str, Tensor]
 ) -> Iterator[tuple[int, Tensor]]:
     """Cells and their predictions, from batches that may hold many cells or only part of one.
 
@@ -177,7 +179,7 @@ def _each_cell(
 
     for (layer, last_hooked), group in groupby(sorted(range(len(cells)), key=span), key=span):
         own = list(group)
-        from_here = base.streams[layer] if opened.resumes else base.tokens
+        from_here = base.streams[layer] if adapter.resumes else base.tokens
         done: list[Tensor] = []
         finished = iter(own)
         for start in range(0, len(own) * n_prompts, base.batch):
@@ -186,7 +188,9 @@ def _each_cell(
             first, last = start // n_prompts, (stop - 1) // n_prompts
             taking_part = [cells[i] for i in own[first : last + 1]]
             hooks = _hooks(taking_part, values, n_prompts, start - first * n_prompts, stop - start)
-            done.append(opened.resume(rows, layer, hooks, last_hooked) if opened.resumes else opened.run(rows, hooks))
+            done.append(
+                adapter.resume(rows, layer, hooks, last_hooked) if adapter.resumes else adapter.run(rows, hooks)
+            )
             while sum(map(len, done)) >= n_prompts:
                 joined = torch.cat(done) if len(done) > 1 else done[0]
                 yield next(finished), joined[:n_prompts]
@@ -232,7 +236,7 @@ def _pos(site: Site) -> int | None:
 
 
 def _each_local_cell(
-    opened: Opened, base: Base, cells: Sequence[Cell], values: Mapping[str, Tensor]
+    adapter: ModelAdapter, base: Base, cells: Sequence[Cell], values: Mapping[str, Tensor]
 ) -> Iterator[tuple[int, Tensor]]:
     """As `_each_cell` for cells of one position.
 
@@ -252,13 +256,13 @@ def _each_local_cell(
         after: dict[int | None, Tensor] = {}
         for head in {cells[i][0].head for i in own}:
             whole = Site(cells[own[0]][0].component, layer, head=head)
-            after[head] = torch.cat([*_patched_layer(opened, base, whole, values)])
+            after[head] = torch.cat([*_patched_layer(adapter, base, whole, values)])
         following = layer + (cells[own[0]][0].component != "resid_pre")
         for pos, at_pos in groupby(sorted(own, key=pos_of), key=pos_of):
             here = list(at_pos)
             changed = torch.cat([after[cells[i][0].head][:, pos] for i in here])  # [cell * prompt, d_model]
             parts = [
-                opened.resume_from_row(base.streams, following, pos, rows, part)
+                adapter.resume_from_row(base.streams, following, pos, rows, part)
                 for rows, part in zip(
                     torch.arange(len(changed), device=changed.device).remainder(n_prompts).split(base.batch),
                     changed.split(base.batch),
@@ -268,7 +272,7 @@ def _each_local_cell(
             yield from zip(here, torch.cat(parts).split(n_prompts), strict=True)
 
 
-def _patched_layer(opened: Opened, base: Base, site: Site, values: Mapping[str, Tensor]) -> Iterator[Tensor]:
+def _patched_layer(adapter: ModelAdapter, base: Base, site: Site, values: Mapping[str, Tensor]) -> Iterator[Tensor]:
     """The stream behind a layer in which the site is replaced at all positions; for "resid_pre", that stream itself."""
     whole = values[site.hook_name]
     if site.component == "resid_pre":
@@ -277,4 +281,4 @@ def _patched_layer(opened: Opened, base: Base, site: Site, values: Mapping[str, 
     for start in range(0, len(base), base.batch):
         prompts = slice(start, start + base.batch)
         hook = (site.hook_name, _replacing([(slice(None), prompts, site)], whole))
-        yield opened.run_layer(base.streams[site.layer][prompts], site.layer, [hook])
+        yield adapter.run_layer(base.streams[site.layer][prompts], site.layer, [hook])

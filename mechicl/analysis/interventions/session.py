@@ -11,7 +11,7 @@ from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 
 from mechicl.analysis.interventions.metrics import Metric, logit_difference, measured, squared_error
-from mechicl.models.adapter import Opened, check_eval_mode
+from mechicl.models.adapter import ModelAdapter, check_eval_mode
 from mechicl.models.sites import AXES, Site, axes_of, check_hook
 from mechicl.prompts import Prompts
 from mechicl.tokens import TokenSequences
@@ -102,8 +102,8 @@ class PatchingSession:
         clean, corrupted = (of.read if isinstance(of, TokenSequences) else of for of in (clean, corrupted))
         if isinstance(clean, Prompts) != isinstance(corrupted, Prompts):
             raise TypeError(f"clean and corrupted are of different kinds: {_kind(clean)} and {_kind(corrupted)}")
-        self._opened = Opened(model)
-        lengths = [self._opened.tokens(prompts[:1]).shape[1] for prompts in (clean, corrupted)]
+        self._adapter = ModelAdapter(model)
+        lengths = [self._adapter.encode(prompts[:1]).shape[1] for prompts in (clean, corrupted)]
         if lengths[0] != lengths[1]:
             raise ValueError(f"clean prompts have {lengths[0]} positions and corrupted ones {lengths[1]}")
         if not len(clean) or not len(corrupted):
@@ -111,7 +111,7 @@ class PatchingSession:
         self.model, self.metric = model, metric
         self.clean: Any = clean
         self.corrupted: Any = corrupted
-        self.n_layers, self.n_pos = self._opened.n_layers, lengths[0]
+        self.n_layers, self.n_pos = self._adapter.n_layers, lengths[0]
         self._clean_prompt = self._corrupted_prompt = 0
         self._past: list[tuple[Site, ...]] = [()]
         self._future: list[tuple[Site, ...]] = []
@@ -268,7 +268,7 @@ class PatchingSession:
     def _clean_run(self) -> tuple[Tensor, dict[str, Tensor]]:
         """The clean prediction `[1 out]`, and the activations of all components by the names of their hooks."""
         check_eval_mode(self.model)
-        outputs, cache = self.model.run_with_cache(self._opened.tokens(self._clean_part))
+        outputs, cache = self.model.run_with_cache(self._adapter.encode(self._clean_part))
         names = [Site(component, layer).hook_name for component in AXES for layer in range(self.n_layers)]
         return outputs[:, -1], {name: cache[name] for name in names if name in cache}
 
@@ -283,7 +283,7 @@ class PatchingSession:
         return self._patched([(next(iter(self._activations)), _as_it_is)])
 
     def _patched(self, hooks: list[Any]) -> Tensor:
-        return self._opened.run(self._opened.tokens(self._corrupted_part), hooks)
+        return self._adapter.run(self._adapter.encode(self._corrupted_part), hooks)
 
     def _metric(self) -> tuple[str, Metric]:
         if self.metric is not None:

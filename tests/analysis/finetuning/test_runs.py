@@ -7,7 +7,7 @@ from torch.testing import assert_close
 from mechicl.analysis.finetuning import FineTuning, fine_tune, linearized_outputs
 from mechicl.analysis.finetuning.runs import changed, first_order, read
 from mechicl.models import HookedTransformer, TransformerConfig
-from mechicl.models.adapter import Opened
+from mechicl.models.adapter import ModelAdapter
 from tests.analysis.finetuning.oracles import D_VOCAB, OURS, Snapshot, added, model_on_tokens, token_shots
 from tests.analysis.interventions.oracles import bridge, model_of, no_hook_left, tokens_of
 from tests.analysis.interventions.test_runs import peak
@@ -67,11 +67,11 @@ def test_activations_are_expanded_too():
     changes = changes_of(model)
     name = "blocks.1.attn.hook_pattern"
     wanted = {name: lambda of: of[:, :, -1]}
-    _, found = read(Opened(model), tokens, wanted, changes, linearized=True)
+    _, found = read(ModelAdapter(model), tokens, wanted, changes, linearized=True)
     step = 1e-5
-    moved = [read(Opened(model), tokens, wanted, {n: s * of for n, of in changes.items()})[1][name]
+    moved = [read(ModelAdapter(model), tokens, wanted, {n: s * of for n, of in changes.items()})[1][name]
              for s in (step, -step)]  # fmt: skip
-    expected = read(Opened(model), tokens, wanted)[1][name] + (moved[0] - moved[1]) / (2 * step)
+    expected = read(ModelAdapter(model), tokens, wanted)[1][name] + (moved[0] - moved[1]) / (2 * step)
     assert_close(found[name], expected, atol=1e-8, rtol=1e-8)
     assert no_hook_left(model)
 
@@ -120,11 +120,11 @@ def test_a_linearised_model_takes_at_most_twice_the_memory(kind, n_pos):
     weights = sum(of.nbytes for of in model.parameters())
     tuning = FineTuning(how="linearized")
     changes = fine_tune(model, shots, tuning).changes  # with what a first run leaves
-    tokens, opened = shots.examples[0][None], Opened(model)
+    tokens, adapter = shots.examples[0][None], ModelAdapter(model)
 
     @torch.no_grad()
     def plain():
-        return opened.run(tokens)
+        return adapter.run(tokens)
 
     plain()
     baseline = weights + peak(plain)

@@ -21,7 +21,7 @@ from mechicl.analysis.interventions import (
 )
 from mechicl.analysis.interventions.circuits import Circuit
 from mechicl.analysis.interventions.edges import EMBEDDING, EdgeGraph, written
-from mechicl.models.adapter import Opened
+from mechicl.models.adapter import ModelAdapter
 from mechicl.tokens import RepeatedTokens
 from tests.analysis.interventions.oracles import (
     bridge,
@@ -118,9 +118,9 @@ def test_its_numbers_are_those_of_hooked_runs():
 
 def test_its_edges_numbers_are_those_of_the_graph():
     circuit = found("greedy", "mean", edges=True)
-    opened = Opened(planted(), "positions")
-    writes = written(opened, SEQUENCES.read)
-    graph = EdgeGraph(opened, SEQUENCES.read, writes.mean(1, keepdim=True).expand_as(writes))
+    adapter = ModelAdapter(planted(), "positions")
+    writes = written(adapter, SEQUENCES.read)
+    graph = EdgeGraph(adapter, SEQUENCES.read, writes.mean(1, keepdim=True).expand_as(writes))
     assert_close(circuit.edges_alone, LOSS(graph.run(graph.keeping(circuit.edges))))
     fewer = LOSS(graph.run(graph.keeping(circuit.edges[1:])))
     assert_close(circuit.edge_effects[0], fewer - circuit.edges_alone)
@@ -292,9 +292,9 @@ def test_edges_on_other_prompts_are_those_of_the_graph_there():
     circuit, others = found("greedy", "mean", edges=True), SEQUENCES.read.roll(3, 1)[:9]
     loss = next_token_loss(others.roll(-1, 1))
     measured = measure_circuit(planted(), circuit, others, loss, at="positions")
-    opened = Opened(planted(), "positions")
-    writes = written(opened, others)
-    graph = EdgeGraph(opened, others, writes.mean(1, keepdim=True).expand_as(writes))
+    adapter = ModelAdapter(planted(), "positions")
+    writes = written(adapter, others)
+    graph = EdgeGraph(adapter, others, writes.mean(1, keepdim=True).expand_as(writes))
     assert measured.edges == circuit.edges
     assert_close(measured.edges_alone, loss(graph.run(graph.keeping(circuit.edges))))
     fewer = loss(graph.run(graph.keeping(circuit.edges[:-1])))

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from mechicl.analysis.interventions import Edge, Node
 from mechicl.analysis.interventions.edges import EMBEDDING, EdgeGraph, edges_of, nodes_of, written
-from mechicl.models.adapter import Opened
+from mechicl.models.adapter import ModelAdapter
 from tests.analysis.interventions.oracles import bridge, hook_name, inputs, lstm, model_of, putting, recorded, run
 from tests.strategies import configs, random_model
 
@@ -21,10 +21,10 @@ KINDS = ["gpt", "sink", "linear", "full", "looped", "mixed", "results", "ids", "
 
 def graph_of(model, prompts, others=None) -> tuple[EdgeGraph, Tensor]:
     """A graph whose cut edges carry what another run writes, or nothing."""
-    opened = Opened(model)
-    tokens = opened.tokens(prompts)
-    references = written(opened, tokens if others is None else opened.tokens(others))
-    return EdgeGraph(opened, tokens, references), references
+    adapter = ModelAdapter(model)
+    tokens = adapter.encode(prompts)
+    references = written(adapter, tokens if others is None else adapter.encode(others))
+    return EdgeGraph(adapter, tokens, references), references
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -43,8 +43,8 @@ def test_all_edges_are_the_model_and_none_the_reference(kind):
 def test_what_nodes_write_adds_up_to_the_final_stream(kind):
     model = model_of(kind)
     prompts = inputs(model, 0)
-    opened = Opened(model)
-    total = written(opened, opened.tokens(prompts)).sum(0)
+    adapter = ModelAdapter(model)
+    total = written(adapter, adapter.encode(prompts)).sum(0)
     for block in model.blocks if model.cfg.attn_bias else ():
         total = total + model.cfg.damping * block.attn.b_O
     assert_close(total, recorded(model, prompts, hook_name("resid_post", model.cfg.n_layers - 1)), **EXACT)
@@ -118,18 +118,18 @@ def test_any_config(cfg, seed):
 
 
 def test_names_and_numbers_of_nodes_and_edges():
-    opened = Opened(model_of("gpt"))
-    assert list(map(str, nodes_of(opened))) == [
+    adapter = ModelAdapter(model_of("gpt"))
+    assert list(map(str, nodes_of(adapter))) == [
         "embedding", "head 0.0", "head 0.1", "MLP 0", "head 1.0", "head 1.1", "MLP 1",
     ]  # fmt: skip
-    edges = edges_of(opened)
+    edges = edges_of(adapter)
     # heads of layer 0: 2 * 3 ways * 1; MLP 0: 3; heads of layer 1: 2 * 3 * 4; MLP 1: 6; output: 7
     assert len(edges) == len(set(edges)) == 6 + 3 + 24 + 6 + 7
     assert str(edges[0]) == "embedding → head 0.0 (q)"
     assert str(Edge(Node(1), None)) == "MLP 1 → output"
-    graph, _ = graph_of(opened.model, inputs(opened.model, 0))
+    graph, _ = graph_of(adapter.model, inputs(adapter.model, 0))
     assert graph.keeping(edges[3:5]).nonzero().flatten().tolist() == [3, 4]
-    assert [str(node) for node in nodes_of(Opened(bridge()))][:3] == ["embedding", "head 0.0", "head 0.1"]
+    assert [str(node) for node in nodes_of(ModelAdapter(bridge()))][:3] == ["embedding", "head 0.0", "head 0.1"]
 
 
 @pytest.mark.parametrize(
@@ -137,6 +137,6 @@ def test_names_and_numbers_of_nodes_and_edges():
     [(bridge, "not in TransformerBridge"), (lstm, "not in HookedLSTM"), (None, "clips its stream")],
 )
 def test_other_models_are_refused(model, message):
-    opened = Opened(model_of("clipped") if model is None else model())
+    adapter = ModelAdapter(model_of("clipped") if model is None else model())
     with pytest.raises(ValueError, match=message):
-        EdgeGraph(opened, torch.zeros(1, 5, dtype=torch.long), torch.zeros(1, 1, 5, 8))
+        EdgeGraph(adapter, torch.zeros(1, 5, dtype=torch.long), torch.zeros(1, 1, 5, 8))

@@ -489,19 +489,19 @@ def test_what_is_no_model_or_not_its_prompts_is_refused():
 
 def test_two_sites_on_one_hook_are_both_replaced():
     from mechicl.analysis.interventions.runs import base_run, run_cells
-    from mechicl.models.adapter import Opened
+    from mechicl.models.adapter import ModelAdapter
     from mechicl.models.sites import Site
 
-    opened = Opened(MODEL)
-    tokens = opened.tokens(CORRUPTED)
+    adapter = ModelAdapter(MODEL)
+    tokens = adapter.encode(CORRUPTED)
     values = {hook_name("z", layer): recorded(MODEL, CLEAN, hook_name("z", layer)) for layer in range(2)}
-    base = base_run(opened, tokens, held=0, memory=1e9)
+    base = base_run(adapter, tokens, held=0, memory=1e9)
     mixed = [
         (Site("z", 0, head=1), Site("z", 1, pos=3, head=0)),
         (Site("z", 1, pos=2), Site("z", 1, pos=4, head=0)),
         (Site("z", 0, pos=3, head=0),),
     ]
-    found, _ = run_cells(opened, base, mixed, values, metrics={}, keep_predictions=True)
+    found, _ = run_cells(adapter, base, mixed, values, metrics={}, keep_predictions=True)
     assert found is not None
     by_hand = [
         [("z", 0, {"head": 1}), ("z", 1, {"pos": 3, "head": 0})],

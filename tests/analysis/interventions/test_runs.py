@@ -12,7 +12,7 @@ from torch.testing import assert_close
 from mechicl.analysis.interventions import ablate, logit_difference, next_token_loss, patch, patch_paths, runs
 from mechicl.analysis.interventions.runs import base_run, record_within, rows_within, run_cells
 from mechicl.models import HookedLSTM, LSTMConfig, TransformerConfig
-from mechicl.models.adapter import Opened
+from mechicl.models.adapter import ModelAdapter
 from mechicl.models.sites import Site
 from tests.analysis.interventions.oracles import (
     bridge,
@@ -136,7 +136,7 @@ def test_cells_are_batched_by_where_they_begin_and_end(monkeypatch):
     model = model_of("gpt", n_layers=4)
     prompts = inputs(model, 0)
     seen: list[tuple[int, int, int]] = []
-    resume = Opened.resume
+    resume = ModelAdapter.resume
 
     def spy(self, streams, layer, hooks, last_hooked):
         seen.append((layer, last_hooked, len(streams)))
@@ -144,7 +144,7 @@ def test_cells_are_batched_by_where_they_begin_and_end(monkeypatch):
         assert (min(layers), max(layers)) == (layer, last_hooked)
         return resume(self, streams, layer, hooks, last_hooked)
 
-    monkeypatch.setattr(Opened, "resume", spy)
+    monkeypatch.setattr(ModelAdapter, "resume", spy)
     ablate(model, prompts, pairs=True)
     assert {(a, b) for a, b, _ in seen} == {(a, b) for a in range(4) for b in range(a, 4)}
     assert sum(rows for _, _, rows in seen) == 36 * 3
@@ -216,13 +216,13 @@ def test_keys_and_values_are_not_local():
 def test_a_base_run_keeps_every_stream(kind):
     model = {"gpt": model_of, "bridge": bridge, "lstm": lstm}[kind]()
     prompts = ids(0, d_vocab=20) if kind == "bridge" else inputs(model, 0)
-    opened = Opened(model)
-    base = base_run(opened, opened.tokens(prompts), held=0, memory=1e9)
+    adapter = ModelAdapter(model)
+    base = base_run(adapter, adapter.encode(prompts), held=0, memory=1e9)
     assert len(base) == 3
-    for layer in range(opened.n_layers):
+    for layer in range(adapter.n_layers):
         assert_close(base.streams[layer], recorded(model, prompts, f"blocks.{layer}.hook_resid_pre"))
-    last = recorded(model, prompts, f"blocks.{opened.n_layers - 1}.hook_resid_post")
-    assert_close(base.streams[opened.n_layers], last)
+    last = recorded(model, prompts, f"blocks.{adapter.n_layers - 1}.hook_resid_post")
+    assert_close(base.streams[adapter.n_layers], last)
     assert_close(base.unpatched, run(model, prompts), atol=2e-5, rtol=1e-4)
     assert no_hook_left(model)
 
@@ -231,24 +231,24 @@ def test_a_base_run_keeps_every_stream(kind):
 def test_recording_in_batches(batch_size):
     model = model_of("gpt")
     prompts = inputs(model, 0, 5)
-    opened = Opened(model)
-    tokens = opened.tokens(prompts)
+    adapter = ModelAdapter(model)
+    tokens = adapter.encode(prompts)
     names = [hook_name("z", 0), hook_name("pattern", 1), hook_name("z", 0)]
-    found = opened.record(tokens, names, batch_size)
+    found = adapter.record(tokens, names, batch_size)
     assert set(found) == set(names)
     for name, activation in found.items():
         assert_close(activation, recorded(model, prompts, name))
         assert not activation.requires_grad
-    assert_close(opened.predictions(tokens, batch_size), run(model, prompts))
+    assert_close(adapter.predict(tokens, batch_size), run(model, prompts))
     with pytest.raises(ValueError, match=r"no hook 'blocks.0.attn.hook_zz'; did you mean 'blocks.0.attn.hook_z'"):
-        opened.record(tokens, ["blocks.0.attn.hook_zz"], batch_size)
+        adapter.record(tokens, ["blocks.0.attn.hook_zz"], batch_size)
 
 
 def test_a_hook_that_does_not_fire():
     model, tokens = bridge(), ids(0, d_vocab=20)
-    opened = Opened(model)
+    adapter = ModelAdapter(model)
     with pytest.raises(ValueError, match="set_use_attn_result"):
-        opened.record(tokens, [hook_name("result", 0)], 2)
+        adapter.record(tokens, [hook_name("result", 0)], 2)
     with pytest.raises(ValueError, match="set_use_attn_result"):
         patch(model, tokens, tokens, "result")
     assert no_hook_left(model)
@@ -267,22 +267,22 @@ def test_results_of_heads_where_a_bridge_computes_them():
 
 def test_rows_within_a_bound():
     model = model_of("gpt")
-    opened = Opened(model)
-    tokens = opened.tokens(inputs(model, 0))
-    per_row, fixed = opened.bytes_per_row(tokens), 1000 + opened.bytes_of_products
-    assert rows_within(opened, tokens, 1000, fixed + per_row) == 1
-    assert rows_within(opened, tokens, 1000, fixed + 7.5 * per_row) == 7
+    adapter = ModelAdapter(model)
+    tokens = adapter.encode(inputs(model, 0))
+    per_row, fixed = adapter.bytes_per_row(tokens), 1000 + adapter.bytes_of_products
+    assert rows_within(adapter, tokens, 1000, fixed + per_row) == 1
+    assert rows_within(adapter, tokens, 1000, fixed + 7.5 * per_row) == 7
     for memory in (fixed + per_row - 1, 0, -1, float("nan")):
         with pytest.raises(ValueError, match="too little"):
-            rows_within(opened, tokens, 1000, memory)
+            rows_within(adapter, tokens, 1000, memory)
     with pytest.raises(ValueError, match="too little"):
-        record_within(opened, tokens, [hook_name("z", 0)], per_row)
+        record_within(adapter, tokens, [hook_name("z", 0)], per_row)
 
 
 def test_a_model_of_the_protocol_that_cannot_be_resumed(monkeypatch):
     model, clean, corrupted = bridge(), ids(0, d_vocab=20), ids(1, d_vocab=20)
     expected = {c: patch(model, clean, corrupted, c).predictions for c in ("z", "mlp_out")}
-    monkeypatch.setattr(Opened, "resumes", property(lambda self: False, lambda self, value: None), raising=False)
+    monkeypatch.setattr(ModelAdapter, "resumes", property(lambda self: False, lambda self, value: None), raising=False)
     for component, predictions in expected.items():
         found = patch(model, clean, corrupted, component)
         assert_close(found.predictions, predictions, atol=2e-5, rtol=1e-4)
@@ -290,9 +290,9 @@ def test_a_model_of_the_protocol_that_cannot_be_resumed(monkeypatch):
 
 def test_no_cells_and_no_metrics():
     model = model_of("gpt")
-    opened = Opened(model)
-    base = base_run(opened, opened.tokens(inputs(model, 0)), held=0, memory=1e9)
-    predictions, found = run_cells(opened, base, [], {}, metrics={"m": lambda p: p[:, 0]}, keep_predictions=True)
+    adapter = ModelAdapter(model)
+    base = base_run(adapter, adapter.encode(inputs(model, 0)), held=0, memory=1e9)
+    predictions, found = run_cells(adapter, base, [], {}, metrics={"m": lambda p: p[:, 0]}, keep_predictions=True)
     assert predictions is not None
     assert predictions.shape == (0, 3, 1)
     assert found["m"].shape == (0, 3)
@@ -308,14 +308,14 @@ def test_blocks_before_the_layer_do_not_run_and_are_whole_again_afterwards(kind)
     tokens = torch.randint(20, (2, 6), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         expected = model.run_with_hooks(tokens, fwd_hooks=[])
-    opened = Opened(model)
-    stream = opened.record(tokens, [f"blocks.{last}.hook_resid_pre"], 2)[f"blocks.{last}.hook_resid_pre"]
+    adapter = ModelAdapter(model)
+    stream = adapter.record(tokens, [f"blocks.{last}.hook_resid_pre"], 2)[f"blocks.{last}.hook_resid_pre"]
     ran: list[int] = []
     blocks = [block.mlp.register_forward_hook(lambda *_, i=i: ran.append(i)) for i, block in enumerate(model.blocks)]
     with torch.no_grad():
-        opened.resume(stream.clone(), last, [], last)  # tries, and compares, first
+        adapter.resume(stream.clone(), last, [], last)  # tries, and compares, first
         ran.clear()
-        found = opened.resume(stream.clone(), last, [], last)
+        found = adapter.resume(stream.clone(), last, [], last)
     assert ran == [last]
     assert_close(found, expected[:, -1])
 
@@ -323,7 +323,7 @@ def test_blocks_before_the_layer_do_not_run_and_are_whole_again_afterwards(kind)
         raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine"):
-        opened.resume(stream.clone(), last, [(f"blocks.{last}.attn.hook_z", fails)], last)
+        adapter.resume(stream.clone(), last, [(f"blocks.{last}.attn.hook_z", fails)], last)
     for handle in blocks:
         handle.remove()
     assert all("forward" not in vars(block) for block in model.blocks)
@@ -333,7 +333,7 @@ def test_blocks_before_the_layer_do_not_run_and_are_whole_again_afterwards(kind)
 
 def test_blocks_that_cannot_be_skipped_are_run():
     model = bridge()
-    opened = Opened(model)
+    adapter = ModelAdapter(model)
     own = type(model.blocks[0]).forward
 
     def with_more(*args: Any, **kwargs: Any) -> Any:
@@ -341,5 +341,5 @@ def test_blocks_that_cannot_be_skipped_are_run():
 
     vars(model.blocks[1])["forward"] = with_more
     stream = torch.randn(2, 6, 8)
-    opened.resume(stream, 2, [], 2)
+    adapter.resume(stream, 2, [], 2)
     assert vars(model.blocks[1])["forward"] is with_more
