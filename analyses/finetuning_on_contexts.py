@@ -7,7 +7,7 @@ python analyses/finetuning_on_contexts.py --checkpoint gpt2-8l
 from dataclasses import dataclass
 from pathlib import Path
 
-from mechicl.analysis import FineTuning, compare_on_prompts, dual_form, search_on_prompts
+from mechicl.analysis import FineTuning, compare_on_prompts, read_dual_form, search_on_prompts
 from mechicl.analysis.finetuning.study import HOW_NAMES, HOWS
 from mechicl.checkpoints import load_checkpoint
 from mechicl.models import HookedTransformer
@@ -69,7 +69,7 @@ def compare(args: Args) -> Comparison:
 def dual_form_row(model: HookedTransformer, prompts: Prompts, layer: int) -> Row:
     """How wrong it is to read a layer's attention at the query as a weight update by the context."""
     linear = model.cfg.of_layer(layer).attention == "linear"
-    errors = dual_form(model, prompts, layer).relative_error.mean(0)
+    errors = read_dual_form(model, prompts, layer).relative_error.mean(0)
     quantity = f"error of reading attention as a weight update, layer {layer}"
     note = "relative to what a head writes, mean over heads"
     return Row(quantity, "0 (eq. 4)" if linear else None, interval(errors), "prompts", note)

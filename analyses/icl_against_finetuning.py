@@ -17,7 +17,7 @@ import torch
 from tqdm.auto import tqdm
 
 from mechicl import viz
-from mechicl.analysis import FineTuningComparison, dual_form
+from mechicl.analysis import FineTuningComparison, read_dual_form
 from mechicl.analysis.finetuning.study import HOW_NAMES, HOWS, TaskTexts, draw_texts, study_task
 from mechicl.analysis.finetuning.tuning import How
 from mechicl.files import read_json, write_json, write_tensors
@@ -243,7 +243,7 @@ def dual_form_error(language: LanguageModel, texts: TaskTexts) -> list[float] | 
     errors = []
     for layer in range(language.model.cfg.n_layers):
         try:
-            form = dual_form(language.model, torch.stack(tokens), layer, n_demonstration_tokens=n)
+            form = read_dual_form(language.model, torch.stack(tokens), layer, n_demonstration_tokens=n)
         except ValueError:  # scores that are no products of queries and keys
             return None
         errors.append(form.relative_error.median().item())

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from mechicl import viz
-from mechicl.analysis import Conditioning, EigenvalueRange, conditioning, fit_construction, tuned_descent
+from mechicl.analysis import Conditioning, EigenvalueRange, fit_construction, measure_conditioning, tuned_descent
 from mechicl.checkpoints import load_checkpoint
 from mechicl.report import Comparison, Figure, Row, published
 from mechicl.report.script import run_script
@@ -119,11 +119,11 @@ def _measure(name: str, args: Args) -> Measured:
     fit = fit_construction(checkpoint.models, "gd++", task, refine=False, n_prompts=64)
     gamma = fit.projected.parameters["gamma"][:, 0]
     prompts = task.sample(args.n_prompts, seed=args.seed, dtype=torch.float64)
-    first = conditioning(prompts, [gamma.median().item()])
+    first = measure_conditioning(prompts, [gamma.median().item()])
     ranges = [first.extremes]
     for seed in range(args.seed + 1, args.seed + args.draws):
         again = task.sample(args.n_prompts, seed=seed, dtype=torch.float64)
-        ranges.append(conditioning(again, [0.0]).extremes)
+        ranges.append(measure_conditioning(again, [0.0]).extremes)
     tuned = tuned_descent(prompts, 2, gamma=True).hyperparameters["gamma"]
     return Measured(task.n_context, first, ranges, gamma, first.best_gamma(seed=args.seed), tuned)
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mechicl import viz
-from mechicl.analysis import Path as LossPath
-from mechicl.analysis import mode_connectivity
+from mechicl.analysis import LossPath, connect_modes
 from mechicl.checkpoints import load_checkpoint
 from mechicl.report import Comparison, Figure, Row
 from mechicl.report.script import run_script
@@ -46,9 +45,7 @@ def compare(args: Args) -> Comparison:
     found: list[dict[str, LossPath]] = []
     for i, j in pairs:
         a, b = checkpoint.models[i], checkpoint.models[j]
-        result = mode_connectivity(
-            a, b, task, n_prompts=args.n_prompts, bending_steps=args.bending_steps, seed=args.seed
-        )
+        result = connect_modes(a, b, task, n_prompts=args.n_prompts, bending_steps=args.bending_steps, seed=args.seed)
         found.append(result.paths)
     rows = []
     for kind in found[0]:

@@ -11,12 +11,12 @@ import torch
 
 from mechicl import viz
 from mechicl.analysis import (
-    Copying,
+    TargetCopying,
     TokenSensitivity,
     Transitions,
-    copying,
-    token_sensitivity,
-    transitions,
+    find_transitions,
+    measure_target_copying,
+    measure_token_sensitivity,
     tuned_descent,
 )
 from mechicl.checkpoints import Checkpoint, load_checkpoint
@@ -53,7 +53,7 @@ class Opened:
     """What was measured in the seeds of one checkpoint."""
 
     checkpoint: Checkpoint
-    copies: list[Copying]
+    copies: list[TargetCopying]
     sensitivities: list[TokenSensitivity]
     transitions: Transitions
     losses: torch.Tensor
@@ -129,9 +129,9 @@ def _open(checkpoint: Checkpoint, held_out: Prompts, opened_on: Prompts, nothing
     curve = checkpoint.record["curve"]
     return Opened(
         checkpoint,
-        [copying(model, opened_on) for model in models],
-        [token_sensitivity(model, _few(opened_on)) for model in models],
-        transitions(curve["eval_step"], curve["eval_loss"], plateau=nothing),
+        [measure_target_copying(model, opened_on) for model in models],
+        [measure_token_sensitivity(model, _few(opened_on)) for model in models],
+        find_transitions(curve["eval_step"], curve["eval_loss"], plateau=nothing),
         torch.stack([squared_errors(model, held_out)[:, 0].mean() for model in models]),
     )
 
@@ -167,7 +167,7 @@ def _rows(found: Opened, reference: torch.Tensor) -> list[Row]:
     claim = "none (could not be trained)" if linear_only else "all"
     which = f"{int(fine.sum())} of {n} seeds"
     falls = found.transitions
-    seen = f"{int(falls.found.sum())} of {n} seeds, latest over earliest {falls.spread():.2g}"
+    seen = f"{int(falls.fell.sum())} of {n} seeds, latest over earliest {falls.spread():.2g}"
     rows = [
         Row(f"{name}: first layers that copy", claim, which, "seeds"),
         Row(f"{name}: step of the transition", None, falls.interval(), "seeds", seen),
@@ -218,7 +218,8 @@ def _sensitivity_over_training(checkpoint: Checkpoint, prompts: Prompts) -> tupl
     assert checkpoint.snapshots is not None
     steps = list(checkpoint.snapshots.steps)
     found = [
-        [token_sensitivity(model.double(), prompts) for model in checkpoint.models_at(i)] for i in range(len(steps))
+        [measure_token_sensitivity(model.double(), prompts) for model in checkpoint.models_at(i)]
+        for i in range(len(steps))
     ]
     return steps, {
         relation: torch.tensor([[getattr(s, relation).mean().item() for s in row] for row in found])

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from mechicl import viz
-from mechicl.analysis import Transitions, one_step_optimum, transitions
+from mechicl.analysis import Transitions, find_transitions, one_step_optimum
 from mechicl.checkpoints import Checkpoint, load_checkpoint
 from mechicl.report import Comparison, Figure, Row
 from mechicl.report.script import run_script
@@ -44,7 +44,7 @@ def compare(args: Args) -> Comparison:
         heads = checkpoint.models[0].cfg.n_heads
         name = f"{heads} head{'s' if heads > 1 else ''}"
         curve = checkpoint.record["curve"]
-        falls = found[name] = transitions(curve["eval_step"], curve["eval_loss"], plateau=nothing)
+        falls = found[name] = find_transitions(curve["eval_step"], curve["eval_loss"], plateau=nothing)
         n, last = len(falls.steps), curve["eval_step"][-1]
         rows += _rows(name, falls, last)
         data[name] = {"before": falls.before.tolist(), "after": falls.after.tolist(), "final": falls.final.tolist()}
@@ -68,7 +68,7 @@ def _predicting_0(task: LinearRegression) -> float:
 
 
 def _rows(name: str, falls: Transitions, last: int) -> list[Row]:
-    n, found = len(falls.steps), int(falls.found.sum())
+    n, found = len(falls.steps), int(falls.fell.sum())
     claim = "some seeds very late" if name == "1 head" else "fast in all"
     late = f"{found} of {n}, from step {falls.steps.nan_to_num(torch.inf).min():.0f} to {_latest(falls, last)}"
     return [
@@ -76,13 +76,13 @@ def _rows(name: str, falls: Transitions, last: int) -> list[Row]:
         Row(f"step of the transition where there is one, {name}", None, falls.interval(), "seeds",
             f"latest over earliest {falls.spread():.3g}"),
         Row(f"its width, from a tenth to nine tenths of the fall, {name}", None,
-            interval((falls.end - falls.start)[falls.found]), "seeds", "steps"),
-        Row(f"half-MSE at the end where there is one, {name}", 0.2, interval(falls.final[falls.found] / 2), "seeds"),
+            interval((falls.end - falls.start)[falls.fell]), "seeds", "steps"),
+        Row(f"half-MSE at the end where there is one, {name}", 0.2, interval(falls.final[falls.fell] / 2), "seeds"),
     ]  # fmt: skip
 
 
 def _latest(falls: Transitions, last: int) -> str:
-    return f"{falls.steps.max():.0f}" if falls.found.all() else f"later than {last}"
+    return f"{falls.steps.max():.0f}" if falls.fell.all() else f"later than {last}"
 
 
 def _grokking(
@@ -94,7 +94,7 @@ def _grokking(
     test = dict(zip(curve["eval_step"], torch.tensor(curve["eval_loss"]), strict=True))
     train = dict(zip(curve["step"], torch.tensor(curve["loss"]), strict=True))
     tests, trains = (torch.stack([losses[step] for step in common]) for losses in (test, train))
-    falls = transitions(curve["eval_step"], curve["eval_loss"], plateau=nothing)
+    falls = find_transitions(curve["eval_step"], curve["eval_loss"], plateau=nothing)
     # initial weights are large: what counts begins where the training loss is below that of predicting 0
     steps = torch.tensor(common)[:, None]
     memorising = (trains < nothing) & (steps < falls.steps.nan_to_num(torch.inf))
@@ -121,7 +121,7 @@ def _grokking(
         Row("grokking: the same over the test loss when memorising begins", "above 1", interval(peak / begin), "seeds"),
         Row("grokking: least train half-MSE while memorising", "low", interval(lowest / 2), "seeds"),
         Row("grokking: step of the test loss' fall", "sudden", falls.interval(), "seeds",
-            f"{int(falls.found.sum())} of {len(falls.steps)} seeds"),
+            f"{int(falls.fell.sum())} of {len(falls.steps)} seeds"),
         Row("grokking: test half-MSE at the end", 0.2, interval(falls.final / 2), "seeds"),
         Row("grokking: train half-MSE at the end", None, interval(trains[-len(trains) // 20 :].median(0).values / 2),
             "seeds"),

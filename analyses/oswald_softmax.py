@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from mechicl.analysis import WeightProducts, align, tuned_descent, weight_products
+from mechicl.analysis import WeightProducts, align, read_weight_products, tuned_descent
 from mechicl.checkpoints import load_checkpoint
 from mechicl.learners import squared_errors
 from mechicl.report import Comparison, Row
@@ -62,7 +62,7 @@ def compare(args: Args) -> Comparison:
         cosine = [align(model, descent, held_out[:4096]).sensitivity_cosine.nanmean() for model in models]
         rows.append(Row(f"sensitivity cosine, {name}", None, interval(torch.stack(cosine)), "seeds"))
         if models[0].cfg.n_heads > 1:
-            alone, together = zip(*(_cancellation(weight_products(model)) for model in models), strict=True)
+            alone, together = zip(*(_cancellation(read_weight_products(model)) for model in models), strict=True)
             words = "off-diagonal share of the x-block of"
             rows.append(Row(f"{words} a head's W_KQ η, {name}", None, interval(torch.stack(alone)), "seeds"))
             claim = "near 0 (Fig. 11)"

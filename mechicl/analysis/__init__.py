@@ -22,8 +22,8 @@ from mechicl.analysis.dynamics.snapshots import (
     HeadsOverTraining,
     Transitions,
     align_over_training,
-    heads_over_training,
-    transitions,
+    find_transitions,
+    score_heads_over_training,
 )
 from mechicl.analysis.finetuning import (
     FineTuned,
@@ -47,10 +47,15 @@ from mechicl.analysis.finetuning import (
     study_task,
     update_similarity,
 )
-from mechicl.analysis.heads.composition import composition_scores, prefix_matching
-from mechicl.analysis.heads.dual_form import DualForm, dual_form
+from mechicl.analysis.heads.composition import composition_scores, prefix_matching_scores
+from mechicl.analysis.heads.dual_form import DualForm, read_dual_form
 from mechicl.analysis.heads.scores import HeadScores, score_heads
-from mechicl.analysis.heads.target_copying import Copying, TokenSensitivity, copying, token_sensitivity
+from mechicl.analysis.heads.target_copying import (
+    TargetCopying,
+    TokenSensitivity,
+    measure_target_copying,
+    measure_token_sensitivity,
+)
 from mechicl.analysis.interventions import (
     Circuit,
     Edge,
@@ -89,8 +94,13 @@ from mechicl.analysis.weights.closed_forms import (
     one_step_optimum,
     preconditioned_gd_optimum,
 )
-from mechicl.analysis.weights.conditioning import Conditioning, EigenvalueRange, conditioning, transformed_eigenvalues
-from mechicl.analysis.weights.connectivity import Curve, ModeConnectivity, Path, interpolate, mode_connectivity
+from mechicl.analysis.weights.conditioning import (
+    Conditioning,
+    EigenvalueRange,
+    measure_conditioning,
+    transformed_eigenvalues,
+)
+from mechicl.analysis.weights.connectivity import LossPath, ModeConnectivity, WeightCurve, connect_modes, interpolate
 from mechicl.analysis.weights.construction_families import FamilyName
 from mechicl.analysis.weights.fits import ConstructionFit, Members, fit_construction
 from mechicl.analysis.weights.kernels import (
@@ -100,9 +110,9 @@ from mechicl.analysis.weights.kernels import (
     initial_function,
     view_kernel,
 )
-from mechicl.analysis.weights.products import WeightProducts, weight_products, with_products
-from mechicl.analysis.weights.rollout import repeated
-from mechicl.analysis.weights.symmetries import aligned, lifted, rescaled
+from mechicl.analysis.weights.products import WeightProducts, read_weight_products, replace_products
+from mechicl.analysis.weights.rollout import repeat_layers
+from mechicl.analysis.weights.symmetries import align_heads, lift_heads, rescale_heads
 from mechicl.models.sites import Site
 
 __all__ = [
@@ -113,8 +123,6 @@ __all__ = [
     "Circuit",
     "Conditioning",
     "ConstructionFit",
-    "Copying",
-    "Curve",
     "DualForm",
     "Edge",
     "EigenvalueRange",
@@ -131,6 +139,7 @@ __all__ = [
     "KernelView",
     "LayerErrors",
     "Lens",
+    "LossPath",
     "Match",
     "Members",
     "ModeConnectivity",
@@ -140,7 +149,6 @@ __all__ = [
     "OrderSensitivity",
     "OutsideSpan",
     "PatchingSession",
-    "Path",
     "PredictionParts",
     "ProbeResult",
     "Readouts",
@@ -149,53 +157,55 @@ __all__ = [
     "Site",
     "SpectralLearner",
     "Sweep",
+    "TargetCopying",
     "TaskStudy",
     "TaskTexts",
     "TokenSensitivity",
     "Transitions",
     "TuningSearch",
+    "WeightCurve",
     "WeightProducts",
     "ablate",
     "accuracy_by_shots",
     "adapted_functions",
     "agreement",
     "align",
+    "align_heads",
     "align_over_training",
-    "aligned",
     "attention_rank_correlation",
     "attribute",
     "compare_on_prompts",
     "compare_with_finetuning",
     "composition_scores",
-    "conditioning",
-    "copying",
+    "connect_modes",
     "corrupt",
     "corrupt_tokens",
     "cross_moments",
     "distance_to",
     "draw_texts",
-    "dual_form",
     "find_circuit",
+    "find_transitions",
     "fine_tune",
     "fit_construction",
     "fit_growth",
     "fit_readouts",
     "forgetting",
     "gradient_descent_weights",
-    "heads_over_training",
     "identify",
     "induced_weights",
     "initial_function",
     "interpolate",
     "layer_errors",
-    "lifted",
+    "lift_heads",
     "linear_attention_optimum",
     "linearized_outputs",
     "logit_difference",
     "losses_over_scales",
     "match",
     "measure_circuit",
-    "mode_connectivity",
+    "measure_conditioning",
+    "measure_target_copying",
+    "measure_token_sensitivity",
     "newton_weights",
     "next_token_loss",
     "ols_weights",
@@ -205,15 +215,19 @@ __all__ = [
     "patch",
     "patch_paths",
     "preconditioned_gd_optimum",
-    "prefix_matching",
+    "prefix_matching_scores",
     "probe",
     "prompt_shots",
     "random_update_similarity",
+    "read_dual_form",
+    "read_weight_products",
     "recall_of_gains",
     "regressed_weights",
-    "repeated",
-    "rescaled",
+    "repeat_layers",
+    "replace_products",
+    "rescale_heads",
     "score_heads",
+    "score_heads_over_training",
     "search_on_prompts",
     "search_tuning",
     "second_moments",
@@ -223,13 +237,9 @@ __all__ = [
     "squared_error",
     "study_one_layer",
     "study_task",
-    "token_sensitivity",
     "train_readouts",
     "transformed_eigenvalues",
-    "transitions",
     "tuned_descent",
     "update_similarity",
     "view_kernel",
-    "weight_products",
-    "with_products",
 ]

@@ -13,10 +13,10 @@ from mechicl.analysis.behaviour.alignment import Alignment, align
 from mechicl.analysis.behaviour.shifts import FOREIGN_INPUTS, Scaled, ShiftedLosses, losses_over_scales
 from mechicl.analysis.dynamics.snapshots import AlignmentOverTraining, align_over_training
 from mechicl.analysis.layers.layer_learners import Lens
-from mechicl.analysis.weights.connectivity import Path, interpolate
+from mechicl.analysis.weights.connectivity import LossPath, interpolate
 from mechicl.analysis.weights.fits import ConstructionFit, fit_construction
-from mechicl.analysis.weights.products import weight_products, with_products
-from mechicl.analysis.weights.rollout import repeated
+from mechicl.analysis.weights.products import read_weight_products, replace_products
+from mechicl.analysis.weights.rollout import repeat_layers
 from mechicl.checkpoints import Checkpoint
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
@@ -35,8 +35,8 @@ class RollOut:
         damping: λ.
         trained: mean squared errors after 0, 1, ... repeats of the part of the layer that training reaches,
             `[step seed]`.
-        whole_layer: the same with what training leaves at its initial values (see `WeightProducts.acting`),
-            `[step seed]`.
+        whole_layer: the same with what training leaves at its initial values (see
+            `WeightProducts.without_unread_parts`), `[step seed]`.
         gradient_descent: `[step]`.
     """
 
@@ -75,8 +75,8 @@ class OneLayerStudy:
     gd_squared_errors: Float[Tensor, "prompt"]
     alignments: list[Alignment]
     fit: ConstructionFit
-    paths: list[Path]
-    raw_paths: list[Path]
+    paths: list[LossPath]
+    raw_paths: list[LossPath]
     shifts: dict[str, ShiftedLosses]
     roll_outs: list[RollOut]
     over_training: AlignmentOverTraining | None
@@ -133,7 +133,7 @@ def study_one_layer(
     cfg = checkpoint.models[0].cfg
     if cfg.n_layers != 1 or cfg.n_heads != 1:
         raise ValueError(f"{checkpoint.name} has {cfg.n_layers} layers and {cfg.n_heads} heads: this study needs one")
-    models = [with_products(model, weight_products(model)) for model in checkpoint.models]  # in float64
+    models = [replace_products(model, read_weight_products(model)) for model in checkpoint.models]  # in float64
     prompts = task.sample(n_prompts, seed=seed, dtype=torch.float64)
     step_size = algorithms.tuned_step_size(task.sample(100_000, seed=seed + 1))
     construction = constructions.gradient_descent(
@@ -193,10 +193,10 @@ def _roll_out(
     models: list[HookedTransformer], construction: HookedTransformer, prompts: Prompts, damping: float, steps: int = 50
 ) -> RollOut:
     def losses(model: HookedTransformer) -> Tensor:
-        trajectory = Lens(repeated(model, steps, damping)).trajectory(prompts)
+        trajectory = Lens(repeat_layers(model, steps, damping)).trajectory(prompts)
         return (trajectory.query() - prompts.query.ys).square().mean((-2, -1))
 
-    reached = [with_products(model, weight_products(model).acting()) for model in models]
+    reached = [replace_products(model, read_weight_products(model).without_unread_parts()) for model in models]
     return RollOut(
         damping,
         trained=torch.stack([losses(model) for model in reached], dim=-1),

@@ -10,7 +10,7 @@ import torch
 
 from mechicl import algorithms, constructions, viz
 from mechicl.analysis import OneLayerStudy, linear_attention_optimum, one_step_optimum, study_one_layer
-from mechicl.analysis.weights.products import weight_products
+from mechicl.analysis.weights.products import read_weight_products
 from mechicl.checkpoints import Checkpoint, CheckpointError
 from mechicl.files import write_bytes, write_json
 from mechicl.report.comparison import HEADER, Comparison, Figure, Row, finite, published
@@ -172,7 +172,7 @@ def report_data(
                 study.fit.projected.parameters["step_size"],
                 study.fit.distance_KQ,
                 study.fit.distance_PV,
-                [weight_products(model).fixed() for model in checkpoint.models],
+                [read_weight_products(model).gauge_fixed() for model in checkpoint.models],
                 strict=True,
             )
         ],
@@ -228,13 +228,13 @@ def _html(
         figure = plot(viz.alignment_over_training(study.over_training))
         sections.append(section("Alignment over training", words["alignment"], figure))
     betas = ", ".join(f"{beta:.3f}" for beta in study.fit.beta.flatten().tolist())
-    trained = weight_products(checkpoint.models[0]).fixed()
+    trained = read_weight_products(checkpoint.models[0]).gauge_fixed()
     attention = viz.prompt_attention(checkpoint.models[0], task.sample(1, seed=study.prompt_seed))
     sections += [
         section(
             "Weights",
             words["weights"],
-            plot(viz.weight_products_figure(trained, weight_products(construction), names)),
+            plot(viz.weight_products_figure(trained, read_weight_products(construction), names)),
         ),
         section(
             "Interpolation",

@@ -13,7 +13,7 @@ from mechicl.analysis import (
     TaskTexts,
     accuracy_by_shots,
     draw_texts,
-    dual_form,
+    read_dual_form,
     score_heads,
     study_task,
 )
@@ -83,7 +83,7 @@ def compare_texts(checkpoint: Checkpoint, *, n_prompts: int = 100, progress: boo
     shots = text_shots(tokenizer, texts[tasks[0].name].demonstrations, texts[tasks[0].name].queries)
     n_demonstrations = len(shots.in_context[0]) - shots.n_own[0]
     form = [
-        dual_form(model, shots.in_context[0][None], layer, n_demonstration_tokens=n_demonstrations)
+        read_dual_form(model, shots.in_context[0][None], layer, n_demonstration_tokens=n_demonstrations)
         for layer in range(cfg.n_layers)
     ]
     rows = _rows(checkpoint, texts, together, tokenizer)

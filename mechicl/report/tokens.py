@@ -14,10 +14,10 @@ from mechicl.analysis import (
     composition_scores,
     corrupt_tokens,
     find_circuit,
-    heads_over_training,
     measure_circuit,
     patch,
     score_heads,
+    score_heads_over_training,
 )
 from mechicl.checkpoints import Checkpoint
 from mechicl.models import HookedTransformer
@@ -73,7 +73,7 @@ def compare_tokens(checkpoint: Checkpoint, *, n_prompts: int = 1024, progress: b
     ]
     for name in [name for name in (*SCORES, "copying", "prefix_matching") if name in scores[0].scores]:
         best = torch.stack([found.mean(name).max() for found in scores])
-        note = f"{scores[0].chance[name]:.3f} if attention were uniform" if scores[0].of_attention(name) else ""
+        note = f"{scores[0].chance[name]:.3f} if attention were uniform" if scores[0].is_of_attention(name) else ""
         rows.append(Row(f"highest {name.replace('_', ' ')} score of a head", None, _over_seeds(best), over, note))
     patched, circuit = _patched(models[0], cast(RepeatedTokens, task)), _circuit(models[0], held_out, progress)
     everything = ", all heads that there are" if len(circuit.nodes) == circuit.n_nodes else ""
@@ -133,7 +133,7 @@ def _losses(model: HookedTransformer, sequences: TokenSequences) -> tuple[Tensor
 def _learning(checkpoint: Checkpoint) -> list[Figure]:
     if "curve" not in checkpoint.record or checkpoint.snapshots is None:
         return []
-    formed = heads_over_training(checkpoint, SCORES, n_prompts=N_SCORED, seed=PROMPT_SEED)
+    formed = score_heads_over_training(checkpoint, SCORES, n_prompts=N_SCORED, seed=PROMPT_SEED)
     drawn = viz.heads_during_training(checkpoint.record["curve"], formed, "Loss and scores")
     return [Figure("When heads form", WORDS["learning"], drawn)]
 

@@ -8,13 +8,13 @@ import torch
 
 from mechicl.analysis.behaviour.identification import Identification
 from mechicl.analysis.behaviour.spectral import SpectralLearner
-from mechicl.analysis.weights.connectivity import Path
+from mechicl.analysis.weights.connectivity import LossPath
 from mechicl.statistics import interval
 from mechicl.viz.layers import interval_lines
 from mechicl.viz.style import COLORS, add_line, figure
 
 
-def connectivity_paths(paths: Mapping[str, Path], title: str = "Loss along paths between two models") -> go.Figure:
+def connectivity_paths(paths: Mapping[str, LossPath], title: str = "Loss along paths between two models") -> go.Figure:
     """Mean squared error along each path, with bands of 95% intervals over prompts, on a logarithmic axis.
 
     Args:

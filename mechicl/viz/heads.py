@@ -31,7 +31,7 @@ def head_table(scores: HeadScores, title: str = "What the heads do") -> go.Figur
     layers, heads = scores.mean(next(iter(scores.scores))).shape
     cell = _cell(heads)
     width, height = max(cell * heads, 130), max(cell * layers, 60)  # of a panel
-    groups = [[name for name in scores.scores if scores.of_attention(name) is kind] for kind in (True, False)]
+    groups = [[name for name in scores.scores if scores.is_of_attention(name) is kind] for kind in (True, False)]
     columns = max(1, min(max(map(len, groups)), WIDEST // (width + BETWEEN)))
     lines = [group[i : i + columns] for group in groups for i in range(0, len(group), columns)]
     plot_width, plot_height = columns * (width + BETWEEN) - BETWEEN, len(lines) * (height + ABOVE) - ABOVE
@@ -45,7 +45,7 @@ def head_table(scores: HeadScores, title: str = "What the heads do") -> go.Figur
     table = scores.to_dataframe()
     for row, line in enumerate(lines):
         for column, name in enumerate(line):
-            measured, means = scores.of_attention(name), scores.mean(name)
+            measured, means = scores.is_of_attention(name), scores.mean(name)
             precision = table[f"{name}_half_width"].to_numpy().reshape(layers, heads) if measured else means
             heat = go.Heatmap(
                 z=means.tolist(), x=_numbers(heads), y=_numbers(layers), text=_written(means),
@@ -78,7 +78,7 @@ def composition_figure(
     """How much of what each head writes is read by each head of a later layer, head by head.
 
     Args:
-        scores: of `analysis.composition_scores`; or of `prefix_matching`, with kind "K".
+        scores: of `analysis.composition_scores`; or of `prefix_matching_scores`, with kind "K".
         kind: what of the later heads reads: queries "Q", keys "K" or values "V".
         title: of the figure.
 
@@ -137,7 +137,7 @@ def _scale(title: str, colors: str, low: float, top: float, length: float) -> di
 
 
 def _heading(scores: HeadScores, name: str) -> str:
-    under = f"chance {scores.chance[name]:.3f}" if scores.of_attention(name) else "of the weights"
+    under = f"chance {scores.chance[name]:.3f}" if scores.is_of_attention(name) else "of the weights"
     return f"{_spaced(name)}<br><span style='font-size:11px'>{under}</span>"
 
 

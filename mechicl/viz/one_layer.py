@@ -11,7 +11,7 @@ from torch import Tensor
 from mechicl.analysis.behaviour.shifts import ShiftedLosses
 from mechicl.analysis.dynamics.snapshots import AlignmentOverTraining
 from mechicl.analysis.one_layer import RollOut
-from mechicl.analysis.weights.connectivity import Path
+from mechicl.analysis.weights.connectivity import LossPath
 from mechicl.analysis.weights.products import WeightProducts
 from mechicl.statistics import interval
 from mechicl.viz.style import COLORS, add_band, add_line, figure, on_log_axis
@@ -94,7 +94,7 @@ def weight_products_figure(trained: WeightProducts, construction: WeightProducts
     return fig
 
 
-def interpolation_paths(rescaled: list[Path], raw: list[Path]) -> go.Figure:
+def interpolation_paths(rescaled: list[LossPath], raw: list[LossPath]) -> go.Figure:
     """Half the loss along the line from each trained model to the construction, with and without rescaling."""
     fig = figure("From the trained weights to the construction", "α (0: trained, 1: construction)",
                  "half mean squared error")  # fmt: skip

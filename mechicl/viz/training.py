@@ -48,8 +48,8 @@ def losses_over_training(
             add_line(fig, [steps[i] for i in shown], [values[i][seed] / 2 for i in shown], kind, color,
                      opacity=0.6, showlegend=seed == 0, legendgroup=kind)  # fmt: skip
         if found is not None and kind in found:
-            fallen = found[kind].steps[found[kind].found].tolist()
-            halfway = ((found[kind].plateau + found[kind].final) / 4)[found[kind].found].tolist()
+            fallen = found[kind].steps[found[kind].fell].tolist()
+            halfway = ((found[kind].plateau + found[kind].final) / 4)[found[kind].fell].tolist()
             fig.add_trace(
                 go.Scatter(
                     x=fallen, y=halfway, mode="markers", name=f"transition, {kind}", legendgroup=kind,

@@ -12,10 +12,10 @@ import torch
 from mechicl.analysis import (
     corrupt_tokens,
     find_circuit,
-    heads_over_training,
     measure_circuit,
     next_token_loss,
     score_heads,
+    score_heads_over_training,
 )
 from mechicl.checkpoints import Checkpoint, Snapshots, load_checkpoint, save, stack_models
 from mechicl.constructions import induction
@@ -118,7 +118,7 @@ def test_the_page_has_every_picture_and_no_errors(written, browser):
 def test_scores_during_training_are_those_of_the_snapshots(folder):
     result = compare_tokens(load_checkpoint(folder), n_prompts=N, progress=False)
     figure: Any = next(figure.figure for figure in result.figures if figure.title == "When heads form")
-    formed = heads_over_training(load_checkpoint(folder), n_prompts=64, seed=PROMPT_SEED)
+    formed = score_heads_over_training(load_checkpoint(folder), n_prompts=64, seed=PROMPT_SEED)
     lines = {trace.name: trace for trace in figure.data if trace.name != "loss" and trace.name}
     for name, values in formed.scores.items():
         assert list(lines[f"{name.replace('_', ' ')} score"].y) == pytest.approx(values.mean(1).tolist())

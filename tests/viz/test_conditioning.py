@@ -6,12 +6,14 @@ import pytest
 import torch
 
 from mechicl import viz
-from mechicl.analysis import EigenvalueRange, conditioning, transformed_eigenvalues
+from mechicl.analysis import EigenvalueRange, measure_conditioning, transformed_eigenvalues
 from mechicl.tasks import LinearRegression
 from mechicl.viz.page import plot
 
 GRID = [0.15 * i for i in range(8)]
-RESULTS = {f"n = {n}": conditioning(LinearRegression(x_dim=3, n_context=n).sample(200, seed=n), GRID) for n in (5, 12)}
+RESULTS = {
+    f"n = {n}": measure_conditioning(LinearRegression(x_dim=3, n_context=n).sample(200, seed=n), GRID) for n in (5, 12)
+}
 OBSERVED = {"n = 5": 0.3, "n = 12": 0.2}
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mechicl import algorithms, constructions, viz
 from mechicl.analysis import FamilyMatch, Identification, SpectralLearner, identify, interpolate
-from mechicl.analysis.weights.connectivity import Path
+from mechicl.analysis.weights.connectivity import LossPath
 from mechicl.learners import AlgorithmLearner, Learner
 from mechicl.statistics import interval
 from mechicl.tasks import LinearRegression
@@ -23,7 +23,7 @@ def lines(figure: Any) -> dict[str, list]:
     return {trace.name: list(trace.y) for trace in figure.data if trace.name}
 
 
-def path(n_alphas: int, kind: str = "rescaled") -> Path:
+def path(n_alphas: int, kind: str = "rescaled") -> LossPath:
     a, b = (constructions.gd_plus_plus(x_dim=3, n_context=5, step_size=s, gamma=0.2, steps=2) for s in (0.5, 1.0))
     prompts = TASK.sample(30, seed=0, dtype=torch.float64)
     return interpolate(a, b, prompts, n_alphas=n_alphas, kind=kind)  # type: ignore[arg-type]

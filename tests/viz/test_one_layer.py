@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mechicl import algorithms, constructions
-from mechicl.analysis import interpolate, losses_over_scales, weight_products
+from mechicl.analysis import interpolate, losses_over_scales, read_weight_products
 from mechicl.analysis.dynamics.snapshots import AlignmentOverTraining
 from mechicl.analysis.one_layer import RollOut
 from mechicl.learners import AlgorithmLearner
@@ -55,7 +55,7 @@ def test_paths_and_shifts_show_half_the_mean_squared_error():
 
 
 def test_weights_are_drawn_entry_by_entry():
-    products = weight_products(constructions.gradient_descent(x_dim=2, n_context=4, step_size=0.5))
+    products = read_weight_products(constructions.gradient_descent(x_dim=2, n_context=4, step_size=0.5))
     figure: Any = weight_products_figure(products, products, ["x1", "x2", "y1"])
     assert [list(row) for row in figure.data[0].z] == [[1, 0, 0], [0, 1, 0], [0, 0, 0]]
     assert [list(row) for row in figure.data[3].z] == [[0, 0, 0], [0, 0, 0], [0, 0, -0.5]]

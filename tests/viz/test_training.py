@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from mechicl.analysis import transitions
+from mechicl.analysis import find_transitions
 from mechicl.analysis.dynamics.snapshots import AlignmentOverTraining, HeadsOverTraining
 from mechicl.statistics import interval
 from mechicl.viz import (
@@ -50,7 +50,7 @@ def test_step_0_has_no_place_on_a_logarithmic_axis():
 
 def test_transitions_are_marked_half_way_down_where_there_are_any():
     losses = [[1.0, 2.0, 1.0], [1.0, 0.4, 1.0], [0.2, 0.2, 1.0], [0.2, 0.2, 1.0]]
-    found = transitions(STEPS, losses)
+    found = find_transitions(STEPS, losses)
     figure: Any = losses_over_training(STEPS, {"a": losses, "b": losses}, found={"a": found})
     (marks,) = drawn(figure, "transition, a")
     assert marks == ([15, 5], pytest.approx([(1 + 0.2) / 4, (2 + 0.2) / 4]))

@@ -1,7 +1,7 @@
 """When does it learn it? Analyses at the snapshots of a training, and the step at which its loss falls.
 
 >>> align_over_training(load_checkpoint("lsa-1l"), gradient_descent, prompts).sensitivity_cosine
->>> transitions(curve["eval_step"], curve["eval_loss"]).interval()
+>>> find_transitions(curve["eval_step"], curve["eval_loss"]).interval()
 """
 
 from mechicl.analysis.dynamics.snapshots import (
@@ -9,8 +9,8 @@ from mechicl.analysis.dynamics.snapshots import (
     HeadsOverTraining,
     Transitions,
     align_over_training,
-    heads_over_training,
-    transitions,
+    find_transitions,
+    score_heads_over_training,
 )
 
 __all__ = [
@@ -18,6 +18,6 @@ __all__ = [
     "HeadsOverTraining",
     "Transitions",
     "align_over_training",
-    "heads_over_training",
-    "transitions",
+    "find_transitions",
+    "score_heads_over_training",
 ]

@@ -82,7 +82,7 @@ class HeadsOverTraining:
     scores: dict[str, Float[Tensor, "step seed"]]
 
 
-def heads_over_training(
+def score_heads_over_training(
     checkpoint: Checkpoint,
     names: Sequence[str] = ("previous_token", "induction"),
     *,
@@ -106,7 +106,7 @@ def heads_over_training(
     Source: Olsson et al. 2022, argument 1.
 
     Example:
-        >>> heads_over_training(load_checkpoint("induction-2l")).scores["induction"].shape
+        >>> score_heads_over_training(load_checkpoint("induction-2l")).scores["induction"].shape
         torch.Size([10, 3])
     """
     if checkpoint.snapshots is None:
@@ -142,7 +142,7 @@ class Transitions:
     end: Float[Tensor, "seed"]
 
     @property
-    def found(self) -> Tensor:
+    def fell(self) -> Tensor:
         """Which seeds have a transition, `[seed]`."""
         return ~self.after.isnan()
 
@@ -153,15 +153,15 @@ class Transitions:
 
     def interval(self, level: float = 0.95) -> Interval:
         """Mean transition step of the seeds that have one, with its interval over them (NaN if there is none)."""
-        return interval(self.steps[self.found], level)
+        return interval(self.steps[self.fell], level)
 
     def spread(self) -> float:
         """Latest over earliest transition; NaN with fewer than two."""
-        steps = self.steps[self.found]
+        steps = self.steps[self.fell]
         return (steps.max() / steps.min().clamp(min=1)).item() if len(steps) > 1 else float("nan")
 
 
-def transitions(
+def find_transitions(
     steps: Sequence[int],
     losses: Float[Tensor, "step seed"] | Sequence[Sequence[float]],
     *,
@@ -188,7 +188,7 @@ def transitions(
 
     Example:
         >>> curve = load_checkpoint("lsa-1l").record["curve"]
-        >>> print(transitions(curve["eval_step"], curve["eval_loss"]).interval())
+        >>> print(find_transitions(curve["eval_step"], curve["eval_loss"]).interval())
     """
     values = torch.as_tensor(losses, dtype=torch.float64)
     if values.ndim != 2 or values.shape[0] != len(steps) or len(steps) < 2:

@@ -18,7 +18,7 @@ TOKENS_AT_A_TIME = 8192
 
 
 @torch.no_grad()
-def prefix_matching(model: Any) -> Float[Tensor, "layer head layer head"]:
+def prefix_matching_scores(model: Any) -> Float[Tensor, "layer head layer head"]:
     """How much each head looks for the token that each earlier head brings: eigenvalue scores of QK circuits.
 
     Of the circuit `W_E W_Q W_Kᵀ W_Oᵀ W_Vᵀ W_Eᵀ` with the queries and keys of the later head and the values and output
@@ -38,7 +38,7 @@ def prefix_matching(model: Any) -> Float[Tensor, "layer head layer head"]:
     Source: Elhage et al. 2021, section "Induction heads".
 
     Example:
-        >>> prefix_matching(constructions.induction(d_vocab=5, n_ctx=6))[0, 0, 1, 0].item()
+        >>> prefix_matching_scores(constructions.induction(d_vocab=5, n_ctx=6))[0, 0, 1, 0].item()
         1.0
     """
     if getattr(model.cfg, "prompt_format", "token_ids") != "token_ids":

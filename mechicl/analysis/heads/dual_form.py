@@ -41,7 +41,7 @@ class DualForm(Result):
 
 
 @torch.no_grad()
-def dual_form(
+def read_dual_form(
     model: Any, prompts: Prompts | Tensor, layer: int = 0, n_demonstration_tokens: int | None = None
 ) -> DualForm:
     """Read a layer's attention at the query as a zero-shot weight and the demonstrations' update of it.
@@ -68,7 +68,7 @@ def dual_form(
     Source: Irie et al. 2022; Dai et al. 2023, whose equations 1 to 4 Bar Natan, Deutch & Magar revisit.
 
     Example:
-        >>> dual_form(load("lsa-1l"), LinearRegression().sample(100, seed=0)).relative_error.max() < 1e-4
+        >>> read_dual_form(load("lsa-1l"), LinearRegression().sample(100, seed=0)).relative_error.max() < 1e-4
         tensor(True)
     """
     ours = isinstance(model, HookedTransformer)

@@ -44,7 +44,7 @@ class HeadScores:
             raise ValueError(f"no score {name!r}, only {tuple(self.scores)}{nearest(name, self.scores)}")
         return self.scores[name]
 
-    def of_attention(self, name: str) -> bool:
+    def is_of_attention(self, name: str) -> bool:
         """Whether a score is one of attention, measured on prompts, and not one of weights.
 
         Raises:
@@ -58,7 +58,7 @@ class HeadScores:
         Raises:
             ValueError: no such score; names the nearest.
         """
-        return self[name].mean(-1) if self.of_attention(name) else self[name]
+        return self[name].mean(-1) if self.is_of_attention(name) else self[name]
 
     def interval(self, name: str, layer: int, head: int, level: float = 0.95) -> Interval:
         """Mean over prompts of one head's score, with its confidence interval.
@@ -67,7 +67,7 @@ class HeadScores:
             ValueError: no such score, or one of weights, which has no prompts; a head that does not exist; a level
                 out of range.
         """
-        if not self.of_attention(name):
+        if not self.is_of_attention(name):
             raise ValueError(f"{name!r} is a score of the weights: it has a value, mean({name!r}), and no interval")
         layers, heads = self[name].shape[:2]
         if not (0 <= layer < layers and 0 <= head < heads):
@@ -96,7 +96,7 @@ class HeadScores:
             row: dict[str, Any] = {"layer": layer, "head": head}
             for name in self.scores:
                 row[name] = self.mean(name)[layer, head].item()
-                if self.of_attention(name):
+                if self.is_of_attention(name):
                     row[f"{name}_half_width"] = self.interval(name, layer, head, level).half_width
             rows.append(row)
         return pd.DataFrame(rows)
@@ -141,7 +141,7 @@ def score_heads(
     - `copying`: of the OV circuit `W_E W_V W_O W_U`, 1 for a head that makes the token it attends to more likely; not
       there if the outputs are no distribution over the same vocabulary;
     - `prefix_matching`: of the QK circuit through that head of an earlier layer which the head's keys compose with
-      most strongly (`composition_scores`); 0 in layer 0. All pairs are in the function `prefix_matching`.
+      most strongly (`composition_scores`); 0 in layer 0. All pairs are in `prefix_matching_scores`.
 
     Args:
         model: in eval mode: a `HookedTransformer` on token ids or interleaved prompts, or a `TransformerBridge` of

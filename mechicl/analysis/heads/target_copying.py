@@ -33,7 +33,7 @@ class TokenSensitivity(Result):
     other: Float[Tensor, "prompt"]
 
 
-def token_sensitivity(
+def measure_token_sensitivity(
     model: HookedTransformer, prompts: Prompts, layer: int = 1, *, batch_size: int = 64
 ) -> TokenSensitivity:
     """Exact derivatives of the stream before a layer with respect to the tokens of interleaved prompts.
@@ -50,7 +50,7 @@ def token_sensitivity(
     Source: von Oswald et al. 2023, section 4 and Fig. 5.
 
     Example:
-        >>> print(token_sensitivity(load("copy-2l"), LinearRegression().sample(16, seed=0)).intervals()["next"])
+        >>> print(measure_token_sensitivity(load("copy-2l"), LinearRegression().sample(16, seed=0)).intervals()["next"])
     """
     _require_interleaved(model, prompts)
     check_layer(layer, model.cfg.n_layers)
@@ -72,7 +72,7 @@ def token_sensitivity(
 
 
 @dataclass(frozen=True, eq=False)
-class Copying(Result):
+class TargetCopying(Result):
     """What an attention layer copies, and what the model loses without it.
 
     Attributes:
@@ -106,7 +106,7 @@ class Copying(Result):
 
 
 @torch.no_grad()
-def copying(model: HookedTransformer, prompts: Prompts, layer: int = 0) -> Copying:
+def measure_target_copying(model: HookedTransformer, prompts: Prompts, layer: int = 0) -> TargetCopying:
     """Hold a layer against the construction that copies each target onto its input's token.
 
     Args:
@@ -120,7 +120,7 @@ def copying(model: HookedTransformer, prompts: Prompts, layer: int = 0) -> Copyi
     Source: von Oswald et al. 2023, Proposition 3 and section 4.
 
     Example:
-        >>> found = copying(load("copy-2l"), LinearRegression().sample(512, seed=0))
+        >>> found = measure_target_copying(load("copy-2l"), LinearRegression().sample(512, seed=0))
         >>> print(found.intervals()["attention"])
     """
     _require_interleaved(model, prompts)
@@ -156,7 +156,7 @@ def copying(model: HookedTransformer, prompts: Prompts, layer: int = 0) -> Copyi
         value[:, :, inputs] = wanted * value[:, :, inputs].sum(-1, keepdim=True).mean((0, 2), keepdim=True)
         return value
 
-    return Copying(
+    return TargetCopying(
         attention=share.mean(-1).T,
         pattern_cosine=cosine.mean(-1).T,
         decoding_errors=_decoding_errors(cache[names["after"]][:, inputs], prompts.context.ys),

@@ -10,8 +10,13 @@ from mechicl.analysis.weights.closed_forms import (
     one_step_optimum,
     preconditioned_gd_optimum,
 )
-from mechicl.analysis.weights.conditioning import Conditioning, EigenvalueRange, conditioning, transformed_eigenvalues
-from mechicl.analysis.weights.connectivity import Curve, ModeConnectivity, Path, interpolate, mode_connectivity
+from mechicl.analysis.weights.conditioning import (
+    Conditioning,
+    EigenvalueRange,
+    measure_conditioning,
+    transformed_eigenvalues,
+)
+from mechicl.analysis.weights.connectivity import LossPath, ModeConnectivity, WeightCurve, connect_modes, interpolate
 from mechicl.analysis.weights.construction_families import FamilyName
 from mechicl.analysis.weights.fits import ConstructionFit, Members, fit_construction
 from mechicl.analysis.weights.kernels import (
@@ -21,38 +26,38 @@ from mechicl.analysis.weights.kernels import (
     initial_function,
     view_kernel,
 )
-from mechicl.analysis.weights.products import WeightProducts, weight_products, with_products
-from mechicl.analysis.weights.rollout import repeated
-from mechicl.analysis.weights.symmetries import aligned, lifted, rescaled
+from mechicl.analysis.weights.products import WeightProducts, read_weight_products, replace_products
+from mechicl.analysis.weights.rollout import repeat_layers
+from mechicl.analysis.weights.symmetries import align_heads, lift_heads, rescale_heads
 
 __all__ = [
     "Conditioning",
     "ConstructionFit",
-    "Curve",
     "EigenvalueRange",
     "FamilyName",
     "KernelView",
+    "LossPath",
     "Members",
     "ModeConnectivity",
     "OneStepOptimum",
-    "Path",
     "PredictionParts",
+    "WeightCurve",
     "WeightProducts",
     "adapted_functions",
-    "aligned",
-    "conditioning",
+    "align_heads",
+    "connect_modes",
     "fit_construction",
     "initial_function",
     "interpolate",
-    "lifted",
+    "lift_heads",
     "linear_attention_optimum",
-    "mode_connectivity",
+    "measure_conditioning",
     "one_step_optimum",
     "preconditioned_gd_optimum",
-    "repeated",
-    "rescaled",
+    "read_weight_products",
+    "repeat_layers",
+    "replace_products",
+    "rescale_heads",
     "transformed_eigenvalues",
     "view_kernel",
-    "weight_products",
-    "with_products",
 ]

@@ -221,7 +221,7 @@ class Conditioning(Result):
         return dataclasses.replace(self, gammas=values, after=after)
 
 
-def conditioning(prompts: Prompts, gammas: Sequence[float], *, floor: float = FLOOR) -> Conditioning:
+def measure_conditioning(prompts: Prompts, gammas: Sequence[float], *, floor: float = FLOOR) -> Conditioning:
     """Condition numbers of `S = XᵀX` over the context points (without the query), before and after the map of GD++.
 
     Fewer points than dimensions leave S singular: the floor is then its smallest eigenvalue before and after.
@@ -238,7 +238,7 @@ def conditioning(prompts: Prompts, gammas: Sequence[float], *, floor: float = FL
     Source: von Oswald et al. 2023, A.10 and Fig. 13.
 
     Example:
-        >>> found = conditioning(LinearRegression(n_context=25).sample(10_000, seed=0), [0.1])
+        >>> found = measure_conditioning(LinearRegression(n_context=25).sample(10_000, seed=0), [0.1])
         >>> found.median_before().mean > 10 > found.medians()[0].mean
         True
     """

@@ -20,12 +20,12 @@ from mechicl.statistics import Interval, interval, ratio_interval
 from mechicl.tasks import LinearRegression
 
 PathKind = Literal["raw", "rescaled", "aligned", "lifted", "curved"]
-"""See `mode_connectivity`."""
+"""See `connect_modes`."""
 BENDING_RATE, BENDING_BATCH = 3e-3, 1024
 
 
 @dataclass(frozen=True, eq=False)
-class Curve:
+class WeightCurve:
     """Models between two models: a Bézier curve through weight space, straight with two control points.
 
     Attributes:
@@ -62,7 +62,7 @@ class Curve:
 
 
 @dataclass(frozen=True, eq=False)
-class Path:
+class LossPath:
     """Losses of the models between two models.
 
     Attributes:
@@ -75,7 +75,7 @@ class Path:
     kind: str
     alphas: Float[Tensor, "alpha"]
     squared_errors: Float[Tensor, "alpha prompt"]
-    curve: Curve
+    curve: WeightCurve
 
     def barrier(self) -> Interval:
         """The largest excess of the loss over the line between the ends, relative to the ends' mean loss.
@@ -114,8 +114,8 @@ class ModeConnectivity:
         fitted: paths from the first model to the construction fitted to its weights, by kind; empty without a family.
     """
 
-    paths: dict[str, Path]
-    fitted: dict[str, Path]
+    paths: dict[str, LossPath]
+    fitted: dict[str, LossPath]
 
     def barriers(self) -> dict[str, Interval]:
         """Barrier of each path; those to the fitted construction are named "fitted, ..."."""
@@ -128,7 +128,7 @@ class ModeConnectivity:
         return pd.concat([path.to_dataframe().assign(path=name) for name, path in named.items()], ignore_index=True)
 
 
-def mode_connectivity(
+def connect_modes(
     a: HookedTransformer,
     b: HookedTransformer,
     task: LinearRegression,
@@ -178,7 +178,7 @@ def mode_connectivity(
 
     Example:
         >>> task, (a, b) = LinearRegression(), load_checkpoint("lsa-1l").models[:2]
-        >>> mode_connectivity(a, b, task, kinds=("raw", "rescaled")).barriers()["rescaled"].mean < 0.01
+        >>> connect_modes(a, b, task, kinds=("raw", "rescaled")).barriers()["rescaled"].mean < 0.01
         True
     """
     if kinds is None:
@@ -192,8 +192,8 @@ def mode_connectivity(
     symmetries.check_same_shape(a, b)
     held_out = task.sample(n_prompts, seed=seed + 1, dtype=torch.float64)
 
-    def paths_to(other: HookedTransformer) -> dict[str, Path]:
-        found: dict[str, Path] = {}
+    def paths_to(other: HookedTransformer) -> dict[str, LossPath]:
+        found: dict[str, LossPath] = {}
         for kind in kinds:
             curve = _straight(*_PAIRS["aligned" if kind == "curved" else kind](a, other))
             if kind == "curved":
@@ -209,16 +209,16 @@ def mode_connectivity(
 
 
 _PAIRS = {
-    "raw": symmetries.in_products,
-    "rescaled": symmetries.rescaled,
-    "aligned": symmetries.aligned,
-    "lifted": symmetries.lifted,
+    "raw": symmetries.express_in_products,
+    "rescaled": symmetries.rescale_heads,
+    "aligned": symmetries.align_heads,
+    "lifted": symmetries.lift_heads,
 }
 
 
 def interpolate(
     a: HookedTransformer, b: HookedTransformer, prompts: Prompts, *, n_alphas: int = 11, kind: PathKind = "rescaled"
-) -> Path:
+) -> LossPath:
     """Losses along the straight line between two models, in the weight products W_KQ and W_PV.
 
     Args:
@@ -226,7 +226,7 @@ def interpolate(
         b: another of the same shape, such as a construction.
         prompts: held-out prompts.
         n_alphas: number of models, the ends included; an odd number has the midpoint among them.
-        kind: "raw", "rescaled" (linear attention), "aligned" or "lifted"; see `mode_connectivity`.
+        kind: "raw", "rescaled" (linear attention), "aligned" or "lifted"; see `connect_modes`.
 
     Raises:
         ValueError: models of different shapes, fewer than two alphas, or another kind.
@@ -239,21 +239,21 @@ def interpolate(
     return _measured(kind, _straight(*_PAIRS[kind](a, b)), prompts, n_alphas)
 
 
-def _straight(a: HookedTransformer, b: HookedTransformer) -> Curve:
+def _straight(a: HookedTransformer, b: HookedTransformer) -> WeightCurve:
     ends = tuple({name: w.detach() for name, w in model.named_parameters()} for model in (a, b))
-    return Curve(a, ends)
+    return WeightCurve(a, ends)
 
 
 @torch.no_grad()
-def _measured(kind: str, curve: Curve, prompts: Prompts, n_alphas: int) -> Path:
+def _measured(kind: str, curve: WeightCurve, prompts: Prompts, n_alphas: int) -> LossPath:
     if n_alphas < 2:
         raise ValueError(f"a path has at least its two ends, got n_alphas={n_alphas}")
     alphas = torch.linspace(0, 1, n_alphas, dtype=torch.float64)
     prompts = prompts.to(torch.float64)
-    return Path(kind, alphas, torch.stack([curve.squared_errors(prompts, alpha) for alpha in alphas]), curve)
+    return LossPath(kind, alphas, torch.stack([curve.squared_errors(prompts, alpha) for alpha in alphas]), curve)
 
 
-def _bent(line: Curve, task: LinearRegression, steps: int, seed: int, progress: bool) -> Curve:
+def _bent(line: WeightCurve, task: LinearRegression, steps: int, seed: int, progress: bool) -> WeightCurve:
     """The quadratic Bézier curve between the same ends with the least mean loss over α (Garipov et al. 2018).
 
     Every step draws fresh prompts: rare ones decide the loss of deep models, and a curve can be bent around any few
@@ -266,9 +266,9 @@ def _bent(line: Curve, task: LinearRegression, steps: int, seed: int, progress: 
     if not moved:
         return line  # the ends are one model
 
-    def curve() -> Curve:
+    def curve() -> WeightCurve:
         middle = {name: middles[name] + sizes[name] * moved[name] for name in middles}
-        return Curve(line.template, (first, first | middle, last))
+        return WeightCurve(line.template, (first, first | middle, last))
 
     optimizer = torch.optim.Adam(moved.values(), lr=BENDING_RATE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(steps, 1))
@@ -280,7 +280,7 @@ def _bent(line: Curve, task: LinearRegression, steps: int, seed: int, progress: 
         torch.nn.utils.clip_grad_norm_(moved.values(), 1.0)
         optimizer.step()
         schedule.step()
-    bent = Curve(line.template, tuple({n: w.detach() for n, w in point.items()} for point in curve().points))
+    bent = WeightCurve(line.template, tuple({n: w.detach() for n, w in point.items()} for point in curve().points))
     check = task.sample(8192, generator=generator, dtype=torch.float64)
     barriers = [_measured("", each, check, 9).barrier().mean for each in (line, bent)]
     return bent if barriers[1] < barriers[0] else line  # also where a loss is no number

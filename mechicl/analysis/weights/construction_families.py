@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl import constructions
-from mechicl.analysis.weights.products import WeightProducts, weight_products, with_products
+from mechicl.analysis.weights.products import WeightProducts, read_weight_products, replace_products
 from mechicl.models import HookedTransformer, TransformerConfig
 
 FamilyName = Literal[
@@ -52,7 +52,7 @@ class Family:
 
     def member(self, parameters: Float[Tensor, "parameter"]) -> HookedTransformer:
         """The model at these parameters."""
-        return with_products(self.template, self.products(parameters))
+        return replace_products(self.template, self.products(parameters))
 
     def named(self, parameters: Float[Tensor, "*seed parameter"]) -> dict[str, Tensor]:
         """The flat parameters as tensors by name."""
@@ -149,7 +149,7 @@ def _check_expressible(name: str, cfg: TransformerConfig, needed: TransformerCon
 
 def _in_architecture(made: HookedTransformer, cfg: TransformerConfig) -> WeightProducts:
     """The construction's products, in a model that divides by the number of points or does not."""
-    products = weight_products(made)
+    products = read_weight_products(made)
     factor = float(cfg.n_context or 1) ** (cfg.normalize_by_context - made.cfg.normalize_by_context)
     return WeightProducts(products.W_KQ, products.W_PV * factor, products.x_dim, products.y_dim)
 
@@ -159,4 +159,4 @@ def _template(made: HookedTransformer, cfg: TransformerConfig) -> HookedTransfor
     same = {name: getattr(cfg, name) for name in ("normalize_by_context", "token_clip", "recurrent", "n_layers")}
     model = HookedTransformer(made.cfg.replace(**same))
     model.load_state_dict(made.state_dict(), strict=False)
-    return with_products(model, _in_architecture(made, cfg))
+    return replace_products(model, _in_architecture(made, cfg))

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from mechicl.analysis.weights.construction_families import Family, FamilyName, family_for
-from mechicl.analysis.weights.products import WeightProducts, weight_products, with_products
+from mechicl.analysis.weights.products import WeightProducts, read_weight_products, replace_products
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
 from mechicl.statistics import Interval, interval, ratio_interval
@@ -264,11 +264,11 @@ class _Reading:
 
 
 def _project(family: Family, model: HookedTransformer) -> _Reading:
-    cfg, raw = model.cfg, weight_products(model)
+    cfg, raw = model.cfg, read_weight_products(model)
     looped = cfg.recurrent
-    own, base = raw.acting(looped), family.base.acting(looped)
+    own, base = raw.without_unread_parts(looped), family.base.without_unread_parts(looped)
     bases = [
-        WeightProducts(W_KQ, W_PV, raw.x_dim, raw.y_dim).acting(looped)
+        WeightProducts(W_KQ, W_PV, raw.x_dim, raw.y_dim).without_unread_parts(looped)
         for W_KQ, W_PV in zip(family.basis_KQ, family.basis_PV, strict=True)
     ]
     basis_KQ, basis_PV = (torch.stack([getattr(b, name) for b in bases]) for name in ("W_KQ", "W_PV"))
@@ -319,7 +319,7 @@ def _layerwise(
     tokens, so that no prompt with large eigenvalues outweighs the others.
     """
     cfg, count = model.cfg, family.n_parameters
-    model = with_products(model, weight_products(model))  # in float64
+    model = replace_products(model, read_weight_products(model))  # in float64
     factor = 1 / (cfg.n_context or 1) if cfg.normalize_by_context else 1.0
     parts = (slice(0, family.base.x_dim), slice(family.base.x_dim, family.base.x_dim + family.base.y_dim))
     normal, right = torch.zeros(count, count, dtype=torch.float64), torch.zeros(count, dtype=torch.float64)

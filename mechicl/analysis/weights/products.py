@@ -31,7 +31,7 @@ class WeightProducts:
         """β: the mean of the x-block's diagonal of W_KQ."""
         return self._x(self.W_KQ).diagonal(dim1=-2, dim2=-1).mean(-1)
 
-    def fixed(self) -> "WeightProducts":
+    def gauge_fixed(self) -> "WeightProducts":
         """In the gauge where that mean is 1: `W_KQ / β`, `W_PV β` (von Oswald et al. 2023, A.3).
 
         Raises:
@@ -42,7 +42,7 @@ class WeightProducts:
             raise ValueError(f"no gauge for a head whose W_KQ has mean diagonal {beta.flatten().tolist()}")
         return WeightProducts(self.W_KQ / beta, self.W_PV * beta, self.x_dim, self.y_dim)
 
-    def acting(self, recurrent: bool = False) -> "WeightProducts":
+    def without_unread_parts(self, recurrent: bool = False) -> "WeightProducts":
         """Without the parts that the query's prediction cannot depend on: zeros in their place.
 
         What the last layer writes beside y is never read; with W_0 = 0 the query has y = 0 in the first layer, so that
@@ -65,7 +65,7 @@ class WeightProducts:
         return product[..., : self.x_dim, : self.x_dim]
 
 
-def weight_products(model: HookedTransformer) -> WeightProducts:
+def read_weight_products(model: HookedTransformer) -> WeightProducts:
     """The weight products of a model on paired prompts, float64 on the CPU.
 
     Raises:
@@ -81,7 +81,7 @@ def weight_products(model: HookedTransformer) -> WeightProducts:
     return WeightProducts(cfg.score_scale * W_Q @ W_K.mT, W_V @ W_O, cfg.x_dim, cfg.y_dim)
 
 
-def with_products(model: HookedTransformer, products: WeightProducts) -> HookedTransformer:
+def replace_products(model: HookedTransformer, products: WeightProducts) -> HookedTransformer:
     """A float64 model like this one whose heads have these products: `W_Q = W_KQ`, `W_V = W_PV`, identities else.
 
     The number of heads is that of the products; learned sinks of heads that the model lacks start at `sink_score`.

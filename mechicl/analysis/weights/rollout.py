@@ -5,7 +5,7 @@ import torch
 from mechicl.models import HookedTransformer
 
 
-def repeated(model: HookedTransformer, steps: int, damping: float = 1.0) -> HookedTransformer:
+def repeat_layers(model: HookedTransformer, steps: int, damping: float = 1.0) -> HookedTransformer:
     """A one-layer model's layer, looped, with every update of the stream scaled by `damping`.
 
     Args:

@@ -11,7 +11,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from mechicl.analysis.weights.products import WeightProducts, weight_products, with_products
+from mechicl.analysis.weights.products import WeightProducts, read_weight_products, replace_products
 from mechicl.models import HookedTransformer, TransformerConfig
 
 Pair = tuple[HookedTransformer, HookedTransformer]
@@ -40,17 +40,17 @@ def sums_values(cfg: TransformerConfig) -> bool:
     return cfg.momentum > 0 and cfg.momentum_over == "values"
 
 
-def in_products(a: HookedTransformer, b: HookedTransformer) -> Pair:
+def express_in_products(a: HookedTransformer, b: HookedTransformer) -> Pair:
     """Both as float64 models whose weights are the products W_KQ and W_PV, without any other change.
 
     A head depends on nothing else: invertible maps between W_Q and W_K, or between W_V and W_O, have no effect on the
     products. A model with fewer heads gets heads that do nothing.
     """
     first, second = _padded(a, b)
-    return with_products(a, first), with_products(b, second)
+    return replace_products(a, first), replace_products(b, second)
 
 
-def rescaled(a: HookedTransformer, b: HookedTransformer) -> Pair:
+def rescale_heads(a: HookedTransformer, b: HookedTransformer) -> Pair:
     """Both in the gauge where the mean diagonal of W_KQ's x-block is 1 (von Oswald et al. 2023, A.3).
 
     Raises:
@@ -60,11 +60,11 @@ def rescaled(a: HookedTransformer, b: HookedTransformer) -> Pair:
         raise ValueError(f"scores and values can trade a factor in linear attention only, not in {a.cfg.attention!r}")
     if sums_values(a.cfg):
         raise ValueError("scores and values cannot trade a factor where momentum_over='values' adds up values unscored")
-    first, second = _pad(weight_products(a).fixed(), weight_products(b).fixed())
-    return with_products(a, first), with_products(b, second)
+    first, second = _pad(read_weight_products(a).gauge_fixed(), read_weight_products(b).gauge_fixed())
+    return replace_products(a, first), replace_products(b, second)
 
 
-def aligned(a: HookedTransformer, b: HookedTransformer) -> Pair:
+def align_heads(a: HookedTransformer, b: HookedTransformer) -> Pair:
     """The second model's heads and hidden units in the order, sign and scale nearest to the first one's.
 
     Heads are matched by assignment: for linear attention by the inner products of what they do, `W_KQ ⊗ W_PV`, and the
@@ -83,16 +83,16 @@ def aligned(a: HookedTransformer, b: HookedTransformer) -> Pair:
             theirs = second.W_KQ[layer, other], second.W_PV[layer, other]
             factor = _factor(*mine, *theirs, kind)
             W_KQ[layer, head], W_PV[layer, head] = factor * theirs[0], theirs[1] / factor
-    pair = with_products(a, first), with_products(b, WeightProducts(W_KQ, W_PV, second.x_dim, second.y_dim))
+    pair = replace_products(a, first), replace_products(b, WeightProducts(W_KQ, W_PV, second.x_dim, second.y_dim))
     if a.cfg.sink == "learned":
-        sinks = zip(_sinks(with_products(b, second)), orders, strict=True)
+        sinks = zip(_sinks(replace_products(b, second)), orders, strict=True)
         _set_sinks(pair[1], [own[order] for own, order in sinks])
     if a.cfg.d_mlp is not None:
         _align_hidden_units(*pair)
     return pair
 
 
-def lifted(a: HookedTransformer, b: HookedTransformer) -> Pair:
+def lift_heads(a: HookedTransformer, b: HookedTransformer) -> Pair:
     """Both with the heads and hidden units of both, those of the other writing nothing.
 
     On the straight line between these two, what each layer writes, as a function of its stream, moves linearly from
@@ -102,10 +102,11 @@ def lifted(a: HookedTransformer, b: HookedTransformer) -> Pair:
     both, silent = torch.cat([first.W_KQ, second.W_KQ], dim=1), torch.zeros_like(first.W_PV)
     values = torch.cat([first.W_PV, silent], dim=1), torch.cat([silent, second.W_PV], dim=1)
     wide = [
-        with_products(m, WeightProducts(both, v, first.x_dim, first.y_dim)) for m, v in zip((a, b), values, strict=True)
+        replace_products(m, WeightProducts(both, v, first.x_dim, first.y_dim))
+        for m, v in zip((a, b), values, strict=True)
     ]
     if a.cfg.sink == "learned":
-        halves = [_sinks(with_products(m, p)) for m, p in ((a, first), (b, second))]
+        halves = [_sinks(replace_products(m, p)) for m, p in ((a, first), (b, second))]
         for model in wide:
             _set_sinks(model, [torch.cat(pair) for pair in zip(*halves, strict=True)])
     if a.cfg.d_mlp is None:
@@ -116,7 +117,7 @@ def lifted(a: HookedTransformer, b: HookedTransformer) -> Pair:
 def _padded(a: HookedTransformer, b: HookedTransformer) -> tuple[WeightProducts, WeightProducts]:
     if "," in a.cfg.attention:
         raise ValueError(f"heads can be matched where all layers have one kind of attention, not {a.cfg.attention!r}")
-    return _pad(weight_products(a), weight_products(b))
+    return _pad(read_weight_products(a), read_weight_products(b))
 
 
 def _pad(a: WeightProducts, b: WeightProducts) -> tuple[WeightProducts, WeightProducts]:

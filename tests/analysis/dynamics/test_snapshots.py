@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mechicl import algorithms, constructions
-from mechicl.analysis import align, align_over_training, heads_over_training, score_heads, transitions
+from mechicl.analysis import align, align_over_training, find_transitions, score_heads, score_heads_over_training
 from mechicl.analysis.dynamics.snapshots import Transitions
 from mechicl.checkpoints import Checkpoint, CheckpointError, Snapshots
 from mechicl.learners import AlgorithmLearner
@@ -21,7 +21,7 @@ from tests.training.runs import EXACT, TASK, reading, small
 def of_one(losses: list[float], steps: list[int] | None = None, **options) -> tuple[float, ...]:
     """Before, after, start and end of one seed's curve, evaluated every ten steps."""
     steps = [10 * i for i in range(len(losses))] if steps is None else steps
-    found = transitions(steps, [[loss] for loss in losses], **options)
+    found = find_transitions(steps, [[loss] for loss in losses], **options)
     return tuple(field.item() for field in (found.before, found.after, found.start, found.end))
 
 
@@ -37,7 +37,7 @@ def test_each_seed_has_its_own_crossings():
     falling = [1.0, 0.95, 0.85, 0.6, 0.3, 0.2, 0.05, 0.0]
     late = [2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 0.5, 0.5]
     steps = [0, 1, 10, 20, 30, 45, 60, 100]
-    found = transitions(steps, list(zip(falling, late, strict=True)))
+    found = find_transitions(steps, list(zip(falling, late, strict=True)))
     assert found.plateau.tolist() == [1, 2]
     assert found.final.tolist() == [0, 0.5]
     assert found.before.tolist() == [20, 45]
@@ -45,14 +45,17 @@ def test_each_seed_has_its_own_crossings():
     assert found.start.tolist() == [10, 60]
     assert found.end.tolist() == [60, 60]
     assert found.steps.tolist() == [25, 52.5]
-    assert found.found.tolist() == [True, True]
+    assert found.fell.tolist() == [True, True]
     assert found.spread() == 52.5 / 25
     assert found.interval(0.9) == interval(torch.tensor([25.0, 52.5]), 0.9)
 
 
 def test_a_tensor_gives_the_same_as_a_list():
     losses = [[3.0, 1.0], [1.0, 0.9], [0.5, 0.2], [0.5, 0.2]]
-    a, b = transitions([0, 5, 6, 9], losses), transitions([0, 5, 6, 9], torch.tensor(losses, dtype=torch.float64))
+    a, b = (
+        find_transitions([0, 5, 6, 9], losses),
+        find_transitions([0, 5, 6, 9], torch.tensor(losses, dtype=torch.float64)),
+    )
     assert a.steps.tolist() == b.steps.tolist() == [2.5, 5.5]
 
 
@@ -91,7 +94,7 @@ def test_the_plateau_may_be_given():
     losses = [4.0, 2.0, 1.2, 0.9, 0.3, 0.0]
     assert of_one(losses) == (0, 10, 10, 40)
     assert of_one(losses, plateau=2.0) == (20, 30, 20, 50)  # 0.3 is not below a tenth of 2
-    found = transitions(range(6), [[loss, loss] for loss in losses], plateau=2.0)
+    found = find_transitions(range(6), [[loss, loss] for loss in losses], plateau=2.0)
     assert found.plateau.tolist() == [2, 2]
 
 
@@ -101,14 +104,14 @@ def test_what_is_below_from_the_first_evaluation_on_fell_there():
 
 def test_the_final_value_is_a_median_of_the_last_twentieth():
     losses = [1.0] * 30 + [0.6] * 27 + [0.0, 0.9, 0.4]
-    found = transitions(range(60), [[loss] for loss in losses])
+    found = find_transitions(range(60), [[loss] for loss in losses])
     assert found.final.item() == 0.4
     assert found.after.item() == 59
 
 
 def test_seeds_without_a_transition_are_left_out_of_the_mean():
-    found = transitions([0, 10, 20], [[1.0, 1.0, 1.0], [0.0, 1.0, 1.0], [0.0, 1.0, 0.0]])
-    assert found.found.tolist() == [True, False, True]
+    found = find_transitions([0, 10, 20], [[1.0, 1.0, 1.0], [0.0, 1.0, 1.0], [0.0, 1.0, 0.0]])
+    assert found.fell.tolist() == [True, False, True]
     assert found.interval().n == 2
     assert found.interval().mean == 10
     assert found.spread() == 3
@@ -116,14 +119,14 @@ def test_seeds_without_a_transition_are_left_out_of_the_mean():
 
 @pytest.mark.parametrize(("losses", "mean"), [([[1.0], [0.0]], 0.5), ([[1.0], [1.0]], math.nan)])
 def test_one_seed_has_neither_spread_nor_interval(losses, mean):
-    found = transitions([0, 1], losses)
+    found = find_transitions([0, 1], losses)
     assert math.isnan(found.spread())
     assert found.interval().mean == pytest.approx(mean, nan_ok=True)
     assert math.isnan(found.interval().low)
 
 
 def test_a_transition_before_the_first_step_makes_no_infinite_spread():
-    found = transitions([0, 9, 11], [[0.0, 1.0], [0.0, 1.0], [0.0, 0.0]], plateau=1.0)
+    found = find_transitions([0, 9, 11], [[0.0, 1.0], [0.0, 1.0], [0.0, 0.0]], plateau=1.0)
     assert found.steps.tolist() == [0, 10]
     assert found.spread() == 10
 
@@ -167,11 +170,11 @@ def test_every_found_transition_lies_where_it_says():
     generator = torch.Generator().manual_seed(0)
     losses = torch.rand(50, 200, generator=generator, dtype=torch.float64)
     losses = losses * torch.linspace(1, 0.01, 50, dtype=torch.float64)[:, None].sqrt()
-    found = transitions(range(50), losses)
-    assert found.found.any()
-    assert not found.found.all()
+    found = find_transitions(range(50), losses)
+    assert found.fell.any()
+    assert not found.fell.all()
     middle = (found.plateau + found.final) / 2
-    for seed in found.found.nonzero().flatten().tolist():
+    for seed in found.fell.nonzero().flatten().tolist():
         after = int(found.after[seed])
         assert found.before[seed] == after - 1
         assert losses[after - 1, seed] > middle[seed]
@@ -200,11 +203,11 @@ def test_every_found_transition_lies_where_it_says():
 )
 def test_what_is_no_curve_is_refused(steps, losses, options, message):
     with pytest.raises(ValueError, match=message):
-        transitions(steps, losses, **options)
+        find_transitions(steps, losses, **options)
 
 
 def test_no_seeds_have_no_transitions():
-    found = transitions([0, 1], torch.zeros(2, 0))
+    found = find_transitions([0, 1], torch.zeros(2, 0))
     assert isinstance(found, Transitions)
     assert found.steps.shape == (0,)
     assert math.isnan(found.interval().mean)
@@ -290,7 +293,7 @@ def reader(tmp_path_factory) -> Checkpoint:
 
 def test_every_score_is_that_of_the_best_head_of_that_model_at_that_snapshot(reader):
     names = ("previous_token", "induction", "copying")
-    found = heads_over_training(reader, names, n_prompts=5, seed=2)
+    found = score_heads_over_training(reader, names, n_prompts=5, seed=2)
     assert found.steps == reader.snapshots.steps
     assert list(found.scores) == list(names)
     seen = set()
@@ -313,16 +316,16 @@ def test_models_on_points_are_scored_on_prompts(tmp_path):
     result = train(small(model=model, n_snapshots=2), tmp_path, progress=False)
     checkpoint = Checkpoint("run", result.models, result.record, Snapshots(result.snapshot_steps, result.snapshots))
     prompts = TASK.sample(6, seed=0, dtype=torch.float64)
-    found = heads_over_training(checkpoint, ["target_to_input"], prompts=prompts)
+    found = score_heads_over_training(checkpoint, ["target_to_input"], prompts=prompts)
     (last,) = checkpoint.models_at(-1)
     expected = score_heads(last, prompts=prompts).mean("target_to_input").max()
     assert found.scores["target_to_input"][-1].item() == pytest.approx(expected.item())
     with pytest.raises(ValueError, match="scored on prompts"):
-        heads_over_training(checkpoint)
+        score_heads_over_training(checkpoint)
 
 
 def test_heads_without_snapshots_or_of_unknown_names_are_refused(reader):
     with pytest.raises(CheckpointError, match="bare was saved without snapshots"):
-        heads_over_training(Checkpoint("bare", reader.models, reader.record))
+        score_heads_over_training(Checkpoint("bare", reader.models, reader.record))
     with pytest.raises(ValueError, match="no score 'inducton'"):
-        heads_over_training(reader, ["inducton"])
+        score_heads_over_training(reader, ["inducton"])

@@ -10,7 +10,7 @@ from transformer_lens.model_bridge.sources import build_bridge_from_module
 from transformers import Gemma2Config, Gemma2ForCausalLM, MistralConfig, MistralForCausalLM
 
 from mechicl import constructions
-from mechicl.analysis import dual_form
+from mechicl.analysis import read_dual_form
 from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig
 from mechicl.tasks import LinearRegression
 from tests.analysis.interventions.oracles import bridge, ids
@@ -31,7 +31,7 @@ PROMPTS = LinearRegression(x_dim=3, n_context=5).sample(6, seed=0, dtype=torch.f
 def test_it_is_exact_for_linear_attention(options):
     cfg = TransformerConfig(x_dim=3, n_context=5, initializer_range=0.5, dtype="float64", **options)
     for layer in range(cfg.n_layers):
-        result = dual_form(HookedTransformer(cfg, seed=1), PROMPTS, layer)
+        result = read_dual_form(HookedTransformer(cfg, seed=1), PROMPTS, layer)
         assert result.relative_error.shape == (cfg.n_heads, 6)
         assert result.relative_error.max() < 1e-12
     assert (result.zero_shot.abs().max() > 0) == (cfg.keys != "context")
@@ -39,7 +39,7 @@ def test_it_is_exact_for_linear_attention(options):
 
 def test_of_gradient_descent_it_is_the_weights_that_one_step_learns():
     model = constructions.gradient_descent(x_dim=3, n_context=5, step_size=0.7)
-    update = dual_form(model, PROMPTS).update[:, :, 0]
+    update = read_dual_form(model, PROMPTS).update[:, :, 0]
     for p in range(6):
         x, y = PROMPTS.xs[p, :-1].numpy(), PROMPTS.ys[p, :-1].numpy()
         np.testing.assert_allclose(update[:3, 3, p].numpy(), -0.7 * (x.T @ y)[:, 0], atol=1e-12)
@@ -49,7 +49,7 @@ def test_of_gradient_descent_it_is_the_weights_that_one_step_learns():
 def test_for_softmax_it_says_how_wrong_the_reading_is():
     cfg = TransformerConfig(x_dim=3, n_context=5, attention="softmax", initializer_range=0.5, dtype="float64")
     model = HookedTransformer(cfg, seed=2)
-    error = dual_form(model, PROMPTS).relative_error[0]
+    error = read_dual_form(model, PROMPTS).relative_error[0]
     tokens = model.encode(PROMPTS)
     _, cache = model.run_with_cache(tokens)
     attn = model.blocks[0].attn
@@ -83,7 +83,7 @@ def test_linear_attention_against_plain_loops(kind: str):
     cfg = TransformerConfig(**fields)
     model = random_model(cfg.replace(dtype="float64"))
     given: Any = random_tokens(model.cfg, batch=3) if cfg.prompt_format == "token_ids" else PROMPTS[:3]
-    result = dual_form(model, given, n_demonstration_tokens=n_demonstrations)
+    result = read_dual_form(model, given, n_demonstration_tokens=n_demonstrations)
     stream = model(given, stop_at_layer=0).detach().numpy()
     weights = {name: weight.detach().numpy() for name, weight in model.blocks[0].attn.named_parameters()}
     n_pos = stream.shape[1]
@@ -115,7 +115,7 @@ def test_in_a_later_layer_of_a_split_sequence():
     model = random_model(TransformerConfig(**IDS | {"normalization_type": "LN", "d_mlp": 5}))
     tokens = random_tokens(model.cfg, batch=4)
     for n in range(7):
-        result = dual_form(model, tokens, layer=1, n_demonstration_tokens=n)
+        result = read_dual_form(model, tokens, layer=1, n_demonstration_tokens=n)
         assert result.relative_error.max() < 1e-11
     assert result.zero_shot.abs().max() > 0
 
@@ -138,7 +138,7 @@ def test_a_bridge_by_hand(kind: str, n_demonstrations: int | None):
     model, tokens = bridge(kind), ids(3, n=4, n_pos=7, d_vocab=20)
     n = 6 if n_demonstrations is None else n_demonstrations
     for layer in range(model.cfg.n_layers):
-        result = dual_form(model, tokens, layer, n_demonstration_tokens=n_demonstrations)
+        result = read_dual_form(model, tokens, layer, n_demonstration_tokens=n_demonstrations)
         _, cache = model.run_with_cache(tokens)
         found = {part: cache[f"blocks.{layer}.attn.hook_{part}"].double().numpy() for part in "qkvz"}
         # [d_model d_model] as the wrapped modules hold it: GPT-2's maps from rows, Llama's from columns
@@ -174,7 +174,7 @@ def test_a_scale_that_no_config_of_a_bridge_tells():
         _, cache = scaled.run_with_cache(tokens)
         k, v = (cache[f"blocks.{layer}.attn.hook_{part}"].double() for part in "kv")
         W_O = plain.original_model.transformer.h[layer].attn.c_proj.weight.detach().double().unflatten(0, (2, 4))
-        update = dual_form(scaled, tokens, layer).update
+        update = read_dual_form(scaled, tokens, layer).update
         for p in range(3):
             for h in range(2):
                 expected = sum(torch.outer(k[p, i, h], v[p, i, h] @ W_O[h]) for i in range(5)) / 2 / (layer + 1)
@@ -192,8 +192,8 @@ def test_keys_outside_a_window_have_no_part():
     torch.manual_seed(0)
     model = build_bridge_from_module(MistralForCausalLM(config).eval(), "MistralForCausalLM", hf_config=config)
     tokens = ids(0, d_vocab=20)
-    assert dual_form(model, tokens, n_demonstration_tokens=3).update.abs().max() == 0  # the last of six sees three
-    assert dual_form(model, tokens, n_demonstration_tokens=4).update.abs().min() > 0
+    assert read_dual_form(model, tokens, n_demonstration_tokens=3).update.abs().max() == 0  # the last of six sees three
+    assert read_dual_form(model, tokens, n_demonstration_tokens=4).update.abs().min() > 0
 
 
 def test_scores_that_are_more_than_products_are_refused():
@@ -201,38 +201,38 @@ def test_scores_that_are_more_than_products_are_refused():
     torch.manual_seed(0)
     model = build_bridge_from_module(Gemma2ForCausalLM(config).eval(), "Gemma2ForCausalLM", hf_config=config)
     with pytest.raises(ValueError, match="hook_attn_scores of this TransformerBridge is not the scaled products"):
-        dual_form(model, ids(0, d_vocab=20))
+        read_dual_form(model, ids(0, d_vocab=20))
 
 
 def test_what_does_not_fit_is_refused():
     linear, tokens = random_model(TransformerConfig(**IDS)), ids(0)
     for n in (-1, 6, 2.0, True):
         with pytest.raises((ValueError, TypeError), match="n_demonstration_tokens"):
-            dual_form(linear, tokens, n_demonstration_tokens=n)  # pyright: ignore[reportArgumentType]
+            read_dual_form(linear, tokens, n_demonstration_tokens=n)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="must be 0 to 5, so that the last of 6 tokens is the query's; got 6"):
-        dual_form(bridge(), tokens, n_demonstration_tokens=6)
+        read_dual_form(bridge(), tokens, n_demonstration_tokens=6)
     with pytest.raises(ValueError, match="layer must be 0 to 2, got 3"):
-        dual_form(bridge(), tokens, 3)
+        read_dual_form(bridge(), tokens, 3)
     for model in (linear, bridge()):
         with pytest.raises(ValueError, match=r"reads token ids \[prompt pos\], got"):
-            dual_form(model, PROMPTS)
+            read_dual_form(model, PROMPTS)
         for bad in (tokens[0], tokens[:, :0], tokens.double()):
             with pytest.raises(ValueError, match=r"whole numbers \[prompt pos\]"):
-                dual_form(model, bad)
+                read_dual_form(model, bad)
     paired = HookedTransformer(TransformerConfig(x_dim=3, n_context=5))
     with pytest.raises(ValueError, match="prompt_format='paired' reads Prompts, got a tensor"):
-        dual_form(paired, tokens)
+        read_dual_form(paired, tokens)
     moving = TransformerConfig(x_dim=3, n_context=5, keys="causal", momentum=0.5)
     with pytest.raises(ValueError, match=r"plain attention, and this model has momentum=0\.5"):
-        dual_form(HookedTransformer(moving), PROMPTS)
+        read_dual_form(HookedTransformer(moving), PROMPTS)
     with pytest.raises(ValueError, match="HookedLSTM has no hook"):
-        dual_form(HookedLSTM(LSTMConfig(x_dim=3, n_context=5, d_model=4)).eval(), PROMPTS)
+        read_dual_form(HookedLSTM(LSTMConfig(x_dim=3, n_context=5, d_model=4)).eval(), PROMPTS)
     with pytest.raises(ValueError, match="training mode"):
-        dual_form(bridge().train(), tokens)
+        read_dual_form(bridge().train(), tokens)
     with pytest.raises(TypeError, match="no hooks"):
-        dual_form(torch.nn.Linear(2, 2), tokens)
+        read_dual_form(torch.nn.Linear(2, 2), tokens)
 
 
 def test_a_layer_that_does_not_exist_is_refused():
     with pytest.raises(ValueError, match="layer must be 0 to 0, got 1"):
-        dual_form(constructions.gradient_descent(x_dim=3, n_context=5, step_size=0.7), PROMPTS, 1)
+        read_dual_form(constructions.gradient_descent(x_dim=3, n_context=5, step_size=0.7), PROMPTS, 1)

@@ -13,7 +13,7 @@ from transformer_lens.model_bridge.sources import build_bridge_from_module
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from mechicl import constructions
-from mechicl.analysis import HeadScores, composition_scores, prefix_matching, score_heads
+from mechicl.analysis import HeadScores, composition_scores, prefix_matching_scores, score_heads
 from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig
 from mechicl.prompts import Prompts
 from mechicl.statistics import interval
@@ -277,7 +277,7 @@ def test_scores_of_weights_are_those_of_dense_matrices(name):
     w, found = dense(model), score_heads(model, n_prompts=2)
     layers, heads = w["Q"].shape[:2]
     matching, compositions = dense_matching(w), dense_compositions(w, "K")
-    np.testing.assert_allclose(prefix_matching(model).numpy(), matching, atol=1e-7)
+    np.testing.assert_allclose(prefix_matching_scores(model).numpy(), matching, atol=1e-7)
     for layer in range(layers):
         for head in range(heads):
             circuit = w["E"] @ w["V"][layer, head] @ w["O"][layer, head] @ w["U"]
@@ -318,7 +318,7 @@ def test_models_without_a_vocabulary_compose_too():
         composition_scores(model, "V").numpy(), dense_compositions(dense(model), "V"), atol=1e-10
     )
     with pytest.raises(ValueError, match="need a vocabulary; this model is 'interleaved'"):
-        prefix_matching(model)
+        prefix_matching_scores(model)
 
 
 def test_outputs_that_are_no_distribution_over_the_vocabulary_have_no_copying():
@@ -342,14 +342,14 @@ def test_the_planted_heads_are_found(prepend):
         assert scores.mean(name)[place] > 0.99
         others = scores.mean(name).clone()
         others[place] = 0
-        assert others.abs().max() < (0.1 if scores.of_attention(name) else 0.6)
+        assert others.abs().max() < (0.1 if scores.is_of_attention(name) else 0.6)
     assert scores.mean("duplicate_token").max() < 0.1
-    assert prefix_matching(model)[0, 2, 1, 1] > 0.99
+    assert prefix_matching_scores(model)[0, 2, 1, 1] > 0.99
     assert composition_scores(model, "K")[0, :, 1, 1].argmax() == 2
     second_copy = range(25, 50) if prepend is None else range(25, 49)
     for name, value in scores.chance.items():
         queries = range(1, second_copy.stop) if name == "previous_token" else second_copy
-        by_hand = np.mean([1 / (i + 1) for i in queries]) if scores.of_attention(name) else 0
+        by_hand = np.mean([1 / (i + 1) for i in queries]) if scores.is_of_attention(name) else 0
         assert value == pytest.approx(by_hand)
 
 
@@ -378,7 +378,7 @@ def test_random_heads_are_at_chance(attention):
             heads = torch.cat([scores.mean(name)[1] for scores in found])
         over_heads = interval(heads, level=0.9999)
         assert abs(over_heads.mean - found[0].chance[name]) < over_heads.half_width + 1e-6, (name, over_heads)
-        assert over_heads.half_width < (0.005 if found[0].of_attention(name) else 0.35)
+        assert over_heads.half_width < (0.005 if found[0].is_of_attention(name) else 0.35)
 
 
 def test_chance_is_the_score_of_uniform_attention():
@@ -393,7 +393,7 @@ def test_chance_is_the_score_of_uniform_attention():
             for block in points.blocks:
                 block.attn.W_Q.zero_()
         for found in (scores, score_heads(points, prompts=prompts(), batch_size=4)):
-            for name in filter(found.of_attention, found.scores):
+            for name in filter(found.is_of_attention, found.scores):
                 torch.testing.assert_close(
                     found[name].mean(-1), torch.full_like(found.mean(name), found.chance[name]), rtol=0, atol=1e-12
                 )
@@ -421,12 +421,12 @@ def test_the_table_has_a_row_a_head_and_the_intervals_are_over_prompts():
 def test_the_best_head_is_the_first_of_the_largest():
     scores = HeadScores({"a": torch.tensor([[0.0, 1.0], [1.0, 0.5]], dtype=torch.float64)}, {"a": 0.0})
     assert scores.best("a") == (0, 1)
-    assert not scores.of_attention("a")
+    assert not scores.is_of_attention("a")
 
 
 def test_unknown_names_and_places_are_refused():
     scores = score_heads(random_model(TOKENS).eval(), n_prompts=2)
-    for ask in (scores.mean, scores.best, scores.of_attention, scores.__getitem__):
+    for ask in (scores.mean, scores.best, scores.is_of_attention, scores.__getitem__):
         with pytest.raises(ValueError, match=r"no score 'inductoin'.*did you mean 'induction'"):
             ask("inductoin")
     with pytest.raises(ValueError, match="'copying' is a score of the weights"):

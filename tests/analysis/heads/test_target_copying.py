@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mechicl import constructions
-from mechicl.analysis import copying, token_sensitivity
+from mechicl.analysis import measure_target_copying, measure_token_sensitivity
 from mechicl.learners import squared_errors
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.prompts import Prompts
@@ -54,7 +54,7 @@ def norms_by_jacobian(model: HookedTransformer, p: Prompts, layer: int) -> torch
 @pytest.mark.parametrize("layer", [0, 1, 2])
 def test_norms_are_those_of_the_jacobian(layer):
     model, p = random_model(CONFIG), prompts(3)
-    found = token_sensitivity(model, p, layer, batch_size=2)
+    found = measure_token_sensitivity(model, p, layer, batch_size=2)
     expected = norms_by_jacobian(model, p, layer)
     torch.testing.assert_close(found.norms, expected, rtol=1e-9, atol=1e-12)
     for i in range(3):
@@ -67,14 +67,14 @@ def test_norms_are_those_of_the_jacobian(layer):
 
 def test_batches_do_not_matter():
     model, p = random_model(CONFIG), prompts(7)
-    whole = token_sensitivity(model, p, batch_size=100)
+    whole = measure_token_sensitivity(model, p, batch_size=100)
     for size in (1, 3, 7):
-        torch.testing.assert_close(token_sensitivity(model, p, batch_size=size).norms, whole.norms)
+        torch.testing.assert_close(measure_token_sensitivity(model, p, batch_size=size).norms, whole.norms)
 
 
 def test_the_construction_depends_on_a_token_and_the_next_alone():
     model, p = constructions.copy_targets(x_dim=3, y_dim=2, n_context=4), prompts()
-    before, after = (token_sensitivity(model, p, layer) for layer in (0, 1))
+    before, after = (measure_token_sensitivity(model, p, layer) for layer in (0, 1))
     close(before.own, 3**0.5)  # each token of three dimensions is in the stream as it is
     close(before.next, 0)
     close(after.own, 3**0.5)
@@ -84,7 +84,7 @@ def test_the_construction_depends_on_a_token_and_the_next_alone():
 
 def test_one_context_point_has_one_other_token():
     model = constructions.copy_then_gradient_descent(x_dim=3, y_dim=2, n_context=1, step_size=0.5)
-    found = token_sensitivity(model, prompts(n_context=1), 2)
+    found = measure_token_sensitivity(model, prompts(n_context=1), 2)
     close(found.other, found.norms[0, 2])
 
 
@@ -97,7 +97,7 @@ def test_the_construction_copies_everything(attention, n_context):
     model = constructions.copy_targets(x_dim=3, y_dim=2, n_context=4, attention=attention)
     p = mirrored(150)
     p = Prompts(p.xs[:, -n_context - 1 :], p.ys[:, -n_context - 1 :])
-    found = copying(model, p)
+    found = measure_target_copying(model, p)
     close(found.attention[0], 1)
     close(found.pattern_cosine[0], 1)
     close(found.decoding_errors, 0)
@@ -109,7 +109,7 @@ def test_the_construction_copies_everything(attention, n_context):
 
 
 def test_a_head_that_attends_to_nothing_has_no_share():
-    found = copying(constructions.copy_targets(x_dim=3, y_dim=2, n_context=4), prompts())
+    found = measure_target_copying(constructions.copy_targets(x_dim=3, y_dim=2, n_context=4), prompts())
     assert found.attention.shape == found.pattern_cosine.shape == (2, 6)
     assert found.attention[1].isnan().all()  # the head that erases is silent at x tokens
     assert found.pattern_cosine[1].isnan().all()
@@ -118,7 +118,7 @@ def test_a_head_that_attends_to_nothing_has_no_share():
 def test_without_its_copies_gradient_descent_predicts_0():
     model = constructions.copy_then_gradient_descent(x_dim=3, y_dim=2, n_context=4, step_size=0.8)
     p = mirrored(20)
-    found = copying(model, p)
+    found = measure_target_copying(model, p)
     errors = squared_errors(model, p)[:, 0]
     close(found.errors, errors)
     close(found.errors_transplanted, errors)
@@ -132,13 +132,13 @@ def test_what_is_taken_away_leaves_its_mean():
     p = prompts(5)
     averaged = Prompts(p.xs, torch.cat([p.context.ys.mean(0).expand(5, 4, 2), p.ys[:, -1:]], dim=1))
     predictions = model.predict(averaged).detach()
-    close(copying(model, p).errors_without, (predictions - p.query.ys).square().mean(-1))
+    close(measure_target_copying(model, p).errors_without, (predictions - p.query.ys).square().mean(-1))
 
 
 def test_with_more_steps_leftover_targets_disturb_and_later_layers_copy_nothing():
     model = constructions.copy_then_gradient_descent(x_dim=3, y_dim=2, n_context=4, step_size=0.8, steps=2)
     p = mirrored(20)
-    first, second = copying(model, p), copying(model, p, layer=1)
+    first, second = measure_target_copying(model, p), measure_target_copying(model, p, layer=1)
     assert (first.errors_without_elsewhere - first.errors).abs().max() > 1e-3
     close(second.decoding_errors_before, 0)
     assert (second.attention[0] < 0.9).all()
@@ -181,7 +181,7 @@ def reference(model: HookedTransformer, p: Prompts, layer: int) -> dict[str, np.
 @pytest.mark.parametrize("n", [24, 25])
 def test_shares_and_readouts_are_those_of_plain_loops(attention, layer, n):
     model, p = random_model(CONFIG.replace(attention=attention)), prompts(n)
-    found = copying(model, p, layer)
+    found = measure_target_copying(model, p, layer)
     for name, expected in reference(model, p, layer).items():
         np.testing.assert_allclose(getattr(found, name).numpy(), expected, rtol=1e-7, atol=1e-9)
 
@@ -202,7 +202,7 @@ def with_outputs(model: HookedTransformer, p: Prompts, layer: int, positions: li
 @torch.no_grad()
 def test_ablations_are_those_of_a_pass_by_hand():
     model, p = random_model(CONFIG), prompts(8)
-    found = copying(model, p)
+    found = measure_target_copying(model, p)
     close(found.errors, squared_errors(model, p)[:, 0])
     close(found.errors_without, with_outputs(model, p, 0, [0, 2, 4, 6]), 1e-9)
     close(found.errors_without_elsewhere, with_outputs(model, p, 0, [1, 3, 5, 7, 8]), 1e-9)
@@ -221,12 +221,12 @@ def test_a_transplant_gives_each_head_the_construction_times_its_own_weight():
             pattern[:, head, 2 * t] = 0
             pattern[:, head, 2 * t, 2 * t + 1] = total
     outputs = model.run_with_hooks(model.encode(p), fwd_hooks=[(name, lambda value, hook: pattern)])
-    close(copying(model, p).errors_transplanted, (outputs[:, -1] - p.query.ys).square().mean(-1), 1e-10)
+    close(measure_target_copying(model, p).errors_transplanted, (outputs[:, -1] - p.query.ys).square().mean(-1), 1e-10)
 
 
 def test_an_untrained_model_attends_to_targets_by_chance():
     model = HookedTransformer(CONFIG, seed=1)
-    found = copying(model, mirrored(400))
+    found = measure_target_copying(model, mirrored(400))
     close(found.attention, 1 / 9, 0.01)
     close(found.pattern_cosine, 1 / 3, 0.01)
     assert 0.95 < found.decoding_errors_before.mean() < 1.1
@@ -237,11 +237,11 @@ def test_an_untrained_model_attends_to_targets_by_chance():
 def test_a_model_in_float32_gives_the_same(dtype):
     """Also its readouts: of twelve dimensions the tokens and positions fill eight, the others hold rounding errors."""
     model, p = random_model(CONFIG), prompts(20)
-    exact, slopes = copying(model, p), token_sensitivity(model, p)
-    single = copying(model.float(), p.to(dtype))
+    exact, slopes = measure_target_copying(model, p), measure_token_sensitivity(model, p)
+    single = measure_target_copying(model.float(), p.to(dtype))
     for name, value in single.samples().items():
         torch.testing.assert_close(value.double(), getattr(exact, name), rtol=1e-2, atol=1e-3)
-    for name, value in token_sensitivity(model, p.to(dtype)).samples().items():
+    for name, value in measure_token_sensitivity(model, p.to(dtype)).samples().items():
         torch.testing.assert_close(value.double(), getattr(slopes, name), rtol=1e-3, atol=1e-4)
     assert set(single.intervals()) == {name for name, _ in single.samples().items()}
 
@@ -256,8 +256,8 @@ class Broken(Exception):
 def test_the_model_is_left_as_it_was():
     model = random_model(CONFIG).train()
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
-    copying(model, prompts())
-    token_sensitivity(model, prompts())
+    measure_target_copying(model, prompts())
+    measure_token_sensitivity(model, prompts())
     assert not model.has_hooks()
     assert model.training
     for name, weight in model.named_parameters():
@@ -278,22 +278,22 @@ def test_no_hook_stays_when_a_pass_fails(monkeypatch, passes):
     with monkeypatch.context() as patched:
         patched.setattr(model.ln_final, "forward", fail_later)
         with pytest.raises(Broken):
-            copying(model, prompts())
+            measure_target_copying(model, prompts())
     assert not model.has_hooks()
-    copying(model, prompts())
+    measure_target_copying(model, prompts())
 
 
 def test_hooks_of_the_user_stay():
     model, p, seen = random_model(CONFIG), prompts(), []
     model.add_hook("blocks.0.hook_resid_pre", lambda tensor, hook: seen.append(tensor.shape))
-    with_hook = copying(model, p)
+    with_hook = measure_target_copying(model, p)
     assert seen
     assert model.has_hooks()
     model.reset_hooks()
-    torch.testing.assert_close(with_hook.errors_without, copying(model, p).errors_without)
+    torch.testing.assert_close(with_hook.errors_without, measure_target_copying(model, p).errors_without)
 
 
-@pytest.mark.parametrize("study", [copying, token_sensitivity])
+@pytest.mark.parametrize("study", [measure_target_copying, measure_token_sensitivity])
 def test_other_formats_and_prompts_without_a_context_are_refused(study):
     paired = HookedTransformer(TransformerConfig(x_dim=3, y_dim=2, n_context=4))
     with pytest.raises(ValueError, match="takes 'paired' ones"):
@@ -310,16 +310,16 @@ def test_other_formats_and_prompts_without_a_context_are_refused(study):
 @pytest.mark.parametrize("layer", [-1, 2, 3])
 def test_an_attention_layer_that_does_not_exist_is_refused(layer):
     with pytest.raises(ValueError, match=f"layer must be 0 to 1, got {layer}"):
-        copying(random_model(CONFIG), prompts(), layer=layer)
+        measure_target_copying(random_model(CONFIG), prompts(), layer=layer)
 
 
 @pytest.mark.parametrize("layer", [-1, 3])
 def test_a_stream_that_does_not_exist_is_refused(layer):
     with pytest.raises(ValueError, match=f"layer must be 0 to 2, got {layer}"):
-        token_sensitivity(random_model(CONFIG), prompts(), layer)
+        measure_token_sensitivity(random_model(CONFIG), prompts(), layer)
 
 
 def test_one_prompt_is_too_few_for_readouts():
     with pytest.raises(ValueError, match="at least two prompts, got 1"):
-        copying(random_model(CONFIG), prompts(1))
-    assert copying(random_model(CONFIG), prompts(2)).errors.shape == (2,)
+        measure_target_copying(random_model(CONFIG), prompts(1))
+    assert measure_target_copying(random_model(CONFIG), prompts(2)).errors.shape == (2,)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mechicl.analysis import EigenvalueRange, conditioning, transformed_eigenvalues, tuned_descent
+from mechicl.analysis import EigenvalueRange, measure_conditioning, transformed_eigenvalues, tuned_descent
 from mechicl.analysis.weights.conditioning import FLOOR
 from mechicl.prompts import Prompts
 from mechicl.report import published
@@ -30,7 +30,7 @@ def clamped(xs: np.ndarray) -> np.ndarray:
 def test_the_condition_number_is_that_of_the_transformed_data(n, d, rank, seed, gamma, scale):
     rng = np.random.default_rng(seed)
     xs = scale * rng.standard_normal((3, n + 1, min(rank, d))) @ rng.standard_normal((3, min(rank, d), d))
-    found = conditioning(Prompts(xs, np.zeros((3, n + 1, 1))), [gamma, 0.0])
+    found = measure_conditioning(Prompts(xs, np.zeros((3, n + 1, 1))), [gamma, 0.0])
     assert found.after.shape == (2, 3)
     assert found.eigenvalues.shape == (d, 3)
     torch.testing.assert_close(found.after[1], found.before)
@@ -60,18 +60,18 @@ def test_the_map_is_the_printed_polynomial_with_its_maximum_and_root():
 
 def test_the_query_is_not_part_of_the_second_moments():
     other = PROMPTS.with_query(100 * PROMPTS.query.xs)
-    torch.testing.assert_close(conditioning(other, [0.3]).after, conditioning(PROMPTS, [0.3]).after)
+    torch.testing.assert_close(measure_conditioning(other, [0.3]).after, measure_conditioning(PROMPTS, [0.3]).after)
 
 
 def test_too_few_points_leave_the_floor_before_and_after():
-    found = conditioning(PROMPTS.prefix(1), [0.5, 1.0])
+    found = measure_conditioning(PROMPTS.prefix(1), [0.5, 1.0])
     assert (found.smallest == FLOOR).all()
     largest = PROMPTS.xs[:, 0].square().sum(-1)
     torch.testing.assert_close(found.largest, largest)
     torch.testing.assert_close(found.after[0], transformed_eigenvalues(largest, 0.5) / FLOOR)
     # one point of length 1 is mapped to 0 by γ = 1: all directions are then alike
     unit = Prompts(torch.eye(3)[None, :2], torch.zeros(1, 2, 1))
-    assert conditioning(unit, [1.0]).after.item() == 1
+    assert measure_conditioning(unit, [1.0]).after.item() == 1
 
 
 @given(low=st.floats(0.01, 3), width=st.floats(0, 8), gamma=st.floats(0, 1.5))
@@ -127,14 +127,14 @@ def test_with_the_printed_eigenvalues_the_heuristic_is_larger_than_the_printed_g
 @pytest.mark.parametrize(("n", "seed"), [(25, 0), (50, 1), (100, 2)])
 def test_extreme_eigenvalues_are_near_the_printed_ones(n, seed):
     printed = published("000_a10")
-    found = conditioning(LinearRegression(n_context=n).sample(10_000, seed=seed), [0.0]).extremes
+    found = measure_conditioning(LinearRegression(n_context=n).sample(10_000, seed=seed), [0.0]).extremes
     i = printed["n"].index(n)
     assert found.largest == pytest.approx(printed["largest_eigenvalue"][i], rel=0.15)
     assert found.smallest == pytest.approx(printed["smallest_eigenvalue"][i], rel=0.45)
 
 
 def test_statistics_are_those_of_numpy():
-    found = conditioning(PROMPTS, [0.1, 0.3])
+    found = measure_conditioning(PROMPTS, [0.1, 0.3])
     after = found.after.numpy()
     assert [m.mean for m in found.medians()] == pytest.approx(np.median(after, axis=1))
     assert found.median_before().mean == pytest.approx(np.median(found.before.numpy()))
@@ -155,16 +155,16 @@ def test_the_median_s_interval_covers_as_often_as_it_says():
     for of_prompts in xs:
         contexts = torch.zeros(41, 3, 2, dtype=torch.float64)
         contexts[:, 0, 0], contexts[:, 1, 1] = of_prompts, 1
-        hits += 1.5 in conditioning(Prompts(contexts, torch.zeros(41, 3, 1).double()), [0.0]).median_before()
+        hits += 1.5 in measure_conditioning(Prompts(contexts, torch.zeros(41, 3, 1).double()), [0.0]).median_before()
     assert 0.92 <= hits / 400 <= 0.995
-    few = conditioning(PROMPTS[:3], [0.0]).median_before()
+    few = measure_conditioning(PROMPTS[:3], [0.0]).median_before()
     assert math.isnan(few.low)
-    assert few.mean == pytest.approx(conditioning(PROMPTS[:3], [0.0]).before.median().item())
+    assert few.mean == pytest.approx(measure_conditioning(PROMPTS[:3], [0.0]).before.median().item())
 
 
 def test_the_best_gamma_has_the_least_mean_log_condition_number():
     prompts = LinearRegression(x_dim=4, n_context=30).sample(400, seed=3)
-    found = conditioning(prompts, [0.1])
+    found = measure_conditioning(prompts, [0.1])
     best = found.best_gamma(seed=1)
     assert best.low <= best.mean <= best.high
     assert best.low < best.high
@@ -180,7 +180,7 @@ def test_the_best_gamma_of_one_spectrum_is_the_one_of_its_range():
     """With two eigenvalues no other one lies between: they can be mapped to the same value, on either side of 1/3γ."""
     contexts = torch.diag_embed(torch.tensor([[1.0, 2.0]], dtype=torch.float64)).expand(5, 2, 2)
     prompts = Prompts(torch.cat([contexts, contexts[:, :1]], 1), torch.zeros(5, 3, 1, dtype=torch.float64))
-    found = conditioning(prompts, [0.0])
+    found = measure_conditioning(prompts, [0.0])
     assert found.before.tolist() == pytest.approx([4.0] * 5)
     best = found.best_gamma().mean
     assert found.at([best]).after[0, 0].item() == pytest.approx(1, abs=1e-3)
@@ -192,22 +192,27 @@ def test_the_best_gamma_of_one_spectrum_is_the_one_of_its_range():
 def test_two_steps_of_descent_want_less_than_the_condition_numbers_do():
     prompts = LinearRegression(n_context=25).sample(2000, seed=0, dtype=torch.float64)
     tuned = tuned_descent(prompts, 2, gamma=True).hyperparameters["gamma"]
-    found = conditioning(prompts, [tuned])
+    found = measure_conditioning(prompts, [tuned])
     assert tuned < found.extremes.heuristic_gamma < found.best_gamma(resamples=20).low
     assert found.improved()[0].mean == 1
     assert found.beyond_root()[0].mean == 0
 
 
 def test_half_precision_is_computed_in_double():
-    found = conditioning(PROMPTS.to(torch.bfloat16), [0.1])
+    found = measure_conditioning(PROMPTS.to(torch.bfloat16), [0.1])
     assert found.after.dtype == torch.float64
 
 
 @pytest.mark.parametrize("gammas", [[-0.1], [0.1, math.nan], [math.inf], []])
 def test_gammas_must_be_finite_and_not_negative(gammas):
-    found = conditioning(PROMPTS, [0.1])
+    found = measure_conditioning(PROMPTS, [0.1])
     span = found.extremes
-    for call in (lambda g: conditioning(PROMPTS, g), found.at, span.condition_numbers, span.printed_condition_numbers):
+    for call in (
+        lambda g: measure_conditioning(PROMPTS, g),
+        found.at,
+        span.condition_numbers,
+        span.printed_condition_numbers,
+    ):
         with pytest.raises(ValueError, match="one or more finite numbers >= 0"):
             call(gammas)
 
@@ -215,14 +220,14 @@ def test_gammas_must_be_finite_and_not_negative(gammas):
 def test_other_bad_input():
     for prompts in (PROMPTS[:0], PROMPTS.prefix(0)):
         with pytest.raises(ValueError, match="need prompts with context points"):
-            conditioning(prompts, [0.1])
+            measure_conditioning(prompts, [0.1])
     for floor in (0.0, -1.0, math.nan, math.inf):
         with pytest.raises(ValueError, match="floor must be positive and finite"):
-            conditioning(PROMPTS, [0.1], floor=floor)
+            measure_conditioning(PROMPTS, [0.1], floor=floor)
     for ends in ((0.0, 1.0), (2.0, 1.0), (1.0, math.inf), (math.nan, 1.0)):
         with pytest.raises(ValueError, match="0 < smallest <= largest"):
             EigenvalueRange(*ends)
-    found = conditioning(PROMPTS, [0.1])
+    found = measure_conditioning(PROMPTS, [0.1])
     with pytest.raises(ValueError, match="probabilities must be 0 to 1"):
         found.quantiles([1.1])
     with pytest.raises(ValueError, match="resamples >= 1 and a level"):

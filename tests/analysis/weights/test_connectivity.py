@@ -6,7 +6,7 @@ import scipy.stats
 import torch
 
 from mechicl import constructions
-from mechicl.analysis import Curve, Path, fit_construction, interpolate, mode_connectivity
+from mechicl.analysis import LossPath, WeightCurve, connect_modes, fit_construction, interpolate
 from mechicl.analysis.weights.connectivity import _bent, _straight
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.tasks import LinearRegression
@@ -104,10 +104,10 @@ def test_barrier_and_excess_are_their_definitions():
 
 
 def test_the_barrier_of_given_losses():
-    def path(*losses: float) -> Path:
+    def path(*losses: float) -> LossPath:
         values = torch.tensor(losses, dtype=torch.float64)[:, None].expand(-1, 4)
         line = _straight(model(0), model(1))
-        return Path("raw", torch.linspace(0, 1, len(losses), dtype=torch.float64), values, line)
+        return LossPath("raw", torch.linspace(0, 1, len(losses), dtype=torch.float64), values, line)
 
     assert path(1, 4, 5).barrier().mean == pytest.approx((4 - 3) / 3)
     assert path(1, 4, 5).midpoint_excess().mean == pytest.approx((4 - 3) / 3)
@@ -151,7 +151,10 @@ def test_a_curve_is_a_bezier_curve():
     points: tuple[dict[str, torch.Tensor], ...] = tuple(dict(model(i).named_parameters()) for i in range(3))
     template = model(0)
     for alpha in (0.0, 0.25, 1.0):
-        curved, straight = Curve(template, points).weights(alpha), Curve(template, points[:2]).weights(alpha)
+        curved, straight = (
+            WeightCurve(template, points).weights(alpha),
+            WeightCurve(template, points[:2]).weights(alpha),
+        )
         for name, (p, q, r) in {n: [point[n] for point in points] for n in points[0]}.items():
             expected = (1 - alpha) ** 2 * p + 2 * alpha * (1 - alpha) * q + alpha**2 * r
             torch.testing.assert_close(curved[name], expected)
@@ -166,7 +169,7 @@ def test_bending_lowers_the_loss_and_keeps_the_ends():
     line, task = _straight(a, b), TASK.replace(inputs="gaussian")
     bending = task.sample(2000, seed=3, dtype=torch.float64)
 
-    def worst(curve: Curve) -> float:
+    def worst(curve: WeightCurve) -> float:
         losses = []
         for alpha in np.linspace(0, 1, 9):
             predictions = curve.model(float(alpha)).predict(bending)
@@ -203,7 +206,7 @@ def test_table_has_a_row_for_each_alpha():
 
 def test_all_kinds_between_the_same_models():
     a, b = model(0, n_heads=2), model(1)
-    found = mode_connectivity(a, b, TASK, n_prompts=50, n_alphas=3, bending_steps=3, seed=6)
+    found = connect_modes(a, b, TASK, n_prompts=50, n_alphas=3, bending_steps=3, seed=6)
     assert list(found.paths) == ["raw", "rescaled", "aligned", "lifted", "curved"]
     assert found.fitted == {}
     held_out = TASK.sample(50, seed=7, dtype=torch.float64)
@@ -211,7 +214,7 @@ def test_all_kinds_between_the_same_models():
         for i, m in enumerate((a, b)):
             errors = (m.predict(held_out) - held_out.query.ys).square().mean(-1).detach()
             torch.testing.assert_close(path.squared_errors[2 * i], errors, rtol=1e-9, atol=1e-11)
-    again = mode_connectivity(a, b, TASK, n_prompts=50, n_alphas=3, bending_steps=3, seed=6)
+    again = connect_modes(a, b, TASK, n_prompts=50, n_alphas=3, bending_steps=3, seed=6)
     assert torch.equal(again.paths["curved"].squared_errors, found.paths["curved"].squared_errors)
     assert found.barriers()["raw"] == found.paths["raw"].barrier()
     assert len(found.to_dataframe()) == 15
@@ -220,7 +223,7 @@ def test_all_kinds_between_the_same_models():
 def test_paths_to_the_fitted_construction():
     a, b = model(0), model(1)
     kinds = ("raw", "lifted")
-    found = mode_connectivity(a, b, TASK, kinds=kinds, family="gd", n_prompts=50, n_alphas=3)
+    found = connect_modes(a, b, TASK, kinds=kinds, family="gd", n_prompts=50, n_alphas=3)
     assert list(found.barriers()) == ["raw", "lifted", "fitted, raw", "fitted, lifted"]
     assert list(found.to_dataframe()["path"].unique()) == list(found.barriers())
     fit = fit_construction(a, "gd", TASK, refine=False, n_prompts=50)
@@ -237,10 +240,10 @@ def test_paths_to_the_fitted_construction():
 def test_other_attention_has_no_rescaled_path():
     for attention in ("relu", "softmax"):
         a, b = (model(i, attention=attention, d_head=4) for i in range(2))
-        found = mode_connectivity(a, b, TASK, n_prompts=20, n_alphas=2, bending_steps=1)
+        found = connect_modes(a, b, TASK, n_prompts=20, n_alphas=2, bending_steps=1)
         assert list(found.paths) == ["raw", "aligned", "lifted", "curved"]
         with pytest.raises(ValueError, match="linear attention only"):
-            mode_connectivity(a, b, TASK, kinds=["rescaled"], n_prompts=20)
+            connect_modes(a, b, TASK, kinds=["rescaled"], n_prompts=20)
 
 
 def test_models_of_different_shape_and_empty_paths_are_refused():
@@ -248,15 +251,15 @@ def test_models_of_different_shape_and_empty_paths_are_refused():
     with pytest.raises(ValueError, match="different shape"):
         interpolate(model(0), deep, PROMPTS)
     with pytest.raises(ValueError, match="different shape"):
-        mode_connectivity(model(0), deep, TASK)
+        connect_modes(model(0), deep, TASK)
     with pytest.raises(ValueError, match="two ends"):
         interpolate(model(0), model(1), PROMPTS, n_alphas=1)
     with pytest.raises(ValueError, match="kind must be one of"):
         interpolate(model(0), model(1), PROMPTS, kind="curved")
     with pytest.raises(ValueError, match="no kinds"):
-        mode_connectivity(model(0), model(1), TASK, kinds=())
+        connect_modes(model(0), model(1), TASK, kinds=())
     with pytest.raises(ValueError, match="newton takes at least 3 layers"):
-        mode_connectivity(model(0), model(1), TASK, kinds=["raw"], family="newton")
+        connect_modes(model(0), model(1), TASK, kinds=["raw"], family="newton")
 
 
 def test_models_that_differ_in_more_than_their_weights_are_refused():

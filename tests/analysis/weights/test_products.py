@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mechicl.analysis import WeightProducts, weight_products, with_products
+from mechicl.analysis import WeightProducts, read_weight_products, replace_products
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.tasks import LinearRegression
 
@@ -19,7 +19,7 @@ def random_model(**fields) -> HookedTransformer:
 
 def test_products_are_those_of_the_matrices():
     model = random_model(score_scale=0.7)
-    products = weight_products(model)
+    products = read_weight_products(model)
     for layer in range(2):
         for head in range(2):
             q, k, v, o = (getattr(model, f"W_{n}")[layer, head].detach().numpy() for n in "QKVO")
@@ -29,7 +29,7 @@ def test_products_are_those_of_the_matrices():
 
 def test_a_model_made_of_products_predicts_the_same():
     model = random_model(score_scale=0.7, damping=0.9, recurrent=True)
-    made = with_products(model, weight_products(model))
+    made = replace_products(model, read_weight_products(model))
     torch.testing.assert_close(made.predict(PROMPTS), model.predict(PROMPTS), rtol=1e-12, atol=1e-14)
 
 
@@ -37,13 +37,13 @@ def test_a_model_made_of_products_predicts_the_same():
 @given(scale=st.floats(0.01, 100), negative=st.booleans())
 def test_fixing_the_gauge_undoes_any_rescaling(scale: float, negative: bool):
     model = random_model()
-    expected = weight_products(model).fixed()
+    expected = read_weight_products(model).gauge_fixed()
     factor = -scale if negative else scale
     with torch.no_grad():
         for block in model.blocks:
             block.attn.W_K.mul_(factor)
             block.attn.W_O.div_(factor)
-    products = weight_products(model).fixed()
+    products = read_weight_products(model).gauge_fixed()
     torch.testing.assert_close(products.W_KQ, expected.W_KQ, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(products.W_PV, expected.W_PV, rtol=1e-10, atol=1e-12)
     diagonal = products.W_KQ[..., :3, :3].diagonal(dim1=-2, dim2=-1).mean(-1)
@@ -53,9 +53,9 @@ def test_fixing_the_gauge_undoes_any_rescaling(scale: float, negative: bool):
 @pytest.mark.parametrize("recurrent", [False, True])
 def test_products_and_models_made_of_them_keep_a_normalised_context(recurrent: bool):
     model = random_model(normalize_by_context=True, recurrent=recurrent)
-    products = weight_products(model)
+    products = read_weight_products(model)
     torch.testing.assert_close(products.W_KQ[1, 0], (model.W_Q[1, 0] @ model.W_K[1, 0].T).detach())
-    made = with_products(model, products)
+    made = replace_products(model, products)
     torch.testing.assert_close(made.predict(PROMPTS), model.predict(PROMPTS), rtol=1e-12, atol=1e-14)
 
 
@@ -73,7 +73,7 @@ def test_products_and_models_made_of_them_keep_a_normalised_context(recurrent: b
 )
 def test_other_weights_and_functions_of_the_scores_stay(fields: dict):
     model = random_model(**fields)
-    made = with_products(model, weight_products(model))
+    made = replace_products(model, read_weight_products(model))
     assert made.cfg.dtype == "float64"
     expected = HookedTransformer(model.cfg.replace(dtype="float64"))
     expected.load_state_dict(model.state_dict())
@@ -82,10 +82,10 @@ def test_other_weights_and_functions_of_the_scores_stay(fields: dict):
 
 def test_a_model_has_as_many_heads_as_its_products():
     model = random_model(attention="softmax", d_head=4, sink="learned", sink_score=0.3)
-    products = weight_products(model)
+    products = read_weight_products(model)
     silent = torch.zeros(2, 1, 4, 4, dtype=torch.float64)
     W_KQ, W_PV = (torch.cat([w, silent], dim=1) for w in (products.W_KQ, products.W_PV))
-    made = with_products(model, WeightProducts(W_KQ, W_PV, 3, 1))
+    made = replace_products(model, WeightProducts(W_KQ, W_PV, 3, 1))
     assert made.cfg.n_heads == 3
     torch.testing.assert_close(made.predict(PROMPTS), model.predict(PROMPTS), rtol=1e-12, atol=1e-14)
 
@@ -95,10 +95,10 @@ def test_a_model_has_as_many_heads_as_its_products():
 def test_parts_that_do_not_act_do_not_change_predictions(n_layers: int, recurrent: bool, d_model: int, seed: int):
     cfg = random_model().cfg.replace(n_layers=n_layers, recurrent=recurrent, d_model=d_model, read_in="identity")
     model = HookedTransformer(cfg, seed=seed)
-    products = weight_products(model)
-    part = products.acting(recurrent)
+    products = read_weight_products(model)
+    part = products.without_unread_parts(recurrent)
     torch.testing.assert_close(
-        with_products(model, part).predict(PROMPTS), model.predict(PROMPTS), rtol=1e-12, atol=1e-14
+        replace_products(model, part).predict(PROMPTS), model.predict(PROMPTS), rtol=1e-12, atol=1e-14
     )
     # zeros where the last layer writes beside y, and in one layer where the query's 0 is read; nowhere else
     gone_KQ, gone_PV = part.W_KQ != products.W_KQ, part.W_PV != products.W_PV
@@ -124,7 +124,7 @@ def test_parts_that_do_not_act_do_not_change_predictions(n_layers: int, recurren
 )
 def test_models_that_the_products_do_not_describe_are_refused(fields: dict):
     with pytest.raises(ValueError, match="weight products describe"):
-        weight_products(random_model(**fields))
+        read_weight_products(random_model(**fields))
 
 
 def test_a_head_without_a_gauge_is_refused():
@@ -132,4 +132,4 @@ def test_a_head_without_a_gauge_is_refused():
     with torch.no_grad():
         model.blocks[0].attn.W_Q.zero_()
     with pytest.raises(ValueError, match="no gauge"):
-        weight_products(model).fixed()
+        read_weight_products(model).gauge_fixed()

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mechicl import algorithms, constructions
-from mechicl.analysis import Lens, repeated
+from mechicl.analysis import Lens, repeat_layers
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.tasks import LinearRegression
 
@@ -14,7 +14,7 @@ PROMPTS = LinearRegression(x_dim=3, n_context=4).sample(50, seed=0, dtype=torch.
 @pytest.mark.parametrize("damping", [1.0, 0.75])
 def test_a_repeated_step_is_gradient_descent_with_a_damped_step_size(damping: float):
     one_step = constructions.gradient_descent(x_dim=3, n_context=4, step_size=0.5)
-    trajectory = Lens(repeated(one_step, 12, damping)).trajectory(PROMPTS)
+    trajectory = Lens(repeat_layers(one_step, 12, damping)).trajectory(PROMPTS)
     expected = algorithms.gradient_descent(PROMPTS, list(range(13)), step_size=0.5 * damping, at="query")
     assert trajectory.steps == tuple(range(13))
     torch.testing.assert_close(trajectory.predictions, expected.predictions, rtol=1e-11, atol=1e-12)
@@ -23,7 +23,7 @@ def test_a_repeated_step_is_gradient_descent_with_a_damped_step_size(damping: fl
 def test_repeating_leaves_the_model_as_it_was():
     model = HookedTransformer(TransformerConfig(x_dim=3, n_context=4, initializer_range=0.5))
     before = model.state_dict()
-    looped = repeated(model, 5)
+    looped = repeat_layers(model, 5)
     with torch.no_grad():
         looped.blocks[0].attn.W_Q.zero_()
     assert model.cfg.n_layers == 1
@@ -33,6 +33,6 @@ def test_repeating_leaves_the_model_as_it_was():
 
 def test_what_cannot_be_repeated_is_refused():
     with pytest.raises(ValueError, match="2 different ones"):
-        repeated(HookedTransformer(TransformerConfig(x_dim=3, n_context=4, n_layers=2)), 3)
+        repeat_layers(HookedTransformer(TransformerConfig(x_dim=3, n_context=4, n_layers=2)), 3)
     with pytest.raises(ValueError, match="at least 1"):
-        repeated(HookedTransformer(TransformerConfig(x_dim=3, n_context=4)), 0)
+        repeat_layers(HookedTransformer(TransformerConfig(x_dim=3, n_context=4)), 0)

@@ -6,8 +6,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mechicl.analysis import WeightProducts, aligned, lifted, rescaled, weight_products, with_products
-from mechicl.analysis.weights.symmetries import check_same_shape, in_products
+from mechicl.analysis import (
+    WeightProducts,
+    align_heads,
+    read_weight_products,
+    replace_products,
+    rescale_heads,
+)
+from mechicl.analysis.weights.symmetries import check_same_shape, express_in_products
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.tasks import LinearRegression
 
@@ -33,7 +39,7 @@ KINDS: dict[str, dict] = {
     "input mlp": {"d_mlp": 5, "mlp_location": "input"},
     "norm": {"normalization_type": "LN", "attn_bias": False, "attention": "softmax", "d_mlp": 3},
 }
-MEANS = {"products": in_products, "aligned": aligned, "lifted": lifted}
+MEANS = {"products": express_in_products, "aligned": align_heads, "lifted": lift_heads}
 
 
 @torch.no_grad()
@@ -88,8 +94,8 @@ def transformed(model: HookedTransformer, seed: int) -> HookedTransformer:
 
 
 def scaled(model: HookedTransformer, factors: torch.Tensor) -> HookedTransformer:
-    products, c = weight_products(model), factors[..., None, None]
-    return with_products(model, WeightProducts(c * products.W_KQ, products.W_PV / c, products.x_dim, products.y_dim))
+    products, c = read_weight_products(model), factors[..., None, None]
+    return replace_products(model, WeightProducts(c * products.W_KQ, products.W_PV / c, products.x_dim, products.y_dim))
 
 
 def assert_same_function(a: HookedTransformer, b: HookedTransformer) -> None:
@@ -123,7 +129,7 @@ def test_aligning_undoes_random_symmetries(kind: str, seed: int):
     a = random_model(seed, **KINDS[kind])
     b = transformed(a, seed)
     assert_same_function(a, b)
-    first, second = aligned(a, b)
+    first, second = align_heads(a, b)
     assert [n for n, _ in first.named_parameters()] == [n for n, _ in second.named_parameters()]
     for (name, mine), theirs in zip(first.named_parameters(), second.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-7, msg=lambda text, name=name: f"{name}: {text}")
@@ -135,17 +141,17 @@ def test_any_scale_is_undone(exponents: list[float], negative: bool):
     a = random_model(0, n_layers=1, n_heads=2)
     factors = torch.tensor([[10.0**e for e in exponents]], dtype=torch.float64) * (-1 if negative else 1)
     b = scaled(a, factors)
-    products, own = weight_products(b), weight_products(a)
+    products, own = read_weight_products(b), read_weight_products(a)
     torch.testing.assert_close(products.W_KQ, own.W_KQ * factors[0, :, None, None], rtol=1e-10, atol=0)
     torch.testing.assert_close(products.W_PV, own.W_PV / factors[0, :, None, None], rtol=1e-10, atol=0)
-    for pair in (aligned(a, b), rescaled(a, b)):
+    for pair in (align_heads(a, b), rescale_heads(a, b)):
         for mine, theirs in zip(*(model.parameters() for model in pair), strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-9)
 
 
 def test_the_factor_is_the_best_on_a_fine_grid():
     a, b = random_model(1, n_heads=1, n_layers=1), random_model(2, n_heads=1, n_layers=1)
-    own, other, found = (weight_products(m) for m in (a, b, aligned(a, b)[1]))
+    own, other, found = (read_weight_products(m) for m in (a, b, align_heads(a, b)[1]))
 
     def distance(W_KQ: np.ndarray, W_PV: np.ndarray) -> float:
         return sum(
@@ -162,31 +168,31 @@ def test_the_factor_is_the_best_on_a_fine_grid():
 def test_a_rectifiers_scale_is_positive(attention: str):
     a = random_model(1, n_heads=1, n_layers=1, attention=attention)
     mirrored = scaled(a, -torch.ones(1, 1, dtype=torch.float64))  # another function, nearest under a negative factor
-    assert_same_function(aligned(a, mirrored)[1], mirrored)
+    assert_same_function(align_heads(a, mirrored)[1], mirrored)
 
 
 def test_rescaling_needs_linear_attention_and_a_gauge():
     for kind in ("relu", "softmax"):
         a = random_model(1, **KINDS[kind])
         with pytest.raises(ValueError, match="linear attention only"):
-            rescaled(a, a)
+            rescale_heads(a, a)
     a = random_model(1, **KINDS["momentum over values"])
     with pytest.raises(ValueError, match="momentum_over='values' adds up values"):
-        rescaled(a, a)
+        rescale_heads(a, a)
     a, b = random_model(1, d_mlp=3), random_model(2, d_mlp=3)
-    for before, after in zip((a, b), rescaled(a, b), strict=True):
+    for before, after in zip((a, b), rescale_heads(a, b), strict=True):
         assert_same_function(before, after)
         diagonal = (after.W_Q @ after.W_K.mT)[..., :2, :2].diagonal(dim1=-2, dim2=-1).mean(-1)
         torch.testing.assert_close(diagonal.detach(), torch.ones(2, 3, dtype=torch.float64))
     with torch.no_grad():
         b.blocks[0].attn.W_Q[1] = 0
     with pytest.raises(ValueError, match="no gauge"):
-        rescaled(a, b)
+        rescale_heads(a, b)
 
 
 @pytest.mark.parametrize("kind", [k for k in KINDS if k not in ("clipped", "norm")])
 def test_on_the_lifted_line_what_each_part_writes_moves_linearly(kind: str):
-    a, b = lifted(random_model(1, **KINDS[kind]), random_model(2, **KINDS[kind]))
+    a, b = lift_heads(random_model(1, **KINDS[kind]), random_model(2, **KINDS[kind]))
     middle = HookedTransformer(a.cfg)
     alpha = 0.3
     with torch.no_grad():
@@ -238,6 +244,6 @@ def test_two_opposite_heads_of_relu_attention_are_not_each_others_match():
         block.attn.W_V[1], block.attn.W_O[1] = -block.attn.W_V[0], block.attn.W_O[0]
         for name in ("W_Q", "W_K", "W_V", "W_O"):
             getattr(other.attn, name).copy_(getattr(block.attn, name).flip(0))
-    first, second = (weight_products(m) for m in aligned(model, swapped))
+    first, second = (read_weight_products(m) for m in align_heads(model, swapped))
     torch.testing.assert_close(first.W_KQ, second.W_KQ, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(first.W_PV, second.W_PV, rtol=1e-9, atol=1e-12)
