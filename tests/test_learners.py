@@ -23,7 +23,7 @@ def running_means(prompts, steps=(1,), scale=1.0, at="points"):
     for s, step in enumerate(steps):
         for t in range(1, n_points):
             predictions[s, :, t] = step * scale * prompts.ys[:, :t].mean(1)
-    return Trajectory(tuple(steps), predictions[:, :, -1:] if points == "query" else predictions, "means")
+    return Trajectory(tuple(steps), predictions[:, :, -1:] if at == "query" else predictions, "means")
 
 
 # ---- Trajectory ----
@@ -38,12 +38,12 @@ def test_a_trajectorys_query_is_the_last_point_of_each_step():
             assert torch.equal(query[step, prompt], predictions[step, prompt, 3])
 
 
-@pytest.mark.parametrize("points", ["all", "query"])
-def test_squared_errors_are_summed_over_the_targets_dimensions(points):
+@pytest.mark.parametrize("at", ["points", "query"])
+def test_squared_errors_are_summed_over_the_targets_dimensions(at):
     prompts = some_prompts()
     trajectory = running_means(prompts, steps=(1, 3), at=at)
     errors = trajectory.squared_errors(prompts)
-    n_points = 4 if points == "all" else 1
+    n_points = 4 if at == "points" else 1
     assert errors.shape == (2, 3, n_points)
     for step in range(2):
         for prompt in range(3):
@@ -106,8 +106,8 @@ def test_only_the_querys_prediction_is_asked_of_the_algorithm_when_it_is_all_tha
     learner = AlgorithmLearner(algorithm, {"scale": 2.0})
     learner.predict(prompts)
     learner.predict_prefixes(prompts)
-    assert asked == [{"scale": 2.0, "points": "query"}, {"scale": 2.0}]
-    explicit = AlgorithmLearner(running_means, {"points": "query"})
+    assert asked == [{"scale": 2.0, "at": "query"}, {"scale": 2.0}]
+    explicit = AlgorithmLearner(running_means, {"at": "query"})
     assert torch.equal(explicit.predict(prompts), running_means(prompts).predictions[0, :, -1])
 
 
