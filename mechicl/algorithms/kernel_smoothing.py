@@ -8,8 +8,8 @@ from einops import einsum
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from mechicl.algorithms.search import minimize_on_grid
 from mechicl.algorithms.spectra import CHUNK_ELEMENTS, selected
-from mechicl.algorithms.tuning import least_of
 from mechicl.learners import Trajectory
 from mechicl.prompts import PointsAt, Prompts
 
@@ -133,7 +133,7 @@ def tuned_bandwidth(prompts: Prompts, *, kernel: Literal["gaussian", "exponentia
             predictions = kernel_smoothing(prompts, bandwidth, kernel=kernel, at="query").predictions[0, :, 0]
             return (predictions - targets).square().mean().item()
 
-        return least_of(error, grid, lowest=grid[0])
+        return minimize_on_grid(error, grid)[0]
 
 
 def _log_kernel(kernel: str | LogKernel) -> tuple[LogKernel, int]:

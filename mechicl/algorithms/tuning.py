@@ -1,12 +1,11 @@
 """Hyperparameters tuned on prompts, as the papers tune the algorithms that they compare with."""
 
 import math
-from collections.abc import Callable, Sequence
 
 import torch
-from scipy.optimize import minimize_scalar
 
 from mechicl.algorithms.gradient_descent import gradient_descent_filter
+from mechicl.algorithms.search import minimize_on_grid
 from mechicl.algorithms.spectra import PrefixSpectra, checked_steps
 from mechicl.prompts import Prompts
 
@@ -47,26 +46,12 @@ def tuned_step_size(prompts: Prompts, steps: int = 1) -> float:
 
     def error(step_size: float) -> float:
         predictions = spectra.predict(gradient_descent_filter(spectra.eigenvalues, steps, step_size)[None])
-        value = (predictions[0, :, -1] - targets).square().mean().item()
-        return value if math.isfinite(value) else math.inf  # diverged
+        return (predictions[0, :, -1] - targets).square().mean().item()
 
     limit = 4 / spectra.eigenvalues.amax(-1).mean().item()
     n_grid = 80 + 10 * math.ceil(math.log2(steps))  # neighbours differ by 10% or less
     grid = [limit * (1000 * steps) ** (i / n_grid - 1) for i in range(n_grid + 1)]
-    return least_of(error, grid)
-
-
-def least_of(error: Callable[[float], float], grid: Sequence[float], lowest: float = 0.0) -> float:
-    """Where a function of one number is least: the best point of an ascending grid, then Brent's method around it.
-
-    Args:
-        error: the function.
-        grid: where to look first, ascending.
-        lowest: lower end of the search around the grid's first point.
-    """
-    best = min(range(len(grid)), key=lambda i: error(grid[i]))
-    bounds = (grid[best - 1] if best else lowest, grid[min(best + 1, len(grid) - 1)])
-    return float(minimize_scalar(error, bounds=bounds, method="bounded", options={"xatol": 1e-10 * grid[best]}).x)
+    return minimize_on_grid(error, [0.0, *grid])[0]
 
 
 def stable_step_size(prompts: Prompts) -> float:

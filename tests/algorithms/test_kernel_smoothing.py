@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mechicl.algorithms import averaging, kernel_smoothing, nearest_neighbours, tuned_bandwidth
-from mechicl.algorithms.tuning import least_of
 from mechicl.analysis import sensitivities
 from mechicl.learners import AlgorithmFamily, AlgorithmLearner
 from mechicl.models import HookedTransformer, TransformerConfig
@@ -231,9 +230,3 @@ def test_nothing_to_tune_is_refused():
         tuned_bandwidth(make_prompts(n_context=0))
     with pytest.raises(ValueError, match="nothing to tune"):
         tuned_bandwidth(make_prompts(n_context=1))
-
-
-def test_the_search_finds_the_least_value_between_the_grid_s_points():
-    grid = [0.5, 1.0, 2.0, 4.0]
-    for least in (0.2, 0.9, 1.7, 3.9):
-        assert least_of(lambda x, at=least: (x - at) ** 2, grid) == pytest.approx(least, abs=1e-6)

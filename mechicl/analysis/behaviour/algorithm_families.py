@@ -13,7 +13,8 @@ from mechicl.algorithms.first_order import chebyshev_filter
 from mechicl.algorithms.gradient_descent import gd_plus_plus_filters, gradient_descent_filter
 from mechicl.algorithms.least_squares import ridge_filter
 from mechicl.algorithms.newton import newton_filter
-from mechicl.analysis.behaviour.spectral import SpectralLearner, SpectralProblem, hats, least, polynomials
+from mechicl.algorithms.search import minimize_on_grid
+from mechicl.analysis.behaviour.spectral import SpectralLearner, SpectralProblem, hats, polynomials
 from mechicl.learners import AlgorithmLearner, Learner
 from mechicl.prompts import Prompts
 from mechicl.tasks import LinearRegression
@@ -296,7 +297,7 @@ def _online(problem: SpectralProblem, prompts: Prompts) -> Candidate:
         return (found - problem.targets).square().mean().item()
 
     typical = 1 / prompts.context.xs.square().sum(-1).mean().item()
-    step_size, least_error = least(error, _grid(0.01 * typical, 4 * typical, 16))
+    step_size, least_error = minimize_on_grid(error, _grid(0.01 * typical, 4 * typical, 16))
     best = None if error(None) <= least_error else step_size  # None: 1 / |x|²
     learner = AlgorithmLearner(algorithms.online_gradient_descent, {"step_size": best})
     settings = {} if best is None else {"step_size": best}

@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from jaxtyping import Float
-from scipy.optimize import least_squares, minimize_scalar
+from scipy.optimize import least_squares
 from torch import Tensor
 
+from mechicl.algorithms.search import minimize_on_grid
 from mechicl.algorithms.spectra import PrefixSpectra, spectral_trajectory
 from mechicl.learners import Trajectory
 from mechicl.prompts import Prompts
-
-DIVERGED = 1e50  # errors beyond count as this, so that no search computes with infinities
 
 Filter = Callable[[Float[Tensor, "*any"]], Float[Tensor, "*any"]]
 
@@ -98,17 +97,14 @@ class SpectralProblem:
         """The same problem on the first prompts only."""
         return SpectralProblem(self.eigenvalues[:n_prompts], self.contributions[:n_prompts], self.targets[:n_prompts])
 
-    def least(
-        self, family: Callable[[float], Tensor], grid: Sequence[float], *, tolerance: float = 1e-8
-    ) -> tuple[float, float]:
+    def least(self, family: Callable[[float], Tensor], grid: Sequence[float]) -> tuple[float, float]:
         """The value of one hyperparameter with the least error, by grid and Brent's method, and that error.
 
         Args:
             family: value to filter values `[prompt x]`.
-            grid: as for `least`.
-            tolerance: likewise.
+            grid: as for `minimize_on_grid`.
         """
-        return least(lambda value: self.error(family(value)).item(), grid, tolerance=tolerance)
+        return minimize_on_grid(lambda value: self.error(family(value)).item(), grid)
 
     def descend(
         self, family: Callable[[Tensor], Tensor], start: Float[Tensor, "parameter"], *, evaluations: int = 80
@@ -152,31 +148,6 @@ class SpectralProblem:
         """
         design = torch.einsum("pxk,pxy->pyk", basis(self.eigenvalues), self.contributions).flatten(0, 1)
         return torch.linalg.lstsq(design, self.targets.flatten()[:, None], driver="gelsd").solution[:, 0]
-
-
-def least(error: Callable[[float], float], grid: Sequence[float], *, tolerance: float = 1e-8) -> tuple[float, float]:
-    """The value with the least error, by grid and Brent's method between the best one's neighbours, and that error.
-
-    Args:
-        error: of a value; one that is not finite counts as diverged.
-        grid: positive values, ascending; neighbours should lie in one valley.
-        tolerance: of the value, relative.
-    """
-
-    def finite(value: float) -> float:
-        found = error(float(value))
-        return min(found, DIVERGED) if math.isfinite(found) else DIVERGED
-
-    errors = [finite(value) for value in grid]
-    best = min(range(len(grid)), key=errors.__getitem__)
-    low, high = max(best - 1, 0), min(best + 1, len(grid) - 1)
-    if errors[best] < min(errors[low] if low < best else -1, errors[high] if high > best else -1):
-        found = minimize_scalar(finite, bracket=(grid[low], grid[best], grid[high]), method="brent", tol=tolerance)
-    else:  # the end of the grid
-        found = minimize_scalar(
-            finite, bounds=(grid[low], grid[high]), method="bounded", options={"xatol": tolerance * grid[best]}
-        )
-    return (float(found.x), float(found.fun)) if found.fun < errors[best] else (grid[best], errors[best])
 
 
 def polynomials(degree: int, largest: float) -> Callable[[Tensor], Tensor]:

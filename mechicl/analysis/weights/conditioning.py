@@ -10,7 +10,7 @@ from jaxtyping import Float
 from scipy.special import bdtrik
 from torch import Tensor
 
-from mechicl.analysis.behaviour.spectral import least
+from mechicl.algorithms.search import minimize_on_grid
 from mechicl.prompts import Prompts
 from mechicl.statistics import Interval, Result, interval
 
@@ -198,7 +198,7 @@ class Conditioning(Result):
 
         typical = 1 / self.largest.median().item()
         coarse = (typical * torch.logspace(-2, 0.6, 120, dtype=torch.float64)).tolist()
-        best, _ = least(error, coarse, tolerance=1e-5)
+        best, _ = minimize_on_grid(error, coarse, tolerance=1e-5)
         around = best * (1 + 0.25 * torch.linspace(-1, 1, 121, dtype=torch.float64) ** 3)  # the denser, the nearer
         grid = sorted({*coarse, *around.tolist()})
         logs = torch.stack([_condition_numbers(self.eigenvalues, gamma, self.floor).log() for gamma in grid])
