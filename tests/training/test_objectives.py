@@ -133,7 +133,7 @@ def test_examples_of_prompts_fit_what_the_model_returns_for_the_rows():
     prompts = LinearRegression(x_dim=3, n_context=4, y_dim=2).sample(6, seed=0)
     for rows in ("query", "points"):
         tokens, targets = examples(HookedTransformer(interleaved), prompts, rows)
-        assert HookedTransformer(interleaved)(tokens, rows=rows).shape == targets.shape
+        assert HookedTransformer(interleaved)(tokens, at=rows).shape == targets.shape
 
 
 def test_examples_of_token_sequences_are_ids_and_the_ids_that_come_next():
