@@ -170,7 +170,7 @@ def _rows(found: Opened, reference: torch.Tensor) -> list[Row]:
     seen = f"{int(falls.fell.sum())} of {n} seeds, latest over earliest {falls.spread():.2g}"
     rows = [
         Row(f"{name}: first layers that copy", claim, which, "seeds"),
-        Row(f"{name}: step of the transition", None, falls.interval(), "seeds", seen),
+        Row(f"{name}: step of the transition", None, falls.mean_step(), "seeds", seen),
     ]
     kept = fine if fine.any() else torch.ones_like(fine)
     over = "seeds that copy" if fine.any() else "seeds"

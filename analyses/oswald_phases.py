@@ -73,7 +73,7 @@ def _rows(name: str, falls: Transitions, last: int) -> list[Row]:
     late = f"{found} of {n}, from step {falls.steps.nan_to_num(torch.inf).min():.0f} to {_latest(falls, last)}"
     return [
         Row(f"seeds that leave the plateau, {name}", claim, late, "seeds"),
-        Row(f"step of the transition where there is one, {name}", None, falls.interval(), "seeds",
+        Row(f"step of the transition where there is one, {name}", None, falls.mean_step(), "seeds",
             f"latest over earliest {falls.spread():.3g}"),
         Row(f"its width, from a tenth to nine tenths of the fall, {name}", None,
             interval((falls.end - falls.start)[falls.fell]), "seeds", "steps"),
@@ -120,7 +120,7 @@ def _grokking(
             "seeds", f"predicting 0: {nothing / 2:.3f}"),
         Row("grokking: the same over the test loss when memorising begins", "above 1", interval(peak / begin), "seeds"),
         Row("grokking: least train half-MSE while memorising", "low", interval(lowest / 2), "seeds"),
-        Row("grokking: step of the test loss' fall", "sudden", falls.interval(), "seeds",
+        Row("grokking: step of the test loss' fall", "sudden", falls.mean_step(), "seeds",
             f"{int(falls.fell.sum())} of {len(falls.steps)} seeds"),
         Row("grokking: test half-MSE at the end", 0.2, interval(falls.final / 2), "seeds"),
         Row("grokking: train half-MSE at the end", None, interval(trains[-len(trains) // 20 :].median(0).values / 2),

@@ -20,11 +20,10 @@ from mechicl.analysis.behaviour.spectral import SpectralLearner
 from mechicl.analysis.dynamics.snapshots import (
     AlignmentOverTraining,
     HeadsOverTraining,
-    Transitions,
     align_over_training,
-    find_transitions,
     score_heads_over_training,
 )
+from mechicl.analysis.dynamics.transitions import Transitions, find_transitions
 from mechicl.analysis.finetuning import (
     FineTuned,
     FineTuning,

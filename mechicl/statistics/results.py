@@ -5,7 +5,7 @@ import html
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_origin
 
 import numpy as np
 import pandas as pd
@@ -52,7 +52,11 @@ class Result:
 
     def axes(self) -> dict[str, tuple[str, ...]]:
         """Names of each sampled tensor's leading axes, read off its annotation; `axis_0`, ... where that names none."""
-        written = {field.name: _dimensions(field.type) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
+        written: dict[str, tuple[str, ...]] = {}
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            names = map(str, value) if isinstance(value, dict) else (field.name,)
+            written |= dict.fromkeys(names, _dimensions(field.type))
         out = {}
         for name, tensor in self.samples().items():
             names = written.get(name, ())
@@ -187,6 +191,8 @@ def _sample_means(value: Tensor) -> Tensor:
 
 
 def _dimensions(annotation: Any) -> tuple[str, ...]:
-    """The axis names of a jaxtyping annotation; none for anything else."""
+    """The axis names of a jaxtyping annotation, or of a dictionary's values; none for anything else."""
+    if get_origin(annotation) is dict:
+        annotation = get_args(annotation)[1]
     names = str(getattr(annotation, "dim_str", "")).split()
     return () if any(name.startswith(("*", ".")) for name in names) else tuple(names)

@@ -1,17 +1,16 @@
 """When does it learn it? Analyses at the snapshots of a training, and the step at which its loss falls.
 
 >>> align_over_training(load_checkpoint("lsa-1l"), gradient_descent, prompts).sensitivity_cosine
->>> find_transitions(curve["eval_step"], curve["eval_loss"]).interval()
+>>> find_transitions(curve["eval_step"], curve["eval_loss"]).mean_step()
 """
 
 from mechicl.analysis.dynamics.snapshots import (
     AlignmentOverTraining,
     HeadsOverTraining,
-    Transitions,
     align_over_training,
-    find_transitions,
     score_heads_over_training,
 )
+from mechicl.analysis.dynamics.transitions import Transitions, find_transitions
 
 __all__ = [
     "AlignmentOverTraining",

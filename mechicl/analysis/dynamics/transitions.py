@@ -1,0 +1,123 @@
+"""The step at which a loss curve falls from its plateau."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from mechicl.statistics import Interval, Result, interval
+
+
+@dataclass(frozen=True, eq=False)
+class Transitions(Result):
+    """Where the loss curves of a training fall from their plateau.
+
+    Attributes:
+        plateau: the loss that each seed starts from, `[seed]`.
+        final: each seed's loss at the end, `[seed]`.
+        before: the last evaluated step at which the loss is above the threshold, `[seed]`; NaN without a transition.
+        after: the next evaluated step: the transition lies between the two, `[seed]`. Both are the first step where
+            the loss is below the threshold from the first on.
+        start: the first evaluated step from which a tenth of the fall is over for good, `[seed]`.
+        end: the first evaluated step from which nine tenths of it are, `[seed]`; NaN also where they are not at the
+            last evaluation.
+    """
+
+    plateau: Float[Tensor, "seed"]
+    final: Float[Tensor, "seed"]
+    before: Float[Tensor, "seed"]
+    after: Float[Tensor, "seed"]
+    start: Float[Tensor, "seed"]
+    end: Float[Tensor, "seed"]
+
+    @property
+    def fell(self) -> Bool[Tensor, "seed"]:
+        """Which seeds have a transition."""
+        return ~self.after.isnan()
+
+    @property
+    def steps(self) -> Float[Tensor, "seed"]:
+        """The middle between `before` and `after`."""
+        return (self.before + self.after) / 2
+
+    def mean_step(self, level: float = 0.95) -> Interval:
+        """Mean transition step of the seeds that have one, with its interval over them (NaN if there is none)."""
+        return interval(self.steps[self.fell], level)
+
+    def spread(self) -> float:
+        """Latest over earliest transition; NaN with fewer than two."""
+        steps = self.steps[self.fell]
+        return (steps.max() / steps.min().clamp(min=1)).item() if len(steps) > 1 else float("nan")
+
+
+def find_transitions(
+    steps: Sequence[int],
+    losses: Float[Tensor, "step seed"] | Sequence[Sequence[float]],
+    *,
+    plateau: float | None = None,
+    fall: float = 0.1,
+) -> Transitions:
+    """Find the step at which each seed's loss falls from its plateau to its final value.
+
+    The final value is the median of the last twentieth of the evaluations. The transition is where the loss has come
+    half of the way from the plateau to it for good; there is none where the last loss is above that.
+
+    Args:
+        steps: of the evaluations, increasing.
+        losses: `[step seed]`, e.g. a checkpoint record's `curve["eval_loss"]`.
+        plateau: the loss at which training lingers, such as that of predicting 0; by default the first loss, which
+            is the same where the initial weights are small.
+        fall: how far a loss must fall, relative to its plateau, to have a transition at all.
+
+    Raises:
+        ValueError: fewer than two evaluations, steps that do not increase, losses of another length or that are not
+            finite, a plateau that is not positive and finite, or a fall that is not between 0 and 1.
+
+    Source: von Oswald et al. 2023, A.11, where transitions are looked at.
+
+    Example:
+        >>> curve = load_checkpoint("lsa-1l").record["curve"]
+        >>> print(find_transitions(curve["eval_step"], curve["eval_loss"]).mean_step())
+    """
+    values = torch.as_tensor(losses, dtype=torch.float64)
+    if values.ndim != 2 or values.shape[0] != len(steps) or len(steps) < 2:
+        raise ValueError(f"losses must be [step seed] with {len(steps)} >= 2 steps, got shape {tuple(values.shape)}")
+    if any(b <= a for a, b in itertools.pairwise(steps)):
+        raise ValueError(f"steps must increase, got {list(steps)}")
+    if not values.isfinite().all():
+        raise ValueError("losses must be finite")
+    if plateau is not None and not (plateau > 0 and math.isfinite(plateau)):
+        raise ValueError(f"plateau must be positive and finite, got {plateau}")
+    if not 0 <= fall <= 1:
+        raise ValueError(f"fall must be between 0 and 1, got {fall}")
+    columns = [
+        _transition(list(steps), losses_of_seed, losses_of_seed[0].item() if plateau is None else plateau, fall)
+        for losses_of_seed in values.unbind(1)
+    ]
+    return Transitions(*torch.tensor(columns, dtype=torch.float64).reshape(-1, 6).unbind(-1))
+
+
+def _transition(steps: list[int], losses: Float[Tensor, "step"], plateau: float, fall: float) -> tuple[float, ...]:
+    """The fields of `Transitions` for one seed, in their order."""
+    final = losses[-max(1, len(losses) // 20) :].median().item()
+    no_transition = plateau, final, *[math.nan] * 4
+    if final >= plateau or plateau - final < fall * plateau:
+        return no_transition
+
+    def crossing(share: float) -> int:
+        """Number of evaluations until the loss stays below plateau minus that share of the fall.
+
+        Looked for from the end: a loss that falls, rises and falls again has fallen only the last time.
+        """
+        above = losses > plateau - share * (plateau - final)
+        return int(above.nonzero().max()) + 1 if above.any() else 0
+
+    start, middle, end = map(crossing, (0.1, 0.5, 0.9))
+    if middle == len(steps):  # the last loss is above the threshold
+        return no_transition
+    fallen = float(steps[end]) if end < len(steps) else math.nan
+    return plateau, final, *map(float, (steps[max(middle - 1, 0)], steps[middle], steps[start])), fallen
