@@ -9,7 +9,7 @@ from jaxtyping import Float
 from plotly.subplots import make_subplots
 from torch import Tensor
 
-from mechicl.analysis.dynamics.snapshots import AlignmentOverTraining, HeadsOverTraining, Transitions
+from mechicl.analysis.dynamics import AlignmentOverTraining, HeadsOverTraining, Transitions
 from mechicl.statistics import interval
 from mechicl.viz.style import COLORS, add_band, add_line, figure, on_log_axis
 
