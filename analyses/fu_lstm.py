@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mechicl import algorithms, viz
-from mechicl.analysis import Lens, forgetting, match
+from mechicl.analysis import Lens, match, measure_forgetting
 from mechicl.checkpoints import load_checkpoint
 from mechicl.learners import AlgorithmFamily, AlgorithmLearner, Learner, squared_errors
 from mechicl.report import Comparison, Figure, Row, published
@@ -74,7 +74,7 @@ def compare(args: Args) -> Comparison:
     signal = square.mean().item()
     losses = {name: squared_errors(learner, prompts, at="points") for name, learner in learners.items()}
     by_points = {name: [ratio_interval(point, square) for point in loss.T] for name, loss in losses.items()}
-    forgotten = {name: forgetting(learner, prompts) for name, learner in learners.items() if name != "OLS"}
+    forgotten = {name: measure_forgetting(learner, prompts) for name, learner in learners.items() if name != "OLS"}
     for name, result in forgotten.items():
         first, last = result.squared_errors[0], result.squared_errors[-1]
         rows += [

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mechicl import viz
-from mechicl.analysis import fit_readouts, match, outside_span, similarity_of_weights
+from mechicl.analysis import fit_readouts, match, measure_outside_span, similarity_of_weights
 from mechicl.checkpoints import load_checkpoint
 from mechicl.report import Comparison, Figure, Row
 from mechicl.report.layers import reference_families
@@ -71,7 +71,7 @@ def compare(args: Args) -> Comparison:
                     "prompts",
                 )
             )
-    span = outside_span(readouts, prompts)
+    span = measure_outside_span(readouts, prompts)
     data["outside_span"] = span.share.mean(-1).tolist()
     lines = {f"layer {layer}": span.by_point(layer)[1:d] for layer in range(1, n_layers + 1)}
     figures.append(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mechicl import algorithms
-from mechicl.analysis import order_sensitivity
+from mechicl.analysis import measure_order_sensitivity
 from mechicl.checkpoints import available, load_checkpoint
 from mechicl.learners import AlgorithmLearner, squared_errors
 from mechicl.report import Comparison, Row
@@ -48,7 +48,7 @@ def compare(args: Args) -> Comparison:
                 "online gradient descent": AlgorithmLearner(algorithms.online_gradient_descent),
             }
         for label, learner in learners.items():
-            sensitivity = order_sensitivity(learner, prompts, n_orders=args.n_orders, seed=args.seed)
+            sensitivity = measure_order_sensitivity(learner, prompts, n_orders=args.n_orders, seed=args.seed)
             loss = squared_errors(learner, prompts)[:, 0]
             expected = {"gradient descent": "0", "online gradient descent": "not 0"}.get(label)
             rows += [

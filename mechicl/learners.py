@@ -192,14 +192,23 @@ class AlgorithmFamily:
         return self.trajectory(prompts).predictions[-1]
 
 
+def bytes_per_prompt(learner: object, prompts: Prompts) -> float:
+    """About how many bytes a learner's predictions take for each prompt.
+
+    A learner with a method `bytes_per_prompt(prompts)` says it itself; any other is taken to hold a few matrices
+    `[x + y, x + y]` for every prefix.
+    """
+    measure: Callable[[Prompts], float] | None = getattr(learner, "bytes_per_prompt", None)
+    return measure(prompts) if measure else 64 * (prompts.n_context + 1) * (prompts.x_dim + prompts.y_dim) ** 2
+
+
 def prompt_batches(
     learner: Learner, prompts: Prompts, memory: float = MEMORY, *, copies: float = 1
 ) -> Iterator[Prompts]:
     """Prompts in parts on which a learner's predictions take at most `memory` bytes.
 
     Args:
-        learner: one with `bytes_per_prompt(prompts)` says itself what a prompt takes; any other is taken to hold a few
-            matrices `[x + y, x + y]` for every prefix.
+        learner: see `bytes_per_prompt`.
         prompts: to be split.
         memory: bound in bytes.
         copies: how many times as much the caller holds, say for gradients.
@@ -207,10 +216,7 @@ def prompt_batches(
     Raises:
         ValueError: not enough memory for one prompt.
     """
-    measure: Callable[[Prompts], float] | None = getattr(learner, "bytes_per_prompt", None)
-    width = prompts.x_dim + prompts.y_dim
-    per_prompt = measure(prompts) if measure else 64 * (prompts.n_context + 1) * width**2
-    yield from prompts.split(Budget(memory).rows(copies * per_prompt, at_most=4096))
+    yield from prompts.split(Budget(memory).rows(copies * bytes_per_prompt(learner, prompts), at_most=4096))
 
 
 @torch.no_grad()

@@ -67,9 +67,10 @@ class Result:
         """Mean and confidence interval of each quantity over its samples.
 
         Leading axes are averaged first: the entries of one sample are not independent, so they do not count as more
-        samples. For the interval of one entry take `interval(result.field[0])`, or `to_dataframe()`.
+        samples. For the interval of one entry take `interval(result.field[0])`, or `to_dataframe()`. A field that is
+        an interval already stays as it is, whatever the level.
         """
-        return {name: interval(_sample_means(value), level) for name, value in self.samples().items()}
+        return self._ready() | {name: interval(_sample_means(value), level) for name, value in self.samples().items()}
 
     def to_dataframe(self, level: float = 0.95) -> pd.DataFrame:
         """A table of what was measured.
@@ -135,7 +136,7 @@ class Result:
 
     def _lines(self) -> list[tuple[str, str]]:
         """What a printed result says: each entry with its interval while they are few, else the mean of all entries."""
-        lines = []
+        lines = [(name, str(value)) for name, value in self._ready().items()]
         for name, tensor in self.samples().items():
             entries = math.prod(tensor.shape[:-1])
             if tensor.ndim == 1 or entries > LINES:
@@ -147,6 +148,11 @@ class Result:
                     label = ", ".join(str(values[i]) for values, i in zip(labels, place, strict=True))
                     lines.append((f"{name}[{label}]", str(interval(tensor[place]))))
         return lines
+
+    def _ready(self) -> dict[str, Interval]:
+        """The fields that are intervals already."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
+        return {name: value for name, value in values.items() if isinstance(value, Interval)}
 
     def _labels(self, axis: str, size: int) -> list[Any]:
         """The values along an axis: those of the field that is called like it, or numbers from 0."""

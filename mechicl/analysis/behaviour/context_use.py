@@ -7,7 +7,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.analysis.layers.layer_learners import LayerLearner, Lens
-from mechicl.learners import IterativeLearner, Learner
+from mechicl.learners import IterativeLearner, Learner, prompt_batches
+from mechicl.memory import MEMORY
 from mechicl.models import PromptedModel
 from mechicl.prompts import Prompts
 from mechicl.statistics import Interval, Result, interval, ratio_interval
@@ -29,31 +30,31 @@ class Forgetting(Result):
         n = self.squared_errors.shape[0]
         return [n - 1 - i for i in range(n)]
 
-    def by_point(self, level: float = 0.95) -> list[Interval]:
-        """Mean over prompts with an interval, for each point."""
-        return [interval(errors, level) for errors in self.squared_errors]
-
 
 @torch.no_grad()
-def forgetting(learner: Learner, prompts: Prompts, *, batch_size: int = 512) -> Forgetting:
+def measure_forgetting(learner: Learner, prompts: Prompts, *, memory: float = MEMORY) -> Forgetting:
     """Ask each context point again after the whole context, and compare the answer with its target.
 
     Args:
         learner: any learner. Models compute each context once for all points.
         prompts: their queries are replaced by the context's points.
-        batch_size: prompts in memory at a time.
+        memory: bound in bytes on what is held at a time.
 
     Raises:
         ValueError: no prompts, or prompts without context points.
 
     Source: Fu et al. 2024, B.5, eq. 16.
+
+    Example:
+        >>> online = AlgorithmLearner(algorithms.online_gradient_descent)
+        >>> print(measure_forgetting(online, prompts))
     """
     if prompts.n_context == 0 or len(prompts) == 0:
-        raise ValueError(f"forgetting needs prompts with context points to forget, got {prompts}")
+        raise ValueError(f"measure_forgetting() needs prompts with context points to forget, got {prompts}")
     if isinstance(learner, PromptedModel):
         learner = Lens(learner)
     parts = []
-    for part in prompts.split(batch_size):
+    for part in prompt_batches(learner, prompts, memory, copies=2):  # as many queries again as points
         xs, targets = part.context.xs, part.context.ys
         if isinstance(learner, LayerLearner):
             answers = learner.predict_last_queries(part, xs)[-1]
@@ -69,7 +70,7 @@ class OrderSensitivity(Result):
 
     Attributes:
         variance: of the query's prediction over orders, averaged over the target's dimensions, `[prompt]`.
-        signal: mean square of the prediction over orders, likewise.
+        signal: mean square of the prediction over orders, averaged likewise.
     """
 
     variance: Float[Tensor, "prompt"]
@@ -81,8 +82,8 @@ class OrderSensitivity(Result):
 
 
 @torch.no_grad()
-def order_sensitivity(
-    learner: Learner, prompts: Prompts, *, n_orders: int = 16, seed: int = 0, batch_size: int = 4096
+def measure_order_sensitivity(
+    learner: Learner, prompts: Prompts, *, n_orders: int = 16, seed: int = 0, memory: float = MEMORY
 ) -> OrderSensitivity:
     """Predict each query with its context in several random orders.
 
@@ -94,19 +95,22 @@ def order_sensitivity(
         prompts: their context points are permuted, the query stays last.
         n_orders: random orders for each prompt, at least 2.
         seed: of the orders.
-        batch_size: prompts in memory at a time.
+        memory: bound in bytes on what is held at a time.
 
     Raises:
         ValueError: fewer than 2 orders, or no prompts.
 
-    Source: Nertinger, Theorem 3: equivalence to gradient descent needs predictions that do
-    not change under permutations of the context.
+    Source: Nertinger 2025, Theorem 3: equivalence to gradient descent needs predictions that do not change under
+    permutations of the context.
+
+    Example:
+        >>> print(measure_order_sensitivity(model, prompts).relative())
     """
     if n_orders < 2 or len(prompts) == 0:
         raise ValueError(f"needs prompts and n_orders of at least 2, got {len(prompts)} prompts and {n_orders}")
     answers = []
     for i in range(n_orders):
-        parts = prompts.permuted(seed=seed + i).split(batch_size)
+        parts = prompt_batches(learner, prompts.permuted(seed=seed + i), memory)
         answers.append(torch.cat([learner.predict(part).double().cpu() for part in parts]))
     predictions = torch.stack(answers)
     return OrderSensitivity(predictions.var(0).mean(-1), predictions.square().mean(0).mean(-1))
@@ -124,7 +128,6 @@ class OutsideSpan(Result):
     """
 
     steps: tuple[float, ...]
-
     share: Float[Tensor, "step point prompt"]
 
     def by_point(self, step: float | None = None, level: float = 0.95) -> list[Interval]:
@@ -139,10 +142,10 @@ class OutsideSpan(Result):
         return [interval(share, level) for share in self.share[index]]
 
 
-def outside_span(learner: IterativeLearner, prompts: Prompts) -> OutsideSpan:
+def measure_outside_span(learner: IterativeLearner, prompts: Prompts) -> OutsideSpan:
     """Where the induced weights of each prefix lie, relative to the span of the prefix's inputs.
 
-    Any method whose weights are a polynomial in S times B stays in the span.
+    Any method whose weights are a polynomial in `S = XᵀX` times `B = XᵀY` stays in the span.
 
     Args:
         learner: an iterative learner, e.g. `fit_readouts(model, ...)`; every step is measured.
@@ -152,12 +155,15 @@ def outside_span(learner: IterativeLearner, prompts: Prompts) -> OutsideSpan:
         ValueError: a learner that gives the query alone, or no weights.
 
     Source: Fu et al. 2024, C.4, eq. 42.
+
+    Example:
+        >>> print(measure_outside_span(Lens(model), prompts).by_point()[3])
     """
     trajectory = learner.trajectory(prompts, with_weights=True)
     weights = trajectory.weights
     if weights is None or weights.shape[2] != prompts.n_context + 1:
         raise ValueError(
-            "outside_span() needs the weights of every prefix: an interleaved, causal model or an algorithm"
+            "measure_outside_span() needs the weights of every prefix: an interleaved, causal model or an algorithm"
         )
     weights = weights.detach().double()
     xs = prompts.xs.to(weights)
@@ -165,6 +171,8 @@ def outside_span(learner: IterativeLearner, prompts: Prompts) -> OutsideSpan:
     for t in range(prompts.n_context + 1):
         outside = weights[:, :, t]
         if t:
+            # right singular vectors with a singular value above rounding are an orthonormal basis of the inputs' span,
+            # also where points repeat; the others become 0, and project nothing out
             _, singular, directions = torch.linalg.svd(xs[:, :t], full_matrices=False)
             present = singular > 1e-10 * singular[:, :1]
             basis = directions * present[..., None]

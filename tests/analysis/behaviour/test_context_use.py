@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from mechicl import algorithms
-from mechicl.analysis import Lens, forgetting, order_sensitivity, outside_span
+from mechicl.analysis import Lens, measure_forgetting, measure_order_sensitivity, measure_outside_span
 from mechicl.learners import AlgorithmLearner
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.tasks import LinearRegression
@@ -22,10 +22,10 @@ MODEL = HookedTransformer(
 
 
 def test_online_gradient_descent_forgets_all_but_the_last_point():
-    errors = forgetting(ONLINE, PROMPTS)
+    errors = measure_forgetting(ONLINE, PROMPTS)
     assert errors.gaps == [5, 4, 3, 2, 1, 0]
     assert errors.squared_errors[-1].max() < 1e-20  # fitted exactly as it passes
-    assert errors.by_point()[0].low > 0
+    assert errors.to_dataframe()["squared_errors_low"][0] > 0
     for p in range(3):
         w = np.zeros((4, 1))
         for x, y in zip(PROMPTS.xs[p, :-1].numpy(), PROMPTS.ys[p, :-1].numpy(), strict=True):
@@ -35,7 +35,7 @@ def test_online_gradient_descent_forgets_all_but_the_last_point():
 
 
 def test_least_squares_with_fewer_points_than_dimensions_forgets_nothing():
-    assert forgetting(AlgorithmLearner(algorithms.ols), PROMPTS.prefix(3)).squared_errors.max() < 1e-18
+    assert measure_forgetting(AlgorithmLearner(algorithms.ols), PROMPTS.prefix(3)).squared_errors.max() < 1e-18
 
 
 def test_a_model_read_by_layers_is_asked_as_by_separate_prompts():
@@ -46,16 +46,16 @@ def test_a_model_read_by_layers_is_asked_as_by_separate_prompts():
         def predict_prefixes(self, prompts):
             return MODEL.predict_prefixes(prompts)
 
-    expected = forgetting(Bare(), PROMPTS).squared_errors
+    expected = measure_forgetting(Bare(), PROMPTS).squared_errors
     for learner in (Lens(MODEL), MODEL):
-        torch.testing.assert_close(forgetting(learner, PROMPTS, batch_size=7).squared_errors, expected)
+        torch.testing.assert_close(measure_forgetting(learner, PROMPTS, memory=7 * 2e5).squared_errors, expected)
 
 
 def test_order_does_not_matter_to_batch_learners_and_does_to_online_ones():
     for algorithm, options in (("gradient_descent", {"steps": [5], "step_size": 0.05}), ("newton", {"steps": [3]})):
         learner = AlgorithmLearner(getattr(algorithms, algorithm), options)
-        assert order_sensitivity(learner, PROMPTS).relative().mean < 1e-20
-    sensitivity = order_sensitivity(ONLINE, PROMPTS, n_orders=5, seed=3)
+        assert measure_order_sensitivity(learner, PROMPTS).relative().mean < 1e-20
+    sensitivity = measure_order_sensitivity(ONLINE, PROMPTS, n_orders=5, seed=3)
     assert sensitivity.relative().low > 0.01
     answers = np.stack([ONLINE.predict(PROMPTS.permuted(seed=3 + i))[:, 0].numpy() for i in range(5)])
     np.testing.assert_allclose(sensitivity.variance.numpy(), answers.var(0, ddof=1), rtol=1e-9)
@@ -63,11 +63,11 @@ def test_order_does_not_matter_to_batch_learners_and_does_to_online_ones():
 
 
 def test_weights_of_newton_stay_in_the_span_and_those_of_a_random_model_do_not():
-    newton = outside_span(AlgorithmLearner(algorithms.newton, {"steps": [1, 6]}), PROMPTS)
+    newton = measure_outside_span(AlgorithmLearner(algorithms.newton, {"steps": [1, 6]}), PROMPTS)
     assert newton.share.shape == (2, 7, 30)
     assert newton.share[:, 1:].max() < 1e-18
     assert newton.share[:, 0].isnan().all()  # no points, no weights
-    random = outside_span(Lens(MODEL), PROMPTS)
+    random = measure_outside_span(Lens(MODEL), PROMPTS)
     assert random.share[-1, 0].allclose(torch.ones(30, dtype=torch.float64))
     assert random.share[-1, 1:4].min() > 1e-6
     assert random.share[:, 4:].max() < 1e-18  # four points span all four dimensions
@@ -84,7 +84,7 @@ def test_repeated_points_span_no_more_than_one():
     xs = PROMPTS.xs.clone()
     xs[:, 1] = xs[:, 0]
     repeated = type(PROMPTS)(xs, PROMPTS.ys)
-    share = outside_span(Lens(MODEL), repeated).share[-1, 2]
+    share = measure_outside_span(Lens(MODEL), repeated).share[-1, 2]
     assert share.min() > 1e-6
     direction = xs[:, 0] / xs[:, 0].norm(dim=1, keepdim=True)
     weights = Lens(MODEL).trajectory(repeated, with_weights=True).weights
@@ -96,9 +96,9 @@ def test_repeated_points_span_no_more_than_one():
 
 def test_what_cannot_be_measured_is_named():
     with pytest.raises(ValueError, match="context points to forget"):
-        forgetting(ONLINE, PROMPTS.prefix(0))
+        measure_forgetting(ONLINE, PROMPTS.prefix(0))
     with pytest.raises(ValueError, match="n_orders of at least 2"):
-        order_sensitivity(ONLINE, PROMPTS, n_orders=1)
+        measure_order_sensitivity(ONLINE, PROMPTS, n_orders=1)
     paired = HookedTransformer(TransformerConfig(x_dim=4, n_context=6))
     with pytest.raises(ValueError, match="weights of every prefix"):
-        outside_span(Lens(paired), PROMPTS.to(torch.float32))
+        measure_outside_span(Lens(paired), PROMPTS.to(torch.float32))
