@@ -24,8 +24,7 @@ from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.models.adapter import ModelAdapter
 from mechicl.models.sites import Site
 from mechicl.statistics import interval
-from mechicl.tasks import LinearRegression
-from mechicl.tokens import RepeatedTokens
+from mechicl.tasks import LinearRegression, RepeatedTokens
 
 AXES = ("layer", "pos", "head")
 

@@ -8,7 +8,7 @@ import torch
 from transformer_lens.model_bridge import TransformerBridge
 
 from mechicl.checkpoints import available, load_checkpoint
-from mechicl.text.topics import TopicClassification, topic_tokenizer
+from mechicl.tasks.topics import TopicClassification, topic_tokenizer
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ from mechicl.report.one_layer import write_one_layer_report
 from mechicl.report.opened import write_opened_report
 from mechicl.report.texts import write_texts_report
 from mechicl.report.tokens import write_tokens_report
-from mechicl.text.topics import TopicClassification
+from mechicl.tasks.topics import TopicClassification
 
 __all__ = ["Comparison", "Figure", "Row", "published", "write_report"]
 

@@ -23,7 +23,8 @@ from mechicl.checkpoints import Checkpoint
 from mechicl.models import HookedTransformer
 from mechicl.report.comparison import Comparison, Figure, Row
 from mechicl.statistics import Interval, interval
-from mechicl.tokens import RepeatedTokens, TokenSequences
+from mechicl.tasks import RepeatedTokens
+from mechicl.tokens import TokenSequences
 
 SCORES = ("previous_token", "induction")
 N_SCORED, N_PATCHED = 64, 32

@@ -16,7 +16,7 @@ from datasets.config import HF_DATASETS_DISABLE_PROGRESS_BARS
 from datasets.exceptions import DatasetsError
 
 from mechicl.checks import is_whole, require_whole
-from mechicl.text.topics import TOPICS, TopicClassification
+from mechicl.tasks.topics import TOPICS, TopicClassification
 
 Labels = Literal["true", "flipped", "random"]
 
@@ -35,7 +35,7 @@ class TextTask:
         label_column: where the labels are.
         splits: where demonstrations and queries come from.
         n_demonstrations: how many stand before a query.
-        topics: classes of a rule-made task, in the language of `mechicl.text.topics`; it has no hub name.
+        topics: classes of a rule-made task, in the language of `mechicl.tasks.topics`; it has no hub name.
 
     Raises:
         ValueError: a template without columns or with nameless ones; labels that are blank, alike, or fewer than two;

@@ -8,7 +8,8 @@ from typing import Any, Literal
 from mechicl.checks import is_whole
 from mechicl.models import ModelConfig, TransformerConfig, config_from_dict
 from mechicl.prompts import At
-from mechicl.tasks import OF_TOKENS, AnyTask, FixedTasks, LinearRegression, task_from_dict, task_to_dict
+from mechicl.sampling import TokenDistribution
+from mechicl.tasks import AnyTask, FixedTasks, LinearRegression, task_from_dict, task_to_dict
 
 
 @dataclass(frozen=True)
@@ -150,12 +151,12 @@ class TrainingConfig:
 
     def _check_fit(self, task: AnyTask) -> None:
         """Refuse a task whose prompts the model cannot read, or that cannot be trained beside the first one."""
-        if isinstance(task, OF_TOKENS) != self.on_tokens:
+        if isinstance(task, TokenDistribution) != self.on_tokens:
             raise ValueError(
                 f"{type(task).__name__} does not fit a model with prompt_format="
                 f"{getattr(self.model, 'prompt_format', 'interleaved')!r}: token ids need a task of token sequences"
             )
-        for name in ("d_vocab",) if isinstance(task, OF_TOKENS) else ("x_dim", "y_dim"):
+        for name in ("d_vocab",) if isinstance(task, TokenDistribution) else ("x_dim", "y_dim"):
             if getattr(task, name) != getattr(self.model, name):
                 raise ValueError(
                     f"the task has {name}={getattr(task, name)}, the model {name}={getattr(self.model, name)}: "
@@ -273,4 +274,4 @@ class TrainingConfig:
 
 def _length(task: AnyTask) -> int:
     """Context points, or tokens, of a task's prompts."""
-    return task.n_ctx if isinstance(task, OF_TOKENS) else task.n_context
+    return getattr(task, "n_ctx" if isinstance(task, TokenDistribution) else "n_context")

@@ -1,9 +1,8 @@
 """Ready-made training runs; every field can be overridden on the command line."""
 
 from mechicl.models import LSTMConfig, TransformerConfig
-from mechicl.tasks import FixedTasks, LinearRegression, SineRegression
-from mechicl.text.topics import TopicClassification
-from mechicl.tokens import RepeatedTokens
+from mechicl.tasks import FixedTasks, LinearRegression, RepeatedTokens, SineRegression
+from mechicl.tasks.topics import TopicClassification
 from mechicl.training.config import Curriculum, Ramp, TrainingConfig
 
 # von Oswald et al. 2023, Fig. 2: one layer, N = N_x = 10, batch 2048, Adam 1e-3, clip 10, five seeds.

@@ -9,8 +9,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from mechicl.analysis import FineTuning, compare_with_finetuning, draw_texts
 from mechicl.interop import load_language_model
+from mechicl.tasks.topics import WORDS
 from mechicl.text import TEXT_TASKS, text_shots
-from mechicl.text.topics import WORDS
 from tests.text.models import reader, saved
 
 

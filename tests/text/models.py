@@ -6,7 +6,7 @@ from typing import Any
 from mechicl.checkpoints import save
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.tasks import task_to_dict
-from mechicl.text.topics import WORDS, TopicClassification
+from mechicl.tasks.topics import WORDS, TopicClassification
 
 SMALL = TransformerConfig(
     prompt_format="token_ids", d_vocab=len(WORDS), n_ctx=64, n_layers=1, n_heads=2, d_model=16, d_mlp=16,

@@ -16,8 +16,8 @@ from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mechicl.tasks.topics import TOPICS, topic_tokenizer
 from mechicl.text.classification import TEXT_TASKS, LabelledTexts, TextTask, load_texts
-from mechicl.text.topics import TOPICS, topic_tokenizer
 
 LEAST_P = 1e-3  # seeds are fixed: a right sampler fails for about one seed in a thousand
 quick = settings(max_examples=60, deadline=None)

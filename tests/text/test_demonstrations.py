@@ -10,9 +10,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
+from mechicl.tasks.topics import WORDS, topic_tokenizer
 from mechicl.text.classification import TEXT_TASKS, LabelledTexts, TextTask, load_texts
 from mechicl.text.demonstrations import label_ids, text_shots
-from mechicl.text.topics import WORDS, topic_tokenizer
 
 FARM = TEXT_TASKS["farm"]
 REVIEWS = TextTask("reviews", "Review: {text}\nMood:", (" good", " bad"), hub="me/reviews")

@@ -4,8 +4,7 @@ import torch
 from torch import Tensor
 
 from mechicl.models import LSTMConfig, TransformerConfig
-from mechicl.tasks import LinearRegression
-from mechicl.tokens import RepeatedTokens
+from mechicl.tasks import LinearRegression, RepeatedTokens
 from mechicl.training import TrainingConfig, TrainingResult
 
 TASK = LinearRegression(x_dim=3, n_context=4)

@@ -17,8 +17,7 @@ from mechicl.analysis import HeadScores, composition_scores, prefix_matching_sco
 from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig
 from mechicl.prompts import Prompts
 from mechicl.statistics import interval
-from mechicl.tasks import LinearRegression
-from mechicl.tokens import RepeatedTokens
+from mechicl.tasks import LinearRegression, RepeatedTokens
 from tests.strategies import configs, random_model, random_prompts
 
 quick = settings(max_examples=25)

@@ -22,7 +22,7 @@ from mechicl.analysis.interventions import (
 from mechicl.analysis.interventions.circuits import Circuit
 from mechicl.analysis.interventions.edges import EMBEDDING, EdgeGraph, written
 from mechicl.models.adapter import ModelAdapter
-from mechicl.tokens import RepeatedTokens
+from mechicl.tasks import RepeatedTokens
 from tests.analysis.interventions.oracles import (
     bridge,
     hook_name,

@@ -25,7 +25,8 @@ from mechicl.analysis.interventions import (
     squared_error,
 )
 from mechicl.prompts import Prompts
-from mechicl.tokens import RepeatedTokens, TokenSequences
+from mechicl.tasks import RepeatedTokens
+from mechicl.tokens import TokenSequences
 from tests.analysis.interventions.oracles import (
     MODELS,
     bridge,

@@ -13,8 +13,7 @@ from mechicl.analysis import PatchingSession
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.models.sites import Site
 from mechicl.prompts import Prompts
-from mechicl.tasks import LinearRegression
-from mechicl.tokens import RepeatedTokens
+from mechicl.tasks import LinearRegression, RepeatedTokens
 
 CFG = TransformerConfig(
     x_dim=3, n_context=4, prompt_format="interleaved", n_layers=2, n_heads=2, d_model=8, d_head=4, d_mlp=16,

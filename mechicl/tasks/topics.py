@@ -1,10 +1,8 @@
 """A made-up language in which texts have topics, and classification tasks in it that only their examples define."""
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 from jaxtyping import Int
@@ -16,8 +14,9 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from mechicl.checks import require_finite, require_whole
-from mechicl.random_tensors import sampling_generator
-from mechicl.tokens import RepeatedTokens, TokenSequences
+from mechicl.sampling import RandomTensors, TokenDistribution, sampling_generator
+from mechicl.tasks.repeated_tokens import RepeatedTokens
+from mechicl.tokens import TokenSequences
 
 TOPICS: dict[str, tuple[str, ...]] = {
     "animals": ("cat", "dog", "horse", "cow", "goat", "wolf", "bear", "fox"),
@@ -57,11 +56,11 @@ def topic_tokenizer() -> PreTrainedTokenizerFast:
 
 
 @dataclass(frozen=True)
-class TopicClassification:
+class TopicClassification(TokenDistribution):
     """Sequences of labelled texts, `cat the wolf blue ; oak pine red ; ...`, whose labels mean other topics each time.
 
     A text is about one topic: at least half of its words are of it, the others are fillers or words of other topics. In
-    each sequence some topics are the classes of a task, each with a label of its own, both drawn at random. So the
+    each sequence some topics are the classes of a task, each with a label of its own, both random. So the
     label of a sequence's first text cannot be known, and those of later ones only from the texts before. The labels
     are what is to be predicted.
 
@@ -115,64 +114,46 @@ class TopicClassification:
         """Number of words in the language."""
         return len(WORDS)
 
-    def replace(self, **changes: Any) -> "TopicClassification":
-        """A copy with some fields changed."""
-        return dataclasses.replace(self, **changes)
-
-    def sample(
-        self,
-        n_prompts: int,
-        *,
-        seed: int | None = None,
-        generator: torch.Generator | None = None,
-        device: torch.device | str | None = None,
-    ) -> TokenSequences:
-        """Independent sequences, each of a task of its own; the same seed gives the same ones.
-
-        Raises:
-            ValueError: neither or both of seed and generator, a generator on another device, or a negative number.
-        """
-        generator = sampling_generator(n_prompts, seed, generator, device)
-        draw: dict[str, Any] = {"generator": generator, "device": generator.device}
+    def _sample(self, n_prompts: int, random: RandomTensors) -> TokenSequences:
         n_texts = self.n_ctx // (self.min_words + 2) + 1  # enough to fill a sequence even with the shortest ones
-        topics = torch.rand(n_prompts, len(TOPICS), **draw).argsort(-1)
-        labels = torch.rand(n_prompts, len(LABELS), **draw).argsort(-1)
-        n_classes = torch.randint(self.min_classes, self.max_classes + 1, (n_prompts, 1), **draw)
-        classes = (torch.rand(n_prompts, n_texts, **draw) * n_classes).long()
-        words, lengths = self._texts(topics.gather(1, classes), draw)
+        topics = random.uniform(n_prompts, len(TOPICS)).argsort(-1)
+        labels = random.uniform(n_prompts, len(LABELS)).argsort(-1)
+        n_classes = random.integers(self.min_classes, self.max_classes + 1, n_prompts, 1)
+        classes = (random.uniform(n_prompts, n_texts) * n_classes).long()
+        words, lengths = self._texts(topics.gather(1, classes), random)
         label = _ids(LABELS).to(words)[labels.gather(1, classes)]
         tokens = torch.cat([words, torch.stack([label, torch.full_like(label, WORDS.index(END))], -1)], -1)
         is_label = torch.zeros_like(tokens, dtype=torch.bool)
         is_label[..., self.max_words] = True
         kept = torch.ones_like(is_label)
         kept[..., : self.max_words] = torch.arange(self.max_words, device=label.device) < lengths[..., None]
-        # kept tokens first, in their order; then as many as fit behind the start
+        # kept tokens first, in their order; then as many as fit after the start
         order = (~kept).flatten(1).byte().argsort(dim=1, stable=True)[:, : self.n_ctx]
-        ids, predictable = (of.flatten(1).gather(1, order) for of in (tokens, is_label))
+        ids, predictable = (values.flatten(1).gather(1, order) for values in (tokens, is_label))
         start = torch.full_like(ids[:, :1], WORDS.index(START))
         ids = torch.cat([start, ids], 1)
         predictable = torch.cat([torch.zeros_like(predictable[:, :1]), predictable], 1)
         if self.share_repeated:
             longest = self.n_ctx // 2
             repeated = RepeatedTokens(len(WORDS), self.n_ctx, min_period=min(4, longest), max_period=longest)
-            other = repeated.sample(n_prompts, generator=generator)
-            chosen = torch.rand(n_prompts, 1, **draw) < self.share_repeated
+            other = repeated.sample(n_prompts, generator=random.generator)
+            chosen = random.uniform(n_prompts, 1) < self.share_repeated
             ids = torch.where(chosen, other.ids, ids)
             predictable = torch.where(chosen, other.predictable, predictable)
         return TokenSequences(ids, predictable)
 
-    def _texts(self, topics: Int[Tensor, "*text"], draw: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        """Words `[*text max_words]` of texts about the topics, and how many each has; those behind are to be cut."""
+    def _texts(self, topics: Int[Tensor, "*text"], random: RandomTensors) -> tuple[Tensor, Tensor]:
+        """Words `[*text max_words]` of texts about the topics, and how many of them each text keeps."""
         vocabulary, fillers = self._topic_words.to(topics.device), _ids(FILLERS).to(topics.device)
         shape = (*topics.shape, self.max_words)
-        lengths = torch.randint(self.min_words, self.max_words + 1, topics.shape, **draw)
+        lengths = random.integers(self.min_words, self.max_words + 1, *topics.shape)
         within = torch.arange(self.max_words, device=topics.device) < lengths[..., None]
-        places = torch.where(within, torch.rand(shape, **draw), 2.0).argsort(-1).argsort(-1)
-        other = (topics[..., None] + torch.randint(1, len(TOPICS), shape, **draw)) % len(TOPICS)
+        places = torch.where(within, random.uniform(*shape), 2.0).argsort(-1).argsort(-1)
+        other = (topics[..., None] + random.integers(1, len(TOPICS), *shape)) % len(TOPICS)
         topic = torch.where(places < self.n_topical, topics[..., None], other)
-        words = vocabulary[topic, torch.randint(vocabulary.shape[1], shape, **draw)]
-        filler = (places >= self.n_topical) & (torch.rand(shape, **draw) < 0.5)
-        return torch.where(filler, fillers[torch.randint(len(fillers), shape, **draw)], words), lengths
+        words = vocabulary[topic, random.integers(0, vocabulary.shape[1], *shape)]
+        filler = (places >= self.n_topical) & (random.uniform(*shape) < 0.5)
+        return torch.where(filler, fillers[random.integers(0, len(fillers), *shape)], words), lengths
 
     @cached_property
     def _topic_words(self) -> Int[Tensor, "topic word"]:
@@ -190,7 +171,7 @@ class TopicClassification:
         generator = sampling_generator(n_texts, seed, None, None)
         which = torch.arange(n_texts)[torch.randperm(n_texts, generator=generator)] % len(topics)
         numbers = torch.tensor([list(TOPICS).index(topic) for topic in topics])[which]
-        words, lengths = self._texts(numbers, {"generator": generator, "device": generator.device})
+        words, lengths = self._texts(numbers, RandomTensors(generator))
         texts = [" ".join(WORDS[i] for i in row[:n]) for row, n in zip(words.tolist(), lengths.tolist(), strict=True)]
         return texts, which.tolist()
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mechicl.text.topics import FILLERS, LABELS, TOPICS, WORDS, TopicClassification, topic_tokenizer
+from mechicl.tasks.topics import FILLERS, LABELS, TOPICS, WORDS, TopicClassification, topic_tokenizer
 
 LEAST_P = 1e-3  # seeds are fixed: a right sampler fails for about one seed in a thousand
 TOPIC_OF = {word: topic for topic, words in TOPICS.items() for word in words}

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mechicl.tasks import Task, task_from_dict, task_to_dict
-from mechicl.tokens import RepeatedTokens, TokenSequences
+from mechicl.tasks import RepeatedTokens, Task, task_from_dict, task_to_dict
+from mechicl.tokens import TokenSequences
 
 LEAST_P = 1e-3  # seeds are fixed: a right sampler fails for about one seed in a thousand
 

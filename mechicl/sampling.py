@@ -1,0 +1,175 @@
+"""Sampling from a seed or a generator: what every distribution over prompts has in common."""
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mechicl.prompts import Prompts
+from mechicl.tokens import TokenSequences
+
+InputDistribution = Literal["uniform", "gaussian", "exponential", "laplace", "sphere", "gamma_sphere"]
+Batch = TypeVar("Batch", Prompts, TokenSequences)
+D = TypeVar("D", bound="Distribution")
+
+
+@dataclass(frozen=True)
+class RandomTensors:
+    """Random tensors from one generator, of one floating-point dtype, on the generator's device."""
+
+    generator: torch.Generator
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def device(self) -> torch.device:
+        """Where they are made."""
+        return self.generator.device
+
+    def integers(self, low: int, high: int, *shape: int) -> Tensor:
+        """Whole numbers from low to high - 1, all equally likely."""
+        return torch.randint(low, high, shape, generator=self.generator, device=self.device)
+
+    def uniform(self, *shape: int) -> Tensor:
+        """Uniform on [0, 1)."""
+        return torch.rand(shape, generator=self.generator, dtype=self.dtype, device=self.device)
+
+    def normal(self, *shape: int) -> Tensor:
+        """Standard normal."""
+        return torch.randn(shape, generator=self.generator, dtype=self.dtype, device=self.device)
+
+    def exponential(self, *shape: int) -> Tensor:
+        """Exponential with rate 1."""
+        values = torch.empty(shape, dtype=self.dtype, device=self.device)
+        return values.exponential_(generator=self.generator)
+
+    def laplace(self, *shape: int) -> Tensor:
+        """Laplace with scale 1."""
+        negative = self.uniform(*shape) < 0.5
+        values = self.exponential(*shape)
+        return torch.where(negative, -values, values)
+
+    def sphere(self, *shape: int) -> Tensor:
+        """Uniform on the unit sphere of the last axis."""
+        return torch.nn.functional.normalize(self.normal(*shape), dim=-1)
+
+    def gamma_sphere(self, *shape: int) -> Tensor:
+        """A direction on the sphere times the root of a Gamma(0.1, scale 10) variable."""
+        # torch's gamma sampler takes a generator through the private _standard_gamma only; its public route
+        # would use the global one.
+        concentration = torch.full((*shape[:-1], 1), 0.1, dtype=self.dtype, device=self.device)
+        radius = torch._standard_gamma(concentration, generator=self.generator).mul_(10).sqrt_()
+        return self.sphere(*shape) * radius
+
+
+INPUTS: dict[InputDistribution, Callable[[RandomTensors, tuple[int, ...]], Tensor]] = {
+    "uniform": lambda random, shape: random.uniform(*shape).sub_(0.5),
+    "gaussian": lambda random, shape: random.normal(*shape),
+    "exponential": lambda random, shape: random.exponential(*shape),
+    "laplace": lambda random, shape: random.laplace(*shape),
+    "sphere": lambda random, shape: random.sphere(*shape),
+    "gamma_sphere": lambda random, shape: random.gamma_sphere(*shape),
+}
+
+
+@dataclass(frozen=True)
+class Distribution(ABC, Generic[Batch]):
+    """What is sampled in batches: the base of the tasks, which are frozen dataclasses and say how by `_sample`."""
+
+    def replace(self: D, **changes: Any) -> D:
+        """A copy with some fields changed, e.g. a shifted one for out-of-distribution tests."""
+        return dataclasses.replace(self, **changes)
+
+    @abstractmethod
+    def _sample(self, n_prompts: int, random: RandomTensors) -> Batch: ...
+
+
+class TokenDistribution(Distribution[TokenSequences]):
+    """A distribution over sequences of token ids."""
+
+    def sample(
+        self,
+        n_prompts: int,
+        *,
+        seed: int | None = None,
+        generator: torch.Generator | None = None,
+        device: torch.device | str | None = None,
+    ) -> TokenSequences:
+        """Independent sequences; the same seed gives the same ones.
+
+        Args:
+            n_prompts: how many.
+            seed: starts a new generator on `device`.
+            generator: is used instead, on its own device.
+            device: where to sample; by default the generator's, else the CPU.
+
+        Raises:
+            ValueError: neither or both of seed and generator, a generator on another device, or a negative number.
+        """
+        return self._sample(n_prompts, RandomTensors(sampling_generator(n_prompts, seed, generator, device)))
+
+
+class PromptDistribution(Distribution[Prompts]):
+    """A distribution over prompts of points."""
+
+    def sample(
+        self,
+        n_prompts: int,
+        *,
+        seed: int | None = None,
+        generator: torch.Generator | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> Prompts:
+        """Prompts of independent tasks; the same seed gives the same bits on the same kind of device.
+
+        Args:
+            n_prompts: how many.
+            seed: starts a new generator on `device`.
+            generator: is used instead, on its own device.
+            device: where to sample; by default the generator's, else the CPU.
+            dtype: floating-point type of the prompts. Half precision is float32 rounded at the end: its own random
+                numbers are too coarse, and torch lacks some samplers for it.
+
+        Raises:
+            TypeError: dtype is not floating point.
+            ValueError: neither or both of seed and generator, a generator on another device, or a negative number
+                of prompts.
+        """
+        generator = sampling_generator(n_prompts, seed, generator, device)
+        if not dtype.is_floating_point:
+            raise TypeError(f"prompts are floating point, got dtype={dtype}")
+        prompts = self._sample(n_prompts, RandomTensors(generator, torch.promote_types(dtype, torch.float32)))
+        return prompts if prompts.dtype == dtype else prompts.to(dtype)
+
+
+def sampling_generator(
+    n_prompts: int, seed: int | None, generator: torch.Generator | None, device: torch.device | str | None
+) -> torch.Generator:
+    """The generator itself, or a new one that starts from the seed.
+
+    Raises:
+        ValueError: neither or both are given, the generator is on another device, or n_prompts is negative.
+    """
+    if n_prompts < 0:
+        raise ValueError(f"n_prompts must not be negative, got {n_prompts}")
+    if (seed is None) == (generator is None):
+        raise ValueError("sample() needs a seed or a generator, and not both: the same seed gives the same prompts")
+    if generator is None:
+        assert seed is not None
+        return torch.Generator(device=device or "cpu").manual_seed(seed)
+    if device is not None:
+        asked, actual = torch.device(device), generator.device
+        if asked.type != actual.type or (asked.index is not None and asked.index != (actual.index or 0)):
+            raise ValueError(f"the generator is on {actual}, so it cannot sample on {device}")
+    return generator
+
+
+def random_rotations(normals: Float[Tensor, "*prompt x x"]) -> Float[Tensor, "*prompt x x"]:
+    """Rotations uniform over the orthogonal group, from standard normal matrices (QR with a positive diagonal)."""
+    q, r = torch.linalg.qr(normals)
+    return q * r.diagonal(dim1=-2, dim2=-1).sign()[..., None, :]

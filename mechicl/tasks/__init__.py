@@ -1,0 +1,25 @@
+"""Tasks: distributions over prompts.
+
+A task is a small frozen dataclass: `sample(n, seed=...)` gives prompts, `replace(...)` a varied task, and
+`task_to_dict` the data that checkpoints keep. Tasks of points (`LinearRegression`, `SineRegression`, `FixedTasks`) give
+`Prompts`; those of tokens (`RepeatedTokens`, `TopicClassification`) give `TokenSequences`.
+"""
+
+from mechicl.tasks.fixed_tasks import FixedTasks
+from mechicl.tasks.linear_regression import LinearRegression
+from mechicl.tasks.registry import AnyTask, Task, task_from_dict, task_to_dict
+from mechicl.tasks.repeated_tokens import RepeatedTokens
+from mechicl.tasks.sine_regression import SineRegression
+from mechicl.tasks.topics import TopicClassification
+
+__all__ = [
+    "AnyTask",
+    "FixedTasks",
+    "LinearRegression",
+    "RepeatedTokens",
+    "SineRegression",
+    "Task",
+    "TopicClassification",
+    "task_from_dict",
+    "task_to_dict",
+]

@@ -1,0 +1,169 @@
+"""Linear functions of random inputs, whose covariance may be anything."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mechicl.checks import is_finite, require_finite, require_whole
+from mechicl.prompts import Prompts
+from mechicl.sampling import INPUTS, InputDistribution, PromptDistribution, RandomTensors, random_rotations
+
+
+@dataclass(frozen=True)
+class LinearRegression(PromptDistribution):
+    """Linear functions `y = x W + noise` of random inputs, one `W` a prompt.
+
+    The defaults are the authors' of von Oswald et al. 2023: inputs uniform on (-1/2, 1/2), ten of them, standard
+    normal weights, no noise. (The paper prints U(-1, 1); its figures are those of U(-1/2, 1/2).)
+
+    Attributes:
+        x_dim: dimension of the inputs.
+        n_context: number of context points; the query comes on top.
+        y_dim: dimension of the targets.
+        inputs: distribution of the inputs: "uniform" on (-1/2, 1/2) per coordinate, "gaussian" with unit variance,
+            "exponential" with rate 1, "laplace" with scale 1, "sphere" (the unit sphere), or "gamma_sphere" (a point
+            of the sphere times the root of a Gamma(0.1, scale 10) variable, as Ahn et al. 2024). A tuple of names
+            picks one of them at random for each prompt (von Oswald et al. 2023, A.2, uses three).
+        input_scale: factor on all inputs.
+        covariance: second-moment matrix that Gaussian inputs get, as a tuple of rows.
+        condition_number: gives Gaussian inputs the covariance eigenvalues `condition_number ** (i / (x_dim - 1))`,
+            i = 0 .. x_dim - 1 (Nertinger, section 4).
+        eigenvalues: gives Gaussian inputs these covariance eigenvalues instead (Fu et al. 2024, B.3, takes half
+            of them 100 and half 1).
+        eigenbasis: of that spectrum: "axes", "shared" (one random rotation for all prompts, from
+            `eigenbasis_seed`) or "per_task" (a random rotation for each prompt).
+        eigenbasis_seed: see above.
+        weight_scale: standard deviation of the entries of W.
+        noise_std: standard deviation of Gaussian noise on the targets.
+        query_noise: whether the query's target is noisy too. Nertinger measures against the clean one.
+        n_distractors: so many context points of each prompt, at random places, are labelled by other weights.
+        active_dims: all but the first so many input coordinates are zero (the curriculum of Garg et al. 2022).
+
+    Raises:
+        ValueError: a field is out of range, or two fields exclude each other.
+
+    Example:
+        >>> task = LinearRegression(x_dim=5, n_context=20, inputs="gaussian", condition_number=10.0)
+        >>> task.sample(3, seed=0)
+        Prompts(n_prompts=3, n_context=20, x_dim=5, y_dim=1, dtype=torch.float32, device='cpu')
+    """
+
+    x_dim: int = 10
+    n_context: int = 10
+    y_dim: int = 1
+    inputs: InputDistribution | tuple[InputDistribution, ...] = "uniform"
+    input_scale: float = 1.0
+    covariance: tuple[tuple[float, ...], ...] | None = None
+    condition_number: float | None = None
+    eigenvalues: tuple[float, ...] | None = None
+    eigenbasis: Literal["axes", "shared", "per_task"] = "axes"
+    eigenbasis_seed: int = 0
+    weight_scale: float = 1.0
+    noise_std: float = 0.0
+    query_noise: bool = True
+    n_distractors: int = 0
+    active_dims: int | None = None
+
+    def __post_init__(self):
+        require_whole(self, x_dim=1, n_context=0, y_dim=1, eigenbasis_seed=0, n_distractors=0)
+        require_finite(self, "input_scale", "weight_scale", "noise_std", least=0.0)
+        names = (self.inputs,) if isinstance(self.inputs, str) else self.inputs
+        unknown = [name for name in names if name not in get_args(InputDistribution)]
+        if unknown or not names:
+            raise ValueError(f"inputs {self.inputs!r}: choose among {get_args(InputDistribution)}")
+        shapes = [f for f in ("covariance", "condition_number", "eigenvalues") if getattr(self, f) is not None]
+        if len(shapes) > 1:
+            raise ValueError(f"{' and '.join(shapes)} exclude each other: each fixes the covariance of the inputs")
+        if shapes and names != ("gaussian",):
+            raise ValueError(f"{shapes[0]} is for Gaussian inputs, got inputs={self.inputs!r}")
+        if self.eigenbasis not in ("axes", "shared", "per_task"):
+            raise ValueError(f"eigenbasis {self.eigenbasis!r} is not one of 'axes', 'shared', 'per_task'")
+        if self.eigenbasis != "axes" and self.condition_number is None and self.eigenvalues is None:
+            raise ValueError(f"eigenbasis={self.eigenbasis!r} needs a condition_number or eigenvalues to rotate")
+        if self.condition_number is not None:
+            require_finite(self, "condition_number", least=1.0)
+        if self.eigenvalues is not None and (
+            len(self.eigenvalues) != self.x_dim or not all(is_finite(v) and v >= 0 for v in self.eigenvalues)
+        ):
+            raise ValueError(f"eigenvalues must be {self.x_dim} finite numbers >= 0, got {self.eigenvalues}")
+        if self.covariance is not None:
+            _covariance_root(self.covariance, self.x_dim)
+        if not isinstance(self.query_noise, bool):
+            raise ValueError(f"query_noise must be True or False, got {self.query_noise!r}")
+        if self.n_distractors > self.n_context:
+            raise ValueError(f"n_distractors must be 0 to n_context={self.n_context}, got {self.n_distractors}")
+        if self.active_dims is not None:
+            require_whole(self, active_dims=1)
+            if self.active_dims > self.x_dim:
+                raise ValueError(f"active_dims must be 1 to x_dim={self.x_dim}, got {self.active_dims}")
+
+    def _sample(self, n_prompts: int, random: RandomTensors) -> Prompts:
+        xs = self._sample_inputs(n_prompts, random)
+        weights = random.normal(n_prompts, self.x_dim, self.y_dim).mul_(self.weight_scale)
+        ys = xs @ weights
+        if self.n_distractors:
+            other = xs[:, :-1] @ random.normal(n_prompts, self.x_dim, self.y_dim).mul_(self.weight_scale)
+            # the rank of each point among random numbers: below n_distractors for so many points, at random places
+            places = random.uniform(n_prompts, self.n_context).argsort(dim=1).argsort(dim=1) < self.n_distractors
+            ys[:, :-1] = torch.where(places[..., None], other, ys[:, :-1])
+        if self.noise_std:
+            noise = random.normal(*ys.shape).mul_(self.noise_std)
+            if not self.query_noise:
+                noise[:, -1] = 0
+            ys = ys + noise
+        return Prompts(xs, ys)
+
+    def _sample_inputs(self, n_prompts: int, random: RandomTensors) -> Float[Tensor, "prompt point x"]:
+        shape = (n_prompts, self.n_context + 1, self.x_dim)
+        if isinstance(self.inputs, str):
+            xs = INPUTS[self.inputs](random, shape)
+        else:
+            choice = (random.uniform(n_prompts, 1, 1) * len(self.inputs)).long()
+            xs = torch.zeros(shape, dtype=random.dtype, device=random.device)
+            for i, name in enumerate(self.inputs):
+                xs = torch.where(choice == i, INPUTS[name](random, shape), xs)
+        if self.covariance is not None:
+            xs = xs @ _covariance_root(self.covariance, self.x_dim).to(xs)
+        spectrum = self._spectrum()
+        if spectrum is not None:
+            xs = xs * spectrum.sqrt().to(xs)
+            if self.eigenbasis == "shared":
+                xs = xs @ self._shared_basis.to(xs)
+            elif self.eigenbasis == "per_task":
+                xs = xs @ random_rotations(random.normal(n_prompts, self.x_dim, self.x_dim))
+        if self.input_scale != 1:
+            xs = xs * self.input_scale
+        if self.active_dims is not None:
+            xs[..., self.active_dims :] = 0
+        return xs
+
+    def _spectrum(self) -> Float[Tensor, "x"] | None:
+        if self.eigenvalues is not None:
+            return torch.tensor(self.eigenvalues, dtype=torch.float64)
+        if self.condition_number is not None:
+            exponents = torch.linspace(0, 1, self.x_dim, dtype=torch.float64)
+            return self.condition_number**exponents
+        return None
+
+    def shared_basis(self) -> Float[Tensor, "eigenvector x"]:
+        """The rotation of `eigenbasis="shared"`, float64; rows are the covariance's eigenvectors."""
+        return self._shared_basis.clone()
+
+    @cached_property
+    def _shared_basis(self) -> Float[Tensor, "eigenvector x"]:
+        generator = torch.Generator().manual_seed(self.eigenbasis_seed)
+        return random_rotations(torch.randn(1, self.x_dim, self.x_dim, generator=generator, dtype=torch.float64))[0]
+
+
+def _covariance_root(covariance: tuple[tuple[float, ...], ...], x_dim: int) -> Float[Tensor, "x x"]:
+    matrix = torch.tensor(covariance, dtype=torch.float64)
+    if matrix.shape != (x_dim, x_dim) or not matrix.isfinite().all() or not torch.allclose(matrix, matrix.T):
+        raise ValueError(f"covariance must be a finite symmetric {x_dim} x {x_dim} matrix, got {covariance}")
+    values, vectors = torch.linalg.eigh(matrix)
+    if values.min() < -1e-10 * values.abs().max():
+        raise ValueError(f"covariance must have no negative eigenvalue, got {values.min().item():.3g}")
+    return vectors @ values.clamp(min=0).sqrt().diag() @ vectors.T
