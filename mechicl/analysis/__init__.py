@@ -75,7 +75,7 @@ from mechicl.analysis.interventions import (
     squared_error,
 )
 from mechicl.analysis.interventions.session import PatchingSession, SessionResult
-from mechicl.analysis.layers.layer_learners import LayerErrors, Lens, layer_errors
+from mechicl.analysis.layers.layer_learners import LayerErrors, Lens, measure_layer_errors
 from mechicl.analysis.layers.probes import (
     ProbeResult,
     cross_moments,
@@ -193,7 +193,6 @@ __all__ = [
     "induced_weights",
     "initial_function",
     "interpolate",
-    "layer_errors",
     "lift_heads",
     "linear_attention_optimum",
     "linearized_outputs",
@@ -203,6 +202,7 @@ __all__ = [
     "measure_circuit",
     "measure_conditioning",
     "measure_forgetting",
+    "measure_layer_errors",
     "measure_order_sensitivity",
     "measure_outside_span",
     "measure_target_copying",

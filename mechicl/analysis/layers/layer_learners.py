@@ -4,15 +4,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.learners import Trajectory
+from mechicl.learners import Trajectory, prompt_batches
+from mechicl.memory import MEMORY
 from mechicl.models import PromptedModel
-from mechicl.prompts import Prompts
+from mechicl.prompts import PointsAt, Prompts
 from mechicl.statistics import Interval, Result, interval
 
 
@@ -24,12 +24,12 @@ class LayerLearner(ABC):
     Attributes:
         model: what is read.
         name: for tables and pictures.
-        batch_size: prompts that are held in memory at a time.
+        memory: bound in bytes on what is held at a time.
     """
 
     model: PromptedModel
     name: str = "layer"
-    batch_size: int = 512
+    memory: float = MEMORY
 
     @abstractmethod
     def read(
@@ -48,8 +48,10 @@ class LayerLearner(ABC):
         Returns:
             Trajectory with steps 0 .. n_layers, predictions `[layer prompt point y]` on the model's device.
         """
+        # with gradients every layer's activations are kept, where `bytes_per_prompt` counts two layers'
+        copies = self.model.cfg.n_layers + 1 if with_weights else 1
         parts, weight_parts = [], []
-        for part in prompts.split(self.batch_size):
+        for part in prompt_batches(self, prompts, self.memory, copies=copies):
             with torch.no_grad():
                 streams = self.model.layer_streams(part, prediction_rows(self.model))
                 parts.append(torch.stack([self.read(i, s[:, :, None])[:, :, 0] for i, s in enumerate(streams)]))
@@ -68,8 +70,8 @@ class LayerLearner(ABC):
 
         Args:
             prompts: the contexts.
-            queries: for point t, inputs that are asked after the points before it; one point only (the whole context)
-                for models that give the query alone.
+            queries: inputs that stand at point t, after the points before it; one point only (the query's) for models
+                that give the query alone.
         """
         streams = self.model.query_streams(prompts, queries, prediction_rows(self.model))
         return torch.stack([self.read(i, stream) for i, stream in enumerate(streams)])
@@ -91,21 +93,32 @@ class LayerLearner(ABC):
             return self.trajectory(prompts).predictions[-1]
         return torch.stack([self.predict(prompts.prefix(t)) for t in range(prompts.n_context + 1)], dim=1)
 
+    def bytes_per_prompt(self, prompts: Prompts) -> float:
+        """About what `trajectory` holds for each prompt: the model's pass, and the streams of all layers."""
+        cfg = self.model.cfg
+        n_points = prompts.n_context + 1 if self.gives_all_points else 1
+        streams = (cfg.n_layers + 1) * n_points * cfg.d_model * cfg.torch_dtype.itemsize
+        return self.model.bytes_per_prompt(prompts) + streams
+
     @property
     def gives_all_points(self) -> bool:
         """Whether one pass of the model predicts every point, and not the query alone."""
         return self.model.cfg.one_pass
 
     def _weights(self, prompts: Prompts, n_points: int) -> Float[Tensor, "layer prompt point x y"]:
-        """By layer and target dimension, one backward pass through the rows of the queries."""
+        """By layer and target dimension, one backward pass through the rows of the queries.
+
+        The query of every prefix stands in a row of its own that no other row sees, so that the derivative of the sum
+        of all predictions with respect to one query is that of its own prediction: one pass serves all of them.
+        """
         cfg = self.model.cfg
-        own = prompts.xs[:, -n_points:, None].detach().to(cfg.device, cfg.torch_dtype).clone().requires_grad_()
+        queries = prompts.xs[:, -n_points:, None].detach().to(cfg.device, cfg.torch_dtype).clone().requires_grad_()
         with torch.enable_grad(), frozen(self.model):
             rows = []
-            for layer, stream in enumerate(self.model.query_streams(prompts, own, prediction_rows(self.model))):
+            for layer, stream in enumerate(self.model.query_streams(prompts, queries, prediction_rows(self.model))):
                 predictions = self.read(layer, stream)
                 by_target = [
-                    torch.autograd.grad(predictions[..., i].sum(), own, retain_graph=True)[0][:, :, 0]
+                    torch.autograd.grad(predictions[..., i].sum(), queries, retain_graph=True)[0][:, :, 0]
                     for i in range(predictions.shape[-1])
                 ]
                 rows.append(torch.stack(by_target, dim=-1))
@@ -124,7 +137,7 @@ def check_layer(layer: int, n_layers: int) -> None:
 
 @contextmanager
 def frozen(model: torch.nn.Module) -> Iterator[None]:
-    """Within it no gradient flows to the model's weights, so none is prepared for them."""
+    """A context in which no gradient flows to the model's weights, so that none is prepared for them."""
     thawed = [weight for weight in model.parameters() if weight.requires_grad]
     for weight in thawed:
         weight.requires_grad_(False)
@@ -135,7 +148,7 @@ def frozen(model: torch.nn.Module) -> Iterator[None]:
             weight.requires_grad_(True)
 
 
-def prediction_rows(model: PromptedModel) -> Literal["points", "query"]:
+def prediction_rows(model: PromptedModel) -> PointsAt:
     """The rows whose streams see the points before them and no others."""
     return "points" if model.cfg.one_pass else "query"
 
@@ -146,12 +159,12 @@ class Lens(LayerLearner):
 
     Example:
         >>> Lens(load("gpt2-8l")).trajectory(prompts).predictions.shape
-        torch.Size([9, 100, 21, 1])
+        torch.Size([9, 64, 21, 1])
     """
 
     model: PromptedModel
     name: str = "layer (lens)"
-    batch_size: int = 512
+    memory: float = MEMORY
 
     def read(self, layer: int, stream: Tensor, first_point: int = 0) -> Tensor:
         """The model's prediction if the remaining layers did nothing.
@@ -178,7 +191,11 @@ class LayerErrors(Result):
         return [interval(errors.mean(0), level) for errors in self.squared_errors]
 
 
-def layer_errors(learner: LayerLearner, prompts: Prompts) -> LayerErrors:
-    """Squared errors of the predictions after each layer."""
+def measure_layer_errors(learner: LayerLearner, prompts: Prompts) -> LayerErrors:
+    """Squared errors of the predictions after each layer.
+
+    Example:
+        >>> print(measure_layer_errors(Lens(model), prompts).by_layer()[-1])
+    """
     errors = learner.trajectory(prompts).squared_errors(prompts) / prompts.y_dim
     return LayerErrors(errors.transpose(1, 2).double().cpu())

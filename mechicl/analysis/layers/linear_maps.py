@@ -34,7 +34,6 @@ class RidgeSums:
     """Running sums from which ridge regressions follow, one at each site (a layer, a position, ...).
 
     Samples fall into folds by the number of their prompt, so that all samples of a prompt are validated together.
-    Cross-validation needs no second pass: the error of a map on a fold follows from the fold's sums.
 
     Args:
         folds: how many.
@@ -52,7 +51,7 @@ class RidgeSums:
     def add(
         self, features: Float[Tensor, "*site prompt sample feature"], targets: Float[Tensor, "*#site prompt sample y"]
     ) -> None:
-        """Take in a batch of prompts, each with some samples at every site; targets may have sites of size 1."""
+        """Take in a batch of prompts, each with its samples at every site; targets may have sites of size 1."""
         features, targets = features.double(), targets.to(features.device).double()
         if self.n_prompts == 0:
             *site, _, _, n_features = features.shape
@@ -69,8 +68,8 @@ class RidgeSums:
         n = features.shape[-3]
         fold_of = (torch.arange(n, device=features.device) + self.n_prompts) % self.folds
         for fold in range(self.folds):
-            mine = fold_of == fold
-            x, y = extended[..., mine, :, :].flatten(-3, -2), targets[..., mine, :, :].flatten(-3, -2)
+            inside = fold_of == fold
+            x, y = extended[..., inside, :, :].flatten(-3, -2), targets[..., inside, :, :].flatten(-3, -2)
             self.second[fold] += x.mT @ x
             self.cross[fold] += x.mT @ y
             self.targets[fold] += y.square().sum(-2)
@@ -96,6 +95,7 @@ class RidgeSums:
             solver = _Solver(second - held_second, cross - held_cross)
             for i, penalty in enumerate(penalties):
                 maps = solver.at(torch.full_like(errors[i], penalty))
+                # Σ (y - xᵀw)² = Σ y² - 2 wᵀ Σ xy + wᵀ (Σ xxᵀ) w: the fold's sums say its error, without its samples
                 explained = 2 * (maps * held_cross).sum(-2) - (maps * (held_second @ maps)).sum(-2)
                 errors[i] += held_targets - explained
         errors = errors / second[..., -1, -1:]
@@ -114,6 +114,7 @@ class _Solver:
         self.mean, self.target_mean = second[..., :-1, -1:] / n, cross[..., -1:, :] / n
         covariance = second[..., :-1, :-1] / n - self.mean @ self.mean.mT
         self.covariance_with_target = cross[..., :-1, :] / n - self.mean @ self.target_mean
+        # with C = V diag(λ) Vᵀ, ridge is V diag(1 / (λ + penalty)) Vᵀ c: each further penalty costs two products
         self.eigenvalues, self.vectors = torch.linalg.eigh(covariance)
         self.eigenvalues = self.eigenvalues.clamp(min=0)
         self.rotated = self.vectors.mT @ self.covariance_with_target

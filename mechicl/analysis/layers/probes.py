@@ -5,21 +5,27 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from mechicl.algorithms import gradient_descent, newton, ols
 from mechicl.algorithms.spectra import sums_before
+from mechicl.analysis.layers.layer_learners import Lens
 from mechicl.analysis.layers.linear_maps import PENALTIES, RidgeSums
+from mechicl.learners import prompt_batches
+from mechicl.memory import MEMORY
 from mechicl.models import PromptedModel
+from mechicl.progress import progress_bar
 from mechicl.prompts import Prompts
-from mechicl.statistics import Interval, ratio_interval
+from mechicl.statistics import Interval, Result, ratio_interval
 
 Quantity = Callable[[Prompts], Float[Tensor, "prompt point quantity"]]
 """A quantity of each prefix: entry t is made from the points before point t."""
+
+GROUP = 256  # prompts among which the control task's partners are exchanged
 
 
 def cross_moments(prompts: Prompts) -> Float[Tensor, "prompt point quantity"]:
@@ -57,7 +63,7 @@ def _flat_weights(weights: Float[Tensor, "step prompt point x y"] | None) -> Flo
 
 
 @dataclass(frozen=True, eq=False)
-class ProbeResult:
+class ProbeResult(Result):
     """How well linear probes read quantities off the residual stream, on held-out prompts.
 
     Attributes:
@@ -130,12 +136,12 @@ class ProbeResult:
         """One row a quantity, layer and position: R², the control's R² and selectivity."""
         explained, control = self.explained(), self.control()
         rows = []
-        for q, name in enumerate(self.quantities):
-            for layer in range(explained.shape[1]):
-                for pos, label in enumerate(self.positions):
-                    r2, c = explained[q, layer, pos].item(), control[q, layer, pos].item()
-                    row = {"quantity": name, "layer": layer, "pos": pos, "token": label, "explained": r2}
-                    rows.append({**row, "control": c, "selectivity": r2 - c})
+        for q, layer, pos in np.ndindex(*explained.shape):
+            r2, of_control = explained[q, layer, pos].item(), control[q, layer, pos].item()
+            rows.append({
+                "quantity": self.quantities[q], "layer": layer, "pos": pos, "token": self.positions[pos],
+                "explained": r2, "control": of_control, "selectivity": r2 - of_control,
+            })  # fmt: skip
         return pd.DataFrame(rows)
 
     def _index(self, quantity: str) -> int:
@@ -145,6 +151,7 @@ class ProbeResult:
 
     def _explained(self, errors: Tensor) -> Tensor:
         varies = self.deviations.mean(-1)
+        # a quantity that does not vary has no R²: 0 / 0 but for rounding, which differs from position to position
         constant = varies <= 1e-12 * varies.amax((1, 2), keepdim=True)
         return 1 - errors.mean(-1) / varies.masked_fill(constant, torch.nan)
 
@@ -157,8 +164,8 @@ def probe(
     *,
     penalties: Sequence[float] = PENALTIES,
     folds: int = 4,
-    batch_size: int = 256,
-    progress: bool = False,
+    memory: float = MEMORY,
+    progress: bool = True,
 ) -> ProbeResult:
     """Fit linear probes for quantities at every layer and token position, and measure them on held-out prompts.
 
@@ -175,7 +182,7 @@ def probe(
         held_out: prompts to measure on, with as many points.
         penalties: candidates, relative to the mean variance of the stream.
         folds: of the cross-validation.
-        batch_size: prompts in memory at a time.
+        memory: bound in bytes on what is held at a time.
         progress: show a progress bar.
 
     Raises:
@@ -184,6 +191,10 @@ def probe(
 
     Source: the quantities of Fu et al. 2024, section 3; Akyürek et al. 2023, section 4.3; controls as in Hewitt &
     Liang 2019.
+
+    Example:
+        >>> result = probe(model, {"OLS weights": ols_weights}, task.sample(256, seed=0), prompts)
+        >>> layer, position, explained = result.best("OLS weights")
     """
     if not quantities:
         raise ValueError("probe() needs at least one quantity")
@@ -193,17 +204,17 @@ def probe(
         raise ValueError(f"fitting and held-out prompts need as many points each: {fitting} and {held_out}")
     names = tuple(quantities)
     sums = RidgeSums(folds)
-    for streams, targets, _ in _batches(model, quantities, fitting, batch_size, progress):
+    for streams, targets, _ in _batches(model, quantities, fitting, memory, progress):
         sums.add(streams.transpose(1, 2)[..., None, :], targets.transpose(0, 1)[None, :, :, None])
     maps = sums.solve(penalties)
     parts, values = [], []
-    for streams, targets, sizes in _batches(model, quantities, held_out, batch_size, progress):
+    for streams, targets, sizes in _batches(model, quantities, held_out, memory, progress):
         predicted = streams.double().transpose(1, 2) @ maps.weights + maps.bias[:, :, None]
         squared = (predicted - targets.transpose(0, 1)).square().split(sizes, dim=-1)
         parts.append(torch.stack([group.sum(-1) for group in squared]))
         values.append(targets.split(sizes, dim=-1)[: len(names)])
     errors = torch.cat(parts, dim=-1)
-    deviations = [_deviations(torch.cat(of)) for of in zip(*values, strict=True)]
+    deviations = [_deviations(torch.cat(batches)) for batches in zip(*values, strict=True)]
     return ProbeResult(
         names,
         tuple(model.cfg.format.labels(fitting.n_context)),
@@ -229,17 +240,22 @@ def _at_positions(name: str, quantity: Quantity, prompts: Prompts) -> Float[Tens
 
 
 def _batches(
-    model: PromptedModel, quantities: dict[str, Quantity], prompts: Prompts, batch_size: int, progress: bool
+    model: PromptedModel, quantities: dict[str, Quantity], prompts: Prompts, memory: float, progress: bool
 ) -> Iterator[tuple[Float[Tensor, "layer prompt pos d_model"], Float[Tensor, "prompt pos quantity"], list[int]]]:
-    """Streams at all positions; all quantities side by side, then the same of each prompt's partner; their sizes.
+    """Streams at all positions; all quantities side by side, then those of each prompt's partner; their sizes.
 
-    The partner in the control task is the next prompt of the batch, drawn independently.
+    The partner in the control task is the next prompt of a group, drawn independently. Groups have the same size
+    whatever the memory, so that results do not depend on it.
     """
-    n_batches = -(-len(prompts) // batch_size)
-    for index in tqdm(torch.arange(len(prompts)).chunk(n_batches), disable=not progress, unit="batch"):
-        part = prompts[index.to(prompts.device)]
-        with torch.no_grad():
-            streams = torch.stack(list(model.layer_streams(part, "positions"))).cpu()
-        own = [_at_positions(name, quantity, part) for name, quantity in quantities.items()]
-        targets = torch.cat([*own, *(values.roll(1, 0) for values in own)], dim=-1)
-        yield streams, targets, [values.shape[-1] for values in own] * 2
+    groups = torch.arange(len(prompts)).chunk(-(-len(prompts) // GROUP))
+    for index in progress_bar(groups, unit="batch", progress=progress, desc="probes"):
+        group = prompts[index.to(prompts.device)]
+        values = [_at_positions(name, quantity, group) for name, quantity in quantities.items()]
+        targets = torch.cat([*values, *(each.roll(1, 0) for each in values)], dim=-1)
+        sizes = [each.shape[-1] for each in values] * 2
+        # all positions, twice as many as points, and again in float64 for the sums
+        for part in prompt_batches(Lens(model), group, memory, copies=8):
+            with torch.no_grad():
+                streams = torch.stack(list(model.layer_streams(part, "positions"))).cpu()
+            yield streams, targets[: len(part)], sizes
+            targets = targets[len(part) :]

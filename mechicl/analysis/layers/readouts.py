@@ -8,12 +8,23 @@ import torch
 from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
-from tqdm.auto import tqdm
 
-from mechicl.analysis.layers.layer_learners import LayerErrors, LayerLearner, check_layer, layer_errors, prediction_rows
+from mechicl.analysis.layers.layer_learners import (
+    LayerErrors,
+    LayerLearner,
+    Lens,
+    check_layer,
+    measure_layer_errors,
+    prediction_rows,
+)
 from mechicl.analysis.layers.linear_maps import PENALTIES, RidgeSums
+from mechicl.learners import prompt_batches
+from mechicl.memory import MEMORY
 from mechicl.models import PromptedModel
+from mechicl.progress import progress_bar
 from mechicl.prompts import Prompts
+
+STREAM_COPIES = 4  # the sums of a fit hold the streams again, in float64 and with a column of ones
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +40,7 @@ class Readouts(LayerLearner):
         penalties: ridge penalty `[layer point y]` chosen by cross-validation, relative to the mean variance of the
             stream; NaN for readouts that were trained by gradient descent.
         name: for tables and pictures.
-        batch_size: prompts that are held in memory at a time.
+        memory: bound in bytes on what is held at a time.
     """
 
     model: PromptedModel
@@ -39,7 +50,7 @@ class Readouts(LayerLearner):
     normalized: tuple[bool, ...]
     shared: bool
     name: str = "layer"
-    batch_size: int = 512
+    memory: float = MEMORY
 
     def read(self, layer: int, stream: Tensor, first_point: int = 0) -> Tensor:
         """The readout of a layer applied to its stream.
@@ -50,19 +61,19 @@ class Readouts(LayerLearner):
         fitted = self.weights.shape[1]
         check_layer(layer, self.model.cfg.n_layers)
         if self.shared or not self.gives_all_points:
-            wanted = torch.zeros(stream.shape[1], dtype=torch.long)
+            points = torch.zeros(stream.shape[1], dtype=torch.long)
         else:
-            wanted = torch.arange(first_point, first_point + stream.shape[1])
-            if wanted[-1] >= fitted:
-                raise ValueError(f"readouts were fitted for {fitted} points, the prompts have {wanted[-1] + 1}")
+            points = torch.arange(first_point, first_point + stream.shape[1])
+            if points[-1] >= fitted:
+                raise ValueError(f"readouts were fitted for {fitted} points, the prompts have {points[-1] + 1}")
         stream = _normalized(self.model, stream) if self.normalized[layer] else stream
-        weights, bias = self.weights[layer][wanted].to(stream), self.bias[layer][wanted].to(stream)
+        weights, bias = self.weights[layer][points].to(stream), self.bias[layer][points].to(stream)
         read = einsum(stream, weights, "prompt point query model, point model y -> prompt point query y")
         return read + bias[:, None]
 
     def errors(self, prompts: Prompts) -> "LayerErrors":
         """Squared errors on (held-out) prompts."""
-        return layer_errors(self, prompts)
+        return measure_layer_errors(self, prompts)
 
 
 def fit_readouts(
@@ -73,8 +84,8 @@ def fit_readouts(
     normalize: bool | None = None,
     penalties: Sequence[float] = PENALTIES,
     folds: int = 4,
-    batch_size: int = 512,
-    progress: bool = False,
+    memory: float = MEMORY,
+    progress: bool = True,
 ) -> Readouts:
     """Fit a linear readout for each layer in closed form, all layers in one pass over the prompts.
 
@@ -90,7 +101,7 @@ def fit_readouts(
             of a model with a final norm, so that its readout can be the model's head, and no other, as in the paper.
         penalties: candidates, relative to the mean variance of the stream.
         folds: of the cross-validation.
-        batch_size: prompts in memory at a time.
+        memory: bound in bytes on what is held at a time.
         progress: show a progress bar.
 
     Raises:
@@ -100,13 +111,14 @@ def fit_readouts(
     Source: Fu et al. 2024, B.1 (who train the readouts).
 
     Example:
-        >>> model, task = load("gpt2-8l"), LinearRegression(x_dim=5, n_context=20, inputs="gaussian")
-        >>> readouts = fit_readouts(model, task.sample(4096, seed=0))
-        >>> readouts.errors(task.sample(1000, seed=1)).by_layer()
+        >>> readouts = fit_readouts(model, task.sample(1024, seed=0))
+        >>> print(readouts.errors(prompts).by_layer()[-1])
     """
     normalized = _normalized_layers(model, normalize)
     sums = RidgeSums(folds)
-    for streams, targets in tqdm(_streams(model, prompts, batch_size, normalized), disable=not progress, unit="batch"):
+    for streams, targets in progress_bar(
+        _streams(model, prompts, normalized, memory), unit="batch", progress=progress, desc="readouts"
+    ):
         if shared:
             sums.add(streams, targets[None])
         else:
@@ -127,7 +139,7 @@ def train_readouts(
     batch_size: int = 64,
     learning_rate: float = 1e-2,
     seed: int = 0,
-    progress: bool = False,
+    progress: bool = True,
 ) -> Readouts:
     """Train linear readouts of all layers by Adam on the mean squared error, the model frozen: for comparison.
 
@@ -152,44 +164,51 @@ def train_readouts(
     if len(prompts) == 0 or steps < 1 or batch_size < 1:
         raise ValueError(f"needs prompts, steps and batch_size >= 1; got {len(prompts)}, {steps}, {batch_size}")
     normalized = _normalized_layers(model, normalize)
-    streams, targets = next(_streams(model, prompts[:1], 1, normalized))
+    streams, targets = _read_streams(model, prompts[:1], normalized)
     n_layers, _, n_points, width = streams.shape
     points = 1 if shared else n_points
     weights = streams.new_zeros(n_layers, points, width, targets.shape[-1]).requires_grad_()
     bias = streams.new_zeros(n_layers, points, targets.shape[-1]).requires_grad_()
     optimizer = torch.optim.Adam([weights, bias], lr=learning_rate)
     generator = torch.Generator().manual_seed(seed)
-    for step in tqdm(range(steps), disable=not progress, unit="step"):
+    for step in progress_bar(range(steps), unit="step", progress=progress, desc="readouts"):
         index = torch.randint(len(prompts), (batch_size,), generator=generator)
-        streams, targets = next(_streams(model, prompts[index.to(prompts.device)], batch_size, normalized))
+        streams, targets = _read_streams(model, prompts[index.to(prompts.device)], normalized)
         optimizer.param_groups[0]["lr"] = learning_rate * 0.5 * (1 + math.cos(math.pi * step / steps))
         predictions = (streams[..., None, :] @ weights[:, None])[..., 0, :] + bias[:, None]
         optimizer.zero_grad()
         (predictions - targets).square().mean((1, 2, 3)).sum().backward()
         optimizer.step()
-    nothing = torch.full_like(bias, math.nan)
+    no_penalties = torch.full_like(bias, math.nan).detach()
     name = "layer (trained readouts)"
-    return Readouts(model, weights.detach().double(), bias.detach().double(), nothing, normalized, shared, name)
+    return Readouts(model, weights.detach().double(), bias.detach().double(), no_penalties, normalized, shared, name)
+
+
+StreamsAndTargets = tuple[Float[Tensor, "layer prompt point d_model"], Float[Tensor, "prompt point y"]]
 
 
 def _streams(
-    model: PromptedModel, prompts: Prompts | Iterable[Prompts], batch_size: int, normalized: tuple[bool, ...]
-) -> Iterator[tuple[Float[Tensor, "layer prompt point d_model"], Float[Tensor, "prompt point y"]]]:
+    model: PromptedModel, prompts: Prompts | Iterable[Prompts], normalized: tuple[bool, ...], memory: float
+) -> Iterator[StreamsAndTargets]:
     """Streams of all layers and the targets that they should predict, batch by batch."""
-    shape, batches = None, [prompts] if isinstance(prompts, Prompts) else prompts
+    n_context, batches = None, [prompts] if isinstance(prompts, Prompts) else prompts
     for batch in batches:
-        if shape not in (None, batch.n_context):
+        if n_context not in (None, batch.n_context):
             raise ValueError(
-                f"all batches need the same number of points: {shape} and {batch.n_context} context points"
+                f"all batches need the same number of points: {n_context} and {batch.n_context} context points"
             )
-        shape = batch.n_context
-        for part in batch.split(batch_size):
-            with torch.no_grad():
-                layers = zip(model.layer_streams(part, prediction_rows(model)), normalized, strict=True)
-                streams = torch.stack([_normalized(model, s) if norm else s for s, norm in layers])
-            yield streams, part.ys[:, -streams.shape[2] :].to(streams)
-    if shape is None:
+        n_context = batch.n_context
+        for part in prompt_batches(Lens(model), batch, memory, copies=STREAM_COPIES):
+            yield _read_streams(model, part, normalized)
+    if n_context is None:
         raise ValueError("readouts need at least one prompt")
+
+
+@torch.no_grad()
+def _read_streams(model: PromptedModel, prompts: Prompts, normalized: tuple[bool, ...]) -> StreamsAndTargets:
+    layers = zip(model.layer_streams(prompts, prediction_rows(model)), normalized, strict=True)
+    streams = torch.stack([_normalized(model, s) if norm else s for s, norm in layers])
+    return streams, prompts.ys[:, -streams.shape[2] :].to(streams)
 
 
 def _normalized_layers(model: PromptedModel, normalize: bool | None) -> tuple[bool, ...]:

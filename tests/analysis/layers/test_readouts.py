@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mechicl import algorithms, constructions
-from mechicl.analysis import Lens, Readouts, fit_readouts, layer_errors, train_readouts
+from mechicl.analysis import Lens, Readouts, fit_readouts, measure_layer_errors, train_readouts
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.prompts import Prompts
 from mechicl.tasks import LinearRegression
@@ -36,7 +36,7 @@ def _cached(model: HookedTransformer, prompts: Prompts) -> list[np.ndarray]:
 
 
 def test_without_penalty_a_readout_is_least_squares_on_the_stream(model, prompts):
-    readouts = fit_readouts(model, prompts, penalties=[0.0], batch_size=77, normalize=False)
+    readouts = fit_readouts(model, prompts, penalties=[0.0], memory=2e6, normalize=False)
     held = TASK.sample(20, seed=1, dtype=torch.float64)
     predictions = readouts.trajectory(held).predictions
     fitted, asked = _cached(model, prompts), _cached(model, held)
@@ -76,7 +76,7 @@ def test_the_models_own_head_is_a_normalised_readout(model, prompts):
 
 def test_batches_and_an_iterable_of_them_give_the_same(model, prompts):
     whole = fit_readouts(model, prompts)
-    parts = fit_readouts(model, (prompts[i : i + 50] for i in range(0, 300, 50)), batch_size=13)
+    parts = fit_readouts(model, (prompts[i : i + 50] for i in range(0, 300, 50)), memory=1e6)
     torch.testing.assert_close(whole.weights, parts.weights, rtol=1e-6, atol=1e-9)
     torch.testing.assert_close(whole.penalties, parts.penalties)
 
@@ -147,8 +147,8 @@ def test_closed_form_does_at_least_as_well_as_training(model, prompts):
 
 def test_training_with_many_steps_reaches_the_closed_form_on_its_prompts(model):
     prompts = TASK.sample(200, seed=2, dtype=torch.float64)
-    closed = layer_errors(fit_readouts(model, prompts, penalties=[1e-9], shared=True), prompts)
-    trained = layer_errors(
+    closed = measure_layer_errors(fit_readouts(model, prompts, penalties=[1e-9], shared=True), prompts)
+    trained = measure_layer_errors(
         train_readouts(model, prompts, steps=600, batch_size=200, learning_rate=0.05, shared=True), prompts
     )
     torch.testing.assert_close(
