@@ -18,10 +18,10 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from mechicl.analysis import OneLayerStudy, linear_attention_optimum, study_one_layer
+from mechicl.analysis import linear_attention_optimum
 from mechicl.checkpoints import load_checkpoint
 from mechicl.models import TransformerConfig
-from mechicl.tasks import LinearRegression
+from mechicl.report.one_layer import compare_one_layer
 from mechicl.training import PRESETS, TrainingConfig, train
 from mechicl.training.state import Metrics
 
@@ -140,30 +140,26 @@ def report_row() -> dict:
     return row("mechicl report lsa-1l, seconds", [elapsed], "< 60", "whole process")
 
 
-def study(name: str) -> OneLayerStudy:
-    checkpoint = load_checkpoint(name)
-    task = checkpoint.task
-    assert isinstance(task, LinearRegression)
-    return study_one_layer(checkpoint, task, progress=False)
-
-
 def accuracy_rows() -> list[dict]:
-    one = study("lsa-1l")
-    worst = one.worst_shift("input scale").max().item()
-    half = one.squared_errors.mean().item() / 2, one.gd_squared_errors.mean().item() / 2
-    gaussian = study("lsa-1l-gaussian")
+    one, gaussian = (compare_one_layer(load_checkpoint(name), progress=False) for name in ("lsa-1l", "lsa-1l-gaussian"))
+    measured = {row.quantity: row.measured for row in one.rows}
+    half = {name: measured[f"half-MSE, {name}"].mean for name in ("trained, mean of the seeds", "tuned gradient descent")}
+    worst = max(one.data["largest_difference"]["input scale"])
     optimum = linear_attention_optimum([1.0] * 5, 20)
     # the closed form is the loss of one tuned step: the ratio on common prompts has no sampling error of theirs
-    relative = gaussian.loss_ratio()
-    plain_mse = gaussian.squared_errors.mean().item()
+    of_gaussian = {row.quantity: row.measured for row in gaussian.rows}
+    relative = of_gaussian["loss, trained over tuned gradient descent"]
+    plain_mse = 2 * of_gaussian["half-MSE, trained, mean of the seeds"].mean
     return [
-        row("half-MSE, trained over tuned gradient descent", one.loss_ratio(), "0.995 to 1.005",
-            f"{half[0]:.4f} over {half[1]:.4f}, {one.n_prompts} prompts"),
-        row("sensitivity cosine, trained against gradient descent", one.sensitivity_cosine(), ">= 0.999", ""),
-        row("eta read from the weights over tuned eta", one.step_size_ratio(), "0.99 to 1.01",
-            f"tuned on 100,000 prompts: {one.step_size * 10:.4f}"),
-        row("half-MSE at the middle of the rescaled path, excess over the ends", one.midpoint_excess(), "<= 0.005", ""),
-        row("the same without rescaling", one.midpoint_excess(rescaled=False), "shown", ""),
+        row("half-MSE, trained over tuned gradient descent", measured["loss, trained over tuned gradient descent"],
+            "0.995 to 1.005", f"{' over '.join(f'{loss:.4f}' for loss in half.values())}, {one.data['n_prompts']} prompts"),
+        row("sensitivity cosine, trained against gradient descent",
+            measured["sensitivity cosine, trained against gradient descent"], ">= 0.999", ""),
+        row("eta read from the weights over tuned eta", measured["η read from the weights over tuned η"],
+            "0.99 to 1.01", f"tuned on 100,000 prompts: {one.data['tuned_eta']:.4f}"),
+        row("half-MSE at the middle of the rescaled path, excess over the ends",
+            measured["excess loss at the middle of the rescaled path"], "<= 0.005", ""),
+        row("the same without rescaling", measured["the same without rescaling"], "shown", ""),
         row("largest |trained / gradient descent - 1|, input scale 0.5 to 2", [worst], "<= 0.02",
             "worst seed and scale"),
         row("Gaussian inputs, d = 5, n = 20: MSE, trained over optimum", relative, "0.99 to 1.01",
@@ -180,7 +176,7 @@ def row(name: str, values, bar: str, detail: str, over: str = "seeds") -> dict:
     return {"quantity": name, "value": middle, "low": low, "high": high, "of": kind, "bar": bar, "detail": detail}
 
 
-def show(rows: list[dict], json_path: Path | None = None) -> None:
+def show(rows: list[dict], json_path: LossPath | None = None) -> None:
     print(f"{'quantity':74} {'value':>10} {'low':>10} {'high':>10}  bar")
     for r in rows:
         print(f"{r['quantity']:74} {r['value']:10.5g} {r['low']:10.5g} {r['high']:10.5g}  {r['bar']}")

@@ -10,7 +10,7 @@ from mechicl import algorithms, viz
 from mechicl.analysis import Lens, match, measure_forgetting
 from mechicl.checkpoints import load_checkpoint
 from mechicl.learners import AlgorithmFamily, AlgorithmLearner, Learner, squared_errors
-from mechicl.report import Comparison, Figure, Row, published
+from mechicl.report import Comparison, Row, Section, published
 from mechicl.report.layers import reference_families
 from mechicl.report.script import run_script
 from mechicl.statistics import ratio_interval
@@ -48,7 +48,7 @@ def compare(args: Args) -> Comparison:
     models = {
         kind: load_checkpoint(name).models[0] for kind, name in (("transformer", args.transformer), ("lstm", args.lstm))
     }
-    printed = published("002_table1_similarity_of_errors")
+    printed = published("fu2024_table1")
     rows: list[Row] = []
     for kind, model in models.items():
         final = Lens(model).trajectory(prompts)
@@ -95,7 +95,7 @@ def compare(args: Args) -> Comparison:
         name: [ratio_interval(point, square) for point in result.squared_errors] for name, result in forgotten.items()
     }
     figures = [
-        Figure(
+        Section(
             "Loss by number of context points",
             "Means with 95% intervals over prompts (Fig. 14, left).",
             viz.interval_lines(
@@ -106,7 +106,7 @@ def compare(args: Args) -> Comparison:
                 by_points,
             ),
         ),
-        Figure(
+        Section(
             "Forgetting",
             "Each context point asked again after the whole context, by how long ago it stood (Fig. 14, centre). "
             "Online gradient descent fits the last point exactly.",

@@ -10,7 +10,7 @@ from mechicl import algorithms, viz
 from mechicl.analysis import cross_moments, gradient_descent_weights, newton_weights, ols_weights, probe, second_moments
 from mechicl.checkpoints import load_checkpoint
 from mechicl.models import build
-from mechicl.report import Comparison, Figure, Row
+from mechicl.report import Comparison, Row, Section
 from mechicl.report.script import run_script
 
 
@@ -57,7 +57,7 @@ def compare(args: Args) -> Comparison:
         found = f"layer {where[0]}, token {result.positions[where[1]]}"
         rows.append(Row(f"{name}: the same in an untrained model", None, explained, "prompts", found))
     figures = [
-        Figure(
+        Section(
             name,
             "R² on held-out prompts minus that of probes fitted to another prompt's quantity.",
             viz.probe_heatmap(result, name),

@@ -11,7 +11,7 @@ from mechicl import algorithms
 from mechicl.analysis import LayerErrors, fit_readouts, match
 from mechicl.checkpoints import load_checkpoint
 from mechicl.learners import AlgorithmLearner
-from mechicl.report import Comparison, Figure, Row
+from mechicl.report import Comparison, Row, Section
 from mechicl.report.layers import loss_figure
 from mechicl.report.script import run_script
 from mechicl.statistics import ratio_interval
@@ -44,7 +44,7 @@ def compare(args: Args) -> Comparison:
     signal = square.mean().item()
     names = {"transformer": checkpoint.name} | ({"LSTM": args.lstm} if args.lstm else {})
     rows: list[Row] = []
-    figures: list[Figure] = []
+    figures: list[Section] = []
     data: dict[str, object] = {"n_prompts": args.n_prompts, "signal": signal}
     at_twice_d = min(2 * task.x_dim, task.n_context)
     for kind, name in names.items():

@@ -9,7 +9,7 @@ from pathlib import Path
 from mechicl import viz
 from mechicl.analysis import fit_readouts, match, measure_outside_span, similarity_of_weights
 from mechicl.checkpoints import load_checkpoint
-from mechicl.report import Comparison, Figure, Row
+from mechicl.report import Comparison, Row, Section
 from mechicl.report.layers import reference_families
 from mechicl.report.script import run_script
 from mechicl.statistics import Interval, interval
@@ -41,7 +41,7 @@ def compare(args: Args) -> Comparison:
     families = reference_families(task)
     d, n_layers = task.x_dim, model.cfg.n_layers
     rows: list[Row] = []
-    figures: list[Figure] = []
+    figures: list[Section] = []
     data: dict[str, object] = {"checkpoint": checkpoint.name, "n_prompts": args.n_prompts}
     by_family: dict[str, dict[int, list[Interval]]] = {}
     for name, learner in families.items():
@@ -56,7 +56,7 @@ def compare(args: Args) -> Comparison:
         lines = {name: of[layer] for name, of in by_family.items()}
         title = f"Similarity of induced weights, layer {layer}"
         figures.append(
-            Figure(
+            Section(
                 title,
                 "Cosine with the best-matching step of each family (Fig. 8).",
                 viz.interval_lines(title, "context points", "cosine", list(range(1, task.n_context + 1)), lines),
@@ -75,7 +75,7 @@ def compare(args: Args) -> Comparison:
     data["outside_span"] = span.share.mean(-1).tolist()
     lines = {f"layer {layer}": span.by_point(layer)[1:d] for layer in range(1, n_layers + 1)}
     figures.append(
-        Figure(
+        Section(
             "Share of the weights outside the span of the points seen",
             "Squared norm of that part over the whole's, while fewer points than dimensions were seen (Fig. 15); "
             "random weights would have 1 - n/d.",

@@ -23,7 +23,7 @@ from mechicl.analysis.finetuning.tuning import How
 from mechicl.files import read_json, write_json, write_tensors
 from mechicl.interop import LanguageModel, load_language_model
 from mechicl.models import HookedTransformer
-from mechicl.report import Comparison, Figure, Row, published
+from mechicl.report import Comparison, Row, Section, published
 from mechicl.report.script import run_script
 from mechicl.statistics import interval
 from mechicl.text.classification import TEXT_TASKS, Labels
@@ -31,7 +31,7 @@ from mechicl.text.demonstrations import text_shots
 
 MADE = tuple(name for name, task in TEXT_TASKS.items() if task.topics)
 PAPERS = {"sst2": "SST2", "sst5": "SST5", "mr": "MR", "subj": "Subj", "agnews": "AGNews", "cb": "CB"}
-TABLES = {"plain": "003_table2_original", "linearized": "003_table1_linearized", "per_layer": "003_table2_per_layer"}
+TABLES = {"plain": "barnatan_table2", "linearized": "barnatan_table1", "per_layer": "barnatan_table2_layer_by_layer"}
 ENDINGS = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 FORMAT = 2  # of what is kept of a trial; another one is measured anew
 METRICS = {  # of the tables: their key, and the field here
@@ -83,7 +83,7 @@ class Args:
     """To search."""
     hows: tuple[How, ...] = HOWS
     """Kinds of fine-tuning: the model itself, linearised, layer by layer."""
-    data: Path | None = None
+    data: LossPath | None = None
     """Folder with TASK_SPLIT.csv (or .tsv, .json, .jsonl, .parquet, or a folder of save_to_disk), not the hub."""
     device: str = "cpu"
     """Where the model runs."""
@@ -370,7 +370,7 @@ def _dual_form_error(layer: int, found: dict[str, Any]) -> float:
 # ---- pictures ----
 
 
-def figures(trials: Trials) -> list[Figure]:
+def figures(trials: Trials) -> list[Section]:
     scores = {
         setting: {
             task: interval(torch.tensor([of_kind(how, name, found) for found in of]))
@@ -381,7 +381,7 @@ def figures(trials: Trials) -> list[Figure]:
     }
     chance = [1 / TEXT_TASKS[task].n_classes for task in trials.tasks]
     drawn = [
-        Figure(
+        Section(
             "Accuracy",
             "Means over seeds with 95% intervals; dotted: one over the number of classes.",
             viz.settings_figure(scores, chance=chance),
@@ -410,7 +410,7 @@ def figures(trials: Trials) -> list[Figure]:
     return drawn
 
 
-def by_layer(trials: Trials, title: str, words: str, lines: dict[str, tuple[str, str]]) -> Figure:
+def by_layer(trials: Trials, title: str, words: str, lines: dict[str, tuple[str, str]]) -> Section:
     layers = range(len(trials.found[0][0]["comparisons"]["plain"]["update_similarity"]))
 
     def at(layer: int, how: str, name: str, found: dict[str, Any]) -> float:
@@ -423,7 +423,7 @@ def by_layer(trials: Trials, title: str, words: str, lines: dict[str, tuple[str,
     }
     figure = viz.interval_lines(title, "layer", "cosine", list(layers), intervals)
     figure.update_xaxes(dtick=1)
-    return Figure(title, words, figure)
+    return Section(title, words, figure)
 
 
 if __name__ == "__main__":

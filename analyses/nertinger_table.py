@@ -24,7 +24,7 @@ from mechicl.analysis import (
 from mechicl.checkpoints import Checkpoint, load_checkpoint
 from mechicl.learners import AlgorithmLearner, Learner, squared_errors
 from mechicl.prompts import Prompts
-from mechicl.report import Comparison, Figure, Row, published
+from mechicl.report import Comparison, Row, Section, published
 from mechicl.report.script import run_script
 from mechicl.statistics import Interval, interval, ratio_interval
 from mechicl.tasks import LinearRegression
@@ -107,7 +107,7 @@ def tuned_pgd(covariance: Tensor, prompts: Prompts) -> AlgorithmLearner:
 
 def compare(args: Args) -> Comparison:
     """Measure every cell, and align the noiseless columns' models with PGD over training."""
-    table = published("004_table1_in_context_loss")
+    table = published("nertinger_table1")
     loaded = [load_checkpoint(name) for name in args.checkpoints]
     parts = {_row(checkpoint): checkpoint.by_task() for checkpoint in loaded}
     tasks = [part.task for part in next(iter(parts.values()))]
@@ -135,7 +135,7 @@ def compare(args: Args) -> Comparison:
     stages.close()
     rows += _relu_rows(settings[0]) + [row for setting in settings[::3] for row in _softmax_rows(setting)]
     figures = [
-        Figure(
+        Section(
             f"Against PGD during training, {name}",
             "Cosine of sensitivities and distance of predictions, mean over seeds outside local minima with 95% bands "
             "(Fig. 1).",

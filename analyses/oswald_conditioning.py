@@ -12,7 +12,7 @@ import torch
 from mechicl import viz
 from mechicl.analysis import Conditioning, EigenvalueRange, fit_construction, measure_conditioning, tuned_descent
 from mechicl.checkpoints import load_checkpoint
-from mechicl.report import Comparison, Figure, Row, published
+from mechicl.report import Comparison, Row, Section, published
 from mechicl.report.script import run_script
 from mechicl.statistics import Interval, interval
 from mechicl.tasks import LinearRegression
@@ -77,13 +77,13 @@ def compare(args: Args) -> Comparison:
     observed = {name: m.typical for name, m in by_name.items()}
     grids = {name: m.conditioning.at(_grid(m)) for name, m in by_name.items()}
     figures = [
-        Figure(
+        Section(
             "Map of the eigenvalues",
             f"For the γ in the weights of the median seed; solid over the eigenvalues of {args.n_prompts:,} tasks. All "
             "of them lie below the root 1/γ.",
             viz.eigenvalue_map({name: m.conditioning.extremes for name, m in by_name.items()}, observed),
         ),
-        Figure(
+        Section(
             "Condition number against γ",
             "Above: from the smallest and the largest eigenvalue of all tasks, the paper's heuristic (star: without "
             "transformation; diamond: the least). Below: of each task by itself. Dotted: γ in the trained weights.",
@@ -96,7 +96,7 @@ def compare(args: Args) -> Comparison:
         rows += _distribution_rows(shown, several)
         data["distribution"] = _quantiles(several)
         figures.append(
-            Figure(
+            Section(
                 f"Distribution over tasks, n = {shown.n}",
                 f"Condition numbers of {args.n_prompts:,} tasks. The γ in the weights is {shown.typical:.4f}.",
                 viz.condition_number_distribution(several),
@@ -130,7 +130,7 @@ def _measure(name: str, args: Args) -> Measured:
 
 def _printed(n: int) -> dict[str, float]:
     """The paper's numbers for so many points, empty if it has none."""
-    printed = published("000_a10")
+    printed = published("oswald2023_a10")
     if n not in printed["n"]:
         return {}
     return {key: values[printed["n"].index(n)] for key, values in printed.items()}
@@ -203,7 +203,7 @@ def _distribution_rows(m: Measured, several: Conditioning) -> list[Row]:
     return rows
 
 
-def _ratio_figure(found: list[Measured]) -> Figure:
+def _ratio_figure(found: list[Measured]) -> Section:
     """Each way of choosing γ, relative to what the weights hold."""
 
     def over_weights(m: Measured, of: Interval) -> Interval:
@@ -220,7 +220,7 @@ def _ratio_figure(found: list[Measured]) -> Figure:
     figure.add_hline(y=1, line={"color": "#999999", "width": 1})
     figure.update_xaxes(tickvals=points, ticktext=[str(n) for n in points])
     words = "1 is the median seed. Bands are 95% intervals over prompts or draws."
-    return Figure("γ by number of points", words, figure)
+    return Section("γ by number of points", words, figure)
 
 
 def _grid(m: Measured) -> list[float]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from mechicl import viz
 from mechicl.analysis import LossPath, connect_modes
 from mechicl.checkpoints import load_checkpoint
-from mechicl.report import Comparison, Figure, Row
+from mechicl.report import Comparison, Row, Section
 from mechicl.report.script import run_script
 from mechicl.tasks import LinearRegression
 
@@ -55,7 +55,7 @@ def compare(args: Args) -> Comparison:
         found_range = f"{min(means):.3g} to {max(means):.3g}"
         rows.append(Row(f"barrier between seeds, {kind}", _claim(kind), found_range, "prompts", each))
     figures = [
-        Figure(f"Seeds {i} and {j}", "Loss on held-out prompts.", viz.connectivity_paths(paths))
+        Section(f"Seeds {i} and {j}", "Loss on held-out prompts.", viz.connectivity_paths(paths))
         for (i, j), paths in zip(pairs, found, strict=True)
     ]
     lead = (

@@ -22,7 +22,7 @@ from mechicl.analysis import (
 from mechicl.checkpoints import Checkpoint, load_checkpoint
 from mechicl.learners import squared_errors
 from mechicl.prompts import Prompts
-from mechicl.report import Comparison, Figure, Row
+from mechicl.report import Comparison, Row, Section
 from mechicl.report.script import run_script
 from mechicl.statistics import Interval, interval, ratio_interval
 
@@ -67,7 +67,7 @@ class Opened:
 def compare(args: Args) -> Comparison:
     """Losses, transitions, derivatives, attention, ablations and transplants of every seed."""
     rows: list[Row] = []
-    figures: list[Figure] = []
+    figures: list[Section] = []
     data = {}
     task = load_checkpoint(args.checkpoints[0]).task
     held_out = task.sample(args.n_prompts, seed=args.seed, dtype=torch.float64)
@@ -83,13 +83,13 @@ def compare(args: Args) -> Comparison:
         curve = found.checkpoint.record["curve"]
         seeds = found.checkpoint.record["seeds"]
         figures.append(
-            Figure(
+            Section(
                 f"{name}: loss during training",
                 "Half the held-out mean squared error of each seed; diamonds mark where it has fallen half of the way.",
                 viz.losses_over_training(
                     curve["eval_step"],
                     {"seeds": curve["eval_loss"]},
-                    found={"seeds": found.transitions},
+                    transitions={"seeds": found.transitions},
                     references={"one step of gradient descent": reference.mean().item(), "predicting 0": nothing},
                     log_y=max(map(max, curve["eval_loss"])) > 10 * nothing,  # large initial weights
                 ),
@@ -229,7 +229,7 @@ def _sensitivity_over_training(checkpoint: Checkpoint, prompts: Prompts) -> tupl
 
 def _sensitivity_figure(
     found: Opened, steps: list[int], by_relation: dict[str, torch.Tensor], seed: int, gd_mse: float
-) -> Figure:
+) -> Section:
     name = found.checkpoint.name
     names = {"own": "the token itself", "next": "the next token (its target)", "other": "other tokens"}
     one = {names[relation]: values[:, seed].tolist() for relation, values in by_relation.items()}
@@ -241,10 +241,10 @@ def _sensitivity_figure(
         f"Norm of the derivative of the first layer's output at the context's x tokens, seed "
         f"{found.checkpoint.record['seeds'][seed]}, at the saved snapshots, above its loss."
     )
-    return Figure(f"{name}: what the first layer depends on", words, figure)
+    return Section(f"{name}: what the first layer depends on", words, figure)
 
 
-def _patterns_figure(found: Opened, seed: int, prompts: Prompts) -> Figure:
+def _patterns_figure(found: Opened, seed: int, prompts: Prompts) -> Section:
     checkpoint = found.checkpoint
     assert checkpoint.snapshots is not None
     transition = found.transitions.steps.nan_to_num(0)[seed].item()
@@ -256,7 +256,7 @@ def _patterns_figure(found: Opened, seed: int, prompts: Prompts) -> Figure:
         panels[f"step {checkpoint.snapshots.steps[i]}"] = cache["blocks.0.attn.hook_pattern"][:, 0].mean(0)
     labels = checkpoint.models[0].cfg.format.labels(prompts.n_context)
     words = "Mean attention of the first layer before and after the transition; rows attend to columns."
-    return Figure(f"{checkpoint.name}: attention patterns", words, viz.mean_patterns(panels, labels))
+    return Section(f"{checkpoint.name}: attention patterns", words, viz.mean_patterns(panels, labels))
 
 
 if __name__ == "__main__":

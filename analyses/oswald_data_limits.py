@@ -16,7 +16,7 @@ from mechicl.constructions import gradient_descent
 from mechicl.learners import squared_errors
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
-from mechicl.report import Comparison, Figure, Row
+from mechicl.report import Comparison, Row, Section
 from mechicl.report.script import run_script
 from mechicl.statistics import interval
 from mechicl.tasks import FixedTasks, LinearRegression
@@ -68,7 +68,7 @@ def compare(args: Args) -> Comparison:
         f"weights, which see the same tasks. 120 numbers of the layer matter to its prediction."
     )
     words = "Cosine of sensitivities and distance of predictions on held-out prompts, mean over seeds with 95% bands."
-    figures = [Figure("Alignment with gradient descent during training", words,
+    figures = [Section("Alignment with gradient descent during training", words,
                       viz.alignments_over_training(over_training))]  # fmt: skip
     return Comparison("Training on few tasks (A.12, Fig. 16)", lead, rows, figures, data)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from mechicl import viz
 from mechicl.analysis import fit_construction, tuned_descent
 from mechicl.checkpoints import load_checkpoint
-from mechicl.report import Comparison, Figure, Row
+from mechicl.report import Comparison, Row, Section
 from mechicl.report.descent import published_gammas
 from mechicl.report.script import run_script
 from mechicl.statistics import interval
@@ -59,7 +59,7 @@ def compare(args: Args) -> Comparison:
         "Looped two-layer linear attention on x ~ U(-1/2, 1/2), d = 10. The weights are brought into the gauge where "
         "the mean diagonal of W_KQ is 1 and projected on GD++: γ is minus the mean diagonal of W_PV's x-block."
     )
-    figures = [Figure("γ by number of points", "Bands are 95% intervals over seeds.", figure)]
+    figures = [Section("γ by number of points", "Bands are 95% intervals over seeds.", figure)]
     return Comparison("γ of GD++ in trained weights (A.10)", lead, rows, figures, {"fits": numbers})
 
 

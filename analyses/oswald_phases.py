@@ -11,7 +11,7 @@ import torch
 from mechicl import viz
 from mechicl.analysis import Transitions, find_transitions, one_step_optimum
 from mechicl.checkpoints import Checkpoint, load_checkpoint
-from mechicl.report import Comparison, Figure, Row
+from mechicl.report import Comparison, Row, Section
 from mechicl.report.script import run_script
 from mechicl.statistics import interval
 from mechicl.tasks import LinearRegression
@@ -37,7 +37,7 @@ def compare(args: Args) -> Comparison:
         raise ValueError(f"{loaded[0].name} was trained on {type(task).__name__}, not on linear regression")
     nothing, best = _predicting_0(task), one_step_optimum(task).mse
     rows: list[Row] = [Row("half-MSE, best single step of gradient descent", 0.2, best / 2, "exact")]
-    figures: list[Figure] = []
+    figures: list[Section] = []
     data: dict[str, object] = {}
     found: dict[str, Transitions] = {}
     for checkpoint in loaded:
@@ -51,9 +51,10 @@ def compare(args: Args) -> Comparison:
         words = f"{n} seeds; diamonds mark where a loss has come half of the way down."
         references = {"best step of gradient descent": best, "predicting 0": nothing}
         picture = viz.losses_over_training(
-            curve["eval_step"], {name: curve["eval_loss"]}, references=references, found={name: falls}, log_x=True
+            curve["eval_step"], {name: curve["eval_loss"]}, references=references,
+            transitions={name: falls}, log_x=True
         )
-        figures.append(Figure(f"Loss during training, {name}", words, picture))
+        figures.append(Section(f"Loss during training, {name}", words, picture))
     rows += _grokking(load_checkpoint(args.grokking), best, nothing, figures, data)
     lead = (
         "One layer of linear attention, x ~ U(-1/2, 1/2), d = n = 10, initial weights of deviation 0.002. A transition "
@@ -86,7 +87,7 @@ def _latest(falls: Transitions, last: int) -> str:
 
 
 def _grokking(
-    checkpoint: Checkpoint, best: float, nothing: float, figures: list[Figure], data: dict[str, object]
+    checkpoint: Checkpoint, best: float, nothing: float, figures: list[Section], data: dict[str, object]
 ) -> list[Row]:
     """Rows on train and test loss; the picture and the numbers are added to what is there."""
     curve = checkpoint.record["curve"]
@@ -106,7 +107,7 @@ def _grokking(
         raise ValueError(f"{checkpoint.name} never has a training loss below that of predicting 0 before its fall")
     data["grokking"] = {"steps": common, "test": tests.tolist(), "train": trains.tolist()}
     figures.append(
-        Figure(
+        Section(
             "Train and test loss of a block on 8,192 tasks",
             "Attention and MLP, trained on a fixed set of prompts.",
             viz.losses_over_training(

@@ -17,7 +17,7 @@ from mechicl.checkpoints import Checkpoint, load_checkpoint
 from mechicl.learners import AlgorithmLearner, Learner, squared_errors
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
-from mechicl.report import Comparison, Figure, Row
+from mechicl.report import Comparison, Row, Section
 from mechicl.report.script import run_script
 from mechicl.statistics import Interval, interval
 from mechicl.tasks import SineRegression
@@ -82,7 +82,7 @@ def compare(args: Args) -> Comparison:
     figures = [
         _functions(learned[0], constructed[0], smoothing, task, held_out[: args.n_drawn], grid),
         _curves(transformer, descent),
-        Figure("Kernels", "What a prediction gains by a unit of y at a context point, first seed. The paper's view is "
+        Section("Kernels", "What a prediction gains by a unit of y at a context point, first seed. The paper's view is "
                "k(x, x') = m(x)·m(x'); where MLPs read y too, it is the model's part that is linear in the targets.",
                viz.kernel_heatmaps(views)),
     ]  # fmt: skip
@@ -157,7 +157,7 @@ def _functions(
     task: SineRegression,
     prompts: Prompts,
     grid: torch.Tensor,
-) -> Figure:
+) -> Section:
     learners = {"attention": learned, "gradient descent": constructed, "Nadaraya-Watson": smoothing}
     figure = viz.adapted_functions_figure(
         prompts,
@@ -167,7 +167,7 @@ def _functions(
                                                                          ("gradient descent", constructed))},
         truth=_waves(prompts, grid),
     )  # fmt: skip
-    return Figure("Initial and adapted functions", "First seed; dashed: before the context is read.", figure)
+    return Section("Initial and adapted functions", "First seed; dashed: before the context is read.", figure)
 
 
 def _waves(prompts: Prompts, grid: torch.Tensor) -> torch.Tensor:
@@ -179,13 +179,13 @@ def _waves(prompts: Prompts, grid: torch.Tensor) -> torch.Tensor:
     return basis(grid) @ torch.linalg.lstsq(basis(prompts.xs), prompts.ys).solution
 
 
-def _curves(transformer: Checkpoint, descent: Checkpoint) -> Figure:
+def _curves(transformer: Checkpoint, descent: Checkpoint) -> Section:
     curves = {"attention": transformer.record["curve"], "gradient descent": descent.record["curve"]}
     figure = viz.losses_over_training(
         curves["attention"]["eval_step"], {name: curve["eval_loss"] for name, curve in curves.items()}, log_x=True,
         log_y=True,
     )  # fmt: skip
-    return Figure("Loss during training", "Half the held-out mean squared error of each seed.", figure)
+    return Section("Loss during training", "Half the held-out mean squared error of each seed.", figure)
 
 
 if __name__ == "__main__":

@@ -86,7 +86,6 @@ from mechicl.analysis.layers.probes import (
     second_moments,
 )
 from mechicl.analysis.layers.readouts import Readouts, fit_readouts, train_readouts
-from mechicl.analysis.one_layer import OneLayerStudy, study_one_layer
 from mechicl.analysis.weights.closed_forms import (
     OneStepOptimum,
     linear_attention_optimum,
@@ -143,7 +142,6 @@ __all__ = [
     "Members",
     "ModeConnectivity",
     "Node",
-    "OneLayerStudy",
     "OneStepOptimum",
     "OrderSensitivity",
     "OutsideSpan",
@@ -234,7 +232,6 @@ __all__ = [
     "similarity_of_errors",
     "similarity_of_weights",
     "squared_error",
-    "study_one_layer",
     "study_task",
     "train_readouts",
     "transformed_eigenvalues",

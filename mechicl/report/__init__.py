@@ -3,16 +3,16 @@
 from pathlib import Path
 
 from mechicl.checkpoints import CheckpointError, load_checkpoint
-from mechicl.report.comparison import Comparison, Figure, Row, published
+from mechicl.report.comparison import Comparison, Row, Section, published
 from mechicl.report.descent import write_descent_report
 from mechicl.report.layers import write_layers_report
 from mechicl.report.one_layer import write_one_layer_report
-from mechicl.report.opened import write_opened_report
+from mechicl.report.model_parts import write_model_parts_report
 from mechicl.report.texts import write_texts_report
 from mechicl.report.tokens import write_tokens_report
 from mechicl.tasks.topics import TopicClassification
 
-__all__ = ["Comparison", "Figure", "Row", "published", "write_report"]
+__all__ = ["Comparison", "Row", "Section", "published", "write_report"]
 
 _ONE_STEP = {  # what the one-layer study takes for granted: its construction's architecture
     "n_layers": 1, "n_heads": 1, "attention": "linear", "normalization_type": None, "d_mlp": None, "damping": 1.0,
@@ -50,7 +50,7 @@ def write_report(name: str | Path, out: str | Path, *, n_prompts: int = 10_000, 
     elif cfg.one_pass:
         write = write_layers_report
     elif cfg.prompt_format == "interleaved":
-        write = write_opened_report
+        write = write_model_parts_report
     elif all(getattr(cfg, field) == value for field, value in _ONE_STEP.items()):
         write = write_one_layer_report
     else:

@@ -9,11 +9,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import plotly.graph_objects as go
-
 from mechicl.files import write_bytes, write_json
 from mechicl.statistics import Interval
-from mechicl.viz.page import page, plot, section, table
+from mechicl.viz.page import Section, page, table
+
+HEADER = ("quantity", "published", "measured", "interval", "note")
 
 
 @dataclass(frozen=True)
@@ -44,34 +44,22 @@ class Row:
         return self.quantity, published, measured, self.over, self.note
 
 
-HEADER = ("quantity", "published", "measured", "interval", "note")
-
-
-@dataclass(frozen=True, eq=False)
-class Figure:
-    """A picture with the words that explain it."""
-
-    title: str
-    words: str
-    figure: go.Figure
-
-
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """What the reproduction of a published figure or table found.
+    """What a reproduction measured beside what was published.
 
     Attributes:
         title: of the page.
         lead: what was measured, on what.
         rows: published beside measured.
-        figures: pictures.
+        sections: pictures with their words.
         data: every number behind them, as plain data.
     """
 
     title: str
     lead: str
     rows: Sequence[Row]
-    figures: Sequence[Figure] = ()
+    sections: Sequence[Section] = ()
     data: dict[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -83,9 +71,13 @@ class Comparison:
         )
         return f"{self.title}\n{self.lead}\n\n{text}"
 
-    def with_more(self, rows: Sequence[Row], figures: Sequence[Figure], data: dict[str, Any]) -> "Comparison":
-        """The same with further rows, figures and numbers behind its own."""
-        return replace(self, rows=[*self.rows, *rows], figures=[*self.figures, *figures], data={**self.data, **data})
+    def with_more(
+        self, rows: Sequence[Row] = (), sections: Sequence[Section] = (), data: dict[str, Any] | None = None
+    ) -> "Comparison":
+        """A comparison with further rows, sections and numbers after those that it has."""
+        return replace(
+            self, rows=[*self.rows, *rows], sections=[*self.sections, *sections], data={**self.data, **(data or {})}
+        )
 
     def write(self, out: str | Path, name: str) -> Path:
         """Save NAME.json and NAME.html in a folder, and return the path of the page."""
@@ -93,14 +85,13 @@ class Comparison:
         out.mkdir(parents=True, exist_ok=True)
         saved = {"title": self.title, "lead": self.lead, "date": time.strftime("%Y-%m-%d"), **self.data}
         write_json(out / f"{name}.json", finite({**saved, "table": [asdict(row) for row in self.rows]}))
-        sections = [section("Published and measured", "", table(HEADER, [row.cells() for row in self.rows]))]
-        sections += [section(f.title, f.words, plot(f.figure)) for f in self.figures]
-        write_bytes(out / f"{name}.html", page(self.title, self.lead, sections).encode())
+        rows = Section("Published and measured", "", table(HEADER, [row.cells() for row in self.rows]))
+        write_bytes(out / f"{name}.html", page(self.title, self.lead, [rows, *self.sections]).encode())
         return out / f"{name}.html"
 
 
 def published(key: str) -> dict[str, Any]:
-    """Numbers printed in the papers, an entry of `published.json`."""
+    """Numbers printed in the papers: an entry of `published.json`, whose keys are an author, a year and a place."""
     return json.loads(files("mechicl").joinpath("published.json").read_text())[key]
 
 

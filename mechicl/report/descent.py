@@ -28,8 +28,8 @@ from mechicl.checkpoints import Checkpoint, CheckpointError
 from mechicl.learners import Learner, squared_errors
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.prompts import Prompts
-from mechicl.report.comparison import Comparison, Figure, Row, published
-from mechicl.report.opened import opened_comparison
+from mechicl.report.comparison import Comparison, Row, Section, published
+from mechicl.report.model_parts import add_model_parts
 from mechicl.statistics import Interval, interval, ratio_interval
 from mechicl.tasks import LinearRegression
 
@@ -102,7 +102,7 @@ def compare_with_descent(
         rows.append(Row(f"sensitivity cosine with {name}", "near 1" if "++" in name else None, cosine, over))
     identified = identify(models[0], task, n_prompts=min(n_prompts, 4096), progress=progress)
     rows += _identified_rows(identified)
-    figures = [Figure("Losses out of distribution", WORDS["shifts"], _shifts(models[0], references, task, seed))]
+    sections = [Section("Losses out of distribution", WORDS["shifts"], _shifts(models[0], references, task, seed))]
     data: dict[str, Any] = {
         "mse": errors.mean(-1).tolist(),
         "references": {name: values.mean().item() for name, values in references.squared_errors.items()},
@@ -116,17 +116,19 @@ def compare_with_descent(
     else:
         rows += fit_rows(fit, task, looped=cfg.recurrent and cfg.n_layers == 2)
         more_rows, figure, barriers = _paths(models, fit, references, family, held_out)
-        rows, figures = rows + more_rows, [*figures, figure]
+        rows, sections = rows + more_rows, [*sections, figure]
         data |= {"parameters": {k: v.tolist() for k, v in fit.best.parameters.items()}, "barriers": barriers}
-    figures += [
-        Figure("Which algorithm is it?", WORDS["families"], viz.identified_families(identified)),
-        Figure("Seen in the eigenbasis of the inputs", WORDS["filters"], viz.identified_filters(identified)),
+    sections += [
+        Section("Which algorithm is it?", WORDS["families"], viz.identified_families(identified)),
+        Section("Seen in the eigenbasis of the inputs", WORDS["filters"], viz.identified_filters(identified)),
     ]
     if "curve" in checkpoint.record:
-        reference = next(iter(references.squared_errors.values())).mean().item()
-        seeds = list(checkpoint.record.get("seeds", range(len(models))))
-        curves = viz.learning_curves(checkpoint.record["curve"], seeds, reference)
-        figures.insert(0, Figure("Learning", WORDS["learning"], curves))
+        curve, (name, values) = checkpoint.record["curve"], next(iter(references.squared_errors.items()))
+        curves = viz.losses_over_training(
+            curve["eval_step"], {"each seed": curve["eval_loss"]}, log_x=True,
+            references={f"{name}, tuned": values.mean().item()},
+        )  # fmt: skip
+        sections.insert(0, Section("Learning", WORDS["learning"], curves))
     heads = f"{cfg.n_heads} {cfg.attention} head{'s' if cfg.n_heads > 1 else ''}"
     layers = f"{cfg.n_layers} layer{'s' if cfg.n_layers > 1 else ''}{' (one, looped)' if cfg.recurrent else ''}"
     lead = (
@@ -134,13 +136,13 @@ def compare_with_descent(
         f"{task.n_context} points in {task.x_dim} dimensions; {n_prompts:,} held-out prompts (seed {seed}). Losses "
         f"are halved where the paper's are; its inputs are U(-1/2, 1/2)."
     )
-    return Comparison(f"Against gradient descent ({checkpoint.name})", lead, rows, figures, data)
+    return Comparison(f"Against gradient descent ({checkpoint.name})", lead, rows, sections, data)
 
 
 def write_descent_report(checkpoint: Checkpoint, out: Path, *, n_prompts: int, progress: bool) -> Path:
     """`compare_with_descent`, and what the heads do, as `report.html` and `report.json`."""
     comparison = compare_with_descent(checkpoint, n_prompts=n_prompts, progress=progress)
-    return opened_comparison(comparison, checkpoint, progress=progress).write(out, "report")
+    return add_model_parts(comparison, checkpoint, progress=progress).write(out, "report")
 
 
 def fit_rows(fit: ConstructionFit, task: LinearRegression, *, looped: bool) -> list[Row]:
@@ -180,7 +182,7 @@ def fit_rows(fit: ConstructionFit, task: LinearRegression, *, looped: bool) -> l
 
 def published_gammas() -> dict[int, float]:
     """γ of von Oswald et al.'s two looped layers by the number of points (A.10)."""
-    printed = published("000_a10")
+    printed = published("oswald2023_a10")
     return dict(zip(printed["n"], printed["gamma_of_trained_2_layer_recurrent"], strict=True))
 
 
@@ -245,7 +247,7 @@ def _paths(
     references: References,
     family: FamilyName,
     held_out: Prompts,
-) -> tuple[list[Row], Figure, dict[str, list[float]]]:
+) -> tuple[list[Row], Section, dict[str, list[float]]]:
     tuned = _member(list(references.learners.values())[-1], family, models[0].cfg)
     shown, rows, barriers = {}, [], {}
     targets = {
@@ -266,7 +268,7 @@ def _paths(
                 Row(f"barrier to the {target}, {kind}", claim, barrier_over_seeds(found), "seeds",
                     f"largest {largest} over prompts; relative to the loss")
             )  # fmt: skip
-    return rows, Figure("From the trained weights to GD++", WORDS["paths"], viz.connectivity_paths(shown)), barriers
+    return rows, Section("From the trained weights to GD++", WORDS["paths"], viz.connectivity_paths(shown)), barriers
 
 
 def _member(descent: SpectralLearner, family: FamilyName, cfg: TransformerConfig) -> HookedTransformer:

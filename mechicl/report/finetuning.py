@@ -8,7 +8,7 @@ from mechicl.analysis import FineTuning, FineTuningComparison, compare_on_prompt
 from mechicl.analysis.finetuning.tuning import FineTuningDivergedError
 from mechicl.checkpoints import Checkpoint
 from mechicl.models import HookedTransformer
-from mechicl.report.comparison import Comparison, Figure, Row
+from mechicl.report.comparison import Comparison, Row, Section
 from mechicl.statistics import interval
 
 PROMPT_SEED = 3_000_003
@@ -29,7 +29,7 @@ WORDS = {
 }
 
 
-def finetuning_comparison(comparison: Comparison, checkpoint: Checkpoint, *, progress: bool = True) -> Comparison:
+def add_finetuning(comparison: Comparison, checkpoint: Checkpoint, *, progress: bool = True) -> Comparison:
     """A comparison with sections on fine-tuning behind it, where the model is a transformer with keys and values."""
     model, task = checkpoint.models[0], checkpoint.task
     tunable = isinstance(model, HookedTransformer) and model.cfg.n_layers and model.cfg.attention_weights == "learned"
@@ -44,14 +44,14 @@ def finetuning_comparison(comparison: Comparison, checkpoint: Checkpoint, *, pro
         measured = compare_on_prompts(model, prompts[:n], tuning, progress=progress)
     except FineTuningDivergedError:  # no section, rather than no report
         return comparison
-    rows, figures, data = finetuning_sections({"fine-tuned": measured}, {"fine-tuned": tuning})
-    return comparison.with_more(rows, figures, {"finetuning": {**data, "seed": PROMPT_SEED, "n_prompts": n}})
+    rows, sections, data = finetuning_sections({"fine-tuned": measured}, {"fine-tuned": tuning})
+    return comparison.with_more(rows, sections, {"finetuning": {**data, "seed": PROMPT_SEED, "n_prompts": n}})
 
 
 def finetuning_sections(
     measured: Mapping[str, FineTuningComparison], tunings: Mapping[str, FineTuning]
-) -> tuple[list[Row], list[Figure], dict[str, Any]]:
-    """Rows, figures and numbers on fine-tuning against reading a prompt's context, by kind of fine-tuning."""
+) -> tuple[list[Row], list[Section], dict[str, Any]]:
+    """Rows, sections and numbers on fine-tuning against reading a prompt's context, by kind of fine-tuning."""
     first = next(iter(measured.values()))
     rows = [
         Row("squared error without the context", None, interval(first.zero_shot_loss), "prompts"),
@@ -66,17 +66,17 @@ def finetuning_sections(
                 of.recall(), "prompts"),
             *_metric_rows(of, name),
         ]  # fmt: skip
-    figures = [
-        Figure("Fine-tuning changes what reading changes?", WORDS["updates"], viz.update_similarity_figure(measured))
+    sections = [
+        Section("Fine-tuning changes what reading changes?", WORDS["updates"], viz.update_similarity_figure(measured))
     ]
     if first.map_similarity_before.isfinite().any():
-        figures.append(Figure("Attention after fine-tuning", WORDS["maps"], viz.map_similarity_figure(measured)))
+        sections.append(Section("Attention after fine-tuning", WORDS["maps"], viz.map_similarity_figure(measured)))
     data = {
         name: {field: value.mean(-1).tolist() for field, value in of.samples().items()}
         | {"learning_rate": tunings[name].learning_rate, "epochs": tunings[name].epochs}
         for name, of in measured.items()
     }
-    return rows, figures, data
+    return rows, sections, data
 
 
 def _metric_rows(of: FineTuningComparison, name: str) -> list[Row]:

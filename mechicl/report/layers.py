@@ -11,9 +11,9 @@ from mechicl.analysis.behaviour.matching import Similarity
 from mechicl.checkpoints import Checkpoint, CheckpointError
 from mechicl.learners import AlgorithmLearner, IterativeLearner
 from mechicl.prompts import Prompts
-from mechicl.report.comparison import Comparison, Figure, Row, published
-from mechicl.report.finetuning import finetuning_comparison
-from mechicl.report.opened import opened_comparison
+from mechicl.report.comparison import Comparison, Row, Section, published
+from mechicl.report.finetuning import add_finetuning
+from mechicl.report.model_parts import add_model_parts
 from mechicl.statistics import interval, ratio_interval
 from mechicl.tasks import Task
 
@@ -71,7 +71,7 @@ def compare_layers(
         )
     readouts = fit_readouts(model, task.sample(n_fitting, seed=seed), progress=progress)
     prompts = task.sample(n_prompts, seed=seed + 1)
-    rows, figures = _loss(checkpoint, readouts, prompts)
+    rows, sections = _loss(checkpoint, readouts, prompts)
     data: dict[str, Any] = {"checkpoint": checkpoint.name, "n_prompts": n_prompts, "n_fitting": n_fitting, "seed": seed}
     families = reference_families(task)
     for similarity in similarities:
@@ -84,26 +84,26 @@ def compare_layers(
         }
         growths = _growths(matches)
         rows += match_rows(similarity, matches, growths)
-        figures += match_figures(similarity, matches, growths)
+        sections += match_figures(similarity, matches, growths)
         data[similarity] = {name: _numbers(found) for name, found in matches.items()}
     lead = (
         f"Layers of {checkpoint.name} ({model.cfg.n_layers} layers, d = {task.x_dim}, {task.n_context} points), read "
         f"by linear readouts fitted in closed form, against algorithms on {n_prompts} held-out prompts "
         f"(seed {seed + 1}). {SIZES}"
     )
-    return Comparison(f"Which iteration does each layer match? ({checkpoint.name})", lead, rows, figures, data)
+    return Comparison(f"Which iteration does each layer match? ({checkpoint.name})", lead, rows, sections, data)
 
 
 def write_layers_report(checkpoint: Checkpoint, out: Path, *, n_prompts: int, progress: bool) -> Path:
     """`compare_layers`, and what the heads do, as `report.html` and `report.json`."""
     comparison = compare_layers(checkpoint, n_prompts=n_prompts, progress=progress)
-    comparison = opened_comparison(comparison, checkpoint, progress=progress)
-    return finetuning_comparison(comparison, checkpoint, progress=progress).write(out, "report")
+    comparison = add_model_parts(comparison, checkpoint, progress=progress)
+    return add_finetuning(comparison, checkpoint, progress=progress).write(out, "report")
 
 
 def match_rows(similarity: Similarity, matches: Mapping[str, Match], growths: Mapping[str, Growth]) -> list[Row]:
     """What the paper says of the matches, beside what was found."""
-    printed = published("002_isotropic_similarity_of_errors")
+    printed = published("fu2024_similarity_of_errors")
     last = {
         "Newton": max(filter(None, printed["newton_layer12_by_iteration_1_to_23"])),
         "gradient descent": max(printed["gd_layer12_by_steps"].values()),
@@ -134,12 +134,12 @@ def match_rows(similarity: Similarity, matches: Mapping[str, Match], growths: Ma
     return rows
 
 
-def match_figures(similarity: Similarity, matches: Mapping[str, Match], growths: Mapping[str, Growth]) -> list[Figure]:
+def match_figures(similarity: Similarity, matches: Mapping[str, Match], growths: Mapping[str, Growth]) -> list[Section]:
     """Heatmaps, best-matching steps, and best similarities by layer."""
     of = "errors" if similarity == "errors" else "induced weights"
     several = {name: found for name, found in matches.items() if len(found.columns) > 1}
-    figures = [
-        Figure(
+    sections = [
+        Section(
             f"Similarity of {of}: {name}",
             "Mean cosine over held-out prompts; white squares mark each layer's best match.",
             viz.match_heatmap(found, f"Similarity of {of}"),
@@ -148,20 +148,20 @@ def match_figures(similarity: Similarity, matches: Mapping[str, Match], growths:
     ]
     lines = {name: [best.similarity for best in found.best()] for name, found in matches.items()}
     layers = list(next(iter(matches.values())).rows)
-    figures += [
-        Figure(
+    sections += [
+        Section(
             f"Best-matching steps ({of})",
             "Bars: 95% intervals from resampled prompts. Open circles lie at the edge of the steps that were tried. "
             "Dotted: the better of a linear and an exponential curve.",
             viz.match_curve(several, growths),
         ),
-        Figure(
+        Section(
             f"Similarity of each layer with the best of each family ({of})",
             "Bands: 95% intervals over prompts (Fig. 7).",
             viz.interval_lines(f"Best similarity of {of}", "layer", "cosine", layers, lines),
         ),
     ]
-    return figures
+    return sections
 
 
 def _growths(matches: Mapping[str, Match]) -> dict[str, Growth]:
@@ -187,7 +187,7 @@ def _growth_rows(name: str, claim: str | None, growth: Growth) -> list[Row]:
     ]
 
 
-def _loss(checkpoint: Checkpoint, readouts: Readouts, prompts: Prompts) -> tuple[list[Row], list[Figure]]:
+def _loss(checkpoint: Checkpoint, readouts: Readouts, prompts: Prompts) -> tuple[list[Row], list[Section]]:
     errors = readouts.errors(prompts)
     t = min(2 * prompts.x_dim, prompts.n_context)
     per_dimension = interval(errors.squared_errors[-1, t] / prompts.x_dim)
@@ -199,7 +199,7 @@ def _loss(checkpoint: Checkpoint, readouts: Readouts, prompts: Prompts) -> tuple
     return rows, [loss_figure(f"{checkpoint.name}: loss after each layer", errors, prompts)]
 
 
-def loss_figure(title: str, errors: LayerErrors, prompts: Prompts, labels: Sequence[str] | None = None) -> Figure:
+def loss_figure(title: str, errors: LayerErrors, prompts: Prompts, labels: Sequence[str] | None = None) -> Section:
     """Loss by number of context points, a line a layer, relative to the mean square of the targets (Fig. 3)."""
     labels = labels or [f"layer {i}" for i in range(len(errors.squared_errors))]
     square = prompts.ys.double().square().mean((1, 2))
@@ -211,7 +211,7 @@ def loss_figure(title: str, errors: LayerErrors, prompts: Prompts, labels: Seque
     figure = viz.interval_lines(
         "Loss by number of context points", "context points", "MSE / E y²", points, lines, log_y=True
     )
-    return Figure(title, "Means with 95% intervals over prompts (Fig. 3).", figure)
+    return Section(title, "Means with 95% intervals over prompts (Fig. 3).", figure)
 
 
 def _numbers(found: Match) -> dict[str, Any]:

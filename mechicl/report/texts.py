@@ -19,7 +19,7 @@ from mechicl.analysis import (
 )
 from mechicl.analysis.finetuning.study import HOW_NAMES, HOWS
 from mechicl.checkpoints import Checkpoint
-from mechicl.report.comparison import Comparison, Figure, Row
+from mechicl.report.comparison import Comparison, Row, Section
 from mechicl.statistics import Interval, interval
 from mechicl.text import TEXT_TASKS, text_shots, topic_tokenizer
 
@@ -90,7 +90,7 @@ def compare_texts(checkpoint: Checkpoint, *, n_prompts: int = 100, progress: boo
     errors = ", ".join(f"{of.relative_error.median():.3g}" for of in form)
     rows.append(Row("error of reading softmax attention as a weight update, by layer", None, errors, "",
                     "relative to what heads write, median over heads, one prompt; 0 for linear attention"))  # fmt: skip
-    figures = _figures(checkpoint, studies, together, by_shots, list(numbers))
+    sections = _figures(checkpoint, studies, together, by_shots, list(numbers))
     data: dict[str, Any] = {
         "tunings": {
             name: {how: {"learning_rate": t.learning_rate, "epochs": t.epochs} for how, t in study.tunings.items()}
@@ -106,7 +106,7 @@ def compare_texts(checkpoint: Checkpoint, *, n_prompts: int = 100, progress: boo
         f"words; tasks {', '.join(texts)}, one set of demonstrations and {n} queries each (seed {SEED}). Intervals "
         f"over queries are for these demonstrations."
     )
-    return Comparison(f"Reading demonstrations and fine-tuning on them ({checkpoint.name})", lead, rows, figures, data)
+    return Comparison(f"Reading demonstrations and fine-tuning on them ({checkpoint.name})", lead, rows, sections, data)
 
 
 def write_texts_report(checkpoint: Checkpoint, out: Path, *, n_prompts: int, progress: bool) -> Path:
@@ -156,7 +156,7 @@ def _figures(
     together: dict[str, FineTuningComparison],
     by_shots: dict[str, list[Interval]],
     numbers: Sequence[int],
-) -> list[Figure]:
+) -> list[Section]:
     scores = {
         "zero-shot": {name: interval(of.comparisons["plain"].zero_shot_score) for name, of in studies.items()},
         "in context": {name: interval(of.comparisons["plain"].in_context_score) for name, of in studies.items()},
@@ -164,21 +164,21 @@ def _figures(
     for how in HOWS:
         scores[HOW_NAMES[how]] = {name: interval(of.comparisons[how].finetuned_score) for name, of in studies.items()}
     chance = [1 / TEXT_TASKS[name].n_classes for name in studies]
-    figures = []
+    sections = []
     if "curve" in checkpoint.record:
         curve = checkpoint.record["curve"]
         by_seed = torch.tensor(curve["eval_loss"]).T
         lines = {f"seed {i}": [interval(loss) for loss in losses.split(1)] for i, losses in enumerate(by_seed)}
         drawn = viz.interval_lines("Cross entropy", "optimisation step", "nats", curve["eval_step"], lines)
-        figures.append(Figure("Learning", WORDS["learning"], drawn))
+        sections.append(Section("Learning", WORDS["learning"], drawn))
     lines = viz.interval_lines("Accuracy by demonstrations", "demonstrations", "accuracy", list(numbers), by_shots)
-    figures += [
-        Figure("What demonstrations do", WORDS["shots"], lines),
-        Figure("Three settings", WORDS["settings"], viz.settings_figure(scores, chance=chance)),
-        Figure("Do they change the same?", WORDS["updates"], viz.update_similarity_figure(together)),
-        Figure("Do they attend alike?", WORDS["maps"], viz.map_similarity_figure(together)),
-        Figure("Head by head", WORDS["heads"], viz.head_similarity_figure(together["fine-tuned"])),
-        Figure("What the heads do", WORDS["scores"],
+    sections += [
+        Section("What demonstrations do", WORDS["shots"], lines),
+        Section("Three settings", WORDS["settings"], viz.settings_figure(scores, chance=chance)),
+        Section("Do they change the same?", WORDS["updates"], viz.update_similarity_figure(together)),
+        Section("Do they attend alike?", WORDS["maps"], viz.map_similarity_figure(together)),
+        Section("Head by head", WORDS["heads"], viz.head_similarity_figure(together["fine-tuned"])),
+        Section("What the heads do", WORDS["scores"],
                viz.head_table(score_heads(checkpoint.models[0], n_prompts=32, seed=SEED), "Scores of heads")),
     ]  # fmt: skip
-    return figures
+    return sections

@@ -21,7 +21,7 @@ from mechicl.analysis import (
 )
 from mechicl.checkpoints import Checkpoint
 from mechicl.models import HookedTransformer
-from mechicl.report.comparison import Comparison, Figure, Row
+from mechicl.report.comparison import Comparison, Row, Section
 from mechicl.statistics import Interval, interval
 from mechicl.tasks import RepeatedTokens
 from mechicl.tokens import TokenSequences
@@ -89,15 +89,15 @@ def compare_tokens(checkpoint: Checkpoint, *, n_prompts: int = 1024, progress: b
     if not everything:
         words = "share of it that is lost without its heads"
         rows.append(Row("its completeness", None, circuit.completeness(), "prompts", words))
-    figures = _learning(checkpoint)
-    figures.append(Figure("What the heads do", WORDS["heads"], viz.head_table(scores[0], "Scores of heads")))
+    sections = _learning(checkpoint)
+    sections.append(Section("What the heads do", WORDS["heads"], viz.head_table(scores[0], "Scores of heads")))
     if cfg.n_layers > 1:
         composed = viz.composition_figure(composition_scores(models[0], "K", baseline=True), "K")
-        figures.append(Figure("Which heads read what others wrote", WORDS["composition"], composed))
-    figures += [
-        Figure("Where the earlier occurrence is seen", WORDS["patching"],
+        sections.append(Section("Which heads read what others wrote", WORDS["composition"], composed))
+    sections += [
+        Section("Where the earlier occurrence is seen", WORDS["patching"],
                viz.patching_grid(patched, title="Each head's output put back")),
-        Figure("The circuit", WORDS["circuit"], viz.circuit_graph(circuit)),
+        Section("The circuit", WORDS["circuit"], viz.circuit_graph(circuit)),
     ]  # fmt: skip
     data: dict[str, Any] = {
         "heads": [found.to_dataframe().to_dict("records") for found in scores],
@@ -110,7 +110,7 @@ def compare_tokens(checkpoint: Checkpoint, *, n_prompts: int = 1024, progress: b
         f"{checkpoint.name}: {seeds} of {cfg.n_layers} layers with {cfg.n_heads} heads, on sequences of {cfg.n_ctx} "
         f"tokens out of {cfg.d_vocab}; {n_prompts:,} held-out sequences (seed {PROMPT_SEED})."
     )
-    return Comparison(f"Heads and circuits ({checkpoint.name})", lead, rows, figures, data)
+    return Comparison(f"Heads and circuits ({checkpoint.name})", lead, rows, sections, data)
 
 
 def write_tokens_report(checkpoint: Checkpoint, out: Path, *, n_prompts: int, progress: bool) -> Path:
@@ -131,12 +131,12 @@ def _losses(model: HookedTransformer, sequences: TokenSequences) -> tuple[Tensor
     return F.cross_entropy(logits[scored], targets[scored]), (logits.argmax(-1) == targets)[scored].double().mean()
 
 
-def _learning(checkpoint: Checkpoint) -> list[Figure]:
+def _learning(checkpoint: Checkpoint) -> list[Section]:
     if "curve" not in checkpoint.record or checkpoint.snapshots is None:
         return []
     formed = score_heads_over_training(checkpoint, SCORES, n_prompts=N_SCORED, seed=PROMPT_SEED)
     drawn = viz.heads_during_training(checkpoint.record["curve"], formed, "Loss and scores")
-    return [Figure("When heads form", WORDS["learning"], drawn)]
+    return [Section("When heads form", WORDS["learning"], drawn)]
 
 
 def _patched(model: HookedTransformer, task: RepeatedTokens) -> Sweep:

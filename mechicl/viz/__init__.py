@@ -1,9 +1,15 @@
-"""Pictures of result objects."""
+"""Pictures of results: `plot` draws any of them, and the function of each kind of picture has its options.
+
+>>> viz.plot(align(model, AlgorithmLearner(algorithms.ols), prompts))
+>>> viz.head_table(score_heads(model, prompts=prompts), "Heads of gpt2-8l")
+>>> viz.prompt_attention(model, prompts[:1], layer=2)
+"""
 
 from mechicl.viz.attention import attention_html, model_attention, prompt_attention
+from mechicl.viz.behaviour import identified_families, identified_filters, shifted_losses
 from mechicl.viz.circuits import circuit_graph
 from mechicl.viz.conditioning import condition_number_distribution, condition_numbers, eigenvalue_map
-from mechicl.viz.constructions import connectivity_paths, identified_families, identified_filters
+from mechicl.viz.elements import interval_lines
 from mechicl.viz.explorer import PatchingExplorer
 from mechicl.viz.finetuning import (
     head_similarity_figure,
@@ -15,15 +21,8 @@ from mechicl.viz.heads import composition_figure, head_table
 from mechicl.viz.html import Html, init_notebook
 from mechicl.viz.interventions import patching_grid
 from mechicl.viz.kernels import adapted_functions_figure, kernel_heatmaps
-from mechicl.viz.layers import interval_lines, match_curve, match_heatmap, probe_heatmap
-from mechicl.viz.one_layer import (
-    alignment_over_training,
-    interpolation_paths,
-    learning_curves,
-    roll_outs,
-    shifted_losses,
-    weight_products_figure,
-)
+from mechicl.viz.layers import match_curve, match_heatmap, probe_heatmap
+from mechicl.viz.results import plot
 from mechicl.viz.training import (
     alignments_over_training,
     heads_during_training,
@@ -31,12 +30,12 @@ from mechicl.viz.training import (
     mean_patterns,
     sensitivity_over_training,
 )
+from mechicl.viz.weights import connectivity_paths, roll_outs, weight_products_figure
 
 __all__ = [
     "Html",
     "PatchingExplorer",
     "adapted_functions_figure",
-    "alignment_over_training",
     "alignments_over_training",
     "attention_html",
     "circuit_graph",
@@ -51,10 +50,8 @@ __all__ = [
     "identified_families",
     "identified_filters",
     "init_notebook",
-    "interpolation_paths",
     "interval_lines",
     "kernel_heatmaps",
-    "learning_curves",
     "losses_over_training",
     "map_similarity_figure",
     "match_curve",
@@ -62,6 +59,7 @@ __all__ = [
     "mean_patterns",
     "model_attention",
     "patching_grid",
+    "plot",
     "probe_heatmap",
     "prompt_attention",
     "roll_outs",

@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 
 from mechicl.analysis import Circuit, Edge, Node
 from mechicl.statistics import Interval, interval
-from mechicl.viz.style import COLORS, figure
+from mechicl.viz.elements import COLORS, figure
 
 WAYS = {"q": "#e07b00", "k": "#1f6fb4", "v": "#2a9d4a", "": "#666666"}
 """Colours of the edges into a head's query, key and value, and into MLPs and the output."""
@@ -28,7 +28,9 @@ def circuit_graph(circuit: Circuit, title: str | None = None, *, most: int = 60)
     looked for, nodes stand alone. Of very many edges only the `most` strongest are drawn.
     """
     places = _places(circuit)
-    whole, alone, none = (of.mean().item() for of in (circuit.full, circuit.edges_alone, circuit.ablated))
+    whole, alone, none = (
+        values.mean().item() for values in (circuit.full, circuit.edges_alone, circuit.ablated)
+    )
     words = f"{circuit.metric} {whole:.3g} with the whole model, {alone:.3g} with this, {none:.3g} with neither"
     fig = figure(title or f"Circuit: {words}", "", "")
     measured = zip(circuit.edges, map(interval, circuit.edge_effects), strict=True)
@@ -83,14 +85,14 @@ def _line(edge: Edge, places: Mapping[Node | None, Place], siblings: Sequence[Se
     """A curve that passes beside nodes and siblings, as straight as there is one."""
     (x0, y0), (x1, y1) = places[edge.sender], places[edge.receiver]
     others = [place for node, place in places.items() if node not in _ends(edge)]
-    found: list[tuple[float, float, list[Place]]] = []
+    candidates: list[tuple[float, float, list[Place]]] = []
     for bow in BOWS:
         line = [(x0 + (x1 - x0) * t + 4 * bow * t * (1 - t), y0 + (y1 - y0) * t) for t in (i / 20 for i in range(21))]
         hidden = sum(_near(place, other, 0.13, 0.32) for place in line for other in others)
         outside = sum(abs(x) > WIDTH for x, _ in line)
         shared = sum(_near(line[10], other[10], 0.1, 0.1) for other in siblings)
-        found.append((hidden + outside + 10 * shared, abs(bow) - 0.01 * bow * (x1 >= 0), line))
-    return min(found, key=lambda candidate: candidate[:2])[2]
+        candidates.append((hidden + outside + 10 * shared, abs(bow) - 0.01 * bow * (x1 >= 0), line))
+    return min(candidates, key=lambda candidate: candidate[:2])[2]
 
 
 def _near(a: Place, b: Place, x: float, y: float) -> bool:
@@ -124,11 +126,11 @@ def _write_numbers(
     places: Mapping[Node | None, Place],
 ) -> None:
     """Each on its line, where no node and no other number is."""
-    taken = list(places.values())
+    occupied = list(places.values())
     for edge, effect in numbered:
         free = [lines[edge][i] for i in (12, 10, 8, 14, 6, 15, 5, 16)]
-        x, y = next((at for at in free if not any(_near(at, other, 0.14, 0.25) for other in taken)), free[0])
-        taken.append((x, y))
+        x, y = next((at for at in free if not any(_near(at, other, 0.14, 0.25) for other in occupied)), free[0])
+        occupied.append((x, y))
         fig.add_annotation(
             x=x, y=y, text=f"{effect.mean:+.2g}", showarrow=False, font={"size": 11, "color": WAYS[edge.by]},
             bgcolor="rgba(255,255,255,0.8)",
@@ -136,7 +138,7 @@ def _write_numbers(
 
 
 def _draw_nodes(fig: go.Figure, circuit: Circuit, places: Mapping[Node | None, Place]) -> None:
-    effects = {node: interval(of) for node, of in zip(circuit.nodes, circuit.node_effects, strict=True)}
+    effects = {node: interval(effect) for node, effect in zip(circuit.nodes, circuit.node_effects, strict=True)}
     strongest = max((abs(effect.mean) for effect in effects.values()), default=0.0) or 1.0
     ends: dict[Node | None, str] = {Node(-1): "embedding", None: "output"}
     for node, (x, y) in places.items():

@@ -6,11 +6,9 @@ from collections.abc import Mapping
 
 import plotly.graph_objects as go
 import torch
-from plotly.subplots import make_subplots
 
 from mechicl.analysis.weights.conditioning import Conditioning, EigenvalueRange, transformed_eigenvalues
-from mechicl.viz.layers import PALETTE
-from mechicl.viz.style import COLORS, add_band, add_line, figure
+from mechicl.viz.elements import COLORS, PALETTE, add_band, add_line, figure, panels
 
 QUANTILES = 400  # that a distribution is drawn from
 
@@ -74,31 +72,25 @@ def condition_numbers(
     Source: von Oswald et al. 2023, Fig. 13, centre.
     """
     _require_same_names(results, observed)
-    panels = ("smallest and largest eigenvalue of all tasks", "each task by itself: median and middle half")
-    fig = make_subplots(rows=2, cols=1, shared_xaxes=True, subplot_titles=panels, vertical_spacing=0.09)
+    names = ("smallest and largest eigenvalue of all tasks", "each task by itself: median and middle half")
+    fig = panels(title, names, columns=1, shared_xaxes=True, vertical_spacing=0.09)
+    above, below = {"row": 1, "col": 1}, {"row": 2, "col": 1}
     for color, (name, result) in zip(itertools.cycle(PALETTE), results.items(), strict=False):
         span, x = result.extremes, list(result.gammas)
-        of_range = [value if math.isfinite(value) else None for value in span.condition_numbers(x).tolist()]
+        whole = [value if math.isfinite(value) else None for value in span.condition_numbers(x).tolist()]
         low, middle, high = result.quantiles([0.25, 0.5, 0.75]).tolist()
-        above, below = go.Figure(), go.Figure()
-        add_line(above, x, of_range, name, color, legendgroup=name)
-        best = span.heuristic_gamma
-        for symbol, gamma, words in (("star", 0.0, "no transformation"), ("diamond", best, "least")):
-            above.add_trace(
-                go.Scatter(
-                    x=[gamma], y=span.condition_numbers([gamma]).tolist(), mode="markers", name=f"{name}: {words}",
-                    marker={"color": color, "size": 10, "symbol": symbol}, showlegend=False, legendgroup=name,
-                )
+        add_line(fig, x, whole, name, color, legendgroup=name, place=above)
+        for symbol, gamma, words in (("star", 0.0, "no transformation"), ("diamond", span.heuristic_gamma, "least")):
+            point = go.Scatter(
+                x=[gamma], y=span.condition_numbers([gamma]).tolist(), mode="markers", name=f"{name}: {words}",
+                marker={"color": color, "size": 10, "symbol": symbol}, showlegend=False, legendgroup=name,
             )  # fmt: skip
-        add_band(below, x, low, high, color)
-        add_line(below, x, middle, name, color, showlegend=False, legendgroup=name)
-        for row, part in enumerate((above, below), start=1):
-            for trace in part.data:
-                fig.add_trace(trace, row, 1)
-            fig.add_vline(x=observed[name], line={"color": color, "dash": "dot", "width": 1.5}, row=row, col=1)  # type: ignore[arg-type]
-    fig.update_layout(figure(title, "", "").layout)
-    fig.update_layout(height=680, margin={"t": 85})
-    fig.update_xaxes(title_text="", row=1)
+            fig.add_trace(point, **above)
+        add_band(fig, x, low, high, color, below)
+        add_line(fig, x, middle, name, color, showlegend=False, legendgroup=name, place=below)
+        for place in (above, below):
+            fig.add_vline(x=observed[name], line={"color": color, "dash": "dot", "width": 1.5}, **place)
+    fig.update_layout(height=680)
     fig.update_xaxes(title_text="γ", row=2)
     for row, decades in enumerate(_decades_shown(results), start=1):
         fig.update_yaxes(title_text="condition number", type="log", exponentformat="power", row=row,

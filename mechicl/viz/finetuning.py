@@ -6,8 +6,7 @@ import plotly.graph_objects as go
 
 from mechicl.analysis.finetuning.comparison import FineTuningComparison
 from mechicl.statistics import Interval
-from mechicl.viz.layers import interval_lines
-from mechicl.viz.style import COLORS, figure
+from mechicl.viz.elements import COLORS, add_heatmap, figure, interval_lines, name_cells, signed_scale
 
 SETTINGS = {"zero-shot": "#9aa5b1", "in context": COLORS["trained"], "fine-tuned": COLORS["interpolated"]}
 """Colours of the three settings, the same in every figure."""
@@ -35,24 +34,20 @@ def settings_figure(
         raise ValueError("settings_figure() needs the scores of at least one setting")
     fig = figure(title, "", y_title)
     others = iter(("#2a9d4a", "#7b4fb0", "#b0413e", "#222222", "#c79100", "#5c6b73"))
-    for name, of in scores.items():
-        halves = [i.half_width if i.n > 1 else 0.0 for i in of.values()]
-        color = SETTINGS[name] if name in SETTINGS else next(others)
+    for name, by_task in scores.items():
+        halves = [i.half_width if i.n > 1 else 0.0 for i in by_task.values()]
         bar = go.Bar(
-            x=list(of), y=[i.mean for i in of.values()], name=name, marker_color=color,
+            x=list(by_task), y=[i.mean for i in by_task.values()], name=name,
+            marker_color=SETTINGS[name] if name in SETTINGS else next(others),
             error_y={"type": "data", "array": halves, "thickness": 1.2, "width": 3, "color": "#333"},
         )  # fmt: skip
         fig.add_trace(bar)
-    tasks = list(next(iter(scores.values())))
+    dotted = {"color": "#444", "width": 1, "dash": "dot"}
     for i, level in enumerate(chance or ()):
-        line = {"color": "#444", "width": 1, "dash": "dot"}
-        fig.add_shape(type="line", x0=i - 0.45, x1=i + 0.45, y0=level, y1=level, line=line, layer="above")
-    if chance:
-        fig.add_trace(
-            go.Scatter(
-                x=[tasks[0]], y=[None], mode="lines", name="chance", line={"color": "#444", "width": 1, "dash": "dot"}
-            )
-        )
+        fig.add_shape(type="line", x0=i - 0.45, x1=i + 0.45, y0=level, y1=level, line=dotted, layer="above")
+    if chance:  # for the legend
+        tasks = list(next(iter(scores.values())))
+        fig.add_trace(go.Scatter(x=tasks[:1], y=[None], mode="lines", name="chance", line=dotted))
     fig.update_layout(barmode="group", bargap=0.25)
     fig.update_xaxes(type="category")  # the lines' numeric ends would make it a linear one
     return fig
@@ -66,11 +61,9 @@ def update_similarity_figure(
     Raises:
         ValueError: no comparisons.
     """
-    first = _first(comparisons)
-    lines = {name: of.by_layer("update_similarity") for name, of in comparisons.items()}
-    lines["random change"] = first.by_layer("random_update_similarity")
-    fig = interval_lines(title, "layer", "cosine", list(range(len(first.update_similarity))), lines)
-    return _by_layer(fig)
+    lines = {name: comparison.by_layer("update_similarity") for name, comparison in comparisons.items()}
+    lines["random change"] = _first(comparisons).by_layer("random_update_similarity")
+    return _lines_by_layer(title, lines)
 
 
 def map_similarity_figure(
@@ -81,10 +74,9 @@ def map_similarity_figure(
     Raises:
         ValueError: no comparisons.
     """
-    first = _first(comparisons)
-    lines = {"before fine-tuning": first.by_layer("map_similarity_before")}
-    lines |= {name: of.by_layer("map_similarity_after") for name, of in comparisons.items()}
-    return _by_layer(interval_lines(title, "layer", "cosine", list(range(len(first.map_similarity_before))), lines))
+    lines = {"before fine-tuning": _first(comparisons).by_layer("map_similarity_before")}
+    lines |= {name: comparison.by_layer("map_similarity_after") for name, comparison in comparisons.items()}
+    return _lines_by_layer(title, lines)
 
 
 def head_similarity_figure(
@@ -94,18 +86,13 @@ def head_similarity_figure(
     means = comparison.head_update_similarity.mean(-1)
     layers, heads = means.shape
     fig = figure(title, "head", "layer")
-    words = [[f"{value:.2f}" for value in row] for row in means.tolist()]
-    fig.add_trace(
-        go.Heatmap(
-            z=means.tolist(), x=[str(h) for h in range(heads)], y=[str(layer) for layer in range(layers)], text=words,
-            texttemplate="%{text}" if heads <= 24 else None, zmin=-1, zmax=1, colorscale="RdBu_r", xgap=1.5, ygap=1.5,
-            hovertemplate="layer %{y}, head %{x}<br>%{z:.4f}<extra></extra>", colorbar={"title": "cosine"},
-        )
+    add_heatmap(
+        fig, means, range(heads), range(layers), "layer %{y}, head %{x}<br>%{z:.4f}", **signed_scale(1),
+        text=[[f"{value:.2f}" for value in row] for row in means.tolist()],
+        texttemplate="%{text}" if heads <= 24 else None, xgap=1.5, ygap=1.5, colorbar={"title": "cosine"},
     )  # fmt: skip
-    fig.update_xaxes(type="category")
-    fig.update_yaxes(type="category")
     fig.update_layout(width=max(420, 70 * heads + 200), height=max(300, 46 * layers + 130))
-    return fig
+    return name_cells(fig)
 
 
 def _first(comparisons: Mapping[str, FineTuningComparison]) -> FineTuningComparison:
@@ -114,7 +101,9 @@ def _first(comparisons: Mapping[str, FineTuningComparison]) -> FineTuningCompari
     return next(iter(comparisons.values()))
 
 
-def _by_layer(fig: go.Figure) -> go.Figure:
+def _lines_by_layer(title: str, lines: Mapping[str, Sequence[Interval]]) -> go.Figure:
+    layers = list(range(len(next(iter(lines.values())))))
+    fig = interval_lines(title, "layer", "cosine", layers, lines)
     fig.update_xaxes(dtick=1)
     fig.add_hline(y=0, line={"color": "#999", "width": 1})
     return fig

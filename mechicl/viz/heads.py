@@ -4,11 +4,10 @@ from typing import Any, Literal
 
 import plotly.graph_objects as go
 from jaxtyping import Float
-from plotly.subplots import make_subplots
 from torch import Tensor
 
 from mechicl.analysis.heads.scores import HeadScores
-from mechicl.viz.style import figure
+from mechicl.viz.elements import add_heatmap, figure, name_cells, panels
 
 WIDEST = 1400  # pixels
 WRITTEN = 24  # cells in a row beyond which there is no room for numbers
@@ -35,30 +34,26 @@ def head_table(scores: HeadScores, title: str = "What the heads do") -> go.Figur
     columns = max(1, min(max(map(len, groups)), WIDEST // (width + BETWEEN)))
     lines = [group[i : i + columns] for group in groups for i in range(0, len(group), columns)]
     plot_width, plot_height = columns * (width + BETWEEN) - BETWEEN, len(lines) * (height + ABOVE) - ABOVE
-    fig = make_subplots(
-        rows=len(lines), cols=columns,
-        specs=[[{} if column < len(line) else None for column in range(columns)] for line in lines],
-        subplot_titles=[_heading(scores, line[c]) if c < len(line) else "" for line in lines for c in range(columns)],
+    fig = panels(
+        title, [_heading(scores, line[c]) if c < len(line) else "" for line in lines for c in range(columns)],
+        columns=columns, specs=[[{} if c < len(line) else None for c in range(columns)] for line in lines],
         horizontal_spacing=BETWEEN / plot_width, vertical_spacing=ABOVE / plot_height if len(lines) > 1 else 0,
     )  # fmt: skip
-    fig.update_layout(figure(title, "", "").layout)
     table = scores.to_dataframe()
     for row, line in enumerate(lines):
         for column, name in enumerate(line):
             measured, means = scores.is_of_attention(name), scores.mean(name)
             precision = table[f"{name}_half_width"].to_numpy().reshape(layers, heads) if measured else means
-            heat = go.Heatmap(
-                z=means.tolist(), x=_numbers(heads), y=_numbers(layers), text=_written(means),
+            hover = "layer %{y}, head %{x}<br>%{z:.4f}" + (" ± %{customdata:.4f}" if measured else "")
+            add_heatmap(
+                fig, means, _numbers(heads), _numbers(layers), f"{_spaced(name)}<br>{hover}", text=_written(means),
                 texttemplate="%{text}" if heads <= WRITTEN else None, textfont={"size": 11 if cell > 40 else 9},
                 customdata=precision.tolist(), xgap=1.5, ygap=1.5, coloraxis="coloraxis" if measured else "coloraxis2",
-                hovertemplate="layer %{y}, head %{x}<br>%{z:.4f}" + (" ± %{customdata:.4f}" if measured else "")
-                + f"<extra>{_spaced(name)}</extra>",
+                place={"row": row + 1, "col": column + 1},
             )  # fmt: skip
-            fig.add_trace(heat, row + 1, column + 1)
-    _plain_axes(fig)
+    name_cells(fig, ticks="", tickfont={"size": 11})
     fig.update_xaxes(title={"text": "head", "font": {"size": 12}, "standoff": 4})
     fig.update_yaxes(title={"text": "layer", "font": {"size": 12}, "standoff": 4}, col=1)
-    fig.update_annotations(font_size=13)
     measured_lines = sum(line[0] in groups[0] for line in lines)
     top = 1 - measured_lines * (height + ABOVE) / plot_height  # of the first panel of weights
     fig.update_layout(
@@ -100,21 +95,18 @@ def composition_figure(
     signed = min(shown) < -1e-6 * max(map(abs, shown))  # more than rounding
     bound = max(map(abs, shown)) or 1.0
     fig = figure(title or f"Composition with {READERS[kind]} of later heads", "reads: layer.head", "writes: layer.head")
-    fig.add_trace(
-        go.Heatmap(
-            z=z, x=later, y=earlier, xgap=1, ygap=1, hoverongaps=False,
-            zmin=-bound if signed else 0, zmax=bound, colorscale="RdBu_r" if signed else "Blues",
-            text=[["" if value is None else _number(value) for value in row] for row in z],
-            texttemplate="%{text}" if len(later) <= WRITTEN else None, textfont={"size": 10},
-            colorbar={"thickness": 12, "len": 1, "tickfont": {"size": 10}},
-            hovertemplate=f"head %{{y}} to {READERS[kind]} of %{{x}}<br>%{{z:.4f}}<extra></extra>",
-        )
+    add_heatmap(
+        fig, z, later, earlier, f"head %{{y}} to {READERS[kind]} of %{{x}}<br>%{{z:.4f}}", xgap=1, ygap=1,
+        hoverongaps=False, zmin=-bound if signed else 0, zmax=bound, colorscale="RdBu_r" if signed else "Blues",
+        text=[["" if value is None else _number(value) for value in row] for row in z],
+        texttemplate="%{text}" if len(later) <= WRITTEN else None, textfont={"size": 10},
+        colorbar={"thickness": 12, "len": 1, "tickfont": {"size": 10}},
     )  # fmt: skip
     line = {"color": "#999999", "width": 1}
     for edge in range(heads, len(later), heads):
         fig.add_vline(edge - 0.5, line=line)
         fig.add_hline(edge - 0.5, line=line)
-    _plain_axes(fig)
+    name_cells(fig, ticks="", tickfont={"size": 11})
     side = _cell(len(later)) if len(later) <= WRITTEN else 14
     fig.update_layout(width=max(side * len(later), 260) + 170, height=max(side * len(earlier), 160) + 120)
     return fig
@@ -123,11 +115,6 @@ def composition_figure(
 def _cell(n: int) -> int:
     """Pixels of a cell, where `n` stand in a row."""
     return 44 if n <= 6 else 34
-
-
-def _plain_axes(fig: go.Figure) -> None:
-    for update in (fig.update_xaxes, fig.update_yaxes):
-        update(type="category", showgrid=False, ticks="", tickfont={"size": 11})
 
 
 def _scale(title: str, colors: str, low: float, top: float, length: float) -> dict[str, Any]:

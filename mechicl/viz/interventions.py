@@ -5,14 +5,13 @@ from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
-from torch import Tensor
 
 from mechicl.analysis import Sweep
 from mechicl.statistics import interval
-from mechicl.viz.style import figure
+from mechicl.viz.elements import add_heatmap, figure, name_cells, panels, signed_scale
 
 PER_ROW = 4  # panels, where there is room for them
+WRITTEN = 8  # cells in a row that there is room for numbers in
 WIDE = 24  # cells in a row beyond which there are two panels beside each other, and not every label
 POSITIONS = ("pos", "query", "key")
 NAMES = {"pos": "position", "query": "query position", "key": "key position"}
@@ -55,68 +54,54 @@ def patching_grid(
     noising = sweep.what.startswith("noising")
     share = f"share of the way to the corrupted {name}" if noising else f"share of {name} recovered"
     quantity = share if as_share else f"change of {name}"
-    hover = np.array([str(interval(of)) for of in effect.flatten(0, -2)], dtype=object).reshape(values.shape)
-    fig = figure(title or f"{sweep.what[:1].upper()}{sweep.what[1:]}: {quantity}", "", "")
-    bound = max(float(values[values.isfinite()].abs().max()) if values.isfinite().any() else 0.0, 1e-12)
-    style = {
-        "zmid": 0, "zmin": -bound, "zmax": bound, "colorscale": "RdBu_r", "showscale": False,
-        "colorbar": {"title": {"text": quantity.replace(" of ", " of<br>")}, "thickness": 14, "nticks": 4},
-    }  # fmt: skip
-    if len(sweep.axes) == 4:
-        rows, columns = sweep.shape[0] * sweep.shape[1], sweep.shape[2] * sweep.shape[3]
+    intervals = np.array([str(interval(cell)) for cell in effect.flatten(0, -2)], dtype=object).reshape(values.shape)
+    heading = title or f"{sweep.what[:1].upper()}{sweep.what[1:]}: {quantity}"
+    largest = float(values[values.isfinite()].abs().max()) if values.isfinite().any() else 0.0
+    colorbar = {"title": {"text": quantity.replace(" of ", " of<br>")}, "thickness": 14, "nticks": 4}
+    style: dict[str, Any] = {**signed_scale(max(largest, 1e-12)), "zmid": 0, "colorbar": colorbar}
+
+    def draw(fig: go.Figure, cells: Any, x: Sequence[str], y: Sequence[str], where: str, **options: Any) -> None:
+        """A heatmap of the cells `[y x]` that this part of an array of all cells' numbers names."""
+        z, words = values.permute(order)[cells], intervals.transpose(order)[cells]
+        z, words = z.reshape(len(y), len(x)), words.reshape(len(y), len(x))
+        add_heatmap(
+            fig, z, x, y, f"{where}<br>{quantity}: %{{z:.4g}}<br>mean effect %{{customdata}}",
+            customdata=words.tolist(), text=[[_number(value) for value in row] for row in z.tolist()],
+            texttemplate="%{text}" if len(x) <= WRITTEN else None, **style, **options,
+        )  # fmt: skip
+
+    if len(sweep.axes) == 4:  # pairs of axes, such as layer and head that write, and layer and head that read
+        order = [0, 1, 2, 3]
         y, x = _joined(sweep.indices[:2]), _joined(sweep.indices[2:])
-        place = f"{_pair(sweep.axes[:2])} %{{y}}, {_pair(sweep.axes[2:])} %{{x}}"
-        z, words = values.reshape(rows, columns), hover.reshape(rows, columns)
-        fig.add_trace(_heatmap(z, words, x, y, place, quantity, style | {"showscale": True}))
-        fig.update_xaxes(title_text=_pair(sweep.axes[2:]))
-        fig.update_yaxes(title_text=_pair(sweep.axes[:2]))
-        fig.update_layout(height=max(380, 22 * rows + AROUND))
+        fig = figure(heading, _pair(sweep.axes[2:]), _pair(sweep.axes[:2]))
+        draw(fig, ..., x, y, f"{_pair(sweep.axes[:2])} %{{y}}, {_pair(sweep.axes[2:])} %{{x}}")
+        fig.update_layout(height=max(380, 22 * len(y) + AROUND))
         return _categories(fig, [*x, *y])
     across = next(axis for axis in (*POSITIONS, "head", *sweep.axes) if axis in sweep.axes and axis != "layer")
-    panel = next((axis for axis in sweep.axes if axis not in ("layer", across)), None)
-    order = [sweep.axes.index(axis) for axis in (*([panel] if panel else []), "layer", across)]
-    z, words = values.permute(order), hover.transpose(order)
-    places = {axis: sweep.indices[sweep.axes.index(axis)] for axis in sweep.axes}
+    third = next((axis for axis in sweep.axes if axis not in ("layer", across)), None)
+    order = [sweep.axes.index(axis) for axis in (*([third] if third else []), "layer", across)]
+    places = dict(zip(sweep.axes, sweep.indices, strict=True))
     x = _labels(places[across], labels if across in POSITIONS else None, across)
     y = [str(layer) for layer in places["layer"]]
-    panels = [f"{_spaced(panel)} {i}" for i in places[panel]] if panel else [""]
-    columns = min(len(panels), PER_ROW if len(x) <= WIDE else 2)
-    rows = -(-len(panels) // columns)
+    names = [f"{_spaced(third)} {i}" for i in places[third]] if third else [""]
+    columns = min(len(names), PER_ROW if len(x) <= WIDE else 2)
+    rows = -(-len(names) // columns)
     height = rows * max(LOW, 26 * len(y)) + (rows - 1) * BETWEEN
-    layout = fig.layout
-    fig = make_subplots(
-        rows, columns, subplot_titles=panels if panel else None, shared_xaxes=True, shared_yaxes=True,
-        horizontal_spacing=0.03, vertical_spacing=BETWEEN / height,
+    fig = panels(
+        heading, names, columns=columns, shared_xaxes=True, shared_yaxes=True, horizontal_spacing=0.03,
+        vertical_spacing=BETWEEN / height,
     )  # fmt: skip
-    fig.update_layout(layout)
-    for i, heading in enumerate(panels):
-        row, column = (part + 1 for part in divmod(i, columns))
-        place = f"{heading}{', ' if heading else ''}layer %{{y}}, {_spaced(across)} %{{x}}"
-        part, of = (z[i], words[i]) if panel else (z, words)
-        trace = _heatmap(part, of, x, y, place, quantity, style | {"showscale": i == 0})
-        fig.add_trace(trace, row, column)
-        if i + columns >= len(panels):  # the lowest in its column
-            fig.update_xaxes(title_text=_spaced(across), showticklabels=True, row=row, col=column)
+    for i, name in enumerate(names):
+        place = {"row": i // columns + 1, "col": i % columns + 1}
+        where = f"{name}{', ' if name else ''}layer %{{y}}, {_spaced(across)} %{{x}}"
+        draw(fig, i if third else ..., x, y, where, showscale=i == 0, place=place)
+        if i + columns >= len(names):  # the lowest in its column
+            fig.update_xaxes(title_text=_spaced(across), showticklabels=True, **place)
     fig.update_yaxes(title_text="layer", col=1)
-    fig.update_layout(height=height + AROUND + (25 if _slanted(x) else 0), margin_t=75 if panel else 55)
-    if across not in POSITIONS and not panel:  # few cells: no need to stretch them over the page
+    fig.update_layout(height=height + AROUND + (25 if _slanted(x) else 0), margin_t=75 if third else 55)
+    if across not in POSITIONS and not third:  # few cells: no need to stretch them over the page
         fig.update_layout(width=max(90 * len(x), 260) + 200)
     return _categories(fig, x)
-
-
-def _heatmap(
-    z: Tensor, words: np.ndarray, x: Sequence[str], y: Sequence[str], place: str, quantity: str, style: dict[str, Any]
-) -> go.Heatmap:
-    return go.Heatmap(
-        z=z.tolist(),
-        x=list(x),
-        y=list(y),
-        customdata=words.tolist(),
-        text=[[_number(value) for value in row] for row in z.tolist()],
-        texttemplate="%{text}" if len(x) <= 8 else None,
-        hovertemplate=f"{place}<br>{quantity}: %{{z:.4g}}<br>mean effect %{{customdata}}<extra></extra>",
-        **style,
-    )
 
 
 def _number(value: float) -> str:
@@ -153,6 +138,5 @@ def _slanted(x: Sequence[str]) -> bool:
 
 
 def _categories(fig: go.Figure, x: Sequence[str]) -> go.Figure:
-    fig.update_xaxes(type="category", showgrid=False, tickangle=-60 if _slanted(x) else 0)
-    fig.update_yaxes(type="category", showgrid=False)
-    return fig
+    name_cells(fig)
+    return fig.update_xaxes(tickangle=-60 if _slanted(x) else 0)

@@ -1,16 +1,15 @@
 """The kernel view of one-layer models, and the functions that learners fit to a context."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import plotly.graph_objects as go
 from jaxtyping import Float
-from plotly.subplots import make_subplots
 from torch import Tensor
 
 from mechicl.analysis.weights.kernels import KernelView
-from mechicl.prompts import Points, Prompts
-from mechicl.viz.style import COLORS, add_line, figure
+from mechicl.prompts import Prompts
+from mechicl.viz.elements import BELOW, COLORS, add_heatmap, add_line, panels
 
 LINES = tuple(COLORS[kind] for kind in ("trained", "interpolated", "closed form", "GD++", "other"))
 
@@ -41,19 +40,15 @@ def kernel_heatmaps(
         f"effective rank {view.effective_rank:.1f}</span>"
         for name, view in views.items()
     ]
-    fig = make_subplots(rows=1, cols=len(views), subplot_titles=titles, shared_yaxes=True, horizontal_spacing=0.03)
-    fig.update_layout(figure(title, "", "").layout)
+    fig = panels(title, titles, shared_yaxes=True, horizontal_spacing=0.03)
     values, bound = grids[0][:, 0].tolist(), max(float(getattr(view, part).abs().max()) for view in views.values())
+    hover = "query %{y:.2f}, context point %{x:.2f}: %{z:.4f}"
     for column, view in enumerate(views.values(), start=1):
-        heat = go.Heatmap(
-            z=getattr(view, part).tolist(), x=values, y=values, coloraxis="coloraxis",
-            hovertemplate="query %{y:.2f}, context point %{x:.2f}: %{z:.4f}<extra></extra>",
-        )  # fmt: skip
-        fig.add_trace(heat, 1, column)
+        add_heatmap(fig, getattr(view, part), values, values, hover, coloraxis="coloraxis",
+                    place={"row": 1, "col": column})  # fmt: skip
     fig.update_xaxes(title_text="x of the context point", constrain="domain", matches="x")
     fig.update_yaxes(constrain="domain", scaleanchor="x", row=1, col=1)
     fig.update_yaxes(title_text="x of the query", col=1)
-    fig.update_annotations(font_size=13)
     fig.update_layout(
         height=420,
         width=170 + 290 * len(views),
@@ -93,59 +88,35 @@ def adapted_functions_figure(
     _check_functions(prompts, grid, functions, initial, truth, columns)
     n_columns = min(columns, len(prompts))
     n_rows = -(-len(prompts) // n_columns)
-    fig = make_subplots(
-        rows=n_rows, cols=n_columns, shared_xaxes=True, horizontal_spacing=0.03,
-        shared_yaxes="all",  # type: ignore[arg-type]
-        vertical_spacing=0.25 / n_rows**1.5 if n_rows > 1 else 0,
-        subplot_titles=[f"prompt {i + 1}" for i in range(len(prompts))],
+    fig = panels(
+        title, [f"prompt {i + 1}" for i in range(len(prompts))], columns=n_columns, shared_xaxes=True,
+        shared_yaxes="all", horizontal_spacing=0.03, vertical_spacing=0.25 / n_rows**1.5 if n_rows > 1 else 0,
     )  # fmt: skip
     names = [*functions, *(name for name in initial if name not in functions)]
     colors = {name: LINES[i % len(LINES)] for i, name in enumerate(names)}
     inputs = grid[:, 0].tolist()
     for i in range(len(prompts)):
-        lines: dict[str, tuple[Tensor, dict[str, Any]]] = {}
-        if truth is not None:
-            lines["true function"] = truth[i], {"color": "#bbbbbb", "width": 6}
-        for name, values in initial.items():
-            lines[f"{name}, before"] = values, {"color": colors[name], "dash": "dash", "width": 1.5}
-        for name, values in functions.items():
-            lines[name] = values[i], {"color": colors[name]}
-        own = Points(prompts.xs[i, :-1], prompts.ys[i, :-1])
-        panel = _panel(own, inputs, lines, shown=i == 0)
-        for trace in panel.data:
-            fig.add_trace(trace, i // n_columns + 1, i % n_columns + 1)
-    fig.update_layout(figure(title, "", "").layout)
-    fig.update_annotations(font_size=13)
-    fig.update_layout(
-        height=130 + 240 * n_rows, margin={"t": 90, "b": 60},
-        legend={"orientation": "h", "x": 0, "y": -75 / (240 * n_rows), "yanchor": "top"},
-    )  # fmt: skip
-    fig.update_xaxes(title_text="")
-    fig.update_yaxes(title_text="")
+        place = {"row": i // n_columns + 1, "col": i % n_columns + 1}
+        lines = [] if truth is None else [("true function", truth[i], "#bbbbbb", {"width": 6})]
+        lines += [
+            (f"{name}, before", values, colors[name], {"dash": "dash", "width": 1.5})
+            for name, values in initial.items()
+        ]
+        lines += [(name, values[i], colors[name], {}) for name, values in functions.items()]
+        for name, values, color, look in lines:
+            add_line(fig, inputs, values[:, 0].tolist(), name, color, place=place, legendgroup=name,
+                     showlegend=i == 0, **look)  # fmt: skip
+        marker = {"color": COLORS["gradient descent"], "size": 7, "line": {"color": "white", "width": 1}}
+        xs, ys = prompts.xs[i, :-1, 0].tolist(), prompts.ys[i, :-1, 0].tolist()
+        points = go.Scatter(x=xs, y=ys, mode="markers", name="context", marker=marker, legendgroup="context",
+                            showlegend=i == 0)  # fmt: skip
+        fig.add_trace(points, **place)
+    fig.update_layout(height=130 + 240 * n_rows, margin={"t": 90, "b": 60}, legend=BELOW | {"y": -75 / (240 * n_rows)})
     for i in range(n_columns):
-        last_row = (len(prompts) - 1 - i) // n_columns + 1  # the lowest panel of the column
-        fig.update_xaxes(title_text="x", showticklabels=True, row=last_row, col=i + 1)
-    fig.update_yaxes(title_text="y", showticklabels=True, col=1)
-    for i in range(1, n_columns):
-        fig.update_yaxes(showticklabels=False, col=i + 1)
+        lowest = (len(prompts) - 1 - i) // n_columns + 1  # the row of the lowest panel in this column
+        fig.update_xaxes(title_text="x", showticklabels=True, row=lowest, col=i + 1)
+        fig.update_yaxes(showticklabels=i == 0, title_text="y" if i == 0 else "", col=i + 1)
     return fig
-
-
-def _panel(
-    context: Points, inputs: list[float], lines: Mapping[str, tuple[Tensor, dict[str, Any]]], shown: bool
-) -> go.Figure:
-    """One prompt's points and functions; `shown` in the legend."""
-    panel = go.Figure()
-    for name, (values, look) in lines.items():
-        add_line(panel, inputs, values[:, 0].tolist(), name, legendgroup=name, showlegend=shown, **look)
-    marker = {"color": COLORS["gradient descent"], "size": 7, "line": {"color": "white", "width": 1}}
-    xs, ys = (values[:, 0].tolist() for values in context)
-    panel.add_trace(
-        go.Scatter(
-            x=xs, y=ys, mode="markers", name="context", marker=marker, legendgroup="context", showlegend=shown
-        )
-    )  # fmt: skip
-    return panel
 
 
 def _check_functions(
@@ -158,11 +129,9 @@ def _check_functions(
 ) -> None:
     if len(prompts) == 0 or columns < 1 or (prompts.x_dim, prompts.y_dim) != (1, 1):
         raise ValueError(f"needs prompts with x_dim=1, y_dim=1 and columns >= 1, got {prompts}, {columns}")
-    of_prompts = {**functions, **({} if truth is None else {"the true function": truth})}
-    expected = dict.fromkeys(of_prompts, (len(prompts), len(grid), 1)) | {
-        f"{name}, before": (len(grid), 1) for name in initial
-    }
-    found = {name: tuple(values.shape) for name, values in of_prompts.items()}
-    found |= {f"{name}, before": tuple(values.shape) for name, values in initial.items()}
-    if found != expected:
-        raise ValueError(f"functions must have the shapes {expected}, got {found}")
+    after = {**functions, **({} if truth is None else {"the true function": truth})}
+    before = {f"{name}, before": values for name, values in initial.items()}
+    expected = dict.fromkeys(after, (len(prompts), len(grid), 1)) | dict.fromkeys(before, (len(grid), 1))
+    shapes = {name: tuple(values.shape) for name, values in (after | before).items()}
+    if shapes != expected:
+        raise ValueError(f"functions must have the shapes {expected}, got {shapes}")

@@ -2,6 +2,7 @@
 
 import html
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
@@ -23,6 +24,22 @@ nav a { margin-right: 1.2em; white-space: nowrap; } a { color: #1f6fb4; }
 """
 
 
+@dataclass(frozen=True, eq=False)
+class Section:
+    """A part of a page: a title, words that explain, and a plotly figure, a picture, or ready HTML such as a `table`."""
+
+    title: str
+    words: str
+    content: go.Figure | Html | str
+
+    def html(self) -> str | Html:
+        """The content as HTML; the page brings plotly's source once."""
+        if not isinstance(self.content, go.Figure):
+            return self.content
+        config = {"displaylogo": False, "responsive": True}
+        return self.content.to_html(full_html=False, include_plotlyjs=False, config=config)
+
+
 def text(words: object) -> str:
     """Anything as escaped text."""
     return html.escape(str(words))
@@ -35,35 +52,21 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def plot(figure: go.Figure) -> str:
-    """A plotly figure; the page brings plotly's source once."""
-    return figure.to_html(full_html=False, include_plotlyjs=False, config={"displaylogo": False, "responsive": True})
+def page(title: str, lead: str, sections: Sequence[Section]) -> str:
+    """The whole document: a title, a sentence under it, and sections with links to them.
 
-
-def section(title: str, words: str, *parts: str | Html) -> tuple[str, Html]:
-    """A section: its title, and escaped words followed by parts that are HTML already, or pictures."""
-    return title, joined(f"<p>{text(words)}</p>", *parts)
-
-
-def page(title: str, lead: str, sections: Sequence[tuple[str, str | Html]]) -> str:
-    """The whole document; a script that pictures share is in it once.
-
-    Args:
-        title: of the page.
-        lead: a sentence under it.
-        sections: titles, and bodies that are HTML already.
+    Scripts that pictures share are in it once.
     """
-    contents = [(name, joined(body)) for name, body in sections]
-    anchors = [f"s{i}" for i in range(len(sections))]
-    links = " ".join(f'<a href="#{a}">{text(name)}</a>' for a, (name, _) in zip(anchors, contents, strict=True))
-    bodies = "".join(
-        f'<section id="{a}"><h2>{text(name)}</h2>{content.body}</section>'
-        for a, (name, content) in zip(anchors, contents, strict=True)
+    bodies = [joined(f"<p>{text(section.words)}</p>", section.html()) for section in sections]
+    links = " ".join(f'<a href="#s{i}">{text(section.title)}</a>' for i, section in enumerate(sections))
+    content = "".join(
+        f'<section id="s{i}"><h2>{text(section.title)}</h2>{body.body}</section>'
+        for i, (section, body) in enumerate(zip(sections, bodies, strict=True))
     )
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{text(title)}</title>'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<link rel="icon" href="data:,"><style>{_STYLE}</style><script>{get_plotlyjs()}</script>'
-        f"{library(*(content for _, content in contents))}</head>"
-        f"<body><h1>{text(title)}</h1><p>{text(lead)}</p><nav>{links}</nav>{bodies}</body></html>"
+        f"{library(*bodies)}</head>"
+        f"<body><h1>{text(title)}</h1><p>{text(lead)}</p><nav>{links}</nav>{content}</body></html>"
     )

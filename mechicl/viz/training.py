@@ -1,4 +1,4 @@
-"""What happens during training: losses with their transitions, sensitivities to tokens, patterns before and after."""
+"""What happens during training: losses with their transitions, alignment, heads, sensitivities, patterns."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,18 @@ from torch import Tensor
 
 from mechicl.analysis.dynamics import AlignmentOverTraining, HeadsOverTraining, Transitions
 from mechicl.statistics import interval
-from mechicl.viz.style import COLORS, add_band, add_line, figure, on_log_axis
+from mechicl.viz.elements import (
+    BELOW,
+    COLORS,
+    FIRST_STEP,
+    PALETTE,
+    add_heatmap,
+    add_intervals,
+    add_line,
+    figure,
+    on_log_axis,
+    panels,
+)
 
 
 def losses_over_training(
@@ -19,18 +30,18 @@ def losses_over_training(
     losses: Mapping[str, Sequence[Sequence[float]]],
     *,
     references: Mapping[str, float] | None = None,
-    found: Mapping[str, Transitions] | None = None,
+    transitions: Mapping[str, Transitions] | None = None,
     title: str = "Loss during training",
     log_x: bool = False,
     log_y: bool = False,
 ) -> go.Figure:
-    """Half the mean squared error of every seed of some kinds of models, with a tick where each one falls.
+    """Half the mean squared error of every seed of some kinds of models, with a mark where each one falls.
 
     Args:
         steps: of the evaluations; step 0 is left out on a logarithmic axis.
         losses: by kind, mean squared errors `[step][seed]`.
         references: by name, mean squared errors to draw across.
-        found: by kind, the transitions to mark.
+        transitions: by kind, the transitions to mark.
         title: of the figure.
         log_x: logarithmic steps.
         log_y: logarithmic losses.
@@ -40,19 +51,19 @@ def losses_over_training(
     """
     fig = figure(title, "optimisation step", "half mean squared error", log_x=log_x, log_y=log_y)
     shown = [i for i, step in enumerate(steps) if step > 0 or not log_x]
-    colors = (COLORS["trained"], COLORS["interpolated"], COLORS["closed form"], COLORS["other"])
-    for (kind, values), color in zip(losses.items(), itertools.cycle(colors), strict=False):
+    for color, (kind, values) in zip(itertools.cycle(PALETTE[:4]), losses.items(), strict=False):
         if len(values) != len(steps):
             raise ValueError(f"{kind} has {len(values)} evaluations for {len(steps)} steps")
         for seed in range(len(values[0])):
             add_line(fig, [steps[i] for i in shown], [values[i][seed] / 2 for i in shown], kind, color,
                      opacity=0.6, showlegend=seed == 0, legendgroup=kind)  # fmt: skip
-        if found is not None and kind in found:
-            fallen = found[kind].steps[found[kind].fell].tolist()
-            halfway = ((found[kind].plateau + found[kind].final) / 4)[found[kind].fell].tolist()
+        if transitions is not None and kind in transitions:
+            falls = transitions[kind]
+            halfway = ((falls.plateau + falls.final) / 4)[falls.fell].tolist()
             fig.add_trace(
                 go.Scatter(
-                    x=fallen, y=halfway, mode="markers", name=f"transition, {kind}", legendgroup=kind,
+                    x=falls.steps[falls.fell].tolist(), y=halfway, mode="markers", name=f"transition, {kind}",
+                    legendgroup=kind,
                     marker={"symbol": "diamond", "size": 8, "color": color, "line": {"color": "white", "width": 1}},
                 )
             )  # fmt: skip
@@ -60,8 +71,69 @@ def losses_over_training(
     for (name, value), dash in zip((references or {}).items(), dashes, strict=False):
         ends = [steps[shown[0]], steps[-1]]
         add_line(fig, ends, [value / 2] * 2, name, COLORS["gradient descent"], dash=dash)
+    if log_x:
+        fig.update_xaxes(dtick=1)
     if not log_y:
         fig.update_yaxes(rangemode="tozero")
+    return fig
+
+
+def alignments_over_training(trainings: Mapping[str, AlignmentOverTraining]) -> go.Figure:
+    """Alignment with a learner during trainings: means over seeds with 95% intervals, a panel for each measure.
+
+    Args:
+        trainings: by name; step 0 stands at half of the first snapshot after it.
+    """
+    names = {"sensitivity_cosine": "cosine of sensitivities", "prediction_distance": "distance of predictions",
+             "sensitivity_distance": "distance of sensitivities"}  # fmt: skip
+    fig = panels("", list(names.values()))
+    for (name, training), color in zip(trainings.items(), itertools.cycle(COLORS.values()), strict=False):
+        for column, measure in enumerate(names, start=1):
+            intervals = [interval(seeds) for seeds in getattr(training, measure)]
+            add_intervals(fig, on_log_axis(training.steps), intervals, name, color, legendgroup=name,
+                          showlegend=column == 1, place={"row": 1, "col": column})  # fmt: skip
+    fig.update_xaxes(type="log", title={"text": FIRST_STEP, "font": {"size": 11}}, exponentformat="power")
+    fig.update_yaxes(range=[-0.2, 1.05], col=1)
+    for column in (2, 3):
+        fig.update_yaxes(rangemode="tozero", col=column)
+    fig.update_layout(legend=BELOW)
+    return fig
+
+
+def heads_during_training(
+    curve: Mapping[str, Any], scores: HeadsOverTraining, title: str = "When heads form"
+) -> go.Figure:
+    """The loss of each seed (left axis) and the highest score of any head at the snapshots (right axis).
+
+    Scores are means over seeds with 95% intervals, where there are several. Step 0 stands at half of the next step at
+    which anything is known.
+
+    Args:
+        curve: a checkpoint record's curve, with "eval_step" and "eval_loss" `[step][seed]`; {} draws no losses.
+        scores: of the same checkpoint.
+        title: of the figure.
+    """
+    fig = make_subplots(specs=[[{"secondary_y": True}]])
+    fig.update_layout(figure(title).layout)
+    every = sorted({*curve.get("eval_step", ()), *scores.steps})
+    places = dict(zip(every, on_log_axis(every), strict=True))
+    for seed, losses in enumerate(zip(*curve.get("eval_loss", ()), strict=True)):
+        add_line(fig, [places[step] for step in curve["eval_step"]], losses, "loss", COLORS["gradient descent"],
+                 opacity=0.5, legendgroup="loss", showlegend=seed == 0, place={"secondary_y": False})  # fmt: skip
+    colors = itertools.cycle((COLORS["interpolated"], COLORS["trained"], COLORS["closed form"], COLORS["other"]))
+    several = False
+    for (name, values), color in zip(scores.scores.items(), colors, strict=False):
+        several = values.shape[1] > 1
+        add_intervals(fig, [places[step] for step in scores.steps], [interval(seeds) for seeds in values],
+                      f"{name.replace('_', ' ')} score", color, place={"secondary_y": True})  # fmt: skip
+    fig.update_xaxes(
+        title_text=FIRST_STEP, type="log", dtick=1, exponentformat="none", separatethousands=True,
+        ticks="outside", ticklen=8, tickcolor="rgba(0,0,0,0)",  # room for the axes' zeros
+    )  # fmt: skip
+    fig.update_yaxes(title_text="loss (nats)", rangemode="tozero", secondary_y=False)
+    score = "score (95% interval over seeds)" if several else "score"
+    fig.update_yaxes(title_text=score, range=[0, 1], showgrid=False, tickmode="auto", secondary_y=True)
+    fig.update_layout(legend={"x": 0.02, "y": 0.5})
     return fig
 
 
@@ -84,127 +156,45 @@ def sensitivity_over_training(
         gd_mse: of tuned gradient descent.
         title: of the figure.
     """
-    fig = make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.08, row_heights=[0.6, 0.4])
+    fig = panels(title, ["", ""], columns=1, shared_xaxes=True, vertical_spacing=0.08, row_heights=[0.6, 0.4])
     colors = (COLORS["trained"], COLORS["interpolated"], COLORS["other"])
-    at = on_log_axis(steps)
+    above, below = {"row": 1, "col": 1}, {"row": 2, "col": 1}
     for (name, values), color in zip(norms.items(), itertools.cycle(colors), strict=False):
-        line = go.Scatter(x=at, y=list(values), name=name, mode="lines+markers", line={"color": color})
-        fig.add_trace(line, 1, 1)
+        add_line(fig, on_log_axis(steps), values, name, color, mode="lines+markers", place=above)
     later = [(step, value / 2) for step, value in zip(eval_steps, losses, strict=True) if step > 0]
-    loss = go.Scatter(x=[step for step, _ in later], y=[value for _, value in later], name="loss", mode="lines",
-                      line={"color": COLORS["gradient descent"]})  # fmt: skip
-    fig.add_trace(loss, 2, 1)
-    fig.add_hline(y=gd_mse / 2, row=2, col=1, line={"color": "#888888", "dash": "dash", "width": 1},  # type: ignore[arg-type]
+    add_line(fig, [step for step, _ in later], [value for _, value in later], "loss", COLORS["gradient descent"],
+             place=below)  # fmt: skip
+    fig.add_hline(y=gd_mse / 2, line={"color": "#888888", "dash": "dash", "width": 1}, **below,
                   annotation_text="one step of gradient descent", annotation_position="bottom left")  # fmt: skip
-    fig.update_layout(figure(title, "", "").layout)
     fig.update_layout(height=520)
     fig.update_yaxes(title_text="norm of the derivative", rangemode="tozero", row=1)
     fig.update_yaxes(title_text="half mean squared error", rangemode="tozero", row=2)
-    fig.update_xaxes(title_text="", row=1)
     fig.update_xaxes(type="log", dtick=1)
     fig.update_xaxes(title_text="optimisation step", row=2)
     return fig
 
 
-def mean_patterns(panels: Mapping[str, Float[Tensor, "query_pos key_pos"]], labels: Sequence[str]) -> go.Figure:
+def mean_patterns(patterns: Mapping[str, Float[Tensor, "query_pos key_pos"]], labels: Sequence[str]) -> go.Figure:
     """Attention patterns side by side, in one scale.
 
     Args:
-        panels: by title.
+        patterns: by title.
         labels: of the positions.
 
     Raises:
         ValueError: a pattern that does not fit the labels, or none.
     """
-    if not panels or any(tuple(p.shape) != (len(labels), len(labels)) for p in panels.values()):
-        shapes = [tuple(p.shape) for p in panels.values()]
+    shapes = [tuple(pattern.shape) for pattern in patterns.values()]
+    if not shapes or any(shape != (len(labels), len(labels)) for shape in shapes):
         raise ValueError(f"patterns must be [query_pos key_pos] = {(len(labels), len(labels))}, got {shapes}")
-    bound = max(float(pattern.abs().max()) for pattern in panels.values())
-    signed = any(float(pattern.min()) < 0 for pattern in panels.values())
-    fig = make_subplots(rows=1, cols=len(panels), subplot_titles=list(panels), horizontal_spacing=0.08)
-    for column, pattern in enumerate(panels.values(), start=1):
-        heat = go.Heatmap(
-            z=pattern.tolist(), x=list(labels), y=list(labels), coloraxis="coloraxis",
-            hovertemplate="%{y} attends to %{x}: %{z:.3f}<extra></extra>",
-        )  # fmt: skip
-        fig.add_trace(heat, 1, column)
+    bound = max(float(pattern.abs().max()) for pattern in patterns.values())
+    signed = any(float(pattern.min()) < 0 for pattern in patterns.values())
+    fig = panels("", list(patterns), horizontal_spacing=0.08)
+    for column, pattern in enumerate(patterns.values(), start=1):
+        add_heatmap(fig, pattern, labels, labels, "%{y} attends to %{x}: %{z:.3f}", coloraxis="coloraxis",
+                    place={"row": 1, "col": column})  # fmt: skip
     fig.update_xaxes(tickangle=-90, tickfont={"size": 9}, title_text="attends to")
     fig.update_yaxes(autorange="reversed", tickfont={"size": 9})
-    fig.update_layout(
-        template="plotly_white", height=480, font={"family": "system-ui, sans-serif", "size": 12},
-        margin={"l": 60, "r": 20, "t": 50, "b": 70},
-        coloraxis={"colorscale": "RdBu_r" if signed else "Blues", "cmin": -bound if signed else 0, "cmax": bound},
-    )  # fmt: skip
-    return fig
-
-
-def alignments_over_training(found: Mapping[str, AlignmentOverTraining]) -> go.Figure:
-    """Cosine of sensitivities (left) and distance of predictions (right) of several trainings, with 95% bands.
-
-    Args:
-        found: by name, up to six; step 0 stands at half of the first snapshot after it.
-    """
-    fig = make_subplots(rows=1, cols=2, subplot_titles=["cosine of sensitivities", "distance of predictions"])
-    for (name, result), color in zip(found.items(), COLORS.values(), strict=False):
-        steps = on_log_axis(result.steps)
-        for column, values in enumerate((result.sensitivity_cosine, result.prediction_distance), start=1):
-            part = go.Figure()
-            intervals = [interval(row) for row in values]
-            if values.shape[1] > 1:
-                add_band(part, steps, [i.low for i in intervals], [i.high for i in intervals], color)
-            means = values.mean(-1).tolist()
-            add_line(part, steps, means, name, color, legendgroup=name, showlegend=column == 1)
-            for trace in part.data:
-                fig.add_trace(trace, 1, column)
-    fig.update_xaxes(type="log", title_text="optimisation step (the first point is step 0)", exponentformat="power")
-    fig.update_yaxes(range=[-0.2, 1.05], col=1)
-    fig.update_yaxes(rangemode="tozero", col=2)
-    fig.update_layout(
-        template="plotly_white", height=400, font={"family": "system-ui, sans-serif", "size": 12},
-        margin={"l": 60, "r": 20, "t": 40, "b": 55}, legend={"orientation": "h", "y": -0.2},
-    )  # fmt: skip
-    return fig
-
-
-def heads_during_training(
-    curve: Mapping[str, Any], formed: HeadsOverTraining, title: str = "When heads form"
-) -> go.Figure:
-    """The loss of each seed (left axis) and the highest score of any head at the snapshots (right axis).
-
-    Scores are means over seeds with 95% intervals, where there are several. Step 0 stands at half of the next step at
-    which anything is known.
-
-    Args:
-        curve: a checkpoint record's curve, with "eval_step" and "eval_loss" `[step][seed]`.
-        formed: of the same checkpoint.
-        title: of the figure.
-    """
-    fig = make_subplots(specs=[[{"secondary_y": True}]])
-    fig.update_layout(figure(title, "", "").layout)
-    every = sorted({*curve["eval_step"], *formed.steps})
-    places = dict(zip(every, on_log_axis(every), strict=True))
-    steps = [places[step] for step in curve["eval_step"]]
-    losses = list(zip(*curve["eval_loss"], strict=True))
-    for seed, values in enumerate(losses):
-        part = go.Figure()
-        add_line(part, steps, values, "loss", COLORS["gradient descent"], opacity=0.5, legendgroup="loss",
-                 showlegend=seed == 0)  # fmt: skip
-        fig.add_traces(part.data, secondary_ys=[False])
-    colors = itertools.cycle((COLORS["interpolated"], COLORS["trained"], COLORS["closed form"], COLORS["other"]))
-    at = [places[step] for step in formed.steps]
-    several = False
-    for (name, values), color in zip(formed.scores.items(), colors, strict=False):
-        intervals, part = [interval(row) for row in values], go.Figure()
-        if several := values.shape[1] > 1:
-            add_band(part, at, [i.low for i in intervals], [i.high for i in intervals], color)
-        add_line(part, at, [i.mean for i in intervals], f"{name.replace('_', ' ')} score", color)
-        fig.add_traces(part.data, secondary_ys=[True] * len(part.data))
-    fig.update_xaxes(
-        title_text="optimisation step (the first point is step 0)", type="log", dtick=1, exponentformat="none",
-        separatethousands=True, ticks="outside", ticklen=8, tickcolor="rgba(0,0,0,0)",  # room for the axes' zeros
-    )  # fmt: skip
-    fig.update_yaxes(title_text="loss (nats)", rangemode="tozero", secondary_y=False)
-    score = "score (95% interval over seeds)" if several else "score"
-    fig.update_yaxes(title_text=score, range=[0, 1], showgrid=False, tickmode="auto", secondary_y=True)
-    fig.update_layout(legend={"x": 0.02, "y": 0.5})
+    scale = {"colorscale": "RdBu_r" if signed else "Blues", "cmin": -bound if signed else 0, "cmax": bound}
+    fig.update_layout(height=480, margin={"l": 60, "b": 70}, coloraxis=scale)
     return fig

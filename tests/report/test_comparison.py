@@ -36,4 +36,4 @@ def test_saved_data_is_plain_json_without_nan(tmp_path):
 
 
 def test_published_numbers_come_by_their_key():
-    assert published("002_table1_similarity_of_errors")["lstm"]["ogd"] == 0.831
+    assert published("fu2024_table1")["lstm"]["ogd"] == 0.831

@@ -84,7 +84,7 @@ def settings(result: Comparison, name: str) -> dict[str, float]:
 
 def drawn(result: Comparison, title: str) -> list[Any]:
     """The traces of a figure."""
-    (figure,) = [figure.figure for figure in result.figures if figure.title == title]
+    (figure,) = [section.content for section in result.sections if section.title == title]
     return list(figure.data)
 
 
@@ -220,7 +220,7 @@ def test_the_page_has_all_figures_and_the_file_every_number(tmp_path: Path):
     assert [row["quantity"] for row in data["table"]] == [row.quantity for row in looped().rows]
     assert data["mse"] == looped().data["mse"]
     assert json.dumps(looped().data)  # plain data
-    places = [html.index(f"<h2>{figure.title}</h2>") for figure in looped().figures]
+    places = [html.index(f"<h2>{figure.title}</h2>") for figure in looped().sections]
     assert len(places) == 5
     assert places == sorted(places)
     assert html.count('class="plotly-graph-div"') == 5
@@ -228,8 +228,8 @@ def test_the_page_has_all_figures_and_the_file_every_number(tmp_path: Path):
 
 
 def test_without_a_curve_there_is_no_figure_of_it():
-    assert "Learning" in [figure.title for figure in looped().figures]
-    assert "Learning" not in [figure.title for figure in layered().figures]
+    assert "Learning" in [section.title for section in looped().sections]
+    assert "Learning" not in [section.title for section in layered().sections]
 
 
 def test_the_lead_says_what_was_measured():
@@ -245,7 +245,7 @@ def test_models_without_a_construction_are_compared_all_the_same():
     assert not {"parameters", "barriers"} & set(result.data)
     assert result.data["mse"][0] == pytest.approx(descended(held_out(), [(0.7, 0.0)]).mean().item(), rel=1e-2)
     assert not any("in the weights" in row.quantity for row in result.rows)
-    assert len(result.figures) == 3
+    assert len(result.sections) == 3
     ratio = rows(result)["loss, trained over gradient descent, 1 step"]
     assert ratio.published == "above 1; less with two heads (Fig. 12)"
     assert "no_fit" not in looped().data
@@ -283,9 +283,9 @@ def test_every_kind_of_model_gets_its_report(tmp_path: Path, config, title):
     assert title in path.read_text().split("</title>")[0]
     data = json.loads((tmp_path / "out" / "report.json").read_text(), parse_constant=pytest.fail)
     model = load_checkpoint(folder).models[0]
-    prompts = TASK.sample(64 + 256, seed=data["opened"]["seed"])
+    prompts = TASK.sample(64 + 256, seed=data["model_parts"]["seed"])
     swept = ablate(model, prompts[:64], "z", reference=prompts)
-    assert data["opened"]["mean_ablation_of_heads"] == swept.effect().mean(-1).tolist()
+    assert data["model_parts"]["mean_ablation_of_heads"] == swept.effect().mean(-1).tolist()
     (row,) = [row for row in data["table"] if "without the head that changes it most" in row["quantity"]]
     again = ablate(model, prompts[64:], "z", reference=prompts)  # on other prompts than those it was chosen on
     assert row["measured"]["mean"] == pytest.approx(again.effect().mean(-1).item())

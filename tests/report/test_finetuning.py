@@ -11,7 +11,7 @@ from mechicl.analysis import FineTuning, compare_on_prompts
 from mechicl.checkpoints import Checkpoint, save
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.report import Comparison
-from mechicl.report.finetuning import finetuning_comparison, finetuning_sections
+from mechicl.report.finetuning import add_finetuning, finetuning_sections
 from mechicl.statistics import interval
 from mechicl.tasks import LinearRegression, task_to_dict
 
@@ -41,13 +41,13 @@ def test_rows_are_means_of_the_comparison():
 
 @pytest.mark.parametrize("fields", [{}, {"prompt_format": "interleaved", "d_model": 8, "attention": "softmax"}])
 def test_a_transformer_gets_its_sections(fields):
-    comparison = finetuning_comparison(EMPTY, checkpoint(initializer_range=0.3, **fields), progress=False)
+    comparison = add_finetuning(EMPTY, checkpoint(initializer_range=0.3, **fields), progress=False)
     assert comparison.data["finetuning"]["n_prompts"] == 24
     assert len(comparison.rows) > 5
 
 
 def test_a_model_without_keys_and_values_gets_none():
-    assert finetuning_comparison(EMPTY, checkpoint(attention_weights="gradient_descent"), progress=False) is EMPTY
+    assert add_finetuning(EMPTY, checkpoint(attention_weights="gradient_descent"), progress=False) is EMPTY
 
 
 def test_the_script_measures_every_kind_of_fine_tuning(tmp_path):

@@ -44,7 +44,7 @@ def test_the_report_has_a_table_and_pictures_that_a_browser_shows(folders, tmp_p
     data = json.loads((tmp_path / "report.json").read_text())
     assert data["n_prompts"] == 40
     assert len(data["errors"]["Newton"]["best"]) == 4
-    assert [len(layer) for layer in data["opened"]["mean_ablation_of_heads"]] == [2] * 3
+    assert [len(layer) for layer in data["model_parts"]["mean_ablation_of_heads"]] == [2] * 3
     page = browser.new_page()
     problems: list[str] = []
     page.on("pageerror", lambda error: problems.append(str(error)))
@@ -86,7 +86,7 @@ def test_scripts_run_on_any_interleaved_model(folders, tmp_path, name):
     args = module.Args(checkpoint=folders["transformer"], out=tmp_path, n_prompts=30, n_fitting=120, **options)
     result = module.compare(args)
     assert result.rows
-    assert result.figures
+    assert result.sections
     result.write(tmp_path, name)
     assert json.loads((tmp_path / f"{name}.json").read_text())["table"]
 

@@ -94,7 +94,7 @@ def test_the_script_sets_published_beside_measured(script, folder, tmp_path):
     found = rows["SimAOU, fine-tuned, average"].measured
     assert found.n == 2
     assert found.mean == pytest.approx((sum(means) + sum(others)) / 4)
-    assert len(comparison.figures) == 3
+    assert len(comparison.sections) == 3
 
 
 @pytest.mark.parametrize(

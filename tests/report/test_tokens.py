@@ -117,7 +117,7 @@ def test_the_page_has_every_picture_and_no_errors(written, browser):
 
 def test_scores_during_training_are_those_of_the_snapshots(folder):
     result = compare_tokens(load_checkpoint(folder), n_prompts=N, progress=False)
-    figure: Any = next(figure.figure for figure in result.figures if figure.title == "When heads form")
+    figure: Any = next(section.content for section in result.sections if section.title == "When heads form")
     formed = score_heads_over_training(load_checkpoint(folder), n_prompts=64, seed=PROMPT_SEED)
     lines = {trace.name: trace for trace in figure.data if trace.name != "loss" and trace.name}
     for name, values in formed.scores.items():
@@ -128,7 +128,7 @@ def test_scores_during_training_are_those_of_the_snapshots(folder):
 def test_one_seed_without_curve_and_snapshots_has_values_without_intervals():
     result = compare_tokens(Checkpoint("bare", [networks()[0]], RECORD), n_prompts=N, progress=False)
     assert "nan" not in str(result)
-    assert "When heads form" not in [figure.title for figure in result.figures]
+    assert "When heads form" not in [section.title for section in result.sections]
     rows: dict[str, Row] = {row.quantity: row for row in result.rows}
     loss, right = by_loops(networks()[0])
     assert rows["cross entropy of tokens that can be predicted (nats)"].measured == pytest.approx(loss, rel=1e-5)
@@ -146,7 +146,7 @@ def test_a_planted_circuit_is_found_where_it_is():
     assert rows["circuit"].measured == "head 0.0, head 1.1"
     assert "all heads" not in rows["circuit"].note
     assert rows["highest induction score of a head"].measured > 0.5  # pyright: ignore[reportOperatorIssue]
-    grid: Any = next(figure.figure for figure in result.figures if figure.title.startswith("Where"))
+    grid: Any = next(section.content for section in result.sections if section.title.startswith("Where"))
     of_heads = torch.tensor([[list(row) for row in heat.z] for heat in grid.data])  # [head layer pos]
     assert of_heads[1, 1, -1] > 0.9  # the induction head at the last position
     assert of_heads[0, 1].abs().max() < 1e-6  # distractors
@@ -187,7 +187,7 @@ def test_of_a_circuit_of_all_heads_no_completeness_is_said(monkeypatch):
 @torch.no_grad()
 def test_head_outputs_are_put_back_where_periods_are_the_same():
     model = networks()[0]
-    grid: Any = next(figure.figure for figure in compared().figures if figure.title.startswith("Where"))
+    grid: Any = next(section.content for section in compared().sections if section.title.startswith("Where"))
     drawn = torch.tensor([[list(row) for row in heat.z] for heat in grid.data])  # [head layer pos]
     clean = WORDS.replace(min_period=WORDS.max_period).sample(32, seed=PROMPT_SEED)
     back = WORDS.n_ctx - 1 - WORDS.max_period
@@ -207,5 +207,5 @@ def test_head_outputs_are_put_back_where_periods_are_the_same():
 def test_one_layer_composes_with_nothing():
     model = HookedTransformer(READER.replace(n_layers=1), seed=0).eval()
     result = compare_tokens(Checkpoint("made", [model], RECORD), n_prompts=N, progress=False)
-    titles = [figure.title for figure in result.figures]
+    titles = [section.title for section in result.sections]
     assert titles == ["What the heads do", "Where the earlier occurrence is seen", "The circuit"]

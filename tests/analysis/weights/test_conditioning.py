@@ -112,7 +112,7 @@ def test_beyond_the_root_the_printed_ratio_falls_to_one_while_the_range_holds_a_
 
 
 def test_with_the_printed_eigenvalues_the_heuristic_is_larger_than_the_printed_gammas():
-    printed = published("000_a10")
+    printed = published("oswald2023_a10")
     for smallest, largest, gamma in zip(
         printed["smallest_eigenvalue"],
         printed["largest_eigenvalue"],
@@ -126,7 +126,7 @@ def test_with_the_printed_eigenvalues_the_heuristic_is_larger_than_the_printed_g
 
 @pytest.mark.parametrize(("n", "seed"), [(25, 0), (50, 1), (100, 2)])
 def test_extreme_eigenvalues_are_near_the_printed_ones(n, seed):
-    printed = published("000_a10")
+    printed = published("oswald2023_a10")
     found = measure_conditioning(LinearRegression(n_context=n).sample(10_000, seed=seed), [0.0]).extremes
     i = printed["n"].index(n)
     assert found.largest == pytest.approx(printed["largest_eigenvalue"][i], rel=0.15)

@@ -11,7 +11,7 @@ from mechicl.checkpoints import Checkpoint
 from mechicl.learners import squared_errors
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
-from mechicl.report.comparison import Comparison, Figure, Row
+from mechicl.report.comparison import Comparison, Row, Section
 from mechicl.statistics import interval
 
 N_PROMPTS, N_FEWEST = 64, 16
@@ -38,20 +38,20 @@ WORDS = {
 }
 
 
-def opened_comparison(comparison: Comparison, checkpoint: Checkpoint, *, progress: bool = True) -> Comparison:
+def add_model_parts(comparison: Comparison, checkpoint: Checkpoint, *, progress: bool = True) -> Comparison:
     """A comparison with the sections on the model's parts behind it, where it is a transformer that has them."""
     model, task = checkpoint.models[0], checkpoint.task
     if not isinstance(model, HookedTransformer) or not model.cfg.n_layers or task.n_context < 2:
         return comparison
     prompts = task.sample(N_PROMPTS + N_MEASURED, seed=PROMPT_SEED)
-    rows, figures, data = opened_sections(model, prompts[:N_PROMPTS], prompts[N_PROMPTS:], progress=progress)
-    return comparison.with_more(rows, figures, {"opened": {**data, "seed": PROMPT_SEED}})
+    rows, sections, data = measure_model_parts(model, prompts[:N_PROMPTS], prompts[N_PROMPTS:], progress=progress)
+    return comparison.with_more(rows, sections, {"model_parts": {**data, "seed": PROMPT_SEED}})
 
 
-def opened_sections(
+def measure_model_parts(
     model: HookedTransformer, prompts: Prompts, others: Prompts, *, seed: int = 0, progress: bool = True
-) -> tuple[list[Row], list[Figure], dict[str, Any]]:
-    """Rows, figures and numbers on heads, ablation and patching of a model on prompts.
+) -> tuple[list[Row], list[Section], dict[str, Any]]:
+    """Rows, sections and numbers on heads, ablation and patching of a model on prompts.
 
     Args:
         model: one seed's.
@@ -78,8 +78,8 @@ def opened_sections(
         "head patching": viz.patching_grid(heads, labels=labels, title="Each head's output put back"),
     }
     titles = ("What is lost without each head", "Where the labels are", "Which heads move them")
-    figures = [
-        Figure(title, WORDS[name], picture) for title, (name, picture) in zip(titles, pictures.items(), strict=True)
+    sections = [
+        Section(title, WORDS[name], picture) for title, (name, picture) in zip(titles, pictures.items(), strict=True)
     ]
     data = {
         "mean_ablation_of_heads": without.effect().mean(-1).tolist(),
@@ -90,7 +90,7 @@ def opened_sections(
     }
     if model.cfg.prompt_format == "interleaved":
         scores = score_heads(model, prompts=prompts)
-        figures.insert(0, Figure("What the heads attend to", WORDS["heads"], viz.head_table(scores, "Scores of heads")))
+        sections.insert(0, Section("What the heads attend to", WORDS["heads"], viz.head_table(scores, "Scores of heads")))
         data["head_scores"] = scores.to_dataframe().to_dict("records")
         for name in scores.scores:
             layer, head = scores.best(name)
@@ -98,10 +98,10 @@ def opened_sections(
             rows.append(
                 Row(f"{name.replace('_', ' ')} score", None, scores.interval(name, layer, head), "prompts", note)
             )
-    return rows, figures, data
+    return rows, sections, data
 
 
-def write_opened_report(checkpoint: Checkpoint, out: Path, *, n_prompts: int, progress: bool) -> Path:
+def write_model_parts_report(checkpoint: Checkpoint, out: Path, *, n_prompts: int, progress: bool) -> Path:
     """The loss and the model's parts alone, for models that are compared with no algorithm.
 
     Those are models on interleaved prompts whose tokens see later ones, as in von Oswald et al. 2023, section 4.
@@ -110,19 +110,19 @@ def write_opened_report(checkpoint: Checkpoint, out: Path, *, n_prompts: int, pr
     held_out = task.sample(n_prompts, seed=PROMPT_SEED)
     errors = torch.stack([squared_errors(model, held_out)[:, 0] for model in models])
     rows = [Row("half-MSE, trained, mean of the seeds", None, interval(errors.mean(0) / 2), "prompts")]
-    figures = []
+    sections = []
     if "curve" in checkpoint.record:
         curve = checkpoint.record["curve"]
         drawn = viz.losses_over_training(curve["eval_step"], {"each seed": curve["eval_loss"]})
-        figures.append(Figure("Learning", WORDS["learning"], drawn))
+        sections.append(Section("Learning", WORDS["learning"], drawn))
     cfg = models[0].cfg
     lead = (
         f"{checkpoint.name}: {len(models)} seed{'s' if len(models) > 1 else ''}, {cfg.n_layers} layers, on "
         f"{task.n_context} points in {task.x_dim} dimensions; {n_prompts:,} held-out prompts (seed {PROMPT_SEED})."
     )
     data = {"mse": errors.mean(-1).tolist(), "seed": PROMPT_SEED, "n_prompts": n_prompts}
-    comparison = Comparison(f"Loss and heads ({checkpoint.name})", lead, rows, figures, data)
-    return opened_comparison(comparison, checkpoint, progress=progress).write(out, "report")
+    comparison = Comparison(f"Loss and heads ({checkpoint.name})", lead, rows, sections, data)
+    return add_model_parts(comparison, checkpoint, progress=progress).write(out, "report")
 
 
 def _ablation_row(model: HookedTransformer, sweep: Sweep, others: Prompts, reference: Prompts) -> Row:

@@ -13,7 +13,7 @@ from mechicl.checkpoints import Checkpoint, load_checkpoint, save
 from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig
 from mechicl.prompts import Prompts
 from mechicl.report import Comparison, Row, write_report
-from mechicl.report.opened import N_MEASURED, N_PROMPTS, PROMPT_SEED, opened_comparison, opened_sections
+from mechicl.report.model_parts import N_MEASURED, N_PROMPTS, PROMPT_SEED, add_model_parts, measure_model_parts
 from mechicl.statistics import Interval, interval, ratio_interval
 from mechicl.tasks import LinearRegression, task_to_dict
 
@@ -53,7 +53,7 @@ def same(found: Any, expected: Interval) -> None:
 @pytest.mark.parametrize("cfg", [PAIRED, INTERLEAVED], ids=["paired", "interleaved"])
 def test_rows_and_data_are_those_of_hooks_set_by_hand(cfg):
     model, prompts, others = network(cfg), TASK.sample(20, seed=1), TASK.sample(30, seed=2)
-    found, figures, data = opened_sections(model, prompts, others, seed=7)
+    found, figures, data = measure_model_parts(model, prompts, others, seed=7)
     n_pos = model.encode(prompts).shape[1]
     every = [torch.cat([recorded(model, of, f"blocks.{i}.attn.hook_z") for of in (prompts, others)]) for i in range(2)]
     means = [z.mean(0) for z in every]  # over all prompts
@@ -104,9 +104,9 @@ def test_rows_and_data_are_those_of_hooks_set_by_hand(cfg):
         f"head {layer}.{head} at {cfg.format.labels(3)[pos]}, chosen on other prompts; exchanged labels cost "
         f"{-whole.mean():.3g}"
     )
-    titles = [figure.title for figure in figures]
+    titles = [section.title for section in figures]
     assert titles[-3:] == ["What is lost without each head", "Where the labels are", "Which heads move them"]
-    grids: list[Any] = [figure.figure for figure in figures[-3:]]
+    grids: list[Any] = [section.content for section in figures[-3:]]
     assert torch.tensor(grids[0].data[0].z).tolist() == torch.tensor(data["mean_ablation_of_heads"]).tolist()
     assert list(grids[1].data[0].x) == cfg.format.labels(3)
     assert len(grids[2].data) == 2
@@ -114,7 +114,7 @@ def test_rows_and_data_are_those_of_hooks_set_by_hand(cfg):
 
 def test_heads_of_interleaved_models_are_scored():
     model, prompts = network(INTERLEAVED), TASK.sample(20, seed=1)
-    found, figures, data = opened_sections(model, prompts, OTHERS)
+    found, figures, data = measure_model_parts(model, prompts, OTHERS)
     scores = score_heads(model, prompts=prompts)
     assert set(scores.scores) == {"previous_token", "target_to_input"}
     for name in scores.scores:
@@ -125,21 +125,21 @@ def test_heads_of_interleaved_models_are_scored():
     assert data["head_scores"] == scores.to_dataframe().to_dict("records")
     assert figures[0].title == "What the heads attend to"
     assert len(figures) == 4
-    assert "head_scores" not in opened_sections(network(PAIRED), prompts, OTHERS)[2]
-    assert len(opened_sections(network(PAIRED), prompts, OTHERS)[1]) == 3
+    assert "head_scores" not in measure_model_parts(network(PAIRED), prompts, OTHERS)[2]
+    assert len(measure_model_parts(network(PAIRED), prompts, OTHERS)[1]) == 3
 
 
 def test_large_models_are_patched_on_fewer_prompts(monkeypatch):
     model, prompts = network(PAIRED), TASK.sample(40, seed=1)
-    monkeypatch.setattr("mechicl.report.opened.RUNS", 16 * 25)  # 2 layers, 4 positions, 2 heads: 16 places
-    _, _, data = opened_sections(model, prompts, OTHERS)
+    monkeypatch.setattr("mechicl.report.model_parts.RUNS", 16 * 25)  # 2 layers, 4 positions, 2 heads: 16 places
+    _, _, data = measure_model_parts(model, prompts, OTHERS)
     assert (data["n_prompts"], data["n_patched"]) == (40, 25)
     swept = patch(model, prompts[:25], corrupt(prompts[:25], "labels"), "z", ("layer", "pos", "head"))
     assert data["z_recovered"] == swept.recovered().tolist()
     ablated = ablate(model, prompts, "z", reference=prompts + OTHERS)
     assert data["mean_ablation_of_heads"] == ablated.effect().mean(-1).tolist()
-    monkeypatch.setattr("mechicl.report.opened.RUNS", 1)
-    assert opened_sections(model, prompts, OTHERS)[2]["n_patched"] == 16
+    monkeypatch.setattr("mechicl.report.model_parts.RUNS", 1)
+    assert measure_model_parts(model, prompts, OTHERS)[2]["n_patched"] == 16
 
 
 def test_a_model_that_labels_do_not_move_has_no_row_on_them():
@@ -147,7 +147,7 @@ def test_a_model_that_labels_do_not_move_has_no_row_on_them():
     with torch.no_grad():
         for weight in model.parameters():
             weight.zero_()
-    found, figures, _ = opened_sections(model, TASK.sample(10, seed=0), OTHERS)
+    found, figures, _ = measure_model_parts(model, TASK.sample(10, seed=0), OTHERS)
     assert len(found) == 1
     assert len(figures) == 3
 
@@ -155,15 +155,15 @@ def test_a_model_that_labels_do_not_move_has_no_row_on_them():
 def test_sections_stand_behind_the_rest_with_the_first_seed():
     models = [HookedTransformer(PAIRED, seed=seed).eval() for seed in (1, 2)]
     checkpoint = Checkpoint("made", list(models), {"training": {"task": task_to_dict(TASK)}})
-    result = opened_comparison(PLAIN, checkpoint)
+    result = add_model_parts(PLAIN, checkpoint)
     assert (result.title, result.lead, result.rows[0]) == (PLAIN.title, PLAIN.lead, PLAIN.rows[0])
     assert len(result.rows) == 3
     prompts = TASK.sample(N_PROMPTS + N_MEASURED, seed=PROMPT_SEED)
     expected = ablate(models[0], prompts[:N_PROMPTS], "z", reference=prompts).effect().mean(-1).tolist()
     assert result.data["mse"] == 1.0
-    assert result.data["opened"]["mean_ablation_of_heads"] == expected
-    assert result.data["opened"]["seed"] == PROMPT_SEED
-    assert (len(PLAIN.rows), len(PLAIN.figures), PLAIN.data) == (1, 0, {"mse": 1.0})  # as it was
+    assert result.data["model_parts"]["mean_ablation_of_heads"] == expected
+    assert result.data["model_parts"]["seed"] == PROMPT_SEED
+    assert (len(PLAIN.rows), len(PLAIN.sections), PLAIN.data) == (1, 0, {"mse": 1.0})  # as it was
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_sections_stand_behind_the_rest_with_the_first_seed():
 )
 def test_what_has_no_such_parts_is_left_as_it_is(model, task):
     checkpoint = Checkpoint("made", [model.eval()], {"training": {"task": task_to_dict(task)}})
-    assert opened_comparison(PLAIN, checkpoint) is PLAIN
+    assert add_model_parts(PLAIN, checkpoint) is PLAIN
 
 
 def test_models_that_no_algorithm_is_compared_with_have_a_report_of_their_parts(tmp_path, browser):

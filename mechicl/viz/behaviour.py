@@ -1,4 +1,4 @@
-"""Pictures of fits: paths between models, filters of spectral learners, distances of algorithm families."""
+"""Pictures of behaviour: which algorithm family is nearest, what it leaves of the targets, losses on shifted prompts."""
 
 import math
 from collections.abc import Mapping
@@ -7,29 +7,11 @@ import plotly.graph_objects as go
 import torch
 
 from mechicl.analysis.behaviour.identification import Identification
+from mechicl.analysis.behaviour.shifts import ShiftedLosses
 from mechicl.analysis.behaviour.spectral import SpectralLearner
-from mechicl.analysis.weights.connectivity import LossPath
-from mechicl.statistics import interval
-from mechicl.viz.layers import interval_lines
-from mechicl.viz.style import COLORS, add_line, figure
+from mechicl.viz.elements import BELOW, COLORS, add_line, figure, panels
 
-
-def connectivity_paths(paths: Mapping[str, LossPath], title: str = "Loss along paths between two models") -> go.Figure:
-    """Mean squared error along each path, with bands of 95% intervals over prompts, on a logarithmic axis.
-
-    Args:
-        paths: by name; they need the same alphas.
-        title: of the figure.
-
-    Raises:
-        ValueError: no paths, or different alphas.
-    """
-    alphas = [path.alphas.tolist() for path in paths.values()]
-    if not alphas or any(each != alphas[0] for each in alphas):
-        raise ValueError(f"needs paths with the same alphas, got {alphas}")
-    lines = {name: [interval(errors) for errors in path.squared_errors] for name, path in paths.items()}
-    x_title = "α (0: the first model, 1: the second)"
-    return interval_lines(title, x_title, "mean squared error", alphas[0], lines, log_y=True)
+DECADES = 8  # labels of a logarithmic axis that there is room for
 
 
 def identified_filters(result: Identification, n_families: int = 4) -> go.Figure:
@@ -64,21 +46,52 @@ def identified_families(result: Identification) -> go.Figure:
     distances = [result.distance(match) for match in result.matches]
     names = [match.name for match in result.matches]
     fig = figure(
-        "Which algorithm is it?", "squared distance of predictions / the model's squared predictions", "", log_x=True
+        "Which algorithm is it?", "squared distance of predictions / the model's squared predictions", log_x=True
     )
+    errors = {
+        "type": "data", "symmetric": False, "array": [d.high - d.mean for d in distances], "thickness": 1.3,
+        # a logarithmic axis has no place for 0 or less
+        "arrayminus": [min(d.mean - d.low, 0.9 * d.mean) for d in distances],
+    }  # fmt: skip
     fig.add_trace(
         go.Scatter(
             x=[d.mean for d in distances],
             y=names,
             mode="markers",
             marker={"color": COLORS["trained"], "size": 9},
-            error_x={
-                "type": "data", "symmetric": False, "array": [d.high - d.mean for d in distances],
-                "arrayminus": [min(d.mean - d.low, 0.9 * d.mean) for d in distances], "thickness": 1.3,
-            },
+            error_x=errors,
             hovertemplate="%{y}: %{x:.3g}<extra></extra>",
         )
-    )  # fmt: skip
+    )
     fig.update_yaxes(autorange="reversed", type="category")
     fig.update_layout(height=120 + 26 * len(names), margin={"l": 330})
+    return fig
+
+
+def shifted_losses(by_shift: Mapping[str, ShiftedLosses]) -> go.Figure:
+    """Half the loss of learners at each scale, a panel for each shift (von Oswald et al. 2023, Fig. 6).
+
+    Learners whose names start with "gradient descent", "GD++", "trained" or "interpolated" share a colour and an entry
+    of the legend.
+    """
+    dashes = {"gradient descent": "solid", "GD++": "dashdot", "trained": "dash", "interpolated": "dot"}
+    fig = panels("", list(by_shift), horizontal_spacing=0.05)
+    shown: set[str] = set()
+    for column, losses in enumerate(by_shift.values(), start=1):
+        for learner, means in zip(losses.learners, losses.mean() / 2, strict=True):
+            kind = next((name for name in dashes if learner.startswith(name)), learner)
+            add_line(
+                fig, losses.scales.tolist(), means.tolist(), kind, COLORS.get(kind, COLORS["other"]),
+                dash=dashes.get(kind, "solid"), width=4 if kind == "gradient descent" else 2, legendgroup=kind,
+                showlegend=kind not in shown, place={"row": 1, "col": column},
+            )  # fmt: skip
+            shown.add(kind)
+        fig.update_xaxes(title_text=losses.scaled.replace("_", " ") + " α", col=column)
+        means = losses.mean()
+        finite = means[means.isfinite() & (means > 0)]
+        decades = (finite.max() / finite.min()).log10().item() if len(finite) else 0.0
+        fig.update_yaxes(dtick=max(1, math.ceil(decades / DECADES)), col=column)
+    fig.update_yaxes(type="log", exponentformat="power")
+    fig.update_yaxes(title_text="half mean squared error", col=1)
+    fig.update_layout(legend=BELOW)
     return fig

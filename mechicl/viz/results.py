@@ -1,0 +1,117 @@
+"""`plot`: the picture of any result, by its class."""
+
+import math
+from functools import singledispatch
+from typing import Any
+
+import plotly.graph_objects as go
+import torch
+
+from mechicl.analysis.behaviour.identification import Identification
+from mechicl.analysis.behaviour.matching import Match
+from mechicl.analysis.behaviour.shifts import ShiftedLosses
+from mechicl.analysis.dynamics.snapshots import AlignmentOverTraining, HeadsOverTraining
+from mechicl.analysis.finetuning.comparison import FineTuningComparison
+from mechicl.analysis.heads.scores import HeadScores
+from mechicl.analysis.interventions import Circuit, Sweep
+from mechicl.analysis.layers.probes import ProbeResult
+from mechicl.analysis.weights.conditioning import Conditioning
+from mechicl.analysis.weights.connectivity import LossPath, ModeConnectivity
+from mechicl.analysis.weights.kernels import KernelView
+from mechicl.statistics import Result, interval
+from mechicl.viz.behaviour import identified_families, shifted_losses
+from mechicl.viz.circuits import circuit_graph
+from mechicl.viz.conditioning import condition_number_distribution
+from mechicl.viz.elements import add_heatmap, add_intervals, colors_for, panels
+from mechicl.viz.finetuning import update_similarity_figure
+from mechicl.viz.heads import head_table
+from mechicl.viz.interventions import patching_grid
+from mechicl.viz.kernels import kernel_heatmaps
+from mechicl.viz.layers import match_heatmap, probe_heatmap
+from mechicl.viz.training import alignments_over_training, heads_during_training
+from mechicl.viz.weights import connectivity_paths
+
+COLUMNS = 3  # panels in a row
+HEIGHT = 330  # of a row of panels
+
+
+@singledispatch
+def plot(result: Any, **options: Any) -> go.Figure:
+    """The picture of a result: that of its kind, or its quantities with their intervals.
+
+    Args:
+        result: of any analysis.
+        options: of the function that draws this kind: those of `patching_grid` for a `Sweep`, and so on.
+
+    Raises:
+        TypeError: something that has no picture; the message lists what has one.
+
+    Example:
+        >>> plot(align(model, AlgorithmLearner(algorithms.ols), prompts))
+        >>> plot(score_heads(model, prompts=prompts), title="Heads of gpt2-8l")
+    """
+    kinds = ", ".join(sorted(kind.__name__ for kind in plot.registry if kind not in (object, Result)))
+    raise TypeError(
+        f"plot() draws {kinds}, and every other Result of mechicl.analysis; got {type(result).__name__}: pass the "
+        f"object that an analysis returned"
+    )
+
+
+# One line a kind of result. Functions of several results by name get this one, without a name of its own.
+plot.register(Circuit, circuit_graph)
+plot.register(Conditioning, condition_number_distribution)
+plot.register(HeadScores, head_table)
+plot.register(Identification, identified_families)
+plot.register(Match, match_heatmap)
+plot.register(Sweep, patching_grid)
+plot.register(AlignmentOverTraining, lambda result: alignments_over_training({"": result}))
+plot.register(FineTuningComparison, lambda result, **options: update_similarity_figure({"change": result}, **options))
+plot.register(HeadsOverTraining, lambda result, **options: heads_during_training(options.pop("curve", {}), result, **options))
+plot.register(KernelView, lambda result, **options: kernel_heatmaps({"kernel": result}, **options))
+plot.register(LossPath, lambda result, **options: connectivity_paths({result.kind: result}, **options))
+plot.register(ModeConnectivity, lambda result, **options: connectivity_paths(result.paths, **options))
+plot.register(ShiftedLosses, lambda result: shifted_losses({"": result}))
+
+
+@plot.register
+def _probes(result: ProbeResult, quantity: str | None = None, title: str | None = None) -> go.Figure:
+    return probe_heatmap(result, quantity or result.quantities[0], title)
+
+
+@plot.register
+def _quantities(result: Result, title: str | None = None) -> go.Figure:
+    """Every quantity by itself, with 95% intervals over its samples.
+
+    A quantity without leading axes is a point, one with a leading axis (layers, steps, ...) a line over it, one with
+    more a heatmap of the last two, averaged over those before.
+    """
+    samples, axes = result.samples(), result.axes()
+    if not samples:
+        raise TypeError(f"{type(result).__name__} has no tensor of samples to draw")
+    columns = min(COLUMNS, len(samples))
+    rows = -(-len(samples) // columns)
+    names = [name.replace("_", " ") for name in samples]
+    fig = panels(title or type(result).__name__, names, columns=columns, vertical_spacing=0.3 / rows)
+    for i, (name, values) in enumerate(samples.items()):
+        place = {"row": i // columns + 1, "col": i % columns + 1}
+        if values.ndim == 1:
+            mean = interval(values)
+            error = {"type": "data", "array": [mean.half_width]} if math.isfinite(mean.half_width) else None
+            point = go.Scatter(x=[""], y=[mean.mean], error_y=error, mode="markers", marker={"size": 9},
+                               marker_color=colors_for(1)[0], hovertext=str(mean), showlegend=False)  # fmt: skip
+            fig.add_trace(point, **place)
+        elif values.ndim == 2:
+            labels = result._labels(axes[name][0], len(values))
+            add_intervals(fig, labels, [interval(entry) for entry in values], name, colors_for(1)[0], place=place,
+                          showlegend=False, mode="lines+markers")  # fmt: skip
+            fig.update_xaxes(title_text=axes[name][0], **place)
+        else:
+            means = values.double().mean(-1).flatten(0, -3).mean(0) if values.ndim > 3 else values.double().mean(-1)
+            down, across = axes[name][-2:]
+            add_heatmap(fig, means, result._labels(across, means.shape[1]), result._labels(down, means.shape[0]),
+                        f"{down} %{{y}}, {across} %{{x}}: %{{z:.4g}}", place=place, coloraxis="coloraxis",
+                        )  # fmt: skip
+            fig.update_xaxes(title_text=across, **place)
+            fig.update_yaxes(title_text=down, **place)
+    fig.update_layout(height=HEIGHT * rows + 60, coloraxis={"colorscale": "Viridis"})
+    return fig

@@ -1,0 +1,100 @@
+"""Pictures of weights: their products, losses on paths between models, a layer applied again and again."""
+
+from collections.abc import Mapping, Sequence
+
+import plotly.graph_objects as go
+from jaxtyping import Float
+from torch import Tensor
+
+from mechicl.analysis.weights.connectivity import LossPath
+from mechicl.analysis.weights.products import WeightProducts
+from mechicl.statistics import interval
+from mechicl.viz.elements import BELOW, COLORS, add_heatmap, add_intervals, add_line, colors_for, figure, panels
+from mechicl.viz.elements import signed_scale
+
+DIVERGED = 10  # times the first loss, beyond which a line is not drawn
+
+
+def connectivity_paths(
+    paths: Mapping[str, LossPath | Sequence[LossPath]], title: str = "Loss along paths between two models"
+) -> go.Figure:
+    """Mean squared error along paths, on a logarithmic axis.
+
+    Args:
+        paths: by name, with the same alphas: one path, drawn with a band of 95% intervals over prompts, or one a seed.
+        title: of the figure.
+
+    Raises:
+        ValueError: no paths, or different alphas.
+    """
+    by_name = {name: [path] if isinstance(path, LossPath) else list(path) for name, path in paths.items()}
+    alphas = [path.alphas.tolist() for seeds in by_name.values() for path in seeds]
+    if not alphas or any(each != alphas[0] for each in alphas):
+        raise ValueError(f"needs paths with the same alphas, got {alphas}")
+    fig = figure(title, "α (0: the first model, 1: the second)", "mean squared error", log_y=True)
+    for color, (name, seeds) in zip(colors_for(len(by_name)), by_name.items(), strict=True):
+        for i, path in enumerate(seeds):
+            intervals = [interval(errors if len(seeds) == 1 else errors.mean()) for errors in path.squared_errors]
+            add_intervals(fig, alphas[0], intervals, name, color, log_y=True, showlegend=i == 0, legendgroup=name,
+                          opacity=1 if len(seeds) == 1 else 0.7)  # fmt: skip
+    return fig
+
+
+def weight_products_figure(
+    trained: WeightProducts, construction: WeightProducts, names: Sequence[str]
+) -> go.Figure:
+    """W_KQ and W_PV of a trained layer in the fixed gauge, beside a construction's (von Oswald et al. 2023, Fig. 9).
+
+    Args:
+        trained: with the gauge fixed; its first layer and head are shown.
+        construction: likewise.
+        names: of the stream's dimensions.
+    """
+    products = [
+        ("W<sub>KQ</sub> / β, trained", trained.W_KQ[0, 0]),
+        ("W<sub>KQ</sub>, construction", construction.W_KQ[0, 0]),
+        ("β W<sub>PV</sub>, trained", trained.W_PV[0, 0]),
+        ("W<sub>PV</sub>, construction", construction.W_PV[0, 0]),
+    ]
+    fig = panels("", [name for name, _ in products], horizontal_spacing=0.06)
+    for i, (_, matrix) in enumerate(products):
+        pair = products[i // 2 * 2 :][:2]  # the two that share a scale
+        add_heatmap(
+            fig, matrix, names, names, "from %{y} to %{x}: %{z:.4f}", place={"row": 1, "col": i + 1},
+            showscale=i % 2 == 1, colorbar={"x": 0.478 if i < 3 else 1.0, "thickness": 8, "tickfont": {"size": 9}},
+            **signed_scale(max(float(panel.abs().max()) for _, panel in pair)),
+        )  # fmt: skip
+    fig.update_yaxes(autorange="reversed", showticklabels=False)
+    fig.update_yaxes(showticklabels=True, title_text="read from", col=1)
+    fig.update_xaxes(tickangle=-60)
+    fig.update_layout(height=340, font_size=11, margin={"l": 40, "r": 60})
+    return fig
+
+
+def roll_outs(by_damping: Mapping[float, Mapping[str, Float[Tensor, "step seed"]]]) -> go.Figure:
+    """Half the loss while one layer is applied again and again (von Oswald et al. 2023, Fig. 10).
+
+    Args:
+        by_damping: a panel for each damping λ: mean squared errors after 0, 1, ... repeats of "gradient_descent", of
+            the "trained" layer, and of the "whole_layer", with the entries that training does not reach.
+    """
+    looks = {
+        "gradient_descent": ("gradient descent", COLORS["gradient descent"], "solid"),
+        "trained": ("trained layer", COLORS["trained"], "dash"),
+        "whole_layer": ("with its untrained entries", COLORS["other"], "dot"),
+    }
+    fig = panels("", [f"damping λ = {damping:g}" for damping in by_damping], shared_yaxes=True)
+    for column, curves in enumerate(by_damping.values(), start=1):
+        for kind, losses in curves.items():
+            name, color, dash = looks[kind]
+            for i, values in enumerate(losses.unbind(-1)):
+                limit = DIVERGED * float(values[0])
+                shown = [value / 2 if value < limit else None for value in values.tolist()]
+                add_line(fig, range(len(shown)), shown, name, color, dash=dash, legendgroup=kind, opacity=0.8,
+                         showlegend=column == 1 and i == 0, place={"row": 1, "col": column})  # fmt: skip
+    first = next(iter(by_damping.values()))["gradient_descent"]
+    fig.update_xaxes(title_text="repeats")
+    fig.update_yaxes(range=[0, 1.3 * float(first[0].mean()) / 2])
+    fig.update_yaxes(title_text="half mean squared error", col=1)
+    fig.update_layout(legend=BELOW)
+    return fig
