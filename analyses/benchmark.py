@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -142,17 +143,18 @@ def report_row() -> dict:
 
 def accuracy_rows() -> list[dict]:
     one, gaussian = (compare_one_layer(load_checkpoint(name), progress=False) for name in ("lsa-1l", "lsa-1l-gaussian"))
-    measured = {row.quantity: row.measured for row in one.rows}
-    half = {name: measured[f"half-MSE, {name}"].mean for name in ("trained, mean of the seeds", "tuned gradient descent")}
+    measured: dict[str, Any] = {row.quantity: row.measured for row in one.rows}
+    halves = [measured[f"half-MSE, {name}"].mean for name in ("trained, mean of the seeds", "tuned gradient descent")]
+    half = " over ".join(f"{loss:.4f}" for loss in halves)
     worst = max(one.data["largest_difference"]["input scale"])
     optimum = linear_attention_optimum([1.0] * 5, 20)
     # the closed form is the loss of one tuned step: the ratio on common prompts has no sampling error of theirs
-    of_gaussian = {row.quantity: row.measured for row in gaussian.rows}
+    of_gaussian: dict[str, Any] = {row.quantity: row.measured for row in gaussian.rows}
     relative = of_gaussian["loss, trained over tuned gradient descent"]
     plain_mse = 2 * of_gaussian["half-MSE, trained, mean of the seeds"].mean
     return [
         row("half-MSE, trained over tuned gradient descent", measured["loss, trained over tuned gradient descent"],
-            "0.995 to 1.005", f"{' over '.join(f'{loss:.4f}' for loss in half.values())}, {one.data['n_prompts']} prompts"),
+            "0.995 to 1.005", f"{half}, {one.data['n_prompts']} prompts"),
         row("sensitivity cosine, trained against gradient descent",
             measured["sensitivity cosine, trained against gradient descent"], ">= 0.999", ""),
         row("eta read from the weights over tuned eta", measured["η read from the weights over tuned η"],
@@ -176,7 +178,7 @@ def row(name: str, values, bar: str, detail: str, over: str = "seeds") -> dict:
     return {"quantity": name, "value": middle, "low": low, "high": high, "of": kind, "bar": bar, "detail": detail}
 
 
-def show(rows: list[dict], json_path: LossPath | None = None) -> None:
+def show(rows: list[dict], json_path: Path | None = None) -> None:
     print(f"{'quantity':74} {'value':>10} {'low':>10} {'high':>10}  bar")
     for r in rows:
         print(f"{r['quantity']:74} {r['value']:10.5g} {r['low']:10.5g} {r['high']:10.5g}  {r['bar']}")

@@ -83,7 +83,7 @@ class Args:
     """To search."""
     hows: tuple[How, ...] = HOWS
     """Kinds of fine-tuning: the model itself, linearised, layer by layer."""
-    data: LossPath | None = None
+    data: Path | None = None
     """Folder with TASK_SPLIT.csv (or .tsv, .json, .jsonl, .parquet, or a folder of save_to_disk), not the hub."""
     device: str = "cpu"
     """Where the model runs."""

@@ -31,9 +31,7 @@ class Args:
 
 def compare(args: Args) -> Comparison:
     """Losses, alignment, weights, paths, shifted prompts and roll-outs."""
-    comparison = compare_one_layer(
-        load_checkpoint(args.checkpoint), n_prompts=args.n_prompts, progress=not args.quiet
-    )
+    comparison = compare_one_layer(load_checkpoint(args.checkpoint), n_prompts=args.n_prompts, progress=not args.quiet)
     data, rows = comparison.data, []
     for name, differences in data["largest_difference"].items():
         words = "equal (Fig. 6)" if name == "input scale" else None

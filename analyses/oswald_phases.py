@@ -51,8 +51,7 @@ def compare(args: Args) -> Comparison:
         words = f"{n} seeds; diamonds mark where a loss has come half of the way down."
         references = {"best step of gradient descent": best, "predicting 0": nothing}
         picture = viz.losses_over_training(
-            curve["eval_step"], {name: curve["eval_loss"]}, references=references,
-            transitions={name: falls}, log_x=True
+            curve["eval_step"], {name: curve["eval_loss"]}, references=references, transitions={name: falls}, log_x=True
         )
         figures.append(Section(f"Loss during training, {name}", words, picture))
     rows += _grokking(load_checkpoint(args.grokking), best, nothing, figures, data)

@@ -6,8 +6,8 @@ from mechicl.checkpoints import CheckpointError, load_checkpoint
 from mechicl.report.comparison import Comparison, Row, Section, published
 from mechicl.report.descent import write_descent_report
 from mechicl.report.layers import write_layers_report
-from mechicl.report.one_layer import write_one_layer_report
 from mechicl.report.model_parts import write_model_parts_report
+from mechicl.report.one_layer import write_one_layer_report
 from mechicl.report.texts import write_texts_report
 from mechicl.report.tokens import write_tokens_report
 from mechicl.tasks.topics import TopicClassification

@@ -90,7 +90,9 @@ def measure_model_parts(
     }
     if model.cfg.prompt_format == "interleaved":
         scores = score_heads(model, prompts=prompts)
-        sections.insert(0, Section("What the heads attend to", WORDS["heads"], viz.head_table(scores, "Scores of heads")))
+        sections.insert(
+            0, Section("What the heads attend to", WORDS["heads"], viz.head_table(scores, "Scores of heads"))
+        )
         data["head_scores"] = scores.to_dataframe().to_dict("records")
         for name in scores.scores:
             layer, head = scores.best(name)

@@ -21,6 +21,7 @@ from mechicl.analysis import (
     one_step_optimum,
 )
 from mechicl.analysis.layers.layer_learners import Lens
+from mechicl.analysis.weights.connectivity import PathKind
 from mechicl.analysis.weights.products import read_weight_products, replace_products
 from mechicl.analysis.weights.rollout import repeat_layers
 from mechicl.checkpoints import Checkpoint, CheckpointError
@@ -240,7 +241,12 @@ def _weights(setting: Setting) -> Part:
     products = [read_weight_products(model).gauge_fixed() for model in setting.checkpoint.models]
     names = [f"x{i + 1}" for i in range(task.x_dim)] + [f"y{i + 1}" for i in range(task.y_dim)]
     drawn = viz.weight_products_figure(products[0], read_weight_products(setting.construction), names)
-    tensors = {"beta": fit.beta, "step_size": step_sizes, "distance_KQ": fit.distance_KQ, "distance_PV": fit.distance_PV}
+    tensors = {
+        "beta": fit.beta,
+        "step_size": step_sizes,
+        "distance_KQ": fit.distance_KQ,
+        "distance_PV": fit.distance_PV,
+    }
     data = [
         {name: values[i].tolist() for name, values in tensors.items()}
         | {"W_KQ": product.W_KQ.tolist(), "W_PV": product.W_PV.tolist()}
@@ -250,7 +256,7 @@ def _weights(setting: Setting) -> Part:
 
 
 def _paths(setting: Setting) -> Part:
-    kinds = {"rescaled": "rescaled", "not rescaled": "raw"}
+    kinds: dict[str, PathKind] = {"rescaled": "rescaled", "not rescaled": "raw"}
     paths = {
         name: [interpolate(model, setting.construction, setting.prompts, kind=kind) for model in setting.models]
         for name, kind in kinds.items()
@@ -345,7 +351,9 @@ def _roll_outs(setting: Setting) -> Part:
     prompts = setting.prompts[:N_FEWER]
     layers = {
         "gradient_descent": [setting.construction],
-        "trained": [replace_products(model, read_weight_products(model).without_unread_parts()) for model in setting.models],
+        "trained": [
+            replace_products(model, read_weight_products(model).without_unread_parts()) for model in setting.models
+        ],
         "whole_layer": setting.models,
     }
 
@@ -354,7 +362,9 @@ def _roll_outs(setting: Setting) -> Part:
         return (trajectory.query() - prompts.query.ys).square().mean((-2, -1))
 
     by_damping = {
-        damping: {name: torch.stack([losses(model, damping) for model in models], -1) for name, models in layers.items()}
+        damping: {
+            name: torch.stack([losses(model, damping) for model in models], -1) for name, models in layers.items()
+        }
         for damping in DAMPINGS
     }
     data = [

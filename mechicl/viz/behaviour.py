@@ -1,4 +1,4 @@
-"""Pictures of behaviour: which algorithm family is nearest, what it leaves of the targets, losses on shifted prompts."""
+"""Pictures of behaviour: the nearest algorithm families and their filters, losses on shifted prompts."""
 
 import math
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ import torch
 from mechicl.analysis.behaviour.identification import Identification
 from mechicl.analysis.behaviour.shifts import ShiftedLosses
 from mechicl.analysis.behaviour.spectral import SpectralLearner
-from mechicl.viz.elements import BELOW, COLORS, add_line, figure, panels
+from mechicl.viz.elements import BELOW, COLORS, add_line, figure, panel, panels
 
 DECADES = 8  # labels of a logarithmic axis that there is room for
 
@@ -77,20 +77,21 @@ def shifted_losses(by_shift: Mapping[str, ShiftedLosses]) -> go.Figure:
     dashes = {"gradient descent": "solid", "GD++": "dashdot", "trained": "dash", "interpolated": "dot"}
     fig = panels("", list(by_shift), horizontal_spacing=0.05)
     shown: set[str] = set()
-    for column, losses in enumerate(by_shift.values(), start=1):
+    for i, losses in enumerate(by_shift.values()):
+        place = panel(i, len(by_shift))
         for learner, means in zip(losses.learners, losses.mean() / 2, strict=True):
             kind = next((name for name in dashes if learner.startswith(name)), learner)
             add_line(
                 fig, losses.scales.tolist(), means.tolist(), kind, COLORS.get(kind, COLORS["other"]),
                 dash=dashes.get(kind, "solid"), width=4 if kind == "gradient descent" else 2, legendgroup=kind,
-                showlegend=kind not in shown, place={"row": 1, "col": column},
+                showlegend=kind not in shown, place=place,
             )  # fmt: skip
             shown.add(kind)
-        fig.update_xaxes(title_text=losses.scaled.replace("_", " ") + " α", col=column)
+        fig.update_xaxes(title_text=losses.scaled.replace("_", " ") + " α", **place)
         means = losses.mean()
         finite = means[means.isfinite() & (means > 0)]
         decades = (finite.max() / finite.min()).log10().item() if len(finite) else 0.0
-        fig.update_yaxes(dtick=max(1, math.ceil(decades / DECADES)), col=column)
+        fig.update_yaxes(dtick=max(1, math.ceil(decades / DECADES)), **place)
     fig.update_yaxes(type="log", exponentformat="power")
     fig.update_yaxes(title_text="half mean squared error", col=1)
     fig.update_layout(legend=BELOW)

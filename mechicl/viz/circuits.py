@@ -28,9 +28,7 @@ def circuit_graph(circuit: Circuit, title: str | None = None, *, most: int = 60)
     looked for, nodes stand alone. Of very many edges only the `most` strongest are drawn.
     """
     places = _places(circuit)
-    whole, alone, none = (
-        values.mean().item() for values in (circuit.full, circuit.edges_alone, circuit.ablated)
-    )
+    whole, alone, none = (values.mean().item() for values in (circuit.full, circuit.edges_alone, circuit.ablated))
     words = f"{circuit.metric} {whole:.3g} with the whole model, {alone:.3g} with this, {none:.3g} with neither"
     fig = figure(title or f"Circuit: {words}", "", "")
     measured = zip(circuit.edges, map(interval, circuit.edge_effects), strict=True)

@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 import torch
 
 from mechicl.analysis.weights.conditioning import Conditioning, EigenvalueRange, transformed_eigenvalues
-from mechicl.viz.elements import COLORS, PALETTE, add_band, add_line, figure, panels
+from mechicl.viz.elements import COLORS, PALETTE, add_band, add_line, figure, panel, panels
 
 QUANTILES = 400  # that a distribution is drawn from
 
@@ -74,7 +74,7 @@ def condition_numbers(
     _require_same_names(results, observed)
     names = ("smallest and largest eigenvalue of all tasks", "each task by itself: median and middle half")
     fig = panels(title, names, columns=1, shared_xaxes=True, vertical_spacing=0.09)
-    above, below = {"row": 1, "col": 1}, {"row": 2, "col": 1}
+    above, below = panel(0, 1), panel(1, 1)
     for color, (name, result) in zip(itertools.cycle(PALETTE), results.items(), strict=False):
         span, x = result.extremes, list(result.gammas)
         whole = [value if math.isfinite(value) else None for value in span.condition_numbers(x).tolist()]

@@ -23,12 +23,10 @@ PALETTE = tuple(COLORS[name] for name in ("trained", "interpolated", "closed for
 MANY = 6  # names beyond which a legend of colours tells less than a colour scale
 BELOW = {"orientation": "h", "x": 0, "y": -0.25, "yanchor": "top"}  # where a legend stands under its figure
 FIRST_STEP = "optimisation step (the first point is step 0)"
-Place = Mapping[str, Any]  # of a trace in a grid: "row" and "col", or "secondary_y"
+Place = Mapping[str, Any]  # of a trace in a grid: a `panel`, or "secondary_y"
 
 
-def figure(
-    title: str, x_title: str = "", y_title: str = "", *, log_x: bool = False, log_y: bool = False
-) -> go.Figure:
+def figure(title: str, x_title: str = "", y_title: str = "", *, log_x: bool = False, log_y: bool = False) -> go.Figure:
     """An empty figure with titles and axes."""
     fig = go.Figure()
     _look(fig, title)
@@ -46,6 +44,11 @@ def panels(title: str, names: Sequence[str], *, columns: int | None = None, **op
     fig.update_annotations(font_size=13)
     fig.update_layout(margin_t=85 if title and any(names) else 50)
     return fig
+
+
+def panel(i: int, columns: int) -> dict[str, Any]:
+    """The place of the i-th panel of a grid."""
+    return {"row": i // columns + 1, "col": i % columns + 1}
 
 
 def _look(fig: go.Figure, title: str) -> None:
@@ -73,7 +76,9 @@ def add_line(
 ) -> None:
     """A line with a name and a colour; None leaves a gap."""
     line = {"color": color, "dash": dash, "width": width}
-    fig.add_trace(go.Scatter(x=list(x), y=list(y), name=name, line=line, **{"mode": "lines", **options}), **(place or {}))
+    fig.add_trace(
+        go.Scatter(x=list(x), y=list(y), name=name, line=line, **{"mode": "lines", **options}), **(place or {})
+    )
 
 
 def add_band(

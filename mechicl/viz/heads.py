@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.analysis.heads.scores import HeadScores
-from mechicl.viz.elements import add_heatmap, figure, name_cells, panels
+from mechicl.viz.elements import add_heatmap, figure, name_cells, panel, panels
 
 WIDEST = 1400  # pixels
 WRITTEN = 24  # cells in a row beyond which there is no room for numbers
@@ -49,7 +49,7 @@ def head_table(scores: HeadScores, title: str = "What the heads do") -> go.Figur
                 fig, means, _numbers(heads), _numbers(layers), f"{_spaced(name)}<br>{hover}", text=_written(means),
                 texttemplate="%{text}" if heads <= WRITTEN else None, textfont={"size": 11 if cell > 40 else 9},
                 customdata=precision.tolist(), xgap=1.5, ygap=1.5, coloraxis="coloraxis" if measured else "coloraxis2",
-                place={"row": row + 1, "col": column + 1},
+                place=panel(row * columns + column, columns),
             )  # fmt: skip
     name_cells(fig, ticks="", tickfont={"size": 11})
     fig.update_xaxes(title={"text": "head", "font": {"size": 12}, "standoff": 4})

@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 
 from mechicl.analysis import Sweep
 from mechicl.statistics import interval
-from mechicl.viz.elements import add_heatmap, figure, name_cells, panels, signed_scale
+from mechicl.viz.elements import add_heatmap, figure, name_cells, panel, panels, signed_scale
 
 PER_ROW = 4  # panels, where there is room for them
 WRITTEN = 8  # cells in a row that there is room for numbers in
@@ -92,7 +92,7 @@ def patching_grid(
         vertical_spacing=BETWEEN / height,
     )  # fmt: skip
     for i, name in enumerate(names):
-        place = {"row": i // columns + 1, "col": i % columns + 1}
+        place = panel(i, columns)
         where = f"{name}{', ' if name else ''}layer %{{y}}, {_spaced(across)} %{{x}}"
         draw(fig, i if third else ..., x, y, where, showscale=i == 0, place=place)
         if i + columns >= len(names):  # the lowest in its column

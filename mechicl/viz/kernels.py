@@ -1,7 +1,7 @@
 """The kernel view of one-layer models, and the functions that learners fit to a context."""
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import plotly.graph_objects as go
 from jaxtyping import Float
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mechicl.analysis.weights.kernels import KernelView
 from mechicl.prompts import Prompts
-from mechicl.viz.elements import BELOW, COLORS, add_heatmap, add_line, panels
+from mechicl.viz.elements import BELOW, COLORS, add_heatmap, add_line, panel, panels
 
 LINES = tuple(COLORS[kind] for kind in ("trained", "interpolated", "closed form", "GD++", "other"))
 
@@ -43,9 +43,9 @@ def kernel_heatmaps(
     fig = panels(title, titles, shared_yaxes=True, horizontal_spacing=0.03)
     values, bound = grids[0][:, 0].tolist(), max(float(getattr(view, part).abs().max()) for view in views.values())
     hover = "query %{y:.2f}, context point %{x:.2f}: %{z:.4f}"
-    for column, view in enumerate(views.values(), start=1):
+    for column, view in enumerate(views.values()):
         add_heatmap(fig, getattr(view, part), values, values, hover, coloraxis="coloraxis",
-                    place={"row": 1, "col": column})  # fmt: skip
+                    place=panel(column, len(views)))  # fmt: skip
     fig.update_xaxes(title_text="x of the context point", constrain="domain", matches="x")
     fig.update_yaxes(constrain="domain", scaleanchor="x", row=1, col=1)
     fig.update_yaxes(title_text="x of the query", col=1)
@@ -96,12 +96,12 @@ def adapted_functions_figure(
     colors = {name: LINES[i % len(LINES)] for i, name in enumerate(names)}
     inputs = grid[:, 0].tolist()
     for i in range(len(prompts)):
-        place = {"row": i // n_columns + 1, "col": i % n_columns + 1}
-        lines = [] if truth is None else [("true function", truth[i], "#bbbbbb", {"width": 6})]
-        lines += [
-            (f"{name}, before", values, colors[name], {"dash": "dash", "width": 1.5})
-            for name, values in initial.items()
-        ]
+        place = panel(i, n_columns)
+        lines: list[tuple[str, Tensor, str, dict[str, Any]]] = []
+        if truth is not None:
+            lines.append(("true function", truth[i], "#bbbbbb", {"width": 6}))
+        for name, values in initial.items():
+            lines.append((f"{name}, before", values, colors[name], {"dash": "dash", "width": 1.5}))
         lines += [(name, values[i], colors[name], {}) for name, values in functions.items()]
         for name, values, color, look in lines:
             add_line(fig, inputs, values[:, 0].tolist(), name, color, place=place, legendgroup=name,

@@ -26,7 +26,7 @@ nav a { margin-right: 1.2em; white-space: nowrap; } a { color: #1f6fb4; }
 
 @dataclass(frozen=True, eq=False)
 class Section:
-    """A part of a page: a title, words that explain, and a plotly figure, a picture, or ready HTML such as a `table`."""
+    """A part of a page: title, explaining words, and a plotly figure, a picture, or HTML such as a `table`."""
 
     title: str
     words: str

@@ -1,11 +1,11 @@
 """`plot`: the picture of any result, by its class."""
 
 import math
+from collections.abc import Mapping
 from functools import singledispatch
 from typing import Any
 
 import plotly.graph_objects as go
-import torch
 
 from mechicl.analysis.behaviour.identification import Identification
 from mechicl.analysis.behaviour.matching import Match
@@ -22,7 +22,7 @@ from mechicl.statistics import Result, interval
 from mechicl.viz.behaviour import identified_families, shifted_losses
 from mechicl.viz.circuits import circuit_graph
 from mechicl.viz.conditioning import condition_number_distribution
-from mechicl.viz.elements import add_heatmap, add_intervals, colors_for, panels
+from mechicl.viz.elements import add_heatmap, add_intervals, colors_for, panel, panels
 from mechicl.viz.finetuning import update_similarity_figure
 from mechicl.viz.heads import head_table
 from mechicl.viz.interventions import patching_grid
@@ -66,11 +66,17 @@ plot.register(Match, match_heatmap)
 plot.register(Sweep, patching_grid)
 plot.register(AlignmentOverTraining, lambda result: alignments_over_training({"": result}))
 plot.register(FineTuningComparison, lambda result, **options: update_similarity_figure({"change": result}, **options))
-plot.register(HeadsOverTraining, lambda result, **options: heads_during_training(options.pop("curve", {}), result, **options))
 plot.register(KernelView, lambda result, **options: kernel_heatmaps({"kernel": result}, **options))
 plot.register(LossPath, lambda result, **options: connectivity_paths({result.kind: result}, **options))
 plot.register(ModeConnectivity, lambda result, **options: connectivity_paths(result.paths, **options))
 plot.register(ShiftedLosses, lambda result: shifted_losses({"": result}))
+
+
+@plot.register
+def _heads_over_training(
+    result: HeadsOverTraining, curve: Mapping[str, Any] | None = None, **options: Any
+) -> go.Figure:
+    return heads_during_training(curve or {}, result, **options)
 
 
 @plot.register
@@ -93,7 +99,7 @@ def _quantities(result: Result, title: str | None = None) -> go.Figure:
     names = [name.replace("_", " ") for name in samples]
     fig = panels(title or type(result).__name__, names, columns=columns, vertical_spacing=0.3 / rows)
     for i, (name, values) in enumerate(samples.items()):
-        place = {"row": i // columns + 1, "col": i % columns + 1}
+        place = panel(i, columns)
         if values.ndim == 1:
             mean = interval(values)
             error = {"type": "data", "array": [mean.half_width]} if math.isfinite(mean.half_width) else None

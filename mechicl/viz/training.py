@@ -21,6 +21,7 @@ from mechicl.viz.elements import (
     add_line,
     figure,
     on_log_axis,
+    panel,
     panels,
 )
 
@@ -88,10 +89,10 @@ def alignments_over_training(trainings: Mapping[str, AlignmentOverTraining]) -> 
              "sensitivity_distance": "distance of sensitivities"}  # fmt: skip
     fig = panels("", list(names.values()))
     for (name, training), color in zip(trainings.items(), itertools.cycle(COLORS.values()), strict=False):
-        for column, measure in enumerate(names, start=1):
+        for column, measure in enumerate(names):
             intervals = [interval(seeds) for seeds in getattr(training, measure)]
             add_intervals(fig, on_log_axis(training.steps), intervals, name, color, legendgroup=name,
-                          showlegend=column == 1, place={"row": 1, "col": column})  # fmt: skip
+                          showlegend=column == 0, place=panel(column, 3))  # fmt: skip
     fig.update_xaxes(type="log", title={"text": FIRST_STEP, "font": {"size": 11}}, exponentformat="power")
     fig.update_yaxes(range=[-0.2, 1.05], col=1)
     for column in (2, 3):
@@ -158,7 +159,7 @@ def sensitivity_over_training(
     """
     fig = panels(title, ["", ""], columns=1, shared_xaxes=True, vertical_spacing=0.08, row_heights=[0.6, 0.4])
     colors = (COLORS["trained"], COLORS["interpolated"], COLORS["other"])
-    above, below = {"row": 1, "col": 1}, {"row": 2, "col": 1}
+    above, below = panel(0, 1), panel(1, 1)
     for (name, values), color in zip(norms.items(), itertools.cycle(colors), strict=False):
         add_line(fig, on_log_axis(steps), values, name, color, mode="lines+markers", place=above)
     later = [(step, value / 2) for step, value in zip(eval_steps, losses, strict=True) if step > 0]
@@ -190,9 +191,9 @@ def mean_patterns(patterns: Mapping[str, Float[Tensor, "query_pos key_pos"]], la
     bound = max(float(pattern.abs().max()) for pattern in patterns.values())
     signed = any(float(pattern.min()) < 0 for pattern in patterns.values())
     fig = panels("", list(patterns), horizontal_spacing=0.08)
-    for column, pattern in enumerate(patterns.values(), start=1):
+    for column, pattern in enumerate(patterns.values()):
         add_heatmap(fig, pattern, labels, labels, "%{y} attends to %{x}: %{z:.3f}", coloraxis="coloraxis",
-                    place={"row": 1, "col": column})  # fmt: skip
+                    place=panel(column, len(patterns)))  # fmt: skip
     fig.update_xaxes(tickangle=-90, tickfont={"size": 9}, title_text="attends to")
     fig.update_yaxes(autorange="reversed", tickfont={"size": 9})
     scale = {"colorscale": "RdBu_r" if signed else "Blues", "cmin": -bound if signed else 0, "cmax": bound}

@@ -9,8 +9,18 @@ from torch import Tensor
 from mechicl.analysis.weights.connectivity import LossPath
 from mechicl.analysis.weights.products import WeightProducts
 from mechicl.statistics import interval
-from mechicl.viz.elements import BELOW, COLORS, add_heatmap, add_intervals, add_line, colors_for, figure, panels
-from mechicl.viz.elements import signed_scale
+from mechicl.viz.elements import (
+    BELOW,
+    COLORS,
+    add_heatmap,
+    add_intervals,
+    add_line,
+    colors_for,
+    figure,
+    panel,
+    panels,
+    signed_scale,
+)
 
 DIVERGED = 10  # times the first loss, beyond which a line is not drawn
 
@@ -40,9 +50,7 @@ def connectivity_paths(
     return fig
 
 
-def weight_products_figure(
-    trained: WeightProducts, construction: WeightProducts, names: Sequence[str]
-) -> go.Figure:
+def weight_products_figure(trained: WeightProducts, construction: WeightProducts, names: Sequence[str]) -> go.Figure:
     """W_KQ and W_PV of a trained layer in the fixed gauge, beside a construction's (von Oswald et al. 2023, Fig. 9).
 
     Args:
@@ -60,9 +68,9 @@ def weight_products_figure(
     for i, (_, matrix) in enumerate(products):
         pair = products[i // 2 * 2 :][:2]  # the two that share a scale
         add_heatmap(
-            fig, matrix, names, names, "from %{y} to %{x}: %{z:.4f}", place={"row": 1, "col": i + 1},
+            fig, matrix, names, names, "from %{y} to %{x}: %{z:.4f}", place=panel(i, 4),
             showscale=i % 2 == 1, colorbar={"x": 0.478 if i < 3 else 1.0, "thickness": 8, "tickfont": {"size": 9}},
-            **signed_scale(max(float(panel.abs().max()) for _, panel in pair)),
+            **signed_scale(max(float(product.abs().max()) for _, product in pair)),
         )  # fmt: skip
     fig.update_yaxes(autorange="reversed", showticklabels=False)
     fig.update_yaxes(showticklabels=True, title_text="read from", col=1)
@@ -84,14 +92,14 @@ def roll_outs(by_damping: Mapping[float, Mapping[str, Float[Tensor, "step seed"]
         "whole_layer": ("with its untrained entries", COLORS["other"], "dot"),
     }
     fig = panels("", [f"damping λ = {damping:g}" for damping in by_damping], shared_yaxes=True)
-    for column, curves in enumerate(by_damping.values(), start=1):
+    for column, curves in enumerate(by_damping.values()):
         for kind, losses in curves.items():
             name, color, dash = looks[kind]
             for i, values in enumerate(losses.unbind(-1)):
                 limit = DIVERGED * float(values[0])
                 shown = [value / 2 if value < limit else None for value in values.tolist()]
                 add_line(fig, range(len(shown)), shown, name, color, dash=dash, legendgroup=kind, opacity=0.8,
-                         showlegend=column == 1 and i == 0, place={"row": 1, "col": column})  # fmt: skip
+                         showlegend=column == i == 0, place=panel(column, len(by_damping)))  # fmt: skip
     first = next(iter(by_damping.values()))["gradient_descent"]
     fig.update_xaxes(title_text="repeats")
     fig.update_yaxes(range=[0, 1.3 * float(first[0].mean()) / 2])

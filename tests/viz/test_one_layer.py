@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 import torch
+from mechicl.analysis.one_layer import RollOut
 
 from mechicl import algorithms, constructions
 from mechicl.analysis import interpolate, losses_over_scales, read_weight_products
 from mechicl.analysis.dynamics.snapshots import AlignmentOverTraining
-from mechicl.analysis.one_layer import RollOut
 from mechicl.learners import AlgorithmLearner
 from mechicl.tasks import LinearRegression
 from mechicl.viz import (
