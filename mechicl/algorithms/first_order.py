@@ -48,7 +48,7 @@ def preconditioned_gd(
         DivergenceWarning: more than one step, and on more than half of the full contexts of the first 256 prompts the
             product of the steps' `I - A_k S / n` has a spectral radius above 1: repeating the steps makes errors grow.
 
-    Source: Nertinger, Theorem 1 and section 2, where the sign is printed as plus.
+    Source: Nertinger 2025, Theorem 1 and section 2, where the sign is printed as plus.
     """
     numbers = checked_steps(steps)
     matrices = [preconditioner] * max(numbers) if isinstance(preconditioner, Tensor) else list(preconditioner)

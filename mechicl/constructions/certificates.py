@@ -1,4 +1,4 @@
-"""Each construction, built at a representative size and held against the theorem's formula as a plain loop."""
+"""Each construction, built at a representative size and compared with the algorithm that it equals by theorem."""
 
 import dataclasses
 import math
@@ -10,6 +10,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from mechicl import algorithms
 from mechicl.constructions.copying import copy_targets, copy_then_gradient_descent
 from mechicl.constructions.gradient_descent import gd_plus_plus, gradient_descent
 from mechicl.constructions.kernel import kernel_gradient_descent
@@ -25,8 +26,7 @@ X_DIM, Y_DIM, N_CONTEXT, STEPS = 6, 2, 12, 5
 SIZES = {"x_dim": X_DIM, "y_dim": Y_DIM, "n_context": N_CONTEXT}
 STEP_SIZE, GAMMA, SCORE_SCALE, PENALTY, COPY_SCALE = 0.05, 0.02, 0.01, 0.3, 20.0
 ALPHA = 1e-3  # below 2 / λ_max² of all prompts here, of which λ_max is about 10
-
-Predict = Callable[[Tensor, Tensor, Tensor], Tensor]  # from one prompt's X, Y and x_q
+OSWALD, FU, NERTINGER, NOTE = "von Oswald et al. 2023", "Fu et al. 2024", "Nertinger 2025", "the lecture note on ICL"
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,10 @@ def certificates_table(seed: int = 0, n_prompts: int = 64) -> pd.DataFrame:
 
 @torch.no_grad()
 def certificates(seed: int = 0, n_prompts: int = 64) -> list[Certificate]:
-    """Every construction at 6 dimensions, 2 targets, 12 points and 5 steps, against loops over points and steps.
+    """Every construction at 6 dimensions, 2 targets, 12 points and 5 steps, in float64.
 
-    The loops are written out in this file and share nothing with `mechicl.algorithms`. All in float64. Operations are
-    one layer each, but for `div`, before whose nine layers three more make the number to divide by.
+    Layer by layer arithmetic is compared with the algorithms, which work in eigenbases, or with the theorem's formula.
+    Operations are one layer each, but for `div`, before whose nine layers three more make the number to divide by.
 
     Args:
         seed: of the random prompts: inputs `N(0, 1/4)`, targets `N(0, 1)`.
@@ -77,96 +77,95 @@ def certificates(seed: int = 0, n_prompts: int = 64) -> list[Certificate]:
     if n_prompts < 1:
         raise ValueError(f"n_prompts must be at least 1, got {n_prompts}")
     generator = torch.Generator().manual_seed(seed)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, dtype=torch.float64, generator=generator)
-
-    prompts = Prompts(0.5 * normal(n_prompts, N_CONTEXT + 1, X_DIM), normal(n_prompts, N_CONTEXT + 1, Y_DIM))
+    normal = partial(torch.randn, dtype=torch.float64, generator=generator)
+    xs, ys = 0.5 * normal(n_prompts, N_CONTEXT + 1, X_DIM), normal(n_prompts, N_CONTEXT + 1, Y_DIM)
+    prompts = Prompts(xs, ys)
+    start, preconditioner = normal(X_DIM, Y_DIM), (0.3 * normal(X_DIM).abs()).diag()
+    weights, bias = normal(X_DIM, 8) / math.sqrt(X_DIM), normal(8)
     return [
-        *_descent(prompts, normal(X_DIM, Y_DIM), 0.3 * normal(X_DIM, X_DIM)),
-        *_kernel(prompts, normal(X_DIM, 8) / math.sqrt(X_DIM), normal(8)),
-        *_copying(prompts),
-        *_softmax(prompts),
-        *_newton(prompts),
-        *_optima(prompts),
+        *_descents(prompts, start, preconditioner, weights, bias),
+        *_copies(prompts),
+        *_softmax_steps(prompts),
+        *_inverses(prompts),
+        *_optima(Prompts(xs, ys[..., :1])),
         *_operations(prompts),
     ]
 
 
-def _descent(prompts: Prompts, start: Tensor, matrix: Tensor) -> Iterator[Certificate]:
+def _descents(
+    prompts: Prompts, start: Tensor, preconditioner: Tensor, weights: Tensor, bias: Tensor
+) -> Iterator[Certificate]:
     model = gradient_descent(**SIZES, step_size=STEP_SIZE, steps=STEPS, initial_weights=start)
-    expected = _loop(prompts, _steps(STEP_SIZE * torch.eye(X_DIM).double(), STEPS, start))
-    yield _certificate("000, Proposition 1", gradient_descent, model, model.predict(prompts), expected)
+    reference = algorithms.gradient_descent(prompts, STEPS, step_size=STEP_SIZE, initial_weights=start)
+    yield _certify(f"{OSWALD}, Proposition 1", gradient_descent, model, prompts, reference.query()[0])
 
     model = gd_plus_plus(**SIZES, step_size=STEP_SIZE, gamma=GAMMA, steps=STEPS)
-    yield _certificate("000, A.10", gd_plus_plus, model, model.predict(prompts), _loop(prompts, _gd_plus_plus))
+    reference = algorithms.gd_plus_plus(prompts, STEPS, step_size=STEP_SIZE, gamma=GAMMA)
+    yield _certify(f"{OSWALD}, A.10", gd_plus_plus, model, prompts, reference.query()[0])
 
-    model = preconditioned_gd(**SIZES, preconditioner=matrix, steps=STEPS)
-    expected = _loop(prompts, _steps(matrix / N_CONTEXT, STEPS))
-    yield _certificate("004, Theorem 1", preconditioned_gd, model, model.predict(prompts), expected)
+    model = preconditioned_gd(**SIZES, preconditioner=preconditioner, steps=STEPS)
+    reference = algorithms.preconditioned_gd(prompts, STEPS, preconditioner=preconditioner)
+    yield _certify(f"{NERTINGER}, Theorem 1", preconditioned_gd, model, prompts, reference.query()[0])
 
-
-def _kernel(prompts: Prompts, weights: Tensor, bias: Tensor) -> Iterator[Certificate]:
     model = kernel_gradient_descent(
         weights=weights, bias=bias, n_context=N_CONTEXT, y_dim=Y_DIM, step_size=STEP_SIZE / 2, steps=STEPS
     )
     features = Prompts((prompts.xs @ weights + bias).relu(), prompts.ys)
-    expected = _loop(features, _steps(STEP_SIZE / 2 * torch.eye(8).double(), STEPS))
-    yield _certificate("000, Proposition 2", kernel_gradient_descent, model, model.predict(prompts), expected)
+    reference = algorithms.gradient_descent(features, STEPS, step_size=STEP_SIZE / 2)
+    yield _certify(f"{OSWALD}, Proposition 2", kernel_gradient_descent, model, prompts, reference.query()[0])
 
 
-def _copying(prompts: Prompts) -> Iterator[Certificate]:
-    rough = f"O(n e^(-score_scale / 2)), score_scale = {COPY_SCALE}"
-    build = partial(copy_targets, x_dim=X_DIM, y_dim=Y_DIM, n_context=N_CONTEXT)
+def _copies(prompts: Prompts) -> Iterator[Certificate]:
+    approximate = f"O(n e^(-score_scale / 2)), score_scale = {COPY_SCALE}"
+    build = partial(copy_targets, **SIZES)
+    expected = torch.zeros(len(prompts), 2 * N_CONTEXT + 1, Y_DIM, dtype=torch.float64)
+    expected[:, :-1:2] = prompts.context.ys
     for attention, model, statement in (
         ("linear", build(), "exact"),
         ("softmax", build(attention="softmax"), "exact"),
-        ("softmax", build(attention="softmax", score_scale=COPY_SCALE), rough),
+        ("softmax", build(attention="softmax", score_scale=COPY_SCALE), approximate),
     ):
-        expected = torch.zeros(len(prompts), 2 * N_CONTEXT + 1, Y_DIM).double()
-        expected[:, :-1:2] = prompts.context.ys
-        found = model(prompts, stop_at_layer=1)[..., -Y_DIM:]
-        yield _certificate(f"000, Proposition 3 ({attention})", copy_targets, model, found, expected, statement)
+        copied = model(prompts, stop_at_layer=1)[..., -Y_DIM:]
+        theorem = f"{OSWALD}, Proposition 3 ({attention})"
+        yield _certify(theorem, copy_targets, model, copied, expected, statement)
     model = copy_then_gradient_descent(**SIZES, step_size=STEP_SIZE, steps=STEPS)
-    expected = _loop(prompts, _steps(STEP_SIZE * torch.eye(X_DIM).double(), STEPS))
-    theorem = "000, Propositions 3 and 1"
-    yield _certificate(theorem, copy_then_gradient_descent, model, model.predict(prompts), expected)
+    expected = algorithms.gradient_descent(prompts, STEPS, step_size=STEP_SIZE).query()[0]
+    yield _certify(f"{OSWALD}, Propositions 3 and 1", copy_then_gradient_descent, model, prompts, expected)
 
 
-def _softmax(prompts: Prompts) -> Iterator[Certificate]:
+def _softmax_steps(prompts: Prompts) -> Iterator[Certificate]:
     statement = f"O(score_scale²), score_scale = {SCORE_SCALE}"
-    descent = _steps(STEP_SIZE * torch.eye(X_DIM).double(), 1)
-    for sink, theorem, predict in (
-        (True, "000, A.9, with a sink", descent),
-        (False, "000, A.9, to the centred sum", _centred_step),
-    ):
-        model = softmax_gradient_descent(**SIZES, step_size=STEP_SIZE, score_scale=SCORE_SCALE, sink=sink)
-        found, expected = model.predict(prompts), _loop(prompts, predict)
-        yield _certificate(theorem, softmax_gradient_descent, model, found, expected, statement)
+    build = partial(softmax_gradient_descent, **SIZES, step_size=STEP_SIZE, score_scale=SCORE_SCALE)
+    plain = algorithms.gradient_descent(prompts, step_size=STEP_SIZE).query()[0]
+    theorem = f"{OSWALD}, A.9, with a sink"
+    yield _certify(theorem, softmax_gradient_descent, build(), prompts, plain, statement)
+    scores = _scores(prompts)
+    centred = STEP_SIZE * _weighted_targets(scores - scores.mean(-1, keepdim=True), prompts)
+    theorem = f"{OSWALD}, A.9, to the centred sum"
+    yield _certify(theorem, softmax_gradient_descent, build(sink=False), prompts, centred, statement)
 
 
-def _newton(prompts: Prompts) -> Iterator[Certificate]:
+def _inverses(prompts: Prompts) -> Iterator[Certificate]:
+    expected = algorithms.newton(prompts, STEPS, alpha=ALPHA).query()[0]
     for attention in ("linear", "relu"):
         model = newton(**SIZES, steps=STEPS, alpha=ALPHA, attention=attention)
-        expected = _loop(prompts, _iterated(0.0))
-        yield _certificate(f"002, Theorem 1 ({attention})", newton, model, model.predict(prompts), expected)
-    model = ridge(x_dim=X_DIM, y_dim=Y_DIM, n_context=N_CONTEXT, steps=STEPS, alpha=ALPHA)
-    found, expected = model.predict(with_pseudo_examples(prompts, PENALTY)), _loop(prompts, _iterated(PENALTY))
-    yield _certificate("001, Theorem 3.1", ridge, model, found, expected)
+        yield _certify(f"{FU}, Theorem 1 ({attention})", newton, model, prompts, expected)
+    model = ridge(**SIZES, steps=STEPS, alpha=ALPHA)
+    regularised = with_pseudo_examples(prompts, PENALTY)
+    expected = algorithms.newton(regularised, STEPS, alpha=ALPHA).query()[0]
+    yield _certify(f"{NOTE}, Theorem 3.1", ridge, model, regularised, expected)
 
 
 def _optima(prompts: Prompts) -> Iterator[Certificate]:
-    one_target = Prompts(prompts.xs, prompts.ys[..., :1])
-    n, spread = N_CONTEXT, torch.arange(1.0, X_DIM + 1).double()
+    n, spread = N_CONTEXT, torch.arange(1.0, X_DIM + 1, dtype=torch.float64)
     model = linear_optimum(covariance=spread.diag(), n_context=n)
     best = (1 / ((n + 1) / n * spread + spread.sum() / n)).diag()
-    expected = _loop(one_target, _steps(best / n, 1))
-    yield _certificate("004, Theorem 2", linear_optimum, model, model.predict(one_target), expected)
+    expected = algorithms.preconditioned_gd(prompts, preconditioner=best).query()[0]
+    yield _certify(f"{NERTINGER}, Theorem 2", linear_optimum, model, prompts, expected)
 
     model = relu_optimum(x_dim=X_DIM, n_context=n)
-    yield _certificate(
-        "004, Theorem 4", relu_optimum, model, model.predict(one_target), _loop(one_target, _rectified_step)
-    )
+    expected = _weighted_targets(_scores(prompts).relu(), prompts) / n / (0.5 * (n - 1) / n + (X_DIM + 2) / n)
+    yield _certify(f"{NERTINGER}, Theorem 4", relu_optimum, model, prompts, expected)
 
 
 def _operations(prompts: Prompts) -> Iterator[Certificate]:
@@ -187,84 +186,39 @@ def _operations(prompts: Prompts) -> Iterator[Certificate]:
     nothing = Head(stream.read("x"), stream.read("x"), stream.read("x"), 0 * stream.write("x"))  # a model has a head
     affine = aff(stream, {"y": matrix}, "target", bias=bias, act_fn="relu")
     summed, sums = total(stream, "x", "target", n_positions=n_pos), xs.sum(1, keepdim=True)
-    square, rough = {"act_fn": "square"}, "O(0.8^(2^steps)), steps = 8"
+    square, approximate = {"act_fn": "square"}, "O(0.8^(2^steps)), steps = 8"
     for name, operation, layers, expected, options, statement in (
         ("Proposition 1 (mov)", mov, [mov(stream, "x", "target", [(0, n_pos - 1)])], moved, {}, "exact"),
         ("Proposition 1 (aff)", aff, [Layer([nothing], affine)], ys @ matrix + bias, {"act_fn": "relu"}, "exact"),
         ("Proposition 1 (mul)", mul, [Layer([nothing], mul(stream, "x", "x", "target"))], xs.square(), square, "exact"),
-        ("Proposition 1 (div)", div, [[nothing], *number_of_x, *quotient], xs / number, square, rough),
+        ("Proposition 1 (div)", div, [[nothing], *number_of_x, *quotient], xs / number, square, approximate),
         ("Lemma 1", total, [[summed]], sums.expand_as(xs), {"normalize_by_context": True}, "exact"),
     ):
         config = {"keys": "full", "positional_embedding_type": "one_hot", **options}
         model = assemble(stream, layers, n_context=N_CONTEXT, **config)
-        found = model(prompts, stop_at_layer=model.cfg.n_layers) @ stream.read("target")
-        yield _certificate(f"002, {name}", operation, model, found, expected, statement)
+        result = model(prompts, stop_at_layer=model.cfg.n_layers) @ stream.read("target")
+        yield _certify(f"{FU}, {name}", operation, model, result, expected, statement)
 
 
-def _certificate(
+def _scores(prompts: Prompts) -> Tensor:
+    """`<x_i, x_q>` over the context, `[prompt point]`."""
+    return torch.einsum("pnx,px->pn", prompts.context.xs, prompts.query.xs)
+
+
+def _weighted_targets(weights: Tensor, prompts: Prompts) -> Tensor:
+    return torch.einsum("pn,pny->py", weights, prompts.context.ys)
+
+
+def _certify(
     theorem: str,
     construction: Callable,
     model: HookedTransformer,
-    found: Tensor,
+    result: Prompts | Tensor,
     expected: Tensor,
     statement: str = "exact",
 ) -> Certificate:
-    error = ((found - expected).abs().max() / expected.abs().max()).item()
+    """Compare with what is expected either the model's predictions on prompts, or another result of it."""
+    result = model.predict(result) if isinstance(result, Prompts) else result
+    error = ((result - expected).abs().max() / expected.abs().max()).item()
     cfg = model.cfg
     return Certificate(theorem, construction.__name__, cfg.n_layers, cfg.d_model, cfg.n_heads, error, statement)
-
-
-# ---- the algorithms, one prompt at a time ----
-
-
-def _loop(prompts: Prompts, predict: Predict) -> Tensor:
-    """`predict(X, Y, x_q)` for every prompt: `[prompt y]`."""
-    return torch.stack([predict(x[:-1], y[:-1], x[-1]) for x, y in zip(prompts.xs, prompts.ys, strict=True)])
-
-
-def _steps(matrix: Tensor, steps: int, start: Tensor | None = None) -> Predict:
-    """Steps of preconditioned gradient descent on the summed squared error."""
-
-    def predict(xs: Tensor, ys: Tensor, query: Tensor) -> Tensor:
-        weights = query.new_zeros(len(query), ys.shape[1]) if start is None else start
-        for _ in range(steps):
-            gradient = torch.zeros_like(weights)
-            for x, y in zip(xs, ys, strict=True):
-                gradient = gradient + torch.outer(x, x @ weights - y)
-            weights = weights - matrix @ gradient
-        return query @ weights
-
-    return predict
-
-
-def _gd_plus_plus(xs: Tensor, ys: Tensor, query: Tensor) -> Tensor:
-    prediction = ys.new_zeros(ys.shape[1])
-    for _ in range(STEPS):
-        update, second = STEP_SIZE * xs.T @ ys, xs.T @ xs
-        prediction = prediction + query @ update
-        ys = ys - xs @ update
-        xs, query = xs - GAMMA * xs @ second, query - GAMMA * query @ second
-    return prediction
-
-
-def _iterated(penalty: float) -> Predict:
-    """Iterative Newton on the second moments plus `penalty` times the identity."""
-
-    def predict(xs: Tensor, ys: Tensor, query: Tensor) -> Tensor:
-        second = xs.T @ xs + penalty * torch.eye(len(query), dtype=xs.dtype)
-        inverse = ALPHA * second
-        for _ in range(STEPS):
-            inverse = 2 * inverse - inverse @ second @ inverse
-        return query @ inverse @ xs.T @ ys
-
-    return predict
-
-
-def _centred_step(xs: Tensor, ys: Tensor, query: Tensor) -> Tensor:
-    scores = xs @ query
-    return STEP_SIZE * (scores - scores.mean()) @ ys
-
-
-def _rectified_step(xs: Tensor, ys: Tensor, query: Tensor) -> Tensor:
-    n, d = xs.shape
-    return (xs @ query).relu() @ ys / n / (0.5 * (n - 1) / n + (d + 2) / n)

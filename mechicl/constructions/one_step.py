@@ -38,7 +38,7 @@ def preconditioned_gd(
         ValueError: steps < 1, a preconditioner of another shape, with an entry that is not finite, or another number of
             them than of steps.
 
-    Source: Nertinger, Theorem 1, with the sign of section 2 corrected (erratum 9).
+    Source: Nertinger 2025, Theorem 1, with the sign of section 2 corrected (erratum 9).
     """
     matrices = [preconditioner] * steps if isinstance(preconditioner, Tensor) else list(preconditioner)
     check_steps(steps)
@@ -83,7 +83,7 @@ def linear_optimum(
         ValueError: a covariance that is not symmetric and positive semidefinite, or 0; n_context < 1; or a negative
             noise variance.
 
-    Source: Nertinger, Theorem 2 (Ahn et al. 2023).
+    Source: Nertinger 2025, Theorem 2 (Ahn et al. 2023).
 
     Example:
         >>> linear_optimum(covariance=torch.eye(5), n_context=20).cfg.n_layers
@@ -119,7 +119,7 @@ def relu_optimum(*, x_dim: int, n_context: int) -> HookedTransformer:
     Raises:
         ValueError: n_context < 1.
 
-    Source: Nertinger, Theorem 4, whose Q_0 must be negative where the prediction is minus the query's y (erratum 6):
+    Source: Nertinger 2025, Theorem 4, whose Q_0 must be negative where the prediction is minus the query's y (erratum 6):
     with the printed sign the loss is 14.1. Here the minus stands in the output instead, so that a point counts if its
     score is positive; a negative Q_0 counts those with negative scores, which predicts minus what this predicts for
     the mirrored query, with the same loss.

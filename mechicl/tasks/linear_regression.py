@@ -31,7 +31,7 @@ class LinearRegression(PromptDistribution):
         input_scale: factor on all inputs.
         covariance: second-moment matrix that Gaussian inputs get, as a tuple of rows.
         condition_number: gives Gaussian inputs the covariance eigenvalues `condition_number ** (i / (x_dim - 1))`,
-            i = 0 .. x_dim - 1 (Nertinger, section 4).
+            i = 0 .. x_dim - 1 (Nertinger 2025, section 4).
         eigenvalues: gives Gaussian inputs these covariance eigenvalues instead (Fu et al. 2024, B.3, takes half
             of them 100 and half 1).
         eigenbasis: of that spectrum: "axes", "shared" (one random rotation for all prompts, from
@@ -39,7 +39,7 @@ class LinearRegression(PromptDistribution):
         eigenbasis_seed: see above.
         weight_scale: standard deviation of the entries of W.
         noise_std: standard deviation of Gaussian noise on the targets.
-        query_noise: whether the query's target is noisy too. Nertinger measures against the clean one.
+        query_noise: whether the query's target is noisy too. Nertinger 2025 measures against the clean one.
         n_distractors: so many context points of each prompt, at random places, are labelled by other weights.
         active_dims: all but the first so many input coordinates are zero (the curriculum of Garg et al. 2022).
 

@@ -7,18 +7,15 @@ from mechicl.constructions import certificates, certificates_table
 
 
 @pytest.fixture(scope="module")
-def found():
+def table():
     return certificates(n_prompts=16)
 
 
-def test_all_exact_constructions_are_exact_to_1e_10(found):
-    exact = [certificate for certificate in found if certificate.statement == "exact"]
+def test_exact_constructions_are_exact_and_the_others_err_by_the_order_that_they_state(table):
+    exact = [certificate for certificate in table if certificate.statement == "exact"]
     assert len(exact) >= 15
     assert {c.construction: c.max_relative_error for c in exact if not c.max_relative_error <= 1e-10} == {}
-
-
-def test_the_others_err_by_the_order_that_they_state(found):
-    others = [certificate for certificate in found if certificate.statement != "exact"]
+    others = [certificate for certificate in table if certificate.statement != "exact"]
     assert {certificate.construction for certificate in others} == {"copy_targets", "softmax_gradient_descent", "div"}
     for certificate in others:
         assert certificate.statement.startswith("O(")
@@ -27,31 +24,24 @@ def test_the_others_err_by_the_order_that_they_state(found):
         assert low < certificate.max_relative_error < high
 
 
-def test_every_construction_has_a_certificate(found):
+def test_every_construction_has_a_certificate(table):
     vocabulary = {"Head", "Hidden", "Layer", "Stream", "assemble", "signed_pair", "with_pseudo_examples"}
-    own = {"Certificate", "certificates", "certificates_table"}
+    vocabulary |= {"Certificate", "certificates", "certificates_table"}
     vocabulary |= {"induction"}  # reads token ids, not prompts: tests/constructions/test_induction.py
-    assert {certificate.construction for certificate in found} == set(constructions.__all__) - vocabulary - own
+    assert {certificate.construction for certificate in table} == set(constructions.__all__) - vocabulary
 
 
-def test_layers_width_and_heads_are_the_models(found):
-    sizes = {c.theorem: (c.layers, c.width, c.heads) for c in found}
-    assert sizes["000, Proposition 1"] == (5, 8, 1)
-    assert sizes["002, Theorem 1 (linear)"] == (7, 14, 1)
-    assert sizes["002, Theorem 1 (relu)"] == (7, 14, 2)
+def test_layers_width_and_heads_are_the_models(table):
+    sizes = {c.theorem: (c.layers, c.width, c.heads) for c in table}
+    assert sizes["von Oswald et al. 2023, Proposition 1"] == (5, 8, 1)
+    assert sizes["Fu et al. 2024, Theorem 1 (linear)"] == (7, 14, 1)
+    assert sizes["Fu et al. 2024, Theorem 1 (relu)"] == (7, 14, 2)
 
 
 def test_the_table_has_a_row_for_each_and_depends_on_the_seed_alone():
     table = certificates_table(seed=1, n_prompts=3)
-    assert list(table.columns) == [
-        "theorem",
-        "construction",
-        "layers",
-        "width",
-        "heads",
-        "max_relative_error",
-        "statement",
-    ]
+    columns = ["theorem", "construction", "layers", "width", "heads", "max_relative_error", "statement"]
+    assert list(table.columns) == columns
     assert table.equals(certificates_table(seed=1, n_prompts=3))
     assert not table.duplicated(["theorem", "statement"]).any()
     assert (table[table.statement == "exact"].max_relative_error <= 1e-10).all()
