@@ -108,10 +108,10 @@ def _descents(
     yield _certify(f"{NERTINGER}, Theorem 1", preconditioned_gd, model, prompts, reference.query()[0])
 
     model = kernel_gradient_descent(
-        weights=weights, bias=bias, n_context=N_CONTEXT, y_dim=Y_DIM, step_size=STEP_SIZE / 2, steps=STEPS
+        weights=weights, bias=bias, n_context=N_CONTEXT, y_dim=Y_DIM, step_size=STEP_SIZE / 10, steps=STEPS
     )
     features = Prompts((prompts.xs @ weights + bias).relu(), prompts.ys)
-    reference = algorithms.gradient_descent(features, STEPS, step_size=STEP_SIZE / 2)
+    reference = algorithms.gradient_descent(features, STEPS, step_size=STEP_SIZE / 10)
     yield _certify(f"{OSWALD}, Proposition 2", kernel_gradient_descent, model, prompts, reference.query()[0])
 
 
@@ -150,7 +150,7 @@ def _inverses(prompts: Prompts) -> Iterator[Certificate]:
     for attention in ("linear", "relu"):
         model = newton(**SIZES, steps=STEPS, alpha=ALPHA, attention=attention)
         yield _certify(f"{FU}, Theorem 1 ({attention})", newton, model, prompts, expected)
-    model = ridge(**SIZES, steps=STEPS, alpha=ALPHA)
+    model = ridge(x_dim=X_DIM, y_dim=Y_DIM, n_context=N_CONTEXT, steps=STEPS, alpha=ALPHA)
     regularised = with_pseudo_examples(prompts, PENALTY)
     expected = algorithms.newton(regularised, STEPS, alpha=ALPHA).query()[0]
     yield _certify(f"{NOTE}, Theorem 3.1", ridge, model, regularised, expected)

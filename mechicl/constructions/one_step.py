@@ -38,7 +38,7 @@ def preconditioned_gd(
         ValueError: steps < 1, a preconditioner of another shape, with an entry that is not finite, or another number of
             them than of steps.
 
-    Source: Nertinger 2025, Theorem 1, with the sign of section 2 corrected (erratum 9).
+    Source: Nertinger 2025, Theorem 1, with the sign of section 2 corrected.
     """
     matrices = [preconditioner] * steps if isinstance(preconditioner, Tensor) else list(preconditioner)
     check_steps(steps)
@@ -119,8 +119,8 @@ def relu_optimum(*, x_dim: int, n_context: int) -> HookedTransformer:
     Raises:
         ValueError: n_context < 1.
 
-    Source: Nertinger 2025, Theorem 4, whose Q_0 must be negative where the prediction is minus the query's y (erratum 6):
-    with the printed sign the loss is 14.1. Here the minus stands in the output instead, so that a point counts if its
+    Source: Nertinger 2025, Theorem 4, whose Q_0 must be negative where the prediction is minus the query's y: with the
+    printed sign the loss is 14.1. Here the minus stands in the output instead, so that a point counts if its
     score is positive; a negative Q_0 counts those with negative scores, which predicts minus what this predicts for
     the mirrored query, with the same loss.
     """
@@ -128,6 +128,6 @@ def relu_optimum(*, x_dim: int, n_context: int) -> HookedTransformer:
         raise ValueError(f"n_context must be at least 1, got {n_context}")
     stream = Stream(x=x_dim, y=1)
     scale = 1 / (0.5 * (n_context - 1) / n_context + (x_dim + 2) / n_context)
-    # relu is homogeneous, so the factor may stand behind it
+    # relu(c s) = c relu(s) for c > 0, so the factor may follow the activation
     head = Head(stream.read("x"), stream.read("x"), stream.read("y"), -scale * stream.write("y"))
     return assemble(stream, [[head]], n_context=n_context, attention="relu", normalize_by_context=True)

@@ -33,7 +33,7 @@ def softmax_gradient_descent(
     Raises:
         ValueError: a score scale or step size that is not finite, a score scale of 0 or less, or n_context < 1.
 
-    Source: von Oswald et al. 2023, A.9, eq. 16 to 21, which drop the normaliser (erratum 8).
+    Source: von Oswald et al. 2023, A.9, eq. 16 to 21, which drop the normaliser.
     """
     if not (score_scale > 0 and math.isfinite(score_scale)) or not math.isfinite(step_size) or n_context < 1:
         raise ValueError(
