@@ -12,7 +12,7 @@ from mechicl.analysis.finetuning.study import HOW_NAMES, HOWS
 from mechicl.checkpoints import load_checkpoint
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
-from mechicl.report import Comparison, Row
+from mechicl.report import Claim, Claims, Comparison, Row
 from mechicl.report.finetuning import finetuning_sections
 from mechicl.report.script import run_script
 from mechicl.statistics import interval
@@ -75,5 +75,22 @@ def dual_form_row(model: HookedTransformer, prompts: Prompts, layer: int) -> Row
     return Row(quantity, "0 (eq. 4)" if linear else None, interval(errors), "prompts", note)
 
 
+def claims(comparison: Comparison) -> list[Claim]:
+    """What the paper says of attention as a weight update."""
+    paper = Claims("barnatan", comparison.rows)
+    error = "error of reading attention as a weight update, layer"
+    first = paper[f"{error} 0"]
+    if first.published is not None:  # linear attention
+        paper.add("Eq. 1 to 4", "linear attention over demonstrations as an update of the zero-shot weight: error",
+                  first, check="<= 1e-4", published="equal", why="rounding")  # fmt: skip
+    else:
+        paper.add(
+            "Section 2.2", "softmax attention over demonstrations as an update of the zero-shot weight: error by layer",
+            lines={comparison.title.partition("(")[2].rstrip(")"): [f"{error} *"]},
+            why="relative to what heads write; 0 for linear attention",
+        )  # fmt: skip
+    return paper.stated
+
+
 if __name__ == "__main__":
-    run_script(Args, compare, "finetuning_on_contexts")
+    run_script(Args, compare, "finetuning_on_contexts", claims)

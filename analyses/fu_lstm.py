@@ -10,7 +10,7 @@ from mechicl import algorithms, viz
 from mechicl.analysis import Lens, match, measure_forgetting
 from mechicl.checkpoints import load_checkpoint
 from mechicl.learners import AlgorithmFamily, AlgorithmLearner, Learner, squared_errors
-from mechicl.report import Comparison, Row, Section, published
+from mechicl.report import Claim, Claims, Comparison, Row, Section, published
 from mechicl.report.layers import reference_families
 from mechicl.report.script import run_script
 from mechicl.statistics import ratio_interval
@@ -133,5 +133,38 @@ def compare(args: Args) -> Comparison:
     return Comparison("Transformer, LSTM and online gradient descent", lead, rows, figures, data)
 
 
+def claims(comparison: Comparison) -> list[Claim]:
+    """What the paper says of transformers and LSTMs."""
+    paper = Claims("fu2024", comparison.rows)
+    names = {"newton": "Newton", "gd": "gradient descent", "ogd": "online gradient descent"}
+    for family, name in names.items():
+        paper.add(
+            "Table 1", f"similarity of errors: transformer, LSTM and {name}",
+            lines={model: [f"similarity of errors, {model.lower()} and {family}"] for model in ("transformer", "LSTM")},
+            why="smaller models, fewer dimensions; the best number of steps is taken here, up to 4096, and the paper "
+            "does not say how many it took" if family == "gd" else "",
+        )  # fmt: skip
+    near = ("transformer and newton", "transformer and gd", "lstm and ogd")
+    far = ("lstm and newton", "lstm and gd", "transformer and ogd")
+    paper.add(
+        "Table 1", "which of the two is nearer: transformer to Newton, transformer to gradient descent, LSTM to online "
+        "gradient descent, and the other one",
+        lines={"these": [f"similarity of errors, {pair}" for pair in near],
+               "the others": [f"similarity of errors, {pair}" for pair in far]},
+        check="A > B", published="these",
+    )  # fmt: skip
+    forgetting = "forgetting: first minus last point,"
+    paper.add(
+        "Fig. 14, centre", "forgetting, MSE of the first minus the last point asked again: LSTM, online gradient "
+        "descent", f"{forgetting} LSTM", f"{forgetting} online GD", check="> 0", published="positive",
+    )  # fmt: skip
+    paper.add(
+        "Fig. 14, centre", "forgetting, MSE of the first minus the last point asked again: Newton after 5 iterations, "
+        "transformer", f"{forgetting} Newton, 5 iterations", f"{forgetting} transformer", check="covers 0",
+        published="0",
+    )  # fmt: skip
+    return paper.stated
+
+
 if __name__ == "__main__":
-    run_script(Args, compare, "fu_lstm")
+    run_script(Args, compare, "fu_lstm", claims)

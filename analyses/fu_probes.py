@@ -10,7 +10,7 @@ from mechicl import algorithms, viz
 from mechicl.analysis import cross_moments, gradient_descent_weights, newton_weights, ols_weights, probe, second_moments
 from mechicl.checkpoints import load_checkpoint
 from mechicl.models import build
-from mechicl.report import Comparison, Row, Section
+from mechicl.report import Claim, Claims, Comparison, Row, Section
 from mechicl.report.script import run_script
 
 
@@ -76,5 +76,17 @@ def compare(args: Args) -> Comparison:
     return Comparison(f"What do the layers carry? ({checkpoint.name})", lead, rows, figures, data)
 
 
+def claims(comparison: Comparison) -> list[Claim]:
+    """What the paper gives no number for."""
+    paper = Claims("fu2024", comparison.rows)
+    quantities = {"XᵀY": "XᵀY", "S": "S = XᵀX", "weights": "weights, 4 Newton iterations"}
+    paper.add(
+        "Section 3", "what layers carry: best R² after 5 points of XᵀY, S, the weights after 4 Newton iterations",
+        lines={label: [f"{name}: best R² after 5 points"] for label, name in quantities.items()},
+        why="linear probes of one token, at the best layer and position",
+    )  # fmt: skip
+    return paper.stated
+
+
 if __name__ == "__main__":
-    run_script(Args, compare, "fu_probes")
+    run_script(Args, compare, "fu_probes", claims)

@@ -11,7 +11,7 @@ from mechicl import algorithms
 from mechicl.analysis import LayerErrors, fit_readouts, match
 from mechicl.checkpoints import load_checkpoint
 from mechicl.learners import AlgorithmLearner
-from mechicl.report import Comparison, Row, Section
+from mechicl.report import Claim, Claims, Comparison, Row, Section
 from mechicl.report.layers import loss_figure
 from mechicl.report.script import run_script
 from mechicl.statistics import ratio_interval
@@ -84,5 +84,28 @@ def compare(args: Args) -> Comparison:
     return Comparison(f"Do layers improve predictions? ({checkpoint.name})", lead, rows, figures, data)
 
 
+def claims(comparison: Comparison) -> list[Claim]:
+    """What the paper says of losses, layer by layer."""
+    paper = Claims("fu2024", comparison.rows)
+    by_layer = [
+        Row(f"mean loss of layer {i}, over E y²", None, sum(losses) / len(losses) / comparison.data["signal"])
+        for i, losses in enumerate(comparison.data["transformer"])
+    ]
+    item, setting = ("Fig. 3a", "") if "LSTM" in comparison.data else ("Fig. 9a", "ill-conditioned: ")
+    paper.add(item, f"{setting}loss of layers 1 to 8, mean over numbers of points, over E y²", *by_layer[1:],
+              check="falls", published="falls from layer to layer")  # fmt: skip
+    if "LSTM" in comparison.data:
+        ratio = "MSE of the first layer over that of the last, all points"
+        paper.add("Fig. 3c", "LSTM: loss of the first layer over the last one's", f"LSTM: {ratio}",
+                  check="within 5% of 1", why=f"it improves, but little: the transformer's is "
+                  f"{paper[f'transformer: {ratio}']}")  # fmt: skip
+        after = "MSE after 10 points, last layer, over E y²"
+        lstm, transformer = (paper[f"{kind}: {after}"] for kind in ("LSTM", "transformer"))
+        paper.add("Fig. 14, left", "MSE over E y² after 10 points: LSTM, transformer", lstm, transformer,
+                  check=f"a > {2 * transformer.ends[2]:.6g}", published="the LSTM's is much higher",
+                  why="taken as: more than twice")  # fmt: skip
+    return paper.stated
+
+
 if __name__ == "__main__":
-    run_script(Args, compare, "fu_progression")
+    run_script(Args, compare, "fu_progression", claims)

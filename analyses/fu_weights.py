@@ -9,7 +9,7 @@ from pathlib import Path
 from mechicl import viz
 from mechicl.analysis import fit_readouts, match, measure_outside_span, similarity_of_weights
 from mechicl.checkpoints import load_checkpoint
-from mechicl.report import Comparison, Row, Section
+from mechicl.report import Claim, Claims, Comparison, Row, Section
 from mechicl.report.layers import reference_families
 from mechicl.report.script import run_script
 from mechicl.statistics import Interval, interval
@@ -99,5 +99,24 @@ def compare(args: Args) -> Comparison:
     return Comparison(f"Induced weights, point by point ({checkpoint.name})", lead, rows, figures, data)
 
 
+def claims(comparison: Comparison) -> list[Claim]:
+    """What the paper says of the weights that layers lead to."""
+    paper = Claims("fu2024", comparison.rows)
+    cosine = "cosine of weights at 5 points (n = d), layer"
+    families = ("Newton", "gradient descent", "OLS")
+    paper.add("Fig. 8", "layer 2, n = d: cosine of weights with Newton, gradient descent, OLS",
+              *(f"{cosine} 2 and {family}" for family in families), check="near 0", published="0",
+              why="this layer has learned something already")  # fmt: skip
+    paper.add("Fig. 8", "layer 3, n = d: cosine of weights with Newton, gradient descent, OLS",
+              *(f"{cosine} 3 and {family}" for family in families), check="a > b and a > c",
+              published="most similar to Newton")  # fmt: skip
+    paper.add("Fig. 8", "layer 8, n = d: cosine of weights with OLS, Newton", f"{cosine} 8 and OLS",
+              f"{cosine} 8 and Newton", check="a < b")  # fmt: skip
+    paper.add("Fig. 15", "share of the last layer's weights outside the span of 1, 2, 3, 4 points",
+              "share outside the span of * points, last layer", check="near 0",
+              why="random weights would have 4/5, 3/5, 2/5, 1/5")  # fmt: skip
+    return paper.stated
+
+
 if __name__ == "__main__":
-    run_script(Args, compare, "fu_weights")
+    run_script(Args, compare, "fu_weights", claims)

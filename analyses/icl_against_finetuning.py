@@ -23,7 +23,7 @@ from mechicl.analysis.finetuning.tuning import How
 from mechicl.files import read_json, write_json, write_tensors
 from mechicl.interop import LanguageModel, load_language_model
 from mechicl.models import HookedTransformer
-from mechicl.report import Comparison, Row, Section, published
+from mechicl.report import Claim, Claims, Comparison, Row, Section, published
 from mechicl.report.script import run_script
 from mechicl.statistics import interval
 from mechicl.text.classification import TEXT_TASKS, Labels
@@ -426,5 +426,33 @@ def by_layer(trials: Trials, title: str, words: str, lines: dict[str, tuple[str,
     return Section(title, words, figure)
 
 
+def claims(comparison: Comparison) -> list[Claim]:
+    """What the paper says of the averages over its tasks."""
+    paper = Claims("barnatan", comparison.rows)
+    tables = {"linearised": "Table 1", "fine-tuned": "Table 2a", "layer by layer": "Table 2b"}
+    for how, item in tables.items():
+        paper.add(
+            item, f"SimAOU of a random change and of fine-tuning, SimAM before and after: {how}",
+            lines={metric: [f"{metric}, {how}, average"] for metric in METRICS},
+            why="averages over tasks: six data sets and a model of 1.3 billion weights there, four tasks of a made-up "
+            "language and a model of 0.2 million here",
+        )  # fmt: skip
+    linearised, tuned, by_layer, random = (
+        paper[f"SimAOU, {how}, average"] for how in (*tables, "random change, linearised")
+    )
+    paper.add("Section 4.1", "SimAOU of the linearised model, the model itself, a random change",
+              lines={"linearised": [linearised], "original": [tuned], "random": [random]}, check="C < A < B",
+              published="lower than the original's, significantly higher than a random vector's")  # fmt: skip
+    paper.add("Section 4.1.1", "SimAOU after training layer by layer, and of the model itself",
+              lines={"layer by layer": [by_layer], "original": [tuned]}, check="A > B",
+              published="higher layer by layer")  # fmt: skip
+    paper.add(
+        "Section 2.2", "softmax attention over demonstrations as an update of the zero-shot weight: error by layer",
+        lines={"topics-3l": ["error of reading softmax attention as a weight update, layer *, average"]},
+        why="relative to what heads write; 0 for linear attention",
+    )  # fmt: skip
+    return paper.stated
+
+
 if __name__ == "__main__":
-    run_script(Args, compare, "icl_against_finetuning")
+    run_script(Args, compare, "icl_against_finetuning", claims)

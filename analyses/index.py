@@ -1,58 +1,43 @@
-"""Every figure and table of the four papers beside what the scripts here measured: writes analyses/README.md.
+"""Every figure and table of the papers beside what the scripts here measured: writes analyses/README.md.
 
-python analyses/index.py           # after a script of this folder has saved new results
-python analyses/index.py --check   # exit code 1 if README.md is not what would be written
+python analyses/index.py             # after a script of this folder has saved new results
+python analyses/index.py --check     # exit code 1 if README.md is not what would be written
+python analyses/index.py --restate   # first state the scripts' claims anew on the saved rows, after a change of words
 """
 
 import argparse
-import fnmatch
-import json
+import ast
+import importlib
 import math
 import re
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import get_args
 
-from index_entries import MADE, NOT_INDEXED, PAPERS, UNSAVED
-from index_entries.entry import (
-    CONSTRUCTIONS,
-    Derived,
-    Entry,
-    Made,
-    Measured,
-    Paper,
-    Pattern,
-    Row,
-    Source,
-    Sources,
-    agrees_with,
-)
-
-from mechicl import constructions
+from mechicl.report import Claim, Comparison, Row
+from mechicl.report.claims import Verdict
+from mechicl.report.sources import authors_and_year, read_sources
 from mechicl.statistics import Interval
 
 HERE = Path(__file__).parent
-VERDICTS = ("agrees", "agrees in part", "differs", "not printed", "open")
-BOUNDS = (1e-12, 1e-9, 1e-6, 1e-4, 1e-3, 1e-2, 1.0, math.inf)
-"""Errors of constructions are rounded up to one of these: their digits are rounding, and differ between machines."""
 NOTHING = "—"
-REFERENCE = re.compile(r" \((?:Figs?\.|A\.|Theorem) ?[^)]*\)$")
-"""What results files append to words, and the first column says."""
+REFERENCE = re.compile(r" \((?:Figs?\.|A\.|Theorem|eq\.) ?[^)]*\)$")
+"""What rows append to the paper's words, and the first column says."""
 INTRO = """# Published and measured
 
-Every figure and table of the four papers, what it shows, and what the scripts in this folder found.
+Every figure and table of the four papers, what it shows, and what the scripts in this folder measured.
 
 ```sh
 python analyses/index.py           # writes this file from analyses/results/; --check says whether it is up to date
 ```
 
-Every number is read from the results files; only claims in words and reasons are written down, and which reason stands
-here depends on the numbers. Intervals are 95%, with what they are over in brackets; an entry's values are in the order
-that "what" names. Verdicts are computed:
+Every number is read from the results files, in which each script says what the paper claims of its rows. Intervals are
+95%, with what they are over in brackets; an entry's values are in the order that "what" names. Verdicts are computed
+(by `mechicl.report.claims.outcomes`, which lists the conditions that a claim may be checked by):
 
 - **agrees**: published and measured numbers are within 5% (the ratio is measured over published), or the published one
   is inside the measured interval and this no wider than half of it; a claim in words holds of what was measured. "Near
@@ -61,311 +46,205 @@ that "what" names. Verdicts are computed:
 - **agrees in part**: so for some of an entry's values, which are counted; **differs**: for none.
 - **not printed**: the paper has no number or claim to compare with. **open**: no script measures it yet.
 """
+LEADS = {
+    "vonoswald2023": "x ~ U(-1/2, 1/2), d = n = 10 unless said otherwise: the paper prints U(-1, 1), but its losses "
+    "and eigenvalues are those of an interval of length 1, and its plotted loss is half the mean squared error.",
+    "fu2024": "The models are small: 8 layers, width 64, d = 5, 20 points, where the paper has 12 layers, width 256, "
+    "d = 20, 40 points. Layers are read by linear readouts in closed form.",
+    "barnatan": "Another model and other tasks than the paper's, so that its numbers are no target: what can be "
+    "compared is their signs and order. `python analyses/icl_against_finetuning.py --model NAME --tasks ...` measures "
+    "its six data sets, where they and a language model can be had.",
+    "nertinger2025": "One layer on 20 points in 5 dimensions. Measured losses are relative to the best linear layer's "
+    "on the same prompts, times its exact loss.",
+}
+"""The papers of the index, and what to know before reading their numbers."""
+UNMEASURED = (  # no script measures these
+    Claim("vonoswald2023", "Figs. 3, right, and 6b, c", "two and five layers out of distribution", {},
+          published="like GD++; less so five layers far from the training range",
+          why="drawn on the pages of `oswald_descent.py`, not yet a number"),
+    Claim("vonoswald2023", "Fig. 12, right", "softmax heads out of distribution", {},
+          published="as robust as gradient descent", why="no script yet"),
+    Claim("vonoswald2023", "Fig. 14, right", "layer norm out of distribution", {},
+          published="better than gradient descent on much larger inputs",
+          why="drawn on the pages of `oswald_descent.py`, not yet a number"),
+    Claim("fu2024", "Fig. 1", "how a transformer is trained to do linear regression in context", {}, why="a drawing"),
+    Claim("barnatan", "Fig. 1", "per-layer training as a drawing: each layer has a loss of its own", {},
+          why='`FineTuning(how="per_layer")` does it'),
+)  # fmt: skip
 
 
-class MissingResultsError(ValueError):
-    """A results file, or a row of one, is not there."""
+# ---- results files ----
 
 
-@dataclass
-class Library:
-    """Results files by name, read once.
-
-    Attributes:
-        folder: of the results files.
-        made: how to make each.
-    """
-
-    folder: Path
-    made: dict[str, Made]
-    read: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-    def data(self, name: str) -> dict[str, Any]:
-        """A whole results file.
-
-        Raises:
-            MissingResultsError: there is none.
-        """
-        if name not in self.read:
-            path = self.folder / f"{name}.json"
-            if name == CONSTRUCTIONS:
-                self.read[name] = _certified()
-            elif path.is_file():
-                self.read[name] = json.loads(path.read_text(encoding="utf-8"))
-            else:
-                raise MissingResultsError(f"there is no {path}: make it with `{self.made[name].command}`")
-        return self.read[name]
-
-    def rows(self, source: Source) -> list[Row]:
-        """The rows that a source names, in its order; those of a pattern in the file's.
-
-        Raises:
-            MissingResultsError: there is no such file or row, or a pattern matches more rows than its limit.
-        """
-        data = self.data(source.results)
-        table = [_row(row) for row in data["table"]]
-        found = []
-        for quantity in source.quantities:
-            if isinstance(quantity, Derived):
-                try:
-                    found.append(Row(quantity.quantity, None, Measured(quantity.value(data), quantity.over)))
-                except (KeyError, IndexError) as error:
-                    raise self._missing(source.results, f"data for {quantity.quantity!r} ({error!r})") from error
-                continue
-            text, limit = (quantity.text, quantity.limit) if isinstance(quantity, Pattern) else (quantity, 1)
-            exact = not isinstance(quantity, Pattern)
-            matches = [r for r in table if (r.quantity == text if exact else fnmatch.fnmatchcase(r.quantity, text))]
-            if not matches:
-                raise self._missing(source.results, f"row {text!r}")
-            if len(matches) > limit:
-                raise MissingResultsError(
-                    f"{len(matches)} rows of {self.folder / source.results}.json match {text!r}, more than {limit}"
-                )
-            found += matches
-        return found
-
-    def all_rows(self, sources: Sources) -> list[Row]:
-        """The rows of several sources."""
-        return [row for source in sources for row in self.rows(source)]
-
-    def _missing(self, name: str, what: str) -> MissingResultsError:
-        return MissingResultsError(
-            f"{self.folder / name}.json has no {what}: make it anew with `{self.made[name].command}`, or correct the "
-            f"entry"
-        )
-
-
-def _row(row: dict[str, Any]) -> Row:
-    measured = row["measured"] if row["measured"] is not None else math.nan
-    if isinstance(measured, dict):
-        ends = {key: math.nan if measured[key] is None else measured[key] for key in ("mean", "low", "high")}
-        measured = Interval(**ends, n=measured["n"], level=measured["level"])
-    return Row(row["quantity"], row["published"], Measured(measured, row["over"]), row["note"], row.get("bound", False))
-
-
-def _certified() -> dict[str, Any]:
-    """The certificates of the constructions, as a results file would have them: two rows each."""
-    table = []
-    for found in constructions.certificates():
-        name = f"{found.theorem}: {found.construction}"
-        kind = found.statement.split(",")[0]
-        error = next(bound for bound in BOUNDS if found.max_relative_error <= bound)
-        plain = {"over": "", "note": ""}
-        table += [
-            {"quantity": f"{name}, {kind}", "published": found.statement, "measured": error, "bound": True, **plain},
-            {"quantity": f"{name}, layers", "published": None, "measured": found.layers, **plain},
-        ]
-    return {"title": "Constructions against their theorems", "table": table}
-
-
-# ---- verdicts ----
-
-
-@dataclass(frozen=True)
-class Judged:
-    """An entry with what was found.
-
-    Attributes:
-        rows: its rows.
-        verdict: one of `VERDICTS`.
-        why: reason, with the counts or ratios behind the verdict.
-    """
-
-    entry: Entry
-    rows: list[Row]
-    verdict: str
-    why: str
-
-
-def judge(entry: Entry, library: Library) -> Judged:
-    """Compare published with measured.
+def read_results(folder: Path) -> dict[str, Comparison]:
+    """All results files by name.
 
     Raises:
-        MissingResultsError: a row is not there.
-        ValueError: the entry does not say how words are to be compared, or says how where there is nothing to compare.
+        ValueError: one does not hold a saved comparison.
     """
-    if not entry.sources:
-        return Judged(entry, [], "open" if entry.measurable else "not printed", entry.remark)
-    rows = library.all_rows(entry.sources)
-    outcomes = _outcomes(entry, rows)
-    if not outcomes:
-        notes = [entry.remark] if entry.remark else []
-        return Judged(entry, rows, "not printed", "; ".join(notes + (_notes(rows) if entry.notes else [])))
-    verdict = "agrees" if all(outcomes) else "agrees in part" if any(outcomes) else "differs"
-    sentence = {
-        "agrees": entry.agrees,
-        "agrees in part": entry.in_part or entry.differs,
-        "differs": entry.differs or entry.in_part,
-    }[verdict]
-    quoted = {name: ", ".join(_shown(row) for row in library.all_rows(cited)) for name, cited in entry.cites.items()}
-    count = [f"{sum(outcomes)} of {len(outcomes)}"] if verdict == "agrees in part" else []
-    reasons = [*count, *_ratios(entry, rows), sentence.format(**quoted), *(_notes(rows) if entry.notes else [])]
-    return Judged(entry, rows, verdict, "; ".join(filter(None, reasons)))
+    return {path.stem: Comparison.read(path) for path in sorted(folder.glob("*.json"))}
 
 
-def _outcomes(entry: Entry, rows: Sequence[Row]) -> list[bool]:
-    """Whether each value agrees; of rows that nothing was published for, none."""
-    if entry.compare is not None:
-        if not entry.claim and all(row.published is None for row in rows):
-            raise ValueError(f"{entry.item}, {entry.what}: a comparison needs a claim")
-        found = entry.compare(rows)
-        return [found] if isinstance(found, bool) else list(found)
-    outcomes = []
-    for row in rows:
-        if _is_number(row.published) and not row.measured.words:
-            outcomes.append(agrees_with(float(row.published or 0), row.measured))
-        elif row.published is not None or entry.claim:
-            if entry.holds is None:
-                raise ValueError(
-                    f"{entry.item}: {row.quantity!r} needs a predicate for {entry.claim or row.published!r}"
-                )
-            outcomes.append(entry.holds(row.measured))
-    return outcomes
+def restate(folder: Path) -> None:
+    """Write the claims that the scripts make today into the results files, for what these have measured."""
+    for name, comparison in read_results(folder).items():
+        script = importlib.import_module(command(comparison).split()[0].removesuffix(".py"))
+        replace(comparison, claims=script.claims(comparison)).write_numbers(folder / f"{name}.json")
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float))
+def command(comparison: Comparison) -> str:
+    """The script that measured, with its options."""
+    return comparison.data["command"].removeprefix("python ").removeprefix("analyses/")
 
 
-def _ratios(entry: Entry, rows: Sequence[Row]) -> list[str]:
-    """Measured over published, the range of it where there are several."""
-    if entry.compare is not None:
-        return []
-    found = [
-        row.measured.mean / row.published
-        for row in rows
-        if isinstance(row.published, (int, float)) and row.published and not row.measured.words
-    ]
-    if not found:
-        return []
-    low, high = f"{min(found):.3f}", f"{max(found):.3f}"
-    return [f"ratio {low}" if low == high else f"ratios {low} to {high}"]
+def joined(comparisons: Sequence[Comparison]) -> dict[Claim, list[str]]:
+    """Every claim with the commands that measure it; lines of one claim in several files come together."""
+    claims: dict[tuple[str, str, str], tuple[Claim, list[str]]] = {
+        (claim.source, claim.item, claim.what): (claim, []) for claim in UNMEASURED
+    }
+    for comparison in comparisons:
+        for claim in comparison.claims:
+            key = claim.source, claim.item, claim.what
+            first, commands = claims.get(key, (replace(claim, lines={}), []))
+            lines = {label: list(rows) for label, rows in first.lines.items()}
+            for label, rows in claim.lines.items():
+                lines.setdefault(label, []).extend(rows)
+            script = command(comparison)
+            claims[key] = replace(first, lines=lines), commands if script in commands else [*commands, script]
+    return dict(claims.values())
 
 
-def _notes(rows: Sequence[Row]) -> list[str]:
-    return [row.note for row in rows if row.note]
+def place(claim: Claim) -> tuple[int, int, str]:
+    """Where an item stands: theorems, sections, figures, tables, appendix; by number."""
+    kinds = ("Prop", "Theorem", "Lemma", "Eq", "Section", "Fig", "Table", "A.")
+    kind = next(i for i, kind in enumerate(kinds) if claim.item.startswith(kind))
+    number = re.search(r"\d+", claim.item)
+    return kind, int(number[0]) if number else 0, claim.item
 
 
 # ---- cells ----
 
 
-def _shown(row: Row) -> str:
+def shown(row: Row) -> str:
     """A measured value alone."""
-    value = row.measured.value
-    if isinstance(value, str):
-        return value
-    if not math.isfinite(row.measured.mean):
+    if isinstance(row.measured, str):
+        return row.measured
+    if not math.isfinite(row.ends[1]):
         return "not finite"
-    if isinstance(value, Interval):
-        return str(value) if math.isfinite(value.half_width) else f"{value.mean:.4g}"
-    return f"at most {value:g}" if row.bound else f"{value:.4g}"
+    known = not isinstance(row.measured, Interval) or math.isfinite(row.measured.half_width)
+    return str(row) if known else f"{row.ends[1]:.4g}"
 
 
-def _over(row: Row) -> str:
-    """What a measured value is over, for the brackets behind it."""
-    over, value = row.measured.over, row.measured.value
-    if isinstance(value, Interval):
-        return f"{value.n:,} {over}".strip()
-    return over if not isinstance(value, str) or any(map(str.isdigit, over)) else ""
+def over(row: Row) -> str:
+    """What a measured value is over, for the brackets after it."""
+    if isinstance(row.measured, Interval):
+        return f"{row.measured.n:,} {row.over}".strip()
+    return row.over if not isinstance(row.measured, str) or any(map(str.isdigit, row.over)) else ""
 
 
-def measured_cell(entry: Entry, rows: Sequence[Row]) -> str:
-    """Values in groups, a line for each label, what they are over once where it is the same."""
+def measured_cell(claim: Claim) -> str:
+    """Values, a line for each label, what they are over once where it is the same."""
     lines = []
-    for label, group in _groups(entry, rows):
-        runs = groupby(group, key=_over)
-        parts = [(", ".join(_shown(row) for row in run), over) for over, run in ((o, list(r)) for o, r in runs)]
-        lines.append((label, parts))
-    overs = {over for _, parts in lines for _, over in parts}
-    common = overs.pop() if len(overs) == 1 else None
+    for label, rows in claim.lines.items():
+        runs = [(words, list(run)) for words, run in groupby(rows, key=over)]
+        lines.append((f"{label}: " * bool(label), [(", ".join(map(shown, run)), words) for words, run in runs]))
+    overs = {words for _, parts in lines for _, words in parts}
+    common = overs.pop() if len(overs) == 1 else ""
     texts = [
-        label + ", ".join(values if common is not None or not over else f"{values} ({over})" for values, over in parts)
+        label + ", ".join(values if common or not words else f"{values} ({words})" for values, words in parts)
         for label, parts in lines
     ]
-    return "<br>".join(texts) + (f" ({common})" if common else "")
+    return "<br>".join(texts) + (f" ({common})" if common else "") or NOTHING
 
 
-def published_cell(entry: Entry, rows: Sequence[Row]) -> str:
-    """Published numbers in the same groups; words once."""
-    if entry.claim or not rows:
-        return entry.claim or entry.published or NOTHING
-    values = [row.published for row in rows if row.published is not None]
-    if not values:
-        return NOTHING
-    texts = [f"{value:g}" if isinstance(value, (int, float)) else REFERENCE.sub("", value) for value in values]
-    if len(set(texts)) == 1:
-        return texts[0]
-    if len(texts) < len(rows):
-        return ", ".join(dict.fromkeys(texts))
-    groups = _groups(entry, rows)
-    size = len(rows) // len(groups)
-    return "<br>".join(", ".join(texts[i * size : (i + 1) * size]) for i in range(len(groups)))
+def published_cell(claim: Claim) -> str:
+    """The paper's words, or its numbers in the same lines."""
+    if claim.published:
+        return claim.published
+    lines = [
+        [f"{p:g}" if isinstance(p, int | float) else REFERENCE.sub("", p) for p in printed if p is not None]
+        for printed in ([row.published for row in rows] for rows in claim.lines.values())
+    ]
+    values = [value for line in lines for value in line]
+    if len(set(values)) <= 1 or len(values) < len(claim.rows):
+        return ", ".join(dict.fromkeys(values)) or NOTHING
+    return "<br>".join(map(", ".join, lines))
 
 
-def _groups(entry: Entry, rows: Sequence[Row]) -> list[tuple[str, Sequence[Row]]]:
-    if not entry.labels:
-        return [("", rows)]
-    size, rest = divmod(len(rows), len(entry.labels))
-    if rest:
-        raise ValueError(f"{entry.item}, {entry.what}: {len(rows)} rows for {len(entry.labels)} labels")
-    return [(f"{label}: ", rows[i * size : (i + 1) * size]) for i, label in enumerate(entry.labels)]
+def why_cell(claim: Claim) -> str:
+    """How many values agree, measured over published, and the claim's own words."""
+    results = claim.outcomes()
+    counts = [f"{sum(results)} of {len(results)}"] if claim.verdict == "agrees in part" else []
+    ratios = [] if claim.check else [
+        row.ends[1] / row.published for row in claim.rows
+        if isinstance(row.published, int | float) and row.published and not isinstance(row.measured, str)
+    ]  # fmt: skip
+    if ratios:
+        low, high = f"{min(ratios):.3f}", f"{max(ratios):.3f}"
+        counts.append(f"ratio {low}" if low == high else f"ratios {low} to {high}")
+    return "; ".join(filter(None, [*counts, claim.why]))
 
 
-def _scripts(entry: Entry, made: dict[str, Made]) -> str:
-    commands = dict.fromkeys(made[source.results].command for source in entry.sources)
-    return "<br>".join(f"`{command.removeprefix('python analyses/')}`" for command in commands) or NOTHING
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+def table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
+    """A table in markdown."""
+    escaped = [[cell.replace("|", r"\|") for cell in line] for line in (header, *lines)]
+    rows = [f"| {' | '.join(line)} |" for line in escaped]
+    return [rows[0], "|" + "---|" * len(header), *rows[1:], ""]
 
 
 # ---- the file ----
 
 
-def write(library: Library, papers: Sequence[Paper]) -> str:
+def write(comparisons: Sequence[Comparison], scripts: Sequence[Path]) -> str:
     """The whole README."""
-    lines, verdicts = [INTRO], Counter()
-    for paper in papers:
-        lines += [f"## {paper.title}\n", *([paper.lead + "\n"] if paper.lead else [])]
-        lines += [_line(("item", "what", "script", "published", "measured", "verdict", "why")), "|" + "---|" * 7]
-        for entry in paper.entries:
-            judged = judge(entry, library)
-            verdicts[judged.verdict] += 1
-            measured = measured_cell(entry, judged.rows) if judged.rows else NOTHING
-            published = published_cell(entry, judged.rows)
-            script = _scripts(entry, library.made)
-            lines.append(
-                _line((entry.item, entry.what, script, published, measured, f"**{judged.verdict}**", judged.why))
-            )
-        lines.append("")
+    sources, claims = read_sources(), joined(comparisons)
+    lines = [INTRO]
+    for source, lead in LEADS.items():
+        entries = sorted((claim for claim in claims if claim.source == source), key=place)
+        lines += [f"## {authors_and_year(sources[source])}, {sources[source]['title']}\n", f"{lead}\n"]
+        lines += table(
+            ("item", "what", "script", "published", "measured", "verdict", "why"),
+            [
+                (
+                    claim.item, claim.what, "<br>".join(f"`{text}`" for text in claims[claim]) or NOTHING,
+                    published_cell(claim), measured_cell(claim), f"**{claim.verdict}**", why_cell(claim),
+                )
+                for claim in entries
+            ],
+        )  # fmt: skip
     lines += ["## Scripts\n", "Run from the repository's root. Each saves a table as JSON and a page with figures.\n"]
-    lines += [_line(("command", "what", "checkpoints it needs", "saved on")), "|" + "---|" * 4]
-    for name, made in sorted(library.made.items(), key=lambda item: item[1].command):
-        if name == CONSTRUCTIONS:
-            continue
-        data = library.data(name)
-        needs = made.needs if isinstance(made.needs, str) else ", ".join(f"`{name}`" for name in made.needs)
-        lines.append(_line((f"`{made.command}`", data["title"], needs, data["date"])))
-    for command, what in UNSAVED.items():
-        lines.append(_line((f"`{command}`", what, NOTHING, NOTHING)))
-    counts = ", ".join(f"{verdicts[verdict]} {verdict}" for verdict in VERDICTS)
-    lines += ["", *(f"Not in the tables: `{name}`, {why}." for name, why in NOT_INDEXED.items())]
-    lines.append(f"{verdicts.total()} entries: {counts}.")
-    return "\n".join(lines) + "\n"
+    made = [
+        (f"`python analyses/{command(c)}`", c.title, ", ".join(f"`{n}`" for n in c.data["checkpoints"]) or NOTHING,
+         c.data["date"]) for c in comparisons
+    ]  # fmt: skip
+    measuring = {command(comparison).split()[0] for comparison in comparisons}
+    for path in scripts:
+        if path.name not in measuring:
+            words = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").partition("\n")[0]
+            made.append((f"`python analyses/{path.name}`", words, NOTHING, NOTHING))
+    lines += table(("command", "what", "checkpoints it opens", "saved on"), sorted(made))
+    lines += ["## Sources\n", "All papers that the package cites; entries are in `mechicl/sources.bib`.\n"]
+    cited = [(authors_and_year(entry), entry["title"], f"`{key}`") for key, entry in sources.items()]
+    lines += table(("paper", "title", "key"), sorted(cited, key=lambda line: line[0].lower()))
+    verdicts = Counter(claim.verdict for claim in claims)
+    counts = ", ".join(f"{verdicts[verdict]} {verdict}" for verdict in get_args(Verdict))
+    return "\n".join([*lines, f"{verdicts.total()} entries: {counts}."]) + "\n"
 
 
 def main() -> None:
-    """Write the README, or check it; without all results, or if it is not up to date, say so with exit code 1."""
+    """Write the README, or check it; without readable results, or if it is not up to date, say so with exit code 1."""
     parser = argparse.ArgumentParser(description="Write analyses/README.md from the results files.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if it is not up to date")
-    check = parser.parse_args().check
+    parser.add_argument("--restate", action="store_true", help="take the claims from the scripts, not from the results")
+    args = parser.parse_args()
     try:
-        text = write(Library(HERE / "results", MADE), PAPERS)
-    except (MissingResultsError, TypeError, ValueError) as error:
+        if args.restate:
+            restate(HERE / "results")
+        text = write(list(read_results(HERE / "results").values()), sorted(HERE.glob("*.py")))
+    except (ValueError, TypeError) as error:
         sys.exit(f"index.py: {error}")
     path = HERE / "README.md"
-    if not check:
+    if not args.check:
         path.write_text(text, encoding="utf-8")
         print(path, text.splitlines()[-1], sep="\n")
     elif not path.is_file() or path.read_text(encoding="utf-8") != text:

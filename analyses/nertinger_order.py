@@ -10,7 +10,7 @@ from mechicl import algorithms
 from mechicl.analysis import measure_order_sensitivity
 from mechicl.checkpoints import available, load_checkpoint
 from mechicl.learners import AlgorithmLearner, squared_errors
-from mechicl.report import Comparison, Row
+from mechicl.report import Claim, Claims, Comparison, Row
 from mechicl.report.script import run_script
 from mechicl.statistics import ratio_interval
 
@@ -72,5 +72,28 @@ def compare(args: Args) -> Comparison:
     return Comparison("Order sensitivity", lead, rows)
 
 
+def claims(comparison: Comparison) -> list[Claim]:
+    """Theorem 3: what runs gradient descent on its context predicts the same for every order."""
+    paper = Claims("nertinger2025", comparison.rows)
+    variance, error = (f"variance over orders / {of}" for of in ("mean square of predictions", "mean squared error"))
+    paper.add(
+        "Theorem 3", "variance of predictions over orders of the context, over their mean square: linear attention "
+        "with 1, 2, 5 layers, softmax attention, x and y in one token",
+        *(f"{name}: {variance}" for name in ("lsa-1l", "lsa-2l-looped", "lsa-5l", "softmax-2h")), check="<= 1e-9",
+        why="rounding: no order can be seen",
+    )  # fmt: skip
+    causal = ("gpt2-8l", "gpt2-8l-1h", "gpt2-8l-ill", "lstm-4l")
+    paper.add(
+        "Theorem 3", "variance of predictions over orders of the context, over their mean square: GPT-2 style, with "
+        "one head, ill-conditioned; LSTM", *(f"{name}: {variance}" for name in causal), check="<= 1e-9",
+        why="the theorem's condition fails, so these do not run gradient descent on the whole context: they see "
+        "positions, earlier points only, and over their squared error the variance is "
+        f"{', '.join(str(paper[f'{name}: {error}']) for name in causal)}",
+    )  # fmt: skip
+    paper.add("Theorem 3", "variance of predictions over orders of the context: gradient descent itself",
+              f"gradient descent: {variance}", check="<= 0", why="on the whole context")  # fmt: skip
+    return paper.stated
+
+
 if __name__ == "__main__":
-    run_script(Args, compare, "nertinger_order")
+    run_script(Args, compare, "nertinger_order", claims)

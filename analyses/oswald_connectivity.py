@@ -10,7 +10,8 @@ from pathlib import Path
 from mechicl import viz
 from mechicl.analysis import LossPath, connect_modes
 from mechicl.checkpoints import load_checkpoint
-from mechicl.report import Comparison, Row, Section
+from mechicl.report import Claim, Claims, Comparison, Row, Section
+from mechicl.report.claims import numbers
 from mechicl.report.script import run_script
 from mechicl.tasks import LinearRegression
 
@@ -71,5 +72,17 @@ def _claim(kind: str) -> str | None:
     return "a barrier for most seeds (A.4)" if kind == "rescaled" else None
 
 
+def claims(comparison: Comparison) -> list[Claim]:
+    """What the paper says of paths between seeds."""
+    paper = Claims("vonoswald2023", comparison.rows)
+    barrier = paper["barrier between seeds, rescaled"]
+    paper.add(
+        "Section 3, A.4", "paths between seeds of five layers, rescaled as in A.3", barrier,
+        check=f"{numbers(str(barrier.measured))[0]:g} > 0.05",
+        why=f"the range over pairs of seeds; a curved path leaves {paper['barrier between seeds, curved']}",
+    )  # fmt: skip
+    return paper.stated
+
+
 if __name__ == "__main__":
-    run_script(Args, compare, "oswald_connectivity")
+    run_script(Args, compare, "oswald_connectivity", claims)

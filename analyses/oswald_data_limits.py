@@ -16,7 +16,7 @@ from mechicl.constructions import gradient_descent
 from mechicl.learners import squared_errors
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
-from mechicl.report import Comparison, Row, Section
+from mechicl.report import Claim, Claims, Comparison, Row, Section
 from mechicl.report.script import run_script
 from mechicl.statistics import interval
 from mechicl.tasks import FixedTasks, LinearRegression
@@ -113,5 +113,25 @@ def _rows(
     return rows, numbers
 
 
+def claims(comparison: Comparison) -> list[Claim]:
+    """What the paper says of training on few tasks."""
+    paper = Claims("vonoswald2023", comparison.rows)
+
+    def loss(n: int) -> Row:
+        return paper[f"{n} tasks: held-out loss over gradient descent's, at the end"]
+
+    cosine = "tasks: sensitivity cosine, at the end"
+    paper.add("Fig. 16a", "trained on 128 tasks: cosine of sensitivities", f"128 {cosine}", check="< 0.95",
+              why=f"held-out loss {loss(128)} of gradient descent's: the layer has about as many free numbers (120) as "
+              "tasks")  # fmt: skip
+    paper.add("Fig. 16b, c", "trained on 512 and on 2048 tasks: cosine of sensitivities",
+              lines={"512": [f"512 {cosine}"], "2048": [f"2048 {cosine}"]}, check="A < B",
+              published="better with more tasks",
+              why=f"held-out loss over gradient descent's {loss(512)}, {loss(2048)}")  # fmt: skip
+    paper.add("Fig. 16d", "trained on 8192 tasks: cosine of sensitivities", f"8192 {cosine}", check="near 1",
+              why=f"held-out loss {loss(8192)} of gradient descent's")  # fmt: skip
+    return paper.stated
+
+
 if __name__ == "__main__":
-    run_script(Args, compare, "oswald_data_limits")
+    run_script(Args, compare, "oswald_data_limits", claims)

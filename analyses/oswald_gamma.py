@@ -9,7 +9,7 @@ from pathlib import Path
 from mechicl import viz
 from mechicl.analysis import fit_construction, tuned_descent
 from mechicl.checkpoints import load_checkpoint
-from mechicl.report import Comparison, Row, Section
+from mechicl.report import Claim, Claims, Comparison, Row, Section
 from mechicl.report.descent import published_gammas
 from mechicl.report.script import run_script
 from mechicl.statistics import interval
@@ -63,5 +63,15 @@ def compare(args: Args) -> Comparison:
     return Comparison("γ of GD++ in trained weights (A.10)", lead, rows, figures, {"fits": numbers})
 
 
+def claims(comparison: Comparison) -> list[Claim]:
+    """What the paper says of γ."""
+    paper = Claims("vonoswald2023", comparison.rows)
+    paper.add("A.10", "γ in the weights of two looped layers, n = 10, 25, 50, 100", "γ in the weights, *",
+              why="also for x ~ U(-1/2, 1/2)")  # fmt: skip
+    paper.add("A.10", "γ of the GD++ that predicts alike, n = 10, 25, 50, 100", "γ matched to predictions, *",
+              why="weights and predictions say the same")  # fmt: skip
+    return paper.stated
+
+
 if __name__ == "__main__":
-    run_script(Args, compare, "oswald_gamma")
+    run_script(Args, compare, "oswald_gamma", claims)

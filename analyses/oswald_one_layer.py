@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from mechicl.checkpoints import load_checkpoint
-from mechicl.report import Comparison, Row
+from mechicl.report import Claim, Claims, Comparison, Row
 from mechicl.report.one_layer import compare_one_layer
 from mechicl.report.script import run_script
 from mechicl.statistics import interval
@@ -51,5 +51,47 @@ def compare(args: Args) -> Comparison:
     )  # fmt: skip
 
 
+def claims(comparison: Comparison) -> list[Claim]:
+    """What the paper says of one layer."""
+    paper = Claims("vonoswald2023", comparison.rows)
+    repeated = {
+        kind: [f"loss after 50 repeats over after one, damping {damping}, {kind}" for damping in ("0.5", "0.75", "1")]
+        for kind in ("trained", "gradient descent")
+    }
+    paper.add(
+        "Fig. 1", "one layer repeated 50 times, damping 0.75: loss after 50 over loss after one",
+        lines={kind: [quantities[1]] for kind, quantities in repeated.items()}, check="< 1",
+    )  # fmt: skip
+    paper.add(
+        "Fig. 2, left", "half-MSE of one step and of one trained layer",
+        lines={"gradient descent": ["half-MSE, tuned gradient descent"],
+               "trained": ["half-MSE, trained, mean of the seeds"]},
+        why="half the squared error of x ~ U(-1/2, 1/2); the printed U(-1, 1) would give four times this",
+    )  # fmt: skip
+    paper.add("Fig. 2, left", "loss, trained over gradient descent", "loss, trained over tuned gradient descent",
+              check="= 1")  # fmt: skip
+    paper.add("Fig. 2, centre left", "cosine of sensitivities, trained and gradient descent",
+              "sensitivity cosine, trained against gradient descent", check="near 1",
+              why="the same linear model in every prompt")  # fmt: skip
+    paper.add("Fig. 2, centre left", "distance of predictions, of sensitivities",
+              "prediction distance, trained against gradient descent", "sensitivity distance", check="near 0",
+              published="almost 0")  # fmt: skip
+    paper.add("Fig. 2, centre right", "excess loss half-way between trained and constructed weights, rescaled",
+              "excess loss at the middle of the rescaled path", check="near 0",
+              why=f"without rescaling {paper['the same without rescaling']}")  # fmt: skip
+    paper.add(
+        "Figs. 2, right, and 6a", "largest |trained / gradient descent - 1| of the loss at scales 0.5 to 2 of inputs "
+        "and of weights, the task's inputs and unseen ones",
+        "largest |trained / gradient descent - 1|, * 0.5 to 2", check="near 0", published="equal",
+    )  # fmt: skip
+    paper.add("Fig. 9, left", "one layer: step size read from the weights over the tuned one",
+              "η read from the weights over tuned η", check="= 1",
+              published="the construction, after a scalar correction")  # fmt: skip
+    paper.add("Fig. 10", "one layer repeated 50 times: loss after 50 over after one, damping 0.5, 0.75, 1",
+              lines=repeated, check="b < 1 and e < 1 and c is diverges and f is diverges",
+              published="falls at 0.75, diverges undamped; both alike")  # fmt: skip
+    return paper.stated
+
+
 if __name__ == "__main__":
-    run_script(Args, compare, "oswald_one_layer")
+    run_script(Args, compare, "oswald_one_layer", claims)

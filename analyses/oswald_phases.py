@@ -11,7 +11,8 @@ import torch
 from mechicl import viz
 from mechicl.analysis import Transitions, find_transitions, one_step_optimum
 from mechicl.checkpoints import Checkpoint, load_checkpoint
-from mechicl.report import Comparison, Row, Section
+from mechicl.report import Claim, Claims, Comparison, Row, Section
+from mechicl.report.claims import numbers
 from mechicl.report.script import run_script
 from mechicl.statistics import interval
 from mechicl.tasks import LinearRegression
@@ -128,5 +129,34 @@ def _grokking(
     ]  # fmt: skip
 
 
+def claims(comparison: Comparison) -> list[Claim]:
+    """What the paper says of transitions: late for some seeds with one head, early with two; a block memorises."""
+    paper = Claims("vonoswald2023", comparison.rows)
+    one, two = (paper[f"seeds that leave the plateau, {heads}"] for heads in ("1 head", "2 heads"))
+    left, n, earliest, latest = numbers(str(one.measured))
+    left_two, n_two, _, latest_two = numbers(str(two.measured))
+    paper.add("Fig. 15, left", "one head: seeds that leave the plateau, and when", one,
+              check=f"{latest:g} >= {2 * earliest:g}" if left == n else f"{left:g} < {n:g}",
+              why="taken as: not all, or the last at twice the step of the first")  # fmt: skip
+    paper.add("Fig. 15, centre", "two heads, and one: seeds that leave the plateau, and when",
+              lines={"two": [two], "one": [one]}, check=f"{left_two:g} = {n_two:g} and {latest_two:g} < {latest:g}",
+              published="fast in all", why="taken as: all, the last before the last with one")  # fmt: skip
+    paper.add("Fig. 15, left and centre", "half-MSE at the end where there is a transition: one head, two heads",
+              *(f"half-MSE at the end where there is one, {heads}" for heads in ("1 head", "2 heads")),
+              why=f"the best step has {paper['half-MSE, best single step of gradient descent']}")  # fmt: skip
+    peak = paper["grokking: highest test half-MSE while memorising"]
+    paper.add("Fig. 15, right", "a block on 8192 tasks: highest test loss while memorising over that when it begins",
+              "grokking: the same over the test loss when memorising begins", check="> 1.2",
+              published="increases drastically", why=f"half-MSE {peak}, {peak.note}")  # fmt: skip
+    paper.add("Fig. 15, right", "a block on 8192 tasks: least training half-MSE before the fall",
+              "grokking: least train half-MSE while memorising", check="< 0.2")  # fmt: skip
+    fall = paper["grokking: step of the test loss' fall"]
+    paper.add("Fig. 15, right", "a block on 8192 tasks: step of the test loss' fall", fall, check="< inf",
+              why=f"there is one in {fall.note}")  # fmt: skip
+    paper.add("Fig. 15, right", "a block on 8192 tasks: test half-MSE at the end", "grokking: test half-MSE at the end",
+              why=f"training half-MSE at the end: {paper['grokking: train half-MSE at the end']}")  # fmt: skip
+    return paper.stated
+
+
 if __name__ == "__main__":
-    run_script(Args, compare, "oswald_phases")
+    run_script(Args, compare, "oswald_phases", claims)

@@ -17,7 +17,7 @@ from mechicl.checkpoints import Checkpoint, load_checkpoint
 from mechicl.learners import AlgorithmLearner, Learner, squared_errors
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
-from mechicl.report import Comparison, Row, Section
+from mechicl.report import Claim, Claims, Comparison, Row, Section
 from mechicl.report.script import run_script
 from mechicl.statistics import Interval, interval
 from mechicl.tasks import SineRegression
@@ -188,5 +188,30 @@ def _curves(transformer: Checkpoint, descent: Checkpoint) -> Section:
     return Section("Loss during training", "Half the held-out mean squared error of each seed.", figure)
 
 
+def claims(comparison: Comparison) -> list[Claim]:
+    """What the paper says of sine waves."""
+    paper = Claims("vonoswald2023", comparison.rows)
+    distance, cosine = "prediction distance over rms target,", "sensitivity cosine,"
+    initial = paper["rms of the initial functions over rms target"]
+    paper.add(
+        "Fig. 4, centre", "loss, MLP and linear attention over MLP and a step of gradient descent",
+        "loss, attention over gradient descent",
+        why=f"half-MSE {paper['half-MSE, MLP and linear attention']} and "
+        f"{paper['half-MSE, MLP and a step of gradient descent']}; Nadaraya-Watson smoothing "
+        f"{paper['half-MSE, Nadaraya-Watson smoothing, tuned']}",
+    )  # fmt: skip
+    paper.add(
+        "Fig. 4, right", "distance of predictions over rms target", f"{distance} attention and gradient descent",
+        check="near 0", why=f"two seeds of attention differ by {paper[f'{distance} two seeds of attention']}, "
+        f"attention and smoothing by {paper[f'{distance} attention and Nadaraya-Watson smoothing']}",
+    )  # fmt: skip
+    paper.add("Fig. 4, right", "cosine of sensitivities", f"{cosine} attention and gradient descent", check="near 1",
+              why=f"two seeds of attention: {paper[f'{cosine} two seeds of attention']}")  # fmt: skip
+    paper.add("Fig. 4, left", "rms distance of the two initial functions over rms target",
+              "rms distance of the two initial functions over rms target", check="near 0",
+              why=f"the functions themselves have {initial}")  # fmt: skip
+    return paper.stated
+
+
 if __name__ == "__main__":
-    run_script(Args, compare, "oswald_sine")
+    run_script(Args, compare, "oswald_sine", claims)

@@ -12,7 +12,7 @@ import torch
 from mechicl.analysis import WeightProducts, align, read_weight_products, tuned_descent
 from mechicl.checkpoints import load_checkpoint
 from mechicl.learners import squared_errors
-from mechicl.report import Comparison, Row
+from mechicl.report import Claim, Claims, Comparison, Row
 from mechicl.report.descent import left_the_plateau
 from mechicl.report.script import run_script
 from mechicl.statistics import interval, ratio_interval
@@ -92,5 +92,43 @@ def _cancellation(products: WeightProducts) -> tuple[torch.Tensor, torch.Tensor]
     return torch.stack([share(matrix) for matrix in weighted]).mean(), share(weighted.sum(0))
 
 
+def claims(comparison: Comparison) -> list[Claim]:
+    """What the paper says of softmax heads."""
+    paper = Claims("vonoswald2023", comparison.rows)
+    share = "off-diagonal share of the x-block of"
+    loss = "loss above gradient descent's,"
+    alone = paper[f"{share} a head's W_KQ η, softmax-2h"]
+    paper.add(
+        "Fig. 11",
+        "share of W_KQ η off its diagonal, sum of two heads",
+        f"{share} the heads' sum, softmax-2h",
+        check="near 0",
+        why=f"one head alone has {alone}",
+    )
+    paper.add(
+        "Fig. 12, left",
+        "loss above gradient descent's, one head",
+        f"{loss} softmax-1h",
+        check="> 0.1",
+        why="taken as: more than 10%",
+    )
+    paper.add(
+        "Fig. 12, left",
+        "loss above gradient descent's with two heads, and with one",
+        lines={"two": [f"{loss} softmax-2h"], "one": [f"{loss} softmax-1h"]},
+        check="0 < A < B",
+        published="smaller, not 0",
+        why=f"with a sink, as the corrected limit asks for: {paper[f'{loss} softmax-2h-sink']}",
+    )
+    paper.add(
+        "Fig. 12, centre",
+        "cosine of sensitivities with gradient descent: one head, two heads, linear attention",
+        *(f"sensitivity cosine, {name}" for name in ("softmax-1h", "softmax-2h", "lsa-1l")),
+        check="rises",
+        published="suffers with one head; good, not as precise, with two",
+    )
+    return paper.stated
+
+
 if __name__ == "__main__":
-    run_script(Args, compare, "oswald_softmax")
+    run_script(Args, compare, "oswald_softmax", claims)

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from mechicl.checkpoints import CheckpointError, load_checkpoint
-from mechicl.report.comparison import Comparison, Row, Section, published
+from mechicl.report.claims import Claim, Claims, Row
+from mechicl.report.comparison import Comparison, Section, published
 from mechicl.report.descent import write_descent_report
 from mechicl.report.layers import write_layers_report
 from mechicl.report.model_parts import write_model_parts_report
@@ -12,7 +13,7 @@ from mechicl.report.texts import write_texts_report
 from mechicl.report.tokens import write_tokens_report
 from mechicl.tasks.topics import TopicClassification
 
-__all__ = ["Comparison", "Row", "Section", "published", "write_report"]
+__all__ = ["Claim", "Claims", "Comparison", "Row", "Section", "published", "write_report"]
 
 _ONE_STEP = {  # what the one-layer study takes for granted: its construction's architecture
     "n_layers": 1, "n_heads": 1, "attention": "linear", "normalization_type": None, "d_mlp": None, "damping": 1.0,

@@ -10,38 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from mechicl.files import write_bytes, write_json
-from mechicl.statistics import Interval
+from mechicl.report.claims import Claim, Row
 from mechicl.viz.page import Section, page, table
 
 HEADER = ("quantity", "published", "measured", "interval", "note")
-
-
-@dataclass(frozen=True)
-class Row:
-    """A line of the table "published / measured / interval".
-
-    Attributes:
-        quantity: what it is.
-        published: as printed in the paper; None where the paper prints no number.
-        measured: with its interval; a plain number where there is nothing to take an interval over, or words.
-        over: what the interval is over: "seeds" or "prompts".
-        note: how to read it.
-    """
-
-    quantity: str
-    published: float | str | None
-    measured: Interval | float | str
-    over: str
-    note: str = ""
-
-    def cells(self) -> tuple[str, str, str, str, str]:
-        """The line as words."""
-        published = "—" if self.published is None else str(self.published)
-        if isinstance(self.measured, Interval):
-            samples = f"{100 * self.measured.level:g}%, {self.measured.n} {self.over}"
-            return self.quantity, published, str(self.measured), samples, self.note
-        measured = self.measured if isinstance(self.measured, str) else f"{self.measured:.4g}"
-        return self.quantity, published, measured, self.over, self.note
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +26,7 @@ class Comparison:
         rows: published beside measured.
         sections: pictures with their words.
         data: every number behind them, as plain data.
+        claims: what a paper says of these rows.
     """
 
     title: str
@@ -61,6 +34,7 @@ class Comparison:
     rows: Sequence[Row]
     sections: Sequence[Section] = ()
     data: dict[str, Any] = field(default_factory=dict)
+    claims: Sequence[Claim] = ()
 
     def __str__(self) -> str:
         lines = [HEADER, *(row.cells() for row in self.rows)]
@@ -79,15 +53,36 @@ class Comparison:
             self, rows=[*self.rows, *rows], sections=[*self.sections, *sections], data={**self.data, **(data or {})}
         )
 
+    @classmethod
+    def read(cls, path: str | Path) -> "Comparison":
+        """A saved comparison, without its pictures.
+
+        Raises:
+            ValueError: no file that `write` made.
+        """
+        try:
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
+            title, lead = data.pop("title"), data.pop("lead")
+            rows = [Row.from_json(row) for row in data.pop("table")]
+            claims = [Claim.from_json(claim) for claim in data.pop("claims", [])]
+        except (OSError, KeyError, ValueError) as error:
+            raise ValueError(f"{path} holds no saved comparison ({error!r}): make it anew with its script") from error
+        return cls(title, lead, rows, (), data, claims)
+
     def write(self, out: str | Path, name: str) -> Path:
         """Save NAME.json and NAME.html in a folder, and return the path of the page."""
         out = Path(out)
         out.mkdir(parents=True, exist_ok=True)
-        saved = {"title": self.title, "lead": self.lead, "date": time.strftime("%Y-%m-%d"), **self.data}
-        write_json(out / f"{name}.json", finite({**saved, "table": [asdict(row) for row in self.rows]}))
+        self.write_numbers(out / f"{name}.json")
         rows = Section("Published and measured", "", table(HEADER, [row.cells() for row in self.rows]))
         write_bytes(out / f"{name}.html", page(self.title, self.lead, [rows, *self.sections]).encode())
         return out / f"{name}.html"
+
+    def write_numbers(self, path: Path) -> None:
+        """Save what is measured, without the page."""
+        saved = {"title": self.title, "lead": self.lead, "date": time.strftime("%Y-%m-%d"), **self.data}
+        saved |= {"table": [asdict(row) for row in self.rows], "claims": [asdict(claim) for claim in self.claims]}
+        write_json(path, finite(saved))
 
 
 def published(key: str) -> dict[str, Any]:
