@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mechicl.analysis import FineTuning, compare_on_prompts, read_dual_form, search_on_prompts
-from mechicl.analysis.finetuning.study import HOW_NAMES, HOWS
+from mechicl.analysis.finetuning import METHOD_NAMES, METHODS
 from mechicl.checkpoints import load_checkpoint
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
@@ -49,13 +49,13 @@ def compare(args: Args) -> Comparison:
     prompts = task.sample(args.n_prompts + args.n_held_out, seed=args.seed)
     held_out, measured = prompts[: args.n_held_out], prompts[args.n_held_out :]
     tunings, found = {}, {}
-    for how in HOWS:
+    for method in METHODS:
         search = search_on_prompts(
-            model, held_out, FineTuning(how=how), learning_rates=args.learning_rates, epochs=args.epochs,
+            model, held_out, FineTuning(method=method), learning_rates=args.learning_rates, epochs=args.epochs,
             progress=not args.quiet,
         )  # fmt: skip
-        tunings[HOW_NAMES[how]] = search.best
-        found[HOW_NAMES[how]] = compare_on_prompts(model, measured, search.best, progress=not args.quiet)
+        tunings[METHOD_NAMES[method]] = search.best
+        found[METHOD_NAMES[method]] = compare_on_prompts(model, measured, search.best, progress=not args.quiet)
     rows, figures, data = finetuning_sections(found, tunings)
     rows += [dual_form_row(model, measured, layer) for layer in range(model.cfg.n_layers)]
     bare = "inputs without targets" if model.cfg.keys == "context" else "the query alone"

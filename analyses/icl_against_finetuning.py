@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm.auto import tqdm
 
 from mechicl import viz
 from mechicl.analysis import FineTuningComparison, read_dual_form
-from mechicl.analysis.finetuning.study import HOW_NAMES, HOWS, TaskTexts, draw_texts, study_task
-from mechicl.analysis.finetuning.tuning import How
+from mechicl.analysis.finetuning import METHOD_NAMES, METHODS, Method, TaskTexts, draw_texts, study_task
 from mechicl.files import read_json, write_json, write_tensors
 from mechicl.interop import LanguageModel, load_language_model
+from mechicl.memory import MEMORY
 from mechicl.models import HookedTransformer
+from mechicl.progress import progress_bar
 from mechicl.report import Claim, Claims, Comparison, Row, Section, published
 from mechicl.report.script import run_script
 from mechicl.statistics import interval
@@ -51,7 +51,7 @@ RANKS = {
     "rank_correlation_before": "before fine-tuning",
     "random_rank_correlation": "random weights",
 }
-SETTINGS = {  # of the first picture: how, and the field
+SETTINGS = {  # of the first picture: method, and the field
     "zero-shot": ("plain", "zero_shot_score"),
     "in context": ("plain", "in_context_score"),
     "fine-tuned": ("plain", "finetuned_score"),
@@ -81,14 +81,14 @@ class Args:
     """To search."""
     epochs: tuple[int, ...] = (1, 4, 12)
     """To search."""
-    hows: tuple[How, ...] = HOWS
+    methods: tuple[Method, ...] = METHODS
     """Kinds of fine-tuning: the model itself, linearised, layer by layer."""
     data: Path | None = None
     """Folder with TASK_SPLIT.csv (or .tsv, .json, .jsonl, .parquet, or a folder of save_to_disk), not the hub."""
     device: str = "cpu"
     """Where the model runs."""
-    batch_size: int = 16
-    """Queries in memory at a time: 1 for large models and long prompts."""
+    memory: float = MEMORY
+    """Bound in bytes on what a run takes: less for large models and long prompts."""
     out: Path = Path("analyses/results")
     """Folder for the results, and for icl_against_finetuning_MODEL/, what was measured for each task and seed."""
     quiet: bool = False
@@ -100,17 +100,17 @@ def compare(args: Args) -> Comparison:
     unknown = [name for name in args.tasks if name not in TEXT_TASKS]
     if unknown:
         raise ValueError(f"unknown tasks {unknown}: there are {', '.join(TEXT_TASKS)}")
-    if not args.seeds or "plain" not in args.hows:
-        raise ValueError(f"at least one seed and the plain kind are needed, got {args.seeds} and {args.hows}")
+    if not args.seeds or "plain" not in args.methods:
+        raise ValueError(f"at least one seed and the plain kind are needed, got {args.seeds} and {args.methods}")
     tasks = args.tasks or MADE
     found: dict[str, list[dict[str, Any]]] = {task: [] for task in tasks}
-    with tqdm(total=len(tasks) * len(args.seeds), unit="trial", disable=args.quiet, leave=False) as bar:
+    with progress_bar(total=len(tasks) * len(args.seeds), unit="trial", progress=not args.quiet) as bar:
         for seed in args.seeds:  # one model in memory at a time
             language = language_model(args, seed)
             for task in tasks:
                 found[task].append(trial(args, language, task, seed))
                 bar.update()
-    trials = Trials(args.hows, tasks, list(found.values()))
+    trials = Trials(args.methods, tasks, list(found.values()))
     rows = [*table_rows(trials), *accuracy_rows(trials), *further_rows(trials)]
     kinds = ", ".join(f"{name} ({of[0]['n_demonstrations']} and {of[0]['n_queries']})" for name, of in found.items())
     lead = (
@@ -136,7 +136,7 @@ def trial(args: Args, language: LanguageModel, task: str, seed: int) -> dict[str
         n_queries=args.n_queries, seed=seed, source=sources(args, task),
     )  # fmt: skip
     settings = {
-        "format": FORMAT, "hows": list(args.hows), "learning_rates": list(args.learning_rates),
+        "format": FORMAT, "methods": list(args.methods), "learning_rates": list(args.learning_rates),
         "epochs": list(args.epochs), "weights": digest_of_weights(language.model), "texts": digest_of_texts(texts),
     }  # fmt: skip
     path = args.out / f"icl_against_finetuning_{Path(args.model).name}" / f"{task}-{seed}.json"
@@ -145,14 +145,17 @@ def trial(args: Args, language: LanguageModel, task: str, seed: int) -> dict[str
         if saved.get("settings") == settings:
             return saved
     study = study_task(
-        language.model, language.tokenizer, texts, hows=args.hows, switched=SWITCHED,
-        learning_rates=args.learning_rates, epochs=args.epochs, seed=seed, batch_size=args.batch_size,
+        language.model, language.tokenizer, texts, methods=args.methods, other_labels=SWITCHED,
+        learning_rates=args.learning_rates, epochs=args.epochs, seed=seed, memory=args.memory,
         progress=not args.quiet,
     )  # fmt: skip
-    kinds = {"comparisons": study.comparisons, "switched": study.switched, "crossed": study.crossed}
+    kinds = {
+        "comparisons": study.comparisons, "switched": study.with_other_labels,
+        "crossed": study.tuned_on_other_labels,
+    }  # fmt: skip
     found: dict[str, Any] = {"settings": settings, "n_demonstrations": study.n_demonstrations}
     found["n_queries"] = len(texts.queries)
-    found["tunings"] = {how: {**asdict(of.best), "at_edge": of.at_edge} for how, of in study.searches.items()}
+    found["tunings"] = {method: {**asdict(of.best), "at_edge": of.at_edge} for method, of in study.searches.items()}
     found |= {kind: {name: summary(of) for name, of in compared.items()} for kind, compared in kinds.items()}
     found["untrained"] = untrained(args, language, texts, seed)
     found["dual_form_error"] = dual_form_error(language, texts)
@@ -229,8 +232,8 @@ def untrained(args: Args, language: LanguageModel, texts: TaskTexts, seed: int) 
         return None
     fresh = HookedTransformer(language.model.cfg, seed=seed).eval()
     study = study_task(
-        fresh, language.tokenizer, texts, hows=("plain",), learning_rates=args.learning_rates, epochs=args.epochs,
-        seed=seed, batch_size=args.batch_size,
+        fresh, language.tokenizer, texts, methods=("plain",), learning_rates=args.learning_rates, epochs=args.epochs,
+        seed=seed, memory=args.memory, progress=False,
     )  # fmt: skip
     return summary(study.comparisons["plain"])
 
@@ -238,7 +241,7 @@ def untrained(args: Args, language: LanguageModel, texts: TaskTexts, seed: int) 
 def dual_form_error(language: LanguageModel, texts: TaskTexts) -> list[float] | None:
     """How wrong it is to read softmax attention as linear, by layer: median over heads and queries."""
     shots = text_shots(language.tokenizer, texts.demonstrations, texts.queries)
-    n = len(shots.in_context[0]) - shots.n_own[0]
+    n = len(shots.in_context[0]) - shots.query_lengths[0]
     tokens = [of for of in shots.in_context if len(of) == len(shots.in_context[0])][:2]
     errors = []
     for layer in range(language.model.cfg.n_layers):
@@ -262,15 +265,15 @@ def mean_of(found: dict[str, Any], name: str) -> float:
     return math.nan if value is None else value
 
 
-def of_kind(how: str, name: str, found: dict[str, Any]) -> float:
-    return mean_of(found["comparisons"][how], name)
+def of_kind(method: str, name: str, found: dict[str, Any]) -> float:
+    return mean_of(found["comparisons"][method], name)
 
 
 @dataclass(frozen=True)
 class Trials:
     """What was measured, by task and seed."""
 
-    hows: Sequence[How]
+    methods: Sequence[Method]
     tasks: Sequence[str]
     found: Sequence[Sequence[dict[str, Any]]]
 
@@ -306,15 +309,15 @@ class Trials:
 
 def table_rows(trials: Trials) -> list[Row]:
     rows = []
-    for how in trials.hows:
-        printed = published(TABLES[how])
+    for method in trials.methods:
+        printed = published(TABLES[method])
         for metric, (key, name) in METRICS.items():
             known = dict(zip(printed["tasks"], printed[key], strict=True))
-            rows += trials.rows(f"{metric}, {HOW_NAMES[how]}", partial(of_kind, how, name), known)
+            rows += trials.rows(f"{metric}, {METHOD_NAMES[method]}", partial(of_kind, method, name), known)
         for task, of in zip(trials.tasks, trials.found, strict=True):
-            kept = [found["tunings"][how] for found in of]
+            kept = [found["tunings"][method] for found in of]
             words = ", ".join(f"{t['learning_rate']:g} ({t['epochs']}){'*' * t['at_edge']}" for t in kept)
-            quantity = f"learning rate (epochs), {HOW_NAMES[how]}, {task}"
+            quantity = f"learning rate (epochs), {METHOD_NAMES[method]}, {task}"
             note = "best on held-out queries, a seed after the other; * at the edge of what was tried"
             rows.append(Row(quantity, None, words, "", note))
     return rows
@@ -327,9 +330,9 @@ def accuracy_rows(trials: Trials) -> list[Row]:
     rows = trials.rows("accuracy, zero-shot", partial(of_kind, "plain", "zero_shot_score"))
     rows += trials.rows("accuracy, in context", partial(of_kind, "plain", "in_context_score"))
     rows += trials.rows("accuracy gained by demonstrations", gained)
-    for how in trials.hows:
-        rows += trials.rows(f"accuracy, {HOW_NAMES[how]}", partial(of_kind, how, "finetuned_score"))
-        rows += trials.rows(f"Rec2FTP, {HOW_NAMES[how]}", partial(of_kind, how, "recall"))
+    for method in trials.methods:
+        rows += trials.rows(f"accuracy, {METHOD_NAMES[method]}", partial(of_kind, method, "finetuned_score"))
+        rows += trials.rows(f"Rec2FTP, {METHOD_NAMES[method]}", partial(of_kind, method, "recall"))
     return rows
 
 
@@ -373,11 +376,11 @@ def _dual_form_error(layer: int, found: dict[str, Any]) -> float:
 def figures(trials: Trials) -> list[Section]:
     scores = {
         setting: {
-            task: interval(torch.tensor([of_kind(how, name, found) for found in of]))
+            task: interval(torch.tensor([of_kind(method, name, found) for found in of]))
             for task, of in zip(trials.tasks, trials.found, strict=True)
         }
-        for setting, (how, name) in SETTINGS.items()
-        if how in trials.hows
+        for setting, (method, name) in SETTINGS.items()
+        if method in trials.methods
     }
     chance = [1 / TEXT_TASKS[task].n_classes for task in trials.tasks]
     drawn = [
@@ -387,24 +390,24 @@ def figures(trials: Trials) -> list[Section]:
             viz.settings_figure(scores, chance=chance),
         )
     ]
-    by_how = {HOW_NAMES[how]: (how, "update_similarity") for how in trials.hows}
+    by_method = {METHOD_NAMES[method]: (method, "update_similarity") for method in trials.methods}
     drawn.append(
         by_layer(
             trials,
             "Attention outputs (SimAOU)",
             "Cosine between what demonstrations and what fine-tuning change in each attention layer's output at the "
             "last token, mean over tasks; bands are 95% intervals over seeds.",
-            by_how | {"random change": ("plain", "random_update_similarity")},
+            by_method | {"random change": ("plain", "random_update_similarity")},
         )
     )
-    by_how = {HOW_NAMES[how]: (how, "map_similarity_after") for how in trials.hows}
+    by_method = {METHOD_NAMES[method]: (method, "map_similarity_after") for method in trials.methods}
     drawn.append(
         by_layer(
             trials,
             "Attention scores (SimAM)",
             "Cosine of the scores that the last token gives to the query's own tokens, with demonstrations and "
             "without, mean over heads and tasks.",
-            {"before": ("plain", "map_similarity_before")} | by_how,
+            {"before": ("plain", "map_similarity_before")} | by_method,
         )
     )
     return drawn
@@ -413,13 +416,13 @@ def figures(trials: Trials) -> list[Section]:
 def by_layer(trials: Trials, title: str, words: str, lines: dict[str, tuple[str, str]]) -> Section:
     layers = range(len(trials.found[0][0]["comparisons"]["plain"]["update_similarity"]))
 
-    def at(layer: int, how: str, name: str, found: dict[str, Any]) -> float:
-        value = found["comparisons"][how][name][layer]
+    def at(layer: int, method: str, name: str, found: dict[str, Any]) -> float:
+        value = found["comparisons"][method][name][layer]
         return math.nan if value is None else value
 
     intervals = {
-        label: [interval(torch.tensor(trials.averages(partial(at, layer, how, name)))) for layer in layers]
-        for label, (how, name) in lines.items()
+        label: [interval(torch.tensor(trials.averages(partial(at, layer, method, name)))) for layer in layers]
+        for label, (method, name) in lines.items()
     }
     figure = viz.interval_lines(title, "layer", "cosine", list(layers), intervals)
     figure.update_xaxes(dtick=1)

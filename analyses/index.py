@@ -69,7 +69,7 @@ UNMEASURED = (  # no script measures these
           why="drawn on the pages of `oswald_descent.py`, not yet a number"),
     Claim("fu2024", "Fig. 1", "how a transformer is trained to do linear regression in context", {}, why="a drawing"),
     Claim("barnatan", "Fig. 1", "per-layer training as a drawing: each layer has a loss of its own", {},
-          why='`FineTuning(how="per_layer")` does it'),
+          why='`FineTuning(method="per_layer")` does it'),
 )  # fmt: skip
 
 

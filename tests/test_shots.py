@@ -2,8 +2,6 @@ import dataclasses
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from mechicl.shots import Shots
 
@@ -11,53 +9,39 @@ SHOTS = Shots(
     zero_shot=(torch.tensor([0, 7]), torch.tensor([0, 8, 9])),
     in_context=(torch.tensor([0, 4, 5, 1, 6, 2, 7]), torch.tensor([0, 4, 5, 1, 6, 2, 8, 9])),
     targets=torch.tensor([1, 2]),
-    n_own=(1, 2),
+    query_lengths=(1, 2),
     examples=(torch.tensor([0, 4, 5]), torch.tensor([0, 6])),
     example_targets=torch.tensor([1, 2]),
-    places=((1, 2), (4, 1)),
+    example_spans=((1, 2), (4, 1)),
     choices=torch.tensor([1, 2, 3]),
 )
 
 
-def test_what_shots_say_of_themselves():
+def test_positions_of_demonstrations():
     assert len(SHOTS) == 2
-    assert SHOTS.longest == 8
     assert SHOTS.demonstration_positions().tolist() == [1, 2, 4]
-    short = dataclasses.replace(SHOTS, examples=(torch.arange(30), torch.tensor([0, 6])))
-    assert short.longest == 30
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 2)), min_size=1, max_size=5), st.integers(1, 3))
-def test_positions_of_demonstrations(sizes, own):
-    places, expected, now = [], [], 0
-    for number, gap in sizes:
-        now += gap
-        places.append((now, number))
-        expected += range(now, now + number)
-        now += number
-    shots = Shots(
-        (torch.zeros(own, 2),), (torch.zeros(now + own, 2),), torch.zeros(1, 1), (own,),
-        tuple(torch.zeros(number, 2) for number, _ in sizes), torch.zeros(len(sizes), 1), tuple(places),
+    regression = Shots(
+        zero_shot=(torch.zeros(1, 2),), in_context=(torch.zeros(7, 2),), targets=torch.zeros(1, 1), query_lengths=(1,),
+        examples=(torch.zeros(1, 2), torch.zeros(3, 2)), example_targets=torch.zeros(2, 1),
+        example_spans=((0, 1), (3, 3)),
     )  # fmt: skip
-    assert shots.demonstration_positions().tolist() == expected
-    assert shots.longest == now + own
+    assert regression.demonstration_positions().tolist() == [0, 3, 4, 5]
 
 
 REFUSED = {
     "no queries": ({"zero_shot": ()}, "needs queries and demonstrations, got 0 and 2"),
     "no demonstrations": ({"examples": ()}, "needs queries and demonstrations, got 2 and 0"),
-    "in context": ({"in_context": SHOTS.in_context[:1]}, "2 queries alone, but 1 in context, 2 targets and 2 counts"),
+    "in context": ({"in_context": SHOTS.in_context[:1]}, "2 queries alone, but 1 in context, 2 targets and 2 lengths"),
     "targets": ({"targets": torch.tensor([1])}, "2 queries alone, but 2 in context, 1 targets"),
-    "counts": ({"n_own": (1, 2, 3)}, "and 3 counts"),
-    "example targets": ({"example_targets": torch.tensor([1])}, "2 examples, but 1 targets and 2 places"),
-    "places": ({"places": ((1, 2),)}, "2 examples, but 2 targets and 1 places"),
-    "none of its own": ({"n_own": (0, 1)}, "0 tokens of its own in queries of 2 and 7"),
-    "more of its own": ({"n_own": (1, 4)}, "4 tokens of its own in queries of 3 and 8"),
-    "an empty place": ({"places": ((1, 0), (4, 1))}, "an example of 3 tokens cannot have 0 at 1"),
-    "a place that is too long": ({"places": ((1, 2), (4, 3))}, "an example of 2 tokens cannot have 3 at 4"),
-    "a place before": ({"places": ((-1, 2), (4, 1))}, "cannot have 2 at -1 of a prompt of 7"),
-    "a place behind": ({"places": ((6, 2), (4, 1))}, "cannot have 2 at 6 of a prompt of 7"),
+    "lengths": ({"query_lengths": (1, 2, 3)}, "and 3 lengths"),
+    "example targets": ({"example_targets": torch.tensor([1])}, "2 examples, but 1 targets and 2 spans"),
+    "spans": ({"example_spans": ((1, 2),)}, "2 examples, but 2 targets and 1 spans"),
+    "an empty query": ({"query_lengths": (0, 1)}, "a query of 0 tokens in prompts of 2 and 7"),
+    "a query that is too long": ({"query_lengths": (1, 4)}, "a query of 4 tokens in prompts of 3 and 8"),
+    "an empty span": ({"example_spans": ((1, 0), (4, 1))}, "an example of 3 tokens cannot have 0 at 1"),
+    "a span that is too long": ({"example_spans": ((1, 2), (4, 3))}, "an example of 2 tokens cannot have 3 at 4"),
+    "a span before": ({"example_spans": ((-1, 2), (4, 1))}, "cannot have 2 at -1 of a prompt of 7"),
+    "a span after": ({"example_spans": ((6, 2), (4, 1))}, "cannot have 2 at 6 of a prompt of 7"),
     "no choice": ({"targets": torch.tensor([1, 9])}, r"targets \[9\] are not among the choices \[1, 2, 3\]"),
     "no choice to learn": ({"example_targets": torch.tensor([0, 1])}, r"targets \[0\] are not among the choices"),
 }  # fmt: skip

@@ -4,8 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from mechicl import viz
-from mechicl.analysis import FineTuning, FineTuningComparison, compare_on_prompts, search_on_prompts
-from mechicl.analysis.finetuning.tuning import FineTuningDivergedError
+from mechicl.analysis.finetuning import (
+    FineTuning,
+    FineTuningComparison,
+    FineTuningDivergedError,
+    compare_on_prompts,
+    search_on_prompts,
+)
 from mechicl.checkpoints import Checkpoint
 from mechicl.models import HookedTransformer
 from mechicl.report.comparison import Comparison, Row, Section

@@ -11,13 +11,13 @@ from mechicl.analysis import (
     FineTuningComparison,
     TaskStudy,
     TaskTexts,
-    accuracy_by_shots,
     draw_texts,
+    measure_accuracy,
     read_dual_form,
     score_heads,
     study_task,
 )
-from mechicl.analysis.finetuning.study import HOW_NAMES, HOWS
+from mechicl.analysis.finetuning import METHOD_NAMES, METHODS
 from mechicl.checkpoints import Checkpoint
 from mechicl.report.comparison import Comparison, Row, Section
 from mechicl.statistics import Interval, interval
@@ -73,15 +73,17 @@ def compare_texts(checkpoint: Checkpoint, *, n_prompts: int = 100, progress: boo
     }
     numbers = range(max(len(of.demonstrations) for of in texts.values()) + 1)
     by_shots = {
-        name: [interval(right) for right in accuracy_by_shots(model, tokenizer, of, numbers).values()]
+        name: [interval(right) for right in measure_accuracy(model, tokenizer, of, numbers).accuracy]
         for name, of in texts.items()
     }
     together = {
-        HOW_NAMES[how]: FineTuningComparison.concatenate([study.comparisons[how] for study in studies.values()])
-        for how in HOWS
+        METHOD_NAMES[method]: FineTuningComparison.concatenate(
+            [study.comparisons[method] for study in studies.values()]
+        )
+        for method in METHODS
     }
     shots = text_shots(tokenizer, texts[tasks[0].name].demonstrations, texts[tasks[0].name].queries)
-    n_demonstrations = len(shots.in_context[0]) - shots.n_own[0]
+    n_demonstrations = len(shots.in_context[0]) - shots.query_lengths[0]
     form = [
         read_dual_form(model, shots.in_context[0][None], layer, n_demonstration_tokens=n_demonstrations)
         for layer in range(cfg.n_layers)
@@ -93,7 +95,9 @@ def compare_texts(checkpoint: Checkpoint, *, n_prompts: int = 100, progress: boo
     sections = _figures(checkpoint, studies, together, by_shots, list(numbers))
     data: dict[str, Any] = {
         "tunings": {
-            name: {how: {"learning_rate": t.learning_rate, "epochs": t.epochs} for how, t in study.tunings.items()}
+            name: {
+                method: {"learning_rate": t.learning_rate, "epochs": t.epochs} for method, t in study.tunings.items()
+            }
             for name, study in studies.items()
         },
         "accuracy_by_demonstrations": {name: [i.mean for i in of] for name, of in by_shots.items()},
@@ -145,7 +149,7 @@ def _rows(
 def _gain(model: Any, tokenizer: Any, texts: dict[str, TaskTexts]) -> float:
     found = []
     for of in texts.values():
-        alone, behind = accuracy_by_shots(model, tokenizer, of, (0, len(of.demonstrations))).values()
+        alone, behind = measure_accuracy(model, tokenizer, of, (0, len(of.demonstrations))).accuracy
         found.append((behind - alone).mean())
     return torch.stack(found).mean().item()
 
@@ -161,8 +165,10 @@ def _figures(
         "zero-shot": {name: interval(of.comparisons["plain"].zero_shot_score) for name, of in studies.items()},
         "in context": {name: interval(of.comparisons["plain"].in_context_score) for name, of in studies.items()},
     }
-    for how in HOWS:
-        scores[HOW_NAMES[how]] = {name: interval(of.comparisons[how].finetuned_score) for name, of in studies.items()}
+    for method in METHODS:
+        scores[METHOD_NAMES[method]] = {
+            name: interval(of.comparisons[method].finetuned_score) for name, of in studies.items()
+        }
     chance = [1 / TEXT_TASKS[name].n_classes for name in studies]
     sections = []
     if "curve" in checkpoint.record:

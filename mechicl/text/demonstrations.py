@@ -48,7 +48,7 @@ def text_shots(tokenizer: Any, demonstrations: LabelledTexts, queries: LabelledT
         n_own=tuple(map(len, own)),
         examples=tuple(torch.cat([start, example]) for example in examples),
         example_targets=choices[torch.tensor(demonstrations.labels, dtype=torch.int64)],
-        places=tuple(places),
+        example_spans=tuple(places),
         choices=choices,
     )
 

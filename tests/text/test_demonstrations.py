@@ -57,7 +57,7 @@ def check(shots, demonstrations, queries, encode, start):
     assert [of.tolist() for of in shots.zero_shot] == alone
     assert [of.tolist() for of in shots.in_context] == behind
     assert [of.tolist() for of in shots.examples] == examples
-    assert list(shots.places) == places
+    assert list(shots.example_spans) == places
     assert list(shots.n_own) == [len(ids) for ids in own]
     labels = [encode(label) for label in queries.task.labels]
     assert shots.choices.tolist() == [id for (id,) in labels]
@@ -66,7 +66,7 @@ def check(shots, demonstrations, queries, encode, start):
     for a, b, n in zip(shots.zero_shot, shots.in_context, shots.n_own, strict=True):
         assert torch.equal(a[-n:], b[-n:])
     for whole in shots.in_context:
-        for example, (first, number) in zip(shots.examples, shots.places, strict=True):
+        for example, (first, number) in zip(shots.examples, shots.example_spans, strict=True):
             assert torch.equal(whole[first : first + number], example[-number:])
             assert whole[first + number] in shots.choices
 

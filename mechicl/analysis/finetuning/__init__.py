@@ -1,32 +1,62 @@
-"""Fine-tuning on demonstrations against reading them in context (Dai et al. 2023; Bar Natan, Deutch & Magar)."""
+"""Is reading demonstrations like being fine-tuned on them (Dai et al. 2023; Bar Natan, Deutch & Magar)?
+
+One model answers the same queries without demonstrations, after them, and without them after SGD on them. For a model
+on points, with each prompt's context as demonstrations:
+
+>>> tuning = search_on_prompts(model, prompts[:2], learning_rates=(0.003, 0.01), epochs=(1,)).best
+>>> print(compare_on_prompts(model, prompts[2:6], tuning))
+
+For a language model on a text task: `study_task(model, tokenizer, draw_texts(task))`. Demonstrations and queries of
+another kind become `Shots`, for `search_tuning`, `fine_tune` and `compare_with_finetuning`.
+"""
 
 from mechicl.analysis.finetuning.comparison import FineTuningComparison, compare_with_finetuning
-from mechicl.analysis.finetuning.measures import (
+from mechicl.analysis.finetuning.forward_passes import linearized_outputs
+from mechicl.analysis.finetuning.hyperparameter_search import TuningSearch, search_tuning
+from mechicl.analysis.finetuning.prompt_contexts import compare_on_prompts, prompt_shots, search_on_prompts
+from mechicl.analysis.finetuning.sgd import (
+    METHOD_NAMES,
+    METHODS,
+    FineTuned,
+    FineTuning,
+    FineTuningDivergedError,
+    Method,
+    fine_tune,
+)
+from mechicl.analysis.finetuning.similarity_measures import (
     attention_rank_correlation,
     random_update_similarity,
     recall_of_gains,
     update_similarity,
 )
-from mechicl.analysis.finetuning.regression import compare_on_prompts, prompt_shots, search_on_prompts
-from mechicl.analysis.finetuning.runs import linearized_outputs
-from mechicl.analysis.finetuning.search import TuningSearch, search_tuning
-from mechicl.analysis.finetuning.study import TaskStudy, TaskTexts, accuracy_by_shots, draw_texts, study_task
-from mechicl.analysis.finetuning.tuning import FineTuned, FineTuning, fine_tune
+from mechicl.analysis.finetuning.text_tasks import (
+    AccuracyByDemonstrations,
+    TaskStudy,
+    TaskTexts,
+    draw_texts,
+    measure_accuracy,
+    study_task,
+)
 
 __all__ = [
+    "METHODS",
+    "METHOD_NAMES",
+    "AccuracyByDemonstrations",
     "FineTuned",
     "FineTuning",
     "FineTuningComparison",
+    "FineTuningDivergedError",
+    "Method",
     "TaskStudy",
     "TaskTexts",
     "TuningSearch",
-    "accuracy_by_shots",
     "attention_rank_correlation",
     "compare_on_prompts",
     "compare_with_finetuning",
     "draw_texts",
     "fine_tune",
     "linearized_outputs",
+    "measure_accuracy",
     "prompt_shots",
     "random_update_similarity",
     "recall_of_gains",

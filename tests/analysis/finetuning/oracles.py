@@ -76,10 +76,10 @@ def token_shots(
         zero_shot=tuple(torch.tensor([start, *query]) for query in asked),
         in_context=tuple(torch.tensor(context + query) for query in asked),
         targets=torch.tensor([choices[(i + 1) % 3] for i in range(len(asked))]),
-        n_own=tuple(map(len, asked)),
+        query_lengths=tuple(map(len, asked)),
         examples=tuple(torch.tensor([start, *example]) for example in examples),
         example_targets=torch.tensor(labels),
-        places=tuple(places),
+        example_spans=tuple(places),
         choices=torch.tensor(choices),
     )
 
@@ -196,7 +196,7 @@ def compared(n_layers: int, shots: Shots, before: Read, tuned: Read, seed: int) 
     n_heads = runs[0][0]["0 attn.hook_z"].shape[1]
     d_model = runs[0][0]["0 hook_attn_out"].shape[-1]
     noise = torch.randn(n_layers, n, d_model, generator=generator, dtype=torch.float64).numpy()
-    places = [p for first, number in shots.places for p in range(first, first + number)]
+    places = [p for first, number in shots.example_spans for p in range(first, first + number)]
     uniform = torch.rand(
         n_layers, n, len(places), generator=torch.Generator().manual_seed(seed + 1), dtype=torch.float64
     )
@@ -211,7 +211,7 @@ def compared(n_layers: int, shots: Shots, before: Read, tuned: Read, seed: int) 
         queries_shown, shown_before = (
             np.concatenate([
                 of[f"{layer} attn.hook_q"].numpy()[len(example) - number :]
-                for of, example, (_, number) in zip(read, shots.examples, shots.places, strict=True)
+                for of, example, (_, number) in zip(read, shots.examples, shots.example_spans, strict=True)
             ])
             for read in (read_examples, examples_before)
         )  # fmt: skip
@@ -233,7 +233,7 @@ def compared(n_layers: int, shots: Shots, before: Read, tuned: Read, seed: int) 
                 moved = [of[f"{layer} attn.hook_z"][-1, h].numpy() for of in runs[i]]
                 found["head_update_similarity"][layer, h, i] = update_cosine(*moved)
                 found["head_rank_correlation"][layer, h, i] = kendall(attended[h], implied[h], 1e-9)
-                own = shots.n_own[i]
+                own = shots.query_lengths[i]
                 rows = [of[f"{layer} attn.hook_attn_scores"][h, -1, -own:].numpy() for of in (alone, behind, after)]
                 if own > 1:  # one score has no direction but a sign
                     found["map_similarity_before"][layer, h, i] = cosine_of(rows[1], rows[0])
@@ -302,7 +302,7 @@ class Snapshot:
     def __init__(self, model: Any):
         self.model = model
         self.values = {name: of.detach().clone() for name, of in self._all()}
-        self.places = {name: of.data_ptr() for name, of in self._all()}
+        self.example_spans = {name: of.data_ptr() for name, of in self._all()}
         self.required = {name: of.requires_grad for name, of in model.named_parameters()}
         self.training = [part.training for part in model.modules()]
         self.own = [sorted(vars(block)) for block in model.blocks]
@@ -315,7 +315,7 @@ class Snapshot:
         now = dict(self._all())
         assert now.keys() == self.values.keys()
         assert all(torch.equal(now[name], value) for name, value in self.values.items())
-        assert all(now[name].data_ptr() == place for name, place in self.places.items())
+        assert all(now[name].data_ptr() == place for name, place in self.example_spans.items())
         assert {name: of.requires_grad for name, of in self.model.named_parameters()} == self.required
         assert all(of.grad is None for of in self.model.parameters())
         assert [part.training for part in self.model.modules()] == self.training

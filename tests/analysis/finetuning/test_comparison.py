@@ -19,8 +19,8 @@ from tests.analysis.interventions.oracles import bridge, lstm, model_of
 
 TUNINGS = {
     "plain": FineTuning(0.1, epochs=2),
-    "linearized": FineTuning(0.05, how="linearized", epochs=2),
-    "per_layer": FineTuning(0.1, how="per_layer"),
+    "linearized": FineTuning(0.05, method="linearized", epochs=2),
+    "per_layer": FineTuning(0.1, method="per_layer"),
     "all": FineTuning(0.05, parameters="all"),
 }
 
@@ -41,15 +41,15 @@ def test_every_field(kind):
 
 
 @pytest.mark.parametrize(
-    ("kind", "how"),
+    ("kind", "method"),
     [("softmax", "linearized"), ("linear", "linearized"), ("gpt2", "linearized"), ("llama", "linearized"),
      ("softmax", "per_layer"), ("gpt2", "per_layer"), ("softmax", "all"), ("gpt2", "all")],
 )  # fmt: skip
-def test_every_field_however_it_was_tuned(kind, how):
+def test_every_field_however_it_was_tuned(kind, method):
     model, shots = model_on_tokens(kind), token_shots()
-    tuned = fine_tune(model, shots, TUNINGS[how])
-    found = compare_with_finetuning(model, shots, TUNINGS[how])
-    after = expanded(model, tuned.changes) if how == "linearized" else cached(added(model, tuned.changes))
+    tuned = fine_tune(model, shots, TUNINGS[method])
+    found = compare_with_finetuning(model, shots, TUNINGS[method])
+    after = expanded(model, tuned.changes) if method == "linearized" else cached(added(model, tuned.changes))
     assert_fields(found, compared(model.cfg.n_layers, shots, cached(model), after, seed=0))
 
 
@@ -151,16 +151,16 @@ def test_comparisons_are_put_together_and_tabled():
         FineTuningComparison.concatenate([])
 
 
-@pytest.mark.parametrize(("kind", "how"), [("softmax", "plain"), ("softmax", "linearized"), ("gpt2", "plain")])
-def test_other_types_of_ids(kind, how):
+@pytest.mark.parametrize(("kind", "method"), [("softmax", "plain"), ("softmax", "linearized"), ("gpt2", "plain")])
+def test_other_types_of_ids(kind, method):
     model, shots = model_on_tokens(kind), token_shots()
-    expected = compare_with_finetuning(model, shots, TUNINGS[how])
+    expected = compare_with_finetuning(model, shots, TUNINGS[method])
     narrow = {
         field.name: tuple(of.int() for of in value) if isinstance(value, tuple) else value.int()
         for field in dataclasses.fields(shots)
-        if field.name not in ("n_own", "places") and (value := getattr(shots, field.name)) is not None
+        if field.name not in ("query_lengths", "example_spans") and (value := getattr(shots, field.name)) is not None
     }
-    found = compare_with_finetuning(model, dataclasses.replace(shots, **narrow), TUNINGS[how])
+    found = compare_with_finetuning(model, dataclasses.replace(shots, **narrow), TUNINGS[method])
     assert_fields(found, {name: of.numpy() for name, of in expected.samples().items()})
 
 
@@ -190,8 +190,8 @@ def test_models_that_cannot_be_compared():
 
 def test_what_another_model_was_tuned_to():
     shots = token_shots()
-    for how in ("plain", "linearized"):
-        tuned = fine_tune(model_on_tokens("deep"), shots, TUNINGS[how])
+    for method in ("plain", "linearized"):
+        tuned = fine_tune(model_on_tokens("deep"), shots, TUNINGS[method])
         with pytest.raises(ValueError, match=r"the model has no parameters \['blocks.2"):
             compare_with_finetuning(model_on_tokens("softmax"), shots, tuned)
         wide = model_of("ids", d_vocab=20, n_ctx=16, n_layers=4, d_head=5)

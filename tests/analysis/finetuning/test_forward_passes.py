@@ -5,7 +5,7 @@ import torch
 from torch.testing import assert_close
 
 from mechicl.analysis.finetuning import FineTuning, fine_tune, linearized_outputs
-from mechicl.analysis.finetuning.runs import changed, first_order, read
+from mechicl.analysis.finetuning.forward_passes import changed, first_order, read
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.models.adapter import ModelAdapter
 from tests.analysis.finetuning.oracles import D_VOCAB, OURS, Snapshot, added, model_on_tokens, token_shots
@@ -118,7 +118,7 @@ def test_a_linearised_model_takes_at_most_twice_the_memory(kind, n_pos):
     model = mid_size(kind)
     shots = token_shots((n_pos - 1,), (1,))
     weights = sum(of.nbytes for of in model.parameters())
-    tuning = FineTuning(how="linearized")
+    tuning = FineTuning(method="linearized")
     changes = fine_tune(model, shots, tuning).changes  # with what a first run leaves
     tokens, adapter = shots.examples[0][None], ModelAdapter(model)
 

@@ -1,4 +1,4 @@
-"""Which learning rate, and how many epochs: fine-tuning measured on queries that are not measured later."""
+"""Which learning rate and how many epochs: fine-tuning measured on queries that are not measured later."""
 
 import math
 from collections.abc import Sequence
@@ -8,34 +8,35 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from tqdm.auto import tqdm
 
-from mechicl.analysis.finetuning.sequences import predictions, scores_and_losses
-from mechicl.analysis.finetuning.tuning import FineTuning, FineTuningDivergedError, Tuner
+from mechicl.analysis.finetuning.predictions import predict_sequences, scores_and_losses
+from mechicl.analysis.finetuning.sgd import FineTuning, FineTuningDivergedError, Tuner
+from mechicl.memory import MEMORY
 from mechicl.models.adapter import ModelAdapter
+from mechicl.progress import progress_bar
 from mechicl.shots import Shots
-from mechicl.statistics import Interval, interval
+from mechicl.statistics import Interval, Result, interval
 
 LEARNING_RATES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 EPOCHS = (1, 4, 16)
 
 
 @dataclass(frozen=True, eq=False)
-class TuningSearch:
-    """Fine-tuning at several learning rates and numbers of epochs, measured on held-out queries.
+class TuningSearch(Result):
+    """Fine-tuning at several learning rates and numbers of epochs, measured on held-out queries; NaN where it diverged.
 
     Attributes:
         learning_rates: that were tried.
         epochs: that were tried.
-        score: right (1) or wrong (0), or minus the squared error, `[rate epoch query]`.
-        loss: cross entropy over the choices, or squared error, `[rate epoch query]`.
-        tuning: the settings, but for these two.
+        score: right (1) or wrong (0), or minus the squared error.
+        loss: cross entropy over the choices in nats, or squared error.
+        tuning: the other settings.
     """
 
     learning_rates: tuple[float, ...]
     epochs: tuple[int, ...]
-    score: Float[Tensor, "rate epoch query"]
-    loss: Float[Tensor, "rate epoch query"]
+    score: Float[Tensor, "learning_rate epoch query"]
+    loss: Float[Tensor, "learning_rate epoch query"]
     tuning: FineTuning
 
     @property
@@ -56,10 +57,10 @@ class TuningSearch:
         edges = {self.learning_rates[0], self.learning_rates[-1]} if len(self.learning_rates) > 1 else set()
         return best.learning_rate in edges or (best.epochs == self.epochs[-1] and best.epochs > 1)
 
-    def at(self, tuning: FineTuning) -> Interval:
-        """The mean score of some of the settings, with its interval over the held-out queries."""
-        place = self.learning_rates.index(tuning.learning_rate), self.epochs.index(tuning.epochs)
-        return interval(self.score[place])
+    def score_of(self, tuning: FineTuning) -> Interval:
+        """The mean score of one of the settings that were tried, with its interval over the held-out queries."""
+        index = self.learning_rates.index(tuning.learning_rate), self.epochs.index(tuning.epochs)
+        return interval(self.score[index])
 
 
 def search_tuning(
@@ -69,8 +70,8 @@ def search_tuning(
     *,
     learning_rates: Sequence[float] = LEARNING_RATES,
     epochs: Sequence[int] = EPOCHS,
-    batch_size: int = 16,
-    progress: bool = False,
+    memory: float = MEMORY,
+    progress: bool = True,
 ) -> TuningSearch:
     """Fine-tune at several learning rates and numbers of epochs, and measure on held-out queries.
 
@@ -80,36 +81,40 @@ def search_tuning(
         tuning: the other settings.
         learning_rates: to try.
         epochs: to try; one run a learning rate gives them all.
-        batch_size: queries in memory at a time.
+        memory: bound in bytes on what reading the queries takes.
         progress: show a progress bar.
 
     Raises:
         ValueError: nothing to try, or divergence at all learning rates; else as for `fine_tune`.
+
+    Example:
+        >>> shots = prompt_shots(model, prompts[:1])
+        >>> search_tuning(model, shots, learning_rates=(0.003, 0.01), epochs=(1, 2)).best
     """
-    rates, wanted = tuple(learning_rates), tuple(sorted(set(epochs)))
-    if not rates or not wanted:
-        raise ValueError(f"a search needs learning rates and epochs, got {rates} and {wanted}")
-    if wanted[0] < 1:
-        raise ValueError(f"epochs must be ints of at least 1, got {wanted}")
-    base, adapter = tuning or FineTuning(), ModelAdapter(model)
-    score, loss = torch.full((2, len(rates), len(wanted), len(held_out)), math.nan, dtype=torch.float64).unbind(0)
-    with tqdm(total=len(rates) * wanted[-1], unit="epoch", disable=not progress, leave=False) as bar:
+    rates, numbers = tuple(learning_rates), tuple(sorted(set(epochs)))
+    if not rates or not numbers:
+        raise ValueError(f"a search needs learning rates and epochs, got {rates} and {numbers}")
+    if numbers[0] < 1:
+        raise ValueError(f"epochs must be ints of at least 1, got {numbers}")
+    settings, adapter = tuning or FineTuning(), ModelAdapter(model)
+    linearized = settings.method == "linearized"
+    score, loss = torch.full((2, len(rates), len(numbers), len(held_out)), math.nan, dtype=torch.float64)
+    with progress_bar(total=len(rates) * numbers[-1], unit="epoch", progress=progress) as bar:
         for i, rate in enumerate(rates):
-            tuner = Tuner(model, held_out, base.replace(learning_rate=rate, epochs=wanted[-1]))
+            tuner = Tuner(model, held_out, settings.replace(learning_rate=rate, epochs=numbers[-1]))
             for epoch, losses in enumerate(tuner.epochs(), 1):
                 bar.update()
                 if not losses.isfinite().all():
                     break  # diverged: NaN from here on
-                if epoch in wanted:
-                    place = i, wanted.index(epoch)
-                    outputs = predictions(
-                        adapter, held_out.zero_shot, tuner.changes, linearized=base.how == "linearized",
-                        batch_size=batch_size,
-                    )  # fmt: skip
+                if epoch in numbers:
+                    outputs = predict_sequences(
+                        adapter, held_out.zero_shot, tuner.changes, linearized=linearized, memory=memory
+                    )
                     if not outputs.isfinite().all():
                         break  # the last step was the one too many
-                    score[place], loss[place] = scores_and_losses(outputs, held_out.targets, held_out.choices)
-            bar.update(wanted[-1] - epoch)
+                    j = numbers.index(epoch)
+                    score[i, j], loss[i, j] = scores_and_losses(outputs, held_out.targets, held_out.choices)
+            bar.update(numbers[-1] - epoch)
     if score.isnan().all():
         raise FineTuningDivergedError(f"fine-tuning diverged at all learning rates {rates}: try lower ones")
-    return TuningSearch(rates, wanted, score, loss, base)
+    return TuningSearch(rates, numbers, score, loss, settings)

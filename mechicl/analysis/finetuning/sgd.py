@@ -9,31 +9,36 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 
-from mechicl.analysis.finetuning.runs import (
-    LayerRun,
-    Run,
+from mechicl.analysis.finetuning.forward_passes import (
+    ForwardPass,
+    LayerwisePass,
     Weights,
-    changed,
-    first_order,
-    forgetting_patterns,
-    recomputing,
-    trainable,
+    activations_recomputed,
+    gradients_required,
+    patterns_forgotten,
+    value_and_derivative,
+    weights_changed,
 )
-from mechicl.analysis.finetuning.sequences import check_lengths
+from mechicl.analysis.finetuning.predictions import check_lengths
 from mechicl.checks import require_finite, require_whole
 from mechicl.models import HookedTransformer
 from mechicl.models.adapter import ModelAdapter
+from mechicl.progress import progress_bar
 from mechicl.shots import Shots
+from mechicl.statistics import Result, storable
 
-How = Literal["plain", "linearized", "per_layer"]
+Method = Literal["plain", "linearized", "per_layer"]
+METHOD_NAMES: dict[Method, str] = {"plain": "fine-tuned", "linearized": "linearised", "per_layer": "layer by layer"}
+"""Kinds of fine-tuning, and what tables and pictures call them."""
+METHODS: tuple[Method, ...] = tuple(METHOD_NAMES)
 
 
 class FineTuningDivergedError(ValueError):
     """A learning rate at which the loss is no longer finite."""
 
 
+@storable
 @dataclass(frozen=True)
 class FineTuning:
     """How a model is fine-tuned on demonstrations.
@@ -43,7 +48,7 @@ class FineTuning:
         epochs: passes over the demonstrations, always in their order.
         parameters: "key_value" for the key and value projections of all layers (Dai et al. 2023, section 3.3: what
             demonstrations act on in context), "all", or names as in `model.named_parameters()`.
-        how: "plain"; "linearized" for the model's first-order expansion around its weights; "per_layer" for each
+        method: "plain"; "linearized" for the model's first-order expansion around its weights; "per_layer" for each
             attention layer's output to the read-out, with the losses summed and no gradient from one layer to those
             before.
         examples_per_step: consecutive demonstrations whose gradients are averaged for a step.
@@ -55,14 +60,14 @@ class FineTuning:
     learning_rate: float = 0.1
     epochs: int = 1
     parameters: Literal["key_value", "all"] | tuple[str, ...] = "key_value"
-    how: How = "plain"
+    method: Method = "plain"
     examples_per_step: int = 1
 
     def __post_init__(self):
         require_whole(self, epochs=1, examples_per_step=1)
         require_finite(self, "learning_rate", least=0.0)
-        if self.how not in get_args(How):
-            raise ValueError(f"how={self.how!r} is not one of {get_args(How)}")
+        if self.method not in METHODS:
+            raise ValueError(f"method={self.method!r} is not one of {get_args(Method)}")
         if isinstance(self.parameters, str) and self.parameters not in ("key_value", "all"):
             raise ValueError(f"parameters={self.parameters!r} is not 'key_value', 'all' or a tuple of names")
         if not self.parameters:
@@ -74,40 +79,45 @@ class FineTuning:
 
 
 @dataclass(frozen=True, eq=False)
-class FineTuned:
+class FineTuned(Result):
     """What fine-tuning made of a model, apart from the model, which is as it was.
 
     Attributes:
-        changes: of each tuned parameter.
-        tuning: how.
-        losses: of each example, before its step, `[epoch example]`; for "per_layer" summed over the layers.
+        changes: what is added to each tuned parameter, by name.
+        tuning: the settings.
+        losses: of each example, before its step; for "per_layer" summed over the layers.
     """
 
     changes: dict[str, Tensor]
     tuning: FineTuning
     losses: Float[Tensor, "epoch example"]
 
+    def samples(self) -> dict[str, Tensor]:
+        """The losses alone: changes of weights are no samples."""
+        return {"losses": self.losses}
+
     @property
     def linearized(self) -> bool:
         """Whether the changes belong into the model's first-order expansion."""
-        return self.tuning.how == "linearized"
+        return self.tuning.method == "linearized"
 
     def applied(self, model: nn.Module) -> Any:
-        """A context in which the model has the tuned weights; behind it it is as before, bit for bit.
+        """A context in which the model has the tuned weights; after it the model is as before, bit for bit.
 
         Raises:
             ValueError: of a linearised tuning, whose changes are no weights of the model itself.
 
         Example:
+            >>> tuned = fine_tune(model, prompt_shots(model, prompts[:1]), FineTuning(learning_rate=0.01))
             >>> with tuned.applied(model):
-            ...     logits = model(tokens)
+            ...     predictions = model.predict(prompts)
         """
         if self.linearized:
             raise ValueError("a linearised model is no model with other weights: read it with `linearized_outputs`")
-        return changed(model, self.changes)
+        return weights_changed(model, self.changes)
 
 
-def fine_tune(model: Any, shots: Shots, tuning: FineTuning | None = None, *, progress: bool = False) -> FineTuned:
+def fine_tune(model: Any, shots: Shots, tuning: FineTuning | None = None, *, progress: bool = True) -> FineTuned:
     """Fine-tune a model on demonstrations, one after the other, and put it back as it was.
 
     The loss is the cross entropy of each demonstration's label over the whole vocabulary, in nats, or the squared
@@ -116,7 +126,7 @@ def fine_tune(model: Any, shots: Shots, tuning: FineTuning | None = None, *, pro
     Args:
         model: any of TransformerLens' protocol, ours or a `TransformerBridge`, in eval mode.
         shots: whose examples to tune on.
-        tuning: how.
+        tuning: the settings.
         progress: show a progress bar.
 
     Raises:
@@ -127,13 +137,13 @@ def fine_tune(model: Any, shots: Shots, tuning: FineTuning | None = None, *, pro
     Source: Dai et al. 2023, section 4.2; Bar Natan, Deutch & Magar, sections 2.3 and 3.1.
 
     Example:
-        >>> tuned = fine_tune(model, shots, FineTuning(learning_rate=0.1, epochs=4))
+        >>> fine_tune(model, prompt_shots(model, prompts[:1]), FineTuning(learning_rate=0.01, epochs=2)).losses
     """
     tuning = tuning or FineTuning()
     tuner = Tuner(model, shots, tuning)
-    epochs = tqdm(tuner.epochs(), total=tuning.epochs, unit="epoch", disable=not progress, leave=False)
+    epochs = progress_bar(tuner.epochs(), total=tuning.epochs, unit="epoch", progress=progress)
     losses = torch.stack(list(epochs))
-    if not (losses.isfinite().all() and all(of.isfinite().all() for of in tuner.changes.values())):
+    if not (losses.isfinite().all() and all(change.isfinite().all() for change in tuner.changes.values())):
         raise FineTuningDivergedError(
             f"fine-tuning diverged at learning_rate={tuning.learning_rate:g}: take a lower one, or look for one with "
             f"search_tuning"
@@ -141,13 +151,13 @@ def fine_tune(model: Any, shots: Shots, tuning: FineTuning | None = None, *, pro
     return FineTuned(tuner.changes, tuning, losses)
 
 
-def tuned_parameters(model: Any, parameters: str | Sequence[str]) -> list[str]:
+def find_tuned_parameters(model: Any, parameters: str | Sequence[str]) -> list[str]:
     """Names of the parameters that fine-tuning changes.
 
     Raises:
         ValueError: names that the model does not have, or no key and value projections to be found.
     """
-    names = [name for name, of in model.named_parameters() if of.is_floating_point()]
+    names = [name for name, parameter in model.named_parameters() if parameter.is_floating_point()]
     if parameters == "all":
         return names
     if parameters != "key_value":
@@ -156,95 +166,110 @@ def tuned_parameters(model: Any, parameters: str | Sequence[str]) -> list[str]:
             raise ValueError(f"the model has no parameters {unknown}; it has {names[:8]} and {len(names)} in all")
         return list(parameters)
     if isinstance(model, HookedTransformer):
-        found = [name for name in names if name.rsplit(".", 1)[-1] in ("W_K", "W_V", "b_K", "b_V")]
+        key_value = [name for name in names if name.rsplit(".", 1)[-1] in ("W_K", "W_V", "b_K", "b_V")]
     else:  # a bridge has a part for each projection, whatever the wrapped model calls it
         parts = [getattr(getattr(block, "attn", None), part, None) for block in model.blocks for part in ("k", "v")]
-        own = {id(of) for part in parts if isinstance(part, nn.Module) for of in part.parameters()}
-        found = [name for name, of in model.named_parameters() if id(of) in own]
-    if not found:
+        of_parts = {id(weight) for part in parts if isinstance(part, nn.Module) for weight in part.parameters()}
+        key_value = [name for name, parameter in model.named_parameters() if id(parameter) in of_parts]
+    if not key_value:
         raise ValueError(
             f"{type(model).__name__} has no key and value projections that can be found: name its parameters, "
             f"parameters=({names[0]!r}, ...), or take 'all'"
         )
-    return found
+    return key_value
 
 
 class Tuner:
-    """SGD on the examples: an epoch at a time, between which the model is as it was."""
+    """SGD on the examples: an epoch at a time, between which the model is as it was.
+
+    Attributes:
+        changes: of the tuned parameters, by name, so far.
+    """
 
     def __init__(self, model: Any, shots: Shots, tuning: FineTuning):
-        self.adapter, self.shots, self.tuning = ModelAdapter(model), shots, tuning
+        self.adapter, self.tuning = ModelAdapter(model), tuning
         check_lengths(model, shots.examples)
-        own = dict(model.named_parameters())
-        self.own = {name: own[name] for name in tuned_parameters(model, tuning.parameters)}
-        self.start = {name: of.detach() for name, of in self.own.items()}
+        parameters = dict(model.named_parameters())
+        self.parameters = {name: parameters[name] for name in find_tuned_parameters(model, tuning.parameters)}
+        self.start = {name: parameter.detach() for name, parameter in self.parameters.items()}
         # small steps would be lost in half precision
-        self.changes: Weights = {name: torch.zeros_like(of, dtype=_precise(of)) for name, of in self.start.items()}
+        self.changes: Weights = {
+            name: torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
+            for name, weight in self.start.items()
+        }
         device = next(iter(self.start.values())).device
         targets = shots.example_targets.to(device).split(1)
-        tokens = [self.adapter.encode(of[None]) for of in shots.examples]
+        tokens = [self.adapter.encode(example[None]) for example in shots.examples]
         self.examples = list(zip(tokens, targets, strict=True))
+        self.is_regression = shots.choices is None
 
     def epochs(self) -> Iterator[Float[Tensor, "example"]]:
-        """Losses of one epoch after another; `changes` are then those behind it."""
+        """Losses of one epoch after another; `changes` are then those after it."""
         for _ in range(self.tuning.epochs):
             losses = []
             for first in range(0, len(self.examples), self.tuning.examples_per_step):
                 batch = self.examples[first : first + self.tuning.examples_per_step]
-                loss, total = self._gradient(*batch[0])
+                loss, total = self._loss_and_gradient(*batch[0])
                 losses.append(loss)
                 for tokens, target in batch[1:]:
-                    loss, gradient = self._gradient(tokens, target)
+                    loss, gradient = self._loss_and_gradient(tokens, target)
                     losses.append(loss)
-                    total = {name: of + gradient[name] for name, of in total.items()}
-                for name, of in total.items():
-                    self.changes[name].add_(of, alpha=-self.tuning.learning_rate / len(batch))
+                    total = {name: partial_sum + gradient[name] for name, partial_sum in total.items()}
+                for name, gradient in total.items():
+                    self.changes[name].add_(gradient, alpha=-self.tuning.learning_rate / len(batch))
             yield torch.stack(losses)
 
-    def _gradient(self, tokens: Tensor, target: Tensor) -> tuple[Tensor, Weights]:
-        """An example's loss and its gradient."""
-        with forgetting_patterns(self.adapter.model):
-            return (self._linearized if self.tuning.how == "linearized" else self._as_it_is)(tokens, target)
+    def _loss_and_gradient(self, tokens: Tensor, target: Tensor) -> tuple[Tensor, Weights]:
+        """An example's loss at the weights reached so far, and its gradient with respect to the tuned ones."""
+        with patterns_forgotten(self.adapter.model):
+            if self.tuning.method == "linearized":
+                return self._of_expansion(tokens, target)
+            return self._of_changed_weights(tokens, target)
 
-    def _as_it_is(self, tokens: Tensor, target: Tensor) -> tuple[Tensor, Weights]:
-        """The same of the model itself, or of its layers."""
-        run = LayerRun(self.adapter) if self.tuning.how == "per_layer" else Run(self.adapter)
+    def _of_changed_weights(self, tokens: Tensor, target: Tensor) -> tuple[Tensor, Weights]:
+        """Loss and gradient of the model with changed weights, or of its layers each by itself."""
+        forward_pass = (LayerwisePass if self.tuning.method == "per_layer" else ForwardPass)(self.adapter)
         with torch.enable_grad():
-            weights = {n: (of + self.changes[n]).to(of.dtype).requires_grad_() for n, of in self.start.items()}
-            loss = self._loss(run.at(weights, tokens), target)
-            gradients = self._gradients(loss, weights)
-        return loss.detach(), gradients
+            weights = {
+                name: (weight + self.changes[name]).to(weight.dtype).requires_grad_()
+                for name, weight in self.start.items()
+            }
+            loss = self._loss(forward_pass.with_weights(weights, tokens), target)
+            return loss.detach(), _gradients(loss, weights)
 
-    def _linearized(self, tokens: Tensor, target: Tensor) -> tuple[Tensor, Weights]:
-        """The same of the linearised model: the gradient at its output, pulled back through the model as it started."""
-        run = Run(self.adapter)
+    def _of_expansion(self, tokens: Tensor, target: Tensor) -> tuple[Tensor, Weights]:
+        """Loss and gradient of the linearised model f(w) + J(w) change, whose Jacobian J is that of the start.
+
+        By the chain rule the gradient is J^T (d loss / d output), with the latter at the linearised output: one pass
+        forwards along the changes, and one backwards through the model as it started.
+        """
+        forward_pass = ForwardPass(self.adapter)
         with torch.no_grad():
-            outputs, slope = first_order(lambda weights: run.at(weights, tokens), self.start, self.changes)
+            outputs, slope = value_and_derivative(
+                lambda weights: forward_pass.with_weights(weights, tokens), self.start, self.changes
+            )
         with torch.enable_grad():
             expanded = (outputs + slope).requires_grad_()
             loss = self._loss(expanded, target)
             (at_output,) = torch.autograd.grad(loss, expanded)
-            with trainable(self.own.values()), recomputing(self.adapter):
-                gradients = self._gradients((run(tokens) * at_output).sum(), self.own)
+            with gradients_required(self.parameters.values()), activations_recomputed(self.adapter):
+                gradients = _gradients((forward_pass(tokens) * at_output).sum(), self.parameters)
         return loss.detach(), gradients
 
-    def _gradients(self, value: Tensor, weights: Mapping[str, Tensor]) -> Weights:
-        known = value.requires_grad
-        found = torch.autograd.grad(value, list(weights.values()), allow_unused=True) if known else ()
-        if all(gradient is None for gradient in found):
-            raise ValueError(f"the loss does not depend on any of {list(weights)}: there is nothing to tune")
-        return {
-            name: torch.zeros_like(of) if gradient is None else gradient
-            for (name, of), gradient in zip(weights.items(), found, strict=True)
-        }
-
     def _loss(self, outputs: Float[Tensor, "layer d_out"], target: Tensor) -> Tensor:
-        """One output, or one a layer whose losses are summed."""
+        """Loss of one output, or of one a layer, summed."""
         targets = target.expand(len(outputs), *target.shape[1:])
-        if self.shots.choices is None:
+        if self.is_regression:
             return (outputs - targets).square().sum()
         return F.cross_entropy(outputs, targets.long(), reduction="sum")
 
 
-def _precise(parameter: Tensor) -> torch.dtype:
-    return torch.float32 if parameter.dtype in (torch.float16, torch.bfloat16) else parameter.dtype
+def _gradients(value: Tensor, weights: Mapping[str, Tensor]) -> Weights:
+    known = value.requires_grad
+    gradients = torch.autograd.grad(value, list(weights.values()), allow_unused=True) if known else ()
+    if all(gradient is None for gradient in gradients):
+        raise ValueError(f"the loss does not depend on any of {list(weights)}: there is nothing to tune")
+    return {
+        name: torch.zeros_like(weight) if gradient is None else gradient
+        for (name, weight), gradient in zip(weights.items(), gradients, strict=True)
+    }

@@ -1,4 +1,4 @@
-"""How alike reading demonstrations and fine-tuning on them are: the measures, on stored activations."""
+"""How alike reading demonstrations and fine-tuning on them are: the measures, on activations and scores."""
 
 import math
 
@@ -18,8 +18,8 @@ def recall_of_gains(
 
     Args:
         zero_shot: score of each query, the higher the better: right (1) or wrong (0), or minus the squared error.
-        in_context: the same with demonstrations.
-        finetuned: the same after fine-tuning.
+        in_context: its score after demonstrations.
+        finetuned: its score without demonstrations, after fine-tuning on them.
 
     Returns:
         The recall and Wilson's interval for it, with the number of queries that fine-tuning improves; NaN where there
@@ -28,16 +28,16 @@ def recall_of_gains(
     Source: Dai et al. 2023, section 4.3; Bar Natan, Deutch & Magar, section 3.3.
 
     Example:
-        >>> right = [torch.tensor(x) for x in ([0.0, 0, 0, 1], [1.0, 0, 1, 1], [1.0, 1, 1, 1])]
-        >>> round(recall_of_gains(*right).mean, 3)
+        >>> scores = [torch.tensor(row) for row in ([0.0, 0, 0, 1], [1.0, 0, 1, 1], [1.0, 1, 1, 1])]
+        >>> round(recall_of_gains(*scores).mean, 3)
         0.667
     """
     gained = finetuned > zero_shot
     n, both = int(gained.sum()), int((gained & (in_context > zero_shot)).sum())
     if n == 0:
         return Interval(math.nan, math.nan, math.nan, 0)
-    found = binomtest(both, n).proportion_ci(method="wilson")
-    return Interval(both / n, float(found.low), float(found.high), n)
+    wilson = binomtest(both, n).proportion_ci(method="wilson")
+    return Interval(both / n, float(wilson.low), float(wilson.high), n)
 
 
 def update_similarity(
@@ -74,10 +74,9 @@ def attention_rank_correlation(
     n_tokens = attended.shape[-1]
     if n_tokens < 2:
         return torch.full(attended.shape[:-1], math.nan, dtype=torch.float64)
-    rows = (of.detach().cpu().double().reshape(-1, n_tokens).numpy() for of in (attended, implied))
-    pairs = zip(*rows, strict=True)
-    found = torch.tensor([float(kendalltau(a, b).statistic) for a, b in pairs], dtype=torch.float64)
-    return found.view(attended.shape[:-1])
+    rows = (weights.detach().cpu().double().reshape(-1, n_tokens).numpy() for weights in (attended, implied))
+    correlations = [float(kendalltau(a, b).statistic) for a, b in zip(*rows, strict=True)]
+    return torch.tensor(correlations, dtype=torch.float64).view(attended.shape[:-1])
 
 
 def cosine(a: Float[Tensor, "... d"], b: Float[Tensor, "... d"]) -> Float[Tensor, "..."]:

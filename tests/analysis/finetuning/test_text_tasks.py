@@ -74,20 +74,20 @@ def test_fine_tuning_is_chosen_on_held_out_queries_and_measured_on_the_others():
     model, tokenizer = reader(), topic_tokenizer()
     texts = draw_texts(FARM, n_demonstrations=4, n_held_out=6, n_queries=5, seed=0)
     options = {"learning_rates": (0.1, 0.5), "epochs": (1, 2), "seed": 3}
-    study = study_task(model, tokenizer, texts, hows=("plain", "per_layer"), switched=("flipped",), **options)
+    study = study_task(model, tokenizer, texts, methods=("plain", "per_layer"), switched=("flipped",), **options)
     held_out = text_shots(tokenizer, texts.demonstrations, texts.held_out)
     shots = text_shots(tokenizer, texts.demonstrations, texts.queries)
-    for how in ("plain", "per_layer"):
+    for method in ("plain", "per_layer"):
         found = {}  # by a loop over the settings
         for rate in (0.1, 0.5):
             for epochs in (1, 2):
-                tuning = FineTuning(rate, epochs, how=how)
+                tuning = FineTuning(rate, epochs, method=method)
                 of = compare_with_finetuning(model, held_out, tuning)
                 found[tuning] = (of.finetuned_score.mean().item(), -of.finetuned_loss.mean().item())
-        assert study.tunings[how] == max(found, key=lambda tuning: found[tuning])
-        expected = compare_with_finetuning(model, shots, study.tunings[how], seed=3)
-        torch.testing.assert_close(study.comparisons[how].update_similarity, expected.update_similarity)
-        assert len(study.comparisons[how].finetuned_score) == 5
+        assert study.tunings[method] == max(found, key=lambda tuning: found[tuning])
+        expected = compare_with_finetuning(model, shots, study.tunings[method], seed=3)
+        torch.testing.assert_close(study.comparisons[method].update_similarity, expected.update_similarity)
+        assert len(study.comparisons[method].finetuned_score) == 5
     wrong = text_shots(tokenizer, texts.demonstrations.relabelled("flipped"), texts.queries)
     expected = compare_with_finetuning(model, wrong, study.tunings["plain"], seed=3)
     torch.testing.assert_close(study.switched["flipped"].finetuned_loss, expected.finetuned_loss)

@@ -17,7 +17,7 @@ from mechicl.analysis.finetuning import (
     fine_tune,
     prompt_shots,
 )
-from mechicl.analysis.finetuning.sequences import check_lengths
+from mechicl.analysis.finetuning.predictions import check_lengths
 from tests.analysis.finetuning.oracles import Snapshot, added, cached, compared
 from tests.analysis.interventions.oracles import model_of
 from tests.strategies import configs, random_model, random_prompts
@@ -62,8 +62,8 @@ def test_shots_of_a_prompt(cfg, form):
     assert shots.targets.tolist() == [ys[n]]
     assert shots.example_targets.tolist() == ys[:n]
     assert shots.choices is None
-    assert shots.n_own == (len(shots.zero_shot[0]),)
-    for example, (first, number), x in zip(shots.examples, shots.places, xs, strict=False):
+    assert shots.query_lengths == (len(shots.zero_shot[0]),)
+    for example, (first, number), x in zip(shots.examples, shots.example_spans, xs, strict=False):
         assert number == 1
         inputs = slice(0, cfg.x_dim)
         assert shots.in_context[0][first, inputs].tolist() == x
@@ -72,14 +72,14 @@ def test_shots_of_a_prompt(cfg, form):
 
 
 @pytest.mark.parametrize(
-    ("kind", "form", "how"),
+    ("kind", "form", "method"),
     [("gpt", "query", "plain"), ("gpt", "unlabelled", "plain"), ("linear", "unlabelled", "plain"),
      ("full", "query", "plain"), ("linear", "unlabelled", "linearized"), ("full", "query", "per_layer")],
 )  # fmt: skip
-def test_prompt_by_prompt(kind, form, how):
+def test_prompt_by_prompt(kind, form, method):
     model = model_of(kind, n_context=3)
     prompts = random_prompts(model.cfg, 3, seed=1)
-    before, tuning = Snapshot(model), FineTuning(2e-4, epochs=2, how=how)
+    before, tuning = Snapshot(model), FineTuning(2e-4, epochs=2, method=method)
     found = compare_on_prompts(model, prompts, tuning, zero_shot=form, seed=7)
     before.check()
     parts = []
@@ -87,7 +87,7 @@ def test_prompt_by_prompt(kind, form, how):
         shots = prompt_shots(model, prompts[i : i + 1], form)
         tuned = fine_tune(model, shots, tuning)
         parts.append(compare_with_finetuning(model, shots, tuned, seed=7 + 2 * i))
-        if how == "plain":
+        if method == "plain":
             after = cached(added(model, tuned.changes))
             expected = compared(2, shots, cached(model), after, seed=7 + 2 * i)
             for name, value in expected.items():
@@ -119,8 +119,8 @@ def test_a_query_alone_that_sees_nothing_but_the_context():
 def test_prompts_of_another_dtype(dtype):
     model = model_of("gpt", dtype=dtype)
     prompts = random_prompts(model_of("gpt").cfg, 2)
-    for how in ("plain", "linearized", "per_layer"):
-        found = compare_on_prompts(model, prompts, FineTuning(0.01, how=how))
+    for method in ("plain", "linearized", "per_layer"):
+        found = compare_on_prompts(model, prompts, FineTuning(0.01, method=method))
         assert found.finetuned_loss.dtype == torch.float64
         assert found.finetuned_loss.isfinite().all()
 

@@ -1,16 +1,16 @@
-"""Regression prompts as demonstrations and a query: our models fine-tuned on a context against reading it."""
+"""Contexts of points as demonstrations: a model fine-tuned on a prompt's context against the same model reading it."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
-from tqdm.auto import tqdm
 
 from mechicl.analysis.finetuning.comparison import FineTuningComparison, compare_with_finetuning
-from mechicl.analysis.finetuning.search import EPOCHS, LEARNING_RATES, TuningSearch, search_tuning
-from mechicl.analysis.finetuning.tuning import FineTuning
+from mechicl.analysis.finetuning.hyperparameter_search import EPOCHS, LEARNING_RATES, TuningSearch, search_tuning
+from mechicl.analysis.finetuning.sgd import FineTuning
 from mechicl.models import HookedTransformer
+from mechicl.progress import progress_bar
 from mechicl.prompts import Prompts
 from mechicl.shots import Shots
 
@@ -29,28 +29,29 @@ def prompt_shots(model: HookedTransformer, prompt: Prompts, zero_shot: ZeroShot 
 
     Raises:
         ValueError: not one prompt, no context points, or an unknown form.
+
+    Example:
+        >>> len(prompt_shots(model, prompts[:1]).examples)
+        20
     """
     if len(prompt) != 1 or prompt.n_context < 1:
         raise ValueError(f"one prompt with context points needed, got {prompt}")
     zero_shot = zero_shot or ("unlabelled" if model.cfg.keys == "context" else "query")
     if zero_shot not in ("query", "unlabelled"):
         raise ValueError(f"zero_shot={zero_shot!r} is not 'query' or 'unlabelled'")
-    n = prompt.n_context
     xs, ys = prompt.context
     bare = Prompts(prompt.xs, torch.zeros_like(prompt.ys)) if zero_shot == "unlabelled" else prompt.prefix(0)
     bare = bare.with_query(prompt.query.xs)
-    in_context = model.encode(prompt)[0]
     alone = model.encode(bare)[0]
-    examples = [model.encode(bare.with_query(x))[0] for x in xs[0].split(1)]
-    per_point = model.cfg.format.n_tokens(1) - model.cfg.format.n_tokens(0)
+    tokens_per_point = model.cfg.format.n_tokens(1) - model.cfg.format.n_tokens(0)
     return Shots(
         zero_shot=(alone,),
-        in_context=(in_context,),
+        in_context=(model.encode(prompt)[0],),
         targets=prompt.ys[:, -1],
-        n_own=(len(alone),),
-        examples=tuple(examples),
+        query_lengths=(len(alone),),
+        examples=tuple(model.encode(bare.with_query(x))[0] for x in xs[0].split(1)),
         example_targets=ys[0],
-        places=tuple((per_point * i, 1) for i in range(n)),
+        example_spans=tuple((tokens_per_point * i, 1) for i in range(prompt.n_context)),
     )
 
 
@@ -62,7 +63,7 @@ def search_on_prompts(
     learning_rates: Sequence[float] = LEARNING_RATES,
     epochs: Sequence[int] = EPOCHS,
     zero_shot: ZeroShot | None = None,
-    progress: bool = False,
+    progress: bool = True,
 ) -> TuningSearch:
     """The learning rate and number of epochs at which fine-tuning on contexts predicts their queries best.
 
@@ -77,15 +78,21 @@ def search_on_prompts(
 
     Raises:
         ValueError: no prompts, or what `search_tuning` refuses.
+
+    Example:
+        >>> search_on_prompts(model, prompts[:2], learning_rates=(0.003, 0.01), epochs=(1,)).best
     """
-    found = [
-        search_tuning(model, shots, tuning, learning_rates=learning_rates, epochs=epochs)
-        for shots in _each(model, prompts, zero_shot, progress)
-    ]
-    if not found:
+    searches = [
+        search_tuning(
+            model, prompt_shots(model, prompt, zero_shot), tuning, learning_rates=learning_rates, epochs=epochs,
+            progress=False,
+        )
+        for prompt in progress_bar(prompts.split(1), unit="prompt", progress=progress)
+    ]  # fmt: skip
+    if not searches:
         raise ValueError("a search needs prompts")
-    together = {name: torch.cat([getattr(of, name) for of in found], dim=-1) for name in ("score", "loss")}
-    return dataclasses.replace(found[0], **together)
+    score, loss = (torch.cat([getattr(search, name) for search in searches], dim=-1) for name in ("score", "loss"))
+    return dataclasses.replace(searches[0], score=score, loss=loss)
 
 
 def compare_on_prompts(
@@ -95,14 +102,14 @@ def compare_on_prompts(
     *,
     zero_shot: ZeroShot | None = None,
     seed: int = 0,
-    progress: bool = False,
+    progress: bool = True,
 ) -> FineTuningComparison:
     """For each prompt: a model fine-tuned on its context against the same model reading it.
 
     Args:
         model: on prompts of points.
         prompts: each gives one query.
-        tuning: how to fine-tune, the same for all.
+        tuning: how to fine-tune, on every context alike.
         zero_shot: see `prompt_shots`.
         seed: of the random baselines.
         progress: show a progress bar.
@@ -111,14 +118,10 @@ def compare_on_prompts(
         ValueError: prompts that do not fit the model, or what `fine_tune` refuses.
 
     Example:
-        >>> task = LinearRegression(x_dim=5, n_context=20, inputs="gaussian")
-        >>> compare_on_prompts(load("gpt2-8l"), task.sample(16, seed=0), FineTuning(0.01)).recall()
+        >>> compare_on_prompts(model, prompts[:4], FineTuning(0.01)).recall()
     """
-    each = _each(model, prompts, zero_shot, progress)
-    parts = [compare_with_finetuning(model, shots, tuning, seed=seed + 2 * i) for i, shots in enumerate(each)]
+    parts = []
+    for i, prompt in enumerate(progress_bar(prompts.split(1), unit="prompt", progress=progress)):
+        shots = prompt_shots(model, prompt, zero_shot)  # a prompt takes two seeds, one for each random baseline
+        parts.append(compare_with_finetuning(model, shots, tuning, seed=seed + 2 * i, progress=False))
     return FineTuningComparison.concatenate(parts)
-
-
-def _each(model: HookedTransformer, prompts: Prompts, zero_shot: ZeroShot | None, progress: bool) -> Iterator[Shots]:
-    for prompt in tqdm(prompts.split(1), unit="prompt", disable=not progress, leave=False):
-        yield prompt_shots(model, prompt, zero_shot)

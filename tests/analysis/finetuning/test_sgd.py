@@ -33,7 +33,7 @@ from tests.analysis.finetuning.oracles import (
 )
 from tests.analysis.interventions.oracles import bridge, inputs, lstm, model_of, no_hook_left
 
-HOWS = ("plain", "linearized", "per_layer")
+METHODS = ("plain", "linearized", "per_layer")
 
 
 def assert_changes(found, expected, rtol=1e-8):
@@ -166,10 +166,10 @@ def sgd_of_all(model, shots, tuning, only):
     return {name: of.detach() - start[name] for name, of in now.items()}
 
 
-@pytest.mark.parametrize("how", HOWS)
-def test_a_learning_rate_of_0_changes_nothing(how):
+@pytest.mark.parametrize("method", METHODS)
+def test_a_learning_rate_of_0_changes_nothing(method):
     model = model_on_tokens("softmax")
-    tuned = fine_tune(model, token_shots(), FineTuning(0.0, epochs=2, how=how))
+    tuned = fine_tune(model, token_shots(), FineTuning(0.0, epochs=2, method=method))
     assert all(not of.any() for of in tuned.changes.values())
     assert torch.equal(tuned.losses[0], tuned.losses[1])
 
@@ -216,7 +216,7 @@ def losses_by_layer(model, kind, shots):
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_layer_by_itself(kind):
     model, shots = model_on_tokens(kind), token_shots((2,), (1,))
-    tuned = fine_tune(model, shots, FineTuning(1.0, how="per_layer"))
+    tuned = fine_tune(model, shots, FineTuning(1.0, method="per_layer"))
     bare = wrapped_model(kind) if kind in ("gpt2", "llama") else model
     (losses,) = losses_by_layer(bare, kind, shots)
     assert_close(tuned.losses[0, 0], torch.stack(losses).sum(), atol=1e-6, rtol=1e-6)
@@ -237,7 +237,7 @@ def test_each_layer_by_itself(kind):
 def test_losses_of_layers_by_themselves_do_not_meet():
     """A layer's keys and values have the gradient of its own loss alone."""
     model, shots = model_on_tokens("softmax", n_layers=3), token_shots((2,), (1,))
-    changes = fine_tune(model, shots, FineTuning(1.0, how="per_layer")).changes
+    changes = fine_tune(model, shots, FineTuning(1.0, method="per_layer")).changes
     (losses,) = losses_by_layer(model, "softmax", shots)
     for layer, loss in enumerate(losses):
         own = [of for name, of in model.named_parameters() if name in changes]
@@ -250,7 +250,7 @@ def test_losses_of_layers_by_themselves_do_not_meet():
 
 
 def test_each_layer_by_itself_in_batches_and_epochs():
-    shots, tuning = token_shots(), FineTuning(0.05, how="per_layer", epochs=2, examples_per_step=2)
+    shots, tuning = token_shots(), FineTuning(0.05, method="per_layer", epochs=2, examples_per_step=2)
     model = model_on_tokens("softmax")
     found = fine_tune(model, shots, tuning)
     tuned = copy.deepcopy(model)
@@ -274,7 +274,7 @@ def test_each_layer_by_itself_in_batches_and_epochs():
 def test_linearised_fine_tuning_is_sgd_on_the_expansion(kind, batch_size):
     """With the Jacobian written out, row by row."""
     model, shots = model_on_tokens(kind), token_shots()
-    tuning = FineTuning(0.05, epochs=2, how="linearized", examples_per_step=batch_size)
+    tuning = FineTuning(0.05, epochs=2, method="linearized", examples_per_step=batch_size)
     found = fine_tune(model, shots, tuning)
     own = [dict(model.named_parameters())[name] for name in found.changes]
     at_start, jacobians = [], []
@@ -302,8 +302,8 @@ def test_linearised_fine_tuning_is_sgd_on_the_expansion(kind, batch_size):
 def test_the_gradient_of_the_linearised_loss_by_differences():
     model, shots = model_on_tokens("softmax"), token_shots((2, 3), (1,))
     rate = 0.1
-    one = fine_tune(model, Shots_of_first(shots), FineTuning(rate, how="linearized")).changes
-    both = fine_tune(model, shots, FineTuning(rate, how="linearized")).changes
+    one = fine_tune(model, with_first_example(shots), FineTuning(rate, method="linearized")).changes
+    both = fine_tune(model, shots, FineTuning(rate, method="linearized")).changes
     second = {name: (both[name] - one[name]) / -rate for name in both}  # where the first step has led
     generator = torch.Generator().manual_seed(0)
     for _ in range(3):
@@ -319,10 +319,11 @@ def test_the_gradient_of_the_linearised_loss_by_differences():
         assert found == pytest.approx(slope, rel=1e-5)
 
 
-def Shots_of_first(shots: Shots) -> Shots:
+def with_first_example(shots: Shots) -> Shots:
     return Shots(
-        shots.zero_shot, shots.in_context, shots.targets, shots.n_own, shots.examples[:1], shots.example_targets[:1],
-        shots.places[:1], shots.choices,
+        shots.zero_shot, shots.in_context, shots.targets, shots.query_lengths,
+        shots.examples[:1], shots.example_targets[:1],
+        shots.example_spans[:1], shots.choices,
     )  # fmt: skip
 
 
@@ -342,7 +343,9 @@ def linearized_by_differences(model: Any, tokens: torch.Tensor, delta: dict[str,
 def test_a_model_that_is_linear_in_what_is_tuned_is_its_own_expansion(part):
     model = model_on_tokens("linear", n_layers=1, attn_bias=False)
     shots = token_shots()
-    tunings = [FineTuning(0.1, epochs=3, how=how, parameters=(f"blocks.0.attn.{part}",)) for how in HOWS[:2]]
+    tunings = [
+        FineTuning(0.1, epochs=3, method=method, parameters=(f"blocks.0.attn.{part}",)) for method in METHODS[:2]
+    ]
     plain, expanded = (fine_tune(model, shots, tuning) for tuning in tunings)
     assert_changes(expanded.changes, plain.changes, rtol=1e-9)
     assert_close(plain.losses, expanded.losses)
@@ -357,23 +360,28 @@ def test_a_model_that_is_linear_in_what_is_tuned_is_its_own_expansion(part):
 
 
 @pytest.mark.parametrize(
-    ("kind", "how"),
-    [*(("softmax", how) for how in HOWS), *(("gpt2", how) for how in HOWS), ("looped", "plain"), ("llama", "plain")],
+    ("kind", "method"),
+    [
+        *(("softmax", method) for method in METHODS),
+        *(("gpt2", method) for method in METHODS),
+        ("looped", "plain"),
+        ("llama", "plain"),
+    ],
 )
-def test_the_model_is_left_as_it_was(kind, how):
+def test_the_model_is_left_as_it_was(kind, method):
     model, shots = model_on_tokens(kind), token_shots((2, 1), (1, 2))
     for i, parameter in enumerate(model.parameters()):
         parameter.requires_grad_(i % 2 == 0)
     before = Snapshot(model)
     with torch.no_grad():
         logits = model(shots.examples[0][None])
-    tuned = fine_tune(model, shots, FineTuning(how=how))
+    tuned = fine_tune(model, shots, FineTuning(method=method))
     before.check()
     compare_with_finetuning(model, shots, tuned)
     before.check()
-    search_tuning(model, shots, FineTuning(how=how), learning_rates=(0.1,), epochs=(1,))
+    search_tuning(model, shots, FineTuning(method=method), learning_rates=(0.1,), epochs=(1,))
     before.check()
-    if how != "linearized":
+    if method != "linearized":
         with tuned.applied(model), torch.no_grad():
             assert not torch.equal(model(shots.examples[0][None]), logits)
         with pytest.raises(KeyError), tuned.applied(model):
@@ -397,12 +405,12 @@ class Failing:
 
 
 @pytest.mark.parametrize("kind", ["softmax", "gpt2"])
-@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("n", [2, 9])
-def test_and_also_where_something_is_raised_inside(kind, how, n):
+def test_and_also_where_something_is_raised_inside(kind, method, n):
     model, shots = model_on_tokens(kind), token_shots(queries=(1, 2))
     before = Snapshot(model)
-    tuning = FineTuning(how=how, epochs=2)
+    tuning = FineTuning(method=method, epochs=2)
     works = {
         "compare": lambda: compare_with_finetuning(model, shots, tuning, batch_size=1),
         "search": lambda: search_tuning(model, shots, tuning, learning_rates=(0.1, 0.2), epochs=(1, 2), batch_size=1),
@@ -419,11 +427,11 @@ def test_and_also_where_something_is_raised_inside(kind, how, n):
 
 
 @pytest.mark.parametrize("kind", ["softmax", "gpt2"])
-@pytest.mark.parametrize("how", HOWS)
-def test_hooks_of_the_user_are_part_of_the_model(kind, how):
+@pytest.mark.parametrize("method", METHODS)
+def test_hooks_of_the_user_are_part_of_the_model(kind, method):
     """They act in every run, and stay."""
     model, shots = model_on_tokens(kind), token_shots((2, 1), (1, 2))
-    plain = compare_with_finetuning(model, shots, FineTuning(how=how))
+    plain = compare_with_finetuning(model, shots, FineTuning(method=method))
 
     def halve(activation: torch.Tensor, hook: Any) -> torch.Tensor:
         return activation / 2
@@ -431,7 +439,7 @@ def test_hooks_of_the_user_are_part_of_the_model(kind, how):
     name = "blocks.1.attn.hook_z" if kind == "softmax" else "blocks.1.attn.hook_v"
     model.add_hook(name, halve)
     logits = model.run_with_hooks(shots.zero_shot[0][None], fwd_hooks=[])
-    hooked = compare_with_finetuning(model, shots, FineTuning(how=how))
+    hooked = compare_with_finetuning(model, shots, FineTuning(method=method))
     assert torch.equal(model.run_with_hooks(shots.zero_shot[0][None], fwd_hooks=[]), logits)
     assert len(model.hook_dict[name].fwd_hooks) == 1
     assert (hooked.zero_shot_loss - plain.zero_shot_loss).abs().min() > 1e-6
@@ -439,8 +447,8 @@ def test_hooks_of_the_user_are_part_of_the_model(kind, how):
         model.reset_hooks()
         with torch.no_grad():
             model.blocks[1].attn.W_O /= 2
-        if how == "plain":
-            halved = compare_with_finetuning(model, shots, FineTuning(how=how))
+        if method == "plain":
+            halved = compare_with_finetuning(model, shots, FineTuning(method=method))
             assert_close(halved.finetuned_loss, hooked.finetuned_loss)
     model.reset_hooks()
     assert no_hook_left(model)
@@ -449,11 +457,11 @@ def test_hooks_of_the_user_are_part_of_the_model(kind, how):
 # ---- search ----
 
 
-@pytest.mark.parametrize(("kind", "how"), [*(("softmax", how) for how in HOWS), ("gpt2", "plain")])
-def test_a_search_is_fine_tuning_at_each(kind, how):
+@pytest.mark.parametrize(("kind", "method"), [*(("softmax", method) for method in METHODS), ("gpt2", "plain")])
+def test_a_search_is_fine_tuning_at_each(kind, method):
     model, shots = model_on_tokens(kind), token_shots(queries=(2, 1, 2))
     rates, epochs = (0.01, 0.1), (2, 1)
-    base = FineTuning(how=how, examples_per_step=2)
+    base = FineTuning(method=method, examples_per_step=2)
     search = search_tuning(model, shots, base, learning_rates=rates, epochs=epochs, batch_size=2)
     assert (search.learning_rates, search.epochs, search.tuning) == (rates, (1, 2), base)
     assert search.score.shape == search.loss.shape == (2, 2, 3)
@@ -462,7 +470,7 @@ def test_a_search_is_fine_tuning_at_each(kind, how):
             tuning = base.replace(learning_rate=rate, epochs=n)
             tuned = fine_tune(model, shots, tuning)
             for q, (tokens, target) in enumerate(zip(shots.zero_shot, shots.targets, strict=True)):
-                if how == "linearized":
+                if method == "linearized":
                     outputs = linearized_outputs(model, tokens[None], tuned.changes)[0]
                 else:
                     with tuned.applied(model), torch.no_grad():
@@ -487,20 +495,20 @@ TABLES = {
 @pytest.mark.parametrize("name", list(TABLES))
 def test_the_best_of_a_search(name):
     scores, losses, (rate, epoch) = TABLES[name]
-    base = FineTuning(how="per_layer", examples_per_step=3)
+    base = FineTuning(method="per_layer", examples_per_step=3)
     score, loss = (torch.tensor(of, dtype=torch.float64)[..., None].expand(-1, -1, 3) for of in (scores, losses))
     search = TuningSearch((0.1, 0.2), (1, 4), score, loss, base)
     assert search.best == FineTuning((0.1, 0.2)[rate], (1, 4)[epoch], "key_value", "per_layer", 3)
 
 
 @pytest.mark.parametrize("epochs", [(1,), (1, 2), (5,)])
-@pytest.mark.parametrize("how", HOWS)
-def test_divergence(how, epochs):
+@pytest.mark.parametrize("method", METHODS)
+def test_divergence(method, epochs):
     model = model_of("linear")
     shots = prompt_shots(model, inputs(model, 0, 1), "unlabelled")
     with pytest.raises(ValueError, match=r"diverged at all learning rates \(1e\+200, 1e\+250\): try lower ones"):
-        search_tuning(model, shots, FineTuning(how=how), learning_rates=(1e200, 1e250), epochs=epochs)
-    search = search_tuning(model, shots, FineTuning(how=how), learning_rates=(1e200, 1e-3), epochs=epochs)
+        search_tuning(model, shots, FineTuning(method=method), learning_rates=(1e200, 1e250), epochs=epochs)
+    search = search_tuning(model, shots, FineTuning(method=method), learning_rates=(1e200, 1e-3), epochs=epochs)
     assert search.score[0].isnan().all()
     assert search.loss[0].isnan().all()
     assert search.score[1].isfinite().all()
@@ -525,7 +533,7 @@ def test_settings_that_are_refused(fields, message):
         FineTuning(**fields)
 
 
-@pytest.mark.parametrize("field", ["how", "parameters"])
+@pytest.mark.parametrize("field", ["method", "parameters"])
 def test_unknown_settings(field):
     settings: dict[str, Any] = {field: "lora"}
     with pytest.raises((ValueError, TypeCheckError), match="'lora'"):
@@ -538,23 +546,23 @@ def test_parameters_that_a_model_does_not_have():
         fine_tune(model, token_shots(), FineTuning(parameters=("W_X", "embed")))
 
 
-@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("frozen", [False, True])
-def test_parameters_that_the_loss_does_not_depend_on(how, frozen):
+def test_parameters_that_the_loss_does_not_depend_on(method, frozen):
     model = model_on_tokens("softmax").requires_grad_(not frozen)
     model.add_hook("blocks.1.attn.hook_q", lambda tensor, *, hook: tensor.detach() if tensor.requires_grad else tensor)
     with pytest.raises(ValueError, match=r"any of \['blocks.1.attn.W_Q'\]: there is nothing to tune"):
-        fine_tune(model, token_shots(), FineTuning(parameters=("blocks.1.attn.W_Q",), how=how))
+        fine_tune(model, token_shots(), FineTuning(parameters=("blocks.1.attn.W_Q",), method=method))
 
 
-@pytest.mark.parametrize("how", HOWS)
-def test_models_without_keys_and_values(how):
+@pytest.mark.parametrize("method", METHODS)
+def test_models_without_keys_and_values(method):
     made = model_of("identity", attention_weights="gradient_descent", n_heads=1, d_head=None)
     shots = prompt_shots(made, inputs(made, 0, 1), "unlabelled")
     with pytest.raises(ValueError, match=r"no key and value projections that can be found: name its parameters, par"):
-        fine_tune(made, shots, FineTuning(how=how))
+        fine_tune(made, shots, FineTuning(method=method))
     step = ("blocks.0.attn.step_size", "blocks.1.attn.step_size")
-    tuned = fine_tune(made, shots, FineTuning(0.01, how=how, parameters=step))
+    tuned = fine_tune(made, shots, FineTuning(0.01, method=method, parameters=step))
     assert set(tuned.changes) == set(step)
     assert not any(of.any() for of in tuned.changes.values())  # steps on targets of 0 are 0, whatever their size
 
@@ -565,7 +573,7 @@ def test_a_recurrent_model():
     with pytest.raises(ValueError, match=r"HookedLSTM has no key and value projections"):
         fine_tune(model, shots)
     with pytest.raises(ValueError, match=r"the model has no hook 'blocks.0.hook_attn_out'"):
-        fine_tune(model, shots, FineTuning(how="per_layer", parameters="all"))
+        fine_tune(model, shots, FineTuning(method="per_layer", parameters="all"))
     tuning = FineTuning(0.01, parameters="all", epochs=2)
     found = fine_tune(model, shots, tuning)
     names = [name for name, _ in model.named_parameters()]

@@ -1,0 +1,167 @@
+"""What the measures of a comparison need of a model: activations at the last token of every prompt."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from einops import einsum
+from jaxtyping import Float
+from torch import Tensor
+
+from mechicl.analysis.finetuning.forward_passes import Weights, run_with_changes
+from mechicl.analysis.finetuning.predictions import equal_length_batches
+from mechicl.analysis.finetuning.sgd import FineTuned
+from mechicl.memory import MEMORY
+from mechicl.models.adapter import ModelAdapter
+from mechicl.models.sites import check_hook
+from mechicl.progress import progress_bar
+from mechicl.shots import Shots
+
+OUTPUT, MOVED, QUERY, KEY = "hook_attn_out", "attn.hook_z", "attn.hook_q", "attn.hook_k"
+SCORES, PATTERN = "attn.hook_attn_scores", "attn.hook_pattern"
+
+
+@dataclass(frozen=True)
+class LastToken:
+    """Activations at the last token of each query's prompt, float64 on the CPU.
+
+    Attributes:
+        outputs: predictions.
+        attention_output: what each attention layer writes.
+        z: what each head moves.
+        q: query vectors.
+        query_scores: for each query, scores before the softmax of its own tokens, of which each has its own number.
+        pattern: attention to the demonstrations' tokens, if it was asked for.
+    """
+
+    outputs: Float[Tensor, "query d_out"]
+    attention_output: Float[Tensor, "layer query d_model"]
+    z: Float[Tensor, "layer head query d_head"]
+    q: Float[Tensor, "layer head query d_head"]
+    query_scores: list[Float[Tensor, "layer head _"]]
+    pattern: Float[Tensor, "layer head query token"] | None
+
+
+class LastTokenReader:
+    """Reads what a model, before or after fine-tuning, has at the last tokens of prompts.
+
+    Args:
+        adapter: of the model.
+        shots: queries and demonstrations.
+        memory: bound in bytes on what a run takes.
+        progress: show progress bars.
+
+    Raises:
+        ValueError: a hook of attention that the model does not have, or scores that cannot be read.
+    """
+
+    def __init__(self, adapter: ModelAdapter, shots: Shots, *, memory: float = MEMORY, progress: bool = True):
+        self.adapter, self.shots, self.memory, self.progress = adapter, shots, memory, progress
+        self.layers = range(adapter.n_layers)
+        for layer in self.layers:
+            for hook in (OUTPUT, MOVED, SCORES, PATTERN, QUERY):
+                check_hook(adapter.model, f"blocks.{layer}.{hook}")
+        self.multiplies = self._scores_are_weights()
+
+    def read(self, prompts: Sequence[Tensor], tuned: FineTuned | None = None, *, pattern: bool = False) -> LastToken:
+        """Activations at the last token of the queries' prompts, with or without demonstrations.
+
+        Args:
+            prompts: one for each query.
+            tuned: the changes of a fine-tuning; none for the model as it is.
+            pattern: read the attention to the demonstrations' tokens too.
+        """
+        lengths = self.shots.query_lengths
+        parts = {OUTPUT: np.s_[:, -1], MOVED: np.s_[:, -1], QUERY: np.s_[:, -1]}
+        if pattern:
+            parts[PATTERN] = np.s_[:, :, -1, self.shots.demonstration_positions()]
+        by_query: dict[int, dict[str, Tensor]] = {}
+        for index, tokens in self._batches(prompts):
+            longest = max(lengths[i] for i in index)
+            scores = {KEY: np.s_[:, -longest:]} if self.multiplies else {SCORES: np.s_[:, :, -1, -longest:]}
+            outputs, activations = self._run(tokens, parts | scores, tuned)
+            for row, i in enumerate(index):
+                by_query[i] = {name: activation[row] for name, activation in activations.items()}
+                by_query[i]["outputs"] = outputs[row].cpu()
+        queries = [by_query[i] for i in range(len(prompts))]
+        scores = [self._products(query) if self.multiplies else query[SCORES] for query in queries]
+
+        def stacked(name: str) -> Tensor:
+            return torch.stack([query[name] for query in queries], dim=-2)
+
+        return LastToken(
+            outputs=torch.stack([query["outputs"] for query in queries]),
+            attention_output=stacked(OUTPUT),
+            z=stacked(MOVED),
+            q=stacked(QUERY),
+            query_scores=[of_query[..., -length:] for of_query, length in zip(scores, lengths, strict=True)],
+            pattern=stacked(PATTERN) if pattern else None,
+        )
+
+    def implied_attention(
+        self, last: LastToken, tuned: FineTuned | None = None
+    ) -> Float[Tensor, "layer head query token"]:
+        """Products of the query vectors that were read with those of the demonstrations' tokens, by the same model.
+
+        Source: Dai et al. 2023, section 4.6: what fine-tuning on a token does to the attention of another one grows
+        with the product of their query vectors.
+        """
+        dims = "layer head query d, layer head token d -> layer head query token"
+        return einsum(last.q, self._query_vectors_of_examples(tuned), dims)
+
+    def _query_vectors_of_examples(self, tuned: FineTuned | None) -> Float[Tensor, "layer head token d_head"]:
+        """Query vectors of the demonstrations' own tokens, each demonstration read alone."""
+        by_example: dict[int, Tensor] = {}
+        for index, tokens in self._batches(self.shots.examples):
+            _, activations = self._run(tokens, {QUERY: np.s_[:]}, tuned)
+            for row, i in enumerate(index):
+                _, number = self.shots.example_spans[i]
+                by_example[i] = activations[QUERY][row][:, -number:].transpose(1, 2)
+        return torch.cat([by_example[i] for i in range(len(by_example))], dim=2)
+
+    def _scores_are_weights(self) -> bool:
+        """Whether the hook for scores shows what is after the softmax, as some bridges' does.
+
+        Scores are then worked out as products of queries and keys, whose scale a cosine does not depend on.
+
+        Raises:
+            ValueError: it does, and positions are part of the scores in a way that the products do not know.
+        """
+        last_rows = {SCORES: np.s_[:, :, -1], PATTERN: np.s_[:, :, -1]}
+        _, activations = self._run(self.shots.in_context[0][None], last_rows, None)
+        scores, weights = activations[SCORES][:, 0], activations[PATTERN][:, 0]
+        cfg = self.adapter.model.cfg
+        softmax = getattr(cfg, "attention", "softmax") == "softmax"
+        if not softmax or scores.shape[-1] == 1 or not torch.equal(scores, weights):
+            return False
+        if getattr(cfg, "positional_embedding_type", "standard") != "standard":
+            raise ValueError(
+                f"blocks.0.{SCORES} of {type(self.adapter.model).__name__} shows weights, not scores before the softmax"
+            )
+        return True
+
+    def _products(self, query: Mapping[str, Tensor]) -> Float[Tensor, "layer head token"]:
+        """Products of the last token's query vectors with the keys; groups of heads may share theirs."""
+        q, keys = query[QUERY], query[KEY]
+        keys = keys.repeat_interleave(q.shape[1] // keys.shape[2], dim=2)
+        return einsum(q, keys, "layer head d, layer token head d -> layer head token")
+
+    def _batches(self, prompts: Sequence[Tensor]) -> Any:
+        with progress_bar(total=len(prompts), unit="prompt", progress=self.progress) as bar:
+            for index, tokens in equal_length_batches(self.adapter.model, prompts, self.memory):
+                yield index, tokens
+                bar.update(len(index))
+
+    def _run(self, tokens: Tensor, parts: Mapping[str, Any], tuned: FineTuned | None) -> tuple[Tensor, Weights]:
+        """Predictions, and parts of activations by name `[query layer ...]`, float64 on the CPU."""
+        by_layer = {f"blocks.{layer}.{name}": part for layer in self.layers for name, part in parts.items()}
+        changes, linearized = (None, False) if tuned is None else (tuned.changes, tuned.linearized)
+        outputs, activations = run_with_changes(
+            self.adapter, self.adapter.encode(tokens), by_layer, changes, linearized=linearized
+        )
+        return outputs, {
+            name: torch.stack([activations[f"blocks.{layer}.{name}"] for layer in self.layers], 1).cpu().double()
+            for name in parts
+        }

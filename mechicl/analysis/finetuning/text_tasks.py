@@ -1,0 +1,238 @@
+"""One language model on one text task: demonstrations drawn, fine-tuning searched for, the settings compared."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mechicl.analysis.finetuning.comparison import BeforeFineTuning, FineTuningComparison, compare_with_finetuning
+from mechicl.analysis.finetuning.hyperparameter_search import EPOCHS, LEARNING_RATES, TuningSearch, search_tuning
+from mechicl.analysis.finetuning.predictions import check_lengths, predict_sequences, scores_and_losses
+from mechicl.analysis.finetuning.sgd import METHODS, FineTuning, Method, fine_tune
+from mechicl.memory import MEMORY
+from mechicl.models.adapter import ModelAdapter
+from mechicl.statistics import Result
+from mechicl.text import LabelledTexts, Labels, TextTask, load_texts, text_shots
+
+Columns = tuple[tuple[str, str], ...]  # a text by its columns, such that equal texts are found in a set
+
+
+@dataclass(frozen=True, eq=False)
+class TaskTexts(Result):
+    """The texts of one trial: demonstrations, queries to choose fine-tuning by, and queries to measure on.
+
+    Attributes:
+        demonstrations: in the order in which they are shown.
+        held_out: queries that are not measured on.
+        queries: to measure on.
+    """
+
+    demonstrations: LabelledTexts
+    held_out: LabelledTexts
+    queries: LabelledTexts
+
+
+@dataclass(frozen=True, eq=False)
+class TaskStudy(Result):
+    """What reading demonstrations and fine-tuning on them do on one text task.
+
+    Attributes:
+        task: its name.
+        seed: of the texts and the baselines.
+        n_demonstrations: how many there were.
+        searches: fine-tuning on held-out queries, by method; the best of each was taken.
+        comparisons: on the queries, by method.
+        with_other_labels: reading demonstrations with other labels against plain fine-tuning on them, by kind of label.
+        tuned_on_other_labels: reading the true labels against plain fine-tuning on other ones.
+    """
+
+    task: str
+    seed: int
+    n_demonstrations: int
+    searches: dict[str, TuningSearch]
+    comparisons: dict[str, FineTuningComparison]
+    with_other_labels: dict[str, FineTuningComparison] = field(default_factory=dict)
+    tuned_on_other_labels: dict[str, FineTuningComparison] = field(default_factory=dict)
+
+    @property
+    def tunings(self) -> dict[str, FineTuning]:
+        """The fine-tuning that was best on held-out queries, by method."""
+        return {method: search.best for method, search in self.searches.items()}
+
+    def samples(self) -> dict[str, Tensor]:
+        """Scores of the queries in each setting; all else that was measured is in `comparisons`."""
+        if not self.comparisons:
+            return {}
+        first = next(iter(self.comparisons.values()))
+        scores = {"zero_shot_score": first.zero_shot_score, "in_context_score": first.in_context_score}
+        return scores | {f"{method}_score": part.finetuned_score for method, part in self.comparisons.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class AccuracyByDemonstrations(Result):
+    """Accuracy after the first few demonstrations.
+
+    Attributes:
+        n_demonstrations: how many; 0 for none.
+        accuracy: right (1) or wrong (0) for each query.
+    """
+
+    n_demonstrations: tuple[int, ...]
+    accuracy: Float[Tensor, "n_demonstration query"]
+
+
+def draw_texts(
+    task: TextTask,
+    *,
+    n_demonstrations: int | None = None,
+    n_held_out: int = 50,
+    n_queries: int = 100,
+    seed: int = 0,
+    source: Sequence[str | Path] | None = None,
+) -> TaskTexts:
+    """Demonstrations, balanced over the classes, and held-out queries from the first split, queries from the second.
+
+    No text is in two of them, word for word, nor twice among the queries.
+
+    Args:
+        task: whose texts.
+        n_demonstrations: as many as the paper takes by default.
+        n_held_out: queries to choose fine-tuning by; fewer if the split has fewer.
+        n_queries: queries to measure on; fewer if the split has fewer.
+        seed: of the draw.
+        source: two files or folders, one for each split; by default the hub, or the rule.
+
+    Raises:
+        ValueError: a class without enough texts, or no text that is left; else as `load_texts`.
+        FileNotFoundError: as `load_texts`.
+
+    Example:
+        >>> from mechicl.text import TEXT_TASKS
+        >>> draw_texts(TEXT_TASKS["farm"], seed=0).demonstrations.texts[0]
+    """
+    n = task.n_demonstrations if n_demonstrations is None else n_demonstrations
+    first, second = task.splits
+    sources = (None, None) if source is None else tuple(source)
+    # of texts made by rule, which come more than once: enough that as many different ones are left
+    sizes = (4 * n + 4 * n_held_out, 4 * n_queries) if task.topics else (None, None)
+    seen = load_texts(task, first, source=sources[0], n_texts=sizes[0], seed=seed)
+    measured = load_texts(task, second, source=sources[1], n_texts=sizes[1], seed=seed)
+    demonstrations = seen.draw(n, seed=seed)
+    shown = set(map(_columns, demonstrations.texts))
+    held_out = _others(seen, shown)
+    held_out = held_out.draw(min(n_held_out, len(held_out)), seed=seed + 1, balanced=False)
+    queries = _others(measured, shown | set(map(_columns, held_out.texts)))
+    if not len(held_out) or not len(queries):
+        raise ValueError(f"{task.name!r} has {len(held_out)} texts to choose by and {len(queries)} to measure on")
+    return TaskTexts(
+        demonstrations, held_out, queries.draw(min(n_queries, len(queries)), seed=seed + 2, balanced=False)
+    )
+
+
+def _columns(text: Mapping[str, str]) -> Columns:
+    return tuple(sorted(text.items()))
+
+
+def _others(texts: LabelledTexts, known: set[Columns]) -> LabelledTexts:
+    """Those that are not known, word for word, each once."""
+    first = {_columns(text): i for i, text in reversed(list(enumerate(texts.texts)))}
+    return texts.take(sorted(i for text, i in first.items() if text not in known))
+
+
+def study_task(
+    model: Any,
+    tokenizer: Any,
+    texts: TaskTexts,
+    *,
+    methods: Sequence[Method] = METHODS,
+    other_labels: Sequence[Labels] = (),
+    tuning: FineTuning | None = None,
+    learning_rates: Sequence[float] = LEARNING_RATES,
+    epochs: Sequence[int] = EPOCHS,
+    seed: int = 0,
+    memory: float = MEMORY,
+    progress: bool = True,
+) -> TaskStudy:
+    """Search for the best fine-tuning on held-out queries, then compare it with reading the same demonstrations.
+
+    Args:
+        model: ours on token ids, or a `TransformerBridge`, in eval mode.
+        tokenizer: its tokenizer.
+        texts: demonstrations and queries; see `draw_texts`.
+        methods: kinds of fine-tuning.
+        other_labels: "flipped" or "random" labels of the demonstrations, for plain fine-tuning with the best settings.
+        tuning: settings other than learning rate, epochs and method.
+        learning_rates: to search.
+        epochs: to search.
+        seed: of random baselines and labels.
+        memory: bound in bytes on what a run takes.
+        progress: show progress bars.
+
+    Raises:
+        ValueError: labels that are not one token each, prompts longer than the context, a model without hooks.
+
+    Source: Dai et al. 2023, section 4; Bar Natan, Deutch & Magar, section 3.
+
+    Example:
+        >>> from mechicl.text import TEXT_TASKS, topic_tokenizer
+        >>> texts = draw_texts(TEXT_TASKS["farm"], n_held_out=4, n_queries=8)
+        >>> options = {"methods": ("plain",), "learning_rates": (0.1, 0.3), "epochs": (1,)}
+        >>> study_task(load("topics-3l"), topic_tokenizer(), texts, **options).comparisons["plain"].recall()
+    """
+    shots = text_shots(tokenizer, texts.demonstrations, texts.queries)
+    held_out = text_shots(tokenizer, texts.demonstrations, texts.held_out)
+    check_lengths(model, (*shots.in_context, *held_out.zero_shot))  # before anything that takes long
+    settings, searches, comparisons = tuning or FineTuning(), {}, {}
+    options: dict[str, Any] = {"memory": memory, "progress": progress}
+    before = BeforeFineTuning(model, shots, seed=seed, **options)
+    for method in methods:
+        searches[method] = search_tuning(
+            model, held_out, settings.replace(method=method), learning_rates=learning_rates, epochs=epochs, **options
+        )
+        comparisons[method] = before.compare_with(fine_tune(model, shots, searches[method].best, progress=progress))
+    with_other_labels, tuned_on_other_labels = {}, {}
+    best = searches["plain"].best if "plain" in searches else settings
+    for labels in other_labels:
+        relabelled = text_shots(tokenizer, texts.demonstrations.relabelled(labels, seed=seed), texts.queries)
+        tuned = fine_tune(model, relabelled, best, progress=progress)
+        with_other_labels[labels] = compare_with_finetuning(model, relabelled, tuned, seed=seed, **options)
+        tuned_on_other_labels[labels] = before.compare_with(tuned)
+    return TaskStudy(
+        texts.queries.task.name, seed, len(texts.demonstrations), searches, comparisons, with_other_labels,
+        tuned_on_other_labels,
+    )  # fmt: skip
+
+
+def measure_accuracy(
+    model: Any, tokenizer: Any, texts: TaskTexts, n_demonstrations: Iterable[int], *, memory: float = MEMORY
+) -> AccuracyByDemonstrations:
+    """Right or wrong for each query after the first so many demonstrations.
+
+    Args:
+        model: as for `study_task`.
+        tokenizer: its tokenizer.
+        texts: demonstrations and queries.
+        n_demonstrations: the numbers of demonstrations to show; 0 for none.
+        memory: bound in bytes on what a run takes.
+
+    Raises:
+        ValueError: more demonstrations than there are, or as for `study_task`.
+
+    Example:
+        >>> from mechicl.text import TEXT_TASKS, topic_tokenizer
+        >>> print(measure_accuracy(load("topics-3l"), topic_tokenizer(), draw_texts(TEXT_TASKS["farm"]), (0, 2, 8)))
+    """
+    adapter, numbers, accuracies = ModelAdapter(model), tuple(n_demonstrations), []
+    for number in numbers:
+        if not 0 <= number <= len(texts.demonstrations):
+            raise ValueError(f"there are {len(texts.demonstrations)} demonstrations, got {number}")
+        shots = text_shots(tokenizer, texts.demonstrations.take(range(max(number, 1))), texts.queries)
+        prompts = shots.in_context if number else shots.zero_shot
+        check_lengths(model, prompts)
+        right, _ = scores_and_losses(predict_sequences(adapter, prompts, memory=memory), shots.targets, shots.choices)
+        accuracies.append(right)
+    return AccuracyByDemonstrations(numbers, torch.stack(accuracies))
