@@ -1,12 +1,13 @@
 """Texts to classify: data sets with templates and labels, a made-up language, and prompts with demonstrations."""
 
 from mechicl.tasks.topics import TopicClassification, topic_tokenizer
-from mechicl.text.classification import TEXT_TASKS, LabelledTexts, TextTask, load_texts
+from mechicl.text.classification import TEXT_TASKS, LabelledTexts, Labels, TextTask, load_texts
 from mechicl.text.demonstrations import label_ids, text_shots
 
 __all__ = [
     "TEXT_TASKS",
     "LabelledTexts",
+    "Labels",
     "TextTask",
     "TopicClassification",
     "label_ids",

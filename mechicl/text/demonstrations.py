@@ -1,4 +1,4 @@
-"""Labelled texts as token ids: queries alone, behind demonstrations, and demonstrations as training examples."""
+"""Labelled texts as token ids: queries alone, queries after demonstrations, and demonstrations as training examples."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -26,29 +26,30 @@ def text_shots(tokenizer: Any, demonstrations: LabelledTexts, queries: LabelledT
         ValueError: texts of two tasks, or a label that is not one token.
 
     Example:
-        >>> task = TEXT_TASKS["farm"]
-        >>> shots = text_shots(topic_tokenizer(), load_texts(task, "train", n_texts=8), load_texts(task, "validation"))
+        >>> from mechicl.text import load_texts, topic_tokenizer
+        >>> shown, queries = (load_texts("farm", split, n_texts=8) for split in ("train", "validation"))
+        >>> shots = text_shots(topic_tokenizer(), shown, queries)
     """
     task = queries.task
     if demonstrations.task != task:
         raise ValueError(f"demonstrations of {demonstrations.task.name!r} for queries of {task.name!r}")
     choices = label_ids(tokenizer, task)
-    start = _ids(tokenizer("").input_ids)
+    start = _tensor(tokenizer("").input_ids)
+    separator = _encode(tokenizer, task.separator)
     examples = [_encode(tokenizer, task.write(text)) for text in demonstrations.texts]
-    context, places = [start], []
+    context, spans = [start], []
     for example, label in zip(examples, demonstrations.labels, strict=True):
-        places.append((sum(map(len, context)), len(example)))
-        context += [example, choices[label : label + 1], _encode(tokenizer, task.separator)]
-    behind = torch.cat(context)
-    own = [_encode(tokenizer, task.write(text)) for text in queries.texts]
+        spans.append((sum(map(len, context)), len(example)))
+        context += [example, choices[label : label + 1], separator]
+    texts = [_encode(tokenizer, task.write(text)) for text in queries.texts]
     return Shots(
-        zero_shot=tuple(torch.cat([start, query]) for query in own),
-        in_context=tuple(torch.cat([behind, query]) for query in own),
-        targets=choices[torch.tensor(queries.labels, dtype=torch.int64)],
-        n_own=tuple(map(len, own)),
+        zero_shot=tuple(torch.cat([start, text]) for text in texts),
+        in_context=tuple(torch.cat([*context, text]) for text in texts),
+        targets=choices[_tensor(queries.labels)],
+        query_lengths=tuple(map(len, texts)),
         examples=tuple(torch.cat([start, example]) for example in examples),
-        example_targets=choices[torch.tensor(demonstrations.labels, dtype=torch.int64)],
-        example_spans=tuple(places),
+        example_targets=choices[_tensor(demonstrations.labels)],
+        example_spans=tuple(spans),
         choices=choices,
     )
 
@@ -59,7 +60,7 @@ def label_ids(tokenizer: Any, task: TextTask) -> Int[Tensor, "choice"]:
     Raises:
         ValueError: a label that is not one token, one that the tokenizer does not know, or two with the same token.
     """
-    found = []
+    labels = []
     for label in task.labels:
         ids = _encode(tokenizer, label)
         if len(ids) != 1:
@@ -70,16 +71,16 @@ def label_ids(tokenizer: Any, task: TextTask) -> Int[Tensor, "choice"]:
             )
         if ids.item() == getattr(tokenizer, "unk_token_id", None):
             raise ValueError(f"the tokenizer does not know the label {label!r} of {task.name!r}: choose another word")
-        found.append(ids)
-    together = torch.cat(found)
-    if len(set(together.tolist())) < len(together):
-        raise ValueError(f"two labels of {task.name!r}, {task.labels}, have the same token: {together.tolist()}")
-    return together
+        labels.append(ids)
+    choices = torch.cat(labels)
+    if len(set(choices.tolist())) < len(choices):
+        raise ValueError(f"two labels of {task.name!r}, {task.labels}, have the same token: {choices.tolist()}")
+    return choices
 
 
 def _encode(tokenizer: Any, text: str) -> Int[Tensor, "pos"]:
-    return _ids(tokenizer(text, add_special_tokens=False).input_ids)
+    return _tensor(tokenizer(text, add_special_tokens=False).input_ids)
 
 
-def _ids(ids: Sequence[int]) -> Int[Tensor, "pos"]:
+def _tensor(ids: Sequence[int]) -> Int[Tensor, "pos"]:
     return torch.tensor(ids, dtype=torch.int64)
