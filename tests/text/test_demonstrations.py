@@ -58,12 +58,12 @@ def check(shots, demonstrations, queries, encode, start):
     assert [of.tolist() for of in shots.in_context] == behind
     assert [of.tolist() for of in shots.examples] == examples
     assert list(shots.example_spans) == places
-    assert list(shots.n_own) == [len(ids) for ids in own]
+    assert list(shots.query_lengths) == [len(ids) for ids in own]
     labels = [encode(label) for label in queries.task.labels]
     assert shots.choices.tolist() == [id for (id,) in labels]
     assert shots.targets.tolist() == [labels[label][0] for label in queries.labels]
     assert shots.example_targets.tolist() == [labels[label][0] for label in demonstrations.labels]
-    for a, b, n in zip(shots.zero_shot, shots.in_context, shots.n_own, strict=True):
+    for a, b, n in zip(shots.zero_shot, shots.in_context, shots.query_lengths, strict=True):
         assert torch.equal(a[-n:], b[-n:])
     for whole in shots.in_context:
         for example, (first, number) in zip(shots.examples, shots.example_spans, strict=True):
@@ -94,7 +94,6 @@ def test_texts_in_byte_pairs(start):
     whole = "".join(REVIEWS.demonstration({"text": t}, y) for t, y in zip(SENTENCES[:3], [0, 1, 1], strict=True))
     read = tokenizer.decode(shots.in_context[1].tolist())
     assert read == "<s>" * start + whole + "Review: étonnant\nMood:"
-    assert shots.longest == max(map(len, shots.in_context))
 
 
 def test_orders_and_labels_are_as_given():

@@ -57,10 +57,10 @@ def test_every_field_however_it_was_tuned(kind, method):
 def test_batches_make_no_difference(kind):
     model, shots = model_on_tokens(kind), token_shots(queries=(1, 3, 2, 3, 2, 2, 1))
     tuned = fine_tune(model, shots, TUNINGS["plain"])
-    one = compare_with_finetuning(model, shots, tuned, batch_size=1)
-    for batch_size in (2, 16):
+    one = compare_with_finetuning(model, shots, tuned, memory=1.3e5)
+    for memory in (3e5, 2**30):
         assert_fields(
-            compare_with_finetuning(model, shots, tuned, batch_size=batch_size),
+            compare_with_finetuning(model, shots, tuned, memory=memory),
             {name: of.numpy() for name, of in one.samples().items()},
         )
 
@@ -71,7 +71,7 @@ def test_tokens_that_examples_share_tie_whatever_the_batches(dtype):
     model = model_on_tokens("softmax", n_ctx=80, dtype=dtype)
     shots = token_shots((6, 8, 7, 9, 6, 8), (2, 3), prefix=4)
     tuned = fine_tune(model, shots, TUNINGS["plain"])
-    one, many = (compare_with_finetuning(model, shots, tuned, batch_size=n) for n in (1, 16))
+    one, many = (compare_with_finetuning(model, shots, tuned, memory=memory) for memory in (1e6, 2**30))
     expected = compared(2, shots, cached(model), cached(added(model, tuned.changes)), seed=0)
     for name in ("rank_correlation", "head_rank_correlation"):
         assert_close(getattr(one, name), getattr(many, name), atol=1e-9, rtol=0, msg=name)

@@ -1,5 +1,6 @@
 """A model's first-order expansion against differences, and the memory that it takes."""
 
+import numpy as np
 import pytest
 import torch
 from torch.testing import assert_close
@@ -66,12 +67,12 @@ def test_activations_are_expanded_too():
     tokens = torch.randint(D_VOCAB, (2, 5), generator=torch.Generator().manual_seed(0))
     changes = changes_of(model)
     name = "blocks.1.attn.hook_pattern"
-    wanted = {name: lambda of: of[:, :, -1]}
-    _, found = read(ModelAdapter(model), tokens, wanted, changes, linearized=True)
+    parts = {name: np.s_[:, :, -1]}
+    _, found = run_with_changes(ModelAdapter(model), tokens, parts, changes, linearized=True)
     step = 1e-5
-    moved = [read(ModelAdapter(model), tokens, wanted, {n: s * of for n, of in changes.items()})[1][name]
+    moved = [run_with_changes(ModelAdapter(model), tokens, parts, {n: s * of for n, of in changes.items()})[1][name]
              for s in (step, -step)]  # fmt: skip
-    expected = read(ModelAdapter(model), tokens, wanted)[1][name] + (moved[0] - moved[1]) / (2 * step)
+    expected = run_with_changes(ModelAdapter(model), tokens, parts)[1][name] + (moved[0] - moved[1]) / (2 * step)
     assert_close(found[name], expected, atol=1e-8, rtol=1e-8)
     assert no_hook_left(model)
 
@@ -83,9 +84,9 @@ def test_changes_that_a_model_has_no_place_for():
     with pytest.raises(ValueError, match=r"a change of \(1,\) for the parameter 'embed', which is \(20, 8\)"):
         linearized_outputs(model, tokens, {"embed": torch.zeros(1, dtype=torch.float64)})
     before = Snapshot(model)
-    with pytest.raises(ValueError, match="a change of"), changed(model, {"embed": torch.zeros(1)}):
+    with pytest.raises(ValueError, match="a change of"), weights_changed(model, {"embed": torch.zeros(1)}):
         raise AssertionError
-    with pytest.raises(KeyError), changed(model, changes_of(model)):
+    with pytest.raises(KeyError), weights_changed(model, changes_of(model)):
         raise KeyError
     before.check()
 
@@ -93,7 +94,7 @@ def test_changes_that_a_model_has_no_place_for():
 def test_first_order_of_a_known_function():
     weights = {"a": torch.tensor([3.0], dtype=torch.float64), "b": torch.tensor([2.0], dtype=torch.float64)}
     changes = {"a": torch.tensor([0.5], dtype=torch.float64), "b": torch.tensor([-1.0], dtype=torch.float64)}
-    value, slope = first_order(lambda w: w["a"] ** 2 * w["b"], weights, changes)
+    value, slope = value_and_derivative(lambda w: w["a"] ** 2 * w["b"], weights, changes)
     assert value.item() == 18
     assert slope.item() == 2 * 3 * 2 * 0.5 - 9
 

@@ -412,8 +412,8 @@ def test_and_also_where_something_is_raised_inside(kind, method, n):
     before = Snapshot(model)
     tuning = FineTuning(method=method, epochs=2)
     works = {
-        "compare": lambda: compare_with_finetuning(model, shots, tuning, batch_size=1),
-        "search": lambda: search_tuning(model, shots, tuning, learning_rates=(0.1, 0.2), epochs=(1, 2), batch_size=1),
+        "compare": lambda: compare_with_finetuning(model, shots, tuning, memory=2e5),
+        "search": lambda: search_tuning(model, shots, tuning, learning_rates=(0.1, 0.2), epochs=(1, 2), memory=2e5),
     }
     if n < 5:
         works["tune"] = lambda: fine_tune(model, shots, tuning)
@@ -462,7 +462,7 @@ def test_a_search_is_fine_tuning_at_each(kind, method):
     model, shots = model_on_tokens(kind), token_shots(queries=(2, 1, 2))
     rates, epochs = (0.01, 0.1), (2, 1)
     base = FineTuning(method=method, examples_per_step=2)
-    search = search_tuning(model, shots, base, learning_rates=rates, epochs=epochs, batch_size=2)
+    search = search_tuning(model, shots, base, learning_rates=rates, epochs=epochs)
     assert (search.learning_rates, search.epochs, search.tuning) == (rates, (1, 2), base)
     assert search.score.shape == search.loss.shape == (2, 2, 3)
     for i, rate in enumerate(rates):
@@ -478,7 +478,7 @@ def test_a_search_is_fine_tuning_at_each(kind, method):
                 score, loss = score_and_loss(outputs.numpy(), target, shots.choices)
                 assert search.score[i, j, q] == score
                 assert search.loss[i, j, q].item() == pytest.approx(loss, rel=1e-6)
-            assert search.at(tuning) == interval(search.score[i, j])
+            assert search.score_of(tuning) == interval(search.score[i, j])
 
 
 nan, inf = math.nan, math.inf

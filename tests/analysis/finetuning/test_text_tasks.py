@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mechicl.analysis import FineTuning, accuracy_by_shots, compare_with_finetuning, draw_texts, study_task
+from mechicl.analysis import FineTuning, compare_with_finetuning, draw_texts, measure_accuracy, study_task
 from mechicl.text import TEXT_TASKS, TextTask, text_shots, topic_tokenizer
 from tests.text.models import reader
 
@@ -74,7 +74,7 @@ def test_fine_tuning_is_chosen_on_held_out_queries_and_measured_on_the_others():
     model, tokenizer = reader(), topic_tokenizer()
     texts = draw_texts(FARM, n_demonstrations=4, n_held_out=6, n_queries=5, seed=0)
     options = {"learning_rates": (0.1, 0.5), "epochs": (1, 2), "seed": 3}
-    study = study_task(model, tokenizer, texts, methods=("plain", "per_layer"), switched=("flipped",), **options)
+    study = study_task(model, tokenizer, texts, methods=("plain", "per_layer"), other_labels=("flipped",), **options)
     held_out = text_shots(tokenizer, texts.demonstrations, texts.held_out)
     shots = text_shots(tokenizer, texts.demonstrations, texts.queries)
     for method in ("plain", "per_layer"):
@@ -90,20 +90,20 @@ def test_fine_tuning_is_chosen_on_held_out_queries_and_measured_on_the_others():
         assert len(study.comparisons[method].finetuned_score) == 5
     wrong = text_shots(tokenizer, texts.demonstrations.relabelled("flipped"), texts.queries)
     expected = compare_with_finetuning(model, wrong, study.tunings["plain"], seed=3)
-    torch.testing.assert_close(study.switched["flipped"].finetuned_loss, expected.finetuned_loss)
+    torch.testing.assert_close(study.with_other_labels["flipped"].finetuned_loss, expected.finetuned_loss)
     assert (study.task, study.seed, study.n_demonstrations) == ("farm", 3, 4)
 
 
 def test_accuracy_by_demonstrations_is_that_of_prompts_written_by_hand():
     model, tokenizer = reader(), topic_tokenizer()
     texts = draw_texts(FARM, n_demonstrations=6, n_held_out=2, n_queries=12, seed=1)
-    found = accuracy_by_shots(model, tokenizer, texts, (0, 1, 6))
+    found = measure_accuracy(model, tokenizer, texts, (0, 1, 6))
     choices = [tokenizer(word, add_special_tokens=False).input_ids[0] for word in FARM.labels]
     for number in (0, 1, 6):
         for i, (text, label) in enumerate(zip(texts.queries.texts, texts.queries.labels, strict=True)):
             pairs = zip(texts.demonstrations.texts[:number], texts.demonstrations.labels[:number], strict=True)
             prompt = "".join(FARM.demonstration(of, its) for of, its in pairs) + FARM.write(text)
             logits = model(torch.tensor([tokenizer(prompt).input_ids]))[0, -1, choices]
-            assert found[number][i] == (logits.argmax() == label)
+            assert found.accuracy[found.n_demonstrations.index(number), i] == (logits.argmax() == label)
     with pytest.raises(ValueError, match="there are 6 demonstrations, got 7"):
-        accuracy_by_shots(model, tokenizer, texts, (7,))
+        measure_accuracy(model, tokenizer, texts, (7,))
