@@ -72,7 +72,7 @@ def compare(args: Args) -> Comparison:
             newton = AlgorithmLearner(algorithms.newton, {"steps": tuple(range(1, 24))})
             best = [int(b.column) for b in match(readouts, newton, prompts).best()[1:]]
             matched = algorithms.newton(prompts, best)
-            of_newton = (matched.squared_errors(prompts) / prompts.y_dim).transpose(1, 2)
+            of_newton = matched.step_errors(prompts).transpose(1, 2)
             labels = [f"layer {i + 1}: {steps:g} iterations" for i, steps in enumerate(best)]
             title = "Newton: loss after the iterations that match each layer"
             figures.append(loss_figure(title, LayerErrors(of_newton.double().cpu()), prompts, labels))

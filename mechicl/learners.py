@@ -81,8 +81,8 @@ class Trajectory:
         """The query's predictions."""
         return self.predictions[:, :, -1]
 
-    def squared_errors(self, prompts: Prompts) -> Float[Tensor, "step prompt point"]:
-        """Squared error of each prediction, summed over the target's dimensions.
+    def step_errors(self, prompts: Prompts) -> Float[Tensor, "step prompt point"]:
+        """Squared error after each step, averaged over the target's dimensions.
 
         A trajectory of the query alone (one point) is compared with the query's target.
 
@@ -94,7 +94,7 @@ class Trajectory:
             raise ValueError(
                 f"predictions [step prompt point y] of shape {tuple(self.predictions.shape)} are not of {prompts}"
             )
-        return (self.predictions - targets).square().sum(-1)
+        return (self.predictions - targets).square().mean(-1)
 
 
 Algorithm = Callable[..., Trajectory]

@@ -39,10 +39,10 @@ def test_a_trajectorys_query_is_the_last_point_of_each_step():
 
 
 @pytest.mark.parametrize("at", ["points", "query"])
-def test_squared_errors_are_summed_over_the_targets_dimensions(at):
+def test_step_errors_are_averaged_over_the_targets_dimensions(at):
     prompts = some_prompts()
     trajectory = running_means(prompts, steps=(1, 3), at=at)
-    errors = trajectory.squared_errors(prompts)
+    errors = trajectory.step_errors(prompts)
     n_points = 4 if at == "points" else 1
     assert errors.shape == (2, 3, n_points)
     for step in range(2):
@@ -51,7 +51,7 @@ def test_squared_errors_are_summed_over_the_targets_dimensions(at):
                 expected = 0.0
                 for y in range(2):
                     target = prompts.ys[prompt, 4 - n_points + point, y].item()
-                    expected += (trajectory.predictions[step, prompt, point, y].item() - target) ** 2
+                    expected += (trajectory.predictions[step, prompt, point, y].item() - target) ** 2 / 2
                 assert errors[step, prompt, point].item() == pytest.approx(expected, rel=1e-5)
 
 
@@ -65,10 +65,10 @@ def test_squared_errors_are_summed_over_the_targets_dimensions(at):
         {"n_prompts": 2},
     ],
 )
-def test_squared_errors_against_other_prompts_are_refused_and_not_broadcast(shape):
+def test_step_errors_against_other_prompts_are_refused_and_not_broadcast(shape):
     trajectory = running_means(some_prompts())
     with pytest.raises(ValueError, match=r"of shape \(1, 3, 4, 2\) are not of Prompts"):
-        trajectory.squared_errors(some_prompts(**shape))
+        trajectory.step_errors(some_prompts(**shape))
 
 
 def test_a_trajectory_needs_one_slice_of_predictions_a_step():

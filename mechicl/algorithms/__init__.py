@@ -1,4 +1,9 @@
-"""Reference learners. Each takes prompts and returns a `Trajectory` over all prefixes and all requested steps."""
+"""Reference learners: each takes prompts and returns a `Trajectory`, predictions `[step prompt point y]`.
+
+Every point is predicted from the points before it, so that each prefix of a prompt is a context of its own. Algorithms
+without steps have one. Arithmetic is float64; predictions have the prompts' dtype. `AlgorithmLearner` makes a learner
+of an algorithm and its hyperparameters.
+"""
 
 from mechicl.algorithms.baselines import averaging, nearest_neighbours
 from mechicl.algorithms.first_order import chebyshev, online_gradient_descent, preconditioned_gd

@@ -14,11 +14,8 @@ def averaging(prompts: Prompts, *, at: PointsAt = "points", with_weights: bool =
 
     Args:
         prompts: each prefix is a context of its own; the empty one predicts 0.
-        at: all "points", each predicted from those before it, or the "query" alone.
-        with_weights: also return the weights that predictions come from, `[step prompt point x y]`.
-
-    Returns:
-        Trajectory with one step, predictions `[1 prompt point y]`.
+        at: predict all "points", each from those before it, or the "query" alone.
+        with_weights: also return the weights `[step prompt point x y]` that predictions come from.
 
     Source: Garg et al. 2022, section 3.
     """
@@ -34,10 +31,7 @@ def nearest_neighbours(prompts: Prompts, *, n_neighbours: int = 3, at: PointsAt 
     Args:
         prompts: each prefix is a context of its own; the empty one predicts 0.
         n_neighbours: how many; of equally near points the earlier ones count.
-        at: all "points", each predicted from those before it, or the "query" alone.
-
-    Returns:
-        Trajectory with one step, predictions `[1 prompt point y]`.
+        at: predict all "points", each from those before it, or the "query" alone.
 
     Raises:
         ValueError: n_neighbours < 1.
@@ -54,6 +48,7 @@ def nearest_neighbours(prompts: Prompts, *, n_neighbours: int = 3, at: PointsAt 
         distances = (targets[:, :, None] - xs[:, None]).square().sum(-1)  # [prompt point other]
         position = torch.arange(n_points, device=xs.device)
         earlier = position < selected(position[None, :, None], at)[0]
+        # a point's rank by distance is its place in the sorted order; a stable sort lets earlier ones win ties
         order = distances.masked_fill(~earlier, torch.inf).sort(dim=-1, stable=True).indices
         rank = torch.empty_like(order).scatter_(-1, order, position.expand_as(order))
         near = (earlier & (rank < n_neighbours)).double()

@@ -35,11 +35,8 @@ def preconditioned_gd(
         prompts: each prefix is a context of its own, with n its number of points; the empty one predicts 0.
         steps: numbers of steps.
         preconditioner: A `[x x]`, or one a step.
-        at: all "points", each predicted from those before it, or the "query" alone.
-        with_weights: also return the weights that predictions come from, `[step prompt point x y]`.
-
-    Returns:
-        Trajectory with predictions `[step prompt point y]`.
+        at: predict all "points", each from those before it, or the "query" alone.
+        with_weights: also return the weights `[step prompt point x y]` that predictions come from.
 
     Raises:
         ValueError: a preconditioner of another shape, or fewer of them than steps.
@@ -84,7 +81,8 @@ def _warn_of_growth(prompts: Prompts, matrices: Sequence[Tensor]) -> None:
     context = prompts.context.xs.detach().double()
     second = context.mT @ context / max(1, prompts.n_context)
     steps = [torch.eye(prompts.x_dim).to(context) - matrix.detach().to(context) @ second for matrix in matrices]
-    errors = functools.reduce(lambda before, step: step @ before, steps)  # W_K - W is this times W_0 - W
+    # the product of all steps' matrices, last one leftmost: W_K - W is this times W_0 - W
+    errors = functools.reduce(lambda before, step: step @ before, steps)
     finite = errors.isfinite().all(-1).all(-1)
     radius = torch.linalg.eigvals(errors.where(finite[:, None, None], 0.0)).abs().amax(-1)
     radius = radius.where(finite, math.inf)
@@ -104,11 +102,8 @@ def chebyshev(
     Args:
         prompts: each prefix is a context of its own; the empty one predicts 0.
         steps: degrees k; 0 predicts 0.
-        at: all "points", each predicted from those before it, or the "query" alone.
-        with_weights: also return the weights that predictions come from, `[step prompt point x y]`.
-
-    Returns:
-        Trajectory with predictions `[step prompt point y]`.
+        at: predict all "points", each from those before it, or the "query" alone.
+        with_weights: also return the weights `[step prompt point x y]` that predictions come from.
 
     Source: Golub & Varga 1961; the comparison is that of Fu et al. 2024, section 4, with the best method in place of
     gradient descent.
@@ -128,8 +123,11 @@ def chebyshev_filter(eigenvalues: Float[Tensor, "*any x"], degree: int) -> Float
         eigenvalues: λ >= 0 of each prefix's S; below `1e-13 x` of the largest they count as absent.
         degree: k.
     """
+    # A polynomial method's residual after k steps is a polynomial r(λ) = 1 - λ f(λ) of degree k with r(0) = 1. Among
+    # these T_k(z(λ)) / T_k(z(0)) is the smallest on [λ_min, λ_max]: it swings k + 1 times between ±1 / T_k(z(0)), and
+    # its difference from a smaller one would have k roots there besides the one at 0, too many for its degree.
+    # An eigenvalue that is rounding noise would stretch the interval to 0, where no method converges.
     largest = eigenvalues.amax(-1, keepdim=True)
-    # an eigenvalue that is rounding noise would stretch the interval to 0
     present = eigenvalues > 1e-13 * eigenvalues.shape[-1] * largest
     smallest = eigenvalues.masked_fill(~present, math.inf).amin(-1, keepdim=True)
     spread = (largest - smallest).nan_to_num(0.0, 0.0, 0.0)
@@ -137,6 +135,8 @@ def chebyshev_filter(eigenvalues: Float[Tensor, "*any x"], degree: int) -> Float
     width = spread.masked_fill(point_like, 1.0)
     z = (largest + smallest - 2 * eigenvalues) / width
     z_at_zero = (largest + smallest) / width
+    # T_k(cos φ) = cos kφ inside [-1, 1], where the λ are, and T_k(cosh φ) = cosh kφ beyond, where 0 is: no recursion,
+    # and no overflow for any degree
     residual = torch.cos(degree * torch.acos(z.clamp(-1, 1)))
     residual = residual * _reciprocal_cosh(degree * torch.acosh(z_at_zero.clamp(min=1)))
     residual = torch.where(point_like, 1.0 if degree == 0 else 0.0, residual)
@@ -158,11 +158,8 @@ def online_gradient_descent(
         prompts: the order of their points matters.
         step_size: a, the same for all points; by default `1 / |x_t|²`, with which each point is fitted exactly as it
             passes (and points at 0 are passed over).
-        at: all "points", each predicted from those before it, or the "query" alone.
-        with_weights: also return the weights that predictions come from, `[step prompt point x y]`.
-
-    Returns:
-        Trajectory with one step, predictions `[1 prompt point y]`.
+        at: predict all "points", each from those before it, or the "query" alone.
+        with_weights: also return the weights `[step prompt point x y]` that predictions come from.
 
     Raises:
         ValueError: a step size that is not finite.

@@ -32,11 +32,8 @@ def gradient_descent(
         steps: numbers of steps, in any order; 0 gives the initial prediction.
         step_size: a, the factor on the summed gradient. Von Oswald et al.'s η is `a * n_context`.
         initial_weights: W_0 `[x y]`.
-        at: all "points", each predicted from those before it, or the "query" alone.
-        with_weights: also return the weights that predictions come from, `[step prompt point x y]`.
-
-    Returns:
-        Trajectory with predictions `[step prompt point y]`.
+        at: predict all "points", each from those before it, or the "query" alone.
+        with_weights: also return the weights `[step prompt point x y]` that predictions come from.
 
     Raises:
         ValueError: a step size that is not finite, steps that are not whole numbers >= 0, or initial_weights of
@@ -83,10 +80,16 @@ def gradient_descent_filter(
         steps: k.
         step_size: a, a number or a tensor that broadcasts against the eigenvalues.
     """
+    # In an eigendirection the weight w moves by w ← w - a (λ w - b): the distance to its end b / λ shrinks by 1 - aλ a
+    # step, so from 0 it has come 1 - (1 - aλ)^k of the way. That difference loses all digits where aλ is near rounding,
+    # so there it is -expm1(k log1p(-aλ)), which is exact for small arguments. Elsewhere 1 - aλ may be negative, of
+    # which there is no logarithm, and the plain power is accurate.
     scaled = step_size * eigenvalues
     small = scaled.abs() < 0.5
     gentle = -torch.expm1(steps * torch.log1p(-scaled.masked_fill(~small, 0.0)))
     progress = torch.where(small, gentle, 1 - (1 - scaled) ** steps)
+    # below 1e-300, near the least normal float64 (2e-308), a λ and 1 / λ lose digits, overflow or are 0 / 0; the limit
+    # k a is exact there for any number of steps that can be run
     tiny = eigenvalues < 1e-300
     return torch.where(tiny, steps * step_size, progress / eigenvalues.masked_fill(tiny, 1.0))
 
@@ -110,11 +113,8 @@ def gd_plus_plus(
         steps: numbers of steps.
         step_size: a, the factor on the summed gradient, one for all steps or one a step.
         gamma: γ, which acts on the summed S, one for all steps or one a step.
-        at: all "points", each predicted from those before it, or the "query" alone.
-        with_weights: also return the weights that predictions come from, `[step prompt point x y]`.
-
-    Returns:
-        Trajectory with predictions `[step prompt point y]`.
+        at: predict all "points", each from those before it, or the "query" alone.
+        with_weights: also return the weights `[step prompt point x y]` that predictions come from.
 
     Raises:
         ValueError: a parameter that is not finite, or another number of them than the largest number of steps.
@@ -163,8 +163,11 @@ def gd_plus_plus_filters(
     Raises:
         ValueError: not as many gammas as step sizes.
     """
-    stretch = torch.ones_like(eigenvalues)  # the inputs' coordinates relative to the first ones
-    moment = torch.ones_like(eigenvalues)  # XᵀY's coordinates, likewise
+    # All tokens' coordinates along one eigenvector are multiplied alike, by 1 - γ λ_i, so two numbers say what has
+    # become of them: x = stretch * x_0, and XᵀY = moment * X_0ᵀY_0. A step predicts a x XᵀY = a stretch moment x_0 B,
+    # takes a λ_i of the targets' part that lies along X, and then stretches X, once more in XᵀY.
+    stretch = torch.ones_like(eigenvalues)
+    moment = torch.ones_like(eigenvalues)
     total = torch.zeros_like(eigenvalues)
     after = [total]
     for a, g in zip(step_sizes, gammas, strict=True):

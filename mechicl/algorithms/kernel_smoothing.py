@@ -58,7 +58,7 @@ def kernel_smoothing(
             `exp(function(points, others)/h)`: from `[prompt point x]` and `[prompt other x]` to
             `[prompt point other]`, with -∞ where the kernel is 0. Where it is 0 for all of a context, so is the
             prediction.
-        at: all "points", each predicted from those before it, or the "query" alone.
+        at: predict all "points", each from those before it, or the "query" alone.
 
     Returns:
         Trajectory with one step a bandwidth, predictions `[step prompt point y]`.
@@ -87,8 +87,7 @@ def kernel_smoothing(
     parts = []
     for part in prompts.split(max(1, CHUNK_ELEMENTS // (seen.numel() * max(len(bandwidths), prompts.x_dim)))):
         xs, ys = part.xs.double(), part.ys.double()
-        asked = selected(xs, at)
-        logs = log_kernel(asked, xs)
+        logs = log_kernel(selected(xs, at), xs)
         if logs.shape != (len(part), *seen.shape):
             expected = (len(part), *seen.shape)
             raise ValueError(f"the kernel gave {tuple(logs.shape)} instead of [prompt point other] = {expected}")

@@ -19,11 +19,8 @@ def ols(prompts: Prompts, *, at: PointsAt = "points", with_weights: bool = False
 
     Args:
         prompts: each prefix is a context of its own; the empty one predicts 0.
-        at: all "points", each predicted from those before it, or the "query" alone.
-        with_weights: also return the weights that predictions come from, `[step prompt point x y]`.
-
-    Returns:
-        Trajectory with one step, predictions `[1 prompt point y]`.
+        at: predict all "points", each from those before it, or the "query" alone.
+        with_weights: also return the weights `[step prompt point x y]` that predictions come from.
 
     Source: Fu et al. 2024, section 3.1.
     """
@@ -38,11 +35,8 @@ def ridge(prompts: Prompts, *, penalty: float, at: PointsAt = "points", with_wei
     Args:
         prompts: each prefix is a context of its own; the empty one predicts 0.
         penalty: λ > 0; for no penalty use `ols`.
-        at: all "points", each predicted from those before it, or the "query" alone.
-        with_weights: also return the weights that predictions come from, `[step prompt point x y]`.
-
-    Returns:
-        Trajectory with one step, predictions `[1 prompt point y]`.
+        at: predict all "points", each from those before it, or the "query" alone.
+        with_weights: also return the weights `[step prompt point x y]` that predictions come from.
 
     Raises:
         ValueError: a penalty that is not positive and finite.
@@ -70,11 +64,8 @@ def bayes(
         prompts: each prefix is a context of its own.
         noise_std: standard deviation of the label noise, >= 0.
         weight_std: standard deviation of the weights, > 0.
-        at: all "points", each predicted from those before it, or the "query" alone.
-        with_weights: also return the weights that predictions come from, `[step prompt point x y]`.
-
-    Returns:
-        Trajectory with one step, predictions `[1 prompt point y]`.
+        at: predict all "points", each from those before it, or the "query" alone.
+        with_weights: also return the weights `[step prompt point x y]` that predictions come from.
 
     Raises:
         ValueError: a standard deviation out of range.
@@ -110,8 +101,10 @@ def ridge_filter(
         penalty: >= 0, a number or a tensor that broadcasts against the eigenvalues.
         n_context: number of points that S was summed over; where there are more than x dimensions, so is the noise.
     """
+    # S is known to about n ε of its largest eigenvalue (ε = 2e-16); below 500 times that it is noise.
+    # 1e-300 is for prefixes of zeros, of which any eigenvalue would count, and keeps 1 / λ finite.
     size = max(n_context, eigenvalues.shape[-1])
-    cutoff = (1e-13 * size * eigenvalues.amax(-1, keepdim=True)).clamp(min=1e-300)  # below, 1/λ may be infinite
+    cutoff = (1e-13 * size * eigenvalues.amax(-1, keepdim=True)).clamp(min=1e-300)
     penalised = eigenvalues + penalty
     absent = penalised <= cutoff
     return torch.where(absent, 0.0, 1 / penalised.masked_fill(absent, 1.0))

@@ -28,11 +28,8 @@ def newton(
         prompts: each prefix is a context of its own; the empty one predicts 0.
         steps: numbers of iterations, in any order; 0 gives `x αS B`.
         alpha: α, the same for all prefixes; by default `1 / ‖S Sᵀ‖_F` of each prefix.
-        at: all "points", each predicted from those before it, or the "query" alone.
-        with_weights: also return the weights that predictions come from, `[step prompt point x y]`.
-
-    Returns:
-        Trajectory with predictions `[step prompt point y]`.
+        at: predict all "points", each from those before it, or the "query" alone.
+        with_weights: also return the weights `[step prompt point x y]` that predictions come from.
 
     Raises:
         ValueError: an alpha that is not positive, or too large to converge on one of the prefixes: `α ≥ 2 / λ_max²`.
@@ -51,7 +48,10 @@ def newton(
     def filters(eigenvalues: Tensor) -> Tensor:
         squared = eigenvalues.square()
         if alpha is None:
-            each = 1 / squared.norm(dim=-1, keepdim=True).clamp(min=1e-300)  # of a prefix of zeros, any
+            # ‖S Sᵀ‖_F = ‖λ²‖ >= λ_max², so that 0 < αλ² <= 1 and all errors 1 - αλ² lie in [0, 1): it converges for
+            # every context, needs no eigenvalue of its own in a network, and is α = 1 / λ_max² for a single direction.
+            # In a prefix of zeros any α does; 1e-300 only keeps it finite.
+            each = 1 / squared.norm(dim=-1, keepdim=True).clamp(min=1e-300)
         else:
             each = alpha
             if bool((alpha * squared >= 2).any()):
@@ -72,6 +72,8 @@ def newton_filter(eigenvalues: Float[Tensor, "*any"], steps: int, alpha: float |
         steps: k.
         alpha: α, a number or a tensor that broadcasts against the eigenvalues; it converges for `0 < αλ² < 2`.
     """
+    # In an eigendirection m ← 2m - λm² = m (2 - λm), so the error 1 - λm is squared: from the first, 1 - αλ², k times.
+    # Where that is near 1 the difference loses digits: see `gradient_descent_filter`.
     scaled = alpha * eigenvalues.square()
     small = scaled < 0.5
     gentle = -torch.expm1(2.0**steps * torch.log1p(-scaled.masked_fill(~small, 0.0)))

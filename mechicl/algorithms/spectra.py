@@ -1,7 +1,11 @@
 """One eigendecomposition a prefix, from which every spectral algorithm's predictions follow for all steps at once.
 
-With `S = XᵀX = U diag(λ) Uᵀ` and `B = XᵀY` over the points before point t, gradient descent, GD++, ridge, least squares
-and Newton's method all predict `x_t U f(λ) Uᵀ B`; only the filter `f` differs.
+Let `S = XᵀX` and `B = XᵀY` be summed over the points before point t. Gradient descent, GD++, ridge, least squares and
+Newton's method see the context only through these two, and their weights are a function of S times B: a polynomial
+`Σ_k c_k S^k B` (gradient descent's after k steps has degree k - 1), or its limit, an inverse. With the
+eigendecomposition `S = U diag(λ) Uᵀ` every power is `S^k = U diag(λ^k) Uᵀ`, so all of them predict `x_t U f(λ) Uᵀ B`
+and differ only in the filter `f`, a function of one number that is known in closed form. One decomposition a prefix
+serves all steps, and the cost does not grow with their number.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,7 +41,7 @@ class PrefixSpectra:
     eigenvectors: Float[Tensor, "prompt point x x"]
 
     @classmethod
-    def of(
+    def decompose(
         cls, xs: Float[Tensor, "prompt point x"], ys: Float[Tensor, "prompt point y"], at: PointsAt
     ) -> "PrefixSpectra":
         """Spectra for the prediction of all points, or of the query alone."""
@@ -50,8 +54,9 @@ class PrefixSpectra:
             second = (context.mT @ context)[:, None]
             cross = (context.mT @ ys[:, :-1])[:, None]
             targets, n_before = xs[:, -1:], torch.tensor([context.shape[1]], device=xs.device)
-        eigenvalues, vectors = torch.linalg.eigh(second)
-        # n points span at most n directions. Rounding noise in the others would grow with the number of steps.
+        eigenvalues, vectors = torch.linalg.eigh(second)  # ascending
+        # n points span at most n directions: the first x_dim - n eigenvalues are 0 but for rounding, which filters such
+        # as k a (gradient descent at λ = 0) or 1 / λ would blow up. There B is 0 too, so both are set to exactly 0.
         absent = torch.arange(xs.shape[2], device=xs.device) < xs.shape[2] - n_before[:, None]
         return cls(
             eigenvalues.clamp(min=0).masked_fill(absent, 0.0),
@@ -121,10 +126,8 @@ def spectral_trajectory(
         at: all "points", each predicted from those before it, or the "query" alone (a trajectory with one point).
         initial_weights: the learner's weights `[x y]` before any step; the algorithm then fits what they leave.
         with_weights: also return the weights.
-        parameters: of an iteration that converges with any between 0 and `2 / λ_max(S)`, and may diverge with others.
-
-    Returns:
-        Trajectory with predictions `[step prompt point y]`.
+        parameters: names and values of an iteration's parameters, for the warning; it converges with any between 0 and
+            `2 / λ_max(S)`, and may diverge with others.
 
     Raises:
         ValueError: unknown points, or initial_weights of another shape.
@@ -136,7 +139,7 @@ def spectral_trajectory(
     if at not in ("points", "query"):
         raise ValueError(f"at must be 'points' or 'query', got {at!r}")
     if initial_weights is not None and initial_weights.shape != (prompts.x_dim, prompts.y_dim):
-        expected = (prompts.x_dim, prompts.y_dim)  # another shape could be broadcast, unnoticed
+        expected = (prompts.x_dim, prompts.y_dim)  # another shape might be broadcast without an error
         raise ValueError(f"initial_weights must be [x y] = {expected}, got {tuple(initial_weights.shape)}")
     n_points = prompts.n_context + 1 if at == "points" else 1
     per_prompt = n_points * prompts.x_dim * max(prompts.x_dim, prompts.y_dim, len(steps))
@@ -148,9 +151,10 @@ def spectral_trajectory(
         xs, ys = part.xs.double(), part.ys.double()
         start = None
         if initial_weights is not None:
+            # every step is affine in W: from W_0 it moves as from 0 on the targets that W_0 leaves, plus W_0
             start = xs @ initial_weights.to(xs)
             ys = ys - start
-        spectra = PrefixSpectra.of(xs, ys, at)
+        spectra = PrefixSpectra.decompose(xs, ys, at)
         filtered = filters(spectra.eigenvalues)
         if parameters and steps[last] > 1:
             full = spectra.eigenvalues[:, -1].detach()

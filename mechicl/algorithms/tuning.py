@@ -37,7 +37,8 @@ def tuned_step_size(prompts: Prompts, steps: int = 1) -> float:
         )
     prompts = prompts.to(torch.float64)
     targets = prompts.query.ys
-    spectra = PrefixSpectra.of(prompts.xs, prompts.ys, at="query")
+    spectra = PrefixSpectra.decompose(prompts.xs, prompts.ys, at="query")
+    # one step from 0 predicts a ŷ, linear in a, so that the least squared error is a regression of y on ŷ
     unit = spectra.predict(torch.ones_like(spectra.eigenvalues)[None])[0, :, -1]
     if not unit.any():
         raise ValueError("every step size predicts 0 from these contexts: there is nothing to tune")

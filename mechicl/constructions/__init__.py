@@ -1,4 +1,10 @@
-"""Models whose weights are written by hand, equal to an algorithm by theorem."""
+"""Models whose weights are written by hand, equal to an algorithm by theorem.
+
+Each function builds a float64 `HookedTransformer` for prompts of `n_context` points, inputs of `x_dim` and targets of
+`y_dim` dimensions. `steps` are layers. `largest_eigenvalue` is λ_max of S on the prompts that the model is meant for:
+where it is given, parameters that diverge there give a `DivergenceWarning`. `certificates_table()` says how exact all
+of them are.
+"""
 
 from mechicl.constructions.certificates import Certificate, certificates, certificates_table
 from mechicl.constructions.copying import copy_targets, copy_then_gradient_descent

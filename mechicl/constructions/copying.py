@@ -27,9 +27,7 @@ def copy_targets(
     there. With the default that is below rounding.
 
     Args:
-        x_dim: dimension of the inputs.
         n_context: number of context points; the positions are made for just so many or fewer.
-        y_dim: dimension of the targets.
         attention: "linear", or "softmax" with a sink, to which positions turn that have nothing to copy.
         score_scale: of the softmax.
 
@@ -68,13 +66,10 @@ def copy_then_gradient_descent(
     model refuses longer ones.
 
     Args:
-        x_dim: dimension of the inputs.
         n_context: number of context points; the positions are made for just so many or fewer.
         step_size: a, the factor on the gradient of `Σ_i (x_i W - y_i)² / 2`.
-        y_dim: dimension of the targets.
         steps: number of steps after the copying layer.
-        largest_eigenvalue: λ_max of S on the prompts that the model is meant for; a step size that diverges there gives
-            a warning.
+        largest_eigenvalue: λ_max of S; parameters that diverge there give a warning.
 
     Raises:
         ValueError: steps < 1, a step size that is not finite, or a largest eigenvalue that is not positive and finite.
@@ -100,7 +95,8 @@ def _stream(x_dim: int, y_dim: int, n_context: int) -> Stream:
 def _copy(stream: Stream, n_context: int) -> list[Head]:
     """Two heads on one-hot positions: x tokens read the next token, y tokens erase themselves."""
     positions, y_dim = stream.read("position"), stream.dimensions["y"]
-    at_x, at_y = positions[:, 0:-1:2], positions[:, 1::2]  # of the context's points, in pairs
+    # tokens are x_1 y_1 x_2 y_2 ... x_q: column i of at_x is 1 at x_i and of at_y at y_i, so that only they match
+    at_x, at_y = positions[:, 0:-1:2], positions[:, 1::2]
     if not n_context:  # nothing to copy: heads that read nothing
         at_x = at_y = torch.zeros(stream.d_model, 1, dtype=torch.float64)
     token = stream.read("token")

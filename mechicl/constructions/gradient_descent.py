@@ -28,14 +28,9 @@ def gradient_descent(
     Exact: equal to `algorithms.gradient_descent` up to rounding, for every prompt and number of points.
 
     Args:
-        x_dim: dimension of the inputs.
-        n_context: number of context points.
         step_size: a, the factor on the gradient of `Σ_i (x_i W - y_i)² / 2`.
-        y_dim: dimension of the targets.
-        steps: number of steps, each a layer with the same weights.
         initial_weights: W_0 `[x y]`, 0 by default.
-        largest_eigenvalue: λ_max of S on the prompts that the model is meant for; a step size that diverges there gives
-            a warning.
+        largest_eigenvalue: λ_max of S; parameters that diverge there give a warning.
 
     Returns:
         A float64 model with one head, width `x_dim + y_dim` and `steps` looped layers.
@@ -86,14 +81,9 @@ def gd_plus_plus(
     Exact: equal to `algorithms.gd_plus_plus` up to rounding.
 
     Args:
-        x_dim: dimension of the inputs.
-        n_context: number of context points.
         step_size: a, one for all steps or one a step.
         gamma: γ, acting on the summed S, one for all steps or one a step.
-        y_dim: dimension of the targets.
-        steps: number of steps, each a layer.
-        largest_eigenvalue: λ_max of S on the prompts that the model is meant for; parameters that diverge there give a
-            warning.
+        largest_eigenvalue: λ_max of S; parameters that diverge there give a warning.
 
     Returns:
         A float64 model with one head, width `x_dim + y_dim` and `steps` layers, looped if all steps are alike.

@@ -74,6 +74,7 @@ def induction(
     junk = {} if seed is None else {"junk": JUNK}
     stream = Stream(token=d_vocab, position=n_ctx, previous=d_vocab, next=d_vocab, **junk)
     positions, token = stream.read("position"), stream.read("token")
+    # position p asks with its own axis for the key at p - 1: one-hot axes, shifted by one against each other
     marking = Head(query=positions[:, 1:], key=positions[:, :-1], value=token, output=stream.write("previous"))
     inducing = Head(query=token, key=stream.read("previous"), value=token, output=stream.write("next"))
     cfg = TransformerConfig(

@@ -28,14 +28,10 @@ def newton(
     context's y by the scores `<M x_j, x>`.
 
     Args:
-        x_dim: dimension of the inputs, d.
-        n_context: number of context points that the model is meant for.
         steps: k, the number of iterations.
         alpha: α, below `2 / λ_max²` of every context (see `algorithms.newton`).
-        y_dim: dimension of the targets, m.
         attention: "linear", or "relu", where each score takes a pair of heads.
-        largest_eigenvalue: λ_max of S on the prompts that the model is meant for; an alpha that diverges there gives a
-            warning.
+        largest_eigenvalue: λ_max of S; parameters that diverge there give a warning.
 
     Returns:
         A float64 model with k + 2 layers and width 2d + m.
@@ -59,11 +55,13 @@ def newton(
         raise ValueError(f"alpha must be positive and finite, got {alpha}")
     if attention not in ("linear", "relu"):
         raise ValueError(f"attention must be 'linear' or 'relu', got {attention!r}")
-    _check_stability(alpha, steps, largest_eigenvalue)
+    _warn_of_alpha(alpha, steps, largest_eigenvalue)
     stream = Stream(x=x_dim, y=y_dim, inverse=x_dim)  # inverse: M x
     x, m = stream.read("x"), stream.read("inverse")
     start = Head(query=x, key=x, value=x, output=alpha * stream.write("inverse"))
-    refine = Head(query=x, key=m, value=m, output=-0.5 * stream.write("inverse"))  # - M S M x / 2
+    # One layer turns M x into 2 M x - M S M x. The head sums <x_q, M x_j> M x_j = M (Σ x_jᵀ x_j) M x_q = M S M x_q over
+    # the context (M is symmetric) and takes half of it away; the MLP, which reads what the head has left, doubles it.
+    refine = Head(query=x, key=m, value=m, output=-0.5 * stream.write("inverse"))
     answer = Head(query=x, key=m, value=stream.read("y"), output=-stream.write("y"))
     if attention == "relu":
         double = Hidden(read=torch.cat([m, -m], dim=1), write=torch.cat([m, -m], dim=1).T)  # relu(h) - relu(-h)
@@ -76,7 +74,7 @@ def newton(
     return assemble(stream, layers, n_context=n_context, attention=attention, act_fn=act_fn)
 
 
-def _check_stability(alpha: float, steps: int, largest_eigenvalue: float | None) -> None:
+def _warn_of_alpha(alpha: float, steps: int, largest_eigenvalue: float | None) -> None:
     if largest_eigenvalue is None:
         return
     bound = 2 / checked_eigenvalue(largest_eigenvalue) ** 2
@@ -101,11 +99,9 @@ def ridge(
     iterations every eigendirection is solved up to `(1 - α (λ_i + λ)²)^(2^k)`.
 
     Args:
-        x_dim: dimension of the inputs, d.
         n_context: number of context points without the pseudo-examples.
         steps: k.
         alpha: α, below `2 / (λ_max + λ)²`.
-        y_dim: dimension of the targets.
         attention: "linear" or "relu".
         largest_eigenvalue: as for `newton`, of the context with its pseudo-examples: `λ_max + λ`.
 

@@ -25,11 +25,7 @@ def preconditioned_gd(
     Exact: equal to `algorithms.preconditioned_gd` up to rounding, for any number n of context points.
 
     Args:
-        x_dim: dimension of the inputs.
-        n_context: number of context points that the model is meant for.
         preconditioner: A `[x x]`, one for all steps or one a step.
-        y_dim: dimension of the targets.
-        steps: number of steps, each a layer.
 
     Returns:
         A float64 model with one head, width `x_dim + y_dim` and `steps` layers, looped if all steps are alike.
@@ -76,7 +72,6 @@ def linear_optimum(
 
     Args:
         covariance: Σ `[x x]`, symmetric and positive semidefinite.
-        n_context: n, the number of context points.
         noise_variance: ν² of the context's targets.
 
     Raises:
@@ -101,6 +96,8 @@ def linear_optimum(
     symmetric = torch.allclose(sigma, sigma.T)  # nor is one with NaN
     if not symmetric or torch.linalg.eigvalsh(sigma)[0] < -1e-6 * sigma.abs().max():  # float32's rounding passes
         raise ValueError(f"covariance must be symmetric and positive semidefinite, got {covariance.tolist()}")
+    # The loss E‖x - x A Ŝ‖² with Ŝ = S / n is quadratic in A. For Gaussian inputs E Ŝ = Σ, and by Isserlis' theorem
+    # E ŜŜ = ((n+1) Σ² + tr(Σ) Σ) / n, plus ν² Σ / n from noise; the gradient is 0 at A = Σ (E ŜŜ)⁻¹ = this inverse.
     eye = torch.eye(len(sigma), dtype=torch.float64)
     spread = (sigma.trace() + noise_variance) / n_context
     inverse = torch.linalg.inv((n_context + 1) / n_context * sigma + spread * eye)
@@ -111,10 +108,6 @@ def relu_optimum(*, x_dim: int, n_context: int) -> HookedTransformer:
     """The one layer of ReLU attention with the least loss on `x ~ N(0, I)`, `w ~ N(0, I)`, without noise.
 
     Its loss is `d - (d/2)² / ((d/2) (½ (n-1)/n + (d+2)/n))`: 1.970 for d = 5, n = 20.
-
-    Args:
-        x_dim: d.
-        n_context: n, the number of context points.
 
     Raises:
         ValueError: n_context < 1.

@@ -40,6 +40,9 @@ def mov(
             f"moves need pairs of positions below {n_positions}, each the target of one move at most; got {list(moves)}"
         )
     _same_dimensions(stream, source, target)
+    # With one-hot positions the score of query p and key q is 1 for the pairs (to, from) and 0 for all others, so that
+    # linear and ReLU attention, which sum scores times values, fetch just the source. The stream is added to, hence the
+    # second head, which fetches the target from its own position with a minus sign.
     at = stream.read(positions)
     here, there = at[:, targets], at[:, [origin for origin, _ in moves]]
     copied = Head(query=here, key=there, value=stream.read(source), output=stream.write(target))
@@ -69,7 +72,7 @@ def aff(
     Raises:
         ValueError: another activation, or weights or a bias that do not fit the subspaces.
     """
-    read = -stream.read(target)
+    read = -stream.read(target)  # the MLP adds to the stream, so it takes away what the target holds
     for source, matrix in weights.items():
         expected = (stream.read(source).shape[1], read.shape[1])
         if matrix.shape != expected:
@@ -141,6 +144,9 @@ def div(
         raise ValueError(
             f"denominator and scratch have one dimension, and scratch is a subspace of its own: {scratch!r}"
         )
+    # Goldschmidt: multiply numerator and denominator by the same numbers until the denominator is 1. With e = 1 - c s
+    # the denominator is c s = 1 - e; times 1 + e it is 1 - e², so that e is squared every step. s = 2 / (low + high)
+    # makes the two ends' errors, 1 - low s and 1 - high s, equal in size, which is the least possible.
     size, inverse = stream.read(target).shape[1], 2 / (low + high)
     eye = torch.eye(size, dtype=torch.float64)
     start = _beside(
@@ -207,6 +213,7 @@ def _product(stream: Stream, left: str, right: str, target: str, shape: tuple[in
     if sizes != expected:
         raise ValueError(f"{left!r}, {right!r} and {target!r} need dimensions {expected}, they have {sizes}")
     if shape is not None:
+        # a product of matrices is rows * inner * columns products of numbers: pick each one's factors and place
         i, j, k = torch.cartesian_prod(*map(torch.arange, shape)).unbind(1)
         a, b, write = a[:, i * inner + j], b[:, j * columns + k], write[i * columns + k]
     return Hidden(torch.cat([a + b, a - b], dim=1), torch.cat([write / 4, -write / 4]))

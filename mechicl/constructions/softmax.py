@@ -20,11 +20,9 @@ def softmax_gradient_descent(
     `Σ y_i s_i`.
 
     Args:
-        x_dim: dimension of the inputs.
         n_context: number of context points; without a sink the step size holds for just so many.
         step_size: a, the factor on the gradient of `Σ_i (x_i W - y_i)² / 2`.
         score_scale: factor on the scores, small against `1 / max |<x_i, x>|`; rounding grows as it shrinks.
-        y_dim: dimension of the targets.
         sink: with the sink, or as the paper has it.
 
     Returns:
@@ -41,6 +39,9 @@ def softmax_gradient_descent(
             f"{step_size}, {n_context}"
         )
     stream = Stream(x=x_dim, y=y_dim)
+    # exp(s) - exp(-s) = 2 s + O(s³): the difference of the heads is linear in the scores once their normaliser is a
+    # constant, which the output multiplies back. With a sink it is e^SINK_SCORE; without one it is Σ exp(±s_i), near n
+    # but not constant, and its own first-order term takes the mean of the scores away.
     normalizer = math.exp(SINK_SCORE) if sink else n_context
     output = -step_size * normalizer / (2 * score_scale) * stream.write("y")
     plus = Head(stream.read("x"), stream.read("x"), stream.read("y"), output)

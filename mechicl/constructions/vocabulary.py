@@ -1,6 +1,9 @@
 """A small vocabulary for weights written by hand: named subspaces of the residual stream, heads and MLPs on them.
 
-A construction says what a head reads and writes, never an index.
+A construction says what a head reads and writes, never an index. The weights are one choice among many that make the
+same model: only the products query keyᵀ and value output act, so that any invertible matrix could stand between their
+factors (a gauge). The choice here keeps them readable: factors read and write subspaces as they are, and scale factors
+stand in `output`. Where a head needs fewer dimensions than d_head, the others are 0.
 """
 
 from collections.abc import Sequence
@@ -138,7 +141,6 @@ def assemble(
         stream: on paired prompts its first two subspaces, "x" and "y", are the token's. On interleaved prompts the
             first is "token", the last "y", and concatenated positions are the second. Others start at zero.
         layers: the heads of each layer, or heads and an MLP.
-        n_context: number of context points that the model is meant for.
         initial_weights: W_0 `[x y]` of the query token `(x, -x W_0)` of paired prompts.
         input_mlp: an MLP on the tokens before the first layer.
         config: any other field of `TransformerConfig`; for interleaved prompts `x_dim` and `y_dim` too. What it adds

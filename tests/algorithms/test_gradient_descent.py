@@ -200,13 +200,13 @@ def test_the_gradient_with_respect_to_the_query_is_the_learned_weights(at, n_con
 
 def counted_chunks(monkeypatch):
     """A list that fills with the number of prompts in each chunk."""
-    sizes, make = [], spectra.PrefixSpectra.of
+    sizes, make = [], spectra.PrefixSpectra.decompose
 
     def counted(xs, ys, at):
         sizes.append(len(xs))
         return make(xs, ys, at)
 
-    monkeypatch.setattr(spectra.PrefixSpectra, "of", staticmethod(counted))
+    monkeypatch.setattr(spectra.PrefixSpectra, "decompose", staticmethod(counted))
     return sizes
 
 

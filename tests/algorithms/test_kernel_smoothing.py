@@ -204,7 +204,7 @@ def test_the_tuned_bandwidth_is_the_best_of_many(kernel):
     prompts = SineRegression().sample(300, seed=0, dtype=torch.float64)
 
     def error(bandwidth):
-        return kernel_smoothing(prompts, bandwidth, kernel=kernel).squared_errors(prompts)[..., -1].mean(-1)
+        return kernel_smoothing(prompts, bandwidth, kernel=kernel).step_errors(prompts)[..., -1].mean(-1)
 
     bandwidth = tuned_bandwidth(prompts, kernel=kernel)
     others = [bandwidth * 1.1**i for i in range(-60, 61)]

@@ -76,7 +76,7 @@ def test_ols_is_the_pseudo_inverse(prompts):
 
 def test_ols_recovers_the_weights_once_there_are_as_many_points_as_dimensions():
     prompts = exactly_linear(n_context=9, x_dim=4, y_dim=2)
-    errors = algorithms.ols(prompts).squared_errors(prompts)[0]
+    errors = algorithms.ols(prompts).step_errors(prompts)[0]
     assert errors[:, 4:].max() < 1e-16
     assert errors[:, :4].min() > 1e-8
 

@@ -13,7 +13,7 @@ awkward = pytest.mark.parametrize("prompts", AWKWARD.values(), ids=AWKWARD.keys(
 
 @awkward
 def test_eigenvalues_are_those_of_each_prefixs_second_moments(prompts):
-    spectra = PrefixSpectra.of(prompts.xs, prompts.ys, "points")
+    spectra = PrefixSpectra.decompose(prompts.xs, prompts.ys, "points")
     for i, xs in enumerate(prompts.xs.numpy()):
         for t in range(len(xs)):
             expected = np.linalg.eigvalsh(sum((np.outer(x, x) for x in xs[:t]), np.zeros((xs.shape[1],) * 2)))
@@ -25,7 +25,7 @@ def test_eigenvalues_are_those_of_each_prefixs_second_moments(prompts):
 @awkward
 def test_eigenvalues_are_never_negative_and_exactly_zero_beyond_the_number_of_points(prompts):
     for at in ("points", "query"):
-        spectra = PrefixSpectra.of(prompts.xs, prompts.ys, at)
+        spectra = PrefixSpectra.decompose(prompts.xs, prompts.ys, at)
         assert (spectra.eigenvalues >= 0).all()
         counts = range(prompts.n_context + 1) if at == "points" else [prompts.n_context]
         for position, count in enumerate(counts):

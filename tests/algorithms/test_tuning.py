@@ -127,7 +127,7 @@ def test_the_stable_step_size_is_the_reciprocal_of_the_largest_eigenvalue():
     largest = max(np.linalg.eigvalsh(x.T @ x)[-1] for x in prompts.xs[:, :-1].numpy())
     step_size = algorithms.stable_step_size(prompts)
     assert step_size == pytest.approx(1 / largest)
-    errors = algorithms.gradient_descent(prompts, [1, 10**6], step_size=step_size).squared_errors(prompts)
+    errors = algorithms.gradient_descent(prompts, [1, 10**6], step_size=step_size).step_errors(prompts)
     assert errors[1, :, -1].max() < 1e-9
     with pytest.raises(ValueError, match="without a point other than 0"):
         algorithms.stable_step_size(prompts.prefix(0))

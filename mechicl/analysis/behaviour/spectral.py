@@ -67,7 +67,7 @@ class SpectralProblem:
     @classmethod
     def of(cls, prompts: Prompts, targets: Float[Tensor, "prompt y"]) -> "SpectralProblem":
         """From prompts; float64."""
-        spectra = PrefixSpectra.of(prompts.xs.double(), prompts.ys.double(), at="query")
+        spectra = PrefixSpectra.decompose(prompts.xs.double(), prompts.ys.double(), at="query")
         contributions = spectra.point_coordinates[:, 0, :, None] * spectra.target_coordinates[:, 0]
         return cls(spectra.eigenvalues[:, 0], contributions, targets.double())
 

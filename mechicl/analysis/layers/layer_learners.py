@@ -197,5 +197,5 @@ def measure_layer_errors(learner: LayerLearner, prompts: Prompts) -> LayerErrors
     Example:
         >>> print(measure_layer_errors(Lens(model), prompts).by_layer()[-1])
     """
-    errors = learner.trajectory(prompts).squared_errors(prompts) / prompts.y_dim
+    errors = learner.trajectory(prompts).step_errors(prompts)
     return LayerErrors(errors.transpose(1, 2).double().cpu())
