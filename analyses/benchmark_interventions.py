@@ -169,17 +169,17 @@ def known_answer_rows() -> list[dict]:
     )
     untrained = [score_heads(HookedTransformer(cfg, seed=seed).eval(), n_prompts=32) for seed in range(10)]
     for name in untrained[0].scores:
-        means = torch.stack([of.mean(name)[1:].mean() for of in untrained])
+        means = torch.stack([scores.mean(name)[1:].mean() for scores in untrained])
         detail = f"chance {untrained[0].chance[name]:.5f}; mean over the heads of the second layer"
         rows.append(
             row(f"ten untrained models, {name.replace('_', ' ')} score", interval(means), "near chance", detail)
         )
     sequences = RepeatedTokens(d_vocab=64, n_ctx=48, min_period=6, max_period=24).sample(32, seed=0)
     loss = {"loss": next_token_loss(sequences.targets())}
-    found = find_circuit(planted, sequences.read, loss, at="positions")
-    detail = f"{found}: {', '.join(map(str, found.edges))}"
+    circuit = find_circuit(planted, sequences.read, loss, at="positions")
+    detail = f"{circuit}: {', '.join(map(str, circuit.edges))}"
     rows.append(
-        row("planted circuit: heads found are those planted", [float(found.heads == [(0, 2), (1, 1)])], "1", detail)
+        row("planted circuit: heads found are those planted", [float(circuit.heads == [(0, 2), (1, 1)])], "1", detail)
     )
     return rows
 

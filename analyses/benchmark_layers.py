@@ -31,17 +31,17 @@ def loops(xs: torch.Tensor, ys: torch.Tensor, step_size: float) -> torch.Tensor:
     for t in range(len(xs)):
         second, cross = xs[:t].T @ xs[:t], xs[:t].T @ ys[:t]
         inverse = second / torch.linalg.norm(second @ second.T) if t else second
-        found = []
+        predictions = []
         for _ in NEWTON_STEPS:
             inverse = 2 * inverse - inverse @ second @ inverse
-            found.append((xs[t] @ inverse @ cross).item())
+            predictions.append((xs[t] @ inverse @ cross).item())
         weights = torch.zeros_like(cross)
         wanted = set(GD_STEPS)
         for step in range(1, GD_STEPS[-1] + 1):
             weights = weights - step_size * (second @ weights - cross)
             if step in wanted:
-                found.append((xs[t] @ weights).item())
-        columns.append(found)
+                predictions.append((xs[t] @ weights).item())
+        columns.append(predictions)
     return torch.tensor(columns, dtype=torch.float64).T
 
 
@@ -131,7 +131,7 @@ def import_row() -> dict:
         GPT2Config(n_positions=202, n_embd=256, n_layer=12, n_head=8, vocab_size=10, bos_token_id=0, eos_token_id=0)
     ).eval()
     parts = {"_read_in": read_in, "_backbone": backbone, "_read_out": read_out}
-    state = {f"{part}.{name}": weight for part, of in parts.items() for name, weight in of.state_dict().items()}
+    state = {f"{part}.{name}": weight for part, module in parts.items() for name, weight in module.state_dict().items()}
     prompts = LinearRegression(x_dim=20, n_context=40, inputs="gaussian").sample(32, seed=0)
     tokens = torch.zeros(32, 82, 20)
     tokens[:, 0::2], tokens[:, 1::2, :1] = prompts.xs, prompts.ys

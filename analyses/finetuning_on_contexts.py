@@ -5,7 +5,6 @@ python analyses/finetuning_on_contexts.py --checkpoint gpt2-8l
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from mechicl.analysis import FineTuning, compare_on_prompts, read_dual_form, search_on_prompts
 from mechicl.analysis.finetuning import METHOD_NAMES, METHODS
@@ -14,18 +13,16 @@ from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
 from mechicl.report import Claim, Claims, Comparison, Row
 from mechicl.report.finetuning import finetuning_sections
-from mechicl.report.script import run_script
+from mechicl.report.script import ScriptArgs, run_script
 from mechicl.statistics import interval
 
 
 @dataclass(frozen=True)
-class Args:
+class Args(ScriptArgs):
     """A model fine-tuned on each prompt's context, and the same model reading it."""
 
     checkpoint: str = "lsa-1l"
     """Name or folder of a transformer trained on points; its first seed is taken."""
-    out: Path = Path("analyses/results")
-    """Folder for finetuning_on_contexts_CHECKPOINT.json and .html."""
     n_prompts: int = 16
     """To measure on, each with a fine-tuning of its own."""
     n_held_out: int = 4
@@ -48,15 +45,15 @@ def compare(args: Args) -> Comparison:
         raise ValueError(f"{checkpoint.name} is no transformer on points: icl_against_finetuning.py is for texts")
     prompts = task.sample(args.n_prompts + args.n_held_out, seed=args.seed)
     held_out, measured = prompts[: args.n_held_out], prompts[args.n_held_out :]
-    tunings, found = {}, {}
+    tunings, comparisons = {}, {}
     for method in METHODS:
         search = search_on_prompts(
             model, held_out, FineTuning(method=method), learning_rates=args.learning_rates, epochs=args.epochs,
             progress=not args.quiet,
         )  # fmt: skip
         tunings[METHOD_NAMES[method]] = search.best
-        found[METHOD_NAMES[method]] = compare_on_prompts(model, measured, search.best, progress=not args.quiet)
-    rows, figures, data = finetuning_sections(found, tunings)
+        comparisons[METHOD_NAMES[method]] = compare_on_prompts(model, measured, search.best, progress=not args.quiet)
+    rows, figures, data = finetuning_sections(comparisons, tunings)
     rows += [dual_form_row(model, measured, layer) for layer in range(model.cfg.n_layers)]
     bare = "inputs without targets" if model.cfg.keys == "context" else "the query alone"
     lead = (

@@ -4,7 +4,6 @@ python analyses/fu_lstm.py
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from mechicl import algorithms, viz
 from mechicl.analysis import Lens, match, measure_forgetting
@@ -12,22 +11,20 @@ from mechicl.checkpoints import load_checkpoint
 from mechicl.learners import AlgorithmFamily, AlgorithmLearner, Learner, squared_errors
 from mechicl.report import Claim, Claims, Comparison, Row, Section, published
 from mechicl.report.layers import reference_families
-from mechicl.report.script import run_script
+from mechicl.report.script import ScriptArgs, run_script
 from mechicl.statistics import ratio_interval
 
 OGD_STEP_SIZES = tuple(round(0.5 * 2 ** (-i / 2), 4) for i in range(16))
 
 
 @dataclass(frozen=True)
-class Args:
+class Args(ScriptArgs):
     """What a transformer and an LSTM have in common with batch and online algorithms."""
 
     transformer: str = "gpt2-8l"
     """Name or folder of an interleaved transformer."""
     lstm: str = "lstm-4l"
     """Name or folder of an LSTM trained on the same task."""
-    out: Path = Path("analyses/results")
-    """Folder for fu_lstm.json and fu_lstm.html."""
     n_prompts: int = 2048
     """Held-out prompts."""
     seed: int = 1
@@ -38,10 +35,10 @@ def compare(args: Args) -> Comparison:
     """Table 1 with the best step of every family, losses by number of points, and forgetting."""
     task = load_checkpoint(args.transformer).task
     prompts = task.sample(args.n_prompts, seed=args.seed)
-    of = reference_families(task)
+    references = reference_families(task)
     families = {
-        "newton": of["Newton"],
-        "gd": of["gradient descent"],
+        "newton": references["Newton"],
+        "gd": references["gradient descent"],
         "ogd": AlgorithmLearner(algorithms.online_gradient_descent),  # the step that fits each point
         "ogd with one step size": AlgorithmFamily(algorithms.online_gradient_descent, "step_size", OGD_STEP_SIZES),
     }
@@ -111,11 +108,7 @@ def compare(args: Args) -> Comparison:
             "Each context point asked again after the whole context, by how long ago it stood (Fig. 14, centre). "
             "Online gradient descent fits the last point exactly.",
             viz.interval_lines(
-                "Forgetting",
-                "points since it was shown",
-                "MSE / E y²",
-                forgotten["transformer"].gaps,
-                gaps,
+                "Forgetting", "points since it was shown", "MSE / E y²", forgotten["transformer"].gaps, gaps
             ),
         ),
     ]

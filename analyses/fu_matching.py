@@ -6,25 +6,22 @@ python analyses/fu_matching.py --checkpoint gpt2-8l-ill     # ill-conditioned (B
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from mechicl.checkpoints import load_checkpoint
 from mechicl.report import Claim, Claims, Comparison, Row
 from mechicl.report.layers import compare_layers
-from mechicl.report.script import run_script
+from mechicl.report.script import ScriptArgs, run_script
 
 
 @dataclass(frozen=True)
-class Args:
+class Args(ScriptArgs):
     """Which layer of a model matches which iteration of Newton's method and of gradient descent."""
 
     checkpoint: str = "gpt2-8l"
     """Name or folder of an interleaved model."""
     similarities: tuple[Literal["errors", "weights"], ...] = ("errors", "weights")
     """What to compare."""
-    out: Path = Path("analyses/results")
-    """Folder for NAME.json and NAME.html."""
     n_prompts: int = 1024
     """Held-out prompts to compare on."""
     n_fitting: int = 8192
@@ -66,7 +63,9 @@ def claims(comparison: Comparison) -> list[Claim]:
                 why="where it is not positive, enough steps of gradient descent are as similar, or more",
             )  # fmt: skip
     if name == "gpt2-8l":
-        newton, descent = (paper[f"errors: last layer and its best {of} step"] for of in ("Newton", "gradient descent"))
+        newton, descent = (
+            paper[f"errors: last layer and its best {algorithm} step"] for algorithm in ("Newton", "gradient descent")
+        )
         paper.add("Fig. 3b", "similarity of errors of the last layer and its best Newton iteration", newton,
                   why=newton.note)  # fmt: skip
         paper.add("Fig. 5", "similarity of errors of the last layer and its best gradient descent step", descent,

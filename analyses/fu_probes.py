@@ -4,24 +4,21 @@ python analyses/fu_probes.py
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from mechicl import algorithms, viz
 from mechicl.analysis import cross_moments, gradient_descent_weights, newton_weights, ols_weights, probe, second_moments
 from mechicl.checkpoints import load_checkpoint
 from mechicl.models import build
 from mechicl.report import Claim, Claims, Comparison, Row, Section
-from mechicl.report.script import run_script
+from mechicl.report.script import ScriptArgs, run_script
 
 
 @dataclass(frozen=True)
-class Args:
+class Args(ScriptArgs):
     """Linear probes with control tasks, at every layer and position."""
 
     checkpoint: str = "gpt2-8l"
     """Name or folder of an interleaved model."""
-    out: Path = Path("analyses/results")
-    """Folder for NAME.json and NAME.html."""
     n_fitting: int = 8192
     """Prompts to fit probes on."""
     n_prompts: int = 2048
@@ -51,11 +48,11 @@ def compare(args: Args) -> Comparison:
     for name in quantities:
         layer, position, explained = result.best(name, late)
         control = result.control()[result.quantities.index(name), layer, position].item()
-        found = f"layer {layer}, token {result.positions[position]}; R² of the shuffled control {control:.3f}"
-        rows.append(Row(f"{name}: best R² after {task.x_dim} points", None, explained, "prompts", found))
-        *where, explained = untrained.best(name, late)
-        found = f"layer {where[0]}, token {result.positions[where[1]]}"
-        rows.append(Row(f"{name}: the same in an untrained model", None, explained, "prompts", found))
+        where = f"layer {layer}, token {result.positions[position]}; R² of the shuffled control {control:.3f}"
+        rows.append(Row(f"{name}: best R² after {task.x_dim} points", None, explained, "prompts", where))
+        layer, position, explained = untrained.best(name, late)
+        where = f"layer {layer}, token {result.positions[position]}"
+        rows.append(Row(f"{name}: the same in an untrained model", None, explained, "prompts", where))
     figures = [
         Section(
             name,

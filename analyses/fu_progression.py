@@ -5,7 +5,6 @@ python analyses/fu_progression.py --checkpoint gpt2-8l-ill --lstm None
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from mechicl import algorithms
 from mechicl.analysis import LayerErrors, fit_readouts, match
@@ -13,20 +12,18 @@ from mechicl.checkpoints import load_checkpoint
 from mechicl.learners import AlgorithmLearner
 from mechicl.report import Claim, Claims, Comparison, Row, Section
 from mechicl.report.layers import loss_figure
-from mechicl.report.script import run_script
+from mechicl.report.script import ScriptArgs, run_script
 from mechicl.statistics import ratio_interval
 
 
 @dataclass(frozen=True)
-class Args:
+class Args(ScriptArgs):
     """How predictions improve from layer to layer."""
 
     checkpoint: str = "gpt2-8l"
     """Name or folder of an interleaved transformer."""
     lstm: str | None = "lstm-4l"
     """Name or folder of an LSTM trained on the same task; None to leave it out."""
-    out: Path = Path("analyses/results")
-    """Folder for NAME.json and NAME.html."""
     n_prompts: int = 2048
     """Held-out prompts."""
     n_fitting: int = 8192

@@ -4,25 +4,22 @@ python analyses/fu_weights.py
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from mechicl import viz
 from mechicl.analysis import fit_readouts, match, measure_outside_span, similarity_of_weights
 from mechicl.checkpoints import load_checkpoint
 from mechicl.report import Claim, Claims, Comparison, Row, Section
 from mechicl.report.layers import reference_families
-from mechicl.report.script import run_script
+from mechicl.report.script import ScriptArgs, run_script
 from mechicl.statistics import Interval, interval
 
 
 @dataclass(frozen=True)
-class Args:
+class Args(ScriptArgs):
     """The weights that a model's layers have led to, point by point."""
 
     checkpoint: str = "gpt2-8l"
     """Name or folder of an interleaved model."""
-    out: Path = Path("analyses/results")
-    """Folder for NAME.json and NAME.html."""
     n_prompts: int = 1024
     """Held-out prompts."""
     n_fitting: int = 8192
@@ -53,7 +50,7 @@ def compare(args: Args) -> Comparison:
         }
         data[name] = {layer: [i.mean for i in intervals] for layer, intervals in by_family[name].items()}
     for layer in sorted({2, 3, n_layers}):
-        lines = {name: of[layer] for name, of in by_family.items()}
+        lines = {name: by_layer[layer] for name, by_layer in by_family.items()}
         title = f"Similarity of induced weights, layer {layer}"
         figures.append(
             Section(

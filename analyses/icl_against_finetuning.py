@@ -24,7 +24,7 @@ from mechicl.memory import MEMORY
 from mechicl.models import HookedTransformer
 from mechicl.progress import progress_bar
 from mechicl.report import Claim, Claims, Comparison, Row, Section, published
-from mechicl.report.script import run_script
+from mechicl.report.script import ScriptArgs, run_script
 from mechicl.statistics import interval
 from mechicl.text.classification import TEXT_TASKS, Labels
 from mechicl.text.demonstrations import text_shots
@@ -62,7 +62,7 @@ Value = Callable[[dict[str, Any]], float]
 
 
 @dataclass(frozen=True)
-class Args:
+class Args(ScriptArgs):
     """Zero-shot, in context and fine-tuned, on text tasks; goes on where it was stopped."""
 
     model: str = "topics-3l"
@@ -103,24 +103,26 @@ def compare(args: Args) -> Comparison:
     if not args.seeds or "plain" not in args.methods:
         raise ValueError(f"at least one seed and the plain kind are needed, got {args.seeds} and {args.methods}")
     tasks = args.tasks or MADE
-    found: dict[str, list[dict[str, Any]]] = {task: [] for task in tasks}
+    by_task: dict[str, list[dict[str, Any]]] = {task: [] for task in tasks}
     with progress_bar(total=len(tasks) * len(args.seeds), unit="trial", progress=not args.quiet) as bar:
         for seed in args.seeds:  # one model in memory at a time
             language = language_model(args, seed)
             for task in tasks:
-                found[task].append(trial(args, language, task, seed))
+                by_task[task].append(trial(args, language, task, seed))
                 bar.update()
-    trials = Trials(args.methods, tasks, list(found.values()))
-    rows = [*table_rows(trials), *accuracy_rows(trials), *further_rows(trials)]
-    kinds = ", ".join(f"{name} ({of[0]['n_demonstrations']} and {of[0]['n_queries']})" for name, of in found.items())
+    measured = Trials(args.methods, tasks, list(by_task.values()))
+    rows = [*table_rows(measured), *accuracy_rows(measured), *further_rows(measured)]
+    kinds = ", ".join(
+        f"{name} ({trials[0]['n_demonstrations']} and {trials[0]['n_queries']})" for name, trials in by_task.items()
+    )
     lead = (
         f"{args.model} on {kinds} (demonstrations and queries); fine-tuning is chosen on other queries; seeds "
         f"{', '.join(map(str, args.seeds))}. Published: GPT 1.3B on six data sets. Metrics are means over layers, "
         f"heads and queries; intervals are over seeds, each with demonstrations, queries and, where there are several, "
         f"weights of its own; averages are over tasks."
     )
-    data = {"tasks": list(tasks), "seeds": list(args.seeds), "trials": found}
-    return Comparison("Reading demonstrations against fine-tuning", lead, rows, figures(trials), data)
+    data = {"tasks": list(tasks), "seeds": list(args.seeds), "trials": by_task}
+    return Comparison("Reading demonstrations against fine-tuning", lead, rows, figures(measured), data)
 
 
 # ---- one task and seed, kept in a file ----
@@ -153,29 +155,32 @@ def trial(args: Args, language: LanguageModel, task: str, seed: int) -> dict[str
         "comparisons": study.comparisons, "switched": study.with_other_labels,
         "crossed": study.tuned_on_other_labels,
     }  # fmt: skip
-    found: dict[str, Any] = {"settings": settings, "n_demonstrations": study.n_demonstrations}
-    found["n_queries"] = len(texts.queries)
-    found["tunings"] = {method: {**asdict(of.best), "at_edge": of.at_edge} for method, of in study.searches.items()}
-    found |= {kind: {name: summary(of) for name, of in compared.items()} for kind, compared in kinds.items()}
-    found["untrained"] = untrained(args, language, texts, seed)
-    found["dual_form_error"] = dual_form_error(language, texts)
+    record: dict[str, Any] = {"settings": settings, "n_demonstrations": study.n_demonstrations}
+    record["n_queries"] = len(texts.queries)
+    record["tunings"] = {
+        method: {**asdict(search.best), "at_edge": search.at_edge} for method, search in study.searches.items()
+    }
+    record |= {kind: {name: summary(each) for name, each in compared.items()} for kind, compared in kinds.items()}
+    record["untrained"] = untrained(args, language, texts, seed)
+    record["dual_form_error"] = dual_form_error(language, texts)
     path.parent.mkdir(parents=True, exist_ok=True)
     tensors = {
         f"{kind}.{name}.{field}": value.clone()  # some are shared
         for kind, compared in kinds.items()
-        for name, of in compared.items()
-        for field, value in of.samples().items()
+        for name, each in compared.items()
+        for field, value in each.samples().items()
     }
     write_tensors(path.with_suffix(".safetensors"), tensors)
-    write_json(path, found)
-    return found
+    write_json(path, record)
+    return record
 
 
 def digest_of_weights(model: Any) -> str:
     """What tells whether a model is the same."""
     digest = hashlib.sha256()
-    for name, of in model.named_parameters():
-        digest.update(f"{name}{tuple(of.shape)}{of.double().sum().item()}{of.double().square().sum().item()}".encode())
+    for name, weight in model.named_parameters():
+        values = weight.double()
+        digest.update(f"{name}{tuple(weight.shape)}{values.sum().item()}{values.square().sum().item()}".encode())
     return digest.hexdigest()
 
 
@@ -197,27 +202,28 @@ def language_model(args: Args, seed: int) -> LanguageModel:
 
 
 def sources(args: Args, task: str) -> list[Path] | None:
+    """The files of a task's splits in the folder of data, if one was named."""
     if args.data is None or TEXT_TASKS[task].topics:
         return None
-    found = []
+    paths = []
     for split in TEXT_TASKS[task].splits:
         names = [f"{task}_{split}{ending}" for ending in ("", *ENDINGS)]
         known = [args.data / name for name in names if (args.data / name).exists()]
         if not known:
             raise ValueError(f"{args.data} has no file {', '.join(names[1:])} and no folder {names[0]}")
-        found.append(known[0])
-    return found
+        paths.append(known[0])
+    return paths
 
 
 def summary(comparison: FineTuningComparison) -> dict[str, Any]:
     """Means over the queries for which a measure is defined: a number, or one a layer, with heads averaged."""
-    found: dict[str, Any] = {"recall": comparison.recall().mean}
+    means: dict[str, Any] = {"recall": comparison.recall().mean}
     for name, value in comparison.samples().items():
         mean = value.nanmean(-1)
-        found[name] = (mean.nanmean(-1) if mean.ndim == 2 else mean).tolist()
+        means[name] = (mean.nanmean(-1) if mean.ndim == 2 else mean).tolist()
         if value.isnan().any():
-            found[f"{name}_undefined"] = value.isnan().double().mean().item()
-    return {name: none_for_nan(value) for name, value in found.items()}
+            means[f"{name}_undefined"] = value.isnan().double().mean().item()
+    return {name: none_for_nan(value) for name, value in means.items()}
 
 
 def none_for_nan(value: Any) -> Any:
@@ -242,7 +248,7 @@ def dual_form_error(language: LanguageModel, texts: TaskTexts) -> list[float] | 
     """How wrong it is to read softmax attention as linear, by layer: median over heads and queries."""
     shots = text_shots(language.tokenizer, texts.demonstrations, texts.queries)
     n = len(shots.in_context[0]) - shots.query_lengths[0]
-    tokens = [of for of in shots.in_context if len(of) == len(shots.in_context[0])][:2]
+    tokens = [ids for ids in shots.in_context if len(ids) == len(shots.in_context[0])][:2]
     errors = []
     for layer in range(language.model.cfg.n_layers):
         try:
@@ -256,17 +262,17 @@ def dual_form_error(language: LanguageModel, texts: TaskTexts) -> list[float] | 
 # ---- tables ----
 
 
-def mean_of(found: dict[str, Any], name: str) -> float:
+def mean_of(record: dict[str, Any], name: str) -> float:
     """A number, or the mean of those over layers that are defined."""
-    value = found[name]
+    value = record[name]
     if isinstance(value, list):
         known = [v for v in value if v is not None]
         return sum(known) / len(known) if known else math.nan
     return math.nan if value is None else value
 
 
-def of_kind(method: str, name: str, found: dict[str, Any]) -> float:
-    return mean_of(found["comparisons"][method], name)
+def of_kind(method: str, name: str, record: dict[str, Any]) -> float:
+    return mean_of(record["comparisons"][method], name)
 
 
 @dataclass(frozen=True)
@@ -275,15 +281,17 @@ class Trials:
 
     methods: Sequence[Method]
     tasks: Sequence[str]
-    found: Sequence[Sequence[dict[str, Any]]]
+    by_task: Sequence[Sequence[dict[str, Any]]]
 
     def rows(self, quantity: str, value: Value, printed: dict[str, float] | None = None, note: str = "") -> list[Row]:
         """The average over tasks and each task, where there are several."""
         printed = printed or {}
         average = round(sum(printed.values()) / len(printed), 4) if printed else None
         rows = [self.row(f"{quantity}, average", average, self.averages(value), note)]
-        for task, of in zip(self.tasks, self.found, strict=True):
-            rows.append(self.row(f"{quantity}, {task}", printed.get(PAPERS.get(task, "")), list(map(value, of)), note))
+        for task, trials in zip(self.tasks, self.by_task, strict=True):
+            rows.append(
+                self.row(f"{quantity}, {task}", printed.get(PAPERS.get(task, "")), list(map(value, trials)), note)
+            )
         return rows if len(self.tasks) > 1 else rows[1:]
 
     def average(self, quantity: str, value: Value, note: str = "") -> Row:
@@ -291,10 +299,10 @@ class Trials:
 
     def averages(self, value: Value) -> list[float]:
         """For each seed, the mean over tasks."""
-        return [sum(map(value, of)) / len(of) for of in zip(*self.found, strict=True)]
+        return [sum(map(value, trials)) / len(trials) for trials in zip(*self.by_task, strict=True)]
 
     def all_have(self, name: str) -> bool:
-        return all(found[name] is not None for of in self.found for found in of)
+        return all(trial[name] is not None for trials in self.by_task for trial in trials)
 
     @staticmethod
     def row(quantity: str, printed: float | None, values: Sequence[float], note: str = "") -> Row:
@@ -314,8 +322,8 @@ def table_rows(trials: Trials) -> list[Row]:
         for metric, (key, name) in METRICS.items():
             known = dict(zip(printed["tasks"], printed[key], strict=True))
             rows += trials.rows(f"{metric}, {METHOD_NAMES[method]}", partial(of_kind, method, name), known)
-        for task, of in zip(trials.tasks, trials.found, strict=True):
-            kept = [found["tunings"][method] for found in of]
+        for task, records in zip(trials.tasks, trials.by_task, strict=True):
+            kept = [record["tunings"][method] for record in records]
             words = ", ".join(f"{t['learning_rate']:g} ({t['epochs']}){'*' * t['at_edge']}" for t in kept)
             quantity = f"learning rate (epochs), {METHOD_NAMES[method]}, {task}"
             note = "best on held-out queries, a seed after the other; * at the edge of what was tried"
@@ -324,8 +332,8 @@ def table_rows(trials: Trials) -> list[Row]:
 
 
 def accuracy_rows(trials: Trials) -> list[Row]:
-    def gained(found: dict[str, Any]) -> float:
-        return of_kind("plain", "in_context_score", found) - of_kind("plain", "zero_shot_score", found)
+    def gained(record: dict[str, Any]) -> float:
+        return of_kind("plain", "in_context_score", record) - of_kind("plain", "zero_shot_score", record)
 
     rows = trials.rows("accuracy, zero-shot", partial(of_kind, "plain", "zero_shot_score"))
     rows += trials.rows("accuracy, in context", partial(of_kind, "plain", "in_context_score"))
@@ -354,20 +362,20 @@ def further_rows(trials: Trials) -> list[Row]:
             rows.append(trials.average(f"{metric}, untrained model", value, "fresh weights, fine-tuned alike"))
     if trials.all_have("dual_form_error"):
         note = "relative to what heads write; 0 for linear attention"
-        for layer in range(len(trials.found[0][0]["dual_form_error"])):
+        for layer in range(len(trials.by_task[0][0]["dual_form_error"])):
             quantity = f"error of reading softmax attention as a weight update, layer {layer}"
             rows.append(trials.average(quantity, partial(_dual_form_error, layer), note))
     return rows
 
 
-def _nested(path: Sequence[str], name: str, found: dict[str, Any]) -> float:
+def _nested(path: Sequence[str], name: str, record: dict[str, Any]) -> float:
     for step in path:
-        found = found[step]
-    return mean_of(found, name)
+        record = record[step]
+    return mean_of(record, name)
 
 
-def _dual_form_error(layer: int, found: dict[str, Any]) -> float:
-    return found["dual_form_error"][layer]
+def _dual_form_error(layer: int, record: dict[str, Any]) -> float:
+    return record["dual_form_error"][layer]
 
 
 # ---- pictures ----
@@ -376,8 +384,8 @@ def _dual_form_error(layer: int, found: dict[str, Any]) -> float:
 def figures(trials: Trials) -> list[Section]:
     scores = {
         setting: {
-            task: interval(torch.tensor([of_kind(method, name, found) for found in of]))
-            for task, of in zip(trials.tasks, trials.found, strict=True)
+            task: interval(torch.tensor([of_kind(method, name, record) for record in records]))
+            for task, records in zip(trials.tasks, trials.by_task, strict=True)
         }
         for setting, (method, name) in SETTINGS.items()
         if method in trials.methods
@@ -414,10 +422,10 @@ def figures(trials: Trials) -> list[Section]:
 
 
 def by_layer(trials: Trials, title: str, words: str, lines: dict[str, tuple[str, str]]) -> Section:
-    layers = range(len(trials.found[0][0]["comparisons"]["plain"]["update_similarity"]))
+    layers = range(len(trials.by_task[0][0]["comparisons"]["plain"]["update_similarity"]))
 
-    def at(layer: int, method: str, name: str, found: dict[str, Any]) -> float:
-        value = found["comparisons"][method][name][layer]
+    def at(layer: int, method: str, name: str, record: dict[str, Any]) -> float:
+        value = record["comparisons"][method][name][layer]
         return math.nan if value is None else value
 
     intervals = {

@@ -4,25 +4,22 @@ python analyses/nertinger_order.py
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from mechicl import algorithms
 from mechicl.analysis import measure_order_sensitivity
 from mechicl.checkpoints import available, load_checkpoint
 from mechicl.learners import AlgorithmLearner, squared_errors
 from mechicl.report import Claim, Claims, Comparison, Row
-from mechicl.report.script import run_script
+from mechicl.report.script import ScriptArgs, run_script
 from mechicl.statistics import ratio_interval
 
 
 @dataclass(frozen=True)
-class Args:
+class Args(ScriptArgs):
     """How much predictions vary when the context is permuted."""
 
     checkpoints: tuple[str, ...] = ()
     """Names or folders; by default all that come with the package and read points."""
-    out: Path = Path("analyses/results")
-    """Folder for nertinger_order.json and nertinger_order.html."""
     n_prompts: int = 512
     """Held-out prompts for each model."""
     n_orders: int = 16
@@ -75,7 +72,9 @@ def compare(args: Args) -> Comparison:
 def claims(comparison: Comparison) -> list[Claim]:
     """Theorem 3: what runs gradient descent on its context predicts the same for every order."""
     paper = Claims("nertinger2025", comparison.rows)
-    variance, error = (f"variance over orders / {of}" for of in ("mean square of predictions", "mean squared error"))
+    variance, error = (
+        f"variance over orders / {scale}" for scale in ("mean square of predictions", "mean squared error")
+    )
     paper.add(
         "Theorem 3", "variance of predictions over orders of the context, over their mean square: linear attention "
         "with 1, 2, 5 layers, softmax attention, x and y in one token",

@@ -8,7 +8,6 @@ python analyses/nertinger_table.py
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,7 +25,7 @@ from mechicl.checkpoints import Checkpoint, load_checkpoint
 from mechicl.learners import AlgorithmLearner, Learner, squared_errors
 from mechicl.prompts import Prompts
 from mechicl.report import Claim, Claims, Comparison, Row, Section, published
-from mechicl.report.script import run_script
+from mechicl.report.script import ScriptArgs, run_script
 from mechicl.statistics import Interval, interval, ratio_interval
 from mechicl.tasks import LinearRegression
 
@@ -41,7 +40,7 @@ ACTIVATIONS = {
 
 
 @dataclass(frozen=True)
-class Args:
+class Args(ScriptArgs):
     """The whole table, with closed forms beside it, and what explains its last row and erratum 6."""
 
     checkpoints: tuple[str, ...] = (
@@ -53,8 +52,6 @@ class Args:
         "nertinger-softmax",
     )
     """Names or folders, one for each row of the table."""
-    out: Path = Path("analyses/results")
-    """Folder for nertinger_table.json and nertinger_table.html."""
     n_prompts: int = 30_000
     """Held-out prompts for each setting."""
     n_aligned: int = 256
@@ -127,16 +124,16 @@ def compare(args: Args) -> Comparison:
     data: dict[str, object] = {"settings": [setting.name for setting in settings]}
     over_training: dict[str, dict[str, AlignmentOverTraining]] = {}
     stages = tqdm(total=len(parts) * len(settings), desc="table", disable=args.quiet)
-    for name, of_tasks in parts.items():
+    for name, parts_by_task in parts.items():
         cells = []
-        for i, (setting, part) in enumerate(zip(settings, of_tasks, strict=True)):
+        for i, (setting, part) in enumerate(zip(settings, parts_by_task, strict=True)):
             row, losses = _cell(name, setting, part, table.get(name, [None] * len(settings))[i])
             rows.append(row)
             cells.append(losses.tolist())
             if part.snapshots is not None and not setting.noise_variance:
                 kept = part.of(_not_stuck(losses).nonzero()[:, 0].tolist())
-                found = align_over_training(kept, setting.pgd, setting.prompts[: args.n_aligned])
-                over_training.setdefault(setting.name, {})[name] = found
+                alignment = align_over_training(kept, setting.pgd, setting.prompts[: args.n_aligned])
+                over_training.setdefault(setting.name, {})[name] = alignment
             stages.update()
         data[name] = cells
     stages.close()
@@ -146,12 +143,12 @@ def compare(args: Args) -> Comparison:
             f"Against PGD during training, {name}",
             "Cosine of sensitivities and distance of predictions, mean over seeds outside local minima with 95% bands "
             "(Fig. 1).",
-            viz.alignments_over_training(found),
+            viz.alignments_over_training(alignment),
         )
-        for name, found in over_training.items()
+        for name, alignment in over_training.items()
     ]
     data["over_training"] = {
-        name: {row: _plain(found) for row, found in by_row.items()} for name, by_row in over_training.items()
+        name: {row: _plain(alignment) for row, alignment in by_row.items()} for name, by_row in over_training.items()
     }
     lead = (
         f"One layer of attention on 20 points in 5 dimensions, x ~ N(0, Σ), eigenvalues κ^(i/4), w ~ N(0, I), noise of "
@@ -196,10 +193,7 @@ def _relu_rows(setting: Setting) -> list[Row]:
     with torch.no_grad():
         wrong.blocks[0].attn.W_O.neg_()
     rows = []
-    for words, claim, model in (
-        ("as printed", "optimal", wrong),
-        ("with Q₀ negative", "optimal", right),
-    ):
+    for words, claim, model in (("as printed", "optimal", wrong), ("with Q₀ negative", "optimal", right)):
         rows.append(Row(f"ReLU, Theorem 4 {words}", claim, setting.loss(model), "prompts"))
     return rows
 
@@ -246,11 +240,11 @@ def _minimum(loss: Callable[[Tensor], Tensor], start: Tensor) -> float:
     return loss(at).item()
 
 
-def _plain(found: AlignmentOverTraining) -> dict[str, object]:
+def _plain(alignment: AlignmentOverTraining) -> dict[str, object]:
     return {
-        "steps": found.steps,
-        "prediction_distance": found.prediction_distance.tolist(),
-        "sensitivity_cosine": found.sensitivity_cosine.tolist(),
+        "steps": alignment.steps,
+        "prediction_distance": alignment.prediction_distance.tolist(),
+        "sensitivity_cosine": alignment.sensitivity_cosine.tolist(),
     }
 
 

@@ -4,18 +4,15 @@ python analyses/oswald_conditioning.py
 """
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from mechicl import viz
 from mechicl.analysis import Conditioning, EigenvalueRange, fit_construction, measure_conditioning, tuned_descent
-from mechicl.checkpoints import load_checkpoint
 from mechicl.report import Claim, Claims, Comparison, Row, Section, published
-from mechicl.report.script import run_script
+from mechicl.report.script import ScriptArgs, regression_checkpoint, run_script
 from mechicl.statistics import Interval, interval
-from mechicl.tasks import LinearRegression
 
 SHOWN = (0.05, 0.08, 0.099, 0.11, 0.12, 0.13, 0.14, 0.15, 0.18)
 """γ of the distributions over tasks; the paper says that condition numbers explode above 0.1."""
@@ -23,13 +20,11 @@ DISTRIBUTION = 25  # points of the task whose distribution the paper shows
 
 
 @dataclass(frozen=True)
-class Args:
+class Args(ScriptArgs):
     """Eigenvalues, condition numbers and the γ that they suggest, beside the γ in four trained models."""
 
     checkpoints: tuple[str, ...] = ("lsa-2l-looped", "lsa-2l-looped-n25", "lsa-2l-looped-n50", "lsa-2l-looped-n100")
     """Names or folders of looped two-layer models."""
-    out: Path = Path("analyses/results")
-    """Folder for oswald_conditioning.json and oswald_conditioning.html."""
     n_prompts: int = 10_000
     """Tasks in a draw, as in the paper."""
     draws: int = 20
@@ -39,8 +34,8 @@ class Args:
 
 
 @dataclass(frozen=True, eq=False)
-class Measured:
-    """What was found for one number of points.
+class GammaStudy:
+    """What was measured for one number of points.
 
     Attributes:
         conditioning: of the first draw, with the γ in the weights (median of the seeds).
@@ -70,10 +65,10 @@ class Measured:
 
 def compare(args: Args) -> Comparison:
     """Rows for each number of points, and the three panels of Fig. 13."""
-    found = [_measure(name, args) for name in args.checkpoints]
-    rows = [row for part in (_eigenvalue_rows, _gamma_rows, _condition_rows) for m in found for row in part(m)]
-    data: dict[str, Any] = {"by_n": [_data(m) for m in found]}
-    by_name = {f"n = {m.n}": m for m in found}
+    studies = [_measure(name, args) for name in args.checkpoints]
+    rows = [row for part in (_eigenvalue_rows, _gamma_rows, _condition_rows) for m in studies for row in part(m)]
+    data: dict[str, Any] = {"by_n": [_data(m) for m in studies]}
+    by_name = {f"n = {m.n}": m for m in studies}
     observed = {name: m.typical for name, m in by_name.items()}
     grids = {name: m.conditioning.at(_grid(m)) for name, m in by_name.items()}
     figures = [
@@ -90,7 +85,7 @@ def compare(args: Args) -> Comparison:
             viz.condition_numbers(grids, observed),
         ),
     ]
-    shown = next((m for m in found if m.n == DISTRIBUTION), None)
+    shown = next((m for m in studies if m.n == DISTRIBUTION), None)
     if shown is not None:
         several = shown.conditioning.at(SHOWN)
         rows += _distribution_rows(shown, several)
@@ -102,7 +97,7 @@ def compare(args: Args) -> Comparison:
                 viz.condition_number_distribution(several),
             )
         )
-    figures.append(_ratio_figure(found))
+    figures.append(_ratio_figure(studies))
     lead = (
         f"Eigenvalues of S, the sum of x xᵀ over the context points, for draws of {args.n_prompts:,} tasks with x ~ "
         f"U(-1/2, 1/2), d = 10, and looped two-layer linear attention trained on them. One transformation of GD++ maps "
@@ -111,11 +106,8 @@ def compare(args: Args) -> Comparison:
     return Comparison("Condition numbers under GD++ (A.10, Fig. 13)", lead, rows, figures, data)
 
 
-def _measure(name: str, args: Args) -> Measured:
-    checkpoint = load_checkpoint(name)
-    task = checkpoint.task
-    if not isinstance(task, LinearRegression):
-        raise ValueError(f"{name} was trained on {type(task).__name__}, not on linear regression")
+def _measure(name: str, args: Args) -> GammaStudy:
+    checkpoint, task = regression_checkpoint(name)
     fit = fit_construction(checkpoint.models, "gd++", task, refine=False, n_prompts=64)
     gamma = fit.projected.parameters["gamma"][:, 0]
     prompts = task.sample(args.n_prompts, seed=args.seed, dtype=torch.float64)
@@ -125,7 +117,7 @@ def _measure(name: str, args: Args) -> Measured:
         again = task.sample(args.n_prompts, seed=seed, dtype=torch.float64)
         ranges.append(measure_conditioning(again, [0.0]).extremes)
     tuned = tuned_descent(prompts, 2, gamma=True).hyperparameters["gamma"]
-    return Measured(task.n_context, first, ranges, gamma, first.best_gamma(seed=args.seed), tuned)
+    return GammaStudy(task.n_context, first, ranges, gamma, first.best_gamma(seed=args.seed), tuned)
 
 
 def _printed(n: int) -> dict[str, float]:
@@ -136,7 +128,7 @@ def _printed(n: int) -> dict[str, float]:
     return {key: values[printed["n"].index(n)] for key, values in printed.items()}
 
 
-def _eigenvalue_rows(m: Measured) -> list[Row]:
+def _eigenvalue_rows(m: GammaStudy) -> list[Row]:
     rows = []
     for which in ("largest", "smallest"):
         values = torch.tensor([getattr(r, which) for r in m.ranges], dtype=torch.float64)
@@ -150,7 +142,7 @@ def _eigenvalue_rows(m: Measured) -> list[Row]:
     return rows
 
 
-def _gamma_rows(m: Measured) -> list[Row]:
+def _gamma_rows(m: GammaStudy) -> list[Row]:
     printed = _printed(m.n)
     paper = printed.get("gamma_of_trained_2_layer_recurrent")
     typical, by_seed = m.typical, ", ".join(f"{gamma:.4f}" for gamma in m.gamma.tolist())
@@ -174,12 +166,12 @@ def _gamma_rows(m: Measured) -> list[Row]:
     ]  # fmt: skip
 
 
-def _condition_rows(m: Measured) -> list[Row]:
+def _condition_rows(m: GammaStudy) -> list[Row]:
     c, gamma = m.conditioning, m.conditioning.gammas[0]
     at_best = c.at([m.best.mean])
 
-    def share(of: Conditioning) -> Interval | str:
-        improved = of.improved()[0]
+    def share(conditioning: Conditioning) -> Interval | str:
+        improved = conditioning.improved()[0]
         return f"all {improved.n:,}" if improved.mean == 1 else improved
 
     return [
@@ -191,7 +183,7 @@ def _condition_rows(m: Measured) -> list[Row]:
     ]
 
 
-def _distribution_rows(m: Measured, several: Conditioning) -> list[Row]:
+def _distribution_rows(m: GammaStudy, several: Conditioning) -> list[Row]:
     """The claim that condition numbers explode for γ above 0.1."""
     above = several.quantiles([0.99])[0].tolist()
     before = several.before.quantile(0.99).item()
@@ -203,18 +195,18 @@ def _distribution_rows(m: Measured, several: Conditioning) -> list[Row]:
     return rows
 
 
-def _ratio_figure(found: list[Measured]) -> Section:
+def _ratio_figure(studies: list[GammaStudy]) -> Section:
     """Each way of choosing γ, relative to what the weights hold."""
 
-    def over_weights(m: Measured, of: Interval) -> Interval:
-        return replace(of, mean=of.mean / m.typical, low=of.low / m.typical, high=of.high / m.typical)
+    def over_weights(m: GammaStudy, gamma: Interval) -> Interval:
+        return replace(gamma, mean=gamma.mean / m.typical, low=gamma.low / m.typical, high=gamma.high / m.typical)
 
     lines = {
-        "least mean log condition number": [over_weights(m, m.best) for m in found],
-        "least condition number of the range (paper)": [over_weights(m, m.heuristic) for m in found],
-        "least loss of two looped steps": [interval(torch.tensor([m.tuned / m.typical])) for m in found],
+        "least mean log condition number": [over_weights(m, m.best) for m in studies],
+        "least condition number of the range (paper)": [over_weights(m, m.heuristic) for m in studies],
+        "least loss of two looped steps": [interval(torch.tensor([m.tuned / m.typical])) for m in studies],
     }
-    points = [m.n for m in found]
+    points = [m.n for m in studies]
     title = "Ways of choosing γ, over the γ in the weights"
     figure = viz.interval_lines(title, "context points", "ratio", points, lines, log_x=True)
     figure.add_hline(y=1, line={"color": "#999999", "width": 1})
@@ -223,7 +215,7 @@ def _ratio_figure(found: list[Measured]) -> Section:
     return Section("γ by number of points", words, figure)
 
 
-def _grid(m: Measured) -> list[float]:
+def _grid(m: GammaStudy) -> list[float]:
     """γ from 0 past the best one of single tasks, with the corner and the end of the range's condition number."""
     span = m.conditioning.extremes
     corners = [span.heuristic_gamma, 0.999 / span.largest]
@@ -240,7 +232,7 @@ def _quantiles(c: Conditioning) -> dict[str, Any]:
     }
 
 
-def _data(m: Measured) -> dict[str, Any]:
+def _data(m: GammaStudy) -> dict[str, Any]:
     return {
         "n": m.n,
         "smallest_eigenvalues": [r.smallest for r in m.ranges],

@@ -5,7 +5,6 @@ python analyses/oswald_copying.py
 
 import copy
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -23,7 +22,7 @@ from mechicl.checkpoints import Checkpoint, load_checkpoint
 from mechicl.learners import squared_errors
 from mechicl.prompts import Prompts
 from mechicl.report import Claim, Claims, Comparison, Row, Section
-from mechicl.report.script import run_script
+from mechicl.report.script import ScriptArgs, run_script
 from mechicl.statistics import Interval, interval, ratio_interval
 
 FIELDS = ("attention", "pattern_cosine", "decoding_errors", "decoding_errors_of_inputs", "errors", "errors_without",
@@ -33,13 +32,11 @@ COPIES = 0.5
 
 
 @dataclass(frozen=True)
-class Args:
+class Args(ScriptArgs):
     """When two layers learn to copy targets to their inputs' tokens, and what they do with them."""
 
     checkpoints: tuple[str, ...] = ("copy-2l", "copy-2l-one-hot", "copy-2l-linear")
     """Names or folders of two-layer models on interleaved prompts of one task."""
-    out: Path = Path("analyses/results")
-    """Folder for oswald_copying.json and oswald_copying.html."""
     n_prompts: int = 10_000
     """Held-out prompts for losses."""
     n_opened: int = 1024
@@ -49,7 +46,7 @@ class Args:
 
 
 @dataclass(frozen=True, eq=False)
-class Opened:
+class CopyStudy:
     """What was measured in the seeds of one checkpoint."""
 
     checkpoint: Checkpoint
@@ -61,7 +58,7 @@ class Opened:
     @property
     def copying(self) -> torch.Tensor:
         """Which seeds' first layers copy."""
-        return torch.stack([found.decoding_errors.mean() for found in self.copies]) < COPIES
+        return torch.stack([copying.decoding_errors.mean() for copying in self.copies]) < COPIES
 
 
 def compare(args: Args) -> Comparison:
@@ -71,17 +68,17 @@ def compare(args: Args) -> Comparison:
     data = {}
     task = load_checkpoint(args.checkpoints[0]).task
     held_out = task.sample(args.n_prompts, seed=args.seed, dtype=torch.float64)
-    opened_on = held_out[: args.n_opened]
+    read_on = held_out[: args.n_opened]
     tuning = task.sample(50_000, seed=args.seed + 1, dtype=torch.float64)
     reference, two = (squared_errors(tuned_descent(tuning, steps), held_out)[:, 0] for steps in (1, 2))
     nothing = held_out.query.ys.square().mean().item()
     rows.append(Row("half-MSE, one tuned step of gradient descent", 0.2, interval(reference / 2), "prompts"))
     rows.append(Row("half-MSE, two tuned steps", None, interval(two / 2), "prompts"))
     for name in args.checkpoints:
-        found = _open(load_checkpoint(name), held_out, opened_on, nothing)
-        rows += _rows(found, reference)
-        curve = found.checkpoint.record["curve"]
-        seeds = found.checkpoint.record["seeds"]
+        study = _measure(load_checkpoint(name), held_out, read_on, nothing)
+        rows += _rows(study, reference)
+        curve = study.checkpoint.record["curve"]
+        seeds = study.checkpoint.record["seeds"]
         figures.append(
             Section(
                 f"{name}: loss during training",
@@ -89,30 +86,30 @@ def compare(args: Args) -> Comparison:
                 viz.losses_over_training(
                     curve["eval_step"],
                     {"seeds": curve["eval_loss"]},
-                    transitions={"seeds": found.transitions},
+                    transitions={"seeds": study.transitions},
                     references={"one step of gradient descent": reference.mean().item(), "predicting 0": nothing},
                     log_y=max(map(max, curve["eval_loss"])) > 10 * nothing,  # large initial weights
                 ),
             )
         )
-        if found.checkpoint.snapshots is not None:
-            steps, over_training = _sensitivity_over_training(found.checkpoint, _few(opened_on))
-            rows.append(_rise_row(found, steps, over_training))
-            copied = [seed for seed, fine in zip(range(len(seeds)), found.copying.tolist(), strict=True) if fine]
+        if study.checkpoint.snapshots is not None:
+            steps, over_training = _sensitivity_over_training(study.checkpoint, _for_derivatives(read_on))
+            rows.append(_rise_row(study, steps, over_training))
+            copied = [seed for seed, fine in zip(range(len(seeds)), study.copying.tolist(), strict=True) if fine]
             if copied:
-                figures.append(_sensitivity_figure(found, steps, over_training, copied[0], reference.mean().item()))
-                figures.append(_patterns_figure(found, copied[0], opened_on))
+                figures.append(_sensitivity_figure(study, steps, over_training, copied[0], reference.mean().item()))
+                figures.append(_patterns_figure(study, copied[0], read_on))
             data[f"{name}, sensitivity over training"] = {
                 "steps": steps,
                 **{k: v.tolist() for k, v in over_training.items()},
             }
         data[name] = {
             "seeds": seeds,
-            "mse": found.losses.tolist(),
-            "copies": found.copying.tolist(),
-            "transition": [found.transitions.before.tolist(), found.transitions.after.tolist()],
+            "mse": study.losses.tolist(),
+            "copies": study.copying.tolist(),
+            "transition": [study.transitions.before.tolist(), study.transitions.after.tolist()],
             **{
-                field: [getattr(c, field).mean().item() for c in found.copies]
+                field: [getattr(c, field).mean().item() for c in study.copies]
                 for field in FIELDS
             },
         }  # fmt: skip
@@ -124,49 +121,49 @@ def compare(args: Args) -> Comparison:
     return Comparison("Copying emerges (section 4, Fig. 5)", lead, rows, figures, data)
 
 
-def _open(checkpoint: Checkpoint, held_out: Prompts, opened_on: Prompts, nothing: float) -> Opened:
+def _measure(checkpoint: Checkpoint, held_out: Prompts, read_on: Prompts, nothing: float) -> CopyStudy:
     models = [copy.deepcopy(model).double() for model in checkpoint.models]
     curve = checkpoint.record["curve"]
-    return Opened(
+    return CopyStudy(
         checkpoint,
-        [measure_target_copying(model, opened_on) for model in models],
-        [measure_token_sensitivity(model, _few(opened_on)) for model in models],
+        [measure_target_copying(model, read_on) for model in models],
+        [measure_token_sensitivity(model, _for_derivatives(read_on)) for model in models],
         find_transitions(curve["eval_step"], curve["eval_loss"], plateau=nothing),
         torch.stack([squared_errors(model, held_out)[:, 0].mean() for model in models]),
     )
 
 
-def _few(prompts: Prompts) -> Prompts:
-    """Where derivatives are taken."""
+def _for_derivatives(prompts: Prompts) -> Prompts:
+    """The prompts on which derivatives are taken: they cost much more than a forward pass."""
     return prompts[: max(1, len(prompts) // 64)]
 
 
-def _rise_row(found: Opened, steps: list[int], over_training: dict[str, torch.Tensor]) -> Row:
+def _rise_row(study: CopyStudy, steps: list[int], over_training: dict[str, torch.Tensor]) -> Row:
     """Whether the first layer reads the next token before the loss falls, as far as the snapshots tell."""
     ratio = over_training["next"] / over_training["other"]
     words, before = [], 0
-    for seed, fine in enumerate(found.copying.tolist()):
+    for seed, fine in enumerate(study.copying.tolist()):
         if not fine:
             continue
-        fall = found.transitions.before[seed].item()
+        fall = study.transitions.before[seed].item()
         earlier = [i for i, step in enumerate(steps) if step <= fall]
         later = [i for i, step in enumerate(steps) if step > fall]
         if earlier and later:
             before += bool(ratio[earlier[-1], seed] > 3)
             words.append(f"{ratio[earlier[-1], seed]:.2g} (step {steps[earlier[-1]]}) to {ratio[later[0], seed]:.2g} "
                          f"(step {steps[later[0]]})")  # fmt: skip
-    quantity = f"{found.checkpoint.name}: seeds that read the next token 3 times more than others before the loss falls"
+    quantity = f"{study.checkpoint.name}: seeds that read the next token 3 times more than others before the loss falls"
     note = f"norms' ratio at the snapshots around the fall: {'; '.join(words)}"
     return Row(quantity, "all", f"{before} of {len(words)} seeds", "seeds that copy", note)
 
 
-def _rows(found: Opened, reference: torch.Tensor) -> list[Row]:
+def _rows(study: CopyStudy, reference: torch.Tensor) -> list[Row]:
     """Rows of one checkpoint; intervals are over the seeds that copy, where there are two or more."""
-    name, n, fine = found.checkpoint.name, len(found.copies), found.copying
-    linear_only = "softmax" not in found.checkpoint.models[0].cfg.attention
+    name, n, fine = study.checkpoint.name, len(study.copies), study.copying
+    linear_only = "softmax" not in study.checkpoint.models[0].cfg.attention
     claim = "none (could not be trained)" if linear_only else "all"
     which = f"{int(fine.sum())} of {n} seeds"
-    falls = found.transitions
+    falls = study.transitions
     seen = f"{int(falls.fell.sum())} of {n} seeds, latest over earliest {falls.spread():.2g}"
     rows = [
         Row(f"{name}: first layers that copy", claim, which, "seeds"),
@@ -178,37 +175,37 @@ def _rows(found: Opened, reference: torch.Tensor) -> list[Row]:
     def mean(values: list[torch.Tensor]) -> Interval:
         return interval(torch.stack(values)[kept])
 
-    ratios = found.losses / reference.mean()
+    ratios = study.losses / reference.mean()
     by_seed = f"by seed {', '.join(f'{r:.3f}' for r in ratios)}"
     expected = None if linear_only else 1
     rows.append(Row(f"{name}: loss over one step of gradient descent", expected, interval(ratios[kept]), over, by_seed))
     rows.append(Row(f"{name}: the same of all seeds", expected, interval(ratios), "seeds"))
     for label, words, values in (
-        ("the token itself", None, [s.own.mean() for s in found.sensitivities]),
-        ("the next token, its target", None if linear_only else "high", [s.next.mean() for s in found.sensitivities]),
-        ("any other token", None if linear_only else "near 0", [s.other.mean() for s in found.sensitivities]),
+        ("the token itself", None, [s.own.mean() for s in study.sensitivities]),
+        ("the next token, its target", None if linear_only else "high", [s.next.mean() for s in study.sensitivities]),
+        ("any other token", None if linear_only else "near 0", [s.other.mean() for s in study.sensitivities]),
     ):
         rows.append(Row(f"{name}: |d first layer / d token| at x tokens, {label}", words, mean(values), over))
     rows += [
-        Row(f"{name}: share of attention on the target's token", None, mean([c.attention.mean() for c in found.copies]),
+        Row(f"{name}: share of attention on the target's token", None, mean([c.attention.mean() for c in study.copies]),
             over),
         Row(f"{name}: cosine of its pattern with that of copy_targets", None,
-            mean([c.pattern_cosine.mean() for c in found.copies]), over),
+            mean([c.pattern_cosine.mean() for c in study.copies]), over),
         Row(f"{name}: target not readable at its input's token, before and after the layer", None,
-            mean([c.decoding_errors.mean() for c in found.copies]), over,
-            f"before: {found.copies[0].decoding_errors_before.mean():.3f}; share of the mean square"),
+            mean([c.decoding_errors.mean() for c in study.copies]), over,
+            f"before: {study.copies[0].decoding_errors_before.mean():.3f}; share of the mean square"),
     ]  # fmt: skip
     rows.append(
         Row(f"{name}: input not readable at its target's token after the layer", None,
-            mean([c.decoding_errors_of_inputs.mean() for c in found.copies]), over,
-            "by seed " + ", ".join(f"{c.decoding_errors_of_inputs.mean():.2f}" for c in found.copies))
+            mean([c.decoding_errors_of_inputs.mean() for c in study.copies]), over,
+            "by seed " + ", ".join(f"{c.decoding_errors_of_inputs.mean():.2f}" for c in study.copies))
     )  # fmt: skip
     for label, field in (
         ("without the first layer at x tokens", "errors_without"),
         ("without it elsewhere", "errors_without_elsewhere"),
         ("with the pattern of copy_targets at x tokens", "errors_transplanted"),
     ):
-        values = [ratio_interval(getattr(c, field), c.errors).mean for c in found.copies]
+        values = [ratio_interval(getattr(c, field), c.errors).mean for c in study.copies]
         rows.append(Row(f"{name}: loss {label} over the model's", None, mean(list(torch.tensor(values))), over))
     return rows
 
@@ -217,37 +214,37 @@ def _sensitivity_over_training(checkpoint: Checkpoint, prompts: Prompts) -> tupl
     """Steps, and by relation the mean norm `[step seed]`."""
     assert checkpoint.snapshots is not None
     steps = list(checkpoint.snapshots.steps)
-    found = [
+    by_step = [
         [measure_token_sensitivity(model.double(), prompts) for model in checkpoint.models_at(i)]
         for i in range(len(steps))
     ]
     return steps, {
-        relation: torch.tensor([[getattr(s, relation).mean().item() for s in row] for row in found])
+        relation: torch.tensor([[getattr(s, relation).mean().item() for s in row] for row in by_step])
         for relation in ("own", "next", "other")
     }
 
 
 def _sensitivity_figure(
-    found: Opened, steps: list[int], by_relation: dict[str, torch.Tensor], seed: int, gd_mse: float
+    study: CopyStudy, steps: list[int], by_relation: dict[str, torch.Tensor], seed: int, gd_mse: float
 ) -> Section:
-    name = found.checkpoint.name
+    name = study.checkpoint.name
     names = {"own": "the token itself", "next": "the next token (its target)", "other": "other tokens"}
     one = {names[relation]: values[:, seed].tolist() for relation, values in by_relation.items()}
-    curve = found.checkpoint.record["curve"]
+    curve = study.checkpoint.record["curve"]
     figure = viz.sensitivity_over_training(
         steps, one, curve["eval_step"], [line[seed] for line in curve["eval_loss"]], gd_mse=gd_mse
     )
     words = (
         f"Norm of the derivative of the first layer's output at the context's x tokens, seed "
-        f"{found.checkpoint.record['seeds'][seed]}, at the saved snapshots, above its loss."
+        f"{study.checkpoint.record['seeds'][seed]}, at the saved snapshots, above its loss."
     )
     return Section(f"{name}: what the first layer depends on", words, figure)
 
 
-def _patterns_figure(found: Opened, seed: int, prompts: Prompts) -> Section:
-    checkpoint = found.checkpoint
+def _patterns_figure(study: CopyStudy, seed: int, prompts: Prompts) -> Section:
+    checkpoint = study.checkpoint
     assert checkpoint.snapshots is not None
-    transition = found.transitions.steps.nan_to_num(0)[seed].item()
+    transition = study.transitions.steps.nan_to_num(0)[seed].item()
     before = max((i for i, step in enumerate(checkpoint.snapshots.steps) if step <= 0.6 * transition), default=0)
     panels = {}
     for i in (before, len(checkpoint.snapshots.steps) - 1):

@@ -5,7 +5,6 @@ python analyses/oswald_data_limits.py
 
 import copy
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -17,7 +16,7 @@ from mechicl.learners import squared_errors
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
 from mechicl.report import Claim, Claims, Comparison, Row, Section
-from mechicl.report.script import run_script
+from mechicl.report.script import ScriptArgs, run_script
 from mechicl.statistics import interval
 from mechicl.tasks import FixedTasks, LinearRegression
 
@@ -26,13 +25,11 @@ OVER = "seeds, one draw of tasks"
 
 
 @dataclass(frozen=True)
-class Args:
+class Args(ScriptArgs):
     """Alignment with gradient descent of layers that were trained on few tasks."""
 
     checkpoints: tuple[str, ...] = tuple(f"lsa-1l-tasks{n}" for n in TASKS)
     """Names or folders of trainings on fixed tasks."""
-    out: Path = Path("analyses/results")
-    """Folder for oswald_data_limits.json and oswald_data_limits.html."""
     n_prompts: int = 10_000
     """Held-out prompts."""
     seed: int = 1_000_003
@@ -58,8 +55,8 @@ def compare(args: Args) -> Comparison:
             shared = held_out, construction, step_size
             reference = squared_errors(tuned, held_out)[:, 0]
             rows.append(Row("half-MSE, one tuned step of gradient descent", 0.2, interval(reference / 2), "prompts"))
-        found, numbers = _rows(checkpoint, task, task.task, *shared)
-        rows += found
+        more_rows, numbers = _rows(checkpoint, task, task.task, *shared)
+        rows += more_rows
         data[name] = numbers
         over_training[f"{task.n_tasks} tasks"] = align_over_training(checkpoint, shared[1], shared[0][:1000])
     lead = (
@@ -86,8 +83,8 @@ def _rows(
     reference = squared_errors(construction, held_out)[:, 0].mean()
     losses = torch.stack([squared_errors(model, held_out)[:, 0].mean() for model in models])
     alignments = [align(model, construction, held_out).intervals() for model in models]
-    cosine = torch.tensor([found["sensitivity_cosine"].mean for found in alignments])
-    distance = torch.tensor([found["prediction_distance"].mean for found in alignments])
+    cosine = torch.tensor([aligned["sensitivity_cosine"].mean for aligned in alignments])
+    distance = torch.tensor([aligned["prediction_distance"].mean for aligned in alignments])
     fit = fit_construction(models, "gd", drawn_from, refine=False)
     steps = fit.projected.parameters["step_size"][:, 0] / step_size
     excess = torch.tensor([interpolate(model, construction, held_out).midpoint_excess().mean for model in models])

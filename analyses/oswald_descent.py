@@ -5,23 +5,20 @@ python analyses/oswald_descent.py --checkpoint lsa-5l
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from mechicl.checkpoints import load_checkpoint
 from mechicl.report import Claim, Claims, Comparison
 from mechicl.report.descent import compare_with_descent
-from mechicl.report.script import run_script
+from mechicl.report.script import ScriptArgs, run_script
 
 
 @dataclass(frozen=True)
-class Args:
+class Args(ScriptArgs):
     """Losses, alignment, weights, paths, and the nearest algorithm."""
 
     checkpoint: str = "lsa-5l"
     """Name or folder: lsa-2l-looped and lsa-5l (Fig. 3), lsa-10l-looped (Fig. 7), lsa-12l-mlp (Fig. 8), lsa-1l-ln and
     lsa-2l-ln (Fig. 14)."""
-    out: Path = Path("analyses/results")
-    """Folder for oswald_descent_CHECKPOINT.json and .html."""
     n_prompts: int = 10_000
     """Held-out prompts."""
     seed: int = 1_000_003

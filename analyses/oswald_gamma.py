@@ -4,26 +4,22 @@ python analyses/oswald_gamma.py
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from mechicl import viz
 from mechicl.analysis import fit_construction, tuned_descent
 from mechicl.checkpoints import load_checkpoint
 from mechicl.report import Claim, Claims, Comparison, Row, Section
 from mechicl.report.descent import published_gammas
-from mechicl.report.script import run_script
+from mechicl.report.script import ScriptArgs, regression_checkpoint, run_script
 from mechicl.statistics import interval
-from mechicl.tasks import LinearRegression
 
 
 @dataclass(frozen=True)
-class Args:
+class Args(ScriptArgs):
     """Fit GD++ to the weights of four checkpoints."""
 
     checkpoints: tuple[str, ...] = ("lsa-2l-looped", "lsa-2l-looped-n25", "lsa-2l-looped-n50", "lsa-2l-looped-n100")
     """Names or folders."""
-    out: Path = Path("analyses/results")
-    """Folder for oswald_gamma.json and oswald_gamma.html."""
     n_prompts: int = 8192
     """Prompts that parameters are matched and tuned on."""
     seed: int = 0
@@ -35,10 +31,7 @@ def compare(args: Args) -> Comparison:
     by_n = published_gammas()
     rows, numbers, lines = [], [], {"in the weights": [], "published": [], "best on the task": []}
     for name in args.checkpoints:
-        checkpoint = load_checkpoint(name)
-        task = checkpoint.task
-        if not isinstance(task, LinearRegression):
-            raise ValueError(f"{name} was trained on {type(task).__name__}, not on linear regression")
+        checkpoint, task = regression_checkpoint(name)
         n = task.n_context
         fit = fit_construction(checkpoint.models, "gd++", task, n_prompts=args.n_prompts, seed=args.seed)
         tuned = tuned_descent(task.sample(args.n_prompts, seed=args.seed + 2), 2, gamma=True)

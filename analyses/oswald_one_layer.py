@@ -4,25 +4,22 @@ python analyses/oswald_one_layer.py
 """
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 
 from mechicl.checkpoints import load_checkpoint
 from mechicl.report import Claim, Claims, Comparison, Row
 from mechicl.report.one_layer import compare_one_layer
-from mechicl.report.script import run_script
+from mechicl.report.script import ScriptArgs, run_script
 from mechicl.statistics import interval
 
 
 @dataclass(frozen=True)
-class Args:
+class Args(ScriptArgs):
     """The table of `mechicl report`, and what happens when the layer is applied again and again."""
 
     checkpoint: str = "lsa-1l"
     """Name or folder of a model with one layer of linear attention and one head."""
-    out: Path = Path("analyses/results")
-    """Folder for oswald_one_layer_CHECKPOINT.json and .html."""
     n_prompts: int = 10_000
     """Held-out prompts."""
     quiet: bool = False

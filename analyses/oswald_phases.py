@@ -4,7 +4,6 @@ python analyses/oswald_phases.py
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -13,39 +12,35 @@ from mechicl.analysis import Transitions, find_transitions, one_step_optimum
 from mechicl.checkpoints import Checkpoint, load_checkpoint
 from mechicl.report import Claim, Claims, Comparison, Row, Section
 from mechicl.report.claims import numbers
-from mechicl.report.script import run_script
+from mechicl.report.script import ScriptArgs, regression_checkpoint, run_script
 from mechicl.statistics import interval
 from mechicl.tasks import LinearRegression
 
 
 @dataclass(frozen=True)
-class Args:
+class Args(ScriptArgs):
     """When each seed leaves the plateau, with one head and with two; and a block that memorises first."""
 
     checkpoints: tuple[str, ...] = ("lsa-1l-phases", "lsa-1l-2h-phases")
     """Names or folders of trainings on one task."""
     grokking: str = "lsa-1l-mlp-tasks8192"
     """Name or folder of a training on fixed tasks."""
-    out: Path = Path("analyses/results")
-    """Folder for oswald_phases.json and oswald_phases.html."""
 
 
 def compare(args: Args) -> Comparison:
     """Transition steps by number of heads, and train and test loss of the block on fixed tasks."""
     loaded = [load_checkpoint(name) for name in args.checkpoints]
-    task = loaded[0].task
-    if not isinstance(task, LinearRegression):
-        raise ValueError(f"{loaded[0].name} was trained on {type(task).__name__}, not on linear regression")
+    _, task = regression_checkpoint(args.checkpoints[0])
     nothing, best = _predicting_0(task), one_step_optimum(task).mse
     rows: list[Row] = [Row("half-MSE, best single step of gradient descent", 0.2, best / 2, "exact")]
     figures: list[Section] = []
     data: dict[str, object] = {}
-    found: dict[str, Transitions] = {}
+    n_fallen: dict[str, Transitions] = {}
     for checkpoint in loaded:
         heads = checkpoint.models[0].cfg.n_heads
         name = f"{heads} head{'s' if heads > 1 else ''}"
         curve = checkpoint.record["curve"]
-        falls = found[name] = find_transitions(curve["eval_step"], curve["eval_loss"], plateau=nothing)
+        falls = n_fallen[name] = find_transitions(curve["eval_step"], curve["eval_loss"], plateau=nothing)
         n, last = len(falls.steps), curve["eval_step"][-1]
         rows += _rows(name, falls, last)
         data[name] = {"before": falls.before.tolist(), "after": falls.after.tolist(), "final": falls.final.tolist()}
@@ -69,9 +64,9 @@ def _predicting_0(task: LinearRegression) -> float:
 
 
 def _rows(name: str, falls: Transitions, last: int) -> list[Row]:
-    n, found = len(falls.steps), int(falls.fell.sum())
+    n, n_fallen = len(falls.steps), int(falls.fell.sum())
     claim = "some seeds very late" if name == "1 head" else "fast in all"
-    late = f"{found} of {n}, from step {falls.steps.nan_to_num(torch.inf).min():.0f} to {_latest(falls, last)}"
+    late = f"{n_fallen} of {n}, from step {falls.steps.nan_to_num(torch.inf).min():.0f} to {_latest(falls, last)}"
     return [
         Row(f"seeds that leave the plateau, {name}", claim, late, "seeds"),
         Row(f"step of the transition where there is one, {name}", None, falls.mean_step(), "seeds",

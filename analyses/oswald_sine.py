@@ -7,7 +7,6 @@ python analyses/oswald_sine.py
 import copy
 import itertools
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -18,21 +17,19 @@ from mechicl.learners import AlgorithmLearner, Learner, squared_errors
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
 from mechicl.report import Claim, Claims, Comparison, Row, Section
-from mechicl.report.script import run_script
+from mechicl.report.script import ScriptArgs, run_script
 from mechicl.statistics import Interval, interval
 from mechicl.tasks import SineRegression
 
 
 @dataclass(frozen=True)
-class Args:
+class Args(ScriptArgs):
     """Losses, alignment, initial and adapted functions, kernels."""
 
     transformer: str = "sine-lsa"
     """Name or folder of the models with learned attention."""
     descent: str = "sine-gd"
     """Name or folder of the models with a step of gradient descent in its place, from the same seeds."""
-    out: Path = Path("analyses/results")
-    """Folder for oswald_sine.json and oswald_sine.html."""
     n_prompts: int = 10_000
     """Held-out prompts."""
     n_drawn: int = 6
@@ -68,13 +65,13 @@ def compare(args: Args) -> Comparison:
     rows += _initial_rows(learned, constructed, grid, held_out)
     views = {}
     for name, models in (("attention", learned), ("gradient descent", constructed)):
-        found = [view_kernel(model, grid[::2], held_out[:1000]) for model in models]
-        views[name] = found[0]
-        nonlinear = [_rms(view.parts.remainder) / _rms(view.parts.prediction) for view in found]
+        by_seed = [view_kernel(model, grid[::2], held_out[:1000]) for model in models]
+        views[name] = by_seed[0]
+        nonlinear = [_rms(view.parts.remainder) / _rms(view.parts.prediction) for view in by_seed]
         rows += [
-            Row(f"kernel of {name}: effective rank", None, interval(torch.tensor([v.effective_rank for v in found])),
+            Row(f"kernel of {name}: effective rank", None, interval(torch.tensor([v.effective_rank for v in by_seed])),
                 "seeds"),
-            Row(f"kernel of {name}: |K - Kᵀ| / |K|", None, interval(torch.tensor([v.symmetry_error for v in found])),
+            Row(f"kernel of {name}: |K - Kᵀ| / |K|", None, interval(torch.tensor([v.symmetry_error for v in by_seed])),
                 "seeds"),
             Row(f"kernel of {name}: share of predictions not linear in the targets (rms)", None,
                 interval(torch.stack(nonlinear)), "seeds"),
@@ -124,10 +121,10 @@ def _alignment_rows(
     size = _rms(held_out.query.ys)
     rows = []
     for name, each in pairs.items():
-        found = [align(a, b, held_out) for a, b in each]
+        alignments = [align(a, b, held_out) for a, b in each]
         claim = name == "attention and gradient descent"
-        distance = torch.stack([_rms(alignment.prediction_distance) for alignment in found]) / size
-        cosine = torch.stack([alignment.sensitivity_cosine.nanmean() for alignment in found])
+        distance = torch.stack([_rms(alignment.prediction_distance) for alignment in alignments]) / size
+        cosine = torch.stack([alignment.sensitivity_cosine.nanmean() for alignment in alignments])
         over = "pairs" if "seeds" in name else "seeds"
         rows += [
             Row(f"prediction distance over rms target, {name}", "small" if claim else None, interval(distance), over),

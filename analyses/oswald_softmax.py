@@ -5,7 +5,6 @@ python analyses/oswald_softmax.py
 
 import copy
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -14,18 +13,16 @@ from mechicl.checkpoints import load_checkpoint
 from mechicl.learners import squared_errors
 from mechicl.report import Claim, Claims, Comparison, Row
 from mechicl.report.descent import left_the_plateau
-from mechicl.report.script import run_script
+from mechicl.report.script import ScriptArgs, run_script
 from mechicl.statistics import interval, ratio_interval
 
 
 @dataclass(frozen=True)
-class Args:
-    """How far each kind of softmax layer stays behind gradient descent, and what its heads do together."""
+class Args(ScriptArgs):
+    """How far each kind of softmax layer falls short of gradient descent, and what its heads do together."""
 
     checkpoints: tuple[str, ...] = ("softmax-1h", "softmax-2h", "softmax-2h-sink", "lsa-1l")
     """Names or folders of one-layer models on one task."""
-    out: Path = Path("analyses/results")
-    """Folder for oswald_softmax.json and oswald_softmax.html."""
     n_prompts: int = 20_000
     """Held-out prompts."""
     seed: int = 1_000_003

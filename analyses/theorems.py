@@ -5,23 +5,20 @@ python analyses/theorems.py
 
 from dataclasses import asdict, dataclass
 from math import inf
-from pathlib import Path
 
 from mechicl import constructions
 from mechicl.report import Claim, Claims, Comparison, Row
 from mechicl.report.claims import numbers
-from mechicl.report.script import run_script
+from mechicl.report.script import ScriptArgs, run_script
 
 BOUNDS = (1e-12, 1e-9, 1e-6, 1e-4, 1e-3, 1e-2, 1.0, inf)
 """Errors are rounded up to one of these: their digits are rounding, and differ between machines."""
 
 
 @dataclass(frozen=True)
-class Args:
+class Args(ScriptArgs):
     """Largest errors over random prompts."""
 
-    out: Path = Path("analyses/results")
-    """Folder for theorems.json and theorems.html."""
     n_prompts: int = 64
     """Random prompts."""
     seed: int = 0

@@ -3,9 +3,9 @@
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, TypeVar
 
 import tyro
 
@@ -16,12 +16,12 @@ from mechicl.tasks import LinearRegression
 from mechicl.training import PRESETS
 
 
-@runtime_checkable
-class ScriptArgs(Protocol):
-    """The arguments of a script: a dataclass with at least a folder for the results."""
+@dataclass(frozen=True)
+class ScriptArgs:
+    """The arguments that every script has."""
 
-    @property
-    def out(self) -> Path: ...  # noqa: D102
+    out: Path = Path("analyses/results")
+    """Folder for the results, as JSON and as a page with pictures."""
 
 
 Args = TypeVar("Args", bound=ScriptArgs)
