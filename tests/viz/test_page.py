@@ -6,13 +6,13 @@ import torch
 from playwright.sync_api import Browser
 
 from mechicl.viz import attention_html
-from mechicl.viz.page import page, section, table, text
+from mechicl.viz.page import Section, page, table, text
 
 ATTACK = "<script>alert('x')</script>&\""
 
 
 def test_every_cell_title_and_paragraph_is_escaped():
-    html = page(ATTACK, ATTACK, [section(ATTACK, ATTACK, table((ATTACK,), [(ATTACK,)]))])
+    html = page(ATTACK, ATTACK, [Section(ATTACK, ATTACK, table((ATTACK,), [(ATTACK,)]))])
     assert "<script>alert" not in html
     assert html.count(text(ATTACK)) == 8  # title twice, lead, link, heading, paragraph, two cells
 
@@ -20,10 +20,10 @@ def test_every_cell_title_and_paragraph_is_escaped():
 def test_pictures_of_one_page_share_one_script_and_are_all_drawn(tmp_path: Path, browser: Browser):
     first, second = (attention_html(torch.eye(n)[None], [str(i) for i in range(n)]) for n in (2, 3))
     html = page(
-        "title", "lead", [section("one", "words", first, second), section("two", "words", first), ("three", "")]
+        "title", "lead", [Section("one", "words", first), Section("two", "", second), Section("three", "words", first)]
     )
     assert html.count("var CircuitsVis=") == 1
-    assert "var CircuitsVis=" not in page("title", "lead", [section("one", "words")])
+    assert "var CircuitsVis=" not in page("title", "lead", [Section("one", "words", "")])
     path = tmp_path / "page.html"
     path.write_text(html, encoding="utf-8")
     shown = browser.new_page()
