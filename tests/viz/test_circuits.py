@@ -10,7 +10,7 @@ from playwright.sync_api import Browser
 from mechicl.analysis import Circuit, Edge, Node, find_circuit, next_token_loss
 from mechicl.constructions import induction
 from mechicl.statistics import interval
-from mechicl.tokens import RepeatedTokens
+from mechicl.tasks.repeated_tokens import RepeatedTokens
 from mechicl.viz import circuit_graph
 from tests.viz.traces import open_page
 
