@@ -87,7 +87,7 @@ class Result:
         if len(axes) != 1 or len(shapes) != 1 or not (names := axes.pop()):
             return pd.DataFrame(dict(self._columns()))
         shape = shapes.pop()
-        labels = [self._labels(name, size) for name, size in zip(names, shape, strict=True)]
+        labels = [self.axis_values(name, size) for name, size in zip(names, shape, strict=True)]
         rows = []
         for place in np.ndindex(*shape):
             row: dict[str, Any] = {name: label[i] for name, label, i in zip(names, labels, place, strict=True)}
@@ -144,7 +144,9 @@ class Result:
                 lines.append((name, f"{interval(_sample_means(tensor))}{shape}"))
             else:
                 for place in np.ndindex(*tensor.shape[:-1]):
-                    labels = [self._labels(axis, n) for axis, n in zip(self.axes()[name], tensor.shape, strict=False)]
+                    labels = [
+                        self.axis_values(axis, n) for axis, n in zip(self.axes()[name], tensor.shape, strict=False)
+                    ]
                     label = ", ".join(str(values[i]) for values, i in zip(labels, place, strict=True))
                     lines.append((f"{name}[{label}]", str(interval(tensor[place]))))
         return lines
@@ -154,7 +156,7 @@ class Result:
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
         return {name: value for name, value in values.items() if isinstance(value, Interval)}
 
-    def _labels(self, axis: str, size: int) -> list[Any]:
+    def axis_values(self, axis: str, size: int) -> list[Any]:
         """The values along an axis: those of the field that is called like it, or numbers from 0."""
         values = getattr(self, f"{axis}s", None)
         if isinstance(values, Tensor):

@@ -86,38 +86,39 @@ def _probes(result: ProbeResult, quantity: str | None = None, title: str | None 
 
 @plot.register
 def _quantities(result: Result, title: str | None = None) -> go.Figure:
-    """Every quantity by itself, with 95% intervals over its samples.
+    """Every quantity with 95% intervals over its samples: the picture of results that have none of their own.
 
-    A quantity without leading axes is a point, one with a leading axis (layers, steps, ...) a line over it, one with
-    more a heatmap of the last two, averaged over those before.
+    Quantities without leading axes are points in one panel. One with a leading axis (layers, steps, ...) is a line over
+    it, and one with more is a heatmap of the last two, averaged over those before.
     """
-    samples, axes = result.samples(), result.axes()
-    if not samples:
-        raise TypeError(f"{type(result).__name__} has no tensor of samples to draw")
-    columns = min(COLUMNS, len(samples))
-    rows = -(-len(samples) // columns)
-    names = [name.replace("_", " ") for name in samples]
+    points = {name: interval(values) for name, values in result.samples().items() if values.ndim == 1}
+    others = {name: values for name, values in result.samples().items() if values.ndim > 1}
+    if not points and not others:
+        raise TypeError(f"{type(result).__name__} holds no samples that could be drawn")
+    names = [*(["means with 95% intervals"] if points else []), *(name.replace("_", " ") for name in others)]
+    columns = min(COLUMNS, len(names))
+    rows, color = -(-len(names) // columns), colors_for(1)[0]
     fig = panels(title or type(result).__name__, names, columns=columns, vertical_spacing=0.3 / rows)
-    for i, (name, values) in enumerate(samples.items()):
-        place = panel(i, columns)
-        if values.ndim == 1:
-            mean = interval(values)
-            error = {"type": "data", "array": [mean.half_width]} if math.isfinite(mean.half_width) else None
-            point = go.Scatter(x=[""], y=[mean.mean], error_y=error, mode="markers", marker={"size": 9},
-                               marker_color=colors_for(1)[0], hovertext=str(mean), showlegend=False)  # fmt: skip
-            fig.add_trace(point, **place)
-        elif values.ndim == 2:
-            labels = result._labels(axes[name][0], len(values))
-            add_intervals(fig, labels, [interval(entry) for entry in values], name, colors_for(1)[0], place=place,
-                          showlegend=False, mode="lines+markers")  # fmt: skip
-            fig.update_xaxes(title_text=axes[name][0], **place)
-        else:
-            means = values.double().mean(-1).flatten(0, -3).mean(0) if values.ndim > 3 else values.double().mean(-1)
-            down, across = axes[name][-2:]
-            add_heatmap(fig, means, result._labels(across, means.shape[1]), result._labels(down, means.shape[0]),
-                        f"{down} %{{y}}, {across} %{{x}}: %{{z:.4g}}", place=place, coloraxis="coloraxis",
-                        )  # fmt: skip
-            fig.update_xaxes(title_text=across, **place)
-            fig.update_yaxes(title_text=down, **place)
     fig.update_layout(height=HEIGHT * rows + 60, coloraxis={"colorscale": "Viridis"})
+    if points:
+        halves = [mean.half_width if math.isfinite(mean.half_width) else 0.0 for mean in points.values()]
+        drawn = go.Scatter(
+            x=[mean.mean for mean in points.values()], y=list(points), mode="markers", showlegend=False,
+            marker={"size": 9, "color": color}, error_x={"type": "data", "array": halves},
+        )  # fmt: skip
+        fig.add_trace(drawn, **panel(0, columns))
+        fig.update_yaxes(automargin=True, autorange="reversed", **panel(0, columns))
+    for i, (name, values) in enumerate(others.items(), start=bool(points)):
+        place, axes = panel(i, columns), result.axes()[name][-2:]
+        ticks = [result.axis_values(axis, n) for axis, n in zip(axes, values.shape[-1 - len(axes) : -1], strict=True)]
+        if values.ndim == 2:
+            intervals = [interval(entry) for entry in values]
+            add_intervals(fig, ticks[0], intervals, name, color, place=place, showlegend=False, mode="lines+markers")
+        else:
+            means = values.double().mean(-1)
+            means = means.flatten(0, -3).mean(0) if means.ndim > 2 else means
+            hover = f"{axes[0]} %{{y}}, {axes[1]} %{{x}}: %{{z:.4g}}"
+            add_heatmap(fig, means, ticks[1], ticks[0], hover, place=place, coloraxis="coloraxis")
+            fig.update_yaxes(title_text=axes[0], **place)
+        fig.update_xaxes(title_text=axes[-1], **place)
     return fig

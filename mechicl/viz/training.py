@@ -19,6 +19,7 @@ from mechicl.viz.elements import (
     add_heatmap,
     add_intervals,
     add_line,
+    colors_for,
     figure,
     on_log_axis,
     panel,
@@ -88,7 +89,7 @@ def alignments_over_training(trainings: Mapping[str, AlignmentOverTraining]) -> 
     names = {"sensitivity_cosine": "cosine of sensitivities", "prediction_distance": "distance of predictions",
              "sensitivity_distance": "distance of sensitivities"}  # fmt: skip
     fig = panels("", list(names.values()))
-    for (name, training), color in zip(trainings.items(), itertools.cycle(COLORS.values()), strict=False):
+    for (name, training), color in zip(trainings.items(), colors_for(len(trainings)), strict=True):
         for column, measure in enumerate(names):
             intervals = [interval(seeds) for seeds in getattr(training, measure)]
             add_intervals(fig, on_log_axis(training.steps), intervals, name, color, legendgroup=name,

@@ -1,8 +1,9 @@
-"""The report on shipped and on hostile checkpoints, read back and opened in a browser."""
+"""The report on one layer of linear attention: known answers, a shipped checkpoint, hostile ones, and a browser."""
 
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,58 +11,109 @@ from playwright.sync_api import Browser
 
 from mechicl import constructions
 from mechicl.analysis import one_step_optimum
-from mechicl.checkpoints import CheckpointError, load_checkpoint, save
+from mechicl.checkpoints import Checkpoint, CheckpointError, load_checkpoint, save
 from mechicl.models import HookedTransformer, TransformerConfig
-from mechicl.report import write_report
-from mechicl.report.one_layer import exact_optimum, write_one_layer_report
+from mechicl.report import Comparison, write_report
+from mechicl.report.one_layer import compare_one_layer, exact_optimum
 from mechicl.tasks import LinearRegression, SineRegression, task_to_dict
+
+TASK = LinearRegression(x_dim=3, n_context=5)
+
+
+def construction(step_size: float, scale: float = 1.0, **options: Any) -> HookedTransformer:
+    """Gradient descent as a layer, in another gauge."""
+    model = constructions.gradient_descent(**{"x_dim": 3, "n_context": 5, "step_size": step_size, **options})
+    with torch.no_grad():
+        model.blocks[0].attn.W_Q.mul_(scale)
+        model.blocks[0].attn.W_O.div_(scale)
+    return model
+
+
+def record(task: Any, **fields: Any) -> dict[str, Any]:
+    return {"training": {"task": task_to_dict(task)}, **fields}
+
+
+@pytest.fixture(scope="module")
+def known() -> Comparison:
+    """Two seeds whose answers are known: the best step, and one a tenth longer."""
+    best = one_step_optimum(TASK).step_size
+    models = [construction(best, -2.0), construction(1.1 * best, -2.0)]
+    return compare_one_layer(
+        Checkpoint("known", list(models), record(TASK, seeds=[4, 7])), n_prompts=1500, progress=False
+    )
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_report("lsa-1l", tmp_path_factory.mktemp("report"), n_prompts=1000, progress=False).parent
+    return write_report("lsa-1l", tmp_path_factory.mktemp("report"), n_prompts=500, progress=False).parent
 
 
-def make_checkpoint(folder: Path, models: list[HookedTransformer], task, **record) -> Path:
-    curve = {"eval_step": [0, 10], "eval_loss": [[1.0] * len(models), [0.5] * len(models)]}
-    seeds = list(range(len(models)))
-    return save(folder, models, {"seeds": seeds, "training": {"task": task_to_dict(task)}, "curve": curve, **record})
+def rows(comparison: Comparison) -> dict[str, Any]:
+    return {row.quantity: row.measured for row in comparison.rows}
 
 
-def test_json_holds_every_number_and_no_nan(report: Path):
+def test_known_answers_are_found(known):
+    best = one_step_optimum(TASK).step_size
+    assert known.data["tuned_step_size"] == pytest.approx(best, rel=0.01)
+    for weights, factor in zip(known.data["weights"], (1.0, 1.1), strict=True):
+        assert weights["step_size"] == [pytest.approx(factor * best)]
+        assert weights["beta"] == [[pytest.approx(-2.0)]]
+        assert torch.tensor(weights["distance_KQ"]).max() < 1e-12
+    assert rows(known)["sensitivity cosine, trained against gradient descent"].mean == pytest.approx(1.0)
+    assert rows(known)["η read from the weights"].mean == pytest.approx(1.05 * best * 5)
+    assert known.data["seeds"] == (4, 7)
+    assert known.data["alignment_over_training"] is None
+    assert "Learning" not in [section.title for section in known.sections]  # there is no curve
+
+
+def test_a_longer_step_overshoots_where_inputs_are_large(known):
+    losses = known.data["out_of_distribution"]["input scale"]
+    descent, short, long = (torch.tensor(losses["mse"][i]) for i in range(3))
+    assert losses["learners"][:3] == ("gradient descent", "trained 4", "trained 7")
+    assert long[-1] > 1.1 * descent[-1]
+    assert short[-1] == pytest.approx(descent[-1].item(), rel=0.02)
+    largest = known.data["largest_difference"]["input scale"]
+    assert largest[1] == pytest.approx((long[1:] / descent[1:] - 1).abs().max().item())
+
+
+def test_the_middle_of_the_path_is_flat_rescaled_and_bad_raw(known):
+    assert abs(rows(known)["excess loss at the middle of the rescaled path"].mean) < 0.01
+    assert rows(known)["the same without rescaling"].mean > 0.1
+
+
+def test_the_exact_step_repeated_is_gradient_descent(known):
+    for roll_out in known.data["roll_outs"]:
+        trained, whole = torch.tensor(roll_out["trained"]), torch.tensor(roll_out["whole_layer"])
+        torch.testing.assert_close(trained[:, 0], whole[:, 0])
+        assert trained.shape == (51, 2)
+    damped = next(each for each in known.data["roll_outs"] if each["damping"] == 0.5)
+    descent = torch.tensor(damped["gradient_descent"])
+    torch.testing.assert_close(torch.tensor(damped["trained"])[:, 0], descent, rtol=0.05, atol=1e-4)
+
+
+def test_numbers_of_the_shipped_layer_are_those_of_an_independent_computation(report: Path):
     data = json.loads((report / "report.json").read_text(), parse_constant=pytest.fail)
-    quantities = {row["quantity"]: row["measured"] for row in data["table"]}
-    assert 0.99 < quantities["loss, trained over tuned gradient descent"]["mean"] < 1.01
-    assert quantities["sensitivity cosine, trained against gradient descent"]["low"] > 0.999
-    assert abs(quantities["η read from the weights over tuned η"]["mean"] - 1) < 0.02
-    assert quantities["excess loss at the middle of the rescaled path"]["high"] < 0.005
-    assert quantities["the same without rescaling"]["low"] > 0.1
-    for part in ("learning_curve", "alignment_over_training", "weights", "interpolation", "out_of_distribution"):
-        assert data[part]
-    assert len(data["roll_outs"]) == 3
-    assert len(data["seeds"]) == 5
-
-
-def test_numbers_are_those_of_an_independent_computation(report: Path):
-    data = json.loads((report / "report.json").read_text())
-    prompts = LinearRegression().sample(1000, seed=data["prompt_seed"], dtype=torch.float64)
+    prompts = LinearRegression().sample(500, seed=data["prompt_seed"], dtype=torch.float64)
     xs, ys = prompts.xs, prompts.ys
     losses = []
     for model in load_checkpoint("lsa-1l").models:
         q, k, v, o = (getattr(model, f"W_{name}")[0, 0].detach().double() for name in "QKVO")
         context = torch.cat([xs[:, :-1], ys[:, :-1]], dim=2)
-        query = torch.cat([xs[:, -1], torch.zeros(1000, 1, dtype=torch.float64)], dim=1)
+        query = torch.cat([xs[:, -1], torch.zeros(500, 1, dtype=torch.float64)], dim=1)
         scores = ((query @ q)[:, None] * (context @ k)).sum(-1)
         written = (scores[..., None] * (context @ v)).sum(1) @ o
         losses.append((-(query + written)[:, -1] - ys[:, -1, 0]).square().mean().item())
     measured = {row["quantity"]: row["measured"]["mean"] for row in data["table"]}
     assert measured["half-MSE, trained, mean of the seeds"] == pytest.approx(sum(losses) / 10, rel=1e-5)
     kernel = ((xs[:, -1:] * xs[:, :-1]).sum(-1) * ys[:, :-1, 0]).sum(1)
-    gd = (data["tuned_step_size"] * kernel - ys[:, -1, 0]).square().mean().item()
-    assert measured["half-MSE, tuned gradient descent"] == pytest.approx(gd / 2, rel=1e-6)
+    descent = (data["tuned_step_size"] * kernel - ys[:, -1, 0]).square().mean().item()
+    assert measured["half-MSE, tuned gradient descent"] == pytest.approx(descent / 2, rel=1e-6)
+    assert 0.99 < measured["loss, trained over tuned gradient descent"] < 1.01
+    assert data["learning_curve"]["eval_step"][0] == 0
+    assert len(data["alignment_over_training"]["sensitivity_cosine"][0]) == len(data["seeds"]) == 5
 
 
-def test_page_works_offline_and_shows_every_section(report: Path, browser: Browser):
+def test_the_page_works_offline_and_shows_every_section(report: Path, browser: Browser):
     context = browser.new_context(offline=True, viewport={"width": 1200, "height": 900})
     page = context.new_page()
     requests, errors = [], []
@@ -73,15 +125,13 @@ def test_page_works_offline_and_shows_every_section(report: Path, browser: Brows
     assert [url for url in requests if not url.startswith(("file:", "data:", "blob:", "about:"))] == []
     assert errors == []
     titles = page.locator("h2").all_inner_texts()
-    assert titles[0] == "Published and measured"
-    assert {"Learning", "Weights", "Interpolation", "Out of distribution", "Roll-out"} <= set(titles)
-    assert titles[-7:-2] == [
-        "What is lost without each head", "Where the labels are", "Which heads move them",
-        "Fine-tuning changes what reading changes?", "Attention after fine-tuning",
+    assert titles[:8] == [
+        "Published and measured", "Learning", "Alignment over training", "Weights", "Interpolation",
+        "Out of distribution", "Roll-out", "Attention of one prompt",
     ]  # fmt: skip
+    assert len(titles) == 8 + 3 + 2 + 2  # the model's parts, fine-tuning, and errata and provenance
     assert page.locator(".js-plotly-plot .main-svg:first-child").count() == 6 + 3 + 2
     assert page.evaluate("document.documentElement.scrollWidth") <= 1200
-    assert page.locator("iframe").count() == 0
     attention = page.locator("section", has=page.locator("h2", has_text="Attention of one prompt"))
     canvas = attention.locator("canvas").last
     canvas.scroll_into_view_if_needed()
@@ -92,79 +142,48 @@ def test_page_works_offline_and_shows_every_section(report: Path, browser: Brows
         "c => new Set(new Uint32Array(c.getContext('2d').getImageData(0, 0, c.width, c.height).data.buffer)).size"
     )
     assert painted > 5  # shades of red and blue
-    assert "head 0" in attention.inner_text()
     assert "Negative attention, down to -0." in attention.locator("figcaption").inner_text()
     context.close()
 
 
-def test_text_from_files_is_escaped(tmp_path: Path, browser: Browser):
-    model = constructions.gradient_descent(x_dim=3, n_context=4, step_size=0.5)
+def test_text_from_files_is_escaped_and_two_targets_and_one_seed_are_measured(tmp_path: Path, browser: Browser):
+    task = LinearRegression(x_dim=3, n_context=4, y_dim=2)
+    best = one_step_optimum(task)
     attack = "<img src=x onerror=\"document.title='owned'\"></script><script>document.title='owned'</script>"
-    versions = {attack: attack}
-    folder = make_checkpoint(
-        tmp_path / "a<b>&'\"", [model], LinearRegression(x_dim=3, n_context=4), command=attack, hardware=attack,
-        versions=versions, wall_time_s=attack, steps_done=attack,
-    )  # fmt: skip
-    html = write_report(folder, tmp_path / "out", n_prompts=50, progress=False)
+    fields = {"command": attack, "hardware": attack, "versions": {attack: attack}, "steps_done": attack}
+    folder = save(
+        tmp_path / "a<b>&'\"", [construction(best.step_size, y_dim=2, n_context=4)], record(task, seeds=[0], **fields)
+    )
+    html = write_report(folder, tmp_path / "out", n_prompts=1000, progress=False)
     assert attack not in html.read_text()
     page = browser.new_page()
     page.goto(html.as_uri())
     page.wait_for_selector(".js-plotly-plot .main-svg")
-    assert page.title() == "mechicl report: a<b>&'\""
+    assert page.title() == "One layer and one step of gradient descent (a<b>&'\")"
     assert page.locator("img[src=x]").count() == 0
     page.close()
-
-
-def test_a_checkpoint_without_snapshots_with_one_seed_and_two_targets(tmp_path: Path):
-    task = LinearRegression(x_dim=3, n_context=4, y_dim=2)
-    model = constructions.gradient_descent(x_dim=3, y_dim=2, n_context=4, step_size=1.0)
-    folder = make_checkpoint(tmp_path / "gd", [model], task)
-    write_report(folder, tmp_path / "out", n_prompts=100, progress=False)
-    data = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert data["alignment_over_training"] is None
-    ratio = next(row["measured"] for row in data["table"] if row["quantity"].startswith("loss, trained"))
-    assert ratio["n"] == 1
-    assert ratio["low"] is None  # one seed has no interval
+    table = json.loads((tmp_path / "out" / "report.json").read_text(), parse_constant=pytest.fail)["table"]
+    measured = {row["quantity"]: row["measured"] for row in table}
+    loss = measured["half-MSE, trained, mean of the seeds"]
+    assert loss["low"] < best.mse / 2 < loss["high"]
+    ratio = measured["loss, trained over tuned gradient descent"]
+    assert (ratio["n"], ratio["low"]) == (1, None)  # one seed has no interval
 
 
 def test_other_kinds_of_models_are_refused(tmp_path: Path):
-    task = LinearRegression(x_dim=3, n_context=4)
-    deep = constructions.gradient_descent(x_dim=3, n_context=4, step_size=0.5, steps=2)
-    checkpoint = load_checkpoint(make_checkpoint(tmp_path / "deep", [deep], task))
+    deep = construction(0.5, steps=2)
     with pytest.raises(CheckpointError, match="2 layers"):
-        write_one_layer_report(checkpoint, tmp_path / "out", n_prompts=50, progress=False)
+        compare_one_layer(Checkpoint("deep", [deep], record(TASK)), progress=False)
     sine = HookedTransformer(TransformerConfig(x_dim=1, n_context=10))
     with pytest.raises(CheckpointError, match="SineRegression"):
-        write_report(make_checkpoint(tmp_path / "sine", [sine], SineRegression()), tmp_path / "out")
+        write_report(save(tmp_path / "sine", [sine], record(SineRegression())), tmp_path / "out")
     with pytest.raises(CheckpointError, match="no usable task"):
         write_report(save(tmp_path / "bare", [deep], {}), tmp_path / "out")
 
 
 def test_exact_optimum_only_where_there_is_one():
-    assert exact_optimum(LinearRegression(x_dim=5, n_context=20, inputs="gaussian")) == pytest.approx(
-        1.153846, abs=1e-6
-    )
+    gaussian = LinearRegression(x_dim=5, n_context=20, inputs="gaussian")
+    assert exact_optimum(gaussian) == pytest.approx(1.153846, abs=1e-6)
     assert math.isclose(exact_optimum(LinearRegression()) or 0, 0.4124579, abs_tol=1e-6)
     assert exact_optimum(LinearRegression(noise_std=0.1)) is None
     assert exact_optimum(LinearRegression(inputs="gaussian", condition_number=10.0)) is None
-
-
-def test_several_targets_and_shaped_inputs_are_measured_against_their_own_optimum(tmp_path: Path):
-    two = LinearRegression(x_dim=3, n_context=4, y_dim=2)
-    best = one_step_optimum(two)
-    model = constructions.gradient_descent(x_dim=3, y_dim=2, n_context=4, step_size=best.step_size)
-    write_report(make_checkpoint(tmp_path / "two", [model], two), tmp_path / "out", n_prompts=4000, progress=False)
-    rows = json.loads((tmp_path / "out" / "report.json").read_text())["table"]
-    measured = next(row["measured"] for row in rows if row["quantity"] == "half-MSE, trained, mean of the seeds")
-    assert measured["low"] < best.mse / 2 < measured["high"]
-    shaped = LinearRegression(x_dim=3, n_context=4, inputs="gaussian", condition_number=10.0)
-    model = constructions.gradient_descent(x_dim=3, n_context=4, step_size=0.02)
-    assert write_report(make_checkpoint(tmp_path / "c", [model], shaped), tmp_path / "o", n_prompts=50, progress=False)
-
-
-def test_a_record_without_a_curve_is_refused_before_any_work(tmp_path: Path):
-    task = LinearRegression(x_dim=3, n_context=4)
-    model = constructions.gradient_descent(x_dim=3, n_context=4, step_size=0.5)
-    folder = save(tmp_path / "bare", [model], {"training": {"task": task_to_dict(task)}})
-    with pytest.raises(CheckpointError, match="no curve"):
-        write_report(folder, tmp_path / "out")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mechicl import algorithms, viz
-from mechicl.analysis import FamilyMatch, Identification, SpectralLearner, losses_over_scales
+from mechicl.analysis import FamilyMatch, Identification, ShiftedLosses, SpectralLearner, losses_over_scales
 from mechicl.learners import AlgorithmLearner, Learner
 from mechicl.statistics import interval
 from mechicl.tasks import LinearRegression
@@ -61,11 +61,15 @@ def test_families_are_ordered_with_the_nearest_at_the_top():
     assert points.error_x.arrayminus[2] == pytest.approx(0.9 * 0.375)  # a logarithmic axis has no place for less than 0
 
 
-def test_shifts_show_half_the_mean_squared_error_of_every_learner():
+def losses() -> ShiftedLosses:
     descent = AlgorithmLearner(algorithms.gradient_descent, {"steps": 1, "step_size": 0.5})
     learners = {"gradient descent": descent, "trained 0": AlgorithmLearner(algorithms.ols), "mine": descent}
-    losses = losses_over_scales(learners, LinearRegression(x_dim=3, n_context=4), [0.5, 1.0], n_prompts=20)
-    figure: Any = viz.shifted_losses({"inputs": losses, "again": losses})
-    for name, means in zip(("gradient descent", "trained", "mine"), losses.mean(), strict=True):
+    return losses_over_scales(learners, LinearRegression(x_dim=3, n_context=4), [0.5, 1.0], n_prompts=20)
+
+
+def test_shifts_show_half_the_mean_squared_error_of_every_learner():
+    shifted = losses()
+    figure: Any = viz.shifted_losses({"inputs": shifted, "again": shifted})
+    for name, means in zip(("gradient descent", "trained", "mine"), shifted.mean(), strict=True):
         assert lines(figure, name) == [([0.5, 1.0], pytest.approx((means / 2).tolist()))] * 2
     assert [trace.showlegend for trace in figure.data] == [True] * 3 + [False] * 3

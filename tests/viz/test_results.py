@@ -1,0 +1,83 @@
+"""`plot` draws every kind of result."""
+
+import dataclasses
+from typing import Any, get_args, get_origin, get_type_hints
+
+import pytest
+import torch
+
+import mechicl.analysis
+from mechicl import viz
+from mechicl.analysis import Match
+from mechicl.statistics import Result, interval
+from tests.viz.test_behaviour import losses
+from tests.viz.test_behaviour import made as identification
+from tests.viz.test_circuits import circuit
+from tests.viz.test_heads import made as head_scores
+from tests.viz.test_interventions import swept
+from tests.viz.test_kernels import view
+from tests.viz.test_weights import path
+from tests.viz.traces import heatmaps, lines
+
+BY_HAND = {  # results that cannot be made of any numbers
+    "Circuit": circuit,
+    "HeadScores": head_scores,
+    "Identification": identification,
+    "KernelView": view,
+    "LossPath": lambda: path(3),
+    "Match": lambda: Match("layer", "Newton", (0, 1), (1, 4), torch.rand(2, 2, 3).double(), "errors"),
+    "ModeConnectivity": lambda: mechicl.analysis.ModeConnectivity({"raw": path(3)}, {}),
+    "ShiftedLosses": losses,
+    "Sweep": lambda: swept(("layer", "head"), ((0, 2), (1, 3, 4))),
+}
+WITHOUT_SAMPLES = {"TaskTexts"}
+
+
+def kinds() -> list[str]:
+    """Every kind of result of the analyses, and every other class that has a picture of its own."""
+    results = [kind for kind in Result.__subclasses__() if kind.__module__.startswith("mechicl.analysis.")]
+    own = [kind for kind in viz.plot.registry if kind not in (object, Result)]
+    return sorted({kind.__name__ for kind in [*results, *own]} - WITHOUT_SAMPLES)
+
+
+def example(kind: Any) -> Any:
+    """A value of a type: random tensors whose axes are all of length 3, tuples of 3, dataclasses of such."""
+    if hasattr(kind, "dim_str"):
+        shape = [3] * len(kind.dim_str.split())
+        return torch.rand(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    if dataclasses.is_dataclass(kind):
+        hints = get_type_hints(kind)
+        needed = [field for field in dataclasses.fields(kind) if field.default is field.default_factory]  # both missing
+        return kind(**{field.name: example(hints[field.name]) for field in needed})  # type: ignore[operator]
+    if get_origin(kind) is tuple:
+        return tuple(example(get_args(kind)[0]) for _ in range(3))
+    if get_origin(kind) is dict:
+        return {"name": example(get_args(kind)[1])}
+    return {str: "name", int: 3, float: 0.5, torch.Tensor: torch.rand(3)}[kind]
+
+
+@pytest.mark.parametrize("name", kinds())
+def test_every_kind_of_result_has_a_picture(name):
+    every = [*Result.__subclasses__(), *viz.plot.registry]
+    result = BY_HAND[name]() if name in BY_HAND else example(next(kind for kind in every if kind.__name__ == name))
+    figure = viz.plot(result)
+    assert figure.data
+    assert figure.to_json()
+
+
+def test_quantities_are_points_lines_and_heatmaps():
+    kind = next(kind for kind in Result.__subclasses__() if kind.__name__ == "FineTuningComparison")
+    result = example(kind)
+    figure: Any = viz.plot.dispatch(Result)(result, title="Mine")
+    points = dict(zip(figure.data[0].y, figure.data[0].x, strict=True))
+    assert points["zero_shot_loss"] == pytest.approx(result.zero_shot_loss.mean().item())
+    assert figure.data[0].error_x.array[0] == pytest.approx(interval(result.zero_shot_score).half_width)
+    ((x, y),) = lines(figure, "update_similarity")
+    assert (x, y) == ([0, 1, 2], pytest.approx(result.update_similarity.mean(-1).tolist()))
+    assert heatmaps(figure)[0].allclose(result.head_update_similarity.mean(-1).double())
+    assert figure.layout.title.text == "Mine"
+
+
+def test_what_has_no_picture_is_refused_with_what_has():
+    with pytest.raises(TypeError, match=r"Circuit, .*Sweep.*got dict: pass the object that an analysis returned"):
+        viz.plot({})
