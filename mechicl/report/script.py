@@ -53,7 +53,10 @@ def run_script(
         sys.exit(1)
     print(comparison)
     studied = getattr(args, "checkpoint", getattr(args, "model", None))
-    how = {"command": shlex.join(["python", *sys.argv]), "checkpoints": _checkpoints(args)}
+    how = {
+        "command": shlex.join(["python", f"analyses/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+        "checkpoints": _checkpoints(args),
+    }
     comparison = replace(comparison, data={**how, **comparison.data})
     print(comparison.write(args.out, name if studied is None else f"{name}_{Path(studied).name}"))
 
