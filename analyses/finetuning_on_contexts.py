@@ -65,7 +65,7 @@ def compare(args: Args) -> Comparison:
 
 def dual_form_row(model: HookedTransformer, prompts: Prompts, layer: int) -> Row:
     """How wrong it is to read a layer's attention at the query as a weight update by the context."""
-    linear = model.cfg.of_layer(layer).attention == "linear"
+    linear = model.cfg.for_layer(layer).attention == "linear"
     errors = read_dual_form(model, prompts, layer).relative_error.mean(0)
     quantity = f"error of reading attention as a weight update, layer {layer}"
     note = "relative to what a head writes, mean over heads"

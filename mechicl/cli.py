@@ -151,7 +151,7 @@ def _defaults(preset: TrainingConfig, kind: TaskKind | None) -> TrainPreset:
     config = copy.copy(preset)  # not replace(): what does not fit yet may do so with the words that follow
     for field, value in {
         "task": _task(preset, kind),
-        "model": preset.model.as_given(),
+        "model": preset.model.unfilled(),
         "curriculum": preset.curriculum or Curriculum(),
     }.items():
         object.__setattr__(config, field, value)

@@ -451,9 +451,9 @@ def test_a_valid_but_changed_config_is_noticed(folder):
     ("change", "message"),
     [
         ({"n_wheels": 4}, r"no field \['n_wheels'\]"),
-        ({"x_dim": "3"}, "x_dim must be an integer"),
-        ({"n_layers": 1.5}, "n_layers must be an integer"),
-        ({"n_heads": True}, "n_heads must be an integer"),
+        ({"x_dim": "3"}, "x_dim must be an int"),
+        ({"n_layers": 1.5}, "n_layers must be an int"),
+        ({"n_heads": True}, "n_heads must be an int"),
         ({"damping": "a lot"}, "damping must be a finite number"),
         ({"damping": float("nan")}, "damping must be a finite number"),
         ({"recurrent": 1}, "recurrent must be true or false"),

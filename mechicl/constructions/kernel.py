@@ -29,7 +29,7 @@ def kernel_gradient_descent(
         weights: of the features `[x feature]`.
         step_size: a, the factor on the gradient of `Σ_i (m(x_i) W - y_i)² / 2`.
         bias: of the features, 0 by default.
-        act_fn: their activation, a name in `models.config.ELEMENTWISE`.
+        act_fn: their activation, a name in `models.ELEMENTWISE`.
         largest_eigenvalue: λ_max of `Σ_i m(x_i)ᵀ m(x_i)` on the prompts that the model is meant for; a step size that
             diverges there gives a warning.
 

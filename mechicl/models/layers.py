@@ -15,7 +15,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 
-from mechicl.models.config import ELEMENTWISE, TransformerConfig
+from mechicl.models.config import TransformerConfig
+from mechicl.models.elementwise import ELEMENTWISE
 
 
 def elementwise_attention(cfg: TransformerConfig, scores: Tensor) -> Tensor:
@@ -245,7 +246,7 @@ class Block(nn.Module):
     def __init__(self, cfg: TransformerConfig, layer: int):
         super().__init__()
         self.layer = layer
-        self.cfg = cfg = cfg.of_layer(layer)
+        self.cfg = cfg = cfg.for_layer(layer)
         # a looped model's blocks are one block, so it skips the first norm in every pass
         first = layer == 0 or cfg.recurrent
         self.ln1 = self._norm(wanted=not (cfg.skip_first_norm and first))

@@ -1,4 +1,4 @@
-"""`HookedLSTM`: the recurrent learner that transformers are compared with, behind the same interface."""
+"""`HookedLSTM`: the recurrent learner that transformers are compared with, with the same interface."""
 
 import dataclasses
 import math
@@ -13,7 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 
-from mechicl.models.config import DTYPES, read_config
+from mechicl.checks import require_whole
+from mechicl.models.config_checks import DTYPES, read_config
 from mechicl.models.prompted import PromptedModel
 from mechicl.prompts import Interleaved, Prompts
 
@@ -50,10 +51,7 @@ class LSTMConfig:
     device: str = "cpu"
 
     def __post_init__(self):
-        for name, least in {"x_dim": 1, "y_dim": 1, "n_context": 0, "n_layers": 1, "d_model": 1}.items():
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")
+        require_whole(self, x_dim=1, y_dim=1, n_context=0, n_layers=1, d_model=1)
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype={self.dtype!r} is not one of {list(DTYPES)}")
 
@@ -101,8 +99,8 @@ class LSTMConfig:
         """A copy with some fields changed."""
         return dataclasses.replace(self, **changes)
 
-    def as_given(self) -> "LSTMConfig":
-        """The config for a command line to change fields of: itself, no default depends on other fields."""
+    def unfilled(self) -> "LSTMConfig":
+        """The config for a command line to change fields of: itself, since no default depends on other fields."""
         return self
 
     def to_dict(self) -> dict[str, Any]:
@@ -175,12 +173,12 @@ class LSTMBlock(nn.Module):
         hidden, cell = (torch.cat(part).transpose(0, 1) for part in zip(*states, strict=True))
         return torch.cat(parts, dim=1), (hidden, cell)
 
-    def step(self, asked: Float[Tensor, "batch stop query d_model"], after: State) -> Tensor:
+    def step(self, queries: Float[Tensor, "batch stop query d_model"], states: State) -> Tensor:
         """The hidden state after one more token, each query on its own, from the states after each stop."""
-        n_queries = asked.shape[2]
-        state = [repeat(part, "batch stop d -> 1 (batch stop query) d", query=n_queries) for part in after]
-        hidden, _ = self.run(asked.flatten(0, 2)[:, None], (state[0], state[1]))
-        return hidden.view(asked.shape)
+        n_queries = queries.shape[2]
+        hidden, cell = (repeat(part, "batch stop d -> 1 (batch stop query) d", query=n_queries) for part in states)
+        outputs, _ = self.run(queries.flatten(0, 2)[:, None], (hidden, cell))
+        return outputs.view(queries.shape)
 
 
 class LSTMBlocks(nn.ModuleList):
@@ -261,20 +259,25 @@ class HookedLSTM(PromptedModel):
         """The last layer's hidden states as outputs."""
         return residual @ self.unembed + self.unembed_bias
 
-    def _run_blocks(self, residual: Tensor, layers: range, rows: slice, to_outputs: bool) -> Tensor:
+    def _run_blocks(self, residual: Tensor, layers: range, positions: slice, *, to_outputs: bool) -> Tensor:
         for layer in layers:
             residual = self.blocks[layer](residual)
-        return self.read_out(residual[:, rows]) if to_outputs else residual[:, rows]
+        return self.read_out(residual[:, positions]) if to_outputs else residual[:, positions]
 
-    def _ask(self, prompts: Prompts, queries: Tensor, points: range) -> Iterator[Tensor]:
+    def _numbers_per_position(self, n_pos: int) -> float:
+        # four gates in and out of the products with inputs and states, the states, the stream and copies of it
+        return 16 * self.cfg.d_model
+
+    def _query_streams_by_sharing(self, prompts: Prompts, queries: Tensor, points: range) -> Iterator[Tensor]:
+        # a query's hidden state is one step on from the state that the tokens before it have left
         stream = self.embed_tokens(self.encode(prompts))
-        asked = self._query_tokens(queries) @ self.embed
+        hidden = self._query_tokens(queries) @ self.embed
         stops = [self.cfg.format.n_tokens(t) - 1 for t in points]
-        yield asked
+        yield hidden
         for block in self.blocks:
             stream, states = block.scan(stream, stops)
-            asked = block.step(asked, states)
-            yield asked
+            hidden = block.step(hidden, states)
+            yield hidden
 
     @property
     def W_E(self) -> Float[Tensor, "token d_model"]:

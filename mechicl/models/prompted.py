@@ -10,15 +10,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformer_lens import ActivationCache, HookedRootModule
 
-from mechicl.models.config import DTYPES
+from mechicl.models.config_checks import DTYPES
 from mechicl.prompts import At, Prompts
 
 
 class PromptedModel(HookedRootModule):
     """A stack of blocks that reads prompts as tokens: the interface of `HookedTransformer` and `HookedLSTM`.
 
-    A kind of model brings its config and blocks, `embed_tokens`, `read_out` and `_run_blocks`, and a way of its own to
-    compute `query_streams`.
+    A kind of model brings its config and blocks, `embed_tokens`, `read_out` and `_run_blocks`, and
+    `_query_streams_by_sharing`, which computes a context once for all its queries.
 
     Attributes:
         cfg: the model's config; `device` and `dtype` follow the weights.
@@ -67,7 +67,8 @@ class PromptedModel(HookedRootModule):
         stop = self._layer("stop_at_layer", stop_at_layer, default=self.cfg.n_layers)
         tokens = self.to_tokens(tokens)
         residual = self.embed_tokens(tokens) if start_at_layer is None else self._check_residual(tokens)
-        return self._run_blocks(residual, range(start, stop), self._rows(at, residual.shape[1]), stop_at_layer is None)
+        positions = self._positions(at, residual.shape[1])
+        return self._run_blocks(residual, range(start, stop), positions, to_outputs=stop_at_layer is None)
 
     @abstractmethod
     def embed_tokens(self, tokens: Tensor) -> Float[Tensor, "batch pos d_model"]:
@@ -82,8 +83,8 @@ class PromptedModel(HookedRootModule):
         """The final residual stream as outputs."""
 
     @abstractmethod
-    def _run_blocks(self, residual: Tensor, layers: range, rows: slice, to_outputs: bool) -> Tensor:
-        """The stream after some layers at the positions `rows`, as outputs on request."""
+    def _run_blocks(self, residual: Tensor, layers: range, positions: slice, *, to_outputs: bool) -> Tensor:
+        """The stream after these layers at these positions, as outputs on request."""
 
     # ---- prompts in, predictions out ----
 
@@ -107,19 +108,18 @@ class PromptedModel(HookedRootModule):
         """The predictions in the outputs at all positions: one point (the query) if paired, else every point."""
         return outputs[:, self.cfg.format.prediction_positions(outputs.shape[1])]
 
-    def predict(self, prompts: Prompts, batch_size: int | None = None) -> Float[Tensor, "prompt y"]:
-        """The query's prediction; in batches of at most `batch_size` prompts, if given, to bound memory."""
-        if batch_size is not None and len(prompts) > batch_size:
-            return torch.cat([self.predict(part) for part in prompts.split(batch_size)])
+    def predict(self, prompts: Prompts) -> Float[Tensor, "prompt y"]:
+        """The query's prediction."""
         return self.forward(prompts, at="query")[:, -1]
 
     def bytes_per_prompt(self, prompts: Prompts) -> float:
-        """About what a pass without gradients holds for each prompt: two layers' activations, and a layer's scores."""
-        cfg = self.cfg
-        n_pos = 2 * prompts.n_context + 1  # at most: paired prompts have n + 1
-        heads = getattr(cfg, "n_heads", 1)
-        widths = 8 * cfg.d_model + 2 * (getattr(cfg, "d_mlp", None) or 0) + 6 * heads * getattr(cfg, "d_head", 0)
-        return cfg.torch_dtype.itemsize * n_pos * (2 * widths + 4 * heads * n_pos)
+        """An upper estimate of what a pass without gradients or hooks holds at once for each prompt."""
+        n_pos = self.cfg.format.n_tokens(prompts.n_context)
+        return self.cfg.torch_dtype.itemsize * n_pos * self._numbers_per_position(n_pos)
+
+    @abstractmethod
+    def _numbers_per_position(self, n_pos: int) -> float:
+        """An upper estimate of the numbers that a layer holds at once for each of `n_pos` positions of a prompt."""
 
     def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
         """The prediction of each point t from the points before it; the last one is the query's.
@@ -147,23 +147,23 @@ class PromptedModel(HookedRootModule):
             ValueError: prompts that do not fit the model, or an unknown `at`; when the first stream is asked for.
         """
         stream = self.forward(prompts, stop_at_layer=0)
-        wanted = self._rows(at, stream.shape[1])
-        yield stream[:, wanted]
+        positions = self._positions(at, stream.shape[1])
+        yield stream[:, positions]
         for layer in range(self.cfg.n_layers):
             stream = self.forward(stream, start_at_layer=layer, stop_at_layer=layer + 1)
-            yield stream[:, wanted]
+            yield stream[:, positions]
 
     def query_streams(
         self, prompts: Prompts, queries: Float[Tensor, "prompt point query x"], at: At = "points"
     ) -> Iterator[Float[Tensor, "prompt point query d_model"]]:
-        """What the model makes of other queries: the stream at a query's position, if it stood at point t.
+        """The stream of other queries, each as if it stood at point t in place of that point.
 
         For every prefix of the prompts (the points before point t) and each of its queries: the stream before the
         first layer and then after each, n_layers + 1 tensors. Queries do not see each other, and what the model
         computes of the context is shared by all of them, and by the prefixes where the model allows (not with keys
         "context"; nothing is shared with keys "full", where the context sees the query, nor with momentum). Gradients
-        flow to the queries, to the prompts and to the weights. With hooks attached every query has a plain pass of its
-        own, in batches of `prompt * query` for each prefix, and the hooks fire in it.
+        flow to the queries, to the prompts and to the weights. With hooks attached every query has a pass of its own,
+        in batches of `prompt * query` for each prefix, and the hooks fire in it.
 
         Args:
             prompts: the contexts; their own queries are not read.
@@ -185,19 +185,21 @@ class PromptedModel(HookedRootModule):
                 f"got {tuple(queries.shape)}"
             )
         queries = queries.to(cfg.device, cfg.torch_dtype)
-        ask = self._ask_plainly if self.has_hooks() else self._ask
-        return ask(prompts, queries, points)
+        if self.has_hooks():
+            return self._query_streams_one_by_one(prompts, queries, points)
+        return self._query_streams_by_sharing(prompts, queries, points)
 
     @abstractmethod
-    def _ask(self, prompts: Prompts, queries: Tensor, points: range) -> Iterator[Tensor]:
-        """`query_streams` at the prefixes `points`, one for each of the queries' points, when no hook is attached."""
+    def _query_streams_by_sharing(self, prompts: Prompts, queries: Tensor, points: range) -> Iterator[Tensor]:
+        """`query_streams` at the prefixes `points`, where no hook is attached: the context is computed once."""
 
-    def _ask_plainly(self, prompts: Prompts, queries: Tensor, points: range) -> Iterator[Tensor]:
-        """The same with a pass for each prefix, every query in a prompt of its own."""
+    def _query_streams_one_by_one(self, prompts: Prompts, queries: Tensor, points: range) -> Iterator[Tensor]:
+        """`query_streams` at the prefixes `points`, with every query in a prompt of its own."""
         n_queries, passes = queries.shape[2], []
-        for t, asked in zip(points, queries.unbind(1), strict=True):
+        for t, queries_at_t in zip(points, queries.unbind(1), strict=True):
             xs, ys = (part.repeat_interleave(n_queries, dim=0) for part in (prompts.xs, prompts.ys))
-            passes.append(self.layer_streams(Prompts(xs, ys).prefix(t).with_query(asked.flatten(0, 1)), at="query"))
+            alone = Prompts(xs, ys).prefix(t).with_query(queries_at_t.flatten(0, 1))
+            passes.append(self.layer_streams(alone, at="query"))
         for streams in zip(*passes, strict=True):
             joined = torch.cat(streams, dim=1)  # [(prompt query) point d_model]
             yield joined.unflatten(0, (len(prompts), n_queries)).transpose(1, 2)
@@ -244,7 +246,7 @@ class PromptedModel(HookedRootModule):
     def _replace_cfg(self, **changes: Any) -> None:
         self.cfg = self.cfg.replace(**changes)
 
-    def _rows(self, at: At | slice, n_pos: int) -> slice:
+    def _positions(self, at: At | slice, n_pos: int) -> slice:
         if isinstance(at, slice):
             return at
         if at == "positions":

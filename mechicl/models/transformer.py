@@ -8,20 +8,20 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from einops import rearrange
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
-from transformer_lens import FactoredMatrix
 from transformer_lens.hook_points import HookPoint
 
 from mechicl.models.config import TransformerConfig
 from mechicl.models.fast import fast_block, fast_norm
 from mechicl.models.layers import MLP, Block, Blocks, LayerNorm
+from mechicl.models.lens_names import LensNames
 from mechicl.models.prompted import PromptedModel
 from mechicl.models.queries import query_streams
 from mechicl.prompts import Prompts
 
 
-class HookedTransformer(PromptedModel):
+class HookedTransformer(LensNames, PromptedModel):
     """A transformer on prompts whose activations can be read and replaced.
 
     It has the hook names, shapes and methods of TransformerLens (`run_with_cache`, `run_with_hooks`, `hooks`,
@@ -105,21 +105,29 @@ class HookedTransformer(PromptedModel):
 
     # ---- tokens in, outputs out ----
 
-    def _run_blocks(self, residual: Tensor, layers: range, rows: slice, to_outputs: bool) -> Tensor:
-        hooked = self.has_hooks()
-        for layer in layers:
-            block = self.blocks[layer]
-            if hooked:
-                residual = block(residual)
-            elif layer < layers[-1]:
-                residual = fast_block(block, residual, slice(None))
-            elif to_outputs and self._reads_only_y():
-                return -fast_block(block, residual, rows, self.cfg.y_slot)
-            else:
-                residual = fast_block(block, residual, rows)
-        outputs = self.read_out(residual) if to_outputs else residual
-        # hooks see all rows, also those of the final norm
-        return outputs[:, rows] if hooked or not layers else outputs
+    def _run_blocks(self, residual: Tensor, layers: range, positions: slice, *, to_outputs: bool) -> Tensor:
+        if self.has_hooks() or not layers:
+            for layer in layers:
+                residual = self.blocks[layer](residual)
+            # hooks see all positions, those of the final norm too
+            return (self.read_out(residual) if to_outputs else residual)[:, positions]
+        for layer in layers[:-1]:
+            residual = fast_block(self.blocks[layer], residual, slice(None))
+        # of the last block only these positions are computed, and only the y-dimensions where nothing else is read
+        last = self.blocks[layers[-1]]
+        if to_outputs and self._reads_only_y():
+            return -fast_block(last, residual, positions, self.cfg.y_slot)
+        residual = fast_block(last, residual, positions)
+        return self.read_out(residual) if to_outputs else residual
+
+    def _numbers_per_position(self, n_pos: int) -> float:
+        # Counted in `fast.py` and checked by tests. Width: the stream, normalized, updated and copied. Heads: q, k, v
+        # and z and copies of them for the batched products or, folded, two products of the stream's width. MLP: hidden
+        # activations before and after, and what the activation needs between. Scores: raw, scaled, masked, softmax and
+        # one more.
+        cfg = self.cfg
+        heads = cfg.n_heads * (8 * cfg.d_head + 4 * cfg.d_model)
+        return 6 * cfg.d_model + heads + 4 * (cfg.d_mlp or 0) + 5 * cfg.n_heads * n_pos
 
     def embed_tokens(self, tokens: Tensor, positions: range | None = None) -> Float[Tensor, "batch pos d_model"]:
         """Tokens as the residual stream before the first block: read-in, positions, input MLP.
@@ -133,23 +141,7 @@ class HookedTransformer(PromptedModel):
             IndexError: a token id outside the vocabulary.
         """
         cfg = self.cfg
-        if cfg.prompt_format == "token_ids":
-            if tokens.ndim != 2 or tokens.dtype not in (torch.int64, torch.int32):
-                raise ValueError(
-                    f"tokens must be ids [batch pos] (int64 or int32), got {tokens.dtype} {tuple(tokens.shape)}"
-                )
-            residual = F.embedding(tokens, self.embed)  # refuses negative ids, which indexing would wrap
-        else:
-            self._check_tokens(tokens)
-            if cfg.read_in == "linear":
-                residual = tokens @ self.embed
-            elif cfg.d_model > cfg.d_token:
-                residual = F.pad(tokens, (0, cfg.d_model - cfg.d_token))
-            else:
-                residual = tokens.clone() if self.has_hooks() else tokens  # hooks may patch it in place
-        if cfg.read_in == "linear" and self.embed_bias is not None:
-            residual = residual + self.embed_bias
-        residual = self.hook_embed(residual)
+        residual = self.hook_embed(self._read_in(tokens))
         if cfg.positional_embedding_type != "none":
             # a copy for each prompt, so that a hook may patch some of them in place
             added = self.positions(residual, positions).repeat(residual.shape[0], 1, 1)
@@ -158,25 +150,43 @@ class HookedTransformer(PromptedModel):
             residual = residual + self.hook_input_mlp_out(self.input_mlp(residual))
         return residual
 
+    def _read_in(self, tokens: Tensor) -> Float[Tensor, "batch pos d_model"]:
+        """Token ids looked up, continuous tokens mapped or placed in the first dimensions of the stream."""
+        cfg = self.cfg
+        if cfg.prompt_format == "token_ids":
+            if tokens.ndim != 2 or tokens.dtype not in (torch.int64, torch.int32):
+                raise ValueError(
+                    f"tokens must be ids [batch pos] (int64 or int32), got {tokens.dtype} {tuple(tokens.shape)}"
+                )
+            residual = F.embedding(tokens, self.embed)  # refuses negative ids, which indexing would wrap
+        else:
+            self._check_tokens(tokens)
+            if cfg.read_in == "identity":
+                if cfg.d_model > cfg.d_token:
+                    return F.pad(tokens, (0, cfg.d_model - cfg.d_token))
+                return tokens.clone() if self.has_hooks() else tokens  # hooks may patch it in place
+            residual = tokens @ self.embed
+        return residual if self.embed_bias is None else residual + self.embed_bias
+
     def positions(
         self, residual: Float[Tensor, "batch pos d_model"], positions: range | None = None
     ) -> Float[Tensor, "pos d_model"]:
-        """What the positions add to a residual stream, whose rows stand one after the other or at those given.
+        """What the positions add to a residual stream, whose rows stand at `positions`, or one after the other from 0.
 
         Raises:
             ValueError: more positions than the model has.
         """
-        cfg, where = self.cfg, range(residual.shape[1]) if positions is None else positions
-        n_pos, wanted = max(where, default=-1) + 1, slice(where.start, where.stop, where.step)
+        cfg, standing_at = self.cfg, range(residual.shape[1]) if positions is None else positions
+        n_pos, rows = max(standing_at, default=-1) + 1, slice(standing_at.start, standing_at.stop, standing_at.step)
         if cfg.positional_embedding_type != "sinusoidal" and n_pos > cfg.n_ctx:
             raise ValueError(f"{n_pos} positions, but this model has {cfg.n_ctx} ({cfg.positional_embedding_type})")
         if cfg.positional_embedding_type == "standard":
-            return self.pos_embed[wanted]
+            return self.pos_embed[rows]
         if cfg.positional_embedding_type == "one_hot":
             table = torch.eye(n_pos, cfg.d_pos)
         else:
             table = sinusoidal_positions(n_pos, cfg.d_pos)
-        table = table[wanted].to(residual)
+        table = table[rows].to(residual)
         if cfg.read_in == "linear":
             return table @ self.pos_embed
         return F.pad(table, (cfg.d_token, cfg.d_model - cfg.d_token - cfg.d_pos))
@@ -191,17 +201,24 @@ class HookedTransformer(PromptedModel):
 
     # ---- other queries ----
 
-    def _ask(self, prompts: Prompts, queries: Tensor, points: range) -> Iterator[Tensor]:
-        if self.cfg.keys == "full" or self.cfg.momentum:  # the context sees the query, or a row is made of others
-            return self._ask_plainly(prompts, queries, points)
-        if self.cfg.keys == "context" and len(points) > 1:  # the context sees the points after it
-            prefixes = [self._ask(prompts.prefix(t), queries[:, t : t + 1], range(t, t + 1)) for t in points]
+    def _query_streams_by_sharing(self, prompts: Prompts, queries: Tensor, points: range) -> Iterator[Tensor]:
+        cfg = self.cfg
+        if cfg.keys == "full" or cfg.momentum:  # the context sees the query, or a row is made of others
+            return self._query_streams_one_by_one(prompts, queries, points)
+        if (
+            cfg.keys == "context" and len(points) > 1
+        ):  # the context sees the points after it: each prefix is another one
+            prefixes = [
+                self._query_streams_by_sharing(prompts.prefix(t), queries[:, t : t + 1], range(t, t + 1))
+                for t in points
+            ]
             return (torch.cat(streams, dim=1) for streams in zip(*prefixes, strict=True))
-        n_tokens = self.cfg.format.n_tokens
+        n_tokens = cfg.format.n_tokens
         positions = range(n_tokens(points[0]) - 1, n_tokens(points[-1]), n_tokens(1) - n_tokens(0))
         tokens = rearrange(self._query_tokens(queries), "prompt point query d -> (prompt query) point d")
-        asked = self.embed_tokens(tokens, positions).unflatten(0, (len(prompts), queries.shape[2])).transpose(1, 2)
-        return query_streams(self.blocks, self.layer_streams(prompts, at="positions"), asked, positions)
+        embedded = self.embed_tokens(tokens, positions)
+        embedded = embedded.unflatten(0, (len(prompts), queries.shape[2])).transpose(1, 2)
+        return query_streams(self.blocks, self.layer_streams(prompts, at="positions"), embedded, positions)
 
     # ---- hooks ----
 
@@ -215,97 +232,6 @@ class HookedTransformer(PromptedModel):
             elif not use_attn_result and hasattr(attn, "hook_result"):
                 del attn.hook_result
         self.setup()
-
-    # ---- weights, by TransformerLens' names ----
-
-    def _stack(self, part: str, name: str) -> Tensor:
-        return torch.stack([getattr(getattr(block, part), name) for block in self.blocks])
-
-    @property
-    def W_Q(self) -> Float[Tensor, "layer head d_model d_head"]:
-        """Query weights of all layers."""
-        return self._stack("attn", "W_Q")
-
-    @property
-    def W_K(self) -> Float[Tensor, "layer head d_model d_head"]:
-        """Key weights of all layers."""
-        return self._stack("attn", "W_K")
-
-    @property
-    def W_V(self) -> Float[Tensor, "layer head d_model d_head"]:
-        """Value weights of all layers."""
-        return self._stack("attn", "W_V")
-
-    @property
-    def W_O(self) -> Float[Tensor, "layer head d_head d_model"]:
-        """Output weights of all layers."""
-        return self._stack("attn", "W_O")
-
-    @property
-    def W_in(self) -> Float[Tensor, "layer d_model d_mlp"]:
-        """First MLP weights of all layers."""
-        return self._stack("mlp", "W_in")
-
-    @property
-    def W_out(self) -> Float[Tensor, "layer d_mlp d_model"]:
-        """Second MLP weights of all layers."""
-        return self._stack("mlp", "W_out")
-
-    @property
-    def QK(self) -> FactoredMatrix:
-        """`W_Q W_Kᵀ` `[layer head d_model d_model]`, the product W_KQ that scores are made of."""
-        return FactoredMatrix(self.W_Q, self.W_K.mT)
-
-    @property
-    def OV(self) -> FactoredMatrix:
-        """`W_V W_O` `[layer head d_model d_model]`, the product W_PV that a head writes by."""
-        return FactoredMatrix(self.W_V, self.W_O)
-
-    @property
-    def W_E(self) -> Float[Tensor, "token d_model"]:
-        """The read-in as a matrix."""
-        if self.cfg.read_in == "linear":
-            return self.embed
-        return torch.eye(self.cfg.d_token, self.cfg.d_model, device=self.cfg.device, dtype=self.cfg.torch_dtype)
-
-    @property
-    def b_U(self) -> Float[Tensor, "d_out"]:
-        """The bias of the read-out, 0 where it has none."""
-        bias = self.unembed_bias if self.cfg.read_out == "linear" else None
-        return self.W_U.new_zeros(self.cfg.d_out) if bias is None else bias
-
-    @property
-    def W_U(self) -> Float[Tensor, "d_model d_out"]:
-        """The read-out as a matrix (without the final norm)."""
-        if self.cfg.read_out == "linear":
-            return self.unembed
-        eye = torch.eye(self.cfg.d_model, device=self.cfg.device, dtype=self.cfg.torch_dtype)
-        return -eye[:, self.cfg.y_slot]
-
-    # ---- the rest of TransformerLens' protocol ----
-
-    def to_single_token(self, token: Any) -> int:
-        """The id of a token, for vocabulary models."""
-        if self.cfg.prompt_format != "token_ids" or not isinstance(token, int):
-            raise ValueError(f"{token!r} is not a token id: this model has prompt_format={self.cfg.prompt_format!r}")
-        return token
-
-    def tokens_to_residual_directions(self, tokens: Int[Tensor, "*batch"] | int) -> Float[Tensor, "*batch d_model"]:
-        """The read-out direction of each output (a token id, or a dimension of y)."""
-        return self.W_U.T[tokens]
-
-    def accumulated_bias(
-        self, layer: int, mlp_input: bool = False, include_mlp_biases: bool = True
-    ) -> Float[Tensor, "d_model"]:
-        """Sum of the output biases of the blocks before `layer` (and its attention's, with `mlp_input`)."""
-        bias = torch.zeros(self.cfg.d_model, device=self.cfg.device, dtype=self.cfg.torch_dtype)
-        for index in range(min(layer + mlp_input, self.cfg.n_layers)):
-            block = self.blocks[index]
-            if self.cfg.attn_bias:
-                bias = bias + self.cfg.damping * block.attn.b_O
-            if self.cfg.block_mlp and include_mlp_biases and index < layer:
-                bias = bias + self.cfg.damping * block.mlp.b_out
-        return bias
 
     # ---- housekeeping ----
 
@@ -329,7 +255,7 @@ class HookedTransformer(PromptedModel):
     def _replace_cfg(self, **changes: Any) -> None:
         super()._replace_cfg(**changes)
         for block in self.blocks:
-            block.cfg = block.attn.cfg = self.cfg.of_layer(block.layer)
+            block.cfg = block.attn.cfg = self.cfg.for_layer(block.layer)
 
     def _set_initial_weights(self, initial_weights: Tensor) -> None:
         if self.cfg.prompt_format != "paired":

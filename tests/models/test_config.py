@@ -121,15 +121,15 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (DESCENT | {"d_head": 3}, "d_head=d_model"),
     (DESCENT | {"read_out": "linear"}, "read_out='identity'"),
     (PAIRED | {"d_model": 1, "read_in": "linear", "read_out": "identity"}, "reads y_dim=2 dimensions"),
-    (INTERLEAVED | {"read_in": "identity", "read_out": "identity", "d_model": 4}, "d_model >= 5, got 4"),
+    (INTERLEAVED | {"read_in": "identity", "read_out": "identity", "d_model": 4}, "d_model >= 5 .*, got 4"),
     (PAIRED | {"d_pos": 3}, "d_pos is the width of concatenated positions"),
     (PAIRED | {"positional_embedding_type": "one_hot", "d_pos": 4}, "one-hot positions need d_pos >= n_ctx=5"),
     (PAIRED | {"positional_embedding_type": "sinusoidal", "d_pos": 0}, "need d_pos >= 1"),
-    (PAIRED | {"n_layers": -1}, "n_layers must be an integer >= 0, got -1"),
-    (PAIRED | {"n_heads": 0}, "n_heads must be an integer >= 1, got 0"),
-    (PAIRED | {"d_mlp": 0}, "d_mlp must be an integer >= 1, got 0"),
-    (PAIRED | {"n_context": -1}, "n_context must be an integer >= 0, got -1"),
-    (PAIRED | {"d_head": 0}, "d_head must be an integer >= 1, got 0"),
+    (PAIRED | {"n_layers": -1}, "n_layers must be an int of at least 0, got -1"),
+    (PAIRED | {"n_heads": 0}, "n_heads must be an int of at least 1, got 0"),
+    (PAIRED | {"d_mlp": 0}, "d_mlp must be an int of at least 1, got 0"),
+    (PAIRED | {"n_context": -1}, "n_context must be an int of at least 0, got -1"),
+    (PAIRED | {"d_head": 0}, "d_head must be an int of at least 1, got 0"),
     (PAIRED | {"damping": math.nan}, "damping must be a finite number, got nan"),
     (PAIRED | {"score_scale": math.inf}, "score_scale must be a finite number, got inf"),
     (INTERLEAVED | {"momentum": 1.0}, "momentum must be at least 0 and below 1, got 1.0"),
@@ -182,7 +182,7 @@ MIXED: dict[str, Any] = PAIRED | {"n_layers": 3, "attention": "softmax,relu,line
 
 def test_a_layer_goes_by_the_config_with_its_own_attention():
     cfg = config(MIXED, sink="learned", normalize_by_context=True, n_heads=2, d_head=4, damping=0.3)
-    layers = [cfg.of_layer(layer) for layer in range(3)]
+    layers = [cfg.for_layer(layer) for layer in range(3)]
     assert [c.attention for c in layers] == ["softmax", "relu", "linear"]
     assert [c.sink for c in layers] == ["learned", "none", "none"]
     assert [c.normalize_by_context for c in layers] == [False, True, True]
@@ -198,7 +198,7 @@ def test_defaults_of_mixed_attention_are_the_same_in_all_layers():
     assert (cfg.d_head, cfg.score_scale) == (5, 1.0)
     assert cfg.initializer_range == math.sqrt(0.002 / 3 / 5)
     for layer in range(3):
-        own = cfg.of_layer(layer)
+        own = cfg.for_layer(layer)
         assert (own.d_head, own.score_scale, own.initializer_range) == (5, 1.0, cfg.initializer_range)
 
 
@@ -206,20 +206,20 @@ def test_layers_that_are_all_alike_are_the_config_of_one_name():
     for name in ("softmax", "relu"):
         assert config(PAIRED, n_layers=2, attention=f"{name},{name}") == config(PAIRED, n_layers=2, attention=name)
     looped = config(PAIRED, n_layers=2, attention="linear,linear", recurrent=True)
-    assert looped.of_layer(1) is looped
+    assert looped.for_layer(1) is looped
     assert config(PAIRED, n_layers=2, attention="linear,linear", attention_weights="gradient_descent").n_heads == 1
-    assert config(PAIRED, attention="softmax").of_layer(0).attention == "softmax"
+    assert config(PAIRED, attention="softmax").for_layer(0).attention == "softmax"
 
 
 def test_replace_keeps_and_checks_mixed_attention():
     cfg = config(MIXED)
     assert cfg.replace(x_dim=7).attention == "softmax,relu,linear"
-    assert cfg.replace(x_dim=7).of_layer(1).d_model == 9
+    assert cfg.replace(x_dim=7).for_layer(1).d_model == 9
     assert cfg.replace(attention="softmax").score_scale == 1 / math.sqrt(5)  # the default follows
     with pytest.raises(ValueError, match="is for 3 layers, not 2"):
         cfg.replace(n_layers=2)
-    assert cfg.replace(n_layers=2, attention="relu,linear").of_layer(0).attention == "relu"
-    assert cfg.as_given().attention == "softmax,relu,linear"
+    assert cfg.replace(n_layers=2, attention="relu,linear").for_layer(0).attention == "relu"
+    assert cfg.unfilled().attention == "softmax,relu,linear"
     assert TransformerConfig.from_dict(json.loads(json.dumps(cfg.to_dict()))) == cfg
 
 
@@ -246,7 +246,7 @@ def test_configs_from_before_momentum_are_of_plain_attention():
     assert TransformerConfig.from_dict(old) == config(INTERLEAVED)
     new = config(INTERLEAVED, momentum=0.3, momentum_over="values", n_layers=2, attention="softmax,linear")
     assert TransformerConfig.from_dict(json.loads(json.dumps(new.to_dict()))) == new
-    assert [(new.of_layer(layer).momentum, new.of_layer(layer).momentum_over) for layer in range(2)] == [
+    assert [(new.for_layer(layer).momentum, new.for_layer(layer).momentum_over) for layer in range(2)] == [
         (0.3, "values")
     ] * 2
 
@@ -267,7 +267,7 @@ def test_replace_lets_defaults_follow():
 
 
 def test_as_given_has_the_gaps_again():
-    cfg = config(PAIRED, d_head=2).as_given()
+    cfg = config(PAIRED, d_head=2).unfilled()
     assert (cfg.d_model, cfg.d_head, cfg.keys) == (None, 2, None)
 
 
@@ -292,16 +292,16 @@ def test_json_round_trip(cfg: TransformerConfig):
     ("change", "message"),
     [
         ({"colour": "red"}, r"no field \['colour'\]"),
-        ({"n_layers": "2"}, "n_layers must be an integer|wrong type"),
-        ({"n_layers": 2.0}, "n_layers must be an integer|wrong type"),
-        ({"n_layers": True}, "n_layers must be an integer|wrong type"),
+        ({"n_layers": "2"}, "n_layers must be an int|wrong type"),
+        ({"n_layers": 2.0}, "n_layers must be an int|wrong type"),
+        ({"n_layers": True}, "n_layers must be an int|wrong type"),
         ({"damping": "1"}, "damping must be a finite number|wrong type"),
         ({"damping": 10**400}, "wrong type"),
         ({"momentum": True}, "momentum must be a finite number|wrong type"),
         ({"momentum": None}, "momentum must be a finite number|wrong type"),
         ({"recurrent": 1}, "recurrent must be true or false|wrong type"),
         ({"x_dim": None}, "needs x_dim"),
-        ({"n_layers": None}, "n_layers must be an integer|wrong type"),
+        ({"n_layers": None}, "n_layers must be an int|wrong type"),
         ({"damping": None}, "damping must be a finite number|wrong type"),
         ({"recurrent": None}, "recurrent must be true or false|wrong type"),
         ({"keys": ["causal"]}, "keys must be a number, a string"),

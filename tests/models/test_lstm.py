@@ -265,11 +265,11 @@ def test_inputs_that_do_not_fit_are_refused():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"x_dim": 0}, "x_dim must be an integer >= 1, got 0"),
-        ({"y_dim": True}, "y_dim must be an integer >= 1, got True"),
-        ({"n_layers": 0}, "n_layers must be an integer >= 1, got 0"),
-        ({"n_context": -1}, "n_context must be an integer >= 0, got -1"),
-        ({"d_model": 0}, "d_model must be an integer >= 1, got 0"),
+        ({"x_dim": 0}, "x_dim must be an int of at least 1, got 0"),
+        ({"y_dim": True}, "y_dim must be an int of at least 1, got True"),
+        ({"n_layers": 0}, "n_layers must be an int of at least 1, got 0"),
+        ({"n_context": -1}, "n_context must be an int of at least 0, got -1"),
+        ({"d_model": 0}, "d_model must be an int of at least 1, got 0"),
         ({"dtype": "float8"}, r"dtype='float8' is not one of \['float32', "),
     ],
 )
@@ -284,8 +284,8 @@ def test_bad_values_are_named(change: dict[str, Any], message: str):
     ("change", "message"),
     [
         ({"n_wheels": 4}, r"LSTMConfig has no field \['n_wheels'\]"),
-        ({"d_model": 7.5}, "d_model must be an integer >= 1, got 7.5|wrong type"),
-        ({"d_model": "7"}, "d_model must be an integer >= 1, got '7'|wrong type"),
+        ({"d_model": 7.5}, "d_model must be an int of at least 1, got 7.5|wrong type"),
+        ({"d_model": "7"}, "d_model must be an int of at least 1, got '7'|wrong type"),
         ({"d_model": [7]}, "d_model must be a number, a string, true, false or null, got list"),
         ({"architecture": "gru"}, "architecture='gru' is not 'lstm'"),
         ({"architecture": ["lstm"]}, r"architecture=\['lstm'\] is not 'lstm'"),
@@ -307,7 +307,7 @@ def test_what_follows_from_a_config():
     assert (CFG.prompt_format, CFG.keys, CFG.d_token, CFG.d_out, CFG.n_ctx) == ("interleaved", "causal", 3, 2, 11)
     assert CFG.torch_dtype == torch.float64
     assert CFG.replace(d_model=9).d_model == 9
-    assert CFG.as_given() == CFG
+    assert CFG.unfilled() == CFG
 
 
 def test_a_config_survives_json_and_says_what_it_is_of():

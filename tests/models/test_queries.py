@@ -158,7 +158,7 @@ def test_the_context_is_not_computed_for_each_query(name: str, monkeypatch: pyte
     sizes = []
     embed = model.embed_tokens
     monkeypatch.setattr(model, "embed_tokens", lambda tokens, *at: sizes.append(tokens.shape) or embed(tokens, *at))
-    monkeypatch.setattr(model, "_ask_plainly", None)
+    monkeypatch.setattr(model, "_query_streams_one_by_one", None)
     list(model.query_streams(prompts, queries))
     # contexts have a batch of two prompts; what has a batch of all queries has one row a point
     assert all(batch == 2 or pos <= queries.shape[1] for batch, pos, _ in sizes)

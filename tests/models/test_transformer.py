@@ -170,7 +170,7 @@ def test_switching_attn_result_leaves_each_layer_its_attention(fields: dict[str,
     for use in (True, False):
         model.set_use_attn_result(use)
         assert [block.cfg for block in model.blocks] == [
-            model.cfg.of_layer(layer) for layer in range(len(model.blocks))
+            model.cfg.for_layer(layer) for layer in range(len(model.blocks))
         ]
         assert all(block.attn.cfg == block.cfg for block in model.blocks)
         assert torch.equal(model.predict(prompts), outputs)

@@ -89,7 +89,7 @@ def read_dual_form(
     demonstrations = _demonstrations(n_demonstration_tokens, n_pos, q.device)
     damping = getattr(model.cfg, "damping", 1.0)
     if adapter is None:
-        cfg = model.cfg.of_layer(layer)
+        cfg = model.cfg.for_layer(layer)
         seen = key_mask(cfg, n_pos, slice(n_pos - 1, n_pos), q.device)[0].double()
         factors = cfg.score_scale * seen / (seen.sum().clamp(min=1) if cfg.normalize_by_context else 1)
     else:

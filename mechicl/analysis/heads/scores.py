@@ -261,7 +261,7 @@ def _visible_keys(cfg: Any, n_pos: int) -> Bool[Tensor, "query key"]:
 
 
 def _is_softmax(cfg: Any, layer: int) -> bool:
-    return not hasattr(cfg, "prompt_format") or cfg.of_layer(layer).attention == "softmax"
+    return not hasattr(cfg, "prompt_format") or cfg.for_layer(layer).attention == "softmax"
 
 
 def _token_places(ids: Int[Tensor, "prompt pos"]) -> dict[str, Float[Tensor, "prompt query key"]]:

@@ -116,7 +116,7 @@ def test_scores_on_token_ids_are_those_of_plain_loops(cfg, seed):
     tokens = ids(n_pos=cfg.n_ctx, d_vocab=cfg.d_vocab, seed=seed)
     tokens[:, -1] = tokens[:, 0]  # each repeats one token at least
     found = score_heads(model, sequences=tokens, batch_size=2)
-    softmax = [cfg.of_layer(layer).attention == "softmax" for layer in range(cfg.n_layers)]
+    softmax = [cfg.for_layer(layer).attention == "softmax" for layer in range(cfg.n_layers)]
     plain, shares = (by_loops(model, tokens, token_places, absolute) for absolute in (False, True))
     for name in ("previous_token", "duplicate_token", "induction"):
         expected = np.where(np.array(softmax)[:, None, None], plain[name], shares[name])
@@ -200,7 +200,7 @@ def test_scores_on_prompts_are_those_of_plain_loops(cfg):
     found = score_heads(model, prompts=p, batch_size=2)
     tokens, backwards = model.encode(p), cfg.keys != "causal"
     assert list(found.scores) == list(point_places(tokens[0], backwards))
-    softmax = [cfg.of_layer(layer).attention == "softmax" for layer in range(cfg.n_layers)]
+    softmax = [cfg.for_layer(layer).attention == "softmax" for layer in range(cfg.n_layers)]
     plain, shares = (by_loops(model, tokens, lambda t: point_places(t, backwards), kind) for kind in (False, True))
     for name, values in found.scores.items():
         expected = np.where(np.array(softmax)[:, None, None], plain[name], shares[name])
