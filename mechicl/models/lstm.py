@@ -264,9 +264,9 @@ class HookedLSTM(PromptedModel):
             residual = self.blocks[layer](residual)
         return self.read_out(residual[:, positions]) if to_outputs else residual[:, positions]
 
-    def _numbers_per_position(self, n_pos: int) -> float:
-        # four gates in and out of the products with inputs and states, the states, the stream and copies of it
-        return 16 * self.cfg.d_model
+    def _numbers_per_position(self, n_pos: int) -> int:
+        # four gates before and after their activation, and the stream before and after the layer
+        return 10 * self.cfg.d_model
 
     def _query_streams_by_sharing(self, prompts: Prompts, queries: Tensor, points: range) -> Iterator[Tensor]:
         # a query's hidden state is one step on from the state that the tokens before it have left

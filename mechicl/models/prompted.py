@@ -113,12 +113,12 @@ class PromptedModel(HookedRootModule):
         return self.forward(prompts, at="query")[:, -1]
 
     def bytes_per_prompt(self, prompts: Prompts) -> float:
-        """An upper estimate of what a pass without gradients or hooks holds at once for each prompt."""
+        """An upper estimate of what a pass without gradients holds at once for each prompt, with hooks or without."""
         n_pos = self.cfg.format.n_tokens(prompts.n_context)
         return self.cfg.torch_dtype.itemsize * n_pos * self._numbers_per_position(n_pos)
 
     @abstractmethod
-    def _numbers_per_position(self, n_pos: int) -> float:
+    def _numbers_per_position(self, n_pos: int) -> int:
         """An upper estimate of the numbers that a layer holds at once for each of `n_pos` positions of a prompt."""
 
     def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:

@@ -120,14 +120,13 @@ class HookedTransformer(LensNames, PromptedModel):
         residual = fast_block(last, residual, positions)
         return self.read_out(residual) if to_outputs else residual
 
-    def _numbers_per_position(self, n_pos: int) -> float:
-        # Counted in `fast.py` and checked by tests. Width: the stream, normalized, updated and copied. Heads: q, k, v
-        # and z and copies of them for the batched products or, folded, two products of the stream's width. MLP: hidden
-        # activations before and after, and what the activation needs between. Scores: raw, scaled, masked, softmax and
-        # one more.
+    def _numbers_per_position(self, n_pos: int) -> int:
+        # Counted on the tensors that are alive at once in the worst moment of a block, and checked by measurement: the
+        # stream, normalized and updated; q, k, v and z, or two products of the stream's width where they are folded; the
+        # MLP before and after its activation; scores before and after masking and softmax.
         cfg = self.cfg
-        heads = cfg.n_heads * (8 * cfg.d_head + 4 * cfg.d_model)
-        return 6 * cfg.d_model + heads + 4 * (cfg.d_mlp or 0) + 5 * cfg.n_heads * n_pos
+        heads = cfg.n_heads * (4 * cfg.d_head + 2 * cfg.d_model + 4 * n_pos)
+        return 4 * cfg.d_model + heads + 2 * (cfg.d_mlp or 0)
 
     def embed_tokens(self, tokens: Tensor, positions: range | None = None) -> Float[Tensor, "batch pos d_model"]:
         """Tokens as the residual stream before the first block: read-in, positions, input MLP.

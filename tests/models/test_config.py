@@ -75,7 +75,7 @@ def test_transformer_lens_names():
     assert cfg.torch_dtype is torch.float32
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(cfg=configs())
 def test_nothing_stays_unfilled(cfg: TransformerConfig):
     for name in ("n_ctx", "d_model", "d_head", "keys", "score_scale", "final_norm", "read_in", "read_out", "d_pos"):
@@ -279,7 +279,7 @@ def test_frozen_hashable_and_compared_by_value():
         cfg.x_dim = 4  # pyright: ignore[reportAttributeAccessIssue]
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(cfg=configs())
 def test_json_round_trip(cfg: TransformerConfig):
     data = json.loads(json.dumps(cfg.to_dict(), allow_nan=False))

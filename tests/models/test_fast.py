@@ -88,7 +88,7 @@ def test_rows_with_momentum(over: Any, attention: str, rows: slice):
         torch.testing.assert_close(quick, whole[:, rows], rtol=1e-10, atol=1e-10)
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(data=st.data(), cfg=configs(), seed=st.integers(0, 1000), batch=st.sampled_from([0, 1, 3]))
 def test_routes_agree(data: st.DataObject, cfg: TransformerConfig, seed: int, batch: int):
     kinds: tuple[At, ...] = (

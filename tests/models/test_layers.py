@@ -119,7 +119,7 @@ def test_feature(feature: str):
     compare(random_model(cfg, scale=0.3), random_tokens(cfg))
 
 
-@settings(max_examples=80)
+@settings(max_examples=30)
 @given(cfg=configs(dtype="float64"), seed=st.integers(0, 1000))
 def test_random_configs(cfg: TransformerConfig, seed: int):
     model, tokens = random_model(cfg, seed), random_tokens(cfg, seed=seed, batch=1)

@@ -89,7 +89,7 @@ def test_other_queries_are_what_plain_passes_make_of_them(model: PromptedModel):
 
 
 @given(cfg=small_configs)
-@settings(max_examples=30)
+@settings(max_examples=12)
 def test_other_queries_in_any_config(cfg: TransformerConfig):
     model = random_model(cfg)
     with torch.no_grad():

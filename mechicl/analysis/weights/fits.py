@@ -13,6 +13,7 @@ from torch.func import functional_call
 
 from mechicl.analysis.weights.construction_families import Family, FamilyName, family_for
 from mechicl.analysis.weights.products import WeightProducts, read_weight_products, replace_products
+from mechicl.learners import prompt_batches
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
 from mechicl.statistics import Interval, interval, ratio_interval
@@ -378,7 +379,7 @@ def _members(family: Family, parameters: Tensor, predictions: list[Tensor], prom
 
 @torch.no_grad()
 def _predict(model: HookedTransformer, prompts: Prompts) -> Float[Tensor, "prompt y"]:
-    return model.predict(prompts, batch_size=4096).cpu().double()
+    return torch.cat([model.predict(part).cpu().double() for part in prompt_batches(model, prompts)])
 
 
 def _check_models(models: list[HookedTransformer]) -> None:
