@@ -18,6 +18,7 @@ import torch
 from mechicl import viz
 from mechicl.analysis import FineTuningComparison, read_dual_form
 from mechicl.analysis.finetuning import METHOD_NAMES, METHODS, Method, TaskTexts, draw_texts, study_task
+from mechicl.checkpoints import UnknownSeedError
 from mechicl.files import read_json, write_json, write_tensors
 from mechicl.interop import LanguageModel, load_language_model
 from mechicl.memory import MEMORY
@@ -195,9 +196,7 @@ def language_model(args: Args, seed: int) -> LanguageModel:
     """Each seed takes a training seed of a checkpoint in turn, where it has that one."""
     try:
         return load_language_model(args.model, seed=seed, device=args.device)
-    except ValueError as error:
-        if "has no seed" not in str(error):
-            raise
+    except UnknownSeedError:
         return load_language_model(args.model, device=args.device)
 
 

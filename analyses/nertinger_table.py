@@ -131,7 +131,7 @@ def compare(args: Args) -> Comparison:
             rows.append(row)
             cells.append(losses.tolist())
             if part.snapshots is not None and not setting.noise_variance:
-                kept = part.of(_not_stuck(losses).nonzero()[:, 0].tolist())
+                kept = part.select(_not_stuck(losses).nonzero()[:, 0].tolist())
                 alignment = align_over_training(kept, setting.pgd, setting.prompts[: args.n_aligned])
                 over_training.setdefault(setting.name, {})[name] = alignment
             stages.update()

@@ -26,6 +26,10 @@ class CheckpointError(ValueError):
     """A checkpoint is missing, damaged, or not what its record says."""
 
 
+class UnknownSeedError(CheckpointError):
+    """A checkpoint holds no model of that seed."""
+
+
 @dataclass(frozen=True, eq=False)
 class Snapshots:
     """Weights at some steps of training.
@@ -46,8 +50,8 @@ class Snapshots:
             if tensor.shape[:1] != (len(self.steps),):
                 raise ValueError(f"{name} of shape {list(tensor.shape)} does not hold {len(self.steps)} snapshots")
 
-    def of(self, models: slice | Tensor | list[int]) -> "Snapshots":
-        """Those of some of the models, by a slice or their indices."""
+    def select(self, models: slice | Tensor | list[int]) -> "Snapshots":
+        """The snapshots of some of the models, by a slice or their indices."""
         return Snapshots(self.steps, {name: weights[:, models] for name, weights in self.weights.items()})
 
 
@@ -88,29 +92,42 @@ class Checkpoint:
         self.task  # noqa: B018 - raises if there is none
         training = self.record["training"]
         tasks = [training["task"], *training.get("more_tasks", [])]
-        n_seeds, left = divmod(len(self.models), len(tasks))
-        if left or n_seeds != len(training.get("seeds", range(n_seeds))):
+        n_seeds, remainder = divmod(len(self.models), len(tasks))
+        if remainder or n_seeds != len(training.get("seeds", range(n_seeds))):
             raise CheckpointError(
                 f"{self.name}: {len(self.models)} models for {len(tasks)} tasks and the seeds {training.get('seeds')}"
             )
         parts = []
         for i, task in enumerate(tasks):
-            part = self.of(range(i * n_seeds, (i + 1) * n_seeds))
+            part = self.select(range(i * n_seeds, (i + 1) * n_seeds))
             record = {**part.record, "training": {**training, "task": task, "more_tasks": []}}
             parts.append(Checkpoint(f"{self.name}, task {i}", part.models, record, part.snapshots))
         return parts
 
-    def of(self, indices: Iterable[int]) -> "Checkpoint":
+    def select(self, indices: Iterable[int]) -> "Checkpoint":
         """Some of the models, by their indices, with what the record and the snapshots say of them."""
-        own = list(indices)
+        chosen = list(indices)
         record = dict(self.record)
-        record |= {name: [record[name][i] for i in own] for name in ("seeds", "stopped_at") if name in record}
+        record |= {name: [record[name][i] for i in chosen] for name in ("seeds", "stopped_at") if name in record}
         if "curve" in record:
             curve = record["curve"]
-            losses = {n: [[line[i] for i in own] for line in curve[n]] for n in ("loss", "eval_loss") if n in curve}
+            losses = {n: [[line[i] for i in chosen] for line in curve[n]] for n in ("loss", "eval_loss") if n in curve}
             record["curve"] = {**curve, **losses}
-        snapshots = self.snapshots and self.snapshots.of(own)
-        return Checkpoint(self.name, [self.models[i] for i in own], record, snapshots)
+        snapshots = self.snapshots and self.snapshots.select(chosen)
+        return Checkpoint(self.name, [self.models[i] for i in chosen], record, snapshots)
+
+    def model(self, seed: int | None = None) -> Model:
+        """The model of a training seed, of the first task if there are several; the first model by default.
+
+        Raises:
+            UnknownSeedError: no model has that seed.
+        """
+        if seed is None:
+            return self.models[0]
+        seeds = list(self.record.get("seeds", range(len(self.models))))
+        if seed not in seeds:
+            raise UnknownSeedError(f"{self.name} has no seed {seed}; it has {seeds}")
+        return self.models[seeds.index(seed)]
 
     def models_at(self, snapshot: int) -> list[Model]:
         """The models as they were at a snapshot, by its index."""
@@ -142,13 +159,7 @@ def load(name: str | Path, seed: int | None = None) -> Model:
         >>> load("lsa-1l").cfg.n_layers
         1
     """
-    checkpoint = load_checkpoint(name)
-    if seed is None:
-        return checkpoint.models[0]
-    seeds = list(checkpoint.record.get("seeds", range(len(checkpoint.models))))
-    if seed not in seeds:
-        raise CheckpointError(f"{checkpoint.name} has no seed {seed}; it has {seeds}")
-    return checkpoint.models[seeds.index(seed)]
+    return load_checkpoint(name).model(seed)
 
 
 def load_checkpoint(name: str | Path) -> Checkpoint:
@@ -158,18 +169,18 @@ def load_checkpoint(name: str | Path) -> Checkpoint:
     digests = record.get("sha256")
     if not isinstance(digests, dict) or not {"config.json", "weights.safetensors"} <= set(digests):
         raise CheckpointError(f"{folder / 'record.json'} lacks the digests (sha256) of config.json and the weights")
-    config = _read(read_json, folder / "config.json", digests["config.json"])
-    cfg = _guarded(folder / "config.json", _config, config)
+    data = _read(read_json, folder / "config.json", digests["config.json"])
+    cfg = _as_checkpoint_error(folder / "config.json", _config, data)
     # Tensors are read before their digest is compared: "this is a pickle" says more than "this is another file".
     weights, _ = _read(read_tensors, folder / "weights.safetensors", digests["weights.safetensors"])
-    models = _guarded(folder / "weights.safetensors", models_from_stack, cfg, weights)
-    if not _fit_seeds(record, models):
+    models = _as_checkpoint_error(folder / "weights.safetensors", models_from_stack, cfg, weights)
+    if not _one_model_a_seed(record, models):
         raise CheckpointError(f"{folder}: {len(models)} models for the seeds {record['seeds']!r}")
     snapshots = None
     if "snapshots.safetensors" in digests:
         path = folder / "snapshots.safetensors"
         stacked, metadata = _read(read_tensors, path, digests[path.name])
-        snapshots = _guarded(path, _snapshots, stacked, metadata.get("steps", ""))
+        snapshots = _as_checkpoint_error(path, _snapshots, stacked, metadata.get("steps", ""))
     return Checkpoint(folder.name, models, record, snapshots)
 
 
@@ -198,7 +209,7 @@ def save(
     if not models or any(model.cfg.to_dict() != models[0].cfg.to_dict() for model in models):
         raise ValueError("save() needs one or more models with the same config")
     record = record or {}
-    if not _fit_seeds(record, models):
+    if not _one_model_a_seed(record, models):
         raise ValueError(f"{len(models)} models for the seeds {record['seeds']!r}")
     json_bytes(record)  # raises before the checkpoint that is there is touched
     folder = Path(folder)
@@ -220,19 +231,18 @@ def save(
 
 def stack_models(models: Iterable[Model]) -> dict[str, Tensor]:
     """Parameters and buffers of models with one config, stacked on a leading seed axis."""
-    states = [{**dict(m.named_parameters()), **dict(m.named_buffers())} for m in models]
+    states = [_named_tensors(model) for model in models]
     return {name: torch.stack([state[name].detach() for state in states]) for name in states[0]}
 
 
 def models_from_stack(cfg: ModelConfig, stacked: dict[str, Tensor]) -> list[Model]:
-    """The models that `stack_models` stacked.
+    """Models from weights with a leading seed axis, as `stack_models` makes them.
 
     Raises:
         ValueError: a tensor is missing, left over, or of another shape or type than the config asks for, or there is
             no model in the stack.
     """
-    template = build(cfg)
-    expected = {**dict(template.named_parameters()), **dict(template.named_buffers())}
+    expected = _named_tensors(build(cfg))
     if set(stacked) != set(expected):
         missing, extra = sorted(set(expected) - set(stacked)), sorted(set(stacked) - set(expected))
         raise ValueError(f"the weights do not fit the config: missing {missing}, not expected {extra}")
@@ -249,12 +259,16 @@ def models_from_stack(cfg: ModelConfig, stacked: dict[str, Tensor]) -> list[Mode
     models = []
     for i in range(n_models.pop()):
         model = build(cfg)
-        own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        tensors = _named_tensors(model)
         with torch.no_grad():
             for name, tensor in stacked.items():
-                own[name].copy_(tensor[i])
+                tensors[name].copy_(tensor[i])
         models.append(model.eval())
     return models
+
+
+def _named_tensors(model: Model) -> dict[str, Tensor]:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
 def _folder(name: str | Path) -> Path:
@@ -282,7 +296,7 @@ def _read(reader: Callable[[Path], Any], path: Path, digest: str | None = None) 
     return contents
 
 
-def _guarded(path: Path, make: Callable[..., Any], *parts: Any) -> Any:
+def _as_checkpoint_error(path: Path, make: Callable[..., Any], *parts: Any) -> Any:
     try:
         return make(*parts)
     except ValueError as error:
@@ -299,7 +313,7 @@ def _snapshots(weights: dict[str, Tensor], steps: str) -> Snapshots:
     return Snapshots(tuple(int(step) for step in steps.split(",") if step), weights)
 
 
-def _fit_seeds(record: dict[str, Any], models: list[Model]) -> bool:
+def _one_model_a_seed(record: dict[str, Any], models: list[Model]) -> bool:
     seeds = record.get("seeds", models)
     return isinstance(seeds, (list, tuple)) and len(seeds) == len(models)
 

@@ -1,5 +1,11 @@
 """The command line: `mechicl list`, `train PRESET`, `report CHECKPOINT --out DIR`, `import FOLDER --out DIR`."""
 
+import os
+
+# Threads of OpenMP that spin while they wait slow every other process on the machine, ours included. They read this
+# when torch is imported, and processes that are started from here inherit it.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import copy
 import dataclasses
 import itertools
@@ -45,10 +51,10 @@ class List:
             tasks = 1 + len(record.get("training", {}).get("more_tasks", ()))
             seeds = _count(len(checkpoint.models) // tasks, "seed")
             if tasks > 1:
-                found = f"{seeds} on each of {tasks} tasks"
+                training = f"{seeds} on each of {tasks} tasks"
             else:
-                found = f"{seeds}, {_held_out(cfg)} {sum(losses) / len(losses):.4f}"
-            print(f"{name:24} {layers}, width {cfg.d_model}, {found}")
+                training = f"{seeds}, {_held_out(cfg)} {sum(losses) / len(losses):.4f}"
+            print(f"{name:24} {layers}, width {cfg.d_model}, {training}")
 
 
 def _held_out(cfg: ModelConfig) -> str:

@@ -9,7 +9,13 @@ DELAY = 2.0  # seconds
 
 
 def progress_bar(
-    items: Iterable[Any] | None = None, *, unit: str, progress: bool = True, total: int | None = None, desc: str = ""
+    items: Iterable[Any] | None = None,
+    *,
+    unit: str,
+    progress: bool = True,
+    total: int | None = None,
+    initial: int = 0,
+    desc: str = "",
 ) -> tqdm:
     """A bar over `items`, or over `total` steps that its user counts by `update()`; gone when it is done.
 
@@ -18,6 +24,7 @@ def progress_bar(
         unit: what is counted: "prompt", "run", "epoch".
         progress: False shows none.
         total: how many, where `items` cannot tell.
+        initial: how many were done before, in an earlier process.
         desc: what is going on, in a word or two.
 
     Example:
@@ -25,6 +32,6 @@ def progress_bar(
         ...     model.predict(batch)
     """
     return tqdm(
-        items, desc=desc or None, total=total, unit=unit, disable=not progress, leave=False, delay=DELAY,
-        dynamic_ncols=True,
+        items, desc=desc or None, total=total, initial=initial, unit=unit, disable=not progress, leave=False,
+        delay=DELAY, dynamic_ncols=True,
     )  # fmt: skip

@@ -623,7 +623,7 @@ def test_snapshots_hold_one_set_of_weights_a_step():
 @pytest.mark.parametrize("models", [slice(1, 3), torch.tensor([2, 0]), torch.tensor([False, False, True])])
 def test_snapshots_of_some_models_hold_their_weights_at_every_step(models):
     kept = Snapshots((0, 7), {"w": torch.arange(30.0).view(2, 3, 5), "scale": torch.arange(6.0).view(2, 3)})
-    some = kept.of(models)
+    some = kept.select(models)
     wanted = torch.arange(3)[models].tolist()
     assert some.steps == (0, 7)
     assert list(some.weights) == ["w", "scale"]
@@ -645,7 +645,7 @@ def test_the_gradient_and_the_training_mode_of_a_model_do_not_matter_to_a_save(t
 
 def test_some_models_of_a_checkpoint_take_their_part_of_the_record_along():
     whole = load_checkpoint("lsa-1l")
-    part = whole.of([3, 1])
+    part = whole.select([3, 1])
     assert part.record["seeds"] == [whole.record["seeds"][3], whole.record["seeds"][1]]
     assert part.models == [whole.models[3], whole.models[1]]
     for line, of_all in zip(part.record["curve"]["eval_loss"], whole.record["curve"]["eval_loss"], strict=True):

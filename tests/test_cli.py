@@ -384,4 +384,4 @@ def test_the_module_runs_as_a_command_without_a_traceback(here):
     command = [sys.executable, "-m", "mechicl.cli", "train", "lsa-1l", "--steps", "-1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "mechicl: steps must be a whole number of at least 0, got -1\n"
+    assert done.stderr == "mechicl: steps must be an int of at least 0, got -1\n"

@@ -56,7 +56,7 @@ def from_garg(state_dict: Mapping[str, Tensor], config: Mapping[str, Any]) -> Ho
         normalization_type="LN",
     )
     model = HookedTransformer(cfg)
-    taken: set[str] = set()
+    used: set[str] = set()
 
     def take(name: str, *shape: int) -> Tensor:
         if name not in state_dict:
@@ -66,7 +66,7 @@ def from_garg(state_dict: Mapping[str, Tensor], config: Mapping[str, Any]) -> Ho
             raise ValueError(f"{name} must be a tensor of finite numbers, got {type(tensor).__name__}")
         if tuple(tensor.shape) != shape:
             raise ValueError(f"{name} must be {shape} by the config, got {tuple(tensor.shape)}")
-        taken.add(name)
+        used.add(name)
         return tensor.detach().float()
 
     def split_heads(weights: Tensor) -> Tensor:
@@ -79,28 +79,28 @@ def from_garg(state_dict: Mapping[str, Tensor], config: Mapping[str, Any]) -> Ho
         # the last of its 2 n_positions positions is the query's y, which is never in a prompt here
         model.pos_embed.copy_(take("_backbone.wpe.weight", 2 * fields["n_positions"], width)[: cfg.n_ctx])
         for layer, block in enumerate(model.blocks):
-            at = f"_backbone.h.{layer}."
+            prefix = f"_backbone.h.{layer}."
             for norm, name in (("ln1", "ln_1"), ("ln2", "ln_2")):
-                model.get_parameter(f"blocks.{layer}.{norm}.w").copy_(take(f"{at}{name}.weight", width))
-                model.get_parameter(f"blocks.{layer}.{norm}.b").copy_(take(f"{at}{name}.bias", width))
-            weights = take(f"{at}attn.c_attn.weight", width, 3 * width).chunk(3, dim=1)
-            biases = take(f"{at}attn.c_attn.bias", 3 * width).chunk(3)
+                model.get_parameter(f"blocks.{layer}.{norm}.w").copy_(take(f"{prefix}{name}.weight", width))
+                model.get_parameter(f"blocks.{layer}.{norm}.b").copy_(take(f"{prefix}{name}.bias", width))
+            weights = take(f"{prefix}attn.c_attn.weight", width, 3 * width).chunk(3, dim=1)
+            biases = take(f"{prefix}attn.c_attn.bias", 3 * width).chunk(3)
             for which, weight, bias in zip("QKV", weights, biases, strict=True):
                 getattr(block.attn, f"W_{which}").copy_(split_heads(weight))
                 getattr(block.attn, f"b_{which}").copy_(split_heads(bias))
-            block.attn.W_O.copy_(take(f"{at}attn.c_proj.weight", width, width).unflatten(0, (heads, -1)))
-            block.attn.b_O.copy_(take(f"{at}attn.c_proj.bias", width))
-            block.mlp.W_in.copy_(take(f"{at}mlp.c_fc.weight", width, 4 * width))
-            block.mlp.b_in.copy_(take(f"{at}mlp.c_fc.bias", 4 * width))
-            block.mlp.W_out.copy_(take(f"{at}mlp.c_proj.weight", 4 * width, width))
-            block.mlp.b_out.copy_(take(f"{at}mlp.c_proj.bias", width))
+            block.attn.W_O.copy_(take(f"{prefix}attn.c_proj.weight", width, width).unflatten(0, (heads, -1)))
+            block.attn.b_O.copy_(take(f"{prefix}attn.c_proj.bias", width))
+            block.mlp.W_in.copy_(take(f"{prefix}mlp.c_fc.weight", width, 4 * width))
+            block.mlp.b_in.copy_(take(f"{prefix}mlp.c_fc.bias", 4 * width))
+            block.mlp.W_out.copy_(take(f"{prefix}mlp.c_proj.weight", 4 * width, width))
+            block.mlp.b_out.copy_(take(f"{prefix}mlp.c_proj.bias", width))
         model.get_parameter("ln_final.w").copy_(take("_backbone.ln_f.weight", width))
         model.get_parameter("ln_final.b").copy_(take("_backbone.ln_f.bias", width))
         model.unembed.copy_(take("_read_out.weight", 1, width).T)
         model.get_parameter("unembed_bias").copy_(take("_read_out.bias", 1))
     # a vocabulary that is never used, and masks that older versions of transformers saved
     unused = {name for name in state_dict if name.endswith(("wte.weight", "attn.bias", "attn.masked_bias"))}
-    left = sorted(set(state_dict) - taken - unused)
+    left = sorted(set(state_dict) - used - unused)
     if left:
         raise ValueError(f"the state dict has entries that this model has no place for: {left[:5]}")
     return model.eval()

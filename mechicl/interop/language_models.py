@@ -38,7 +38,8 @@ def load_language_model(
         device: where to put it.
 
     Raises:
-        ValueError: a checkpoint of ours that reads no texts, or an unknown seed.
+        UnknownSeedError: a checkpoint of ours without that seed.
+        ValueError: a checkpoint of ours that reads no texts.
         OSError: no such model.
 
     Example:
@@ -50,11 +51,7 @@ def load_language_model(
         checkpoint = load_checkpoint(name)
         if not isinstance(checkpoint.task, TopicClassification):
             raise ValueError(f"{checkpoint.name} was trained on {type(checkpoint.task).__name__} and reads no texts")
-        seeds = list(checkpoint.record.get("seeds", range(len(checkpoint.models))))
-        if seed is not None and seed not in seeds:
-            raise ValueError(f"{checkpoint.name} has no seed {seed}; it has {seeds}")
-        model = checkpoint.models[0 if seed is None else seeds.index(seed)].to(device)
-        return LanguageModel(checkpoint.name, model, topic_tokenizer())
+        return LanguageModel(checkpoint.name, checkpoint.model(seed).to(device), topic_tokenizer())
     bridge = TransformerBridge.boot_transformers(str(name), device=device)
     bridge.eval()
     return LanguageModel(folder.name if folder.is_dir() else str(name), bridge, bridge.tokenizer)

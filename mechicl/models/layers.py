@@ -20,7 +20,7 @@ from mechicl.models.elementwise import ELEMENTWISE
 
 
 def elementwise_attention(cfg: TransformerConfig, scores: Tensor) -> Tensor:
-    """The weights that elementwise attention gives to scores, before masking and normalisation."""
+    """The weights that linear or elementwise attention gives to scores, before masking and normalisation."""
     if cfg.attention == "linear":
         return scores
     if cfg.attention == "leaky_relu":
@@ -40,7 +40,11 @@ def key_mask(cfg: TransformerConfig, n_pos: int, rows: slice, device: torch.devi
 def with_momentum(
     cfg: TransformerConfig, z: Float[Tensor, "batch pos head d_head"], v: Float[Tensor, "batch pos head d_head"]
 ) -> Float[Tensor, "batch pos head d_head"]:
-    """What momentum makes of the outputs of plain attention, from them and the values."""
+    """Momentum attention's z, from plain attention's z and the values.
+
+    Both kinds are sums over earlier positions with powers of η (`momentum`): over values z_t + Σ_{i<t} η^(t-i) v_i;
+    over outputs Σ_{s<=t} η^(t-s) (1 - η) z_s, in which z_0 has the whole weight η^t, since the average starts as it.
+    """
     positions = torch.arange(z.shape[1], device=z.device)
     steps = positions[:, None] - positions
     # powers of a number near 1 take more digits than half precision has
@@ -48,7 +52,7 @@ def with_momentum(
     summed = "row pos, batch pos head d -> batch row head d"
     if cfg.momentum_over == "values":
         return z + einsum((decay * (steps > 0)).to(z), v, summed)
-    shares = 1 - cfg.momentum * (positions > 0).to(decay)  # the average starts as the first output
+    shares = 1 - cfg.momentum * (positions > 0).to(decay)
     return einsum((decay * (steps >= 0) * shares).to(z), z, summed)
 
 
@@ -249,7 +253,7 @@ class Block(nn.Module):
         self.cfg = cfg = cfg.for_layer(layer)
         # a looped model's blocks are one block, so it skips the first norm in every pass
         first = layer == 0 or cfg.recurrent
-        self.ln1 = self._norm(wanted=not (cfg.skip_first_norm and first))
+        self.ln1 = nn.Identity() if cfg.skip_first_norm and first else self._norm()
         self.attn = GradientDescentStep(cfg) if cfg.attention_weights == "gradient_descent" else Attention(cfg)
         if cfg.block_mlp:
             self.ln2 = self._norm()
@@ -273,8 +277,8 @@ class Block(nn.Module):
             residual = residual.clamp(-cfg.token_clip, cfg.token_clip)
         return self.hook_resid_post(residual)
 
-    def _norm(self, wanted: bool = True) -> LayerNorm | nn.Identity:
-        return LayerNorm(self.cfg) if wanted and self.cfg.normalization_type else nn.Identity()
+    def _norm(self) -> LayerNorm | nn.Identity:
+        return LayerNorm(self.cfg) if self.cfg.normalization_type else nn.Identity()
 
 
 class Blocks(nn.ModuleList):

@@ -121,9 +121,9 @@ class HookedTransformer(LensNames, PromptedModel):
         return self.read_out(residual) if to_outputs else residual
 
     def _numbers_per_position(self, n_pos: int) -> int:
-        # Counted on the tensors that are alive at once in the worst moment of a block, and checked by measurement: the
-        # stream, normalized and updated; q, k, v and z, or two products of the stream's width where they are folded; the
-        # MLP before and after its activation; scores before and after masking and softmax.
+        # The tensors that are alive at once in the worst moment of a block, a count that tests hold against a measured
+        # peak: the stream, normalized and updated; q, k, v and z, or two products of the stream's width where they are
+        # folded; the MLP before and after its activation; scores before and after masking, sink and softmax.
         cfg = self.cfg
         heads = cfg.n_heads * (4 * cfg.d_head + 2 * cfg.d_model + 4 * n_pos)
         return 4 * cfg.d_model + heads + 2 * (cfg.d_mlp or 0)

@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from mechicl.checks import is_whole
+from mechicl.checks import is_whole, require_whole
 from mechicl.models import ModelConfig, TransformerConfig, config_from_dict
 from mechicl.prompts import At
 from mechicl.sampling import TokenDistribution
@@ -120,12 +120,14 @@ class TrainingConfig:
     cpu: bool = False
 
     def __post_init__(self):
-        least = {"steps": 0, "batch_size": 1, "warmup_steps": 0, "eval_every": 1, "eval_prompts": 1}
-        for name, bound in (least | {"log_every": 1, "save_every": 1, "n_snapshots": 0, "eval_seed": 0}).items():
-            if not is_whole(getattr(self, name)) or getattr(self, name) < bound:
-                raise ValueError(f"{name} must be a whole number of at least {bound}, got {getattr(self, name)!r}")
-        choices = {"schedule": ("constant", "cosine"), "loss": (None, "query", "points")}
-        for name, allowed in (choices | {"mixed_precision": ("no", "bf16")}).items():
+        require_whole(self, steps=0, batch_size=1, warmup_steps=0, n_snapshots=0)
+        require_whole(self, eval_every=1, eval_prompts=1, eval_seed=0, log_every=1, save_every=1)
+        choices: dict[str, tuple[str | None, ...]] = {
+            "schedule": ("constant", "cosine"),
+            "loss": (None, "query", "points"),
+            "mixed_precision": ("no", "bf16"),
+        }
+        for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}")
         if not (self.learning_rate > 0 and math.isfinite(self.learning_rate)):
@@ -134,20 +136,19 @@ class TrainingConfig:
             raise ValueError(f"gradient_clip must be positive and finite, or None, got {self.gradient_clip}")
         if self.target_loss is not None and not math.isfinite(self.target_loss):
             raise ValueError(f"target_loss must be finite or None, got {self.target_loss}")
-        whole = all(is_whole(seed) and seed >= 0 for seed in self.seeds)
-        if not self.seeds or not whole or len(set(self.seeds)) != len(self.seeds):
+        valid = all(is_whole(seed) and seed >= 0 for seed in self.seeds)
+        if not self.seeds or not valid or len(set(self.seeds)) != len(self.seeds):
             raise ValueError(f"seeds must be one or more different whole numbers >= 0, got {self.seeds}")
         for task in self.tasks:
             self._check_fit(task)
         if self.loss == "points" and not self.one_pass:
             raise ValueError("loss='points' needs interleaved prompts and causal keys: only then does one pass give it")
         longest = max(_length(task) for task in (self.task_at(0), self.task_at(self.steps), self.eval_task))
-        field = "n_ctx" if self.on_tokens else "n_context"
+        length, unit = ("n_ctx", "tokens") if self.on_tokens else ("n_context", "context points")
         # an LSTM, and positions that are computed or absent, go on for ever
         positions = getattr(self.model, "positional_embedding_type", "none")
-        if positions in ("standard", "one_hot") and longest > (getattr(self.model, field) or 0):
-            what = "tokens" if self.on_tokens else "context points"
-            raise ValueError(f"prompts of {longest} {what}, but the model has {field}={getattr(self.model, field)}")
+        if positions in ("standard", "one_hot") and longest > (getattr(self.model, length) or 0):
+            raise ValueError(f"prompts of {longest} {unit}, but the model has {length}={getattr(self.model, length)}")
 
     def _check_fit(self, task: AnyTask) -> None:
         """Refuse a task whose prompts the model cannot read, or that cannot be trained beside the first one."""
@@ -210,7 +211,7 @@ class TrainingConfig:
         return tuple(self.curriculum.task_at(task, step) if self.curriculum else task for task in self.tasks)
 
     def task_at(self, step: int) -> AnyTask:
-        """The first of them."""
+        """The first of the tasks that step `step` (from 0) draws its prompts from."""
         return self.tasks_at(step)[0]
 
     @property
@@ -220,7 +221,7 @@ class TrainingConfig:
 
     @property
     def eval_task(self) -> AnyTask:
-        """The first of them."""
+        """Where the held-out prompts of the first task come from."""
         return self.eval_tasks[0]
 
     def learning_rate_at(self, step: int) -> float:

@@ -1,4 +1,4 @@
-"""Training batches: drawn for every seed from its own generator, on a second thread where that is quicker."""
+"""Training batches: sampled for every seed by its own generator, on a second thread where that is quicker."""
 
 import queue
 import statistics
@@ -27,7 +27,7 @@ class Batch:
         step: its number, from 0.
         tokens: `[seed prompt pos d_token]`, or ids `[seed prompt pos]`.
         targets: `[seed prompt row y]`, or ids `[seed prompt row]`.
-        generator_states: of each model's generator after drawing this batch, `[seed byte]`.
+        generator_states: of each model's generator after sampling this batch, `[seed byte]`.
         weights: of each model's mean loss in the mean over processes, `[seed]`; None for one process.
     """
 
@@ -48,7 +48,7 @@ def shard_slice(n_prompts: int, rank: int, world: int) -> slice:
     return slice(rank * n_prompts // world, (rank + 1) * n_prompts // world)
 
 
-def draw_batch(
+def sample_batch(
     config: TrainingConfig,
     model: PromptedModel,
     generators: list[torch.Generator],
@@ -57,7 +57,7 @@ def draw_batch(
 ) -> Batch:
     """The batch of a step.
 
-    With several processes each draws the whole batch and keeps its share, so that any number of processes trains on
+    With several processes each samples the whole batch and keeps its share, so that any number of processes trains on
     the same prompts.
 
     Args:
@@ -70,19 +70,19 @@ def draw_batch(
     rank, world = shard
     tasks = config.tasks_at(step)
     share, weights = shard_slice(config.batch_size, rank, world), []
-    drawn: list[Any] = []  # all prompts, or all sequences of tokens
+    by_model: list[Any] = []  # each model's prompts, or sequences of tokens
     for (task, _), generator in zip(config.members, generators, strict=True):
         prompts = tasks[task].sample(config.batch_size, generator=generator)
         if world > 1:
             weights.append(weight_of_share(prompts, share, world))
             prompts = prompts[share]
-        drawn.append(prompts)
+        by_model.append(prompts)
     states = torch.stack([generator.get_state() for generator in generators])
-    joined = type(drawn[0]).concatenate(drawn) if len(drawn) > 1 else drawn[0]  # no copy for one seed
+    joined = type(by_model[0]).concatenate(by_model) if len(by_model) > 1 else by_model[0]  # no copy for one model
     tokens, targets = examples(model, joined, config.loss_at)
-    by_model = (len(drawn), len(drawn[0]))
-    counted = torch.tensor(weights, dtype=config.model.torch_dtype, device=tokens.device) if weights else None
-    return Batch(step, tokens.unflatten(0, by_model), targets.unflatten(0, by_model), states, counted)
+    sizes = (len(by_model), len(by_model[0]))
+    loss_weights = torch.tensor(weights, dtype=config.model.torch_dtype, device=tokens.device) if weights else None
+    return Batch(step, tokens.unflatten(0, sizes), targets.unflatten(0, sizes), states, loss_weights)
 
 
 def batches(
@@ -92,25 +92,26 @@ def batches(
     first_step: int,
     shard: tuple[int, int] = (0, 1),
 ) -> Iterator[Batch]:
-    """The batches from `first_step` to the last, drawn in the quicker of two ways.
+    """The batches from `first_step` to the last, sampled in the quicker of two ways.
 
-    A second thread that draws ahead pays where drawing takes a notable part of a step; where it does not, the thread
-    would only disturb torch's own. So the first few batches are drawn in turn and timed. What is drawn is the same
-    either way: each batch carries the generator states after it.
+    A second thread that samples ahead pays where sampling takes a notable part of a step; where it does not, the
+    thread would only disturb torch's own. So the first few batches are sampled in turn and timed. The prompts are the
+    same either way: each batch carries the generator states after it.
     """
-    drawing: list[float] = []
-    training: list[float] = []
+    sampling_seconds: list[float] = []
+    training_seconds: list[float] = []
     for step in range(first_step, config.steps):
-        if step == first_step + TIMED_BATCHES and statistics.median(drawing) > 0.3 * statistics.median(training):
+        timed = step - first_step
+        if timed == TIMED_BATCHES and statistics.median(sampling_seconds) > 0.3 * statistics.median(training_seconds):
             yield from batches_ahead(config, model, generators, step, shard)
             return
         started = time.perf_counter()
-        batch = draw_batch(config, model, generators, step, shard)
-        drawn = time.perf_counter()
-        yield batch
-        if step < first_step + TIMED_BATCHES:
-            drawing.append(drawn - started)
-            training.append(time.perf_counter() - drawn)
+        batch = sample_batch(config, model, generators, step, shard)
+        sampled = time.perf_counter()
+        yield batch  # comes back when the step is done
+        if timed < TIMED_BATCHES:
+            sampling_seconds.append(sampled - started)
+            training_seconds.append(time.perf_counter() - sampled)
 
 
 def batches_ahead(
@@ -121,9 +122,9 @@ def batches_ahead(
     shard: tuple[int, int] = (0, 1),
     ahead: int = 2,
 ) -> Iterator[Batch]:
-    """The batches from `first_step` to the last, drawn on a thread while training uses the one before.
+    """The batches from `first_step` to the last, sampled on a thread while training uses the one before.
 
-    What is drawn does not depend on how far the thread is ahead.
+    The prompts do not depend on how far the thread is ahead.
     """
     ready: queue.Queue[Batch | BaseException | None] = queue.Queue(maxsize=ahead)
     stop = threading.Event()
@@ -140,7 +141,7 @@ def batches_ahead(
             for step in range(first_step, config.steps):
                 if stop.is_set():
                     return
-                put(draw_batch(config, model, generators, step, shard))
+                put(sample_batch(config, model, generators, step, shard))
             put(None)
         except BaseException as error:
             put(error)

@@ -42,14 +42,14 @@ class Ensemble(nn.Module):
         """Each model's outputs on its own tokens."""
         model = self._template[0]
 
-        def one(flat: Tensor, tokens: Tensor) -> Tensor:
+        def run_one(flat: Tensor, tokens: Tensor) -> Tensor:
             return functional_call(model, self._named(flat), (tokens,), {"at": at})
 
         if self.n_seeds == 1:  # without vmap's overhead
-            return one(self.flat.squeeze(0), tokens.squeeze(0)).unsqueeze(0)
+            return run_one(self.flat.squeeze(0), tokens.squeeze(0)).unsqueeze(0)
         if not model.vectorizes:
-            return torch.stack([one(*each) for each in zip(self.flat, tokens, strict=True)])
-        return vmap(one)(self.flat, tokens)
+            return torch.stack([run_one(*seed) for seed in zip(self.flat, tokens, strict=True)])
+        return vmap(run_one)(self.flat, tokens)
 
     def state(self) -> dict[str, Tensor]:
         """Name to stacked weights `[seed ...]`, a copy on the CPU."""

@@ -15,10 +15,10 @@ from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import broadcast, broadcast_object_list
 from jaxtyping import Float
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from mechicl.files import read_tensors, write_tensors
 from mechicl.models import Model, build
+from mechicl.progress import progress_bar
 from mechicl.training import objectives
 from mechicl.training.config import TrainingConfig
 from mechicl.training.data import Batch, batches, make_generators
@@ -64,7 +64,7 @@ def train(
         config: the run.
         folder: of its saves, metrics.jsonl and snapshots; made if need be. Several processes must all see it.
         restart: throw away what the folder holds of an earlier run.
-        progress: show a progress bar with loss and steps a second.
+        progress: show a progress bar.
         on_save: called with the step number after each save, in every process.
 
     Raises:
@@ -79,7 +79,7 @@ def train(
     folder = Path(folder)
     accelerator = _accelerator(config, folder)
     if accelerator.is_main_process:
-        _prepare(folder, restart)
+        _clean_folder(folder, restart)
     accelerator.wait_for_everyone()
     if config.tracker:
         accelerator.init_trackers("mechicl", config={"steps": config.steps, "learning_rate": config.learning_rate})
@@ -106,7 +106,7 @@ def _accelerator(config: TrainingConfig, folder: Path) -> Accelerator:
     return accelerator
 
 
-def _prepare(folder: Path, restart: bool) -> None:
+def _clean_folder(folder: Path, restart: bool) -> None:
     """Make the folder; drop what a kill in the middle of a write left there and, on request, the run itself."""
     (folder / "snapshots").mkdir(parents=True, exist_ok=True)
     stale = [*folder.glob(".*.tmp"), *folder.glob("snapshots/.*.tmp")]
@@ -128,14 +128,13 @@ class _Run:
         fused = accelerator.device.type in ("cpu", "cuda")
         self.optimizer = torch.optim.Adam(self.ensemble.parameters(), lr=config.learning_rate, fused=fused)
         self.generators = make_generators(config, accelerator.device)
-        self.state = RunState(
-            step=0, weights={}, moments={}, generators=torch.stack([g.get_state() for g in self.generators]),
-            stopped_at=torch.full((len(config.members),), -1), wall_time=0.0,
-        )  # fmt: skip
+        fresh = torch.stack([generator.get_state() for generator in self.generators])
+        never = torch.full((len(config.members),), -1)
+        self.state = RunState(step=0, weights={}, moments={}, generators=fresh, stopped_at=never, wall_time=0.0)
         self.resumed = (folder / STATE_FILE).is_file()
         if self.resumed:
             self.state = RunState.load(folder, config)
-            if self.state.generators.shape != torch.stack([g.get_state() for g in self.generators]).shape:
+            if self.state.generators.shape != fresh.shape:
                 raise ValueError(
                     f"{folder} holds a run from another kind of device than {accelerator.device.type}, whose random "
                     f"numbers are others; go on there, use another folder or restart it"
@@ -156,7 +155,7 @@ class _Run:
         config, state, main = self.config, self.state, self.accelerator.is_main_process
         # a run without a save starts over, with what it had logged
         metrics = Metrics(self.folder, state.step if self.resumed else -1) if main else None
-        bar = tqdm(total=config.steps, initial=state.step, disable=not progress, unit="step", dynamic_ncols=True)
+        bar = progress_bar(total=config.steps, initial=state.step, progress=progress, unit="step")
         started = time.perf_counter() - state.wall_time
         stream = batches(config, self.encoder, self.generators, state.step, self.shard)
         snapshot_steps, window_start, window_step = set(config.snapshot_steps), time.perf_counter(), state.step
@@ -252,8 +251,8 @@ class _Run:
         prompts = [task.sample(config.eval_prompts, seed=config.eval_seed, device=device) for task in config.eval_tasks]
         tokens, targets = zip(*(objectives.examples(self.encoder, p, config.loss_at) for p in prompts), strict=True)
 
-        def by_member(of_tasks: tuple[Tensor, ...]) -> Tensor:
-            stacked = torch.stack(of_tasks)[:, None]
+        def by_member(by_task: tuple[Tensor, ...]) -> Tensor:
+            stacked = torch.stack(by_task)[:, None]
             return stacked.expand(-1, len(config.seeds), *stacked.shape[2:]).flatten(0, 1)  # a view for one task
 
         return by_member(tokens), by_member(targets)
@@ -299,7 +298,10 @@ class _Run:
 
     def _snapshot(self, step: int) -> None:
         if self.accelerator.is_main_process:
-            write_tensors(self.folder / "snapshots" / f"{step:09d}.safetensors", self.ensemble.state())
+            write_tensors(self._snapshot_path(step), self.ensemble.state())
+
+    def _snapshot_path(self, step: int) -> Path:
+        return self.folder / "snapshots" / f"{step:09d}.safetensors"
 
     # -- the end --
 
@@ -314,17 +316,17 @@ class _Run:
                     parameter.copy_(weights[name][i])
             models.append(model)
         buffers = self.ensemble.buffers_state()
-        taken: list[tuple[int, dict[str, Tensor]]] = []
+        snapshots: dict[int, dict[str, Tensor]] = {}
         for step in config.snapshot_steps:
-            path = self.folder / "snapshots" / f"{step:09d}.safetensors"
+            path = self._snapshot_path(step)
             if step <= state.step and path.is_file():
-                taken.append((step, {**read_tensors(path)[0], **buffers}))
-        names = taken[0][1] if taken else {}
+                snapshots[step] = {**read_tensors(path)[0], **buffers}
+        names = next(iter(snapshots.values()), {})
         return TrainingResult(
             models=models,
             record=self._record(),
-            snapshot_steps=tuple(step for step, _ in taken),
-            snapshots={name: torch.stack([w[name] for _, w in taken]) for name in names},
+            snapshot_steps=tuple(snapshots),
+            snapshots={name: torch.stack([weights[name] for weights in snapshots.values()]) for name in names},
         )
 
     def _record(self) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""Ready-made training runs; every field can be overridden on the command line."""
+"""Ready-made training runs; every field can be overridden on the command line.
+
+Sections and figures that stand without a paper are those of von Oswald et al. 2023.
+"""
 
 from mechicl.models import LSTMConfig, TransformerConfig
 from mechicl.tasks import FixedTasks, LinearRegression, RepeatedTokens, SineRegression
@@ -41,7 +44,7 @@ _GPT2_12L = TrainingConfig(
     eval_every=5000,
     save_every=5000,
 )  # fmt: skip
-# The same in small, for two cores and an hour or so.
+# The 12 layers in small, for two cores and an hour or so.
 _GPT2_8L = _GPT2_12L.replace(
     task=LinearRegression(x_dim=5, n_context=20, inputs="gaussian"),
     model=_GPT2_12L.model.replace(x_dim=5, n_context=20, n_layers=8, n_heads=4, d_model=64, d_mlp=256),
@@ -264,35 +267,38 @@ SUMMARIES: dict[str, str] = {
     "lsa-1l": "one layer of linear attention on uniform inputs (von Oswald et al. 2023, Fig. 2)",
     "lsa-1l-gaussian": "one layer of linear attention on Gaussian inputs (Nertinger, Table 1)",
     "lsa-2l-looped": "two steps with one looped layer (von Oswald et al. 2023, Fig. 3)",
-    **{f"lsa-2l-looped-n{n}": f"the same with {n} points (von Oswald et al. 2023, A.10)" for n in (25, 50, 100)},
+    **{
+        f"lsa-2l-looped-n{n}": f"two steps with one looped layer on {n} points (von Oswald et al. 2023, A.10)"
+        for n in (25, 50, 100)
+    },
     "lsa-10l-looped": "ten steps with one looped layer (von Oswald et al. 2023, Fig. 7)",
     "lsa-5l": "five different layers (von Oswald et al. 2023, Fig. 3)",
     "lsa-12l-mlp": "twelve layers with four heads and MLPs (von Oswald et al. 2023, Fig. 8)",
     "softmax-1h": "one layer of softmax attention, one head (von Oswald et al. 2023, Fig. 12)",
-    "softmax-2h": "the same with two heads",
-    "softmax-2h-sink": "the same with two heads and a learned attention sink",
-    "lsa-1l-ln": "one layer of linear attention behind a layer norm (von Oswald et al. 2023, Fig. 14)",
+    "softmax-2h": "one layer of softmax attention, two heads",
+    "softmax-2h-sink": "one layer of softmax attention, two heads and a learned attention sink",
+    "lsa-1l-ln": "one layer of linear attention after a layer norm (von Oswald et al. 2023, Fig. 14)",
     "lsa-2l-ln": "two layers of linear attention with layer norm before the second (Fig. 14)",
     "copy-2l": "softmax, then linear attention on alternate tokens: copying (von Oswald et al. 2023, Fig. 5)",
-    "copy-2l-one-hot": "the same with one-hot positions",
-    "copy-2l-linear": "the same with two linear layers",
+    "copy-2l-one-hot": "copying on alternate tokens, with one-hot positions",
+    "copy-2l-linear": "copying on alternate tokens, with two linear layers",
     **{
         f"nertinger-{row}": f"one layer of {row} attention on nine kinds of prompts (Nertinger, Table 1)"
         for row in ("linear", "leaky-relu-0.75", "leaky-relu-0.5", "leaky-relu-0.25", "relu", "softmax")
     },
     "sine-lsa": "sine waves: an MLP, then one layer of linear attention (von Oswald et al. 2023, Fig. 4)",
-    "sine-gd": "the same MLP, then a step of gradient descent with a learned step size",
+    "sine-gd": "sine waves: an MLP, then a step of gradient descent with a learned step size",
     "lsa-1l-phases": "ten seeds of one linear head with a fine curve (von Oswald et al. 2023, Fig. 15)",
-    "lsa-1l-2h-phases": "the same with two heads",
+    "lsa-1l-2h-phases": "ten seeds of two linear heads with a fine curve (von Oswald et al. 2023, Fig. 15)",
     **{f"lsa-1l-tasks{n}": f"one layer on a fixed set of {n} tasks (Fig. 16)" for n in (128, 512, 2048, 8192)},
     "lsa-1l-mlp-tasks8192": "attention and a wide MLP on 8192 fixed tasks: memorising first (Fig. 15)",
     "gpt2-12l": "GPT-2 style on Gaussian inputs, d = 20, 40 points: the size of Fu et al. 2024 (needs a GPU)",
-    "gpt2-12l-1h": "the same with one head (Fu et al. 2024, B.4; needs a GPU)",
-    "gpt2-8l": "a small one: 8 layers, width 64, d = 5, 20 points",
-    "gpt2-8l-1h": "the small one with one head",
-    "gpt2-8l-ill": "the small one on ill-conditioned inputs, condition number 100 (Fu et al. 2024, B.3)",
+    "gpt2-12l-1h": "GPT-2 style with one head a layer, d = 20 (Fu et al. 2024, B.4; needs a GPU)",
+    "gpt2-8l": "a small GPT-2 style one: 8 layers, width 64, d = 5, 20 points",
+    "gpt2-8l-1h": "the small GPT-2 style one with one head a layer",
+    "gpt2-8l-ill": "the small GPT-2 style one on ill-conditioned inputs, condition number 100 (Fu et al. 2024, B.3)",
     "induction-2l": "two layers of attention on repeated tokens, in which induction heads form (Elhage et al. 2021)",
     "topics-3l": "three layers that classify texts of a made-up language by the labelled ones before them",
-    "lstm-4l": "an LSTM on the prompts of the small one: 4 layers, width 96 (Fu et al. 2024, B.6)",
+    "lstm-4l": "an LSTM on the prompts of gpt2-8l: 4 layers, width 96 (Fu et al. 2024, B.6)",
 }
 """Name to a line for the command line's help."""

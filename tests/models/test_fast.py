@@ -115,19 +115,6 @@ def test_routes_agree(data: st.DataObject, cfg: TransformerConfig, seed: int, ba
         torch.testing.assert_close(grad, hooked_grads[name], rtol=1e-7, atol=1e-8 * scale, msg=name)
 
 
-@pytest.mark.parametrize("attention", ["softmax", "linear", "relu", "gelu"])
-@pytest.mark.parametrize("prompt_format", ["paired", "interleaved"])
-def test_float32_gradients_agree(attention: str, prompt_format: Any):
-    cfg = TransformerConfig(
-        x_dim=4, n_context=8, prompt_format=prompt_format, attention=attention, n_layers=3, n_heads=2, d_model=12,
-        d_head=4, d_mlp=16, normalization_type="LN", read_in="linear", read_out="linear",
-    )  # fmt: skip
-    model, tokens = random_model(cfg), random_tokens(cfg, 4)
-    hooked = gradients(model, tokens, "points", hooked=True)
-    for name, grad in gradients(model, tokens, "points", hooked=False).items():
-        torch.testing.assert_close(grad, hooked[name], rtol=1e-3, atol=1e-5 * (1 + largest([hooked[name]])))
-
-
 def attention_layer(**fields: Any) -> Attention:
     base: dict[str, Any] = {"x_dim": 5, "n_context": 6, "n_heads": 2, "d_head": 3, "dtype": "float64"}
     return cast(Block, random_model(TransformerConfig(**(base | fields))).blocks[0]).attn
@@ -172,43 +159,6 @@ def routes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     return taken
 
 
-def test_one_layer_computes_the_querys_row_only(routes: list[tuple[str, int]]):
-    cfg = TransformerConfig(x_dim=10, n_context=10)
-    model = HookedTransformer(cfg)
-    model(random_tokens(cfg, 8), at="query")
-    assert routes == [("_folded", 1)]
-
-
-def test_only_the_last_layer_is_cut_to_the_rows(routes: list[tuple[str, int]]):
-    cfg = TransformerConfig(x_dim=5, n_context=6, prompt_format="interleaved", n_layers=3, d_model=8, d_head=8)
-    HookedTransformer(cfg)(random_tokens(cfg), at="points")
-    assert [n_rows for _, n_rows in routes] == [13, 13, 7]
-
-
-def test_all_positions_of_short_contexts_take_the_merged_route(routes: list[tuple[str, int]]):
-    cfg = TransformerConfig(x_dim=10, n_context=10, n_layers=2)
-    HookedTransformer(cfg)(random_tokens(cfg, 8), at="query")
-    assert routes == [("_merged", 11), ("_folded", 1)]
-
-
-def test_long_contexts_take_the_associative_route(routes: list[tuple[str, int]]):
-    cfg = TransformerConfig(x_dim=5, n_context=200)
-    HookedTransformer(cfg)(random_tokens(cfg))
-    assert routes == [("_associative", 201)]
-
-
-def test_momentum_takes_the_plain_route(routes: list[tuple[str, int]]):
-    cfg = TransformerConfig(x_dim=10, n_context=10, keys="causal", momentum=0.5)
-    HookedTransformer(cfg)(random_tokens(cfg, 8), at="query")
-    assert routes == [("_plain", 11)]
-
-
-def test_hooked_route_takes_no_shortcut(routes: list[tuple[str, int]]):
-    cfg = TransformerConfig(x_dim=5, n_context=6)
-    run(HookedTransformer(cfg), random_tokens(cfg), "query", hooked=True)
-    assert routes == []
-
-
 @pytest.mark.parametrize("attention", ["softmax", "linear", "tanh"])
 @pytest.mark.parametrize("keys", ["causal", "context"])
 def test_second_derivatives(attention: str, keys: Any):
@@ -224,3 +174,26 @@ def test_second_derivatives(attention: str, keys: Any):
         (sensitivity,) = torch.autograd.grad(out.sum(), x, create_graph=True)
         both.append(torch.autograd.grad(sensitivity.square().sum(), list(model.parameters())))
     torch.testing.assert_close(both[0], both[1], rtol=1e-9, atol=1e-10)
+
+
+ROUTES: dict[str, tuple[dict[str, Any], At, list[tuple[str, int]]]] = {
+    "only the query of one layer": ({"x_dim": 10, "n_context": 10}, "query", [("_folded", 1)]),
+    "short contexts, all positions": (
+        {"x_dim": 10, "n_context": 10, "n_layers": 2},
+        "query",
+        [("_merged", 11), ("_folded", 1)],
+    ),
+    "long contexts": ({"x_dim": 5, "n_context": 200}, "positions", [("_associative", 201)]),
+    "momentum": ({"x_dim": 10, "n_context": 10, "keys": "causal", "momentum": 0.5}, "query", [("_plain", 11)]),
+}
+
+
+@pytest.mark.parametrize("case", ROUTES)
+def test_the_cheapest_route_is_taken_and_only_without_hooks(routes: list[tuple[str, int]], case: str):
+    fields, at, expected = ROUTES[case]
+    cfg = TransformerConfig(**fields)
+    model, tokens = HookedTransformer(cfg), random_tokens(cfg, 8)
+    run(model, tokens, at, hooked=True)
+    assert routes == []
+    run(model, tokens, at, hooked=False)
+    assert routes == expected

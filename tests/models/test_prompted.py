@@ -18,7 +18,7 @@ GPT: dict[str, Any] = SIZE | {"prompt_format": "interleaved", "d_model": 64, "n_
     [
         TransformerConfig(**SIZE, n_heads=4, dtype="float64"),
         TransformerConfig(**SIZE, d_head=40),
-        TransformerConfig(**SIZE | {"n_context": 100}),
+        TransformerConfig(x_dim=5, n_context=100, n_layers=2),
         TransformerConfig(**SIZE, attention="softmax", d_head=6, n_heads=2, sink="learned", keys="causal"),
         TransformerConfig(**SIZE, attention="relu", keys="causal", normalize_by_context=True),
         TransformerConfig(**GPT, d_mlp=256, normalization_type="LN", act_fn="gelu_new"),

@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, PromptedModel, TransformerConfig
+from mechicl.models import HookedLSTM, LSTMConfig, PromptedModel, TransformerConfig
 from mechicl.prompts import Prompts
 from tests.strategies import configs, random_model, random_prompts
 
@@ -164,15 +164,6 @@ def test_the_context_is_not_computed_for_each_query(name: str, monkeypatch: pyte
     assert all(batch == 2 or pos <= queries.shape[1] for batch, pos, _ in sizes)
 
 
-def test_prompts_and_queries_in_another_dtype_are_converted():
-    model = MODELS["gpt"]
-    prompts, queries = prompts_and_queries(model)
-    single = prompts.to(torch.float32)
-    streams = list(model.query_streams(single, queries))
-    assert all(stream.dtype == torch.float64 for stream in streams)
-    assert_equal(streams[-1], list(model.query_streams(single.to(torch.float64), queries))[-1])
-
-
 @every_model
 def test_queries_that_do_not_fit_are_refused_at_once(model: PromptedModel):
     prompts, queries = prompts_and_queries(model)
@@ -185,13 +176,6 @@ def test_queries_that_do_not_fit_are_refused_at_once(model: PromptedModel):
         model.query_streams(prompts, queries, at="positions")
     with pytest.raises(ValueError, match="the model takes x_dim=3"):
         model.query_streams(Prompts(torch.zeros(2, 5, 2), torch.zeros(2, 5, 1)), queries)
-
-
-def test_a_context_longer_than_the_model_has_positions_for_is_refused():
-    model = HookedTransformer(GPT)
-    longer = Prompts(torch.zeros(2, 6, 3), torch.zeros(2, 6, 1))
-    with pytest.raises(ValueError, match="11 positions, but this model has 9"):
-        list(model.query_streams(longer, torch.zeros(2, 6, 1, 3)))
 
 
 def test_no_prompts_no_queries_and_no_context():
@@ -233,9 +217,3 @@ def test_gradients_flow_through_layer_streams_unless_switched_off(model: Prompte
         assert_equal(own, wanted)
     with torch.no_grad():
         assert not any(stream.requires_grad for stream in model.layer_streams(prompts))
-
-
-def test_unknown_rows_are_refused():
-    prompts, _ = prompts_and_queries(LSTM)
-    with pytest.raises(Exception, match="at"):
-        list(LSTM.layer_streams(prompts, "some"))  # type: ignore[arg-type]

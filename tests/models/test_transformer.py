@@ -162,34 +162,12 @@ def test_hooks_of_every_kind_of_layer(fields: dict[str, Any], use_attn_result: b
         )
 
 
-@pytest.mark.parametrize("fields", [MIXED, DESCENT])
-def test_switching_attn_result_leaves_each_layer_its_attention(fields: dict[str, Any]):
-    model = make(fields)
-    prompts = random_prompts(model.cfg)
-    outputs = model.predict(prompts)
-    for use in (True, False):
-        model.set_use_attn_result(use)
-        assert [block.cfg for block in model.blocks] == [
-            model.cfg.for_layer(layer) for layer in range(len(model.blocks))
-        ]
-        assert all(block.attn.cfg == block.cfg for block in model.blocks)
-        assert torch.equal(model.predict(prompts), outputs)
-        torch.testing.assert_close(model.run_with_cache(prompts, at="query")[0][:, -1], outputs)
-
-
 @settings(max_examples=15)
 @given(cfg=configs())
 def test_every_hook_fires_once(cfg: TransformerConfig):
     model, fired = random_model(cfg), []
     model.run_with_hooks(random_tokens(cfg), fwd_hooks=[(lambda name: True, lambda x, hook: fired.append(hook.name))])
     assert sorted(fired) == sorted(model.hook_dict)
-
-
-def test_attention_only_models_have_no_mlp_hooks():
-    names = set(make(LINEAR).hook_dict)
-    assert not {name for name in names if "mlp" in name or "resid_mid" in name or "ln" in name}
-    names = set(make(LINEAR, d_mlp=4, mlp_location="input").hook_dict)
-    assert {"hook_input_mlp_out", "input_mlp.hook_pre", "input_mlp.hook_post"} <= names
 
 
 def test_use_attn_result_can_be_switched():
@@ -228,19 +206,6 @@ def test_decompositions_sum_to_the_stream(cfg: TransformerConfig):
         if cfg.block_mlp:
             parts = cache.get_full_resid_decomposition(layer - 1, mlp_input=True)
             torch.testing.assert_close(parts.sum(0), cache["resid_mid", layer - 1], **close)
-
-
-@pytest.mark.parametrize("attn_bias", [False, True])
-def test_heads_sum_to_the_attention_output(attn_bias: bool):
-    for use_attn_result in (False, True):
-        model = make(LINEAR, damping=0.4, attn_bias=attn_bias, use_attn_result=use_attn_result)
-        _, cache = model.run_with_cache(random_tokens(model.cfg))
-        heads = cache.stack_head_results()
-        for layer in range(2):
-            expected = cache["attn_out", layer]
-            if attn_bias:
-                expected = expected - 0.4 * attention_of(model, layer).b_O
-            torch.testing.assert_close(heads[2 * layer : 2 * layer + 2].sum(0), expected)
 
 
 def test_apply_ln_gives_what_attention_reads():
@@ -452,45 +417,6 @@ def test_hooks_do_not_outlive_an_exception(fields: dict[str, Any]):
     assert_as_before(model, tokens, outputs)
 
 
-def test_bad_cache_runs_leave_nothing():
-    model = make(LINEAR)
-    tokens = random_tokens(model.cfg)
-    outputs = model(tokens)
-
-    def bad_filter(name: str) -> bool:
-        raise RuntimeError("filter failed")
-
-    with pytest.raises(RuntimeError, match="filter failed"):
-        model.run_with_cache(tokens, names_filter=bad_filter)
-    assert_as_before(model, tokens, outputs)
-    with pytest.raises(ValueError, match="names_filter must be"):
-        model.run_with_cache(tokens, names_filter=3)
-    assert_as_before(model, tokens, outputs)
-    with pytest.raises(ValueError, match="tokens must be"):
-        model.run_with_cache(tokens[..., 1:])
-    assert_as_before(model, tokens, outputs)
-    with pytest.raises(RuntimeError, match="scalar"):
-        model.run_with_cache(tokens, incl_bwd=True)
-    assert_as_before(model, tokens, outputs)
-
-
-def test_an_inner_run_keeps_the_outer_hooks():
-    model = make(LINEAR)
-    tokens = random_tokens(model.cfg)
-    calls: list[str] = []
-    model.add_perma_hook("hook_embed", lambda tensor, *, hook: calls.append("permanent"))
-    with model.hooks(fwd_hooks=[("hook_embed", lambda x, hook: calls.append("outer"))]):
-        model.run_with_cache(tokens)
-        calls.clear()
-        model(tokens)
-        assert calls == ["permanent", "outer"]
-    calls.clear()
-    model(tokens)
-    assert calls == ["permanent"]
-    model.reset_hooks(including_permanent=True)
-    assert not model.has_hooks()
-
-
 @pytest.mark.parametrize(
     "path", ["", "blocks.1", "blocks.0.attn", "blocks.1.ln2", "ln_final", "blocks.0.mlp.hook_post"]
 )
@@ -510,17 +436,6 @@ def test_any_torch_hook_forces_the_hooked_route(path: str):
     assert model.has_hooks()
     handle.remove()
     assert not model.has_hooks()
-
-
-def test_hooks_see_all_rows_whatever_is_returned():
-    model = make(SOFTMAX)
-    prompts, shapes = random_prompts(model.cfg, batch=3), []
-    hook = ("ln_final.hook_normalized", lambda x, hook: shapes.append(tuple(x.shape)))
-    expected = model.predict(prompts)
-    with model.hooks(fwd_hooks=[hook]):
-        torch.testing.assert_close(model.predict(prompts), expected)
-        assert model.predict_prefixes(prompts).shape == (3, 5, 1)
-    assert shapes == [(3, 9, 8), (3, 9, 8)]
 
 
 # ---- prompts and tokens ----
@@ -583,24 +498,6 @@ def test_encode_decode_and_forward_agree():
         assert predictions.shape[1] == (1 if fields is LINEAR else prompts.n_context + 1)
         torch.testing.assert_close(predictions[:, -1], model.predict(prompts), rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(model(prompts, at="points"), predictions, rtol=1e-4, atol=1e-5)
-
-
-def test_prompts_of_another_dtype_are_converted():
-    model = make(LINEAR)
-    prompts = random_prompts(model.cfg)
-    assert model.predict(prompts.to(torch.float32)).dtype == torch.float64
-
-
-def test_sensitivities_flow_back_to_the_query():
-    for fields in (LINEAR, SOFTMAX | {"dtype": "float64"}):
-        model = make(fields)
-        prompts = random_prompts(model.cfg)
-        query = prompts.query.xs.clone().requires_grad_()
-        prediction = model.predict(prompts.with_query(query))[:, 0]
-        (sensitivity,) = torch.autograd.grad(prediction.sum(), query)
-        step = 1e-6 * torch.ones_like(query)
-        moved = model.predict(prompts.with_query(query + step))[:, 0]
-        torch.testing.assert_close((moved - prediction) / 1e-6, sensitivity.sum(1), rtol=1e-4, atol=1e-5)
 
 
 def test_prompts_that_do_not_fit():
@@ -668,14 +565,6 @@ def test_same_seed_same_weights():
         assert all(torch.allclose(one[name].double(), wide[name], rtol=1e-6, atol=0) for name in one)
 
 
-def test_the_seed_does_not_touch_the_global_generator():
-    torch.manual_seed(0)
-    expected = torch.rand(3)
-    torch.manual_seed(0)
-    HookedTransformer(config(SOFTMAX), seed=5)
-    assert torch.equal(torch.rand(3), expected)
-
-
 def test_reset_parameters_forgets_everything():
     fields: dict[str, Any] = SOFTMAX | {
         "sink": "learned",
@@ -720,15 +609,6 @@ def test_state_dict_round_trip():
     assert names == weights | {"initial_weights"}
 
 
-def test_models_pickle():
-    # processes that are spawned get their model pickled
-    for act_fn in ("gelu_new", "relu_squared", "identity"):
-        model = make(SOFTMAX, act_fn=act_fn)
-        copied = pickle.loads(pickle.dumps(model))
-        tokens = random_tokens(model.cfg)
-        assert torch.equal(copied(tokens), model(tokens))
-
-
 @pytest.mark.parametrize("fields", [MIXED, DESCENT])
 def test_copies_of_models_with_layers_of_their_own_kind(fields: dict[str, Any]):
     model = make(fields)
@@ -742,48 +622,6 @@ def test_copies_of_models_with_layers_of_their_own_kind(fields: dict[str, Any]):
                 weight.mul_(1.5)
         assert not torch.allclose(copied(tokens), outputs)
         assert torch.equal(model(tokens), outputs)
-
-
-@pytest.mark.parametrize("fields", [MIXED, DESCENT])
-def test_layers_of_their_own_kind_follow_the_weights(fields: dict[str, Any]):
-    model = make(fields)
-    tokens = random_tokens(model.cfg)
-    outputs, kinds = model(tokens), [block.cfg.attention for block in model.blocks]
-    model.float()
-    for block in model.blocks:
-        assert block.cfg.dtype == block.attn.cfg.dtype == "float32"
-        assert block.attn.W_V.dtype == torch.float32
-    assert [block.attn.cfg.attention for block in model.blocks] == kinds
-    torch.testing.assert_close(model(tokens.float()).double(), outputs, rtol=1e-4, atol=1e-5)
-    model.to("meta")
-    assert {block.attn.cfg.device for block in model.blocks} == {"meta"}
-    assert model(tokens.float().to("meta")).shape == outputs.shape
-
-
-def test_looped_steps_of_gradient_descent_have_one_step_size():
-    model = make(DESCENT, recurrent=True, n_layers=3)
-    for again in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model)), copy.deepcopy(model).float()):
-        assert shared(again)
-        assert [name for name, _ in again.named_parameters() if "step_size" in name] == ["blocks.0.attn.step_size"]
-        with torch.no_grad():
-            again.get_parameter("blocks.0.attn.step_size").fill_(0.25)
-        assert [again.W_O[layer, 0, -1, -1].item() for layer in range(3)] == [0.25] * 3
-
-
-@pytest.mark.parametrize("fields", [MIXED, DESCENT])
-def test_queries_of_models_with_layers_of_their_own_kind(fields: dict[str, Any]):
-    for changes in ({}, {"keys": "causal"}, {"prompt_format": "interleaved", "d_model": 8, "read_in": "linear"}):
-        model = make(fields, **changes)
-        prompts = random_prompts(model.cfg, batch=3)
-        *_, last = model.query_streams(prompts, prompts.xs[:, :, None])
-        if model.cfg.read_out == "identity":
-            torch.testing.assert_close(-last[:, :, 0, model.cfg.y_slot], model.predict_prefixes(prompts))
-        hooked: list[Tensor] = []
-        last_layer = f"blocks.{model.cfg.n_layers - 1}.hook_resid_post"
-        hook = (last_layer, lambda x, hook, hooked=hooked: hooked.append(x[:, -1]))
-        for t in range(6):
-            model.run_with_hooks(prompts.prefix(t), fwd_hooks=[hook])
-        torch.testing.assert_close(last[:, :, 0], torch.stack(hooked, dim=1))
 
 
 def shared(model: HookedTransformer) -> bool:
@@ -809,23 +647,6 @@ def test_looped_blocks_stay_one_block():
     assert shared(assigned)
     assert torch.equal(assigned(tokens), outputs)
     assert not shared(make(SOFTMAX))
-
-
-def test_deepcopy_is_independent():
-    model = make(SOFTMAX)
-    copied = copy.deepcopy(model)
-    tokens = random_tokens(model.cfg)
-    outputs = model(tokens)
-    with torch.no_grad():
-        for weight in copied.parameters():
-            weight.zero_()
-    assert torch.equal(model(tokens), outputs)
-    calls: list[int] = []
-    with copied.hooks(fwd_hooks=[("hook_embed", lambda x, hook: calls.append(1))]):
-        assert copied.has_hooks()
-        assert not model.has_hooks()
-        copied(tokens)
-    assert calls == [1]
 
 
 def test_config_follows_the_weights():

@@ -7,7 +7,7 @@ import torch
 from mechicl.models import HookedTransformer
 from mechicl.tasks import FixedTasks
 from mechicl.training import Curriculum, Ramp
-from mechicl.training.data import TIMED_BATCHES, batches, batches_ahead, draw_batch, make_generators, shard_slice
+from mechicl.training.data import TIMED_BATCHES, batches, batches_ahead, make_generators, sample_batch, shard_slice
 from tests.training.runs import MODEL, READER, TASK, WORDS, reading, small
 
 CPU = torch.device("cpu")
@@ -96,8 +96,8 @@ def test_the_generator_states_of_a_batch_continue_with_the_next_one():
 def test_the_shares_of_the_processes_make_up_the_whole_batch(batch_size, world):
     config = small(batch_size=batch_size)
     model = HookedTransformer(MODEL)
-    whole = draw_batch(config, model, make_generators(config, CPU), 0)
-    shares = [draw_batch(config, model, make_generators(config, CPU), 0, (rank, world)) for rank in range(world)]
+    whole = sample_batch(config, model, make_generators(config, CPU), 0)
+    shares = [sample_batch(config, model, make_generators(config, CPU), 0, (rank, world)) for rank in range(world)]
     assert torch.equal(torch.cat([share.tokens for share in shares], dim=1), whole.tokens)
     assert torch.equal(torch.cat([share.targets for share in shares], dim=1), whole.targets)
     assert all(torch.equal(share.generator_states, whole.generator_states) for share in shares)
@@ -193,7 +193,7 @@ def test_sequences_drawn_ahead_are_those_drawn_in_turn():
 @pytest.mark.parametrize(("batch_size", "world"), [(7, 2), (3, 3)])
 def test_the_processes_shares_of_sequences_make_up_the_whole_batch(batch_size, world):
     config, model = reading(batch_size=batch_size, seeds=(0, 1)), HookedTransformer(READER)
-    whole = draw_batch(config, model, make_generators(config, CPU), 0)
-    shares = [draw_batch(config, model, make_generators(config, CPU), 0, (rank, world)) for rank in range(world)]
+    whole = sample_batch(config, model, make_generators(config, CPU), 0)
+    shares = [sample_batch(config, model, make_generators(config, CPU), 0, (rank, world)) for rank in range(world)]
     assert torch.equal(torch.cat([share.tokens for share in shares], dim=1), whole.tokens)
     assert torch.equal(torch.cat([share.targets for share in shares], dim=1), whole.targets)

