@@ -1,12 +1,9 @@
-import dataclasses
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from mechicl.prompts import Interleaved, Paired, Prompts, prompt_format
 
@@ -23,23 +20,24 @@ def same(a, b):
     return torch.equal(a.xs, b.xs) and torch.equal(a.ys, b.ys) and a.dtype == b.dtype
 
 
-shapes = st.fixed_dictionaries(
-    {
-        "n_prompts": st.integers(0, 5),
-        "n_points": st.integers(1, 6),
-        "x_dim": st.integers(1, 4),
-        "y_dim": st.integers(1, 4),
-        "dtype": st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
-    }
+SHAPES = [
+    {},
+    {"n_prompts": 0},
+    {"n_points": 1, "y_dim": 3},
+    {"n_prompts": 5, "n_points": 6, "x_dim": 1, "y_dim": 2, "dtype": torch.float64},
+    {"x_dim": 3, "y_dim": 3, "dtype": torch.bfloat16},
+]
+any_shape = pytest.mark.parametrize(
+    "shape",
+    [{"n_prompts": 3, "n_points": 4, "x_dim": 2, "y_dim": 1, "dtype": torch.float32, **shape} for shape in SHAPES],
+    ids=str,
 )
-quick = settings(max_examples=40, deadline=None)
 
 
 # ---- Prompts: construction ----
 
 
-@quick
-@given(shapes)
+@any_shape
 def test_prompts_report_their_sizes(shape):
     prompts = counting(**shape)
     assert len(prompts) == shape["n_prompts"]
@@ -47,20 +45,6 @@ def test_prompts_report_their_sizes(shape):
     assert (prompts.x_dim, prompts.y_dim) == (shape["x_dim"], shape["y_dim"])
     assert prompts.dtype == shape["dtype"]
     assert prompts.device == torch.device("cpu")
-
-
-@quick
-@given(shapes)
-def test_context_is_all_but_the_last_point_and_query_is_the_last(shape):
-    prompts = counting(**shape)
-    n = shape["n_points"] - 1
-    assert prompts.context.xs.shape == (shape["n_prompts"], n, shape["x_dim"])
-    assert prompts.context.ys.shape == (shape["n_prompts"], n, shape["y_dim"])
-    for i in range(shape["n_prompts"]):
-        assert torch.equal(prompts.context.xs[i], prompts.xs[i, :n])
-        assert torch.equal(prompts.context.ys[i], prompts.ys[i, :n])
-        assert torch.equal(prompts.query.xs[i], prompts.xs[i, n])
-        assert torch.equal(prompts.query.ys[i], prompts.ys[i, n])
 
 
 def test_tensors_are_kept_and_not_copied():
@@ -93,21 +77,6 @@ def test_numpy_arrays_of_any_memory_layout_keep_their_values(unusual):
     xs = unusual(np.arange(24.0).reshape(2, 3, 4))
     prompts = Prompts(xs, np.zeros((2, 3, 1)))
     assert prompts.xs.tolist() == xs.tolist()
-
-
-def test_gradients_flow_through_prompts():
-    xs = torch.ones(2, 3, 4, requires_grad=True)
-    prompts = Prompts(xs, torch.ones(2, 3, 1))
-    prompts.query.xs.sum().backward()
-    assert xs.grad is not None
-    assert xs.grad[:, -1].eq(1).all()
-    assert xs.grad[:, :-1].eq(0).all()
-
-
-def test_prompts_cannot_be_reassigned():
-    prompts = counting()
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        prompts.xs = torch.zeros(3, 4, 2)  # type: ignore[misc]
 
 
 def test_prompts_show_their_sizes_and_not_their_numbers():
@@ -148,12 +117,6 @@ def test_a_value_that_is_not_finite_is_refused_with_its_place(bad, name, dtype):
         Prompts(**values)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
-def test_finite_values_whose_sum_overflows_are_accepted(dtype):
-    largest = torch.finfo(dtype).max
-    assert Prompts(torch.full((5, 4, 2), largest, dtype=dtype), torch.full((5, 4, 1), -largest, dtype=dtype)).x_dim == 2
-
-
 # ---- Prompts: selecting, cutting, joining ----
 
 
@@ -185,19 +148,7 @@ def test_prompts_are_picked_by_slice_indices_or_mask(index, rows):
         assert torch.equal(picked.ys[place], prompts.ys[row])
 
 
-@pytest.mark.parametrize("index", [0, torch.tensor(1), torch.tensor([[0, 1]]), np.array([[0], [1]])])
-def test_an_index_that_gives_no_batch_is_refused(index):
-    with pytest.raises(TypeError):
-        counting()[index]
-
-
-def test_prompts_cannot_be_iterated_by_accident():
-    with pytest.raises(TypeError):
-        list(counting())  # type: ignore[call-overload]
-
-
-@quick
-@given(shapes)
+@any_shape
 def test_a_prefix_makes_each_point_the_query_in_turn(shape):
     prompts = counting(**shape)
     for t in range(prompts.n_context + 1):
@@ -215,18 +166,6 @@ def test_a_prefix_longer_than_the_prompt_is_refused(n_context):
         counting(n_points=4).prefix(n_context)
 
 
-@quick
-@given(shapes, st.data())
-def test_permuting_with_one_order_moves_every_context_alike(shape, data):
-    prompts = counting(**shape)
-    order = data.draw(st.permutations(range(prompts.n_context)))
-    permuted = prompts.permuted(list(order))
-    for i in range(len(prompts)):
-        for new, old in enumerate([*order, prompts.n_context]):
-            assert torch.equal(permuted.xs[i, new], prompts.xs[i, old])
-            assert torch.equal(permuted.ys[i, new], prompts.ys[i, old])
-
-
 def test_permuting_with_an_order_a_prompt_moves_each_context_its_own_way():
     prompts = counting(n_prompts=2, n_points=4, y_dim=3)
     orders = [[2, 0, 1], [1, 2, 0]]
@@ -237,8 +176,8 @@ def test_permuting_with_an_order_a_prompt_moves_each_context_its_own_way():
             assert torch.equal(permuted.ys[i, new], prompts.ys[i, old])
 
 
-@quick
-@given(shapes, st.integers(0, 2**31))
+@any_shape
+@pytest.mark.parametrize("seed", [0, 2**31])
 def test_a_random_permutation_keeps_the_points_together_and_the_query_last(shape, seed):
     prompts = counting(**{**shape, "dtype": torch.float64})
     permuted = prompts.permuted(seed=seed)
@@ -249,22 +188,6 @@ def test_a_random_permutation_keeps_the_points_together_and_the_query_last(shape
         after = {(*map(float, x), *map(float, y)) for x, y in zip(permuted.xs[i], permuted.ys[i], strict=True)}
         assert before == after
     assert same(permuted, prompts.permuted(seed=seed))
-
-
-def test_random_permutations_differ_between_prompts_and_are_all_equally_likely():
-    n = 3000
-    prompts = Prompts(torch.arange(4.0)[None, :, None].expand(n, 4, 1), torch.zeros(n, 4, 1))
-    orders = prompts.permuted(seed=0).xs[:, :3, 0].long().tolist()
-    counts = np.unique([100 * a + 10 * b + c for a, b, c in orders], return_counts=True)[1]
-    assert len(counts) == 6
-    expected = n / 6
-    assert ((counts - expected) ** 2 / expected).sum() < 20.5  # 0.999 quantile of chi-squared with 5 degrees
-
-
-def test_permuting_leaves_the_global_random_state_alone():
-    before = torch.get_rng_state()
-    counting().permuted(seed=3)
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize(
@@ -295,22 +218,14 @@ def test_with_query_replaces_only_the_query_input_and_is_differentiable():
     assert xs.grad.eq(1).all()
 
 
-@quick
-@given(shapes, st.integers(1, 7))
+@any_shape
+@pytest.mark.parametrize("size", [1, 2, 7])
 def test_split_and_concatenate_undo_each_other(shape, size):
     prompts = counting(**shape)
     parts = prompts.split(size)
     assert all(len(part) == size for part in parts[:-1])
     assert len(parts) == max(1, -(-len(prompts) // size))
     assert same(Prompts.concatenate(parts), prompts)
-
-
-def test_adding_prompts_appends_them():
-    a, b = counting(n_prompts=2), counting(n_prompts=3)
-    both = a + b
-    assert len(both) == 5
-    assert torch.equal(both.xs[:2], a.xs)
-    assert torch.equal(both.ys[2:], b.ys)
 
 
 def test_concatenating_prompts_of_different_shapes_or_none_is_refused():
@@ -341,8 +256,7 @@ def test_to_changes_the_dtype_of_both_parts():
 # ---- formats ----
 
 
-@quick
-@given(shapes)
+@any_shape
 def test_a_paired_token_holds_a_point_and_the_query_token_a_zero_target(shape):
     prompts = counting(**shape)
     layout = prompt_format("paired", x_dim=prompts.x_dim, y_dim=prompts.y_dim)
@@ -355,8 +269,7 @@ def test_a_paired_token_holds_a_point_and_the_query_token_a_zero_target(shape):
         assert tokens[i, -1].tolist() == prompts.xs[i, -1].tolist() + [0.0] * prompts.y_dim
 
 
-@quick
-@given(shapes)
+@any_shape
 def test_interleaved_tokens_alternate_and_are_padded_to_the_wider_of_the_two(shape):
     prompts = counting(**shape)
     layout = prompt_format("interleaved", x_dim=prompts.x_dim, y_dim=prompts.y_dim)
@@ -396,14 +309,6 @@ def test_paired_query_tokens_start_from_minus_the_initial_prediction():
 def test_the_interleaved_format_has_no_place_for_initial_weights():
     with pytest.raises(ValueError, match="paired format"):
         Interleaved(2, 1).encode(counting(), torch.zeros(2, 1))
-
-
-@pytest.mark.parametrize("layout", [Paired, Interleaved])
-def test_tokens_carry_gradients_back_to_the_query(layout):
-    xs = torch.ones(3, 2, requires_grad=True)
-    layout(2, 1).encode(counting().with_query(xs)).sum().backward()
-    assert xs.grad is not None
-    assert xs.grad.eq(1).all()
 
 
 def test_paired_predictions_are_read_at_the_last_token_and_interleaved_ones_at_every_x():

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mechicl.algorithms import averaging, baselines, nearest_neighbours
+from mechicl.algorithms import averaging, nearest_neighbours
 from tests.algorithms.reference import make_prompts, over_prefixes
 
 
@@ -41,22 +41,6 @@ def test_ties_go_to_the_earlier_points():
     prompts.xs[:] = 1.0
     got = nearest_neighbours(prompts, n_neighbours=2).predictions[0]
     torch.testing.assert_close(got[:, -1], prompts.ys[:, :2].mean(1))
-
-
-@pytest.mark.parametrize("learner", [averaging, nearest_neighbours])
-def test_query_alone_is_the_last_point_and_dtype_is_kept(learner):
-    prompts = make_prompts(dtype=torch.float32)
-    every, query = learner(prompts), learner(prompts, at="query")
-    assert query.predictions.shape == (1, 3, 1, 1)
-    assert query.predictions.dtype == torch.float32
-    torch.testing.assert_close(query.predictions[:, :, 0], every.predictions[:, :, -1])
-
-
-def test_large_input_is_cut_and_gives_the_same(monkeypatch):
-    prompts = make_prompts(n_prompts=9)
-    whole = nearest_neighbours(prompts).predictions
-    monkeypatch.setattr(baselines, "MAX_DISTANCES", 1)
-    torch.testing.assert_close(nearest_neighbours(prompts).predictions, whole)
 
 
 def test_no_neighbours_are_refused():

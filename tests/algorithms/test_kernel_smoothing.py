@@ -1,7 +1,6 @@
 """Kernel smoothing against a plain loop, softmax attention, and its limits."""
 
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -156,23 +155,6 @@ def test_sensitivities_of_the_learner():
     assert (sensitivities(AlgorithmLearner(kernel_smoothing, {"bandwidth": 1e-200}), alone) == 0).all()
 
 
-def test_query_alone_is_the_last_point_and_dtype_is_kept():
-    prompts = make_prompts(dtype=torch.float32)
-    every, query = (kernel_smoothing(prompts, [0.5, 1.0], at=at) for at in ("points", "query"))
-    assert query.predictions.shape == (2, 3, 1, 1)
-    assert query.predictions.dtype == torch.float32
-    torch.testing.assert_close(query.predictions[:, :, 0], every.predictions[:, :, -1])
-    assert kernel_smoothing(prompts[:0], 1.0).predictions.shape == (1, 0, 8, 1)
-
-
-def test_large_input_is_cut_and_gives_the_same(monkeypatch):
-    prompts = make_prompts(n_prompts=9)
-    whole = kernel_smoothing(prompts, [0.3, 0.6]).predictions
-    room = sys.modules["mechicl.algorithms.kernel_smoothing"]  # the package has a function of that name
-    monkeypatch.setattr(room, "CHUNK_ELEMENTS", 1)
-    torch.testing.assert_close(kernel_smoothing(prompts, [0.3, 0.6]).predictions, whole)
-
-
 @pytest.mark.parametrize("bandwidth", [0.0, -1.0, math.inf, math.nan, [], [1.0, 0.0]])
 def test_bad_bandwidths_are_refused(bandwidth):
     with pytest.raises(ValueError, match="positive finite"):
@@ -192,13 +174,6 @@ def test_bad_kernels_are_refused(kernel, message):
         kernel_smoothing(make_prompts(), 1.0, kernel=kernel)
 
 
-def test_unknown_names_are_refused():
-    with pytest.raises((ValueError, TypeError)):  # the type hook's error in these tests
-        kernel_smoothing(make_prompts(), 1.0, kernel="box")  # type: ignore[arg-type]
-    with pytest.raises((ValueError, TypeError)):
-        kernel_smoothing(make_prompts(), 1.0, at="some")  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("kernel", sorted(PLAIN))
 def test_the_tuned_bandwidth_is_the_best_of_many(kernel):
     prompts = SineRegression().sample(300, seed=0, dtype=torch.float64)
@@ -212,15 +187,6 @@ def test_the_tuned_bandwidth_is_the_best_of_many(kernel):
     if kernel == "gaussian":  # scales with the inputs
         wider = Prompts(10 * prompts.xs, prompts.ys)
         assert tuned_bandwidth(wider) == pytest.approx(10 * bandwidth, rel=1e-3)
-
-
-def test_tuning_leaves_out_points_without_weight():
-    def window(points, others):
-        logs = -(points[:, :, None] - others[:, None]).norm(dim=-1)
-        return logs.masked_fill(logs < -4, -torch.inf)
-
-    prompts = SineRegression().sample(50, seed=0)
-    assert 0 < tuned_bandwidth(prompts, kernel=window) < 100
 
 
 def test_nothing_to_tune_is_refused():

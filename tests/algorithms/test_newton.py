@@ -6,9 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mechicl import algorithms
 from mechicl.algorithms import newton, newton_moments, ols
-from mechicl.tasks import LinearRegression
 from tests.algorithms.reference import make_prompts, over_prefixes
 
 
@@ -58,13 +56,6 @@ def test_repeated_and_rank_deficient_points_are_ordinary():
     torch.testing.assert_close(got[2], ols(prompts).predictions[0], rtol=1e-6, atol=1e-8)
 
 
-def test_it_converges_to_least_squares_with_a_logarithm_of_the_condition_number():
-    task = LinearRegression(x_dim=5, n_context=30, inputs="gaussian", condition_number=100.0)
-    prompts = task.sample(20, seed=0, dtype=torch.float64)
-    trajectory = newton(prompts, [40], at="query")
-    torch.testing.assert_close(trajectory.predictions, ols(prompts, at="query").predictions, rtol=1e-6, atol=1e-8)
-
-
 def test_the_printed_alpha_is_on_the_boundary_and_refused():
     # Fu et al. 2024, A.1 (eq. 10) and C.3 print 2 / ‖S Sᵀ‖₂, with which the top direction never converges
     prompts = make_prompts(n_prompts=1, n_context=8)
@@ -96,20 +87,3 @@ def test_moments_are_the_coefficients_of_the_iteration(steps):
     coefficients = np.zeros(2 ** (steps + 1))
     coefficients[1::2] = newton_moments(steps, alpha)
     np.testing.assert_allclose(coefficients, np.asarray(polynomial.coef, dtype=float), rtol=1e-12, atol=1e-18)
-
-
-def test_moments_correct_the_printed_ones():
-    assert newton_moments(1, 1.0) == [2, -1]  # printed: 2, -4
-    assert newton_moments(2, 1.0) == [4, -6, 4, -1]  # printed: 4, -12, 16, -16
-
-
-def test_query_alone_dtype_and_gradient():
-    prompts = make_prompts(dtype=torch.float32)
-    every, query = newton(prompts, [2, 4]), newton(prompts, [2, 4], at="query")
-    assert every.predictions.dtype == torch.float32
-    torch.testing.assert_close(query.predictions[:, :, 0], every.predictions[:, :, -1])
-    learner = algorithms.newton
-    x = prompts.query.xs.clone().requires_grad_()
-    learner(prompts.with_query(x), [3], at="query").predictions.sum().backward()
-    assert x.grad is not None
-    assert x.grad.isfinite().all()

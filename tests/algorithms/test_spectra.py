@@ -58,11 +58,6 @@ def test_a_filter_that_is_the_eigenvalue_multiplies_by_the_second_moments(prompt
     torch.testing.assert_close(ours[1], twice, rtol=0, atol=1e-10)
 
 
-def test_a_trajectory_says_its_name_and_steps():
-    ours = spectral_trajectory(make_prompts(), lambda v: torch.stack([v, v]), name="mine", steps=[3, 8])
-    assert (ours.name, ours.steps) == ("mine", (3, 8))
-
-
 def test_an_unknown_choice_of_points_is_refused():
     with pytest.raises(Exception, match="points") as caught:
         spectral_trajectory(make_prompts(), lambda v: v[None], name="", at="last")  # pyright: ignore[reportArgumentType]

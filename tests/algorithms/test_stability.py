@@ -10,10 +10,8 @@ from mechicl.algorithms import (
     DivergenceWarning,
     gd_plus_plus,
     gradient_descent,
-    newton,
     ols,
     preconditioned_gd,
-    tuned_step_size,
 )
 from mechicl.prompts import Prompts
 from mechicl.tasks import LinearRegression
@@ -102,13 +100,6 @@ def test_chunks_are_counted_together(monkeypatch):
     assert len(caught) == 1
 
 
-@pytest.mark.parametrize("steps", [1, 2, 5, 20])
-@pytest.mark.parametrize("task", [LinearRegression(), LinearRegression(inputs="gaussian", x_dim=5, n_context=20)])
-def test_tuned_step_sizes_are_silent(task, steps):
-    prompts = task.sample(500, seed=0)
-    gradient_descent(prompts, steps, step_size=tuned_step_size(prompts, steps))
-
-
 # ---- GD++ ----
 
 
@@ -144,17 +135,6 @@ def test_between_0_and_the_bound_gd_plus_plus_is_silent(steps, shares):
 
 
 # ---- Newton ----
-
-
-@pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0])
-def test_newtons_default_is_silent(scale):
-    newton(make_prompts(scale=scale), [2, 30])
-
-
-def test_newton_refuses_what_others_warn_of():
-    with pytest.raises(ValueError, match="does not converge: on these prompts it must be below"):
-        newton(SAME, 5, alpha=1.001 * 2 / LARGEST**2)
-    newton(SAME, 50, alpha=0.999 * 2 / LARGEST**2)
 
 
 # ---- preconditioned gradient descent ----

@@ -5,11 +5,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from hypothesis import settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from mechicl.prompts import Prompts
 
+quick = settings(max_examples=8)
 Predict = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 
@@ -28,7 +30,7 @@ class Case:
 
 
 @st.composite
-def cases(draw: st.DrawFn, y_dim: int | None = None, most_steps: int = 12) -> Case:
+def cases(draw: st.DrawFn, y_dim: int | None = None, most_steps: int = 6) -> Case:
     """Sizes up to 20 dimensions, also more of them than points, no context, and fewer points than n_context."""
     rng = np.random.default_rng(draw(st.integers(0, 2**20)))
     n, x_dim, y_dim = draw(st.integers(0, 25)), draw(st.integers(1, 20)), y_dim or draw(st.integers(1, 3))

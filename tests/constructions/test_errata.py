@@ -1,8 +1,8 @@
 """Where the papers, as printed, are wrong: each printed statement fails here, and the corrected one holds.
 
-Errata that no construction shows are tested where they belong: 1 (inputs on U(-1/2, 1/2), and half the MSE) in
-tests/test_tasks.py; 5 (the best match is the arg max of a similarity) in tests/analysis/test_matching.py. 2 (amplitudes
-in the text of 000, A.7, differ from those in its code) states no theorem that could fail.
+What no construction shows is tested where it belongs: that inputs are U(-1/2, 1/2) and the loss is half the MSE (von
+Oswald et al. 2023) in tests/tasks/test_linear_regression.py; that the best match is the arg max of a similarity (Fu et
+al. 2024) in tests/analysis/behaviour/test_matching.py.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from mechicl.tasks import LinearRegression
 from tests.algorithms.reference import descend, precondition
 from tests.constructions.reference import assert_same, at_query, iterate, random_prompts
 
-# ---- erratum 3: 002, A.1 (eq. 10) and C.3, α = 2 / ‖S Sᵀ‖₂ ----
+# ---- Fu et al. 2024, A.1 (eq. 10) and C.3: α = 2 / ‖S Sᵀ‖₂ ----
 
 
 def newton_with(fraction: float, prompts: Prompts, steps: int) -> np.ndarray:
@@ -42,7 +42,7 @@ def top_direction_prompts() -> tuple[Prompts, np.ndarray]:
     return prompts.with_query(torch.from_numpy(top)[None]), (top @ np.linalg.lstsq(xs, ys, rcond=None)[0])[None]
 
 
-def test_erratum_3_at_the_printed_alpha_the_top_direction_goes_to_2_and_then_0_for_ever():
+def test_at_the_printed_alpha_the_top_direction_goes_to_2_and_then_0_for_ever():
     prompts, least_squares = top_direction_prompts()
     assert_same(torch.from_numpy(newton_with(1, prompts, 0)), 2 * least_squares)
     for steps in (1, 5, 12):
@@ -50,18 +50,18 @@ def test_erratum_3_at_the_printed_alpha_the_top_direction_goes_to_2_and_then_0_f
 
 
 @pytest.mark.parametrize("fraction", [0.1, 0.5, 0.95])
-def test_erratum_3_corrected_below_it_the_top_direction_converges(fraction):
+def test_below_it_the_top_direction_converges(fraction):
     prompts, least_squares = top_direction_prompts()
     assert_same(torch.from_numpy(newton_with(fraction, prompts, 12)), least_squares, tolerance=1e-9)
 
 
-# ---- erratum 4: 002, section 3 and C.3, the iterates as polynomials ----
+# ---- Fu et al. 2024, section 3 and C.3: the iterates as polynomials ----
 
 
 @pytest.mark.parametrize(
     ("steps", "corrected", "printed"), [(1, [2, -1], [2, -4]), (2, [4, -6, 4, -1], [4, -12, 16, -16])]
 )
-def test_erratum_4_the_coefficients_of_the_first_two_iterates(steps, corrected, printed):
+def test_the_coefficients_of_the_first_two_iterates(steps, corrected, printed):
     prompts, alpha = random_prompts(y_dim=1), 0.02
 
     def polynomial(coefficients):
@@ -81,7 +81,7 @@ def test_erratum_4_the_coefficients_of_the_first_two_iterates(steps, corrected, 
     assert difference > 0.05 * np.abs(polynomial(corrected)).max()
 
 
-# ---- erratum 6: 004, Theorem 4, the sign of Q_0 ----
+# ---- Nertinger 2025, Theorem 4: the sign of Q_0 ----
 
 
 def as_printed(sign: int, d: int = 5, n: int = 20) -> HookedTransformer:
@@ -92,8 +92,8 @@ def as_printed(sign: int, d: int = 5, n: int = 20) -> HookedTransformer:
     return assemble(stream, [[head]], n_context=n, attention="relu", normalize_by_context=True)
 
 
-def test_erratum_6_the_printed_sign_of_relu_attention_has_loss_14_and_the_negative_one_has_2():
-    prompts = LinearRegression(x_dim=5, n_context=20, inputs="gaussian").sample(60_000, seed=0, dtype=torch.float64)
+def test_the_printed_sign_of_relu_attention_has_loss_14_and_the_negative_one_has_2():
+    prompts = LinearRegression(x_dim=5, n_context=20, inputs="gaussian").sample(30_000, seed=0, dtype=torch.float64)
     printed = interval(squared_errors(as_printed(+1), prompts), level=0.999)
     negative = interval(squared_errors(as_printed(-1), prompts), level=0.999)
     optimum = interval(squared_errors(constructions.relu_optimum(x_dim=5, n_context=20), prompts), level=0.999)
@@ -106,7 +106,7 @@ def test_erratum_6_the_printed_sign_of_relu_attention_has_loss_14_and_the_negati
     assert printed.low > 5 > optimum.high  # 5 is the loss of predicting 0
 
 
-def test_erratum_6_corrected_minus_the_sum_of_rectified_negative_scores_is_the_mirrored_optimum():
+def test_minus_the_sum_of_rectified_negative_scores_is_the_mirrored_optimum():
     """A negative Q_0 rectifies <-x_q, x_i>: not the same model as `relu_optimum`, but of the same loss."""
     prompts = random_prompts(20, 5, 1)
     mirrored = prompts.with_query(-prompts.query.xs)
@@ -114,11 +114,11 @@ def test_erratum_6_corrected_minus_the_sum_of_rectified_negative_scores_is_the_m
     assert_same(as_printed(-1).predict(prompts), -optimum)
 
 
-# ---- erratum 7: 001, Theorem 2.1, the learning rate by scaling W_Q or W_K by its root ----
+# ---- The lecture note on ICL, Theorem 2.1: the learning rate by scaling W_Q or W_K by its root ----
 
 
 @pytest.mark.parametrize(("query", "key", "power"), [(0.5, 0, 0.5), (0, 0.5, 0.5), (0.5, 0.5, 1), (1, 0, 1), (0, 1, 1)])
-def test_erratum_7_one_root_gives_a_root_and_two_roots_or_one_whole_the_learning_rate(query, key, power):
+def test_one_root_gives_a_root_and_two_roots_or_one_whole_the_learning_rate(query, key, power):
     prompts, rate = random_prompts(y_dim=1), 0.09
     stream = Stream(x=3, y=1)
     head = Head(rate**query * stream.read("x"), rate**key * stream.read("x"), stream.read("y"), -stream.write("y"))
@@ -128,7 +128,7 @@ def test_erratum_7_one_root_gives_a_root_and_two_roots_or_one_whole_the_learning
     assert is_the_learning_rate == (power == 1)
 
 
-# ---- erratum 8: 000, A.9 (eq. 16 to 21), two softmax heads ----
+# ---- von Oswald et al. 2023, A.9 (eq. 16 to 21): two softmax heads ----
 
 
 def centred(xs, ys, query):
@@ -138,29 +138,29 @@ def centred(xs, ys, query):
 
 def relative_errors(sink: bool, expected, scales=(0.1, 0.01, 0.001)) -> np.ndarray:
     prompts = random_prompts(n_context=10, x_dim=4)
-    wanted, errors = at_query(prompts, expected), []
+    exact, errors = at_query(prompts, expected), []
     for score_scale in scales:
         model = constructions.softmax_gradient_descent(
             x_dim=4, y_dim=2, n_context=10, step_size=0.1, score_scale=score_scale, sink=sink
         )
-        errors.append(np.abs(model.predict(prompts).detach().numpy() - wanted).max() / np.abs(wanted).max())
+        errors.append(np.abs(model.predict(prompts).detach().numpy() - exact).max() / np.abs(exact).max())
     return np.array(errors)
 
 
-def test_erratum_8_without_a_sink_the_limit_is_not_gradient_descent():
+def test_without_a_sink_the_limit_is_not_gradient_descent():
     errors = relative_errors(False, descend(1, 0.1))
     assert errors.min() > 0.05
     assert errors[1] == pytest.approx(errors[2], rel=1e-3)  # and it stays away
 
 
 @pytest.mark.parametrize(("sink", "limit"), [(False, centred), (True, descend(1, 0.1))])
-def test_erratum_8_corrected_the_limit_is_the_centred_sum_and_with_a_sink_gradient_descent(sink, limit):
+def test_the_limit_is_the_centred_sum_and_with_a_sink_gradient_descent(sink, limit):
     errors = relative_errors(sink, limit)
     np.testing.assert_allclose(errors[1:] / errors[:-1], 0.01, rtol=0.05)  # the square of the score scale
     assert errors[-1] < 1e-5
 
 
-# ---- erratum 9: 004, section 2, W + η A ∇L ----
+# ---- Nertinger 2025, section 2: W + η A ∇L ----
 
 
 def flipped(model: HookedTransformer) -> HookedTransformer:
@@ -170,8 +170,7 @@ def flipped(model: HookedTransformer) -> HookedTransformer:
     return model
 
 
-def test_erratum_9_preconditioned_gradient_descent_goes_down_the_gradient():
-    """For plain gradient descent see tests/constructions/test_gradient_descent.py."""
+def test_preconditioned_gradient_descent_goes_down_the_gradient():
     prompts = random_prompts(n_context=40, y_dim=1)
     weights = torch.tensor([[1.0], [-2.0], [0.5]], dtype=torch.float64)
     prompts = dataclasses.replace(prompts, ys=prompts.xs @ weights)

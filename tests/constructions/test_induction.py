@@ -5,13 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from mechicl.constructions import induction
-
-quick = settings(max_examples=20)
+from tests.constructions.reference import quick
 
 
 def sequences(d_vocab: int, n_pos: int, n: int = 6, seed: int = 0) -> Tensor:
@@ -138,8 +137,3 @@ def test_what_cannot_be_is_refused(change, message):
     sizes: dict[str, Any] = {"d_vocab": 4, "n_ctx": 5, "n_heads": 2}
     with pytest.raises(ValueError, match=message):
         induction(**(sizes | change))
-
-
-def test_longer_sequences_are_refused():
-    with pytest.raises(ValueError, match="6 positions, but this model has 5"):
-        induction(d_vocab=4, n_ctx=5)(sequences(4, 6))

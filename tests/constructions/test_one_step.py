@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mechicl import constructions
@@ -14,9 +14,7 @@ from mechicl.learners import squared_errors
 from mechicl.statistics import interval
 from mechicl.tasks import LinearRegression
 from tests.algorithms.reference import precondition
-from tests.constructions.reference import assert_same, at_query, cases, random_prompts
-
-quick = settings(max_examples=15)
+from tests.constructions.reference import assert_same, at_query, cases, quick, random_prompts
 
 # ---- preconditioned gradient descent ----
 
@@ -40,22 +38,6 @@ def test_each_step_may_have_a_preconditioner_of_its_own(case):
     model = constructions.preconditioned_gd(**case.sizes, preconditioner=given_matrices, steps=case.steps)
     assert_same(model.predict(case.prompts), at_query(case.prompts, precondition(matrices)))
     assert not model.cfg.recurrent
-
-
-def test_the_mean_is_over_the_points_of_each_prefix():
-    prompts = random_prompts(n_context=7)
-    matrix = np.diag([0.5, 1.0, 1.5])
-    model = constructions.preconditioned_gd(
-        x_dim=3, y_dim=2, n_context=7, preconditioner=torch.from_numpy(matrix), steps=3
-    )
-    prefixes = model.predict_prefixes(prompts)
-    for t in range(8):
-        assert_same(prefixes[:, t], at_query(prompts.prefix(t), precondition([matrix] * 3)))
-
-
-def test_equal_preconditioners_are_looped_however_they_are_given():
-    matrices = [torch.eye(3), torch.eye(3)]
-    assert constructions.preconditioned_gd(x_dim=3, n_context=4, preconditioner=matrices, steps=2).cfg.recurrent
 
 
 def test_bad_preconditioners_are_refused():
@@ -127,7 +109,7 @@ def test_with_noise_its_loss_on_many_prompts_is_the_closed_form_and_no_scaled_st
     task = LinearRegression(
         x_dim=3, n_context=n, inputs="gaussian", eigenvalues=eigenvalues, noise_std=noise**0.5, query_noise=False
     )
-    prompts = task.sample(60_000, seed=0, dtype=torch.float64)
+    prompts = task.sample(30_000, seed=0, dtype=torch.float64)
     sigma = torch.tensor(eigenvalues).diag()
     model = constructions.linear_optimum(covariance=sigma, n_context=n, noise_variance=noise)
     errors = squared_errors(model, prompts)
@@ -150,15 +132,6 @@ def test_what_is_no_variance_of_noise_is_refused(noise):
         constructions.linear_optimum(covariance=torch.eye(2), n_context=4, noise_variance=noise)
 
 
-def test_it_is_the_step_that_it_says_it_is():
-    prompts = random_prompts(n_context=9, y_dim=1)
-    sigma = np.array([[2.0, 0.5, 0.0], [0.5, 1.0, 0.3], [0.0, 0.3, 0.7]])
-    model = constructions.linear_optimum(covariance=torch.from_numpy(sigma), n_context=9)
-    matrix = np.linalg.inv(10 / 9 * sigma + np.trace(sigma) / 9 * np.eye(3))
-    assert_same(model.predict(prompts), at_query(prompts, precondition([matrix])))
-    assert (model.cfg.n_layers, model.cfg.n_heads, model.cfg.d_model) == (1, 1, 4)
-
-
 @pytest.mark.parametrize(
     ("covariance", "message"),
     [
@@ -171,11 +144,6 @@ def test_it_is_the_step_that_it_says_it_is():
 def test_what_is_no_covariance_is_refused(covariance, message):
     with pytest.raises(ValueError, match=message):
         constructions.linear_optimum(covariance=covariance, n_context=4)
-
-
-def test_a_covariance_that_is_not_square_is_refused():
-    with pytest.raises((ValueError, TypeError)):
-        constructions.linear_optimum(covariance=torch.ones(2, 3), n_context=4)
 
 
 def test_a_singular_covariance_is_fine():
@@ -226,7 +194,7 @@ def test_its_loss_is_the_closed_form_and_no_other_scale_or_direction_has_less():
     assert least == pytest.approx(1.970, abs=5e-4)
     assert all(relu_loss(factor * scale, d, n) > least for factor in (-1, 0, 0.9, 0.999, 1.001, 1.1))
 
-    prompts = LinearRegression(x_dim=d, n_context=n, inputs="gaussian").sample(100_000, seed=0, dtype=torch.float64)
+    prompts = LinearRegression(x_dim=d, n_context=n, inputs="gaussian").sample(40_000, seed=0, dtype=torch.float64)
     errors = squared_errors(model, prompts)
     assert least in interval(errors, level=0.999)
     generator = torch.Generator().manual_seed(0)

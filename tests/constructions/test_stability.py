@@ -73,12 +73,6 @@ def test_the_warning_is_true_of_the_model(name):
     assert size(0.95, 2 * many) < 2 * size(0.95, many)
 
 
-def test_the_printed_alpha_on_the_bound_does_not_converge():
-    """Fu et al. 2024, A.1 and C.3."""
-    with pytest.warns(DivergenceWarning, match=r"alpha=.*one below 2 / λ_max\(S\)²"):
-        BUILDERS["newton"][0](1.0, steps=4, largest_eigenvalue=LARGEST)
-
-
 def test_gd_plus_plus_is_judged_by_what_its_steps_do():
     with pytest.warns(DivergenceWarning, match="gamma="):
         constructions.gd_plus_plus(

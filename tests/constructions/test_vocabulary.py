@@ -26,12 +26,6 @@ def test_reading_picks_a_named_part_and_writing_puts_it_back_in_its_place():
     assert torch.equal(torch.stack([parts[name] @ stream.write(name) for name in parts]).sum(0), values)
 
 
-def test_parts_do_not_overlap():
-    stream = Stream(x=3, y=2)
-    assert torch.equal(stream.write("x") @ stream.read("x"), torch.eye(3, dtype=torch.float64))
-    assert not (stream.write("x") @ stream.read("y")).any()
-
-
 @pytest.mark.parametrize("access", [Stream.read, Stream.write])
 def test_an_unknown_part_is_refused_with_the_known_names(access):
     with pytest.raises(ValueError, match=r"no subspace 'z', only \['x', 'y'\]"):
@@ -39,12 +33,6 @@ def test_an_unknown_part_is_refused_with_the_known_names(access):
 
 
 # ---- Head ----
-
-
-def test_a_head_is_as_wide_as_the_wider_of_its_two_circuits():
-    stream = Stream(x=3, y=1)
-    assert head(stream).width == 3
-    assert Head(stream.read("y"), stream.read("y"), stream.read("x"), stream.write("x")).width == 3
 
 
 def test_a_key_that_would_be_broadcast_to_the_query_is_refused():

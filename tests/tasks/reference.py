@@ -1,0 +1,52 @@
+"""Statistical tests of samplers, and a task of each kind."""
+
+import math
+
+import numpy as np
+import scipy.stats
+import torch
+
+from mechicl.prompts import Prompts
+from mechicl.tasks import FixedTasks, LinearRegression, RepeatedTokens, SineRegression, TopicClassification
+
+INPUTS = ("uniform", "gaussian", "exponential", "laplace", "sphere", "gamma_sphere")
+# Seeds are fixed, so these tests either always pass or always fail; the thresholds are such that a right sampler
+# fails for about one seed in a thousand or fewer.
+LEAST_P = 1e-3
+MOST_Z = 4.5
+
+SMALL = LinearRegression(x_dim=2, n_context=3)
+PROMPT_TASKS = [
+    SMALL,
+    SMALL.replace(n_context=0, y_dim=3, input_scale=2.0, weight_scale=0.0),
+    SMALL.replace(inputs=INPUTS, noise_std=0.1, query_noise=False, n_distractors=1, active_dims=1),
+    SMALL.replace(inputs=("gaussian",), covariance=((1.0, 0.1), (0.1, 2.0))),
+    SMALL.replace(inputs="gaussian", eigenvalues=(0.0, 100.0), eigenbasis="shared", eigenbasis_seed=2**40),
+    SMALL.replace(inputs="gaussian", condition_number=3.0, eigenbasis="per_task"),
+    SineRegression(n_context=3, x_range=(-1.0, 2.0)),
+    FixedTasks(SMALL, n_tasks=10),
+    FixedTasks(SineRegression(n_context=3), n_tasks=4, seed=5),
+]
+TOKEN_TASKS = [
+    RepeatedTokens(d_vocab=5, n_ctx=8, min_period=2, max_period=4),
+    TopicClassification(n_ctx=20, share_repeated=0.5),
+]
+
+
+def z_score(samples, expected):
+    """Standard errors between the mean of independent samples (first axis) and what it should be."""
+    samples = np.asarray(samples, dtype=np.float64)
+    return (samples.mean(0) - expected) / (samples.std(0, ddof=1) / math.sqrt(len(samples)))
+
+
+def assert_follows(samples, distribution):
+    """Kolmogorov-Smirnov test of independent samples."""
+    p = scipy.stats.kstest(np.asarray(samples, dtype=np.float64).ravel(), distribution.cdf).pvalue
+    assert p > LEAST_P, f"p = {p:.2g}"
+
+
+def same(a, b):
+    """Whether two batches have the same bits."""
+    if isinstance(a, Prompts):
+        return torch.equal(a.xs, b.xs) and torch.equal(a.ys, b.ys) and a.dtype == b.dtype
+    return torch.equal(a.ids, b.ids) and torch.equal(a.predictable, b.predictable)

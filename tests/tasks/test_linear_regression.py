@@ -1,0 +1,345 @@
+"""Linear tasks against closed forms and the distributions that they claim."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+
+from mechicl.tasks import LinearRegression
+from tests.tasks.reference import INPUTS, LEAST_P, MOST_Z, assert_follows, same, z_score
+
+
+def sample_inputs(n_prompts=500, seed=0, **fields):
+    return LinearRegression(**fields).sample(n_prompts, seed=seed, dtype=torch.float64).xs.numpy()
+
+
+def second_moments(xs):
+    """Each prompt's mean of x x^T over its points, by a plain loop."""
+    return np.stack([sum(np.outer(x, x) for x in points) / len(points) for points in xs])
+
+
+def true_weights(prompts):
+    """The W of each noiseless prompt with at least x_dim points, and the largest residual, by least squares."""
+    weights, residual = [], 0.0
+    for xs, ys in zip(prompts.xs.numpy(), prompts.ys.numpy(), strict=True):
+        w = np.linalg.lstsq(xs, ys, rcond=None)[0]
+        weights.append(w)
+        residual = max(residual, np.abs(xs @ w - ys).max())
+    return np.stack(weights), residual
+
+
+# ---- inputs ----
+
+
+@pytest.mark.parametrize(
+    ("inputs", "marginal"),
+    [
+        ("uniform", scipy.stats.uniform(-0.5, 1.0)),
+        ("gaussian", scipy.stats.norm()),
+        ("exponential", scipy.stats.expon()),
+        ("laplace", scipy.stats.laplace()),
+    ],
+)
+@pytest.mark.parametrize("x_dim", [1, 3])
+def test_inputs_have_their_distribution_in_every_coordinate(inputs, marginal, x_dim):
+    xs = sample_inputs(n_prompts=400, x_dim=x_dim, n_context=9, inputs=inputs)
+    assert xs.shape == (400, 10, x_dim)
+    for i in range(x_dim):
+        assert_follows(xs[..., i], marginal)
+
+
+@pytest.mark.parametrize("x_dim", [1, 2, 5])
+def test_sphere_inputs_are_uniform_on_the_unit_sphere(x_dim):
+    xs = sample_inputs(x_dim=x_dim, n_context=3, inputs="sphere")
+    np.testing.assert_allclose((xs**2).sum(-1), 1.0, rtol=1e-12)
+    for i in range(x_dim):
+        assert abs(z_score(np.sign(xs[..., i]).ravel(), 0.0)) < MOST_Z
+        if x_dim > 1:  # one squared coordinate of a uniform point on the sphere is a Beta variable
+            assert_follows(xs[..., i] ** 2, scipy.stats.beta(0.5, (x_dim - 1) / 2))
+
+
+@pytest.mark.parametrize("x_dim", [1, 4])
+def test_gamma_sphere_inputs_have_a_gamma_squared_radius_of_their_own_and_any_direction(x_dim):
+    xs = sample_inputs(n_prompts=1000, x_dim=x_dim, n_context=3, inputs="gamma_sphere")
+    squares = (xs**2).sum(-1)
+    assert_follows(squares, scipy.stats.gamma(0.1, scale=10.0))
+    assert abs(z_score(squares.ravel(), 1.0)) < MOST_Z
+    if x_dim > 1:
+        directions = xs[squares > 1e-200]
+        directions = directions / np.linalg.norm(directions, axis=-1, keepdims=True)
+        assert_follows(directions[:, 0] ** 2, scipy.stats.beta(0.5, (x_dim - 1) / 2))
+    # Each point has a radius of its own: within a prompt they are independent.
+    assert abs(scipy.stats.spearmanr(squares[:, 0], squares[:, 1]).statistic) < MOST_Z / math.sqrt(1000)
+
+
+@pytest.mark.parametrize("inputs", [*INPUTS, ("uniform", "sphere")])
+def test_input_scale_multiplies_the_inputs_and_weight_scale_the_targets(inputs):
+    task = LinearRegression(x_dim=3, n_context=4, inputs=inputs)
+    plain = task.sample(20, seed=1, dtype=torch.float64)
+    scaled = task.replace(input_scale=2.5).sample(20, seed=1, dtype=torch.float64)
+    torch.testing.assert_close(scaled.xs, 2.5 * plain.xs)
+    torch.testing.assert_close(scaled.ys, 2.5 * plain.ys)
+    heavier = task.replace(weight_scale=3.0).sample(20, seed=1, dtype=torch.float64)
+    torch.testing.assert_close(heavier.xs, plain.xs)
+    torch.testing.assert_close(heavier.ys, 3.0 * plain.ys)
+
+
+def test_a_mixture_draws_one_distribution_a_prompt_each_equally_often():
+    xs = sample_inputs(n_prompts=1200, x_dim=2, n_context=19, inputs=("sphere", "exponential", "uniform"))
+    on_sphere = np.isclose((xs**2).sum(-1), 1.0).all(1)
+    positive = (xs >= 0).all((1, 2))
+    in_box = (np.abs(xs) <= 0.5).all((1, 2))
+    assert (on_sphere.astype(int) + positive + in_box == 1).all()
+    assert scipy.stats.chisquare([on_sphere.sum(), positive.sum(), in_box.sum()]).pvalue > LEAST_P
+    assert_follows(xs[positive], scipy.stats.expon())
+    assert_follows(xs[in_box], scipy.stats.uniform(-0.5, 1.0))
+
+
+# ---- covariances ----
+
+
+def assert_second_moment(xs, expected):
+    """Gaussian inputs: all points are independent samples with this second moment."""
+    points = xs.reshape(-1, xs.shape[-1])
+    products = np.einsum("ni,nj->nij", points, points)
+    assert np.abs(z_score(products, expected)).max() < MOST_Z
+    mahalanobis = np.einsum("ni,ij,nj->n", points, np.linalg.inv(expected), points)
+    assert_follows(mahalanobis, scipy.stats.chi2(xs.shape[-1]))
+
+
+def test_gaussian_inputs_take_any_covariance():
+    covariance = ((2.0, -0.9, 0.3), (-0.9, 1.0, 0.0), (0.3, 0.0, 0.5))
+    xs = sample_inputs(x_dim=3, n_context=9, inputs="gaussian", covariance=covariance)
+    assert_second_moment(xs, np.array(covariance))
+
+
+@pytest.mark.parametrize(("x_dim", "condition_number"), [(1, 10.0), (2, 100.0), (5, 10.0), (3, 1.0)])
+def test_a_condition_number_gives_geometric_eigenvalues(x_dim, condition_number):
+    xs = sample_inputs(x_dim=x_dim, n_context=9, inputs="gaussian", condition_number=condition_number)
+    eigenvalues = [condition_number ** (i / (x_dim - 1)) if x_dim > 1 else 1.0 for i in range(x_dim)]
+    assert_second_moment(xs, np.diag(eigenvalues))
+
+
+def test_given_eigenvalues_lie_on_the_axes_by_default():
+    eigenvalues = (100.0, 100.0, 1.0, 1.0)
+    xs = sample_inputs(x_dim=4, n_context=9, inputs="gaussian", eigenvalues=eigenvalues)
+    assert_second_moment(xs, np.diag(eigenvalues))
+    flat = sample_inputs(x_dim=2, n_context=9, inputs="gaussian", eigenvalues=(1.0, 0.0))
+    assert (flat[..., 1] == 0).all()
+
+
+def test_a_shared_eigenbasis_rotates_all_prompts_alike():
+    eigenvalues = (9.0, 4.0, 1.0)
+    task = LinearRegression(x_dim=3, inputs="gaussian", eigenvalues=eigenvalues, eigenbasis="shared")
+    basis = task.shared_basis().numpy()
+    np.testing.assert_allclose(basis @ basis.T, np.eye(3), atol=1e-12)
+    expected = sum(value * np.outer(row, row) for value, row in zip(eigenvalues, basis, strict=True))
+    assert np.abs(expected - np.diag(np.diag(expected))).max() > 0.1  # it is not the axes
+    for seed in (0, 1):
+        assert_second_moment(task.sample(500, seed=seed, dtype=torch.float64).xs.numpy(), expected)
+
+
+def test_the_shared_eigenbasis_has_a_seed_of_its_own():
+    task = LinearRegression(x_dim=3, inputs="gaussian", condition_number=10.0, eigenbasis="shared")
+    assert torch.equal(task.shared_basis(), task.shared_basis())
+    assert not torch.allclose(task.shared_basis(), task.replace(eigenbasis_seed=1).shared_basis())
+    generator = torch.Generator().manual_seed(5)
+    before = generator.get_state()
+    task.sample(0, generator=generator)
+    assert torch.equal(generator.get_state(), before)  # nothing of the caller's is used up for the basis
+
+
+def test_a_basis_per_task_keeps_the_spectrum_and_points_anywhere():
+    eigenvalues = (16.0, 4.0, 1.0)
+    task = LinearRegression(x_dim=3, n_context=4999, inputs="gaussian", eigenvalues=eigenvalues, eigenbasis="per_task")
+    for moment in second_moments(task.sample(2, seed=0, dtype=torch.float64).xs.numpy()):
+        measured = np.linalg.eigvalsh(moment)[::-1]
+        # An eigenvalue of a sample covariance of n Gaussian points has relative standard deviation sqrt(2 / n).
+        assert np.abs(measured / eigenvalues - 1).max() < MOST_Z * math.sqrt(2 / 5000)
+    # In three dimensions each coordinate of a uniformly random direction is uniform. The leading eigenvector of a few
+    # points is random too, but no direction is preferred.
+    moments = second_moments(task.replace(n_context=9).sample(600, seed=1, dtype=torch.float64).xs.numpy())
+    leading = np.linalg.eigh(moments)[1][:, :, -1]
+    for i in range(3):
+        assert_follows(np.abs(leading[:, i]), scipy.stats.uniform())
+    for i, j in itertools.combinations(range(3), 2):
+        assert abs(z_score(moments[:, i, j], 0.0)) < MOST_Z
+
+
+def gram_eigenvalues(xs):
+    """Ascending eigenvalues of X^T X for each prompt."""
+    return np.linalg.eigvalsh(np.einsum("pni,pnj->pij", xs, xs, optimize=True))
+
+
+@pytest.mark.parametrize(
+    ("n_context", "largest", "smallest"),
+    [(10, 4.6, None), (25, 7.712, 0.097), (50, 10.845, 0.666), (100, 17.196, 2.870)],
+)
+def test_gram_eigenvalues_of_the_default_inputs_are_those_behind_the_papers_figures(n_context, largest, smallest):
+    # von Oswald et al. 2023, A.10, prints these extreme eigenvalues of X^T X over 10,000 tasks, and names U(-1, 1) as
+    # the inputs' distribution, on which they would be four times larger. From one such set of tasks to another the
+    # largest varies by up to 5% (standard deviation) and the smallest by up to 8%; n_context = 10 has a smallest of 0.
+    task = LinearRegression(n_context=n_context)
+    eigenvalues = gram_eigenvalues(task.sample(10_000, seed=0).context.xs.numpy())
+    assert eigenvalues.max() == pytest.approx(largest, rel=0.2)
+    if smallest is not None:
+        assert eigenvalues.min() == pytest.approx(smallest, rel=0.32)
+    # All of the distribution, against numpy's generator.
+    reference = gram_eigenvalues(np.random.default_rng(0).uniform(-0.5, 0.5, (1500, n_context, 10)))
+    for place in (0, 4, 9):
+        assert scipy.stats.ks_2samp(eigenvalues[:, place], reference[:, place]).pvalue > LEAST_P
+
+
+def test_one_tuned_gradient_step_has_the_loss_of_the_closed_form_on_the_default_task():
+    # With x ~ U(-1/2, 1/2)^d, w ~ N(0, I): E[(x w)^2] = d/12, E[(x w)(x S w)] = n d/144 and, as E|x|^4 is
+    # d/80 + d(d-1)/144, E[(x S w)^2] = (n (d/80 + d(d-1)/144) + n(n-1) d/144) / 12. The paper plots half of the loss.
+    n = d = 10
+    overlap = n * d / 144
+    square = (n * (d / 80 + d * (d - 1) / 144) + n * (n - 1) * d / 144) / 12
+    step_size = overlap / square
+    prompts = LinearRegression().sample(40_000, seed=0, dtype=torch.float64)
+    xs, ys = prompts.xs.numpy(), prompts.ys[..., 0].numpy()
+    predictions = step_size * np.einsum("pn,pnx,px->p", ys[:, :-1], xs[:, :-1], xs[:, -1])
+    errors = (predictions - ys[:, -1]) ** 2
+    assert abs(z_score(errors, d / 12 - overlap**2 / square)) < MOST_Z
+    assert errors.mean() / 2 == pytest.approx(0.206, rel=0.02)
+
+
+# ---- targets ----
+
+
+@pytest.mark.parametrize(("x_dim", "y_dim"), [(1, 1), (3, 1), (2, 4)])
+def test_targets_are_linear_in_the_inputs_with_normal_weights(x_dim, y_dim):
+    task = LinearRegression(x_dim=x_dim, y_dim=y_dim, n_context=x_dim + 4, weight_scale=2.0)
+    prompts = task.sample(400, seed=0, dtype=torch.float64)
+    assert prompts.ys.shape == (400, x_dim + 5, y_dim)
+    weights, residual = true_weights(prompts)
+    assert residual < 1e-12
+    assert_follows(weights, scipy.stats.norm(scale=2.0))
+    flat = weights.reshape(400, -1)
+    for i, j in itertools.combinations(range(flat.shape[1]), 2):
+        assert abs(z_score(flat[:, i] * flat[:, j], 0.0)) < MOST_Z
+
+
+def context_fits(prompts, noise_std):
+    """Per prompt: squared residuals of the least-squares fit to the context, and the query's error about that fit
+    in units of what the fit's own uncertainty gives, both over noise_std."""
+    squares, standardized = [], []
+    for xs, ys in zip(prompts.xs.numpy(), prompts.ys.numpy(), strict=True):
+        gram = np.linalg.inv(xs[:-1].T @ xs[:-1])
+        weights = gram @ xs[:-1].T @ ys[:-1]
+        squares.append((((ys[:-1] - xs[:-1] @ weights) / noise_std) ** 2).sum(0))
+        leverage = xs[-1] @ gram @ xs[-1]
+        standardized.append((ys[-1] - xs[-1] @ weights) / noise_std / math.sqrt(leverage))
+    return np.stack(squares), np.stack(standardized), prompts
+
+
+@pytest.mark.parametrize("noise_std", [0.1, 2.0])
+def test_noise_on_the_context_has_its_standard_deviation(noise_std):
+    task = LinearRegression(x_dim=3, y_dim=2, n_context=12, noise_std=noise_std, query_noise=False)
+    squares, standardized, _ = context_fits(task.sample(400, seed=0, dtype=torch.float64), noise_std)
+    assert_follows(squares, scipy.stats.chi2(12 - 3))
+    assert_follows(standardized, scipy.stats.norm())  # the query is clean
+
+
+def test_noise_on_the_query_is_there_unless_it_is_turned_off():
+    noisy = LinearRegression(x_dim=3, n_context=6, noise_std=0.5)
+    clean, half = noisy.replace(noise_std=0.0), noisy.replace(query_noise=False)
+    a, b, c = (task.sample(500, seed=2, dtype=torch.float64) for task in (noisy, clean, half))
+    assert torch.equal(a.xs, b.xs)  # noise is drawn last: the same seed gives the same tasks
+    assert_follows((a.query.ys - b.query.ys).numpy(), scipy.stats.norm(scale=0.5))
+    assert torch.equal(c.query.ys, b.query.ys)
+    assert torch.equal(c.context.ys, a.context.ys)
+
+
+@pytest.mark.parametrize("n_distractors", [0, 1, 3, 6])
+def test_so_many_context_points_of_each_prompt_follow_one_other_task(n_distractors):
+    task = LinearRegression(x_dim=1, y_dim=2, n_context=6, n_distractors=n_distractors)
+    prompts = task.sample(600, seed=0, dtype=torch.float64)
+    slopes = (prompts.ys / prompts.xs).numpy()  # one input: the weights can be read off each point
+    places = np.zeros(6)
+    others = []
+    for points in slopes:
+        strange = [not np.allclose(point, points[-1]) for point in points[:-1]]
+        assert sum(strange) == n_distractors
+        places += strange
+        other = points[:-1][strange]
+        if n_distractors:
+            assert np.allclose(other, other[0])
+            others.append(other[0])
+    if n_distractors:
+        assert_follows(others, scipy.stats.norm())
+        assert abs(z_score(np.array(others)[:, 0] * slopes[:, -1, 0], 0.0)) < MOST_Z
+        chance = n_distractors / 6
+        spread = math.sqrt(600 * chance * (1 - chance))
+        assert (np.abs(places - 600 * chance) <= 4 * spread).all()  # every place is as likely
+
+
+def test_inactive_coordinates_are_zero_and_leave_the_others_alone():
+    task = LinearRegression(x_dim=4, n_context=6, inputs="gaussian", active_dims=2)
+    prompts = task.sample(300, seed=0, dtype=torch.float64)
+    assert (prompts.xs[..., 2:] == 0).all()
+    assert_follows(prompts.xs[..., :2].numpy(), scipy.stats.norm())
+    for xs, ys in zip(prompts.xs.numpy(), prompts.ys.numpy(), strict=True):
+        weights = np.linalg.lstsq(xs[:, :2], ys, rcond=None)[0]
+        assert np.abs(xs[:, :2] @ weights - ys).max() < 1e-12
+    everything = task.replace(active_dims=4).sample(5, seed=0)
+    assert same(everything, task.replace(active_dims=None).sample(5, seed=0))
+
+
+# ---- settings ----
+
+
+def test_replace_makes_a_shifted_copy():
+    task = LinearRegression(x_dim=3, n_context=4)
+    shifted = task.replace(inputs="laplace", input_scale=2.0)
+    assert shifted == LinearRegression(x_dim=3, n_context=4, inputs="laplace", input_scale=2.0)
+    assert task == LinearRegression(x_dim=3, n_context=4)
+    assert hash(task) == hash(LinearRegression(x_dim=3, n_context=4))
+    with pytest.raises(ValueError, match="n_context"):
+        task.replace(n_context=-1)
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"x_dim": 0}, "x_dim must be an int of at least 1, got 0"),
+        ({"y_dim": 0}, "y_dim"),
+        ({"n_context": -1}, "n_context must be an int of at least 0, got -1"),
+        ({"input_scale": -1.0}, "input_scale must be a finite number of at least 0, got -1.0"),
+        ({"input_scale": NAN}, "input_scale"),
+        ({"weight_scale": INF}, "weight_scale"),
+        ({"noise_std": -0.1}, "noise_std"),
+        ({"inputs": ()}, "choose among"),
+        ({"inputs": "gaussian", "condition_number": 2.0, "eigenvalues": (1.0,) * 10}, "exclude each other"),
+        ({"covariance": ((1.0,),), "x_dim": 1}, "covariance is for Gaussian inputs"),
+        ({"condition_number": 2.0, "inputs": ("gaussian", "uniform")}, "condition_number is for Gaussian inputs"),
+        ({"eigenbasis": "shared"}, "needs a condition_number or eigenvalues"),
+        ({"inputs": "gaussian", "covariance": ((1.0,),), "x_dim": 1, "eigenbasis": "per_task"}, "to rotate"),
+        ({"inputs": "gaussian", "condition_number": 0.5}, "condition_number must be a finite number of at least 1"),
+        ({"inputs": "gaussian", "condition_number": NAN}, "condition_number"),
+        ({"inputs": "gaussian", "condition_number": INF}, "condition_number"),
+        ({"inputs": "gaussian", "x_dim": 2, "eigenvalues": (1.0,)}, "eigenvalues must be 2 finite numbers"),
+        ({"inputs": "gaussian", "x_dim": 2, "eigenvalues": (1.0, -1.0)}, "eigenvalues"),
+        ({"inputs": "gaussian", "x_dim": 2, "eigenvalues": (1.0, NAN)}, "eigenvalues"),
+        ({"inputs": "gaussian", "x_dim": 2, "eigenvalues": (INF, 1.0)}, "eigenvalues"),
+        ({"inputs": "gaussian", "x_dim": 2, "covariance": ((1.0,),)}, "symmetric 2 x 2"),
+        ({"inputs": "gaussian", "x_dim": 2, "covariance": ((1.0, 0.5), (0.4, 1.0))}, "symmetric 2 x 2"),
+        ({"inputs": "gaussian", "x_dim": 2, "covariance": ((1.0, 2.0), (2.0, 1.0))}, "no negative eigenvalue, got -1"),
+        ({"inputs": "gaussian", "x_dim": 1, "covariance": ((INF,),)}, "finite symmetric"),
+        ({"inputs": "gaussian", "x_dim": 1, "covariance": ((NAN,),)}, "finite symmetric"),
+        ({"n_context": 3, "n_distractors": 4}, "n_distractors must be 0 to n_context=3, got 4"),
+        ({"n_distractors": -1}, "n_distractors"),
+        ({"x_dim": 3, "active_dims": 4}, "active_dims must be 1 to x_dim=3, got 4"),
+        ({"active_dims": 0}, "active_dims must be an int of at least 1"),
+    ],
+)
+def test_a_linear_task_out_of_range_is_refused_with_the_reason(fields, message):
+    with pytest.raises(ValueError, match=message):
+        LinearRegression(**fields)

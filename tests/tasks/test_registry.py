@@ -1,0 +1,85 @@
+"""Tasks as data, and what all kinds of tasks promise."""
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+
+from mechicl.tasks import FixedTasks, LinearRegression, SineRegression, task_from_dict, task_to_dict
+from tests.tasks.reference import PROMPT_TASKS, TOKEN_TASKS, same
+
+
+@pytest.mark.parametrize("task", PROMPT_TASKS + TOKEN_TASKS, ids=repr)
+def test_a_task_survives_json(task):
+    data = json.loads(json.dumps(task_to_dict(task)))
+    before = json.dumps(data)
+    back = task_from_dict(data)
+    assert json.dumps(data) == before  # reading leaves the data as they were
+    assert back == task
+    assert type(back) is type(task)
+    assert same(back.sample(3, seed=0), task.sample(3, seed=0))
+
+
+def test_a_task_as_data_says_what_it_is():
+    assert task_to_dict(SineRegression(n_context=3)) == {
+        "type": "SineRegression",
+        "n_context": 3,
+        "x_range": (-5.0, 5.0),
+        "amplitude_range": (0.1, 0.5),
+        "phase_range": (0.0, math.pi),
+    }
+    data = task_to_dict(FixedTasks(LinearRegression(x_dim=4), n_tasks=2))
+    assert data["type"] == "FixedTasks"
+    assert data["task"]["type"] == "LinearRegression"
+    assert data["task"]["x_dim"] == 4
+
+
+TAMPERED = [
+    ({}, "task type None is not one of"),
+    ({"type": "os.system"}, "task type 'os.system' is not one of"),
+    ({"type": ["LinearRegression"]}, "is not one of"),
+    ({"type": "LinearRegression", "xdim": 3}, "LinearRegression has no field ['xdim']"),
+    ({"type": "LinearRegression", "task": {"type": "SineRegression"}}, "LinearRegression has no field ['task']"),
+    ({"type": "LinearRegression", "x_dim": "10"}, "x_dim must be an int of at least 1, got '10'"),
+    ({"type": "LinearRegression", "x_dim": None}, "x_dim must be an int"),
+    ({"type": "LinearRegression", "x_dim": 2.0}, "x_dim must be an int"),
+    ({"type": "LinearRegression", "x_dim": True}, "x_dim must be an int"),
+    ({"type": "LinearRegression", "active_dims": 1.5}, "active_dims must be an int"),
+    ({"type": "LinearRegression", "eigenbasis_seed": "a"}, "eigenbasis_seed must be an int"),
+    ({"type": "LinearRegression", "noise_std": "loud"}, "noise_std must be a finite number"),
+    ({"type": "LinearRegression", "query_noise": "no"}, "query_noise must be True or False, got 'no'"),
+    ({"type": "LinearRegression", "inputs": "cauchy"}, "inputs 'cauchy': choose among"),
+    ({"type": "LinearRegression", "inputs": 5}, "LinearRegression:"),
+    ({"type": "LinearRegression", "eigenbasis": "mine"}, "eigenbasis 'mine' is not one of"),
+    ({"type": "LinearRegression", "inputs": "gaussian", "eigenvalues": 5}, "LinearRegression:"),
+    ({"type": "SineRegression", "x_range": [1.0]}, "x_range must be (low, high)"),
+    ({"type": "SineRegression", "x_range": 5}, "SineRegression:"),
+    ({"type": "RepeatedTokens", "task": {}}, "RepeatedTokens has no field ['task']"),
+    ({"type": "RepeatedTokens", "min_period": 4.0}, "min_period must be an int of at least 1, got 4.0"),
+    ({"type": "FixedTasks", "n_tasks": 3}, "FixedTasks:"),
+    ({"type": "FixedTasks", "n_tasks": 3, "task": "all"}, "the task of FixedTasks must be a dict"),
+    ({"type": "FixedTasks", "n_tasks": 3, "task": {"type": "Mine"}}, "task type 'Mine' is not one of"),
+    ({"type": "FixedTasks", "task": {"type": "LinearRegression"}}, "FixedTasks:"),
+]
+
+PLAIN = """
+import json, sys
+from mechicl.tasks import task_from_dict
+for data in json.load(sys.stdin):
+    try:
+        print("accepted", task_from_dict(data))
+    except ValueError as error:
+        print(error)
+"""
+
+
+def test_tampered_task_data_is_refused_with_the_reason():
+    data = json.dumps([data for data, _ in TAMPERED])
+    run = subprocess.run([sys.executable, "-c", PLAIN], input=data, capture_output=True, text=True, check=True)
+    lines = run.stdout.splitlines()
+    assert len(lines) == len(TAMPERED)
+    for line, (_, message) in zip(lines, TAMPERED, strict=True):
+        assert line.startswith(message) or message in line
+        assert not line.startswith("accepted")
