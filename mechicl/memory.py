@@ -8,10 +8,25 @@ from torch import Tensor
 MEMORY = 2**30
 """The default of every `memory=`: 1 GiB."""
 
+Kept = Tensor | Mapping[str, Tensor] | float
+"""What takes memory: tensors, or a number of bytes."""
+
+
+class TooLittleMemory(ValueError):
+    """A bound on memory that does not hold what is kept and one row.
+
+    Attributes:
+        needed: the least bound that does, in bytes.
+    """
+
+    def __init__(self, message: str, needed: float):
+        super().__init__(message)
+        self.needed = needed
+
 
 @dataclass(frozen=True)
 class Budget:
-    """A bound on memory, and what of it is taken.
+    """A bound on memory, and how much of it is taken.
 
     Attributes:
         memory: the bound, in bytes.
@@ -25,26 +40,28 @@ class Budget:
     memory: float = MEMORY
     held: float = 0.0
 
-    def holding(self, *kept: Tensor | Mapping[str, Tensor] | float) -> "Budget":
-        """The budget beside more that is kept: tensors (expanded ones take what they are expanded from), or bytes."""
-        return replace(self, held=self.held + sum(map(_bytes, kept)))
+    def holding(self, *kept: Kept) -> "Budget":
+        """The budget beside more that is kept."""
+        return replace(self, held=self.held + sum(map(count_bytes, kept)))
 
     def rows(self, per_row: float, *, at_most: float = 2**31, kind: str = "prompt") -> int:
         """How many rows of so many bytes may be worked on at a time, at least one.
 
         Raises:
-            ValueError: there is not enough for one; the message says how much would be.
+            TooLittleMemory: a ValueError; there is not enough for one row, and the message says how much would be.
         """
         needed = self.held + per_row
         if not needed <= self.memory:
-            raise ValueError(
+            raise TooLittleMemory(
                 f"memory={self.memory:.4g} bytes is too little: what is kept takes {self.held:.4g}, and each {kind} of "
-                f"a run {per_row:.4g}. Give at least {needed:.4g}, or fewer prompts or cells"
+                f"a run {per_row:.4g}. Give at least {needed:.4g}, or fewer prompts or cells",
+                needed,
             )
         return int(max(min((self.memory - self.held) / max(per_row, 1), at_most), 1))
 
 
-def _bytes(kept: Tensor | Mapping[str, Tensor] | float) -> float:
+def count_bytes(kept: Kept) -> float:
+    """The memory of tensors (an expanded one takes what it is expanded from), or a number of bytes as it is."""
     if isinstance(kept, Mapping):
-        return sum(map(_bytes, kept.values()))
+        return sum(map(count_bytes, kept.values()))
     return kept.untyped_storage().nbytes() if isinstance(kept, Tensor) else kept

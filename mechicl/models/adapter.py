@@ -12,7 +12,7 @@ from transformer_lens.hook_points import HookPoint
 from transformer_lens.model_protocol import TransformerLensModel
 
 from mechicl.models import HookedTransformer, PromptedModel
-from mechicl.models.sites import check_hook
+from mechicl.models.sites import check_hook, silent_hook
 from mechicl.prompts import At, Prompts
 from mechicl.tokens import TokenSequences
 
@@ -46,7 +46,7 @@ class ModelAdapter:
         self.ours = isinstance(model, PromptedModel)
         if at == "points" and not (self.ours and getattr(model.cfg, "one_pass", False)):
             raise ValueError("at='points' is for our models on interleaved prompts with causal keys; take 'query'")
-        self.at = at
+        self.at: At = at
         self._can_skip: bool | None = None  # not known before the first try
         self.resumes = self.ours or "start_at_layer" in inspect.signature(self.model.forward).parameters
 
@@ -142,14 +142,7 @@ class ModelAdapter:
     @torch.no_grad()
     def predict(self, tokens: Tensor, batch_size: int) -> Tensor:
         """Predictions of runs on all tokens, so many prompts at a time."""
-        first = self.run(tokens[:batch_size])
-        if len(tokens) <= batch_size:
-            return first
-        out = first.new_empty(len(tokens), *first.shape[1:])
-        out[:batch_size] = first
-        for start in range(batch_size, len(tokens), batch_size):
-            out[start : start + batch_size] = self.run(tokens[start : start + batch_size])
-        return out
+        return torch.cat([self.run(part) for part in tokens.split(batch_size)])
 
     @torch.no_grad()
     def record(
@@ -180,8 +173,7 @@ class ModelAdapter:
                 self.run(tokens[batch], list(hooks.items()))
         silent = [name for name in names if name not in recorded]
         if silent and len(tokens):
-            hint = ": call model.set_use_attn_result(True) first" if silent[0].endswith("hook_result") else ""
-            raise ValueError(f"the hook {silent[0]!r} does not fire in this model{hint}")
+            raise silent_hook(silent[0])
         return recorded
 
     # ---- hooks that the user attached ----
@@ -211,11 +203,9 @@ class ModelAdapter:
 
     @torch.no_grad()
     def bytes_per_row(self, tokens: Tensor) -> int:
-        """A bound on the memory that a run takes for each prompt.
-
-        Everything that the hooks of the largest layer see is counted as if it were alive twice at once, and the outputs
-        three times. The hooks of a recurrent network do not see its gates: it is counted twelve times.
-        """
+        """A bound on the memory that a run takes for each prompt."""
+        # Everything that the hooks of the largest layer see is counted as if it were alive twice at once, and the
+        # outputs three times. The hooks of a recurrent network do not see its gates: its layer is counted twelve times.
         outputs, cache = self.model.run_with_cache(tokens[:1])
         blocks = [0] * (self.n_layers + 1)
         seen: set[int] = set()
@@ -229,10 +219,8 @@ class ModelAdapter:
 
     @property
     def bytes_of_products(self) -> int:
-        """A bound on the memory that a run takes whatever the number of prompts: products of weights, by quick routes.
-
-        Two products a head as wide as the stream (see `models/fast.py`), or weights of q, k and v joined; with copies.
-        """
+        """A bound on the memory that a run takes whatever the number of prompts, for products of weights."""
+        # the quick routes of models/fast.py: two products a head as wide as the stream, or q, k and v joined; copied
         if not self.is_transformer:
             return 0
         cfg = self.model.cfg
@@ -278,11 +266,7 @@ class ModelAdapter:
 
 
 def check_eval_mode(model: Any) -> None:
-    """Refuse a model in training mode, whose dropout would make every run another.
-
-    Raises:
-        ValueError: it is, or a part of it.
-    """
+    """Refuse (ValueError) a model in training mode, or with a part that is: dropout would make every run another."""
     wrapped = getattr(model, "original_model", None)
     for root in (model, wrapped) if isinstance(wrapped, torch.nn.Module) else (model,):
         training = next((name for name, part in root.named_modules() if part.training), None)

@@ -7,6 +7,8 @@ from typing import Any
 
 from transformer_lens.utilities import get_act_name
 
+from mechicl.statistics import storable
+
 BY_POS = ("pos",)
 BY_HEAD = ("pos", "head")
 BY_KEY = ("head", "query", "key")
@@ -18,7 +20,10 @@ AXES: dict[str, tuple[str, ...]] = {
 """The axes of each component's activation after `prompt` and before its features: `pos`, `head`, and of a pattern the
 `query` and `key` positions."""
 
+COMPUTE_RESULTS = ": call model.set_use_attn_result(True) first"
 
+
+@storable
 @dataclass(frozen=True)
 class Site:
     """Part of an activation: a component of a layer, at one position, head, query or key, or at all of them (None).
@@ -64,7 +69,7 @@ class Site:
 
     @property
     def index(self) -> tuple[int | slice, ...]:
-        """What it is of the activation of one prompt, `activation[prompt][index]`."""
+        """Its place in the activation of one prompt: `activation[prompt][index]`."""
         parts = (getattr(self, axis) for axis in axes_of(self.component))
         return tuple(slice(None) if part is None else part for part in parts)
 
@@ -81,17 +86,19 @@ def axes_of(component: str) -> tuple[str, ...]:
 
 
 def check_hook(model: Any, name: str) -> None:
-    """Refuse a hook that the model does not have.
-
-    Raises:
-        ValueError: names the nearest that it has.
-    """
+    """Refuse (ValueError) a hook that the model does not have; the message names the nearest that it has."""
     names = hook_names(model)
     if name not in names:
         hint = nearest(name, names)
         if name.endswith("hook_result") and hasattr(model, "set_use_attn_result"):
-            hint = ": call model.set_use_attn_result(True) first"
+            hint = COMPUTE_RESULTS
         raise ValueError(f"the model has no hook {name!r}{hint}")
+
+
+def silent_hook(name: str) -> ValueError:
+    """The error for a hook that the model has, but that a run never reaches."""
+    hint = COMPUTE_RESULTS if name.endswith("hook_result") else ""
+    return ValueError(f"the hook {name!r} does not fire in this model{hint}")
 
 
 def hook_names(model: Any) -> list[str]:

@@ -50,7 +50,7 @@ class Result:
                     out[str(name)] = tensor if tensor.ndim else tensor[None]  # a single number is one sample
         return out
 
-    def axes(self) -> dict[str, tuple[str, ...]]:
+    def axis_names(self) -> dict[str, tuple[str, ...]]:
         """Names of each sampled tensor's leading axes, read off its annotation; `axis_0`, ... where that names none."""
         written: dict[str, tuple[str, ...]] = {}
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
@@ -82,7 +82,7 @@ class Result:
         Raises:
             ValueError: one row a sample, and the quantities differ in their number of samples.
         """
-        samples, axes = self.samples(), set(self.axes().values())
+        samples, axes = self.samples(), set(self.axis_names().values())
         shapes = {tensor.shape[:-1] for tensor in samples.values()}
         if len(axes) != 1 or len(shapes) != 1 or not (names := axes.pop()):
             return pd.DataFrame(dict(self._columns()))
@@ -145,7 +145,8 @@ class Result:
             else:
                 for place in np.ndindex(*tensor.shape[:-1]):
                     labels = [
-                        self.axis_values(axis, n) for axis, n in zip(self.axes()[name], tensor.shape, strict=False)
+                        self.axis_values(axis, n)
+                        for axis, n in zip(self.axis_names()[name], tensor.shape, strict=False)
                     ]
                     label = ", ".join(str(values[i]) for values, i in zip(labels, place, strict=True))
                     lines.append((f"{name}[{label}]", str(interval(tensor[place]))))

@@ -109,7 +109,7 @@ def _quantities(result: Result, title: str | None = None) -> go.Figure:
         fig.add_trace(drawn, **panel(0, columns))
         fig.update_yaxes(automargin=True, autorange="reversed", **panel(0, columns))
     for i, (name, values) in enumerate(others.items(), start=bool(points)):
-        place, axes = panel(i, columns), result.axes()[name][-2:]
+        place, axes = panel(i, columns), result.axis_names()[name][-2:]
         ticks = [result.axis_values(axis, n) for axis, n in zip(axes, values.shape[-1 - len(axes) : -1], strict=True)]
         if values.ndim == 2:
             intervals = [interval(entry) for entry in values]

@@ -1,7 +1,7 @@
 """Interventions in a model's forward pass: patching, ablation, paths and circuits."""
 
 from mechicl.analysis.interventions.ablation import ablate
-from mechicl.analysis.interventions.attribution import agreement, attribute
+from mechicl.analysis.interventions.attribution import attribute, correlate_effects
 from mechicl.analysis.interventions.circuits import Circuit, find_circuit, measure_circuit
 from mechicl.analysis.interventions.corruptions import corrupt, corrupt_tokens
 from mechicl.analysis.interventions.edges import Edge, Node
@@ -16,8 +16,8 @@ __all__ = [
     "Node",
     "Sweep",
     "ablate",
-    "agreement",
     "attribute",
+    "correlate_effects",
     "corrupt",
     "corrupt_tokens",
     "distance_to",

@@ -1,31 +1,22 @@
 """Ablation: what a model predicts without a head, a layer's output, a position, a direction of the stream."""
 
-import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mechicl.analysis.interventions.cells import CellGrid, Only, make_grid
 from mechicl.analysis.interventions.corruptions import derangement
-from mechicl.analysis.interventions.patching import (
-    Inputs,
-    Metrics,
-    Only,
-    bytes_of_results,
-    cells_of,
-    hooks_of,
-    keeps_predictions,
-    named_metrics,
-    swept_axes,
-    swept_indices,
-    swept_result,
-)
-from mechicl.analysis.interventions.runs import MEMORY, bytes_held, record_within
+from mechicl.analysis.interventions.metrics import Inputs, Metrics
+from mechicl.analysis.interventions.patching import make_experiment, make_sweep, sweep_grid
+from mechicl.analysis.interventions.runs import CellResults, Experiment, record_within
 from mechicl.analysis.interventions.sweeps import Sweep
+from mechicl.memory import MEMORY, Budget, count_bytes
 from mechicl.models.adapter import ModelAdapter
+from mechicl.progress import progress_bar
 from mechicl.prompts import At
 
 Method = Literal["mean", "zero", "resample"]
@@ -52,8 +43,8 @@ def ablate(
     """What the model predicts when part of its activations is taken away; one call sweeps all heads, or all pairs.
 
     Args:
-        model: ours, or any of TransformerLens' protocol; in eval mode.
-        prompts: `Prompts`, or token ids `[prompt pos]`.
+        model: as for `patch`.
+        prompts: what it runs on.
         component: as for `patch`: "z" is a head's output, "attn_out" and "mlp_out" a layer's, "resid_pre" the stream.
         axes: what to sweep, as for `patch`; axes that are not named are ablated as a whole.
         method: what stands in for the activation: its "mean" over prompts at the same position, "zero", or that of
@@ -64,13 +55,8 @@ def ablate(
             axis "direction". Only for components with the width of the stream; directions need no unit length.
         pairs: ablate every two cells together: the sweep gets its axes twice, the second with "_2", and on the
             diagonal cells alone.
-        metrics: as for `patch`; by default the squared "loss" against the prompts' targets.
-        only: as for `patch`.
-        at: as for `patch`.
-        keep_predictions: as for `patch`.
         seed: of the other prompts of "resample".
-        memory: bound in bytes on what the sweep allocates.
-        progress: show a progress bar, if it takes more than two seconds.
+        metrics, only, at, keep_predictions, memory, progress: as for `patch`.
 
     Returns:
         Predictions and metrics of every cell; `effect()` is the change that an ablation makes.
@@ -95,70 +81,40 @@ def ablate(
     tokens = adapter.encode(prompts)
     if not len(tokens):
         raise ValueError("there are no prompts to ablate on")
-    swept, named = swept_axes(component, axes), named_metrics(metrics, prompts, at)
-    names = hooks_of(adapter, component, only)
-    values = stand_ins(adapter, tokens, names, method, reference, seed, memory)
-    indices = swept_indices(swept, component, adapter.n_layers, values, only)
-    cells = cells_of(component, swept, indices)
-    options: dict[str, Any] = {
-        "metrics": named,
-        "keep_predictions": keeps_predictions(keep_predictions, prompts, named),
-        "memory": memory,
-        "progress": progress,
-    }
+    grid = make_grid(adapter, tokens, component, axes, only)
+    experiment = make_experiment(adapter, tokens, prompts, metrics, keep_predictions, memory)
+    values = record_replacements(adapter, tokens, grid.hook_names, method, reference, seed, experiment.budget)
     what = f"{method} ablation of {component}"
     if directions is not None:
-        held = bytes_held(values)
-        activations = record_within(adapter, tokens, names, memory, held)
-        units = _units(directions, activations[names[0]])
-        held += sum(of.nbytes for of in activations.values()) + 2 * activations[names[0]].nbytes
-        each = bytes_of_results(adapter, tokens, len(cells), len(named), options["keep_predictions"])
-        sweeps = []
-        for unit in units:
-            along = {
-                name: activations[name] + ((values[name] - activations[name]) @ unit)[..., None] * unit
-                for name in names
-            }
-            options["held"] = held + 2 * len(units) * each
-            sweeps.append(swept_result(adapter, tokens, what, swept, indices, cells, along, **options))
-        return _stacked(sweeps)
+        return _sweep_directions(experiment, grid, values, directions, what, progress)
     if pairs:
-        n = len(cells)
-        places = list(itertools.combinations_with_replacement(range(n), 2))
-        together = [cells[i] + cells[j] if i != j else cells[i] for i, j in places]
-        options["held"] = bytes_of_results(adapter, tokens, n**2, len(named), options["keep_predictions"])
-        flat = swept_result(adapter, tokens, what, ["pair"], [range(len(together))], together, values, **options)
-        return _square(flat, places, n, swept, indices)
-    return swept_result(adapter, tokens, what, swept, indices, cells, values, **options)
+        return _sweep_pairs(experiment, grid, values, what, progress)
+    return sweep_grid(experiment, grid, values, what, progress=progress)
 
 
-def stand_ins(
+def record_replacements(
     adapter: ModelAdapter,
     tokens: Tensor,
     names: Sequence[str],
     method: Method,
     reference: Inputs | None,
     seed: int,
-    memory: float,
+    budget: Budget,
 ) -> dict[str, Tensor]:
-    """What stands in for each activation, `[prompt ...]`.
-
-    Raises:
-        ValueError: as for `ablate`.
-    """
+    """What an ablation puts in place of each activation, by hook name `[prompt ...]`; raises what `ablate` raises."""
     n = len(tokens)
     if reference is not None and method != "mean":
         raise ValueError(f"reference is what means are taken over; method={method!r} takes none")
     if method == "zero":
         if any(name.endswith("hook_attn_scores") for name in names):
             raise ValueError("scores set to zero would unmask the keys that a position does not see: ablate 'pattern'")
-        shapes = adapter.record(tokens[:1], names, 1)
-        return {name: torch.zeros_like(of).expand(n, *of.shape[1:]) for name, of in shapes.items()}
+        examples = adapter.record(tokens[:1], names, 1)
+        return {name: torch.zeros_like(example).expand(n, *example.shape[1:]) for name, example in examples.items()}
     if method == "resample":
         if n < 2:
             raise ValueError(f"resampling takes activations from another prompt, and there is {n}")
         other = derangement(n, torch.Generator().manual_seed(seed)).to(tokens.device)
-        return record_within(adapter, tokens[other], names, memory)
+        return record_within(adapter, tokens[other], names, budget)
     if reference is None and n < 2:
         raise ValueError("the mean over one prompt is that prompt's own activation: give more, or reference=")
     origin = tokens if reference is None else adapter.encode(reference)
@@ -166,13 +122,43 @@ def stand_ins(
         raise ValueError(
             f"reference must be prompts of the same length: {tuple(origin.shape)} for {tuple(tokens.shape)}"
         )
-    return {
-        name: of.mean(0, keepdim=True).expand(n, *of.shape[1:])
-        for name, of in record_within(adapter, origin, names, memory).items()
-    }
+    recorded = record_within(adapter, origin, names, budget)
+    return {name: values.mean(0, keepdim=True).expand(n, *values.shape[1:]) for name, values in recorded.items()}
 
 
-def _units(directions: Tensor, activation: Tensor) -> Tensor:
+def _sweep_directions(
+    experiment: Experiment,
+    grid: CellGrid,
+    values: Mapping[str, Tensor],
+    directions: Float[Tensor, "direction d_model"],
+    what: str,
+    progress: bool,
+) -> Sweep:
+    """Each cell once for each direction, with only the activation's coordinate along it replaced."""
+    activations = record_within(
+        experiment.adapter, experiment.tokens, grid.hook_names, experiment.budget.holding(values)
+    )
+    example = activations[grid.hook_names[0]]
+    units, cells = _unit_directions(directions, example), grid.cells()
+
+    def replace_along(unit: Tensor) -> dict[str, Tensor]:
+        return {name: x + ((values[name] - x) @ unit)[..., None] * unit for name, x in activations.items()}
+
+    # beside the activations, what replaces them, with two of one layer as it is made; results once more as one tensor
+    replacing = count_bytes(activations) + 2 * example.nbytes
+    baseline = experiment.run_baseline(2 * len(units) * len(cells), values, activations, replacing)
+    with progress_bar(total=len(units) * len(cells), unit="run", progress=progress) as bar:
+        by_direction = [experiment.run_cells(baseline, cells, replace_along(unit), bar.update) for unit in units]
+    kept = [results.predictions for results in by_direction if results.predictions is not None]
+    results = CellResults(
+        torch.stack(kept, 1) if kept else None,
+        {name: torch.stack([results.values[name] for results in by_direction], 1) for name in experiment.metrics},
+    ).map(lambda tensor: tensor.unflatten(0, grid.shape))
+    axes, indices = (*grid.axes, "direction"), (*grid.indices, tuple(range(len(units))))
+    return make_sweep(experiment, baseline, results, what, axes, indices)
+
+
+def _unit_directions(directions: Tensor, activation: Tensor) -> Tensor:
     if directions.ndim != 2 or activation.ndim != 3 or directions.shape[1] != activation.shape[2]:
         raise ValueError(
             f"directions must be [direction d_model] for a component as wide as the stream, got "
@@ -180,44 +166,27 @@ def _units(directions: Tensor, activation: Tensor) -> Tensor:
         )
     if not len(directions):
         raise ValueError("there is no direction to ablate")
-    directions = directions.to(activation)
+    directions = directions.detach().to(activation)
     norms = directions.norm(dim=1, keepdim=True)
     if not (norms > 0).all() or not directions.isfinite().all():
         raise ValueError("a direction of length zero, or one that is not finite, has no coordinate to ablate")
     return directions / norms
 
 
-def _stacked(sweeps: Sequence[Sweep]) -> Sweep:
-    """Sweeps of the same cells as one, with a last axis for the directions."""
-    first, at = sweeps[0], len(sweeps[0].axes)
-    kept = [of.predictions for of in sweeps if of.predictions is not None]
-    return dataclasses.replace(
-        first,
-        axes=(*first.axes, "direction"),
-        indices=(*first.indices, tuple(range(len(sweeps)))),
-        predictions=torch.stack(kept, dim=at) if kept else None,
-        values={name: torch.stack([of.values[name] for of in sweeps], dim=at) for name in first.values},
-    )
-
-
-def _square(
-    flat: Sweep, places: Sequence[tuple[int, int]], n: int, axes: Sequence[str], indices: Sequence[Sequence[int]]
+def _sweep_pairs(
+    experiment: Experiment, grid: CellGrid, values: Mapping[str, Tensor], what: str, progress: bool
 ) -> Sweep:
-    """A sweep of pairs in both orders."""
-    order = torch.empty(n, n, dtype=torch.long)
-    for k, (i, j) in enumerate(places):
-        order[i, j] = order[j, i] = k
-    twice = [*indices, *indices]
-    shape = tuple(map(len, twice))
-
-    def spread(of: Tensor) -> Tensor:
-        return of[order.flatten().to(of.device)].unflatten(0, shape)
-
-    return dataclasses.replace(
-        flat,
-        what=f"{flat.what}, in pairs",
-        axes=(*axes, *(f"{axis}_2" for axis in axes)),
-        indices=tuple(map(tuple, twice)),
-        predictions=None if flat.predictions is None else spread(flat.predictions),
-        values={name: spread(value) for name, value in flat.values.items()},
-    )
+    """Every two cells together; each pair is run once and stands in the sweep in both orders."""
+    cells = grid.cells()
+    n = len(cells)
+    pairs = list(itertools.combinations_with_replacement(range(n), 2))
+    together = [cells[i] + cells[j] if i != j else cells[i] for i, j in pairs]
+    baseline = experiment.run_baseline(len(pairs) + n**2, values)
+    with progress_bar(total=len(pairs), unit="run", progress=progress) as bar:
+        results = experiment.run_cells(baseline, together, values, bar.update)
+    pair_of = torch.empty(n, n, dtype=torch.long)
+    for number, (i, j) in enumerate(pairs):
+        pair_of[i, j] = pair_of[j, i] = number
+    results = results.map(lambda flat: flat[pair_of.flatten().to(flat.device)].unflatten(0, grid.shape * 2))
+    axes = (*grid.axes, *(f"{axis}_2" for axis in grid.axes))
+    return make_sweep(experiment, baseline, results, f"{what}, in pairs", axes, grid.indices * 2)

@@ -8,21 +8,12 @@ import torch
 from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 
-from mechicl.analysis.interventions.metrics import Metric, all_measured
-from mechicl.analysis.interventions.patching import (
-    Direction,
-    Inputs,
-    Metrics,
-    Only,
-    hooks_of,
-    named_metrics,
-    opened_runs,
-    swept_axes,
-    swept_indices,
-)
+from mechicl.analysis.interventions.cells import CellGrid, Only, make_grid
+from mechicl.analysis.interventions.metrics import Inputs, Metric, Metrics, evaluate_metrics, name_metrics
+from mechicl.analysis.interventions.patching import Direction, encode_pair
 from mechicl.analysis.interventions.sweeps import Sweep
 from mechicl.models.adapter import ModelAdapter
-from mechicl.models.sites import AXES
+from mechicl.models.sites import axes_of
 from mechicl.prompts import At
 from mechicl.statistics import Interval, interval
 
@@ -43,7 +34,7 @@ def attribute(
 
     `m(corrupted) + Σ (clean - corrupted) ∂m/∂activation`, the sum over what a cell replaces. Exact where the metric
     is an affine function of the activation; two forward passes and one backward pass a metric, whatever the number of
-    cells. All prompts are in memory at once. `agreement` says how well it does.
+    cells. All prompts are in memory at once. `correlate_effects` says how well it does.
 
     Args and errors as for `patch`. For token ids, and outputs at all positions, a metric has to be given.
 
@@ -51,72 +42,78 @@ def attribute(
         A sweep without predictions, whose `values` are the estimates.
 
     Example:
-        >>> estimate = attribute(model, prompts, corrupted, "z", ("layer", "pos", "head"))
-        >>> agreement(estimate, patch(model, prompts, corrupted, "z", ("layer", "pos", "head"))).mean
-        0.93
+        >>> corrupted = corrupt(prompts, "labels")
+        >>> estimate = attribute(model, prompts, corrupted, "z", ("layer", "head"))
+        >>> estimate.strongest(3)
 
     Source: Nanda 2023, "Attribution Patching"; Syed et al. 2023, eq. 1.
     """
-    adapter, into, source = opened_runs(model, clean, corrupted, direction, at)
-    swept, named = swept_axes(component, axes), named_metrics(metrics, clean, at)
+    adapter, into, source = encode_pair(model, clean, corrupted, direction, at)
+    named = name_metrics(metrics, clean, at)
     if not named:
         raise ValueError("attribution is of a metric: give metrics=, for instance logit_difference(correct, wrong)")
-    names = hooks_of(adapter, component, only)
+    grid = make_grid(adapter, into, component, axes, only)
+    names = grid.hook_names
     with torch.no_grad():
         values = adapter.record(source, names, len(source))
         source_predictions = adapter.run(source)
-    indices = swept_indices(swept, component, adapter.n_layers, values, only)
-    predictions, unpatched, products = first_order(adapter, into, values, named)
+    predictions, unpatched, changes = linearize_metrics(adapter, into, values, named)
     estimates = {}
-    for metric, of in products.items():
-        summed = torch.stack([_per_cell(of[name], component, swept) for name in names])
-        estimates[metric] = unpatched[metric] + _chosen(summed, component, swept, indices)
+    for metric, by_hook in changes.items():
+        summed = torch.stack([_sum_within_cells(by_hook[name], grid) for name in names])
+        estimates[metric] = unpatched[metric] + _select_cells(summed, grid)
     return Sweep(
         what=f"{direction} {component}, attributed",
-        axes=swept,
-        indices=indices,
+        axes=grid.axes,
+        indices=grid.indices,
         predictions=None,
         unpatched=predictions,
         source=source_predictions,
         values=estimates,
         unpatched_values=unpatched,
-        source_values=all_measured(named, source_predictions),
+        source_values=evaluate_metrics(named, source_predictions),
     )
 
 
-def first_order(
+def linearize_metrics(
     adapter: ModelAdapter, tokens: Tensor, values: Mapping[str, Tensor], metrics: Mapping[str, Metric]
 ) -> tuple[Tensor, dict[str, Tensor], dict[str, dict[str, Tensor]]]:
-    """How each metric would change to first order with each entry of some activations put at other values.
-
-    Args:
-        adapter: of the model.
-        tokens: of the run.
-        values: what the activations would become, by hook name, `[prompt ...]`.
-        metrics: by name.
+    """The change of each metric, to first order, as each entry of the activations goes to these values (by hook name).
 
     Returns:
         The predictions, the metrics `[prompt]`, and by metric and hook name the change that each entry makes, in the
         activation's shape.
+
+    Raises:
+        ValueError: a metric without a gradient.
     """
-    probes: dict[str, Tensor] = {}
-    changes: dict[str, Tensor] = {}
+    probes: dict[str, Tensor] = {}  # zeros added to the activations, so that gradients can be taken there
+    distances: dict[str, Tensor] = {}
+
+    def probe(name: str) -> Callable[..., Tensor]:
+        def add_probe(activation: Tensor, hook: HookPoint) -> Tensor:
+            probes[name] = torch.zeros_like(activation, requires_grad=True)
+            now = activation.detach()
+            # where both are equal the distance is 0: masked scores are -inf in both runs
+            distances[name] = (values[name] - now).masked_fill(values[name] == now, 0)
+            return activation + probes[name]
+
+        return add_probe
+
     with torch.enable_grad():
-        predictions = adapter.run(tokens, [(name, _probe(name, of, probes, changes)) for name, of in values.items()])
-        found = all_measured(metrics, predictions)
-        at = [probes[name] for name in values]
-        flat = next((name for name, of in found.items() if not of.requires_grad), None)
+        predictions = adapter.run(tokens, [(name, probe(name)) for name in values])
+        measured = evaluate_metrics(metrics, predictions)
+        flat = next((name for name, metric in measured.items() if not metric.requires_grad), None)
         if flat is not None:
             raise ValueError(f"the metric {flat!r} has no gradient in the predictions: patch with it instead")
-        gradients = {name: torch.autograd.grad(of.sum(), at, retain_graph=True) for name, of in found.items()}
-    products = {
-        metric: {name: gradient * changes[name] for name, gradient in zip(values, of, strict=True)}
-        for metric, of in gradients.items()
-    }
-    return predictions.detach(), {name: of.detach() for name, of in found.items()}, products
+        changes = {}
+        for metric, per_prompt in measured.items():
+            gradients = torch.autograd.grad(per_prompt.sum(), [probes[name] for name in values], retain_graph=True)
+            changes[metric] = {name: grad * distances[name] for name, grad in zip(values, gradients, strict=True)}
+    return predictions.detach(), {name: metric.detach() for name, metric in measured.items()}, changes
 
 
-def agreement(estimate: Sweep, real: Sweep, metric: str | None = None, level: float = 0.95) -> Interval:
+def correlate_effects(estimate: Sweep, real: Sweep, metric: str | None = None, level: float = 0.95) -> Interval:
     """Pearson correlation of estimated and real effects over the cells: mean over prompts, with its interval.
 
     The ends of the interval are cut at -1 and 1. Prompts on which all effects are the same have no correlation and are
@@ -125,6 +122,10 @@ def agreement(estimate: Sweep, real: Sweep, metric: str | None = None, level: fl
 
     Raises:
         ValueError: sweeps of different cells or prompts, or no prompt left.
+
+    Example:
+        >>> corrupted = corrupt(prompts, "labels")
+        >>> correlate_effects(attribute(model, prompts, corrupted), patch(model, prompts, corrupted)).mean
     """
     a, b = (sweep.effect(metric).double().flatten(0, len(sweep.axes) - 1) for sweep in (estimate, real))
     if a.shape != b.shape or (estimate.axes, estimate.indices) != (real.axes, real.indices):
@@ -135,36 +136,24 @@ def agreement(estimate: Sweep, real: Sweep, metric: str | None = None, level: fl
     scale = a.norm(dim=0) * b.norm(dim=0)
     if (scale == 0).all():
         raise ValueError("no prompt has effects that differ between cells")
-    found = interval(((a * b).sum(0) / scale)[scale != 0], level)
-    return dataclasses.replace(found, low=max(found.low, -1.0), high=min(found.high, 1.0))
+    mean = interval(((a * b).sum(0) / scale)[scale != 0], level)
+    return dataclasses.replace(mean, low=max(mean.low, -1.0), high=min(mean.high, 1.0))
 
 
-def _probe(name: str, source: Tensor, probes: dict[str, Tensor], changes: dict[str, Tensor]) -> Callable[..., Tensor]:
-    """A hook that adds a zero to take the gradient of, and notes how far the source is."""
-
-    def add(activation: Tensor, hook: HookPoint) -> Tensor:
-        probes[name] = torch.zeros_like(activation, requires_grad=True)
-        now = activation.detach()
-        changes[name] = (source - now).masked_fill(source == now, 0)  # masked scores: infinite in both runs
-        return activation + probes[name]
-
-    return add
-
-
-def _per_cell(products: Tensor, component: str, swept: Sequence[str]) -> Tensor:
+def _sum_within_cells(changes: Tensor, grid: CellGrid) -> Tensor:
     """Sums over features and over the axes that are not swept, `[prompt, *axes that are]`."""
-    own = AXES[component]
-    features = range(1 + len(own), products.ndim)
-    unswept = [1 + i for i, axis in enumerate(own) if axis not in swept]
-    over = [*features, *unswept]
-    return products.sum(over) if over else products
+    known = axes_of(grid.component)
+    features = range(1 + len(known), changes.ndim)
+    unswept = [1 + i for i, axis in enumerate(known) if axis not in grid.axes]
+    summed = [*features, *unswept]
+    return changes.sum(summed) if summed else changes
 
 
-def _chosen(products: Tensor, component: str, swept: Sequence[str], indices: Sequence[Sequence[int]]) -> Tensor:
-    """`[layer prompt *axes]` of the swept layers as `[*axes prompt]` in the order asked for, at the indices chosen."""
-    present = ["layer", "prompt", *(axis for axis in AXES[component] if axis in swept)]
-    ordered = products.permute(*(present.index(axis) for axis in (*swept, "prompt")))
-    for place, (axis, of) in enumerate(zip(swept, indices, strict=True)):
+def _select_cells(changes: Tensor, grid: CellGrid) -> Tensor:
+    """`[layer prompt *axes]` of the swept layers as `[*axes prompt]` in the grid's order, at its indices."""
+    present = ["layer", "prompt", *(axis for axis in axes_of(grid.component) if axis in grid.axes)]
+    ordered = changes.permute(*(present.index(axis) for axis in (*grid.axes, "prompt")))
+    for place, (axis, indices) in enumerate(zip(grid.axes, grid.indices, strict=True)):
         if axis != "layer":
-            ordered = ordered.index_select(place, torch.tensor(of, device=ordered.device))
+            ordered = ordered.index_select(place, torch.tensor(indices, device=ordered.device))
     return ordered

@@ -3,27 +3,32 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from mechicl.analysis.interventions.ablation import Method
-from mechicl.analysis.interventions.candidates import Candidates, by_attribution, greedy, needed_edges
-from mechicl.analysis.interventions.edges import Edge, Node, edges_of
-from mechicl.analysis.interventions.patching import Inputs, Metrics
-from mechicl.analysis.interventions.runs import DELAY, MEMORY
+from mechicl.analysis.interventions.circuit_search import (
+    PartialModel,
+    search_by_attribution,
+    search_edges,
+    search_greedily,
+)
+from mechicl.analysis.interventions.edges import Edge, Node, list_edges
+from mechicl.analysis.interventions.metrics import Inputs, Metrics
+from mechicl.memory import MEMORY
+from mechicl.progress import progress_bar
 from mechicl.prompts import At
-from mechicl.statistics import Interval, interval, ratio_interval
+from mechicl.statistics import Interval, Result, interval, ratio_interval
 
 Search = Literal["greedy", "attribution"]
 
 
 @dataclass(frozen=True, eq=False)
-class Circuit:
+class Circuit(Result):
     """The part of a model that carries a metric, and how well it does alone.
 
     Metrics are per prompt; "ablated" parts have what `method` puts in their place.
@@ -39,7 +44,7 @@ class Circuit:
         without: with the circuit's nodes ablated and all others in place, `[prompt]`.
         edges_alone: with every edge cut but the circuit's, `[prompt]`; as `alone` where no edges were looked for.
         node_effects: change of the metric when the circuit loses one of its nodes too, `[node prompt]`.
-        edge_effects: the same for one of its edges, `[edge prompt]`.
+        edge_effects: change of the metric when the circuit loses one of its edges too, `[edge prompt]`.
         n_nodes: how many heads and MLPs the model has.
     """
 
@@ -72,7 +77,7 @@ class Circuit:
         return ratio_interval(self.edges_alone - self.ablated, self.full - self.ablated, level)
 
     def node_faithfulness(self, level: float = 0.95) -> Interval:
-        """The same of the nodes with all edges between them."""
+        """Share of the metric that the circuit's nodes keep, with all edges between them, when all else is ablated."""
         return ratio_interval(self.alone - self.ablated, self.full - self.ablated, level)
 
     def completeness(self, level: float = 0.95) -> Interval:
@@ -87,21 +92,19 @@ class Circuit:
 
     def to_dataframe(self, level: float = 0.95) -> pd.DataFrame:
         """One row a node, then one an edge: the change of the metric without it, with its interval over prompts."""
+        effects = [
+            *(("node", part, effect) for part, effect in zip(self.nodes, self.node_effects, strict=True)),
+            *(("edge", part, effect) for part, effect in zip(self.edges, self.edge_effects, strict=True)),
+        ]
         rows = []
-        for kind, parts, effects in (
-            ("node", self.nodes, self.node_effects),
-            ("edge", self.edges, self.edge_effects),
-        ):
-            for part, effect in zip(parts, effects, strict=True):
-                found = interval(effect, level)
-                rows.append(
-                    {"kind": kind, "part": str(part), "effect": found.mean, "low": found.low, "high": found.high}
-                )
+        for kind, part, effect in effects:
+            mean = interval(effect, level)
+            rows.append((kind, str(part), mean.mean, mean.low, mean.high))
         return pd.DataFrame(rows, columns=["kind", "part", "effect", "low", "high"])
 
     def __str__(self) -> str:
-        means = (f"{of.mean():.4g} {name}" for name, of in
-                 (("whole", self.full), ("alone", self.edges_alone), ("ablated", self.ablated)))  # fmt: skip
+        metrics = {"whole": self.full, "alone": self.edges_alone, "ablated": self.ablated}
+        means = (f"{metric.mean():.4g} {name}" for name, metric in metrics.items())
         whole = len(self.nodes) == self.n_nodes
         return (
             f"{', '.join(map(str, self.nodes)) or 'no node'}{' (the whole model)' if whole else ''}; "
@@ -146,38 +149,42 @@ def find_circuit(
         at: as for `patch`.
         seed: of "resample".
         memory: bound in bytes on the sweeps over nodes; edges need what one run of all prompts takes a few times.
-        progress: show a progress bar, if it takes more than two seconds.
+        progress: as for `patch`.
 
     Raises:
         ValueError: as for `ablate`; several metrics, a tolerance that is not positive, an unknown search, a metric
             that does not change when everything is ablated, or edges of a model of another kind.
 
     Example:
-        >>> find_circuit(constructions.induction(d_vocab=16, n_ctx=32, n_heads=4, seed=0), ids, loss).heads
+        >>> induction = constructions.induction(d_vocab=16, n_ctx=32, n_heads=4, seed=0)
+        >>> ids = torch.randint(16, (32, 16)).repeat(1, 2)
+        >>> find_circuit(induction, ids, next_token_loss(ids[:, 0])).heads
         [(0, 0), (1, 0)]
 
     Source: Wang et al. 2023, section 4, and Marks et al. 2024, section 4 (faithfulness and completeness as shares);
     Conmy et al. 2023 (edges); Syed et al. 2023 (attribution).
     """
-    if search not in ("greedy", "attribution"):
-        raise ValueError(f"search={search!r} is not one of ('greedy', 'attribution')")
+    if search not in get_args(Search):
+        raise ValueError(f"search={search!r} is not one of {get_args(Search)}")
     if not tolerance > 0:
         raise ValueError(f"tolerance must be positive, got {tolerance}")
-    nodes = Candidates(model, prompts, metrics, at, method, reference, seed, memory, edges)
-    with tqdm(disable=not progress, unit="run", desc="circuit", leave=False, delay=DELAY) as bar:
-        full, ablated = nodes.ablating([[], nodes.all], bar)
+    with progress_bar(unit="run", desc="circuit", progress=progress) as bar:
+        partial = PartialModel(
+            model, prompts, metrics, at=at, method=method, reference=reference, seed=seed, memory=memory,
+            with_edges=edges, advance=bar.update,
+        )  # fmt: skip
+        full, ablated = partial.metric_without([[], partial.nodes])
         scale = (full - ablated).mean().abs().item()
         if not scale > 1e-6 * (full.abs().mean().item() + 1e-30):
             raise ValueError(
-                f"{nodes.name!r} does not change when every head and MLP is ablated: there is nothing to find"
+                f"{partial.metric_name!r} does not change when every head and MLP is ablated: there is nothing to find"
             )
 
-        def moved(metric: Tensor, origin: Tensor = full) -> float:
+        def shift(metric: Tensor, origin: Tensor = full) -> float:
             return abs((metric - origin).mean().item()) / scale
 
-        kept = (greedy if search == "greedy" else by_attribution)(nodes, moved, tolerance, bar)
-        chosen = needed_edges(nodes, kept, moved, tolerance, bar) if edges else []
-        return _measured(nodes, kept, chosen, bar)
+        kept = (search_greedily if search == "greedy" else search_by_attribution)(partial, shift, tolerance)
+        return _measure(partial, kept, search_edges(partial, kept, shift, tolerance) if edges else [])
 
 
 def measure_circuit(
@@ -196,54 +203,53 @@ def measure_circuit(
 
     Args:
         model: that the circuit is of.
-        circuit: found by `find_circuit`; its method of ablation is kept.
-        prompts: others.
-        metrics: for these prompts, as for `find_circuit`.
-        reference: the prompts that means are taken over; by default these.
-        at: as for `patch`.
-        seed: of "resample".
-        memory: as for `find_circuit`.
-        progress: show a progress bar, if it takes more than two seconds.
+        circuit: of `find_circuit`; its method of ablation is kept.
+        prompts: others, which `metrics` and by default the means of the ablation are of.
+        metrics, reference, at, seed, memory, progress: as for `find_circuit`.
 
     Raises:
         ValueError: as for `find_circuit`, but for a metric that does not change, whose shares are NaN; a circuit with
             parts that the model does not have.
 
     Example:
-        >>> measure_circuit(model, circuit, task.sample(256, seed=1)).faithfulness()
+        >>> circuit = find_circuit(model, prompts, search="attribution", edges=False)
+        >>> print(measure_circuit(model, circuit, task.sample(256, seed=2)).faithfulness())
     """
-    has_edges = bool(circuit.edges)
-    nodes = Candidates(model, prompts, metrics, at, circuit.method, reference, seed, memory, has_edges)
-    absent: list[Any] = [node for node in circuit.nodes if node not in nodes.all]
-    absent += [edge for edge in circuit.edges if edge not in edges_of(nodes.adapter)] if has_edges else []
-    if absent:
-        raise ValueError(f"the circuit is of another model: this one has no {absent[0]}")
-    with tqdm(disable=not progress, unit="run", desc="circuit", leave=False, delay=DELAY) as bar:
-        return _measured(nodes, circuit.nodes, circuit.edges, bar)
+    with progress_bar(unit="run", desc="circuit", progress=progress) as bar:
+        partial = PartialModel(
+            model, prompts, metrics, at=at, method=circuit.method, reference=reference, seed=seed, memory=memory,
+            with_edges=bool(circuit.edges), advance=bar.update,
+        )  # fmt: skip
+        absent: list[Node | Edge] = [node for node in circuit.nodes if node not in partial.nodes]
+        if circuit.edges:
+            absent += [edge for edge in circuit.edges if edge not in list_edges(partial.adapter)]
+        if absent:
+            raise ValueError(f"the circuit is of another model: this one has no {absent[0]}")
+        return _measure(partial, circuit.nodes, circuit.edges)
 
 
-def _measured(nodes: Candidates, kept: Sequence[Node], edges: Sequence[Edge], bar: tqdm) -> Circuit:
-    """The metrics of a circuit with nodes and edges."""
-    rest = [node for node in nodes.all if node not in kept]
-    full, ablated, alone, without, *fewer = nodes.ablating(
-        [[], nodes.all, rest, kept, *([*rest, node] for node in kept)], bar
+def _measure(partial: PartialModel, kept: Sequence[Node], edges: Sequence[Edge]) -> Circuit:
+    """The circuit of these nodes and edges, with its metrics."""
+    rest = [node for node in partial.nodes if node not in kept]
+    full, ablated, alone, without, *fewer_nodes = partial.metric_without(
+        [[], partial.nodes, rest, kept, *([*rest, node] for node in kept)]
     )
-    none = full.new_zeros(0, len(full))
-    found, cut = alone, []
+    edges_alone, fewer_edges = alone, []
     if edges:
-        found = nodes.keeping(edges, bar)
-        cut = [nodes.keeping([e for e in edges if e != edge], bar) - found for edge in edges]
+        edges_alone = partial.metric_with_only(edges)
+        fewer_edges = [partial.metric_with_only([e for e in edges if e != edge]) for edge in edges]
+    no_effects = full.new_zeros(0, len(full))
     return Circuit(
         nodes=tuple(kept),
         edges=tuple(edges),
-        metric=nodes.name,
-        method=nodes.method,
+        metric=partial.metric_name,
+        method=partial.method,
         full=full,
         ablated=ablated,
         alone=alone,
         without=without,
-        edges_alone=found,
-        node_effects=torch.stack([metric - alone for metric in fewer]) if fewer else none,
-        edge_effects=torch.stack(cut) if cut else none,
-        n_nodes=len(nodes.all),
+        edges_alone=edges_alone,
+        node_effects=torch.stack(fewer_nodes) - alone if fewer_nodes else no_effects,
+        edge_effects=torch.stack(fewer_edges) - edges_alone if fewer_edges else no_effects,
+        n_nodes=len(partial.nodes),
     )

@@ -13,8 +13,10 @@ from transformer_lens.utilities import get_act_name
 from mechicl.models.adapter import ModelAdapter
 from mechicl.models.layers import MLP, Attention, Block
 from mechicl.models.sites import hook_names
+from mechicl.statistics import storable
 
 
+@storable
 @dataclass(frozen=True, order=True)
 class Node:
     """A part of a model that reads the residual stream and writes to it.
@@ -33,6 +35,7 @@ class Node:
         return f"MLP {self.layer}" if self.head is None else f"head {self.layer}.{self.head}"
 
 
+@storable
 @dataclass(frozen=True)
 class Edge:
     """What one node writes as another reads it.
@@ -56,7 +59,7 @@ EMBEDDING = Node(-1)
 
 
 class EdgeGraph:
-    """Runs of one of our transformers in which some edges carry other outputs than the run's own.
+    """Runs of one of our transformers in which chosen edges carry what another run writes.
 
     Every edge that is cut brings its receiver what the sender writes in a reference run instead. With nothing cut the
     runs are the model's, with everything cut each part reads the reference's stream.
@@ -64,17 +67,14 @@ class EdgeGraph:
     Args:
         adapter: of one of our transformers.
         tokens: `[prompt pos ...]`.
-        references: what each node writes where its edges are cut, `[node prompt pos d_model]`, as `written` gives it.
-
-    Raises:
-        ValueError: a model of another kind, or one whose streams are clipped.
+        references: what each node writes where its edges are cut, `[node prompt pos d_model]`; see `record_writes`.
     """
 
     def __init__(self, adapter: ModelAdapter, tokens: Tensor, references: Float[Tensor, "node prompt pos d_model"]):
         check_graph(adapter)
         self.adapter, self.tokens, self.references = adapter, tokens, references
-        self.nodes = nodes_of(adapter)
-        self.edges = edges_of(adapter)
+        self.nodes = list_nodes(adapter)
+        self.edges = list_edges(adapter)
 
     @torch.no_grad()
     def run(self, kept: Bool[Tensor, "edge"]) -> Tensor:
@@ -82,11 +82,14 @@ class EdgeGraph:
         model = self.adapter.model
         carried = dict(zip(self.edges, kept.tolist(), strict=True))
         references = dict(zip(self.nodes, self.references, strict=True))
-        stream = references[EMBEDDING]  # of the reference run, up to here
+        # every node reads the reference run's stream, plus what this run changes in it along the edges that are kept
+        stream = references[EMBEDDING]
         changes = {EMBEDDING: model.embed_tokens(self.tokens) - stream}
 
         def read(receiver: Node | None, by: str = "") -> Tensor:
-            return sum((c for sender, c in changes.items() if carried[Edge(sender, receiver, by)]), start=stream)
+            return sum(
+                (change for sender, change in changes.items() if carried[Edge(sender, receiver, by)]), start=stream
+            )
 
         for layer, block in enumerate(model.blocks):
             heads = [Node(layer, head) for head in range(model.cfg.n_heads)]
@@ -100,18 +103,14 @@ class EdgeGraph:
                 stream = stream + references[node]
         return self.adapter.resume_from_end(read(None))
 
-    def keeping(self, edges: Sequence[Edge]) -> Bool[Tensor, "edge"]:
-        """The mask of these edges."""
-        wanted = set(edges)
-        return torch.tensor([edge in wanted for edge in self.edges])
+    def mask(self, edges: Sequence[Edge]) -> Bool[Tensor, "edge"]:
+        """True for these edges, as `run` takes it."""
+        chosen = set(edges)
+        return torch.tensor([edge in chosen for edge in self.edges])
 
 
 def check_graph(adapter: ModelAdapter) -> None:
-    """Refuse a model that is no sum of what its parts write.
-
-    Raises:
-        ValueError: a model of another kind, or one whose streams are clipped.
-    """
+    """Refuse (ValueError) a model whose stream is no sum of what its parts write, or is not ours to take apart."""
     if not adapter.is_transformer:
         raise ValueError(
             f"edges are cut in a HookedTransformer of this package, not in {type(adapter.model).__name__}; for a "
@@ -121,7 +120,7 @@ def check_graph(adapter: ModelAdapter) -> None:
         raise ValueError("this model clips its stream, so it is no sum of what its parts write")
 
 
-def nodes_of(adapter: ModelAdapter) -> list[Node]:
+def list_nodes(adapter: ModelAdapter) -> list[Node]:
     """The embedding, and each layer's heads and MLP, in order of computation."""
     nodes, names = [EMBEDDING], set(hook_names(adapter.model))
     for layer in range(adapter.n_layers):
@@ -130,20 +129,20 @@ def nodes_of(adapter: ModelAdapter) -> list[Node]:
     return nodes
 
 
-def edges_of(adapter: ModelAdapter) -> list[Edge]:
+def list_edges(adapter: ModelAdapter) -> list[Edge]:
     """All edges, by receiver in order of computation."""
-    nodes, edges = nodes_of(adapter), []
+    nodes, edges = list_nodes(adapter), []
     for receiver in nodes[1:]:
-        before = [node for node in nodes if node.layer < receiver.layer]
+        senders = [node for node in nodes if node.layer < receiver.layer]
         if receiver.head is None:  # an MLP reads the heads of its own layer
-            before += [node for node in nodes if node.layer == receiver.layer and node.head is not None]
+            senders += [node for node in nodes if node.layer == receiver.layer and node.head is not None]
         ways = ("q", "k", "v") if receiver.head is not None else ("",)
-        edges += [Edge(sender, receiver, by) for by in ways for sender in before]
+        edges += [Edge(sender, receiver, by) for by in ways for sender in senders]
     return edges + [Edge(sender, None) for sender in nodes]
 
 
 @torch.no_grad()
-def written(adapter: ModelAdapter, tokens: Tensor) -> Float[Tensor, "node prompt pos d_model"]:
+def record_writes(adapter: ModelAdapter, tokens: Tensor) -> Float[Tensor, "node prompt pos d_model"]:
     """What each node writes in a run of the model: with the attention's biases, their sum is the final stream."""
     model = adapter.model
     names = [f"blocks.{layer}.attn.hook_z" for layer in range(model.cfg.n_layers)]

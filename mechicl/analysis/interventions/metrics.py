@@ -8,7 +8,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mechicl.learners import Learner
-from mechicl.prompts import Prompts
+from mechicl.prompts import At, Prompts
+from mechicl.tokens import TokenSequences
+
+Inputs = Prompts | TokenSequences | Tensor
+"""What a model reads: prompts of points, sequences of tokens, or token ids `[prompt pos]`."""
 
 Metric = Callable[[Tensor], Tensor]
 """Predictions `[prompt ...]` (the query's `[prompt y]`, or logits `[prompt d_vocab]`) to `[prompt]`."""
@@ -55,6 +59,10 @@ def logit_difference(correct: Int[Tensor, "prompt"], wrong: Int[Tensor, "prompt"
     """Logit of the correct token minus that of the wrong one, at the last position (`at="query"`).
 
     The metric raises a ValueError for logits of another shape than `[prompt d_vocab]`.
+
+    Example:
+        >>> logit_difference(torch.tensor([1, 2]), torch.tensor([0, 0]))(torch.randn(2, 5)).shape
+        torch.Size([2])
     """
 
     def difference(logits: Tensor) -> Tensor:
@@ -73,36 +81,53 @@ def next_token_loss(targets: Int[Tensor, "prompt"] | Int[Tensor, "prompt pos"]) 
     """Cross entropy of the target tokens, in nats: at the last position, or averaged over all that are not -100.
 
     The second is for logits at all positions `[prompt pos d_vocab]` (`at="positions"`). The metric raises a
-    ValueError for
-    logits of another shape, and for a prompt without a target.
+    ValueError for logits of another shape, and for a prompt without a target.
+
+    Example:
+        >>> next_token_loss(torch.tensor([1, 2]))(torch.randn(2, 5)).shape
+        torch.Size([2])
     """
     if ((targets >= 0).flatten(1).sum(1) == 0 if targets.ndim > 1 else targets < 0).any():
         raise ValueError("every prompt needs a target that is not -100")
 
     def loss(logits: Tensor) -> Tensor:
-        wanted = targets.to(logits.device)
-        if logits.shape[:-1] != wanted.shape:
-            at = "query" if wanted.ndim == 1 else "positions"
-            raise ValueError(f"logits {tuple(logits.shape)} for targets {tuple(wanted.shape)}: these need at={at!r}")
+        labels = targets.to(logits.device)
+        if logits.shape[:-1] != labels.shape:
+            at = "query" if labels.ndim == 1 else "positions"
+            raise ValueError(f"logits {tuple(logits.shape)} for targets {tuple(labels.shape)}: these need at={at!r}")
         if logits.ndim == 2:
-            return F.cross_entropy(logits, wanted, reduction="none")
-        nats = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="none").view(wanted.shape)
-        return nats.sum(1) / (wanted >= 0).sum(1)
+            return F.cross_entropy(logits, labels, reduction="none")
+        nats = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(labels.shape)
+        return nats.sum(1) / (labels >= 0).sum(1)
 
     return loss
 
 
-def all_measured(metrics: Mapping[str, Metric], predictions: Float[Tensor, "prompt ..."]) -> dict[str, Tensor]:
-    """Every metric's value for each prompt, by name; errors as for `measured`."""
-    return {name: measured(name, metric, predictions) for name, metric in metrics.items()}
+Metrics = Metric | Mapping[str, Metric] | None
+"""Metrics as they are asked for: one, several by name, or None for the loss."""
 
 
-def measured(name: str, metric: Metric, predictions: Float[Tensor, "prompt ..."]) -> Float[Tensor, "prompt"]:
-    """A metric's value for each prompt.
+def name_metrics(metrics: Metrics, prompts: Inputs, at: At) -> dict[str, Metric]:
+    """Metrics by name; for None the loss against the prompts' targets, if there are any for what is read."""
+    if metrics is not None:
+        return dict(metrics) if isinstance(metrics, Mapping) else {"metric": metrics}
+    if isinstance(prompts, Prompts) and at != "positions":
+        return {"loss": squared_error(prompts)}
+    if isinstance(prompts, TokenSequences):
+        targets = prompts.targets()
+        if at == "query" and (targets[:, -1] < 0).any():
+            raise ValueError("a sequence's last token has no target: take at='positions', or give metrics=")
+        return {"loss": next_token_loss(targets if at == "positions" else targets[:, -1])}
+    return {}
 
-    Raises:
-        ValueError: it returned another shape than `[prompt]`, or no tensor.
-    """
+
+def evaluate_metrics(metrics: Mapping[str, Metric], predictions: Float[Tensor, "prompt ..."]) -> dict[str, Tensor]:
+    """Every metric's value for each prompt, by name; raises what `evaluate_metric` raises."""
+    return {name: evaluate_metric(name, metric, predictions) for name, metric in metrics.items()}
+
+
+def evaluate_metric(name: str, metric: Metric, predictions: Float[Tensor, "prompt ..."]) -> Float[Tensor, "prompt"]:
+    """A metric's value for each prompt; refuses (ValueError) one that returns another shape, or no tensor."""
     values = metric(predictions)
     if not isinstance(values, Tensor) or values.shape != predictions.shape[:1]:
         got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__

@@ -1,30 +1,22 @@
 """Direct-path patching: one head's output, as another head alone sees it (Wang et al. 2023)."""
 
 import itertools
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
-from tqdm.auto import tqdm
 from transformer_lens.utilities import get_act_name
 
-from mechicl.analysis.interventions.metrics import all_measured
-from mechicl.analysis.interventions.patching import (
-    Direction,
-    Inputs,
-    Metrics,
-    bytes_of_results,
-    hooks_of,
-    keeps_predictions,
-    named_metrics,
-    opened_runs,
-)
-from mechicl.analysis.interventions.runs import DELAY, MEMORY, base_run, record_within, run_cells
+from mechicl.analysis.interventions.metrics import Inputs, Metrics, evaluate_metrics
+from mechicl.analysis.interventions.patching import Direction, encode_pair, make_experiment, make_sweep
+from mechicl.analysis.interventions.runs import CellResults, record_within
 from mechicl.analysis.interventions.sweeps import Sweep
+from mechicl.memory import MEMORY, count_bytes
 from mechicl.models.adapter import ModelAdapter
 from mechicl.models.sites import Site
+from mechicl.progress import progress_bar
 from mechicl.prompts import At
 
 Receiver = Literal["q", "k", "v"]
@@ -52,18 +44,11 @@ def patch_paths(
     Args:
         model: ours, or one of TransformerLens' protocol whose layers write `z @ W_O` and read the norm of the stream,
             as GPT-2's do.
-        clean: as for `patch`.
-        corrupted: as for `patch`.
         receiver: what B receives it by: "q", "k" or "v".
-        direction: as for `patch`.
-        metrics: as for `patch`.
-        at: as for `patch`.
-        keep_predictions: as for `patch`.
-        memory: bound in bytes on what the sweep allocates.
-        progress: show a progress bar, if it takes more than two seconds.
+        clean, corrupted, direction, metrics, at, keep_predictions, memory, progress: as for `patch`.
 
     Returns:
-        A sweep over `("layer", "head", "to_layer", "to_head")`. Where B's layer is not behind A's there is no path, and
+        A sweep over `("layer", "head", "to_layer", "to_head")`. Where B's layer is not after A's there is no path, and
         the entries are those of the unpatched run.
 
     Raises:
@@ -71,63 +56,54 @@ def patch_paths(
             heads write once more (outputs do not add up), or fewer key than query heads for "k" and "v".
 
     Example:
-        >>> patch_paths(model, prompts, corrupted, "k").effect().shape
-        torch.Size([2, 4, 2, 4, 64])
+        >>> patch_paths(model, prompts, corrupt(prompts, "labels"), "k").effect().shape
+        torch.Size([8, 4, 8, 4, 64])
 
     Source: Wang et al. 2023, section 3.1 and appendix B, where MLPs between the two are recomputed and count as part of
     the path; here they stay as they are in the run that is intervened in, as in TransformerLens'
     `get_act_patch_direct_path`.
     """
-    if receiver not in ("q", "k", "v"):
-        raise ValueError(f"receiver={receiver!r} is not one of ('q', 'k', 'v')")
-    adapter, into, source = opened_runs(model, clean, corrupted, direction, at)
+    if receiver not in get_args(Receiver):
+        raise ValueError(f"receiver={receiver!r} is not one of {get_args(Receiver)}")
+    adapter, into, source = encode_pair(model, clean, corrupted, direction, at)
     _check_additive(adapter, receiver, into[:1])
-    named = named_metrics(metrics, clean, at)
+    experiment = make_experiment(adapter, into, clean, metrics, keep_predictions, memory)
     n_layers, n_heads = adapter.n_layers, adapter.model.cfg.n_heads
-    z_names, names = hooks_of(adapter, "z"), hooks_of(adapter, receiver)
-    theirs = record_within(adapter, source, z_names, memory)
-    held = sum(of.nbytes for of in theirs.values())
-    own = record_within(adapter, into, z_names, memory, held)
-    keep = keeps_predictions(keep_predictions, clean, named)
     shape = (n_layers, n_heads, n_layers, n_heads)
+    z_names, names = ([get_act_name(part, layer) for layer in range(n_layers)] for part in ("z", receiver))
+    source_z = record_within(adapter, source, z_names, experiment.budget)
+    into_z = record_within(adapter, into, z_names, experiment.budget.holding(source_z))
+    # beside z, what is received in all layers, as it is made for one sender while that of another is there; and streams
+    stream = adapter.record(into[:1], ["blocks.0.hook_resid_pre"], 1)["blocks.0.hook_resid_pre"].nbytes * len(into)
     n_cells = torch.Size(shape).numel() + n_layers * n_heads  # all, and those of one sender
-    held += 3 * sum(of.nbytes for of in own.values())  # beside z, the receivers as they are made and put in
-    held += bytes_of_results(adapter, into, n_cells, len(named), keep)
-    held += 6 * adapter.record(into[:1], ["blocks.0.hook_resid_pre"], 1)["blocks.0.hook_resid_pre"].nbytes * len(into)
-    base = base_run(adapter, into, held=held, memory=memory)
-    unpatched = all_measured(named, base.unpatched)
-    found = {name: of.expand(*shape, -1).clone() for name, of in unpatched.items()}
-    predictions = base.unpatched.expand(*shape, *base.unpatched.shape).clone() if keep else None
+    baseline = experiment.run_baseline(n_cells, source_z, into_z, 2 * count_bytes(into_z) + 6 * stream)
+
+    def everywhere(unpatched: Tensor) -> Tensor:
+        return unpatched.expand(*shape, *unpatched.shape).clone()
+
+    predictions = everywhere(baseline.predictions) if experiment.keep_predictions else None
+    unpatched = evaluate_metrics(experiment.metrics, baseline.predictions)
+    values = {name: everywhere(per_prompt) for name, per_prompt in unpatched.items()}
     senders = list(itertools.product(range(n_layers - 1), range(n_heads)))
-    with torch.no_grad(), tqdm(total=len(senders), disable=not progress, unit="head", leave=False, delay=DELAY) as bar:
-        source_predictions = adapter.predict(source, base.batch)
-        for layer, head in senders:
-            change = _written(adapter, layer, head, theirs[z_names[layer]] - own[z_names[layer]])
+    with torch.no_grad(), progress_bar(senders, unit="head", progress=progress) as bar:
+        for layer, head in bar:
+            change = _written(adapter, layer, head, source_z[z_names[layer]] - into_z[z_names[layer]])
             later = range(layer + 1, n_layers)
-            values = {names[to]: _received(adapter, to, receiver, base.streams[to] + change) for to in later}
+            received = {names[to]: _received(adapter, to, receiver, baseline.streams[to] + change) for to in later}
             cells = [(Site(receiver, to, head=other),) for to in later for other in range(n_heads)]
-            out, measurements = run_cells(adapter, base, cells, values, metrics=named, keep_predictions=keep)
-            if predictions is not None and out is not None:
-                predictions[layer, head, layer + 1 :] = out.unflatten(0, (len(later), n_heads))
-            for name, of in measurements.items():
-                found[name][layer, head, layer + 1 :] = of.unflatten(0, (len(later), n_heads))
-            bar.update()
-    every = (tuple(range(n_layers)), tuple(range(n_heads)))
-    return Sweep(
-        what=f"{direction} of the direct path to {receiver}",
-        axes=("layer", "head", "to_layer", "to_head"),
-        indices=every + every,
-        predictions=predictions,
-        unpatched=base.unpatched,
-        source=source_predictions,
-        values=found,
-        unpatched_values=unpatched,
-        source_values=all_measured(named, source_predictions),
-    )
+            patched, by_receiver = experiment.run_cells(baseline, cells, received), (len(later), n_heads)
+            if predictions is not None and patched.predictions is not None:
+                predictions[layer, head, layer + 1 :] = patched.predictions.unflatten(0, by_receiver)
+            for name, per_cell in patched.values.items():
+                values[name][layer, head, layer + 1 :] = per_cell.unflatten(0, by_receiver)
+    what = f"{direction} of the direct path to {receiver}"
+    axes, indices = ("layer", "head", "to_layer", "to_head"), tuple(tuple(range(size)) for size in shape)
+    return make_sweep(experiment, baseline, CellResults(predictions, values), what, axes, indices, source)
 
 
 @torch.no_grad()
 def _check_additive(adapter: ModelAdapter, receiver: Receiver, tokens: Tensor) -> None:
+    """Refuse (ValueError) a model in which a head's output, or what a head receives, is not what its weights say."""
     cfg = adapter.model.cfg
     if not adapter.resumes or not hasattr(adapter.model.blocks[0], "attn"):
         raise ValueError(f"{type(adapter.model).__name__} has no attention layers that can be resumed from")
@@ -139,19 +115,19 @@ def _check_additive(adapter: ModelAdapter, receiver: Receiver, tokens: Tensor) -
             f"{cfg.n_heads} heads share {key_heads} keys and values: only receiver='q' belongs to one head"
         )
     for layer in range(adapter.n_layers):
-        attn = adapter.model.blocks[layer].attn
+        bias = getattr(adapter.model.blocks[layer].attn, "b_O", None)
         names = {part: get_act_name(part, layer) for part in ("resid_pre", "z", "attn_out", receiver)}
-        found = adapter.record(tokens, names.values(), 1, before_user_hooks=[names["resid_pre"], names["attn_out"]])
-        bias = getattr(attn, "b_O", None)
-        out = sum(_written(adapter, layer, head, found[names["z"]]) for head in range(cfg.n_heads))
-        out = out if bias is None else out + getattr(cfg, "damping", 1.0) * bias
-        for made, part in (
-            (out, "attn_out"),
-            (_received(adapter, layer, receiver, found[names["resid_pre"]]), receiver),
-        ):
-            there = found[names[part]]
-            near = 1e3 * torch.finfo(there.dtype).eps  # rounding of other orders of the same sums, not more
-            if not torch.allclose(torch.as_tensor(made), there, rtol=near, atol=near, equal_nan=True):
+        before_user_hooks = [names["resid_pre"], names["attn_out"]]
+        recorded = adapter.record(tokens, names.values(), 1, before_user_hooks=before_user_hooks)
+        written = sum(_written(adapter, layer, head, recorded[names["z"]]) for head in range(cfg.n_heads))
+        computed = {
+            "attn_out": written if bias is None else written + getattr(cfg, "damping", 1.0) * bias,
+            receiver: _received(adapter, layer, receiver, recorded[names["resid_pre"]]),
+        }
+        for part, expected in computed.items():
+            actual = recorded[names[part]]
+            near = 1e3 * torch.finfo(actual.dtype).eps  # rounding of other orders of the same sums, not more
+            if not torch.allclose(torch.as_tensor(expected), actual, rtol=near, atol=near, equal_nan=True):
                 raise ValueError(
                     f"{names[part]} of {type(adapter.model).__name__} is not what its weights make of z, or of the "
                     f"normed stream: it may be normed once more, and what a head hands to another is not known"

@@ -3,201 +3,194 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from tqdm.auto import tqdm
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.utilities import get_act_name
 
-from mechicl.analysis.interventions.metrics import Metric, measured
+from mechicl.analysis.interventions.metrics import Metric, evaluate_metric
+from mechicl.memory import Budget, Kept
 from mechicl.models import TransformerConfig
 from mechicl.models.adapter import Hook, ModelAdapter
 from mechicl.models.sites import Site
 
-MEMORY = 2**30
-DELAY = 2.0  # seconds after which a progress bar appears
-NEAR = 2**26  # bytes that a batch of ours may take, however much memory there is
+CACHE_SIZE = 2**26  # bytes of a batch of ours at most: larger batches of a small model leave the processor's caches
 Cell = tuple[Site, ...]
 LOCAL = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out", "z", "result", "q", "attn_scores", "pattern")
-"""Components which at one position (of scores and patterns, the query's) bear on no other position of their layer."""
+"""Components that, at one position (for scores and patterns the query's), affect no other position of their layer."""
 AVERAGED = ("q", "attn_scores", "pattern")
-"""Those of them that do bear on the later ones, where momentum averages outputs over positions."""
+"""Those of them that do affect later positions where momentum averages outputs over positions."""
 
 
 @dataclass(frozen=True, eq=False)
-class Base:
+class Baseline:
     """The run that is intervened in, as far as the other runs need it.
 
     Attributes:
         tokens: `[prompt pos ...]`.
-        unpatched: its predictions `[prompt ...]`.
-        streams: `[prompt pos d_model]` before each layer and behind the last; none for a model that cannot be resumed.
-        batch: how many prompts a run may hold.
+        predictions: without intervention, `[prompt ...]`.
+        streams: `[prompt pos d_model]` before each layer and after the last; none for a model that cannot be resumed.
+        batch_size: how many prompts a run may hold.
     """
 
     tokens: Tensor
-    unpatched: Tensor
+    predictions: Tensor
     streams: dict[int, Float[Tensor, "prompt pos d_model"]]
-    batch: int
+    batch_size: int
 
     def __len__(self) -> int:
         return len(self.tokens)
 
 
-@torch.no_grad()
-def base_run(adapter: ModelAdapter, tokens: Tensor, *, held: float, memory: float) -> Base:
-    """Run the model without intervention, and keep the streams that others resume from.
+@dataclass(frozen=True, eq=False)
+class CellResults:
+    """Predictions `[cell prompt ...]` (None where they are not kept) and metrics `[cell prompt]` of some cells."""
 
-    Args:
+    predictions: Tensor | None
+    values: dict[str, Tensor]
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "CellResults":
+        """The results with a function applied to each tensor."""
+        predictions = None if self.predictions is None else function(self.predictions)
+        return CellResults(predictions, {name: function(values) for name, values in self.values.items()})
+
+
+@dataclass(frozen=True, eq=False)
+class Experiment:
+    """What all sweeps share: the run that is intervened in, what is kept of each intervention, and the memory.
+
+    Attributes:
         adapter: of the model.
-        tokens: `[prompt pos ...]`.
-        held: bytes that whoever asks holds beside this: values to put in, results.
-        memory: bound in bytes on all of it.
-
-    Raises:
-        ValueError: less memory than one run of one prompt takes.
+        tokens: that it reads, `[prompt pos ...]`.
+        metrics: by name; each takes a cell's predictions `[prompt ...]` and returns `[prompt]`.
+        keep_predictions: whether the predictions are kept beside them.
+        budget: bounds what is allocated.
     """
-    names: dict[int, str] = {}
-    if adapter.resumes:
-        names = {layer: get_act_name("resid_pre", layer) for layer in range(adapter.n_layers)}
-        names[adapter.n_layers] = get_act_name("resid_post", adapter.n_layers - 1)
-    streams = len(names) and len(names) * adapter.record(tokens[:1], [names[0]], 1)[names[0]].nbytes
-    # a layer's streams once more, where every head's is kept for a while
-    heads = getattr(adapter.model.cfg, "n_heads", 1) * streams // max(adapter.n_layers, 1)
-    batch = rows_within(adapter, tokens, held + len(tokens) * (streams + heads), memory)
-    streams_before_hooks = [name for layer, name in names.items() if layer < adapter.n_layers]
-    recorded = adapter.record(tokens, names.values(), batch, before_user_hooks=streams_before_hooks) if names else {}
-    unpatched = adapter.predict(tokens, batch)
-    return Base(tokens, unpatched, {layer: recorded[name] for layer, name in names.items()}, batch)
+
+    adapter: ModelAdapter
+    tokens: Tensor
+    metrics: Mapping[str, Metric]
+    keep_predictions: bool
+    budget: Budget
+
+    @torch.no_grad()
+    def run_baseline(self, n_cells: int, *kept: Kept) -> Baseline:
+        """Run the model without intervention, and keep the streams that others resume from.
+
+        The budget has to hold the results of `n_cells`, what else the caller keeps, and a run of at least one prompt.
+        """
+        adapter, tokens = self.adapter, self.tokens
+        names: dict[int, str] = {}
+        if adapter.resumes:
+            names = {layer: get_act_name("resid_pre", layer) for layer in range(adapter.n_layers)}
+            names[adapter.n_layers] = get_act_name("resid_post", adapter.n_layers - 1)
+        one_stream = adapter.record(tokens[:1], [names[0]], 1)[names[0]].nbytes if names else 0
+        # cells of one position keep the stream after a layer for each of its heads, and put it together
+        streams = (len(names) + getattr(adapter.model.cfg, "n_heads", 1) + 2) * one_stream
+        # metrics are at most doubles; eight cells' predictions are worked on
+        one_prediction = adapter.run(tokens[:1]).nbytes
+        results = (n_cells * self.keep_predictions + 8) * one_prediction + 8 * n_cells * len(self.metrics)
+        batch_size = rows_at_once(adapter, tokens, self.budget.holding(*kept, len(tokens) * (streams + results)))
+        before_user_hooks = [name for layer, name in names.items() if layer < adapter.n_layers]
+        recorded = {}
+        if names:
+            recorded = adapter.record(tokens, names.values(), batch_size, before_user_hooks=before_user_hooks)
+        predictions = adapter.predict(tokens, batch_size)
+        return Baseline(tokens, predictions, {layer: recorded[name] for layer, name in names.items()}, batch_size)
+
+    @torch.no_grad()
+    def run_cells(
+        self,
+        baseline: Baseline,
+        cells: Sequence[Cell],
+        values: Mapping[str, Tensor],
+        advance: Callable[[], Any] | None = None,
+    ) -> CellResults:
+        """Run each cell: the model with the activations at the cell's sites replaced.
+
+        Args:
+            baseline: the run that is intervened in.
+            cells: sites to replace, together, in one run.
+            values: what to put there, by hook name, `[prompt ...]`: only the part at the site is read.
+            advance: called after each cell.
+
+        Raises:
+            ValueError: a metric returns another shape than `[prompt]`.
+        """
+        plain = baseline.predictions
+        predictions = plain.new_empty(len(cells), *plain.shape) if self.keep_predictions else None
+        measured: dict[str, Tensor] = {}
+        for name, metric in self.metrics.items():
+            example = evaluate_metric(name, metric, plain)
+            measured[name] = example.new_empty(len(cells), len(example))
+        cfg = self.adapter.model.cfg
+        local = self.adapter.is_transformer and not self.adapter.has_user_hooks()
+        run_each = _run_local_cells if local and all(_is_local(cell, cfg) for cell in cells) else _run_any_cells
+        for index, predicted in run_each(self.adapter, baseline, cells, values):
+            if predictions is not None:
+                predictions[index] = predicted
+            for name, metric in self.metrics.items():
+                measured[name][index] = evaluate_metric(name, metric, predicted)
+            if advance is not None:
+                advance()
+        return CellResults(predictions, measured)
 
 
-def bytes_held(values: Mapping[str, Tensor]) -> int:
-    """The memory behind some tensors; expanded ones take no more than what they are expanded from."""
-    return sum(of.untyped_storage().nbytes() for of in values.values())
+def rows_at_once(adapter: ModelAdapter, tokens: Tensor, budget: Budget) -> int:
+    """How many prompts a run may hold within a budget, at least one."""
+    per_row = adapter.bytes_per_row(tokens)
+    at_most = CACHE_SIZE / per_row if adapter.ours else 2**31
+    return budget.holding(adapter.bytes_of_products).rows(per_row, at_most=at_most)
 
 
-def rows_within(adapter: ModelAdapter, tokens: Tensor, held: float, memory: float) -> int:
-    """How many prompts a run may hold beside so many bytes.
-
-    Raises:
-        ValueError: not one.
-    """
-    per_row, held = adapter.bytes_per_row(tokens), held + adapter.bytes_of_products
-    needed = held + per_row
-    if not needed <= memory:
-        raise ValueError(
-            f"memory={memory:.4g} bytes is too little: what is kept of {len(tokens)} prompts takes {held:.4g}, and "
-            f"each prompt of a run {per_row:.4g}. Give at least {needed:.4g}, or fewer prompts or cells"
-        )
-    most = (
-        NEAR / per_row if adapter.ours else 2**31
-    )  # larger batches of a small model only leave the processor's caches
-    return int(max(min((memory - held) / per_row, most), 1))
+def record_within(adapter: ModelAdapter, tokens: Tensor, names: Sequence[str], budget: Budget) -> dict[str, Tensor]:
+    """Activations by hook name `[prompt ...]`, recorded within a budget."""
+    one_prompt = sum(activation.nbytes for activation in adapter.record(tokens[:1], names, 1).values())
+    return adapter.record(tokens, names, rows_at_once(adapter, tokens, budget.holding(len(tokens) * one_prompt)))
 
 
-def record_within(
-    adapter: ModelAdapter, tokens: Tensor, names: Sequence[str], memory: float, held: float = 0
-) -> dict[str, Tensor]:
-    """Activations by hook name `[prompt ...]`, with all that is computed within a bound on memory.
-
-    Args:
-        adapter: of the model.
-        tokens: `[prompt pos ...]`.
-        names: of the hooks.
-        memory: the bound, in bytes.
-        held: bytes that whoever asks holds beside this.
-
-    Raises:
-        ValueError: too little memory; a hook that the model does not have, or that does not fire.
-    """
-    one = sum(of.nbytes for of in adapter.record(tokens[:1], names, 1).values())
-    return adapter.record(tokens, names, rows_within(adapter, tokens, held + len(tokens) * one, memory))
+# ---- cells of any kind ----
 
 
-@torch.no_grad()
-def run_cells(
-    adapter: ModelAdapter,
-    base: Base,
-    cells: Sequence[Cell],
-    values: Mapping[str, Tensor],
-    *,
-    metrics: Mapping[str, Metric],
-    keep_predictions: bool,
-    bar: tqdm | None = None,
-) -> tuple[Tensor | None, dict[str, Tensor]]:
-    """Predictions and metrics of each cell: a run in which the activations at its sites are replaced.
-
-    Args:
-        adapter: of the model.
-        base: the run that is intervened in.
-        cells: sites to replace, together, in one run.
-        values: what to put there, by hook name, `[prompt ...]`: only the part at the site is read.
-        metrics: each takes a cell's predictions `[prompt ...]` and returns `[prompt]`.
-        keep_predictions: whether to return them.
-        bar: to advance by one for each cell.
-
-    Returns:
-        Predictions `[cell prompt ...]` or None, and metrics `[cell prompt]`.
-
-    Raises:
-        ValueError: a metric returns another shape.
-    """
-    predictions = base.unpatched.new_empty(len(cells), *base.unpatched.shape) if keep_predictions else None
-    found = {name: _empty(len(cells), measured(name, metric, base.unpatched)) for name, metric in metrics.items()}
-    cfg = adapter.model.cfg
-    local = adapter.is_transformer and not adapter.has_user_hooks() and all(_is_local(cell, cfg) for cell in cells)
-    each_cell = _each_local_cell if local else _each_cell
-    for index, predicted in each_cell(adapter, base, cells, values):
-        if predictions is not None:
-            predictions[index] = predicted
-        for name, metric in metrics.items():
-            found[name][index] = measured(name, metric, predicted)
-        if bar is not None:
-            bar.update()
-    return predictions, found
-
-
-def _empty(n_cells: int, like: Tensor) -> Tensor:
-    return like.new_empty(n_cells, *like.shape)
-
-
-def _each_cell(
-    adapter: ModelAdapter, base: Base, cells: Sequence[Cell], values: Mapping[str, Tensor]
+def _run_any_cells(
+    adapter: ModelAdapter, baseline: Baseline, cells: Sequence[Cell], values: Mapping[str, Tensor]
 ) -> Iterator[tuple[int, Tensor]]:
-    """Cells and their predictions, from batches that may hold many cells or only part of one.
+    """Cells and their predictions, from batches that may hold several cells or only part of one.
 
     Cells that begin at the same layer and end at the same one share batches, which start there and take the quick
-    routes behind.
+    routes after them.
     """
-    n_prompts = len(base)
+    n_prompts = len(baseline)
 
     def span(index: int) -> tuple[int, int]:
         layers = [site.layer for site in cells[index]]
         return min(layers), max(layers)
 
     for (layer, last_hooked), group in groupby(sorted(range(len(cells)), key=span), key=span):
-        own = list(group)
-        from_here = base.streams[layer] if adapter.resumes else base.tokens
-        done: list[Tensor] = []
-        finished = iter(own)
-        for start in range(0, len(own) * n_prompts, base.batch):
-            stop = min(start + base.batch, len(own) * n_prompts)
+        members = list(group)
+        from_here = baseline.streams[layer] if adapter.resumes else baseline.tokens
+        done: list[Tensor] = []  # predictions of cells that are not complete
+        unfinished = iter(members)
+        for start in range(0, len(members) * n_prompts, baseline.batch_size):
+            stop = min(start + baseline.batch_size, len(members) * n_prompts)
             rows = from_here[torch.arange(start, stop, device=from_here.device) % n_prompts]
             first, last = start // n_prompts, (stop - 1) // n_prompts
-            taking_part = [cells[i] for i in own[first : last + 1]]
-            hooks = _hooks(taking_part, values, n_prompts, start - first * n_prompts, stop - start)
-            done.append(
-                adapter.resume(rows, layer, hooks, last_hooked) if adapter.resumes else adapter.run(rows, hooks)
-            )
+            in_batch = [cells[i] for i in members[first : last + 1]]
+            hooks = _replacing_hooks(in_batch, values, n_prompts, start - first * n_prompts, stop - start)
+            if adapter.resumes:
+                done.append(adapter.resume(rows, layer, hooks, last_hooked))
+            else:
+                done.append(adapter.run(rows, hooks))
             while sum(map(len, done)) >= n_prompts:
                 joined = torch.cat(done) if len(done) > 1 else done[0]
-                yield next(finished), joined[:n_prompts]
+                yield next(unfinished), joined[:n_prompts]
                 done = [joined[n_prompts:]]
 
 
-def _hooks(
+def _replacing_hooks(
     cells: Sequence[Cell], values: Mapping[str, Tensor], n_prompts: int, skipped: int, n_rows: int
 ) -> list[Hook]:
     """Hooks that give each row of a batch its cell's activations.
@@ -210,10 +203,10 @@ def _hooks(
         begin, end = max(-shift, 0), min(n_prompts - shift, n_rows)
         for site in cell:
             edits.setdefault(site.hook_name, []).append((slice(begin, end), slice(begin + shift, end + shift), site))
-    return [(name, _replacing(of, values[name])) for name, of in edits.items()]
+    return [(name, _replacing_hook(parts, values[name])) for name, parts in edits.items()]
 
 
-def _replacing(edits: Sequence[tuple[slice, slice, Site]], values: Tensor) -> Callable[..., Tensor]:
+def _replacing_hook(edits: Sequence[tuple[slice, slice, Site]], values: Tensor) -> Callable[..., Tensor]:
     def replace(activation: Tensor, hook: HookPoint) -> Tensor:
         for rows, prompts, site in edits:
             activation[(rows, *site.index)] = values[(prompts, *site.index)]
@@ -226,59 +219,58 @@ def _replacing(edits: Sequence[tuple[slice, slice, Site]], values: Tensor) -> Ca
 
 
 def _is_local(cell: Cell, cfg: TransformerConfig) -> bool:
-    if len(cell) != 1 or cell[0].component not in LOCAL or _pos(cell[0]) is None or cell[0].key is not None:
+    if len(cell) != 1 or cell[0].component not in LOCAL or _position(cell[0]) is None or cell[0].key is not None:
         return False
     return not (cfg.momentum and cfg.momentum_over == "outputs" and cell[0].component in AVERAGED)
 
 
-def _pos(site: Site) -> int | None:
+def _position(site: Site) -> int | None:
     return site.query if site.pos is None else site.pos
 
 
-def _each_local_cell(
-    adapter: ModelAdapter, base: Base, cells: Sequence[Cell], values: Mapping[str, Tensor]
+def _run_local_cells(
+    adapter: ModelAdapter, baseline: Baseline, cells: Sequence[Cell], values: Mapping[str, Tensor]
 ) -> Iterator[tuple[int, Tensor]]:
-    """As `_each_cell` for cells of one position.
+    """Cells of one position each, and their predictions.
 
-    The patched layer is run once for all positions, with the component replaced everywhere: a position's row is then
-    what it would be if only that position had been patched. Later layers compute the rows from that position on.
+    The patched layer is run once for all positions, with the component replaced everywhere: as a local component
+    affects no other position of its layer, each position's row is what it would be if only that position had been
+    patched. Later layers then compute the rows from that position on.
     """
+    n_prompts, batch_size = len(baseline), baseline.batch_size
 
     def layer_of(index: int) -> int:
         return cells[index][0].layer
 
-    def pos_of(index: int) -> int:
-        return _pos(cells[index][0]) or 0
+    def position_of(index: int) -> int:
+        return _position(cells[index][0]) or 0
 
-    n_prompts = len(base)
-    for layer, group in groupby(sorted(range(len(cells)), key=layer_of), key=layer_of):
-        own = list(group)
+    for layer, in_layer in groupby(sorted(range(len(cells)), key=layer_of), key=layer_of):
+        members = list(in_layer)
+        component = cells[members[0]][0].component
         after: dict[int | None, Tensor] = {}
-        for head in {cells[i][0].head for i in own}:
-            whole = Site(cells[own[0]][0].component, layer, head=head)
-            after[head] = torch.cat([*_patched_layer(adapter, base, whole, values)])
-        following = layer + (cells[own[0]][0].component != "resid_pre")
-        for pos, at_pos in groupby(sorted(own, key=pos_of), key=pos_of):
-            here = list(at_pos)
+        for head in {cells[i][0].head for i in members}:
+            after[head] = _patched_layer(adapter, baseline, Site(component, layer, head=head), values)
+        following = layer + (component != "resid_pre")
+        for pos, at_position in groupby(sorted(members, key=position_of), key=position_of):
+            here = list(at_position)
             changed = torch.cat([after[cells[i][0].head][:, pos] for i in here])  # [cell * prompt, d_model]
+            prompts = torch.arange(len(changed), device=changed.device).remainder(n_prompts)
             parts = [
-                adapter.resume_from_row(base.streams, following, pos, rows, part)
-                for rows, part in zip(
-                    torch.arange(len(changed), device=changed.device).remainder(n_prompts).split(base.batch),
-                    changed.split(base.batch),
-                    strict=True,
-                )
+                adapter.resume_from_row(baseline.streams, following, pos, rows, part)
+                for rows, part in zip(prompts.split(batch_size), changed.split(batch_size), strict=True)
             ]
             yield from zip(here, torch.cat(parts).split(n_prompts), strict=True)
 
 
-def _patched_layer(adapter: ModelAdapter, base: Base, site: Site, values: Mapping[str, Tensor]) -> Iterator[Tensor]:
-    """The stream behind a layer in which the site is replaced at all positions; for "resid_pre", that stream itself."""
-    whole = values[site.hook_name]
+def _patched_layer(adapter: ModelAdapter, baseline: Baseline, site: Site, values: Mapping[str, Tensor]) -> Tensor:
+    """The stream after a layer in which the site is replaced at all positions; for "resid_pre", that stream itself."""
+    replacement = values[site.hook_name]
     if site.component == "resid_pre":
-        yield whole
-        return
-    for start in range(0, len(base), base.batch):
-        prompts = slice(start, start + base.batch)
-        hook = (site.hook_name, _replacing([(slice(None), prompts, site)], whole))
-        yield adapter.run_layer(base.streams[site.layer][prompts], site.layer, [hook])
+        return replacement
+    parts = []
+    for start in range(0, len(baseline), baseline.batch_size):
+        prompts = slice(start, start + baseline.batch_size)
+        hook = (site.hook_name, _replacing_hook([(slice(None), prompts, site)], replacement))
+        parts.append(adapter.run_layer(baseline.streams[site.layer][prompts], site.layer, [hook]))
+    return torch.cat(parts)

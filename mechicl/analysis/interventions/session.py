@@ -10,10 +10,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 
-from mechicl.analysis.interventions.metrics import Metric, logit_difference, measured, squared_error
+from mechicl.analysis.interventions.metrics import Metric, evaluate_metric, logit_difference, squared_error
 from mechicl.models.adapter import ModelAdapter, check_eval_mode
-from mechicl.models.sites import AXES, Site, axes_of, check_hook
+from mechicl.models.sites import AXES, Site, axes_of, check_hook, silent_hook
 from mechicl.prompts import Prompts
+from mechicl.statistics import Result
 from mechicl.tokens import TokenSequences
 
 _CODE = """import torch
@@ -41,7 +42,7 @@ prediction = outputs[0, -1]
 
 
 @dataclass(frozen=True, eq=False)
-class SessionResult:
+class SessionResult(Result):
     """The query's predictions of the patched run and of the two that it lies between, and a metric of each.
 
     Attributes:
@@ -59,6 +60,11 @@ class SessionResult:
     metric: float
     clean_metric: float
     corrupted_metric: float
+
+    def samples(self) -> dict[str, Tensor]:
+        """The metrics, of one prompt each."""
+        metrics = {"metric": self.metric, "clean_metric": self.clean_metric, "corrupted_metric": self.corrupted_metric}
+        return {name: torch.tensor([metric], dtype=torch.float64) for name, metric in metrics.items()}
 
     @property
     def recovered(self) -> float:
@@ -99,7 +105,9 @@ class PatchingSession:
         *,
         metric: Metric | None = None,
     ):
-        clean, corrupted = (of.read if isinstance(of, TokenSequences) else of for of in (clean, corrupted))
+        clean, corrupted = (
+            prompts.read if isinstance(prompts, TokenSequences) else prompts for prompts in (clean, corrupted)
+        )
         if isinstance(clean, Prompts) != isinstance(corrupted, Prompts):
             raise TypeError(f"clean and corrupted are of different kinds: {_kind(clean)} and {_kind(corrupted)}")
         self._adapter = ModelAdapter(model)
@@ -120,32 +128,24 @@ class PatchingSession:
 
     @property
     def clean_prompt(self) -> int:
-        """Number of the clean prompt; may be set, which chooses the corrupted prompt of the same number too.
-
-        Raises:
-            ValueError: there is none of that number.
-        """
+        """Number of the clean prompt; may be set, which chooses the corrupted prompt of the same number too."""
         return self._clean_prompt
 
     @clean_prompt.setter
     def clean_prompt(self, number: int) -> None:
-        self._clean_prompt = _checked("clean", number, len(self.clean))
+        self._clean_prompt = _check_number("clean", number, len(self.clean))
         self.__dict__.pop("_clean_run", None)
         if number < len(self.corrupted):
             self.corrupted_prompt = number
 
     @property
     def corrupted_prompt(self) -> int:
-        """Number of the corrupted prompt; may be set, also to another pair than the clean one's.
-
-        Raises:
-            ValueError: there is none of that number.
-        """
+        """Number of the corrupted prompt; may be set, also to another than the clean one's."""
         return self._corrupted_prompt
 
     @corrupted_prompt.setter
     def corrupted_prompt(self, number: int) -> None:
-        self._corrupted_prompt = _checked("corrupted", number, len(self.corrupted))
+        self._corrupted_prompt = _check_number("corrupted", number, len(self.corrupted))
         self.__dict__.pop("_corrupted_prediction", None)
 
     @property
@@ -171,14 +171,14 @@ class PatchingSession:
     @property
     def components(self) -> dict[str, int | None]:
         """The components that the model has, and the number of heads of each; None for those without heads."""
-        found = {}
+        heads = {}
         for component in AXES:
             names = (Site(component, layer).hook_name for layer in range(self.n_layers))
             shape = next((self._activations[name].shape for name in names if name in self._activations), None)
             if shape is not None:
                 axes = axes_of(component)
-                found[component] = shape[1 + axes.index("head")] if "head" in axes else None
-        return found
+                heads[component] = shape[1 + axes.index("head")] if "head" in axes else None
+        return heads
 
     @property
     def can_undo(self) -> bool:
@@ -191,19 +191,15 @@ class PatchingSession:
         return bool(self._future)
 
     def toggle(self, site: Site) -> None:
-        """Patch there, or no longer.
-
-        Raises:
-            ValueError: the model has no such place.
-        """
+        """Patch there, or no longer; a place that the model does not have is refused (ValueError)."""
         self._check(site)
         now = self.interventions
-        self._set(tuple(other for other in now if other != site) if site in now else (*now, site))
+        self._remember(tuple(other for other in now if other != site) if site in now else (*now, site))
 
     def clear(self) -> None:
         """Take out all patches; `undo` brings them back."""
         if self.interventions:
-            self._set(())
+            self._remember(())
 
     def undo(self) -> None:
         """Go back by one `toggle` or `clear`; nothing happens at the start."""
@@ -219,16 +215,12 @@ class PatchingSession:
 
     @torch.no_grad()
     def result(self) -> SessionResult:
-        """The predictions and metrics of the patched, the clean and the corrupted run.
-
-        Raises:
-            ValueError: the model is in training mode, or the metric returns another shape than `[prompt]`.
-        """
+        """The predictions and metrics of the patched, the clean and the corrupted run."""
         check_eval_mode(self.model)
         clean, corrupted = self._clean_run[0], self._corrupted_prediction
         patched = self._patched(self.hooks()) if self.interventions else corrupted
         name, metric = self._metric()
-        values = [float(measured(name, metric, prediction)) for prediction in (patched, clean, corrupted)]
+        values = [float(evaluate_metric(name, metric, prediction)) for prediction in (patched, clean, corrupted)]
         return SessionResult(patched[0], clean[0], corrupted[0], *values)
 
     @property
@@ -237,19 +229,15 @@ class PatchingSession:
         return self._metric()[0]
 
     def hooks(self) -> list[tuple[str | Callable[..., Any], Callable[..., Any]]]:
-        """The patches as `(hook name, function)`, for `run_with_hooks(corrupted_tokens, fwd_hooks=...)`.
-
-        Example:
-            >>> model.run_with_hooks(model.encode(corrupted[:1]), fwd_hooks=session.hooks())
-        """
+        """The patches as `(hook name, function)`, for `run_with_hooks(corrupted_tokens, fwd_hooks=...)`."""
         return [(site.hook_name, _replacement(self._activations[site.hook_name], site)) for site in self.interventions]
 
     def code(self) -> str:
         """Python that runs the same interventions, given `model`, `clean` and `corrupted`; it sets `prediction`."""
         lines = "".join(f"    from_clean({_arguments(site)}),\n" for site in self.interventions)
         return _CODE.format(
-            clean=self._source("clean", self.clean_prompt),
-            corrupted=self._source("corrupted", self.corrupted_prompt),
+            clean=self._tokens_code("clean", self.clean_prompt),
+            corrupted=self._tokens_code("corrupted", self.corrupted_prompt),
             interventions=f"\n{lines}" if lines else "",
         )
 
@@ -280,7 +268,7 @@ class PatchingSession:
     @torch.no_grad()
     def _corrupted_prediction(self) -> Tensor:
         # hooked like all runs of a session, so that they differ by the patches alone and not by rounding
-        return self._patched([(next(iter(self._activations)), _as_it_is)])
+        return self._patched([(next(iter(self._activations)), _leave_unchanged)])
 
     def _patched(self, hooks: list[Any]) -> Tensor:
         return self._adapter.run(self._adapter.encode(self._corrupted_part), hooks)
@@ -293,7 +281,7 @@ class PatchingSession:
         correct, wrong = self._clean_run[0].argmax(-1), self._corrupted_prediction.argmax(-1)
         return "logit difference", logit_difference(correct, wrong)
 
-    def _set(self, interventions: tuple[Site, ...]) -> None:
+    def _remember(self, interventions: tuple[Site, ...]) -> None:
         self._past.append(interventions)
         self._future.clear()
 
@@ -302,15 +290,14 @@ class PatchingSession:
             raise ValueError(f"{site}: the model has layers 0 to {self.n_layers - 1}")
         check_hook(self.model, site.hook_name)
         if site.hook_name not in self._activations:
-            hint = ": call model.set_use_attn_result(True) first" if site.component == "result" else ""
-            raise ValueError(f"the hook {site.hook_name!r} does not fire in this model{hint}")
+            raise silent_hook(site.hook_name)
         shape = self._activations[site.hook_name].shape[1:]
         for axis, size in zip(axes_of(site.component), shape, strict=False):  # features come last
             place = getattr(site, axis)
             if place is not None and not 0 <= place < size:
                 raise ValueError(f"{site}: {axis} goes from 0 to {size - 1}")
 
-    def _source(self, name: str, number: int) -> str:
+    def _tokens_code(self, name: str, number: int) -> str:
         part = f"{name}[{number}:{number + 1}]"
         return f"model.encode({part})" if isinstance(self.clean, Prompts) else f"{part}.to(model.cfg.device)"
 
@@ -326,7 +313,7 @@ def _replacement(clean: Tensor, site: Site) -> Any:
     return replace
 
 
-def _as_it_is(activation: Tensor, hook: HookPoint) -> None:
+def _leave_unchanged(activation: Tensor, hook: HookPoint) -> None:
     """A hook that changes nothing."""
 
 
@@ -336,7 +323,7 @@ def _arguments(site: Site) -> str:
     return ", ".join([f'"{site.hook_name}"', *index])
 
 
-def _checked(which: str, number: int, n_prompts: int) -> int:
+def _check_number(which: str, number: int, n_prompts: int) -> int:
     if not 0 <= number < n_prompts:
         raise ValueError(f"{which} prompt {number}: there are prompts 0 to {n_prompts - 1}")
     return number

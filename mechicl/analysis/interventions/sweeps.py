@@ -1,9 +1,10 @@
-"""What a sweep of interventions found: predictions and metrics of every cell, for every prompt."""
+"""What a sweep of interventions gave: predictions and metrics of every cell, for every prompt."""
 
 import dataclasses
 import itertools
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import pandas as pd
 import torch
@@ -11,13 +12,15 @@ from jaxtyping import Float
 from torch import Tensor
 from transformer_lens.patching import PatchingResult
 
-from mechicl.analysis.interventions.metrics import Metric, measured
-from mechicl.statistics import Interval, interval, ratio_interval
+from mechicl.analysis.interventions.metrics import Metric, evaluate_metric
+from mechicl.statistics import Interval, Result, interval, ratio_interval
 
 
 @dataclass(frozen=True, eq=False)
-class Sweep:
-    """What a model predicts under each of many interventions.
+class Sweep(Result):
+    """What a model predicts under each of a series of interventions.
+
+    Its table has a row a cell, with the mean of each metric and, as `metric_effect`, of its change.
 
     Attributes:
         what: in words.
@@ -28,8 +31,8 @@ class Sweep:
         unpatched: the predictions without intervention, `[prompt ...]`.
         source: the predictions of the run that activations were taken from; None where they come from no run.
         values: each metric for every cell and prompt, `[*axes prompt]`.
-        unpatched_values: the same without intervention, `[prompt]`.
-        source_values: the same of the run that activations were taken from.
+        unpatched_values: each metric without intervention, `[prompt]`.
+        source_values: each metric of the run that activations were taken from, `[prompt]`.
     """
 
     what: str
@@ -47,6 +50,19 @@ class Sweep:
         """Number of cells along each axis."""
         return tuple(map(len, self.indices))
 
+    def samples(self) -> dict[str, Tensor]:
+        """Each metric and the effect on it, `[*axes prompt]`."""
+        pairs = ({name: values, f"{name}_effect": self.effect(name)} for name, values in self.values.items())
+        return {name: tensor for pair in pairs for name, tensor in pair.items()}
+
+    def axis_names(self) -> dict[str, tuple[str, ...]]:
+        """The axes of the cells, for each metric."""
+        return dict.fromkeys(self.samples(), self.axes)
+
+    def axis_values(self, axis: str, size: int) -> list[Any]:
+        """The layers, positions, ... along an axis."""
+        return list(self.indices[self.axes.index(axis)])
+
     def measure(self, name: str, metric: Metric) -> "Sweep":
         """The same sweep with one more metric.
 
@@ -56,12 +72,12 @@ class Sweep:
         if self.predictions is None:
             raise ValueError("the predictions of this sweep were not kept: give the metric to the sweep itself")
         cells = self.predictions.flatten(0, len(self.axes) - 1)
-        values = torch.stack([measured(name, metric, cell) for cell in cells]).unflatten(0, self.shape)
-        extra = {} if self.source is None else {name: measured(name, metric, self.source)}
+        values = torch.stack([evaluate_metric(name, metric, cell) for cell in cells]).unflatten(0, self.shape)
+        extra = {} if self.source is None else {name: evaluate_metric(name, metric, self.source)}
         return dataclasses.replace(
             self,
             values=self.values | {name: values},
-            unpatched_values=self.unpatched_values | {name: measured(name, metric, self.unpatched)},
+            unpatched_values=self.unpatched_values | {name: evaluate_metric(name, metric, self.unpatched)},
             source_values=self.source_values | extra,
         )
 
@@ -97,35 +113,25 @@ class Sweep:
         """Mean effect of one cell, by its places along the axes, with its confidence interval over prompts."""
         return interval(self.effect(metric)[self._place(index)], level)
 
-    def result(self, metric: str | None = None) -> PatchingResult:
+    def to_patching_result(self, metric: str | None = None) -> PatchingResult:
         """A metric as TransformerLens' own result: bootstrap intervals, permutation tests, a table of all prompts."""
         name = self._metric(metric)
-        index = pd.DataFrame(list(itertools.product(*self.indices)), columns=list(self.axes))
         return PatchingResult(
             values=self.values[name],
             axis_names=list(self.axes),
-            index_df=index,
+            index_df=pd.DataFrame(list(itertools.product(*self.indices)), columns=list(self.axes)),
             metric_names=[name],
             reduced=False,
             baseline=self.unpatched_values[name],
         )
-
-    def to_dataframe(self, level: float = 0.95) -> pd.DataFrame:
-        """One row a cell: mean effect on each metric, and the ends of its interval over prompts."""
-        table = pd.DataFrame(list(itertools.product(*self.indices)), columns=list(self.axes))
-        for name in self.values:
-            found = [interval(of, level) for of in self.effect(name).flatten(0, len(self.axes) - 1)]
-            table[name] = self.values[name].mean(-1).flatten().cpu().numpy()
-            for column, part in (("effect", "mean"), ("low", "low"), ("high", "high")):
-                table[f"{name}_{column}"] = [getattr(each, part) for each in found]
-        return table
 
     def strongest(self, n: int = 5, metric: str | None = None) -> pd.DataFrame:
         """The cells with the largest mean effects, up or down."""
         name = self._metric(metric)
         table = self.to_dataframe()
         order = table[f"{name}_effect"].abs().sort_values(ascending=False).index[:n]
-        return table.loc[order, [*self.axes, name, f"{name}_effect", f"{name}_low", f"{name}_high"]]
+        columns = [name, f"{name}_effect", f"{name}_effect_low", f"{name}_effect_high"]
+        return table.loc[order, [*self.axes, *columns]]
 
     def _whole(self, name: str) -> Float[Tensor, "prompt"]:
         """The way from the unpatched run to the source's; NaN where there is none in the mean."""

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -9,9 +10,14 @@ from torch import Tensor
 from transformer_lens.model_bridge.sources import build_bridge_from_module
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
+from mechicl.analysis.interventions import Sweep
+from mechicl.memory import TooLittleMemory
 from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig
 from mechicl.prompts import Prompts
 from tests.strategies import random_model, random_prompts
+
+EXACT: dict[str, Any] = {"atol": 1e-11, "rtol": 1e-9}
+SINGLE: dict[str, Any] = {"atol": 2e-5, "rtol": 1e-4}  # of single precision
 
 BASE: dict[str, Any] = {
     "x_dim": 2, "n_context": 2, "prompt_format": "interleaved", "n_layers": 2, "n_heads": 2, "d_model": 8, "d_head": 4,
@@ -60,18 +66,49 @@ def inputs(model: Any, seed: int, n: int = 3) -> Any:
     return random_prompts(model.cfg, n, seed)
 
 
-def bridge(kind: str = "gpt2", seed: int = 0, **fields: Any) -> Any:
+def pair(model: Any, n: int = 3) -> tuple[Any, Any]:
+    """Clean and corrupted inputs of a model."""
+    return inputs(model, 0, n), inputs(model, 1, n)
+
+
+def bridge(kind: str = "gpt2", seed: int = 0, **sizes: Any) -> Any:
     """A tiny model of transformers, as TransformerLens opens it."""
     torch.manual_seed(seed)
     if kind == "gpt2":
-        sizes = {"n_layer": 3, "n_head": 2, "n_embd": 8, "vocab_size": 20, "n_positions": 16, "initializer_range": 0.5}
-        config = GPT2Config(**(sizes | fields))
+        fields = {"n_layer": 3, "n_head": 2, "n_embd": 8, "vocab_size": 20, "n_positions": 16, "initializer_range": 0.5}
+        config = GPT2Config(**(fields | sizes))
         return build_bridge_from_module(GPT2LMHeadModel(config).eval(), "GPT2LMHeadModel", hf_config=config)
     config = LlamaConfig(
         num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, hidden_size=16, intermediate_size=8,
         vocab_size=20, max_position_embeddings=16, initializer_range=0.5,
     )  # fmt: skip
     return build_bridge_from_module(LlamaForCausalLM(config).eval(), "LlamaForCausalLM", hf_config=config)
+
+
+shared_bridge = cache(bridge)  # for tests that leave it as it is
+
+
+def bridge_pair() -> tuple[Tensor, Tensor]:
+    """Clean and corrupted ids for a bridge."""
+    return ids(0, d_vocab=20), ids(1, d_vocab=20)
+
+
+def flat(sweep: Sweep) -> Tensor:
+    """A sweep's predictions, one cell after the other: `[cell prompt ...]`."""
+    assert sweep.predictions is not None
+    return sweep.predictions.flatten(0, len(sweep.axes) - 1)
+
+
+def least_memory(sweep: Callable[[float], Any]) -> float:
+    """The smallest bound that a sweep does not refuse."""
+    memory = 1.0
+    while True:
+        try:
+            sweep(memory)
+        except TooLittleMemory as error:
+            memory = error.needed
+        else:
+            return memory
 
 
 # ---- hooks and runs by hand ----
@@ -93,14 +130,14 @@ def place(component: str, where: dict[str, int]) -> tuple[Any, ...]:
     return (slice(None), *(where.get(axis, slice(None)) for axis in order))
 
 
-def tokens_of(model: Any, given: Any) -> Tensor:
-    return model.encode(given) if isinstance(given, Prompts) else given
+def tokens_of(model: Any, prompts: Any) -> Tensor:
+    return model.encode(prompts) if isinstance(prompts, Prompts) else prompts
 
 
 @torch.no_grad()
-def run(model: Any, given: Any, hooks: Sequence[tuple[str, Callable[..., Any]]] = (), at: str = "query") -> Tensor:
+def run(model: Any, prompts: Any, hooks: Sequence[tuple[str, Callable[..., Any]]] = (), at: str = "query") -> Tensor:
     """Predictions of one hooked run."""
-    outputs = model.run_with_hooks(tokens_of(model, given), fwd_hooks=list(hooks))
+    outputs = model.run_with_hooks(tokens_of(model, prompts), fwd_hooks=list(hooks))
     if at == "positions":
         return outputs
     if at == "points":
@@ -108,14 +145,14 @@ def run(model: Any, given: Any, hooks: Sequence[tuple[str, Callable[..., Any]]] 
     return outputs[:, -1]
 
 
-def recorded(model: Any, given: Any, name: str) -> Tensor:
-    seen = []
+def recorded(model: Any, prompts: Any, name: str) -> Tensor:
+    activations = []
 
     def keep(activation: Tensor, hook: Any) -> None:
-        seen.append(activation.detach().clone())
+        activations.append(activation.detach().clone())
 
-    run(model, given, [(name, keep)])
-    return seen[0]
+    run(model, prompts, [(name, keep)])
+    return activations[0]
 
 
 def putting(component: str, layer: int, where: dict[str, int], values: Tensor) -> tuple[str, Callable[..., Tensor]]:
@@ -143,11 +180,11 @@ def loop_patch(
     """Predictions `[cell prompt ...]`, one run a cell."""
     values = [recorded(model, source, hook_name(component, layer)) for layer in range(model.cfg.n_layers)]
     every = cells(model, component, axes, values[0])
-    found = []
+    predictions = []
     for cell in every:
         where = {axis: i for axis, i in cell.items() if axis != "layer"}
-        found.append(run(model, into, [putting(component, cell["layer"], where, values[cell["layer"]])], at))
-    return torch.stack(found), every
+        predictions.append(run(model, into, [putting(component, cell["layer"], where, values[cell["layer"]])], at))
+    return torch.stack(predictions), every
 
 
 def no_hook_left(model: Any) -> bool:

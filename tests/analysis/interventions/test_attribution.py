@@ -12,24 +12,25 @@ from transformer_lens.tools.analysis import attribution_patch
 from mechicl.analysis.interventions import (
     Sweep,
     ablate,
-    agreement,
     attribute,
+    correlate_effects,
     logit_difference,
     next_token_loss,
     patch,
 )
 from tests.analysis.interventions.oracles import (
-    bridge,
+    bridge_pair,
     cells,
     hook_name,
-    ids,
     inputs,
     lstm,
     model_of,
     no_hook_left,
+    pair,
     place,
     recorded,
     run,
+    shared_bridge,
 )
 
 EXACT: dict[str, Any] = {"atol": 1e-10, "rtol": 1e-8}
@@ -50,7 +51,7 @@ def test_exact_where_the_metric_is_affine_in_the_activation(direction):
     """The last layer's output goes through a linear read-out; so do its values, at given patterns of linear attention
     in a model without norms, all of which come before."""
     model = model_of("linear")
-    clean, corrupted = inputs(model, 0), inputs(model, 1)
+    clean, corrupted = pair(model)
     for component, axes in [("attn_out", ("layer", "pos")), ("z", ("layer", "head")), ("v", ("layer", "pos", "head"))]:
         options: dict[str, Any] = {"direction": direction, "metrics": FIRST, "only": {"layer": [1]}}
         estimate = attribute(model, clean, corrupted, component, axes, **options)
@@ -60,23 +61,23 @@ def test_exact_where_the_metric_is_affine_in_the_activation(direction):
         assert_close(estimate.source_values, real.source_values, **EXACT)
         assert (estimate.axes, estimate.indices) == (real.axes, real.indices)
         if component != "attn_out":
-            assert agreement(estimate, real).mean == pytest.approx(1)
+            assert correlate_effects(estimate, real).mean == pytest.approx(1)
 
 
 @pytest.mark.parametrize("kind", ["gpt", "looped", "mixed", "full"])
 def test_otherwise_it_is_the_slope_of_patching_a_little(kind):
     model = model_of(kind)
-    clean, corrupted = inputs(model, 0), inputs(model, 1)
+    clean, corrupted = pair(model)
     for component, axes in SWEEPS:
         estimate = attribute(model, clean, corrupted, component, axes, metrics=FIRST)
-        values, own = (
-            [recorded(model, given, hook_name(component, layer)) for layer in range(model.cfg.n_layers)]
-            for given in (clean, corrupted)
+        values, current = (
+            [recorded(model, prompts, hook_name(component, layer)) for layer in range(model.cfg.n_layers)]
+            for prompts in (clean, corrupted)
         )
         slopes = []
-        for cell in cells(model, component, axes, values[0])[::7]:
+        for cell in cells(model, component, axes, values[0])[::11]:
             where = place(component, {axis: i for axis, i in cell.items() if axis != "layer"})
-            change = (values[cell["layer"]] - own[cell["layer"]]).nan_to_num(0)
+            change = (values[cell["layer"]] - current[cell["layer"]]).nan_to_num(0)
 
             name = hook_name(component, cell["layer"])
 
@@ -89,30 +90,25 @@ def test_otherwise_it_is_the_slope_of_patching_a_little(kind):
                 return run(model, corrupted, [(name, nudge)])[:, 0]
 
             slopes.append((moved(1) - moved(-1)) / 2e-6)
-        found = estimate.effect().flatten(0, len(axes) - 1)[::7]
-        assert_close(found, torch.stack(slopes), atol=1e-6, rtol=1e-5)
+        assert_close(estimate.effect().flatten(0, len(axes) - 1)[::11], torch.stack(slopes), atol=1e-6, rtol=1e-5)
         assert_close(estimate.unpatched, run(model, corrupted), **EXACT)
         assert not estimate.values["prediction"].requires_grad
 
 
 def test_agrees_with_transformer_lens():
-    model = bridge()
-    clean, corrupted = (ids(seed, n=3, d_vocab=20) for seed in (0, 1))
+    model = shared_bridge()
+    clean, corrupted = bridge_pair()
+    kinds = {"attn_head_out": ("z", ("layer", "pos", "head")), "mlp_out": ("mlp_out", ("layer", "pos"))}
     ours = {
-        "attn_head_out": attribute(
-            model, clean, corrupted, "z", ("layer", "pos", "head"), metrics=lambda logits: logits[:, 3] - logits[:, 5]
-        ),
-        "mlp_out": attribute(
-            model, clean, corrupted, "mlp_out", ("layer", "pos"), metrics=lambda logits: logits[:, 3] - logits[:, 5]
-        ),
+        kind: attribute(model, clean, corrupted, *sweep, metrics=lambda logits: logits[:, 3] - logits[:, 5])
+        for kind, sweep in kinds.items()
     }
     theirs = attribution_patch(model, clean, corrupted, lambda logits: logits[0, -1, 3] - logits[0, -1, 5])
     compared = 0
     for node, score in theirs.node_scores.items():
         if node.kind in ours:
             index = (node.layer, node.position) + ((node.head,) if node.head is not None else ())
-            found = ours[node.kind].effect()[index].mean().item()
-            assert found == pytest.approx(score, abs=2e-4, rel=1e-3)
+            assert ours[node.kind].effect()[index].mean().item() == pytest.approx(score, abs=2e-4, rel=1e-3)
             compared += 1
     assert compared == 3 * 6 * 3
     assert no_hook_left(model)
@@ -120,7 +116,7 @@ def test_agrees_with_transformer_lens():
 
 def test_several_metrics_share_the_runs():
     model = model_of("ids")
-    clean, corrupted = inputs(model, 0), inputs(model, 1)
+    clean, corrupted = pair(model)
     metrics = {"loss": next_token_loss(clean[:, 0]), "difference": logit_difference(clean[:, 1], clean[:, 2])}
     both = attribute(model, clean, corrupted, metrics=metrics)
     for name, metric in metrics.items():
@@ -132,19 +128,19 @@ def test_several_metrics_share_the_runs():
 
 def test_only_some_cells_in_the_order_asked_for():
     model = model_of("gpt")
-    clean, corrupted = inputs(model, 0), inputs(model, 1)
+    clean, corrupted = pair(model)
     axes = ("head", "layer", "pos")
     whole = attribute(model, clean, corrupted, "z", axes).values["loss"]
     only = {"layer": [1, 0], "pos": [4, 2, 4], "head": [1]}
-    some = attribute(model, clean, corrupted, "z", axes, only=only)
-    assert some.indices == ((1,), (1, 0), (4, 2, 4))
-    assert_close(some.values["loss"], whole[[1]][:, [1, 0]][:, :, [4, 2, 4]], **EXACT)
+    chosen = attribute(model, clean, corrupted, "z", axes, only=only)
+    assert chosen.indices == ((1,), (1, 0), (4, 2, 4))
+    assert_close(chosen.values["loss"], whole[[1]][:, [1, 0]][:, :, [4, 2, 4]], **EXACT)
 
 
 @pytest.mark.parametrize("at", ["points", "positions"])
 def test_other_predictions(at):
     model = model_of("gpt")
-    clean, corrupted = inputs(model, 0), inputs(model, 1)
+    clean, corrupted = pair(model)
     metrics = {"sum": lambda predictions: predictions.sum((1, 2))}
     only = {"layer": [1]}
     estimate = attribute(model, clean, corrupted, "resid_post", at=at, metrics=metrics, only=only)
@@ -154,33 +150,32 @@ def test_other_predictions(at):
 
 def test_a_recurrent_network():
     model = lstm()
-    clean, corrupted = inputs(model, 0), inputs(model, 1)
+    clean, corrupted = pair(model)
     only = {"layer": [1]}
     estimate, real = (f(model, clean, corrupted, "resid_post", metrics=FIRST, only=only) for f in (attribute, patch))
     assert_close(estimate.values, real.values, **EXACT)
 
 
-def test_agreement_is_the_correlation_over_cells():
+def test_correlate_effects_is_the_correlation_over_cells():
     model = model_of("gpt")
-    clean, corrupted = inputs(model, 0, 5), inputs(model, 1, 5)
+    clean, corrupted = pair(model, 5)
     axes = ("layer", "pos", "head")
     estimate, real = (f(model, clean, corrupted, "z", axes) for f in (attribute, patch))
-    found = agreement(estimate, real)
+    mean = correlate_effects(estimate, real)
     each = [np.corrcoef(estimate.effect()[..., i].flatten(), real.effect()[..., i].flatten())[0, 1] for i in range(5)]
     half = 2.7764451 * np.std(each, ddof=1) / math.sqrt(5)
-    assert found.n == 5
-    assert found.mean == pytest.approx(np.mean(each))
-    assert found.low == pytest.approx(max(np.mean(each) - half, -1), rel=1e-6)
-    assert found.high == pytest.approx(min(np.mean(each) + half, 1), rel=1e-6)
-    assert -1 <= found.low < found.high <= 1
-    narrow = agreement(estimate, real, level=0.2)  # not cut
+    assert mean.n == 5
+    assert mean.mean == pytest.approx(np.mean(each))
+    assert mean.low == pytest.approx(max(np.mean(each) - half, -1), rel=1e-6)
+    assert mean.high == pytest.approx(min(np.mean(each) + half, 1), rel=1e-6)
+    narrow = correlate_effects(estimate, real, level=0.2)  # not cut
     assert narrow.high - narrow.low == pytest.approx(2 * 0.2707223 * np.std(each, ddof=1) / math.sqrt(5), rel=1e-4)
     with pytest.raises(ValueError, match="do not compare"):
-        agreement(estimate, patch(model, clean, corrupted, "z", ("layer", "head")))
+        correlate_effects(estimate, patch(model, clean, corrupted, "z", ("layer", "head")))
     with pytest.raises(ValueError, match="do not compare"):
-        agreement(estimate, patch(model, clean[:2], corrupted[:2], "z", axes))
+        correlate_effects(estimate, patch(model, clean[:2], corrupted[:2], "z", axes))
     with pytest.raises(ValueError, match="no prompt has effects"):
-        agreement(attribute(model, clean, clean), patch(model, clean, clean))
+        correlate_effects(attribute(model, clean, clean), patch(model, clean, clean))
 
 
 def made(effects: torch.Tensor) -> Sweep:
@@ -190,19 +185,17 @@ def made(effects: torch.Tensor) -> Sweep:
     return Sweep("made", ("layer",), cells, None, none[:, None], None, {"m": effects}, {"m": none})
 
 
-def test_agreement_is_cut_and_leaves_out_prompts_without_effects():
+def test_correlate_effects_is_cut_and_leaves_out_prompts_without_effects():
     real = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)).double()
     estimate = -3 * real
     estimate[0, :2] += torch.tensor([0.5, 2.0])
-    found = agreement(made(estimate), made(real))
-    assert found.low == -1 < found.mean < found.high
+    cut = correlate_effects(made(estimate), made(real))
+    assert cut.low == -1 < cut.mean < cut.high
     estimate[:, 3] = real[0, 3]  # the same everywhere
-    assert agreement(made(estimate), made(real)).n == 3
+    assert correlate_effects(made(estimate), made(real)).n == 3
     estimate[2, 0] = math.nan
-    broken = agreement(made(estimate), made(real))
-    assert math.isnan(broken.mean)
-    assert math.isnan(broken.low)
-    assert math.isnan(broken.high)
+    broken = correlate_effects(made(estimate), made(real))
+    assert all(map(math.isnan, (broken.mean, broken.low, broken.high)))
 
 
 def test_what_is_not_a_number_is_not_hidden():
@@ -216,7 +209,7 @@ def test_what_is_not_a_number_is_not_hidden():
 
 def test_bad_input():
     model = model_of("gpt")
-    clean, corrupted = inputs(model, 0), inputs(model, 1)
+    clean, corrupted = pair(model)
     before = model.predict(clean)
     tokens = model.encode(clean), model.encode(corrupted)
     with pytest.raises(ValueError, match="of a metric"):
@@ -228,12 +221,6 @@ def test_bad_input():
             attribute(model, clean, corrupted, metrics=flat)
     with pytest.raises(ValueError, match="as many and as long"):
         attribute(model, clean, corrupted[:1])
-    with pytest.raises(ValueError, match="no layer to sweep"):
-        attribute(model, clean, corrupted, only={"layer": []})
-    with pytest.raises(ValueError, match="did you mean 'mlp_out'"):
-        attribute(model, clean, corrupted, "mlp_put")
-    with pytest.raises(ValueError, match="training mode"):
-        attribute(model_of("gpt").train(), clean, corrupted)
     assert not model.has_hooks()
     assert_close(model.predict(clean), before, atol=0, rtol=0)
     assert all(weight.grad is None for weight in model.parameters())
@@ -241,7 +228,7 @@ def test_bad_input():
 
 def test_inside_no_grad():
     model = model_of("gpt")
-    clean, corrupted = inputs(model, 0), inputs(model, 1)
+    clean, corrupted = pair(model)
     expected = attribute(model, clean, corrupted).values["loss"]
     with torch.no_grad():
         assert_close(attribute(model, clean, corrupted).values["loss"], expected)

@@ -17,46 +17,46 @@ def prompts(n: int = 6, n_context: int = 5, y_dim: int = 2, dtype: torch.dtype =
     return LinearRegression(x_dim=3, n_context=n_context, y_dim=y_dim).sample(n, seed=3, dtype=dtype)
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(st.sampled_from(KINDS), st.integers(2, 5), st.integers(2, 5), st.integers(1, 2), st.integers(0, 99))
 def test_what_changes_and_what_does_not(kind, n, n_context, y_dim, seed):
     clean = prompts(n, n_context, y_dim)
     xs, ys = clean.xs.clone(), clean.ys.clone()
-    found = corrupt(clean, kind, seed=seed)
+    corrupted = corrupt(clean, kind, seed=seed)
     assert torch.equal(clean.xs, xs)
     assert torch.equal(clean.ys, ys)
-    assert (found.xs.shape, found.ys.shape) == (xs.shape, ys.shape)
+    assert (corrupted.xs.shape, corrupted.ys.shape) == (xs.shape, ys.shape)
     again = corrupt(clean, kind, seed=seed)
-    assert torch.equal(found.xs, again.xs)
-    assert torch.equal(found.ys, again.ys)
+    assert torch.equal(corrupted.xs, again.xs)
+    assert torch.equal(corrupted.ys, again.ys)
     if kind == "task":
-        assert torch.equal(found.xs, xs)
-        assert_close(found.ys.square().mean(), ys.square().mean())
+        assert torch.equal(corrupted.xs, xs)
+        assert_close(corrupted.ys.square().mean(), ys.square().mean())
         for i in range(n):  # linear in the inputs, by other weights
-            weights = torch.linalg.lstsq(xs[i], found.ys[i], driver="gelsd").solution
-            assert_close(xs[i] @ weights, found.ys[i], atol=1e-8, rtol=1e-6)
-        assert not torch.allclose(found.ys, ys)
+            weights = torch.linalg.lstsq(xs[i], corrupted.ys[i], driver="gelsd").solution
+            assert_close(xs[i] @ weights, corrupted.ys[i], atol=1e-8, rtol=1e-6)
+        assert not torch.allclose(corrupted.ys, ys)
     elif kind == "labels":
-        assert torch.equal(found.xs, xs)
-        assert torch.equal(found.ys[:, -1], ys[:, -1])
+        assert torch.equal(corrupted.xs, xs)
+        assert torch.equal(corrupted.ys[:, -1], ys[:, -1])
         for i in range(n):
-            taken = [(ys[i, :-1] == y).all(-1).nonzero().item() for y in found.ys[i, :-1]]
+            taken = [(ys[i, :-1] == y).all(-1).nonzero().item() for y in corrupted.ys[i, :-1]]
             assert sorted(taken) == list(range(n_context))
             assert all(t != here for here, t in enumerate(taken))
     elif kind == "query":
-        assert torch.equal(found.ys[:, :-1], ys[:, :-1])
-        assert torch.equal(found.xs[:, :-1], xs[:, :-1])
-        taken = [(xs[:, -1] == x).all(-1).nonzero().item() for x in found.xs[:, -1]]
+        assert torch.equal(corrupted.ys[:, :-1], ys[:, :-1])
+        assert torch.equal(corrupted.xs[:, :-1], xs[:, :-1])
+        taken = [(xs[:, -1] == x).all(-1).nonzero().item() for x in corrupted.xs[:, -1]]
         assert all(t != here for here, t in enumerate(taken))
     elif kind == "prompt":
-        taken = [(xs == x).all((1, 2)).nonzero().item() for x in found.xs]
+        taken = [(xs == x).all((1, 2)).nonzero().item() for x in corrupted.xs]
         assert sorted(taken) == list(range(n))
         assert all(t != here for here, t in enumerate(taken))
-        assert torch.equal(found.ys, ys[torch.tensor(taken)])
+        assert torch.equal(corrupted.ys, ys[torch.tensor(taken)])
     else:
-        assert torch.equal(found.xs, xs)
-        assert torch.equal(found.ys[:, -1], ys[:, -1])
-        assert not torch.isclose(found.ys[:, :-1], ys[:, :-1]).all()
+        assert torch.equal(corrupted.xs, xs)
+        assert torch.equal(corrupted.ys[:, -1], ys[:, -1])
+        assert not torch.isclose(corrupted.ys[:, :-1], ys[:, :-1]).all()
 
 
 def test_seeds_differ_and_the_dtype_stays():
@@ -75,9 +75,9 @@ def test_the_size_of_the_noise():
     assert torch.equal(corrupt(clean, "noise", noise_std=0).ys, clean.ys)
 
 
-@given(st.integers(2, 30), st.integers(0, 999))
-def test_nothing_stays_in_its_place(n, seed):
-    order = derangement(n, torch.Generator().manual_seed(seed))
+@pytest.mark.parametrize("n", [2, 3, 7, 30])
+def test_nothing_stays_in_its_place(n):
+    order = derangement(n, torch.Generator().manual_seed(n))
     assert sorted(order.tolist()) == list(range(n))
     assert (order != torch.arange(n)).all()
 
@@ -102,6 +102,7 @@ def sequences(draw: st.DrawFn) -> torch.Tensor:
     return torch.randint(d_vocab, (n, n_pos), generator=torch.Generator().manual_seed(draw(st.integers(0, 99))))
 
 
+@settings(max_examples=25)
 @given(sequences(), st.one_of(st.none(), st.integers(6, 9)), st.integers(0, 99))
 def test_no_earlier_occurrence_of_the_last_token_is_left(clean, d_vocab, seed):
     size = d_vocab or int(clean.max()) + 1
@@ -110,25 +111,23 @@ def test_no_earlier_occurrence_of_the_last_token_is_left(clean, d_vocab, seed):
             corrupt_tokens(clean, d_vocab=d_vocab)
         return
     before = clean.clone()
-    found = corrupt_tokens(clean, "occurrences", d_vocab=d_vocab, seed=seed)
+    corrupted = corrupt_tokens(clean, "occurrences", d_vocab=d_vocab, seed=seed)
     assert torch.equal(clean, before)
-    assert (found.shape, found.dtype) == (clean.shape, torch.int64)
-    assert torch.equal(found[:, -1], clean[:, -1])
+    assert (corrupted.shape, corrupted.dtype) == (clean.shape, torch.int64)
+    assert torch.equal(corrupted[:, -1], clean[:, -1])
     earlier = clean[:, :-1] == clean[:, -1:]
-    assert not (found[:, :-1] == clean[:, -1:]).any()
-    assert torch.equal(found[:, :-1][~earlier], clean[:, :-1][~earlier])
-    assert ((found >= 0) & (found < size)).all()
-    assert torch.equal(found, corrupt_tokens(clean, d_vocab=d_vocab, seed=seed))
+    assert not (corrupted[:, :-1] == clean[:, -1:]).any()
+    assert torch.equal(corrupted[:, :-1][~earlier], clean[:, :-1][~earlier])
+    assert ((corrupted >= 0) & (corrupted < size)).all()
+    assert torch.equal(corrupted, corrupt_tokens(clean, d_vocab=d_vocab, seed=seed))
 
 
-@given(sequences(), st.integers(0, 99))
-def test_another_sequence(clean, seed):
-    if len(clean) < 2:
-        with pytest.raises(ValueError, match="takes another sequence, and there is 1"):
-            corrupt_tokens(clean, "sequence")
-        return
-    found = corrupt_tokens(clean, "sequence", seed=seed)
-    assert torch.equal(found, clean[derangement(len(clean), torch.Generator().manual_seed(seed))])
+def test_another_sequence():
+    with pytest.raises(ValueError, match="takes another sequence, and there is 1"):
+        corrupt_tokens(torch.zeros(1, 3, dtype=torch.int64), "sequence")
+    seed, clean = 2, torch.arange(20).reshape(5, 4)
+    corrupted = corrupt_tokens(clean, "sequence", seed=seed)
+    assert torch.equal(corrupted, clean[derangement(len(clean), torch.Generator().manual_seed(seed))])
     taken = corrupt_tokens(torch.arange(len(clean))[:, None], "sequence", seed=seed)[:, 0]
     assert sorted(taken.tolist()) == list(range(len(clean)))
     assert (taken != torch.arange(len(clean))).all()

@@ -1,7 +1,5 @@
 """The graph of edges: all, none, and an example by hand."""
 
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,12 +8,22 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from mechicl.analysis.interventions import Edge, Node
-from mechicl.analysis.interventions.edges import EMBEDDING, EdgeGraph, edges_of, nodes_of, written
+from mechicl.analysis.interventions.edges import EMBEDDING, EdgeGraph, list_edges, list_nodes, record_writes
 from mechicl.models.adapter import ModelAdapter
-from tests.analysis.interventions.oracles import bridge, hook_name, inputs, lstm, model_of, putting, recorded, run
+from tests.analysis.interventions.oracles import (
+    EXACT,
+    bridge,
+    hook_name,
+    inputs,
+    lstm,
+    model_of,
+    pair,
+    putting,
+    recorded,
+    run,
+)
 from tests.strategies import configs, random_model
 
-EXACT: dict[str, Any] = {"atol": 1e-10, "rtol": 1e-8}
 KINDS = ["gpt", "sink", "linear", "full", "looped", "mixed", "results", "ids", "nothing to see"]
 
 
@@ -23,14 +31,14 @@ def graph_of(model, prompts, others=None) -> tuple[EdgeGraph, Tensor]:
     """A graph whose cut edges carry what another run writes, or nothing."""
     adapter = ModelAdapter(model)
     tokens = adapter.encode(prompts)
-    references = written(adapter, tokens if others is None else adapter.encode(others))
+    references = record_writes(adapter, tokens if others is None else adapter.encode(others))
     return EdgeGraph(adapter, tokens, references), references
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_edges_are_the_model_and_none_the_reference(kind):
     model = model_of(kind)
-    prompts, others = inputs(model, 0), inputs(model, 1)
+    prompts, others = pair(model)
     graph, _ = graph_of(model, prompts, others)
     everything = torch.ones(len(graph.edges), dtype=torch.bool)
     assert_close(graph.run(everything), run(model, prompts), **EXACT)
@@ -44,7 +52,7 @@ def test_what_nodes_write_adds_up_to_the_final_stream(kind):
     model = model_of(kind)
     prompts = inputs(model, 0)
     adapter = ModelAdapter(model)
-    total = written(adapter, adapter.encode(prompts)).sum(0)
+    total = record_writes(adapter, adapter.encode(prompts)).sum(0)
     for block in model.blocks if model.cfg.attn_bias else ():
         total = total + model.cfg.damping * block.attn.b_O
     assert_close(total, recorded(model, prompts, hook_name("resid_post", model.cfg.n_layers - 1)), **EXACT)
@@ -54,7 +62,7 @@ def test_what_nodes_write_adds_up_to_the_final_stream(kind):
 @torch.no_grad()
 def test_cutting_all_edges_out_of_a_node_ablates_it(kind):
     model = model_of(kind)
-    prompts, others = inputs(model, 0), inputs(model, 1)
+    prompts, others = pair(model)
     graph, _ = graph_of(model, prompts, others)
     for node in graph.nodes[1:]:
         kept = torch.tensor([edge.sender != node for edge in graph.edges])
@@ -75,9 +83,9 @@ def test_cutting_all_edges_out_of_a_node_ablates_it(kind):
 def test_two_layers_of_one_head_by_hand():
     """softmax(q k) v with each of q, k, v, and the output reading one stream or the other."""
     model = model_of("gpt", n_heads=1, d_mlp=None, normalization_type=None, attn_bias=False, d_head=3)
-    prompts, others = inputs(model, 0), inputs(model, 1)
+    prompts, others = pair(model)
     graph, _ = graph_of(model, prompts, others)
-    own, reference = (model.embed_tokens(model.encode(p)) for p in (prompts, others))
+    stream, reference = (model.embed_tokens(model.encode(p)) for p in (prompts, others))
     first, second = Node(0, 0), Node(1, 0)
 
     def head(layer, by):
@@ -87,30 +95,30 @@ def test_two_layers_of_one_head_by_hand():
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
         return scores.masked_fill(~mask, -torch.inf).softmax(-1) @ v @ attn.W_O[0]
 
-    def everywhere(stream):
-        return dict.fromkeys(("q", "k", "v"), stream)
+    def everywhere(read):
+        return dict.fromkeys(("q", "k", "v"), read)
 
     reference_first = head(0, everywhere(reference))
     reference_second = head(1, everywhere(reference + reference_first))
-    own_first = head(0, everywhere(own))
+    stream_first = head(0, everywhere(stream))
     cut = {Edge(first, second, "k"), Edge(EMBEDDING, second, "v"), Edge(first, None), Edge(EMBEDDING, first, "q")}
-    first_out = head(0, {"q": reference, "k": own, "v": own})
-    second_out = head(1, {"q": own + first_out, "k": own + reference_first, "v": reference + first_out})
-    expected = (own + reference_first + second_out) @ model.W_U + model.b_U
+    first_out = head(0, {"q": reference, "k": stream, "v": stream})
+    second_out = head(1, {"q": stream + first_out, "k": stream + reference_first, "v": reference + first_out})
+    expected = (stream + reference_first + second_out) @ model.W_U + model.b_U
     kept = torch.tensor([edge not in cut for edge in graph.edges])
     assert_close(graph.run(kept), expected[:, -1], **EXACT)
-    assert_close(graph.run(graph.keeping([])), (reference + reference_first + reference_second)[:, -1] @ model.W_U)
-    only_output = graph.keeping([Edge(EMBEDDING, None)])
-    assert_close(graph.run(only_output), (own + reference_first + reference_second)[:, -1] @ model.W_U)
-    chain = graph.keeping([Edge(EMBEDDING, first, by) for by in "qkv"] + [Edge(first, None)])
-    assert_close(graph.run(chain), (reference + own_first + reference_second)[:, -1] @ model.W_U)
+    assert_close(graph.run(graph.mask([])), (reference + reference_first + reference_second)[:, -1] @ model.W_U)
+    only_output = graph.mask([Edge(EMBEDDING, None)])
+    assert_close(graph.run(only_output), (stream + reference_first + reference_second)[:, -1] @ model.W_U)
+    chain = graph.mask([Edge(EMBEDDING, first, by) for by in "qkv"] + [Edge(first, None)])
+    assert_close(graph.run(chain), (reference + stream_first + reference_second)[:, -1] @ model.W_U)
 
 
 @settings(max_examples=10)
 @given(configs(token_clip=None), st.integers(0, 5))
 def test_any_config(cfg, seed):
     model = random_model(cfg.replace(dtype="float64"), seed, scale=0.2).eval()
-    prompts, others = inputs(model, 0), inputs(model, 1)
+    prompts, others = pair(model)
     graph, _ = graph_of(model, prompts, others)
     everything = torch.ones(len(graph.edges), dtype=torch.bool)
     assert_close(graph.run(everything), run(model, prompts), atol=1e-8, rtol=1e-6, equal_nan=True)
@@ -119,17 +127,17 @@ def test_any_config(cfg, seed):
 
 def test_names_and_numbers_of_nodes_and_edges():
     adapter = ModelAdapter(model_of("gpt"))
-    assert list(map(str, nodes_of(adapter))) == [
+    assert list(map(str, list_nodes(adapter))) == [
         "embedding", "head 0.0", "head 0.1", "MLP 0", "head 1.0", "head 1.1", "MLP 1",
     ]  # fmt: skip
-    edges = edges_of(adapter)
+    edges = list_edges(adapter)
     # heads of layer 0: 2 * 3 ways * 1; MLP 0: 3; heads of layer 1: 2 * 3 * 4; MLP 1: 6; output: 7
     assert len(edges) == len(set(edges)) == 6 + 3 + 24 + 6 + 7
     assert str(edges[0]) == "embedding → head 0.0 (q)"
     assert str(Edge(Node(1), None)) == "MLP 1 → output"
     graph, _ = graph_of(adapter.model, inputs(adapter.model, 0))
-    assert graph.keeping(edges[3:5]).nonzero().flatten().tolist() == [3, 4]
-    assert [str(node) for node in nodes_of(ModelAdapter(bridge()))][:3] == ["embedding", "head 0.0", "head 0.1"]
+    assert graph.mask(edges[3:5]).nonzero().flatten().tolist() == [3, 4]
+    assert [str(node) for node in list_nodes(ModelAdapter(bridge()))][:3] == ["embedding", "head 0.0", "head 0.1"]
 
 
 @pytest.mark.parametrize(

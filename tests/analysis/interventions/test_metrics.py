@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 from mechicl import algorithms
 from mechicl.analysis.interventions import distance_to, logit_difference, next_token_loss, squared_error
-from mechicl.analysis.interventions.metrics import measured
+from mechicl.analysis.interventions.metrics import evaluate_metric
 from mechicl.learners import AlgorithmLearner
 from mechicl.tasks import LinearRegression
 
@@ -37,9 +37,9 @@ def test_squared_errors_of_the_query_and_of_all_points(dtype):
 def test_the_distance_to_another_learner():
     learner = AlgorithmLearner(algorithms.ols)
     theirs, ours = learner.predict(PROMPTS), draw(5, 2)
-    found = distance_to(learner, PROMPTS)(ours)
+    distance = distance_to(learner, PROMPTS)(ours)
     for i in range(5):
-        assert found[i].item() == pytest.approx(math.dist(ours[i].tolist(), theirs[i].tolist()))
+        assert distance[i].item() == pytest.approx(math.dist(ours[i].tolist(), theirs[i].tolist()))
     assert distance_to(learner, PROMPTS)(theirs).max() == 0
     assert distance_to(learner, PROMPTS)(ours.float()).dtype == torch.float32
 
@@ -56,22 +56,21 @@ def test_differences_of_logits_and_losses():
 def test_the_loss_over_positions_leaves_out_what_is_not_scored():
     logits = draw(2, 3, 4)
     targets = torch.tensor([[1, -100, 3], [-100, -100, 0]])
-    found = next_token_loss(targets)(logits)
     nats = -logits.log_softmax(-1)
-    assert_close(found, torch.stack([(nats[0, 0, 1] + nats[0, 2, 3]) / 2, nats[1, 2, 0]]))
+    assert_close(next_token_loss(targets)(logits), torch.stack([(nats[0, 0, 1] + nats[0, 2, 3]) / 2, nats[1, 2, 0]]))
 
 
 def test_what_a_metric_returns_is_checked():
     predictions = draw(3, 2)
-    assert_close(measured("first", lambda p: p[:, 0], predictions), predictions[:, 0])
-    counted = measured("sign", lambda p: p[:, 0] > 0, predictions)
+    assert_close(evaluate_metric("first", lambda p: p[:, 0], predictions), predictions[:, 0])
+    counted = evaluate_metric("sign", lambda p: p[:, 0] > 0, predictions)
     assert counted.dtype == torch.float64
     assert_close(counted, (predictions[:, 0] > 0).double())
-    assert measured("wide", lambda p: p[:, 0].double(), predictions.float()).dtype == torch.float64
+    assert evaluate_metric("wide", lambda p: p[:, 0].double(), predictions.float()).dtype == torch.float64
     unfit: list[Any] = [lambda p: p, lambda p: p.mean(), lambda p: p[:, :1], lambda p: p[:2, 0], lambda p: [1.0] * 3]
     for bad in unfit:
         with pytest.raises(ValueError, match=r"'bad' must return a number a prompt, \[3\].* got"):
-            measured("bad", bad, predictions)
+            evaluate_metric("bad", bad, predictions)
 
 
 def test_logits_of_another_shape_are_refused_with_what_to_read():

@@ -1,5 +1,6 @@
-"""Shares recovered, by hand."""
+"""What a sweep says of its cells: shares recovered by hand, tables, files."""
 
+import dataclasses
 import math
 from typing import Any
 
@@ -7,18 +8,19 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from mechicl.analysis.interventions import Sweep, ablate, patch
-from mechicl.statistics import ratio_interval, student_t_quantile
-from tests.analysis.interventions.oracles import inputs, model_of
+from mechicl.analysis.interventions import Sweep, ablate, find_circuit, patch
+from mechicl.analysis.interventions.session import PatchingSession
+from mechicl.statistics import load_result, ratio_interval, student_t_quantile
+from tests.analysis.interventions.oracles import model_of, pair
 
 MODEL = model_of("gpt")
-CLEAN, CORRUPTED = inputs(MODEL, 0, 6), inputs(MODEL, 1, 6)
+CLEAN, CORRUPTED = pair(MODEL, 6)
 SWEPT = patch(MODEL, CLEAN, CORRUPTED, metrics={"first": lambda p: p[:, 0], "square": lambda p: p[:, 0] ** 2})
 
 
 def two_runs(unpatched: list[float], source: list[float], dtype: torch.dtype = torch.float64) -> Sweep:
     """Three cells, which change the metric of every prompt by 0, 1 and 2."""
-    before, after = (torch.tensor(of, dtype=dtype) for of in (unpatched, source))
+    before, after = (torch.tensor(metric, dtype=dtype) for metric in (unpatched, source))
     values = before + torch.arange(3, dtype=dtype)[:, None]
     return Sweep("made", ("layer",), ((0, 1, 2),), None, before[:, None], after[:, None], {"m": values}, {"m": before},
                  {"m": after})  # fmt: skip
@@ -50,13 +52,13 @@ def test_the_interval_of_a_share_is_that_of_a_ratio_of_means(metric, level):
     for layer in range(2):
         for head in range(2):
             effect = SWEPT.effect(metric)[layer, head]
-            found = SWEPT.recovered_interval(layer, head, metric=metric, level=level)
-            assert found == ratio_interval(effect, whole, level)
-            assert found.mean == pytest.approx(SWEPT.recovered(metric)[layer, head].item())
-            rest = (effect - found.mean * whole) / whole.mean()
+            share = SWEPT.recovered_interval(layer, head, metric=metric, level=level)
+            assert share == ratio_interval(effect, whole, level)
+            assert share.mean == pytest.approx(SWEPT.recovered(metric)[layer, head].item())
+            rest = (effect - share.mean * whole) / whole.mean()
             half = student_t_quantile((1 + level) / 2, 5) * rest.std().item() / math.sqrt(6)
-            assert (found.low, found.high) == (pytest.approx(found.mean - half), pytest.approx(found.mean + half))
-            assert (found.n, found.level) == (6, level)
+            assert (share.low, share.high) == (pytest.approx(share.mean - half), pytest.approx(share.mean + half))
+            assert (share.n, share.level) == (6, level)
     assert SWEPT.recovered_interval(1, 0) == SWEPT.recovered_interval(1, 0, metric="first")
 
 
@@ -64,6 +66,7 @@ def test_shares_that_there_are_not():
     refused: list[tuple[str, Any]] = [
         ("index for each", lambda: SWEPT.recovered_interval(1)),
         ("index for each", lambda: SWEPT.recovered_interval(0, 1, 0)),
+        ("index for each", lambda: SWEPT.interval(1)),
         ("no metric 'firs'", lambda: SWEPT.recovered_interval(0, 1, metric="firs")),
         ("no run that activations were taken from", lambda: ablate(MODEL, CLEAN).recovered_interval(0, 0)),
         ("no run that activations were taken from", lambda: ablate(MODEL, CLEAN).recovered()),
@@ -71,3 +74,56 @@ def test_shares_that_there_are_not():
     for message, ask in refused:
         with pytest.raises(ValueError, match=message):
             ask()
+
+
+def test_its_patching_result_has_transformer_lens_statistics():
+    result = SWEPT.to_patching_result("square")
+    assert_close(result.effect(), SWEPT.effect("square"))
+    low, high = result.bootstrap_ci(of_effect=True, n_resamples=200)
+    assert (low <= SWEPT.effect("square").mean(-1) + 1e-12).all()
+    assert (high >= SWEPT.effect("square").mean(-1) - 1e-12).all()
+    table = result.to_dataframe()
+    assert list(table.columns) == ["metric", "layer", "head", "example", "value"]
+    row = table[(table["layer"] == 1) & (table["head"] == 1) & (table["example"] == 3)]
+    assert row["value"].item() == pytest.approx(SWEPT.values["square"][1, 1, 3].item())
+
+
+def test_tables_intervals_and_the_strongest():
+    chosen = patch(MODEL, CLEAN, CORRUPTED, metrics=lambda p: p[:, 0], only={"layer": [1], "head": [1, 0]})
+    assert list(chosen.to_dataframe()["head"]) == [1, 0]
+    table = SWEPT.to_dataframe()
+    assert len(table) == 4
+    one = table[(table["layer"] == 1) & (table["head"] == 0)].iloc[0]
+    assert one["first"] == pytest.approx(SWEPT.values["first"][1, 0].mean().item())
+    interval = SWEPT.interval(1, 0)
+    assert interval.mean == pytest.approx(SWEPT.effect()[1, 0].mean().item())
+    columns = ("first_effect", "first_effect_low", "first_effect_high")
+    assert [one[column] for column in columns] == pytest.approx([interval.mean, interval.low, interval.high])
+    strongest = SWEPT.strongest(2)["first_effect"].abs().tolist()
+    assert strongest == sorted(table["first_effect"].abs(), reverse=True)[:2]
+    assert "first_effect[1, 0]" in str(SWEPT)
+
+
+def test_one_prompt_has_no_interval():
+    swept = patch(MODEL, CLEAN[:1], CORRUPTED[:1])
+    assert math.isnan(swept.interval(0, 0).low)
+    assert len(swept.to_dataframe()) == 4
+
+
+@pytest.mark.parametrize("kind", ["sweep", "circuit", "session"])
+def test_results_are_saved_and_loaded(kind, tmp_path):
+    results: dict[str, Any] = {
+        "sweep": lambda: SWEPT,
+        "circuit": lambda: find_circuit(MODEL, CLEAN, tolerance=0.5),
+        "session": lambda: PatchingSession(MODEL, CLEAN, CORRUPTED).result(),
+    }
+    result = results[kind]()
+    loaded = load_result(result.save(tmp_path / kind))
+    for field in dataclasses.fields(result):
+        before, after = getattr(result, field.name), getattr(loaded, field.name)
+        if isinstance(before, torch.Tensor | dict):
+            assert_close(after, before, atol=0, rtol=0)
+        else:
+            assert after == before
+    assert str(loaded) == str(result)
+    assert loaded.to_dataframe().equals(result.to_dataframe())
