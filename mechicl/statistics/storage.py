@@ -30,7 +30,7 @@ def encode(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
         TypeError: something that has no form in a file.
     """
     if isinstance(value, Tensor):
-        tensors[name] = value.detach()
+        tensors[name] = value.detach().clone()  # fields may share memory, which safetensors refuses
         return {"tensor": name}
     if isinstance(value, float) and not math.isfinite(value):
         return {"number": str(value)}
