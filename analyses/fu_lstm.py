@@ -51,15 +51,9 @@ def compare(args: Args) -> Comparison:
         final = Lens(model).trajectory(prompts)
         for family, learner in families.items():
             best = match(final, learner, prompts).best()[-1]
-            rows.append(
-                Row(
-                    f"similarity of errors, {kind} and {family}",
-                    printed[kind].get(family),
-                    best.similarity,
-                    "prompts",
-                    f"best step {best.column:g} ({best.low:g} to {best.high:g})",
-                )
-            )
+            note = f"best step {best.column:g} ({best.low:g} to {best.high:g})"
+            known = printed[kind].get(family)
+            rows.append(Row(f"similarity of errors, {kind} and {family}", known, best.similarity, "prompts", note))
     learners: dict[str, Learner] = {
         "transformer": models["transformer"],
         "LSTM": models["lstm"],
@@ -74,20 +68,11 @@ def compare(args: Args) -> Comparison:
     forgotten = {name: measure_forgetting(learner, prompts) for name, learner in learners.items() if name != "OLS"}
     for name, result in forgotten.items():
         first, last = result.squared_errors[0], result.squared_errors[-1]
-        rows += [
-            Row(
-                f"forgetting: MSE / E y² of the first point asked again, {name}",
-                None,
-                ratio_interval(first, square),
-                "prompts",
-            ),
-            Row(
-                f"forgetting: first minus last point, {name}",
-                "positive for LSTM and online GD, 0 for Newton (Fig. 14)",
-                ratio_interval(first - last, square),
-                "prompts",
-            ),
-        ]
+        again = f"forgetting: MSE / E y² of the first point asked again, {name}"
+        rows.append(Row(again, None, ratio_interval(first, square), "prompts"))
+        rows.append(Row(f"forgetting: first minus last point, {name}",
+                        "positive for LSTM and online GD, 0 for Newton (Fig. 14)",
+                        ratio_interval(first - last, square), "prompts"))  # fmt: skip
     gaps = {
         name: [ratio_interval(point, square) for point in result.squared_errors] for name, result in forgotten.items()
     }

@@ -51,20 +51,13 @@ def compare(args: Args) -> Comparison:
         figures.append(loss_figure(f"{kind}: loss by number of context points, after each layer", errors, prompts))
         data[kind] = errors.squared_errors.mean(-1).tolist()
         last = errors.squared_errors[-1, at_twice_d]
+        first_over_last = ratio_interval(errors.squared_errors[1].mean(0), errors.squared_errors[-1].mean(0))
         rows += [
-            Row(
-                f"{kind}: MSE after {at_twice_d} points, last layer, over E y²",
-                None,
-                ratio_interval(last, square),
-                "prompts",
-            ),
-            Row(
-                f"{kind}: MSE of the first layer over that of the last, all points",
-                "1 (Fig. 3c)" if kind == "LSTM" else "falls from layer to layer (Fig. 3a)",
-                ratio_interval(errors.squared_errors[1].mean(0), errors.squared_errors[-1].mean(0)),
-                "prompts",
-            ),
-        ]
+            Row(f"{kind}: MSE after {at_twice_d} points, last layer, over E y²", None, ratio_interval(last, square),
+                "prompts"),
+            Row(f"{kind}: MSE of the first layer over that of the last, all points",
+                "1 (Fig. 3c)" if kind == "LSTM" else "falls from layer to layer (Fig. 3a)", first_over_last, "prompts"),
+        ]  # fmt: skip
         if kind == "transformer":
             newton = AlgorithmLearner(algorithms.newton, {"steps": tuple(range(1, 24))})
             best = [int(b.column) for b in match(readouts, newton, prompts).best()[1:]]

@@ -60,14 +60,9 @@ def compare(args: Args) -> Comparison:
             )
         )
         for name, intervals in lines.items():
-            rows.append(
-                Row(
-                    f"cosine of weights at {d} points (n = d), layer {layer} and {name}",
-                    "a dip for OLS, none for Newton (Fig. 8)" if layer == n_layers else None,
-                    intervals[d - 1],
-                    "prompts",
-                )
-            )
+            known = "a dip for OLS, none for Newton (Fig. 8)" if layer == n_layers else None
+            quantity = f"cosine of weights at {d} points (n = d), layer {layer} and {name}"
+            rows.append(Row(quantity, known, intervals[d - 1], "prompts"))
     span = measure_outside_span(readouts, prompts)
     data["outside_span"] = span.share.mean(-1).tolist()
     lines = {f"layer {layer}": span.by_point(layer)[1:d] for layer in range(1, n_layers + 1)}
@@ -80,15 +75,8 @@ def compare(args: Args) -> Comparison:
         )
     )
     for t in range(1, d):
-        rows.append(
-            Row(
-                f"share outside the span of {t} points, last layer",
-                "near 0 (Fig. 15)",
-                span.by_point()[t],
-                "prompts",
-                f"random weights: {1 - t / d:.2f}",
-            )
-        )
+        quantity, note = f"share outside the span of {t} points, last layer", f"random weights: {1 - t / d:.2f}"
+        rows.append(Row(quantity, "near 0 (Fig. 15)", span.by_point()[t], "prompts", note))
     lead = (
         f"Induced weights of {checkpoint.name}: exact derivatives of each layer's readout with respect to the query, "
         f"on {args.n_prompts} held-out prompts (seed {args.seed + 1}), d = {d}, {task.n_context} points."

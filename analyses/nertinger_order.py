@@ -49,19 +49,11 @@ def compare(args: Args) -> Comparison:
             loss = squared_errors(learner, prompts)[:, 0]
             expected = {"gradient descent": "0", "online gradient descent": "not 0"}.get(label)
             rows += [
-                Row(
-                    f"{label}: variance over orders / mean square of predictions",
-                    expected or "0 if it ran GD (Theorem 3)",
-                    sensitivity.relative(),
-                    "prompts",
-                ),
-                Row(
-                    f"{label}: variance over orders / mean squared error",
-                    None,
-                    ratio_interval(sensitivity.variance, loss),
-                    "prompts",
-                ),
-            ]
+                Row(f"{label}: variance over orders / mean square of predictions",
+                    expected or "0 if it ran GD (Theorem 3)", sensitivity.relative(), "prompts"),
+                Row(f"{label}: variance over orders / mean squared error", None,
+                    ratio_interval(sensitivity.variance, loss), "prompts"),
+            ]  # fmt: skip
     lead = (
         f"The context of {args.n_prompts} prompts in {args.n_orders} random orders (seed {args.seed}), the query last. "
         f"Gradient descent on the whole context predicts the same for every order."

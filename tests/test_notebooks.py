@@ -26,15 +26,15 @@ def script(name: str) -> Any:
 notebooks = script("notebooks")
 
 
+RICH = ("application/vnd.plotly.v1+json", "application/vnd.jupyter.widget-view+json", "text/html")
+
+
 def kinds(cell: nbformat.NotebookNode) -> list[str]:
     """What a cell has put out: streams by name, data by its richest type."""
-    found = []
-    for output in cell.outputs:
-        types = set(output.get("data", {}))
-        rich = [t for t in ("application/vnd.plotly.v1+json", "application/vnd.jupyter.widget-view+json", "text/html")
-                if t in types]  # fmt: skip
-        found.append(rich[0] if rich else output.get("name", output.output_type))
-    return found
+    return [
+        next((kind for kind in RICH if kind in output.get("data", {})), output.get("name", output.output_type))
+        for output in cell.outputs
+    ]
 
 
 def test_the_notebooks_are_those_that_the_readme_names():

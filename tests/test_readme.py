@@ -1,6 +1,7 @@
 """The README's tour is code that runs and prints what it says."""
 
 import contextlib
+import importlib
 import io
 import re
 from pathlib import Path
@@ -33,6 +34,11 @@ def test_a_tour_prints_what_the_readme_says(index):
 
 def test_tours_are_short():
     assert all(len(tour.splitlines()) <= 30 for tour in blocks("python"))
+
+
+def test_names_are_public():
+    for room, name in re.findall(r"\b(analysis|algorithms|constructions|viz)\.(\w+)", README):
+        assert hasattr(importlib.import_module(f"mechicl.{room}"), name), f"{room}.{name}"
 
 
 def test_every_checkpoint_has_a_row():
