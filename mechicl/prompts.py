@@ -17,7 +17,7 @@ At = Literal["query", "points", "positions"]
 """Which predictions are meant: the query's, those of all points (each from the points before it), or the outputs at all
 positions of the tokens."""
 PointsAt = Literal["query", "points"]
-"""The same for learners that have no tokens."""
+"""Which predictions are meant of a learner without tokens: the query's, or those of all points."""
 
 
 class Points(NamedTuple):

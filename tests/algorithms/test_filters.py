@@ -61,10 +61,6 @@ def test_gd_plus_plus_is_the_transformation_of_one_example():
         gd_plus_plus_filters(EIGENVALUES, step_sizes, gammas[:3])
 
 
-def test_gd_plus_plus_of_no_steps_is_the_zero_that_it_starts_from():
-    assert torch.equal(gd_plus_plus_filters(EIGENVALUES, [], []), torch.zeros(1, 8, dtype=torch.float64))
-
-
 @pytest.mark.parametrize("alpha", [0.02, 0.1, 0.2])
 @pytest.mark.parametrize("steps", [0, 1, 2, 5, 9])
 def test_newton_is_the_scalar_iteration(steps, alpha):

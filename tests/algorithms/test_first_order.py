@@ -93,15 +93,6 @@ def test_online_descent_passes_the_points_in_order(step_size):
     assert torch.equal(query.predictions[:, :, 0], trajectory.predictions[:, :, -1])
 
 
-def test_order_matters_to_online_descent_only():
-    prompts = make_prompts(n_context=6)
-    other = prompts.permuted([5, 4, 3, 2, 1, 0])
-    here, there = (online_gradient_descent(p, at="query").predictions for p in (prompts, other))
-    assert not torch.allclose(here, there)
-    here, there = (chebyshev(p, 3, at="query").predictions for p in (prompts, other))
-    torch.testing.assert_close(here, there)
-
-
 def test_a_step_size_that_is_not_finite_is_refused():
     with pytest.raises(ValueError, match="finite"):
         online_gradient_descent(make_prompts(), step_size=float("nan"))

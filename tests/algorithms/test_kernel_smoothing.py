@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mechicl.algorithms import averaging, kernel_smoothing, nearest_neighbours, tuned_bandwidth
 from mechicl.analysis import sensitivities
-from mechicl.learners import AlgorithmFamily, AlgorithmLearner
+from mechicl.learners import AlgorithmLearner
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.prompts import Prompts
 from mechicl.tasks import SineRegression
@@ -47,19 +47,6 @@ def test_any_shape(x_dim, y_dim, n_context, bandwidth, kernel):
     np.testing.assert_allclose(got, over_prefixes(prompts, smoother(kernel, bandwidth)), rtol=1e-10, atol=1e-13)
 
 
-def test_bandwidths_are_the_steps():
-    prompts = make_prompts()
-    several = kernel_smoothing(prompts, [0.5, 2])
-    assert several.steps == (0.5, 2.0)
-    for step, bandwidth in enumerate(several.steps):
-        torch.testing.assert_close(several.predictions[step], kernel_smoothing(prompts, bandwidth).predictions[0])
-    family = AlgorithmFamily(kernel_smoothing, "bandwidth", (0.5, 2.0)).trajectory(prompts)
-    torch.testing.assert_close(family.predictions, several.predictions)
-    learner = AlgorithmLearner(kernel_smoothing, {"bandwidth": 2.0})
-    torch.testing.assert_close(learner.predict(prompts), several.predictions[1, :, -1])
-    assert learner.name == "kernel_smoothing(bandwidth=2.0)"
-
-
 @pytest.mark.parametrize("kernel", sorted(PLAIN))
 def test_one_point_is_what_is_predicted_and_no_point_predicts_zero(kernel):
     prompts = make_prompts(n_context=1)
@@ -82,14 +69,6 @@ def test_a_narrow_kernel_gives_the_nearest_neighbour(bandwidth):
     prompts = make_prompts(n_context=9)
     got = kernel_smoothing(prompts, bandwidth).predictions
     torch.testing.assert_close(got, nearest_neighbours(prompts, n_neighbours=1).predictions)
-
-
-def test_a_narrow_exponential_kernel_gives_the_largest_inner_product():
-    prompts = make_prompts()
-    (xs, ys), query = prompts.context, prompts.query.xs
-    best = (xs @ query[:, :, None])[..., 0].argmax(1)
-    got = kernel_smoothing(prompts, 1e-200, kernel="exponential", at="query").predictions[0, :, 0]
-    torch.testing.assert_close(got, ys[torch.arange(len(prompts)), best])
 
 
 def test_the_exponential_kernel_is_softmax_attention():

@@ -4,12 +4,10 @@ import math
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mechicl import constructions
-from mechicl.prompts import Prompts
 from tests.constructions.reference import (
     assert_same,
     at_query,
@@ -114,17 +112,6 @@ def test_ridge_reaches_in_a_dozen_iterations_what_a_neumann_series_does_not_in_a
     ours = model.predict(constructions.with_pseudo_examples(prompts, penalty=0.01)).detach().numpy()
     assert np.abs(ours - exact).max() < 1e-4 * np.abs(exact).max()
     assert np.abs(at_query(prompts, neumann) - exact).max() > 0.05 * np.abs(exact).max()
-
-
-def test_pseudo_examples_come_first_and_leave_the_prompt_as_it_was():
-    prompts = random_prompts(n_context=4)
-    more = constructions.with_pseudo_examples(prompts, penalty=4)
-    assert torch.equal(more.xs[:, :3], 2 * torch.eye(3, dtype=torch.float64).expand(2, 3, 3))
-    assert not more.ys[:, :3].any()
-    assert torch.equal(more.xs[:, 3:], prompts.xs)
-    assert torch.equal(more.ys[:, 3:], prompts.ys)
-    single = Prompts(prompts.xs.float(), prompts.ys.float())
-    assert constructions.with_pseudo_examples(single, penalty=1).dtype == torch.float32
 
 
 @pytest.mark.parametrize("penalty", [-0.1, math.nan, math.inf])
