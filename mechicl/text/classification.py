@@ -1,26 +1,21 @@
-"""Text classification tasks: a table of data sets, how prompts write their examples, and how they are loaded."""
+"""Text classification tasks: a table of data sets, how prompts write their examples, and labelled examples."""
 
-import glob
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from string import Formatter
-from typing import Any, Literal, assert_never
+from typing import Literal, assert_never
 
-import datasets
 import torch
-from datasets.config import HF_DATASETS_DISABLE_PROGRESS_BARS
-from datasets.exceptions import DatasetsError
 
-from mechicl.checks import is_whole, require_whole
-from mechicl.tasks.topics import TOPICS, TopicClassification
+from mechicl.checks import require_whole
+from mechicl.statistics import storable
+from mechicl.tasks.topics import TOPICS
 
 Labels = Literal["true", "flipped", "random"]
 
 
+@storable
 @dataclass(frozen=True)
 class TextTask:
     """A text classification data set: where it is, how an example is written, and the word for each class.
@@ -29,7 +24,7 @@ class TextTask:
         name: what it is called here.
         template: with a `{column}` for each text column; ends where the label is to follow.
         labels: one for each class index, as they follow the template: `" Negative"`, with the space.
-        separator: what is written behind the label of a demonstration.
+        separator: what is written after the label of a demonstration.
         hub: name on the Hugging Face hub.
         subset: of the data set on the hub, where it has several.
         label_column: where the labels are.
@@ -45,6 +40,7 @@ class TextTask:
     Learn In-Context?"), appendix.
 
     Example:
+        >>> from mechicl.text import TEXT_TASKS
         >>> TEXT_TASKS["sst2"].demonstration({"sentence": "a joy"}, 1)
         'Sentence: a joy\\nLabel: Positive\\n'
     """
@@ -106,13 +102,13 @@ class TextTask:
         return self.template.format_map(text)
 
     def demonstration(self, text: Mapping[str, str], label: int) -> str:
-        """An example with its label and the separator behind it.
+        """An example with its label and the separator after it.
 
         Raises:
             ValueError: a label that is no class.
             KeyError: a column is missing.
         """
-        _require_classes(self, [label])
+        require_classes(self, [label])
         return self.write(text) + self.labels[label] + self.separator
 
 
@@ -145,6 +141,7 @@ TEXT_TASKS: dict[str, TextTask] = _table(
 # fmt: on
 
 
+@storable
 @dataclass(frozen=True)
 class LabelledTexts:
     """Examples of a task.
@@ -159,6 +156,7 @@ class LabelledTexts:
             the template shows.
 
     Example:
+        >>> from mechicl.text import load_texts
         >>> examples = load_texts("farm", "train", n_texts=100)
         >>> examples.draw(8, seed=0).labels.count(0)
         4
@@ -171,7 +169,7 @@ class LabelledTexts:
     def __post_init__(self):
         if len(self.texts) != len(self.labels):
             raise ValueError(f"every text needs a label, got {len(self.texts)} texts and {len(self.labels)} labels")
-        _require_classes(self.task, self.labels)
+        require_classes(self.task, self.labels)
         for index, text in enumerate(self.texts):
             if absent := [column for column in self.task.columns if column not in text]:
                 raise ValueError(f"text {index} lacks the columns {absent} of {self.task.name!r}, it has {list(text)}")
@@ -201,14 +199,15 @@ class LabelledTexts:
         if not 0 <= n <= len(self):
             raise ValueError(f"n must be from 0 to {len(self)}, the number of examples, got {n}")
         generator = torch.Generator().manual_seed(seed)
-        order = _shuffled(range(len(self)), generator)
+        order = shuffled(range(len(self)), generator)
         if not balanced:
             return self.take(order[:n])
+        # equal numbers of each class, and one more of some of those that have one more
         members: list[list[int]] = [[] for _ in self.task.labels]
         for index in order:
             members[self.labels[index]].append(index)
         least, n_larger = divmod(n, len(members))
-        can_be_larger = [label for label, of_label in enumerate(members) if len(of_label) > least]
+        can_be_larger = [label for label, indices in enumerate(members) if len(indices) > least]
         smallest = min(range(len(members)), key=lambda label: len(members[label]))
         if len(members[smallest]) < least or len(can_be_larger) < n_larger:
             counts = f"{least}" if n_larger == 0 else f"{least} or {least + 1}"
@@ -217,210 +216,42 @@ class LabelledTexts:
                 f"({self.task.labels[smallest]!r}) has {len(members[smallest])}: draw fewer, load more texts, or pass "
                 "balanced=False"
             )
-        larger = _shuffled(can_be_larger, generator)[:n_larger]
-        drawn = [i for label, of_label in enumerate(members) for i in of_label[: least + (label in larger)]]
-        return self.take(_shuffled(drawn, generator))
+        larger = shuffled(can_be_larger, generator)[:n_larger]
+        drawn = [i for label, indices in enumerate(members) for i in indices[: least + (label in larger)]]
+        return self.take(shuffled(drawn, generator))
 
-    def split(self, n_first: int, *, seed: int) -> "tuple[LabelledTexts, LabelledTexts]":
-        """Two random parts that share no example, the first with `n_first` of them.
-
-        Raises:
-            ValueError: more than there are, or a negative number.
-        """
-        if not 0 <= n_first <= len(self):
-            raise ValueError(f"n_first must be from 0 to {len(self)}, the number of examples, got {n_first}")
-        order = _shuffled(range(len(self)), torch.Generator().manual_seed(seed))
-        return self.take(order[:n_first]), self.take(order[n_first:])
-
-    def relabelled(self, how: Labels, *, seed: int = 0) -> "LabelledTexts":
+    def relabelled(self, labels: Labels, *, seed: int = 0) -> "LabelledTexts":
         """The same texts with their own labels, with those of the next class (cyclic), or with random ones.
 
         Args:
-            how: `"random"` labels are uniform over the classes, each drawn by itself.
+            labels: `"random"` ones are uniform over the classes, each drawn by itself.
             seed: of the random ones.
         """
         n_classes = self.task.n_classes
-        match how:
+        match labels:
             case "true":
                 return self
             case "flipped":
-                labels = tuple((label + 1) % n_classes for label in self.labels)
+                classes = tuple((label + 1) % n_classes for label in self.labels)
             case "random":
                 generator = torch.Generator().manual_seed(seed)
-                labels = tuple(torch.randint(n_classes, (len(self),), generator=generator).tolist())
+                classes = tuple(torch.randint(n_classes, (len(self),), generator=generator).tolist())
             case _:
-                assert_never(how)
-        return LabelledTexts(self.task, self.texts, labels)
+                assert_never(labels)
+        return LabelledTexts(self.task, self.texts, classes)
 
 
-def load_texts(
-    task: TextTask | str,
-    split: str,
-    *,
-    source: str | Path | None = None,
-    n_texts: int | None = None,
-    seed: int = 0,
-) -> LabelledTexts:
-    """A split of a task's data set: from the Hugging Face hub, from a file, or made by rule.
-
-    Args:
-        task: or the name of one of `TEXT_TASKS`.
-        split: of the data set. A file is one split, whichever is asked for; so is a folder that holds one data set.
-        source: instead of the hub, a file (.csv, .tsv, .json, .jsonl, .parquet) or a folder that `save_to_disk` of
-            `datasets` wrote. Labels are class indices, or the labels as words, in any case. In .csv and .tsv a quoted
-            field may hold the separator, and a text is taken as it stands, "NA" too.
-        n_texts: a random subset of so many; all by default. For a rule-made task how many to make, 512 by default.
-        seed: of the subset, or of the rule-made texts. No seed gives two splits the same ones.
+def require_classes(task: TextTask, labels: Sequence[int]) -> None:
+    """Refuse labels that are no classes of a task.
 
     Raises:
-        ValueError: an unknown task, split or kind of file; a column that the data set lacks; a missing or unknown
-            label; a text that is none; more texts than there are; a source for a rule-made task.
-        FileNotFoundError: no such source, or no answer from the hub.
-
-    Example:
-        >>> load_texts("farm", "train", n_texts=1).texts
-        ({'text': 'a bear cat cat fencing a'},)
+        ValueError: names the first.
     """
-    if isinstance(task, str):
-        if task not in TEXT_TASKS:
-            raise ValueError(f"no task {task!r}: there are {', '.join(TEXT_TASKS)}, and TextTask makes others")
-        task = TEXT_TASKS[task]
-    if n_texts is not None and n_texts < 1:
-        raise ValueError(f"n_texts must be at least 1, got {n_texts}")
-    if task.topics:
-        if source is not None:
-            raise ValueError(f"the texts of {task.name!r} are made by rule, so it takes no source")
-        return _rule_made(task, split, 512 if n_texts is None else n_texts, seed)
-    with _no_progress_bars():
-        dataset = _from_hub(task, split) if source is None else _from_source(task, split, Path(source))
-    origin = f"{task.hub}, split {split!r}" if source is None else str(source)
-    return _examples(task, dataset.with_format(None), origin, n_texts, seed)  # a saved one may give out tensors
-
-
-def _rule_made(task: TextTask, split: str, n_texts: int, seed: int) -> LabelledTexts:
-    if split not in task.splits:
-        raise ValueError(f"{task.name!r} has the splits {task.splits}, got {split!r}")
-    # a seed for each pair of seed and split, so that no split with one seed repeats another with the next
-    seed = len(task.splits) * seed + task.splits.index(split)
-    texts, labels = TopicClassification().texts(task.topics, n_texts, seed=seed)
-    (column,) = task.columns
-    return LabelledTexts(task, tuple({column: text} for text in texts), tuple(labels))
-
-
-def _from_hub(task: TextTask, split: str) -> datasets.Dataset:
-    assert task.hub is not None
-    try:
-        return datasets.load_dataset(task.hub, task.subset, split=split)
-    except (OSError, DatasetsError) as error:
-        raise FileNotFoundError(
-            f"{task.hub} cannot be loaded from the Hugging Face hub ({_first_line(error)}): pass source=, a file or "
-            "folder that holds it"
-        ) from error
-
-
-def _from_source(task: TextTask, split: str, source: Path) -> datasets.Dataset:
-    if not source.exists():
-        raise FileNotFoundError(f"no file or folder {source}")
-    if source.is_dir():
-        return _from_folder(split, source)
-    # a text that reads "NA" or "12" is a text, and only an empty label is none
-    csv: dict[str, Any] = {
-        "converters": dict.fromkeys(task.columns, str),
-        "keep_default_na": False,
-        "na_values": {task.label_column: [""]},
-    }
-    readers = {
-        ".csv": partial(datasets.Dataset.from_csv, **csv),
-        ".tsv": partial(datasets.Dataset.from_csv, sep="\t", **csv),
-        ".json": datasets.Dataset.from_json,
-        ".jsonl": datasets.Dataset.from_json,
-        ".parquet": datasets.Dataset.from_parquet,
-    }
-    if source.suffix.lower() not in readers:
-        raise ValueError(f"{source} must be a folder or a file that ends in {', '.join(readers)}")
-    read = readers[source.suffix.lower()]
-    # The library knows a file it has read by path and time of change: a copy that keeps the time of another would be
-    # taken for it. So nothing is kept. And it reads a path as a pattern, hence the escape.
-    with tempfile.TemporaryDirectory() as cache:
-        try:
-            return read(glob.escape(str(source.resolve())), cache_dir=cache, keep_in_memory=True)
-        except (DatasetsError, ValueError, StopIteration) as error:  # the last for an empty .json
-            reason = _first_line(error.__cause__ or error)
-            raise ValueError(f"{source} holds no examples that can be read ({reason})") from error
-
-
-def _from_folder(split: str, folder: Path) -> datasets.Dataset:
-    try:
-        saved = datasets.load_from_disk(str(folder))
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f"{folder} is not a folder that save_to_disk of datasets wrote") from error
-    if isinstance(saved, datasets.Dataset):
-        return saved
-    if split not in saved:
-        raise ValueError(f"{folder} has the splits {list(saved)}, got {split!r}")
-    return saved[split]
-
-
-def _examples(task: TextTask, dataset: datasets.Dataset, origin: str, n_texts: int | None, seed: int) -> LabelledTexts:
-    columns = [*task.columns, task.label_column]
-    if absent := [column for column in columns if column not in dataset.column_names]:
-        raise ValueError(
-            f"{origin} has no column {absent[0]!r} for {task.name!r}, it has {dataset.column_names}: say which to read "
-            "with dataclasses.replace(task, template=..., label_column=...)"
-        )
-    if n_texts is not None:
-        if n_texts > len(dataset):
-            raise ValueError(f"n_texts={n_texts}, but {origin} has {len(dataset)} texts")
-        dataset = dataset.select(_shuffled(range(len(dataset)), torch.Generator().manual_seed(seed))[:n_texts])
-    rows = dataset.select_columns(list(dict.fromkeys(columns)))[:]
-    for column in task.columns:
-        if wrong := [value for value in rows[column] if not isinstance(value, str)]:
-            raise ValueError(f"column {column!r} of {origin} must hold texts, got {wrong[0]!r}")
-    labels = rows[task.label_column]
-    if any(label is None or label in (-1, "") for label in labels):  # before all others: one makes a csv's ints floats
-        raise ValueError(f"{origin} has texts without a label, as test splits often do: load a split that has them all")
-    texts = zip(*(rows[column] for column in task.columns), strict=True)
-    return LabelledTexts(
-        task,
-        tuple(dict(zip(task.columns, text, strict=True)) for text in texts),
-        tuple(_class_index(task, label, origin) for label in labels),
-    )
-
-
-def _class_index(task: TextTask, label: Any, origin: str) -> int:
-    if is_whole(label):
-        return label  # LabelledTexts refuses those that are no class
-    if isinstance(label, str) and label.strip().casefold() in task.class_words:
-        return task.class_words[label.strip().casefold()]
-    raise ValueError(
-        f"{origin} has the label {label!r}, which is neither a class index of {task.name!r} nor one of the words "
-        f"{list(task.labels)}"
-    )
-
-
-def _require_classes(task: TextTask, labels: Sequence[int]) -> None:
     for label in labels:
         if not 0 <= label < task.n_classes:
             raise ValueError(f"labels of {task.name!r} must be from 0 to {task.n_classes - 1}, got {label}")
 
 
-def _shuffled(indices: Sequence[int], generator: torch.Generator) -> list[int]:
+def shuffled(indices: Sequence[int], generator: torch.Generator) -> list[int]:
+    """Indices in random order."""
     return [indices[i] for i in torch.randperm(len(indices), generator=generator).tolist()]
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
-
-
-@contextmanager
-def _no_progress_bars() -> Iterator[None]:
-    # the library warns when told otherwise than its environment variable says
-    told = HF_DATASETS_DISABLE_PROGRESS_BARS is not None
-    if told or datasets.are_progress_bars_disabled():
-        yield
-        return
-    datasets.disable_progress_bars()
-    try:
-        yield
-    finally:
-        datasets.enable_progress_bars()

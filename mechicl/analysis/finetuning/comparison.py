@@ -90,22 +90,10 @@ class FineTuningComparison(Result):
         Raises:
             ValueError: a measure that has no layers.
         """
-        layers = self._measure_with(2, name)
-        return [interval(layer.mean(0) if layer.ndim > 1 else layer) for layer in layers]
-
-    def by_head(self, name: str) -> list[list[Interval]]:
-        """A measure's mean over queries for each head of each layer, with its interval.
-
-        Raises:
-            ValueError: a measure that has no heads.
-        """
-        return [[interval(head) for head in layer] for layer in self._measure_with(3, name)]
-
-    def _measure_with(self, n_axes: int, name: str) -> Tensor:
-        measures = {field: value for field, value in self.samples().items() if value.ndim >= n_axes}
+        measures = {field: value for field, value in self.samples().items() if value.ndim > 1}
         if name not in measures:
             raise ValueError(f"{name!r} is not one of {list(measures)}")
-        return measures[name]
+        return [interval(layer.mean(0) if layer.ndim > 1 else layer) for layer in measures[name]]
 
     @classmethod
     def concatenate(cls, parts: "Sequence[FineTuningComparison]") -> "FineTuningComparison":

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from mechicl.memory import MEMORY
 from mechicl.models.adapter import ModelAdapter
 from mechicl.progress import progress_bar
 from mechicl.shots import Shots
-from mechicl.statistics import Interval, Result, interval
+from mechicl.statistics import Result
 
 LEARNING_RATES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 EPOCHS = (1, 4, 16)
@@ -45,7 +45,7 @@ class TuningSearch(Result):
         means = zip(self.score.mean(-1).flatten().tolist(), self.loss.mean(-1).flatten().tolist(), strict=True)
         ranked = [(-score, loss) if math.isfinite(loss) else (math.inf, math.inf) for score, loss in means]
         rate, epoch = divmod(min(range(len(ranked)), key=ranked.__getitem__), len(self.epochs))
-        return self.tuning.replace(learning_rate=self.learning_rates[rate], epochs=self.epochs[epoch])
+        return replace(self.tuning, learning_rate=self.learning_rates[rate], epochs=self.epochs[epoch])
 
     @property
     def at_edge(self) -> bool:
@@ -56,11 +56,6 @@ class TuningSearch(Result):
         best = self.best
         edges = {self.learning_rates[0], self.learning_rates[-1]} if len(self.learning_rates) > 1 else set()
         return best.learning_rate in edges or (best.epochs == self.epochs[-1] and best.epochs > 1)
-
-    def score_of(self, tuning: FineTuning) -> Interval:
-        """The mean score of one of the settings that were tried, with its interval over the held-out queries."""
-        index = self.learning_rates.index(tuning.learning_rate), self.epochs.index(tuning.epochs)
-        return interval(self.score[index])
 
 
 def search_tuning(
@@ -101,7 +96,7 @@ def search_tuning(
     score, loss = torch.full((2, len(rates), len(numbers), len(held_out)), math.nan, dtype=torch.float64)
     with progress_bar(total=len(rates) * numbers[-1], unit="epoch", progress=progress) as bar:
         for i, rate in enumerate(rates):
-            tuner = Tuner(model, held_out, settings.replace(learning_rate=rate, epochs=numbers[-1]))
+            tuner = Tuner(model, held_out, replace(settings, learning_rate=rate, epochs=numbers[-1]))
             for epoch, losses in enumerate(tuner.epochs(), 1):
                 bar.update()
                 if not losses.isfinite().all():

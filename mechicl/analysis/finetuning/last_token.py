@@ -74,7 +74,7 @@ class LastTokenReader:
             pattern: read the attention to the demonstrations' tokens too.
         """
         lengths = self.shots.query_lengths
-        parts = {OUTPUT: np.s_[:, -1], MOVED: np.s_[:, -1], QUERY: np.s_[:, -1]}
+        parts: dict[str, Any] = {OUTPUT: np.s_[:, -1], MOVED: np.s_[:, -1], QUERY: np.s_[:, -1]}
         if pattern:
             parts[PATTERN] = np.s_[:, :, -1, self.shots.demonstration_positions()]
         by_query: dict[int, dict[str, Tensor]] = {}

@@ -1,6 +1,5 @@
 """Fine-tuning on demonstrations by SGD: the whole model, its linearisation, or each layer by itself."""
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -72,10 +71,6 @@ class FineTuning:
             raise ValueError(f"parameters={self.parameters!r} is not 'key_value', 'all' or a tuple of names")
         if not self.parameters:
             raise ValueError("parameters names none: there is nothing to tune")
-
-    def replace(self, **changes: Any) -> "FineTuning":
-        """A copy with some fields changed."""
-        return dataclasses.replace(self, **changes)
 
 
 @dataclass(frozen=True, eq=False)

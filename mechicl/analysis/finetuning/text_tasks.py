@@ -1,7 +1,7 @@
 """One language model on one text task: demonstrations drawn, fine-tuning searched for, the settings compared."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -191,7 +191,7 @@ def study_task(
     before = BeforeFineTuning(model, shots, seed=seed, **options)
     for method in methods:
         searches[method] = search_tuning(
-            model, held_out, settings.replace(method=method), learning_rates=learning_rates, epochs=epochs, **options
+            model, held_out, replace(settings, method=method), learning_rates=learning_rates, epochs=epochs, **options
         )
         comparisons[method] = before.compare_with(fine_tune(model, shots, searches[method].best, progress=progress))
     with_other_labels, tuned_on_other_labels = {}, {}
