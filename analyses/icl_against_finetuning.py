@@ -27,8 +27,7 @@ from mechicl.progress import progress_bar
 from mechicl.report import Claim, Claims, Comparison, Row, Section, published
 from mechicl.report.script import ScriptArgs, run_script
 from mechicl.statistics import interval
-from mechicl.text.classification import TEXT_TASKS, Labels
-from mechicl.text.demonstrations import text_shots
+from mechicl.text import TEXT_TASKS, Labels, text_shots
 
 MADE = tuple(name for name, task in TEXT_TASKS.items() if task.topics)
 PAPERS = {"sst2": "SST2", "sst5": "SST5", "mr": "MR", "subj": "Subj", "agnews": "AGNews", "cb": "CB"}

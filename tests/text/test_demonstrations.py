@@ -11,7 +11,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from mechicl.tasks.topics import WORDS, topic_tokenizer
-from mechicl.text.classification import TEXT_TASKS, LabelledTexts, TextTask, load_texts
+from mechicl.text import TEXT_TASKS, LabelledTexts, TextTask, load_texts
 from mechicl.text.demonstrations import label_ids, text_shots
 
 FARM = TEXT_TASKS["farm"]

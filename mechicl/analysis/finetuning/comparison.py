@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.analysis.finetuning.last_token import LastTokenReader
-from mechicl.analysis.finetuning.predictions import check_lengths, scores_and_losses
+from mechicl.analysis.finetuning.predictions import scores_and_losses
 from mechicl.analysis.finetuning.sgd import FineTuned, FineTuning, fine_tune
 from mechicl.analysis.finetuning.similarity_measures import (
     attention_rank_correlation,
@@ -153,10 +153,8 @@ class BeforeFineTuning:
 
     @torch.no_grad()
     def __init__(self, model: Any, shots: Shots, *, seed: int = 0, memory: float = MEMORY, progress: bool = True):
-        adapter = ModelAdapter(model)
-        check_lengths(model, (*shots.zero_shot, *shots.in_context, *shots.examples))
         self.shots, self.seed = shots, seed
-        self.reader = LastTokenReader(adapter, shots, memory=memory, progress=progress)
+        self.reader = LastTokenReader(ModelAdapter(model), shots, memory=memory, progress=progress)
         self.alone = self.reader.read(shots.zero_shot)
         self.in_context = self.reader.read(shots.in_context, pattern=True)
         assert self.in_context.pattern is not None

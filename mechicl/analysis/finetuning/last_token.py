@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.analysis.finetuning.forward_passes import Weights, run_with_changes
-from mechicl.analysis.finetuning.predictions import equal_length_batches
+from mechicl.analysis.finetuning.predictions import check_lengths, equal_length_batches
 from mechicl.analysis.finetuning.sgd import FineTuned
 from mechicl.memory import MEMORY
 from mechicl.models.adapter import ModelAdapter
@@ -54,7 +54,8 @@ class LastTokenReader:
         progress: show progress bars.
 
     Raises:
-        ValueError: a hook of attention that the model does not have, or scores that cannot be read.
+        ValueError: a hook of attention that the model does not have, a prompt longer than its context, or scores that
+            cannot be read.
     """
 
     def __init__(self, adapter: ModelAdapter, shots: Shots, *, memory: float = MEMORY, progress: bool = True):
@@ -63,6 +64,7 @@ class LastTokenReader:
         for layer in self.layers:
             for hook in (OUTPUT, MOVED, SCORES, PATTERN, QUERY):
                 check_hook(adapter.model, f"blocks.{layer}.{hook}")
+        check_lengths(adapter.model, (*shots.zero_shot, *shots.in_context, *shots.examples))
         self.multiplies = self._scores_are_weights()
 
     def read(self, prompts: Sequence[Tensor], tuned: FineTuned | None = None, *, pattern: bool = False) -> LastToken:

@@ -1,6 +1,7 @@
 """Fine-tuning and its measures by plain loops, and the models and shots that they run on."""
 
 import copy
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -28,14 +29,20 @@ OURS: dict[str, dict[str, Any]] = {
     "momentum": {"momentum": 0.4},
 }
 KINDS = (*OURS, "gpt2", "llama")
+LAYERS = {"gpt2": {"n_layer": 2}}  # as few as possible: bridges are slow
 
 
 def model_on_tokens(kind: str, **fields: Any) -> Any:
-    """In float64."""
+    """A model in float64, the test's own."""
+    return copy.deepcopy(_model_on_tokens(kind, **fields))
+
+
+@functools.cache
+def _model_on_tokens(kind: str, **fields: Any) -> Any:
     if kind in ("gpt2", "llama"):
-        found = bridge(kind, **fields)
-        found.cfg.dtype = torch.float64  # `to` warns of a change
-        return found.to(torch.float64)
+        model = bridge(kind, **LAYERS.get(kind, {}), **fields)
+        model.cfg.dtype = torch.float64  # `to` warns of a change
+        return model.to(torch.float64)
     model = model_of("ids", **({"d_vocab": D_VOCAB, "n_ctx": N_CTX} | OURS[kind] | fields))
     if kind == "linear":  # nothing else keeps its numbers small
         with torch.no_grad():
@@ -46,17 +53,17 @@ def model_on_tokens(kind: str, **fields: Any) -> Any:
 
 def wrapped_model(kind: str) -> Any:
     """The model of transformers that `model_on_tokens` wraps, bare, with the same weights."""
-    config = bridge(kind).original_model.config
+    config = bridge(kind, **LAYERS.get(kind, {})).original_model.config
     torch.manual_seed(0)
     return {"gpt2": GPT2LMHeadModel, "llama": LlamaForCausalLM}[kind](config).eval().double()
 
 
 def token_shots(
-    own: Sequence[int] = (2, 1, 2), queries: Sequence[int] = (1, 3, 2, 3, 2), seed: int = 0, prefix: int = 0
+    lengths: Sequence[int] = (2, 1, 2), queries: Sequence[int] = (1, 3, 2, 3, 2), seed: int = 0, prefix: int = 0
 ) -> Shots:
-    """Demonstrations and queries with these numbers of tokens of their own, behind a start token.
+    """Demonstrations and queries of these lengths, after a start token.
 
-    The first `prefix` of an example's own tokens are the same in all of them.
+    The first `prefix` of an example's tokens are the same in all of them.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -65,21 +72,21 @@ def token_shots(
 
     start, end, choices = 0, 1, [2, 5, 9]
     shared = draw(prefix)
-    examples = [shared + draw(n - prefix) for n in own]
-    labels = [choices[i % 3] for i in range(len(own))]
-    context, places = [start], []
+    examples = [shared + draw(n - prefix) for n in lengths]
+    labels = [choices[i % 3] for i in range(len(lengths))]
+    context, spans = [start], []
     for example, label in zip(examples, labels, strict=True):
-        places.append((len(context), len(example)))
+        spans.append((len(context), len(example)))
         context += [*example, label, end]
-    asked = [draw(n) for n in queries]
+    texts = [draw(n) for n in queries]
     return Shots(
-        zero_shot=tuple(torch.tensor([start, *query]) for query in asked),
-        in_context=tuple(torch.tensor(context + query) for query in asked),
-        targets=torch.tensor([choices[(i + 1) % 3] for i in range(len(asked))]),
-        query_lengths=tuple(map(len, asked)),
+        zero_shot=tuple(torch.tensor([start, *text]) for text in texts),
+        in_context=tuple(torch.tensor(context + text) for text in texts),
+        targets=torch.tensor([choices[(i + 1) % 3] for i in range(len(texts))]),
+        query_lengths=tuple(map(len, texts)),
         examples=tuple(torch.tensor([start, *example]) for example in examples),
         example_targets=torch.tensor(labels),
-        example_spans=tuple(places),
+        example_spans=tuple(spans),
         choices=torch.tensor(choices),
     )
 
@@ -98,8 +105,8 @@ def direction(vector: np.ndarray) -> np.ndarray:
     return vector / length if length else vector
 
 
-def update_cosine(alone: np.ndarray, behind: np.ndarray, after: np.ndarray) -> float:
-    return cosine_of(direction(behind) - direction(alone), direction(after) - direction(alone))
+def update_cosine(alone: np.ndarray, in_context: np.ndarray, after: np.ndarray) -> float:
+    return cosine_of(direction(in_context) - direction(alone), direction(after) - direction(alone))
 
 
 def kendall(a: Any, b: Any, tie: float = 0.0) -> float:
@@ -116,19 +123,22 @@ def kendall(a: Any, b: Any, tie: float = 0.0) -> float:
     return agreeing / math.sqrt(apart_a * apart_b) if apart_a and apart_b else math.nan
 
 
-Read = Callable[[Tensor], Mapping[str, Tensor]]
+Activations = Mapping[str, Tensor]
+Read = Callable[[Tensor], Activations]
 READ = ("hook_attn_out", "attn.hook_z", "attn.hook_q", "attn.hook_attn_scores", "attn.hook_pattern")
 
 
 def cached(model: Any) -> Read:
     """Activations and outputs of a run of one sequence."""
 
-    def read(tokens: Tensor) -> Mapping[str, Tensor]:
+    def read(tokens: Tensor) -> Activations:
         with torch.no_grad():
             outputs, cache = model.run_with_cache(tokens[None])
         layers = range(model.cfg.n_layers)
-        found = {f"{layer} {name}": cache[f"blocks.{layer}.{name}"][0].double() for layer in layers for name in READ}
-        return found | {"outputs": outputs[0, -1].double()}
+        activations = {
+            f"{layer} {name}": cache[f"blocks.{layer}.{name}"][0].double() for layer in layers for name in READ
+        }
+        return activations | {"outputs": outputs[0, -1].double()}
 
     return read
 
@@ -144,12 +154,12 @@ def added(model: Any, changes: Mapping[str, Tensor], scale: float = 1.0) -> Any:
 
 
 def expanded(model: Any, changes: Mapping[str, Tensor]) -> Read:
-    """The same of the model's first-order expansion, by reverse-mode differentiation, twice."""
+    """What `cached` reads, of the model's first-order expansion, by reverse-mode differentiation, twice."""
     model = copy.deepcopy(model)
     parameters = dict(model.named_parameters())
     names = [f"blocks.{layer}.{name}" for layer in range(model.cfg.n_layers) for name in READ]
 
-    def read(tokens: Tensor) -> Mapping[str, Tensor]:
+    def read(tokens: Tensor) -> Activations:
         def function(*weights: Tensor) -> tuple[Tensor, ...]:
             seen: dict[str, Tensor] = {}
 
@@ -164,81 +174,72 @@ def expanded(model: Any, changes: Mapping[str, Tensor]) -> Read:
         start = tuple(parameters[name].detach() for name in changes)
         values, slopes = torch.autograd.functional.jvp(function, start, tuple(changes.values()))
         outputs, *activations = [a + b for a, b in zip(values, slopes, strict=True)]
-        of = {name.removeprefix("blocks.").replace(".", " ", 1): a for name, a in zip(names, activations, strict=True)}
-        return of | {"outputs": outputs}
+        short = [name.removeprefix("blocks.").replace(".", " ", 1) for name in names]
+        return dict(zip(short, activations, strict=True)) | {"outputs": outputs}
 
     return read
 
 
 def compared(n_layers: int, shots: Shots, before: Read, tuned: Read, seed: int) -> dict[str, np.ndarray]:
-    """What a comparison should find, query by query and head by head."""
+    """What a comparison should give, query by query and head by head."""
     n = len(shots)
-    found: dict[str, Any] = {}
-    generator = torch.Generator().manual_seed(seed)
-    runs = [
-        (before(shots.zero_shot[i]), before(shots.in_context[i]), tuned(shots.zero_shot[i])) for i in range(n)
-    ]  # fmt: skip
-    read_examples = [tuned(example) for example in shots.examples]
-    examples_before = [before(example) for example in shots.examples]
+    expected: dict[str, Any] = {}
+    runs = [(before(shots.zero_shot[i]), before(shots.in_context[i]), tuned(shots.zero_shot[i])) for i in range(n)]
+    examples_after, examples_before = ([read(example) for example in shots.examples] for read in (tuned, before))
 
-    names = ("zero_shot", "in_context", "finetuned")
-    for name, which in zip(names, range(3), strict=True):
-        outputs = [runs[i][which]["outputs"].numpy() for i in range(n)]
-        scored = [
-            score_and_loss(out, target, shots.choices) for out, target in zip(outputs, shots.targets, strict=True)
-        ]
-        found[f"{name}_score"] = [score for score, _ in scored]
-        found[f"{name}_loss"] = [loss for _, loss in scored]
-    found["prediction_distance"] = [
-        distance(behind["outputs"].numpy(), after["outputs"].numpy(), shots.choices) for _, behind, after in runs
+    for which, name in enumerate(("zero_shot", "in_context", "finetuned")):
+        outputs = [run[which]["outputs"].numpy() for run in runs]
+        scored = [score_and_loss(out, y, shots.choices) for out, y in zip(outputs, shots.targets, strict=True)]
+        expected[f"{name}_score"], expected[f"{name}_loss"] = zip(*scored, strict=True)
+    expected["prediction_distance"] = [
+        distance(in_context["outputs"].numpy(), after["outputs"].numpy(), shots.choices)
+        for _, in_context, after in runs
     ]
 
-    n_heads = runs[0][0]["0 attn.hook_z"].shape[1]
-    d_model = runs[0][0]["0 hook_attn_out"].shape[-1]
-    noise = torch.randn(n_layers, n, d_model, generator=generator, dtype=torch.float64).numpy()
-    places = [p for first, number in shots.example_spans for p in range(first, first + number)]
-    uniform = torch.rand(
-        n_layers, n, len(places), generator=torch.Generator().manual_seed(seed + 1), dtype=torch.float64
+    n_heads, d_model = runs[0][0]["0 attn.hook_z"].shape[1], runs[0][0]["0 hook_attn_out"].shape[-1]
+    positions = [p for first, number in shots.example_spans for p in range(first, first + number)]
+    noise, uniform = (
+        draw(n_layers, n, size, generator=torch.Generator().manual_seed(of_seed), dtype=torch.float64).numpy()
+        for draw, size, of_seed in ((torch.randn, d_model, seed), (torch.rand, len(positions), seed + 1))
     )
     by_layer = (
         "update_similarity", "random_update_similarity", "rank_correlation", "rank_correlation_before",
         "random_rank_correlation",
     )  # fmt: skip
     by_head = ("head_update_similarity", "map_similarity_before", "map_similarity_after", "head_rank_correlation")
-    found |= {name: np.full((n_layers, n), np.nan) for name in by_layer}
-    found |= {name: np.full((n_layers, n_heads, n), np.nan) for name in by_head}
+    expected |= {name: np.full((n_layers, n), np.nan) for name in by_layer}
+    expected |= {name: np.full((n_layers, n_heads, n), np.nan) for name in by_head}
+
+    def products(layer: int, query: Activations, examples: Sequence[Activations]) -> np.ndarray:
+        """Of the last query vector with those of the demonstrations' own tokens, `[head token]`."""
+        last = query[f"{layer} attn.hook_q"][-1].numpy()
+        shown = np.concatenate([
+            example[f"{layer} attn.hook_q"].numpy()[-number:]
+            for example, (_, number) in zip(examples, shots.example_spans, strict=True)
+        ])  # fmt: skip
+        return np.array([[last[h] @ vectors[h] for vectors in shown] for h in range(n_heads)])
+
     for layer in range(n_layers):
-        queries_shown, shown_before = (
-            np.concatenate([
-                of[f"{layer} attn.hook_q"].numpy()[len(example) - number :]
-                for of, example, (_, number) in zip(read, shots.examples, shots.example_spans, strict=True)
-            ])
-            for read in (read_examples, examples_before)
-        )  # fmt: skip
-        for i in range(n):
-            alone, behind, after = runs[i]
-            outs = [of[f"{layer} hook_attn_out"][-1].numpy() for of in runs[i]]
-            found["update_similarity"][layer, i] = update_cosine(*outs)
+        for i, (alone, in_context, after) in enumerate(runs):
+            outs = [run[f"{layer} hook_attn_out"][-1].numpy() for run in runs[i]]
+            expected["update_similarity"][layer, i] = update_cosine(*outs)
             change = direction(outs[1]) - direction(outs[0])
-            found["random_update_similarity"][layer, i] = cosine_of(change, noise[layer, i])
-            attended = behind[f"{layer} attn.hook_pattern"][:, -1, places].numpy()
-            last = after[f"{layer} attn.hook_q"][-1].numpy()
-            implied = np.array([[last[h] @ shown[h] for shown in queries_shown] for h in range(n_heads)])
-            found["rank_correlation"][layer, i] = kendall(attended.sum(0), implied.sum(0), 1e-9)
-            last = alone[f"{layer} attn.hook_q"][-1].numpy()
-            unchanged = np.array([[last[h] @ shown[h] for shown in shown_before] for h in range(n_heads)])
-            found["rank_correlation_before"][layer, i] = kendall(attended.sum(0), unchanged.sum(0), 1e-9)
-            found["random_rank_correlation"][layer, i] = kendall(attended.sum(0), uniform[layer, i].tolist())
+            expected["random_update_similarity"][layer, i] = cosine_of(change, noise[layer, i])
+            attended = in_context[f"{layer} attn.hook_pattern"][:, -1, positions].numpy()
+            implied, unchanged = products(layer, after, examples_after), products(layer, alone, examples_before)
+            expected["rank_correlation"][layer, i] = kendall(attended.sum(0), implied.sum(0), 1e-9)
+            expected["rank_correlation_before"][layer, i] = kendall(attended.sum(0), unchanged.sum(0), 1e-9)
+            expected["random_rank_correlation"][layer, i] = kendall(attended.sum(0), uniform[layer, i].tolist())
             for h in range(n_heads):
-                moved = [of[f"{layer} attn.hook_z"][-1, h].numpy() for of in runs[i]]
-                found["head_update_similarity"][layer, h, i] = update_cosine(*moved)
-                found["head_rank_correlation"][layer, h, i] = kendall(attended[h], implied[h], 1e-9)
-                own = shots.query_lengths[i]
-                rows = [of[f"{layer} attn.hook_attn_scores"][h, -1, -own:].numpy() for of in (alone, behind, after)]
-                if own > 1:  # one score has no direction but a sign
-                    found["map_similarity_before"][layer, h, i] = cosine_of(rows[1], rows[0])
-                    found["map_similarity_after"][layer, h, i] = cosine_of(rows[1], rows[2])
-    return {name: np.array(value) for name, value in found.items()}
+                moved = [run[f"{layer} attn.hook_z"][-1, h].numpy() for run in runs[i]]
+                expected["head_update_similarity"][layer, h, i] = update_cosine(*moved)
+                expected["head_rank_correlation"][layer, h, i] = kendall(attended[h], implied[h], 1e-9)
+                length = shots.query_lengths[i]
+                rows = [run[f"{layer} attn.hook_attn_scores"][h, -1, -length:].numpy() for run in runs[i]]
+                if length > 1:  # one score has no direction but a sign
+                    expected["map_similarity_before"][layer, h, i] = cosine_of(rows[1], rows[0])
+                    expected["map_similarity_after"][layer, h, i] = cosine_of(rows[1], rows[2])
+    return {name: np.array(value) for name, value in expected.items()}
 
 
 def score_and_loss(out: np.ndarray, target: Tensor, choices: Tensor | None) -> tuple[float, float]:
@@ -273,8 +274,15 @@ def example_loss(outputs: Tensor, target: Tensor, choices: Tensor | None) -> Ten
     return -F.log_softmax(outputs, -1)[target]
 
 
-def sgd(model: Any, names: Sequence[str], shots: Shots, tuning: FineTuning) -> tuple[dict[str, Tensor], Tensor]:
-    """Changes and losses of torch's own SGD, on a copy."""
+def sgd(
+    model: Any, shots: Shots, tuning: FineTuning, names: Sequence[str], losses_of: Callable[..., Tensor] | None = None
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Changes and losses of torch's own SGD, on a copy; `losses_of` another loss of a model and an example."""
+
+    def loss_at_query(tuned: Any, tokens: Tensor, target: Tensor) -> Tensor:
+        outputs = tuned(tokens[None])
+        return example_loss(getattr(outputs, "logits", outputs)[0, -1], target, shots.choices)
+
     tuned = copy.deepcopy(model)
     parameters = dict(tuned.named_parameters())
     optimizer = torch.optim.SGD([parameters[name] for name in names], lr=tuning.learning_rate)
@@ -282,11 +290,10 @@ def sgd(model: Any, names: Sequence[str], shots: Shots, tuning: FineTuning) -> t
     losses = []
     for _ in range(tuning.epochs):
         for first in range(0, len(pairs), tuning.examples_per_step):
-            batch = pairs[first : first + tuning.examples_per_step]
-            of_batch = [example_loss(tuned(tokens[None])[0, -1], y, shots.choices) for tokens, y in batch]
-            losses += [loss.item() for loss in of_batch]
+            batch = [(losses_of or loss_at_query)(tuned, *pair) for pair in pairs[first:][: tuning.examples_per_step]]
+            losses += [loss.item() for loss in batch]
             optimizer.zero_grad()
-            torch.stack(of_batch).mean().backward()
+            torch.stack(batch).mean().backward()
             optimizer.step()
     before = dict(model.named_parameters())
     changes = {name: (parameters[name] - before[name]).detach() for name in names}
@@ -301,11 +308,11 @@ class Snapshot:
 
     def __init__(self, model: Any):
         self.model = model
-        self.values = {name: of.detach().clone() for name, of in self._all()}
-        self.example_spans = {name: of.data_ptr() for name, of in self._all()}
-        self.required = {name: of.requires_grad for name, of in model.named_parameters()}
+        self.values = {name: value.detach().clone() for name, value in self._all()}
+        self.addresses = {name: value.data_ptr() for name, value in self._all()}
+        self.required = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
         self.training = [part.training for part in model.modules()]
-        self.own = [sorted(vars(block)) for block in model.blocks]
+        self.attributes = [sorted(vars(block)) for block in model.blocks]
 
     def _all(self) -> list[tuple[str, Tensor]]:
         return [*self.model.named_parameters(remove_duplicate=False), *self.model.named_buffers()]
@@ -315,9 +322,9 @@ class Snapshot:
         now = dict(self._all())
         assert now.keys() == self.values.keys()
         assert all(torch.equal(now[name], value) for name, value in self.values.items())
-        assert all(now[name].data_ptr() == place for name, place in self.example_spans.items())
-        assert {name: of.requires_grad for name, of in self.model.named_parameters()} == self.required
-        assert all(of.grad is None for of in self.model.parameters())
+        assert all(now[name].data_ptr() == address for name, address in self.addresses.items())
+        assert {name: parameter.requires_grad for name, parameter in self.model.named_parameters()} == self.required
+        assert all(parameter.grad is None for parameter in self.model.parameters())
         assert [part.training for part in self.model.modules()] == self.training
-        assert [sorted(vars(block)) for block in self.model.blocks] == self.own
+        assert [sorted(vars(block)) for block in self.model.blocks] == self.attributes
         assert no_hook_left(self.model)

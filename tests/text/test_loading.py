@@ -1,0 +1,282 @@
+import csv
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+
+import datasets
+import pandas as pd
+import pytest
+from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
+
+from mechicl.tasks.topics import TOPICS, topic_tokenizer
+from mechicl.text import TEXT_TASKS, LabelledTexts, TextTask, load_texts
+from tests.text.test_classification import OPINIONS, examples_of
+
+ROWS = [("awful", 0), ("so, so", 1), ('a "joy"', 2), ("NA", 0), ("12", 1), ("two\nlines", 2), ("été", 0)]
+FILES = {
+    "csv": lambda rows, path: write_csv(rows, path, ","),
+    "tsv": lambda rows, path: write_csv(rows, path, "\t"),
+    "json": lambda rows, path: path.write_text(json.dumps(rows)),
+    "jsonl": lambda rows, path: path.write_text("".join(json.dumps(row) + "\n" for row in rows)),
+    "parquet": lambda rows, path: pd.DataFrame(rows).to_parquet(path),
+}
+
+
+def write_csv(rows, path, separator):
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0], delimiter=separator)
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def as_rows(examples):
+    return [{"id": i, "text": text, "label": label} for i, (text, label) in enumerate(examples)]
+
+
+# ---- files ----
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_a_file_gives_its_texts_as_they_stand_and_nothing_else(kind, tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cache").mkdir()
+    path = tmp_path / f"a [1] *.{kind}"  # a path, not a pattern
+    (tmp_path / f"a 1 b.{kind}").write_text("not this one")
+    for rows in (ROWS, ROWS[::-1]):  # a file that took the place of another, with its time, is read anew
+        FILES[kind](as_rows(rows), path)
+        os.utime(path, ns=(10**18, 10**18))
+        examples = load_texts(OPINIONS, "test", source=path)
+        assert examples_of(examples) == rows
+    assert all(list(text) == ["text"] for text in examples.texts)
+    assert examples == load_texts(OPINIONS, "test", source=path.name)
+    assert list((tmp_path / "cache").iterdir()) == []
+    assert capfd.readouterr() == ("", "")
+    assert not datasets.are_progress_bars_disabled()
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_labels_may_be_words_in_any_case(kind, tmp_path):
+    rows = [{"text": text, "label": label} for text, label in [("a", "Bad"), ("b", " GOOD "), ("c", "fine")]]
+    FILES[kind](rows, tmp_path / f"words.{kind}")
+    examples = load_texts(OPINIONS, "train", source=tmp_path / f"words.{kind}")
+    assert examples_of(examples) == [("a", 0), ("b", 2), ("c", 1)]
+
+
+def test_two_text_columns_and_a_label_of_another_name(tmp_path):
+    rows = [{"premise": "p", "hypothesis": "h", "gold": "neither"}, {"premise": "q", "hypothesis": "", "gold": "true"}]
+    FILES["csv"](rows, tmp_path / "cb.csv")
+    task = replace(TEXT_TASKS["cb"], label_column="gold")
+    examples = load_texts(task, "train", source=tmp_path / "cb.csv")
+    assert examples.texts == ({"premise": "p", "hypothesis": "h"}, {"premise": "q", "hypothesis": ""})
+    assert examples.labels == (2, 0)
+
+
+@pytest.mark.parametrize("format", [None, "torch", "pandas"])
+def test_a_saved_data_set_is_read_whatever_format_it_gives_out(format, tmp_path):
+    features = datasets.Features(
+        {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["bad", "fine", "good"])}
+    )
+    rows = [{"text": text, "label": label} for text, label in ROWS]
+    datasets.Dataset.from_list(rows, features).with_format(format).save_to_disk(str(tmp_path / "saved"))
+    assert examples_of(load_texts(OPINIONS, "train", source=tmp_path / "saved")) == ROWS
+
+
+def test_a_folder_of_splits_gives_the_one_that_is_named(tmp_path):
+    splits = {"train": ROWS[:3], "test": ROWS[3:]}
+    saved = datasets.DatasetDict({name: datasets.Dataset.from_list(as_rows(rows)) for name, rows in splits.items()})
+    saved.save_to_disk(str(tmp_path / "saved"))
+    for name, rows in splits.items():
+        assert examples_of(load_texts(OPINIONS, name, source=tmp_path / "saved")) == rows
+    with pytest.raises(ValueError, match=r"saved has the splits \['train', 'test'\], got 'validation'"):
+        load_texts(OPINIONS, "validation", source=tmp_path / "saved")
+
+
+def test_a_subset_is_random_and_the_same_for_the_same_seed(tmp_path):
+    rows = [(f"text {index}", index % 3) for index in range(60)]
+    path = tmp_path / "many.jsonl"
+    FILES["jsonl"](as_rows(rows), path)
+    a, again, b = (load_texts(OPINIONS, "train", source=path, n_texts=20, seed=seed) for seed in (0, 0, 1))
+    assert a == again
+    assert set(examples_of(a)) != set(examples_of(b))
+    assert len(set(examples_of(a))) == len(a) == 20
+    assert set(examples_of(a)) <= set(rows)
+    assert sorted(examples_of(load_texts(OPINIONS, "train", source=path, n_texts=60))) == sorted(rows)
+    with pytest.raises(ValueError, match=r"n_texts=61, but .*many.jsonl has 60 texts"):
+        load_texts(OPINIONS, "train", source=path, n_texts=61)
+
+
+BAD = [
+    ([{"sentence": "a", "label": 0}], r"no column 'text' for 'opinions', it has \['sentence', 'label'\]: .*template="),
+    ([{"text": "a", "class": 0}], r"no column 'label' .*dataclasses.replace\(task, template=..., label_column=...\)"),
+    ([{"text": "a", "label": 0}, {"text": "b", "label": 3}], "must be from 0 to 2, got 3"),
+    ([{"text": "a", "label": 0}, {"text": "b", "label": -1}], "texts without a label, as test splits often do"),
+    ([{"text": "a", "label": 0}, {"text": "b", "label": None}], "texts without a label"),
+    ([{"text": "a", "label": "bad"}, {"text": "b", "label": ""}], "texts without a label"),
+    ([{"text": "a", "label": "so-so"}], r"the label 'so-so', which is neither .* \[' bad', ' fine', ' good'\]"),
+    ([{"text": "a", "label": 0.5}], "the label 0.5, which is neither"),
+    ([{"text": "a", "label": True}], "the label True, which is neither"),
+]
+
+
+@pytest.mark.parametrize(("rows", "message"), BAD)
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_files_that_do_not_fit_are_refused_with_the_reason_and_the_cure(kind, rows, message, tmp_path):
+    FILES[kind](rows, tmp_path / f"bad.{kind}")
+    with pytest.raises(ValueError, match=message):
+        load_texts(OPINIONS, "train", source=tmp_path / f"bad.{kind}")
+
+
+@pytest.mark.parametrize("texts", [[1, 2], ["a", None], [["a"], ["b"]]])
+def test_texts_that_are_none_are_refused(texts, tmp_path):
+    FILES["jsonl"]([{"text": text, "label": 0} for text in texts], tmp_path / "bad.jsonl")
+    with pytest.raises(ValueError, match=r"column 'text' of .* must hold texts, got"):
+        load_texts(OPINIONS, "train", source=tmp_path / "bad.jsonl")
+
+
+@pytest.mark.parametrize("kind", FILES)
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"text', b"text,label\na,0\nb,1,2,3\n", b"\xff\xfe\x00\x81"])
+def test_a_file_that_cannot_be_read_is_named_in_one_line(kind, content, tmp_path):
+    path = tmp_path / f"broken.{kind}"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=f"broken.{kind} ") as raised:
+        load_texts(OPINIONS, "train", source=path)
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def test_a_source_that_is_none_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no file or folder .*nothing.csv"):
+        load_texts(OPINIONS, "train", source=tmp_path / "nothing.csv")
+    with pytest.raises(FileNotFoundError, match="is not a folder that save_to_disk of datasets wrote"):
+        load_texts(OPINIONS, "train", source=tmp_path)
+    (tmp_path / "texts.txt").write_text("a")
+    with pytest.raises(ValueError, match=r"texts.txt must be a folder or a file that ends in .csv, .tsv, .json"):
+        load_texts(OPINIONS, "train", source=tmp_path / "texts.txt")
+
+
+# ---- the hub ----
+
+
+def test_the_hub_is_asked_for_the_data_set_its_subset_and_the_split(monkeypatch, capfd):
+    calls = []
+
+    def load_dataset(*args, **kwargs):
+        calls.append((args, kwargs))
+        assert datasets.are_progress_bars_disabled()
+        return datasets.Dataset.from_list([{"premise": "p", "hypothesis": "h", "idx": 4, "label": 2}])
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    examples = load_texts("cb", "validation")
+    assert examples == LabelledTexts(TEXT_TASKS["cb"], ({"premise": "p", "hypothesis": "h"},), (2,))
+    assert calls == [(("aps/super_glue", "cb"), {"split": "validation"})]
+    assert not datasets.are_progress_bars_disabled()
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConnectionError("Couldn't reach it\nat all"),
+        DatasetNotFoundError("no such data set"),
+        DatasetGenerationError(),
+        OSError("no space left"),
+    ],
+)
+def test_what_goes_wrong_with_the_hub_is_said_in_one_line_with_the_cure(error, monkeypatch):
+    def load_dataset(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    with pytest.raises(FileNotFoundError, match=r"^stanfordnlp/sst2 cannot be loaded .*: pass source=") as raised:
+        load_texts("sst2", "train")
+    assert len(str(raised.value).splitlines()) == 1
+    assert raised.value.__cause__ is error
+    assert not datasets.are_progress_bars_disabled()
+
+
+def test_what_the_environment_says_holds(tmp_path):
+    """In a process of its own: no network, and progress bars that the user has asked for."""
+    FILES["csv"](as_rows(ROWS), tmp_path / "here.csv")
+    code = (
+        "import datasets; from mechicl.text import TextTask, load_texts; "
+        "task = TextTask('opinions', '{text}', (' bad', ' fine', ' good'), hub='somebody/opinions'); "
+        "load_texts(task, 'test', source='here.csv'); "
+        "assert not datasets.are_progress_bars_disabled(); "
+        "load_texts('mr', 'test')"
+    )
+    settings = {"HF_DATASETS_DISABLE_PROGRESS_BARS": "0", "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-W", "error::UserWarning", "-c", code]
+    run = subprocess.run(command, env=os.environ | settings, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "examples" in run.stderr
+    last = run.stderr.strip().splitlines()[-1]
+    assert last.startswith("FileNotFoundError: cornell-movie-review-data/rotten_tomatoes cannot be loaded from the")
+    assert "pass source=" in last
+
+
+def test_unknown_tasks_and_impossible_numbers_are_refused():
+    with pytest.raises(ValueError, match=r"no task 'sst3': there are sst2, sst5, .*leisure, and TextTask makes others"):
+        load_texts("sst3", "train")
+    for n_texts in (0, -1):
+        with pytest.raises(ValueError, match=f"n_texts must be at least 1, got {n_texts}"):
+            load_texts("farm", "train", n_texts=n_texts)
+
+
+# ---- rule-made tasks ----
+
+MADE = [name for name, task in TEXT_TASKS.items() if task.topics]
+
+
+def most_frequent_topics(text):
+    """By a plain loop; several for the rare text of two halves."""
+    counts = {topic: sum(word in words for word in text.split()) for topic, words in TOPICS.items()}
+    return {topic for topic, count in counts.items() if count == max(counts.values())}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_rule_made_texts_are_labelled_by_their_most_frequent_topic(name):
+    task, examples = TEXT_TASKS[name], load_texts(name, "train")
+    assert examples.task is task
+    assert len(examples) == 512
+    for text, label in examples_of(examples):
+        assert task.topics[label] in most_frequent_topics(text)
+    counts = [examples.labels.count(label) for label in range(task.n_classes)]
+    assert max(counts) - min(counts) <= 1
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_written_prompt_is_a_sequence_of_the_language(name):
+    task, tokenizer = TEXT_TASKS[name], topic_tokenizer()
+    *shown, query = examples_of(load_texts(name, "train", n_texts=9))
+    prompt = "".join(task.demonstration({"text": text}, label) for text, label in shown)
+    expected = ["[START]"]
+    for text, label in shown:
+        expected += [*text.split(), task.labels[label].strip(), ";"]
+    expected += query[0].split()
+    tokens = tokenizer.convert_ids_to_tokens(tokenizer(prompt + task.write({"text": query[0]})).input_ids)
+    assert tokens == expected
+    assert tokenizer.unk_token not in expected
+
+
+def test_no_two_seeds_or_splits_share_their_texts():
+    made = {
+        (split, seed): load_texts("town", split, n_texts=40, seed=seed)
+        for split in ("train", "validation")
+        for seed in range(4)
+    }
+    for a, b in itertools.combinations(made.values(), 2):
+        # texts are short, so that some come twice; of one seed's all would
+        assert len({text["text"] for text in a.texts} & {text["text"] for text in b.texts}) < 20
+    assert made["train", 1] == load_texts(TEXT_TASKS["town"], "train", n_texts=40, seed=1)
+
+
+def test_rule_made_tasks_have_their_splits_and_no_source():
+    with pytest.raises(ValueError, match=r"'farm' has the splits \('train', 'validation'\), got 'test'"):
+        load_texts("farm", "test")
+    with pytest.raises(ValueError, match="the texts of 'farm' are made by rule, so it takes no source"):
+        load_texts("farm", "train", source="farm.csv")
+    task = TextTask("sea", "Text: {words}.", (" fish", " bird"), topics=("birds", "metals"), splits=("a", "b"))
+    assert all(list(text) == ["words"] for text in load_texts(task, "b", n_texts=5).texts)
