@@ -47,7 +47,7 @@ def json_bytes(data: Any) -> bytes:
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
     """Tensors as safetensors, atomically."""
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    write_bytes(path, save(contiguous, metadata=dict(metadata or {})))
+    write_bytes(path, save(contiguous, metadata=dict(metadata) if metadata else None))
 
 
 def read_json(path: Path) -> dict[str, Any]:
