@@ -28,11 +28,11 @@ class Args(ScriptArgs):
     n_held_out: int = 4
     """To choose learning rate and epochs by."""
     learning_rates: tuple[float, ...] = (0.003, 0.01, 0.03, 0.1)
-    """To search."""
+    """Learning rates to choose from."""
     epochs: tuple[int, ...] = (1, 4, 8)
-    """To search."""
+    """Numbers of epochs to choose from."""
     seed: int = 0
-    """Of the prompts."""
+    """Seed of the prompts."""
     quiet: bool = False
     """No progress bar."""
 

@@ -28,7 +28,7 @@ class Args(ScriptArgs):
     n_prompts: int = 2048
     """Held-out prompts."""
     seed: int = 1
-    """Of the prompts."""
+    """Seed of the prompts."""
 
 
 def compare(args: Args) -> Comparison:

@@ -21,13 +21,13 @@ class Args(ScriptArgs):
     checkpoint: str = "gpt2-8l"
     """Name or folder of an interleaved model."""
     similarities: tuple[Literal["errors", "weights"], ...] = ("errors", "weights")
-    """What to compare."""
+    """Similarities to match layers and iterations by."""
     n_prompts: int = 1024
     """Held-out prompts to compare on."""
     n_fitting: int = 8192
     """Prompts to fit readouts on."""
     seed: int = 0
-    """Of the prompts."""
+    """Seed of the prompts."""
 
 
 def compare(args: Args) -> Comparison:

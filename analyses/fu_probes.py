@@ -24,7 +24,7 @@ class Args(ScriptArgs):
     n_prompts: int = 2048
     """Held-out prompts."""
     seed: int = 0
-    """Of the prompts."""
+    """Seed of the prompts."""
 
 
 def compare(args: Args) -> Comparison:
@@ -52,7 +52,9 @@ def compare(args: Args) -> Comparison:
         rows.append(Row(f"{name}: best R² after {task.x_dim} points", None, explained, "prompts", where))
         layer, position, explained = untrained.best(name, late)
         where = f"layer {layer}, token {result.positions[position]}"
-        rows.append(Row(f"{name}: the same in an untrained model", None, explained, "prompts", where))
+        rows.append(
+            Row(f"{name}: best R² after {task.x_dim} points, untrained model", None, explained, "prompts", where)
+        )
     figures = [
         Section(
             name,

@@ -29,7 +29,7 @@ class Args(ScriptArgs):
     n_fitting: int = 8192
     """Prompts to fit readouts on."""
     seed: int = 0
-    """Of the prompts."""
+    """Seed of the prompts."""
 
 
 def compare(args: Args) -> Comparison:

@@ -68,7 +68,7 @@ class Args(ScriptArgs):
     model: str = "topics-3l"
     """A checkpoint that reads texts, or a causal language model of transformers: a name on the hub, or a folder."""
     tasks: tuple[str, ...] = ()
-    """Of sst2, sst5, mr, subj, agnews, cb, farm, town, home, leisure; by default the last four, made by rule."""
+    """Some of sst2, sst5, mr, subj, agnews, cb, farm, town, home, leisure; by default the last four, made by rule."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """Each draws demonstrations and queries of its own; of a checkpoint with several seeds, each takes another one."""
     n_demonstrations: int | None = None
@@ -78,9 +78,9 @@ class Args(ScriptArgs):
     n_held_out: int = 50
     """To choose learning rate and epochs by."""
     learning_rates: tuple[float, ...] = (0.01, 0.03, 0.1, 0.3, 1.0)
-    """To search."""
+    """Learning rates to choose from."""
     epochs: tuple[int, ...] = (1, 4, 12)
-    """To search."""
+    """Numbers of epochs to choose from."""
     methods: tuple[Method, ...] = METHODS
     """Kinds of fine-tuning: the model itself, linearised, layer by layer."""
     data: Path | None = None
@@ -231,7 +231,7 @@ def none_for_nan(value: Any) -> Any:
 
 
 def untrained(args: Args, language: LanguageModel, texts: TaskTexts, seed: int) -> dict[str, Any] | None:
-    """The same of random weights, where the model can be made again."""
+    """The summary of a model with random weights, where the model can be made again."""
     if not isinstance(language.model, HookedTransformer):
         return None
     fresh = HookedTransformer(language.model.cfg, seed=seed).eval()

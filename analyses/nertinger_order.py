@@ -25,7 +25,7 @@ class Args(ScriptArgs):
     n_orders: int = 16
     """Random orders of each context."""
     seed: int = 1
-    """Of the prompts and the orders."""
+    """Seed of the prompts and the orders."""
 
 
 def compare(args: Args) -> Comparison:

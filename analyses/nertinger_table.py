@@ -55,9 +55,9 @@ class Args(ScriptArgs):
     n_prompts: int = 30_000
     """Held-out prompts for each setting."""
     n_aligned: int = 256
-    """Of them, how many models are aligned on at each snapshot."""
+    """Held-out prompts that models are aligned on at each snapshot."""
     seed: int = 1_000_003
-    """Of the held-out prompts; the step size of PGD is tuned on 10,000 others."""
+    """Seed of the held-out prompts; the step size of PGD is tuned on 10,000 others."""
     quiet: bool = False
     """No progress bar."""
 

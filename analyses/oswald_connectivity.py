@@ -26,7 +26,7 @@ class Args(ScriptArgs):
     bending_steps: int = 1500
     """Optimisation steps for the curve."""
     seed: int = 0
-    """Of the prompts that curves are bent on; the held-out ones have the next."""
+    """Seed of the prompts that curves are bent on; the held-out ones have the next."""
 
 
 def compare(args: Args) -> Comparison:

@@ -40,9 +40,9 @@ class Args(ScriptArgs):
     n_prompts: int = 10_000
     """Held-out prompts for losses."""
     n_opened: int = 1024
-    """Of them, how many are used where activations are read; a 64th of these where derivatives are."""
+    """Held-out prompts that activations are read on; derivatives are taken on a 64th of these."""
     seed: int = 1_000_003
-    """Of the held-out prompts."""
+    """Seed of the held-out prompts."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,7 +179,7 @@ def _rows(study: CopyStudy, reference: torch.Tensor) -> list[Row]:
     by_seed = f"by seed {', '.join(f'{r:.3f}' for r in ratios)}"
     expected = None if linear_only else 1
     rows.append(Row(f"{name}: loss over one step of gradient descent", expected, interval(ratios[kept]), over, by_seed))
-    rows.append(Row(f"{name}: the same of all seeds", expected, interval(ratios), "seeds"))
+    rows.append(Row(f"{name}: loss over one step of gradient descent, all seeds", expected, interval(ratios), "seeds"))
     for label, words, values in (
         ("the token itself", None, [s.own.mean() for s in study.sensitivities]),
         ("the next token, its target", None if linear_only else "high", [s.next.mean() for s in study.sensitivities]),

@@ -22,7 +22,7 @@ class Args(ScriptArgs):
     n_prompts: int = 10_000
     """Held-out prompts."""
     seed: int = 1_000_003
-    """Of the held-out prompts."""
+    """Seed of the held-out prompts."""
 
 
 def compare(args: Args) -> Comparison:

@@ -23,7 +23,7 @@ class Args(ScriptArgs):
     n_prompts: int = 8192
     """Prompts that parameters are matched and tuned on."""
     seed: int = 0
-    """Of the prompts."""
+    """Seed of the prompts."""
 
 
 def compare(args: Args) -> Comparison:

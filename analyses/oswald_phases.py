@@ -114,7 +114,8 @@ def _grokking(
     return [
         Row("grokking: highest test half-MSE while memorising", "increases drastically", interval(peak / 2),
             "seeds", f"predicting 0: {nothing / 2:.3f}"),
-        Row("grokking: the same over the test loss when memorising begins", "above 1", interval(peak / begin), "seeds"),
+        Row("grokking: highest test loss while memorising over the one at its beginning", "above 1",
+            interval(peak / begin), "seeds"),
         Row("grokking: least train half-MSE while memorising", "low", interval(lowest / 2), "seeds"),
         Row("grokking: step of the test loss' fall", "sudden", falls.mean_step(), "seeds",
             f"{int(falls.fell.sum())} of {len(falls.steps)} seeds"),
@@ -141,7 +142,7 @@ def claims(comparison: Comparison) -> list[Claim]:
               why=f"the best step has {paper['half-MSE, best single step of gradient descent']}")  # fmt: skip
     peak = paper["grokking: highest test half-MSE while memorising"]
     paper.add("Fig. 15, right", "a block on 8192 tasks: highest test loss while memorising over that when it begins",
-              "grokking: the same over the test loss when memorising begins", check="> 1.2",
+              "grokking: highest test loss while memorising over the one at its beginning", check="> 1.2",
               published="increases drastically", why=f"half-MSE {peak}, {peak.note}")  # fmt: skip
     paper.add("Fig. 15, right", "a block on 8192 tasks: least training half-MSE before the fall",
               "grokking: least train half-MSE while memorising", check="< 0.2")  # fmt: skip

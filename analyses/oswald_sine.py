@@ -33,9 +33,9 @@ class Args(ScriptArgs):
     n_prompts: int = 10_000
     """Held-out prompts."""
     n_drawn: int = 6
-    """Of them, how many are drawn."""
+    """Held-out prompts that are drawn."""
     seed: int = 1_000_003
-    """Of the held-out prompts."""
+    """Seed of the held-out prompts."""
 
 
 def compare(args: Args) -> Comparison:

@@ -26,7 +26,7 @@ class Args(ScriptArgs):
     n_prompts: int = 20_000
     """Held-out prompts."""
     seed: int = 1_000_003
-    """Of the held-out prompts."""
+    """Seed of the held-out prompts."""
 
 
 def compare(args: Args) -> Comparison:
@@ -55,7 +55,7 @@ def compare(args: Args) -> Comparison:
         gap = ratio_interval((errors.mean(0) - reference), reference)
         rows.append(Row(f"loss above gradient descent's, {name}", _claim(name), gap, "prompts"))
         over_seeds = interval(errors.mean(-1) / reference.mean() - 1)
-        rows.append(Row("the same over seeds", None, over_seeds, "seeds"))
+        rows.append(Row(f"loss above gradient descent's, {name}, over seeds", None, over_seeds, "seeds"))
         cosine = [align(model, descent, held_out[:4096]).sensitivity_cosine.nanmean() for model in models]
         rows.append(Row(f"sensitivity cosine, {name}", None, interval(torch.stack(cosine)), "seeds"))
         if models[0].cfg.n_heads > 1:

@@ -22,7 +22,7 @@ class Args(ScriptArgs):
     n_prompts: int = 64
     """Random prompts."""
     seed: int = 0
-    """Of the prompts."""
+    """Seed of the prompts."""
 
 
 def compare(args: Args) -> Comparison:
