@@ -10,7 +10,7 @@ from transformers import GPT2Config, GPT2Model
 
 from mechicl import algorithms
 from mechicl.analysis import Lens, fit_readouts, regressed_weights, train_readouts
-from mechicl.analysis.behaviour.induced_weights import asked_one_by_one
+from mechicl.analysis.behaviour.induced_weights import predict_queries_one_by_one
 from mechicl.checkpoints import load_checkpoint
 from mechicl.interop import from_garg
 from mechicl.learners import squared_errors
@@ -108,7 +108,7 @@ def induced_weights_rows(name: str, n_prompts: int, n_queries: int) -> list[dict
     seconds = time.perf_counter() - started
     started = time.perf_counter()
     with torch.no_grad():
-        apart = torch.linalg.pinv(queries.double()) @ asked_one_by_one(lens, prompts, queries).double()
+        apart = torch.linalg.pinv(queries.double()) @ predict_queries_one_by_one(lens, prompts, queries).double()
     ratio = (time.perf_counter() - started) / seconds
     difference = ((shared - apart).norm() / apart.norm()).item()
     started = time.perf_counter()

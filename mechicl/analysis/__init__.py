@@ -14,7 +14,7 @@ from mechicl.analysis.behaviour.growth import Growth, fit_growth
 from mechicl.analysis.behaviour.identification import FamilyMatch, Identification, identify
 from mechicl.analysis.behaviour.induced_weights import induced_weights, regressed_weights
 from mechicl.analysis.behaviour.matching import BestMatch, Match, match
-from mechicl.analysis.behaviour.shifts import FOREIGN_INPUTS, ShiftedLosses, losses_over_scales
+from mechicl.analysis.behaviour.shifts import FOREIGN_INPUTS, ShiftedLosses, measure_shifted_losses
 from mechicl.analysis.behaviour.similarity import similarity_of_errors, similarity_of_weights
 from mechicl.analysis.behaviour.spectral import SpectralLearner
 from mechicl.analysis.dynamics.snapshots import (
@@ -75,7 +75,7 @@ from mechicl.analysis.interventions import (
     squared_error,
 )
 from mechicl.analysis.interventions.session import PatchingSession, SessionResult
-from mechicl.analysis.layers.layer_learners import LayerErrors, Lens, measure_layer_errors
+from mechicl.analysis.layers.layer_learners import LayerErrors, Lens
 from mechicl.analysis.layers.probes import (
     ProbeResult,
     cross_moments,
@@ -194,15 +194,14 @@ __all__ = [
     "linear_attention_optimum",
     "linearized_outputs",
     "logit_difference",
-    "losses_over_scales",
     "match",
     "measure_accuracy",
     "measure_circuit",
     "measure_conditioning",
     "measure_forgetting",
-    "measure_layer_errors",
     "measure_order_sensitivity",
     "measure_outside_span",
+    "measure_shifted_losses",
     "measure_target_copying",
     "measure_token_sensitivity",
     "newton_weights",

@@ -19,7 +19,7 @@ from mechicl.analysis import (
     fit_construction,
     identify,
     interpolate,
-    losses_over_scales,
+    measure_shifted_losses,
     tuned_descent,
 )
 from mechicl.analysis.behaviour.spectral import SpectralLearner
@@ -284,9 +284,13 @@ def _shifts(model: HookedTransformer, references: References, task: LinearRegres
     learners: dict[str, Learner] = {"trained": model, **_distinct(references)}
     foreign = task.replace(inputs=FOREIGN_INPUTS, input_scale=0.25)
     panels = {
-        "inputs scaled": losses_over_scales(learners, task, SCALES, scaled="input_scale", n_prompts=4096, seed=seed),
-        "weights scaled": losses_over_scales(learners, task, SCALES, scaled="weight_scale", n_prompts=4096, seed=seed),
-        "foreign inputs": losses_over_scales(
+        "inputs scaled": measure_shifted_losses(
+            learners, task, SCALES, scaled="input_scale", n_prompts=4096, seed=seed
+        ),
+        "weights scaled": measure_shifted_losses(
+            learners, task, SCALES, scaled="weight_scale", n_prompts=4096, seed=seed
+        ),
+        "foreign inputs": measure_shifted_losses(
             learners, foreign, SCALES, scaled="input_scale", n_prompts=4096, seed=seed
         ),
     }

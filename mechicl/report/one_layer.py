@@ -17,7 +17,7 @@ from mechicl.analysis import (
     fit_construction,
     interpolate,
     linear_attention_optimum,
-    losses_over_scales,
+    measure_shifted_losses,
     one_step_optimum,
 )
 from mechicl.analysis.layers.layer_learners import Lens
@@ -296,7 +296,7 @@ def _shifts(setting: Setting) -> Part:
     for seed, model in zip(setting.seeds, setting.models, strict=True):
         learners[f"interpolated {seed}"] = interpolate(model, setting.construction, setting.prompts).curve.model(0.5)
     shifts = {
-        f"{inputs}{scaled.replace('_', ' ')}": losses_over_scales(
+        f"{inputs}{scaled.replace('_', ' ')}": measure_shifted_losses(
             learners, drawn_from, SCALES, scaled=scaled, n_prompts=len(setting.prompts), seed=setting.prompt_seed
         )
         for inputs, drawn_from in (("", task), ("foreign inputs, ", foreign))
@@ -305,7 +305,7 @@ def _shifts(setting: Setting) -> Part:
     worst = {name: _largest_difference(losses, setting.seeds) for name, losses in shifts.items()}
     label = "largest |trained / gradient descent - 1| for input scales 0.5 to 2"
     data = {
-        name: {"learners": losses.learners, "scales": losses.scales.tolist(), "mse": losses.mean().tolist()}
+        name: {"learners": losses.learners, "scales": losses.scales, "mse": losses.mean().tolist()}
         for name, losses in shifts.items()
     }
     return (
@@ -319,7 +319,8 @@ def _largest_difference(losses: ShiftedLosses, seeds: tuple[int, ...]) -> Float[
     """Largest relative difference between the trained and gradient descent's loss over scales from 0.5 to 2."""
     by_learner = dict(zip(losses.learners, losses.mean(), strict=True))
     ratio = torch.stack([by_learner[f"trained {seed}"] / by_learner["gradient descent"] for seed in seeds], -1)
-    return (ratio[(losses.scales >= 0.5) & (losses.scales <= 2)] - 1).abs().amax(0)
+    scales = torch.tensor(losses.scales)
+    return (ratio[(scales >= 0.5) & (scales <= 2)] - 1).abs().amax(0)
 
 
 def _exact_loss(setting: Setting) -> Part:

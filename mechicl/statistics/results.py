@@ -107,7 +107,8 @@ class Result:
         tensors: dict[str, Tensor] = {}
         data = encode(self, "", tensors)
         folder.mkdir(parents=True, exist_ok=True)
-        write_tensors(folder / "tensors.safetensors", tensors)
+        if tensors:  # a file without any could not be read again
+            write_tensors(folder / "tensors.safetensors", tensors)
         write_json(folder / "result.json", data)
         return folder
 
@@ -185,7 +186,8 @@ def load_result(path: str | Path) -> Any:
     """
     folder = Path(path)
     data = read_json(folder / "result.json")
-    tensors, _ = read_tensors(folder / "tensors.safetensors")
+    file = folder / "tensors.safetensors"
+    tensors = read_tensors(file)[0] if file.exists() else {}
     try:
         return decode(data, tensors)
     except (KeyError, TypeError, AttributeError) as error:

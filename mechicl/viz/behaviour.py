@@ -82,7 +82,7 @@ def shifted_losses(by_shift: Mapping[str, ShiftedLosses]) -> go.Figure:
         for learner, means in zip(losses.learners, losses.mean() / 2, strict=True):
             kind = next((name for name in dashes if learner.startswith(name)), learner)
             add_line(
-                fig, losses.scales.tolist(), means.tolist(), kind, COLORS.get(kind, COLORS["other"]),
+                fig, losses.scales, means.tolist(), kind, COLORS.get(kind, COLORS["other"]),
                 dash=dashes.get(kind, "solid"), width=4 if kind == "gradient descent" else 2, legendgroup=kind,
                 showlegend=kind not in shown, place=place,
             )  # fmt: skip

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mechicl import algorithms, viz
-from mechicl.analysis import FamilyMatch, Identification, ShiftedLosses, SpectralLearner, losses_over_scales
+from mechicl.analysis import FamilyMatch, Identification, ShiftedLosses, SpectralLearner, measure_shifted_losses
 from mechicl.learners import AlgorithmLearner, Learner
 from mechicl.statistics import interval
 from mechicl.tasks import LinearRegression
@@ -64,7 +64,7 @@ def test_families_are_ordered_with_the_nearest_at_the_top():
 def losses() -> ShiftedLosses:
     descent = AlgorithmLearner(algorithms.gradient_descent, {"steps": 1, "step_size": 0.5})
     learners = {"gradient descent": descent, "trained 0": AlgorithmLearner(algorithms.ols), "mine": descent}
-    return losses_over_scales(learners, LinearRegression(x_dim=3, n_context=4), [0.5, 1.0], n_prompts=20)
+    return measure_shifted_losses(learners, LinearRegression(x_dim=3, n_context=4), [0.5, 1.0], n_prompts=20)
 
 
 def test_shifts_show_half_the_mean_squared_error_of_every_learner():

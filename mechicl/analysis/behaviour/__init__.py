@@ -19,7 +19,7 @@ from mechicl.analysis.behaviour.growth import Growth, fit_growth
 from mechicl.analysis.behaviour.identification import FamilyMatch, Identification, identify
 from mechicl.analysis.behaviour.induced_weights import induced_weights, regressed_weights
 from mechicl.analysis.behaviour.matching import BestMatch, Match, match
-from mechicl.analysis.behaviour.shifts import FOREIGN_INPUTS, ShiftedLosses, losses_over_scales
+from mechicl.analysis.behaviour.shifts import FOREIGN_INPUTS, ShiftedLosses, measure_shifted_losses
 from mechicl.analysis.behaviour.similarity import similarity_of_errors, similarity_of_weights
 from mechicl.analysis.behaviour.spectral import SpectralLearner
 
@@ -40,11 +40,11 @@ __all__ = [
     "fit_growth",
     "identify",
     "induced_weights",
-    "losses_over_scales",
     "match",
     "measure_forgetting",
     "measure_order_sensitivity",
     "measure_outside_span",
+    "measure_shifted_losses",
     "regressed_weights",
     "sensitivities",
     "similarity_of_errors",

@@ -1,7 +1,8 @@
-"""The member of each family of algorithms that comes nearest to given predictions, or to a task's targets."""
+"""The member of each family of algorithms that comes nearest to a model's predictions, or to a task's targets."""
 
+import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -23,17 +24,18 @@ MOST_STEPS = 12  # of families with parameters of their own in each step
 N_KNOTS = 20
 SCREENING = 512  # prompts on which step numbers and starts are chosen, before the fit on all
 MOST_GROWTH, MARGIN = 100, 1.25  # of residuals on contexts whose eigenvalues exceed all those seen by this factor
-SAME = 1e-10  # distances below are rounding and the searches' tolerance: the same predictions
+ROUNDING = 1e-10  # squared distances, relative to squared predictions: below, two learners predict the same
 
 
 @dataclass(frozen=True, eq=False)
-class Candidate:
+class FittedAlgorithm:
     """A member of a family with its fitted hyperparameters and how many numbers were fitted."""
 
     name: str
     learner: Learner
     hyperparameters: dict[str, float] = field(default_factory=dict)
     n_fitted: int = 0
+    differentiable: bool = True  # with respect to the query
 
 
 def tuned_descent(prompts: Prompts, steps: int, *, gamma: bool = False, per_step: bool = False) -> SpectralLearner:
@@ -59,58 +61,65 @@ def tuned_descent(prompts: Prompts, steps: int, *, gamma: bool = False, per_step
         raise ValueError("one step of GD++ is one of gradient descent: its γ does nothing")
     if steps < 1 or len(prompts) == 0 or prompts.n_context == 0:
         raise ValueError(f"tuning needs prompts with context and at least one step, got {prompts} and steps={steps}")
-    found = gd_plus_plus(SpectralProblem.of(prompts, prompts.query.ys), steps, per_step=per_step, gamma=gamma).learner
-    assert isinstance(found, SpectralLearner)
-    return found
+    problem = SpectralProblem.of(prompts, prompts.query.ys)
+    learner = _gd_plus_plus(problem, steps, per_step=per_step, gamma=gamma).learner
+    assert isinstance(learner, SpectralLearner)
+    return learner
 
 
-def families(problem: SpectralProblem, prompts: Prompts, steps: int, task: LinearRegression) -> Iterator[Candidate]:
-    """Each family's member nearest to the problem's targets."""
-    largest = problem.eigenvalues.max().item()
-    few = min(steps, MOST_STEPS)
-    yield _gradient_descent(problem, steps)
-    if steps > 1:
-        yield gd_plus_plus(problem, few, per_step=False, gamma=True)
-        yield gd_plus_plus(problem, few, per_step=True, gamma=False)
-        yield gd_plus_plus(problem, few, per_step=True, gamma=True)
-    yield _preconditioned(problem, prompts)
-    yield _newton(problem, list(range(16)))
-    yield _ridge(problem, task)
-    yield Candidate("least squares", AlgorithmLearner(algorithms.ols))
-    yield _chebyshev(problem)
-    if steps > 1:  # one step of gradient descent is the only one of its order
-        yield _polynomial(problem, steps, largest, "any first-order learner")
-    knots = torch.quantile(problem.eigenvalues.flatten()[:100_000], torch.linspace(0, 1, N_KNOTS).double()).unique()
-    if len(knots) > 1:
-        coefficients, basis = problem.linear(hats(knots)), hats(knots)
-        name = "any function of S"
-        learner = SpectralLearner(lambda eigenvalues: basis(eigenvalues) @ coefficients, name)
-        yield Candidate(name, learner, {}, len(knots))
-    yield Candidate("averaging", AlgorithmLearner(algorithms.averaging))
-    yield _online(problem, prompts)
-    yield _neighbours(problem, prompts)
+def family_fits(
+    problem: SpectralProblem, prompts: Prompts, steps: int, task: LinearRegression
+) -> list[Callable[[], FittedAlgorithm]]:
+    """For each family, the fit of its member nearest to the problem's targets, to be called."""
+    deep = min(steps, MOST_STEPS)
+    fits = [partial(_gradient_descent, problem, steps)]
+    if steps > 1:  # one step of gradient descent is the only first-order learner with one step
+        fits += [
+            partial(_gd_plus_plus, problem, deep, per_step=per_step, gamma=gamma)
+            for per_step, gamma in ((False, True), (True, False), (True, True))
+        ]
+        fits.append(partial(_polynomial, problem, steps, "any first-order learner"))
+    return [
+        *fits,
+        partial(_preconditioned, problem, prompts),
+        partial(_newton, problem, range(16)),
+        partial(_ridge, problem, task),
+        partial(FittedAlgorithm, "least squares", AlgorithmLearner(algorithms.ols)),
+        partial(_chebyshev, problem),
+        partial(_any_filter, problem),
+        partial(FittedAlgorithm, "averaging", AlgorithmLearner(algorithms.averaging)),
+        partial(_online, problem, prompts),
+        partial(_neighbours, problem, prompts),
+    ]
 
 
-def limits(problem: SpectralProblem, steps: int, task: LinearRegression) -> Iterator[Candidate]:
+def limits(problem: SpectralProblem, steps: int, task: LinearRegression) -> list[FittedAlgorithm]:
     """The best learners of each order for the problem's targets, the task's own."""
-    yield _polynomial(problem, steps, problem.eigenvalues.max().item(), "first order")
-    yield _newton(problem, [steps], "second order")
-    yield _ridge(problem, task, "ridge")
+    newton = _newton(problem, [steps])
+    second_order = dataclasses.replace(newton, name=f"second order: {newton.name}")
+    return [_polynomial(problem, steps, "first order"), second_order, _ridge(problem, task)]
 
 
-def _grid(low: float, high: float, n: int = 60) -> list[float]:
+def _geometric_grid(low: float, high: float, n: int = 60) -> list[float]:
     return torch.logspace(math.log10(low), math.log10(high), n, dtype=torch.float64).tolist()
 
 
-def _plural(steps: int) -> str:
-    return f"{steps} step{'s' if steps != 1 else ''}"
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' if number != 1 else ''}"
 
 
-def _iterations(number: int) -> str:
-    return f"{number} iteration{'s' if number != 1 else ''}"
+# Bounds of the searches. A filter f leaves the share 1 - λ f(λ) of the target along an eigendirection: (1 - aλ)^k for k
+# steps of gradient descent, (1 - αλ²)^(2^k) for k iterations of Newton's method. Each is a power of 1 - s, which must
+# not explode on contexts whose eigenvalues are somewhat larger than those seen: |1 - s|^power <= MOST_GROWTH bounds s
+# at MARGIN times the largest eigenvalue, and with it the value that is searched. At the lower end of the grids a whole
+# run does less than 1% of the way along the typical largest eigendirection.
 
 
-def _steps_and_value(
+def _largest_stable(power: int) -> float:
+    return 1 + MOST_GROWTH ** (1 / power)
+
+
+def _fit_steps_and_value(
     problem: SpectralProblem,
     family: Callable[[Tensor, int, float | Tensor], Tensor],
     numbers: Sequence[int],
@@ -120,8 +129,10 @@ def _steps_and_value(
     few, screened = problem.first(SCREENING), {}
 
     def screen(k: int) -> None:
+        # A grid in the best valley of the last grid, seven times over: unlike Brent's method it evaluates many values
+        # at once, and there are dozens of step numbers to screen.
         values = torch.tensor(grid(k), dtype=torch.float64)
-        for _ in range(7):  # a grid in the best valley of the last one: all of its values at once, unlike Brent's
+        for _ in range(7):
             filtered = family(few.eigenvalues, k, values[:, None, None])
             predicted = torch.einsum("vpx,pxy->vpy", filtered, few.contributions)
             errors = (predicted - few.targets).square().mean((1, 2)).nan_to_num(math.inf)
@@ -132,7 +143,7 @@ def _steps_and_value(
 
     for k in numbers:
         screen(k)
-    while True:  # between the best number and its neighbours
+    while True:  # bisect between the best number and its neighbours
         best = min(screened, key=screened.__getitem__)
         below = max((k for k in screened if k < best), default=best)
         above = min((k for k in screened if k > best), default=best)
@@ -141,35 +152,29 @@ def _steps_and_value(
             break
         for k in between:
             screen(k)
-    found = []
+    fits = []
     for k in sorted(screened, key=screened.__getitem__)[:3]:
         value = screened[k][1]
-        near = _grid(0.6 * value, min(1.5 * value, grid(k)[-1]), 5)
-        found.append((k, *problem.least(lambda value, k=k: family(problem.eigenvalues, k, value), near)))
-    least_error = min(error for _, _, error in found)
-    return min(fit for fit in found if fit[2] <= 1.001 * least_error)
+        near = _geometric_grid(0.6 * value, min(1.5 * value, grid(k)[-1]), 5)
+        fits.append((k, *problem.least(lambda value, k=k: family(problem.eigenvalues, k, value), near)))
+    least_error = min(error for _, _, error in fits)
+    return min(fit for fit in fits if fit[2] <= 1.001 * least_error)
 
 
-def _stable(factors: int) -> float:
-    """The largest s for which so many factors `1 - s` do not grow beyond MOST_GROWTH."""
-    return 1 + MOST_GROWTH ** (1 / factors)
-
-
-def _gradient_descent(problem: SpectralProblem, steps: int) -> Candidate:
+def _gradient_descent(problem: SpectralProblem, steps: int) -> FittedAlgorithm:
     typical, largest = problem.eigenvalues.amax(-1).mean().item(), MARGIN * problem.eigenvalues.max().item()
     numbers = sorted({steps, *range(1, 9), *(2**i for i in range(4, 11))})
-    k, step_size, _ = _steps_and_value(
-        problem,
-        gradient_descent_filter,
-        numbers,
-        lambda k: _grid(4e-3 / typical / k, min(20 / typical, _stable(k) / largest), 40),
-    )
-    name = f"gradient descent, {_plural(k)}"
+
+    def grid(k: int) -> list[float]:
+        return _geometric_grid(4e-3 / typical / k, min(20 / typical, _largest_stable(k) / largest), 40)
+
+    k, step_size, _ = _fit_steps_and_value(problem, gradient_descent_filter, numbers, grid)
+    name = f"gradient descent, {_count(k, 'step')}"
     learner = SpectralLearner(partial(gradient_descent_filter, steps=k, step_size=step_size), name)
-    return Candidate(name, learner, {"step_size": step_size}, 2)
+    return FittedAlgorithm(name, learner, {"step_size": step_size}, 2)
 
 
-def gd_plus_plus(problem: SpectralProblem, steps: int, *, per_step: bool, gamma: bool) -> Candidate:
+def _gd_plus_plus(problem: SpectralProblem, steps: int, *, per_step: bool, gamma: bool) -> FittedAlgorithm:
     """Gradient descent or GD++ with so many steps (Levenberg-Marquardt from several starts)."""
     count = steps if per_step else 1
     n_gammas = (max(count - 1, 1) if per_step else 1) if gamma else 0  # the last step's γ moves nothing any more
@@ -181,6 +186,9 @@ def gd_plus_plus(problem: SpectralProblem, steps: int, *, per_step: bool, gamma:
         a = a.expand(steps, *a.shape[1:])
         return a, g.expand(steps, *g.shape[1:]) if gamma else torch.zeros_like(a)
 
+    def filtered(parameters: Tensor, eigenvalues: Tensor) -> Tensor:
+        return gd_plus_plus_filters(eigenvalues, *spread(parameters))[-1]
+
     # γ shrinks the largest eigenvalues, so that later steps may be larger: by nothing, by 2 and by 5 a step
     size = 1 / problem.eigenvalues.amax(-1).mean().item()
     starts = [
@@ -189,33 +197,28 @@ def gd_plus_plus(problem: SpectralProblem, steps: int, *, per_step: bool, gamma:
         if gamma or growth == 1
     ]
 
-    def family(parameters: Tensor, eigenvalues: Tensor = problem.eigenvalues) -> Tensor:
-        return gd_plus_plus_filters(eigenvalues, *spread(parameters))[-1]
-
-    def nearest(few: SpectralProblem, all_of: SpectralProblem) -> Tensor:
+    def nearest(screening: SpectralProblem, whole: SpectralProblem) -> Tensor:
         screened = []
         for start in starts:
-            screened.append(few.descend(partial(family, eigenvalues=few.eigenvalues), start))
-            if screened[-1][1] < 1e-3 * SAME * few.targets.square().mean().item():
-                break
-        screened.sort(key=lambda fit: _or_inf(fit[1]))
-        on_all = partial(family, eigenvalues=all_of.eigenvalues)
-        polished = (all_of.descend(on_all, found, evaluations=30) for found, _ in screened[:2])
-        return min(polished, key=lambda fit: _or_inf(fit[1]))[0]
+            screened.append(screening.descend(partial(filtered, eigenvalues=screening.eigenvalues), start))
+            if screened[-1][1] < 1e-3 * ROUNDING * screening.targets.square().mean().item():
+                break  # exact: no other start comes nearer
+        screened.sort(key=lambda fit: fit[1])
+        on_whole = partial(filtered, eigenvalues=whole.eigenvalues)
+        polished = (whole.descend(on_whole, parameters, evaluations=30) for parameters, _ in screened[:2])
+        return min(polished, key=lambda fit: fit[1])[0]
 
     few = problem.first(SCREENING)
     best = nearest(few, problem)
-    if _explodes(problem, partial(family, best)):
+    if _explodes(problem, partial(filtered, best)):
         best = nearest(few.guarded(MARGIN), problem.guarded(MARGIN))
-    a, g = spread(best)
     kind, each = "GD++" if gamma else "gradient descent", ", parameters for each step" if per_step else ""
-    name = f"{kind}, {_plural(steps)}{each}"
     labels = ["step_size", "gamma"]
     if per_step:
         labels = [f"step_size_{i + 1}" for i in range(count)] + [f"gamma_{i + 1}" for i in range(n_gammas)]
     hyperparameters = dict(zip(labels, best.tolist(), strict=False))
-    learner = SpectralLearner(lambda eigenvalues: gd_plus_plus_filters(eigenvalues, a, g)[-1], name, hyperparameters)
-    return Candidate(name, learner, learner.hyperparameters, len(best))
+    learner = SpectralLearner(partial(filtered, best), f"{kind}, {_count(steps, 'step')}{each}", hyperparameters)
+    return FittedAlgorithm(learner.name, learner, hyperparameters, len(best))
 
 
 def _explodes(problem: SpectralProblem, filtered: Callable[[Tensor], Tensor]) -> bool:
@@ -224,11 +227,8 @@ def _explodes(problem: SpectralProblem, filtered: Callable[[Tensor], Tensor]) ->
     return not bool(((1 - beyond * filtered(beyond)).abs() <= MOST_GROWTH).all())
 
 
-def _or_inf(value: float) -> float:
-    return value if math.isfinite(value) else math.inf  # diverged
-
-
-def _preconditioned(problem: SpectralProblem, prompts: Prompts) -> Candidate:
+def _preconditioned(problem: SpectralProblem, prompts: Prompts) -> FittedAlgorithm:
+    # the prediction xᵀ P B / n is linear in P: its entries are a least-squares problem with one column an entry x_i B_j
     context, d = prompts.context, prompts.x_dim
     cross = context.xs.mT @ context.ys / max(prompts.n_context, 1)
     design = torch.einsum("pi,pjy->pyij", prompts.query.xs, cross).flatten(0, 1).flatten(1)
@@ -236,79 +236,92 @@ def _preconditioned(problem: SpectralProblem, prompts: Prompts) -> Candidate:
     learner = AlgorithmLearner(algorithms.preconditioned_gd, {"preconditioner": matrix})
     values = torch.linalg.svdvals(matrix)
     described = {"largest singular value": values[0].item(), "smallest": values[-1].item()}
-    return Candidate("preconditioned gradient descent, 1 step", learner, described, d * d)
+    return FittedAlgorithm("preconditioned gradient descent, 1 step", learner, described, d * d)
 
 
-def _newton(problem: SpectralProblem, numbers: list[int], name: str = "Newton") -> Candidate:
-    def size(eigenvalues: Tensor) -> Tensor:
+def _newton(problem: SpectralProblem, numbers: Sequence[int]) -> FittedAlgorithm:
+    """Newton's method from αS, with one α for all contexts or with α relative to each context's 1/|SSᵀ|."""
+
+    def norms(eigenvalues: Tensor) -> Tensor:
         return eigenvalues.square().norm(dim=-1, keepdim=True).clamp(min=1e-300)
 
     def relative(eigenvalues: Tensor, k: int, share: float | Tensor) -> Tensor:
-        return newton_filter(eigenvalues, k, share / size(eigenvalues))
+        return newton_filter(eigenvalues, k, share / norms(eigenvalues))
 
     def grid(k: int, typical: float, largest: float) -> list[float]:
-        return _grid(1e-4 / typical, min(1e2 / typical, _stable(2**k) / largest), 20)
+        return _geometric_grid(1e-4 / typical, min(1e2 / typical, _largest_stable(2**k) / largest), 20)
 
-    typical, largest = size(problem.eigenvalues).mean().item(), (MARGIN * problem.eigenvalues.max().item()) ** 2
-    fits = []
-    for family, sizes, label in (
-        (relative, (1, 1), "alpha over 1/|SSᵀ|"),
-        (newton_filter, (typical, largest), "alpha"),
-    ):
-        near = partial(grid, typical=sizes[0], largest=sizes[1])
-        fits.append((_steps_and_value(problem, family, numbers, near), family, label))
-    (k, alpha, _), family, label = min(fits, key=lambda fit: fit[0][2])
-    title = f"{name}, {_iterations(k)}" if name == "Newton" else f"{name}: Newton, {_iterations(k)}"
-    own = family is newton_filter
-    learner = SpectralLearner(lambda eigenvalues: family(eigenvalues, k, alpha), title, {label: alpha}, elementwise=own)
-    return Candidate(title, learner, {label: alpha}, 1 + (len(numbers) > 1))
+    typical, largest = norms(problem.eigenvalues).mean().item(), (MARGIN * problem.eigenvalues.max().item()) ** 2
+    # filter, label, whether f(λ) depends on λ alone, and the typical and largest λ² in the unit of 1/α
+    choices = (
+        (relative, "alpha over 1/|SSᵀ|", False, partial(grid, typical=1, largest=1)),
+        (newton_filter, "alpha", True, partial(grid, typical=typical, largest=largest)),
+    )
+    fits = [(*_fit_steps_and_value(problem, choice[0], numbers, choice[3]), choice[:3]) for choice in choices]
+    k, alpha, _, (family, label, elementwise) = min(fits, key=lambda fit: fit[2])
+    name = f"Newton, {_count(k, 'iteration')}"
+    learner = SpectralLearner(
+        lambda eigenvalues: family(eigenvalues, k, alpha), name, {label: alpha}, elementwise=elementwise
+    )
+    return FittedAlgorithm(name, learner, {label: alpha}, 1 + (len(numbers) > 1))
 
 
-def _ridge(problem: SpectralProblem, task: LinearRegression, name: str = "ridge") -> Candidate:
+def _ridge(problem: SpectralProblem, task: LinearRegression) -> FittedAlgorithm:
     mean = problem.eigenvalues.mean().item()
     penalty, _ = problem.least(
         lambda value: ridge_filter(problem.eigenvalues, value, n_context=task.n_context),
-        _grid(1e-8 * mean, 1e2 * mean, 100),
+        _geometric_grid(1e-8 * mean, 1e2 * mean, 100),
     )
     learner = AlgorithmLearner(algorithms.ridge, {"penalty": penalty})
-    return Candidate(name, learner, {"penalty": penalty}, 1)
+    return FittedAlgorithm("ridge", learner, {"penalty": penalty}, 1)
 
 
-def _chebyshev(problem: SpectralProblem) -> Candidate:
+def _chebyshev(problem: SpectralProblem) -> FittedAlgorithm:
     degrees = range(1, 2 * problem.eigenvalues.shape[1] + 1)
     best = min(degrees, key=lambda degree: problem.error(chebyshev_filter(problem.eigenvalues, degree)).item())
     learner = AlgorithmLearner(algorithms.chebyshev, {"steps": best})
-    return Candidate(f"Chebyshev, {_plural(best)}", learner, {"degree": best}, 1)
+    return FittedAlgorithm(f"Chebyshev, {_count(best, 'step')}", learner, {"degree": best}, 1)
 
 
-def _polynomial(problem: SpectralProblem, steps: int, largest: float, name: str) -> Candidate:
-    basis = polynomials(steps, largest)
+def _polynomial(problem: SpectralProblem, steps: int, name: str) -> FittedAlgorithm:
+    """The best polynomial in S with `steps` terms: what any first-order method reaches in so many steps."""
+    basis = polynomials(steps, problem.eigenvalues.max().item())
     coefficients = problem.linear(basis)
     if _explodes(problem, lambda eigenvalues: basis(eigenvalues) @ coefficients):
         coefficients = problem.guarded(MARGIN).linear(basis)
-    title = f"{name}, {_plural(steps)}"
+    title = f"{name}, {_count(steps, 'step')}"
     learner = SpectralLearner(lambda eigenvalues: basis(eigenvalues) @ coefficients, title)
-    return Candidate(title, learner, {}, steps)
+    return FittedAlgorithm(title, learner, {}, steps)
 
 
-def _online(problem: SpectralProblem, prompts: Prompts) -> Candidate:
+def _any_filter(problem: SpectralProblem) -> FittedAlgorithm:
+    """The best piecewise linear function of the eigenvalues, with knots at their quantiles."""
+    knots = torch.quantile(problem.eigenvalues.flatten()[:100_000], torch.linspace(0, 1, N_KNOTS).double()).unique()
+    basis = hats(knots)
+    coefficients = problem.linear(basis)
+    learner = SpectralLearner(lambda eigenvalues: basis(eigenvalues) @ coefficients, "any function of S")
+    return FittedAlgorithm(learner.name, learner, {}, len(knots))
+
+
+def _online(problem: SpectralProblem, prompts: Prompts) -> FittedAlgorithm:
     def error(step_size: float | None) -> float:
-        found = algorithms.online_gradient_descent(prompts, step_size=step_size, at="query").predictions[0, :, -1]
-        return (found - problem.targets).square().mean().item()
+        predicted = algorithms.online_gradient_descent(prompts, step_size=step_size, at="query").predictions[0, :, -1]
+        return (predicted - problem.targets).square().mean().item()
 
     typical = 1 / prompts.context.xs.square().sum(-1).mean().item()
-    step_size, least_error = minimize_on_grid(error, _grid(0.01 * typical, 4 * typical, 16))
+    step_size, least_error = minimize_on_grid(error, _geometric_grid(0.01 * typical, 4 * typical, 16))
     best = None if error(None) <= least_error else step_size  # None: 1 / |x|²
     learner = AlgorithmLearner(algorithms.online_gradient_descent, {"step_size": best})
     settings = {} if best is None else {"step_size": best}
-    return Candidate("online gradient descent", learner, settings, len(settings))
+    return FittedAlgorithm("online gradient descent", learner, settings, len(settings))
 
 
-def _neighbours(problem: SpectralProblem, prompts: Prompts) -> Candidate:
+def _neighbours(problem: SpectralProblem, prompts: Prompts) -> FittedAlgorithm:
     distances = (prompts.context.xs - prompts.query.xs[:, None]).square().sum(-1)
     order = distances.sort(dim=1, stable=True).indices[..., None]
     sums = prompts.context.ys.take_along_dim(order, dim=1).cumsum(1)
     means = sums / torch.arange(1, prompts.n_context + 1)[:, None]  # of the nearest 1, 2, ... points
     best = int((means - problem.targets[:, None]).square().mean((0, 2)).argmin()) + 1
     learner = AlgorithmLearner(algorithms.nearest_neighbours, {"n_neighbours": best})
-    return Candidate("nearest neighbours", learner, {"n_neighbours": best}, 1)
+    # constant wherever it has a derivative
+    return FittedAlgorithm("nearest neighbours", learner, {"n_neighbours": best}, 1, differentiable=False)

@@ -6,9 +6,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.learners import Learner
+from mechicl.learners import Learner, bytes_per_prompt
+from mechicl.memory import MEMORY, Budget
 from mechicl.prompts import Prompts
 from mechicl.statistics import Result
+
+GRAPH_COPIES = 8  # a graph keeps the activations of every layer, where `bytes_per_prompt` counts two layers'
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,14 +29,14 @@ class Alignment(Result):
     sensitivity_distance: Float[Tensor, "prompt"]
 
 
-def align(a: Learner, b: Learner, prompts: Prompts, *, batch_size: int = 4096) -> Alignment:
+def align(a: Learner, b: Learner, prompts: Prompts, *, memory: float = MEMORY) -> Alignment:
     """Compare two learners on each prompt's query.
 
     Args:
         a: a learner whose predictions are differentiable with respect to the query.
         b: another one.
         prompts: what to compare them on; the papers use 10,000.
-        batch_size: prompts that are held in memory at a time.
+        memory: bound in bytes on what is held at a time.
 
     Raises:
         ValueError: no prompts, or a learner that is not differentiable with respect to the query.
@@ -41,14 +44,14 @@ def align(a: Learner, b: Learner, prompts: Prompts, *, batch_size: int = 4096) -
     Source: von Oswald et al. 2023, section 3.
 
     Example:
-        >>> model = load("lsa-1l")
         >>> step = AlgorithmLearner(algorithms.gradient_descent, dict(steps=1, step_size=0.6))
-        >>> print(align(model, step, LinearRegression().sample(1000, seed=0)).intervals()["sensitivity_cosine"])
+        >>> print(align(load("lsa-1l"), step, LinearRegression().sample(1000, seed=0)))
     """
     if len(prompts) == 0:
         raise ValueError("align() needs at least one prompt")
+    per_prompt = GRAPH_COPIES * max(bytes_per_prompt(learner, prompts) for learner in (a, b))
     parts = []
-    for part in prompts.split(batch_size):
+    for part in prompts.split(Budget(memory).rows(per_prompt, at_most=4096)):
         (y_a, s_a), (y_b, s_b) = predictions_and_sensitivities(a, part), predictions_and_sensitivities(b, part)
         parts.append(((y_a - y_b).norm(dim=1), cosine_of_sensitivities(s_a, s_b), (s_a - s_b).flatten(1).norm(dim=1)))
     distance, cosine, difference = (torch.cat(column) for column in zip(*parts, strict=True))
@@ -69,6 +72,9 @@ def sensitivities(learner: Learner, prompts: Prompts) -> Float[Tensor, "prompt y
 
     Raises:
         ValueError: the learner's predictions do not depend on the query differentiably.
+
+    Example:
+        >>> sensitivities(model, prompts).norm(dim=(1, 2)).mean()
     """
     return predictions_and_sensitivities(learner, prompts)[1]
 
@@ -76,16 +82,17 @@ def sensitivities(learner: Learner, prompts: Prompts) -> Float[Tensor, "prompt y
 def predictions_and_sensitivities(
     learner: Learner, prompts: Prompts
 ) -> tuple[Float[Tensor, "prompt y"], Float[Tensor, "prompt y x"]]:
-    """Query predictions and their derivatives, both float64; the learner's own gradients are not touched."""
+    """Query predictions and their derivatives, both float64 and detached; the learner's gradients are not touched."""
     query = prompts.query.xs.detach().clone().requires_grad_()
     with torch.enable_grad():
         predictions = learner.predict(prompts.with_query(query))
         if not predictions.requires_grad:
             raise ValueError(f"{type(learner).__name__}.predict is not differentiable with respect to the query")
+        # one prompt's prediction does not see another's query: the sum over prompts has each prompt's own derivative
         rows = [
             torch.autograd.grad(predictions[:, i].sum(), query, retain_graph=True, allow_unused=True)[0]
             for i in range(predictions.shape[1])
         ]
     if any(row is None for row in rows):
         raise ValueError(f"{type(learner).__name__}.predict does not depend on the query")
-    return predictions.detach().double(), torch.stack(rows, dim=1).double()
+    return predictions.detach().double(), torch.stack(rows, dim=1).detach().double()

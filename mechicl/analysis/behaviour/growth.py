@@ -8,11 +8,11 @@ from typing import Literal
 import numpy as np
 from scipy.optimize import least_squares
 
-from mechicl.statistics import Interval, student_t_quantile
+from mechicl.statistics import Interval, Result, student_t_quantile
 
 
 @dataclass(frozen=True)
-class Growth:
+class Growth(Result):
     """How the best-matching step grows with the layer: linearly or exponentially.
 
     Both curves have two parameters and errors that are normal in log k, so that Akaike's criterion compares their
@@ -56,6 +56,9 @@ def fit_growth(rows: Sequence[float], columns: Sequence[float]) -> Growth:
 
     Raises:
         ValueError: fewer than 5 points, another number of rows than of columns, a row twice, or a step below 1.
+
+    Example:
+        >>> fit_growth(rows=[1, 2, 3, 4, 5], columns=[1, 2, 4, 7, 17]).better
     """
     if len(rows) != len(columns) or len(set(rows)) != len(rows) or len(rows) < 5 or min(columns) < 1:
         raise ValueError(
@@ -64,7 +67,9 @@ def fit_growth(rows: Sequence[float], columns: Sequence[float]) -> Growth:
     order = np.argsort(np.asarray(rows, dtype=float))
     x, log_k = np.asarray(rows, dtype=float)[order], np.log(np.asarray(columns, dtype=float)[order])
 
-    def linear(p: np.ndarray) -> np.ndarray:  # through its ends, which keeps it positive between them
+    def linear(p: np.ndarray) -> np.ndarray:
+        # The line is fitted to log k, so it must be positive at all layers. Given by the logarithms of its two ends it
+        # is, whatever the parameters, and no bound on them is needed.
         first, last = np.exp(p)
         return first + (last - first) * (x - x[0]) / (x[-1] - x[0])
 

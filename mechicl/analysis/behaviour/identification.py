@@ -1,34 +1,37 @@
 """Which algorithm is it? Families of algorithms fitted to a model's predictions, ranked on held-out prompts."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from tqdm.auto import tqdm
 
-from mechicl import algorithms
-from mechicl.analysis.behaviour.algorithm_families import SAME, Candidate, families, limits
-from mechicl.analysis.behaviour.alignment import cosine_of_sensitivities, predictions_and_sensitivities
+from mechicl.analysis.behaviour.algorithm_families import ROUNDING, FittedAlgorithm, family_fits, limits
+from mechicl.analysis.behaviour.alignment import (
+    GRAPH_COPIES,
+    cosine_of_sensitivities,
+    predictions_and_sensitivities,
+)
 from mechicl.analysis.behaviour.spectral import SpectralProblem
-from mechicl.learners import AlgorithmLearner, Learner
+from mechicl.learners import Learner, prompt_batches
+from mechicl.memory import MEMORY
+from mechicl.progress import progress_bar
 from mechicl.prompts import Prompts
-from mechicl.statistics import Interval, interval, ratio_interval
+from mechicl.statistics import Interval, Result, interval, ratio_interval
 from mechicl.tasks import LinearRegression
 
 LIMIT_PROMPTS = 32_768  # that the best learners on the task are tuned on: rare contexts decide their losses
-BATCH = 1024  # prompts through the model at a time
 
 
 @dataclass(frozen=True, eq=False)
-class FamilyMatch:
+class FamilyMatch(Result):
     """The member of a family of algorithms that predicts most like the model, on held-out prompts.
 
     Attributes:
         name: of the family.
-        learner: the member.
+        learner: the member; None in a result that was loaded.
         hyperparameters: its fitted hyperparameters.
         n_fitted: how many numbers were fitted.
         squared_distances: of its predictions from the model's, `[prompt]`, averaged over the target's dimensions.
@@ -37,7 +40,7 @@ class FamilyMatch:
     """
 
     name: str
-    learner: Learner
+    learner: Learner | None = field(metadata={"stored": False})
     hyperparameters: dict[str, float]
     n_fitted: int
     squared_distances: Float[Tensor, "prompt"]
@@ -46,7 +49,7 @@ class FamilyMatch:
 
 
 @dataclass(frozen=True, eq=False)
-class Identification:
+class Identification(Result):
     """Families ranked by how well their best member predicts what the model predicts.
 
     Attributes:
@@ -55,14 +58,14 @@ class Identification:
         limits: the best learners of their order on the task, fitted to the targets: how far is the model from them?
         squared_predictions: of the model, `[prompt]`.
         squared_errors: of the model, `[prompt]`.
-        eigenvalues: of the held-out contexts' S, `[prompt x]`.
+        eigenvalues: of the held-out contexts' S, `[x prompt]`.
     """
 
     matches: list[FamilyMatch]
     limits: list[FamilyMatch]
     squared_predictions: Float[Tensor, "prompt"]
     squared_errors: Float[Tensor, "prompt"]
-    eigenvalues: Float[Tensor, "prompt x"]
+    eigenvalues: Float[Tensor, "x prompt"]
 
     @property
     def best(self) -> FamilyMatch:
@@ -83,9 +86,9 @@ class Identification:
         The gap's interval holds 0, and the match is not farther on the typical prompt either (a few prompts on which it
         goes astray widen the former's interval, not the latter's); or the gap is rounding.
         """
-        gap, own, best = self.gap(match), match.squared_distances, self.best.squared_distances
-        farther = interval((own - best) / (own + best).clamp(min=1e-300))  # each prompt between -1 and 1
-        return match is self.best or gap.mean < SAME or (0 in gap and farther.low <= 0)
+        gap, distances, best = self.gap(match), match.squared_distances, self.best.squared_distances
+        farther = interval((distances - best) / (distances + best).clamp(min=1e-300))  # each prompt between -1 and 1
+        return match is self.best or gap.mean < ROUNDING or (0 in gap and farther.low <= 0)
 
     def to_dataframe(self) -> pd.DataFrame:
         """One row a family, ranked, then the limits; distances with 95% intervals over prompts.
@@ -110,20 +113,20 @@ class Identification:
                 })  # fmt: skip
         return pd.DataFrame(rows)
 
-    def __str__(self) -> str:
-        width = max(len(match.name) for match in (*self.matches, *self.limits))
-        lines = [f"{'family':{width}} {'distance':>20} {'sensitivity cosine':>24} {'loss / model':>20}  fitted"]
+    def _lines(self) -> list[tuple[str, str]]:
+        def line(*columns: str, note: str = "") -> str:
+            return f"{columns[0]:>20} {columns[1]:>24} {columns[2]:>20}  {note}".rstrip()
+
+        lines = [("family", line("distance", "sensitivity cosine", "loss / model", note="fitted"))]
         for title, matches in (("", self.matches), ("the best on the task itself", self.limits)):
-            lines += [title] if title else []
+            lines += [(title, "")] if title else []
             for match in matches:
                 ratio = ratio_interval(match.squared_errors, self.squared_errors)
                 settings = ", ".join(f"{k}={v:.4g}" for k, v in list(match.hyperparameters.items())[:4])
                 more = ", ..." if len(match.hyperparameters) > 4 else ""
                 columns = (str(self.distance(match)), str(interval(match.sensitivity_cosine)), str(ratio))
-                lines.append(
-                    f"{match.name:{width}} {columns[0]:>20} {columns[1]:>24} {columns[2]:>20}  {settings}{more}"
-                )
-        return "\n".join(line.rstrip() for line in lines)
+                lines.append((match.name, line(*columns, note=settings + more)))
+        return lines
 
 
 def identify(
@@ -133,6 +136,7 @@ def identify(
     steps: int | None = None,
     n_prompts: int = 4096,
     seed: int = 0,
+    memory: float = MEMORY,
     progress: bool = True,
 ) -> Identification:
     """Which algorithm does a learner run? Fit each family of algorithms to its predictions, and rank them.
@@ -152,6 +156,7 @@ def identify(
         steps: of the learner: by default the model's number of layers, or 8.
         n_prompts: to fit on, and to measure on.
         seed: of the prompts to fit on; the held-out ones have the next.
+        memory: bound in bytes on what the model holds at a time.
         progress: show a progress bar.
 
     Raises:
@@ -162,7 +167,7 @@ def identify(
     1961 for the limit of first-order methods.
 
     Example:
-        >>> result = identify(load("lsa-1l"), LinearRegression(), progress=False)
+        >>> result = identify(load("lsa-1l"), LinearRegression(), n_prompts=512)
         >>> result.best.name
         'preconditioned gradient descent, 1 step'
     """
@@ -174,50 +179,46 @@ def identify(
         raise ValueError("without a context there is nothing to learn from: n_context must be at least 1")
     fitting, held_out = (task.sample(n_prompts, seed=seed + i, dtype=torch.float64) for i in range(2))
     with torch.no_grad():
-        targets = torch.cat([model.predict(part).cpu().double() for part in fitting.split(BATCH)])
+        targets = torch.cat([model.predict(part).cpu().double() for part in prompt_batches(model, fitting, memory)])
     if not targets.isfinite().all():
         raise ValueError(f"{type(model).__name__} does not predict finite numbers on this task")
-    own = _with_slopes(model, held_out)
-    problem = SpectralProblem.of(fitting, targets)
-    total = 14 if steps > 1 else 10
-    nearest = families(problem, fitting, steps, task)
-    candidates = list(tqdm(nearest, desc="families", total=total, disable=not progress, leave=False))
-    matches = [_compared(candidate, own, held_out) for candidate in candidates]
-    many = task.sample(max(n_prompts, LIMIT_PROMPTS), seed=seed + 2, dtype=torch.float64)
-    on_the_task = SpectralProblem.of(many, many.query.ys)
-    best_on_task = [_compared(candidate, own, held_out) for candidate in limits(on_the_task, steps, task)]
-    same = SAME * own[0].square().mean().item()
+    predictions, slopes = _predictions_and_slopes(model, held_out, memory)
 
-    def order(match: FamilyMatch) -> tuple[float, int]:
-        return max(match.squared_distances.nan_to_num(nan=math.inf).mean().item(), same), match.n_fitted
+    def compare(fit: FittedAlgorithm) -> FamilyMatch:
+        if fit.differentiable:
+            predicted, its_slopes = _predictions_and_slopes(fit.learner, held_out, memory)
+        else:
+            predicted, its_slopes = fit.learner.predict(held_out), torch.full_like(slopes, math.nan)
+        return FamilyMatch(
+            fit.name,
+            fit.learner,
+            fit.hyperparameters,
+            fit.n_fitted,
+            (predicted - predictions).square().mean(-1),
+            cosine_of_sensitivities(its_slopes, slopes),
+            (predicted - held_out.query.ys).square().mean(-1),
+        )
 
-    matches.sort(key=order)
+    fits = family_fits(SpectralProblem.of(fitting, targets), fitting, steps, task)
+    matches = [compare(fit()) for fit in progress_bar(fits, unit="family", progress=progress, desc="identify")]
+    tuning = task.sample(max(n_prompts, LIMIT_PROMPTS), seed=seed + 2, dtype=torch.float64)
+    limit_fits = limits(SpectralProblem.of(tuning, tuning.query.ys), steps, task)
+    rounding = ROUNDING * predictions.square().mean().item()
+
+    def rank(match: FamilyMatch) -> tuple[float, int]:  # what predicts the same up to rounding: by fitted numbers
+        return max(match.squared_distances.nan_to_num(nan=math.inf).mean().item(), rounding), match.n_fitted
+
     return Identification(
-        matches,
-        best_on_task,
-        squared_predictions=own[0].square().mean(-1),
-        squared_errors=(own[0] - held_out.query.ys).square().mean(-1),
-        eigenvalues=SpectralProblem.of(held_out, own[0]).eigenvalues,
+        sorted(matches, key=rank),
+        [compare(fit) for fit in limit_fits],
+        squared_predictions=predictions.square().mean(-1),
+        squared_errors=(predictions - held_out.query.ys).square().mean(-1),
+        eigenvalues=SpectralProblem.of(held_out, predictions).eigenvalues.T,
     )
 
 
-def _compared(candidate: Candidate, own: tuple[Tensor, Tensor], prompts: Prompts) -> FamilyMatch:
-    found, slopes = _with_slopes(candidate.learner, prompts)
-    return FamilyMatch(
-        candidate.name,
-        candidate.learner,
-        candidate.hyperparameters,
-        candidate.n_fitted,
-        (found - own[0]).square().mean(-1),
-        cosine_of_sensitivities(slopes, own[1]),
-        (found - prompts.query.ys).square().mean(-1),
-    )
-
-
-def _with_slopes(learner: Learner, prompts: Prompts) -> tuple[Tensor, Tensor]:
-    if isinstance(learner, AlgorithmLearner) and learner.algorithm is algorithms.nearest_neighbours:
-        found = learner.predict(prompts)  # constant wherever it has a derivative
-        return found, found.new_full((*found.shape, prompts.x_dim), torch.nan)
-    parts = [predictions_and_sensitivities(learner, part) for part in prompts.split(BATCH)]
-    predictions, slopes = zip(*parts, strict=True)
-    return torch.cat(predictions).cpu(), torch.cat(slopes).cpu()
+def _predictions_and_slopes(learner: Learner, prompts: Prompts, memory: float) -> tuple[Tensor, Tensor]:
+    batches = prompt_batches(learner, prompts, memory, copies=GRAPH_COPIES)
+    parts = [predictions_and_sensitivities(learner, part) for part in batches]
+    predictions, slopes = (torch.cat(column).cpu() for column in zip(*parts, strict=True))
+    return predictions, slopes

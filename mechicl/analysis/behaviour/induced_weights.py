@@ -6,10 +6,11 @@ from torch import Tensor
 
 from mechicl.analysis.behaviour.alignment import sensitivities
 from mechicl.analysis.layers.layer_learners import LayerLearner
-from mechicl.learners import IterativeLearner, Learner
+from mechicl.learners import IterativeLearner, Learner, bytes_per_prompt
+from mechicl.memory import MEMORY, Budget
 from mechicl.prompts import Prompts
 
-CACHED_ROWS = 2**13  # streams of queries that are computed at a time
+CACHED_ROWS = 2**13  # queries' streams in a batch: so many stay in a processor's cache, and larger batches are slower
 
 
 def induced_weights(learner: Learner, prompts: Prompts) -> Float[Tensor, "step prompt point x y"]:
@@ -27,6 +28,9 @@ def induced_weights(learner: Learner, prompts: Prompts) -> Float[Tensor, "step p
         ValueError: the learner is not differentiable with respect to the query.
 
     Source: Fu et al. 2024, A.3.1, whose weights are regressed on sampled queries: see `regressed_weights`.
+
+    Example:
+        >>> induced_weights(AlgorithmLearner(algorithms.ols), prompts).shape
     """
     if isinstance(learner, IterativeLearner):
         weights = learner.trajectory(prompts, with_weights=True).weights
@@ -39,7 +43,7 @@ def induced_weights(learner: Learner, prompts: Prompts) -> Float[Tensor, "step p
 
 @torch.no_grad()
 def regressed_weights(
-    learner: Learner, prompts: Prompts, queries: Float[Tensor, "query x"], *, batch_size: int | None = None
+    learner: Learner, prompts: Prompts, queries: Float[Tensor, "query x"], *, memory: float = MEMORY
 ) -> Float[Tensor, "step prompt point x y"]:
     """Weights fitted by least squares to a learner's predictions on sampled queries, for every prefix.
 
@@ -51,35 +55,36 @@ def regressed_weights(
         prompts: the contexts; point t of the result is what the points before it have led to.
         queries: the same for all contexts, many more than dimensions; the paper draws them from the inputs'
             distribution.
-        batch_size: prompts in memory at a time, with all queries of each; by default so many that the queries' streams
-            stay in a processor's cache.
+        memory: bound in bytes on what is held at a time.
 
     Raises:
         ValueError: queries of another dimension, or fewer than dimensions.
 
     Source: Fu et al. 2024, A.3.1, eq. 13 and 14.
+
+    Example:
+        >>> regressed_weights(Lens(model), prompts[:4], torch.randn(30, task.x_dim)).shape
     """
     if queries.ndim != 2 or queries.shape[1] != prompts.x_dim or len(queries) < prompts.x_dim:
         raise ValueError(
             f"queries must be [query x] with x = {prompts.x_dim} and at least as many queries, got "
             f"{tuple(queries.shape)}"
         )
-    if batch_size is None:
-        batch_size = max(1, CACHED_ROWS // (len(queries) * (prompts.n_context + 1)))
+    per_prompt = (1 + len(queries)) * bytes_per_prompt(learner, prompts)
+    cached = max(1, CACHED_ROWS // (len(queries) * (prompts.n_context + 1)))
     parts = []
-    for part in prompts.split(batch_size):
+    for part in prompts.split(Budget(memory).rows(per_prompt, at_most=cached)):
         if isinstance(learner, LayerLearner):
             n_points = part.n_context + 1 if learner.gives_all_points else 1
-            asked = queries.expand(len(part), n_points, *queries.shape)
-            parts.append(learner.predict_queries(part, asked))
+            parts.append(learner.predict_queries(part, queries.expand(len(part), n_points, *queries.shape)))
         else:
-            parts.append(asked_one_by_one(learner, part, queries))
+            parts.append(predict_queries_one_by_one(learner, part, queries))
     predictions = torch.cat(parts, dim=1).double()
-    inverse = torch.linalg.pinv(queries.to(predictions))
-    return inverse @ predictions
+    # the same queries everywhere: one pseudo-inverse solves the least-squares problems of all prompts and prefixes
+    return torch.linalg.pinv(queries.to(predictions)) @ predictions
 
 
-def asked_one_by_one(
+def predict_queries_one_by_one(
     learner: Learner, prompts: Prompts, queries: Float[Tensor, "query x"]
 ) -> Float[Tensor, "step prompt point query y"]:
     """A pass for each query and prefix: the route for learners that share nothing between queries."""
@@ -87,10 +92,10 @@ def asked_one_by_one(
     for t in range(prompts.n_context + 1):
         answers = []
         for query in queries:
-            asked = prompts.prefix(t).with_query(query.to(prompts.xs).expand(len(prompts), -1))
+            prefix = prompts.prefix(t).with_query(query.to(prompts.xs).expand(len(prompts), -1))
             if isinstance(learner, IterativeLearner):
-                answers.append(learner.trajectory(asked).query())
+                answers.append(learner.trajectory(prefix).query())
             else:
-                answers.append(learner.predict(asked)[None])
+                answers.append(learner.predict(prefix)[None])
         prefixes.append(torch.stack(answers, dim=2))
     return torch.stack(prefixes, dim=2)

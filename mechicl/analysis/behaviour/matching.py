@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import pandas as pd
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -16,13 +15,16 @@ from mechicl.analysis.behaviour.growth import Growth, fit_growth
 from mechicl.analysis.behaviour.induced_weights import induced_weights, regressed_weights
 from mechicl.analysis.behaviour.similarity import similarity_of_errors, similarity_of_weights
 from mechicl.analysis.layers.layer_learners import LayerLearner
-from mechicl.learners import IterativeLearner, Learner, Trajectory
+from mechicl.learners import IterativeLearner, Learner, Trajectory, bytes_per_prompt
+from mechicl.memory import MEMORY, Budget
 from mechicl.prompts import Prompts
-from mechicl.statistics import Interval, interval, percentile_interval
+from mechicl.statistics import Interval, Result, interval, percentile_interval, storable
 
 Similarity = Literal["errors", "weights"]
+STEP_COPIES = 4  # a trajectory has a prediction, and weights, for each step where `bytes_per_prompt` counts one
 
 
+@storable
 @dataclass(frozen=True)
 class BestMatch:
     """The step of one learner that is most like a step of another.
@@ -45,7 +47,7 @@ class BestMatch:
 
 
 @dataclass(frozen=True, eq=False)
-class Match:
+class Match(Result):
     """Similarities between all steps of two learners.
 
     Attributes:
@@ -65,6 +67,10 @@ class Match:
     similarities: Float[Tensor, "row column prompt"]
     similarity: Similarity
     by_point: Float[Tensor, "row column point"] | None = None
+
+    def samples(self) -> dict[str, Tensor]:
+        """The similarities; `by_point` is a mean already."""
+        return {"similarities": self.similarities}
 
     def mean(self) -> Float[Tensor, "row column"]:
         """Mean over the prompts for which a row's similarities are defined; NaN where a pair's never is.
@@ -143,10 +149,10 @@ class Match:
         slopes, doublings, linear = [], [], []
         columns = torch.tensor(self.columns, dtype=torch.float64)
         for picked in columns[self._resampled(resamples, seed)][:, indices].tolist():
-            again = fit_growth(rows, [max(k, 1.0) for k in picked])
-            slopes.append(again.slope.mean)
-            doublings.append(again.doubling.mean)
-            linear.append(again.linear_aic < again.exponential_aic)
+            refit = fit_growth(rows, [max(k, 1.0) for k in picked])
+            slopes.append(refit.slope.mean)
+            doublings.append(refit.doubling.mean)
+            linear.append(refit.linear_aic < refit.exponential_aic)
         n = self.similarities.shape[-1]
         return dataclasses.replace(
             fit,
@@ -155,21 +161,11 @@ class Match:
             linear_share=float(np.mean(linear)),
         )
 
-    def to_dataframe(self) -> pd.DataFrame:
-        """One row a pair of steps: mean similarity and its interval, and whether the pair is a best match."""
-        table, best = [], self.best_columns()
-        for i, row in enumerate(self.rows):
-            for j, column in enumerate(self.columns):
-                values = self.similarities[i, j]
-                alike = interval(values[values.isfinite()])
-                table.append(
-                    {self.row_name: row, self.column_name: column, "similarity": alike.mean, "low": alike.low,
-                     "high": alike.high, "best": j == best[i]}
-                )  # fmt: skip
-        return pd.DataFrame(table)
-
     def _resampled(self, resamples: int, seed: int) -> Int[Tensor, "resample row"]:
-        """Index of each row's best column on resampled prompts."""
+        """Index of each row's best column on resampled prompts.
+
+        A resample is how often each prompt was drawn: all resamples' means are one product of counts and similarities.
+        """
         n = self.similarities.shape[-1]
         drawn = torch.randint(n, (resamples, n), generator=torch.Generator().manual_seed(seed))
         counts = torch.zeros(resamples, n).scatter_add_(1, drawn, torch.ones(resamples, n))
@@ -179,6 +175,7 @@ class Match:
 def _weighted_mean(
     similarities: Float[Tensor, "row column prompt"], counts: Float[Tensor, "resample prompt"]
 ) -> Float[Tensor, "resample row column"]:
+    """Means in which each prompt counts as often as it was drawn; see `Match.mean` for the prompts that count."""
     values = similarities.detach().cpu().double()
     defined = values.isfinite()
     ever = defined.any(-1, keepdim=True)
@@ -195,7 +192,7 @@ def match(
     *,
     similarity: Similarity = "errors",
     queries: Float[Tensor, "query x"] | None = None,
-    batch_size: int = 256,
+    memory: float = MEMORY,
 ) -> Match:
     """Compare every step of one learner with every step of another.
 
@@ -210,7 +207,7 @@ def match(
         similarity: of "errors" along the prompt, or of induced "weights".
         queries: regress the weights of models that are read layer by layer on predictions for these, as the paper does;
             by default weights are exact derivatives at the prompts' own queries.
-        batch_size: prompts whose predictions (and weights) are held in memory at a time.
+        memory: bound in bytes on what is held at a time.
 
     Raises:
         ValueError: another similarity, no prompts, trajectories of other prompts, or without weights where they are
@@ -220,46 +217,52 @@ def match(
 
     Example:
         >>> newton = AlgorithmLearner(algorithms.newton, dict(steps=list(range(1, 24))))
-        >>> match(fit_readouts(model, fitting), newton, prompts).best()
+        >>> match(fit_readouts(model, task.sample(1024, seed=0)), newton, prompts).best()
     """
     if similarity not in ("errors", "weights"):
         raise ValueError(f"similarity must be 'errors' or 'weights', got {similarity!r}")
     if len(prompts) == 0:
         raise ValueError("match() needs at least one prompt")
-    for given in (a, b):
-        if isinstance(given, Trajectory) and given.predictions.shape[1] != len(prompts):
-            raise ValueError(f"the trajectory of {given.name or 'a learner'} is not of {prompts}")
+    for each in (a, b):
+        if isinstance(each, Trajectory) and each.predictions.shape[1] != len(prompts):
+            raise ValueError(f"the trajectory of {each.name or 'a learner'} is not of {prompts}")
+    # both learners' trajectories at once, each of several steps
+    per_prompt = STEP_COPIES * sum(bytes_per_prompt(each, prompts) for each in (a, b))
+    size = Budget(memory).rows(per_prompt, at_most=256)
     parts, by_point, counts = [], [], []
-    for start in range(0, len(prompts), batch_size):
-        some = slice(start, start + batch_size)
-        of_a, of_b = _on_common_points(
-            *(_trajectory(given, prompts[some], some, similarity == "weights", queries) for given in (a, b))
+    for start in range(0, len(prompts), size):
+        place = slice(start, start + size)
+        batch = prompts[place]
+        steps_a, steps_b = _on_common_points(
+            *(_trajectory(each, batch, place, similarity == "weights", queries) for each in (a, b))
         )
         if similarity == "errors":
-            parts.append(similarity_of_errors(of_a, of_b, prompts[some]).cpu())
+            parts.append(similarity_of_errors(steps_a, steps_b, batch).cpu())
         else:
-            values = similarity_of_weights(of_a, of_b).cpu()
+            values = similarity_of_weights(steps_a, steps_b).cpu()
             parts.append(values.nanmean(-1))
             by_point.append(values.nansum(2))
             counts.append(values.isfinite().sum(2))
     means = torch.stack(by_point).sum(0) / torch.stack(counts).sum(0) if by_point else None
-    similarities = torch.cat(parts, dim=-1)
-    return Match(of_a.name or "a", of_b.name or "b", of_a.steps, of_b.steps, similarities, similarity, means)
+    names = steps_a.name or "a", steps_b.name or "b"
+    return Match(*names, steps_a.steps, steps_b.steps, torch.cat(parts, dim=-1), similarity, means)
 
 
 def _trajectory(
-    given: Learner | Trajectory, prompts: Prompts, place: slice, with_weights: bool, queries: Tensor | None
+    learner: Learner | Trajectory, prompts: Prompts, place: slice, with_weights: bool, queries: Tensor | None
 ) -> Trajectory:
-    if isinstance(given, Trajectory):
-        return given.part(place)
+    """The learner's steps on these prompts, which are those at `place` of a trajectory that was computed before."""
+    if isinstance(learner, Trajectory):
+        return learner.part(place)
     with torch.no_grad():
-        if with_weights and queries is not None and isinstance(given, LayerLearner):
-            return dataclasses.replace(given.trajectory(prompts), weights=regressed_weights(given, prompts, queries))
-        if isinstance(given, IterativeLearner):
-            return given.trajectory(prompts, with_weights=with_weights)
-        weights = induced_weights(given, prompts) if with_weights else None
-        name = getattr(given, "name", type(given).__name__)
-        return Trajectory((1,), given.predict_prefixes(prompts)[None], name, weights)
+        if with_weights and queries is not None and isinstance(learner, LayerLearner):
+            weights = regressed_weights(learner, prompts, queries)
+            return dataclasses.replace(learner.trajectory(prompts), weights=weights)
+        if isinstance(learner, IterativeLearner):
+            return learner.trajectory(prompts, with_weights=with_weights)
+        weights = induced_weights(learner, prompts) if with_weights else None
+        name = getattr(learner, "name", type(learner).__name__)
+        return Trajectory((1,), learner.predict_prefixes(prompts)[None], name, weights)
 
 
 def _on_common_points(a: Trajectory, b: Trajectory) -> tuple[Trajectory, Trajectory]:

@@ -4,13 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.learners import Learner, squared_errors
-from mechicl.statistics import Interval, interval, ratio_interval
+from mechicl.statistics import Interval, Result, ratio_interval
 from mechicl.tasks import LinearRegression
 
 Scaled = Literal["input_scale", "weight_scale"]
@@ -19,20 +18,20 @@ FOREIGN_INPUTS = ("gaussian", "exponential", "laplace")
 
 
 @dataclass(frozen=True, eq=False)
-class ShiftedLosses:
+class ShiftedLosses(Result):
     """Squared errors of several learners at several scales of the inputs or the weights.
 
     Attributes:
         learners: their names.
         scaled: which field of the task was scaled.
-        scales: by how much, `[scale]`.
+        scales: by how much.
         squared_errors: `[learner scale prompt]`, averaged over the target's dimensions; the same underlying random
             numbers at every scale.
     """
 
     learners: tuple[str, ...]
     scaled: str
-    scales: Float[Tensor, "scale"]
+    scales: tuple[float, ...]
     squared_errors: Float[Tensor, "learner scale prompt"]
 
     def mean(self) -> Float[Tensor, "learner scale"]:
@@ -41,21 +40,11 @@ class ShiftedLosses:
 
     def ratio(self, learner: str, reference: str) -> list[Interval]:
         """Loss of one learner over another's at each scale, with an interval from the paired prompts (delta method)."""
-        a = self.squared_errors[self.learners.index(learner)]
-        b = self.squared_errors[self.learners.index(reference)]
-        return [ratio_interval(of_a, of_b) for of_a, of_b in zip(a, b, strict=True)]
-
-    def to_dataframe(self) -> pd.DataFrame:
-        """One row a learner and scale: mean squared error and its interval."""
-        rows = []
-        for name, of_learner in zip(self.learners, self.squared_errors, strict=True):
-            for scale, errors in zip(self.scales.tolist(), of_learner, strict=True):
-                i = interval(errors)
-                rows.append({"learner": name, self.scaled: scale, "mse": i.mean, "low": i.low, "high": i.high})
-        return pd.DataFrame(rows)
+        errors, references = (self.squared_errors[self.learners.index(name)] for name in (learner, reference))
+        return [ratio_interval(*pair) for pair in zip(errors, references, strict=True)]
 
 
-def losses_over_scales(
+def measure_shifted_losses(
     learners: Mapping[str, Learner],
     task: LinearRegression,
     scales: Sequence[float] = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0),
@@ -80,9 +69,14 @@ def losses_over_scales(
         ValueError: no learners, no scales, or another field than these two.
 
     Source: von Oswald et al. 2023, A.2 and Fig. 6.
+
+    Example:
+        >>> step = AlgorithmLearner(algorithms.gradient_descent, dict(steps=1, step_size=0.6))
+        >>> task = LinearRegression(inputs=FOREIGN_INPUTS)
+        >>> print(measure_shifted_losses({"trained": load("lsa-1l"), "step": step}, task, n_prompts=512))
     """
     if not learners or not scales:
-        raise ValueError("losses_over_scales() needs at least one learner and one scale")
+        raise ValueError("measure_shifted_losses() needs at least one learner and one scale")
     if scaled not in ("input_scale", "weight_scale"):
         raise ValueError(f"scaled must be 'input_scale' or 'weight_scale', got {scaled!r}")
     errors = []
@@ -90,4 +84,4 @@ def losses_over_scales(
         prompts = task.replace(**{scaled: getattr(task, scaled) * scale}).sample(n_prompts, seed=seed)
         errors.append([squared_errors(learner, prompts)[:, 0] for learner in learners.values()])
     by_learner = torch.stack([torch.stack(column) for column in zip(*errors, strict=True)])
-    return ShiftedLosses(tuple(learners), scaled, torch.tensor(scales, dtype=torch.float64), by_learner)
+    return ShiftedLosses(tuple(learners), scaled, tuple(map(float, scales)), by_learner)

@@ -23,11 +23,15 @@ def similarity_of_errors(a: Trajectory, b: Trajectory, prompts: Prompts) -> Floa
         ValueError: the trajectories are not of these prompts, or prompts without context.
 
     Source: Fu et al. 2024, A.3.1, eq. 11 and 12.
+
+    Example:
+        >>> newton = algorithms.newton(prompts, [1, 2, 4])
+        >>> similarity_of_errors(Lens(model).trajectory(prompts), newton, prompts).mean(-1)
     """
-    of_a, of_b = _errors(a, prompts), _errors(b, prompts)
-    if of_a.shape[1:] != of_b.shape[1:]:
-        raise ValueError(f"one trajectory has {of_a.shape[2]} errors a prompt, the other {of_b.shape[2]}")
-    cosines = einsum(_normed(of_a), _normed(of_b), "a prompt error, b prompt error -> a b prompt")
+    errors_a, errors_b = _errors(a, prompts), _errors(b, prompts)
+    if errors_a.shape[1:] != errors_b.shape[1:]:
+        raise ValueError(f"one trajectory has {errors_a.shape[2]} errors a prompt, the other {errors_b.shape[2]}")
+    cosines = einsum(_normed(errors_a), _normed(errors_b), "a prompt error, b prompt error -> a b prompt")
     return cosines.clamp(-1, 1)
 
 
@@ -47,6 +51,10 @@ def similarity_of_weights(a: Trajectory, b: Trajectory) -> Float[Tensor, "step_a
         ValueError: a trajectory without weights, or trajectories of different prompts.
 
     Source: Fu et al. 2024, A.3.1.
+
+    Example:
+        >>> newton = algorithms.newton(prompts, [1, 2, 4], with_weights=True)
+        >>> similarity_of_weights(Lens(model).trajectory(prompts, with_weights=True), newton).nanmean((2, 3))
     """
     for trajectory in (a, b):
         if trajectory.weights is None:
@@ -58,8 +66,10 @@ def similarity_of_weights(a: Trajectory, b: Trajectory) -> Float[Tensor, "step_a
             f"weights of different prompts: [prompt point x y] is {tuple(a.weights.shape[1:])} for {a.name or 'one'} "
             f"and {tuple(b.weights.shape[1:])} for {b.name or 'the other'}"
         )
-    of_a, of_b = (_normed(_after_first(w, axis=2).double().flatten(3)) for w in (a.weights, b.weights.to(a.weights)))
-    return einsum(of_a, of_b, "a prompt point weight, b prompt point weight -> a b prompt point").clamp(-1, 1)
+    units_a, units_b = (
+        _normed(_after_first(w, axis=2).double().flatten(3)) for w in (a.weights, b.weights.to(a.weights))
+    )
+    return einsum(units_a, units_b, "a prompt point weight, b prompt point weight -> a b prompt point").clamp(-1, 1)
 
 
 def _errors(trajectory: Trajectory, prompts: Prompts) -> Float[Tensor, "step prompt error"]:

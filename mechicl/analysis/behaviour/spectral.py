@@ -54,6 +54,10 @@ class SpectralLearner:
 class SpectralProblem:
     """Prompts in their contexts' eigenbases, and what a learner should predict for their queries.
 
+    With `S = XᵀX = U diag(λ) Uᵀ` and `B = XᵀY`, every algorithm that applies a function f to S predicts `x f(S) B`,
+    which is `Σ_i f(λ_i) (xU)_i (UᵀB)_i`. The products `(xU)_i (UᵀB)_i` belong to the prompts alone: computed once, they
+    make the prediction linear in the numbers f(λ_i), and a fit of f never looks at a matrix again.
+
     Attributes:
         eigenvalues: λ `[prompt x]`.
         contributions: what each eigendirection adds to the prediction with f = 1, `[prompt x y]`.
@@ -72,11 +76,12 @@ class SpectralProblem:
         return cls(spectra.eigenvalues[:, 0], contributions, targets.double())
 
     def guarded(self, margin: float, n_guards: int = 64) -> "SpectralProblem":
-        """With a faint wish that nothing explodes on contexts whose eigenvalues are larger than all those here.
+        """The same problem with a faint wish that nothing explodes on contexts with larger eigenvalues than these.
 
         Adds rows that ask for `λ f(λ) = 1` up to `margin` times the largest eigenvalue, each with 1/10,000 of the
         weight of a prompt: too little to move a fit, unless a residual there is hundreds of times the target.
         """
+        # a guard is a prompt with one eigendirection λ, whose contribution w λ makes its prediction w λ f(λ), target w
         guards = torch.linspace(0, margin * self.eigenvalues.max().item(), n_guards + 1, dtype=torch.float64)[1:]
         weight = 1e-2 * self.targets.square().mean().sqrt()
         eigenvalues = self.eigenvalues.new_zeros(n_guards, self.eigenvalues.shape[1])
@@ -117,6 +122,9 @@ class SpectralProblem:
             start: with a finite error.
             evaluations: the most that it takes.
         """
+        # Levenberg-Marquardt needs the slope of every residual with respect to every parameter. Each eigenvalue gets a
+        # copy of the parameters of its own: one backward pass from the sum of all filter values then gives
+        # d f(λ_i) / d parameter for all eigenvalues at once, and the contributions add them up to residuals.
         scale = math.sqrt(self.targets.numel() * max(self.targets.square().mean().item(), 1e-300))
         limit = 1e12  # of a residual and of its slopes: far beyond, a step is refused anyway
 
@@ -128,17 +136,17 @@ class SpectralProblem:
             return ((predicted - self.targets).flatten() / scale).nan_to_num(limit).clamp(-limit, limit).numpy()
 
         def slopes(values: np.ndarray) -> np.ndarray:
-            each = expanded(values).clone().requires_grad_()  # one backward pass gives every eigenvalue's own slopes
+            each = expanded(values).clone().requires_grad_()
             (slope,) = torch.autograd.grad(family(each).sum(), each)
             design = torch.einsum("kpx,pxy->pyk", slope, self.contributions).flatten(0, 1) / scale
             return design.nan_to_num(0.0).clamp(-limit, limit).numpy()
 
-        found = least_squares(
+        fit = least_squares(
             residuals, start.double().numpy(), jac=slopes, x_scale="jac", max_nfev=evaluations,
             ftol=1e-10, xtol=1e-12, gtol=1e-14,
         )  # fmt: skip
-        best = torch.from_numpy(found.x)
-        return best, self.error(family(expanded(found.x))).item()
+        error = self.error(family(expanded(fit.x))).item()
+        return torch.from_numpy(fit.x), error if math.isfinite(error) else math.inf
 
     def linear(self, basis: Callable[[Tensor], Tensor]) -> Float[Tensor, "parameter"]:
         """The coefficients of the sum of basis filters with the least error, in closed form.
@@ -151,7 +159,11 @@ class SpectralProblem:
 
 
 def polynomials(degree: int, largest: float) -> Callable[[Tensor], Tensor]:
-    """The first Chebyshev polynomials on `[0, largest]`, as a basis of filters: `[... degree]`."""
+    """The first Chebyshev polynomials on `[0, largest]`, as a basis of filters: `[... degree]`.
+
+    They span the same functions as the powers of λ, but are bounded by 1 there, so that the least-squares problem of
+    their coefficients is well conditioned where that of the powers' is not.
+    """
 
     def basis(eigenvalues: Tensor) -> Tensor:
         z = 2 * eigenvalues / largest - 1
@@ -167,6 +179,8 @@ def hats(knots: Float[Tensor, "knot"]) -> Callable[[Tensor], Tensor]:
     """Piecewise linear functions that are 1 at one knot and 0 at the others, constant outside: `[... knot]`."""
 
     def basis(eigenvalues: Tensor) -> Tensor:
+        if len(knots) == 1:
+            return torch.ones_like(eigenvalues)[..., None]
         inside = eigenvalues.clamp(knots[0].item(), knots[-1].item()).contiguous()
         right = torch.searchsorted(knots, inside).clamp(1, len(knots) - 1)
         share = (inside - knots[right - 1]) / (knots[right] - knots[right - 1])

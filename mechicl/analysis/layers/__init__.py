@@ -4,7 +4,7 @@
 >>> probe(model, {"OLS weights": ols_weights}, fitting_prompts, prompts)  # what can be read off which token
 """
 
-from mechicl.analysis.layers.layer_learners import LayerErrors, Lens, measure_layer_errors
+from mechicl.analysis.layers.layer_learners import LayerErrors, Lens
 from mechicl.analysis.layers.probes import (
     ProbeResult,
     cross_moments,
@@ -24,7 +24,6 @@ __all__ = [
     "cross_moments",
     "fit_readouts",
     "gradient_descent_weights",
-    "measure_layer_errors",
     "newton_weights",
     "ols_weights",
     "probe",

@@ -16,6 +16,21 @@ from mechicl.prompts import PointsAt, Prompts
 from mechicl.statistics import Interval, Result, interval
 
 
+@dataclass(frozen=True, eq=False)
+class LayerErrors(Result):
+    """Squared errors of a model's layers.
+
+    Attributes:
+        squared_errors: `[layer point prompt]`, averaged over the target's dimensions.
+    """
+
+    squared_errors: Float[Tensor, "layer point prompt"]
+
+    def by_layer(self, level: float = 0.95) -> list[Interval]:
+        """Mean over points, with an interval over prompts, for each layer."""
+        return [interval(errors.mean(0), level) for errors in self.squared_errors]
+
+
 class LayerLearner(ABC):
     """A model read after each layer: an iterative learner whose steps are 0 (before the first layer) to n_layers.
 
@@ -82,6 +97,11 @@ class LayerLearner(ABC):
         """Predictions for several queries after the whole context, which is computed once."""
         streams = self.model.query_streams(prompts, queries[:, None], "query")
         return torch.stack([self.read(i, stream, prompts.n_context)[:, 0] for i, stream in enumerate(streams)])
+
+    def errors(self, prompts: Prompts) -> LayerErrors:
+        """Squared errors of the predictions after each layer, on (held-out) prompts."""
+        errors = self.trajectory(prompts).step_errors(prompts)
+        return LayerErrors(errors.transpose(1, 2).double().cpu())
 
     def predict(self, prompts: Prompts) -> Float[Tensor, "prompt y"]:
         """The query's prediction after the last layer."""
@@ -174,28 +194,3 @@ class Lens(LayerLearner):
         """
         check_layer(layer, self.model.cfg.n_layers)
         return self.model.read_out(stream.flatten(1, 2)).unflatten(1, stream.shape[1:3])
-
-
-@dataclass(frozen=True, eq=False)
-class LayerErrors(Result):
-    """Squared errors of a model's layers.
-
-    Attributes:
-        squared_errors: `[layer point prompt]`, averaged over the target's dimensions.
-    """
-
-    squared_errors: Float[Tensor, "layer point prompt"]
-
-    def by_layer(self, level: float = 0.95) -> list[Interval]:
-        """Mean over points, with an interval over prompts, for each layer."""
-        return [interval(errors.mean(0), level) for errors in self.squared_errors]
-
-
-def measure_layer_errors(learner: LayerLearner, prompts: Prompts) -> LayerErrors:
-    """Squared errors of the predictions after each layer.
-
-    Example:
-        >>> print(measure_layer_errors(Lens(model), prompts).by_layer()[-1])
-    """
-    errors = learner.trajectory(prompts).step_errors(prompts)
-    return LayerErrors(errors.transpose(1, 2).double().cpu())

@@ -10,11 +10,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.analysis.layers.layer_learners import (
-    LayerErrors,
     LayerLearner,
     Lens,
     check_layer,
-    measure_layer_errors,
     prediction_rows,
 )
 from mechicl.analysis.layers.linear_maps import PENALTIES, RidgeSums
@@ -70,10 +68,6 @@ class Readouts(LayerLearner):
         weights, bias = self.weights[layer][points].to(stream), self.bias[layer][points].to(stream)
         read = einsum(stream, weights, "prompt point query model, point model y -> prompt point query y")
         return read + bias[:, None]
-
-    def errors(self, prompts: Prompts) -> "LayerErrors":
-        """Squared errors on (held-out) prompts."""
-        return measure_layer_errors(self, prompts)
 
 
 def fit_readouts(

@@ -9,6 +9,7 @@ from mechicl.learners import AlgorithmLearner
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.prompts import Prompts
 from mechicl.tasks import LinearRegression
+from tests.analysis.behaviour.conftest import Constant
 
 
 def prompts(n: int = 5, **fields) -> Prompts:
@@ -26,16 +27,15 @@ def gd_weights(xs: torch.Tensor, ys: torch.Tensor, steps: int, step_size: float)
     return weights
 
 
-@pytest.mark.parametrize("y_dim", [1, 2])
-@pytest.mark.parametrize("steps", [1, 4])
+@pytest.mark.parametrize(("y_dim", "steps"), [(1, 4), (2, 1)])
 def test_sensitivity_of_gradient_descent_is_the_model_that_it_learned(y_dim: int, steps: int):
     p = prompts(y_dim=y_dim)
     learner = AlgorithmLearner(algorithms.gradient_descent, {"steps": [steps], "step_size": 0.3})
     construction = constructions.gradient_descent(x_dim=3, y_dim=y_dim, n_context=4, step_size=0.3, steps=steps)
-    for of in (sensitivities(learner, p), sensitivities(construction, p)):
+    for measured in (sensitivities(learner, p), sensitivities(construction, p)):
         for i in range(len(p)):
             expected = gd_weights(p.context.xs[i], p.context.ys[i], steps, 0.3).T
-            torch.testing.assert_close(of[i], expected, rtol=1e-10, atol=1e-12)
+            torch.testing.assert_close(measured[i], expected, rtol=1e-10, atol=1e-12)
 
 
 def test_sensitivity_of_a_nonlinear_model_matches_finite_differences():
@@ -50,20 +50,11 @@ def test_sensitivity_of_a_nonlinear_model_matches_finite_differences():
         torch.testing.assert_close(exact[:, :, j], ((high - low) / (2 * h)).detach(), rtol=1e-6, atol=1e-8)
 
 
-def test_a_learner_is_aligned_with_itself():
-    p = prompts()
-    learner = AlgorithmLearner(algorithms.ridge, {"penalty": 0.5})
-    result = align(learner, learner, p)
-    assert result.prediction_distance.max() == 0
-    assert result.sensitivity_distance.max() == 0
-    torch.testing.assert_close(result.sensitivity_cosine, torch.ones(5, dtype=torch.float64))
-
-
 def test_opposite_learners_have_cosine_minus_one_and_their_distances():
     p = prompts()
     plus = AlgorithmLearner(algorithms.gradient_descent, {"steps": 1, "step_size": 0.2})
     minus = AlgorithmLearner(algorithms.gradient_descent, {"steps": 1, "step_size": -0.2})
-    result = align(plus, minus, p, batch_size=2)
+    result = align(plus, minus, p, memory=1e5)
     weights = torch.stack([gd_weights(x, y, 1, 0.2)[:, 0] for x, y in zip(*p.context, strict=True)])
     torch.testing.assert_close(result.sensitivity_cosine, -torch.ones(5, dtype=torch.float64))
     torch.testing.assert_close(result.sensitivity_distance, 2 * weights.norm(dim=1))
@@ -77,30 +68,26 @@ def test_without_context_the_cosine_is_undefined_and_says_so():
     assert result.prediction_distance.max() == 0
 
 
-def test_alignment_leaves_a_model_as_it_was():
+def test_alignment_leaves_a_model_as_it_was_and_splits_prompts_to_its_memory():
     model = HookedTransformer(TransformerConfig(x_dim=3, n_context=4, initializer_range=0.3)).train()
     before = {name: weight.clone() for name, weight in model.named_parameters()}
-    align(model, model, prompts().to(torch.float32))
+    sizes = []
+    model.blocks[0].register_forward_hook(lambda module, inputs, output: sizes.append(len(output)))
+    p = prompts().to(torch.float32)
+    result = align(model, model, p, memory=2.5 * 8 * model.bytes_per_prompt(p))
+    assert sizes == [2, 2, 2, 2, 1, 1]
+    assert not any(values.requires_grad for values in result.samples().values())  # no batch's graph is kept
+    assert result.prediction_distance.max() == 0
+    assert result.sensitivity_cosine.allclose(torch.ones(5, dtype=torch.float64))
     assert model.training
-    assert not model.has_hooks()
     for name, weight in model.named_parameters():
         assert weight.grad is None
         assert torch.equal(weight, before[name])
 
 
-def test_a_learner_that_ignores_the_query_is_refused():
-    class Constant:
-        def predict(self, prompts: Prompts) -> torch.Tensor:
-            return torch.zeros(len(prompts), 1)
-
-        def predict_prefixes(self, prompts: Prompts) -> torch.Tensor:
-            return torch.zeros(len(prompts), prompts.n_context + 1, 1)
-
+def test_what_cannot_be_aligned_is_refused():
     with pytest.raises(ValueError, match="not differentiable"):
         align(Constant(), Constant(), prompts())
-
-
-def test_no_prompts_are_refused():
     learner = AlgorithmLearner(algorithms.ols)
     with pytest.raises(ValueError, match="at least one prompt"):
         align(learner, learner, prompts(0))

@@ -9,6 +9,7 @@ from mechicl.analysis import Lens, measure_forgetting, measure_order_sensitivity
 from mechicl.learners import AlgorithmLearner
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.tasks import LinearRegression
+from tests.analysis.behaviour.conftest import Bare
 
 TASK = LinearRegression(x_dim=4, n_context=6, inputs="gaussian", noise_std=0.2)
 PROMPTS = TASK.sample(30, seed=0, dtype=torch.float64)
@@ -39,14 +40,7 @@ def test_least_squares_with_fewer_points_than_dimensions_forgets_nothing():
 
 
 def test_a_model_read_by_layers_is_asked_as_by_separate_prompts():
-    class Bare:
-        def predict(self, prompts):
-            return MODEL.predict(prompts)
-
-        def predict_prefixes(self, prompts):
-            return MODEL.predict_prefixes(prompts)
-
-    expected = measure_forgetting(Bare(), PROMPTS).squared_errors
+    expected = measure_forgetting(Bare(MODEL), PROMPTS).squared_errors
     for learner in (Lens(MODEL), MODEL):
         torch.testing.assert_close(measure_forgetting(learner, PROMPTS, memory=7 * 2e5).squared_errors, expected)
 

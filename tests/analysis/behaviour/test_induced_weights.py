@@ -6,10 +6,11 @@ import torch
 
 from mechicl import algorithms
 from mechicl.analysis import Lens, induced_weights, regressed_weights
-from mechicl.analysis.behaviour.induced_weights import asked_one_by_one
+from mechicl.analysis.behaviour.induced_weights import predict_queries_one_by_one
 from mechicl.learners import AlgorithmLearner
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.tasks import LinearRegression
+from tests.analysis.behaviour.conftest import Constant
 
 TASK = LinearRegression(x_dim=3, n_context=5, inputs="gaussian")
 PROMPTS = TASK.sample(4, seed=0, dtype=torch.float64)
@@ -44,9 +45,9 @@ def test_of_a_bare_model_they_are_its_sensitivities():
 
 def test_sharing_the_context_gives_what_passes_of_their_own_give():
     lens = Lens(HookedTransformer(CFG, seed=2).eval())
-    shared = regressed_weights(lens, PROMPTS, QUERIES, batch_size=3)
+    shared = regressed_weights(lens, PROMPTS, QUERIES, memory=3 * 13 * lens.bytes_per_prompt(PROMPTS))
     with torch.no_grad():
-        predictions = asked_one_by_one(lens, PROMPTS, QUERIES)
+        predictions = predict_queries_one_by_one(lens, PROMPTS, QUERIES)
     expected = torch.linalg.lstsq(QUERIES.expand(*predictions.shape[:3], 12, 3), predictions).solution
     torch.testing.assert_close(shared, expected, atol=1e-9, rtol=1e-9)
 
@@ -59,12 +60,5 @@ def test_queries_that_cannot_fix_the_weights_are_refused():
 
 
 def test_a_learner_that_no_gradient_reaches_is_named():
-    class Constant:
-        def predict(self, prompts):
-            return torch.zeros(len(prompts), 1)
-
-        def predict_prefixes(self, prompts):
-            return torch.zeros(len(prompts), prompts.n_context + 1, 1)
-
     with pytest.raises(ValueError, match="not differentiable"):
         induced_weights(Constant(), PROMPTS)

@@ -5,13 +5,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from mechicl import algorithms, constructions
 from mechicl.analysis import Lens, Match, fit_growth, match
-from mechicl.learners import AlgorithmFamily, AlgorithmLearner, Trajectory
+from mechicl.analysis.behaviour.matching import STEP_COPIES
+from mechicl.learners import AlgorithmFamily, AlgorithmLearner, Trajectory, bytes_per_prompt
 from mechicl.tasks import LinearRegression
+from tests.analysis.behaviour.conftest import Bare
 
 PROMPTS = LinearRegression(x_dim=4, n_context=9, inputs="gaussian").sample(60, seed=0, dtype=torch.float64)
 NEWTON = AlgorithmLearner(algorithms.newton, {"steps": list(range(1, 13))})
@@ -19,13 +19,14 @@ NEWTON = AlgorithmLearner(algorithms.newton, {"steps": list(range(1, 13))})
 
 def _as_layers(steps: list[int]) -> Trajectory:
     """A model whose layers run these numbers of Newton iterations."""
-    found = algorithms.newton(PROMPTS, steps, with_weights=True)
-    return Trajectory(tuple(range(1, len(steps) + 1)), found.predictions, "layer", found.weights)
+    newton = algorithms.newton(PROMPTS, steps, with_weights=True)
+    return Trajectory(tuple(range(1, len(steps) + 1)), newton.predictions, "layer", newton.weights)
 
 
 @pytest.mark.parametrize("similarity", ["errors", "weights"])
 def test_layers_that_run_newton_match_their_own_iterations(similarity):
-    result = match(_as_layers([2, 4, 6, 8, 10]), NEWTON, PROMPTS, similarity=similarity, batch_size=17)
+    memory = STEP_COPIES * 2 * bytes_per_prompt(NEWTON, PROMPTS) * 17
+    result = match(_as_layers([2, 4, 6, 8, 10]), NEWTON, PROMPTS, similarity=similarity, memory=memory)
     best = result.best()
     assert [b.column for b in best] == [2, 4, 6, 8, 10]
     assert [(b.low, b.high) for b in best] == [(2, 2), (4, 4), (6, 6), (8, 8), (10, 10)]
@@ -47,15 +48,15 @@ def test_weights_and_errors_of_a_learner_object_are_asked_for():
         assert (result.mean()[:-1, 0] <= result.mean()[1:, 0] + 1e-9).all()  # iterations come nearer to their limit
 
 
-def test_the_table_has_means_intervals_and_best_matches():
+def test_the_table_has_means_and_intervals_of_each_pair():
     result = match(_as_layers([2, 5]), NEWTON, PROMPTS)
     table = result.to_dataframe()
     assert len(table) == 24
-    assert table[table["best"]]["Newton"].tolist() == [2, 5]
-    row = table[(table["layer"] == 1) & (table["Newton"] == 7)].iloc[0]
+    row = table[(table["row"] == 1) & (table["column"] == 7)].iloc[0]
     values = result.similarities[0, 6].numpy()
-    assert row["similarity"] == pytest.approx(values.mean())
-    assert row["high"] - row["low"] == pytest.approx(2 * 2.001 * values.std(ddof=1) / math.sqrt(60), rel=1e-3)
+    assert row["similarities"] == pytest.approx(values.mean())
+    width = row["similarities_high"] - row["similarities_low"]
+    assert width == pytest.approx(2 * 2.001 * values.std(ddof=1) / math.sqrt(60), rel=1e-3)
 
 
 def test_a_best_match_at_the_edge_is_marked_and_left_out_of_the_growth():
@@ -94,18 +95,11 @@ def test_a_family_over_another_hyperparameter_and_a_learner_without_steps_are_ma
     penalties = AlgorithmFamily(algorithms.ridge, "penalty", (0.01, 0.3, 5.0))
     steps = AlgorithmLearner(algorithms.ridge, {"penalty": 0.3})
 
-    class Bare:
-        def predict(self, prompts):
-            return steps.predict(prompts)
-
-        def predict_prefixes(self, prompts):
-            return steps.predict_prefixes(prompts)
-
     for similarity in ("errors", "weights"):
         result = match(steps, penalties, PROMPTS, similarity=similarity)
         assert result.best()[0].column == 0.3
         assert result.columns == (0.01, 0.3, 5.0)
-    assert match(Bare(), penalties, PROMPTS).best()[0].column == 0.3
+    assert match(Bare(steps), penalties, PROMPTS).best()[0].column == 0.3
     with pytest.raises(ValueError, match="at least one value of penalty"):
         AlgorithmFamily(algorithms.ridge, "penalty", ())
     with pytest.raises(ValueError, match="not linear in the query"):
@@ -139,14 +133,14 @@ def test_prompts_without_a_similarity_do_not_count():
     assert result.best()[0].similarity.n == 2
 
 
-@given(slope=st.floats(0.5, 6), start=st.floats(1, 5))
+@pytest.mark.parametrize(("slope", "start"), [(0.6, 1.0), (2.3, 4.0), (5.7, 2.5)])
 def test_a_linear_growth_is_found(slope, start):
     rows = list(range(3, 10))
     growth = fit_growth(rows, [max(1, round(start + slope * i)) for i in range(7)])
     assert growth.slope.mean == pytest.approx(slope, rel=0.35, abs=0.15)
 
 
-@given(doublings=st.floats(0.8, 2.5))
+@pytest.mark.parametrize("doublings", [0.8, 1.4, 2.5])
 def test_an_exponential_growth_is_found_and_preferred(doublings):
     rows = list(range(2, 9))
     columns = [max(1, round(2 ** (1 + doublings * i))) for i in range(7)]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mechicl import algorithms, constructions
-from mechicl.analysis import Lens, Readouts, fit_readouts, measure_layer_errors, train_readouts
+from mechicl.analysis import Lens, Readouts, fit_readouts, train_readouts
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.prompts import Prompts
 from mechicl.tasks import LinearRegression
@@ -138,22 +138,15 @@ def test_other_queries_are_answered_as_in_a_prompt_of_their_own(model, prompts):
             torch.testing.assert_close(answers[:, :, t, q], readouts.trajectory(asked).predictions[:, :, -1])
 
 
-def test_closed_form_does_at_least_as_well_as_training(model, prompts):
-    held = TASK.sample(400, seed=9, dtype=torch.float64)
-    closed = fit_readouts(model, prompts).errors(held).squared_errors.mean((1, 2))
-    trained = train_readouts(model, prompts, steps=300, batch_size=64).errors(held).squared_errors.mean((1, 2))
-    assert (closed <= 1.02 * trained).all()
-
-
-def test_training_with_many_steps_reaches_the_closed_form_on_its_prompts(model):
-    prompts = TASK.sample(200, seed=2, dtype=torch.float64)
-    closed = measure_layer_errors(fit_readouts(model, prompts, penalties=[1e-9], shared=True), prompts)
-    trained = measure_layer_errors(
-        train_readouts(model, prompts, steps=600, batch_size=200, learning_rate=0.05, shared=True), prompts
-    )
-    torch.testing.assert_close(
-        trained.squared_errors.mean((1, 2)), closed.squared_errors.mean((1, 2)), rtol=0.05, atol=0
-    )
+def test_training_comes_near_the_closed_form_on_its_prompts_and_not_below(model):
+    prompts = TASK.sample(100, seed=2, dtype=torch.float64)
+    closed = fit_readouts(model, prompts, penalties=[1e-9], shared=True).errors(prompts)
+    readouts = train_readouts(model, prompts, steps=250, batch_size=100, learning_rate=0.05, shared=True)
+    ratio = readouts.errors(prompts).squared_errors.mean((1, 2)) / closed.squared_errors.mean((1, 2))
+    assert (ratio > 1).all()
+    assert (ratio < 1.1).all()
+    by_point = train_readouts(model, prompts, steps=2)
+    assert by_point.weights.shape == (3, 6, 12, 1)
 
 
 def test_errors_have_an_interval_for_each_layer(model, prompts):

@@ -1,0 +1,60 @@
+"""Every result of these rooms is written to files and read again."""
+
+import pytest
+import torch
+
+from mechicl import algorithms
+from mechicl.analysis import (
+    Lens,
+    align,
+    cross_moments,
+    fit_growth,
+    identify,
+    match,
+    measure_forgetting,
+    measure_order_sensitivity,
+    measure_outside_span,
+    measure_shifted_losses,
+    probe,
+)
+from mechicl.learners import AlgorithmLearner
+from mechicl.models import HookedTransformer, TransformerConfig
+from mechicl.statistics import load_result
+from mechicl.tasks import LinearRegression
+
+TASK = LinearRegression(x_dim=2, n_context=4)
+ONLINE, NEWTON = (
+    AlgorithmLearner(algorithms.online_gradient_descent),
+    AlgorithmLearner(algorithms.newton, {"steps": [1, 2]}),
+)
+MAKE = {
+    "alignment": lambda model, prompts: align(model, ONLINE, prompts),
+    "forgetting": lambda model, prompts: measure_forgetting(model, prompts),
+    "order": lambda model, prompts: measure_order_sensitivity(model, prompts, n_orders=2),
+    "span": lambda model, prompts: measure_outside_span(Lens(model), prompts),
+    "growth": lambda model, prompts: fit_growth([1, 2, 3, 4, 5], [1, 2, 4, 7, 17]),
+    "match": lambda model, prompts: match(Lens(model), NEWTON, prompts, similarity="weights"),
+    "shifts": lambda model, prompts: measure_shifted_losses({"model": model}, TASK, [1.0, 2.0], n_prompts=10),
+    "layer errors": lambda model, prompts: Lens(model).errors(prompts),
+    "probes": lambda model, prompts: probe(model, {"cross": cross_moments}, prompts, prompts),
+    "identification": lambda model, prompts: identify(ONLINE, TASK, steps=1, n_prompts=20),
+}
+
+
+@pytest.fixture(scope="module")
+def model():
+    return HookedTransformer(
+        TransformerConfig(x_dim=2, n_context=4, prompt_format="interleaved", d_model=8, initializer_range=0.3)
+    )
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_a_result_is_read_as_it_was_written(name, model, tmp_path):
+    result = MAKE[name](model, TASK.sample(12, seed=0))
+    again = load_result(result.save(tmp_path / "result"))
+    assert type(again) is type(result)
+    assert str(again) == str(result)
+    assert len(str(result).splitlines()) > 1
+    assert again.to_dataframe().equals(result.to_dataframe())
+    for quantity, values in result.samples().items():
+        assert torch.equal(again.samples()[quantity].nan_to_num(9), values.detach().nan_to_num(9))
