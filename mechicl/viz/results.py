@@ -91,8 +91,8 @@ def _quantities(result: Result, title: str | None = None) -> go.Figure:
     Quantities without leading axes are points in one panel. One with a leading axis (layers, steps, ...) is a line over
     it, and one with more is a heatmap of the last two, averaged over those before.
     """
-    points = {name: interval(values) for name, values in result.samples().items() if values.ndim == 1}
     others = {name: values for name, values in result.samples().items() if values.ndim > 1}
+    points = {name: mean for name, mean in result.intervals().items() if name not in others}
     if not points and not others:
         raise TypeError(f"{type(result).__name__} holds no samples that could be drawn")
     names = [*(["means with 95% intervals"] if points else []), *(name.replace("_", " ") for name in others)]

@@ -35,7 +35,7 @@ def made() -> Identification:
         match("diverging", SpectralLearner(far_too_large, "diverging"), [3.0, 5.0]),
     ]
     squares = torch.full((2,), 2.0, dtype=torch.float64)
-    eigenvalues = torch.tensor([[0.0, 0.2, 1.0], [0.0, 0.5, 2.0]], dtype=torch.float64)
+    eigenvalues = torch.tensor([[0.0, 0.0], [0.2, 0.5], [1.0, 2.0]], dtype=torch.float64)
     return Identification(matches, [], squares, squares, eigenvalues)
 
 

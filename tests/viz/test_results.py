@@ -22,6 +22,7 @@ from tests.viz.traces import heatmaps, lines
 BY_HAND = {  # results that cannot be made of any numbers
     "Circuit": circuit,
     "HeadScores": head_scores,
+    "FamilyMatch": lambda: identification().best,
     "Identification": identification,
     "KernelView": view,
     "LossPath": lambda: path(3),
