@@ -1,4 +1,4 @@
-"""Checks of numbers that dataclasses of settings share."""
+"""Checks of numbers that settings and arguments share."""
 
 import math
 from typing import Any
@@ -14,6 +14,28 @@ def is_finite(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
+def check_whole(least: int, **values: Any) -> None:
+    """Refuse values that are no whole numbers of at least `least`.
+
+    Raises:
+        ValueError: names the value.
+    """
+    for name, value in values.items():
+        if not is_whole(value) or value < least:
+            raise ValueError(f"{name} must be an int of at least {least:g}, got {value!r}")
+
+
+def check_positive(**values: Any) -> None:
+    """Refuse values that are no positive finite numbers.
+
+    Raises:
+        ValueError: names the value.
+    """
+    for name, value in values.items():
+        if not (value > 0 and math.isfinite(value)):
+            raise ValueError(f"{name} must be positive and finite, got {value!r}")
+
+
 def require_whole(settings: Any, **minima: int) -> None:
     """Refuse fields that are no whole numbers of at least their minimum.
 
@@ -21,9 +43,7 @@ def require_whole(settings: Any, **minima: int) -> None:
         ValueError: names the field.
     """
     for name, least in minima.items():
-        value = getattr(settings, name)
-        if not is_whole(value) or value < least:
-            raise ValueError(f"{name} must be an int of at least {least:g}, got {value!r}")
+        check_whole(least, **{name: getattr(settings, name)})
 
 
 def require_finite(settings: Any, *names: str, least: float) -> None:

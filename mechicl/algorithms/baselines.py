@@ -3,6 +3,7 @@
 import torch
 
 from mechicl.algorithms.spectra import linear_trajectory, selected, sums_before
+from mechicl.checks import check_whole
 from mechicl.learners import Trajectory
 from mechicl.prompts import PointsAt, Prompts
 
@@ -38,8 +39,7 @@ def nearest_neighbours(prompts: Prompts, *, n_neighbours: int = 3, at: PointsAt 
 
     Source: Garg et al. 2022, section 3, with three neighbours.
     """
-    if n_neighbours < 1:
-        raise ValueError(f"n_neighbours must be at least 1, got {n_neighbours}")
+    check_whole(1, n_neighbours=n_neighbours)
     n_points = prompts.n_context + 1
     parts = []
     for part in prompts.split(max(1, MAX_DISTANCES // (n_points * n_points * prompts.x_dim))):

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.algorithms.spectra import spectral_trajectory
+from mechicl.checks import check_positive
 from mechicl.learners import Trajectory
 from mechicl.prompts import PointsAt, Prompts
 
@@ -74,8 +75,7 @@ def bayes(
     """
     if not (noise_std >= 0 and math.isfinite(noise_std)):
         raise ValueError(f"noise_std must be >= 0 and finite, got {noise_std}")
-    if not (weight_std > 0 and math.isfinite(weight_std)):
-        raise ValueError(f"weight_std must be positive and finite, got {weight_std}")
+    check_positive(weight_std=weight_std)
     ratio = noise_std / weight_std
     if ratio * ratio == 0:  # no noise, or so little that its square underflows
         return ols(prompts, at=at, with_weights=with_weights)

@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.algorithms.spectra import checked_steps, spectral_trajectory
+from mechicl.checks import check_positive
 from mechicl.learners import Trajectory
 from mechicl.prompts import PointsAt, Prompts
 
@@ -42,8 +43,8 @@ def newton(
         torch.Size([3, 4, 11, 1])
     """
     numbers = checked_steps(steps)
-    if alpha is not None and not (alpha > 0 and math.isfinite(alpha)):
-        raise ValueError(f"alpha must be positive and finite, got {alpha}")
+    if alpha is not None:
+        check_positive(alpha=alpha)
 
     def filters(eigenvalues: Tensor) -> Tensor:
         squared = eigenvalues.square()

@@ -1,6 +1,5 @@
 """Warnings where the parameters of an iteration make it diverge on the prompts that it is meant for."""
 
-import math
 import warnings
 
 from jaxtyping import Bool, Float
@@ -67,17 +66,6 @@ def warn_of_divergence(parameters: str, largest_eigenvalue: float, condition: st
         DivergenceWarning: always.
     """
     _warn(f"{parameters} diverges where λ_max(S) is {largest_eigenvalue:.4g}. It converges {condition}")
-
-
-def checked_eigenvalue(largest_eigenvalue: float) -> float:
-    """The largest eigenvalue of S.
-
-    Raises:
-        ValueError: one that is not positive and finite.
-    """
-    if not (largest_eigenvalue > 0 and math.isfinite(largest_eigenvalue)):
-        raise ValueError(f"largest_eigenvalue must be positive and finite, got {largest_eigenvalue}")
-    return largest_eigenvalue
 
 
 def _warn(message: str) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mechicl import algorithms
+from mechicl.checks import check_whole
 from mechicl.constructions.copying import copy_targets, copy_then_gradient_descent
 from mechicl.constructions.gradient_descent import gd_plus_plus, gradient_descent
 from mechicl.constructions.kernel import kernel_gradient_descent
@@ -74,8 +75,7 @@ def certificates(seed: int = 0, n_prompts: int = 64) -> list[Certificate]:
     Example:
         >>> certificates_table()[["construction", "layers", "max_relative_error", "statement"]]
     """
-    if n_prompts < 1:
-        raise ValueError(f"n_prompts must be at least 1, got {n_prompts}")
+    check_whole(1, n_prompts=n_prompts)
     generator = torch.Generator().manual_seed(seed)
     normal = partial(torch.randn, dtype=torch.float64, generator=generator)
     xs, ys = 0.5 * normal(n_prompts, N_CONTEXT + 1, X_DIM), normal(n_prompts, N_CONTEXT + 1, Y_DIM)

@@ -1,11 +1,10 @@
 """Copying on interleaved prompts: each y onto the token of its x, after which paired constructions apply."""
 
-import math
-
 import torch
 
 from mechicl.algorithms.gradient_descent import per_step
-from mechicl.constructions.gradient_descent import check_stability, check_steps
+from mechicl.checks import check_positive, check_whole
+from mechicl.constructions.gradient_descent import check_stability
 from mechicl.constructions.vocabulary import Head, Stream, assemble
 from mechicl.models import HookedTransformer
 
@@ -42,8 +41,7 @@ def copy_targets(
     """
     if attention not in ("linear", "softmax"):
         raise ValueError(f"attention must be 'linear' or 'softmax', got {attention!r}")
-    if not (score_scale > 0 and math.isfinite(score_scale)):
-        raise ValueError(f"score_scale must be positive and finite, got {score_scale}")
+    check_positive(score_scale=score_scale)
     stream = _stream(x_dim, y_dim, n_context)
     options = {} if attention == "linear" else {
         "attention": "softmax", "score_scale": score_scale, "sink": "fixed", "sink_score": score_scale / 2
@@ -79,7 +77,7 @@ def copy_then_gradient_descent(
 
     Source: von Oswald et al. 2023, Proposition 3 and section 4.
     """
-    check_steps(steps)
+    check_whole(1, steps=steps)
     (step_size,) = per_step("step_size", step_size, 1)
     check_stability(f"gradient descent with step_size={step_size}", [step_size] * steps, None, largest_eigenvalue)
     stream = _stream(x_dim, y_dim, n_context)

@@ -8,7 +8,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.algorithms.gradient_descent import gd_plus_plus_filters, per_step
-from mechicl.algorithms.stability import checked_eigenvalue, residuals_grow, warn_of_divergence
+from mechicl.algorithms.stability import residuals_grow, warn_of_divergence
+from mechicl.checks import check_positive, check_whole
 from mechicl.constructions.vocabulary import Head, Stream, assemble
 from mechicl.models import HookedTransformer
 
@@ -49,7 +50,7 @@ def gradient_descent(
         >>> model.predict(LinearRegression().sample(4, seed=0)).shape
         torch.Size([4, 1])
     """
-    check_steps(steps)
+    check_whole(1, steps=steps)
     (step_size,) = per_step("step_size", step_size, 1)
     check_stability(f"gradient descent with step_size={step_size}", [step_size] * steps, None, largest_eigenvalue)
     if initial_weights is None:
@@ -98,7 +99,7 @@ def gd_plus_plus(
 
     Source: von Oswald et al. 2023, appendix A.10, eq. 23.
     """
-    check_steps(steps)
+    check_whole(1, steps=steps)
     step_sizes, gammas = per_step("step_size", step_size, steps), per_step("gamma", gamma, steps)
     parameters = f"GD++ with step_size={reprlib.repr(step_size)}, gamma={reprlib.repr(gamma)}"
     check_stability(parameters, step_sizes, gammas, largest_eigenvalue)
@@ -117,16 +118,6 @@ def gd_plus_plus(
     pairs = list(zip(step_sizes, gammas, strict=True))
     layers = [layer(*pairs[0])] * steps if len(set(pairs)) == 1 else [layer(a, g) for a, g in pairs]
     return assemble(stream, layers, n_context=n_context)
-
-
-def check_steps(steps: int) -> None:
-    """Refuse fewer steps than one, for which there would be no layer.
-
-    Raises:
-        ValueError: steps < 1.
-    """
-    if steps < 1:
-        raise ValueError(f"steps must be at least 1, got {steps}")
 
 
 def check_stability(
@@ -148,7 +139,8 @@ def check_stability(
     """
     if largest_eigenvalue is None:
         return
-    eigenvalue = torch.tensor([checked_eigenvalue(largest_eigenvalue)], dtype=torch.float64)
+    check_positive(largest_eigenvalue=largest_eigenvalue)
+    eigenvalue = torch.tensor([largest_eigenvalue], dtype=torch.float64)
     after = gd_plus_plus_filters(eigenvalue, step_sizes, gammas or [0.0] * len(step_sizes))
     if len(step_sizes) > 1 and residuals_grow(eigenvalue, after[-1]):
         condition = f"with values between 0 and 2 / λ_max(S) = {2 / largest_eigenvalue:.4g}"

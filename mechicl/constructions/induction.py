@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from mechicl.checks import is_whole
+from mechicl.checks import check_positive, check_whole, is_whole
 from mechicl.constructions.vocabulary import Head, Stream, set_head
 from mechicl.models import HookedTransformer, TransformerConfig
 
@@ -63,14 +63,12 @@ def induction(
         >>> model(torch.tensor([[3, 1, 4, 2, 3]]))[0, -1].argmax().item()
         1
     """
-    for name, value, least in (("d_vocab", d_vocab, 1), ("n_ctx", n_ctx, 2), ("n_heads", n_heads, 1)):
-        if not is_whole(value) or value < least:
-            raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")
+    check_whole(1, d_vocab=d_vocab, n_heads=n_heads)
+    check_whole(2, n_ctx=n_ctx)
     for name, value in (("previous_token_head", previous_token_head), ("induction_head", induction_head)):
         if not is_whole(value) or not 0 <= value < n_heads:
             raise ValueError(f"{name} must be one of the {n_heads} heads, 0 to {n_heads - 1}; got {value!r}")
-    if not (score_scale > 0 and math.isfinite(score_scale)):
-        raise ValueError(f"score_scale must be positive and finite, got {score_scale}")
+    check_positive(score_scale=score_scale)
     junk = {} if seed is None else {"junk": JUNK}
     stream = Stream(token=d_vocab, position=n_ctx, previous=d_vocab, next=d_vocab, **junk)
     positions, token = stream.read("position"), stream.read("token")

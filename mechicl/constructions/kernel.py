@@ -4,7 +4,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.algorithms.gradient_descent import per_step
-from mechicl.constructions.gradient_descent import check_stability, check_steps
+from mechicl.checks import check_whole
+from mechicl.constructions.gradient_descent import check_stability
 from mechicl.constructions.vocabulary import Head, Hidden, Stream, assemble
 from mechicl.models import HookedTransformer
 
@@ -45,7 +46,7 @@ def kernel_gradient_descent(
 
     Source: von Oswald et al. 2023, Proposition 2.
     """
-    check_steps(steps)
+    check_whole(1, steps=steps)
     (step_size,) = per_step("step_size", step_size, 1)
     check_stability(f"gradient descent with step_size={step_size}", [step_size] * steps, None, largest_eigenvalue)
     x_dim, n_features = weights.shape

@@ -5,7 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from mechicl.algorithms.stability import TOLERANCE, checked_eigenvalue, warn_of_divergence
+from mechicl.algorithms.stability import TOLERANCE, warn_of_divergence
+from mechicl.checks import check_positive, check_whole
 from mechicl.constructions.vocabulary import Head, Hidden, Layer, Stream, assemble, signed_pair
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
@@ -49,10 +50,8 @@ def newton(
         >>> newton(x_dim=5, n_context=20, steps=6, alpha=1e-3).cfg.n_layers
         8
     """
-    if steps < 0:
-        raise ValueError(f"steps must be at least 0, got {steps}")
-    if not (alpha > 0 and math.isfinite(alpha)):
-        raise ValueError(f"alpha must be positive and finite, got {alpha}")
+    check_whole(0, steps=steps)
+    check_positive(alpha=alpha)
     if attention not in ("linear", "relu"):
         raise ValueError(f"attention must be 'linear' or 'relu', got {attention!r}")
     _warn_of_alpha(alpha, steps, largest_eigenvalue)
@@ -77,7 +76,8 @@ def newton(
 def _warn_of_alpha(alpha: float, steps: int, largest_eigenvalue: float | None) -> None:
     if largest_eigenvalue is None:
         return
-    bound = 2 / checked_eigenvalue(largest_eigenvalue) ** 2
+    check_positive(largest_eigenvalue=largest_eigenvalue)
+    bound = 2 / largest_eigenvalue**2
     if steps > 1 and alpha >= bound * (1 - TOLERANCE):
         condition = f"with one below 2 / λ_max(S)² = {bound:.4g}"
         warn_of_divergence(f"Newton's method with alpha={alpha}", largest_eigenvalue, condition)

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.constructions.gradient_descent import check_steps
+from mechicl.checks import check_whole
 from mechicl.constructions.vocabulary import Head, Stream, assemble
 from mechicl.models import HookedTransformer
 
@@ -37,7 +37,7 @@ def preconditioned_gd(
     Source: Nertinger 2025, Theorem 1, with the sign of section 2 corrected.
     """
     matrices = [preconditioner] * steps if isinstance(preconditioner, Tensor) else list(preconditioner)
-    check_steps(steps)
+    check_whole(1, steps=steps)
     if len(matrices) != steps or any(matrix.shape != (x_dim, x_dim) for matrix in matrices):
         raise ValueError(
             f"needs a preconditioner [x x] = {(x_dim, x_dim)}, one or {steps} of them; got shapes "
@@ -87,8 +87,7 @@ def linear_optimum(
     sigma = covariance.double()
     if not (noise_variance >= 0 and math.isfinite(noise_variance)):
         raise ValueError(f"noise_variance must be finite and not negative, got {noise_variance}")
-    if n_context < 1:
-        raise ValueError(f"n_context must be at least 1, got {n_context}")
+    check_whole(1, n_context=n_context)
     if sigma.ndim != 2 or sigma.shape[0] != sigma.shape[1]:
         raise ValueError(f"covariance must be a square matrix, got shape {tuple(sigma.shape)}")
     if not sigma.any():
@@ -117,8 +116,7 @@ def relu_optimum(*, x_dim: int, n_context: int) -> HookedTransformer:
     score is positive; a negative Q_0 counts those with negative scores, which predicts minus what this predicts for
     the mirrored query, with the same loss.
     """
-    if n_context < 1:
-        raise ValueError(f"n_context must be at least 1, got {n_context}")
+    check_whole(1, n_context=n_context)
     stream = Stream(x=x_dim, y=1)
     scale = 1 / (0.5 * (n_context - 1) / n_context + (x_dim + 2) / n_context)
     # relu(c s) = c relu(s) for c > 0, so the factor may follow the activation

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mechicl.checks import check_whole
 from mechicl.constructions.vocabulary import Head, Hidden, Layer, Stream
 
 
@@ -181,8 +182,7 @@ def total(stream: Stream, source: str, target: str, *, n_positions: int, constan
 
     Source: Fu et al. 2024, Lemma 1.
     """
-    if n_positions < 1:
-        raise ValueError(f"n_positions must be at least 1, got {n_positions}")
+    check_whole(1, n_positions=n_positions)
     _same_dimensions(stream, source, target)
     one = stream.read(constant).sum(1, keepdim=True)
     return Head(query=one, key=one, value=stream.read(source), output=n_positions * stream.write(target))

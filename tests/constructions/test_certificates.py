@@ -48,5 +48,5 @@ def test_the_table_has_a_row_for_each_and_depends_on_the_seed_alone():
 
 
 def test_no_prompts_are_refused():
-    with pytest.raises(ValueError, match="n_prompts must be at least 1"):
+    with pytest.raises(ValueError, match="n_prompts must be an int of at least 1"):
         certificates(n_prompts=0)

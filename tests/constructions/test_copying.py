@@ -96,7 +96,7 @@ def test_copying_and_descending_is_gradient_descent_on_every_prompt(case):
 
 
 def test_bad_steps_are_refused():
-    with pytest.raises(ValueError, match="steps must be at least 1"):
+    with pytest.raises(ValueError, match="steps must be an int of at least 1"):
         constructions.copy_then_gradient_descent(x_dim=3, n_context=4, step_size=0.1, steps=0)
     with pytest.raises(ValueError, match="step_size must be finite"):
         constructions.copy_then_gradient_descent(x_dim=3, n_context=4, step_size=math.nan)

@@ -98,9 +98,9 @@ def test_other_heads_are_0_without_a_seed():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"d_vocab": 0}, "d_vocab must be an integer >= 1"),
-        ({"n_ctx": 1}, "n_ctx must be an integer >= 2"),
-        ({"n_heads": 0}, "n_heads must be an integer >= 1"),
+        ({"d_vocab": 0}, "d_vocab must be an int of at least 1"),
+        ({"n_ctx": 1}, "n_ctx must be an int of at least 2"),
+        ({"n_heads": 0}, "n_heads must be an int of at least 1"),
         ({"previous_token_head": 2}, "previous_token_head must be one of the 2 heads, 0 to 1; got 2"),
         ({"induction_head": -1}, "induction_head must be one of the 2 heads"),
         ({"score_scale": 0.0}, "score_scale must be positive"),

@@ -63,7 +63,7 @@ def test_many_steps_are_kernel_regression():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"steps": 0}, "steps must be at least 1"),
+        ({"steps": 0}, "steps must be an int of at least 1"),
         ({"step_size": math.nan}, "step_size must be finite"),
         ({"act_fn": "nonsense"}, "act_fn='nonsense'"),
     ],

@@ -65,7 +65,7 @@ def test_every_layer_holds_its_iterate_at_every_token(attention):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"steps": -1}, "steps must be at least 0"),
+        ({"steps": -1}, "steps must be an int of at least 0"),
         ({"alpha": 0.0}, "alpha must be positive"),
         ({"alpha": -1.0}, "alpha must be positive"),
         ({"alpha": math.nan}, "alpha must be positive"),

@@ -43,7 +43,7 @@ def test_each_step_may_have_a_preconditioner_of_its_own(case):
 def test_bad_preconditioners_are_refused():
     eye = torch.eye(3)
     for steps in (0, -1):
-        with pytest.raises(ValueError, match="steps must be at least 1"):
+        with pytest.raises(ValueError, match="steps must be an int of at least 1"):
             constructions.preconditioned_gd(x_dim=3, n_context=4, preconditioner=eye, steps=steps)
     for matrices, steps in ((torch.eye(2), 1), ([eye], 2), ([eye] * 3, 2), ([eye, torch.eye(2)], 2), ([], 1)):
         with pytest.raises(ValueError, match="needs a preconditioner"):
@@ -153,9 +153,9 @@ def test_a_singular_covariance_is_fine():
 
 @pytest.mark.parametrize("n_context", [0, -1])
 def test_an_optimum_without_a_context_is_refused(n_context):
-    with pytest.raises(ValueError, match="n_context must be at least 1"):
+    with pytest.raises(ValueError, match="n_context must be an int of at least 1"):
         constructions.linear_optimum(covariance=torch.eye(2), n_context=n_context)
-    with pytest.raises(ValueError, match="n_context must be at least 1"):
+    with pytest.raises(ValueError, match="n_context must be an int of at least 1"):
         constructions.relu_optimum(x_dim=2, n_context=n_context)
 
 

@@ -188,7 +188,7 @@ DIV = {"scratch": "scratch", "low": 1.0, "high": 2.0, "steps": 2}
         (div, ("x", "y", "y"), DIV, "dimension"),
         (div, ("x", "x", "target"), DIV, "dimension"),
         (div, ("x", "y", "target"), DIV | {"scratch": "y"}, "dimension"),
-        (total, ("x", "x"), {"n_positions": 0}, "n_positions must be at least 1"),
+        (total, ("x", "x"), {"n_positions": 0}, "n_positions must be an int of at least 1"),
         (total, ("x", "y"), {"n_positions": 5}, "'x' has 3 dimensions and 'y' has 1"),
     ],
 )
