@@ -86,6 +86,7 @@ from mechicl.analysis.layers.probes import (
     second_moments,
 )
 from mechicl.analysis.layers.readouts import Readouts, fit_readouts, train_readouts
+from mechicl.analysis.weights.adaptation import adapted_functions
 from mechicl.analysis.weights.closed_forms import (
     OneStepOptimum,
     linear_attention_optimum,
@@ -98,16 +99,16 @@ from mechicl.analysis.weights.conditioning import (
     measure_conditioning,
     transformed_eigenvalues,
 )
-from mechicl.analysis.weights.connectivity import LossPath, ModeConnectivity, WeightCurve, connect_modes, interpolate
+from mechicl.analysis.weights.connectivity import ModeConnectivity, connect_modes
 from mechicl.analysis.weights.construction_families import FamilyName
 from mechicl.analysis.weights.fits import ConstructionFit, Members, fit_construction
 from mechicl.analysis.weights.kernels import (
     KernelView,
     PredictionParts,
-    adapted_functions,
     initial_function,
     view_kernel,
 )
+from mechicl.analysis.weights.paths import LossPath, WeightCurve, interpolate
 from mechicl.analysis.weights.products import WeightProducts, read_weight_products, replace_products
 from mechicl.analysis.weights.rollout import repeat_layers
 from mechicl.analysis.weights.symmetries import align_heads, lift_heads, rescale_heads

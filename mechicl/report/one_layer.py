@@ -21,7 +21,7 @@ from mechicl.analysis import (
     one_step_optimum,
 )
 from mechicl.analysis.layers.layer_learners import Lens
-from mechicl.analysis.weights.connectivity import PathKind
+from mechicl.analysis.weights.paths import PathKind
 from mechicl.analysis.weights.products import read_weight_products, replace_products
 from mechicl.analysis.weights.rollout import repeat_layers
 from mechicl.checkpoints import Checkpoint, CheckpointError
@@ -273,7 +273,7 @@ def _paths(setting: Setting) -> Part:
     data = [
         {
             "kind": path.kind,
-            "alpha": path.alphas.tolist(),
+            "alpha": list(path.alphas),
             "mse": path.squared_errors.mean(-1).tolist(),
             "midpoint_excess": asdict(path.midpoint_excess()),
             "barrier": asdict(path.barrier()),
@@ -294,7 +294,7 @@ def _shifts(setting: Setting) -> Part:
     for seed, model in zip(setting.seeds, setting.models, strict=True):
         learners[f"trained {seed}"] = model
     for seed, model in zip(setting.seeds, setting.models, strict=True):
-        learners[f"interpolated {seed}"] = interpolate(model, setting.construction, setting.prompts).curve.model(0.5)
+        learners[f"interpolated {seed}"] = interpolate(model, setting.construction, setting.prompts).model(0.5)
     shifts = {
         f"{inputs}{scaled.replace('_', ' ')}": measure_shifted_losses(
             learners, drawn_from, SCALES, scaled=scaled, n_prompts=len(setting.prompts), seed=setting.prompt_seed

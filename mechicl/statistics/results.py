@@ -27,7 +27,8 @@ class Result:
     the last axis; leading axes (layers, scales, ...) index separate quantities, named by the annotation:
     `Float[Tensor, "layer head prompt"]`. A field called `layers` (or `steps`, `rows`, ...) holds an axis' values.
 
-    Fields with `metadata={"stored": False}` (models, learners) are not written to files, and are None when loaded.
+    Fields with `metadata={"stored": False}` (models, learners) are not written to files; loaded, they have their
+    defaults.
 
     Example:
         >>> alignment = align(model, learner, prompts)
@@ -137,7 +138,9 @@ class Result:
 
     def _lines(self) -> list[tuple[str, str]]:
         """What a printed result says: each entry with its interval while they are few, else the mean of all entries."""
-        lines = [(name, str(value)) for name, value in self._ready().items()]
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
+        lines = [(name, f"{value:.4g}") for name, value in values.items() if isinstance(value, float)]
+        lines += [(name, str(value)) for name, value in self._ready().items()]
         for name, tensor in self.samples().items():
             entries = math.prod(tensor.shape[:-1])
             if tensor.ndim == 1 or entries > LINES:

@@ -71,5 +71,4 @@ def decode(data: Any, tensors: dict[str, Tensor]) -> Any:
         if sequence.__name__ in data:
             return sequence(decode(item, tensors) for item in data[sequence.__name__])
     cls = _STORABLE[data["kind"]]
-    absent = {f.name: None for f in dataclasses.fields(cls) if not f.metadata.get("stored", True)}  # type: ignore[arg-type]
-    return cls(**absent, **{name: decode(value, tensors) for name, value in data["fields"].items()})
+    return cls(**{name: decode(value, tensors) for name, value in data["fields"].items()})

@@ -16,8 +16,9 @@ from mechicl.analysis.heads.scores import HeadScores
 from mechicl.analysis.interventions import Circuit, Sweep
 from mechicl.analysis.layers.probes import ProbeResult
 from mechicl.analysis.weights.conditioning import Conditioning
-from mechicl.analysis.weights.connectivity import LossPath, ModeConnectivity
+from mechicl.analysis.weights.connectivity import ModeConnectivity
 from mechicl.analysis.weights.kernels import KernelView
+from mechicl.analysis.weights.paths import LossPath
 from mechicl.statistics import Result, interval
 from mechicl.viz.behaviour import identified_families, shifted_losses
 from mechicl.viz.circuits import circuit_graph

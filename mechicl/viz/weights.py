@@ -6,7 +6,7 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.analysis.weights.connectivity import LossPath
+from mechicl.analysis.weights.paths import LossPath
 from mechicl.analysis.weights.products import WeightProducts
 from mechicl.statistics import interval
 from mechicl.viz.elements import (
@@ -38,7 +38,7 @@ def connectivity_paths(
         ValueError: no paths, or different alphas.
     """
     by_name = {name: [path] if isinstance(path, LossPath) else list(path) for name, path in paths.items()}
-    alphas = [path.alphas.tolist() for seeds in by_name.values() for path in seeds]
+    alphas = [list(path.alphas) for seeds in by_name.values() for path in seeds]
     if not alphas or any(each != alphas[0] for each in alphas):
         raise ValueError(f"needs paths with the same alphas, got {alphas}")
     fig = figure(title, "α (0: the first model, 1: the second)", "mean squared error", log_y=True)

@@ -4,6 +4,7 @@
 >>> interpolate(model, construction, prompts).midpoint_excess()          # does the loss rise on the way?
 """
 
+from mechicl.analysis.weights.adaptation import adapted_functions
 from mechicl.analysis.weights.closed_forms import (
     OneStepOptimum,
     linear_attention_optimum,
@@ -16,16 +17,16 @@ from mechicl.analysis.weights.conditioning import (
     measure_conditioning,
     transformed_eigenvalues,
 )
-from mechicl.analysis.weights.connectivity import LossPath, ModeConnectivity, WeightCurve, connect_modes, interpolate
+from mechicl.analysis.weights.connectivity import ModeConnectivity, connect_modes
 from mechicl.analysis.weights.construction_families import FamilyName
 from mechicl.analysis.weights.fits import ConstructionFit, Members, fit_construction
 from mechicl.analysis.weights.kernels import (
     KernelView,
     PredictionParts,
-    adapted_functions,
     initial_function,
     view_kernel,
 )
+from mechicl.analysis.weights.paths import LossPath, WeightCurve, interpolate
 from mechicl.analysis.weights.products import WeightProducts, read_weight_products, replace_products
 from mechicl.analysis.weights.rollout import repeat_layers
 from mechicl.analysis.weights.symmetries import align_heads, lift_heads, rescale_heads

@@ -4,11 +4,12 @@ from dataclasses import dataclass
 
 import torch
 
+from mechicl.statistics import Result
 from mechicl.tasks import LinearRegression
 
 
 @dataclass(frozen=True)
-class OneStepOptimum:
+class OneStepOptimum(Result):
     """The best single step of gradient descent on a task, exactly.
 
     Attributes:
@@ -27,14 +28,15 @@ _MOMENTS = {"uniform": (1 / 12, 1 / 80), "gaussian": (1.0, 3.0), "laplace": (2.0
 def one_step_optimum(task: LinearRegression) -> OneStepOptimum:
     """Step size and loss of the best single step, over all prompts of a task.
 
-    With coordinate variance v and fourth moment m, `E[ŷ y] ∝ n d v²` and
-    `E[ŷ²] ∝ d v n ((n + d - 2) v² + m)` for step size 1; the optimum is their ratio.
-
     Args:
         task: noiseless, with independent symmetric coordinates: uniform, isotropic Gaussian or Laplace inputs.
 
     Raises:
         ValueError: another kind of task.
+
+    Example:
+        >>> round(one_step_optimum(LinearRegression()).step_size, 3)
+        0.606
     """
     special = (task.covariance, task.condition_number, task.eigenvalues, task.active_dims)
     if task.inputs not in _MOMENTS or any(s is not None for s in special) or task.noise_std or task.n_distractors:
@@ -43,6 +45,8 @@ def one_step_optimum(task: LinearRegression) -> OneStepOptimum:
         )
     variance, fourth = _MOMENTS[str(task.inputs)]
     variance, fourth = variance * task.input_scale**2, fourth * task.input_scale**4
+    # For step size 1, variance v and fourth moment m of a coordinate: E[ŷ y] ∝ n d v², E[ŷ²] ∝ d v n ((n+d-2) v² + m).
+    # The error E[(a ŷ - y)²] is least at a = E[ŷ y] / E[ŷ²].
     n, d = task.n_context, task.x_dim
     spread = (n + d - 2) * variance**2 + fourth
     signal = task.y_dim * task.weight_scale**2

@@ -64,6 +64,8 @@ class EigenvalueRange:
         Raises:
             ValueError: a γ that is negative or not finite, or none.
         """
+        # λ (1 - γλ)² is smooth, so that its extremes on the interval are at the ends, at the local maximum 1/3γ if that
+        # lies inside, or at the double root 1/γ, where it is 0.
         gamma = torch.tensor(_checked(gammas), dtype=torch.float64)
         low, high = (transformed_eigenvalues(torch.full_like(gamma, end), gamma) for end in self._ends())
         peak = torch.where(self._contains(1 / (3 * gamma)), 4 / (27 * gamma), -math.inf)  # the local maximum
@@ -164,7 +166,7 @@ class Conditioning(Result):
         return _median(self.before, level)
 
     def medians(self, level: float = 0.95) -> list[Interval]:
-        """The same after the map with each γ."""
+        """Median condition number after the map with each γ, like `median_before`."""
         return [_median(values, level) for values in self.after]
 
     def improved(self, level: float = 0.95) -> list[Interval]:
@@ -204,14 +206,15 @@ class Conditioning(Result):
         logs = torch.stack([_condition_numbers(self.eigenvalues, gamma, self.floor).log() for gamma in grid])
         n = logs.shape[1]
         generator = torch.Generator().manual_seed(seed)
+        # A resample is a count of each prompt, so that all sums over the grid are one product of matrices.
         drawn = [torch.randint(n, (n,), generator=generator).bincount(minlength=n) for _ in range(resamples)]
         picked = (logs @ torch.stack(drawn).to(logs).T).argmin(0).cpu()  # the least sum of each resample
-        found = torch.tensor(grid, dtype=torch.float64)[picked]
-        low, high = (found.quantile(q).item() for q in ((1 - level) / 2, (1 + level) / 2))
+        gammas = torch.tensor(grid, dtype=torch.float64)[picked]
+        low, high = (gammas.quantile(q).item() for q in ((1 - level) / 2, (1 + level) / 2))
         return Interval(best, low, high, n, level)
 
     def at(self, gammas: Sequence[float]) -> "Conditioning":
-        """The same prompts with other γ.
+        """The condition numbers of these prompts after the map with other γ.
 
         Raises:
             ValueError: a γ that is negative or not finite, or none.
@@ -238,8 +241,8 @@ def measure_conditioning(prompts: Prompts, gammas: Sequence[float], *, floor: fl
     Source: von Oswald et al. 2023, A.10 and Fig. 13.
 
     Example:
-        >>> found = measure_conditioning(LinearRegression(n_context=25).sample(10_000, seed=0), [0.1])
-        >>> found.median_before().mean > 10 > found.medians()[0].mean
+        >>> result = measure_conditioning(LinearRegression(n_context=25).sample(10_000, seed=0), [0.1])
+        >>> result.median_before().mean > 10 > result.medians()[0].mean
         True
     """
     if len(prompts) == 0 or prompts.n_context == 0:

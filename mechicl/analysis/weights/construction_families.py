@@ -1,5 +1,6 @@
 """Families of constructions: weights by theorem with parameters left free, to be fitted to a trained model's."""
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -28,27 +29,23 @@ class Family:
         shapes: name to shape of each parameter.
         template: a member in the model's architecture.
         base: the products at parameters 0.
-        basis_KQ: what W_KQ gains with each parameter's entry, `[parameter layer head d_model d_model]`.
-        basis_PV: the same for W_PV.
+        basis: what the products gain with each parameter's entry, `[parameter layer head d_model d_model]`.
     """
 
     name: str
     shapes: Mapping[str, tuple[int, ...]]
     template: HookedTransformer
     base: WeightProducts
-    basis_KQ: Float[Tensor, "parameter layer head d_model d_model"]
-    basis_PV: Float[Tensor, "parameter layer head d_model d_model"]
+    basis: WeightProducts
 
     @property
     def n_parameters(self) -> int:
         """Number of free numbers."""
-        return len(self.basis_KQ)
+        return len(self.basis.W_KQ)
 
     def products(self, parameters: Float[Tensor, "parameter"]) -> WeightProducts:
         """The products at these parameters, differentiable."""
-        W_KQ = self.base.W_KQ + torch.einsum("p,plhij->lhij", parameters, self.basis_KQ)
-        W_PV = self.base.W_PV + torch.einsum("p,plhij->lhij", parameters, self.basis_PV)
-        return WeightProducts(W_KQ, W_PV, self.base.x_dim, self.base.y_dim)
+        return combine(self.base, parameters, self.basis)
 
     def member(self, parameters: Float[Tensor, "parameter"]) -> HookedTransformer:
         """The model at these parameters."""
@@ -62,6 +59,13 @@ class Family:
             name: part.reshape(*parameters.shape[:-1], *shape)
             for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
         }
+
+
+def combine(base: WeightProducts, parameters: Float[Tensor, "parameter"], basis: WeightProducts) -> WeightProducts:
+    """`base + Σ_p parameters[p] basis[p]`."""
+    W_KQ = base.W_KQ + torch.einsum("p,plhij->lhij", parameters, basis.W_KQ)
+    W_PV = base.W_PV + torch.einsum("p,plhij->lhij", parameters, basis.W_PV)
+    return dataclasses.replace(base, W_KQ=W_KQ, W_PV=W_PV)
 
 
 def family_for(name: FamilyName, cfg: TransformerConfig) -> Family:
@@ -83,27 +87,25 @@ def family_for(name: FamilyName, cfg: TransformerConfig) -> Family:
         raise ValueError(f"{name} takes at least {cfg.n_layers - steps + 1} layers; the model has {cfg.n_layers}")
     sizes = {"x_dim": cfg.x_dim, "y_dim": cfg.y_dim, "n_context": cfg.n_context, "steps": steps}
     shapes, build = _parametrised(name, sizes, copies=steps if per_layer else 1)
-    # Newton's alpha must be positive, so that its unit is added to 1; the map is affine, so that any start will do
+    # The map from parameters to products is affine, so that its slopes are differences of products one unit apart, from
+    # any origin: here 0, and 1 for Newton's alpha, which must be positive.
     origin = {key: torch.full(shape, float(name == "newton"), dtype=torch.float64) for key, shape in shapes.items()}
     made = build(origin)
     _check_expressible(name, cfg, made.cfg)
-    there = _in_architecture(made, cfg)
-    gains = []
+    at_origin = _in_architecture(made, cfg)
+    shifted = []
     for key, shape in shapes.items():
         for place in itertools.product(*map(range, shape)):
             moved = {k: value.clone() for k, value in origin.items()}
             moved[key][place] += 1
-            gains.append(_in_architecture(build(moved), cfg))
-    gain_KQ = torch.stack([g.W_KQ - there.W_KQ for g in gains])
-    gain_PV = torch.stack([g.W_PV - there.W_PV for g in gains])
-    start = torch.cat([value.flatten() for value in origin.values()])
-    base = WeightProducts(
-        there.W_KQ - torch.einsum("p,plhij->lhij", start, gain_KQ),
-        there.W_PV - torch.einsum("p,plhij->lhij", start, gain_PV),
-        there.x_dim,
-        there.y_dim,
+            shifted.append(_in_architecture(build(moved), cfg))
+    basis = dataclasses.replace(
+        at_origin,
+        W_KQ=torch.stack([products.W_KQ - at_origin.W_KQ for products in shifted]),
+        W_PV=torch.stack([products.W_PV - at_origin.W_PV for products in shifted]),
     )
-    return Family(name, shapes, _template(made, cfg), base, gain_KQ, gain_PV)
+    start = torch.cat([value.flatten() for value in origin.values()])
+    return Family(name, shapes, _template(made, cfg), combine(at_origin, -start, basis), basis)
 
 
 Build = Callable[[Mapping[str, Tensor]], HookedTransformer]
@@ -151,7 +153,7 @@ def _in_architecture(made: HookedTransformer, cfg: TransformerConfig) -> WeightP
     """The construction's products, in a model that divides by the number of points or does not."""
     products = read_weight_products(made)
     factor = float(cfg.n_context or 1) ** (cfg.normalize_by_context - made.cfg.normalize_by_context)
-    return WeightProducts(products.W_KQ, products.W_PV * factor, products.x_dim, products.y_dim)
+    return dataclasses.replace(products, W_PV=products.W_PV * factor)
 
 
 def _template(made: HookedTransformer, cfg: TransformerConfig) -> HookedTransformer:

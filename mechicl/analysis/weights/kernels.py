@@ -1,4 +1,4 @@
-"""The kernel view of one attention layer behind an input MLP.
+"""The kernel view of one attention layer after an input MLP.
 
 With keys "context", one layer, and a score for each key alone (no softmax), the context's tokens do not change before
 they are attended to, so that the query's prediction is a sum over the context, exactly:
@@ -27,8 +27,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.functional import jvp
 
-from mechicl.learners import Learner
-from mechicl.models import HookedTransformer, PromptedModel
+from mechicl.learners import prompt_batches
+from mechicl.memory import MEMORY
+from mechicl.models import HookedTransformer
 from mechicl.models.layers import elementwise_attention
 from mechicl.prompts import Prompts
 from mechicl.statistics import Result
@@ -56,8 +57,8 @@ class PredictionParts(Result):
 
 
 @dataclass(frozen=True, eq=False)
-class KernelView:
-    """The kernel that a one-layer model smooths by, on a grid of inputs; float64 on the CPU.
+class KernelView(Result):
+    """The kernel that a one-layer model smooths by, on a grid of inputs; float64 on the CPU. Samples are prompts.
 
     Attributes:
         grid: `[point x]`.
@@ -68,7 +69,7 @@ class KernelView:
         scores: `[point other]`, of a query to the token of a context point with y = 0: the attention pattern, over n
             if the model divides by it. In a `gradient_descent` layer it is proportional to `m(x)·m(x')`, symmetric;
             in others its scale means nothing, for values may be scaled back.
-        parts: of the predictions for some prompts.
+        parts: what predictions for prompts are sums of.
     """
 
     grid: Float[Tensor, "point x"]
@@ -77,6 +78,10 @@ class KernelView:
     through_values: Float[Tensor, "point other"]
     scores: Float[Tensor, "point other"]
     parts: PredictionParts
+
+    def samples(self) -> dict[str, Float[Tensor, "prompt"]]:
+        """The parts of each prompt's prediction."""
+        return self.parts.samples()
 
     @property
     def eigenvalues(self) -> Float[Tensor, "point"]:
@@ -117,7 +122,7 @@ def features(
 
     Source: von Oswald et al. 2023, A.7 and A.8.
     """
-    _check(model)
+    _check_model(model)
     stream = _stream(model, xs, ys)
     slot = model.cfg.y_slot
     return torch.cat([stream[:, : slot.start], stream[:, slot.stop :]], dim=1)
@@ -135,7 +140,7 @@ def initial_function(model: HookedTransformer, xs: Float[Tensor, "point x"]) -> 
 
     Source: von Oswald et al. 2023, Fig. 4, the initial function.
     """
-    _check(model)
+    _check_model(model)
     return model.read_out(_stream(model, xs, None)[None])[0]
 
 
@@ -152,7 +157,7 @@ def contributions(model: HookedTransformer, prompts: Prompts) -> Float[Tensor, "
     Raises:
         ValueError: as for `features`.
     """
-    _check(model)
+    _check_model(model)
     return _contributions(model, _stream(model, prompts.query.xs, None), *prompts.context)
 
 
@@ -182,7 +187,7 @@ def kernel(
 
     Source: von Oswald et al. 2023, A.8, eq. 13.
     """
-    _check(model, one_target=True)
+    _check_model(model, one_target=True)
     n_context = model.cfg.n_context if n_context is None else n_context
     if n_context is None or n_context < 1:
         raise ValueError(f"n_context must be at least 1, got {n_context}")
@@ -190,21 +195,21 @@ def kernel(
     return through_values + through_scores
 
 
-def decompose(model: HookedTransformer, prompts: Prompts, *, batch_size: int = 4096) -> PredictionParts:
+def decompose(model: HookedTransformer, prompts: Prompts, *, memory: float = MEMORY) -> PredictionParts:
     """The parts of each query's prediction (see `PredictionParts`), as float64 tensors on the CPU.
 
     Args:
         model: as for `kernel`.
         prompts: of the model's dimensions, with one context point at least.
-        batch_size: prompts in memory at a time.
+        memory: bound in bytes.
 
     Raises:
         ValueError: as for `kernel`, or prompts without context.
     """
-    _check(model, one_target=True)
+    _check_model(model, one_target=True)
     if prompts.n_context == 0:
         raise ValueError("a prediction without context has no contributions")
-    parts = [_decompose(model, part) for part in prompts.split(batch_size)]
+    parts = [_decompose(model, part) for part in prompt_batches(model, prompts, memory, copies=4)]  # with slopes
     return PredictionParts(*(torch.cat(column).cpu() for column in zip(*parts, strict=True)))
 
 
@@ -226,7 +231,7 @@ def view_kernel(model: HookedTransformer, grid: Float[Tensor, "point x"], prompt
         >>> view = view_kernel(model, grid, SineRegression().sample(1000, seed=0))
         >>> view.symmetry_error, view.effective_rank
     """
-    _check(model, one_target=True)
+    _check_model(model, one_target=True)
     if model.cfg.n_heads > 1:
         raise ValueError(f"scores and what is written come apart in a model with one head, not {model.cfg.n_heads}")
     if len(prompts) == 0 or len(grid) == 0:
@@ -263,46 +268,10 @@ def symmetry_error(matrix: Float[Tensor, "point point"]) -> float:
     return ((matrix - matrix.mT).norm() / matrix.norm()).item()
 
 
-@torch.no_grad()
-def adapted_functions(
-    learner: Learner, prompts: Prompts, grid: Float[Tensor, "query x"], *, batch_size: int = 4096
-) -> Float[Tensor, "prompt query y"]:
-    """What a learner predicts all over a grid of queries, from each prompt's context.
-
-    Args:
-        learner: any learner; a model computes each context once.
-        prompts: the contexts; their own queries are not read.
-        grid: query inputs, the same for all prompts.
-        batch_size: predictions in memory at a time, roughly.
-
-    Returns:
-        `[prompt query y]`, on the learner's device, without gradients.
-
-    Raises:
-        ValueError: a grid of another input dimension than the prompts.
-
-    Source: von Oswald et al. 2023, Fig. 4, the adjusted functions.
-    """
-    if grid.ndim != 2 or grid.shape[1] != prompts.x_dim:
-        raise ValueError(f"the grid must be [query x] with x_dim={prompts.x_dim}, got {tuple(grid.shape)}")
-    grid = grid.to(prompts.device, prompts.dtype)
-    parts = []
-    for part in prompts.split(max(1, batch_size // max(len(grid), 1))):
-        if isinstance(learner, PromptedModel):
-            queries = grid.expand(len(part), 1, *grid.shape)
-            *_, stream = learner.query_streams(part, queries, at="query")
-            parts.append(learner.read_out(stream[:, 0]))
-        else:
-            xs, ys = (values.repeat_interleave(len(grid), dim=0) for values in (part.xs, part.ys))
-            predicted = learner.predict(Prompts(xs, ys).with_query(grid.repeat(len(part), 1)))
-            parts.append(predicted.unflatten(0, (len(part), len(grid))))
-    return torch.cat(parts)
-
-
 # ---- the layer, from its weights ----
 
 
-def _check(model: HookedTransformer, *, one_target: bool = False) -> None:
+def _check_model(model: HookedTransformer, *, one_target: bool = False) -> None:
     cfg = model.cfg
     needed = {
         "prompt_format": "paired", "n_layers": 1, "keys": "context", "normalization_type": None, "attn_bias": False,
@@ -353,6 +322,9 @@ def _linear_part(
 ) -> tuple[Float[Tensor, "head point other"], Float[Tensor, "point other"], Float[Tensor, "point other"]]:
     """Scores at targets of 0, and the two parts of the kernel: through values, and through scores."""
 
+    # A contribution is a product, score(y) · written(y), each factor of one key's y alone. So one forward-mode
+    # derivative with all targets moved at once has the slopes of every key, and the product rule has the kernel:
+    # score · written' + score' · written at y = 0.
     def factors(ys: Tensor) -> tuple[Tensor, Tensor]:
         keys = _stream(model, others, ys)
         return _scores(model, queries, keys, n_context), _written(model, keys)[..., 0]
@@ -379,6 +351,7 @@ def _decompose(model: HookedTransformer, prompts: Prompts) -> tuple[Tensor, ...]
 
     with torch.no_grad():
         prediction, initial, total = model.predict(prompts)[:, 0], initial_function(model, query)[:, 0], sums(ys)
+    # along ys from 0: the value is what contributions are without targets, the derivative is Σ_i k(x_q, x_i) y_i
     constant, linear = jvp(sums, torch.zeros_like(ys), ys)
     values = prediction, initial, total, constant, linear
     prediction, initial, total, constant, linear = torch.stack(values).double()  # type: ignore[arg-type]

@@ -1,5 +1,7 @@
 """What attention depends on: two weight products a head, and the gauge between them."""
 
+import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -7,29 +9,33 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.models import HookedTransformer
+from mechicl.statistics import storable
 
 
+@storable
 @dataclass(frozen=True, eq=False)
 class WeightProducts:
     """The two products per layer and head that attention depends on.
 
-    For linear attention, scaling one by a factor and the other by its inverse changes nothing (the gauge).
+    A head of linear attention writes `Σ_i (q W_KQ t_iᵀ) t_i W_PV` for tokens t_i: only the tensor product of W_KQ and
+    W_PV acts, so that scaling one by a factor and the other by its inverse changes nothing (the gauge).
 
     Attributes:
-        W_KQ: `W_Q W_Kᵀ` `[layer head d_model d_model]`, the bilinear form of the scores (score scale included).
+        W_KQ: `W_Q W_Kᵀ` `[layer head d_model d_model]`, the bilinear form of the scores (score scale included). Axes
+            before the layer's are allowed, here and in W_PV.
         W_PV: `W_V W_O` `[layer head d_model d_model]`, what attending writes.
         x_dim: number of leading dimensions that hold x.
         y_dim: number of dimensions after them that hold y.
     """
 
-    W_KQ: Float[Tensor, "layer head d_model d_model"]
-    W_PV: Float[Tensor, "layer head d_model d_model"]
+    W_KQ: Float[Tensor, "*batch layer head d_model d_model"]
+    W_PV: Float[Tensor, "*batch layer head d_model d_model"]
     x_dim: int
     y_dim: int
 
-    def gauge(self) -> Float[Tensor, "layer head"]:
+    def gauge(self) -> Float[Tensor, "*batch layer head"]:
         """β: the mean of the x-block's diagonal of W_KQ."""
-        return self._x(self.W_KQ).diagonal(dim1=-2, dim2=-1).mean(-1)
+        return self.W_KQ[..., : self.x_dim, : self.x_dim].diagonal(dim1=-2, dim2=-1).mean(-1)
 
     def gauge_fixed(self) -> "WeightProducts":
         """In the gauge where that mean is 1: `W_KQ / β`, `W_PV β` (von Oswald et al. 2023, A.3).
@@ -37,32 +43,46 @@ class WeightProducts:
         Raises:
             ValueError: a head whose β is zero or not finite has no such gauge.
         """
-        beta = self.gauge()[..., None, None]
+        beta = self.gauge()
         if not (beta.isfinite() & (beta != 0)).all():
             raise ValueError(f"no gauge for a head whose W_KQ has mean diagonal {beta.flatten().tolist()}")
-        return WeightProducts(self.W_KQ / beta, self.W_PV * beta, self.x_dim, self.y_dim)
+        return self.in_gauge(beta)
+
+    def in_gauge(self, beta: Float[Tensor, "*batch layer head"]) -> "WeightProducts":
+        """The products of the same linear attention in another gauge: `W_KQ / β`, `W_PV β`."""
+        beta = beta[..., None, None]
+        return dataclasses.replace(self, W_KQ=self.W_KQ / beta, W_PV=self.W_PV * beta)
+
+    def part(self, layers: slice = slice(None), heads: slice = slice(None)) -> "WeightProducts":
+        """The products of some layers and heads."""
+        W_KQ, W_PV = (product[..., layers, heads, :, :] for product in (self.W_KQ, self.W_PV))
+        return dataclasses.replace(self, W_KQ=W_KQ, W_PV=W_PV)
 
     def without_unread_parts(self, recurrent: bool = False) -> "WeightProducts":
         """Without the parts that the query's prediction cannot depend on: zeros in their place.
 
         What the last layer writes beside y is never read; with W_0 = 0 the query has y = 0 in the first layer, so that
         with one layer the y-rows of W_KQ meet only zeros. These parts keep their random initial values in training,
-        harmless until the layer is repeated. In a looped model every part acts. Only for models in which nothing but
+        harmless until the layer is repeated. In a looped model every part is read. Only for models in which nothing but
         attention writes: an MLP or a norm reads these parts too, and so does concatenating positions.
 
         Args:
             recurrent: whether the layers are one and the same.
         """
-        W_KQ, W_PV = self.W_KQ.clone(), self.W_PV.clone()
-        if len(W_KQ) == 1:
+        W_KQ, W_PV, one_layer = self.W_KQ.clone(), self.W_PV.clone(), self.W_KQ.shape[-4] == 1
+        if one_layer:
             W_KQ[..., self.x_dim :, :] = 0
-        if len(W_KQ) == 1 or not recurrent:
-            W_PV[-1, ..., : self.x_dim] = 0
-            W_PV[-1, ..., self.x_dim + self.y_dim :] = 0
-        return WeightProducts(W_KQ, W_PV, self.x_dim, self.y_dim)
+        if one_layer or not recurrent:
+            last = W_PV[..., -1, :, :, :]
+            last[..., : self.x_dim] = 0
+            last[..., self.x_dim + self.y_dim :] = 0
+        return dataclasses.replace(self, W_KQ=W_KQ, W_PV=W_PV)
 
-    def _x(self, product: Tensor) -> Tensor:
-        return product[..., : self.x_dim, : self.x_dim]
+
+def concatenate(parts: Sequence[WeightProducts], axis: int) -> WeightProducts:
+    """The products of several layers (axis 0) or heads (axis 1) as one."""
+    W_KQ, W_PV = (torch.cat(products, dim=axis) for products in zip(*((p.W_KQ, p.W_PV) for p in parts), strict=True))
+    return dataclasses.replace(parts[0], W_KQ=W_KQ, W_PV=W_PV)
 
 
 def read_weight_products(model: HookedTransformer) -> WeightProducts:
@@ -70,6 +90,9 @@ def read_weight_products(model: HookedTransformer) -> WeightProducts:
 
     Raises:
         ValueError: attention that depends on more than these products (biases), or tokens that are not (x, y).
+
+    Example:
+        >>> read_weight_products(load("lsa-1l")).gauge_fixed().W_PV[0, 0, -1, -1]  # minus the step size
     """
     cfg = model.cfg
     needed = {"attn_bias": False, "prompt_format": "paired", "read_in": "identity", "read_out": "identity"}
@@ -82,27 +105,31 @@ def read_weight_products(model: HookedTransformer) -> WeightProducts:
 
 
 def replace_products(model: HookedTransformer, products: WeightProducts) -> HookedTransformer:
-    """A float64 model like this one whose heads have these products: `W_Q = W_KQ`, `W_V = W_PV`, identities else.
+    """A float64 model like this one whose heads have these products: `W_Q = W_KQ`, `W_V = W_PV`, `W_K = W_O = 1`.
 
     The number of heads is that of the products; learned sinks of heads that the model lacks start at `sink_score`.
+
+    Example:
+        >>> lsa = load("lsa-1l")
+        >>> in_float64 = replace_products(lsa, read_weight_products(lsa))
     """
     cfg = model.cfg.replace(
         n_heads=products.W_KQ.shape[1], d_head=model.cfg.d_model, score_scale=1.0, dtype="float64", device="cpu",
         initializer_range=0.0, attention_weights="learned",
     )  # fmt: skip
     made = HookedTransformer(cfg, initial_weights=model.initial_weights)
-    eye = torch.eye(cfg.d_model, dtype=torch.float64)
-    own, other = dict(made.named_parameters()), dict(model.named_parameters())
+    identity = torch.eye(cfg.d_model, dtype=torch.float64)
+    sources = dict(model.named_parameters())
     with torch.no_grad():
-        for name, weight in own.items():
+        for name, weight in made.named_parameters():
             if name.endswith(".attn.sink"):
-                common = min(len(weight), len(other[name]))
-                weight[:common] = other[name][:common]
+                common = min(len(weight), len(sources[name]))
+                weight[:common] = sources[name][:common]
             elif ".attn.W_" not in name:
-                weight.copy_(other[name])
+                weight.copy_(sources[name])
         for block, W_KQ, W_PV in zip(made.blocks, products.W_KQ, products.W_PV, strict=True):
             block.attn.W_Q.copy_(W_KQ)
-            block.attn.W_K.copy_(eye)
+            block.attn.W_K.copy_(identity)
             block.attn.W_V.copy_(W_PV)
-            block.attn.W_O.copy_(eye)
+            block.attn.W_O.copy_(identity)
     return made.eval()

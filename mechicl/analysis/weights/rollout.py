@@ -27,8 +27,8 @@ def repeat_layers(model: HookedTransformer, steps: int, damping: float = 1.0) ->
     looped = HookedTransformer(
         cfg.replace(n_layers=steps, recurrent=True, damping=cfg.damping * damping, initializer_range=0.0)
     )
-    own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    sources = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     with torch.no_grad():
         for name, tensor in (*looped.named_parameters(), *looped.named_buffers()):
-            tensor.copy_(own[name])
+            tensor.copy_(sources[name])
     return looped.eval()

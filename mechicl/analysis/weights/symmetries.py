@@ -4,6 +4,7 @@ Each function takes two models of one shape and returns two models with the same
 straight line makes sense.
 """
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,16 @@ from mechicl.analysis.weights.products import WeightProducts, read_weight_produc
 from mechicl.models import HookedTransformer, TransformerConfig
 
 Pair = tuple[HookedTransformer, HookedTransformer]
-_FREE = {"d_head", "score_scale", "n_heads", "initializer_range", "dtype", "device", "use_attn_result", "token_clip"}
+_MAY_DIFFER = {
+    "d_head",
+    "score_scale",
+    "n_heads",
+    "initializer_range",
+    "dtype",
+    "device",
+    "use_attn_result",
+    "token_clip",
+}
 _ANY_SCALE, _POSITIVE_SCALE = ("linear",), ("relu", "leaky_relu")
 
 
@@ -25,8 +35,8 @@ def check_same_shape(a: HookedTransformer, b: HookedTransformer) -> None:
     Raises:
         ValueError: models that differ in more than weights, number and width of heads, and clipping.
     """
-    of_a, of_b = a.cfg.to_dict(), b.cfg.to_dict()
-    differ = {name: (of_a[name], of_b[name]) for name in of_a if of_a[name] != of_b[name] and name not in _FREE}
+    fields, others = a.cfg.to_dict(), b.cfg.to_dict()
+    differ = {k: (fields[k], others[k]) for k in fields if fields[k] != others[k] and k not in _MAY_DIFFER}
     if differ:
         words = ", ".join(f"{name}: {first!r} and {second!r}" for name, (first, second) in differ.items())
         raise ValueError(f"no path connects models of different shape or kind; these differ in {words}")
@@ -73,20 +83,19 @@ def align_heads(a: HookedTransformer, b: HookedTransformer) -> Pair:
     matched by the inner products of their weights, in order only.
     """
     first, second = _padded(a, b)
-    kind = "softmax" if sums_values(a.cfg) else a.cfg.attention  # the symmetries of which
+    kind = "softmax" if sums_values(a.cfg) else a.cfg.attention  # softmax has no gauge either
     W_KQ, W_PV, orders = torch.empty_like(second.W_KQ), torch.empty_like(second.W_PV), []
     for layer in range(len(first.W_KQ)):
         order = _assignment((first.W_KQ[layer], first.W_PV[layer]), (second.W_KQ[layer], second.W_PV[layer]), kind)
         orders.append(order)
         for head, other in enumerate(order):
-            mine = first.W_KQ[layer, head], first.W_PV[layer, head]
-            theirs = second.W_KQ[layer, other], second.W_PV[layer, other]
-            factor = _factor(*mine, *theirs, kind)
-            W_KQ[layer, head], W_PV[layer, head] = factor * theirs[0], theirs[1] / factor
-    pair = replace_products(a, first), replace_products(b, WeightProducts(W_KQ, W_PV, second.x_dim, second.y_dim))
+            KQ, PV = second.W_KQ[layer, other], second.W_PV[layer, other]
+            factor = _factor(first.W_KQ[layer, head], first.W_PV[layer, head], KQ, PV, kind)
+            W_KQ[layer, head], W_PV[layer, head] = factor * KQ, PV / factor
+    pair = replace_products(a, first), replace_products(b, dataclasses.replace(second, W_KQ=W_KQ, W_PV=W_PV))
     if a.cfg.sink == "learned":
         sinks = zip(_sinks(replace_products(b, second)), orders, strict=True)
-        _set_sinks(pair[1], [own[order] for own, order in sinks])
+        _set_sinks(pair[1], [values[order] for values, order in sinks])
     if a.cfg.d_mlp is not None:
         _align_hidden_units(*pair)
     return pair
@@ -98,6 +107,8 @@ def lift_heads(a: HookedTransformer, b: HookedTransformer) -> Pair:
     On the straight line between these two, what each layer writes, as a function of its stream, moves linearly from
     the one to the other: no gauge, order or sign of heads matters.
     """
+    # Both models hold the same W_KQ, so that scores stay on the line; W_PV moves from (PV_a, 0) to (0, PV_b), and what
+    # heads write is linear in it.
     first, second = _padded(a, b)
     both, silent = torch.cat([first.W_KQ, second.W_KQ], dim=1), torch.zeros_like(first.W_PV)
     values = torch.cat([first.W_PV, silent], dim=1), torch.cat([silent, second.W_PV], dim=1)
@@ -126,11 +137,8 @@ def _pad(a: WeightProducts, b: WeightProducts) -> tuple[WeightProducts, WeightPr
     def pad(products: WeightProducts) -> WeightProducts:
         missing = n_heads - products.W_KQ.shape[1]
         nothing = products.W_KQ.new_zeros(len(products.W_KQ), missing, *products.W_KQ.shape[2:])
-        return WeightProducts(
-            torch.cat([products.W_KQ, nothing], 1),
-            torch.cat([products.W_PV, nothing], 1),
-            products.x_dim,
-            products.y_dim,
+        return dataclasses.replace(
+            products, W_KQ=torch.cat([products.W_KQ, nothing], 1), W_PV=torch.cat([products.W_PV, nothing], 1)
         )
 
     return pad(a), pad(b)
@@ -153,12 +161,13 @@ def _assignment(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], attention: s
         return torch.einsum("aij,bij->ab", x, y).numpy()
 
     pairs = list(zip(a, b, strict=True))
-    if attention in _ANY_SCALE + _POSITIVE_SCALE:  # what the heads do, whatever the gauge
-        found = [inner(*pair) for pair in pairs]
+    if attention in _ANY_SCALE + _POSITIVE_SCALE:
+        # <W_KQ ⊗ W_PV, W_KQ' ⊗ W_PV'> = <W_KQ, W_KQ'> <W_PV, W_PV'>: what the heads do, whatever the gauge
+        products = [inner(*pair) for pair in pairs]
         if attention in _POSITIVE_SCALE:  # two opposite signs do not cancel
-            found = [values.clip(min=0) for values in found]
-        gain = found[0] * found[1]
-    else:  # least relative squared distance of both products
+            products = [values.clip(min=0) for values in products]
+        gain = products[0] * products[1]
+    else:  # without a gauge: the least relative squared distance of both products
         gain = sum(inner(x, y) / max(float(x.norm() * y.norm()), 1e-300) for x, y in pairs)
     return linear_sum_assignment(np.asarray(gain), maximize=True)[1].tolist()
 
@@ -171,7 +180,9 @@ def _factor(KQ_a: Tensor, PV_a: Tensor, KQ_b: Tensor, PV_b: Tensor, attention: s
     KQ_a, KQ_b, PV_a, PV_b = KQ_a / norms[0], KQ_b / norms[0], PV_a / norms[1], PV_b / norms[1]
     square, linear = float((KQ_b * KQ_b).sum()), float((KQ_a * KQ_b).sum())
     inverse_square, inverse = float((PV_b * PV_b).sum()), float((PV_a * PV_b).sum())
-    roots = np.roots([square, -linear, 0.0, inverse, -inverse_square])  # of the derivative, times c³ / 2
+    # With a's norms 1 the distance is c² |KQ_b|² - 2c <KQ_a, KQ_b> + |PV_b|² / c² - 2 <PV_a, PV_b> / c, and constants.
+    # Its derivative, times c³ / 2, is a polynomial of degree 4, whose real roots are few enough to try them all.
+    roots = np.roots([square, -linear, 0.0, inverse, -inverse_square])
     real = roots[np.abs(roots.imag) < 1e-9 * np.abs(roots)].real
     if attention in _POSITIVE_SCALE:
         real = real[real > 0]
@@ -192,19 +203,19 @@ def _align_hidden_units(a: HookedTransformer, b: HookedTransformer) -> None:
 
 @torch.no_grad()
 def _with_both_units(model: HookedTransformer, other: HookedTransformer, place: int) -> HookedTransformer:
-    """The model with the other's hidden units too, which write nothing; its own come first at place 0."""
+    """The model with the other's hidden units too, which write nothing; those of the model come first at place 0."""
     cfg = model.cfg
     wide = HookedTransformer(cfg.replace(d_mlp=2 * (cfg.d_mlp or 0)), initial_weights=model.initial_weights)
     narrow = dict(model.named_parameters())
     for name, weight in wide.named_parameters():
         if not name.endswith((".W_in", ".W_out", ".b_in")):
             weight.copy_(narrow[name])
-    for both, own, theirs in zip(_mlps(wide), _mlps(model), _mlps(other), strict=True):
-        ordered = (own, theirs) if place == 0 else (theirs, own)
+    for both, acting, silent in zip(_mlps(wide), _mlps(model), _mlps(other), strict=True):
+        ordered = (acting, silent) if place == 0 else (silent, acting)
         both.W_in.copy_(torch.cat([m.W_in for m in ordered], dim=1))
         both.b_in.copy_(torch.cat([m.b_in for m in ordered]))
-        both.W_out.copy_(torch.cat([m.W_out if m is own else torch.zeros_like(m.W_out) for m in ordered]))
-        both.b_out.copy_(own.b_out)
+        both.W_out.copy_(torch.cat([m.W_out if m is acting else torch.zeros_like(m.W_out) for m in ordered]))
+        both.b_out.copy_(acting.b_out)
     return wide.eval()
 
 

@@ -1,164 +1,17 @@
-"""Paths between models against hand-mixed weights and plain formulas."""
+"""Paths of several kinds between two models, and to the construction fitted to one of them."""
 
 import numpy as np
 import pytest
-import scipy.stats
 import torch
 
 from mechicl import constructions
-from mechicl.analysis import LossPath, WeightCurve, connect_modes, fit_construction, interpolate
-from mechicl.analysis.weights.connectivity import _bent, _straight
-from mechicl.models import HookedTransformer, TransformerConfig
+from mechicl.analysis import ModeConnectivity, WeightCurve, connect_modes, fit_construction
+from mechicl.analysis.weights.connectivity import bend
+from mechicl.analysis.weights.paths import straight_line
 from mechicl.tasks import LinearRegression
+from tests.analysis.weights.test_paths import model
 
 TASK = LinearRegression(x_dim=3, n_context=4)
-PROMPTS = TASK.sample(50, seed=0, dtype=torch.float64)
-
-
-def model(seed: int, **fields) -> HookedTransformer:
-    cfg = TransformerConfig(x_dim=3, n_context=4, initializer_range=0.5, dtype="float64")
-    return HookedTransformer(cfg.replace(**fields), seed=seed)
-
-
-def products(m: HookedTransformer) -> tuple[torch.Tensor, torch.Tensor]:
-    return (m.W_Q @ m.W_K.mT).detach(), (m.W_V @ m.W_O).detach()
-
-
-def by_hand(W_KQ: torch.Tensor, W_PV: torch.Tensor) -> torch.Tensor:
-    """Predictions `[prompt 1]` of linear attention with these products `[layer head d d]`, by loops."""
-    found = []
-    for xs, ys in zip(PROMPTS.xs, PROMPTS.ys, strict=True):
-        tokens = torch.cat([xs, ys], dim=1)
-        tokens[-1, -1] = 0
-        for layer_KQ, layer_PV in zip(W_KQ, W_PV, strict=True):
-            update = torch.zeros_like(tokens)
-            for i, query in enumerate(tokens):
-                for key in tokens[:-1]:
-                    for head_KQ, head_PV in zip(layer_KQ, layer_PV, strict=True):
-                        update[i] += (query @ head_KQ @ key) * (key @ head_PV)
-            tokens = tokens + update
-        found.append(-tokens[-1, 3:])
-    return torch.stack(found)
-
-
-def loss_by_hand(W_KQ: torch.Tensor, W_PV: torch.Tensor) -> torch.Tensor:
-    return (by_hand(W_KQ, W_PV) - PROMPTS.ys[:, -1]).square().mean(-1)
-
-
-@pytest.mark.parametrize("fields", [{}, {"n_layers": 2, "n_heads": 2, "initializer_range": 0.3}])
-def test_losses_along_the_raw_path_are_those_of_mixed_products(fields: dict):
-    a, b = model(0, **fields), model(1, **fields)
-    path = interpolate(a, b, PROMPTS, n_alphas=3, kind="raw")
-    assert path.kind == "raw"
-    for i, alpha in enumerate((0.0, 0.5, 1.0)):
-        mixed = [(1 - alpha) * p + alpha * q for p, q in zip(products(a), products(b), strict=True)]
-        torch.testing.assert_close(path.squared_errors[i], loss_by_hand(*mixed), rtol=1e-10, atol=1e-12)
-
-
-def test_rescaling_flattens_the_path_to_a_rescaled_copy():
-    a = constructions.gradient_descent(x_dim=3, n_context=4, step_size=0.5)
-    b = constructions.gradient_descent(x_dim=3, n_context=4, step_size=0.5)
-    with torch.no_grad():
-        b.blocks[0].attn.W_Q.mul_(-4)
-        b.blocks[0].attn.W_V.div_(-4)
-    for kind in ("rescaled", "aligned", "lifted"):
-        flat = interpolate(a, b, PROMPTS, kind=kind)
-        expected = flat.squared_errors[:1].expand(11, -1)
-        torch.testing.assert_close(flat.squared_errors, expected, rtol=1e-9, atol=1e-12)
-        assert abs(flat.midpoint_excess().mean) < 1e-9
-    assert interpolate(a, b, PROMPTS).kind == "rescaled"
-    raw = interpolate(a, b, PROMPTS, kind="raw")
-    assert raw.midpoint_excess().mean > 0.1
-    assert raw.barrier().mean >= raw.midpoint_excess().mean
-
-
-def test_one_lifted_layer_predicts_the_linear_mix():
-    a, b = model(0, n_heads=2), model(1, n_heads=2)
-    path = interpolate(a, b, PROMPTS, n_alphas=4, kind="lifted")
-    first, second = by_hand(*products(a)), by_hand(*products(b))
-    for i, alpha in enumerate((0, 1 / 3, 2 / 3, 1)):
-        mixed = (1 - alpha) * first + alpha * second
-        torch.testing.assert_close(path.curve.model(alpha).predict(PROMPTS).detach(), mixed, rtol=1e-9, atol=1e-11)
-        errors = (mixed - PROMPTS.ys[:, -1]).square().mean(-1)
-        torch.testing.assert_close(path.squared_errors[i], errors, rtol=1e-9, atol=1e-11)
-    assert path.barrier().mean <= 1e-12  # squared errors are convex in predictions
-
-
-def test_barrier_and_excess_are_their_definitions():
-    path = interpolate(model(0), model(1), PROMPTS, n_alphas=5, kind="raw")
-    errors = path.squared_errors.numpy()
-    losses = errors.mean(-1)
-    line = np.array([(1 - a) * losses[0] + a * losses[-1] for a in (0, 0.25, 0.5, 0.75, 1)])
-    end = (losses[0] + losses[-1]) / 2
-    place = int((losses - line).argmax())
-    barrier = path.barrier()
-    assert barrier.mean == pytest.approx((losses - line).max() / end)
-    assert path.midpoint_excess().mean == pytest.approx(losses[2] / end - 1)
-    assert barrier.n == 50
-    # the delta method for the ratio of two means over the same prompts
-    ends = (errors[0] + errors[-1]) / 2
-    share = place / 4
-    residual = errors[place] - (1 - share) * errors[0] - share * errors[-1] - barrier.mean * ends
-    half = scipy.stats.t.ppf(0.975, 49) * residual.std(ddof=1) / np.sqrt(50) / end
-    assert barrier.high - barrier.mean == pytest.approx(half, abs=1e-12)
-
-
-def test_the_barrier_of_given_losses():
-    def path(*losses: float) -> LossPath:
-        values = torch.tensor(losses, dtype=torch.float64)[:, None].expand(-1, 4)
-        line = _straight(model(0), model(1))
-        return LossPath("raw", torch.linspace(0, 1, len(losses), dtype=torch.float64), values, line)
-
-    assert path(1, 4, 5).barrier().mean == pytest.approx((4 - 3) / 3)
-    assert path(1, 4, 5).midpoint_excess().mean == pytest.approx((4 - 3) / 3)
-    assert path(2, 1, 2).barrier().mean == 0  # a valley is no barrier
-    assert path(2, 1, 2).midpoint_excess().mean == pytest.approx(-0.5)
-    assert path(1, 1, 1, 3, 1).barrier().mean == pytest.approx(2)
-    assert path(1, 1, 1, 3, 1).midpoint_excess().mean == pytest.approx(0)
-    assert np.isnan(path(1, float("nan"), 1).barrier().mean)
-
-
-@pytest.mark.parametrize("kind", ["raw", "rescaled", "aligned", "lifted"])
-def test_ends_are_the_models_themselves(kind):
-    a, b = model(0, n_layers=2, initializer_range=0.3), model(1, n_layers=2, initializer_range=0.3, n_heads=2)
-    path = interpolate(a, b, PROMPTS, n_alphas=2, kind=kind)
-    for alpha, m in enumerate((a, b)):
-        expected = m.predict(PROMPTS).detach()
-        torch.testing.assert_close(path.curve.model(alpha).predict(PROMPTS).detach(), expected, rtol=1e-9, atol=1e-10)
-        errors = (expected - PROMPTS.query.ys).square().mean(-1)
-        torch.testing.assert_close(path.squared_errors[alpha], errors, rtol=1e-9, atol=1e-10)
-
-
-@pytest.mark.parametrize("fields", [{"recurrent": True}, {"d_mlp": 3}, {"attention": "softmax", "sink": "learned"}])
-def test_raw_ends_of_other_kinds_are_the_models(fields: dict):
-    fields = {"n_layers": 2, "initializer_range": 0.3} | fields
-    a, b = model(0, **fields), model(1, **fields)
-    path = interpolate(a, b, PROMPTS, n_alphas=2, kind="raw")
-    for alpha, m in enumerate((a, b)):
-        errors = (m.predict(PROMPTS) - PROMPTS.query.ys).square().mean(-1).detach()
-        torch.testing.assert_close(path.squared_errors[alpha], errors, rtol=1e-9, atol=1e-10)
-
-
-def test_targets_of_several_dimensions_are_averaged():
-    prompts = TASK.replace(y_dim=2).sample(20, seed=0, dtype=torch.float64)
-    a, b = model(0, y_dim=2), model(1, y_dim=2)
-    path = interpolate(a, b, prompts.to(torch.float32), n_alphas=2)
-    errors = (b.predict(prompts) - prompts.ys[:, -1]).square().sum(-1).detach() / 2
-    torch.testing.assert_close(path.squared_errors[1], errors, rtol=1e-4, atol=1e-5)
-
-
-def test_a_curve_is_a_bezier_curve():
-    points: tuple[dict[str, torch.Tensor], ...] = tuple(dict(model(i).named_parameters()) for i in range(3))
-    template = model(0)
-    for alpha in (0.0, 0.25, 1.0):
-        curved, straight = (
-            WeightCurve(template, points).weights(alpha),
-            WeightCurve(template, points[:2]).weights(alpha),
-        )
-        for name, (p, q, r) in {n: [point[n] for point in points] for n in points[0]}.items():
-            expected = (1 - alpha) ** 2 * p + 2 * alpha * (1 - alpha) * q + alpha**2 * r
-            torch.testing.assert_close(curved[name], expected)
-            torch.testing.assert_close(straight[name], (1 - alpha) * p + alpha * q)
 
 
 def test_bending_lowers_the_loss_and_keeps_the_ends():
@@ -166,7 +19,7 @@ def test_bending_lowers_the_loss_and_keeps_the_ends():
     with torch.no_grad():  # half-way, the step is 1.56 times as long
         b.blocks[0].attn.W_Q.mul_(4)
         b.blocks[0].attn.W_V.div_(4)
-    line, task = _straight(a, b), TASK.replace(inputs="gaussian")
+    line, task = straight_line(a, b), TASK.replace(inputs="gaussian")
     bending = task.sample(2000, seed=3, dtype=torch.float64)
 
     def worst(curve: WeightCurve) -> float:
@@ -176,7 +29,7 @@ def test_bending_lowers_the_loss_and_keeps_the_ends():
             losses.append((predictions - bending.query.ys).square().mean().item())
         return max(losses)
 
-    bent = _bent(line, task, steps=60, seed=0, progress=False)
+    bent = bend(line, task, steps=60, seed=0, progress=False)
     assert len(bent.points) == 3
     assert worst(bent) < worst(line)
     for alpha in (0, 1):
@@ -187,50 +40,41 @@ def test_bending_lowers_the_loss_and_keeps_the_ends():
 
 def test_a_bend_that_does_not_help_or_is_not_a_number_is_not_taken():
     exact = constructions.gradient_descent(x_dim=3, n_context=4, step_size=1.0)
-    assert len(_bent(_straight(exact, exact), TASK, steps=2, seed=0, progress=False).points) == 2  # one model
+    assert len(bend(straight_line(exact, exact), TASK, steps=2, seed=0, progress=False).points) == 2  # one model
     huge = TASK.replace(weight_scale=1e160)  # whose squared errors overflow
     a, b = model(0), model(1)
-    assert len(_bent(_straight(a, b), huge, steps=2, seed=0, progress=False).points) == 2
+    assert len(bend(straight_line(a, b), huge, steps=2, seed=0, progress=False).points) == 2
 
 
-def test_table_has_a_row_for_each_alpha():
-    path = interpolate(model(0), model(1), PROMPTS, n_alphas=3)
-    frame = path.to_dataframe()
-    assert list(frame["alpha"]) == [0, 0.5, 1]
-    errors = path.squared_errors.numpy()
-    np.testing.assert_allclose(frame["mse"], errors.mean(-1))
-    half = scipy.stats.t.ppf(0.975, 49) * errors.std(-1, ddof=1) / np.sqrt(50)
-    np.testing.assert_allclose(frame["low"], errors.mean(-1) - half)
-    np.testing.assert_allclose(frame["high"], errors.mean(-1) + half)
-
-
-def test_all_kinds_between_the_same_models():
+def test_all_kinds_between_the_same_models(tmp_path):
     a, b = model(0, n_heads=2), model(1)
-    found = connect_modes(a, b, TASK, n_prompts=50, n_alphas=3, bending_steps=3, seed=6)
-    assert list(found.paths) == ["raw", "rescaled", "aligned", "lifted", "curved"]
-    assert found.fitted == {}
+    result = connect_modes(a, b, TASK, n_prompts=50, n_alphas=3, bending_steps=3, seed=6)
+    assert list(result.paths) == ["raw", "rescaled", "aligned", "lifted", "curved"]
+    assert result.fitted == {}
     held_out = TASK.sample(50, seed=7, dtype=torch.float64)
-    for path in found.paths.values():
+    for path in result.paths.values():
         for i, m in enumerate((a, b)):
             errors = (m.predict(held_out) - held_out.query.ys).square().mean(-1).detach()
             torch.testing.assert_close(path.squared_errors[2 * i], errors, rtol=1e-9, atol=1e-11)
     again = connect_modes(a, b, TASK, n_prompts=50, n_alphas=3, bending_steps=3, seed=6)
-    assert torch.equal(again.paths["curved"].squared_errors, found.paths["curved"].squared_errors)
-    assert found.barriers()["raw"] == found.paths["raw"].barrier()
-    assert len(found.to_dataframe()) == 15
+    assert torch.equal(again.paths["curved"].squared_errors, result.paths["curved"].squared_errors)
+    assert result.barriers()["raw"] == result.paths["raw"].barrier()
+    table = result.to_dataframe()
+    assert len(table) == 15
+    assert ModeConnectivity.load(result.save(tmp_path / "result")).to_dataframe().equals(table)
 
 
 def test_paths_to_the_fitted_construction():
     a, b = model(0), model(1)
     kinds = ("raw", "lifted")
-    found = connect_modes(a, b, TASK, kinds=kinds, family="gd", n_prompts=50, n_alphas=3)
-    assert list(found.barriers()) == ["raw", "lifted", "fitted, raw", "fitted, lifted"]
-    assert list(found.to_dataframe()["path"].unique()) == list(found.barriers())
+    result = connect_modes(a, b, TASK, kinds=kinds, family="gd", n_prompts=50, n_alphas=3)
+    assert list(result.barriers()) == ["raw", "lifted", "fitted, raw", "fitted, lifted"]
+    assert list(result.to_dataframe()["path"].unique()) == list(result.barriers())
     fit = fit_construction(a, "gd", TASK, refine=False, n_prompts=50)
     assert fit.layerwise is not None
     step_size = fit.layerwise.parameters["step_size"].item()
     held_out = TASK.sample(50, seed=1, dtype=torch.float64)
-    for path in found.fitted.values():
+    for path in result.fitted.values():
         truth = held_out.ys[:, -1, 0]
         moments = (held_out.xs[:, :-1] * held_out.ys[:, :-1]).sum(1)
         prediction = step_size * (held_out.xs[:, -1] * moments).sum(-1)
@@ -240,48 +84,17 @@ def test_paths_to_the_fitted_construction():
 def test_other_attention_has_no_rescaled_path():
     for attention in ("relu", "softmax"):
         a, b = (model(i, attention=attention, d_head=4) for i in range(2))
-        found = connect_modes(a, b, TASK, n_prompts=20, n_alphas=2, bending_steps=1)
-        assert list(found.paths) == ["raw", "aligned", "lifted", "curved"]
+        result = connect_modes(a, b, TASK, n_prompts=20, n_alphas=2, bending_steps=1)
+        assert list(result.paths) == ["raw", "aligned", "lifted", "curved"]
         with pytest.raises(ValueError, match="linear attention only"):
             connect_modes(a, b, TASK, kinds=["rescaled"], n_prompts=20)
 
 
-def test_models_of_different_shape_and_empty_paths_are_refused():
+def test_what_cannot_be_connected_is_refused():
     deep = constructions.gradient_descent(x_dim=3, n_context=4, step_size=0.5, steps=2)
     with pytest.raises(ValueError, match="different shape"):
-        interpolate(model(0), deep, PROMPTS)
-    with pytest.raises(ValueError, match="different shape"):
         connect_modes(model(0), deep, TASK)
-    with pytest.raises(ValueError, match="two ends"):
-        interpolate(model(0), model(1), PROMPTS, n_alphas=1)
-    with pytest.raises(ValueError, match="kind must be one of"):
-        interpolate(model(0), model(1), PROMPTS, kind="curved")
     with pytest.raises(ValueError, match="no kinds"):
         connect_modes(model(0), model(1), TASK, kinds=())
     with pytest.raises(ValueError, match="newton takes at least 3 layers"):
         connect_modes(model(0), model(1), TASK, kinds=["raw"], family="newton")
-
-
-def test_models_that_differ_in_more_than_their_weights_are_refused():
-    plain = constructions.gradient_descent(x_dim=3, n_context=4, step_size=0.5)
-    start = torch.ones(3, 1, dtype=torch.float64)
-    moved = constructions.gradient_descent(x_dim=3, n_context=4, step_size=0.5, initial_weights=start)
-    with pytest.raises(ValueError, match="initial weights"):
-        interpolate(plain, moved, PROMPTS)
-    damped = HookedTransformer(plain.cfg.replace(damping=0.5))
-    with pytest.raises(ValueError, match="differ in damping"):
-        interpolate(plain, damped, PROMPTS)
-
-
-def test_initial_weights_that_agree_stay():
-    start = torch.tensor([[0.5], [-1.0], [0.2]], dtype=torch.float64)
-    a, b = (
-        constructions.gradient_descent(x_dim=3, n_context=4, step_size=s, initial_weights=start) for s in (0.5, 1.0)
-    )
-    for kind in ("raw", "lifted"):
-        path = interpolate(a, b, PROMPTS, n_alphas=3, kind=kind)
-        for alpha, step_size in ((0, 0.5), (0.5, 0.75), (1, 1.0)):
-            residual = (PROMPTS.ys - PROMPTS.xs @ start)[:, :-1]
-            moved = start + step_size * PROMPTS.xs[:, :-1].mT @ residual
-            expected = (PROMPTS.xs[:, -1:] @ moved)[:, 0]
-            torch.testing.assert_close(path.curve.model(alpha).predict(PROMPTS).detach(), expected, rtol=1e-9, atol=0)

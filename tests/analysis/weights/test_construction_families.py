@@ -23,7 +23,7 @@ def prompts_for(x_dim: int, y_dim: int, n_context: int, seed: int = 0) -> Prompt
 
 def descend(prompts: Prompts, preconditioners: list[np.ndarray], gammas: list[float]) -> torch.Tensor:
     """Every point takes `y_i -= Σ_j (x_i A x_j) y_j` and `x_i -= γ Σ_j (x_i x_j) x_j` over the context, by loops."""
-    found = []
+    result = []
     for prompt_xs, prompt_ys in zip(prompts.xs.numpy(), prompts.ys.numpy(), strict=True):
         xs, ys, n = prompt_xs.copy(), prompt_ys.copy(), len(prompt_xs) - 1
         ys[-1] = 0
@@ -33,19 +33,19 @@ def descend(prompts: Prompts, preconditioners: list[np.ndarray], gammas: list[fl
                 for j in range(n):
                     ys[i] -= (old_xs[i] @ A @ old_xs[j]) * old_ys[j]
                     xs[i] -= gamma * (old_xs[i] @ old_xs[j]) * old_xs[j]
-        found.append(-ys[-1])
-    return torch.tensor(np.array(found))
+        result.append(-ys[-1])
+    return torch.tensor(np.array(result))
 
 
 def iterate_newton(prompts: Prompts, alpha: float, steps: int) -> torch.Tensor:
-    found = []
+    result = []
     for xs, ys in zip(prompts.xs.numpy(), prompts.ys.numpy(), strict=True):
         S, B = xs[:-1].T @ xs[:-1], xs[:-1].T @ ys[:-1]
         M = alpha * S
         for _ in range(steps):
             M = 2 * M - M @ S @ M
-        found.append(xs[-1] @ M @ B)
-    return torch.tensor(np.array(found))
+        result.append(xs[-1] @ M @ B)
+    return torch.tensor(np.array(result))
 
 
 def by_loops(family: Family, parameters: torch.Tensor, prompts: Prompts, n_layers: int) -> torch.Tensor:
@@ -76,7 +76,7 @@ NAMES = ("gd", "gd per layer", "gd++", "gd++ per layer", "pgd", "pgd per layer",
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=10)
+@settings(max_examples=4)
 @given(
     x_dim=st.integers(1, 3), y_dim=st.integers(1, 2), n_context=st.integers(1, 4), n_layers=st.integers(1, 3),
     normalize=st.booleans(), recurrent=st.booleans(), seed=st.integers(0, 2**20),
@@ -110,17 +110,17 @@ def test_members_have_the_weights_of_the_constructions():
         "newton": (constructions.newton(**sizes, steps=2, alpha=0.03), [0.03]),
     }  # fmt: skip
     for name, (construction, parameters) in cases.items():
-        found = family_for(name, construction.cfg).products(torch.tensor(parameters, dtype=torch.float64))
+        result = family_for(name, construction.cfg).products(torch.tensor(parameters, dtype=torch.float64))
         for product, first, second, transposed in (("W_KQ", "W_Q", "W_K", True), ("W_PV", "W_V", "W_O", False)):
             left, right = getattr(construction, first).detach(), getattr(construction, second).detach()
             expected = left @ (right.mT if transposed else right)
-            torch.testing.assert_close(getattr(found, product), expected, rtol=1e-12, atol=1e-14)
+            torch.testing.assert_close(getattr(result, product), expected, rtol=1e-12, atol=1e-14)
 
 
 def test_a_family_keeps_what_the_model_does_besides():
     cfg = config("gd", 2, 1, 3, 2, token_clip=0.3, recurrent=True)
     prompts = prompts_for(2, 1, 3)
-    found = family_for("gd", cfg).member(torch.tensor([2.0], dtype=torch.float64)).predict(prompts)
+    result = family_for("gd", cfg).member(torch.tensor([2.0], dtype=torch.float64)).predict(prompts)
     expected = []
     for prompt_xs, prompt_ys in zip(prompts.xs.numpy(), prompts.ys.numpy(), strict=True):
         tokens = np.concatenate([prompt_xs, prompt_ys], axis=1)
@@ -130,7 +130,7 @@ def test_a_family_keeps_what_the_model_does_besides():
             tokens = tokens - 2.0 * np.concatenate([np.zeros((4, 2)), tokens[:, :2] @ moments], axis=1)
             tokens = tokens.clip(-0.3, 0.3)
         expected.append(-tokens[-1, 2:])
-    torch.testing.assert_close(found, torch.tensor(np.array(expected)), rtol=1e-11, atol=1e-13)
+    torch.testing.assert_close(result, torch.tensor(np.array(expected)), rtol=1e-11, atol=1e-13)
 
 
 def test_parameters_have_names_and_shapes():
@@ -161,7 +161,6 @@ def test_products_can_be_differentiated():
     [
         ({"damping": 0.5}, "damping"),
         ({"attention": "softmax", "d_head": 3}, "softmax"),
-        ({"attention": "relu"}, "attention"),
         ({"d_mlp": 4}, "d_mlp"),
         ({"keys": "causal"}, "keys"),
         ({"normalization_type": "LN"}, "normalization_type"),

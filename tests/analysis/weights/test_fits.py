@@ -6,13 +6,11 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from mechicl import constructions
-from mechicl.analysis import fit_construction, one_step_optimum, tuned_descent
+from mechicl.analysis import ConstructionFit, fit_construction, one_step_optimum, tuned_descent
 from mechicl.analysis.weights.construction_families import family_for
-from mechicl.analysis.weights.fits import best_member
+from mechicl.analysis.weights.fits import match_predictions
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.tasks import LinearRegression
 
@@ -36,10 +34,10 @@ def hidden(model: HookedTransformer, n_heads: int = 1, seed: int = 0) -> HookedT
 
     cfg = model.cfg.replace(n_heads=n_heads, d_head=model.cfg.d_model)
     made = HookedTransformer(cfg)
-    own = dict(made.named_parameters())
+    targets = dict(made.named_parameters())
     for name, weight in model.named_parameters():
         if ".attn." not in name:
-            own[name].copy_(weight)
+            targets[name].copy_(weight)
     blocks = range(1) if cfg.recurrent else range(cfg.n_layers)
     for block, source in ((made.blocks[i].attn, model.blocks[i].attn) for i in blocks):
         W_KQ, W_PV = source.W_Q[0] @ source.W_K[0].T, source.W_V[0] @ source.W_O[0]
@@ -56,15 +54,14 @@ def hidden(model: HookedTransformer, n_heads: int = 1, seed: int = 0) -> HookedT
 
 def features(prompts) -> np.ndarray:
     """What each query's prediction is for each entry of A in `x A Σ_j x_jᵀ y_j`, by loops: `[prompt x x]`."""
-    found = np.zeros((len(prompts), prompts.x_dim, prompts.x_dim))
+    result = np.zeros((len(prompts), prompts.x_dim, prompts.x_dim))
     for p, (xs, ys) in enumerate(zip(prompts.xs.numpy(), prompts.ys.numpy(), strict=True)):
         for x, y in zip(xs[:-1], ys[:-1], strict=True):
-            found[p] += np.outer(xs[-1], x) * y[0]
-    return found
+            result[p] += np.outer(xs[-1], x) * y[0]
+    return result
 
 
-@settings(max_examples=6)
-@given(n_heads=st.integers(1, 3), recurrent=st.booleans(), seed=st.integers(0, 2**20))
+@pytest.mark.parametrize(("n_heads", "recurrent", "seed"), [(1, False, 0), (2, True, 1), (3, False, 2)])
 def test_one_step_size_is_read_off_whatever_hides_it(n_heads: int, recurrent: bool, seed: int):
     made = constructions.gradient_descent(**SIZES, step_size=0.37, steps=2)
     model = HookedTransformer(made.cfg.replace(recurrent=recurrent))
@@ -90,8 +87,7 @@ def test_beta_is_the_factor_between_query_and_value():
     torch.testing.assert_close(fit.nearest[0].W_PV, expected)
 
 
-@settings(max_examples=6)
-@given(n_heads=st.integers(1, 3), y_dim=st.integers(1, 2), seed=st.integers(0, 2**20))
+@pytest.mark.parametrize(("n_heads", "y_dim", "seed"), [(1, 2, 0), (3, 1, 1)])
 def test_parameters_of_each_layer_are_read_off_and_the_last_gamma_is_0(n_heads: int, y_dim: int, seed: int):
     a, gamma = [0.1, 0.2, 0.3], [0.01, -0.02, 0.05]
     model = constructions.gd_plus_plus(**SIZES, y_dim=y_dim, step_size=a, gamma=gamma, steps=3)
@@ -124,8 +120,8 @@ def test_preconditioners_are_read_off(n_heads: int):
     shared = constructions.preconditioned_gd(**SIZES, preconditioner=A, steps=2)
     fit = fit_construction(hidden(shared, n_heads), "pgd", TASK, refine=False, n_prompts=20)
     torch.testing.assert_close(fit.projected.parameters["preconditioner"], A[None, None])
-    own = constructions.preconditioned_gd(**SIZES, preconditioner=[A, C], steps=2)
-    fit = fit_construction(hidden(own, n_heads, seed=3), "pgd per layer", TASK, refine=False, n_prompts=20)
+    by_layer = constructions.preconditioned_gd(**SIZES, preconditioner=[A, C], steps=2)
+    fit = fit_construction(hidden(by_layer, n_heads, seed=3), "pgd per layer", TASK, refine=False, n_prompts=20)
     torch.testing.assert_close(fit.projected.parameters["preconditioner"], torch.stack([A, C])[None])
     assert fit.distance_KQ.max() < 1e-12
 
@@ -135,6 +131,7 @@ def test_newtons_alpha_is_read_off_and_found_again_from_elsewhere():
     fit = fit_construction(hidden(model), "newton", TASK, n_prompts=50)
     assert fit.projected.parameters["alpha"].item() == pytest.approx(0.002, rel=1e-10)
     assert fit.best.parameters["alpha"].item() == pytest.approx(0.002, rel=1e-6)
+    assert fit.layerwise is None  # its layers have MLPs
     prompts = TASK.sample(50, seed=4, dtype=torch.float64)
     targets = []
     for xs, ys in zip(prompts.xs, prompts.ys, strict=True):
@@ -143,8 +140,8 @@ def test_newtons_alpha_is_read_off_and_found_again_from_elsewhere():
         for _ in range(2):
             M = 2 * M - M @ S @ M
         targets.append(xs[-1] @ M @ B)
-    found = best_member(family_for("newton", model.cfg), double(0.0026), prompts, torch.stack(targets))
-    assert found.item() == pytest.approx(0.002, rel=1e-6)
+    result = match_predictions(family_for("newton", model.cfg), double(0.0026), prompts, torch.stack(targets))
+    assert result.item() == pytest.approx(0.002, rel=1e-6)
 
 
 def test_matching_finds_parameters_again_from_a_perturbed_start():
@@ -160,8 +157,8 @@ def test_matching_finds_parameters_again_from_a_perturbed_start():
             xs, ys = xs - g * gram @ xs[:-1], ys - step_size * gram @ ys[:-1]
         targets.append(-ys[-1])
     start = double(*a, *gamma) * double(1.2, 0.9, 0.7, 1.0) + double(0, 0, 0, 0.01)
-    found = best_member(family_for("gd++ per layer", model.cfg), start, prompts, torch.stack(targets))
-    torch.testing.assert_close(found[:3], double(*a, *gamma)[:3], rtol=1e-4, atol=1e-6)
+    result = match_predictions(family_for("gd++ per layer", model.cfg), start, prompts, torch.stack(targets))
+    torch.testing.assert_close(result[:3], double(*a, *gamma)[:3], rtol=1e-4, atol=1e-6)
 
 
 def test_the_matched_step_size_is_that_of_least_squares():
@@ -173,35 +170,35 @@ def test_the_matched_step_size_is_that_of_least_squares():
                   ((model.W_Q, model.W_K.mT), (model.W_V, model.W_O)))  # fmt: skip
 
     def predict(prompts) -> np.ndarray:
-        found = []
+        result = []
         for xs, ys in zip(prompts.xs.numpy(), prompts.ys.numpy(), strict=True):
             tokens, query = np.concatenate([xs, ys], axis=1)[:-1], np.append(xs[-1], 0)
-            found.append(-((query @ W_KQ @ tokens.T) @ tokens @ W_PV)[2])
-        return np.array(found)
+            result.append(-((query @ W_KQ @ tokens.T) @ tokens @ W_PV)[2])
+        return np.array(result)
 
-    own = predict(fitting)
+    trained = predict(fitting)
     assert fit.matched is not None
     assert fit.best is fit.matched
     step_size = fit.matched.parameters["step_size"].item()
-    assert step_size == pytest.approx(own @ direction / (direction @ direction), rel=1e-6)
+    assert step_size == pytest.approx(trained @ direction / (direction @ direction), rel=1e-6)
 
     # and everything measured on held-out prompts
     held_out = TASK.sample(80, seed=8, dtype=torch.float64)
-    truth, own = held_out.ys[:, -1, 0].numpy(), predict(held_out)
+    truth, trained = held_out.ys[:, -1, 0].numpy(), predict(held_out)
     theirs = step_size * np.trace(features(held_out), axis1=1, axis2=2)
-    np.testing.assert_allclose(fit.squared_errors[0], (own - truth) ** 2, rtol=1e-9)
-    np.testing.assert_allclose(fit.squared_predictions[0], own**2, rtol=1e-9)
+    np.testing.assert_allclose(fit.squared_errors[0], (trained - truth) ** 2, rtol=1e-9)
+    np.testing.assert_allclose(fit.squared_predictions[0], trained**2, rtol=1e-9)
     np.testing.assert_allclose(fit.matched.squared_errors[0], (theirs - truth) ** 2, rtol=1e-6, atol=1e-12)
-    np.testing.assert_allclose(fit.matched.squared_distances[0], (theirs - own) ** 2, rtol=1e-6, atol=1e-12)
+    np.testing.assert_allclose(fit.matched.squared_distances[0], (theirs - trained) ** 2, rtol=1e-6, atol=1e-12)
     row = fit.to_dataframe().iloc[2]
-    distance = ((theirs - own) ** 2).mean() / (own**2).mean()
+    distance = ((theirs - trained) ** 2).mean() / (trained**2).mean()
     assert (row["family"], row["member"], row["model"]) == ("gd", "matched", 0)
     assert row["mse"] == pytest.approx(((theirs - truth) ** 2).mean())
-    assert row["loss_ratio"] == pytest.approx(((theirs - truth) ** 2).mean() / ((own - truth) ** 2).mean())
+    assert row["loss_ratio"] == pytest.approx(((theirs - truth) ** 2).mean() / ((trained - truth) ** 2).mean())
     assert row["relative_distance"] == pytest.approx(distance)
     # the standard error of a ratio of means, by the delta method
-    residual = (theirs - own) ** 2 - distance * own**2
-    half = scipy.stats.t.ppf(0.975, 79) * residual.std(ddof=1) / np.sqrt(80) / (own**2).mean()
+    residual = (theirs - trained) ** 2 - distance * trained**2
+    half = scipy.stats.t.ppf(0.975, 79) * residual.std(ddof=1) / np.sqrt(80) / (trained**2).mean()
     assert row["high"] - row["relative_distance"] == pytest.approx(half)
     assert row["relative_distance"] - row["low"] == pytest.approx(half)
 
@@ -217,19 +214,19 @@ def test_the_matched_step_size_is_that_of_least_squares():
 
 def test_tuning_one_step_is_linear_least_squares_and_near_the_exact_optimum():
     model = HookedTransformer(TransformerConfig(**SIZES, initializer_range=0.4, dtype="float64"), seed=3)
-    prompts = TASK.sample(20_000, seed=2, dtype=torch.float64)
+    prompts = TASK.sample(5_000, seed=2, dtype=torch.float64)
     moments, truth = features(prompts), prompts.ys[:, -1, 0].numpy()
     direction = np.trace(moments, axis1=1, axis2=2)
     family, targets = family_for("gd", model.cfg), prompts.query.ys
     for start in (0.0, -3.0):
-        found = best_member(family, double(start), prompts, targets).item()
-        assert found == pytest.approx(truth @ direction / (direction @ direction), rel=1e-6)
-        assert found == pytest.approx(one_step_optimum(TASK).step_size, rel=0.03)
-        assert tuned_descent(prompts, 1).hyperparameters["step_size"] == pytest.approx(found, rel=1e-5)
-        loss = (family.member(double(found)).predict(prompts) - targets).square().mean().item()
-        assert loss == pytest.approx(one_step_optimum(TASK).mse, rel=0.05)
+        result = match_predictions(family, double(start), prompts, targets).item()
+        assert result == pytest.approx(truth @ direction / (direction @ direction), rel=1e-6)
+        assert result == pytest.approx(one_step_optimum(TASK).step_size, rel=0.06)
+        assert tuned_descent(prompts, 1).hyperparameters["step_size"] == pytest.approx(result, rel=1e-5)
+        loss = (family.member(double(result)).predict(prompts) - targets).square().mean().item()
+        assert loss == pytest.approx(one_step_optimum(TASK).mse, rel=0.1)
     few = TASK.sample(300, seed=2, dtype=torch.float64)
-    matrix = best_member(family_for("pgd", model.cfg), double(0, 0, 0, 0), few, few.query.ys)
+    matrix = match_predictions(family_for("pgd", model.cfg), double(0, 0, 0, 0), few, few.query.ys)
     expected = np.linalg.lstsq(features(few).reshape(300, 4) / 3, few.ys[:, -1, 0].numpy(), rcond=None)[0]
     np.testing.assert_allclose(matrix, expected, rtol=1e-5, atol=1e-7)
 
@@ -276,10 +273,10 @@ def test_intervals_are_over_seeds():
     sizes = [0.1, 0.2, 0.4]
     models = [constructions.gradient_descent(**SIZES, step_size=a) for a in sizes]
     fit = fit_construction(models, "gd", TASK, refine=False, n_prompts=20)
-    (found,) = fit.intervals().values()
+    (result,) = fit.intervals().values()
     half = scipy.stats.t.ppf(0.975, 2) * np.std(sizes, ddof=1) / np.sqrt(3)
     assert list(fit.intervals()) == ["step_size"]
-    assert (found.mean, found.low, found.high, found.n) == pytest.approx(
+    assert (result.mean, result.low, result.high, result.n) == pytest.approx(
         (np.mean(sizes), np.mean(sizes) - half, np.mean(sizes) + half, 3)
     )
     assert list(fit.to_dataframe()["model"]) == [0, 1, 2] * 2
@@ -302,9 +299,9 @@ def test_distances_by_block_are_those_of_what_was_added():
         block.W_V[0] = torch.tensor([[0, 0, 0.1], [0.4, 0, 0], [0, 0.7, -0.5]])
     fit = fit_construction(looped, "gd", TASK, refine=False, n_prompts=20)
     assert fit.projected.parameters["step_size"].item() == pytest.approx(0.5)
-    found = fit.blocks()
-    assert len(found) == 2 * 2 * 4
-    first = found[found["layer"] == 0].set_index(["product", "block"])["distance"].to_dict()
+    result = fit.blocks()
+    assert len(result) == 2 * 2 * 4
+    first = result[result["layer"] == 0].set_index(["product", "block"])["distance"].to_dict()
     root = 2**0.5
     assert first == pytest.approx({
         ("W_KQ", "x to x"): 0.3 / root, ("W_KQ", "x to y"): 0, ("W_KQ", "y to x"): 0.2 / root, ("W_KQ", "y to y"): 0,
@@ -338,10 +335,15 @@ def test_what_cannot_be_fitted_is_refused():
         dead = hidden(plain, 2)
         dead.blocks[0].attn.W_Q[0] = 0
     refused("no gauge", dead, "gd", TASK)
-
-
-def test_newton_has_no_layerwise_member_and_prompts_are_needed():
-    made = constructions.newton(**SIZES, steps=1, alpha=0.05)
-    assert fit_construction(made, "newton", TASK, refine=False, n_prompts=9).layerwise is None
     with pytest.raises(ValueError, match="n_prompts must be at least 1"):
-        fit_construction(made, "newton", TASK, n_prompts=0)
+        fit_construction(plain, "gd", TASK, n_prompts=0)
+
+
+def test_what_is_saved_is_what_is_loaded_but_for_the_models(tmp_path):
+    models = [constructions.gradient_descent(**SIZES, step_size=a) for a in (0.1, 0.2)]
+    fit = fit_construction(models, "gd", TASK, refine=False, n_prompts=5)
+    loaded = ConstructionFit.load(fit.save(tmp_path / "fit"))
+    assert loaded.to_dataframe().equals(fit.to_dataframe())
+    assert loaded.blocks().equals(fit.blocks())
+    assert loaded.intervals() == fit.intervals()
+    assert loaded.projected.models == []

