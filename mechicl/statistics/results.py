@@ -138,9 +138,7 @@ class Result:
 
     def _lines(self) -> list[tuple[str, str]]:
         """What a printed result says: each entry with its interval while they are few, else the mean of all entries."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
-        lines = [(name, f"{value:.4g}") for name, value in values.items() if isinstance(value, float)]
-        lines += [(name, str(value)) for name, value in self._ready().items()]
+        lines = [(name, str(value)) for name, value in self._ready().items()]
         for name, tensor in self.samples().items():
             entries = math.prod(tensor.shape[:-1])
             if tensor.ndim == 1 or entries > LINES:

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 import mechicl.analysis
-from mechicl import viz
-from mechicl.analysis import Match
+from mechicl import constructions, viz
+from mechicl.analysis import Match, fit_construction
 from mechicl.statistics import Result, interval
+from mechicl.tasks import LinearRegression
 from tests.viz.test_behaviour import losses
 from tests.viz.test_behaviour import made as identification
 from tests.viz.test_circuits import circuit
@@ -19,8 +20,11 @@ from tests.viz.test_kernels import view
 from tests.viz.test_weights import path
 from tests.viz.traces import heatmaps, lines
 
+TASK = LinearRegression(x_dim=2, n_context=3)
+MODEL = constructions.gradient_descent(x_dim=2, n_context=3, step_size=0.5)
 BY_HAND = {  # results that cannot be made of any numbers
     "Circuit": circuit,
+    "ConstructionFit": lambda: fit_construction(MODEL, "gd", TASK, refine=False, n_prompts=4),
     "HeadScores": head_scores,
     "FamilyMatch": lambda: identification().best,
     "Identification": identification,

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from mechicl.statistics import Result
 from mechicl.tasks import LinearRegression
@@ -19,6 +21,10 @@ class OneStepOptimum(Result):
 
     step_size: float
     mse: float
+
+    def samples(self) -> dict[str, Float[Tensor, "1"]]:
+        """The two numbers, each as a single sample: they are exact."""
+        return {name: torch.tensor([getattr(self, name)]) for name in ("step_size", "mse")}
 
 
 # variance and fourth moment of one coordinate, for distributions with independent symmetric coordinates

@@ -17,7 +17,8 @@ GRID = torch.linspace(-1, 1, 5, dtype=torch.float64)[:, None]
 
 def model(**fields: Any) -> HookedTransformer:
     return random_model(TransformerConfig(
-        x_dim=1, n_context=6, d_model=7, d_mlp=11, mlp_location="input", read_in="linear", dtype="float64", **fields
+        x_dim=1, n_context=6, d_model=7, d_mlp=11, mlp_location="input", read_in="linear", read_out="identity",
+        dtype="float64", **fields,
     ))  # fmt: skip
 
 
