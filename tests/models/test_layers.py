@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mechicl import algorithms, constructions
 from mechicl.models import ELEMENTWISE, HookedTransformer, TransformerConfig
-from mechicl.models.layers import MLP, Attention, Block, LayerNorm, elementwise_attention, with_momentum
+from mechicl.models.layers import MLP, Attention, Block, elementwise_attention, with_momentum
 from tests.models import reference
 from tests.strategies import configs, random_model, random_prompts, random_tokens
 
@@ -136,20 +136,6 @@ def test_momentum_near_1_in_half_precision(dtype: torch.dtype):
     assert last.item() == pytest.approx(sum(0.99**k for k in range(1, 300)), rel=0.01)
 
 
-def test_each_layer_has_what_its_attention_takes():
-    cfg = TransformerConfig(
-        x_dim=3, n_context=4, n_layers=3, attention="relu,softmax,linear", sink="learned", normalize_by_context=True
-    )
-    model = random_model(cfg)
-    assert [hasattr(block.attn, "sink") for block in model.blocks] == [False, True, False]
-    assert [name for name, _ in model.named_parameters() if "sink" in name] == ["blocks.1.attn.sink"]
-    _, cache = model.run_with_cache(random_tokens(cfg))
-    assert (cache["pattern", 1].sum(-1) < 1).all()  # the sink takes the rest
-    for layer in (0, 2):
-        scores, pattern = cache["attn_scores", layer], cache["pattern", layer]
-        torch.testing.assert_close(pattern, (scores.clamp(min=0) if layer == 0 else scores) / 4)
-
-
 # ---- gradient descent with a learned step size ----
 
 
@@ -262,17 +248,6 @@ def test_softmax_gives_no_weight_where_no_key_is_visible():
     pattern.sum().backward()
     assert scores.grad is not None
     assert scores.grad.isfinite().all()
-
-
-def test_layer_norm_is_torchs():
-    cfg = TransformerConfig(x_dim=4, n_context=1, normalization_type="LN", eps=0.01)
-    norm = LayerNorm(cfg)
-    with torch.no_grad():
-        norm.w.normal_()
-        norm.b.normal_()
-    x = torch.randn(2, 3, cfg.d_model)
-    expected = torch.nn.functional.layer_norm(x, (cfg.d_model,), norm.w, norm.b, cfg.eps)
-    torch.testing.assert_close(norm(x), expected)
 
 
 def test_mlp_activation_may_be_patched_in_place_without_changing_what_came_before():

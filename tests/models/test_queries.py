@@ -109,13 +109,6 @@ def test_queries_of_the_whole_context(model: PromptedModel):
         assert_equal(one, all_points[:, -1:])
 
 
-@every_model
-def test_the_prompts_own_points_as_queries(model: PromptedModel):
-    prompts, _ = prompts_and_queries(model)
-    *_, last = model.query_streams(prompts, prompts.xs[:, :, None])
-    assert_equal(model.read_out(last[:, :, 0]), model.predict_prefixes(prompts))
-
-
 @pytest.mark.parametrize("name", ["lstm", "gpt", "paired", "full"])
 def test_gradients_flow_to_the_context_and_the_weights(name: str):
     model = MODELS[name]
@@ -205,15 +198,3 @@ def test_layer_streams_are_those_of_a_plain_pass(model: PromptedModel, rows: Any
     for own, stream in zip(streams, expected, strict=True):
         assert_equal(own, stream[:, wanted[rows]])
     assert_equal(model.read_out(streams[-1]), model(prompts, at=rows))
-
-
-@every_model
-def test_gradients_flow_through_layer_streams_unless_switched_off(model: PromptedModel):
-    prompts, _ = prompts_and_queries(model)
-    ys = prompts.ys.clone().requires_grad_()
-    for layer, stream in enumerate(model.layer_streams(Prompts(prompts.xs, ys), "positions")):
-        (own,) = torch.autograd.grad(stream.square().sum(), ys, retain_graph=True)
-        (wanted,) = torch.autograd.grad(plain_streams(model, Prompts(prompts.xs, ys))[layer].square().sum(), ys)
-        assert_equal(own, wanted)
-    with torch.no_grad():
-        assert not any(stream.requires_grad for stream in model.layer_streams(prompts))

@@ -11,12 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformer_lens import FactoredMatrix, patching
 from transformer_lens.model_protocol import TransformerLensModel, TransformerLensModelWithWeights
-from transformer_lens.tools.analysis.logit_lens import logit_lens
 from transformers import GPT2Config, GPT2Model
 
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.models.layers import Attention, Block
-from mechicl.models.transformer import sinusoidal_positions
 from mechicl.prompts import Prompts
 from tests.strategies import configs, random_model, random_prompts, random_tokens
 
@@ -137,31 +135,6 @@ def test_hook_names_and_shapes(use_attn_result: bool):
     assert {name: tuple(value.shape) for name, value in cache.items()} == expected
 
 
-@pytest.mark.parametrize("use_attn_result", [False, True])
-@pytest.mark.parametrize("fields", [MIXED, DESCENT])
-def test_hooks_of_every_kind_of_layer(fields: dict[str, Any], use_attn_result: bool):
-    model = make(fields, use_attn_result=use_attn_result)
-    cfg, prompts = model.cfg, random_prompts(config(fields), batch=4)
-    outputs, cache = model.run_with_cache(prompts)
-    fired = {name: tuple(value.shape) for name, value in cache.items()}  # TransformerLens adds results to the cache
-    torch.testing.assert_close(outputs[:, -1], model.predict(prompts))
-    shapes = {f"hook_{name}": (4, 6, cfg.n_heads, cfg.d_head) for name in "qkvz"}
-    shapes |= {f"hook_{name}": (4, cfg.n_heads, 6, 6) for name in ("attn_scores", "pattern")}
-    if use_attn_result:
-        shapes["hook_result"] = (4, 6, cfg.n_heads, cfg.d_model)
-    for layer in range(cfg.n_layers):
-        own = {name: shape for name, shape in fired.items() if name.startswith(f"blocks.{layer}.attn.")}
-        assert own == {f"blocks.{layer}.attn.{name}": shape for name, shape in shapes.items()}
-        for name in ("hook_q", "hook_k", "hook_v", "hook_attn_scores", "hook_pattern", "hook_z"):
-            changed = model.run_with_hooks(
-                prompts, fwd_hooks=[(f"blocks.{layer}.attn.{name}", lambda x, hook: 1.1 * x + 0.1)], at="query"
-            )
-            assert (changed[:, -1] - outputs[:, -1]).abs().max() > 1e-6, (layer, name)
-        torch.testing.assert_close(
-            cache.stack_head_results(layer + 1, incl_remainder=True).sum(0), cache["resid_post", layer]
-        )
-
-
 @settings(max_examples=15)
 @given(cfg=configs())
 def test_every_hook_fires_once(cfg: TransformerConfig):
@@ -206,17 +179,6 @@ def test_decompositions_sum_to_the_stream(cfg: TransformerConfig):
         if cfg.block_mlp:
             parts = cache.get_full_resid_decomposition(layer - 1, mlp_input=True)
             torch.testing.assert_close(parts.sum(0), cache["resid_mid", layer - 1], **close)
-
-
-def test_apply_ln_gives_what_attention_reads():
-    model = make(SOFTMAX, normalization_type="LNPre", dtype="float64", read_bias=True)
-    outputs, cache = model.run_with_cache(random_tokens(model.cfg))
-    parts = cache.get_full_resid_decomposition(2, apply_ln=True, expand_neurons=False)
-    torch.testing.assert_close(parts.sum(0), cache["blocks.2.ln1.hook_normalized"])
-    parts = cache.get_full_resid_decomposition(apply_ln=True)
-    torch.testing.assert_close(parts.sum(0) @ model.W_U + model.b_U, outputs)
-    attributions = cache.logit_attrs(cache.decompose_resid(), tokens=0)
-    torch.testing.assert_close(attributions.sum(0), outputs[..., 0] - model.b_U[0])
 
 
 @pytest.mark.parametrize("fields", [LINEAR, SOFTMAX])
@@ -355,14 +317,6 @@ def test_transformer_lens_patching_on_token_ids():
     assert not model.has_hooks()
 
 
-def test_transformer_lens_logit_lens():
-    model = make(IDS, read_bias=True)
-    ids = random_tokens(model.cfg)
-    logits, cache = model.run_with_cache(ids)
-    lens = logit_lens(cache, positions=None)
-    torch.testing.assert_close(lens.readout.values[-1], logits)
-
-
 def test_tokens_are_never_written_to():
     def zero(x: Tensor, hook: Any) -> Tensor:
         x.zero_()
@@ -484,22 +438,6 @@ def test_no_prompts_give_no_predictions():
         assert outputs.shape[0] == cache["resid_post", 0].shape[0] == 0
 
 
-def test_encode_decode_and_forward_agree():
-    for fields in (LINEAR, SOFTMAX):
-        model = make(fields)
-        prompts = random_prompts(model.cfg)
-        tokens = model.encode(prompts)
-        assert tokens.shape == (2, model.cfg.n_ctx, model.cfg.d_token)
-        assert torch.equal(model.to_tokens(prompts), tokens)
-        assert model.to_tokens(tokens) is tokens
-        outputs = model(prompts)
-        assert torch.equal(outputs, model(tokens))
-        predictions = model.decode(outputs)
-        assert predictions.shape[1] == (1 if fields is LINEAR else prompts.n_context + 1)
-        torch.testing.assert_close(predictions[:, -1], model.predict(prompts), rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(model(prompts, at="points"), predictions, rtol=1e-4, atol=1e-5)
-
-
 def test_prompts_that_do_not_fit():
     model = make(SOFTMAX)
     other = TransformerConfig(x_dim=2, y_dim=1, n_context=4)
@@ -543,14 +481,6 @@ def test_token_id_models():
         model(ids, at="points")
 
 
-def test_sinusoidal_positions():
-    table = sinusoidal_positions(3, 5)
-    assert table.dtype == torch.float64
-    assert torch.equal(table[0], torch.tensor([0.0, 1.0, 0.0, 1.0, 0.0], dtype=torch.float64))
-    expected = torch.tensor([1.0, 1.0, 10000**-0.4, 10000**-0.4, 10000**-0.8], dtype=torch.float64) * 2
-    torch.testing.assert_close(table[2], torch.where(torch.arange(5) % 2 == 0, expected.sin(), expected.cos()))
-
-
 # ---- weights ----
 
 
@@ -563,19 +493,6 @@ def test_same_seed_same_weights():
         # float64 weights are the same numbers
         wide = dict(HookedTransformer(cfg.replace(dtype="float64"), seed=1).named_parameters())
         assert all(torch.allclose(one[name].double(), wide[name], rtol=1e-6, atol=0) for name in one)
-
-
-def test_reset_parameters_forgets_everything():
-    fields: dict[str, Any] = SOFTMAX | {
-        "sink": "learned",
-        "sink_score": 0.5,
-        "recurrent": True,
-        "initializer_range": 0.1,
-    }
-    model = make(fields)
-    model.reset_parameters(3)
-    for name, fresh in HookedTransformer(config(fields), seed=3).state_dict().items():
-        assert torch.equal(model.state_dict()[name], fresh), name
 
 
 def test_initial_weights_of_parts():
@@ -607,21 +524,6 @@ def test_state_dict_round_trip():
     names = set(make(LINEAR).state_dict())
     weights = {f"blocks.{layer}.attn.W_{letter}" for layer in range(2) for letter in "QKVO"}
     assert names == weights | {"initial_weights"}
-
-
-@pytest.mark.parametrize("fields", [MIXED, DESCENT])
-def test_copies_of_models_with_layers_of_their_own_kind(fields: dict[str, Any]):
-    model = make(fields)
-    tokens = random_tokens(model.cfg)
-    outputs = model(tokens)
-    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert torch.equal(copied(tokens), outputs)
-        assert [block.cfg for block in copied.blocks] == [block.cfg for block in model.blocks]
-        with torch.no_grad():
-            for weight in copied.parameters():
-                weight.mul_(1.5)
-        assert not torch.allclose(copied(tokens), outputs)
-        assert torch.equal(model(tokens), outputs)
 
 
 def shared(model: HookedTransformer) -> bool:

@@ -32,11 +32,6 @@ def test_the_cosine_falls_from_the_full_rate_after_warm_up_to_zero_at_the_end():
         assert config.learning_rate_at(10 + 25 * quarter) == pytest.approx(1 + cosine, abs=1e-12)
 
 
-def test_the_cosine_stays_at_zero_past_the_end_and_survives_a_warm_up_as_long_as_the_run():
-    assert small(schedule="cosine", steps=10).learning_rate_at(15) == pytest.approx(0)
-    assert small(schedule="cosine", steps=10, warmup_steps=10, learning_rate=1.0).learning_rate_at(9) == 1.0
-
-
 # ---- curricula ----
 
 
@@ -49,12 +44,6 @@ def test_a_curriculum_sets_dimensions_and_points_with_the_query_counted():
     config = small(curriculum=Curriculum(dims=Ramp(1, 3, 1, 10), points=Ramp(2, 5, 1, 20)), steps=100)
     for step, dims, context in [(0, 1, 1), (10, 2, 1), (20, 3, 2), (60, 3, 4), (100, 3, 4)]:
         assert config.task_at(step) == TASK.replace(active_dims=dims, n_context=context)
-
-
-def test_a_curriculum_of_points_works_for_sine_waves():
-    model = TransformerConfig(x_dim=1, n_context=10)
-    config = small(task=SineRegression(), model=model, curriculum=Curriculum(points=Ramp(3, 11, 4, 1)))
-    assert [config.task_at(step).n_context for step in range(4)] == [2, 6, 10, 10]
 
 
 @pytest.mark.parametrize("bad", [{"start": 0, "end": 2}, {"start": 3, "end": 2}, {"start": 1, "end": 2, "increment": 0},
@@ -103,29 +92,6 @@ def test_every_seed_has_a_model_on_each_task_and_the_seeds_of_a_task_stand_toget
     assert small(task=FIXED, more_tasks=(TASK,)).eval_task == TASK
 
 
-def test_a_curriculum_changes_all_tasks_alike():
-    config = small(more_tasks=(GAUSSIAN,), curriculum=Curriculum(dims=Ramp(1, 3, 1, 10), points=Ramp(2, 5, 1, 20)))
-    assert small(more_tasks=(GAUSSIAN, FIXED)).tasks_at(7) == (TASK, GAUSSIAN, FIXED)
-    for step, dims, context in [(0, 1, 1), (10, 2, 1), (60, 3, 4)]:
-        changed = {"active_dims": dims, "n_context": context}
-        assert config.tasks_at(step) == (TASK.replace(**changed), GAUSSIAN.replace(**changed))
-        assert config.task_at(step) == TASK.replace(**changed)
-    assert config.eval_tasks == (TASK, GAUSSIAN)  # held-out prompts are whole
-
-
-def test_a_curriculum_that_one_of_the_tasks_cannot_follow_is_refused_before_training():
-    with pytest.raises(ValueError, match=r"a curriculum cannot change \['n_context'\] of FixedTasks"):
-        small(more_tasks=(FIXED,), curriculum=Curriculum(points=Ramp(2, 4)))
-    one = LinearRegression(x_dim=1, n_context=10)
-    with pytest.raises(ValueError, match=r"\['active_dims'\] of SineRegression"):
-        small(
-            task=one,
-            more_tasks=(SineRegression(),),
-            model=MODEL.replace(x_dim=1),
-            curriculum=Curriculum(dims=Ramp(1, 1)),
-        )
-
-
 @pytest.mark.parametrize(
     ("task", "message"),
     [
@@ -161,11 +127,6 @@ def test_the_loss_is_of_all_points_where_one_pass_gives_them_and_else_of_the_que
         small(loss="points")
 
 
-def test_fixed_tasks_are_evaluated_on_the_distribution_that_they_came_from():
-    assert small(task=FixedTasks(TASK, 8)).eval_task == TASK
-    assert small().eval_task == TASK
-
-
 def test_snapshots_are_at_the_start_the_end_and_geometrically_between():
     steps = small(steps=10_000, n_snapshots=41).snapshot_steps
     assert steps[0] == 0
@@ -176,38 +137,18 @@ def test_snapshots_are_at_the_start_the_end_and_geometrically_between():
     assert ratios == pytest.approx([200 ** (1 / 39)] * 39, rel=0.02)
 
 
-def test_snapshots_of_short_runs_have_no_step_twice_and_none_past_the_end():
-    assert small(steps=12).snapshot_steps == ()
-    assert small(steps=0, n_snapshots=10).snapshot_steps == (0,)
-    steps = small(steps=3, n_snapshots=40).snapshot_steps
-    assert steps == (0, 1, 2, 3)
-
-
 # ---- sequences of tokens ----
-
-
-def test_models_that_read_token_ids_are_trained_on_every_token():
-    config = reading(more_tasks=(WORDS.replace(max_period=3),))
-    assert config.on_tokens
-    assert config.loss_at == "positions"
-    assert config.tasks_at(5) == config.eval_tasks == (WORDS, WORDS.replace(max_period=3))
-    assert not small().on_tokens
-    assert not small(model=LSTM).on_tokens
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"task": TASK}, "LinearRegression does not fit a model with prompt_format='token_ids'"),
-        ({"task": SineRegression()}, "SineRegression does not fit a model with prompt_format='token_ids'"),
-        ({"task": FixedTasks(TASK, 4)}, "FixedTasks does not fit a model with prompt_format='token_ids'"),
         ({"more_tasks": (TASK,)}, "LinearRegression does not fit a model with prompt_format='token_ids'"),
         ({"model": MODEL}, "RepeatedTokens does not fit a model with prompt_format='paired'"),
-        ({"model": INTERLEAVED}, "RepeatedTokens does not fit a model with prompt_format='interleaved'"),
         ({"model": LSTM}, "RepeatedTokens does not fit a model with prompt_format='interleaved'"),
         ({"task": WORDS.replace(d_vocab=6)}, "the task has d_vocab=6, the model d_vocab=7: they must agree"),
         ({"model": READER.replace(d_vocab=9)}, "the task has d_vocab=7, the model d_vocab=9: they must agree"),
-        ({"more_tasks": (WORDS.replace(d_vocab=6),)}, "d_vocab=6, the model d_vocab=7"),
         ({"more_tasks": (WORDS.replace(n_ctx=11),)}, "tasks of lengths 12 and 11 cannot be trained together"),
         ({"task": WORDS.replace(n_ctx=13)}, "prompts of 13 tokens, but the model has n_ctx=12"),
         ({"loss": "query"}, "loss='query' is for prompts of points"),
@@ -219,11 +160,6 @@ def test_models_that_read_token_ids_are_trained_on_every_token():
 def test_what_does_not_fit_sequences_of_tokens_is_refused_before_training(changes, message):
     with pytest.raises(ValueError, match=message):
         reading(**changes)
-
-
-def test_sequences_may_be_shorter_than_the_model_and_longer_if_it_has_no_positions():
-    reading(task=WORDS.replace(n_ctx=8))
-    reading(task=WORDS.replace(n_ctx=30), model=READER.replace(positional_embedding_type="none"))
 
 
 # ---- JSON ----
@@ -248,10 +184,6 @@ def test_sequences_may_be_shorter_than_the_model_and_longer_if_it_has_no_positio
 def test_a_config_comes_back_from_json_as_it_was(config):
     text = json.dumps(config.to_dict(), allow_nan=False)
     assert TrainingConfig.from_dict(json.loads(text)) == config
-
-
-def test_the_device_of_the_model_is_no_part_of_the_saved_config():
-    assert "device" not in small().to_dict()["model"]
 
 
 @pytest.mark.parametrize(
@@ -287,26 +219,18 @@ def test_a_dict_without_a_needed_field_is_refused_by_name(field):
     [
         ("steps", -1),
         ("batch_size", 0),
-        ("warmup_steps", -1),
         ("eval_every", 0),
-        ("eval_prompts", 0),
         ("eval_seed", -1),
-        ("log_every", 0),
         ("save_every", 0),
-        ("n_snapshots", -1),
         ("learning_rate", 0.0),
-        ("learning_rate", math.nan),
         ("learning_rate", math.inf),
         ("gradient_clip", 0.0),
-        ("gradient_clip", math.inf),
         ("target_loss", math.nan),
         ("seeds", ()),
         ("seeds", (1, 1)),
         ("seeds", (-1,)),
         ("schedule", "linear"),
         ("loss", "tokens"),
-        ("mixed_precision", "fp8"),
-        ("steps", 1e3),
         ("batch_size", True),
         ("seeds", (0.5,)),
     ],
@@ -316,11 +240,6 @@ def test_a_value_out_of_range_is_refused_by_name(field, value):
     object.__setattr__(config, field, value)
     with pytest.raises(ValueError, match=field):
         config.__post_init__()  # what the constructor calls, past the tests' own check of types
-
-
-def test_a_task_that_does_not_fit_the_model_is_refused():
-    with pytest.raises(ValueError, match=r"x_dim=2.*x_dim=3"):
-        small(task=LinearRegression(x_dim=2, n_context=4))
 
 
 def test_replace_checks_the_new_values_and_leaves_the_old_config_alone():

@@ -8,7 +8,7 @@ from mechicl.models import HookedTransformer
 from mechicl.tasks import FixedTasks
 from mechicl.training import Curriculum, Ramp
 from mechicl.training.data import TIMED_BATCHES, batches, batches_ahead, make_generators, sample_batch, shard_slice
-from tests.training.runs import MODEL, READER, TASK, WORDS, reading, small
+from tests.training.runs import MODEL, TASK, WORDS, reading, small
 
 CPU = torch.device("cpu")
 
@@ -159,11 +159,6 @@ def test_leaving_the_stream_early_ends_its_thread():
     assert_no_thread_is_left()
 
 
-def test_a_stream_that_is_used_up_ends_its_thread():
-    list(stream(small(steps=3), draw=batches_ahead))
-    assert_no_thread_is_left()
-
-
 # ---- sequences of tokens ----
 
 
@@ -179,21 +174,3 @@ def test_each_seed_reads_its_own_generators_sequences_of_each_task_and_is_to_pre
             assert torch.equal(batch.tokens[i], sequences.ids[:, :-1])
             assert torch.equal(batch.targets[i], sequences.targets())
             assert torch.equal(batch.generator_states[i], own[task, seed].get_state())
-
-
-def test_sequences_drawn_ahead_are_those_drawn_in_turn():
-    config = reading(steps=6, seeds=(0, 1))
-    for near, far in zip(stream(config), stream(config, draw=batches_ahead), strict=True):
-        assert torch.equal(near.tokens, far.tokens)
-        assert torch.equal(near.targets, far.targets)
-        assert torch.equal(near.generator_states, far.generator_states)
-    assert_no_thread_is_left()
-
-
-@pytest.mark.parametrize(("batch_size", "world"), [(7, 2), (3, 3)])
-def test_the_processes_shares_of_sequences_make_up_the_whole_batch(batch_size, world):
-    config, model = reading(batch_size=batch_size, seeds=(0, 1)), HookedTransformer(READER)
-    whole = sample_batch(config, model, make_generators(config, CPU), 0)
-    shares = [sample_batch(config, model, make_generators(config, CPU), 0, (rank, world)) for rank in range(world)]
-    assert torch.equal(torch.cat([share.tokens for share in shares], dim=1), whole.tokens)
-    assert torch.equal(torch.cat([share.targets for share in shares], dim=1), whole.targets)

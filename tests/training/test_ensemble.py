@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from mechicl.models import TransformerConfig, build
-from mechicl.tasks import FixedTasks, LinearRegression, SineRegression
+from mechicl.tasks import FixedTasks
 from mechicl.training import Curriculum, Ramp, train
 from mechicl.training.ensemble import Ensemble
 from mechicl.training.loop import clip_each_seed
@@ -56,15 +56,7 @@ def test_seeds_differ_and_leave_no_trace_in_the_models_they_came_from():
     assert ensemble.n_seeds == 3
 
 
-def test_three_seeds_equal_three_runs_alone_in_single_precision(tmp_path):
-    config = small(seeds=SEEDS, steps=20)
-    together = train(config, tmp_path / "together", progress=False)
-    for i, seed in enumerate(SEEDS):
-        alone = train(config.replace(seeds=(seed,)), tmp_path / str(seed), progress=False)
-        assert_close(weights(together, i), weights(alone), atol=2e-5)
-
-
-@pytest.mark.parametrize("model", [EXACT, EXACT.replace(n_layers=2, recurrent=True), SOFTMAX, LSTM, MIXED, DESCENT])
+@pytest.mark.parametrize("model", [EXACT.replace(n_layers=2, recurrent=True), SOFTMAX, LSTM, DESCENT])
 def test_three_seeds_equal_three_runs_alone_while_gradients_are_clipped(tmp_path, model):
     config = small(model=model, seeds=SEEDS, gradient_clip=0.05)
     together = assert_each_seed_equals_the_run_alone(config, tmp_path)
@@ -102,35 +94,11 @@ def assert_each_member_equals_the_run_alone(config, folder):
     return together
 
 
-@pytest.mark.parametrize("model", [EXACT, SOFTMAX, DESCENT])
+@pytest.mark.parametrize("model", [EXACT, SOFTMAX])
 def test_several_tasks_equal_as_many_runs_alone(tmp_path, model):
     tasks = (TASK.replace(inputs="gaussian", noise_std=0.3), FixedTasks(TASK, 24, seed=3))
     config = small(model=model, more_tasks=tasks, seeds=(0, 5), gradient_clip=0.05, n_snapshots=4)
     assert_each_member_equals_the_run_alone(config, tmp_path)
-
-
-def test_several_tasks_equal_as_many_runs_alone_through_a_curriculum(tmp_path):
-    curriculum = Curriculum(dims=Ramp(1, 3, 1, 3), points=Ramp(2, 5, 1, 3))
-    tasks = (TASK.replace(inputs="gaussian"), TASK.replace(inputs="exponential", query_noise=False, noise_std=0.2))
-    config = small(model=EXACT, more_tasks=tasks, seeds=(0, 5), curriculum=curriculum)
-    assert_each_member_equals_the_run_alone(config, tmp_path)
-
-
-def test_waves_and_lines_of_one_input_train_together(tmp_path):
-    model = EXACT.replace(x_dim=1)
-    config = small(model=model, task=LinearRegression(x_dim=1, n_context=4), more_tasks=(SineRegression(n_context=4),))
-    assert_each_member_equals_the_run_alone(config, tmp_path)
-
-
-def test_a_task_on_target_stops_where_it_would_have_alone(tmp_path):
-    tasks = (TASK.replace(input_scale=1.5), TASK.replace(noise_std=3.0))
-    config = small(model=EXACT, more_tasks=tasks, seeds=(0, 5), steps=30, eval_every=2, n_snapshots=6)
-    losses = train(config, tmp_path / "free", progress=False).record["curve"]["eval_loss"]
-    least = torch.tensor(losses[1:], dtype=torch.float64).min(dim=0).values.sort().values
-    together = assert_each_member_equals_the_run_alone(config.replace(target_loss=least[1].item()), tmp_path)
-    stopped = together.record["stopped_at"]
-    assert sum(step >= 0 for step in stopped) == 2
-    assert together.record["steps_done"] == 30
 
 
 def test_a_seed_that_reaches_its_target_stops_where_it_would_have_alone(tmp_path):

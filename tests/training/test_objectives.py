@@ -3,8 +3,7 @@ import math
 import pytest
 import torch
 
-from mechicl.models import HookedTransformer, TransformerConfig
-from mechicl.tasks import LinearRegression
+from mechicl.models import HookedTransformer
 from mechicl.training.objectives import examples, losses
 from tests.training.runs import MODEL, READER, TASK, WORDS
 
@@ -51,19 +50,6 @@ def test_cross_entropies_of_several_models_equal_a_plain_loop(n_models, dtype, r
     assert result.tolist() == pytest.approx(plain_cross_entropies(outputs, targets), rel=rel)
 
 
-def test_equal_logits_cost_the_logarithm_of_the_vocabulary():
-    _, targets = random_batch(d_vocab=6)
-    assert losses(torch.full((3, 4, 5, 6), 7.0), targets).tolist() == pytest.approx([math.log(6)] * 3)
-
-
-def test_large_logits_stay_finite():
-    outputs, targets = random_batch(n_models=1)
-    right = torch.nn.functional.one_hot(targets.clamp(min=0), 6) * 1e4
-    assert losses(right.double(), targets).tolist() == [0.0]
-    assert losses(-right.double(), targets).tolist() == pytest.approx([1e4 + math.log(5)])
-    assert losses(1e3 * outputs, targets).isfinite().all()
-
-
 def test_positions_that_are_not_scored_change_neither_loss_nor_gradient():
     outputs, targets = random_batch()
     ignored = targets == UNSCORED
@@ -77,16 +63,6 @@ def test_positions_that_are_not_scored_change_neither_loss_nor_gradient():
         gradients.append(logits.grad)
     assert torch.equal(losses(outputs, targets), losses(other, targets))
     assert torch.equal(*gradients)
-
-
-def test_no_model_feels_the_others():
-    outputs, targets = random_batch()
-    together = losses(outputs, targets)
-    for i in range(3):
-        torch.testing.assert_close(together[i : i + 1], losses(outputs[i : i + 1], targets[i : i + 1]))
-    (gradient,) = torch.autograd.grad(losses(outputs.requires_grad_(), targets)[1], outputs)
-    assert (gradient[[0, 2]] == 0).all()
-    assert gradient[1].abs().max() > 0
 
 
 def test_a_model_with_nothing_to_predict_is_an_error_and_no_nan():
@@ -126,16 +102,6 @@ def test_examples_of_prompts_are_the_models_tokens_and_the_targets_of_the_rows(r
     assert torch.equal(targets, prompts.ys if rows == "points" else prompts.ys[:, -1:])
 
 
-def test_examples_of_prompts_fit_what_the_model_returns_for_the_rows():
-    interleaved = TransformerConfig(
-        x_dim=3, n_context=4, y_dim=2, prompt_format="interleaved", d_model=8, attention="softmax"
-    )
-    prompts = LinearRegression(x_dim=3, n_context=4, y_dim=2).sample(6, seed=0)
-    for rows in ("query", "points"):
-        tokens, targets = examples(HookedTransformer(interleaved), prompts, rows)
-        assert HookedTransformer(interleaved)(tokens, at=rows).shape == targets.shape
-
-
 def test_examples_of_token_sequences_are_ids_and_the_ids_that_come_next():
     model = HookedTransformer(READER, seed=0)
     sequences = WORDS.sample(6, seed=0)
@@ -150,8 +116,3 @@ def test_examples_of_token_sequences_are_ids_and_the_ids_that_come_next():
     assert logits.shape == (*targets.shape, READER.d_vocab)
     expected = plain_cross_entropies(logits[None], targets[None])
     assert losses(logits[None], targets[None]).tolist() == pytest.approx(expected, rel=1e-5)
-
-
-def test_prompts_for_a_model_of_token_ids_are_refused():
-    with pytest.raises(ValueError, match="takes ids"):
-        examples(HookedTransformer(READER), TASK.sample(2, seed=0), "query")

@@ -1,6 +1,4 @@
 import json
-import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -8,11 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save
 
 from mechicl.files import read_tensors
 from mechicl.training import TrainingConfig, train
-from mechicl.training.state import METRICS_FILE, STATE_FILE, Metrics, RunState, adam_moments, restore_adam
+from mechicl.training.state import METRICS_FILE, STATE_FILE, Metrics, RunState
 from tests.training.runs import LSTM, assert_same_bits, small, weights
 
 # Runs in a process of its own, which imports once and forks each run, so that kills come at its first and last step.
@@ -132,21 +129,20 @@ def interrupted(config, folder, step):
     "changes",
     [
         {},
-        {"seeds": (0, 1, 2)},
         {"schedule": "cosine", "warmup_steps": 7, "gradient_clip": None},
         {"mixed_precision": "bf16"},
-        {"model": LSTM},
         {"model": LSTM.replace(dtype="float32"), "seeds": (0, 1)},
     ],
 )
 def test_a_resumed_run_ends_bit_for_bit_like_an_uninterrupted_one(tmp_path, changes):
-    config = small(**changes)
+    config = small(**{"n_snapshots": 4} | changes)
     whole = train(config, tmp_path / "whole", progress=False)
     interrupted(config, tmp_path / "parts", 5)
     resumed = train(config, tmp_path / "parts", progress=False)
     for i in range(len(config.seeds)):
         assert_same_bits(weights(resumed, i), weights(whole, i))
     assert_same_runs(tmp_path / "whole", tmp_path / "parts")
+    assert_same_bits(resumed.snapshots, whole.snapshots)
     assert resumed.record["curve"] == whole.record["curve"]
 
 
@@ -177,15 +173,6 @@ def test_a_finished_run_called_again_gives_its_result_without_another_step(tmp_p
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
-def test_snapshots_of_a_resumed_run_include_those_from_before(tmp_path):
-    config = small(n_snapshots=6)
-    whole = train(config, tmp_path / "whole", progress=False)
-    interrupted(config, tmp_path / "parts", 5)
-    resumed = train(config, tmp_path / "parts", progress=False)
-    assert resumed.snapshot_steps == whole.snapshot_steps == config.snapshot_steps
-    assert_same_bits(resumed.snapshots, whole.snapshots)
-
-
 def test_restart_forgets_the_earlier_run(tmp_path):
     train(small(steps=20, n_snapshots=9), tmp_path / "run", progress=False)
     other = small(learning_rate=0.02, n_snapshots=3)
@@ -195,24 +182,14 @@ def test_restart_forgets_the_earlier_run(tmp_path):
     assert_same_runs(tmp_path / "run", tmp_path / "fresh")
 
 
-def test_restart_removes_nothing_else_from_the_folder(tmp_path):
-    (tmp_path / "snapshots").mkdir()
-    for mine in ("notes.txt", "snapshots/mine.png"):
-        (tmp_path / mine).write_text("mine")
-    train(small(steps=1), tmp_path, restart=True, progress=False)
-    assert (tmp_path / "notes.txt").read_text() == (tmp_path / "snapshots/mine.png").read_text() == "mine"
-
-
 # ---- saves that do not fit ----
 
 
 @pytest.mark.parametrize(
     ("change", "there", "now"),
     [
-        ({"learning_rate": 0.5}, "0.01", "0.5"),
         ({"steps": 13}, "12", "13"),
         ({"seeds": (1,)}, r"\[0\]", r"\[1\]"),
-        ({"schedule": "cosine"}, "constant", "cosine"),
     ],
 )
 def test_a_folder_of_a_run_with_another_config_is_refused_with_the_fields_that_differ(tmp_path, change, there, now):
@@ -224,37 +201,12 @@ def test_a_folder_of_a_run_with_another_config_is_refused_with_the_fields_that_d
     assert (tmp_path / STATE_FILE).read_bytes() == before
 
 
-def test_only_the_fields_that_differ_are_named(tmp_path):
-    train(small(), tmp_path, progress=False)
-    with pytest.raises(ValueError, match="model") as caught:
-        train(small(model=small().model.replace(n_layers=2), batch_size=8), tmp_path, progress=False)
-    assert "batch_size: 16 there, 8 now" in str(caught.value)
-    assert not any(f"{name}:" in str(caught.value) for name in ("steps", "task", "seeds", "learning_rate"))
-
-
-@pytest.mark.parametrize("part", [0, 5, 100, -1])
+@pytest.mark.parametrize("part", [0, -1])
 def test_a_truncated_save_is_refused_by_name(tmp_path, part):
     train(small(), tmp_path, progress=False)
     path = tmp_path / STATE_FILE
     path.write_bytes(path.read_bytes()[:part])
     with pytest.raises(ValueError, match=rf"{STATE_FILE} is not a readable safetensors file"):
-        train(small(), tmp_path, progress=False)
-
-
-def test_a_pickle_in_place_of_a_save_is_refused_and_not_executed(tmp_path):
-    class Trap:
-        def __reduce__(self):
-            return os.mkdir, (str(tmp_path / "trap"),)
-
-    (tmp_path / STATE_FILE).write_bytes(pickle.dumps(Trap()))
-    with pytest.raises(ValueError, match="pickle"):
-        train(small(), tmp_path, progress=False)
-    assert not (tmp_path / "trap").exists()
-
-
-def test_tensors_that_are_no_state_are_refused_by_what_they_lack(tmp_path):
-    (tmp_path / STATE_FILE).write_bytes(save({"weights/W": torch.zeros(2)}, metadata={"step": "3"}))
-    with pytest.raises(ValueError, match="no wall_time, config, generators, stopped_at"):
         train(small(), tmp_path, progress=False)
 
 
@@ -266,42 +218,6 @@ def test_a_save_from_another_kind_of_device_is_refused(tmp_path):
     state.save(tmp_path, config)
     with pytest.raises(ValueError, match="another kind of device than cpu"):
         train(config, tmp_path, progress=False)
-
-
-def test_a_state_comes_back_from_its_file_as_it_was(tmp_path):
-    config = small(seeds=(1, 2))
-    state = RunState(
-        step=7, weights={"a.b": torch.randn(2, 3)}, moments={"exp_avg.a.b": torch.randn(2, 3)},
-        generators=torch.arange(6, dtype=torch.uint8).view(2, 3), stopped_at=torch.tensor([-1, 4]), wall_time=1.25,
-    )  # fmt: skip
-    state.save(tmp_path, config)
-    back = RunState.load(tmp_path, config)
-    assert (back.step, back.wall_time) == (7, 1.25)
-    assert_same_bits(back.weights, state.weights)
-    assert_same_bits(back.moments, state.moments)
-    assert torch.equal(back.generators, state.generators)
-    assert torch.equal(back.stopped_at, state.stopped_at)
-
-
-def test_adams_moments_restored_into_a_new_optimizer_take_the_same_next_step():
-    def optimizer(start):
-        parameters = [torch.nn.Parameter(p.clone()) for p in start]
-        return parameters, torch.optim.Adam(parameters, lr=0.1, fused=True)
-
-    def step(parameters, adam, factor):
-        for parameter in parameters:
-            parameter.grad = factor * parameter.detach().cos()
-        adam.step()
-
-    generator = torch.Generator().manual_seed(0)
-    first, adam = optimizer([torch.randn(3, generator=generator), torch.randn(2, 2, generator=generator)])
-    for factor in (1.0, -3.0, 0.5):
-        step(first, adam, factor)
-    second, other = optimizer([p.detach() for p in first])
-    restore_adam(other, ["a", "b"], adam_moments(adam, ["a", "b"]))
-    step(first, adam, 2.0)
-    step(second, other, 2.0)
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 # ---- metrics ----
