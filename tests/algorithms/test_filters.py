@@ -122,14 +122,6 @@ def test_gradients_of_many_steps_are_those_of_the_geometric_sum(steps, value):
         assert gradient.item() == pytest.approx(steps * (1 - value * eigenvalue) ** (steps - 1), rel=1e-7, abs=1e-12)
 
 
-def test_newton_converges_with_a_gradient_of_zero():
-    alpha = number(0.1)
-    ours = newton_filter(EIGENVALUES[2:], 60, alpha)
-    torch.testing.assert_close(ours, 1 / EIGENVALUES[2:])
-    (gradient,) = torch.autograd.grad(ours.sum(), alpha)
-    assert gradient == 0
-
-
 def test_tensors_of_parameters_are_families_of_filters():
     values = torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64)
     each = values[:, None, None]

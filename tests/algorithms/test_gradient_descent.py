@@ -12,7 +12,7 @@ from mechicl.algorithms.gradient_descent import gradient_descent_filter
 
 from .reference import awkward_prompts, descend, make_prompts, over_prefixes, prompts_of_any_size, transform
 
-quick = settings(max_examples=40)
+quick = settings(max_examples=15)
 anyhow = pytest.mark.filterwarnings("ignore::mechicl.algorithms.DivergenceWarning")  # equal where it diverges, too
 AWKWARD = awkward_prompts()
 awkward = pytest.mark.parametrize("prompts", AWKWARD.values(), ids=AWKWARD.keys())

@@ -3,14 +3,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import settings
 
 from mechicl import algorithms
 from mechicl.prompts import Prompts
 
 from .reference import awkward_prompts, make_prompts, over_prefixes
 
-quick = settings(max_examples=40)
 AWKWARD = awkward_prompts()
 awkward = pytest.mark.parametrize("prompts", AWKWARD.values(), ids=AWKWARD.keys())
 

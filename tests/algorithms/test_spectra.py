@@ -34,7 +34,7 @@ def test_eigenvalues_are_never_negative_and_exactly_zero_beyond_the_number_of_po
             assert not spectra.target_coordinates[:, position, :unreached].any()
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(prompts_of_any_size())
 def test_a_filter_that_is_one_predicts_the_point_times_the_cross_moments(prompts):
     ones = spectral_trajectory(prompts, lambda eigenvalues: torch.ones_like(eigenvalues)[None], name="one")
@@ -44,7 +44,7 @@ def test_a_filter_that_is_one_predicts_the_point_times_the_cross_moments(prompts
         torch.testing.assert_close(ones.predictions[0, :, t], expected, rtol=0, atol=1e-12)
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(prompts_of_any_size())
 def test_a_filter_that_is_the_eigenvalue_multiplies_by_the_second_moments(prompts):
     ours = spectral_trajectory(

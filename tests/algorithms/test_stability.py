@@ -1,6 +1,5 @@
 """The warning of divergence is true where it comes, and does not come where the iteration converges."""
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -56,9 +55,10 @@ def test_just_below_it_is_silent_and_bounded(steps):
     gradient_descent(SAME, steps, step_size=0.0)
 
 
-def test_climbing_grows_and_warns():
-    with pytest.warns(DivergenceWarning, match="step_size=-0.1 diverges"):
-        assert weights_after(gradient_descent, 1000, step_size=-0.1) > 1e6
+@pytest.mark.parametrize("step_size", [-0.1, ABOVE])
+def test_climbing_warns_as_too_large_a_step_does(step_size):
+    with pytest.warns(DivergenceWarning, match=f"step_size={step_size} diverges"):
+        gradient_descent(SAME, 100, step_size=step_size)
 
 
 def test_the_bound_and_the_share_are_named():
@@ -127,14 +127,11 @@ def test_a_gamma_that_shrinks_the_inputs_allows_a_larger_step():
     assert weights[1] < 3 * weights[0]
 
 
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(st.integers(2, 30), st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=30, max_size=30))
 def test_between_0_and_the_bound_gd_plus_plus_is_silent(steps, shares):
     step_sizes, gammas = zip(*((a * BOUND, g * BOUND) for a, g in shares[:steps]), strict=True)
     gd_plus_plus(SAME, steps, step_size=step_sizes, gamma=gammas)
-
-
-# ---- Newton ----
 
 
 # ---- preconditioned gradient descent ----
@@ -174,11 +171,3 @@ def test_directions_that_a_short_context_leaves_open_do_not_count():
     root = torch.randn(20, 20, dtype=torch.float64, generator=generator)
     preconditioned_gd(prompts, 50, preconditioner=0.002 * root @ root.T)
     gradient_descent(prompts, 10**9, step_size=0.01)
-
-
-def test_gradients_flow_past_the_check():
-    query = SAME.query.xs.clone().requires_grad_()
-    with pytest.warns(DivergenceWarning):
-        gradient_descent(SAME.with_query(query), 3, step_size=ABOVE).query().sum().backward()
-    assert query.grad is not None
-    assert np.isfinite(query.grad.numpy()).all()

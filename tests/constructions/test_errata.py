@@ -49,12 +49,6 @@ def test_at_the_printed_alpha_the_top_direction_goes_to_2_and_then_0_for_ever():
         assert np.abs(newton_with(1, prompts, steps)).max() < 1e-9 * np.abs(least_squares).max()
 
 
-@pytest.mark.parametrize("fraction", [0.1, 0.5, 0.95])
-def test_below_it_the_top_direction_converges(fraction):
-    prompts, least_squares = top_direction_prompts()
-    assert_same(torch.from_numpy(newton_with(fraction, prompts, 12)), least_squares, tolerance=1e-9)
-
-
 # ---- Fu et al. 2024, section 3 and C.3: the iterates as polynomials ----
 
 
@@ -104,14 +98,6 @@ def test_the_printed_sign_of_relu_attention_has_loss_14_and_the_negative_one_has
     assert 1.970 in negative
     assert 1.970 in optimum
     assert printed.low > 5 > optimum.high  # 5 is the loss of predicting 0
-
-
-def test_minus_the_sum_of_rectified_negative_scores_is_the_mirrored_optimum():
-    """A negative Q_0 rectifies <-x_q, x_i>: not the same model as `relu_optimum`, but of the same loss."""
-    prompts = random_prompts(20, 5, 1)
-    mirrored = prompts.with_query(-prompts.query.xs)
-    optimum = constructions.relu_optimum(x_dim=5, n_context=20).predict(mirrored).detach().numpy()
-    assert_same(as_printed(-1).predict(prompts), -optimum)
 
 
 # ---- The lecture note on ICL, Theorem 2.1: the learning rate by scaling W_Q or W_K by its root ----

@@ -14,30 +14,22 @@ from mechicl.learners import squared_errors
 from mechicl.statistics import interval
 from mechicl.tasks import LinearRegression
 from tests.algorithms.reference import precondition
-from tests.constructions.reference import assert_same, at_query, cases, quick, random_prompts
+from tests.constructions.reference import assert_same, at_query, cases, quick
 
 # ---- preconditioned gradient descent ----
 
 
 @quick
-@given(cases())
-def test_the_transformer_is_preconditioned_gd_on_every_prompt(case):
-    matrix = 0.3 * case.rng.standard_normal((case.prompts.x_dim,) * 2)
-    model = constructions.preconditioned_gd(**case.sizes, preconditioner=torch.from_numpy(matrix), steps=case.steps)
-    assert_same(model.predict(case.prompts), at_query(case.prompts, precondition([matrix] * case.steps)))
+@given(cases(), st.booleans())
+def test_the_transformer_is_preconditioned_gd_on_every_prompt(case, alike):
+    matrices = list(0.3 * case.rng.standard_normal((case.steps, case.prompts.x_dim, case.prompts.x_dim)))
+    matrices = matrices[:1] * case.steps if alike else matrices
+    each = [torch.from_numpy(matrix) for matrix in matrices]
+    model = constructions.preconditioned_gd(**case.sizes, preconditioner=each[0] if alike else each, steps=case.steps)
+    assert_same(model.predict(case.prompts), at_query(case.prompts, precondition(matrices)))
     assert (model.cfg.n_layers, model.cfg.n_heads) == (case.steps, 1)
     assert model.cfg.d_model == case.prompts.x_dim + case.prompts.y_dim
-    assert model.cfg.recurrent == (case.steps > 1)
-
-
-@quick
-@given(cases(most_steps=6))
-def test_each_step_may_have_a_preconditioner_of_its_own(case):
-    matrices = list(0.3 * case.rng.standard_normal((case.steps, case.prompts.x_dim, case.prompts.x_dim)))
-    given_matrices = [torch.from_numpy(matrix) for matrix in matrices]
-    model = constructions.preconditioned_gd(**case.sizes, preconditioner=given_matrices, steps=case.steps)
-    assert_same(model.predict(case.prompts), at_query(case.prompts, precondition(matrices)))
-    assert not model.cfg.recurrent
+    assert model.cfg.recurrent == (case.steps > 1 and alike)
 
 
 def test_bad_preconditioners_are_refused():
@@ -80,10 +72,6 @@ def test_its_loss_is_the_closed_form(eigenvalues, published, digits):
     loss = gaussian_loss(preconditioner_of(model), np.diag(eigenvalues), n)
     assert loss == pytest.approx(published, abs=digits)
     assert loss == pytest.approx(sum(v * (1 - v / ((n + 1) / n * v + total / n)) for v in eigenvalues), rel=1e-6)
-    task = LinearRegression(x_dim=5, n_context=n, inputs="gaussian", eigenvalues=tuple(eigenvalues))
-    sampled = interval(squared_errors(model, task.sample(40_000, seed=0, dtype=torch.float64)), level=0.999)
-    assert loss in sampled
-    assert sampled.half_width < 0.05 * loss
 
 
 @quick
@@ -144,11 +132,6 @@ def test_what_is_no_variance_of_noise_is_refused(noise):
 def test_what_is_no_covariance_is_refused(covariance, message):
     with pytest.raises(ValueError, match=message):
         constructions.linear_optimum(covariance=covariance, n_context=4)
-
-
-def test_a_singular_covariance_is_fine():
-    model = constructions.linear_optimum(covariance=torch.diag(torch.tensor([1.0, 0.0])), n_context=4)
-    assert model.predict(random_prompts(4, 2, 1)).isfinite().all()
 
 
 @pytest.mark.parametrize("n_context", [0, -1])
