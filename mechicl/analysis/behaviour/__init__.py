@@ -2,7 +2,7 @@
 
 >>> align(model, gradient_descent, prompts)         # how alike two learners are, prompt by prompt
 >>> match(readouts, newton, prompts).best()         # which iteration each layer resembles
->>> identify(model, task).matches[0].name           # which family of algorithms fits best on held-out prompts
+>>> print(identify(model, task))                    # which family of algorithms fits best on held-out prompts
 """
 
 from mechicl.analysis.behaviour.algorithm_families import tuned_descent

@@ -163,8 +163,8 @@ def identify(
         ValueError: steps < 1, fewer than 2 prompts, a task without context, or a learner that is not differentiable in
             the query or does not predict finite numbers.
 
-    Source: the comparison of von Oswald et al. 2023 and Fu et al. 2024 with every algorithm at once; Golub & Varga
-    1961 for the limit of first-order methods.
+    Source: von Oswald et al. 2023 and Fu et al. 2024, with every algorithm at once; Golub & Varga 1961 for the limit of
+    first-order methods.
 
     Example:
         >>> result = identify(load("lsa-1l"), LinearRegression(), n_prompts=512)

@@ -72,8 +72,8 @@ def measure_shifted_losses(
 
     Example:
         >>> step = AlgorithmLearner(algorithms.gradient_descent, dict(steps=1, step_size=0.6))
-        >>> task = LinearRegression(inputs=FOREIGN_INPUTS)
-        >>> print(measure_shifted_losses({"trained": load("lsa-1l"), "step": step}, task, n_prompts=512))
+        >>> learners = {"trained": load("lsa-1l"), "step": step}
+        >>> measure_shifted_losses(learners, LinearRegression(), n_prompts=512).ratio("trained", "step")
     """
     if not learners or not scales:
         raise ValueError("measure_shifted_losses() needs at least one learner and one scale")

@@ -27,6 +27,9 @@ class SpectralLearner:
         name: for tables and pictures.
         hyperparameters: what was fitted.
         elementwise: whether f of one eigenvalue does not depend on the context's others.
+
+    Example:
+        >>> SpectralLearner(lambda eigenvalues: 1 / (eigenvalues + 0.1), "ridge").predict(prompts)
     """
 
     filter: Filter

@@ -29,7 +29,11 @@ GROUP = 256  # prompts among which the control task's partners are exchanged
 
 
 def cross_moments(prompts: Prompts) -> Float[Tensor, "prompt point quantity"]:
-    """`Xᵀ Y` of each prefix, flattened: the first step of gradient descent."""
+    """`Xᵀ Y` of each prefix, flattened: the first step of gradient descent.
+
+    Example:
+        >>> cross_moments(prompts).shape
+    """
     products = prompts.xs[..., :, None] * prompts.ys[..., None, :]
     return sums_before(products).flatten(2)
 

@@ -154,6 +154,9 @@ def train_readouts(
         ValueError: no prompts, or steps or batch_size < 1.
 
     Source: Fu et al. 2024, B.1.
+
+    Example:
+        >>> train_readouts(model, prompts, steps=20).errors(prompts).by_layer()
     """
     if len(prompts) == 0 or steps < 1 or batch_size < 1:
         raise ValueError(f"needs prompts, steps and batch_size >= 1; got {len(prompts)}, {steps}, {batch_size}")

@@ -113,11 +113,6 @@ def test_a_model_on_paired_prompts_is_compared_on_the_query():
     assert [b.column for b in result.best()[1:]] == [1, 2, 3]
 
 
-def test_halves_choose_and_measure_on_different_prompts():
-    first, second = match(_as_layers([2, 5]), NEWTON, PROMPTS).halves()
-    assert (first.similarities.shape[-1], second.similarities.shape[-1]) == (30, 30)
-
-
 def test_undecided_prompts_widen_the_interval_of_the_best_step():
     generator = torch.Generator().manual_seed(0)
     noise = torch.rand(1, 5, 40, generator=generator, dtype=torch.float64)
