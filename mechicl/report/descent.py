@@ -96,8 +96,8 @@ def compare_with_descent(
         over = "prompts" if one else "seeds"
         rows.append(Row(f"loss, trained over {name}", claims.get(_kind(name)), ratio, over, "on the same prompts"))
     for name, learner in references.learners.items():
-        found = [align(model, learner, held_out[:4096]) for model in models]
-        cosines = torch.stack([a.sensitivity_cosine for a in found])
+        alignments = [align(model, learner, held_out[:4096]) for model in models]
+        cosines = torch.stack([alignment.sensitivity_cosine for alignment in alignments])
         cosine = interval(cosines[0][cosines[0].isfinite()] if one else cosines.nanmean(-1))
         rows.append(Row(f"sensitivity cosine with {name}", "near 1" if "++" in name else None, cosine, over))
     identified = identify(models[0], task, n_prompts=min(n_prompts, 4096), progress=progress)
@@ -260,12 +260,12 @@ def _paths(
             paths = [interpolate(a, b, held_out, kind=kind) for a, b in zip(models, members, strict=True)]
             if kind != "raw" or target == "tuned member":
                 shown[f"{target}, {kind}"] = paths[0]
-            found = [path.barrier() for path in paths]
-            barriers[f"{target}, {kind}"] = [barrier.mean for barrier in found]
+            each = [path.barrier() for path in paths]
+            barriers[f"{target}, {kind}"] = [barrier.mean for barrier in each]
             claim = "none (Fig. 3)" if kind == "rescaled" and target == "tuned member" else None
-            largest = max(found, key=lambda barrier: barrier.mean)
+            largest = max(each, key=lambda barrier: barrier.mean)
             rows.append(
-                Row(f"barrier to the {target}, {kind}", claim, barrier_over_seeds(found), "seeds",
+                Row(f"barrier to the {target}, {kind}", claim, barrier_over_seeds(each), "seeds",
                     f"largest {largest} over prompts; relative to the loss")
             )  # fmt: skip
     return rows, Section("From the trained weights to GD++", WORDS["paths"], viz.connectivity_paths(shown)), barriers
@@ -273,9 +273,9 @@ def _paths(
 
 def _member(descent: SpectralLearner, family: FamilyName, cfg: TransformerConfig) -> HookedTransformer:
     """The tuned learner in the model's architecture."""
-    members, found = family_for(family, cfg), descent.hyperparameters
+    members, tuned = family_for(family, cfg), descent.hyperparameters
     values = [  # one for all layers, or one a layer; the last γ, which does nothing, was not tuned
-        found.get(name, found.get(f"{name}_{i + 1}", 0.0)) for name, (n,) in members.shapes.items() for i in range(n)
+        tuned.get(name, tuned.get(f"{name}_{i + 1}", 0.0)) for name, (n,) in members.shapes.items() for i in range(n)
     ]
     return members.member(torch.tensor(values, dtype=torch.float64))
 

@@ -35,7 +35,7 @@ WORDS = {
 
 
 def add_finetuning(comparison: Comparison, checkpoint: Checkpoint, *, progress: bool = True) -> Comparison:
-    """A comparison with sections on fine-tuning behind it, where the model is a transformer with keys and values."""
+    """Add what fine-tuning on contexts does, where the model is a transformer with keys and values."""
     model, task = checkpoint.models[0], checkpoint.task
     tunable = isinstance(model, HookedTransformer) and model.cfg.n_layers and model.cfg.attention_weights == "learned"
     if not tunable or task.n_context < 1:
@@ -54,39 +54,41 @@ def add_finetuning(comparison: Comparison, checkpoint: Checkpoint, *, progress: 
 
 
 def finetuning_sections(
-    measured: Mapping[str, FineTuningComparison], tunings: Mapping[str, FineTuning]
+    comparisons: Mapping[str, FineTuningComparison], tunings: Mapping[str, FineTuning]
 ) -> tuple[list[Row], list[Section], dict[str, Any]]:
     """Rows, sections and numbers on fine-tuning against reading a prompt's context, by kind of fine-tuning."""
-    first = next(iter(measured.values()))
+    first = next(iter(comparisons.values()))
     rows = [
         Row("squared error without the context", None, interval(first.zero_shot_loss), "prompts"),
         Row("the same, reading it", None, interval(first.in_context_loss), "prompts"),
     ]
-    for name, of in measured.items():
+    for name, comparison in comparisons.items():
         tuning = tunings[name]
         note = f"key and value projections, learning rate {tuning.learning_rate:g}, epochs {tuning.epochs}"
         rows += [
-            Row(f"the same, {name} on it", None, interval(of.finetuned_loss), "prompts", note),
+            Row(f"the same, {name} on it", None, interval(comparison.finetuned_loss), "prompts", note),
             Row(f"share of prompts improved by fine-tuning that reading improves (Rec2FTP), {name}", None,
-                of.recall(), "prompts"),
-            *_metric_rows(of, name),
+                comparison.recall(), "prompts"),
+            *_metric_rows(comparison, name),
         ]  # fmt: skip
     sections = [
-        Section("Fine-tuning changes what reading changes?", WORDS["updates"], viz.update_similarity_figure(measured))
+        Section(
+            "Fine-tuning changes what reading changes?", WORDS["updates"], viz.update_similarity_figure(comparisons)
+        )
     ]
     if first.map_similarity_before.isfinite().any():
-        sections.append(Section("Attention after fine-tuning", WORDS["maps"], viz.map_similarity_figure(measured)))
+        sections.append(Section("Attention after fine-tuning", WORDS["maps"], viz.map_similarity_figure(comparisons)))
     data = {
-        name: {field: value.mean(-1).tolist() for field, value in of.samples().items()}
+        name: {field: value.mean(-1).tolist() for field, value in comparison.samples().items()}
         | {"learning_rate": tunings[name].learning_rate, "epochs": tunings[name].epochs}
-        for name, of in measured.items()
+        for name, comparison in comparisons.items()
     }
     return rows, sections, data
 
 
-def _metric_rows(of: FineTuningComparison, name: str) -> list[Row]:
+def _metric_rows(comparison: FineTuningComparison, name: str) -> list[Row]:
     """Means over layers and heads; metrics that are not defined for all prompts say so."""
-    found = of.intervals()
+    means = comparison.intervals()
     rows = []
     for field, words in (
         ("random_update_similarity", "SimAOU, random change"),
@@ -96,7 +98,7 @@ def _metric_rows(of: FineTuningComparison, name: str) -> list[Row]:
         ("rank_correlation", "rank correlation of attention to the context"),
         ("rank_correlation_before", "the same before fine-tuning"),
     ):
-        defined = found[field].mean == found[field].mean
+        defined = means[field].mean == means[field].mean
         note = ONE_TOKEN if not defined and field.startswith("map_similarity") else ""
-        rows.append(Row(f"{words}, {name}", None, found[field] if defined else "not defined", "prompts", note))
+        rows.append(Row(f"{words}, {name}", None, means[field] if defined else "not defined", "prompts", note))
     return rows

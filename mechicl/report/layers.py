@@ -48,7 +48,7 @@ def compare_layers(
     seed: int = 0,
     progress: bool = True,
 ) -> Comparison:
-    """Fit readouts, match every layer, and put the paper's statements beside what was found.
+    """Fit readouts, match every layer, and put the paper's statements beside what was measured.
 
     Args:
         checkpoint: with an interleaved, causal model and its task in the record.
@@ -85,7 +85,7 @@ def compare_layers(
         growths = _growths(matches)
         rows += match_rows(similarity, matches, growths)
         sections += match_figures(similarity, matches, growths)
-        data[similarity] = {name: _numbers(found) for name, found in matches.items()}
+        data[similarity] = {name: _numbers(each) for name, each in matches.items()}
     lead = (
         f"Layers of {checkpoint.name} ({model.cfg.n_layers} layers, d = {task.x_dim}, {task.n_context} points), read "
         f"by linear readouts fitted in closed form, against algorithms on {n_prompts} held-out prompts "
@@ -102,22 +102,22 @@ def write_layers_report(checkpoint: Checkpoint, out: Path, *, n_prompts: int, pr
 
 
 def match_rows(similarity: Similarity, matches: Mapping[str, Match], growths: Mapping[str, Growth]) -> list[Row]:
-    """What the paper says of the matches, beside what was found."""
+    """What the paper says of the matches, beside what was measured."""
     printed = published("fu2024_similarity_of_errors")
     last = {
         "Newton": max(filter(None, printed["newton_layer12_by_iteration_1_to_23"])),
         "gradient descent": max(printed["gd_layer12_by_steps"].values()),
     }
     rows: list[Row] = []
-    for name, found in matches.items():
-        best = found.best()
+    for name, matched in matches.items():
+        best = matched.best()
         rows.append(
             Row(
                 f"{similarity}: last layer and its best {name} step",
                 last.get(name) if similarity == "errors" else "near 1 (Fig. 7)" if name == "OLS" else None,
                 best[-1].similarity,
                 "prompts",
-                f"step {best[-1].column:g} ({best[-1].low:g} to {best[-1].high:g})" if len(found.columns) > 1 else "",
+                f"step {best[-1].column:g} ({best[-1].low:g} to {best[-1].high:g})" if len(matched.columns) > 1 else "",
             )
         )
         if name in growths:
@@ -126,7 +126,9 @@ def match_rows(similarity: Similarity, matches: Mapping[str, Match], growths: Ma
     chosen = [choosing.best_columns() for choosing, _ in pair]
     for i, layer in enumerate(matches["Newton"].rows):
         if layer:
-            newton, descent = (of.similarities[i, c[i]] for (_, of), c in zip(pair, chosen, strict=True))
+            newton, descent = (
+                measured.similarities[i, columns[i]] for (_, measured), columns in zip(pair, chosen, strict=True)
+            )
             difference = newton - descent
             name = f"{similarity}: layer {layer:g}, best Newton minus best gradient descent"
             alike = interval(difference[difference.isfinite()])
@@ -136,29 +138,29 @@ def match_rows(similarity: Similarity, matches: Mapping[str, Match], growths: Ma
 
 def match_figures(similarity: Similarity, matches: Mapping[str, Match], growths: Mapping[str, Growth]) -> list[Section]:
     """Heatmaps, best-matching steps, and best similarities by layer."""
-    of = "errors" if similarity == "errors" else "induced weights"
-    several = {name: found for name, found in matches.items() if len(found.columns) > 1}
+    compared = "errors" if similarity == "errors" else "induced weights"
+    several = {name: matched for name, matched in matches.items() if len(matched.columns) > 1}
     sections = [
         Section(
-            f"Similarity of {of}: {name}",
+            f"Similarity of {compared}: {name}",
             "Mean cosine over held-out prompts; white squares mark each layer's best match.",
-            viz.match_heatmap(found, f"Similarity of {of}"),
+            viz.match_heatmap(matched, f"Similarity of {compared}"),
         )
-        for name, found in several.items()
+        for name, matched in several.items()
     ]
-    lines = {name: [best.similarity for best in found.best()] for name, found in matches.items()}
+    lines = {name: [best.similarity for best in matched.best()] for name, matched in matches.items()}
     layers = list(next(iter(matches.values())).rows)
     sections += [
         Section(
-            f"Best-matching steps ({of})",
+            f"Best-matching steps ({compared})",
             "Bars: 95% intervals from resampled prompts. Open circles lie at the edge of the steps that were tried. "
             "Dotted: the better of a linear and an exponential curve.",
             viz.match_curve(several, growths),
         ),
         Section(
-            f"Similarity of each layer with the best of each family ({of})",
+            f"Similarity of each layer with the best of each family ({compared})",
             "Bands: 95% intervals over prompts (Fig. 7).",
-            viz.interval_lines(f"Best similarity of {of}", "layer", "cosine", layers, lines),
+            viz.interval_lines(f"Best similarity of {compared}", "layer", "cosine", layers, lines),
         ),
     ]
     return sections
@@ -167,10 +169,10 @@ def match_figures(similarity: Similarity, matches: Mapping[str, Match], growths:
 def _growths(matches: Mapping[str, Match]) -> dict[str, Growth]:
     """Fits where there are enough layers whose best match lies inside the steps that were tried."""
     growths = {}
-    for name, found in matches.items():
-        rows = found.growth_rows()
+    for name, matched in matches.items():
+        rows = matched.growth_rows()
         if len(rows) >= 5:
-            growths[name] = found.growth(rows)
+            growths[name] = matched.growth(rows)
     return growths
 
 
@@ -214,9 +216,9 @@ def loss_figure(title: str, errors: LayerErrors, prompts: Prompts, labels: Seque
     return Section(title, "Means with 95% intervals over prompts (Fig. 3).", figure)
 
 
-def _numbers(found: Match) -> dict[str, Any]:
+def _numbers(matched: Match) -> dict[str, Any]:
     best = [
         {"step": b.column, "low": b.low, "high": b.high, "similarity": b.similarity.mean, "at_edge": b.at_edge}
-        for b in found.best()
+        for b in matched.best()
     ]
-    return {"layers": found.rows, "steps": found.columns, "mean": found.mean().tolist(), "best": best}
+    return {"layers": matched.rows, "steps": matched.columns, "mean": matched.mean().tolist(), "best": best}

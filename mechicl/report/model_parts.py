@@ -33,13 +33,13 @@ WORDS = {
         position, is put back as it is with the right labels: the share of the loss that this recovers. Red cells are
         where information on the labels is at that depth.""",
     "head patching": """
-        The same with the output of one head at one position put back. A head that acts only on top of others may
+        The output of one head at one position put back, on these prompts. A head that acts only on top of others may
         recover nothing alone.""",
 }
 
 
 def add_model_parts(comparison: Comparison, checkpoint: Checkpoint, *, progress: bool = True) -> Comparison:
-    """A comparison with the sections on the model's parts behind it, where it is a transformer that has them."""
+    """Add what the model's parts do, where it is a transformer that has them."""
     model, task = checkpoint.models[0], checkpoint.task
     if not isinstance(model, HookedTransformer) or not model.cfg.n_layers or task.n_context < 2:
         return comparison

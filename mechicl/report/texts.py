@@ -33,7 +33,7 @@ WORDS = {
         Accuracy among the labels of each task by the number of demonstrations before the query; bands are 95% intervals
         over queries. First seed.""",
     "settings": """
-        Accuracy without demonstrations, behind them, and without them after fine-tuning on them (SGD on the key and
+        Accuracy without demonstrations, after them, and without them after fine-tuning on them (SGD on the key and
         value projections, in the demonstrations' order; learning rate and epochs best on other queries): the model, its
         first-order expansion, and layer by layer. Bars are 95% intervals over queries; dotted: one over the number of
         classes.""",
@@ -44,7 +44,7 @@ WORDS = {
         Cosine of the scores that the last token gives to the query's own tokens, with demonstrations and without
         (SimAM), mean over heads.""",
     "heads": """
-        The same cosine as above for what each head moves, after plain fine-tuning.""",
+        The cosine between the two changes of what each head moves, after plain fine-tuning.""",
     "scores": """
         Scores of every head on random words that are repeated: shares of attention (0 to 1), and eigenvalue scores of
         the weights (-1 to 1). First seed.""",
@@ -67,14 +67,14 @@ def compare_texts(checkpoint: Checkpoint, *, n_prompts: int = 100, progress: boo
     texts = {task.name: draw_texts(task, n_queries=n, n_held_out=50, seed=SEED) for task in tasks}
     studies = {
         name: study_task(
-            model, tokenizer, of, learning_rates=LEARNING_RATES, epochs=EPOCHS, seed=SEED, progress=progress
+            model, tokenizer, part, learning_rates=LEARNING_RATES, epochs=EPOCHS, seed=SEED, progress=progress
         )
-        for name, of in texts.items()
+        for name, part in texts.items()
     }
-    numbers = range(max(len(of.demonstrations) for of in texts.values()) + 1)
+    numbers = range(max(len(part.demonstrations) for part in texts.values()) + 1)
     by_shots = {
-        name: [interval(right) for right in measure_accuracy(model, tokenizer, of, numbers).accuracy]
-        for name, of in texts.items()
+        name: [interval(right) for right in measure_accuracy(model, tokenizer, part, numbers).accuracy]
+        for name, part in texts.items()
     }
     together = {
         METHOD_NAMES[method]: FineTuningComparison.concatenate(
@@ -89,7 +89,7 @@ def compare_texts(checkpoint: Checkpoint, *, n_prompts: int = 100, progress: boo
         for layer in range(cfg.n_layers)
     ]
     rows = _rows(checkpoint, texts, together, tokenizer)
-    errors = ", ".join(f"{of.relative_error.median():.3g}" for of in form)
+    errors = ", ".join(f"{layer.relative_error.median():.3g}" for layer in form)
     rows.append(Row("error of reading softmax attention as a weight update, by layer", None, errors, "",
                     "relative to what heads write, median over heads, one prompt; 0 for linear attention"))  # fmt: skip
     sections = _figures(checkpoint, studies, together, by_shots, list(numbers))
@@ -100,7 +100,7 @@ def compare_texts(checkpoint: Checkpoint, *, n_prompts: int = 100, progress: boo
             }
             for name, study in studies.items()
         },
-        "accuracy_by_demonstrations": {name: [i.mean for i in of] for name, of in by_shots.items()},
+        "accuracy_by_demonstrations": {name: [accuracy.mean for accuracy in line] for name, line in by_shots.items()},
         "seed": SEED,
         "n_prompts": n,
     }
@@ -125,20 +125,20 @@ def _rows(
     gain = first.in_context_score - first.zero_shot_score
     rows = [
         Row("accuracy without demonstrations", None, interval(first.zero_shot_score), "queries", "all tasks"),
-        Row("accuracy behind demonstrations", None, interval(first.in_context_score), "queries"),
+        Row("accuracy after demonstrations", None, interval(first.in_context_score), "queries"),
         Row("accuracy gained by them", None, interval(gain), "queries"),
     ]
     if len(checkpoint.models) > 1:
         gains = torch.tensor([_gain(model, tokenizer, texts) for model in checkpoint.models])
         rows.append(Row("the same, all seeds", None, interval(gains), "seeds"))
-    for name, of in together.items():
+    for name, comparison in together.items():
         rows += [
-            Row(f"accuracy, {name}", None, interval(of.finetuned_score), "queries"),
-            Row(f"Rec2FTP, {name}", None, of.recall(), "queries", "share of what fine-tuning puts right"),
-            Row(f"SimAOU, {name}", None, of.intervals()["update_similarity"], "queries",
-                f"random change: {of.intervals()['random_update_similarity']}"),
-            Row(f"SimAM after, {name}", None, of.intervals()["map_similarity_after"], "queries",
-                f"before: {of.intervals()['map_similarity_before']}"),
+            Row(f"accuracy, {name}", None, interval(comparison.finetuned_score), "queries"),
+            Row(f"Rec2FTP, {name}", None, comparison.recall(), "queries", "share of what fine-tuning puts right"),
+            Row(f"SimAOU, {name}", None, comparison.intervals()["update_similarity"], "queries",
+                f"random change: {comparison.intervals()['random_update_similarity']}"),
+            Row(f"SimAM after, {name}", None, comparison.intervals()["map_similarity_after"], "queries",
+                f"before: {comparison.intervals()['map_similarity_before']}"),
         ]  # fmt: skip
     ranks = first.intervals()["rank_correlation"]
     note = f"random weights: {first.intervals()['random_rank_correlation']}"
@@ -147,11 +147,11 @@ def _rows(
 
 
 def _gain(model: Any, tokenizer: Any, texts: dict[str, TaskTexts]) -> float:
-    found = []
-    for of in texts.values():
-        alone, behind = measure_accuracy(model, tokenizer, of, (0, len(of.demonstrations))).accuracy
-        found.append((behind - alone).mean())
-    return torch.stack(found).mean().item()
+    gains = []
+    for part in texts.values():
+        alone, after = measure_accuracy(model, tokenizer, part, (0, len(part.demonstrations))).accuracy
+        gains.append((after - alone).mean())
+    return torch.stack(gains).mean().item()
 
 
 def _figures(
@@ -162,12 +162,12 @@ def _figures(
     numbers: Sequence[int],
 ) -> list[Section]:
     scores = {
-        "zero-shot": {name: interval(of.comparisons["plain"].zero_shot_score) for name, of in studies.items()},
-        "in context": {name: interval(of.comparisons["plain"].in_context_score) for name, of in studies.items()},
+        "zero-shot": {name: interval(study.comparisons["plain"].zero_shot_score) for name, study in studies.items()},
+        "in context": {name: interval(study.comparisons["plain"].in_context_score) for name, study in studies.items()},
     }
     for method in METHODS:
         scores[METHOD_NAMES[method]] = {
-            name: interval(of.comparisons[method].finetuned_score) for name, of in studies.items()
+            name: interval(study.comparisons[method].finetuned_score) for name, study in studies.items()
         }
     chance = [1 / TEXT_TASKS[name].n_classes for name in studies]
     sections = []

@@ -73,7 +73,7 @@ def compare_tokens(checkpoint: Checkpoint, *, n_prompts: int = 1024, progress: b
         Row("share of them predicted", None, _over_seeds(torch.stack(right)), over),
     ]
     for name in [name for name in (*SCORES, "copying", "prefix_matching") if name in scores[0].scores]:
-        best = torch.stack([found.mean(name).max() for found in scores])
+        best = torch.stack([each.mean(name).max() for each in scores])
         note = f"{scores[0].chance[name]:.3f} if attention were uniform" if scores[0].is_of_attention(name) else ""
         rows.append(Row(f"highest {name.replace('_', ' ')} score of a head", None, _over_seeds(best), over, note))
     patched, circuit = _patched(models[0], cast(RepeatedTokens, task)), _circuit(models[0], held_out, progress)
@@ -100,7 +100,7 @@ def compare_tokens(checkpoint: Checkpoint, *, n_prompts: int = 1024, progress: b
         Section("The circuit", WORDS["circuit"], viz.circuit_graph(circuit)),
     ]  # fmt: skip
     data: dict[str, Any] = {
-        "heads": [found.to_dataframe().to_dict("records") for found in scores],
+        "heads": [each.to_dataframe().to_dict("records") for each in scores],
         "circuit": circuit.to_dataframe().to_dict("records"),
         "seed": PROMPT_SEED,
         "n_prompts": n_prompts,
@@ -149,5 +149,5 @@ def _patched(model: HookedTransformer, task: RepeatedTokens) -> Sweep:
 def _circuit(model: HookedTransformer, sequences: TokenSequences, progress: bool) -> Circuit:
     """Looked for on some sequences, measured on others."""
     looked_at, others = sequences[:N_PATCHED], sequences[N_PATCHED : 4 * N_PATCHED]
-    found = find_circuit(model, looked_at, at="positions", progress=progress)
-    return measure_circuit(model, found, others if len(others) > 1 else looked_at, at="positions", progress=progress)
+    circuit = find_circuit(model, looked_at, at="positions", progress=progress)
+    return measure_circuit(model, circuit, others if len(others) > 1 else looked_at, at="positions", progress=progress)

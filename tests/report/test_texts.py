@@ -36,7 +36,7 @@ def test_the_report_has_numbers_and_pictures(folder, tmp_path, monkeypatch):
     path = write_report(folder, tmp_path, n_prompts=6, progress=False)
     page, data = path.read_text(), json.loads((tmp_path / "report.json").read_text())
     rows = {row["quantity"]: row["measured"] for row in data["table"]}
-    alone, behind = rows["accuracy without demonstrations"], rows["accuracy behind demonstrations"]
+    alone, behind = rows["accuracy without demonstrations"], rows["accuracy after demonstrations"]
     assert alone["n"] == behind["n"] == 4 * 6
     assert rows["accuracy gained by them"]["mean"] == pytest.approx(behind["mean"] - alone["mean"])
     assert rows["the same, all seeds"]["n"] == 2

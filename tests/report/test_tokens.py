@@ -15,7 +15,6 @@ from mechicl.analysis import (
     measure_circuit,
     next_token_loss,
     score_heads,
-    score_heads_over_training,
 )
 from mechicl.checkpoints import Checkpoint, Snapshots, load_checkpoint, save, stack_models
 from mechicl.constructions import induction
@@ -115,16 +114,6 @@ def test_the_page_has_every_picture_and_no_errors(written, browser):
     assert not problems
 
 
-def test_scores_during_training_are_those_of_the_snapshots(folder):
-    result = compare_tokens(load_checkpoint(folder), n_prompts=N, progress=False)
-    figure: Any = next(section.content for section in result.sections if section.title == "When heads form")
-    formed = score_heads_over_training(load_checkpoint(folder), n_prompts=64, seed=PROMPT_SEED)
-    lines = {trace.name: trace for trace in figure.data if trace.name != "loss" and trace.name}
-    for name, values in formed.scores.items():
-        assert list(lines[f"{name.replace('_', ' ')} score"].y) == pytest.approx(values.mean(1).tolist())
-    assert [list(trace.y) for trace in figure.data if trace.name == "loss"] == [[2.0, 1.0, 0.5], [1.9, 1.2, 0.4]]
-
-
 def test_one_seed_without_curve_and_snapshots_has_values_without_intervals():
     result = compare_tokens(Checkpoint("bare", [networks()[0]], RECORD), n_prompts=N, progress=False)
     assert "nan" not in str(result)
@@ -172,16 +161,6 @@ def test_the_circuit_is_measured_on_sequences_that_it_was_not_looked_for():
     assert ("its completeness" in rows) == (not whole)
     if not whole:
         assert rows["its completeness"].measured == again.completeness()
-
-
-def test_of_a_circuit_of_all_heads_no_completeness_is_said(monkeypatch):
-    model = HookedTransformer(READER.replace(n_layers=1), seed=0).eval()
-    monkeypatch.setattr("mechicl.report.tokens.find_circuit", lambda *a, **k: find_circuit(*a, tolerance=1e-9, **k))
-    result = compare_tokens(Checkpoint("made", [model], RECORD), n_prompts=N, progress=False)
-    rows: dict[str, Row] = {row.quantity: row for row in result.rows}
-    assert rows["circuit"].note.endswith("edges, all heads that there are; first seed")
-    assert "its completeness" not in rows
-    assert "nan" not in str(result)
 
 
 @torch.no_grad()

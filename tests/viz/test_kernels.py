@@ -51,6 +51,6 @@ def test_functions_are_drawn_prompt_by_prompt():
     context = PROMPTS.context
     assert lines(figure, "context") == [(context.xs[i, :, 0].tolist(), context.ys[i, :, 0].tolist()) for i in range(5)]
     assert len({(trace.xaxis, trace.yaxis) for trace in figure.data}) == 5  # a panel a prompt
-    for prompts, options in ((PROMPTS[:0], {}), (PROMPTS, {"columns": 0}), (PROMPTS[:2], {}), (PROMPTS, {"truth": x})):
+    for prompts, columns in ((PROMPTS[:0], 3), (PROMPTS, 0), (PROMPTS[:2], 3)):
         with pytest.raises((ValueError, TypeError)):  # the shape hook's error in these tests
-            adapted_functions_figure(prompts, GRID, functions, **options)
+            adapted_functions_figure(prompts, GRID, functions, columns=columns)
