@@ -212,8 +212,10 @@ def measure_circuit(
             parts that the model does not have.
 
     Example:
-        >>> circuit = find_circuit(model, prompts, search="attribution", edges=False)
-        >>> print(measure_circuit(model, circuit, task.sample(256, seed=2)).faithfulness())
+        >>> induction = constructions.induction(d_vocab=16, n_ctx=32, n_heads=4, seed=0)
+        >>> ids = torch.randint(16, (64, 16)).repeat(1, 2)
+        >>> circuit = find_circuit(induction, ids[:32], next_token_loss(ids[:32, 0]))
+        >>> print(measure_circuit(induction, circuit, ids[32:], next_token_loss(ids[32:, 0])).faithfulness())
     """
     with progress_bar(unit="run", desc="circuit", progress=progress) as bar:
         partial = PartialModel(

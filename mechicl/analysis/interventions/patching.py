@@ -69,9 +69,9 @@ def patch(
             that the model does not have, a metric that returns another shape than `[prompt]`, or too little memory.
 
     Example:
-        >>> swept = patch(model, prompts, corrupt(prompts, "labels"), "z", ("layer", "pos", "head"))
+        >>> swept = patch(model, prompts, corrupt(prompts, "labels"), "z", ("layer", "head"))
         >>> swept.predictions.shape, swept.recovered().shape
-        (torch.Size([8, 41, 4, 64, 1]), torch.Size([8, 41, 4]))
+        (torch.Size([8, 4, 64, 1]), torch.Size([8, 4]))
 
     Source: Wang et al. 2023, section 3; Heimersheim and Nanda 2024 for the two directions.
     """

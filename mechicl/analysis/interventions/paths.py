@@ -56,8 +56,9 @@ def patch_paths(
             heads write once more (outputs do not add up), or fewer key than query heads for "k" and "v".
 
     Example:
-        >>> patch_paths(model, prompts, corrupt(prompts, "labels"), "k").effect().shape
-        torch.Size([8, 4, 8, 4, 64])
+        >>> clean = prompts[:4]
+        >>> patch_paths(model, clean, corrupt(clean, "labels"), "k").effect().shape
+        torch.Size([8, 4, 8, 4, 4])
 
     Source: Wang et al. 2023, section 3.1 and appendix B, where MLPs between the two are recomputed and count as part of
     the path; here they stay as they are in the run that is intervened in, as in TransformerLens'

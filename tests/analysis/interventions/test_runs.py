@@ -156,7 +156,7 @@ def test_the_quick_way_for_one_position_is_taken_and_equals_the_general_one(monk
     model = model_of("gpt", n_layers=3)
     clean, corrupted = pair(model)
     quick = {}
-    components = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out", "z", "q")
+    components = ("resid_pre", "resid_mid", "mlp_out", "z", "q")
     with monkeypatch.context() as patched:
         patched.setattr(runs, "_run_any_cells", None)
         for component in components:
