@@ -214,7 +214,7 @@ def measure_circuit(
     Example:
         >>> induction = constructions.induction(d_vocab=16, n_ctx=32, n_heads=4, seed=0)
         >>> ids = torch.randint(16, (64, 16)).repeat(1, 2)
-        >>> circuit = find_circuit(induction, ids[:32], next_token_loss(ids[:32, 0]))
+        >>> circuit = find_circuit(induction, ids[:32], next_token_loss(ids[:32, 0]), edges=False)
         >>> print(measure_circuit(induction, circuit, ids[32:], next_token_loss(ids[32:, 0])).faithfulness())
     """
     with progress_bar(unit="run", desc="circuit", progress=progress) as bar:

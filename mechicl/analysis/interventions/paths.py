@@ -56,9 +56,11 @@ def patch_paths(
             heads write once more (outputs do not add up), or fewer key than query heads for "k" and "v".
 
     Example:
-        >>> clean = prompts[:4]
-        >>> patch_paths(model, clean, corrupt(clean, "labels"), "k").effect().shape
-        torch.Size([8, 4, 8, 4, 4])
+        >>> induction = constructions.induction(d_vocab=16, n_ctx=32, n_heads=4, seed=0)
+        >>> ids = torch.randint(16, (8, 16)).repeat(1, 2)
+        >>> loss = next_token_loss(ids[:, 0])
+        >>> patch_paths(induction, ids, corrupt_tokens(ids), "k", metrics=loss).effect().shape
+        torch.Size([2, 4, 2, 4, 8])
 
     Source: Wang et al. 2023, section 3.1 and appendix B, where MLPs between the two are recomputed and count as part of
     the path; here they stay as they are in the run that is intervened in, as in TransformerLens'
