@@ -26,7 +26,7 @@ def text_shots(tokenizer: Any, demonstrations: LabelledTexts, queries: LabelledT
         ValueError: texts of two tasks, or a label that is not one token.
 
     Example:
-        >>> from mechicl.text import load_texts, topic_tokenizer
+        >>> from mechicl.text import load_texts, text_shots, topic_tokenizer
         >>> shown, queries = (load_texts("farm", split, n_texts=8) for split in ("train", "validation"))
         >>> shots = text_shots(topic_tokenizer(), shown, queries)
     """

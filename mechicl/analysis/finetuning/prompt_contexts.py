@@ -89,8 +89,6 @@ def search_on_prompts(
         )
         for prompt in progress_bar(prompts.split(1), unit="prompt", progress=progress)
     ]  # fmt: skip
-    if not searches:
-        raise ValueError("a search needs prompts")
     score, loss = (torch.cat([getattr(search, name) for search in searches], dim=-1) for name in ("score", "loss"))
     return dataclasses.replace(searches[0], score=score, loss=loss)
 

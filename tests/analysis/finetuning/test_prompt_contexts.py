@@ -1,12 +1,10 @@
 """Prompts of points as demonstrations, encoded by hand, and comparisons prompt by prompt."""
 
 import dataclasses
-import math
+from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from mechicl.analysis.finetuning import (
@@ -16,21 +14,21 @@ from mechicl.analysis.finetuning import (
     compare_with_finetuning,
     fine_tune,
     prompt_shots,
+    search_on_prompts,
+    search_tuning,
 )
-from mechicl.analysis.finetuning.predictions import check_lengths
 from tests.analysis.finetuning.oracles import Snapshot, added, cached, compared
 from tests.analysis.interventions.oracles import model_of
-from tests.strategies import configs, random_model, random_prompts
-
-quick = settings(max_examples=25, deadline=None)
+from tests.strategies import random_prompts
 
 
-def tokens_of_points(cfg, points, weights):
+def tokens_of_points(model, points):
     """Rows of tokens, by hand: points are (x, y), a query is (x, None)."""
-    rows = []
+    cfg, rows = model.cfg, []
     for x, y in points:
         if cfg.prompt_format == "paired":
-            start = [-sum(a * w for a, w in zip(x, column, strict=True)) for column in weights.T.tolist()]
+            weights = model.initial_weights.T.tolist()
+            start = [-sum(a * w for a, w in zip(x, column, strict=True)) for column in weights]
             rows.append([*x, *(start if y is None else y)])
         else:
             rows.append(x + [0.0] * (cfg.d_token - len(x)))
@@ -38,52 +36,45 @@ def tokens_of_points(cfg, points, weights):
     return torch.tensor(rows, dtype=torch.float64)
 
 
-@quick
-@given(
-    configs(formats=("paired", "interleaved"), dtype="float64", n_layers=1), st.sampled_from(["query", "unlabelled"])
-)
-def test_shots_of_a_prompt(cfg, form):
-    if cfg.n_context == 0:
-        return
-    model = random_model(cfg)
-    prompt = random_prompts(cfg, 1, seed=4)
+@pytest.mark.parametrize("form", ["query", "unlabelled"])
+@pytest.mark.parametrize("kind", ["gpt", "linear"])
+def test_shots_of_a_prompt(kind, form):
+    model = model_of(kind, n_context=3, y_dim=2)
+    if kind == "linear":
+        with torch.no_grad():
+            model.initial_weights.copy_(torch.tensor([[0.5, -1.0], [2.0, 0.25]]))
+    prompt, n = random_prompts(model.cfg, 1, seed=4), 3
     shots = prompt_shots(model, prompt, form)
-    weights = model.initial_weights if cfg.prompt_format == "paired" else None
     xs, ys = prompt.xs[0].tolist(), prompt.ys[0].tolist()
-    n = cfg.n_context
-    bare = [(x, [0.0] * cfg.y_dim) for x in xs[:n]] if form == "unlabelled" else []
+    bare = [(x, [0.0] * prompt.y_dim) for x in xs[:n]] if form == "unlabelled" else []
     shown = list(zip(xs[:n], ys[:n], strict=True))
-    assert len(shots) == 1
-    assert_close(shots.zero_shot[0], tokens_of_points(cfg, [*bare, (xs[n], None)], weights))
-    assert_close(shots.in_context[0], tokens_of_points(cfg, [*shown, (xs[n], None)], weights))
-    assert len(shots.examples) == n
-    for example, x in zip(shots.examples, xs, strict=False):
-        assert_close(example, tokens_of_points(cfg, [*bare, (x, None)], weights))
+    assert_close(shots.zero_shot, (tokens_of_points(model, [*bare, (xs[n], None)]),))
+    assert_close(shots.in_context, (tokens_of_points(model, [*shown, (xs[n], None)]),))
+    assert_close(shots.examples, tuple(tokens_of_points(model, [*bare, (x, None)]) for x in xs[:n]))
     assert shots.targets.tolist() == [ys[n]]
     assert shots.example_targets.tolist() == ys[:n]
     assert shots.choices is None
     assert shots.query_lengths == (len(shots.zero_shot[0]),)
-    for example, (first, number), x in zip(shots.examples, shots.example_spans, xs, strict=False):
+    for (first, number), x in zip(shots.example_spans, xs[:n], strict=True):
         assert number == 1
-        inputs = slice(0, cfg.x_dim)
-        assert shots.in_context[0][first, inputs].tolist() == x
-        assert example[-1, inputs].tolist() == x
-    check_lengths(model, (*shots.zero_shot, *shots.examples, *shots.in_context))
+        assert shots.in_context[0][first, : prompt.x_dim].tolist() == x
+    default = "unlabelled" if kind == "linear" else "query"
+    assert len(prompt_shots(model, prompt).zero_shot[0]) == len(prompt_shots(model, prompt, default).zero_shot[0])
 
 
 @pytest.mark.parametrize(
     ("kind", "form", "method"),
-    [("gpt", "query", "plain"), ("gpt", "unlabelled", "plain"), ("linear", "unlabelled", "plain"),
-     ("full", "query", "plain"), ("linear", "unlabelled", "linearized"), ("full", "query", "per_layer")],
+    [("gpt", "query", "plain"), ("linear", "unlabelled", "plain"), ("linear", "unlabelled", "linearized"),
+     ("full", "query", "per_layer")],
 )  # fmt: skip
 def test_prompt_by_prompt(kind, form, method):
     model = model_of(kind, n_context=3)
-    prompts = random_prompts(model.cfg, 3, seed=1)
-    before, tuning = Snapshot(model), FineTuning(2e-4, epochs=2, method=method)
-    found = compare_on_prompts(model, prompts, tuning, zero_shot=form, seed=7)
+    prompts = random_prompts(model.cfg, 2, seed=1)
+    before, tuning = Snapshot(model), FineTuning(2e-5, epochs=2, method=method)
+    comparison = compare_on_prompts(model, prompts, tuning, zero_shot=form, seed=7)
     before.check()
     parts = []
-    for i in range(3):
+    for i in range(2):
         shots = prompt_shots(model, prompts[i : i + 1], form)
         tuned = fine_tune(model, shots, tuning)
         parts.append(compare_with_finetuning(model, shots, tuned, seed=7 + 2 * i))
@@ -91,46 +82,50 @@ def test_prompt_by_prompt(kind, form, method):
             after = cached(added(model, tuned.changes))
             expected = compared(2, shots, cached(model), after, seed=7 + 2 * i)
             for name, value in expected.items():
-                assert_close(
-                    getattr(found, name)[..., i : i + 1], torch.tensor(value), atol=1e-6, rtol=1e-6, equal_nan=True,
-                    msg=name,
-                )  # fmt: skip
-    for name, of in FineTuningComparison.concatenate(parts).samples().items():
-        assert_close(getattr(found, name), of, equal_nan=True, atol=0, rtol=0)
-    assert len(found.to_dataframe()) == 3
-    assert found.intervals()["prediction_distance"].n == 3
-    gained = [i for i in range(3) if found.finetuned_loss[i] < found.zero_shot_loss[i]]
-    too = [i for i in gained if found.in_context_loss[i] < found.zero_shot_loss[i]]
-    assert found.recall().mean == pytest.approx(len(too) / len(gained)) if gained else math.isnan(found.recall().mean)
+                measured = getattr(comparison, name)[..., i : i + 1]
+                assert_close(measured, torch.tensor(value), atol=1e-6, rtol=1e-6, equal_nan=True, msg=name)
+    for name, value in FineTuningComparison.concatenate(parts).samples().items():
+        assert_close(getattr(comparison, name), value, equal_nan=True, atol=0, rtol=0)
     in_context = (model.predict(prompts) - prompts.query.ys).square().sum(-1)
-    assert_close(found.in_context_loss, in_context.detach())
+    assert_close(comparison.in_context_loss, in_context.detach())
+
+
+def test_a_search_on_prompts_is_one_on_each():
+    model = model_of("gpt")
+    prompts = random_prompts(model.cfg, 2)
+    options: Any = {"learning_rates": (0.01, 0.02), "epochs": (1, 2)}
+    search = search_on_prompts(model, prompts, FineTuning(examples_per_step=2), **options)
+    parts = [search_tuning(model, prompt_shots(model, part), search.tuning, **options) for part in prompts.split(1)]
+    assert torch.equal(search.score, torch.cat([part.score for part in parts], -1))
+    assert torch.equal(search.loss, torch.cat([part.loss for part in parts], -1))
+    assert search.tuning.examples_per_step == 2
+    with pytest.raises(ValueError, match="one prompt with context points needed"):
+        search_on_prompts(model, prompts[:0])
 
 
 def test_a_query_alone_that_sees_nothing_but_the_context():
     """It is predicted as it stands, and there is nothing to learn from it."""
     model = model_of("linear")
-    found = compare_on_prompts(model, random_prompts(model.cfg, 2), FineTuning(0.01), zero_shot="query")
-    assert torch.equal(found.zero_shot_loss, found.finetuned_loss)
-    assert found.update_similarity.isnan().all()
-    assert found.in_context_loss.isfinite().all()
+    comparison = compare_on_prompts(model, random_prompts(model.cfg, 2), FineTuning(0.01), zero_shot="query")
+    assert torch.equal(comparison.zero_shot_loss, comparison.finetuned_loss)
+    assert comparison.update_similarity.isnan().all()
+    assert comparison.in_context_loss.isfinite().all()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_prompts_of_another_dtype(dtype):
-    model = model_of("gpt", dtype=dtype)
-    prompts = random_prompts(model_of("gpt").cfg, 2)
-    for method in ("plain", "linearized", "per_layer"):
-        found = compare_on_prompts(model, prompts, FineTuning(0.01, method=method))
-        assert found.finetuned_loss.dtype == torch.float64
-        assert found.finetuned_loss.isfinite().all()
+@pytest.mark.parametrize("method", ["plain", "linearized", "per_layer"])
+def test_prompts_of_another_dtype(method):
+    model = model_of("gpt", dtype="float32")
+    prompts = random_prompts(model_of("gpt").cfg, 1)
+    comparison = compare_on_prompts(model, prompts, FineTuning(0.01, method=method))
+    assert comparison.finetuned_loss.dtype == torch.float64
+    assert comparison.finetuned_loss.isfinite().all()
 
 
 def test_prompts_that_are_refused():
     model = model_of("gpt")
-    with pytest.raises(ValueError, match="one prompt with context points needed"):
-        prompt_shots(model, random_prompts(model.cfg, 2))
-    with pytest.raises(ValueError, match="one prompt with context points needed"):
-        prompt_shots(model, random_prompts(model.cfg, 1).prefix(0))
+    for prompts in (random_prompts(model.cfg, 2), random_prompts(model.cfg, 1).prefix(0)):
+        with pytest.raises(ValueError, match="one prompt with context points needed"):
+            prompt_shots(model, prompts)
     with pytest.raises(ValueError, match="the model takes x_dim=2"):
         prompt_shots(model, random_prompts(dataclasses.replace(model.cfg, x_dim=3), 1))
     long = random_prompts(dataclasses.replace(model.cfg, n_context=4, n_ctx=None), 1)
