@@ -35,15 +35,8 @@ def warn_where_most_diverge(
 ) -> None:
     """Warn of parameters that diverge on more than half of the contexts.
 
-    Args:
-        parameters: the algorithm and its values, for the message.
-        diverging: the contexts on which they diverge.
-        condition: for convergence, for the message.
-        quantity: what the condition bounds, or its bound, for the message.
-        values: of the quantity on each context.
-
-    Warns:
-        DivergenceWarning: more than half of the contexts diverge.
+    The message names the algorithm's `parameters`, the `condition` for convergence, and the `values` on the contexts of
+    the `quantity` that the condition bounds, or of its bound.
     """
     share = diverging.double().mean().item()
     if share > 0.5:  # False for no contexts, whose mean is NaN
@@ -55,16 +48,7 @@ def warn_where_most_diverge(
 
 
 def warn_of_divergence(parameters: str, largest_eigenvalue: float, condition: str) -> None:
-    """Warn of parameters that diverge on prompts whose S has this largest eigenvalue.
-
-    Args:
-        parameters: the algorithm and its values, for the message.
-        largest_eigenvalue: λ_max of S.
-        condition: for convergence, for the message.
-
-    Warns:
-        DivergenceWarning: always.
-    """
+    """Warn of parameters that diverge on prompts whose S has this largest eigenvalue."""
     _warn(f"{parameters} diverges where λ_max(S) is {largest_eigenvalue:.4g}. It converges {condition}")
 
 

@@ -125,17 +125,7 @@ def check_stability(
 ) -> None:
     """Warn of parameters with which more than one step diverges in the direction of S's largest eigenvalue.
 
-    Args:
-        parameters: the construction and its values, for the message.
-        step_sizes: a, one a step.
-        gammas: γ, one a step; None is 0 for all.
-        largest_eigenvalue: λ_max of S; None checks nothing.
-
-    Raises:
-        ValueError: a largest eigenvalue that is not positive and finite.
-
-    Warns:
-        DivergenceWarning: there is more than one step, and the residual is larger after them than at the start.
+    Step sizes and gammas are one a step; no gammas are 0, and no largest eigenvalue checks nothing.
     """
     if largest_eigenvalue is None:
         return
