@@ -72,17 +72,8 @@ WORDS = {
 class Setting:
     """Trained layers, the tuned step of gradient descent that they are compared with, and held-out prompts.
 
-    Attributes:
-        checkpoint: of the trained layers.
-        task: what they were trained on.
-        models: the layers as their weight products alone, in float64, one a seed.
-        seeds: of the trainings.
-        step_size: tuned, of the sum over the context; the paper's η is n_context times as much.
-        construction: gradient descent with this step as a layer.
-        prompts: held out.
-        prompt_seed: of these prompts.
-        squared_errors: of each model on each prompt.
-        gd_squared_errors: of the construction.
+    `models` are the layers as their weight products alone, in float64, one a seed; `construction` is gradient descent
+    with the tuned `step_size` as a layer (the paper's η is n_context times as much).
     """
 
     checkpoint: Checkpoint

@@ -73,14 +73,6 @@ def test_a_saved_picture_draws_what_attends_and_in_red_what_is_negative(tmp_path
     page.close()
 
 
-def test_negative_attention_keeps_its_sign_and_softmax_starts_at_zero():
-    signed = attention_html(torch.tensor([[[1.0, -2.0], [0.0, 1.0]]]), ["a", "b"])
-    assert '"minValue": -2.0' in signed.body
-    plain = attention_html(torch.full((1, 2, 2), 0.5), ["a", "b"])
-    assert '"minValue": 0.0' in plain.body
-    assert "figcaption" not in plain.body
-
-
 def test_a_models_prompt_is_labelled_by_its_format():
     model, prompts = model_and_prompts()
     picture = prompt_attention(model, prompts[:1])

@@ -11,7 +11,6 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from torch import Tensor
 
 from mechicl.analysis import PatchingSession
-from mechicl.checkpoints import load
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.models.sites import Site
 from mechicl.tasks import LinearRegression
@@ -154,16 +153,6 @@ def test_numbers_that_are_not_finite_do_not_break_the_display():
     state = explorer_of(regression(y_dim=2), metric=infinite).state
     assert set(state["scale"]["points"].values()) == {None}
     assert state["recovered"] is None
-
-
-@pytest.mark.parametrize(("name", "x_dim", "n_context"), [("gpt2-8l", 5, 20), ("lsa-1l", 10, 10), ("copy-2l", 10, 10)])
-def test_clicks_on_shipped_models_are_answered_and_timed(name: str, x_dim: int, n_context: int):
-    task = LinearRegression(x_dim=x_dim, n_context=n_context)
-    explorer = PatchingExplorer(PatchingSession(load(name), task.sample(8, seed=0), task.sample(8, seed=1)))
-    for pos in range(8):
-        send(explorer, "toggle", layer=0, pos=pos)
-        assert explorer.last_seconds > 0
-    assert len(explorer.session.interventions) == 8
 
 
 def test_in_jupyterlab_pictures_are_seen_and_a_click_moves_the_prediction(tmp_path: Path, jupyter_lab: JupyterLab):
