@@ -35,10 +35,6 @@ CONFIGS = {
         x_dim=3, n_context=4, y_dim=2, n_layers=2, d_model=8, d_mlp=5, mlp_location="input", read_in="linear",
         read_out="identity", attention_weights="gradient_descent",
     ),
-    "looped gradient descent": TransformerConfig(
-        x_dim=3, n_context=4, n_layers=3, recurrent=True, attention_weights="gradient_descent"
-    ),
-    "no layers": TransformerConfig(x_dim=3, n_context=4, n_layers=0),
     "everything learned": TransformerConfig(
         x_dim=3, n_context=4, y_dim=2, prompt_format="interleaved", n_layers=2, n_heads=2, d_model=8, d_mlp=6,
         attention="softmax", sink="learned", normalization_type="LN", positional_embedding_type="standard",
@@ -139,13 +135,6 @@ def test_seeds_are_picked_by_their_number_in_the_record(folder):
         load(folder, seed=0)
 
 
-def test_what_was_loaded_can_be_saved_again(folder, tmp_path):
-    checkpoint = load_checkpoint(folder)
-    copy = save(tmp_path / "deep" / "er" / "copy", checkpoint.models, checkpoint.record, checkpoint.snapshots)
-    for name in ("weights.safetensors", "config.json", "record.json", "snapshots.safetensors"):
-        assert (copy / name).read_bytes() == (folder / name).read_bytes()
-
-
 def test_saving_over_a_checkpoint_replaces_all_of_it(folder):
     model = random_model(CONFIGS["float64"])
     save(folder, model)
@@ -223,10 +212,8 @@ def test_the_parts_of_several_tasks_are_the_checkpoints_of_each_alone(several, t
 @pytest.mark.parametrize(
     ("n_models", "seeds", "message"),
     [
-        (5, None, "mine: 5 models for 2 tasks"),
         (5, [0, 1], "mine: 5 models for 2 tasks"),
         (6, [0, 1], r"mine: 6 models for 2 tasks and the seeds \[0, 1\]"),
-        (2, [0, 1], "mine: 2 models for 2 tasks"),
     ],
 )
 def test_models_that_are_not_one_a_task_and_seed_have_no_parts(n_models, seeds, message):
@@ -328,14 +315,11 @@ W_Q = "blocks.0.attn.W_Q"
     ("change", "message"),
     [
         (lambda w: w.update({W_Q: torch.zeros(2, 1, 4, 5)}), r"W_Q must be \[seed, 1, 4, 4\], got \[2, 1, 4, 5\]"),
-        (lambda w: w.update({W_Q: torch.zeros(1, 4, 4)}), r"W_Q must be \[seed, 1, 4, 4\]"),
         (lambda w: w.update({W_Q: torch.tensor(0.0)}), r"W_Q must be \[seed, 1, 4, 4\], got \[\]"),
         (lambda w: w.update({W_Q: torch.zeros(3, 1, 4, 4)}), r"the seeds; theirs have sizes \[2, 3\]"),
-        (lambda w: w.update({W_Q: torch.zeros(2, 1, 4, 4, dtype=torch.int32)}), r"W_Q must be torch\.float32"),
         (lambda w: w.update({W_Q: w[W_Q].double()}), r"W_Q must be torch\.float32.*got torch\.float64"),
         (lambda w: w.pop(W_Q), r"missing \['blocks\.0\.attn\.W_Q'\]"),
         (lambda w: w.update(extra=torch.zeros(2)), r"not expected \['extra'\]"),
-        (lambda w: w.clear(), "missing"),
         (
             lambda w: w.update({name: tensor[:0].clone() for name, tensor in w.items()}),
             r"the seeds; theirs have sizes \[0\]",
@@ -345,7 +329,6 @@ W_Q = "blocks.0.attn.W_Q"
             r"1 models for the seeds \[5, 9\]",
         ),
     ],
-    ids=["shape", "no seed axis", "scalar", "seeds", "integers", "float64", "missing", "extra", "empty", "none", "one"],
 )
 def test_weights_that_do_not_fit_the_config_are_refused_even_with_their_digest(folder, change, message):
     change_weights(folder, change)
@@ -420,11 +403,6 @@ def test_no_models_or_models_of_different_configs_are_not_saved(tmp_path):
         with pytest.raises(ValueError, match="models with the same config"):
             save(tmp_path / "mine", models)
     assert not (tmp_path / "mine").exists()
-
-
-def test_snapshots_hold_one_set_of_weights_a_step():
-    with pytest.raises(ValueError, match="does not hold 3 snapshots"):
-        Snapshots((1, 2, 3), {"w": torch.zeros(2, 5)})
 
 
 @pytest.mark.parametrize("models", [slice(1, 3), torch.tensor([2, 0]), torch.tensor([False, False, True])])

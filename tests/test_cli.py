@@ -14,7 +14,6 @@ import torch
 import mechicl
 from mechicl import checkpoints, cli
 from mechicl.checkpoints import available, load, load_checkpoint
-from mechicl.models import HookedLSTM, LSTMConfig
 from mechicl.tasks import FixedTasks, LinearRegression, SineRegression
 from mechicl.training import PRESETS, Curriculum, Ramp, TrainingConfig
 from mechicl.training.presets import SUMMARIES
@@ -115,14 +114,6 @@ def test_list_and_train_speak_of_cross_entropy_where_tokens_are_predicted(here, 
 
 
 # ---- train ----
-
-
-def test_an_lstm_is_trained_and_overridden_like_a_transformer(here):
-    cli.main(["train", "lstm-4l", *QUICK, "--seeds", "0", "1", "--model.n-layers", "1", "--model.d-model", "6"])
-    folder = here / "runs" / "lstm-4l" / "checkpoint"
-    model = load(folder, seed=1)
-    assert isinstance(model, HookedLSTM)
-    assert model.cfg == LSTMConfig(x_dim=5, n_context=20, n_layers=1, d_model=6) == trained_config(folder).model
 
 
 def test_train_writes_a_checkpoint_that_loads_and_says_what_it_reached(here, capsys):

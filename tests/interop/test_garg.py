@@ -94,20 +94,12 @@ def test_a_task_that_is_not_known_is_none(training):
     assert garg_task({"model": CONFIG, "training": training}) is None
 
 
-def test_what_does_not_fit_is_named(original, tmp_path: Path):
+def test_what_does_not_fit_is_named(original):
     state = original.state_dict()
-    (tmp_path / "empty.pt").touch()
-    with pytest.raises(ValueError, match="no checkpoint of tensors"):
-        load_garg_state(tmp_path / "empty.pt")
-    torch.save({"model_state_dict": [1, 2]}, tmp_path / "list.pt")
-    with pytest.raises(ValueError, match="weights by their names"):
-        load_garg_state(tmp_path / "list.pt")
     with pytest.raises(ValueError, match="n_layer must be a whole number >= 1, got '3'"):
         from_garg(state, CONFIG | {"n_layer": "3"})
     with pytest.raises(ValueError, match=r"_read_out\.bias must be a tensor of finite numbers"):
         from_garg({**state, "_read_out.bias": torch.tensor([torch.nan])}, CONFIG)
-    with pytest.raises(ValueError, match="got str"):
-        from_garg({**state, "_read_out.bias": "0"}, CONFIG)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=r"missing \['n_head'\]"):
         from_garg(state, {k: v for k, v in CONFIG.items() if k != "n_head"})
     with pytest.raises(ValueError, match="family 'lstm'"):
@@ -153,9 +145,3 @@ def test_a_bad_config_is_one_line(original, tmp_path: Path, capsys, config, mess
     assert message in error
     assert error.count("\n") == 1
     assert not (tmp_path / "out").exists()
-
-
-def test_a_folder_without_the_files_is_one_line(tmp_path: Path, capsys):
-    with pytest.raises(SystemExit):
-        main(["import", str(tmp_path), "--out", str(tmp_path / "out")])
-    assert "config.yaml" in capsys.readouterr().err

@@ -186,23 +186,6 @@ def test_it_descends_on_what_the_read_in_and_the_mlp_make_of_the_tokens():
                 torch.testing.assert_close(model.predict(prompts)[prompt], expected, rtol=1e-11, atol=1e-11)
 
 
-def test_only_the_step_sizes_are_learned_and_the_weights_have_the_usual_shapes():
-    model = descending(0.3, n_layers=2)
-    assert [name for name, _ in model.named_parameters()] == [f"blocks.{i}.attn.step_size" for i in range(2)]
-    assert set(model.state_dict()) == {"initial_weights", *(name for name, _ in model.named_parameters())}
-    for name in ("W_Q", "W_K", "W_V", "W_O"):
-        assert getattr(model, name).shape == (2, 1, 5, 5)
-        assert getattr(model, name).dtype == torch.float64
-    inputs, targets = torch.diag(torch.tensor([1.0, 1, 1, 0, 0])), torch.diag(torch.tensor([0.0, 0, 0, 1, 1]))
-    for layer in range(2):
-        torch.testing.assert_close(model.QK[layer, 0].AB, inputs.double(), rtol=0, atol=0)
-        torch.testing.assert_close(model.OV[layer, 0].AB, -0.3 * targets.double())
-    assert model.W_O.requires_grad
-    fresh = descending(0.0, initializer_range=0.2)
-    fresh.reset_parameters(1)
-    assert all((parameter == 0.2).all() for parameter in fresh.parameters())
-
-
 # ---- parts ----
 
 

@@ -15,7 +15,6 @@ from transformers import GPT2Config, GPT2Model
 
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.models.layers import Attention, Block
-from mechicl.prompts import Prompts
 from tests.strategies import configs, random_model, random_prompts, random_tokens
 
 SOFTMAX: dict[str, Any] = {
@@ -276,21 +275,6 @@ def test_cache_options():
     torch.testing.assert_close(outputs[:, 0], model.predict(prompts))
 
 
-def test_backward_hooks_give_gradients():
-    model = make(SOFTMAX, dtype="float64")
-    tokens = random_tokens(model.cfg)
-    grads: dict[str, Tensor] = {}
-    names = ["blocks.0.hook_resid_post", "blocks.1.attn.hook_pattern", "blocks.2.mlp.hook_post"]
-    hooks: list[Any] = [(name, lambda grad, hook: grads.update({hook.name: grad})) for name in names]
-    with model.hooks(bwd_hooks=hooks):
-        model(tokens)[:, -1].sum().backward()
-    assert set(grads) == set(names)
-    middle = model(tokens, stop_at_layer=1).detach().requires_grad_()
-    (expected,) = torch.autograd.grad(model(middle, start_at_layer=1)[:, -1].sum(), middle)
-    torch.testing.assert_close(grads[names[0]], expected)
-    assert not model.has_hooks()
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_transformer_lens_patching_on_token_ids():
     model: Any = make(IDS)
@@ -358,14 +342,8 @@ def test_hooks_do_not_outlive_an_exception(fields: dict[str, Any]):
             model.run_with_hooks(tokens, fwd_hooks=[("blocks.0.hook_resid_pre", nothing), (name, fail)])
         assert_as_before(model, tokens, outputs)
         with pytest.raises(RuntimeError, match="hook failed"), model.hooks(fwd_hooks=[(name, fail)]):
-            model(tokens)
-        assert_as_before(model, tokens, outputs)
-        with pytest.raises(RuntimeError, match="hook failed"), model.hooks(fwd_hooks=[(name, fail)]):
             model.run_with_cache(tokens)
         assert_as_before(model, tokens, outputs)
-    with pytest.raises(ZeroDivisionError), model.hooks(fwd_hooks=[("hook_embed", nothing)]):
-        raise ZeroDivisionError
-    assert_as_before(model, tokens, outputs)
     with pytest.raises(KeyError, match="no_such_hook"):
         model.run_with_hooks(tokens, fwd_hooks=[("hook_embed", nothing), ("no_such_hook", nothing)])
     assert_as_before(model, tokens, outputs)
@@ -406,17 +384,6 @@ def test_predict_prefixes_is_predict_on_each_prefix(cfg: TransformerConfig):
         torch.testing.assert_close(predictions[:, t], model.predict(prompts.prefix(t)), rtol=1e-7, atol=1e-8)
 
 
-@settings(max_examples=15)
-@given(cfg=configs(formats=("paired", "interleaved")))
-def test_the_querys_target_is_not_read(cfg: TransformerConfig):
-    model, prompts = random_model(cfg), random_prompts(cfg)
-    ys = prompts.ys.clone()
-    ys[:, -1] = 9.0
-    torch.testing.assert_close(
-        model.predict(Prompts(prompts.xs, ys)), model.predict(prompts), rtol=0, atol=0, equal_nan=True
-    )  # exp may overflow
-
-
 def test_initial_weights_start_the_query():
     weights = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], dtype=torch.float64)
     model = HookedTransformer(config(LINEAR, n_layers=0), initial_weights=weights)
@@ -445,8 +412,6 @@ def test_prompts_that_do_not_fit():
         model.predict(random_prompts(other))
     with pytest.raises(ValueError, match=r"tokens must be \[batch pos 3\], got \(2, 9, 4\)"):
         model(torch.zeros(2, 9, 4))
-    with pytest.raises(ValueError, match=r"tokens must be \[batch pos 3\], got \(9, 3\)"):
-        model.embed_tokens(torch.zeros(9, 3))
     longer = random_prompts(TransformerConfig(x_dim=3, n_context=5))
     with pytest.raises(ValueError, match=r"11 positions, but this model has 9 \(standard\)"):
         model.predict(longer)
@@ -464,10 +429,6 @@ def test_token_id_models():
     assert model(ids[:, :3], at="query").shape == (2, 1, 7)
     with pytest.raises(ValueError, match=r"tokens must be ids \[batch pos\]"):
         model.embed_tokens(torch.zeros(2, 6))
-    with pytest.raises(ValueError, match=r"tokens must be ids \[batch pos\].*torch.bool"):
-        model.embed_tokens(torch.zeros(2, 6, dtype=torch.bool))
-    with pytest.raises(ValueError, match=r"tokens must be ids \[batch pos\]"):
-        model.embed_tokens(torch.zeros(2, 6, 3, dtype=torch.long))
     for bad in (7, -1):
         with pytest.raises(IndexError, match="out of range"):
             model(torch.full((1, 2), bad))
@@ -576,17 +537,9 @@ def test_config_follows_the_weights():
 @pytest.mark.parametrize(
     "fields",
     [
-        LINEAR,
-        LINEAR | {"attention": "relu"},
         LINEAR | {"attention": "relu", "keys": "causal", "normalize_by_context": True},
-        LINEAR | {"attention": "softmax", "sink": "learned", "d_head": 3},
-        LINEAR | {"attention": "softmax", "sink": "fixed", "d_head": 3},
-        SOFTMAX | {"dtype": "float64"},
         MIXED,
-        MIXED | {"keys": "causal"},
-        DESCENT,
         DESCENT | {"recurrent": True, "normalize_by_context": True},
-        SOFTMAX | {"dtype": "float64", "recurrent": True, "positional_embedding_type": "one_hot"},
         SOFTMAX | {"dtype": "float64", "positional_embedding_type": "sinusoidal", "token_clip": 0.9},
     ],
 )

@@ -7,7 +7,7 @@ import torch
 from mechicl.models import HookedTransformer
 from mechicl.tasks import FixedTasks
 from mechicl.training import Curriculum, Ramp
-from mechicl.training.data import TIMED_BATCHES, batches, batches_ahead, make_generators, sample_batch, shard_slice
+from mechicl.training.data import TIMED_BATCHES, batches, batches_ahead, make_generators, sample_batch
 from tests.training.runs import MODEL, TASK, WORDS, reading, small
 
 CPU = torch.device("cpu")
@@ -27,18 +27,6 @@ def assert_no_thread_is_left():
     while helper_threads() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert helper_threads() == []
-
-
-def test_each_seed_trains_on_its_own_generators_prompts_in_order():
-    config = small(seeds=(4, 9), steps=3)
-    for i, seed in enumerate(config.seeds):
-        generator = torch.Generator().manual_seed(2**40 + seed)
-        for batch in stream(config):
-            prompts = TASK.sample(16, generator=generator)
-            assert torch.equal(batch.tokens[i, :, :, :3], prompts.xs)
-            assert torch.equal(batch.tokens[i, :, :-1, 3:], prompts.ys[:, :-1])
-            assert (batch.tokens[i, :, -1, 3:] == 0).all()  # the query's target is not in the prompt
-            assert torch.equal(batch.targets[i], prompts.ys[:, -1:])
 
 
 def test_each_task_has_the_prompts_that_it_would_have_had_alone():
@@ -103,10 +91,6 @@ def test_the_shares_of_the_processes_make_up_the_whole_batch(batch_size, world):
     assert all(torch.equal(share.generator_states, whole.generator_states) for share in shares)
     sizes = {share.tokens.shape[1] for share in shares}
     assert max(sizes) - min(sizes) <= 1
-
-
-def test_shares_are_consecutive():
-    assert [shard_slice(7, rank, 3) for rank in range(3)] == [slice(0, 2), slice(2, 4), slice(4, 7)]
 
 
 def test_a_curriculum_lengthens_prompts_and_fills_in_dimensions():

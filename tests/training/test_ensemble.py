@@ -45,17 +45,6 @@ def test_outputs_are_those_of_each_model_on_its_own_tokens(model):
         torch.testing.assert_close(outputs[i], one(tokens[i], at="query"))
 
 
-def test_seeds_differ_and_leave_no_trace_in_the_models_they_came_from():
-    models = [build(MODEL, seed) for seed in SEEDS]
-    before = [model.W_Q.clone() for model in models]
-    ensemble = Ensemble(models)
-    with torch.no_grad():
-        assert not torch.equal(ensemble.flat[0], ensemble.flat[1])
-        ensemble.flat.zero_()
-    assert all(torch.equal(model.W_Q, old) for model, old in zip(models, before, strict=True))
-    assert ensemble.n_seeds == 3
-
-
 @pytest.mark.parametrize("model", [EXACT.replace(n_layers=2, recurrent=True), SOFTMAX, LSTM, DESCENT])
 def test_three_seeds_equal_three_runs_alone_while_gradients_are_clipped(tmp_path, model):
     config = small(model=model, seeds=SEEDS, gradient_clip=0.05)
@@ -112,18 +101,6 @@ def test_a_seed_that_reaches_its_target_stops_where_it_would_have_alone(tmp_path
     assert sorted(step >= 0 for step in stopped) == [False, True, True]
     assert len({step for step in stopped if step >= 0}) == 2
     assert together.record["steps_done"] == 30
-
-
-def test_the_last_evaluation_is_that_of_the_models_which_are_returned(tmp_path):
-    free = train(small(seeds=SEEDS, steps=30, eval_every=2), tmp_path / "free", progress=False)
-    target = sorted(free.record["curve"]["eval_loss"][10])[1]
-    config = small(seeds=SEEDS, steps=30, eval_every=2, target_loss=target, n_snapshots=4)
-    result = train(config, tmp_path / "run", progress=False)
-    assert any(0 < step < result.record["steps_done"] for step in result.record["stopped_at"])
-    prompts = config.eval_task.sample(config.eval_prompts, seed=config.eval_seed)
-    with torch.no_grad():
-        own = [(model.predict(prompts) - prompts.query.ys).square().mean().item() for model in result.models]
-    assert result.record["curve"]["eval_loss"][-1] == pytest.approx(own, rel=1e-5)
 
 
 def test_the_gradient_of_each_seed_is_clipped_by_its_own_norm_as_torch_does_it():

@@ -50,21 +50,6 @@ def test_cross_entropies_of_several_models_equal_a_plain_loop(n_models, dtype, r
     assert result.tolist() == pytest.approx(plain_cross_entropies(outputs, targets), rel=rel)
 
 
-def test_positions_that_are_not_scored_change_neither_loss_nor_gradient():
-    outputs, targets = random_batch()
-    ignored = targets == UNSCORED
-    other = outputs.clone()
-    other[ignored] = 50 * torch.randn(int(ignored.sum()), 6, dtype=torch.float64)
-    gradients = []
-    for logits in (outputs.requires_grad_(), other.requires_grad_()):
-        losses(logits, targets).sum().backward()
-        assert logits.grad is not None
-        assert (logits.grad[ignored] == 0).all()
-        gradients.append(logits.grad)
-    assert torch.equal(losses(outputs, targets), losses(other, targets))
-    assert torch.equal(*gradients)
-
-
 def test_a_model_with_nothing_to_predict_is_an_error_and_no_nan():
     outputs, targets = random_batch()
     targets[1] = UNSCORED
