@@ -8,6 +8,7 @@ import torch
 import yaml
 from torch import Tensor
 
+from mechicl.checks import check_whole
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.tasks import LinearRegression
 
@@ -32,15 +33,14 @@ def from_garg(state_dict: Mapping[str, Tensor], config: Mapping[str, Any]) -> Ho
         >>> model = from_garg(load_garg_state("state.pt"), yaml.safe_load(open("config.yaml")))
     """
     fields = config.get("model", config)
-    missing = [name for name in ("n_dims", "n_positions", "n_embd", "n_layer", "n_head") if name not in fields]
+    sizes = ("n_dims", "n_positions", "n_embd", "n_layer", "n_head")
+    missing = [name for name in sizes if name not in fields]
     if missing or fields.get("family", "gpt2") != "gpt2":
         raise ValueError(
             f"from_garg needs a gpt2 model's n_dims, n_positions, n_embd, n_layer and n_head; "
             f"missing {missing}, family {fields.get('family', 'gpt2')!r}"
         )
-    for name in ("n_dims", "n_positions", "n_embd", "n_layer", "n_head"):
-        if not isinstance(fields[name], int) or isinstance(fields[name], bool) or fields[name] < 1:
-            raise ValueError(f"{name} must be a whole number >= 1, got {fields[name]!r}")
+    check_whole(1, **{name: fields[name] for name in sizes})
     width, heads = fields["n_embd"], fields["n_head"]
     cfg = TransformerConfig(
         x_dim=fields["n_dims"],

@@ -28,7 +28,7 @@ class LSTMConfig:
     Attributes:
         x_dim: dimension of the inputs.
         y_dim: dimension of the targets.
-        n_context: largest number of context points that the model is meant for; it takes longer prompts too.
+        n_context: number of context points that the model is meant for; it takes longer prompts too.
         n_layers: number of LSTM layers.
         d_model: width of the hidden state, in every layer.
         dtype: "float32", "float64", "bfloat16" or "float16".

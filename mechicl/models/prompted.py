@@ -158,12 +158,10 @@ class PromptedModel(HookedRootModule):
     ) -> Iterator[Float[Tensor, "prompt point query d_model"]]:
         """The stream of other queries, each as if it stood at point t in place of that point.
 
-        For every prefix of the prompts (the points before point t) and each of its queries: the stream before the
-        first layer and then after each, n_layers + 1 tensors. Queries do not see each other, and what the model
-        computes of the context is shared by all of them, and by the prefixes where the model allows (not with keys
-        "context"; nothing is shared with keys "full", where the context sees the query, nor with momentum). Gradients
-        flow to the queries, to the prompts and to the weights. With hooks attached every query has a pass of its own,
-        in batches of `prompt * query` for each prefix, and the hooks fire in it.
+        The stream before the first layer and then after each, n_layers + 1 tensors. Queries do not see each other.
+        What the model computes of the context is shared by all of them, and by the prefixes (not with keys "context";
+        nothing is shared with keys "full" or momentum; see `queries.py`). Gradients flow to the queries, to the
+        prompts and to the weights. With hooks attached every query has a pass of its own, in which they fire.
 
         Args:
             prompts: the contexts; their own queries are not read.

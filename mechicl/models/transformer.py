@@ -28,9 +28,8 @@ class HookedTransformer(LensNames, PromptedModel):
     `cfg`, `W_Q` ...) and satisfies its `TransformerLensModel` protocol. One trap: tools that read the number of
     positions off the last axis of the tokens see the token width instead.
 
-    With no hook attached, the forward pass takes quicker routes that agree to float precision, and `predict`
-    computes only the rows that it reads. Every name in `hook_dict` fires in every full pass: `attn.hook_result` is
-    there only while `cfg.use_attn_result` is on.
+    With no hook attached, the forward pass takes quicker routes that agree to float precision, and computes only the
+    positions that are read. Every name in `hook_dict` fires in every full pass.
 
     Args:
         cfg: the configuration.

@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from mechicl.checks import is_whole, require_whole
+from mechicl.checks import check_positive, is_whole, require_whole
 from mechicl.models import ModelConfig, TransformerConfig, config_from_dict
 from mechicl.prompts import At
 from mechicl.sampling import TokenDistribution
@@ -67,8 +67,7 @@ class TrainingConfig:
     Attributes:
         task: distribution of the prompts.
         model: the network.
-        more_tasks: further tasks, whose prompts have the same shape; every seed gets a model on each task, and all of
-            them are trained together.
+        more_tasks: further tasks with prompts of the same shape; every seed gets a model on each, all trained together.
         seeds: one model each (and task), trained together; a seed fixes its initial weights and its prompts.
         steps: number of optimisation steps.
         batch_size: prompts a step and seed, over all processes together.
@@ -76,9 +75,9 @@ class TrainingConfig:
         schedule: "constant", or "cosine" down to 0 at the last step.
         warmup_steps: of linear growth of the learning rate from 0.
         gradient_clip: bound on the global norm of each seed's gradient; None for no bound.
-        loss: mean squared error of the "query"'s prediction or of all "points"' predictions; by default all points
-            where one pass gives them (interleaved, causal), else the query. Models that read token ids have the cross
-            entropy of the next token, in nats, over the tokens that can be predicted.
+        loss: mean squared error of the "query"'s prediction or of all "points"'; by default all points where one pass
+            gives them (interleaved, causal), else the query. Token ids have the cross entropy of the next token, in
+            nats, over the tokens that can be predicted.
         curriculum: how the prompts grow.
         eval_every: steps between evaluations on held-out prompts.
         eval_prompts: how many, the same ones every time.
@@ -86,8 +85,7 @@ class TrainingConfig:
         target_loss: a seed whose evaluation loss falls to this stops there; the run ends when all have.
         log_every: steps between lines in metrics.jsonl.
         save_every: steps between saves, from which a killed run resumes.
-        n_snapshots: about how many times the weights are kept for the checkpoint: at the start and then at
-            geometrically spaced steps (see `snapshot_steps`).
+        n_snapshots: about how many times the weights are kept for the checkpoint (see `snapshot_steps`).
         mixed_precision: "no" or "bf16" (where the device has it).
         tracker: name of a tracker that accelerate knows ("tensorboard", "wandb", ...), if any.
         cpu: use the CPU even where there is an accelerator.
@@ -130,10 +128,9 @@ class TrainingConfig:
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}")
-        if not (self.learning_rate > 0 and math.isfinite(self.learning_rate)):
-            raise ValueError(f"learning_rate must be positive and finite, got {self.learning_rate}")
-        if self.gradient_clip is not None and not (self.gradient_clip > 0 and math.isfinite(self.gradient_clip)):
-            raise ValueError(f"gradient_clip must be positive and finite, or None, got {self.gradient_clip}")
+        check_positive(learning_rate=self.learning_rate)
+        if self.gradient_clip is not None:
+            check_positive(gradient_clip=self.gradient_clip)
         if self.target_loss is not None and not math.isfinite(self.target_loss):
             raise ValueError(f"target_loss must be finite or None, got {self.target_loss}")
         valid = all(is_whole(seed) and seed >= 0 for seed in self.seeds)

@@ -55,17 +55,10 @@ def sample_batch(
     step: int,
     shard: tuple[int, int] = (0, 1),
 ) -> Batch:
-    """The batch of a step.
+    """The batch of a step, encoded by `model`; the generators move on.
 
     With several processes each samples the whole batch and keeps its share, so that any number of processes trains on
-    the same prompts.
-
-    Args:
-        config: the run.
-        model: does the encoding.
-        generators: one a model; they move on.
-        step: from 0.
-        shard: this process' number and the number of processes.
+    the same prompts. `shard` is this process' number and the number of processes.
     """
     rank, world = shard
     tasks = config.tasks_at(step)

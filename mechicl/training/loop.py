@@ -69,8 +69,8 @@ def train(
 
     Raises:
         TrainingDivergedError: a loss is NaN or infinite; the message names seed, step, last save and what to try.
-        ValueError: the folder holds a run with another config or from another kind of device, or its save is
-            damaged; there are more processes than prompts in a batch; or the tracker is not installed.
+        ValueError: the folder holds a damaged save, or a run with another config or from another kind of device;
+            there are more processes than prompts in a batch; or the tracker is not installed.
 
     Example:
         >>> config = TrainingConfig(seeds=(0, 1), steps=100, batch_size=64)

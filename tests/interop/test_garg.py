@@ -96,7 +96,7 @@ def test_a_task_that_is_not_known_is_none(training):
 
 def test_what_does_not_fit_is_named(original):
     state = original.state_dict()
-    with pytest.raises(ValueError, match="n_layer must be a whole number >= 1, got '3'"):
+    with pytest.raises(ValueError, match="n_layer must be an int of at least 1, got '3'"):
         from_garg(state, CONFIG | {"n_layer": "3"})
     with pytest.raises(ValueError, match=r"_read_out\.bias must be a tensor of finite numbers"):
         from_garg({**state, "_read_out.bias": torch.tensor([torch.nan])}, CONFIG)
