@@ -40,14 +40,6 @@ def test_layers_that_run_newton_match_their_own_iterations(similarity):
     assert (result.by_point is None) == (similarity == "errors")
 
 
-def test_weights_and_errors_of_a_learner_object_are_asked_for():
-    ols = AlgorithmLearner(algorithms.ols)
-    for similarity in ("errors", "weights"):
-        result = match(NEWTON, ols, PROMPTS, similarity=similarity)
-        assert result.similarities.shape == (12, 1, 60)
-        assert (result.mean()[:-1, 0] <= result.mean()[1:, 0] + 1e-9).all()  # iterations come nearer to their limit
-
-
 def test_the_table_has_means_and_intervals_of_each_pair():
     result = match(_as_layers([2, 5]), NEWTON, PROMPTS)
     table = result.to_dataframe()

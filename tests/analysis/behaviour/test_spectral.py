@@ -81,15 +81,6 @@ def test_the_problem_is_the_context_in_its_eigenbasis():
     assert error == pytest.approx(np.square(_by_hand(PROMPTS, _damped)[:, -1] - PROMPTS.query.ys.numpy()).mean())
 
 
-def test_the_least_value_is_that_of_a_closed_form():
-    problem = SpectralProblem.of(PROMPTS, PROMPTS.query.ys)
-    one = problem.contributions.sum(1).flatten().numpy()
-    targets = problem.targets.flatten().numpy()
-    step_size, error = problem.least(lambda a: a * torch.ones_like(problem.eigenvalues), [1e-3, 0.1, 10.0])
-    assert step_size == pytest.approx(one @ targets / (one @ one), rel=1e-6)
-    assert error == pytest.approx(np.square(one * step_size - targets).mean(), rel=1e-12)
-
-
 def test_a_descent_finds_gd_plus_plus_with_parameters_of_its_own_in_each_step():
     a, gamma = [0.3, 0.7], [0.1, 0.0]
     problem = SpectralProblem.of(PROMPTS, _descended(2, a, gamma))

@@ -69,14 +69,6 @@ def test_features_that_do_not_vary_or_repeat_are_no_obstacle():
     torch.testing.assert_close(predicted, targets, atol=1e-8, rtol=0)
 
 
-def test_targets_may_be_common_to_all_sites():
-    features, targets = _data(3, 12, 1, 2, 1)
-    apart, together = RidgeSums(), RidgeSums()
-    apart.add(features, targets[:1].expand_as(targets))
-    together.add(features, targets[:1])
-    torch.testing.assert_close(apart.solve().weights, together.solve().weights)
-
-
 def test_what_cannot_be_fitted_is_refused():
     with pytest.raises(ValueError, match="at least 2 folds"):
         RidgeSums(folds=1)
