@@ -138,12 +138,6 @@ def test_any_config(cfg, data):
         )  # fmt: skip
 
 
-def test_unbounded_memory_is_allowed():
-    assert_close(
-        patch(MODEL, CLEAN, CORRUPTED, memory=math.inf).values["loss"], patch(MODEL, CLEAN, CORRUPTED).values["loss"]
-    )
-
-
 @pytest.mark.parametrize("kind", ["gpt", "linear"])
 def test_only_some_layers_positions_and_heads(kind):
     model = model_of(kind)
@@ -204,12 +198,6 @@ def test_default_axes_and_predictions_kept():
     assert measured.predictions is None
     with pytest.raises(ValueError, match="were not kept"):
         measured.measure("again", metric_of(clean))
-
-
-def test_tokens_of_a_continuous_model_do_as_well_as_prompts():
-    tokens = MODEL.encode(CLEAN), MODEL.encode(CORRUPTED)
-    swept = patch(MODEL, *tokens, metrics=squared_error(CLEAN), keep_predictions=True)
-    assert_close(swept.predictions, patch(MODEL, CLEAN, CORRUPTED).predictions)
 
 
 # ---- other models ----

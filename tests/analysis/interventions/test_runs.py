@@ -20,7 +20,7 @@ from mechicl.analysis.interventions import (
 )
 from mechicl.analysis.interventions.runs import Experiment, record_within, rows_at_once
 from mechicl.memory import Budget, TooLittleMemory
-from mechicl.models import HookedLSTM, LSTMConfig, TransformerConfig
+from mechicl.models import HookedLSTM, LSTMConfig
 from mechicl.models.adapter import ModelAdapter
 from mechicl.models.sites import Site
 from tests.analysis.interventions.oracles import (
@@ -195,20 +195,6 @@ def test_hooks_of_the_user_make_sweeps_of_patterns_take_the_general_way():
     expected, _ = loop_patch(model, corrupted, clean, "pattern", ("layer", "query"))
     swept = patch(model, clean, corrupted, "pattern", ("layer", "query"))
     assert_close(flat(swept), expected, **EXACT)
-
-
-def test_keys_and_values_are_not_local():
-    cfg = TransformerConfig(x_dim=2, n_context=2)
-    for component in ("k", "v"):
-        assert not runs._is_local((Site(component, 0, pos=1, head=0),), cfg)
-    assert not runs._is_local((Site("z", 0, head=0),), cfg)
-    assert runs._is_local((Site("z", 0, pos=0),), cfg)
-    assert runs._is_local((Site("pattern", 0, query=0),), cfg)
-    assert not runs._is_local((Site("pattern", 0, query=0, key=1),), cfg)
-    assert not runs._is_local((Site("attn_scores", 0, head=1, key=1),), cfg)
-    averaged = TransformerConfig(x_dim=2, n_context=2, keys="causal", momentum=0.5)
-    assert not runs._is_local((Site("pattern", 0, query=0),), averaged)
-    assert runs._is_local((Site("z", 0, pos=0),), averaged)
 
 
 @pytest.mark.parametrize("kind", ["gpt", "bridge", "lstm"])
