@@ -131,7 +131,7 @@ def test_the_page_works_offline_and_shows_every_section(report: Path, browser: B
     ]  # fmt: skip
     assert {"What is lost without each head", "Attention after fine-tuning"} <= set(titles)
     assert titles[-2:] == ["Errata of the paper that touch this page", "How it was made"]
-    assert page.locator("section .js-plotly-plot").count() == len(titles) - 4  # without tables and the attention
+    assert page.locator("section .js-plotly-plot").count() == 6 + 3 + 2  # measurements, parts, fine-tuning
     assert page.evaluate("document.documentElement.scrollWidth") <= 1200
     attention = page.locator("section", has=page.locator("h2", has_text="Attention of one prompt"))
     canvas = attention.locator("canvas").last
