@@ -44,11 +44,11 @@ def prefix_matching_scores(model: Any) -> Float[Tensor, "layer head layer head"]
     if getattr(model.cfg, "prompt_format", "token_ids") != "token_ids":
         raise ValueError(f"circuits from tokens to tokens need a vocabulary; this model is {model.cfg.prompt_format!r}")
     weights, inner = _head_weights(model), _over_vocabulary(model.W_E, model.W_E)
-    found = torch.zeros(weights.heads * 2, dtype=torch.float64)
+    scores = torch.zeros(weights.heads * 2, dtype=torch.float64)
     for first, second in weights.layer_pairs():
         W_V, W_O = (part[first][:, None] for part in (weights.V, weights.O))
-        found[first, :, second] = _prefix_matching(W_V, W_O, weights.Q[second], weights.K[second], inner)
-    return found
+        scores[first, :, second] = _prefix_matching(W_V, W_O, weights.Q[second], weights.K[second], inner)
+    return scores
 
 
 @torch.no_grad()
@@ -137,10 +137,10 @@ def circuit_scores(model: Any) -> dict[str, Float[Tensor, "layer head"]]:
     weights, W_E, W_U = _head_weights(model), model.W_E, model.W_U.mT
     scores = {}
     if len(W_E) == len(W_U):
-        through = einsum(
+        read = einsum(
             _over_vocabulary(W_U, W_E), weights.V, "out model, layer head model moved -> layer head out moved"
         )
-        scores["copying"] = _eigenvalue_score(FactoredMatrix(through, weights.O))
+        scores["copying"] = _eigenvalue_score(FactoredMatrix(read, weights.O))
     inner = _over_vocabulary(W_E, W_E)
     compositions = _compositions(weights, "K", None)
     matching = torch.zeros(weights.heads, dtype=torch.float64)
@@ -166,10 +166,10 @@ def _compositions(
         pairs = FactoredMatrix(drawn[0], drawn[1]), FactoredMatrix(drawn[2], drawn[3])
         chance = matrix.composition_scores(*pairs, broadcast_dims=False).mean().item()
     # a layer at a time, since the products of all pairs would be large; each matrix keeps its decomposition
-    written = [FactoredMatrix(of_V[:, None], of_O[:, None]) for of_V, of_O in zip(V, O, strict=True)]
+    written = [FactoredMatrix(values[:, None], outputs[:, None]) for values, outputs in zip(V, O, strict=True)]
     reads = [FactoredMatrix(a[None], b[None]) for a, b in zip(left, right, strict=True)]
-    found = torch.zeros(weights.heads * 2, dtype=torch.float64)
+    compositions = torch.zeros(weights.heads * 2, dtype=torch.float64)
     for first, second in weights.layer_pairs():
         scores = matrix.composition_scores(written[first], reads[second], broadcast_dims=False)
-        found[first, :, second] = scores.nan_to_num(0.0) - chance  # 0 / 0 for a head that is 0
-    return found
+        compositions[first, :, second] = scores.nan_to_num(0.0) - chance  # 0 / 0 for a head that is 0
+    return compositions

@@ -9,14 +9,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mechicl.checks import is_whole
-from mechicl.models import HookedTransformer
+from mechicl.memory import MEMORY, Budget
 from mechicl.models.adapter import ModelAdapter
 from mechicl.models.layers import key_mask
 from mechicl.models.sites import hook_names
 from mechicl.prompts import Prompts
 from mechicl.statistics import Result
-
-BATCH = 32  # prompts of token ids that run at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +24,7 @@ class DualForm(Result):
     The head's output at the query is `q (zero_shot + update)` for linear attention.
 
     Attributes:
-        zero_shot: W_ZSL `[d_head d_model head prompt]`, from the keys and values behind the demonstrations, by default
+        zero_shot: W_ZSL `[d_head d_model head prompt]`, from the keys and values after the demonstrations, by default
             the query's own; 0 where it sees none of them.
         update: ΔW_ICL `[d_head d_model head prompt]`, the sum of the outer products of the demonstrations' keys and
             values.
@@ -42,7 +40,12 @@ class DualForm(Result):
 
 @torch.no_grad()
 def read_dual_form(
-    model: Any, prompts: Prompts | Tensor, layer: int = 0, n_demonstration_tokens: int | None = None
+    model: Any,
+    prompts: Prompts | Tensor,
+    layer: int = 0,
+    n_demonstration_tokens: int | None = None,
+    *,
+    memory: float = MEMORY,
 ) -> DualForm:
     """Read a layer's attention at the query as a zero-shot weight and the demonstrations' update of it.
 
@@ -58,6 +61,7 @@ def read_dual_form(
         layer: which.
         n_demonstration_tokens: so many positions, from the first one on, are the demonstrations, and the others those
             of the query (a text of several tokens, say); by default all but the last one.
+        memory: bound in bytes on what a run takes; the recorded layer and the result come to it.
 
     Raises:
         ValueError: a layer that does not exist, a number of demonstration tokens that leaves no query, token ids for a
@@ -71,36 +75,35 @@ def read_dual_form(
         >>> read_dual_form(load("lsa-1l"), LinearRegression().sample(100, seed=0)).relative_error.max() < 1e-4
         tensor(True)
     """
-    ours = isinstance(model, HookedTransformer)
-    adapter = None if ours else ModelAdapter(model)  # ours has no dropout, so that its mode does not matter
-    if not 0 <= layer < model.cfg.n_layers:
-        raise ValueError(f"layer must be 0 to {model.cfg.n_layers - 1}, got {layer}")
-    if getattr(model.cfg, "momentum", 0):
-        raise ValueError(f"the dual form is of plain attention, and this model has momentum={model.cfg.momentum}")
-    tokens = _tokens(model, prompts)
+    adapter, cfg = ModelAdapter(model), model.cfg
+    if not 0 <= layer < cfg.n_layers:
+        raise ValueError(f"layer must be 0 to {cfg.n_layers - 1}, got {layer}")
+    if getattr(cfg, "momentum", 0):
+        raise ValueError(f"the dual form is of plain attention, and this model has momentum={cfg.momentum}")
+    tokens = _encode(adapter, prompts)
     names = _hooks(model, layer)
-    if adapter is None:
-        _, cache = model.run_with_cache(tokens, names_filter=list(names.values()), return_cache_object=False)
-    else:
-        cache = adapter.record(tokens, names.values(), BATCH)
+    n_at_a_time = Budget(memory).rows(adapter.bytes_per_row(tokens))
+    cache = adapter.record(tokens, names.values(), n_at_a_time)
     q, k, v, z = (cache[names[part]].double() for part in ("q", "k", "v", "z"))
     n_pos, n_heads, weights = q.shape[1], q.shape[2], model.blocks[layer].attn.W_O.double()
     k, v = (part.repeat_interleave(n_heads // part.shape[2], dim=2) for part in (k, v))
     demonstrations = _demonstrations(n_demonstration_tokens, n_pos, q.device)
-    damping = getattr(model.cfg, "damping", 1.0)
-    if adapter is None:
-        cfg = model.cfg.for_layer(layer)
+    damping = getattr(cfg, "damping", 1.0)
+    if adapter.is_transformer:
+        cfg = cfg.for_layer(layer)
         seen = key_mask(cfg, n_pos, slice(n_pos - 1, n_pos), q.device)[0].double()
         factors = cfg.score_scale * seen / (seen.sum().clamp(min=1) if cfg.normalize_by_context else 1)
     else:
         products = einsum(q[:1, -1], k[:1], "prompt head d, prompt pos head d -> prompt head pos")
         factors = _score_factors(adapter, tokens[:1], layer, products)
+    # Linear attention of the query q writes Σ_i s (q·k_i) v_i W_O = q (Σ_i s k_iᵀ v_i W_O): a linear map of q, which
+    # splits into the part of the demonstrations' positions and that of the others.
     zero_shot, update = (
-        damping * _outer_products(k, v, factors * of, weights) for of in (~demonstrations, demonstrations)
+        damping * _outer_products(k, v, factors * positions, weights) for positions in (~demonstrations, demonstrations)
     )
-    read = einsum(q[:, -1], zero_shot + update, "prompt head key, key model head prompt -> head prompt model")
+    predicted = einsum(q[:, -1], zero_shot + update, "prompt head key, key model head prompt -> head prompt model")
     written = damping * einsum(z[:, -1], weights, "prompt head value, head value model -> head prompt model")
-    return DualForm(zero_shot, update, (read - written).norm(dim=-1) / written.norm(dim=-1))
+    return DualForm(zero_shot, update, (predicted - written).norm(dim=-1) / written.norm(dim=-1))
 
 
 def _outer_products(k: Tensor, v: Tensor, factors: Tensor, weights: Tensor) -> Tensor:
@@ -114,21 +117,18 @@ def _outer_products(k: Tensor, v: Tensor, factors: Tensor, weights: Tensor) -> T
     return einsum(summed, weights, "prompt head key value, head value model -> key model head prompt")
 
 
-def _tokens(model: Any, prompts: Prompts | Tensor) -> Tensor:
-    """What the model reads, on its device."""
-    kind = getattr(model.cfg, "prompt_format", "token_ids")  # TransformerLens' models take nothing else
-    if isinstance(prompts, Prompts):
-        if kind == "token_ids":
-            raise ValueError(f"this {type(model).__name__} reads token ids [prompt pos], got {prompts}")
-        return model.encode(prompts)
-    if kind != "token_ids":
-        raise ValueError(f"a model of prompt_format={kind!r} reads Prompts, got a tensor {tuple(prompts.shape)}")
-    if prompts.ndim != 2 or prompts.shape[1] == 0 or prompts.is_floating_point():
+def _encode(adapter: ModelAdapter, prompts: Prompts | Tensor) -> Tensor:
+    kind = getattr(adapter.model.cfg, "prompt_format", "token_ids")  # TransformerLens' models take nothing else
+    if isinstance(prompts, Prompts) == (kind == "token_ids"):
+        reads = "token ids [prompt pos]" if kind == "token_ids" else "Prompts"
+        got = prompts if isinstance(prompts, Prompts) else f"a tensor {tuple(prompts.shape)}"
+        raise ValueError(f"a {type(adapter.model).__name__} of prompt_format={kind!r} reads {reads}, got {got}")
+    if isinstance(prompts, Tensor) and (prompts.ndim != 2 or prompts.shape[1] == 0 or prompts.is_floating_point()):
         raise ValueError(
             f"token ids must be whole numbers [prompt pos], one position or more; got {prompts.dtype} "
             f"{tuple(prompts.shape)}"
         )
-    return prompts.to(model.cfg.device)
+    return adapter.encode(prompts)
 
 
 def _hooks(model: Any, layer: int) -> dict[str, str]:
@@ -146,12 +146,12 @@ def _hooks(model: Any, layer: int) -> dict[str, str]:
     return names
 
 
-def _demonstrations(given: int | None, n_pos: int, device: torch.device) -> Bool[Tensor, "pos"]:
-    n = n_pos - 1 if given is None else given
+def _demonstrations(n_tokens: int | None, n_pos: int, device: torch.device) -> Bool[Tensor, "pos"]:
+    n = n_pos - 1 if n_tokens is None else n_tokens
     if not is_whole(n) or not 0 <= n < n_pos:
         raise ValueError(
             f"n_demonstration_tokens must be 0 to {n_pos - 1}, so that the last of {n_pos} tokens is the query's; "
-            f"got {given!r}"
+            f"got {n_tokens!r}"
         )
     return torch.arange(n_pos, device=device) < n
 
@@ -164,11 +164,11 @@ def _score_factors(
     Measured, since no field of a config tells it for every architecture.
     """
     name = f"blocks.{layer}.attn.hook_attn_scores"
-    found = adapter.record(tokens, [name], len(tokens))[name][:, :, -1]
-    seen = found[0, 0] > torch.finfo(found.dtype).min / 2
-    scores, products = found[..., seen].to(products), products[..., seen]
+    recorded = adapter.record(tokens, [name], len(tokens))[name][:, :, -1]
+    seen = recorded[0, 0] > torch.finfo(recorded.dtype).min / 2
+    scores, products = recorded[..., seen].to(products), products[..., seen]
     scale = (scores * products).sum() / products.square().sum().clamp(min=torch.finfo(products.dtype).tiny)
-    near = 1e3 * torch.finfo(found.dtype).eps
+    near = 1e3 * torch.finfo(recorded.dtype).eps
     if not torch.allclose(scale * products, scores, rtol=near, atol=near * products.abs().max().item()):
         raise ValueError(
             f"{name} of this {type(adapter.model).__name__} is not the scaled products of its queries and keys, which "

@@ -11,10 +11,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mechicl.analysis.heads.composition import circuit_scores
+from mechicl.memory import MEMORY, Budget
+from mechicl.models.adapter import ModelAdapter
 from mechicl.models.layers import key_mask
 from mechicl.models.sites import hook_names, nearest
 from mechicl.prompts import Prompts
-from mechicl.statistics import Interval, interval
+from mechicl.statistics import Interval, Result, interval
 from mechicl.tokens import TokenSequences
 
 PERIOD = 25
@@ -22,8 +24,10 @@ PERIOD = 25
 
 
 @dataclass(frozen=True, eq=False)
-class HeadScores:
+class HeadScores(Result):
     """What each head attends to and what its weights do, by the name of the score (see `score_heads`).
+
+    Samples are prompts, so that intervals are of the scores of attention alone.
 
     Attributes:
         scores: of attention `[layer head prompt]`, of weights `[layer head]`; float64 on the CPU.
@@ -34,30 +38,26 @@ class HeadScores:
     scores: dict[str, Tensor]
     chance: dict[str, float]
 
-    def __getitem__(self, name: str) -> Tensor:
-        """A score as it is.
+    def samples(self) -> dict[str, Float[Tensor, "layer head prompt"]]:
+        """The scores of attention."""
+        return {name: scores for name, scores in self.scores.items() if scores.ndim == 3}
 
-        Raises:
-            ValueError: no such score; names the nearest.
-        """
+    def axes(self) -> dict[str, tuple[str, ...]]:
+        """Layers and heads."""
+        return dict.fromkeys(self.samples(), ("layer", "head"))
+
+    def __getitem__(self, name: str) -> Tensor:
+        """A score as it is; a ValueError names the nearest one if there is none."""
         if name not in self.scores:
             raise ValueError(f"no score {name!r}, only {tuple(self.scores)}{nearest(name, self.scores)}")
         return self.scores[name]
 
     def is_of_attention(self, name: str) -> bool:
-        """Whether a score is one of attention, measured on prompts, and not one of weights.
-
-        Raises:
-            ValueError: no such score; names the nearest.
-        """
+        """Whether a score is one of attention, measured on prompts, and not one of weights."""
         return self[name].ndim == 3
 
     def mean(self, name: str) -> Float[Tensor, "layer head"]:
-        """A score's mean over prompts.
-
-        Raises:
-            ValueError: no such score; names the nearest.
-        """
+        """A score's mean over prompts."""
         return self[name].mean(-1) if self.is_of_attention(name) else self[name]
 
     def interval(self, name: str, layer: int, head: int, level: float = 0.95) -> Interval:
@@ -75,21 +75,13 @@ class HeadScores:
         return interval(self[name][layer, head], level)
 
     def best(self, name: str) -> tuple[int, int]:
-        """Layer and head with the largest mean; the first of several.
-
-        Raises:
-            ValueError: no such score; names the nearest.
-        """
+        """Layer and head with the largest mean; the first of several."""
         means = self.mean(name)
         layer, head = divmod(int(means.argmax()), means.shape[1])
         return layer, head
 
     def to_dataframe(self, level: float = 0.95) -> pd.DataFrame:
-        """One row a head: layer, head, the mean of each score, and for those of attention `name_half_width`.
-
-        Args:
-            level: of the confidence intervals.
-        """
+        """One row a head: layer, head, the mean of each score, and for those of attention `name_half_width`."""
         rows = []
         layers, heads = next(iter(self.scores.values())).shape[:2]
         for layer, head in itertools.product(range(layers), range(heads)):
@@ -111,7 +103,7 @@ def score_heads(
     n_prompts: int = 64,
     seed: int = 0,
     prepend: int | None = None,
-    batch_size: int = 32,
+    memory: float = MEMORY,
 ) -> HeadScores:
     """Score every head by what it attends to and, in models with a vocabulary, by what its weights do.
 
@@ -153,7 +145,7 @@ def score_heads(
         seed: of the sequences drawn.
         prepend: id of a token to put before each sequence drawn, and nowhere in it, such as the beginning-of-sequence
             token of a pretrained model.
-        batch_size: prompts whose patterns are held in memory at a time.
+        memory: bound in bytes.
 
     Returns:
         Scores by name, and what uniform attention would get. An untrained model is near that in the mean over its
@@ -172,35 +164,34 @@ def score_heads(
         >>> scores.best("induction"), str(scores.interval("previous_token", layer=0, head=0))
         ((1, 1), '1.0000 ± 0.0000')
     """
-    cfg, names = model.cfg, _pattern_hooks(model)
-    if model.training:
-        raise ValueError("the model is in training mode, where dropout may act: call model.eval()")
-    for name, value in (("n_prompts", n_prompts), ("batch_size", batch_size)):
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
+    cfg, names, adapter = model.cfg, _pattern_hooks(model), ModelAdapter(model)
+    if n_prompts < 1:
+        raise ValueError(f"n_prompts must be at least 1, got {n_prompts}")
     format_name = getattr(cfg, "prompt_format", "token_ids")  # TransformerLens' models take nothing else
     if format_name == "paired":
         raise ValueError("tokens of paired prompts hold x and y together, so no position tells what a head does")
     if (prompts is None) == (format_name == "interleaved") or (prompts is not None and sequences is not None):
-        wanted = "prompts" if format_name == "interleaved" else "token ids (sequences=, or none to have them drawn)"
-        raise ValueError(f"a model of prompt_format={format_name!r} is scored on {wanted}")
+        kind = "prompts" if format_name == "interleaved" else "token ids (sequences=, or none to have them drawn)"
+        raise ValueError(f"a model of prompt_format={format_name!r} is scored on {kind}")
     if prepend is not None and (prompts is not None or sequences is not None):
         raise ValueError("prepend is for sequences drawn here")
     if prompts is not None:
         if len(prompts) == 0 or prompts.n_context == 0:
             raise ValueError(f"needs at least one prompt and one context point, got {prompts}")
-        tokens = model.encode(prompts)
+        tokens = adapter.encode(prompts)
     else:
-        tokens = _ids(sequences) if sequences is not None else _repeated(cfg, n_prompts, seed, prepend)
-        tokens = tokens.to(next(model.parameters()).device)
+        tokens = adapter.encode(
+            _ids(sequences) if sequences is not None else _repeated_segments(cfg, n_prompts, seed, prepend)
+        )
     visible = _visible_keys(cfg, tokens.shape[1])
     uniform = (visible.double() / visible.sum(-1, keepdim=True).clamp(min=1))[None, None]
 
     parts: dict[str, list[Tensor]] = {}
     chances: dict[str, list[Tensor]] = {}
-    for part in tokens.split(batch_size):
+    shares_of_prompt = 3 * torch.float64.itemsize * len(names) * cfg.n_heads * tokens.shape[1] ** 2
+    for part in tokens.split(Budget(memory).rows(adapter.bytes_per_row(tokens) + shares_of_prompt)):
         places = _token_places(part.cpu()) if prompts is None else _point_places(part.shape[1], visible)
-        _, cache = model.run_with_cache(part, names_filter=names)
+        cache = adapter.record(part, names, len(part))
         shares = [_shares(cache[name], _is_softmax(cfg, layer)) for layer, name in enumerate(names)]
         for name, weights in places.items():
             weights = weights.expand(len(part), -1, -1)
@@ -209,8 +200,8 @@ def score_heads(
     scores = {name: torch.cat(part, dim=-1) for name, part in parts.items()}
     chance = {name: torch.cat(part).mean().item() for name, part in chances.items()}
     if prompts is None:
-        of_weights = circuit_scores(model)
-        scores, chance = scores | of_weights, chance | dict.fromkeys(of_weights, 0.0)
+        circuits = circuit_scores(model)
+        scores, chance = scores | circuits, chance | dict.fromkeys(circuits, 0.0)
     return HeadScores(scores, chance)
 
 
@@ -232,7 +223,7 @@ def _ids(sequences: TokenSequences | Tensor) -> Int[Tensor, "prompt pos"]:
     return ids
 
 
-def _repeated(cfg: Any, n_prompts: int, seed: int, prepend: int | None) -> Int[Tensor, "prompt pos"]:
+def _repeated_segments(cfg: Any, n_prompts: int, seed: int, prepend: int | None) -> Int[Tensor, "prompt pos"]:
     """A segment of different tokens twice, after the prepended one."""
     extra = int(prepend is not None)
     if prepend is not None and not 0 <= prepend < cfg.d_vocab:
@@ -281,7 +272,7 @@ def _token_places(ids: Int[Tensor, "prompt pos"]) -> dict[str, Float[Tensor, "pr
 
 
 def _point_places(n_pos: int, visible: Bool[Tensor, "query key"]) -> dict[str, Float[Tensor, "1 query key"]]:
-    """The same for interleaved prompts, which are all alike."""
+    """The weight of each query and key in the scores on interleaved prompts, which are all alike."""
     pos = torch.arange(n_pos)
     is_x, is_y, last = pos % 2 == 0, pos % 2 == 1, pos == n_pos - 1
     previous = _previous(n_pos)

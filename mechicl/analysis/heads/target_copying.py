@@ -11,7 +11,10 @@ from torch.func import jacfwd, vmap
 
 from mechicl.analysis.layers.layer_learners import check_layer
 from mechicl.constructions import copy_targets
+from mechicl.learners import prompt_batches
+from mechicl.memory import MEMORY, Budget
 from mechicl.models import HookedTransformer
+from mechicl.models.adapter import Hook, ModelAdapter
 from mechicl.prompts import Prompts
 from mechicl.statistics import Result
 
@@ -23,8 +26,8 @@ class TokenSensitivity(Result):
     Attributes:
         norms: Frobenius norm of d stream / d token, residual path included, `[position token prompt]`.
         own: mean over the context's x tokens of the norm for the token itself, `[prompt]`.
-        next: the same for the token after it, which holds its target.
-        other: the same for all others, their mean.
+        next: mean of the norm for the token after it, which holds its target, `[prompt]`.
+        other: mean of the norm for all other tokens, `[prompt]`.
     """
 
     norms: Float[Tensor, "position token prompt"]
@@ -34,7 +37,7 @@ class TokenSensitivity(Result):
 
 
 def measure_token_sensitivity(
-    model: HookedTransformer, prompts: Prompts, layer: int = 1, *, batch_size: int = 64
+    model: HookedTransformer, prompts: Prompts, layer: int = 1, *, memory: float = MEMORY
 ) -> TokenSensitivity:
     """Exact derivatives of the stream before a layer with respect to the tokens of interleaved prompts.
 
@@ -42,7 +45,7 @@ def measure_token_sensitivity(
         model: on interleaved prompts.
         prompts: with at least one context point.
         layer: whose input is looked at: 1 is what the first layer leaves, n_layers the final stream.
-        batch_size: prompts that are held in memory at a time.
+        memory: bound in bytes.
 
     Raises:
         ValueError: another prompt format, no prompt, no context, or a layer that does not exist.
@@ -58,17 +61,22 @@ def measure_token_sensitivity(
     def stream(tokens: Float[Tensor, "pos d_token"]) -> Float[Tensor, "pos d_model"]:
         return model.forward(tokens[None], stop_at_layer=layer)[0]
 
+    n_entries = 2 * prompts.n_context + 1  # of the tokens; forward mode takes a tangent for each
+    n_entries *= max(prompts.x_dim, prompts.y_dim)
     jacobians = vmap(jacfwd(stream))  # [prompt position d_model token d_token]
     with torch.no_grad(), warnings.catch_warnings():
         # torch's own forward mode still compiles its decompositions that way, at its first use
         warnings.filterwarnings("ignore", "`torch.jit.script`", DeprecationWarning)
-        parts = [jacobians(model.encode(part)).square().sum((2, 4)).sqrt() for part in prompts.split(batch_size)]
+        parts = [
+            jacobians(model.encode(part)).square().sum((2, 4)).sqrt()
+            for part in prompt_batches(model, prompts, memory, copies=n_entries)
+        ]
     norms = torch.cat(parts).permute(1, 2, 0)
     n = prompts.n_context
     inputs = torch.arange(0, 2 * n, 2)
-    own, following = norms[inputs, inputs].mean(0), norms[inputs, inputs + 1].mean(0)
-    rest = norms[inputs].sum((0, 1)) / n - own - following
-    return TokenSensitivity(norms, own, following, rest / (2 * n - 1))
+    same, following = norms[inputs, inputs].mean(0), norms[inputs, inputs + 1].mean(0)
+    rest = norms[inputs].sum((0, 1)) / n - same - following
+    return TokenSensitivity(norms, same, following, rest / (2 * n - 1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,9 +91,9 @@ class TargetCopying(Result):
             `constructions.copy_targets`, mean over x tokens, `[head prompt]`; NaN likewise.
         decoding_errors: squared error of a linear readout of each target from the stream at its input's token after
             the layer, over the targets' mean square: 0 if it is there, 1 if it is not; mean over points, `[prompt]`.
-        decoding_errors_before: the same before the layer.
-        decoding_errors_of_inputs: the same for each input, read at its target's token after the layer: inputs and
-            targets can also be put together there.
+        decoding_errors_before: errors of such a readout of the stream before the layer, `[prompt]`.
+        decoding_errors_of_inputs: errors of such a readout of each input at its target's token after the layer: inputs
+            and targets can also be put together there.
         errors: the model's squared errors on the query, `[prompt]`.
         errors_without: with the layer's attention output taken away (mean over prompts in its place) at the context's
             x tokens, where it can copy.
@@ -106,22 +114,26 @@ class TargetCopying(Result):
 
 
 @torch.no_grad()
-def measure_target_copying(model: HookedTransformer, prompts: Prompts, layer: int = 0) -> TargetCopying:
+def measure_target_copying(
+    model: HookedTransformer, prompts: Prompts, layer: int = 0, *, memory: float = MEMORY
+) -> TargetCopying:
     """Hold a layer against the construction that copies each target onto its input's token.
 
     Args:
         model: on interleaved prompts.
         prompts: two or more; the readouts are fitted on one half and judged on the other, both ways.
         layer: the attention layer.
+        memory: bound in bytes on what a run takes; the layer's activations come to it.
 
     Raises:
-        ValueError: another prompt format, fewer than two prompts, no context, or a layer that does not exist.
+        ValueError: another prompt format, a model in training mode, fewer than two prompts, no context, or a layer that
+            does not exist.
 
     Source: von Oswald et al. 2023, Proposition 3 and section 4.
 
     Example:
-        >>> found = measure_target_copying(load("copy-2l"), LinearRegression().sample(512, seed=0))
-        >>> print(found.intervals()["attention"])
+        >>> copied = measure_target_copying(load("copy-2l"), LinearRegression().sample(512, seed=0))
+        >>> print(copied.intervals()["attention"])
     """
     _require_interleaved(model, prompts)
     check_layer(layer, model.cfg.n_layers - 1)
@@ -129,31 +141,34 @@ def measure_target_copying(model: HookedTransformer, prompts: Prompts, layer: in
         raise ValueError(f"the readouts need at least two prompts, got {len(prompts)}")
     names = {part: f"blocks.{layer}.{part}" for part in ("hook_resid_pre", "attn.hook_pattern", "hook_attn_out")}
     names["after"] = f"blocks.{layer}.hook_resid_post"
-    tokens = model.encode(prompts)
-    outputs, cache = model.run_with_cache(tokens, names_filter=list(names.values()))
+    adapter = ModelAdapter(model)
+    tokens = adapter.encode(prompts)
+    n_at_a_time = Budget(memory).rows(adapter.bytes_per_row(tokens))
+    cache = adapter.record(tokens, names.values(), n_at_a_time)
     inputs = torch.arange(0, 2 * prompts.n_context, 2)
     elsewhere = torch.cat([inputs + 1, torch.tensor([2 * prompts.n_context])])
     pattern = cache[names["attn.hook_pattern"]][:, :, inputs]  # [prompt head point key_pos]
-    wanted = _copying_pattern(prompts).to(pattern)
-    total = pattern.abs().sum(-1)
-    share = (pattern.abs() * wanted).sum(-1) / total
-    cosine = (pattern * wanted).sum(-1) / pattern.norm(dim=-1)
+    copies = _copying_pattern(prompts).to(pattern)
+    share = (pattern.abs() * copies).sum(-1) / pattern.abs().sum(-1)
+    cosine = (pattern * copies).sum(-1) / pattern.norm(dim=-1)
+    mean_weight = pattern.sum(-1, keepdim=True).mean((0, 2), keepdim=True)[0]  # of each head, [head 1 1]
     mean_out = cache[names["hook_attn_out"]].mean(0)
 
-    def errors(out: Tensor) -> Float[Tensor, "prompt"]:
-        return (model.decode(out)[:, -1] - prompts.query.ys.to(out)).square().mean(-1)
+    def errors(*hooks: Hook) -> Float[Tensor, "prompt"]:
+        outputs = torch.cat([adapter.run(part, hooks) for part in tokens.split(n_at_a_time)])
+        return (outputs - prompts.query.ys.to(outputs)).square().mean(-1)
 
-    def without(positions: Tensor) -> Float[Tensor, "prompt"]:
+    def without(positions: Tensor) -> Hook:
         def ablate(value: Tensor, hook: Any) -> Tensor:
             value = value.clone()
             value[:, positions] = mean_out[positions]
             return value
 
-        return errors(model.run_with_hooks(tokens, fwd_hooks=[(names["hook_attn_out"], ablate)]))
+        return names["hook_attn_out"], ablate
 
     def transplant(value: Tensor, hook: Any) -> Tensor:
         value = value.clone()
-        value[:, :, inputs] = wanted * value[:, :, inputs].sum(-1, keepdim=True).mean((0, 2), keepdim=True)
+        value[:, :, inputs] = copies * mean_weight
         return value
 
     return TargetCopying(
@@ -162,10 +177,10 @@ def measure_target_copying(model: HookedTransformer, prompts: Prompts, layer: in
         decoding_errors=_decoding_errors(cache[names["after"]][:, inputs], prompts.context.ys),
         decoding_errors_before=_decoding_errors(cache[names["hook_resid_pre"]][:, inputs], prompts.context.ys),
         decoding_errors_of_inputs=_decoding_errors(cache[names["after"]][:, inputs + 1], prompts.context.xs),
-        errors=errors(outputs),
-        errors_without=without(inputs),
-        errors_without_elsewhere=without(elsewhere),
-        errors_transplanted=errors(model.run_with_hooks(tokens, fwd_hooks=[(names["attn.hook_pattern"], transplant)])),
+        errors=errors(),
+        errors_without=errors(without(inputs)),
+        errors_without_elsewhere=errors(without(elsewhere)),
+        errors_transplanted=errors((names["attn.hook_pattern"], transplant)),
     )
 
 
@@ -178,11 +193,11 @@ def _copying_pattern(prompts: Prompts) -> Float[Tensor, "point key_pos"]:
 
 
 def _decoding_errors(
-    streams: Float[Tensor, "prompt point d_model"], wanted: Float[Tensor, "prompt point wanted"]
+    streams: Float[Tensor, "prompt point d_model"], values: Float[Tensor, "prompt point d_value"]
 ) -> Float[Tensor, "prompt"]:
     """Errors of least-squares readouts with a constant, each half of the prompts read by the other half's readout."""
     xs = torch.cat([streams, torch.ones_like(streams[..., :1])], dim=-1).double().cpu()  # where there is gelsd
-    ys = wanted.to(xs)
+    ys = values.to(xs)
     half = len(ys) // 2
     halves = (slice(None, half), slice(half, None))
     errors = torch.empty(len(ys), dtype=torch.float64)

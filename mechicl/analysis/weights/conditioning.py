@@ -81,9 +81,6 @@ class EigenvalueRange:
         With larger γ the ratio leaves out that the interval contains a root of the map; it falls to 1 at
         `γ = 1 / 3λ_min`, which means nothing.
 
-        Raises:
-            ValueError: a γ that is negative or not finite, or none.
-
         Source: von Oswald et al. 2023, A.10 (the text between eq. 25 and Fig. 14).
         """
         gamma = torch.tensor(_checked(gammas), dtype=torch.float64)
@@ -149,20 +146,13 @@ class Conditioning(Result):
         return EigenvalueRange(self.smallest.min().item(), self.largest.max().item())
 
     def quantiles(self, probabilities: Sequence[float]) -> Float[Tensor, "quantile gamma"]:
-        """Quantiles over prompts of the condition number after the map with each γ.
-
-        Raises:
-            ValueError: a probability outside 0 to 1.
-        """
+        """Quantiles over prompts of the condition number after the map with each γ."""
         if not all(0 <= p <= 1 for p in probabilities):
             raise ValueError(f"probabilities must be 0 to 1, got {list(probabilities)}")
         return torch.quantile(self.after, self.after.new_tensor(list(probabilities)), dim=-1)
 
     def median_before(self, level: float = 0.95) -> Interval:
-        """Median condition number of S, with an interval over prompts from order statistics.
-
-        The interval's `mean` is the median.
-        """
+        """Median condition number of S (the interval's `mean`), with an interval over prompts from order statistics."""
         return _median(self.before, level)
 
     def medians(self, level: float = 0.95) -> list[Interval]:
@@ -186,9 +176,6 @@ class Conditioning(Result):
             resamples: of the prompts, for the interval (bootstrap on the grid).
             seed: of the resampling.
             level: of the interval.
-
-        Raises:
-            ValueError: fewer than one resample, or a level out of range.
 
         Source: ours; the paper takes the extreme eigenvalues of all tasks instead (`extremes.heuristic_gamma`).
         """
@@ -214,11 +201,7 @@ class Conditioning(Result):
         return Interval(best, low, high, n, level)
 
     def at(self, gammas: Sequence[float]) -> "Conditioning":
-        """The condition numbers of these prompts after the map with other γ.
-
-        Raises:
-            ValueError: a γ that is negative or not finite, or none.
-        """
+        """The condition numbers of these prompts after the map with other γ."""
         values = _checked(gammas)
         after = torch.stack([_condition_numbers(self.eigenvalues, gamma, self.floor) for gamma in values])
         return dataclasses.replace(self, gammas=values, after=after)

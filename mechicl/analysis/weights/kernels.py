@@ -111,11 +111,11 @@ def features(
 
     Args:
         model: a model on paired prompts, with one layer.
-        xs: inputs, in the model's dtype and on its device or not.
-        ys: targets; the token is the query's without them.
+        xs: inputs, in any dtype and on any device.
+        ys: targets; without them the tokens are queries'.
 
     Returns:
-        `[point d]` with `d_model - y_dim` features, differentiable.
+        `d_model - y_dim` features of each point, differentiable.
 
     Raises:
         ValueError: a model of another kind, or inputs or targets of other dimensions than the model's.
@@ -131,10 +131,6 @@ def features(
 def initial_function(model: HookedTransformer, xs: Float[Tensor, "point x"]) -> Float[Tensor, "point y"]:
     """The prediction before attention: the read-out of the embedded query, as for a query without any context.
 
-    Args:
-        model: as for `features`.
-        xs: queries.
-
     Raises:
         ValueError: as for `features`.
 
@@ -147,12 +143,7 @@ def initial_function(model: HookedTransformer, xs: Float[Tensor, "point x"]) -> 
 def contributions(model: HookedTransformer, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
     """What each context point adds to the query's prediction: `prediction = initial + Σ_i contribution_i`, exactly.
 
-    Args:
-        model: as for `features`, any number of heads.
-        prompts: of the model's dimensions.
-
-    Returns:
-        `[prompt point y]` for the n_context context points, in units of y, differentiable.
+    In units of y, differentiable.
 
     Raises:
         ValueError: as for `features`.
@@ -197,11 +188,6 @@ def kernel(
 
 def decompose(model: HookedTransformer, prompts: Prompts, *, memory: float = MEMORY) -> PredictionParts:
     """The parts of each query's prediction (see `PredictionParts`), as float64 tensors on the CPU.
-
-    Args:
-        model: as for `kernel`.
-        prompts: of the model's dimensions, with one context point at least.
-        memory: bound in bytes.
 
     Raises:
         ValueError: as for `kernel`, or prompts without context.

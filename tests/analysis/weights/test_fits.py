@@ -8,7 +8,7 @@ import scipy.stats
 import torch
 
 from mechicl import constructions
-from mechicl.analysis import ConstructionFit, fit_construction, one_step_optimum, tuned_descent
+from mechicl.analysis import ConstructionFit, fit_construction, tuned_descent
 from mechicl.analysis.weights.construction_families import family_for
 from mechicl.analysis.weights.fits import match_predictions
 from mechicl.models import HookedTransformer, TransformerConfig
@@ -73,18 +73,6 @@ def test_one_step_size_is_read_off_whatever_hides_it(n_heads: int, recurrent: bo
     assert fit.distance_PV.max() < 1e-12
     assert fit.blocks()["distance"].max() < 1e-12
     assert fit.projected.squared_distances.max() < 1e-20
-
-
-def test_beta_is_the_factor_between_query_and_value():
-    model = constructions.gradient_descent(**SIZES, step_size=0.37, steps=2)
-    with torch.no_grad():
-        model.blocks[0].attn.W_K.mul_(-3.0)
-        model.blocks[0].attn.W_O.div_(-3.0)
-    fit = fit_construction(model, "gd", TASK, refine=False, n_prompts=20)
-    torch.testing.assert_close(fit.beta, torch.full((1, 2, 1), -3.0, dtype=torch.float64))
-    expected = torch.diag(double(0, 0, -0.37)).expand(2, 1, 3, 3)
-    torch.testing.assert_close(fit.products[0].W_PV, expected)
-    torch.testing.assert_close(fit.nearest[0].W_PV, expected)
 
 
 @pytest.mark.parametrize(("n_heads", "y_dim", "seed"), [(1, 2, 0), (3, 1, 1)])
@@ -212,22 +200,17 @@ def test_the_matched_step_size_is_that_of_least_squares():
     assert fit.distance_PV.item() == pytest.approx(beside)
 
 
-def test_tuning_one_step_is_linear_least_squares_and_near_the_exact_optimum():
+def test_tuning_one_step_is_linear_least_squares():
     model = HookedTransformer(TransformerConfig(**SIZES, initializer_range=0.4, dtype="float64"), seed=3)
-    prompts = TASK.sample(5_000, seed=2, dtype=torch.float64)
-    moments, truth = features(prompts), prompts.ys[:, -1, 0].numpy()
+    prompts = TASK.sample(300, seed=2, dtype=torch.float64)
+    moments, truth, targets = features(prompts), prompts.ys[:, -1, 0].numpy(), prompts.query.ys
     direction = np.trace(moments, axis1=1, axis2=2)
-    family, targets = family_for("gd", model.cfg), prompts.query.ys
     for start in (0.0, -3.0):
-        result = match_predictions(family, double(start), prompts, targets).item()
+        result = match_predictions(family_for("gd", model.cfg), double(start), prompts, targets).item()
         assert result == pytest.approx(truth @ direction / (direction @ direction), rel=1e-6)
-        assert result == pytest.approx(one_step_optimum(TASK).step_size, rel=0.06)
         assert tuned_descent(prompts, 1).hyperparameters["step_size"] == pytest.approx(result, rel=1e-5)
-        loss = (family.member(double(result)).predict(prompts) - targets).square().mean().item()
-        assert loss == pytest.approx(one_step_optimum(TASK).mse, rel=0.1)
-    few = TASK.sample(300, seed=2, dtype=torch.float64)
-    matrix = match_predictions(family_for("pgd", model.cfg), double(0, 0, 0, 0), few, few.query.ys)
-    expected = np.linalg.lstsq(features(few).reshape(300, 4) / 3, few.ys[:, -1, 0].numpy(), rcond=None)[0]
+    matrix = match_predictions(family_for("pgd", model.cfg), double(0, 0, 0, 0), prompts, targets)
+    expected = np.linalg.lstsq(moments.reshape(300, 4) / 3, truth, rcond=None)[0]
     np.testing.assert_allclose(matrix, expected, rtol=1e-5, atol=1e-7)
 
 
@@ -256,17 +239,6 @@ def test_the_layerwise_member_is_the_weighted_least_squares_of_what_layers_write
     assert fit.layerwise is not None
     for name, values in expected.items():
         np.testing.assert_allclose(fit.layerwise.parameters[name][0], values, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize("family", ["gd++ per layer", "pgd per layer"])
-def test_the_layerwise_member_of_a_hidden_construction_is_the_construction(family):
-    if family == "pgd per layer":
-        made = constructions.preconditioned_gd(**SIZES, preconditioner=[A, C], steps=2)
-    else:
-        made = constructions.gd_plus_plus(**SIZES, step_size=[0.3, 0.7], gamma=[0.1, 0.0], steps=2)
-    fit = fit_construction(hidden(made, 2, seed=4), family, TASK, refine=False, n_prompts=60)
-    assert fit.layerwise is not None
-    assert fit.layerwise.squared_distances.max() < 1e-18
 
 
 def test_intervals_are_over_seeds():

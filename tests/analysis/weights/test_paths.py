@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import scipy.stats
 import torch
 
 from mechicl import constructions
@@ -83,25 +82,6 @@ def test_one_lifted_layer_predicts_the_linear_mix():
     assert path.barrier().mean <= 1e-12  # squared errors are convex in predictions
 
 
-def test_barrier_and_excess_are_their_definitions():
-    path = interpolate(model(0), model(1), PROMPTS, n_alphas=5, kind="raw")
-    errors = path.squared_errors.numpy()
-    losses = errors.mean(-1)
-    line = np.array([(1 - a) * losses[0] + a * losses[-1] for a in (0, 0.25, 0.5, 0.75, 1)])
-    end = (losses[0] + losses[-1]) / 2
-    place = int((losses - line).argmax())
-    barrier = path.barrier()
-    assert barrier.mean == pytest.approx((losses - line).max() / end)
-    assert path.midpoint_excess().mean == pytest.approx(losses[2] / end - 1)
-    assert barrier.n == 12
-    # the delta method for the ratio of two means over the same prompts
-    ends = (errors[0] + errors[-1]) / 2
-    share = place / 4
-    residual = errors[place] - (1 - share) * errors[0] - share * errors[-1] - barrier.mean * ends
-    half = scipy.stats.t.ppf(0.975, 11) * residual.std(ddof=1) / np.sqrt(12) / end
-    assert barrier.high - barrier.mean == pytest.approx(half, abs=1e-12)
-
-
 def test_the_barrier_of_a_curve_made_by_hand():
     def path(*losses: float) -> LossPath:
         values = torch.tensor(losses, dtype=torch.float64)[:, None].expand(-1, 4)
@@ -127,16 +107,6 @@ def test_ends_are_the_models_themselves(kind):
         torch.testing.assert_close(path.squared_errors[alpha], errors, rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize("fields", [{"recurrent": True}, {"d_mlp": 3}, {"attention": "softmax", "sink": "learned"}])
-def test_raw_ends_of_other_kinds_are_the_models(fields: dict):
-    fields = {"n_layers": 2, "initializer_range": 0.3} | fields
-    a, b = model(0, **fields), model(1, **fields)
-    path = interpolate(a, b, PROMPTS, n_alphas=2, kind="raw")
-    for alpha, m in enumerate((a, b)):
-        errors = (m.predict(PROMPTS) - PROMPTS.query.ys).square().mean(-1).detach()
-        torch.testing.assert_close(path.squared_errors[alpha], errors, rtol=1e-9, atol=1e-10)
-
-
 def test_a_curve_is_a_bezier_curve():
     points: tuple[dict[str, torch.Tensor], ...] = tuple(dict(model(i).named_parameters()) for i in range(3))
     template = model(0)
@@ -149,17 +119,6 @@ def test_a_curve_is_a_bezier_curve():
             expected = (1 - alpha) ** 2 * p + 2 * alpha * (1 - alpha) * q + alpha**2 * r
             torch.testing.assert_close(curved[name], expected)
             torch.testing.assert_close(straight[name], (1 - alpha) * p + alpha * q)
-
-
-def test_table_has_a_row_for_each_alpha():
-    path = interpolate(model(0), model(1), PROMPTS, n_alphas=3)
-    frame = path.to_dataframe()
-    assert list(frame["alpha"]) == [0, 0.5, 1]
-    errors = path.squared_errors.numpy()
-    np.testing.assert_allclose(frame["squared_errors"], errors.mean(-1))
-    half = scipy.stats.t.ppf(0.975, 11) * errors.std(-1, ddof=1) / np.sqrt(12)
-    np.testing.assert_allclose(frame["squared_errors_low"], errors.mean(-1) - half)
-    np.testing.assert_allclose(frame["squared_errors_high"], errors.mean(-1) + half)
 
 
 def test_models_of_different_shape_and_empty_paths_are_refused():
