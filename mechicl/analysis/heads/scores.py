@@ -139,25 +139,19 @@ def score_heads(
         model: in eval mode: a `HookedTransformer` on token ids or interleaved prompts, or a `TransformerBridge` of
             TransformerLens with causal or bidirectional attention.
         prompts: what a model on interleaved prompts reads.
-        sequences: ids for a model on token ids instead of drawn ones; of `TokenSequences`, the part that is read.
+        sequences: ids for a model on token ids instead of drawn ones.
         n_prompts: number of sequences to draw: a random segment of 25 different tokens, or as many as the model has
             places and tokens for, and the same once more.
         seed: of the sequences drawn.
-        prepend: id of a token to put before each sequence drawn, and nowhere in it, such as the beginning-of-sequence
-            token of a pretrained model.
+        prepend: id of a token to put before each sequence drawn, and nowhere in it, such as beginning-of-sequence.
         memory: bound in bytes.
-
-    Returns:
-        Scores by name, and what uniform attention would get. An untrained model is near that in the mean over its
-        heads; single heads differ from it by what their random scores prefer.
 
     Raises:
         ValueError: a model in training mode, without layers or attention, or on paired prompts; arguments for another
             kind of model than it is; no prompt or no context; a vocabulary or a number of positions that is too small
             for a repetition; a sequence in which no token occurs twice; numbers below 1.
 
-    Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits", for the circuits; Olsson et al.
-    2022, "In-context Learning and Induction Heads", for the scores on repeated random tokens.
+    Source: Elhage et al. 2021 for the circuits; Olsson et al. 2022 for the scores on repeated random tokens.
 
     Example:
         >>> scores = score_heads(constructions.induction(d_vocab=40, n_ctx=50, n_heads=2, induction_head=1, seed=0))

@@ -80,7 +80,7 @@ def connect_modes(
     `fit_construction`, for Newton's method the projected one), by the same kinds of path.
 
     Args:
-        a: a model on paired prompts without biases in attention, such as a trained one.
+        a: a model on paired prompts without biases in attention.
         b: another of the same shape (it may have fewer heads): another seed, or a construction.
         task: for the held-out prompts, and for those that a curve is bent on.
         kinds: of paths; by default all, without "rescaled" where attention is not linear or sums values (momentum).

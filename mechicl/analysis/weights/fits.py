@@ -148,13 +148,10 @@ def fit_construction(
 ) -> ConstructionFit:
     """Fit the free parameters of a family of constructions to trained weights.
 
-    Each head is first brought into the gauge of the family, its scale β chosen such that β times the construction's
-    product without parameters is nearest to the model's (for gradient descent: the mean diagonal of W_KQ's x-block is
-    1). There the family is affine in its parameters, and the least-squares projection has a closed form; several heads
-    add up. Entries that predictions cannot depend on are left out. That is the projected member. A second one, also in
-    closed form and free of any gauge, is nearest in what each layer writes on x and on y, given the model's own stream
-    before it, relative to what the model writes there on each prompt. From the projection the parameters are then moved
-    to the least squared distance between the member's predictions and the model's: the matched member.
+    Three members for each model (see `projections` for the mathematics): the projected one is nearest in weights, once
+    each head is in the gauge of the family; the layerwise one is nearest in what each layer writes on the model's own
+    streams, free of any gauge; from the projected one parameters are moved to the least squared distance between
+    predictions: the matched member.
 
     Args:
         models: a trained model, or one a seed, with one config.

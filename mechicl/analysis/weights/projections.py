@@ -18,16 +18,7 @@ PROMPTS_AT_A_TIME = 256
 
 @dataclass(frozen=True, eq=False)
 class Projection:
-    """One model's weights, projected on a family.
-
-    Attributes:
-        parameters: of the nearest member.
-        beta: the gauge that was divided out of each head, so that it is the family's.
-        products: the model's in that gauge, without the parts that predictions cannot depend on.
-        nearest: the family's products nearest to them, head by head.
-        distance_KQ: Frobenius distance of W_KQ from the nearest, over the norm of the nearest.
-        distance_PV: the distance of W_PV likewise.
-    """
+    """One model's weights, projected on a family; for the fields see `ConstructionFit`."""
 
     parameters: Float[Tensor, "parameter"]
     beta: Float[Tensor, "layer head"]

@@ -1,5 +1,6 @@
 """Heads: scores are those of plain loops and dense matrices, constructions have what they are built for."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -46,23 +47,19 @@ def patterns(model: Any, tokens: Tensor) -> np.ndarray:
     return torch.stack(result).detach().double().numpy()
 
 
-def by_loops(model: Any, tokens: Tensor, places: Any, absolute: bool) -> dict[str, np.ndarray]:
+def by_loops(model: Any, tokens: Tensor, places: Any, softmax: list[bool]) -> dict[str, np.ndarray]:
     """Scores `[layer head prompt]`: for each prompt, places gives the keys of each query, by name."""
-    result = patterns(model, tokens)
-    layers, n, heads = result.shape[:3]
+    attention = patterns(model, tokens)
+    layers, n, heads = attention.shape[:3]
     scores: dict[str, np.ndarray] = {}
-    for i in range(n):
+    for i, layer, head in itertools.product(range(n), range(layers), range(heads)):
+        weights = attention[layer, i, head] if softmax[layer] else abs(attention[layer, i, head])
         for name, keys_of in places(tokens[i]).items():
-            scores.setdefault(name, np.zeros((layers, heads, n)))
-            for layer in range(layers):
-                for head in range(heads):
-                    total = 0.0
-                    for query, keys in keys_of.items():
-                        row = result[layer, i, head, query]
-                        size = sum(abs(entry) for entry in row) if absolute else 1.0
-                        weight = sum(abs(row[key]) if absolute else row[key] for key in keys)
-                        total += weight / size if size else 0.0
-                    scores[name][layer, head, i] = total / len(keys_of)
+            total = 0.0
+            for query, keys in keys_of.items():
+                size = 1.0 if softmax[layer] else weights[query].sum()
+                total += sum(weights[query, key] for key in keys) / size if size else 0.0
+            scores.setdefault(name, np.zeros((layers, heads, n)))[layer, head, i] = total / len(keys_of)
     return scores
 
 
@@ -117,17 +114,15 @@ def test_scores_on_token_ids_are_those_of_plain_loops(cfg, seed):
     tokens[:, -1] = tokens[:, 0]  # each repeats one token at least
     result = score_heads(model, sequences=tokens)
     softmax = [cfg.for_layer(layer).attention == "softmax" for layer in range(cfg.n_layers)]
-    plain, shares = (by_loops(model, tokens, token_places, absolute) for absolute in (False, True))
-    for name in ("previous_token", "duplicate_token", "induction"):
-        expected = np.where(np.array(softmax)[:, None, None], plain[name], shares[name])
+    for name, expected in by_loops(model, tokens, token_places, softmax).items():
         np.testing.assert_allclose(result[name].numpy(), expected, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_scores_of_a_bridge_are_those_of_plain_loops(kind):
     model, tokens = bridge(kind), ids(d_vocab=30, n_pos=30)
-    for name, expected in by_loops(model, tokens, token_places, absolute=False).items():
-        result = score_heads(model, sequences=tokens)
+    result = score_heads(model, sequences=tokens)
+    for name, expected in by_loops(model, tokens, token_places, [True] * model.cfg.n_layers).items():
         np.testing.assert_allclose(result[name].numpy(), expected, rtol=1e-5, atol=1e-6)
         assert result[name].dtype == torch.float64
 
@@ -199,10 +194,8 @@ def test_scores_on_prompts_are_those_of_plain_loops(cfg):
     tokens, backwards = model.encode(p), cfg.keys != "causal"
     assert list(result.scores) == list(point_places(tokens[0], backwards))
     softmax = [cfg.for_layer(layer).attention == "softmax" for layer in range(cfg.n_layers)]
-    plain, shares = (by_loops(model, tokens, lambda t: point_places(t, backwards), kind) for kind in (False, True))
-    for name, values in result.scores.items():
-        expected = np.where(np.array(softmax)[:, None, None], plain[name], shares[name])
-        np.testing.assert_allclose(values.numpy(), expected, rtol=1e-10, atol=1e-12)
+    for name, expected in by_loops(model, tokens, lambda t: point_places(t, backwards), softmax).items():
+        np.testing.assert_allclose(result[name].numpy(), expected, rtol=1e-10, atol=1e-12)
 
 
 def test_shares_are_of_absolute_weights_and_silence_is_0():

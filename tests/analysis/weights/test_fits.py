@@ -13,6 +13,7 @@ from mechicl.analysis.weights.construction_families import family_for
 from mechicl.analysis.weights.fits import match_predictions
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.tasks import LinearRegression
+from tests.analysis.weights.test_construction_families import descend, iterate_newton
 
 TASK = LinearRegression(x_dim=2, n_context=3, inputs="gaussian")
 SIZES: dict[str, Any] = {"x_dim": 2, "n_context": 3}
@@ -121,14 +122,8 @@ def test_newtons_alpha_is_read_off_and_found_again_from_elsewhere():
     assert fit.best.parameters["alpha"].item() == pytest.approx(0.002, rel=1e-6)
     assert fit.layerwise is None  # its layers have MLPs
     prompts = TASK.sample(50, seed=4, dtype=torch.float64)
-    targets = []
-    for xs, ys in zip(prompts.xs, prompts.ys, strict=True):
-        S, B = xs[:-1].T @ xs[:-1], xs[:-1].T @ ys[:-1]
-        M = 0.002 * S
-        for _ in range(2):
-            M = 2 * M - M @ S @ M
-        targets.append(xs[-1] @ M @ B)
-    result = match_predictions(family_for("newton", model.cfg), double(0.0026), prompts, torch.stack(targets))
+    targets = iterate_newton(prompts, 0.002, 2)
+    result = match_predictions(family_for("newton", model.cfg), double(0.0026), prompts, targets)
     assert result.item() == pytest.approx(0.002, rel=1e-6)
 
 
@@ -136,16 +131,9 @@ def test_matching_finds_parameters_again_from_a_perturbed_start():
     a, gamma = [0.1, 0.2], [0.03, 0.0]
     model = constructions.gd_plus_plus(**SIZES, step_size=a, gamma=gamma, steps=2)
     prompts = TASK.sample(60, seed=5, dtype=torch.float64)
-    targets = []
-    for prompt_xs, prompt_ys in zip(prompts.xs, prompts.ys, strict=True):
-        xs, ys = prompt_xs.clone(), prompt_ys.clone()
-        ys[-1] = 0
-        for step_size, g in zip(a, gamma, strict=True):
-            gram = xs @ xs[:-1].T
-            xs, ys = xs - g * gram @ xs[:-1], ys - step_size * gram @ ys[:-1]
-        targets.append(-ys[-1])
+    targets = descend(prompts, [step_size * np.eye(2) for step_size in a], gamma)
     start = double(*a, *gamma) * double(1.2, 0.9, 0.7, 1.0) + double(0, 0, 0, 0.01)
-    result = match_predictions(family_for("gd++ per layer", model.cfg), start, prompts, torch.stack(targets))
+    result = match_predictions(family_for("gd++ per layer", model.cfg), start, prompts, targets)
     torch.testing.assert_close(result[:3], double(*a, *gamma)[:3], rtol=1e-4, atol=1e-6)
 
 
