@@ -242,11 +242,7 @@ class LabelledTexts:
 
 
 def require_classes(task: TextTask, labels: Sequence[int]) -> None:
-    """Refuse labels that are no classes of a task.
-
-    Raises:
-        ValueError: names the first.
-    """
+    """Refuse labels that are no classes of a task."""
     for label in labels:
         if not 0 <= label < task.n_classes:
             raise ValueError(f"labels of {task.name!r} must be from 0 to {task.n_classes - 1}, got {label}")

@@ -171,8 +171,7 @@ def _first_line(error: BaseException) -> str:
 @contextmanager
 def _no_progress_bars() -> Iterator[None]:
     # the library warns when told otherwise than its environment variable says
-    told = HF_DATASETS_DISABLE_PROGRESS_BARS is not None
-    if told or datasets.are_progress_bars_disabled():
+    if HF_DATASETS_DISABLE_PROGRESS_BARS is not None or datasets.are_progress_bars_disabled():
         yield
         return
     datasets.disable_progress_bars()

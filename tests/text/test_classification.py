@@ -63,17 +63,10 @@ def test_examples_are_written_as_the_task_says(name):
 
 
 def test_a_column_that_the_template_shows_twice_is_one_column():
-    assert made_with(template="{b} {a}, {b:.3}:").columns == ("b", "a")
-    assert made_with(template="{b} {a}, {b:.3}:").write({"a": "x", "b": "words"}) == "words x, wor:"
+    task = made_with(template="{b} {a}, {b:.3}:")
+    assert task.columns == ("b", "a")
+    assert task.write({"a": "x", "b": "words"}) == "words x, wor:"
     assert made_with(template="{{no}} {a column}").write({"a column": "x"}) == "{no} x"
-
-
-@pytest.mark.parametrize("label", [-1, 2])
-def test_a_demonstration_needs_a_label_that_is_a_class(label):
-    with pytest.raises(ValueError, match=f"labels of 'sst2' must be from 0 to 1, got {label}"):
-        TEXT_TASKS["sst2"].demonstration({"sentence": ""}, label)
-    with pytest.raises(KeyError, match="sentence"):
-        TEXT_TASKS["sst2"].demonstration({"text": ""}, 0)
 
 
 @pytest.mark.parametrize(
@@ -105,14 +98,6 @@ def test_tasks_that_make_no_sense_are_refused_with_the_reason(fields, message):
 # ---- LabelledTexts ----
 
 
-def test_examples_are_taken_in_the_order_of_the_indices():
-    examples = labelled([0, 1, 2, 1])
-    assert len(examples) == 4
-    assert examples_of(examples.take([3, 0, 3])) == [("text 3", 1), ("text 0", 0), ("text 3", 1)]
-    with pytest.raises(IndexError):
-        examples.take([4])
-
-
 @pytest.mark.parametrize(
     ("texts", "labels", "message"),
     [
@@ -128,6 +113,8 @@ def test_examples_are_taken_in_the_order_of_the_indices():
 def test_malformed_examples_are_refused_with_the_reason(texts, labels, message):
     with pytest.raises(ValueError, match=message):
         LabelledTexts(OPINIONS, tuple(texts), tuple(labels))
+    with pytest.raises(ValueError, match="labels of 'sst2' must be from 0 to 1, got -1"):
+        TEXT_TASKS["sst2"].demonstration({"sentence": ""}, -1)
 
 
 def can_be_balanced(labels, n):

@@ -10,7 +10,7 @@ from dataclasses import replace
 import datasets
 import pandas as pd
 import pytest
-from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
+from datasets.exceptions import DatasetGenerationError
 
 from mechicl.tasks.topics import TOPICS, topic_tokenizer
 from mechicl.text import TEXT_TASKS, LabelledTexts, TextTask, load_texts
@@ -78,22 +78,20 @@ def test_two_text_columns_and_a_label_of_another_name(tmp_path):
 
 @pytest.mark.parametrize("format", [None, "torch", "pandas"])
 def test_a_saved_data_set_is_read_whatever_format_it_gives_out(format, tmp_path):
-    features = datasets.Features(
-        {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["bad", "fine", "good"])}
-    )
+    names = datasets.ClassLabel(names=["bad", "fine", "good"])
+    features = datasets.Features({"text": datasets.Value("string"), "label": names})
     rows = [{"text": text, "label": label} for text, label in ROWS]
-    datasets.Dataset.from_list(rows, features).with_format(format).save_to_disk(str(tmp_path / "saved"))
-    assert examples_of(load_texts(OPINIONS, "train", source=tmp_path / "saved")) == ROWS
-
-
-def test_a_folder_of_splits_gives_the_one_that_is_named(tmp_path):
-    splits = {"train": ROWS[:3], "test": ROWS[3:]}
-    saved = datasets.DatasetDict({name: datasets.Dataset.from_list(as_rows(rows)) for name, rows in splits.items()})
-    saved.save_to_disk(str(tmp_path / "saved"))
-    for name, rows in splits.items():
-        assert examples_of(load_texts(OPINIONS, name, source=tmp_path / "saved")) == rows
-    with pytest.raises(ValueError, match=r"saved has the splits \['train', 'test'\], got 'validation'"):
-        load_texts(OPINIONS, "validation", source=tmp_path / "saved")
+    saved = {
+        "train": datasets.Dataset.from_list(rows, features).with_format(format),
+        "test": datasets.Dataset.from_list(rows[:3], features),
+    }
+    saved["train"].save_to_disk(str(tmp_path / "one"))
+    datasets.DatasetDict(saved).save_to_disk(str(tmp_path / "several"))
+    assert examples_of(load_texts(OPINIONS, "test", source=tmp_path / "one")) == ROWS
+    for split, expected in (("train", ROWS), ("test", ROWS[:3])):
+        assert examples_of(load_texts(OPINIONS, split, source=tmp_path / "several")) == expected
+    with pytest.raises(ValueError, match=r"several has the splits \['train', 'test'\], got 'validation'"):
+        load_texts(OPINIONS, "validation", source=tmp_path / "several")
 
 
 def test_a_subset_is_random_and_the_same_for_the_same_seed(tmp_path):
@@ -121,21 +119,19 @@ BAD = [
     ([{"text": "a", "label": 0.5}], "the label 0.5, which is neither"),
     ([{"text": "a", "label": True}], "the label True, which is neither"),
 ]
+NO_TEXTS = [
+    ([{"text": text, "label": 0} for text in texts], r"column 'text' of .* must hold texts, got")
+    for texts in ([1, 2], ["a", None], [["a"], ["b"]])
+]
 
 
-@pytest.mark.parametrize(("rows", "message"), BAD)
-@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+@pytest.mark.parametrize(
+    ("kind", "rows", "message"), [("csv", *bad) for bad in BAD] + [("jsonl", *bad) for bad in (*BAD, *NO_TEXTS)]
+)
 def test_files_that_do_not_fit_are_refused_with_the_reason_and_the_cure(kind, rows, message, tmp_path):
     FILES[kind](rows, tmp_path / f"bad.{kind}")
     with pytest.raises(ValueError, match=message):
         load_texts(OPINIONS, "train", source=tmp_path / f"bad.{kind}")
-
-
-@pytest.mark.parametrize("texts", [[1, 2], ["a", None], [["a"], ["b"]]])
-def test_texts_that_are_none_are_refused(texts, tmp_path):
-    FILES["jsonl"]([{"text": text, "label": 0} for text in texts], tmp_path / "bad.jsonl")
-    with pytest.raises(ValueError, match=r"column 'text' of .* must hold texts, got"):
-        load_texts(OPINIONS, "train", source=tmp_path / "bad.jsonl")
 
 
 @pytest.mark.parametrize("kind", FILES)
@@ -177,15 +173,7 @@ def test_the_hub_is_asked_for_the_data_set_its_subset_and_the_split(monkeypatch,
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        ConnectionError("Couldn't reach it\nat all"),
-        DatasetNotFoundError("no such data set"),
-        DatasetGenerationError(),
-        OSError("no space left"),
-    ],
-)
+@pytest.mark.parametrize("error", [ConnectionError("Couldn't reach it\nat all"), DatasetGenerationError()])
 def test_what_goes_wrong_with_the_hub_is_said_in_one_line_with_the_cure(error, monkeypatch):
     def load_dataset(*args, **kwargs):
         raise error

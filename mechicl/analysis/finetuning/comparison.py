@@ -146,10 +146,7 @@ def compare_with_finetuning(
 
 
 class BeforeFineTuning:
-    """A model before fine-tuning, with and without demonstrations, read once for comparisons with several tunings.
-
-    Arguments and errors are those of `compare_with_finetuning`.
-    """
+    """A model before fine-tuning, with and without demonstrations, read once for comparisons with several tunings."""
 
     @torch.no_grad()
     def __init__(self, model: Any, shots: Shots, *, seed: int = 0, memory: float = MEMORY, progress: bool = True):

@@ -24,11 +24,7 @@ Weights = dict[str, Tensor]
 
 @contextmanager
 def weights_changed(model: nn.Module, changes: Mapping[str, Tensor]) -> Iterator[None]:
-    """A model with something added to its parameters within the context; after it exactly as before.
-
-    Raises:
-        ValueError: a parameter that the model does not have, or has in another shape.
-    """
+    """A model with something added to its parameters within the context; after it exactly as before."""
     parameters = parameters_of(model, changes)
     before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
     try:
@@ -54,20 +50,13 @@ def parameters_of(model: nn.Module, changes: Mapping[str, Tensor]) -> dict[str, 
         raise ValueError(f"the model has no parameters {unknown}")
     for name, change in changes.items():
         if change.shape != parameters[name].shape:
-            raise ValueError(
-                f"a change of {tuple(change.shape)} for the parameter {name!r}, which is "
-                f"{tuple(parameters[name].shape)}"
-            )
+            shapes = tuple(change.shape), tuple(parameters[name].shape)
+            raise ValueError(f"a change of {shapes[0]} for the parameter {name!r}, which is {shapes[1]}")
     return {name: parameters[name] for name in changes}
 
 
 class ForwardPass(nn.Module):
-    """A forward pass of a model as a function of its parameters.
-
-    Args:
-        adapter: of the model; its predictions at the last position are read.
-        hooks: attached in every pass.
-    """
+    """A forward pass to the predictions at the last position, as a function of the model's parameters."""
 
     def __init__(self, adapter: ModelAdapter, hooks: Sequence[Hook] = ()):
         super().__init__()
@@ -136,8 +125,7 @@ class LayerwisePass(ForwardPass):
 def value_and_derivative(function: Callable[[Weights], Any], weights: Weights, changes: Weights) -> tuple[Any, Any]:
     """A function of the weights, and its derivative along their changes, by forward-mode differentiation.
 
-    No graph is kept: memory is that of two passes. `f + derivative` is the linearised model (Ortiz-Jimenez et al.
-    2023; equation 5 of Bar Natan, Deutch & Magar).
+    No graph is kept: memory is that of two passes. `value + derivative` is the linearised model.
 
     Raises:
         ValueError: the function has no forward-mode derivative.
@@ -197,9 +185,6 @@ def run_with_changes(
         parts: which part of the activation at each hook to keep, as an index (`numpy.s_[:, -1]`).
         changes: what is added to parameters; none for the model as it is.
         linearized: expand predictions and activations to first order in the changes, instead of changing the weights.
-
-    Raises:
-        ValueError: a hook that does not fire, or changes of parameters that the model does not have.
     """
     kept: dict[str, Tensor] = {}
 

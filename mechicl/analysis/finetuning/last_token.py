@@ -47,12 +47,6 @@ class LastToken:
 class LastTokenReader:
     """Reads what a model, before or after fine-tuning, has at the last tokens of prompts.
 
-    Args:
-        adapter: of the model.
-        shots: queries and demonstrations.
-        memory: bound in bytes on what a run takes.
-        progress: show progress bars.
-
     Raises:
         ValueError: a hook of attention that the model does not have, a prompt longer than its context, or scores that
             cannot be read.
@@ -68,13 +62,7 @@ class LastTokenReader:
         self.multiplies = self._scores_are_weights()
 
     def read(self, prompts: Sequence[Tensor], tuned: FineTuned | None = None, *, pattern: bool = False) -> LastToken:
-        """Activations at the last token of the queries' prompts, with or without demonstrations.
-
-        Args:
-            prompts: one for each query.
-            tuned: the changes of a fine-tuning; none for the model as it is.
-            pattern: read the attention to the demonstrations' tokens too.
-        """
+        """Activations at the last token of the queries' prompts; on request the attention to demonstrations too."""
         lengths = self.shots.query_lengths
         parts: dict[str, Any] = {OUTPUT: np.s_[:, -1], MOVED: np.s_[:, -1], QUERY: np.s_[:, -1]}
         if pattern:

@@ -147,11 +147,7 @@ def fine_tune(model: Any, shots: Shots, tuning: FineTuning | None = None, *, pro
 
 
 def find_tuned_parameters(model: Any, parameters: str | Sequence[str]) -> list[str]:
-    """Names of the parameters that fine-tuning changes.
-
-    Raises:
-        ValueError: names that the model does not have, or no key and value projections to be found.
-    """
+    """Names of the parameters that fine-tuning changes."""
     names = [name for name, parameter in model.named_parameters() if parameter.is_floating_point()]
     if parameters == "all":
         return names
@@ -175,11 +171,7 @@ def find_tuned_parameters(model: Any, parameters: str | Sequence[str]) -> list[s
 
 
 class Tuner:
-    """SGD on the examples: an epoch at a time, between which the model is as it was.
-
-    Attributes:
-        changes: of the tuned parameters, by name, so far.
-    """
+    """SGD on the examples, an epoch at a time: `changes` of the parameters grow, and the model stays as it was."""
 
     def __init__(self, model: Any, shots: Shots, tuning: FineTuning):
         self.adapter, self.tuning = ModelAdapter(model), tuning
@@ -199,7 +191,7 @@ class Tuner:
         self.is_regression = shots.choices is None
 
     def epochs(self) -> Iterator[Float[Tensor, "example"]]:
-        """Losses of one epoch after another; `changes` are then those after it."""
+        """Losses of one epoch after another."""
         for _ in range(self.tuning.epochs):
             losses = []
             for first in range(0, len(self.examples), self.tuning.examples_per_step):

@@ -275,9 +275,14 @@ def example_loss(outputs: Tensor, target: Tensor, choices: Tensor | None) -> Ten
 
 
 def sgd(
-    model: Any, shots: Shots, tuning: FineTuning, names: Sequence[str], losses_of: Callable[..., Tensor] | None = None
+    model: Any,
+    shots: Shots,
+    tuning: FineTuning,
+    names: Sequence[str],
+    loss_of: Callable[..., Tensor] | None = None,
+    masks: Mapping[str, Tensor] | None = None,
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Changes and losses of torch's own SGD, on a copy; `losses_of` another loss of a model and an example."""
+    """Changes and losses of torch's own SGD, on a copy; on request with another loss, and gradients masked."""
 
     def loss_at_query(tuned: Any, tokens: Tensor, target: Tensor) -> Tensor:
         outputs = tuned(tokens[None])
@@ -290,10 +295,12 @@ def sgd(
     losses = []
     for _ in range(tuning.epochs):
         for first in range(0, len(pairs), tuning.examples_per_step):
-            batch = [(losses_of or loss_at_query)(tuned, *pair) for pair in pairs[first:][: tuning.examples_per_step]]
+            batch = [(loss_of or loss_at_query)(tuned, *pair) for pair in pairs[first:][: tuning.examples_per_step]]
             losses += [loss.item() for loss in batch]
             optimizer.zero_grad()
             torch.stack(batch).mean().backward()
+            for name, mask in (masks or {}).items():
+                parameters[name].grad *= mask
             optimizer.step()
     before = dict(model.named_parameters())
     changes = {name: (parameters[name] - before[name]).detach() for name in names}

@@ -1,7 +1,6 @@
 """Fine-tuning against torch's own SGD and hand-written passes, and the model left as it was."""
 
 import copy
-import dataclasses
 import math
 from typing import Any
 
@@ -62,8 +61,6 @@ def test_plain_fine_tuning_is_sgd(regression, parameters, examples_per_step):
     changes, losses = sgd(model, shots, tuning, names)
     assert_changes(tuned.changes, changes)
     assert_close(tuned.losses, losses, atol=1e-10, rtol=1e-8)
-    assert tuned.losses.shape == (3, 3)
-    assert tuned.tuning == tuning
 
 
 @pytest.mark.parametrize("kind", ["linear", "one head", "deep", "looped", "sink", "momentum"])
@@ -71,11 +68,9 @@ def test_plain_fine_tuning_of_other_models_is_sgd(kind):
     model, shots = model_on_tokens(kind), token_shots()
     tuning = FineTuning(0.02, epochs=2)
     tuned = fine_tune(model, shots, tuning)
-    changes, losses = sgd(model, shots, tuning, key_value(model))
+    changes, losses = sgd(model, shots, tuning, key_value(model))  # of a looped model, one block's
     assert_changes(tuned.changes, changes)
     assert_close(tuned.losses, losses, atol=1e-10, rtol=1e-8)
-    if kind == "looped":  # one block, whose weights the others share
-        assert set(tuned.changes) == {f"blocks.0.attn.{name}" for name in ("W_K", "W_V", "b_K", "b_V")}
 
 
 def test_a_recurrent_model():
@@ -133,33 +128,12 @@ def assert_parts(changes, expected, tolerance):
 def test_fine_tuning_of_a_bridge_is_sgd_on_what_it_wraps(kind, examples_per_step):
     shots, wrapped = token_shots(), wrapped_model(kind)
     tuning = FineTuning(0.05, epochs=3, examples_per_step=examples_per_step)
-
-    def without_queries(gradient):
-        return gradient * (torch.arange(gradient.shape[-1]) >= gradient.shape[-1] // 3)
-
-    for name, parameter in wrapped.named_parameters():
-        if "c_attn" in name:  # queries of GPT-2 stand in the same matrix, and are not tuned
-            parameter.register_hook(without_queries)
     names = wrapped_key_value(wrapped, kind)
-    expected = bare_sgd(wrapped, shots, tuning, names)
+    # queries of GPT-2 stand in the same matrix, and are not tuned
+    masks = {name: (torch.arange(24) >= 8).double() for name in names if "c_attn" in name}
+    expected, _ = sgd(wrapped, shots, tuning, names, masks=masks)
     changes = of_bridge(fine_tune(model_on_tokens(kind), shots, tuning).changes, kind)
     assert_parts(changes, by_bridge_part(expected, kind, 8), 1e-6)
-
-
-def bare_sgd(wrapped, shots, tuning, names):
-    """Changes by torch's SGD of a bare model, in place, so that hooks on its parameters act."""
-    parameters = {name: parameter for name, parameter in wrapped.named_parameters() if name in names}
-    start = {name: parameter.detach().clone() for name, parameter in parameters.items()}
-    optimizer = torch.optim.SGD(parameters.values(), lr=tuning.learning_rate)
-    pairs = list(zip(shots.examples, shots.example_targets, strict=True))
-    for _ in range(tuning.epochs):
-        for first in range(0, len(pairs), tuning.examples_per_step):
-            batch = pairs[first : first + tuning.examples_per_step]
-            losses = [example_loss(wrapped(tokens[None]).logits[0, -1], y, shots.choices) for tokens, y in batch]
-            optimizer.zero_grad()
-            torch.stack(losses).mean().backward()
-            optimizer.step()
-    return {name: parameter.detach() - start[name] for name, parameter in parameters.items()}
 
 
 @pytest.mark.parametrize(
@@ -173,9 +147,8 @@ def test_all_parameters_of_a_bridge(kind, parameters):
     names = [name for name, _ in model.named_parameters()] if parameters == "all" else parameters
     assert set(tuned.changes) == set(names)
     wrapped = wrapped_model(kind)
-    expected = bare_sgd(
-        wrapped, shots, tuning, [name for name, _ in wrapped.named_parameters() if parameters == "all" or "wte" in name]
-    )
+    wrapped_names = [name for name, _ in wrapped.named_parameters() if parameters == "all" or "wte" in name]
+    expected, _ = sgd(wrapped, shots, tuning, wrapped_names)
     changes = {name.replace("_original_component.", ""): change for name, change in tuned.changes.items()}
     compared = expected.keys() & changes.keys()  # a bridge has split GPT-2's c_attn
     for name in compared:
@@ -236,21 +209,6 @@ def test_each_layer_by_itself(kind):
         assert_parts(of_bridge(tuned.changes, kind), by_bridge_part(expected, kind, 8), 1e-5)
     else:
         assert_changes(tuned.changes, expected)
-
-
-def test_losses_of_layers_by_themselves_do_not_meet():
-    """A layer's keys and values have the gradient of its own loss alone."""
-    model, shots = model_on_tokens("softmax", n_layers=3), token_shots((2,), (1,))
-    changes = fine_tune(model, shots, FineTuning(1.0, method="per_layer")).changes
-    losses = losses_by_layer(model, "softmax", shots.examples[0], shots.example_targets[0], shots.choices)
-    parameters = [parameter for name, parameter in model.named_parameters() if name in changes]
-    for layer, loss in enumerate(losses):
-        gradients = torch.autograd.grad(loss, parameters, allow_unused=True, retain_graph=True)
-        for name, gradient in zip(changes, gradients, strict=True):
-            if name.startswith(f"blocks.{layer}."):
-                assert_close(changes[name], -gradient)
-            else:
-                assert not gradient.any()
 
 
 def test_each_layer_by_itself_in_batches_and_epochs():
@@ -416,7 +374,6 @@ def test_hooks_of_the_user_are_part_of_the_model(kind, method):
 def test_settings_that_are_refused(fields, message):
     with pytest.raises((ValueError, TypeCheckError), match=message):
         FineTuning(**fields)
-    assert dataclasses.replace(FineTuning(), learning_rate=0.0).learning_rate == 0
 
 
 def test_parameters_that_a_model_does_not_have():

@@ -1,11 +1,10 @@
 """The measures against loops over numbers."""
 
+import itertools
 import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from mechicl.analysis.finetuning import (
@@ -17,100 +16,60 @@ from mechicl.analysis.finetuning import (
 from mechicl.statistics import interval
 from tests.analysis.finetuning.oracles import kendall, update_cosine
 
-quick = settings(max_examples=40, deadline=None)
-few = st.sampled_from([-1.5, -1.0, 0.0, 1e-3, 0.5, 2.0, 2.5])
+
+def close(measured, expected):
+    assert_close(measured, torch.tensor(expected, dtype=torch.float64), atol=1e-12, rtol=1e-9, equal_nan=True)
 
 
-def close(found, expected):
-    assert_close(found, torch.tensor(expected, dtype=torch.float64), atol=1e-12, rtol=1e-9, equal_nan=True)
+@pytest.mark.parametrize("n", [1, 2, 5, 9])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rank_correlation(n, dtype):
+    generator = torch.Generator().manual_seed(n)
+    numbers = torch.randn(2, 2, 3, n, generator=generator)
+    ties = torch.randint(4, (2, 2, 3, n), generator=generator)  # of few values: many ties, and some rows are flat
+    for a, b in (numbers.to(dtype), ties.to(dtype)):
+        correlation = attention_rank_correlation(a, b)
+        for place in itertools.product(range(2), range(3)):
+            close(correlation[place], kendall(a[place].double(), b[place].double()))
+    flat, rising = torch.full((5,), 0.2), torch.arange(5.0)
+    assert attention_rank_correlation(flat, rising).isnan()
+    close(attention_rank_correlation(torch.stack([rising, flat]), -torch.stack([rising, rising])), [-1.0, math.nan])
 
 
-@quick
-@given(st.data(), st.integers(1, 9))
-def test_rank_correlation_with_ties(data, n):
-    a, b = (data.draw(st.lists(few, min_size=n, max_size=n)) for _ in range(2))
-    found = attention_rank_correlation(torch.tensor(a, dtype=torch.float64), torch.tensor(b, dtype=torch.float64))
-    close(found, kendall(a, b))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_rank_correlation_of_many(dtype):
-    a, b = torch.randn(2, 2, 3, 4, 12, generator=torch.Generator().manual_seed(0)).to(dtype)
-    found = attention_rank_correlation(a, b)
-    assert found.shape == (2, 3, 4)
-    for place in [(0, 0, 0), (1, 2, 3), (0, 1, 2)]:
-        close(found[place], kendall(a[place].double(), b[place].double()))
-    close(attention_rank_correlation(a, a), [[[1.0] * 4] * 3] * 2)
-    close(attention_rank_correlation(a, -a), [[[-1.0] * 4] * 3] * 2)
-
-
-def test_a_rank_correlation_that_is_not_defined():
-    flat = torch.full((5,), 0.2)
-    assert attention_rank_correlation(flat, torch.arange(5.0)).isnan()
-    assert attention_rank_correlation(torch.arange(5.0), flat).isnan()
-    assert attention_rank_correlation(torch.ones(1), torch.ones(1)).isnan()
-    some = attention_rank_correlation(torch.stack([flat, torch.arange(5.0)]), torch.arange(5.0).expand(2, 5))
-    assert some.isnan().tolist() == [True, False]
-
-
-@quick
-@given(st.data(), st.integers(1, 4))
-def test_update_similarity(data, d):
-    alone, behind, after = (
-        torch.tensor(data.draw(st.lists(few, min_size=d, max_size=d)), dtype=torch.float64) for _ in range(3)
-    )
-    expected = update_cosine(alone.numpy(), behind.numpy(), after.numpy())
-    found = update_similarity(alone, behind, after)
-    changes = [torch.nn.functional.normalize(of, dim=-1) - torch.nn.functional.normalize(alone, dim=-1) for of in
-               (behind, after)]  # fmt: skip
-    if all(change.norm() > 1e-9 or not change.any() for change in changes):  # else it is rounding
-        assert_close(found, torch.tensor(expected, dtype=torch.float64), atol=1e-9, rtol=1e-9, equal_nan=True)
-
-
-def test_a_change_of_nothing_has_no_direction():
-    a, b = torch.randn(2, 3, 6, generator=torch.Generator().manual_seed(0))
-    assert update_similarity(a, a, b).isnan().all()
-    assert update_similarity(a, b, a).isnan().all()
-    assert random_update_similarity(a, a, seed=0).isnan().all()
-    assert update_similarity(torch.zeros(3, 6), b, a).isfinite().all()  # an output of 0 has no direction but is a place
-    close(update_similarity(a, b, b), [1.0] * 3)
-    # lengths do not count
-    close(update_similarity(a, b, 3 * b), [1.0] * 3)
-    assert update_similarity(a, 2 * a, b).nan_to_num().abs().max() <= 1
+def test_update_similarity():
+    alone, in_context, after = torch.randn(3, 4, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    alone[0] = 0  # an output of 0 has no direction but is a place
+    expected = [
+        update_cosine(*rows) for rows in zip(*(part.numpy() for part in (alone, in_context, after)), strict=True)
+    ]
+    close(update_similarity(alone, in_context, after), expected)
+    close(update_similarity(alone, in_context, 3 * in_context), [1.0] * 4)  # lengths do not count
+    for same in ((alone, alone, after), (alone, after, alone)):  # a change of nothing has no direction
+        assert update_similarity(*same).isnan().all()
+    assert random_update_similarity(alone, alone, seed=0).isnan().all()
 
 
 def test_the_random_baseline_is_about_0_and_the_same_for_the_same_seed():
     a, b = torch.randn(2, 4, 500, 16, generator=torch.Generator().manual_seed(0))
-    found = random_update_similarity(a, b, seed=5)
-    assert torch.equal(found, random_update_similarity(a, b, seed=5))
-    assert not torch.equal(found, random_update_similarity(a, b, seed=6))
-    assert 0.0 in interval(found)
+    baseline = random_update_similarity(a, b, seed=5)
+    assert torch.equal(baseline, random_update_similarity(a, b, seed=5))
+    assert not torch.equal(baseline, random_update_similarity(a, b, seed=6))
+    assert 0.0 in interval(baseline)
     # cosines with a random direction in d dimensions have the variance 1 / d
-    assert found.square().mean().item() == pytest.approx(1 / 16, rel=0.1)
+    assert baseline.square().mean().item() == pytest.approx(1 / 16, rel=0.1)
 
 
-gains = st.lists(st.tuples(*[st.sampled_from([0.0, 1.0, -2.5])] * 3), min_size=1, max_size=12)
-
-
-@quick
-@given(gains)
-def test_recall_by_counting(rows):
-    found = recall_of_gains(*(torch.tensor(column) for column in zip(*rows, strict=True)))
-    gained = [row for row in rows if row[2] > row[0]]
-    both = [row for row in gained if row[1] > row[0]]
-    if not gained:
-        assert all(map(math.isnan, (found.mean, found.low, found.high)))
-    else:
-        assert found.mean == pytest.approx(len(both) / len(gained))
-    assert found.n == len(gained)
-
-
-def test_the_interval_of_a_recall_holds_the_truth_about_as_often_as_it_says():
-    generator = torch.Generator().manual_seed(0)
-    inside = 0
+def test_recall_by_counting_and_how_often_its_interval_holds_the_truth():
+    every = list(itertools.product([0.0, 1.0, -2.5], repeat=3))
+    recall = recall_of_gains(*(torch.tensor(column) for column in zip(*every, strict=True)))
+    gained = [row for row in every if row[2] > row[0]]
+    assert recall.mean == pytest.approx(sum(row[1] > row[0] for row in gained) / len(gained))
+    assert recall.n == len(gained)
+    none = recall_of_gains(torch.ones(3), torch.ones(3), torch.ones(3))
+    assert (math.isnan(none.mean), math.isnan(none.low), math.isnan(none.high), none.n) == (True, True, True, 0)
+    generator, inside = torch.Generator().manual_seed(0), 0
     for _ in range(300):
         gained = torch.rand(80, generator=generator) < 0.5
         both = gained & (torch.rand(80, generator=generator) < 0.7)
-        scores = torch.zeros(80), both.float(), gained.float()
-        inside += 0.7 in recall_of_gains(*scores)
+        inside += 0.7 in recall_of_gains(torch.zeros(80), both.float(), gained.float())
     assert 0.9 < inside / 300 <= 0.99
