@@ -44,7 +44,7 @@ def plain_training(config: TrainingConfig, points: slice) -> tuple[dict[str, Ten
         for group in adam.param_groups:
             group["lr"] = config.learning_rate * min(1.0, (step + 1) / max(1, config.warmup_steps))
         prompts = TASK.sample(config.batch_size, generator=generator)
-        outputs = functional_call(model, w, (model.encode(prompts.to(torch.float64)),))
+        outputs = functional_call(model, dict[str, Tensor](w), (model.encode(prompts.to(torch.float64)),))
         loss = ((model.decode(outputs) - prompts.ys[:, points]) ** 2).mean()
         adam.zero_grad()
         loss.backward()
