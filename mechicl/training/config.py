@@ -138,7 +138,7 @@ class TrainingConfig:
             raise ValueError(f"seeds must be one or more different whole numbers >= 0, got {self.seeds}")
         for task in self.tasks:
             self._check_fit(task)
-        if self.loss == "points" and not self.one_pass:
+        if self.loss == "points" and not self.model.one_pass:
             raise ValueError("loss='points' needs interleaved prompts and causal keys: only then does one pass give it")
         longest = max(_length(task) for task in (self.task_at(0), self.task_at(self.steps), self.eval_task))
         length, unit = ("n_ctx", "tokens") if self.on_tokens else ("n_context", "context points")
@@ -178,11 +178,6 @@ class TrainingConfig:
         return tuple((task, seed) for task in range(len(self.tasks)) for seed in self.seeds)
 
     @property
-    def one_pass(self) -> bool:
-        """Whether one pass of the model predicts every point from the points before it."""
-        return self.model.one_pass
-
-    @property
     def on_tokens(self) -> bool:
         """Whether the model reads token ids: its loss is then the cross entropy of the next token, in nats."""
         return getattr(self.model, "prompt_format", None) == "token_ids"
@@ -192,7 +187,7 @@ class TrainingConfig:
         """Which predictions the loss is made of."""
         if self.on_tokens:
             return "positions"
-        return self.loss or ("points" if self.one_pass else "query")
+        return self.loss or ("points" if self.model.one_pass else "query")
 
     @property
     def snapshot_steps(self) -> tuple[int, ...]:

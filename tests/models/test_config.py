@@ -135,10 +135,10 @@ def test_a_layer_goes_by_the_config_with_its_own_attention():
     assert [c.attention for c in layers] == ["softmax", "relu", "linear"]
     assert [c.sink for c in layers] == ["learned", "none", "none"]
     assert [c.normalize_by_context for c in layers] == [False, True, True]
-    own = {"attention", "sink", "normalize_by_context"}
+    attention_fields = {"attention", "sink", "normalize_by_context"}
     for layer in layers:
-        assert {k: v for k, v in layer.to_dict().items() if k not in own} == {
-            k: v for k, v in cfg.to_dict().items() if k not in own
+        assert {k: v for k, v in layer.to_dict().items() if k not in attention_fields} == {
+            k: v for k, v in cfg.to_dict().items() if k not in attention_fields
         }
 
 

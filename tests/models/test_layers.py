@@ -102,12 +102,12 @@ def compare(model: HookedTransformer, tokens: Tensor, tolerance: float = 1e-10) 
         expected, streams, patterns = reference.forward(cfg, weights, tokens[prompt].numpy())
         scale = max(1.0, *(float(np.abs(stream).max()) for stream in streams))
         actual = {"outputs": outputs[prompt], "embedded": model(tokens, stop_at_layer=0)[prompt]}
-        wanted = {"outputs": expected, "embedded": streams[0]}
+        expectations = {"outputs": expected, "embedded": streams[0]}
         for layer in range(cfg.n_layers):
             actual |= {f"stream {layer}": cache["resid_post", layer][prompt]}
             actual |= {f"pattern {layer}": cache["pattern", layer][prompt]}
-            wanted |= {f"stream {layer}": streams[layer + 1], f"pattern {layer}": patterns[layer]}
-        for name, value in wanted.items():
+            expectations |= {f"stream {layer}": streams[layer + 1], f"pattern {layer}": patterns[layer]}
+        for name, value in expectations.items():
             np.testing.assert_allclose(
                 actual[name].detach().numpy(), value, rtol=tolerance, atol=tolerance * scale, err_msg=name
             )

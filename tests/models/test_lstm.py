@@ -60,8 +60,8 @@ def test_equals_the_equations_at_every_layer():
     model = random_lstm()
     tokens = tokens_of(model)
     outputs, streams = lstm_by_hand(model, tokens)
-    own, cache = model.run_with_cache(tokens)
-    np.testing.assert_allclose(own.detach().numpy(), outputs, atol=1e-12)
+    actual, cache = model.run_with_cache(tokens)
+    np.testing.assert_allclose(actual.detach().numpy(), outputs, atol=1e-12)
     np.testing.assert_allclose(cache["hook_embed"].numpy(), streams[0], atol=1e-12)
     for layer in range(3):
         np.testing.assert_allclose(cache[f"blocks.{layer}.hook_resid_pre"].numpy(), streams[layer], atol=1e-12)

@@ -54,7 +54,7 @@ def plain_streams(model: PromptedModel, prompts: Prompts) -> list[Tensor]:
     return streams
 
 
-def asked_plainly(model: PromptedModel, prompts: Prompts, queries: Tensor) -> Tensor:
+def run_alone(model: PromptedModel, prompts: Prompts, queries: Tensor) -> Tensor:
     """`[stream prompt point query d_model]`: a pass for each query at each point."""
     points = []
     for t in range(queries.shape[1]):
@@ -70,14 +70,14 @@ def assert_equal(a: Tensor, b: Tensor) -> None:
 def assert_streams_and_jacobians_are_the_plain_ones(model: PromptedModel, n_queries: int = 2) -> None:
     prompts, queries = prompts_and_queries(model, n_queries)
     shared, plain = queries.clone().requires_grad_(), queries.clone().requires_grad_()
-    expected = asked_plainly(model, prompts, plain)
+    expected = run_alone(model, prompts, plain)
     streams = torch.stack(list(model.query_streams(prompts, shared)))
     assert_equal(streams, expected)
     # a direction of its own for every row: what leaked into another row would show
     directions = torch.randn(streams.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
-    (own,) = torch.autograd.grad((streams * directions).sum(), shared)
-    (wanted,) = torch.autograd.grad((expected * directions).sum(), plain)
-    assert_equal(own, wanted)
+    (jacobian,) = torch.autograd.grad((streams * directions).sum(), shared)
+    (expected_jacobian,) = torch.autograd.grad((expected * directions).sum(), plain)
+    assert_equal(jacobian, expected_jacobian)
 
 
 # ---- other queries ----
@@ -93,7 +93,7 @@ def test_other_queries_are_what_plain_passes_make_of_them(model: PromptedModel):
 def test_other_queries_in_any_config(cfg: TransformerConfig):
     model = random_model(cfg)
     with torch.no_grad():
-        largest = asked_plainly(model, *prompts_and_queries(model, 2)).abs().max().item()
+        largest = run_alone(model, *prompts_and_queries(model, 2)).abs().max().item()
     assume(largest < 1e4)  # some functions explode, layer upon layer
     assert_streams_and_jacobians_are_the_plain_ones(model)
 
@@ -117,15 +117,15 @@ def test_gradients_flow_to_the_context_and_the_weights(name: str):
     inputs = [ys, *model.parameters()]
 
     def gradients(streams: Tensor) -> list[Tensor]:
-        found = torch.autograd.grad(streams.square().sum(), inputs, allow_unused=True)
-        return [torch.zeros_like(x) if g is None else g for x, g in zip(inputs, found, strict=True)]
+        grads = torch.autograd.grad(streams.square().sum(), inputs, allow_unused=True)
+        return [torch.zeros_like(x) if g is None else g for x, g in zip(inputs, grads, strict=True)]
 
     watched = Prompts(prompts.xs, ys)
-    own = gradients(torch.stack(list(model.query_streams(watched, queries))))
-    expected = gradients(asked_plainly(model, watched, queries))
-    for a, b in zip(own, expected, strict=True):
+    shared = gradients(torch.stack(list(model.query_streams(watched, queries))))
+    expected = gradients(run_alone(model, watched, queries))
+    for a, b in zip(shared, expected, strict=True):
         torch.testing.assert_close(a, b, atol=1e-9, rtol=1e-9)
-    assert own[0].abs().max() > 0
+    assert shared[0].abs().max() > 0
 
 
 @pytest.mark.parametrize("name", ["lstm", "gpt", "paired", "full"])
@@ -139,7 +139,7 @@ def test_hooks_fire_in_a_pass_for_each_query(name: str):
     free = torch.stack(list(model.query_streams(prompts, queries)))
     with model.hooks(fwd_hooks=[("blocks.0.hook_resid_post", halve)]):
         hooked = torch.stack(list(model.query_streams(prompts, queries)))
-        assert_equal(hooked, asked_plainly(model, prompts, queries))
+        assert_equal(hooked, run_alone(model, prompts, queries))
     assert_equal(hooked[1], free[1] / 2)
     assert not torch.allclose(hooked[2], free[2])
 
@@ -190,11 +190,11 @@ def test_layer_streams_are_those_of_a_plain_pass(model: PromptedModel, rows: Any
     expected = plain_streams(model, prompts)
     streams = list(model.layer_streams(prompts, rows))
     n_pos = expected[0].shape[1]
-    wanted = {
+    positions = {
         "positions": slice(None),
         "query": slice(n_pos - 1, n_pos),
         "points": model.cfg.format.prediction_positions(n_pos),
     }
-    for own, stream in zip(streams, expected, strict=True):
-        assert_equal(own, stream[:, wanted[rows]])
+    for actual, stream in zip(streams, expected, strict=True):
+        assert_equal(actual, stream[:, positions[rows]])
     assert_equal(model.read_out(streams[-1]), model(prompts, at=rows))

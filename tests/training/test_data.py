@@ -32,14 +32,14 @@ def assert_no_thread_is_left():
 def test_each_task_has_the_prompts_that_it_would_have_had_alone():
     gaussian, fixed = TASK.replace(inputs="gaussian"), FixedTasks(TASK, 20, seed=5)
     config = small(more_tasks=(gaussian, fixed), seeds=(4, 9), steps=3)
-    own = {(task, seed): torch.Generator().manual_seed(2**40 + seed) for task in range(3) for seed in (4, 9)}
+    generators = {(task, seed): torch.Generator().manual_seed(2**40 + seed) for task in range(3) for seed in (4, 9)}
     for batch in stream(config):
         assert batch.tokens.shape == (6, 16, 5, 4)
         for i, (task, seed) in enumerate([(0, 4), (0, 9), (1, 4), (1, 9), (2, 4), (2, 9)]):
-            prompts = (TASK, gaussian, fixed)[task].sample(16, generator=own[task, seed])
+            prompts = (TASK, gaussian, fixed)[task].sample(16, generator=generators[task, seed])
             assert torch.equal(batch.tokens[i, :, :, :3], prompts.xs)
             assert torch.equal(batch.targets[i], prompts.ys[:, -1:])
-            assert torch.equal(batch.generator_states[i], own[task, seed].get_state())
+            assert torch.equal(batch.generator_states[i], generators[task, seed].get_state())
 
 
 def test_batches_come_in_order_from_the_first_step_to_the_last():
@@ -149,12 +149,12 @@ def test_leaving_the_stream_early_ends_its_thread():
 def test_each_seed_reads_its_own_generators_sequences_of_each_task_and_is_to_predict_what_comes_next():
     other = WORDS.replace(min_period=5)
     config = reading(more_tasks=(other,), seeds=(4, 9), steps=3)
-    own = {(task, seed): torch.Generator().manual_seed(2**40 + seed) for task in range(2) for seed in (4, 9)}
+    generators = {(task, seed): torch.Generator().manual_seed(2**40 + seed) for task in range(2) for seed in (4, 9)}
     for batch in stream(config):
         assert batch.tokens.shape == batch.targets.shape == (4, 16, 12)
         assert batch.tokens.dtype == batch.targets.dtype == torch.int64
         for i, (task, seed) in enumerate([(0, 4), (0, 9), (1, 4), (1, 9)]):
-            sequences = (WORDS, other)[task].sample(16, generator=own[task, seed])
+            sequences = (WORDS, other)[task].sample(16, generator=generators[task, seed])
             assert torch.equal(batch.tokens[i], sequences.ids[:, :-1])
             assert torch.equal(batch.targets[i], sequences.targets())
-            assert torch.equal(batch.generator_states[i], own[task, seed].get_state())
+            assert torch.equal(batch.generator_states[i], generators[task, seed].get_state())

@@ -28,9 +28,13 @@ def assert_each_seed_equals_the_run_alone(config, folder):
         assert_close(weights(together, i), weights(alone), atol=1e-10)
         assert together.record["stopped_at"][i] == alone.record["stopped_at"][0]
         curve = torch.tensor(together.record["curve"]["eval_loss"])[:, i]
-        own = torch.tensor(alone.record["curve"]["eval_loss"])[:, 0]
-        torch.testing.assert_close(curve[: len(own)], own)
-        assert (curve[len(own) :] - own[-1]).abs().max().item() < 1e-6 if len(own) < len(curve) else True
+        alone_curve = torch.tensor(alone.record["curve"]["eval_loss"])[:, 0]
+        torch.testing.assert_close(curve[: len(alone_curve)], alone_curve)
+        assert (
+            (curve[len(alone_curve) :] - alone_curve[-1]).abs().max().item() < 1e-6
+            if len(alone_curve) < len(curve)
+            else True
+        )
     return together
 
 
@@ -72,8 +76,8 @@ def assert_each_member_equals_the_run_alone(config, folder):
         assert together.record["seeds"][i] == seed
         assert together.record["stopped_at"][i] == alone.record["stopped_at"][0]
         for ours, name in ((curve, "eval_loss"), (losses, "loss")):
-            own = torch.tensor(alone.record["curve"][name], dtype=torch.float64)[:, 0]
-            torch.testing.assert_close(ours[: len(own), i], own, rtol=1e-9, atol=1e-12)
+            alone_curve = torch.tensor(alone.record["curve"][name], dtype=torch.float64)[:, 0]
+            torch.testing.assert_close(ours[: len(alone_curve), i], alone_curve, rtol=1e-9, atol=1e-12)
         for name, kept in together.snapshots.items():
             theirs = alone.snapshots[name]
             torch.testing.assert_close(kept[: len(theirs), i], theirs[:, 0], rtol=0, atol=1e-10)
@@ -117,4 +121,4 @@ def test_the_gradient_of_each_seed_is_clipped_by_its_own_norm_as_torch_does_it()
     flat = torch.cat([g.reshape(4, -1) for g in gradients], dim=1)
     clip_each_seed(flat, 0.7)
     for seed in range(4):
-        torch.testing.assert_close(flat[seed], torch.cat([wanted.flatten() for wanted in expected[seed]]))
+        torch.testing.assert_close(flat[seed], torch.cat([gradient.flatten() for gradient in expected[seed]]))

@@ -23,7 +23,7 @@ def random_batch(n_models=3, n_prompts=4, n_rows=5, d_vocab=6, dtype=torch.float
 
 def plain_cross_entropies(outputs, targets):
     """Each model's mean over its scored tokens of -log softmax, one token at a time in double precision."""
-    found = []
+    entropies = []
     for logits_of_model, targets_of_model in zip(outputs.tolist(), targets.tolist(), strict=True):
         nats = []
         for logits_of_prompt, targets_of_prompt in zip(logits_of_model, targets_of_model, strict=True):
@@ -32,8 +32,8 @@ def plain_cross_entropies(outputs, targets):
                     top = max(logits)
                     log_sum = top + math.log(math.fsum(math.exp(logit - top) for logit in logits))
                     nats.append(log_sum - logits[target])
-        found.append(math.fsum(nats) / len(nats))
-    return found
+        entropies.append(math.fsum(nats) / len(nats))
+    return entropies
 
 
 # ---- cross entropy ----
@@ -69,8 +69,8 @@ def test_losses_of_regression_are_mean_squared_errors(shape):
     generator = torch.Generator().manual_seed(0)
     outputs, targets = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
     expected = []
-    for of_model, wanted in zip(outputs, targets, strict=True):
-        squares = [(a - b) ** 2 for a, b in zip(of_model.flatten().tolist(), wanted.flatten().tolist(), strict=True)]
+    for predicted, target in zip(outputs, targets, strict=True):
+        squares = [(a - b) ** 2 for a, b in zip(predicted.flatten().tolist(), target.flatten().tolist(), strict=True)]
         expected.append(math.fsum(squares) / len(squares))
     assert losses(outputs, targets).tolist() == pytest.approx(expected, rel=1e-12)
 
