@@ -103,15 +103,6 @@ def test_a_search_on_prompts_is_one_on_each():
         search_on_prompts(model, prompts[:0])
 
 
-def test_a_query_alone_that_sees_nothing_but_the_context():
-    """It is predicted as it stands, and there is nothing to learn from it."""
-    model = model_of("linear")
-    comparison = compare_on_prompts(model, random_prompts(model.cfg, 2), FineTuning(0.01), zero_shot="query")
-    assert torch.equal(comparison.zero_shot_loss, comparison.finetuned_loss)
-    assert comparison.update_similarity.isnan().all()
-    assert comparison.in_context_loss.isfinite().all()
-
-
 @pytest.mark.parametrize("method", ["plain", "linearized", "per_layer"])
 def test_prompts_of_another_dtype(method):
     model = model_of("gpt", dtype="float32")

@@ -28,7 +28,7 @@ from tests.analysis.finetuning.oracles import (
     token_shots,
     wrapped_model,
 )
-from tests.analysis.interventions.oracles import bridge, inputs, lstm, model_of, no_hook_left
+from tests.analysis.interventions.oracles import inputs, lstm, model_of, no_hook_left
 
 
 def assert_changes(changes, expected, rtol=1e-8):
@@ -48,14 +48,14 @@ def key_value(model):
 # ---- plain ----
 
 
-@pytest.mark.parametrize("examples_per_step", [1, 2, 7])
-@pytest.mark.parametrize("parameters", ["key_value", "all", ("blocks.1.attn.W_V", "unembed")])
+@pytest.mark.parametrize(("parameters", "examples_per_step"), [("key_value", 1), ("all", 2), ("named", 7)])
 @pytest.mark.parametrize("regression", [False, True])
 def test_plain_fine_tuning_is_sgd(regression, parameters, examples_per_step):
     model = model_of("gpt", n_context=3) if regression else model_on_tokens("softmax")
     shots = prompt_shots(model, inputs(model, 0, 1)) if regression else token_shots()
     every = [name for name, _ in model.named_parameters()]
-    names = {"key_value": key_value(model), "all": every}.get(parameters) or list(parameters)
+    names = {"key_value": key_value(model), "all": every, "named": ["blocks.1.attn.W_V", every[-1]]}[parameters]
+    parameters = tuple(names) if parameters == "named" else parameters
     tuning = FineTuning(0.01, epochs=3, parameters=parameters, examples_per_step=examples_per_step)
     tuned = fine_tune(model, shots, tuning)
     changes, losses = sgd(model, shots, tuning, names)
@@ -296,11 +296,7 @@ def test_the_model_is_left_as_it_was(kind, method):
     if method != "linearized":
         with tuned.applied(model), torch.no_grad():
             assert not torch.equal(model(shots.examples[0][None]), logits)
-        with pytest.raises(KeyError), tuned.applied(model):
-            raise KeyError
-    before.check()
-    with torch.no_grad():
-        assert torch.equal(model(shots.examples[0][None]), logits)
+        before.check()
     copy.deepcopy(model)  # nothing of a run is left in it
 
 
@@ -405,11 +401,11 @@ def test_models_without_keys_and_values(method):
     )  # steps on targets of 0 are 0, whatever their size
 
 
-def test_models_that_cannot_be_tuned():
-    for work in (fine_tune, search_tuning):
-        with pytest.raises(TypeError, match="Linear has no hooks"):
-            work(torch.nn.Linear(2, 2), token_shots())
-        with pytest.raises(ValueError, match="training mode"):
-            work(model_on_tokens("softmax").train(), token_shots())
-        with pytest.raises(ValueError, match="a prompt of 18 tokens is longer than the model's context of n_ctx=16"):
-            work(bridge(n_layer=1), token_shots((17,), (1,)))
+@pytest.mark.parametrize("work", [fine_tune, search_tuning])
+def test_models_that_cannot_be_tuned(work):
+    with pytest.raises(TypeError, match="Linear has no hooks"):
+        work(torch.nn.Linear(2, 2), token_shots())
+    with pytest.raises(ValueError, match=r"training mode .*: call model.eval\(\) first"):
+        work(model_on_tokens("softmax").train(), token_shots())
+    with pytest.raises(ValueError, match="a prompt of 18 tokens is longer than the model's context of n_ctx=16"):
+        work(model_on_tokens("softmax"), token_shots((17,), (1,)))
