@@ -181,7 +181,7 @@ def _rows(study: CopyStudy, reference: torch.Tensor) -> list[Row]:
     rows.append(Row(f"{name}: loss over one step of gradient descent", expected, interval(ratios[kept]), over, by_seed))
     rows.append(Row(f"{name}: loss over one step of gradient descent, all seeds", expected, interval(ratios), "seeds"))
     for label, words, values in (
-        ("the token itself", None, [s.own.mean() for s in study.sensitivities]),
+        ("the token itself", None, [s.itself.mean() for s in study.sensitivities]),
         ("the next token, its target", None if linear_only else "high", [s.next.mean() for s in study.sensitivities]),
         ("any other token", None if linear_only else "near 0", [s.other.mean() for s in study.sensitivities]),
     ):
@@ -220,7 +220,7 @@ def _sensitivity_over_training(checkpoint: Checkpoint, prompts: Prompts) -> tupl
     ]
     return steps, {
         relation: torch.tensor([[getattr(s, relation).mean().item() for s in row] for row in by_step])
-        for relation in ("own", "next", "other")
+        for relation in ("itself", "next", "other")
     }
 
 
@@ -228,7 +228,7 @@ def _sensitivity_figure(
     study: CopyStudy, steps: list[int], by_relation: dict[str, torch.Tensor], seed: int, gd_mse: float
 ) -> Section:
     name = study.checkpoint.name
-    names = {"own": "the token itself", "next": "the next token (its target)", "other": "other tokens"}
+    names = {"itself": "the token itself", "next": "the next token (its target)", "other": "other tokens"}
     one = {names[relation]: values[:, seed].tolist() for relation, values in by_relation.items()}
     curve = study.checkpoint.record["curve"]
     figure = viz.sensitivity_over_training(

@@ -45,7 +45,7 @@ def test_transitions_are_marked_half_way_down_where_there_are_any():
 
 
 def test_norms_stand_over_the_loss():
-    norms = {"own": [1.0, 2.0, 3.0], "next": [0.0, 0.5, 1.0], "other": [0.1, 0.2, 0.3], "fourth": [5.0, 5.0, 5.0]}
+    norms = {"itself": [1.0, 2.0, 3.0], "next": [0.0, 0.5, 1.0], "other": [0.1, 0.2, 0.3], "fourth": [5.0, 5.0, 5.0]}
     figure: Any = sensitivity_over_training([0, 8, 30], norms, STEPS, [2.0, 1.0, 0.6, 0.4], gd_mse=0.5)
     for name, values in norms.items():
         assert lines(figure, name) == [([4, 8, 30], values)]

@@ -25,13 +25,13 @@ class TokenSensitivity(Result):
 
     Attributes:
         norms: Frobenius norm of d stream / d token, residual path included, `[position token prompt]`.
-        own: mean over the context's x tokens of the norm for the token itself, `[prompt]`.
+        itself: mean over the context's x tokens of the norm for the token itself, `[prompt]`.
         next: mean of the norm for the token after it, which holds its target, `[prompt]`.
         other: mean of the norm for all other tokens, `[prompt]`.
     """
 
     norms: Float[Tensor, "position token prompt"]
-    own: Float[Tensor, "prompt"]
+    itself: Float[Tensor, "prompt"]
     next: Float[Tensor, "prompt"]
     other: Float[Tensor, "prompt"]
 
@@ -74,9 +74,9 @@ def measure_token_sensitivity(
     norms = torch.cat(parts).permute(1, 2, 0)
     n = prompts.n_context
     inputs = torch.arange(0, 2 * n, 2)
-    same, following = norms[inputs, inputs].mean(0), norms[inputs, inputs + 1].mean(0)
-    rest = norms[inputs].sum((0, 1)) / n - same - following
-    return TokenSensitivity(norms, same, following, rest / (2 * n - 1))
+    itself, following = norms[inputs, inputs].mean(0), norms[inputs, inputs + 1].mean(0)
+    rest = norms[inputs].sum((0, 1)) / n - itself - following
+    return TokenSensitivity(norms, itself, following, rest / (2 * n - 1))
 
 
 @dataclass(frozen=True, eq=False)

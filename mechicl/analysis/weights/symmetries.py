@@ -12,7 +12,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from mechicl.analysis.weights.products import WeightProducts, read_weight_products, replace_products
+from mechicl.analysis.weights.products import WeightProducts, concatenate, read_weight_products, replace_products
 from mechicl.models import HookedTransformer, TransformerConfig
 
 Pair = tuple[HookedTransformer, HookedTransformer]
@@ -56,7 +56,7 @@ def express_in_products(a: HookedTransformer, b: HookedTransformer) -> Pair:
     A head depends on nothing else: invertible maps between W_Q and W_K, or between W_V and W_O, have no effect on the
     products. A model with fewer heads gets heads that do nothing.
     """
-    first, second = _padded(a, b)
+    first, second = _read_padded(a, b)
     return replace_products(a, first), replace_products(b, second)
 
 
@@ -82,7 +82,7 @@ def align_heads(a: HookedTransformer, b: HookedTransformer) -> Pair:
     leaky relu it is positive; for softmax, and with momentum over values, there is none. Hidden units of MLPs are
     matched by the inner products of their weights, in order only.
     """
-    first, second = _padded(a, b)
+    first, second = _read_padded(a, b)
     kind = "softmax" if sums_values(a.cfg) else a.cfg.attention  # softmax has no gauge either
     W_KQ, W_PV, orders = torch.empty_like(second.W_KQ), torch.empty_like(second.W_PV), []
     for layer in range(len(first.W_KQ)):
@@ -109,7 +109,7 @@ def lift_heads(a: HookedTransformer, b: HookedTransformer) -> Pair:
     """
     # Both models hold the same W_KQ, so that scores stay on the line; W_PV moves from (PV_a, 0) to (0, PV_b), and what
     # heads write is linear in it.
-    first, second = _padded(a, b)
+    first, second = _read_padded(a, b)
     both, silent = torch.cat([first.W_KQ, second.W_KQ], dim=1), torch.zeros_like(first.W_PV)
     values = torch.cat([first.W_PV, silent], dim=1), torch.cat([silent, second.W_PV], dim=1)
     wide = [
@@ -125,23 +125,20 @@ def lift_heads(a: HookedTransformer, b: HookedTransformer) -> Pair:
     return _with_both_units(wide[0], wide[1], 0), _with_both_units(wide[1], wide[0], 1)
 
 
-def _padded(a: HookedTransformer, b: HookedTransformer) -> tuple[WeightProducts, WeightProducts]:
+def _read_padded(a: HookedTransformer, b: HookedTransformer) -> tuple[WeightProducts, WeightProducts]:
+    """The products of both, the one with fewer heads padded with heads that do nothing."""
     if "," in a.cfg.attention:
         raise ValueError(f"heads can be matched where all layers have one kind of attention, not {a.cfg.attention!r}")
     return _pad(read_weight_products(a), read_weight_products(b))
 
 
 def _pad(a: WeightProducts, b: WeightProducts) -> tuple[WeightProducts, WeightProducts]:
-    n_heads = max(a.W_KQ.shape[1], b.W_KQ.shape[1])
-
-    def pad(products: WeightProducts) -> WeightProducts:
-        missing = n_heads - products.W_KQ.shape[1]
-        nothing = products.W_KQ.new_zeros(len(products.W_KQ), missing, *products.W_KQ.shape[2:])
-        return dataclasses.replace(
-            products, W_KQ=torch.cat([products.W_KQ, nothing], 1), W_PV=torch.cat([products.W_PV, nothing], 1)
-        )
-
-    return pad(a), pad(b)
+    missing = a.W_KQ.shape[1] - b.W_KQ.shape[1]
+    if missing < 0:
+        return _pad(b, a)[::-1]
+    nothing = torch.zeros_like(a.W_KQ[:, :missing])
+    nothing = dataclasses.replace(b, W_KQ=nothing, W_PV=nothing)
+    return a, concatenate([b, nothing], axis=1)
 
 
 def _sinks(model: HookedTransformer) -> list[Tensor]:

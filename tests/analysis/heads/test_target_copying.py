@@ -60,10 +60,10 @@ def test_norms_are_those_of_the_jacobian(layer):
     expected = norms_by_jacobian(model, p, layer)
     torch.testing.assert_close(result.norms, expected, rtol=1e-9, atol=1e-12)
     for i in range(3):
-        own = [expected[t, t, i] for t in (0, 2, 4, 6)]
+        itself = [expected[t, t, i] for t in (0, 2, 4, 6)]
         following = [expected[t, t + 1, i] for t in (0, 2, 4, 6)]
         other = [expected[t, k, i] for t in (0, 2, 4, 6) for k in range(9) if k not in (t, t + 1)]
-        for field, values in ((result.own, own), (result.next, following), (result.other, other)):
+        for field, values in ((result.itself, itself), (result.next, following), (result.other, other)):
             assert field[i].item() == pytest.approx(torch.stack(values).mean().item(), rel=1e-9, abs=1e-12)
 
 
@@ -86,9 +86,9 @@ def test_within_little_memory_results_are_the_same(tmp_path):
 def test_the_construction_depends_on_a_token_and_the_next_alone():
     model, p = constructions.copy_targets(x_dim=3, y_dim=2, n_context=4), prompts()
     before, after = (measure_token_sensitivity(model, p, layer) for layer in (0, 1))
-    close(before.own, 3**0.5)  # each token of three dimensions is in the stream as it is
+    close(before.itself, 3**0.5)  # each token of three dimensions is in the stream as it is
     close(before.next, 0)
-    close(after.own, 3**0.5)
+    close(after.itself, 3**0.5)
     close(after.next, 2**0.5)  # two dimensions of it are targets
     close(after.other, 0)
 

@@ -131,17 +131,6 @@ def test_models_of_different_shape_and_empty_paths_are_refused():
         interpolate(model(0), model(1), PROMPTS, kind="curved")
 
 
-def test_models_that_differ_in_more_than_their_weights_are_refused():
-    plain = constructions.gradient_descent(x_dim=3, n_context=4, step_size=0.5)
-    start = torch.ones(3, 1, dtype=torch.float64)
-    moved = constructions.gradient_descent(x_dim=3, n_context=4, step_size=0.5, initial_weights=start)
-    with pytest.raises(ValueError, match="initial weights"):
-        interpolate(plain, moved, PROMPTS)
-    damped = HookedTransformer(plain.cfg.replace(damping=0.5))
-    with pytest.raises(ValueError, match="differ in damping"):
-        interpolate(plain, damped, PROMPTS)
-
-
 def test_initial_weights_that_agree_stay():
     start = torch.tensor([[0.5], [-1.0], [0.2]], dtype=torch.float64)
     a, b = (
