@@ -25,8 +25,7 @@ def prefix_matching_scores(model: Any) -> Float[Tensor, "layer head layer head"]
     of the earlier one: 1 where a token attends to positions to which the earlier head brought the same token, as an
     induction head does through a previous-token head; see `score_heads`.
 
-    Args:
-        model: with a vocabulary. Norms and everything else between the weights are left out.
+    Norms and everything else between the weights are left out.
 
     Returns:
         `[earlier layer, its head, later layer, its head]`, between -1 and 1; 0 where the first is not of an earlier

@@ -23,10 +23,6 @@ def transformed_eigenvalues(eigenvalues: Float[Tensor, "*any"], gamma: float | T
 
     With γ > 0 the map rises to `4 / 27γ` at `λ = 1 / 3γ`, falls to 0 at `1 / γ`, and is back at `4 / 27γ` at `4 / 3γ`.
 
-    Args:
-        eigenvalues: λ, any shape.
-        gamma: γ, in units of one over an eigenvalue; broadcast against λ.
-
     Source: von Oswald et al. 2023, A.10, eq. 25.
 
     Example:
@@ -59,11 +55,7 @@ class EigenvalueRange:
             )
 
     def condition_numbers(self, gammas: Sequence[float]) -> Float[Tensor, "gamma"]:
-        """Largest over smallest value of `λ (1 - γλ)²` on the interval, infinite where 1/γ lies in it; 0 is allowed.
-
-        Raises:
-            ValueError: a γ that is negative or not finite, or none.
-        """
+        """Largest over smallest value of `λ (1 - γλ)²` on the interval, infinite where 1/γ lies in it; 0 is allowed."""
         # λ (1 - γλ)² is smooth, so that its extremes on the interval are at the ends, at the local maximum 1/3γ if that
         # lies inside, or at the double root 1/γ, where it is 0.
         gamma = torch.tensor(_checked(gammas), dtype=torch.float64)
@@ -77,9 +69,7 @@ class EigenvalueRange:
         """The ratio as the paper prints it: the local maximum `4 / 27γ` over the smaller of the two mapped ends.
 
         It is the condition number of the mapped interval for `1 / 3λ_max <= γ <= 1 / λ_max` (if λ_min is below 1/3γ).
-        With smaller γ the local maximum lies outside the interval, and the ratio grows without bound as γ goes to 0.
-        With larger γ the ratio leaves out that the interval contains a root of the map; it falls to 1 at
-        `γ = 1 / 3λ_min`, which means nothing.
+        With smaller γ the local maximum lies outside the interval; with larger γ the interval contains a root.
 
         Source: von Oswald et al. 2023, A.10 (the text between eq. 25 and Fig. 14).
         """
@@ -91,9 +81,8 @@ class EigenvalueRange:
     def heuristic_gamma(self) -> float:
         """The γ up to 1/λ_max with the least condition number, `1 / (λ_max + √(λ_max λ_min) + λ_min)`.
 
-        There the map takes both ends to the same value. Both ratios above have their minimum there, the printed one
-        its local one: with more γ the largest eigenvalue is mapped below the smallest, with less the local maximum is
-        higher.
+        There the map takes both ends to the same value: with more γ the largest eigenvalue is mapped below the
+        smallest, with less the local maximum is higher.
 
         Source: von Oswald et al. 2023, A.10, who minimise numerically; the closed form is ours.
 

@@ -117,7 +117,7 @@ def interpolate(
         a: a model on paired prompts without biases in attention.
         b: another of the same shape, such as a construction.
         prompts: held-out prompts.
-        n_alphas: number of models, the ends included; an odd number has the midpoint among them.
+        n_alphas: models on the line, the ends included; an odd number has the midpoint among them.
         kind: "raw", "rescaled" (linear attention), "aligned" or "lifted"; see `connect_modes`.
 
     Raises:

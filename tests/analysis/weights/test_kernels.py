@@ -204,9 +204,7 @@ def test_models_without_a_kernel_are_refused(what):
     model = HookedTransformer(TransformerConfig(**{**SINE, **REFUSED[what]}))
     prompts = random_prompts(model.cfg)
     for call in (
-        lambda: features(model, GRID),
         lambda: initial_function(model, GRID),
-        lambda: kernel(model, GRID, GRID),
         lambda: contributions(model, prompts),
         lambda: view_kernel(model, GRID, prompts),
     ):
