@@ -1,0 +1,135 @@
+"""The house: what may import what, and what the front door shows."""
+
+import ast
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+import mechicl.analysis
+
+ROOT = Path(mechicl.__file__).parent
+FLOORS = (
+    {"checks", "files", "learners", "memory", "progress", "prompts", "random_tensors", "searches", "shots",
+     "statistics", "tasks", "tokens"},
+    {"algorithms", "models", "text"},
+    {"checkpoints", "constructions", "interop", "training"},
+    {"analysis"},
+    {"viz"},
+    {"cli", "report"},
+)  # fmt: skip
+BETWEEN_QUESTIONS = {
+    "behaviour": {"layers"},
+    "heads": {"layers"},
+    "dynamics": {"behaviour", "heads"},
+    "weights": {"behaviour"},
+}
+MODULES = sorted(ROOT.rglob("*.py"))
+
+
+def imports(path: Path) -> set[str]:
+    """The modules of mechicl that a file imports anywhere, functions included."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name.removeprefix("mechicl.") for name in names if name.startswith("mechicl.")}
+
+
+def room(module: str) -> str:
+    return module.split(".")[0]
+
+
+def floor(name: str) -> int | None:
+    return next((i for i, rooms in enumerate(FLOORS) if name in rooms), None)
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def test_every_room_has_a_floor():
+    rooms = {room(module_of(path)) for path in MODULES} - {""}
+    assert rooms <= set().union(*FLOORS)
+
+
+def test_nothing_imports_from_a_floor_above():
+    for path in MODULES:
+        here = floor(room(module_of(path)))
+        for name in imports(path) if here is not None else ():
+            there = floor(room(name))
+            assert there is None or there <= here, f"{path.name} (floor {here + 1}) imports {name} (floor {there + 1})"
+
+
+def test_rooms_of_the_second_floor_do_not_know_each_other():
+    for path in MODULES:
+        if floor(room(module_of(path))) == 1:
+            others = {room(name) for name in imports(path)} & FLOORS[1]
+            assert others <= {room(module_of(path))}, path
+
+
+def test_questions_use_each_other_only_as_is_allowed():
+    crossings = 0
+    for path in (ROOT / "analysis").glob("*/*.py"):
+        question = path.parent.name
+        others = {name.split(".")[1] for name in imports(path) if name.startswith("analysis.")} - {question}
+        assert others <= BETWEEN_QUESTIONS.get(question, set()), path
+        crossings += len(others)
+    assert crossings <= 20
+
+
+def test_there_is_no_circle():
+    graph = {module_of(path): imports(path) for path in MODULES}
+    known = set(graph)
+    edges = {
+        module: {name if name in known else name.rpartition(".")[0] for name in names} & known
+        for module, names in graph.items()
+    }
+    done: set[str] = set()
+
+    def visit(module: str, trail: tuple[str, ...]) -> None:
+        assert module not in trail, " -> ".join((*trail, module))
+        if module not in done:
+            for target in edges[module] - {module}:
+                visit(target, (*trail, module))
+            done.add(module)
+
+    for module in edges:
+        visit(module, ())
+
+
+def examples() -> list[str]:
+    return [name for name in mechicl.analysis.__all__ if inspect.isroutine(getattr(mechicl.analysis, name))]
+
+
+@pytest.fixture(scope="module")
+def names() -> dict:
+    """What every example may use without making it."""
+    import torch
+
+    from mechicl import algorithms, constructions
+    from mechicl.checkpoints import load, load_checkpoint
+    from mechicl.learners import AlgorithmLearner
+    from mechicl.tasks import LinearRegression
+
+    checkpoint = load_checkpoint("gpt2-8l")
+    names = {"model": checkpoint.models[0], "task": checkpoint.task, "prompts": checkpoint.task.sample(64, seed=1)}
+    names |= {"torch": torch, "algorithms": algorithms, "constructions": constructions, "load": load}
+    names |= {"load_checkpoint": load_checkpoint, "AlgorithmLearner": AlgorithmLearner}
+    names |= {"LinearRegression": LinearRegression}
+    for module in vars(mechicl.analysis).values():
+        if inspect.ismodule(module):
+            names |= {name: getattr(module, name) for name in getattr(module, "__all__", ())}
+    return names
+
+
+@pytest.mark.parametrize("name", examples())
+def test_examples_run(name: str, names: dict):
+    text = inspect.getdoc(getattr(mechicl.analysis, name)) or ""
+    lines = re.findall(r"^ *(?:>>>|\.\.\.) ?(.*)$", text.partition("Example:")[2], flags=re.MULTILINE)
+    assert lines, f"{name} has no example"
+    exec("\n".join(lines), dict(names))
