@@ -19,7 +19,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from mechicl.analysis import linear_attention_optimum
+from mechicl.analysis.weights import linear_attention_optimum
 from mechicl.checkpoints import load_checkpoint
 from mechicl.models import TransformerConfig
 from mechicl.report.one_layer import compare_one_layer

@@ -9,8 +9,10 @@ from benchmark import row, show
 from transformers import GPT2Config, GPT2Model
 
 from mechicl import algorithms
-from mechicl.analysis import Lens, fit_readouts, regressed_weights, train_readouts
+from mechicl.analysis import Lens, fit_readouts
+from mechicl.analysis.behaviour import regressed_weights
 from mechicl.analysis.behaviour.induced_weights import predict_queries_one_by_one
+from mechicl.analysis.layers import train_readouts
 from mechicl.checkpoints import load_checkpoint
 from mechicl.interop import from_garg
 from mechicl.learners import squared_errors

@@ -6,8 +6,8 @@ python analyses/finetuning_on_contexts.py --checkpoint gpt2-8l
 
 from dataclasses import dataclass
 
-from mechicl.analysis import FineTuning, compare_on_prompts, read_dual_form, search_on_prompts
-from mechicl.analysis.finetuning import METHOD_NAMES, METHODS
+from mechicl.analysis import FineTuning, compare_on_prompts, read_dual_form
+from mechicl.analysis.finetuning import METHOD_NAMES, METHODS, search_on_prompts
 from mechicl.checkpoints import load_checkpoint
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts

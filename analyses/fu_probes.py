@@ -6,7 +6,8 @@ python analyses/fu_probes.py
 from dataclasses import dataclass
 
 from mechicl import algorithms, viz
-from mechicl.analysis import cross_moments, gradient_descent_weights, newton_weights, ols_weights, probe, second_moments
+from mechicl.analysis import probe
+from mechicl.analysis.layers import cross_moments, gradient_descent_weights, newton_weights, ols_weights, second_moments
 from mechicl.checkpoints import load_checkpoint
 from mechicl.models import build
 from mechicl.report import Claim, Claims, Comparison, Row, Section

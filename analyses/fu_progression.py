@@ -7,7 +7,8 @@ python analyses/fu_progression.py --checkpoint gpt2-8l-ill --lstm None
 from dataclasses import dataclass
 
 from mechicl import algorithms
-from mechicl.analysis import LayerErrors, fit_readouts, match
+from mechicl.analysis import fit_readouts, match
+from mechicl.analysis.layers import LayerErrors
 from mechicl.checkpoints import load_checkpoint
 from mechicl.learners import AlgorithmLearner
 from mechicl.report import Claim, Claims, Comparison, Row, Section

@@ -6,7 +6,8 @@ python analyses/fu_weights.py
 from dataclasses import dataclass
 
 from mechicl import viz
-from mechicl.analysis import fit_readouts, match, measure_outside_span, similarity_of_weights
+from mechicl.analysis import fit_readouts, match
+from mechicl.analysis.behaviour import measure_outside_span, similarity_of_weights
 from mechicl.checkpoints import load_checkpoint
 from mechicl.report import Claim, Claims, Comparison, Row, Section
 from mechicl.report.layers import reference_families

@@ -16,8 +16,16 @@ from typing import Any
 import torch
 
 from mechicl import viz
-from mechicl.analysis import FineTuningComparison, read_dual_form
-from mechicl.analysis.finetuning import METHOD_NAMES, METHODS, Method, TaskTexts, draw_texts, study_task
+from mechicl.analysis import read_dual_form
+from mechicl.analysis.finetuning import (
+    METHOD_NAMES,
+    METHODS,
+    FineTuningComparison,
+    Method,
+    TaskTexts,
+    draw_texts,
+    study_task,
+)
 from mechicl.checkpoints import UnknownSeedError
 from mechicl.files import read_json, write_json, write_tensors
 from mechicl.interop import LanguageModel, load_language_model

@@ -15,12 +15,9 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from mechicl import algorithms, constructions, viz
-from mechicl.analysis import (
-    AlignmentOverTraining,
-    align_over_training,
-    linear_attention_optimum,
-    preconditioned_gd_optimum,
-)
+from mechicl.analysis import align_over_training
+from mechicl.analysis.dynamics import AlignmentOverTraining
+from mechicl.analysis.weights import linear_attention_optimum, preconditioned_gd_optimum
 from mechicl.checkpoints import Checkpoint, load_checkpoint
 from mechicl.learners import AlgorithmLearner, Learner, squared_errors
 from mechicl.prompts import Prompts

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 
 from mechicl import viz
-from mechicl.analysis import Conditioning, EigenvalueRange, fit_construction, measure_conditioning, tuned_descent
+from mechicl.analysis import fit_construction, measure_conditioning
+from mechicl.analysis.behaviour import tuned_descent
+from mechicl.analysis.weights import Conditioning, EigenvalueRange
 from mechicl.report import Claim, Claims, Comparison, Row, Section, published
 from mechicl.report.script import ScriptArgs, regression_checkpoint, run_script
 from mechicl.statistics import Interval, interval

@@ -9,15 +9,10 @@ from dataclasses import dataclass
 import torch
 
 from mechicl import viz
-from mechicl.analysis import (
-    TargetCopying,
-    TokenSensitivity,
-    Transitions,
-    find_transitions,
-    measure_target_copying,
-    measure_token_sensitivity,
-    tuned_descent,
-)
+from mechicl.analysis import find_transitions, measure_target_copying
+from mechicl.analysis.behaviour import tuned_descent
+from mechicl.analysis.dynamics import Transitions
+from mechicl.analysis.heads import TargetCopying, TokenSensitivity, measure_token_sensitivity
 from mechicl.checkpoints import Checkpoint, load_checkpoint
 from mechicl.learners import squared_errors
 from mechicl.prompts import Prompts

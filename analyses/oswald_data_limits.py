@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 
 from mechicl import viz
-from mechicl.analysis import align, align_over_training, fit_construction, interpolate, tuned_descent
+from mechicl.analysis import align, align_over_training, fit_construction, interpolate
+from mechicl.analysis.behaviour import tuned_descent
 from mechicl.checkpoints import Checkpoint, load_checkpoint
 from mechicl.constructions import gradient_descent
 from mechicl.learners import squared_errors

@@ -6,7 +6,8 @@ python analyses/oswald_gamma.py
 from dataclasses import dataclass
 
 from mechicl import viz
-from mechicl.analysis import fit_construction, tuned_descent
+from mechicl.analysis import fit_construction
+from mechicl.analysis.behaviour import tuned_descent
 from mechicl.checkpoints import load_checkpoint
 from mechicl.report import Claim, Claims, Comparison, Row, Section
 from mechicl.report.descent import published_gammas

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from mechicl import viz
-from mechicl.analysis import Transitions, find_transitions, one_step_optimum
+from mechicl.analysis import find_transitions
+from mechicl.analysis.dynamics import Transitions
+from mechicl.analysis.weights import one_step_optimum
 from mechicl.checkpoints import Checkpoint, load_checkpoint
 from mechicl.report import Claim, Claims, Comparison, Row, Section
 from mechicl.report.claims import numbers

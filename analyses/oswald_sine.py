@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import torch
 
 from mechicl import algorithms, viz
-from mechicl.analysis import adapted_functions, align, initial_function, view_kernel
+from mechicl.analysis import align
+from mechicl.analysis.weights import adapted_functions, initial_function, view_kernel
 from mechicl.checkpoints import Checkpoint, load_checkpoint
 from mechicl.learners import AlgorithmLearner, Learner, squared_errors
 from mechicl.models import HookedTransformer

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
-from mechicl.analysis import WeightProducts, align, read_weight_products, tuned_descent
+from mechicl.analysis import align, read_weight_products
+from mechicl.analysis.behaviour import tuned_descent
+from mechicl.analysis.weights import WeightProducts
 from mechicl.checkpoints import load_checkpoint
 from mechicl.learners import squared_errors
 from mechicl.report import Claim, Claims, Comparison, Row

@@ -11,7 +11,7 @@ import mechicl.analysis
 
 ROOT = Path(mechicl.__file__).parent
 FLOORS = (
-    {"checks", "files", "learners", "memory", "progress", "prompts", "random_tensors", "searches", "shots",
+    {"checks", "files", "learners", "memory", "progress", "prompts", "sampling", "shots",
      "statistics", "tasks", "tokens"},
     {"algorithms", "models", "text"},
     {"checkpoints", "constructions", "interop", "training"},
@@ -23,7 +23,6 @@ BETWEEN_QUESTIONS = {
     "behaviour": {"layers"},
     "heads": {"layers"},
     "dynamics": {"behaviour", "heads"},
-    "weights": {"behaviour"},
 }
 MODULES = sorted(ROOT.rglob("*.py"))
 

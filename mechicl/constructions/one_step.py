@@ -68,7 +68,7 @@ def linear_optimum(
     """The one layer of linear attention with the least loss on `x ~ N(0, Σ)`, `w ~ N(0, I)`.
 
     It is one step of preconditioned gradient descent with `A = ((n+1)/n Σ + (tr(Σ) + ν²)/n I)⁻¹`; its loss is
-    `analysis.linear_attention_optimum` of the eigenvalues of Σ, n and ν².
+    `analysis.weights.linear_attention_optimum` of the eigenvalues of Σ, n and ν².
 
     Args:
         covariance: Σ `[x x]`, symmetric and positive semidefinite.

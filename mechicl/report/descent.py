@@ -10,19 +10,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mechicl import viz
-from mechicl.analysis import (
-    FOREIGN_INPUTS,
-    ConstructionFit,
-    FamilyName,
-    Identification,
-    align,
-    fit_construction,
-    identify,
-    interpolate,
-    measure_shifted_losses,
-    tuned_descent,
-)
+from mechicl.analysis import Identification, align, fit_construction, identify, interpolate, measure_shifted_losses
+from mechicl.analysis.behaviour import FOREIGN_INPUTS, tuned_descent
 from mechicl.analysis.behaviour.spectral import SpectralLearner
+from mechicl.analysis.weights import ConstructionFit, FamilyName
 from mechicl.analysis.weights.construction_families import family_for
 from mechicl.checkpoints import Checkpoint, CheckpointError
 from mechicl.learners import Learner, squared_errors

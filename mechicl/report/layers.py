@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from mechicl import algorithms, viz
-from mechicl.analysis import Growth, LayerErrors, Match, Readouts, fit_readouts, match, regressed_weights
+from mechicl.analysis import Match, Readouts, fit_readouts, match
+from mechicl.analysis.behaviour import Growth, regressed_weights
 from mechicl.analysis.behaviour.matching import Similarity
+from mechicl.analysis.layers import LayerErrors
 from mechicl.checkpoints import Checkpoint, CheckpointError
 from mechicl.learners import AlgorithmLearner, IterativeLearner
 from mechicl.prompts import Prompts

@@ -9,18 +9,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl import algorithms, constructions, viz
-from mechicl.analysis import (
-    FOREIGN_INPUTS,
-    ShiftedLosses,
-    align,
-    align_over_training,
-    fit_construction,
-    interpolate,
-    linear_attention_optimum,
-    measure_shifted_losses,
-    one_step_optimum,
-)
+from mechicl.analysis import align, align_over_training, fit_construction, interpolate, measure_shifted_losses
+from mechicl.analysis.behaviour import FOREIGN_INPUTS, ShiftedLosses
 from mechicl.analysis.layers.layer_learners import Lens
+from mechicl.analysis.weights import linear_attention_optimum, one_step_optimum
 from mechicl.analysis.weights.paths import PathKind
 from mechicl.analysis.weights.products import read_weight_products, replace_products
 from mechicl.analysis.weights.rollout import repeat_layers

@@ -7,17 +7,17 @@ from typing import Any
 import torch
 
 from mechicl import viz
-from mechicl.analysis import (
+from mechicl.analysis import read_dual_form, score_heads
+from mechicl.analysis.finetuning import (
+    METHOD_NAMES,
+    METHODS,
     FineTuningComparison,
     TaskStudy,
     TaskTexts,
     draw_texts,
     measure_accuracy,
-    read_dual_form,
-    score_heads,
     study_task,
 )
-from mechicl.analysis.finetuning import METHOD_NAMES, METHODS
 from mechicl.checkpoints import Checkpoint
 from mechicl.report.comparison import Comparison, Row, Section
 from mechicl.statistics import Interval, interval

@@ -73,9 +73,9 @@ def adapted_functions_figure(
     Args:
         prompts: with inputs and targets of one dimension.
         grid: the queries, ascending.
-        functions: by learner, predictions from each prompt's context (`analysis.adapted_functions`).
-        initial: by learner, predictions before attention (`analysis.initial_function`), dashed, in the learner's
-            colour where it is one of `functions`.
+        functions: by learner, predictions from each prompt's context (`analysis.weights.adapted_functions`).
+        initial: by learner, predictions before attention (`analysis.weights.initial_function`), dashed, in the
+            learner's colour where it is one of `functions`.
         truth: the targets' function on the grid for each prompt.
         columns: panels in a row.
         title: of the figure.

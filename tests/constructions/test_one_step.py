@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mechicl import constructions
-from mechicl.analysis import linear_attention_optimum
+from mechicl.analysis.weights import linear_attention_optimum
 from mechicl.learners import squared_errors
 from mechicl.statistics import interval
 from mechicl.tasks import LinearRegression

@@ -7,7 +7,8 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from mechicl.analysis import FineTuning, compare_with_finetuning, draw_texts
+from mechicl.analysis import FineTuning, compare_with_finetuning
+from mechicl.analysis.finetuning import draw_texts
 from mechicl.interop import load_language_model
 from mechicl.tasks.topics import WORDS
 from mechicl.text import TEXT_TASKS, text_shots

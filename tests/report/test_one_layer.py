@@ -10,7 +10,7 @@ import torch
 from playwright.sync_api import Browser
 
 from mechicl import constructions
-from mechicl.analysis import one_step_optimum
+from mechicl.analysis.weights import one_step_optimum
 from mechicl.checkpoints import Checkpoint, CheckpointError, load_checkpoint, save
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.report import Comparison, write_report

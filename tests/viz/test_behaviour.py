@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from mechicl import algorithms, viz
-from mechicl.analysis import FamilyMatch, Identification, ShiftedLosses, SpectralLearner, measure_shifted_losses
+from mechicl.analysis import Identification, measure_shifted_losses
+from mechicl.analysis.behaviour import FamilyMatch, ShiftedLosses, SpectralLearner
 from mechicl.learners import AlgorithmLearner, Learner
 from mechicl.statistics import interval
 from mechicl.tasks import LinearRegression

@@ -7,7 +7,8 @@ import pytest
 import torch
 from playwright.sync_api import Browser
 
-from mechicl.analysis import Circuit, Edge, Node, find_circuit, next_token_loss
+from mechicl.analysis import Circuit, find_circuit, next_token_loss
+from mechicl.analysis.interventions import Edge, Node
 from mechicl.constructions import induction
 from mechicl.statistics import interval
 from mechicl.tasks.repeated_tokens import RepeatedTokens

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from mechicl import viz
-from mechicl.analysis import EigenvalueRange, measure_conditioning, transformed_eigenvalues
+from mechicl.analysis import measure_conditioning
+from mechicl.analysis.weights import EigenvalueRange, transformed_eigenvalues
 from mechicl.tasks import LinearRegression
 from tests.viz.traces import lines
 

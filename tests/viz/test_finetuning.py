@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from mechicl import viz
-from mechicl.analysis import FineTuning, compare_with_finetuning, draw_texts
+from mechicl.analysis import FineTuning, compare_with_finetuning
+from mechicl.analysis.finetuning import draw_texts
 from mechicl.statistics import Interval
 from mechicl.text import TEXT_TASKS, text_shots, topic_tokenizer
 from tests.text.models import reader

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mechicl import viz
-from mechicl.analysis import HeadScores
+from mechicl.analysis.heads import HeadScores
 from tests.viz.traces import heatmaps
 
 

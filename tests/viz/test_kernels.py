@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mechicl import constructions
-from mechicl.analysis import KernelView, adapted_functions, initial_function, view_kernel
+from mechicl.analysis.weights import KernelView, adapted_functions, initial_function, view_kernel
 from mechicl.tasks import SineRegression
 from mechicl.viz import adapted_functions_figure, kernel_heatmaps
 from tests.viz.traces import heatmaps, lines

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from mechicl import viz as pictures
-from mechicl.analysis import Match, ProbeResult, fit_growth
+from mechicl.analysis import Match
+from mechicl.analysis.behaviour import fit_growth
+from mechicl.analysis.layers import ProbeResult
 from mechicl.statistics import Interval
 
 viz: Any = pictures  # plotly's types know too little of a figure's traces

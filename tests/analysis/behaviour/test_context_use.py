@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from mechicl import algorithms
-from mechicl.analysis import Lens, measure_forgetting, measure_order_sensitivity, measure_outside_span
+from mechicl.analysis import Lens, measure_forgetting, measure_order_sensitivity
+from mechicl.analysis.behaviour import measure_outside_span
 from mechicl.learners import AlgorithmLearner
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.tasks import LinearRegression

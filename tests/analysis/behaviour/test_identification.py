@@ -10,8 +10,8 @@ import torch
 from mechicl import algorithms, constructions
 from mechicl.algorithms.gradient_descent import gd_plus_plus_filters
 from mechicl.algorithms.newton import newton_filter
-from mechicl.analysis import FamilyMatch, Identification, SpectralLearner, identify, tuned_descent
-from mechicl.analysis.behaviour import algorithm_families
+from mechicl.analysis import Identification, identify
+from mechicl.analysis.behaviour import FamilyMatch, SpectralLearner, algorithm_families, tuned_descent
 from mechicl.learners import AlgorithmLearner, Learner
 from mechicl.tasks import LinearRegression
 from tests.analysis.behaviour.conftest import Constant

@@ -7,16 +7,15 @@ from mechicl import algorithms
 from mechicl.analysis import (
     Lens,
     align,
-    cross_moments,
-    fit_growth,
     identify,
     match,
     measure_forgetting,
     measure_order_sensitivity,
-    measure_outside_span,
     measure_shifted_losses,
     probe,
 )
+from mechicl.analysis.behaviour import fit_growth, measure_outside_span
+from mechicl.analysis.layers import cross_moments
 from mechicl.learners import AlgorithmLearner
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.statistics import load_result

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from mechicl import algorithms
-from mechicl.analysis import FOREIGN_INPUTS, measure_shifted_losses
+from mechicl.analysis import measure_shifted_losses
+from mechicl.analysis.behaviour import FOREIGN_INPUTS
 from mechicl.learners import AlgorithmLearner
 from mechicl.statistics import interval
 from mechicl.tasks import LinearRegression

@@ -7,7 +7,8 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mechicl.analysis import Transitions, find_transitions
+from mechicl.analysis import find_transitions
+from mechicl.analysis.dynamics import Transitions
 from mechicl.statistics import interval
 
 

@@ -10,7 +10,8 @@ from transformer_lens.model_bridge.sources import build_bridge_from_module
 from transformers import Gemma2Config, Gemma2ForCausalLM, MistralConfig, MistralForCausalLM
 
 from mechicl import constructions
-from mechicl.analysis import DualForm, read_dual_form
+from mechicl.analysis import read_dual_form
+from mechicl.analysis.heads import DualForm
 from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig
 from mechicl.models.adapter import ModelAdapter
 from mechicl.tasks import LinearRegression

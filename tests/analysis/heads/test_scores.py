@@ -14,7 +14,8 @@ from transformer_lens.model_bridge.sources import build_bridge_from_module
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from mechicl import constructions
-from mechicl.analysis import composition_scores, prefix_matching_scores, score_heads
+from mechicl.analysis import composition_scores, score_heads
+from mechicl.analysis.heads import prefix_matching_scores
 from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig
 from mechicl.prompts import Prompts
 from mechicl.statistics import interval

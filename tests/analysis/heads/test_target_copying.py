@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from mechicl import constructions
-from mechicl.analysis import measure_target_copying, measure_token_sensitivity
+from mechicl.analysis import measure_target_copying
+from mechicl.analysis.heads import measure_token_sensitivity
 from mechicl.learners import squared_errors
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.models.adapter import ModelAdapter

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from mechicl.analysis import cross_moments, newton_weights, ols_weights, probe, second_moments
+from mechicl.analysis import probe
+from mechicl.analysis.layers import cross_moments, newton_weights, ols_weights, second_moments
 from mechicl.analysis.layers.probes import gradient_descent_weights
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.tasks import LinearRegression

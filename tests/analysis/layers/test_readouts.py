@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from mechicl import algorithms, constructions
-from mechicl.analysis import Lens, Readouts, fit_readouts, train_readouts
+from mechicl.analysis import Lens, Readouts, fit_readouts
+from mechicl.analysis.layers import train_readouts
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.prompts import Prompts
 from mechicl.tasks import LinearRegression

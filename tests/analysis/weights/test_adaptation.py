@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mechicl import algorithms
-from mechicl.analysis import adapted_functions
+from mechicl.analysis.weights import adapted_functions
 from mechicl.learners import AlgorithmLearner
 from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig
 from mechicl.tasks import SineRegression

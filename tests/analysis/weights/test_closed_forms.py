@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mechicl import algorithms
-from mechicl.analysis import linear_attention_optimum, one_step_optimum, preconditioned_gd_optimum
+from mechicl.analysis.weights import linear_attention_optimum, one_step_optimum, preconditioned_gd_optimum
 from mechicl.tasks import LinearRegression
 
 

@@ -8,7 +8,8 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mechicl.analysis import EigenvalueRange, measure_conditioning, transformed_eigenvalues
+from mechicl.analysis import measure_conditioning
+from mechicl.analysis.weights import EigenvalueRange, transformed_eigenvalues
 from mechicl.analysis.weights.conditioning import FLOOR
 from mechicl.prompts import Prompts
 from mechicl.tasks import LinearRegression

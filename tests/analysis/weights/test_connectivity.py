@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from mechicl import constructions
-from mechicl.analysis import ModeConnectivity, WeightCurve, connect_modes, fit_construction
+from mechicl.analysis import connect_modes, fit_construction
+from mechicl.analysis.weights import ModeConnectivity, WeightCurve
 from mechicl.analysis.weights.connectivity import bend
 from mechicl.analysis.weights.paths import straight_line
 from mechicl.tasks import LinearRegression

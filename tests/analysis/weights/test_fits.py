@@ -8,7 +8,9 @@ import scipy.stats
 import torch
 
 from mechicl import constructions
-from mechicl.analysis import ConstructionFit, fit_construction, tuned_descent
+from mechicl.analysis import fit_construction
+from mechicl.analysis.behaviour import tuned_descent
+from mechicl.analysis.weights import ConstructionFit
 from mechicl.analysis.weights.construction_families import family_for
 from mechicl.analysis.weights.fits import match_predictions
 from mechicl.models import HookedTransformer, TransformerConfig

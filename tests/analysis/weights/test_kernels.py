@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mechicl import constructions
-from mechicl.analysis import KernelView
+from mechicl.analysis.weights import KernelView
 from mechicl.analysis.weights.kernels import (
     contributions,
     decompose,

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from mechicl import constructions
-from mechicl.analysis import LossPath, WeightCurve, interpolate
+from mechicl.analysis import interpolate
+from mechicl.analysis.weights import LossPath, WeightCurve
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.tasks import LinearRegression
 

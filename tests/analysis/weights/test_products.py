@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from mechicl.analysis import WeightProducts, read_weight_products, replace_products
+from mechicl.analysis import read_weight_products
+from mechicl.analysis.weights import WeightProducts, replace_products
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.tasks import LinearRegression
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from mechicl import algorithms, constructions
-from mechicl.analysis import Lens, repeat_layers
+from mechicl.analysis import Lens
+from mechicl.analysis.weights import repeat_layers
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.tasks import LinearRegression
 

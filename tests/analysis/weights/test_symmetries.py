@@ -4,14 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from mechicl.analysis import (
-    WeightProducts,
-    align_heads,
-    lift_heads,
-    read_weight_products,
-    replace_products,
-    rescale_heads,
-)
+from mechicl.analysis import read_weight_products
+from mechicl.analysis.weights import WeightProducts, align_heads, lift_heads, replace_products, rescale_heads
 from mechicl.analysis.weights.symmetries import check_same_shape, express_in_products
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.tasks import LinearRegression
