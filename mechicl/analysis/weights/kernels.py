@@ -213,8 +213,8 @@ def view_kernel(model: HookedTransformer, grid: Float[Tensor, "point x"], prompt
     Source: von Oswald et al. 2023, A.8.
 
     Example:
-        >>> model, grid = load("sine-lsa"), torch.linspace(-5, 5, 101)[:, None]
-        >>> view = view_kernel(model, grid, SineRegression().sample(1000, seed=0))
+        >>> sine, grid = load_checkpoint("sine-lsa"), torch.linspace(-5, 5, 101)[:, None]
+        >>> view = view_kernel(sine.models[0], grid, sine.task.sample(1000, seed=0))
         >>> view.symmetry_error, view.effective_rank
     """
     _check_model(model, one_target=True)
