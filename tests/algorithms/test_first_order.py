@@ -50,19 +50,6 @@ def test_chebyshev_is_the_polynomial_of_the_full_context(steps):
         np.testing.assert_allclose(got[i], expected, rtol=1e-8, atol=1e-10)
 
 
-def test_no_step_size_of_gradient_descent_has_a_smaller_largest_residual():
-    prompts = make_prompts(n_prompts=1, n_context=9)
-    xs = prompts.context.xs[0].numpy()
-    values = np.linalg.eigvalsh(xs.T @ xs)
-    grid = np.linspace(values.min(), values.max(), 400)
-    for steps in (1, 3, 8):
-        best = np.abs(conjugate_interval_residual(values, steps)).max()
-        envelope = 1 / np.polynomial.Chebyshev.basis(steps)((values.max() + values.min()) / np.ptp(values))
-        assert best <= envelope * (1 + 1e-9)
-        descents = [np.abs((1 - a * grid) ** steps).max() for a in np.linspace(0, 2 / values.max(), 300)]
-        assert envelope <= min(descents) * (1 + 1e-9)
-
-
 @given(x_dim=st.integers(1, 5), n_context=st.integers(0, 7))
 def test_chebyshev_reaches_least_squares_on_any_prefix(x_dim, n_context):
     prompts = make_prompts(n_prompts=2, n_context=n_context, x_dim=x_dim)

@@ -31,12 +31,6 @@ def assert_equal(trajectory, expected, tolerance=1e-9):
     np.testing.assert_allclose(trajectory.predictions[0].detach().numpy(), expected, rtol=0, atol=tolerance * scale)
 
 
-def exactly_linear(n_context, x_dim, y_dim=1):
-    prompts = make_prompts(n_context=n_context, x_dim=x_dim)
-    weights = torch.randn(3, x_dim, y_dim, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    return Prompts(prompts.xs, prompts.xs @ weights)
-
-
 # ---- ordinary least squares ----
 
 
@@ -45,12 +39,6 @@ def test_ols_is_the_least_squares_solution_of_minimum_norm_on_every_prefix(promp
     # the eigenvalues of XᵀX carry the square of X's condition number, here up to 1e5
     tolerance = 1e-3 if prompts is AWKWARD["eigenvalues from 1 to 1e-10"] else 1e-9
     assert_equal(algorithms.ols(prompts), over_prefixes(prompts, lstsq), tolerance)
-
-
-def test_ols_ignores_a_direction_that_is_only_rounding_noise():
-    prompts = exactly_linear(n_context=6, x_dim=3)
-    prompts.xs[..., 2] = prompts.xs[..., 0] * (1 + 1e-12)
-    assert_equal(algorithms.ols(prompts), over_prefixes(prompts, lstsq))
 
 
 def test_ols_does_not_depend_on_the_scale_of_inputs():
@@ -70,7 +58,7 @@ def test_ridge_solves_the_penalised_normal_equations_on_every_prefix(prompts, pe
     assert_equal(algorithms.ridge(prompts, penalty=penalty), over_prefixes(prompts, solve(penalty)), 1e-11)
 
 
-@pytest.mark.parametrize("penalty", [5e-324, 1e-300, 1e-40, 1e-18, 1e-15])
+@pytest.mark.parametrize("penalty", [5e-324, 1e-18, 1e-15])
 @pytest.mark.parametrize("trouble", [name for name in AWKWARD if not name.startswith("eigenvalues")])
 def test_a_penalty_below_rounding_noise_gives_ols_and_no_noise(penalty, trouble):
     prompts = AWKWARD[trouble]
@@ -80,12 +68,6 @@ def test_a_penalty_below_rounding_noise_gives_ols_and_no_noise(penalty, trouble)
         rtol=1e-9,
         atol=1e-9,
     )
-
-
-@pytest.mark.parametrize("penalty", [0, -1.0, math.nan, math.inf])
-def test_a_penalty_that_is_not_positive_is_refused(penalty):
-    with pytest.raises(ValueError, match="penalty must be positive"):
-        algorithms.ridge(make_prompts(), penalty=penalty)
 
 
 # ---- Bayes ----
@@ -108,12 +90,17 @@ def test_bayes_without_noise_is_ols(noise_std):
     torch.testing.assert_close(ours, algorithms.ols(prompts).predictions, rtol=1e-9, atol=1e-9)
 
 
+# ---- refusals ----
+
+
 @pytest.mark.parametrize(
-    ("noise_std", "weight_std"), [(-0.1, 1.0), (math.nan, 1.0), (math.inf, 1.0), (0.1, 0.0), (0.1, -1.0), (0, math.inf)]
+    ("name", "options", "message"),
+    [
+        *(("ridge", {"penalty": penalty}, "penalty must be positive") for penalty in (0, -1.0, math.nan, math.inf)),
+        *(("bayes", {"noise_std": std}, "noise_std must be") for std in (-0.1, math.nan, math.inf)),
+        *(("bayes", {"noise_std": 0.1, "weight_std": std}, "weight_std must be") for std in (0.0, -1.0, math.inf)),
+    ],
 )
-def test_deviations_out_of_range_are_refused(noise_std, weight_std):
-    with pytest.raises(ValueError, match="_std must be"):
-        algorithms.bayes(make_prompts(), noise_std=noise_std, weight_std=weight_std)
-
-
-# ---- all three ----
+def test_parameters_out_of_range_are_refused(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        getattr(algorithms, name)(make_prompts(), **options)

@@ -3,11 +3,15 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mechicl.algorithms import newton, newton_moments, ols
-from tests.algorithms.reference import make_prompts, over_prefixes
+from mechicl.prompts import Prompts
+from tests.algorithms.reference import awkward_prompts, make_prompts, over_prefixes, prompts_of_any_size
+
+AWKWARD = awkward_prompts()
+awkward = pytest.mark.parametrize("prompts", AWKWARD.values(), ids=AWKWARD)
 
 
 def iterate(steps: int, alpha: float | None = None):
@@ -24,36 +28,22 @@ def iterate(steps: int, alpha: float | None = None):
     return predict
 
 
+@awkward
 @pytest.mark.parametrize("alpha", [None, 0.01])
-@pytest.mark.parametrize("y_dim", [1, 2])
-def test_every_step_and_prefix_is_the_matrix_iteration(alpha, y_dim):
-    prompts = make_prompts(y_dim=y_dim)
+def test_every_step_and_prefix_is_the_matrix_iteration(prompts, alpha):
     steps = [0, 1, 2, 5, 12]
     trajectory = newton(prompts, steps, alpha=alpha)
     for k, predictions in zip(steps, trajectory.predictions, strict=True):
         np.testing.assert_allclose(predictions, over_prefixes(prompts, iterate(k, alpha)), rtol=1e-8, atol=1e-10)
 
 
-@given(
-    x_dim=st.integers(1, 6), n_context=st.integers(0, 8), steps=st.integers(0, 10), scale=st.sampled_from([1e-3, 1, 30])
-)
-def test_any_shape_and_scale(x_dim, n_context, steps, scale):
-    prompts = make_prompts(n_prompts=2, n_context=n_context, x_dim=x_dim, scale=scale)
+@settings(max_examples=15)
+@given(prompts_of_any_size(), st.integers(0, 10), st.sampled_from([1e-3, 1, 30]))
+def test_any_shape_and_scale(prompts, steps, scale):
+    prompts = Prompts(scale * prompts.xs, prompts.ys)
     expected = over_prefixes(prompts, iterate(steps))
     got = newton(prompts, [steps]).predictions[0].numpy()
     np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-8 * max(1.0, float(np.abs(expected).max())))
-
-
-def test_repeated_and_rank_deficient_points_are_ordinary():
-    prompts = make_prompts(n_context=6, x_dim=4)
-    xs = prompts.xs.clone()
-    xs[:, 1:6] = xs[:, :1]
-    xs[0] = 0
-    prompts = type(prompts)(xs, prompts.ys)
-    got = newton(prompts, [0, 3, 60]).predictions
-    assert got.isfinite().all()
-    np.testing.assert_allclose(got[1], over_prefixes(prompts, iterate(3)), rtol=1e-8, atol=1e-10)
-    torch.testing.assert_close(got[2], ols(prompts).predictions[0], rtol=1e-6, atol=1e-8)
 
 
 def test_the_printed_alpha_is_on_the_boundary_and_refused():

@@ -141,33 +141,6 @@ def test_total_is_the_sum_over_all_positions(size, seed, attention, normalised):
 # ---- together ----
 
 
-def test_products_and_a_total_are_a_step_of_gradient_descent():
-    """The read-out of Fu et al.'s proof (C.2), with the identity in place of Newton's inverse."""
-    prompts = random_prompts(N_CONTEXT, 3, 1)
-    stream = Stream(x=3, y=1, position=N_CONTEXT + 1, product=3, weights=3)
-    layers = [
-        Layer(mlp=mul(stream, "y", "x", "product", shape=(1, 1, 3))),
-        Layer(
-            [total(stream, "product", "weights", n_positions=N_CONTEXT + 1)],
-            mul(stream, "x", "weights", "y", shape=(1, 3, 1)),
-        ),
-        Layer(mlp=aff(stream, {"y": -torch.eye(1)}, "y", act_fn="square")),  # the model reads out minus y
-    ]
-    model = assemble(
-        stream,
-        layers,
-        n_context=N_CONTEXT,
-        keys="full",
-        positional_embedding_type="one_hot",
-        normalize_by_context=True,
-        act_fn="square",
-    )
-    xs, ys = prompts.context
-    expected = torch.einsum("px,pnx,pny->py", prompts.query.xs, xs, ys)
-    torch.testing.assert_close(model.predict(prompts), expected)
-    assert isinstance(layers[0].mlp, Hidden)
-
-
 # ---- refusals ----
 
 DIV = {"scratch": "scratch", "low": 1.0, "high": 2.0, "steps": 2}
