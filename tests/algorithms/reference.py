@@ -51,6 +51,21 @@ def precondition(matrices: list[np.ndarray]) -> Predict:
     return predict
 
 
+def iterate(steps: int, alpha: float | None = None, penalty: float = 0.0) -> Predict:
+    """Iterative Newton on the second moments plus `penalty` times the identity; alpha is 1 over their squared norm."""
+
+    def predict(xs, ys, query):
+        second = penalty * np.eye(query.size)
+        for x in xs:
+            second += np.outer(x, x)
+        inverse = (alpha or 1 / max(np.linalg.norm(second @ second), 1e-300)) * second
+        for _ in range(steps):
+            inverse = 2 * inverse - inverse @ second @ inverse
+        return query @ inverse @ (xs.T @ ys)
+
+    return predict
+
+
 def transform(step_sizes: list[float], gammas: list[float]) -> Predict:
     """GD++ as appendix A.10 has it: every step rewrites the tokens; minus the query's y is the prediction."""
 

@@ -8,24 +8,10 @@ from hypothesis import strategies as st
 
 from mechicl.algorithms import newton, newton_moments, ols
 from mechicl.prompts import Prompts
-from tests.algorithms.reference import awkward_prompts, make_prompts, over_prefixes, prompts_of_any_size
+from tests.algorithms.reference import awkward_prompts, iterate, make_prompts, over_prefixes, prompts_of_any_size
 
 AWKWARD = awkward_prompts()
 awkward = pytest.mark.parametrize("prompts", AWKWARD.values(), ids=AWKWARD)
-
-
-def iterate(steps: int, alpha: float | None = None):
-    def predict(xs, ys, query):
-        if not np.any(xs):
-            return np.zeros(ys.shape[1])
-        second = xs.T @ xs
-        a = 1 / np.linalg.norm(second @ second.T) if alpha is None else alpha
-        inverse = a * second
-        for _ in range(steps):
-            inverse = 2 * inverse - inverse @ second @ inverse
-        return query @ inverse @ (xs.T @ ys)
-
-    return predict
 
 
 @awkward

@@ -63,18 +63,3 @@ def assert_same(model: Tensor, expected: np.ndarray, tolerance: float = 1e-10) -
     assert np.isfinite(expected).all()
     scale = np.abs(expected).max(initial=0.0)
     np.testing.assert_allclose(model.detach().numpy(), expected, rtol=0, atol=tolerance * scale)
-
-
-def iterate(steps: int, alpha: float, penalty: float = 0.0) -> Predict:
-    """Iterative Newton on the second moments plus `penalty` times the identity."""
-
-    def predict(xs, ys, query):
-        second = penalty * np.eye(query.size)
-        for x in xs:
-            second += np.outer(x, x)
-        inverse = alpha * second
-        for _ in range(steps):
-            inverse = 2 * inverse - inverse @ second @ inverse
-        return query @ inverse @ (xs.T @ ys)
-
-    return predict

@@ -38,13 +38,12 @@ def test_layers_width_and_heads_are_the_models(table):
     assert sizes["Fu et al. 2024, Theorem 1 (relu)"] == (7, 14, 2)
 
 
-def test_the_table_has_a_row_for_each_and_depends_on_the_seed_alone():
-    table = certificates_table(seed=1, n_prompts=3)
+def test_the_table_has_a_row_for_each_and_depends_on_the_seed_alone(table):
+    frame = certificates_table(n_prompts=16)
     columns = ["theorem", "construction", "layers", "width", "heads", "max_relative_error", "statement"]
-    assert list(table.columns) == columns
-    assert table.equals(certificates_table(seed=1, n_prompts=3))
-    assert not table.duplicated(["theorem", "statement"]).any()
-    assert (table[table.statement == "exact"].max_relative_error <= 1e-10).all()
+    assert list(frame.columns) == columns
+    assert frame.max_relative_error.tolist() == [certificate.max_relative_error for certificate in table]
+    assert not frame.duplicated(["theorem", "statement"]).any()
 
 
 def test_no_prompts_are_refused():

@@ -43,8 +43,7 @@ def test_so_it_is_with_softmax_up_to_rounding(case):
     assert (token[:, 1::2].abs() < 1e-14 * case.prompts.ys.abs().max()).all()
 
 
-@pytest.mark.parametrize("score_scale", [4.0, 8.0, 16.0, 32.0])
-@pytest.mark.parametrize("n_context", [1, 6, 20])
+@pytest.mark.parametrize(("score_scale", "n_context"), [(4.0, 6), (8.0, 1), (16.0, 20), (32.0, 6)])
 def test_the_softmax_copy_errs_as_stated(score_scale, n_context):
     prompts = random_prompts(n_context=n_context)
     sizes = {"x_dim": 3, "y_dim": 2, "n_context": n_context}
@@ -68,18 +67,20 @@ def test_prompts_with_more_points_than_positions_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("name", "change", "message"),
     [
-        ({"attention": "relu"}, "attention must be"),
-        ({"score_scale": 0.0}, "score_scale must be positive"),
-        ({"score_scale": -1.0}, "score_scale must be positive"),
-        ({"score_scale": math.inf}, "score_scale must be positive"),
-        ({"score_scale": math.nan}, "score_scale must be positive"),
+        ("copy_targets", {"attention": "relu"}, "attention must be"),
+        *(
+            ("copy_targets", {"score_scale": scale}, "score_scale must be positive")
+            for scale in (0.0, math.inf, math.nan)
+        ),
+        ("copy_then_gradient_descent", {"step_size": 0.1, "steps": 0}, "steps must be an int of at least 1"),
+        ("copy_then_gradient_descent", {"step_size": math.nan}, "step_size must be finite"),
     ],
 )
-def test_bad_arguments_are_refused(change, message):
+def test_bad_arguments_are_refused(name, change, message):
     with pytest.raises(ValueError, match=message):
-        constructions.copy_targets(**{"x_dim": 3, "n_context": 4, **change})
+        getattr(constructions, name)(**{"x_dim": 3, "n_context": 4, **change})
 
 
 # ---- and gradient descent on what it has put together ----
@@ -93,10 +94,3 @@ def test_copying_and_descending_is_gradient_descent_on_every_prompt(case):
     assert_same(model.predict(prompts), at_query(prompts, descend(case.steps, 0.03)))
     assert (model.cfg.n_layers, model.cfg.n_heads) == (case.steps + 1, 2)
     assert not model.cfg.recurrent
-
-
-def test_bad_steps_are_refused():
-    with pytest.raises(ValueError, match="steps must be an int of at least 1"):
-        constructions.copy_then_gradient_descent(x_dim=3, n_context=4, step_size=0.1, steps=0)
-    with pytest.raises(ValueError, match="step_size must be finite"):
-        constructions.copy_then_gradient_descent(x_dim=3, n_context=4, step_size=math.nan)

@@ -19,13 +19,13 @@ def sequences(d_vocab: int, n_pos: int, n: int = 6, seed: int = 0) -> Tensor:
 
 def frequencies(ids: Tensor, d_vocab: int) -> Tensor:
     """Of the tokens after earlier occurrences of each token, by loops; 0 where there are none."""
-    found = torch.zeros(*ids.shape, d_vocab, dtype=torch.float64)
+    shares = torch.zeros(*ids.shape, d_vocab, dtype=torch.float64)
     for row, tokens in enumerate(ids.tolist()):
         for i, token in enumerate(tokens):
             followers = [tokens[j + 1] for j in range(i) if tokens[j] == token]
             for follower in followers:
-                found[row, i, follower] += 1 / len(followers)
-    return found
+                shares[row, i, follower] += 1 / len(followers)
+    return shares
 
 
 @st.composite
@@ -50,12 +50,11 @@ def test_the_logits_are_frequencies_of_followers(case, seed):
         torch.testing.assert_close(model(tokens).detach(), frequencies(tokens, case["d_vocab"]), rtol=0, atol=1e-13)
 
 
-@pytest.mark.parametrize("score_scale", [8.0, 16.0, 32.0])
-@pytest.mark.parametrize("n_ctx", [4, 24])
+@pytest.mark.parametrize(("score_scale", "n_ctx"), [(8.0, 24), (16.0, 4), (32.0, 24)])
 def test_it_errs_as_stated(score_scale, n_ctx):
     ids = sequences(6, n_ctx, n=40)
-    found = induction(d_vocab=6, n_ctx=n_ctx, score_scale=score_scale)(ids)
-    error = (found - frequencies(ids, 6)).abs().max().item()
+    logits = induction(d_vocab=6, n_ctx=n_ctx, score_scale=score_scale)(ids)
+    error = (logits - frequencies(ids, 6)).abs().max().item()
     assert 0.1 * math.exp(-score_scale / 2) < error < 2 * (n_ctx + 1) * math.exp(-score_scale / 2)
 
 
@@ -103,9 +102,7 @@ def test_other_heads_are_0_without_a_seed():
         ({"n_heads": 0}, "n_heads must be an int of at least 1"),
         ({"previous_token_head": 2}, "previous_token_head must be one of the 2 heads, 0 to 1; got 2"),
         ({"induction_head": -1}, "induction_head must be one of the 2 heads"),
-        ({"score_scale": 0.0}, "score_scale must be positive"),
-        ({"score_scale": math.nan}, "score_scale must be positive"),
-        ({"score_scale": math.inf}, "score_scale must be positive"),
+        *(({"score_scale": scale}, "score_scale must be positive") for scale in (0.0, math.nan, math.inf)),
     ],
 )
 def test_what_cannot_be_is_refused(change, message):

@@ -32,16 +32,21 @@ def test_the_transformer_is_preconditioned_gd_on_every_prompt(case, alike):
     assert model.cfg.recurrent == (case.steps > 1 and alike)
 
 
-def test_bad_preconditioners_are_refused():
-    eye = torch.eye(3)
-    for steps in (0, -1):
-        with pytest.raises(ValueError, match="steps must be an int of at least 1"):
-            constructions.preconditioned_gd(x_dim=3, n_context=4, preconditioner=eye, steps=steps)
-    for matrices, steps in ((torch.eye(2), 1), ([eye], 2), ([eye] * 3, 2), ([eye, torch.eye(2)], 2), ([], 1)):
-        with pytest.raises(ValueError, match="needs a preconditioner"):
-            constructions.preconditioned_gd(x_dim=3, n_context=4, preconditioner=matrices, steps=steps)
-    with pytest.raises(ValueError, match="not finite"):
-        constructions.preconditioned_gd(x_dim=3, n_context=4, preconditioner=math.nan * eye)
+EYE = torch.eye(3)
+
+
+@pytest.mark.parametrize(
+    ("preconditioner", "steps", "message"),
+    [
+        *((EYE, steps, "steps must be an int of at least 1") for steps in (0, -1)),
+        *((matrices, 2, "needs a preconditioner") for matrices in ([EYE], [EYE] * 3, [EYE, torch.eye(2)])),
+        *((matrices, 1, "needs a preconditioner") for matrices in (torch.eye(2), [])),
+        (math.nan * EYE, 1, "not finite"),
+    ],
+)
+def test_bad_preconditioners_are_refused(preconditioner, steps, message):
+    with pytest.raises(ValueError, match=message):
+        constructions.preconditioned_gd(x_dim=3, n_context=4, preconditioner=preconditioner, steps=steps)
 
 
 # ---- the best layer of linear attention ----
@@ -92,7 +97,7 @@ def test_every_other_preconditioner_has_a_larger_loss(x_dim, n_context, noise, s
     assert up - down == pytest.approx(0, abs=1e-6 * (up + down - 2 * least) + 1e-9 * least)
 
 
-def test_with_noise_its_loss_on_many_prompts_is_the_closed_form_and_no_scaled_step_has_less():
+def test_with_noise_its_loss_on_many_prompts_is_the_closed_form():
     n, noise, eigenvalues = 10, 4.0, (0.5, 1.0, 3.0)
     task = LinearRegression(
         x_dim=3, n_context=n, inputs="gaussian", eigenvalues=eigenvalues, noise_std=noise**0.5, query_noise=False
@@ -100,46 +105,28 @@ def test_with_noise_its_loss_on_many_prompts_is_the_closed_form_and_no_scaled_st
     prompts = task.sample(30_000, seed=0, dtype=torch.float64)
     sigma = torch.tensor(eigenvalues).diag()
     model = constructions.linear_optimum(covariance=sigma, n_context=n, noise_variance=noise)
-    errors = squared_errors(model, prompts)
-    sampled = interval(errors, level=0.999)
+    sampled = interval(squared_errors(model, prompts), level=0.999)
     assert linear_attention_optimum(list(eigenvalues), n, noise) in sampled
     assert sampled.half_width < 0.05 * sampled.mean
-    blind = constructions.linear_optimum(covariance=sigma, n_context=n)
-    best = torch.from_numpy(preconditioner_of(model))
-    others = [blind]
-    others += [
-        constructions.preconditioned_gd(x_dim=3, n_context=n, preconditioner=scale * best) for scale in (0.8, 1.2)
-    ]
-    for other in others:  # on the same prompts
-        assert interval(squared_errors(other, prompts) - errors, level=0.999).low > 0
-
-
-@pytest.mark.parametrize("noise", [-0.1, math.nan, math.inf])
-def test_what_is_no_variance_of_noise_is_refused(noise):
-    with pytest.raises(ValueError, match="noise_variance must be finite and not negative"):
-        constructions.linear_optimum(covariance=torch.eye(2), n_context=4, noise_variance=noise)
 
 
 @pytest.mark.parametrize(
-    ("covariance", "message"),
+    ("change", "message"),
     [
-        (torch.tensor([[1.0, 0.5], [0.0, 1.0]]), "symmetric"),
-        (torch.tensor([[1.0, 2.0], [2.0, 1.0]]), "semidefinite"),
-        (torch.tensor([[math.nan, 0.0], [0.0, 1.0]]), "symmetric"),
-        (torch.zeros(2, 2), "no best step"),
+        *(({"noise_variance": noise}, "noise_variance must be finite and not negative") for noise in (-0.1, math.nan)),
+        ({"covariance": torch.tensor([[1.0, 0.5], [0.0, 1.0]])}, "symmetric"),
+        ({"covariance": torch.tensor([[1.0, 2.0], [2.0, 1.0]])}, "semidefinite"),
+        ({"covariance": torch.tensor([[math.nan, 0.0], [0.0, 1.0]])}, "symmetric"),
+        ({"covariance": torch.zeros(2, 2)}, "no best step"),
+        *(({"n_context": n_context}, "n_context must be an int of at least 1") for n_context in (0, -1)),
     ],
 )
-def test_what_is_no_covariance_is_refused(covariance, message):
+def test_what_has_no_optimum_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
-        constructions.linear_optimum(covariance=covariance, n_context=4)
-
-
-@pytest.mark.parametrize("n_context", [0, -1])
-def test_an_optimum_without_a_context_is_refused(n_context):
-    with pytest.raises(ValueError, match="n_context must be an int of at least 1"):
-        constructions.linear_optimum(covariance=torch.eye(2), n_context=n_context)
-    with pytest.raises(ValueError, match="n_context must be an int of at least 1"):
-        constructions.relu_optimum(x_dim=2, n_context=n_context)
+        constructions.linear_optimum(**{"covariance": torch.eye(2), "n_context": 4, **change})
+    if "n_context" in change:
+        with pytest.raises(ValueError, match=message):
+            constructions.relu_optimum(x_dim=2, **change)
 
 
 # ---- the best layer of ReLU attention ----
@@ -167,7 +154,7 @@ def test_it_is_one_step_with_rectified_scores(case):
     assert (model.cfg.n_layers, model.cfg.n_heads, model.cfg.attention) == (1, 1, "relu")
 
 
-def test_its_loss_is_the_closed_form_and_no_other_scale_or_direction_has_less():
+def test_its_loss_is_the_closed_form_and_no_other_scale_has_less():
     d, n = 5, 20
     model = constructions.relu_optimum(x_dim=d, n_context=n)
     scale = -(model.W_V[0, 0] @ model.W_O[0, 0])[d, d].item()
@@ -178,11 +165,4 @@ def test_its_loss_is_the_closed_form_and_no_other_scale_or_direction_has_less():
     assert all(relu_loss(factor * scale, d, n) > least for factor in (-1, 0, 0.9, 0.999, 1.001, 1.1))
 
     prompts = LinearRegression(x_dim=d, n_context=n, inputs="gaussian").sample(40_000, seed=0, dtype=torch.float64)
-    errors = squared_errors(model, prompts)
-    assert least in interval(errors, level=0.999)
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(3):  # scores <x A, x_i> with A off the identity, on the same prompts
-        moved = constructions.relu_optimum(x_dim=d, n_context=n)
-        with torch.no_grad():
-            moved.blocks[0].attn.W_Q[0, :d, :d] += 0.3 * torch.randn(d, d, generator=generator).double()
-        assert interval(squared_errors(moved, prompts) - errors, level=0.999).low > 0
+    assert least in interval(squared_errors(model, prompts), level=0.999)

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mechicl.constructions import Head, Hidden, Layer, Stream, aff, assemble, div, mov, mul, total
-from tests.constructions.reference import quick, random_prompts
+from mechicl.constructions import Head, Layer, Stream, aff, assemble, div, mov, mul, total
+from tests.constructions.reference import quick
 
 sizes = st.integers(1, 6)
 seeds = st.integers(0, 2**20)
@@ -39,9 +39,9 @@ def part(stream: Stream, name: str, values: torch.Tensor) -> torch.Tensor:
 def assert_only_target(stream: Stream, before: torch.Tensor, after: torch.Tensor, **expected: torch.Tensor) -> None:
     """The named subspaces hold what is expected, the others what they held."""
     for name in stream.dimensions:
-        wanted = expected.get(name, part(stream, name, before))
+        values = expected.get(name, part(stream, name, before))
         rounding = 1e-12 * (1 + before.abs().max().item()) ** 2
-        torch.testing.assert_close(part(stream, name, after), wanted, rtol=0, atol=rounding)
+        torch.testing.assert_close(part(stream, name, after), values, rtol=0, atol=rounding)
 
 
 # ---- mov ----

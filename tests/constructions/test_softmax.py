@@ -50,13 +50,7 @@ def test_with_a_sink_a_small_score_scale_gives_gradient_descent_on_every_prompt(
 
 @pytest.mark.parametrize(
     "change",
-    [
-        {"score_scale": 0.0},
-        {"score_scale": -1.0},
-        {"score_scale": math.nan},
-        {"step_size": math.inf},
-        {"n_context": 0},
-    ],
+    [{"score_scale": 0.0}, {"score_scale": -1.0}, {"score_scale": math.nan}, {"step_size": math.inf}, {"n_context": 0}],
 )
 def test_bad_arguments_are_refused(change):
     with pytest.raises(ValueError, match="needs a positive finite score_scale"):

@@ -26,9 +26,6 @@ def test_reading_picks_a_named_part_and_writing_puts_it_back_in_its_place():
     assert torch.equal(torch.stack([parts[name] @ stream.write(name) for name in parts]).sum(0), values)
 
 
-# ---- Head ----
-
-
 # ---- assemble ----
 
 

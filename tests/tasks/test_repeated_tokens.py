@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mechicl.tasks import RepeatedTokens, task_from_dict
-from tests.tasks.reference import LEAST_P, same
+from tests.tasks.reference import LEAST_P
 
 
 def period_of(predictable):
