@@ -15,8 +15,7 @@ every_task = pytest.mark.parametrize("task", PROMPT_TASKS + TOKEN_TASKS, ids=rep
 
 
 @pytest.mark.parametrize("task", PROMPT_TASKS, ids=repr)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("n_prompts", [0, 5, 12])
+@pytest.mark.parametrize(("n_prompts", "dtype"), [(0, torch.float32), (12, torch.float64)])
 def test_prompts_have_the_sizes_and_the_dtype_that_were_asked_for(task, dtype, n_prompts):
     prompts = task.sample(n_prompts, seed=2**40, dtype=dtype)
     assert prompts.xs.shape == (n_prompts, task.n_context + 1, task.x_dim)
@@ -48,9 +47,8 @@ def test_a_seed_gives_the_same_bits_and_a_generator_moves_on(task):
 
 
 @pytest.mark.parametrize("task", PROMPT_TASKS, ids=repr)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_prompts_are_the_single_precision_ones_rounded(task, dtype):
-    assert same(task.sample(50, seed=0, dtype=dtype), task.sample(50, seed=0).to(dtype))
+def test_half_precision_prompts_are_the_single_precision_ones_rounded(task):
+    assert same(task.sample(50, seed=0, dtype=torch.bfloat16), task.sample(50, seed=0).to(torch.bfloat16))
 
 
 @every_task

@@ -43,11 +43,10 @@ def true_weights(prompts):
         ("laplace", scipy.stats.laplace()),
     ],
 )
-@pytest.mark.parametrize("x_dim", [3])
-def test_inputs_have_their_distribution_in_every_coordinate(inputs, marginal, x_dim):
-    xs = sample_inputs(n_prompts=400, x_dim=x_dim, n_context=9, inputs=inputs)
-    assert xs.shape == (400, 10, x_dim)
-    for i in range(x_dim):
+def test_inputs_have_their_distribution_in_every_coordinate(inputs, marginal):
+    xs = sample_inputs(n_prompts=400, x_dim=3, n_context=9, inputs=inputs)
+    assert xs.shape == (400, 10, 3)
+    for i in range(3):
         assert_follows(xs[..., i], marginal)
 
 
@@ -146,10 +145,6 @@ def test_the_shared_eigenbasis_has_a_seed_of_its_own():
     task = LinearRegression(x_dim=3, inputs="gaussian", condition_number=10.0, eigenbasis="shared")
     assert torch.equal(task.shared_basis(), task.shared_basis())
     assert not torch.allclose(task.shared_basis(), task.replace(eigenbasis_seed=1).shared_basis())
-    generator = torch.Generator().manual_seed(5)
-    before = generator.get_state()
-    task.sample(0, generator=generator)
-    assert torch.equal(generator.get_state(), before)  # nothing of the caller's is used up for the basis
 
 
 def test_a_basis_per_task_keeps_the_spectrum_and_points_anywhere():
@@ -176,7 +171,7 @@ def gram_eigenvalues(xs):
 
 @pytest.mark.parametrize(
     ("n_context", "largest", "smallest"),
-    [(10, 4.6, None), (25, 7.712, 0.097), (50, 10.845, 0.666), (100, 17.196, 2.870)],
+    [(10, 4.6, None), (25, 7.712, 0.097), (100, 17.196, 2.870)],
 )
 def test_gram_eigenvalues_of_the_default_inputs_are_those_behind_the_papers_figures(n_context, largest, smallest):
     # von Oswald et al. 2023, A.10, prints these extreme eigenvalues of X^T X over 10,000 tasks, and names U(-1, 1) as
@@ -225,8 +220,7 @@ def test_targets_are_linear_in_the_inputs_with_normal_weights(x_dim, y_dim):
 
 
 def context_fits(prompts, noise_std):
-    """Per prompt: squared residuals of the least-squares fit to the context, and the query's error about that fit
-    in units of what the fit's own uncertainty gives, both over noise_std."""
+    """Squared residuals of each context's least-squares fit, and the query's standardised error about it."""
     squares, standardized = [], []
     for xs, ys in zip(prompts.xs.numpy(), prompts.ys.numpy(), strict=True):
         gram = np.linalg.inv(xs[:-1].T @ xs[:-1])
@@ -234,13 +228,13 @@ def context_fits(prompts, noise_std):
         squares.append((((ys[:-1] - xs[:-1] @ weights) / noise_std) ** 2).sum(0))
         leverage = xs[-1] @ gram @ xs[-1]
         standardized.append((ys[-1] - xs[-1] @ weights) / noise_std / math.sqrt(leverage))
-    return np.stack(squares), np.stack(standardized), prompts
+    return np.stack(squares), np.stack(standardized)
 
 
 @pytest.mark.parametrize("noise_std", [0.1, 2.0])
 def test_noise_on_the_context_has_its_standard_deviation(noise_std):
     task = LinearRegression(x_dim=3, y_dim=2, n_context=12, noise_std=noise_std, query_noise=False)
-    squares, standardized, _ = context_fits(task.sample(400, seed=0, dtype=torch.float64), noise_std)
+    squares, standardized = context_fits(task.sample(400, seed=0, dtype=torch.float64), noise_std)
     assert_follows(squares, scipy.stats.chi2(12 - 3))
     assert_follows(standardized, scipy.stats.norm())  # the query is clean
 
@@ -255,7 +249,7 @@ def test_noise_on_the_query_is_there_unless_it_is_turned_off():
     assert torch.equal(c.context.ys, a.context.ys)
 
 
-@pytest.mark.parametrize("n_distractors", [0, 1, 3, 6])
+@pytest.mark.parametrize("n_distractors", [0, 1, 6])
 def test_so_many_context_points_of_each_prompt_follow_one_other_task(n_distractors):
     task = LinearRegression(x_dim=1, y_dim=2, n_context=6, n_distractors=n_distractors)
     prompts = task.sample(600, seed=0, dtype=torch.float64)
@@ -295,15 +289,12 @@ def test_inactive_coordinates_are_zero_and_leave_the_others_alone():
 
 def test_replace_makes_a_shifted_copy():
     task = LinearRegression(x_dim=3, n_context=4)
-    shifted = task.replace(inputs="laplace", input_scale=2.0)
-    assert shifted == LinearRegression(x_dim=3, n_context=4, inputs="laplace", input_scale=2.0)
-    assert task == LinearRegression(x_dim=3, n_context=4)
+    assert task.replace(inputs="laplace") == LinearRegression(x_dim=3, n_context=4, inputs="laplace")
     assert hash(task) == hash(LinearRegression(x_dim=3, n_context=4))
-    with pytest.raises(ValueError, match="n_context"):
-        task.replace(n_context=-1)
 
 
 NAN, INF = float("nan"), float("inf")
+NORMAL, PLANE = {"inputs": "gaussian"}, {"inputs": "gaussian", "x_dim": 2}
 
 
 @pytest.mark.parametrize(
@@ -313,27 +304,21 @@ NAN, INF = float("nan"), float("inf")
         ({"y_dim": 0}, "y_dim"),
         ({"n_context": -1}, "n_context must be an int of at least 0, got -1"),
         ({"input_scale": -1.0}, "input_scale must be a finite number of at least 0, got -1.0"),
-        ({"input_scale": NAN}, "input_scale"),
         ({"weight_scale": INF}, "weight_scale"),
-        ({"noise_std": -0.1}, "noise_std"),
+        ({"noise_std": NAN}, "noise_std"),
         ({"inputs": ()}, "choose among"),
-        ({"inputs": "gaussian", "condition_number": 2.0, "eigenvalues": (1.0,) * 10}, "exclude each other"),
+        (NORMAL | {"condition_number": 2.0, "eigenvalues": (1.0,) * 10}, "exclude each other"),
         ({"covariance": ((1.0,),), "x_dim": 1}, "covariance is for Gaussian inputs"),
         ({"condition_number": 2.0, "inputs": ("gaussian", "uniform")}, "condition_number is for Gaussian inputs"),
         ({"eigenbasis": "shared"}, "needs a condition_number or eigenvalues"),
-        ({"inputs": "gaussian", "covariance": ((1.0,),), "x_dim": 1, "eigenbasis": "per_task"}, "to rotate"),
-        ({"inputs": "gaussian", "condition_number": 0.5}, "condition_number must be a finite number of at least 1"),
-        ({"inputs": "gaussian", "condition_number": NAN}, "condition_number"),
-        ({"inputs": "gaussian", "condition_number": INF}, "condition_number"),
-        ({"inputs": "gaussian", "x_dim": 2, "eigenvalues": (1.0,)}, "eigenvalues must be 2 finite numbers"),
-        ({"inputs": "gaussian", "x_dim": 2, "eigenvalues": (1.0, -1.0)}, "eigenvalues"),
-        ({"inputs": "gaussian", "x_dim": 2, "eigenvalues": (1.0, NAN)}, "eigenvalues"),
-        ({"inputs": "gaussian", "x_dim": 2, "eigenvalues": (INF, 1.0)}, "eigenvalues"),
-        ({"inputs": "gaussian", "x_dim": 2, "covariance": ((1.0,),)}, "symmetric 2 x 2"),
-        ({"inputs": "gaussian", "x_dim": 2, "covariance": ((1.0, 0.5), (0.4, 1.0))}, "symmetric 2 x 2"),
-        ({"inputs": "gaussian", "x_dim": 2, "covariance": ((1.0, 2.0), (2.0, 1.0))}, "no negative eigenvalue, got -1"),
-        ({"inputs": "gaussian", "x_dim": 1, "covariance": ((INF,),)}, "finite symmetric"),
-        ({"inputs": "gaussian", "x_dim": 1, "covariance": ((NAN,),)}, "finite symmetric"),
+        (NORMAL | {"covariance": ((1.0,),), "x_dim": 1, "eigenbasis": "per_task"}, "to rotate"),
+        *((NORMAL | {"condition_number": v}, "condition_number must be a finite number") for v in (0.5, NAN, INF)),
+        *((PLANE | {"eigenvalues": v}, "eigenvalues must be 2 finite") for v in ((1.0,), (1.0, -1.0), (INF, 1.0))),
+        *(
+            (PLANE | {"covariance": matrix}, "finite symmetric 2 x 2")
+            for matrix in (((1.0,),), ((1.0, 0.5), (0.4, 1.0)), ((INF, 0.0), (0.0, 1.0)), ((NAN, 0.0), (0.0, 1.0)))
+        ),
+        (PLANE | {"covariance": ((1.0, 2.0), (2.0, 1.0))}, "no negative eigenvalue, got -1"),
         ({"n_context": 3, "n_distractors": 4}, "n_distractors must be 0 to n_context=3, got 4"),
         ({"n_distractors": -1}, "n_distractors"),
         ({"x_dim": 3, "active_dims": 4}, "active_dims must be 1 to x_dim=3, got 4"),

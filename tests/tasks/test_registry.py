@@ -41,27 +41,20 @@ TAMPERED = [
     ({"type": "os.system"}, "task type 'os.system' is not one of"),
     ({"type": ["LinearRegression"]}, "is not one of"),
     ({"type": "LinearRegression", "xdim": 3}, "LinearRegression has no field ['xdim']"),
-    ({"type": "LinearRegression", "task": {"type": "SineRegression"}}, "LinearRegression has no field ['task']"),
     ({"type": "LinearRegression", "x_dim": "10"}, "x_dim must be an int of at least 1, got '10'"),
-    ({"type": "LinearRegression", "x_dim": None}, "x_dim must be an int"),
-    ({"type": "LinearRegression", "x_dim": 2.0}, "x_dim must be an int"),
     ({"type": "LinearRegression", "x_dim": True}, "x_dim must be an int"),
     ({"type": "LinearRegression", "active_dims": 1.5}, "active_dims must be an int"),
     ({"type": "LinearRegression", "eigenbasis_seed": "a"}, "eigenbasis_seed must be an int"),
     ({"type": "LinearRegression", "noise_std": "loud"}, "noise_std must be a finite number"),
     ({"type": "LinearRegression", "query_noise": "no"}, "query_noise must be True or False, got 'no'"),
     ({"type": "LinearRegression", "inputs": "cauchy"}, "inputs 'cauchy': choose among"),
-    ({"type": "LinearRegression", "inputs": 5}, "LinearRegression:"),
     ({"type": "LinearRegression", "eigenbasis": "mine"}, "eigenbasis 'mine' is not one of"),
     ({"type": "LinearRegression", "inputs": "gaussian", "eigenvalues": 5}, "LinearRegression:"),
     ({"type": "SineRegression", "x_range": [1.0]}, "x_range must be (low, high)"),
-    ({"type": "SineRegression", "x_range": 5}, "SineRegression:"),
     ({"type": "RepeatedTokens", "task": {}}, "RepeatedTokens has no field ['task']"),
-    ({"type": "RepeatedTokens", "min_period": 4.0}, "min_period must be an int of at least 1, got 4.0"),
     ({"type": "FixedTasks", "n_tasks": 3}, "FixedTasks:"),
     ({"type": "FixedTasks", "n_tasks": 3, "task": "all"}, "the task of FixedTasks must be a dict"),
     ({"type": "FixedTasks", "n_tasks": 3, "task": {"type": "Mine"}}, "task type 'Mine' is not one of"),
-    ({"type": "FixedTasks", "task": {"type": "LinearRegression"}}, "FixedTasks:"),
 ]
 
 PLAIN = """
@@ -81,5 +74,5 @@ def test_tampered_task_data_is_refused_with_the_reason():
     lines = run.stdout.splitlines()
     assert len(lines) == len(TAMPERED)
     for line, (_, message) in zip(lines, TAMPERED, strict=True):
-        assert line.startswith(message) or message in line
+        assert message in line
         assert not line.startswith("accepted")

@@ -2,19 +2,14 @@ from collections import Counter
 
 import pytest
 import scipy.stats
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mechicl.tasks.topics import FILLERS, LABELS, TOPICS, WORDS, TopicClassification, topic_tokenizer
+from tests.tasks.reference import LEAST_P
 
-LEAST_P = 1e-3  # seeds are fixed: a right sampler fails for about one seed in a thousand
 TOPIC_OF = {word: topic for topic, words in TOPICS.items() for word in words}
-quick = settings(max_examples=40, deadline=None)
-
-
-def same(a, b):
-    return torch.equal(a.ids, b.ids) and torch.equal(a.predictable, b.predictable)
+quick = settings(max_examples=20, deadline=None)
 
 
 def counts_of(text):
@@ -91,7 +86,8 @@ def test_the_tokenizer_gives_a_token_a_word_and_its_words_back():
 def test_a_sequence_reads_as_texts_whose_labels_stand_for_topics(distribution, seed):
     sequences = distribution.sample(5, seed=seed)
     assert sequences.ids.shape == sequences.predictable.shape == (5, distribution.n_ctx + 1)
-    for line in lines(sequences):
+    for line, ids, predictable in zip(lines(sequences), sequences.ids, sequences.predictable, strict=True):
+        assert predictable.tolist() == [WORDS[i] in LABELS for i in ids]
         texts, labels, cut = read(line)
         assert len(cut) <= distribution.max_words
         assert len(set(labels)) <= distribution.max_classes
@@ -106,19 +102,11 @@ def test_a_sequence_reads_as_texts_whose_labels_stand_for_topics(distribution, s
             assert len(known) == len(set(known)) == len(possible)
 
 
-@given(distributions(), st.integers(0, 2**31))
-@quick
-def test_the_labels_and_nothing_else_are_to_be_predicted(distribution, seed):
-    sequences = distribution.sample(4, seed=seed)
-    for ids, predictable in zip(sequences.ids.tolist(), sequences.predictable.tolist(), strict=True):
-        words = [WORDS[i] for i in ids]
-        assert predictable == [word in LABELS for word in words]
-
-
 def test_some_sequences_are_words_over_and_over():
     distribution = TopicClassification(n_ctx=40, share_repeated=0.3)
     repeated = 0
-    for ids, predictable in zip(*(of.tolist() for of in vars(distribution.sample(1000, seed=0)).values()), strict=True):
+    sequences = distribution.sample(1000, seed=0)
+    for ids, predictable in zip(sequences.ids.tolist(), sequences.predictable.tolist(), strict=True):
         periods = [p for p in range(4, 21) if all(a == b for a, b in zip(ids, ids[p:], strict=False))]
         if periods:
             repeated += 1
@@ -149,12 +137,10 @@ def test_what_a_label_means_changes_from_one_sequence_to_the_next():
 
 
 def test_classes_of_a_sequence_come_equally_often_and_independently():
-    repeats = Counter()
-    distribution = TopicClassification(n_ctx=64, min_classes=3, max_classes=3, min_words=3, max_words=3)
-    for line in lines(distribution.sample(2000, seed=0)):
-        _, labels, _ = read(line)
-        repeats[labels[0] == labels[1]] += 1
-    assert scipy.stats.binomtest(repeats[True], 2000, 1 / 3).pvalue > LEAST_P
+    distribution = TopicClassification(n_ctx=32, min_classes=3, max_classes=3, min_words=3, max_words=3)
+    firsts = [read(line)[1][:2] for line in lines(distribution.sample(2000, seed=0))]
+    repeats = sum(first == second for first, second in firsts)
+    assert scipy.stats.binomtest(repeats, 2000, 1 / 3).pvalue > LEAST_P
 
 
 @pytest.mark.parametrize(
@@ -162,7 +148,6 @@ def test_classes_of_a_sequence_come_equally_often_and_independently():
     [
         ({"n_ctx": 1}, "n_ctx must be an int of at least 2, got 1"),
         ({"min_classes": 0}, "min_classes must be an int of at least 1, got 0"),
-        ({"n_topical": 0}, "n_topical must be an int of at least 1, got 0"),
         ({"min_classes": 3, "max_classes": 2}, "min_classes <= max_classes <= 12, got 3 to 2"),
         ({"max_classes": 13}, "min_classes <= max_classes <= 12, got 2 to 13"),
         ({"min_words": 1}, "got n_topical=2, 1 to 3 words"),
@@ -175,8 +160,6 @@ def test_classes_of_a_sequence_come_equally_often_and_independently():
 def test_fields_out_of_range_are_refused_with_the_reason(fields, message):
     with pytest.raises(ValueError, match=message):
         TopicClassification(**fields)
-    with pytest.raises(ValueError, match=message):
-        TopicClassification().replace(**fields)
 
 
 # ---- texts ----
@@ -210,8 +193,8 @@ def test_topics_come_in_random_order_and_all_their_words_are_used():
     assert which != sorted(which)
     assert which != [index % 2 for index in range(400)]
     assert texts != TopicClassification().texts(["birds", "metals"], 400, seed=1)[0]
-    many, _ = TopicClassification().texts(["birds", "metals"], 4000, seed=0)
-    assert {word for text in many for word in text.split()} == {*TOPIC_OF, *FILLERS}
+    texts, _ = TopicClassification().texts(["birds", "metals"], 4000, seed=0)
+    assert {word for text in texts for word in text.split()} == {*TOPIC_OF, *FILLERS}
 
 
 @pytest.mark.parametrize("topics", [[], ["birds", "bird"]])
