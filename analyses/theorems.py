@@ -1,4 +1,4 @@
-"""Weights written by hand against the algorithm that a theorem says they run, written as plain loops.
+"""Weights written by hand against what a theorem says they compute: the library's algorithm, or the theorem's formula.
 
 python analyses/theorems.py
 """
@@ -46,10 +46,17 @@ def claims(comparison: Comparison) -> list[Claim]:
     """Theorems of three papers."""
     papers = {source: Claims(source, comparison.rows) for source in ("vonoswald2023", "fu2024", "nertinger2025")}
 
-    def exact(source: str, item: str, what: str, *quantities: str, why: str = "rounding") -> None:
+    def exact(
+        source: str,
+        item: str,
+        what: str,
+        *quantities: str,
+        reference: str = "the library's algorithm",
+        why: str = "rounding",
+    ) -> None:
         rows = papers[source].pick(*(f"*{quantity}, exact" for quantity in quantities))
         check = " and ".join(f"{_bound(row):g} <= 1e-12" for row in rows)
-        papers[source].add(item, f"{what}: largest relative error against a plain loop", *rows, check=check,
+        papers[source].add(item, f"{what}: largest relative error against {reference}", *rows, check=check,
                            published="exact", why=why)  # fmt: skip
 
     exact("vonoswald2023", "Prop. 1", "linear attention that is gradient descent by its weights",
@@ -59,7 +66,7 @@ def claims(comparison: Comparison) -> list[Claim]:
     exact(
         "vonoswald2023", "Prop. 3", "one layer that copies targets to their inputs' tokens, linear, softmax, and with "
         "gradient descent after it", "Proposition 3 (linear): copy_targets", "Proposition 3 (softmax): copy_targets",
-        "Propositions 3 and 1: copy_then_gradient_descent",
+        "Propositions 3 and 1: copy_then_gradient_descent", reference="the targets and the library's algorithm",
         why="rounding; softmax with a hard mask, or to O(n e^(-scale / 2)) with large scores",
     )  # fmt: skip
     exact("vonoswald2023", "A.10, eq. 23", "GD++ in one head, 5 steps", "A.10: gd_plus_plus")
@@ -77,19 +84,21 @@ def claims(comparison: Comparison) -> list[Claim]:
           "anything below it does")  # fmt: skip
     operations = ("mov", "aff", "mul")
     exact("fu2024", "Proposition 1", "mov, aff, mul as one layer each",
-          *(f"Proposition 1 ({name}): {name}" for name in operations))  # fmt: skip
+          *(f"Proposition 1 ({name}): {name}" for name in operations), reference="the formula")  # fmt: skip
     (division,) = papers["fu2024"].pick("*Proposition 1 (div): div, *")
     layers = Row("layers of div", None, numbers(division.note)[0])
     papers["fu2024"].add("Proposition 1", "div: layers", layers, check="<= 1", published="one",
                          why=f"by Newton's method, and three of them make the divisor; error {division}")  # fmt: skip
-    exact("fu2024", "Lemma 1", "one layer that sums the hidden states", "Lemma 1: total")
+    exact("fu2024", "Lemma 1", "one layer that sums the hidden states", "Lemma 1: total",
+          reference="the formula")  # fmt: skip
     exact("nertinger2025", "Theorem 1", "linear attention as preconditioned gradient descent, 5 steps",
           "Theorem 1: preconditioned_gd",
           why="rounding; section 2 prints PGD with + before the gradient, it is -")  # fmt: skip
-    exact("nertinger2025", "Theorem 2", "the best weights of one linear layer, against the formula",
-          "Theorem 2: linear_optimum")  # fmt: skip
-    exact("nertinger2025", "Theorem 4", "the best weights of one ReLU layer, against the formula",
-          "Theorem 4: relu_optimum", why="rounding; with the sign corrected")  # fmt: skip
+    exact("nertinger2025", "Theorem 2", "the best weights of one linear layer",
+          "Theorem 2: linear_optimum", reference="the theorem's formula")  # fmt: skip
+    exact("nertinger2025", "Theorem 4", "the best weights of one ReLU layer",
+          "Theorem 4: relu_optimum", reference="the theorem's formula",
+          why="rounding; with the sign corrected")  # fmt: skip
     return [claim for paper in papers.values() for claim in paper.stated]
 
 
