@@ -135,14 +135,14 @@ def memory_rows() -> list[dict]:
 
     rows = []
     for component, memory in itertools.product(("z", "v"), (3e7, 1e8, 4e8)):
-        asked: dict[str, Any] = {"component": component, "axes": AXES, "memory": memory}
-        peak = peak_bytes(lambda asked=asked: patch(model, clean, corrupted, **asked))
+        options: dict[str, Any] = {"component": component, "axes": AXES, "memory": memory}
+        peak = peak_bytes(lambda options=options: patch(model, clean, corrupted, **options))
         rows.append(
             row(f"peak of a sweep of gpt2-8l, {component}, over {memory:.0e} bytes given", [peak / memory], "<= 1", "")
         )
     for memory in (2e7, 1e8):
-        asked = {"axes": AXES, "metrics": difference, "memory": memory}
-        peak = peak_bytes(lambda asked=asked: patch(small, ids[0], ids[1], **asked))
+        options = {"axes": AXES, "metrics": difference, "memory": memory}
+        peak = peak_bytes(lambda options=options: patch(small, ids[0], ids[1], **options))
         rows.append(
             row(f"peak of a sweep of a small bridge, z, over {memory:.0e} bytes given", [peak / memory], "<= 1", "")
         )

@@ -38,10 +38,10 @@ def loops(xs: torch.Tensor, ys: torch.Tensor, step_size: float) -> torch.Tensor:
             inverse = 2 * inverse - inverse @ second @ inverse
             predictions.append((xs[t] @ inverse @ cross).item())
         weights = torch.zeros_like(cross)
-        wanted = set(GD_STEPS)
+        kept_steps = set(GD_STEPS)
         for step in range(1, GD_STEPS[-1] + 1):
             weights = weights - step_size * (second @ weights - cross)
-            if step in wanted:
+            if step in kept_steps:
                 predictions.append((xs[t] @ weights).item())
         columns.append(predictions)
     return torch.tensor(columns, dtype=torch.float64).T

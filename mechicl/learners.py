@@ -172,14 +172,14 @@ class AlgorithmFamily:
 
     def trajectory(self, prompts: Prompts, *, with_weights: bool = False) -> Trajectory:
         """The last step at each value, all prefixes; errors as for `AlgorithmLearner.trajectory`."""
-        found = [
+        trajectories = [
             AlgorithmLearner(self.algorithm, {**self.others, self.hyperparameter: value}).trajectory(
                 prompts, with_weights=with_weights
             )
             for value in self.values
         ]
-        weights = [of.weights[-1] for of in found if of.weights is not None]
-        predictions = torch.stack([of.predictions[-1] for of in found])
+        weights = [trajectory.weights[-1] for trajectory in trajectories if trajectory.weights is not None]
+        predictions = torch.stack([trajectory.predictions[-1] for trajectory in trajectories])
         name = f"{found[0].name} ({self.hyperparameter})"
         return Trajectory(self.values, predictions, name, torch.stack(weights) if weights else None)
 

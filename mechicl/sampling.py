@@ -163,8 +163,8 @@ def sampling_generator(
         assert seed is not None
         return torch.Generator(device=device or "cpu").manual_seed(seed)
     if device is not None:
-        asked, actual = torch.device(device), generator.device
-        if asked.type != actual.type or (asked.index is not None and asked.index != (actual.index or 0)):
+        requested, actual = torch.device(device), generator.device
+        if requested.type != actual.type or (requested.index is not None and requested.index != (actual.index or 0)):
             raise ValueError(f"the generator is on {actual}, so it cannot sample on {device}")
     return generator
 

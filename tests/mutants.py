@@ -48,7 +48,7 @@ class Mutant:
 def mutants_of(root: Path, file: Path) -> list[Mutant]:
     """Every mutant of a file. Annotations, decorators, messages of errors and docstrings are left as they are."""
     tree = ast.parse(file.read_text())
-    lines, found = file.read_text().splitlines(keepends=True), []
+    lines, mutants = file.read_text().splitlines(keepends=True), []
 
     def add(node: ast.expr, changed: ast.expr, name: str) -> None:
         if node.lineno != node.end_lineno:
@@ -64,7 +64,7 @@ def mutants_of(root: Path, file: Path) -> list[Mutant]:
         except SyntaxError:  # inside an f-string, say
             return
         change = f"{ast.unparse(node)}  ->  {ast.unparse(changed)}"
-        found.append(Mutant(str(file.relative_to(root)), node.lineno, name, change, source))
+        mutants.append(Mutant(str(file.relative_to(root)), node.lineno, name, change, source))
 
     def visit(node: ast.AST, name: str) -> None:
         if isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr | ast.Import | ast.ImportFrom):
@@ -100,7 +100,7 @@ def mutants_of(root: Path, file: Path) -> list[Mutant]:
     for statement in tree.body:
         if isinstance(statement, ast.FunctionDef | ast.ClassDef):
             visit(statement, "")
-    return found
+    return mutants
 
 
 def tests_for(root: Path, mutant: Mutant) -> list[str]:

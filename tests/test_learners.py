@@ -96,17 +96,17 @@ def test_an_algorithm_with_hyperparameters_is_a_learner():
 
 
 def test_only_the_querys_prediction_is_asked_of_the_algorithm_when_it_is_all_that_is_wanted():
-    asked = []
+    calls = []
 
     def algorithm(prompts, **hyperparameters):
-        asked.append(hyperparameters)
+        calls.append(hyperparameters)
         return running_means(prompts, **hyperparameters)
 
     prompts = some_prompts()
     learner = AlgorithmLearner(algorithm, {"scale": 2.0})
     learner.predict(prompts)
     learner.predict_prefixes(prompts)
-    assert asked == [{"scale": 2.0, "at": "query"}, {"scale": 2.0}]
+    assert calls == [{"scale": 2.0, "at": "query"}, {"scale": 2.0}]
     explicit = AlgorithmLearner(running_means, {"at": "query"})
     assert torch.equal(explicit.predict(prompts), running_means(prompts).predictions[0, :, -1])
 

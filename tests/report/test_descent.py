@@ -65,9 +65,9 @@ def layered() -> Comparison:
 
 
 def rows(result: Comparison) -> dict[str, Row]:
-    found = {row.quantity: row for row in result.rows}
-    assert len(found) == len(result.rows)  # no name twice
-    return found
+    by_name = {row.quantity: row for row in result.rows}
+    assert len(by_name) == len(result.rows)  # no name twice
+    return by_name
 
 
 def mean(result: Comparison, quantity: str) -> float:
@@ -92,8 +92,8 @@ def test_losses_are_those_of_the_formula():
     truth = [descended(held_out(), [step, step]).mean().item() for step in LOOPED]
     assert looped().data["mse"] == pytest.approx(truth, rel=1e-9)
     assert mean(looped(), "half-MSE, trained, mean of the seeds") == pytest.approx(sum(truth) / 4, rel=1e-9)
-    (own,) = layered().data["mse"]
-    assert own == pytest.approx(descended(held_out(), list(zip(*LAYERS, strict=True))).mean().item(), rel=1e-9)
+    (loss,) = layered().data["mse"]
+    assert loss == pytest.approx(descended(held_out(), list(zip(*LAYERS, strict=True))).mean().item(), rel=1e-9)
 
 
 def test_references_are_tuned_and_losses_are_relative_to_theirs():
@@ -119,9 +119,9 @@ def test_a_looped_model_is_not_compared_with_parameters_for_each_step():
     each = "GD++, 2 steps, each its own"
     assert list(looped().data["references"]) == ["gradient descent, 2 steps", "GD++, 2 steps"]
     assert list(layered().data["references"]) == ["gradient descent, 2 steps", "GD++, 2 steps", each]
-    found = settings(layered(), each)
-    assert set(found) == {"step_size_1", "step_size_2", "gamma_1"}
-    steps = [(found["step_size_1"], found["gamma_1"]), (found["step_size_2"], 0.0)]
+    tuned = settings(layered(), each)
+    assert set(tuned) == {"step_size_1", "step_size_2", "gamma_1"}
+    steps = [(tuned["step_size_1"], tuned["gamma_1"]), (tuned["step_size_2"], 0.0)]
     assert layered().data["references"][each] == pytest.approx(descended(held_out(), steps).mean().item(), rel=0.02)
 
 

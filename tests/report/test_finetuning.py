@@ -29,11 +29,11 @@ def checkpoint(**fields) -> Checkpoint:
 def test_rows_are_means_of_the_comparison():
     model = checkpoint(initializer_range=0.3).models[0]
     assert isinstance(model, HookedTransformer)
-    found = compare_on_prompts(model, TASK.sample(5, seed=0), FineTuning(0.05, 2))
-    rows, figures, data = finetuning_sections({"fine-tuned": found}, {"fine-tuned": FineTuning(0.05, 2)})
+    comparison = compare_on_prompts(model, TASK.sample(5, seed=0), FineTuning(0.05, 2))
+    rows, figures, data = finetuning_sections({"fine-tuned": comparison}, {"fine-tuned": FineTuning(0.05, 2)})
     by_name = {row.quantity: row for row in rows}
-    assert by_name["squared error without the context"].measured == interval(found.zero_shot_loss)
-    assert by_name["the same, fine-tuned on it"].measured == interval(found.finetuned_loss)
+    assert by_name["squared error without the context"].measured == interval(comparison.zero_shot_loss)
+    assert by_name["the same, fine-tuned on it"].measured == interval(comparison.finetuned_loss)
     assert by_name["the same, fine-tuned on it"].note.endswith("learning rate 0.05, epochs 2")
     assert len(figures) == 2
     assert data["fine-tuned"]["epochs"] == 2
@@ -51,8 +51,8 @@ def test_a_model_without_keys_and_values_gets_none():
 
 
 def test_the_script_measures_every_kind_of_fine_tuning(tmp_path):
-    of = checkpoint(initializer_range=0.3)
-    save(tmp_path / "small", of.models, of.record)
+    made = checkpoint(initializer_range=0.3)
+    save(tmp_path / "small", made.models, made.record)
     sys.path.insert(0, str(ANALYSES))
     try:
         script: Any = importlib.import_module("finetuning_on_contexts")
@@ -65,6 +65,6 @@ def test_the_script_measures_every_kind_of_fine_tuning(tmp_path):
     rows = {row.quantity: row.measured for row in comparison.rows}
     assert set(comparison.data) == {"fine-tuned", "linearised", "layer by layer", "seed"}
     prompts = TASK.sample(4, seed=0)[1:]
-    errors = (of.models[0].predict(prompts) - prompts.query.ys).square().sum(-1)
+    errors = (made.models[0].predict(prompts) - prompts.query.ys).square().sum(-1)
     assert rows["the same, reading it"].mean == pytest.approx(errors.mean().item(), rel=1e-5)
     assert rows["error of reading attention as a weight update, layer 0"].mean < 1e-4

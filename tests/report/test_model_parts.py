@@ -28,8 +28,8 @@ def network(cfg: TransformerConfig) -> HookedTransformer:
     return HookedTransformer(cfg, seed=3).eval()
 
 
-def rows(found: list[Row]) -> dict[str, Row]:
-    return {row.quantity: row for row in found}
+def rows(table: list[Row]) -> dict[str, Row]:
+    return {row.quantity: row for row in table}
 
 
 def errors(model: HookedTransformer, prompts: Any, targets: Tensor, *hooks: Any) -> Tensor:
@@ -44,21 +44,25 @@ def recorded(model: HookedTransformer, prompts: Any, name: str) -> Tensor:
         return model.run_with_cache(model.encode(prompts))[1][name].clone()
 
 
-def same(found: Any, expected: Interval) -> None:
-    assert isinstance(found, Interval)
-    assert found.n == expected.n
-    assert (found.mean, found.low, found.high) == pytest.approx((expected.mean, expected.low, expected.high), rel=1e-3)
+def same(measured: Any, expected: Interval) -> None:
+    assert isinstance(measured, Interval)
+    assert measured.n == expected.n
+    assert (measured.mean, measured.low, measured.high) == pytest.approx(
+        (expected.mean, expected.low, expected.high), rel=1e-3
+    )
 
 
 @pytest.mark.parametrize("cfg", [PAIRED, INTERLEAVED], ids=["paired", "interleaved"])
 def test_rows_and_data_are_those_of_hooks_set_by_hand(cfg):
     model, prompts, others = network(cfg), TASK.sample(20, seed=1), TASK.sample(30, seed=2)
-    found, figures, data = measure_model_parts(model, prompts, others, seed=7)
+    table, figures, data = measure_model_parts(model, prompts, others, seed=7)
     n_pos = model.encode(prompts).shape[1]
-    every = [torch.cat([recorded(model, of, f"blocks.{i}.attn.hook_z") for of in (prompts, others)]) for i in range(2)]
+    every = [
+        torch.cat([recorded(model, batch, f"blocks.{i}.attn.hook_z") for batch in (prompts, others)]) for i in range(2)
+    ]
     means = [z.mean(0) for z in every]  # over all prompts
 
-    def without(of: Prompts, layer: int, head: int) -> Tensor:
+    def without(batch: Prompts, layer: int, head: int) -> Tensor:
         """Change of the loss of some prompts."""
 
         def averaged(z: Tensor, hook: Any) -> Tensor:
@@ -67,15 +71,17 @@ def test_rows_and_data_are_those_of_hooks_set_by_hand(cfg):
             return z
 
         hook = (f"blocks.{layer}.attn.hook_z", averaged)
-        return errors(model, of, of.ys[:, -1], hook) - errors(model, of, of.ys[:, -1])
+        return errors(model, batch, batch.ys[:, -1], hook) - errors(model, batch, batch.ys[:, -1])
 
-    def patched(of: Prompts, name: str, *place: Any) -> tuple[Tensor, Tensor]:
+    def patched(batch: Prompts, name: str, *place: Any) -> tuple[Tensor, Tensor]:
         """Change of the loss of corrupted prompts, and what all of the right labels would change."""
-        bad, targets = corrupt(of, "labels", seed=7), of.ys[:, -1]
+        bad, targets = corrupt(batch, "labels", seed=7), batch.ys[:, -1]
         mixed = recorded(model, bad, name)
-        mixed[(slice(None), *place)] = recorded(model, of, name)[(slice(None), *place)]
+        mixed[(slice(None), *place)] = recorded(model, batch, name)[(slice(None), *place)]
         before = errors(model, bad, targets)
-        return errors(model, bad, targets, (name, lambda z, hook: mixed)) - before, errors(model, of, targets) - before
+        return errors(model, bad, targets, (name, lambda z, hook: mixed)) - before, errors(
+            model, batch, targets
+        ) - before
 
     lost = torch.stack([torch.stack([without(prompts, layer, head).mean() for head in range(2)]) for layer in range(2)])
     recovered, stream = torch.empty(2, n_pos, 2), torch.empty(2, n_pos)
@@ -91,12 +97,12 @@ def test_rows_and_data_are_those_of_hooks_set_by_hand(cfg):
     assert (data["n_prompts"], data["n_patched"]) == (20, 20)
 
     # what was chosen on the prompts is measured on the others
-    ablated = rows(found)["change of the loss (MSE) without the head that changes it most"]
+    ablated = rows(table)["change of the loss (MSE) without the head that changes it most"]
     layer, head = divmod(int(lost.abs().argmax()), 2)
     loss = errors(model, others, others.ys[:, -1]).mean()
     assert ablated.note == f"head {layer}.{head}, chosen on other prompts; the loss is {loss:.3g} with all heads"
     same(ablated.measured, interval(without(others, layer, head)))
-    share = next(row for row in found if "sees the right labels" in row.quantity)
+    share = next(row for row in table if "sees the right labels" in row.quantity)
     layer, pos, head = (int(i) for i in (recovered == recovered.max()).nonzero()[0])
     change, whole = patched(others, f"blocks.{layer}.attn.hook_z", pos, head)
     same(share.measured, ratio_interval(change, whole))
@@ -114,12 +120,12 @@ def test_rows_and_data_are_those_of_hooks_set_by_hand(cfg):
 
 def test_heads_of_interleaved_models_are_scored():
     model, prompts = network(INTERLEAVED), TASK.sample(20, seed=1)
-    found, figures, data = measure_model_parts(model, prompts, OTHERS)
+    table, figures, data = measure_model_parts(model, prompts, OTHERS)
     scores = score_heads(model, prompts=prompts)
     assert set(scores.scores) == {"previous_token", "target_to_input"}
     for name in scores.scores:
         layer, head = scores.best(name)
-        row = rows(found)[f"{name.replace('_', ' ')} score"]
+        row = rows(table)[f"{name.replace('_', ' ')} score"]
         assert row.measured == scores.interval(name, layer, head)
         assert row.note == f"head {layer}.{head}, the highest; {scores.chance[name]:.3f} if attention were uniform"
     assert data["head_scores"] == scores.to_dataframe().to_dict("records")
@@ -145,8 +151,8 @@ def test_a_model_that_labels_do_not_move_has_no_row_on_them():
     with torch.no_grad():
         for weight in model.parameters():
             weight.zero_()
-    found, figures, _ = measure_model_parts(model, TASK.sample(10, seed=0), OTHERS)
-    assert len(found) == 1
+    table, figures, _ = measure_model_parts(model, TASK.sample(10, seed=0), OTHERS)
+    assert len(table) == 1
     assert len(figures) == 3
 
 

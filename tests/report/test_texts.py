@@ -42,8 +42,8 @@ def test_the_report_has_numbers_and_pictures(folder, tmp_path, monkeypatch):
     assert rows["the same, all seeds"]["n"] == 2
     by_shots = data["accuracy_by_demonstrations"]
     assert set(by_shots) == {"farm", "town", "home", "leisure"}
-    assert sum(of[0] for of in by_shots.values()) / 4 == pytest.approx(alone["mean"])
-    assert sum(of[8] for of in by_shots.values()) / 4 == pytest.approx(behind["mean"])
+    assert sum(accuracies[0] for accuracies in by_shots.values()) / 4 == pytest.approx(alone["mean"])
+    assert sum(accuracies[8] for accuracies in by_shots.values()) / 4 == pytest.approx(behind["mean"])
     for words in ("SimAOU, fine-tuned", "SimAM after, linearised", "Rec2FTP, layer by layer"):
         assert words in rows
     for title in ("Learning", "Three settings", "Do they change the same?", "Head by head"):
@@ -86,14 +86,18 @@ def test_the_script_sets_published_beside_measured(script, folder, tmp_path):
     assert rows["SimAOU, fine-tuned, farm"].published is None
     trials = comparison.data["trials"]
     means = [
-        sum(of) / len(of) for task in trials.values() for of in [task[0]["comparisons"]["plain"]["update_similarity"]]
+        sum(values) / len(values)
+        for task in trials.values()
+        for values in [task[0]["comparisons"]["plain"]["update_similarity"]]
     ]
     others = [
-        sum(of) / len(of) for task in trials.values() for of in [task[1]["comparisons"]["plain"]["update_similarity"]]
+        sum(values) / len(values)
+        for task in trials.values()
+        for values in [task[1]["comparisons"]["plain"]["update_similarity"]]
     ]
-    found = rows["SimAOU, fine-tuned, average"].measured
-    assert found.n == 2
-    assert found.mean == pytest.approx((sum(means) + sum(others)) / 4)
+    average = rows["SimAOU, fine-tuned, average"].measured
+    assert average.n == 2
+    assert average.mean == pytest.approx((sum(means) + sum(others)) / 4)
     assert len(comparison.sections) == 3
 
 

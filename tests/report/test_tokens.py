@@ -44,7 +44,7 @@ def networks(first: int = 0) -> list[HookedTransformer]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two seeds with a curve and two snapshots."""
     models = networks()
-    stacks = [stack_models(of) for of in (networks(10), models)]
+    stacks = [stack_models(group) for group in (networks(10), models)]
     snapshots = Snapshots((0, 20), {name: torch.stack([stack[name] for stack in stacks]) for name in stacks[0]})
     record = {**RECORD, "seeds": [0, 1], "curve": CURVE}
     return save(tmp_path_factory.mktemp("checkpoints") / "reader", models, record, snapshots)
@@ -149,14 +149,14 @@ def test_the_circuit_is_measured_on_sequences_that_it_was_not_looked_for():
     rows: dict[str, Row] = {row.quantity: row for row in compared().rows}
     sequences = WORDS.sample(N, seed=PROMPT_SEED)
     looked_at, others = sequences[:32], sequences[32:]
-    found = find_circuit(model, looked_at.read, next_token_loss(looked_at.targets()), at="positions")
-    again = measure_circuit(model, found, others.read, next_token_loss(others.targets()), at="positions")
-    assert rows["circuit"].measured == ", ".join(map(str, found.nodes))
+    circuit = find_circuit(model, looked_at.read, next_token_loss(looked_at.targets()), at="positions")
+    again = measure_circuit(model, circuit, others.read, next_token_loss(others.targets()), at="positions")
+    assert rows["circuit"].measured == ", ".join(map(str, circuit.nodes))
     assert rows["its loss alone (nats)"].measured == interval(again.edges_alone)
     assert rows["its loss alone (nats)"].note.endswith(f"{again.full.mean():.3g} whole, {again.ablated.mean():.3g} "
                                                        f"without any head")  # fmt: skip
     assert rows["its faithfulness"].measured == again.faithfulness()
-    whole = len(found.nodes) == 4
+    whole = len(circuit.nodes) == 4
     assert ("all heads that there are" in rows["circuit"].note) == whole
     assert ("its completeness" in rows) == (not whole)
     if not whole:
@@ -173,11 +173,11 @@ def test_head_outputs_are_put_back_where_periods_are_the_same():
     assert torch.equal(clean.ids[:, back], clean.ids[:, WORDS.n_ctx - 1])  # the occurrence that is replaced
     corrupted = corrupt_tokens(clean.read, d_vocab=WORDS.d_vocab)
     loss = next_token_loss(clean.ids[:, -1])
-    own, wrong = (model.run_with_cache(of)[1]["blocks.1.attn.hook_z"] for of in (clean.read, corrupted))
-    before, whole = (loss(model(of)[:, -1]).mean() for of in (corrupted, clean.read))
+    right, wrong = (model.run_with_cache(ids)[1]["blocks.1.attn.hook_z"] for ids in (clean.read, corrupted))
+    before, whole = (loss(model(ids)[:, -1]).mean() for ids in (corrupted, clean.read))
     for head, pos in [(0, back + 1), (1, WORDS.n_ctx - 1)]:
         mixed = wrong.clone()
-        mixed[:, pos, head] = own[:, pos, head]
+        mixed[:, pos, head] = right[:, pos, head]
         logits = model.run_with_hooks(corrupted, fwd_hooks=[("blocks.1.attn.hook_z", lambda z, hook, m=mixed: m)])
         expected = (loss(logits[:, -1]).mean() - before) / (whole - before)
         assert drawn[head, 1, pos].item() == pytest.approx(expected.item(), rel=2e-3, abs=2e-3)

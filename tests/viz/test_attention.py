@@ -89,8 +89,8 @@ def test_all_layers_are_drawn_or_those_asked_for_with_one_script():
     assert picture.body.count("<figure") == 3
     assert picture.script.count(LIBRARY) == 1
     assert LIBRARY not in picture.body
-    some = model_attention(model, prompts[:1], layers=[2, 0])
-    assert [some.body.find(f"layer {i}") >= 0 for i in range(3)] == [True, False, True]
+    chosen = model_attention(model, prompts[:1], layers=[2, 0])
+    assert [chosen.body.find(f"layer {i}") >= 0 for i in range(3)] == [True, False, True]
     assert prompt_attention(model, prompts[:1], layer=1).body in picture.body
     with pytest.raises(ValueError, match=r"no hook 'blocks.3.attn.hook_pattern'"):
         model_attention(model, prompts[:1], layers=[3])

@@ -103,9 +103,9 @@ def test_circuits_of_little_and_effects_of_zero_are_drawn():
 def test_the_circuit_of_a_construction_is_drawn_in_a_browser(browser: Browser, tmp_path):
     model = induction(d_vocab=8, n_ctx=14, n_heads=2, induction_head=1, seed=0)
     sequences = RepeatedTokens(d_vocab=8, n_ctx=14, min_period=4, max_period=7).sample(16, seed=0)
-    found = find_circuit(model, sequences.read, {"loss": next_token_loss(sequences.targets())}, at="positions")
-    figure = circuit_graph(found)
-    assert set(traces(figure, edges=True)) == set(map(str, found.edges))
+    circuit = find_circuit(model, sequences.read, {"loss": next_token_loss(sequences.targets())}, at="positions")
+    figure = circuit_graph(circuit)
+    assert set(traces(figure, edges=True)) == set(map(str, circuit.edges))
     tab, problems = open_page(browser, tmp_path, figure)
     texts = tab.locator(".js-plotly-plot text").all_text_contents()
     assert {"embedding", "output", "0.0", "1.1", "layer 0", "layer 1"} <= {text.strip() for text in texts}

@@ -38,8 +38,8 @@ def test_lines_have_bands_and_gaps_where_a_logarithm_is_not_defined():
     band, line = viz.interval_lines("t", "x", "y", [0, 1, 2], {"a": intervals}, log_y=True).data
     assert list(line.y) == [1.0, None, 2.0]
     assert list(band.y) == [1.5, 3.0, 1.0, 0.5]
-    many = viz.interval_lines("t", "x", "y", [0, 1, 2], {str(i): intervals for i in range(8)})
-    assert len({trace.line.color for trace in many.data if trace.name}) == 8
+    eight = viz.interval_lines("t", "x", "y", [0, 1, 2], {str(i): intervals for i in range(8)})
+    assert len({trace.line.color for trace in eight.data if trace.name}) == 8
 
 
 def test_one_sample_has_a_line_and_no_band():

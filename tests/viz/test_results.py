@@ -41,8 +41,8 @@ WITHOUT_SAMPLES = {"TaskTexts"}
 def kinds() -> list[str]:
     """Every kind of result of the analyses, and every other class that has a picture of its own."""
     results = [kind for kind in Result.__subclasses__() if kind.__module__.startswith("mechicl.analysis.")]
-    own = [kind for kind in viz.plot.registry if kind not in (object, Result)]
-    return sorted({kind.__name__ for kind in [*results, *own]} - WITHOUT_SAMPLES)
+    drawable = [kind for kind in viz.plot.registry if kind not in (object, Result)]
+    return sorted({kind.__name__ for kind in [*results, *drawable]} - WITHOUT_SAMPLES)
 
 
 def example(kind: Any) -> Any:

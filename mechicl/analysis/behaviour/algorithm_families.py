@@ -61,7 +61,7 @@ def tuned_descent(prompts: Prompts, steps: int, *, gamma: bool = False, per_step
         raise ValueError("one step of GD++ is one of gradient descent: its γ does nothing")
     if steps < 1 or len(prompts) == 0 or prompts.n_context == 0:
         raise ValueError(f"tuning needs prompts with context and at least one step, got {prompts} and steps={steps}")
-    problem = SpectralProblem.of(prompts, prompts.query.ys)
+    problem = SpectralProblem.from_prompts(prompts, prompts.query.ys)
     learner = _gd_plus_plus(problem, steps, per_step=per_step, gamma=gamma).learner
     assert isinstance(learner, SpectralLearner)
     return learner

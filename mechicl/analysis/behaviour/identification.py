@@ -199,10 +199,10 @@ def identify(
             (predicted - held_out.query.ys).square().mean(-1),
         )
 
-    fits = family_fits(SpectralProblem.of(fitting, targets), fitting, steps, task)
+    fits = family_fits(SpectralProblem.from_prompts(fitting, targets), fitting, steps, task)
     matches = [compare(fit()) for fit in progress_bar(fits, unit="family", progress=progress, desc="identify")]
     tuning = task.sample(max(n_prompts, LIMIT_PROMPTS), seed=seed + 2, dtype=torch.float64)
-    limit_fits = limits(SpectralProblem.of(tuning, tuning.query.ys), steps, task)
+    limit_fits = limits(SpectralProblem.from_prompts(tuning, tuning.query.ys), steps, task)
     rounding = ROUNDING * predictions.square().mean().item()
 
     def rank(match: FamilyMatch) -> tuple[float, int]:  # what predicts the same up to rounding: by fitted numbers
@@ -213,7 +213,7 @@ def identify(
         [compare(fit) for fit in limit_fits],
         squared_predictions=predictions.square().mean(-1),
         squared_errors=(predictions - held_out.query.ys).square().mean(-1),
-        eigenvalues=SpectralProblem.of(held_out, predictions).eigenvalues.T,
+        eigenvalues=SpectralProblem.from_prompts(held_out, predictions).eigenvalues.T,
     )
 
 

@@ -72,7 +72,7 @@ class SpectralProblem:
     targets: Float[Tensor, "prompt y"]
 
     @classmethod
-    def of(cls, prompts: Prompts, targets: Float[Tensor, "prompt y"]) -> "SpectralProblem":
+    def from_prompts(cls, prompts: Prompts, targets: Float[Tensor, "prompt y"]) -> "SpectralProblem":
         """From prompts; float64."""
         spectra = PrefixSpectra.decompose(prompts.xs.double(), prompts.ys.double(), at="query")
         contributions = spectra.point_coordinates[:, 0, :, None] * spectra.target_coordinates[:, 0]

@@ -71,7 +71,7 @@ def _descended(steps: int, a: list[float], gamma: list[float]) -> torch.Tensor:
 
 
 def test_the_problem_is_the_context_in_its_eigenbasis():
-    problem = SpectralProblem.of(PROMPTS, PROMPTS.query.ys)
+    problem = SpectralProblem.from_prompts(PROMPTS, PROMPTS.query.ys)
     for i, xs in enumerate(PROMPTS.context.xs.numpy()):
         np.testing.assert_allclose(problem.eigenvalues[i].numpy(), np.linalg.eigvalsh(xs.T @ xs), atol=1e-12)
     ones = problem.contributions.sum(1)  # f = 1 predicts x B
@@ -83,7 +83,7 @@ def test_the_problem_is_the_context_in_its_eigenbasis():
 
 def test_a_descent_finds_gd_plus_plus_with_parameters_of_its_own_in_each_step():
     a, gamma = [0.3, 0.7], [0.1, 0.0]
-    problem = SpectralProblem.of(PROMPTS, _descended(2, a, gamma))
+    problem = SpectralProblem.from_prompts(PROMPTS, _descended(2, a, gamma))
 
     def family(parameters: torch.Tensor) -> torch.Tensor:
         return gd_plus_plus_filters(
@@ -98,7 +98,7 @@ def test_a_descent_finds_gd_plus_plus_with_parameters_of_its_own_in_each_step():
 
 
 def test_a_descent_in_linear_parameters_is_least_squares():
-    problem = SpectralProblem.of(PROMPTS, PROMPTS.query.ys)
+    problem = SpectralProblem.from_prompts(PROMPTS, PROMPTS.query.ys)
     powers = torch.stack([problem.eigenvalues**k for k in range(3)])
     best, error = problem.descend(lambda c: (c * powers).sum(0), torch.ones(3, dtype=torch.float64))
     design = np.einsum("kpx,pxy->pyk", powers.numpy(), problem.contributions.numpy()).reshape(-1, 3)
@@ -110,7 +110,7 @@ def test_a_descent_in_linear_parameters_is_least_squares():
 
 @pytest.mark.parametrize("degree", [1, 2, 4])
 def test_linear_coefficients_are_those_of_least_squares(degree):
-    problem = SpectralProblem.of(PROMPTS, PROMPTS.query.ys)
+    problem = SpectralProblem.from_prompts(PROMPTS, PROMPTS.query.ys)
     largest = problem.eigenvalues.max().item()
     basis = polynomials(degree, largest)
     values = basis(problem.eigenvalues).numpy()

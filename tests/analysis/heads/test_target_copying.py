@@ -151,8 +151,8 @@ def reference(model: HookedTransformer, p: Prompts, layer: int) -> dict[str, np.
             others = range(half, len(p)) if judged < half else range(half)
             rows = np.stack([[*arrays[which][i, 2 * t], 1] for i in others for t in range(n)])
             readout = np.linalg.lstsq(rows, np.stack([ys[i, t] for i in others for t in range(n)]), rcond=None)[0]
-            own = np.stack([[*arrays[which][judged, 2 * t], 1] for t in range(n)])
-            errors[judged] = ((own @ readout - ys[judged]) ** 2).mean()
+            inputs = np.stack([[*arrays[which][judged, 2 * t], 1] for t in range(n)])
+            errors[judged] = ((inputs @ readout - ys[judged]) ** 2).mean()
         result[name] = errors / (ys**2).mean()
     return result
 

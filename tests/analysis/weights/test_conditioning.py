@@ -30,23 +30,23 @@ def clamped(xs: np.ndarray) -> np.ndarray:
 def test_the_condition_number_is_that_of_the_transformed_data(n, d, rank, seed, gamma, scale):
     rng = np.random.default_rng(seed)
     xs = scale * rng.standard_normal((3, n + 1, min(rank, d))) @ rng.standard_normal((3, min(rank, d), d))
-    found = measure_conditioning(Prompts(xs, np.zeros((3, n + 1, 1))), [gamma, 0.0])
-    assert found.after.shape == (2, 3)
-    assert found.eigenvalues.shape == (d, 3)
-    torch.testing.assert_close(found.after[1], found.before)
-    assert (found.after >= 1).all()
+    conditioning = measure_conditioning(Prompts(xs, np.zeros((3, n + 1, 1))), [gamma, 0.0])
+    assert conditioning.after.shape == (2, 3)
+    assert conditioning.eigenvalues.shape == (d, 3)
+    torch.testing.assert_close(conditioning.after[1], conditioning.before)
+    assert (conditioning.after >= 1).all()
     for p in range(3):
         context = xs[p, :-1]
         transformed = context @ (np.eye(d) - gamma * context.T @ context)
         eigenvalues, mapped = clamped(context), clamped(transformed)
         size = max(1.0, eigenvalues[-1])
-        np.testing.assert_allclose(found.eigenvalues[:, p].numpy(), eigenvalues, atol=1e-12 * size)
+        np.testing.assert_allclose(conditioning.eigenvalues[:, p].numpy(), eigenvalues, atol=1e-12 * size)
         image = transformed_eigenvalues(torch.from_numpy(eigenvalues), gamma).numpy()
         np.testing.assert_allclose(np.maximum(np.sort(image), FLOOR), mapped, atol=1e-11 * max(size, mapped[-1]))
         if mapped[0] > 1e-5 * mapped[-1] or mapped[0] == FLOOR == eigenvalues[0]:
-            np.testing.assert_allclose(found.after[0, p].item(), mapped[-1] / mapped[0], rtol=1e-4)
+            np.testing.assert_allclose(conditioning.after[0, p].item(), mapped[-1] / mapped[0], rtol=1e-4)
         if n >= d and eigenvalues[0] > max(FLOOR, 1e-5 * eigenvalues[-1]):  # numpy's is of the span otherwise
-            np.testing.assert_allclose(found.before[p].item(), np.linalg.cond(context) ** 2, rtol=1e-4)
+            np.testing.assert_allclose(conditioning.before[p].item(), np.linalg.cond(context) ** 2, rtol=1e-4)
 
 
 def test_the_map_is_the_printed_polynomial_with_its_maximum_and_root():
@@ -59,11 +59,11 @@ def test_the_map_is_the_printed_polynomial_with_its_maximum_and_root():
 
 
 def test_too_few_points_leave_the_floor_before_and_after():
-    found = measure_conditioning(PROMPTS.prefix(1), [0.5, 1.0])
-    assert (found.smallest == FLOOR).all()
+    conditioning = measure_conditioning(PROMPTS.prefix(1), [0.5, 1.0])
+    assert (conditioning.smallest == FLOOR).all()
     largest = PROMPTS.xs[:, 0].square().sum(-1)
-    torch.testing.assert_close(found.largest, largest)
-    torch.testing.assert_close(found.after[0], transformed_eigenvalues(largest, 0.5) / FLOOR)
+    torch.testing.assert_close(conditioning.largest, largest)
+    torch.testing.assert_close(conditioning.after[0], transformed_eigenvalues(largest, 0.5) / FLOOR)
     # one point of length 1 is mapped to 0 by γ = 1: all directions are then alike
     unit = Prompts(torch.eye(3)[None, :2], torch.zeros(1, 2, 1))
     assert measure_conditioning(unit, [1.0]).after.item() == 1
@@ -74,14 +74,14 @@ def test_too_few_points_leave_the_floor_before_and_after():
 def test_the_range_s_condition_number_is_that_of_a_dense_spectrum(low, width, gamma):
     span = EigenvalueRange(low, low + width)
     dense = transformed_eigenvalues(torch.linspace(low, low + width, 20_001, dtype=torch.float64), gamma)
-    (found,) = span.condition_numbers([gamma]).tolist()
+    (number,) = span.condition_numbers([gamma]).tolist()
     if gamma and low <= 1 / gamma <= low + width:
-        assert found == math.inf
+        assert number == math.inf
     else:
         ratio = (dense.max() / dense.min()).item()
-        assert found == pytest.approx(ratio, rel=1e-3)
+        assert number == pytest.approx(ratio, rel=1e-3)
     if gamma and low <= 1 / (3 * gamma) <= low + width < 1 / gamma:
-        assert span.printed_condition_numbers([gamma]).item() == pytest.approx(found)
+        assert span.printed_condition_numbers([gamma]).item() == pytest.approx(number)
 
 
 @given(low=st.floats(1e-4, 3), width=st.floats(0.01, 20))
@@ -98,18 +98,20 @@ def test_the_heuristic_is_the_least_of_both_ratios_below_the_root(low, width):
 
 
 def test_statistics_are_those_of_numpy():
-    found = measure_conditioning(PROMPTS, [0.1, 0.3])
-    after = found.after.numpy()
-    assert [m.mean for m in found.medians()] == pytest.approx(np.median(after, axis=1))
-    assert found.median_before().mean == pytest.approx(np.median(found.before.numpy()))
+    conditioning = measure_conditioning(PROMPTS, [0.1, 0.3])
+    after = conditioning.after.numpy()
+    assert [m.mean for m in conditioning.medians()] == pytest.approx(np.median(after, axis=1))
+    assert conditioning.median_before().mean == pytest.approx(np.median(conditioning.before.numpy()))
     quantiles = np.quantile(after, [0.1, 0.9], axis=1)
-    np.testing.assert_allclose(found.quantiles([0.1, 0.9]).numpy(), quantiles, rtol=1e-12)
-    assert [s.mean for s in found.improved()] == pytest.approx((after < found.before.numpy()).mean(1))
-    beyond = [(gamma * found.largest.numpy() > 1).mean() for gamma in (0.1, 0.3)]
-    assert [s.mean for s in found.beyond_root()] == pytest.approx(beyond)
-    assert found.extremes == EigenvalueRange(found.smallest.min().item(), found.largest.max().item())
-    assert len(found.to_dataframe()) == len(PROMPTS)
-    torch.testing.assert_close(found.at([0.3, 0.2]).after[0], found.after[1])
+    np.testing.assert_allclose(conditioning.quantiles([0.1, 0.9]).numpy(), quantiles, rtol=1e-12)
+    assert [s.mean for s in conditioning.improved()] == pytest.approx((after < conditioning.before.numpy()).mean(1))
+    beyond = [(gamma * conditioning.largest.numpy() > 1).mean() for gamma in (0.1, 0.3)]
+    assert [s.mean for s in conditioning.beyond_root()] == pytest.approx(beyond)
+    assert conditioning.extremes == EigenvalueRange(
+        conditioning.smallest.min().item(), conditioning.largest.max().item()
+    )
+    assert len(conditioning.to_dataframe()) == len(PROMPTS)
+    torch.testing.assert_close(conditioning.at([0.3, 0.2]).after[0], conditioning.after[1])
 
 
 def test_the_median_s_interval_covers_as_often_as_it_says():
@@ -128,25 +130,25 @@ def test_the_median_s_interval_covers_as_often_as_it_says():
 
 def test_the_best_gamma_has_the_least_mean_log_condition_number():
     prompts = LinearRegression(x_dim=4, n_context=30).sample(400, seed=3)
-    found = measure_conditioning(prompts, [0.1])
-    best = found.best_gamma(seed=1)
+    conditioning = measure_conditioning(prompts, [0.1])
+    best = conditioning.best_gamma(seed=1)
     assert best.low <= best.mean <= best.high
     assert best.low < best.high
     assert best.n == 400
     grid = (best.mean * np.linspace(0.2, 2, 200)).tolist()
-    around = found.at([best.mean, *grid]).after.log().mean(1)
+    around = conditioning.at([best.mean, *grid]).after.log().mean(1)
     assert around[0] <= around[1:].min()
-    assert found.best_gamma(seed=1) == best
-    assert found.best_gamma(seed=2) != best
+    assert conditioning.best_gamma(seed=1) == best
+    assert conditioning.best_gamma(seed=2) != best
 
 
 @pytest.mark.parametrize("gammas", [[-0.1], [0.1, math.nan], [math.inf], []])
 def test_gammas_must_be_finite_and_not_negative(gammas):
-    found = measure_conditioning(PROMPTS, [0.1])
-    span = found.extremes
+    conditioning = measure_conditioning(PROMPTS, [0.1])
+    span = conditioning.extremes
     for call in (
         lambda g: measure_conditioning(PROMPTS, g),
-        found.at,
+        conditioning.at,
         span.condition_numbers,
         span.printed_condition_numbers,
     ):
@@ -164,10 +166,10 @@ def test_other_bad_input():
     for ends in ((0.0, 1.0), (2.0, 1.0), (1.0, math.inf), (math.nan, 1.0)):
         with pytest.raises(ValueError, match="0 < smallest <= largest"):
             EigenvalueRange(*ends)
-    found = measure_conditioning(PROMPTS, [0.1])
+    conditioning = measure_conditioning(PROMPTS, [0.1])
     with pytest.raises(ValueError, match="probabilities must be 0 to 1"):
-        found.quantiles([1.1])
+        conditioning.quantiles([1.1])
     with pytest.raises(ValueError, match="resamples >= 1 and a level"):
-        found.best_gamma(resamples=0)
+        conditioning.best_gamma(resamples=0)
     with pytest.raises(ValueError, match="resamples >= 1 and a level"):
-        found.best_gamma(level=1.0)
+        conditioning.best_gamma(level=1.0)

@@ -71,9 +71,9 @@ class ByHand:
         return -stream[self.cfg.y_slot]
 
     def contribution(self, x, y, query, n):
-        key, asked, out = self.stream(x, y), self.stream(query), 0.0
+        key, query_stream, out = self.stream(x, y), self.stream(query), 0.0
         for head in range(self.cfg.n_heads):
-            score = self.cfg.score_scale * (asked @ self.Q[head]) @ (key @ self.K[head])
+            score = self.cfg.score_scale * (query_stream @ self.Q[head]) @ (key @ self.K[head])
             score = max(score, 0.0) if self.cfg.attention == "relu" else score
             score = score / n if self.cfg.normalize_by_context else score
             out = out + self.cfg.damping * score * key @ self.V[head] @ self.O[head]

@@ -132,9 +132,9 @@ def test_any_scale_is_undone(exponents: list[float], negative: bool):
     a = random_model(0, n_layers=1, n_heads=2)
     factors = torch.tensor([[10.0**e for e in exponents]], dtype=torch.float64) * (-1 if negative else 1)
     b = scaled(a, factors)
-    products, own = read_weight_products(b), read_weight_products(a)
-    torch.testing.assert_close(products.W_KQ, own.W_KQ * factors[0, :, None, None], rtol=1e-10, atol=0)
-    torch.testing.assert_close(products.W_PV, own.W_PV / factors[0, :, None, None], rtol=1e-10, atol=0)
+    products, unscaled = read_weight_products(b), read_weight_products(a)
+    torch.testing.assert_close(products.W_KQ, unscaled.W_KQ * factors[0, :, None, None], rtol=1e-10, atol=0)
+    torch.testing.assert_close(products.W_PV, unscaled.W_PV / factors[0, :, None, None], rtol=1e-10, atol=0)
     for pair in (align_heads(a, b), rescale_heads(a, b)):
         for mine, theirs in zip(*(model.parameters() for model in pair), strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-9)
@@ -142,17 +142,17 @@ def test_any_scale_is_undone(exponents: list[float], negative: bool):
 
 def test_the_factor_is_the_best_on_a_fine_grid():
     a, b = random_model(1, n_heads=1, n_layers=1), random_model(2, n_heads=1, n_layers=1)
-    own, other, found = (read_weight_products(m) for m in (a, b, align_heads(a, b)[1]))
+    first, second, aligned = (read_weight_products(m) for m in (a, b, align_heads(a, b)[1]))
 
     def distance(W_KQ: np.ndarray, W_PV: np.ndarray) -> float:
         return sum(
             float(((x.numpy()[0, 0] - y) ** 2).sum() / (x.numpy() ** 2).sum())
-            for x, y in ((own.W_KQ, W_KQ), (own.W_PV, W_PV))
+            for x, y in ((first.W_KQ, W_KQ), (first.W_PV, W_PV))
         )
 
     grid = np.concatenate([sign * np.geomspace(0.01, 100, 2000) for sign in (-1, 1)])
-    least = min(distance(c * other.W_KQ.numpy()[0, 0], other.W_PV.numpy()[0, 0] / c) for c in grid)
-    assert distance(found.W_KQ.numpy()[0, 0], found.W_PV.numpy()[0, 0]) == pytest.approx(least, rel=1e-4)
+    least = min(distance(c * second.W_KQ.numpy()[0, 0], second.W_PV.numpy()[0, 0] / c) for c in grid)
+    assert distance(aligned.W_KQ.numpy()[0, 0], aligned.W_PV.numpy()[0, 0]) == pytest.approx(least, rel=1e-4)
 
 
 @pytest.mark.parametrize("attention", ["relu", "leaky_relu"])
