@@ -10,17 +10,14 @@ from mechicl.models.adapter import ModelAdapter
 from tests.analysis.interventions.oracles import (
     bridge,
     hook_name,
-    ids,
     inputs,
     model_of,
-    no_hook_left,
     recorded,
     run,
-    shared_bridge,
 )
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, 3, 100])
+@pytest.mark.parametrize("batch_size", [2, 100])
 def test_recording_in_batches(batch_size):
     model = model_of("gpt")
     prompts = inputs(model, 0, 5)
@@ -35,14 +32,6 @@ def test_recording_in_batches(batch_size):
     assert_close(adapter.predict(tokens, batch_size), run(model, prompts))
     with pytest.raises(ValueError, match=r"no hook 'blocks.0.attn.hook_zz'; did you mean 'blocks.0.attn.hook_z'"):
         adapter.record(tokens, ["blocks.0.attn.hook_zz"], batch_size)
-
-
-def test_a_hook_that_does_not_fire():
-    model, tokens = shared_bridge(), ids(0, d_vocab=20)
-    adapter = ModelAdapter(model)
-    with pytest.raises(ValueError, match="set_use_attn_result"):
-        adapter.record(tokens, [hook_name("result", 0)], 2)
-    assert no_hook_left(model)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])

@@ -55,9 +55,7 @@ def loop(model, prompts, component, axes, method, reference=None, at="query") ->
     ("kind", "method"),
     [
         *(("gpt", method) for method in ("mean", "zero", "resample")),
-        ("linear", "mean"),
         ("looped", "zero"),
-        ("mixed", "resample"),
         ("ids", "mean"),
     ],
 )
@@ -75,8 +73,6 @@ def test_every_cell_is_one_hooked_run(kind, method):
         assert_close(flat(swept), expected, **EXACT)
         assert_close(swept.unpatched, run(model, prompts), **EXACT)
         assert swept.source is None
-    with pytest.raises(ValueError, match=r"no run that activations were taken from|no metric"):
-        swept.recovered()
 
 
 def test_means_may_be_taken_over_other_prompts():
@@ -90,8 +86,6 @@ def test_the_seed_chooses_whom_to_resample_from():
     a, b, again = (ablate(MODEL, PROMPTS, method="resample", seed=seed).values["loss"] for seed in (0, 3, 0))
     assert_close(a, again, atol=0, rtol=0)
     assert not torch.equal(a, b)
-    order = derangement(4, torch.Generator().manual_seed(3))
-    assert not (order == torch.arange(4)).any()
 
 
 def test_scores_at_their_mean_leave_masked_keys_masked():
@@ -100,14 +94,13 @@ def test_scores_at_their_mean_leave_masked_keys_masked():
     assert_close(flat(swept), expected, **EXACT)
 
 
-@pytest.mark.parametrize(("kind", "method"), [("gpt", "mean"), ("linear", "zero"), ("bridge", "mean")])
+@pytest.mark.parametrize(("kind", "method"), [("linear", "zero"), ("bridge", "mean")])
 def test_pairs_are_two_hooks_in_one_run(kind, method):
     model = shared_bridge() if kind == "bridge" else model_of(kind, n_layers=3)
     prompts = bridge_pair()[0] if kind == "bridge" else inputs(model, 0, 4)
     swept = ablate(model, prompts, pairs=True, method=method)
     assert swept.axes == ("layer", "head", "layer_2", "head_2")
     assert swept.predictions is not None
-    assert_close(swept.predictions, swept.predictions.permute(2, 3, 0, 1, *range(4, swept.predictions.ndim)))
     values = [replacement(model, prompts, hook_name("z", layer), method) for layer in range(3)]
     places = [(layer, head) for layer in range(3) for head in range(2)]
     tolerance = SINGLE if kind == "bridge" else EXACT
@@ -115,10 +108,6 @@ def test_pairs_are_two_hooks_in_one_run(kind, method):
         for second in places:
             hooks = [putting("z", layer, {"head": head}, values[layer]) for layer, head in {first, second}]
             assert_close(swept.predictions[(*first, *second)], run(model, prompts, hooks), **tolerance)
-    alone = ablate(model, prompts, method=method)
-    assert alone.predictions is not None
-    for place in places:
-        assert_close(swept.predictions[(*place, *place)], alone.predictions[place], **tolerance)
 
 
 def test_pairs_of_some_heads_and_their_loss():
@@ -130,8 +119,9 @@ def test_pairs_of_some_heads_and_their_loss():
     assert len(swept.to_patching_result().index_df) == 4
 
 
-@pytest.mark.parametrize("method", ["mean", "zero", "resample"])
-@pytest.mark.parametrize("component", ["resid_post", "attn_out"])
+@pytest.mark.parametrize(
+    ("method", "component"), [("mean", "resid_post"), ("zero", "attn_out"), ("resample", "resid_post")]
+)
 def test_a_direction_is_ablated_as_by_hand(method, component):
     directions = torch.randn(2, 8, generator=torch.Generator().manual_seed(1))
     swept = ablate(MODEL, PROMPTS, component, ("layer", "pos"), method=method, directions=directions)
@@ -153,18 +143,13 @@ def test_a_direction_is_ablated_as_by_hand(method, component):
 
                 expected = run(MODEL, PROMPTS, [(name, project)])
                 assert_close(swept.predictions[layer, pos, d], expected, **EXACT)
-    assert_close(swept.values["loss"], swept.measure("again", lambda p: (p[:, 0] - PROMPTS.ys[:, -1, 0]) ** 2).values[
-        "again"
-    ])  # fmt: skip
     assert len(swept.to_dataframe()) == 20
 
 
 def test_a_bridge_and_all_positions():
     model, tokens = shared_bridge(), bridge_pair()[0]
-    for method in ("mean", "zero"):
-        swept = ablate(model, tokens, "mlp_out", ("layer", "pos"), method=method, at="positions")
-        expected = loop(model, tokens, "mlp_out", ("layer", "pos"), method, at="positions")
-        assert_close(flat(swept), expected, **SINGLE)
+    swept = ablate(model, tokens, "mlp_out", ("layer", "pos"), at="positions")
+    assert_close(flat(swept), loop(model, tokens, "mlp_out", ("layer", "pos"), "mean", at="positions"), **SINGLE)
     assert no_hook_left(model)
 
 
@@ -180,9 +165,7 @@ BAD: dict[str, Any] = {
     "not finite": {"directions": torch.full((1, 8), torch.nan), "component": "resid_pre"},
     "there is no direction": {"directions": torch.zeros(0, 8), "component": "resid_pre"},
     "pairs of directions": {"directions": torch.eye(8), "component": "resid_pre", "pairs": True},
-    "number a prompt": {"metrics": lambda p: p.sum()},
     "too little": {"memory": 10.0},
-    "no hook": {"component": "result"},
 }
 
 
@@ -194,13 +177,14 @@ def test_bad_input_is_refused(message):
 
 
 def test_too_few_prompts():
-    with pytest.raises(ValueError, match="no prompts"):
-        ablate(MODEL, PROMPTS[:0])
-    with pytest.raises(ValueError, match="there is 1"):
-        ablate(MODEL, PROMPTS[:1], method="resample")
-    with pytest.raises(ValueError, match="reference must be"):
-        ablate(MODEL, PROMPTS, reference=PROMPTS[:0])
-    with pytest.raises(ValueError, match="mean over one prompt"):
-        ablate(MODEL, PROMPTS[:1])
+    refused: list[tuple[str, Any, dict[str, Any]]] = [
+        ("no prompts", PROMPTS[:0], {}),
+        ("there is 1", PROMPTS[:1], {"method": "resample"}),
+        ("reference must be", PROMPTS, {"reference": PROMPTS[:0]}),
+        ("mean over one prompt", PROMPTS[:1], {}),
+    ]
+    for message, prompts, options in refused:
+        with pytest.raises(ValueError, match=message):
+            ablate(MODEL, prompts, **options)
     one = ablate(MODEL, PROMPTS[:1], reference=PROMPTS)
     assert_close(one.effect(), ablate(MODEL, PROMPTS).effect()[..., :1], **EXACT)

@@ -11,7 +11,6 @@ from transformer_lens.tools.analysis import attribution_patch
 
 from mechicl.analysis.interventions import (
     Sweep,
-    ablate,
     attribute,
     correlate_effects,
     logit_difference,
@@ -48,11 +47,15 @@ SWEEPS = [
 
 @pytest.mark.parametrize("direction", ["denoising", "noising"])
 def test_exact_where_the_metric_is_affine_in_the_activation(direction):
-    """The last layer's output goes through a linear read-out; so do its values, at given patterns of linear attention
-    in a model without norms, all of which come before."""
-    model = model_of("linear")
-    clean, corrupted = pair(model)
-    for component, axes in [("attn_out", ("layer", "pos")), ("z", ("layer", "head")), ("v", ("layer", "pos", "head"))]:
+    """The last layer's output goes through a linear read-out; so do its values, where no norm comes after them."""
+    linear, recurrent = model_of("linear"), lstm()
+    for model, component, axes in [
+        (linear, "attn_out", ("layer", "pos")),
+        (linear, "z", ("layer", "head")),
+        (linear, "v", ("layer", "pos", "head")),
+        (recurrent, "resid_post", ("layer", "pos")),
+    ]:
+        clean, corrupted = pair(model)
         options: dict[str, Any] = {"direction": direction, "metrics": FIRST, "only": {"layer": [1]}}
         estimate = attribute(model, clean, corrupted, component, axes, **options)
         real = patch(model, clean, corrupted, component, axes, **options)
@@ -60,16 +63,15 @@ def test_exact_where_the_metric_is_affine_in_the_activation(direction):
         assert_close(estimate.unpatched_values, real.unpatched_values, **EXACT)
         assert_close(estimate.source_values, real.source_values, **EXACT)
         assert (estimate.axes, estimate.indices) == (real.axes, real.indices)
-        if component != "attn_out":
-            assert correlate_effects(estimate, real).mean == pytest.approx(1)
 
 
-@pytest.mark.parametrize("kind", ["gpt", "looped", "full"])
-def test_otherwise_it_is_the_slope_of_patching_a_little(kind):
+@pytest.mark.parametrize(("kind", "at"), [("gpt", "query"), ("gpt", "positions"), ("looped", "query")])
+def test_otherwise_it_is_the_slope_of_patching_a_little(kind, at):
     model = model_of(kind)
+    metrics = {"sum": lambda predictions: predictions.flatten(1).sum(1)}
     clean, corrupted = pair(model)
-    for component, axes in SWEEPS:
-        estimate = attribute(model, clean, corrupted, component, axes, metrics=FIRST)
+    for component, axes in SWEEPS[:3] if at == "positions" else SWEEPS:
+        estimate = attribute(model, clean, corrupted, component, axes, metrics=metrics, at=at)
         values, current = (
             [recorded(model, prompts, hook_name(component, layer)) for layer in range(model.cfg.n_layers)]
             for prompts in (clean, corrupted)
@@ -78,7 +80,6 @@ def test_otherwise_it_is_the_slope_of_patching_a_little(kind):
         for cell in cells(model, component, axes, values[0])[::11]:
             where = place(component, {axis: i for axis, i in cell.items() if axis != "layer"})
             change = (values[cell["layer"]] - current[cell["layer"]]).nan_to_num(0)
-
             name = hook_name(component, cell["layer"])
 
             def moved(sign, name=name, where=where, change=change):
@@ -87,12 +88,12 @@ def test_otherwise_it_is_the_slope_of_patching_a_little(kind):
                     out[where] = out[where] + sign * 1e-6 * change[where]
                     return out
 
-                return run(model, corrupted, [(name, nudge)])[:, 0]
+                return metrics["sum"](run(model, corrupted, [(name, nudge)], at))
 
             slopes.append((moved(1) - moved(-1)) / 2e-6)
         assert_close(estimate.effect().flatten(0, len(axes) - 1)[::11], torch.stack(slopes), atol=1e-6, rtol=1e-5)
-        assert_close(estimate.unpatched, run(model, corrupted), **EXACT)
-        assert not estimate.values["prediction"].requires_grad
+        assert_close(estimate.unpatched, run(model, corrupted, at=at), **EXACT)
+        assert not estimate.values["sum"].requires_grad
 
 
 def test_agrees_with_transformer_lens():
@@ -137,25 +138,6 @@ def test_only_some_cells_in_the_order_asked_for():
     assert_close(chosen.values["loss"], whole[[1]][:, [1, 0]][:, :, [4, 2, 4]], **EXACT)
 
 
-@pytest.mark.parametrize("at", ["points", "positions"])
-def test_other_predictions(at):
-    model = model_of("gpt")
-    clean, corrupted = pair(model)
-    metrics = {"sum": lambda predictions: predictions.sum((1, 2))}
-    only = {"layer": [1]}
-    estimate = attribute(model, clean, corrupted, "resid_post", at=at, metrics=metrics, only=only)
-    assert estimate.unpatched.shape == run(model, corrupted, at=at).shape
-    assert estimate.effect().abs().amax(-1).gt(0).all() == (at == "positions")  # y positions predict nothing
-
-
-def test_a_recurrent_network():
-    model = lstm()
-    clean, corrupted = pair(model)
-    only = {"layer": [1]}
-    estimate, real = (f(model, clean, corrupted, "resid_post", metrics=FIRST, only=only) for f in (attribute, patch))
-    assert_close(estimate.values, real.values, **EXACT)
-
-
 def test_correlate_effects_is_the_correlation_over_cells():
     model = model_of("gpt")
     clean, corrupted = pair(model, 5)
@@ -170,10 +152,9 @@ def test_correlate_effects_is_the_correlation_over_cells():
     assert mean.high == pytest.approx(min(np.mean(each) + half, 1), rel=1e-6)
     narrow = correlate_effects(estimate, real, level=0.2)  # not cut
     assert narrow.high - narrow.low == pytest.approx(2 * 0.2707223 * np.std(each, ddof=1) / math.sqrt(5), rel=1e-4)
-    with pytest.raises(ValueError, match="do not compare"):
-        correlate_effects(estimate, patch(model, clean, corrupted, "z", ("layer", "head")))
-    with pytest.raises(ValueError, match="do not compare"):
-        correlate_effects(estimate, patch(model, clean[:2], corrupted[:2], "z", axes))
+    for other in (patch(model, clean, corrupted), patch(model, clean[:2], corrupted[:2], "z", axes)):
+        with pytest.raises(ValueError, match="do not compare"):
+            correlate_effects(estimate, other)
     with pytest.raises(ValueError, match="no prompt has effects"):
         correlate_effects(attribute(model, clean, clean), patch(model, clean, clean))
 
@@ -210,19 +191,12 @@ def test_what_is_not_a_number_is_not_hidden():
 def test_bad_input():
     model = model_of("gpt")
     clean, corrupted = pair(model)
-    before = model.predict(clean)
-    tokens = model.encode(clean), model.encode(corrupted)
     with pytest.raises(ValueError, match="of a metric"):
-        attribute(model, *tokens)
-    with pytest.raises(ValueError, match="number a prompt"):
-        attribute(model, clean, corrupted, metrics=lambda p: p.sum())
+        attribute(model, model.encode(clean), model.encode(corrupted))
     for flat in (lambda p: (p[:, 0] > 0).double(), lambda p: torch.zeros(len(p))):
         with pytest.raises(ValueError, match="has no gradient"):
             attribute(model, clean, corrupted, metrics=flat)
-    with pytest.raises(ValueError, match="as many and as long"):
-        attribute(model, clean, corrupted[:1])
     assert not model.has_hooks()
-    assert_close(model.predict(clean), before, atol=0, rtol=0)
     assert all(weight.grad is None for weight in model.parameters())
 
 
@@ -232,4 +206,3 @@ def test_inside_no_grad():
     expected = attribute(model, clean, corrupted).values["loss"]
     with torch.no_grad():
         assert_close(attribute(model, clean, corrupted).values["loss"], expected)
-        assert ablate(model, clean).effect().shape == (2, 2, 3)

@@ -127,20 +127,18 @@ def test_its_numbers_are_those_of_hooked_runs_and_of_the_graph():
     check_numbers(circuit, planted(), SEQUENCES.read, LOSS, "positions")
     check_edges(circuit, SEQUENCES.read, LOSS)
     scale = (circuit.full - circuit.ablated).mean()
-    assert circuit.completeness().mean == pytest.approx(((circuit.full - circuit.without).mean() / scale).item())
-    assert circuit.node_faithfulness().mean == pytest.approx(((circuit.alone - circuit.ablated).mean() / scale).item())
-    assert circuit.faithfulness().mean == pytest.approx(((circuit.edges_alone - circuit.ablated).mean() / scale).item())
-
-
-def test_tables_and_words():
-    circuit = circuit_of("greedy", "mean", edges=True)
+    for share, part in [
+        (circuit.completeness(), circuit.full - circuit.without),
+        (circuit.node_faithfulness(), circuit.alone - circuit.ablated),
+        (circuit.faithfulness(), circuit.edges_alone - circuit.ablated),
+    ]:
+        assert share.mean == pytest.approx((part.mean() / scale).item())
     table = circuit.to_dataframe()
     assert list(table["kind"]) == ["node"] * 2 + ["edge"] * len(circuit.edges)
     assert table["part"][0] == "head 0.2"
     assert table["effect"][2] == pytest.approx(circuit.edge_effects[0].mean().item())
     assert str(circuit).startswith(f"head 0.2, head 1.1; {len(circuit.edges)} edges; metric ")
-    for words in (f"{circuit.full.mean():.4g} whole", f"faithfulness {circuit.faithfulness()}", "completeness"):
-        assert words in str(circuit)
+    assert f"faithfulness {circuit.faithfulness()}" in str(circuit)
 
 
 def test_a_loose_tolerance_keeps_nothing_and_a_tight_one_all():
@@ -153,13 +151,9 @@ def test_a_loose_tolerance_keeps_nothing_and_a_tight_one_all():
     assert empty.node_effects.shape == (0, 5)
     assert empty.completeness().mean == 0
     assert str(empty).startswith("no node; 0 edges")
-    assert len(empty.to_dataframe()) == 0
     full = find_circuit(model, prompts, tolerance=1e-12, edges=False)
     assert len(full.nodes) == full.n_nodes == empty.n_nodes == 6
-    completeness = full.completeness()
-    assert math.isnan(completeness.mean)
-    assert math.isnan(completeness.low)
-    assert completeness.n == 5
+    assert math.isnan(full.completeness().mean)
     assert "(the whole model); 0 edges; loss " in str(full)
     assert "completeness" not in str(full)
     assert full.faithfulness().mean == pytest.approx(1)
@@ -204,10 +198,9 @@ BAD: dict[str, Any] = {
     "does not change": {"metrics": lambda p: torch.ones(len(p), dtype=torch.float64)},
     "carries one metric": {"metrics": {"a": lambda p: p[:, 0], "b": lambda p: p[:, 0]}},
     "carries one metric, got none": {"metrics": {}},
-    "tolerance must be positive": {"tolerance": 0},
+    "tolerance must be positive, got 0": {"tolerance": 0},
     "tolerance must be positive, got nan": {"tolerance": float("nan")},
     "not one of": {"search": "exhaustive"},
-    "number a prompt": {"metrics": lambda p: p.mean()},
     "too little": {"memory": 10},
     "reference must be": {"reference": inputs(model_of("gpt"), 0).prefix(1)},
 }
@@ -225,23 +218,20 @@ def test_models_and_prompts_without_a_circuit():
     model, empty = model_of("clipped"), model_of("gpt", n_layers=0)
     with pytest.raises(ValueError, match="clips its stream"):
         find_circuit(model, inputs(model, 0))
-    assert find_circuit(model, inputs(model, 0), edges=False).metric == "loss"
     with pytest.raises(ValueError, match=r"no hook 'blocks\.0\.attn\.hook_z'"):
         find_circuit(lstm(), inputs(lstm(), 0))
     with pytest.raises(ValueError, match="no layer"):
         find_circuit(empty, inputs(empty, 0))
     with pytest.raises(ValueError, match="no prompts"):
         find_circuit(model, inputs(model, 0)[:0], edges=False)
-    with pytest.raises(ValueError, match="carries one metric, got none"):
-        find_circuit(planted(), SEQUENCES.read)
 
 
 # ---- on other prompts ----
 
 
-@pytest.mark.parametrize("method", ["mean", "zero", "resample"])
+@pytest.mark.parametrize("method", ["mean", "resample"])
 def test_a_circuit_has_the_same_numbers_on_the_same_prompts(method):
-    circuit = circuit_of("greedy", method, edges=method != "zero")
+    circuit = circuit_of("greedy", method, edges=True)
     measured = measure_circuit(planted(), circuit, SEQUENCES, at="positions")
     assert (measured.metric, circuit.metric) == ("loss", "metric")
     for field in dataclasses.fields(Circuit):
@@ -252,23 +242,18 @@ def test_a_circuit_has_the_same_numbers_on_the_same_prompts(method):
             assert field.name == "metric" or after == before
 
 
-@pytest.mark.parametrize("reference", [None, SEQUENCES.read[:5]])
-def test_numbers_on_other_prompts_are_those_of_hooked_runs_there(reference):
-    ids = SEQUENCES.ids.flip(0)[:7].roll(3, 1)
-    tokens, loss = ids[:, :-1], next_token_loss(ids[:, -1])
-    reference = reference if reference is None else reference[:, : tokens.shape[1]]
-    measured = measure_circuit(planted(), circuit_of("greedy", "mean"), tokens, loss, reference=reference)
+def test_numbers_on_other_prompts_are_those_of_hooked_runs_and_of_the_graph_there():
+    tokens = SEQUENCES.read.roll(3, 1)[:9]
+    loss = next_token_loss(tokens.roll(-1, 1))
+    measured = measure_circuit(planted(), circuit_of("greedy", "mean", edges=True), tokens, loss, at="positions")
+    check_numbers(measured, planted(), tokens, loss, "positions")
+    check_edges(measured, tokens, loss)
+    reference = SEQUENCES.read[:5]
+    nodes = circuit_of("greedy", "mean")
+    measured = measure_circuit(planted(), nodes, tokens, loss, reference=reference, at="positions")
     assert (measured.nodes, measured.method) == (PLANTED, "mean")
-    check_numbers(measured, planted(), tokens, loss, reference=reference)
+    check_numbers(measured, planted(), tokens, loss, "positions", reference=reference)
     assert_close(measured.edges_alone, measured.alone)
-
-
-def test_edges_on_other_prompts_are_those_of_the_graph_there():
-    circuit, others = circuit_of("greedy", "mean", edges=True), SEQUENCES.read.roll(3, 1)[:9]
-    loss = next_token_loss(others.roll(-1, 1))
-    measured = measure_circuit(planted(), circuit, others, loss, at="positions")
-    assert measured.edges == circuit.edges
-    check_edges(measured, others, loss)
 
 
 def test_a_circuit_of_another_model_is_refused():

@@ -1,5 +1,7 @@
 """Corrupted prompts differ in one respect."""
 
+from typing import Any, cast
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,9 +9,9 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from mechicl.analysis.interventions import corrupt, corrupt_tokens
-from mechicl.analysis.interventions.corruptions import derangement
 from mechicl.tasks import LinearRegression
 
+IDS = torch.zeros(1, 3, dtype=torch.int64)
 KINDS = ("task", "labels", "query", "prompt", "noise")
 
 
@@ -17,7 +19,7 @@ def prompts(n: int = 6, n_context: int = 5, y_dim: int = 2, dtype: torch.dtype =
     return LinearRegression(x_dim=3, n_context=n_context, y_dim=y_dim).sample(n, seed=3, dtype=dtype)
 
 
-@settings(max_examples=15)
+@settings(max_examples=12)
 @given(st.sampled_from(KINDS), st.integers(2, 5), st.integers(2, 5), st.integers(1, 2), st.integers(0, 99))
 def test_what_changes_and_what_does_not(kind, n, n_context, y_dim, seed):
     clean = prompts(n, n_context, y_dim)
@@ -29,6 +31,7 @@ def test_what_changes_and_what_does_not(kind, n, n_context, y_dim, seed):
     again = corrupt(clean, kind, seed=seed)
     assert torch.equal(corrupted.xs, again.xs)
     assert torch.equal(corrupted.ys, again.ys)
+    assert corrupt(prompts(dtype=torch.float32), kind).ys.dtype == torch.float32
     if kind == "task":
         assert torch.equal(corrupted.xs, xs)
         assert_close(corrupted.ys.square().mean(), ys.square().mean())
@@ -59,32 +62,20 @@ def test_what_changes_and_what_does_not(kind, n, n_context, y_dim, seed):
         assert not torch.isclose(corrupted.ys[:, :-1], ys[:, :-1]).all()
 
 
-def test_seeds_differ_and_the_dtype_stays():
-    clean = prompts()
-    for kind in KINDS:
-        drawn = [corrupt(clean, kind, seed=seed) for seed in (0, 1, 2)]
-        assert any(not torch.equal(a.xs, drawn[0].xs) or not torch.equal(a.ys, drawn[0].ys) for a in drawn[1:])
-        assert corrupt(prompts(dtype=torch.float32), kind).ys.dtype == torch.float32
-
-
-def test_the_size_of_the_noise():
+def test_seeds_differ_and_the_noise_is_of_its_size():
     clean = prompts(2000, y_dim=1)
     for size in (0.5, 2.0):
         moved = (corrupt(clean, "noise", noise_std=size).ys - clean.ys)[:, :-1]
         assert moved.std().item() == pytest.approx(size * clean.ys.std().item(), rel=0.03)
-    assert torch.equal(corrupt(clean, "noise", noise_std=0).ys, clean.ys)
-
-
-@pytest.mark.parametrize("n", [2, 3, 7, 30])
-def test_nothing_stays_in_its_place(n):
-    order = derangement(n, torch.Generator().manual_seed(n))
-    assert sorted(order.tolist()) == list(range(n))
-    assert (order != torch.arange(n)).all()
+    for kind in KINDS:
+        drawn = [corrupt(clean, kind, seed=seed) for seed in (0, 1)]
+        assert not (torch.equal(drawn[0].xs, drawn[1].xs) and torch.equal(drawn[0].ys, drawn[1].ys))
 
 
 def test_too_little_to_corrupt():
-    with pytest.raises(Exception, match=r"not one of|type hint|Type-check"):
-        corrupt(prompts(), "everything")  # pyright: ignore[reportArgumentType]
+    for unknown in (lambda: corrupt(prompts(), cast(Any, "all")), lambda: corrupt_tokens(IDS, cast(Any, "labels"))):
+        with pytest.raises(Exception, match=r"not one of|type hint|Type-check"):
+            unknown()
     for kind in ("query", "prompt"):
         with pytest.raises(ValueError, match="there is 1"):
             corrupt(prompts(1), kind)
@@ -124,13 +115,13 @@ def test_no_earlier_occurrence_of_the_last_token_is_left(clean, d_vocab, seed):
 
 def test_another_sequence():
     with pytest.raises(ValueError, match="takes another sequence, and there is 1"):
-        corrupt_tokens(torch.zeros(1, 3, dtype=torch.int64), "sequence")
-    seed, clean = 2, torch.arange(20).reshape(5, 4)
-    corrupted = corrupt_tokens(clean, "sequence", seed=seed)
-    assert torch.equal(corrupted, clean[derangement(len(clean), torch.Generator().manual_seed(seed))])
-    taken = corrupt_tokens(torch.arange(len(clean))[:, None], "sequence", seed=seed)[:, 0]
-    assert sorted(taken.tolist()) == list(range(len(clean)))
-    assert (taken != torch.arange(len(clean))).all()
+        corrupt_tokens(IDS, "sequence")
+    clean = torch.arange(20).reshape(5, 4)
+    corrupted = corrupt_tokens(clean, "sequence", seed=2)
+    taken = corrupted[:, 0] // 4
+    assert torch.equal(corrupted, clean[taken])
+    assert sorted(taken.tolist()) == list(range(5))
+    assert (taken != torch.arange(5)).all()
 
 
 def test_all_other_tokens_are_put_in_equally_often():
@@ -141,8 +132,3 @@ def test_all_other_tokens_are_put_in_equally_often():
     assert ((counts[[0, 1, 2, 4]] - 900).abs() < 5 * (3600 * 3 / 16) ** 0.5).all()
     assert not torch.equal(drawn, corrupt_tokens(clean, d_vocab=5, seed=1)[:, :-1])
     assert corrupt_tokens(clean)[:, :-1].max() == 2  # only tokens up to the largest that occurs
-
-
-def test_an_unknown_corruption_of_tokens():
-    with pytest.raises(Exception, match=r"not one of|type hint|Type-check"):
-        corrupt_tokens(torch.zeros(2, 2, dtype=torch.int64), "labels")  # pyright: ignore[reportArgumentType]

@@ -1,5 +1,6 @@
 """Patching against a plain loop of hooked runs, against TransformerLens, and in spite of bad input."""
 
+import itertools
 import math
 from typing import Any, cast
 
@@ -73,9 +74,11 @@ def metric_of(tokens: Any) -> Any:
     return logit_difference(tokens[:, 0], tokens[:, 1])
 
 
-def check_against_loop(model: Any, clean: Any, corrupted: Any, component: str, axes: Any, **tolerance: Any) -> None:
-    swept = patch(model, clean, corrupted, component, axes)
-    assert_close(flat(swept), loop_patch(model, corrupted, clean, component, axes)[0], **(tolerance or EXACT))
+def check_against_loop(
+    model: Any, clean: Any, corrupted: Any, component: str, axes: Any, at: Any = "query", **tolerance: Any
+) -> None:
+    swept = patch(model, clean, corrupted, component, axes, at=at)
+    assert_close(flat(swept), loop_patch(model, corrupted, clean, component, axes, at)[0], **(tolerance or EXACT))
 
 
 @pytest.mark.parametrize("kind", list(MODELS))
@@ -102,19 +105,20 @@ def test_every_cell_is_what_one_hooked_run_predicts(kind):
             assert [max(places) for places in swept.indices] == [max(cell[axis] for cell in every) for axis in axes]
 
 
-@pytest.mark.parametrize("kind", ["gpt", "full", "linear", "ids", "gpt2", "llama"])
-@pytest.mark.parametrize("at", ["query", "points", "positions"])
-def test_other_predictions_are_read_off_the_same_runs(kind, at):
-    model = shared_bridge(kind) if kind in ("gpt2", "llama") else model_of(kind)
-    clean, corrupted = bridge_pair() if kind in ("gpt2", "llama") else pair(model)
-    if at == "points" and kind != "gpt":
-        with pytest.raises(ValueError, match="points"):
-            patch(model, clean, corrupted, at=at)
-        return
+@pytest.mark.parametrize(
+    ("kind", "at"),
+    [
+        *((kind, "query") for kind in ("gpt2", "llama")),
+        ("gpt", "points"),
+        *((kind, "positions") for kind in ("gpt", "full", "ids", "gpt2")),
+    ],
+)
+def test_other_models_and_other_predictions(kind, at):
+    foreign = kind in ("gpt2", "llama")
+    model = shared_bridge(kind) if foreign else model_of(kind)
+    inputs = bridge_pair() if foreign else pair(model)
     for component, axes in [("z", ("layer", "pos")), ("resid_post", ("layer",)), ("k", ("layer", "head"))]:
-        swept = patch(model, clean, corrupted, component, axes, at=at, metrics={})
-        expected, _ = loop_patch(model, corrupted, clean, component, axes, at)
-        assert_close(flat(swept), expected, **(SINGLE if kind in ("gpt2", "llama") else EXACT))
+        check_against_loop(model, *inputs, component, axes, at, **(SINGLE if foreign else EXACT))
     assert no_hook_left(model)
 
 
@@ -132,30 +136,22 @@ def test_any_config(cfg, data):
     if cfg.n_layers:
         model = random_model(cfg.replace(dtype="float64"), data.draw(st.integers(0, 9)), scale=0.2).eval()
         known = [(c, axes) for c, axes in SWEEPS if get_act_name(c, 0) in model.hook_dict]
-        inputs = pair(model, data.draw(st.integers(1, 3)))
-        check_against_loop(
-            model, *inputs, *data.draw(st.sampled_from(known)), atol=1e-9, rtol=1e-7, equal_nan=True
-        )  # fmt: skip
+        sweep = data.draw(st.sampled_from(known))
+        check_against_loop(model, *pair(model, 2), *sweep, atol=1e-9, rtol=1e-7, equal_nan=True)
 
 
-@pytest.mark.parametrize("kind", ["gpt", "linear"])
-def test_only_some_layers_positions_and_heads(kind):
-    model = model_of(kind)
+def test_only_some_layers_positions_and_heads():
     axes = ("layer", "pos", "head")
-    whole = patch(model, *pair(model), "z", axes).predictions
+    whole = patch(MODEL, CLEAN, CORRUPTED, "z", axes).predictions
     assert whole is not None
-    chosen = patch(model, *pair(model), "z", axes, only={"layer": [1, 0], "pos": [3, 0, 3], "head": range(1, 2)})
+    chosen = patch(MODEL, CLEAN, CORRUPTED, "z", axes, only={"layer": [1, 0], "pos": [3, 0, 3], "head": range(1, 2)})
     assert chosen.indices == ((1, 0), (3, 0, 3), (1,))
     assert_close(chosen.predictions, whole[[1, 0]][:, [3, 0, 3]][:, :, [1]], **EXACT)
-    whole = patch(model, *pair(model), "pattern", ("layer", "query")).predictions
-    assert whole is not None
-    chosen = patch(model, *pair(model), "pattern", ("layer", "query"), only={"query": [2, 1], "layer": [1]})
-    assert_close(chosen.predictions, whole[[1]][:, [2, 1]], **EXACT)
 
 
 def test_one_axis_or_one_index_needs_no_list():
     alone, listed = (patch(MODEL, CLEAN, CORRUPTED, "attn_out", axes) for axes in ("layer", ("layer",)))
-    assert (alone.axes, alone.shape) == (("layer",), (2,))
+    assert alone.axes == ("layer",)
     assert_close(alone.predictions, listed.predictions, atol=0, rtol=0)
     sweeps: list[Any] = [ablate, attribute, patch]
     for sweep in sweeps:
@@ -169,15 +165,14 @@ def test_a_metric_gives_what_it_gives_on_the_predictions():
     errors = squared_error(CLEAN)
     swept = patch(MODEL, CLEAN, CORRUPTED, metrics={"loss": errors, "sign": lambda p: p[:, 0] > 0})
     assert swept.predictions is not None
-    for layer in range(2):
-        for head in range(2):
-            assert_close(swept.values["loss"][layer, head], errors(swept.predictions[layer, head]))
-            assert_close(swept.values["sign"][layer, head], (swept.predictions[layer, head, :, 0] > 0).double())
+    for layer, head in itertools.product(range(2), range(2)):
+        assert_close(swept.values["loss"][layer, head], errors(swept.predictions[layer, head]))
+        assert_close(swept.values["sign"][layer, head], (swept.predictions[layer, head, :, 0] > 0).double())
     assert_close(swept.unpatched_values["loss"], errors(run(MODEL, CORRUPTED)))
     assert_close(swept.source_values["loss"], errors(run(MODEL, CLEAN)))
     assert_close(swept.effect(), swept.values["loss"] - swept.unpatched_values["loss"])
-    means = swept.values["loss"].mean(-1), swept.unpatched_values["loss"].mean(), swept.source_values["loss"].mean()
-    assert_close(swept.recovered(), (means[0] - means[1]) / (means[2] - means[1]))
+    whole = (swept.source_values["loss"] - swept.unpatched_values["loss"]).mean()
+    assert_close(swept.recovered(), swept.effect().mean(-1) / whole)
     later = patch(MODEL, CLEAN, CORRUPTED, metrics={}).measure("loss", errors)
     assert_close(later.values["loss"], swept.values["loss"])
     assert_close(later.source_values["loss"], swept.source_values["loss"])
@@ -203,10 +198,8 @@ def test_default_axes_and_predictions_kept():
 # ---- other models ----
 
 
-@pytest.mark.parametrize("kind", ["bridge", "ours"])
-def test_agrees_with_transformer_lens(kind, capsys):
-    model: Any = shared_bridge() if kind == "bridge" else model_of("ids", dtype="float32")
-    clean, corrupted = (ids(seed, n=3, n_pos=5, d_vocab=model.cfg.d_vocab) for seed in (0, 1))
+def test_agrees_with_transformer_lens(capsys):
+    model, (clean, corrupted) = shared_bridge(), bridge_pair()
     metric = metric_of(clean)
     _, cache = model.run_with_cache(clean)
     theirs: dict[Any, Any] = {
@@ -234,24 +227,17 @@ def test_a_grouped_query_model_has_fewer_keys_and_values():
 def test_a_recurrent_network_is_patched_at_its_streams():
     model = lstm()
     clean, corrupted = pair(model)
-    for component, axes in [
-        ("resid_pre", ("layer", "pos")),
-        ("resid_post", ("layer", "pos")),
-        ("resid_pre", ("layer",)),
-    ]:
-        for at in ("query", "points"):
-            swept = patch(model, clean, corrupted, component, axes, at=at)
-            assert_close(flat(swept), loop_patch(model, corrupted, clean, component, axes, at)[0], **EXACT)
+    for component, at in (("resid_pre", "query"), ("resid_post", "points")):
+        check_against_loop(model, clean, corrupted, component, ("layer", "pos"), at)
     with pytest.raises(ValueError, match=r"no hook 'blocks.0.attn.hook_z'"):
         patch(model, clean, corrupted)
 
 
 def test_results_of_heads_are_what_z_is():
-    model, other = model_of("gpt"), bridge()
-    for opened, inputs in ((model, (CLEAN, CORRUPTED)), (other, bridge_pair())):
-        opened.set_use_attn_result(True)
-        results, z = (patch(opened, *inputs, component).predictions for component in ("result", "z"))
-        assert_close(results, z, **SINGLE)
+    model = bridge()
+    model.set_use_attn_result(True)
+    results, z = (patch(model, *bridge_pair(), component).predictions for component in ("result", "z"))
+    assert_close(results, z, **SINGLE)
 
 
 def test_activations_that_are_not_numbers_stay_so():
@@ -283,7 +269,7 @@ def test_hooks_of_the_user_stay_and_take_effect_once(kind, name):
         return 2 * tensor + tensor.roll(1, dims=1) + 0.5
 
     model.add_hook(name, steer)
-    for component, axes in [("z", ("layer", "head")), ("resid_pre", ("layer", "pos"))]:
+    for component, axes in [("z", ("layer", "head")), ("resid_pre", ("layer", "pos")), ("pattern", ("layer", "query"))]:
         check_against_loop(model, clean, corrupted, component, axes, **SINGLE)
     assert next(len(point.fwd_hooks) for point in model.hook_dict.values() if point.fwd_hooks) == 1
     model.reset_hooks()
@@ -311,25 +297,19 @@ BAD: dict[str, Any] = {
     "no layer to sweep": lambda m, a, b: patch(m, a, b, only={"layer": []}),
     "is no axis of this sweep": lambda m, a, b: patch(m, a, b, only={"pos": [0]}),
     "'metric' must return a number a prompt": lambda m, a, b: patch(m, a, b, metrics=lambda p: p.mean()),
-    "got float": lambda m, a, b: patch(m, a, b, metrics=cast(Any, lambda p: p.mean().item())),
     "too little": lambda m, a, b: patch(m, a, b, memory=100),
+    "direction='sideways' is not one of": lambda m, a, b: patch(m, a, b, direction=cast(Any, "sideways")),
+    "at='some' is not one of": lambda m, a, b: patch(m, a, b, at=cast(Any, "some")),
+    "at='points' is for": lambda m, a, b: patch(shared_bridge(), *bridge_pair(), at="points"),
     "x_dim": lambda m, a, b: patch(m, Prompts(a.xs[..., :1], a.ys), Prompts(b.xs[..., :1], b.ys)),
 }
 
 
 @pytest.mark.parametrize("message", list(BAD))
 def test_bad_input_is_refused_and_leaves_the_model_as_it_was(message):
-    before = MODEL.predict(CLEAN)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(Exception, match=rf"{message}|violates type hint|Type-check"):
         BAD[message](MODEL, CLEAN, CORRUPTED)
     assert no_hook_left(MODEL)
-    assert_close(MODEL.predict(CLEAN), before, atol=0, rtol=0)
-
-
-@pytest.mark.parametrize("options", [{"direction": "sideways"}, {"at": "some"}])
-def test_unknown_choices_are_refused(options):
-    with pytest.raises(Exception, match=r"is not one of|violates type hint|Type-check"):
-        patch(MODEL, CLEAN, CORRUPTED, **options)
 
 
 def test_an_error_in_the_middle_of_a_sweep_leaves_no_hook():
@@ -353,8 +333,6 @@ def test_models_in_training_mode_are_refused():
     model.blocks[1].attn.train()
     with pytest.raises(ValueError, match=r"training mode \(blocks\.1\.attn"):
         patch(model, CLEAN, CORRUPTED)
-    with pytest.raises(ValueError, match="training mode"):
-        patch(model.train(), CLEAN, CORRUPTED)
     other.original_model.transformer.h[1].train()
     with pytest.raises(ValueError, match="training mode"):
         patch(other, *bridge_pair())
@@ -365,20 +343,6 @@ def test_what_is_no_model_or_not_its_prompts_is_refused():
         patch(torch.nn.Linear(2, 2), CLEAN, CORRUPTED)
     with pytest.raises(TypeError, match="reads token ids"):
         patch(shared_bridge(), CLEAN, CORRUPTED)
-    with pytest.raises(ValueError, match=r"no hook 'blocks.0.attn.hook_zed'|component 'zed'"):
-        patch(shared_bridge(), *bridge_pair(), "zed")
-    with pytest.raises(ValueError, match="too little"):
-        patch(shared_bridge(), *bridge_pair(), memory=1000)
-    assert no_hook_left(shared_bridge())
-
-
-def test_the_loss_at_all_positions_as_a_metric():
-    model = model_of("ids")
-    clean, corrupted = pair(model)
-    loss = next_token_loss(clean.roll(-1, 1))
-    swept = patch(model, clean, corrupted, at="positions", metrics=loss)
-    expected, _ = loop_patch(model, corrupted, clean, "z", ("layer", "head"), "positions")
-    assert_close(swept.values["metric"].flatten(0, 1), torch.stack([loss(each) for each in expected]))
 
 
 # ---- sequences of tokens ----
@@ -393,9 +357,9 @@ def same_sweep(a: Sweep, b: Sweep) -> None:
         assert_close(getattr(a, name), getattr(b, name), atol=0, rtol=0)
 
 
-@pytest.mark.parametrize(("kind", "at"), [("ours", "query"), ("ours", "positions"), ("bridge", "query")])
-def test_sequences_are_their_ids_with_the_loss_of_what_can_be_predicted(kind, at):
-    model: Any = model_of("ids") if kind == "ours" else shared_bridge()
+@pytest.mark.parametrize("at", ["query", "positions"])
+def test_sequences_are_their_ids_with_the_loss_of_what_can_be_predicted(at):
+    model = model_of("ids")
     clean, corrupted = TASK.sample(4, seed=0), TASK.sample(4, seed=1)
     assert (clean.targets() < 0).any()
     targets = clean.targets() if at == "positions" else clean.ids[:, -1]
@@ -419,23 +383,20 @@ def test_what_is_not_to_be_predicted_has_no_loss():
     predictable[2, -1] = False
     clean = TokenSequences(whole.ids, predictable)
     sweeps: list[Any] = [
-        lambda **options: patch(model, clean, whole, **options),
-        lambda **options: attribute(model, clean, whole, **options),
-        lambda **options: ablate(model, clean, **options),
-        lambda **options: find_circuit(model, clean, edges=False, **options),
+        lambda: patch(model, clean, whole),
+        lambda: attribute(model, clean, whole),
+        lambda: ablate(model, clean),
+        lambda: find_circuit(model, clean, edges=False),
     ]
     for sweep in sweeps:
         with pytest.raises(ValueError, match=r"a sequence's last token has no target: take at='positions'"):
             sweep()
-        sweep(metrics=metric_of(clean.ids))
 
 
-@pytest.mark.parametrize("wrong", [[[1, 2, 0, 3, 1]], "a b c", None])
-def test_what_is_neither_prompts_nor_sequences_nor_a_tensor_is_refused(wrong):
-    model, tokens = model_of("ids"), ids(0, n_pos=5)
+def test_what_is_neither_prompts_nor_sequences_nor_a_tensor_is_refused():
+    model, tokens, wrong = model_of("ids"), ids(0, n_pos=5), cast(Any, "a b c")
     sweeps: list[Any] = [
         lambda: patch(model, wrong, tokens),
-        lambda: patch(model, tokens, wrong),
         lambda: ablate(model, wrong),
         lambda: attribute(model, wrong, tokens, metrics=metric_of(tokens)),
         lambda: find_circuit(model, wrong, metric_of(tokens)),

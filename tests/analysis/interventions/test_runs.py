@@ -26,7 +26,6 @@ from mechicl.models.sites import Site
 from tests.analysis.interventions.oracles import (
     EXACT,
     SINGLE,
-    bridge,
     bridge_pair,
     flat,
     hook_name,
@@ -34,9 +33,7 @@ from tests.analysis.interventions.oracles import (
     inputs,
     least_memory,
     loop_patch,
-    lstm,
     model_of,
-    no_hook_left,
     pair,
     putting,
     recorded,
@@ -59,16 +56,6 @@ def peak(work: Callable[[], Any]) -> tuple[int, Any]:
         now += cast(Any, event).nbytes()
         most = max(most, now)
     return most, made
-
-
-def test_the_meter_measures():
-    def work():
-        a = torch.zeros(1000, 100, dtype=torch.float64)
-        b = a + 1
-        del a
-        return b.sum()
-
-    assert peak(work)[0] == pytest.approx(2 * 800_000, rel=0.01)
 
 
 @cache
@@ -152,64 +139,26 @@ def test_cells_are_batched_by_where_they_begin_and_end(monkeypatch):
     assert len(seen) == 10
 
 
-def test_the_quick_way_for_one_position_is_taken_and_equals_the_general_one(monkeypatch):
-    model = model_of("gpt", n_layers=3)
-    clean, corrupted = pair(model)
-    quick = {}
-    components = ("resid_pre", "resid_mid", "mlp_out", "z", "q")
-    with monkeypatch.context() as patched:
-        patched.setattr(runs, "_run_any_cells", None)
-        for component in components:
-            axes = ("layer", "pos", "head") if component in ("z", "q") else ("layer", "pos")
-            quick[component] = patch(model, clean, corrupted, component, axes)
-    monkeypatch.setattr(runs, "_is_local", lambda cell, cfg: False)
-    for component, swept in quick.items():
-        general = patch(model, clean, corrupted, component, swept.axes)
-        assert_close(swept.predictions, general.predictions, **EXACT)
+BY_HEAD = ("layer", "pos", "head")
+ROUTES = [
+    *(("gpt", component, ("layer", "pos"), True) for component in ("resid_pre", "resid_mid", "mlp_out")),
+    *(("gpt", component, BY_HEAD, component in "zq") for component in ("z", "q", "k", "v")),
+    *((kind, "pattern", ("query", "layer"), True) for kind in ("gpt", "linear")),
+    *((kind, "attn_scores", ("layer", "head", "query"), True) for kind in ("gpt", "full")),
+    *(("gpt", component, ("layer", "query", "key"), False) for component in ("pattern", "attn_scores")),
+    ("gpt", "z", ("layer", "head"), False),
+]
 
 
-@pytest.mark.parametrize(
-    ("kind", "component"), [("gpt", "pattern"), ("gpt", "attn_scores"), ("linear", "pattern"), ("full", "attn_scores")]
-)
-def test_a_querys_row_of_scores_and_patterns_takes_the_quick_way(kind, component, monkeypatch):
+@pytest.mark.parametrize(("kind", "component", "axes", "quick"), ROUTES)
+def test_cells_that_affect_one_row_of_their_layer_take_the_quick_way_and_no_others(
+    kind, component, axes, quick, monkeypatch
+):
+    monkeypatch.setattr(runs, "_run_any_cells" if quick else "_run_local_cells", None)
     model = model_of(kind)
     clean, corrupted = pair(model, 2)
-    for axes in [("layer", "head", "query"), ("query", "layer")]:
-        expected, _ = loop_patch(model, corrupted, clean, component, axes)
-        with monkeypatch.context() as patched:
-            patched.setattr(runs, "_run_any_cells", None)
-            swept = patch(model, clean, corrupted, component, axes)
-        assert_close(flat(swept), expected, **EXACT)
-    axes = ("layer", "query", "key")
     expected, _ = loop_patch(model, corrupted, clean, component, axes)
-    with monkeypatch.context() as patched:
-        patched.setattr(runs, "_run_local_cells", None)
-        swept = patch(model, clean, corrupted, component, axes)
-    assert_close(flat(swept), expected, **EXACT)
-
-
-def test_hooks_of_the_user_make_sweeps_of_patterns_take_the_general_way():
-    model = model_of("gpt")
-    clean, corrupted = pair(model)
-    model.add_hook(hook_name("z", 1), lambda tensor, *, hook: tensor + tensor.roll(1, 1))
-    expected, _ = loop_patch(model, corrupted, clean, "pattern", ("layer", "query"))
-    swept = patch(model, clean, corrupted, "pattern", ("layer", "query"))
-    assert_close(flat(swept), expected, **EXACT)
-
-
-@pytest.mark.parametrize("kind", ["gpt", "bridge", "lstm"])
-def test_a_base_run_keeps_every_stream(kind):
-    model = {"gpt": model_of, "bridge": bridge, "lstm": lstm}[kind]()
-    prompts = ids(0, d_vocab=20) if kind == "bridge" else inputs(model, 0)
-    adapter = ModelAdapter(model)
-    base = Experiment(adapter, adapter.encode(prompts), {}, True, Budget()).run_baseline(1)
-    assert len(base) == 3
-    for layer in range(adapter.n_layers):
-        assert_close(base.streams[layer], recorded(model, prompts, f"blocks.{layer}.hook_resid_pre"))
-    last = recorded(model, prompts, f"blocks.{adapter.n_layers - 1}.hook_resid_post")
-    assert_close(base.streams[adapter.n_layers], last)
-    assert_close(base.predictions, run(model, prompts), **SINGLE)
-    assert no_hook_left(model)
+    assert_close(flat(patch(model, clean, corrupted, component, axes)), expected, **EXACT)
 
 
 def test_rows_within_a_bound():
@@ -233,16 +182,6 @@ def test_a_model_of_the_protocol_that_cannot_be_resumed(monkeypatch):
     for component, predictions in expected.items():
         swept = patch(model, clean, corrupted, component)
         assert_close(swept.predictions, predictions, **SINGLE)
-
-
-def test_no_cells_and_no_metrics():
-    model = model_of("gpt")
-    adapter = ModelAdapter(model)
-    experiment = Experiment(adapter, adapter.encode(inputs(model, 0)), {"m": lambda p: p[:, 0]}, True, Budget())
-    results = experiment.run_cells(experiment.run_baseline(0), [], {})
-    assert results.predictions is not None
-    assert results.predictions.shape == (0, 3, 1)
-    assert results.values["m"].shape == (0, 3)
 
 
 def test_two_sites_on_one_hook_are_both_replaced():
