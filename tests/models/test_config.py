@@ -154,7 +154,7 @@ def test_layers_that_are_all_alike_are_the_config_of_one_name():
 # ---- an identity read-out ----
 
 
-def test_an_identity_read_out_behind_a_learned_read_in_reads_the_last_dimensions():
+def test_an_identity_read_out_after_a_learned_read_in_reads_the_last_dimensions():
     for fields in (PAIRED, INTERLEAVED):
         cfg = config(fields, d_model=9, read_in="linear", read_out="identity", normalization_type="LN")
         assert (cfg.y_slot, cfg.d_out, cfg.final_norm) == (slice(7, 9), 2, False)

@@ -156,7 +156,7 @@ def test_a_model_that_labels_do_not_move_has_no_row_on_them():
     assert len(figures) == 3
 
 
-def test_sections_stand_behind_the_rest_with_the_first_seed():
+def test_sections_come_after_the_rest_with_the_first_seed():
     models = [HookedTransformer(PAIRED, seed=seed).eval() for seed in (1, 2)]
     checkpoint = Checkpoint("made", list(models), {"training": {"task": task_to_dict(TASK)}})
     result = add_model_parts(PLAIN, checkpoint)

@@ -140,7 +140,7 @@ def test_a_planted_circuit_is_found_where_it_is():
     assert of_heads[1, 1, -1] > 0.9  # the induction head at the last position
     assert of_heads[0, 1].abs().max() < 1e-6  # distractors
     assert of_heads[1, 0].abs().max() < 1e-6
-    assert of_heads[0, 0, 1:-1].max() > 0.1  # and its helper, behind the earlier occurrences
+    assert of_heads[0, 0, 1:-1].max() > 0.1  # and its helper, after the earlier occurrences
 
 
 @torch.no_grad()

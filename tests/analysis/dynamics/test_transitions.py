@@ -20,7 +20,7 @@ def of_one(losses: list[float], steps: list[int] | None = None, **options) -> tu
 
 
 def test_each_seed_has_its_own_crossings():
-    # from 1 to 0: a tenth is behind at 0.9, half at 0.5, nine tenths at 0.1
+    # from 1 to 0: a tenth is done at 0.9, half at 0.5, nine tenths at 0.1
     falling = [1.0, 0.95, 0.85, 0.6, 0.3, 0.2, 0.05, 0.0]
     late = [2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 0.5, 0.5]
     steps = [0, 1, 10, 20, 30, 45, 60, 100]
