@@ -214,33 +214,21 @@ def test_to_changes_the_dtype_of_both_parts():
 
 
 @any_shape
-def test_a_paired_token_holds_a_point_and_the_query_token_a_zero_target(shape):
+def test_tokens_hold_a_point_or_its_halves_in_turn_and_never_the_querys_target(shape):
     prompts = counting(**shape)
-    layout = prompt_format("paired", x_dim=prompts.x_dim, y_dim=prompts.y_dim)
-    tokens = layout.encode(prompts)
-    assert tokens.shape == (len(prompts), layout.n_tokens(prompts.n_context), layout.d_token)
-    assert tokens.dtype == prompts.dtype
+    x_dim, y_dim = prompts.x_dim, prompts.y_dim
+    width = max(x_dim, y_dim)
+    paired, interleaved = (prompt_format(name, x_dim=x_dim, y_dim=y_dim) for name in ("paired", "interleaved"))
+    pairs, halves = paired.encode(prompts), interleaved.encode(prompts)
+    assert pairs.shape == (len(prompts), paired.n_tokens(prompts.n_context), paired.d_token)
+    assert halves.shape == (len(prompts), 2 * prompts.n_context + 1, width)
+    assert (interleaved.n_tokens(prompts.n_context), interleaved.d_token) == halves.shape[1:]
+    assert pairs.dtype == halves.dtype == prompts.dtype
     for i in range(len(prompts)):
-        for point in range(prompts.n_context):
-            assert tokens[i, point].tolist() == prompts.xs[i, point].tolist() + prompts.ys[i, point].tolist()
-        assert tokens[i, -1].tolist() == prompts.xs[i, -1].tolist() + [0.0] * prompts.y_dim
-
-
-@any_shape
-def test_interleaved_tokens_alternate_and_are_padded_to_the_wider_of_the_two(shape):
-    prompts = counting(**shape)
-    layout = prompt_format("interleaved", x_dim=prompts.x_dim, y_dim=prompts.y_dim)
-    tokens = layout.encode(prompts)
-    width = max(prompts.x_dim, prompts.y_dim)
-    assert tokens.shape == (len(prompts), 2 * prompts.n_context + 1, width)
-    assert (layout.n_tokens(prompts.n_context), layout.d_token) == tokens.shape[1:]
-    assert tokens.dtype == prompts.dtype
-    for i in range(len(prompts)):
-        expected = []
-        for point in range(prompts.n_context + 1):
-            expected.append(prompts.xs[i, point].tolist() + [0.0] * (width - prompts.x_dim))
-            expected.append(prompts.ys[i, point].tolist() + [0.0] * (width - prompts.y_dim))
-        assert tokens[i].tolist() == expected[:-1]
+        points = [(x.tolist(), y.tolist()) for x, y in zip(prompts.xs[i], prompts.ys[i], strict=True)]
+        assert pairs[i].tolist() == [*(x + y for x, y in points[:-1]), points[-1][0] + [0.0] * y_dim]
+        padded = [half + [0.0] * (width - len(half)) for point in points for half in point]
+        assert halves[i].tolist() == padded[:-1]
 
 
 def test_paired_query_tokens_start_from_minus_the_initial_prediction():

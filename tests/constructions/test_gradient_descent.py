@@ -58,15 +58,6 @@ def test_steps_share_the_weights_of_one_layer_in_a_float64_learner():
     assert (looped.cfg.n_heads, looped.cfg.d_model, looped.cfg.n_layers) == (1, 4, 12)
 
 
-def test_the_weights_are_those_of_proposition_1():
-    start = torch.tensor([[2.0], [3.0]])
-    model = constructions.gradient_descent(x_dim=2, n_context=6, step_size=0.25, initial_weights=start)
-    scores = model.W_Q[0, 0] @ model.W_K[0, 0].T
-    moved = model.W_V[0, 0] @ model.W_O[0, 0]
-    assert torch.equal(scores, torch.tensor([[1.0, 0, 0], [0, 1, 0], [0, 0, 0]]).double())
-    assert torch.equal(moved, 0.25 * torch.tensor([[0.0, 0, 2], [0, 0, 3], [0, 0, -1]]).double())
-
-
 # ---- GD++ ----
 
 

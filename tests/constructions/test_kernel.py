@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mechicl import constructions
 from tests.algorithms.reference import descend
-from tests.constructions.reference import assert_same, at_query, cases, random_prompts
+from tests.constructions.reference import assert_same, at_query, cases
 
 ACTIVATIONS = {
     "relu": lambda h: np.maximum(h, 0),
@@ -44,20 +44,6 @@ def test_the_transformer_is_gradient_descent_on_the_features(case, act_fn, n_fea
     assert model.cfg.d_model == case.prompts.x_dim + case.prompts.y_dim + n_features
     assert (model.cfg.n_layers, model.cfg.n_heads) == (case.steps, 1)
     assert model.cfg.recurrent == (case.steps > 1)
-
-
-def test_many_steps_are_kernel_regression():
-    prompts = random_prompts(n_context=3, x_dim=2)
-    weights = 20 * torch.randn(2, 400, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    model = constructions.kernel_gradient_descent(
-        weights=weights, n_context=3, y_dim=2, step_size=0.005, steps=25, act_fn="cos"
-    )
-
-    def regression(xs, ys, query):
-        kernel = np.cos(xs @ weights.numpy()) @ np.cos(xs @ weights.numpy()).T
-        return np.cos(query @ weights.numpy()) @ np.cos(xs @ weights.numpy()).T @ np.linalg.solve(kernel, ys)
-
-    assert_same(model.predict(prompts), at_query(prompts, regression), tolerance=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import assume, given
 
 from mechicl import constructions
-from tests.algorithms.reference import descend
-from tests.constructions.reference import assert_same, at_query, cases, quick
+from tests.constructions.reference import at_query, cases, quick
 
 
 def two_heads(step_size, score_scale, sink, n_context):
@@ -38,14 +37,6 @@ def test_it_is_two_softmax_heads(case):
         scale = 0.1 * case.prompts.context.ys.abs().sum().item()  # of the terms, which may cancel
         np.testing.assert_allclose(model.predict(case.prompts).detach().numpy(), expected, rtol=0, atol=1e-12 * scale)
         assert (model.cfg.n_layers, model.cfg.n_heads) == (1, 2)
-
-
-@quick
-@given(cases())
-def test_with_a_sink_a_small_score_scale_gives_gradient_descent_on_every_prompt(case):
-    assume(case.n_context)
-    model = constructions.softmax_gradient_descent(**case.sizes, step_size=0.1, score_scale=1e-5)
-    assert_same(model.predict(case.prompts), at_query(case.prompts, descend(1, 0.1)), tolerance=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -115,19 +115,11 @@ def test_gaussian_inputs_take_any_covariance():
     assert_second_moment(xs, np.array(covariance))
 
 
-@pytest.mark.parametrize(("x_dim", "condition_number"), [(1, 10.0), (2, 100.0), (5, 10.0), (3, 1.0)])
+@pytest.mark.parametrize(("x_dim", "condition_number"), [(1, 10.0), (5, 10.0), (3, 1.0)])
 def test_a_condition_number_gives_geometric_eigenvalues(x_dim, condition_number):
     xs = sample_inputs(x_dim=x_dim, n_context=9, inputs="gaussian", condition_number=condition_number)
     eigenvalues = [condition_number ** (i / (x_dim - 1)) if x_dim > 1 else 1.0 for i in range(x_dim)]
     assert_second_moment(xs, np.diag(eigenvalues))
-
-
-def test_given_eigenvalues_lie_on_the_axes_by_default():
-    eigenvalues = (100.0, 100.0, 1.0, 1.0)
-    xs = sample_inputs(x_dim=4, n_context=9, inputs="gaussian", eigenvalues=eigenvalues)
-    assert_second_moment(xs, np.diag(eigenvalues))
-    flat = sample_inputs(x_dim=2, n_context=9, inputs="gaussian", eigenvalues=(1.0, 0.0))
-    assert (flat[..., 1] == 0).all()
 
 
 def test_a_shared_eigenbasis_rotates_all_prompts_alike():
@@ -219,32 +211,13 @@ def test_targets_are_linear_in_the_inputs_with_normal_weights(x_dim, y_dim):
         assert abs(z_score(flat[:, i] * flat[:, j], 0.0)) < MOST_Z
 
 
-def context_fits(prompts, noise_std):
-    """Squared residuals of each context's least-squares fit, and the query's standardised error about it."""
-    squares, standardized = [], []
-    for xs, ys in zip(prompts.xs.numpy(), prompts.ys.numpy(), strict=True):
-        gram = np.linalg.inv(xs[:-1].T @ xs[:-1])
-        weights = gram @ xs[:-1].T @ ys[:-1]
-        squares.append((((ys[:-1] - xs[:-1] @ weights) / noise_std) ** 2).sum(0))
-        leverage = xs[-1] @ gram @ xs[-1]
-        standardized.append((ys[-1] - xs[-1] @ weights) / noise_std / math.sqrt(leverage))
-    return np.stack(squares), np.stack(standardized)
-
-
-@pytest.mark.parametrize("noise_std", [0.1, 2.0])
-def test_noise_on_the_context_has_its_standard_deviation(noise_std):
-    task = LinearRegression(x_dim=3, y_dim=2, n_context=12, noise_std=noise_std, query_noise=False)
-    squares, standardized = context_fits(task.sample(400, seed=0, dtype=torch.float64), noise_std)
-    assert_follows(squares, scipy.stats.chi2(12 - 3))
-    assert_follows(standardized, scipy.stats.norm())  # the query is clean
-
-
 def test_noise_on_the_query_is_there_unless_it_is_turned_off():
     noisy = LinearRegression(x_dim=3, n_context=6, noise_std=0.5)
     clean, half = noisy.replace(noise_std=0.0), noisy.replace(query_noise=False)
     a, b, c = (task.sample(500, seed=2, dtype=torch.float64) for task in (noisy, clean, half))
     assert torch.equal(a.xs, b.xs)  # noise is drawn last: the same seed gives the same tasks
     assert_follows((a.query.ys - b.query.ys).numpy(), scipy.stats.norm(scale=0.5))
+    assert_follows((a.context.ys - b.context.ys).numpy(), scipy.stats.norm(scale=0.5))
     assert torch.equal(c.query.ys, b.query.ys)
     assert torch.equal(c.context.ys, a.context.ys)
 
