@@ -88,13 +88,9 @@ class ModelAdapter:
             return self._select_read(self.model(tokens, at=self.at))
 
     def resume(self, streams: Tensor, layer: int, hooks: Sequence[Hook], last_hooked: int) -> Tensor:
-        """Predictions of a run from the stream before a layer on.
+        """Predictions of a run from the stream `[row pos d_model]` before a layer on, which may be changed in place.
 
-        Args:
-            streams: before that layer, `[row pos d_model]`; may be changed in place.
-            layer: the layer to resume at.
-            hooks: at layers `layer` to `last_hooked`.
-            last_hooked: no layer after it has a hook.
+        The hooks are at layers `layer` to `last_hooked`; no later layer has one.
         """
         if not self.ours:
             if self._can_skip is None and layer:
@@ -116,15 +112,9 @@ class ModelAdapter:
     ) -> Tensor:
         """Predictions of our transformer where the stream before a layer differs from the base run at one position.
 
-        Where keys are causal, only the rows from that position on are computed, up to the last layer; the rows before
-        it are the base run's.
-
-        Args:
-            base: streams of the base run before each layer and after the last `[prompt pos d_model]`.
-            layer: the layer; the number of layers for the stream after the last.
-            pos: the position.
-            prompts: which prompt of the base run each row belongs to, `[row]`.
-            changed: the stream there `[row d_model]`.
+        `base` has its streams before each layer and after the last, `[prompt pos d_model]`; `prompts` says which of
+        its prompts each row of `changed`, the stream at that position `[row d_model]`, belongs to. Where keys are
+        causal, only the rows from that position on are computed, up to the last layer; those before are the base run's.
         """
         model, n_layers = self.model, self.n_layers
         first = pos if model.cfg.keys == "causal" else 0

@@ -36,14 +36,14 @@ def test_the_report_has_numbers_and_pictures(folder, tmp_path, monkeypatch):
     path = write_report(folder, tmp_path, n_prompts=6, progress=False)
     page, data = path.read_text(), json.loads((tmp_path / "report.json").read_text())
     rows = {row["quantity"]: row["measured"] for row in data["table"]}
-    alone, behind = rows["accuracy without demonstrations"], rows["accuracy after demonstrations"]
-    assert alone["n"] == behind["n"] == 4 * 6
-    assert rows["accuracy gained by them"]["mean"] == pytest.approx(behind["mean"] - alone["mean"])
+    alone, after = rows["accuracy without demonstrations"], rows["accuracy after demonstrations"]
+    assert alone["n"] == after["n"] == 4 * 6
+    assert rows["accuracy gained by them"]["mean"] == pytest.approx(after["mean"] - alone["mean"])
     assert rows["the same, all seeds"]["n"] == 2
     by_shots = data["accuracy_by_demonstrations"]
     assert set(by_shots) == {"farm", "town", "home", "leisure"}
     assert sum(accuracies[0] for accuracies in by_shots.values()) / 4 == pytest.approx(alone["mean"])
-    assert sum(accuracies[8] for accuracies in by_shots.values()) / 4 == pytest.approx(behind["mean"])
+    assert sum(accuracies[8] for accuracies in by_shots.values()) / 4 == pytest.approx(after["mean"])
     for words in ("SimAOU, fine-tuned", "SimAM after, linearised", "Rec2FTP, layer by layer"):
         assert words in rows
     for title in ("Learning", "Three settings", "Do they change the same?", "Head by head"):

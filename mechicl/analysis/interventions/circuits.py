@@ -92,14 +92,11 @@ class Circuit(Result):
 
     def to_dataframe(self, level: float = 0.95) -> pd.DataFrame:
         """One row a node, then one an edge: the change of the metric without it, with its interval over prompts."""
-        effects = [
-            *(("node", part, effect) for part, effect in zip(self.nodes, self.node_effects, strict=True)),
-            *(("edge", part, effect) for part, effect in zip(self.edges, self.edge_effects, strict=True)),
-        ]
         rows = []
-        for kind, part, effect in effects:
-            mean = interval(effect, level)
-            rows.append((kind, str(part), mean.mean, mean.low, mean.high))
+        for kind, parts, effects in (("node", self.nodes, self.node_effects), ("edge", self.edges, self.edge_effects)):
+            for part, effect in zip(parts, effects, strict=True):
+                mean = interval(effect, level)
+                rows.append((kind, str(part), mean.mean, mean.low, mean.high))
         return pd.DataFrame(rows, columns=["kind", "part", "effect", "low", "high"])
 
     def __str__(self) -> str:
@@ -139,17 +136,12 @@ def find_circuit(
 
     Args:
         model: ours; without edges any of TransformerLens' protocol.
-        prompts: `Prompts`, or token ids `[prompt pos]`.
         metrics: one metric, as for `patch`; by default the squared "loss".
         search: see above.
-        method: of ablation, as for `ablate`.
-        reference: the prompts that means are taken over.
         tolerance: of the mean metric, relative to the change when everything is ablated.
         edges: whether to look for edges too: a run for each edge between the nodes that are kept.
-        at: as for `patch`.
-        seed: of "resample".
         memory: bound in bytes on the sweeps over nodes; edges need what one run of all prompts takes a few times.
-        progress: as for `patch`.
+        prompts, method, reference, at, seed, progress: as for `ablate`.
 
     Raises:
         ValueError: as for `ablate`; several metrics, a tolerance that is not positive, an unknown search, a metric
@@ -201,11 +193,8 @@ def measure_circuit(
 ) -> Circuit:
     """The same nodes and edges on other prompts: how good a circuit is where it was not looked for.
 
-    Args:
-        model: that the circuit is of.
-        circuit: of `find_circuit`; its method of ablation is kept.
-        prompts: others, which `metrics` and by default the means of the ablation are of.
-        metrics, reference, at, seed, memory, progress: as for `find_circuit`.
+    The circuit's method of ablation is kept; means are by default those over the other prompts. The arguments are
+    those of `find_circuit`.
 
     Raises:
         ValueError: as for `find_circuit`, but for a metric that does not change, whose shares are NaN; a circuit with

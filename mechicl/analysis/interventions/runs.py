@@ -27,19 +27,14 @@ AVERAGED = ("q", "attn_scores", "pattern")
 
 @dataclass(frozen=True, eq=False)
 class Baseline:
-    """The run that is intervened in, as far as the other runs need it.
+    """The run that is intervened in, as far as the other runs need it."""
 
-    Attributes:
-        tokens: `[prompt pos ...]`.
-        predictions: without intervention, `[prompt ...]`.
-        streams: `[prompt pos d_model]` before each layer and after the last; none for a model that cannot be resumed.
-        batch_size: how many prompts a run may hold.
-    """
-
-    tokens: Tensor
-    predictions: Tensor
-    streams: dict[int, Float[Tensor, "prompt pos d_model"]]
-    batch_size: int
+    tokens: Tensor  # [prompt pos ...]
+    predictions: Tensor  # without intervention, [prompt ...]
+    streams: dict[
+        int, Float[Tensor, "prompt pos d_model"]
+    ]  # before each layer and after the last, if it can be resumed
+    batch_size: int  # how many prompts a run may hold
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -60,18 +55,10 @@ class CellResults:
 
 @dataclass(frozen=True, eq=False)
 class Experiment:
-    """What all sweeps share: the run that is intervened in, what is kept of each intervention, and the memory.
-
-    Attributes:
-        adapter: of the model.
-        tokens: that it reads, `[prompt pos ...]`.
-        metrics: by name; each takes a cell's predictions `[prompt ...]` and returns `[prompt]`.
-        keep_predictions: whether the predictions are kept beside them.
-        budget: bounds what is allocated.
-    """
+    """What all sweeps share: the run that is intervened in, what is kept of each intervention, and the memory."""
 
     adapter: ModelAdapter
-    tokens: Tensor
+    tokens: Tensor  # [prompt pos ...]
     metrics: Mapping[str, Metric]
     keep_predictions: bool
     budget: Budget
@@ -109,16 +96,10 @@ class Experiment:
         values: Mapping[str, Tensor],
         advance: Callable[[], Any] | None = None,
     ) -> CellResults:
-        """Run each cell: the model with the activations at the cell's sites replaced.
+        """Run each cell: the model with the activations at all of the cell's sites replaced.
 
-        Args:
-            baseline: the run that is intervened in.
-            cells: sites to replace, together, in one run.
-            values: what to put there, by hook name, `[prompt ...]`: only the part at the site is read.
-            advance: called after each cell.
-
-        Raises:
-            ValueError: a metric returns another shape than `[prompt]`.
+        What is put there are `values` by hook name, `[prompt ...]`, of which only the part at the site is read.
+        `advance` is called after each cell.
         """
         plain = baseline.predictions
         predictions = plain.new_empty(len(cells), *plain.shape) if self.keep_predictions else None

@@ -43,15 +43,9 @@ prediction = outputs[0, -1]
 
 @dataclass(frozen=True, eq=False)
 class SessionResult(Result):
-    """The query's predictions of the patched run and of the two that it lies between, and a metric of each.
+    """The query's prediction `[y]`, or logits at the last position `[vocab]`, and a metric of it, in three runs.
 
-    Attributes:
-        prediction: of the corrupted prompt with the patches, `[y]`, or the logits at the last position `[vocab]`.
-        clean_prediction: of the clean prompt.
-        corrupted_prediction: of the corrupted prompt without patches.
-        metric: of `prediction`.
-        clean_metric: of `clean_prediction`.
-        corrupted_metric: of `corrupted_prediction`.
+    `prediction` is that of the corrupted prompt with the patches, `corrupted_prediction` that without.
     """
 
     prediction: Float[Tensor, "out"]
@@ -63,8 +57,8 @@ class SessionResult(Result):
 
     def samples(self) -> dict[str, Tensor]:
         """The metrics, of one prompt each."""
-        metrics = {"metric": self.metric, "clean_metric": self.clean_metric, "corrupted_metric": self.corrupted_metric}
-        return {name: torch.tensor([metric], dtype=torch.float64) for name, metric in metrics.items()}
+        names = ("metric", "clean_metric", "corrupted_metric")
+        return {name: torch.tensor([getattr(self, name)], dtype=torch.float64) for name in names}
 
     @property
     def recovered(self) -> float:
@@ -109,7 +103,8 @@ class PatchingSession:
             prompts.read if isinstance(prompts, TokenSequences) else prompts for prompts in (clean, corrupted)
         )
         if isinstance(clean, Prompts) != isinstance(corrupted, Prompts):
-            raise TypeError(f"clean and corrupted are of different kinds: {_kind(clean)} and {_kind(corrupted)}")
+            kinds = ("prompts" if isinstance(prompts, Prompts) else "token ids" for prompts in (clean, corrupted))
+            raise TypeError(f"clean and corrupted are of different kinds: {' and '.join(kinds)}")
         self._adapter = ModelAdapter(model)
         lengths = [self._adapter.encode(prompts[:1]).shape[1] for prompts in (clean, corrupted)]
         if lengths[0] != lengths[1]:
@@ -174,7 +169,7 @@ class PatchingSession:
         heads = {}
         for component in AXES:
             names = (Site(component, layer).hook_name for layer in range(self.n_layers))
-            shape = next((self._activations[name].shape for name in names if name in self._activations), None)
+            shape = next((self._clean_run[1][name].shape for name in names if name in self._clean_run[1]), None)
             if shape is not None:
                 axes = axes_of(component)
                 heads[component] = shape[1 + axes.index("head")] if "head" in axes else None
@@ -230,11 +225,15 @@ class PatchingSession:
 
     def hooks(self) -> list[tuple[str | Callable[..., Any], Callable[..., Any]]]:
         """The patches as `(hook name, function)`, for `run_with_hooks(corrupted_tokens, fwd_hooks=...)`."""
-        return [(site.hook_name, _replacement(self._activations[site.hook_name], site)) for site in self.interventions]
+        activations = self._clean_run[1]
+        return [(site.hook_name, _replacement(activations[site.hook_name], site)) for site in self.interventions]
 
     def code(self) -> str:
         """Python that runs the same interventions, given `model`, `clean` and `corrupted`; it sets `prediction`."""
-        lines = "".join(f"    from_clean({_arguments(site)}),\n" for site in self.interventions)
+        lines = ""
+        for site in self.interventions:
+            index = ["every" if part == slice(None) else str(part) for part in site.index]
+            lines += f'    from_clean("{site.hook_name}", {", ".join(index)}),\n'
         return _CODE.format(
             clean=self._tokens_code("clean", self.clean_prompt),
             corrupted=self._tokens_code("corrupted", self.corrupted_prompt),
@@ -260,15 +259,11 @@ class PatchingSession:
         names = [Site(component, layer).hook_name for component in AXES for layer in range(self.n_layers)]
         return outputs[:, -1], {name: cache[name] for name in names if name in cache}
 
-    @property
-    def _activations(self) -> dict[str, Tensor]:
-        return self._clean_run[1]
-
     @cached_property
     @torch.no_grad()
     def _corrupted_prediction(self) -> Tensor:
         # hooked like all runs of a session, so that they differ by the patches alone and not by rounding
-        return self._patched([(next(iter(self._activations)), _leave_unchanged)])
+        return self._patched([(next(iter(self._clean_run[1])), _leave_unchanged)])
 
     def _patched(self, hooks: list[Any]) -> Tensor:
         return self._adapter.run(self._adapter.encode(self._corrupted_part), hooks)
@@ -289,9 +284,9 @@ class PatchingSession:
         if not 0 <= site.layer < self.n_layers:
             raise ValueError(f"{site}: the model has layers 0 to {self.n_layers - 1}")
         check_hook(self.model, site.hook_name)
-        if site.hook_name not in self._activations:
+        if site.hook_name not in self._clean_run[1]:
             raise silent_hook(site.hook_name)
-        shape = self._activations[site.hook_name].shape[1:]
+        shape = self._clean_run[1][site.hook_name].shape[1:]
         for axis, size in zip(axes_of(site.component), shape, strict=False):  # features come last
             place = getattr(site, axis)
             if place is not None and not 0 <= place < size:
@@ -317,17 +312,7 @@ def _leave_unchanged(activation: Tensor, hook: HookPoint) -> None:
     """A hook that changes nothing."""
 
 
-def _arguments(site: Site) -> str:
-    """Arguments of `from_clean` in the text of `code`."""
-    index = ["every" if part == slice(None) else str(part) for part in site.index]
-    return ", ".join([f'"{site.hook_name}"', *index])
-
-
 def _check_number(which: str, number: int, n_prompts: int) -> int:
     if not 0 <= number < n_prompts:
         raise ValueError(f"{which} prompt {number}: there are prompts 0 to {n_prompts - 1}")
     return number
-
-
-def _kind(prompts: Any) -> str:
-    return "prompts" if isinstance(prompts, Prompts) else "token ids"

@@ -93,14 +93,12 @@ SWEEPS: dict[str, Callable[[], Callable[[float], Sweep]]] = {
     "local": lambda: of_ours(patch, wide(), "z", ("layer", "pos", "head"), only={"pos": [0, 3]}),
     "streams": lambda: of_ours(patch, wide(), "resid_pre", only={"pos": [1, 6]}, direction="noising"),
     "patterns": lambda: of_ours(patch, wide(), "pattern", ("layer", "head", "query"), only={"query": [3]}),
-    "all positions": lambda: of_ours(patch, wide(), "z", at="positions", only={"head": [2]}),
     "pairs": lambda: of_ours(ablate, wide(), pairs=True, only={"head": [0, 2]}),
     "directions": lambda: of_ours(ablate, wide(), "resid_pre", ("layer",), directions=torch.eye(32)[:2]),
-    "resampled": lambda: of_ours(ablate, wide(), method="resample", only={"head": [1]}),
-    "paths": lambda: of_ours(patch_paths, wide()),
+    "paths": lambda: of_ours(patch_paths, wide(n_heads=2)),
     "linear": lambda: of_ours(patch, linear(), "z", ("layer", "pos", "head"), only={"pos": [1, 2]}),
-    "bridge": lambda: of_bridge("z", only={"head": [0, 3]}),
-    "bridge, all positions": lambda: of_bridge("z", at="positions", only={"layer": [1]}),
+    "bridge": lambda: of_bridge("z", only={"layer": [0], "head": [0, 3]}),
+    "bridge, all positions": lambda: of_bridge("z", at="positions", only={"layer": [1], "head": [0, 3]}),
     "LSTM": lambda: of_ours(patch, recurrent(), "resid_pre", only={"pos": [2, 3]}),
 }
 
