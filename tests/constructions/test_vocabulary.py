@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from mechicl.constructions import Head, Hidden, Layer, Stream, assemble, signed_pair
+from mechicl.constructions import Head, Hidden, Layer, Stream, assemble
 from mechicl.prompts import Prompts
 
 
@@ -57,16 +57,6 @@ def test_more_subspaces_than_the_tokens_start_at_zero_and_carry_what_heads_write
     torch.testing.assert_close(model.predict(prompts), (memory @ xs.mT @ ys)[:, 0])
 
 
-def test_only_layers_that_are_the_same_list_are_looped():
-    stream = Stream(x=2, y=1)
-    layer = [head(stream)]
-    assert assemble(stream, [layer, layer], n_context=3).cfg.recurrent
-    assert not assemble(stream, [layer], n_context=3).cfg.recurrent
-    different = assemble(stream, [layer, [head(stream, 2.0)]], n_context=3)
-    assert not different.cfg.recurrent
-    assert torch.equal(different.W_O[1], 2 * different.W_O[0])
-
-
 def test_a_norm_and_a_sink_that_the_config_adds_keep_their_initial_weights():
     stream = Stream(x=2, y=1)
     model = assemble(
@@ -116,13 +106,6 @@ def test_an_mlp_on_the_input_comes_before_the_heads():
     torch.testing.assert_close(model.predict(prompts), expected)
     with pytest.raises(ValueError, match="not both"):
         assemble(stream, [Layer([head(stream)], features)], n_context=5, input_mlp=features)
-
-
-def test_two_relu_heads_are_a_linear_one():
-    stream, prompts = Stream(x=2, y=1), some_prompts()
-    linear = assemble(stream, [[head(stream)]], n_context=5)
-    pair = assemble(stream, [signed_pair(head(stream))], n_context=5, attention="relu")
-    torch.testing.assert_close(pair.predict(prompts), linear.predict(prompts))
 
 
 # ---- refusals ----
