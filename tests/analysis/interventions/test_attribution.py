@@ -70,7 +70,7 @@ def test_otherwise_it_is_the_slope_of_patching_a_little(kind, at):
     model = model_of(kind)
     metrics = {"sum": lambda predictions: predictions.flatten(1).sum(1)}
     clean, corrupted = pair(model)
-    for component, axes in SWEEPS[:3] if at == "positions" else SWEEPS:
+    for component, axes in SWEEPS[2:4] if at == "positions" else SWEEPS:
         estimate = attribute(model, clean, corrupted, component, axes, metrics=metrics, at=at)
         values, current = (
             [recorded(model, prompts, hook_name(component, layer)) for layer in range(model.cfg.n_layers)]
