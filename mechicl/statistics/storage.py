@@ -71,4 +71,9 @@ def decode(data: Any, tensors: dict[str, Tensor]) -> Any:
         if sequence.__name__ in data:
             return sequence(decode(item, tensors) for item in data[sequence.__name__])
     cls = _STORABLE[data["kind"]]
-    return cls(**{name: decode(value, tensors) for name, value in data["fields"].items()})
+    needed = {
+        field.name: None  # what was not stored and has no default
+        for field in dataclasses.fields(cls)
+        if not field.metadata.get("stored", True) and field.default is field.default_factory is dataclasses.MISSING
+    }
+    return cls(**needed, **{name: decode(value, tensors) for name, value in data["fields"].items()})

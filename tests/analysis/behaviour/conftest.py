@@ -22,7 +22,7 @@ class Bare:
         self.predict, self.predict_prefixes = learner.predict, learner.predict_prefixes
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def quick_limits():
     """The best learners on the task are tuned on fewer prompts than elsewhere."""
     with pytest.MonkeyPatch.context() as patch:
