@@ -135,7 +135,8 @@ def _read_padded(a: HookedTransformer, b: HookedTransformer) -> tuple[WeightProd
 def _pad(a: WeightProducts, b: WeightProducts) -> tuple[WeightProducts, WeightProducts]:
     missing = a.W_KQ.shape[1] - b.W_KQ.shape[1]
     if missing < 0:
-        return _pad(b, a)[::-1]
+        second, first = _pad(b, a)
+        return first, second
     nothing = torch.zeros_like(a.W_KQ[:, :missing])
     nothing = dataclasses.replace(b, W_KQ=nothing, W_PV=nothing)
     return a, concatenate([b, nothing], axis=1)
