@@ -180,7 +180,7 @@ class AlgorithmFamily:
         ]
         weights = [trajectory.weights[-1] for trajectory in trajectories if trajectory.weights is not None]
         predictions = torch.stack([trajectory.predictions[-1] for trajectory in trajectories])
-        name = f"{found[0].name} ({self.hyperparameter})"
+        name = f"{trajectories[0].name} ({self.hyperparameter})"
         return Trajectory(self.values, predictions, name, torch.stack(weights) if weights else None)
 
     def predict(self, prompts: Prompts) -> Float[Tensor, "prompt y"]:
