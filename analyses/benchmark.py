@@ -22,7 +22,7 @@ from torch import Tensor
 from mechicl.analysis.weights import linear_attention_optimum
 from mechicl.checkpoints import load_checkpoint
 from mechicl.models import TransformerConfig
-from mechicl.report.one_layer import compare_one_layer
+from mechicl.reports.one_layer import compare_one_layer
 from mechicl.training import PRESETS, TrainingConfig, train
 from mechicl.training.state import Metrics
 

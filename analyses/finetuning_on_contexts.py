@@ -11,9 +11,9 @@ from mechicl.analysis.finetuning import METHOD_NAMES, METHODS, search_on_prompts
 from mechicl.checkpoints import load_checkpoint
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
-from mechicl.report import Claim, Claims, Comparison, Row
-from mechicl.report.finetuning import finetuning_sections
-from mechicl.report.script import ScriptArgs, run_script
+from mechicl.reports import Claim, Claims, Comparison, Row
+from mechicl.reports.finetuning import finetuning_sections
+from mechicl.reports.script import ScriptArgs, run_script
 from mechicl.statistics import interval
 
 

@@ -9,9 +9,9 @@ from mechicl import algorithms, viz
 from mechicl.analysis import Lens, match, measure_forgetting
 from mechicl.checkpoints import load_checkpoint
 from mechicl.learners import AlgorithmFamily, AlgorithmLearner, Learner, squared_errors
-from mechicl.report import Claim, Claims, Comparison, Row, Section, published
-from mechicl.report.layers import reference_families
-from mechicl.report.script import ScriptArgs, run_script
+from mechicl.reports import Claim, Claims, Comparison, Row, Section, published
+from mechicl.reports.layers import reference_families
+from mechicl.reports.script import ScriptArgs, run_script
 from mechicl.statistics import ratio_interval
 
 OGD_STEP_SIZES = tuple(round(0.5 * 2 ** (-i / 2), 4) for i in range(16))

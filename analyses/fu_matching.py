@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mechicl.checkpoints import load_checkpoint
-from mechicl.report import Claim, Claims, Comparison, Row
-from mechicl.report.layers import compare_layers
-from mechicl.report.script import ScriptArgs, run_script
+from mechicl.reports import Claim, Claims, Comparison, Row
+from mechicl.reports.layers import compare_layers
+from mechicl.reports.script import ScriptArgs, run_script
 
 
 @dataclass(frozen=True)

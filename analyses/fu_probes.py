@@ -10,8 +10,8 @@ from mechicl.analysis import probe
 from mechicl.analysis.layers import cross_moments, gradient_descent_weights, newton_weights, ols_weights, second_moments
 from mechicl.checkpoints import load_checkpoint
 from mechicl.models import build
-from mechicl.report import Claim, Claims, Comparison, Row, Section
-from mechicl.report.script import ScriptArgs, run_script
+from mechicl.reports import Claim, Claims, Comparison, Row, Section
+from mechicl.reports.script import ScriptArgs, run_script
 
 
 @dataclass(frozen=True)

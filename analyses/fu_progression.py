@@ -11,9 +11,9 @@ from mechicl.analysis import fit_readouts, match
 from mechicl.analysis.layers import LayerErrors
 from mechicl.checkpoints import load_checkpoint
 from mechicl.learners import AlgorithmLearner
-from mechicl.report import Claim, Claims, Comparison, Row, Section
-from mechicl.report.layers import loss_figure
-from mechicl.report.script import ScriptArgs, run_script
+from mechicl.reports import Claim, Claims, Comparison, Row, Section
+from mechicl.reports.layers import loss_figure
+from mechicl.reports.script import ScriptArgs, run_script
 from mechicl.statistics import ratio_interval
 
 

@@ -9,9 +9,9 @@ from mechicl import viz
 from mechicl.analysis import fit_readouts, match
 from mechicl.analysis.behaviour import measure_outside_span, similarity_of_weights
 from mechicl.checkpoints import load_checkpoint
-from mechicl.report import Claim, Claims, Comparison, Row, Section
-from mechicl.report.layers import reference_families
-from mechicl.report.script import ScriptArgs, run_script
+from mechicl.reports import Claim, Claims, Comparison, Row, Section
+from mechicl.reports.layers import reference_families
+from mechicl.reports.script import ScriptArgs, run_script
 from mechicl.statistics import Interval, interval
 
 

@@ -32,8 +32,8 @@ from mechicl.interop import LanguageModel, load_language_model
 from mechicl.memory import MEMORY
 from mechicl.models import HookedTransformer
 from mechicl.progress import progress_bar
-from mechicl.report import Claim, Claims, Comparison, Row, Section, published
-from mechicl.report.script import ScriptArgs, run_script
+from mechicl.reports import Claim, Claims, Comparison, Row, Section, published
+from mechicl.reports.script import ScriptArgs, run_script
 from mechicl.statistics import interval
 from mechicl.text import TEXT_TASKS, Labels, text_shots
 

@@ -18,9 +18,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import get_args
 
-from mechicl.report import Claim, Comparison, Row
-from mechicl.report.claims import Verdict
-from mechicl.report.sources import authors_and_year, read_sources
+from mechicl.reports import Claim, Comparison, Row
+from mechicl.reports.claims import Verdict
+from mechicl.reports.sources import authors_and_year, read_sources
 from mechicl.statistics import Interval
 
 HERE = Path(__file__).parent
@@ -37,7 +37,7 @@ python analyses/index.py           # writes this file from analyses/results/; --
 
 Every number is read from the results files, in which each script says what the paper claims of its rows. Intervals are
 95%, with what they are over in brackets; an entry's values are in the order that "what" names. Verdicts are computed
-(by `mechicl.report.claims.outcomes`, which lists the conditions that a claim may be checked by):
+(by `mechicl.reports.claims.outcomes`, which lists the conditions that a claim may be checked by):
 
 - **agrees**: published and measured numbers are within 5% (the ratio is measured over published), or the published one
   is inside the measured interval and this no wider than half of it; a claim in words holds of what was measured. "Near

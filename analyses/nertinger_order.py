@@ -9,8 +9,8 @@ from mechicl import algorithms
 from mechicl.analysis import measure_order_sensitivity
 from mechicl.checkpoints import available, load_checkpoint
 from mechicl.learners import AlgorithmLearner, squared_errors
-from mechicl.report import Claim, Claims, Comparison, Row
-from mechicl.report.script import ScriptArgs, run_script
+from mechicl.reports import Claim, Claims, Comparison, Row
+from mechicl.reports.script import ScriptArgs, run_script
 from mechicl.statistics import ratio_interval
 
 

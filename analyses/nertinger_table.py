@@ -21,8 +21,8 @@ from mechicl.analysis.weights import linear_attention_optimum, preconditioned_gd
 from mechicl.checkpoints import Checkpoint, load_checkpoint
 from mechicl.learners import AlgorithmLearner, Learner, squared_errors
 from mechicl.prompts import Prompts
-from mechicl.report import Claim, Claims, Comparison, Row, Section, published
-from mechicl.report.script import ScriptArgs, run_script
+from mechicl.reports import Claim, Claims, Comparison, Row, Section, published
+from mechicl.reports.script import ScriptArgs, run_script
 from mechicl.statistics import Interval, interval, ratio_interval
 from mechicl.tasks import LinearRegression
 

@@ -12,8 +12,8 @@ from mechicl import viz
 from mechicl.analysis import fit_construction, measure_conditioning
 from mechicl.analysis.behaviour import tuned_descent
 from mechicl.analysis.weights import Conditioning, EigenvalueRange
-from mechicl.report import Claim, Claims, Comparison, Row, Section, published
-from mechicl.report.script import ScriptArgs, regression_checkpoint, run_script
+from mechicl.reports import Claim, Claims, Comparison, Row, Section, published
+from mechicl.reports.script import ScriptArgs, regression_checkpoint, run_script
 from mechicl.statistics import Interval, interval
 
 SHOWN = (0.05, 0.08, 0.099, 0.11, 0.12, 0.13, 0.14, 0.15, 0.18)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from mechicl import viz
 from mechicl.analysis import connect_modes
 from mechicl.analysis.weights import LossPath
-from mechicl.report import Claim, Claims, Comparison, Row, Section
-from mechicl.report.claims import numbers
-from mechicl.report.script import ScriptArgs, regression_checkpoint, run_script
+from mechicl.reports import Claim, Claims, Comparison, Row, Section
+from mechicl.reports.claims import numbers
+from mechicl.reports.script import ScriptArgs, regression_checkpoint, run_script
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from mechicl.analysis.heads import TargetCopying, TokenSensitivity, measure_toke
 from mechicl.checkpoints import Checkpoint, load_checkpoint
 from mechicl.learners import squared_errors
 from mechicl.prompts import Prompts
-from mechicl.report import Claim, Claims, Comparison, Row, Section
-from mechicl.report.script import ScriptArgs, run_script
+from mechicl.reports import Claim, Claims, Comparison, Row, Section
+from mechicl.reports.script import ScriptArgs, run_script
 from mechicl.statistics import Interval, interval, ratio_interval
 
 FIELDS = ("attention", "pattern_cosine", "decoding_errors", "decoding_errors_of_inputs", "errors", "errors_without",

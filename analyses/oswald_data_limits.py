@@ -16,8 +16,8 @@ from mechicl.constructions import gradient_descent
 from mechicl.learners import squared_errors
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
-from mechicl.report import Claim, Claims, Comparison, Row, Section
-from mechicl.report.script import ScriptArgs, run_script
+from mechicl.reports import Claim, Claims, Comparison, Row, Section
+from mechicl.reports.script import ScriptArgs, run_script
 from mechicl.statistics import interval
 from mechicl.tasks import FixedTasks, LinearRegression
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mechicl.checkpoints import load_checkpoint
-from mechicl.report import Claim, Claims, Comparison
-from mechicl.report.descent import compare_with_descent
-from mechicl.report.script import ScriptArgs, run_script
+from mechicl.reports import Claim, Claims, Comparison
+from mechicl.reports.descent import compare_with_descent
+from mechicl.reports.script import ScriptArgs, run_script
 
 
 @dataclass(frozen=True)

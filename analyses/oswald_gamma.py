@@ -9,9 +9,9 @@ from mechicl import viz
 from mechicl.analysis import fit_construction
 from mechicl.analysis.behaviour import tuned_descent
 from mechicl.checkpoints import load_checkpoint
-from mechicl.report import Claim, Claims, Comparison, Row, Section
-from mechicl.report.descent import published_gammas
-from mechicl.report.script import ScriptArgs, regression_checkpoint, run_script
+from mechicl.reports import Claim, Claims, Comparison, Row, Section
+from mechicl.reports.descent import published_gammas
+from mechicl.reports.script import ScriptArgs, regression_checkpoint, run_script
 from mechicl.statistics import interval
 
 

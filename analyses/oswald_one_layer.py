@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from mechicl.checkpoints import load_checkpoint
-from mechicl.report import Claim, Claims, Comparison, Row
-from mechicl.report.one_layer import compare_one_layer
-from mechicl.report.script import ScriptArgs, run_script
+from mechicl.reports import Claim, Claims, Comparison, Row
+from mechicl.reports.one_layer import compare_one_layer
+from mechicl.reports.script import ScriptArgs, run_script
 from mechicl.statistics import interval
 
 

@@ -12,9 +12,9 @@ from mechicl.analysis import find_transitions
 from mechicl.analysis.dynamics import Transitions
 from mechicl.analysis.weights import one_step_optimum
 from mechicl.checkpoints import Checkpoint, load_checkpoint
-from mechicl.report import Claim, Claims, Comparison, Row, Section
-from mechicl.report.claims import numbers
-from mechicl.report.script import ScriptArgs, regression_checkpoint, run_script
+from mechicl.reports import Claim, Claims, Comparison, Row, Section
+from mechicl.reports.claims import numbers
+from mechicl.reports.script import ScriptArgs, regression_checkpoint, run_script
 from mechicl.statistics import interval
 from mechicl.tasks import LinearRegression
 

@@ -17,8 +17,8 @@ from mechicl.checkpoints import Checkpoint, load_checkpoint
 from mechicl.learners import AlgorithmLearner, Learner, squared_errors
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
-from mechicl.report import Claim, Claims, Comparison, Row, Section
-from mechicl.report.script import ScriptArgs, run_script
+from mechicl.reports import Claim, Claims, Comparison, Row, Section
+from mechicl.reports.script import ScriptArgs, run_script
 from mechicl.statistics import Interval, interval
 from mechicl.tasks import SineRegression
 

@@ -13,9 +13,9 @@ from mechicl.analysis.behaviour import tuned_descent
 from mechicl.analysis.weights import WeightProducts
 from mechicl.checkpoints import load_checkpoint
 from mechicl.learners import squared_errors
-from mechicl.report import Claim, Claims, Comparison, Row
-from mechicl.report.descent import left_the_plateau
-from mechicl.report.script import ScriptArgs, run_script
+from mechicl.reports import Claim, Claims, Comparison, Row
+from mechicl.reports.descent import left_the_plateau
+from mechicl.reports.script import ScriptArgs, run_script
 from mechicl.statistics import interval, ratio_interval
 
 

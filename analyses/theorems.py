@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from math import inf
 
 from mechicl import constructions
-from mechicl.report import Claim, Claims, Comparison, Row
-from mechicl.report.claims import numbers
-from mechicl.report.script import ScriptArgs, run_script
+from mechicl.reports import Claim, Claims, Comparison, Row
+from mechicl.reports.claims import numbers
+from mechicl.reports.script import ScriptArgs, run_script
 
 BOUNDS = (1e-12, 1e-9, 1e-6, 1e-4, 1e-3, 1e-2, 1.0, inf)
 """Errors are rounded up to one of these: their digits are rounding, and differ between machines."""

@@ -10,7 +10,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 _SUBMODULES = (
-    "algorithms", "analysis", "checkpoints", "constructions", "interop", "learners", "models", "prompts", "report",
+    "algorithms", "analysis", "checkpoints", "constructions", "interop", "learners", "models", "prompts", "reports",
     "tasks", "training", "viz",
 )  # fmt: skip
 

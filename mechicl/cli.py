@@ -25,7 +25,7 @@ from mechicl import __version__
 from mechicl.checkpoints import CheckpointError, Snapshots, available, load_checkpoint, save
 from mechicl.interop import load_garg
 from mechicl.models import LSTMConfig, ModelConfig
-from mechicl.report import write_report
+from mechicl.reports import write_report
 from mechicl.tasks import AnyTask, FixedTasks, LinearRegression, SineRegression, task_to_dict
 from mechicl.training import PRESETS, Curriculum, Ramp, TrainingConfig, TrainingDivergedError, train
 from mechicl.training.presets import SUMMARIES

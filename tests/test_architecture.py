@@ -17,7 +17,7 @@ FLOORS = (
     {"checkpoints", "constructions", "interop", "training"},
     {"analysis"},
     {"viz"},
-    {"cli", "report"},
+    {"cli", "reports"},
 )  # fmt: skip
 BETWEEN_QUESTIONS = {
     "behaviour": {"layers"},

@@ -10,9 +10,9 @@ from types import ModuleType
 import pytest
 
 from mechicl.checkpoints import available
-from mechicl.report import Claim, Comparison, Row
-from mechicl.report.comparison import finite
-from mechicl.report.sources import read_sources
+from mechicl.reports import Claim, Comparison, Row
+from mechicl.reports.comparison import finite
+from mechicl.reports.sources import read_sources
 from mechicl.training import PRESETS
 
 ANALYSES = Path(__file__).parent.parent / "analyses"

@@ -9,8 +9,8 @@ import pytest
 
 from mechicl.checkpoints import CheckpointError, load_checkpoint, save
 from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig
-from mechicl.report import write_report
-from mechicl.report.layers import compare_layers
+from mechicl.reports import write_report
+from mechicl.reports.layers import compare_layers
 from mechicl.tasks import LinearRegression, task_to_dict
 
 TASK = LinearRegression(x_dim=3, n_context=7, inputs="gaussian")

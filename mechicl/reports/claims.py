@@ -181,7 +181,7 @@ def _condition(text: str, every: Sequence[Row], names: Mapping[str, Sequence[Row
             return _chain([subject, *_operands(words[1::2], names)], words[::2])
         case _ if words[1::2] and set(text.split()[1::2]) <= set(_RELATIONS):
             return _chain(_operands(text.split()[::2], names), text.split()[1::2])
-    raise ValueError(f"a claim cannot be checked by {text!r}: see mechicl.report.claims.outcomes for what it may be")
+    raise ValueError(f"a claim cannot be checked by {text!r}: see mechicl.reports.claims.outcomes for what it may be")
 
 
 def _operands(words: Sequence[str], names: Mapping[str, Sequence[Row]]) -> list[Sequence[Row]]:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from mechicl.report import texts as report
-from mechicl.report import write_report
+from mechicl.reports import texts as report
+from mechicl.reports import write_report
 from tests.text.models import saved
 
 ANALYSES = Path(__file__).parent.parent.parent / "analyses"

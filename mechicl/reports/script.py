@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import tyro
 
 from mechicl.checkpoints import Checkpoint, CheckpointError, available, load_checkpoint
-from mechicl.report.claims import Claim
-from mechicl.report.comparison import Comparison
+from mechicl.reports.claims import Claim
+from mechicl.reports.comparison import Comparison
 from mechicl.tasks import LinearRegression
 from mechicl.training import PRESETS
 

@@ -11,7 +11,7 @@ from mechicl.checkpoints import Checkpoint
 from mechicl.learners import squared_errors
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
-from mechicl.report.comparison import Comparison, Row, Section
+from mechicl.reports.comparison import Comparison, Row, Section
 from mechicl.statistics import interval
 
 N_PROMPTS, N_FEWEST = 64, 16

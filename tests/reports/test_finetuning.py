@@ -10,8 +10,8 @@ import pytest
 from mechicl.analysis import FineTuning, compare_on_prompts
 from mechicl.checkpoints import Checkpoint, save
 from mechicl.models import HookedTransformer, TransformerConfig
-from mechicl.report import Comparison
-from mechicl.report.finetuning import add_finetuning, finetuning_sections
+from mechicl.reports import Comparison
+from mechicl.reports.finetuning import add_finetuning, finetuning_sections
 from mechicl.statistics import interval
 from mechicl.tasks import LinearRegression, task_to_dict
 

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from mechicl.report import Comparison, Row, published
+from mechicl.reports import Comparison, Row, published
 from mechicl.statistics import Interval
 
 ROWS = [

@@ -21,7 +21,7 @@ from mechicl.analysis import (
 )
 from mechicl.checkpoints import Checkpoint
 from mechicl.models import HookedTransformer
-from mechicl.report.comparison import Comparison, Row, Section
+from mechicl.reports.comparison import Comparison, Row, Section
 from mechicl.statistics import Interval, interval
 from mechicl.tasks import RepeatedTokens
 from mechicl.tokens import TokenSequences

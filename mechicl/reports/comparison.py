@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mechicl.files import write_bytes, write_json
-from mechicl.report.claims import Claim, Row
+from mechicl.reports.claims import Claim, Row
 from mechicl.viz.page import Section, page, table
 
 HEADER = ("quantity", "published", "measured", "interval", "note")

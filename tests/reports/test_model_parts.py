@@ -12,8 +12,8 @@ from mechicl.analysis import ablate, corrupt, patch, score_heads
 from mechicl.checkpoints import Checkpoint, load_checkpoint, save
 from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig
 from mechicl.prompts import Prompts
-from mechicl.report import Comparison, Row, write_report
-from mechicl.report.model_parts import N_MEASURED, N_PROMPTS, PROMPT_SEED, add_model_parts, measure_model_parts
+from mechicl.reports import Comparison, Row, write_report
+from mechicl.reports.model_parts import N_MEASURED, N_PROMPTS, PROMPT_SEED, add_model_parts, measure_model_parts
 from mechicl.statistics import Interval, interval, ratio_interval
 from mechicl.tasks import LinearRegression, task_to_dict
 
@@ -137,7 +137,7 @@ def test_heads_of_interleaved_models_are_scored():
 
 def test_large_models_are_patched_on_fewer_prompts(monkeypatch):
     model, prompts = network(PAIRED), TASK.sample(40, seed=1)
-    monkeypatch.setattr("mechicl.report.model_parts.RUNS", 16 * 25)  # 2 layers, 4 positions, 2 heads: 16 places
+    monkeypatch.setattr("mechicl.reports.model_parts.RUNS", 16 * 25)  # 2 layers, 4 positions, 2 heads: 16 places
     _, _, data = measure_model_parts(model, prompts, OTHERS)
     assert (data["n_prompts"], data["n_patched"]) == (40, 25)
     swept = patch(model, prompts[:25], corrupt(prompts[:25], "labels"), "z", ("layer", "pos", "head"))

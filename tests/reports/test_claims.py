@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import mechicl
-from mechicl.report import Claim, Claims, Row
-from mechicl.report.claims import numbers, outcomes
-from mechicl.report.sources import authors_and_year, read_sources
+from mechicl.reports import Claim, Claims, Row
+from mechicl.reports.claims import numbers, outcomes
+from mechicl.reports.sources import authors_and_year, read_sources
 from mechicl.statistics import Interval
 
 

@@ -13,8 +13,8 @@ from mechicl import constructions
 from mechicl.analysis.weights import one_step_optimum
 from mechicl.checkpoints import Checkpoint, CheckpointError, load_checkpoint, save
 from mechicl.models import HookedTransformer, TransformerConfig
-from mechicl.report import Comparison, write_report
-from mechicl.report.one_layer import compare_one_layer, exact_optimum
+from mechicl.reports import Comparison, write_report
+from mechicl.reports.one_layer import compare_one_layer, exact_optimum
 from mechicl.tasks import LinearRegression, SineRegression, task_to_dict
 
 TASK = LinearRegression(x_dim=3, n_context=5)

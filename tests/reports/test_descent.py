@@ -14,8 +14,8 @@ from mechicl.analysis import ablate, fit_construction
 from mechicl.checkpoints import Checkpoint, CheckpointError, load_checkpoint, save
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.prompts import Prompts
-from mechicl.report import Comparison, Row, write_report
-from mechicl.report.descent import compare_with_descent, fit_rows, left_the_plateau
+from mechicl.reports import Comparison, Row, write_report
+from mechicl.reports.descent import compare_with_descent, fit_rows, left_the_plateau
 from mechicl.statistics import Interval
 from mechicl.tasks import FixedTasks, LinearRegression, SineRegression, task_to_dict
 

@@ -19,7 +19,7 @@ from mechicl.analysis.finetuning import (
     study_task,
 )
 from mechicl.checkpoints import Checkpoint
-from mechicl.report.comparison import Comparison, Row, Section
+from mechicl.reports.comparison import Comparison, Row, Section
 from mechicl.statistics import Interval, interval
 from mechicl.text import TEXT_TASKS, text_shots, topic_tokenizer
 

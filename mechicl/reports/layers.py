@@ -13,9 +13,9 @@ from mechicl.analysis.layers import LayerErrors
 from mechicl.checkpoints import Checkpoint, CheckpointError
 from mechicl.learners import AlgorithmLearner, IterativeLearner
 from mechicl.prompts import Prompts
-from mechicl.report.comparison import Comparison, Row, Section, published
-from mechicl.report.finetuning import add_finetuning
-from mechicl.report.model_parts import add_model_parts
+from mechicl.reports.comparison import Comparison, Row, Section, published
+from mechicl.reports.finetuning import add_finetuning
+from mechicl.reports.model_parts import add_model_parts
 from mechicl.statistics import interval, ratio_interval
 from mechicl.tasks import Task
 

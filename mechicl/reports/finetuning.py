@@ -13,7 +13,7 @@ from mechicl.analysis.finetuning import (
 )
 from mechicl.checkpoints import Checkpoint
 from mechicl.models import HookedTransformer
-from mechicl.report.comparison import Comparison, Row, Section
+from mechicl.reports.comparison import Comparison, Row, Section
 from mechicl.statistics import interval
 
 PROMPT_SEED = 3_000_003

@@ -19,8 +19,8 @@ from mechicl.checkpoints import Checkpoint, CheckpointError
 from mechicl.learners import Learner, squared_errors
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.prompts import Prompts
-from mechicl.report.comparison import Comparison, Row, Section, published
-from mechicl.report.model_parts import add_model_parts
+from mechicl.reports.comparison import Comparison, Row, Section, published
+from mechicl.reports.model_parts import add_model_parts
 from mechicl.statistics import Interval, interval, ratio_interval
 from mechicl.tasks import LinearRegression
 

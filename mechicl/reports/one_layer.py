@@ -21,9 +21,9 @@ from mechicl.learners import squared_errors
 from mechicl.models import HookedTransformer
 from mechicl.progress import progress_bar
 from mechicl.prompts import Prompts
-from mechicl.report.comparison import Comparison, Row, Section, published
-from mechicl.report.finetuning import add_finetuning
-from mechicl.report.model_parts import add_model_parts
+from mechicl.reports.comparison import Comparison, Row, Section, published
+from mechicl.reports.finetuning import add_finetuning
+from mechicl.reports.model_parts import add_model_parts
 from mechicl.statistics import Interval, interval
 from mechicl.tasks import LinearRegression
 from mechicl.viz.page import table

@@ -3,14 +3,14 @@
 from pathlib import Path
 
 from mechicl.checkpoints import CheckpointError, load_checkpoint
-from mechicl.report.claims import Claim, Claims, Row
-from mechicl.report.comparison import Comparison, Section, published
-from mechicl.report.descent import write_descent_report
-from mechicl.report.layers import write_layers_report
-from mechicl.report.model_parts import write_model_parts_report
-from mechicl.report.one_layer import write_one_layer_report
-from mechicl.report.texts import write_texts_report
-from mechicl.report.tokens import write_tokens_report
+from mechicl.reports.claims import Claim, Claims, Row
+from mechicl.reports.comparison import Comparison, Section, published
+from mechicl.reports.descent import write_descent_report
+from mechicl.reports.layers import write_layers_report
+from mechicl.reports.model_parts import write_model_parts_report
+from mechicl.reports.one_layer import write_one_layer_report
+from mechicl.reports.texts import write_texts_report
+from mechicl.reports.tokens import write_tokens_report
 from mechicl.tasks.topics import TopicClassification
 
 __all__ = ["Claim", "Claims", "Comparison", "Row", "Section", "published", "write_report"]

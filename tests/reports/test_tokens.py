@@ -19,8 +19,8 @@ from mechicl.analysis import (
 from mechicl.checkpoints import Checkpoint, Snapshots, load_checkpoint, save, stack_models
 from mechicl.constructions import induction
 from mechicl.models import HookedTransformer
-from mechicl.report import Comparison, Row, write_report
-from mechicl.report.tokens import PROMPT_SEED, compare_tokens
+from mechicl.reports import Comparison, Row, write_report
+from mechicl.reports.tokens import PROMPT_SEED, compare_tokens
 from mechicl.statistics import interval
 from mechicl.tasks import task_to_dict
 from tests.training.runs import READER, WORDS
