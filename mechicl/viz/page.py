@@ -21,6 +21,9 @@ th { font-weight: 600; border-bottom: 2px solid #999; } td:nth-child(3), td:nth-
 code { background: #f3f3f3; padding: 1px 4px; border-radius: 3px; }
 nav a { margin-right: 1.2em; white-space: nowrap; } a { color: #1f6fb4; }
 .scroll { overflow-x: auto; }
+.opening { background: #f6f8fa; border-left: 4px solid #b9c6d3; border-radius: 4px; padding: 14px 20px;
+           margin: 1.2em 0; }
+.opening h2 { margin-top: 0; }
 """
 
 
@@ -52,10 +55,19 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def page(title: str, lead: str, sections: Sequence[Section]) -> str:
+def page(title: str, lead: str, sections: Sequence[Section], *, opening: Section | None = None) -> str:
     """The whole document: a title, a sentence under it, and sections with links to them.
 
     Scripts that pictures share are in it once.
+
+    Args:
+        title: of the document.
+        lead: what the page is about.
+        sections: in order; each has a link on top of the page.
+        opening: what to read first: a quiet box above the links.
+
+    Example:
+        >>> html = page("Two models", "What they have in common.", [Section("Losses", "On 512 prompts.", figure)])
     """
     bodies = [joined(f"<p>{text(section.words)}</p>", section.html()) for section in sections]
     links = " ".join(f'<a href="#s{i}">{text(section.title)}</a>' for i, section in enumerate(sections))
@@ -63,10 +75,16 @@ def page(title: str, lead: str, sections: Sequence[Section]) -> str:
         f'<section id="s{i}"><h2>{text(section.title)}</h2>{body.body}</section>'
         for i, (section, body) in enumerate(zip(sections, bodies, strict=True))
     )
+    first = "" if opening is None else _opening(opening)
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{text(title)}</title>'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<link rel="icon" href="data:,"><style>{_STYLE}</style><script>{get_plotlyjs()}</script>'
-        f"{library(*bodies)}</head>"
-        f"<body><h1>{text(title)}</h1><p>{text(lead)}</p><nav>{links}</nav>{content}</body></html>"
+        f"{library(*bodies, *([] if opening is None else [joined(opening.html())]))}</head>"
+        f"<body><h1>{text(title)}</h1><p>{text(lead)}</p>{first}<nav>{links}</nav>{content}</body></html>"
     )
+
+
+def _opening(section: Section) -> str:
+    body = joined(f"<p>{text(section.words)}</p>" if section.words else "", section.html())
+    return f'<section class="opening" id="opening"><h2>{text(section.title)}</h2>{body.body}</section>'

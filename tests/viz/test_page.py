@@ -17,6 +17,14 @@ def test_every_cell_title_and_paragraph_is_escaped():
     assert html.count(text(ATTACK)) == 8  # title twice, lead, link, heading, paragraph, two cells
 
 
+def test_the_opening_stands_above_the_links_and_is_escaped():
+    html = page("title", "lead", [Section("one", "words", "")], opening=Section(ATTACK, ATTACK, "<b>answer</b>"))
+    assert "<script>alert" not in html
+    assert html.index("<p>lead</p>") < html.index("<b>answer</b>") < html.index("<nav>") < html.index("<p>words</p>")
+    assert 'href="#opening"' not in html
+    assert 'id="opening"' not in page("title", "lead", [])
+
+
 def test_pictures_of_one_page_share_one_script_and_are_all_drawn(tmp_path: Path, browser: Browser):
     first, second = (attention_html(torch.eye(n)[None], [str(i) for i in range(n)]) for n in (2, 3))
     html = page(
