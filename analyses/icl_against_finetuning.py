@@ -27,7 +27,7 @@ from mechicl.analysis.finetuning import (
     study_task,
 )
 from mechicl.checkpoints import UnknownSeedError
-from mechicl.files import read_json, write_json, write_tensors
+from mechicl.files import read_json, write_json
 from mechicl.interop import LanguageModel, load_language_model
 from mechicl.memory import MEMORY
 from mechicl.models import HookedTransformer
@@ -35,6 +35,7 @@ from mechicl.progress import progress_bar
 from mechicl.reports import Claim, Claims, Comparison, Row, Section, published
 from mechicl.reports.script import ScriptArgs, run_script
 from mechicl.statistics import interval
+from mechicl.tensor_files import write_tensors
 from mechicl.text import TEXT_TASKS, Labels, text_shots
 
 MADE = tuple(name for name, task in TEXT_TASKS.items() if task.topics)

@@ -13,13 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mechicl.files import json_bytes, read_json, read_tensors, write_json, write_tensors
+from mechicl.files import json_bytes, read_json, write_json
 from mechicl.models import Model, ModelConfig, PromptedModel, build, config_from_dict
+from mechicl.shipped import available, shipped_folder
 from mechicl.tasks import AnyTask, task_from_dict
-
-_PACKAGED = Path(__file__).parent / "_checkpoints"
-_SOURCE_TREE = Path(__file__).parent.parent / "checkpoints"
-CHECKPOINTS = _PACKAGED if _PACKAGED.is_dir() else _SOURCE_TREE
+from mechicl.tensor_files import read_tensors, write_tensors
 
 
 class CheckpointError(ValueError):
@@ -134,13 +132,6 @@ class Checkpoint:
         if self.snapshots is None:
             raise CheckpointError(f"{self.name} was saved without snapshots")
         return models_from_stack(self.models[0].cfg, {n: t[snapshot] for n, t in self.snapshots.weights.items()})
-
-
-def available() -> list[str]:
-    """Names of the checkpoints that come with the package."""
-    if not CHECKPOINTS.is_dir():
-        return []
-    return sorted(folder.name for folder in CHECKPOINTS.iterdir() if (folder / "record.json").is_file())
 
 
 def load(name: str | Path, seed: int | None = None) -> Model:
@@ -272,7 +263,7 @@ def _named_tensors(model: Model) -> dict[str, Tensor]:
 
 
 def _folder(name: str | Path) -> Path:
-    shipped = CHECKPOINTS / name if isinstance(name, str) and name in available() else None
+    shipped = shipped_folder(name) if isinstance(name, str) and name in available() else None
     folder = shipped or Path(name)
     if not folder.is_dir():
         raise CheckpointError(

@@ -11,8 +11,8 @@ import mechicl.analysis
 
 ROOT = Path(mechicl.__file__).parent
 FLOORS = (
-    {"checks", "files", "learners", "memory", "progress", "prompts", "sampling", "shots",
-     "statistics", "tasks", "tokens"},
+    {"checks", "files", "learners", "memory", "progress", "prompts", "sampling", "shipped", "shots",
+     "statistics", "tasks", "tensor_files", "tokens"},
     {"algorithms", "models", "text"},
     {"checkpoints", "constructions", "interop", "training"},
     {"analysis"},

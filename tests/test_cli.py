@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import mechicl
-from mechicl import checkpoints, cli
+from mechicl import cli, shipped
 from mechicl.checkpoints import available, load, load_checkpoint
 from mechicl.tasks import FixedTasks, LinearRegression, SineRegression
 from mechicl.training import PRESETS, Curriculum, Ramp, TrainingConfig
@@ -107,7 +107,7 @@ def test_list_and_train_speak_of_cross_entropy_where_tokens_are_predicted(here, 
     reached = f"held-out cross entropy (nats) {losses[0]:.5f}, {losses[1]:.5f} (seeds [0, 1])"
     assert capsys.readouterr().out == f"shipped/mine: {reached}\n"
     assert abs(losses[0] - math.log(64)) < 0.2  # what knowing nothing costs
-    monkeypatch.setattr(checkpoints, "CHECKPOINTS", here / "shipped")
+    monkeypatch.setattr(shipped, "CHECKPOINTS", here / "shipped")
     cli.main(["list"])
     words = "mine 2 layers, 2 softmax heads, width 64, 2 seeds, held-out cross entropy (nats)"
     assert " ".join(capsys.readouterr().out.split()) == f"{words} {sum(losses) / 2:.4f}"
@@ -247,10 +247,41 @@ def test_words_that_cannot_be_parsed_are_explained_with_exit_code_2(here, capsys
 
 @pytest.mark.parametrize(("before", "after"), [(None, "passive"), ("active", "active")])
 def test_threads_wait_passively_unless_somebody_chose_otherwise(before, after):
-    # torch is kept from being imported: the choice must be made before it is
-    code = "import os, sys\nsys.modules['torch'] = None\ntry:\n    import mechicl.cli\nexcept ImportError:\n"
-    code += "    print(os.environ['OMP_WAIT_POLICY'])"
+    code = "import os, mechicl.cli; print(os.environ['OMP_WAIT_POLICY'])"
     environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
     environment |= {"OMP_WAIT_POLICY": before} if before else {}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert done.stdout.strip() == after, done.stderr
+
+
+# ---- start-up ----
+
+HEAVY = {"torch", "numpy", "pandas", "scipy", "plotly", "transformers", "transformer_lens", "accelerate", "IPython"}
+
+
+def modules_after(code: str) -> set[str]:
+    """The top-level modules that a fresh Python has loaded when it has run some code to its end or its exit."""
+    code = f"import sys\ntry:\n    {code}\nexcept SystemExit:\n    pass\nprint('LOADED', *sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return {name.split(".")[0] for name in done.stdout.rpartition("LOADED")[2].split()}
+
+
+@pytest.mark.parametrize(
+    "words", [["--help"], ["list"], ["report", "--help"], ["import", "--help"], ["report"], ["fly"]]
+)
+def test_help_list_and_mistakes_are_answered_without_loading_torch(words):
+    loaded = modules_after(f"import mechicl.cli; mechicl.cli.main({words})")
+    assert "tyro" in loaded
+    assert not loaded & HEAVY
+
+
+def test_importing_mechicl_loads_nothing_of_it():
+    assert not modules_after("import mechicl") & (HEAVY | {"tyro"})
+    assert "torch" in modules_after("import mechicl; mechicl.models")
+
+
+def test_help_of_train_loads_nothing_that_only_reports_and_pictures_need():
+    loaded = modules_after("import mechicl.cli; mechicl.cli.main(['train', 'lsa-1l', '--help'])")
+    assert "torch" in loaded
+    assert not loaded & {"plotly", "circuitsvis", "anywidget", "ipywidgets"}

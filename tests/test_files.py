@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from mechicl.files import read_json, read_tensors, write_bytes, write_json, write_tensors
+from mechicl.files import read_json, write_bytes, write_json
+from mechicl.tensor_files import read_tensors, write_tensors
 
 
 class Crash(Exception):

@@ -12,9 +12,10 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from mechicl.files import read_json, read_tensors, write_json, write_tensors
+from mechicl.files import read_json, write_json
 from mechicl.statistics.intervals import Interval, interval
 from mechicl.statistics.storage import decode, encode, storable
+from mechicl.tensor_files import read_tensors, write_tensors
 
 R = TypeVar("R", bound="Result")
 LINES = 12  # of a printed result

@@ -16,9 +16,9 @@ from accelerate.utils import broadcast, broadcast_object_list
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.files import read_tensors, write_tensors
 from mechicl.models import Model, build
 from mechicl.progress import progress_bar
+from mechicl.tensor_files import read_tensors, write_tensors
 from mechicl.training import objectives
 from mechicl.training.config import TrainingConfig
 from mechicl.training.data import Batch, batches, make_generators
@@ -26,7 +26,7 @@ from mechicl.training.ensemble import Ensemble
 from mechicl.training.state import METRICS_FILE, STATE_FILE, Metrics, RunState, adam_moments, restore_adam
 
 
-class TrainingDivergedError(RuntimeError):
+class TrainingDivergedError(FloatingPointError):
     """The loss became NaN or infinite."""
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mechicl.files import read_tensors, write_bytes, write_tensors
+from mechicl.files import write_bytes
+from mechicl.tensor_files import read_tensors, write_tensors
 from mechicl.training.config import TrainingConfig
 
 STATE_FILE = "state.safetensors"

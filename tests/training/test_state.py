@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mechicl.files import read_tensors
+from mechicl.tensor_files import read_tensors
 from mechicl.training import TrainingConfig, train
 from mechicl.training.state import METRICS_FILE, STATE_FILE, Metrics, RunState
 from tests.training.runs import LSTM, assert_same_bits, small, weights

@@ -1,0 +1,61 @@
+"""The command line: `mechicl list`, `train PRESET`, `report CHECKPOINT --out DIR`, `import FOLDER --out DIR`.
+
+Its help and its list answer at once: no command's module imports torch, or what brings torch along, before the command
+is run. `mechicl train` is the exception: its options are the fields of the configs.
+"""
+
+import os
+
+# Threads of OpenMP that spin while they wait slow every other process on the machine, ours included. They read this
+# when torch is loaded, so it stands before every import that may lead there.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tyro
+
+from mechicl.cli.import_run import Import
+from mechicl.cli.listing import List
+from mechicl.cli.report import Report
+
+DESCRIPTION = "Train small in-context learners, and report which algorithm they run."
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train a preset, any of whose fields can be overridden, and save it as a checkpoint."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run a command line.
+
+    Errors of the user's making end with one line and exit code 1; words that cannot be parsed with tyro's explanation
+    and exit code 2.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    options = (tyro.conf.AvoidSubcommands, tyro.conf.FlagCreatePairsOff)
+    try:
+        commands, registry = _commands(words)
+        command = tyro.cli(
+            commands, prog="mechicl", description=DESCRIPTION, args=words, config=options, registry=registry
+        )
+        command.execute(shlex.join(["mechicl", *words]))
+    except (FloatingPointError, ValueError, OSError) as error:  # the first is a loss that is no longer finite
+        print(f"mechicl: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("mechicl: interrupted; a training goes on from its last save when called again", file=sys.stderr)
+        sys.exit(130)
+
+
+def _commands(words: list[str]) -> tuple[Any, tyro.constructors.ConstructorRegistry | None]:
+    """The commands as tyro takes them, and the rules for their words; `train` has options only where it is called."""
+    if "train" not in words and not any(word.startswith("--tyro-") for word in words):  # those write shell completions
+        return List | Train | Report | Import, None
+    from mechicl.cli.train import REGISTRY, train_command  # here, because it takes seconds: it imports torch
+
+    return List | train_command(words, Train.__doc__) | Report | Import, REGISTRY
