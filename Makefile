@@ -76,15 +76,15 @@ BY_PIP := echo "uv could not; pip installs it now, which takes longer." >&2
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "mechicl needs Python 3.11 or later: make PYTHON=... names one")'
 	@echo "Setting up $(VENV); this takes about a minute the first time."
-	$(PYTHON) -m venv $(VENV)
-	$(PIP) torch uv hatchling
-	$(UV) --no-build-isolation-package mechicl --editable . \
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) torch uv hatchling
+	@$(UV) --no-build-isolation-package mechicl --editable . \
 	    || { $(BY_PIP); $(PIP) --no-build-isolation --editable .; }
 	@touch $@
 
 $(READY)-%: $(READY)
 	@echo "Adding what $* needs to $(VENV)."
-	$(UV) --requirement pyproject.toml --extra $* \
+	@$(UV) --requirement pyproject.toml --extra $* \
 	    || { $(BY_PIP); $(PIP) --no-build-isolation --editable '.[$*]'; }
 	@touch $@
 
