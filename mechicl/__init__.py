@@ -13,14 +13,17 @@ _SUBMODULES = (
     "algorithms", "analysis", "checkpoints", "constructions", "interop", "learners", "models", "prompts", "reports",
     "tasks", "training", "viz",
 )  # fmt: skip
+_FUNCTIONS = {"wrap": "mechicl.models"}
 
 
 def __getattr__(name: str) -> Any:
-    """Submodules load when they are first named, so that `import mechicl` costs nothing."""
+    """Submodules and functions load when they are first named, so that `import mechicl` costs nothing."""
     if name in _SUBMODULES:
         return importlib.import_module(f"mechicl.{name}")
+    if name in _FUNCTIONS:
+        return getattr(importlib.import_module(_FUNCTIONS[name]), name)
     raise AttributeError(f"module 'mechicl' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_SUBMODULES])
+    return sorted([*globals(), *_SUBMODULES, *_FUNCTIONS])

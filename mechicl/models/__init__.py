@@ -2,24 +2,30 @@
 
 `HookedTransformer(TransformerConfig(...))` and `HookedLSTM(LSTMConfig(...))` are learners (`predict`,
 `predict_prefixes`) with TransformerLens' hooks (`run_with_cache`, `run_with_hooks`); `build(cfg, seed)` makes either.
+`wrap(module, ...)` gives any other torch module the same.
 """
 
 from mechicl.models.architectures import Model, ModelConfig, build, config_from_dict
 from mechicl.models.config import TransformerConfig
 from mechicl.models.elementwise import ELEMENTWISE
+from mechicl.models.layered import LayeredModel
 from mechicl.models.lstm import HookedLSTM, LSTMConfig
 from mechicl.models.prompted import PromptedModel
 from mechicl.models.transformer import HookedTransformer
+from mechicl.models.wrapped import WrappedModel, wrap
 
 __all__ = [
     "ELEMENTWISE",
     "HookedLSTM",
     "HookedTransformer",
     "LSTMConfig",
+    "LayeredModel",
     "Model",
     "ModelConfig",
     "PromptedModel",
     "TransformerConfig",
+    "WrappedModel",
     "build",
     "config_from_dict",
+    "wrap",
 ]

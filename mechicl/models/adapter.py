@@ -12,6 +12,8 @@ from transformer_lens.hook_points import HookPoint
 from transformer_lens.model_protocol import TransformerLensModel
 
 from mechicl.models import HookedTransformer, PromptedModel
+from mechicl.models.layered import LayeredModel
+from mechicl.models.module_hooks import NO_HOOKS
 from mechicl.models.sites import check_hook, silent_hook
 from mechicl.prompts import At, Prompts
 from mechicl.tokens import TokenSequences
@@ -23,28 +25,34 @@ class ModelAdapter:
     """A model, and which of its predictions are read.
 
     Our models are resumed at any layer and take their quick routes after the last hook. A `TransformerBridge` is
-    resumed too, without running the blocks before where that makes no difference, and unembeds only what is read. Any
-    other model of TransformerLens' protocol is run as a whole.
+    resumed too, without running the blocks before where that makes no difference, and unembeds only what is read. A
+    wrapped module, and any other model of TransformerLens' protocol, is run as a whole.
 
     Args:
         model: in eval mode.
         at: "query" for the last position's prediction `[row y]` (or logits), "points" for those of all points
-            `[row point y]` (our models on prompts), "positions" for the outputs at all positions `[row pos d_out]`.
+            `[row point y]` (ours, and wrapped modules that give them), "positions" for the outputs at all positions
+            `[row pos d_out]`.
 
     Raises:
-        TypeError: no model of the protocol.
+        TypeError: no model of the protocol, or a wrapped module whose layers were not declared.
         ValueError: a model in training mode, or predictions that it does not have.
     """
 
     def __init__(self, model: Any, at: At = "query"):
         if not isinstance(model, TransformerLensModel) or not hasattr(model, "hook_dict"):
             raise TypeError(f"{type(model).__name__} has no hooks to open it by (TransformerLens' protocol)")
+        if not model.hook_dict:
+            raise TypeError(f"{getattr(model, 'name', type(model).__name__)} {NO_HOOKS}")
         check_eval_mode(model)
         if at not in get_args(At):
             raise ValueError(f"at={at!r} is not one of {get_args(At)}")
         self.model: Any = model
         self.ours = isinstance(model, PromptedModel)
-        if at == "points" and not (self.ours and getattr(model.cfg, "one_pass", False)):
+        self.reads_prompts = isinstance(model, LayeredModel)
+        # whether a wrapped module gives all points is known when it has read prompts: it refuses by itself
+        gives_points = model.cfg.one_pass if self.ours else self.reads_prompts
+        if at == "points" and not gives_points:
             raise ValueError("at='points' is for our models on interleaved prompts with causal keys; take 'query'")
         self.at: At = at
         self._can_skip: bool | None = None  # not known before the first try
@@ -69,7 +77,7 @@ class ModelAdapter:
         if isinstance(prompts, TokenSequences):
             prompts = prompts.read
         if isinstance(prompts, Prompts):
-            if not self.ours:
+            if not self.reads_prompts:
                 raise TypeError(f"{type(self.model).__name__} reads token ids [prompt pos], got {prompts}")
             return self.model.encode(prompts)
         if not isinstance(prompts, Tensor):
@@ -82,10 +90,15 @@ class ModelAdapter:
 
     def run(self, tokens: Tensor, hooks: Sequence[Hook] = ()) -> Tensor:
         """Predictions of a run from the tokens on."""
-        if not self.ours:
+        if not self.reads_prompts:
             return self._select_read(self.model.run_with_hooks(tokens, fwd_hooks=[*hooks, *self._unembed_hooks()]))
         with self.model.hooks(fwd_hooks=list(hooks)):
             return self._select_read(self.model(tokens, at=self.at))
+
+    def run_with_cache(self, tokens: Tensor) -> tuple[Tensor, Any]:
+        """Predictions of a run, and all activations by hook name."""
+        outputs, cache = self.model.run_with_cache(tokens, **({"at": self.at} if self.reads_prompts else {}))
+        return self._select_read(outputs), cache
 
     def resume(self, streams: Tensor, layer: int, hooks: Sequence[Hook], last_hooked: int) -> Tensor:
         """Predictions of a run from the stream `[row pos d_model]` before a layer on, which may be changed in place.
@@ -194,6 +207,9 @@ class ModelAdapter:
     @torch.no_grad()
     def bytes_per_row(self, tokens: Tensor) -> int:
         """A bound on the memory that a run takes for each prompt."""
+        measure = getattr(self.model, "bytes_per_row", None)
+        if measure is not None:
+            return int(measure(tokens))
         # Everything that the hooks of the largest layer see is counted as if it were alive twice at once, and the
         # outputs three times. The hooks of a recurrent network do not see its gates: its layer is counted twelve times.
         outputs, cache = self.model.run_with_cache(tokens[:1])

@@ -8,13 +8,13 @@ import torch
 import torch.nn as nn
 from jaxtyping import Float, Int
 from torch import Tensor
-from transformer_lens import ActivationCache, HookedRootModule
 
 from mechicl.models.config_checks import DTYPES
+from mechicl.models.layered import LayeredModel
 from mechicl.prompts import At, Prompts
 
 
-class PromptedModel(HookedRootModule):
+class PromptedModel(LayeredModel):
     """A stack of blocks that reads prompts as tokens: the interface of `HookedTransformer` and `HookedLSTM`.
 
     A kind of model brings its config and blocks, `embed_tokens`, `read_out` and `_run_blocks`, and
@@ -130,10 +130,6 @@ class PromptedModel(HookedRootModule):
             return self.forward(prompts, at="points")
         return torch.stack([self.predict(prompts.prefix(t)) for t in range(prompts.n_context + 1)], dim=1)
 
-    def to_tokens(self, prompts: Prompts | Tensor) -> Tensor:
-        """Prompts as tokens; tokens as they are."""
-        return self.encode(prompts) if isinstance(prompts, Prompts) else prompts
-
     # ---- the stream, layer by layer ----
 
     def layer_streams(self, prompts: Prompts, at: At = "points") -> Iterator[Float[Tensor, "prompt row d_model"]]:
@@ -171,18 +167,7 @@ class PromptedModel(HookedRootModule):
         Raises:
             ValueError: prompts or queries that do not fit the model or each other, or an unknown `at`.
         """
-        cfg, n = self.cfg, prompts.n_context
-        prompts = prompts.to(cfg.device, cfg.torch_dtype)
-        self.encode(prompts[:0])  # refuses prompts of another kind
-        if at not in ("points", "query"):
-            raise ValueError(f"at={at!r} is not one of ('points', 'query'): queries stand at points")
-        points = range(n + 1) if at == "points" else range(n, n + 1)
-        if queries.ndim != 4 or (*queries.shape[:2], queries.shape[3]) != (len(prompts), len(points), cfg.x_dim):
-            raise ValueError(
-                f"queries must be [prompt point query x] = [{len(prompts)}, {len(points)}, any, {cfg.x_dim}], "
-                f"got {tuple(queries.shape)}"
-            )
-        queries = queries.to(cfg.device, cfg.torch_dtype)
+        prompts, queries, points = self._checked_queries(prompts, queries, at)
         if self.has_hooks():
             return self._query_streams_one_by_one(prompts, queries, points)
         return self._query_streams_by_sharing(prompts, queries, points)
@@ -190,17 +175,6 @@ class PromptedModel(HookedRootModule):
     @abstractmethod
     def _query_streams_by_sharing(self, prompts: Prompts, queries: Tensor, points: range) -> Iterator[Tensor]:
         """`query_streams` at the prefixes `points`, where no hook is attached: the context is computed once."""
-
-    def _query_streams_one_by_one(self, prompts: Prompts, queries: Tensor, points: range) -> Iterator[Tensor]:
-        """`query_streams` at the prefixes `points`, with every query in a prompt of its own."""
-        n_queries, passes = queries.shape[2], []
-        for t, queries_at_t in zip(points, queries.unbind(1), strict=True):
-            xs, ys = (part.repeat_interleave(n_queries, dim=0) for part in (prompts.xs, prompts.ys))
-            alone = Prompts(xs, ys).prefix(t).with_query(queries_at_t.flatten(0, 1))
-            passes.append(self.layer_streams(alone, at="query"))
-        for streams in zip(*passes, strict=True):
-            joined = torch.cat(streams, dim=1)  # [(prompt query) point d_model]
-            yield joined.unflatten(0, (len(prompts), n_queries)).transpose(1, 2)
 
     def _query_tokens(self, queries: Tensor) -> Float[Tensor, "prompt point query d_token"]:
         """Each query as the token of a prompt that has nothing else."""
@@ -216,20 +190,6 @@ class PromptedModel(HookedRootModule):
             m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks
             for m in self._watched
         )
-
-    def run_with_cache(self, *args: Any, return_cache_object: bool = True, **kwargs: Any) -> Any:
-        """Outputs and an `ActivationCache` of every hook (a plain dict with `return_cache_object=False`).
-
-        Arguments as in TransformerLens: `names_filter`, `device`, `remove_batch_dim`, `pos_slice`. For gradients,
-        which `incl_bwd` takes of a single output only, attach `bwd_hooks` with `hooks`.
-        """
-        try:
-            outputs, cache = super().run_with_cache(*map(self.to_tokens, args[:1]), *args[1:], **kwargs)
-        finally:
-            self.is_caching = False
-        if return_cache_object:
-            cache = ActivationCache(cache, self, has_batch_dim=not kwargs.get("remove_batch_dim", False))
-        return outputs, cache
 
     # ---- housekeeping ----
 

@@ -92,6 +92,8 @@ def check_hook(model: Any, name: str) -> None:
         hint = nearest(name, names)
         if name.endswith("hook_result") and hasattr(model, "set_use_attn_result"):
             hint = COMPUTE_RESULTS
+        if hasattr(model, "how_to_declare"):
+            hint = model.how_to_declare(name)
         raise ValueError(f"the model has no hook {name!r}{hint}")
 
 

@@ -37,7 +37,7 @@ interventions = [{interventions}]
 with torch.no_grad():
     _, cache = model.run_with_cache(clean_tokens)
     outputs = model.run_with_hooks(corrupted_tokens, fwd_hooks=interventions)
-prediction = outputs[0, -1]
+prediction = {prediction}
 """
 
 
@@ -147,7 +147,8 @@ class PatchingSession:
     def labels(self) -> list[str]:
         """A label for each position: those of the prompt format, or the ids, "clean/corrupted" where they differ."""
         if isinstance(self.clean, Prompts):
-            return self.model.cfg.format.labels(self.clean.n_context)
+            form = self.model.cfg.format  # None where the user's own encode lays prompts out
+            return form.labels(self.clean.n_context) if form else [str(pos) for pos in range(self.n_pos)]
         pairs = zip(self._clean_part[0].tolist(), self._corrupted_part[0].tolist(), strict=True)
         return [str(a) if a == b else f"{a}/{b}" for a, b in pairs]
 
@@ -238,6 +239,7 @@ class PatchingSession:
             clean=self._tokens_code("clean", self.clean_prompt),
             corrupted=self._tokens_code("corrupted", self.corrupted_prompt),
             interventions=f"\n{lines}" if lines else "",
+            prediction="model.decode(outputs)[0, -1]" if isinstance(self.clean, Prompts) else "outputs[0, -1]",
         )
 
     # ---- details ----
@@ -255,9 +257,9 @@ class PatchingSession:
     def _clean_run(self) -> tuple[Tensor, dict[str, Tensor]]:
         """The clean prediction `[1 out]`, and the activations of all components by the names of their hooks."""
         check_eval_mode(self.model)
-        outputs, cache = self.model.run_with_cache(self._adapter.encode(self._clean_part))
+        prediction, cache = self._adapter.run_with_cache(self._adapter.encode(self._clean_part))
         names = [Site(component, layer).hook_name for component in AXES for layer in range(self.n_layers)]
-        return outputs[:, -1], {name: cache[name] for name in names if name in cache}
+        return prediction, {name: cache[name] for name in names if name in cache}
 
     @cached_property
     @torch.no_grad()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mechicl.learners import Trajectory, prompt_batches
 from mechicl.memory import MEMORY
-from mechicl.models import PromptedModel
+from mechicl.models import LayeredModel
 from mechicl.prompts import PointsAt, Prompts
 from mechicl.statistics import Interval, Result, interval
 
@@ -42,7 +42,7 @@ class LayerLearner(ABC):
         memory: bound in bytes on what is held at a time.
     """
 
-    model: PromptedModel
+    model: LayeredModel
     name: str = "layer"
     memory: float = MEMORY
 
@@ -68,7 +68,7 @@ class LayerLearner(ABC):
         parts, weight_parts = [], []
         for part in prompt_batches(self, prompts, self.memory, copies=copies):
             with torch.no_grad():
-                streams = self.model.layer_streams(part, prediction_rows(self.model))
+                streams = self.model.layer_streams(part, prediction_rows(self.model, part))
                 parts.append(torch.stack([self.read(i, s[:, :, None])[:, :, 0] for i, s in enumerate(streams)]))
             if with_weights:
                 weight_parts.append(self._weights(part, parts[-1].shape[2]))
@@ -88,7 +88,7 @@ class LayerLearner(ABC):
             queries: inputs that stand at point t, after the points before it; one point only (the query's) for models
                 that give the query alone.
         """
-        streams = self.model.query_streams(prompts, queries, prediction_rows(self.model))
+        streams = self.model.query_streams(prompts, queries, prediction_rows(self.model, prompts))
         return torch.stack([self.read(i, stream) for i, stream in enumerate(streams)])
 
     def predict_last_queries(
@@ -109,16 +109,16 @@ class LayerLearner(ABC):
 
     def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
         """Every point's prediction after the last layer."""
-        if self.gives_all_points:
+        if prediction_rows(self.model, prompts) == "points":
             return self.trajectory(prompts).predictions[-1]
         return torch.stack([self.predict(prompts.prefix(t)) for t in range(prompts.n_context + 1)], dim=1)
 
     def bytes_per_prompt(self, prompts: Prompts) -> float:
         """About what `trajectory` holds for each prompt: the model's pass, and the streams of all layers."""
-        cfg = self.model.cfg
+        passing = self.model.bytes_per_prompt(prompts)
+        cfg = self.model.cfg  # of a wrapped module it says all when prompts have been read
         n_points = prompts.n_context + 1 if self.gives_all_points else 1
-        streams = (cfg.n_layers + 1) * n_points * cfg.d_model * cfg.torch_dtype.itemsize
-        return self.model.bytes_per_prompt(prompts) + streams
+        return passing + (cfg.n_layers + 1) * n_points * (cfg.d_model or 1) * cfg.torch_dtype.itemsize
 
     @property
     def gives_all_points(self) -> bool:
@@ -135,7 +135,8 @@ class LayerLearner(ABC):
         queries = prompts.xs[:, -n_points:, None].detach().to(cfg.device, cfg.torch_dtype).clone().requires_grad_()
         with torch.enable_grad(), frozen(self.model):
             rows = []
-            for layer, stream in enumerate(self.model.query_streams(prompts, queries, prediction_rows(self.model))):
+            at = prediction_rows(self.model, prompts)
+            for layer, stream in enumerate(self.model.query_streams(prompts, queries, at)):
                 predictions = self.read(layer, stream)
                 by_target = [
                     torch.autograd.grad(predictions[..., i].sum(), queries, retain_graph=True)[0][:, :, 0]
@@ -168,8 +169,9 @@ def frozen(model: torch.nn.Module) -> Iterator[None]:
             weight.requires_grad_(True)
 
 
-def prediction_rows(model: PromptedModel) -> PointsAt:
+def prediction_rows(model: LayeredModel, prompts: Prompts) -> PointsAt:
     """The rows whose streams see the points before them and no others."""
+    model.encode(prompts[:1])  # a wrapped module shows it on prompts
     return "points" if model.cfg.one_pass else "query"
 
 
@@ -182,7 +184,7 @@ class Lens(LayerLearner):
         torch.Size([9, 64, 21, 1])
     """
 
-    model: PromptedModel
+    model: LayeredModel
     name: str = "layer (lens)"
     memory: float = MEMORY
 

@@ -17,7 +17,7 @@ from mechicl.analysis.layers.layer_learners import Lens
 from mechicl.analysis.layers.linear_maps import PENALTIES, RidgeSums
 from mechicl.learners import prompt_batches
 from mechicl.memory import MEMORY
-from mechicl.models import PromptedModel
+from mechicl.models import LayeredModel
 from mechicl.progress import progress_bar
 from mechicl.prompts import Prompts
 from mechicl.statistics import Interval, Result, ratio_interval
@@ -161,7 +161,7 @@ class ProbeResult(Result):
 
 
 def probe(
-    model: PromptedModel,
+    model: LayeredModel,
     quantities: dict[str, Quantity],
     fitting: Prompts,
     held_out: Prompts,
@@ -202,7 +202,8 @@ def probe(
     """
     if not quantities:
         raise ValueError("probe() needs at least one quantity")
-    if not model.cfg.one_pass:
+    model.encode(fitting[:1])  # a wrapped module shows on prompts what its positions see
+    if not model.cfg.one_pass or model.cfg.prompt_format != "interleaved":
         raise ValueError("probe() needs an interleaved model with causal keys: elsewhere positions see all points")
     if fitting.n_context != held_out.n_context or len(fitting) == 0 or len(held_out) < 2:
         raise ValueError(f"fitting and held-out prompts need as many points each: {fitting} and {held_out}")
@@ -244,7 +245,7 @@ def _at_positions(name: str, quantity: Quantity, prompts: Prompts) -> Float[Tens
 
 
 def _batches(
-    model: PromptedModel, quantities: dict[str, Quantity], prompts: Prompts, memory: float, progress: bool
+    model: LayeredModel, quantities: dict[str, Quantity], prompts: Prompts, memory: float, progress: bool
 ) -> Iterator[tuple[Float[Tensor, "layer prompt pos d_model"], Float[Tensor, "prompt pos quantity"], list[int]]]:
     """Streams at all positions; all quantities side by side, then those of each prompt's partner; their sizes.
 

@@ -18,7 +18,7 @@ from mechicl.analysis.layers.layer_learners import (
 from mechicl.analysis.layers.linear_maps import PENALTIES, RidgeSums
 from mechicl.learners import prompt_batches
 from mechicl.memory import MEMORY
-from mechicl.models import PromptedModel
+from mechicl.models import LayeredModel
 from mechicl.progress import progress_bar
 from mechicl.prompts import Prompts
 
@@ -41,7 +41,7 @@ class Readouts(LayerLearner):
         memory: bound in bytes on what is held at a time.
     """
 
-    model: PromptedModel
+    model: LayeredModel
     weights: Float[Tensor, "layer point d_model y"]
     bias: Float[Tensor, "layer point y"]
     penalties: Float[Tensor, "layer point y"]
@@ -71,7 +71,7 @@ class Readouts(LayerLearner):
 
 
 def fit_readouts(
-    model: PromptedModel,
+    model: LayeredModel,
     prompts: Prompts | Iterable[Prompts],
     *,
     shared: bool = False,
@@ -124,7 +124,7 @@ def fit_readouts(
 
 
 def train_readouts(
-    model: PromptedModel,
+    model: LayeredModel,
     prompts: Prompts,
     *,
     shared: bool = False,
@@ -185,7 +185,7 @@ StreamsAndTargets = tuple[Float[Tensor, "layer prompt point d_model"], Float[Ten
 
 
 def _streams(
-    model: PromptedModel, prompts: Prompts | Iterable[Prompts], normalized: tuple[bool, ...], memory: float
+    model: LayeredModel, prompts: Prompts | Iterable[Prompts], normalized: tuple[bool, ...], memory: float
 ) -> Iterator[StreamsAndTargets]:
     """Streams of all layers and the targets that they should predict, batch by batch."""
     n_context, batches = None, [prompts] if isinstance(prompts, Prompts) else prompts
@@ -202,13 +202,13 @@ def _streams(
 
 
 @torch.no_grad()
-def _read_streams(model: PromptedModel, prompts: Prompts, normalized: tuple[bool, ...]) -> StreamsAndTargets:
-    layers = zip(model.layer_streams(prompts, prediction_rows(model)), normalized, strict=True)
+def _read_streams(model: LayeredModel, prompts: Prompts, normalized: tuple[bool, ...]) -> StreamsAndTargets:
+    layers = zip(model.layer_streams(prompts, prediction_rows(model, prompts)), normalized, strict=True)
     streams = torch.stack([_normalized(model, s) if norm else s for s, norm in layers])
     return streams, prompts.ys[:, -streams.shape[2] :].to(streams)
 
 
-def _normalized_layers(model: PromptedModel, normalize: bool | None) -> tuple[bool, ...]:
+def _normalized_layers(model: LayeredModel, normalize: bool | None) -> tuple[bool, ...]:
     """Which of the streams, from the first to the last, are read through a norm."""
     n_layers = model.cfg.n_layers
     if normalize and not hasattr(model.cfg, "eps"):
@@ -218,5 +218,5 @@ def _normalized_layers(model: PromptedModel, normalize: bool | None) -> tuple[bo
     return (normalize,) * (n_layers + 1)
 
 
-def _normalized(model: PromptedModel, stream: Tensor) -> Tensor:
+def _normalized(model: LayeredModel, stream: Tensor) -> Tensor:
     return torch.nn.functional.layer_norm(stream, stream.shape[-1:], eps=model.cfg.eps)

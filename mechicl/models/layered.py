@@ -1,0 +1,106 @@
+"""What is asked of any network on prompts whose layers can be looked into: the base of ours and of wrapped modules."""
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformer_lens import ActivationCache, HookedRootModule
+
+from mechicl.prompts import At, Prompts
+
+
+class LayeredModel(HookedRootModule):
+    """A learner with hooks whose stream can be read at every layer.
+
+    `PromptedModel` (ours, which can also be resumed at any layer) and `WrappedModel` (anybody's module) are of this
+    kind. Analyses ask for no more than this unless they say so.
+
+    Attributes:
+        cfg: with at least `n_layers`, `n_heads`, `d_model`, `one_pass` (whether one pass predicts every point from the
+            points before it), `prompt_format`, `format`, `device` and `torch_dtype`.
+    """
+
+    cfg: Any
+
+    @abstractmethod
+    def encode(self, prompts: Prompts) -> Tensor:
+        """Prompts as what the network reads, on its device and in its dtype."""
+
+    @abstractmethod
+    def decode(self, outputs: Any) -> Float[Tensor, "prompt point y"]:
+        """The predictions in the outputs."""
+
+    @abstractmethod
+    def predict(self, prompts: Prompts) -> Float[Tensor, "prompt y"]:
+        """The query's prediction."""
+
+    @abstractmethod
+    def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
+        """The prediction of each point t from the points before it; the last one is the query's."""
+
+    @abstractmethod
+    def bytes_per_prompt(self, prompts: Prompts) -> float:
+        """An upper estimate of what a pass without gradients holds at once for each prompt, with hooks or without."""
+
+    @abstractmethod
+    def layer_streams(self, prompts: Prompts, at: At = "points") -> Iterator[Float[Tensor, "prompt row d_model"]]:
+        """The residual stream before the first layer and then after each: n_layers + 1 tensors, from one pass."""
+
+    @abstractmethod
+    def query_streams(
+        self, prompts: Prompts, queries: Float[Tensor, "prompt point query x"], at: At = "points"
+    ) -> Iterator[Float[Tensor, "prompt point query d_model"]]:
+        """The stream of other queries, each as if it stood at point t in place of that point."""
+
+    @abstractmethod
+    def read_out(self, residual: Float[Tensor, "batch row d_model"]) -> Float[Tensor, "batch row d_out"]:
+        """The final residual stream as outputs."""
+
+    def to_tokens(self, prompts: Prompts | Tensor) -> Tensor:
+        """Prompts as tokens; tokens as they are."""
+        return self.encode(prompts) if isinstance(prompts, Prompts) else prompts
+
+    def run_with_cache(self, *args: Any, return_cache_object: bool = True, **kwargs: Any) -> Any:
+        """Outputs and an `ActivationCache` of every hook (a plain dict with `return_cache_object=False`).
+
+        Arguments as in TransformerLens: `names_filter`, `device`, `remove_batch_dim`, `pos_slice`. For gradients,
+        which `incl_bwd` takes of a single output only, attach `bwd_hooks` with `hooks`.
+        """
+        try:
+            outputs, cache = super().run_with_cache(*map(self.to_tokens, args[:1]), *args[1:], **kwargs)
+        finally:
+            self.is_caching = False
+        if return_cache_object:
+            cache = ActivationCache(cache, self, has_batch_dim=not kwargs.get("remove_batch_dim", False))
+        return outputs, cache
+
+    # ---- queries ----
+
+    def _checked_queries(self, prompts: Prompts, queries: Tensor, at: At) -> tuple[Prompts, Tensor, range]:
+        """Prompts and queries as the network takes them, and the numbers of context points that the queries follow."""
+        n, cfg = prompts.n_context, self.cfg
+        prompts = prompts.to(cfg.device, cfg.torch_dtype)
+        self.encode(prompts[:0])  # refuses prompts of another kind
+        if at not in ("points", "query"):
+            raise ValueError(f"at={at!r} is not one of ('points', 'query'): queries stand at points")
+        points = range(n + 1) if at == "points" else range(n, n + 1)
+        if queries.ndim != 4 or (*queries.shape[:2], queries.shape[3]) != (len(prompts), len(points), prompts.x_dim):
+            raise ValueError(
+                f"queries must be [prompt point query x] = [{len(prompts)}, {len(points)}, any, {prompts.x_dim}], "
+                f"got {tuple(queries.shape)}"
+            )
+        return prompts, queries.to(cfg.device, cfg.torch_dtype), points
+
+    def _query_streams_one_by_one(self, prompts: Prompts, queries: Tensor, points: range) -> Iterator[Tensor]:
+        """`query_streams` at the prefixes `points`, with every query in a prompt of its own."""
+        n_queries, passes = queries.shape[2], []
+        for t, queries_at_t in zip(points, queries.unbind(1), strict=True):
+            xs, ys = (part.repeat_interleave(n_queries, dim=0) for part in (prompts.xs, prompts.ys))
+            alone = Prompts(xs, ys).prefix(t).with_query(queries_at_t.flatten(0, 1))
+            passes.append(self.layer_streams(alone, at="query"))
+        for streams in zip(*passes, strict=True):
+            joined = torch.cat(streams, dim=1)  # [(prompt query) point d_model]
+            yield joined.unflatten(0, (len(prompts), n_queries)).transpose(1, 2)

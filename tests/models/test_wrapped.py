@@ -1,0 +1,502 @@
+"""`wrap`: anybody's module as a learner with hooks, against torch's own hooks written by hand."""
+
+import copy
+from collections import namedtuple
+
+import pytest
+import torch
+import torch.nn as nn
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.testing import assert_close
+from transformer_lens.model_protocol import TransformerLensModel
+
+import mechicl
+from mechicl.analysis import ablate, align, attribute, fit_readouts, identify, match, patch
+from mechicl.analysis.interventions import PatchingSession, corrupt, patch_paths
+from mechicl.analysis.layers import Lens, ols_weights, probe
+from mechicl.learners import IterativeLearner, Learner
+from mechicl.models import WrappedModel
+from mechicl.models.adapter import ModelAdapter
+from mechicl.models.sites import Site
+from mechicl.prompts import Interleaved, Paired, Prompts
+from mechicl.tasks import LinearRegression
+from tests.models.modules import Looped, NanoGPT, StackedLSTM, mlp, seeded
+
+TASK = LinearRegression(x_dim=3, n_context=4)
+PARTS = {
+    "layers": "blocks.{}", "attn": "blocks.{}.attn", "mlp": "blocks.{}.mlp", "z": "blocks.{}.attn.proj", "n_heads": 4,
+    "pattern": "blocks.{}.attn.dropout", "unembed": ["ln_f", "head"],
+}  # fmt: skip
+PLACES = {  # component: its sub-module, and whether it is what goes in or what comes out
+    "resid_pre": ("blocks.{}", "in"), "resid_post": ("blocks.{}", "out"), "attn_out": ("blocks.{}.attn", "out"),
+    "mlp_out": ("blocks.{}.mlp", "out"), "z": ("blocks.{}.attn.proj", "in"),
+    "pattern": ("blocks.{}.attn.dropout", "out"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def net() -> NanoGPT:
+    return seeded(NanoGPT)
+
+
+@pytest.fixture(scope="module")
+def model(net: NanoGPT) -> WrappedModel:
+    return mechicl.wrap(net, encode="interleaved", **PARTS)
+
+
+@pytest.fixture(scope="module")
+def lstm() -> StackedLSTM:
+    return seeded(StackedLSTM)
+
+
+@pytest.fixture(scope="module")
+def wrapped_lstm(lstm: StackedLSTM) -> WrappedModel:
+    return mechicl.wrap(
+        lstm, encode="paired", decode=lambda outputs: outputs["answer"], layers=["first", "second"], unembed="read"
+    )
+
+
+def pair(n: int = 5) -> tuple[Prompts, Prompts]:
+    prompts = TASK.sample(n, seed=1)
+    return prompts, corrupt(prompts, "labels")
+
+
+def interleaved(prompts: Prompts) -> torch.Tensor:
+    return Interleaved(3, 1).encode(prompts)
+
+
+# ---- torch's hooks, by hand ----
+
+
+def replaced(module: nn.Module, tokens: torch.Tensor, name: str, side: str, replace) -> torch.Tensor:
+    """The module's output where what goes into a sub-module, or comes out of it, is replaced."""
+    part = module.get_submodule(name)
+    if side == "in":
+        handle = part.register_forward_pre_hook(lambda part, args: (replace(args[0]), *args[1:]))
+    else:
+        handle = part.register_forward_hook(
+            lambda part, args, out: (replace(out[0]), *out[1:]) if isinstance(out, tuple) else replace(out)
+        )
+    with torch.no_grad():
+        output = module(tokens)
+    handle.remove()
+    return output
+
+
+def seen(module: nn.Module, tokens: torch.Tensor, name: str, side: str) -> torch.Tensor:
+    kept = []
+
+    def keep(activation):
+        kept.append(activation.clone())
+        return activation
+
+    replaced(module, tokens, name, side, keep)
+    return kept[0]
+
+
+@pytest.mark.parametrize("component", PLACES)
+def test_patching_equals_torchs_own_hooks(net, model, component):
+    clean, corrupted = pair()
+    axes = {"z": ("layer", "pos", "head"), "pattern": ("layer", "head", "query")}.get(component, ("layer", "pos"))
+    swept = patch(model, clean, corrupted, component, axes, progress=False)
+    cells = torch.cartesian_prod(*(torch.arange(size) for size in swept.predictions.shape[: len(axes)]))
+    assert len(cells) >= 2 * 9
+    pattern, side = PLACES[component]
+    for cell in cells[::3].tolist():
+        name = pattern.format(cell[0])
+        source = seen(net, interleaved(clean), name, side)
+
+        def replace(activation, cell=cell, source=source):
+            activation, source = activation.clone(), source.clone()
+            if component == "z":
+                head = slice(4 * cell[2], 4 * cell[2] + 4)
+                activation[:, cell[1], head] = source[:, cell[1], head]
+            else:
+                activation[:, *cell[1:]] = source[:, *cell[1:]]
+            return activation
+
+        expected = replaced(net, interleaved(corrupted), name, side, replace)[:, -1]
+        assert_close(swept.predictions[*cell], expected, rtol=0, atol=1e-6)
+    assert (swept.predictions - swept.unpatched).abs().amax((-1, -2)).count_nonzero() > len(cells) // 3
+
+
+@pytest.mark.parametrize("component", ["z", "mlp_out"])
+def test_ablation_equals_torchs_own_hooks(net, model, component):
+    prompts = TASK.sample(6, seed=2)
+    swept = ablate(model, prompts, component, ("layer",), progress=False)
+    pattern, side = PLACES[component]
+    for layer in range(2):
+        mean = seen(net, interleaved(prompts), pattern.format(layer), side).mean(0, keepdim=True)
+        expected = replaced(net, interleaved(prompts), pattern.format(layer), side, mean.expand_as)
+        assert_close(swept.predictions[layer], expected[:, -1], rtol=0, atol=1e-6)
+
+
+def test_attribution_is_exact_where_the_metric_is_linear_in_the_activation():
+    linear = seeded(nn.Sequential, nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 1))
+    model = mechicl.wrap(linear, encode="paired", layers=["1"])
+    clean, corrupted = (TASK.sample(5, seed=seed) for seed in (1, 2))
+    metrics = {"sum": lambda predictions: predictions.sum(-1)}
+    real = patch(model, clean, corrupted, "resid_pre", metrics=metrics, progress=False)
+    estimate = attribute(model, clean, corrupted, "resid_pre", metrics=metrics)
+    assert_close(estimate.values["sum"], real.values["sum"].to(estimate.values["sum"]), rtol=0, atol=1e-6)
+    assert estimate.effect("sum")[0, -1].abs().min() > 0
+
+
+def test_an_lstm_of_torch(lstm, wrapped_lstm):
+    clean, corrupted = pair()
+    encode = Paired(3, 1).encode
+    assert_close(wrapped_lstm.predict(clean), lstm(encode(clean))["answer"], rtol=0, atol=0)
+    assert wrapped_lstm.cfg.n_layers == 2
+    assert wrapped_lstm.cfg.d_model == 12
+    swept = patch(wrapped_lstm, clean, corrupted, "resid_post", progress=False)
+    for layer, name in enumerate(["first", "second"]):
+        source = seen(lstm, encode(clean), name, "out")
+        for pos in range(5):
+
+            def replace(activation, pos=pos, source=source):
+                return torch.where((torch.arange(5) == pos)[:, None], source, activation)
+
+            expected = replaced(lstm, encode(corrupted), name, "out", replace)["answer"]
+            assert_close(swept.predictions[layer, pos], expected, rtol=0, atol=1e-6)
+    # the second is given its input by keyword
+    pre = patch(wrapped_lstm, clean, corrupted, "resid_pre", only={"layer": 1}, progress=False)
+    post = patch(wrapped_lstm, clean, corrupted, "resid_post", only={"layer": 0}, progress=False)
+    assert_close(pre.predictions, post.predictions)
+
+
+def test_readouts_are_least_squares_on_the_stream(net, model):
+    fitting, prompts = TASK.sample(400, seed=3), TASK.sample(7, seed=4)
+    readouts = fit_readouts(model, fitting, penalties=[1e-9], progress=False)
+    trajectory = readouts.trajectory(prompts)
+    assert trajectory.predictions.shape == (3, 7, 5, 1)
+    for layer, name in enumerate(["blocks.0", "blocks.1"], start=1):  # before them the stream has as few ranks as x
+        stream, held_out = (seen(net, interleaved(part), name, "out").double() for part in (fitting, prompts))
+        for point in (3, 4):
+            design, row = (torch.cat([part[:, 2 * point], torch.ones(len(part), 1)], 1) for part in (stream, held_out))
+            weights = torch.linalg.lstsq(design, fitting.ys[:, point].double(), driver="gelsd").solution
+            assert_close(trajectory.predictions[layer, :, point].double(), row @ weights, rtol=1e-3, atol=1e-3)
+
+
+def test_the_lens_ends_at_the_prediction(model, wrapped_lstm):
+    prompts = TASK.sample(6, seed=5)
+    assert_close(Lens(model).trajectory(prompts).predictions[-1], model.predict_prefixes(prompts).detach())
+    assert_close(Lens(wrapped_lstm).trajectory(prompts).predictions[-1, :, -1], wrapped_lstm.predict(prompts).detach())
+
+
+def test_weights_of_a_layer_are_derivatives(model):
+    prompts = TASK.sample(3, seed=6)
+    weights = Lens(model).trajectory(prompts, with_weights=True).weights
+    query = prompts.query.xs.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(model.predict(prompts.with_query(query)).sum(), query)
+    assert_close(weights[-1, :, -1, :, 0], slope)
+
+
+def test_what_else_opens_a_model(model):
+    clean, corrupted = pair(8)
+    session = PatchingSession(model, clean, corrupted)
+    session.toggle(Site("z", 1, pos=7, head=2))
+    space = {"model": model, "clean": clean, "corrupted": corrupted}
+    exec(session.code(), space)
+    assert_close(space["prediction"], session.result().prediction)
+    swept = patch(model, clean[:1], corrupted[:1], "z", ("layer", "pos", "head"), progress=False)
+    assert_close(session.result().prediction, swept.predictions[1, 7, 2, 0])
+    assert session.labels[-1] == "query"
+    assert session.components == {
+        "resid_pre": None,
+        "resid_post": None,
+        "attn_out": None,
+        "mlp_out": None,
+        "z": 4,
+        "pattern": 4,
+    }
+    everything = patch(model, clean, corrupted, "z", at="points", progress=False)
+    assert everything.predictions.shape == (2, 4, 8, 5, 1)
+    assert_close(everything.predictions[..., -1, :], patch(model, clean, corrupted, "z", progress=False).predictions)
+    probed = probe(model, {"OLS weights": ols_weights}, TASK.sample(64, seed=7), clean, progress=False)
+    assert len(probed.best("OLS weights")) == 3
+    best = identify(model, TASK, n_prompts=64, progress=False).best
+    assert best.squared_distances.isfinite().all()
+    assert align(model, mechicl.wrap(seeded(mlp, 20), encode="paired"), clean).prediction_distance.shape == (8,)
+    assert match(Lens(model), model, clean).similarities.shape == (3, 1, 8)
+
+
+def test_it_is_a_model_of_transformerlens(net, model):
+    prompts = TASK.sample(2, seed=0)
+    assert isinstance(model, TransformerLensModel)
+    assert isinstance(model, Learner)
+    assert not isinstance(model, IterativeLearner)
+    outputs, cache = model.run_with_cache(prompts)
+    assert_close(outputs, net(interleaved(prompts)), rtol=0, atol=0)
+    assert set(cache) == {
+        f"blocks.{layer}.{name}"
+        for layer in range(2)
+        for name in ("hook_resid_pre", "hook_resid_post", "hook_attn_out", "hook_mlp_out", "attn.hook_z",
+                     "attn.hook_pattern")
+    }  # fmt: skip
+    assert cache["z", 1].shape == (2, 9, 4, 4)
+    assert cache["pattern", 0].shape == (2, 4, 9, 9)
+    assert_close(cache["resid_pre", 1], cache["resid_post", 0])
+    gradients = {}
+    keep = [("blocks.0.attn.hook_z", lambda gradient, hook: gradients.update(z=gradient))]
+    with model.hooks(bwd_hooks=keep):
+        model(prompts, at="query").sum().backward()
+    assert gradients["z"].shape == (2, 9, 4, 4)
+    assert gradients["z"].abs().max() > 0
+    net.zero_grad()
+
+
+def test_the_module_stays_as_it_is(net):
+    before, names = copy.deepcopy(net.state_dict()), dict(net.named_modules())
+    tokens = interleaved(TASK.sample(3, seed=0))
+    plain = net(tokens)
+    model = mechicl.wrap(net, encode="interleaved", **PARTS)
+    assert torch.equal(model(tokens), plain)
+    clean, corrupted = pair()
+    patch(model, clean, corrupted, "z", progress=False)
+    with pytest.raises(ZeroDivisionError):
+        model.run_with_hooks(tokens, fwd_hooks=[("blocks.0.hook_resid_pre", lambda activation, hook: 1 / 0)])
+    assert torch.equal(net(tokens), plain)
+    assert torch.equal(model(tokens), plain)
+    assert dict(net.named_modules()) == names
+    assert net.name == "mine"
+    assert not hasattr(net.blocks[0], "name")
+    assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
+    assert list(net.state_dict()) == list(before)
+    assert {name.removeprefix("module.") for name in model.state_dict()} == set(before)
+    for part in net.modules():
+        assert not part._forward_hooks
+        assert not part._forward_pre_hooks
+        assert not part._backward_hooks
+
+
+def test_a_hook_may_write_into_what_it_is_given():
+    class Skip(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.part = nn.Identity()
+
+        def forward(self, x):
+            return self.part(x) + x
+
+    model = mechicl.wrap(Skip().eval(), encode="paired", layers=["part"])
+    tokens = torch.ones(2, 3, 4)
+    doubled = model.run_with_hooks(tokens, fwd_hooks=[("blocks.0.hook_resid_pre", lambda x, hook: x.mul_(5))])
+    assert torch.equal(doubled, torch.full((2, 3, 4), 6.0))
+    assert torch.equal(tokens, torch.ones(2, 3, 4))
+
+
+def test_modes_device_and_dtype_follow_the_module(net):
+    net = copy.deepcopy(net)
+    model = mechicl.wrap(net, encode="interleaved", **PARTS)
+    net.train()
+    assert model.training
+    state = torch.get_rng_state()
+    model.encode(TASK.sample(2, seed=0))  # looks at the module, which has dropout, without drawing from it
+    assert torch.equal(torch.get_rng_state(), state)
+    assert net.blocks[0].attn.dropout.training
+    with pytest.raises(ValueError, match=r"in training mode .*model.eval\(\)"):
+        patch(model, *pair(), "z")
+    model.eval()
+    assert not net.training
+    assert not net.blocks[0].attn.dropout.training
+    assert not model.training
+    net.double()
+    assert model.cfg.torch_dtype == torch.float64
+    assert model.predict(TASK.sample(2, seed=0)).dtype == torch.float64
+    patch(model, *pair(), "z", progress=False)
+    assert model.to("meta").cfg.device == "meta"
+    assert next(net.parameters()).is_meta
+
+
+def test_a_part_that_runs_several_times_is_as_many_layers():
+    looped = seeded(Looped)
+    model = mechicl.wrap(looped, encode="paired", layers=["block"] * 3, mlp=["block.mlp"] * 3)
+    prompts = TASK.sample(3, seed=0)
+    _, cache = model.run_with_cache(prompts)
+    stream = looped.read_in(Paired(3, 1).encode(prompts))
+    for layer in range(3):
+        assert_close(cache["resid_pre", layer], stream)
+        stream = looped.block(stream)
+        assert_close(cache["resid_post", layer], stream)
+    zeroed = model.run_with_hooks(prompts, fwd_hooks=[("blocks.1.hook_mlp_out", lambda x, hook: x * 0)])
+    stream = looped.block(looped.read_in(Paired(3, 1).encode(prompts)))
+    stream = stream + looped.block.attn(looped.block.ln1(stream))
+    assert_close(zeroed, looped.head(looped.block(stream)))
+    once = mechicl.wrap(looped, encode="paired", layers=["block"])
+    with pytest.raises(ValueError, match=r"'block' runs 3 times in a pass, and is named 1 times"):
+        once.predict(prompts)
+
+
+def test_tuples_keep_their_kind():
+    Output = namedtuple("Output", ["hidden", "gate"])
+
+    class Returns(nn.Module):
+        def forward(self, x):
+            return Output(2 * x, x)
+
+    class Sums(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.part = Returns()
+
+        def forward(self, x):
+            out = self.part(x)
+            return out.hidden + out.gate
+
+    model = mechicl.wrap(Sums().eval(), encode="paired", layers=["part"])
+    tokens = torch.ones(1, 2, 3)
+    zeroed = model.run_with_hooks(tokens, fwd_hooks=[("blocks.0.hook_resid_post", lambda x, hook: x * 0)])
+    assert torch.equal(zeroed, tokens)
+
+
+# ---- which predictions there are ----
+
+
+def test_all_points_in_one_pass_only_where_none_sees_what_follows(model):
+    prompts = TASK.sample(4, seed=8)
+    one_by_one = torch.stack([model.predict(prompts.prefix(t)) for t in range(5)], dim=1)
+    assert model.cfg.one_pass
+    assert_close(model.predict_prefixes(prompts), one_by_one, rtol=1e-5, atol=1e-6)
+    both_ways = mechicl.wrap(seeded(NanoGPT, causal=False), encode="interleaved", layers="blocks.{}")
+    one_by_one = torch.stack([both_ways.predict(prompts.prefix(t)) for t in range(5)], dim=1)
+    assert_close(both_ways.predict_prefixes(prompts), one_by_one, rtol=1e-5, atol=1e-6)
+    assert not both_ways.cfg.one_pass
+    with pytest.raises(ValueError, match="take at='query'"):
+        patch(both_ways, prompts, corrupt(prompts, "labels"), "resid_pre", at="points", progress=False)
+    assert fit_readouts(both_ways, TASK.sample(32, seed=0), progress=False).trajectory(prompts).predictions.shape == (
+        3, 4, 1, 1,
+    )  # fmt: skip
+
+
+def test_what_one_pass_gives_is_looked_at_again_when_weights_change():
+    net = seeded(NanoGPT, causal=False)
+    with torch.no_grad():
+        net.head.weight.zero_()
+    model = mechicl.wrap(net, encode="interleaved")
+    prompts = TASK.sample(4, seed=8)
+    model.predict_prefixes(prompts)
+    assert not model.cfg.one_pass  # it predicts one number: nothing shows what it sees
+    with torch.no_grad():
+        net.head.weight.normal_(generator=torch.Generator().manual_seed(0))
+    assert_close(model.predict_prefixes(prompts)[:, 2], model.predict(prompts.prefix(2)))
+    for block in net.blocks:
+        block.attn.causal = True
+    net.load_state_dict(net.state_dict())
+    model.encode(prompts)
+    assert model.cfg.one_pass
+
+
+def test_points_of_ones_own_layout():
+    def shifted(prompts: Prompts) -> torch.Tensor:
+        before = torch.cat([torch.zeros_like(prompts.ys[:, :1]), prompts.ys[:, :-1]], 1)
+        return torch.cat([prompts.xs, before], -1)
+
+    net = seeded(NanoGPT, d_in=4)
+    model = mechicl.wrap(net, encode=shifted, points=slice(None), layers="blocks.{}")
+    prompts = TASK.sample(4, seed=8)
+    assert_close(model.predict_prefixes(prompts), net(shifted(prompts)))
+    assert model.cfg.one_pass
+    assert model.cfg.prompt_format == "own"
+    assert next(iter(model.layer_streams(prompts))).shape == (4, 5, 16)
+    assert PatchingSession(model, *pair()).labels == ["0", "1", "2", "3", "4"]
+
+
+def test_a_module_that_reads_the_flattened_prompt_is_a_learner_only():
+    net = seeded(mlp, 20)
+    model = mechicl.wrap(net, encode="paired")
+    prompts = TASK.sample(4, seed=8)
+    assert_close(model.predict(prompts), net(Paired(3, 1).encode(prompts)))
+    assert identify(model, TASK, n_prompts=64, progress=False).best.name
+    with pytest.raises(ValueError, match="reads no prompts of 0 context points"):
+        model.predict_prefixes(prompts)
+    for analyse in (lambda: patch(model, *pair(), "z"), lambda: ModelAdapter(model)):
+        with pytest.raises(TypeError, match="Sequential has no hooks: wrap it with layers="):
+            analyse()
+    with pytest.raises(ValueError, match="Sequential has no hooks: wrap it with layers="):
+        fit_readouts(model, prompts, progress=False)
+
+
+@settings(max_examples=15)
+@given(
+    x_dim=st.integers(1, 4), y_dim=st.integers(1, 3), n_context=st.integers(0, 5), n=st.integers(0, 4),
+    layout=st.sampled_from(["interleaved", "paired"]),
+)  # fmt: skip
+def test_any_shape_of_prompts(x_dim, y_dim, n_context, n, layout):
+    layout_of = {"interleaved": Interleaved, "paired": Paired}[layout](x_dim, y_dim)
+    net = seeded(nn.Sequential, nn.Linear(layout_of.d_token, 5), nn.Tanh(), nn.Linear(5, y_dim))
+    prompts = LinearRegression(x_dim=x_dim, y_dim=y_dim, n_context=n_context).sample(n, seed=0)
+    model = mechicl.wrap(net, encode=layout, layers=["1"])
+    assert_close(model.predict(prompts), net(layout_of.encode(prompts))[:, -1])
+    assert model.predict_prefixes(prompts).shape == prompts.ys.shape
+    if n:
+        assert [stream.shape for stream in model.layer_streams(prompts, "query")] == [(n, 1, 5)] * 2
+        assert 0 < model.bytes_per_prompt(prompts) < 1e5
+
+
+# ---- what is refused ----
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"layers": "block.{}"}, r"layers='block.{}' names no sub-module: there is no 'block.0'; it has \['blocks.{}'"),
+        ({"layers": ["blocks.0", "blocks.7"]}, "no sub-module 'blocks.7'"),
+        ({"layers": []}, "no name at all"),
+        ({"layers": "blocks.{}", "attn": ["blocks.0.attn"]}, "names 1 sub-modules, and there are 2 layers"),
+        ({"attn": "blocks.{}.attn"}, "attn= names parts of layers: name the layers too"),
+        ({"layers": "blocks.{}", "z": "blocks.{}.attn.proj"}, "z= needs n_heads="),
+        ({"encode": "pairs"}, r"'pairs' is not one of \['paired', 'interleaved'\], nor a function"),
+    ],
+)
+def test_wrong_names(net, kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        mechicl.wrap(net, **{"encode": "interleaved", **kwargs})
+
+
+def test_no_module(model):
+    with pytest.raises(TypeError, match="a function of prompts take AlgorithmLearner"):
+        mechicl.wrap(lambda tokens: tokens, encode="paired")
+    with pytest.raises(TypeError, match="has TransformerLens' hooks already"):
+        mechicl.wrap(model, encode="paired")
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"encode": lambda prompts: prompts.xs[0]}, "encode returned the shape"),
+        ({"encode": lambda prompts: torch.cat([prompts.xs, prompts.ys], -1)[..., 1:]}, "sees the query's target"),
+        ({"encode": lambda prompts: (prompts.xs, prompts.ys)}, "encode returned tuple, not one tensor"),
+        ({"decode": lambda outputs: None}, "decode returned NoneType"),
+        ({"decode": lambda outputs: outputs[:, -1, 0]}, r"decode returned the shape \(\d+,\)"),
+        ({"decode": lambda outputs: outputs[:, :2]}, r"decode= must return \[prompt y\] or \[prompt point y\]"),
+        ({"layers": "blocks.{}", "unembed": "head"}, "does not make the predictions of NanoGPT"),
+        ({"layers": "blocks.{}", "z": "blocks.{}.attn.proj", "n_heads": 5}, "n_heads=5"),
+        ({"layers": "blocks.{}", "pattern": "blocks.{}.mlp"}, r"must be \[prompt head query key\]"),
+    ],
+)
+def test_what_shows_when_prompts_are_read(net, kwargs, message):
+    model = mechicl.wrap(net, **{"encode": "interleaved", **kwargs})
+    prompts = TASK.sample(3, seed=0)
+
+    def use():
+        model.predict(prompts)
+        model.run_with_cache(prompts)
+
+    with pytest.raises((ValueError, TypeError), match=message):
+        use()
+
+
+def test_messages_say_what_to_declare(net):
+    model = mechicl.wrap(net, encode="interleaved", layers="blocks.{}")
+    with pytest.raises(ValueError, match=r"no hook 'blocks.0.attn.hook_z': declare it with wrap\(..., z="):
+        patch(model, *pair(), "z")
+    with pytest.raises(ValueError, match="a wrapped module does not have it"):
+        patch(model, *pair(), "q")
+    with pytest.raises(ValueError, match="wrap it with unembed="):
+        Lens(model).trajectory(TASK.sample(2, seed=0))
+    with pytest.raises(ValueError, match="no attention layers that can be resumed from"):
+        patch_paths(model, *pair())
+    widens = mechicl.wrap(seeded(nn.Sequential, nn.Linear(4, 6), nn.Linear(6, 1)), encode="paired", layers=["0", "1"])
+    with pytest.raises(ValueError, match=r"has the widths \[4, 6, 1\]"):
+        fit_readouts(widens, TASK.sample(8, seed=0), progress=False)
