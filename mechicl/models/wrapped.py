@@ -460,19 +460,19 @@ def wrap(
         raise ValueError(f"{given[0]}= names parts of layers: name the layers too, layers=")
     if z is not None and n_heads is None:
         raise ValueError("z= needs n_heads=, the number of heads that are side by side in what it reads")
-    names = [] if layers is None else expand(module, layers, "layers")
-    parts = [(part, Place(c, i, s)) for i, part in enumerate(names) for c, s in _STREAM]
+    stack = [] if layers is None else expand(module, layers, "layers")
+    parts = [(part, Place(c, i, s)) for i, part in enumerate(stack) for c, s in _STREAM]
     for keyword, (component, side) in _PARTS.items():
         if declared[keyword] is not None:
             heads = n_heads if keyword == "z" else None
-            expanded = expand(module, declared[keyword], keyword, n_layers=len(names))
+            expanded = expand(module, declared[keyword], keyword, n_layers=len(stack))
             parts += [(part, Place(component, i, side, heads)) for i, part in enumerate(expanded)]
     if points is None:
         points = slice(0, None, 2) if encode == "interleaved" else slice(-1, None)
     heads = n_heads or 1
     reading = [] if unembed is None else expand(module, unembed, "unembed")
     name = name or type(module).__name__
-    return WrappedModel(module, parts, encode, decode, points, len(names), heads, reading, name)
+    return WrappedModel(module, parts, encode, decode, points, len(stack), heads, reading, name)
 
 
 _STREAM = (("resid_pre", "input"), ("resid_post", "output"))
