@@ -6,11 +6,13 @@
 """
 
 from mechicl.viz.attention import attention_html, model_attention, prompt_attention
+from mechicl.viz.attention_grid import attention_figure
 from mechicl.viz.behaviour import identified_families, identified_filters, shifted_losses
 from mechicl.viz.circuits import circuit_graph
 from mechicl.viz.conditioning import condition_number_distribution, condition_numbers, eigenvalue_map
 from mechicl.viz.elements import interval_lines
 from mechicl.viz.explorer import PatchingExplorer
+from mechicl.viz.export import save
 from mechicl.viz.finetuning import (
     head_similarity_figure,
     map_similarity_figure,
@@ -37,6 +39,7 @@ __all__ = [
     "PatchingExplorer",
     "adapted_functions_figure",
     "alignments_over_training",
+    "attention_figure",
     "attention_html",
     "circuit_graph",
     "composition_figure",
@@ -63,6 +66,7 @@ __all__ = [
     "probe_heatmap",
     "prompt_attention",
     "roll_outs",
+    "save",
     "sensitivity_over_training",
     "settings_figure",
     "shifted_losses",

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,9 +11,9 @@ from torch import Tensor
 
 from mechicl.models.sites import Site, check_hook
 from mechicl.prompts import Prompts
+from mechicl.viz.attention_grid import NEGATIVE, PER_ROW, POSITIVE, attention_figure
 from mechicl.viz.html import Html, circuitsvis_source, joined
 
-POSITIVE, NEGATIVE = "#1f6fb4", "#b0413e"
 # circuitsvis' headings are made for a page of its own, and its small pictures would be covered by their names
 _STYLE = """<style>
 .attention-heads h3 { font-size: 14px !important; margin: 6px 0 !important; }
@@ -29,6 +30,7 @@ _DRAW = """(() => {
     if (window.CircuitsVis) {
       place.textContent = "";
       CircuitsVis.render(place.id, CircuitsVis.AttentionHeads, properties);
+      place.removeAttribute("data-waiting");
       return;
     }
     if (Date.now() - started > 3000)
@@ -57,12 +59,8 @@ def attention_html(
     Example:
         >>> attention_html(torch.eye(2)[None], ["a", "b"]).save("attention.html")
     """
-    heads, queries, keys = pattern.shape
-    if queries != keys or len(tokens) != keys:
-        raise ValueError(f"pattern {tuple(pattern.shape)} needs one label a position, got {len(tokens)}")
-    names = [f"head {i}" for i in range(heads)] if head_names is None else list(head_names)
-    if len(names) != heads:
-        raise ValueError(f"{heads} heads need {heads} names, got {len(names)}")
+    still = attention_figure(pattern, tokens, head_names)  # it checks what is passed
+    names = [f"head {i}" for i in range(len(pattern))] if head_names is None else list(head_names)
     low, high = (float(pattern.min()), float(pattern.max())) if pattern.numel() else (0.0, 0.0)
     bound = max(-low, high) or 1.0
     properties = {
@@ -79,9 +77,9 @@ def attention_html(
     script = _DRAW.replace("PROPERTIES", json.dumps(properties).replace("<", "\\u003c"))
     body = (
         f'{_STYLE}<figure style="position:relative;max-width:680px;margin:15px 0">'
-        f'<div class="attention-heads"></div>{_caption(low, high)}<script>{script}</script></figure>'
+        f'<div class="attention-heads" data-waiting></div>{_caption(low, high)}<script>{script}</script></figure>'
     )
-    return Html(body, circuitsvis_source())
+    return Html(body, circuitsvis_source(), still)
 
 
 def prompt_attention(
@@ -128,7 +126,12 @@ def model_attention(
     pictures = [attention_html(cache[name][0], names_of_positions) for name in names]
     if len(pictures) == 1:
         return pictures[0]
-    return joined(*(joined(f"<h4>layer {n}</h4>", picture) for n, picture in zip(numbers, pictures, strict=True)))
+    parts = [joined(f"<h4>layer {n}</h4>", picture) for n, picture in zip(numbers, pictures, strict=True)]
+    patterns = [cache[name][0] for name in names]
+    heads = [f"layer {n}, head {i}" for n, pattern in zip(numbers, patterns, strict=True) for i in range(len(pattern))]
+    columns = min(len(patterns[0]), PER_ROW)
+    still = attention_figure(torch.cat(patterns), names_of_positions, heads, columns=columns)
+    return replace(joined(*parts), still=still)
 
 
 def _caption(low: float, high: float) -> str:

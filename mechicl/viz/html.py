@@ -5,6 +5,7 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
+import plotly.graph_objects as go
 from IPython.display import HTML, display
 
 _shown: set[str] = set()  # scripts that this kernel's notebook has
@@ -15,8 +16,10 @@ class Html:
     """A picture as HTML; a notebook shows it, `save` writes it to a file, `viz.page` puts it on a page.
 
     Attributes:
-        body: the picture; where it needs a library, it waits for it.
+        body: the picture; where it needs a library, it waits for it. What a script has not drawn yet has the attribute
+            `data-waiting`.
         script: source of the library, the same for all pictures that need it; empty if there is none.
+        still: the same as a figure, where there is one: what paper and pages that run no scripts get.
 
     Example:
         >>> picture = attention_html(pattern, ["a", "b"])
@@ -25,6 +28,7 @@ class Html:
 
     body: str = field(repr=False)
     script: str = field(default="", repr=False)
+    still: go.Figure | None = field(default=None, repr=False, compare=False)
 
     def _repr_html_(self) -> str:
         return self.body if self.script in _shown else f"{library(self)}{self.body}"
