@@ -1,13 +1,18 @@
 """The wheel stands alone: it holds the checkpoints, and works without the repository."""
 
+import email
 import os
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
+
+import mechicl
 
 REPOSITORY = Path(__file__).parents[1]
 CHECKPOINTS = REPOSITORY / "checkpoints"
@@ -20,15 +25,26 @@ def run(*command: str | Path, cwd: Path, **environment: str) -> str:
     return done.stdout
 
 
+def files(folder: Path) -> list[Path]:
+    """The files of a folder that are meant to be there."""
+    return [path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+
+
 def checkpoint_names() -> list[str]:
     return sorted(path.name for path in CHECKPOINTS.iterdir() if path.is_dir())
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, REPOSITORY, cwd=folder)
-    (wheel,) = folder.glob("*.whl")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what is published: the source distribution, and the wheel that was built from it."""
+    folder = tmp_path_factory.mktemp("built")
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, REPOSITORY, cwd=folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(built: Path) -> Path:
+    (wheel,) = built.glob("*.whl")
     return wheel
 
 
@@ -36,16 +52,51 @@ def test_wheel_holds_the_library_its_checkpoints_and_the_licence(wheel: Path):
     with zipfile.ZipFile(wheel) as archive:
         held = {name: archive.getinfo(name).file_size for name in archive.namelist()}
 
-    shipped = [path for path in CHECKPOINTS.rglob("*") if path.is_file()]
-    expected = {f"mechicl/_checkpoints/{path.relative_to(CHECKPOINTS).as_posix()}": path for path in shipped}
-    assert shipped, "there are no checkpoints to ship"
-    assert {name: held.get(name) for name in expected} == {name: path.stat().st_size for name, path in expected.items()}
-    assert "mechicl/__init__.py" in held
+    shipped = {path: f"mechicl/_checkpoints/{path.relative_to(CHECKPOINTS).as_posix()}" for path in files(CHECKPOINTS)}
+    library = {path: path.relative_to(REPOSITORY).as_posix() for path in files(REPOSITORY / "mechicl")}
+    assert len(shipped) > 2
+    assert {"mechicl/py.typed", "mechicl/sources.bib", "mechicl/viz/explorer.js"} <= set(library.values())
+    for path, name in (shipped | library).items():
+        assert held.pop(name, None) == path.stat().st_size, name
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in held)
-    folders = {name.split("/")[0] for name in held}
-    assert "mechicl" in folders
-    assert all(folder == "mechicl" or folder.endswith(".dist-info") for folder in folders)
-    assert not any("tests" in Path(name).parts or "__pycache__" in name for name in held)
+    assert all(name.split("/")[0].endswith(".dist-info") for name in held), "more than was meant"
+
+
+def test_the_source_distribution_holds_what_a_reader_looks_for(built: Path):
+    (path,) = built.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        held = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"README.md", "LICENSE", "CITATION.cff", "pyproject.toml", "mechicl/py.typed"} <= held
+    assert not any(name.startswith(("tests/", "analyses/", ".venv")) for name in held)
+
+
+def test_an_index_would_take_both_and_can_draw_the_readme(built: Path):
+    said = run(sys.executable, "-m", "twine", "check", "--strict", *built.iterdir(), cwd=built, NO_COLOR="1")
+    assert said.count("PASSED") == 2
+
+
+def test_metadata_says_who_where_and_that_types_are_there(wheel: Path):
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = email.message_from_bytes(archive.read(name))
+    assert metadata["Version"] == mechicl.__version__
+    assert "Typing :: Typed" in metadata.get_all("Classifier", [])
+    urls = dict(url.split(", ") for url in metadata.get_all("Project-URL", []))
+    assert {"Source", "Issues", "Changelog"} <= set(urls)
+    extras = set(metadata.get_all("Provides-Extra", []))
+    assert extras >= {"docs", "figures", "notebooks", "test"}
+
+
+def test_the_citation_is_of_this_version_and_has_what_the_format_asks_for():
+    citation = yaml.safe_load((REPOSITORY / "CITATION.cff").read_text())
+    for entry in (citation, citation["preferred-citation"]):
+        assert entry["type"] == "software"
+        assert entry["authors"] == [{"name": "mechicl developers"}]
+        assert entry["title"].startswith("mechicl")
+        assert str(entry["version"]) == mechicl.__version__
+        assert entry["license"] == "MIT"
+    assert citation["cff-version"] == "1.2.0"
+    assert citation["message"]
 
 
 def test_installed_wheel_lists_its_checkpoints_without_the_repository(wheel: Path, tmp_path: Path):
