@@ -30,7 +30,7 @@ WORDS = {
         prompts at the same position. Hovering shows the 95% interval over prompts. First seed.""",
     "patching": """
         The model reads prompts whose labels are exchanged within the context. The stream before one layer, at one
-        position, is put back as it is with the right labels: the share of the loss that this recovers. Red cells are
+        position, is put back as it is with the right labels: the share of the loss that this recovers. Blue cells are
         where information on the labels is at that depth.""",
     "head patching": """
         The output of one head at one position put back, on these prompts. A head that acts only on top of others may

@@ -6,7 +6,7 @@
 """
 
 from mechicl.viz.attention import attention_html, model_attention, prompt_attention
-from mechicl.viz.attention_grid import attention_figure
+from mechicl.viz.attention_grid import attention_figure, mean_patterns
 from mechicl.viz.behaviour import identified_families, identified_filters, shifted_losses
 from mechicl.viz.circuits import circuit_graph
 from mechicl.viz.conditioning import condition_number_distribution, condition_numbers, eigenvalue_map
@@ -29,7 +29,6 @@ from mechicl.viz.training import (
     alignments_over_training,
     heads_during_training,
     losses_over_training,
-    mean_patterns,
     sensitivity_over_training,
 )
 from mechicl.viz.weights import connectivity_paths, roll_outs, weight_products_figure

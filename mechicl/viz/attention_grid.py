@@ -1,8 +1,9 @@
 """Attention patterns as a plotly figure: all heads beside each other, for paper and for pages that run no scripts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -83,3 +84,19 @@ def attention_figure(
     return fig.update_layout(
         width=width + LEFT + RIGHT, height=height + margin["t"] + margin["b"], margin=margin, font_size=12
     )
+
+
+def mean_patterns(patterns: Mapping[str, Float[Tensor, "query_pos key_pos"]], labels: Sequence[str]) -> go.Figure:
+    """Attention patterns side by side, in one scale: `attention_figure` of patterns by title.
+
+    Args:
+        patterns: by title.
+        labels: of the positions.
+
+    Raises:
+        ValueError: a pattern that does not fit the labels, or none.
+    """
+    shapes = [tuple(pattern.shape) for pattern in patterns.values()]
+    if not shapes or any(shape != (len(labels), len(labels)) for shape in shapes):
+        raise ValueError(f"patterns must be [query_pos key_pos] = {(len(labels), len(labels))}, got {shapes}")
+    return attention_figure(torch.stack(list(patterns.values())), labels, list(patterns))

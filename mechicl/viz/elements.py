@@ -22,6 +22,10 @@ COLORS = {
 PALETTE = tuple(COLORS[name] for name in ("trained", "interpolated", "closed form", "other", "gradient descent"))
 MANY = 6  # names beyond which a legend of colours tells less than a colour scale
 BELOW = {"orientation": "h", "x": 0, "y": -0.25, "yanchor": "top"}  # where a legend stands under its figure
+SIGNED = "RdBu"
+"""Colours of quantities with a sign: blue is positive, red is negative, in every picture."""
+SHARES = "Blues"
+"""Colours of quantities without: attention, shares."""
 FIRST_STEP = "optimisation step (the first point is step 0)"
 Place = Mapping[str, Any]  # of a trace in a grid: a `panel`, or "secondary_y"
 
@@ -177,8 +181,8 @@ def add_heatmap(
 
 
 def signed_scale(bound: float) -> dict[str, Any]:
-    """Colours from blue (negative) to red, the same for both signs."""
-    return {"colorscale": "RdBu_r", "zmin": -bound, "zmax": bound}
+    """Colours from red (negative) to blue (positive), as deep for both signs."""
+    return {"colorscale": SIGNED, "zmin": -bound, "zmax": bound}
 
 
 def name_cells(fig: go.Figure, **options: Any) -> go.Figure:

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.analysis.heads.scores import HeadScores
-from mechicl.viz.elements import add_heatmap, figure, name_cells, panel, panels
+from mechicl.viz.elements import SHARES, SIGNED, add_heatmap, figure, name_cells, panel, panels
 
 WIDEST = 1400  # pixels
 WRITTEN = 24  # cells in a row beyond which there is no room for numbers
@@ -61,8 +61,8 @@ def head_table(scores: HeadScores, title: str = "What the heads do") -> go.Figur
         height=plot_height + 155,
         title={"y": 1 - 25 / (plot_height + 155), "yanchor": "middle"},
         margin={"l": 55, "r": 120, "t": 105, "b": 50},
-        coloraxis=_scale("attention", "Blues", 0, 1.0, max(height, 90) / plot_height),
-        coloraxis2=_scale("eigenvalues", "RdBu_r", -1, top, max(height, 90) / plot_height),
+        coloraxis=_scale("attention", SHARES, 0, 1.0, max(height, 90) / plot_height),
+        coloraxis2=_scale("eigenvalues", SIGNED, -1, top, max(height, 90) / plot_height),
     )
     return fig
 
@@ -97,7 +97,7 @@ def composition_figure(
     fig = figure(title or f"Composition with {READERS[kind]} of later heads", "reads: layer.head", "writes: layer.head")
     add_heatmap(
         fig, z, later, earlier, f"head %{{y}} to {READERS[kind]} of %{{x}}<br>%{{z:.4f}}", xgap=1, ygap=1,
-        hoverongaps=False, zmin=-bound if signed else 0, zmax=bound, colorscale="RdBu_r" if signed else "Blues",
+        hoverongaps=False, zmin=-bound if signed else 0, zmax=bound, colorscale=SIGNED if signed else SHARES,
         text=[["" if value is None else _number(value) for value in row] for row in z],
         texttemplate="%{text}" if len(later) <= WRITTEN else None, textfont={"size": 10},
         colorbar={"thickness": 12, "len": 1, "tickfont": {"size": 10}},

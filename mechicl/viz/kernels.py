@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mechicl.analysis.weights.kernels import KernelView
 from mechicl.prompts import Prompts
-from mechicl.viz.elements import BELOW, COLORS, add_heatmap, add_line, panel, panels
+from mechicl.viz.elements import BELOW, COLORS, SIGNED, add_heatmap, add_line, panel, panels
 
 LINES = tuple(COLORS[kind] for kind in ("trained", "interpolated", "closed form", "GD++", "other"))
 
@@ -53,7 +53,7 @@ def kernel_heatmaps(
         height=420,
         width=170 + 290 * len(views),
         margin={"t": 100, "r": 90},
-        coloraxis={"colorscale": "RdBu_r", "cmin": -bound, "cmax": bound, "colorbar": {"thickness": 12, "len": 0.9}},
+        coloraxis={"colorscale": SIGNED, "cmin": -bound, "cmax": bound, "colorbar": {"thickness": 12, "len": 0.9}},
     )
     return fig
 

@@ -1,13 +1,11 @@
-"""What happens during training: losses with their transitions, alignment, heads, sensitivities, patterns."""
+"""What happens during training: losses with their transitions, alignment, heads, sensitivities."""
 
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
-from jaxtyping import Float
 from plotly.subplots import make_subplots
-from torch import Tensor
 
 from mechicl.analysis.dynamics import AlignmentOverTraining, HeadsOverTraining, Transitions
 from mechicl.statistics import interval
@@ -16,7 +14,6 @@ from mechicl.viz.elements import (
     COLORS,
     FIRST_STEP,
     PALETTE,
-    add_heatmap,
     add_intervals,
     add_line,
     colors_for,
@@ -173,30 +170,4 @@ def sensitivity_over_training(
     fig.update_yaxes(title_text="half mean squared error", rangemode="tozero", row=2)
     fig.update_xaxes(type="log", dtick=1)
     fig.update_xaxes(title_text="optimisation step", row=2)
-    return fig
-
-
-def mean_patterns(patterns: Mapping[str, Float[Tensor, "query_pos key_pos"]], labels: Sequence[str]) -> go.Figure:
-    """Attention patterns side by side, in one scale.
-
-    Args:
-        patterns: by title.
-        labels: of the positions.
-
-    Raises:
-        ValueError: a pattern that does not fit the labels, or none.
-    """
-    shapes = [tuple(pattern.shape) for pattern in patterns.values()]
-    if not shapes or any(shape != (len(labels), len(labels)) for shape in shapes):
-        raise ValueError(f"patterns must be [query_pos key_pos] = {(len(labels), len(labels))}, got {shapes}")
-    bound = max(float(pattern.abs().max()) for pattern in patterns.values())
-    signed = any(float(pattern.min()) < 0 for pattern in patterns.values())
-    fig = panels("", list(patterns), horizontal_spacing=0.08)
-    for column, pattern in enumerate(patterns.values()):
-        add_heatmap(fig, pattern, labels, labels, "%{y} attends to %{x}: %{z:.3f}", coloraxis="coloraxis",
-                    place=panel(column, len(patterns)))  # fmt: skip
-    fig.update_xaxes(tickangle=-90, tickfont={"size": 9}, title_text="attends to")
-    fig.update_yaxes(autorange="reversed", tickfont={"size": 9})
-    scale = {"colorscale": "RdBu_r" if signed else "Blues", "cmin": -bound if signed else 0, "cmax": bound}
-    fig.update_layout(height=480, margin={"l": 60, "b": 70}, coloraxis=scale)
     return fig

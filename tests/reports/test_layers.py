@@ -50,7 +50,7 @@ def test_the_report_has_a_table_and_pictures_that_a_browser_shows(folders, tmp_p
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.on("request", lambda request: problems.append(request.url) if request.url.startswith("http") else None)
     page.goto(path.as_uri())
-    page.wait_for_selector(".js-plotly-plot .main-svg")
+    page.evaluate("mechicl.drawAll()")
     titles = page.locator("h2").all_inner_texts()
     assert titles[-5:] == [
         "What the heads attend to", "What is lost without each head", "Where the labels are", "Which heads move them",

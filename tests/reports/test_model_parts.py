@@ -201,7 +201,7 @@ def test_models_that_no_algorithm_is_compared_with_have_a_report_of_their_parts(
     problems: list[str] = []
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.goto(path.as_uri())
-    page.wait_for_selector(".js-plotly-plot .main-svg")
+    page.evaluate("mechicl.drawAll()")
     assert page.locator(".js-plotly-plot").count() == 5
     assert "2 seeds, 2 layers, on 3 points in 2 dimensions" in page.inner_text("body")
     page.close()

@@ -100,7 +100,7 @@ def test_the_page_has_every_picture_and_no_errors(written, browser):
     page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
     page.on("request", lambda request: problems.append(request.url) if request.url.startswith("http") else None)
     page.goto(written.as_uri())
-    page.wait_for_selector(".js-plotly-plot .main-svg")
+    page.evaluate("mechicl.drawAll()")
     titles = page.locator("h2").all_inner_texts()
     assert titles == [
         "Published and measured", "When heads form", "What the heads do", "Which heads read what others wrote",

@@ -65,9 +65,9 @@ def test_patterns_are_drawn_entry_by_entry_in_one_scale():
     patterns = {"before": torch.tensor([[0.5, 0.25], [0.0, 1.0]]), "after": torch.tensor([[0.0, 2.0], [0.0, 0.0]])}
     figure: Any = mean_patterns(patterns, ["x1", "y1"])
     assert [drawn.tolist() for drawn in heatmaps(figure)] == [pattern.tolist() for pattern in patterns.values()]
-    assert (figure.layout.coloraxis.cmin, figure.layout.coloraxis.cmax) == (0, 2)
+    assert {(each.zmin, each.zmax) for each in figure.data} == {(0, 2)}
     figure = mean_patterns({"a": torch.tensor([[0.5, -3.0], [0.0, 1.0]])}, ["x1", "y1"])
-    assert (figure.layout.coloraxis.cmin, figure.layout.coloraxis.cmax) == (-3, 3)
+    assert {(each.zmin, each.zmax) for each in figure.data} == {(-3, 3)}
     for unfit in ({}, {"a": torch.zeros(2, 3)}, {"a": torch.zeros(2, 2), "b": torch.zeros(3, 3)}):
         with pytest.raises(ValueError, match=r"patterns must be \[query_pos key_pos\] = \(2, 2\)"):
             mean_patterns(unfit, ["x1", "y1"])
