@@ -135,7 +135,7 @@ def test_the_page_works_offline_and_shows_every_section(report: Path, browser: B
     assert page.evaluate("document.documentElement.scrollWidth") <= 1200
     attention = page.locator("section", has=page.locator("h2", has_text="Attention of one prompt"))
     assert attention.locator(".hm image, image").count() == 1
-    assert {"(x1, y1)", "(query, ?)", "query", "key"} <= set(attention.locator("svg text").all_inner_texts())
+    assert {"(x1, y1)", "(query, ?)", "query", "key"} <= set(attention.locator("svg text").all_text_contents())
     context.close()
 
 
