@@ -7,10 +7,11 @@ or opens one.
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -97,21 +98,27 @@ class Trajectory:
         return (self.predictions - targets).square().mean(-1)
 
 
-Algorithm = Callable[..., Trajectory]
+Algorithm = Callable[..., Any]
 
 
 @dataclass(frozen=True, eq=False)
 class AlgorithmLearner:
-    """An algorithm with its hyperparameters, as a learner: its last requested step is its prediction.
+    """An algorithm, or any function of prompts, with its hyperparameters as a learner.
 
     Attributes:
-        algorithm: takes prompts and the hyperparameters, and returns a `Trajectory`; where only the query's
-            prediction is wanted, it is also given `at="query"`.
+        algorithm: takes prompts and the hyperparameters. It returns predictions, a tensor or numpy array `[prompt y]`
+            for the query or `[prompt point y]` for every point; or a `Trajectory`, whose last step is the prediction.
+            If it has a parameter `at`, it is given `at="query"` where only the query's prediction is wanted.
         hyperparameters: keyword arguments of every call.
+
+    Raises:
+        TypeError: when called, the algorithm returned something else.
+        ValueError: when called, predictions of another shape.
 
     Example:
         >>> from mechicl import algorithms
         >>> five_steps = AlgorithmLearner(algorithms.gradient_descent, dict(steps=[5], step_size=0.05))
+        >>> zero = AlgorithmLearner(lambda prompts: 0 * prompts.query.ys)
     """
 
     algorithm: Algorithm
@@ -129,19 +136,51 @@ class AlgorithmLearner:
         Raises:
             ValueError: weights are asked of an algorithm that has none, being no linear function of the query.
         """
-        if not with_weights:
-            return self.algorithm(prompts, **self.hyperparameters)
-        if "with_weights" not in inspect.signature(self.algorithm).parameters:
-            raise ValueError(f"{self.name} has no weights: it is not linear in the query")
-        return self.algorithm(prompts, **self.hyperparameters, with_weights=True)
+        if with_weights:
+            if not self._takes("with_weights"):
+                raise ValueError(f"{self.name} has no weights: it is not linear in the query")
+            return self.algorithm(prompts, **self.hyperparameters, with_weights=True)
+        result = self.algorithm(prompts, **self.hyperparameters)
+        if isinstance(result, Trajectory):
+            return result
+        predictions = self._checked(result, prompts)
+        if predictions.shape[1] < prompts.n_context + 1:  # the query's alone: every point as the query of its prefix
+            before = [self.predict(prompts.prefix(t)) for t in range(prompts.n_context)]
+            predictions = torch.stack([*before, predictions[:, -1]], dim=1)
+        return Trajectory((1,), predictions[None], self.name)
 
     def predict(self, prompts: Prompts) -> Float[Tensor, "prompt y"]:
         """The query's prediction after the last step."""
-        return self.algorithm(prompts, **{**self.hyperparameters, "at": "query"}).predictions[-1, :, -1]
+        at = {"at": "query"} if self._takes("at") else {}
+        result = self.algorithm(prompts, **{**self.hyperparameters, **at})
+        if isinstance(result, Trajectory):
+            return result.predictions[-1, :, -1]
+        return self._checked(result, prompts)[:, -1]
 
     def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
         """Every point's prediction after the last step."""
         return self.trajectory(prompts).predictions[-1]
+
+    def _takes(self, parameter: str) -> bool:
+        parameters = inspect.signature(self.algorithm).parameters.values()
+        return any(each.name == parameter or each.kind is each.VAR_KEYWORD for each in parameters)
+
+    def _checked(self, result: Any, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
+        """Predictions that the algorithm returned as they are, of every point or of the query alone."""
+        if isinstance(result, np.ndarray):
+            result = torch.from_numpy(result).to(prompts.xs)
+        if not isinstance(result, Tensor):
+            raise TypeError(
+                f"{self.name} returned {type(result).__name__}, not predictions [prompt y] or [prompt point y] (a "
+                f"tensor or numpy array), nor a Trajectory"
+            )
+        predictions = result[:, None] if result.ndim == 2 else result
+        if predictions.shape not in (prompts.ys.shape, prompts.ys[:, -1:].shape):
+            raise ValueError(
+                f"{self.name} returned the shape {tuple(result.shape)} for {prompts}: predictions are [prompt y] or "
+                f"[prompt point y]"
+            )
+        return predictions
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,14 +209,18 @@ class AlgorithmFamily:
         if not self.values:
             raise ValueError(f"a family needs at least one value of {self.hyperparameter}")
 
+    @property
+    def name(self) -> str:
+        """The algorithm's name and the hyperparameter that varies."""
+        return f"{getattr(self.algorithm, '__name__', 'algorithm')} ({self.hyperparameter})"
+
+    def members(self) -> list[AlgorithmLearner]:
+        """The algorithm at each of the values."""
+        return [AlgorithmLearner(self.algorithm, {**self.others, self.hyperparameter: value}) for value in self.values]
+
     def trajectory(self, prompts: Prompts, *, with_weights: bool = False) -> Trajectory:
         """The last step at each value, all prefixes; errors as for `AlgorithmLearner.trajectory`."""
-        trajectories = [
-            AlgorithmLearner(self.algorithm, {**self.others, self.hyperparameter: value}).trajectory(
-                prompts, with_weights=with_weights
-            )
-            for value in self.values
-        ]
+        trajectories = [member.trajectory(prompts, with_weights=with_weights) for member in self.members()]
         weights = [trajectory.weights[-1] for trajectory in trajectories if trajectory.weights is not None]
         predictions = torch.stack([trajectory.predictions[-1] for trajectory in trajectories])
         name = f"{trajectories[0].name} ({self.hyperparameter})"
@@ -190,6 +233,33 @@ class AlgorithmFamily:
     def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
         """Every point's prediction at the last value."""
         return self.trajectory(prompts).predictions[-1]
+
+
+Learners = Mapping[str, Any] | Sequence[Any]
+"""Learners by name, or named after themselves."""
+
+
+def named_learners(learners: Learners) -> dict[str, Any]:
+    """Learners by name: as they are given, or else their `name` or type, numbered where several would have the same.
+
+    Raises:
+        TypeError: something without `predict` and `predict_prefixes`.
+
+    Example:
+        >>> list(named_learners([AlgorithmFamily(algorithms.ridge, "penalty", (0.1, 1.0))]))
+        ['ridge (penalty)']
+    """
+    if not isinstance(learners, Mapping):
+        names = [str(getattr(each, "name", None) or type(each).__name__) for each in learners]
+        numbered = [f"{name} {i + 1}" if names.count(name) > 1 else name for i, name in enumerate(names)]
+        learners = dict(zip(numbered, learners, strict=True))
+    for name, each in learners.items():
+        if not isinstance(each, Learner):
+            raise TypeError(
+                f"{name!r} ({type(each).__name__}) is no learner: it needs predict(prompts) and "
+                f"predict_prefixes(prompts). AlgorithmLearner makes one of a function, mechicl.wrap of a torch module"
+            )
+    return dict(learners)
 
 
 def bytes_per_prompt(learner: object, prompts: Prompts) -> float:

@@ -1,8 +1,9 @@
+import numpy as np
 import pytest
 import torch
 from hypothesis import settings
 
-from mechicl.learners import AlgorithmLearner, Learner, Trajectory
+from mechicl.learners import AlgorithmLearner, Learner, Trajectory, named_learners
 from mechicl.prompts import Prompts
 
 quick = settings(max_examples=40, deadline=None)
@@ -120,3 +121,37 @@ def test_learners_can_be_keys_of_a_dict():
     a, b = AlgorithmLearner(running_means, {"scale": 1.0}), AlgorithmLearner(running_means, {"scale": torch.ones(2)})
     assert {a: "a", b: "b"}[b] == "b"
     assert a != b
+
+
+# ---- functions of prompts as learners ----
+
+
+def test_a_function_of_prompts_is_a_learner():
+    prompts = Prompts(torch.randn(3, 5, 2), torch.randn(3, 5, 1))
+    query_alone = AlgorithmLearner(lambda prompts: prompts.context.ys.sum(1))
+    every_point = AlgorithmLearner(lambda prompts: prompts.ys.cumsum(1) - prompts.ys)
+    in_numpy = AlgorithmLearner(lambda prompts: prompts.context.ys.numpy().sum(1).astype(np.float64))
+    expected = torch.stack([prompts.ys[:, :t].sum(1) for t in range(5)], 1)
+    for learner in (query_alone, every_point, in_numpy):
+        torch.testing.assert_close(learner.predict(prompts), expected[:, -1])
+        torch.testing.assert_close(learner.predict_prefixes(prompts), expected)
+        assert learner.trajectory(prompts).steps == (1,)
+    with pytest.raises(ValueError, match="has no weights"):
+        query_alone.trajectory(prompts, with_weights=True)
+
+
+def test_what_a_function_must_return():
+    prompts = Prompts(torch.randn(3, 5, 2), torch.randn(3, 5, 1))
+    with pytest.raises(TypeError, match="returned float, not predictions"):
+        AlgorithmLearner(lambda prompts: 1.0).predict(prompts)
+    with pytest.raises(ValueError, match=r"returned the shape \(3, 5\)"):
+        AlgorithmLearner(lambda prompts: prompts.ys[..., 0]).predict(prompts)
+
+
+def test_learners_are_named():
+    one, two = (AlgorithmLearner(running_means, {"scale": scale}) for scale in (1.0, 2.0))
+    assert named_learners({"a": one, "b": two}) == {"a": one, "b": two}
+    assert list(named_learners([one, two, one])) == [f"{one.name} 1", two.name, f"{one.name} 3"]
+    assert named_learners(()) == {}
+    with pytest.raises(TypeError, match=r"'builtin_function_or_method'.* is no learner"):
+        named_learners([abs])

@@ -16,9 +16,9 @@ from mechicl.algorithms.least_squares import ridge_filter
 from mechicl.algorithms.newton import newton_filter
 from mechicl.algorithms.search import minimize_on_grid
 from mechicl.analysis.behaviour.spectral import SpectralLearner, SpectralProblem, hats, polynomials
-from mechicl.learners import AlgorithmLearner, Learner
+from mechicl.learners import AlgorithmFamily, AlgorithmLearner, Learner
 from mechicl.prompts import Prompts
-from mechicl.tasks import LinearRegression
+from mechicl.tasks import Task
 
 MOST_STEPS = 12  # of families with parameters of their own in each step
 N_KNOTS = 20
@@ -68,7 +68,7 @@ def tuned_descent(prompts: Prompts, steps: int, *, gamma: bool = False, per_step
 
 
 def family_fits(
-    problem: SpectralProblem, prompts: Prompts, steps: int, task: LinearRegression
+    problem: SpectralProblem, prompts: Prompts, steps: int, task: Task
 ) -> list[Callable[[], FittedAlgorithm]]:
     """For each family, the fit of its member nearest to the problem's targets, to be called."""
     deep = min(steps, MOST_STEPS)
@@ -93,7 +93,28 @@ def family_fits(
     ]
 
 
-def limits(problem: SpectralProblem, steps: int, task: LinearRegression) -> list[FittedAlgorithm]:
+def nearest_member(
+    name: str, learner: Learner, prompts: Prompts, targets: Tensor, predict: Callable[[Learner, Prompts], Tensor]
+) -> FittedAlgorithm:
+    """A learner of the user's, as it is; of an `AlgorithmFamily`, the member nearest to the targets on these prompts.
+
+    Raises:
+        ValueError: no member predicts finite numbers.
+    """
+    if not isinstance(learner, AlgorithmFamily):
+        return FittedAlgorithm(name, learner)
+    errors = {
+        value: (predict(member, prompts) - targets).square().mean().nan_to_num(math.inf, math.inf).item()
+        for value, member in zip(learner.values, learner.members(), strict=True)
+    }
+    best = min(errors, key=lambda value: errors[value])
+    if not math.isfinite(errors[best]):
+        raise ValueError(f"{name!r} predicts no finite numbers at any {learner.hyperparameter} of {learner.values}")
+    member = learner.members()[learner.values.index(best)]
+    return FittedAlgorithm(name, member, {learner.hyperparameter: float(best)}, 1)
+
+
+def limits(problem: SpectralProblem, steps: int, task: Task) -> list[FittedAlgorithm]:
     """The best learners of each order for the problem's targets, the task's own."""
     newton = _newton(problem, [steps])
     second_order = dataclasses.replace(newton, name=f"second order: {newton.name}")
@@ -266,7 +287,7 @@ def _newton(problem: SpectralProblem, numbers: Sequence[int]) -> FittedAlgorithm
     return FittedAlgorithm(name, learner, {label: alpha}, 1 + (len(numbers) > 1))
 
 
-def _ridge(problem: SpectralProblem, task: LinearRegression) -> FittedAlgorithm:
+def _ridge(problem: SpectralProblem, task: Task) -> FittedAlgorithm:
     mean = problem.eigenvalues.mean().item()
     penalty, _ = problem.least(
         lambda value: ridge_filter(problem.eigenvalues, value, n_context=task.n_context),

@@ -1,26 +1,35 @@
 """Which algorithm is it? Families of algorithms fitted to a model's predictions, ranked on held-out prompts."""
 
+import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.analysis.behaviour.algorithm_families import ROUNDING, FittedAlgorithm, family_fits, limits
+from mechicl.analysis.behaviour.algorithm_families import (
+    ROUNDING,
+    FittedAlgorithm,
+    family_fits,
+    limits,
+    nearest_member,
+)
 from mechicl.analysis.behaviour.alignment import (
     GRAPH_COPIES,
     cosine_of_sensitivities,
     predictions_and_sensitivities,
 )
 from mechicl.analysis.behaviour.spectral import SpectralProblem
-from mechicl.learners import Learner, prompt_batches
+from mechicl.learners import Learner, Learners, named_learners, prompt_batches
 from mechicl.memory import MEMORY
 from mechicl.progress import progress_bar
 from mechicl.prompts import Prompts
 from mechicl.statistics import Interval, Result, interval, ratio_interval
-from mechicl.tasks import LinearRegression
+from mechicl.tasks import Task
 
 LIMIT_PROMPTS = 32_768  # that the best learners on the task are tuned on: rare contexts decide their losses
 
@@ -131,8 +140,9 @@ class Identification(Result):
 
 def identify(
     model: Learner,
-    task: LinearRegression,
+    task: Task,
     *,
+    also: Learners = (),
     steps: int | None = None,
     n_prompts: int = 4096,
     seed: int = 0,
@@ -153,6 +163,9 @@ def identify(
     Args:
         model: any learner with predictions that are differentiable with respect to the query.
         task: its prompts; the query stands after all `n_context` points.
+        also: learners of your own to rank among the families: a mapping from names, or a sequence of learners with
+            names. Each is compared as it is (`AlgorithmLearner` makes one of any function of prompts); of an
+            `AlgorithmFamily`, the value that comes nearest is chosen on the prompts to fit on.
         steps: of the learner: by default the model's number of layers, or 8.
         n_prompts: to fit on, and to measure on.
         seed: of the prompts to fit on; the held-out ones have the next.
@@ -160,8 +173,9 @@ def identify(
         progress: show a progress bar.
 
     Raises:
-        ValueError: steps < 1, fewer than 2 prompts, a task without context, or a learner that is not differentiable in
-            the query or does not predict finite numbers.
+        TypeError: something in `also` that does not predict.
+        ValueError: steps < 1, fewer than 2 prompts, a task without context, a model that is not differentiable in the
+            query, or a learner that does not predict finite numbers of the targets' shape.
 
     Source: von Oswald et al. 2023 and Fu et al. 2024, with every algorithm at once; Golub & Varga 1961 for the limit of
     first-order methods.
@@ -170,7 +184,11 @@ def identify(
         >>> result = identify(load("lsa-1l"), LinearRegression(), n_prompts=512)
         >>> result.best.name
         'preconditioned gradient descent, 1 step'
+        >>> half = AlgorithmLearner(lambda prompts: prompts.context.ys.mean(1) / 2)
+        >>> identify(load("lsa-1l"), LinearRegression(), also={"half the mean": half}, n_prompts=512).best.name
+        'preconditioned gradient descent, 1 step'
     """
+    learners = named_learners(also)
     cfg = getattr(model, "cfg", None)
     steps = getattr(cfg, "n_layers", 0) or 8 if steps is None else steps
     if steps < 1 or n_prompts < 2:
@@ -178,8 +196,8 @@ def identify(
     if task.n_context == 0:
         raise ValueError("without a context there is nothing to learn from: n_context must be at least 1")
     fitting, held_out = (task.sample(n_prompts, seed=seed + i, dtype=torch.float64) for i in range(2))
-    with torch.no_grad():
-        targets = torch.cat([model.predict(part).cpu().double() for part in prompt_batches(model, fitting, memory)])
+    predict = partial(_predict, memory=memory)
+    targets = predict(model, fitting)
     if not targets.isfinite().all():
         raise ValueError(f"{type(model).__name__} does not predict finite numbers on this task")
     predictions, slopes = _predictions_and_slopes(model, held_out, memory)
@@ -188,7 +206,7 @@ def identify(
         if fit.differentiable:
             predicted, its_slopes = _predictions_and_slopes(fit.learner, held_out, memory)
         else:
-            predicted, its_slopes = fit.learner.predict(held_out), torch.full_like(slopes, math.nan)
+            predicted, its_slopes = predict(fit.learner, held_out), torch.full_like(slopes, math.nan)
         return FamilyMatch(
             fit.name,
             fit.learner,
@@ -200,6 +218,8 @@ def identify(
         )
 
     fits = family_fits(SpectralProblem.from_prompts(fitting, targets), fitting, steps, task)
+    for name, learner in learners.items():
+        fits.append(partial(_fit_given, name, learner, fitting, targets, predict))
     matches = [compare(fit()) for fit in progress_bar(fits, unit="family", progress=progress, desc="identify")]
     tuning = task.sample(max(n_prompts, LIMIT_PROMPTS), seed=seed + 2, dtype=torch.float64)
     limit_fits = limits(SpectralProblem.from_prompts(tuning, tuning.query.ys), steps, task)
@@ -215,6 +235,29 @@ def identify(
         squared_errors=(predictions - held_out.query.ys).square().mean(-1),
         eigenvalues=SpectralProblem.from_prompts(held_out, predictions).eigenvalues.T,
     )
+
+
+def _fit_given(
+    name: str, learner: Learner, fitting: Prompts, targets: Tensor, predict: Callable[[Learner, Prompts], Tensor]
+) -> FittedAlgorithm:
+    """The learner of the user's, or its nearest member, and whether its predictions have slopes."""
+    fit = nearest_member(name, learner, fitting, targets, predict)
+    predicted = predict(fit.learner, fitting)
+    if predicted.shape != targets.shape:
+        raise ValueError(f"{name!r} predicts the shape {tuple(predicted.shape)}, and the model {tuple(targets.shape)}")
+    if not predicted.isfinite().all():
+        raise ValueError(f"{name!r} predicts numbers that are not finite")
+    try:
+        predictions_and_sensitivities(fit.learner, fitting[:1])
+    except (ValueError, RuntimeError):  # numpy in between, or nothing that gradients flow through
+        return dataclasses.replace(fit, differentiable=False)
+    return fit
+
+
+@torch.no_grad()
+def _predict(learner: Learner, prompts: Prompts, memory: float) -> Tensor:
+    """Predictions of the query, float64 on the CPU."""
+    return torch.cat([learner.predict(part).cpu().double() for part in prompt_batches(learner, prompts, memory)])
 
 
 def _predictions_and_slopes(learner: Learner, prompts: Prompts, memory: float) -> tuple[Tensor, Tensor]:

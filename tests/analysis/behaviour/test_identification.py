@@ -12,7 +12,7 @@ from mechicl.algorithms.gradient_descent import gd_plus_plus_filters
 from mechicl.algorithms.newton import newton_filter
 from mechicl.analysis import Identification, identify
 from mechicl.analysis.behaviour import FamilyMatch, SpectralLearner, algorithm_families, tuned_descent
-from mechicl.learners import AlgorithmLearner, Learner
+from mechicl.learners import AlgorithmFamily, AlgorithmLearner, Learner
 from mechicl.tasks import LinearRegression
 from tests.analysis.behaviour.conftest import Constant
 
@@ -308,3 +308,73 @@ def test_tuning_refuses_what_cannot_be_tuned():
         tuned_descent(prompts, 0)
     with pytest.raises(ValueError, match="prompts with context"):
         tuned_descent(prompts[:0], 2)
+
+
+# ---- learners of one's own ----
+
+
+def _soft_threshold(prompts, penalty):
+    """One step from zero of the lasso's proximal gradient, in numpy: no gradient flows through it."""
+    xs, ys = (part.numpy() for part in prompts.context)
+    moments = np.einsum("nix,niy->nxy", xs, ys)
+    weights = np.sign(moments) * np.maximum(np.abs(moments) - penalty, 0)
+    return np.einsum("nx,nxy->ny", prompts.query.xs.numpy(), weights)
+
+
+def test_learners_of_ones_own_are_ranked_among_the_families():
+    model = AlgorithmLearner(lambda prompts: 0.3 * prompts.query.xs.sum(1, keepdim=True))
+    same = AlgorithmLearner(lambda prompts: 0.3 * prompts.query.xs.sum(1, keepdim=True))
+    near = AlgorithmLearner(lambda prompts: 0.31 * prompts.query.xs.sum(1, keepdim=True))
+    result = identify(model, TASK, also={"the same": same, "near": near}, n_prompts=N, progress=False)
+    assert [match.name for match in result.matches[:2]] == ["the same", "near"]
+    assert result.best.n_fitted == 0
+    assert result.best.squared_distances.max() < 1e-24
+    assert result.distance(result.matches[1]).mean == pytest.approx((0.01 / 0.3) ** 2)
+    torch.testing.assert_close(result.matches[1].sensitivity_cosine, torch.ones(N, dtype=torch.float64))
+    names = {match.name for match in identify(model, TASK, n_prompts=N, progress=False).matches}
+    assert {match.name for match in result.matches} == names | {"the same", "near"}
+
+
+def test_a_family_of_ones_own_is_fitted():
+    penalties = (0.01, 0.02, 0.05, 0.3)
+    family = AlgorithmFamily(_soft_threshold, "penalty", penalties)
+
+    class Model:
+        def predict(self, prompts):
+            return (prompts.query.xs[:, None] @ self.weights(prompts))[:, 0]
+
+        def weights(self, prompts):
+            moments = prompts.context.xs.mT @ prompts.context.ys
+            return moments.sign() * (moments.abs() - 0.05).clamp(min=0)
+
+        def predict_prefixes(self, prompts):
+            raise NotImplementedError
+
+    result = identify(Model(), TASK, also=[family], n_prompts=N, progress=False)
+    assert result.best.name == "_soft_threshold (penalty)"
+    assert result.best.hyperparameters == {"penalty": 0.05}
+    assert result.best.n_fitted == 1
+    assert result.best.squared_distances.max() < 1e-24
+    assert result.best.sensitivity_cosine.isnan().all()  # numpy has no slopes
+
+
+@pytest.mark.parametrize(
+    ("learner", "error", "message"),
+    [
+        (
+            lambda prompts: prompts.query.ys,
+            TypeError,
+            r"'mine' \(function\) is no learner",
+        ),
+        (AlgorithmLearner(lambda prompts: prompts.query.ys * math.nan), ValueError, "'mine' predicts numbers that are"),
+        (AlgorithmLearner(lambda prompts: prompts.query.xs), ValueError, "returned the shape"),
+        (
+            AlgorithmFamily(lambda prompts, scale: prompts.query.ys * scale, "scale", (math.nan, math.inf)),
+            ValueError,
+            "'mine' predicts no finite numbers at any scale",
+        ),
+    ],
+)
+def test_what_is_no_learner(learner, error, message):
+    with pytest.raises(error, match=message):
+        identify(LEARNERS["least squares"], TASK, also={"mine": learner}, n_prompts=N, progress=False)
