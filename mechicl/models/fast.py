@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.autograd.forward_ad import unpack_dual
 
 from mechicl.models.layers import MLP, Attention, Block, LayerNorm, elementwise_attention, key_mask, with_momentum
 
@@ -55,9 +56,11 @@ def after_attention(block: Block, residual: Float[Tensor, "batch row column"]) -
 
 
 def fast_norm(norm: LayerNorm | nn.Identity, residual: Float[Tensor, "batch pos d_model"]) -> Tensor:
-    """Layer norm in torch's one kernel."""
+    """Layer norm in torch's one kernel, or step by step where it is differentiated forwards."""
     if not isinstance(norm, LayerNorm):
         return residual
+    if unpack_dual(residual).tangent is not None:  # the kernel has no such derivative: torch takes it apart, slowly
+        return norm(residual)
     weights = (norm.w, norm.b) if norm.has_weights else (None, None)
     return F.layer_norm(residual, residual.shape[-1:], *weights, norm.eps)
 

@@ -62,6 +62,16 @@ class ForwardPass(nn.Module):
         super().__init__()
         self.model = adapter.model
         self.adapter, self.hooks = adapter, list(hooks)
+        # A parameter may be used in several places (tied embeddings, looped layers), and a bridge has modules that go
+        # by several names, among which torch finds neither all places nor the way back. So each place is listed here,
+        # once, and torch's own search for tied weights is turned off.
+        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        self._places = {
+            f"{place}.{key}": names[id(parameter)]
+            for place, module in self.named_modules()
+            for key, parameter in module._parameters.items()
+            if id(parameter) in names
+        }
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Predictions `[prompt d_out]`."""
@@ -69,17 +79,7 @@ class ForwardPass(nn.Module):
 
     def with_weights(self, weights: Mapping[str, Tensor], tokens: Tensor) -> Tensor:
         """Predictions with other values of the parameters that `weights` names."""
-        parameters = dict(self.model.named_parameters())
-        new_values = {id(parameters[name]): value for name, value in weights.items()}
-        # A parameter may be used in several places (tied embeddings, looped layers), and a bridge has modules that go
-        # by several names, among which torch finds neither all places nor the way back. So each place is listed here,
-        # once, and torch's own search for tied weights is turned off.
-        values = {
-            f"{place}.{key}": new_values[id(parameter)]
-            for place, module in self.named_modules()
-            for key, parameter in module._parameters.items()
-            if id(parameter) in new_values
-        }
+        values = {place: weights[name] for place, name in self._places.items() if name in weights}
         return functional_call(self, values, (tokens,), tie_weights=False)
 
 

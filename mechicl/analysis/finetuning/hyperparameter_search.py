@@ -10,7 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.analysis.finetuning.predictions import predict_sequences, scores_and_losses
-from mechicl.analysis.finetuning.sgd import FineTuning, FineTuningDivergedError, Tuner
+from mechicl.analysis.finetuning.sgd import FineTuning, FineTuningDivergedError
+from mechicl.analysis.finetuning.side_by_side import Tuners
 from mechicl.memory import MEMORY
 from mechicl.models.adapter import ModelAdapter
 from mechicl.progress import progress_bar
@@ -94,22 +95,22 @@ def search_tuning(
     settings, adapter = tuning or FineTuning(), ModelAdapter(model)
     linearized = settings.method == "linearized"
     score, loss = torch.full((2, len(rates), len(numbers), len(held_out)), math.nan, dtype=torch.float64)
-    with progress_bar(total=len(rates) * numbers[-1], unit="epoch", progress=progress) as bar:
-        for i, rate in enumerate(rates):
-            tuner = Tuner(model, held_out, replace(settings, learning_rate=rate, epochs=numbers[-1]))
-            for epoch, losses in enumerate(tuner.epochs(), 1):
-                bar.update()
-                if not losses.isfinite().all():
-                    break  # diverged: NaN from here on
-                if epoch in numbers:
-                    outputs = predict_sequences(
-                        adapter, held_out.zero_shot, tuner.changes, linearized=linearized, memory=memory
-                    )
-                    if not outputs.isfinite().all():
-                        break  # the last step was the one too many
-                    j = numbers.index(epoch)
-                    score[i, j], loss[i, j] = scores_and_losses(outputs, held_out.targets, held_out.choices)
-            bar.update(numbers[-1] - epoch)
+    tunings = [replace(settings, learning_rate=rate, epochs=numbers[-1]) for rate in rates]
+    tuners = Tuners(model, [held_out] * len(rates), tunings)
+    finite = torch.ones(len(rates), dtype=torch.bool)
+    for epoch, losses in enumerate(
+        progress_bar(tuners.epochs(), total=numbers[-1], unit="epoch", progress=progress), 1
+    ):
+        finite &= losses.isfinite().all(1).cpu()
+        if epoch not in numbers:
+            continue
+        j = numbers.index(epoch)
+        for i in finite.nonzero()[:, 0].tolist():  # the others have diverged: NaN from there on
+            changes = tuners.changes(i)
+            outputs = predict_sequences(adapter, held_out.zero_shot, changes, linearized=linearized, memory=memory)
+            finite[i] = bool(outputs.isfinite().all())  # the last step may have been the one too many
+            if finite[i]:
+                score[i, j], loss[i, j] = scores_and_losses(outputs, held_out.targets, held_out.choices)
     if score.isnan().all():
         raise FineTuningDivergedError(f"fine-tuning diverged at all learning rates {rates}: try lower ones")
     return TuningSearch(rates, numbers, score, loss, settings)

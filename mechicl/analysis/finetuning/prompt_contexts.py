@@ -9,6 +9,7 @@ import torch
 from mechicl.analysis.finetuning.comparison import FineTuningComparison, compare_with_finetuning
 from mechicl.analysis.finetuning.hyperparameter_search import EPOCHS, LEARNING_RATES, TuningSearch, search_tuning
 from mechicl.analysis.finetuning.sgd import FineTuning
+from mechicl.analysis.finetuning.side_by_side import fine_tune_each
 from mechicl.models import HookedTransformer
 from mechicl.progress import progress_bar
 from mechicl.prompts import Prompts
@@ -118,8 +119,12 @@ def compare_on_prompts(
     Example:
         >>> compare_on_prompts(model, prompts[:4], FineTuning(0.01)).recall()
     """
-    parts = []
-    for i, prompt in enumerate(progress_bar(prompts.split(1), unit="prompt", progress=progress)):
-        shots = prompt_shots(model, prompt, zero_shot)  # a prompt takes two seeds, one for each random baseline
-        parts.append(compare_with_finetuning(model, shots, tuning, seed=seed + 2 * i, progress=False))
+    shots = [prompt_shots(model, prompt, zero_shot) for prompt in prompts.split(1)]
+    tuned = fine_tune_each(model, shots, tuning, progress=progress)
+    pairs = progress_bar(zip(shots, tuned, strict=True), total=len(shots), unit="prompt", progress=progress)
+    # a prompt takes two seeds, one for each random baseline
+    parts = [
+        compare_with_finetuning(model, each, changed, seed=seed + 2 * i, progress=False)
+        for i, (each, changed) in enumerate(pairs)
+    ]
     return FineTuningComparison.concatenate(parts)

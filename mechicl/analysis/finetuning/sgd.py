@@ -189,6 +189,7 @@ class Tuner:
         tokens = [self.adapter.encode(example[None]) for example in shots.examples]
         self.examples = list(zip(tokens, targets, strict=True))
         self.is_regression = shots.choices is None
+        self.forward_pass = (LayerwisePass if tuning.method == "per_layer" else ForwardPass)(self.adapter)
 
     def epochs(self) -> Iterator[Float[Tensor, "example"]]:
         """Losses of one epoch after another."""
@@ -215,14 +216,13 @@ class Tuner:
 
     def _of_changed_weights(self, tokens: Tensor, target: Tensor) -> tuple[Tensor, Weights]:
         """Loss and gradient of the model with changed weights, or of its layers each by itself."""
-        forward_pass = (LayerwisePass if self.tuning.method == "per_layer" else ForwardPass)(self.adapter)
         with torch.enable_grad():
             weights = {
                 name: (weight + self.changes[name]).to(weight.dtype).requires_grad_()
                 for name, weight in self.start.items()
             }
-            loss = self._loss(forward_pass.with_weights(weights, tokens), target)
-            return loss.detach(), _gradients(loss, weights)
+            loss = self._loss(self.forward_pass.with_weights(weights, tokens), target)
+            return loss.detach(), self.gradients(loss, weights)
 
     def _of_expansion(self, tokens: Tensor, target: Tensor) -> tuple[Tensor, Weights]:
         """Loss and gradient of the linearised model f(w) + J(w) change, whose Jacobian J is that of the start.
@@ -230,17 +230,16 @@ class Tuner:
         By the chain rule the gradient is J^T (d loss / d output), with the latter at the linearised output: one pass
         forwards along the changes, and one backwards through the model as it started.
         """
-        forward_pass = ForwardPass(self.adapter)
         with torch.no_grad():
             outputs, slope = value_and_derivative(
-                lambda weights: forward_pass.with_weights(weights, tokens), self.start, self.changes
+                lambda weights: self.forward_pass.with_weights(weights, tokens), self.start, self.changes
             )
         with torch.enable_grad():
             expanded = (outputs + slope).requires_grad_()
             loss = self._loss(expanded, target)
             (at_output,) = torch.autograd.grad(loss, expanded)
             with gradients_required(self.parameters.values()), activations_recomputed(self.adapter):
-                gradients = _gradients((forward_pass(tokens) * at_output).sum(), self.parameters)
+                gradients = self.gradients((self.forward_pass(tokens) * at_output).sum(), self.parameters)
         return loss.detach(), gradients
 
     def _loss(self, outputs: Float[Tensor, "layer d_out"], target: Tensor) -> Tensor:
@@ -250,13 +249,18 @@ class Tuner:
             return (outputs - targets).square().sum()
         return F.cross_entropy(outputs, targets.long(), reduction="sum")
 
+    @staticmethod
+    def gradients(value: Tensor, weights: Mapping[str, Tensor]) -> Weights:
+        """Gradients with respect to the tuned weights; 0 for those that the value does not depend on.
 
-def _gradients(value: Tensor, weights: Mapping[str, Tensor]) -> Weights:
-    known = value.requires_grad
-    gradients = torch.autograd.grad(value, list(weights.values()), allow_unused=True) if known else ()
-    if all(gradient is None for gradient in gradients):
-        raise ValueError(f"the loss does not depend on any of {list(weights)}: there is nothing to tune")
-    return {
-        name: torch.zeros_like(weight) if gradient is None else gradient
-        for (name, weight), gradient in zip(weights.items(), gradients, strict=True)
-    }
+        Raises:
+            ValueError: it depends on none of them.
+        """
+        known = value.requires_grad
+        gradients = torch.autograd.grad(value, list(weights.values()), allow_unused=True) if known else ()
+        if all(gradient is None for gradient in gradients):
+            raise ValueError(f"the loss does not depend on any of {list(weights)}: there is nothing to tune")
+        return {
+            name: torch.zeros_like(weight) if gradient is None else gradient
+            for (name, weight), gradient in zip(weights.items(), gradients, strict=True)
+        }
