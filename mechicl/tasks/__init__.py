@@ -2,12 +2,15 @@
 
 A task is a small frozen dataclass: `sample(n, seed=...)` gives prompts, `replace(...)` a varied task, and
 `task_to_dict` the data that checkpoints keep. Tasks of points (`LinearRegression`, `SineRegression`, `FixedTasks`) give
-`Prompts`; those of tokens (`RepeatedTokens`, `TopicClassification`) give `TokenSequences`.
+`Prompts`; those of tokens (`RepeatedTokens`, `TopicClassification`) give `TokenSequences`. One's own is a frozen
+dataclass on the base `PromptDistribution`, or any class that has what `Task` says; `register` names it for records.
 """
 
+from mechicl.sampling import PromptDistribution, RandomTensors, TokenDistribution
 from mechicl.tasks.fixed_tasks import FixedTasks
 from mechicl.tasks.linear_regression import LinearRegression
-from mechicl.tasks.registry import AnyTask, Task, task_from_dict, task_to_dict
+from mechicl.tasks.protocol import Task
+from mechicl.tasks.registry import AnyTask, register, task_from_dict, task_to_dict
 from mechicl.tasks.repeated_tokens import RepeatedTokens
 from mechicl.tasks.sine_regression import SineRegression
 from mechicl.tasks.topics import TopicClassification
@@ -16,10 +19,14 @@ __all__ = [
     "AnyTask",
     "FixedTasks",
     "LinearRegression",
+    "PromptDistribution",
+    "RandomTensors",
     "RepeatedTokens",
     "SineRegression",
     "Task",
+    "TokenDistribution",
     "TopicClassification",
+    "register",
     "task_from_dict",
     "task_to_dict",
 ]

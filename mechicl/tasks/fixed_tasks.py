@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 
@@ -9,6 +10,7 @@ from mechicl.checks import require_whole
 from mechicl.prompts import Prompts
 from mechicl.sampling import PromptDistribution, RandomTensors
 from mechicl.tasks.linear_regression import LinearRegression
+from mechicl.tasks.protocol import Task
 from mechicl.tasks.sine_regression import SineRegression
 
 
@@ -26,12 +28,12 @@ class FixedTasks(PromptDistribution):
         seed: that they are sampled with.
     """
 
-    task: LinearRegression | SineRegression
+    task: LinearRegression | SineRegression | Any  # the command line offers these; any `Task` will do
     n_tasks: int
     seed: int = 0
 
     def __post_init__(self):
-        if not isinstance(self.task, LinearRegression | SineRegression):
+        if isinstance(self.task, FixedTasks) or not isinstance(self.task, Task):
             raise ValueError(f"fixed tasks are sampled from a task of points, got {type(self.task).__name__}")
         require_whole(self, n_tasks=1, seed=0)
 

@@ -68,6 +68,7 @@ def train(
         on_save: called with the step number after each save, in every process.
 
     Raises:
+        TypeError: a task that cannot be saved (see `tasks.task_to_dict`).
         TrainingDivergedError: a loss is NaN or infinite; the message names seed, step, last save and what to try.
         ValueError: the folder holds a damaged save, or a run with another config or from another kind of device;
             there are more processes than prompts in a batch; or the tracker is not installed.
@@ -76,6 +77,7 @@ def train(
         >>> config = TrainingConfig(seeds=(0, 1), steps=100, batch_size=64)
         >>> result = train(config, "runs/example", progress=False)
     """
+    config.to_dict()  # a task that cannot be saved is refused before it is trained on
     folder = Path(folder)
     accelerator = _accelerator(config, folder)
     if accelerator.is_main_process:

@@ -1,0 +1,84 @@
+"""Tasks as a user would write them, in a module of the user's."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from mechicl.prompts import Prompts
+from mechicl.tasks import PromptDistribution, RandomTensors
+
+
+@dataclass(frozen=True)
+class SparseRegression(PromptDistribution):
+    """`y = w.x` with few weights that are not zero."""
+
+    x_dim: int = 4
+    n_context: int = 5
+    n_nonzero: int = 1
+    scales: tuple[float, ...] = (1.0,)
+    y_dim: int = 1
+
+    def _sample(self, n_prompts: int, random: RandomTensors) -> Prompts:
+        xs = random.normal(n_prompts, self.n_context + 1, self.x_dim)
+        order = random.uniform(n_prompts, self.x_dim, 1).argsort(1)
+        weights = random.normal(n_prompts, self.x_dim, self.y_dim) * (order < self.n_nonzero) * self.scales[0]
+        return Prompts(xs, xs @ weights)
+
+
+@dataclass(frozen=True)
+class Plain:
+    """Nothing but what the protocol says."""
+
+    x_dim: int = 2
+    y_dim: int = 1
+    n_context: int = 3
+
+    def sample(
+        self,
+        n_prompts: int,
+        *,
+        seed: int | None = None,
+        generator: torch.Generator | None = None,
+        device: Any = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> Prompts:
+        if generator is None:
+            generator = torch.Generator(device=device or "cpu").manual_seed(seed or 0)
+        xs = torch.randn(n_prompts, self.n_context + 1, self.x_dim, generator=generator, device=generator.device)
+        return Prompts(xs, xs.sum(-1, keepdim=True)).to(dtype)
+
+    def replace(self, **changes: Any) -> "Plain":
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True)
+class Mixture(PromptDistribution):
+    """Of two tasks, each prompt from one of them."""
+
+    first: Any
+    second: Any
+
+    @property
+    def x_dim(self) -> int:
+        return self.first.x_dim
+
+    @property
+    def y_dim(self) -> int:
+        return self.first.y_dim
+
+    @property
+    def n_context(self) -> int:
+        return self.first.n_context
+
+    def _sample(self, n_prompts: int, random: RandomTensors) -> Prompts:
+        kwargs = {"generator": random.generator, "dtype": random.dtype}
+        both = [task.sample(n_prompts, **kwargs) for task in (self.first, self.second)]
+        return Prompts.concatenate(both)[random.integers(0, 2 * n_prompts, n_prompts)]
+
+
+class NoData:
+    """No dataclass."""
+
+    x_dim, y_dim, n_context = 2, 1, 3
+    sample, replace = Plain.sample, Plain.replace
