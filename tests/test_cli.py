@@ -153,12 +153,12 @@ def test_every_kind_of_field_can_be_overridden(here):
     run("--seeds", "0", "4", "--learning-rate", "0.02", "--gradient-clip", "None", "--schedule", "constant",
         "--task.n-context", "6", "--task.inputs", "gaussian", "--task.condition-number", "3",
         "--model.n-layers", "2", "--model.attention", "softmax", "--model.keys", "full", "--n-snapshots", "0",
-        "--curriculum.points", "3", "7", "1", "2")  # fmt: skip
+        "--curriculum.points", "3", "7", "2", "1")  # fmt: skip
     config = trained_config(here / "runs" / "lsa-1l" / "checkpoint")
     assert (config.seeds, config.learning_rate, config.gradient_clip) == ((0, 4), 0.02, None)
     assert config.task == LinearRegression(x_dim=10, n_context=6, inputs="gaussian", condition_number=3.0)
     assert (config.model.n_layers, config.model.attention, config.model.keys) == (2, "softmax", "full")
-    assert config.curriculum == Curriculum(points=Ramp(3, 7, 1, 2))
+    assert config.curriculum == Curriculum(points=Ramp(3, 7, 2, 1))
     assert load(here / "runs" / "lsa-1l" / "checkpoint").cfg == config.model
 
 
@@ -180,12 +180,52 @@ def test_the_kind_of_task_can_be_changed(here, words, task):
 
 
 def test_a_ramp_takes_two_to_four_words_or_none(here, capsys):
-    run("--seeds", "0", "--curriculum.dims", "2", "10", "--curriculum.points", "None")
-    assert trained_config(here / "runs" / "lsa-1l" / "checkpoint").curriculum == Curriculum(dims=Ramp(2, 10))
+    run("--seeds", "0", "--curriculum.dims", "10", "10", "--curriculum.points", "None")
+    assert trained_config(here / "runs" / "lsa-1l" / "checkpoint").curriculum == Curriculum(dims=Ramp(10, 10))
     with pytest.raises(SystemExit) as stopped:
         run("--curriculum.dims", "2")
     assert stopped.value.code == 2
     assert "a start and an end" in capsys.readouterr().err
+
+
+def trained(here: Path, preset: str, *words: str) -> TrainingConfig:
+    """The config that a short run of a small model of a preset was trained with."""
+    size = ["--model.n-layers", "1", "--model.n-heads", "1", "--model.d-model", "8"] if "gpt2" in preset else []
+    cli.main(["train", preset, *QUICK, "--seeds", "0", *size, *words, "--restart", "--run", "sized"])
+    return trained_config(here / "sized" / "checkpoint")
+
+
+@pytest.mark.parametrize("words", [["--d", "4", "--n", "12"], ["--n=12", "--d=4"]])
+def test_the_size_of_the_task_is_set_once_and_model_and_curriculum_follow(here, words):
+    config = trained(here, "gpt2-8l", *words, "--steps", "40")
+    assert config.task == PRESETS["gpt2-8l"].task.replace(x_dim=4, n_context=12)
+    assert (config.model.x_dim, config.model.n_context) == (4, 12)
+    assert config.curriculum == PRESETS["gpt2-8l"].resized(x_dim=4, n_context=12, steps=40).curriculum
+    assert load(here / "sized" / "checkpoint").cfg == config.model
+
+
+def test_a_size_is_set_for_every_kind_of_task_of_points(here):
+    config = trained(here, "nertinger-linear", "--d", "3", "--n", "6")
+    assert {(task.x_dim, task.n_context) for task in config.tasks} == {(3, 6)}
+    assert [task.condition_number for task in config.tasks] == [1.0] * 3 + [10.0] * 3 + [100.0] * 3
+    assert (config.model.x_dim, config.model.d_model) == (3, 4)
+    fixed = trained(here, "lsa-1l", "--task", "FixedTasks", "--d", "2").task
+    assert fixed == FixedTasks(LinearRegression(x_dim=2), 2048)
+    sines = trained(here, "sine-lsa", "--n", "5")
+    assert (sines.task, sines.model.n_context) == (SineRegression(n_context=5), 5)
+
+
+@pytest.mark.parametrize("word", ["none", "None"])
+def test_a_run_without_its_presets_curriculum(here, word):
+    assert trained(here, "gpt2-8l", "--curriculum", word).curriculum is None
+    ramp = trained(here, "gpt2-8l", f"--curriculum={word}", "--curriculum.dims", "2", "5", "3", "1").curriculum
+    assert ramp == Curriculum(dims=Ramp(2, 5, 3, 1))
+
+
+def test_a_curriculum_that_is_not_the_presets_is_told(here, capsys):
+    words = [word for word in QUICK if word != "--quiet"]
+    cli.main(["train", "gpt2-8l", *words, "--model.n-layers", "1", "--d", "3", "--steps", "40"])
+    assert capsys.readouterr().out.splitlines()[0] == "curriculum: dims 1 to 3 by step 6, points 9 to 21 by step 6"
 
 
 def test_a_command_killed_and_called_again_gives_the_same_weights(here):
@@ -226,6 +266,14 @@ def test_a_command_killed_and_called_again_gives_the_same_weights(here):
         (["train", "lsa-1l", "--steps", "-1"], "steps must be"),
         (["train", "lsa-1l", "--task", "SineRegression"], "x_dim=1"),
         (["train", "induction-2l", "--task", "FixedTasks"], "FixedTasks does not fit a model with prompt_format="),
+        (["train", "induction-2l", "--d", "4"], "RepeatedTokens has no x_dim"),
+        (["train", "sine-lsa", "--d", "2"], "SineRegression has no x_dim"),
+        (["train", "gpt2-8l-ill", "--d", "4"], "eigenvalues must be 4 finite numbers"),
+        (["train", "lsa-1l", "--d", "0"], "x_dim must be an int of at least 1, got 0"),
+        (["train", "lsa-1l", "--d", "4", "--task.x-dim", "5"], "x_dim=5, the model x_dim=4"),
+        (["train", "lsa-1l", "--d", "4", "--task.x-dim", "5", "--model.x-dim", "5"], "--d 4 and the task's x_dim=5"),
+        (["train", "gpt2-8l", "--task.x-dim", "4", "--model.x-dim", "4"], "curriculum.dims ends at 5"),
+        (["train", "gpt2-8l", "--curriculum.points", "5", "21", "--steps", "900"], "curriculum.points ends at step"),
         (["train", "lsa-1l", "--tracker", "paperboard", *QUICK], "paperboard"),
         (["report", "nothing-like-it", "--out", "report"], "nothing-like-it"),
     ],

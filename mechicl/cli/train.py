@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import tyro
 from accelerate import PartialState
@@ -18,6 +18,7 @@ from mechicl.checkpoints import Snapshots, save
 from mechicl.cli.listing import held_out
 from mechicl.tasks import AnyTask, FixedTasks, LinearRegression, SineRegression
 from mechicl.training import PRESETS, Curriculum, Ramp, TrainingConfig, train
+from mechicl.training.config import resize_task
 from mechicl.training.presets import SUMMARIES
 
 TaskKind = Literal["LinearRegression", "SineRegression", "FixedTasks"]
@@ -32,6 +33,13 @@ class TrainPreset:
     task: TaskKind | None = None
     """Another kind of task than the preset's, whose fields are then --task.FIELD. FixedTasks are drawn from the
     preset's task (--task.task.FIELD)."""
+    d: int | None = None
+    """Dimension of the inputs: of the task and of the model, and the curriculum follows in proportion."""
+    n: int | None = None
+    """Number of context points, in the same way."""
+    curriculum: Literal["preset", "none", "None"] = "preset"
+    """The preset's curriculum, which takes the same share of the run where there are fewer steps, or none: whole
+    prompts throughout."""
     out: Path | None = None
     """Folder of the checkpoint; by default "checkpoint" in the run's folder."""
     run: Path | None = None
@@ -45,7 +53,13 @@ class TrainPreset:
         """Train, then write the checkpoint with its record."""
         name = _preset_name(command)
         config = self.config.replace(curriculum=None) if self.config.curriculum == Curriculum() else self.config
+        for option, field, size in (("--d", "x_dim", self.d), ("--n", "n_context", self.n)):
+            if size is not None and getattr(config.task, field) != size:
+                words = f"{option} {size} and the task's {field}={getattr(config.task, field)}"
+                raise ValueError(f"{words} disagree: give only one of them")
         run = self.run or Path("runs") / name
+        if config.curriculum is not None and config.curriculum != PRESETS[name].curriculum and not self.quiet:
+            print(f"curriculum: {config.curriculum}")
         result = train(config, run, restart=self.restart, progress=not self.quiet)
         if PartialState().is_main_process:
             record = {"name": name, "command": command, **result.record}
@@ -63,32 +77,53 @@ def _preset_name(command: str) -> str:
     return next(word for word in shlex.split(command) if word in PRESETS)
 
 
-def _task(preset: TrainingConfig, kind: TaskKind | None) -> AnyTask:
+def _word_after(words: Sequence[str], option: str) -> str | None:
+    """The value that a command line gives an option, as `--option value` or `--option=value`."""
+    pairs = [word.partition("=")[::2] for word in words if word.startswith(f"{option}=")]
+    pairs += [pair for pair in itertools.pairwise(words) if pair[0] == option]
+    return pairs[-1][1] if pairs else None
+
+
+def _number_after(words: Sequence[str], option: str) -> int | None:
+    word = _word_after(words, option)
+    return int(word) if word is not None and word.isdecimal() else None  # what is no number is refused when parsed
+
+
+def _task(preset: TrainingConfig, kind: str | None) -> AnyTask:
     """The task of a kind that the command line starts from. One that does not fit the model is refused later."""
-    if kind is None:
+    if kind not in get_args(TaskKind):
         return preset.task
     if kind == "FixedTasks":  # these hold prompts of points, which a task of token sequences has none of
         return FixedTasks(LinearRegression() if preset.on_tokens else preset.eval_task, n_tasks=preset.batch_size)
     return LinearRegression() if kind == "LinearRegression" else SineRegression()
 
 
-def _defaults(preset: TrainingConfig, kind: TaskKind | None) -> TrainPreset:
-    """A preset as the command line starts from it, before anything that depends on other fields is filled in."""
-    config = copy.copy(preset)  # not replace(): what does not fit yet may do so with the words that follow
-    for field, value in {
-        "task": _task(preset, kind),
-        "model": preset.model.unfilled(),
-        "curriculum": preset.curriculum or Curriculum(),
-    }.items():
+def _defaults(preset: TrainingConfig, words: Sequence[str]) -> TrainPreset:
+    """A preset as a command line starts from it: of the kind and the size that its words ask for.
+
+    Nothing is checked yet, and no field that depends on others is filled in: the other words change those fields.
+    """
+    d, n, steps = (_number_after(words, option) for option in ("--d", "--n", "--steps"))
+    task = resize_task(_task(preset, _word_after(words, "--task")), d, n)
+    model = preset.model.replace(**{name: size for name, size in (("x_dim", d), ("n_context", n)) if size is not None})
+    curriculum = preset.curriculum
+    if curriculum is None or _word_after(words, "--curriculum") in ("none", "None"):
+        curriculum = Curriculum()
+    elif isinstance(task, LinearRegression):
+        share = min(1.0, (preset.steps if steps is None else steps) / preset.steps)
+        curriculum = curriculum.resized(task if d or n else preset.task, share)
+    more_tasks = tuple(resize_task(task, d, n) for task in preset.more_tasks)
+    config = copy.copy(preset)
+    fields = {"task": task, "more_tasks": more_tasks, "model": model.unfilled(), "curriculum": curriculum}
+    for field, value in fields.items():
         object.__setattr__(config, field, value)
     return TrainPreset(config)
 
 
 def train_command(words: Sequence[str], summary: str | None) -> Any:
     """The command's class, with the defaults that the words of a command line ask for, under a line of help."""
-    kind = next((b for a, b in itertools.pairwise(words) if a == "--task" and b in get_args(TaskKind)), None)
     presets: Any = tyro.extras.subcommand_type_from_defaults(
-        {name: _defaults(preset, cast(TaskKind | None, kind)) for name, preset in PRESETS.items()},
+        {name: _defaults(preset, words if name in words else ()) for name, preset in PRESETS.items()},
         SUMMARIES,
         prefix_names=False,
     )

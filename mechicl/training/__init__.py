@@ -1,6 +1,7 @@
 """Training: the configuration of a run, the presets, and the loop."""
 
-from mechicl.training.config import Curriculum, Ramp, TrainingConfig
+from mechicl.training.config import TrainingConfig
+from mechicl.training.curriculum import Curriculum, Ramp
 from mechicl.training.loop import TrainingDivergedError, TrainingResult, train
 from mechicl.training.presets import PRESETS
 

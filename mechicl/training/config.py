@@ -10,54 +10,7 @@ from mechicl.models import ModelConfig, TransformerConfig, config_from_dict
 from mechicl.prompts import At
 from mechicl.sampling import TokenDistribution
 from mechicl.tasks import AnyTask, FixedTasks, LinearRegression, task_from_dict, task_to_dict
-
-
-@dataclass(frozen=True)
-class Ramp:
-    """A whole number that grows during training: `start`, then `increment` more every `interval` steps, up to `end`."""
-
-    start: int
-    end: int
-    increment: int = 1
-    interval: int = 2000
-
-    def __post_init__(self):
-        whole = all(map(is_whole, (self.start, self.end, self.increment, self.interval)))
-        if not (whole and 1 <= self.start <= self.end and self.increment >= 1 and self.interval >= 1):
-            raise ValueError(f"a ramp needs whole 1 <= start <= end, positive increment and interval, got {self}")
-
-    def at(self, step: int) -> int:
-        """Its value at a step."""
-        return min(self.end, self.start + self.increment * (step // self.interval))
-
-
-@dataclass(frozen=True)
-class Curriculum:
-    """Prompts that start short and in few dimensions (Garg et al. 2022, appendix A).
-
-    Attributes:
-        dims: number of input coordinates that are not zero; None leaves all of them.
-        points: number of points, the query counted; None leaves all of them.
-    """
-
-    dims: Ramp | None = None
-    points: Ramp | None = None
-
-    def task_at(self, task: AnyTask, step: int) -> AnyTask:
-        """The task at a step.
-
-        Raises:
-            ValueError: the task has no such field, or not that many dimensions.
-        """
-        changes: dict[str, int] = {}
-        if self.dims is not None:
-            changes["active_dims"] = self.dims.at(step)
-        if self.points is not None:
-            changes["n_context"] = self.points.at(step) - 1
-        fixed = set(changes) - {f.name for f in dataclasses.fields(task)}
-        if fixed:
-            raise ValueError(f"a curriculum cannot change {sorted(fixed)} of {type(task).__name__}")
-        return task.replace(**changes) if changes else task
+from mechicl.training.curriculum import Curriculum, Ramp
 
 
 @dataclass(frozen=True)
@@ -78,7 +31,7 @@ class TrainingConfig:
         loss: mean squared error of the "query"'s prediction or of all "points"'; by default all points where one pass
             gives them (interleaved, causal), else the query. Token ids have the cross entropy of the next token, in
             nats, over the tokens that can be predicted.
-        curriculum: how the prompts grow.
+        curriculum: how the prompts grow, up to the task's own size within the run; None for whole prompts throughout.
         eval_every: steps between evaluations on held-out prompts.
         eval_prompts: how many, the same ones every time.
         eval_seed: of those prompts.
@@ -140,7 +93,10 @@ class TrainingConfig:
             self._check_fit(task)
         if self.loss == "points" and not self.model.one_pass:
             raise ValueError("loss='points' needs interleaved prompts and causal keys: only then does one pass give it")
-        longest = max(_length(task) for task in (self.task_at(0), self.task_at(self.steps), self.eval_task))
+        if self.curriculum is not None:
+            for task in self.tasks:
+                self.curriculum.check(task, self.steps)
+        longest = _length(self.task)
         length, unit = ("n_ctx", "tokens") if self.on_tokens else ("n_context", "context points")
         # an LSTM, and positions that are computed or absent, go on for ever
         positions = getattr(self.model, "positional_embedding_type", "none")
@@ -225,6 +181,39 @@ class TrainingConfig:
         progress = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
         return self.learning_rate * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 
+    def resized(
+        self, *, x_dim: int | None = None, n_context: int | None = None, steps: int | None = None
+    ) -> "TrainingConfig":
+        """The same run in another size: tasks, model and curriculum follow.
+
+        Fields of the model that stand as numbers in the config, like the width of its heads, stay what they are. The
+        curriculum starts and climbs in proportion and takes as many steps as before or, of fewer steps, the same share.
+
+        Args:
+            x_dim: dimension of the inputs.
+            n_context: number of context points.
+            steps: number of optimisation steps.
+
+        Raises:
+            ValueError: a task without that size, or with fields that fit only its old one.
+
+        Example:
+            >>> from mechicl.training import PRESETS
+            >>> small = PRESETS["gpt2-8l"].resized(x_dim=4, n_context=12, steps=2000)
+            >>> small.task.x_dim, small.model.x_dim, small.curriculum.dims.end
+            (4, 4, 4)
+        """
+        tasks = [resize_task(task, x_dim, n_context) for task in self.tasks]
+        sizes = {name: size for name, size in (("x_dim", x_dim), ("n_context", n_context)) if size is not None}
+        steps = self.steps if steps is None else steps
+        return self.replace(
+            task=tasks[0],
+            more_tasks=tuple(tasks[1:]),
+            model=self.model.replace(**sizes),
+            steps=steps,
+            curriculum=self.curriculum and self.curriculum.resized(tasks[0], min(1.0, steps / max(1, self.steps))),
+        )
+
     def replace(self, **changes: Any) -> "TrainingConfig":
         """A copy with some fields changed."""
         return dataclasses.replace(self, **changes)
@@ -263,6 +252,24 @@ class TrainingConfig:
             except TypeError as error:  # a field is missing or unknown
                 raise ValueError(f"curriculum: {error}") from error
         return cls(**fields)
+
+
+def resize_task(task: AnyTask, x_dim: int | None = None, n_context: int | None = None) -> AnyTask:
+    """A task with another number of dimensions or context points; None leaves what it has.
+
+    Raises:
+        ValueError: the task has no such size, or fields that fit only its old one.
+    """
+    if isinstance(task, FixedTasks):
+        return task.replace(task=resize_task(task.task, x_dim, n_context))
+    for name, size in (("x_dim", x_dim), ("n_context", n_context)):
+        if size is None or size == getattr(task, name, None):
+            continue
+        try:
+            task = task.replace(**{name: size})
+        except TypeError as error:  # not one of its fields
+            raise ValueError(f"{type(task).__name__} has no {name} that can be set to {size}") from error
+    return task
 
 
 def _length(task: AnyTask) -> int:

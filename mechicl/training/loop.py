@@ -84,7 +84,9 @@ def train(
         _clean_folder(folder, restart)
     accelerator.wait_for_everyone()
     if config.tracker:
-        accelerator.init_trackers("mechicl", config={"steps": config.steps, "learning_rate": config.learning_rate})
+        # TensorBoard would show the config as a second run, without any curve
+        settings = None if config.tracker == "tensorboard" else config.to_dict()
+        accelerator.init_trackers("mechicl", config=settings)
     try:
         run = _Run(config, folder, accelerator)
         run.train(progress and accelerator.is_main_process, on_save)
@@ -286,8 +288,18 @@ class _Run:
             line["eval_loss"] = evaluation.tolist()
         metrics.write(line)
         if self.config.tracker:
-            values = {name: sum(line[name]) / len(line[name]) for name in ("loss", "eval_loss") if name in line}
-            self.accelerator.log(values, step=step)
+            self.accelerator.log(self._tracked(line), step=step)
+
+    def _tracked(self, line: dict[str, Any]) -> dict[str, float]:
+        """A line of the metrics as trackers take it: the mean over all models and, of several, each one's value."""
+        values = {name: line[name] for name in ("learning_rate", "steps_per_second") if name in line}
+        for name in ("loss", "eval_loss"):
+            losses = line.get(name, ())
+            if losses:
+                values[name] = sum(losses) / len(losses)
+            if len(losses) > 1:
+                values |= {f"{name}/seed {self._member_in_words(i)}": loss for i, loss in enumerate(losses)}
+        return values
 
     def _save(self) -> None:
         state = self.state

@@ -6,7 +6,8 @@ Sections and figures that stand without a paper are those of von Oswald et al. 2
 from mechicl.models import LSTMConfig, TransformerConfig
 from mechicl.tasks import FixedTasks, LinearRegression, RepeatedTokens, SineRegression
 from mechicl.tasks.topics import TopicClassification
-from mechicl.training.config import Curriculum, Ramp, TrainingConfig
+from mechicl.training.config import TrainingConfig
+from mechicl.training.curriculum import Curriculum, Ramp
 
 # von Oswald et al. 2023, Fig. 2: one layer, N = N_x = 10, batch 2048, Adam 1e-3, clip 10, five seeds.
 _LSA = TrainingConfig(

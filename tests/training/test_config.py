@@ -1,13 +1,16 @@
 import copy
+import dataclasses
 import itertools
 import json
 import math
 
+import hypothesis
+import hypothesis.strategies as st
 import pytest
 
 from mechicl.models import TransformerConfig
 from mechicl.tasks import FixedTasks, LinearRegression, SineRegression, task_to_dict
-from mechicl.training import Curriculum, Ramp, TrainingConfig
+from mechicl.training import PRESETS, Curriculum, Ramp, TrainingConfig
 from tests.training.runs import LSTM, MODEL, READER, TASK, WORDS, reading, small
 
 INTERLEAVED = TransformerConfig(
@@ -66,9 +69,107 @@ def test_a_curriculum_that_the_task_cannot_follow_is_refused_before_training(tas
         small(task=task, model=model, curriculum=curriculum)
 
 
+@pytest.mark.parametrize(
+    ("curriculum", "message"),
+    [
+        (Curriculum(dims=Ramp(1, 2, 1, 1)), r"curriculum\.dims ends at 2, but the task has x_dim=3.*resized"),
+        (Curriculum(dims=Ramp(1, 4, 1, 1)), r"curriculum\.dims ends at 4, but the task has x_dim=3"),
+        (
+            Curriculum(points=Ramp(2, 4, 1, 1)),
+            r"curriculum\.points ends at 4, but the task has n_context=4, .* 5",
+        ),
+        (Curriculum(points=Ramp(2, 6, 1, 1)), r"curriculum\.points ends at 6"),
+        (Curriculum(dims=Ramp(1, 3, 1, 6)), r"curriculum\.dims ends at step 12, but the run has steps=12"),
+        (Curriculum(points=Ramp(2, 5, 2, 9)), r"curriculum\.points ends at step 18, .*curriculum=None"),
+    ],
+)
+def test_a_curriculum_that_ends_elsewhere_than_at_the_whole_task_is_refused_before_training(curriculum, message):
+    with pytest.raises(ValueError, match=message):
+        small(curriculum=curriculum)
+    data = small().to_dict() | {"curriculum": dataclasses.asdict(curriculum)}
+    with pytest.raises(ValueError, match=message):
+        TrainingConfig.from_dict(data)
+
+
+def test_a_curriculum_may_end_with_the_last_step_and_says_nothing_of_a_run_without_steps():
+    last = Curriculum(dims=Ramp(1, 3, 1, 6))
+    assert small(curriculum=last, steps=13).task_at(12).active_dims == 3
+    assert small(curriculum=last, steps=0).task_at(0).active_dims == 1
+
+
+# ---- other sizes ----
+
+GPT2 = PRESETS["gpt2-8l"]
+
+
+def test_another_size_is_that_of_task_model_and_curriculum():
+    config = GPT2.resized(x_dim=4, n_context=12)
+    assert config.task == GPT2.task.replace(x_dim=4, n_context=12)
+    assert config.model == GPT2.model.replace(x_dim=4, n_context=12)
+    # 4/5 of 2 dimensions and 13/21 of 9 points at the start, 13/21 of 4 more at a time, in the same 3000 steps
+    assert config.curriculum == Curriculum(dims=Ramp(2, 4, 1, 1500), points=Ramp(6, 13, 2, 750))
+    assert config == GPT2.replace(task=config.task, model=config.model, curriculum=config.curriculum)
+
+
+def test_the_same_size_is_the_same_config():
+    for preset in PRESETS.values():
+        sizes = {} if preset.on_tokens else {"x_dim": preset.task.x_dim, "n_context": preset.task.n_context}
+        assert preset.resized(**sizes, steps=preset.steps) == preset.resized() == preset
+
+
+def test_of_fewer_steps_a_curriculum_takes_the_same_share_and_of_more_what_it_took():
+    half = GPT2.resized(steps=10_000)
+    assert half.curriculum == Curriculum(dims=Ramp(2, 5, 1, 500), points=Ramp(9, 21, 4, 500))
+    assert (half.task, half.model, half.steps) == (GPT2.task, GPT2.model, 10_000)
+    assert GPT2.resized(steps=90_000).curriculum == GPT2.curriculum
+
+
+@hypothesis.given(
+    ramp=st.builds(
+        lambda start, climb, increment, interval: Ramp(start, start + climb, increment, interval),
+        st.integers(1, 30), st.integers(0, 30), st.integers(1, 9), st.integers(1, 50),
+    ),
+    end=st.integers(1, 60),
+    done_at=st.integers(0, 2000),
+)  # fmt: skip
+def test_a_resized_ramp_has_its_end_in_time_and_climbs_from_as_far_below(ramp, end, done_at):
+    resized = ramp.resized(end, done_at)
+    assert resized.end == end
+    assert resized.done_at <= done_at
+    assert resized.at(resized.done_at) == end
+    assert resized.done_at == 0 or resized.at(resized.done_at - 1) < end
+    if done_at:
+        assert abs(resized.start - max(1, ramp.start * end / ramp.end)) <= 0.5
+    assert ramp.resized(ramp.end, ramp.done_at).at(7) == ramp.at(7)
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_every_preset_trains_on_the_whole_task_after_a_tenth_of_its_steps_too(name):
+    config = PRESETS[name].resized(steps=PRESETS[name].steps // 10)
+    assert config.task_at(config.steps) == PRESETS[name].task or config.curriculum is not None
+    if config.curriculum is not None:
+        last = config.task_at(config.steps - 1)
+        assert (last.active_dims, last.n_context) == (config.task.x_dim, config.task.n_context)
+
+
+@pytest.mark.parametrize(
+    ("config", "size", "message"),
+    [
+        (PRESETS["induction-2l"], {"x_dim": 4}, "RepeatedTokens has no x_dim that can be set to 4"),
+        (PRESETS["sine-lsa"], {"x_dim": 2}, "SineRegression has no x_dim"),
+        (PRESETS["gpt2-8l-ill"], {"x_dim": 4}, "eigenvalues must be 4 finite numbers"),
+        (GPT2, {"n_context": -1}, "n_context must be an int of at least 0, got -1"),
+        (GPT2, {"steps": -1}, "steps must be"),
+    ],
+)
+def test_a_size_that_a_task_cannot_have_is_refused(config, size, message):
+    with pytest.raises(ValueError, match=message):
+        config.resized(**size)
+
+
 def test_prompts_longer_than_the_models_positions_are_refused_before_training():
     with pytest.raises(ValueError, match="5 context points, but the model has n_context=4"):
-        small(model=INTERLEAVED, curriculum=Curriculum(points=Ramp(2, 6, 1, 1)))
+        small(model=INTERLEAVED, task=TASK.replace(n_context=5), curriculum=Curriculum(points=Ramp(2, 6, 1, 1)))
     with pytest.raises(ValueError, match="9 context points"):
         small(model=INTERLEAVED, task=TASK.replace(n_context=9))
     small(task=TASK.replace(n_context=9))  # no positions, no bound
@@ -168,7 +269,8 @@ def test_what_does_not_fit_sequences_of_tokens_is_refused_before_training(change
     "config",
     [
         TrainingConfig(),
-        small(seeds=(3, 1), curriculum=Curriculum(points=Ramp(2, 5)), target_loss=0.1, loss="query", n_snapshots=3),
+        small(seeds=(3, 1), curriculum=Curriculum(points=Ramp(2, 5, 1, 2)), target_loss=0.1, loss="query"),
+        small(n_snapshots=3, curriculum=Curriculum(dims=Ramp(1, 3, 1, 1))),
         small(task=FixedTasks(TASK, 7, seed=2), gradient_clip=None, schedule="cosine", tracker="tensorboard"),
         small(task=SineRegression(n_context=4), model=MODEL.replace(x_dim=1)),
         small(task=LinearRegression(x_dim=3, n_context=4, inputs=("uniform", "gaussian"))),

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 from torch.func import functional_call
 
@@ -147,10 +148,32 @@ def test_a_progress_bar_counts_the_steps(tmp_path, capsys, monkeypatch):
     assert capsys.readouterr().err == ""
 
 
-def test_a_tracker_writes_its_events(tmp_path):
+def test_tensorboard_gets_loss_held_out_loss_and_learning_rate_as_one_run(tmp_path):
+    config = small(tracker="tensorboard", seeds=(5, 2), log_every=2, schedule="cosine")
+    train(config, tmp_path, progress=False)
+    events = EventAccumulator(str(next(tmp_path.rglob("events.out.tfevents*")).parent))
+    events.Reload()
+    assert len(list(tmp_path.rglob("events.out.tfevents*"))) == 1
+
+    def curve(tag: str) -> dict:
+        return {event.step: pytest.approx(event.value) for event in events.Scalars(tag)}
+
+    lines = [json.loads(line) for line in (tmp_path / METRICS_FILE).read_text().splitlines()]
+    for name, steps in (("loss", range(2, 13, 2)), ("eval_loss", range(0, 13, 4))):
+        expected = {line["step"]: line[name] for line in lines if name in line}
+        assert list(expected) == list(steps)
+        assert curve(name) == {step: sum(losses) / 2 for step, losses in expected.items()}
+        for i, seed in enumerate(config.seeds):
+            assert curve(f"{name}/seed {seed}") == {step: losses[i] for step, losses in expected.items()}
+    rates = {step: config.learning_rate_at(max(0, step - 1)) for step in range(0, 13, 2)}
+    assert curve("learning_rate") == rates
+
+
+def test_of_a_single_seed_tensorboard_gets_the_mean_alone(tmp_path):
     train(small(tracker="tensorboard"), tmp_path, progress=False)
-    (events, *_) = list((tmp_path / "mechicl").rglob("events.out.tfevents*"))
-    assert b"eval_loss" in events.read_bytes()
+    events = EventAccumulator(str(tmp_path / "mechicl"))
+    events.Reload()
+    assert set(events.Tags()["scalars"]) == {"loss", "eval_loss", "learning_rate", "steps_per_second"}
 
 
 def test_mixed_precision_trains_near_the_full_one_and_keeps_full_precision_weights(tmp_path):
