@@ -24,9 +24,9 @@ ONE_TOKEN = "the query is one token: the cosine of one score is a sign"
 WORDS = {
     "updates": """
         For each prompt the model's key and value projections are fine-tuned on the context's points (SGD, learning rate
-        and epochs best on other prompts), and the fine-tuned model predicts the query without them. The lines are the
+        and epochs best on other prompts), and the fine-tuned model predicts the query without them. Drawn is the
         cosine between what this changes in each attention layer's output at the query and what reading the context
-        changes there (SimAOU of Dai et al. 2023); random changes have 0. Bands are 95% intervals over prompts.""",
+        changes there (SimAOU of Dai et al. 2023); random changes have 0. With 95% intervals over prompts.""",
     "maps": """
         Cosine of each layer's attention scores, before the softmax, between the model that reads the context and the
         one that does not, before and after fine-tuning (SimAM), mean over heads. The tokens are those that a prompt has

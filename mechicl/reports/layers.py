@@ -152,11 +152,13 @@ def match_figures(similarity: Similarity, matches: Mapping[str, Match], growths:
     ]
     lines = {name: [best.similarity for best in matched.best()] for name, matched in matches.items()}
     layers = list(next(iter(matches.values())).rows)
+    edges = any(best.at_edge for matched in several.values() for best in matched.best())
     sections += [
         Section(
             f"Best-matching steps ({compared})",
-            "Bars: 95% intervals from resampled prompts. Open circles lie at the edge of the steps that were tried. "
-            "Dotted: the better of a linear and an exponential curve.",
+            "Bars: 95% intervals from resampled prompts."
+            + (" Open circles lie at the edge of the steps that were tried." if edges else "")
+            + (" Dotted: the better of a linear and an exponential curve." if growths else ""),
             viz.match_curve(several, growths),
         ),
         Section(

@@ -39,7 +39,7 @@ WORDS = {
         classes.""",
     "updates": """
         Cosine between what demonstrations and what fine-tuning change in each attention layer's output at the last
-        token (SimAOU), all tasks together; random changes have 0. Bands are 95% intervals over queries.""",
+        token (SimAOU), all tasks together; random changes have 0. With 95% intervals over queries.""",
     "maps": """
         Cosine of the scores that the last token gives to the query's own tokens, with demonstrations and without
         (SimAM), mean over heads.""",

@@ -1,5 +1,6 @@
 """Pictures of behaviour: the nearest algorithm families and their filters, losses on shifted prompts."""
 
+import itertools
 import math
 from collections.abc import Mapping
 
@@ -9,9 +10,7 @@ import torch
 from mechicl.analysis.behaviour.identification import Identification
 from mechicl.analysis.behaviour.shifts import ShiftedLosses
 from mechicl.analysis.behaviour.spectral import SpectralLearner
-from mechicl.viz.elements import BELOW, COLORS, add_line, figure, panel, panels
-
-DECADES = 8  # labels of a logarithmic axis that there is room for
+from mechicl.viz.elements import BELOW, COLORS, add_line, colors_for, figure, panel, panels, tick_log_axes
 
 
 def identified_filters(result: Identification, n_families: int = 4) -> go.Figure:
@@ -30,15 +29,13 @@ def identified_filters(result: Identification, n_families: int = 4) -> go.Figure
     fig = figure("What the model leaves along each eigendirection", "eigenvalue λ of S", "1 − λ f(λ)", log_x=True)
     fig.add_vrect(x0=low, x1=high, fillcolor="#eef2f6", line_width=0, layer="below")
     spectral = [m for m in result.matches if isinstance(m.learner, SpectralLearner) and m.learner.elementwise]
-    colors = (COLORS["trained"], COLORS["interpolated"], COLORS["closed form"], COLORS["other"])
-    for match, color, dash in zip(spectral[:n_families], colors, ("solid", "dash", "dot", "dashdot"), strict=False):
+    colors = colors_for([match.name for match in spectral[:n_families]])
+    for match, color, dash in zip(spectral, colors, itertools.cycle(("solid", "dash", "dot", "dashdot")), strict=False):
         assert isinstance(match.learner, SpectralLearner)
         left = 1 - eigenvalues * match.learner.filter(eigenvalues[:, None])[:, 0]
         add_line(fig, eigenvalues.tolist(), left.clamp(-1.5, 1.5).tolist(), match.name, color, dash=dash)
     fig.add_hline(y=0, line={"color": "#999999", "width": 1})
-    fig.update_xaxes(exponentformat="power")
-    fig.update_layout(legend={"x": 0.98, "xanchor": "right", "y": 0.98})
-    return fig
+    return tick_log_axes(fig)
 
 
 def identified_families(result: Identification) -> go.Figure:
@@ -65,7 +62,7 @@ def identified_families(result: Identification) -> go.Figure:
     )
     fig.update_yaxes(autorange="reversed", type="category")
     fig.update_layout(height=120 + 26 * len(names), margin={"l": 330})
-    return fig
+    return tick_log_axes(fig)
 
 
 def shifted_losses(by_shift: Mapping[str, ShiftedLosses]) -> go.Figure:
@@ -88,11 +85,8 @@ def shifted_losses(by_shift: Mapping[str, ShiftedLosses]) -> go.Figure:
             )  # fmt: skip
             shown.add(kind)
         fig.update_xaxes(title_text=losses.scaled.replace("_", " ") + " α", **place)
-        means = losses.mean()
-        finite = means[means.isfinite() & (means > 0)]
-        decades = (finite.max() / finite.min()).log10().item() if len(finite) else 0.0
-        fig.update_yaxes(dtick=max(1, math.ceil(decades / DECADES)), **place)
     fig.update_yaxes(type="log", exponentformat="power")
+    tick_log_axes(fig)
     fig.update_yaxes(title_text="half mean squared error", col=1)
     fig.update_layout(legend=BELOW)
     return fig

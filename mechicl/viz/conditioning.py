@@ -1,6 +1,5 @@
 """Pictures of what GD++ does to eigenvalues: its map, condition numbers against γ, their distribution over prompts."""
 
-import itertools
 import math
 from collections.abc import Mapping
 
@@ -8,7 +7,7 @@ import plotly.graph_objects as go
 import torch
 
 from mechicl.analysis.weights.conditioning import Conditioning, EigenvalueRange, transformed_eigenvalues
-from mechicl.viz.elements import COLORS, PALETTE, add_band, add_line, figure, panel, panels
+from mechicl.viz.elements import COLORS, add_band, add_line, colors_for, figure, panel, panels
 
 QUANTILES = 400  # that a distribution is drawn from
 
@@ -32,7 +31,7 @@ def eigenvalue_map(
     """
     _require_same_names(ranges, gammas)
     fig = figure(title, "eigenvalue λ of S", "λ (1 − γλ)²")
-    for color, (name, span) in zip(itertools.cycle(PALETTE), ranges.items(), strict=False):
+    for color, (name, span) in zip(colors_for(list(ranges)), ranges.items(), strict=True):
         gamma = gammas[name]
         for low, high, dash in ((span.smallest, span.largest, "solid"), (span.largest, 4 / (3 * gamma), "dot")):
             if low >= high:  # eigenvalues up to where the map is as high as at its local maximum
@@ -75,7 +74,7 @@ def condition_numbers(
     names = ("smallest and largest eigenvalue of all tasks", "each task by itself: median and middle half")
     fig = panels(title, names, columns=1, shared_xaxes=True, vertical_spacing=0.09)
     above, below = panel(0, 1), panel(1, 1)
-    for color, (name, result) in zip(itertools.cycle(PALETTE), results.items(), strict=False):
+    for color, (name, result) in zip(colors_for(list(results)), results.items(), strict=True):
         span, x = result.extremes, list(result.gammas)
         whole = [value if math.isfinite(value) else None for value in span.condition_numbers(x).tolist()]
         low, middle, high = result.quantiles([0.25, 0.5, 0.75]).tolist()

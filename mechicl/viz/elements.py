@@ -1,5 +1,7 @@
 """What figures are made of: one look, grids of panels, lines with bands of intervals, heatmaps."""
 
+import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,15 +19,30 @@ COLORS = {
     "interpolated": "#e07b00",
     "closed form": "#2a9d4a",
     "other": "#b0413e",
+    "Newton": "#d6336c",
+    "Chebyshev": "#0a8f8f",
+    "fine-tuned": "#a0522d",
+    "linearised": "#7d7d00",
+    "layer by layer": "#5c6bc0",
+    "zero-shot": "#5f7a8c",
+    "random": "#b4b4b4",
 }
-"""Who is who, the same in every figure."""
-PALETTE = tuple(COLORS[name] for name in ("trained", "interpolated", "closed form", "other", "gradient descent"))
+"""Who is who, the same in every figure: names that begin with one of these have its colour."""
+ALIASES = {
+    "each seed": "trained", "seed": "trained", "in context": "trained", "OLS": "closed form", "ridge": "closed form",
+    "least squares": "closed form", "before fine-tuning": "zero-shot", "Bayes": "closed form",
+}  # fmt: skip
+"""Other words for them."""
+PALETTE = ("#c99700", "#3f9fd1", "#6fa82e", "#e8648f", "#00565c", "#6d1b3b")
+"""Colours of other names, in order; nobody else has them."""
 MANY = 6  # names beyond which a legend of colours tells less than a colour scale
 BELOW = {"orientation": "h", "x": 0, "y": -0.25, "yanchor": "top"}  # where a legend stands under its figure
 SIGNED = "RdBu"
 """Colours of quantities with a sign: blue is positive, red is negative, in every picture."""
 SHARES = "Blues"
 """Colours of quantities without: attention, shares."""
+WHOLE = 16  # whole numbers of an axis that there is room for
+DECADES = 6  # of a logarithmic axis that each have a tick
 FIRST_STEP = "optimisation step (the first point is step 0)"
 Place = Mapping[str, Any]  # of a trace in a grid: a `panel`, or "secondary_y"
 
@@ -36,7 +53,7 @@ def figure(title: str, x_title: str = "", y_title: str = "", *, log_x: bool = Fa
     _look(fig, title)
     fig.update_xaxes(title_text=x_title, type="log" if log_x else "linear")
     fig.update_yaxes(title_text=y_title, type="log" if log_y else "linear", exponentformat="power")
-    return fig
+    return _with_room(fig)
 
 
 def panels(title: str, names: Sequence[str], *, columns: int | None = None, **options: Any) -> go.Figure:
@@ -47,6 +64,13 @@ def panels(title: str, names: Sequence[str], *, columns: int | None = None, **op
     _look(fig, title)
     fig.update_annotations(font_size=13)
     fig.update_layout(margin_t=85 if title and any(names) else 50)
+    return _with_room(fig)
+
+
+def _with_room(fig: go.Figure) -> go.Figure:
+    """Room between an axis and its labels, so that the zeros of two axes do not touch."""
+    for update in (fig.update_xaxes, fig.update_yaxes):
+        update(ticks="outside", ticklen=6, tickcolor="rgba(0,0,0,0)")
     return fig
 
 
@@ -68,7 +92,7 @@ def _look(fig: go.Figure, title: str) -> None:
 
 def add_line(
     fig: go.Figure,
-    x: Sequence[float],
+    x: Sequence[float | str],
     y: Sequence[float | None],
     name: str,
     color: str,
@@ -79,15 +103,22 @@ def add_line(
     **options: Any,
 ) -> None:
     """A line with a name and a colour; None leaves a gap."""
-    line = {"color": color, "dash": dash, "width": width}
-    fig.add_trace(
-        go.Scatter(x=list(x), y=list(y), name=name, line=line, **{"mode": "lines", **options}), **(place or {})
-    )
+    look: dict[str, Any] = {"line": {"color": color, "dash": dash, "width": width}, "mode": "lines", **options}
+    alone = _lone_points(y)
+    if look["mode"] == "lines" and any(alone):  # a line of one point shows nothing
+        look |= {"mode": "lines+markers", "marker": {"color": color, "size": [8 if one else 0 for one in alone]}}
+    fig.add_trace(go.Scatter(x=list(x), y=list(y), name=name, **look), **(place or {}))
+
+
+def _lone_points(y: Sequence[float | None]) -> list[bool]:
+    """Which points have no neighbour to draw a line to."""
+    there = [False, *(value is not None and math.isfinite(value) for value in y), False]
+    return [there[i] and not there[i - 1] and not there[i + 1] for i in range(1, len(there) - 1)]
 
 
 def add_band(
     fig: go.Figure,
-    x: Sequence[float],
+    x: Sequence[float | str],
     low: Sequence[float],
     high: Sequence[float],
     color: str,
@@ -110,7 +141,7 @@ def add_band(
 
 def add_intervals(
     fig: go.Figure,
-    x: Sequence[float],
+    x: Sequence[float | str],
     intervals: Sequence[Interval],
     name: str,
     color: str,
@@ -119,15 +150,24 @@ def add_intervals(
     place: Place | None = None,
     **options: Any,
 ) -> None:
-    """A line of means with a band of their intervals, where they have several samples.
+    """A line of means with a band of their intervals, where they have several samples; a single mean has a bar.
 
     On a logarithmic axis, means that are not positive leave a gap.
     """
-    means = [None if log_y and not each.mean > 0 else each.mean for each in intervals]
-    shown = [i for i, mean in enumerate(means) if mean is not None]
+    drawable = [math.isfinite(each.mean) and (each.mean > 0 or not log_y) for each in intervals]
+    means = [each.mean if there else None for each, there in zip(intervals, drawable, strict=True)]
+    shown = [i for i, there in enumerate(drawable) if there]
     if shown and all(intervals[i].n > 1 for i in shown):
         low = [max(intervals[i].low, intervals[i].mean * 1e-2) if log_y else intervals[i].low for i in shown]
-        add_band(fig, [x[i] for i in shown], low, [intervals[i].high for i in shown], color, place)
+        high = [intervals[i].high for i in shown]
+        if len(shown) > 1:
+            add_band(fig, [x[i] for i in shown], low, high, color, place)
+        else:
+            options["error_y"] = {
+                "type": "data", "symmetric": False, "thickness": 1.5, "width": 4, "color": color,
+                "array": [high[0] - means[i] if i in shown else None for i in range(len(means))],
+                "arrayminus": [means[i] - low[0] if i in shown else None for i in range(len(means))],
+            }  # fmt: skip
     add_line(fig, x, means, name, color, place=place, **options)
 
 
@@ -141,21 +181,45 @@ def interval_lines(
     log_y: bool = False,
     log_x: bool = False,
 ) -> go.Figure:
-    """Lines of means with bands of their intervals; many lines take the colours of a scale, in order.
+    """Lines of means with bands of their intervals, in the colours of their names (`colors_for`).
 
     On a logarithmic axis, means that are not positive leave a gap.
     """
     fig = figure(title, x_title, y_title, log_x=log_x, log_y=log_y)
-    for color, (name, intervals) in zip(colors_for(len(lines)), lines.items(), strict=True):
-        add_intervals(fig, x, intervals, name, color, log_y=log_y)
-    return fig
+    alike = len(lines) > 1 and all(re.fullmatch(r"seed \d+", name) for name in lines)  # nobody looks for one of them
+    for i, (color, (name, intervals)) in enumerate(zip(colors_for(list(lines)), lines.items(), strict=True)):
+        seeds = {"name": "each seed", "legendgroup": "seeds", "showlegend": not i, "opacity": 0.6} if alike else {}
+        add_intervals(fig, x, intervals, color=color, log_y=log_y, **{"name": name, **seeds})
+    if all(isinstance(value, int) for value in x) and 0 < max(x, default=0) - min(x, default=0) <= WHOLE:
+        fig.update_xaxes(dtick=1)
+    return tick_log_axes(fig)
 
 
-def colors_for(n: int) -> list[str]:
-    """Colours of n lines: those of the palette while they are few, else of a scale."""
-    if n < MANY:
-        return [PALETTE[i % len(PALETTE)] for i in range(n)]
-    return [_hex(str(color)) for color in sample_colorscale("Viridis", [i / (n - 1) for i in range(n)])]
+def color_of(name: str) -> str | None:
+    """The colour of a name that begins with one of `COLORS` or `ALIASES`; None for others."""
+    known = [start for start in (*COLORS, *ALIASES) if re.match(rf"{re.escape(start)}(?!\w)", name)]
+    start = max(known, key=len, default=None)
+    return None if start is None else COLORS[ALIASES.get(start, start)]
+
+
+def colors_for(names: Sequence[str]) -> list[str]:
+    """A colour for each name: its own, a shade of a scale where names are numbered, or the next of the palette.
+
+    Numbered are names such as "layer 3", and names of which there are too many for a palette; seeds are all alike.
+    """
+    own = [color_of(name) for name in names]
+    if all(re.fullmatch(r"seed \d+", name) for name in names):
+        return [COLORS["trained"]] * len(names)
+    if len(set(own)) == len(own) and None not in own:
+        return [color for color in own if color is not None]
+    if len(names) >= MANY or (len(names) > 1 and all(re.fullmatch(r"\D* \d+", name) for name in names)):
+        shades = [0.85 * i / max(len(names) - 1, 1) for i in range(len(names))]  # the last is too light for a line
+        return [_hex(str(color)) for color in sample_colorscale("Viridis", shades)]
+    colors: list[str] = []
+    for color in own:
+        free = [each for each in PALETTE if each not in (*colors, *own)] or list(PALETTE)
+        colors.append(free[0] if color is None or color in colors else color)
+    return colors
 
 
 def _hex(color: str) -> str:
@@ -190,6 +254,66 @@ def name_cells(fig: go.Figure, **options: Any) -> go.Figure:
     for update in (fig.update_xaxes, fig.update_yaxes):
         update(type="category", showgrid=False, **options)
     return fig
+
+
+def bar_title(words: str) -> dict[str, Any]:
+    """The title of a colour bar, beside it: above, it would lie over the highest tick."""
+    return {"text": words, "side": "right"}
+
+
+def bar_ticks(bound: float, *, signed: bool = True) -> list[float]:
+    """Ticks of a colour bar up to a bound: its largest round number, half of it, 0, and the same below 0."""
+    if not (math.isfinite(bound) and bound > 0):
+        return [0.0]
+    decimals = 1 - math.floor(math.log10(bound))
+    top = math.floor(bound * 10**decimals * (1 + 1e-9)) / 10**decimals
+    values = [0.0, top / 2, top]
+    return [-top, -top / 2, *values] if signed else values
+
+
+def tick_log_axes(fig: go.Figure) -> go.Figure:
+    """Ticks of logarithmic axes that say what they are: decades, or 1, 2 and 5 where there are few decades.
+
+    Plotly's own write single digits between the decades, over each other where there is little room.
+    """
+    spans: dict[str, list[float]] = {}
+    for trace in fig.data:
+        for letter in "xy":
+            name = getattr(trace, f"{letter}axis", None) or letter
+            values = getattr(trace, letter, None)
+            spans.setdefault(name, []).extend(
+                float(value) for value in ([] if values is None else values) if _is_positive(value)
+            )
+    for name, values in spans.items():
+        axis = fig.layout[f"{name[0]}axis{name[1:]}"]
+        if axis.type == "log" and values:
+            axis.update(_log_ticks(min(values), max(values)))
+    return fig
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value) and value > 0
+
+
+def _log_ticks(low: float, high: float) -> dict[str, Any]:
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    decades = math.log10(high / low)
+    if decades > DECADES:
+        return {"tickmode": "linear", "dtick": math.ceil(decades / DECADES), "exponentformat": "power"}
+    digits = (1,) if decades > 2 else (1, 2, 5) if decades > 0.8 else (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9)
+    values = [digit * 10.0**power for power in range(first, last + 1) for digit in digits]
+    values = [value for value in values if low / 1.3 <= value <= high * 1.3]
+    if len(values) < 2:  # less than a digit apart: the linear ticks of plotly serve
+        return {}
+    return {"tickmode": "array", "tickvals": values, "ticktext": [_tick_text(value) for value in values]}
+
+
+def _tick_text(value: float) -> str:
+    if 1e-3 < value < 1e6:
+        return f"{value:,.10g}"
+    power = math.floor(math.log10(value) + 1e-9)
+    digit = value / 10.0**power
+    return f"10<sup>{power}</sup>" if abs(digit - 1) < 1e-6 else f"{digit:g}·10<sup>{power}</sup>"
 
 
 def on_log_axis(steps: Sequence[int]) -> list[float]:

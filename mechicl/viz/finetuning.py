@@ -6,10 +6,16 @@ import plotly.graph_objects as go
 
 from mechicl.analysis.finetuning.comparison import FineTuningComparison
 from mechicl.statistics import Interval
-from mechicl.viz.elements import COLORS, add_heatmap, figure, interval_lines, name_cells, signed_scale
-
-SETTINGS = {"zero-shot": "#9aa5b1", "in context": COLORS["trained"], "fine-tuned": COLORS["interpolated"]}
-"""Colours of the three settings, the same in every figure."""
+from mechicl.viz.elements import (
+    add_heatmap,
+    add_intervals,
+    bar_title,
+    colors_for,
+    figure,
+    interval_lines,
+    name_cells,
+    signed_scale,
+)
 
 
 def settings_figure(
@@ -33,21 +39,18 @@ def settings_figure(
     if not scores:
         raise ValueError("settings_figure() needs the scores of at least one setting")
     fig = figure(title, "", y_title)
-    others = iter(("#2a9d4a", "#7b4fb0", "#b0413e", "#222222", "#c79100", "#5c6b73"))
-    for name, by_task in scores.items():
+    for color, (name, by_task) in zip(colors_for(list(scores)), scores.items(), strict=True):
         halves = [i.half_width if i.n > 1 else 0.0 for i in by_task.values()]
         bar = go.Bar(
             x=list(by_task), y=[i.mean for i in by_task.values()], name=name,
-            marker_color=SETTINGS[name] if name in SETTINGS else next(others),
+            marker_color=color,
             error_y={"type": "data", "array": halves, "thickness": 1.2, "width": 3, "color": "#333"},
         )  # fmt: skip
         fig.add_trace(bar)
     dotted = {"color": "#444", "width": 1, "dash": "dot"}
     for i, level in enumerate(chance or ()):
-        fig.add_shape(type="line", x0=i - 0.45, x1=i + 0.45, y0=level, y1=level, line=dotted, layer="above")
-    if chance:  # for the legend
-        tasks = list(next(iter(scores.values())))
-        fig.add_trace(go.Scatter(x=tasks[:1], y=[None], mode="lines", name="chance", line=dotted))
+        fig.add_shape(type="line", x0=i - 0.45, x1=i + 0.45, y0=level, y1=level, line=dotted, layer="above",
+                      name="chance", showlegend=i == 0)  # fmt: skip
     fig.update_layout(barmode="group", bargap=0.25)
     fig.update_xaxes(type="category")  # the lines' numeric ends would make it a linear one
     return fig
@@ -89,7 +92,8 @@ def head_similarity_figure(
     add_heatmap(
         fig, means, range(heads), range(layers), "layer %{y}, head %{x}<br>%{z:.4f}", **signed_scale(1),
         text=[[f"{value:.2f}" for value in row] for row in means.tolist()],
-        texttemplate="%{text}" if heads <= 24 else None, xgap=1.5, ygap=1.5, colorbar={"title": "cosine"},
+        texttemplate="%{text}" if heads <= 24 else None, xgap=1.5, ygap=1.5,
+        colorbar={"title": bar_title("cosine"), "thickness": 14},
     )  # fmt: skip
     fig.update_layout(width=max(420, 70 * heads + 200), height=max(300, 46 * layers + 130))
     return name_cells(fig)
@@ -103,7 +107,13 @@ def _first(comparisons: Mapping[str, FineTuningComparison]) -> FineTuningCompari
 
 def _lines_by_layer(title: str, lines: Mapping[str, Sequence[Interval]]) -> go.Figure:
     layers = list(range(len(next(iter(lines.values())))))
-    fig = interval_lines(title, "layer", "cosine", layers, lines)
-    fig.update_xaxes(dtick=1)
+    if len(layers) > 1:
+        fig = interval_lines(title, "layer", "cosine", layers, lines)
+    else:  # points beside each other
+        fig = figure(title, "the one layer", "cosine")
+        for color, (name, intervals) in zip(colors_for(list(lines)), lines.items(), strict=True):
+            add_intervals(fig, [name], intervals, name, color, showlegend=False)
+        fig.update_xaxes(type="category", range=[-0.5, len(lines) - 0.5])
+        fig.update_layout(width=min(1044, 180 + 160 * len(lines)))
     fig.add_hline(y=0, line={"color": "#999", "width": 1})
     return fig

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.analysis.heads.scores import HeadScores
-from mechicl.viz.elements import SHARES, SIGNED, add_heatmap, figure, name_cells, panel, panels
+from mechicl.viz.elements import SHARES, SIGNED, add_heatmap, bar_ticks, bar_title, figure, name_cells, panel, panels
 
 WIDEST = 1400  # pixels
 WRITTEN = 24  # cells in a row beyond which there is no room for numbers
@@ -100,7 +100,9 @@ def composition_figure(
         hoverongaps=False, zmin=-bound if signed else 0, zmax=bound, colorscale=SIGNED if signed else SHARES,
         text=[["" if value is None else _number(value) for value in row] for row in z],
         texttemplate="%{text}" if len(later) <= WRITTEN else None, textfont={"size": 10},
-        colorbar={"thickness": 12, "len": 1, "tickfont": {"size": 10}},
+        colorbar={"title": bar_title("composition"), "thickness": 12,
+                   "len": 1, "tickfont": {"size": 10}, "tickformat": ".2~g",
+                  "tickvals": bar_ticks(bound, signed=signed)[:: 2 if signed else 1]},
     )  # fmt: skip
     line = {"color": "#999999", "width": 1}
     for edge in range(heads, len(later), heads):

@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 
 from mechicl.analysis import Sweep
 from mechicl.statistics import interval
-from mechicl.viz.elements import add_heatmap, figure, name_cells, panel, panels, signed_scale
+from mechicl.viz.elements import add_heatmap, bar_ticks, bar_title, figure, name_cells, panel, panels, signed_scale
 
 PER_ROW = 4  # panels, where there is room for them
 WRITTEN = 8  # cells in a row that there is room for numbers in
@@ -57,7 +57,8 @@ def patching_grid(
     intervals = np.array([str(interval(cell)) for cell in effect.flatten(0, -2)], dtype=object).reshape(values.shape)
     heading = title or f"{sweep.what[:1].upper()}{sweep.what[1:]}: {quantity}"
     largest = float(values[values.isfinite()].abs().max()) if values.isfinite().any() else 0.0
-    colorbar = {"title": {"text": quantity.replace(" of ", " of<br>")}, "thickness": 14, "nticks": 4}
+    ticks = {"tickvals": bar_ticks(largest)[::2], "tickformat": ".2~g"}
+    colorbar = {"title": bar_title(quantity.replace(" of ", " of<br>")), "thickness": 14, **ticks}
     style: dict[str, Any] = {**signed_scale(max(largest, 1e-12)), "zmid": 0, "colorbar": colorbar}
 
     def draw(fig: go.Figure, cells: Any, x: Sequence[str], y: Sequence[str], where: str, **options: Any) -> None:

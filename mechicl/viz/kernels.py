@@ -9,9 +9,7 @@ from torch import Tensor
 
 from mechicl.analysis.weights.kernels import KernelView
 from mechicl.prompts import Prompts
-from mechicl.viz.elements import BELOW, COLORS, SIGNED, add_heatmap, add_line, panel, panels
-
-LINES = tuple(COLORS[kind] for kind in ("trained", "interpolated", "closed form", "GD++", "other"))
+from mechicl.viz.elements import BELOW, COLORS, SIGNED, add_heatmap, add_line, bar_ticks, colors_for, panel, panels
 
 
 def kernel_heatmaps(
@@ -53,7 +51,12 @@ def kernel_heatmaps(
         height=420,
         width=170 + 290 * len(views),
         margin={"t": 100, "r": 90},
-        coloraxis={"colorscale": SIGNED, "cmin": -bound, "cmax": bound, "colorbar": {"thickness": 12, "len": 0.9}},
+        coloraxis={
+            "colorscale": SIGNED,
+            "cmin": -bound,
+            "cmax": bound,
+            "colorbar": {"thickness": 12, "len": 0.9, "tickvals": bar_ticks(bound), "tickformat": ".2~g"},
+        },
     )
     return fig
 
@@ -93,7 +96,7 @@ def adapted_functions_figure(
         shared_yaxes="all", horizontal_spacing=0.03, vertical_spacing=0.25 / n_rows**1.5 if n_rows > 1 else 0,
     )  # fmt: skip
     names = [*functions, *(name for name in initial if name not in functions)]
-    colors = {name: LINES[i % len(LINES)] for i, name in enumerate(names)}
+    colors = dict(zip(names, colors_for(names), strict=True))
     inputs = grid[:, 0].tolist()
     for i in range(len(prompts)):
         place = panel(i, n_columns)

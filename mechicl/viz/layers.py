@@ -1,6 +1,5 @@
 """Pictures of layers as steps of an algorithm: matches with its iterations, and probes."""
 
-import itertools
 from collections.abc import Mapping
 
 import plotly.graph_objects as go
@@ -9,17 +8,20 @@ import torch
 from mechicl.analysis.behaviour.growth import Growth
 from mechicl.analysis.behaviour.matching import Match
 from mechicl.analysis.layers.probes import ProbeResult
-from mechicl.viz.elements import PALETTE, add_heatmap, add_line, figure, name_cells
+from mechicl.viz.elements import add_heatmap, add_line, bar_title, colors_for, figure, name_cells, tick_log_axes
 
 
 def match_heatmap(match: Match, title: str | None = None) -> go.Figure:
     """Similarity of every pair of steps, the best match of each row outlined (Fu et al. 2024, Fig. 2)."""
     x, y = [str(row) for row in match.rows], [str(column) for column in match.columns]
     compared = "errors" if match.similarity == "errors" else "induced weights"
-    fig = figure(title or f"Similarity of {compared}", match.row_name, match.column_name)
+    steps = match.column_name if match.column_name == "layer" else f"steps of {match.column_name}"
+    fig = figure(title or f"Similarity of {compared}", match.row_name, steps)
     hover = f"{match.row_name} %{{x}}<br>{match.column_name} %{{y}}<br>cosine %{{z:.3f}}"
-    colorbar = {"title": "cosine", "thickness": 14}
-    add_heatmap(fig, match.mean().cpu().T, x, y, hover, colorscale="Viridis", colorbar=colorbar)
+    means = match.mean().cpu().T
+    lowest = -1 if means.min() < 0 else 0  # one scale for all families of a page
+    add_heatmap(fig, means, x, y, hover, colorscale="Viridis", zmin=lowest, zmax=1,
+                colorbar={"title": bar_title("cosine"), "thickness": 14})  # fmt: skip
     fig.add_trace(
         go.Scatter(
             x=x,
@@ -51,30 +53,45 @@ def match_curve(
     if not matches:
         raise ValueError("match_curve() needs at least one match")
     fig = figure(title, next(iter(matches.values())).row_name, "best-matching steps", log_y=True)
-    for color, (name, match) in zip(itertools.cycle(PALETTE), matches.items(), strict=False):
+    shifts = [0.12 * (i - (len(matches) - 1) / 2) for i in range(len(matches))]  # equal steps stand side by side
+    for color, shift, (name, match) in zip(colors_for(list(matches)), shifts, matches.items(), strict=True):
         best = [b for b in match.best() if b.column >= 1]
-        errors = {
-            "type": "data", "symmetric": False, "thickness": 1.2, "width": 3,
-            "array": [max(b.high - b.column, 0) for b in best],
-            "arrayminus": [min(max(b.column - b.low, 0), b.column - 0.5) for b in best],
-        }  # fmt: skip
-        fig.add_trace(
-            go.Scatter(
-                x=[b.row for b in best],
-                y=[b.column for b in best],
-                error_y=errors,
-                name=name,
-                mode="markers",
-                marker={"color": color, "size": 9, "symbol": ["circle-open" if b.at_edge else "circle" for b in best]},
-                text=["at the edge of the grid" if b.at_edge else "" for b in best],
+        for symbol, points in (
+            ("circle", [b for b in best if not b.at_edge]),
+            ("circle-open", [b for b in best if b.at_edge]),
+        ):
+            if not points:
+                continue
+            where = "" if symbol == "circle" else ", at the edge of the steps that were tried"
+            errors = {
+                "type": "data", "symmetric": False, "thickness": 1.2, "width": 3,
+                # None: no caps in the circle
+                "array": [max(b.high - b.column, 0) if b.high > b.low else None for b in points],
+                "arrayminus": [
+                    min(max(b.column - b.low, 0), b.column - 0.5) if b.high > b.low else None for b in points
+                ],
+            }  # fmt: skip
+            fig.add_trace(
+                go.Scatter(
+                    x=[b.row + shift for b in points],
+                    y=[b.column for b in points],
+                    error_y=errors,
+                    name=f"{name}{where}" if symbol != "circle" and len(points) == len(best) else name,
+                    legendgroup=name,
+                    showlegend=symbol == "circle" or len(points) == len(best),
+                    mode="markers",
+                    marker={"color": color, "size": 9, "symbol": symbol, "line": {"width": 1.5, "color": color}},
+                    customdata=[b.row for b in points],
+                    hovertemplate=f"{match.row_name} %{{customdata}}: %{{y:g}} steps of {name}{where}<extra></extra>",
+                )
             )
-        )
         growth = (growths or {}).get(name)
         if growth is not None:
             exponential = growth.exponential_aic < growth.linear_aic
             curve, kind = (growth.exponential_fit, "exponential") if exponential else (growth.linear_fit, "linear")
-            add_line(fig, growth.rows, curve, f"{name}: {kind} fit", color, dash="dot")
-    return fig
+            add_line(fig, growth.rows, curve, f"{name}: {kind} fit", color, dash="dot", legendgroup=name)
+    fig.update_xaxes(dtick=1)
+    return tick_log_axes(fig)
 
 
 def probe_heatmap(result: ProbeResult, quantity: str, title: str | None = None) -> go.Figure:
@@ -91,7 +108,8 @@ def probe_heatmap(result: ProbeResult, quantity: str, title: str | None = None) 
     hover = "%{x}, layer %{y}<br>R² %{customdata[0]:.3f}<br>control %{customdata[1]:.3f}"
     add_heatmap(
         fig, explained - control, result.positions, range(len(explained)), hover, zmin=0, zmax=1, colorscale="Viridis",
-        customdata=torch.stack([explained, control], -1).tolist(), colorbar={"title": "R² − control", "thickness": 14},
+        customdata=torch.stack([explained, control], -1).tolist(),
+        colorbar={"title": bar_title("R² − control"), "thickness": 14},
     )  # fmt: skip
     fig.update_xaxes(type="category", showgrid=False)
     fig.update_yaxes(dtick=1, showgrid=False)

@@ -23,7 +23,7 @@ from mechicl.statistics import Result, interval
 from mechicl.viz.behaviour import identified_families, shifted_losses
 from mechicl.viz.circuits import circuit_graph
 from mechicl.viz.conditioning import condition_number_distribution
-from mechicl.viz.elements import add_heatmap, add_intervals, colors_for, panel, panels
+from mechicl.viz.elements import COLORS, add_heatmap, add_intervals, panel, panels
 from mechicl.viz.finetuning import update_similarity_figure
 from mechicl.viz.heads import head_table
 from mechicl.viz.interventions import patching_grid
@@ -98,7 +98,7 @@ def _quantities(result: Result, title: str | None = None) -> go.Figure:
         raise TypeError(f"{type(result).__name__} holds no samples that could be drawn")
     names = [*(["means with 95% intervals"] if points else []), *(name.replace("_", " ") for name in others)]
     columns = min(COLUMNS, len(names))
-    rows, color = -(-len(names) // columns), colors_for(1)[0]
+    rows, color = -(-len(names) // columns), COLORS["trained"]
     fig = panels(title or type(result).__name__, names, columns=columns, vertical_spacing=0.3 / rows)
     fig.update_layout(height=HEIGHT * rows + 60, coloraxis={"colorscale": "Viridis"})
     if points:

@@ -13,7 +13,6 @@ from mechicl.viz.elements import (
     BELOW,
     COLORS,
     FIRST_STEP,
-    PALETTE,
     add_intervals,
     add_line,
     colors_for,
@@ -21,6 +20,7 @@ from mechicl.viz.elements import (
     on_log_axis,
     panel,
     panels,
+    tick_log_axes,
 )
 
 
@@ -50,7 +50,7 @@ def losses_over_training(
     """
     fig = figure(title, "optimisation step", "half mean squared error", log_x=log_x, log_y=log_y)
     shown = [i for i, step in enumerate(steps) if step > 0 or not log_x]
-    for color, (kind, values) in zip(itertools.cycle(PALETTE[:4]), losses.items(), strict=False):
+    for color, (kind, values) in zip(colors_for(list(losses)), losses.items(), strict=True):
         if len(values) != len(steps):
             raise ValueError(f"{kind} has {len(values)} evaluations for {len(steps)} steps")
         for seed in range(len(values[0])):
@@ -70,11 +70,9 @@ def losses_over_training(
     for (name, value), dash in zip((references or {}).items(), dashes, strict=False):
         ends = [steps[shown[0]], steps[-1]]
         add_line(fig, ends, [value / 2] * 2, name, COLORS["gradient descent"], dash=dash)
-    if log_x:
-        fig.update_xaxes(dtick=1)
     if not log_y:
         fig.update_yaxes(rangemode="tozero")
-    return fig
+    return tick_log_axes(fig)
 
 
 def alignments_over_training(trainings: Mapping[str, AlignmentOverTraining]) -> go.Figure:
@@ -86,7 +84,7 @@ def alignments_over_training(trainings: Mapping[str, AlignmentOverTraining]) -> 
     names = {"sensitivity_cosine": "cosine of sensitivities", "prediction_distance": "distance of predictions",
              "sensitivity_distance": "distance of sensitivities"}  # fmt: skip
     fig = panels("", list(names.values()))
-    for (name, training), color in zip(trainings.items(), colors_for(len(trainings)), strict=True):
+    for (name, training), color in zip(trainings.items(), colors_for(list(trainings)), strict=True):
         for column, measure in enumerate(names):
             intervals = [interval(seeds) for seeds in getattr(training, measure)]
             add_intervals(fig, on_log_axis(training.steps), intervals, name, color, legendgroup=name,
@@ -96,7 +94,7 @@ def alignments_over_training(trainings: Mapping[str, AlignmentOverTraining]) -> 
     for column in (2, 3):
         fig.update_yaxes(rangemode="tozero", col=column)
     fig.update_layout(legend=BELOW)
-    return fig
+    return tick_log_axes(fig)
 
 
 def heads_during_training(
@@ -119,7 +117,7 @@ def heads_during_training(
     for seed, losses in enumerate(zip(*curve.get("eval_loss", ()), strict=True)):
         add_line(fig, [places[step] for step in curve["eval_step"]], losses, "loss", COLORS["gradient descent"],
                  opacity=0.5, legendgroup="loss", showlegend=seed == 0, place={"secondary_y": False})  # fmt: skip
-    colors = itertools.cycle((COLORS["interpolated"], COLORS["trained"], COLORS["closed form"], COLORS["other"]))
+    colors = itertools.cycle((COLORS["GD++"], COLORS["Newton"], COLORS["Chebyshev"], COLORS["fine-tuned"]))
     several = False
     for (name, values), color in zip(scores.scores.items(), colors, strict=False):
         several = values.shape[1] > 1
@@ -132,7 +130,7 @@ def heads_during_training(
     fig.update_yaxes(title_text="loss (nats)", rangemode="tozero", secondary_y=False)
     score = "score (95% interval over seeds)" if several else "score"
     fig.update_yaxes(title_text=score, range=[0, 1], showgrid=False, tickmode="auto", secondary_y=True)
-    fig.update_layout(legend={"x": 0.02, "y": 0.5})
+    fig.update_layout(legend=BELOW)
     return fig
 
 

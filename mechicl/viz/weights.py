@@ -1,5 +1,6 @@
 """Pictures of weights: their products, losses on paths between models, a layer applied again and again."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
@@ -15,13 +16,16 @@ from mechicl.viz.elements import (
     add_heatmap,
     add_intervals,
     add_line,
+    bar_ticks,
     colors_for,
     figure,
     panel,
     panels,
     signed_scale,
+    tick_log_axes,
 )
 
+DASHES = ("solid", "dash", "dot", "dashdot")
 DIVERGED = 10  # times the first loss, beyond which a line is not drawn
 
 
@@ -32,6 +36,7 @@ def connectivity_paths(
 
     Args:
         paths: by name, with the same alphas: one path, drawn with a band of 95% intervals over prompts, or one a seed.
+            Of names such as "tuned member, rescaled", lines to the same end share a colour, and kinds of path a dash.
         title: of the figure.
 
     Raises:
@@ -42,12 +47,18 @@ def connectivity_paths(
     if not alphas or any(each != alphas[0] for each in alphas):
         raise ValueError(f"needs paths with the same alphas, got {alphas}")
     fig = figure(title, "α (0: the first model, 1: the second)", "mean squared error", log_y=True)
-    for color, (name, seeds) in zip(colors_for(len(by_name)), by_name.items(), strict=True):
+    parts = {name: name.rpartition(", ") for name in by_name}
+    ends = list(dict.fromkeys(end or kind for end, _, kind in parts.values()))
+    kinds = list(dict.fromkeys(kind if end else "" for end, _, kind in parts.values()))
+    colors = dict(zip(ends, colors_for(ends), strict=True))
+    for name, seeds in by_name.items():
+        end, _, kind = parts[name]
+        color, dash = colors[end or kind], DASHES[kinds.index(kind if end else "") % len(DASHES)]
         for i, path in enumerate(seeds):
             intervals = [interval(errors if len(seeds) == 1 else errors.mean()) for errors in path.squared_errors]
             add_intervals(fig, alphas[0], intervals, name, color, log_y=True, showlegend=i == 0, legendgroup=name,
-                          opacity=1 if len(seeds) == 1 else 0.7)  # fmt: skip
-    return fig
+                          opacity=1 if len(seeds) == 1 else 0.7, dash=dash)  # fmt: skip
+    return tick_log_axes(fig)
 
 
 def weight_products_figure(trained: WeightProducts, construction: WeightProducts, names: Sequence[str]) -> go.Figure:
@@ -66,16 +77,19 @@ def weight_products_figure(trained: WeightProducts, construction: WeightProducts
     ]
     fig = panels("", [name for name, _ in products], horizontal_spacing=0.06)
     for i, (_, matrix) in enumerate(products):
-        pair = products[i // 2 * 2 :][:2]  # the two that share a scale
+        bound = max(
+            float(product.abs().max()) for _, product in products[i // 2 * 2 :][:2]
+        )  # of two that share a scale
         add_heatmap(
             fig, matrix, names, names, "from %{y} to %{x}: %{z:.4f}", place=panel(i, 4),
-            showscale=i % 2 == 1, colorbar={"x": 0.478 if i < 3 else 1.0, "thickness": 8, "tickfont": {"size": 9}},
-            **signed_scale(max(float(product.abs().max()) for _, product in pair)),
+            showscale=i % 2 == 1, **signed_scale(bound),
+            colorbar={"x": 0.478 if i < 3 else 1.0, "thickness": 8, "tickfont": {"size": 9}, "tickformat": ".2~g",
+                      "tickvals": bar_ticks(bound)},
         )  # fmt: skip
     fig.update_yaxes(autorange="reversed", showticklabels=False)
     fig.update_yaxes(showticklabels=True, title_text="read from", col=1)
-    fig.update_xaxes(tickangle=-60)
-    fig.update_layout(height=340, font_size=11, margin={"l": 40, "r": 60})
+    fig.update_xaxes(tickangle=-60, title_text="written to")
+    fig.update_layout(height=370, font_size=11, margin={"l": 40, "r": 60})
     return fig
 
 
@@ -96,8 +110,8 @@ def roll_outs(by_damping: Mapping[float, Mapping[str, Float[Tensor, "step seed"]
         for kind, losses in curves.items():
             name, color, dash = looks[kind]
             for i, values in enumerate(losses.unbind(-1)):
-                limit = DIVERGED * float(values[0])
-                shown = [value / 2 if value < limit else None for value in values.tolist()]
+                converging = list(itertools.takewhile((DIVERGED * float(values[0])).__gt__, values.tolist()))
+                shown = [*(value / 2 for value in converging), *[None] * (len(values) - len(converging))]
                 add_line(fig, range(len(shown)), shown, name, color, dash=dash, legendgroup=kind, opacity=0.8,
                          showlegend=column == i == 0, place=panel(column, len(by_damping)))  # fmt: skip
     first = next(iter(by_damping.values()))["gradient_descent"]

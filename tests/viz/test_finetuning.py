@@ -41,7 +41,7 @@ def test_lines_by_layer_are_the_means_over_queries(comparison):
     ):
         figure = draw({"tuned": comparison})
         for line, name in names.items():
-            assert lines(figure, line) == [([0], [pytest.approx(getattr(comparison, name)[0].mean().item())])]
+            assert lines(figure, line) == [([line], [pytest.approx(getattr(comparison, name)[0].mean().item())])]
         with pytest.raises(ValueError, match="no comparison to draw"):
             draw({})
 

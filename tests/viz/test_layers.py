@@ -26,9 +26,9 @@ def test_the_heatmap_shows_means_and_outlines_the_best():
 
 def test_the_curve_marks_matches_at_the_edge_and_draws_the_better_fit():
     growth = fit_growth([0, 1, 2, 3, 4], [1, 4, 16, 64, 256])
-    points, fit = viz.match_curve({"Newton": MATCH}, {"Newton": growth}).data
-    assert list(points.y) == [1, 4, 9]
-    assert list(points.marker.symbol) == ["circle-open", "circle", "circle-open"]
+    inside, edge, fit = viz.match_curve({"Newton": MATCH}, {"Newton": growth}).data
+    assert (list(inside.y), inside.marker.symbol, inside.showlegend) == ([4], "circle", True)
+    assert (list(edge.y), edge.marker.symbol, edge.showlegend) == ([1, 9], "circle-open", False)
     assert "exponential" in fit.name
     assert list(fit.y) == pytest.approx([1, 4, 16, 64, 256])
 
