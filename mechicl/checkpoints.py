@@ -1,4 +1,4 @@
-"""Trained models on disk: a folder with `weights.safetensors`, `config.json` and `record.json`.
+"""Trained models on disk and on the hub: a folder with `weights.safetensors`, `config.json` and `record.json`.
 
 A checkpoint may hold several seeds of one training: every tensor has a leading seed axis. `record.json` says how it was
 made (command, seeds, versions, curve, wall time, hardware) and holds the digests of the other files.
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from mechicl.files import json_bytes, read_json, write_json
+from mechicl.hub import PREFIX, HubError, Reference, download, model_card, upload
 from mechicl.models import Model, ModelConfig, PromptedModel, build, config_from_dict
 from mechicl.shipped import available, shipped_folder
 from mechicl.tasks import AnyTask, task_from_dict
@@ -138,7 +139,9 @@ def load(name: str | Path, seed: int | None = None) -> Model:
     """A trained model in eval mode.
 
     Args:
-        name: of a shipped checkpoint (see `available`), or the path of a checkpoint folder.
+        name: of a shipped checkpoint (see `available`), the path of a checkpoint folder, or "hf://owner/name", a
+            repository of the Hugging Face hub, with "@revision" for another than its main branch. Of that only the
+            checkpoint's JSON and safetensors files are fetched.
         seed: which of its training seeds; the first by default. Of several tasks trained at once it is the first
             (see `Checkpoint.by_task`).
 
@@ -154,7 +157,7 @@ def load(name: str | Path, seed: int | None = None) -> Model:
 
 
 def load_checkpoint(name: str | Path) -> Checkpoint:
-    """All seeds of a checkpoint, its record and its snapshots; errors as for `load`."""
+    """All seeds of a checkpoint, its record and its snapshots; arguments and errors as for `load`."""
     folder = _folder(name)
     record = _read(read_json, folder / "record.json")
     digests = record.get("sha256")
@@ -172,7 +175,8 @@ def load_checkpoint(name: str | Path) -> Checkpoint:
         path = folder / "snapshots.safetensors"
         stacked, metadata = _read(read_tensors, path, digests[path.name])
         snapshots = _as_checkpoint_error(path, _snapshots, stacked, metadata.get("steps", ""))
-    return Checkpoint(folder.name, models, record, snapshots)
+    title = Reference.parse(str(name)).repository if _is_on_hub(name) else folder.name
+    return Checkpoint(title, models, record, snapshots)
 
 
 def save(
@@ -186,16 +190,18 @@ def save(
     The record is written last and holds the digests of the other files, so that a folder cut short is noticed.
 
     Args:
-        folder: where; it is made if need be, and its checkpoint replaced if there is one.
+        folder: where; it is made if need be, and its checkpoint replaced if there is one. `push` sends it to the hub.
         models: one, or several with the same config (seeds of one training).
         record: plain JSON data about the training.
         snapshots: weights during training.
 
     Raises:
         TypeError: something in the record that JSON has no form for.
-        ValueError: no models, different configs, a number in the record that is not finite, or another number of
-            `seeds` in it than of models. Nothing has been written then.
+        ValueError: a repository of the hub for a folder, no models, different configs, a number in the record that is
+            not finite, or another number of `seeds` in it than of models. Nothing has been written then.
     """
+    if str(folder).startswith("hf:"):
+        raise ValueError(f"save() writes to a folder, then push(folder, {str(folder)[3:].lstrip('/')!r}) sends it")
     models = [models] if isinstance(models, PromptedModel) else list(models)
     if not models or any(model.cfg.to_dict() != models[0].cfg.to_dict() for model in models):
         raise ValueError("save() needs one or more models with the same config")
@@ -218,6 +224,40 @@ def save(
     digests = {name: _digest(folder / name) for name in names}
     write_json(folder / "record.json", {**record, "sha256": digests})
     return folder
+
+
+def push(
+    checkpoint: str | Path, repository: str, *, private: bool = False, message: str = "Checkpoint of mechicl"
+) -> str:
+    """Send a checkpoint to a repository of the Hugging Face hub, with a README that says what its record says.
+
+    It is read first, so that nothing damaged is sent. The repository is made if it does not exist; its checkpoint and
+    README are replaced in one commit, and other files stay. Log in first: `hf auth login`, or the variable HF_TOKEN.
+
+    Args:
+        checkpoint: the path of a checkpoint folder (see `save`), or the name of a shipped one.
+        repository: "owner/name".
+        private: make a new repository private.
+        message: of the commit.
+
+    Returns:
+        What to load it by, ever the same: "hf://owner/name@commit".
+
+    Raises:
+        CheckpointError: a checkpoint that cannot be loaded, or a repository that cannot be written to.
+
+    Example:
+        >>> push(save("runs/mine", result.models, result.record), "me/sparse-4l")
+        'hf://me/sparse-4l@8f3a...'
+    """
+    folder, loaded = _folder(checkpoint), load_checkpoint(checkpoint)
+    record = {name: value for name, value in loaded.record.items() if name != "sha256"}
+    try:
+        repository = Reference.parse(repository).repository
+        card = model_card(repository, record, loaded.models[0].cfg.to_dict(), len(loaded.models))
+        return upload(folder, repository, card, private=private, message=message)
+    except HubError as error:
+        raise CheckpointError(str(error)) from error
 
 
 def stack_models(models: Iterable[Model]) -> dict[str, Tensor]:
@@ -262,7 +302,13 @@ def _named_tensors(model: Model) -> dict[str, Tensor]:
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
+def _is_on_hub(name: str | Path) -> bool:
+    return isinstance(name, str) and name.startswith(PREFIX)
+
+
 def _folder(name: str | Path) -> Path:
+    if _is_on_hub(name):
+        return _from_hub(str(name))
     shipped = shipped_folder(name) if isinstance(name, str) and name in available() else None
     folder = shipped or Path(name)
     if not folder.is_dir():
@@ -271,6 +317,16 @@ def _folder(name: str | Path) -> Path:
         )
     if not (folder / "record.json").is_file():
         raise CheckpointError(f"{folder} has no record.json: it is no checkpoint, or its saving was cut short")
+    return folder
+
+
+def _from_hub(text: str) -> Path:
+    try:
+        folder = download(text)
+    except HubError as error:
+        raise CheckpointError(str(error)) from error
+    if not (folder / "record.json").is_file():
+        raise CheckpointError(f"{text} has no record.json: it is no checkpoint of mechicl")
     return folder
 
 

@@ -14,7 +14,7 @@ FLOORS = (
     {"checks", "files", "learners", "memory", "progress", "prompts", "sampling", "shipped", "shots",
      "statistics", "tasks", "tensor_files", "tokens"},
     {"algorithms", "models", "text"},
-    {"checkpoints", "constructions", "interop", "training"},
+    {"checkpoints", "constructions", "hub", "interop", "training"},
     {"analysis"},
     {"viz"},
     {"cli", "reports"},

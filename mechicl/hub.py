@@ -1,0 +1,138 @@
+"""Checkpoints in repositories of the Hugging Face hub: JSON and safetensors both ways, nothing else."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from huggingface_hub import CommitOperationAdd, HfApi, snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HFValidationError,
+    HTTPError,
+    IncompleteSnapshotError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+FILES = ("record.json", "config.json", "weights.safetensors", "snapshots.safetensors")
+"""All that is ever fetched or sent, but for the card that is written on sending. Never a pickle, never code."""
+PREFIX = "hf://"
+_FACTS = (  # fields of a training config that a card shows
+    "steps", "batch_size", "learning_rate", "schedule", "warmup_steps", "gradient_clip", "curriculum",
+)  # fmt: skip
+
+
+class HubError(ValueError):
+    """A repository that is not there, not readable, or not to be reached."""
+
+
+class Reference(NamedTuple):
+    """A repository, and which of its revisions: a branch, tag or commit; None for its main branch."""
+
+    repository: str
+    revision: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> "Reference":
+        """From "hf://owner/name" or "hf://owner/name@revision", the prefix or not.
+
+        Raises:
+            HubError: something else.
+        """
+        parts = re.fullmatch(r"(?:hf://)?(\w[\w.-]*/\w[\w.-]*)(?:@([^\s@]+))?", text)
+        if parts is None:
+            raise HubError(f"{text!r} is no repository of the hub: write hf://owner/name or hf://owner/name@revision")
+        return cls(parts[1], parts[2])
+
+
+def download(text: str) -> Path:
+    """The folder of the hub's cache with a repository's checkpoint.
+
+    All files are of one commit: that which the revision stood for when it was asked for.
+
+    Raises:
+        HubError: no such repository or revision, no right to read it, or no connection and nothing in the cache.
+    """
+    repository, revision = Reference.parse(text)
+    try:
+        return Path(snapshot_download(repository, revision=revision, allow_patterns=list(FILES)))
+    except GatedRepoError as error:
+        raise HubError(f"{repository} is gated: ask for access on its page, then `hf auth login`") from error
+    except RevisionNotFoundError as error:
+        raise HubError(f"{repository} has no revision {revision!r}") from error
+    except RepositoryNotFoundError as error:
+        raise HubError(
+            f"no repository {repository!r} on the hub, or it is private: `hf auth login` for one that you may read"
+        ) from error
+    except (HTTPError, HFValidationError, IncompleteSnapshotError, OSError) as error:
+        raise HubError(f"{repository} could not be read from the hub: {error}") from error
+
+
+def upload(folder: Path, repository: str, card: str, *, private: bool, message: str) -> str:
+    """Send a checkpoint's files and its card in one commit; make the repository if need be.
+
+    Returns:
+        The commit, as "hf://owner/name@commit".
+
+    Raises:
+        HubError: no such name, no right to write, or no connection.
+    """
+    repository = Reference.parse(repository).repository
+    files = [CommitOperationAdd(name, str(folder / name)) for name in FILES if (folder / name).is_file()]
+    try:
+        api = HfApi()
+        api.create_repo(repository, private=private, exist_ok=True)
+        operations = [*files, CommitOperationAdd("README.md", card.encode())]
+        commit = api.create_commit(repository, operations, commit_message=message)
+    except (HTTPError, HFValidationError, OSError) as error:
+        raise HubError(
+            f"{repository} could not be written to: {error} (`hf auth login` with a write token?)"
+        ) from error
+    return f"{PREFIX}{repository}@{commit.oid}"
+
+
+def model_card(repository: str, record: Mapping[str, Any], config: Mapping[str, Any], n_models: int) -> str:
+    """The README of a repository: what the checkpoint is by its record, and how to load it."""
+    training = record.get("training") or {}
+    task = training.get("task") or {}
+    rows = [("models", f"{n_models}, seeds {_words(record.get('seeds', list(range(n_models))))}")]
+    rows += [(f"task: {name}", _words(value)) for name, value in task.items() if value is not None]
+    rows += [(f"model: {name}", _words(value)) for name, value in config.items() if value is not None]
+    rows += [(name, _words(training[name])) for name in _FACTS if training.get(name) is not None]
+    losses = (record.get("curve") or {}).get("eval_loss") or []
+    if losses:
+        rows.append(("held-out loss at the end, by seed", ", ".join(f"{loss:.5g}" for loss in losses[-1])))
+    rows += [(f"version: {name}", str(version)) for name, version in (record.get("versions") or {}).items()]
+    table = "\n".join(f"| {name} | {value} |" for name, value in rows)
+    command = record.get("command")
+    made = f"\nMade by\n\n```sh\n{command}\n```\n" if command else ""
+    return f"""---
+library_name: mechicl
+tags: [mechicl, in-context-learning, mechanistic-interpretability]
+---
+
+# {record.get("name") or repository.rpartition("/")[2]}
+
+A network that learns from the examples in its prompt, for study with mechicl: each activation can be read and replaced.
+
+```python
+from mechicl.checkpoints import load
+
+model = load("{PREFIX}{repository}")
+```
+
+| | |
+|---|---|
+{table}
+{made}"""
+
+
+def _words(value: Any) -> str:
+    """A value of a record in a cell of a table."""
+    if isinstance(value, str):
+        return value.replace("|", "\\|")
+    if isinstance(value, Sequence):
+        return ", ".join(map(_words, value))
+    return json.dumps(value)
