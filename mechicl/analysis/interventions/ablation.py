@@ -42,6 +42,8 @@ def ablate(
 ) -> Sweep:
     """What the model predicts when part of its activations is taken away; one call sweeps all heads, or all pairs.
 
+    `metrics`, `only`, `at`, `keep_predictions`, `memory` and `progress` are as for `patch`.
+
     Args:
         model: as for `patch`.
         prompts: what it runs on.
@@ -56,7 +58,6 @@ def ablate(
         pairs: ablate every two cells together: the sweep gets its axes twice, the second with "_2", and on the
             diagonal cells alone.
         seed: of the other prompts of "resample".
-        metrics, only, at, keep_predictions, memory, progress: as for `patch`.
 
     Returns:
         Predictions and metrics of every cell; `effect()` is the change that an ablation makes.

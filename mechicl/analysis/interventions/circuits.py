@@ -133,6 +133,7 @@ def find_circuit(
     Edges (our transformers only): among the nodes kept, the least important are cut, in the order of what cutting each
     alone does, up to a place where the metric has moved by `tolerance` once more (found by bisection: there may be
     fewer edges that would do). What is found depends on the prompts; `measure_circuit` says how good it is on others.
+    `prompts`, `method`, `reference`, `at`, `seed` and `progress` are as for `ablate`.
 
     Args:
         model: ours; without edges any of TransformerLens' protocol.
@@ -141,7 +142,6 @@ def find_circuit(
         tolerance: of the mean metric, relative to the change when everything is ablated.
         edges: whether to look for edges too: a run for each edge between the nodes that are kept.
         memory: bound in bytes on the sweeps over nodes; edges need what one run of all prompts takes a few times.
-        prompts, method, reference, at, seed, progress: as for `ablate`.
 
     Raises:
         ValueError: as for `ablate`; several metrics, a tolerance that is not positive, an unknown search, a metric

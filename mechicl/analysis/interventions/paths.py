@@ -39,13 +39,13 @@ def patch_paths(
 
     For every head A and every head B of a later layer: what A wrote in the clean run, in place of what it wrote in the
     corrupted one, reaches B's query (key, value) straight through the residual stream, at all positions. Every other
-    part still sees A's corrupted output, what lies between A and B too.
+    part still sees A's corrupted output, what lies between A and B too. What
+    is not described here is as for `patch`: the prompts, `direction`, `metrics`, `at`, `keep_predictions`, `memory`.
 
     Args:
         model: ours, or one of TransformerLens' protocol whose layers write `z @ W_O` and read the norm of the stream,
             as GPT-2's do.
         receiver: what B receives it by: "q", "k" or "v".
-        clean, corrupted, direction, metrics, at, keep_predictions, memory, progress: as for `patch`.
 
     Returns:
         A sweep over `("layer", "head", "to_layer", "to_head")`. Where B's layer is not after A's there is no path, and

@@ -1,0 +1,92 @@
+"""Pages that are made while the site is built, from what the repository holds already.
+
+- tutorials: the notebooks of `analyses/`, as they are stored, with their static pictures; none is run.
+- findings/every-figure: `analyses/README.md`, the index of figures and tables.
+- project/architecture, project/changelog: the files at the top of the repository.
+- reference: a page for each module whose names are public.
+
+Links between files of the repository become links between pages.
+"""
+
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from nbconvert import MarkdownExporter
+from nbformat import NotebookNode
+
+ROOT = Path(__file__).parent.parent
+PAGES = {
+    "ARCHITECTURE.md": "project/architecture.md",
+    "CHANGELOG.md": "project/changelog.md",
+    "analyses/README.md": "findings/every-figure.md",
+}
+"""Files of the repository that are pages."""
+ELSEWHERE = {"README.md": "index.md"}
+"""What stands for a file that is no page itself."""
+LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#:]+)(#[^)]*)?\)")
+SHOWN_FIRST = [  # of what a cell has put out; scripts do not run in the pages
+    "image/svg+xml", "image/png", "text/markdown", "text/html", "text/plain",
+]  # fmt: skip
+REFERENCE = re.compile(r"reference/((?!index|command)[\w.]+)\.md")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages."""
+    notebooks = {path.stem: path for path in sorted((ROOT / "analyses").glob("*.ipynb"))}
+    links = PAGES | ELSEWHERE | {f"analyses/{name}.ipynb": f"tutorials/{name}.md" for name in notebooks}
+    for source, page in PAGES.items():
+        text = (ROOT / source).read_text(encoding="utf-8")
+        files.append(File.generated(config, page, content=with_links_to_pages(text, source, page, links)))
+    for name, path in notebooks.items():
+        page = f"tutorials/{name}.md"
+        text, pictures = notebook_page(nbformat.read(path, as_version=4), name)
+        files.append(File.generated(config, page, content=with_links_to_pages(text, f"analyses/{name}", page, links)))
+        for picture, data in pictures.items():
+            files.append(File.generated(config, f"tutorials/{picture}", content=data))
+    for page in nav_pages(config.nav):
+        if module := REFERENCE.fullmatch(page):
+            files.append(File.generated(config, page, content=f"::: mechicl.{module[1]}\n"))
+    return files
+
+
+def nav_pages(nav: Any) -> list[str]:
+    """All pages that a navigation names."""
+    if isinstance(nav, str):
+        return [nav]
+    return [page for entry in (nav.values() if isinstance(nav, dict) else nav) for page in nav_pages(entry)]
+
+
+def with_links_to_pages(text: str, source: str, page: str, pages: dict[str, str]) -> str:
+    """A file's text with its links to other files pointing at their pages; links to what is no page become code."""
+
+    def link(match: re.Match[str]) -> str:
+        words, target, anchor = match[1], match[2], match[3] or ""
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
+        if path not in pages:
+            return words if words.startswith("`") else f"{words} (`{path}`)"
+        return f"[{words}]({posixpath.relpath(pages[path], posixpath.dirname(page))}{anchor})"
+
+    return LINK.sub(link, text)
+
+
+def notebook_page(notebook: NotebookNode, name: str) -> tuple[str, dict[str, bytes]]:
+    """A notebook as markdown, and the pictures in it by path."""
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            data = output.get("data", {})
+            if any(kind.startswith("image/") for kind in data):  # what scripts would draw has its picture
+                output["data"] = {kind: value for kind, value in data.items() if kind.startswith("image/")}
+            elif "text/html" in data:
+                data["text/html"] = f'<div class="output-table">{data["text/html"]}</div>'
+    exporter = MarkdownExporter(config={"NbConvertBase": {"display_data_priority": SHOWN_FIRST}})
+    text, resources = exporter.from_notebook_node(
+        notebook, {"output_files_dir": f"{name}_files", "unique_key": name}
+    )
+    head = f"*This page shows the notebook `analyses/{name}.ipynb` as it is stored, with pictures that stand still.*"
+    title, _, rest = text.lstrip().partition("\n")
+    return f"{title}\n\n{head}\n{rest}", dict(resources["outputs"])
