@@ -18,7 +18,7 @@ export OMP_WAIT_POLICY := passive
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup report test mutants bench table index notebooks format wheel browser clean
+.PHONY: help setup report test mutants bench table index notebooks docs format wheel browser clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,7 +35,7 @@ test: $(READY_TEST) browser ## Lint, check the format and the types, run the tes
 mutants: $(READY_TEST) ## Plant 200 faults one by one, and print which ones the tests do not notice (an hour on two cores)
 	$(BIN)/python tests/mutants.py --n 200
 
-bench: $(READY) ## Print every ratio that the README quotes, in one run
+bench: $(READY) ## Print every ratio that docs/project/benchmarks.md quotes, in one run
 	$(BIN)/python analyses/benchmark.py
 	$(BIN)/python analyses/benchmark_layers.py
 	$(BIN)/python analyses/benchmark_interventions.py
@@ -52,6 +52,10 @@ index: $(READY) ## Write analyses/README.md, the index of figures and tables, fr
 
 notebooks: $(READY)-notebooks ## Run the notebooks of analyses/ and save them with their outputs
 	$(BIN)/python analyses/notebooks.py
+
+docs: $(READY)-docs ## Build the documentation, site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	@echo "site/index.html"
 
 format: $(READY_TEST) ## Format the code and fix what the linter can
 	$(BIN)/ruff check --fix .
@@ -104,5 +108,5 @@ browser: ## Install Chromium for the tests, if it is missing (Debian, as root or
 	echo "The tests that need a browser will be skipped." >&2
 
 clean: ## Remove everything that these targets made
-	rm -rf $(VENV) build dist report .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist report site .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -84,9 +84,7 @@ def notebook_page(notebook: NotebookNode, name: str) -> tuple[str, dict[str, byt
             elif "text/html" in data:
                 data["text/html"] = f'<div class="output-table">{data["text/html"]}</div>'
     exporter = MarkdownExporter(config={"NbConvertBase": {"display_data_priority": SHOWN_FIRST}})
-    text, resources = exporter.from_notebook_node(
-        notebook, {"output_files_dir": f"{name}_files", "unique_key": name}
-    )
+    text, resources = exporter.from_notebook_node(notebook, {"output_files_dir": f"{name}_files", "unique_key": name})
     head = f"*This page shows the notebook `analyses/{name}.ipynb` as it is stored, with pictures that stand still.*"
     title, _, rest = text.lstrip().partition("\n")
     return f"{title}\n\n{head}\n{rest}", dict(resources["outputs"])

@@ -32,7 +32,7 @@ def fences(path: Path) -> list[tuple[str, str, int]]:
 def blocks(path: Path) -> list[Block]:
     """The Python of a page; a block of text right after it is what it prints."""
     every = fences(path)
-    after = [*every[1:], ("", "", 0)]
+    after = [*every, ("", "", 0)][1:]
     return [
         Block(content, following[1] if following[0] == "text" else None, line)
         for (language, content, line), following in zip(every, after, strict=True)
@@ -61,7 +61,9 @@ def compare(shown: str, said: str) -> None:
     """Assert that a text is what a page says, up to a thousandth of each number with a decimal point."""
     assert words(shown) == words(said), f"prints\n{shown}\nsaid\n{said}"
     for got, expected in zip(numbers(shown), numbers(said), strict=True):
-        assert abs(got - expected) <= 1e-3 * abs(expected) + 2e-6, f"{got} for {expected}; prints\n{shown}\nsaid\n{said}"
+        assert abs(got - expected) <= 1e-3 * abs(expected) + 2e-6, (
+            f"{got} for {expected}; prints\n{shown}\nsaid\n{said}"
+        )
 
 
 def words(text: str) -> list[str]:

@@ -1,0 +1,206 @@
+"""The documentation: its code prints what it says, its numbers are measured ones, and its pages stand alone."""
+
+import importlib
+import json
+import os
+import pkgutil
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser
+
+import mechicl
+from mechicl.checkpoints import available
+from mechicl.reports import Comparison
+from mechicl.training import PRESETS
+from tests.pages import ROOT, blocks, compare, fences, run
+
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+FINDINGS = sorted((DOCS / "findings").glob("*.md"))
+RESULTS = ROOT / "analyses" / "results"
+
+
+def name(path: Path) -> str:
+    return path.relative_to(DOCS).as_posix()
+
+
+# ---- the code ----
+
+
+@pytest.mark.parametrize("path", [path for path in PAGES if blocks(path)], ids=name)
+def test_the_code_of_a_page_runs_and_prints_what_the_page_says(path: Path, tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run(blocks(path), name(path))
+
+
+def test_every_block_is_of_a_kind_that_is_tested():
+    assert {language for path in PAGES for language, _, _ in fences(path)} <= {"python", "text", "sh"}
+
+
+def test_a_changed_number_is_noticed():
+    compare("loss: 0.415 ± 0.013\n", "loss:  0.4151 ± 0.013")
+    for said in ("loss: 0.416 ± 0.013", "losses: 0.415 ± 0.013", "loss: 0.415 ± 0.013\nmore"):
+        with pytest.raises(AssertionError):
+            compare("loss: 0.415 ± 0.013", said)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name)
+def test_commands_exist(path: Path):
+    targets = set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    text = path.read_text(encoding="utf-8")
+    lines = [line for language, content, _ in fences(path) if language == "sh" for line in content.splitlines()]
+    lines += re.findall(r"`((?:python|mechicl|make) [^`]+)`", text)
+    for line in lines:
+        program, *arguments = shlex.split(line, comments=True) or [""]
+        if program == "make":
+            assert {argument for argument in arguments if "=" not in argument} <= targets, line
+        elif program == "python" and arguments[0] != "-m":
+            assert (ROOT / arguments[0]).is_file(), line
+        elif program == "mechicl":
+            assert arguments[0] in {"list", "report", "train", "import"}, line
+            if arguments[0] == "train" and arguments[1].islower():
+                assert arguments[1] in PRESETS, line
+
+
+def test_names_are_public():
+    for path in PAGES:
+        for room, thing in re.findall(r"\b(analysis|algorithms|constructions|viz)\.(\w+)", path.read_text()):
+            if thing not in ("md", "html"):
+                assert hasattr(importlib.import_module(f"mechicl.{room}"), thing), f"{path.name}: {room}.{thing}"
+
+
+def test_every_checkpoint_has_a_row():
+    text = (DOCS / "project" / "checkpoints.md").read_text(encoding="utf-8")
+    assert [checkpoint for checkpoint in available() if f"| `{checkpoint}` |" not in text] == []
+
+
+# ---- the findings ----
+
+
+def printed(command: str) -> str:
+    """What a script printed when it saved its results, found by the command that is in the file."""
+    script, *options = command.split()
+    for path in RESULTS.glob(f"{script.removesuffix('.py')}*.json"):
+        data = json.loads(path.read_text(encoding="utf-8"))
+        made = data["command"].removeprefix("python ").removeprefix("analyses/").split()
+        if made[0] == script and (not options or made[1:] == options):
+            return str(Comparison.read(path))
+    raise AssertionError(f"no results file was made by {command}")
+
+
+def measured_cells() -> list[tuple[str, str, str]]:
+    """Page, command and cell of every measured value in the tables of findings.
+
+    A table's last column names the command; where there is no such column, the command stands above the table.
+    """
+    cells = []
+    for path in FINDINGS:
+        command, header = "", []
+        for line in path.read_text(encoding="utf-8").splitlines():
+            if not line.startswith("|"):
+                header = []
+                commands = re.findall(r"`python analyses/([^`]+)`", line)
+                command = commands[-1] if commands else command
+                continue
+            row = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+            if not header:
+                header = row
+            elif not set(row[0]) <= set("-") and any(word.startswith("measured") for word in header):
+                column = next(i for i, word in enumerate(header) if word.startswith("measured"))
+                named = row[header.index("script")].strip("`") if "script" in header else command
+                cells.append((path.name, named, row[column]))
+    return cells
+
+
+VALUE = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?(?: ± [\d.]+)?")
+
+
+def test_measured_numbers_are_those_in_the_results_files():
+    cells = measured_cells()
+    assert len(cells) > 40
+    wrong = []
+    for page, command, cell in cells:
+        text = printed(command).replace(",", "")
+        every = [float(value) for value in re.findall(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?", text)]
+        for value in VALUE.findall(cell):
+            plain = value.rstrip(",").replace(",", "")
+            if " ± " in plain:
+                same = plain in text
+            else:  # a number alone may be printed with more digits than the page has
+                digits = len(plain.partition(".")[2])
+                same = any(f"{number:.{digits}f}" == plain for number in every)
+            if not same:
+                wrong.append((page, command, value))
+    assert wrong == []
+
+
+# ---- the site ----
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built site; a warning of any part of the build is an error."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr, done.stderr
+    return folder
+
+
+def public_names() -> list[str]:
+    """Every name that a package lists in `__all__`."""
+    names = []
+    for module in pkgutil.walk_packages(mechicl.__path__, "mechicl."):
+        if module.ispkg:
+            listed = getattr(importlib.import_module(module.name), "__all__", ())
+            names += [f"{module.name}.{thing}" for thing in listed]
+    return names
+
+
+def test_every_public_name_is_in_the_reference(site: Path):
+    text = "".join(path.read_text(encoding="utf-8") for path in (site / "reference").glob("*.html"))
+    names = public_names()
+    assert len(names) > 200
+    assert [thing for thing in names if f'id="{thing}"' not in text] == []
+
+
+def test_shapes_are_as_they_are_written(site: Path):
+    text = (site / "reference" / "analysis.behaviour.html").read_text(encoding="utf-8")
+    assert 'Float[Tensor, "prompt"]' in re.sub(r"<[^>]+>", "", text).replace("&quot;", '"')
+
+
+def test_pages_ask_for_nothing_elsewhere_and_show_their_pictures(site: Path, browser: Browser):
+    context = browser.new_context(viewport={"width": 400, "height": 900}, offline=True)
+    page = context.new_page()
+    asked, errors = [], []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    pages = [path for path in sorted(site.rglob("*.html")) if path.name != "404.html"]
+    assert len(pages) > 40
+    for path in pages:
+        page.goto(path.as_uri())
+        wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+        missing = page.evaluate("[...document.images].filter(image => !image.naturalWidth).map(image => image.src)")
+        assert (path.name, wide, missing, errors) == (path.name, 0, [], [])
+    assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
+    context.close()
+
+
+def test_the_search_works_in_files(site: Path, browser: Browser):
+    context = browser.new_context(viewport={"width": 1200, "height": 900}, offline=True)
+    page = context.new_page()
+    page.goto((site / "index.html").as_uri())
+    page.locator("input.md-search__input").click()
+    page.keyboard.type("fit_readouts")
+    first = page.locator(".md-search-result__link").first
+    first.wait_for(timeout=30_000)
+    assert "fit_readouts" in first.inner_text()
+    context.close()
