@@ -11,11 +11,13 @@ from pathlib import Path
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent))
 
-from tests.pages import blocks, run  # noqa: E402  the repository's root has to be on the path first
+from mechicl import viz  # noqa: E402  the repository's root has to be on the path first
+from tests.pages import blocks, run  # noqa: E402
 
 PICTURES = {"images/families.svg": "index.md", "images/layers.svg": "findings/layers.md"}
 """Pictures, and the pages whose code makes them."""
-WIDTH = 720
+WIDTH = 7.0
+"""Inches, of 96 pixels on a page."""
 
 
 def main() -> None:
@@ -25,7 +27,7 @@ def main() -> None:
             os.chdir(folder)
             figure = run(blocks(DOCS / page), page)["figure"]
         path = DOCS / picture
-        figure.write_image(path, width=WIDTH)
+        viz.save(figure, path, width=WIDTH, font_size=9)
         print(f"{path.relative_to(DOCS.parent)}: {path.stat().st_size / 1e3:.0f} kB")
 
 

@@ -63,7 +63,7 @@ def test_commands_exist(path: Path):
             assert (ROOT / arguments[0]).is_file(), line
         elif program == "mechicl":
             assert arguments[0] in {"list", "report", "train", "import"}, line
-            if arguments[0] == "train" and arguments[1].islower():
+            if arguments[0] == "train" and arguments[1:] and arguments[1].islower():
                 assert arguments[1] in PRESETS, line
 
 
@@ -125,6 +125,7 @@ def test_measured_numbers_are_those_in_the_results_files():
     assert len(cells) > 40
     wrong = []
     for page, command, cell in cells:
+        assert command, f"{page}: no command is named above the table with {cell!r}"
         text = printed(command).replace(",", "")
         every = [float(value) for value in re.findall(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?", text)]
         for value in VALUE.findall(cell):

@@ -1,39 +1,30 @@
-"""The README's tour is code that runs and prints what it says."""
+"""The README: short, its code is the first page's, and what it names exists."""
 
-import contextlib
 import importlib
-import io
 import re
-from pathlib import Path
 
-import pytest
+from tests.pages import ROOT, blocks
 
-from mechicl.checkpoints import available
-
-README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+PATH = ROOT / "README.md"
+README = PATH.read_text(encoding="utf-8")
+FIRST_PAGE = ROOT / "docs" / "index.md"
 
 
-def numbers(text: str) -> list[float]:
-    return [float(number) for number in re.findall(r"-?\d+\.\d+", text)]
+def test_it_is_short():
+    assert len(README.splitlines()) <= 150
+    (code,) = blocks(PATH)
+    assert len([line for line in code.code.splitlines() if line.strip()]) <= 15
 
 
-@pytest.mark.parametrize("index", [0, 1, 2, 3, 4])
-def test_a_tour_prints_what_the_readme_says(index):
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        exec(compile(blocks("python")[index], "README.md", "exec"), {})
-    shown, said = printed.getvalue(), blocks("text")[index]
-    assert [line.split(":")[0] for line in shown.splitlines()] == [line.split(":")[0] for line in said.splitlines()]
-    for got, expected in zip(numbers(shown), numbers(said), strict=True):
-        assert abs(got - expected) <= 1e-3 * abs(expected) + 2e-6, (shown, said)
+def test_its_code_and_what_that_prints_are_those_of_the_first_page_which_is_run():
+    (readme,) = blocks(PATH)
+    page = blocks(FIRST_PAGE)
+    assert lines(readme.code) == [line for block in page for line in lines(block.code)]
+    assert lines(readme.output) == [line for block in page for line in lines(block.output)]
 
 
-def test_tours_are_short():
-    assert all(len(tour.splitlines()) <= 30 for tour in blocks("python"))
+def lines(text: str | None) -> list[str]:
+    return [line for line in (text or "").splitlines() if line.strip()]
 
 
 def test_names_are_public():
@@ -41,6 +32,22 @@ def test_names_are_public():
         assert hasattr(importlib.import_module(f"mechicl.{room}"), name), f"{room}.{name}"
 
 
-def test_every_checkpoint_has_a_row():
-    for name in available():
-        assert f"| `{name}` |" in README
+def test_links_lead_somewhere():
+    targets = re.findall(r"\]\(([^)#]+)", README)
+    assert len(targets) > 20
+    assert [target for target in targets if "://" not in target and not (ROOT / target).exists()] == []
+
+
+def test_numbers_of_the_findings_are_on_their_pages():
+    part = README.partition("## What it found")[2].partition("\n## ")[0]
+    for item in re.split(r"\n(?=\d\. )", part):
+        pages = "".join(
+            (ROOT / page).read_text(encoding="utf-8") for page in re.findall(r"docs/findings/[\w-]+\.md", item)
+        )
+        for number in re.findall(r"\d+\.\d+ ± \d+\.\d+", item):
+            assert number in pages, number
+
+
+def test_the_picture_is_small():
+    (picture,) = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", README)
+    assert (ROOT / picture).stat().st_size <= 80_000
