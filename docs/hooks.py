@@ -8,6 +8,7 @@
 Links between files of the repository become links between pages.
 """
 
+import ast
 import posixpath
 import re
 from pathlib import Path
@@ -50,8 +51,58 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             files.append(File.generated(config, f"tutorials/{picture}", content=data))
     for page in nav_pages(config.nav):
         if module := REFERENCE.fullmatch(page):
-            files.append(File.generated(config, page, content=f"::: mechicl.{module[1]}\n"))
+            text = names_by_package() if module[1] == "analysis" else names_of(f"mechicl.{module[1]}")
+            files.append(File.generated(config, page, content=text))
     return files
+
+
+def names_of(module: str) -> str:
+    """The page of a module: its names, and those that a file beside it shares its name with.
+
+    Griffe takes `mechicl.algorithms.newton` for the file, whatever the package says.
+    """
+    parts, folder = [f"::: {module}\n"], source(module).parent
+    for node in ast.parse(source(module).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ImportFrom) and source(module).name == "__init__.py":
+            for name in (alias.name for alias in node.names):
+                if (folder / f"{name}.py").is_file():
+                    options = "{heading_level: 2, show_root_full_path: false}"
+                    anchor = f'<a id="{module}.{name}"></a>'
+                    parts.append(f"{anchor}\n\n::: {node.module}.{name}\n    options: {options}\n")
+    return "\n".join(parts)
+
+
+def names_by_package() -> str:
+    """The page of `mechicl.analysis`: a table of the names that it takes from its packages, which have pages."""
+    lines = ["::: mechicl.analysis\n    options: {members: false}\n", "| name | what |", "|---|---|"]
+    for node in ast.parse(source("mechicl.analysis").read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ImportFrom) and node.module != "mechicl.analysis":
+            page = f"{node.module}.md".removeprefix("mechicl.")
+            for name in (alias.name for alias in node.names):
+                link = f"[`{name}`]({page}#{node.module}.{name}){{#mechicl.analysis.{name}}}"
+                lines.append(f"| {link} | {summary(node.module or '', name)} |")
+    lines += ["", "## Packages", "", "| package | question |", "|---|---|"]
+    for path in sorted((ROOT / "mechicl" / "analysis").glob("*/__init__.py")):
+        name, words = path.parent.name, ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        link = f"[`{name}`](analysis.{name}.md){{#mechicl.analysis.{name}}}"
+        lines.append(f"| {link} | {words.splitlines()[0]} |")
+    return "\n".join(lines) + "\n"
+
+
+def source(module: str) -> Path:
+    """The file of a module."""
+    path = ROOT.joinpath(*module.split("."))
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def summary(module: str, name: str) -> str:
+    """The first line of a name's docstring, which may stand in the module that it is imported from."""
+    for node in ast.parse(source(module).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
+            return (ast.get_docstring(node) or "").partition("\n")[0]
+        if isinstance(node, ast.ImportFrom) and name in (alias.name for alias in node.names):
+            return summary(node.module or "", name)
+    raise ValueError(f"{module} does not define {name}")
 
 
 def nav_pages(nav: Any) -> list[str]:

@@ -43,7 +43,7 @@ def identified_families(result: Identification) -> go.Figure:
     distances = [result.distance(match) for match in result.matches]
     names = [match.name for match in result.matches]
     fig = figure(
-        "Which algorithm is it?", "squared distance of predictions / the model's squared predictions", log_x=True
+        "Which algorithm is it?", "squared distance / squared predictions", log_x=True
     )
     errors = {
         "type": "data", "symmetric": False, "array": [d.high - d.mean for d in distances], "thickness": 1.3,
