@@ -11,7 +11,9 @@ if TYPE_CHECKING:  # callers know which kind theirs is, and need not prove it to
     Model = HookedTransformer | Any
 else:
     ModelConfig = TransformerConfig | LSTMConfig
+    """The config of either architecture."""
     Model = HookedTransformer | HookedLSTM
+    """A model of either architecture."""
 
 
 def build(cfg: ModelConfig, seed: int = 0) -> Model:

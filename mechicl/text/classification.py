@@ -13,6 +13,7 @@ from mechicl.statistics import storable
 from mechicl.tasks.topics import TOPICS
 
 Labels = Literal["true", "flipped", "random"]
+"""Which labels demonstrations show."""
 
 
 @storable
@@ -138,6 +139,7 @@ TEXT_TASKS: dict[str, TextTask] = _table(
     _made("leisure", labels=(" yellow", " grey", " purple", " orange"),
           topics=("sports", "music", "weather", "shapes")),
 )
+"""Templates and labels of every text task, by name."""
 # fmt: on
 
 

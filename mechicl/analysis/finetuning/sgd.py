@@ -28,9 +28,11 @@ from mechicl.shots import Shots
 from mechicl.statistics import Result, storable
 
 Method = Literal["plain", "linearized", "per_layer"]
+"""How the weights are moved: by the loss of the model, of the model linearised in them, or of each layer by itself."""
 METHOD_NAMES: dict[Method, str] = {"plain": "fine-tuned", "linearized": "linearised", "per_layer": "layer by layer"}
-"""Kinds of fine-tuning, and what tables and pictures call them."""
+"""What tables and pictures call them."""
 METHODS: tuple[Method, ...] = tuple(METHOD_NAMES)
+"""All kinds of fine-tuning."""
 
 
 class FineTuningDivergedError(ValueError):
