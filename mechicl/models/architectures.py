@@ -8,12 +8,12 @@ from mechicl.models.transformer import HookedTransformer
 
 if TYPE_CHECKING:  # callers know which kind theirs is, and need not prove it to a type checker
     ModelConfig = TransformerConfig | Any
+    """The config of either architecture."""
     Model = HookedTransformer | Any
+    """A model of either architecture."""
 else:
     ModelConfig = TransformerConfig | LSTMConfig
-    """The config of either architecture."""
     Model = HookedTransformer | HookedLSTM
-    """A model of either architecture."""
 
 
 def build(cfg: ModelConfig, seed: int = 0) -> Model:

@@ -15,9 +15,9 @@ from mechicl.tasks.topics import TopicClassification
 
 if TYPE_CHECKING:  # callers know which kind theirs is, and need not prove it to a type checker
     AnyTask = LinearRegression | Any
+    """A task of any kind, the user's own among them."""
 else:  # a command line offers the first ones; in Python a task may also be of the user's own kind
     AnyTask = LinearRegression | SineRegression | FixedTasks | RepeatedTokens | TopicClassification | Any
-    """A task of any kind, the user's own among them."""
 TASK_TYPES: dict[str, type] = {
     task.__name__: task for task in (LinearRegression, SineRegression, FixedTasks, RepeatedTokens, TopicClassification)
 }

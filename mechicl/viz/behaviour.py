@@ -42,9 +42,7 @@ def identified_families(result: Identification) -> go.Figure:
     """Distance of each family's nearest member from the model, with 95% intervals, the nearest at the top."""
     distances = [result.distance(match) for match in result.matches]
     names = [match.name for match in result.matches]
-    fig = figure(
-        "Which algorithm is it?", "squared distance / squared predictions", log_x=True
-    )
+    fig = figure("Which algorithm is it?", "squared distance / squared predictions", log_x=True)
     errors = {
         "type": "data", "symmetric": False, "array": [d.high - d.mean for d in distances], "thickness": 1.3,
         # a logarithmic axis has no place for 0 or less
