@@ -18,7 +18,7 @@ export OMP_WAIT_POLICY := passive
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup report test mutants bench table index notebooks docs format wheel browser clean
+.PHONY: help setup report test pictures mutants bench table index notebooks docs format wheel browser clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ test: $(READY_TEST) browser ## Lint, check the format and the types, run the tes
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist loadfile --durations 10
+
+pictures: $(READY_TEST) browser ## Draw the report on every shipped checkpoint, and look for what is wrong with its pictures (an hour on two cores)
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto -m "pictures or not pictures" tests/reports/test_every_picture.py
 
 mutants: $(READY_TEST) ## Plant 200 faults one by one, and print which ones the tests do not notice (an hour on two cores)
 	$(BIN)/python tests/mutants.py --n 200

@@ -30,7 +30,7 @@ SAME = {  # words for one thing, which share a colour
 
 def figure_faults(figure: go.Figure) -> list[str]:
     """Traces without a visible mark."""
-    layout = json.loads(figure.to_json())["layout"]
+    layout = json.loads(str(figure.to_json()))["layout"]
     faults = []
     for i, trace in enumerate(_traces(figure)):
         reason = _why_invisible(trace, layout)
@@ -44,7 +44,7 @@ def figure_faults(figure: go.Figure) -> list[str]:
 
 def _traces(figure: go.Figure) -> list[dict[str, Any]]:
     """The figure's data as plain lists, arrays in plotly's own writing decoded."""
-    return rounded(json.loads(figure.to_json())["data"])
+    return rounded(json.loads(str(figure.to_json()))["data"])
 
 
 def _why_invisible(trace: dict[str, Any], layout: dict[str, Any]) -> str:
@@ -141,7 +141,7 @@ def _hues(figure: go.Figure) -> set[str]:
 
 def _hues_of_cells(trace: Any, figure: go.Figure) -> set[str]:
     """Which of red and blue a heatmap shows: the colours at the ends that its values go to."""
-    axis = figure.layout[trace.coloraxis] if trace.coloraxis else trace
+    axis: Any = figure.layout[trace.coloraxis] if trace.coloraxis else trace
     scale, cells = axis.colorscale, [v for row in trace.z for v in row if v is not None and math.isfinite(v)]
     if not scale or isinstance(scale, str) or not cells:
         return set()
@@ -225,7 +225,7 @@ def color_faults(figures: Sequence[go.Figure]) -> list[str]:
             colors[_meaning(name)].add(color)
         for trace in figure.data:
             if trace.type == "heatmap":
-                axis = figure.layout[trace.coloraxis] if trace.coloraxis else trace
+                axis: Any = figure.layout[trace.coloraxis] if trace.coloraxis else trace
                 low = axis.cmin if trace.coloraxis else axis.zmin
                 if low is not None and low < 0 and axis.colorscale:
                     positive.add(_hue(axis.colorscale[-1][1]))

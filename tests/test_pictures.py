@@ -100,7 +100,7 @@ def test_a_browser_finds_labels_over_each_other_cut_off_legends_over_marks_and_e
     for _ in range(2):
         over.add_annotation(x=0.5, y=0.5, text="twice", showarrow=False)
     cut = scatter([0, 1], [0, 1])
-    cut.add_annotation(x=0.5, y=0, yref="paper", yshift=-80, text="far below", showarrow=False)
+    cut.add_annotation(x=0.5, y=0, yref="paper", yshift=-130, text="far below", showarrow=False)
     legend = scatter([0, 1], [0, 1], name="a line with a name", showlegend=True)
     legend.update_layout(legend={"x": 0.5, "y": 0.5, "xanchor": "center"})
     scale = go.Figure(go.Heatmap(z=[[1, 2]], colorbar={"tickvals": [1.5]}))

@@ -10,7 +10,7 @@ import torch
 from mechicl.analysis.behaviour.identification import Identification
 from mechicl.analysis.behaviour.shifts import ShiftedLosses
 from mechicl.analysis.behaviour.spectral import SpectralLearner
-from mechicl.viz.elements import BELOW, COLORS, add_line, colors_for, figure, panel, panels, tick_log_axes
+from mechicl.viz.elements import BELOW, COLORS, PALETTE, add_line, color_of, figure, panel, panels, tick_log_axes
 
 
 def identified_filters(result: Identification, n_families: int = 4) -> go.Figure:
@@ -29,8 +29,9 @@ def identified_filters(result: Identification, n_families: int = 4) -> go.Figure
     fig = figure("What the model leaves along each eigendirection", "eigenvalue λ of S", "1 − λ f(λ)", log_x=True)
     fig.add_vrect(x0=low, x1=high, fillcolor="#eef2f6", line_width=0, layer="below")
     spectral = [m for m in result.matches if isinstance(m.learner, SpectralLearner) and m.learner.elementwise]
-    colors = colors_for([match.name for match in spectral[:n_families]])
-    for match, color, dash in zip(spectral, colors, itertools.cycle(("solid", "dash", "dot", "dashdot")), strict=False):
+    strangers = itertools.cycle(reversed(PALETTE))  # members of one family share its colour
+    for match, dash in zip(spectral[:n_families], itertools.cycle(("solid", "dash", "dot", "dashdot")), strict=False):
+        color = color_of(match.name) or next(strangers)
         assert isinstance(match.learner, SpectralLearner)
         left = 1 - eigenvalues * match.learner.filter(eigenvalues[:, None])[:, 0]
         add_line(fig, eigenvalues.tolist(), left.clamp(-1.5, 1.5).tolist(), match.name, color, dash=dash)

@@ -26,6 +26,7 @@ COLORS = {
     "layer by layer": "#5c6bc0",
     "zero-shot": "#5f7a8c",
     "random": "#b4b4b4",
+    "any": "#e8648f",
 }
 """Who is who, the same in every figure: names that begin with one of these have its colour."""
 ALIASES = {
@@ -33,7 +34,7 @@ ALIASES = {
     "least squares": "closed form", "before fine-tuning": "zero-shot", "Bayes": "closed form",
 }  # fmt: skip
 """Other words for them."""
-PALETTE = ("#c99700", "#3f9fd1", "#6fa82e", "#e8648f", "#00565c", "#6d1b3b")
+PALETTE = ("#c99700", "#3f9fd1", "#6fa82e", "#9c7fd9", "#00565c", "#6d1b3b")
 """Colours of other names, in order; nobody else has them."""
 MANY = 6  # names beyond which a legend of colours tells less than a colour scale
 BELOW = {"orientation": "h", "x": 0, "y": -0.25, "yanchor": "top"}  # where a legend stands under its figure
@@ -165,8 +166,8 @@ def add_intervals(
         else:
             options["error_y"] = {
                 "type": "data", "symmetric": False, "thickness": 1.5, "width": 4, "color": color,
-                "array": [high[0] - means[i] if i in shown else None for i in range(len(means))],
-                "arrayminus": [means[i] - low[0] if i in shown else None for i in range(len(means))],
+                "array": [high[0] - intervals[i].mean if i in shown else None for i in range(len(means))],
+                "arrayminus": [intervals[i].mean - low[0] if i in shown else None for i in range(len(means))],
             }  # fmt: skip
     add_line(fig, x, means, name, color, place=place, **options)
 
@@ -285,7 +286,7 @@ def tick_log_axes(fig: go.Figure) -> go.Figure:
                 float(value) for value in ([] if values is None else values) if _is_positive(value)
             )
     for name, values in spans.items():
-        axis = fig.layout[f"{name[0]}axis{name[1:]}"]
+        axis: Any = fig.layout[f"{name[0]}axis{name[1:]}"]
         if axis.type == "log" and values:
             axis.update(_log_ticks(min(values), max(values)))
     return fig

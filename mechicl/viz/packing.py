@@ -44,7 +44,7 @@ def packed_figures(figures: Sequence[go.Figure]) -> str:
     templates: list[Any] = []
     each: list[dict[str, Any]] = []
     for figure in figures:
-        parts = json.loads(figure.to_json())
+        parts = json.loads(str(figure.to_json()))
         template = parts["layout"].pop("template", None)
         if template not in templates:
             templates.append(template)

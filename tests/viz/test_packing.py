@@ -35,7 +35,7 @@ def test_figures_share_their_template_and_keep_their_numbers():
     add_line(second, [1.5, 2.5], [None, float("nan")], "holes", "#222222")
     there = json.loads(unpacked(packed_figures([first, second])))
     assert len(there["templates"]) == 1
-    assert there["templates"][0] == json.loads(first.to_json())["layout"]["template"]
+    assert there["templates"][0] == json.loads(str(first.to_json()))["layout"]["template"]
     assert [each["layout"]["title"]["text"] for each in there["figures"]] == ["one", "two"]
     (line,), (holes,) = (each["data"] for each in there["figures"])
     assert line["y"] == pytest.approx([math.sin(i) for i in range(1000)], rel=1e-4)
@@ -69,7 +69,7 @@ def test_numbers_that_differ_late_stay_apart_and_words_and_whole_numbers_stay():
 
 def test_arrays_that_plotly_writes_as_bytes_are_numbers_again():
     heat = go.Figure(go.Heatmap(z=np.array([[1 / 3, np.nan], [2, 1e300]]), x=np.arange(2)))
-    assert '"bdata"' in heat.to_json()
+    assert '"bdata"' in str(heat.to_json())
     (trace,) = json.loads(unpacked(packed_figures([heat])))["figures"][0]["data"]
     assert trace["z"] == [[0.33333, None], [2, 1e300]]
     assert trace["x"] == [0, 1]

@@ -1,0 +1,76 @@
+"""Every picture of the reports on the shipped checkpoints: nothing empty, nothing over something else, no empty words.
+
+`make test` draws one report of each kind, those that take seconds; `make pictures` draws them all.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser
+
+from mechicl.checkpoints import CheckpointError, available
+from mechicl.reports import comparison, texts, write_report
+from mechicl.viz.page import Section, page
+from tests.pictures import drawn_faults, section_faults
+
+QUICK = {  # a checkpoint of each kind of report, and of what reports draw differently
+    "lsa-1l": "one layer",
+    "softmax-2h-sink": "descent, without weights to read it off",
+    "lsa-2l-looped": "descent, with paths",
+    "lstm-4l": "layers, without heads",
+    "induction-2l": "tokens",
+    "copy-2l": "model parts",
+    "topics-3l": "texts",
+}
+N_PROMPTS = 200
+BYTES, FIRST_PAINT = 2e6, 2000  # of a report, and milliseconds
+
+
+@pytest.fixture
+def sections(monkeypatch: pytest.MonkeyPatch) -> list[Section]:
+    """The sections of every page that reports write during a test."""
+    seen: list[Section] = []
+
+    def remembered(title: str, lead: str, sections: Any, *, opening: Section | None = None) -> str:
+        seen.extend([*([] if opening is None else [opening]), *sections])
+        return page(title, lead, sections, opening=opening)
+
+    monkeypatch.setattr(comparison, "page", remembered)
+    return seen
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.pictures) for name in available()]
+)
+def test_every_picture_of_a_report_shows_what_it_says(
+    name: str, sections: list[Section], tmp_path: Path, browser: Browser, monkeypatch: pytest.MonkeyPatch
+):
+    if name in QUICK:  # the same pictures of fewer trainings
+        monkeypatch.setattr(texts, "LEARNING_RATES", (0.3,))
+        monkeypatch.setattr(texts, "EPOCHS", (1,))
+    try:
+        path = write_report(name, tmp_path, n_prompts=16 if QUICK.get(name) == "texts" else N_PROMPTS, progress=False)
+    except CheckpointError as error:
+        pytest.skip(f"there is no report: {error}")
+    assert sections
+    assert path.stat().st_size <= BYTES
+    tab = browser.new_context(viewport={"width": 1200, "height": 900}, offline=True).new_page()
+    problems: list[str] = []
+    tab.on("pageerror", lambda error: problems.append(str(error)))
+    tab.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+    tab.goto(path.as_uri())
+    tab.evaluate("mechicl.ready")
+    painted = tab.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
+    tab.evaluate("mechicl.drawAll()")
+    faults = section_faults(sections) + drawn_faults(tab)
+    wide = tab.evaluate("document.documentElement.scrollWidth")
+    tab.context.close()
+    assert problems == []
+    assert faults == []
+    assert wide <= 1200
+    assert painted <= FIRST_PAINT
+
+
+def test_each_kind_of_report_is_drawn_by_make_test():
+    assert set(QUICK) <= set(available())
