@@ -93,7 +93,7 @@ def _five(paper: Claims, _: Callable[[str], str]) -> None:
 
 
 def _ten_looped(paper: Claims, by_seed: Callable[[str], str]) -> None:
-    nearest = paper["distance from GD++, 10 steps, fitted to the first seed"]
+    nearest = paper["distance from GD++, 10 steps, fitted to the model"]
     paper.add(
         "Fig. 7", "ten looped layers: loss over ten tuned steps of gradient descent",
         "loss, trained over gradient descent, 10 steps", check="< 1",

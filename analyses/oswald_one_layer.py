@@ -71,11 +71,12 @@ def claims(comparison: Comparison) -> list[Claim]:
               "sensitivity cosine, trained against gradient descent", check="near 1",
               why="the same linear model in every prompt")  # fmt: skip
     paper.add("Fig. 2, centre left", "distance of predictions, of sensitivities",
-              "prediction distance, trained against gradient descent", "sensitivity distance", check="near 0",
-              published="almost 0")  # fmt: skip
+              "prediction distance, trained against gradient descent",
+              "sensitivity distance, trained against gradient descent",
+              check="near 0", published="almost 0")  # fmt: skip
     paper.add("Fig. 2, centre right", "excess loss half-way between trained and constructed weights, rescaled",
               "excess loss at the middle of the rescaled path", check="near 0",
-              why=f"without rescaling {paper['the same without rescaling']}")  # fmt: skip
+              why=f"without rescaling {paper['excess loss at the middle of the path without rescaling']}")  # fmt: skip
     paper.add(
         "Figs. 2, right, and 6a", "largest |trained / gradient descent - 1| of the loss at scales 0.5 to 2 of inputs "
         "and of weights, the task's inputs and unseen ones",

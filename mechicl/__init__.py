@@ -5,7 +5,11 @@ Which learning algorithm does a transformer run in its forward pass, and where? 
 """
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mechicl.models import wrap as wrap
+    from mechicl.reports import report as report
 
 __version__ = "0.1.0"
 
@@ -13,7 +17,7 @@ _SUBMODULES = (
     "algorithms", "analysis", "checkpoints", "constructions", "interop", "learners", "models", "prompts", "reports",
     "tasks", "training", "viz",
 )  # fmt: skip
-_FUNCTIONS = {"wrap": "mechicl.models"}
+_FUNCTIONS = {"report": "mechicl.reports", "wrap": "mechicl.models"}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,19 +1,31 @@
-"""The report on a trained model: every number in report.json, every picture in one offline HTML file."""
+"""The report on a model: a verdict, every number in report.json, every picture in one offline HTML file."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from mechicl.checkpoints import CheckpointError, load_checkpoint
-from mechicl.reports.claims import Claim, Claims, Row
+from mechicl.checkpoints import load_checkpoint
+from mechicl.learners import Learners
+from mechicl.models import PromptedModel
+from mechicl.reports.claims import Claim, Claims
 from mechicl.reports.comparison import Comparison, Section, published
-from mechicl.reports.descent import write_descent_report
-from mechicl.reports.layers import write_layers_report
-from mechicl.reports.model_parts import write_model_parts_report
-from mechicl.reports.one_layer import write_one_layer_report
-from mechicl.reports.texts import write_texts_report
-from mechicl.reports.tokens import write_tokens_report
+from mechicl.reports.descent import descent_kind
+from mechicl.reports.engine import Kind
+from mechicl.reports.layers import layers_kind
+from mechicl.reports.model_parts import model_parts_kind
+from mechicl.reports.one_layer import one_layer_kind
+from mechicl.reports.own import own_kind
+from mechicl.reports.rows import Row
+from mechicl.reports.study import Study, study
+from mechicl.reports.texts import texts_kind
+from mechicl.reports.tokens import tokens_kind
+from mechicl.reports.verdict import Verdict
+from mechicl.tasks import LinearRegression, RepeatedTokens
 from mechicl.tasks.topics import TopicClassification
 
-__all__ = ["Claim", "Claims", "Comparison", "Row", "Section", "published", "write_report"]
+__all__ = [
+    "Claim", "Claims", "Comparison", "Row", "Section", "Verdict", "published", "report", "write_report",
+]  # fmt: skip
 
 _ONE_STEP = {  # what the one-layer study takes for granted: its construction's architecture
     "n_layers": 1, "n_heads": 1, "attention": "linear", "normalization_type": None, "d_mlp": None, "damping": 1.0,
@@ -22,38 +34,105 @@ _ONE_STEP = {  # what the one-layer study takes for granted: its construction's 
 }  # fmt: skip
 
 
-def write_report(name: str | Path, out: str | Path, *, n_prompts: int = 10_000, progress: bool = True) -> Path:
-    """Study a checkpoint and write `report.html` and `report.json` into a folder.
+def report(
+    model: Any,
+    task: Any = None,
+    path: str | Path = "report",
+    *,
+    compare: Learners = (),
+    sections: Sequence[str] | None = None,
+    n_prompts: int | None = None,
+    seed: int | None = None,
+    progress: bool = True,
+) -> Path:
+    """Study a model and write what was measured as a page, which opens with a verdict, and as JSON.
+
+    What is measured depends on what the model can be opened by: any learner has its losses, the nearest algorithms and
+    what happens on other inputs; a model with layers (`mechicl.wrap`, or of this package) what each layer holds,
+    patching, and ablation of heads. What is left out stands at the end of the page, with the reason.
+
+    Args:
+        model: a learner (`predict` and `predict_prefixes`), a list of them (seeds of one training), or a checkpoint.
+        task: what prompts are drawn from: any object with the `Task` protocol. A checkpoint has its own.
+        path: a folder for report.html and report.json, or the path of an .html file.
+        compare: learners to rank among the algorithms, by name or with names of their own, as they are.
+        sections: names of the sections to measure; all by default, but for those that take minutes.
+        n_prompts: held-out prompts for losses; by default what the intervals need.
+        seed: the training seed to open; by default the one with the median held-out loss.
+        progress: show progress bars.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        CheckpointError: a damaged checkpoint, or no task.
+        UnknownSeedError: no model of that seed.
+        TypeError: a model that does not predict.
+        ValueError: a section that there is not; the message lists those that there are.
+
+    Example:
+        >>> five_steps = AlgorithmLearner(algorithms.gradient_descent, dict(steps=[5], step_size=0.05))
+        >>> report(five_steps, LinearRegression(x_dim=3, n_context=6), "report", sections=["loss"], n_prompts=64)
+        PosixPath('report/report.html')
+    """
+    path = Path(path)
+    folder, name = (path.parent, path.stem) if path.suffix == ".html" else (path, "report")
+    opened = study(model, task, compare=compare, seed=seed)
+    kind = _kind(opened, n_prompts, progress)
+    return kind.write(folder, name, sections, progress=progress)
+
+
+def write_report(
+    name: str | Path,
+    out: str | Path,
+    *,
+    task: Any = None,
+    compare: Learners = (),
+    sections: Sequence[str] | None = None,
+    n_prompts: int | None = None,
+    seed: int | None = None,
+    task_index: int | None = None,
+    progress: bool = True,
+) -> Path:
+    """Study a saved checkpoint and write `report.html` and `report.json` into a folder: `report` on its name.
 
     Args:
         name: of a shipped checkpoint, or the path of one.
         out: folder to write to; made if need be.
-        n_prompts: held-out prompts for each measurement.
+        task: another task than the one in the record.
+        compare: as for `report`, like the three that follow.
+        sections: names of sections.
+        n_prompts: held-out prompts.
+        seed: the training seed to open.
+        task_index: of a checkpoint that was trained on several tasks, the one to report on; the first by default.
         progress: show progress bars.
 
     Returns:
         The path of report.html.
 
     Raises:
-        CheckpointError: no such checkpoint, a damaged one, or a kind of model that there is no report for.
+        CheckpointError: no such checkpoint, a damaged one, or one without a task; else as `report`.
     """
-    checkpoint = load_checkpoint(name)
-    if checkpoint.record.get("training", {}).get("more_tasks"):
-        raise CheckpointError(
-            f"{checkpoint.name} was trained on several tasks at once: save one of `load_checkpoint(...).by_task()` by "
-            f"itself to report on it"
-        )
-    cfg = checkpoint.models[0].cfg
-    if isinstance(checkpoint.task, TopicClassification):
-        write = write_texts_report
-    elif cfg.prompt_format == "token_ids":
-        write = write_tokens_report
+    opened = study(load_checkpoint(name), task, compare=compare, seed=seed, task_index=task_index)
+    return _kind(opened, n_prompts, progress).write(Path(out), "report", sections, progress=progress)
+
+
+def _kind(opened: Study, n_prompts: int | None, progress: bool) -> Kind:
+    """The report that fits the model and its task."""
+    cfg, task = getattr(opened.model, "cfg", None), opened.task
+    ours = isinstance(opened.model, PromptedModel)
+    if ours and isinstance(task, TopicClassification):
+        make = texts_kind
+    elif ours and isinstance(task, RepeatedTokens):
+        make = tokens_kind
+    elif not ours or not isinstance(task, LinearRegression):
+        make = own_kind
     elif cfg.one_pass:
-        write = write_layers_report
+        make = layers_kind
     elif cfg.prompt_format == "interleaved":
-        write = write_model_parts_report
+        make = model_parts_kind
     elif all(getattr(cfg, field) == value for field, value in _ONE_STEP.items()):
-        write = write_one_layer_report
+        make = one_layer_kind
     else:
-        write = write_descent_report
-    return write(checkpoint, Path(out), n_prompts=n_prompts, progress=progress)
+        make = descent_kind
+    return make(opened, n_prompts=n_prompts, progress=progress)

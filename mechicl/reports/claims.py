@@ -4,68 +4,15 @@ import fnmatch
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any, Literal
 
-from mechicl.statistics import Interval
+from mechicl.reports.rows import Row
 
 SLACK = 0.05
 """How far apart two numbers may be that agree, and how far from 0 or 1 what a paper calls near it."""
 Verdict = Literal["agrees", "agrees in part", "differs", "not printed", "open"]
-
-
-@dataclass(frozen=True)
-class Row:
-    """A line of the table "published / measured / interval".
-
-    Attributes:
-        quantity: what it is.
-        published: as printed in the paper; None where the paper prints no number.
-        measured: with its interval; a plain number where there is nothing to take an interval over, or words.
-        over: what the interval is over: "seeds" or "prompts".
-        note: how to read it.
-    """
-
-    quantity: str
-    published: float | str | None
-    measured: Interval | float | str
-    over: str = ""
-    note: str = ""
-
-    def cells(self) -> tuple[str, str, str, str, str]:
-        """The line as words."""
-        published = "—" if self.published is None else str(self.published)
-        samples = self.over
-        if isinstance(self.measured, Interval):
-            samples = f"{100 * self.measured.level:g}%, {self.measured.n} {self.over}"
-        return self.quantity, published, str(self), samples, self.note
-
-    def __str__(self) -> str:
-        """The measured value alone."""
-        return f"{self.measured:.4g}" if isinstance(self.measured, float | int) else str(self.measured)
-
-    @property
-    def ends(self) -> tuple[float, float, float]:
-        """Lower end, mean and upper end of the interval; three times the number where there is none.
-
-        Raises:
-            TypeError: it was measured in words.
-        """
-        if isinstance(self.measured, str):
-            raise TypeError(f"{self.quantity!r} needs a number to be checked, and {self.measured!r} was measured")
-        if isinstance(self.measured, Interval):
-            return self.measured.low, self.measured.mean, self.measured.high
-        return self.measured, self.measured, self.measured
-
-    @classmethod
-    def from_json(cls, saved: Mapping[str, Any]) -> "Row":
-        """A row of a results file, in which numbers that are not finite are null."""
-        measured = saved["measured"]
-        if isinstance(measured, dict):
-            ends = [math.nan if measured[name] is None else measured[name] for name in ("mean", "low", "high")]
-            measured = Interval(*ends, n=measured["n"], level=measured["level"])
-        return cls(**{**saved, "measured": math.nan if measured is None else measured})
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,11 +56,28 @@ class Claim:
             return "not printed"
         return "agrees" if all(results) else "agrees in part" if any(results) else "differs"
 
+    def to_json(self) -> dict[str, Any]:
+        """The claim as data."""
+        lines = {label: [row.to_json() for row in rows] for label, rows in self.lines.items()}
+        return {field.name: getattr(self, field.name) for field in fields(self)} | {"lines": lines}
+
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> "Claim":
         """A claim of a results file."""
         lines = {label: [Row.from_json(row) for row in rows] for label, rows in saved["lines"].items()}
         return cls(**{**saved, "lines": lines})
+
+
+def verdict_of(row: Row) -> Verdict:
+    """Whether what a paper says of one row holds, by the row's own check: see `outcomes`.
+
+    Example:
+        >>> verdict_of(Row("loss over gradient descent's", "1 (Fig. 2)", 1.02, check="= 1"))
+        'agrees'
+    """
+    if row.published is None:
+        return "not printed"
+    return Claim(row.source, "", row.quantity, {"": [row]}, row.check).verdict
 
 
 def outcomes(claim: Claim) -> list[bool]:
@@ -168,8 +132,8 @@ def _condition(text: str, every: Sequence[Row], names: Mapping[str, Sequence[Row
             return [not _near(row, float(value)) for row in subject]
         case ["covers", value]:
             return [row.ends[0] <= float(value) <= row.ends[2] for row in subject]
-        case ["is", word]:
-            return [row.measured == word for row in subject]
+        case ["is", *rest_of_it]:
+            return [row.measured == " ".join(rest_of_it) for row in subject]
         case ["all" | "none" as how]:
             counts = [numbers(str(row.measured)) for row in subject]
             return [count[0] == (count[1] if how == "all" else 0) for count in counts]

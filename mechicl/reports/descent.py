@@ -1,8 +1,9 @@
 """The report on models of paired prompts: against gradient descent and GD++ (von Oswald et al. 2023)."""
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mechicl import viz
-from mechicl.analysis import Identification, align, fit_construction, identify, interpolate, measure_shifted_losses
+from mechicl.analysis import align, fit_construction, interpolate, measure_shifted_losses
 from mechicl.analysis.behaviour import FOREIGN_INPUTS, tuned_descent
 from mechicl.analysis.behaviour.spectral import SpectralLearner
 from mechicl.analysis.weights import ConstructionFit, FamilyName
@@ -19,22 +20,27 @@ from mechicl.checkpoints import Checkpoint, CheckpointError
 from mechicl.learners import Learner, squared_errors
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.prompts import Prompts
-from mechicl.reports.comparison import Comparison, Row, Section, published
-from mechicl.reports.model_parts import add_model_parts
+from mechicl.reports.algorithm import AlgorithmQuestion, causes_in_words
+from mechicl.reports.comparison import Comparison, Part, Section, published
+from mechicl.reports.engine import Kind
+from mechicl.reports.model_parts import model_parts, no_model_parts
+from mechicl.reports.rows import Row
+from mechicl.reports.study import Study, as_study
+from mechicl.reports.verdict import NEAR, Verdict, percent
 from mechicl.statistics import Interval, interval, ratio_interval
 from mechicl.tasks import LinearRegression
 
+N_HELD_OUT, PROMPT_SEED = 10_000, 1_000_003
+N_SHIFTED = 4096  # prompts at each scale
+SOURCE = "vonoswald2023"
 SCALES = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
 WORDS = {
     "learning": "Half the held-out loss of each seed; the dashed line is gradient descent with as many steps, tuned.",
     "shifts": "Inputs or weights scaled by α; the last panel draws inputs that training never showed. The trained "
-    "model is the first seed; lines end where predictions overflow.",
-    "paths": "From the first seed to the tuned member of the family, to the one nearest to its weights, and to the one "
-    "whose layers write most nearly what its layers write, in the products W_KQ and W_PV, on held-out prompts. Raw, in "
-    "the gauge of A.3, and with both models' heads side by side.",
-    "families": "Every family fitted to the first seed's predictions and compared on held-out prompts.",
-    "filters": "All these learners multiply the part of the targets along an eigenvector of S by a function of its "
-    "eigenvalue. The line of 'any function of S' is free, piecewise linear between 20 knots.",
+    "model is the opened seed; lines end where predictions overflow.",
+    "paths": "From the opened seed to the tuned member of the family, to the one nearest to its weights, and to the "
+    "one whose layers write most nearly what its layers write, in the products W_KQ and W_PV, on held-out prompts. "
+    "Raw, in the gauge of A.3, and with both models' heads side by side.",
 }
 
 
@@ -44,6 +50,37 @@ class References:
 
     learners: dict[str, SpectralLearner]
     squared_errors: dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class DescentSetting:
+    """Models on paired prompts in float64, tuned descent that they are compared with, and held-out prompts."""
+
+    checkpoint: Checkpoint
+    task: LinearRegression
+    models: list[HookedTransformer]
+    held_out: Prompts
+    seed: int
+    references: References
+    squared_errors: Float[Tensor, "seed prompt"]
+
+    @property
+    def cfg(self) -> TransformerConfig:
+        """The models' config."""
+        return self.models[0].cfg
+
+    @cached_property
+    def family(self) -> FamilyName:
+        """The constructions that have this architecture."""
+        return _family(self.cfg.n_layers, self.cfg.recurrent)
+
+    @cached_property
+    def fit(self) -> ConstructionFit | str:
+        """The members of the family nearest to weights and predictions; or why weights cannot be read off."""
+        try:
+            return fit_construction(self.models, self.family, self.task)
+        except ValueError as error:  # softmax, norms, MLPs
+            return str(error)
 
 
 def compare_with_descent(
@@ -62,6 +99,37 @@ def compare_with_descent(
 
     Source: von Oswald et al. 2023, Figs. 3, 7, 8, 12 and 14.
     """
+    setting = _setting(checkpoint, n_prompts, seed)
+    question = AlgorithmQuestion(as_study(checkpoint), progress, min(n_prompts, 4096), seed=0)
+    data = {"mse": setting.squared_errors.mean(-1).tolist()}
+    comparison = Comparison(_title(checkpoint), _lead(setting), [], [], data).with_more(*_losses(setting))
+    for part in (question.part(), _weights(setting), _shifts(setting)):
+        comparison = comparison.with_more(*part)
+    return comparison
+
+
+def descent_kind(study: Study, *, n_prompts: int | None = None, progress: bool = True) -> Kind:
+    """The comparison of `compare_with_descent`, and what the heads do."""
+    setting = _setting(study, n_prompts or N_HELD_OUT, PROMPT_SEED)
+    question = AlgorithmQuestion(study, progress)
+    parts: dict[str, Callable[[], Part]] = {
+        "loss": partial(_losses, setting), "algorithm": question.part, "weights": partial(_weights, setting),
+        "shifts": partial(_shifts, setting),
+    }  # fmt: skip
+    missing = {}
+    if reason := no_model_parts(study):
+        missing["heads"] = reason
+    else:
+        parts["heads"] = partial(model_parts, study, progress=progress)
+
+    def verdict(comparison: Comparison) -> Verdict:
+        return question.verdict(comparison, _weights_in_words(setting), causes_in_words(comparison.rows))
+
+    data = {"mse": setting.squared_errors.mean(-1).tolist()}
+    return Kind(_title(study), f"{_lead(setting)} {study.chosen}", parts, verdict, data, missing=missing)
+
+
+def _setting(checkpoint: Checkpoint, n_prompts: int, seed: int) -> DescentSetting:
     cfg, task = checkpoint.models[0].cfg, checkpoint.task
     if cfg.prompt_format != "paired" or not isinstance(task, LinearRegression):
         raise CheckpointError(
@@ -72,6 +140,29 @@ def compare_with_descent(
     held_out = task.sample(n_prompts, seed=seed, dtype=torch.float64)
     references = _references(cfg.n_layers, cfg.recurrent, task, held_out)
     errors = torch.stack([squared_errors(model, held_out)[:, 0] for model in models])
+    return DescentSetting(checkpoint, task, models, held_out, seed, references, errors)
+
+
+def _title(checkpoint: Checkpoint) -> str:
+    return f"Against gradient descent ({checkpoint.name})"
+
+
+def _lead(setting: DescentSetting) -> str:
+    cfg, task, n = setting.cfg, setting.task, len(setting.models)
+    heads = f"{cfg.n_heads} {cfg.attention} head{'s' if cfg.n_heads > 1 else ''}"
+    layers = f"{cfg.n_layers} layer{'s' if cfg.n_layers > 1 else ''}{' (one, looped)' if cfg.recurrent else ''}"
+    return (
+        f"{setting.checkpoint.name}: {n} seed{'s' if n > 1 else ''}, {layers} with {heads} each, on "
+        f"{task.n_context} points in {task.x_dim} dimensions; {len(setting.held_out):,} held-out prompts (seed "
+        f"{setting.seed}). Losses are halved where the paper's are; its inputs are U(-1/2, 1/2)."
+    )
+
+
+def _losses(setting: DescentSetting) -> Part:
+    """Losses of the seeds and of tuned descent, and how alike they are to its sensitivities."""
+    errors, references, models, held_out = setting.squared_errors, setting.references, setting.models, setting.held_out
+    cfg, one = setting.cfg, len(models) == 1  # no interval over seeds
+    over = "prompts" if one else "seeds"
     left = f"{int(left_the_plateau(errors, held_out).sum())} of {len(models)} left the plateau of predicting 0"
     rows = [
         Row("half-MSE, trained, mean of the seeds", None, interval(errors.mean(0) / 2), "prompts", left),
@@ -82,58 +173,57 @@ def compare_with_descent(
     ]
     claims = _claims(cfg.n_layers, cfg.attention, cfg.normalization_type)
     for name, values in references.squared_errors.items():
-        one = len(models) == 1  # no interval over seeds
         ratio = ratio_interval(errors[0], values) if one else interval(errors.mean(-1) / values.mean())
-        over = "prompts" if one else "seeds"
-        rows.append(Row(f"loss, trained over {name}", claims.get(_kind(name)), ratio, over, "on the same prompts"))
+        claim, check = claims.get(_kind(name), (None, ""))
+        quantity, note = f"loss, trained over {name}", "on the same prompts"
+        rows.append(Row(quantity, claim, ratio, over, note, check, SOURCE if claim else ""))
     for name, learner in references.learners.items():
         alignments = [align(model, learner, held_out[:4096]) for model in models]
         cosines = torch.stack([alignment.sensitivity_cosine for alignment in alignments])
         cosine = interval(cosines[0][cosines[0].isfinite()] if one else cosines.nanmean(-1))
-        rows.append(Row(f"sensitivity cosine with {name}", "near 1" if "++" in name else None, cosine, over))
-    identified = identify(models[0], task, n_prompts=min(n_prompts, 4096), progress=progress)
-    rows += _identified_rows(identified)
-    sections = [Section("Losses out of distribution", WORDS["shifts"], _shifts(models[0], references, task, seed))]
-    data: dict[str, Any] = {
-        "mse": errors.mean(-1).tolist(),
-        "references": {name: values.mean().item() for name, values in references.squared_errors.items()},
-        "families": identified.to_dataframe().to_dict("records"),
-    }
-    family = _family(cfg.n_layers, cfg.recurrent)
-    try:
-        fit = fit_construction(models, family, task)
-    except ValueError as error:  # softmax, norms, MLPs: no weights to read the algorithm off
-        data["no_fit"] = str(error)
-    else:
-        rows += fit_rows(fit, task, looped=cfg.recurrent and cfg.n_layers == 2)
-        more_rows, figure, barriers = _paths(models, fit, references, family, held_out)
-        rows, sections = rows + more_rows, [*sections, figure]
-        data |= {"parameters": {k: v.tolist() for k, v in fit.best.parameters.items()}, "barriers": barriers}
-    sections += [
-        Section("Which algorithm is it?", WORDS["families"], viz.identified_families(identified)),
-        Section("Seen in the eigenbasis of the inputs", WORDS["filters"], viz.identified_filters(identified)),
-    ]
-    if "curve" in checkpoint.record:
-        curve, (name, values) = checkpoint.record["curve"], next(iter(references.squared_errors.items()))
-        curves = viz.losses_over_training(
-            curve["eval_step"], {"each seed": curve["eval_loss"]}, log_x=True,
-            references={f"{name}, tuned": values.mean().item()},
-        )  # fmt: skip
-        sections.insert(0, Section("Learning", WORDS["learning"], curves))
-    heads = f"{cfg.n_heads} {cfg.attention} head{'s' if cfg.n_heads > 1 else ''}"
-    layers = f"{cfg.n_layers} layer{'s' if cfg.n_layers > 1 else ''}{' (one, looped)' if cfg.recurrent else ''}"
-    lead = (
-        f"{checkpoint.name}: {len(models)} seed{'s' if len(models) > 1 else ''}, {layers} with {heads} each, on "
-        f"{task.n_context} points in {task.x_dim} dimensions; {n_prompts:,} held-out prompts (seed {seed}). Losses "
-        f"are halved where the paper's are; its inputs are U(-1/2, 1/2)."
-    )
-    return Comparison(f"Against gradient descent ({checkpoint.name})", lead, rows, sections, data)
+        claim = ("near 1", cosine, over, "", "near 1", SOURCE) if "++" in name else (None, cosine, over)
+        rows.append(Row(f"sensitivity cosine with {name}", *claim))
+    data = {"references": {name: values.mean().item() for name, values in references.squared_errors.items()}}
+    record = setting.checkpoint.record
+    if "curve" not in record or (isinstance(setting.checkpoint, Study) and setting.checkpoint.is_own):
+        return rows, [], data
+    curve, (name, values) = record["curve"], next(iter(references.squared_errors.items()))
+    curves = viz.losses_over_training(
+        curve["eval_step"], {"each seed": curve["eval_loss"]}, log_x=True,
+        references={f"{name}, tuned": values.mean().item()},
+    )  # fmt: skip
+    return rows, [Section("Learning", WORDS["learning"], curves)], data
 
 
-def write_descent_report(checkpoint: Checkpoint, out: Path, *, n_prompts: int, progress: bool) -> Path:
-    """`compare_with_descent`, and what the heads do, as `report.html` and `report.json`."""
-    comparison = compare_with_descent(checkpoint, n_prompts=n_prompts, progress=progress)
-    return add_model_parts(comparison, checkpoint, progress=progress).write(out, "report")
+def _weights(setting: DescentSetting) -> Part:
+    """The construction in the weights, and the paths to it."""
+    fit = setting.fit
+    if isinstance(fit, str):
+        return [], [], {"no_fit": fit}
+    cfg = setting.cfg
+    rows = fit_rows(fit, setting.task, looped=cfg.recurrent and cfg.n_layers == 2)
+    path_rows, figure, barriers = _paths(setting.models, fit, setting.references, setting.family, setting.held_out)
+    data = {"parameters": {k: v.tolist() for k, v in fit.best.parameters.items()}, "barriers": barriers}
+    return rows + path_rows, [figure], data
+
+
+def _shifts(setting: DescentSetting) -> Part:
+    """Losses on scaled inputs and weights, and on other inputs."""
+    drawn = _shifted(setting.models[0], setting.references, setting.task, setting.seed)
+    return [], [Section("Losses out of distribution", WORDS["shifts"], drawn)], {}
+
+
+def _weights_in_words(setting: DescentSetting) -> str:
+    """Whether the member of the family nearest to the weights predicts what the opened seed predicts."""
+    fit = setting.fit
+    if isinstance(fit, str):
+        return "Its weights cannot be read as an algorithm: softmax, layer norms or MLPs stand in the way."
+    name = {"gd": "gradient descent", "gd++": "GD++", "gd++ per layer": "GD++ with parameters for each step"}
+    distance, ratio = fit.relative_distances(fit.projected)[0], fit.loss_ratios(fit.projected)[0]
+    read = f"The {name[setting.family]} nearest to its weights leaves {percent(distance)} of its squared predictions"
+    if distance.mean <= NEAR:
+        return f"{read}: the weights agree."
+    return f"{read}, at {ratio.mean:.2g} times its loss: the weights do not show it."
 
 
 def fit_rows(fit: ConstructionFit, task: LinearRegression, *, looped: bool) -> list[Row]:
@@ -155,7 +245,8 @@ def fit_rows(fit: ConstructionFit, task: LinearRegression, *, looped: bool) -> l
                 where = f", layer {layer}" if values.shape[1] > 1 else ""
                 known = paper if name == "gamma" and kind == "in the weights" else None
                 symbol = {"step_size": "step size a", "gamma": "γ"}.get(name, name)
-                rows.append(Row(f"{symbol}{where}, {kind}", known, interval(of_layer), "seeds"))
+                source = "" if known is None else SOURCE
+                rows.append(Row(f"{symbol}{where}, {kind}", known, interval(of_layer), "seeds", source=source))
     for kind, members in (("projected", fit.projected), ("layerwise", fit.layerwise), ("matched", fit.matched)):
         if members is None:
             continue
@@ -205,31 +296,21 @@ def _kind(name: str) -> str:
     return "GD++" if "++" in name else "gradient descent"
 
 
-def _claims(n_layers: int, attention: str, norm: str | None) -> dict[str, str]:
+def _claims(n_layers: int, attention: str, norm: str | None) -> dict[str, tuple[str, str]]:
+    """What the paper says of the loss over that of descent, and how that is checked."""
     if attention == "softmax":
-        return {"gradient descent": "above 1; less with two heads (Fig. 12)"}
+        return {"gradient descent": ("above 1; less with two heads (Fig. 12)", "> 1")}
     if norm is not None:
-        return {"gradient descent": "above 1 (Fig. 14)", "GD++": "above 1 (Fig. 14)"}
+        return {"gradient descent": ("above 1 (Fig. 14)", "> 1"), "GD++": ("above 1 (Fig. 14)", "> 1")}
     if n_layers == 1:
-        return {"gradient descent": "1 (Fig. 2)"}
-    return {"gradient descent": "below 1 (Figs. 3, 7, 8)", "GD++": "1 (Figs. 3, 7, 8)"}
+        return {"gradient descent": ("1 (Fig. 2)", "= 1")}
+    return {"gradient descent": ("below 1 (Figs. 3, 7, 8)", "< 1"), "GD++": ("1 (Figs. 3, 7, 8)", "= 1")}
 
 
 def _family(n_layers: int, looped: bool) -> FamilyName:
     if n_layers == 1:
         return "gd"
     return "gd++" if looped else "gd++ per layer"
-
-
-def _identified_rows(identified: Identification) -> list[Row]:
-    rows = []
-    for match in identified.matches[:3]:
-        name = f"distance from {match.name}, fitted to the first seed"
-        rows.append(Row(name, None, identified.distance(match), "prompts", "of the squared predictions"))
-    for match in identified.limits:
-        name = f"distance from the best of {match.name}"
-        rows.append(Row(name, None, identified.distance(match), "prompts", "tuned on the task"))
-    return rows
 
 
 def _paths(
@@ -253,11 +334,15 @@ def _paths(
                 shown[f"{target}, {kind}"] = paths[0]
             each = [path.barrier() for path in paths]
             barriers[f"{target}, {kind}"] = [barrier.mean for barrier in each]
-            claim = "none (Fig. 3)" if kind == "rescaled" and target == "tuned member" else None
+            stated = (
+                ("none (Fig. 3)", "near 0", SOURCE)
+                if (kind, target) == ("rescaled", "tuned member")
+                else (None, "", "")
+            )
             largest = max(each, key=lambda barrier: barrier.mean)
             rows.append(
-                Row(f"barrier to the {target}, {kind}", claim, barrier_over_seeds(each), "seeds",
-                    f"largest {largest} over prompts; relative to the loss")
+                Row(f"barrier to the {target}, {kind}", stated[0], barrier_over_seeds(each), "seeds",
+                    f"largest {largest} over prompts; relative to the loss", *stated[1:])
             )  # fmt: skip
     return rows, Section("From the trained weights to GD++", WORDS["paths"], viz.connectivity_paths(shown)), barriers
 
@@ -271,18 +356,18 @@ def _member(descent: SpectralLearner, family: FamilyName, cfg: TransformerConfig
     return members.member(torch.tensor(values, dtype=torch.float64))
 
 
-def _shifts(model: HookedTransformer, references: References, task: LinearRegression, seed: int) -> Any:
+def _shifted(model: HookedTransformer, references: References, task: LinearRegression, seed: int) -> Any:
     learners: dict[str, Learner] = {"trained": model, **_distinct(references)}
     foreign = task.replace(inputs=FOREIGN_INPUTS, input_scale=0.25)
     panels = {
         "inputs scaled": measure_shifted_losses(
-            learners, task, SCALES, scaled="input_scale", n_prompts=4096, seed=seed
+            learners, task, SCALES, scaled="input_scale", n_prompts=N_SHIFTED, seed=seed
         ),
         "weights scaled": measure_shifted_losses(
-            learners, task, SCALES, scaled="weight_scale", n_prompts=4096, seed=seed
+            learners, task, SCALES, scaled="weight_scale", n_prompts=N_SHIFTED, seed=seed
         ),
         "foreign inputs": measure_shifted_losses(
-            learners, foreign, SCALES, scaled="input_scale", n_prompts=4096, seed=seed
+            learners, foreign, SCALES, scaled="input_scale", n_prompts=N_SHIFTED, seed=seed
         ),
     }
     return viz.shifted_losses(panels)

@@ -13,13 +13,15 @@ from mechicl.analysis.finetuning import (
 )
 from mechicl.checkpoints import Checkpoint
 from mechicl.models import HookedTransformer
-from mechicl.reports.comparison import Comparison, Row, Section
+from mechicl.reports.comparison import Part, Section
+from mechicl.reports.rows import Row
 from mechicl.statistics import interval
 
 PROMPT_SEED = 3_000_003
 LEARNING_RATES = (0.003, 0.01, 0.03, 0.1)
 EPOCHS = (1, 4)
-STEPS = 1200  # of gradient descent that measuring may take: fewer prompts for longer contexts
+N_PROMPTS = 24  # fewer have intervals that tell nothing
+STEPS = 1200  # of gradient descent that measuring may take without being asked for
 ONE_TOKEN = "the query is one token: the cosine of one score is a sign"
 WORDS = {
     "updates": """
@@ -34,23 +36,37 @@ WORDS = {
 }
 
 
-def add_finetuning(comparison: Comparison, checkpoint: Checkpoint, *, progress: bool = True) -> Comparison:
-    """Add what fine-tuning on contexts does, where the model is a transformer with keys and values."""
+def no_finetuning(checkpoint: Checkpoint) -> str:
+    """Why a model cannot be fine-tuned on contexts; empty if it can."""
+    model = checkpoint.models[0]
+    if not isinstance(model, HookedTransformer) or not model.cfg.n_layers:
+        return "there are no keys and values to fine-tune"
+    if model.cfg.attention_weights != "learned":
+        return "its attention is fixed, not learned"
+    return "" if checkpoint.task.n_context else "there is no context to fine-tune on"
+
+
+def slow_finetuning(checkpoint: Checkpoint) -> str:
+    """Why fine-tuning is measured only where it is asked for; empty where it is quick."""
+    steps = N_PROMPTS * max(EPOCHS) * checkpoint.task.n_context * checkpoint.models[0].cfg.n_layers
+    if steps <= STEPS:
+        return ""
+    return f"{N_PROMPTS} fine-tuned copies of a model of this size take minutes: --sections fine-tuning measures them"
+
+
+def finetuning(checkpoint: Checkpoint, *, progress: bool = True) -> Part:
+    """What fine-tuning on contexts does to a model with keys and values; see `no_finetuning`."""
     model, task = checkpoint.models[0], checkpoint.task
-    tunable = isinstance(model, HookedTransformer) and model.cfg.n_layers and model.cfg.attention_weights == "learned"
-    if not tunable or task.n_context < 1:
-        return comparison
     assert isinstance(model, HookedTransformer)
-    n = max(6, min(24, STEPS // (max(EPOCHS) * task.n_context * model.cfg.n_layers)))
-    prompts = task.sample(n + 2, seed=PROMPT_SEED)
+    prompts = task.sample(N_PROMPTS + 2, seed=PROMPT_SEED)
     options: dict[str, Any] = {"learning_rates": LEARNING_RATES, "epochs": EPOCHS}
     try:
-        tuning = search_on_prompts(model, prompts[n:], progress=progress, **options).best
-        measured = compare_on_prompts(model, prompts[:n], tuning, progress=progress)
-    except FineTuningDivergedError:  # no section, rather than no report
-        return comparison
+        tuning = search_on_prompts(model, prompts[N_PROMPTS:], progress=progress, **options).best
+        measured = compare_on_prompts(model, prompts[:N_PROMPTS], tuning, progress=progress)
+    except FineTuningDivergedError as error:  # words in its place, rather than no report
+        return [Row("fine-tuning on contexts", None, "diverged", "", str(error))], [], {"finetuning": None}
     rows, sections, data = finetuning_sections({"fine-tuned": measured}, {"fine-tuned": tuning})
-    return comparison.with_more(rows, sections, {"finetuning": {**data, "seed": PROMPT_SEED, "n_prompts": n}})
+    return rows, sections, {"finetuning": {**data, "seed": PROMPT_SEED, "n_prompts": N_PROMPTS}}
 
 
 def finetuning_sections(
@@ -60,13 +76,14 @@ def finetuning_sections(
     first = next(iter(comparisons.values()))
     rows = [
         Row("squared error without the context", None, interval(first.zero_shot_loss), "prompts"),
-        Row("the same, reading it", None, interval(first.in_context_loss), "prompts"),
+        Row("squared error reading the context", None, interval(first.in_context_loss), "prompts"),
     ]
     for name, comparison in comparisons.items():
         tuning = tunings[name]
         note = f"key and value projections, learning rate {tuning.learning_rate:g}, epochs {tuning.epochs}"
         rows += [
-            Row(f"the same, {name} on it", None, interval(comparison.finetuned_loss), "prompts", note),
+            Row(f"squared error without the context, {name} on it", None, interval(comparison.finetuned_loss),
+                "prompts", note),
             Row(f"share of prompts improved by fine-tuning that reading improves (Rec2FTP), {name}", None,
                 comparison.recall(), "prompts"),
             *_metric_rows(comparison, name),
@@ -96,7 +113,7 @@ def _metric_rows(comparison: FineTuningComparison, name: str) -> list[Row]:
         ("map_similarity_before", "SimAM before"),
         ("map_similarity_after", "SimAM after"),
         ("rank_correlation", "rank correlation of attention to the context"),
-        ("rank_correlation_before", "the same before fine-tuning"),
+        ("rank_correlation_before", "rank correlation of attention to the context before fine-tuning"),
     ):
         defined = means[field].mean == means[field].mean
         note = ONE_TOKEN if not defined and field.startswith("map_similarity") else ""

@@ -1,8 +1,9 @@
 """The report on models of many layers: which iteration of which algorithm each layer matches (Fu et al. 2024)."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from mechicl import algorithms, viz
@@ -13,18 +14,31 @@ from mechicl.analysis.layers import LayerErrors
 from mechicl.checkpoints import Checkpoint, CheckpointError
 from mechicl.learners import AlgorithmLearner, IterativeLearner
 from mechicl.prompts import Prompts
-from mechicl.reports.comparison import Comparison, Row, Section, published
-from mechicl.reports.finetuning import add_finetuning
-from mechicl.reports.model_parts import add_model_parts
+from mechicl.reports.algorithm import AlgorithmQuestion, causes_in_words
+from mechicl.reports.comparison import Comparison, Part, Section, published
+from mechicl.reports.engine import Kind
+from mechicl.reports.finetuning import finetuning, no_finetuning, slow_finetuning
+from mechicl.reports.model_parts import model_parts, no_model_parts
+from mechicl.reports.rows import Row
+from mechicl.reports.study import Study
+from mechicl.reports.verdict import Verdict
 from mechicl.statistics import interval, ratio_interval
 from mechicl.tasks import Task
 
+N_HELD_OUT = 1024  # the report and analyses/fu_matching.py match on the same prompts and the same grids
 NEWTON_STEPS = tuple(range(1, 24))
 CHEBYSHEV_STEPS = tuple(range(1, 31))
 GD_STEPS = tuple(sorted({round(4096 ** (i / 43)) for i in range(44)}))  # 40 different ones
 QUERIES = 8  # that weights are regressed on, for each dimension of the inputs
 SIZES = "Published numbers are of the paper's 12-layer model with d = 20 and 40 points."
-_CLAIMS = {"Newton": "linear, about 3 a layer in layers 3 to 9", "gradient descent": "exponential"}
+SOURCE = "fu2024"
+_CLAIMS = {
+    "Newton": ("linear, about 3 a layer in layers 3 to 9", "is linear"),
+    "gradient descent": ("exponential", "is exponential"),
+}
+NO_WEIGHTS = (
+    "Softmax attention, layer norms and MLPs stand between its weights and any construction: nothing is read there."
+)
 
 
 def reference_families(task: Task) -> dict[str, IterativeLearner]:
@@ -45,7 +59,7 @@ def compare_layers(
     checkpoint: Checkpoint,
     *,
     similarities: Sequence[Similarity] = ("errors",),
-    n_prompts: int = 1024,
+    n_prompts: int = N_HELD_OUT,
     n_fitting: int = 8192,
     seed: int = 0,
     progress: bool = True,
@@ -88,19 +102,72 @@ def compare_layers(
         rows += match_rows(similarity, matches, growths)
         sections += match_figures(similarity, matches, growths)
         data[similarity] = {name: _numbers(each) for name, each in matches.items()}
-    lead = (
-        f"Layers of {checkpoint.name} ({model.cfg.n_layers} layers, d = {task.x_dim}, {task.n_context} points), read "
-        f"by linear readouts fitted in closed form, against algorithms on {n_prompts} held-out prompts "
-        f"(seed {seed + 1}). {SIZES}"
-    )
+    lead = _lead(checkpoint, n_prompts, seed)
     return Comparison(f"Which iteration does each layer match? ({checkpoint.name})", lead, rows, sections, data)
 
 
-def write_layers_report(checkpoint: Checkpoint, out: Path, *, n_prompts: int, progress: bool) -> Path:
-    """`compare_layers`, and what the heads do, as `report.html` and `report.json`."""
-    comparison = compare_layers(checkpoint, n_prompts=n_prompts, progress=progress)
-    comparison = add_model_parts(comparison, checkpoint, progress=progress)
-    return add_finetuning(comparison, checkpoint, progress=progress).write(out, "report")
+def layers_kind(study: Study, *, n_prompts: int | None = None, progress: bool = True) -> Kind:
+    """The comparison of `compare_layers`, the nearest algorithms, what the heads do and what fine-tuning does."""
+    question = AlgorithmQuestion(study, progress)
+    compared: dict[str, Comparison] = {}
+
+    def layers() -> Part:
+        result = compare_layers(study, n_prompts=n_prompts or N_HELD_OUT, progress=progress)
+        compared["layers"] = result
+        return list(result.rows), list(result.sections), result.data
+
+    parts: dict[str, Callable[[], Part]] = {"layers": layers, "algorithm": question.part}
+    missing, on_request = {}, {}
+    for name, reason, measure in (
+        ("heads", no_model_parts(study), model_parts),
+        ("fine-tuning", no_finetuning(study), finetuning),
+    ):
+        if reason:
+            missing[name] = reason
+        else:
+            parts[name] = partial(measure, study, progress=progress)
+    if "fine-tuning" in parts and (reason := slow_finetuning(study)):
+        on_request["fine-tuning"] = reason
+
+    def verdict(comparison: Comparison) -> Verdict:
+        made = question.verdict(comparison, NO_WEIGHTS, causes_in_words(comparison.rows))
+        sentences = dict(made.sentences)
+        sentences["Which algorithm?"] += f" {_layers_in_words(comparison)}".rstrip()
+        return replace(made, sentences=sentences)
+
+    return Kind(
+        f"Which iteration does each layer match? ({study.name})", f"{_lead(study, n_prompts or N_HELD_OUT)} "
+        f"{study.chosen}", parts, verdict, {"checkpoint": study.name}, on_request, missing,
+    )  # fmt: skip
+
+
+def _layers_in_words(comparison: Comparison) -> str:
+    """How the best-matching iterations grow with the layer."""
+    words = []
+    for name in ("Newton", "gradient descent"):
+        best = comparison.data.get("errors", {}).get(name, {}).get("best", [])
+        growth = f"errors: {name}, growth of the best step with the layer"
+        row = next((row for row in comparison.rows if row.quantity == growth), None)
+        if not best:
+            continue
+        steps = ", ".join(f"{'at most ' if b['at_edge'] and b['step'] <= 1 else 'at least ' if b['at_edge'] else ''}"
+                          f"{b['step']:g}" for b in best[1:])  # fmt: skip
+        unit = "iterations of Newton's method" if name == "Newton" else "steps of gradient descent"
+        how = {"linear": ", which grows linearly", "exponential": ", which grows exponentially"}
+        grows = how.get(str(row.measured), ", which grows in no way that can be told") if row else ""
+        words.append(f"{steps} {unit}{grows}")
+    if not words:
+        return ""
+    return f"Layer by layer its predictions are most like those of {'; and of '.join(words)}."
+
+
+def _lead(checkpoint: Checkpoint, n_prompts: int, seed: int = 0) -> str:
+    model, task = checkpoint.models[0], checkpoint.task
+    return (
+        f"Layers of {checkpoint.name} ({model.cfg.n_layers} layers, d = {task.x_dim}, {task.n_context} points), read "
+        f"by linear readouts fitted in closed form, against algorithms on {n_prompts:,} held-out prompts "
+        f"(seed {seed + 1}). {SIZES}"
+    )
 
 
 def match_rows(similarity: Similarity, matches: Mapping[str, Match], growths: Mapping[str, Growth]) -> list[Row]:
@@ -120,6 +187,8 @@ def match_rows(similarity: Similarity, matches: Mapping[str, Match], growths: Ma
                 best[-1].similarity,
                 "prompts",
                 f"step {best[-1].column:g} ({best[-1].low:g} to {best[-1].high:g})" if len(matched.columns) > 1 else "",
+                "near 1" if similarity == "weights" and name == "OLS" else "",
+                SOURCE,
             )
         )
         if name in growths:
@@ -134,7 +203,8 @@ def match_rows(similarity: Similarity, matches: Mapping[str, Match], growths: Ma
             difference = newton - descent
             name = f"{similarity}: layer {layer:g}, best Newton minus best gradient descent"
             alike = interval(difference[difference.isfinite()])
-            rows.append(Row(name, "positive (Fig. 7)", alike, "prompts", "steps chosen on other prompts"))
+            rows.append(Row(name, "positive (Fig. 7)", alike, "prompts", "steps chosen on other prompts",
+                            "> 0", SOURCE))  # fmt: skip
     return rows
 
 
@@ -180,17 +250,19 @@ def _growths(matches: Mapping[str, Match]) -> dict[str, Growth]:
     return growths
 
 
-def _growth_rows(name: str, claim: str | None, growth: Growth) -> list[Row]:
+def _growth_rows(name: str, claim: tuple[str, str] | None, growth: Growth) -> list[Row]:
     layers = f"layers {growth.rows[0]:g} to {growth.rows[-1]:g}"
     note = (
         f"best steps {', '.join(f'{k:g}' for k in growth.columns)}; AICc {growth.linear_aic:.1f} (linear), "
         f"{growth.exponential_aic:.1f} (exponential); linear in {growth.linear_share:.0%} of resamples"
     )
     return [
-        Row(f"{name}, growth of the best step with the layer", claim, growth.better, layers, note),
-        Row(f"{name}, steps a layer (linear fit)", 3 if "Newton" in name else None, growth.slope, "prompts"),
+        Row(f"{name}, growth of the best step with the layer", claim and claim[0], growth.better, layers, note,
+            claim[1] if claim else "", SOURCE),
+        Row(f"{name}, steps a layer (linear fit)", 3 if "Newton" in name else None, growth.slope, "prompts",
+            source=SOURCE),
         Row(f"{name}, doublings a layer (exponential fit)", None, growth.doubling, "prompts"),
-    ]
+    ]  # fmt: skip
 
 
 def _loss(checkpoint: Checkpoint, readouts: Readouts, prompts: Prompts) -> tuple[list[Row], list[Section]]:

@@ -1,33 +1,47 @@
 """The part of every report that opens the model: what heads do, what is lost without them, where information is."""
 
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from mechicl import viz
-from mechicl.analysis import Sweep, ablate, corrupt, patch, score_heads
+from mechicl.analysis import Sweep, ablate, corrupt, measure_target_copying, patch, score_heads
+from mechicl.analysis.behaviour import tuned_descent
 from mechicl.checkpoints import Checkpoint
 from mechicl.learners import squared_errors
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
-from mechicl.reports.comparison import Comparison, Row, Section
-from mechicl.statistics import interval
+from mechicl.reports.algorithm import AlgorithmQuestion, causes_in_words
+from mechicl.reports.comparison import Comparison, Part, Section
+from mechicl.reports.engine import Kind
+from mechicl.reports.rows import Row
+from mechicl.reports.study import Study
+from mechicl.reports.verdict import percent
+from mechicl.statistics import interval, ratio_interval
+from mechicl.tasks import LinearRegression
 
-N_PROMPTS, N_FEWEST = 64, 16
+N_PROMPTS, N_FEWEST = 64, 8
+N_HELD_OUT = 4096  # for losses
+N_COPIED = 512  # to look for copied targets
+N_TUNING = 16_384  # to tune the step of gradient descent on
 N_MEASURED = 256  # other prompts, on which what was chosen among many is measured
 RUNS = 8192  # prompts times places to patch; beyond it there are fewer prompts
 PROMPT_SEED = 2_000_003
+ATTENTION = "What the heads attend to"
+WEIGHTS_UNREAD = (
+    "No construction with this prompt format is fitted to its weights, which therefore decide nothing here."
+)
 WORDS = {
     "learning": """
         Half the mean squared error of each seed on held-out prompts.""",
     "heads": """
         Share of each head's attention (of its absolute value, where attention is not softmax) that goes to the token
         before, from a target to its own input, and, where a position sees later ones, from an input to its target.
-        First seed, as all that follows.""",
+        Of the opened seed, as all that follows.""",
     "ablation": """
         Change of the mean squared error of the query's prediction when a head's output is replaced by its mean over
-        prompts at the same position. Hovering shows the 95% interval over prompts. First seed.""",
+        prompts at the same position. Hovering shows the 95% interval over prompts.""",
     "patching": """
         The model reads prompts whose labels are exchanged within the context. The stream before one layer, at one
         position, is put back as it is with the right labels: the share of the loss that this recovers. Blue cells are
@@ -38,14 +52,23 @@ WORDS = {
 }
 
 
-def add_model_parts(comparison: Comparison, checkpoint: Checkpoint, *, progress: bool = True) -> Comparison:
-    """Add what the model's parts do, where it is a transformer that has them."""
-    model, task = checkpoint.models[0], checkpoint.task
-    if not isinstance(model, HookedTransformer) or not model.cfg.n_layers or task.n_context < 2:
-        return comparison
-    prompts = task.sample(N_PROMPTS + N_MEASURED, seed=PROMPT_SEED)
-    rows, sections, data = measure_model_parts(model, prompts[:N_PROMPTS], prompts[N_PROMPTS:], progress=progress)
-    return comparison.with_more(rows, sections, {"model_parts": {**data, "seed": PROMPT_SEED}})
+def model_parts(checkpoint: Checkpoint, *, progress: bool = True) -> Part:
+    """What the parts of a checkpoint's first model do; see `no_model_parts`."""
+    prompts = checkpoint.task.sample(N_PROMPTS + N_MEASURED, seed=PROMPT_SEED)
+    rows, sections, data = measure_model_parts(
+        checkpoint.models[0], prompts[:N_PROMPTS], prompts[N_PROMPTS:], progress=progress
+    )
+    return rows, sections, {"model_parts": {**data, "seed": PROMPT_SEED}}
+
+
+def no_model_parts(checkpoint: Checkpoint) -> str:
+    """Why a model has no parts to open; empty if it has."""
+    model = checkpoint.models[0]
+    if not isinstance(model, HookedTransformer):
+        return f"{type(model).__name__} has no attention heads with hooks to ablate or patch"
+    if not model.cfg.n_layers:
+        return "the model has no layers"
+    return "" if checkpoint.task.n_context >= 2 else "labels are exchanged within a context of two points or more"
 
 
 def measure_model_parts(
@@ -55,7 +78,7 @@ def measure_model_parts(
 
     Args:
         model: one seed's.
-        prompts: at least two, of two context points or more. In large models only the first 16 are patched.
+        prompts: at least two, of two context points or more. In large models only the first 8 are patched.
         others: on which the head that does most is measured once more; means of ablation are over all of both.
         seed: of the corruption.
         progress: show progress bars.
@@ -90,9 +113,7 @@ def measure_model_parts(
     }
     if model.cfg.prompt_format == "interleaved":
         scores = score_heads(model, prompts=prompts)
-        sections.insert(
-            0, Section("What the heads attend to", WORDS["heads"], viz.head_table(scores, "Scores of heads"))
-        )
+        sections.insert(0, Section(ATTENTION, WORDS["heads"], viz.head_table(scores, "Scores of heads")))
         data["head_scores"] = scores.to_dataframe().to_dict("records")
         for name in scores.scores:
             layer, head = scores.best(name)
@@ -103,28 +124,92 @@ def measure_model_parts(
     return rows, sections, data
 
 
-def write_model_parts_report(checkpoint: Checkpoint, out: Path, *, n_prompts: int, progress: bool) -> Path:
+def model_parts_kind(study: Study, *, n_prompts: int | None = None, progress: bool = True) -> Kind:
     """The loss and the model's parts alone, for models that are compared with no algorithm.
 
     Those are models on interleaved prompts whose tokens see later ones, as in von Oswald et al. 2023, section 4.
     """
-    task, models = checkpoint.task, checkpoint.models
-    held_out = task.sample(n_prompts, seed=PROMPT_SEED)
-    errors = torch.stack([squared_errors(model, held_out)[:, 0] for model in models])
-    rows = [Row("half-MSE, trained, mean of the seeds", None, interval(errors.mean(0) / 2), "prompts")]
-    sections = []
-    if "curve" in checkpoint.record:
-        curve = checkpoint.record["curve"]
-        drawn = viz.losses_over_training(curve["eval_step"], {"each seed": curve["eval_loss"]})
-        sections.append(Section("Learning", WORDS["learning"], drawn))
-    cfg = models[0].cfg
+    task, models, n_prompts = study.task, study.models, n_prompts or N_HELD_OUT
+    question = AlgorithmQuestion(study, progress)
+
+    def loss() -> Part:
+        held_out = task.sample(n_prompts, seed=PROMPT_SEED)
+        errors = torch.stack([squared_errors(model, held_out)[:, 0] for model in models])
+        rows = [
+            Row(f"half-MSE, seed {seed}", None, interval(each / 2), "prompts", "" if i else "the opened seed")
+            for i, (seed, each) in enumerate(zip(study.seeds, errors, strict=True))
+        ]
+        tuned = tuned_descent(task.sample(N_TUNING, seed=PROMPT_SEED + 1, dtype=torch.float64), 1)
+        reference = squared_errors(tuned, held_out)[:, 0]
+        claim = "about 1 (Fig. 5)" if task == LinearRegression() and models[0].cfg.n_layers == 2 else None
+        rows.append(
+            Row("loss over that of one tuned step of gradient descent", claim, ratio_interval(errors[0], reference),
+                "prompts", "the opened seed", "= 1", "vonoswald2023")
+        )  # fmt: skip
+        sections = []
+        if "curve" in study.record and not study.is_own:
+            curve = study.record["curve"]
+            references = {"one tuned step of gradient descent": reference.mean().item()}
+            drawn = viz.losses_over_training(
+                curve["eval_step"], {"each seed": curve["eval_loss"]}, references=references
+            )
+            sections.append(Section("Learning", WORDS["learning"], drawn))
+        return rows, sections, {"mse": errors.mean(-1).tolist()}
+
+    parts = {"loss": loss, "algorithm": question.part, "copying": lambda: _copying(study),
+             "heads": lambda: model_parts(study, progress=progress)}  # fmt: skip
     lead = (
-        f"{checkpoint.name}: {len(models)} seed{'s' if len(models) > 1 else ''}, {cfg.n_layers} layers, on "
-        f"{task.n_context} points in {task.x_dim} dimensions; {n_prompts:,} held-out prompts (seed {PROMPT_SEED})."
+        f"{study.name}: {len(models)} seed{'s' if len(models) > 1 else ''}, {models[0].cfg.n_layers} layers, on "
+        f"{task.n_context} points in {task.x_dim} dimensions; {n_prompts:,} held-out prompts (seed {PROMPT_SEED}). "
+        f"{study.chosen}"
     )
-    data = {"mse": errors.mean(-1).tolist(), "seed": PROMPT_SEED, "n_prompts": n_prompts}
-    comparison = Comparison(f"Loss and heads ({checkpoint.name})", lead, rows, sections, data)
-    return add_model_parts(comparison, checkpoint, progress=progress).write(out, "report")
+    return Kind(
+        f"Loss and heads ({study.name})", lead, parts,
+        lambda comparison: question.verdict(
+            comparison, f"{_copying_in_words(comparison)} {WEIGHTS_UNREAD}".strip(), causes_in_words(comparison.rows)
+        ),
+        {"seed": PROMPT_SEED, "n_prompts": n_prompts},
+    )  # fmt: skip
+
+
+def _copying(study: Study) -> Part:
+    """Whether the first layer puts each target onto its input's token, and what is lost without that."""
+    copied = measure_target_copying(study.model, study.task.sample(N_COPIED, seed=PROMPT_SEED + 2))
+    means = copied.intervals()
+    without = ratio_interval(copied.errors_without, copied.errors)
+    rows = [
+        Row("error of reading targets at their inputs' tokens after the first layer", "copied (section 4)",
+            means["decoding_errors"], "prompts", "0: all there, 1: nothing; below a half is called copied", "< 0.5",
+            "vonoswald2023"),
+        Row("error of reading them before the first layer", None, means["decoding_errors_before"], "prompts"),
+        Row("loss without what the first layer writes at inputs' tokens, over the loss", None, without, "prompts"),
+        *(
+            Row(f"share of attention from inputs to their own targets, head 0.{head}", None, interval(share), "prompts")
+            for head, share in enumerate(copied.attention)
+        ),
+    ]  # fmt: skip
+    return [replace(row, section=ATTENTION) for row in rows], [], {"copying": {n: m.mean for n, m in means.items()}}
+
+
+def _copying_in_words(comparison: Comparison) -> str:
+    rows = {row.quantity: row for row in comparison.rows}
+    after = rows.get("error of reading targets at their inputs' tokens after the first layer")
+    if after is None:
+        return ""
+    before, without = (
+        rows["error of reading them before the first layer"],
+        rows["loss without what the first layer writes at inputs' tokens, over the loss"],
+    )
+    if after.ends[2] >= 0.5:
+        return (
+            f"Its first layer does not copy targets onto their inputs' tokens: a linear readout there leaves "
+            f"{percent(after.ends[1])} of them."
+        )
+    return (
+        f"Its first layer copies targets onto their inputs' tokens (a linear readout there leaves "
+        f"{percent(after.ends[1])} of them, {percent(before.ends[1])} before the layer), and it needs this: without, "
+        f"the squared error is {without.ends[1]:.2g} times as large."
+    )
 
 
 def _ablation_row(model: HookedTransformer, sweep: Sweep, others: Prompts, reference: Prompts) -> Row:

@@ -1,93 +1,42 @@
 """The report on one layer of linear attention beside one step of gradient descent (von Oswald et al. 2023, Fig. 2)."""
 
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
-from mechicl import algorithms, constructions, viz
-from mechicl.analysis import align, align_over_training, fit_construction, interpolate, measure_shifted_losses
-from mechicl.analysis.behaviour import FOREIGN_INPUTS, ShiftedLosses
-from mechicl.analysis.layers.layer_learners import Lens
-from mechicl.analysis.weights import linear_attention_optimum, one_step_optimum
-from mechicl.analysis.weights.paths import PathKind
-from mechicl.analysis.weights.products import read_weight_products, replace_products
-from mechicl.analysis.weights.rollout import repeat_layers
-from mechicl.checkpoints import Checkpoint, CheckpointError
-from mechicl.learners import squared_errors
-from mechicl.models import HookedTransformer
+from mechicl import algorithms, viz
+from mechicl.analysis import align, align_over_training
+from mechicl.checkpoints import Checkpoint
 from mechicl.progress import progress_bar
-from mechicl.prompts import Prompts
-from mechicl.reports.comparison import Comparison, Row, Section, published
-from mechicl.reports.finetuning import add_finetuning
-from mechicl.reports.model_parts import add_model_parts
+from mechicl.reports.algorithm import AlgorithmQuestion, causes_in_words
+from mechicl.reports.comparison import Comparison, Part, Section, published
+from mechicl.reports.engine import Kind
+from mechicl.reports.finetuning import finetuning, no_finetuning, slow_finetuning
+from mechicl.reports.model_parts import model_parts, no_model_parts
+from mechicl.reports.one_layer_setting import N_FEWER, SOURCE, Setting, exact_optimum, layers_and_step
+from mechicl.reports.one_layer_shifts import roll_outs, shifts
+from mechicl.reports.one_layer_weights import paths, weights
+from mechicl.reports.rows import Row
+from mechicl.reports.study import Study
+from mechicl.reports.verdict import NEAR, Verdict, percent
 from mechicl.statistics import Interval, interval
 from mechicl.tasks import LinearRegression
 from mechicl.viz.page import table
 
-Part = tuple[list[Row], list[Section], dict[str, Any]]  # rows, sections and numbers of a comparison
-N_TUNING = 100_000  # prompts that the step size is tuned on
-N_FEWER = 2000  # prompts for what is measured again and again: at every snapshot, after every repeat
-SCALES = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0)
-DAMPINGS, REPEATS = (0.5, 0.75, 1.0), 50
+N_HELD_OUT, PROMPT_SEED = 10_000, 1_000_003
+N_ALIGNED = 4096  # prompts for derivatives
 WORDS = {
     "learning": """
         Each seed's loss on held-out prompts, beside one step of gradient descent with the tuned step size.""",
     "alignment": """
         How close predictions and sensitivities (d prediction / d query, exact) come to those of gradient descent. Means
         over seeds with 95% intervals, at the saved snapshots.""",
-    "weights": """
-        The two products that linear attention depends on, for the first seed, with the free scale between them fixed,
-        beside the construction of Proposition 1. Only the rows of W_KQ that read x and the columns of W_PV that write y
-        can act on the prediction; the rest keeps its small random initial values.""",
-    "interpolation": """
-        Loss along the straight line from the trained weight products to the construction's. After the rescaling of
-        appendix A.3, which divides by β, the mean diagonal of W_KQ, the line is flat. Without it the middle can be far
-        worse than either end: β is not 1, and the initial weights decide its sign.""",
-    "shifts": """
-        Inputs or weights scaled by α, and the same on inputs from distributions that training never showed (Gaussian,
-        exponential or Laplace, one at random for each prompt). All learners see the same prompts.""",
-    "roll-out": """
-        The one trained layer applied again and again, every update scaled by λ, beside gradient descent with the same
-        damping. Entries that training never reached are set to zero for the dashed lines; left at their initial values,
-        as in the dotted lines, they feed the prediction back into the scores, and some prompts diverge.""",
     "attention": """
         Linear attention of the trained layer (first seed): scores, not probabilities; negative ones are red (with a
         negative β, a token's score with itself is negative). Every token attends to the context, none to the query.""",
 }
-
-
-@dataclass(frozen=True, eq=False)
-class Setting:
-    """Trained layers, the tuned step of gradient descent that they are compared with, and held-out prompts.
-
-    `models` are the layers as their weight products alone, in float64, one a seed; `construction` is gradient descent
-    with the tuned `step_size` as a layer (the paper's η is n_context times as much).
-    """
-
-    checkpoint: Checkpoint
-    task: LinearRegression
-    models: list[HookedTransformer]
-    seeds: tuple[int, ...]
-    step_size: float
-    construction: HookedTransformer
-    prompts: Prompts
-    prompt_seed: int
-    squared_errors: Float[Tensor, "seed prompt"]
-    gd_squared_errors: Float[Tensor, "prompt"]
-
-    @property
-    def standard(self) -> bool:
-        """Whether the task is the one of the paper's figures."""
-        return self.task == LinearRegression()
-
-    @property
-    def loss_ratio(self) -> Interval:
-        """Loss over gradient descent's, over seeds."""
-        return interval(self.squared_errors.mean(-1) / self.gd_squared_errors.mean())
 
 
 def compare_one_layer(
@@ -104,72 +53,99 @@ def compare_one_layer(
     Raises:
         CheckpointError: a checkpoint of another kind of model or task.
     """
-    setting = _setting(checkpoint, n_prompts, seed)
-    task = setting.task
-    lead = (
-        f"{checkpoint.name}: {len(setting.seeds)} seeds of one linear self-attention layer on {task.n_context} points "
-        f"in {task.x_dim} dimensions, compared with one step of gradient descent on {n_prompts:,} held-out prompts "
-        f"(seed {seed}; von Oswald et al. 2023). Losses are mean squared errors of the query's prediction; the paper "
-        f"plots half of that. Intervals are 95%, over the held-out prompts or over the training seeds."
-    )
-    data = {
-        "checkpoint": checkpoint.name,
-        "command": checkpoint.record.get("command"),
-        "seeds": setting.seeds,
-        "n_prompts": n_prompts,
-        "prompt_seed": seed,
-        "tuned_step_size": setting.step_size,
-        "tuned_eta": setting.step_size * task.n_context,
-    }
-    comparison = Comparison(f"One layer and one step of gradient descent ({checkpoint.name})", lead, [], [], data)
-    measurements = (_losses, _alignment, _weights, _paths, _shifts, _exact_loss, _roll_outs, _attention)
-    for measure in progress_bar(measurements, unit="analysis", progress=progress, desc=checkpoint.name):
-        comparison = comparison.with_more(*measure(setting))
+    setting = layers_and_step(checkpoint, n_prompts, seed)
+    comparison = Comparison(_title(checkpoint), _lead(setting), [], [], _data(setting))
+    for measure in progress_bar(
+        list(_parts(setting).values()), unit="section", progress=progress, desc=checkpoint.name
+    ):
+        comparison = comparison.with_more(*measure())
     return comparison
 
 
-def write_one_layer_report(checkpoint: Checkpoint, out: Path, *, n_prompts: int, progress: bool) -> Path:
-    """`compare_one_layer`, what the head does and what fine-tuning does, as `report.html` and `report.json`."""
-    comparison = compare_one_layer(checkpoint, n_prompts=n_prompts, progress=progress)
-    comparison = add_model_parts(comparison, checkpoint, progress=progress)
-    comparison = add_finetuning(comparison, checkpoint, progress=progress)
-    assert isinstance(checkpoint.task, LinearRegression)
-    last = [_errata(checkpoint.task, comparison), _provenance(checkpoint, comparison)]
-    return comparison.with_more(sections=last).write(out, "report")
+def one_layer_kind(study: Study, *, n_prompts: int | None = None, progress: bool = True) -> Kind:
+    """The comparison of `compare_one_layer`, the nearest algorithms, what the head does and what fine-tuning does."""
+    setting = layers_and_step(study, n_prompts or N_HELD_OUT, PROMPT_SEED)
+    question = AlgorithmQuestion(study, progress)
+    parts = _parts(setting) | {"algorithm": question.part}
+    missing, on_request = {}, {}
+    for name, reason, measure in (
+        ("heads", no_model_parts(study), model_parts),
+        ("fine-tuning", no_finetuning(study), finetuning),
+    ):
+        if reason:
+            missing[name] = reason
+        else:
+            parts[name] = partial(measure, study, progress=progress)
+    if "fine-tuning" in parts and (reason := slow_finetuning(study)):
+        on_request["fine-tuning"] = reason
+    parts["provenance"] = lambda: ([], [_errata(setting), _provenance(study, setting)], {})
+
+    def verdict(comparison: Comparison) -> Verdict:
+        return question.verdict(comparison, _weights_in_words(setting), causes_in_words(comparison.rows))
+
+    return Kind(_title(study), f"{_lead(setting)} {study.chosen}", parts, verdict, _data(setting), on_request, missing)
 
 
-def _setting(checkpoint: Checkpoint, n_prompts: int, seed: int) -> Setting:
-    cfg, task = checkpoint.models[0].cfg, checkpoint.task
-    one = (cfg.n_layers, cfg.n_heads, cfg.attention, cfg.prompt_format) == (1, 1, "linear", "paired")
-    if not one or not isinstance(task, LinearRegression):
-        raise CheckpointError(
-            f"this comparison is for linear attention with one layer and one head on paired prompts of "
-            f"LinearRegression; {checkpoint.name} has {cfg.n_layers} layers, {cfg.n_heads} {cfg.attention} heads, "
-            f"{cfg.prompt_format} prompts of {type(task).__name__}"
-        )
-    models = [replace_products(model, read_weight_products(model)) for model in checkpoint.models]
-    prompts = task.sample(n_prompts, seed=seed, dtype=torch.float64)
-    step_size = algorithms.tuned_step_size(task.sample(N_TUNING, seed=seed + 1))
-    construction = constructions.gradient_descent(
-        x_dim=task.x_dim, y_dim=task.y_dim, n_context=task.n_context, step_size=step_size
+def _parts(setting: Setting) -> dict[str, Callable[[], Part]]:
+    """What is compared, by name."""
+    measurements = {"loss": _losses, "alignment": _alignment, "weights": weights, "paths": paths, "shifts": shifts,
+                    "exact loss": _exact_loss, "roll-out": roll_outs, "attention": _attention}  # fmt: skip
+    return {name: partial(measure, setting) for name, measure in measurements.items()}
+
+
+def _title(checkpoint: Checkpoint) -> str:
+    return f"One layer and one step of gradient descent ({checkpoint.name})"
+
+
+def _lead(setting: Setting) -> str:
+    task = setting.task
+    return (
+        f"{setting.checkpoint.name}: {len(setting.seeds)} seeds of one linear self-attention layer on {task.n_context} "
+        f"points in {task.x_dim} dimensions, compared with one step of gradient descent on {len(setting.prompts):,} "
+        f"held-out prompts (seed {setting.prompt_seed}; von Oswald et al. 2023). Losses are mean squared errors of the "
+        f"query's prediction; the paper plots half of that. Intervals are 95%, over the held-out prompts or over the "
+        f"training seeds."
     )
-    return Setting(
-        checkpoint, task, models, tuple(checkpoint.record.get("seeds", range(len(models)))), step_size, construction,
-        prompts, seed, torch.stack([squared_errors(model, prompts)[:, 0] for model in models]),
-        squared_errors(construction, prompts)[:, 0],
-    )  # fmt: skip
+
+
+def _data(setting: Setting) -> dict[str, Any]:
+    return {
+        "checkpoint": setting.checkpoint.name,
+        "command": setting.checkpoint.record.get("command"),
+        "seeds": setting.seeds,
+        "n_prompts": len(setting.prompts),
+        "prompt_seed": setting.prompt_seed,
+        "tuned_step_size": setting.step_size,
+        "tuned_eta": setting.step_size * setting.task.n_context,
+    }
+
+
+def _weights_in_words(setting: Setting) -> str:
+    """Whether the step of gradient descent nearest to the weights predicts what the opened seed predicts."""
+    fit = setting.fit
+    distance, ratio = fit.relative_distances(fit.projected)[0], fit.loss_ratios(fit.projected)[0]
+    size = fit.projected.parameters["step_size"][0, 0].item()
+    read = f"The step of gradient descent nearest to its weights (step size {size:.3g})"
+    if distance.mean <= NEAR:
+        return f"{read} leaves {percent(distance)} of its squared predictions: the weights agree."
+    return (
+        f"{read} leaves {percent(distance)} of its squared predictions and has {ratio.mean:.2g} times its loss: the "
+        f"weights do not show gradient descent."
+    )
 
 
 def _losses(setting: Setting) -> Part:
     half = published("oswald2023_fig2")["half_mse_gd_and_trained"] if setting.standard else None
     rows = [
-        Row("half-MSE, tuned gradient descent", half, interval(setting.gd_squared_errors / 2), "prompts"),
-        Row("half-MSE, trained, mean of the seeds", half, interval(setting.squared_errors.mean(0) / 2), "prompts"),
+        Row("half-MSE, tuned gradient descent", half, interval(setting.gd_squared_errors / 2), "prompts",
+            source=SOURCE),
+        Row("half-MSE, trained, mean of the seeds", half, interval(setting.squared_errors.mean(0) / 2), "prompts",
+            source=SOURCE),
         Row("loss, trained over tuned gradient descent", "1 (Fig. 2)" if setting.standard else None,
-            setting.loss_ratio, "seeds", "on the same prompts"),
+            setting.loss_ratio, "seeds", "on the same prompts", "= 1", SOURCE),
     ]  # fmt: skip
     curve = setting.checkpoint.record.get("curve")
-    if curve is None:
+    if curve is None or setting.with_other_task:
         return rows, [], {"learning_curve": None}
     drawn = viz.losses_over_training(
         curve["eval_step"], {"each seed": curve["eval_loss"]}, log_x=True,
@@ -189,18 +165,28 @@ def _loss_on_curve_prompts(setting: Setting) -> float:
 
 
 def _alignment(setting: Setting) -> Part:
-    alignments = [align(model, setting.construction, setting.prompts) for model in setting.models]
+    alignments = [align(model, setting.construction, setting.prompts[:N_ALIGNED]) for model in setting.models]
 
     def over_seeds(name: str) -> Interval:
         return interval(torch.stack([getattr(alignment, name).mean() for alignment in alignments]))
 
     claim = "near 1 (Fig. 2)" if setting.standard else None
     rows = [
-        Row("sensitivity cosine, trained against gradient descent", claim, over_seeds("sensitivity_cosine"), "seeds"),
+        Row(
+            "sensitivity cosine, trained against gradient descent",
+            claim,
+            over_seeds("sensitivity_cosine"),
+            "seeds",
+            "",
+            "near 1",
+            SOURCE,
+        ),
         Row("prediction distance, trained against gradient descent", None, over_seeds("prediction_distance"), "seeds"),
-        Row("sensitivity distance", None, over_seeds("sensitivity_distance"), "seeds"),
+        Row(
+            "sensitivity distance, trained against gradient descent", None, over_seeds("sensitivity_distance"), "seeds"
+        ),
     ]
-    if setting.checkpoint.snapshots is None:
+    if setting.checkpoint.snapshots is None or setting.with_other_task:
         return rows, [], {"alignment_over_training": None}
     during = align_over_training(setting.checkpoint, setting.construction, setting.prompts[:N_FEWER])
     names = ("sensitivity_cosine", "prediction_distance", "sensitivity_distance", "mse")
@@ -213,99 +199,6 @@ def _alignment(setting: Setting) -> Part:
     )
 
 
-def _weights(setting: Setting) -> Part:
-    task, fit = setting.task, fit_construction(setting.models, "gd", setting.task, refine=False)
-    step_sizes = fit.projected.parameters["step_size"]
-    eta, tuned = interval(step_sizes[:, 0] * task.n_context), f"tuned: {setting.step_size * task.n_context:.4f}"
-    rows = [
-        Row("η read from the weights", None, eta, "seeds", tuned),
-        Row("η read from the weights over tuned η", None, interval(step_sizes[:, 0] / setting.step_size), "seeds"),
-    ]
-    products = [read_weight_products(model).gauge_fixed() for model in setting.checkpoint.models]
-    names = [f"x{i + 1}" for i in range(task.x_dim)] + [f"y{i + 1}" for i in range(task.y_dim)]
-    drawn = viz.weight_products_figure(products[0], read_weight_products(setting.construction), names)
-    tensors = {
-        "beta": fit.beta,
-        "step_size": step_sizes,
-        "distance_KQ": fit.distance_KQ,
-        "distance_PV": fit.distance_PV,
-    }
-    data = [
-        {name: values[i].tolist() for name, values in tensors.items()}
-        | {"W_KQ": product.W_KQ.tolist(), "W_PV": product.W_PV.tolist()}
-        for i, product in enumerate(products)
-    ]
-    return rows, [Section("Weights", WORDS["weights"], drawn)], {"weights": data}
-
-
-def _paths(setting: Setting) -> Part:
-    kinds: dict[str, PathKind] = {"rescaled": "rescaled", "not rescaled": "raw"}
-    paths = {
-        name: [interpolate(model, setting.construction, setting.prompts, kind=kind) for model in setting.models]
-        for name, kind in kinds.items()
-    }
-    excess = {name: interval(torch.tensor([p.midpoint_excess().mean for p in each])) for name, each in paths.items()}
-    claim = "none (Fig. 2)" if setting.standard else None
-    rows = [
-        Row("excess loss at the middle of the rescaled path", claim, excess["rescaled"], "seeds",
-            "relative to the ends"),
-        Row("the same without rescaling", None, excess["not rescaled"], "seeds"),
-    ]  # fmt: skip
-    betas = ", ".join(f"{read_weight_products(model).gauge().item():.3f}" for model in setting.models)
-    words = f"{WORDS['interpolation']} β of the seeds: {betas}."
-    data = [
-        {
-            "kind": path.kind,
-            "alpha": list(path.alphas),
-            "mse": path.squared_errors.mean(-1).tolist(),
-            "midpoint_excess": asdict(path.midpoint_excess()),
-            "barrier": asdict(path.barrier()),
-        }
-        for each in paths.values()
-        for path in each
-    ]
-    return rows, [Section("Interpolation", words, viz.connectivity_paths(paths))], {"interpolation": data}
-
-
-def _shifts(setting: Setting) -> Part:
-    task = setting.task
-    foreign = task.replace(
-        inputs=FOREIGN_INPUTS, input_scale=1.0, covariance=None, condition_number=None, eigenvalues=None,
-        eigenbasis="axes",
-    )  # fmt: skip
-    learners = {"gradient descent": setting.construction}
-    for seed, model in zip(setting.seeds, setting.models, strict=True):
-        learners[f"trained {seed}"] = model
-    for seed, model in zip(setting.seeds, setting.models, strict=True):
-        learners[f"interpolated {seed}"] = interpolate(model, setting.construction, setting.prompts).model(0.5)
-    shifts = {
-        f"{inputs}{scaled.replace('_', ' ')}": measure_shifted_losses(
-            learners, drawn_from, SCALES, scaled=scaled, n_prompts=len(setting.prompts), seed=setting.prompt_seed
-        )
-        for inputs, drawn_from in (("", task), ("foreign inputs, ", foreign))
-        for scaled in ("input_scale", "weight_scale")
-    }
-    worst = {name: _largest_difference(losses, setting.seeds) for name, losses in shifts.items()}
-    label = "largest |trained / gradient descent - 1| for input scales 0.5 to 2"
-    data = {
-        name: {"learners": losses.learners, "scales": losses.scales, "mse": losses.mean().tolist()}
-        for name, losses in shifts.items()
-    }
-    return (
-        [Row(label, None, interval(worst["input scale"]), "seeds")],
-        [Section("Out of distribution", WORDS["shifts"], viz.shifted_losses(shifts))],
-        {"out_of_distribution": data, "largest_difference": {name: seeds.tolist() for name, seeds in worst.items()}},
-    )
-
-
-def _largest_difference(losses: ShiftedLosses, seeds: tuple[int, ...]) -> Float[Tensor, "seed"]:
-    """Largest relative difference between the trained and gradient descent's loss over scales from 0.5 to 2."""
-    by_learner = dict(zip(losses.learners, losses.mean(), strict=True))
-    ratio = torch.stack([by_learner[f"trained {seed}"] / by_learner["gradient descent"] for seed in seeds], -1)
-    scales = torch.tensor(losses.scales)
-    return (ratio[(scales >= 0.5) & (scales <= 2)] - 1).abs().amax(0)
-
-
 def _exact_loss(setting: Setting) -> Part:
     """The trained loss without the sampling error of the prompts, which the ratio on common prompts does not have."""
     exact, ratio = exact_optimum(setting.task), setting.loss_ratio
@@ -315,48 +208,9 @@ def _exact_loss(setting: Setting) -> Part:
     nertinger = setting.task == LinearRegression(x_dim=5, n_context=20, inputs="gaussian")
     printed = published("nertinger_table1")["linear"][0] if nertinger else None
     note = f"loss ratio times the exact MSE of the best single step, {exact:.5f}"
-    return [Row("MSE, trained, freed of the prompts' sampling error", printed, scaled, "seeds", note)], [], {}
-
-
-def exact_optimum(task: LinearRegression) -> float | None:
-    """The exact MSE of the best single step on a task, where there is a closed form."""
-    if task.inputs == "gaussian" and task.y_dim == 1 and task.weight_scale == 1 and task.input_scale == 1:
-        plain = task.covariance is None and task.condition_number is None and task.eigenvalues is None
-        if plain and not task.noise_std and not task.n_distractors and task.active_dims is None:
-            return linear_attention_optimum([1.0] * task.x_dim, task.n_context)
-    try:
-        return one_step_optimum(task).mse
-    except ValueError:
-        return None
-
-
-def _roll_outs(setting: Setting) -> Part:
-    """The layer applied again and again: the part of it that training reaches, all of it, and gradient descent."""
-    prompts = setting.prompts[:N_FEWER]
-    layers = {
-        "gradient_descent": [setting.construction],
-        "trained": [
-            replace_products(model, read_weight_products(model).without_unread_parts()) for model in setting.models
-        ],
-        "whole_layer": setting.models,
-    }
-
-    def losses(model: HookedTransformer, damping: float) -> Float[Tensor, "step"]:
-        trajectory = Lens(repeat_layers(model, REPEATS, damping)).trajectory(prompts)
-        return (trajectory.query() - prompts.query.ys).square().mean((-2, -1))
-
-    by_damping = {
-        damping: {
-            name: torch.stack([losses(model, damping) for model in models], -1) for name, models in layers.items()
-        }
-        for damping in DAMPINGS
-    }
-    data = [
-        {"damping": damping} | {name: values.squeeze(-1).tolist() if name == "gradient_descent" else values.tolist()
-                                for name, values in curves.items()}
-        for damping, curves in by_damping.items()
-    ]  # fmt: skip
-    return [], [Section("Roll-out", WORDS["roll-out"], viz.roll_outs(by_damping))], {"roll_outs": data}
+    row = Row("MSE, trained, freed of the prompts' sampling error", printed, scaled, "seeds", note,
+              source="nertinger2025", section="Learning")  # fmt: skip
+    return [row], [], {}
 
 
 def _attention(setting: Setting) -> Part:
@@ -365,10 +219,9 @@ def _attention(setting: Setting) -> Part:
     return [], [Section("Attention of one prompt", WORDS["attention"], drawn)], {}
 
 
-def _errata(task: LinearRegression, comparison: Comparison) -> Section:
-    measured = next(row.measured for row in comparison.rows if row.quantity == "half-MSE, tuned gradient descent")
-    assert isinstance(measured, Interval)
-    half, exact, step_size = measured.mean, exact_optimum(task), comparison.data["tuned_step_size"]
+def _errata(setting: Setting) -> Section:
+    task, step_size = setting.task, setting.step_size
+    half, exact = setting.gd_squared_errors.mean().item() / 2, exact_optimum(task)
     entries = [
         (
             "von Oswald et al., section 3",
@@ -398,14 +251,17 @@ def _errata(task: LinearRegression, comparison: Comparison) -> Section:
     return Section("Errata of the paper that touch this page", "", table(("where", "what"), entries))
 
 
-def _provenance(checkpoint: Checkpoint, comparison: Comparison) -> Section:
-    record, prompt_seed = checkpoint.record, comparison.data["prompt_seed"]
+def _provenance(checkpoint: Checkpoint, setting: Setting) -> Section:
+    record, prompt_seed = checkpoint.record, setting.prompt_seed
     entries = [
         ("training", record.get("command", "")),
-        ("seeds", ", ".join(map(str, comparison.data["seeds"]))),
+        ("seeds", ", ".join(map(str, setting.seeds))),
         ("trained for", f"{record.get('steps_done')} steps, {record.get('wall_time_s')} s on {record.get('hardware')}"),
         ("versions", ", ".join(f"{k} {v}" for k, v in record.get("versions", {}).items())),
-        ("this page", f"mechicl report {checkpoint.name} --out DIR; prompts from seed {prompt_seed}"),
+        (
+            "this page",
+            f"mechicl report {checkpoint.name} --seed {setting.seeds[0]} --out DIR; prompts from seed {prompt_seed}",
+        ),
         ("paper", "J. von Oswald et al., Transformers learn in-context by gradient descent, ICML 2023"),
     ]
     return Section("How it was made", "", table(("", ""), entries))

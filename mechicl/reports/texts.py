@@ -1,9 +1,10 @@
 """The report on models of texts: demonstrations read in context against fine-tuning on them."""
 
 from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 from typing import Any
 
+import plotly.graph_objects as go
 import torch
 
 from mechicl import viz
@@ -19,11 +20,17 @@ from mechicl.analysis.finetuning import (
     study_task,
 )
 from mechicl.checkpoints import Checkpoint
-from mechicl.reports.comparison import Comparison, Row, Section
+from mechicl.reports.comparison import Comparison, Part, Section
+from mechicl.reports.engine import Kind
+from mechicl.reports.rows import Row
+from mechicl.reports.study import Study
+from mechicl.reports.verdict import Verdict, beside_published, percent
 from mechicl.statistics import Interval, interval
 from mechicl.text import TEXT_TASKS, text_shots, topic_tokenizer
 
 SEED = 2_000_003
+N_QUERIES = 100  # of each task
+PICTURE = "Do they change the same?"
 LEARNING_RATES = (0.03, 0.1, 0.3)
 EPOCHS = (1, 8)
 WORDS = {
@@ -31,7 +38,7 @@ WORDS = {
         Each seed's cross entropy of the tokens that can be predicted, on held-out sequences.""",
     "shots": """
         Accuracy among the labels of each task by the number of demonstrations before the query; bands are 95% intervals
-        over queries. First seed.""",
+        over queries. """,
     "settings": """
         Accuracy without demonstrations, after them, and without them after fine-tuning on them (SGD on the key and
         value projections, in the demonstrations' order; learning rate and epochs best on other queries): the model, its
@@ -47,11 +54,11 @@ WORDS = {
         The cosine between the two changes of what each head moves, after plain fine-tuning.""",
     "scores": """
         Scores of every head on random words that are repeated: shares of attention (0 to 1), and eigenvalue scores of
-        the weights (-1 to 1). First seed.""",
+        the weights (-1 to 1). """,
 }
 
 
-def compare_texts(checkpoint: Checkpoint, *, n_prompts: int = 100, progress: bool = True) -> Comparison:
+def compare_texts(checkpoint: Checkpoint, *, n_prompts: int = N_QUERIES, progress: bool = True) -> Comparison:
     """Accuracy by demonstrations, the three settings and how alike they are, of a model of the made-up language.
 
     Args:
@@ -113,9 +120,61 @@ def compare_texts(checkpoint: Checkpoint, *, n_prompts: int = 100, progress: boo
     return Comparison(f"Reading demonstrations and fine-tuning on them ({checkpoint.name})", lead, rows, sections, data)
 
 
-def write_texts_report(checkpoint: Checkpoint, out: Path, *, n_prompts: int, progress: bool) -> Path:
-    """`compare_texts` as `report.html` and `report.json`."""
-    return compare_texts(checkpoint, n_prompts=n_prompts, progress=progress).write(out, "report")
+def texts_kind(study: Study, *, n_prompts: int | None = None, progress: bool = True) -> Kind:
+    """The comparison of `compare_texts`, and what it comes to."""
+
+    def everything() -> Part:
+        result = compare_texts(study, n_prompts=n_prompts or N_QUERIES, progress=progress)
+        return list(result.rows), list(result.sections), result.data
+
+    title = f"Reading demonstrations and fine-tuning on them ({study.name})"
+    return Kind(title, f"{_words(study)} {study.chosen}", {"demonstrations": everything}, partial(_verdict, study))
+
+
+def _words(checkpoint: Checkpoint) -> str:
+    cfg, n = checkpoint.models[0].cfg, len(checkpoint.models)
+    return (
+        f"{checkpoint.name}: {n} seed{'s' if n > 1 else ''} of {cfg.n_layers} layers with {cfg.n_heads} heads, which "
+        f"read texts of a made-up language of {cfg.d_vocab} words. Intervals over queries are for one set of "
+        f"demonstrations a task (seed {SEED})."
+    )
+
+
+def _verdict(study: Study, comparison: Comparison) -> Verdict:
+    """Whether reading is like fine-tuning, by what both change and by what both get right."""
+    rows = {row.quantity: row for row in comparison.rows}
+    alone, after, tuned = (
+        rows[name] for name in ("accuracy without demonstrations", "accuracy after demonstrations",
+                                "accuracy, fine-tuned")
+    )  # fmt: skip
+    alike, random = rows["SimAOU, fine-tuned"], rows["SimAOU of a random change, fine-tuned"]
+    recall = rows["Rec2FTP, fine-tuned"]
+    learns = rows["accuracy gained by demonstrations"].ends[0] > 0
+    above = alike.ends[0] > random.ends[2]
+    kind = "hardly alike" if alike.ends[1] < 0.3 else "alike in part" if alike.ends[1] < 0.7 else "much alike"
+    first = "It learns from demonstrations" if learns else "It does not learn from demonstrations"
+    which = (
+        f"{first}: accuracy is {after} after them and {alone} without; fine-tuned on them, without reading them, it is "
+        f"{tuned}."
+    )
+    how = (
+        f"What both change in the attention layers' outputs is {kind if above else 'no more alike than by chance'}: a "
+        f"cosine of {alike} (random changes: {random}). Of the queries that fine-tuning puts right, reading puts "
+        f"{percent(recall.ends[1])} right too. That is likeness, not a sign that reading runs gradient descent."
+    )
+    since = "No snapshots were saved during training, so that this page cannot say since which step."
+    if study.snapshots is not None:
+        since = "Snapshots were saved, but fine-tuning on each would take hours: only the end is measured."
+    sentences = {
+        "Is reading like fine-tuning?": f"{which} {how}",
+        "Since when?": since,
+        "Do causes and papers agree?": f"Nothing was patched or ablated here. {beside_published(comparison.rows)}",
+    }
+    picture = next(part for section in comparison.sections if section.title == PICTURE for part in section.parts)
+    numbers = {"learns": learns, "likeness": [*alike.ends], "random": [*random.ends], "seed": study.seeds[0],
+               "chosen": study.chosen}  # fmt: skip
+    headline = f"{first}; what that changes inside and what fine-tuning changes are " + (kind if above else "not alike")
+    return Verdict(headline, sentences, picture if isinstance(picture, go.Figure) else None, numbers)
 
 
 def _rows(
@@ -126,17 +185,19 @@ def _rows(
     rows = [
         Row("accuracy without demonstrations", None, interval(first.zero_shot_score), "queries", "all tasks"),
         Row("accuracy after demonstrations", None, interval(first.in_context_score), "queries"),
-        Row("accuracy gained by them", None, interval(gain), "queries"),
+        Row("accuracy gained by demonstrations", None, interval(gain), "queries"),
     ]
     if len(checkpoint.models) > 1:
         gains = torch.tensor([_gain(model, tokenizer, texts) for model in checkpoint.models])
-        rows.append(Row("the same, all seeds", None, interval(gains), "seeds"))
+        rows.append(Row("accuracy gained by demonstrations, all seeds", None, interval(gains), "seeds"))
     for name, comparison in together.items():
         rows += [
             Row(f"accuracy, {name}", None, interval(comparison.finetuned_score), "queries"),
             Row(f"Rec2FTP, {name}", None, comparison.recall(), "queries", "share of what fine-tuning puts right"),
             Row(f"SimAOU, {name}", None, comparison.intervals()["update_similarity"], "queries",
-                f"random change: {comparison.intervals()['random_update_similarity']}"),
+                "cosine of what both change in the attention layers' outputs"),
+            Row(f"SimAOU of a random change, {name}", None, comparison.intervals()["random_update_similarity"],
+                "queries"),
             Row(f"SimAM after, {name}", None, comparison.intervals()["map_similarity_after"], "queries",
                 f"before: {comparison.intervals()['map_similarity_before']}"),
         ]  # fmt: skip
@@ -181,7 +242,7 @@ def _figures(
     sections += [
         Section("What demonstrations do", WORDS["shots"], lines),
         Section("Three settings", WORDS["settings"], viz.settings_figure(scores, chance=chance)),
-        Section("Do they change the same?", WORDS["updates"], viz.update_similarity_figure(together)),
+        Section(PICTURE, WORDS["updates"], viz.update_similarity_figure(together)),
         Section("Do they attend alike?", WORDS["maps"], viz.map_similarity_figure(together)),
         Section("Head by head", WORDS["heads"], viz.head_similarity_figure(together["fine-tuned"])),
         Section("What the heads do", WORDS["scores"],

@@ -185,7 +185,7 @@ def test_the_path_to_the_tuned_member_is_a_line_through_its_parameters():
 
 def test_the_algorithm_is_identified():
     for result, name in ((looped(), "GD++, 2 steps"), (layered(), "GD++, 2 steps, parameters for each step")):
-        assert mean(result, f"distance from {name}, fitted to the first seed") < 1e-10
+        assert mean(result, f"distance from {name}, fitted to the model") < 1e-10
         ranked = [row for row in result.data["families"] if row["kind"] == "family"]
         assert ranked[0]["name"] == name
     limits = [row.quantity for row in looped().rows if row.quantity.startswith("distance from the best of")]
@@ -224,7 +224,6 @@ def test_the_page_has_all_figures_and_the_file_every_number(tmp_path: Path):
     assert len(places) == 5
     assert places == sorted(places)
     assert html.count('class="plotly-graph-div"') == 5
-    assert html.count("<tr>") == len(looped().rows) + 1
 
 
 def test_models_without_a_construction_are_compared_all_the_same():

@@ -10,14 +10,12 @@ import pytest
 from mechicl.analysis import FineTuning, compare_on_prompts
 from mechicl.checkpoints import Checkpoint, save
 from mechicl.models import HookedTransformer, TransformerConfig
-from mechicl.reports import Comparison
-from mechicl.reports.finetuning import add_finetuning, finetuning_sections
-from mechicl.statistics import interval
+from mechicl.reports.finetuning import N_PROMPTS, finetuning, finetuning_sections, no_finetuning, slow_finetuning
+from mechicl.statistics import Interval, interval
 from mechicl.tasks import LinearRegression, task_to_dict
 
 ANALYSES = Path(__file__).parent.parent.parent / "analyses"
 TASK = LinearRegression(x_dim=2, n_context=3)
-EMPTY = Comparison("", "", [])
 
 
 def checkpoint(**fields) -> Checkpoint:
@@ -33,21 +31,30 @@ def test_rows_are_means_of_the_comparison():
     rows, figures, data = finetuning_sections({"fine-tuned": comparison}, {"fine-tuned": FineTuning(0.05, 2)})
     by_name = {row.quantity: row for row in rows}
     assert by_name["squared error without the context"].measured == interval(comparison.zero_shot_loss)
-    assert by_name["the same, fine-tuned on it"].measured == interval(comparison.finetuned_loss)
-    assert by_name["the same, fine-tuned on it"].note.endswith("learning rate 0.05, epochs 2")
+    assert by_name["squared error without the context, fine-tuned on it"].measured == interval(
+        comparison.finetuned_loss
+    )
+    assert by_name["squared error without the context, fine-tuned on it"].note.endswith("learning rate 0.05, epochs 2")
     assert len(figures) == 2
     assert data["fine-tuned"]["epochs"] == 2
 
 
 @pytest.mark.parametrize("fields", [{}, {"prompt_format": "interleaved", "d_model": 8, "attention": "softmax"}])
 def test_a_transformer_gets_its_sections(fields):
-    comparison = add_finetuning(EMPTY, checkpoint(initializer_range=0.3, **fields), progress=False)
-    assert comparison.data["finetuning"]["n_prompts"] == 24
-    assert len(comparison.rows) > 5
+    made = checkpoint(initializer_range=0.3, **fields)
+    assert no_finetuning(made) == slow_finetuning(made) == ""
+    rows, sections, data = finetuning(made, progress=False)
+    assert data["finetuning"]["n_prompts"] == N_PROMPTS
+    assert {row.measured.n for row in rows if isinstance(row.measured, Interval) and row.over == "prompts"} >= {24}
+    assert sections
 
 
 def test_a_model_without_keys_and_values_gets_none():
-    assert add_finetuning(EMPTY, checkpoint(attention_weights="gradient_descent"), progress=False) is EMPTY
+    assert no_finetuning(checkpoint(attention_weights="gradient_descent")) == "its attention is fixed, not learned"
+
+
+def test_a_large_model_is_fine_tuned_only_on_request():
+    assert slow_finetuning(checkpoint(n_layers=8)).endswith("--sections fine-tuning measures them")
 
 
 def test_the_script_measures_every_kind_of_fine_tuning(tmp_path):
@@ -66,5 +73,5 @@ def test_the_script_measures_every_kind_of_fine_tuning(tmp_path):
     assert set(comparison.data) == {"fine-tuned", "linearised", "layer by layer", "seed"}
     prompts = TASK.sample(4, seed=0)[1:]
     errors = (made.models[0].predict(prompts) - prompts.query.ys).square().sum(-1)
-    assert rows["the same, reading it"].mean == pytest.approx(errors.mean().item(), rel=1e-5)
+    assert rows["squared error reading the context"].mean == pytest.approx(errors.mean().item(), rel=1e-5)
     assert rows["error of reading attention as a weight update, layer 0"].mean < 1e-4

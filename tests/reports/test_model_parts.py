@@ -13,7 +13,14 @@ from mechicl.checkpoints import Checkpoint, load_checkpoint, save
 from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig
 from mechicl.prompts import Prompts
 from mechicl.reports import Comparison, Row, write_report
-from mechicl.reports.model_parts import N_MEASURED, N_PROMPTS, PROMPT_SEED, add_model_parts, measure_model_parts
+from mechicl.reports.model_parts import (
+    N_MEASURED,
+    N_PROMPTS,
+    PROMPT_SEED,
+    measure_model_parts,
+    model_parts,
+    no_model_parts,
+)
 from mechicl.statistics import Interval, interval, ratio_interval
 from mechicl.tasks import LinearRegression, task_to_dict
 
@@ -159,9 +166,10 @@ def test_a_model_that_labels_do_not_move_has_no_row_on_them():
 def test_sections_come_after_the_rest_with_the_first_seed():
     models = [HookedTransformer(PAIRED, seed=seed).eval() for seed in (1, 2)]
     checkpoint = Checkpoint("made", list(models), {"training": {"task": task_to_dict(TASK)}})
-    result = add_model_parts(PLAIN, checkpoint)
+    assert no_model_parts(checkpoint) == ""
+    result = PLAIN.with_more(*model_parts(checkpoint))
     assert (result.title, result.lead, result.rows[0]) == (PLAIN.title, PLAIN.lead, PLAIN.rows[0])
-    assert len(result.rows) == 3
+    assert [row.section for row in result.rows[1:]] == [result.sections[0].title] * 2
     prompts = TASK.sample(N_PROMPTS + N_MEASURED, seed=PROMPT_SEED)
     expected = ablate(models[0], prompts[:N_PROMPTS], "z", reference=prompts).effect().mean(-1).tolist()
     assert result.data["mse"] == 1.0
@@ -179,9 +187,9 @@ def test_sections_come_after_the_rest_with_the_first_seed():
     ],
     ids=["lstm", "one point", "no layers"],
 )
-def test_what_has_no_such_parts_is_left_as_it_is(model, task):
+def test_what_has_no_such_parts_says_why(model, task):
     checkpoint = Checkpoint("made", [model.eval()], {"training": {"task": task_to_dict(task)}})
-    assert add_model_parts(PLAIN, checkpoint) is PLAIN
+    assert no_model_parts(checkpoint)
 
 
 def test_models_that_no_algorithm_is_compared_with_have_a_report_of_their_parts(tmp_path, browser):
@@ -193,16 +201,19 @@ def test_models_that_no_algorithm_is_compared_with_have_a_report_of_their_parts(
     path = write_report(folder, tmp_path / "out", n_prompts=30, progress=False)
     data = json.loads((tmp_path / "out" / "report.json").read_text(), parse_constant=pytest.fail)
     prompts = TASK.sample(30, seed=PROMPT_SEED)
-    for model, mse in zip(load_checkpoint(folder).models, data["mse"], strict=True):
+    opened = load_checkpoint(folder).select([1, 0])  # seed 1 has the lower loss: of two, the median is the lower
+    for model, mse in zip(opened.models, data["mse"], strict=True):
         assert mse == pytest.approx((model.predict(prompts) - prompts.query.ys).square().mean().item(), rel=1e-5)
-    assert data["table"][0]["measured"]["mean"] == pytest.approx(sum(data["mse"]) / 4)
+    assert [row["quantity"] for row in data["table"][:2]] == ["half-MSE, seed 1", "half-MSE, seed 0"]
+    assert data["table"][0]["measured"]["mean"] == pytest.approx(data["mse"][0] / 2)
+    assert data["verdict"]["seed"] == 1
     assert {row["quantity"] for row in data["table"]} >= {"input to target score", "target to input score"}
     page = browser.new_page()
     problems: list[str] = []
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.goto(path.as_uri())
     page.evaluate("mechicl.drawAll()")
-    assert page.locator(".js-plotly-plot").count() == 5
+    assert page.locator(".js-plotly-plot").count() == 1 + 5 + 2  # the verdict, loss and parts, algorithms
     assert "2 seeds, 2 layers, on 3 points in 2 dimensions" in page.inner_text("body")
     page.close()
     assert not problems

@@ -38,8 +38,8 @@ def test_the_report_has_numbers_and_pictures(folder, tmp_path, monkeypatch):
     rows = {row["quantity"]: row["measured"] for row in data["table"]}
     alone, after = rows["accuracy without demonstrations"], rows["accuracy after demonstrations"]
     assert alone["n"] == after["n"] == 4 * 6
-    assert rows["accuracy gained by them"]["mean"] == pytest.approx(after["mean"] - alone["mean"])
-    assert rows["the same, all seeds"]["n"] == 2
+    assert rows["accuracy gained by demonstrations"]["mean"] == pytest.approx(after["mean"] - alone["mean"])
+    assert rows["accuracy gained by demonstrations, all seeds"]["n"] == 2
     by_shots = data["accuracy_by_demonstrations"]
     assert set(by_shots) == {"farm", "town", "home", "leisure"}
     assert sum(accuracies[0] for accuracies in by_shots.values()) / 4 == pytest.approx(alone["mean"])

@@ -80,7 +80,7 @@ def test_losses_and_scores_are_those_of_plain_loops(folder, written):
     losses, right = zip(*map(by_loops, models), strict=True)
     for quantity, values in (
         ("cross entropy of tokens that can be predicted (nats)", losses),
-        ("share of them predicted", right),
+        ("share of tokens that can be predicted that are", right),
     ):
         expected = interval(torch.tensor(values, dtype=torch.float64))
         measured = rows[quantity]["measured"]
@@ -103,10 +103,10 @@ def test_the_page_has_every_picture_and_no_errors(written, browser):
     page.evaluate("mechicl.drawAll()")
     titles = page.locator("h2").all_inner_texts()
     assert titles == [
-        "Published and measured", "When heads form", "What the heads do", "Which heads read what others wrote",
-        "Where the earlier occurrence is seen", "The circuit",
+        "It does no induction", "Published and measured", "When heads form", "What the heads do",
+        "Which heads read what others wrote", "Where the earlier occurrence is seen", "The circuit",
     ]  # fmt: skip
-    assert page.locator("section:has(.js-plotly-plot .main-svg) h2").all_inner_texts() == titles[1:]
+    assert page.locator("section:has(.js-plotly-plot .main-svg) h2").all_inner_texts() == [titles[0], *titles[2:]]
     assert page.evaluate("document.documentElement.scrollWidth") <= 1200
     lead = "reader: 2 seeds of 2 layers with 2 heads, on sequences of 12 tokens out of 7; 48 held-out sequences"
     assert lead in page.inner_text("body")
@@ -121,8 +121,8 @@ def test_one_seed_without_curve_and_snapshots_has_values_without_intervals():
     rows: dict[str, Row] = {row.quantity: row for row in result.rows}
     loss, right = by_loops(networks()[0])
     assert rows["cross entropy of tokens that can be predicted (nats)"].measured == pytest.approx(loss, rel=1e-5)
-    assert rows["share of them predicted"].measured == pytest.approx(right, rel=1e-5)
-    assert rows["share of them predicted"].over == ""
+    assert rows["share of tokens that can be predicted that are"].measured == pytest.approx(right, rel=1e-5)
+    assert rows["share of tokens that can be predicted that are"].over == ""
     assert "1 seed of 2 layers" in result.lead
 
 
@@ -132,8 +132,8 @@ def test_a_planted_circuit_is_found_where_it_is():
     result = compare_tokens(Checkpoint("made", [model], {"training": {"task": task_to_dict(task)}}), n_prompts=N,
                             progress=False)  # fmt: skip
     rows = {row.quantity: row for row in result.rows}
-    assert rows["circuit"].measured == "head 0.0, head 1.1"
-    assert "all heads" not in rows["circuit"].note
+    assert rows["heads of the circuit"].measured == "head 0.0, head 1.1"
+    assert "all heads" not in rows["heads of the circuit"].note
     assert rows["highest induction score of a head"].measured > 0.5  # pyright: ignore[reportOperatorIssue]
     grid: Any = next(section.content for section in result.sections if section.title.startswith("Where"))
     of_heads = torch.tensor([[list(row) for row in heat.z] for heat in grid.data])  # [head layer pos]
@@ -151,16 +151,16 @@ def test_the_circuit_is_measured_on_sequences_that_it_was_not_looked_for():
     looked_at, others = sequences[:32], sequences[32:]
     circuit = find_circuit(model, looked_at.read, next_token_loss(looked_at.targets()), at="positions")
     again = measure_circuit(model, circuit, others.read, next_token_loss(others.targets()), at="positions")
-    assert rows["circuit"].measured == ", ".join(map(str, circuit.nodes))
-    assert rows["its loss alone (nats)"].measured == interval(again.edges_alone)
-    assert rows["its loss alone (nats)"].note.endswith(f"{again.full.mean():.3g} whole, {again.ablated.mean():.3g} "
-                                                       f"without any head")  # fmt: skip
-    assert rows["its faithfulness"].measured == again.faithfulness()
+    assert rows["heads of the circuit"].measured == ", ".join(map(str, circuit.nodes))
+    assert rows["loss of the circuit alone (nats)"].measured == interval(again.edges_alone)
+    means = f"{again.full.mean():.3g} whole, {again.ablated.mean():.3g} without any head"
+    assert rows["loss of the circuit alone (nats)"].note.endswith(means)
+    assert rows["faithfulness of the circuit"].measured == again.faithfulness()
     whole = len(circuit.nodes) == 4
-    assert ("all heads that there are" in rows["circuit"].note) == whole
-    assert ("its completeness" in rows) == (not whole)
+    assert ("all heads that there are" in rows["heads of the circuit"].note) == whole
+    assert ("completeness of the circuit" in rows) == (not whole)
     if not whole:
-        assert rows["its completeness"].measured == again.completeness()
+        assert rows["completeness of the circuit"].measured == again.completeness()
 
 
 @torch.no_grad()

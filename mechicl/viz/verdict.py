@@ -1,0 +1,152 @@
+"""The picture that a report opens with: the nearest algorithms, and how near they came during training."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import plotly.graph_objects as go
+from jaxtyping import Float
+from torch import Tensor
+
+from mechicl.analysis.behaviour.identification import FamilyMatch, Identification
+from mechicl.viz.elements import BELOW, COLORS, FIRST_STEP, add_line, figure, on_log_axis, panels
+
+N_FAMILIES = 7
+FLOOR = 1e-8  # of the axis: below, predictions differ by rounding
+GREY = "#8a8f98"
+MARK = {"color": GREY, "dash": "dot", "width": 1.2}
+TOP = 10.0  # of what is left during training: ten times the predictions, or more
+
+
+def verdict_figure(
+    identified: Identification,
+    match: FamilyMatch,
+    rivals: Sequence[FamilyMatch] = (),
+    *,
+    untrained: float | None = None,
+    over_training: tuple[Sequence[int], Float[Tensor, "step seed"]] | None = None,
+    near: float | None = None,
+) -> go.Figure:
+    """What the nearest algorithms leave of a model's squared predictions; and what the named one left during training.
+
+    Args:
+        identified: the families, ranked.
+        match: the algorithm that is named.
+        rivals: what is tied with it.
+        untrained: the least that any algorithm leaves of an untrained network, for scale.
+        over_training: steps, and what the algorithm leaves of each seed; the first seed is drawn strongly.
+        near: the share up to which a model is called alike.
+    """
+    names = ["Left unexplained by the nearest algorithms"]
+    if over_training is not None:
+        names.append(f"{match.name}, during training")
+    widths = [0.58, 0.42] if len(names) > 1 else [1.0]
+    fig = panels("", names, horizontal_spacing=0.12, column_widths=widths)
+    shown = [each for each in identified.matches if not each.name.startswith("any ")][:N_FAMILIES]
+    if match not in shown:
+        shown = [match, *shown[: N_FAMILIES - 1]]
+    _families(fig, identified, shown, match, rivals)
+    smallest = min(identified.distance(each).mean for each in shown)
+    low, top = max(FLOOR, min(smallest, 1e-2)) / 4, 3.0
+    marks = {"predicting 0": 1.0} | ({} if near is None else {"called alike": near})
+    if untrained is not None and untrained < 0.9:
+        marks["untrained network"] = untrained
+    for name, value in marks.items():
+        fig.add_vline(x=value, line=MARK, row=1, col=1)
+        fig.add_annotation(
+            x=math.log10(value), y=0.02, xref="x", yref="y domain", text=name, textangle=-90, showarrow=False,
+            xanchor="right", yanchor="bottom", font={"size": 11, "color": GREY},
+        )  # fmt: skip
+    ends = math.log10(low), math.log10(top)
+    fig.update_xaxes(
+        title={"text": "share of the model's squared predictions", "font": {"size": 12}},
+        **_share_axis(ends),
+        row=1,
+        col=1,
+    )
+    fig.update_yaxes(autorange="reversed", type="category", row=1, col=1)
+    if over_training is not None:
+        _during_training(fig, *over_training, near)
+    fig.update_layout(height=130 + 30 * max(len(shown), 6), legend={**BELOW, "y": -0.22}, margin={"l": 300})
+    return fig
+
+
+def score_bars(title: str, unit: str, names: Sequence[str], values: Mapping[str, Sequence[float]]) -> go.Figure:
+    """Bars side by side: the first kind in the model's colour, what it is held against in grey.
+
+    Args:
+        title: of the figure.
+        unit: of the values.
+        names: what was scored.
+        values: by kind, one for each name.
+    """
+    fig = figure(title, "", unit)
+    for (kind, heights), color in zip(values.items(), (COLORS["trained"], GREY), strict=False):
+        fig.add_trace(go.Bar(x=list(names), y=list(heights), name=kind, marker_color=color))
+    fig.update_yaxes(range=[0, 1])
+    fig.update_layout(legend=BELOW)
+    return fig
+
+
+def _families(
+    fig: go.Figure,
+    identified: Identification,
+    shown: Sequence[FamilyMatch],
+    match: FamilyMatch,
+    rivals: Sequence[FamilyMatch],
+) -> None:
+    """A dot with its interval for each family; the named one and what is tied with it in colours of their own."""
+    kinds = {"named": ([match], COLORS["trained"]), "tied with it": (rivals, COLORS["interpolated"])}
+    others = [each for each in shown if each is not match and each not in rivals]
+    kinds["others"] = (others, GREY)
+    for kind, (members, color) in kinds.items():
+        drawn = [each for each in shown if each in members]
+        if not drawn:
+            continue
+        distances = [identified.distance(each) for each in drawn]
+        means = [max(d.mean, FLOOR) for d in distances]
+        errors = {
+            "type": "data", "symmetric": False, "thickness": 1.4,
+            "array": [max(d.high - mean, 0.0) for d, mean in zip(distances, means, strict=True)],
+            "arrayminus": [min(max(mean - d.low, 0.0), 0.9 * mean) for d, mean in zip(distances, means, strict=True)],
+        }  # fmt: skip
+        fig.add_trace(
+            go.Scatter(x=means, y=[each.name for each in drawn], mode="markers", name=kind, error_x=errors,
+                       marker={"color": color, "size": 10 if kind == "named" else 8},
+                       hovertemplate="%{y}: %{x:.3g}<extra></extra>"),
+            row=1, col=1,
+        )  # fmt: skip
+    fig.update_yaxes(categoryorder="array", categoryarray=[each.name for each in shown], row=1, col=1)
+
+
+def _during_training(
+    fig: go.Figure, steps: Sequence[int], distances: Float[Tensor, "step seed"], near: float | None
+) -> None:
+    """A line a seed in the second panel, the opened one last and strongest."""
+    place = {"row": 1, "col": 2}
+    for seed in reversed(range(distances.shape[1])):
+        values = distances[:, seed].clamp(FLOOR, TOP).tolist()
+        if seed:
+            add_line(fig, on_log_axis(steps), values, "other seeds", GREY, width=1, opacity=0.45,
+                     showlegend=seed == 1, legendgroup="others", place=place)  # fmt: skip
+        else:
+            add_line(fig, on_log_axis(steps), values, "opened seed", COLORS["trained"], width=2.5,
+                     mode="lines+markers", place=place)  # fmt: skip
+    if near is not None:
+        fig.add_hline(y=near, line=MARK, **place)
+    ends = math.log10(max(FLOOR, distances.min().item()) / 2), math.log10(1.5 * TOP)
+    fig.update_yaxes(**_share_axis(ends), **place)
+    fig.update_xaxes(
+        type="log", title={"text": FIRST_STEP, "font": {"size": 12}}, exponentformat="none", dtick=1, **place
+    )
+
+
+def _share_axis(ends: tuple[float, float]) -> dict[str, Any]:
+    """A logarithmic axis of shares in percent."""
+    ticks = _decades(ends)
+    return {"type": "log", "range": ends, "tickvals": ticks, "ticktext": [f"{100 * value:g}%" for value in ticks]}
+
+
+def _decades(ends: tuple[float, float]) -> list[float]:
+    """The powers of ten between the ends of a logarithmic axis."""
+    return [10.0**power for power in range(math.ceil(ends[0]), math.floor(ends[1]) + 1)]
