@@ -1,0 +1,158 @@
+"""What a report opens: which seed, which task, the user's own models, and the command line's words for them."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import mechicl
+from mechicl import algorithms, constructions
+from mechicl.checkpoints import Checkpoint, CheckpointError, UnknownSeedError, load_checkpoint, save
+from mechicl.cli import main
+from mechicl.learners import AlgorithmLearner
+from mechicl.prompts import Prompts
+from mechicl.reports.study import study
+from mechicl.tasks import LinearRegression, task_to_dict
+
+TASK = LinearRegression(x_dim=2, n_context=4)
+
+
+def checkpoint(losses: list[float], **training: Any) -> Checkpoint:
+    models = [constructions.gradient_descent(x_dim=2, n_context=4, step_size=0.1 * (i + 1)) for i in range(len(losses))]
+    record = {
+        "seeds": [10 + i for i in range(len(losses))],
+        "training": {"task": task_to_dict(TASK), **training},
+        "curve": {"eval_step": [0, 9], "eval_loss": [[1.0] * len(losses), losses]},
+    }
+    return Checkpoint("made", list(models), record)
+
+
+@pytest.mark.parametrize(
+    ("losses", "opened"), [([0.3, 9.0, 0.1], 10), ([0.3, 9.0, 0.1, 0.2], 13), ([5.0, 0.4], 11), ([1.0], 10)]
+)
+def test_the_seed_with_the_median_loss_is_opened(losses, opened):
+    made = checkpoint(losses)
+    result = study(made)
+    assert result.seeds[0] == opened
+    assert result.model is made.models[opened - 10]
+    assert sorted(result.seeds) == made.record["seeds"]
+    assert result.record["curve"]["eval_loss"][-1][0] == losses[opened - 10]
+
+
+def test_a_seed_can_be_asked_for_and_one_that_is_not_there_names_those_that_are():
+    assert study(checkpoint([0.3, 9.0, 0.1]), seed=11).seeds == [11, 10, 12]
+    with pytest.raises(UnknownSeedError, match="has no seed 3; it has 10, 11, 12"):
+        study(checkpoint([0.3, 9.0, 0.1]), seed=3)
+
+
+def test_the_shipped_copying_model_is_opened_at_a_seed_that_copies():
+    result = study(load_checkpoint("copy-2l"))
+    assert result.seeds[0] != 0  # the one that does not copy
+    final = dict(zip(result.seeds, result.record["curve"]["eval_loss"][-1], strict=True))
+    assert sum(loss < final[result.seeds[0]] for loss in final.values()) == 3  # of eight
+
+
+def test_own_models_are_compared_on_prompts_where_there_is_no_curve():
+    sizes = (0.0, 0.9, 0.4)
+    models = [AlgorithmLearner(algorithms.gradient_descent, {"steps": 1, "step_size": size}) for size in sizes]
+    errors = []
+    prompts = TASK.sample(512, seed=4_000_003)
+    for model in models:
+        errors.append((model.predict(prompts) - prompts.query.ys).square().mean().item())
+    assert study(models, TASK).model is models[sorted(range(3), key=errors.__getitem__)[1]]
+
+
+def test_of_several_tasks_the_first_is_opened_or_the_one_that_is_asked_for():
+    made = checkpoint([1.0, 2.0, 3.0, 4.0], more_tasks=[task_to_dict(TASK.replace(weight_scale=3.0))], seeds=[0, 1])
+    made = Checkpoint(made.name, made.models, {**made.record, "seeds": [0, 1, 0, 1]})
+    assert study(made).task == TASK
+    assert "Trained on 2 tasks" in study(made).chosen
+    second = study(made, task_index=1)
+    assert (second.task.weight_scale, second.model) == (3.0, made.models[2])
+    with pytest.raises(CheckpointError, match="task index is 0 to 1: got 2"):
+        study(made, task_index=2)
+
+
+def test_what_does_not_predict_and_what_has_no_task_is_refused():
+    with pytest.raises(TypeError, match="predict"):
+        study(torch.nn.Linear(2, 1), TASK)
+    with pytest.raises(CheckpointError, match="no usable task"):
+        mechicl.report(AlgorithmLearner(algorithms.ols), None, "never")
+
+
+@dataclass(frozen=True)
+class Flipped:
+    """A user's own task: regression whose targets change sign half of the time."""
+
+    x_dim: int = 2
+    y_dim: int = 1
+    n_context: int = 4
+
+    def sample(self, n_prompts: int, **options: Any) -> Prompts:
+        prompts = LinearRegression(x_dim=2, n_context=4).sample(n_prompts, **options)
+        return Prompts(prompts.xs, -prompts.ys)
+
+    def replace(self, **changes: Any) -> "Flipped":
+        return Flipped(**changes)
+
+
+class Wrapped(torch.nn.Module):
+    """A user's own network on paired prompts."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = torch.nn.Linear(3, 8), torch.nn.Linear(8, 1)
+
+    def forward(self, tokens):
+        return self.last(self.first(tokens).relu())[:, -1]
+
+
+def test_any_learner_on_any_task_has_a_report(tmp_path: Path):
+    step = AlgorithmLearner(algorithms.gradient_descent, {"steps": 1, "step_size": 0.5})
+    rule = AlgorithmLearner(algorithms.nearest_neighbours, {"n_neighbours": 1})
+    path = mechicl.report(step, Flipped(), tmp_path / "own.html", compare={"my rule": rule}, n_prompts=64,
+                          sections=["loss", "algorithm"], progress=False)  # fmt: skip
+    data = json.loads((tmp_path / "own.json").read_text(), parse_constant=pytest.fail)
+    assert path == tmp_path / "own.html"
+    assert data["verdict"]["algorithm"] == "gradient descent, 1 step"
+    rows = {row["quantity"]: row["measured"]["mean"] for row in data["table"]}
+    prompts = Flipped().sample(64, seed=6_000_003)
+    expected = (rule.predict(prompts) - prompts.query.ys).square().mean().item()
+    assert rows["squared error (MSE) of the query, my rule"] == pytest.approx(expected, rel=1e-5)
+    assert "distance from my rule" in rows
+    page = path.read_text()
+    for words in ("Flipped has no field input_scale", "only predicts", "It behaves like one step of gradient descent"):
+        assert words in page
+
+
+def test_a_wrapped_module_is_opened_as_far_as_it_goes(tmp_path: Path):
+    model = mechicl.wrap(Wrapped().eval(), encode="paired", layers=["first"])
+    mechicl.report(model, TASK, tmp_path, sections=["loss", "patching"], n_prompts=32, progress=False)
+    data = json.loads((tmp_path / "report.json").read_text(), parse_constant=pytest.fail)
+    assert len(data["resid_pre_recovered"]) == 1
+    assert "Wrapped has no attn.hook_z" in (tmp_path / "report.html").read_text()
+
+
+def test_unknown_sections_are_answered_with_those_that_there_are(tmp_path: Path):
+    with pytest.raises(ValueError, match="no section 'heads'; it has loss, algorithm, shifts; heads is left out here"):
+        mechicl.report(AlgorithmLearner(algorithms.ols), TASK, tmp_path, sections=["heads"], progress=False)
+
+
+def test_the_command_line_knows_seeds_sections_and_tasks(tmp_path: Path, capsys):
+    made = checkpoint([0.3, 9.0, 0.1])
+    folder = save(tmp_path / "made", made.models, made.record)
+    (tmp_path / "task.json").write_text(json.dumps(task_to_dict(TASK.replace(weight_scale=2.0))))
+    main(["report", str(folder), "--out", str(tmp_path / "out"), "--seed", "12", "--sections", "loss", "--n-prompts",
+          "64", "--task", str(tmp_path / "task.json"), "--quiet"])  # fmt: skip
+    data = json.loads((tmp_path / "out" / "report.json").read_text(), parse_constant=pytest.fail)
+    assert data["seeds"] == [12, 10, 11]
+    assert data["verdict"]["seed"] == 12
+    assert data["learning_curve"] is None  # it was measured on other prompts
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        main(["report", str(folder), "--out", str(tmp_path / "out"), "--sections", "los", "--quiet"])
+    assert "no section 'los'; it has loss, alignment" in capsys.readouterr().err
