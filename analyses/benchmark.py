@@ -1,4 +1,4 @@
-"""Prints, in one run, every ratio that the README quotes: `make bench`.
+"""Prints, in one run, every ratio that docs/project/benchmarks.md quotes: `make bench`.
 
 Speed is measured beside what one would otherwise run: a plain eager PyTorch loop that attends with batched matrix
 products over all tokens. Both draw the same kind of prompts, clip, and step Adam. Rounds alternate, and the ratio is

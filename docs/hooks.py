@@ -17,6 +17,7 @@ from typing import Any
 import nbformat
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 from nbconvert import MarkdownExporter
 from nbformat import NotebookNode
 
@@ -54,6 +55,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             text = names_by_package() if module[1] == "analysis" else names_of(f"mechicl.{module[1]}")
             files.append(File.generated(config, page, content=text))
     return files
+
+
+def without_tags(title: str) -> str:
+    """A figure's title as words."""
+    return re.sub(r"<[^>]+>", " ", title).replace("[", "(").replace("]", ")")
 
 
 def names_of(module: str) -> str:
@@ -105,6 +111,15 @@ def summary(module: str, name: str) -> str:
     raise ValueError(f"{module} does not define {name}")
 
 
+def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Give the room beside a page to it where there is nothing to show: no neighbours, or a table that needs it all."""
+    if page.file.src_uri == "findings/every-figure.md":
+        page.meta["hide"] = ["navigation", "toc"]
+    elif page.parent is None:
+        page.meta["hide"] = ["navigation"]
+    return markdown
+
+
 def nav_pages(nav: Any) -> list[str]:
     """All pages that a navigation names."""
     if isinstance(nav, str):
@@ -127,15 +142,19 @@ def with_links_to_pages(text: str, source: str, page: str, pages: dict[str, str]
 
 def notebook_page(notebook: NotebookNode, name: str) -> tuple[str, dict[str, bytes]]:
     """A notebook as markdown, and the pictures in it by path."""
+    titles = []
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
             data = output.get("data", {})
             if any(kind.startswith("image/") for kind in data):  # what scripts would draw has its picture
+                layout = data.get("application/vnd.plotly.v1+json", {}).get("layout", {})
+                titles.append(layout.get("title", {}).get("text", "what the cell above draws"))
                 output["data"] = {kind: value for kind, value in data.items() if kind.startswith("image/")}
             elif "text/html" in data:
                 data["text/html"] = f'<div class="output-table">{data["text/html"]}</div>'
     exporter = MarkdownExporter(config={"NbConvertBase": {"display_data_priority": SHOWN_FIRST}})
     text, resources = exporter.from_notebook_node(notebook, {"output_files_dir": f"{name}_files", "unique_key": name})
+    text = re.sub(r"!\[(?:png|svg|jpeg)\]", lambda _: f"![{without_tags(titles.pop(0))}]", text)
     head = f"*This page shows the notebook `analyses/{name}.ipynb` as it is stored, with pictures that stand still.*"
     title, _, rest = text.lstrip().partition("\n")
     return f"{title}\n\n{head}\n{rest}", dict(resources["outputs"])

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
 import pytest
 from playwright.sync_api import Browser
 
@@ -194,6 +195,14 @@ def test_pages_ask_for_nothing_elsewhere_and_show_their_pictures(site: Path, bro
         assert (path.name, wide, missing, errors) == (path.name, 0, [], [])
     assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
     context.close()
+
+
+def test_tutorials_show_every_picture_of_their_notebooks(site: Path):
+    for path in sorted((ROOT / "analyses").glob("*.ipynb")):
+        outputs = [o for cell in nbformat.read(path, as_version=4).cells for o in cell.get("outputs", [])]
+        drawn = [o for o in outputs if any("plotly" in kind or "image/" in kind for kind in o.get("data", {}))]
+        text = (site / "tutorials" / f"{path.stem}.html").read_text(encoding="utf-8")
+        assert len(re.findall(rf'<img [^>]*src="{path.stem}_files/', text)) == len(drawn) > 0, path.name
 
 
 def test_the_search_works_in_files(site: Path, browser: Browser):
