@@ -42,16 +42,16 @@ class ModelAdapter:
     def __init__(self, model: Any, at: At = "query"):
         if not isinstance(model, TransformerLensModel) or not hasattr(model, "hook_dict"):
             raise TypeError(f"{type(model).__name__} has no hooks to open it by (TransformerLens' protocol)")
-        if not model.hook_dict:
+        self.model: Any = model
+        if not self.model.hook_dict:
             raise TypeError(f"{getattr(model, 'name', type(model).__name__)} {NO_HOOKS}")
         check_eval_mode(model)
         if at not in get_args(At):
             raise ValueError(f"at={at!r} is not one of {get_args(At)}")
-        self.model: Any = model
         self.ours = isinstance(model, PromptedModel)
         self.reads_prompts = isinstance(model, LayeredModel)
         # whether a wrapped module gives all points is known when it has read prompts: it refuses by itself
-        gives_points = model.cfg.one_pass if self.ours else self.reads_prompts
+        gives_points = self.model.cfg.one_pass if self.ours else self.reads_prompts
         if at == "points" and not gives_points:
             raise ValueError("at='points' is for our models on interleaved prompts with causal keys; take 'query'")
         self.at: At = at

@@ -14,6 +14,7 @@ from transformer_lens.hook_points import HookPoint
 from mechicl.models.sites import AXES
 
 Names = str | Sequence[str]
+Side = Literal["input", "output"]
 NO_HOOKS = "has no hooks: wrap it with layers=, the names of its layers"
 
 
@@ -30,7 +31,7 @@ class Place:
 
     component: str
     layer: int
-    side: Literal["input", "output"]
+    side: Side
     n_heads: int | None = None
 
     def split(self, activation: Any, name: str) -> Tensor:
@@ -139,9 +140,10 @@ class HookedParts:
         def see_output(part: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
             for place in self._at_call(name, "output", calls[name] - 1):
                 if isinstance(output, tuple) and output:
-                    first = self._see(place, name, output[0])
-                    rest = output[1:]
-                    output = output._replace(**{output._fields[0]: first}) if _is_named(output) else (first, *rest)
+                    whole: Any = output
+                    first = self._see(place, name, whole[0])
+                    fields = getattr(whole, "_fields", None)  # of a named tuple
+                    output = whole._replace(**{fields[0]: first}) if fields else (first, *whole[1:])
                 else:
                     output = self._see(place, name, output)
             return output
@@ -193,10 +195,6 @@ def _hint(known: Mapping[str, nn.Module]) -> str:
     if numbered:
         return f"; it has {sorted(numbered, key=lambda name: (name.count('.'), name))[:6]}"
     return f"; it has {[name for name in known if name][:12]}"
-
-
-def _is_named(output: tuple[Any, ...]) -> bool:
-    return hasattr(output, "_fields")
 
 
 def _has_hooks(point: HookPoint) -> bool:

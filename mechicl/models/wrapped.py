@@ -1,7 +1,6 @@
 """Any module as a learner with hooks: `wrap` says how it reads prompts, and which of its sub-modules are layers."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast, get_args
 
@@ -9,13 +8,13 @@ import torch
 import torch.nn as nn
 from jaxtyping import Float
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.utilities import get_act_name
 
 from mechicl.models.layered import LayeredModel
-from mechicl.models.module_hooks import NO_HOOKS, HookedParts, Names, Place, expand
+from mechicl.models.module_hooks import NO_HOOKS, HookedParts, Names, Place, Side, expand
+from mechicl.models.trials import bytes_of_run, change_futures, differ, in_eval_mode, sees_no_future
 from mechicl.prompts import At, PromptFormat, PromptFormatName, Prompts, prompt_format
 
 Encode = Callable[[Prompts], Tensor]
@@ -234,9 +233,7 @@ class WrappedModel(LayeredModel):
         """The same for a row of what the module reads."""
         shape = tuple(tokens.shape[1:])
         if shape not in self._bytes:
-            with torch.no_grad(), _CountedBytes(self.module) as counted, _in_eval_mode(self.module):
-                self.module(tokens[:1])
-            self._bytes[shape] = 2 * counted.bytes
+            self._bytes[shape] = 2 * bytes_of_run(self.module, tokens[:1])
         return self._bytes[shape]
 
     # ---- the stream, layer by layer ----
@@ -343,30 +340,26 @@ class WrappedModel(LayeredModel):
         """Find out by trying whether predictions depend on what comes after them, once for the weights as they are."""
         if self._looked_at == self._version() or not len(prompts) or not prompts.n_context:
             return
-        n = prompts.n_context
-        cuts = sorted({round(i * n / 15) for i in range(16)})
-        before = prompts[[0] * len(cuts)]
-        # row by row another future: inputs after the cut, and targets from the cut on
-        beyond = (torch.arange(n + 1) - torch.tensor(cuts)[:, None])[..., None].to(prompts.device)
-        xs = torch.where(beyond > 0, 1 - 2 * before.xs, before.xs)
-        after = Prompts(xs, torch.where(beyond >= 0, 1 - 2 * before.ys, before.ys))
+        both, cuts = change_futures(prompts)
         streams: list[Tensor] = []
-        hooks = []
+        hooks: list[Any] = []
         if len(self.blocks):
             name = get_act_name("resid_post", len(self.blocks) - 1)
-            hooks = [(name, lambda activation, hook: streams.append(activation))]
-        with _in_eval_mode(self.module), self.hooks(fwd_hooks=hooks):
-            predicted = self.decode(self.forward(self._read(Prompts.concatenate([before, after]))))
+            hooks.append((name, lambda activation, hook: streams.append(activation)))
+        with in_eval_mode(self.module), self.hooks(fwd_hooks=hooks):
+            predicted = self.decode(self.forward(self._read(both)))
         if streams:
             self._d_model = streams[0].shape[-1]
-        if _differ(*(part[-1:, -1] for part in predicted.chunk(2))):
+        if differ(*(part[-1:, -1] for part in predicted.chunk(2))):
             raise ValueError(
                 f"{self.name} sees the query's target: its prediction changes with it, so encode= must leave out "
                 f"prompts.ys[:, -1]"
             )
-        if not _differ(*(part[:1, -1] for part in predicted.chunk(2))):
+        if not differ(*(part[:1, -1] for part in predicted.chunk(2))):
             return  # it predicts the same whatever it reads: nothing can be told
-        self._one_pass = all(_sees_no_future(read, cuts, n) for read in (predicted, *self._at_points(streams)))
+        self._one_pass = all(
+            sees_no_future(read, cuts, prompts.n_context) for read in (predicted, *self._at_points(streams))
+        )
         if self._unembed and streams:
             self._check_unembed(streams[0], predicted)
         self._looked_at = self._version()
@@ -376,7 +369,7 @@ class WrappedModel(LayeredModel):
 
     def _check_unembed(self, stream: Tensor, predicted: Tensor) -> None:
         read = self.read_out(stream[:, self._positions_of(stream, "query")])
-        if read.shape != predicted[:, -1:].shape or _differ(read[:, -1], predicted[:, -1]):
+        if read.shape != predicted[:, -1:].shape or differ(read[:, -1], predicted[:, -1]):
             raise ValueError(
                 f"unembed={list(self._unembed)} does not make the predictions of {self.name} from the stream after "
                 f"its last layer: name all sub-modules in between, norms too"
@@ -463,10 +456,10 @@ def wrap(
     stack = [] if layers is None else expand(module, layers, "layers")
     parts = [(part, Place(c, i, s)) for i, part in enumerate(stack) for c, s in _STREAM]
     for keyword, (component, side) in _PARTS.items():
-        if declared[keyword] is not None:
-            heads = n_heads if keyword == "z" else None
-            expanded = expand(module, declared[keyword], keyword, n_layers=len(stack))
-            parts += [(part, Place(component, i, side, heads)) for i, part in enumerate(expanded)]
+        if (names := declared[keyword]) is not None:
+            width = n_heads if keyword == "z" else None
+            expanded = expand(module, names, keyword, n_layers=len(stack))
+            parts += [(part, Place(component, i, side, width)) for i, part in enumerate(expanded)]
     if points is None:
         points = slice(0, None, 2) if encode == "interleaved" else slice(-1, None)
     heads = n_heads or 1
@@ -475,8 +468,8 @@ def wrap(
     return WrappedModel(module, parts, encode, decode, points, len(stack), heads, reading, name)
 
 
-_STREAM = (("resid_pre", "input"), ("resid_post", "output"))
-_PARTS = {
+_STREAM: tuple[tuple[str, Side], ...] = (("resid_pre", "input"), ("resid_post", "output"))
+_PARTS: dict[str, tuple[str, Side]] = {
     "attn": ("attn_out", "output"), "mlp": ("mlp_out", "output"), "z": ("z", "input"), "pattern": ("pattern", "output"),
 }  # fmt: skip
 
@@ -492,49 +485,3 @@ def _add_point(blocks: nn.ModuleList, place: Place) -> HookPoint:
     point = HookPoint()
     holder.add_module(last, point)
     return point
-
-
-def _sees_no_future(read: Tensor, cuts: Sequence[int], n_context: int) -> bool:
-    """Whether rows of points `[before and after, point ...]` stay the same where only what follows them changes."""
-    if read.shape[1] != n_context + 1:
-        return False
-    before, after = (part[range(len(cuts)), list(cuts)] for part in read.chunk(2))
-    return not _differ(before, after)
-
-
-def _differ(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors differ by more than rounding."""
-    tolerance = min(1000 * torch.finfo(a.dtype).eps, 0.05) * max(a.abs().max().item(), b.abs().max().item())
-    return bool(((a - b).abs() > tolerance).any())
-
-
-@contextmanager
-def _in_eval_mode(module: nn.Module) -> Iterator[None]:
-    """A context in which no part of a module is in training mode: no dropout, and no running mean moves."""
-    training = [part for part in module.modules() if part.training]
-    module.eval()
-    try:
-        yield
-    finally:
-        for part in training:
-            part.training = True
-
-
-class _CountedBytes(TorchDispatchMode):
-    """Counts the bytes of all tensors that are computed, but for the module's own and views of what was counted."""
-
-    def __init__(self, module: nn.Module):
-        super().__init__()
-        self.bytes = 0
-        self._kept: list[Any] = [t.untyped_storage() for t in (*module.parameters(), *module.buffers())]
-        self._seen = {storage.data_ptr() for storage in self._kept}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for each in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(each, Tensor) and each.untyped_storage().data_ptr() not in self._seen:
-                storage = each.untyped_storage()
-                self._kept.append(storage)  # kept, so that no later tensor takes its place
-                self._seen.add(storage.data_ptr())
-                self.bytes += storage.nbytes()
-        return result

@@ -62,7 +62,7 @@ def register(task_type: Any = None, *, name: str | None = None) -> Any:
     if task_type is None:
         return lambda decorated: register(decorated, name=name)
     _check_kind(task_type)
-    name = name or task_type.__name__
+    name = name or str(task_type.__name__)
     known = TASK_TYPES.get(name)
     if known is not None and _path(known) != _path(
         task_type

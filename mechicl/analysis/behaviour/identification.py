@@ -190,7 +190,7 @@ def identify(
     """
     learners = named_learners(also)
     cfg = getattr(model, "cfg", None)
-    steps = getattr(cfg, "n_layers", 0) or 8 if steps is None else steps
+    steps = int(getattr(cfg, "n_layers", 0) or 8) if steps is None else steps
     if steps < 1 or n_prompts < 2:
         raise ValueError(f"steps must be at least 1 and n_prompts at least 2, got {steps} and {n_prompts}")
     if task.n_context == 0:

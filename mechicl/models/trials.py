@@ -1,0 +1,82 @@
+"""What is found out of a module by running it: which predictions see what follows them, and how much a run computes."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn as nn
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mechicl.prompts import Prompts
+
+MOST_CUTS = 16
+
+
+def change_futures(prompts: Prompts) -> tuple[Prompts, list[int]]:
+    """The first prompt several times, and then as often with another future each time.
+
+    Returns:
+        The prompts, and for each of the changed ones the point whose future is another: the targets from that point on,
+        and the inputs after it.
+    """
+    n = prompts.n_context
+    cuts = sorted({round(i * n / (MOST_CUTS - 1)) for i in range(MOST_CUTS)})
+    before = prompts[[0] * len(cuts)]
+    beyond = (torch.arange(n + 1) - torch.tensor(cuts)[:, None])[..., None].to(prompts.device)
+    xs = torch.where(beyond > 0, 1 - 2 * before.xs, before.xs)
+    after = Prompts(xs, torch.where(beyond >= 0, 1 - 2 * before.ys, before.ys))
+    return Prompts.concatenate([before, after]), cuts
+
+
+def sees_no_future(read: Tensor, cuts: Sequence[int], n_context: int) -> bool:
+    """Whether rows of points `[before and after, point ...]` stay the same where only what follows them changes."""
+    if read.shape[1] != n_context + 1:
+        return False
+    before, after = (part[range(len(cuts)), list(cuts)] for part in read.chunk(2))
+    return not differ(before, after)
+
+
+def differ(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors differ by more than rounding."""
+    tolerance = min(1000 * torch.finfo(a.dtype).eps, 0.05) * max(a.abs().max().item(), b.abs().max().item())
+    return bool(((a - b).abs() > tolerance).any())
+
+
+@contextmanager
+def in_eval_mode(module: nn.Module) -> Iterator[None]:
+    """A context in which no part of a module is in training mode: no dropout, and no running mean moves."""
+    training = [part for part in module.modules() if part.training]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part in training:
+            part.training = True
+
+
+@torch.no_grad()
+def bytes_of_run(module: nn.Module, tokens: Tensor) -> float:
+    """The bytes of everything that a run in eval mode computes, views and the module's own tensors not counted."""
+    with _CountedBytes(module) as counted, in_eval_mode(module):
+        module(tokens)
+    return counted.bytes
+
+
+class _CountedBytes(TorchDispatchMode):
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.bytes = 0
+        self._kept: list[Any] = [t.untyped_storage() for t in (*module.parameters(), *module.buffers())]
+        self._seen = {storage.data_ptr() for storage in self._kept}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for each in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(each, Tensor) and each.untyped_storage().data_ptr() not in self._seen:
+                storage = each.untyped_storage()
+                self._kept.append(storage)  # kept, so that no later tensor takes its place
+                self._seen.add(storage.data_ptr())
+                self.bytes += storage.nbytes()
+        return result
