@@ -113,6 +113,15 @@ def test_list_and_train_speak_of_cross_entropy_where_tokens_are_predicted(here, 
     assert " ".join(capsys.readouterr().out.split()) == f"{words} {sum(losses) / 2:.4f}"
 
 
+def test_list_ends_quietly_when_its_reader_has_seen_enough():
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as closed:
+        command = [sys.executable, "-u", "-m", "mechicl.cli", "list"]
+        done = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
 # ---- train ----
 
 

@@ -44,6 +44,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             commands, prog="mechicl", description=DESCRIPTION, args=words, config=options, registry=registry
         )
         command.execute(shlex.join(["mechicl", *words]))
+    except BrokenPipeError:  # the reader has seen enough, as in `mechicl list | head -1`
+        # what is still to be flushed when Python ends must not fail again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except (FloatingPointError, ValueError, OSError) as error:  # the first is a loss that is no longer finite
         print(f"mechicl: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(1)
