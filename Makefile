@@ -72,7 +72,7 @@ wheel: $(READY_TEST) ## Build and check what is published: dist/*.whl, checkpoin
 setup: $(READY_TEST) ## Only the virtual environment with all of it, at the versions of constraints.txt
 
 # pip installs torch: a light build of it, or one for the machine's accelerator, is chosen in pip's configuration, which
-# uv does not read. uv, a wheel in the same environment, installs the rest ten times faster; where it cannot (an index
+# uv does not read. uv, a wheel in the same environment, installs the rest several times faster; where it cannot (an index
 # that only pip's configuration names), pip does. hatchling, the build backend, is there before the package: it is a
 # pinned version too. Nothing is compiled to bytecode here, because most of it is never loaded.
 FROM := --constraint constraints.txt

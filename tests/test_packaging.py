@@ -6,6 +6,7 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -120,3 +121,16 @@ def test_installed_wheel_lists_its_checkpoints_without_the_repository(wheel: Pat
     listed = python("-m", "mechicl.cli", "list")
     assert names
     assert [name for name in names if name not in listed] == []
+
+
+def test_a_report_needs_no_extra_and_every_other_set_up_is_one_of_them():
+    def dry_run(target: str) -> str:
+        command = ("make", "--dry-run", "--what-if=pyproject.toml", "--no-print-directory", target)
+        return run(*command, cwd=REPOSITORY, MAKEFLAGS="")
+
+    assert "--editable ." in dry_run("report")
+    assert "--extra" not in dry_run("report")
+    extras = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for target, extra in (("test", "test"), ("wheel", "test"), ("setup", "test"), ("notebooks", "notebooks")):
+        assert f"--extra {extra} " in dry_run(target)
+        assert extra in extras
