@@ -29,7 +29,7 @@ from mechicl.statistics import Interval, interval
 from mechicl.text import TEXT_TASKS, text_shots, topic_tokenizer
 
 SEED = 2_000_003
-N_QUERIES = 100  # of each task
+N_QUERIES, N_HELD_OUT = 60, 25  # of each task: to measure on, and to choose fine-tuning by
 PICTURE = "Do they change the same?"
 LEARNING_RATES = (0.03, 0.1, 0.3)
 EPOCHS = (1, 8)
@@ -71,7 +71,7 @@ def compare_texts(checkpoint: Checkpoint, *, n_prompts: int = N_QUERIES, progres
     model, cfg, tokenizer = checkpoint.models[0], checkpoint.models[0].cfg, topic_tokenizer()
     n = max(2, min(n_prompts, 200))
     tasks = [task for task in TEXT_TASKS.values() if task.topics]
-    texts = {task.name: draw_texts(task, n_queries=n, n_held_out=50, seed=SEED) for task in tasks}
+    texts = {task.name: draw_texts(task, n_queries=n, n_held_out=N_HELD_OUT, seed=SEED) for task in tasks}
     studies = {
         name: study_task(
             model, tokenizer, part, learning_rates=LEARNING_RATES, epochs=EPOCHS, seed=SEED, progress=progress
