@@ -1,23 +1,65 @@
-"""Runs the notebooks of this folder from top to bottom and saves them with their outputs: `make notebooks`.
+"""Runs the notebooks of this folder and saves them with what they show, as pictures too: `make notebooks`.
 
-The script that attention pictures share (1.3 MB) and the widgets' own are left out of what is saved: they come back
-when a notebook is run.
+A committed notebook is read where no script runs: on a page, or in a JupyterLab that does not trust it yet. So an SVG
+stands beside every figure (beside a PNG, JupyterLab would show that until the mouse comes, at twice its size); a PNG
+beside every widget (JupyterLab trusts no SVG), and in place of attention pictures, whose script (1.3 MB) is not saved:
+these are interactive again when the notebook is run. A picture is drawn anew only where what it shows has changed, and
+what differs from run to run (addresses, times, random names of widgets) is left out, so that running again changes
+nothing.
 """
 
 import argparse
+import base64
+import hashlib
+import io
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import nbformat
+import plotly.graph_objects as go
 from nbclient import NotebookClient
 from nbformat import NotebookNode
+from nbformat.v4 import new_code_cell
+from PIL import Image
+
+from mechicl.viz.export import CSS_DPI, Paper, draw
+from mechicl.viz.html import Html
 
 HERE = Path(__file__).parent
-SCRIPT = re.compile(r"<script>.*?</script>", re.DOTALL)
+PLOTLY = "application/vnd.plotly.v1+json"
+WIDGET = "application/vnd.jupyter.widget-view+json"
+WIDGETS = "application/vnd.jupyter.widget-state+json"
+STILL = "application/vnd.mechicl.still+json"  # in a running notebook only: what an HTML picture is drawn from
+SVG, PNG = "image/svg+xml", "image/png"
 LARGE = 100_000  # characters of a script beyond which it is a library
-LEFT_OUT = "<!-- a library was here; run this cell to have it back -->"
+WIDTH = 900  # pixels, of a picture that has no width of its own
+DENSITY = 2  # pixels of a picture in a pixel of the page
+SHADES = 256  # of a picture's palette; rare colours stay, which a colour bar is made of
+
+# What the kernel does before the first cell.
+SETUP = f"""
+import json
+from mechicl.viz.explorer import PatchingExplorer
+from mechicl.viz.html import Html
+
+def still(picture):
+    return {{"body": picture.body}} if picture.still is None else {{"figure": json.loads(picture.still.to_json())}}
+
+def show(picture, **_):
+    return {{"text/html": picture._repr_html_(), "text/plain": repr(picture), {STILL!r}: still(picture)}}
+
+show_widget = PatchingExplorer._repr_mimebundle_
+
+def show_both(widget, **options):
+    data, metadata = show_widget(widget, **options)
+    return {{**data, {STILL!r}: still(widget.picture())}}, metadata
+
+Html._repr_mimebundle_ = show
+PatchingExplorer._repr_mimebundle_ = show_both
+"""
 
 
 def run(path: Path, timeout: int = 300) -> NotebookNode:
@@ -27,31 +69,134 @@ def run(path: Path, timeout: int = 300) -> NotebookNode:
         CellExecutionError: a cell failed; the message holds its traceback.
     """
     notebook = nbformat.read(path, as_version=4)
+    notebook.metadata.pop("widgets", None)
     resources = {"metadata": {"path": str(path.parent)}}
     # what is printed at once or in parts is one output
-    options: dict[str, Any] = {"store_widget_state": False, "coalesce_streams": True}
-    NotebookClient(notebook, timeout=timeout, resources=resources, **options).execute()
+    options: dict[str, Any] = {"store_widget_state": True, "coalesce_streams": True}
+    client = NotebookClient(notebook, timeout=timeout, resources=resources, **options)
+    client.reset_execution_trackers()
+    with client.setup_kernel():
+        notebook.cells.insert(0, new_code_cell(SETUP))
+        client.execute_cell(notebook.cells[0], 0, store_history=False)
+        notebook.cells.pop(0)
+        for i, cell in enumerate(notebook.cells):
+            client.execute_cell(cell, i)
+        client.set_widgets_metadata()
     return notebook
 
 
-def without_libraries(notebook: NotebookNode) -> NotebookNode:
-    """The notebook without what running it brings back: large scripts, times of execution."""
+def settled(notebook: NotebookNode) -> NotebookNode:
+    """The notebook without what differs from run to run, and without libraries."""
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
+        if "outputs" in cell:
+            cell.outputs = [output for output in cell.outputs if len(_html(output)) < LARGE or STILL in output.data]
         for output in cell.get("outputs", []):
             data = output.get("data", {})
-            if "text/html" in data:
-                data["text/html"] = SCRIPT.sub(lambda m: LEFT_OUT if len(m[0]) > LARGE else m[0], data["text/html"])
+            if "text/plain" in data:
+                data["text/plain"] = re.sub(r" at 0x[0-9a-f]+", "", data["text/plain"])
+    widgets = _widgets(notebook)
+    for widget in widgets.values():
+        if "last_seconds" in widget["state"]:
+            widget["state"]["last_seconds"] = 0.0
+    words = nbformat.writes(notebook)
+    for i, name in enumerate(widgets):
+        words = words.replace(name, f"{i:032x}")
+    return nbformat.reads(words, as_version=4)
+
+
+def with_pictures(notebook: NotebookNode, before: NotebookNode | None = None) -> NotebookNode:
+    """The notebook with an SVG or a PNG for each output that is a picture; those of `before` with the same are kept.
+
+    Raises:
+        ImportError: kaleido is not installed.
+        RuntimeError: there is no Chromium or Chrome.
+    """
+    kept = {_digest(output): output for output in outputs_of(before)} if before is not None else {}
+    missing: dict[str, list[tuple[NotebookNode, go.Figure | Html]]] = {SVG: [], PNG: []}
+    for output in outputs_of(notebook):
+        picture = picture_of(output)
+        if picture is None:
+            continue
+        words = json.dumps(picture.to_plotly_json() if isinstance(picture, go.Figure) else picture.body, default=str)
+        digest = hashlib.sha256(words.encode()).hexdigest()[:16]
+        if output.data.pop(STILL, None) is not None:
+            output.data.pop("text/html", None)  # it needs the library
+        output.metadata["drawn_from"] = digest
+        kind = SVG if PLOTLY in output.data else PNG
+        if kind in kept.get(digest, {"data": ()})["data"]:
+            output.data[kind] = kept[digest].data[kind]
+            output.metadata |= kept[digest].metadata
+        else:
+            missing[kind].append((output, picture))
+    for output, image in _drawn(missing[SVG], "svg"):
+        output.data[SVG] = image.decode()
+    for output, image in _drawn(missing[PNG], "png"):
+        small, width, height = _small(image)
+        output.data[PNG] = base64.b64encode(small).decode()
+        output.metadata[PNG] = {"width": width, "height": height}
     return notebook
+
+
+def _drawn(missing: list[tuple[NotebookNode, go.Figure | Html]], kind: str) -> Iterator[tuple[NotebookNode, bytes]]:
+    images = draw([(picture, _paper(picture)) for _, picture in missing], kind) if missing else []
+    return zip((output for output, _ in missing), images, strict=True)
+
+
+def outputs_of(notebook: NotebookNode) -> Iterator[NotebookNode]:
+    """All outputs that hold data: what is displayed, not what is printed."""
+    for cell in notebook.cells:
+        yield from (output for output in cell.get("outputs", []) if "data" in output)
+
+
+def picture_of(output: NotebookNode) -> go.Figure | Html | None:
+    """What an output of a notebook that has run draws; None for words and tables."""
+    data = output.data
+    if PLOTLY in data:
+        return go.Figure({name: data[PLOTLY][name] for name in ("data", "layout")})
+    if STILL in data:
+        still = data[STILL]
+        return go.Figure(still["figure"]) if "figure" in still else Html(still["body"])
+    return None
+
+
+def _paper(picture: go.Figure | Html) -> Paper:
+    """As large as in the notebook, in letters as large as they are there."""
+    layout: Any = None if isinstance(picture, Html) else picture.layout
+    width = WIDTH if layout is None else layout.width or WIDTH
+    letters = 13 if layout is None else layout.font.size or 12
+    return Paper(width / CSS_DPI, font_size=letters * 72 / CSS_DPI, dpi=DENSITY * CSS_DPI)
+
+
+def _small(png: bytes) -> tuple[bytes, int, int]:
+    """The picture with a palette, which is a third as long, and its width and height on the page."""
+    with Image.open(io.BytesIO(png)) as image:
+        small = image.convert("RGB").quantize(SHADES, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+        file = io.BytesIO()
+        small.save(file, "PNG", optimize=True)
+        return file.getvalue(), round(image.width / DENSITY), round(image.height / DENSITY)
+
+
+def _digest(output: NotebookNode) -> str | None:
+    return output.metadata.get("drawn_from")
+
+
+def _html(output: NotebookNode) -> str:
+    return output.get("data", {}).get("text/html", "")
+
+
+def _widgets(notebook: NotebookNode) -> dict[str, Any]:
+    return notebook.metadata.get("widgets", {}).get(WIDGETS, {}).get("state", {})
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="of notebooks; all by default")
     args = parser.parse_args(argv)
     paths = sorted(HERE.glob("*.ipynb"))
     for path in [path for path in paths if not args.names or path.stem in args.names]:
-        nbformat.write(without_libraries(run(path)), path)
+        before = nbformat.read(path, as_version=4)
+        nbformat.write(with_pictures(settled(run(path)), before), path)
         print(f"{path.name}: {path.stat().st_size / 1e3:.0f} kB")
 
 

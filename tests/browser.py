@@ -62,6 +62,16 @@ class JupyterLab:
             )
         self._wait_until_up()
 
+    def open_notebook(self, path: Path, *, width: int = 1280, height: int = 1000) -> Page:
+        """Open a copy of a notebook as it is, and return the page; nothing is run.
+
+        Args:
+            path: the notebook; the file itself stays as it is.
+            width: of the browser's window.
+            height: of the browser's window.
+        """
+        return self._opened(nbformat.read(path, as_version=4), path.name, width, height)
+
     def drive_notebook(self, path: Path, *, timeout: float = 300, width: int = 1280, height: int = 1000) -> Page:
         """Open a copy of a notebook, run all of its cells, and return the page when the last one is done.
 
@@ -78,16 +88,8 @@ class JupyterLab:
         for cell in notebook.cells:
             if cell.cell_type == "code":
                 cell.outputs, cell.execution_count = [], None
-        notebook.metadata.kernelspec = KERNEL  # without one, JupyterLab asks
-        nbformat.write(notebook, self.root / path.name)
         written = sum(cell.cell_type == "code" and bool(cell.source.strip()) for cell in notebook.cells)
-
-        context = self._browser.new_context(viewport={"width": width, "height": height})
-        self._contexts.append(context)
-        page = context.new_page()
-        page.goto(f"{self.url}/lab/tree/{path.name}?reset&token={self._token}")
-        # earlier JupyterLab would ask which kernel to start
-        page.locator("#jp-main-statusbar", has_text=f"{KERNEL['display_name']} | Idle").wait_for(timeout=90_000)
+        page = self._opened(notebook, path.name, width, height)
         page.locator(".lm-MenuBar-item", has_text=re.compile("^Run$")).click()
         page.locator(".lm-Menu-item", has_text=re.compile("^Run All Cells$")).click()
 
@@ -98,6 +100,17 @@ class JupyterLab:
             assert time.monotonic() < end, f"{numbers.count()} of {written} cells ran in {timeout} s\n{self.log()}"
             page.wait_for_timeout(100)
         assert not errors.count(), f"{path.name}: {errors.first.inner_text()}"
+        return page
+
+    def _opened(self, notebook: nbformat.NotebookNode, name: str, width: int, height: int) -> Page:
+        notebook.metadata.kernelspec = KERNEL  # without one, JupyterLab asks
+        nbformat.write(notebook, self.root / name)
+        context = self._browser.new_context(viewport={"width": width, "height": height})
+        self._contexts.append(context)
+        page = context.new_page()
+        page.goto(f"{self.url}/lab/tree/{name}?reset&token={self._token}")
+        # earlier JupyterLab would ask which kernel to start
+        page.locator("#jp-main-statusbar", has_text=f"{KERNEL['display_name']} | Idle").wait_for(timeout=90_000)
         return page
 
     def log(self) -> str:

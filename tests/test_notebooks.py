@@ -1,12 +1,20 @@
-"""The notebooks run from top to bottom, are saved with their outputs, and work in a real JupyterLab."""
+"""The notebooks run from top to bottom, show their pictures as committed, and work in a real JupyterLab."""
 
+import base64
 import importlib
+import io
+import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import nbformat
+import plotly.graph_objects as go
 import pytest
+from nbconvert import HTMLExporter
+from nbformat.v4 import new_code_cell, new_notebook, new_output
+from PIL import Image
+from traitlets.config import Config
 
 from tests.browser import JupyterLab
 
@@ -26,15 +34,33 @@ def script(name: str) -> Any:
 notebooks = script("notebooks")
 
 
-RICH = ("application/vnd.plotly.v1+json", "application/vnd.jupyter.widget-view+json", "text/html")
+RICH = (notebooks.PLOTLY, notebooks.WIDGET)
 
 
 def kinds(cell: nbformat.NotebookNode) -> list[str]:
-    """What a cell has put out: streams by name, data by its richest type."""
+    """What a cell has put out: streams by name, pictures by what they are made from, words and tables."""
     return [
-        next((kind for kind in RICH if kind in output.get("data", {})), output.get("name", output.output_type))
+        next((kind for kind in RICH if kind in output.get("data", {})), None)
+        or ("attention" if set(output.get("data", {})) & {notebooks.STILL, notebooks.PNG} else None)
+        or ("table" if "text/html" in output.get("data", {}) else output.get("name", output.output_type))
         for output in cell.outputs
     ]
+
+
+def outputs_of(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
+    return [output for cell in notebook.cells for output in cell.get("outputs", [])]
+
+
+def pictures_in(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
+    """The outputs that hold a PNG or an SVG."""
+    return [output for output in outputs_of(notebook) if {notebooks.PNG, notebooks.SVG} & set(output.get("data", {}))]
+
+
+def shades(png: bytes) -> int:
+    """How many colours a picture has that are seen: those of at least one pixel in 5,000."""
+    with Image.open(io.BytesIO(png)) as image:
+        colors = image.convert("RGB").getcolors(maxcolors=2**24) or []
+        return sum(n > image.width * image.height / 5000 for n, _ in colors)
 
 
 def test_the_notebooks_are_those_that_the_readme_names():
@@ -48,25 +74,136 @@ def test_the_notebooks_are_those_that_the_readme_names():
 def test_a_notebook_runs_and_is_saved_with_the_outputs_that_it_makes(path):
     saved = nbformat.read(path, as_version=4)
     nbformat.validate(saved)
-    ran = notebooks.run(path)
+    ran = notebooks.settled(notebooks.run(path))
     for before, after in zip(saved.cells, ran.cells, strict=True):
         if before.cell_type == "code":
             assert before.execution_count == after.execution_count
             assert kinds(before) == kinds(after)
             assert "error" not in kinds(after)
-    assert path.stat().st_size < 1_000_000
     assert "var CircuitsVis=" not in path.read_text()
     assert str(Path.home()) not in path.read_text()
 
 
-def test_libraries_are_left_out_of_what_is_saved_and_nothing_else_is():
-    cell = nbformat.v4.new_code_cell("picture")
-    small, large = "<script>draw()</script>", f"<script>{'x' * 200_000}</script>"
-    cell.outputs = [nbformat.v4.new_output("display_data", {"text/html": f"<p>{small}{large}</p>", "text/plain": "p"})]
+@pytest.mark.parametrize("path", PATHS, ids=[path.stem for path in PATHS])
+def test_every_figure_of_a_committed_notebook_has_a_picture_that_is_not_blank(path):
+    notebook = nbformat.read(path, as_version=4)
+    for output in outputs_of(notebook):
+        data = output.get("data", {})
+        assert (notebooks.PLOTLY in data) == (notebooks.SVG in data)
+        assert (notebooks.WIDGET in data or data.get("text/plain") == "Html()") == (notebooks.PNG in data)
+        assert "<script" not in data.get("text/html", "")
+        assert notebooks.STILL not in data
+    shown = pictures_in(notebook)
+    assert len(shown) >= 3
+    for output in shown:
+        if notebooks.SVG in output.data:
+            assert output.data[notebooks.SVG].startswith("<svg")
+            assert len(output.data[notebooks.SVG]) < 100_000
+            continue
+        png = base64.b64decode(output.data[notebooks.PNG])
+        assert shades(png) >= 4
+        assert len(png) < 100_000
+        assert min(output.metadata[notebooks.PNG].values()) >= 200
+    widgets = notebook.metadata.get("widgets", {}).get(notebooks.WIDGETS, {}).get("state", {})
+    views = [
+        output.data[notebooks.WIDGET]["model_id"]
+        for output in outputs_of(notebook)
+        if notebooks.WIDGET in output.get("data", {})
+    ]
+    assert [view for view in views if "_esm" not in widgets.get(view, {}).get("state", {})] == []
+    assert path.stat().st_size < 1_500_000
+
+
+@pytest.mark.parametrize("path", PATHS, ids=[path.stem for path in PATHS])
+def test_a_page_that_runs_no_scripts_shows_every_picture(path, browser):
+    notebook = nbformat.read(path, as_version=4)
+    # of what a page may show, all that needs no script
+    kinds = [kind for kind in HTMLExporter().config.NbConvertBase.display_data_priority if kind != notebooks.WIDGET]
+    exporter = HTMLExporter(config=Config({"NbConvertBase": {"display_data_priority": kinds}}))
+    html, _ = exporter.from_notebook_node(notebook)
+    context = browser.new_context(java_script_enabled=False, offline=True, viewport={"width": 1280, "height": 1000})
+    page = context.new_page()
+    page.set_content(html)
+    images = page.locator(".jp-OutputArea img")
+    assert images.count() == len(pictures_in(notebook))
+    for image in images.all():
+        box = image.bounding_box()
+        assert box is not None
+        assert min(box["width"], box["height"]) >= 200
+        assert shades(image.screenshot()) >= 4
+    context.close()
+
+
+@pytest.mark.parametrize("path", PATHS, ids=[path.stem for path in PATHS])
+def test_jupyterlab_shows_every_picture_of_a_notebook_as_opened(path, jupyter_lab):
+    notebook = nbformat.read(path, as_version=4)
+    page = jupyter_lab.open_notebook(path)
+    areas = page.locator(".jp-OutputArea-output")
+    expected = outputs_of(notebook)
+    areas.nth(len(expected) - 1).wait_for()
+    assert areas.count() == len(expected)
+    for i, output in enumerate(expected):
+        if output not in pictures_in(notebook):
+            continue
+        picture = areas.nth(i).locator("img, .mechicl-explorer").first
+        if notebooks.PLOTLY in output.data:
+            picture = areas.nth(i).locator(".main-svg").first
+        picture.wait_for()
+        picture.scroll_into_view_if_needed()
+        box = picture.bounding_box()
+        assert box is not None
+        area = areas.nth(i).bounding_box()
+        assert area is not None
+        assert min(box["width"], box["height"]) >= 200
+        assert box["width"] <= area["width"] + 1  # all of it is seen
+        assert shades(picture.screenshot()) >= 4
+    page.close()
+
+
+def test_what_differs_from_run_to_run_and_libraries_are_not_saved():
+    cell, other = new_code_cell("picture"), new_code_cell("viz.init_notebook()")
+    name = "0123456789abcdef0123456789abcdef"
+    words = {
+        "text/html": "<p>a table</p>",
+        "text/plain": "<Thing at 0x7f9a245a3790>",
+        notebooks.WIDGET: {"model_id": name},
+    }
+    cell.outputs = [new_output("display_data", words)]
     cell.metadata["execution"] = {"iopub.status.busy": "now"}
-    saved = notebooks.without_libraries(nbformat.v4.new_notebook(cells=[cell]))
-    assert saved.cells[0].outputs[0].data == {"text/html": f"<p>{small}{notebooks.LEFT_OUT}</p>", "text/plain": "p"}
+    other.outputs = [new_output("display_data", {"text/html": f"<script>{'x' * 200_000}</script>"})]
+    notebook = new_notebook(cells=[cell, other])
+    notebook.metadata["widgets"] = {notebooks.WIDGETS: {"state": {name: {"state": {"last_seconds": 0.5, "head": 1}}}}}
+    saved = notebooks.settled(notebook)
+    widget = "0" * 32
+    expected = {"text/html": "<p>a table</p>", "text/plain": "<Thing>", notebooks.WIDGET: {"model_id": widget}}
+    assert saved.cells[0].outputs[0].data == expected
+    assert saved.metadata["widgets"][notebooks.WIDGETS]["state"] == {
+        widget: {"state": {"last_seconds": 0.0, "head": 1}}
+    }
+    assert saved.cells[1].outputs == []
     assert "execution" not in saved.cells[0].metadata
+
+
+def test_a_picture_is_drawn_again_only_where_what_it_shows_changed(browser):
+    def notebook(y: float) -> nbformat.NotebookNode:
+        fig = json.loads(str(go.Figure(go.Scatter(y=[0, y])).to_json()))
+        still = {"text/html": "<script>draw()</script>", notebooks.STILL: {"figure": fig}}
+        cells = [new_code_cell("a", outputs=[new_output("display_data", {notebooks.PLOTLY: fig})])]
+        return new_notebook(cells=[*cells, new_code_cell("b", outputs=[new_output("display_data", still)])])
+
+    first = notebooks.with_pictures(notebook(1.0))
+    figure, attention = notebooks.outputs_of(first)
+    assert set(figure.data) == {notebooks.PLOTLY, notebooks.SVG}
+    assert set(attention.data) == {notebooks.PNG}  # its script would be missing
+    assert "<svg" in figure.data[notebooks.SVG]
+    png = base64.b64decode(attention.data[notebooks.PNG])
+    assert shades(png) >= 3
+    with Image.open(io.BytesIO(png)) as image:
+        assert attention.metadata[notebooks.PNG] == {"width": image.width // 2, "height": image.height // 2}
+    figure.data[notebooks.SVG] = attention.data[notebooks.PNG] = "kept"
+    for y, kept in ((1.0, True), (2.0, False)):
+        figure, attention = notebooks.outputs_of(notebooks.with_pictures(notebook(y), first))
+        assert (figure.data[notebooks.SVG] == "kept") == (attention.data[notebooks.PNG] == "kept") == kept
 
 
 def test_interactive_patching_works_in_jupyterlab(jupyter_lab: JupyterLab):

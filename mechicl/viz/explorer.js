@@ -14,6 +14,15 @@ function make(tag, properties = {}, ...children) {
   return element;
 }
 
+/** A name with the number of patches there. */
+function counted(name, n) {
+  return n ? `${name} (${n} patched)` : name;
+}
+
+function percent(share) {
+  return share === null ? "–" : `${(100 * share).toFixed(1)} %`;
+}
+
 function drawn(tag, attributes, text = "") {
   const element = document.createElementNS(SVG, tag);
   for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
@@ -107,7 +116,7 @@ function render({ model, el }) {
   const grid = make("div", { className: "grid" });
   const runs = make("tbody");
   const metric = make("th", { scope: "col" });
-  const recovered = make("div", { className: "recovered" });
+  const shares = make("tr", { className: "recovered" });
   const scale = make("div", { className: "scale" });
   const patches = make("ul", { className: "patches", "aria-label": "patches" });
   const code = make("pre", { tabIndex: 0, "aria-label": "code of these patches" });
@@ -139,9 +148,9 @@ function render({ model, el }) {
       );
       cells.push(row);
       return make("tr", {}, make("th", { scope: "row", textContent: `layer ${layer}` }), ...row.map((c) => make("td", {}, c)));
-    });
+    }).reverse(); // layer 0 is at the bottom, as in every figure
     grid.style.setProperty("--positions", state.labels.length);
-    grid.replaceChildren(make("table", {}, make("thead", {}, make("tr", {}, make("td"), ...heading)), make("tbody", {}, ...rows)));
+    grid.replaceChildren(make("table", {}, make("tbody", {}, ...rows), make("tfoot", {}, make("tr", {}, make("td"), ...heading))));
     const current = focus && cells[focus.layer]?.[focus.pos];
     if (current) current.focus();
     (current || cells[0][0]).tabIndex = 0; // one stop of the tab key; arrows move inside
@@ -156,7 +165,7 @@ function render({ model, el }) {
     event.target.closest(".cell")?.setAttribute("tabindex", 0);
   });
   grid.addEventListener("keydown", (event) => {
-    const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+    const step = { ArrowUp: [1, 0], ArrowDown: [-1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
     const cell = event.target.closest(".cell");
     if (!step || !cell) return;
     event.preventDefault();
@@ -172,30 +181,38 @@ function render({ model, el }) {
       const [number, count] = state.prompts[kind];
       setOptions(prompts[kind], Array.from({ length: count }, (_, i) => [String(i), `prompt ${i}`]), String(number));
     }
-    setOptions(component, state.components.map(({ name }) => [name, name]), chosen.name);
+    const all = state.interventions;
+    const inComponent = (name) => all.filter((p) => p.component === name);
+    setOptions(component, state.components.map(({ name }) => [name, counted(name, inComponent(name).length)]), chosen.name);
     headField.hidden = chosen.heads === null;
     headField.style.display = headField.hidden ? "none" : "";
-    const heads = Array.from({ length: chosen.heads ?? 0 }, (_, i) => [String(i), `head ${i}`]);
-    setOptions(head, [["", "all heads"], ...heads], headNow === null ? "" : String(headNow));
+    const inHead = (i) => inComponent(chosen.name).filter((p) => p.head === i).length;
+    const heads = Array.from({ length: chosen.heads ?? 0 }, (_, i) => [String(i), counted(`head ${i}`, inHead(i))]);
+    setOptions(head, [["", counted("all heads", inHead(null))], ...heads], headNow === null ? "" : String(headNow));
     buttons.undo.disabled = !state.can_undo;
     buttons.redo.disabled = !state.can_redo;
-    buttons.clear.disabled = !state.interventions.length;
-    answer.textContent = `answered in ${(1000 * model.get("last_seconds")).toFixed(0)} ms`;
+    buttons.clear.disabled = !all.length;
+    const seconds = model.get("last_seconds");
+    answer.textContent = seconds ? `answered in ${(1000 * seconds).toFixed(0)} ms` : "";
 
     const labels = JSON.stringify([state.n_layers, state.labels]);
     if (grid.dataset.labels !== labels) {
       grid.dataset.labels = labels;
       drawGrid(state);
     }
-    const here = state.interventions.filter((p) => p.component === chosen.name && p.head === headNow && p.whole);
-    const pressed = new Set(here.map(({ layer, pos }) => `${layer} ${pos}`));
+    const here = all.filter((p) => p.component === chosen.name && p.head === headNow && p.whole);
+    const at = (patches, layer, pos) => patches.filter((p) => p.layer === layer && (p.pos === pos || p.pos === null));
+    const others = all.filter((p) => !here.includes(p));
     const what = chosen.heads === null ? chosen.name : `${chosen.name}, ${headNow === null ? "all heads" : `head ${headNow}`}`;
     cells.forEach((row, layer) =>
       row.forEach((cell, pos) => {
         const words = `${what}, layer ${layer}, ${chosen.along === "query" ? "query position" : "position"} ${pos}: ${state.labels[pos]}`;
-        cell.title = words;
-        cell.setAttribute("aria-label", `patch ${words}`);
-        cell.setAttribute("aria-pressed", pressed.has(`${layer} ${pos}`) || pressed.has(`${layer} null`));
+        const besides = at(others, layer, pos).map((p) => p.words);
+        const also = besides.length ? `; patched too: ${besides.join("; ")}` : "";
+        cell.title = `${words}${also}`;
+        cell.setAttribute("aria-label", `patch ${words}${also}`);
+        cell.setAttribute("aria-pressed", at(here, layer, pos).length > 0);
+        cell.classList.toggle("besides", besides.length > 0);
       })
     );
 
@@ -210,22 +227,25 @@ function render({ model, el }) {
           make("td", { className: "metric", textContent: value }));
       })
     );
-    const share = state.recovered;
-    recovered.textContent = share === null ? "clean and corrupted do not differ in the metric"
-      : `recovered: ${(100 * share).toFixed(1)} % of the way from corrupted to clean`;
+    const { prediction: moved, metric: gained } = state.recovered;
+    shares.replaceChildren(
+      make("th", { scope: "row", textContent: "of the way from corrupted to clean" }),
+      make("td", { className: "prediction", textContent: percent(moved) }),
+      make("td", { className: "metric", textContent: percent(gained) }));
     scale.replaceChildren(numberLine(state.scale));
 
-    const list = state.interventions.map(({ words }, index) =>
+    const list = all.map(({ words }, index) =>
       make("li", {}, make("button", { type: "button", title: "take this patch out", "aria-label": `take out: ${words}`,
                                       textContent: `${words} ×`, onclick: () => send({ kind: "remove", index }) })));
     patches.replaceChildren(...(list.length ? list : [make("li", { textContent: "No patches yet: click a cell to take the clean run's activation there." })]));
+    if (others.length) patches.append(make("li", { textContent: "Filled: patches of what is selected above; outlined: others." }));
     code.textContent = state.code;
     error.textContent = state.error;
   }
 
   const table = make("table", { className: "runs", "aria-live": "polite" },
     make("thead", {}, make("tr", {}, make("th", { scope: "col", textContent: "run" }),
-      make("th", { scope: "col", textContent: "prediction" }), metric)), runs);
+      make("th", { scope: "col", textContent: "prediction" }), metric)), runs, make("tfoot", {}, shares));
   el.append(make("div", { className: "mechicl-explorer" },
     make("div", { className: "controls" },
       make("label", {}, "clean", prompts.clean), make("label", {}, "corrupted", prompts.corrupted),
@@ -233,7 +253,7 @@ function render({ model, el }) {
       make("div", { className: "buttons" }, ...Object.values(buttons)), answer),
     grid,
     patches,
-    make("div", { className: "outcome" }, make("div", {}, table, recovered), scale),
+    make("div", { className: "outcome" }, table, scale),
     error,
     make("details", {}, make("summary", { textContent: "code" }), make("div", { className: "code" }, copy, code))));
 

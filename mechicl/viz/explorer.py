@@ -1,7 +1,8 @@
 """Patching by clicking: a notebook widget over a `PatchingSession`."""
 
+import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,21 @@ from torch import Tensor
 
 from mechicl.analysis.interventions.session import PatchingSession, SessionResult
 from mechicl.models.sites import BY_KEY, Site, axes_of
+from mechicl.viz.html import Html
 
 HERE = Path(__file__).parent
+TRAITS = ("component", "head", "state")  # what the drawing is made from
+_STILL = """(() => {
+  const place = document.currentScript.previousElementSibling;
+  const traits = TRAITS;
+  const nothing = () => {};
+  const model = { get: (name) => traits[name], on: nothing, off: nothing };
+  const source = new Blob([SOURCE], { type: "text/javascript" });
+  import(URL.createObjectURL(source)).then((widget) => {
+    widget.default.render({ model, el: place });
+    place.removeAttribute("data-waiting");
+  });
+})();"""
 
 
 class PatchingExplorer(anywidget.AnyWidget):
@@ -70,6 +84,14 @@ class PatchingExplorer(anywidget.AnyWidget):
             )
         return proposal["value"]
 
+    def picture(self) -> Html:
+        """What the widget shows now, as a picture: nothing in it answers, and `viz.save` writes it to a file.
+
+        Example:
+            >>> viz.save(explorer.picture(), "patches.png")
+        """
+        return still_widget({name: getattr(self, name) for name in TRAITS})
+
     def refresh(self) -> None:
         """Show the session as it is now."""
         self._act(lambda: None)
@@ -122,7 +144,10 @@ class PatchingExplorer(anywidget.AnyWidget):
             "can_redo": session.can_redo,
             "metric_name": session.metric_name,
             "runs": self._runs(result),
-            "recovered": _finite(result.recovered),
+            "recovered": {
+                "prediction": _finite(result.prediction_recovered) if session.target is not None else None,
+                "metric": _finite(result.recovered),
+            },
             "scale": self._scale(result),
             "code": session.code(),
             "error": "",
@@ -162,6 +187,20 @@ class PatchingExplorer(anywidget.AnyWidget):
             points = {"clean": result.clean_metric, "corrupted": result.corrupted_metric, "patched": result.metric}
             title = self.session.metric_name
         return {"title": title, "points": {name: _finite(value) for name, value in points.items()}}
+
+
+def still_widget(traits: Mapping[str, Any]) -> Html:
+    """The picture of a widget with these `component`, `head` and `state`, such as a notebook saves them."""
+    shown = {name: traits[name] for name in TRAITS}
+    parts = {"TRAITS": shown, "SOURCE": (HERE / "explorer.js").read_text(encoding="utf-8")}
+    script = _STILL
+    for name, part in parts.items():
+        script = script.replace(name, json.dumps(part).replace("<", "\\u003c"))  # no "</script>" in a label
+    style = (HERE / "explorer.css").read_text(encoding="utf-8")
+    return Html(
+        f'<div><style>{style}</style><div class="mechicl-explorer-still" data-waiting inert></div>'
+        f"<script>{script}</script></div>"
+    )
 
 
 def _described(site: Site) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import plotly.graph_objects as go
 
@@ -89,7 +89,7 @@ def save(
         raise ValueError(f"{path.name}: a picture made of HTML {problem}")
     if not title and not isinstance(drawn, Html):
         drawn = _untitled(drawn)
-    (image,) = draw([drawn], suffix[1:], Paper(inches, height, font_size, dpi))
+    (image,) = draw([(drawn, Paper(inches, height, font_size, dpi))], suffix[1:])
     path.write_bytes(image)
     return path
 
@@ -109,8 +109,8 @@ def still(picture: go.Figure | Html) -> go.Figure | Html:
     return picture.still if isinstance(picture, Html) and picture.still is not None else picture
 
 
-def draw(pictures: Sequence[go.Figure | Html], kind: str, paper: Paper) -> list[bytes]:
-    """Files of several pictures, drawn by one browser: "png", "svg" or "pdf".
+def draw(pictures: Sequence[tuple[go.Figure | Html, Paper]], kind: str) -> list[bytes]:
+    """Files of several pictures, each on its paper, drawn by one browser: "png", "svg" or "pdf".
 
     Raises:
         ImportError: kaleido is not installed.
@@ -128,12 +128,12 @@ def draw(pictures: Sequence[go.Figure | Html], kind: str, paper: Paper) -> list[
         except ChromeNotFoundError as error:
             raise RuntimeError(NO_BROWSER) from error
         async with browser:
-            return [
-                await _draw_html(browser, picture, kind, paper)
-                if isinstance(picture, Html)
-                else await _draw_figure(browser, picture, kind, paper)
-                for picture in map(still, pictures)
-            ]
+            images = []
+            for picture, paper in pictures:
+                shown = still(picture)
+                drawing = _draw_html if isinstance(shown, Html) else _draw_figure
+                images.append(await drawing(browser, cast(Any, shown), kind, paper))
+            return images
 
     return _wait_for(drawn())
 

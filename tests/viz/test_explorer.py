@@ -8,6 +8,7 @@ import pytest
 import torch
 import traitlets
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+from playwright.sync_api import Browser
 from torch import Tensor
 
 from mechicl.analysis import PatchingSession
@@ -65,7 +66,10 @@ def test_a_click_patches_and_the_same_click_takes_the_patch_out():
     assert patched(explorer) == f"{result.prediction.item():.4g}" != before["runs"][2]["prediction"]
     assert state["scale"]["points"]["patched"] == result.prediction.item()
     assert state["scale"]["points"]["target"] == explorer.session.clean.query.ys[0].item()
-    assert state["recovered"] == result.recovered
+    assert state["recovered"] == {"prediction": result.prediction_recovered, "metric": result.recovered}
+    way = (result.prediction - result.corrupted_prediction) / (result.clean_prediction - result.corrupted_prediction)
+    assert result.prediction_recovered == pytest.approx(way.item(), rel=1e-5)
+    assert result.prediction_recovered != pytest.approx(result.recovered, abs=0.01)
     assert [p["words"] for p in state["interventions"]] == [str(site)]
     assert 'from_clean("blocks.1.attn.hook_z", 8, 1)' in state["code"]
     assert explorer.last_seconds > 0
@@ -152,7 +156,41 @@ def test_numbers_that_are_not_finite_do_not_break_the_display():
 
     state = explorer_of(regression(y_dim=2), metric=infinite).state
     assert set(state["scale"]["points"].values()) == {None}
-    assert state["recovered"] is None
+    assert state["recovered"]["metric"] is None
+
+
+def test_a_picture_shows_the_widget_as_it_is_and_ends_no_script_early(browser: Browser):
+    explorer = explorer_of(regression())
+    explorer.component, explorer.head = "z", 1
+    for site in (Site("z", 1, pos=8, head=1), Site("z", 0, pos=2, head=0), Site("resid_pre", 1)):
+        explorer.session.toggle(site)
+    explorer._labels = ["</script><b>"] + [f"position {i}" for i in range(1, 9)]
+    explorer.refresh()
+    page = browser.new_page()
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.set_content(f"<!doctype html><html>{explorer.picture().document()}</html>")
+    page.wait_for_selector(".mechicl-explorer-still:not([data-waiting])")
+    options = page.locator("select option")
+    shown = options.evaluate_all("all => all.filter((option) => option.selected).map((option) => option.textContent)")
+    assert shown == ["prompt 0", "prompt 0", "z (2 patched)", "head 1 (1 patched)"]
+    assert {"resid_pre (1 patched)", "head 0 (1 patched)", "all heads"} <= set(options.all_inner_texts())
+    cells = "cells => cells.map((cell) => [Number(cell.dataset.layer), Number(cell.dataset.pos)])"
+    assert page.locator('.cell[aria-pressed="true"]').evaluate_all(cells) == [[1, 8]]
+    assert page.locator(".cell.besides").evaluate_all(cells) == [[1, pos] for pos in range(9)] + [[0, 2]]
+    assert page.locator("tbody th", has_text="layer").all_inner_texts() == ["layer 1", "layer 0"]  # 0 at the bottom
+    assert page.locator("tfoot th", has_text="b>").inner_text() == "</script><b>"
+    result = explorer.session.result()
+    expected = [f"{100 * share:.1f} %" for share in (result.prediction_recovered, result.recovered)]
+    assert page.locator("tr.recovered td").all_inner_texts() == expected
+    marks = page.locator("circle").evaluate_all(
+        "marks => marks.map((m) => [m.dataset.run, Number(m.getAttribute('cx'))])"
+    )
+    places = dict(marks)
+    way = (places["patched"] - places["corrupted"]) / (places["clean"] - places["corrupted"])
+    assert way == pytest.approx(result.prediction_recovered, abs=1e-4)  # the dot stands where the table says
+    assert errors == []
+    page.close()
 
 
 def test_in_jupyterlab_pictures_are_seen_and_a_click_moves_the_prediction(tmp_path: Path, jupyter_lab: JupyterLab):

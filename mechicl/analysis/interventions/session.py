@@ -62,9 +62,19 @@ class SessionResult(Result):
 
     @property
     def recovered(self) -> float:
-        """The share of the way from the corrupted run's metric to the clean run's; NaN where both are the same."""
+        """The share of the way from the corrupted run's metric to the clean run's; NaN where both are the same.
+
+        Of a squared error it is not that of the prediction: three quarters of the error are gone half way to a target.
+        """
         whole = self.clean_metric - self.corrupted_metric
         return (self.metric - self.corrupted_metric) / whole if whole else float("nan")
+
+    @property
+    def prediction_recovered(self) -> float:
+        """The share of the straight way from the corrupted run's prediction to the clean run's; NaN if they agree."""
+        whole = self.clean_prediction - self.corrupted_prediction
+        square = whole.square().sum()
+        return float((self.prediction - self.corrupted_prediction) @ whole / square) if square else float("nan")
 
 
 class PatchingSession:
