@@ -70,6 +70,7 @@ def losses_over_training(
     for (name, value), dash in zip((references or {}).items(), dashes, strict=False):
         ends = [steps[shown[0]], steps[-1]]
         add_line(fig, ends, [value / 2] * 2, name, COLORS["gradient descent"], dash=dash)
+    fig.update_xaxes(exponentformat="none", separatethousands=True)
     if not log_y:
         fig.update_yaxes(rangemode="tozero")
     return tick_log_axes(fig)

@@ -26,6 +26,7 @@ from mechicl.viz.elements import (
 )
 
 DASHES = ("solid", "dash", "dot", "dashdot")
+BANDS = 3  # that are told apart where they lie over each other
 DIVERGED = 10  # times the first loss, beyond which a line is not drawn
 
 
@@ -35,8 +36,9 @@ def connectivity_paths(
     """Mean squared error along paths, on a logarithmic axis.
 
     Args:
-        paths: by name, with the same alphas: one path, drawn with a band of 95% intervals over prompts, or one a seed.
-            Of names such as "tuned member, rescaled", lines to the same end share a colour, and kinds of path a dash.
+        paths: by name, with the same alphas: one path, drawn with a band of 95% intervals over prompts where there are
+            at most three, or one a seed. Of names such as "tuned member, rescaled", lines to the same end share a
+            colour, and kinds of path a dash.
         title: of the figure.
 
     Raises:
@@ -56,8 +58,11 @@ def connectivity_paths(
         color, dash = colors[end or kind], DASHES[kinds.index(kind if end else "") % len(DASHES)]
         for i, path in enumerate(seeds):
             intervals = [interval(errors if len(seeds) == 1 else errors.mean()) for errors in path.squared_errors]
-            add_intervals(fig, alphas[0], intervals, name, color, log_y=True, showlegend=i == 0, legendgroup=name,
-                          opacity=1 if len(seeds) == 1 else 0.7, dash=dash)  # fmt: skip
+            look = {"showlegend": i == 0, "legendgroup": name, "opacity": 1 if len(seeds) == 1 else 0.7, "dash": dash}
+            if len(by_name) <= BANDS:
+                add_intervals(fig, alphas[0], intervals, name, color, log_y=True, **look)
+            else:
+                add_line(fig, alphas[0], [mean.mean for mean in intervals], name, color, **look)
     return tick_log_axes(fig)
 
 
