@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+import mechicl
 from mechicl.analysis import identify
 from mechicl.checkpoints import load_checkpoint, save
 from mechicl.learners import AlgorithmLearner
@@ -153,3 +154,17 @@ def test_analyses_take_tasks_of_ones_own():
     result = identify(exact, Plain(), n_prompts=64, progress=False)
     assert result.distance(result.best).mean < 1e-10  # two weights of three points: least squares
     assert result.squared_errors.max() < 1e-12  # its prompts are rounded to float32
+
+
+def test_a_checkpoint_trained_on_a_task_of_ones_own_is_reported_on(tmp_path):
+    task = Plain()
+    model = TransformerConfig(x_dim=2, n_context=3, n_layers=1, prompt_format="interleaved", d_model=8, n_heads=1)
+    config = TrainingConfig(task=task, model=model, steps=3, batch_size=8, eval_every=3, eval_prompts=16, cpu=True)
+    result = train(config, tmp_path / "run", progress=False)
+    folder = save(tmp_path / "mine", result.models, result.record)
+    page = mechicl.report(
+        load_checkpoint(folder), path=tmp_path / "report", sections=["loss"], n_prompts=64, progress=False
+    )
+    measured = (page.parent / "report.json").read_text()
+    assert "html" in page.suffix
+    assert json.loads(measured)
