@@ -11,6 +11,8 @@ from torch import Tensor
 
 from mechicl import viz
 from mechicl.analysis import Identification, identify
+from mechicl.analysis.behaviour.algorithm_families import family_fits
+from mechicl.analysis.behaviour.spectral import SpectralProblem
 from mechicl.learners import Learner
 from mechicl.models import PromptedModel, build
 from mechicl.prompts import Prompts
@@ -83,10 +85,13 @@ class AlgorithmQuestion:
         if not isinstance(model, PromptedModel):
             return None
         control = build(model.cfg).eval()
-        # steps=1 leaves out families that take long to fit and that "any function of S" contains
-        n = min(self.n_prompts, N_CONTROL)
-        result = identify(control, self.study.task, steps=1, n_prompts=n, seed=self.seed, progress=False)
-        return min(result.distance(match).mean for match in result.matches)
+        task, n = self.study.task, min(self.n_prompts, N_CONTROL)
+        fitting, held_out = (task.sample(n, seed=self.seed + i, dtype=torch.float64) for i in range(2))
+        problem = SpectralProblem.from_prompts(fitting, predictions(control, fitting))
+        ours = predictions(control, held_out)
+        # one step leaves out families that take long to fit and that "any function of S" contains
+        fits = (fit() for fit in family_fits(problem, fitting, 1, task))
+        return min(_distance(predictions(fit.learner, held_out), ours).mean for fit in fits)
 
     @cached_property
     def answer(self) -> Answer:

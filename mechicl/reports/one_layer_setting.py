@@ -20,7 +20,7 @@ from mechicl.statistics import Interval, interval
 from mechicl.tasks import LinearRegression
 
 N_TUNING = 100_000  # prompts that the step size is tuned on
-N_FEWER = 500  # prompts for what is measured again and again: at every snapshot, after every repeat
+N_FEWER = 256  # prompts for what is measured again and again: at every snapshot, after every repeat
 SOURCE = "vonoswald2023"
 
 

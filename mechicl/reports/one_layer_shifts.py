@@ -14,7 +14,7 @@ from mechicl.reports.one_layer_setting import N_FEWER, Setting
 from mechicl.reports.rows import Row
 from mechicl.statistics import interval
 
-N_SHIFTED = 4096  # prompts at each scale
+N_SHIFTED = 1024  # prompts at each scale
 SCALES = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0)
 DAMPINGS, REPEATS = (0.5, 0.75, 1.0), 50
 WORDS = {
