@@ -19,7 +19,7 @@ import mechicl
 from mechicl.checkpoints import available
 from mechicl.reports import Comparison
 from mechicl.training import PRESETS
-from tests.pages import ROOT, blocks, compare, fences, run
+from tests.pages import ROOT, blocks, compare, compare_roughly, fences, run
 
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
@@ -41,7 +41,15 @@ def test_the_code_of_a_page_runs_and_prints_what_the_page_says(path: Path, tmp_p
 
 
 def test_every_block_is_of_a_kind_that_is_tested():
-    assert {language for path in PAGES for language, _, _ in fences(path)} <= {"python", "text", "sh"}
+    assert {fence.language for path in PAGES for fence in fences(path)} <= {"python", "text", "sh"}
+
+
+def test_a_model_of_ones_own_takes_25_lines():
+    _, *opening, _ = blocks(DOCS / "how-to" / "own-module.md")  # the reader's model; a baseline of their own
+    lines = [line for block in opening for line in block.code.splitlines() if line.strip()]
+    assert len(lines) <= 25
+    code = "\n".join(lines)
+    assert all(call in code for call in ("wrap(", "identify(", "fit_readouts(", "patch(", "report("))
 
 
 def test_a_changed_number_is_noticed():
@@ -49,13 +57,17 @@ def test_a_changed_number_is_noticed():
     for said in ("loss: 0.416 ± 0.013", "losses: 0.415 ± 0.013", "loss: 0.415 ± 0.013\nmore"):
         with pytest.raises(AssertionError):
             compare("loss: 0.415 ± 0.013", said)
+    compare_roughly("ridge: 0.415 ± 0.013\n", "descent: 0.5 ± 0.02")
+    for said in ("loss: 1.416 ± 0.013", "loss: 0.415", "loss: 0.415 ± 0.013\nmore"):
+        with pytest.raises(AssertionError):
+            compare_roughly("loss: 0.415 ± 0.013", said)
 
 
 @pytest.mark.parametrize("path", PAGES, ids=name)
 def test_commands_exist(path: Path):
     targets = set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
     text = path.read_text(encoding="utf-8")
-    lines = [line for language, content, _ in fences(path) if language == "sh" for line in content.splitlines()]
+    lines = [line for fence in fences(path) if fence.language == "sh" for line in fence.content.splitlines()]
     lines += re.findall(r"`((?:python|mechicl|make) [^`]+)`", text)
     for line in lines:
         program, *arguments = shlex.split(line, comments=True) or [""]
