@@ -81,7 +81,11 @@ def serve() -> Iterator[Hub]:
             file = re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
             if not asked and not file:
                 return self.refuse("EntryNotFound")
-            name, revision = (asked[1], asked[3]) if asked else (file[1], file[2])
+            if asked:
+                name, revision = asked[1], asked[3]
+            else:
+                assert file is not None
+                name, revision = file[1], file[2]
             resolved = hub.resolve(name, revision)
             if isinstance(resolved, str):
                 return self.refuse(resolved)
@@ -91,7 +95,7 @@ def serve() -> Iterator[Hub]:
                     return self.refuse("EntryNotFound")
                 etag = f'"{hashlib.sha1(files[file[3]]).hexdigest()}"'
                 return self.answer(200, files[file[3]], ETag=etag, X_Repo_Commit=commit)
-            if asked[2] == "tree":
+            if asked and asked[2] == "tree":
                 entries = [(path, data) for path, data in files.items()]
                 return self.tell([
                     {"type": "file", "path": path, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
@@ -116,7 +120,9 @@ def serve() -> Iterator[Hub]:
                 return self.tell({"url": f"{hub.url}/{name}"})
             if self.path == "/api/validate-yaml":
                 return self.tell({"errors": [], "warnings": []})
-            name, action = re.fullmatch(r"/api/models/([^/]+/[^/]+)/(preupload|commit)/main.*", self.path).groups()
+            wanted = re.fullmatch(r"/api/models/([^/]+/[^/]+)/(preupload|commit)/main.*", self.path)
+            assert wanted is not None, self.path
+            name, action = wanted.groups()
             if action == "preupload":
                 told = [{"path": file["path"], "uploadMode": "regular", "shouldIgnore": False}
                         for file in json.loads(body)["files"]]  # fmt: skip

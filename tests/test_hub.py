@@ -49,11 +49,18 @@ def assert_same(a: torch.nn.Module, b: torch.nn.Module) -> None:
         assert torch.equal(weight, other), name
 
 
+def sent_to(hub: Hub) -> dict[str, bytes]:
+    """The files of the repository's main branch."""
+    resolved = hub.resolve("me/mine", "main")
+    assert not isinstance(resolved, str), resolved
+    return resolved[1]
+
+
 def test_a_checkpoint_goes_there_and_back(hub: Hub, folder: Path):
     pinned = push(folder, "me/mine", private=True, message="first")
     assert pinned == f"hf://me/mine@{hub.repositories['me/mine']['branches']['main']}"
     assert hub.repositories["me/mine"]["private"]
-    (_, sent) = hub.resolve("me/mine", "main")
+    sent = sent_to(hub)
     assert {name: sent[name] for name in files(folder)} == files(folder)
     assert set(sent) == {*files(folder), "README.md"}
     for name in ("hf://me/mine", "hf://me/mine@main", pinned):
@@ -66,7 +73,7 @@ def test_a_checkpoint_goes_there_and_back(hub: Hub, folder: Path):
 
 def test_the_card_says_what_the_record_says(hub: Hub, folder: Path):
     push(folder, "me/mine")
-    card = hub.resolve("me/mine", "main")[1]["README.md"].decode()
+    card = sent_to(hub)["README.md"].decode()
     assert card.startswith("---\nlibrary_name: mechicl\n")
     assert 'load("hf://me/mine")' in card
     for row in ("models | 2, seeds 3, 4", "task: type | LinearRegression", "model: n_context | 3", "steps | 70",

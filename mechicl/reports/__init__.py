@@ -119,7 +119,8 @@ def write_report(
 
 def _kind(opened: Study, n_prompts: int | None, progress: bool) -> Kind:
     """The report that fits the model and its task."""
-    cfg, task = getattr(opened.model, "cfg", None), opened.task
+    cfg: Any = getattr(opened.model, "cfg", None)
+    task = opened.task
     ours = isinstance(opened.model, PromptedModel)
     if ours and isinstance(task, TopicClassification):
         make = texts_kind

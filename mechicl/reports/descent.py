@@ -181,8 +181,11 @@ def _losses(setting: DescentSetting) -> Part:
         alignments = [align(model, learner, held_out[:4096]) for model in models]
         cosines = torch.stack([alignment.sensitivity_cosine for alignment in alignments])
         cosine = interval(cosines[0][cosines[0].isfinite()] if one else cosines.nanmean(-1))
-        claim = ("near 1", cosine, over, "", "near 1", SOURCE) if "++" in name else (None, cosine, over)
-        rows.append(Row(f"sensitivity cosine with {name}", *claim))
+        quantity = f"sensitivity cosine with {name}"
+        if "++" in name:
+            rows.append(Row(quantity, "near 1", cosine, over, "", "near 1", SOURCE))
+        else:
+            rows.append(Row(quantity, None, cosine, over))
     data = {"references": {name: values.mean().item() for name, values in references.squared_errors.items()}}
     record = setting.checkpoint.record
     if "curve" not in record or (isinstance(setting.checkpoint, Study) and setting.checkpoint.is_own):

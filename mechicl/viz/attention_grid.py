@@ -1,6 +1,7 @@
 """Attention patterns as a plotly figure: all heads beside each other, for paper and for pages that run no scripts."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import plotly.graph_objects as go
 import torch
@@ -74,7 +75,8 @@ def attention_figure(
         ticks = {"tickvals": written, "ticktext": [tokens[p] for p in written], "showgrid": False, "zeroline": False}
         look = {"mirror": True, "linecolor": "#ccc", "constrain": "domain", "tickfont_size": 10, "title_font_size": 12}
         fig.update_xaxes(**ticks, **look, tickangle=-60, **place)
-        anchor = fig.get_subplot(**place).xaxis.plotly_name.replace("axis", "")
+        subplot: Any = fig.get_subplot(**place)
+        anchor = subplot.xaxis.plotly_name.replace("axis", "")
         fig.update_yaxes(**ticks, **look, autorange="reversed", scaleanchor=anchor, **place)
         fig.update_yaxes(showticklabels=place["col"] == 1, **place)
         if i + columns >= heads:  # the lowest in its column

@@ -2,6 +2,7 @@
 
 import copy
 from collections import namedtuple
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch.testing import assert_close
 from transformer_lens.model_protocol import TransformerLensModel
 
 import mechicl
-from mechicl.analysis import ablate, align, attribute, fit_readouts, identify, match, patch
+from mechicl.analysis import Sweep, ablate, align, attribute, fit_readouts, identify, match, patch
 from mechicl.analysis.interventions import PatchingSession, corrupt, patch_paths
 from mechicl.analysis.layers import Lens, ols_weights, probe
 from mechicl.learners import IterativeLearner, Learner
@@ -66,10 +67,17 @@ def interleaved(prompts: Prompts) -> torch.Tensor:
     return Interleaved(3, 1).encode(prompts)
 
 
+def predictions(swept: Sweep, which: str = "predictions") -> torch.Tensor:
+    """The predictions of a sweep, or those before anything was patched."""
+    kept = getattr(swept, which)
+    assert kept is not None
+    return kept
+
+
 # ---- torch's hooks, by hand ----
 
 
-def replaced(module: nn.Module, tokens: torch.Tensor, name: str, side: str, replace) -> torch.Tensor:
+def replaced(module: nn.Module, tokens: torch.Tensor, name: str, side: str, replace) -> Any:
     """The module's output where what goes into a sub-module, or comes out of it, is replaced."""
     part = module.get_submodule(name)
     if side == "in":
@@ -100,7 +108,7 @@ def test_patching_equals_torchs_own_hooks(net, model, component):
     clean, corrupted = pair()
     axes = {"z": ("layer", "pos", "head"), "pattern": ("layer", "head", "query")}.get(component, ("layer", "pos"))
     swept = patch(model, clean, corrupted, component, axes, progress=False)
-    cells = torch.cartesian_prod(*(torch.arange(size) for size in swept.predictions.shape[: len(axes)]))
+    cells = torch.cartesian_prod(*(torch.arange(size) for size in predictions(swept).shape[: len(axes)]))
     assert len(cells) >= 2 * 9
     pattern, side = PLACES[component]
     for cell in cells[::3].tolist():
@@ -117,8 +125,8 @@ def test_patching_equals_torchs_own_hooks(net, model, component):
             return activation
 
         expected = replaced(net, interleaved(corrupted), name, side, replace)[:, -1]
-        assert_close(swept.predictions[*cell], expected, rtol=0, atol=1e-6)
-    assert (swept.predictions - swept.unpatched).abs().amax((-1, -2)).count_nonzero() > len(cells) // 3
+        assert_close(predictions(swept)[*cell], expected, rtol=0, atol=1e-6)
+    assert (predictions(swept) - predictions(swept, "unpatched")).abs().amax((-1, -2)).count_nonzero() > len(cells) // 3
 
 
 @pytest.mark.parametrize("component", ["z", "mlp_out"])
@@ -129,7 +137,7 @@ def test_ablation_equals_torchs_own_hooks(net, model, component):
     for layer in range(2):
         mean = seen(net, interleaved(prompts), pattern.format(layer), side).mean(0, keepdim=True)
         expected = replaced(net, interleaved(prompts), pattern.format(layer), side, mean.expand_as)
-        assert_close(swept.predictions[layer], expected[:, -1], rtol=0, atol=1e-6)
+        assert_close(predictions(swept)[layer], expected[:, -1], rtol=0, atol=1e-6)
 
 
 def test_attribution_is_exact_where_the_metric_is_linear_in_the_activation():
@@ -158,7 +166,7 @@ def test_an_lstm_of_torch(lstm, wrapped_lstm):
                 return torch.where((torch.arange(5) == pos)[:, None], source, activation)
 
             expected = replaced(lstm, encode(corrupted), name, "out", replace)["answer"]
-            assert_close(swept.predictions[layer, pos], expected, rtol=0, atol=1e-6)
+            assert_close(predictions(swept)[layer, pos], expected, rtol=0, atol=1e-6)
     # the second is given its input by keyword
     pre = patch(wrapped_lstm, clean, corrupted, "resid_pre", only={"layer": 1}, progress=False)
     post = patch(wrapped_lstm, clean, corrupted, "resid_post", only={"layer": 0}, progress=False)
@@ -189,6 +197,7 @@ def test_weights_of_a_layer_are_derivatives(model):
     weights = Lens(model).trajectory(prompts, with_weights=True).weights
     query = prompts.query.xs.clone().requires_grad_()
     (slope,) = torch.autograd.grad(model.predict(prompts.with_query(query)).sum(), query)
+    assert weights is not None
     assert_close(weights[-1, :, -1, :, 0], slope)
 
 
@@ -200,7 +209,7 @@ def test_what_else_opens_a_model(model):
     exec(session.code(), space)
     assert_close(space["prediction"], session.result().prediction)
     swept = patch(model, clean[:1], corrupted[:1], "z", ("layer", "pos", "head"), progress=False)
-    assert_close(session.result().prediction, swept.predictions[1, 7, 2, 0])
+    assert_close(session.result().prediction, predictions(swept)[1, 7, 2, 0])
     assert session.labels[-1] == "query"
     assert session.components == {
         "resid_pre": None,
@@ -211,8 +220,8 @@ def test_what_else_opens_a_model(model):
         "pattern": 4,
     }
     everything = patch(model, clean, corrupted, "z", at="points", progress=False)
-    assert everything.predictions.shape == (2, 4, 8, 5, 1)
-    assert_close(everything.predictions[..., -1, :], patch(model, clean, corrupted, "z", progress=False).predictions)
+    assert predictions(everything).shape == (2, 4, 8, 5, 1)
+    assert_close(predictions(everything)[..., -1, :], predictions(patch(model, clean, corrupted, "z", progress=False)))
     probed = probe(model, {"OLS weights": ols_weights}, TASK.sample(64, seed=7), clean, progress=False)
     assert len(probed.best("OLS weights")) == 3
     best = identify(model, TASK, n_prompts=64, progress=False).best
@@ -223,8 +232,7 @@ def test_what_else_opens_a_model(model):
 
 def test_it_is_a_model_of_transformerlens(net, model):
     prompts = TASK.sample(2, seed=0)
-    assert isinstance(model, TransformerLensModel)
-    assert isinstance(model, Learner)
+    assert all(isinstance(model, protocol) for protocol in (TransformerLensModel, Learner))
     assert not isinstance(model, IterativeLearner)
     outputs, cache = model.run_with_cache(prompts)
     assert_close(outputs, net(interleaved(prompts)), rtol=0, atol=0)
