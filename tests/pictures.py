@@ -20,8 +20,8 @@ from mechicl.viz.packing import rounded
 from mechicl.viz.page import Section
 
 SAME = {  # words for one thing, which share a colour
-    "each seed": "trained", "trained layer": "trained", "in context": "trained", "before fine-tuning": "zero-shot",
-    "OLS": "closed form", "ridge": "closed form", "least squares": "closed form",
+    "each seed": "trained", "opened seed": "trained", "trained layer": "trained", "in context": "trained",
+    "before fine-tuning": "zero-shot", "OLS": "closed form", "ridge": "closed form", "least squares": "closed form",
 }  # fmt: skip
 
 

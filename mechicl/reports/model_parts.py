@@ -149,7 +149,7 @@ def model_parts_kind(study: Study, *, n_prompts: int | None = None, progress: bo
         sections = []
         if "curve" in study.record and not study.is_own:
             curve = study.record["curve"]
-            references = {"one tuned step of gradient descent": reference.mean().item()}
+            references = {"gradient descent, one tuned step": reference.mean().item()}
             drawn = viz.losses_over_training(
                 curve["eval_step"], {"each seed": curve["eval_loss"]}, references=references
             )

@@ -173,7 +173,7 @@ def _verdict(study: Study, comparison: Comparison) -> Verdict:
     picture = next(part for section in comparison.sections if section.title == PICTURE for part in section.parts)
     numbers = {"learns": learns, "likeness": [*alike.ends], "random": [*random.ends], "seed": study.seeds[0],
                "chosen": study.chosen}  # fmt: skip
-    headline = f"{first}; what that changes inside and what fine-tuning changes are " + (kind if above else "not alike")
+    headline = f"{first}; inside, that and fine-tuning are {kind if above else 'not alike'}"
     return Verdict(headline, sentences, picture if isinstance(picture, go.Figure) else None, numbers)
 
 

@@ -23,6 +23,7 @@ FAR = 0.5
 SAME = 0.01
 """An algorithm that leaves no more than this is named in place of one that contains it, with parameters to spare."""
 MOST_NAMED = 4
+SPREAD = "\u00a0±\u00a0"  # an interval is not broken across lines
 Nearness = Literal["like", "nearest", "none"]
 _CONTAINS = (  # families, and those that they contain where these have as many steps
     ("preconditioned gradient descent, 1 step", "gradient descent, 1 step"),
@@ -64,7 +65,10 @@ class Verdict:
 
     def section(self) -> Section:
         """The verdict as a page opens with it."""
-        words = "".join(f"<p><b>{text(title)}</b> {text(answer)}</p>" for title, answer in self.sentences.items())
+        words = "".join(
+            f"<p><b>{text(title)}</b> {text(answer.replace(' ± ', SPREAD))}</p>"
+            for title, answer in self.sentences.items()
+        )
         return Section(self.headline, "", [words] if self.picture is None else [words, self.picture])
 
 

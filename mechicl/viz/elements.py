@@ -26,12 +26,18 @@ COLORS = {
     "layer by layer": "#5c6bc0",
     "zero-shot": "#5f7a8c",
     "random": "#b4b4b4",
-    "any": "#e8648f",
+    "any function of S": "#e8648f",
+    "any first-order learner": "#a8577e",
+    "named": "#b5179e",
+    "tied with it": "#dc8fd0",
+    "other seeds": "#9cc3e6",
+    "other algorithms": "#8a8f98",
 }
 """Who is who, the same in every figure: names that begin with one of these have its colour."""
 ALIASES = {
-    "each seed": "trained", "seed": "trained", "in context": "trained", "OLS": "closed form", "ridge": "closed form",
-    "least squares": "closed form", "before fine-tuning": "zero-shot", "Bayes": "closed form",
+    "each seed": "trained", "opened seed": "trained", "seed": "trained", "in context": "trained",
+    "OLS": "closed form", "ridge": "closed form", "least squares": "closed form", "before fine-tuning": "zero-shot",
+    "Bayes": "closed form",
 }  # fmt: skip
 """Other words for them."""
 PALETTE = ("#c99700", "#3f9fd1", "#6fa82e", "#9c7fd9", "#00565c", "#6d1b3b")

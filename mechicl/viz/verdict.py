@@ -1,6 +1,7 @@
 """The picture that a report opens with: the nearest algorithms, and how near they came during training."""
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,8 +14,10 @@ from mechicl.viz.elements import BELOW, COLORS, FIRST_STEP, add_line, figure, on
 
 N_FAMILIES = 7
 FLOOR = 1e-8  # of the axis: below, predictions differ by rounding
-GREY = "#8a8f98"
+GREY = COLORS["other algorithms"]
 MARK = {"color": GREY, "dash": "dot", "width": 1.2}
+WIDEST = 42  # letters in a line over the right panel
+ROW, LABEL = 30, 17  # pixels: a family, and a label of a line across them
 TOP = 10.0  # of what is left during training: ten times the predictions, or more
 
 
@@ -39,7 +42,7 @@ def verdict_figure(
     """
     names = ["Left unexplained by the nearest algorithms"]
     if over_training is not None:
-        names.append(f"{match.name}, during training")
+        names.append("<br>".join(["Left unexplained during training by", *textwrap.wrap(match.name, WIDEST)]))
     widths = [0.58, 0.42] if len(names) > 1 else [1.0]
     fig = panels("", names, horizontal_spacing=0.12, column_widths=widths)
     shown = [each for each in identified.matches if not each.name.startswith("any ")][:N_FAMILIES]
@@ -51,11 +54,12 @@ def verdict_figure(
     marks = {"predicting 0": 1.0} | ({} if near is None else {"called alike": near})
     if untrained is not None and untrained < 0.9:
         marks["untrained network"] = untrained
-    for name, value in marks.items():
+    for i, (name, value) in enumerate(marks.items()):
         fig.add_vline(x=value, line=MARK, row=1, col=1)
-        fig.add_annotation(
-            x=math.log10(value), y=0.02, xref="x", yref="y domain", text=name, textangle=-90, showarrow=False,
-            xanchor="right", yanchor="bottom", font={"size": 11, "color": GREY},
+        fig.add_annotation(  # each in a line of its own under the dots, over the lines of the others
+            x=math.log10(value), y=len(shown) - 0.5 + (i + 0.5) * LABEL / ROW, text=name, showarrow=False,
+            xanchor="right", yanchor="middle", bgcolor="white", borderpad=0, font={"size": 11, "color": "#5c6068"},
+            row=1, col=1,
         )  # fmt: skip
     ends = math.log10(low), math.log10(top)
     fig.update_xaxes(
@@ -64,10 +68,14 @@ def verdict_figure(
         row=1,
         col=1,
     )
-    fig.update_yaxes(autorange="reversed", type="category", row=1, col=1)
+    bottom = len(shown) - 0.5 + len(marks) * LABEL / ROW
+    fig.update_yaxes(range=[bottom, -0.5], type="category", row=1, col=1)
     if over_training is not None:
         _during_training(fig, *over_training, near)
-    fig.update_layout(height=130 + 30 * max(len(shown), 6), legend={**BELOW, "y": -0.22}, margin={"l": 300})
+    above = 32 + 18 * max(name.count("<br>") + 1 for name in names)
+    height = max(ROW * len(shown) + LABEL * len(marks), 200)
+    fig.update_layout(height=above + height + 95, legend={**BELOW, "y": -60 / height},
+                      margin={"l": 300, "t": above, "b": 95})  # fmt: skip
     return fig
 
 
@@ -95,11 +103,11 @@ def _families(
     match: FamilyMatch,
     rivals: Sequence[FamilyMatch],
 ) -> None:
-    """A dot with its interval for each family; the named one and what is tied with it in colours of their own."""
-    kinds = {"named": ([match], COLORS["trained"]), "tied with it": (rivals, COLORS["interpolated"])}
+    """A dot with its interval for each family; the named one and what is tied with it have colours of their own."""
+    kinds = {"named": [match], "tied with it": rivals}
     others = [each for each in shown if each is not match and each not in rivals]
-    kinds["others"] = (others, GREY)
-    for kind, (members, color) in kinds.items():
+    kinds["other algorithms"] = others
+    for kind, members in kinds.items():
         drawn = [each for each in shown if each in members]
         if not drawn:
             continue
@@ -112,7 +120,7 @@ def _families(
         }  # fmt: skip
         fig.add_trace(
             go.Scatter(x=means, y=[each.name for each in drawn], mode="markers", name=kind, error_x=errors,
-                       marker={"color": color, "size": 10 if kind == "named" else 8},
+                       marker={"color": COLORS[kind], "size": 10 if kind == "named" else 8},
                        hovertemplate="%{y}: %{x:.3g}<extra></extra>"),
             row=1, col=1,
         )  # fmt: skip
@@ -127,15 +135,18 @@ def _during_training(
     for seed in reversed(range(distances.shape[1])):
         values = distances[:, seed].clamp(FLOOR, TOP).tolist()
         if seed:
-            add_line(fig, on_log_axis(steps), values, "other seeds", GREY, width=1, opacity=0.45,
-                     showlegend=seed == 1, legendgroup="others", place=place)  # fmt: skip
+            add_line(fig, on_log_axis(steps), values, "other seeds", COLORS["other seeds"], width=1,
+                     showlegend=seed == 1, legendgroup="other seeds", place=place)  # fmt: skip
         else:
             add_line(fig, on_log_axis(steps), values, "opened seed", COLORS["trained"], width=2.5,
                      mode="lines+markers", place=place)  # fmt: skip
     if near is not None:
         fig.add_hline(y=near, line=MARK, **place)
     ends = math.log10(max(FLOOR, distances.min().item()) / 2), math.log10(1.5 * TOP)
-    fig.update_yaxes(**_share_axis(ends), **place)
+    axis = _share_axis(ends)
+    if distances.max() >= TOP:  # cut off there
+        axis["ticktext"][-1] = f"≥ {axis['ticktext'][-1]}"
+    fig.update_yaxes(**axis, **place)
     fig.update_xaxes(
         type="log", title={"text": FIRST_STEP, "font": {"size": 12}}, exponentformat="none", dtick=1, **place
     )
