@@ -1,16 +1,27 @@
 """Every picture of the reports on the shipped checkpoints: nothing empty, nothing over something else, no empty words.
 
-`make test` draws one report of each kind, those that take seconds; `make pictures` draws them all.
+`make test` draws one report of each kind, of some of its seeds, snapshots and prompts; `make pictures` draws them all.
 """
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import Browser
 
-from mechicl.checkpoints import CheckpointError, available
-from mechicl.reports import comparison, texts, write_report
+from mechicl import reports
+from mechicl.checkpoints import Checkpoint, CheckpointError, Snapshots, available, load_checkpoint
+from mechicl.reports import (
+    comparison,
+    descent,
+    model_parts,
+    one_layer,
+    one_layer_setting,
+    one_layer_shifts,
+    texts,
+    write_report,
+)
 from mechicl.viz.page import Section, page
 from tests.pictures import drawn_faults, section_faults
 
@@ -24,6 +35,7 @@ QUICK = {  # a checkpoint of each kind of report, and of what reports draw diffe
     "topics-3l": "texts",
 }
 N_PROMPTS = 200
+N_SEEDS, N_SNAPSHOTS, N_MEASURED = 3, 8, 512  # of the quick reports: the same pictures of less
 BYTES, FIRST_PAINT = 2e6, 2000  # of a report, and milliseconds
 
 
@@ -46,9 +58,8 @@ def sections(monkeypatch: pytest.MonkeyPatch) -> list[Section]:
 def test_every_picture_of_a_report_shows_what_it_says(
     name: str, sections: list[Section], tmp_path: Path, browser: Browser, monkeypatch: pytest.MonkeyPatch
 ):
-    if name in QUICK:  # the same pictures of fewer trainings
-        monkeypatch.setattr(texts, "LEARNING_RATES", (0.3,))
-        monkeypatch.setattr(texts, "EPOCHS", (1,))
+    if name in QUICK:
+        _measure_less(monkeypatch)
     try:
         path = write_report(name, tmp_path, n_prompts=16 if QUICK.get(name) == "texts" else N_PROMPTS, progress=False)
     except CheckpointError as error:
@@ -70,6 +81,31 @@ def test_every_picture_of_a_report_shows_what_it_says(
     assert faults == []
     assert wide <= 1200
     assert painted <= FIRST_PAINT
+
+
+def _measure_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer trainings, seeds, snapshots and prompts, for every picture that a report draws of many."""
+    monkeypatch.setattr(reports, "load_checkpoint", _part_of)
+    monkeypatch.setattr(texts, "LEARNING_RATES", (0.3,))
+    monkeypatch.setattr(texts, "EPOCHS", (1,))
+    for module, size in (
+        (descent, "N_SHIFTED"), (model_parts, "N_TUNING"), (one_layer, "N_ALIGNED"), (one_layer_setting, "N_TUNING"),
+        (one_layer_shifts, "N_SHIFTED"),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, size, N_MEASURED)
+
+
+def _part_of(name: str) -> Checkpoint:
+    """A checkpoint with some of its seeds and snapshots, the first and the last among them."""
+    whole = load_checkpoint(name)
+    part = whole.select(range(min(N_SEEDS, len(whole.models))))
+    if part.snapshots is None:
+        return part
+    steps, n = part.snapshots.steps, min(N_SNAPSHOTS, len(part.snapshots.steps))
+    kept = sorted({round(i * (len(steps) - 1) / max(n - 1, 1)) for i in range(n)})
+    weights = {name: tensor[kept] for name, tensor in part.snapshots.weights.items()}
+    fewer = Snapshots(tuple(steps[i] for i in kept), weights)
+    return dataclasses.replace(part, snapshots=fewer)
 
 
 def test_each_kind_of_report_is_drawn_by_make_test():
