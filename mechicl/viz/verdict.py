@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.analysis.behaviour.identification import FamilyMatch, Identification
-from mechicl.viz.elements import BELOW, COLORS, FIRST_STEP, add_line, figure, on_log_axis, panels
+from mechicl.viz.elements import BELOW, COLORS, FIRST_STEP, add_line, figure, on_log_axis, panel, panels
 
 N_FAMILIES = 7
 FLOOR = 1e-8  # of the axis: below, predictions differ by rounding
@@ -55,7 +55,7 @@ def verdict_figure(
     if untrained is not None and untrained < 0.9:
         marks["untrained network"] = untrained
     for i, (name, value) in enumerate(marks.items()):
-        fig.add_vline(x=value, line=MARK, row=1, col=1)
+        fig.add_vline(x=value, line=MARK, **panel(0, 2))
         fig.add_annotation(  # each in a line of its own under the dots, over the lines of the others
             x=math.log10(value), y=len(shown) - 0.5 + (i + 0.5) * LABEL / ROW, text=name, showarrow=False,
             xanchor="right", yanchor="middle", bgcolor="white", borderpad=0, font={"size": 11, "color": "#5c6068"},
@@ -131,7 +131,7 @@ def _during_training(
     fig: go.Figure, steps: Sequence[int], distances: Float[Tensor, "step seed"], near: float | None
 ) -> None:
     """A line a seed in the second panel, the opened one last and strongest."""
-    place = {"row": 1, "col": 2}
+    place = panel(1, 2)
     for seed in reversed(range(distances.shape[1])):
         values = distances[:, seed].clamp(FLOOR, TOP).tolist()
         if seed:
