@@ -112,7 +112,8 @@ def with_pictures(notebook: NotebookNode, before: NotebookNode | None = None) ->
         ImportError: kaleido is not installed.
         RuntimeError: there is no Chromium or Chrome.
     """
-    kept = {_digest(output): output for output in outputs_of(before)} if before is not None else {}
+    saved = outputs_of(before) if before is not None else ()
+    kept = {(_digest(output), kind): output for output in saved for kind in (SVG, PNG) if kind in output.data}
     missing: dict[str, list[tuple[NotebookNode, go.Figure | Html]]] = {SVG: [], PNG: []}
     for output in outputs_of(notebook):
         picture = picture_of(output)
@@ -124,9 +125,9 @@ def with_pictures(notebook: NotebookNode, before: NotebookNode | None = None) ->
             output.data.pop("text/html", None)  # it needs the library
         output.metadata["drawn_from"] = digest
         kind = SVG if PLOTLY in output.data else PNG
-        if kind in kept.get(digest, {"data": ()})["data"]:
-            output.data[kind] = kept[digest].data[kind]
-            output.metadata |= kept[digest].metadata
+        if (digest, kind) in kept:
+            output.data[kind] = kept[digest, kind].data[kind]
+            output.metadata |= kept[digest, kind].metadata
         else:
             missing[kind].append((output, picture))
     for output, image in _drawn(missing[SVG], "svg"):
