@@ -14,6 +14,7 @@ import pytest
 from nbconvert import HTMLExporter
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 from PIL import Image
+from playwright.sync_api import expect
 from traitlets.config import Config
 
 from tests.browser import JupyterLab
@@ -214,15 +215,13 @@ def test_interactive_patching_works_in_jupyterlab(jupyter_lab: JupyterLab):
     assert box is not None
     assert min(box["width"], box["height"]) > 50
     assert page.locator(".js-plotly-plot").count() == 1
-    shown = page.locator("tr[data-run=patched] .prediction")
-    page.get_by_role("button", name="clear").click()
-    page.wait_for_function("!document.querySelector('.patches button')")
+    widget = page.locator(".mechicl-explorer:not(.mechicl-explorer-still *)")  # not the picture of it below
+    shown, patches = widget.locator("tr[data-run=patched] .prediction"), widget.locator(".patches button")
+    widget.get_by_role("button", name="clear").click()
+    expect(patches).to_have_count(0)
     before = shown.inner_text()
-    assert before == page.locator("tr[data-run=corrupted] .prediction").inner_text()
-    page.locator('.cell[data-layer="6"][data-pos="40"]').click()
-    changed = "before => document.querySelector('tr[data-run=patched] .prediction').innerText !== before"
-    page.wait_for_function(changed, arg=before)
-    page.get_by_role("button", name="undo").click()
-    page.wait_for_function(
-        "before => document.querySelector('tr[data-run=patched] .prediction').innerText === before", arg=before
-    )
+    assert before == widget.locator("tr[data-run=corrupted] .prediction").inner_text()
+    widget.locator('.cell[data-layer="6"][data-pos="40"]').click()
+    expect(shown).not_to_have_text(before)
+    widget.get_by_role("button", name="undo").click()
+    expect(shown).to_have_text(before)
