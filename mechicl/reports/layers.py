@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from mechicl import algorithms, viz
@@ -17,8 +16,7 @@ from mechicl.prompts import Prompts
 from mechicl.reports.algorithm import AlgorithmQuestion, causes_in_words
 from mechicl.reports.comparison import Comparison, Part, Section, published
 from mechicl.reports.engine import Kind
-from mechicl.reports.finetuning import finetuning, no_finetuning, slow_finetuning
-from mechicl.reports.model_parts import model_parts, no_model_parts
+from mechicl.reports.opened import heads_and_finetuning
 from mechicl.reports.rows import Row
 from mechicl.reports.study import Study
 from mechicl.reports.verdict import Verdict
@@ -116,18 +114,8 @@ def layers_kind(study: Study, *, n_prompts: int | None = None, progress: bool = 
         compared["layers"] = result
         return list(result.rows), list(result.sections), result.data
 
-    parts: dict[str, Callable[[], Part]] = {"layers": layers, "algorithm": question.part}
-    missing, on_request = {}, {}
-    for name, reason, measure in (
-        ("heads", no_model_parts(study), model_parts),
-        ("fine-tuning", no_finetuning(study), finetuning),
-    ):
-        if reason:
-            missing[name] = reason
-        else:
-            parts[name] = partial(measure, study, progress=progress)
-    if "fine-tuning" in parts and (reason := slow_finetuning(study)):
-        on_request["fine-tuning"] = reason
+    opened, on_request, missing = heads_and_finetuning(study, progress=progress)
+    parts: dict[str, Callable[[], Part]] = {"layers": layers, "algorithm": question.part, **opened}
 
     def verdict(comparison: Comparison) -> Verdict:
         made = question.verdict(comparison, NO_WEIGHTS, causes_in_words(comparison.rows))

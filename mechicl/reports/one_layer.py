@@ -13,11 +13,10 @@ from mechicl.progress import progress_bar
 from mechicl.reports.algorithm import AlgorithmQuestion, causes_in_words
 from mechicl.reports.comparison import Comparison, Part, Section, published
 from mechicl.reports.engine import Kind
-from mechicl.reports.finetuning import finetuning, no_finetuning, slow_finetuning
-from mechicl.reports.model_parts import model_parts, no_model_parts
 from mechicl.reports.one_layer_setting import N_FEWER, SOURCE, Setting, exact_optimum, layers_and_step
 from mechicl.reports.one_layer_shifts import roll_outs, shifts
 from mechicl.reports.one_layer_weights import paths, weights
+from mechicl.reports.opened import heads_and_finetuning
 from mechicl.reports.rows import Row
 from mechicl.reports.study import Study
 from mechicl.reports.verdict import NEAR, Verdict, percent
@@ -66,18 +65,8 @@ def one_layer_kind(study: Study, *, n_prompts: int | None = None, progress: bool
     """The comparison of `compare_one_layer`, the nearest algorithms, what the head does and what fine-tuning does."""
     setting = layers_and_step(study, n_prompts or N_HELD_OUT, PROMPT_SEED)
     question = AlgorithmQuestion(study, progress)
-    parts = _parts(setting) | {"algorithm": question.part}
-    missing, on_request = {}, {}
-    for name, reason, measure in (
-        ("heads", no_model_parts(study), model_parts),
-        ("fine-tuning", no_finetuning(study), finetuning),
-    ):
-        if reason:
-            missing[name] = reason
-        else:
-            parts[name] = partial(measure, study, progress=progress)
-    if "fine-tuning" in parts and (reason := slow_finetuning(study)):
-        on_request["fine-tuning"] = reason
+    opened, on_request, missing = heads_and_finetuning(study, progress=progress)
+    parts = _parts(setting) | {"algorithm": question.part, **opened}
     parts["provenance"] = lambda: ([], [_errata(setting), _provenance(study, setting)], {})
 
     def verdict(comparison: Comparison) -> Verdict:

@@ -141,11 +141,16 @@ def fine_tune(model: Any, shots: Shots, tuning: FineTuning | None = None, *, pro
     epochs = progress_bar(tuner.epochs(), total=tuning.epochs, unit="epoch", progress=progress)
     losses = torch.stack(list(epochs))
     if not (losses.isfinite().all() and all(change.isfinite().all() for change in tuner.changes.values())):
-        raise FineTuningDivergedError(
-            f"fine-tuning diverged at learning_rate={tuning.learning_rate:g}: take a lower one, or look for one with "
-            f"search_tuning"
-        )
+        raise diverged(tuning)
     return FineTuned(tuner.changes, tuning, losses)
+
+
+def diverged(tuning: FineTuning) -> FineTuningDivergedError:
+    """The error of a learning rate that is too high."""
+    return FineTuningDivergedError(
+        f"fine-tuning diverged at learning_rate={tuning.learning_rate:g}: take a lower one, or look for one with "
+        f"search_tuning"
+    )
 
 
 def find_tuned_parameters(model: Any, parameters: str | Sequence[str]) -> list[str]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from mechicl.analysis.finetuning.forward_passes import Weights
-from mechicl.analysis.finetuning.sgd import FineTuned, FineTuning, FineTuningDivergedError, Tuner
+from mechicl.analysis.finetuning.sgd import FineTuned, FineTuning, Tuner, diverged
 from mechicl.progress import progress_bar
 from mechicl.shots import Shots
 
@@ -45,10 +45,7 @@ def fine_tune_each(model: Any, shots: Sequence[Shots], tuning: FineTuning, *, pr
                 bar.update(len(group))
             by_set = torch.stack(losses, 1)
             if not by_set.isfinite().all() or not tuners.are_finite().all():
-                raise FineTuningDivergedError(
-                    f"fine-tuning diverged at learning_rate={tuning.learning_rate:g}: take a lower one, or look for "
-                    f"one with search_tuning"
-                )
+                raise diverged(tuning)
             results += [FineTuned(tuners.changes(i), tuning, each) for i, each in enumerate(by_set)]
     return results
 
