@@ -182,6 +182,9 @@ _TOPICS = TrainingConfig(
     eval_prompts=500,
     save_every=250,
 )  # fmt: skip
+# Dai et al. 2023, section 5, eq. 11: attention adds earlier values with powers of η, which sum to 1 for η = 1/2, as the
+# weights of plain attention do. All else is as without.
+_TOPICS_MOMENTUM = _TOPICS.replace(model=_TOPICS.model.replace(momentum=0.5, momentum_over="values"))
 
 # Small enough for minutes on one core; one dimension more every 250 steps saves most of the plateau.
 _SMALL = _GPT2_8L.replace(
@@ -300,6 +303,7 @@ PRESETS: dict[str, TrainingConfig] = {
     "induction-2l": _INDUCTION,
     **DISCRETE,
     "topics-3l": _TOPICS,
+    "topics-3l-momentum": _TOPICS_MOMENTUM,
     **{
         f"{name}-3l": _SMALL.replace(task=task, model=_SMALL.model.replace(n_context=task.n_context))
         for name, task in _FUNCTION_CLASSES.items()
@@ -349,6 +353,7 @@ SUMMARIES: dict[str, str] = {
     "induction-2l": "two layers of attention on repeated tokens, in which induction heads form (Elhage et al. 2021)",
     **DISCRETE_SUMMARIES,
     "topics-3l": "three layers that classify texts of a made-up language by the labelled ones before them",
+    "topics-3l-momentum": "the same with momentum attention over values (Dai et al. 2023, section 5)",
     "sparse-3l": "a small GPT-2 style one on sparse linear functions, 2 of 5 weights (Garg et al. 2022)",
     "quadratic-3l": "a small GPT-2 style one on sums of squares, d = 5",
     "relu-3l": "a small GPT-2 style one on two-layer ReLU networks, d = 5 (Garg et al. 2022)",
