@@ -71,6 +71,34 @@ _GPT2_8L = _GPT2_12L.replace(
     eval_every=250,
     save_every=250,
 )  # fmt: skip
+# From small to the paper's 12 layers: layers, width and dimensions grow together, and so does the number of points.
+_GPT2_MEDIUM = _GPT2_12L.replace(
+    task=LinearRegression(x_dim=10, n_context=20, inputs="gaussian"),
+    model=_GPT2_12L.model.replace(x_dim=10, n_context=20, d_model=128, d_mlp=512),
+    steps=20_000,
+    learning_rate=5e-4,
+    schedule="cosine",
+    warmup_steps=500,
+    gradient_clip=1.0,
+    curriculum=Curriculum(dims=Ramp(3, 10, 1, 500)),
+    eval_every=250,
+    save_every=250,
+)
+
+
+def _gpt2_small(n_layers: int, width: int, x_dim: int) -> TrainingConfig:
+    """A GPT-2 style model below the size of gpt2-8l, with 4 points a dimension like it."""
+    return _GPT2_8L.replace(
+        task=_GPT2_8L.task.replace(x_dim=x_dim, n_context=4 * x_dim),
+        model=_GPT2_8L.model.replace(
+            x_dim=x_dim, n_context=4 * x_dim, n_layers=n_layers, d_model=width, d_mlp=4 * width
+        ),
+        seeds=(0, 1, 2),
+        steps=10_000,
+        curriculum=Curriculum(dims=Ramp(2, x_dim, 1, 1000)),
+    )
+
+
 # Fu et al. 2024, B.3: half of the covariance's eigenvalues are 100, the others 1, in a random basis for each prompt.
 # The inputs are scaled so that targets keep the variance that they have with unit covariance.
 _ILL_CONDITIONED = _GPT2_8L.task.replace(
@@ -297,7 +325,10 @@ PRESETS: dict[str, TrainingConfig] = {
     ),
     "gpt2-12l": _GPT2_12L,
     "gpt2-12l-1h": _GPT2_12L.replace(model=_GPT2_12L.model.replace(n_heads=1)),
+    "gpt2-12l-medium": _GPT2_MEDIUM,
     "gpt2-8l": _GPT2_8L,
+    "gpt2-6l": _gpt2_small(n_layers=6, width=48, x_dim=4),
+    "gpt2-4l": _gpt2_small(n_layers=4, width=32, x_dim=3),
     "gpt2-8l-1h": _GPT2_8L.replace(model=_GPT2_8L.model.replace(n_heads=1)),
     "gpt2-8l-ill": _GPT2_8L.replace(task=_ILL_CONDITIONED),
     "induction-2l": _INDUCTION,
@@ -347,7 +378,10 @@ SUMMARIES: dict[str, str] = {
     "lsa-1l-mlp-tasks8192": "attention and a wide MLP on 8192 fixed tasks: memorising first (Fig. 15)",
     "gpt2-12l": "GPT-2 style on Gaussian inputs, d = 20, 40 points: the size of Fu et al. 2024 (needs a GPU)",
     "gpt2-12l-1h": "GPT-2 style with one head a layer, d = 20 (Fu et al. 2024, B.4; needs a GPU)",
+    "gpt2-12l-medium": "GPT-2 style between small and the paper's: 12 layers, width 128, d = 10, 20 points",
     "gpt2-8l": "a small GPT-2 style one: 8 layers, width 64, d = 5, 20 points",
+    "gpt2-6l": "GPT-2 style, smaller: 6 layers, width 48, d = 4, 16 points",
+    "gpt2-4l": "GPT-2 style, smallest: 4 layers, width 32, d = 3, 12 points",
     "gpt2-8l-1h": "the small GPT-2 style one with one head a layer",
     "gpt2-8l-ill": "the small GPT-2 style one on ill-conditioned inputs, condition number 100 (Fu et al. 2024, B.3)",
     "induction-2l": "two layers of attention on repeated tokens, in which induction heads form (Elhage et al. 2021)",
