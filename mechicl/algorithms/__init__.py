@@ -17,7 +17,8 @@ from mechicl.algorithms.gradient_descent import gd_plus_plus, gradient_descent
 from mechicl.algorithms.greedy_tree import greedy_tree
 from mechicl.algorithms.kernel_smoothing import kernel_smoothing, tuned_bandwidth
 from mechicl.algorithms.lasso import lasso
-from mechicl.algorithms.least_squares import bayes, ols, ridge
+from mechicl.algorithms.least_squares import bayes, ols, ridge, ridge_path
+from mechicl.algorithms.line_search import conjugate_gradient, steepest_descent
 from mechicl.algorithms.logistic import logistic
 from mechicl.algorithms.markov import bigram_bayes, known_chain, uniform_tokens, unigram_bayes
 from mechicl.algorithms.mixtures import mixture_bayes, sparse_bayes
@@ -33,6 +34,7 @@ __all__ = [
     "bayes",
     "bigram_bayes",
     "chebyshev",
+    "conjugate_gradient",
     "conjunction_bayes",
     "dmmse",
     "elimination",
@@ -60,9 +62,11 @@ __all__ = [
     "references",
     "register_references",
     "ridge",
+    "ridge_path",
     "sine_and_cosine",
     "sparse_bayes",
     "stable_step_size",
+    "steepest_descent",
     "tuned_bandwidth",
     "tuned_step_size",
     "uniform_tokens",

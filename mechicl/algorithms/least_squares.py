@@ -1,12 +1,13 @@
 """Least squares on the context: minimum norm, ridge, and the Bayes predictor."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.algorithms.spectra import spectral_trajectory
+from mechicl.algorithms.spectra import checked_steps, spectral_trajectory
 from mechicl.checks import check_positive
 from mechicl.learners import Trajectory
 from mechicl.prompts import PointsAt, Prompts
@@ -47,6 +48,51 @@ def ridge(prompts: Prompts, *, penalty: float, at: PointsAt = "points", with_wei
     if not (penalty > 0 and math.isfinite(penalty)):
         raise ValueError(f"penalty must be positive and finite, got {penalty}; for no penalty use ols()")
     return _penalised(prompts, penalty, f"ridge({penalty:g})", at, with_weights)
+
+
+def ridge_path(
+    prompts: Prompts,
+    steps: int | Sequence[int] = 1,
+    *,
+    penalty: float | None = None,
+    shrink: float = 0.5,
+    at: PointsAt = "points",
+    with_weights: bool = False,
+) -> Trajectory:
+    """Ridge regression along a path of penalties: `(S + p_k I)⁻¹ B` with `p_k = penalty * shrink^k`.
+
+    It looks like an iteration and is none: each step is a closed form, and no step needs the one before. As the control
+    for `newton` it has the same default scale: both see of a prefix's S its size and nothing else.
+
+    Args:
+        prompts: each prefix is a context of its own; the empty one predicts 0.
+        steps: k, in any order.
+        penalty: that of step 0, the same for all prefixes; by default `‖S Sᵀ‖_F^(1/2)` of each prefix, the largest
+            eigenvalue or a little more, and the λ at which Newton's first residual `1 - αλ²` is 0.
+        shrink: the factor between one step's penalty and the next one's, above 0 and below 1.
+        at: predict all "points", each from those before it, or the "query" alone.
+        with_weights: also return the weights `[step prompt point x y]` that predictions come from.
+
+    Raises:
+        ValueError: steps that are not whole numbers >= 0, a penalty that is not positive, or a factor out of range.
+
+    Source: the lecture note on ICL as meta-optimisation, Theorem 3.1, for each penalty.
+
+    Example:
+        >>> ridge_path(LinearRegression().sample(4, seed=0), steps=[0, 5, 10]).predictions.shape
+        torch.Size([3, 4, 11, 1])
+    """
+    numbers = checked_steps(steps)
+    if penalty is not None:
+        check_positive(penalty=penalty)
+    if not 0 < shrink < 1:
+        raise ValueError(f"shrink must lie between 0 and 1, so that penalties fall from step to step; got {shrink}")
+
+    def filters(eigenvalues: Tensor) -> Tensor:
+        size = eigenvalues.square().norm(dim=-1, keepdim=True).sqrt() if penalty is None else penalty
+        return torch.stack([ridge_filter(eigenvalues, size * shrink**k, n_context=prompts.n_context) for k in numbers])
+
+    return spectral_trajectory(prompts, filters, name="ridge path", steps=numbers, at=at, with_weights=with_weights)
 
 
 def bayes(

@@ -23,6 +23,9 @@ ALGORITHMS = {
     "lasso": {"penalty": 0.05},
     "greedy_tree": {"depth": 2},
     "chebyshev": {"steps": [1, 2]},
+    "steepest_descent": {"steps": [1, 3]},
+    "conjugate_gradient": {"steps": [1, 3]},
+    "ridge_path": {"steps": [0, 3]},
     "preconditioned_gd": {"steps": [1, 2], "preconditioner": 0.3 * torch.eye(4)},
     "online_gradient_descent": {},
     "averaging": {},
@@ -83,7 +86,12 @@ def test_without_a_context_the_prediction_is_zero_or_that_of_the_initial_weights
 @every_algorithm
 def test_many_prompts_are_worked_on_in_parts_with_equal_results(name, monkeypatch):
     whole = run(name, PROMPTS)
-    for module in ("spectra.CHUNK_ELEMENTS", "first_order.CHUNK_ELEMENTS", "baselines.MAX_DISTANCES"):
+    for module in (
+        "spectra.CHUNK_ELEMENTS",
+        "first_order.CHUNK_ELEMENTS",
+        "line_search.CHUNK_ELEMENTS",
+        "baselines.MAX_DISTANCES",
+    ):
         monkeypatch.setattr(f"mechicl.algorithms.{module}", 1)
     room = sys.modules["mechicl.algorithms.kernel_smoothing"]  # the package has a function of that name
     monkeypatch.setattr(room, "CHUNK_ELEMENTS", 1)

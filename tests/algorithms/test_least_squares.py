@@ -134,3 +134,42 @@ def test_bayes_with_a_covariance_is_the_gaussian_conditional_mean(noise_std):
 def test_a_matrix_that_is_no_covariance_is_refused(matrix):
     with pytest.raises(ValueError, match="weight_covariance must"):
         algorithms.bayes(make_prompts(), weight_covariance=matrix)
+
+
+# ---- a path of penalties ----
+
+
+@awkward
+def test_each_step_of_a_ridge_path_is_ridge_with_its_penalty(prompts):
+    path = algorithms.ridge_path(prompts, [0, 2, 5], penalty=4.0)
+    assert path.steps == (0, 2, 5)
+    for predictions, penalty in zip(path.predictions, (4.0, 1.0, 0.125), strict=True):
+        torch.testing.assert_close(predictions, algorithms.ridge(prompts, penalty=penalty).predictions[0])
+
+
+def test_a_ridge_path_starts_at_each_prefix_own_size():
+    prompts = make_prompts(x_dim=3)
+
+    def at_its_size(xs, ys, query):
+        second = xs.T @ xs
+        if not len(xs):
+            return np.zeros(ys.shape[1])
+        penalty = np.linalg.norm(second @ second) ** 0.5
+        return query @ np.linalg.solve(second + penalty / 3 * np.eye(3), xs.T @ ys)
+
+    path = algorithms.ridge_path(prompts, 1, shrink=1 / 3)
+    np.testing.assert_allclose(path.predictions[0], over_prefixes(prompts, at_its_size), rtol=1e-10, atol=1e-12)
+
+
+def test_a_ridge_path_ends_at_least_squares():
+    prompts = make_prompts()
+    end = algorithms.ridge_path(prompts, 200).predictions
+    torch.testing.assert_close(end, algorithms.ols(prompts).predictions)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"), [({"shrink": 1.0}, "shrink"), ({"shrink": 0.0}, "shrink"), ({"penalty": 0.0}, "penalty")]
+)
+def test_a_ridge_path_needs_penalties_that_fall(options, words):
+    with pytest.raises(ValueError, match=words):
+        algorithms.ridge_path(make_prompts(), 2, **options)

@@ -1,0 +1,150 @@
+"""Descent whose every step goes as far as the error falls: steepest descent and conjugate gradients."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from einops import einsum
+from jaxtyping import Float
+from torch import Tensor
+
+from mechicl.algorithms.spectra import CHUNK_ELEMENTS, PrefixSpectra, checked_steps, joined_trajectory
+from mechicl.learners import Trajectory
+from mechicl.prompts import PointsAt, Prompts
+
+Coordinates = Float[Tensor, "prompt point x y"]
+Iteration = Callable[[Float[Tensor, "prompt point x 1"], Coordinates], Iterator[Coordinates]]
+
+
+def steepest_descent(
+    prompts: Prompts, steps: int | Sequence[int] = 1, *, at: PointsAt = "points", with_weights: bool = False
+) -> Trajectory:
+    """Gradient descent from 0 with exact line search: each step goes to the least error along the gradient.
+
+    With the residual `r = B - S W` a step is `W ← W + a r`, `a = |r|² / rᵀSr`. Each target has line searches of its
+    own, so that its prediction does not depend on the other targets.
+
+    Args:
+        prompts: each prefix is a context of its own; the empty one predicts 0.
+        steps: numbers of steps, in any order; 0 predicts 0. The cost grows with the largest.
+        at: predict all "points", each from those before it, or the "query" alone.
+        with_weights: also return the weights `[step prompt point x y]` that predictions come from.
+
+    Raises:
+        ValueError: steps that are not whole numbers >= 0.
+
+    Source: Cauchy 1847.
+
+    Example:
+        >>> prompts = LinearRegression().sample(4, seed=0)
+        >>> steepest_descent(prompts, steps=[1, 10, 100]).predictions.shape
+        torch.Size([3, 4, 11, 1])
+    """
+    return _line_searches(prompts, steps, _steepest, "steepest descent", at, with_weights)
+
+
+def conjugate_gradient(
+    prompts: Prompts, steps: int | Sequence[int] = 1, *, at: PointsAt = "points", with_weights: bool = False
+) -> Trajectory:
+    """Conjugate gradients from 0 on `S W = B`: after k steps the least error that k gradients can reach.
+
+    No method whose weights are combinations of `B, SB, ..., S^(k-1) B` has a smaller squared error on the context, and
+    after as many steps as S has different eigenvalues it is that of least squares. Each target is a problem of its own.
+
+    Args:
+        prompts: each prefix is a context of its own; the empty one predicts 0.
+        steps: numbers of steps, in any order; 0 predicts 0.
+        at: predict all "points", each from those before it, or the "query" alone.
+        with_weights: also return the weights `[step prompt point x y]` that predictions come from.
+
+    Raises:
+        ValueError: steps that are not whole numbers >= 0.
+
+    Source: Hestenes & Stiefel 1952.
+
+    Example:
+        >>> prompts = LinearRegression().sample(4, seed=0)
+        >>> conjugate_gradient(prompts, steps=[1, 2, 10]).predictions.shape
+        torch.Size([3, 4, 11, 1])
+    """
+    return _line_searches(prompts, steps, _conjugate, "conjugate gradients", at, with_weights)
+
+
+def _line_searches(
+    prompts: Prompts, steps: int | Sequence[int], iteration: Iteration, name: str, at: PointsAt, with_weights: bool
+) -> Trajectory:
+    """The iteration in the eigenbasis of each prefix's S, where multiplying by S is elementwise.
+
+    Unlike a fixed polynomial of S, line searches look at B too: there is no filter to share between prompts.
+    """
+    numbers = checked_steps(steps)
+    n_points = prompts.n_context + 1 if at == "points" else 1
+    per_prompt = n_points * prompts.x_dim * max(prompts.x_dim, len(numbers) * prompts.y_dim)
+    parts = []
+    for part in prompts.split(max(1, CHUNK_ELEMENTS // per_prompt)):
+        spectra = PrefixSpectra.decompose(part.xs.double(), part.ys.double(), at)
+        coordinates = _solve(spectra, numbers, iteration)
+        predictions = einsum(
+            spectra.point_coordinates, coordinates, "prompt point x, step prompt point x y -> step prompt point y"
+        )
+        weights = None
+        if with_weights:
+            vectors = spectra.eigenvectors
+            weights = einsum(vectors, coordinates, "prompt point x e, step prompt point e y -> step prompt point x y")
+            weights = weights.to(prompts.dtype)
+        parts.append(Trajectory(numbers, predictions.to(prompts.dtype), name, weights))
+    return joined_trajectory(parts)
+
+
+def _solve(
+    spectra: PrefixSpectra, numbers: tuple[int, ...], iteration: Iteration
+) -> Float[Tensor, "step prompt point x y"]:
+    """The weights' coordinates `UᵀW` after each number of steps."""
+    eigenvalues, targets = spectra.eigenvalues[..., None], spectra.target_coordinates
+    # λ and B in units of their largest, so that no square under- or overflows; eigenvalues that are rounding noise
+    # count as absent, like in `chebyshev_filter`, and B is noise there
+    largest = eigenvalues.amax(-2, keepdim=True)
+    present = eigenvalues > 1e-13 * eigenvalues.shape[-2] * largest
+    targets = targets.masked_fill(~present, 0.0)
+    size = targets.abs().amax(-2, keepdim=True)
+    iterates = iteration(eigenvalues / _or_one(largest), targets / _or_one(size))
+    wanted, reached = set(numbers), {}
+    for k in range(max(numbers) + 1):
+        weights = next(iterates)
+        if k in wanted:
+            reached[k] = weights
+    return torch.stack([reached[k] for k in numbers]) * (size / _or_one(largest))
+
+
+def _steepest(eigenvalues: Tensor, targets: Tensor) -> Iterator[Coordinates]:
+    weights = torch.zeros_like(targets)
+    while True:
+        yield weights
+        residual = targets - eigenvalues * weights
+        weights = weights + _step_length(residual, residual, eigenvalues) * residual
+
+
+def _conjugate(eigenvalues: Tensor, targets: Tensor) -> Iterator[Coordinates]:
+    weights = torch.zeros_like(targets)
+    residual = direction = targets
+    while True:
+        yield weights
+        length = _step_length(residual, direction, eigenvalues)
+        weights = weights + length * direction
+        before = _squared(residual)
+        residual = residual - length * eigenvalues * direction
+        direction = residual + _squared(residual) / _or_one(before) * direction
+
+
+def _step_length(residual: Tensor, direction: Tensor, eigenvalues: Tensor) -> Float[Tensor, "prompt point 1 y"]:
+    """`|r|² / pᵀSp`; 0 once the residual is rounding noise of a B of size 1."""
+    squared, curvature = _squared(residual), (eigenvalues * direction.square()).sum(-2, keepdim=True)
+    moving = (squared > 1e-30) & (curvature > 0)
+    return torch.where(moving, squared / curvature.masked_fill(~moving, 1.0), 0.0)
+
+
+def _squared(vectors: Tensor) -> Float[Tensor, "prompt point 1 y"]:
+    return vectors.square().sum(-2, keepdim=True)
+
+
+def _or_one(values: Tensor) -> Tensor:
+    return values.masked_fill(values == 0, 1.0)

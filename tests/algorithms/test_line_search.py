@@ -1,0 +1,131 @@
+"""Steepest descent and conjugate gradients against plain loops, known optimality, and least squares."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+
+from mechicl.algorithms import chebyshev, conjugate_gradient, gradient_descent, ols, steepest_descent
+from mechicl.prompts import Prompts
+from tests.algorithms.reference import awkward_prompts, make_prompts, over_prefixes, prompts_of_any_size
+
+BOTH = pytest.mark.parametrize("algorithm", [steepest_descent, conjugate_gradient])
+AWKWARD = awkward_prompts()
+
+
+def search_lines(steps, *, conjugate):
+    """The textbook loop on `S w = b`, target by target, which stops where nothing is left."""
+
+    def predict(xs, ys, query):
+        second = xs.T @ xs
+        predicted = []
+        for b in (xs.T @ ys).T:
+            w, r = np.zeros_like(b), b.copy()
+            p = r.copy()
+            for _ in range(steps):
+                if r @ r <= 1e-26 * (b @ b):
+                    break
+                a = (r @ r) / (p @ second @ p)
+                w, before = w + a * p, r @ r
+                r = b - second @ w
+                p = r + (r @ r) / before * p if conjugate else r
+            predicted.append(query @ w)
+        return np.array(predicted)
+
+    return predict
+
+
+def errors_on_context(prompts, trajectory):
+    """Squared errors of each step's weights on the context, `[step prompt]`."""
+    fitted = torch.einsum("pnx,spxy->spny", prompts.context.xs, trajectory.weights[:, :, -1])
+    return (fitted - prompts.context.ys).square().sum((2, 3))
+
+
+@BOTH
+@pytest.mark.parametrize("y_dim", [1, 2])
+def test_every_prefix_is_the_plain_loop(algorithm, y_dim):
+    prompts = make_prompts(y_dim=y_dim)
+    numbers = [0, 1, 2, 4, 9]
+    for k, predictions in zip(numbers, algorithm(prompts, numbers).predictions, strict=True):
+        expected = over_prefixes(prompts, search_lines(k, conjugate=algorithm is conjugate_gradient))
+        np.testing.assert_allclose(predictions, expected, rtol=1e-8, atol=1e-9)
+
+
+@given(prompts=prompts_of_any_size())
+def test_conjugate_gradients_end_at_least_squares(prompts):
+    reached = conjugate_gradient(prompts, 3 * prompts.x_dim).predictions
+    torch.testing.assert_close(reached, ols(prompts).predictions, rtol=1e-6, atol=1e-6)
+
+
+def test_conjugate_gradients_are_the_least_error_in_the_span_of_so_many_gradients():
+    prompts = make_prompts(n_context=9, x_dim=5)
+    weights = conjugate_gradient(prompts, [1, 2, 3, 5], at="query", with_weights=True).weights
+    assert weights is not None
+    for i in range(len(prompts)):
+        xs, ys = prompts.context.xs[i].numpy(), prompts.context.ys[i].numpy()
+        second, gradients = xs.T @ xs, [(xs.T @ ys)[:, 0]]
+        for _ in range(4):
+            gradients.append(second @ gradients[-1])
+        for j, k in enumerate([1, 2, 3, 5]):
+            basis = np.linalg.qr(np.stack(gradients[:k], axis=1))[0]
+            best = basis @ np.linalg.lstsq(xs @ basis, ys[:, 0], rcond=None)[0]
+            np.testing.assert_allclose(weights[j, i, 0, :, 0], best, rtol=1e-7, atol=1e-9)
+
+
+def test_no_first_order_method_has_a_smaller_error_on_the_context():
+    prompts, steps = make_prompts(n_context=9, x_dim=5), [1, 2, 3, 4]
+    least = errors_on_context(prompts, conjugate_gradient(prompts, steps, with_weights=True))
+    rivals = (
+        steepest_descent(prompts, steps, with_weights=True),
+        chebyshev(prompts, steps, with_weights=True),
+        gradient_descent(prompts, steps, step_size=0.2, with_weights=True),
+    )
+    for rival in rivals:
+        assert (least <= errors_on_context(prompts, rival) + 1e-12).all()
+
+
+@BOTH
+@given(prompts=prompts_of_any_size())
+def test_no_step_raises_the_error_on_the_context(algorithm, prompts):
+    errors = errors_on_context(prompts, algorithm(prompts, [0, 1, 2, 3, 5, 40], with_weights=True))
+    assert (errors[1:] <= errors[:-1] * (1 + 1e-9) + 1e-9).all()
+
+
+def test_steepest_descent_goes_to_least_squares_in_time():
+    prompts = make_prompts(n_context=12)
+    torch.testing.assert_close(
+        steepest_descent(prompts, 2000, at="query").predictions, ols(prompts, at="query").predictions
+    )
+
+
+@BOTH
+@pytest.mark.parametrize("prompts", AWKWARD.values(), ids=AWKWARD.keys())
+def test_predictions_stay_finite_on_awkward_contexts(algorithm, prompts):
+    trajectory = algorithm(prompts, [0, 1, 50], with_weights=True)
+    assert trajectory.predictions.isfinite().all()
+    assert trajectory.weights is not None
+    assert trajectory.weights.isfinite().all()
+    assert (trajectory.predictions[0] == 0).all()
+
+
+@BOTH
+@pytest.mark.parametrize("scale", [1e-70, 1e70])
+def test_the_size_of_inputs_and_targets_changes_nothing_else(algorithm, scale):
+    prompts = make_prompts()
+    plain = algorithm(prompts, [1, 3]).predictions
+    larger = algorithm(Prompts(scale * prompts.xs, prompts.ys / scale), [1, 3]).predictions
+    torch.testing.assert_close(larger * scale, plain)
+
+
+@BOTH
+def test_a_target_is_predicted_as_if_it_stood_alone(algorithm):
+    prompts = make_prompts(y_dim=3)
+    alone = algorithm(Prompts(prompts.xs, prompts.ys[..., 1:2]), [2]).predictions
+    torch.testing.assert_close(algorithm(prompts, [2]).predictions[..., 1:2], alone)
+
+
+@BOTH
+@pytest.mark.parametrize("steps", [[], [-1], [True]])
+def test_other_steps_than_whole_numbers_are_refused(algorithm, steps):
+    with pytest.raises(ValueError, match="whole numbers"):
+        algorithm(make_prompts(), steps)
