@@ -1,7 +1,8 @@
 """Every figure and table of the papers beside what the scripts here measured: writes analyses/README.md.
 
 python analyses/index.py             # after a script of this folder has saved new results
-python analyses/index.py --check     # exit code 1 if README.md is not what would be written
+python analyses/index.py --check     # exit code 1 if README.md is not what would be written; lists what entries lack
+python analyses/index.py --strict    # and exit code 1 if an entry lacks something (a cause, a control, to be measured)
 python analyses/index.py --restate   # first state the scripts' claims anew on the saved rows, after a change of words
 """
 
@@ -12,19 +13,21 @@ import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import get_args
 
 from mechicl.reports import Claim, Comparison, Row
-from mechicl.reports.claims import Verdict
+from mechicl.reports.claims import UNTRAINED, Verdict, restated
 from mechicl.reports.sources import authors_and_year, read_sources
 from mechicl.statistics import Interval
 
 HERE = Path(__file__).parent
 NOTHING = "—"
+MANY = 6
+"""Values of a control; more are shown by their range."""
 REFERENCE = re.compile(r" \((?:Figs?\.|A\.|Theorem|eq\.) ?[^)]*\)$")
 """What rows append to the paper's words, and the first column says."""
 INTRO = """# Published and measured
@@ -46,6 +49,12 @@ Every number is read from the results files, in which each script says what the 
   whole intervals.
 - **agrees in part**: so for some of an entry's values, which are counted; **differs**: for none.
 - **not printed**: the paper has no number or claim to compare with. **open**: no script measures it yet.
+
+"n" is the fewest seeds that a value is over, and prompts where one model is measured. A control is the same rows, or
+others, of something that the claim must not hold of, or that shows why it differs: "untrained" are models with new
+initial weights in place of the trained ones, measured by the same script, with the verdict that they would get. A claim
+that differs names its cause (an erratum; size: the models are smaller, or trained on less; another setting or measure
+than the paper's). `mechicl verify` measures all entries again.
 """
 LEADS = {
     "vonoswald2023": "x ~ U(-1/2, 1/2), d = n = 10 unless said otherwise: the paper prints U(-1, 1), but its losses "
@@ -92,7 +101,8 @@ def restate(folder: Path) -> None:
     """Write the claims that the scripts make today into the results files, for what these have measured."""
     for name, comparison in read_results(folder).items():
         script = importlib.import_module(command(comparison).split()[0].removesuffix(".py"))
-        replace(comparison, claims=script.claims(comparison)).write_numbers(folder / f"{name}.json")
+        claims = restated(comparison.claims, script.claims(comparison))
+        replace(comparison, claims=claims).write_numbers(folder / f"{name}.json")
 
 
 def command(comparison: Comparison) -> str:
@@ -108,13 +118,32 @@ def joined(comparisons: Sequence[Comparison]) -> dict[Claim, list[str]]:
     for comparison in comparisons:
         for claim in comparison.claims:
             key = claim.source, claim.item, claim.what
-            first, commands = claims.get(key, (replace(claim, lines={}), []))
-            lines = {label: list(rows) for label, rows in first.lines.items()}
-            for label, rows in claim.lines.items():
-                lines.setdefault(label, []).extend(rows)
+            first, commands = claims.get(key, (replace(claim, lines={}, controls={}, control_verdicts={}), []))
+            lines = _joined_rows(first.lines, claim.lines)
             script = command(comparison)
-            claims[key] = replace(first, lines=lines), commands if script in commands else [*commands, script]
+            more = replace(
+                first,
+                lines=lines,
+                controls=_joined_rows(first.controls, claim.controls),
+                control_verdicts=_joined_verdicts(first.control_verdicts, claim.control_verdicts),
+                cause=first.cause or claim.cause,
+            )
+            claims[key] = more, commands if script in commands else [*commands, script]
     return dict(claims.values())
+
+
+def _joined_rows(first: Mapping[str, Sequence[Row]], second: Mapping[str, Sequence[Row]]) -> dict[str, list[Row]]:
+    """Rows by label, those of the second after those of the first."""
+    return {label: [*first.get(label, ()), *second.get(label, ())] for label in {**first, **second}}
+
+
+def _joined_verdicts(first: Mapping[str, str], second: Mapping[str, str]) -> dict[str, str]:
+    """The verdicts on controls of one claim in two files: in part where they are not the same."""
+    both = {**first, **second}
+    return {
+        label: verdict if first.get(label, verdict) == second.get(label, verdict) else "agrees in part"
+        for label, verdict in both.items()
+    }
 
 
 def place(claim: Claim) -> tuple[int, int, str]:
@@ -146,18 +175,46 @@ def over(row: Row) -> str:
 
 
 def measured_cell(claim: Claim) -> str:
-    """Values, a line for each label, what they are over once where it is the same."""
+    """Values, a line for each label, with what they are over where it is not the same for all."""
     lines = []
     for label, rows in claim.lines.items():
         runs = [(words, list(run)) for words, run in groupby(rows, key=over)]
         lines.append((f"{label}: " * bool(label), [(", ".join(map(shown, run)), words) for words, run in runs]))
-    overs = {words for _, parts in lines for _, words in parts}
-    common = overs.pop() if len(overs) == 1 else ""
+    common = len({words for _, parts in lines for _, words in parts}) == 1
     texts = [
         label + ", ".join(values if common or not words else f"{values} ({words})" for values, words in parts)
         for label, parts in lines
     ]
-    return "<br>".join(texts) + (f" ({common})" if common else "") or NOTHING
+    return "<br>".join(texts) or NOTHING
+
+
+def n_cell(claim: Claim) -> str:
+    """What the values are over: where it is not the same for all, the fewest seeds."""
+    overs = list(dict.fromkeys(words for words in map(over, claim.rows) if words))
+    if len(overs) <= 1:
+        return "".join(overs) or NOTHING
+    least = claim.n_seeds
+    return NOTHING if least is None else f"{least} seed{'s' if least != 1 else ''}"
+
+
+def control_cell(claim: Claim) -> str:
+    """What controls measured, a line for each, with the verdict that they would get in the claim's place."""
+    if not claim.lines:
+        return NOTHING
+    cells = []
+    for label, rows in claim.controls.items():
+        values = ", ".join(map(shown, rows))
+        if len(rows) > MANY:
+            numbers = [row.ends[1] for row in rows if not isinstance(row.measured, str)]
+            finite = [number for number in numbers if math.isfinite(number)]
+            values = f"{min(finite):.3g} to {max(finite):.3g} ({len(rows)} values)" if finite else "not measured"
+        verdict = claim.control_verdicts.get(label)
+        cells.append(f"{label}: {values}" + (f" (**{verdict}**)" if verdict else ""))
+    if not claim.trained:
+        cells.append("nothing trained")
+    elif UNTRAINED not in claim.controls:
+        cells.append(f"{UNTRAINED}: not measured yet")
+    return "<br>".join(cells)
 
 
 def published_cell(claim: Claim) -> str:
@@ -185,7 +242,8 @@ def why_cell(claim: Claim) -> str:
     if ratios:
         low, high = f"{min(ratios):.3f}", f"{max(ratios):.3f}"
         counts.append(f"ratio {low}" if low == high else f"ratios {low} to {high}")
-    return "; ".join(filter(None, [*counts, claim.why]))
+    cause = f"cause: {claim.cause}" if claim.cause else ""
+    return "; ".join(filter(None, [*counts, cause, claim.why]))
 
 
 def table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
@@ -206,11 +264,12 @@ def write(comparisons: Sequence[Comparison], scripts: Sequence[Path]) -> str:
         entries = sorted((claim for claim in claims if claim.source == source), key=place)
         lines += [f"## {authors_and_year(sources[source])}, {sources[source]['title']}\n", f"{lead}\n"]
         lines += table(
-            ("item", "what", "script", "published", "measured", "verdict", "why"),
+            ("item", "claim", "published", "measured", "n", "control", "verdict", "why", "script"),
             [
                 (
-                    claim.item, claim.what, "<br>".join(f"`{text}`" for text in claims[claim]) or NOTHING,
-                    published_cell(claim), measured_cell(claim), f"**{claim.verdict}**", why_cell(claim),
+                    claim.item, claim.what, published_cell(claim), measured_cell(claim), n_cell(claim),
+                    control_cell(claim), f"**{claim.verdict}**", why_cell(claim),
+                    "<br>".join(f"`{text}`" for text in claims[claim]) or NOTHING,
                 )
                 for claim in entries
             ],
@@ -231,27 +290,40 @@ def write(comparisons: Sequence[Comparison], scripts: Sequence[Path]) -> str:
     lines += table(("paper", "title", "key"), sorted(cited, key=lambda line: line[0].lower()))
     verdicts = Counter(claim.verdict for claim in claims)
     counts = ", ".join(f"{verdicts[verdict]} {verdict}" for verdict in get_args(Verdict))
-    return "\n".join([*lines, f"{verdicts.total()} entries: {counts}."]) + "\n"
+    weak = sum(bool(claim.lacks) for claim in claims)
+    return "\n".join([*lines, f"{verdicts.total()} entries: {counts}. {weak} lack something."]) + "\n"
+
+
+def lacking(comparisons: Sequence[Comparison]) -> list[str]:
+    """The entries that cannot stand as they are, a line for each, with what they lack."""
+    claims = sorted(joined(comparisons), key=lambda claim: (claim.source, place(claim)))
+    return [f"{claim.source}, {claim.item}, {claim.what[:70]}: lacks {claim.lacks}" for claim in claims if claim.lacks]
 
 
 def main() -> None:
     """Write the README, or check it; without readable results, or if it is not up to date, say so with exit code 1."""
     parser = argparse.ArgumentParser(description="Write analyses/README.md from the results files.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if it is not up to date")
+    parser.add_argument("--strict", action="store_true", help="as --check; exit code 1 if a claim lacks something too")
     parser.add_argument("--restate", action="store_true", help="take the claims from the scripts, not from the results")
     args = parser.parse_args()
     try:
         if args.restate:
             restate(HERE / "results")
-        text = write(list(read_results(HERE / "results").values()), sorted(HERE.glob("*.py")))
+        results = list(read_results(HERE / "results").values())
+        text = write(results, sorted(HERE.glob("*.py")))
     except (ValueError, TypeError) as error:
         sys.exit(f"index.py: {error}")
     path = HERE / "README.md"
-    if not args.check:
+    if not (args.check or args.strict):
         path.write_text(text, encoding="utf-8")
         print(path, text.splitlines()[-1], sep="\n")
     elif not path.is_file() or path.read_text(encoding="utf-8") != text:
         sys.exit(f"{path} is not what the results say: run `python analyses/index.py`")
+    else:
+        weak = lacking(results)
+        print(*weak, f"{len(weak)} entries lack something", sep="\n", file=sys.stderr)
+        sys.exit(int(args.strict and bool(weak)))
 
 
 if __name__ == "__main__":

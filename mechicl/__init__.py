@@ -8,6 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mechicl.checkpoints import load as load
     from mechicl.models import wrap as wrap
     from mechicl.reports import report as report
 
@@ -17,7 +18,7 @@ _SUBMODULES = (
     "algorithms", "analysis", "checkpoints", "constructions", "interop", "learners", "models", "prompts", "reports",
     "tasks", "training", "viz",
 )  # fmt: skip
-_FUNCTIONS = {"report": "mechicl.reports", "wrap": "mechicl.models"}
+_FUNCTIONS = {"load": "mechicl.checkpoints", "report": "mechicl.reports", "wrap": "mechicl.models"}
 
 
 def __getattr__(name: str) -> Any:

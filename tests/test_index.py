@@ -3,7 +3,7 @@
 import importlib
 import re
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType
 
@@ -11,8 +11,10 @@ import pytest
 
 from mechicl.checkpoints import available
 from mechicl.reports import Claim, Comparison, Row
+from mechicl.reports.claims import restated
 from mechicl.reports.comparison import finite
 from mechicl.reports.sources import read_sources
+from mechicl.statistics import Interval
 from mechicl.training import PRESETS
 
 ANALYSES = Path(__file__).parent.parent / "analyses"
@@ -43,14 +45,14 @@ def test_the_readme_is_up_to_date(index, results):
     written = index.write(list(results.values()), sorted(ANALYSES.glob("*.py")))
     assert written == text, "run `python analyses/index.py`"
     widths = {len(re.findall(r"(?<!\\)\|", line)) for line in text.splitlines() if line.startswith("|")}
-    assert widths == {8, 5, 4}
+    assert widths == {10, 5, 4}
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_script_claims_of_its_saved_rows_what_the_results_file_holds(index, results, name):
     comparison = results[name]
     script = load(index.command(comparison).split()[0].removesuffix(".py"))
-    stated = [finite(asdict(claim)) for claim in script.claims(comparison)]
+    stated = [finite(asdict(claim)) for claim in restated(comparison.claims, script.claims(comparison))]
     assert stated == [finite(asdict(claim)) for claim in comparison.claims], "run `python analyses/index.py --restate`"
     assert stated
     assert {claim["source"] for claim in stated} <= set(index.LEADS) <= set(read_sources())
@@ -80,6 +82,55 @@ def test_lines_of_one_claim_in_two_files_are_joined(index):
     assert index.why_cell(entry) == "1 of 2; ratios 1.000 to 1.500; because"
 
 
+def test_what_an_entry_lacks(index):
+    controls = {"untrained": [Row("loss", 2.0, 5.0)]}
+    agreeing = replace(claim("agrees", 2.0), controls=controls, control_verdicts={"untrained": "differs"})
+    differing = replace(agreeing, what="differs", lines={"": [Row("loss", 2.0, 3.0)]})
+    same = {"same": agreeing, "no evidence": replace(agreeing, control_verdicts={"untrained": "agrees"})}
+    assert {name: each.lacks for name, each in same.items()} == {
+        "same": "", "no evidence": "evidence: untrained models agree too",
+    }  # fmt: skip
+    assert claim("loss", 2.0).lacks == "the untrained control"
+    assert replace(claim("loss", 2.0), trained=False).lacks == ""
+    assert differing.lacks == "a cause, a control that supports the cause"
+    explained = replace(differing, cause="size", controls={**controls, "larger": [Row("loss", None, 2.1)]})
+    assert explained.lacks == ""
+    assert index.control_cell(explained) == "untrained: 5 (**differs**)<br>larger: 2.1"
+    assert index.control_cell(claim("loss", 2.0)) == "untrained: not measured yet"
+    assert index.control_cell(replace(claim("loss", 2.0), trained=False)) == "nothing trained"
+    many = replace(agreeing, controls={"untrained": [Row("loss", None, float(i)) for i in range(9)]})
+    assert index.control_cell(many) == "untrained: 0 to 8 (9 values) (**differs**)"
+    assert index.why_cell(explained) == "ratio 1.500; cause: size; because"
+
+
+def test_n_is_the_fewest_seeds(index):
+    def over(*samples: tuple[float, int, str]) -> str:
+        rows = [Row("loss", None, Interval(mean, mean, mean, n), words) for mean, n, words in samples]
+        return index.n_cell(replace(claim("loss", 2.0), lines={"": rows}))
+
+    assert over((1.0, 5, "seeds"), (2.0, 5, "seeds")) == "5 seeds"
+    assert over((1.0, 5, "seeds"), (2.0, 1, "seed"), (2.0, 900, "prompts")) == "1 seed"
+    assert over((1.0, 5000, "prompts")) == "5,000 prompts"
+    assert over((1.0, 20, "draws"), (1.0, 900, "prompts")) == "—"
+    assert index.n_cell(claim("loss", 2.0)) == "—"
+
+
+def test_strict_is_an_error_while_an_entry_lacks_something(index, tmp_path, monkeypatch, capsys):
+    files = {"command": "python analyses/a.py", "checkpoints": [], "date": "2026-01-01"}
+    Comparison("Title", "Lead", [], data=files, claims=[claim("loss", 2.0)]).write(tmp_path / "results", "a")
+    monkeypatch.setattr(index, "HERE", tmp_path)
+    monkeypatch.setattr(index, "UNMEASURED", ())
+    for arguments, code in ((), None), (("--check",), 0), (("--strict",), 1):
+        monkeypatch.setattr(sys, "argv", ["index.py", *arguments])
+        if code is None:
+            index.main()
+            continue
+        with pytest.raises(SystemExit) as ended:
+            index.main()
+        assert ended.value.code == code
+        assert "fu2024, Fig. 9, loss: lacks the untrained control" in capsys.readouterr().err
+
+
 def test_check_sees_a_change_of_the_results(index, tmp_path, monkeypatch, capsys):
     files = {"command": "python analyses/a.py", "checkpoints": [], "date": "2026-01-01"}
     Comparison("Title", "Lead", [], data=files, claims=[claim("loss", 2.0)]).write(tmp_path / "results", "a")
@@ -92,7 +143,9 @@ def test_check_sees_a_change_of_the_results(index, tmp_path, monkeypatch, capsys
     with pytest.raises(SystemExit, match="not what the results say"):
         main("--check")
     main()
-    main("--check")
+    with pytest.raises(SystemExit) as ended:
+        main("--check")
+    assert ended.value.code == 0
     assert "1 agrees, 0 agrees in part" in capsys.readouterr().out
     path = tmp_path / "results" / "a.json"
     path.write_text(path.read_text().replace('"measured": 2.0', '"measured": 3.0'))

@@ -4,14 +4,21 @@ import fnmatch
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any, Literal
 
+from mechicl.checkpoints import are_weights_random
 from mechicl.reports.rows import Row
 
 SLACK = 0.05
 """How far apart two numbers may be that agree, and how far from 0 or 1 what a paper calls near it."""
+CAUSES = ("erratum", "size", "setting", "measure")
+"""Why a claim may differ: the paper errs; the model is smaller or trained on less; another setting than the paper's;
+another measure of the same thing."""
+UNTRAINED = "untrained"
+"""Label of the control that `run_script` measures by itself: the same rows of models with new initial weights."""
+ADDED = ("controls", "cause", "control_verdicts")
 Verdict = Literal["agrees", "agrees in part", "differs", "not printed", "open"]
 
 
@@ -27,6 +34,10 @@ class Claim:
         check: when the paper is right, for `outcomes`; empty where its numbers are in the rows, or there are none.
         published: the paper's words; empty where they are in the rows.
         why: what a reader of the verdict should know.
+        controls: rows of what the claim is held against, by label: the same quantities, or others, of a control.
+        cause: why it differs, in a word or two ("erratum", "size", "setting", "measure"): one of `CAUSES` first.
+        trained: whether it is said of a training; where not, an untrained model is no control.
+        control_verdicts: the verdict that the claim would get with a control's rows in place of its own, by label.
     """
 
     source: str
@@ -36,6 +47,10 @@ class Claim:
     check: str = ""
     published: str = ""
     why: str = ""
+    controls: Mapping[str, Sequence[Row]] = field(default_factory=dict)
+    cause: str = ""
+    trained: bool = True
+    control_verdicts: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def rows(self) -> list[Row]:
@@ -48,24 +63,59 @@ class Claim:
 
     @property
     def verdict(self) -> Verdict:
-        """What the outcomes come to. Open: nothing measures yet what the paper says."""
+        """What the outcomes come to. Open: nothing measures yet what the paper says. Words for a number differ."""
         if not self.lines:
             return "open" if self.published else "not printed"
-        results = self.outcomes()
+        try:
+            results = self.outcomes()
+        except TypeError:  # an untrained model may have words there
+            return "differs"
         if not results:
             return "not printed"
         return "agrees" if all(results) else "agrees in part" if any(results) else "differs"
 
+    @property
+    def n_seeds(self) -> int | None:
+        """The fewest seeds that a value is over; None where no value is over seeds."""
+        counts = [row.n_seeds for row in self.rows]
+        return min((count for count in counts if count is not None), default=None)
+
+    @property
+    def lacks(self) -> str:
+        """What keeps it from standing as it is, in words; empty where nothing does.
+
+        What differs needs a cause and, besides untrained models, a control that supports it. What agrees is no evidence
+        where untrained models agree too.
+        """
+        if self.verdict == "open":
+            return "nothing measures it"
+        lacking = []
+        if self.verdict == "differs":
+            lacking += [] if self.cause else ["a cause"]
+            lacking += [] if set(self.controls) - {UNTRAINED} else ["a control that supports the cause"]
+        if self.trained and self.lines:
+            without = self.control_verdicts.get(UNTRAINED, "not measured")
+            lacking += ["the untrained control"] if without == "not measured" else []
+            lacking += ["evidence: untrained models agree too"] if without == "agrees" == self.verdict else []
+        return ", ".join(lacking)
+
     def to_json(self) -> dict[str, Any]:
-        """The claim as data."""
-        lines = {label: [row.to_json() for row in rows] for label, rows in self.lines.items()}
-        return {field.name: getattr(self, field.name) for field in fields(self)} | {"lines": lines}
+        """The claim as data; of controls only what there is."""
+        saved = {each.name: getattr(self, each.name) for each in fields(self)}
+        for name in ("lines", "controls"):
+            saved[name] = {label: [row.to_json() for row in rows] for label, rows in saved[name].items()}
+        if self.trained:
+            del saved["trained"]
+        return {name: value for name, value in saved.items() if value or name not in ADDED}
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> "Claim":
         """A claim of a results file."""
-        lines = {label: [Row.from_json(row) for row in rows] for label, rows in saved["lines"].items()}
-        return cls(**{**saved, "lines": lines})
+        rows_of = {
+            name: {label: [Row.from_json(row) for row in rows] for label, rows in saved.get(name, {}).items()}
+            for name in ("lines", "controls")
+        }
+        return cls(**{**saved, **rows_of})
 
 
 def verdict_of(row: Row) -> Verdict:
@@ -212,6 +262,8 @@ class Claims:
     def pick(self, *quantities: str | Row) -> list[Row]:
         """Rows by quantity or shell pattern, in this order; rows that are not in the table as they are.
 
+        With `random_weights`, a row that is not there is one of the words "not measured".
+
         Raises:
             ValueError: there is no such row.
         """
@@ -222,6 +274,8 @@ class Claims:
                 continue
             same = [row for row in self.table if row.quantity == quantity]
             same = same or [row for row in self.table if fnmatch.fnmatchcase(row.quantity, quantity)]
+            if not same and are_weights_random():  # a part that only a trained model has
+                same = [Row(quantity, None, "not measured")]
             if not same:
                 raise ValueError(f"a claim needs a row {quantity!r}, which the comparison does not have")
             picked += same
@@ -236,10 +290,78 @@ class Claims:
         check: str = "",
         published: str = "",
         why: str = "",
+        controls: Mapping[str, Sequence[str | Row]] | None = None,
+        cause: str = "",
+        trained: bool = True,
     ) -> None:
-        """State a claim; arguments as `Claim` has them, with quantities in place of rows."""
+        """State a claim; arguments as `Claim` has them, with quantities in place of rows.
+
+        Raises:
+            ValueError: a row that the table does not have, a check that cannot be read, or a cause of which none of
+                `CAUSES` is the first word.
+            TypeError: a check needs a number, and words were measured.
+        """
+        if cause and cause.replace(",", " ").replace(":", " ").split()[0] not in CAUSES:
+            raise ValueError(f"{item}: the cause {cause!r} does not begin with one of {', '.join(CAUSES)}")
         rows = {"": quantities} if quantities else lines or {}
         picked = {label: self.pick(*names) for label, names in rows.items()}
-        claim = Claim(self.source, item, what, picked, check, published, why)
-        outcomes(claim)  # a check that cannot be read is a mistake of whoever stated it
+        beside = {label: self.pick(*names) for label, names in (controls or {}).items()}
+        claim = Claim(self.source, item, what, picked, check, published, why, beside, cause, trained)
+        if not are_weights_random():  # an untrained model may have words where a trained one has a number
+            outcomes(claim)  # a check that cannot be read is a mistake of whoever stated it
         self.stated.append(claim)
+
+
+def restated(saved: Sequence[Claim], stated: Sequence[Claim]) -> list[Claim]:
+    """Claims that are stated anew on saved rows, with the untrained control that was measured for the saved ones.
+
+    A claim is recognised by its item and words, or, where as many are stated as were saved, by its place. Where its
+    check is another one now, the control's verdict is that of the new check.
+    """
+    by_words = {(claim.source, claim.item, claim.what): claim for claim in saved}
+    same = len(saved) == len(stated)
+    claims = []
+    for i, claim in enumerate(stated):
+        before = by_words.get((claim.source, claim.item, claim.what), saved[i] if same else None)
+        if before is None or UNTRAINED not in before.controls or not claim.trained:
+            claims.append(claim)
+            continue
+        rows = before.controls[UNTRAINED]
+        verdict = before.control_verdicts[UNTRAINED]
+        if claim.check != before.check:
+            verdict = _verdict_with(claim, rows) or verdict
+        controls = {**claim.controls, UNTRAINED: rows}
+        claims.append(replace(claim, controls=controls, control_verdicts={UNTRAINED: verdict}))
+    return claims
+
+
+def _verdict_with(claim: Claim, rows: Sequence[Row]) -> str:
+    """The verdict with other rows in the places of the claim's; empty where there are more or fewer of them."""
+    if len(rows) != len(claim.rows):
+        return ""
+    rest = iter(rows)
+    lines = {label: [next(rest) for _ in line] for label, line in claim.lines.items()}
+    return replace(claim, lines=lines).verdict
+
+
+def with_untrained(claims: Sequence[Claim], untrained: Sequence[Claim]) -> list[Claim]:
+    """Claims with the same rows of untrained models as a control, and what these would be found to be.
+
+    Args:
+        claims: on trained models.
+        untrained: the same, in the same order, on untrained ones.
+
+    Raises:
+        ValueError: another number of claims.
+    """
+    if len(claims) != len(untrained):
+        raise ValueError(f"{len(untrained)} claims on untrained models for {len(claims)} on trained ones")
+    joined = []
+    for claim, other in zip(claims, untrained, strict=True):
+        if not claim.trained or not claim.lines:
+            joined.append(claim)
+            continue
+        controls = {**claim.controls, UNTRAINED: other.rows}
+        verdicts = {**claim.control_verdicts, UNTRAINED: other.verdict}
+        joined.append(replace(claim, controls=controls, control_verdicts=verdicts))
+    return joined

@@ -1,11 +1,16 @@
 """A measured quantity beside what was published of it."""
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from mechicl.statistics import Interval
+import torch
+from torch import Tensor
+
+from mechicl.checkpoints import Checkpoint
+from mechicl.statistics import Interval, interval, median_interval
 
 ROUNDING = 1e-6
 """Numbers whose whole interval is this near to a whole number (for 0: a thousandth of it) differ from it by rounding
@@ -61,9 +66,21 @@ class Row:
             return self.measured.low, self.measured.mean, self.measured.high
         return self.measured, self.measured, self.measured
 
+    @property
+    def n_seeds(self) -> int | None:
+        """How many seeds it is over; None where it is over something else."""
+        if not re.search(r"\bseeds?\b", self.over):
+            return None
+        if isinstance(self.measured, Interval):
+            return self.measured.n
+        count = re.search(r"(\d+) (?:\w+ )?seeds?\b", self.over)
+        return int(count[1]) if count else None
+
     def to_json(self) -> dict[str, Any]:
         """The row as data; what only pages need is left out where there is none."""
         saved = asdict(self)
+        if isinstance(self.measured, Interval) and self.measured.middle == "mean":
+            del saved["measured"]["middle"]
         return {name: value for name, value in saved.items() if value or name not in ("check", "source", "section")}
 
     @classmethod
@@ -72,9 +89,49 @@ class Row:
         measured = saved["measured"]
         if isinstance(measured, dict):
             ends = [math.nan if measured[name] is None else measured[name] for name in ("mean", "low", "high")]
-            measured = Interval(*ends, n=measured["n"], level=measured["level"])
+            middle = measured.get("middle", "mean")
+            measured = Interval(*ends, n=measured["n"], level=measured["level"], middle=middle)
         known = {field.name: saved[field.name] for field in fields(cls) if field.name in saved}
         return cls(**{**known, "measured": math.nan if measured is None else measured})
+
+
+def over_seeds(
+    values: Tensor | Sequence[float],
+    checkpoint: Checkpoint,
+    *,
+    median: bool = False,
+) -> tuple[Interval, str, str]:
+    """A quantity over all seeds of a checkpoint, and what it would be without those that are stuck.
+
+    The one rule for seeds: a row is over all N of them, and where some are stuck (`Checkpoint.stuck_seeds`), its note
+    gives the same statistic without them.
+
+    Args:
+        values: one a seed, in the checkpoint's order.
+        checkpoint: whose seeds they are.
+        median: the median with a bootstrap interval, for positive or skewed quantities, and not the mean.
+
+    Returns:
+        `measured`, `over` and `note` of a row.
+
+    Raises:
+        ValueError: another number of values than of seeds.
+
+    Example:
+        >>> measured, over, note = over_seeds(losses, load_checkpoint("softmax-2h"))
+        >>> Row("loss over gradient descent's", 1.0, measured, over, note)
+    """
+    sample = torch.as_tensor(values, dtype=torch.float64).flatten()
+    if len(sample) != len(checkpoint.models):
+        raise ValueError(f"{len(sample)} values for the {len(checkpoint.models)} seeds of {checkpoint.name}")
+    statistic = median_interval if median else interval
+    stuck = checkpoint.stuck
+    measured, over = statistic(sample), f"seed{'s' if len(sample) != 1 else ''}"
+    if not stuck:
+        return measured, over, ""
+    others = [i for i in range(len(sample)) if i not in stuck]
+    without = in_words(statistic(sample[others]))
+    return measured, over, f"without {len(stuck)} of {len(sample)} stuck seeds: {without}"
 
 
 def in_words(value: Interval | float) -> str:
@@ -83,14 +140,18 @@ def in_words(value: Interval | float) -> str:
     Example:
         >>> in_words(Interval(1.000000012, 1.00000001, 1.000000014, n=5))
         '1 (to rounding)'
+        >>> in_words(2.2e-16)
+        'rounding'
     """
     if not isinstance(value, Interval):
-        return f"{value:.4g}"
+        return "rounding" if 0 < abs(value) < ROUNDING / 1000 else f"{value:.4g}"
     if not (math.isfinite(value.low) and math.isfinite(value.high)):
         return f"{value.mean:.4g}"  # of one sample
     whole = round(value.mean)
     if max(value.high - whole, whole - value.low) < (ROUNDING if whole else ROUNDING / 1000):
-        return f"{whole} (to rounding)" if value.half_width else f"{whole}"
+        if value.half_width or value.mean != whole:
+            return f"{whole} (to rounding)" if whole else "rounding"
+        return f"{whole}"
     if value.half_width < ROUNDING * abs(value.mean):
         return f"{value.mean:.6g}"
     return str(value)

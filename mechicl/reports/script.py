@@ -2,15 +2,17 @@
 
 import shlex
 import sys
+import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import tyro
 
-from mechicl.checkpoints import Checkpoint, CheckpointError, available, load_checkpoint
-from mechicl.reports.claims import Claim
+from mechicl.checkpoints import Checkpoint, CheckpointError, available, load_checkpoint, random_weights
+from mechicl.reports.claims import UNTRAINED, Claim, with_untrained
 from mechicl.reports.comparison import Comparison
 from mechicl.tasks import LinearRegression
 from mechicl.training import PRESETS
@@ -22,19 +24,23 @@ class ScriptArgs:
 
     out: Path = Path("analyses/results")
     """Folder for the results, as JSON and as a page with pictures."""
+    control: bool = True
+    """Measure everything a second time on untrained models, the control of every claim."""
+    random_weights: bool = False
+    """Measure untrained models in the place of every checkpoint's, and nothing else: what `mechicl verify` asks for."""
 
 
 Args = TypeVar("Args", bound=ScriptArgs)
+State = Callable[[Comparison], Sequence[Claim]]
+HOW = ("--control", "--no-control", "--random-weights", "--no-random-weights")
+"""Options that say how to measure, and not what; the saved command is without them."""
 
 
-def run_script(
-    kind: type[Args],
-    compare: Callable[[Args], Comparison],
-    name: str,
-    claims: Callable[[Comparison], Sequence[Claim]] | None = None,
-) -> None:
+def run_script(kind: type[Args], compare: Callable[[Args], Comparison], name: str, claims: State | None = None) -> None:
     """Parse the command line, compare, print the table, and save NAME.json and NAME.html.
 
+    Where claims are made of trained models, everything is measured again with new initial weights in the place of every
+    checkpoint's (`mechicl.checkpoints.random_weights`), and the rows stand in each claim as its control "untrained".
     Errors of the user's making end with one line and exit code 1.
 
     Args:
@@ -44,21 +50,52 @@ def run_script(
         claims: what the paper says of the reproduction's rows.
     """
     args = tyro.cli(kind)
+    how: dict[str, Any] = {
+        "command": shlex.join(["python", f"analyses/{Path(sys.argv[0]).name}", *words_of(sys.argv[1:])]),
+        "checkpoints": _checkpoints(args),
+    }
     try:
-        comparison = compare(args)
-        if claims is not None:
-            comparison = replace(comparison, claims=claims(comparison))
+        with random_weights() if args.random_weights else nullcontext():
+            start = time.perf_counter()
+            comparison = compare(args)
+            how["wall_time_s"] = round(time.perf_counter() - start, 1)
+            if claims is not None:
+                comparison = replace(comparison, claims=claims(comparison))
     except (ValueError, OSError) as error:
         print(f"{Path(sys.argv[0]).name}: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(1)
     print(comparison)
+    if claims is not None and args.control and not args.random_weights:
+        comparison, words = _with_control(args, compare, claims, comparison)
+        how |= {"untrained": words}
+        print(f"untrained control: {words}")
     studied = getattr(args, "checkpoint", getattr(args, "model", None))
-    how = {
-        "command": shlex.join(["python", f"analyses/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
-        "checkpoints": _checkpoints(args),
-    }
     comparison = replace(comparison, data={**how, **comparison.data})
     print(comparison.write(args.out, name if studied is None else f"{name}_{Path(studied).name}"))
+
+
+def words_of(words: Sequence[str]) -> list[str]:
+    """The words of a command line that say what is measured: without `HOW` and the folder of the results."""
+    kept = [word for word in words if word not in HOW and not word.startswith("--out=")]
+    return [w for i, w in enumerate(kept) if w != "--out" and (not i or kept[i - 1] != "--out")]
+
+
+def _with_control(
+    args: Args, compare: Callable[[Args], Comparison], claims: State, comparison: Comparison
+) -> tuple[Comparison, str]:
+    """The comparison with the same rows of untrained models in each claim, and words on what came of it."""
+    if not any(claim.trained and claim.lines for claim in comparison.claims):
+        return comparison, "no claim depends on training"
+    try:
+        with random_weights():
+            without = compare(replace(args, out=args.out / UNTRAINED))  # what a script keeps to go on from
+            stated = with_untrained(comparison.claims, claims(without))
+    except Exception as error:  # what is wrong with an untrained model must not lose what the trained one gave
+        return comparison, f"cannot be measured: {type(error).__name__}: {' '.join(str(error).split())}"
+    passed = sum(
+        claim.control_verdicts.get(UNTRAINED) == "agrees" == claim.verdict for claim in stated if claim.trained
+    )
+    return replace(comparison, claims=stated), f"{passed} of {len(stated)} claims hold of untrained models too"
 
 
 def regression_checkpoint(name: str) -> tuple[Checkpoint, LinearRegression]:

@@ -5,7 +5,14 @@
 >>> print(alignment.intervals()["sensitivity_cosine"])                       # the same, of any result's fields
 """
 
-from mechicl.statistics.intervals import Interval, interval, percentile_interval, ratio_interval, student_t_quantile
+from mechicl.statistics.intervals import (
+    Interval,
+    interval,
+    median_interval,
+    percentile_interval,
+    ratio_interval,
+    student_t_quantile,
+)
 from mechicl.statistics.results import Result, load_result
 from mechicl.statistics.storage import storable
 
@@ -14,6 +21,7 @@ __all__ = [
     "Result",
     "interval",
     "load_result",
+    "median_interval",
     "percentile_interval",
     "ratio_interval",
     "storable",

@@ -21,7 +21,7 @@ from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, Transforme
 from mechicl.tasks import FixedTasks, LinearRegression, task_to_dict
 from mechicl.training import TrainingConfig, train
 
-from .strategies import random_model, random_prompts
+from ..strategies import random_model, random_prompts
 
 CONFIGS = {
     "one linear layer": TransformerConfig(x_dim=3, n_context=4),

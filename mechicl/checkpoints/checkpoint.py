@@ -1,0 +1,176 @@
+"""What a checkpoint folder holds: the models of all seeds, how they were trained, their weights on the way."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from mechicl.checkpoints.stacks import models_from_stack
+from mechicl.models import Model
+from mechicl.tasks import AnyTask, task_from_dict
+
+STUCK = 1.1
+"""A seed whose held-out loss at the end of training is above this many times the best seed's is called stuck."""
+
+
+class CheckpointError(ValueError):
+    """A checkpoint is missing, damaged, or not what its record says."""
+
+
+class UnknownSeedError(CheckpointError):
+    """A checkpoint holds no model of that seed."""
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshots:
+    """Weights at some steps of training.
+
+    Attributes:
+        steps: the steps.
+        weights: name to `[step seed ...]`.
+
+    Raises:
+        ValueError: another number of weights than of steps.
+    """
+
+    steps: tuple[int, ...]
+    weights: dict[str, Tensor]
+
+    def __post_init__(self):
+        for name, tensor in self.weights.items():
+            if tensor.shape[:1] != (len(self.steps),):
+                raise ValueError(f"{name} of shape {list(tensor.shape)} does not hold {len(self.steps)} snapshots")
+
+    def select(self, models: slice | Tensor | list[int]) -> "Snapshots":
+        """The snapshots of some of the models, by a slice or their indices."""
+        return Snapshots(self.steps, {name: weights[:, models] for name, weights in self.weights.items()})
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """Everything in a checkpoint folder.
+
+    Attributes:
+        name: of the folder.
+        models: one a seed, in eval mode; where several tasks were trained on at once, first all seeds of the first.
+        record: how they were trained.
+        snapshots: their weights during training, if they were kept.
+    """
+
+    name: str
+    models: list[Model]
+    record: dict[str, Any] = field(default_factory=dict)
+    snapshots: Snapshots | None = None
+
+    @property
+    def task(self) -> AnyTask:
+        """The task that the models were trained on (the first of several), by the record.
+
+        Raises:
+            CheckpointError: the record names none.
+        """
+        try:
+            return task_from_dict(self.record["training"]["task"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{self.name}: no usable task in its record: {error!r}") from error
+
+    def by_task(self) -> "list[Checkpoint]":
+        """One checkpoint for each task that was trained on, as if it had been trained on alone.
+
+        Raises:
+            CheckpointError: the record names no task, or another number of models than tasks times seeds.
+        """
+        self.task  # noqa: B018 - raises if there is none
+        training = self.record["training"]
+        tasks = [training["task"], *training.get("more_tasks", [])]
+        n_seeds, remainder = divmod(len(self.models), len(tasks))
+        if remainder or n_seeds != len(training.get("seeds", range(n_seeds))):
+            raise CheckpointError(
+                f"{self.name}: {len(self.models)} models for {len(tasks)} tasks and the seeds {training.get('seeds')}"
+            )
+        parts = []
+        for i, task in enumerate(tasks):
+            part = self.select(range(i * n_seeds, (i + 1) * n_seeds))
+            record = {**part.record, "training": {**training, "task": task, "more_tasks": []}}
+            parts.append(Checkpoint(f"{self.name}, task {i}", part.models, record, part.snapshots))
+        return parts
+
+    @property
+    def final_losses(self) -> list[float]:
+        """The held-out loss of each model at the end of its training, by the record's curve; empty without one."""
+        losses = self.record.get("curve", {}).get("eval_loss") or [[]]
+        return [math.inf if loss is None or math.isnan(loss) else float(loss) for loss in losses[-1]]
+
+    @property
+    def best(self) -> Model:
+        """The model that stands for the checkpoint: the seed with the least held-out loss at the end of training.
+
+        Of several tasks it is one of the first. Without a curve in the record it is the first model.
+
+        Example:
+            >>> load_checkpoint("lsa-1l").best.cfg.n_layers
+            1
+        """
+        losses = self.final_losses[: self._n_seeds]
+        return self.models[losses.index(min(losses)) if losses else 0]
+
+    @property
+    def stuck(self) -> list[int]:
+        """Indices of the models that are stuck: more than 10% above the held-out loss of their task's best seed."""
+        losses, n = self.final_losses, self._n_seeds
+        tasks = [losses[i : i + n] for i in range(0, len(losses), n)]
+        return [i * n + j for i, each in enumerate(tasks) for j, loss in enumerate(each) if loss > STUCK * min(each)]
+
+    @property
+    def stuck_seeds(self) -> list[int]:
+        """The training seeds that are stuck, by the same rule as `stuck`.
+
+        Raises:
+            CheckpointError: there are several tasks, each with these seeds: ask the parts of `by_task`.
+
+        Example:
+            >>> load_checkpoint("softmax-2h").stuck_seeds
+            [4]
+        """
+        if self._n_seeds != len(self.models):
+            raise CheckpointError(f"{self.name} holds several tasks with the same seeds: ask each part of by_task()")
+        seeds = list(self.record.get("seeds", range(len(self.models))))
+        return [seeds[i] for i in self.stuck]
+
+    @property
+    def _n_seeds(self) -> int:
+        """Models of one task."""
+        return len(self.models) // (1 + len(self.record.get("training", {}).get("more_tasks", ()))) or 1
+
+    def select(self, indices: Iterable[int]) -> "Checkpoint":
+        """Some of the models, by their indices, with what the record and the snapshots say of them."""
+        chosen = list(indices)
+        record = dict(self.record)
+        record |= {name: [record[name][i] for i in chosen] for name in ("seeds", "stopped_at") if name in record}
+        if "curve" in record:
+            curve = record["curve"]
+            losses = {n: [[line[i] for i in chosen] for line in curve[n]] for n in ("loss", "eval_loss") if n in curve}
+            record["curve"] = {**curve, **losses}
+        snapshots = self.snapshots and self.snapshots.select(chosen)
+        return Checkpoint(self.name, [self.models[i] for i in chosen], record, snapshots)
+
+    def model(self, seed: int | None = None) -> Model:
+        """The model of a training seed, of the first task if there are several; `best` by default.
+
+        Raises:
+            UnknownSeedError: no model has that seed.
+        """
+        if seed is None:
+            return self.best
+        seeds = list(self.record.get("seeds", range(len(self.models))))
+        if seed not in seeds:
+            raise UnknownSeedError(f"{self.name} has no seed {seed}; it has {seeds}")
+        return self.models[seeds.index(seed)]
+
+    def models_at(self, snapshot: int) -> list[Model]:
+        """The models as they were at a snapshot, by its index."""
+        if self.snapshots is None:
+            raise CheckpointError(f"{self.name} was saved without snapshots")
+        return models_from_stack(self.models[0].cfg, {n: t[snapshot] for n, t in self.snapshots.weights.items()})

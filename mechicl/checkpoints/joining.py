@@ -1,0 +1,125 @@
+"""Seeds that were trained in several runs, as one checkpoint."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mechicl.checkpoints.checkpoint import Checkpoint, CheckpointError, Snapshots
+from mechicl.checkpoints.folders import load_checkpoint, save
+from mechicl.tasks import task_to_dict
+
+OF_A_RUN = ("command", "seeds", "steps_done", "wall_time_s", "hardware", "processes", "versions")
+"""What a joined record keeps of each run."""
+NO_OTHER_TRAINING = ("seeds", "more_tasks", "log_every", "save_every", "tracker", "cpu")
+"""Fields of a training config that two runs of one training may differ in."""
+
+
+def join(folders: Sequence[str | Path], out: str | Path) -> Path:
+    """Write one checkpoint of the seeds that several runs trained with the same config.
+
+    The record keeps the command, seeds, wall time, hardware and versions of every run (`runs`), and the curves of all
+    seeds. The files that are joined stay as they are.
+
+    Args:
+        folders: two or more checkpoints, by name or path, in the order their seeds shall have.
+        out: folder of the joined checkpoint. It may be one of those that are joined.
+
+    Returns:
+        The folder.
+
+    Raises:
+        CheckpointError: fewer than two; a checkpoint that cannot be read; several tasks in one; another model or
+            training config, seeds that two of them hold, other steps, or other steps of the curves or the snapshots.
+
+    Example:
+        >>> join(["checkpoints/gpt2-8l", "runs/gpt2-8l-seed1/checkpoint"], "checkpoints/gpt2-8l")
+        PosixPath('checkpoints/gpt2-8l')
+    """
+    parts = [load_checkpoint(folder) for folder in folders]
+    if len(parts) < 2:
+        raise CheckpointError(f"join() needs two checkpoints or more, got {len(parts)}")
+    _check_alike(parts, [str(folder) for folder in folders])
+    records = [part.record for part in parts]
+    seeds = [seed for record in records for seed in record["seeds"]]
+    runs = [run for record in records for run in record.get("runs") or [_run(record)]]
+    record = {name: value for name, value in records[0].items() if name not in (*OF_A_RUN, "runs", "sha256")}
+    record |= {"name": Path(out).name, "seeds": seeds, "training": {**records[0]["training"], "seeds": seeds}}
+    record |= {"command": "; ".join(run["command"] for run in runs if run.get("command")), "runs": runs}
+    record |= {name: records[0][name] for name in ("steps_done", "versions") if name in records[0]}
+    record["wall_time_s"] = round(sum(run.get("wall_time_s") or 0 for run in runs), 1)
+    record["hardware"] = "; ".join(dict.fromkeys(run["hardware"] for run in runs if run.get("hardware")))
+    if all("stopped_at" in each for each in records):
+        record["stopped_at"] = [step for each in records for step in each["stopped_at"]]
+    if "curve" in records[0]:
+        record["curve"] = _joined_curves([each["curve"] for each in records])
+    return save(out, [model for part in parts for model in part.models], record, _joined_snapshots(parts))
+
+
+def _run(record: dict[str, Any]) -> dict[str, Any]:
+    return {name: record[name] for name in OF_A_RUN if name in record}
+
+
+def _check_alike(parts: Sequence[Checkpoint], names: Sequence[str]) -> None:
+    """Refuse what is no more of the same training."""
+    first, *others = parts
+    for part, name in zip(parts, names, strict=True):
+        for key in ("seeds", "training"):
+            if key not in part.record:
+                raise CheckpointError(f"{name}: no {key!r} in its record, so that nothing can be joined to it")
+        if part.record["training"].get("more_tasks"):
+            raise CheckpointError(f"{name} was trained on several tasks at once; join() takes one task")
+    for part, name in zip(others, names[1:], strict=True):
+        if part.models[0].cfg.to_dict() != first.models[0].cfg.to_dict():
+            differences = _differences(first.models[0].cfg.to_dict(), part.models[0].cfg.to_dict())
+            raise CheckpointError(f"{name} is another model than {names[0]}: {differences}")
+        ours, theirs = (_training(each) for each in (first, part))
+        common = ours.keys() & theirs.keys()  # a version that did not have a field yet trained with its default
+        if any(ours[key] != theirs[key] for key in common):
+            ours, theirs = ({key: each[key] for key in ours if key in common} for each in (ours, theirs))
+            raise CheckpointError(f"{name} was trained otherwise than {names[0]}: {_differences(ours, theirs)}")
+        done, expected = part.record.get("steps_done"), first.record.get("steps_done")
+        if done != expected:
+            raise CheckpointError(f"{name} has done {done} steps, {names[0]} {expected}: train both to the same step")
+        for key in ("eval_step", "step"):
+            if part.record.get("curve", {}).get(key) != first.record.get("curve", {}).get(key):
+                raise CheckpointError(f"the curve of {name} has other steps ({key}) than that of {names[0]}")
+        if _steps(part) != _steps(first):
+            raise CheckpointError(f"the snapshots of {name} are of other steps than those of {names[0]}")
+    seeds = [seed for part in parts for seed in part.record["seeds"]]
+    twice = sorted({seed for seed in seeds if seeds.count(seed) > 1})
+    if twice:
+        raise CheckpointError(f"seeds {twice} are in more than one of {', '.join(names)}: give each seed once")
+
+
+def _training(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The training config without what makes no other training."""
+    config = {k: v for k, v in checkpoint.record["training"].items() if k not in NO_OTHER_TRAINING}
+    return config | {"task": task_to_dict(checkpoint.task), "model": None}  # the models' own configs were compared
+
+
+def _steps(checkpoint: Checkpoint) -> tuple[int, ...] | None:
+    return checkpoint.snapshots.steps if checkpoint.snapshots else None
+
+
+def _differences(a: dict[str, Any], b: dict[str, Any]) -> str:
+    keys = [key for key in {**a, **b} if a.get(key) != b.get(key)]
+    return ", ".join(f"{key} {b.get(key)!r} instead of {a.get(key)!r}" for key in keys)
+
+
+def _joined_curves(curves: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One curve whose lines hold the losses of all seeds."""
+    joined = dict(curves[0])
+    for name in ("loss", "eval_loss"):
+        if name in joined:
+            lines = zip(*(curve[name] for curve in curves), strict=True)
+            joined[name] = [[loss for part in line for loss in part] for line in lines]
+    return joined
+
+
+def _joined_snapshots(parts: Sequence[Checkpoint]) -> Snapshots | None:
+    kept = [part.snapshots for part in parts if part.snapshots]
+    if not kept:
+        return None
+    return Snapshots(kept[0].steps, {name: torch.cat([s.weights[name] for s in kept], 1) for name in kept[0].weights})

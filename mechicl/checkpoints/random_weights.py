@@ -1,0 +1,71 @@
+"""Untrained models in the place of trained ones: the control of everything that is said of a training."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
+
+from mechicl.checkpoints.checkpoint import Checkpoint, Snapshots
+from mechicl.checkpoints.stacks import stack_models
+from mechicl.models import build
+
+FIRST = 1_000_003
+"""Seed of the first model's new weights: no training of ours starts from it."""
+_FIRST: ContextVar[int | None] = ContextVar("random_weights", default=None)
+
+
+@contextmanager
+def random_weights(seed: int = 0) -> Iterator[None]:
+    """While it lasts, every checkpoint that is loaded holds untrained models: see `untrained`.
+
+    Args:
+        seed: of the weights; another seed, other weights.
+
+    Example:
+        >>> with random_weights():
+        ...     model = load("lsa-1l")  # as it could have been before training
+    """
+    token = _FIRST.set(FIRST + 1000 * seed)
+    try:
+        yield
+    finally:
+        _FIRST.reset(token)
+
+
+def are_weights_random() -> bool:
+    """Whether checkpoints are loaded with untrained models, for what opens models in other ways."""
+    return _FIRST.get() is not None
+
+
+def untrained(checkpoint: Checkpoint, first: int = FIRST) -> Checkpoint:
+    """The checkpoint as if nothing had been learned: new initial weights, at every snapshot, and a flat curve.
+
+    Args:
+        checkpoint: of trained models.
+        first: seed of the first model's weights; the next has the next.
+
+    Returns:
+        As many models with the same config, initialised as a training would. Their snapshots hold the same weights at
+        every step, and the record's curve stays at its first line.
+
+    Example:
+        >>> untrained(load_checkpoint("lsa-1l")).models[0].cfg.n_layers
+        1
+    """
+    models = [build(model.cfg, first + i).eval() for i, model in enumerate(checkpoint.models)]
+    record, snapshots = dict(checkpoint.record), checkpoint.snapshots
+    if "curve" in record:
+        curve = record["curve"]
+        flat = {name: [curve[name][0]] * len(curve[name]) for name in ("loss", "eval_loss") if curve.get(name)}
+        record["curve"] = {**curve, **flat}
+    if snapshots is not None:
+        n, stacked = len(snapshots.steps), stack_models(models)
+        weights = {name: stacked[name].expand(n, *stacked[name].shape).clone() for name in snapshots.weights}
+        snapshots = Snapshots(snapshots.steps, weights)
+    return replace(checkpoint, models=models, record=record, snapshots=snapshots)
+
+
+def replaced(checkpoint: Checkpoint) -> Checkpoint:
+    """What `load_checkpoint` returns: the checkpoint, or its untrained twin within `random_weights`."""
+    first = _FIRST.get()
+    return checkpoint if first is None else untrained(checkpoint, first)
