@@ -32,8 +32,8 @@ REFERENCE = re.compile(r" \((?:Figs?\.|A\.|Theorem|eq\.) ?[^)]*\)$")
 """What rows append to the paper's words, and the first column says."""
 INTRO = """# Published and measured
 
-Figures and tables of papers, what they show, and what the scripts in this folder measured: all of four papers', and one
-of Raventós et al. 2023.
+Figures and tables of papers, what they show, and what the scripts in this folder measured: all of four papers' and
+of a lecture text's, and one of Raventós et al. 2023.
 
 ```sh
 python analyses/index.py           # writes this file from analyses/results/; --check says whether it is up to date
@@ -59,6 +59,8 @@ than the paper's). `mechicl verify` measures all entries again.
 LEADS = {
     "vonoswald2023": "x ~ U(-1/2, 1/2), d = n = 10 unless said otherwise: the paper prints U(-1, 1), but its losses "
     "and eigenvalues are those of an interval of length 1, and its plotted loss is half the mean squared error.",
+    "metaoptimizers": "The lecture text behind two theorems of constructions; its demonstrations draw one prompt "
+    "without a seed, measured here are a thousand.",
     "fu2024": "The models are small: 8 layers, width 64, d = 5, 20 points, where the paper has 12 layers, width 256, "
     "d = 20, 40 points. Layers are read by linear readouts in closed form.",
     "barnatan": "Another model and other tasks than the paper's, so that its numbers are no target: what can be "
@@ -148,7 +150,7 @@ def _joined_verdicts(first: Mapping[str, str], second: Mapping[str, str]) -> dic
 
 def place(claim: Claim) -> tuple[int, int, str]:
     """Where an item stands: theorems, sections, figures, tables, appendix; by number."""
-    kinds = ("Prop", "Theorem", "Lemma", "Eq", "Section", "Fig", "Table", "A.")
+    kinds = ("Prop", "Theorem", "Lemma", "Eq", "Section", "Fig", "Table", "A.", "Example", "Demonstration")
     kind = next(i for i, kind in enumerate(kinds) if claim.item.startswith(kind))
     number = re.search(r"\d+", claim.item)
     return kind, int(number[0]) if number else 0, claim.item

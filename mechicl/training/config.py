@@ -39,6 +39,8 @@ class TrainingConfig:
         log_every: steps between lines in metrics.jsonl.
         save_every: steps between saves, from which a killed run resumes.
         n_snapshots: about how many times the weights are kept for the checkpoint (see `snapshot_steps`).
+        snapshots_between: keep them at even distances from the first of these two steps to the second, as where a loss
+            falls, as far as the run goes; None for geometric distances over the whole run.
         mixed_precision: "no" or "bf16" (where the device has it).
         tracker: name of a tracker that accelerate knows ("tensorboard", "wandb", ...), if any.
         cpu: use the CPU even where there is an accelerator.
@@ -66,6 +68,7 @@ class TrainingConfig:
     log_every: int = 100
     save_every: int = 1000
     n_snapshots: int = 0
+    snapshots_between: tuple[int, int] | None = None
     mixed_precision: Literal["no", "bf16"] = "no"
     tracker: str | None = None
     cpu: bool = False
@@ -84,6 +87,13 @@ class TrainingConfig:
         check_positive(learning_rate=self.learning_rate)
         if self.gradient_clip is not None:
             check_positive(gradient_clip=self.gradient_clip)
+        if self.snapshots_between is not None:
+            begin, end = self.snapshots_between
+            if not (is_whole(begin) and is_whole(end) and 0 <= begin < end):
+                raise ValueError(
+                    f"snapshots_between must be two whole steps >= 0, the first below the second, got "
+                    f"{self.snapshots_between}"
+                )
         if self.target_loss is not None and not math.isfinite(self.target_loss):
             raise ValueError(f"target_loss must be finite or None, got {self.target_loss}")
         valid = all(is_whole(seed) and seed >= 0 for seed in self.seeds)
@@ -147,9 +157,17 @@ class TrainingConfig:
 
     @property
     def snapshot_steps(self) -> tuple[int, ...]:
-        """Steps whose weights are kept: 0, then geometrically spaced from a 200th of the run to its end."""
+        """Steps whose weights are kept: 0, then geometrically spaced from a 200th of the run to its end.
+
+        With `snapshots_between` only evenly spaced ones from its first step to its second, up to the run's end.
+        """
         if self.n_snapshots == 0:
             return ()
+        if self.snapshots_between is not None:
+            begin, end = self.snapshots_between
+            n = max(2, self.n_snapshots)
+            spaced = (round(begin + (end - begin) * i / (n - 1)) for i in range(n))
+            return tuple(sorted({step for step in spaced if step <= self.steps}))
         first, n = max(1, self.steps // 200), max(2, self.n_snapshots - 1)
         spaced = (first * (self.steps / first) ** (i / (n - 1)) for i in range(n))
         return tuple(sorted({0, *(min(self.steps, round(step)) for step in spaced)}))
@@ -244,6 +262,8 @@ class TrainingConfig:
         fields["task"] = task_from_dict(fields["task"])
         fields["model"] = config_from_dict(fields["model"])
         fields["seeds"] = tuple(fields["seeds"])
+        if fields.get("snapshots_between") is not None:
+            fields["snapshots_between"] = tuple(fields["snapshots_between"])
         fields["more_tasks"] = tuple(map(task_from_dict, fields.get("more_tasks") or ()))
         if fields.get("curriculum") is not None:
             try:

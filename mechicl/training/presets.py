@@ -124,6 +124,11 @@ _COPY = TrainingConfig(
     n_snapshots=20,
 )  # fmt: skip
 
+_COPY_DENSE = _COPY.replace(
+    seeds=(1, 2, 3, 4, 5, 7), steps=2300, schedule="constant", eval_every=10, eval_prompts=1000, log_every=500,
+    n_snapshots=25, snapshots_between=(1300, 1900),
+)  # fmt: skip
+
 # A.7: an embedding into 40 dimensions, a residual MLP of 160 GELU units on each token, then one linear layer. The
 # control has gradient descent on the last dimension in that layer's place. Initial weights of a size with which the MLP
 # is not linear at the start.
@@ -243,6 +248,13 @@ _FUNCTION_CLASSES = {
 
 PRESETS: dict[str, TrainingConfig] = {
     "lsa-1l": _LSA,
+    # Fig. 2, centre right: as many points as dimensions
+    **{
+        f"lsa-1l-d{d}": _LSA.resized(x_dim=d, n_context=d).replace(
+            seeds=(0, 1, 2), batch_size=batch, steps=steps, n_snapshots=0
+        )
+        for d, batch, steps in ((5, 1024, 6000), (20, 512, 3000), (40, 256, 3000))
+    },
     # Nertinger, Table 1, row "linear", kappa = 1, no noise: Gaussian inputs, d = 5, n = 20.
     "lsa-1l-gaussian": _LSA.replace(
         task=LinearRegression(x_dim=5, n_context=20, inputs="gaussian"),
@@ -250,6 +262,14 @@ PRESETS: dict[str, TrainingConfig] = {
         n_snapshots=20,
     ),
     "lsa-2l-looped": _LOOPED,
+    # Fig. 9: more than two layers, so tokens are clipped
+    "lsa-3l-looped": _DEEP_LSA.replace(
+        model=_DEEP_LSA.model.replace(n_layers=3, recurrent=True),
+        seeds=(0, 1, 2),
+        batch_size=512,
+        steps=6000,
+        learning_rate=1e-3,
+    ),
     # A.10 reads γ off models for these numbers of points; long prompts are smoother and need fewer of them
     **{
         f"lsa-2l-looped-n{n}": _LOOPED.replace(
@@ -283,6 +303,16 @@ PRESETS: dict[str, TrainingConfig] = {
     "copy-2l-linear": _COPY.replace(
         model=_COPY.model.replace(attention="linear"), seeds=(0, 1, 2, 3, 4), n_snapshots=0
     ),
+    # what comes first, reading the next token or the fall of the loss: a constant rate, the six of eight seeds of
+    # copy-2l whose loss falls early, and weights every 25 steps of that time
+    "copy-2l-dense": _COPY_DENSE,
+    "copy-2l-linear-dense": _COPY_DENSE.replace(
+        model=_COPY.model.replace(attention="linear"),
+        seeds=(0, 2, 4),
+        steps=4000,
+        n_snapshots=33,
+        snapshots_between=(1300, 3700),
+    ),
     "nertinger-linear": _NERTINGER,
     **{
         f"nertinger-leaky-relu-{slope}": _NERTINGER.replace(
@@ -300,14 +330,17 @@ PRESETS: dict[str, TrainingConfig] = {
     "sine-gd": _SINE.replace(model=_SINE.model.replace(attention_weights="gradient_descent")),
     "lsa-1l-phases": _PHASES,
     "lsa-1l-2h-phases": _PHASES.replace(model=_PHASES.model.replace(n_heads=2)),
-    # A.12, Fig. 16: full-batch descent on a fixed set of tasks
+    # A.12, Fig. 16: full-batch descent on a fixed set of tasks, in five draws of it
     **{
         f"lsa-1l-tasks{n}": _LSA.replace(
             task=FixedTasks(LinearRegression(x_dim=10, n_context=10), n),
+            more_tasks=tuple(FixedTasks(LinearRegression(x_dim=10, n_context=10), n, seed) for seed in range(1, 5)),
+            seeds=(0, 1, 2) if n == 128 else (0, 1),
             batch_size=n,
-            steps=5000,
+            steps=5000 if n == 128 else 1500,
             schedule="constant",
-            n_snapshots=20,
+            eval_every=100,
+            n_snapshots=12,
         )
         for n in (128, 512, 2048, 8192)
     },
@@ -349,12 +382,17 @@ PRESETS: dict[str, TrainingConfig] = {
 
 SUMMARIES: dict[str, str] = {
     "lsa-1l": "one layer of linear attention on uniform inputs (von Oswald et al. 2023, Fig. 2)",
+    **{
+        f"lsa-1l-d{d}": f"one layer of linear attention, {d} points in {d} dimensions (von Oswald et al. 2023, Fig. 2)"
+        for d in (5, 20, 40)
+    },
     "lsa-1l-gaussian": "one layer of linear attention on Gaussian inputs (Nertinger, Table 1)",
     "lsa-2l-looped": "two steps with one looped layer (von Oswald et al. 2023, Fig. 3)",
     **{
         f"lsa-2l-looped-n{n}": f"two steps with one looped layer on {n} points (von Oswald et al. 2023, A.10)"
         for n in (25, 50, 100)
     },
+    "lsa-3l-looped": "three steps with one looped layer (von Oswald et al. 2023, Fig. 9)",
     "lsa-10l-looped": "ten steps with one looped layer (von Oswald et al. 2023, Fig. 7)",
     "lsa-5l": "five different layers (von Oswald et al. 2023, Fig. 3)",
     "lsa-12l-mlp": "twelve layers with four heads and MLPs (von Oswald et al. 2023, Fig. 8)",
@@ -366,6 +404,8 @@ SUMMARIES: dict[str, str] = {
     "copy-2l": "softmax, then linear attention on alternate tokens: copying (von Oswald et al. 2023, Fig. 5)",
     "copy-2l-one-hot": "copying on alternate tokens, with one-hot positions",
     "copy-2l-linear": "copying on alternate tokens, with two linear layers",
+    "copy-2l-dense": "copying on alternate tokens at a constant rate, with weights from around the loss's fall",
+    "copy-2l-linear-dense": "two linear layers at a constant rate, with weights from around the loss's fall",
     **{
         f"nertinger-{row}": f"one layer of {row} attention on nine kinds of prompts (Nertinger, Table 1)"
         for row in ("linear", "leaky-relu-0.75", "leaky-relu-0.5", "leaky-relu-0.25", "relu", "softmax")
@@ -374,7 +414,7 @@ SUMMARIES: dict[str, str] = {
     "sine-gd": "sine waves: an MLP, then a step of gradient descent with a learned step size",
     "lsa-1l-phases": "ten seeds of one linear head with a fine curve (von Oswald et al. 2023, Fig. 15)",
     "lsa-1l-2h-phases": "ten seeds of two linear heads with a fine curve (von Oswald et al. 2023, Fig. 15)",
-    **{f"lsa-1l-tasks{n}": f"one layer on a fixed set of {n} tasks (Fig. 16)" for n in (128, 512, 2048, 8192)},
+    **{f"lsa-1l-tasks{n}": f"one layer on five draws of {n} fixed tasks (Fig. 16)" for n in (128, 512, 2048, 8192)},
     "lsa-1l-mlp-tasks8192": "attention and a wide MLP on 8192 fixed tasks: memorising first (Fig. 15)",
     "gpt2-12l": "GPT-2 style on Gaussian inputs, d = 20, 40 points: the size of Fu et al. 2024 (needs a GPU)",
     "gpt2-12l-1h": "GPT-2 style with one head a layer, d = 20 (Fu et al. 2024, B.4; needs a GPU)",

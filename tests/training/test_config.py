@@ -237,6 +237,20 @@ def test_snapshots_are_at_the_start_the_end_and_geometrically_between():
     assert ratios == pytest.approx([200 ** (1 / 39)] * 39, rel=0.02)
 
 
+def test_snapshots_between_two_steps_are_evenly_spaced_up_to_the_end_of_the_run():
+    config = small(steps=100, n_snapshots=5, snapshots_between=(40, 80))
+    assert config.snapshot_steps == (40, 50, 60, 70, 80)
+    assert config.replace(steps=65).snapshot_steps == (40, 50, 60)
+    assert config.replace(n_snapshots=0).snapshot_steps == ()
+    assert TrainingConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+@pytest.mark.parametrize("steps", [(5, 5), (8, 2), (-1, 3)])
+def test_snapshots_between_steps_that_are_no_stretch_of_a_run_are_refused(steps):
+    with pytest.raises(ValueError, match=r"snapshots_between must be two whole steps >= 0"):
+        small(n_snapshots=3, snapshots_between=steps)
+
+
 # ---- sequences of tokens ----
 
 
