@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -26,11 +26,10 @@ from mechicl.analysis.finetuning import (
     draw_texts,
     study_task,
 )
-from mechicl.checkpoints import UnknownSeedError
+from mechicl.checkpoints import UnknownSeedError, are_weights_random
 from mechicl.files import read_json, write_json
 from mechicl.interop import LanguageModel, load_language_model
 from mechicl.memory import MEMORY
-from mechicl.models import HookedTransformer
 from mechicl.progress import progress_bar
 from mechicl.reports import Claim, Claims, Comparison, Row, Section, published
 from mechicl.reports.script import ScriptArgs, run_script
@@ -42,7 +41,7 @@ MADE = tuple(name for name, task in TEXT_TASKS.items() if task.topics)
 PAPERS = {"sst2": "SST2", "sst5": "SST5", "mr": "MR", "subj": "Subj", "agnews": "AGNews", "cb": "CB"}
 TABLES = {"plain": "barnatan_table2", "linearized": "barnatan_table1", "per_layer": "barnatan_table2_layer_by_layer"}
 ENDINGS = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
-FORMAT = 2  # of what is kept of a trial; another one is measured anew
+FORMAT = 3  # of what is kept of a trial; another one is measured anew
 METRICS = {  # of the tables: their key, and the field here
     "SimAOU, random change": ("SimAOU_random", "random_update_similarity"),
     "SimAOU": ("SimAOU_finetuned", "update_similarity"),
@@ -67,6 +66,7 @@ SETTINGS = {  # of the first picture: method, and the field
     "linearised": ("linearized", "finetuned_score"),
     "layer by layer": ("per_layer", "finetuned_score"),
 }
+INDEPENDENT = "Rec2FTP if gains were independent"
 Value = Callable[[dict[str, Any]], float]
 
 
@@ -86,10 +86,14 @@ class Args(ScriptArgs):
     """To measure on."""
     n_held_out: int = 50
     """To choose learning rate and epochs by."""
-    learning_rates: tuple[float, ...] = (0.01, 0.03, 0.1, 0.3, 1.0)
+    learning_rates: tuple[float, ...] = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
     """Learning rates to choose from."""
-    epochs: tuple[int, ...] = (1, 4, 12)
+    epochs: tuple[int, ...] = (1, 4, 12, 36)
     """Numbers of epochs to choose from."""
+    choose_by: Literal["score", "loss"] = "loss"
+    """The mean of what on held-out queries decides; their accuracies tie, or differ by one of 50."""
+    widen: int = 2
+    """How often the learning rates and epochs grow while the best lies on an edge; untrained models' do not."""
     methods: tuple[Method, ...] = METHODS
     """Kinds of fine-tuning: the model itself, linearised, layer by layer."""
     data: Path | None = None
@@ -148,7 +152,8 @@ def trial(args: Args, language: LanguageModel, task: str, seed: int) -> dict[str
     )  # fmt: skip
     settings = {
         "format": FORMAT, "methods": list(args.methods), "learning_rates": list(args.learning_rates),
-        "epochs": list(args.epochs), "weights": digest_of_weights(language.model), "texts": digest_of_texts(texts),
+        "epochs": list(args.epochs), "choose_by": args.choose_by, "widen": widen(args),
+        "weights": digest_of_weights(language.model), "texts": digest_of_texts(texts),
     }  # fmt: skip
     path = args.out / f"icl_against_finetuning_{Path(args.model).name}" / f"{task}-{seed}.json"
     if path.is_file():
@@ -157,8 +162,8 @@ def trial(args: Args, language: LanguageModel, task: str, seed: int) -> dict[str
             return saved
     study = study_task(
         language.model, language.tokenizer, texts, methods=args.methods, other_labels=SWITCHED,
-        learning_rates=args.learning_rates, epochs=args.epochs, seed=seed, memory=args.memory,
-        progress=not args.quiet,
+        learning_rates=args.learning_rates, epochs=args.epochs, choose_by=args.choose_by, widen=widen(args), seed=seed,
+        memory=args.memory, progress=not args.quiet,
     )  # fmt: skip
     kinds = {
         "comparisons": study.comparisons, "switched": study.with_other_labels,
@@ -170,7 +175,6 @@ def trial(args: Args, language: LanguageModel, task: str, seed: int) -> dict[str
         method: {**asdict(search.best), "at_edge": search.at_edge} for method, search in study.searches.items()
     }
     record |= {kind: {name: summary(each) for name, each in compared.items()} for kind, compared in kinds.items()}
-    record["untrained"] = untrained(args, language, texts, seed)
     record["dual_form_error"] = dual_form_error(language, texts)
     path.parent.mkdir(parents=True, exist_ok=True)
     tensors = {
@@ -224,7 +228,10 @@ def sources(args: Args, task: str) -> list[Path] | None:
 
 def summary(comparison: FineTuningComparison) -> dict[str, Any]:
     """Means over the queries for which a measure is defined: a number, or one a layer, with heads averaged."""
-    means: dict[str, Any] = {"recall": comparison.recall().mean}
+    means: dict[str, Any] = {
+        "recall": comparison.recall().mean,
+        "recall_if_independent": comparison.recall_if_independent().mean,
+    }
     for name, value in comparison.samples().items():
         mean = value.nanmean(-1)
         means[name] = (mean.nanmean(-1) if mean.ndim == 2 else mean).tolist()
@@ -239,16 +246,9 @@ def none_for_nan(value: Any) -> Any:
     return value if math.isfinite(value) else None
 
 
-def untrained(args: Args, language: LanguageModel, texts: TaskTexts, seed: int) -> dict[str, Any] | None:
-    """The summary of a model with random weights, where the model can be made again."""
-    if not isinstance(language.model, HookedTransformer):
-        return None
-    fresh = HookedTransformer(language.model.cfg, seed=seed).eval()
-    study = study_task(
-        fresh, language.tokenizer, texts, methods=("plain",), learning_rates=args.learning_rates, epochs=args.epochs,
-        seed=seed, memory=args.memory, progress=False,
-    )  # fmt: skip
-    return summary(study.comparisons["plain"])
+def widen(args: Args) -> int:
+    """How often the search's grid may grow; the best of a model that learned nothing runs away along its edges."""
+    return 0 if are_weights_random() else args.widen
 
 
 def dual_form_error(language: LanguageModel, texts: TaskTexts) -> list[float] | None:
@@ -342,12 +342,19 @@ def accuracy_rows(trials: Trials) -> list[Row]:
     def gained(record: dict[str, Any]) -> float:
         return of_kind("plain", "in_context_score", record) - of_kind("plain", "zero_shot_score", record)
 
+    def above_independence(method: Method, record: dict[str, Any]) -> float:
+        return of_kind(method, "recall", record) - of_kind(method, "recall_if_independent", record)
+
     rows = trials.rows("accuracy, zero-shot", partial(of_kind, "plain", "zero_shot_score"))
     rows += trials.rows("accuracy, in context", partial(of_kind, "plain", "in_context_score"))
     rows += trials.rows("accuracy gained by demonstrations", gained)
+    note = "share of the queries that are wrong without demonstrations which demonstrations put right"
+    rows += trials.rows(INDEPENDENT, partial(of_kind, "plain", "recall_if_independent"), note=note)
     for method in trials.methods:
         rows += trials.rows(f"accuracy, {METHOD_NAMES[method]}", partial(of_kind, method, "finetuned_score"))
         rows += trials.rows(f"Rec2FTP, {METHOD_NAMES[method]}", partial(of_kind, method, "recall"))
+        quantity = f"Rec2FTP above independence, {METHOD_NAMES[method]}"
+        rows += trials.rows(quantity, partial(above_independence, method))
     return rows
 
 
@@ -363,10 +370,6 @@ def further_rows(trials: Trials) -> list[Row]:
             rows.append(trials.average(f"{words}, {labels} labels", value, note))
         value = partial(_nested, ("crossed", labels), "update_similarity")
         rows.append(trials.average(f"SimAOU, true labels in context, fine-tuned on {labels} ones", value))
-    if trials.all_have("untrained"):
-        for metric, (_, name) in METRICS.items():
-            value = partial(_nested, ("untrained",), name)
-            rows.append(trials.average(f"{metric}, untrained model", value, "fresh weights, fine-tuned alike"))
     if trials.all_have("dual_form_error"):
         note = "relative to what heads write; 0 for linear attention"
         for layer in range(len(trials.by_task[0][0]["dual_form_error"])):

@@ -26,6 +26,7 @@ from mechicl.analysis.finetuning.sgd import (
 from mechicl.analysis.finetuning.similarity_measures import (
     attention_rank_correlation,
     random_update_similarity,
+    recall_if_independent,
     recall_of_gains,
     update_similarity,
 )
@@ -59,6 +60,7 @@ __all__ = [
     "measure_accuracy",
     "prompt_shots",
     "random_update_similarity",
+    "recall_if_independent",
     "recall_of_gains",
     "search_on_prompts",
     "search_tuning",

@@ -16,6 +16,7 @@ from mechicl.analysis.finetuning.similarity_measures import (
     attention_rank_correlation,
     cosine,
     random_update_similarity,
+    recall_if_independent,
     recall_of_gains,
     update_similarity,
 )
@@ -83,6 +84,10 @@ class FineTuningComparison(Result):
     def recall(self) -> Interval:
         """Rec2FTP: the share of the queries that fine-tuning improves which demonstrations improve too."""
         return recall_of_gains(self.zero_shot_score, self.in_context_score, self.finetuned_score)
+
+    def recall_if_independent(self) -> Interval:
+        """What `recall` would be if the two improved queries independently of each other: its baseline."""
+        return recall_if_independent(self.zero_shot_score, self.in_context_score)
 
     def by_layer(self, name: str) -> list[Interval]:
         """A measure's mean over queries in each layer, heads averaged, with its interval.

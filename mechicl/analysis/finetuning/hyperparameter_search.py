@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -32,6 +32,8 @@ class TuningSearch(Result):
         score: right (1) or wrong (0), or minus the squared error.
         loss: cross entropy over the choices in nats, or squared error.
         tuning: the other settings.
+        choose_by: what the best is the best in. Scores of a few dozen queries are often equal, or differ by one query;
+            losses tell such settings apart.
     """
 
     learning_rates: tuple[float, ...]
@@ -39,12 +41,18 @@ class TuningSearch(Result):
     score: Float[Tensor, "learning_rate epoch query"]
     loss: Float[Tensor, "learning_rate epoch query"]
     tuning: FineTuning
+    choose_by: Literal["score", "loss"] = "score"
 
     @property
     def best(self) -> FineTuning:
-        """The settings with the highest mean score; among equals the lowest mean loss, then the first."""
+        """The settings with the highest mean score; among equals the lowest mean loss, then the first.
+
+        Chosen by loss: those with the lowest mean loss; among equals the first.
+        """
         means = zip(self.score.mean(-1).flatten().tolist(), self.loss.mean(-1).flatten().tolist(), strict=True)
-        ranked = [(-score, loss) if math.isfinite(loss) else (math.inf, math.inf) for score, loss in means]
+        by_score = self.choose_by == "score"
+        ranked = [(-score if by_score else loss, loss) if math.isfinite(loss) else (math.inf,) * 2
+                  for score, loss in means]  # fmt: skip
         rate, epoch = divmod(min(range(len(ranked)), key=ranked.__getitem__), len(self.epochs))
         return replace(self.tuning, learning_rate=self.learning_rates[rate], epochs=self.epochs[epoch])
 
@@ -54,9 +62,20 @@ class TuningSearch(Result):
 
         A single epoch, the fewest there can be, is no edge.
         """
-        best = self.best
-        edges = {self.learning_rates[0], self.learning_rates[-1]} if len(self.learning_rates) > 1 else set()
-        return best.learning_rate in edges or (best.epochs == self.epochs[-1] and best.epochs > 1)
+        return self.wider() != (self.learning_rates, self.epochs)
+
+    def wider(self) -> tuple[tuple[float, ...], tuple[int, ...]]:
+        """Learning rates and epochs with one more at each edge that the best lies on, as far beyond as the last two."""
+        best, rates, epochs = self.best, self.learning_rates, self.epochs
+        if len(rates) > 1 and best.learning_rate in (rates[0], rates[-1]):
+            first = best.learning_rate == rates[0]
+            edge, neighbour = (rates[0], rates[1]) if first else (rates[-1], rates[-2])
+            beyond = float(f"{edge * edge / neighbour:.2g}") if neighbour else edge
+            rates = tuple(dict.fromkeys((beyond, *rates) if first else (*rates, beyond)))
+        if best.epochs == epochs[-1] and best.epochs > 1:
+            ratio = epochs[-1] / epochs[-2] if len(epochs) > 1 else 2
+            epochs = (*epochs, max(epochs[-1] + 1, round(epochs[-1] * ratio)))
+        return rates, epochs
 
 
 def search_tuning(
@@ -66,6 +85,8 @@ def search_tuning(
     *,
     learning_rates: Sequence[float] = LEARNING_RATES,
     epochs: Sequence[int] = EPOCHS,
+    choose_by: Literal["score", "loss"] = "score",
+    widen: int = 0,
     memory: float = MEMORY,
     progress: bool = True,
 ) -> TuningSearch:
@@ -77,11 +98,14 @@ def search_tuning(
         tuning: the other settings.
         learning_rates: to try.
         epochs: to try; one run a learning rate gives them all.
+        choose_by: the mean score of held-out queries, or their mean loss.
+        widen: how often the grid may grow while its best lies on an edge (see `TuningSearch.wider`).
         memory: bound in bytes on what reading the queries takes.
         progress: show a progress bar.
 
     Raises:
-        ValueError: nothing to try, or divergence at all learning rates; else as for `fine_tune`.
+        ValueError: nothing to try, a negative `widen`, another `choose_by`, or divergence at all learning rates; else as for
+            `fine_tune`.
 
     Example:
         >>> shots = prompt_shots(model, prompts[:1])
@@ -92,8 +116,25 @@ def search_tuning(
         raise ValueError(f"a search needs learning rates and epochs, got {rates} and {numbers}")
     if numbers[0] < 1:
         raise ValueError(f"epochs must be ints of at least 1, got {numbers}")
-    settings, adapter = tuning or FineTuning(), ModelAdapter(model)
-    linearized = settings.method == "linearized"
+    if widen < 0:
+        raise ValueError(f"widen={widen} is how often the grid may grow: at least 0")
+    if choose_by not in ("score", "loss"):
+        raise ValueError(f"choose_by={choose_by!r} is not 'score' or 'loss'")
+    settings = tuning or FineTuning()
+    while True:
+        measured = _measure_grid(model, held_out, settings, rates, numbers, memory, progress)
+        search = TuningSearch(rates, numbers, *measured, settings, choose_by)
+        if not widen or not search.at_edge:
+            return search
+        widen, (rates, numbers) = widen - 1, search.wider()
+
+
+def _measure_grid(
+    model: Any, held_out: Shots, settings: FineTuning, rates: tuple[float, ...], numbers: tuple[int, ...],
+    memory: float, progress: bool,
+) -> Float[Tensor, "measure learning_rate epoch query"]:  # fmt: skip
+    """Scores and losses."""
+    adapter, linearized = ModelAdapter(model), settings.method == "linearized"
     score, loss = torch.full((2, len(rates), len(numbers), len(held_out)), math.nan, dtype=torch.float64)
     tunings = [replace(settings, learning_rate=rate, epochs=numbers[-1]) for rate in rates]
     tuners = Tuners(model, [held_out] * len(rates), tunings)
@@ -113,4 +154,4 @@ def search_tuning(
                 score[i, j], loss[i, j] = scores_and_losses(outputs, held_out.targets, held_out.choices)
     if score.isnan().all():
         raise FineTuningDivergedError(f"fine-tuning diverged at all learning rates {rates}: try lower ones")
-    return TuningSearch(rates, numbers, score, loss, settings)
+    return torch.stack([score, loss])

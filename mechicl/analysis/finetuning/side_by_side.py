@@ -1,13 +1,13 @@
 """Several fine-tunings at once: at other learning rates, or on the contexts of other prompts."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
-from torch.func import vmap
+from torch.func import vjp, vmap
 
 from mechicl.analysis.finetuning.forward_passes import Weights
 from mechicl.analysis.finetuning.sgd import FineTuned, FineTuning, Tuner, diverged
@@ -15,6 +15,7 @@ from mechicl.progress import progress_bar
 from mechicl.shots import Shots
 
 LARGEST_GROUP = 32  # more models at a time are hardly faster
+LARGEST_JACOBIAN = 2**28  # bytes: of a small model, whose linearised fine-tuning then takes products of matrices alone
 
 
 def fine_tune_each(model: Any, shots: Sequence[Shots], tuning: FineTuning, *, progress: bool = True) -> list[FineTuned]:
@@ -54,7 +55,8 @@ class Tuners:
     """SGD of several models that start alike, each on its own examples with its own settings, an epoch at a time.
 
     One pass serves all of them where the model vectorizes, the examples have the same shapes, and the settings differ
-    in nothing but the learning rate; else they take turns.
+    in nothing but the learning rate; linearised ones that share small examples need no passes at all after the first.
+    Else they take turns.
     """
 
     def __init__(self, model: Any, shots: Sequence[Shots], tunings: Sequence[FineTuning]):
@@ -63,18 +65,25 @@ class Tuners:
         first = self._tuners[0]
         settings = {(t.epochs, t.parameters, t.method, t.examples_per_step) for t in tunings}
         shapes = {tuple((*e.shape, *t.shape) for e, t in tuner.examples) for tuner in self._tuners}
-        self._together = (
+        together = (
             len(self._tuners) > 1 and first.adapter.ours and first.adapter.model.vectorizes
-            and len(settings) == len(shapes) == 1 and tunings[0].method == "plain"
+            and len(settings) == len(shapes) == 1
         )  # fmt: skip
-        if self._together:  # each tuner's changes are a row of these
-            self._changes: Weights = {
-                name: change.expand(len(self._tuners), *change.shape).clone() for name, change in first.changes.items()
-            }
+        # each tuner's changes are a row of these
+        changes: Weights = {
+            name: change.expand(len(self._tuners), *change.shape).clone()
+            for name, change in (first.changes.items() if together else ())
+        }
+        self._changes = changes
+        self._steps: Callable[[Sequence[int]], tuple[Tensor, Weights]] | None = None
+        if together and tunings[0].method != "linearized":
+            self._steps = self._of_changed_weights
+        elif together and len(set(map(id, shots))) == 1 and _jacobian_bytes(first) <= LARGEST_JACOBIAN:
+            self._steps = _Expansion(first, changes)
 
     def changes(self, i: int) -> Weights:
         """What has been added so far to each parameter of one of the models."""
-        return {name: rows[i] for name, rows in self._changes.items()} if self._together else self._tuners[i].changes
+        return {name: rows[i] for name, rows in self._changes.items()} if self._steps else self._tuners[i].changes
 
     def are_finite(self) -> Tensor:
         """Whether the changes of each model are."""
@@ -83,31 +92,39 @@ class Tuners:
 
     def epochs(self) -> Iterator[Float[Tensor, "model example"]]:
         """Losses of one epoch after another, each before its step; not finite for a model that has diverged."""
-        if self._together:
-            yield from self._epochs_together()
+        if self._steps:
+            yield from self._epochs_together(self._steps)
         else:
             for losses in zip(*(tuner.epochs() for tuner in self._tuners), strict=True):
                 yield torch.stack(losses)
 
-    def _epochs_together(self) -> Iterator[Float[Tensor, "model example"]]:
+    def _epochs_together(
+        self, losses_and_gradients: Callable[[Sequence[int]], tuple[Tensor, Weights]]
+    ) -> Iterator[Float[Tensor, "model example"]]:
         tuning, n_examples = self.tunings[0], len(self._tuners[0].examples)
         rates = torch.tensor([-t.learning_rate for t in self.tunings], dtype=torch.float64)
         for _ in range(tuning.epochs):
             losses = []
             for first in range(0, n_examples, tuning.examples_per_step):
                 batch = range(first, min(first + tuning.examples_per_step, n_examples))
-                total: Weights = {}
-                for i in batch:
-                    loss, gradients = self._losses_and_gradients(i)
-                    losses.append(loss)
-                    total = {name: total[name] + g if total else g for name, g in gradients.items()}
-                for name, gradient in total.items():
+                loss, gradients = losses_and_gradients(batch)
+                losses.append(loss)
+                for name, gradient in gradients.items():
                     steps = (rates / len(batch)).to(gradient).view(-1, *[1] * (gradient.ndim - 1))
                     self._changes[name].add_(steps * gradient)
-            yield torch.stack(losses, 1)
+            yield torch.cat(losses, 1)
 
-    def _losses_and_gradients(self, example: int) -> tuple[Float[Tensor, "model"], Weights]:
-        """Every model's loss on one of its examples, and the gradients `[model ...]`."""
+    def _of_changed_weights(self, batch: Sequence[int]) -> tuple[Float[Tensor, "model example"], Weights]:
+        """Every model's losses on some of its examples, and their summed gradients `[model ...]`."""
+        losses: list[Tensor] = []
+        total: Weights = {}
+        for i in batch:
+            loss, gradients = self._of_example(i)
+            losses.append(loss)
+            total = {name: total[name] + g if total else g for name, g in gradients.items()}
+        return torch.stack(losses, 1), total
+
+    def _of_example(self, example: int) -> tuple[Float[Tensor, "model"], Weights]:
         first = self._tuners[0]
         tokens, targets = (torch.stack(part) for part in zip(*(t.examples[example] for t in self._tuners), strict=True))
         with torch.enable_grad():
@@ -115,12 +132,62 @@ class Tuners:
                 name: (start + self._changes[name]).to(start.dtype).requires_grad_()
                 for name, start in first.start.items()
             }
-            outputs = vmap(first.forward_pass.with_weights)(weights, tokens)[:, 0]
-            if first.is_regression:
-                losses = (outputs - targets[:, 0]).square().sum(-1)
-            else:
-                losses = F.cross_entropy(outputs, targets[:, 0].long(), reduction="none")
+            outputs = vmap(first.forward_pass.with_weights)(weights, tokens)  # one a layer, layer by layer
+            losses = _losses(outputs, targets, first.is_regression)
             return losses.detach(), first.gradients(losses.sum(), weights)
+
+
+class _Expansion:
+    """Losses and gradients of linearised models: the outputs of all examples are linear in the changes.
+
+    Every step of every model takes the same Jacobian, which is worked out once.
+    """
+
+    def __init__(self, tuner: Tuner, changes: Weights):
+        self.changes, self.is_regression = changes, tuner.is_regression
+        self.targets = [target for _, target in tuner.examples]
+        self.outputs: list[Float[Tensor, "d_out"]] = []
+        self.jacobians: list[Weights] = []  # by example and name, `[d_out weight]`
+        for tokens, _ in tuner.examples:
+            with torch.enable_grad():
+                outputs, pull = vjp(lambda weights, tokens=tokens: tuner.forward_pass.with_weights(weights, tokens)[0],
+                                    tuner.start)  # fmt: skip
+                (rows,) = vmap(pull)(torch.eye(len(outputs)).to(outputs))
+            self.outputs.append(outputs.detach())
+            self.jacobians.append({name: row.detach().flatten(1) for name, row in rows.items()})
+
+    def __call__(self, batch: Sequence[int]) -> tuple[Float[Tensor, "model example"], Weights]:
+        """As `Tuners._of_changed_weights`."""
+        losses: list[Tensor] = []
+        total = {name: torch.zeros_like(change) for name, change in self.changes.items()}
+        for i in batch:
+            slopes = [self.changes[name].flatten(1).to(row) @ row.T for name, row in self.jacobians[i].items()]
+            with torch.enable_grad():
+                outputs = (self.outputs[i] + torch.stack(slopes).sum(0)).requires_grad_()
+                loss = _losses(outputs[:, None], self.targets[i].expand(len(outputs), *self.targets[i].shape),
+                               self.is_regression)  # fmt: skip
+                (at_output,) = torch.autograd.grad(loss.sum(), outputs)
+            losses.append(loss.detach())
+            for name, row in self.jacobians[i].items():
+                total[name] += (at_output @ row).view_as(total[name])
+        return torch.stack(losses, 1), total
+
+
+def _jacobian_bytes(tuner: Tuner) -> int:
+    """What the derivatives of all examples' outputs with respect to the tuned weights take."""
+    weights = list(tuner.start.values())
+    d_out = tuner.adapter.model.cfg.d_out
+    return len(tuner.examples) * d_out * sum(weight.numel() for weight in weights) * weights[0].element_size()
+
+
+def _losses(
+    outputs: Float[Tensor, "model output d_out"], targets: Tensor, is_regression: bool
+) -> Float[Tensor, "model"]:
+    """Of each model's outputs with its target `[model 1 ...]`, summed over the outputs."""
+    targets = targets.expand(*outputs.shape[:2], *targets.shape[2:])
+    if is_regression:
+        return (outputs - targets).square().sum((1, 2))
+    return F.cross_entropy(outputs.flatten(0, 1), targets.flatten().long(), reduction="none").view_as(targets).sum(1)
 
 
 def _groups(shots: Sequence[Shots]) -> Iterator[Sequence[Shots]]:

@@ -42,6 +42,25 @@ def recall_of_gains(
     return Interval(both / n, float(wilson.low), float(wilson.high), n)
 
 
+def recall_if_independent(zero_shot: Float[Tensor, "query"], in_context: Float[Tensor, "query"]) -> Interval:
+    """What Rec2FTP would be if which queries demonstrations improve had nothing to do with which fine-tuning improves.
+
+    That is the share which demonstrations improve of all queries that can be improved: those that are wrong at the
+    start, or all of a regression. Where demonstrations put nearly all of them right, Rec2FTP is near 1 whatever
+    fine-tuning does.
+
+    Returns:
+        The share and Wilson's interval for it, with the number of queries that can be improved; NaN where there are
+        none.
+
+    Example:
+        >>> scores = [torch.tensor(row) for row in ([0.0, 0, 0, 1], [1.0, 0, 1, 1])]
+        >>> round(recall_if_independent(*scores).mean, 3)
+        0.667
+    """
+    return recall_of_gains(zero_shot, in_context, torch.where(zero_shot < 1, math.inf, zero_shot))
+
+
 def update_similarity(
     zero_shot: Float[Tensor, "... d"], in_context: Float[Tensor, "... d"], finetuned: Float[Tensor, "... d"]
 ) -> Float[Tensor, "..."]:

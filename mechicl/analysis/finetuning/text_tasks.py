@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -153,6 +153,8 @@ def study_task(
     tuning: FineTuning | None = None,
     learning_rates: Sequence[float] = LEARNING_RATES,
     epochs: Sequence[int] = EPOCHS,
+    choose_by: Literal["score", "loss"] = "score",
+    widen: int = 0,
     seed: int = 0,
     memory: float = MEMORY,
     progress: bool = True,
@@ -168,6 +170,8 @@ def study_task(
         tuning: settings other than learning rate, epochs and method.
         learning_rates: to search.
         epochs: to search.
+        choose_by: see `search_tuning`.
+        widen: see `search_tuning`.
         seed: of random baselines and labels.
         memory: bound in bytes on what a run takes.
         progress: show progress bars.
@@ -191,8 +195,9 @@ def study_task(
     before = BeforeFineTuning(model, shots, seed=seed, **options)
     for method in methods:
         searches[method] = search_tuning(
-            model, held_out, replace(settings, method=method), learning_rates=learning_rates, epochs=epochs, **options
-        )
+            model, held_out, replace(settings, method=method), learning_rates=learning_rates, epochs=epochs,
+            choose_by=choose_by, widen=widen, **options,
+        )  # fmt: skip
         comparisons[method] = before.compare_with(fine_tune(model, shots, searches[method].best, progress=progress))
     with_other_labels, tuned_on_other_labels = {}, {}
     best = searches["plain"].best if "plain" in searches else settings

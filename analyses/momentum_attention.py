@@ -1,0 +1,179 @@
+"""Momentum attention against plain attention, trained alike (Dai et al. 2023, section 5; the abstract's last claim).
+
+python analyses/momentum_attention.py
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from mechicl.analysis.finetuning import draw_texts, measure_accuracy
+from mechicl.checkpoints import Checkpoint, load_checkpoint
+from mechicl.models import HookedTransformer
+from mechicl.reports import Claim, Claims, Comparison, Row, Section
+from mechicl.reports.script import ScriptArgs, run_script
+from mechicl.statistics import interval
+from mechicl.tasks.topics import TopicClassification, topic_tokenizer
+from mechicl.text import TEXT_TASKS
+from mechicl.tokens import TokenSequences
+from mechicl.viz.elements import add_intervals, figure
+
+PLAIN, MOMENTUM = "plain attention", "momentum attention"
+COLORS = {PLAIN: "#0072b2", MOMENTUM: "#d55e00"}
+OVER = "seeds"
+PAIRED = "momentum minus plain, seed by seed: the same training prompts and, at the start, the same weights"
+LOSSES = (2.0, 1.0, 0.5)  # nats: how soon a training gets there
+LABELS_BEFORE = ((0, 0), (1, 3), (4, 7), (8, 15))
+
+
+@dataclass(frozen=True)
+class Args(ScriptArgs):
+    """Two checkpoints that differ in the momentum of attention: loss, accuracy, and how soon they learn."""
+
+    plain: str = "topics-3l"
+    """A checkpoint that reads texts, without momentum."""
+    momentum: str = "topics-3l-momentum"
+    """Its twin with momentum, and the same seeds."""
+    n_sequences: int = 4000
+    """Held-out sequences of labelled texts."""
+    n_demonstrations: tuple[int, ...] = (0, 2, 4, 8)
+    """Numbers of demonstrations of the text tasks."""
+    n_queries: int = 500
+    """Queries of each text task."""
+    seed: int = 2_000_003
+    """Seed of the sequences and texts."""
+
+
+def compare(args: Args) -> Comparison:
+    """The twins' losses, accuracies and training curves, with intervals over seeds."""
+    twins = {PLAIN: load_checkpoint(args.plain), MOMENTUM: load_checkpoint(args.momentum)}
+    _check_twins(twins[PLAIN], twins[MOMENTUM])
+    eta = twins[MOMENTUM].models[0].cfg.momentum
+    texts = dataclasses.replace(twins[PLAIN].task, share_repeated=0.0)
+    sequences = texts.sample(args.n_sequences, seed=args.seed)
+    losses = {name: _losses_by_labels(twin, sequences) for name, twin in twins.items()}
+    ends = [f"{first}" if first == last else f"{first} to {last}" for first, last in LABELS_BEFORE]
+    rows = _paired("held-out loss, nats", {name: torch.tensor(t.final_losses) for name, t in twins.items()})
+    for label, *of_twins in zip(ends, losses[PLAIN], losses[MOMENTUM], strict=True):
+        rows += _paired(f"loss of labels after {label} others, nats", dict(zip(twins, of_twins, strict=True)))
+    for number, of_twins in _accuracies(args, twins).items():
+        rows += _paired(f"accuracy after {number} demonstrations", of_twins)
+    for level in LOSSES:
+        reached = {name: _steps_until(twin, level) for name, twin in twins.items()}
+        rows += _paired(f"steps until the held-out loss is {level:g}", reached)
+    lead = (
+        f"{args.plain}, and {args.momentum}, which adds Σ η^(t-i) v_i over the earlier positions i to what each head "
+        f"reads, η = {eta:g}: as many weights, the same seeds, training prompts and initial weights. Losses on "
+        f"{args.n_sequences:,} new sequences (seed {args.seed}), accuracies on four text tasks, {args.n_queries} "
+        f"queries each."
+    )
+    return Comparison("Momentum attention", lead, rows, _curves(twins), {"momentum": eta, "seed": args.seed})
+
+
+def _check_twins(plain: Checkpoint, momentum: Checkpoint) -> None:
+    """Refuse models that differ in more than momentum, or in their training."""
+    first, second = (checkpoint.models[0] for checkpoint in (plain, momentum))
+    if not isinstance(first, HookedTransformer) or not isinstance(plain.task, TopicClassification):
+        raise ValueError(f"{plain.name} reads no texts")
+    alike = {"momentum": first.cfg.momentum, "momentum_over": first.cfg.momentum_over, "device": first.cfg.device}
+    if second.cfg.replace(**alike) != first.cfg or plain.seeds != momentum.seeds:
+        raise ValueError(f"{momentum.name} is no twin of {plain.name}: the model or the seeds are others")
+    if not second.cfg.momentum or first.cfg.momentum:
+        raise ValueError(f"{plain.name} must be without momentum, and {momentum.name} with it")
+
+
+@torch.no_grad()
+def _losses_by_labels(checkpoint: Checkpoint, sequences: TokenSequences) -> list[Float[Tensor, "seed"]]:
+    """For each range of numbers of labels before, the mean cross entropy of a label."""
+    targets, scored = sequences.targets(), sequences.predictable[:, 1:]
+    before = scored.cumsum(1) - 1
+    by_model = []
+    for model in checkpoint.models:
+        nats = torch.cat([
+            F.cross_entropy(model(ids).transpose(1, 2), aims, reduction="none")
+            for ids, aims in zip(sequences.read.split(500), targets.split(500), strict=True)
+        ])  # fmt: skip
+        groups = [scored & (before >= first) & (before <= last) for first, last in LABELS_BEFORE]
+        by_model.append(torch.stack([nats[group].double().mean() for group in groups]))
+    return list(torch.stack(by_model, 1))
+
+
+def _accuracies(args: Args, twins: dict[str, Checkpoint]) -> dict[int, dict[str, Float[Tensor, "seed"]]]:
+    """By number of demonstrations: each seed's accuracy on demonstrations and queries of its own, mean over tasks."""
+    made = [task for task in TEXT_TASKS.values() if task.topics]
+    draws = [
+        [draw_texts(task, n_queries=args.n_queries, seed=args.seed + i) for task in made]
+        for i in range(len(twins[PLAIN].models))
+    ]
+    tokenizer = topic_tokenizer()
+    accuracies: dict[int, dict[str, Tensor]] = {number: {} for number in args.n_demonstrations}
+    for name, twin in twins.items():
+        by_seed = torch.stack([
+            torch.stack([
+                measure_accuracy(model, tokenizer, texts, args.n_demonstrations).accuracy.mean(1) for texts in of_seed
+            ]).mean(0)
+            for model, of_seed in zip(twin.models, draws, strict=True)
+        ], dim=1)  # fmt: skip
+        for number, values in zip(args.n_demonstrations, by_seed, strict=True):
+            accuracies[number][name] = values
+    return accuracies
+
+
+def _steps_until(checkpoint: Checkpoint, level: float) -> Float[Tensor, "seed"]:
+    """When the curve's held-out loss passes a level, between two evaluations on a straight line; NaN if it never does."""
+    curve = checkpoint.record["curve"]
+    steps, losses = torch.tensor(curve["eval_step"]).double(), torch.tensor(curve["eval_loss"]).double()
+    reached = []
+    for values in losses.T:
+        below = (values <= level).nonzero()
+        i = int(below[0]) if len(below) else -1
+        if i <= 0:
+            reached.append(float("nan"))
+            continue
+        share = (values[i - 1] - level) / (values[i - 1] - values[i])
+        reached.append((steps[i - 1] + share * (steps[i] - steps[i - 1])).item())
+    return torch.tensor(reached)
+
+
+def _paired(quantity: str, values: dict[str, Float[Tensor, "seed"]]) -> list[Row]:
+    """Each twin's row, and their difference's."""
+    if not all(each.isfinite().all() for each in values.values()):
+        return [Row(f"{quantity}, {name}", None, "not reached by all seeds") for name in (*values, "difference")]
+    rows = [Row(f"{quantity}, {name}", None, interval(each), OVER) for name, each in values.items()]
+    difference = values[MOMENTUM].double() - values[PLAIN].double()
+    return [*rows, Row(f"{quantity}, difference", None, interval(difference), OVER, PAIRED)]
+
+
+def _curves(twins: dict[str, Checkpoint]) -> Sequence[Section]:
+    fig = figure("Held-out loss", "step", "nats")
+    for name, twin in twins.items():
+        curve = twin.record["curve"]
+        add_intervals(
+            fig, curve["eval_step"], [interval(torch.tensor(each)) for each in curve["eval_loss"]], name, COLORS[name]
+        )
+    return [Section("Held-out loss", "Of both trainings, mean over seeds with 95% intervals.", fig)]
+
+
+def claims(comparison: Comparison) -> list[Claim]:
+    """What the paper says of momentum attention."""
+    paper = Claims("barnatan", comparison.rows)
+    losses = paper.pick("loss of labels after * others, nats, difference")
+    told = [row for row in losses if not row.quantity.startswith("loss of labels after 0 ")]  # the first label is chance
+    after = [row for row in paper.pick("accuracy after * demonstrations, difference") if "after 0 " not in row.quantity]
+    setting = (
+        "its own measurements are of language models with hundreds of millions of weights (Dai et al. 2023, section 5)"
+    )
+    paper.add("Abstract", "momentum attention's loss minus plain attention's, by the number of labels before", *told,
+              check="< 0", published="consistently better performance over vanilla attention", why=setting)  # fmt: skip
+    paper.add("Abstract", "momentum attention's accuracy minus plain attention's, by demonstrations", *after,
+              check="> 0", published="consistently better performance over vanilla attention", why=setting)  # fmt: skip
+    return paper.stated
+
+
+if __name__ == "__main__":
+    run_script(Args, compare, "momentum_attention", claims)
