@@ -54,8 +54,9 @@ def compare(args: Args) -> Comparison:
     twins = {PLAIN: load_checkpoint(args.plain), MOMENTUM: load_checkpoint(args.momentum)}
     _check_twins(twins[PLAIN], twins[MOMENTUM])
     eta = twins[MOMENTUM].models[0].cfg.momentum
-    texts = dataclasses.replace(twins[PLAIN].task, share_repeated=0.0)
-    sequences = texts.sample(args.n_sequences, seed=args.seed)
+    task = twins[PLAIN].task
+    assert isinstance(task, TopicClassification)
+    sequences = dataclasses.replace(task, share_repeated=0.0).sample(args.n_sequences, seed=args.seed)
     losses = {name: _losses_by_labels(twin, sequences) for name, twin in twins.items()}
     ends = [f"{first}" if first == last else f"{first} to {last}" for first, last in LABELS_BEFORE]
     rows = _paired("held-out loss, nats", {name: torch.tensor(t.final_losses) for name, t in twins.items()})
@@ -81,7 +82,7 @@ def _check_twins(plain: Checkpoint, momentum: Checkpoint) -> None:
     if not isinstance(first, HookedTransformer) or not isinstance(plain.task, TopicClassification):
         raise ValueError(f"{plain.name} reads no texts")
     alike = {"momentum": first.cfg.momentum, "momentum_over": first.cfg.momentum_over, "device": first.cfg.device}
-    if second.cfg.replace(**alike) != first.cfg or plain.seeds != momentum.seeds:
+    if second.cfg.replace(**alike) != first.cfg or plain.record["seeds"] != momentum.record["seeds"]:
         raise ValueError(f"{momentum.name} is no twin of {plain.name}: the model or the seeds are others")
     if not second.cfg.momentum or first.cfg.momentum:
         raise ValueError(f"{plain.name} must be without momentum, and {momentum.name} with it")
@@ -125,7 +126,7 @@ def _accuracies(args: Args, twins: dict[str, Checkpoint]) -> dict[int, dict[str,
 
 
 def _steps_until(checkpoint: Checkpoint, level: float) -> Float[Tensor, "seed"]:
-    """When the curve's held-out loss passes a level, between two evaluations on a straight line; NaN if it never does."""
+    """When a held-out loss passes a level, on straight lines between evaluations; NaN if it never does."""
     curve = checkpoint.record["curve"]
     steps, losses = torch.tensor(curve["eval_step"]).double(), torch.tensor(curve["eval_loss"]).double()
     reached = []
@@ -163,7 +164,9 @@ def claims(comparison: Comparison) -> list[Claim]:
     """What the paper says of momentum attention."""
     paper = Claims("barnatan", comparison.rows)
     losses = paper.pick("loss of labels after * others, nats, difference")
-    told = [row for row in losses if not row.quantity.startswith("loss of labels after 0 ")]  # the first label is chance
+    told = [
+        row for row in losses if not row.quantity.startswith("loss of labels after 0 ")
+    ]  # the first label is chance
     after = [row for row in paper.pick("accuracy after * demonstrations, difference") if "after 0 " not in row.quantity]
     setting = (
         "its own measurements are of language models with hundreds of millions of weights (Dai et al. 2023, section 5)"

@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from transformer_lens.model_bridge import TransformerBridge
 
-from mechicl.checkpoints import available, load_checkpoint
+from mechicl.checkpoints import are_weights_random, available, load_checkpoint
 from mechicl.tasks.topics import TopicClassification, topic_tokenizer
+
+FIRST = 1_000_003  # seed of untrained models' weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +39,9 @@ def load_language_model(
         seed: of a checkpoint of ours: which of its training seeds.
         device: where to put it.
 
+    Returns:
+        The model and its tokenizer; within `checkpoints.random_weights`, one of the same config that was never trained.
+
     Raises:
         UnknownSeedError: a checkpoint of ours without that seed.
         ValueError: a checkpoint of ours that reads no texts.
@@ -52,6 +57,9 @@ def load_language_model(
         if not isinstance(checkpoint.task, TopicClassification):
             raise ValueError(f"{checkpoint.name} was trained on {type(checkpoint.task).__name__} and reads no texts")
         return LanguageModel(checkpoint.name, checkpoint.model(seed).to(device), topic_tokenizer())
-    bridge = TransformerBridge.boot_transformers(str(name), device=device)
+    with torch.random.fork_rng(enabled=are_weights_random()):
+        if are_weights_random():
+            torch.manual_seed(FIRST + (seed or 0))
+        bridge = TransformerBridge.boot_transformers(str(name), device=device, load_weights=not are_weights_random())
     bridge.eval()
     return LanguageModel(folder.name if folder.is_dir() else str(name), bridge, bridge.tokenizer)

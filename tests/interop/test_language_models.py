@@ -9,6 +9,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from mechicl.analysis import FineTuning, compare_with_finetuning
 from mechicl.analysis.finetuning import draw_texts
+from mechicl.checkpoints import random_weights
 from mechicl.interop import load_language_model
 from mechicl.tasks.topics import WORDS
 from mechicl.text import TEXT_TASKS, text_shots
@@ -63,3 +64,20 @@ def test_a_folder_of_transformers_is_opened_and_compared(gpt2):
     comparison = compare_with_finetuning(language.model, shots, FineTuning(0.1))
     assert comparison.update_similarity.shape == (2, 3)
     assert comparison.update_similarity.isfinite().all()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+def test_a_folder_of_transformers_that_was_never_trained(gpt2):
+    folder, wrapped = gpt2
+    state = torch.get_rng_state()
+    with random_weights():
+        fresh, again, other = (load_language_model(folder, seed=seed).model for seed in (0, 0, 1))
+    assert torch.equal(torch.get_rng_state(), state)
+    tokens = torch.tensor([[0, 5, 9, 3]])
+    with torch.no_grad():
+        logits = [model(tokens) for model in (fresh, again, other)]
+        _, cache = fresh.run_with_cache(tokens)
+        assert not torch.allclose(logits[0], wrapped(tokens).logits, atol=1e-3)
+    torch.testing.assert_close(logits[0], logits[1])
+    assert not torch.allclose(logits[0], logits[2], atol=1e-3)
+    assert cache["blocks.0.attn.hook_pattern"].sum(-1).allclose(torch.ones(()))

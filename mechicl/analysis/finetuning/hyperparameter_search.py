@@ -66,16 +66,16 @@ class TuningSearch(Result):
 
     def wider(self) -> tuple[tuple[float, ...], tuple[int, ...]]:
         """Learning rates and epochs with one more at each edge that the best lies on, as far beyond as the last two."""
-        best, rates, epochs = self.best, self.learning_rates, self.epochs
+        best, rates, epochs = self.best, list(self.learning_rates), list(self.epochs)
         if len(rates) > 1 and best.learning_rate in (rates[0], rates[-1]):
             first = best.learning_rate == rates[0]
             edge, neighbour = (rates[0], rates[1]) if first else (rates[-1], rates[-2])
             beyond = float(f"{edge * edge / neighbour:.2g}") if neighbour else edge
-            rates = tuple(dict.fromkeys((beyond, *rates) if first else (*rates, beyond)))
+            rates = list(dict.fromkeys([beyond, *rates] if first else [*rates, beyond]))
         if best.epochs == epochs[-1] and best.epochs > 1:
             ratio = epochs[-1] / epochs[-2] if len(epochs) > 1 else 2
-            epochs = (*epochs, max(epochs[-1] + 1, round(epochs[-1] * ratio)))
-        return rates, epochs
+            epochs.append(max(epochs[-1] + 1, round(epochs[-1] * ratio)))
+        return tuple(rates), tuple(epochs)
 
 
 def search_tuning(
@@ -104,8 +104,8 @@ def search_tuning(
         progress: show a progress bar.
 
     Raises:
-        ValueError: nothing to try, a negative `widen`, another `choose_by`, or divergence at all learning rates; else as for
-            `fine_tune`.
+        ValueError: nothing to try, a negative `widen`, another `choose_by`, or divergence at all learning rates; else
+            as for `fine_tune`.
 
     Example:
         >>> shots = prompt_shots(model, prompts[:1])
@@ -122,8 +122,8 @@ def search_tuning(
         raise ValueError(f"choose_by={choose_by!r} is not 'score' or 'loss'")
     settings = tuning or FineTuning()
     while True:
-        measured = _measure_grid(model, held_out, settings, rates, numbers, memory, progress)
-        search = TuningSearch(rates, numbers, *measured, settings, choose_by)
+        score, loss = _measure_grid(model, held_out, settings, rates, numbers, memory, progress)
+        search = TuningSearch(rates, numbers, score, loss, settings, choose_by)
         if not widen or not search.at_edge:
             return search
         widen, (rates, numbers) = widen - 1, search.wider()

@@ -1,6 +1,7 @@
 """Several fine-tunings at once: at other learning rates, or on the contexts of other prompts."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -150,9 +151,9 @@ class _Expansion:
         self.jacobians: list[Weights] = []  # by example and name, `[d_out weight]`
         for tokens, _ in tuner.examples:
             with torch.enable_grad():
-                outputs, pull = vjp(lambda weights, tokens=tokens: tuner.forward_pass.with_weights(weights, tokens)[0],
-                                    tuner.start)  # fmt: skip
-                (rows,) = vmap(pull)(torch.eye(len(outputs)).to(outputs))
+                forward = partial(tuner.forward_pass.with_weights, tokens=tokens)
+                (outputs,), pull, *_ = vjp(forward, tuner.start)
+                (rows,) = vmap(pull)(torch.eye(len(outputs)).to(outputs)[:, None])
             self.outputs.append(outputs.detach())
             self.jacobians.append({name: row.detach().flatten(1) for name, row in rows.items()})
 

@@ -85,6 +85,39 @@ def test_divergence(method, epochs):
         fine_tune(model, shots, FineTuning(1e200, epochs=5, method=method))
 
 
+def test_a_grid_grows_where_its_best_lies_on_an_edge():
+    score = torch.zeros(3, 2, 1, dtype=torch.float64)
+    loss = torch.tensor([[3.0, 3.0], [2.0, 2.0], [1.5, 1.0]], dtype=torch.float64)[..., None]
+    search = TuningSearch((0.1, 0.3, 1.0), (1, 4), score, loss, FineTuning())
+    assert search.at_edge
+    assert search.wider() == ((0.1, 0.3, 1.0, 3.3), (1, 4, 16))
+    assert dataclasses.replace(search, loss=loss.flip(0)).wider() == ((0.033, 0.1, 0.3, 1.0), (1, 4, 16))
+    inside = dataclasses.replace(search, loss=loss[[0, 2, 1]].flip(1))
+    assert not inside.at_edge
+    assert inside.wider() == ((0.1, 0.3, 1.0), (1, 4))
+
+
+def test_the_best_by_loss_where_scores_say_otherwise():
+    score = torch.tensor([[0.9, 0.5]], dtype=torch.float64)[..., None]
+    loss = torch.tensor([[0.4, 0.3]], dtype=torch.float64)[..., None]
+    search = TuningSearch((0.1,), (1, 4), score, loss, FineTuning())
+    assert search.best.epochs == 1
+    assert dataclasses.replace(search, choose_by="loss").best.epochs == 4
+
+
+def test_a_search_that_widens_is_the_search_of_the_wider_grid():
+    model, shots = model_on_tokens("softmax"), token_shots(queries=(2, 1))
+    narrow = search_tuning(model, shots, learning_rates=(1e-5, 1e-4), epochs=(1, 2), choose_by="loss", progress=False)
+    assert narrow.at_edge
+    rates, epochs = narrow.wider()
+    wide = search_tuning(model, shots, learning_rates=rates, epochs=epochs, progress=False)
+    grown = search_tuning(
+        model, shots, learning_rates=(1e-5, 1e-4), epochs=(1, 2), choose_by="loss", widen=1, progress=False
+    )
+    assert (grown.learning_rates, grown.epochs) == (rates, epochs)
+    torch.testing.assert_close(grown.loss, wide.loss)
+
+
 def test_searches_that_are_refused():
     model, shots = model_on_tokens("softmax"), token_shots()
     for options in ({"learning_rates": ()}, {"epochs": ()}):
@@ -92,3 +125,5 @@ def test_searches_that_are_refused():
             search_tuning(model, shots, **options)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="epochs must be"):
         search_tuning(model, shots, epochs=(0, 1))
+    with pytest.raises(ValueError, match="widen=-1 is how often"):
+        search_tuning(model, shots, widen=-1)

@@ -10,6 +10,7 @@ from torch.testing import assert_close
 from mechicl.analysis.finetuning import (
     attention_rank_correlation,
     random_update_similarity,
+    recall_if_independent,
     recall_of_gains,
     update_similarity,
 )
@@ -73,3 +74,17 @@ def test_recall_by_counting_and_how_often_its_interval_holds_the_truth():
         both = gained & (torch.rand(80, generator=generator) < 0.7)
         inside += 0.7 in recall_of_gains(torch.zeros(80), both.float(), gained.float())
     assert 0.9 < inside / 300 <= 0.99
+
+
+def test_recall_where_gains_are_independent():
+    """Demonstrations put 70% right of what is wrong, whatever fine-tuning does: Rec2FTP comes to that by itself."""
+    generator = torch.Generator().manual_seed(0)
+    wrong, reads, tuned = (torch.rand(200_000, generator=generator) < share for share in (0.6, 0.7, 0.4))
+    zero_shot, in_context, finetuned = (~wrong).double(), reads.double(), tuned.double()
+    baseline = recall_if_independent(zero_shot, in_context)
+    assert baseline.n == int(wrong.sum())
+    assert baseline.mean == pytest.approx((wrong & reads).sum().item() / wrong.sum().item())
+    assert recall_of_gains(zero_shot, in_context, finetuned).mean == pytest.approx(baseline.mean, abs=0.01)
+    losses = -torch.rand(2, 50, generator=generator, dtype=torch.float64)  # of a regression every query can improve
+    assert recall_if_independent(*losses).mean == pytest.approx((losses[1] > losses[0]).double().mean().item())
+    assert math.isnan(recall_if_independent(torch.ones(3), torch.ones(3)).mean)
