@@ -65,7 +65,15 @@ def help_of(capsys, *words: str) -> str:
 
 @pytest.mark.parametrize(
     "words",
-    [(), ("list",), ("train",), ("report",), *(("train", name) for name in ("lsa-1l", "nertinger-linear", "lstm-4l"))],
+    [
+        (),
+        ("list",),
+        ("train",),
+        ("report",),
+        ("join",),
+        ("verify",),
+        *(("train", name) for name in ("lsa-1l", "nertinger-linear", "lstm-4l")),
+    ],
 )
 def test_help_of_every_command_is_free_of_the_codes_own_notes(capsys, words):
     text = help_of(capsys, *words)
@@ -325,7 +333,8 @@ def modules_after(code: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "words", [["--help"], ["list"], ["report", "--help"], ["import", "--help"], ["report"], ["fly"]]
+    "words",
+    [["--help"], ["list"], ["report", "--help"], ["import", "--help"], ["verify", "--help"], ["join"], ["fly"]],
 )
 def test_help_list_and_mistakes_are_answered_without_loading_torch(words):
     loaded = modules_after(f"import mechicl.cli; mechicl.cli.main({words})")

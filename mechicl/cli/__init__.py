@@ -1,4 +1,5 @@
-"""The command line: `mechicl list`, `train PRESET`, `report CHECKPOINT --out DIR`, `import FOLDER --out DIR`.
+"""The command line: `mechicl list`, `train PRESET`, `report CHECKPOINT --out DIR`, `import FOLDER --out DIR`,
+`join RUN... --out DIR`, `verify [ENTRY...]`.
 
 Its help and its list answer at once: no command's module imports torch, or what brings torch along, before the command
 is run. `mechicl train` is the exception: its options are the fields of the configs.
@@ -19,10 +20,12 @@ from typing import Any
 import tyro
 
 from mechicl.cli.import_run import Import
+from mechicl.cli.join import Join
 from mechicl.cli.listing import List
 from mechicl.cli.report import Report
+from mechicl.cli.verify import Verify
 
-DESCRIPTION = "Train small in-context learners, and report which algorithm they run."
+DESCRIPTION = "Train small in-context learners, report which algorithm they run, and verify what is published of them."
 
 
 @dataclass(frozen=True)
@@ -52,14 +55,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"mechicl: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
-        print("mechicl: interrupted; a training goes on from its last save when called again", file=sys.stderr)
+        print("mechicl: interrupted; the same command goes on from what it has saved", file=sys.stderr)
         sys.exit(130)
 
 
 def _commands(words: list[str]) -> tuple[Any, tyro.constructors.ConstructorRegistry | None]:
     """The commands as tyro takes them, and the rules for their words; `train` has options only where it is called."""
     if "train" not in words and not any(word.startswith("--tyro-") for word in words):  # those write shell completions
-        return List | Train | Report | Import, None
+        return List | Train | Report | Import | Join | Verify, None
     from mechicl.cli.train import REGISTRY, train_command  # here, because it takes seconds: it imports torch
 
-    return List | train_command(words, Train.__doc__) | Report | Import, REGISTRY
+    return List | train_command(words, Train.__doc__) | Report | Import | Join | Verify, REGISTRY

@@ -1,0 +1,253 @@
+"""The index measured again: the saved commands of scripts are run anew, and every row is held against what is written.
+
+Runs where the scripts are: in a source checkout, whose `analyses/results/` say which command measured what.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Literal
+
+import mechicl
+from mechicl.files import write_json
+from mechicl.progress import progress_bar
+from mechicl.reports.agreement import Moved, moved_claims, moved_rows
+from mechicl.reports.claims import Claim
+from mechicl.reports.comparison import Comparison
+from mechicl.shipped import available, shipped_folder
+
+PACKAGE = Path(mechicl.__file__).parent
+DONE = "done.json"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A script with its options, and what it measured when its results were written.
+
+    Attributes:
+        name: of the results file.
+        words: the script's path and its options.
+        written: the results that are there.
+        claims: indices of the claims that were asked for; None for all, and the table.
+        seconds: how long it took; infinite where that is not known.
+    """
+
+    name: str
+    words: tuple[str, ...]
+    written: Comparison
+    claims: tuple[int, ...] | None
+    seconds: float
+
+    @property
+    def asked(self) -> list[Claim]:
+        """The claims to hold against what is measured."""
+        return [claim for i, claim in enumerate(self.written.claims) if self.claims is None or i in self.claims]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one script.
+
+    Attributes:
+        job: the script.
+        state: whether it ran now, had run before with nothing changed since, or ended with an error.
+        seconds: its wall time.
+        moved: what is not as it is written, in its claims and its table.
+        passed: entries that depend on training and did not move: what should be empty with random weights.
+        error: its last words, where it ended with an error.
+    """
+
+    job: Job
+    state: Literal["ran", "known", "failed"]
+    seconds: float
+    moved: tuple[Moved, ...] = ()
+    passed: tuple[str, ...] = ()
+    error: str = ""
+
+
+def find_jobs(root: Path, entries: Sequence[str] = ()) -> list[Job]:
+    """The scripts that measure some entries of the index, the longest first.
+
+    Args:
+        root: of a source checkout.
+        entries: names of scripts or of results files, items of papers ("Fig. 2", which is also "Fig. 2, left"), or keys
+            of papers ("fu2024"); all entries by default.
+
+    Raises:
+        ValueError: no checkout there; an entry that there is not; or results that say no command.
+    """
+    folder = root / "analyses" / "results"
+    if not folder.is_dir():
+        raise ValueError(
+            f"{root} has no analyses/results: mechicl verify runs the scripts of a source checkout, which an installed "
+            "package does not hold. Clone https://github.com/mechicl/mechicl and run it there, or name it with --root"
+        )
+    files = sorted(folder.glob("*.json"))
+    jobs: dict[str, Job] = {}
+    unknown = list(entries)
+    for path in files:
+        written = Comparison.read(path)
+        if "command" not in written.data:
+            raise ValueError(f"{path} says no command that measured it: run its script again")
+        words = tuple(shlex.split(written.data["command"]))[1:]
+        whole = not entries or bool({path.stem, Path(words[0]).name, Path(words[0]).stem} & set(entries))
+        claims = [i for i, claim in enumerate(written.claims) if any(_is_of(claim, entry) for entry in entries)]
+        unknown = [
+            entry for entry in unknown
+            if entry not in (path.stem, Path(words[0]).name, Path(words[0]).stem)
+            and not any(_is_of(claim, entry) for claim in written.claims)
+        ]  # fmt: skip
+        if whole or claims:
+            seconds = float(written.data.get("wall_time_s") or "inf")
+            jobs[path.stem] = Job(path.stem, words, written, None if whole else tuple(claims), seconds)
+    if unknown:
+        names = ", ".join(path.stem for path in files)
+        raise ValueError(f"the index has no {unknown[0]!r}: name a results file ({names}), its script, a paper's key "
+                         'or an item such as "Fig. 2"')  # fmt: skip
+    return sorted(jobs.values(), key=lambda job: -job.seconds)
+
+
+def _is_of(claim: Claim, entry: str) -> bool:
+    """Whether an item is what is asked for, or a part of it."""
+    return entry == claim.source or bool(re.match(rf"{re.escape(entry)}(?!\w)", claim.item, flags=re.IGNORECASE))
+
+
+def replay(
+    jobs: Sequence[Job], root: Path, state: Path, *, workers: int = 1, random: bool = False, progress: bool = True
+) -> Iterator[Outcome]:
+    """Run scripts again, each in a process of its own, and say what moved; in the order they end in.
+
+    A script that has run with the same command, checkpoints, library and versions is not run again.
+
+    Args:
+        jobs: what to run.
+        root: of the source checkout.
+        state: folder for what they measure; what is there of an earlier call is gone on from.
+        workers: processes at once, each with one thread.
+        random: put untrained models in the place of every checkpoint's.
+        progress: show a bar.
+    """
+    running: set[subprocess.Popen] = set()
+    pool = ThreadPoolExecutor(max(1, workers))
+    try:
+        futures = [pool.submit(_run, job, root, state, random, running) for job in jobs]
+        with progress_bar(total=len(jobs), unit="script", desc="verify", progress=progress) as bar:
+            for future in as_completed(futures):
+                bar.update()
+                yield future.result()
+    finally:  # also where the caller stops in the middle: no script outlives the command
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in list(running):
+            process.terminate()
+
+
+def _run(job: Job, root: Path, state: Path, random: bool, running: set[subprocess.Popen]) -> Outcome:
+    """Run one script, or read what it measured before."""
+    kind = "random" if random else "trained"
+    folder = state / kind / f"{job.name}-{fingerprint(job, root)[:16]}"
+    for old in folder.parent.glob(f"{job.name}-{'[0-9a-f]' * 16}"):
+        if old != folder:
+            shutil.rmtree(old)
+    known = (folder / DONE).is_file()
+    if not known:
+        folder.mkdir(parents=True, exist_ok=True)
+        how = ["--random-weights"] if random else ["--no-control"]
+        words = [sys.executable, *job.words, "--out", str(folder.resolve()), *how]
+        start = time.perf_counter()
+        with open(folder / "log.txt", "w", encoding="utf-8") as log:
+            process = subprocess.Popen(words, cwd=root, env=_environment(), stdout=log, stderr=subprocess.STDOUT)
+            running.add(process)
+            code = process.wait()
+            running.discard(process)
+        seconds = time.perf_counter() - start
+        if code:
+            text = (folder / "log.txt").read_text(encoding="utf-8", errors="replace").strip()
+            last = text.splitlines()[-1] if text else f"exit code {code}"
+            return Outcome(job, "failed", seconds, error=last)
+        write_json(folder / DONE, {"seconds": round(seconds, 1)})
+    seconds = json.loads((folder / DONE).read_text(encoding="utf-8"))["seconds"]
+    measured = Comparison.read(folder / f"{job.name}.json")
+    moved, passed = moved_claims(job.asked, _same_claims(job, measured))
+    if job.claims is None:
+        moved += moved_rows(job.written.rows, measured.rows, "table")
+    return Outcome(job, "known" if known else "ran", seconds, tuple(moved), tuple(passed))
+
+
+def _same_claims(job: Job, measured: Comparison) -> list[Claim | None]:
+    """For each claim that was asked for, the one that was measured now: in the same place, or with the same words."""
+    now = list(measured.claims)
+    if len(now) == len(job.written.claims):
+        return [now[i] for i in range(len(now)) if job.claims is None or i in job.claims]
+    by_words = {(claim.source, claim.item, claim.what): claim for claim in now}
+    return [by_words.get((claim.source, claim.item, claim.what)) for claim in job.asked]
+
+
+def _environment() -> dict[str, str]:
+    """One passive thread, and this library in front of any other."""
+    before = os.environ.get("PYTHONPATH")
+    paths = [str(PACKAGE.parent), *([before] if before else [])]
+    threads = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+    return {**os.environ, **threads, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def fingerprint(job: Job, root: Path) -> str:
+    """A digest of all that decides what a script measures: if it is the same, the rows are."""
+    digest = hashlib.sha256(json.dumps([job.words, version("torch"), sys.version]).encode())
+    checkpoints = job.written.data.get("checkpoints") or available()  # a script that names none may open all
+    records = [shipped_folder(name) / "record.json" for name in checkpoints]
+    for path in [root / job.words[0], *records, *_library()]:
+        digest.update(path.name.encode())
+        digest.update(path.read_bytes() if path.is_file() else b"")
+    return digest.hexdigest()
+
+
+def _library() -> list[Path]:
+    return sorted(
+        path for path in PACKAGE.rglob("*") if path.suffix in (".py", ".json") and "_checkpoints" not in path.parts
+    )
+
+
+def report(outcomes: Sequence[Outcome], *, random: bool = False, write: Callable[[str], object] = print) -> bool:
+    """Print what moved; whether everything is as it should be.
+
+    With random weights everything that depends on training should move, and what does not is listed; else nothing
+    should.
+    """
+    failed = [outcome for outcome in outcomes if outcome.state == "failed"]
+    for outcome in failed:
+        write(f"{outcome.job.name}: ended with an error: {outcome.error}")
+    moved = [(outcome.job.name, each) for outcome in outcomes for each in outcome.moved]
+    passed = [(outcome.job.name, entry) for outcome in outcomes for entry in outcome.passed]
+    n_entries = sum(len(outcome.job.asked) for outcome in outcomes)
+    ran = sum(outcome.state == "ran" for outcome in outcomes)
+    seconds = sum(outcome.seconds for outcome in outcomes)
+    entries = {(name, each.entry) for name, each in moved if each.entry != "table"}
+    counts = (
+        f"{n_entries} entries of {len(outcomes)} scripts, {ran} run now, {len(failed)} with errors, {seconds:.0f} s of "
+        f"scripts: {len(entries)} entries moved"
+    )
+    if random:
+        for name, entry in passed:
+            write(f"{name}: {entry}: the same with random weights")
+        untouched = len(passed)
+        write(f"{counts}; {untouched} that depend on training did not")
+        return not untouched
+    if moved:
+        lines = [("results", "entry", "quantity", "written", "measured", "apart")]
+        lines += [(name, e.entry, e.quantity, e.written, e.measured, e.apart) for name, e in moved]
+        widths = [max(len(line[i]) for line in lines) for i in range(6)]
+        for line in lines:
+            write("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    write(counts)
+    return not moved and not failed

@@ -1,0 +1,261 @@
+"""`mechicl verify`: scripts run again, and every row held against what is written."""
+
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mechicl import cli
+from mechicl.reports import Comparison
+from mechicl.reports.replay import PACKAGE, find_jobs, fingerprint, replay, report
+
+ROOT = Path(__file__).parents[2]
+QUICK = """
+import json, pathlib, sys, time
+out = pathlib.Path(sys.argv[sys.argv.index("--out") + 1])
+with open(pathlib.Path(__file__).parent / "runs.txt", "a") as file:
+    file.write("NAME " + " ".join(w for w in sys.argv[1:] if w.startswith("--") and w != "--out") + "\\n")
+time.sleep(SECONDS)
+row = {"quantity": "loss", "published": 2.0, "measured": VALUE, "over": "", "note": ""}
+claim = {"source": "fu2024", "item": "ITEM", "what": "loss", "lines": {"": [row]}}
+result = {"title": "T", "lead": "L", "command": "python analyses/NAME.py", "checkpoints": [], "table": [row],
+          "claims": [claim], "wall_time_s": SECONDS}
+(out / "NAME.json").write_text(json.dumps(result))
+"""
+REAL = '''
+from dataclasses import dataclass
+import torch
+from mechicl.checkpoints import load_checkpoint
+from mechicl.learners import squared_errors
+from mechicl.reports import Claims, Comparison, Row
+from mechicl.reports.rows import over_seeds
+from mechicl.reports.script import ScriptArgs, run_script
+
+@dataclass(frozen=True)
+class Args(ScriptArgs):
+    """Losses."""
+
+    checkpoint: str = "lsa-1l"
+
+def compare(args):
+    checkpoint = load_checkpoint(args.checkpoint)
+    prompts = checkpoint.task.sample(256, seed=3)
+    losses = torch.stack([squared_errors(model, prompts).mean() for model in checkpoint.models])
+    return Comparison("Losses", "", [Row("loss", None, *over_seeds(losses, checkpoint)), Row("exact", None, 2.0)])
+
+def claims(comparison):
+    paper = Claims("vonoswald2023", comparison.rows)
+    paper.add("Fig. 2, left", "loss", "loss", check="< 0.5", published="small")
+    paper.add("Fig. 3", "exact", "exact", check="= 2", published="2", trained=False)
+    return paper.stated
+
+if __name__ == "__main__":
+    run_script(Args, compare, "losses", claims)
+'''
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A checkout with two scripts that write what they are told to, and the results that they wrote."""
+    (tmp_path / "analyses" / "results").mkdir(parents=True)
+    for name, value, item in (("one", 2.0, "Fig. 1, left"), ("two", 3.0, "Fig. 10")):
+        write_script(tmp_path, name, value, item)
+        out = tmp_path / "analyses" / "results"
+        subprocess.run([sys.executable, tmp_path / "analyses" / f"{name}.py", "--out", out], check=True)
+    (tmp_path / "analyses" / "runs.txt").unlink()
+    return tmp_path
+
+
+def write_script(root: Path, name: str, value: float, item: str = "Fig. 1, left", seconds: float = 0.0) -> None:
+    words = {"NAME": name, "VALUE": str(value), "ITEM": item, "SECONDS": str(seconds)}
+    text = QUICK
+    for word, value_of_it in words.items():
+        text = text.replace(word, value_of_it)
+    (root / "analyses" / f"{name}.py").write_text(text)
+
+
+def ran(root: Path) -> list[str]:
+    path = root / "analyses" / "runs.txt"
+    return sorted(line.strip() for line in path.read_text().splitlines()) if path.exists() else []
+
+
+def verify(root: Path, *words: str) -> int:
+    """The command's exit code."""
+    try:
+        cli.main(["verify", "--root", str(root), "--out", str(root / "state"), "--quiet", *words])
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    return 0
+
+
+def test_what_is_as_written_passes_and_is_not_run_again(root, capsys):
+    assert verify(root) == 0
+    assert ran(root) == ["one --no-control", "two --no-control"]
+    assert "2 entries of 2 scripts, 2 run now, 0 with errors" in capsys.readouterr().out
+    assert verify(root) == 0
+    assert len(ran(root)) == 2
+    assert "2 entries of 2 scripts, 0 run now" in capsys.readouterr().out
+
+
+def test_a_changed_number_is_reported(root, capsys):
+    path = root / "analyses" / "results" / "one.json"
+    path.write_text(path.read_text().replace('"measured": 2.0', '"measured": 2.1'))
+    assert verify(root) == 1
+    printed = capsys.readouterr().out
+    assert "2.1" in printed
+    assert "fu2024, Fig. 1, left, loss" in printed
+    assert "1 entries moved" in printed
+    assert len([line for line in printed.splitlines() if line.startswith("one  ")]) == 2  # the entry, and the table
+    path.write_text(path.read_text().replace('"measured": 2.1', '"measured": 2.0000001'))
+    assert verify(root) == 0
+    assert len(ran(root)) == 2  # what is written is no reason to measure again
+
+
+def test_a_script_that_changed_is_run_again_and_what_it_measured_before_is_gone(root):
+    assert verify(root) == 0
+    write_script(root, "two", 4.0, "Fig. 10")
+    assert verify(root) == 1
+    assert ran(root) == ["one --no-control", "two --no-control", "two --no-control"]
+    assert len(list((root / "state" / "trained").iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        ("one", ["one"]), ("one.py", ["one"]), ("Fig. 1", ["one"]), ("fig. 1, left", ["one"]), ("Fig. 10", ["two"]),
+        ("fu2024", ["one", "two"]),
+    ],
+)  # fmt: skip
+def test_entries_are_named_by_script_results_paper_or_item(root, entry, expected):
+    assert sorted(job.name for job in find_jobs(root, [entry])) == expected
+
+
+def test_of_an_item_only_its_own_rows_count(root):
+    path = root / "analyses" / "results" / "one.json"
+    saved = json.loads(path.read_text())
+    saved["table"][0]["measured"] = 9.0
+    path.write_text(json.dumps(saved))
+    assert verify(root, "Fig. 1") == 0
+    assert verify(root, "one") == 1
+
+
+@pytest.mark.parametrize(("entries", "message"), [(["Fig. 99"], "no 'Fig. 99'.*one, two"), (["fu"], "no 'fu'")])
+def test_an_unknown_entry_is_refused(root, entries, message):
+    with pytest.raises(ValueError, match=message):
+        find_jobs(root, entries)
+
+
+def test_without_a_source_checkout_there_is_nothing_to_run(tmp_path, capsys):
+    assert verify(tmp_path) == 1
+    assert "source checkout" in capsys.readouterr().err
+    (tmp_path / "analyses" / "results").mkdir(parents=True)
+    Comparison("T", "L", []).write_numbers(tmp_path / "analyses" / "results" / "a.json")
+    with pytest.raises(ValueError, match="says no command"):
+        find_jobs(tmp_path)
+
+
+def test_a_script_that_fails_is_said_and_tried_again(root, capsys):
+    (root / "analyses" / "two.py").write_text("import sys; sys.exit('no such thing')")
+    assert verify(root) == 1
+    assert "two: ended with an error: no such thing" in capsys.readouterr().out
+    write_script(root, "two", 3.0, "Fig. 10")
+    assert verify(root) == 0
+
+
+def test_the_longest_come_first_and_the_list_runs_nothing(root, capsys):
+    path = root / "analyses" / "results" / "two.json"
+    saved = json.loads(path.read_text())
+    path.write_text(json.dumps(saved | {"wall_time_s": 7.0}))
+    path = root / "analyses" / "results" / "one.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"wall_time_s": 5.0}))
+    assert [job.seconds for job in find_jobs(root)] == [7.0, 5.0]
+    assert verify(root, "--list") == 0
+    assert capsys.readouterr().out.splitlines()[0].split() == ["7", "s", "1", "entries", "two:", "analyses/two.py"]
+    assert ran(root) == []
+    assert verify(root, "--workers", "0") == 1
+
+
+def test_killed_and_called_again_it_goes_on(root):
+    write_script(root, "one", 2.0, seconds=60.0)
+    words = [sys.executable, "-m", "mechicl.cli", "verify", "--root", root, "--out", root / "state", "--workers", "2"]
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, start_new_session=True, env=os.environ | {
+        "PYTHONPATH": str(PACKAGE.parent)})  # fmt: skip
+    while not list((root / "state").glob("*/two-*/done.json")):
+        assert process.poll() is None
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not list((root / "state").glob("*/one-*/done.json"))
+    write_script(root, "one", 2.0)
+    assert verify(root) == 0
+    assert [line for line in ran(root) if line.startswith("two")] == ["two --no-control"]
+
+
+def test_random_weights_in_a_checkpoints_place_fail_what_depends_on_training(root, capsys, monkeypatch):
+    for path in (root / "analyses").glob("*/*.json"):
+        path.unlink()
+    script = root / "analyses" / "losses.py"
+    script.write_text(REAL)
+    monkeypatch.setattr(sys, "argv", [str(script), "--out", str(root / "analyses" / "results"), "--no-control"])
+    runpy.run_path(str(script), run_name="__main__")
+    assert verify(root) == 0
+    capsys.readouterr()
+    assert verify(root, "--random-weights") == 0  # the loss moved; what does not depend on training need not
+    assert "0 that depend on training did not" in capsys.readouterr().out
+    path = root / "analyses" / "results" / "losses_lsa-1l.json"
+    saved = json.loads(path.read_text())
+    del saved["claims"][1]["trained"]  # as if the other depended on training too
+    path.write_text(json.dumps(saved))
+    assert verify(root, "--random-weights") == 1
+    assert "Fig. 3, exact: the same with random weights" in capsys.readouterr().out
+
+
+def test_a_change_of_checkpoint_script_or_library_is_another_fingerprint(root, monkeypatch):
+    (one, two) = sorted(find_jobs(root), key=lambda job: job.name)
+    assert fingerprint(one, root) != fingerprint(two, root)
+    seen = {fingerprint(one, root)}
+    seen.add(fingerprint(replace(one, words=(*one.words, "--more")), root))
+    for checkpoint in ("lsa-1l", "lsa-5l"):
+        changed = replace(one.written, data={**one.written.data, "checkpoints": [checkpoint]})
+        seen.add(fingerprint(replace(one, written=changed), root))
+    write_script(root, "one", 2.5)
+    seen.add(fingerprint(one, root))
+    library = root / "library"
+    library.mkdir()
+    (library / "code.py").write_text("a = 1")
+    monkeypatch.setattr("mechicl.reports.replay.PACKAGE", library)
+    seen.add(fingerprint(one, root))
+    (library / "code.py").write_text("a = 2")
+    seen.add(fingerprint(one, root))
+    assert len(seen) == 7
+
+
+def test_everything_in_the_index_can_be_asked_for():
+    jobs = find_jobs(ROOT)
+    assert {job.name for job in jobs} == {path.stem for path in (ROOT / "analyses" / "results").glob("*.json")}
+    for job in jobs:
+        assert (ROOT / job.words[0]).is_file()
+        assert job.asked == list(job.written.claims)
+    assert {job.name for job in find_jobs(ROOT, ["Fig. 3b"])} == {"oswald_descent_lsa-5l", "fu_matching_gpt2-8l"}
+
+
+def test_scripts_end_with_who_asked_for_them(root):
+    write_script(root, "one", 2.0, seconds=60.0)
+    outcomes = replay(find_jobs(root), root, root / "state", workers=2, progress=False)
+    assert next(outcomes).job.name == "two"
+    start = time.perf_counter()
+    outcomes.close()  # type: ignore[attr-defined] - a generator
+    assert time.perf_counter() - start < 10
+
+
+def test_what_is_printed_of_nothing():
+    lines: list[str] = []
+    assert report([], write=lines.append)
+    assert lines == ["0 entries of 0 scripts, 0 run now, 0 with errors, 0 s of scripts: 0 entries moved"]
