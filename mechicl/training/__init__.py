@@ -3,10 +3,12 @@
 from mechicl.training.config import TrainingConfig
 from mechicl.training.curriculum import Curriculum, Ramp
 from mechicl.training.loop import TrainingDivergedError, TrainingResult, train
+from mechicl.training.optimizers import SOAP
 from mechicl.training.presets import PRESETS
 
 __all__ = [
     "PRESETS",
+    "SOAP",
     "Curriculum",
     "Ramp",
     "TrainingConfig",

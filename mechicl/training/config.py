@@ -11,6 +11,7 @@ from mechicl.prompts import At
 from mechicl.sampling import TokenDistribution
 from mechicl.tasks import AnyTask, FixedTasks, LinearRegression, task_from_dict, task_to_dict
 from mechicl.training.curriculum import Curriculum, Ramp
+from mechicl.training.optimizers import OptimizerName
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,9 @@ class TrainingConfig:
         seeds: one model each (and task), trained together; a seed fixes its initial weights and its prompts.
         steps: number of optimisation steps.
         batch_size: prompts a step and seed, over all processes together.
-        learning_rate: Adam's, after warm-up.
+        optimizer: "adam", or "soap", which is Adam in each weight matrix's own axes: quicker where deep models are
+            ill-conditioned (see `training.SOAP`).
+        learning_rate: the optimiser's, after warm-up.
         schedule: "constant", or "cosine" down to 0 at the last step.
         warmup_steps: of linear growth of the learning rate from 0.
         gradient_clip: bound on the global norm of each seed's gradient; None for no bound.
@@ -55,6 +58,7 @@ class TrainingConfig:
     seeds: tuple[int, ...] = (0,)
     steps: int = 5000
     batch_size: int = 2048
+    optimizer: OptimizerName = "adam"
     learning_rate: float = 1e-3
     schedule: Literal["constant", "cosine"] = "constant"
     warmup_steps: int = 0
@@ -77,6 +81,7 @@ class TrainingConfig:
         require_whole(self, steps=0, batch_size=1, warmup_steps=0, n_snapshots=0)
         require_whole(self, eval_every=1, eval_prompts=1, eval_seed=0, log_every=1, save_every=1)
         choices: dict[str, tuple[str | None, ...]] = {
+            "optimizer": ("adam", "soap"),
             "schedule": ("constant", "cosine"),
             "loss": (None, "query", "points"),
             "mixed_precision": ("no", "bf16"),

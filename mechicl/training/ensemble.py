@@ -36,6 +36,11 @@ class Ensemble(nn.Module):
         """Number of models."""
         return self.flat.shape[0]
 
+    @property
+    def shapes(self) -> list[torch.Size]:
+        """Of the weights that a row of `flat` is made of, in order."""
+        return list(self._shapes.values())
+
     def forward(
         self, tokens: Float[Tensor, "seed prompt pos d_token"] | Int[Tensor, "seed prompt pos"], at: At
     ) -> Float[Tensor, "seed prompt row d_out"]:

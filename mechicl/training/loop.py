@@ -23,7 +23,8 @@ from mechicl.training import objectives
 from mechicl.training.config import TrainingConfig
 from mechicl.training.data import Batch, batches, make_generators
 from mechicl.training.ensemble import Ensemble
-from mechicl.training.state import METRICS_FILE, STATE_FILE, Metrics, RunState, adam_moments, restore_adam
+from mechicl.training.optimizers import make_optimizer
+from mechicl.training.state import METRICS_FILE, STATE_FILE, Metrics, RunState, optimizer_moments, restore_moments
 
 
 class TrainingDivergedError(FloatingPointError):
@@ -129,8 +130,9 @@ class _Run:
         models = [build(self.model_config, seed) for _, seed in config.members]
         self.encoder = models[0]
         self.ensemble = Ensemble(models).to(accelerator.device)
-        fused = accelerator.device.type in ("cpu", "cuda")
-        self.optimizer = torch.optim.Adam(self.ensemble.parameters(), lr=config.learning_rate, fused=fused)
+        self.optimizer = make_optimizer(
+            config.optimizer, self.ensemble.flat, self.ensemble.shapes, config.learning_rate
+        )
         self.generators = make_generators(config, accelerator.device)
         fresh = torch.stack([generator.get_state() for generator in self.generators])
         never = torch.full((len(config.members),), -1)
@@ -144,7 +146,7 @@ class _Run:
                     f"numbers are others; go on there, use another folder or restart it"
                 )
             self.ensemble.load(self.state.weights)
-            restore_adam(self.optimizer, ["weights"], self.state.moments)
+            restore_moments(self.optimizer, ["weights"], self.state.moments)
             for generator, saved in zip(self.generators, self.state.generators, strict=True):
                 generator.set_state(saved.clone())  # a row of a tensor would crash torch
         self.last_save = self.state.step if self.resumed else None
@@ -304,7 +306,7 @@ class _Run:
     def _save(self) -> None:
         state = self.state
         state.weights = self.ensemble.state()
-        state.moments = adam_moments(self.optimizer, ["weights"])
+        state.moments = optimizer_moments(self.optimizer, ["weights"])
         if self.accelerator.is_main_process:
             state.save(self.folder, self.config)
         self.accelerator.wait_for_everyone()

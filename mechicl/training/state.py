@@ -23,7 +23,8 @@ class RunState:
     Attributes:
         step: number of steps done.
         weights: name to `[seed ...]`.
-        moments: Adam's first and second moments and step, "exp_avg.NAME", "exp_avg_sq.NAME" and "step.NAME".
+        moments: what the optimiser keeps: its step, Adam's first and second moments, "exp_avg.NAME", "exp_avg_sq.NAME"
+            and "step.NAME", and SOAP's factors and axes.
         generators: the random state of each seed's prompts, `[seed byte]`.
         stopped_at: step at which each seed reached its target, -1 while it has not, `[seed]`. Its weights stay put.
         wall_time: seconds spent so far.
@@ -78,23 +79,22 @@ class RunState:
         )
 
 
-def adam_moments(optimizer: torch.optim.Optimizer, names: list[str]) -> dict[str, Tensor]:
-    """Adam's moments by weight name, copies on the CPU."""
+def optimizer_moments(optimizer: torch.optim.Optimizer, names: list[str]) -> dict[str, Tensor]:
+    """What an optimiser keeps, "KEY.NAME" by the weights' names, copies on the CPU."""
     parameters = optimizer.param_groups[0]["params"]
-    moments = {}
-    for name, parameter in zip(names, parameters, strict=True):
-        for key in ("exp_avg", "exp_avg_sq", "step"):
-            if key in optimizer.state[parameter]:
-                moments[f"{key}.{name}"] = optimizer.state[parameter][key].detach().cpu().clone()
-    return moments
+    return {
+        f"{key}.{name}": value.detach().cpu().clone()
+        for name, parameter in zip(names, parameters, strict=True)
+        for key, value in optimizer.state[parameter].items()
+    }
 
 
-def restore_adam(optimizer: torch.optim.Optimizer, names: list[str], moments: dict[str, Tensor]) -> None:
-    """The inverse of `adam_moments`."""
+def restore_moments(optimizer: torch.optim.Optimizer, names: list[str], moments: dict[str, Tensor]) -> None:
+    """The inverse of `optimizer_moments`."""
     for name, parameter in zip(names, optimizer.param_groups[0]["params"], strict=True):
-        for key in ("exp_avg", "exp_avg_sq", "step"):
-            value = moments.get(f"{key}.{name}")
-            if value is not None:
+        for saved, value in moments.items():
+            key, _, of_weights = saved.rpartition(".")
+            if of_weights == name:
                 on_device = key != "step" or optimizer.param_groups[0].get("fused")  # fused kernels read the step there
                 device = parameter.device if on_device else value.device
                 optimizer.state[parameter][key] = value.clone().to(device)

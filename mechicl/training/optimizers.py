@@ -1,0 +1,148 @@
+"""The optimisers of a run: Adam, and SOAP, which is Adam in each weight matrix's own axes."""
+
+from collections.abc import Callable, Iterable
+from math import prod
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+OptimizerName = Literal["adam", "soap"]
+TIE = 1e-6  # eigenvalues that differ by less, in units of their mean, count as equal
+
+
+def make_optimizer(
+    name: OptimizerName, weights: Float[Tensor, "seed weight"], shapes: Iterable[torch.Size], learning_rate: float
+) -> torch.optim.Optimizer:
+    """The optimiser of an ensemble's weights.
+
+    Args:
+        name: "adam" or "soap".
+        weights: all weights of a seed in one row.
+        shapes: of the weights that a row is made of, in order.
+        learning_rate: at which it starts.
+    """
+    if name == "adam":
+        return torch.optim.Adam([weights], lr=learning_rate, fused=weights.device.type in ("cpu", "cuda"))
+    return SOAP(weights, shapes, lr=learning_rate)
+
+
+class SOAP(torch.optim.Optimizer):
+    """Adam in the eigenbases of Shampoo's two factors, for many small matrices at once.
+
+    A matrix W with gradient G has running means of G Gᵀ and Gᵀ G. Adam's second moment is kept in the axes of their
+    eigenvectors, which are found anew every few steps; the update is turned back. Where a loss is ill-conditioned along
+    directions that mix the entries of a matrix, Adam alone follows its own axes slowly; these follow the loss.
+
+    The last two axes of a weight are its matrix, axes before them (heads) count matrices. Vectors have Adam's update,
+    and so do sides of a matrix that are longer than `max_size`.
+
+    Args:
+        weights: one row a model; no operation mixes rows.
+        shapes: of the weights that a row is made of, in order.
+        lr: learning rate.
+        betas: decay of the mean gradient, and of the second moments and factors.
+        every: steps from one search for eigenvectors to the next.
+        eps: added to the root of the second moment, in units of its root mean over the matrix: what is rounding in the
+            gradient stays small in the update.
+        max_size: longest side of a matrix whose eigenvectors are sought.
+
+    Raises:
+        ValueError: the shapes do not make up a row.
+
+    Source: Vyas et al. 2024, algorithm 3, with eigenvectors in full in place of one power iteration; eps is relative.
+
+    Example:
+        >>> weights = torch.zeros(2, 12, requires_grad=True)  # two models with a matrix of 3 x 4
+        >>> optimizer = SOAP(weights, [torch.Size([3, 4])], lr=0.1)
+        >>> (weights - 1).square().sum().backward()
+        >>> optimizer.step()
+        >>> weights[0, 0].item() > 0
+        True
+    """
+
+    def __init__(
+        self,
+        weights: Float[Tensor, "seed weight"],
+        shapes: Iterable[torch.Size],
+        *,
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.99),
+        every: int = 10,
+        eps: float = 1e-5,
+        max_size: int = 1024,
+    ):
+        super().__init__([weights], {"lr": lr, "betas": betas, "every": every, "eps": eps, "max_size": max_size})
+        self.groups: dict[tuple[int, int], Tensor] = {}  # columns of the matrices of each size, `[matrix row column]`
+        start, columns = 0, {}
+        for shape in shapes:
+            rows, width = (shape[-2], shape[-1]) if len(shape) > 1 else (1, prod(shape))
+            entries = torch.arange(start, start + prod(shape), device=weights.device)
+            columns.setdefault((rows, width), []).append(entries.reshape(-1, rows, width))
+            start += prod(shape)
+        if start != weights.shape[1]:
+            raise ValueError(f"shapes make {start} weights, but a row of weights has {weights.shape[1]}")
+        self.groups = {size: torch.cat(parts) for size, parts in columns.items()}
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """One update of all weights."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for settings in self.param_groups:
+            (weights,) = settings["params"]
+            if weights.grad is not None:
+                self._step(weights, weights.grad, settings)
+        return loss
+
+    def _step(self, weights: Tensor, gradient: Tensor, settings: dict[str, Any]) -> None:
+        state, (beta, beta_2) = self.state[weights], settings["betas"]
+        if not state:
+            state["step"] = torch.zeros(())
+            state |= {"exp_avg": torch.zeros_like(gradient), "exp_avg_sq": torch.zeros_like(gradient)}
+        state["step"] += 1
+        step = int(state["step"])
+        state["exp_avg"].lerp_(gradient, 1 - beta)
+        mean = state["exp_avg"] / (1 - beta**step)
+        due = (step - 1) % settings["every"] == 0
+        for (rows, width), entries in self.groups.items():
+            turns = []
+            here = gradient[:, entries]  # [seed matrix row column]
+            for side, size in (("left", rows), ("right", width)):
+                if rows == 1 or size > settings["max_size"]:
+                    continue
+                name, factor = f"{side}_{rows}x{width}", here @ here.mT if side == "left" else here.mT @ here
+                state.setdefault(name, torch.zeros(factor.shape).to(factor)).lerp_(factor, 1 - beta_2)
+                if due:
+                    state[f"{name}_axes"] = eigenvectors(state[name])
+                turns.append((side, state[f"{name}_axes"]))
+            second = state["exp_avg_sq"][:, entries].lerp(_turn(here, turns).square(), 1 - beta_2)
+            state["exp_avg_sq"][:, entries] = second
+            second = second / (1 - beta_2**step)
+            floor = settings["eps"] * second.mean(dim=(-2, -1), keepdim=True).sqrt()
+            root = second.sqrt() + floor + torch.finfo(second.dtype).tiny
+            update = _turn(_turn(mean[:, entries], turns) / root, turns, back=True)
+            weights[:, entries] = weights[:, entries] - settings["lr"] * update
+
+
+def eigenvectors(factors: Float[Tensor, "*matrix size size"]) -> Float[Tensor, "*matrix size size"]:
+    """Orthonormal eigenvectors of symmetric matrices, as columns; what is not finite counts as 0.
+
+    Where eigenvalues are equal, as those of a first gradient's null space, the weights' own axes are taken, not what
+    rounding gives. A run whose gradients overflow goes on to the loss that says so.
+    """
+    scale = factors.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(torch.finfo(factors.dtype).tiny)
+    relative = torch.nan_to_num(factors / scale[..., None, None], posinf=0.0, neginf=0.0)
+    ties = torch.linspace(0, TIE, factors.shape[-1], dtype=factors.dtype, device=factors.device)
+    return torch.linalg.eigh(relative + ties.diag())[1].contiguous()
+
+
+def _turn(matrices: Tensor, turns: list[tuple[str, Tensor]], *, back: bool = False) -> Tensor:
+    """Matrices in the axes of their sides, or back from there."""
+    for side, axes in turns:
+        turn = axes.mT if (side == "left") != back else axes
+        matrices = turn @ matrices if side == "left" else matrices @ turn
+    return matrices
