@@ -9,8 +9,11 @@ from mechicl import viz
 from mechicl.analysis import fit_readouts, match
 from mechicl.analysis.behaviour import measure_outside_span, similarity_of_weights
 from mechicl.checkpoints import load_checkpoint
+from mechicl.learners import Trajectory
+from mechicl.prompts import Prompts
 from mechicl.reports import Claim, Claims, Comparison, Row, Section
-from mechicl.reports.layers import reference_families
+from mechicl.reports.layer_families import reference_families
+from mechicl.reports.layer_matches import over_models
 from mechicl.reports.script import ScriptArgs, run_script
 from mechicl.statistics import Interval, interval
 
@@ -21,9 +24,9 @@ class Args(ScriptArgs):
 
     checkpoint: str = "gpt2-8l"
     """Name or folder of an interleaved model."""
-    n_prompts: int = 1024
+    n_prompts: int = 512
     """Held-out prompts."""
-    n_fitting: int = 8192
+    n_fitting: int = 4096
     """Prompts to fit readouts on."""
     seed: int = 0
     """Seed of the prompts."""
@@ -32,25 +35,23 @@ class Args(ScriptArgs):
 def compare(args: Args) -> Comparison:
     """Similarities of induced weights for each number of points, and the share outside the span."""
     checkpoint = load_checkpoint(args.checkpoint)
-    task, model = checkpoint.task, checkpoint.models[0]
-    readouts = fit_readouts(model, task.sample(args.n_fitting, seed=args.seed), progress=True)
-    prompts = task.sample(args.n_prompts, seed=args.seed + 1)
-    trajectory = readouts.trajectory(prompts, with_weights=True)
-    families = reference_families(task)
-    d, n_layers = task.x_dim, model.cfg.n_layers
+    task = checkpoint.task
+    fitting, prompts = (task.sample(n, seed=args.seed + i) for i, n in enumerate((args.n_fitting, args.n_prompts)))
+    all_readouts = [fit_readouts(model, fitting, progress=True) for model in checkpoint.models]
+    trajectories = [readouts.trajectory(prompts, with_weights=True) for readouts in all_readouts]
+    d, n_layers = task.x_dim, checkpoint.models[0].cfg.n_layers
     rows: list[Row] = []
     figures: list[Section] = []
     data: dict[str, object] = {"checkpoint": checkpoint.name, "n_prompts": args.n_prompts}
-    by_family: dict[str, dict[int, list[Interval]]] = {}
-    for name, learner in families.items():
+    by_family: dict[str, dict[int, list[Interval]]] = {}  # of the first seed
+    at_d: dict[str, list[list[Interval]]] = {}  # of n = d: by seed and layer
+    for name, learner in reference_families(task).items():
         reference = learner.trajectory(prompts, with_weights=True)
-        best = match(trajectory, reference, prompts, similarity="weights").best_columns()
-        cosines = similarity_of_weights(trajectory, reference)
-        by_family[name] = {
-            layer: [interval(v[v.isfinite()]) for v in cosines[layer, best[layer]].T] for layer in range(n_layers + 1)
-        }
+        by_seed = [_cosines(trajectory, reference, prompts) for trajectory in trajectories]
+        by_family[name] = by_seed[0]
+        at_d[name] = [[layers[layer][d - 1] for layer in range(n_layers + 1)] for layers in by_seed]
         data[name] = {layer: [i.mean for i in intervals] for layer, intervals in by_family[name].items()}
-    for layer in sorted({2, 3, n_layers}):
+    for layer in sorted({1, 2, 3, n_layers}):
         lines = {name: by_layer[layer] for name, by_layer in by_family.items()}
         title = f"Similarity of induced weights, layer {layer}"
         figures.append(
@@ -60,11 +61,12 @@ def compare(args: Args) -> Comparison:
                 viz.interval_lines(title, "context points", "cosine", list(range(1, task.n_context + 1)), lines),
             )
         )
-        for name, intervals in lines.items():
+        for name in lines:
             known = "a dip for OLS, none for Newton (Fig. 8)" if layer == n_layers else None
             quantity = f"cosine of weights at {d} points (n = d), layer {layer} and {name}"
-            rows.append(Row(quantity, known, intervals[d - 1], "prompts"))
-    span = measure_outside_span(readouts, prompts)
+            rows.append(over_models(quantity, [layers[layer] for layers in at_d[name]], checkpoint, known))
+    spans = [measure_outside_span(readouts, prompts) for readouts in all_readouts]
+    span = spans[0]
     data["outside_span"] = span.share.mean(-1).tolist()
     lines = {f"layer {layer}": span.by_point(layer)[1:d] for layer in range(1, n_layers + 1)}
     figures.append(
@@ -77,12 +79,20 @@ def compare(args: Args) -> Comparison:
     )
     for t in range(1, d):
         quantity, note = f"share outside the span of {t} points, last layer", f"random weights: {1 - t / d:.2f}"
-        rows.append(Row(quantity, "near 0 (Fig. 15)", span.by_point()[t], "prompts", note))
+        values = [each.by_point()[t] for each in spans]
+        rows.append(over_models(quantity, values, checkpoint, "near 0 (Fig. 15)", note))
     lead = (
         f"Induced weights of {checkpoint.name}: exact derivatives of each layer's readout with respect to the query, "
         f"on {args.n_prompts} held-out prompts (seed {args.seed + 1}), d = {d}, {task.n_context} points."
     )
     return Comparison(f"Induced weights, point by point ({checkpoint.name})", lead, rows, figures, data)
+
+
+def _cosines(trajectory: Trajectory, reference: Trajectory, prompts: Prompts) -> dict[int, list[Interval]]:
+    """By layer and number of points, the cosine with the weights of the family's best step."""
+    best = match(trajectory, reference, prompts, similarity="weights").best_columns()
+    cosines = similarity_of_weights(trajectory, reference)
+    return {layer: [interval(v[v.isfinite()]) for v in cosines[layer, best[layer]].T] for layer in range(len(cosines))}
 
 
 def claims(comparison: Comparison) -> list[Claim]:
@@ -92,10 +102,14 @@ def claims(comparison: Comparison) -> list[Claim]:
     families = ("Newton", "gradient descent", "OLS")
     paper.add("Fig. 8", "layer 2, n = d: cosine of weights with Newton, gradient descent, OLS",
               *(f"{cosine} 2 and {family}" for family in families), check="near 0", published="0",
-              why="this layer has learned something already")  # fmt: skip
+              controls={"layer 1": [f"{cosine} 1 and {family}" for family in families]},
+              cause="size: with 8 layers in place of 12 the work begins a layer earlier")  # fmt: skip
+    rivals = ("ridge path", "steepest descent", "conjugate gradients")
     paper.add("Fig. 8", "layer 3, n = d: cosine of weights with Newton, gradient descent, OLS",
               *(f"{cosine} 3 and {family}" for family in families), check="a > b and a > c",
-              published="most similar to Newton")  # fmt: skip
+              published="most similar to Newton",
+              controls={"rivals": [f"{cosine} 3 and {family}" for family in rivals]},
+              cause="size: not tested yet on a larger model")  # fmt: skip
     paper.add("Fig. 8", "layer 8, n = d: cosine of weights with OLS, Newton", f"{cosine} 8 and OLS",
               f"{cosine} 8 and Newton", check="a < b")  # fmt: skip
     paper.add("Fig. 15", "share of the last layer's weights outside the span of 1, 2, 3, 4 points",

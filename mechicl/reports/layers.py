@@ -1,56 +1,35 @@
 """The report on models of many layers: which iteration of which algorithm each layer matches (Fu et al. 2024)."""
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
-from mechicl import algorithms, viz
-from mechicl.analysis import Match, Readouts, fit_readouts, match
-from mechicl.analysis.behaviour import Growth, regressed_weights
+from mechicl import viz
+from mechicl.analysis import Match
+from mechicl.analysis.behaviour import Growth
 from mechicl.analysis.behaviour.matching import Similarity
 from mechicl.analysis.layers import LayerErrors
 from mechicl.checkpoints import Checkpoint, CheckpointError
-from mechicl.learners import AlgorithmLearner, IterativeLearner
 from mechicl.prompts import Prompts
 from mechicl.reports.algorithm import AlgorithmQuestion, causes_in_words
-from mechicl.reports.comparison import Comparison, Part, Section, published
+from mechicl.reports.comparison import Comparison, Part, Section
 from mechicl.reports.engine import Kind
+from mechicl.reports.layer_families import GROWING
+from mechicl.reports.layer_matches import GRID, LayerMatching, MatchedSeed, seed_rows, untrained_rows
 from mechicl.reports.opened import heads_and_finetuning
 from mechicl.reports.rows import Row
 from mechicl.reports.study import Study
 from mechicl.reports.verdict import Verdict
 from mechicl.statistics import interval, ratio_interval
-from mechicl.tasks import Task
 
 N_HELD_OUT = 1024  # the report and analyses/fu_matching.py match on the same prompts and the same grids
-NEWTON_STEPS = tuple(range(1, 24))
-CHEBYSHEV_STEPS = tuple(range(1, 31))
-GD_STEPS = tuple(sorted({round(4096 ** (i / 43)) for i in range(44)}))  # 40 different ones
-QUERIES = 8  # that weights are regressed on, for each dimension of the inputs
+RESAMPLES = {1: 100}  # of the prompts, for the growth of one seed; of several, seeds give the interval
 SIZES = "Published numbers are of the paper's 12-layer model with d = 20 and 40 points."
-SOURCE = "fu2024"
-_CLAIMS = {
-    "Newton": ("linear, about 3 a layer in layers 3 to 9", "is linear"),
-    "gradient descent": ("exponential", "is exponential"),
-}
+LEFT_OUT = tuple(f"minus best {rival}" for rival in ("conjugate gradients", "Chebyshev", GRID))
 NO_WEIGHTS = (
     "Softmax attention, layer norms and MLPs stand between its weights and any construction: nothing is read there."
 )
-
-
-def reference_families(task: Task) -> dict[str, IterativeLearner]:
-    """The algorithms that layers are matched with.
-
-    Gradient descent takes the largest step that converges on all of 4096 prompts of the task, always the same ones.
-    """
-    step_size = algorithms.stable_step_size(task.sample(4096, seed=2**31))
-    return {
-        "Newton": AlgorithmLearner(algorithms.newton, {"steps": NEWTON_STEPS}),
-        "gradient descent": AlgorithmLearner(algorithms.gradient_descent, {"steps": GD_STEPS, "step_size": step_size}),
-        "Chebyshev": AlgorithmLearner(algorithms.chebyshev, {"steps": CHEBYSHEV_STEPS}),
-        "OLS": AlgorithmLearner(algorithms.ols),
-    }
 
 
 def compare_layers(
@@ -58,18 +37,25 @@ def compare_layers(
     *,
     similarities: Sequence[Similarity] = ("errors",),
     n_prompts: int = N_HELD_OUT,
-    n_fitting: int = 8192,
+    n_fitting: int = 4096,
     seed: int = 0,
+    shared: bool = True,
     progress: bool = True,
 ) -> Comparison:
-    """Fit readouts, match every layer, and put the paper's statements beside what was measured.
+    """Fit readouts, match every layer of every seed with every family, and put the paper's statements beside it all.
+
+    Newton's method stands beside gradient descent, as in the paper, and beside rivals that the paper does not try: a
+    ridge path, which has no iterations, steepest descent, conjugate gradients and Chebyshev's polynomials. Steps are
+    chosen on half of the prompts and similarities measured on the others. Rows are over seeds where there are several,
+    and over prompts where there is one.
 
     Args:
-        checkpoint: with an interleaved, causal model and its task in the record.
+        checkpoint: with interleaved, causal models and their task in the record.
         similarities: what to compare.
         n_prompts: held-out prompts.
         n_fitting: prompts to fit readouts on.
         seed: of the fitting prompts; the held-out ones have the next.
+        shared: match errors also by one readout a layer for all points, and by the model's own for all layers.
         progress: show a progress bar.
 
     Raises:
@@ -83,23 +69,30 @@ def compare_layers(
             f"layers are matched on interleaved prompts with causal keys; {checkpoint.name} has "
             f"{model.cfg.prompt_format} prompts with {model.cfg.keys} keys"
         )
-    readouts = fit_readouts(model, task.sample(n_fitting, seed=seed), progress=progress)
-    prompts = task.sample(n_prompts, seed=seed + 1)
-    rows, sections = _loss(checkpoint, readouts, prompts)
+    matching = LayerMatching(
+        task, similarities, n_prompts=n_prompts, n_fitting=n_fitting, seed=seed, shared=shared, progress=progress,
+        resamples=RESAMPLES.get(len(checkpoint.models), 20),
+    )  # fmt: skip
+    seeds = [matching.of(each) for each in checkpoint.models]
+    rows, sections = _loss(checkpoint, seeds[0], matching.prompts)
     data: dict[str, Any] = {"checkpoint": checkpoint.name, "n_prompts": n_prompts, "n_fitting": n_fitting, "seed": seed}
-    families = reference_families(task)
-    for similarity in similarities:
-        trajectory = readouts.trajectory(prompts)
-        if similarity == "weights":  # as in the paper, A.3.1: regressed on queries from the inputs' distribution
-            queries = task.sample(QUERIES * task.x_dim, seed=seed + 2).query.xs
-            trajectory = dataclasses.replace(trajectory, weights=regressed_weights(readouts, prompts, queries))
-        matches = {
-            name: match(trajectory, learner, prompts, similarity=similarity) for name, learner in families.items()
-        }
-        growths = _growths(matches)
-        rows += match_rows(similarity, matches, growths)
-        sections += match_figures(similarity, matches, growths)
-        data[similarity] = {name: _numbers(each) for name, each in matches.items()}
+    for label in seeds[0].matches:
+        rows += seed_rows(label, seeds, checkpoint)
+    for label in similarities:
+        if label in seeds[0].matches:
+            matches, growths = seeds[0].matches[label], seeds[0].growths[label]
+            sections += match_figures(label, matches, growths)
+            data[label] = {name: _numbers(each) for name, each in matches.items()}
+    data["nearest"] = {
+        label: {f"{layer:g}": [name for name in ranking.nearest(layer) if name != GRID] for layer in ranking.rows[1:]}
+        for label, ranking in seeds[0].rankings.items()
+    }
+    data["by_seed"] = [
+        {label: {name: _best_steps(each) for name, each in matches.items()} for label, matches in one.matches.items()}
+        for one in seeds
+    ]
+    rows += matching.ridge_path_rows(model.cfg.n_layers)
+    rows += matching.resolution_rows(task)
     lead = _lead(checkpoint, n_prompts, seed)
     return Comparison(f"Which iteration does each layer match? ({checkpoint.name})", lead, rows, sections, data)
 
@@ -107,12 +100,11 @@ def compare_layers(
 def layers_kind(study: Study, *, n_prompts: int | None = None, progress: bool = True) -> Kind:
     """The comparison of `compare_layers`, the nearest algorithms, what the heads do and what fine-tuning does."""
     question = AlgorithmQuestion(study, progress)
-    compared: dict[str, Comparison] = {}
 
     def layers() -> Part:
         result = compare_layers(study, n_prompts=n_prompts or N_HELD_OUT, progress=progress)
-        compared["layers"] = result
-        return list(result.rows), list(result.sections), result.data
+        rows = [row for row in result.rows if not row.quantity.endswith(LEFT_OUT)]  # "nearest family" has them too
+        return [*rows, *untrained_rows(study.model, study.task)], list(result.sections), result.data
 
     opened, on_request, missing = heads_and_finetuning(study, progress=progress)
     parts: dict[str, Callable[[], Part]] = {"layers": layers, "algorithm": question.part, **opened}
@@ -130,23 +122,36 @@ def layers_kind(study: Study, *, n_prompts: int | None = None, progress: bool = 
 
 
 def _layers_in_words(comparison: Comparison) -> str:
-    """How the best-matching iterations grow with the layer."""
-    words = []
-    for name in ("Newton", "gradient descent"):
-        best = comparison.data.get("errors", {}).get(name, {}).get("best", [])
-        growth = f"errors: {name}, growth of the best step with the layer"
-        row = next((row for row in comparison.rows if row.quantity == growth), None)
-        if not best:
-            continue
-        steps = ", ".join(f"{'at most ' if b['at_edge'] and b['step'] <= 1 else 'at least ' if b['at_edge'] else ''}"
-                          f"{b['step']:g}" for b in best[1:])  # fmt: skip
-        unit = "iterations of Newton's method" if name == "Newton" else "steps of gradient descent"
-        how = {"linear": ", which grows linearly", "exponential": ", which grows exponentially"}
-        grows = how.get(str(row.measured), ", which grows in no way that can be told") if row else ""
-        words.append(f"{steps} {unit}{grows}")
-    if not words:
+    """Which families are nearest to which layers, and how the best steps grow: of rates, not of algorithms."""
+    nearest = comparison.data.get("nearest", {}).get("errors", {})
+    if not nearest:
         return ""
-    return f"Layer by layer its predictions are most like those of {'; and of '.join(words)}."
+    groups = [(families, [layer for layer, _ in group]) for families, group in groupby(nearest.items(), lambda p: p[1])]
+    words = [
+        f"layer{'s' if len(layers) > 1 else ''} {layers[0]}{f' to {layers[-1]}' if len(layers) > 1 else ''} by "
+        f"{_either(families)}"
+        for families, layers in groups
+    ]
+    grows = [
+        f"{name}'s best step grows {row.measured}ly"
+        for name in ("Newton", "gradient descent", "ridge path")
+        for row in comparison.rows
+        if row.quantity == f"errors: {name}, growth of the best step with the layer"
+        and row.measured in ("linear", "exponential")
+    ]
+    rates = ""
+    if grows:
+        rates = (
+            f" {'; '.join(grows)}: all of them say how fast errors shrink from layer to layer, and none by which "
+            f"algorithm, since a ridge path has no iterations."
+        )
+    return f"Its errors after each layer are matched best: {'; '.join(words)}.{rates}"
+
+
+def _either(families: Sequence[str]) -> str:
+    """Families of which none is nearer than the others."""
+    names = ["least squares" if name == "OLS" else name for name in families]
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]} (none is nearer)"
 
 
 def _lead(checkpoint: Checkpoint, n_prompts: int, seed: int = 0) -> str:
@@ -156,44 +161,6 @@ def _lead(checkpoint: Checkpoint, n_prompts: int, seed: int = 0) -> str:
         f"by linear readouts fitted in closed form, against algorithms on {n_prompts:,} held-out prompts "
         f"(seed {seed + 1}). {SIZES}"
     )
-
-
-def match_rows(similarity: Similarity, matches: Mapping[str, Match], growths: Mapping[str, Growth]) -> list[Row]:
-    """What the paper says of the matches, beside what was measured."""
-    printed = published("fu2024_similarity_of_errors")
-    last = {
-        "Newton": max(filter(None, printed["newton_layer12_by_iteration_1_to_23"])),
-        "gradient descent": max(printed["gd_layer12_by_steps"].values()),
-    }
-    rows: list[Row] = []
-    for name, matched in matches.items():
-        best = matched.best()
-        rows.append(
-            Row(
-                f"{similarity}: last layer and its best {name} step",
-                last.get(name) if similarity == "errors" else "near 1 (Fig. 7)" if name == "OLS" else None,
-                best[-1].similarity,
-                "prompts",
-                f"step {best[-1].column:g} ({best[-1].low:g} to {best[-1].high:g})" if len(matched.columns) > 1 else "",
-                "near 1" if similarity == "weights" and name == "OLS" else "",
-                SOURCE,
-            )
-        )
-        if name in growths:
-            rows += _growth_rows(f"{similarity}: {name}", _CLAIMS.get(name), growths[name])
-    pair = [matches[name].halves() for name in ("Newton", "gradient descent")]
-    chosen = [choosing.best_columns() for choosing, _ in pair]
-    for i, layer in enumerate(matches["Newton"].rows):
-        if layer:
-            newton, descent = (
-                measured.similarities[i, columns[i]] for (_, measured), columns in zip(pair, chosen, strict=True)
-            )
-            difference = newton - descent
-            name = f"{similarity}: layer {layer:g}, best Newton minus best gradient descent"
-            alike = interval(difference[difference.isfinite()])
-            rows.append(Row(name, "positive (Fig. 7)", alike, "prompts", "steps chosen on other prompts",
-                            "> 0", SOURCE))  # fmt: skip
-    return rows
 
 
 def match_figures(similarity: Similarity, matches: Mapping[str, Match], growths: Mapping[str, Growth]) -> list[Section]:
@@ -207,6 +174,7 @@ def match_figures(similarity: Similarity, matches: Mapping[str, Match], growths:
             viz.match_heatmap(matched, f"Similarity of {compared}"),
         )
         for name, matched in several.items()
+        if name in GROWING
     ]
     lines = {name: [best.similarity for best in matched.best()] for name, matched in matches.items()}
     layers = list(next(iter(matches.values())).rows)
@@ -228,33 +196,8 @@ def match_figures(similarity: Similarity, matches: Mapping[str, Match], growths:
     return sections
 
 
-def _growths(matches: Mapping[str, Match]) -> dict[str, Growth]:
-    """Fits where there are enough layers whose best match lies inside the steps that were tried."""
-    growths = {}
-    for name, matched in matches.items():
-        rows = matched.growth_rows()
-        if len(rows) >= 5:
-            growths[name] = matched.growth(rows)
-    return growths
-
-
-def _growth_rows(name: str, claim: tuple[str, str] | None, growth: Growth) -> list[Row]:
-    layers = f"layers {growth.rows[0]:g} to {growth.rows[-1]:g}"
-    note = (
-        f"best steps {', '.join(f'{k:g}' for k in growth.columns)}; AICc {growth.linear_aic:.1f} (linear), "
-        f"{growth.exponential_aic:.1f} (exponential); linear in {growth.linear_share:.0%} of resamples"
-    )
-    return [
-        Row(f"{name}, growth of the best step with the layer", claim and claim[0], growth.better, layers, note,
-            claim[1] if claim else "", SOURCE),
-        Row(f"{name}, steps a layer (linear fit)", 3 if "Newton" in name else None, growth.slope, "prompts",
-            source=SOURCE),
-        Row(f"{name}, doublings a layer (exponential fit)", None, growth.doubling, "prompts"),
-    ]  # fmt: skip
-
-
-def _loss(checkpoint: Checkpoint, readouts: Readouts, prompts: Prompts) -> tuple[list[Row], list[Section]]:
-    errors = readouts.errors(prompts)
+def _loss(checkpoint: Checkpoint, first: MatchedSeed, prompts: Prompts) -> tuple[list[Row], list[Section]]:
+    errors = first.errors
     t = min(2 * prompts.x_dim, prompts.n_context)
     per_dimension = interval(errors.squared_errors[-1, t] / prompts.x_dim)
     first_over_last = ratio_interval(errors.squared_errors[1].mean(0), errors.squared_errors[-1].mean(0))
@@ -278,6 +221,10 @@ def loss_figure(title: str, errors: LayerErrors, prompts: Prompts, labels: Seque
         "Loss by number of context points", "context points", "MSE / E y²", points, lines, log_y=True
     )
     return Section(title, "Means with 95% intervals over prompts (Fig. 3).", figure)
+
+
+def _best_steps(matched: Match) -> list[float]:
+    return [matched.columns[column] for column in matched.best_columns()]
 
 
 def _numbers(matched: Match) -> dict[str, Any]:

@@ -3,14 +3,16 @@
 import importlib
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from mechicl.checkpoints import CheckpointError, load_checkpoint, save
 from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig
-from mechicl.reports import write_report
-from mechicl.reports.layers import compare_layers
+from mechicl.reports import Comparison, Row, write_report
+from mechicl.reports.layer_matches import LayerMatching
+from mechicl.reports.layers import _layers_in_words, compare_layers
 from mechicl.tasks import LinearRegression, task_to_dict
 
 TASK = LinearRegression(x_dim=3, n_context=7, inputs="gaussian")
@@ -59,8 +61,8 @@ def test_the_report_has_a_table_and_pictures_that_a_browser_shows(folders, tmp_p
     assert titles[1] == "Published and measured"
     pictures = page.locator("section:has(.js-plotly-plot .main-svg)")
     assert pictures.locator("h2").all_inner_texts() == [titles[0], *titles[2:-1]]
-    assert page.locator(".js-plotly-plot").count() == len(titles) - 2 == 1 + 6 + 2 + 4
-    assert pictures.nth(12).locator(".annotation-text").all_text_contents()[:2] == ["head 0", "head 1"]
+    assert page.locator(".js-plotly-plot").count() == len(titles) - 2 == 1 + 7 + 2 + 4
+    assert pictures.nth(13).locator(".annotation-text").all_text_contents()[:2] == ["head 0", "head 1"]
     assert page.evaluate("document.documentElement.scrollWidth") <= page.viewport_size["width"]
     assert "Which iteration does each layer match" in page.inner_text("h1")
     page.close()
@@ -71,6 +73,63 @@ def test_an_lstm_is_compared_too(folders):
     result = compare_layers(load_checkpoint(folders["lstm"]), n_prompts=30, n_fitting=100, progress=False)
     assert result.data["errors"]["Newton"]["layers"] == (0, 1, 2)
     assert len(result.data["errors"]["Newton"]["mean"][0]) == 23
+
+
+@pytest.fixture(scope="module")
+def of_two_seeds(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+    record = {"seeds": [4, 7], "training": {"task": task_to_dict(TASK)}}
+    models = [HookedTransformer(CFG, seed=seed) for seed in (1, 2)]
+    folder = save(tmp_path_factory.mktemp("seeds") / "gpt2-8l", models, record)
+    return compare_layers(
+        load_checkpoint(folder), similarities=("errors", "weights"), n_prompts=20, n_fitting=60, progress=False
+    )
+
+
+def test_rows_are_over_seeds_where_there_are_several(of_two_seeds):
+    rows = {row.quantity: row for row in of_two_seeds.rows}
+    for quantity in (
+        "errors: last layer and its best Newton step",
+        "errors: layer 3, best Newton minus best ridge path",
+        "errors, one readout for all layers: layer 3, best Newton minus best gradient descent",
+        "weights: layer 2, best Newton minus best steepest descent",
+    ):
+        assert rows[quantity].over == "seeds"
+        assert rows[quantity].measured.n == 2
+    kinds = [name for name in rows if name.startswith("errors: Newton, growth of the best step")]
+    assert [name.rsplit(", ", 1)[1] for name in kinds] == ["seed 4", "seed 7"]
+    assert rows["errors: layer 1, nearest family"].over == "2 seeds"
+    assert [len(each["errors"]["Newton"]) for each in of_two_seeds.data["by_seed"]] == [4, 4]
+
+
+def test_a_ridge_path_in_the_models_place_grows_as_newton_would():
+    task = LinearRegression(x_dim=5, n_context=20, inputs="gaussian")
+    matching = LayerMatching(
+        task, ("errors",), n_prompts=100, n_fitting=8, seed=0, shared=False, resamples=5, progress=False
+    )
+    rows = {row.quantity.rsplit(": ", 1)[1]: row for row in matching.ridge_path_rows(8)}
+    assert rows["Newton, growth of the best step with the layer"].measured == "linear"
+    assert rows["gradient descent, growth of the best step with the layer"].measured == "exponential"
+    ratio = rows["Newton iterations for each doubling of gradient descent steps"].measured
+    assert ratio == pytest.approx(2, rel=0.15)
+
+
+def test_the_paper_is_held_against_its_rivals_and_an_untrained_model_passes_none(of_two_seeds):
+    for name in ("gpt2-8l", "gpt2-8l-1h", "gpt2-8l-ill"):
+        data = {**of_two_seeds.data, "checkpoint": name}
+        stated = script("fu_matching").claims(replace(of_two_seeds, data=data))
+        assert {claim.verdict for claim in stated} <= {"differs", "agrees in part"}
+        assert all(claim.cause and claim.controls for claim in stated if claim.verdict == "differs" and claim.check)
+    assert script("fu_matching").claims(replace(of_two_seeds, data={"checkpoint": "mine"})) == []
+
+
+def test_what_a_report_says_of_layers_names_all_that_are_as_near():
+    nearest = {"1": ["gradient descent"], "2": ["gradient descent"], "3": ["Newton", "ridge path", "OLS"]}
+    grows = Row("errors: Newton, growth of the best step with the layer", None, "linear")
+    words = _layers_in_words(Comparison("", "", [grows], [], {"nearest": {"errors": nearest}}))
+    assert "layers 1 to 2 by gradient descent; layer 3 by Newton, ridge path or least squares (none is nearer)" in words
+    assert "Newton's best step grows linearly" in words
+    assert "a ridge path has no iterations" in words
+    assert _layers_in_words(Comparison("", "", [grows], [], {})) == ""
 
 
 def test_another_kind_of_model_is_an_error_that_names_it(tmp_path):
@@ -90,6 +149,17 @@ def test_scripts_run_on_any_interleaved_model(folders, tmp_path, name):
     assert result.sections
     result.write(tmp_path, name)
     assert json.loads((tmp_path / f"{name}.json").read_text())["table"]
+
+
+def test_sizes_are_compared_whatever_their_number(folders, tmp_path):
+    module = script("fu_size")
+    args = module.Args(checkpoints=(folders["transformer"], folders["lstm"]), out=tmp_path, n_prompts=20, n_fitting=60)
+    result = module.compare(args)
+    assert [size["n_layers"] for size in result.data["sizes"].values()] == [3, 2]
+    assert {row.measured for row in result.rows if "layers nearer to Newton" in row.quantity} <= {
+        f"{k} of {n} layers" for n in (2, 3) for k in range(n + 1)
+    }
+    assert module.claims(result) == []
 
 
 def test_the_comparison_with_an_lstm_runs(folders, tmp_path):

@@ -20,6 +20,7 @@ from mechicl.analysis.behaviour.growth import Growth, fit_growth
 from mechicl.analysis.behaviour.identification import FamilyMatch, Identification, identify
 from mechicl.analysis.behaviour.induced_weights import induced_weights, regressed_weights
 from mechicl.analysis.behaviour.matching import BestMatch, Match, match
+from mechicl.analysis.behaviour.ranking import FamilyRanking, rank_families
 from mechicl.analysis.behaviour.regrets import Regret, regret
 from mechicl.analysis.behaviour.shifts import FOREIGN_INPUTS, ShiftedLosses, measure_shifted_losses
 from mechicl.analysis.behaviour.similarity import similarity_of_errors, similarity_of_weights
@@ -31,6 +32,7 @@ __all__ = [
     "Alignment",
     "BestMatch",
     "FamilyMatch",
+    "FamilyRanking",
     "Forgetting",
     "Growth",
     "Identification",
@@ -51,6 +53,7 @@ __all__ = [
     "measure_order_sensitivity",
     "measure_outside_span",
     "measure_shifted_losses",
+    "rank_families",
     "regressed_weights",
     "regret",
     "sensitivities",

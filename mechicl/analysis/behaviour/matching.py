@@ -1,6 +1,7 @@
 """Which step of one learner is most like each step of another: best matches, and how they grow with the layer."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -121,7 +122,7 @@ class Match(Result):
         rows' intervals overlap nothing grows yet: the last of them is the first that counts. After the first row whose
         interval overlaps that of the last row nothing grows any more: it is the last one that counts.
         """
-        best = self.best(resamples=200)
+        best = self.best()
         inner = [b for b in best if not b.at_edge and b.column >= 1]
         first = next((i for i, b in enumerate(inner) if b.low > inner[0].high), len(inner)) - 1
         last = next((i for i, b in enumerate(inner) if b.high >= inner[-1].low), 0)
@@ -161,15 +162,23 @@ class Match(Result):
             linear_share=float(np.mean(linear)),
         )
 
+    @functools.cached_property
+    def _drawn(self) -> dict[tuple[int, int], Int[Tensor, "resample row"]]:
+        """What `_resampled` has computed before: tables and pictures ask for the same intervals."""
+        return {}
+
     def _resampled(self, resamples: int, seed: int) -> Int[Tensor, "resample row"]:
         """Index of each row's best column on resampled prompts.
 
         A resample is how often each prompt was drawn: all resamples' means are one product of counts and similarities.
         """
+        if (resamples, seed) in self._drawn:
+            return self._drawn[resamples, seed]
         n = self.similarities.shape[-1]
         drawn = torch.randint(n, (resamples, n), generator=torch.Generator().manual_seed(seed))
         counts = torch.zeros(resamples, n).scatter_add_(1, drawn, torch.ones(resamples, n))
-        return _weighted_mean(self.similarities, counts).nan_to_num(-math.inf).argmax(-1)
+        self._drawn[resamples, seed] = _weighted_mean(self.similarities, counts).nan_to_num(-math.inf).argmax(-1)
+        return self._drawn[resamples, seed]
 
 
 def _weighted_mean(

@@ -12,6 +12,7 @@ from mechicl.analysis.layers.probes import (
     newton_weights,
     ols_weights,
     probe,
+    ridge_path_weights,
     second_moments,
 )
 from mechicl.analysis.layers.readouts import Readouts, fit_readouts, train_readouts
@@ -27,6 +28,7 @@ __all__ = [
     "newton_weights",
     "ols_weights",
     "probe",
+    "ridge_path_weights",
     "second_moments",
     "train_readouts",
 ]

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.algorithms import gradient_descent, newton, ols
+from mechicl.algorithms import gradient_descent, newton, ols, ridge_path
 from mechicl.algorithms.spectra import sums_before
 from mechicl.analysis.layers.layer_learners import Lens
 from mechicl.analysis.layers.linear_maps import PENALTIES, RidgeSums
@@ -59,6 +59,11 @@ def gradient_descent_weights(steps: int, step_size: float) -> Quantity:
     return lambda prompts: _flat_weights(
         gradient_descent(prompts, [steps], step_size=step_size, with_weights=True).weights
     )
+
+
+def ridge_path_weights(steps: int) -> Quantity:
+    """The weights of ridge regression after so many halvings of the penalty, as a quantity to probe for."""
+    return lambda prompts: _flat_weights(ridge_path(prompts, [steps], with_weights=True).weights)
 
 
 def _flat_weights(weights: Float[Tensor, "step prompt point x y"] | None) -> Float[Tensor, "prompt point quantity"]:

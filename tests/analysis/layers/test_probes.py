@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from mechicl.analysis import probe
-from mechicl.analysis.layers import cross_moments, newton_weights, ols_weights, second_moments
+from mechicl.analysis.layers import cross_moments, newton_weights, ols_weights, ridge_path_weights, second_moments
 from mechicl.analysis.layers.probes import gradient_descent_weights
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.tasks import LinearRegression
@@ -122,3 +122,11 @@ def test_what_cannot_be_probed_is_named():
         result.interval("S", 0, 1)
     with pytest.raises(ValueError, match="layer must be 0 to 1"):
         result.interval("cross", 2, 1)
+
+
+def test_the_weights_of_a_ridge_path_are_those_of_ridge_regression():
+    second = HELD_OUT.context.xs.mT @ HELD_OUT.context.xs
+    penalty = (second @ second).norm(dim=(1, 2)).sqrt() / 8
+    eye = torch.eye(2, dtype=torch.float64)
+    expected = torch.linalg.solve(second + penalty[:, None, None] * eye, HELD_OUT.context.xs.mT @ HELD_OUT.context.ys)
+    torch.testing.assert_close(ridge_path_weights(3)(HELD_OUT)[:, -1], expected[..., 0])

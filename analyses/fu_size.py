@@ -1,0 +1,132 @@
+"""Fu et al. 2024, Figs. 2, 4, 5 and 7 with the size of the model: what changes from 8 layers to the paper's 12?
+
+python analyses/fu_size.py                                       # all sizes that are there
+python analyses/fu_size.py --checkpoints gpt2-8l runs/mine
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from mechicl import viz
+from mechicl.checkpoints import Checkpoint, available, load_checkpoint
+from mechicl.reports import Claim, Claims, Comparison, Row, Section
+from mechicl.reports.layer_families import RIVALS
+from mechicl.reports.layer_matches import LayerMatching, seed_rows
+from mechicl.reports.script import ScriptArgs, run_script
+from mechicl.statistics import Interval
+
+SIZES = ("gpt2-4l", "gpt2-6l", "gpt2-8l", "gpt2-12l-medium", "gpt2-12l")
+STATISTICS = {  # words for what a statistic is of a size
+    "Newton iterations a layer": "Newton, steps a layer (linear fit)",
+    "doublings of gradient descent steps a layer": "gradient descent, doublings a layer (exponential fit)",
+    "halvings of a ridge path a layer": "ridge path, steps a layer (linear fit)",
+    "Newton iterations for each doubling": "Newton iterations for each doubling of gradient descent steps",
+    "similarity of the last layer and its best Newton iteration": "last layer and its best Newton step",
+    "similarity of the last layer and its best gradient descent step": "last layer and its best gradient descent step",
+    "similarity of the last layer and its best ridge path step": "last layer and its best ridge path step",
+}
+
+
+@dataclass(frozen=True)
+class Args(ScriptArgs):
+    """Every statistic of Fu et al.'s comparison by the size of the model."""
+
+    checkpoints: tuple[str, ...] = tuple(name for name in SIZES if name in available())
+    """Names or folders of interleaved models, from small to large."""
+    n_prompts: int = 512
+    """Held-out prompts to compare on."""
+    n_fitting: int = 2048
+    """Prompts to fit readouts on."""
+    seed: int = 0
+    """Seed of the prompts."""
+
+
+def compare(args: Args) -> Comparison:
+    """The statistics of each size."""
+    rows: list[Row] = []
+    lines: dict[str, dict[int, Interval]] = {}
+    data: dict[str, Any] = {"n_prompts": args.n_prompts, "n_fitting": args.n_fitting, "seed": args.seed, "sizes": {}}
+    for name in args.checkpoints:
+        checkpoint = load_checkpoint(name)
+        measured = _of_size(checkpoint, args)
+        cfg, task = checkpoint.models[0].cfg, checkpoint.task
+        size = f"{cfg.n_layers} layers, d = {task.x_dim}"
+        data["sizes"][checkpoint.name] = {
+            "n_layers": cfg.n_layers, "d_model": cfg.d_model, "x_dim": task.x_dim, "n_context": task.n_context,
+            "seeds": len(checkpoint.models), "label": size,
+        }  # fmt: skip
+        for words, row in measured.items():
+            known = 3 if words == "Newton iterations a layer" else None
+            rows.append(Row(f"{checkpoint.name}: {words}", known, row.measured, row.over, f"{size}; {row.note}",
+                            source="fu2024"))  # fmt: skip
+            if isinstance(row.measured, Interval):
+                lines.setdefault(words, {})[cfg.n_layers] = row.measured
+    figures = [
+        Section(
+            words[:1].upper() + words[1:],
+            "By size, with 95% intervals over seeds, or over prompts where there is one.",
+            viz.interval_lines(words, "layers", words, list(each), {words: list(each.values())}),
+        )
+        for words, each in lines.items()
+        if len(each) > 1
+    ]
+    lead = (
+        f"Errors after each layer of {', '.join(data['sizes'])}, by linear readouts fitted on {args.n_fitting} "
+        f"prompts, against algorithms on {args.n_prompts} held-out ones (seed {args.seed + 1}). The paper's model has "
+        f"12 layers, width 256, d = 20 and 40 points."
+    )
+    return Comparison("Fu et al.'s statistics by size", lead, rows, figures, data)
+
+
+def _of_size(checkpoint: Checkpoint, args: Args) -> dict[str, Row]:
+    """The statistics of all seeds of a checkpoint, by their words."""
+    matching = LayerMatching(
+        checkpoint.task, ("errors",), n_prompts=args.n_prompts, n_fitting=args.n_fitting, seed=args.seed, shared=False,
+        resamples=50, progress=True,
+    )  # fmt: skip
+    table = {row.quantity: row for row in seed_rows("errors", [matching.of(m) for m in checkpoint.models], checkpoint)}
+    untold = Row("", None, "cannot be told", note="fewer than 5 layers match a step inside those tried")
+    measured = {words: table.get(f"errors: {quantity}", untold) for words, quantity in STATISTICS.items()}
+    n_layers = checkpoint.models[0].cfg.n_layers
+    for rival in RIVALS[:3]:
+        minus = [table[f"errors: layer {i}, best Newton minus best {rival}"] for i in range(1, n_layers + 1)]
+        measured[f"last layer, best Newton minus best {rival}"] = minus[-1]
+        nearer = sum(row.ends[0] > 0 for row in minus)
+        note = "the interval of the difference lies above 0"
+        words = f"{nearer} of {n_layers} layers"
+        measured[f"layers nearer to Newton than to {rival}"] = Row("", None, words, minus[0].over, note)
+    return measured
+
+
+def claims(comparison: Comparison) -> list[Claim]:
+    """What the paper says in numbers, of the largest of the small models, beside the other sizes."""
+    paper = Claims("fu2024", comparison.rows)
+    sizes = comparison.data["sizes"]
+    if "gpt2-8l" not in sizes:
+        return []
+    rate = "Newton iterations a layer"
+    others = {
+        size["label"]: [f"{name}: {rate}"]
+        for name, size in sizes.items()
+        if name != "gpt2-8l" and not isinstance(paper[f"{name}: {rate}"].measured, str)
+    }
+    scale = {"8 layers, d = 5, in doublings": ["gpt2-8l: doublings of gradient descent steps a layer"]}
+    ridge = {"8 layers, d = 5, in halvings of a ridge path": ["gpt2-8l: halvings of a ridge path a layer"]}
+    paper.add(
+        "Figs. 2, 4", "errors: Newton iterations a layer", f"gpt2-8l: {rate}", published="3",
+        controls={**others, **scale, **ridge}, cause="size: fewer layers for as many iterations", check="= 3",
+        why="how many layers share the iterations between nothing learned and all learned; a ridge path is as linear",
+    )  # fmt: skip
+    for family in ("gradient descent", "ridge path"):
+        words = f"last layer, best Newton minus best {family}"
+        layers = [f"{name}: layers nearer to Newton than to {family}" for name in sizes]
+        paper.add(
+            "Fig. 7", f"errors, by size: {words}", *(f"{name}: {words}" for name in sizes), check="> 0",
+            published="positive", cause="size: in few dimensions all families end as near as each other",
+            controls={"layers nearer to Newton": layers},
+        )  # fmt: skip
+    return paper.stated
+
+
+if __name__ == "__main__":
+    run_script(Args, compare, "fu_size", claims)

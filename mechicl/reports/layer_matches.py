@@ -1,0 +1,323 @@
+"""What each seed's layers match, and the rows that come of it."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from mechicl.analysis import Lens, Match, Readouts, fit_readouts, match
+from mechicl.analysis.behaviour import FamilyRanking, Growth, rank_families, regressed_weights
+from mechicl.analysis.behaviour.matching import Similarity
+from mechicl.analysis.layers import LayerErrors
+from mechicl.checkpoints import Checkpoint
+from mechicl.learners import IterativeLearner, Trajectory
+from mechicl.models import PromptedModel, build
+from mechicl.reports.comparison import published
+from mechicl.reports.layer_families import (
+    GROWING,
+    PAPER_GRID,
+    PUBLISHED_GROWTH,
+    RIVALS,
+    SOURCE,
+    gradient_descent_on,
+    reference_families,
+    ridge_path_of,
+)
+from mechicl.reports.rows import Row, over_seeds
+from mechicl.statistics import Interval, interval
+from mechicl.tasks import LinearRegression, Task
+
+QUERIES = 2  # that weights are regressed on, for each dimension of the inputs
+PER_LAYER, ONE_READOUT = "errors, a readout a layer", "errors, one readout for all layers"
+GRID = "gradient descent on the paper's grid"
+IN_ITS_PLACE = "a ridge path in the model's place"
+RESOLVED = 256
+
+
+@dataclass(frozen=True, eq=False)
+class MatchedSeed:
+    """One model's layers beside every family of algorithms, by what was compared.
+
+    Attributes:
+        readouts: for each layer and point, by which `errors` and `weights` are read.
+        errors: of the readouts.
+        matches: by what was compared, then by family.
+        rankings: by what was compared.
+        growths: of the families' best steps, by what was compared; where enough layers have one.
+    """
+
+    readouts: Readouts
+    errors: LayerErrors
+    matches: dict[str, dict[str, Match]] = field(default_factory=dict)
+    rankings: dict[str, FamilyRanking] = field(default_factory=dict)
+    growths: dict[str, dict[str, Growth]] = field(default_factory=dict)
+
+
+class LayerMatching:
+    """Matches models' layers with families; what does not depend on the model is computed once for all seeds.
+
+    Args:
+        task: what prompts are drawn from.
+        similarities: what to compare.
+        n_prompts: held-out prompts.
+        n_fitting: prompts to fit readouts on.
+        seed: of the fitting prompts; the held-out ones have the next.
+        shared: also read all points by one readout a layer, and all layers by the model's own.
+        resamples: of the prompts, for the intervals of growth.
+        progress: show progress bars.
+    """
+
+    def __init__(
+        self, task: Task, similarities: Sequence[Similarity], *, n_prompts: int, n_fitting: int, seed: int,
+        shared: bool, resamples: int, progress: bool,
+    ):  # fmt: skip
+        self.fitting = task.sample(n_fitting, seed=seed)
+        self.prompts = task.sample(n_prompts, seed=seed + 1)
+        self.queries = task.sample(QUERIES * task.x_dim, seed=seed + 2).query.xs
+        self.similarities, self.shared = tuple(similarities), shared
+        self.resamples, self.progress = resamples, progress
+        learners: dict[str, IterativeLearner] = {
+            **reference_families(task),
+            GRID: gradient_descent_on(PAPER_GRID, task),
+        }
+        self.families = {name: learner.trajectory(self.prompts) for name, learner in learners.items()}
+        self.with_weights = {}
+        if "weights" in similarities:
+            self.with_weights = {
+                name: each.trajectory(self.prompts, with_weights=True) for name, each in learners.items()
+            }
+
+    def of(self, model: Any) -> MatchedSeed:
+        """A model's layers beside every family."""
+        readouts = fit_readouts(model, self.fitting, progress=self.progress)
+        trajectory = readouts.trajectory(self.prompts)
+        errors = LayerErrors(trajectory.step_errors(self.prompts).transpose(1, 2).double().cpu())
+        matched = MatchedSeed(readouts, errors)
+        for similarity in self.similarities:
+            if similarity == "errors":
+                self._add(matched, "errors", trajectory)
+                continue
+            # as in the paper, A.3.1: regressed on queries from the inputs' distribution
+            weights = regressed_weights(readouts, self.prompts, self.queries)
+            self._add(matched, "weights", dataclasses.replace(trajectory, weights=weights))
+        if self.shared and "errors" in self.similarities:
+            fitting = self.fitting[: len(self.fitting) // 2]  # every point of a prompt is a sample of it
+            per_layer = fit_readouts(model, fitting, shared=True, progress=self.progress)
+            self._add(matched, PER_LAYER, per_layer.trajectory(self.prompts))
+            if hasattr(model, "read_out"):
+                self._add(matched, ONE_READOUT, Lens(model).trajectory(self.prompts))
+        return matched
+
+    def ridge_path_rows(self, n_layers: int) -> list[Row]:
+        """The growths that would be measured if the model were a ridge path: the control of all statements on them."""
+        rows: list[Row] = []
+        for similarity in self.similarities:
+            with_weights = similarity == "weights"
+            families = self.with_weights if with_weights else self.families
+            path = ridge_path_of(n_layers).trajectory(self.prompts, with_weights=with_weights)
+            trajectory = dataclasses.replace(path, steps=tuple(range(n_layers + 1)))
+            label = f"{similarity}, {IN_ITS_PLACE}"
+            growths = {}
+            for name in ("Newton", "gradient descent"):
+                matched = match(trajectory, families[name], self.prompts, similarity=similarity)
+                growths |= fit_growths({name: matched}, self.resamples)
+            rows += growth_rows(label, [growths], ["Newton", "gradient descent"], with_source=False)
+        return rows
+
+    def resolution_rows(self, task: Task) -> list[Row]:
+        """How alike the families are to each other here, and in the paper's size: what no model could tell apart."""
+        rows = []
+        for n, (d, n_context) in enumerate(dict.fromkeys(((task.x_dim, task.n_context), (20, 40)))):
+            there = task if n == 0 else LinearRegression(x_dim=d, n_context=n_context, inputs="gaussian")
+            prompts = there.sample(RESOLVED, seed=1)
+            families = reference_families(there)
+            for similarity in self.similarities:
+                weights = similarity == "weights"
+                trajectories = {
+                    name: families[name].trajectory(prompts, with_weights=weights)
+                    for name in ("Newton", "gradient descent", "ridge path")
+                }
+                for name in ("gradient descent", "ridge path"):
+                    best = match(trajectories["Newton"], trajectories[name], prompts, similarity=similarity).mean()
+                    least = best.amax(1)[2:20].min().item()
+                    quantity = f"{similarity}: least similarity of Newton iterations 3 to 20 to their best {name} steps"
+                    rows.append(Row(f"{quantity}, d = {d}, {n_context} points", None, least))
+        return rows
+
+    def _add(self, matched: MatchedSeed, label: str, trajectory: Trajectory) -> None:
+        similarity: Similarity = "weights" if label == "weights" else "errors"
+        families = self.with_weights if similarity == "weights" else self.families
+        matches = {
+            name: match(trajectory, each, self.prompts, similarity=similarity) for name, each in families.items()
+        }
+        matched.matches[label] = {name: each for name, each in matches.items() if name != GRID}
+        matched.rankings[label] = rank_families(matches)
+        several = {name: matches[name] for name in GROWING}
+        matched.growths[label] = fit_growths(several, self.resamples)
+
+
+def untrained_rows(model: Any, task: Task, *, n_prompts: int = 256, n_fitting: int = 1024) -> list[Row]:
+    """What the same readouts find in a model of this config that was never trained: the report's control."""
+    if not isinstance(model, PromptedModel):
+        return []
+    readouts = fit_readouts(build(model.cfg, seed=1_000_003).eval(), task.sample(n_fitting, seed=0), progress=False)
+    prompts = task.sample(n_prompts, seed=1)
+    trajectory, rows = readouts.trajectory(prompts), []
+    errors = trajectory.step_errors(prompts).mean((1, 2)).double()
+    ratio = Row("untrained model: MSE of the first layer over the last one's, all points", None,
+                (errors[1] / errors[-1]).item())  # fmt: skip
+    for name, learner in reference_families(task).items():
+        if name in GROWING:
+            best = match(trajectory, learner, prompts).best()[-1]
+            quantity = f"untrained model, errors: last layer and its best {name} step"
+            rows.append(Row(quantity, None, best.similarity, "prompts", f"step {best.column:g}"))
+    return [ratio, *rows]
+
+
+def fit_growths(matches: Mapping[str, Match], resamples: int) -> dict[str, Growth]:
+    """Fits where there are enough layers whose best match lies inside the steps that were tried."""
+    growths = {}
+    for name, matched in matches.items():
+        rows = matched.growth_rows()
+        if len(rows) >= 5:
+            growths[name] = matched.growth(rows, resamples=resamples)
+    return growths
+
+
+def seed_rows(label: str, seeds: Sequence[MatchedSeed], checkpoint: Checkpoint) -> list[Row]:
+    """All rows of one comparison: last layer, growth, differences from Newton by layer, and who is nearest.
+
+    Args:
+        label: what was compared.
+        seeds: the matches of each of the checkpoint's models.
+        checkpoint: whose they are.
+    """
+    rows = _last_layer(label, seeds, checkpoint) if label in ("errors", "weights") else []
+    rows += growth_rows(label, [seed.growths[label] for seed in seeds], GROWING, checkpoint)
+    rankings = [seed.rankings[label] for seed in seeds]
+    rivals = (*RIVALS, GRID) if label in ("errors", "weights") else ("gradient descent", "ridge path")
+    for rival in rivals:
+        differences = zip(*(ranking.minus("Newton", rival) for ranking in rankings), strict=True)
+        for layer, values in zip(rankings[0].rows, differences, strict=True):
+            if layer:
+                printed = ("positive (Fig. 7)", "> 0") if rival == "gradient descent" else (None, "")
+                quantity = f"{label}: layer {layer:g}, best Newton minus best {rival}"
+                rows.append(over_models(quantity, values, checkpoint, printed[0], "steps chosen on other prompts",
+                                        printed[1]))  # fmt: skip
+    for layer in rankings[0].rows[1:]:
+        rows.append(Row(f"{label}: layer {layer:g}, nearest family", None, _nearest(rankings, layer),
+                        f"{len(seeds)} seeds" if len(seeds) > 1 else "prompts"))  # fmt: skip
+    return rows
+
+
+def _last_layer(label: str, seeds: Sequence[MatchedSeed], checkpoint: Checkpoint) -> list[Row]:
+    printed = published("fu2024_similarity_of_errors")
+    last = {
+        "Newton": max(filter(None, printed["newton_layer12_by_iteration_1_to_23"])),
+        "gradient descent": max(printed["gd_layer12_by_steps"].values()),
+    }
+    rows = []
+    for name in seeds[0].matches[label]:
+        best = [seed.matches[label][name].best()[-1] for seed in seeds]
+        steps = ", ".join(f"{b.column:g} ({b.low:g} to {b.high:g})" for b in best)
+        known = last.get(name) if label == "errors" else "near 1 (Fig. 7)" if name == "OLS" else None
+        note = f"step{'s' * (len(best) > 1)} {steps}" if len(seeds[0].matches[label][name].columns) > 1 else ""
+        check = "near 1" if label == "weights" and name == "OLS" else ""
+        quantity = f"{label}: last layer and its best {name} step"
+        rows.append(over_models(quantity, [b.similarity for b in best], checkpoint, known, note, check))
+    return rows
+
+
+def growth_rows(
+    label: str, growths: Sequence[Mapping[str, Growth]], families: Sequence[str],
+    checkpoint: Checkpoint | None = None, *, with_source: bool = True,
+) -> list[Row]:  # fmt: skip
+    """How the best steps grow: in kind for each seed, and in numbers over those where it can be told."""
+    rows = []
+    names = list(checkpoint.record.get("seeds", range(len(growths)))) if checkpoint else []
+    for family in families:
+        claim = PUBLISHED_GROWTH.get(family) if with_source else None
+        each = [seed.get(family) for seed in growths]
+        for i, growth in enumerate(each):
+            seed = f", seed {names[i]}" if len(each) > 1 else ""
+            quantity = f"{label}: {family}, growth of the best step with the layer{seed}"
+            measured, over, note = "cannot be told", "", "fewer than 5 layers match a step inside those tried"
+            if growth is not None:
+                measured, over = growth.better, f"layers {growth.rows[0]:g} to {growth.rows[-1]:g}"
+                note = (
+                    f"best steps {', '.join(f'{k:g}' for k in growth.columns)}; AICc {growth.linear_aic:.1f} (linear), "
+                    f"{growth.exponential_aic:.1f} (exponential); linear in {growth.linear_share:.0%} of resamples"
+                )
+            rows.append(Row(quantity, claim and claim[0], measured, over, note, claim[1] if claim else "", SOURCE))
+        told = [growth for growth in each if growth is not None]
+        if told:
+            note = f"{len(told)} of {len(each)} seeds" if len(told) < len(each) else ""
+            whose = checkpoint if len(told) == len(each) else None
+            published_slope = 3 if family == "Newton" and with_source else None
+            rows += [
+                over_models(f"{label}: {family}, steps a layer (linear fit)", [g.slope for g in told], whose,
+                            published_slope, note),
+                over_models(f"{label}: {family}, doublings a layer (exponential fit)", [g.doubling for g in told],
+                            whose, None, note),
+            ]  # fmt: skip
+    both = [
+        (seed["Newton"], seed["gradient descent"]) for seed in growths if {"Newton", "gradient descent"} <= set(seed)
+    ]
+    if both:
+        ratios = torch.tensor([newton.slope.mean / descent.doubling.mean for newton, descent in both])
+        measured = interval(ratios) if len(ratios) > 1 else ratios.item()
+        note = "2 if both only follow how far the errors have shrunk: (1 - αλ²)^(2^k) against (1 - aλ)^k"
+        rows.append(Row(f"{label}: Newton iterations for each doubling of gradient descent steps", None, measured,
+                        "seeds" if len(ratios) > 1 else "", note))  # fmt: skip
+    return rows
+
+
+def over_models(
+    quantity: str,
+    values: Sequence[Interval],
+    checkpoint: Checkpoint | None = None,
+    printed: float | str | None = None,
+    note: str = "",
+    check: str = "",
+) -> Row:
+    """A quantity over the models of a checkpoint; of one model, over its prompts.
+
+    Args:
+        quantity: what it is.
+        values: each model's, with its interval over prompts.
+        checkpoint: whose models they are; None where not all of them have a value.
+        printed: the paper's.
+        note: how to read it.
+        check: when the paper is right.
+    """
+    if len(values) == 1:
+        return Row(quantity, printed, values[0], "prompts", note, check, SOURCE)
+    means = torch.tensor([value.mean for value in values], dtype=torch.float64)
+    if checkpoint is not None and len(values) == len(checkpoint.models) and means.isfinite().all():
+        measured, over, without = over_seeds(means, checkpoint)
+        return Row(quantity, printed, measured, over, "; ".join(filter(None, (note, without))), check, SOURCE)
+    return Row(quantity, printed, interval(means[means.isfinite()]), "seeds", note, check, SOURCE)
+
+
+def _nearest(rankings: Sequence[FamilyRanking], layer: float) -> str:
+    """The nearest family and those as near, in words: over seeds where there are several, else over prompts."""
+    families = [name for name in rankings[0].families if name != GRID]
+    i = rankings[0].rows.index(layer)
+    means = {
+        name: torch.tensor([ranking.similarities[ranking.families.index(name), i].nanmean() for ranking in rankings])
+        for name in families
+    }
+    order = sorted(families, key=lambda name: -_finite(means[name].mean().item()))
+    if len(rankings) == 1:
+        near = [name for name in rankings[0].nearest(layer) if name in families]
+    else:
+        near = [name for name in order if name == order[0] or interval(means[order[0]] - means[name]).low <= 0]
+    others = [name for name in near if name != near[0]]
+    return f"{near[0]}; as near: {', '.join(others)}" if others else near[0]
+
+
+def _finite(value: float) -> float:
+    return value if math.isfinite(value) else -2.0
