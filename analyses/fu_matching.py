@@ -94,6 +94,8 @@ def _growth(paper: Claims, item: str, similarity: str, setting: str) -> None:
         controls = {PLACE: [control]}
         if algorithm == "Newton":
             controls["halvings of a ridge path"] = paper.pick(f"{similarity}: ridge path, growth of the best step*")
+        other = "weights" if similarity == "errors" else "errors"
+        controls[f"by {other}"] = paper.pick(f"{other}: {of}*")
         same = f"is {control.measured}" == check
         paper.add(
             item, f"{setting}{similarity}: best {words} by layer, growth", *rows, check=check,
@@ -107,10 +109,10 @@ def _nearness(paper: Claims, item: str, similarity: str, setting: str) -> None:
     """Newton against gradient descent, as in the paper, and against what the paper does not try."""
     minus = f"{similarity}: layer *, best Newton minus best"
     limit = f"{similarity}: least similarity of Newton iterations 3 to 20 to their best gradient descent steps*"
-    check, published = ("<= 0.001", "not positive") if item == "Fig. 13" else ("> 0", "positive")
+    check, published, layers = ("<= 0.001", "not positive", "[3-8]") if item == "Fig. 13" else ("> 0", "positive", "*")
     paper.add(
         item, f"{setting}{similarity}: similarity to the best Newton iteration minus that to the best gradient descent "
-        "step, by layer", f"{minus} gradient descent", check=check, published=published,
+        "step, by layer", f"{minus} gradient descent".replace("*", layers), check=check, published=published,
         controls={"gradient descent on the paper's grid": [f"{minus} gradient descent on the paper's grid"],
                   "ridge path": [f"{minus} ridge path"], "steepest descent": [f"{minus} steepest descent"],
                   "how alike Newton and gradient descent are, in this size and the paper's": [limit]},

@@ -6,6 +6,8 @@ python analyses/fu_progression.py --checkpoint gpt2-8l-ill --lstm None
 
 from dataclasses import dataclass
 
+import torch
+
 from mechicl import algorithms
 from mechicl.analysis import fit_readouts, match
 from mechicl.analysis.layers import LayerErrors
@@ -52,7 +54,7 @@ def compare(args: Args) -> Comparison:
         all_errors = [each.errors(prompts) for each in all_readouts]
         readouts, errors = all_readouts[0], all_errors[0]
         figures.append(loss_figure(f"{kind}: loss by number of context points, after each layer", errors, prompts))
-        data[kind] = errors.squared_errors.mean(-1).tolist()
+        data[kind] = torch.stack([each.squared_errors.mean(-1) for each in all_errors]).mean(0).tolist()  # of all seeds
         after = [ratio_interval(each.squared_errors[-1, at_twice_d], square) for each in all_errors]
         rows.append(over_models(f"{kind}: MSE after {at_twice_d} points, last layer, over E y²", after, opened))
         for i, ordinal in enumerate(("first", "second", "third"), 1):

@@ -266,12 +266,11 @@ def growth_rows(
     both = [
         (seed["Newton"], seed["gradient descent"]) for seed in growths if {"Newton", "gradient descent"} <= set(seed)
     ]
-    if both:
-        ratios = torch.tensor([newton.slope.mean / descent.doubling.mean for newton, descent in both])
-        measured = interval(ratios) if len(ratios) > 1 else ratios.item()
-        note = "2 if both only follow how far the errors have shrunk: (1 - αλ²)^(2^k) against (1 - aλ)^k"
-        rows.append(Row(f"{label}: Newton iterations for each doubling of gradient descent steps", None, measured,
-                        "seeds" if len(ratios) > 1 else "", note))  # fmt: skip
+    ratios = torch.tensor([newton.slope.mean / descent.doubling.mean for newton, descent in both])
+    measured = interval(ratios) if len(ratios) > 1 else ratios.item() if both else "cannot be told"
+    note = "2 if both only follow how far the errors have shrunk: (1 - αλ²)^(2^k) against (1 - aλ)^k"
+    quantity = f"{label}: Newton iterations for each doubling of gradient descent steps"
+    rows.append(Row(quantity, None, measured, "seeds" if len(ratios) > 1 else "", note))
     return rows
 
 

@@ -118,12 +118,13 @@ class Match(Result):
     def growth_rows(self) -> list[float]:
         """The rows where a trend can be seen.
 
-        Their best match is neither the smallest nor the largest step that was tried, and at least 1. Where the first
-        rows' intervals overlap nothing grows yet: the last of them is the first that counts. After the first row whose
-        interval overlaps that of the last row nothing grows any more: it is the last one that counts.
+        Their best match is neither the smallest nor the largest step that was tried, at least 1, and known to a factor
+        of 4: a row that is like nothing matches any step. Where the first rows' intervals overlap nothing grows yet:
+        the last of them is the first that counts. After the first row whose interval overlaps that of the last row
+        nothing grows any more: it is the last one that counts.
         """
         best = self.best()
-        inner = [b for b in best if not b.at_edge and b.column >= 1]
+        inner = [b for b in best if not b.at_edge and b.column >= 1 and b.high <= 4 * b.low]
         first = next((i for i, b in enumerate(inner) if b.low > inner[0].high), len(inner)) - 1
         last = next((i for i, b in enumerate(inner) if b.high >= inner[-1].low), 0)
         return [b.row for b in inner[max(first, 0) : last + 1]]
