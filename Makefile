@@ -18,7 +18,7 @@ export OMP_WAIT_POLICY := passive
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup report test pictures mutants bench table index notebooks docs format wheel browser clean
+.PHONY: help setup report gpu wheels test pictures mutants bench table index notebooks docs format wheel browser clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -55,6 +55,30 @@ index: $(READY) ## Write analyses/README.md, the index of figures and tables, fr
 
 notebooks: $(READY)-notebooks ## Run the notebooks of analyses/ and save them with their outputs
 	$(BIN)/python analyses/notebooks.py
+
+# On a machine with a GPU: with the torch that is there, and what is missing from a folder of wheels where one is named.
+# The environment sees the packages of the machine; nothing of constraints.txt, which pins torch for the CPU.
+MINUTES ?= 40
+WHEELS ?=
+GPU_BIN := .venv-gpu/bin
+FIND := $(if $(WHEELS),--no-index --find-links $(WHEELS))
+
+gpu: $(if $(DRY),$(READY)) ## With a GPU: device tests, speeds, then the papers' size (MINUTES=40 WHEELS=folder; DRY=1 tries it without)
+ifdef DRY
+	$(BIN)/python analyses/on_a_gpu.py --dry --minutes 2 --runs runs/dry --out runs/dry
+else
+	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "mechicl needs Python 3.11 or later: make gpu PYTHON=... names one")'
+	@$(PYTHON) -c 'import importlib.util as u, sys; sys.exit(None if u.find_spec("torch") else "no torch: install a build of it for the GPU, or name the Python that has one, make gpu PYTHON=... (make gpu DRY=1 tries everything on the CPU)")'
+	@$(PYTHON) -c 'import torch, sys; sys.exit(None if torch.cuda.is_available() else f"no GPU: torch {torch.__version__} finds no CUDA device (make gpu DRY=1 tries it on the CPU)")'
+	@$(PYTHON) -m venv --system-site-packages .venv-gpu
+	@$(PYTHON) -c 'import torch; print("torch==" + torch.__version__)' > .venv-gpu/torch.txt
+	@$(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], "pytest", "hypothesis", "beartype", sep="\n")' > .venv-gpu/needs.txt
+	@$(GPU_BIN)/python -m pip install --quiet $(FIND) --constraint .venv-gpu/torch.txt --requirement .venv-gpu/needs.txt
+	PYTHONPATH=. $(GPU_BIN)/python analyses/on_a_gpu.py --minutes $(MINUTES)
+endif
+
+wheels: $(READY) ## Download what `make gpu WHEELS=wheels` needs on a machine without a network (FOR=3.12, its Python)
+	$(BIN)/python analyses/gpu_wheels.py $(or $(WHEELS),wheels) --python $(or $(FOR),3.12)
 
 docs: $(READY)-docs ## Build the documentation, site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet

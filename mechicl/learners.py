@@ -95,7 +95,7 @@ class Trajectory:
             raise ValueError(
                 f"predictions [step prompt point y] of shape {tuple(self.predictions.shape)} are not of {prompts}"
             )
-        return (self.predictions - targets).square().mean(-1)
+        return (self.predictions - targets.to(self.predictions.device)).square().mean(-1)
 
 
 Algorithm = Callable[..., Any]

@@ -1,8 +1,8 @@
 """A second device on a machine that has none: tensors that say they are on it, and whose values are real.
 
-They hold a tensor of the CPU and call themselves "meta", the one device name that torch's autograd knows everywhere. What
-a GPU would refuse is refused: an operation on tensors of both devices, their memory as a numpy array. What a GPU allows is
-allowed: copies, single numbers, indices that are on the CPU. So code that forgets a device fails here as it would there.
+They hold a tensor of the CPU and call themselves "meta", the one device name that torch's autograd knows everywhere.
+What a GPU would refuse is refused: an operation on tensors of both devices, their memory as a numpy array. What a GPU
+allows is allowed: copies, single numbers, indices that are on the CPU. So code that forgets a device fails here too.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,12 @@ class Pretended(Tensor):
     @staticmethod
     def __new__(cls, held: Tensor) -> "Pretended":
         made = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, held.shape, strides=held.stride(), storage_offset=held.storage_offset(), dtype=held.dtype, device=DEVICE
+            cls,
+            held.shape,
+            strides=held.stride(),
+            storage_offset=held.storage_offset(),
+            dtype=held.dtype,
+            device=DEVICE,
         )
         made.held = held
         return made

@@ -45,6 +45,10 @@ class TrainingConfig:
         snapshots_between: keep them at even distances from the first of these two steps to the second, as where a loss
             falls, as far as the run goes; None for geometric distances over the whole run.
         mixed_precision: "no" or "bf16" (where the device has it).
+        tf32: let float32 matrix products on a GPU round their factors to TF32.
+        fused_attention: torch's fused kernel for softmax attention, for one seed.
+        compile: compile the passes with `torch.compile`. Fused or compiled, a resumed run is the same to rounding, and
+            not bit for bit.
         tracker: name of a tracker that accelerate knows ("tensorboard", "wandb", ...), if any.
         cpu: use the CPU even where there is an accelerator.
 
@@ -74,6 +78,9 @@ class TrainingConfig:
     n_snapshots: int = 0
     snapshots_between: tuple[int, int] | None = None
     mixed_precision: Literal["no", "bf16"] = "no"
+    tf32: bool = False
+    fused_attention: bool = False
+    compile: bool = False
     tracker: str | None = None
     cpu: bool = False
 

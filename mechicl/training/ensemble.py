@@ -37,6 +37,11 @@ class Ensemble(nn.Module):
         return self.flat.shape[0]
 
     @property
+    def template(self) -> PromptedModel:
+        """The model whose passes are run, with the weights of a row in place of its own."""
+        return self._template[0]
+
+    @property
     def shapes(self) -> list[torch.Size]:
         """Of the weights that a row of `flat` is made of, in order."""
         return list(self._shapes.values())

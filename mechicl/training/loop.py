@@ -24,6 +24,7 @@ from mechicl.training.config import TrainingConfig
 from mechicl.training.data import Batch, batches, make_generators
 from mechicl.training.ensemble import Ensemble
 from mechicl.training.optimizers import make_optimizer
+from mechicl.training.speed import compiled, make_quicker, products_in_tf32
 from mechicl.training.state import METRICS_FILE, STATE_FILE, Metrics, RunState, optimizer_moments, restore_moments
 
 
@@ -89,8 +90,9 @@ def train(
         settings = None if config.tracker == "tensorboard" else config.to_dict()
         accelerator.init_trackers("mechicl", config=settings)
     try:
-        run = _Run(config, folder, accelerator)
-        run.train(progress and accelerator.is_main_process, on_save)
+        with products_in_tf32(config.tf32, accelerator.device):
+            run = _Run(config, folder, accelerator)
+            run.train(progress and accelerator.is_main_process, on_save)
         return run.result()
     finally:
         for tracker in accelerator.trackers:  # end_training() would end the processes' group too
@@ -130,6 +132,7 @@ class _Run:
         models = [build(self.model_config, seed) for _, seed in config.members]
         self.encoder = models[0]
         self.ensemble = Ensemble(models).to(accelerator.device)
+        make_quicker(config, self.ensemble)
         self.optimizer = make_optimizer(
             config.optimizer, self.ensemble.flat, self.ensemble.shapes, config.learning_rate
         )
@@ -153,7 +156,9 @@ class _Run:
         if broadcast_object_list([self.last_save])[0] != self.last_save:
             raise ValueError(f"{folder} must be a folder that all processes see: this one finds another save there")
         # The optimiser stays torch's own: without loss scaling (bf16 needs none) accelerate's adds only look-ups.
-        self.step_model = accelerator.prepare(self.ensemble)
+        self.step_model: Callable[..., Tensor] = accelerator.prepare(self.ensemble)
+        if config.compile:
+            self.step_model = compiled(cast(torch.nn.Module, self.step_model))
         self.shard = (accelerator.process_index, accelerator.num_processes)
         self.eval_tokens, self.eval_targets = self._eval_batch()
 

@@ -52,7 +52,10 @@ def align(a: Learner, b: Learner, prompts: Prompts, *, memory: float = MEMORY) -
     per_prompt = GRAPH_COPIES * max(bytes_per_prompt(learner, prompts) for learner in (a, b))
     parts = []
     for part in prompts.split(Budget(memory).rows(per_prompt, at_most=4096)):
-        (y_a, s_a), (y_b, s_b) = predictions_and_sensitivities(a, part), predictions_and_sensitivities(b, part)
+        # learners may be on other devices than the prompts
+        (y_a, s_a), (y_b, s_b) = (
+            [each.to(part.device) for each in predictions_and_sensitivities(learner, part)] for learner in (a, b)
+        )
         parts.append(((y_a - y_b).norm(dim=1), cosine_of_sensitivities(s_a, s_b), (s_a - s_b).flatten(1).norm(dim=1)))
     distance, cosine, difference = (torch.cat(column) for column in zip(*parts, strict=True))
     return Alignment(distance, cosine, difference)

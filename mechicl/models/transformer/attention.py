@@ -78,6 +78,8 @@ class Attention(nn.Module):
     hook_pattern: HookPoint
     hook_z: HookPoint
     hook_result: HookPoint
+    fused: bool = False
+    """Whether torch's fused kernel is taken where no hook listens: see `fast.fuse_attention`."""
 
     def __init__(self, cfg: TransformerConfig):
         super().__init__()

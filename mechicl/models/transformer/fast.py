@@ -92,8 +92,8 @@ def fast_attention(
         positions = torch.arange(n_pos, device=x.device) if cfg.rotates else None
         return _plain(attn, x, x, key_mask(cfg, n_pos, ALL, x.device), positions)[:, rows, columns]
     costs = _costs(attn, x, rows)
-    # rotary positions turn queries and keys, which the other routes never form
-    route = "plain" if cfg.rotates else min(costs, key=costs.__getitem__)
+    # rotary positions turn queries and keys, which the other routes never form, and the fused kernel takes them
+    route = "plain" if cfg.rotates or attn.fused else min(costs, key=costs.__getitem__)
     if route == "associative":
         return _associative(attn, x, rows)[..., columns]
     if route == "merged":
@@ -106,6 +106,24 @@ def fast_attention(
         return _folded(attn, x_rows, x_keys, mask, columns)
     positions = torch.arange(n_pos, device=x.device)[rows] if cfg.rotates else None
     return _plain(attn, x_rows, x_keys, mask, positions)[..., columns]
+
+
+def fuse_attention(model: nn.Module) -> None:
+    """Let a model's passes without hooks take torch's fused attention, whose scores are never held in memory.
+
+    For training one model on a GPU: it has no second derivative, which sensitivities need, and no batching rule for
+    several models at once.
+
+    Raises:
+        ValueError: a model without softmax attention in all layers, or with a sink.
+    """
+    layers = [part for part in model.modules() if isinstance(part, Attention)]
+    kinds = sorted({part.cfg.attention for part in layers} - {"softmax"})
+    if not layers or kinds or any(part.cfg.sink != "none" for part in layers):
+        has = f"{', '.join(kinds)} attention" if kinds else "an attention sink" if layers else "no attention of ours"
+        raise ValueError(f"fused attention is softmax without a sink, and this model has {has}: leave it out")
+    for part in layers:
+        part.fused = True
 
 
 def _costs(attn: Attention, x: Tensor, rows: slice) -> dict[str, float]:
@@ -201,7 +219,8 @@ def _plain(
 
     Queries and keys are turned by their positions, where those of the queries are given.
 
-    torch's fused attention is no quicker at a prompt's length, and has no second derivative and no batching rule.
+    torch's fused attention is no quicker on a CPU at a prompt's length, and has no second derivative and no batching
+    rule: it is taken where `fuse_attention` asked for it.
     """
     if x_rows is x_keys:
         q, k, v = queries_keys_values(attn, x_keys, "QKV")
@@ -209,7 +228,10 @@ def _plain(
         (q,), (k, v) = queries_keys_values(attn, x_rows, "Q"), queries_keys_values(attn, x_keys, "KV")
     if query_positions is not None:
         q, k = rotate_heads(attn, q, query_positions), rotate_heads(attn, k, torch.arange(k.shape[2], device=k.device))
-    z = attention_pattern(attn, attn.cfg.score_scale * (q @ k.mT), mask) @ v
+    if attn.fused:
+        z = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=attn.cfg.score_scale)
+    else:
+        z = attention_pattern(attn, attn.cfg.score_scale * (q @ k.mT), mask) @ v
     if attn.cfg.momentum:
         z = with_momentum(attn.cfg, z.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2)
     out = join_heads(z, attn.W_O)

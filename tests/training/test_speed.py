@@ -1,0 +1,95 @@
+"""Quicker steps: the same runs to rounding, and errors where a machine or a model has no such thing."""
+
+import pytest
+import torch
+from torch._dynamo.exc import TorchDynamoException
+from torch.testing import assert_close
+
+from mechicl.models import HookedTransformer, TransformerConfig
+from mechicl.models.transformer.fast import fuse_attention
+from mechicl.tasks import LinearRegression
+from mechicl.training import TrainingConfig, train
+
+SOFTMAX = TransformerConfig(
+    x_dim=3, n_context=6, prompt_format="interleaved", n_layers=2, n_heads=2, d_model=16, d_mlp=16, attention="softmax",
+    normalization_type="LN",
+)  # fmt: skip
+CONFIG = TrainingConfig(
+    task=LinearRegression(x_dim=3, n_context=6), model=SOFTMAX, steps=6, batch_size=8, eval_every=3, eval_prompts=16,
+    save_every=3, cpu=True,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("keys", ["causal", "context", "full"])
+@pytest.mark.parametrize("attn_bias", [True, False])
+def test_fused_attention_is_attention(keys, attn_bias):
+    model = HookedTransformer(SOFTMAX.replace(keys=keys, attn_bias=attn_bias, initializer_range=0.3), seed=1).double()
+    prompts = LinearRegression(x_dim=3, n_context=6).sample(5, seed=0)
+    expected = model(model.encode(prompts))
+    model.zero_grad()
+    expected.square().sum().backward()
+    gradients = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+    fuse_attention(model)
+    model.zero_grad()
+    fused = model(model.encode(prompts))
+    fused.square().sum().backward()
+    assert_close(fused, expected, atol=1e-10, rtol=1e-10)
+    after = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    assert_close(after, gradients, atol=1e-9, rtol=1e-9)
+
+
+def test_a_fused_run_is_the_run(tmp_path):
+    plain = train(CONFIG, tmp_path / "plain", progress=False)
+    fused = train(CONFIG.replace(fused_attention=True), tmp_path / "fused", progress=False)
+    for a, b in zip(plain.models[0].parameters(), fused.models[0].parameters(), strict=True):
+        assert_close(a, b, atol=2e-4, rtol=1e-3)
+    assert not any(part.fused for part in fused.models[0].modules() if hasattr(part, "fused"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"tf32": True}, "needs an NVIDIA GPU of the Ampere generation or later, and this is cpu"),
+        ({"fused_attention": True, "seeds": (0, 1)}, "one seed at a time, and there are 2"),
+        ({"fused_attention": True, "model": SOFTMAX.replace(attention="linear")}, "this model has linear attention"),
+        ({"fused_attention": True, "model": SOFTMAX.replace(sink="learned")}, "this model has an attention sink"),
+    ],
+)
+def test_what_a_machine_or_a_model_has_not(tmp_path, fields, message):
+    with pytest.raises(ValueError, match=message):
+        train(CONFIG.replace(**fields), tmp_path, progress=False)
+
+
+def test_what_cannot_be_compiled_says_so(tmp_path, monkeypatch):
+    class Failing(TorchDynamoException):
+        pass
+
+    def compile_nothing(module):
+        def fail(*inputs):
+            raise Failing("no compiler\nand more")
+
+        return fail
+
+    monkeypatch.setattr(torch, "compile", compile_nothing)
+    with pytest.raises(ValueError, match=r"compile=True: torch cannot compile this model here \(no compiler\)"):
+        train(CONFIG.replace(compile=True), tmp_path, progress=False)
+
+
+def test_a_compiled_run_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
+    """The passes are those of `torch.compile`, whose own work is not tested here."""
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda module: compiled.append(module) or module)
+    plain = train(CONFIG, tmp_path / "plain", progress=False)
+    assert not compiled
+    config = CONFIG.replace(compile=True)
+
+    def stop(step):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "compiled", progress=False, on_save=stop)
+    resumed = train(config, tmp_path / "compiled", progress=False)
+    assert len(compiled) == 2
+    assert resumed.record["steps_done"] == 6
+    for a, b in zip(plain.models[0].parameters(), resumed.models[0].parameters(), strict=True):
+        assert_close(a, b, atol=0, rtol=0)
