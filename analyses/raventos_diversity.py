@@ -15,6 +15,7 @@ from mechicl.checkpoints import Checkpoint, load_checkpoint
 from mechicl.learners import Learner, squared_errors
 from mechicl.prompts import Prompts
 from mechicl.reports import Claim, Claims, Comparison, Row, Section
+from mechicl.reports.rows import over_seeds
 from mechicl.reports.script import ScriptArgs, run_script
 from mechicl.statistics import interval
 from mechicl.tasks import TaskPool
@@ -59,8 +60,8 @@ def compare(args: Args) -> Comparison:
         f"Small transformers (3 layers, width 48) trained on y = x w + noise, d = 8, noise variance 0.25, 16 points, "
         f"where w is one of a pool of M draws from N(0, I). dMMSE is the Bayes learner of the pool, ridge regression "
         f"that of all tasks. Distances are mean squared differences of predictions, over all 16 points of "
-        f"{args.n_prompts:,} prompts (seed {args.seed}); intervals are over seeds of the weights and of the training "
-        f"prompts, which share one pool."
+        f"{args.n_prompts:,} prompts (seed {args.seed}): medians with bootstrap intervals over seeds of weights and of "
+        f"the training prompts, which share one pool."
     )
     return Comparison("Task diversity: the pool or all tasks", lead, rows, sections, data)
 
@@ -82,13 +83,16 @@ def _rows(
 ) -> list[Row]:
     to = {known: values.mean(0) for known, values in distances.items()}
     losses = torch.stack([squared_errors(model, prompts, at="points").mean() for model in checkpoint.models])
-    rows = [
-        Row(f"{label}: distance to dMMSE", None, interval(to["dmmse"]), OVER),
-        Row(f"{label}: distance to ridge", None, interval(to["ridge"]), OVER),
-        Row(f"{label}: distance to dMMSE over that to ridge", None, interval(to["dmmse"] / to["ridge"]), OVER,
-            "seed by seed"),
-        Row(f"{label}: loss of the model", None, interval(losses), OVER),
-    ]  # fmt: skip
+    quantities = {
+        "distance to dMMSE": to["dmmse"],
+        "distance to ridge": to["ridge"],
+        "distance to dMMSE over that to ridge": to["dmmse"] / to["ridge"],  # seed by seed
+        "loss of the model": losses,
+    }
+    rows = []
+    for quantity, values in quantities.items():
+        measured, _, note = over_seeds(values, checkpoint, median=True)
+        rows.append(Row(f"{label}: {quantity}", None, measured, OVER, note))
     for known, name in (("dmmse", "dMMSE"), ("ridge", "ridge")):
         reference = squared_errors(learners[known], prompts, at="points").mean(1)
         rows.append(Row(f"{label}: loss of {name}", None, interval(reference), "prompts"))

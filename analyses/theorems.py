@@ -57,7 +57,7 @@ def claims(comparison: Comparison) -> list[Claim]:
         rows = papers[source].pick(*(f"*{quantity}, exact" for quantity in quantities))
         check = " and ".join(f"{_bound(row):g} <= 1e-12" for row in rows)
         papers[source].add(item, f"{what}: largest relative error against {reference}", *rows, check=check,
-                           published="exact", why=why)  # fmt: skip
+                           published="exact", why=why, trained=False)  # fmt: skip
 
     exact("vonoswald2023", "Prop. 1", "linear attention that is gradient descent by its weights",
           "Proposition 1: gradient_descent", why="rounding; W_0 other than 0 too")  # fmt: skip
@@ -76,7 +76,7 @@ def claims(comparison: Comparison) -> list[Claim]:
         "sum Σ y (s - mean s)", centred, check=f"{_bound(centred):g} > 1e-3",
         published="the plain sum, gradient descent",
         why="the argument drops the normaliser: the limit is the centred sum; with a sink it is gradient descent "
-        f"({sink})",
+        f"({sink})", cause="erratum", controls={"with a sink": [sink]}, trained=False,
     )  # fmt: skip
     exact("fu2024", "Theorem 1", "5 iterations of Newton in weights, linear and ReLU attention",
           "Theorem 1 (linear): newton", "Theorem 1 (relu): newton",
@@ -87,8 +87,13 @@ def claims(comparison: Comparison) -> list[Claim]:
           *(f"Proposition 1 ({name}): {name}" for name in operations), reference="the formula")  # fmt: skip
     (division,) = papers["fu2024"].pick("*Proposition 1 (div): div, *")
     layers = Row("layers of div", None, numbers(division.note)[0])
+    noted = [papers["fu2024"].pick(f"*Proposition 1 ({name}): *")[0].note for name in operations]
+    others = [Row(f"layers of {name}", None, numbers(note)[0]) for name, note in zip(operations, noted, strict=True)]
     papers["fu2024"].add("Proposition 1", "div: layers", layers, check="<= 1", published="one",
-                         why=f"by Newton's method, and three of them make the divisor; error {division}")  # fmt: skip
+                         why=f"by Newton's method, and three of them make the divisor; error {division}. The proof "
+                         "that is cited divides by a layer norm", trained=False,
+                         cause="setting: attention and MLPs alone",
+                         controls={"layers of mov, aff, mul": others})  # fmt: skip
     exact("fu2024", "Lemma 1", "one layer that sums the hidden states", "Lemma 1: total",
           reference="the formula")  # fmt: skip
     exact("nertinger2025", "Theorem 1", "linear attention as preconditioned gradient descent, 5 steps",

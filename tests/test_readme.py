@@ -3,6 +3,7 @@
 import importlib
 import re
 
+from mechicl.reports import Comparison
 from tests.pages import ROOT, blocks
 
 PATH = ROOT / "README.md"
@@ -46,6 +47,19 @@ def test_numbers_of_the_findings_are_on_their_pages():
         )
         for number in re.findall(r"\d+\.\d+ ± \d+\.\d+", item):
             assert number in pages, number
+
+
+def test_numbers_of_the_findings_are_those_of_the_index():
+    part = README.partition("## What it found")[2].partition("\n## ")[0]
+    results = [Comparison.read(path) for path in sorted((ROOT / "analyses" / "results").glob("*.json"))]
+    rows = [row for comparison in results for row in comparison.rows]
+    claims = [claim for comparison in results for claim in comparison.claims]
+    rows += [row for claim in claims for each in (*claim.lines.values(), *claim.controls.values()) for row in each]
+    printed = {str(row) for row in rows}
+    numbers = re.findall(r"-?\d[\d.]* ± [\d.]*\d|-?\d[\d.]* \([\d.-]+ to [\d.-]*\d\)|\d+ of \d+ seeds", part)
+    assert numbers
+    for number in numbers:
+        assert number in printed, f"{number}: no results file prints it"
 
 
 def test_the_picture_is_small():

@@ -309,6 +309,8 @@ class Claims:
         claim = Claim(self.source, item, what, picked, check, published, why, beside, cause, trained)
         if not are_weights_random():  # an untrained model may have words where a trained one has a number
             outcomes(claim)  # a check that cannot be read is a mistake of whoever stated it
+        if trained and UNTRAINED in beside:  # measured by the script itself
+            claim = replace(claim, control_verdicts={UNTRAINED: _verdict_with(claim, beside[UNTRAINED])})
         self.stated.append(claim)
 
 
@@ -323,7 +325,7 @@ def restated(saved: Sequence[Claim], stated: Sequence[Claim]) -> list[Claim]:
     claims = []
     for i, claim in enumerate(stated):
         before = by_words.get((claim.source, claim.item, claim.what), saved[i] if same else None)
-        if before is None or UNTRAINED not in before.controls or not claim.trained:
+        if before is None or UNTRAINED in claim.controls or UNTRAINED not in before.controls or not claim.trained:
             claims.append(claim)
             continue
         rows = before.controls[UNTRAINED]
@@ -358,7 +360,7 @@ def with_untrained(claims: Sequence[Claim], untrained: Sequence[Claim]) -> list[
         raise ValueError(f"{len(untrained)} claims on untrained models for {len(claims)} on trained ones")
     joined = []
     for claim, other in zip(claims, untrained, strict=True):
-        if not claim.trained or not claim.lines:
+        if not claim.trained or not claim.lines or UNTRAINED in claim.controls:
             joined.append(claim)
             continue
         controls = {**claim.controls, UNTRAINED: other.rows}

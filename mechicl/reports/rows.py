@@ -71,10 +71,10 @@ class Row:
         """How many seeds it is over; None where it is over something else."""
         if not re.search(r"\bseeds?\b", self.over):
             return None
-        if isinstance(self.measured, Interval):
-            return self.measured.n
         count = re.search(r"(\d+) (?:\w+ )?seeds?\b", self.over)
-        return int(count[1]) if count else None
+        if count or not isinstance(self.measured, Interval):
+            return int(count[1]) if count else None
+        return self.measured.n
 
     def to_json(self) -> dict[str, Any]:
         """The row as data; what only pages need is left out where there is none."""

@@ -84,8 +84,8 @@ def _with_control(
     args: Args, compare: Callable[[Args], Comparison], claims: State, comparison: Comparison
 ) -> tuple[Comparison, str]:
     """The comparison with the same rows of untrained models in each claim, and words on what came of it."""
-    if not any(claim.trained and claim.lines for claim in comparison.claims):
-        return comparison, "no claim depends on training"
+    if not any(claim.trained and claim.lines and UNTRAINED not in claim.controls for claim in comparison.claims):
+        return comparison, "no claim needs one"
     try:
         with random_weights():
             without = compare(replace(args, out=args.out / UNTRAINED))  # what a script keeps to go on from

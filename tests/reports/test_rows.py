@@ -50,6 +50,7 @@ def test_as_many_values_as_seeds_are_needed():
         (Interval(1.0, 0.5, 1.5, 7), "seeds that copy", 7),
         (Interval(1.0, 0.5, 1.5, 900), "prompts", None),
         (1.0, "3 seeds", 3),
+        (Interval(1.0, 0.5, 1.5, 900), "prompts, best of 10 seeds", 10),
         (1.0, "seed 0", None),
         ("7 of 8 seeds", "", None),
     ],

@@ -107,6 +107,21 @@ def test_claims_that_are_stated_anew_keep_their_control(monkeypatch, tmp_path):
     assert anew[0].control_verdicts == {"untrained": "agrees"}  # by the new check, on the rows that were measured
 
 
+def test_a_script_may_measure_the_untrained_control_itself(monkeypatch, tmp_path):
+    def by_itself(paper: Comparison) -> list:
+        stated = Claims("fu2024", paper.rows)
+        stated.add("Fig. 1", "grows", "largest weight", check="> 0.2", controls={"untrained": ["layers"]})
+        return stated.stated
+
+    comparison = run(monkeypatch, tmp_path, claims=by_itself)
+    assert comparison.data["untrained"] == "no claim needs one"
+    (claim,) = comparison.claims
+    assert [row.quantity for row in claim.controls["untrained"]] == ["layers"]
+    assert claim.control_verdicts == {"untrained": "agrees"}  # 1 is more than 0.2
+    (again,) = restated([claim], by_itself(comparison))
+    assert again.to_json() == claim.to_json()
+
+
 def test_an_old_results_file_without_controls_can_be_read(monkeypatch, tmp_path):
     run(monkeypatch, tmp_path, "--no-control")
     path = tmp_path / "mine_lsa-1l.json"
