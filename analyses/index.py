@@ -73,14 +73,6 @@ LEADS = {
 }
 """The papers of the index, and what to know before reading their numbers."""
 UNMEASURED = (  # no script measures these
-    Claim("vonoswald2023", "Figs. 3, right, and 6b, c", "two and five layers out of distribution", {},
-          published="like GD++; less so five layers far from the training range",
-          why="drawn on the pages of `oswald_descent.py`, not yet a number"),
-    Claim("vonoswald2023", "Fig. 12, right", "softmax heads out of distribution", {},
-          published="as robust as gradient descent", why="no script yet"),
-    Claim("vonoswald2023", "Fig. 14, right", "layer norm out of distribution", {},
-          published="better than gradient descent on much larger inputs",
-          why="drawn on the pages of `oswald_descent.py`, not yet a number"),
     Claim("fu2024", "Fig. 1", "how a transformer is trained to do linear regression in context", {}, why="a drawing"),
     Claim("barnatan", "Fig. 1", "per-layer training as a drawing: each layer has a loss of its own", {},
           why='`FineTuning(method="per_layer")` does it'),

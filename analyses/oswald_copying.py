@@ -18,7 +18,7 @@ from mechicl.learners import squared_errors
 from mechicl.prompts import Prompts
 from mechicl.reports import Claim, Claims, Comparison, Row, Section
 from mechicl.reports.script import ScriptArgs, run_script
-from mechicl.statistics import Interval, interval, ratio_interval
+from mechicl.statistics import Interval, interval, median_interval, ratio_interval
 
 FIELDS = ("attention", "pattern_cosine", "decoding_errors", "decoding_errors_of_inputs", "errors", "errors_without",
           "errors_without_elsewhere", "errors_transplanted")  # fmt: skip
@@ -32,6 +32,8 @@ class Args(ScriptArgs):
 
     checkpoints: tuple[str, ...] = ("copy-2l", "copy-2l-one-hot", "copy-2l-linear")
     """Names or folders of two-layer models on interleaved prompts of one task."""
+    constant: tuple[str, ...] = ("copy-2l-dense", "copy-2l-late")
+    """The seeds of the first at a constant rate, as in the paper: those whose loss falls early, and the others."""
     n_prompts: int = 10_000
     """Held-out prompts for losses."""
     n_opened: int = 1024
@@ -88,16 +90,8 @@ def compare(args: Args) -> Comparison:
             )
         )
         if study.checkpoint.snapshots is not None:
-            steps, over_training = _sensitivity_over_training(study.checkpoint, _for_derivatives(read_on))
-            rows.append(_rise_row(study, steps, over_training))
             copied = [seed for seed, fine in zip(range(len(seeds)), study.copying.tolist(), strict=True) if fine]
-            if copied:
-                figures.append(_sensitivity_figure(study, steps, over_training, copied[0], reference.mean().item()))
-                figures.append(_patterns_figure(study, copied[0], read_on))
-            data[f"{name}, sensitivity over training"] = {
-                "steps": steps,
-                **{k: v.tolist() for k, v in over_training.items()},
-            }
+            figures += [_patterns_figure(study, seed, read_on) for seed in copied[:1]]
         data[name] = {
             "seeds": seeds,
             "mse": study.losses.tolist(),
@@ -108,6 +102,15 @@ def compare(args: Args) -> Comparison:
                 for field in FIELDS
             },
         }  # fmt: skip
+    constant = [load_checkpoint(name) for name in args.constant]
+    models = [copy.deepcopy(model).double() for checkpoint in constant for model in checkpoint.models]
+    copied = [measure_target_copying(model, read_on) for model in models]
+    ratios = torch.stack([squared_errors(model, held_out)[:, 0].mean() for model in models]) / reference.mean()
+    by_seed = f"loss over one step's by seed {', '.join(f'{ratio:.2f}' for ratio in ratios)}"
+    which = f"{sum(map(_pairs, copied))} of {len(models)} seeds"
+    targets = sum((c.decoding_errors.mean() < COPIES).item() for c in copied)
+    note = f"{targets} targets to their inputs' tokens, the others inputs to their targets'; {by_seed}"
+    rows.append(Row("constant rate: first layers that copy, either way", "all", which, "seeds", note))
     lead = (
         f"Two layers of attention on alternate tokens, x ~ U(-1/2, 1/2), d = n = 10, on {args.n_prompts:,} held-out "
         f"prompts (seed {args.seed}); the first layer is read on {args.n_opened:,} of them. The mean square of the "
@@ -128,28 +131,15 @@ def _measure(checkpoint: Checkpoint, held_out: Prompts, read_on: Prompts, nothin
     )
 
 
+def _pairs(copied: TargetCopying) -> bool:
+    """Whether a first layer puts inputs and targets together: at the inputs' tokens, or at the targets'."""
+    both = copied.decoding_errors.mean(), copied.decoding_errors_of_inputs.mean()
+    return any((errors < COPIES).item() for errors in both)
+
+
 def _for_derivatives(prompts: Prompts) -> Prompts:
     """The prompts on which derivatives are taken: they cost much more than a forward pass."""
     return prompts[: max(1, len(prompts) // 64)]
-
-
-def _rise_row(study: CopyStudy, steps: list[int], over_training: dict[str, torch.Tensor]) -> Row:
-    """Whether the first layer reads the next token before the loss falls, as far as the snapshots tell."""
-    ratio = over_training["next"] / over_training["other"]
-    words, before = [], 0
-    for seed, fine in enumerate(study.copying.tolist()):
-        if not fine:
-            continue
-        fall = study.transitions.before[seed].item()
-        earlier = [i for i, step in enumerate(steps) if step <= fall]
-        later = [i for i, step in enumerate(steps) if step > fall]
-        if earlier and later:
-            before += bool(ratio[earlier[-1], seed] > 3)
-            words.append(f"{ratio[earlier[-1], seed]:.2g} (step {steps[earlier[-1]]}) to {ratio[later[0], seed]:.2g} "
-                         f"(step {steps[later[0]]})")  # fmt: skip
-    quantity = f"{study.checkpoint.name}: seeds that read the next token 3 times more than others before the loss falls"
-    note = f"norms' ratio at the snapshots around the fall: {'; '.join(words)}"
-    return Row(quantity, "all", f"{before} of {len(words)} seeds", "seeds that copy", note)
 
 
 def _rows(study: CopyStudy, reference: torch.Tensor) -> list[Row]:
@@ -159,10 +149,17 @@ def _rows(study: CopyStudy, reference: torch.Tensor) -> list[Row]:
     claim = "none (could not be trained)" if linear_only else "all"
     which = f"{int(fine.sum())} of {n} seeds"
     falls = study.transitions
-    seen = f"{int(falls.fell.sum())} of {n} seeds, latest over earliest {falls.spread():.2g}"
+    seen = f"{int(falls.fell.sum())} of {n} seeds"
     rows = [
         Row(f"{name}: first layers that copy", claim, which, "seeds"),
-        Row(f"{name}: step of the transition", None, falls.mean_step(), "seeds", seen),
+        Row(
+            f"{name}: first layers that copy, either way",
+            None,
+            f"{sum(map(_pairs, study.copies))} of {n} seeds",
+            "seeds",
+        ),
+        Row(f"{name}: step of the transition", None, median_interval(falls.steps[falls.fell]), "seeds", seen),
+        Row(f"{name}: latest transition over the earliest", None, falls.spread(), "", seen),
     ]
     kept = fine if fine.any() else torch.ones_like(fine)
     over = "seeds that copy" if fine.any() else "seeds"
@@ -205,37 +202,6 @@ def _rows(study: CopyStudy, reference: torch.Tensor) -> list[Row]:
     return rows
 
 
-def _sensitivity_over_training(checkpoint: Checkpoint, prompts: Prompts) -> tuple[list[int], dict[str, torch.Tensor]]:
-    """Steps, and by relation the mean norm `[step seed]`."""
-    assert checkpoint.snapshots is not None
-    steps = list(checkpoint.snapshots.steps)
-    by_step = [
-        [measure_token_sensitivity(model.double(), prompts) for model in checkpoint.models_at(i)]
-        for i in range(len(steps))
-    ]
-    return steps, {
-        relation: torch.tensor([[getattr(s, relation).mean().item() for s in row] for row in by_step])
-        for relation in ("itself", "next", "other")
-    }
-
-
-def _sensitivity_figure(
-    study: CopyStudy, steps: list[int], by_relation: dict[str, torch.Tensor], seed: int, gd_mse: float
-) -> Section:
-    name = study.checkpoint.name
-    names = {"itself": "the token itself", "next": "the next token (its target)", "other": "other tokens"}
-    one = {names[relation]: values[:, seed].tolist() for relation, values in by_relation.items()}
-    curve = study.checkpoint.record["curve"]
-    figure = viz.sensitivity_over_training(
-        steps, one, curve["eval_step"], [line[seed] for line in curve["eval_loss"]], gd_mse=gd_mse
-    )
-    words = (
-        f"Norm of the derivative of the first layer's output at the context's x tokens, seed "
-        f"{study.checkpoint.record['seeds'][seed]}, at the saved snapshots, above its loss."
-    )
-    return Section(f"{name}: what the first layer depends on", words, figure)
-
-
 def _patterns_figure(study: CopyStudy, seed: int, prompts: Prompts) -> Section:
     checkpoint = study.checkpoint
     assert checkpoint.snapshots is not None
@@ -267,29 +233,30 @@ def claims(comparison: Comparison) -> list[Claim]:
     paper.add(
         "Fig. 5, left", "softmax, then linear attention: loss over one step of gradient descent, half-MSE of one step "
         "and of two", lines={"loss over one step": [sines], "one step": [one], "two steps": [two]},
-        check=f"A > {two.ends[1] / one.ends[1]:.6g}", published="one step, not two",
-        why="taken as: above the loss of two steps",
+        check=f"A = 1 and A > {two.ends[1] / one.ends[1]:.6g}", published="one step, not two",
     )  # fmt: skip
     paper.add("Fig. 5, left", "one-hot positions: loss over one step of gradient descent, seeds that copy", one_hot,
-              why="the first layer also writes at other tokens, without which the loss is "
-              f"{elsewhere} times this; {one_hot.note}")  # fmt: skip
+              cause="setting, with one-hot positions the first layer puts inputs and targets together elsewhere too",
+              controls={"loss without those over the model's": [elsewhere], "sinusoidal positions": [sines]},
+              why=one_hot.note)  # fmt: skip
     transition = paper["copy-2l: step of the transition"]
-    paper.add("Fig. 5, left", "training speed differs between seeds: step of the transition", transition,
-              check=f"{transition.ends[2]:.6g} > {1.5 * transition.ends[0]:.6g}", published="highly variable",
-              why=f"taken as: even the mean is not known to within a factor of 1.5; {transition.note}")  # fmt: skip
+    paper.add("Fig. 5, left", "training speed differs between seeds: latest transition over the earliest",
+              "copy-2l: latest transition over the earliest", check="> 2", published="highly variable",
+              why=f"taken as: twice as late; at step {transition}")  # fmt: skip
     paper.add(
         "Fig. 5, right", "|d first layer / d token| at inputs' tokens after training: by the target's token, by any "
         "other", "copy-2l: |d first layer / d token| at x tokens, the next token, its target",
         "copy-2l: |d first layer / d token| at x tokens, any other token", check="a > b",
     )  # fmt: skip
-    rise = paper["copy-2l: seeds that read the next token 3 times more than others before the loss falls"]
-    paper.add("Fig. 5, right", "seeds in which the first layer reads the next token before the loss falls", rise,
-              check="all", why=f"both happen between the same two snapshots in most; {rise.note}")  # fmt: skip
-    paper.add("Section 4", "seeds whose first layer copies, sinusoidal positions", "copy-2l: first layers that copy",
-              check="all", why="the others stay at a higher loss: "
-              f"{', '.join(f'{ratio:.2f}' for ratio in others)} of one step's")  # fmt: skip
+    linear_copies = {"linear attention in the first layer": ["copy-2l-linear: first layers that copy"]}
+    at_cosine, at_constant = paper["copy-2l: first layers that copy"], paper["constant rate: first layers *"]
+    paper.add("Section 4", "seeds whose first layer copies, targets or inputs, sinusoidal positions, constant rate",
+              at_constant, check="all",
+              controls={"linear attention in the first layer": ["copy-2l-linear: first layers that copy, either way"]},
+              why=f"{at_constant.note}. Where the rate falls along a cosine {at_cosine} copy targets, others stay at "
+              f"{', '.join(f'{ratio:.2f}' for ratio in others)} of one step's loss")  # fmt: skip
     paper.add("Section 4", "seeds whose first layer copies, one-hot positions",
-              "copy-2l-one-hot: first layers that copy", check="all")  # fmt: skip
+              "copy-2l-one-hot: first layers that copy", check="all", controls=linear_copies)  # fmt: skip
     paper.add("Section 4", "seeds whose first layer copies, linear attention in the first layer",
               "copy-2l-linear: first layers that copy", check="none",
               why=f"inputs are partly readable at targets' tokens; loss {linear} of one step's")  # fmt: skip

@@ -3,15 +3,23 @@
 python analyses/oswald_one_layer.py
 """
 
+import copy
 from dataclasses import dataclass, replace
 
 import torch
 
+from mechicl.analysis import interpolate
+from mechicl.analysis.behaviour import tuned_descent
 from mechicl.checkpoints import load_checkpoint
+from mechicl.constructions import gradient_descent
+from mechicl.learners import squared_errors
 from mechicl.reports import Claim, Claims, Comparison, Row
 from mechicl.reports.one_layer import compare_one_layer
-from mechicl.reports.script import ScriptArgs, run_script
+from mechicl.reports.rows import over_seeds
+from mechicl.reports.script import ScriptArgs, regression_checkpoint, run_script
 from mechicl.statistics import interval
+
+N_SIZES = 4096  # prompts at each number of points
 
 
 @dataclass(frozen=True)
@@ -20,6 +28,8 @@ class Args(ScriptArgs):
 
     checkpoint: str = "lsa-1l"
     """Name or folder of a model with one layer of linear attention and one head."""
+    sizes: tuple[str, ...] = ("lsa-1l-d5", "lsa-1l", "lsa-1l-d20", "lsa-1l-d40")
+    """The same with other numbers of points, as many as dimensions."""
     n_prompts: int = 10_000
     """Held-out prompts."""
     quiet: bool = False
@@ -42,10 +52,31 @@ def compare(args: Args) -> Comparison:
         shown = interval(ratios) if ratios.max() < 1 else "diverges"
         rows.append(Row(f"{words}, trained", known, shown, "seeds"))
         rows.append(Row(f"{words}, gradient descent", known, ratio if ratio < 1 else "diverges", "2,000 prompts"))
+    rows += [row for name in args.sizes for row in _size_rows(name)]
     return replace(
         comparison.with_more(rows), title="One layer and one step (section 3, Fig. 2)",
         data={"step_size": data["tuned_step_size"]},
     )  # fmt: skip
+
+
+def _size_rows(name: str) -> list[Row]:
+    """Losses of the trained layer and of what is half-way to gradient descent, over gradient descent's."""
+    checkpoint, task = regression_checkpoint(name)
+    prompts = task.sample(N_SIZES, seed=1_000_003, dtype=torch.float64)
+    step = float(
+        tuned_descent(task.sample(20_000, seed=2**31 + 1, dtype=torch.float64), 1).hyperparameters["step_size"]
+    )
+    construction = gradient_descent(x_dim=task.x_dim, n_context=task.n_context, step_size=step)
+    models = [copy.deepcopy(model).double() for model in checkpoint.models]
+    halves = [interpolate(model, construction, prompts[:2]).model(0.5) for model in models]
+    descent = squared_errors(construction, prompts)[:, 0]
+    rows = [Row(f"{task.x_dim} points in as many dimensions: half-MSE of gradient descent", None, interval(descent / 2),
+                "prompts")]  # fmt: skip
+    for kind, learners in (("trained", models), ("half-way", halves)):
+        ratios = [(squared_errors(learner, prompts).mean() / descent.mean()).item() for learner in learners]
+        rows.append(Row(f"{task.x_dim} points in as many dimensions: loss over gradient descent's, {kind}", "1",
+                        *over_seeds(ratios, checkpoint)))  # fmt: skip
+    return rows
 
 
 def claims(comparison: Comparison) -> list[Claim]:
@@ -77,6 +108,12 @@ def claims(comparison: Comparison) -> list[Claim]:
     paper.add("Fig. 2, centre right", "excess loss half-way between trained and constructed weights, rescaled",
               "excess loss at the middle of the rescaled path", check="near 0",
               why=f"without rescaling {paper['excess loss at the middle of the path without rescaling']}")  # fmt: skip
+    paper.add(
+        "Fig. 2, centre right", "as many points as dimensions, 5, 10, 20, 40: loss over gradient descent's",
+        lines={kind: [f"* points in as many dimensions: loss over gradient descent's, {kind}"]
+               for kind in ("trained", "half-way")},
+        check="= 1", published="identical for all",
+    )  # fmt: skip
     paper.add(
         "Figs. 2, right, and 6a", "largest |trained / gradient descent - 1| of the loss at scales 0.5 to 2 of inputs "
         "and of weights, the task's inputs and unseen ones",

@@ -1,0 +1,175 @@
+"""What comes first, copying or the fall of the loss (von Oswald et al. 2023, Fig. 5, right).
+
+python analyses/oswald_copying_order.py
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from mechicl import viz
+from mechicl.analysis.behaviour import tuned_descent
+from mechicl.analysis.heads import TokenSensitivity, measure_token_sensitivity
+from mechicl.checkpoints import Checkpoint, load_checkpoint
+from mechicl.learners import squared_errors
+from mechicl.models import build
+from mechicl.prompts import Prompts
+from mechicl.reports import Claim, Claims, Comparison, Row, Section
+from mechicl.reports.script import ScriptArgs, run_script
+from mechicl.statistics import median_interval
+
+READS, FALLS = 3, 0.05
+"""A token is read from when the derivative by it is so many times that by others; a loss has fallen by this share."""
+
+
+@dataclass(frozen=True)
+class Args(ScriptArgs):
+    """Derivatives of the first layer in weights of every few steps around the fall of the loss."""
+
+    checkpoints: tuple[str, ...] = ("copy-2l-dense", "copy-2l-linear-dense")
+    """Names or folders of two-layer models on interleaved prompts, with such weights."""
+    n_prompts: int = 16
+    """Held-out prompts that derivatives are taken on."""
+    seed: int = 1_000_003
+    """Seed of the held-out prompts."""
+
+
+def compare(args: Args) -> Comparison:
+    """The step from which the next token is read, and the last one before the loss has fallen, of every seed."""
+    rows: list[Row] = []
+    figures: list[Section] = []
+    data: dict[str, object] = {}
+    for name in args.checkpoints:
+        checkpoint = load_checkpoint(name)
+        prompts = checkpoint.task.sample(args.n_prompts, seed=args.seed)
+        more_rows, figure, data[name] = _order(checkpoint, prompts)
+        rows += more_rows
+        figures.append(figure)
+    lead = (
+        f"Two layers of attention on alternate tokens, x ~ U(-1/2, 1/2), d = n = 10, trained at a constant rate. A "
+        f"token is read from the first snapshot on after which the norm of d first layer / d token at the context's x "
+        f"tokens stays above {READS} times that for others (mean over {args.n_prompts} prompts, seed {args.seed}); the "
+        f"loss falls where it first is {FALLS:.0%} below that of predicting 0."
+    )
+    return Comparison("What comes first, copying or the fall (section 4, Fig. 5)", lead, rows, figures, data)
+
+
+@dataclass(frozen=True)
+class Order:
+    """What comes first in a seed: reading the next token, or the fall of the loss.
+
+    Attributes:
+        reads: first snapshot from which on the first layer's sensitivity to the next token is above READS times that to
+            the others; None where it never is.
+        previous: the same of the token before, in the next one's place.
+        unfallen: last evaluation at which the loss has not fallen by FALLS of that of predicting 0; None if it never
+            falls.
+    """
+
+    reads: int | None
+    previous: int | None
+    unfallen: int | None
+
+    def first(self, reads: int | None) -> bool:
+        """Whether a token is read before the loss falls."""
+        return reads is not None and self.unfallen is not None and reads <= self.unfallen
+
+
+def _order(checkpoint: Checkpoint, prompts: Prompts) -> tuple[list[Row], Section, dict[str, object]]:
+    """Which comes first in every seed of a checkpoint with weights from around the fall, and by how much."""
+    assert checkpoint.snapshots is not None
+    steps, name = checkpoint.snapshots.steps, checkpoint.name
+    sensitivities = [
+        [measure_token_sensitivity(m, prompts) for m in checkpoint.models_at(i)] for i in range(len(steps))
+    ]
+    following = torch.tensor([[(s.next.mean() / s.other.mean()).item() for s in row] for row in sensitivities])
+    previous = torch.tensor([[_previous_over_others(s) for s in row] for row in sensitivities])
+    curve, training = checkpoint.record["curve"], checkpoint.record["training"]
+    nothing = (
+        checkpoint.task.sample(training["eval_prompts"], seed=training["eval_seed"]).query.ys.square().mean().item()
+    )
+    losses = torch.tensor(curve["eval_loss"])
+    orders = []
+    for seed in range(losses.shape[1]):
+        fallen = (losses[:, seed] < (1 - FALLS) * nothing).tolist()
+        unfallen = curve["eval_step"][fallen.index(True) - 1] if any(fallen) else None
+        orders.append(Order(_last_rise(steps, following[:, seed]), _last_rise(steps, previous[:, seed]), unfallen))
+    n = len(orders)
+    fallen = [order for order in orders if order.unfallen is not None]
+    words = "; ".join(f"{order.reads or 'never'} and {order.unfallen or 'never'}" for order in orders)
+    leads = [order.unfallen - order.reads for order in orders if order.reads and order.unfallen]
+    untrained = [build(checkpoint.models[0].cfg, 1000 + i).eval() for i in range(n)]
+    above = sum((s.next.mean() > READS * s.other.mean()).item()
+                for s in (measure_token_sensitivity(model, prompts) for model in untrained))  # fmt: skip
+    before = f"before the loss has fallen by {FALLS:.0%}"
+    rows = [
+        Row(f"{name}: seeds that read the next token {READS} times more than others {before}", "all",
+            f"{sum(order.first(order.reads) for order in orders)} of {n} seeds", "seeds",
+            f"step of the one, last step before the other, by seed: {words}"),
+        Row(f"{name}: seeds whose loss falls by {FALLS:.0%}", None, f"{len(fallen)} of {n} seeds", "seeds"),
+        Row(f"{name}: seeds that read the token before {READS} times more than others {before}", None,
+            f"{sum(order.first(order.previous) for order in orders)} of {n} seeds", "seeds"),
+        Row(f"{name}: untrained models that read the next token {READS} times more than others", None,
+            f"{above} of {n} models", "models"),
+    ]  # fmt: skip
+    if leads:
+        rows.append(Row(f"{name}: steps from reading the next token to the fall", None,
+                        median_interval(torch.tensor(leads, dtype=torch.float64)), "seeds"))  # fmt: skip
+    figure = _figure(checkpoint, [row[0] for row in sensitivities])
+    data = {"steps": list(steps), "next_over_others": following.tolist(), "previous_over_others": previous.tolist()}
+    return rows, figure, data
+
+
+def _last_rise(steps: Sequence[int], ratios: torch.Tensor) -> int | None:
+    """The first step from which on the ratio is above READS."""
+    below = [i for i, ratio in enumerate(ratios.tolist()) if not ratio > READS]
+    first = below[-1] + 1 if below else 0
+    return steps[first] if first < len(steps) else None
+
+
+def _previous_over_others(sensitivity: TokenSensitivity) -> float:
+    """How much the context's x tokens, from the second on, depend on the token before them, over that on others."""
+    norms = sensitivity.norms.mean(-1)
+    at = torch.arange(2, norms.shape[0] - 1, 2)
+    before = norms[at, at - 1].mean()
+    others = (norms[at].sum() - norms[at, at].sum() - norms[at, at - 1].sum()) / (len(at) * (norms.shape[1] - 2))
+    return (before / others).item()
+
+
+def _figure(checkpoint: Checkpoint, sensitivities: Sequence[TokenSensitivity]) -> Section:
+    """Derivatives above the loss, of the first seed."""
+    assert checkpoint.snapshots is not None
+    names = {"itself": "the token itself", "next": "the next token (its target)", "other": "other tokens"}
+    lines = {words: [getattr(s, name).mean().item() for s in sensitivities] for name, words in names.items()}
+    curve, task = checkpoint.record["curve"], checkpoint.task
+    descent = tuned_descent(task.sample(8192, seed=2**31 + 1, dtype=torch.float64), 1)
+    figure = viz.sensitivity_over_training(
+        list(checkpoint.snapshots.steps), lines, curve["eval_step"], [line[0] for line in curve["eval_loss"]],
+        gd_mse=squared_errors(descent, task.sample(8192, seed=1, dtype=torch.float64)).mean().item(),
+    )  # fmt: skip
+    words = (
+        f"Norm of the derivative of the first layer's output at the context's x tokens, seed "
+        f"{checkpoint.record['seeds'][0]}, at the saved snapshots, above its loss."
+    )
+    return Section(f"{checkpoint.name}: what the first layer depends on", words, figure)
+
+
+def claims(comparison: Comparison) -> list[Claim]:
+    """What the paper says: the first layer reads the next token, then the loss falls."""
+    paper = Claims("vonoswald2023", comparison.rows)
+    rise, lead = (paper[f"copy-2l-dense: {what}"] for what in ("seeds that read the next token *", "steps from *"))
+    paper.add(
+        "Fig. 5, right", "seeds in which the first layer reads the next token before the loss falls", rise, check="all",
+        controls={
+            "two linear layers": ["copy-2l-linear-dense: seeds that read the next token *"],
+            "the token before": ["copy-2l-dense: seeds that read the token before *"],
+            "at initialisation": ["copy-2l-dense: untrained models *"],
+        },
+        why=f"by {lead} steps; weights of every 25 steps at a constant rate; {rise.note}",
+    )  # fmt: skip
+    return paper.stated
+
+
+if __name__ == "__main__":
+    run_script(Args, compare, "oswald_copying_order", claims)

@@ -1,0 +1,319 @@
+"""Models out of distribution beside the descent that they are said to be (von Oswald et al. 2023, A.2).
+
+python analyses/oswald_shifts.py --checkpoint lsa-2l-looped
+"""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mechicl import constructions, viz
+from mechicl.analysis import align_over_training, interpolate, measure_shifted_losses
+from mechicl.analysis.behaviour import FOREIGN_INPUTS, tuned_descent
+from mechicl.analysis.behaviour.spectral import SpectralLearner
+from mechicl.checkpoints import Checkpoint, CheckpointError
+from mechicl.learners import Learner
+from mechicl.models import HookedTransformer, TransformerConfig
+from mechicl.reports import Claim, Claims, Comparison, Row, Section
+from mechicl.reports.rows import over_seeds
+from mechicl.reports.script import ScriptArgs, regression_checkpoint, run_script
+from mechicl.tasks import LinearRegression
+
+SCALES = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
+LAST = SCALES[-1]
+N_ALIGNED = 256  # prompts for alignment at every snapshot
+N_TUNING = 50_000
+TUNING_SEED = 2**31 + 1
+DESCENT, PLUS_PLUS, EACH = "gradient descent", "GD++", "GD++, each step its own"
+PANELS = ("input scale", "weight scale", "foreign inputs", "foreign inputs over their norm")
+ITEMS = {
+    "lsa-1l": ("Fig. 6a", "one layer"),
+    "lsa-2l-looped": ("Figs. 3a, right, and 6b", "two looped layers"),
+    "lsa-5l": ("Figs. 3b, right, and 6c", "five layers"),
+    "lsa-10l-looped": ("Fig. 7, right", "ten looped layers"),
+    "lsa-12l-mlp": ("Fig. 8, right", "twelve layers with MLPs"),
+    "softmax-1h": ("Fig. 12, right", "one softmax head"),
+    "softmax-2h": ("Fig. 12, right", "two softmax heads"),
+    "softmax-2h-sink": ("Fig. 12, right", "two softmax heads with a sink"),
+    "lsa-1l-ln": ("Fig. 14, right", "one layer after a layer norm"),
+    "lsa-2l-ln": ("Fig. 14, right", "two layers with a layer norm"),
+}
+"""Panels of the paper that show a checkpoint out of distribution, and what it is."""
+
+
+@dataclass(frozen=True)
+class Args(ScriptArgs):
+    """Losses where inputs or weights are scaled and where inputs are foreign, and alignment early in training."""
+
+    checkpoint: str = "lsa-2l-looped"
+    """Name or folder of a model on paired prompts of linear regression."""
+    n_prompts: int = 2048
+    """Prompts at each scale, the same for all learners and scales."""
+    seed: int = 1_000_003
+    """Seed of the prompts; descent is tuned on others."""
+
+
+def compare(args: Args) -> Comparison:
+    """Curves of the seeds, of tuned descent and of what lies half-way between, in four panels."""
+    checkpoint, task = regression_checkpoint(args.checkpoint)
+    models = [copy.deepcopy(model).double() for model in checkpoint.models if isinstance(model, HookedTransformer)]
+    cfg = models[0].cfg
+    if cfg.prompt_format != "paired":
+        raise CheckpointError(
+            f"{args.checkpoint} has {cfg.prompt_format} prompts, and this script compares paired ones"
+        )
+    tuned = _tuned(task, cfg.n_layers, cfg.recurrent)
+    references = {name: as_layers(learner, cfg) for name, learner in tuned.items()}
+    main = _main(checkpoint.name, references)
+    learners: dict[str, Learner] = dict(references)
+    learners |= {f"trained {i}": model for i, model in enumerate(models)}
+    if cfg.attention == "linear" and cfg.n_heads == 1 and cfg.d_mlp is None and cfg.normalization_type is None:
+        some = task.sample(2, seed=0, dtype=torch.float64)
+        halves = [interpolate(model, references[main], some).model(0.5) for model in models]
+        learners |= {f"half-way {i}": half for i, half in enumerate(halves)}
+    losses = _panels(learners, task, args)
+    rows = [row for panel, curves in losses.items() for row in _rows(panel, curves, checkpoint, main)]
+    rows += _robust_rows(losses, checkpoint, main)
+    rows += _early_rows(checkpoint, tuned, task, args.seed)
+    lead = (
+        f"{checkpoint.name}: {len(models)} seeds, beside {cfg.n_layers} step{'s' if cfg.n_layers > 1 else ''} of tuned "
+        f"descent as layers of the same kind{_clipped(cfg)}, at scales {SCALES[0]:g} to {LAST:g} of inputs and of "
+        f"weights, and on inputs from distributions that training never showed, as they are drawn and divided by the "
+        f"norm of their context as in the authors' code; {args.n_prompts:,} prompts (seed {args.seed}). The distance "
+        f"of two curves is the largest difference of log10 of the loss, over the height of the curve of descent."
+    )
+    figure = viz.shifted_losses(
+        {
+            name: measure_shifted_losses(
+                {"trained": models[0], **references}, *_drawn(task, name), n_prompts=min(512, args.n_prompts),
+                seed=args.seed,
+            )
+            for name in PANELS
+        }
+    )  # fmt: skip
+    data = {
+        "scales": list(SCALES),
+        "reference": main,
+        "mse": {
+            panel: {name: curve.tolist() for name, curve in curves.items()}
+            for panel, curves in losses.items()
+        },
+    }  # fmt: skip
+    section = Section("Losses out of distribution", "The first seed and tuned descent.", figure)
+    return Comparison(f"Out of distribution ({checkpoint.name})", lead, rows, [section], data)
+
+
+def _clipped(cfg: TransformerConfig) -> str:
+    return "" if cfg.token_clip is None else f", whose tokens are clipped at {cfg.token_clip:g} too"
+
+
+@cache
+def _tuned(task: LinearRegression, steps: int, looped: bool) -> dict[str, SpectralLearner]:
+    """Descent with as many steps as the model has layers."""
+    prompts = task.sample(N_TUNING, seed=TUNING_SEED, dtype=torch.float64)
+    tuned = {DESCENT: tuned_descent(prompts, steps)}
+    if steps > 1:
+        tuned[PLUS_PLUS] = tuned_descent(prompts, steps, gamma=True)
+        if not looped and steps < 12:
+            tuned[EACH] = tuned_descent(prompts, steps, gamma=True, per_step=True)
+    return tuned
+
+
+def as_layers(learner: SpectralLearner, cfg: TransformerConfig) -> HookedTransformer:
+    """Tuned descent as layers, whose tokens are clipped where the model's are (A.2: for both)."""
+    tuned, steps = learner.hyperparameters, cfg.n_layers
+
+    def each(name: str) -> list[float]:  # one for all steps, or one a step; the last γ does nothing and was not tuned
+        return [float(tuned.get(name, tuned.get(f"{name}_{i + 1}", 0.0))) for i in range(steps)]
+
+    assert cfg.x_dim is not None
+    assert cfg.n_context is not None
+    made = constructions.gd_plus_plus(
+        x_dim=cfg.x_dim, n_context=cfg.n_context, step_size=each("step_size"), gamma=each("gamma"), steps=steps
+    )
+    clipped = HookedTransformer(made.cfg.replace(token_clip=cfg.token_clip))
+    clipped.load_state_dict(made.state_dict())
+    return clipped.eval()
+
+
+def _main(name: str, references: Mapping[str, object]) -> str:
+    """What the paper holds the model against: GD++, with parameters of its own in each step where layers differ."""
+    if name.endswith("-ln"):
+        return DESCENT
+    return next(kind for kind in (EACH, PLUS_PLUS, DESCENT) if kind in references)
+
+
+def _drawn(task: LinearRegression, panel: str) -> tuple[LinearRegression, tuple[float, ...]]:
+    """Where a panel's prompts come from, and the scales."""
+    if panel.startswith("foreign"):
+        task = task.replace(inputs=FOREIGN_INPUTS, normalize_inputs=panel.endswith("norm"))
+    return task, SCALES
+
+
+def _panels(
+    learners: Mapping[str, Learner], task: LinearRegression, args: Args
+) -> dict[str, dict[str, Float[Tensor, "scale"]]]:
+    """Mean squared errors by panel and learner."""
+    panels = {}
+    for panel in PANELS:
+        measured = measure_shifted_losses(
+            learners, *_drawn(task, panel), scaled="weight_scale" if panel == "weight scale" else "input_scale",
+            n_prompts=args.n_prompts, seed=args.seed,
+        )  # fmt: skip
+        panels[panel] = dict(zip(measured.learners, measured.mean(), strict=True))
+    return panels
+
+
+def distance(curve: Float[Tensor, "scale"], reference: Float[Tensor, "scale"], chosen: Tensor | None = None) -> float:
+    """Largest difference of two curves' logarithms over the height of the second; at the chosen scales."""
+    apart, logs = (curve.log() - reference.log()).abs(), reference.log()
+    return ((apart if chosen is None else apart[chosen]).max() / (logs.max() - logs.min())).item()
+
+
+def _rows(panel: str, curves: Mapping[str, Float[Tensor, "scale"]], checkpoint: Checkpoint, main: str) -> list[Row]:
+    """How far the seeds' curves, and those of other learners, are from that of descent."""
+    trained = [curve for name, curve in curves.items() if name.startswith("trained")]
+    halves = [curve for name, curve in curves.items() if name.startswith("half-way")]
+    reference, scales = curves[main], torch.tensor(SCALES)
+    near, far = scales <= 1, scales > 1
+    rows = [
+        Row(f"{panel}: distance from the curve of {main}", "like it",
+            *over_seeds([distance(curve, reference) for curve in trained], checkpoint, median=True)),
+        Row(f"{panel}: distance from the curve of {main}, scales up to 1", None,
+            *over_seeds([distance(curve, reference, near) for curve in trained], checkpoint, median=True)),
+        Row(f"{panel}: distance from the curve of {main}, scales above 1", None,
+            *over_seeds([distance(curve, reference, far) for curve in trained], checkpoint, median=True)),
+        Row(f"{panel}: loss over that of {main} at scale {LAST:g}", None,
+            *over_seeds([(curve[-1] / reference[-1]).item() for curve in trained], checkpoint, median=True)),
+    ]  # fmt: skip
+    if halves:
+        measured = over_seeds([distance(curve, reference) for curve in halves], checkpoint, median=True)
+        rows.append(Row(f"{panel}: distance of what is half-way to {main}", "like it", *measured))
+    rows += [
+        Row(f"{panel}: distance of {name} from the curve of {main}", None, distance(curve, reference))
+        for name, curve in curves.items()
+        if name in (DESCENT, PLUS_PLUS, EACH) and name != main
+    ]
+    return rows
+
+
+def _robust_rows(
+    panels: Mapping[str, Mapping[str, Float[Tensor, "scale"]]], checkpoint: Checkpoint, main: str
+) -> list[Row]:
+    """The seeds' losses over that of descent on the task itself, and how much more it is where a panel ends."""
+
+    def over(panel: str, at: int) -> Float[Tensor, "seed"]:
+        curves = panels[panel]
+        trained = [curve[at] for name, curve in curves.items() if name.startswith("trained")]
+        return torch.stack(trained) / curves[main][at]
+
+    task = over(PANELS[0], SCALES.index(1.0))
+    rows = [Row(f"loss over that of {main} on the task itself", None, *over_seeds(task, checkpoint, median=True))]
+    return rows + [
+        Row(f"{panel}: loss over that of {main} at scale {LAST:g}, over the same on the task itself", None,
+            *over_seeds(over(panel, -1) / task, checkpoint, median=True))
+        for panel in panels
+    ]  # fmt: skip
+
+
+def _early_rows(
+    checkpoint: Checkpoint, tuned: Mapping[str, SpectralLearner], task: LinearRegression, seed: int
+) -> list[Row]:
+    """Alignment where that with gradient descent was closest, and at the end (Fig. 3, centre)."""
+    if checkpoint.snapshots is None or PLUS_PLUS not in tuned:
+        return []
+    best = tuned.get(EACH, tuned[PLUS_PLUS])
+    prompts = task.sample(N_ALIGNED, seed=seed, dtype=torch.float64)
+    plain, plus = (
+        align_over_training(checkpoint, learner, prompts).sensitivity_cosine for learner in (tuned[DESCENT], best)
+    )
+    at = plain.nan_to_num(-1).argmax(0)
+    steps = torch.tensor(checkpoint.snapshots.steps, dtype=torch.float64)
+
+    def there(values: Float[Tensor, "step seed"]) -> list[float]:
+        return values.gather(0, at[None])[0].tolist()
+
+    early = "where it is closest to gradient descent"
+    return [
+        Row(f"step {early}", None, *over_seeds(steps[at].tolist(), checkpoint, median=True)),
+        Row(f"cosine with gradient descent {early}", "near 1", *over_seeds(there(plain), checkpoint)),
+        Row(f"cosine with GD++ {early}", None, *over_seeds(there(plus), checkpoint)),
+        Row("cosine with gradient descent at the end", None, *over_seeds(plain[-1].tolist(), checkpoint)),
+        Row("cosine with GD++ at the end", "near 1", *over_seeds(plus[-1].tolist(), checkpoint)),
+    ]
+
+
+def claims(comparison: Comparison) -> list[Claim]:
+    """What the paper says of a checkpoint out of distribution, and early in training."""
+    paper = Claims("vonoswald2023", comparison.rows)
+    name = comparison.title.partition("(")[2].rstrip(")")
+    if name not in ITEMS:
+        return []
+    (item, words), main = ITEMS[name], comparison.data["reference"]
+    curves = "inputs scaled by 0.5 to 2, weights, foreign inputs, those over their norm"
+    if name.endswith("-ln"):
+        paper.add(item, f"layer norm: loss over that of {main} on inputs twice as large: one layer, two layers",
+                  lines={"twice as large": [f"input scale: loss over that of {main} at scale {LAST:g}"],
+                         "on the task": [f"loss over that of {main} on the task itself"]},
+                  check="A < 1 and B < 1.5", published="better on much larger inputs",
+                  why="and no worse than half more on the task, where an untrained model is at twice",
+                  controls=_controls(comparison, main, "input scale"))  # fmt: skip
+        return paper.stated
+    if name.startswith("softmax"):
+        paper.add(
+            item, f"{words}: loss over that of {main} at scale 2 of inputs, weights, foreign inputs, those over their "
+            "norm, over the same on the task itself; the latter",
+            lines={"over that on the task": ["*, over the same on the task itself"],
+                   "on the task": [f"loss over that of {main} on the task itself"]},
+            check="A < 1.05 and e within 50% of 1",
+            published="as robust as gradient descent", controls=_controls(comparison, main, *PANELS),
+            why="taken as: no more than 5% further above it than on the task; far below it where it diverges",
+        )  # fmt: skip
+        return paper.stated
+    deep = name == "lsa-5l"
+    for label, panels in (("input scale, weight scale", PANELS[:2]), ("foreign inputs", PANELS[2:])):
+        what = f"{words} out of distribution, {label}: distance from the loss of {main} over its curve's height"
+        quantities = [f"{panel}: distance from the curve of {main}" for panel in panels]
+        between = [f"{panel}: distance of what is half-way to {main}" for panel in panels]
+        half = [row.quantity for row in comparison.rows if row.quantity in between and not deep]
+        paper.add(item, what, *quantities, *half, check="near 0",
+                  published="like it",
+                  controls=_controls(comparison, main, *panels),
+                  why="of the model" + (", and half-way between the two" if half else ""))  # fmt: skip
+    if deep:
+        paper.add(
+            item, f"{words}: distance from {main}, within the training range and beyond it: {curves}",
+            lines={"up to scale 1": ["*, scales up to 1"], "above": ["*, scales above 1"]},
+            check="B > A", published="less good far from the training range",
+        )  # fmt: skip
+    if any(row.quantity == "cosine with GD++ at the end" for row in comparison.rows):
+        paper.add(
+            item.partition(",")[0].replace("Figs.", "Fig."), f"{words}, early in training: cosine with gradient "
+            "descent where it is closest to it, with GD++ there; at the end: with gradient descent, with GD++",
+            lines={"early": ["cosine with gradient descent where*", "cosine with GD++ where*"],
+                   "at the end": ["cosine with gradient descent at*", "cosine with GD++ at*"]},
+            check="a > b and d > c and a near 1 and d near 1",
+            published="well with gradient descent at first, much better with GD++ after training",
+            why=f"at step {paper['step where*']} of the training",
+        )  # fmt: skip
+    return paper.stated
+
+
+def _controls(comparison: Comparison, main: str, *panels: str) -> dict[str, list[Row]]:
+    """Other descents in the place of the model."""
+    controls: dict[str, list[Row]] = {}
+    for panel in panels:
+        for row in comparison.rows:
+            prefix, suffix = f"{panel}: distance of ", f" from the curve of {main}"
+            if row.quantity.startswith(prefix) and row.quantity.endswith(suffix):
+                controls.setdefault(row.quantity.removeprefix(prefix).removesuffix(suffix), []).append(row)
+    return controls
+
+
+if __name__ == "__main__":
+    run_script(Args, compare, "oswald_shifts", claims)
