@@ -24,10 +24,10 @@ from mechicl.reports.algorithm import AlgorithmQuestion, causes_in_words
 from mechicl.reports.comparison import Comparison, Part, Section, published
 from mechicl.reports.engine import Kind
 from mechicl.reports.model_parts import model_parts, no_model_parts
-from mechicl.reports.rows import Row
+from mechicl.reports.rows import Row, over_seeds
 from mechicl.reports.study import Study, as_study
 from mechicl.reports.verdict import NEAR, Verdict, percent
-from mechicl.statistics import Interval, interval, ratio_interval
+from mechicl.statistics import Interval, interval, median_interval, ratio_interval
 from mechicl.tasks import LinearRegression
 
 N_HELD_OUT, PROMPT_SEED = 10_000, 1_000_003
@@ -173,9 +173,10 @@ def _losses(setting: DescentSetting) -> Part:
     ]
     claims = _claims(cfg.n_layers, cfg.attention, cfg.normalization_type)
     for name, values in references.squared_errors.items():
-        ratio = ratio_interval(errors[0], values) if one else interval(errors.mean(-1) / values.mean())
+        ratio, _, note = over_seeds(errors.mean(-1) / values.mean(), setting.checkpoint)
+        ratio = ratio_interval(errors[0], values) if one else ratio
         claim, check = claims.get(_kind(name), (None, ""))
-        quantity, note = f"loss, trained over {name}", "on the same prompts"
+        quantity, note = f"loss, trained over {name}", note or "on the same prompts"
         rows.append(Row(quantity, claim, ratio, over, note, check, SOURCE if claim else ""))
     for name, learner in references.learners.items():
         alignments = [align(model, learner, held_out[:4096]) for model in models]
@@ -277,8 +278,8 @@ def left_the_plateau(squared_errors: Float[Tensor, "seed prompt"], prompts: Prom
 
 
 def barrier_over_seeds(barriers: list[Interval]) -> Interval:
-    """Mean and interval over seeds of each seed's mean barrier."""
-    return interval(torch.tensor([barrier.mean for barrier in barriers]))
+    """Median over seeds of each seed's mean barrier, with its bootstrap interval."""
+    return median_interval(torch.tensor([barrier.mean for barrier in barriers]))
 
 
 def _references(steps: int, looped: bool, task: LinearRegression, held_out: Prompts) -> References:

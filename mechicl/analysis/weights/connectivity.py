@@ -1,7 +1,9 @@
 """Whether two models are connected: losses along several kinds of path between them."""
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import cos, pi
 from typing import get_args
 
 import pandas as pd
@@ -17,8 +19,9 @@ from mechicl.models import HookedTransformer
 from mechicl.progress import progress_bar
 from mechicl.statistics import Interval, Result
 from mechicl.tasks import LinearRegression
+from mechicl.training import SOAP
 
-BENDING_RATE, BENDING_BATCH = 3e-3, 1024
+N_CONTROL, BENDING_RATE, BENDING_BATCH, BENDING_CLIP = 3, 1e-3, 512, 0.1
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +63,7 @@ def connect_modes(
     family: FamilyName | None = None,
     n_alphas: int = 11,
     n_prompts: int = 4096,
-    bending_steps: int = 1000,
+    bending_steps: int = 400,
     seed: int = 0,
     progress: bool = True,
 ) -> ModeConnectivity:
@@ -74,7 +77,8 @@ def connect_modes(
     - "aligned": the second model's heads in the order, sign and scale nearest to the first's, hidden units likewise;
     - "lifted": both models with the heads of both, so that each layer's function moves linearly: no symmetry matters,
       but the models on the way have twice the heads (layer norms keep no such promise: their weights move, too);
-    - "curved": from the aligned ends, a quadratic Bézier curve bent to the least mean loss on other prompts.
+    - "curved": from the aligned ends, a Bézier curve of three control points bent to the least mean loss on other
+      prompts.
 
     With a family, the first model is also connected to the construction fitted to it (the layerwise member of
     `fit_construction`, for Newton's method the projected one), by the same kinds of path.
@@ -87,7 +91,7 @@ def connect_modes(
         family: of the construction to fit to the first model; see `fit_construction`.
         n_alphas: models on each path, the ends included.
         n_prompts: held-out prompts.
-        bending_steps: of Adam, 1024 fresh prompts each, for "curved".
+        bending_steps: of SOAP, 512 fresh prompts each, for "curved".
         seed: of the prompts to bend and fit on; the held-out ones have the next.
         progress: show a bar while bending.
 
@@ -132,35 +136,45 @@ def connect_modes(
 
 
 def bend(line: WeightCurve, task: LinearRegression, *, steps: int, seed: int = 0, progress: bool = True) -> WeightCurve:
-    """The quadratic Bézier curve between the same ends with the least mean loss over α (Garipov et al. 2018).
+    """The Bézier curve with three control points between the ends with the least mean loss over α.
 
     Every step draws fresh prompts: rare ones decide the loss of deep models, and a curve can be bent around any few
     thousand. The straight line itself where bending does not help.
+
+    Source: Garipov et al. 2018, with three control points in place of one.
     """
     generator, (first, last) = torch.Generator().manual_seed(seed), line.points
-    # The middle control point moves, from half-way between the ends, in units of each tensor's size, so that one
-    # learning rate suits all; tensors that the ends share stay.
-    middles = {name: (start + last[name]) / 2 for name, start in first.items() if not torch.equal(start, last[name])}
-    sizes = {name: (first[name].square() + last[name].square()).mean().sqrt() for name in middles}
-    moved = {name: torch.zeros_like(middle).requires_grad_() for name, middle in middles.items()}
-    if not moved:
+    # The control points move, from even distances on the line, in units of each tensor's size, so that one learning
+    # rate suits all; tensors that the ends share stay.
+    names = [name for name, start in first.items() if not torch.equal(start, last[name])]
+    if not names:
         return line  # the ends are one model
+    sizes = {name: (first[name].square() + last[name].square()).mean().sqrt() for name in names}
+    shapes = [first[name].shape for _ in range(N_CONTROL) for name in names]
+    moved = torch.zeros(1, sum(shape.numel() for shape in shapes), requires_grad=True)
+    template = copy.deepcopy(line.template).float()
 
-    def curve() -> WeightCurve:
-        middle = {name: middles[name] + sizes[name] * moved[name] for name in middles}
-        return WeightCurve(line.template, (first, first | middle, last))
+    def curve(template: HookedTransformer, dtype: torch.dtype) -> WeightCurve:
+        moves, points = iter(moved[0].split([shape.numel() for shape in shapes])), [first]
+        for i in range(1, N_CONTROL + 1):
+            share = i / (N_CONTROL + 1)
+            start = {name: (1 - share) * first[name] + share * last[name] for name in names}
+            point = {n: w + sizes[n] * next(moves).view(w.shape).to(w.dtype) for n, w in start.items()}
+            points.append(first | point)
+        return WeightCurve(template, tuple({n: w.to(dtype) for n, w in point.items()} for point in (*points, last)))
 
-    optimizer = torch.optim.Adam(moved.values(), lr=BENDING_RATE)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(steps, 1))
-    for _ in progress_bar(range(steps), unit="step", desc="bending", progress=progress):
+    optimizer = SOAP(moved, shapes, lr=BENDING_RATE)
+    for step in progress_bar(range(steps), unit="step", desc="bending", progress=progress):
+        optimizer.param_groups[0]["lr"] = BENDING_RATE * min(1.0, (step + 1) / 20) * (1 + cos(pi * step / steps)) / 2
         prompts = task.sample(BENDING_BATCH, generator=generator, dtype=torch.float64)
-        alpha = torch.rand((), generator=generator, dtype=torch.float64)
+        alpha = torch.rand((), generator=generator)
         optimizer.zero_grad()
-        curve().squared_errors(prompts, alpha).mean().backward()
-        torch.nn.utils.clip_grad_norm_(moved.values(), 1.0)
+        curve(template, torch.float32).squared_errors(prompts, alpha).mean().backward()
+        torch.nn.utils.clip_grad_norm_([moved], BENDING_CLIP)
         optimizer.step()
-        schedule.step()
-    bent = WeightCurve(line.template, tuple({n: w.detach() for n, w in point.items()} for point in curve().points))
+    with torch.no_grad():
+        bent = curve(line.template, next(iter(first.values())).dtype)
+    bent = WeightCurve(line.template, (first, *bent.points[1:-1], last))
     check = task.sample(8192, generator=generator, dtype=torch.float64)
     before, after = (measure_path("", each, check, 9).barrier().mean for each in (line, bent))
     return bent if after < before else line  # the line also where a loss is no number

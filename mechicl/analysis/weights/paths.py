@@ -1,6 +1,7 @@
 """Paths between two models through weight space, and the loss along them."""
 
 from dataclasses import dataclass, field
+from math import comb
 from typing import Literal
 
 import torch
@@ -28,6 +29,8 @@ PREPARE = {
 class WeightCurve:
     """Models between two models: a Bézier curve through weight space, straight with two control points.
 
+    Any number of control points makes a curve; between the first and the last one it passes none of them.
+
     Attributes:
         template: a model of the shape.
         points: weights by name, first model first.
@@ -38,8 +41,8 @@ class WeightCurve:
 
     def weights(self, alpha: float | Tensor) -> dict[str, Tensor]:
         """Weights at α: 0 is the first model, 1 the last."""
-        beta = 1 - alpha
-        shares = (beta, alpha) if len(self.points) == 2 else (beta * beta, 2 * alpha * beta, alpha * alpha)
+        degree = len(self.points) - 1
+        shares = [comb(degree, i) * (1 - alpha) ** (degree - i) * alpha**i for i in range(degree + 1)]
         return {
             name: sum((share * point[name] for share, point in zip(shares, self.points, strict=True)), start=0 * first)
             for name, first in self.points[0].items()
