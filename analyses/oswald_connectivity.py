@@ -13,6 +13,7 @@ from mechicl import constructions, viz
 from mechicl.analysis import connect_modes
 from mechicl.analysis.behaviour import tuned_descent
 from mechicl.analysis.weights import LossPath
+from mechicl.analysis.weights.paths import PathKind
 from mechicl.models import HookedTransformer
 from mechicl.reports import Claim, Claims, Comparison, Row, Section
 from mechicl.reports.script import ScriptArgs, regression_checkpoint, run_script
@@ -26,9 +27,9 @@ class Args(ScriptArgs):
 
     checkpoint: str = "lsa-5l"
     """Name or folder of a checkpoint of linear attention, with two seeds or more."""
-    n_prompts: int = 10_000
+    n_prompts: int = 4096
     """Held-out prompts."""
-    bending_steps: int = 1500
+    bending_steps: int = 400
     """Optimisation steps for a curve."""
     seed: int = 0
     """Seed of the prompts that curves are bent on; the held-out ones have the next."""
@@ -80,16 +81,18 @@ def tuned_gd_plus_plus(task: LinearRegression, steps: int) -> HookedTransformer:
     """Steps of GD++, each with a step size and γ of its own, tuned on the task's prompts, as a model."""
     tuning = task.sample(8192, seed=2**31 + 1, dtype=torch.float64)
     tuned = tuned_descent(tuning, steps, gamma=True, per_step=True).hyperparameters
-    values = {  # the last γ, which does nothing, is not tuned
-        name: [tuned.get(f"{name}_{i}", 0.0) for i in range(1, steps + 1)] for name in ("step_size", "gamma")
-    }
-    return constructions.gd_plus_plus(x_dim=task.x_dim, n_context=task.n_context, steps=steps, **values)
+    step_sizes = [tuned[f"step_size_{i + 1}"] for i in range(steps)]
+    gammas = [tuned.get(f"gamma_{i + 1}", 0.0) for i in range(steps)]  # the last one does nothing, and is not tuned
+    return constructions.gd_plus_plus(
+        x_dim=task.x_dim, n_context=task.n_context, steps=steps, step_size=step_sizes, gamma=gammas
+    )
 
 
 def _connect(
     a: HookedTransformer, b: HookedTransformer, task: LinearRegression, args: Args, *, curved: bool
 ) -> dict[str, LossPath]:
-    kinds = ("raw", "rescaled", "aligned", "lifted", *(("curved",) if curved else ()))
+    kinds: tuple[PathKind, ...] = ("raw", "rescaled", "aligned", "lifted")
+    kinds += ("curved",) if curved else ()
     result = connect_modes(
         a, b, task, kinds=kinds, n_prompts=args.n_prompts, bending_steps=args.bending_steps, seed=args.seed
     )
