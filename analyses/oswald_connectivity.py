@@ -27,9 +27,9 @@ class Args(ScriptArgs):
 
     checkpoint: str = "lsa-5l"
     """Name or folder of a checkpoint of linear attention, with two seeds or more."""
-    n_prompts: int = 4096
+    n_prompts: int = 10_000
     """Held-out prompts."""
-    bending_steps: int = 400
+    bending_steps: int = 1500
     """Optimisation steps for a curve."""
     seed: int = 0
     """Seed of the prompts that curves are bent on; the held-out ones have the next."""
