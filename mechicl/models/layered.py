@@ -55,6 +55,11 @@ class LayeredModel(HookedRootModule):
     ) -> Iterator[Float[Tensor, "prompt point query d_model"]]:
         """The stream of other queries, each as if it stood at point t in place of that point."""
 
+    @property
+    def reads_out(self) -> bool:
+        """Whether `read_out` is known; of a wrapped module it may not be."""
+        return True
+
     @abstractmethod
     def read_out(self, residual: Float[Tensor, "batch row d_model"]) -> Float[Tensor, "batch row d_out"]:
         """The final residual stream as outputs."""

@@ -107,7 +107,7 @@ class LayerMatching:
             fitting = self.fitting[: len(self.fitting) // 2]  # every point of a prompt is a sample of it
             per_layer = fit_readouts(model, fitting, shared=True, progress=self.progress)
             self._add(matched, PER_LAYER, per_layer.trajectory(self.prompts))
-            if hasattr(model, "read_out"):
+            if getattr(model, "reads_out", False):
                 self._add(matched, ONE_READOUT, Lens(model).trajectory(self.prompts))
         return matched
 

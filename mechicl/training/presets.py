@@ -401,11 +401,11 @@ SUMMARIES: dict[str, str] = {
     },
     "lsa-1l-gaussian": "one layer of linear attention on Gaussian inputs (Nertinger, Table 1)",
     "lsa-2l-looped": "two steps with one looped layer (von Oswald et al. 2023, Fig. 3)",
+    "lsa-3l-looped": "three steps with one looped layer (von Oswald et al. 2023, Fig. 9)",
     **{
         f"lsa-2l-looped-n{n}": f"two steps with one looped layer on {n} points (von Oswald et al. 2023, A.10)"
         for n in (25, 50, 100)
     },
-    "lsa-3l-looped": "three steps with one looped layer (von Oswald et al. 2023, Fig. 9)",
     "lsa-10l-looped": "ten steps with one looped layer (von Oswald et al. 2023, Fig. 7)",
     "lsa-5l": "five different layers (von Oswald et al. 2023, Fig. 3)",
     "lsa-12l-mlp": "twelve layers with four heads and MLPs (von Oswald et al. 2023, Fig. 8)",

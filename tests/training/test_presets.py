@@ -10,7 +10,8 @@ from mechicl.training.presets import SUMMARIES
 def test_a_preset_survives_json_and_ends_with_a_snapshot(name):
     preset = PRESETS[name]
     assert TrainingConfig.from_dict(json.loads(json.dumps(preset.to_dict()))) == preset
-    assert preset.snapshot_steps[-1:] in ((), (preset.steps,))
+    end = preset.snapshots_between[1] if preset.snapshots_between else preset.steps
+    assert preset.snapshot_steps[-1:] in ((), (end,))
 
 
 def test_every_preset_has_a_line_in_the_help():

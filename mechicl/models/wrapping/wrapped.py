@@ -282,6 +282,11 @@ class WrappedModel(LayeredModel):
         """The stream of other queries, each in a prompt of its own; as `PromptedModel.query_streams`."""
         return self._query_streams_one_by_one(*self._checked_queries(prompts, queries, at))
 
+    @property
+    def reads_out(self) -> bool:
+        """Whether `unembed` was declared."""
+        return bool(self._unembed)
+
     def read_out(self, residual: Float[Tensor, "batch row d_model"]) -> Float[Tensor, "batch row d_out"]:
         """The final stream as outputs, by the declared `unembed`.
 
