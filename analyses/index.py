@@ -142,7 +142,7 @@ def _joined_verdicts(first: Mapping[str, str], second: Mapping[str, str]) -> dic
 
 def place(claim: Claim) -> tuple[int, int, str]:
     """Where an item stands: theorems, sections, figures, tables, appendix; by number."""
-    kinds = ("Prop", "Theorem", "Lemma", "Eq", "Section", "Fig", "Table", "A.", "Example", "Demonstration")
+    kinds = ("Abstract", "Prop", "Theorem", "Lemma", "Eq", "Section", "Fig", "Table", "A.", "Example", "Demonstration")
     kind = next(i for i, kind in enumerate(kinds) if claim.item.startswith(kind))
     number = re.search(r"\d+", claim.item)
     return kind, int(number[0]) if number else 0, claim.item
