@@ -110,7 +110,7 @@ def _measure(name: str, args: Args) -> GammaStudy:
     fit = fit_construction(checkpoint.models, "gd++", task, refine=False, n_prompts=64)
     gamma = fit.projected.parameters["gamma"][:, 0]
     prompts = task.sample(args.n_prompts, seed=args.seed, dtype=torch.float64)
-    first = measure_conditioning(prompts, [gamma.median().item()])
+    first = measure_conditioning(prompts, [max(0.0, gamma.median().item())])  # untrained weights may have any sign
     ranges = [first.extremes]
     for seed in range(args.seed + 1, args.seed + args.draws):
         again = task.sample(args.n_prompts, seed=seed, dtype=torch.float64)
