@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mechicl.algorithms.spectra import (
     CHUNK_ELEMENTS,
+    above_rounding,
     checked_steps,
     linear_trajectory,
     selected,
@@ -128,7 +129,7 @@ def chebyshev_filter(eigenvalues: Float[Tensor, "*any x"], degree: int) -> Float
     # its difference from a smaller one would have k roots there besides the one at 0, too many for its degree.
     # An eigenvalue that is rounding noise would stretch the interval to 0, where no method converges.
     largest = eigenvalues.amax(-1, keepdim=True)
-    present = eigenvalues > 1e-13 * eigenvalues.shape[-1] * largest
+    present = above_rounding(eigenvalues)
     smallest = eigenvalues.masked_fill(~present, math.inf).amin(-1, keepdim=True)
     spread = (largest - smallest).nan_to_num(0.0, 0.0, 0.0)
     point_like = spread <= 1e-12 * largest  # one eigenvalue: the first step solves it

@@ -7,7 +7,7 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.algorithms.spectra import CHUNK_ELEMENTS, PrefixSpectra, checked_steps, joined_trajectory
+from mechicl.algorithms.spectra import CHUNK_ELEMENTS, PrefixSpectra, above_rounding, checked_steps, joined_trajectory
 from mechicl.learners import Trajectory
 from mechicl.prompts import PointsAt, Prompts
 
@@ -101,10 +101,9 @@ def _solve(
     """The weights' coordinates `UᵀW` after each number of steps."""
     eigenvalues, targets = spectra.eigenvalues[..., None], spectra.target_coordinates
     # λ and B in units of their largest, so that no square under- or overflows; eigenvalues that are rounding noise
-    # count as absent, like in `chebyshev_filter`, and B is noise there
+    # count as absent, and B is noise there
     largest = eigenvalues.amax(-2, keepdim=True)
-    present = eigenvalues > 1e-13 * eigenvalues.shape[-2] * largest
-    targets = targets.masked_fill(~present, 0.0)
+    targets = targets.masked_fill(~above_rounding(eigenvalues, dim=-2), 0.0)
     size = targets.abs().amax(-2, keepdim=True)
     iterates = iteration(eigenvalues / _or_one(largest), targets / _or_one(size))
     wanted, reached = set(numbers), {}

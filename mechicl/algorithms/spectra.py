@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 from einops import einsum
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mechicl.algorithms.stability import residuals_grow, warn_where_most_diverge
@@ -100,6 +100,11 @@ def linear_trajectory(
     predictions = (selected(prompts.xs.double(), at)[..., None, :] @ weights)[..., 0, :]
     kept = weights[None].to(prompts.dtype) if with_weights else None
     return Trajectory((1,), predictions[None].to(prompts.dtype), name, kept)
+
+
+def above_rounding(eigenvalues: Tensor, dim: int = -1) -> Bool[Tensor, "..."]:
+    """Which eigenvalues of each prefix's S, along `dim`, are more than the rounding noise of its largest."""
+    return eigenvalues > 1e-13 * eigenvalues.shape[dim] * eigenvalues.amax(dim, keepdim=True)
 
 
 def joined_trajectory(parts: Sequence[Trajectory]) -> Trajectory:
