@@ -12,6 +12,7 @@ from mechicl.checkpoints.folders import load, load_checkpoint, push, save
 from mechicl.checkpoints.joining import join
 from mechicl.checkpoints.random_weights import are_weights_random, random_weights, untrained
 from mechicl.checkpoints.stacks import models_from_stack, stack_models
+from mechicl.checkpoints.thinning import thin_snapshots
 from mechicl.shipped import available
 
 __all__ = [
@@ -30,5 +31,6 @@ __all__ = [
     "random_weights",
     "save",
     "stack_models",
+    "thin_snapshots",
     "untrained",
 ]

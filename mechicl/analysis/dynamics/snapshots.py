@@ -103,7 +103,7 @@ def score_heads_over_training(
 
     Example:
         >>> score_heads_over_training(load_checkpoint("induction-2l")).scores["induction"].shape
-        torch.Size([10, 3])
+        torch.Size([6, 3])
     """
     steps, rows = [], []
     for step, models in _snapshots(checkpoint):
