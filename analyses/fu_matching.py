@@ -63,6 +63,11 @@ PRINTED_RATIO = 1.93
 7 are 2, 5, 8, 10, 14 in Fig. 4 and 4, 8, 32, 64, 256 in Fig. 5 (least squares: 2.9 a layer over 1.5 a layer)."""
 
 
+PRINTED_DESCENT, FEWEST = 0.988, 256
+"""The last layer's similarity to gradient descent in Fig. 5, and the fewest steps that say that much was learned: its
+layer 7 matches 256."""
+
+
 def claims(comparison: Comparison) -> list[Claim]:
     """What the paper says of the checkpoint's figures; nothing of a checkpoint that stands for none."""
     paper = Claims("fu2024", comparison.rows)
@@ -72,7 +77,7 @@ def claims(comparison: Comparison) -> list[Claim]:
         _nearness(paper, nearness, similarity, SETTINGS[name])
     if name == "gpt2-8l":
         _one_fact(paper)
-        _last_layer(paper)
+        _last_layer(paper, comparison)
     if name == "gpt2-8l-ill":
         newton, descent = (_steps_of_last(comparison, algorithm) for algorithm in ("Newton", "gradient descent"))
         paper.add("Figs. 9, 10", "ill-conditioned: Newton iterations that match the last layer", newton,
@@ -153,7 +158,7 @@ def _one_fact(paper: Claims) -> None:
     )  # fmt: skip
 
 
-def _last_layer(paper: Claims) -> None:
+def _last_layer(paper: Claims, comparison: Comparison) -> None:
     rows = {
         family: paper[f"errors: last layer and its best {family} step"]
         for family in ("Newton", "gradient descent", "ridge path", "steepest descent")
@@ -162,9 +167,13 @@ def _last_layer(paper: Claims) -> None:
     controls = {"ridge path": [path], "steepest descent": [search]}
     paper.add("Fig. 3b", "similarity of errors of the last layer and its best Newton iteration", newton,
               why=newton.note, controls=controls)  # fmt: skip
-    paper.add("Fig. 5", "similarity of errors of the last layer and its best gradient descent step", descent,
-              why=f"Newton's: {newton}; {descent.note}", controls=controls)  # fmt: skip
-    path_of_weights = {"ridge path": ["weights: last layer and its best ridge path step"]}
+    paper.add(
+        "Fig. 5", "similarity of errors of the last layer and its best gradient descent step, and this step",
+        lines={"similarity": [descent], "step": [_steps_of_last(comparison, "gradient descent")]},
+        check=f"a = {PRINTED_DESCENT} and b >= {FEWEST}", published=f"{PRINTED_DESCENT}, at 4,096 steps",
+        why=f"Newton's: {newton}; an untrained model is as similar to the first step, which hardly moves",
+        controls=controls,
+    )  # fmt: skip
     path_of_weights = {"ridge path": ["weights: last layer and its best ridge path step"]}
     paper.add("Fig. 7", "weights: last layer and least squares", "weights: last layer and its best OLS step",
               check="near 1", controls=path_of_weights)  # fmt: skip

@@ -48,6 +48,7 @@ Every number is read from the results files, in which each script says what the 
   1", "0", "none" and "small" mean within 0.05, with an interval no wider; a sign, an order, "above" and "below" hold of
   whole intervals.
 - **agrees in part**: so for some of an entry's values, which are counted; **differs**: for none.
+- **no evidence**: it agrees, and so do untrained models in the trained ones' place: it says nothing of training.
 - **not printed**: the paper has no number or claim to compare with. **open**: no script measures it yet.
 
 "n" is the fewest seeds that a value is over, and prompts where one model is measured. A control is the same rows, or
@@ -262,7 +263,7 @@ def write(comparisons: Sequence[Comparison], scripts: Sequence[Path]) -> str:
             [
                 (
                     claim.item, claim.what, published_cell(claim), measured_cell(claim), n_cell(claim),
-                    control_cell(claim), f"**{claim.verdict}**", why_cell(claim),
+                    control_cell(claim), f"**{claim.standing}**", why_cell(claim),
                     "<br>".join(f"`{text}`" for text in claims[claim]) or NOTHING,
                 )
                 for claim in entries
@@ -282,7 +283,7 @@ def write(comparisons: Sequence[Comparison], scripts: Sequence[Path]) -> str:
     lines += ["## Sources\n", "All papers that the package cites; entries are in `mechicl/sources.bib`.\n"]
     cited = [(authors_and_year(entry), entry["title"], f"`{key}`") for key, entry in sources.items()]
     lines += table(("paper", "title", "key"), sorted(cited, key=lambda line: line[0].lower()))
-    verdicts = Counter(claim.verdict for claim in claims)
+    verdicts = Counter(claim.standing for claim in claims)
     counts = ", ".join(f"{verdicts[verdict]} {verdict}" for verdict in get_args(Verdict))
     weak = sum(bool(claim.lacks) for claim in claims)
     return "\n".join([*lines, f"{verdicts.total()} entries: {counts}. {weak} lack something."]) + "\n"

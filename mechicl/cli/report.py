@@ -19,7 +19,7 @@ class Report:
     """Names of the sections to measure, with commas between them; all by default, but for those that take minutes. An
     unknown name is answered with the list of names."""
     seed: int | None = None
-    """The training seed to open; by default the one with the median held-out loss."""
+    """The training seed to open; by default the one with the least held-out loss."""
     task: Path | None = None
     """A JSON file with another task than the one the model was trained on: fields as in a checkpoint's record.json,
     such as {"type": "LinearRegression", "x_dim": 10, "n_context": 20}."""

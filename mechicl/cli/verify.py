@@ -24,7 +24,7 @@ class Verify:
     root: Path = Path(__file__).parents[2]
     """The source checkout, whose scripts and results are taken."""
     list: bool = False
-    """Print what would be run, with the time it took when its results were written, and run nothing."""
+    """Print what would be run, with the time on a core it took when its results were written, and run nothing."""
     quiet: bool = False
     """No progress bar."""
 

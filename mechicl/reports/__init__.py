@@ -58,7 +58,7 @@ def report(
         compare: learners to rank among the algorithms, by name or with names of their own, as they are.
         sections: names of the sections to measure; all by default, but for those that take minutes.
         n_prompts: held-out prompts for losses; by default what the intervals need.
-        seed: the training seed to open; by default the one with the median held-out loss.
+        seed: the training seed to open; by default the one with the least held-out loss.
         progress: show progress bars.
 
     Returns:

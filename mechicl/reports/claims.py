@@ -19,7 +19,7 @@ another measure of the same thing."""
 UNTRAINED = "untrained"
 """Label of the control that `run_script` measures by itself: the same rows of models with new initial weights."""
 ADDED = ("controls", "cause", "control_verdicts")
-Verdict = Literal["agrees", "agrees in part", "differs", "not printed", "open"]
+Verdict = Literal["agrees", "agrees in part", "differs", "no evidence", "not printed", "open"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +75,15 @@ class Claim:
         return "agrees" if all(results) else "agrees in part" if any(results) else "differs"
 
     @property
+    def standing(self) -> Verdict:
+        """The verdict that the index shows: "no evidence" for what agrees and of untrained models too.
+
+        Such an entry says something of the quantity, and nothing of training, so that it is not counted as agreeing.
+        """
+        alike = self.trained and self.control_verdicts.get(UNTRAINED) == "agrees" == self.verdict
+        return "no evidence" if alike else self.verdict
+
+    @property
     def n_seeds(self) -> int | None:
         """The fewest seeds that a value is over; None where no value is over seeds."""
         counts = [row.n_seeds for row in self.rows]
@@ -84,8 +93,8 @@ class Claim:
     def lacks(self) -> str:
         """What keeps it from standing as it is, in words; empty where nothing does.
 
-        What differs needs a cause and, besides untrained models, a control that supports it. What agrees is no evidence
-        where untrained models agree too.
+        What differs needs a cause and, besides untrained models, a control that supports it; what is said of trained
+        models needs untrained ones beside it. What these agree with stands as "no evidence" (see `standing`).
         """
         if self.verdict == "open":
             return "nothing measures it"
@@ -94,9 +103,7 @@ class Claim:
             lacking += [] if self.cause else ["a cause"]
             lacking += [] if set(self.controls) - {UNTRAINED} else ["a control that supports the cause"]
         if self.trained and self.lines:
-            without = self.control_verdicts.get(UNTRAINED, "not measured")
-            lacking += ["the untrained control"] if without == "not measured" else []
-            lacking += ["evidence: untrained models agree too"] if without == "agrees" == self.verdict else []
+            lacking += [] if UNTRAINED in self.control_verdicts else ["the untrained control"]
         return ", ".join(lacking)
 
     def to_json(self) -> dict[str, Any]:

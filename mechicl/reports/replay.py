@@ -40,7 +40,7 @@ class Job:
         words: the script's path and its options.
         written: the results that are there.
         claims: indices of the claims that were asked for; None for all, and the table.
-        seconds: how long it took; infinite where that is not known.
+        seconds: of a core that it took, or its wall time where only that was saved; infinite where neither is known.
     """
 
     name: str
@@ -63,6 +63,7 @@ class Outcome:
         job: the script.
         state: whether it ran now, had run before with nothing changed since, or ended with an error.
         seconds: its wall time.
+        cpu_seconds: of a core that its measurement took, without start-up; None where it ended with an error.
         moved: what is not as it is written, in its claims and its table.
         passed: entries that depend on training and did not move: what should be empty with random weights.
         error: its last words, where it ended with an error.
@@ -74,6 +75,7 @@ class Outcome:
     moved: tuple[Moved, ...] = ()
     passed: tuple[str, ...] = ()
     error: str = ""
+    cpu_seconds: float | None = None
 
 
 def find_jobs(root: Path, entries: Sequence[str] = ()) -> list[Job]:
@@ -109,7 +111,7 @@ def find_jobs(root: Path, entries: Sequence[str] = ()) -> list[Job]:
             and not any(_is_of(claim, entry) for claim in written.claims)
         ]  # fmt: skip
         if whole or claims:
-            seconds = float(written.data.get("wall_time_s") or "inf")
+            seconds = float(written.data.get("cpu_time_s") or written.data.get("wall_time_s") or "inf")
             jobs[path.stem] = Job(path.stem, words, written, None if whole else tuple(claims), seconds)
     if unknown:
         names = ", ".join(path.stem for path in files)
@@ -181,7 +183,8 @@ def _run(job: Job, root: Path, state: Path, random: bool, running: set[subproces
     moved, passed = moved_claims(job.asked, _same_claims(job, measured))
     if job.claims is None:
         moved += moved_rows(job.written.rows, measured.rows, "table")
-    return Outcome(job, "known" if known else "ran", seconds, tuple(moved), tuple(passed))
+    cpu = measured.data.get("cpu_time_s")
+    return Outcome(job, "known" if known else "ran", seconds, tuple(moved), tuple(passed), cpu_seconds=cpu)
 
 
 def _same_claims(job: Job, measured: Comparison) -> list[Claim | None]:
@@ -232,10 +235,11 @@ def report(outcomes: Sequence[Outcome], *, random: bool = False, write: Callable
     n_entries = sum(len(outcome.job.asked) for outcome in outcomes)
     ran = sum(outcome.state == "ran" for outcome in outcomes)
     seconds = sum(outcome.seconds for outcome in outcomes)
+    worked = sum(outcome.cpu_seconds or 0 for outcome in outcomes)
     entries = {(name, each.entry) for name, each in moved if each.entry != "table"}
     counts = (
         f"{n_entries} entries of {len(outcomes)} scripts, {ran} run now, {len(failed)} with errors, {seconds:.0f} s of "
-        f"scripts: {len(entries)} entries moved"
+        f"scripts, {worked:.0f} s of them on a core: {len(entries)} entries moved"
     )
     if random:
         for name, entry in passed:

@@ -87,14 +87,14 @@ def study(
 ) -> Study:
     """A checkpoint, a model or the seeds of one as a report reads them.
 
-    The seed that stands for the others is the one with the median held-out loss at the end of training (of an even
-    number, the lower of the two in the middle): a seed that failed, or did best, is no example.
+    The seed that is opened is the one that `load` gives, with the least held-out loss at the end of training; what the
+    others do stands in the rows that are over seeds.
 
     Args:
         model: a learner, several (seeds of one training), or a checkpoint.
         task: what to draw prompts from; by default the checkpoint's.
         compare: learners to compare with, with names or named after themselves.
-        seed: the training seed to open; by default the typical one.
+        seed: the training seed to open; by default the one with the least held-out loss.
         task_index: of a checkpoint that was trained on several tasks, the one whose models are opened.
 
     Raises:
@@ -130,9 +130,8 @@ def choose(checkpoint: Study, seed: int | None = None) -> tuple[int, str]:
     if len(seeds) == 1:
         return 0, ""
     losses = _losses(checkpoint)
-    order = sorted(range(len(seeds)), key=losses.__getitem__)
-    index = order[(len(order) - 1) // 2]
-    return index, f"Opened is seed {seeds[index]}, the one of the {len(seeds)} with the median held-out loss."
+    index = losses.index(min(losses))
+    return index, f"Opened is seed {seeds[index]}, the one of the {len(seeds)} with the least held-out loss."
 
 
 def _own(model: Any) -> Study:
@@ -157,9 +156,8 @@ def _of_one_task(checkpoint: Checkpoint, index: int | None) -> tuple[Checkpoint,
 
 
 def _losses(checkpoint: Study) -> list[float]:
-    curve = checkpoint.record.get("curve", {})
-    if curve.get("eval_loss") and not checkpoint.is_own:
-        return [float(loss) for loss in curve["eval_loss"][-1]]
+    if checkpoint.final_losses and not checkpoint.is_own:
+        return checkpoint.final_losses
     prompts = checkpoint.task.sample(N_CHOOSING, seed=CHOOSING_SEED)
     if not isinstance(prompts, Prompts):
         return [0.0] * len(checkpoint.models)

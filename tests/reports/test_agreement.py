@@ -72,6 +72,8 @@ def test_entries_that_moved_and_those_on_training_that_did_not():
     changes, unmoved = moved_claims([first, by_hand, moved], now)
     assert [(each.entry, each.apart) for each in changes] == [("fu2024, Fig. 3, loss", "3.3e-01")]
     assert unmoved == ["fu2024, Fig. 1, loss"]
+    nothing_said = [replace(first, control_verdicts={"untrained": "agrees"}), replace(first, check="", published="")]
+    assert moved_claims(nothing_said, nothing_said) == ([], [])
 
 
 def test_an_entry_that_is_gone_has_other_rows_or_another_verdict():

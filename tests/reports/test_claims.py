@@ -93,6 +93,20 @@ def test_verdicts(lines, condition, published, verdict):
     assert Claim("fu2024", "Fig. 1", "it", lines, condition, published).verdict == verdict
 
 
+@pytest.mark.parametrize(
+    ("row", "untrained", "trained", "standing"),
+    [
+        (LOW, "agrees", True, "no evidence"), (LOW, "differs", True, "agrees"), (LOW, None, True, "agrees"),
+        (LOW, "agrees in part", True, "agrees"), (LOW, "agrees", False, "agrees"), (HIGH, "agrees", True, "differs"),
+    ],
+)  # fmt: skip
+def test_what_untrained_models_agree_with_too_is_no_evidence(row, untrained, trained, standing):
+    verdicts = {"untrained": untrained} if untrained else {}
+    claim = Claim("fu2024", "Fig. 1", "it", {"": [row]}, "< 0.5", control_verdicts=verdicts, trained=trained)
+    assert claim.standing == standing
+    assert claim.verdict == ("agrees" if row is LOW else "differs")
+
+
 def test_what_cannot_be_checked_is_an_error():
     with pytest.raises(ValueError, match="cannot be checked by 'quite large'"):
         check("quite large", LOW)

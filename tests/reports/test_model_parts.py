@@ -201,7 +201,7 @@ def test_models_that_no_algorithm_is_compared_with_have_a_report_of_their_parts(
     path = write_report(folder, tmp_path / "out", n_prompts=30, progress=False)
     data = json.loads((tmp_path / "out" / "report.json").read_text(), parse_constant=pytest.fail)
     prompts = TASK.sample(30, seed=PROMPT_SEED)
-    opened = load_checkpoint(folder).select([1, 0])  # seed 1 has the lower loss: of two, the median is the lower
+    opened = load_checkpoint(folder).select([1, 0])  # seed 1 has the lower loss
     for model, mse in zip(opened.models, data["mse"], strict=True):
         assert mse == pytest.approx((model.predict(prompts) - prompts.query.ys).square().mean().item(), rel=1e-5)
     assert [row["quantity"] for row in data["table"][:2]] == ["half-MSE, seed 1", "half-MSE, seed 0"]

@@ -180,6 +180,8 @@ def test_the_longest_come_first_and_the_list_runs_nothing(root, capsys):
     assert capsys.readouterr().out.splitlines()[0].split() == ["7", "s", "1", "entries", "two:", "analyses/two.py"]
     assert ran(root) == []
     assert verify(root, "--workers", "0") == 1
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"cpu_time_s": 9.0}))  # before the wall time
+    assert [job.seconds for job in find_jobs(root)] == [9.0, 7.0]
 
 
 def test_killed_and_called_again_it_goes_on(root):
@@ -259,4 +261,6 @@ def test_scripts_end_with_who_asked_for_them(root):
 def test_what_is_printed_of_nothing():
     lines: list[str] = []
     assert report([], write=lines.append)
-    assert lines == ["0 entries of 0 scripts, 0 run now, 0 with errors, 0 s of scripts: 0 entries moved"]
+    assert lines == [
+        "0 entries of 0 scripts, 0 run now, 0 with errors, 0 s of scripts, 0 s of them on a core: 0 entries moved"
+    ]

@@ -1,6 +1,8 @@
 """What a report opens: which seed, which task, the user's own models, and the command line's words for them."""
 
 import json
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from mechicl.tasks import LinearRegression, task_to_dict
 TASK = LinearRegression(x_dim=2, n_context=4)
 
 
-def checkpoint(losses: list[float], **training: Any) -> Checkpoint:
+def checkpoint(losses: Sequence[float | None], **training: Any) -> Checkpoint:
     models = [constructions.gradient_descent(x_dim=2, n_context=4, step_size=0.1 * (i + 1)) for i in range(len(losses))]
     record = {
         "seeds": [10 + i for i in range(len(losses))],
@@ -31,15 +33,17 @@ def checkpoint(losses: list[float], **training: Any) -> Checkpoint:
 
 
 @pytest.mark.parametrize(
-    ("losses", "opened"), [([0.3, 9.0, 0.1], 10), ([0.3, 9.0, 0.1, 0.2], 13), ([5.0, 0.4], 11), ([1.0], 10)]
+    ("losses", "opened"),
+    [([0.3, 9.0, 0.1], 12), ([0.3, math.nan, 0.4], 10), ([5.0, 0.4, 0.4], 11), ([None, 2.0], 11), ([1.0], 10)],
 )
-def test_the_seed_with_the_median_loss_is_opened(losses, opened):
+def test_the_seed_that_load_gives_is_opened(losses, opened):
     made = checkpoint(losses)
     result = study(made)
     assert result.seeds[0] == opened
-    assert result.model is made.models[opened - 10]
+    assert result.model is made.models[opened - 10] is made.best
     assert sorted(result.seeds) == made.record["seeds"]
     assert result.record["curve"]["eval_loss"][-1][0] == losses[opened - 10]
+    assert len(losses) == 1 or f"Opened is seed {opened}, the one of the {len(losses)} with the least" in result.chosen
 
 
 def test_a_seed_can_be_asked_for_and_one_that_is_not_there_names_those_that_are():
@@ -50,9 +54,9 @@ def test_a_seed_can_be_asked_for_and_one_that_is_not_there_names_those_that_are(
 
 def test_the_shipped_copying_model_is_opened_at_a_seed_that_copies():
     result = study(load_checkpoint("copy-2l"))
-    assert result.seeds[0] != 0  # the one that does not copy
+    assert result.seeds[0] not in (0, 7)  # those that do not copy, or late
     final = dict(zip(result.seeds, result.record["curve"]["eval_loss"][-1], strict=True))
-    assert sum(loss < final[result.seeds[0]] for loss in final.values()) == 3  # of eight
+    assert min(final.values()) == final[result.seeds[0]]
 
 
 def test_own_models_are_compared_on_prompts_where_there_is_no_curve():
@@ -62,7 +66,7 @@ def test_own_models_are_compared_on_prompts_where_there_is_no_curve():
     prompts = TASK.sample(512, seed=4_000_003)
     for model in models:
         errors.append((model.predict(prompts) - prompts.query.ys).square().mean().item())
-    assert study(models, TASK).model is models[sorted(range(3), key=errors.__getitem__)[1]]
+    assert study(models, TASK).model is models[min(range(3), key=errors.__getitem__)]
 
 
 def test_of_several_tasks_the_first_is_opened_or_the_one_that_is_asked_for():
