@@ -3,6 +3,7 @@
 python analyses/oswald_conditioning.py
 """
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -68,7 +69,7 @@ def compare(args: Args) -> Comparison:
     rows = [row for part in (_eigenvalue_rows, _gamma_rows, _condition_rows) for m in studies for row in part(m)]
     data: dict[str, Any] = {"by_n": [_data(m) for m in studies]}
     by_name = {f"n = {m.n}": m for m in studies}
-    observed = {name: m.typical for name, m in by_name.items()}
+    observed = {name: m.typical or m.best.mean for name, m in by_name.items()}  # models without training have none
     grids = {name: m.conditioning.at(_grid(m)) for name, m in by_name.items()}
     figures = [
         Section(
@@ -146,7 +147,7 @@ def _gamma_rows(m: GammaStudy) -> list[Row]:
     printed = _printed(m.n)
     paper = printed.get("gamma_of_trained_2_layer_recurrent")
     typical, by_seed = m.typical, ", ".join(f"{gamma:.4f}" for gamma in m.gamma.tolist())
-    heuristic_note = f"{m.heuristic.mean / typical:.2f} times the median seed's"
+    heuristic_note = f"{_over(m.heuristic.mean, typical):.2f} times the median seed's"
     if printed:
         from_printed = EigenvalueRange(printed["smallest_eigenvalue"], printed["largest_eigenvalue"]).heuristic_gamma
         heuristic_note += f"; the printed eigenvalues give {from_printed:.4f}"
@@ -157,7 +158,7 @@ def _gamma_rows(m: GammaStudy) -> list[Row]:
         Row(f"γ with the least condition number of all tasks' range, n = {m.n}", "slightly larger than in the weights",
             m.heuristic, "draws", heuristic_note),
         Row(f"γ with the least mean log condition number, n = {m.n}", None, m.best, "prompts",
-            f"{m.best.mean / typical:.2f} times the median seed's"),
+            f"{_over(m.best.mean, typical):.2f} times the median seed's"),
         Row(f"γ in the weights times the largest eigenvalue, n = {m.n}", "below 1",
             typical * max(r.largest for r in m.ranges), f"{len(m.ranges)} draws",
             f"{100 * beyond:g}% of tasks have an eigenvalue beyond the root"),
@@ -209,7 +210,8 @@ def _ratio_figure(studies: list[GammaStudy]) -> Section:
     """Each way of choosing γ, relative to what the weights hold."""
 
     def over_weights(m: GammaStudy, gamma: Interval) -> Interval:
-        return replace(gamma, mean=gamma.mean / m.typical, low=gamma.low / m.typical, high=gamma.high / m.typical)
+        mean, low, high = (_over(value, m.typical) for value in (gamma.mean, gamma.low, gamma.high))
+        return replace(gamma, mean=mean, low=low, high=high)
 
     lines = {
         "least mean log condition number": [over_weights(m, m.best) for m in studies],
@@ -222,6 +224,11 @@ def _ratio_figure(studies: list[GammaStudy]) -> Section:
     figure.update_xaxes(tickvals=points, ticktext=[str(n) for n in points])
     words = "1 is the median seed. Bands are 95% intervals over prompts or draws."
     return Section("γ by number of points", words, figure)
+
+
+def _over(value: float, gamma: float) -> float:
+    """A value over the γ in the weights, which is 0 in models without training."""
+    return value / gamma if gamma else math.inf
 
 
 def _grid(m: GammaStudy) -> list[float]:

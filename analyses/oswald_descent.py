@@ -5,11 +5,23 @@ python analyses/oswald_descent.py --checkpoint lsa-5l
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
-from mechicl.checkpoints import load_checkpoint
-from mechicl.reports import Claim, Claims, Comparison
-from mechicl.reports.descent import compare_with_descent
-from mechicl.reports.script import ScriptArgs, run_script
+import torch
+
+from mechicl.analysis import align_over_training
+from mechicl.analysis.behaviour import SpectralLearner, trained_descent, tuned_descent
+from mechicl.checkpoints import Checkpoint, load_checkpoint
+from mechicl.learners import squared_errors
+from mechicl.reports import Claim, Claims, Comparison, Row
+from mechicl.reports.descent import TUNING_SEED, compare_with_descent
+from mechicl.reports.rows import over_seeds
+from mechicl.reports.script import ScriptArgs, regression_checkpoint, run_script
+from mechicl.statistics import interval
+from mechicl.training import TrainingConfig
+
+N_POOL = 100_000
+"""Prompts that GD++ is trained on where it is trained as a model is."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +40,61 @@ class Args(ScriptArgs):
 def compare(args: Args) -> Comparison:
     """One checkpoint, all its seeds."""
     checkpoint = load_checkpoint(args.checkpoint)
-    return compare_with_descent(checkpoint, n_prompts=args.n_prompts, seed=args.seed)
+    comparison = compare_with_descent(checkpoint, n_prompts=args.n_prompts, seed=args.seed)
+    if checkpoint.name in ("lsa-5l", "lsa-12l-mlp"):
+        return comparison.with_more(_trained_rows(checkpoint, comparison, args), [], {})
+    if checkpoint.name == "lsa-2l-ln" and checkpoint.snapshots is not None:
+        return comparison.with_more(_early_rows(checkpoint, args), [], {})
+    return comparison
+
+
+@cache
+def _trained(name: str) -> SpectralLearner:
+    """GD++ with parameters for each step, trained in a checkpoint's setup."""
+    checkpoint, task = regression_checkpoint(name)
+    training = TrainingConfig.from_dict(checkpoint.record["training"])
+    pool = task.sample(N_POOL, seed=TUNING_SEED, dtype=torch.float64)
+    return trained_descent(pool, checkpoint.models[0].cfg.n_layers, training, gamma=True, per_step=True)
+
+
+def _trained_rows(checkpoint: Checkpoint, comparison: Comparison, args: Args) -> list[Row]:
+    """The model's loss beside that of GD++ whose numbers are trained as the model is."""
+    learner = _trained(args.checkpoint)
+    held_out = checkpoint.task.sample(args.n_prompts, seed=args.seed, dtype=torch.float64)
+    reference = squared_errors(learner, held_out)[:, 0]
+    name = f"GD++, {checkpoint.models[0].cfg.n_layers} steps, each its own, trained as the model"
+    ratios = [mse / reference.mean().item() for mse in comparison.data["mse"]]
+    found = ", ".join(f"{key}={value:.3g}" for key, value in learner.hyperparameters.items())
+    return [
+        Row(f"half-MSE, {name}", None, interval(reference / 2), "prompts", found),
+        Row(f"loss, trained over {name}", None, *over_seeds(ratios, checkpoint)),
+    ]
+
+
+def _early_rows(checkpoint: Checkpoint, args: Args) -> list[Row]:
+    """Where in its training each seed is closest to gradient descent: alignment, and the loss over descent's."""
+    assert checkpoint.snapshots is not None
+    task, steps = checkpoint.task, checkpoint.snapshots.steps
+    tuning = task.sample(8192, seed=TUNING_SEED, dtype=torch.float64)
+    held_out = task.sample(min(args.n_prompts, 2048), seed=args.seed, dtype=torch.float64)
+    n = checkpoint.models[0].cfg.n_layers
+    descent, plus = tuned_descent(tuning, n), tuned_descent(tuning, n, gamma=True)
+    plain, better = (
+        align_over_training(checkpoint, each, held_out[:512]).sensitivity_cosine for each in (descent, plus)
+    )
+    at = plain.nan_to_num(-1).argmax(0)
+    reference = squared_errors(descent, held_out).mean().item()
+    losses = [
+        squared_errors(checkpoint.models_at(i)[seed].double(), held_out).mean().item() / reference
+        for seed, i in enumerate(at.tolist())
+    ]
+    there = [values.gather(0, at[None])[0] for values in (plain, better)]
+    return [
+        Row("early: step", None, *over_seeds([float(steps[i]) for i in at.tolist()], checkpoint, median=True)),
+        Row("early: cosine with gradient descent", None, *over_seeds(there[0], checkpoint)),
+        Row("early: cosine with GD++", None, *over_seeds(there[1], checkpoint)),
+        Row("early: loss over gradient descent's", None, *over_seeds(losses, checkpoint, median=True)),
+    ]
 
 
 def claims(comparison: Comparison) -> list[Claim]:
@@ -46,6 +112,11 @@ def claims(comparison: Comparison) -> list[Claim]:
               "lsa-12l-mlp": _twelve, "lsa-1l-ln": _one_normalised, "lsa-2l-ln": _two_normalised}  # fmt: skip
     stated.get(name, lambda *_: None)(paper, by_seed)
     return paper.stated
+
+
+def _beside(paper: Claims, label: str, quantity: str) -> dict[str, list[str | Row]]:
+    """A control, where it was measured."""
+    return {label: [quantity]} if any(row.quantity == quantity for row in paper.table) else {}
 
 
 def _two_looped(paper: Claims, _: Callable[[str], str]) -> None:
@@ -75,24 +146,28 @@ def _three_looped(paper: Claims, _: Callable[[str], str]) -> None:
 def _five(paper: Claims, _: Callable[[str], str]) -> None:
     paper.add("Fig. 3b", "five layers: loss over five tuned steps of gradient descent",
               "loss, trained over gradient descent, 5 steps", check="< 1")  # fmt: skip
+    trained = "GD++, 5 steps, each its own, trained as the model"
     paper.add(
         "Fig. 3b", "five layers: loss over GD++ with its own step size and γ in each step",
         "loss, trained over GD++, 5 steps, each its own", check="= 1",
-        why="GD++ is a special case of the model; tuned on the task, with step size and γ ninefold from step to "
-        f"step, it reaches half-MSE {paper['half-MSE, GD++, 5 steps, each its own, tuned']}, and training "
-        f"{paper['half-MSE, trained, mean of the seeds']}, every seed alike, with SOAP; with Adam, four times as long "
-        "and twice the batch, 0.0188 ± 0.0012. Its weights are those of a GD++: see the entry on the one nearest in "
-        "weights. What is left is in few prompts",
-        controls={"GD++ with one step size and γ": ["half-MSE, GD++, 5 steps, tuned"]},
+        cause="measure: the paper trains its GD++'s numbers in the model's setup (A.12), here they are searched for",
+        why="GD++ is a special case of the model; searched for on the task, with step size and γ nine times as large "
+        f"from step to step, it reaches half-MSE {paper['half-MSE, GD++, 5 steps, each its own, tuned']}, and the "
+        f"model, every seed alike, {paper['half-MSE, trained, mean of the seeds']}: below GD++ whose numbers are "
+        "trained like the model. What is left is in few prompts",
+        controls={**_beside(paper, "GD++ trained like the model", f"loss, trained over {trained}"),
+                  "GD++ with one step size and γ": ["loss, trained over GD++, 5 steps"]},
     )  # fmt: skip
     cosine = "sensitivity cosine with GD++, 5 steps"
     paper.add("Fig. 3b", "five layers: cosine of sensitivities with GD++, with one step size and γ, with its own in "
               "each step", cosine, f"{cosine}, each its own", check="near 1")  # fmt: skip
     paper.add(
         "Section 3", "five layers: barrier on the rescaled path to tuned GD++",
-        "barrier to the tuned member, rescaled", check="not near 0",
+        "barrier to the tuned member, rescaled", check="> 0.05 and < 100",
         published="a loss increase; better corrections are left open",
-        why="`oswald_connectivity.py` has curved paths between these ends, which were found apart",
+        why="taken as: above 0.05 of the loss, and below 100 of it, since the ends are to be good models with the "
+        "correction between them: the raw path between them and the rescaled one from an untrained model are above. "
+        "`oswald_connectivity.py` has curved paths between these ends, which were found apart",
         controls={"raw path": ["barrier to the tuned member, raw"]},
     )  # fmt: skip
     paper.add(
@@ -108,33 +183,33 @@ def _five(paper: Claims, _: Callable[[str], str]) -> None:
 
 
 def _ten_looped(paper: Claims, by_seed: Callable[[str], str]) -> None:
-    nearest = paper["distance from GD++, 10 steps, fitted to the model"]
     paper.add(
         "Fig. 7", "ten looped layers: loss over ten tuned steps of gradient descent",
         "loss, trained over gradient descent, 10 steps", check="< 1",
-        why=f"by seed {by_seed('gradient descent, 10 steps')}; those above 1 had not finished their descent when "
-        "training stopped",
+        why=f"by seed {by_seed('gradient descent, 10 steps')}; tokens are clipped at 10, the references' too (A.12)",
     )  # fmt: skip
     paper.add(
         "Fig. 7", "ten looped layers: loss over ten tuned steps of GD++", "loss, trained over GD++, 10 steps",
-        check="= 1", why=f"by seed {by_seed('GD++, 10 steps')}; tuned on the task GD++ reaches half-MSE "
-        f"{paper['half-MSE, GD++, 10 steps, tuned']}",
+        check="= 1", why=f"by seed {by_seed('GD++, 10 steps')}; GD++ tuned with the clip in place reaches half-MSE "
+        f"{paper['half-MSE, GD++, 10 steps, tuned']}. Without a clip 0.030 is possible, with a step size that makes "
+        "targets 25 times as large on the way",
     )  # fmt: skip
     paper.add("Fig. 7", "ten looped layers: cosine of sensitivities with GD++",
-              "sensitivity cosine with GD++, 10 steps", check="near 1",
-              why=f"the GD++ nearest the first seed's predictions is at {nearest} of their mean square")  # fmt: skip
+              "sensitivity cosine with GD++, 10 steps", check="near 1")  # fmt: skip
     barrier = paper["barrier to the tuned member, rescaled"]
     paper.add("Fig. 7", "ten looped layers: barrier on the rescaled path to tuned GD++", barrier, check="near 0",
               why=f"{barrier.note}; to the GD++ nearest in weights "
-              f"{paper['barrier to the member nearest in weights, rescaled']}")  # fmt: skip
+              f"{paper['barrier to the member nearest in weights, rescaled']}",
+              controls={"raw path": ["barrier to the tuned member, raw"]})  # fmt: skip
     _worse_when_looped(paper, "ten looped")
 
 
 def _worse_when_looped(paper: Claims, label: str) -> None:
     """One of the two lines of a claim that the index joins."""
     paper.add("Fig. 7", "half-MSE of ten looped layers, of five layers of their own",
-              lines={label: ["half-MSE, trained, mean of the seeds"]}, check="falls",
-              published="five are better")  # fmt: skip
+              lines={label: ["half-MSE, trained, mean of the seeds"]}, check="a < 0.3 and falls",
+              published="five are better",
+              why="taken as: five are better, and ten better than predicting 0 (0.417)")  # fmt: skip
 
 
 OWN_MLPS = "each layer has an MLP of its own, as in the text (the authors' code has one for all layers)"
@@ -143,12 +218,19 @@ OWN_MLPS = "each layer has an MLP of its own, as in the text (the authors' code 
 def _twelve(paper: Claims, _: Callable[[str], str]) -> None:
     paper.add("Fig. 8", "twelve layers with MLPs, four heads: loss over twelve tuned steps of gradient descent",
               "loss, trained over gradient descent, 12 steps", check="< 1", why=OWN_MLPS)  # fmt: skip
+    nearest = next((row for row in paper.table if row.quantity.endswith("fitted to the model")), None)
+    named = (
+        "" if nearest is None else nearest.quantity.removeprefix("distance from ").removesuffix(", fitted to the model")
+    )
     paper.add(
         "Fig. 8", "twelve layers: loss over GD++ with one step size and γ", "loss, trained over GD++, 12 steps",
-        check="= 1", why=f"half-MSE {paper['half-MSE, trained, mean of the seeds']} after a short training; `identify` "
-        "finds gradient descent with a step size for each step nearest, not GD++. Tuned GD++ "
-        f"reaches {paper['half-MSE, GD++, 12 steps, tuned']}, and "
-        f"{paper['half-MSE, GD++, 12 steps, each its own, tuned']} with parameters for each step; {OWN_MLPS}",
+        check="= 1", why=f"half-MSE {paper['half-MSE, trained, mean of the seeds']}; GD++ tuned with the clip in place "
+        f"reaches {paper['half-MSE, GD++, 12 steps, tuned']}. `identify` does not name GD++: nearest to the "
+        f"predictions is {named or 'not measured'}; {OWN_MLPS}",
+        cause="setting: layers have parameters of their own, and GD++ one step size and γ for all",
+        controls={"over gradient descent": ["loss, trained over gradient descent, 12 steps"],
+                  **_beside(paper, "over GD++ with parameters for each step, trained like the model",
+                            "loss, trained over GD++, 12 steps, each its own, trained as the model")},
     )  # fmt: skip
     paper.add("Fig. 8", "twelve layers: cosine of sensitivities with GD++", "sensitivity cosine with GD++, 12 steps",
               check="near 1", why=OWN_MLPS)  # fmt: skip
@@ -156,20 +238,28 @@ def _twelve(paper: Claims, _: Callable[[str], str]) -> None:
 
 def _one_normalised(paper: Claims, _: Callable[[str], str]) -> None:
     paper.add("Fig. 14a", "one layer after a layer norm: loss over gradient descent's",
-              "loss, trained over gradient descent, 1 step", check="> 1")  # fmt: skip
+              "loss, trained over gradient descent, 1 step", check="> 1 and < 1.5",
+              why="taken as: above it, by no more than half: an untrained model is at twice")  # fmt: skip
     _normalised_cosine(paper, "sensitivity cosine with gradient descent, 1 step")
 
 
 def _two_normalised(paper: Claims, by_seed: Callable[[str], str]) -> None:
+    early: dict[str, list[str | Row]] = {}
+    for what in ("cosine with gradient descent", "cosine with GD++", "loss over gradient descent's"):
+        early |= _beside(paper, f"when it is closest to gradient descent, {what}", f"early: {what}")
+    cause = "setting: training goes on after the model is at gradient descent's loss (how long is not printed)"
     paper.add(
         "Fig. 14b", "two layers with a norm between them: loss over gradient descent's, over GD++'s",
-        "loss, trained over gradient descent, 2 steps", "loss, trained over GD++, 2 steps", check="> 1",
-        why=f"by seed {by_seed('gradient descent, 2 steps')}, and {by_seed('GD++, 2 steps')}",
+        "loss, trained over gradient descent, 2 steps", "loss, trained over GD++, 2 steps", check="> 1", cause=cause,
+        why=f"by seed {by_seed('gradient descent, 2 steps')}, and {by_seed('GD++, 2 steps')}; "
+        f"{paper['loss, trained over gradient descent, 2 steps'].note}; the paper's two layers without a norm are "
+        "below two steps of gradient descent as well",
+        controls=early,
     )  # fmt: skip
     _normalised_cosine(paper, "sensitivity cosine with gradient descent, 2 steps")
     paper.add("Fig. 14b", "two layers with a norm: cosine of sensitivities with gradient descent, with GD++",
               "sensitivity cosine with gradient descent, 2 steps", "sensitivity cosine with GD++, 2 steps",
-              check="falls", published="slightly less with GD++")  # fmt: skip
+              check="falls", published="slightly less with GD++", cause=cause, controls=early)  # fmt: skip
 
 
 def _normalised_cosine(paper: Claims, quantity: str) -> None:

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from mechicl import constructions, viz
 from mechicl.analysis import align_over_training, interpolate, measure_shifted_losses
-from mechicl.analysis.behaviour import FOREIGN_INPUTS, tuned_descent
-from mechicl.analysis.behaviour.spectral import SpectralLearner
+from mechicl.analysis.behaviour import FOREIGN_INPUTS, tuned_clipped_descent, tuned_descent
 from mechicl.checkpoints import Checkpoint, CheckpointError
 from mechicl.learners import Learner
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.reports import Claim, Claims, Comparison, Row, Section
+from mechicl.reports.descent import Tuned
 from mechicl.reports.rows import over_seeds
 from mechicl.reports.script import ScriptArgs, regression_checkpoint, run_script
 from mechicl.tasks import LinearRegression
@@ -28,8 +28,10 @@ SCALES = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
 LAST = SCALES[-1]
 N_ALIGNED = 256  # prompts for alignment at every snapshot
 N_TUNING = 50_000
+N_CLIPPED = 8192  # prompts to tune on where tokens are clipped: no prompt weighs more than the clip lets it
 TUNING_SEED = 2**31 + 1
 DESCENT, PLUS_PLUS, EACH = "gradient descent", "GD++", "GD++, each step its own"
+ELSEWHERE = "the same, tuned on other prompts"
 PANELS = ("input scale", "weight scale", "foreign inputs", "foreign inputs over their norm")
 ITEMS = {
     "lsa-1l": ("Fig. 6a", "one layer"),
@@ -44,6 +46,8 @@ ITEMS = {
     "lsa-2l-ln": ("Fig. 14, right", "two layers with a layer norm"),
 }
 """Panels of the paper that show a checkpoint out of distribution, and what it is."""
+DEEP = ("lsa-5l", "lsa-10l-looped", "lsa-12l-mlp")
+CURVES = "measure: the paper draws curves; the largest distance of their logarithms is beyond the training range"
 
 
 @dataclass(frozen=True)
@@ -67,9 +71,11 @@ def compare(args: Args) -> Comparison:
         raise CheckpointError(
             f"{args.checkpoint} has {cfg.prompt_format} prompts, and this script compares paired ones"
         )
-    tuned = _tuned(task, cfg.n_layers, cfg.recurrent)
+    tuned = _tuned(task, cfg.n_layers, cfg.recurrent, cfg.token_clip)
     references = {name: as_layers(learner, cfg) for name, learner in tuned.items()}
     main = _main(checkpoint.name, references)
+    if cfg.token_clip is not None:
+        references[ELSEWHERE] = as_layers(_tuned_elsewhere(task, cfg.n_layers, cfg.token_clip, main == EACH), cfg)
     learners: dict[str, Learner] = dict(references)
     learners |= {f"trained {i}": model for i, model in enumerate(models)}
     if cfg.attention == "linear" and cfg.n_heads == 1 and cfg.d_mlp is None and cfg.normalization_type is None:
@@ -113,18 +119,31 @@ def _clipped(cfg: TransformerConfig) -> str:
 
 
 @cache
-def _tuned(task: LinearRegression, steps: int, looped: bool) -> dict[str, SpectralLearner]:
-    """Descent with as many steps as the model has layers."""
-    prompts = task.sample(N_TUNING, seed=TUNING_SEED, dtype=torch.float64)
-    tuned = {DESCENT: tuned_descent(prompts, steps)}
+def _tuned(task: LinearRegression, steps: int, looped: bool, clip: float | None) -> dict[str, Tuned]:
+    """Descent with as many steps as the model has layers, tuned with the model's clip in place."""
+    prompts = task.sample(N_TUNING if clip is None else N_CLIPPED, seed=TUNING_SEED, dtype=torch.float64)
+
+    def best(**kind: bool) -> Tuned:
+        if clip is None:
+            return tuned_descent(prompts, steps, **kind)
+        return tuned_clipped_descent(prompts, steps, clip, **kind)
+
+    tuned = {DESCENT: best()}
     if steps > 1:
-        tuned[PLUS_PLUS] = tuned_descent(prompts, steps, gamma=True)
+        tuned[PLUS_PLUS] = best(gamma=True)
         if not looped and steps < 12:
-            tuned[EACH] = tuned_descent(prompts, steps, gamma=True, per_step=True)
+            tuned[EACH] = best(gamma=True, per_step=True)
     return tuned
 
 
-def as_layers(learner: SpectralLearner, cfg: TransformerConfig) -> HookedTransformer:
+@cache
+def _tuned_elsewhere(task: LinearRegression, steps: int, clip: float, per_step: bool) -> Tuned:
+    """GD++ with the least loss on another draw of prompts: how well its curves are known."""
+    prompts = task.sample(N_CLIPPED, seed=TUNING_SEED + 1, dtype=torch.float64)
+    return tuned_clipped_descent(prompts, steps, clip, gamma=True, per_step=per_step)
+
+
+def as_layers(learner: Tuned, cfg: TransformerConfig) -> HookedTransformer:
     """Tuned descent as layers, whose tokens are clipped where the model's are (A.2: for both)."""
     tuned, steps = learner.hyperparameters, cfg.n_layers
 
@@ -197,7 +216,7 @@ def _rows(panel: str, curves: Mapping[str, Float[Tensor, "scale"]], checkpoint: 
     rows += [
         Row(f"{panel}: distance of {name} from the curve of {main}", None, distance(curve, reference))
         for name, curve in curves.items()
-        if name in (DESCENT, PLUS_PLUS, EACH) and name != main
+        if name in (DESCENT, PLUS_PLUS, EACH, ELSEWHERE) and name != main
     ]
     return rows
 
@@ -221,9 +240,7 @@ def _robust_rows(
     ]  # fmt: skip
 
 
-def _early_rows(
-    checkpoint: Checkpoint, tuned: Mapping[str, SpectralLearner], task: LinearRegression, seed: int
-) -> list[Row]:
+def _early_rows(checkpoint: Checkpoint, tuned: Mapping[str, Tuned], task: LinearRegression, seed: int) -> list[Row]:
     """Alignment where that with gradient descent was closest, and at the end (Fig. 3, centre)."""
     if checkpoint.snapshots is None or PLUS_PLUS not in tuned:
         return []
@@ -282,7 +299,7 @@ def claims(comparison: Comparison) -> list[Claim]:
         between = [f"{panel}: distance of what is half-way to {main}" for panel in panels]
         half = [row.quantity for row in comparison.rows if row.quantity in between and not deep]
         paper.add(item, what, *quantities, *half, check="near 0",
-                  published="like it",
+                  published="like it", cause=CURVES if name in DEEP else "",
                   controls=_controls(comparison, main, *panels),
                   why="of the model" + (", and half-way between the two" if half else ""))  # fmt: skip
     if deep:

@@ -1,9 +1,9 @@
 """The report on models of paired prompts: against gradient descent and GD++ (von Oswald et al. 2023)."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mechicl import viz
 from mechicl.analysis import align, fit_construction, interpolate, measure_shifted_losses
-from mechicl.analysis.behaviour import FOREIGN_INPUTS, tuned_descent
+from mechicl.analysis.behaviour import FOREIGN_INPUTS, ClippedDescent, tuned_clipped_descent, tuned_descent
 from mechicl.analysis.behaviour.spectral import SpectralLearner
 from mechicl.analysis.weights import ConstructionFit, FamilyName
 from mechicl.analysis.weights.construction_families import family_for
@@ -32,6 +32,9 @@ from mechicl.tasks import LinearRegression
 
 N_HELD_OUT, PROMPT_SEED = 10_000, 1_000_003
 N_SHIFTED = 4096  # prompts at each scale
+N_TUNING, TUNING_SEED = 8192, 2**31 + 1
+N_DEEP_PATHS = 2000  # prompts along paths of models with five layers and more, which take so much longer
+MOST_OWN = 8  # steps with parameters of their own that are tuned with a clip: many take minutes
 SOURCE = "vonoswald2023"
 SCALES = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
 WORDS = {
@@ -44,11 +47,17 @@ WORDS = {
 }
 
 
+Tuned = SpectralLearner | ClippedDescent
+
+
 @dataclass(frozen=True, eq=False)
 class References:
-    """Descent with as many steps as the model has layers, tuned on the task: step sizes and γ shared or one a step."""
+    """Descent with as many steps as the model has layers, tuned on the task: step sizes and γ shared or one a step.
 
-    learners: dict[str, SpectralLearner]
+    Where the model clips its tokens, so does the descent, and it is tuned with the clip (von Oswald et al. 2023, A.2).
+    """
+
+    learners: dict[str, Tuned]
     squared_errors: dict[str, torch.Tensor]
 
 
@@ -138,7 +147,10 @@ def _setting(checkpoint: Checkpoint, n_prompts: int, seed: int) -> DescentSettin
         )
     models = [copy.deepcopy(model).double() for model in checkpoint.models if isinstance(model, HookedTransformer)]
     held_out = task.sample(n_prompts, seed=seed, dtype=torch.float64)
-    references = _references(cfg.n_layers, cfg.recurrent, task, held_out)
+    learners = tuned_references(task, cfg.n_layers, cfg.recurrent, cfg.token_clip)
+    references = References(
+        dict(learners), {name: squared_errors(each, held_out)[:, 0] for name, each in learners.items()}
+    )
     errors = torch.stack([squared_errors(model, held_out)[:, 0] for model in models])
     return DescentSetting(checkpoint, task, models, held_out, seed, references, errors)
 
@@ -151,10 +163,15 @@ def _lead(setting: DescentSetting) -> str:
     cfg, task, n = setting.cfg, setting.task, len(setting.models)
     heads = f"{cfg.n_heads} {cfg.attention} head{'s' if cfg.n_heads > 1 else ''}"
     layers = f"{cfg.n_layers} layer{'s' if cfg.n_layers > 1 else ''}{' (one, looped)' if cfg.recurrent else ''}"
+    clipped = ""
+    if cfg.token_clip is not None:
+        clipped = (
+            f" Tokens are clipped at {cfg.token_clip:g} after every layer, those of descent too, which is tuned so."
+        )
     return (
         f"{setting.checkpoint.name}: {n} seed{'s' if n > 1 else ''}, {layers} with {heads} each, on "
         f"{task.n_context} points in {task.x_dim} dimensions; {len(setting.held_out):,} held-out prompts (seed "
-        f"{setting.seed}). Losses are halved where the paper's are; its inputs are U(-1/2, 1/2)."
+        f"{setting.seed}). Losses are halved where the paper's are; its inputs are U(-1/2, 1/2).{clipped}"
     )
 
 
@@ -206,7 +223,8 @@ def _weights(setting: DescentSetting) -> Part:
         return [], [], {"no_fit": fit}
     cfg = setting.cfg
     rows = fit_rows(fit, setting.task, looped=cfg.recurrent and cfg.n_layers == 2)
-    path_rows, figure, barriers = _paths(setting.models, fit, setting.references, setting.family, setting.held_out)
+    drawn = setting.held_out[: N_DEEP_PATHS if cfg.n_layers >= 5 else None]
+    path_rows, figure, barriers = _paths(setting.models, fit, setting.references, setting.family, drawn)
     data = {"parameters": {k: v.tolist() for k, v in fit.best.parameters.items()}, "barriers": barriers}
     return rows + path_rows, [figure], data
 
@@ -282,17 +300,25 @@ def barrier_over_seeds(barriers: list[Interval]) -> Interval:
     return median_interval(torch.tensor([barrier.mean for barrier in barriers]))
 
 
-def _references(steps: int, looped: bool, task: LinearRegression, held_out: Prompts) -> References:
-    tuning = task.sample(8192, seed=2**31 + 1, dtype=torch.float64)
-    learners = {f"gradient descent, {steps} step{'s' if steps > 1 else ''}": tuned_descent(tuning, steps)}
+@cache
+def tuned_references(task: LinearRegression, steps: int, looped: bool, clip: float | None) -> Mapping[str, Tuned]:
+    """Tuned descent by name, from the least to the most parameters."""
+    tuning = task.sample(N_TUNING, seed=TUNING_SEED, dtype=torch.float64)
+
+    def tuned(**kind: bool) -> Tuned:
+        return (
+            tuned_descent(tuning, steps, **kind) if clip is None else tuned_clipped_descent(tuning, steps, clip, **kind)
+        )
+
+    learners = {f"gradient descent, {steps} step{'s' if steps > 1 else ''}": tuned()}
     if steps > 1:
-        learners[f"GD++, {steps} steps"] = tuned_descent(tuning, steps, gamma=True)
-        if not looped:
-            learners[f"GD++, {steps} steps, each its own"] = tuned_descent(tuning, steps, gamma=True, per_step=True)
-    return References(learners, {name: squared_errors(each, held_out)[:, 0] for name, each in learners.items()})
+        learners[f"GD++, {steps} steps"] = tuned(gamma=True)
+        if not looped and (clip is None or steps <= MOST_OWN):
+            learners[f"GD++, {steps} steps, each its own"] = tuned(gamma=True, per_step=True)
+    return learners
 
 
-def _settings(learner: SpectralLearner) -> str:
+def _settings(learner: Tuned) -> str:
     return ", ".join(f"{name}={value:.3g}" for name, value in learner.hyperparameters.items())
 
 
@@ -351,7 +377,7 @@ def _paths(
     return rows, Section("From the trained weights to GD++", WORDS["paths"], viz.connectivity_paths(shown)), barriers
 
 
-def _member(descent: SpectralLearner, family: FamilyName, cfg: TransformerConfig) -> HookedTransformer:
+def _member(descent: Tuned, family: FamilyName, cfg: TransformerConfig) -> HookedTransformer:
     """The tuned learner in the model's architecture."""
     members, tuned = family_for(family, cfg), descent.hyperparameters
     values = [  # one for all layers, or one a layer; the last γ, which does nothing, was not tuned

@@ -291,9 +291,8 @@ PRESETS: dict[str, TrainingConfig] = {
         )
         for n, batch, steps in ((25, 2048, 10_000), (50, 2048, 10_000), (100, 512, 6_000))
     },
-    # deep models leave their small initial values slowly: longer, at the rate of shallow ones
-    "lsa-10l-looped": _DEEP_LSA.replace(
-        model=_DEEP_LSA.model.replace(n_layers=10, recurrent=True), steps=20_000, learning_rate=1e-3
+    "lsa-10l-looped": _SOAP_LSA.replace(
+        model=_DEEP_LSA.model.replace(n_layers=10, recurrent=True), learning_rate=3e-3, save_every=1000
     ),
     "lsa-5l": _SOAP_LSA.replace(model=_DEEP_LSA.model.replace(n_layers=5)),
     "lsa-12l-mlp": _DEEP_LSA.replace(

@@ -8,6 +8,7 @@
 
 from mechicl.analysis.behaviour.algorithm_families import tuned_descent
 from mechicl.analysis.behaviour.alignment import Alignment, align, sensitivities
+from mechicl.analysis.behaviour.clipped_descent import ClippedDescent, tuned_clipped_descent
 from mechicl.analysis.behaviour.context_use import (
     Forgetting,
     OrderSensitivity,
@@ -26,11 +27,13 @@ from mechicl.analysis.behaviour.shifts import FOREIGN_INPUTS, ShiftedLosses, mea
 from mechicl.analysis.behaviour.similarity import similarity_of_errors, similarity_of_weights
 from mechicl.analysis.behaviour.spectral import SpectralLearner
 from mechicl.analysis.behaviour.token_identification import TokenIdentification, identify_on_tokens
+from mechicl.analysis.behaviour.trained_descent import trained_descent
 
 __all__ = [
     "FOREIGN_INPUTS",
     "Alignment",
     "BestMatch",
+    "ClippedDescent",
     "FamilyMatch",
     "FamilyRanking",
     "Forgetting",
@@ -59,5 +62,7 @@ __all__ = [
     "sensitivities",
     "similarity_of_errors",
     "similarity_of_weights",
+    "trained_descent",
+    "tuned_clipped_descent",
     "tuned_descent",
 ]
