@@ -7,6 +7,7 @@ python analyses/icl_against_finetuning.py --model EleutherAI/gpt-neo-1.3B --task
 import hashlib
 import json
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -94,7 +95,7 @@ class Args(ScriptArgs):
     choose_by: Literal["score", "loss"] = "loss"
     """The mean of what on held-out queries decides; their accuracies tie, or differ by one of 50."""
     widen: int = 1
-    """How often the learning rates and epochs grow while the best lies on an edge; untrained models' do not."""
+    """How often the learning rates and epochs grow while the best lies on an edge (untrained models: see `grid`)."""
     methods: tuple[Method, ...] = METHODS
     """Kinds of fine-tuning: the model itself, linearised, layer by layer."""
     data: Path | None = None
@@ -125,7 +126,7 @@ def compare(args: Args) -> Comparison:
                 by_task[task].append(trial(args, language, task, seed))
                 bar.update()
     measured = Trials(args.methods, tasks, list(by_task.values()))
-    rows = [*table_rows(measured), *accuracy_rows(measured), *further_rows(measured)]
+    rows = [*table_rows(measured), *layer_rows(measured), *accuracy_rows(measured), *further_rows(measured)]
     kinds = ", ".join(
         f"{name} ({trials[0]['n_demonstrations']} and {trials[0]['n_queries']})" for name, trials in by_task.items()
     )
@@ -135,8 +136,15 @@ def compare(args: Args) -> Comparison:
         f"heads and queries; intervals are over seeds, each with demonstrations, queries and, where there are several, "
         f"weights of its own; averages are over tasks."
     )
-    data = {"tasks": list(tasks), "seeds": list(args.seeds), "trials": by_task}
+    data = {"tasks": list(tasks), "seeds": list(args.seeds), "trials": by_task, **time_of(by_task)}
     return Comparison("Reading demonstrations against fine-tuning", lead, rows, figures(measured), data)
+
+
+def time_of(by_task: dict[str, list[dict[str, Any]]]) -> dict[str, float | None]:
+    """On a core, of all trials, whenever each was measured; None where one does not say."""
+    times = [trial.get("cpu_time_s") for trials in by_task.values() for trial in trials]
+    known = [seconds for seconds in times if seconds is not None]
+    return {"wall_time_s": None, "cpu_time_s": round(sum(known), 1) if len(known) == len(times) else None}
 
 
 # ---- one task and seed, kept in a file ----
@@ -151,9 +159,10 @@ def trial(args: Args, language: LanguageModel, task: str, seed: int) -> dict[str
         TEXT_TASKS[task], n_demonstrations=args.n_demonstrations, n_held_out=args.n_held_out,
         n_queries=args.n_queries, seed=seed, source=sources(args, task),
     )  # fmt: skip
+    rates, epochs, widen = grid(args)
     settings = {
-        "format": FORMAT, "methods": list(args.methods), "learning_rates": list(args.learning_rates),
-        "epochs": list(args.epochs), "choose_by": args.choose_by, "widen": widen(args),
+        "format": FORMAT, "methods": list(args.methods), "learning_rates": list(rates),
+        "epochs": list(epochs), "choose_by": args.choose_by, "widen": widen,
         "weights": digest_of_weights(language.model), "texts": digest_of_texts(texts),
     }  # fmt: skip
     path = args.out / f"icl_against_finetuning_{Path(args.model).name}" / f"{task}-{seed}.json"
@@ -161,10 +170,11 @@ def trial(args: Args, language: LanguageModel, task: str, seed: int) -> dict[str
         saved = read_json(path)
         if saved.get("settings") == settings:
             return saved
+    start = time.process_time()
     study = study_task(
         language.model, language.tokenizer, texts, methods=args.methods, other_labels=SWITCHED,
-        learning_rates=args.learning_rates, epochs=args.epochs, choose_by=args.choose_by, widen=widen(args), seed=seed,
-        memory=args.memory, progress=not args.quiet,
+        learning_rates=rates, epochs=epochs, choose_by=args.choose_by, widen=widen, seed=seed, memory=args.memory,
+        progress=not args.quiet,
     )  # fmt: skip
     kinds = {
         "comparisons": study.comparisons, "switched": study.with_other_labels,
@@ -177,6 +187,7 @@ def trial(args: Args, language: LanguageModel, task: str, seed: int) -> dict[str
     }
     record |= {kind: {name: summary(each) for name, each in compared.items()} for kind, compared in kinds.items()}
     record["dual_form_error"] = dual_form_error(language, texts)
+    record["cpu_time_s"] = round(time.process_time() - start, 1)
     path.parent.mkdir(parents=True, exist_ok=True)
     tensors = {
         f"{kind}.{name}.{field}": value.clone()  # some are shared
@@ -247,9 +258,15 @@ def none_for_nan(value: Any) -> Any:
     return value if math.isfinite(value) else None
 
 
-def widen(args: Args) -> int:
-    """How often the search's grid may grow; the best of a model that learned nothing runs away along its edges."""
-    return 0 if are_weights_random() else args.widen
+def grid(args: Args) -> tuple[tuple[float, ...], tuple[int, ...], int]:
+    """Learning rates and epochs to search, and how often they may grow.
+
+    The best tuning of a model that learned nothing lies on an edge of any grid: every other rate is tried, and up to
+    the last number of epochs but one.
+    """
+    if are_weights_random():
+        return args.learning_rates[1::2] or args.learning_rates, args.epochs[:-1] or args.epochs, 0
+    return args.learning_rates, args.epochs, args.widen
 
 
 def dual_form_error(language: LanguageModel, texts: TaskTexts) -> list[float] | None:
@@ -305,6 +322,10 @@ class Trials:
     def average(self, quantity: str, value: Value, note: str = "") -> Row:
         return self.row(f"{quantity}, average", None, self.averages(value), note)
 
+    @property
+    def n_layers(self) -> int:
+        return len(self.by_task[0][0]["comparisons"]["plain"]["update_similarity"])
+
     def averages(self, value: Value) -> list[float]:
         """For each seed, the mean over tasks."""
         return [sum(map(value, trials)) / len(trials) for trials in zip(*self.by_task, strict=True)]
@@ -338,6 +359,33 @@ def table_rows(trials: Trials) -> list[Row]:
             note = "best on held-out queries, a seed after the other; * at the edge of what was tried"
             rows.append(Row(quantity, None, words, "", note))
     return rows
+
+
+def layer_rows(trials: Trials) -> list[Row]:
+    """The averages of the tables layer by layer: what means over three layers or twenty-four are made of."""
+    rows = []
+    for layer in range(trials.n_layers):
+        for method in trials.methods:
+            value = partial(at_layer, layer, method, "update_similarity")
+            rows.append(trials.average(f"SimAOU, {METHOD_NAMES[method]}, layer {layer}", value))
+            quantity = f"SimAM, after minus before, {METHOD_NAMES[method]}, layer {layer}"
+            rows.append(trials.average(quantity, partial(map_change_at, layer, method)))
+        value = partial(at_layer, layer, "plain", "map_similarity_before")
+        rows.append(trials.average(f"SimAM before, layer {layer}", value))
+        value = partial(at_layer, layer, "plain", "random_update_similarity")
+        rows.append(trials.average(f"SimAOU, random change, layer {layer}", value))
+    return rows
+
+
+def at_layer(layer: int, method: str, name: str, record: dict[str, Any]) -> float:
+    """A measure of one layer; NaN where it is not defined."""
+    value = record["comparisons"][method][name][layer]
+    return math.nan if value is None else value
+
+
+def map_change_at(layer: int, method: str, record: dict[str, Any]) -> float:
+    after, before = (at_layer(layer, method, f"map_similarity_{when}", record) for when in ("after", "before"))
+    return after - before
 
 
 def map_change(method: Method, record: dict[str, Any]) -> float:
@@ -438,14 +486,9 @@ def figures(trials: Trials) -> list[Section]:
 
 
 def by_layer(trials: Trials, title: str, words: str, lines: dict[str, tuple[str, str]]) -> Section:
-    layers = range(len(trials.by_task[0][0]["comparisons"]["plain"]["update_similarity"]))
-
-    def at(layer: int, method: str, name: str, record: dict[str, Any]) -> float:
-        value = record["comparisons"][method][name][layer]
-        return math.nan if value is None else value
-
+    layers = range(trials.n_layers)
     intervals = {
-        label: [interval(torch.tensor(trials.averages(partial(at, layer, method, name)))) for layer in layers]
+        label: [interval(torch.tensor(trials.averages(partial(at_layer, layer, method, name)))) for layer in layers]
         for label, (method, name) in lines.items()
     }
     figure = viz.interval_lines(title, "layer", "cosine", list(layers), intervals)
@@ -455,8 +498,6 @@ def by_layer(trials: Trials, title: str, words: str, lines: dict[str, tuple[str,
 
 def claims(comparison: Comparison) -> list[Claim]:
     """What the paper says of the averages over its tasks: which is higher, since models and texts are others."""
-    if not any(row.quantity.startswith(INDEPENDENT) for row in comparison.rows):
-        return list(comparison.claims)  # measured before its rows were these: what was claimed of them then
     paper = Claims("barnatan", comparison.rows)
     tables = {"fine-tuned": "Table 2a", "linearised": "Table 1", "layer by layer": "Table 2b"}
     flipped = {"fine-tuned on flipped labels": [f"{CROSSED} flipped ones, average"]}
@@ -474,8 +515,9 @@ def claims(comparison: Comparison) -> list[Claim]:
         paper.add(
             item, f"SimAM after fine-tuning minus before: {how}", change, check="> 0" if rises else "< 0",
             published=f"{words['SimAM before']} before, {words['SimAM after']} after",
-            controls={"before": [f"SimAM before, {how}, average"], "after": [f"SimAM after, {how}, average"]},
-            cause="setting: queries of 4 or 5 tokens, on which attention is hardly moved",
+            controls={"by layer": [f"SimAM, after minus before, {how}, layer ?, average"],
+                      "before, by layer": ["SimAM before, layer ?, average"]},
+            cause="size: 3 layers for 24, the last of them much alike before, so that there is little to gain",
         )  # fmt: skip
     for how in tables:
         paper.add(
@@ -489,15 +531,21 @@ def claims(comparison: Comparison) -> list[Claim]:
         paper[f"SimAOU, {how}, average"]
         for how in ("linearised", "fine-tuned", "layer by layer", "random change, linearised")
     )
-    beside = flipped | {"accuracy": ["accuracy, fine-tuned, average", "accuracy, linearised, average"]}
-    paper.add("Section 4.1", "SimAOU of the linearised model, the model itself, a random change",
-              lines={"linearised": [linearised], "original": [tuned], "random": [random]}, check="C < A < B",
-              published="lower than the original's, significantly higher than a random vector's", controls=beside,
-              cause="size: a model of 0.2 million weights for 1.3 billion")  # fmt: skip
+    layers = {how: [f"SimAOU, {how}, layer ?, average"] for how in tables}
+    paper.add(
+        "Section 4.1",
+        "SimAOU of the linearised model, the model itself, a random change",
+        lines={"linearised": [linearised], "original": [tuned], "random": [random]},
+        check="C < A < B",
+        published="lower than the original's, significantly higher than a random vector's",
+        controls=flipped | {f"{how}, by layer": layers[how] for how in ("linearised", "fine-tuned")},
+        cause="size: a mean over 3 layers for 24; the order is the published one in the middle layer alone",
+    )
     paper.add("Section 4.1.1", "SimAOU after training layer by layer, and of the model itself",
               lines={"layer by layer": [by_layer], "original": [tuned]}, check="A > B",
-              published="higher layer by layer", controls=flipped,
-              cause="size: a model of 0.2 million weights for 1.3 billion")  # fmt: skip
+              published="higher layer by layer",
+              controls=flipped | {f"{how}, by layer": layers[how] for how in ("layer by layer", "fine-tuned")},
+              cause="size: a mean over 3 layers for 24, with higher values in the first of them alone")  # fmt: skip
     for labels in SWITCHED:
         paper.add(
             "Section 1", f"{labels} labels in the demonstrations: accuracy by the true ones and SimAOU",
@@ -508,7 +556,7 @@ def claims(comparison: Comparison) -> list[Claim]:
     paper.add(
         "Section 2.2", "softmax attention over demonstrations as an update of the zero-shot weight: error by layer",
         lines={"topics-3l": ["error of reading softmax attention as a weight update, layer *, average"]},
-        why="relative to what heads write; 0 for linear attention", trained=False,
+        why="relative to what heads write; 0 for linear attention",
     )  # fmt: skip
     return paper.stated
 
