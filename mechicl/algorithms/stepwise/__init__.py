@@ -1,0 +1,29 @@
+"""Algorithms as causal models: state in, state out, with named variables, and hypotheses that a model runs them.
+
+`Runs` gives counterfactual predictions; `analysis.interchange` compares a model's with them.
+"""
+
+from mechicl.algorithms.stepwise.base import State, StepwiseAlgorithm
+from mechicl.algorithms.stepwise.circuits import AfterCopying
+from mechicl.algorithms.stepwise.counterfactuals import Place, Runs
+from mechicl.algorithms.stepwise.descent import KernelReading, OnlineDescent, QueryDescent, ResidualDescent, nearest
+from mechicl.algorithms.stepwise.hypothesis import Hypothesis, variables_of
+from mechicl.algorithms.stepwise.inverses import NewtonSteps, RidgeByDirections, RidgePath
+
+__all__ = [
+    "AfterCopying",
+    "Hypothesis",
+    "KernelReading",
+    "NewtonSteps",
+    "OnlineDescent",
+    "Place",
+    "QueryDescent",
+    "ResidualDescent",
+    "RidgeByDirections",
+    "RidgePath",
+    "Runs",
+    "State",
+    "StepwiseAlgorithm",
+    "nearest",
+    "variables_of",
+]

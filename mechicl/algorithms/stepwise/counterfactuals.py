@@ -1,0 +1,85 @@
+"""What an algorithm would have predicted, had its state been another after some step."""
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from jaxtyping import Float
+from torch import Tensor
+
+from mechicl.algorithms.stepwise.base import State, StepwiseAlgorithm, context_of, empty, joined, query_of
+
+Place = Literal["query", "context"]
+
+
+class Runs:
+    """An algorithm's states on the prompts that are intervened in and on those that states are taken from.
+
+    Each method returns the query's prediction `[prompt y]`, float64, of the run that went on after an intervention. An
+    exchange happens after so many steps; steps are counted from 0.
+
+    Args:
+        algorithm: step by step.
+        base: its states on the prompts, as `StepwiseAlgorithm.states` gives them.
+        source: its states on the sources.
+    """
+
+    def __init__(self, algorithm: StepwiseAlgorithm, base: Sequence[State], source: Sequence[State]):
+        self.algorithm, self.base, self.source = algorithm, base, source
+
+    def exchange(
+        self, after: int, place: Place, variables: Iterable[str] | None = None, point: int | None = None
+    ) -> Float[Tensor, "prompt y"]:
+        """What the query, or the context, carries after so many steps comes from the source.
+
+        Args:
+            after: number of steps.
+            place: "query" or "context".
+            variables: only these; all by default.
+            point: of the context, only this point.
+        """
+        base, source = self.base[after], self.source[after]
+        n_context = next(iter(base.values())).shape[1] - 1
+        where = slice(n_context, None) if place == "query" else slice(0, n_context)
+        where = slice(point, point + 1) if point is not None else where
+        state = {name: value.clone() for name, value in base.items()}
+        for name in state if variables is None else variables:
+            state[name][:, where] = source[name][:, where]
+        return self._finish(state, after)
+
+    def skip(self, steps: range, place: Place) -> Float[Tensor, "prompt y"]:
+        """The query, or the context, does not take some steps, while the other does."""
+        return self._finish(self._advance(self.base[steps.start], steps, kept=place), steps.stop)
+
+    def repeat(self, steps: range, place: Place) -> Float[Tensor, "prompt y"]:
+        """The query, or the context, takes some steps twice, the second time beside the other's start."""
+        before, after = self.base[steps.start], self.base[steps.stop]
+        context, query = (after, before) if place == "context" else (before, after)
+        again = self._advance(joined(context_of(context), query_of(query)), steps)
+        context, query = (again, after) if place == "context" else (after, again)
+        return self._finish(joined(context_of(context), query_of(query)), steps.stop)
+
+    def freeze(self, after: int, place: Place) -> Float[Tensor, "prompt y"]:
+        """From so many steps on, the query, or the context, stays as it is."""
+        steps = range(after, self.algorithm.n_steps)
+        return self._finish(self._advance(self.base[after], steps, kept=place), steps.stop)
+
+    def stop_reading(self, after: int) -> Float[Tensor, "prompt y"]:
+        """From so many steps on, the query reads nothing of the context."""
+        query, context = query_of(self.base[after]), context_of(self.base[after])
+        for k in range(after, self.algorithm.n_steps):
+            query = self.algorithm.step(k, query, empty(context))
+        return self.algorithm.read(query)
+
+    def _advance(self, state: State, steps: range, kept: Place | None = None) -> State:
+        for k in steps:
+            new = self.algorithm.advance(k, state)
+            if kept == "query":
+                new = joined(context_of(new), query_of(state))
+            elif kept == "context":
+                new = joined(context_of(state), query_of(new))
+            state = new
+        return state
+
+    def _finish(self, state: State, after: int) -> Tensor:
+        state = self._advance(state, range(after, self.algorithm.n_steps))
+        return self.algorithm.read(query_of(state))

@@ -1,0 +1,248 @@
+"""Gradient descent step by step, in the two ways in which points can hold it, and its relatives."""
+
+import reprlib
+from collections.abc import Callable, Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mechicl.algorithms.gradient_descent import per_step
+from mechicl.algorithms.stepwise.base import State, SumsOverContext
+from mechicl.checks import check_whole
+from mechicl.prompts import Prompts
+
+
+class ResidualDescent(SumsOverContext):
+    """Gradient descent in which every point carries the residual that the current weights leave it.
+
+    `r_j ← r_j - a Σ_i r_i <x_i, A x_j>` and, for GD++, `x_j ← x_j - γ Σ_i x_i <x_i, x_j>`: the context is refined step
+    by step, and the query, whose target counts as 0, carries minus the running prediction. With momentum, points carry
+    a velocity too: `v_j ← β v_j + a Σ_i r_i <x_i, x_j>`, `r_j ← r_j - v_j`.
+
+    Args:
+        steps: their number.
+        step_size: a, the factor on the summed gradient, one for all steps or one a step.
+        gamma: γ of GD++, acting on the summed S, one for all steps or one a step.
+        momentum: β.
+        preconditioner: A `[x x]`, one for all steps or one a step; the identity by default.
+        causal: see `StepwiseAlgorithm`.
+
+    Raises:
+        ValueError: steps < 1, or another number of parameters than of steps.
+
+    Source: von Oswald et al. 2023, Proposition 1 and A.10; Nertinger 2025, Theorem 1, for a preconditioner (`a = 1/n`).
+
+    Example:
+        >>> prompts = LinearRegression().sample(4, seed=0, dtype=torch.float64)
+        >>> algorithm = ResidualDescent(3, step_size=0.05)
+        >>> torch.allclose(algorithm.predict(prompts), algorithms.gradient_descent(prompts, 3, step_size=0.05).query()[0])
+        True
+    """
+
+    def __init__(
+        self,
+        steps: int,
+        *,
+        step_size: float | Sequence[float],
+        gamma: float | Sequence[float] = 0.0,
+        momentum: float = 0.0,
+        preconditioner: Float[Tensor, "x x"] | Sequence[Float[Tensor, "x x"]] | None = None,
+        causal: bool = False,
+    ):
+        check_whole(1, steps=steps)
+        self.n_steps, self.causal = steps, causal
+        self.step_sizes, self.gammas = per_step("step_size", step_size, steps), per_step("gamma", gamma, steps)
+        (self.momentum,) = per_step("momentum", momentum, 1)
+        matrices = [preconditioner] * steps if isinstance(preconditioner, Tensor) else preconditioner
+        self.matrices = None if matrices is None else [matrix.double() for matrix in matrices]
+        if self.matrices is not None and len(self.matrices) != steps:
+            raise ValueError(f"preconditioner has {len(self.matrices)} entries for {steps} steps")
+        self.variables = ("x", "residual", "velocity") if self.momentum else ("x", "residual")
+        kind = "GD++" if any(self.gammas) else "gradient descent"
+        kind = "preconditioned " + kind if self.matrices else kind
+        kind += f" with momentum {momentum:g}" if self.momentum else ""
+        self.name = f"{kind}, {in_words(steps, 'step')}, residuals in the context"
+
+    def start(self, prompts: Prompts) -> State:
+        """Inputs and targets; the query's target counts as 0."""
+        ys = without_query_target(prompts)
+        state = {"x": prompts.xs.double(), "residual": ys}
+        return state | ({"velocity": torch.zeros_like(ys)} if self.momentum else {})
+
+    def step(self, k: int, readers: State, context: State, sees: Tensor | None = None) -> State:
+        """A step of descent of every reader's residual."""
+        x = readers["x"]
+        scores = (x if self.matrices is None else x @ self.matrices[k].to(x).mT) @ context["x"].mT
+        moved = self.step_sizes[k] * self.gather(scores, context["residual"], sees)
+        new = dict(readers)
+        if self.momentum:
+            moved = new["velocity"] = self.momentum * readers["velocity"] + moved
+        new["residual"] = readers["residual"] - moved
+        if self.gammas[k]:
+            new["x"] = x - self.gammas[k] * self.gather(x @ context["x"].mT, context["x"], sees)
+        return new
+
+    def read(self, query: State) -> Float[Tensor, "prompt y"]:
+        """Minus the query's residual."""
+        return -query["residual"][:, 0]
+
+
+class QueryDescent(SumsOverContext):
+    """Gradient descent that the query does alone, from a context that stays as it is.
+
+    `p ← p + a Σ_i y_i <x_i, z>`, `z ← z - a Σ_i x_i <x_i, z>` from `z = x`: the same predictions after every step as
+    `ResidualDescent` without γ, but nothing in the context changes, so that causal keys allow it. With a step size for
+    each step it is any polynomial with real roots.
+
+    Args:
+        steps: their number.
+        step_size: a, one for all steps or one a step.
+        causal: see `StepwiseAlgorithm`; it makes no difference to the query.
+
+    Raises:
+        ValueError: steps < 1, or another number of step sizes than of steps.
+    """
+
+    variables = ("x", "y", "transformed x", "prediction")
+
+    def __init__(self, steps: int, *, step_size: float | Sequence[float], causal: bool = False):
+        check_whole(1, steps=steps)
+        self.n_steps, self.causal = steps, causal
+        self.step_sizes = per_step("step_size", step_size, steps)
+        self.name = f"gradient descent, {in_words(steps, 'step')}, by the query alone"
+
+    def start(self, prompts: Prompts) -> State:
+        """Inputs, targets, and a prediction of 0."""
+        ys, xs = without_query_target(prompts), prompts.xs.double()
+        return {"x": xs, "y": ys, "transformed x": xs, "prediction": torch.zeros_like(ys)}
+
+    def step(self, k: int, readers: State, context: State, sees: Tensor | None = None) -> State:
+        """A step of every reader's prediction and transformed input."""
+        scores = self.step_sizes[k] * readers["transformed x"] @ context["x"].mT
+        return readers | {
+            "prediction": readers["prediction"] + self.gather(scores, context["y"], sees),
+            "transformed x": readers["transformed x"] - self.gather(scores, context["x"], sees),
+        }
+
+    def read(self, query: State) -> Float[Tensor, "prompt y"]:
+        """The running prediction."""
+        return query["prediction"][:, 0]
+
+
+class OnlineDescent(SumsOverContext):
+    """One pass of gradient descent over the context, one of its points a step, in the order of the prompt.
+
+    A step takes `a_k r_k <x_k, x_j>` from every point's residual; the query carries minus the running prediction. A
+    point whose turn comes says so beforehand, as a model needs it to: "turn" holds its residual, and 0 at all others.
+    So there is a first step, in which only the first point's turn is marked.
+
+    Args:
+        n_context: number of context points; the steps are one more.
+        step_size: a, the same for all points; by default `1 / |x_k|²`, with which each point is fitted exactly.
+
+    Raises:
+        ValueError: n_context < 1.
+
+    Source: Fu et al. 2024, section 3.2.
+    """
+
+    variables = ("x", "residual", "turn", "number")
+
+    def __init__(self, n_context: int, *, step_size: float | None = None):
+        check_whole(1, n_context=n_context)
+        self.n_steps, self.step_size = n_context + 1, step_size
+        self.name = f"online gradient descent, {in_words(n_context, 'point')}"
+
+    def start(self, prompts: Prompts) -> State:
+        """Inputs, targets, 0 for the query's, and each point's number.
+
+        Raises:
+            ValueError: prompts of another number of points.
+        """
+        if prompts.n_context != self.n_steps - 1:
+            raise ValueError(f"{self.name}, and these prompts have {prompts.n_context}")
+        ys = without_query_target(prompts)
+        numbers = torch.arange(ys.shape[1], dtype=ys.dtype, device=ys.device)[None, :, None]
+        state = {"x": prompts.xs.double(), "residual": ys, "turn": torch.zeros_like(ys)}
+        return state | {"number": numbers.expand(len(ys), -1, 1)}
+
+    def step(self, k: int, readers: State, context: State, sees: Tensor | None = None) -> State:
+        """What the marked point leaves of every residual, and the mark of the next one."""
+        residual = readers["residual"]
+        if k:
+            x, turn = context["x"], context["turn"]
+            squared = x.square().sum(-1, keepdim=True)
+            rate = 1 / squared.masked_fill(squared == 0, torch.inf) if self.step_size is None else self.step_size
+            residual = residual - self.gather(readers["x"] @ x.mT, rate * turn, sees)
+        # the query, whose number is the last step's, is never read
+        marked = readers["number"] == k
+        return readers | {"residual": residual, "turn": torch.where(marked, residual, 0.0)}
+
+    def read(self, query: State) -> Float[Tensor, "prompt y"]:
+        """Minus the query's residual."""
+        return -query["residual"][:, 0]
+
+
+Weights = Callable[[Tensor, Tensor], Tensor]
+"""From readers' inputs `[prompt reader x]` and the context's `[prompt point x]` to weights `[prompt reader point]`."""
+
+
+class KernelReading(SumsOverContext):
+    """Steps in which every point takes a weighted sum of the context's residuals from its own.
+
+    `r_j ← r_j - a Σ_i w(x_j, x_i) r_i`: with one step and weights that sum to 1 it is kernel smoothing, or the nearest
+    neighbour's target; with a kernel as weights, gradient descent on a function of that kernel.
+
+    Args:
+        weights: from `[prompt reader x]` and `[prompt point x]` to `[prompt reader point]`.
+        steps: their number.
+        step_size: a; 1 by default.
+        name: for tables.
+        causal: see `StepwiseAlgorithm`: weights on points that are not seen are left out, not spread over the others.
+
+    Raises:
+        ValueError: steps < 1, or a step size that is not finite.
+    """
+
+    variables = ("x", "residual")
+
+    def __init__(
+        self, weights: Weights, steps: int = 1, *, step_size: float = 1.0, name: str = "", causal: bool = False
+    ):
+        check_whole(1, steps=steps)
+        (self.step_size,) = per_step("step_size", step_size, 1)
+        self.weights, self.n_steps, self.causal = weights, steps, causal
+        self.name = name or f"{getattr(weights, '__name__', 'kernel')}, {in_words(steps, 'step')}"
+
+    def start(self, prompts: Prompts) -> State:
+        """Inputs and targets; the query's target counts as 0."""
+        return {"x": prompts.xs.double(), "residual": without_query_target(prompts)}
+
+    def step(self, k: int, readers: State, context: State, sees: Tensor | None = None) -> State:
+        """What the weighted sum leaves of every reader's residual."""
+        if not context["x"].shape[1]:
+            return dict(readers)
+        weights = self.weights(readers["x"], context["x"])
+        moved = self.gather(weights, context["residual"], sees)
+        return readers | {"residual": readers["residual"] - self.step_size * moved}
+
+    def read(self, query: State) -> Float[Tensor, "prompt y"]:
+        """Minus the query's residual."""
+        return -query["residual"][:, 0]
+
+
+def nearest(readers: Tensor, points: Tensor) -> Float[Tensor, "prompt reader point"]:
+    """All weight on the nearest point; on the first of several that are as near."""
+    return torch.nn.functional.one_hot(torch.cdist(readers, points).argmin(-1), points.shape[1]).to(points)
+
+
+def without_query_target(prompts: Prompts) -> Float[Tensor, "prompt point y"]:
+    """Targets in float64, 0 for the query's."""
+    ys = prompts.ys.double()
+    return torch.cat([ys[:, :-1], torch.zeros_like(ys[:, -1:])], dim=1)
+
+
+def in_words(number: int, noun: str) -> str:
+    """ "1 step", "2 steps"."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"

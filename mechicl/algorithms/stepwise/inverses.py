@@ -1,0 +1,193 @@
+"""Newton's method, ridge regression along its path and by eigendirections, step by step."""
+
+import math
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mechicl.algorithms.spectra import above_rounding
+from mechicl.algorithms.stepwise.base import State, SumsOverContext
+from mechicl.algorithms.stepwise.descent import in_words, without_query_target
+from mechicl.checks import check_positive, check_whole
+from mechicl.prompts import Prompts
+
+Answers = Literal["at the end", "anew", "running"]
+
+
+class NewtonSteps(SumsOverContext):
+    """Iterative Newton, in which every point carries its input times the current inverse.
+
+    The first step writes `m = αSx`; each iteration makes it `2m - M S m`, which reads only what other points carry:
+    `Σ_i m_i <m_i, x>`. The prediction `x M_k B = Σ_i <m_i, x> y_i` is read
+
+    - "at the end": by the query, in a step of its own after the last iteration (Fu et al.'s construction);
+    - "anew": in every step after the first, from the context's targets; what the query held before is overwritten;
+    - "running": what each iteration adds, from the residuals that the context's points carry:
+      `x M_{k+1} B = x M_k B + Σ_i <m_i, x> (y_i - x_i M_k B)`.
+
+    All three predict the same after the last step, and differ in what the query needs to carry.
+
+    Args:
+        iterations: k; the steps are k + 2.
+        alpha: α; by default `1 / ‖S Sᵀ‖_F` of each context.
+        answer: see above.
+        causal: see `StepwiseAlgorithm`.
+
+    Raises:
+        ValueError: iterations < 0, an alpha that is not positive, or another answer.
+
+    Source: Fu et al. 2024, section 3.2 and Theorem 1.
+
+    Example:
+        >>> prompts = LinearRegression().sample(4, seed=0, dtype=torch.float64)
+        >>> torch.allclose(NewtonSteps(5).predict(prompts), algorithms.newton(prompts, 5).query()[0])
+        True
+    """
+
+    def __init__(
+        self, iterations: int, *, alpha: float | None = None, answer: Answers = "at the end", causal: bool = False
+    ):
+        check_whole(0, iterations=iterations)
+        if alpha is not None:
+            check_positive(alpha=alpha)
+        if answer not in get_args(Answers):
+            raise ValueError(f"answer must be one of {get_args(Answers)}, got {answer!r}")
+        self.iterations, self.alpha, self.answer, self.causal = iterations, alpha, answer, causal
+        self.n_steps = iterations + 2
+        self.variables = ("x", "y", "inverse times x", "prediction")
+        self.variables += ("residual",) if answer == "running" else ()
+        how = {"at the end": "answered at the end", "anew": "read anew", "running": "running prediction"}[answer]
+        self.name = f"Newton, {in_words(iterations, 'iteration')}, {how}"
+
+    def start(self, prompts: Prompts) -> State:
+        """Inputs and targets; nothing yet of the inverse."""
+        xs, ys = prompts.xs.double(), without_query_target(prompts)
+        state = {"x": xs, "y": ys, "inverse times x": torch.zeros_like(xs), "prediction": torch.zeros_like(ys)}
+        return state | ({"residual": ys} if self.answer == "running" else {})
+
+    def step(self, k: int, readers: State, context: State, sees: Tensor | None = None) -> State:
+        """The first step, an iteration, or the answer."""
+        new = dict(readers)
+        if k == 0:
+            gathered = self.gather(readers["x"] @ context["x"].mT, context["x"], sees)
+            return new | {"inverse times x": readers["inverse times x"] + self._alpha(context["x"]) * gathered}
+        if self.answer == "running":
+            added = self._answer(readers, context, "residual", sees)
+            new["prediction"], new["residual"] = readers["prediction"] + added, readers["residual"] - added
+        elif self.answer == "anew":
+            new["prediction"] = self._answer(readers, context, "y", sees)
+        elif k == self.n_steps - 1:
+            new["prediction"] = readers["prediction"] + self._answer(readers, context, "y", sees)
+        # the running prediction starts from the first inverse, which stays for one more step
+        if k < self.n_steps - 1 and not (self.answer == "running" and k == 1):
+            m = context["inverse times x"]
+            new["inverse times x"] = 2 * readers["inverse times x"] - self.gather(readers["x"] @ m.mT, m, sees)
+        return new
+
+    def read(self, query: State) -> Float[Tensor, "prompt y"]:
+        """The prediction, 0 before there is one."""
+        return query["prediction"][:, 0]
+
+    def _answer(self, readers: State, context: State, values: str, sees: Tensor | None) -> Tensor:
+        return self.gather(readers["x"] @ context["inverse times x"].mT, context[values], sees)
+
+    def _alpha(self, xs: Tensor) -> float | Tensor:
+        if self.alpha is not None:
+            return self.alpha
+        squared = (xs.mT @ xs) @ (xs.mT @ xs)
+        return 1 / squared.flatten(1).norm(dim=1).clamp(min=1e-300)[:, None, None]
+
+
+class RidgePath(SumsOverContext):
+    """Ridge regression with a smaller penalty in each step, read anew from the context: no iteration at all.
+
+    What the query held before is overwritten, and the context stays as it is.
+
+    Args:
+        penalties: λ, one a step; 0 gives the least-squares solution of least norm.
+        causal: see `StepwiseAlgorithm`; it makes no difference to the query.
+
+    Raises:
+        ValueError: no penalties, or one that is negative or not finite.
+    """
+
+    variables = ("x", "y", "prediction")
+
+    def __init__(self, penalties: Sequence[float], *, causal: bool = False):
+        self.penalties, self.causal = tuple(map(float, penalties)), causal
+        if not self.penalties or any(not 0 <= penalty < math.inf for penalty in self.penalties):
+            raise ValueError(f"penalties must be one or more finite numbers >= 0, got {penalties!r}")
+        self.n_steps = len(self.penalties)
+        self.name = f"ridge path, {in_words(self.n_steps, 'penalty').replace('penaltys', 'penalties')}"
+
+    def start(self, prompts: Prompts) -> State:
+        """Inputs, targets, and a prediction of 0."""
+        ys = without_query_target(prompts)
+        return {"x": prompts.xs.double(), "y": ys, "prediction": torch.zeros_like(ys)}
+
+    def step(self, k: int, readers: State, context: State, sees: Tensor | None = None) -> State:
+        """The prediction at the step's penalty, by all readers from the whole context."""
+        eigenvalues, directions = spectrum(context["x"])
+        penalty, present = self.penalties[k], above_rounding(eigenvalues)
+        inverse = torch.where(present, 1 / (eigenvalues.masked_fill(~present, 1.0) + penalty), 0.0)
+        cross = directions.mT @ (context["x"].mT @ context["y"])
+        return readers | {"prediction": (readers["x"] @ directions) @ (inverse[..., None] * cross)}
+
+    def read(self, query: State) -> Float[Tensor, "prompt y"]:
+        """The last penalty's prediction."""
+        return query["prediction"][:, 0]
+
+
+class RidgeByDirections(SumsOverContext):
+    """Ridge regression by eigendirections of the context's S, the largest first: each step adds one to the prediction.
+
+    Args:
+        x_dim: number of directions, the number of steps.
+        penalty: λ.
+        causal: see `StepwiseAlgorithm`; it makes no difference to the query.
+
+    Raises:
+        ValueError: x_dim < 1, or a penalty that is negative or not finite.
+    """
+
+    variables = ("x", "y", "prediction")
+
+    def __init__(self, x_dim: int, *, penalty: float = 0.0, causal: bool = False):
+        check_whole(1, x_dim=x_dim)
+        if not 0 <= penalty < math.inf:
+            raise ValueError(f"penalty must be a finite number >= 0, got {penalty!r}")
+        self.n_steps, self.penalty, self.causal = x_dim, float(penalty), causal
+        self.name = f"ridge by {in_words(x_dim, 'eigendirection')}"
+
+    def start(self, prompts: Prompts) -> State:
+        """Inputs, targets, and a prediction of 0.
+
+        Raises:
+            ValueError: prompts of another number of dimensions.
+        """
+        if prompts.x_dim != self.n_steps:
+            raise ValueError(f"{self.name}, and these prompts have {prompts.x_dim} dimensions")
+        ys = without_query_target(prompts)
+        return {"x": prompts.xs.double(), "y": ys, "prediction": torch.zeros_like(ys)}
+
+    def step(self, k: int, readers: State, context: State, sees: Tensor | None = None) -> State:
+        """What direction k adds to every reader's prediction."""
+        eigenvalues, directions = spectrum(context["x"])
+        present = above_rounding(eigenvalues)[:, -1 - k, None, None]
+        value, direction = eigenvalues[:, -1 - k, None, None], directions[:, :, -1 - k, None]
+        factor = torch.where(present, 1 / (value.masked_fill(~present, 1.0) + self.penalty), 0.0)
+        added = (readers["x"] @ direction) @ (factor * direction.mT @ (context["x"].mT @ context["y"]))
+        return readers | {"prediction": readers["prediction"] + added}
+
+    def read(self, query: State) -> Float[Tensor, "prompt y"]:
+        """The sum so far."""
+        return query["prediction"][:, 0]
+
+
+def spectrum(xs: Float[Tensor, "prompt point x"]) -> tuple[Tensor, Tensor]:
+    """Eigenvalues of S, ascending and never negative, and its eigenvectors in columns; of no points, zeros."""
+    eigenvalues, directions = torch.linalg.eigh(xs.mT @ xs)
+    return eigenvalues.clamp(min=0.0), directions

@@ -1,0 +1,151 @@
+"""What a model predicts when its streams are changed after some layer: the twins of `algorithms.stepwise.Runs`."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformer_lens.hook_points import HookPoint
+from transformer_lens.utilities import get_act_name
+
+from mechicl.models.opening.adapter import Hook, ModelAdapter
+from mechicl.models.opening.sites import hook_names
+
+Place = str
+"""Whose streams are changed: those of the "query" or of the "context"."""
+
+
+class ModelRuns:
+    """A model's streams on the prompts that are intervened in and on those that streams are taken from.
+
+    Each method returns the query's prediction `[prompt y]` of the run that went on after an intervention. An exchange
+    happens after so many layers; layers are counted from 0.
+
+    Args:
+        adapter: of the model.
+        base: tokens of the prompts.
+        source: tokens of the sources.
+        tokens_per_point: 1 for paired prompts, 2 for interleaved ones.
+    """
+
+    def __init__(self, adapter: ModelAdapter, base: Tensor, source: Tensor, tokens_per_point: int):
+        self.adapter, self.tokens, self.tokens_per_point = adapter, base, tokens_per_point
+        self.n_layers, self.last = adapter.n_layers, base.shape[1] - 1
+        self.names = [get_act_name("resid_pre", layer) for layer in range(self.n_layers)]
+        self.names.append(get_act_name("resid_post", self.n_layers - 1))
+        self.base, self.source = self._record(base), self._record(source)
+
+    def exchange(
+        self, after: int, place: Place, basis: Float[Tensor, "d_model dim"] | None = None, point: int | None = None
+    ) -> Float[Tensor, "prompt y"]:
+        """The streams of the query, or of the context, after so many layers come from the source.
+
+        Args:
+            after: number of layers.
+            place: "query" or "context".
+            basis: only what lies in these orthonormal columns.
+            point: of the context, only this point's tokens.
+        """
+        where = self._positions(place)
+        if point is not None:
+            where = slice(point * self.tokens_per_point, (point + 1) * self.tokens_per_point)
+        streams = self.base[after].clone()
+        moved = self.source[after][:, where] - streams[:, where]
+        if basis is not None:
+            moved = moved @ basis.to(moved) @ basis.to(moved).T
+            streams[:, where] += moved
+        else:
+            streams[:, where] = self.source[after][:, where]
+        return self._finish(streams, after)
+
+    def skip(self, layers: range, place: Place) -> Float[Tensor, "prompt y"]:
+        """Nothing of what some layers write at the query, or at the context, is kept."""
+        return self._finish(self.base[layers.start], layers.start, self._hold(layers, place))
+
+    def repeat(self, layers: range, place: Place) -> Float[Tensor, "prompt y"]:
+        """The query, or the context, goes through some layers twice, the second time beside the other's start."""
+        where = self._positions(place)
+        streams = self.base[layers.start].clone()
+        streams[:, where] = self.base[layers.stop][:, where]
+        again = self._run(streams, layers.start, (), until=layers.stop)
+        after = self.base[layers.stop].clone()
+        after[:, where] = again[:, where]
+        return self._finish(after, layers.stop)
+
+    def freeze(self, after: int, place: Place) -> Float[Tensor, "prompt y"]:
+        """From so many layers on, the streams of the query, or of the context, stay as they are."""
+        return self._finish(self.base[after], after, self._hold(range(after, self.n_layers), place))
+
+    def stop_reading(self, after: int) -> Float[Tensor, "prompt y"]:
+        """From so many layers on, attention writes nothing at the query."""
+        hooks = [(get_act_name("attn_out", layer), partial(_put, where=slice(self.last, None), values=None))
+                 for layer in range(after, self.n_layers)]  # fmt: skip
+        return self._finish(self.base[after], after, hooks)
+
+    # ---- runs ----
+
+    def _positions(self, place: Place) -> slice:
+        return slice(self.last, None) if place == "query" else slice(0, self.last)
+
+    def _hold(self, layers: range, place: Place) -> list[Hook]:
+        where, held = self._positions(place), self.base[layers.start]
+        put = partial(_put, where=where, values=held[:, where])
+        return [(get_act_name("resid_post", layer), put) for layer in layers]
+
+    def _finish(self, streams: Tensor, after: int, hooks: Sequence[Hook] = ()) -> Tensor:
+        return self._run(streams, after, hooks)
+
+    def _record(self, tokens: Tensor) -> list[Tensor]:
+        recorded = self.adapter.record(tokens, self.names, len(tokens))
+        return [recorded[name] for name in self.names]
+
+    @torch.no_grad()
+    def _run(self, streams: Tensor, layer: int, hooks: Sequence[Hook], until: int | None = None) -> Tensor:
+        """Predictions, or the stream after `until` layers, of a run whose stream after `layer` layers is this."""
+        adapter = self.adapter
+        if adapter.ours and until is not None:
+            for each in range(layer, until):
+                streams = adapter.run_layer(streams, each, hooks)
+            return streams
+        if adapter.ours:
+            end = self.n_layers
+            return adapter.resume_from_end(streams) if layer == end else adapter.resume(
+                streams.clone(), layer, hooks, end - 1 if hooks else layer
+            )  # fmt: skip
+        kept: list[Tensor] = []
+        hooks = [(self.names[layer], partial(_put, where=slice(None), values=streams)), *hooks]
+        if until is not None:
+            hooks.append((self.names[until], partial(_keep, kept=kept)))
+        predictions = adapter.run(self.tokens, hooks)
+        return kept[0] if until is not None else predictions
+
+
+def _put(activation: Tensor, hook: HookPoint, where: slice, values: Tensor | None) -> Tensor:
+    """Values, or zeros, in the place of an activation at some positions."""
+    changed = activation.clone()
+    changed[:, where] = 0.0 if values is None else values
+    return changed
+
+
+def _keep(activation: Tensor, hook: HookPoint, kept: list[Tensor]) -> None:
+    kept.append(activation.clone())
+
+
+def tokens_per_point(model: Any) -> int:
+    """1 for models that read a point as one token, 2 where its target is a token of its own.
+
+    Raises:
+        TypeError: a model that does not read prompts of points.
+    """
+    layouts: dict[str, int] = {"paired": 1, "interleaved": 2}
+    name = getattr(getattr(model, "cfg", None), "prompt_format", None)
+    if name not in layouts:
+        raise TypeError(f"{type(model).__name__} does not read prompts of points (prompt_format={name!r})")
+    return layouts[name]
+
+
+def hears_attention(model: Any) -> bool:
+    """Whether a model has the hooks by which what attention writes is cut off."""
+    return get_act_name("attn_out", 0) in hook_names(model)

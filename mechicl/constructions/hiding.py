@@ -1,0 +1,137 @@
+"""Disguises that leave what a hand-written model computes as it is, and what its weights look like not."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mechicl.checks import check_whole
+from mechicl.models import HookedTransformer
+
+JUNK = 4
+"""Dimensions that distractors write into."""
+
+
+@dataclass(frozen=True, eq=False)
+class HiddenModel:
+    """A disguised model, and how its stream holds the old one.
+
+    Attributes:
+        model: the disguised one.
+        stream: orthonormal rows `[d_model new_d_model]`: what was `s` in the old stream is `s @ stream` in the new.
+    """
+
+    model: HookedTransformer
+    stream: Float[Tensor, "d_model new_d_model"]
+
+
+@torch.no_grad()
+def hide(
+    model: HookedTransformer, *, seed: int = 0, rotate: bool = True, gauges: bool = True, distractors: int = 1,
+    noise: float = 0.0,
+) -> HiddenModel:  # fmt: skip
+    """The same computation behind other weights.
+
+    Args:
+        model: without norms and biases of heads, such as `mechicl.constructions` makes.
+        seed: of everything random.
+        rotate: turn the stream by a random rotation, so that no dimension means anything.
+        gauges: random invertible matrices between W_Q and W_K, and between W_V and W_O, of each head.
+        distractors: heads in each layer, and hidden units where it has an MLP, that read the stream with random weights
+            and write into dimensions that nothing reads.
+        noise: standard deviation of what is added to each entry of the heads' and MLPs' weights, as a part of the root
+            mean square of the matrix: 0 leaves the model's function as it is.
+
+    Returns:
+        The model, with linear read-in and read-out, and the map of its stream.
+
+    Raises:
+        ValueError: distractors < 0, noise that is negative, or a model with norms, clipping or gradient descent in
+            place of weights.
+
+    Example:
+        >>> hidden = hide(constructions.gradient_descent(x_dim=5, n_context=20, step_size=0.1, steps=3), seed=1)
+        >>> hidden.model.cfg.n_heads, hidden.stream.shape
+        (2, torch.Size([6, 10]))
+    """
+    cfg = model.cfg
+    check_whole(0, distractors=distractors)
+    if not noise >= 0:
+        raise ValueError(f"noise must be >= 0, got {noise}")
+    if cfg.normalization_type or cfg.token_clip is not None or cfg.attention_weights != "learned":
+        raise ValueError("only models without norms and clipping, with weights of their own, keep their function")
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, dtype=torch.float64, generator=generator)
+
+    junk = JUNK if distractors else 0
+    width = cfg.d_model + junk
+    turned = torch.linalg.qr(normal(width, width)).Q if rotate else torch.eye(width, dtype=torch.float64)
+    stream, rest = turned[: cfg.d_model], turned[cfg.d_model :]
+    placed = {"positional_embedding_type": "standard"} if cfg.positional_embedding_type == "one_hot" else {}
+    wide = HookedTransformer(
+        cfg.replace(
+            d_model=width, n_heads=cfg.n_heads + distractors, read_in="linear", read_out="linear", read_bias=False,
+            d_mlp=None if cfg.d_mlp is None else cfg.d_mlp + 4 * distractors, d_pos=0 if placed else cfg.d_pos, **placed,
+        ),
+        initial_weights=model.initial_weights if cfg.prompt_format == "paired" else None,
+    ).double()  # fmt: skip
+    for name, weight in wide.named_parameters():
+        if not name.endswith(".sink"):
+            weight.zero_()
+    wide.embed.W_E.copy_(model.W_E.double() @ stream)
+    wide.unembed.W_U.copy_(stream.T @ model.W_U.double())
+    if hasattr(model, "pos_embed"):
+        wide.pos_embed.W_pos.copy_(model.W_pos.double() @ stream)
+    layers = 1 if cfg.recurrent else cfg.n_layers
+    for block, old in zip(list(wide.blocks)[:layers], model.blocks, strict=False):
+        _hide_heads(block.attn, old.attn, stream, rest, normal, gauges)
+        if cfg.block_mlp:
+            _hide_units(block.mlp, old.mlp, stream, rest, normal)
+    if cfg.mlp_location == "input" and cfg.d_mlp is not None:
+        _hide_units(wide.input_mlp, model.input_mlp, stream, rest, normal)
+    for name, weight in wide.named_parameters() if noise else ():
+        if name.rsplit(".", 1)[-1] in ("W_Q", "W_K", "W_V", "W_O", "W_in", "W_out"):
+            weight += noise * weight.square().mean().sqrt() * normal(*weight.shape)
+    return HiddenModel(wide.eval(), stream)
+
+
+def _hide_heads(attn: Any, old: Any, stream: Tensor, rest: Tensor, normal: Any, gauges: bool) -> None:
+    """The old heads in the turned stream, each in a gauge of its own, and distractors that write into the rest."""
+    n_heads, width = old.W_Q.shape[0], old.W_Q.shape[2]
+    for head in range(n_heads):
+        scores, values = (_well_conditioned(normal, width) if gauges else torch.eye(width).double() for _ in range(2))
+        attn.W_Q[head] = stream.T @ old.W_Q[head].double() @ scores
+        attn.W_K[head] = stream.T @ old.W_K[head].double() @ torch.linalg.inv(scores).T
+        attn.W_V[head] = stream.T @ old.W_V[head].double() @ values
+        attn.W_O[head] = torch.linalg.inv(values) @ old.W_O[head].double() @ stream
+    if hasattr(attn, "sink"):
+        attn.sink[:n_heads] = old.sink
+    scale = stream.shape[0] ** -0.5
+    for head in range(n_heads, attn.W_Q.shape[0]):
+        for weight in (attn.W_Q, attn.W_K, attn.W_V):
+            weight[head] = scale * stream.T @ normal(stream.shape[0], width)
+        attn.W_O[head] = normal(width, rest.shape[0]) @ rest
+
+
+def _hide_units(mlp: Any, old: Any, stream: Tensor, rest: Tensor, normal: Any) -> None:
+    """The old hidden units in the turned stream and in another order, and distractors that write into the rest."""
+    n_old, n_new = old.W_in.shape[1], mlp.W_in.shape[1]
+    order = normal(n_new).argsort()
+    read = stream.T @ torch.cat([old.W_in.double(), normal(stream.shape[0], n_new - n_old)], dim=1)
+    extra = normal(n_new - n_old, rest.shape[0]) @ rest if n_new > n_old else read.new_zeros(0, stream.shape[1])
+    write = torch.cat([old.W_out.double() @ stream, extra])
+    bias = torch.cat([old.b_in.double(), normal(n_new - n_old)])
+    mlp.W_in.copy_(read[:, order])
+    mlp.W_out.copy_(write[order])
+    mlp.b_in.copy_(bias[order])
+    mlp.b_out.copy_(old.b_out.double() @ stream)
+
+
+def _well_conditioned(normal: Any, size: int) -> Tensor:
+    """A random invertible matrix whose singular values lie between 1/2 and 2."""
+    left, right = (torch.linalg.qr(normal(size, size)).Q for _ in range(2))
+    return left @ torch.diag(2 ** normal(size).clamp(-1, 1)) @ right

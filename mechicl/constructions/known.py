@@ -1,0 +1,228 @@
+"""Models whose algorithm is known, with the hypothesis that says so: what a test of hypotheses is tested on."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mechicl.algorithms.stepwise import (
+    AfterCopying,
+    Hypothesis,
+    KernelReading,
+    NewtonSteps,
+    OnlineDescent,
+    ResidualDescent,
+    nearest,
+)
+from mechicl.constructions.copying import copy_then_gradient_descent
+from mechicl.constructions.gradient_descent import gd_plus_plus, gradient_descent
+from mechicl.constructions.hiding import hide
+from mechicl.constructions.kernel import kernel_gradient_descent
+from mechicl.constructions.newton import newton
+from mechicl.constructions.one_step import preconditioned_gd
+from mechicl.constructions.softmax import softmax_gradient_descent
+from mechicl.constructions.vocabulary import Head, Hidden, Layer, Stream, assemble
+from mechicl.models import HookedTransformer
+from mechicl.tasks import LinearRegression, Task
+
+X_DIM, N_CONTEXT = 5, 20
+STEP_SIZE, GAMMA, ALPHA = 0.14, 0.03, 0.012  # near the largest with which no prompt of the task diverges
+
+
+@dataclass(frozen=True, eq=False)
+class KnownModel:
+    """A model, what it runs, and the task that it is for.
+
+    Attributes:
+        name: for tables.
+        model: with hooks.
+        hypothesis: what it runs: algorithm, which layers are which steps, and which subspaces carry which variables.
+        task: prompts for which the parameters are made.
+        exact: whether the model is the algorithm up to rounding.
+    """
+
+    name: str
+    model: Any
+    hypothesis: Hypothesis
+    task: Task
+    exact: bool = True
+
+
+def known_models(*, hidden: bool = False, noise: float = 0.0, seed: int = 0) -> list[KnownModel]:
+    """Models with known algorithms, 5 dimensions and 20 points, plain or each behind a disguise of its own (`hide`).
+
+    Args:
+        hidden: behind random gauges, a rotated stream and distractors.
+        noise: in the weights of the hidden ones (see `hide`).
+        seed: of the disguises.
+
+    Raises:
+        ValueError: noise without `hidden`.
+
+    Example:
+        >>> [known.name for known in known_models()][:3]
+        ['gradient descent, 1 step', 'gradient descent, 2 steps', 'gradient descent, 4 steps']
+    """
+    if noise and not hidden:
+        raise ValueError("noise belongs to hidden models: known_models(hidden=True, noise=...)")
+    plain = list(_models())
+    if not hidden:
+        return plain
+    disguised = (known for known in plain if isinstance(known.model, HookedTransformer))
+    return [_hidden(known, seed + i, noise) for i, known in enumerate(disguised)]
+
+
+def _models() -> Iterator[KnownModel]:
+    task = LinearRegression(x_dim=X_DIM, n_context=N_CONTEXT)
+    sizes = {"x_dim": X_DIM, "n_context": N_CONTEXT}
+    columns = torch.eye(X_DIM + 1, dtype=torch.float64)
+    point = {"x": columns[:, :X_DIM], "residual": columns[:, X_DIM:]}  # the stream of paired constructions
+    for steps in (1, 2, 4, 8):
+        model = gradient_descent(**sizes, step_size=STEP_SIZE, steps=steps)
+        algorithm = ResidualDescent(steps, step_size=STEP_SIZE)
+        yield KnownModel(_counted("gradient descent", steps), model, Hypothesis(algorithm, subspaces=point), task)
+    for steps in (2, 4, 8):
+        model = gd_plus_plus(**sizes, step_size=STEP_SIZE, gamma=GAMMA, steps=steps)
+        algorithm = ResidualDescent(steps, step_size=STEP_SIZE, gamma=GAMMA)
+        yield KnownModel(_counted("GD++", steps), model, Hypothesis(algorithm, subspaces=point), task)
+    for steps in (1, 3):
+        matrix = torch.diag(torch.linspace(1, 4, X_DIM, dtype=torch.float64))
+        model = preconditioned_gd(**sizes, preconditioner=matrix, steps=steps)
+        algorithm = ResidualDescent(steps, step_size=1 / N_CONTEXT, preconditioner=matrix)
+        name = _counted("preconditioned gradient descent", steps)
+        yield KnownModel(name, model, Hypothesis(algorithm, subspaces=point), task)
+    for iterations in (3, 5, 7):
+        yield _newton(iterations, "linear", task)
+    yield _newton(4, "relu", task)
+    for steps in (1, 3):
+        model = copy_then_gradient_descent(**sizes, step_size=STEP_SIZE, steps=steps)
+        algorithm = AfterCopying(ResidualDescent(steps, step_size=STEP_SIZE))
+        yield KnownModel(_counted("copying, then gradient descent", steps), model, Hypothesis(algorithm), task)
+    model = softmax_gradient_descent(**sizes, step_size=STEP_SIZE, score_scale=0.01)
+    algorithm = ResidualDescent(1, step_size=STEP_SIZE)
+    name = "gradient descent by softmax heads with a sink, 1 step"
+    yield KnownModel(name, model, Hypothesis(algorithm, subspaces=point), task, exact=False)
+    yield _kernel_descent(task)
+    yield _nearest_neighbour(task)
+    yield _online_descent()
+    yield _two_layers_a_step(task)
+    yield _gradient_descent_with_momentum(task)
+
+
+def _counted(name: str, steps: int) -> str:
+    return f"{name}, {steps} step{'' if steps == 1 else 's'}"
+
+
+def _newton(iterations: int, attention: str, task: Task) -> KnownModel:
+    model = newton(x_dim=X_DIM, n_context=N_CONTEXT, steps=iterations, alpha=ALPHA, attention=attention)
+    columns = torch.eye(2 * X_DIM + 1, dtype=torch.float64)
+    # the answer is written, with a minus, where the context's tokens have their targets
+    subspaces = {
+        "x": columns[:, :X_DIM],
+        "y, prediction": columns[:, X_DIM : X_DIM + 1],
+        "inverse times x": columns[:, X_DIM + 1 :],
+    }
+    heads = "" if attention == "linear" else ", ReLU heads"
+    hypothesis = Hypothesis(NewtonSteps(iterations, alpha=ALPHA), subspaces=subspaces)
+    return KnownModel(f"Newton, {iterations} iterations{heads}", model, hypothesis, task)
+
+
+def _kernel_descent(task: Task) -> KnownModel:
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.randn(X_DIM, 12, generator=generator, dtype=torch.float64)
+    bias = torch.randn(12, generator=generator, dtype=torch.float64)
+
+    def product_of_features(readers: Tensor, points: Tensor) -> Tensor:
+        return (readers @ weights + bias).relu() @ (points @ weights + bias).relu().mT
+
+    step_size = 0.003
+    model = kernel_gradient_descent(
+        weights=weights, bias=bias, n_context=N_CONTEXT, step_size=step_size, steps=3, act_fn="relu"
+    )
+    algorithm = KernelReading(product_of_features, 3, step_size=step_size, name="kernel gradient descent, 3 steps")
+    return KnownModel("kernel gradient descent, 3 steps", model, Hypothesis(algorithm), task)
+
+
+def _nearest_neighbour(task: Task) -> KnownModel:
+    """An MLP squares the inputs; a softmax head scores `<x, x_i> - |x_i|²/2`, so sharply that one key takes all."""
+    stream = Stream(x=X_DIM, y=1, square=1, one=1)
+    x, scale = stream.read("x"), 1e6
+    squares = Hidden(read=x, write=torch.ones(X_DIM, 1, dtype=torch.float64) @ stream.write("square"))
+    ones = Hidden(
+        read=torch.cat([squares.read, torch.zeros(stream.d_model, 1, dtype=torch.float64)], dim=1),
+        write=torch.cat([squares.write, stream.write("one")]),
+        bias=torch.cat([torch.zeros(X_DIM), torch.ones(1)]).double(),
+    )
+    look = Head(
+        query=torch.cat([x, stream.read("one")], dim=1),
+        key=torch.cat([x, -0.5 * stream.read("square")], dim=1),
+        value=stream.read("y"),
+        output=-stream.write("y"),
+    )
+    model = assemble(
+        stream, [[look]], n_context=N_CONTEXT, attention="softmax", score_scale=scale, act_fn="square", input_mlp=ones
+    )
+    hypothesis = Hypothesis(KernelReading(nearest, name="nearest neighbour"))
+    return KnownModel("nearest neighbour", model, hypothesis, task, exact=False)
+
+
+def _online_descent() -> KnownModel:
+    """Before each step an MLP leaves, of all residuals, only that of the step's point where attention reads it."""
+    n, bound, step_size = 6, 1e3, 0.5
+    task = LinearRegression(x_dim=X_DIM, n_context=n)
+    stream = Stream(x=X_DIM, y=1, position=n + 1, turn=1)
+    y, x = stream.read("y"), stream.read("x")
+
+    def whose_turn(k: int | None) -> Hidden:
+        """`turn ← y` at point k and 0 elsewhere: relu(±y + bound (position_k - 1)), and the old turn taken away."""
+        turn, write = stream.read("turn"), stream.write("turn")
+        gate = bound * (stream.read("position")[:, k : k + 1] if k is not None else 0 * y)
+        read = torch.cat([y + gate, -y + gate, turn, -turn], dim=1)
+        return Hidden(read, torch.cat([write, -write, -write, write]),
+                      torch.tensor([-bound, -bound, 0.0, 0.0], dtype=torch.float64))  # fmt: skip
+
+    nothing = Head(x, x, y, 0 * stream.write("y"))
+    step = Head(query=x, key=x, value=stream.read("turn"), output=-step_size * stream.write("y"))
+    layers = [Layer([nothing], whose_turn(0))]
+    layers += [Layer([step], whose_turn(k + 1 if k + 1 < n else None)) for k in range(n)]
+    model = assemble(stream, layers, n_context=n, positional_embedding_type="one_hot", act_fn="relu", keys="context")
+    hypothesis = Hypothesis(OnlineDescent(n, step_size=step_size))
+    return KnownModel("online gradient descent, 6 points", model, hypothesis, task)
+
+
+def _two_layers_a_step(task: Task) -> KnownModel:
+    """Gradient descent whose attention writes each step beside the residual, to which the next layer's MLP adds it."""
+    steps = 3
+    stream = Stream(x=X_DIM, y=1, change=1)
+    x, y, change = stream.read("x"), stream.read("y"), stream.read("change")
+    read = Head(query=x, key=x, value=y, output=-STEP_SIZE * stream.write("change"))
+    nothing = Head(x, x, y, 0 * stream.write("y"))
+    apply = Hidden(read=change, write=stream.write("y") - stream.write("change"))
+    model = assemble(stream, [Layer([read]), Layer([nothing], apply)] * steps, n_context=N_CONTEXT, act_fn="identity")
+    schedule = tuple((2 * k, k) for k in range(steps + 1))
+    hypothesis = Hypothesis(ResidualDescent(steps, step_size=STEP_SIZE), schedule=schedule)
+    return KnownModel("gradient descent, 3 steps of two layers", model, hypothesis, task)
+
+
+def _gradient_descent_with_momentum(task: Task) -> KnownModel:
+    """Attention adds to a velocity, and an MLP moves the residual by it and lets it decay."""
+    steps, momentum, step_size = 4, 0.3, 0.1
+    stream = Stream(x=X_DIM, y=1, velocity=1)
+    x, velocity = stream.read("x"), stream.read("velocity")
+    # the stream holds β v between the layers: attention adds a Σ r_i <x_i, x>, the MLP takes the sum from the residual
+    pull = Head(query=x, key=x, value=stream.read("y"), output=step_size * stream.write("velocity"))
+    move = Hidden(read=velocity, write=(momentum - 1) * stream.write("velocity") - stream.write("y"))
+    model = assemble(stream, [Layer([pull], move)] * steps, n_context=N_CONTEXT, act_fn="identity")
+    algorithm = ResidualDescent(steps, step_size=step_size, momentum=momentum)
+    return KnownModel("gradient descent with momentum, 4 steps", model, Hypothesis(algorithm), task)
+
+
+def _hidden(known: KnownModel, seed: int, noise: float) -> KnownModel:
+    disguise = hide(known.model, seed=seed, noise=noise)
+    turned: Mapping[str, Tensor] = {
+        name: disguise.stream.T @ columns for name, columns in known.hypothesis.subspaces.items()
+    }
+    hypothesis = Hypothesis(known.hypothesis.algorithm, known.hypothesis.schedule, turned)
+    return KnownModel(f"{known.name}, hidden", disguise.model, hypothesis, known.task, known.exact and not noise)
