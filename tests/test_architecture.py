@@ -23,6 +23,7 @@ BETWEEN_QUESTIONS = {
     "behaviour": {"layers"},
     "heads": {"layers"},
     "dynamics": {"behaviour", "heads"},
+    "causes": {"behaviour"},
 }
 MODULES = sorted(ROOT.rglob("*.py"))
 

@@ -2,11 +2,13 @@
 
 Every point is predicted from the points before it, so that each prefix of a prompt is a context of its own. Algorithms
 without steps have one. Arithmetic is float64; predictions have the prompts' dtype. `AlgorithmLearner` makes a learner
-of an algorithm and its hyperparameters; `references(task)` are the best known learners of a task.
+of an algorithm and its hyperparameters; `references(task)` are the best known learners of a task. `algorithms.stepwise`
+has them as causal models, state in and state out.
 """
 
 import mechicl.algorithms.discrete_references
 import mechicl.algorithms.regression_references  # noqa: F401  (likewise)
+from mechicl.algorithms import stepwise
 from mechicl.algorithms.baselines import averaging, nearest_neighbours
 from mechicl.algorithms.boolean import conjunction_bayes, elimination, gf2_elimination, parity_bayes
 from mechicl.algorithms.clusters import in_context_classifier, in_weights_classifier
@@ -67,6 +69,7 @@ __all__ = [
     "sparse_bayes",
     "stable_step_size",
     "steepest_descent",
+    "stepwise",
     "tuned_bandwidth",
     "tuned_step_size",
     "uniform_tokens",

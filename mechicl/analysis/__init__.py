@@ -7,11 +7,12 @@ What a first reader needs is here; each package has the rest.
 - `analysis.weights`: is it in the weights?
 - `analysis.heads`: what do heads do?
 - `analysis.interventions`: what does it need?
+- `analysis.causes`: does it run the algorithm, or only end up where it ends up?
 - `analysis.finetuning`: is reading demonstrations like fine-tuning on them?
 - `analysis.dynamics`: when does it learn it?
 """
 
-from mechicl.analysis import behaviour, dynamics, finetuning, heads, interventions, layers, weights
+from mechicl.analysis import behaviour, causes, dynamics, finetuning, heads, interventions, layers, weights
 from mechicl.analysis.behaviour import (
     Alignment,
     Identification,
@@ -28,6 +29,7 @@ from mechicl.analysis.behaviour import (
     regret,
     sensitivities,
 )
+from mechicl.analysis.causes import Interchange, interchange, sample_sources, test_hypotheses
 from mechicl.analysis.dynamics import align_over_training, find_transitions, score_heads_over_training
 from mechicl.analysis.finetuning import FineTuning, compare_on_prompts, compare_with_finetuning, fine_tune
 from mechicl.analysis.heads import composition_scores, measure_target_copying, read_dual_form, score_heads
@@ -63,6 +65,7 @@ __all__ = [
     "Circuit",
     "FineTuning",
     "Identification",
+    "Interchange",
     "Lens",
     "Match",
     "PatchingSession",
@@ -75,6 +78,7 @@ __all__ = [
     "align_over_training",
     "attribute",
     "behaviour",
+    "causes",
     "compare_on_prompts",
     "compare_with_finetuning",
     "composition_scores",
@@ -93,6 +97,7 @@ __all__ = [
     "identify",
     "identify_on_tokens",
     "induced_weights",
+    "interchange",
     "interpolate",
     "interventions",
     "layers",
@@ -111,9 +116,11 @@ __all__ = [
     "read_dual_form",
     "read_weight_products",
     "regret",
+    "sample_sources",
     "score_heads",
     "score_heads_over_training",
     "sensitivities",
     "squared_error",
+    "test_hypotheses",
     "weights",
 ]

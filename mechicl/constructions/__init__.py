@@ -3,14 +3,16 @@
 Each function builds a float64 `HookedTransformer` for prompts of `n_context` points, inputs of `x_dim` and targets of
 `y_dim` dimensions. `steps` are layers. `largest_eigenvalue` is λ_max of S on the prompts that the model is meant for:
 where it is given, parameters that diverge there give a `DivergenceWarning`. `certificates_table()` says how exact all
-of them are.
+of them are. `known_models()` are these and a few more, plain or in a disguise (`hide`), with what they run.
 """
 
 from mechicl.constructions.certificates import Certificate, certificates, certificates_table
 from mechicl.constructions.copying import copy_targets, copy_then_gradient_descent
 from mechicl.constructions.gradient_descent import gd_plus_plus, gradient_descent
+from mechicl.constructions.hiding import HiddenModel, hide
 from mechicl.constructions.induction import induction
 from mechicl.constructions.kernel import kernel_gradient_descent
+from mechicl.constructions.known import KnownModel, known_models
 from mechicl.constructions.newton import newton, ridge, with_pseudo_examples
 from mechicl.constructions.one_step import linear_optimum, preconditioned_gd, relu_optimum
 from mechicl.constructions.operations import aff, div, mov, mul, total
@@ -21,6 +23,8 @@ __all__ = [
     "Certificate",
     "Head",
     "Hidden",
+    "HiddenModel",
+    "KnownModel",
     "Layer",
     "Stream",
     "aff",
@@ -32,8 +36,10 @@ __all__ = [
     "div",
     "gd_plus_plus",
     "gradient_descent",
+    "hide",
     "induction",
     "kernel_gradient_descent",
+    "known_models",
     "linear_optimum",
     "mov",
     "mul",

@@ -75,7 +75,8 @@ def hide(
     wide = HookedTransformer(
         cfg.replace(
             d_model=width, n_heads=cfg.n_heads + distractors, read_in="linear", read_out="linear", read_bias=False,
-            d_mlp=None if cfg.d_mlp is None else cfg.d_mlp + 4 * distractors, d_pos=0 if placed else cfg.d_pos, **placed,
+            d_mlp=None if cfg.d_mlp is None else cfg.d_mlp + 4 * distractors,
+            d_pos=0 if placed else cfg.d_pos, **placed,
         ),
         initial_weights=model.initial_weights if cfg.prompt_format == "paired" else None,
     ).double()  # fmt: skip

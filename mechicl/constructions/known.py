@@ -29,6 +29,8 @@ from mechicl.tasks import LinearRegression, Task
 
 X_DIM, N_CONTEXT = 5, 20
 STEP_SIZE, GAMMA, ALPHA = 0.14, 0.03, 0.012  # near the largest with which no prompt of the task diverges
+GROWING = (0.14, 0.4, 1.3, 3.5), (0.06, 0.2, 0.6, 1.5)
+"""Step sizes and γ of GD++ that grow as the eigenvalues shrink: each γ leaves them below `4 / (27 γ)`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,16 +78,19 @@ def known_models(*, hidden: bool = False, noise: float = 0.0, seed: int = 0) -> 
 
 def _models() -> Iterator[KnownModel]:
     task = LinearRegression(x_dim=X_DIM, n_context=N_CONTEXT)
-    sizes = {"x_dim": X_DIM, "n_context": N_CONTEXT}
+    sizes: dict[str, Any] = {"x_dim": X_DIM, "n_context": N_CONTEXT}
     columns = torch.eye(X_DIM + 1, dtype=torch.float64)
     point = {"x": columns[:, :X_DIM], "residual": columns[:, X_DIM:]}  # the stream of paired constructions
     for steps in (1, 2, 4, 8):
         model = gradient_descent(**sizes, step_size=STEP_SIZE, steps=steps)
         algorithm = ResidualDescent(steps, step_size=STEP_SIZE)
         yield KnownModel(_counted("gradient descent", steps), model, Hypothesis(algorithm, subspaces=point), task)
-    for steps in (2, 4, 8):
-        model = gd_plus_plus(**sizes, step_size=STEP_SIZE, gamma=GAMMA, steps=steps)
-        algorithm = ResidualDescent(steps, step_size=STEP_SIZE, gamma=GAMMA)
+    for steps in (2, 3, 4, 8):
+        sizes_and_gammas: dict[str, Any] = {"step_size": STEP_SIZE, "gamma": GAMMA}
+        if steps <= len(GROWING[0]):
+            sizes_and_gammas = {"step_size": GROWING[0][:steps], "gamma": GROWING[1][:steps]}
+        model = gd_plus_plus(**sizes, steps=steps, **sizes_and_gammas)
+        algorithm = ResidualDescent(steps, **sizes_and_gammas)
         yield KnownModel(_counted("GD++", steps), model, Hypothesis(algorithm, subspaces=point), task)
     for steps in (1, 3):
         matrix = torch.diag(torch.linspace(1, 4, X_DIM, dtype=torch.float64))

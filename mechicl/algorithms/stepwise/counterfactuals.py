@@ -1,5 +1,6 @@
 """What an algorithm would have predicted, had its state been another after some step."""
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
@@ -47,8 +48,8 @@ class Runs:
         return self._finish(state, after)
 
     def skip(self, steps: range, place: Place) -> Float[Tensor, "prompt y"]:
-        """The query, or the context, does not take some steps, while the other does."""
-        return self._finish(self._advance(self.base[steps.start], steps, kept=place), steps.stop)
+        """What happens at the query, or in the context, in some steps is taken back after them."""
+        return self._finish(self._hold((steps.start, steps.stop), place), steps.stop)
 
     def repeat(self, steps: range, place: Place) -> Float[Tensor, "prompt y"]:
         """The query, or the context, takes some steps twice, the second time beside the other's start."""
@@ -58,10 +59,14 @@ class Runs:
         context, query = (again, after) if place == "context" else (after, again)
         return self._finish(joined(context_of(context), query_of(query)), steps.stop)
 
-    def freeze(self, after: int, place: Place) -> Float[Tensor, "prompt y"]:
-        """From so many steps on, the query, or the context, stays as it is."""
-        steps = range(after, self.algorithm.n_steps)
-        return self._finish(self._advance(self.base[after], steps, kept=place), steps.stop)
+    def freeze(self, stops: Sequence[int], place: Place) -> Float[Tensor, "prompt y"]:
+        """From so many steps on, the query, or the context, stays as it is.
+
+        Args:
+            stops: numbers of steps from which on, and then after which, it is put back to what it was.
+            place: "query" or "context".
+        """
+        return self._finish(self._hold(stops, place), stops[-1])
 
     def stop_reading(self, after: int) -> Float[Tensor, "prompt y"]:
         """From so many steps on, the query reads nothing of the context."""
@@ -70,14 +75,17 @@ class Runs:
             query = self.algorithm.step(k, query, empty(context))
         return self.algorithm.read(query)
 
-    def _advance(self, state: State, steps: range, kept: Place | None = None) -> State:
+    def _hold(self, stops: Sequence[int], place: Place) -> State:
+        state = self.base[stops[0]]
+        for start, stop in itertools.pairwise(stops):
+            new = self._advance(state, range(start, stop))
+            context, query = (new, state) if place == "query" else (state, new)
+            state = joined(context_of(context), query_of(query))
+        return state
+
+    def _advance(self, state: State, steps: range) -> State:
         for k in steps:
-            new = self.algorithm.advance(k, state)
-            if kept == "query":
-                new = joined(context_of(new), query_of(state))
-            elif kept == "context":
-                new = joined(context_of(state), query_of(new))
-            state = new
+            state = self.algorithm.advance(k, state)
         return state
 
     def _finish(self, state: State, after: int) -> Tensor:

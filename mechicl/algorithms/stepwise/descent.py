@@ -1,6 +1,5 @@
 """Gradient descent step by step, in the two ways in which points can hold it, and its relatives."""
 
-import reprlib
 from collections.abc import Callable, Sequence
 
 import torch
@@ -16,7 +15,7 @@ from mechicl.prompts import Prompts
 class ResidualDescent(SumsOverContext):
     """Gradient descent in which every point carries the residual that the current weights leave it.
 
-    `r_j ← r_j - a Σ_i r_i <x_i, A x_j>` and, for GD++, `x_j ← x_j - γ Σ_i x_i <x_i, x_j>`: the context is refined step
+    `r_j ← r_j - a Σ_i r_i x_jᵀ A x_i` and, for GD++, `x_j ← x_j - γ Σ_i x_i <x_i, x_j>`: the context is refined step
     by step, and the query, whose target counts as 0, carries minus the running prediction. With momentum, points carry
     a velocity too: `v_j ← β v_j + a Σ_i r_i <x_i, x_j>`, `r_j ← r_j - v_j`.
 
@@ -35,8 +34,8 @@ class ResidualDescent(SumsOverContext):
 
     Example:
         >>> prompts = LinearRegression().sample(4, seed=0, dtype=torch.float64)
-        >>> algorithm = ResidualDescent(3, step_size=0.05)
-        >>> torch.allclose(algorithm.predict(prompts), algorithms.gradient_descent(prompts, 3, step_size=0.05).query()[0])
+        >>> expected = algorithms.gradient_descent(prompts, 3, step_size=0.05).query()[0]
+        >>> torch.allclose(ResidualDescent(3, step_size=0.05).predict(prompts), expected)
         True
     """
 
@@ -61,7 +60,7 @@ class ResidualDescent(SumsOverContext):
         self.variables = ("x", "residual", "velocity") if self.momentum else ("x", "residual")
         kind = "GD++" if any(self.gammas) else "gradient descent"
         kind = "preconditioned " + kind if self.matrices else kind
-        kind += f" with momentum {momentum:g}" if self.momentum else ""
+        kind += f" with momentum {momentum:.3g}" if self.momentum else ""
         self.name = f"{kind}, {in_words(steps, 'step')}, residuals in the context"
 
     def start(self, prompts: Prompts) -> State:
@@ -73,7 +72,7 @@ class ResidualDescent(SumsOverContext):
     def step(self, k: int, readers: State, context: State, sees: Tensor | None = None) -> State:
         """A step of descent of every reader's residual."""
         x = readers["x"]
-        scores = (x if self.matrices is None else x @ self.matrices[k].to(x).mT) @ context["x"].mT
+        scores = (x if self.matrices is None else x @ self.matrices[k].to(x)) @ context["x"].mT
         moved = self.step_sizes[k] * self.gather(scores, context["residual"], sees)
         new = dict(readers)
         if self.momentum:

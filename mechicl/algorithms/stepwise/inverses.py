@@ -32,7 +32,8 @@ class NewtonSteps(SumsOverContext):
 
     Args:
         iterations: k; the steps are k + 2.
-        alpha: α; by default `1 / ‖S Sᵀ‖_F` of each context.
+        alpha: α; by default `1 / ‖S Sᵀ‖_F` of each context, times `share`.
+        share: factor on that default.
         answer: see above.
         causal: see `StepwiseAlgorithm`.
 
@@ -48,14 +49,20 @@ class NewtonSteps(SumsOverContext):
     """
 
     def __init__(
-        self, iterations: int, *, alpha: float | None = None, answer: Answers = "at the end", causal: bool = False
+        self,
+        iterations: int,
+        *,
+        alpha: float | None = None,
+        share: float = 1.0,
+        answer: Answers = "at the end",
+        causal: bool = False,
     ):
         check_whole(0, iterations=iterations)
-        if alpha is not None:
-            check_positive(alpha=alpha)
+        check_positive(share=share, **({} if alpha is None else {"alpha": alpha}))
         if answer not in get_args(Answers):
             raise ValueError(f"answer must be one of {get_args(Answers)}, got {answer!r}")
-        self.iterations, self.alpha, self.answer, self.causal = iterations, alpha, answer, causal
+        self.iterations, self.alpha, self.share = iterations, alpha, share
+        self.answer, self.causal = answer, causal
         self.n_steps = iterations + 2
         self.variables = ("x", "y", "inverse times x", "prediction")
         self.variables += ("residual",) if answer == "running" else ()
@@ -98,7 +105,7 @@ class NewtonSteps(SumsOverContext):
         if self.alpha is not None:
             return self.alpha
         squared = (xs.mT @ xs) @ (xs.mT @ xs)
-        return 1 / squared.flatten(1).norm(dim=1).clamp(min=1e-300)[:, None, None]
+        return self.share / squared.flatten(1).norm(dim=1).clamp(min=1e-300)[:, None, None]
 
 
 class RidgePath(SumsOverContext):

@@ -81,14 +81,14 @@ def family_fits(
         fits.append(partial(_polynomial, problem, steps, "any first-order learner"))
     return [
         *fits,
-        partial(_preconditioned, problem, prompts),
+        partial(fit_preconditioned, problem, prompts),
         partial(_newton, problem, range(16)),
-        partial(_ridge, problem, task),
+        partial(fit_ridge, problem, task),
         partial(FittedAlgorithm, "least squares", AlgorithmLearner(algorithms.ols)),
         partial(_chebyshev, problem),
         partial(_any_filter, problem),
         partial(FittedAlgorithm, "averaging", AlgorithmLearner(algorithms.averaging)),
-        partial(_online, problem, prompts),
+        partial(fit_online, problem, prompts),
         partial(_neighbours, problem, prompts),
     ]
 
@@ -118,10 +118,11 @@ def limits(problem: SpectralProblem, steps: int, task: Task) -> list[FittedAlgor
     """The best learners of each order for the problem's targets, the task's own."""
     newton = _newton(problem, [steps])
     second_order = dataclasses.replace(newton, name=f"second order: {newton.name}")
-    return [_polynomial(problem, steps, "first order"), second_order, _ridge(problem, task)]
+    return [_polynomial(problem, steps, "first order"), second_order, fit_ridge(problem, task)]
 
 
-def _geometric_grid(low: float, high: float, n: int = 60) -> list[float]:
+def geometric_grid(low: float, high: float, n: int = 60) -> list[float]:
+    """Numbers from low to high, each the same factor above the one before."""
     return torch.logspace(math.log10(low), math.log10(high), n, dtype=torch.float64).tolist()
 
 
@@ -176,7 +177,7 @@ def _fit_steps_and_value(
     fits = []
     for k in sorted(screened, key=screened.__getitem__)[:3]:
         value = screened[k][1]
-        near = _geometric_grid(0.6 * value, min(1.5 * value, grid(k)[-1]), 5)
+        near = geometric_grid(0.6 * value, min(1.5 * value, grid(k)[-1]), 5)
         fits.append((k, *problem.least(lambda value, k=k: family(problem.eigenvalues, k, value), near)))
     least_error = min(error for _, _, error in fits)
     return min(fit for fit in fits if fit[2] <= 1.001 * least_error)
@@ -187,7 +188,7 @@ def _gradient_descent(problem: SpectralProblem, steps: int) -> FittedAlgorithm:
     numbers = sorted({steps, *range(1, 9), *(2**i for i in range(4, 11))})
 
     def grid(k: int) -> list[float]:
-        return _geometric_grid(4e-3 / typical / k, min(20 / typical, _largest_stable(k) / largest), 40)
+        return geometric_grid(4e-3 / typical / k, min(20 / typical, _largest_stable(k) / largest), 40)
 
     k, step_size, _ = _fit_steps_and_value(problem, gradient_descent_filter, numbers, grid)
     name = f"gradient descent, {_count(k, 'step')}"
@@ -248,7 +249,8 @@ def _explodes(problem: SpectralProblem, filtered: Callable[[Tensor], Tensor]) ->
     return not bool(((1 - beyond * filtered(beyond)).abs() <= MOST_GROWTH).all())
 
 
-def _preconditioned(problem: SpectralProblem, prompts: Prompts) -> FittedAlgorithm:
+def fit_preconditioned(problem: SpectralProblem, prompts: Prompts) -> FittedAlgorithm:
+    """One step of preconditioned gradient descent, with the matrix nearest to the targets."""
     # the prediction xᵀ P B / n is linear in P: its entries are a least-squares problem with one column an entry x_i B_j
     context, d = prompts.context, prompts.x_dim
     cross = context.xs.mT @ context.ys / max(prompts.n_context, 1)
@@ -270,7 +272,7 @@ def _newton(problem: SpectralProblem, numbers: Sequence[int]) -> FittedAlgorithm
         return newton_filter(eigenvalues, k, share / norms(eigenvalues))
 
     def grid(k: int, typical: float, largest: float) -> list[float]:
-        return _geometric_grid(1e-4 / typical, min(1e2 / typical, _largest_stable(2**k) / largest), 20)
+        return geometric_grid(1e-4 / typical, min(1e2 / typical, _largest_stable(2**k) / largest), 20)
 
     typical, largest = norms(problem.eigenvalues).mean().item(), (MARGIN * problem.eigenvalues.max().item()) ** 2
     # filter, label, whether f(λ) depends on λ alone, and the typical and largest λ² in the unit of 1/α
@@ -287,11 +289,12 @@ def _newton(problem: SpectralProblem, numbers: Sequence[int]) -> FittedAlgorithm
     return FittedAlgorithm(name, learner, {label: alpha}, 1 + (len(numbers) > 1))
 
 
-def _ridge(problem: SpectralProblem, task: Task) -> FittedAlgorithm:
+def fit_ridge(problem: SpectralProblem, task: Task) -> FittedAlgorithm:
+    """Ridge regression with the penalty nearest to the targets."""
     mean = problem.eigenvalues.mean().item()
     penalty, _ = problem.least(
         lambda value: ridge_filter(problem.eigenvalues, value, n_context=task.n_context),
-        _geometric_grid(1e-8 * mean, 1e2 * mean, 100),
+        geometric_grid(1e-8 * mean, 1e2 * mean, 100),
     )
     learner = AlgorithmLearner(algorithms.ridge, {"penalty": penalty})
     return FittedAlgorithm("ridge", learner, {"penalty": penalty}, 1)
@@ -324,13 +327,15 @@ def _any_filter(problem: SpectralProblem) -> FittedAlgorithm:
     return FittedAlgorithm(learner.name, learner, {}, len(knots))
 
 
-def _online(problem: SpectralProblem, prompts: Prompts) -> FittedAlgorithm:
+def fit_online(problem: SpectralProblem, prompts: Prompts) -> FittedAlgorithm:
+    """One pass over the context with the step size nearest to the targets, or 1 / |x|² if that is nearer."""
+
     def error(step_size: float | None) -> float:
         predicted = algorithms.online_gradient_descent(prompts, step_size=step_size, at="query").predictions[0, :, -1]
         return (predicted - problem.targets).square().mean().item()
 
     typical = 1 / prompts.context.xs.square().sum(-1).mean().item()
-    step_size, least_error = minimize_on_grid(error, _geometric_grid(0.01 * typical, 4 * typical, 16))
+    step_size, least_error = minimize_on_grid(error, geometric_grid(0.01 * typical, 4 * typical, 16))
     best = None if error(None) <= least_error else step_size  # None: 1 / |x|²
     learner = AlgorithmLearner(algorithms.online_gradient_descent, {"step_size": best})
     settings = {} if best is None else {"step_size": best}

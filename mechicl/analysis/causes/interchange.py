@@ -23,8 +23,8 @@ INTERVENTIONS = {
     "query exchanged": "the query's state, or stream, comes from the source",
     "context exchanged": "the context's comes from the source",
     "point exchanged": "that of one point of the context comes from a run in which this point was the source's",
-    "query skips": "the query does not take these steps; what the layers write there is not kept",
-    "context skips": "the context does not",
+    "query skips": "what these steps, or layers, do at the query is taken back after them",
+    "context skips": "what they do in the context is",
     "query repeats": "the query takes these steps twice",
     "context repeats": "the context does",
     "query stops reading": "from here on the query reads nothing of the context",
@@ -112,7 +112,8 @@ class Interchange(Result):
     @property
     def weakest(self) -> int:
         """The number of the cell with the least R²: a hypothesis stands no firmer than there."""
-        return min(range(len(self.cells)), key=lambda i: _nan_last(self.r2[i].mean))
+        means = [r2.mean for r2 in self.r2]
+        return min(range(len(means)), key=lambda i: _nan_last(means[i]))
 
     @property
     def score(self) -> Interval:
@@ -308,7 +309,7 @@ def _plan(hypothesis: Hypothesis, hears: bool, point: int) -> Iterator[Planned]:
         return Cell(name, *places), _Ask(method, of_algorithm, alone), _Ask(method, of_model, alone)
 
     n_layers, n_steps = hypothesis.schedule[-1]
-    yield twins("prediction", "freeze", (0, 0, 0), (n_steps, "query"), (n_layers, "query"))  # nothing is left to freeze
+    yield twins("prediction", "freeze", (0, 0, 0), ((n_steps,), "query"), ((n_layers,), "query"))  # nothing is left
     for layer, step in hypothesis.between:
         places = (layer, step, layer)
         for place in ("query", "context"):
@@ -327,9 +328,10 @@ def _plan(hypothesis: Hypothesis, hears: bool, point: int) -> Iterator[Planned]:
         for place in ("query", "context"):
             for name, method in (("skips", "skip"), ("repeats", "repeat")):
                 yield twins(f"{place} {name}", method, places, (steps, place), (layers, place))
-    for layer, step in hypothesis.schedule[:-1]:
+    for i, (layer, step) in enumerate(hypothesis.schedule[:-1]):
         places = (layer, step, n_layers)
-        yield twins("context frozen", "freeze", places, (step, "context"), (layer, "context"))
+        at_layers, at_steps = (tuple(column) for column in zip(*hypothesis.schedule[i:], strict=True))
+        yield twins("context frozen", "freeze", places, (at_steps, "context"), (at_layers, "context"))
         if hears:
             yield twins("query stops reading", "stop_reading", places, (step,), (layer,))
 

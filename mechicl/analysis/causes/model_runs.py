@@ -61,8 +61,8 @@ class ModelRuns:
         return self._finish(streams, after)
 
     def skip(self, layers: range, place: Place) -> Float[Tensor, "prompt y"]:
-        """Nothing of what some layers write at the query, or at the context, is kept."""
-        return self._finish(self.base[layers.start], layers.start, self._hold(layers, place))
+        """What some layers leave at the query, or in the context, is taken back after them."""
+        return self.freeze((layers.start, layers.stop), place)
 
     def repeat(self, layers: range, place: Place) -> Float[Tensor, "prompt y"]:
         """The query, or the context, goes through some layers twice, the second time beside the other's start."""
@@ -74,9 +74,17 @@ class ModelRuns:
         after[:, where] = again[:, where]
         return self._finish(after, layers.stop)
 
-    def freeze(self, after: int, place: Place) -> Float[Tensor, "prompt y"]:
-        """From so many layers on, the streams of the query, or of the context, stay as they are."""
-        return self._finish(self.base[after], after, self._hold(range(after, self.n_layers), place))
+    def freeze(self, stops: Sequence[int], place: Place) -> Float[Tensor, "prompt y"]:
+        """From so many layers on, the streams of the query, or of the context, stay as they are.
+
+        Args:
+            stops: numbers of layers from which on, and then after which, they are put back to what they were.
+            place: "query" or "context".
+        """
+        where, held = self._positions(place), self.base[stops[0]]
+        put = partial(_put, where=where, values=held[:, where])
+        hooks = [(get_act_name("resid_post", stop - 1), put) for stop in stops[1:]]
+        return self._finish(held, stops[0], hooks)
 
     def stop_reading(self, after: int) -> Float[Tensor, "prompt y"]:
         """From so many layers on, attention writes nothing at the query."""
@@ -88,11 +96,6 @@ class ModelRuns:
 
     def _positions(self, place: Place) -> slice:
         return slice(self.last, None) if place == "query" else slice(0, self.last)
-
-    def _hold(self, layers: range, place: Place) -> list[Hook]:
-        where, held = self._positions(place), self.base[layers.start]
-        put = partial(_put, where=where, values=held[:, where])
-        return [(get_act_name("resid_post", layer), put) for layer in layers]
 
     def _finish(self, streams: Tensor, after: int, hooks: Sequence[Hook] = ()) -> Tensor:
         return self._run(streams, after, hooks)

@@ -1,0 +1,220 @@
+"""Hypotheses ranked by the counterfactuals that they foretell, with layers given to steps on other prompts."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mechicl.algorithms.stepwise import Hypothesis, Runs, StepwiseAlgorithm
+from mechicl.analysis.behaviour import Identification, identify
+from mechicl.analysis.causes.candidates import candidate_algorithms
+from mechicl.analysis.causes.interchange import Interchange, interchange_each, sample_sources
+from mechicl.analysis.causes.model_runs import ModelRuns, hears_attention, tokens_per_point
+from mechicl.memory import MEMORY
+from mechicl.models.opening.adapter import ModelAdapter
+from mechicl.progress import progress_bar
+from mechicl.prompts import Prompts
+from mechicl.statistics import Interval, Result
+from mechicl.tasks import Task
+
+N_FITTING = 256  # prompts on which layers are given to steps
+HOLDS = 0.9  # a hypothesis stands if each of its counterfactuals is met as well as this
+
+
+@dataclass(frozen=True, eq=False)
+class HypothesisTest(Result):
+    """Hypotheses ranked by how much they explain of what interventions do to a model.
+
+    Attributes:
+        tests: one a hypothesis, on held-out prompts, the best first.
+        schedules: for each, the number of steps after 0, 1, ... layers.
+        likeness: the family that `identify` finds nearest by predictions and its distance, or "" if it was not asked.
+    """
+
+    tests: list[Interchange]
+    schedules: list[tuple[tuple[int, int], ...]]
+    likeness: str = ""
+
+    @property
+    def best(self) -> Interchange:
+        """The hypothesis that explains most."""
+        return self.tests[0]
+
+    @property
+    def standing(self) -> list[Interchange]:
+        """The hypotheses of which no counterfactual is worse than R² = 0.9; most models have none."""
+        return [test for test in self.tests if test.score.mean >= HOLDS]
+
+    def samples(self) -> dict[str, Tensor]:
+        """Of each hypothesis, the squared distance of its counterfactuals from the model's, summed over cells."""
+        return {test.hypothesis: (test.predictions - test.expected).square().sum((0, 1)) for test in self.tests}
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """One row a hypothesis, ranked."""
+        rows = []
+        for test, schedule in zip(self.tests, self.schedules, strict=True):
+            effects, score = test.effects, test.score
+            values = [r2.mean for r2 in test.r2]
+            rows.append({
+                "hypothesis": test.hypothesis,
+                "effects": effects.mean, "low": effects.low, "high": effects.high,
+                "prediction": values[0], "median_r2": float(pd.Series(values).median()),
+                "weakest_r2": score.mean, "weakest": str(test.cells[test.weakest]),
+                "steps_after_layers": " ".join(str(step) for _, step in schedule),
+            })  # fmt: skip
+        return pd.DataFrame(rows)
+
+    def _lines(self) -> list[tuple[str, str]]:
+        lines = [("hypothesis", f"{'effects explained':>20} {'prediction':>10} {'weakest R²':>11}")]
+        for test in self.tests:
+            effects = str(test.effects) if test.effects.mean > -9 else "below -9"
+            weakest = f"{test.score.mean:.3f}" if test.score.mean > -9 else "below -9"
+            lines.append((test.hypothesis, f"{effects:>20} {test.r2[0].mean:>10.4f} {weakest:>11}  "
+                          f"{test.cells[test.weakest]}"))  # fmt: skip
+        verdict = ", ".join(test.hypothesis for test in self.standing) or "none of them"
+        lines.append(("stand (every R² at least 0.9)", verdict))
+        return lines + ([("nearest by predictions", self.likeness)] if self.likeness else [])
+
+
+def test_hypotheses(
+    model: Any,
+    task: Task,
+    hypotheses: Sequence[Hypothesis] | Mapping[str, StepwiseAlgorithm] | None = None,
+    *,
+    n_prompts: int = 1024,
+    seed: int = 0,
+    with_likeness: bool = True,
+    memory: float = MEMORY,
+    progress: bool = True,
+) -> HypothesisTest:
+    """Which algorithm does a model run? Rank hypotheses by the counterfactuals that they foretell.
+
+    Parameters of the algorithms are fitted to the model's predictions; which layers are which steps is chosen on other
+    prompts, so that exchanged and frozen states fit best; what is shown is measured on prompts that neither has seen.
+
+    Args:
+        model: any model with hooks that reads prompts of points.
+        task: that prompts and sources are drawn from.
+        hypotheses: with schedules of their own, or algorithms by name that are given schedules; by default
+            `candidate_algorithms`.
+        n_prompts: to measure on.
+        seed: of the prompts; those to fit on have the next ones.
+        with_likeness: also ask `identify` which family is nearest by predictions alone.
+        memory: bound in bytes on what is held at a time.
+        progress: show a progress bar.
+
+    Raises:
+        TypeError: a model without hooks, or one that does not read prompts of points.
+        ValueError: as for `interchange`, or a task without context.
+
+    Example:
+        >>> model = constructions.gradient_descent(x_dim=5, n_context=20, step_size=0.14, steps=3)
+        >>> test = test_hypotheses(model, LinearRegression(x_dim=5, n_context=20), n_prompts=64, progress=False)
+        >>> test.best.hypothesis
+        'gradient descent, 3 steps, residuals in the context'
+    """
+    if task.n_context == 0:
+        raise ValueError("without a context there is nothing to learn from: n_context must be at least 1")
+    if not isinstance(hypotheses, Sequence):
+        hypotheses = _scheduled(model, task, hypotheses, seed, progress)
+    prompts = task.sample(n_prompts, seed=seed, dtype=torch.float64)
+    sources = sample_sources(task, prompts, seed=seed + 1)
+    tests = interchange_each(model, hypotheses, prompts, sources, memory=memory, progress=progress)
+    ranked = sorted(zip(tests, hypotheses, strict=True), key=lambda pair: -_nan_last(pair[0].effects))
+    likeness = ""
+    if with_likeness:
+        nearest = identify(model, task, n_prompts=max(512, n_prompts), seed=seed, memory=memory, progress=progress)
+        likeness = _in_words(nearest)
+    return HypothesisTest([test for test, _ in ranked], [tuple(h.schedule) for _, h in ranked], likeness)
+
+
+test_hypotheses.__test__ = False  # type: ignore[attr-defined]  # pytest would take it for a test
+
+
+def _scheduled(
+    model: Any,
+    task: Task,
+    algorithms: Mapping[str, StepwiseAlgorithm] | None,
+    seed: int,
+    progress: bool,
+) -> list[Hypothesis]:
+    """Each algorithm with the schedule by which exchanged and frozen states fit best."""
+    adapter, per_point = ModelAdapter(model), tokens_per_point(model)
+    if algorithms is None:
+        fitting = task.sample(2048, seed=seed + 2, dtype=torch.float64)
+        algorithms = candidate_algorithms(
+            fitting, _predictions_after_layers(adapter, fitting, per_point), task, tokens_per_point=per_point
+        )
+    prompts = task.sample(N_FITTING, seed=seed + 3, dtype=torch.float64)
+    sources = sample_sources(task, prompts, seed=seed + 4)
+    tokens = [adapter.encode(each) for each in (prompts, sources)]
+    runs = ModelRuns(adapter, tokens[0], tokens[1], per_point)
+    asks = ["query exchanged", "context exchanged", "context frozen"]
+    asks += ["query stops reading"] if hears_attention(model) else []
+    layers = range(1, adapter.n_layers)
+    predicted = torch.stack([
+        torch.stack([_ask(runs, name, layer, adapter.n_layers) for name in asks]) for layer in layers
+    ]) if layers else torch.zeros(0)  # fmt: skip
+    hypotheses = []
+    for name, algorithm in progress_bar(algorithms.items(), unit="hypothesis", progress=progress, desc="schedules"):
+        told = Runs(algorithm, algorithm.states(prompts), algorithm.states(sources))
+        expected = torch.stack([
+            torch.stack([_ask(told, ask, step, algorithm.n_steps) for ask in asks])
+            for step in range(algorithm.n_steps + 1)
+        ])  # fmt: skip
+        steps = _rising_steps(predicted.cpu().double(), expected.cpu()) if layers else []
+        schedule = ((0, 0), *zip(layers, steps, strict=True), (adapter.n_layers, algorithm.n_steps))
+        hypotheses.append(Hypothesis(algorithm, schedule, name=name))
+    return hypotheses
+
+
+def _predictions_after_layers(adapter: ModelAdapter, prompts: Prompts, per_point: int) -> Tensor:
+    """What the model predicts where the query reads nothing any more after 1, 2, ... layers; or, without the hooks for
+    that, where it stays as it is."""
+    parts = []
+    for part in prompts.split(N_FITTING):
+        tokens = adapter.encode(part)
+        runs = ModelRuns(adapter, tokens, tokens, per_point)
+        ask = "query stops reading" if hears_attention(adapter.model) else "query frozen"
+        n_layers = adapter.n_layers
+        parts.append(torch.stack([_ask(runs, ask, layer, n_layers) for layer in range(1, n_layers + 1)]))
+    return torch.cat(parts, dim=1)
+
+
+def _ask(runs: Any, name: str, after: int, last: int) -> Tensor:
+    if name == "query stops reading":
+        return runs.stop_reading(after)
+    place, what = name.split()
+    return runs.exchange(after, place) if what == "exchanged" else runs.freeze(tuple(range(after, last + 1)), place)
+
+
+def _rising_steps(
+    predicted: Float[Tensor, "layer ask prompt y"], expected: Float[Tensor, "after ask prompt y"]
+) -> list[int]:
+    """The number of steps after each layer, never falling, with the least sum of squared distances."""
+    distances = torch.stack([(layer - expected).square().mean((1, 2, 3)) for layer in predicted])  # [layer after]
+    distances = distances.nan_to_num(math.inf, math.inf)
+    total, chosen = distances[0], []
+    for layer in distances[1:]:
+        least, where = total.cummin(0)
+        chosen.append(where)
+        total = layer + least
+    step = int(total.argmin())
+    steps = [step]
+    for where in reversed(chosen):
+        step = int(where[step])
+        steps.append(step)
+    return steps[::-1]
+
+
+def _nan_last(effects: Interval) -> float:
+    return effects.mean if math.isfinite(effects.mean) else -math.inf
+
+
+def _in_words(identification: Identification) -> str:
+    return f"{identification.best.name} (distance {identification.distance(identification.best)})"

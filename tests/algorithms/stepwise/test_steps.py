@@ -1,0 +1,132 @@
+"""Algorithms step by step against those in eigenbases and against numpy, and what they refuse."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+
+from mechicl import algorithms
+from mechicl.algorithms.stepwise import (
+    AfterCopying,
+    KernelReading,
+    NewtonSteps,
+    OnlineDescent,
+    QueryDescent,
+    ResidualDescent,
+    RidgeByDirections,
+    RidgePath,
+    nearest,
+)
+from mechicl.learners import Learner
+from mechicl.prompts import Prompts
+from tests.algorithms.reference import prompts_of_any_size
+
+GAMMAS = (0.03, 0.02, 0.0)
+
+
+def matrix(x_dim: int) -> torch.Tensor:
+    return 0.1 * torch.eye(x_dim, dtype=torch.float64) + 0.05 * torch.ones(x_dim, x_dim).double().triu(1)
+
+
+def momentum_by_weights(prompts: Prompts, steps: int, step_size: float, momentum: float) -> np.ndarray:
+    """Heavy ball on the weights: V ← βV + a (B - SW), W ← W + V."""
+    out = []
+    for xs, ys in zip(prompts.xs.double().numpy(), prompts.ys.double().numpy(), strict=True):
+        weights = velocity = np.zeros((xs.shape[1], ys.shape[1]))
+        for _ in range(steps):
+            velocity = momentum * velocity + step_size * xs[:-1].T @ (ys[:-1] - xs[:-1] @ weights)
+            weights = weights + velocity
+        out.append(xs[-1] @ weights)
+    return np.stack(out)
+
+
+@settings(max_examples=20)
+@given(prompts_of_any_size())
+def test_predictions_are_those_of_the_algorithms(prompts):
+    n, x_dim = prompts.n_context, prompts.x_dim
+    a = matrix(x_dim)
+    pairs = [
+        (ResidualDescent(3, step_size=0.05), algorithms.gradient_descent(prompts, 3, step_size=0.05)),
+        (QueryDescent(3, step_size=0.05), algorithms.gradient_descent(prompts, 3, step_size=0.05)),
+        (
+            ResidualDescent(3, step_size=(0.05, 0.04, 0.1), gamma=GAMMAS),
+            algorithms.gd_plus_plus(prompts, 3, step_size=(0.05, 0.04, 0.1), gamma=GAMMAS),
+        ),
+        (
+            ResidualDescent(2, step_size=1 / max(n, 1), preconditioner=a),
+            algorithms.preconditioned_gd(prompts, 2, preconditioner=a),
+        ),
+        *((NewtonSteps(4, answer=how), algorithms.newton(prompts, 4)) for how in ("at the end", "anew", "running")),
+        (NewtonSteps(2, alpha=1e-4), algorithms.newton(prompts, 2, alpha=1e-4)),
+        (RidgePath((10.0, 0.3)), algorithms.ridge(prompts, penalty=0.3)),
+        (RidgeByDirections(x_dim, penalty=0.3), algorithms.ridge(prompts, penalty=0.3)),
+    ]
+    if n:
+        pairs.append((OnlineDescent(n), algorithms.online_gradient_descent(prompts)))
+        pairs.append((OnlineDescent(n, step_size=0.1), algorithms.online_gradient_descent(prompts, step_size=0.1)))
+        pairs.append((AfterCopying(pairs[2][0]), pairs[2][1]))
+        pairs.append((KernelReading(nearest), algorithms.nearest_neighbours(prompts, n_neighbours=1)))
+    for algorithm, expected in pairs:
+        assert isinstance(algorithm, Learner)
+        wanted = expected.query()[0]
+        scale = max(1.0, wanted.abs().max().item())
+        torch.testing.assert_close(algorithm.predict(prompts), wanted, rtol=0, atol=1e-7 * scale, msg=algorithm.name)
+
+
+def test_every_step_of_a_trajectory_and_every_prefix():
+    prompts = Prompts(*(0.5 * torch.randn(2, 3, 5, d, dtype=torch.float64)[0] for d in (2, 1)))
+    reached = QueryDescent(3, step_size=0.1).trajectory(prompts)
+    expected = algorithms.gradient_descent(prompts, [0, 1, 2, 3], step_size=0.1)
+    torch.testing.assert_close(reached.predictions, expected.predictions)
+    torch.testing.assert_close(ResidualDescent(3, step_size=0.1).predict_prefixes(prompts), expected.predictions[-1])
+    with pytest.raises(ValueError, match="no weights"):
+        QueryDescent(3, step_size=0.1).trajectory(prompts, with_weights=True)
+
+
+def test_momentum_is_the_heavy_ball_on_the_weights():
+    prompts = Prompts(torch.randn(3, 7, 3), torch.randn(3, 7, 2))
+    expected = momentum_by_weights(prompts, 5, 0.03, 0.6)
+    got = ResidualDescent(5, step_size=0.03, momentum=0.6).predict(Prompts(prompts.xs.double(), prompts.ys.double()))
+    np.testing.assert_allclose(got, expected, atol=1e-12)
+
+
+def test_causal_points_read_only_what_came_before():
+    prompts = Prompts(torch.randn(2, 6, 3).double(), torch.randn(2, 6, 1).double())
+    algorithm = ResidualDescent(3, step_size=0.1, causal=True)
+    state = algorithm.states(prompts)[2]
+    for t in range(1, 5):  # what follows a point does not change what it carries
+        shorter = algorithm.states(prompts.prefix(t))[2]
+        for name, value in shorter.items():
+            torch.testing.assert_close(state[name][:, :t], value[:, :t])
+    # a point sees itself
+    own = prompts.ys[:, 0] - 0.1 * prompts.ys[:, 0] * prompts.xs[:, 0].square().sum(-1, keepdim=True)
+    torch.testing.assert_close(algorithm.states(prompts)[1]["residual"][:, 0], own)
+
+
+def test_before_copying_targets_are_at_tokens_of_their_own():
+    prompts = Prompts(torch.randn(2, 4, 3), torch.randn(2, 4, 1))
+    algorithm = AfterCopying(ResidualDescent(2, step_size=0.1))
+    before, after = algorithm.states(prompts)[:2]
+    assert not before["residual"].any()
+    torch.testing.assert_close(before["target"][:, :-1], prompts.context.ys.double())
+    torch.testing.assert_close(after["residual"], before["target"])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ResidualDescent(0, step_size=0.1), "steps"),
+        (lambda: ResidualDescent(2, step_size=[0.1]), "1 entries for 2 steps"),
+        (lambda: ResidualDescent(2, step_size=0.1, preconditioner=[torch.eye(2)]), "1 entries for 2 steps"),
+        (lambda: ResidualDescent(2, step_size=float("nan")), "finite"),
+        (lambda: NewtonSteps(3, alpha=-1.0), "alpha"),
+        (lambda: RidgePath(()), "penalties"),
+        (lambda: RidgePath((1.0, -1.0)), "penalties"),
+        (lambda: RidgeByDirections(2, penalty=float("inf")), "penalty"),
+        (lambda: RidgeByDirections(2).predict(Prompts(torch.ones(1, 3, 3), torch.ones(1, 3, 1))), "3 dimensions"),
+        (lambda: OnlineDescent(4).predict(Prompts(torch.ones(1, 3, 3), torch.ones(1, 3, 1))), "have 2"),
+    ],
+)
+def test_bad_parameters_are_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

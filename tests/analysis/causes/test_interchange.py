@@ -1,0 +1,180 @@
+"""Interchange on models whose algorithm is known, on others, and on models of other kinds."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mechicl import wrap
+from mechicl.algorithms.stepwise import Hypothesis, NewtonSteps, QueryDescent, ResidualDescent, RidgePath
+from mechicl.analysis.causes import INTERVENTIONS, interchange, interchange_each, sample_sources
+from mechicl.constructions import gradient_descent, known_models
+from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig
+from mechicl.prompts import Prompts
+from mechicl.statistics import load_result
+from mechicl.tasks import LinearRegression
+
+TASK = LinearRegression(x_dim=5, n_context=20)
+STEP_SIZE = 0.14
+THREE = ResidualDescent(3, step_size=STEP_SIZE)
+
+
+def ends(task=TASK, n: int = 48) -> tuple[Prompts, Prompts]:
+    prompts = task.sample(n, seed=0, dtype=torch.float64)
+    return prompts, sample_sources(task, prompts, seed=1)
+
+
+@pytest.fixture(scope="module")
+def model() -> HookedTransformer:
+    return gradient_descent(x_dim=5, n_context=20, step_size=STEP_SIZE, steps=3)
+
+
+@pytest.mark.parametrize("known", [*known_models(), *known_models(hidden=True)], ids=lambda known: known.name)
+def test_a_model_does_what_it_was_made_to_do(known):
+    prompts, sources = ends(known.task, n=8)
+    few = ["prediction", "query exchanged", "context exchanged", "context skips", "context frozen"]  # of the deep ones
+    asked = few if known.model.cfg.n_layers > 4 else None
+    result = interchange(known.model, known.hypothesis, prompts, sources, interventions=asked, progress=False)
+    assert result.score.mean > 0.999, result.cells[result.weakest]
+    assert result.effects.mean > 0.999
+
+
+def test_who_predicts_the_same_by_other_means_is_found_out(model):
+    prompts, sources = ends()
+    alone = interchange(model, Hypothesis(QueryDescent(3, step_size=STEP_SIZE)), prompts, sources, progress=False)
+    assert alone.r2[0].mean > 0.999  # the same predictions
+    assert alone.cells[alone.weakest].intervention == "context frozen"
+    assert alone.effects.mean < 0.95
+    others = [NewtonSteps(5), RidgePath((1.0, 0.1, 0.01))]
+    schedules = [((0, 0), (1, 3), (2, 5), (3, 7)), ()]
+    hypotheses = [Hypothesis(a, s) for a, s in zip(others, schedules, strict=True)]
+    for result in interchange_each(model, hypotheses, prompts, sources, progress=False):
+        assert result.score.mean < 0.5
+
+
+def test_r2_is_its_formula(model):
+    prompts, sources = ends()
+    hypothesis = Hypothesis(QueryDescent(3, step_size=0.1))
+    result = interchange(model, hypothesis, prompts, sources, interventions=["query exchanged"], progress=False)
+    assert [cell.intervention for cell in result.cells] == ["query exchanged"] * 2
+    states = [hypothesis.algorithm.states(each) for each in (prompts, sources)]
+    base, source = (model.predict(each) for each in (prompts, sources))
+    for cell, r2, predicted, expected in zip(result.cells, result.r2, result.predictions, result.expected, strict=True):
+        # the construction's stream is (x, -running prediction): what it adds later does not depend on it
+        own = [algorithm_states(each, cell.layer) for each in (prompts, sources)]
+        torch.testing.assert_close(predicted.T, base + own[1] - own[0], rtol=0, atol=1e-10)
+        state = {name: value.clone() for name, value in states[0][cell.step].items()}
+        for name in state:
+            state[name][:, -1] = states[1][cell.step][name][:, -1]
+        for k in range(cell.step, 3):
+            state = hypothesis.algorithm.advance(k, state)
+        torch.testing.assert_close(expected.T, state["prediction"][:, -1], rtol=0, atol=1e-10)
+        error = (predicted - expected).square().mean() / (source - base).square().mean()
+        assert r2.mean == pytest.approx(1 - error.item(), abs=1e-12)
+        assert r2.low < r2.mean < r2.high
+
+
+def algorithm_states(prompts: Prompts, after: int) -> Tensor:
+    return THREE.read({name: value[:, -1:] for name, value in THREE.states(prompts)[after].items()})
+
+
+def test_untrained_models_run_nothing():
+    task = LinearRegression(x_dim=3, n_context=8)
+    config = TransformerConfig(
+        x_dim=3, n_context=8, n_layers=4, d_model=16, n_heads=2, d_mlp=32, prompt_format="interleaved",
+        attention="softmax", normalization_type="LN", initializer_range=0.2, read_in="linear",
+    )  # fmt: skip
+    prompts, sources = ends(task)
+    for algorithm in (ResidualDescent(4, step_size=0.1), NewtonSteps(2), RidgePath((1.0, 0.5, 0.2, 0.1))):
+        result = interchange(HookedTransformer(config), Hypothesis(algorithm), prompts, sources, progress=False)
+        assert result.score.mean < 0.1
+        assert result.effects.mean < 0.1
+
+
+def test_models_without_attention_are_asked_what_they_can_be():
+    task = LinearRegression(x_dim=3, n_context=6)
+    model = HookedLSTM(LSTMConfig(x_dim=3, n_context=6, n_layers=2, d_model=12)).eval()
+    hypothesis = Hypothesis(ResidualDescent(2, step_size=0.1))
+    result = interchange(model, hypothesis, *ends(task), progress=False)
+    assert result.untried == ("query stops reading",)
+    assert {cell.intervention for cell in result.cells} == set(INTERVENTIONS) - {"query stops reading"}
+
+
+class TwoStepsABlock(nn.Module):
+    """Somebody's own network, each of whose blocks takes two steps of gradient descent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        for block in self.blocks:
+            tokens = block(tokens)
+        return -tokens[:, -1, -1:]
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.step_size = nn.Parameter(torch.tensor(STEP_SIZE, dtype=torch.float64))
+
+    def forward(self, stream: Tensor) -> Tensor:
+        for _ in range(2):
+            xs = stream[..., :-1]
+            moved = self.step_size * (xs @ xs[:, :-1].mT) @ stream[:, :-1, -1:]
+            stream = torch.cat([xs, stream[..., -1:] - moved], dim=-1)
+        return stream
+
+
+def test_two_steps_in_one_block_of_somebodys_module():
+    model = wrap(TwoStepsABlock().eval(), encode="paired", decode=lambda out: out, layers="blocks.{}")
+    prompts, sources = ends()
+    hypothesis = Hypothesis(ResidualDescent(4, step_size=STEP_SIZE), schedule=((0, 0), (1, 2), (2, 4)))
+    result = interchange(model, hypothesis, prompts, sources, progress=False)
+    assert result.score.mean > 0.999
+    assert {"query repeats", "context frozen"} < {cell.intervention for cell in result.cells}
+    assert result.untried == ("query stops reading",)
+    wrong = Hypothesis(ResidualDescent(4, step_size=STEP_SIZE), schedule=((0, 0), (1, 1), (2, 4)))
+    assert interchange(model, wrong, prompts, sources, progress=False).score.mean < 0.99
+
+
+def test_results_are_kept_and_shown(model, tmp_path):
+    prompts, sources = ends()
+    result = interchange(model, Hypothesis(THREE), prompts, sources, progress=False)
+    again = load_result(result.save(tmp_path / "interchange"))
+    assert again.score == result.score
+    table = again.to_dataframe()
+    assert len(table) == len(result.cells)
+    assert table["r2"].min() > 0.999
+    exchanged = table[table["intervention"] == "context exchanged"].iloc[0]
+    assert exchanged["moved"] > 0.1
+    assert "effects explained" in str(result)
+    assert "weakest" in result._repr_html_()
+    assert str(result.cells[1]) == "query exchanged after 1 layers"
+
+
+def test_batches_do_not_change_the_result(model):
+    prompts, sources = ends()
+    whole = interchange(model, Hypothesis(THREE), prompts, sources, progress=False)
+    parts = interchange(model, Hypothesis(THREE), prompts, sources, memory=300_000, progress=False)
+    torch.testing.assert_close(whole.predictions, parts.predictions)
+    torch.testing.assert_close(whole.expected, parts.expected)
+
+
+def test_what_does_not_fit_is_named(model):
+    prompts, sources = ends()
+    hypothesis = Hypothesis(THREE)
+    with pytest.raises(ValueError, match="queries differ"):
+        interchange(model, hypothesis, prompts, TASK.sample(48, seed=1, dtype=torch.float64))
+    with pytest.raises(ValueError, match="ends after 2 layers, and the model has 3"):
+        interchange(model, Hypothesis(ResidualDescent(2, step_size=0.1)), prompts, sources)
+    with pytest.raises(ValueError, match="same shape"):
+        interchange(model, hypothesis, prompts, sources[:7])
+    with pytest.raises(ValueError, match="point must be"):
+        interchange(model, hypothesis, prompts, sources, point=20)
+    with pytest.raises(ValueError, match="'head exchanged'"):
+        interchange(model, hypothesis, prompts, sources, interventions=["head exchanged"])
+    huge = Prompts(1e80 * prompts.xs, prompts.ys), Prompts(1e80 * sources.xs, sources.ys)
+    with pytest.raises(ValueError, match="not finite after"):
+        interchange(model, hypothesis, *huge, progress=False)
+    with pytest.raises(TypeError):
+        interchange(wrap(nn.Linear(3, 1), encode="paired"), hypothesis, prompts, sources)

@@ -1,0 +1,65 @@
+"""Which hypothesis wins, and that schedules and parameters are those that the model was made with."""
+
+import itertools
+
+import pytest
+import torch
+
+from mechicl.algorithms.stepwise import Hypothesis, QueryDescent, ResidualDescent
+from mechicl.analysis.causes import test_hypotheses as rank_hypotheses
+from mechicl.analysis.causes.ranking import _rising_steps
+from mechicl.constructions import gd_plus_plus, gradient_descent, hide, known_models
+from mechicl.statistics import load_result
+from mechicl.tasks import LinearRegression
+
+TASK = LinearRegression(x_dim=4, n_context=12)
+SIZES = {"x_dim": 4, "n_context": 12}
+
+
+@pytest.fixture(scope="module")
+def ranked():
+    model = hide(gd_plus_plus(**SIZES, steps=3, step_size=(0.2, 0.5, 1.5), gamma=(0.08, 0.3, 0.5)), seed=1).model
+    return rank_hypotheses(model, TASK, n_prompts=64, with_likeness=False, progress=False)
+
+
+def test_the_algorithm_of_a_hidden_model_comes_first(ranked):
+    assert ranked.best.hypothesis == "GD++, 3 steps, parameters for each"
+    assert ranked.best.effects.mean > 0.99
+    assert ranked.best in ranked.standing
+    assert ranked.schedules[0] == ((0, 0), (1, 1), (2, 2), (3, 3))
+    others = ranked.to_dataframe().iloc[1:]
+    assert others["effects"].max() < ranked.best.effects.low
+
+
+def test_newtons_method_comes_first_in_its_own_model():
+    known = next(known for known in known_models() if known.name == "Newton, 3 iterations")
+    result = rank_hypotheses(known.model, known.task, n_prompts=24, with_likeness=False, progress=False)
+    assert result.best.hypothesis == "Newton, 3 iterations, answered at the end"
+    assert result.best.score.mean > 0.99
+
+
+def test_likeness_stands_beside_the_cause(ranked, tmp_path):
+    model = gradient_descent(**SIZES, step_size=0.2, steps=2)
+    hypotheses = [Hypothesis(kind(2, step_size=0.2)) for kind in (QueryDescent, ResidualDescent)]
+    result = rank_hypotheses(model, TASK, hypotheses, n_prompts=64, progress=False)
+    assert result.best.hypothesis == ResidualDescent(2, step_size=0.2).name
+    assert result.likeness.startswith("gradient descent, 2 steps")
+    assert "nearest by predictions" in str(result)
+    again = load_result(ranked.save(tmp_path / "test"))
+    assert again.to_dataframe().equals(ranked.to_dataframe())
+
+
+def test_a_schedule_is_the_best_of_all_that_rise():
+    generator = torch.Generator().manual_seed(0)
+    predicted, expected = (torch.randn(n, 2, 5, 1, generator=generator, dtype=torch.float64) for n in (3, 5))
+
+    def cost(steps) -> float:
+        return sum((predicted[i] - expected[k]).square().mean().item() for i, k in enumerate(steps))
+
+    rising = [s for s in itertools.product(range(5), repeat=3) if list(s) == sorted(s)]
+    assert tuple(_rising_steps(predicted, expected)) == min(rising, key=cost)
+
+
+def test_a_task_without_context_is_refused():
+    with pytest.raises(ValueError, match="n_context"):
+        rank_hypotheses(gradient_descent(**SIZES, step_size=0.2), LinearRegression(x_dim=4, n_context=0))
