@@ -15,9 +15,10 @@ from mechicl.algorithms.stepwise import (
     ResidualDescent,
     RidgeByDirections,
     RidgePath,
+    StepwiseAlgorithm,
     nearest,
 )
-from mechicl.learners import Learner
+from mechicl.learners import Learner, Trajectory
 from mechicl.prompts import Prompts
 from tests.algorithms.reference import prompts_of_any_size
 
@@ -45,7 +46,7 @@ def momentum_by_weights(prompts: Prompts, steps: int, step_size: float, momentum
 def test_predictions_are_those_of_the_algorithms(prompts):
     n, x_dim = prompts.n_context, prompts.x_dim
     a = matrix(x_dim)
-    pairs = [
+    pairs: list[tuple[StepwiseAlgorithm, Trajectory]] = [
         (ResidualDescent(3, step_size=0.05), algorithms.gradient_descent(prompts, 3, step_size=0.05)),
         (QueryDescent(3, step_size=0.05), algorithms.gradient_descent(prompts, 3, step_size=0.05)),
         (

@@ -1,6 +1,7 @@
 """Which hypothesis wins, and that schedules and parameters are those that the model was made with."""
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from mechicl.statistics import load_result
 from mechicl.tasks import LinearRegression
 
 TASK = LinearRegression(x_dim=4, n_context=12)
-SIZES = {"x_dim": 4, "n_context": 12}
+SIZES: dict[str, Any] = {"x_dim": 4, "n_context": 12}
 
 
 @pytest.fixture(scope="module")
