@@ -295,8 +295,8 @@ PRESETS: dict[str, TrainingConfig] = {
         model=_DEEP_LSA.model.replace(n_layers=10, recurrent=True), learning_rate=3e-3, save_every=1000
     ),
     "lsa-5l": _SOAP_LSA.replace(model=_DEEP_LSA.model.replace(n_layers=5)),
-    "lsa-12l-mlp": _DEEP_LSA.replace(
-        model=_DEEP_LSA.model.replace(n_layers=12, n_heads=4, d_mlp=44), seeds=(0,), batch_size=512
+    "lsa-12l-mlp": _SOAP_LSA.replace(
+        model=_DEEP_LSA.model.replace(n_layers=12, n_heads=4, d_mlp=44), seeds=(0, 1, 2), batch_size=256, steps=2500
     ),
     "softmax-1h": _LSA.replace(model=_SOFTMAX),
     "softmax-2h": _LSA.replace(model=_SOFTMAX.replace(n_heads=2)),
