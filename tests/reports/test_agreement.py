@@ -72,7 +72,10 @@ def test_entries_that_moved_and_those_on_training_that_did_not():
     changes, unmoved = moved_claims([first, by_hand, moved], now)
     assert [(each.entry, each.apart) for each in changes] == [("fu2024, Fig. 3, loss", "3.3e-01")]
     assert unmoved == ["fu2024, Fig. 1, loss"]
-    nothing_said = [replace(first, control_verdicts={"untrained": "agrees"}), replace(first, check="", published="")]
+    nothing_said = [
+        replace(first, control_verdicts={"untrained": "agrees"}), replace(first, check="", published=""),
+        replace(first, check="> 2"),
+    ]  # fmt: skip
     assert moved_claims(nothing_said, nothing_said) == ([], [])
 
 
