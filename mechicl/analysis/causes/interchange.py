@@ -18,6 +18,8 @@ from mechicl.prompts import Prompts
 from mechicl.statistics import Interval, Result, ratio_interval, storable
 from mechicl.tasks import Task
 
+N_RESAMPLES = 500
+MOST = 1e150  # of a squared distance: beyond, and where it is not a number, it counts as this
 INTERVENTIONS = {
     "prediction": "no intervention: what both predict",
     "query exchanged": "the query's state, or stream, comes from the source",
@@ -100,14 +102,24 @@ class Interchange(Result):
 
     @property
     def effects(self) -> Interval:
-        """How much of what the interventions do to the model the hypothesis explains, over all cells together.
+        """How much of what the interventions do the hypothesis explains, with a bootstrap interval over prompts.
 
-        `1 - Σ E|Δmodel - Δhypothesis|² / Σ E|Δmodel|²`, with Δ the change from the prediction without intervention: 0
-        for who says that nothing changes, whatever the model does without intervention.
+        In each cell, with Δ the change from the prediction without intervention,
+        `1 - E|Δmodel - Δhypothesis|² / (E|Δmodel|² + E|Δhypothesis|²)`: 1 where both change alike, 0 where one of them
+        does not change or the changes have nothing to do with each other, -1 where they are opposite. Cells are
+        averaged with weights: their changes as a part of that between both ends, at most 1, so that neither what hardly
+        matters nor what explodes decides.
         """
         moved, expected = self.predictions - self.base, self.expected - self.expected[:1]
-        ratio = ratio_interval((moved - expected).square().sum((0, 1)), moved.square().sum((0, 1)))
-        return Interval(1 - ratio.mean, 1 - ratio.high, 1 - ratio.low, ratio.n, ratio.level)
+        parts = [part.square().sum(1) for part in (moved - expected, moved, expected, self.sources - self.base)]
+        n = moved.shape[-1]
+        resamples = torch.randint(n, (N_RESAMPLES, n), generator=torch.Generator().manual_seed(0))
+        counts = torch.stack([torch.bincount(row, minlength=n) for row in resamples]).double()
+        means = [part.double().nan_to_num(MOST, MOST) @ counts.T / n for part in parts]
+        values = _explained(*means)
+        centre = _explained(*(part.double().nan_to_num(MOST, MOST).mean(-1, keepdim=True) for part in parts))
+        low, high = torch.quantile(values, torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+        return Interval(centre.item(), low, high, n)
 
     @property
     def weakest(self) -> int:
@@ -342,6 +354,13 @@ def _chosen(plan: Sequence[Planned], interventions: Sequence[str] | None) -> lis
     if unknown:
         raise ValueError(f"{sorted(unknown)} are not among what this hypothesis can be asked: {sorted(known)}")
     return [each for each in plan if interventions is None or each[0].intervention in interventions]
+
+
+def _explained(apart: Tensor, moved: Tensor, expected: Tensor, ends: Tensor) -> Tensor:
+    """The average over cells, on the first axis, of the part of the changes that both share."""
+    changes = (moved + expected).clamp(min=1e-300)
+    weights = (changes / (2 * ends).clamp(min=1e-300)).clamp(max=1.0)
+    return 1 - (weights * apart / changes).sum(0) / weights.sum(0).clamp(min=1e-300)
 
 
 def _with_point(values: Tensor, others: Tensor, point: int) -> Tensor:

@@ -196,9 +196,14 @@ def _ask(runs: Any, name: str, after: int, last: int) -> Tensor:
 def _rising_steps(
     predicted: Float[Tensor, "layer ask prompt y"], expected: Float[Tensor, "after ask prompt y"]
 ) -> list[int]:
-    """The number of steps after each layer, never falling, with the least sum of squared distances."""
-    distances = torch.stack([(layer - expected).square().mean((1, 2, 3)) for layer in predicted])  # [layer after]
-    distances = distances.nan_to_num(math.inf, math.inf)
+    """The number of steps after each layer, never falling, with the least sum of distances over what is asked.
+
+    A distance is `E|model - algorithm|² / (E|model|² + E|algorithm|²)`, between 0 and 2, so that no explosion decides.
+    """
+    sizes = [part.square().mean((2, 3)) for part in (predicted, expected)]
+    apart = torch.stack([(layer - expected).square().mean((2, 3)) for layer in predicted])  # [layer after ask]
+    either = (sizes[0][:, None] + sizes[1][None]).clamp(min=1e-300)
+    distances = (apart / either).nan_to_num(2.0, 2.0).mean(-1)
     total, chosen = distances[0], []
     for layer in distances[1:]:
         least, where = total.cummin(0)

@@ -55,7 +55,12 @@ def test_a_schedule_is_the_best_of_all_that_rise():
     predicted, expected = (torch.randn(n, 2, 5, 1, generator=generator, dtype=torch.float64) for n in (3, 5))
 
     def cost(steps) -> float:
-        return sum((predicted[i] - expected[k]).square().mean().item() for i, k in enumerate(steps))
+        total = 0.0
+        for layer, step in enumerate(steps):
+            for ask in range(2):
+                model, algorithm = predicted[layer, ask], expected[step, ask]
+                total += ((model - algorithm).norm() ** 2 / (model.norm() ** 2 + algorithm.norm() ** 2)).item()
+        return total
 
     rising = [s for s in itertools.product(range(5), repeat=3) if list(s) == sorted(s)]
     assert tuple(_rising_steps(predicted, expected)) == min(rising, key=cost)
