@@ -46,7 +46,7 @@ ITEMS = {
     "lsa-2l-ln": ("Fig. 14, right", "two layers with a layer norm"),
 }
 """Panels of the paper that show a checkpoint out of distribution, and what it is."""
-DEEP = ("lsa-5l", "lsa-10l-looped", "lsa-12l-mlp")
+DEEP = ("lsa-5l", "lsa-12l-mlp")
 CURVES = "measure: the paper draws curves; the largest distance of their logarithms is beyond the training range"
 
 
