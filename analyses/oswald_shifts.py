@@ -46,8 +46,10 @@ ITEMS = {
     "lsa-2l-ln": ("Fig. 14, right", "two layers with a layer norm"),
 }
 """Panels of the paper that show a checkpoint out of distribution, and what it is."""
-DEEP = ("lsa-5l", "lsa-12l-mlp")
-CURVES = "measure: the paper draws curves; the largest distance of their logarithms is beyond the training range"
+CAUSES = {
+    "lsa-5l": "measure: the paper draws curves; the largest distance of their logarithms is beyond the training range",
+    "lsa-12l-mlp": "setting: layers have parameters and MLPs of their own, and GD++ one step size and γ for all",
+}
 
 
 @dataclass(frozen=True)
@@ -299,7 +301,7 @@ def claims(comparison: Comparison) -> list[Claim]:
         between = [f"{panel}: distance of what is half-way to {main}" for panel in panels]
         half = [row.quantity for row in comparison.rows if row.quantity in between and not deep]
         paper.add(item, what, *quantities, *half, check="near 0",
-                  published="like it", cause=CURVES if name in DEEP else "",
+                  published="like it", cause=CAUSES.get(name, ""),
                   controls=_controls(comparison, main, *panels),
                   why="of the model" + (", and half-way between the two" if half else ""))  # fmt: skip
     if deep:
