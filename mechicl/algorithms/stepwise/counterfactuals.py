@@ -10,6 +10,7 @@ from torch import Tensor
 from mechicl.algorithms.stepwise.base import State, StepwiseAlgorithm, context_of, empty, joined, query_of
 
 Place = Literal["query", "context"]
+"""Whose state is changed."""
 
 
 class Runs:
