@@ -8,6 +8,7 @@
 from mechicl.viz.attention import attention_html, model_attention, prompt_attention
 from mechicl.viz.attention_grid import attention_figure, mean_patterns
 from mechicl.viz.behaviour import identified_families, identified_filters, shifted_losses
+from mechicl.viz.causes import hypotheses_ranked, interchange_heatmap
 from mechicl.viz.circuits import circuit_graph
 from mechicl.viz.conditioning import condition_number_distribution, condition_numbers, eigenvalue_map
 from mechicl.viz.elements import interval_lines
@@ -49,9 +50,11 @@ __all__ = [
     "head_similarity_figure",
     "head_table",
     "heads_during_training",
+    "hypotheses_ranked",
     "identified_families",
     "identified_filters",
     "init_notebook",
+    "interchange_heatmap",
     "interval_lines",
     "kernel_heatmaps",
     "losses_over_training",

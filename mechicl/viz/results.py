@@ -12,6 +12,8 @@ from mechicl.analysis.behaviour.matching import Match
 from mechicl.analysis.behaviour.regrets import Regret
 from mechicl.analysis.behaviour.shifts import ShiftedLosses
 from mechicl.analysis.behaviour.token_identification import TokenIdentification
+from mechicl.analysis.causes.interchange import Interchange
+from mechicl.analysis.causes.ranking import HypothesisTest
 from mechicl.analysis.dynamics.snapshots import AlignmentOverTraining, HeadsOverTraining
 from mechicl.analysis.finetuning.comparison import FineTuningComparison
 from mechicl.analysis.heads.scores import HeadScores
@@ -23,6 +25,7 @@ from mechicl.analysis.weights.kernels import KernelView
 from mechicl.analysis.weights.paths import LossPath
 from mechicl.statistics import Result, interval
 from mechicl.viz.behaviour import identified_families, regret_curves, shifted_losses, token_divergences
+from mechicl.viz.causes import hypotheses_ranked, interchange_heatmap
 from mechicl.viz.circuits import circuit_graph
 from mechicl.viz.conditioning import condition_number_distribution
 from mechicl.viz.elements import COLORS, add_heatmap, add_intervals, panel, panels
@@ -64,7 +67,9 @@ def plot(result: Any, **options: Any) -> go.Figure:
 plot.register(Circuit, circuit_graph)
 plot.register(Conditioning, condition_number_distribution)
 plot.register(HeadScores, head_table)
+plot.register(HypothesisTest, hypotheses_ranked)
 plot.register(Identification, identified_families)
+plot.register(Interchange, interchange_heatmap)
 plot.register(Match, match_heatmap)
 plot.register(Regret, regret_curves)
 plot.register(Sweep, patching_grid)

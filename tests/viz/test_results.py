@@ -13,6 +13,7 @@ from mechicl.statistics import Result, interval
 from mechicl.tasks import LinearRegression
 from tests.viz.test_behaviour import losses
 from tests.viz.test_behaviour import made as identification
+from tests.viz.test_causes import exchanged, ranked
 from tests.viz.test_circuits import circuit
 from tests.viz.test_heads import made as head_scores
 from tests.viz.test_interventions import swept
@@ -26,6 +27,8 @@ BY_HAND = {  # results that cannot be made of any numbers
     "Circuit": circuit,
     "ConstructionFit": lambda: fit_construction(MODEL, "gd", TASK, refine=False, n_prompts=4),
     "HeadScores": head_scores,
+    "HypothesisTest": ranked,
+    "Interchange": lambda: exchanged()[0],
     "FamilyMatch": lambda: identification().best,
     "Identification": identification,
     "KernelView": view,

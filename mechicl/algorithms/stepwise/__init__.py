@@ -3,7 +3,7 @@
 `Runs` gives counterfactual predictions; `analysis.interchange` compares a model's with them.
 """
 
-from mechicl.algorithms.stepwise.base import State, StepwiseAlgorithm
+from mechicl.algorithms.stepwise.base import State, StepwiseAlgorithm, query_of
 from mechicl.algorithms.stepwise.circuits import AfterCopying
 from mechicl.algorithms.stepwise.counterfactuals import Place, Runs
 from mechicl.algorithms.stepwise.descent import KernelReading, OnlineDescent, QueryDescent, ResidualDescent, nearest
@@ -25,5 +25,6 @@ __all__ = [
     "State",
     "StepwiseAlgorithm",
     "nearest",
+    "query_of",
     "variables_of",
 ]

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.algorithms.stepwise import Hypothesis, Runs, variables_of
+from mechicl.algorithms.stepwise import Hypothesis, Runs, query_of, variables_of
 from mechicl.analysis.causes.model_runs import ModelRuns, hears_attention, tokens_per_point
 from mechicl.memory import MEMORY, Budget
 from mechicl.models.opening.adapter import ModelAdapter
@@ -81,6 +81,7 @@ class Interchange(Result):
         base: the model's prediction without intervention, `[y prompt]`.
         sources: the model's prediction at the other end, `[cell y prompt]`: on the source prompts, and for an exchanged
             point on the prompts with that point.
+        expected_base: the hypothesis's prediction without intervention, `[y prompt]`.
         untried: interventions that the model has no hooks for.
     """
 
@@ -90,12 +91,13 @@ class Interchange(Result):
     expected: Float[Tensor, "cell y prompt"]
     base: Float[Tensor, "y prompt"]
     sources: Float[Tensor, "cell y prompt"]
+    expected_base: Float[Tensor, "y prompt"]
     untried: tuple[str, ...] = ()
 
     @property
     def r2(self) -> list[Interval]:
         """The interchange R² of each cell."""
-        distances = (self.predictions - self.expected).square().mean(1)
+        distances = (self.predictions - self.expected).square().mean(1).nan_to_num(MOST, MOST)
         ends = (self.sources - self.base).square().mean(1)
         ratios = [ratio_interval(*pair) for pair in zip(distances, ends, strict=True)]
         return [Interval(1 - r.mean, 1 - r.high, 1 - r.low, r.n, r.level) for r in ratios]
@@ -110,7 +112,7 @@ class Interchange(Result):
         averaged with weights: their changes as a part of that between both ends, at most 1, so that neither what hardly
         matters nor what explodes decides.
         """
-        moved, expected = self.predictions - self.base, self.expected - self.expected[:1]
+        moved, expected = self.predictions - self.base, self.expected - self.expected_base
         parts = [part.square().sum(1) for part in (moved - expected, moved, expected, self.sources - self.base)]
         n = moved.shape[-1]
         resamples = torch.randint(n, (N_RESAMPLES, n), generator=torch.Generator().manual_seed(0))
@@ -125,7 +127,7 @@ class Interchange(Result):
     def weakest(self) -> int:
         """The number of the cell with the least R²: a hypothesis stands no firmer than there."""
         means = [r2.mean for r2 in self.r2]
-        return min(range(len(means)), key=lambda i: _nan_last(means[i]))
+        return min(range(len(means)), key=lambda i: _nan_first(means[i]))
 
     @property
     def score(self) -> Interval:
@@ -144,7 +146,7 @@ class Interchange(Result):
             parts = {
                 "moved": self.predictions[i] - self.base,
                 "to_source": self.predictions[i] - self.sources[i],
-                "expected_moved": self.expected[i] - self.expected[0],
+                "expected_moved": self.expected[i] - self.expected_base,
             }
             measured = {name: (value.square().mean() / ends).item() for name, value in parts.items()}
             places = {"layer": cell.layer, "to_layer": cell.to_layer, "step": cell.step}
@@ -214,11 +216,13 @@ def interchange(
     Source: Geiger et al. 2021 for interchange interventions, with targets that are numbers in place of classes.
 
     Example:
-        >>> algorithm = ResidualDescent(4, step_size=0.05)
+        >>> steps = algorithms.stepwise
+        >>> hypothesis = steps.Hypothesis(steps.ResidualDescent(4, step_size=0.05))
         >>> model = constructions.gradient_descent(x_dim=5, n_context=20, step_size=0.05, steps=4)
-        >>> prompts = LinearRegression(x_dim=5, n_context=20).sample(64, seed=0)
-        >>> sources = sample_sources(LinearRegression(x_dim=5, n_context=20), prompts, seed=1)
-        >>> interchange(model, Hypothesis(algorithm), prompts, sources, progress=False).score.mean > 0.999
+        >>> task = LinearRegression(x_dim=5, n_context=20)
+        >>> prompts = task.sample(64, seed=0)
+        >>> sources = sample_sources(task, prompts, seed=1)
+        >>> interchange(model, hypothesis, prompts, sources, progress=False).score.mean > 0.999
         True
     """
     return interchange_each(
@@ -281,13 +285,14 @@ def interchange_each(
                 own = [Runs(hypothesis.algorithm, states[0], source) for source in states[1:]]
                 columns = [(predicted[ask.key], told.of(own).cpu(), ends[1 + ask.on_point]) for _, told, ask in plan]
                 stacked = [torch.stack(column) for column in zip(*columns, strict=True)]
-                parts[-1].append([*stacked, ends[0]])
+                plain = hypothesis.algorithm.read(query_of(states[0][-1])).cpu()
+                parts[-1].append([*stacked, ends[0], plain])
     results = []
     for i, (hypothesis, plan) in enumerate(zip(hypotheses, plans, strict=True)):
         predictions, expected, others = (torch.cat([part[i][j] for part in parts], dim=1).mT for j in range(3))
-        base = torch.cat([part[i][3] for part in parts]).T
+        base, expected_base = (torch.cat([part[i][j] for part in parts]).T for j in (3, 4))
         cells = [cell for cell, _, _ in plan]
-        results.append(Interchange(hypothesis.name, cells, predictions, expected, base, others, untried))
+        results.append(Interchange(hypothesis.name, cells, predictions, expected, base, others, expected_base, untried))
     return results
 
 
@@ -397,5 +402,5 @@ def _check_finite(hypothesis: Hypothesis, states: Sequence[Sequence[dict[str, Te
                     )
 
 
-def _nan_last(value: float) -> float:
-    return value if value == value else float("inf")
+def _nan_first(value: float) -> float:
+    return value if value == value else -float("inf")

@@ -1,5 +1,7 @@
 """Interchange on models whose algorithm is known, on others, and on models of other kinds."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -150,6 +152,18 @@ def test_results_are_kept_and_shown(model, tmp_path):
     assert "effects explained" in str(result)
     assert "weakest" in result._repr_html_()
     assert str(result.cells[1]) == "query exchanged after 1 layers"
+
+
+def test_what_is_not_finite_is_the_weakest_and_effects_need_no_cell_of_their_own(model):
+    prompts, sources = ends(n=12)
+    asked = ["query exchanged"]
+    result = interchange(model, Hypothesis(THREE), prompts, sources, interventions=asked, progress=False)
+    assert result.effects.mean == pytest.approx(1.0)
+    expected = result.expected.clone()
+    expected[1, 0, 3] = torch.inf
+    broken = dataclasses.replace(result, expected=expected)
+    assert broken.weakest == 1
+    assert broken.score.mean < -1e6
 
 
 def test_batches_do_not_change_the_result(model):
