@@ -7,7 +7,6 @@ variable can be exchanged between two runs after any step, and what would have h
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
 
 import torch
 from jaxtyping import Float
@@ -57,14 +56,10 @@ class StepwiseAlgorithm(ABC):
 
     def states(self, prompts: Prompts) -> list[State]:
         """The states before the first step and after each."""
-        return list(self.iterate(self.start(prompts), range(self.n_steps)))
-
-    def iterate(self, state: State, steps: Sequence[int]) -> Iterator[State]:
-        """A state and those that the steps make of it, one after the other."""
-        yield state
-        for k in steps:
-            state = self.advance(k, state)
-            yield state
+        states = [self.start(prompts)]
+        for k in range(self.n_steps):
+            states.append(self.advance(k, states[-1]))
+        return states
 
     def advance(self, k: int, state: State) -> State:
         """A whole state after step `k`: all points read what the context carried before it."""
@@ -101,17 +96,13 @@ class StepwiseAlgorithm(ABC):
         return Trajectory(steps, torch.stack(prefixes, dim=2).to(prompts.dtype), self.name)
 
 
-class SumsOverContext(StepwiseAlgorithm):
-    """Helpers of algorithms whose points read weighted sums over the context."""
-
-    @staticmethod
-    def gather(
-        scores: Float[Tensor, "prompt reader point"],
-        values: Float[Tensor, "prompt point dim"],
-        sees: Float[Tensor, "reader point"] | None,
-    ) -> Float[Tensor, "prompt reader dim"]:
-        """`Σ_i score_ji value_i` over the points i that reader j sees."""
-        return (scores if sees is None else scores * sees) @ values
+def gather(
+    scores: Float[Tensor, "prompt reader point"],
+    values: Float[Tensor, "prompt point dim"],
+    sees: Float[Tensor, "reader point"] | None,
+) -> Float[Tensor, "prompt reader dim"]:
+    """`Σ_i score_ji value_i` over the points i that reader j sees."""
+    return (scores if sees is None else scores * sees) @ values
 
 
 def query_of(state: State) -> State:

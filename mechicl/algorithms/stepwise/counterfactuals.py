@@ -50,7 +50,7 @@ class Runs:
 
     def skip(self, steps: range, place: Place) -> Float[Tensor, "prompt y"]:
         """What happens at the query, or in the context, in some steps is taken back after them."""
-        return self._finish(self._hold((steps.start, steps.stop), place), steps.stop)
+        return self.freeze((steps.start, steps.stop), place)
 
     def repeat(self, steps: range, place: Place) -> Float[Tensor, "prompt y"]:
         """The query, or the context, takes some steps twice, the second time beside the other's start."""
@@ -67,7 +67,12 @@ class Runs:
             stops: numbers of steps from which on, and then after which, it is put back to what it was.
             place: "query" or "context".
         """
-        return self._finish(self._hold(stops, place), stops[-1])
+        state = self.base[stops[0]]
+        for start, stop in itertools.pairwise(stops):
+            new = self._advance(state, range(start, stop))
+            context, query = (new, state) if place == "query" else (state, new)
+            state = joined(context_of(context), query_of(query))
+        return self._finish(state, stops[-1])
 
     def stop_reading(self, after: int) -> Float[Tensor, "prompt y"]:
         """From so many steps on, the query reads nothing of the context."""
@@ -75,14 +80,6 @@ class Runs:
         for k in range(after, self.algorithm.n_steps):
             query = self.algorithm.step(k, query, empty(context))
         return self.algorithm.read(query)
-
-    def _hold(self, stops: Sequence[int], place: Place) -> State:
-        state = self.base[stops[0]]
-        for start, stop in itertools.pairwise(stops):
-            new = self._advance(state, range(start, stop))
-            context, query = (new, state) if place == "query" else (state, new)
-            state = joined(context_of(context), query_of(query))
-        return state
 
     def _advance(self, state: State, steps: range) -> State:
         for k in steps:

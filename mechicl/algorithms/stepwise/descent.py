@@ -7,12 +7,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.algorithms.gradient_descent import per_step
-from mechicl.algorithms.stepwise.base import State, SumsOverContext
+from mechicl.algorithms.stepwise.base import State, StepwiseAlgorithm, gather
 from mechicl.checks import check_whole
 from mechicl.prompts import Prompts
 
 
-class ResidualDescent(SumsOverContext):
+class ResidualDescent(StepwiseAlgorithm):
     """Gradient descent in which every point carries the residual that the current weights leave it.
 
     `r_j ← r_j - a Σ_i r_i x_jᵀ A x_i` and, for GD++, `x_j ← x_j - γ Σ_i x_i <x_i, x_j>`: the context is refined step
@@ -73,13 +73,13 @@ class ResidualDescent(SumsOverContext):
         """A step of descent of every reader's residual."""
         x = readers["x"]
         scores = (x if self.matrices is None else x @ self.matrices[k].to(x)) @ context["x"].mT
-        moved = self.step_sizes[k] * self.gather(scores, context["residual"], sees)
+        moved = self.step_sizes[k] * gather(scores, context["residual"], sees)
         new = dict(readers)
         if self.momentum:
             moved = new["velocity"] = self.momentum * readers["velocity"] + moved
         new["residual"] = readers["residual"] - moved
         if self.gammas[k]:
-            new["x"] = x - self.gammas[k] * self.gather(x @ context["x"].mT, context["x"], sees)
+            new["x"] = x - self.gammas[k] * gather(x @ context["x"].mT, context["x"], sees)
         return new
 
     def read(self, query: State) -> Float[Tensor, "prompt y"]:
@@ -87,7 +87,7 @@ class ResidualDescent(SumsOverContext):
         return -query["residual"][:, 0]
 
 
-class QueryDescent(SumsOverContext):
+class QueryDescent(StepwiseAlgorithm):
     """Gradient descent that the query does alone, from a context that stays as it is.
 
     `p ← p + a Σ_i y_i <x_i, z>`, `z ← z - a Σ_i x_i <x_i, z>` from `z = x`: the same predictions after every step as
@@ -120,8 +120,8 @@ class QueryDescent(SumsOverContext):
         """A step of every reader's prediction and transformed input."""
         scores = self.step_sizes[k] * readers["transformed x"] @ context["x"].mT
         return readers | {
-            "prediction": readers["prediction"] + self.gather(scores, context["y"], sees),
-            "transformed x": readers["transformed x"] - self.gather(scores, context["x"], sees),
+            "prediction": readers["prediction"] + gather(scores, context["y"], sees),
+            "transformed x": readers["transformed x"] - gather(scores, context["x"], sees),
         }
 
     def read(self, query: State) -> Float[Tensor, "prompt y"]:
@@ -129,7 +129,7 @@ class QueryDescent(SumsOverContext):
         return query["prediction"][:, 0]
 
 
-class OnlineDescent(SumsOverContext):
+class OnlineDescent(StepwiseAlgorithm):
     """One pass of gradient descent over the context, one of its points a step, in the order of the prompt.
 
     A step takes `a_k r_k <x_k, x_j>` from every point's residual; the query carries minus the running prediction. A
@@ -173,7 +173,7 @@ class OnlineDescent(SumsOverContext):
             x, turn = context["x"], context["turn"]
             squared = x.square().sum(-1, keepdim=True)
             rate = 1 / squared.masked_fill(squared == 0, torch.inf) if self.step_size is None else self.step_size
-            residual = residual - self.gather(readers["x"] @ x.mT, rate * turn, sees)
+            residual = residual - gather(readers["x"] @ x.mT, rate * turn, sees)
         # the query, whose number is the last step's, is never read
         marked = readers["number"] == k
         return readers | {"residual": residual, "turn": torch.where(marked, residual, 0.0)}
@@ -187,7 +187,7 @@ Weights = Callable[[Tensor, Tensor], Tensor]
 """From readers' inputs `[prompt reader x]` and the context's `[prompt point x]` to weights `[prompt reader point]`."""
 
 
-class KernelReading(SumsOverContext):
+class KernelReading(StepwiseAlgorithm):
     """Steps in which every point takes a weighted sum of the context's residuals from its own.
 
     `r_j ← r_j - a Σ_i w(x_j, x_i) r_i`: with one step and weights that sum to 1 it is kernel smoothing, or the nearest
@@ -223,7 +223,7 @@ class KernelReading(SumsOverContext):
         if not context["x"].shape[1]:
             return dict(readers)
         weights = self.weights(readers["x"], context["x"])
-        moved = self.gather(weights, context["residual"], sees)
+        moved = gather(weights, context["residual"], sees)
         return readers | {"residual": readers["residual"] - self.step_size * moved}
 
     def read(self, query: State) -> Float[Tensor, "prompt y"]:

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.algorithms.spectra import above_rounding
-from mechicl.algorithms.stepwise.base import State, SumsOverContext
+from mechicl.algorithms.stepwise.base import State, StepwiseAlgorithm, gather
 from mechicl.algorithms.stepwise.descent import in_words, without_query_target
 from mechicl.checks import check_positive, check_whole
 from mechicl.prompts import Prompts
@@ -17,7 +17,7 @@ from mechicl.prompts import Prompts
 Answers = Literal["at the end", "anew", "running"]
 
 
-class NewtonSteps(SumsOverContext):
+class NewtonSteps(StepwiseAlgorithm):
     """Iterative Newton, in which every point carries its input times the current inverse.
 
     The first step writes `m = αSx`; each iteration makes it `2m - M S m`, which reads only what other points carry:
@@ -79,7 +79,7 @@ class NewtonSteps(SumsOverContext):
         """The first step, an iteration, or the answer."""
         new = dict(readers)
         if k == 0:
-            gathered = self.gather(readers["x"] @ context["x"].mT, context["x"], sees)
+            gathered = gather(readers["x"] @ context["x"].mT, context["x"], sees)
             return new | {"inverse times x": readers["inverse times x"] + self._alpha(context["x"]) * gathered}
         if self.answer == "running":
             added = self._answer(readers, context, "residual", sees)
@@ -91,7 +91,7 @@ class NewtonSteps(SumsOverContext):
         # the running prediction starts from the first inverse, which stays for one more step
         if k < self.n_steps - 1 and not (self.answer == "running" and k == 1):
             m = context["inverse times x"]
-            new["inverse times x"] = 2 * readers["inverse times x"] - self.gather(readers["x"] @ m.mT, m, sees)
+            new["inverse times x"] = 2 * readers["inverse times x"] - gather(readers["x"] @ m.mT, m, sees)
         return new
 
     def read(self, query: State) -> Float[Tensor, "prompt y"]:
@@ -99,7 +99,7 @@ class NewtonSteps(SumsOverContext):
         return query["prediction"][:, 0]
 
     def _answer(self, readers: State, context: State, values: str, sees: Tensor | None) -> Tensor:
-        return self.gather(readers["x"] @ context["inverse times x"].mT, context[values], sees)
+        return gather(readers["x"] @ context["inverse times x"].mT, context[values], sees)
 
     def _alpha(self, xs: Tensor) -> float | Tensor:
         if self.alpha is not None:
@@ -108,7 +108,7 @@ class NewtonSteps(SumsOverContext):
         return self.share / squared.flatten(1).norm(dim=1).clamp(min=1e-300)[:, None, None]
 
 
-class RidgePath(SumsOverContext):
+class RidgePath(StepwiseAlgorithm):
     """Ridge regression with a smaller penalty in each step, read anew from the context: no iteration at all.
 
     What the query held before is overwritten, and the context stays as it is.
@@ -148,7 +148,7 @@ class RidgePath(SumsOverContext):
         return query["prediction"][:, 0]
 
 
-class RidgeByDirections(SumsOverContext):
+class RidgeByDirections(StepwiseAlgorithm):
     """Ridge regression by eigendirections of the context's S, the largest first: each step adds one to the prediction.
 
     Args:

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.algorithms.stepwise import Hypothesis, Runs, query_of, variables_of
-from mechicl.analysis.causes.model_runs import ModelRuns, hears_attention, tokens_per_point
+from mechicl.analysis.causes.model_runs import ModelRuns, hears_attention, record_streams, tokens_per_point
 from mechicl.memory import MEMORY, Budget
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.progress import progress_bar
@@ -273,7 +273,8 @@ def interchange_each(
             three = [each[start : start + rows] for each in (prompts, sources, changed)]
             tokens = [adapter.encode(each) for each in three]
             ends = [adapter.run(each).double().cpu() for each in tokens]
-            runs = [ModelRuns(adapter, tokens[0], source, per_point) for source in tokens[1:]]
+            streams = [record_streams(adapter, each) for each in tokens]
+            runs = [ModelRuns(adapter, tokens[0], streams[0], source, per_point) for source in streams[1:]]
             predicted: dict[Key, Tensor] = {}
             for key, ask in wanted.items():
                 predicted[key] = ask.of(runs).double().cpu()

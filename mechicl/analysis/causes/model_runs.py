@@ -10,11 +10,9 @@ from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.utilities import get_act_name
 
+from mechicl.algorithms.stepwise import Place
 from mechicl.models.opening.adapter import Hook, ModelAdapter
 from mechicl.models.opening.sites import hook_names
-
-Place = str
-"""Whose streams are changed: those of the "query" or of the "context"."""
 
 
 class ModelRuns:
@@ -25,17 +23,23 @@ class ModelRuns:
 
     Args:
         adapter: of the model.
-        base: tokens of the prompts.
-        source: tokens of the sources.
+        tokens: of the prompts.
+        base: their streams, as `record_streams` gives them.
+        source: those of the sources.
         tokens_per_point: 1 for paired prompts, 2 for interleaved ones.
     """
 
-    def __init__(self, adapter: ModelAdapter, base: Tensor, source: Tensor, tokens_per_point: int):
-        self.adapter, self.tokens, self.tokens_per_point = adapter, base, tokens_per_point
-        self.n_layers, self.last = adapter.n_layers, base.shape[1] - 1
-        self.names = [get_act_name("resid_pre", layer) for layer in range(self.n_layers)]
-        self.names.append(get_act_name("resid_post", self.n_layers - 1))
-        self.base, self.source = self._record(base), self._record(source)
+    def __init__(
+        self,
+        adapter: ModelAdapter,
+        tokens: Tensor,
+        base: Sequence[Tensor],
+        source: Sequence[Tensor],
+        tokens_per_point: int,
+    ):
+        self.adapter, self.tokens, self.tokens_per_point = adapter, tokens, tokens_per_point
+        self.n_layers, self.last = adapter.n_layers, tokens.shape[1] - 1
+        self.base, self.source = base, source
 
     def exchange(
         self, after: int, place: Place, basis: Float[Tensor, "d_model dim"] | None = None, point: int | None = None
@@ -58,7 +62,7 @@ class ModelRuns:
             streams[:, where] += moved
         else:
             streams[:, where] = self.source[after][:, where]
-        return self._finish(streams, after)
+        return self._run(streams, after)
 
     def skip(self, layers: range, place: Place) -> Float[Tensor, "prompt y"]:
         """What some layers leave at the query, or in the context, is taken back after them."""
@@ -69,10 +73,10 @@ class ModelRuns:
         where = self._positions(place)
         streams = self.base[layers.start].clone()
         streams[:, where] = self.base[layers.stop][:, where]
-        again = self._run(streams, layers.start, (), until=layers.stop)
+        again = self._run(streams, layers.start, until=layers.stop)
         after = self.base[layers.stop].clone()
         after[:, where] = again[:, where]
-        return self._finish(after, layers.stop)
+        return self._run(after, layers.stop)
 
     def freeze(self, stops: Sequence[int], place: Place) -> Float[Tensor, "prompt y"]:
         """From so many layers on, the streams of the query, or of the context, stay as they are.
@@ -84,28 +88,21 @@ class ModelRuns:
         where, held = self._positions(place), self.base[stops[0]]
         put = partial(_put, where=where, values=held[:, where])
         hooks = [(get_act_name("resid_post", stop - 1), put) for stop in stops[1:]]
-        return self._finish(held, stops[0], hooks)
+        return self._run(held, stops[0], hooks)
 
     def stop_reading(self, after: int) -> Float[Tensor, "prompt y"]:
         """From so many layers on, attention writes nothing at the query."""
         hooks = [(get_act_name("attn_out", layer), partial(_put, where=slice(self.last, None), values=None))
                  for layer in range(after, self.n_layers)]  # fmt: skip
-        return self._finish(self.base[after], after, hooks)
+        return self._run(self.base[after], after, hooks)
 
     # ---- runs ----
 
     def _positions(self, place: Place) -> slice:
         return slice(self.last, None) if place == "query" else slice(0, self.last)
 
-    def _finish(self, streams: Tensor, after: int, hooks: Sequence[Hook] = ()) -> Tensor:
-        return self._run(streams, after, hooks)
-
-    def _record(self, tokens: Tensor) -> list[Tensor]:
-        recorded = self.adapter.record(tokens, self.names, len(tokens))
-        return [recorded[name] for name in self.names]
-
     @torch.no_grad()
-    def _run(self, streams: Tensor, layer: int, hooks: Sequence[Hook], until: int | None = None) -> Tensor:
+    def _run(self, streams: Tensor, layer: int, hooks: Sequence[Hook] = (), until: int | None = None) -> Tensor:
         """Predictions, or the stream after `until` layers, of a run whose stream after `layer` layers is this."""
         adapter = self.adapter
         if adapter.ours and until is not None:
@@ -118,11 +115,23 @@ class ModelRuns:
                 streams.clone(), layer, hooks, end - 1 if hooks else layer
             )  # fmt: skip
         kept: list[Tensor] = []
-        hooks = [(self.names[layer], partial(_put, where=slice(None), values=streams)), *hooks]
+        hooks = [(stream_names(adapter)[layer], partial(_put, where=slice(None), values=streams)), *hooks]
         if until is not None:
-            hooks.append((self.names[until], partial(_keep, kept=kept)))
+            hooks.append((stream_names(adapter)[until], partial(_keep, kept=kept)))
         predictions = adapter.run(self.tokens, hooks)
         return kept[0] if until is not None else predictions
+
+
+def stream_names(adapter: ModelAdapter) -> list[str]:
+    """The hooks of the streams before each layer and after the last."""
+    names = [get_act_name("resid_pre", layer) for layer in range(adapter.n_layers)]
+    return [*names, get_act_name("resid_post", adapter.n_layers - 1)]
+
+
+def record_streams(adapter: ModelAdapter, tokens: Tensor) -> list[Tensor]:
+    """The streams `[prompt pos d_model]` before each layer and after the last."""
+    recorded = adapter.record(tokens, stream_names(adapter), len(tokens))
+    return [recorded[name] for name in stream_names(adapter)]
 
 
 def _put(activation: Tensor, hook: HookPoint, where: slice, values: Tensor | None) -> Tensor:

@@ -1,6 +1,5 @@
 """Hypotheses ranked by the counterfactuals that they foretell, with layers given to steps on other prompts."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,12 +13,12 @@ from mechicl.algorithms.stepwise import Hypothesis, Runs, StepwiseAlgorithm
 from mechicl.analysis.behaviour import Identification, identify
 from mechicl.analysis.causes.candidates import candidate_algorithms
 from mechicl.analysis.causes.interchange import Interchange, interchange_each, sample_sources
-from mechicl.analysis.causes.model_runs import ModelRuns, hears_attention, tokens_per_point
+from mechicl.analysis.causes.model_runs import ModelRuns, hears_attention, record_streams, tokens_per_point
 from mechicl.memory import MEMORY
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.progress import progress_bar
 from mechicl.prompts import Prompts
-from mechicl.statistics import Interval, Result
+from mechicl.statistics import Result
 from mechicl.tasks import Task
 
 N_FITTING = 256  # prompts on which layers are given to steps
@@ -125,7 +124,7 @@ def test_hypotheses(
     prompts = task.sample(n_prompts, seed=seed, dtype=torch.float64)
     sources = sample_sources(task, prompts, seed=seed + 1)
     tests = interchange_each(model, hypotheses, prompts, sources, memory=memory, progress=progress)
-    ranked = sorted(zip(tests, hypotheses, strict=True), key=lambda pair: -_nan_last(pair[0].effects))
+    ranked = sorted(zip(tests, hypotheses, strict=True), key=lambda pair: -pair[0].effects.mean)
     likeness = ""
     if with_likeness:
         nearest = identify(model, task, n_prompts=max(512, n_prompts), seed=seed, memory=memory, progress=progress)
@@ -153,7 +152,8 @@ def _scheduled(
     prompts = task.sample(N_FITTING, seed=seed + 3, dtype=torch.float64)
     sources = sample_sources(task, prompts, seed=seed + 4)
     tokens = [adapter.encode(each) for each in (prompts, sources)]
-    runs = ModelRuns(adapter, tokens[0], tokens[1], per_point)
+    base, source = (record_streams(adapter, each) for each in tokens)
+    runs = ModelRuns(adapter, tokens[0], base, source, per_point)
     asks = ["query exchanged", "context exchanged", "context frozen"]
     asks += ["query stops reading"] if hears_attention(model) else []
     layers = range(1, adapter.n_layers)
@@ -179,7 +179,8 @@ def _predictions_after_layers(adapter: ModelAdapter, prompts: Prompts, per_point
     parts = []
     for part in prompts.split(N_FITTING):
         tokens = adapter.encode(part)
-        runs = ModelRuns(adapter, tokens, tokens, per_point)
+        streams = record_streams(adapter, tokens)
+        runs = ModelRuns(adapter, tokens, streams, streams, per_point)
         ask = "query stops reading" if hears_attention(adapter.model) else "query frozen"
         n_layers = adapter.n_layers
         parts.append(torch.stack([_ask(runs, ask, layer, n_layers) for layer in range(1, n_layers + 1)]))
@@ -215,10 +216,6 @@ def _rising_steps(
         step = int(where[step])
         steps.append(step)
     return steps[::-1]
-
-
-def _nan_last(effects: Interval) -> float:
-    return effects.mean if math.isfinite(effects.mean) else -math.inf
 
 
 def _in_words(identification: Identification) -> str:
