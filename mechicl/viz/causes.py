@@ -4,8 +4,8 @@ import math
 
 import plotly.graph_objects as go
 
-from mechicl.analysis.causes.interchange import Interchange
 from mechicl.analysis.causes.ranking import HypothesisTest
+from mechicl.analysis.causes.results import Interchange
 from mechicl.viz.elements import COLORS, add_heatmap, bar_title, figure
 
 

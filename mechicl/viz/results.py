@@ -12,8 +12,8 @@ from mechicl.analysis.behaviour.matching import Match
 from mechicl.analysis.behaviour.regrets import Regret
 from mechicl.analysis.behaviour.shifts import ShiftedLosses
 from mechicl.analysis.behaviour.token_identification import TokenIdentification
-from mechicl.analysis.causes.interchange import Interchange
 from mechicl.analysis.causes.ranking import HypothesisTest
+from mechicl.analysis.causes.results import Interchange
 from mechicl.analysis.dynamics.snapshots import AlignmentOverTraining, HeadsOverTraining
 from mechicl.analysis.finetuning.comparison import FineTuningComparison
 from mechicl.analysis.heads.scores import HeadScores

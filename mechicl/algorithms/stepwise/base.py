@@ -46,7 +46,8 @@ class StepwiseAlgorithm(ABC):
         Args:
             k: which step.
             readers: any points before the step.
-            context: the context's points before the step; none at all, where readers are to read nothing.
+            context: the context's points before the step; none at all, where readers are to read nothing. What a
+                step would have overwritten by what it reads then stays.
             sees: 1 where a reader sees a point and 0 elsewhere; by default all see all.
         """
 

@@ -137,7 +137,7 @@ class OnlineDescent(StepwiseAlgorithm):
     So there is a first step, in which only the first point's turn is marked.
 
     Args:
-        n_context: number of context points; the steps are one more.
+        n_context: number of context points; the steps are one more. Of shorter prompts the last steps do nothing.
         step_size: a, the same for all points; by default `1 / |x_k|²`, with which each point is fitted exactly.
 
     Raises:
@@ -157,9 +157,9 @@ class OnlineDescent(StepwiseAlgorithm):
         """Inputs, targets, 0 for the query's, and each point's number.
 
         Raises:
-            ValueError: prompts of another number of points.
+            ValueError: prompts of more points.
         """
-        if prompts.n_context != self.n_steps - 1:
+        if prompts.n_context >= self.n_steps:
             raise ValueError(f"{self.name}, and these prompts have {prompts.n_context}")
         ys = without_query_target(prompts)
         numbers = torch.arange(ys.shape[1], dtype=ys.dtype, device=ys.device)[None, :, None]

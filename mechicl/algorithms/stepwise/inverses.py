@@ -80,11 +80,11 @@ class NewtonSteps(StepwiseAlgorithm):
         new = dict(readers)
         if k == 0:
             gathered = gather(readers["x"] @ context["x"].mT, context["x"], sees)
-            return new | {"inverse times x": readers["inverse times x"] + self._alpha(context["x"]) * gathered}
+            return new | {"inverse times x": readers["inverse times x"] + self._alpha(context["x"], sees) * gathered}
         if self.answer == "running":
             added = self._answer(readers, context, "residual", sees)
             new["prediction"], new["residual"] = readers["prediction"] + added, readers["residual"] - added
-        elif self.answer == "anew":
+        elif self.answer == "anew" and context["x"].shape[1]:
             new["prediction"] = self._answer(readers, context, "y", sees)
         elif k == self.n_steps - 1:
             new["prediction"] = readers["prediction"] + self._answer(readers, context, "y", sees)
@@ -101,11 +101,13 @@ class NewtonSteps(StepwiseAlgorithm):
     def _answer(self, readers: State, context: State, values: str, sees: Tensor | None) -> Tensor:
         return gather(readers["x"] @ context["inverse times x"].mT, context[values], sees)
 
-    def _alpha(self, xs: Tensor) -> float | Tensor:
+    def _alpha(self, xs: Tensor, sees: Tensor | None) -> float | Tensor:
+        """α, or that of the points that each reader sees."""
         if self.alpha is not None:
             return self.alpha
-        squared = (xs.mT @ xs) @ (xs.mT @ xs)
-        return self.share / squared.flatten(1).norm(dim=1).clamp(min=1e-300)[:, None, None]
+        seen = xs.new_ones(1, xs.shape[1]) if sees is None else sees
+        moments = torch.einsum("ri,pia,pib->prab", seen, xs, xs)
+        return self.share / (moments @ moments).flatten(2).norm(dim=2).clamp(min=1e-300)[..., None]
 
 
 class RidgePath(StepwiseAlgorithm):
@@ -137,6 +139,8 @@ class RidgePath(StepwiseAlgorithm):
 
     def step(self, k: int, readers: State, context: State, sees: Tensor | None = None) -> State:
         """The prediction at the step's penalty, by all readers from the whole context."""
+        if not context["x"].shape[1]:
+            return dict(readers)
         eigenvalues, directions = spectrum(context["x"])
         penalty, present = self.penalties[k], above_rounding(eigenvalues)
         inverse = torch.where(present, 1 / (eigenvalues.masked_fill(~present, 1.0) + penalty), 0.0)

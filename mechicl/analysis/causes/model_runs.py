@@ -13,6 +13,7 @@ from transformer_lens.utilities import get_act_name
 from mechicl.algorithms.stepwise import Place
 from mechicl.models.opening.adapter import Hook, ModelAdapter
 from mechicl.models.opening.sites import hook_names
+from mechicl.prompts import Prompts
 
 
 class ModelRuns:
@@ -156,6 +157,16 @@ def tokens_per_point(model: Any) -> int:
     if name not in layouts:
         raise TypeError(f"{type(model).__name__} does not read prompts of points (prompt_format={name!r})")
     return layouts[name]
+
+
+@torch.no_grad()
+def reads_ahead(adapter: ModelAdapter, prompts: Prompts, per_point: int) -> bool:
+    """Whether the context's first point reads later ones: asked of its stream, with another last point."""
+    xs, ys = prompts.xs.clone(), prompts.ys.clone()
+    xs[:, -2], ys[:, -2] = xs[:, -2] + 1.0, ys[:, -2] + 1.0
+    both = prompts, Prompts(xs, ys)
+    before, after = (record_streams(adapter, adapter.encode(each))[-1][:, :per_point] for each in both)
+    return prompts.n_context > 1 and not torch.allclose(before, after, atol=1e-5 * before.abs().max().item())
 
 
 def hears_attention(model: Any) -> bool:

@@ -1,9 +1,10 @@
 """Hypotheses ranked by the counterfactuals that they foretell, with layers given to steps on other prompts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float
@@ -12,8 +13,9 @@ from torch import Tensor
 from mechicl.algorithms.stepwise import Hypothesis, Runs, StepwiseAlgorithm
 from mechicl.analysis.behaviour import Identification, identify
 from mechicl.analysis.causes.candidates import candidate_algorithms
-from mechicl.analysis.causes.interchange import Interchange, interchange_each, sample_sources
-from mechicl.analysis.causes.model_runs import ModelRuns, hears_attention, record_streams, tokens_per_point
+from mechicl.analysis.causes.interchange import interchange_each, rows_at_once, sample_sources
+from mechicl.analysis.causes.model_runs import ModelRuns, hears_attention, reads_ahead, record_streams, tokens_per_point
+from mechicl.analysis.causes.results import Interchange, Kind
 from mechicl.memory import MEMORY
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.progress import progress_bar
@@ -22,6 +24,7 @@ from mechicl.statistics import Result
 from mechicl.tasks import Task
 
 N_FITTING = 256  # prompts on which layers are given to steps
+KINDS: tuple[Kind, Kind] = ("exchange", "ablation")
 HOLDS = 0.9  # a hypothesis stands if each of its counterfactuals is met as well as this
 
 
@@ -30,7 +33,8 @@ class HypothesisTest(Result):
     """Hypotheses ranked by how much they explain of what interventions do to a model.
 
     Attributes:
-        tests: one a hypothesis, on held-out prompts, the best first.
+        tests: one a hypothesis, on held-out prompts, the best first: by the effects that they explain, times the share
+            of the ends of layers of which they speak.
         schedules: for each, the number of steps after 0, 1, ... layers.
         likeness: the family that `identify` finds nearest by predictions and its distance, or "" if it was not asked.
     """
@@ -46,8 +50,14 @@ class HypothesisTest(Result):
 
     @property
     def standing(self) -> list[Interchange]:
-        """The hypotheses of which no counterfactual is worse than R² = 0.9; most models have none."""
-        return [test for test in self.tests if test.score.mean >= HOLDS]
+        """The hypotheses of which no counterfactual is worse than R² = 0.9; most models have none.
+
+        One that leaves out all layers' ends is not among them: nothing of it has been exchanged. In a model of one
+        layer there is nothing between to exchange.
+        """
+        pairs = zip(self.tests, self.schedules, strict=True)
+        told = [test for test, schedule in pairs if len(schedule) > 2 or max(schedule)[0] == 1]
+        return [test for test in told if test.score.mean >= HOLDS]
 
     def samples(self) -> dict[str, Tensor]:
         """Of each hypothesis, the squared distance of its counterfactuals from the model's, summed over cells."""
@@ -57,11 +67,12 @@ class HypothesisTest(Result):
         """One row a hypothesis, ranked."""
         rows = []
         for test, schedule in zip(self.tests, self.schedules, strict=True):
-            effects, score = test.effects, test.score
+            effects, score, apart = test.effects, test.score, [test.explained([kind]) for kind in KINDS]
             values = [r2.mean for r2 in test.r2]
             rows.append({
                 "hypothesis": test.hypothesis,
                 "effects": effects.mean, "low": effects.low, "high": effects.high,
+                "exchanges": apart[0].mean, "ablations": apart[1].mean, "layers_told": _layers_told(schedule),
                 "prediction": values[0], "median_r2": float(pd.Series(values).median()),
                 "weakest_r2": score.mean, "weakest": str(test.cells[test.weakest]),
                 "steps_after_layers": " ".join(str(step) for _, step in schedule),
@@ -69,7 +80,7 @@ class HypothesisTest(Result):
         return pd.DataFrame(rows)
 
     def _lines(self) -> list[tuple[str, str]]:
-        lines = [("hypothesis", f"{'effects explained':>20} {'prediction':>10} {'weakest R²':>11}")]
+        lines = [("hypothesis", f"{'effects explained':>20} {'prediction':>10} {'weakest R²':>11}  of")]
         for test in self.tests:
             effects = str(test.effects) if test.effects.mean > -9 else "below -9"
             weakest = f"{test.score.mean:.3f}" if test.score.mean > -9 else "below -9"
@@ -100,16 +111,16 @@ def test_hypotheses(
         model: any model with hooks that reads prompts of points.
         task: that prompts and sources are drawn from.
         hypotheses: with schedules of their own, or algorithms by name that are given schedules; by default
-            `candidate_algorithms`.
+            `candidate_algorithms`, causal ones where the context's points do not read those after them.
         n_prompts: to measure on.
-        seed: of the prompts; those to fit on have the next ones.
+        seed: that the seeds of the prompts, of their sources and of those to fit on are made from.
         with_likeness: also ask `identify` which family is nearest by predictions alone.
         memory: bound in bytes on what is held at a time.
         progress: show a progress bar.
 
     Raises:
         TypeError: a model without hooks, or one that does not read prompts of points.
-        ValueError: as for `interchange`, or a task without context.
+        ValueError: as for `interchange`, a task without context, no hypotheses, or two of one name.
 
     Example:
         >>> model = constructions.gradient_descent(x_dim=5, n_context=20, step_size=0.14, steps=3)
@@ -119,12 +130,17 @@ def test_hypotheses(
     """
     if task.n_context == 0:
         raise ValueError("without a context there is nothing to learn from: n_context must be at least 1")
+    seeds = np.random.SeedSequence(seed).generate_state(5).tolist()
     if not isinstance(hypotheses, Sequence):
-        hypotheses = _scheduled(model, task, hypotheses, seed, progress)
-    prompts = task.sample(n_prompts, seed=seed, dtype=torch.float64)
-    sources = sample_sources(task, prompts, seed=seed + 1)
+        hypotheses = _scheduled(model, task, hypotheses, seeds[2:], memory, progress)
+    _check_names([hypothesis.name for hypothesis in hypotheses])
+    prompts = task.sample(n_prompts, seed=seeds[0], dtype=torch.float64)
+    sources = sample_sources(task, prompts, seed=seeds[1])
     tests = interchange_each(model, hypotheses, prompts, sources, memory=memory, progress=progress)
-    ranked = sorted(zip(tests, hypotheses, strict=True), key=lambda pair: -pair[0].effects.mean)
+    ranked = sorted(
+        zip(tests, hypotheses, strict=True),
+        key=lambda pair: -pair[0].effects.mean * _layers_told(pair[1].schedule),
+    )
     likeness = ""
     if with_likeness:
         nearest = identify(model, task, n_prompts=max(512, n_prompts), seed=seed, memory=memory, progress=progress)
@@ -139,52 +155,61 @@ def _scheduled(
     model: Any,
     task: Task,
     algorithms: Mapping[str, StepwiseAlgorithm] | None,
-    seed: int,
+    seeds: Sequence[int],
+    memory: float,
     progress: bool,
 ) -> list[Hypothesis]:
     """Each algorithm with the schedule by which exchanged and frozen states fit best."""
     adapter, per_point = ModelAdapter(model), tokens_per_point(model)
     if algorithms is None:
-        fitting = task.sample(2048, seed=seed + 2, dtype=torch.float64)
-        algorithms = candidate_algorithms(
-            fitting, _predictions_after_layers(adapter, fitting, per_point), task, tokens_per_point=per_point
-        )
-    prompts = task.sample(N_FITTING, seed=seed + 3, dtype=torch.float64)
-    sources = sample_sources(task, prompts, seed=seed + 4)
-    tokens = [adapter.encode(each) for each in (prompts, sources)]
-    base, source = (record_streams(adapter, each) for each in tokens)
-    runs = ModelRuns(adapter, tokens[0], base, source, per_point)
+        fitting = task.sample(2048, seed=seeds[0], dtype=torch.float64)
+        after_layers = _predictions_after_layers(adapter, fitting, per_point, memory)
+        causal = not reads_ahead(adapter, fitting[:8], per_point)
+        algorithms = candidate_algorithms(fitting, after_layers, task, tokens_per_point=per_point, causal=causal)
+    prompts = task.sample(N_FITTING, seed=seeds[1], dtype=torch.float64)
+    sources = sample_sources(task, prompts, seed=seeds[2])
     asks = ["query exchanged", "context exchanged", "context frozen"]
     asks += ["query stops reading"] if hears_attention(model) else []
     layers = range(1, adapter.n_layers)
-    predicted = torch.stack([
-        torch.stack([_ask(runs, name, layer, adapter.n_layers) for name in asks]) for layer in layers
-    ]) if layers else torch.zeros(0)  # fmt: skip
+    parts = []
+    for base_part, source_part in _split(adapter, (prompts, sources), memory):
+        tokens = [adapter.encode(each) for each in (base_part, source_part)]
+        base, source = (record_streams(adapter, each) for each in tokens)
+        runs = ModelRuns(adapter, tokens[0], base, source, per_point)
+        parts.append(_ask_all(runs, asks, layers, adapter.n_layers))
+    predicted = torch.cat(parts, dim=2)
     hypotheses = []
     for name, algorithm in progress_bar(algorithms.items(), unit="hypothesis", progress=progress, desc="schedules"):
         told = Runs(algorithm, algorithm.states(prompts), algorithm.states(sources))
-        expected = torch.stack([
-            torch.stack([_ask(told, ask, step, algorithm.n_steps) for ask in asks])
-            for step in range(algorithm.n_steps + 1)
-        ])  # fmt: skip
-        steps = _rising_steps(predicted.cpu().double(), expected.cpu()) if layers else []
+        expected = _ask_all(told, asks, range(algorithm.n_steps + 1), algorithm.n_steps)
+        steps = _rising_steps(predicted, expected) if layers else []
         schedule = ((0, 0), *zip(layers, steps, strict=True), (adapter.n_layers, algorithm.n_steps))
         hypotheses.append(Hypothesis(algorithm, schedule, name=name))
     return hypotheses
 
 
-def _predictions_after_layers(adapter: ModelAdapter, prompts: Prompts, per_point: int) -> Tensor:
+def _predictions_after_layers(adapter: ModelAdapter, prompts: Prompts, per_point: int, memory: float) -> Tensor:
     """What the model predicts where the query reads nothing any more after 1, 2, ... layers; or, without the hooks for
     that, where it stays as it is."""
-    parts = []
-    for part in prompts.split(N_FITTING):
+    ask = "query stops reading" if hears_attention(adapter.model) else "query frozen"
+    n_layers, parts = adapter.n_layers, []
+    for (part,) in _split(adapter, (prompts,), memory):
         tokens = adapter.encode(part)
         streams = record_streams(adapter, tokens)
         runs = ModelRuns(adapter, tokens, streams, streams, per_point)
-        ask = "query stops reading" if hears_attention(adapter.model) else "query frozen"
-        n_layers = adapter.n_layers
-        parts.append(torch.stack([_ask(runs, ask, layer, n_layers) for layer in range(1, n_layers + 1)]))
+        parts.append(_ask_all(runs, [ask], range(1, n_layers + 1), n_layers)[:, 0])
     return torch.cat(parts, dim=1)
+
+
+def _split(adapter: ModelAdapter, several: Sequence[Prompts], memory: float) -> Iterator[tuple[Prompts, ...]]:
+    rows = rows_at_once(adapter, adapter.encode(several[0][:1]), memory, (), several[0])
+    return zip(*(each.split(min(rows, N_FITTING)) for each in several), strict=True)
+
+
+def _ask_all(runs: Any, asks: Sequence[str], afters: range, last: int) -> Float[Tensor, "after ask prompt y"]:
+    """What is predicted, in float64, for each number of layers or steps and everything that is asked."""
+    answers = [torch.stack([_ask(runs, name, after, last) for name in asks]).double().cpu() for after in afters]
+    return torch.stack(answers) if answers else torch.zeros(0, len(asks), 0, 1, dtype=torch.float64)
 
 
 def _ask(runs: Any, name: str, after: int, last: int) -> Tensor:
@@ -220,3 +245,16 @@ def _rising_steps(
 
 def _in_words(identification: Identification) -> str:
     return f"{identification.best.name} (distance {identification.distance(identification.best)})"
+
+
+def _layers_told(schedule: Sequence[tuple[int, int]]) -> float:
+    """The share of the ends of layers, but for the last, of which a schedule speaks."""
+    return (len(schedule) - 2) / (schedule[-1][0] - 1) if schedule[-1][0] > 1 else 1.0
+
+
+def _check_names(names: Sequence[str]) -> None:
+    doubled = sorted({name for name in names if names.count(name) > 1})
+    if doubled:
+        raise ValueError(
+            f"two hypotheses are called {doubled[0]!r}: give them names of their own, Hypothesis(name=...)"
+        )

@@ -1,30 +1,152 @@
-"""Gradient descent on one prompt as a plain loop over its points, whose variables can be changed between steps."""
+"""Algorithms on one prompt as plain loops over points and numbers, whose variables can be changed between steps."""
+
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
+Point = dict[str, np.ndarray]
+Step = Callable[[int, Point, list[Point]], Point]
+"""What one point carries after step k, from itself and the points that it reads."""
 
-class PlainDescent:
-    """Residuals of the context's points and the query's prediction, one number after the other."""
 
-    def __init__(self, xs: np.ndarray, ys: np.ndarray, query: np.ndarray, step_size: float):
-        self.xs, self.residuals, self.query = [x.copy() for x in xs], [y.copy() for y in ys], query
-        self.prediction, self.step_size = np.zeros(ys.shape[1]), step_size
+def descent(step_size: float, gamma: float = 0.0, momentum: float = 0.0, matrix: np.ndarray | None = None) -> Step:
+    """Residuals, refined inputs and a velocity."""
 
-    def pull(self, x: np.ndarray) -> np.ndarray:
-        total = np.zeros_like(self.prediction)
-        for point, residual in zip(self.xs, self.residuals, strict=True):
-            total += self.step_size * float(point @ x) * residual
-        return total
+    def step(k: int, point: Point, context: list[Point]) -> Point:
+        pull, shrink = np.zeros_like(point["residual"]), np.zeros_like(point["x"])
+        for other in context:
+            right = other["x"] if matrix is None else matrix @ other["x"]
+            pull = pull + step_size * sum(a * b for a, b in zip(point["x"], right, strict=True)) * other["residual"]
+            shrink = shrink + gamma * float(other["x"] @ point["x"]) * other["x"]
+        new = {"x": point["x"] - shrink}
+        if momentum:
+            pull = new["velocity"] = momentum * point["velocity"] + pull
+        return new | {"residual": point["residual"] - pull}
 
-    def step(self, *, context: bool = True, query: bool = True) -> None:
-        pulls = [self.pull(x) for x in self.xs]
-        at_query = self.pull(self.query)
-        if context:
-            self.residuals = [r - pull for r, pull in zip(self.residuals, pulls, strict=True)]
-        if query:
-            self.prediction = self.prediction + at_query
+    return step
 
-    def run(self, steps: int, **who: bool) -> "PlainDescent":
-        for _ in range(steps):
-            self.step(**who)
+
+def query_descent(step_size: float) -> Step:
+    """A running prediction and a transformed input, from a context that stays."""
+
+    def step(k: int, point: Point, context: list[Point]) -> Point:
+        new = dict(point)
+        for other in context:
+            score = step_size * float(other["x"] @ point["transformed x"])
+            new["prediction"] = new["prediction"] + score * other["y"]
+            new["transformed x"] = new["transformed x"] - score * other["x"]
+        return new
+
+    return step
+
+
+def newton(n_steps: int, alpha: float | None, answer: str) -> Step:
+    """Inputs times the inverse, and the answer at the end, anew or running."""
+
+    def step(k: int, point: Point, context: list[Point]) -> Point:
+        new = dict(point)
+        if k == 0:
+            moments = sum((np.outer(p["x"], p["x"]) for p in context), np.zeros((len(point["x"]),) * 2))
+            factor = alpha if alpha is not None else 1 / max(np.linalg.norm(moments @ moments.T), 1e-300)
+            new["inverse times x"] = point["inverse times x"] + factor * moments @ point["x"]
+            return new
+        values = "residual" if answer == "running" else "y"
+        read = np.zeros_like(point["y"])
+        for other in context:
+            read = read + float(other["inverse times x"] @ point["x"]) * other[values]
+        if answer == "running":
+            new["prediction"], new["residual"] = point["prediction"] + read, point["residual"] - read
+        elif answer == "anew":
+            new["prediction"] = read if context else point["prediction"]
+        elif k == n_steps - 1:
+            new["prediction"] = point["prediction"] + read
+        if k < n_steps - 1 and not (answer == "running" and k == 1):
+            sandwiched = np.zeros_like(point["x"])
+            for other in context:
+                sandwiched = sandwiched + float(other["inverse times x"] @ point["x"]) * other["inverse times x"]
+            new["inverse times x"] = 2 * point["inverse times x"] - sandwiched
+        return new
+
+    return step
+
+
+def online(step_size: float | None) -> Step:
+    """One point's residual is taken from all others' in each step."""
+
+    def step(k: int, point: Point, context: list[Point]) -> Point:
+        residual = point["residual"]
+        for other in context if k else []:
+            rate = step_size if step_size is not None else 1 / float(other["x"] @ other["x"])
+            residual = residual - rate * float(other["x"] @ point["x"]) * other["turn"]
+        turn = residual if point["number"].item() == k else 0 * residual
+        return point | {"residual": residual, "turn": turn}
+
+    return step
+
+
+def ridge_path(penalties: tuple[float, ...]) -> Step:
+    """The ridge prediction of the step's penalty."""
+
+    def step(k: int, point: Point, context: list[Point]) -> Point:
+        if not context:
+            return dict(point)
+        xs, ys = np.stack([p["x"] for p in context]), np.stack([p["y"] for p in context])
+        weights = np.linalg.solve(xs.T @ xs + penalties[k] * np.eye(xs.shape[1]), xs.T @ ys)
+        return point | {"prediction": point["x"] @ weights}
+
+    return step
+
+
+def eigendirections() -> Step:
+    """What the eigendirection k of the context adds to the least-squares prediction."""
+
+    def step(k: int, point: Point, context: list[Point]) -> Point:
+        if not context:
+            return dict(point)
+        xs, ys = np.stack([p["x"] for p in context]), np.stack([p["y"] for p in context])
+        left, values, right = np.linalg.svd(xs, full_matrices=False)
+        added = (point["x"] @ right[k]) / values[k] * (left[:, k] @ ys)
+        return point | {"prediction": point["prediction"] + added}
+
+    return step
+
+
+def nearest_neighbour() -> Step:
+    """The nearest point's residual is taken from every point's."""
+
+    def step(k: int, point: Point, context: list[Point]) -> Point:
+        if not context:
+            return dict(point)
+        closest = min(context, key=lambda other: float(((other["x"] - point["x"]) ** 2).sum()))
+        return point | {"residual": point["residual"] - closest["residual"]}
+
+    return step
+
+
+class PlainRun:
+    """Points, the query last, that go through an algorithm's steps one by one."""
+
+    def __init__(self, step: Step, points: list[Point], causal: bool = False):
+        self.step, self.points, self.causal = step, [dict(point) for point in points], causal
+
+    def run(self, steps: Any, *, context: bool = True, query: bool = True, reads: bool = True) -> "PlainRun":
+        """Take steps, in which the context or the query may stay as it is, or the query read nothing."""
+        n = len(self.points) - 1
+        for k in steps:
+            before = self.points
+            new = []
+            for j, point in enumerate(before):
+                seen = before[: j + 1] if self.causal and j < n else before[:n]
+                seen = [] if j == n and not reads else seen
+                moves = query if j == n else context
+                new.append(self.step(k, point, seen) if moves else point)
+            self.points = new
+        return self
+
+    def take(self, source: "PlainRun", where: slice, variables: tuple[str, ...] | None = None) -> "PlainRun":
+        """Some points' variables from another run."""
+        for point, other in zip(self.points[where], source.points[where], strict=True):
+            for name in point if variables is None else variables:
+                point[name] = other[name]
         return self

@@ -1,4 +1,6 @@
-"""Counterfactual predictions against a plain loop in which the same variables are changed by hand."""
+"""Counterfactual predictions against plain loops in which the same variables are changed by hand."""
+
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -6,76 +8,103 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mechicl.algorithms.stepwise import NewtonSteps, QueryDescent, ResidualDescent, Runs
+from mechicl.algorithms.stepwise import (
+    KernelReading,
+    NewtonSteps,
+    OnlineDescent,
+    Place,
+    QueryDescent,
+    ResidualDescent,
+    RidgeByDirections,
+    RidgePath,
+    Runs,
+    StepwiseAlgorithm,
+    nearest,
+)
 from mechicl.prompts import Prompts
-from tests.algorithms.stepwise.loops import PlainDescent
+from tests.algorithms.stepwise import loops
 
-STEPS, STEP_SIZE = 4, 0.1
+X_DIM = 3
+MATRIX = torch.eye(X_DIM, dtype=torch.float64) + 0.3 * torch.ones(X_DIM, X_DIM).double().triu(1)
+PENALTIES = (3.0, 1.0, 0.1)
+CASES: dict[str, Callable[[int], tuple[StepwiseAlgorithm, loops.Step]]] = {
+    "descent": lambda n: (ResidualDescent(4, step_size=0.1), loops.descent(0.1)),
+    "causal descent": lambda n: (ResidualDescent(3, step_size=0.1, causal=True), loops.descent(0.1)),
+    "GD++": lambda n: (ResidualDescent(3, step_size=0.1, gamma=0.02), loops.descent(0.1, gamma=0.02)),
+    "momentum": lambda n: (ResidualDescent(3, step_size=0.1, momentum=0.4), loops.descent(0.1, momentum=0.4)),
+    "preconditioned": lambda n: (
+        ResidualDescent(2, step_size=0.1, preconditioner=MATRIX),
+        loops.descent(0.1, matrix=MATRIX.numpy()),
+    ),
+    "by the query": lambda n: (QueryDescent(3, step_size=0.1), loops.query_descent(0.1)),
+    "Newton": lambda n: (NewtonSteps(3), loops.newton(5, None, "at the end")),
+    "Newton, causal": lambda n: (NewtonSteps(2, causal=True), loops.newton(4, None, "at the end")),
+    "Newton, alpha": lambda n: (NewtonSteps(2, alpha=0.002, causal=True), loops.newton(4, 0.002, "at the end")),
+    "Newton anew": lambda n: (NewtonSteps(2, answer="anew"), loops.newton(4, None, "anew")),
+    "Newton running": lambda n: (NewtonSteps(2, answer="running"), loops.newton(4, None, "running")),
+    "online": lambda n: (OnlineDescent(n), loops.online(None)),
+    "online, longer": lambda n: (OnlineDescent(n + 2, step_size=0.1), loops.online(0.1)),
+    "ridge path": lambda n: (RidgePath(PENALTIES), loops.ridge_path(PENALTIES)),
+    "eigendirections": lambda n: (RidgeByDirections(X_DIM), loops.eigendirections()),
+    "nearest neighbour": lambda n: (KernelReading(nearest, 2), loops.nearest_neighbour()),
+}
 
 
-def pair(n_context: int = 5, x_dim: int = 3, y_dim: int = 2, seed: int = 0) -> tuple[Prompts, Prompts]:
+def pair(n_context: int = 5, y_dim: int = 2, seed: int = 0) -> tuple[Prompts, Prompts]:
     generator = torch.Generator().manual_seed(seed)
-    xs, ys = (torch.randn(2, 3, n_context + 1, d, generator=generator, dtype=torch.float64) for d in (x_dim, y_dim))
+    xs, ys = (torch.randn(2, 2, n_context + 1, d, generator=generator, dtype=torch.float64) for d in (X_DIM, y_dim))
     base = Prompts(xs[0], ys[0])
     return base, Prompts(xs[1], ys[1]).with_query(base.query.xs)
 
 
-def plain(prompts: Prompts, row: int) -> PlainDescent:
-    xs, ys = prompts.xs[row].numpy(), prompts.ys[row].numpy()
-    return PlainDescent(xs[:-1], ys[:-1], xs[-1], STEP_SIZE)
-
-
-def runs_of(algorithm, base: Prompts, source: Prompts) -> Runs:
+def runs_of(algorithm: StepwiseAlgorithm, base: Prompts, source: Prompts) -> Runs:
     return Runs(algorithm, algorithm.states(base), algorithm.states(source))
 
 
-@settings(max_examples=25)
-@given(st.integers(0, STEPS), st.integers(1, 6), st.integers(1, 3), st.integers(0, 100))
-def test_exchanges_are_those_of_a_plain_loop(after, n_context, y_dim, seed):
+@pytest.mark.parametrize("name", list(CASES))
+@settings(max_examples=6)
+@given(n_context=st.integers(X_DIM, 6), y_dim=st.integers(1, 2), seed=st.integers(0, 10_000), data=st.data())
+def test_counterfactuals_are_those_of_a_plain_loop(name, n_context, y_dim, seed, data):
+    algorithm, step = CASES[name](n_context)
+    last = algorithm.n_steps
+    after = data.draw(st.integers(0, last), label="after")
+    point = data.draw(st.integers(0, n_context - 1), label="point")
+    variable = data.draw(st.sampled_from(algorithm.variables), label="variable")
     base, source = pair(n_context, y_dim=y_dim, seed=seed)
-    runs = runs_of(ResidualDescent(STEPS, step_size=STEP_SIZE), base, source)
-    point = seed % n_context
-    for row in range(len(base)):
-        # the query's running prediction comes from the source
-        a, b = plain(source, row).run(after), plain(base, row).run(after)
-        b.prediction = a.prediction
-        expected = b.run(STEPS - after).prediction
-        np.testing.assert_allclose(runs.exchange(after, "query")[row], expected, atol=1e-9)
-        np.testing.assert_allclose(runs.exchange(after, "query", ("residual",))[row], expected, atol=1e-9)
-        # the context's points
-        a, b = plain(source, row).run(after), plain(base, row).run(after)
-        b.xs, b.residuals = a.xs, a.residuals
-        np.testing.assert_allclose(runs.exchange(after, "context")[row], b.run(STEPS - after).prediction, atol=1e-9)
-        # their residuals alone, and one point alone
-        a, b = plain(source, row).run(after), plain(base, row).run(after)
-        b.residuals = a.residuals
-        expected = b.run(STEPS - after).prediction
-        np.testing.assert_allclose(runs.exchange(after, "context", ("residual",))[row], expected, atol=1e-9)
-        a, b = plain(source, row).run(after), plain(base, row).run(after)
-        b.xs[point], b.residuals[point] = a.xs[point], a.residuals[point]
-        expected = b.run(STEPS - after).prediction
-        np.testing.assert_allclose(runs.exchange(after, "context", point=point)[row], expected, atol=1e-9)
+    runs, row = runs_of(algorithm, base, source), seed % 2
 
+    def start(prompts: Prompts) -> loops.PlainRun:
+        state = {key: value[row].numpy() for key, value in algorithm.start(prompts).items()}
+        points = [{key: value[j] for key, value in state.items()} for j in range(n_context + 1)]
+        return loops.PlainRun(step, points, algorithm.causal)
 
-@pytest.mark.parametrize("after", range(STEPS))
-def test_skipped_repeated_and_frozen_steps_are_those_of_a_plain_loop(after):
-    base, source = pair()
-    runs = runs_of(ResidualDescent(STEPS, step_size=STEP_SIZE), base, source)
-    one, rest = range(after, after + 1), STEPS - after - 1
-    for row in range(len(base)):
-        before = lambda row=row: plain(base, row).run(after)  # noqa: E731
-        skipped = before().run(1, query=False).run(rest)
-        np.testing.assert_allclose(runs.skip(one, "query")[row], skipped.prediction, atol=1e-9)
-        skipped = before().run(1, context=False).run(rest)
-        np.testing.assert_allclose(runs.skip(one, "context")[row], skipped.prediction, atol=1e-9)
-        twice = before().run(1, context=False).run(1).run(rest)  # the query reads the same context twice
-        np.testing.assert_allclose(runs.repeat(one, "query")[row], twice.prediction, atol=1e-9)
-        twice = before().run(1).run(1, query=False).run(rest)
-        np.testing.assert_allclose(runs.repeat(one, "context")[row], twice.prediction, atol=1e-9)
-        frozen = before().run(STEPS - after, context=False)
-        np.testing.assert_allclose(runs.freeze(range(after, STEPS + 1), "context")[row], frozen.prediction, atol=1e-9)
-        np.testing.assert_allclose(runs.freeze(range(after, STEPS + 1), "query")[row], before().prediction, atol=1e-9)
-        np.testing.assert_allclose(runs.stop_reading(after)[row], before().prediction, atol=1e-9)
+    def compare(what: torch.Tensor, expected: loops.PlainRun) -> None:
+        points = expected.points[-1:]
+        wanted = algorithm.read({k: torch.as_tensor(np.stack([p[k] for p in points])[None]) for k in points[0]})[0]
+        torch.testing.assert_close(what[row], wanted, rtol=1e-9, atol=1e-9)
+
+    rest = range(after, last)
+    places: dict[Place, slice] = {"query": slice(n_context, None), "context": slice(0, n_context)}
+    for place, where in places.items():
+        for variables in (None, (variable,)):
+            expected = start(base).run(range(after)).take(start(source).run(range(after)), where, variables).run(rest)
+            compare(runs.exchange(after, place, variables), expected)
+    one = slice(point, point + 1)
+    expected = start(base).run(range(after)).take(start(source).run(range(after)), one).run(rest)
+    compare(runs.exchange(after, "context", None, point), expected)
+    before = lambda: start(base).run(range(after))  # noqa: E731
+    compare(runs.stop_reading(after), before().run(rest, reads=False))
+    compare(runs.freeze(range(after, last + 1), "context"), before().run(rest, context=False))
+    compare(runs.freeze(range(after, last + 1), "query"), before())
+    if after < last:
+        this, others = range(after, after + 1), range(after + 1, last)
+        compare(runs.skip(this, "query"), before().run(this, query=False).run(others))
+        compare(runs.skip(this, "context"), before().run(this, context=False).run(others))
+        twice = before().run(this, context=False).run(this).run(others)  # the query reads the same context twice
+        compare(runs.repeat(this, "query"), twice)
+        whole = before().run(this)
+        again = start(base).run(range(after + 1)).take(before(), places["query"]).run(this)
+        compare(runs.repeat(this, "context"), again.take(whole, places["query"]).run(others))
 
 
 def test_the_three_newtons_differ_in_what_the_query_carries():
@@ -96,9 +125,9 @@ def test_the_three_newtons_differ_in_what_the_query_carries():
 
 def test_both_forms_of_gradient_descent_part_when_the_context_is_frozen():
     base, source = pair()
-    by_residuals = runs_of(ResidualDescent(STEPS, step_size=STEP_SIZE), base, source)
-    by_query = runs_of(QueryDescent(STEPS, step_size=STEP_SIZE), base, source)
-    end = by_query.freeze((STEPS,), "query")
-    torch.testing.assert_close(by_residuals.freeze((STEPS,), "query"), end)
-    torch.testing.assert_close(by_query.freeze(range(STEPS + 1), "context"), end)
-    assert (by_residuals.freeze(range(STEPS + 1), "context") - end).abs().min() > 1e-3
+    by_residuals = runs_of(ResidualDescent(4, step_size=0.1), base, source)
+    by_query = runs_of(QueryDescent(4, step_size=0.1), base, source)
+    end = by_query.freeze((4,), "query")
+    torch.testing.assert_close(by_residuals.freeze((4,), "query"), end)
+    torch.testing.assert_close(by_query.freeze(range(5), "context"), end)
+    assert (by_residuals.freeze(range(5), "context") - end).abs().min() > 1e-3

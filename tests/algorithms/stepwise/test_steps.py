@@ -125,7 +125,7 @@ def test_before_copying_targets_are_at_tokens_of_their_own():
         (lambda: RidgePath((1.0, -1.0)), "penalties"),
         (lambda: RidgeByDirections(2, penalty=float("inf")), "penalty"),
         (lambda: RidgeByDirections(2).predict(Prompts(torch.ones(1, 3, 3), torch.ones(1, 3, 1))), "3 dimensions"),
-        (lambda: OnlineDescent(4).predict(Prompts(torch.ones(1, 3, 3), torch.ones(1, 3, 1))), "have 2"),
+        (lambda: OnlineDescent(1).predict(Prompts(torch.ones(1, 3, 3), torch.ones(1, 3, 1))), "have 2"),
     ],
 )
 def test_bad_parameters_are_named(make, message):

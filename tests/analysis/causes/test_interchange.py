@@ -151,7 +151,7 @@ def test_results_are_kept_and_shown(model, tmp_path):
     assert exchanged["moved"] > 0.1
     assert "effects explained" in str(result)
     assert "weakest" in result._repr_html_()
-    assert str(result.cells[1]) == "query exchanged after 1 layers"
+    assert str(result.cells[1]) == "query exchanged after 1 layer"
 
 
 def test_what_is_not_finite_is_the_weakest_and_effects_need_no_cell_of_their_own(model):
@@ -164,6 +164,34 @@ def test_what_is_not_finite_is_the_weakest_and_effects_need_no_cell_of_their_own
     broken = dataclasses.replace(result, expected=expected)
     assert broken.weakest == 1
     assert broken.score.mean < -1e6
+
+
+def test_effects_are_their_formula_and_told_apart_by_kind(model):
+    prompts, sources = ends()
+    result = interchange(model, Hypothesis(QueryDescent(3, step_size=0.1)), prompts, sources, progress=False)
+    for kinds in (["exchange"], ["ablation"], ["exchange", "ablation"]):
+        total = weights = 0.0
+        for i, cell in enumerate(result.cells):
+            if cell.kind in kinds:
+                moved = (result.predictions[i] - result.base).numpy()
+                told = (result.expected[i] - result.expected_base).numpy()
+                size = (moved**2).mean() + (told**2).mean()
+                weight = min(1.0, size / 2 / ((result.sources[i] - result.base) ** 2).mean().item())
+                total += weight * (1 - ((moved - told) ** 2).mean() / size) if size else 0.0
+                weights += weight
+        assert result.explained(kinds).mean == pytest.approx(total / weights, abs=1e-9)  # type: ignore[arg-type]
+    assert result.explained(["exchange"]).mean != result.explained(["ablation"]).mean
+    assert result.explained(["prediction"]).mean == pytest.approx(0.0)  # nothing is done
+
+
+def test_a_few_wild_prompts_do_not_decide_the_typical_r2(model):
+    prompts, sources = ends()
+    result = interchange(model, Hypothesis(THREE), prompts, sources, progress=False)
+    expected = result.expected.clone()
+    expected[2, 0, 5] += 1e4
+    wild = dataclasses.replace(result, expected=expected)
+    assert wild.r2[2].mean < -1e3
+    assert wild.typical_r2[2] > 0.999
 
 
 def test_batches_do_not_change_the_result(model):
@@ -188,7 +216,19 @@ def test_what_does_not_fit_is_named(model):
     with pytest.raises(ValueError, match="'head exchanged'"):
         interchange(model, hypothesis, prompts, sources, interventions=["head exchanged"])
     huge = Prompts(1e80 * prompts.xs, prompts.ys), Prompts(1e80 * sources.xs, sources.ys)
-    with pytest.raises(ValueError, match="not finite after"):
+    with pytest.raises(ValueError, match="predictions are not all finite"):
         interchange(model, hypothesis, *huge, progress=False)
+    diverging = Hypothesis(ResidualDescent(3, step_size=1e200))
+    with pytest.raises(ValueError, match="not finite after 2 steps"):
+        interchange(model, diverging, prompts, sources, progress=False)
+    with pytest.raises(ValueError, match="the same for all prompts and their sources"):
+        interchange(model, hypothesis, prompts, prompts, progress=False)
+    narrow = Hypothesis(THREE, subspaces={"x": torch.eye(4, 2, dtype=torch.float64)})
+    with pytest.raises(ValueError, match="4 rows, and the stream 6"):
+        interchange(model, narrow, prompts, sources, progress=False)
+    with pytest.raises(ValueError, match="n_context must be 1 or more"):
+        interchange(model, hypothesis, prompts.prefix(0), sources.prefix(0))
+    with pytest.raises(ValueError, match="no hypotheses"):
+        interchange_each(model, [], prompts, sources)
     with pytest.raises(TypeError):
         interchange(wrap(nn.Linear(3, 1), encode="paired"), hypothesis, prompts, sources)

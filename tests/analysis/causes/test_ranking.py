@@ -6,10 +6,14 @@ from typing import Any
 import pytest
 import torch
 
-from mechicl.algorithms.stepwise import Hypothesis, QueryDescent, ResidualDescent
+from mechicl.algorithms.stepwise import Hypothesis, QueryDescent, ResidualDescent, query_of
+from mechicl.analysis.causes import candidate_algorithms
 from mechicl.analysis.causes import test_hypotheses as rank_hypotheses
+from mechicl.analysis.causes.model_runs import reads_ahead
 from mechicl.analysis.causes.ranking import _rising_steps
 from mechicl.constructions import gd_plus_plus, gradient_descent, hide, known_models
+from mechicl.models import HookedTransformer, TransformerConfig
+from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.statistics import load_result
 from mechicl.tasks import LinearRegression
 
@@ -64,6 +68,49 @@ def test_a_schedule_is_the_best_of_all_that_rise():
 
     rising = [s for s in itertools.product(range(5), repeat=3) if list(s) == sorted(s)]
     assert tuple(_rising_steps(predicted, expected)) == min(rising, key=cost)
+
+
+def test_a_hypothesis_that_leaves_layers_out_says_less():
+    model = gradient_descent(**SIZES, step_size=0.2, steps=3)
+    whole = Hypothesis(ResidualDescent(3, step_size=0.2), name="layer by layer")
+    part = Hypothesis(ResidualDescent(3, step_size=0.2), schedule=((0, 0), (2, 2), (3, 3)), name="two at once")
+    ends = Hypothesis(ResidualDescent(3, step_size=0.2), schedule=((0, 0), (3, 3)), name="the end alone")
+    result = rank_hypotheses(model, TASK, [ends, part, whole], n_prompts=16, with_likeness=False, progress=False)
+    assert [test.hypothesis for test in result.tests] == ["layer by layer", "two at once", "the end alone"]
+    assert result.to_dataframe()["layers_told"].tolist() == [1.0, 0.5, 0.0]
+    assert [test.hypothesis for test in result.standing] == ["layer by layer", "two at once"]
+
+
+def test_causal_points_have_causal_candidates():
+    task = LinearRegression(x_dim=2, n_context=6)
+    prompts = task.sample(300, seed=0, dtype=torch.float64)
+    truth = ResidualDescent(3, step_size=(0.1, 0.2, 0.3), gamma=(0.02, 0.05, 0.0), causal=True)
+    after = torch.stack([truth.read(query_of(state)) for state in truth.states(prompts)[1:]])
+    candidates = candidate_algorithms(prompts, after, task, causal=True)
+    named = candidates["GD++, 3 steps, parameters for each, each point from its past"]
+    assert isinstance(named, ResidualDescent)
+    assert named.causal
+    assert named.step_sizes == pytest.approx((0.1, 0.2, 0.3), rel=1e-4)
+    assert named.gammas[:2] == pytest.approx((0.02, 0.05), rel=1e-3)
+    whole = [name for name, algorithm in candidates.items() if not algorithm.causal and "in the context" in name]
+    assert whole == ["preconditioned gradient descent, 1 step, residuals in the context"]  # nobody reads them
+
+
+def test_whether_a_point_reads_later_ones_is_asked_of_the_model():
+    prompts = TASK.sample(4, seed=0, dtype=torch.float64)
+    ahead = gradient_descent(**SIZES, step_size=0.2, steps=2)
+    assert reads_ahead(ModelAdapter(ahead), prompts, 1)
+    config = TransformerConfig(**SIZES, n_layers=2, d_model=8, n_heads=1, prompt_format="interleaved", read_in="linear")
+    assert not reads_ahead(ModelAdapter(HookedTransformer(config).eval()), prompts, 2)
+
+
+def test_what_cannot_be_ranked_is_named():
+    model = gradient_descent(**SIZES, step_size=0.2, steps=2)
+    twice = [Hypothesis(ResidualDescent(2, step_size=a)) for a in (0.1, 0.2)]
+    with pytest.raises(ValueError, match="two hypotheses are called 'gradient descent, 2 steps"):
+        rank_hypotheses(model, TASK, twice)
+    with pytest.raises(ValueError, match="no hypotheses"):
+        rank_hypotheses(model, TASK, [])
 
 
 def test_a_task_without_context_is_refused():

@@ -1,0 +1,81 @@
+"""Which interventions a hypothesis speaks of, each with its twin on the model."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from mechicl.algorithms.stepwise import Hypothesis, variables_of
+from mechicl.analysis.causes.results import Cell
+
+Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Ask:
+    """One intervention to be made: the method of `Runs` or `ModelRuns`, and what it is called with."""
+
+    method: str
+    arguments: tuple[Any, ...]
+    on_point: bool = False  # on the runs whose source is the prompts with one other point
+
+    @property
+    def key(self) -> Key:
+        """What tells it from others, so that hypotheses share a model's runs."""
+        return (self.method, self.on_point, *(id(a) if isinstance(a, Tensor) else a for a in self.arguments))
+
+    def answer(self, runs: Sequence[Any]) -> Tensor:
+        """The prediction `[prompt y]`, from the runs with whole sources and those with one other point."""
+        return getattr(runs[self.on_point], self.method)(*self.arguments)
+
+
+Planned = tuple[Cell, Ask, Ask]
+
+
+def plan_interventions(hypothesis: Hypothesis, hears: bool, point: int) -> Iterator[Planned]:
+    """All interventions that a hypothesis speaks of, each on the algorithm and on the model."""
+
+    def twins(name: str, method: str, places: tuple[int, int, int], of_algorithm: tuple, of_model: tuple) -> Planned:
+        alone = name == "point exchanged"
+        return Cell(name, *places), Ask(method, of_algorithm, alone), Ask(method, of_model, alone)
+
+    n_layers, n_steps = hypothesis.schedule[-1]
+    yield twins("prediction", "freeze", (0, 0, 0), ((n_steps,), "query"), ((n_layers,), "query"))  # nothing is left
+    for layer, step in hypothesis.between:
+        places = (layer, step, layer)
+        for place in ("query", "context"):
+            at_step, at_layer = (step, place), (layer, place)
+            yield twins(f"{place} exchanged", "exchange", places, at_step, at_layer)
+            for name, basis in hypothesis.subspaces.items():
+                told, asked = (*at_step, variables_of(name)), (*at_layer, basis)
+                yield twins(f"{place}'s {name} exchanged", "exchange", places, told, asked)
+            if hypothesis.rest is not None:
+                told, asked = (*at_step, ()), (*at_layer, hypothesis.rest)
+                yield twins(f"{place}'s rest exchanged", "exchange", places, told, asked)
+        told, asked = (step, "context", None, point), (layer, "context", None, point)
+        yield twins("point exchanged", "exchange", places, told, asked)
+    for layers, steps in hypothesis.segments:
+        places = (layers.start, steps.start, layers.stop)
+        for place in ("query", "context"):
+            for name, method in (("skips", "skip"), ("repeats", "repeat")):
+                yield twins(f"{place} {name}", method, places, (steps, place), (layers, place))
+    for i, (layer, step) in enumerate(hypothesis.schedule[:-1]):
+        places = (layer, step, n_layers)
+        at_layers, at_steps = (tuple(column) for column in zip(*hypothesis.schedule[i:], strict=True))
+        yield twins("context frozen", "freeze", places, (at_steps, "context"), (at_layers, "context"))
+        if hears:
+            yield twins("query stops reading", "stop_reading", places, (step,), (layer,))
+
+
+def select_interventions(plan: Sequence[Planned], interventions: Sequence[str] | None) -> list[Planned]:
+    """Those of these names; all by default.
+
+    Raises:
+        ValueError: a name that is not among them.
+    """
+    known = {cell.intervention for cell, _, _ in plan}
+    unknown = set(interventions or ()) - known
+    if unknown:
+        raise ValueError(f"{sorted(unknown)} are not among what this hypothesis can be asked: {sorted(known)}")
+    return [each for each in plan if interventions is None or each[0].intervention in interventions]
