@@ -8,10 +8,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.checks import check_whole
-from mechicl.models import HookedTransformer
+from mechicl.models import HookedTransformer, TransformerConfig
+from mechicl.prompts import Prompts
 
 JUNK = 4
 """Dimensions that distractors write into."""
+MOST_HALVINGS = 60
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,26 +32,30 @@ class HiddenModel:
 @torch.no_grad()
 def hide(
     model: HookedTransformer, *, seed: int = 0, rotate: bool = True, gauges: bool = True, distractors: int = 1,
-    noise: float = 0.0,
+    junk_prompts: Prompts | None = None, noise: float = 0.0,
 ) -> HiddenModel:  # fmt: skip
     """The same computation behind other weights.
 
     Args:
-        model: without norms and biases of heads, such as `mechicl.constructions` makes.
+        model: without norms, gates, biases of heads and rotary positions, such as `mechicl.constructions` makes.
         seed: of everything random.
         rotate: turn the stream by a random rotation, so that no dimension means anything.
         gauges: random invertible matrices between W_Q and W_K, and between W_V and W_O, of each head.
         distractors: heads in each layer, and hidden units where it has an MLP, that read the stream with random weights
-            and write into dimensions that nothing reads.
+            and write into dimensions that nothing of the model reads.
+        junk_prompts: with them, distractors read what others have written too, so that they compute something from
+            layer to layer. Their writes are scaled so that on these prompts it never outgrows the model's own stream.
         noise: standard deviation of what is added to each entry of the heads' and MLPs' weights, as a part of the root
             mean square of the matrix: 0 leaves the model's function as it is.
 
     Returns:
-        The model, with linear read-in and read-out, and the map of its stream.
+        The model, with linear read-in and read-out, and the map of its stream. Positions that were concatenated are
+        added now, a row of weights each, so that prompts may not be longer than n_context.
 
     Raises:
-        ValueError: distractors < 0, noise that is negative, or a model with norms, clipping or gradient descent in
-            place of weights.
+        ValueError: distractors < 0, noise that is negative, prompts for junk without distractors, or a model that would
+            not keep its function: with norms, clipping, gates in its MLPs, rotary positions, biases of heads or of the
+            read-in and read-out, or gradient descent in place of weights.
 
     Example:
         >>> hidden = hide(constructions.gradient_descent(x_dim=5, n_context=20, step_size=0.1, steps=3), seed=1)
@@ -60,8 +66,9 @@ def hide(
     check_whole(0, distractors=distractors)
     if not noise >= 0:
         raise ValueError(f"noise must be >= 0, got {noise}")
-    if cfg.normalization_type or cfg.token_clip is not None or cfg.attention_weights != "learned":
-        raise ValueError("only models without norms and clipping, with weights of their own, keep their function")
+    if junk_prompts is not None and not distractors:
+        raise ValueError("junk_prompts are for distractors, and distractors=0: leave them out")
+    _refuse_what_would_break(cfg)
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -71,11 +78,13 @@ def hide(
     width = cfg.d_model + junk
     turned = torch.linalg.qr(normal(width, width)).Q if rotate else torch.eye(width, dtype=torch.float64)
     stream, rest = turned[: cfg.d_model], turned[cfg.d_model :]
-    placed = {"positional_embedding_type": "standard"} if cfg.positional_embedding_type == "one_hot" else {}
+    concatenated = cfg.positional_embedding_type in ("one_hot", "sinusoidal")
+    placed = {"positional_embedding_type": "standard"} if concatenated else {}
     wide = HookedTransformer(
         cfg.replace(
             d_model=width, n_heads=cfg.n_heads + distractors, read_in="linear", read_out="linear", read_bias=False,
             d_mlp=None if cfg.d_mlp is None else cfg.d_mlp + 4 * distractors,
+            d_head=cfg.d_head, score_scale=cfg.score_scale, attn_only=cfg.attn_only,  # whose defaults follow the width
             d_pos=0 if placed else cfg.d_pos, **placed,
         ),
         initial_weights=model.initial_weights if cfg.prompt_format == "paired" else None,
@@ -88,19 +97,40 @@ def hide(
     if hasattr(model, "pos_embed"):
         wide.pos_embed.W_pos.copy_(model.W_pos.double() @ stream)
     layers = 1 if cfg.recurrent else cfg.n_layers
+    read = stream if junk_prompts is None else turned  # by distractors
     for block, old in zip(list(wide.blocks)[:layers], model.blocks, strict=False):
-        _hide_heads(block.attn, old.attn, stream, rest, normal, gauges)
+        _hide_heads(block.attn, old.attn, stream, read, rest, normal, gauges)
         if cfg.block_mlp:
-            _hide_units(block.mlp, old.mlp, stream, rest, normal)
+            _hide_units(block.mlp, old.mlp, stream, read, rest, normal)
     if cfg.mlp_location == "input" and cfg.d_mlp is not None:
-        _hide_units(wide.input_mlp, model.input_mlp, stream, rest, normal)
+        _hide_units(wide.input_mlp, model.input_mlp, stream, read, rest, normal)
+    if junk_prompts is not None:
+        _quieten(wide, stream, rest, junk_prompts)
     for name, weight in wide.named_parameters() if noise else ():
         if name.rsplit(".", 1)[-1] in ("W_Q", "W_K", "W_V", "W_O", "W_in", "W_out"):
             weight += noise * weight.square().mean().sqrt() * normal(*weight.shape)
     return HiddenModel(wide.eval(), stream)
 
 
-def _hide_heads(attn: Any, old: Any, stream: Tensor, rest: Tensor, normal: Any, gauges: bool) -> None:
+def _refuse_what_would_break(cfg: TransformerConfig) -> None:
+    reasons = {
+        f"normalization_type={cfg.normalization_type!r}": cfg.normalization_type is not None,
+        f"token_clip={cfg.token_clip}": cfg.token_clip is not None,
+        f"attention_weights={cfg.attention_weights!r}": cfg.attention_weights != "learned",
+        "gated_mlp=True": cfg.gated_mlp and cfg.d_mlp is not None,
+        "positional_embedding_type='rotary'": cfg.rotates,  # which would turn the gauges' axes too
+        "attn_bias=True": cfg.attn_bias,
+        "read_bias=True": cfg.read_bias,
+    }
+    broken = [name for name, broken in reasons.items() if broken]
+    if broken:
+        raise ValueError(
+            f"a model with {', '.join(broken)} would not keep its function: hide models without norms, clipping, "
+            f"gates, rotary positions and biases, with weights of their own"
+        )
+
+
+def _hide_heads(attn: Any, old: Any, stream: Tensor, read: Tensor, rest: Tensor, normal: Any, gauges: bool) -> None:
     """The old heads in the turned stream, each in a gauge of its own, and distractors that write into the rest."""
     n_heads, width = old.W_Q.shape[0], old.W_Q.shape[2]
     for head in range(n_heads):
@@ -111,25 +141,40 @@ def _hide_heads(attn: Any, old: Any, stream: Tensor, rest: Tensor, normal: Any, 
         attn.W_O[head] = torch.linalg.inv(values) @ old.W_O[head].double() @ stream
     if hasattr(attn, "sink"):
         attn.sink[:n_heads] = old.sink
-    scale = stream.shape[0] ** -0.5
+    scale = read.shape[0] ** -0.5
     for head in range(n_heads, attn.W_Q.shape[0]):
         for weight in (attn.W_Q, attn.W_K, attn.W_V):
-            weight[head] = scale * stream.T @ normal(stream.shape[0], width)
+            weight[head] = scale * read.T @ normal(read.shape[0], width)
         attn.W_O[head] = normal(width, rest.shape[0]) @ rest
 
 
-def _hide_units(mlp: Any, old: Any, stream: Tensor, rest: Tensor, normal: Any) -> None:
+def _hide_units(mlp: Any, old: Any, stream: Tensor, read: Tensor, rest: Tensor, normal: Any) -> None:
     """The old hidden units in the turned stream and in another order, and distractors that write into the rest."""
     n_old, n_new = old.W_in.shape[1], mlp.W_in.shape[1]
     order = normal(n_new).argsort()
-    read = stream.T @ torch.cat([old.W_in.double(), normal(stream.shape[0], n_new - n_old)], dim=1)
-    extra = normal(n_new - n_old, rest.shape[0]) @ rest if n_new > n_old else read.new_zeros(0, stream.shape[1])
+    units = torch.cat([stream.T @ old.W_in.double(), read.T @ normal(read.shape[0], n_new - n_old)], dim=1)
+    extra = normal(n_new - n_old, rest.shape[0]) @ rest if n_new > n_old else units.new_zeros(0, stream.shape[1])
     write = torch.cat([old.W_out.double() @ stream, extra])
     bias = torch.cat([old.b_in.double(), normal(n_new - n_old)])
-    mlp.W_in.copy_(read[:, order])
+    mlp.W_in.copy_(units[:, order])
     mlp.W_out.copy_(write[order])
     mlp.b_in.copy_(bias[order])
     mlp.b_out.copy_(old.b_out.double() @ stream)
+
+
+def _quieten(model: HookedTransformer, stream: Tensor, rest: Tensor, prompts: Prompts) -> None:
+    """Scale what is written into the rest down until it is nowhere larger than the stream."""
+    prompts = prompts.to(torch.float64)
+    outputs = [(module, name) for module in model.modules() for name in ("W_O", "W_out") if name in module._parameters]
+    for _ in range(MOST_HALVINGS):
+        cache = model.run_with_cache(prompts, names_filter=lambda name: name.endswith("resid_post"))[1]
+        sizes = [(value @ rest.T).square().mean() / (value @ stream.T).square().mean() for value in cache.values()]
+        if all(size <= 1 for size in sizes):  # which no number that has overflowed is
+            return
+        for module, name in outputs:
+            weight = getattr(module, name)
+            weight -= 0.5 * weight @ rest.T @ rest
+    raise ValueError(f"distractors that read junk outgrow the stream on these prompts: {prompts}")
 
 
 def _well_conditioned(normal: Any, size: int) -> Tensor:

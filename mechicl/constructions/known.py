@@ -16,6 +16,11 @@ from mechicl.algorithms.stepwise import (
     ResidualDescent,
     nearest,
 )
+from mechicl.constructions.circuits import (
+    previous_token_then_induction,
+    ridge_by_cramers_rule,
+    two_steps_in_a_layer,
+)
 from mechicl.constructions.copying import copy_then_gradient_descent
 from mechicl.constructions.gradient_descent import gd_plus_plus, gradient_descent
 from mechicl.constructions.hiding import hide
@@ -56,7 +61,7 @@ def known_models(*, hidden: bool = False, noise: float = 0.0, seed: int = 0) -> 
     """Models with known algorithms, 5 dimensions and 20 points, plain or each behind a disguise of its own (`hide`).
 
     Args:
-        hidden: behind random gauges, a rotated stream and distractors.
+        hidden: behind random gauges, a rotated stream and distractors, which read each other.
         noise: in the weights of the hidden ones (see `hide`).
         seed: of the disguises.
 
@@ -114,6 +119,13 @@ def _models() -> Iterator[KnownModel]:
     yield _online_descent()
     yield _two_layers_a_step(task)
     yield _gradient_descent_with_momentum(task)
+    model, hypothesis = two_steps_in_a_layer(**sizes, step_size=STEP_SIZE, layers=3)
+    yield KnownModel("gradient descent, 6 steps, two in a layer", model, hypothesis, task)
+    noisy = LinearRegression(x_dim=2, n_context=10, noise_std=0.3)
+    model, hypothesis = ridge_by_cramers_rule(n_context=10, penalty=0.4, largest=25.0)
+    yield KnownModel("ridge, by Cramer's rule", model, hypothesis, noisy)
+    model, hypothesis = previous_token_then_induction(**sizes)
+    yield KnownModel("previous token, then induction", model, hypothesis, task)
 
 
 def _counted(name: str, steps: int) -> str:
@@ -175,7 +187,7 @@ def _nearest_neighbour(task: Task) -> KnownModel:
 
 def _online_descent() -> KnownModel:
     """Before each step an MLP leaves, of all residuals, only that of the step's point where attention reads it."""
-    n, bound, step_size = 6, 1e3, 0.5
+    n, bound, step_size = 6, 50.0, 0.5
     task = LinearRegression(x_dim=X_DIM, n_context=n)
     stream = Stream(x=X_DIM, y=1, position=n + 1, turn=1)
     y, x = stream.read("y"), stream.read("x")
@@ -225,7 +237,8 @@ def _gradient_descent_with_momentum(task: Task) -> KnownModel:
 
 
 def _hidden(known: KnownModel, seed: int, noise: float) -> KnownModel:
-    disguise = hide(known.model, seed=seed, noise=noise)
+    prompts = known.task.sample(32, seed=seed, dtype=torch.float64)
+    disguise = hide(known.model, seed=seed, junk_prompts=prompts, noise=noise)
     turned: Mapping[str, Tensor] = {
         name: disguise.stream.T @ columns for name, columns in known.hypothesis.subspaces.items()
     }

@@ -8,12 +8,16 @@ from mechicl.algorithms.stepwise.circuits import AfterCopying
 from mechicl.algorithms.stepwise.counterfactuals import Place, Runs
 from mechicl.algorithms.stepwise.descent import KernelReading, OnlineDescent, QueryDescent, ResidualDescent, nearest
 from mechicl.algorithms.stepwise.hypothesis import Hypothesis, variables_of
+from mechicl.algorithms.stepwise.induction import Induction, best_match
 from mechicl.algorithms.stepwise.inverses import NewtonSteps, RidgeByDirections, RidgePath
+from mechicl.algorithms.stepwise.moments import MomentsThenRidge
 
 __all__ = [
     "AfterCopying",
     "Hypothesis",
+    "Induction",
     "KernelReading",
+    "MomentsThenRidge",
     "NewtonSteps",
     "OnlineDescent",
     "Place",
@@ -24,6 +28,7 @@ __all__ = [
     "Runs",
     "State",
     "StepwiseAlgorithm",
+    "best_match",
     "nearest",
     "query_of",
     "variables_of",

@@ -8,13 +8,16 @@ from hypothesis import given, settings
 from mechicl import algorithms
 from mechicl.algorithms.stepwise import (
     AfterCopying,
+    Induction,
     KernelReading,
+    MomentsThenRidge,
     NewtonSteps,
     OnlineDescent,
     QueryDescent,
     ResidualDescent,
     RidgeByDirections,
     RidgePath,
+    Runs,
     StepwiseAlgorithm,
     nearest,
 )
@@ -61,6 +64,7 @@ def test_predictions_are_those_of_the_algorithms(prompts):
         (NewtonSteps(2, alpha=1e-4), algorithms.newton(prompts, 2, alpha=1e-4)),
         (RidgePath((10.0, 0.3)), algorithms.ridge(prompts, penalty=0.3)),
         (RidgeByDirections(x_dim, penalty=0.3), algorithms.ridge(prompts, penalty=0.3)),
+        (MomentsThenRidge(penalty=0.3), algorithms.ridge(prompts, penalty=0.3)),
     ]
     if n:
         pairs.append((OnlineDescent(n), algorithms.online_gradient_descent(prompts)))
@@ -113,6 +117,35 @@ def test_before_copying_targets_are_at_tokens_of_their_own():
     torch.testing.assert_close(after["residual"], before["target"])
 
 
+def test_moments_are_collected_before_anything_is_solved():
+    prompts = Prompts(torch.randn(2, 6, 3).double(), torch.randn(2, 6, 2).double())
+    state = MomentsThenRidge(penalty=0.5).states(prompts)[1]
+    for row, (xs, ys) in enumerate(zip(prompts.context.xs.numpy(), prompts.context.ys.numpy(), strict=True)):
+        expected = np.concatenate([sum(np.outer(x, np.append(x, y)) for x, y in zip(xs, ys, strict=True))])
+        for point in range(6):
+            np.testing.assert_allclose(state["moments"][row, point].reshape(3, 5), expected, atol=1e-12)
+    assert not state["prediction"].any()
+    seen = MomentsThenRidge(causal=True).states(prompts)[1]["moments"]
+    torch.testing.assert_close(
+        seen[:, 0].reshape(2, 3, 5)[..., :3], torch.einsum("pi,pj->pij", *[prompts.xs[:, 0]] * 2)
+    )
+
+
+def test_induction_takes_the_target_of_the_nearest_input_that_a_target_remembers():
+    prompts = Prompts(torch.randn(4, 6, 3).double(), torch.randn(4, 6, 2).double())
+    algorithm = Induction()
+    start, remembered, end = algorithm.states(prompts)
+    assert not start["previous"].any()
+    torch.testing.assert_close(remembered["previous"], prompts.xs)
+    for row in range(4):
+        distances = [((x - prompts.xs[row, -1]) ** 2).sum().item() for x in prompts.context.xs[row]]
+        best = prompts.ys[row, int(np.argmin(distances))]
+        torch.testing.assert_close(algorithm.read({k: v[:, -1:] for k, v in end.items()})[row], best)
+    # without the first step nothing tells the targets apart
+    skipped = Runs(algorithm, algorithm.states(prompts), algorithm.states(prompts)).skip(range(1), "context")
+    torch.testing.assert_close(skipped, prompts.context.ys.mean(1))
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -122,6 +155,7 @@ def test_before_copying_targets_are_at_tokens_of_their_own():
         (lambda: ResidualDescent(2, step_size=float("nan")), "finite"),
         (lambda: NewtonSteps(3, alpha=-1.0), "alpha"),
         (lambda: RidgePath(()), "penalties"),
+        (lambda: MomentsThenRidge(penalty=-0.1), "penalty"),
         (lambda: RidgePath((1.0, -1.0)), "penalties"),
         (lambda: RidgeByDirections(2, penalty=float("inf")), "penalty"),
         (lambda: RidgeByDirections(2).predict(Prompts(torch.ones(1, 3, 3), torch.ones(1, 3, 1))), "3 dimensions"),

@@ -1,0 +1,68 @@
+"""Induction: a target learns which input it followed, and a reader looks for its own input among those."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mechicl.algorithms.stepwise.base import State, StepwiseAlgorithm, gather
+from mechicl.algorithms.stepwise.descent import Weights, without_query_target
+from mechicl.prompts import Prompts
+
+
+class Induction(StepwiseAlgorithm):
+    """Two steps: every target takes up the token before it, its input; then readers match and copy the target.
+
+    For prompts whose inputs and targets are tokens of their own: an induction head and the previous-token head that it
+    needs, on continuous tokens. The first step adds a point's input to what its target remembers, "previous"; in the
+    second, readers take the targets whose "previous" their own input matches.
+
+    Args:
+        weights: from readers' inputs `[prompt reader x]` and what targets remember `[prompt point x]` to weights
+            `[prompt reader point]`; by default all on the nearest (`best_match`).
+        causal: see `StepwiseAlgorithm`: weights on points that are not seen are left out, not spread over the others.
+
+    Source: Olsson et al. 2022, section "Induction heads", with vectors in place of tokens.
+
+    Example:
+        >>> prompts = LinearRegression().sample(4, seed=0, dtype=torch.float64)
+        >>> expected = algorithms.nearest_neighbours(prompts, n_neighbours=1).query()[0]
+        >>> torch.allclose(Induction().predict(prompts), expected)
+        True
+    """
+
+    n_steps = 2
+    variables = ("x", "target", "previous", "prediction")
+
+    def __init__(self, weights: Weights | None = None, *, causal: bool = False):
+        self.weights, self.causal = weights or best_match, causal
+        self.name = "previous token, then induction"
+
+    def start(self, prompts: Prompts) -> State:
+        """Inputs and targets; nothing remembered, and a prediction of 0."""
+        xs, ys = prompts.xs.double(), without_query_target(prompts)
+        return {"x": xs, "target": ys, "previous": torch.zeros_like(xs), "prediction": torch.zeros_like(ys)}
+
+    def step(self, k: int, readers: State, context: State, sees: Tensor | None = None) -> State:
+        """What targets remember, or what readers copy."""
+        if k == 0:
+            return readers | {"previous": readers["previous"] + readers["x"]}
+        if not context["x"].shape[1]:
+            return dict(readers)
+        copied = gather(self.weights(readers["x"], context["previous"]), context["target"], sees)
+        return readers | {"prediction": readers["prediction"] + copied}
+
+    def read(self, query: State) -> Float[Tensor, "prompt y"]:
+        """What the query has copied, 0 before."""
+        return query["prediction"][:, 0]
+
+
+def best_match(readers: Tensor, points: Tensor, sharpness: float = 1e6) -> Float[Tensor, "prompt reader point"]:
+    """All weight on the points nearest to the reader, shared by those whose `<x, x_i> - |x_i|² / 2` hardly differ.
+
+    Args:
+        readers: `[prompt reader x]`.
+        points: `[prompt point x]`.
+        sharpness: factor on these scores before a softmax.
+    """
+    scores = readers @ points.mT - points.square().sum(-1)[:, None] / 2
+    return (sharpness * scores).softmax(-1)
