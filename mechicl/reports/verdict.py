@@ -26,7 +26,9 @@ MOST_NAMED = 4
 SPREAD = "\u00a0±\u00a0"  # an interval is not broken across lines
 Nearness = Literal["like", "nearest", "none"]
 _CONTAINS = (  # families, and those that they contain where these have as many steps
-    ("preconditioned gradient descent, 1 step", "gradient descent, 1 step"),
+    ("preconditioned gradient descent", "gradient descent"),
+    ("gradient descent with momentum", "gradient descent"),
+    ("kernel gradient descent on 1 and x", "gradient descent"),
     ("GD++", "gradient descent"),
     ("parameters for each step", "gradient descent"),
     ("parameters for each step", "GD++"),
@@ -40,6 +42,9 @@ _PHRASES = (
         r"\2 steps of \1 with parameters for each step",
     ),
     (r"^preconditioned gradient descent, 1 step$", "one step of preconditioned gradient descent"),
+    (r"^preconditioned gradient descent, (\d+) steps$", r"\1 steps of preconditioned gradient descent"),
+    (r"^gradient descent with momentum, (\d+) steps$", r"\1 steps of gradient descent with momentum"),
+    (r"^kernel gradient descent on 1 and x, 1 step.*$", "one step of gradient descent with an intercept"),
     (r"^Newton, 1 iteration$", "one iteration of Newton's method"),
     (r"^Newton, (\d+) iterations$", r"\1 iterations of Newton's method"),
     (r"^Chebyshev, (\d+) steps?$", r"\1 steps of Chebyshev's iteration"),

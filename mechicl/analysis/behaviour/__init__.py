@@ -9,6 +9,7 @@
 from mechicl.analysis.behaviour.algorithm_families import tuned_descent
 from mechicl.analysis.behaviour.alignment import Alignment, align, sensitivities
 from mechicl.analysis.behaviour.clipped_descent import ClippedDescent, tuned_clipped_descent
+from mechicl.analysis.behaviour.confidence import family_weights
 from mechicl.analysis.behaviour.context_use import (
     Forgetting,
     OrderSensitivity,
@@ -47,6 +48,7 @@ __all__ = [
     "SpectralLearner",
     "TokenIdentification",
     "align",
+    "family_weights",
     "fit_growth",
     "identify",
     "identify_on_tokens",

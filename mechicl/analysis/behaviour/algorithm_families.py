@@ -29,13 +29,14 @@ ROUNDING = 1e-10  # squared distances, relative to squared predictions: below, t
 
 @dataclass(frozen=True, eq=False)
 class FittedAlgorithm:
-    """A member of a family with its fitted hyperparameters and how many numbers were fitted."""
+    """A member of a family with its fitted hyperparameters, how many numbers were fitted, and how many were given."""
 
     name: str
     learner: Learner
     hyperparameters: dict[str, float] = field(default_factory=dict)
     n_fitted: int = 0
     differentiable: bool = True  # with respect to the query
+    n_given: int = 0  # 1 where the number of steps is 1, or the model's number of layers, and not fitted
 
 
 def tuned_descent(prompts: Prompts, steps: int, *, gamma: bool = False, per_step: bool = False) -> SpectralLearner:
@@ -240,7 +241,7 @@ def _gd_plus_plus(problem: SpectralProblem, steps: int, *, per_step: bool, gamma
         labels = [f"step_size_{i + 1}" for i in range(count)] + [f"gamma_{i + 1}" for i in range(n_gammas)]
     hyperparameters = dict(zip(labels, best.tolist(), strict=False))
     learner = SpectralLearner(partial(filtered, best), f"{kind}, {_count(steps, 'step')}{each}", hyperparameters)
-    return FittedAlgorithm(learner.name, learner, hyperparameters, len(best))
+    return FittedAlgorithm(learner.name, learner, hyperparameters, len(best), n_given=1)
 
 
 def _explodes(problem: SpectralProblem, filtered: Callable[[Tensor], Tensor]) -> bool:
@@ -259,7 +260,7 @@ def fit_preconditioned(problem: SpectralProblem, prompts: Prompts) -> FittedAlgo
     learner = AlgorithmLearner(algorithms.preconditioned_gd, {"preconditioner": matrix})
     values = torch.linalg.svdvals(matrix)
     described = {"largest singular value": values[0].item(), "smallest": values[-1].item()}
-    return FittedAlgorithm("preconditioned gradient descent, 1 step", learner, described, d * d)
+    return FittedAlgorithm("preconditioned gradient descent, 1 step", learner, described, d * d, n_given=1)
 
 
 def _newton(problem: SpectralProblem, numbers: Sequence[int]) -> FittedAlgorithm:
@@ -315,7 +316,7 @@ def _polynomial(problem: SpectralProblem, steps: int, name: str) -> FittedAlgori
         coefficients = problem.guarded(MARGIN).linear(basis)
     title = f"{name}, {_count(steps, 'step')}"
     learner = SpectralLearner(lambda eigenvalues: basis(eigenvalues) @ coefficients, title)
-    return FittedAlgorithm(title, learner, {}, steps)
+    return FittedAlgorithm(title, learner, {}, steps, n_given=1)
 
 
 def _any_filter(problem: SpectralProblem) -> FittedAlgorithm:

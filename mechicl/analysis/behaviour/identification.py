@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 
 import pandas as pd
 import torch
@@ -25,6 +25,8 @@ from mechicl.analysis.behaviour.alignment import (
     cosine_of_sensitivities,
     predictions_and_sensitivities,
 )
+from mechicl.analysis.behaviour.confidence import family_weights
+from mechicl.analysis.behaviour.descent_families import descent_fits
 from mechicl.analysis.behaviour.regrets import are_classes
 from mechicl.analysis.behaviour.spectral import SpectralProblem
 from mechicl.learners import AlgorithmLearner, Learner, Learners, named_learners, prompt_batches
@@ -35,6 +37,7 @@ from mechicl.sampling import TokenDistribution
 from mechicl.statistics import Interval, Result, interval, ratio_interval
 from mechicl.tasks import Task
 
+NONE = "none of these"
 LIMIT_PROMPTS = 32_768  # that the best learners on the task are tuned on: rare contexts decide their losses
 
 
@@ -50,6 +53,7 @@ class FamilyMatch(Result):
         squared_distances: of its predictions from the model's, `[prompt]`, averaged over the target's dimensions.
         sensitivity_cosine: cosine of d prediction / d query with the model's, `[prompt]`.
         squared_errors: of its predictions, `[prompt]`.
+        n_given: how many numbers are given beside the fitted ones: 1 where the number of steps is.
     """
 
     name: str
@@ -59,6 +63,12 @@ class FamilyMatch(Result):
     squared_distances: Float[Tensor, "prompt"]
     sensitivity_cosine: Float[Tensor, "prompt"]
     squared_errors: Float[Tensor, "prompt"]
+    n_given: int = 0
+
+    @property
+    def family(self) -> str:
+        """The name without numbers of steps: "Newton" for "Newton, 3 iterations"."""
+        return self.name.split(",")[0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +96,42 @@ class Identification(Result):
     def best(self) -> FamilyMatch:
         """The nearest family."""
         return self.matches[0]
+
+    @property
+    def answer(self) -> FamilyMatch:
+        """What it is called: of the likeliest family the likeliest member, which need not be the nearest.
+
+        A family that contains the right one comes nearer, by whatever is left: numbers that are fitted must be worth it
+        (see `weights`).
+        """
+        family = next(name for name in self.weights if name != NONE)
+        members = [i for i, match in enumerate(self.matches) if match.family == family]
+        return self.matches[max(members, key=lambda i: self._weights[i].item())]
+
+    @property
+    def confidence(self) -> float:
+        """The probability that the answer's family is the right one.
+
+        About 90% of the answers with 90% are right, on models with known algorithms (`analyses/known_families.py`).
+        """
+        return self.weights[self.answer.family]
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The probability of each family, all numbers of steps together, and of "none of these"; likeliest first.
+
+        By distance, simplicity and over resampled prompts: see `family_weights`.
+        """
+        totals = {NONE: 1 - self._weights.sum().item()}
+        for match, weight in zip(self.matches, self._weights.tolist(), strict=True):
+            totals[match.family] = totals.get(match.family, 0.0) + weight
+        return dict(sorted(totals.items(), key=lambda pair: -pair[1]))
+
+    @cached_property
+    def _weights(self) -> Tensor:
+        distances = torch.stack([match.squared_distances for match in self.matches])
+        n_numbers = [match.n_fitted + match.n_given for match in self.matches]
+        return family_weights(distances, n_numbers, self.squared_predictions.mean().item())
 
     def distance(self, match: FamilyMatch) -> Interval:
         """Squared distance of predictions over the model's squared predictions: 0 for the same, 1 for predicting 0."""
@@ -141,6 +187,7 @@ class Identification(Result):
                 more = ", ..." if len(match.hyperparameters) > 4 else ""
                 columns = (str(self.distance(match)), str(interval(match.sensitivity_cosine)), str(ratio))
                 lines.append((match.name, line(*columns, note=settings + more)))
+        lines.append(("called", f"{self.answer.name} (with a confidence of {self.confidence:.0%})"))
         return [*lines, ("note", self.note)] if self.note else lines
 
 
@@ -150,6 +197,7 @@ def identify(
     *,
     also: Learners = (),
     with_references: bool = True,
+    with_limits: bool = True,
     steps: int | None = None,
     n_prompts: int = 4096,
     seed: int = 0,
@@ -162,11 +210,15 @@ def identify(
     losses are measured on others. Families are ranked by the distance of predictions; `sensitivity_rank` in the table
     says where they stand by sensitivities. Families: gradient descent (up to 1024 steps; with a step size each), GD++
     (shared and one set a step, up to 12 steps), preconditioned gradient descent, Newton (up to 15 iterations), ridge,
-    least squares, Chebyshev, online gradient descent, averaging, nearest neighbours; and, for scale, any polynomial of
-    S with as many terms as steps and any function of S. The task's own reference learners (`algorithms.references`) are
-    ranked with them, as far as they are no members of these families: dMMSE of a pool of tasks, exact Bayes of Boolean
-    functions. The families are algorithms for linear functions; where the task's targets are classes, or a reference
-    loses half as much as any family, the result's `note` says so.
+    least squares, Chebyshev, online gradient descent, averaging, nearest neighbours; gradient descent with momentum,
+    preconditioned in several steps with one matrix, and with an intercept (one step with a kernel of 1 and x); and, for
+    scale, any polynomial of S with as many terms as steps and any function of S. The task's own reference learners
+    (`algorithms.references`) are ranked with them, as far as they are no members of these families: dMMSE of a pool of
+    tasks, exact Bayes of Boolean functions. The families are algorithms for linear functions; where the task's targets
+    are classes, or a reference loses half as much as any family, the result's `note` says so.
+
+    The nearest family is not always the right one: who contains it is as near. `answer` weighs distance and simplicity,
+    with a `confidence` that was calibrated on models with known algorithms.
 
     The limits are the best learners on the task itself, tuned on 32,768 prompts: first order (a polynomial with as many
     terms as steps, the same for every context), second order (as many Newton iterations, α tuned), and ridge.
@@ -179,6 +231,7 @@ def identify(
             `AlgorithmFamily`, the value that comes nearest is chosen on the prompts to fit on.
         with_references: rank the task's own reference learners too; False spares the time of slow ones, such as
             training a network on each context.
+        with_limits: measure the best learners on the task too, which says nothing of which algorithm it is.
         steps: of the learner: by default the model's number of layers, or 8.
         n_prompts: to fit on, and to measure on.
         seed: of the prompts to fit on; the held-out ones have the next.
@@ -232,20 +285,24 @@ def identify(
             (predicted - predictions).square().mean(-1),
             cosine_of_sensitivities(its_slopes, slopes),
             (predicted - held_out.query.ys).square().mean(-1),
+            fit.n_given,
         )
 
-    fits = family_fits(SpectralProblem.from_prompts(fitting, targets), fitting, steps, task)
+    problem = SpectralProblem.from_prompts(fitting, targets)
+    fits = family_fits(problem, fitting, steps, task) + descent_fits(problem, fitting, steps)
     for name, learner in learners.items():
         fits.append(partial(_fit_given, name, learner, fitting, targets, predict))
     matches = [compare(fit()) for fit in progress_bar(fits, unit="family", progress=progress, desc="identify")]
-    tuning = task.sample(max(n_prompts, LIMIT_PROMPTS), seed=seed + 2, dtype=torch.float64)
-    limit_fits = limits(SpectralProblem.from_prompts(tuning, tuning.query.ys), steps, task)
+    limit_matches = []
+    if with_limits:
+        tuning = task.sample(max(n_prompts, LIMIT_PROMPTS), seed=seed + 2, dtype=torch.float64)
+        limit_fits = limits(SpectralProblem.from_prompts(tuning, tuning.query.ys), steps, task)
+        limit_matches = [compare(fit) for fit in limit_fits]
     rounding = ROUNDING * predictions.square().mean().item()
 
     def rank(match: FamilyMatch) -> tuple[float, int]:  # what predicts the same up to rounding: by fitted numbers
         return max(match.squared_distances.nan_to_num(nan=math.inf).mean().item(), rounding), match.n_fitted
 
-    limit_matches = [compare(fit) for fit in limit_fits]
     return Identification(
         sorted(matches, key=rank),
         limit_matches,

@@ -221,7 +221,7 @@ def test_the_table_and_the_text_show_every_family():
     cosines = families["sensitivity_cosine"].fillna(-np.inf).to_numpy()
     assert families["sensitivity_rank"].tolist() == [1 + (cosines > cosine).sum() for cosine in cosines]
     assert families["name"].tolist() == [match.name for match in result.matches]
-    assert families["rank"].tolist() == list(range(1, 15))
+    assert families["rank"].tolist() == list(range(1, 19))
     assert len(limits) == 3
     assert not limits["tied"].any()
     first, ridge = families.iloc[0], families[families["name"] == "ridge"].iloc[0]
@@ -235,9 +235,9 @@ def test_the_table_and_the_text_show_every_family():
     assert ridge["distance"] == pytest.approx(result.distance(match).mean)
     assert ridge["low"] < ridge["distance"] < ridge["high"]
     lines = str(result).splitlines()
-    assert len(lines) == 2 + 14 + 1 + 3
+    assert len(lines) == 2 + 18 + 1 + 3 + 1
     assert lines[2].startswith("  GD++, 3 steps")
-    assert all(str(result.distance(m)) in line for m, line in zip(result.matches, lines[2:16], strict=True))
+    assert all(str(result.distance(m)) in line for m, line in zip(result.matches, lines[2:20], strict=True))
 
 
 def test_more_steps_than_families_fit_are_not_fitted(monkeypatch):
@@ -262,7 +262,7 @@ def test_small_and_degenerate_tasks(task):
     assert result.distance(result.best).mean < 1e-10
     assert result.tied(_named(result, "gradient descent, 2 steps")) or task.x_dim == 1
     assert all(math.isfinite(result.distance(match).mean) for match in result.matches)
-    assert len(str(result).splitlines()) == len(result.to_dataframe()) + 3
+    assert len(str(result).splitlines()) == len(result.to_dataframe()) + 4
 
 
 def test_bad_requests_are_named():

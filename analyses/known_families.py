@@ -1,0 +1,289 @@
+"""Does `identify` name the right family, and is it as sure as it is right? On models whose algorithm is known.
+
+python analyses/known_families.py
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import plotly.graph_objects as go
+import torch
+from torch import Tensor
+
+from mechicl import constructions
+from mechicl.analysis import Identification, identify
+from mechicl.analysis.behaviour.confidence import ELSEWHERE, EVIDENCE, PRICE, family_weights
+from mechicl.constructions import hide, known_models
+from mechicl.models import HookedTransformer
+from mechicl.reports import Comparison, Row, Section
+from mechicl.reports.script import ScriptArgs, run_script
+from mechicl.tasks import LinearRegression, Task
+from mechicl.viz.elements import add_line, figure
+
+RIGHT = {  # a known model's name begins with: the family that is right
+    "copying, then gradient descent": "gradient descent",  # predictions show nothing of the copying
+    "gradient descent with momentum": "gradient descent with momentum",
+    "gradient descent": "gradient descent",
+    "GD++": "GD++",
+    "preconditioned gradient descent": "preconditioned gradient descent",
+    "Newton": "Newton",
+    "kernel gradient descent": "kernel gradient descent on 1 and x",  # the nearest kernel that the family holds
+    "nearest neighbour": "nearest neighbours",
+    "previous token, then induction": "nearest neighbours",  # on inputs that never come again, it is the nearest one
+    "online gradient descent": "online gradient descent",
+    "ridge": "ridge",
+}
+KINDS = (
+    "gradient descent", "GD++", "preconditioned gradient descent", "Newton", "copying, then gradient descent",
+    "gradient descent by softmax heads", "kernel gradient descent", "gradient descent with momentum, 4 steps",
+    "nearest neighbour", "online gradient descent, 6 points", "gradient descent, 3 steps of two layers",
+)  # fmt: skip
+GRID = [
+    (evidence, price, elsewhere)
+    for evidence in (4.0, 8.0, 16.0, 32.0, 64.0)
+    for price in (0.0, 0.125, 0.25, 0.5, 1.0)
+    for elsewhere in (0.1, 0.2, 0.4, 0.8)
+]
+BINS = (0.0, 0.3, 0.5, 0.7, 0.85, 0.95, 1.0)
+LEAST = 1e-3  # probability, whose logarithm a wrong answer costs at most
+
+
+@dataclass(frozen=True)
+class Args(ScriptArgs):
+    """Right names among known models, and the calibration of confidence on variations of them."""
+
+    n_prompts: int = 256
+    """Prompts for the known models."""
+    noise: float = 1e-4
+    """Of the noisy ones' weights."""
+    n_varied: int = 220
+    """Variations: other sizes, parameters, disguises and noise, on 8 to 256 prompts."""
+    seed: int = 0
+    """Seed of prompts and disguises."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One identification.
+
+    Attributes:
+        model: its name.
+        right: the family that it should be called by.
+        called: what it was called.
+        confidence: how sure.
+        distance: of what it was called, over squared predictions.
+        noise: in the model's weights.
+        n_prompts: that it was identified on.
+    """
+
+    model: str
+    right: str
+    called: str
+    confidence: float
+    distance: float
+    noise: float
+    n_prompts: int
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the family is right, whatever the number of steps."""
+        return self.called.split(",")[0] == self.right
+
+
+def compare(args: Args) -> Comparison:
+    """The known models, plain, hidden and noisy; then the variations."""
+    rows, known = [], []
+    for label, options in (
+        ("plain", {}),
+        ("hidden", {"hidden": True}),
+        ("noisy", {"hidden": True, "noise": args.noise}),
+    ):
+        cases, place = [], len(rows)
+        for model in known_models(**options, seed=args.seed):
+            right = right_family(model.name)
+            if right is None:
+                continue
+            result = _identified(model.model, model.task, args.n_prompts, args.seed)
+            cases.append(_case(f"{model.name} ({label})", right, result, options.get("noise", 0.0)))
+            rows.append(_row(cases[-1]))
+        share = f"{sum(case.is_right for case in cases)} of {len(cases)}"
+        rows.insert(place, Row(f"right families, {label}", None, share))
+        known += cases
+    varied, results = [], []
+    for i in range(args.n_varied):
+        drawn = varied_model(i, args.seed)
+        try:
+            result = _identified(drawn.model, drawn.task, drawn.n_prompts, args.seed + 7 * i)
+        except (ValueError, RuntimeError):  # noise has made a model that explodes
+            continue
+        results.append(result)
+        varied.append(_case(drawn.name, drawn.right, result, drawn.noise))
+    sections, numbers = [], {}
+    if varied:
+        rows_of_calibration, picture, numbers = _calibrated(varied, results)
+        rows = [*rows_of_calibration, *rows]
+        sections = [Section("Is it as sure as it is right?", "", [picture])]
+    lead = (
+        f"Known models (`constructions.known_models()`) on {args.n_prompts} prompts, noise {args.noise:g} of each "
+        f"weight matrix's size; {len(varied)} variations of them: 3 to 6 dimensions, other parameters and steps, all "
+        f"disguised, noise of 0 to 0.1, 8 to 256 prompts."
+    )
+    data = {"known": [asdict(case) for case in known], "varied": [asdict(case) for case in varied], **numbers}
+    return Comparison("Are known algorithms named?", lead, rows, sections, data)
+
+
+def right_family(name: str) -> str | None:
+    """The family that a known model should be called by; None where no family holds it."""
+    return next((family for start, family in RIGHT.items() if name.startswith(start)), None)
+
+
+@dataclass(frozen=True)
+class Varied:
+    """A variation of a known model."""
+
+    name: str
+    right: str
+    model: HookedTransformer
+    task: Task
+    noise: float
+    n_prompts: int
+
+
+def varied_model(i: int, seed: int = 0) -> Varied:
+    """The variation with a number: its kind by turns, all else at random."""
+    generator = torch.Generator().manual_seed(100_000 * seed + i)
+
+    def number(low: int, high: int) -> int:
+        return int(torch.randint(low, high + 1, (1,), generator=generator))
+
+    def uniform(low: float, high: float) -> float:
+        return low + (high - low) * torch.rand(1, generator=generator, dtype=torch.float64).item()
+
+    kind, x_dim = KINDS[i % len(KINDS)], number(3, 6)
+    n = number(2 * x_dim, 5 * x_dim)
+    task = LinearRegression(x_dim=x_dim, n_context=n)
+    sizes: dict[str, Any] = {"x_dim": x_dim, "n_context": n}
+    step_size = 2.8 / n * uniform(0.3, 1)
+    if kind == "gradient descent":
+        model = constructions.gradient_descent(**sizes, step_size=step_size, steps=number(1, 8))
+    elif kind == "GD++":
+        steps, growth = number(2, 5), uniform(1, 2.5)
+        each = (
+            [step_size * growth**k for k in range(steps)],
+            [20 / n * uniform(0.01, 0.05) * growth**k for k in range(steps)],
+        )
+        model = constructions.gd_plus_plus(**sizes, step_size=each[0], gamma=each[1], steps=steps)
+    elif kind == "preconditioned gradient descent":
+        turned = torch.linalg.qr(torch.randn(x_dim, x_dim, generator=generator, dtype=torch.float64)).Q
+        matrix = turned @ torch.diag(torch.tensor([uniform(0.5, 4) for _ in range(x_dim)]).double()) @ turned.T
+        model = constructions.preconditioned_gd(**sizes, preconditioner=matrix, steps=number(1, 3))
+    elif kind == "Newton":
+        model = constructions.newton(**sizes, steps=number(2, 6), alpha=4.8 / n**2 * uniform(0.3, 1))
+    elif kind.startswith("copying"):
+        model = constructions.copy_then_gradient_descent(**sizes, step_size=step_size, steps=number(1, 3))
+    elif kind.startswith("gradient descent by softmax"):
+        model = constructions.softmax_gradient_descent(**sizes, step_size=step_size, score_scale=0.01)
+    elif kind.startswith("kernel"):
+        features, steps = number(6, 16), number(1, 3)
+        weights = torch.randn(x_dim, features, generator=generator, dtype=torch.float64)
+        bias = torch.randn(features, generator=generator, dtype=torch.float64)
+        model = constructions.kernel_gradient_descent(
+            weights=weights, bias=bias, n_context=n, step_size=0.06 / n * uniform(0.3, 1), steps=steps
+        )
+    else:
+        known = next(each for each in known_models() if each.name == kind)
+        model, task = known.model, known.task
+    noise = 0.0 if number(0, 3) == 0 else 10 ** uniform(-6, -1)
+    n_prompts = 2 ** number(3, 8)
+    right = right_family(kind)
+    assert right is not None
+    name = f"{kind}, variation {i}"
+    return Varied(name, right, hide(model, seed=seed + i, noise=noise).model, task, noise, n_prompts)
+
+
+def _identified(model: Any, task: Task, n_prompts: int, seed: int) -> Identification:
+    return identify(
+        model, task, n_prompts=n_prompts, seed=seed, with_references=False, with_limits=False, progress=False
+    )
+
+
+def _case(name: str, right: str, result: Identification, noise: float) -> Case:
+    answer = result.answer
+    n_prompts, distance = len(result.squared_predictions), result.distance(answer).mean
+    return Case(name, right, answer.name, result.confidence, distance, noise, n_prompts)
+
+
+def _row(case: Case) -> Row:
+    words = f"{case.called} ({case.confidence:.0%})"
+    note = f"distance {case.distance:.2g}" + ("" if case.is_right else f", wrong: {case.right}")
+    return Row(case.model, None, words, "", note)
+
+
+# ---- calibration ----
+
+
+def _calibrated(cases: Sequence[Case], results: Sequence[Identification]) -> tuple[list[Row], go.Figure, dict]:
+    """Rows, the curve and numbers: the three numbers chosen on one half of the cases, measured on the other."""
+    halves = [[i for i in range(len(cases)) if (i // len(KINDS)) % 2 == half] for half in (0, 1)]
+    table = [[_by_family(result, *numbers) for numbers in GRID] for result in results]
+    scores = torch.tensor(
+        [
+            [math.log(max(each.get(case.right, 0.0), LEAST)) for each in row]
+            for case, row in zip(cases, table, strict=True)
+        ]
+    )
+    chosen = [int(scores[half].mean(0).argmax()) for half in halves]
+    everything = GRID[int(scores.mean(0).argmax())]
+    crossed = [(i, table[i][chosen[1 - half]]) for half in (0, 1) for i in halves[half]]
+    pairs = [(cases[i], *_top(weights)) for i, weights in sorted(crossed, key=lambda pair: pair[0])]
+    confidence = torch.tensor([sure for _, _, sure in pairs])
+    right = torch.tensor([family == case.right for case, family, _ in pairs]).double()
+    rows = [
+        Row("right families, variations", None, f"{int(right.sum())} of {len(right)}"),
+        Row("mean confidence, variations", None, confidence.mean().item()),
+    ]
+    curve = []
+    for low, high in itertools.pairwise(BINS):
+        inside = (confidence > low) & (confidence <= high) if low else confidence <= high
+        if inside.any():
+            share, sure, n = right[inside].mean().item(), confidence[inside].mean().item(), int(inside.sum())
+            curve.append({"low": low, "high": high, "confidence": sure, "right": share, "n": n})
+            note = f"{n} cases, mean confidence {sure:.0%}"
+            rows.append(Row(f"right where the confidence is {low:.0%} to {high:.0%}", None, f"{share:.0%}", "", note))
+    error = sum(bin_["n"] * abs(bin_["confidence"] - bin_["right"]) for bin_ in curve) / len(pairs)
+    rows.append(
+        Row("calibration error", None, error, "", "mean difference of confidence and share of right ones, by bin")
+    )
+    words = "evidence {:g}, price {:g}, elsewhere {:g}"
+    rows.append(Row("numbers chosen on all variations", None, words.format(*everything),
+                    "", f"on the halves: {'; '.join(words.format(*GRID[k]) for k in chosen)}; "
+                        f"in the library {words.format(EVIDENCE, PRICE, ELSEWHERE)}"))  # fmt: skip
+    fig = figure("Confidence and share of right names", "confidence", "share of right names")
+    add_line(fig, [0, 1], [0, 1], "calibrated", "#999999", dash="dot")
+    add_line(fig, [bin_["confidence"] for bin_ in curve], [bin_["right"] for bin_ in curve], "measured", "#0072b2",
+             mode="lines+markers")  # fmt: skip
+    crossed_cases = [{"confidence": sure, "right": family == case.right} for case, family, sure in pairs]
+    return rows, fig, {"curve": curve, "crossed": crossed_cases, "chosen": [*GRID[chosen[0]], *GRID[chosen[1]]]}
+
+
+def _by_family(result: Identification, evidence: float, price: float, elsewhere: float) -> dict[str, float]:
+    distances: Tensor = torch.stack([match.squared_distances for match in result.matches])
+    numbers = [match.n_fitted + match.n_given for match in result.matches]
+    scale = result.squared_predictions.mean().item()
+    weights = family_weights(distances, numbers, scale, evidence=evidence, price=price, elsewhere=elsewhere)
+    totals: dict[str, float] = {}
+    for match, weight in zip(result.matches, weights.tolist(), strict=True):
+        totals[match.family] = totals.get(match.family, 0.0) + weight
+    return totals
+
+
+def _top(weights: dict[str, float]) -> tuple[str, float]:
+    family = max(weights, key=lambda name: weights[name])
+    return family, weights[family]
+
+
+if __name__ == "__main__":
+    run_script(Args, compare, "known_families")
