@@ -74,12 +74,12 @@ class Runs:
             state = joined(context_of(context), query_of(query))
         return self._finish(state, stops[-1])
 
-    def stop_reading(self, after: int) -> Float[Tensor, "prompt y"]:
-        """From so many steps on, the query reads nothing of the context."""
-        query, context = query_of(self.base[after]), context_of(self.base[after])
-        for k in range(after, self.algorithm.n_steps):
+    def stop_reading(self, steps: range) -> Float[Tensor, "prompt y"]:
+        """In these steps the query reads nothing of the context."""
+        query, context = query_of(self.base[steps.start]), context_of(self.base[steps.start])
+        for k in steps:
             query = self.algorithm.step(k, query, empty(context))
-        return self.algorithm.read(query)
+        return self._finish(joined(context_of(self.base[steps.stop]), query), steps.stop)
 
     def _advance(self, state: State, steps: range) -> State:
         for k in steps:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mechicl.algorithms.gradient_descent import per_step
 from mechicl.algorithms.stepwise.base import State, StepwiseAlgorithm, gather
-from mechicl.checks import check_whole
+from mechicl.checks import check_positive, check_whole
 from mechicl.prompts import Prompts
 
 
@@ -25,10 +25,11 @@ class ResidualDescent(StepwiseAlgorithm):
         gamma: γ of GD++, acting on the summed S, one for all steps or one a step.
         momentum: β.
         preconditioner: A `[x x]`, one for all steps or one a step; the identity by default.
+        clip: bound on what every point carries after each step, as in models whose tokens are clipped.
         causal: see `StepwiseAlgorithm`.
 
     Raises:
-        ValueError: steps < 1, or another number of parameters than of steps.
+        ValueError: steps < 1, another number of parameters than of steps, or a clip that is not positive.
 
     Source: von Oswald et al. 2023, Proposition 1 and A.10; Nertinger 2025, Theorem 1, for a preconditioner (`a = 1/n`).
 
@@ -47,10 +48,12 @@ class ResidualDescent(StepwiseAlgorithm):
         gamma: float | Sequence[float] = 0.0,
         momentum: float = 0.0,
         preconditioner: Float[Tensor, "x x"] | Sequence[Float[Tensor, "x x"]] | None = None,
+        clip: float | None = None,
         causal: bool = False,
     ):
         check_whole(1, steps=steps)
-        self.n_steps, self.causal = steps, causal
+        check_positive(**({} if clip is None else {"clip": clip}))
+        self.n_steps, self.causal, self.clip = steps, causal, clip
         self.step_sizes, self.gammas = per_step("step_size", step_size, steps), per_step("gamma", gamma, steps)
         (self.momentum,) = per_step("momentum", momentum, 1)
         matrices = [preconditioner] * steps if isinstance(preconditioner, Tensor) else preconditioner
@@ -80,7 +83,7 @@ class ResidualDescent(StepwiseAlgorithm):
         new["residual"] = readers["residual"] - moved
         if self.gammas[k]:
             new["x"] = x - self.gammas[k] * gather(x @ context["x"].mT, context["x"], sees)
-        return new
+        return new if self.clip is None else {n: value.clamp(-self.clip, self.clip) for n, value in new.items()}
 
     def read(self, query: State) -> Float[Tensor, "prompt y"]:
         """Minus the query's residual."""

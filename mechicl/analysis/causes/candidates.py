@@ -45,15 +45,16 @@ PAST = "each point from its past"
 
 def candidate_algorithms(
     prompts: Prompts, after_layers: Float[Tensor, "layer prompt y"], task: Task, *, tokens_per_point: int = 1,
-    causal: bool = False,
+    causal: bool = False, clip: float | None = None,
 ) -> dict[str, StepwiseAlgorithm]:  # fmt: skip
     """Algorithms step by step, fitted to a model's predictions, by name.
 
     Gradient descent (one step size, a step size each, with momentum; as many steps as layers, and as many as fit best,
     up to two a layer), its steps held as residuals in the context or by the query alone; GD++; preconditioned gradient
     descent in one step and with a matrix for each; Newton with the answer at the end, read anew, and running; the ridge
-    path; ridge by eigendirections; online gradient descent; the nearest neighbour; softmax smoothing. Those with as
-    many steps as layers have one less where targets are tokens of their own, to be put together with their inputs.
+    path, and its end in one step; ridge by eigendirections; online gradient descent; the nearest neighbour; softmax
+    smoothing. Those with as many steps as layers have one less where targets are tokens of their own, to be put
+    together with their inputs.
 
     Parameters of single steps are fitted to what the model predicts after each of its layers: its last prediction alone
     does not decide them, since different ways lead to the same end.
@@ -66,6 +67,7 @@ def candidate_algorithms(
         tokens_per_point: 2 where a target is a token of its own: each algorithm then begins with copying.
         causal: the context's points read only those before them: algorithms that hold something in the context are then
             other ones, whose points each learn from their own past.
+        clip: bound on tokens after each layer: gradient descent and GD++ that hold residuals have it too.
     """
     prompts, after_layers = prompts.to(dtype=torch.float64), after_layers.cpu().double()
     copies = tokens_per_point > 1 and len(after_layers) > 1
@@ -73,6 +75,8 @@ def candidate_algorithms(
     problem = SpectralProblem.from_prompts(prompts, after_layers[-1])
     algorithms: dict[str, StepwiseAlgorithm] = {}
     for algorithm in _fitted(problem, prompts, task, after_steps, causal):
+        if clip is not None and isinstance(algorithm, ResidualDescent):
+            algorithm.clip = clip
         algorithm = AfterCopying(algorithm) if tokens_per_point > 1 else algorithm
         algorithms[algorithm.name] = algorithm
     return algorithms
@@ -89,6 +93,9 @@ def _fitted(
     yield from _causal_newtons(problem, prompts) if causal else _newtons(problem)
     penalty = fit_ridge(problem, task).hyperparameters["penalty"]
     floor = 1e-3 * problem.eigenvalues.mean().item()
+    at_once = RidgePath([penalty])
+    at_once.name = "ridge regression in one step"
+    yield at_once
     yield RidgePath([max(penalty, floor) * 2.0**k for k in range(N_PENALTIES - 2, -1, -1)] + [penalty])
     yield RidgeByDirections(prompts.x_dim, penalty=penalty)
     online = fit_online(problem, prompts).hyperparameters.get("step_size")

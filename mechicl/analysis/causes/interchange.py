@@ -120,7 +120,7 @@ def interchange_each(
         for hypothesis in hypotheses
     ]
     wanted = {ask.key: ask for plan in plans for _, _, ask in plan}
-    untried = () if hears or interventions else ("query stops reading",)
+    untried = () if hears or interventions else ("query does not read", "query stops reading")
     trial = adapter.encode(prompts[:1])
     rows = rows_at_once(adapter, trial, memory, [hypothesis.algorithm for hypothesis in hypotheses], prompts)
     n_batches = -(-len(prompts) // rows)

@@ -91,11 +91,11 @@ class ModelRuns:
         hooks = [(get_act_name("resid_post", stop - 1), put) for stop in stops[1:]]
         return self._run(held, stops[0], hooks)
 
-    def stop_reading(self, after: int) -> Float[Tensor, "prompt y"]:
-        """From so many layers on, attention writes nothing at the query."""
+    def stop_reading(self, layers: range) -> Float[Tensor, "prompt y"]:
+        """In these layers attention writes nothing at the query."""
         hooks = [(get_act_name("attn_out", layer), partial(_put, where=slice(self.last, None), values=None))
-                 for layer in range(after, self.n_layers)]  # fmt: skip
-        return self._run(self.base[after], after, hooks)
+                 for layer in layers]  # fmt: skip
+        return self._run(self.base[layers.start], layers.start, hooks)
 
     # ---- runs ----
 

@@ -60,12 +60,15 @@ def plan_interventions(hypothesis: Hypothesis, hears: bool, point: int) -> Itera
         for place in ("query", "context"):
             for name, method in (("skips", "skip"), ("repeats", "repeat")):
                 yield twins(f"{place} {name}", method, places, (steps, place), (layers, place))
+        if hears:
+            yield twins("query does not read", "stop_reading", places, (steps,), (layers,))
     for i, (layer, step) in enumerate(hypothesis.schedule[:-1]):
         places = (layer, step, n_layers)
         at_layers, at_steps = (tuple(column) for column in zip(*hypothesis.schedule[i:], strict=True))
         yield twins("context frozen", "freeze", places, (at_steps, "context"), (at_layers, "context"))
         if hears:
-            yield twins("query stops reading", "stop_reading", places, (step,), (layer,))
+            rest = (range(step, n_steps),), (range(layer, n_layers),)
+            yield twins("query stops reading", "stop_reading", places, *rest)
 
 
 def select_interventions(plan: Sequence[Planned], interventions: Sequence[str] | None) -> list[Planned]:

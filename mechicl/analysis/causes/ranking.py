@@ -165,7 +165,10 @@ def _scheduled(
         fitting = task.sample(2048, seed=seeds[0], dtype=torch.float64)
         after_layers = _predictions_after_layers(adapter, fitting, per_point, memory)
         causal = not reads_ahead(adapter, fitting[:8], per_point)
-        algorithms = candidate_algorithms(fitting, after_layers, task, tokens_per_point=per_point, causal=causal)
+        clip = getattr(adapter.model.cfg, "token_clip", None)
+        algorithms = candidate_algorithms(
+            fitting, after_layers, task, tokens_per_point=per_point, causal=causal, clip=clip
+        )
     prompts = task.sample(N_FITTING, seed=seeds[1], dtype=torch.float64)
     sources = sample_sources(task, prompts, seed=seeds[2])
     asks = ["query exchanged", "context exchanged", "context frozen"]
@@ -214,7 +217,7 @@ def _ask_all(runs: Any, asks: Sequence[str], afters: range, last: int) -> Float[
 
 def _ask(runs: Any, name: str, after: int, last: int) -> Tensor:
     if name == "query stops reading":
-        return runs.stop_reading(after)
+        return runs.stop_reading(range(after, last))
     place, what = name.split()
     return runs.exchange(after, place) if what == "exchanged" else runs.freeze(tuple(range(after, last + 1)), place)
 

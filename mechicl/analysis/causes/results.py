@@ -23,7 +23,8 @@ INTERVENTIONS = {
     "context skips": "what they do in the context is",
     "query repeats": "the query takes these steps twice",
     "context repeats": "the context does",
-    "query stops reading": "from here on the query reads nothing of the context",
+    "query does not read": "in these steps, or layers, the query reads nothing of the context",
+    "query stops reading": "from here on it reads nothing",
     "context frozen": "from here on the context stays as it is",
 }
 """What is done to the algorithm and to the model. Where a hypothesis says which subspaces carry its variables,

@@ -10,7 +10,9 @@ Step = Callable[[int, Point, list[Point]], Point]
 """What one point carries after step k, from itself and the points that it reads."""
 
 
-def descent(step_size: float, gamma: float = 0.0, momentum: float = 0.0, matrix: np.ndarray | None = None) -> Step:
+def descent(
+    step_size: float, gamma: float = 0.0, momentum: float = 0.0, matrix: np.ndarray | None = None, clip: float = np.inf
+) -> Step:
     """Residuals, refined inputs and a velocity."""
 
     def step(k: int, point: Point, context: list[Point]) -> Point:
@@ -22,7 +24,8 @@ def descent(step_size: float, gamma: float = 0.0, momentum: float = 0.0, matrix:
         new = {"x": point["x"] - shrink}
         if momentum:
             pull = new["velocity"] = momentum * point["velocity"] + pull
-        return new | {"residual": point["residual"] - pull}
+        new["residual"] = point["residual"] - pull
+        return {name: np.minimum(np.maximum(value, -clip), clip) for name, value in new.items()}
 
     return step
 

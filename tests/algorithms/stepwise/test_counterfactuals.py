@@ -31,6 +31,10 @@ CASES: dict[str, Callable[[int], tuple[StepwiseAlgorithm, loops.Step]]] = {
     "descent": lambda n: (ResidualDescent(4, step_size=0.1), loops.descent(0.1)),
     "causal descent": lambda n: (ResidualDescent(3, step_size=0.1, causal=True), loops.descent(0.1)),
     "GD++": lambda n: (ResidualDescent(3, step_size=0.1, gamma=0.02), loops.descent(0.1, gamma=0.02)),
+    "GD++, clipped": lambda n: (
+        ResidualDescent(3, step_size=0.1, gamma=0.02, clip=1.5),
+        loops.descent(0.1, gamma=0.02, clip=1.5),
+    ),
     "momentum": lambda n: (ResidualDescent(3, step_size=0.1, momentum=0.4), loops.descent(0.1, momentum=0.4)),
     "preconditioned": lambda n: (
         ResidualDescent(2, step_size=0.1, preconditioner=MATRIX),
@@ -93,11 +97,12 @@ def test_counterfactuals_are_those_of_a_plain_loop(name, n_context, y_dim, seed,
     expected = start(base).run(range(after)).take(start(source).run(range(after)), one).run(rest)
     compare(runs.exchange(after, "context", None, point), expected)
     before = lambda: start(base).run(range(after))  # noqa: E731
-    compare(runs.stop_reading(after), before().run(rest, reads=False))
+    compare(runs.stop_reading(rest), before().run(rest, reads=False))
     compare(runs.freeze(range(after, last + 1), "context"), before().run(rest, context=False))
     compare(runs.freeze(range(after, last + 1), "query"), before())
     if after < last:
         this, others = range(after, after + 1), range(after + 1, last)
+        compare(runs.stop_reading(this), before().run(this, reads=False).run(others))
         compare(runs.skip(this, "query"), before().run(this, query=False).run(others))
         compare(runs.skip(this, "context"), before().run(this, context=False).run(others))
         twice = before().run(this, context=False).run(this).run(others)  # the query reads the same context twice
