@@ -8,7 +8,7 @@
 from mechicl.viz.attention import attention_html, model_attention, prompt_attention
 from mechicl.viz.attention_grid import attention_figure, mean_patterns
 from mechicl.viz.behaviour import identified_families, identified_filters, shifted_losses
-from mechicl.viz.causes import hypotheses_ranked, interchange_heatmap
+from mechicl.viz.causes import causal_graph, counterfactual_scatter, hypotheses_ranked, interchange_heatmap
 from mechicl.viz.circuits import circuit_graph
 from mechicl.viz.conditioning import condition_number_distribution, condition_numbers, eigenvalue_map
 from mechicl.viz.elements import interval_lines
@@ -41,11 +41,13 @@ __all__ = [
     "alignments_over_training",
     "attention_figure",
     "attention_html",
+    "causal_graph",
     "circuit_graph",
     "composition_figure",
     "condition_number_distribution",
     "condition_numbers",
     "connectivity_paths",
+    "counterfactual_scatter",
     "eigenvalue_map",
     "head_similarity_figure",
     "head_table",

@@ -1,12 +1,21 @@
 """Pictures of causal tests: counterfactuals by layer and intervention, and hypotheses by what they explain."""
 
 import math
+from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
 from mechicl.analysis.causes.ranking import HypothesisTest
 from mechicl.analysis.causes.results import Interchange
-from mechicl.viz.elements import COLORS, add_heatmap, bar_title, figure
+from mechicl.viz.elements import COLORS, add_heatmap, bar_title, figure, panel, panels
+
+HOLDS = 0.9  # R² from which on an arrow counts as what the hypothesis says
+ARROWS = {
+    "context skips": ("context", "context"),
+    "query skips": ("query", "query"),
+    "query does not read": ("context", "query"),
+}
+"""Interventions that cut an arrow, and what the arrow joins."""
 
 
 def interchange_heatmap(result: Interchange, title: str | None = None) -> go.Figure:
@@ -58,3 +67,106 @@ def hypotheses_ranked(result: HypothesisTest, title: str = "Which algorithm does
     fig.update_yaxes(autorange="reversed", type="category")
     fig.update_layout(height=120 + 26 * len(names), margin={"l": 480})
     return fig
+
+
+def counterfactual_scatter(
+    result: Interchange, interventions: Sequence[str] = (), *, columns: int = 3, title: str | None = None
+) -> go.Figure:
+    """What the model predicts after an intervention (up) against what the hypothesis says (across), a panel for each.
+
+    Dots are prompts at all layers, the darker the later; on the dotted line both say the same.
+
+    Args:
+        result: of `interchange`.
+        interventions: all that were made, by default.
+        columns: panels in a row.
+        title: by default the hypothesis.
+
+    Raises:
+        ValueError: interventions that were not made.
+    """
+    names = list(dict.fromkeys(cell.intervention for cell in result.cells))
+    unknown = sorted(set(interventions) - set(names))
+    if unknown:
+        raise ValueError(f"{unknown} were not made; there are {names}")
+    names = [name for name in names if not interventions or name in interventions]
+    fig = panels(title or result.hypothesis, names, columns=columns)
+    # what explodes would hide everything else
+    bound = 1.5 * float(max(result.base.abs().max(), result.sources.abs().max())) or 1.0
+    last = max(cell.to_layer for cell in result.cells) or 1
+    for i, name in enumerate(names):
+        place = panel(i, columns)
+        fig.add_trace(go.Scatter(x=[-bound, bound], y=[-bound, bound], mode="lines", showlegend=False, hoverinfo="skip",
+                                 line={"width": 1, "dash": "dot", "color": "grey"}), **place)  # fmt: skip
+        for j, cell in enumerate(result.cells):
+            if cell.intervention != name:
+                continue
+            across, up = (each[j].flatten().clamp(-bound, bound) for each in (result.expected, result.predictions))
+            shade = {"color": COLORS["trained"], "size": 4, "opacity": 0.25 + 0.6 * cell.layer / last}
+            words = f"{cell}<br>hypothesis %{{x:.3f}}, model %{{y:.3f}}<extra></extra>"
+            fig.add_trace(go.Scatter(x=across.tolist(), y=up.tolist(), mode="markers", marker=shade, showlegend=False,
+                                     hovertemplate=words), **place)  # fmt: skip
+    fig.update_xaxes(range=[-bound, bound])
+    fig.update_yaxes(range=[-bound, bound])
+    n_rows = -(-len(names) // columns)
+    fig.update_layout(height=110 + 190 * n_rows)
+    for i in range(max(0, len(names) - columns), len(names)):
+        fig.update_xaxes(title_text="hypothesis", **panel(i, columns))
+    for i in range(0, len(names), columns):
+        fig.update_yaxes(title_text="model", **panel(i, columns))
+    return fig
+
+
+def causal_graph(result: Interchange, title: str | None = None) -> go.Figure:
+    """The causal model with its measured arrows: what the query and the context carry, layer by layer.
+
+    An arrow's number is how far the prediction moves when it is cut, as a part of the squared distance between both
+    ends: along the rows, what layers do at the query or in the context; between them, what the query reads. In the
+    circles is how far it moves when the state there comes from the source. Blue is what the hypothesis says too (R² of
+    at least 0.9), orange what it does not; what was not asked is missing.
+
+    Args:
+        result: of `interchange`.
+        title: by default the hypothesis.
+    """
+    rows = {"context": 1.0, "query": 0.0}
+    fig = figure(title or result.hypothesis, "layers")
+    last = max(cell.to_layer for cell in result.cells)
+    for i, cell in enumerate(result.cells):
+        moved, told, r2 = result.moved[i], result.expected_moved[i], result.r2[i].mean
+        color = COLORS["trained"] if r2 >= HOLDS else COLORS["interpolated"]
+        words = f"{cell}: moves {_share(moved)} (hypothesis {_share(told)}), R² {_capped(r2)}"
+        text = {"text": [_share(moved)], "showlegend": False, "hovertext": words, "hoverinfo": "text"}
+        if cell.intervention in ARROWS:
+            tail, head = (rows[end] for end in ARROWS[cell.intervention])
+            width = 1 + 5 * min(1.0, math.sqrt(moved))
+            fig.add_annotation(
+                x=cell.to_layer, y=head, ax=cell.layer, ay=tail, xref="x", yref="y", axref="x", ayref="y", text="",
+                showarrow=True, arrowhead=2, arrowsize=0.6, arrowwidth=width, arrowcolor=color, standoff=19,
+                startstandoff=19, opacity=0.8,
+            )  # fmt: skip
+            sideways = 0.13 if tail != head else 0.0
+            across, up = (cell.layer + cell.to_layer) / 2 + sideways, (tail + head) / 2 + 0.12 * (tail == head)
+            fig.add_trace(go.Scatter(x=[across], y=[up], mode="text", textfont={"color": color, "size": 12}, **text))
+        elif cell.intervention in ("query exchanged", "context exchanged"):
+            row = rows[cell.intervention.split()[0]]
+            disc = {"size": 36, "color": "white", "line": {"color": color, "width": 3}}
+            fig.add_trace(go.Scatter(x=[cell.layer], y=[row], mode="markers+text", textfont={"size": 11}, marker=disc,
+                                     **text))  # fmt: skip
+    for name, row in rows.items():
+        fig.add_trace(go.Scatter(x=[0, last], y=[row, row], mode="markers", showlegend=False, hoverinfo="skip",
+                                 marker={"size": 14, "color": "#888888"}))  # fmt: skip
+        fig.add_annotation(x=-0.15, y=row, text=name, showarrow=False, xanchor="right")
+    fig.add_annotation(x=last + 0.15, y=0, text="prediction", showarrow=False, xanchor="left")
+    fig.update_yaxes(visible=False, range=[-0.35, 1.35])
+    fig.update_xaxes(range=[-0.8, last + 0.9], tickvals=list(range(last + 1)), showgrid=False, zeroline=False)
+    fig.update_layout(height=300)
+    return fig
+
+
+def _share(value: float) -> str:
+    return f"{value:.2f}" if value < 10 else "> 10"
+
+
+def _capped(value: float) -> str:
+    return f"{value:.2f}" if value > -10 else "below -10"

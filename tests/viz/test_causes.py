@@ -10,7 +10,10 @@ from mechicl.algorithms.stepwise import Hypothesis, QueryDescent, ResidualDescen
 from mechicl.analysis.causes import HypothesisTest, Interchange, interchange_each, sample_sources
 from mechicl.constructions import gradient_descent
 from mechicl.tasks import LinearRegression
+from mechicl.viz.elements import COLORS
 from tests.viz.traces import heatmaps
+
+ROWS = {"query skips": (0.0, 0.0), "context skips": (1.0, 1.0), "query does not read": (1.0, 0.0)}  # from, to
 
 
 def exchanged() -> list[Interchange]:
@@ -43,3 +46,36 @@ def test_hypotheses_stand_with_what_they_explain():
     assert list(figure.data[0].y) == [test.hypothesis for test in result.tests]
     assert list(figure.data[0].x) == [test.effects.mean for test in result.tests]
     assert "weakest" in figure.data[0].text[1]
+
+
+def test_dots_are_counterfactuals_of_model_and_hypothesis():
+    result = exchanged()[1]
+    figure: Any = viz.counterfactual_scatter(result, ["query exchanged", "context frozen"])
+    titles = [note.text for note in figure.layout.annotations]
+    assert titles == ["query exchanged", "context frozen"]
+    dots = [trace for trace in figure.data if trace.mode == "markers"]
+    cells = [i for i, cell in enumerate(result.cells) if cell.intervention in titles]
+    assert len(dots) == len(cells)
+    for trace in dots:
+        (i,) = (i for i in cells if trace.hovertemplate.startswith(f"{result.cells[i]}<br>"))
+        limit = max(figure.layout.xaxis.range)
+        assert list(trace.x) == pytest.approx(result.expected[i, 0].clamp(-limit, limit).tolist())
+        assert list(trace.y) == pytest.approx(result.predictions[i, 0].clamp(-limit, limit).tolist())
+    with pytest.raises(ValueError, match="'head exchanged'"):
+        viz.counterfactual_scatter(result, ["head exchanged"])
+
+
+def test_arrows_have_what_cutting_them_changes():
+    result = exchanged()[1]
+    figure: Any = viz.causal_graph(result)
+    arrows = [note for note in figure.layout.annotations if note.showarrow]
+    cut = [i for i, cell in enumerate(result.cells) if cell.intervention in ROWS]
+    assert len(arrows) == len(cut) == 9
+    texts = {trace.hovertext.split(":")[0]: trace.text[0] for trace in figure.data if trace.hovertext}
+    for i in cut:
+        ends = (result.sources[i] - result.base).square().mean()
+        moved = ((result.predictions[i] - result.base).square().mean() / ends).item()
+        assert texts[str(result.cells[i])] == (f"{moved:.2f}" if moved < 10 else "> 10")
+        between = (result.cells[i].layer, result.cells[i].to_layer, *ROWS[result.cells[i].intervention])
+        (arrow,) = (arrow for arrow in arrows if (arrow.ax, arrow.x, arrow.ay, arrow.y) == between)
+        assert arrow.arrowcolor == (COLORS["trained"] if result.r2[i].mean >= 0.9 else COLORS["interpolated"])

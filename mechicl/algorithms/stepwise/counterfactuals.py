@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -80,6 +81,16 @@ class Runs:
         for k in steps:
             query = self.algorithm.step(k, query, empty(context))
         return self._finish(joined(context_of(self.base[steps.stop]), query), steps.stop)
+
+    def isolate(self, steps: range) -> Float[Tensor, "prompt y"]:
+        """In these steps each point of the context reads only itself; the query reads them all."""
+        state = self.base[steps.start]
+        for k in steps:
+            whole = next(iter(state.values()))
+            sees = torch.eye(whole.shape[1], whole.shape[1] - 1).to(whole)
+            sees[-1] = 1.0
+            state = self.algorithm.step(k, state, context_of(state), sees)
+        return self._finish(state, steps.stop)
 
     def _advance(self, state: State, steps: range) -> State:
         for k in steps:

@@ -7,7 +7,13 @@ import torch
 from torch import Tensor
 
 from mechicl.algorithms.stepwise import Hypothesis, Runs, StepwiseAlgorithm, query_of
-from mechicl.analysis.causes.model_runs import ModelRuns, hears_attention, record_streams, tokens_per_point
+from mechicl.analysis.causes.model_runs import (
+    ModelRuns,
+    hears_attention,
+    hears_scores,
+    record_streams,
+    tokens_per_point,
+)
 from mechicl.analysis.causes.plans import Key, plan_interventions, select_interventions
 from mechicl.analysis.causes.results import Interchange
 from mechicl.memory import MEMORY, Budget
@@ -114,13 +120,14 @@ def interchange_each(
     if not 0 <= point < prompts.n_context:
         raise ValueError(f"point must be one of the context's, 0 to {prompts.n_context - 1}; got {point}")
     changed = Prompts(_with_point(prompts.xs, sources.xs, point), _with_point(prompts.ys, sources.ys, point))
-    hears = hears_attention(model)
+    hears, isolates = hears_attention(model), hears_scores(model)
     plans = [
-        select_interventions(list(plan_interventions(hypothesis, hears, point)), interventions)
+        select_interventions(list(plan_interventions(hypothesis, point, hears=hears, isolates=isolates)), interventions)
         for hypothesis in hypotheses
     ]
     wanted = {ask.key: ask for plan in plans for _, _, ask in plan}
     untried = () if hears or interventions else ("query does not read", "query stops reading")
+    untried += () if isolates or interventions else ("context isolated",)
     trial = adapter.encode(prompts[:1])
     rows = rows_at_once(adapter, trial, memory, [hypothesis.algorithm for hypothesis in hypotheses], prompts)
     n_batches = -(-len(prompts) // rows)

@@ -15,6 +15,8 @@ from mechicl.models.opening.adapter import Hook, ModelAdapter
 from mechicl.models.opening.sites import hook_names
 from mechicl.prompts import Prompts
 
+SCORES = "attn.hook_attn_scores"
+
 
 class ModelRuns:
     """A model's streams on the prompts that are intervened in and on those that streams are taken from.
@@ -97,6 +99,14 @@ class ModelRuns:
                  for layer in layers]  # fmt: skip
         return self._run(self.base[layers.start], layers.start, hooks)
 
+    def isolate(self, layers: range) -> Float[Tensor, "prompt y"]:
+        """In these layers each point of the context attends only to its own tokens; the query attends as ever."""
+        points = torch.arange(self.last + 1, device=self.tokens.device) // self.tokens_per_point
+        others = points[:, None] != points
+        others[self.last] = False
+        cut = partial(_cut, others=others)
+        return self._run(self.base[layers.start], layers.start, [(f"blocks.{i}.{SCORES}", cut) for i in layers])
+
     # ---- runs ----
 
     def _positions(self, place: Place) -> slice:
@@ -142,8 +152,18 @@ def _put(activation: Tensor, hook: HookPoint, where: slice, values: Tensor | Non
     return changed
 
 
+def _cut(scores: Tensor, hook: HookPoint, others: Tensor) -> Tensor:
+    """Scores `[prompt head query key]` without some pairs: what masked ones are, -inf before a softmax and 0 else."""
+    return scores.masked_fill(others, -torch.inf if scores.isneginf().any() else 0.0)
+
+
 def _keep(activation: Tensor, hook: HookPoint, kept: list[Tensor]) -> None:
     kept.append(activation.clone())
+
+
+def hears_scores(model: Any) -> bool:
+    """Whether a model has the hooks by which single pairs of positions are cut off from each other."""
+    return f"blocks.0.{SCORES}" in hook_names(model)
 
 
 def tokens_per_point(model: Any) -> int:

@@ -33,7 +33,7 @@ class Ask:
 Planned = tuple[Cell, Ask, Ask]
 
 
-def plan_interventions(hypothesis: Hypothesis, hears: bool, point: int) -> Iterator[Planned]:
+def plan_interventions(hypothesis: Hypothesis, point: int, *, hears: bool, isolates: bool) -> Iterator[Planned]:
     """All interventions that a hypothesis speaks of, each on the algorithm and on the model."""
 
     def twins(name: str, method: str, places: tuple[int, int, int], of_algorithm: tuple, of_model: tuple) -> Planned:
@@ -65,10 +65,12 @@ def plan_interventions(hypothesis: Hypothesis, hears: bool, point: int) -> Itera
     for i, (layer, step) in enumerate(hypothesis.schedule[:-1]):
         places = (layer, step, n_layers)
         at_layers, at_steps = (tuple(column) for column in zip(*hypothesis.schedule[i:], strict=True))
+        rest = (range(step, n_steps),), (range(layer, n_layers),)
         yield twins("context frozen", "freeze", places, (at_steps, "context"), (at_layers, "context"))
         if hears:
-            rest = (range(step, n_steps),), (range(layer, n_layers),)
             yield twins("query stops reading", "stop_reading", places, *rest)
+        if isolates:
+            yield twins("context isolated", "isolate", places, *rest)
 
 
 def select_interventions(plan: Sequence[Planned], interventions: Sequence[str] | None) -> list[Planned]:

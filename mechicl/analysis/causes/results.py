@@ -25,6 +25,7 @@ INTERVENTIONS = {
     "context repeats": "the context does",
     "query does not read": "in these steps, or layers, the query reads nothing of the context",
     "query stops reading": "from here on it reads nothing",
+    "context isolated": "from here on each point of the context reads only itself",
     "context frozen": "from here on the context stays as it is",
 }
 """What is done to the algorithm and to the model. Where a hypothesis says which subspaces carry its variables,
@@ -61,7 +62,7 @@ class Cell:
     def __str__(self) -> str:
         if self.kind == "prediction":
             return self.intervention
-        word = "from" if self.intervention in ("query stops reading", "context frozen") else "after"
+        word = "from" if self.intervention in ("query stops reading", "context frozen", "context isolated") else "after"
         if self.to_layer > self.layer and word == "after":
             layers = (
                 f"layer {self.layer}" if self.to_layer == self.layer + 1 else f"layers {self.layer}-{self.to_layer - 1}"
@@ -147,6 +148,25 @@ class Interchange(Result):
         return Interval(centre.item(), low, high, n)
 
     @property
+    def moved(self) -> list[float]:
+        """How far each intervention moves the model's prediction, as a part of the squared distance of both ends."""
+        return self._parts(self.predictions - self.base)
+
+    @property
+    def to_source(self) -> list[float]:
+        """How far it then is from the source's."""
+        return self._parts(self.predictions - self.sources)
+
+    @property
+    def expected_moved(self) -> list[float]:
+        """How far the hypothesis says that it moves."""
+        return self._parts(self.expected - self.expected_base)
+
+    def _parts(self, distances: Tensor) -> list[float]:
+        ends = (self.sources - self.base).square().mean((1, 2)).clamp(min=1 / MOST)
+        return (distances.square().mean((1, 2)) / ends).tolist()
+
+    @property
     def weakest(self) -> int:
         """The number of the cell with the least R²: a hypothesis stands no firmer than there."""
         means = [r2.mean for r2 in self.r2]
@@ -164,18 +184,12 @@ class Interchange(Result):
         how far it still is from the source's, and `expected_moved` how far the hypothesis says that it moves.
         """
         rows = []
-        typical = self.typical_r2
-        for i, (cell, r2) in enumerate(zip(self.cells, self.r2, strict=True)):
-            ends = (self.sources[i] - self.base).square().mean()
-            parts = {
-                "moved": self.predictions[i] - self.base,
-                "to_source": self.predictions[i] - self.sources[i],
-                "expected_moved": self.expected[i] - self.expected_base,
-            }
-            measured = {name: (value.square().mean() / ends).item() for name, value in parts.items()}
+        columns = self.cells, self.r2, self.typical_r2, self.moved, self.to_source, self.expected_moved
+        for cell, r2, typical, moved, to_source, expected in zip(*columns, strict=True):
             places = {"layer": cell.layer, "to_layer": cell.to_layer, "step": cell.step}
             rows.append({"intervention": cell.intervention, **places, "r2": r2.mean, "low": r2.low, "high": r2.high,
-                         "typical_r2": typical[i], **measured})  # fmt: skip
+                         "typical_r2": typical, "moved": moved, "to_source": to_source,
+                         "expected_moved": expected})  # fmt: skip
         return pd.DataFrame(rows)
 
     def _lines(self) -> list[tuple[str, str]]:

@@ -109,6 +109,8 @@ def eigendirections() -> Step:
             return dict(point)
         xs, ys = np.stack([p["x"] for p in context]), np.stack([p["y"] for p in context])
         left, values, right = np.linalg.svd(xs, full_matrices=False)
+        if k >= len(values):
+            return dict(point)
         added = (point["x"] @ right[k]) / values[k] * (left[:, k] @ ys)
         return point | {"prediction": point["prediction"] + added}
 
@@ -133,8 +135,11 @@ class PlainRun:
     def __init__(self, step: Step, points: list[Point], causal: bool = False):
         self.step, self.points, self.causal = step, [dict(point) for point in points], causal
 
-    def run(self, steps: Any, *, context: bool = True, query: bool = True, reads: bool = True) -> "PlainRun":
-        """Take steps, in which the context or the query may stay as it is, or the query read nothing."""
+    def run(
+        self, steps: Any, *, context: bool = True, query: bool = True, reads: bool = True, alone: bool = False
+    ) -> "PlainRun":
+        """Take steps, in which the context or the query may stay as it is, the query read nothing, or points only
+        themselves."""
         n = len(self.points) - 1
         for k in steps:
             before = self.points
@@ -142,6 +147,7 @@ class PlainRun:
             for j, point in enumerate(before):
                 seen = before[: j + 1] if self.causal and j < n else before[:n]
                 seen = [] if j == n and not reads else seen
+                seen = [point] if alone and j < n else seen
                 moves = query if j == n else context
                 new.append(self.step(k, point, seen) if moves else point)
             self.points = new

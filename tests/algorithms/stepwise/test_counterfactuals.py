@@ -98,6 +98,7 @@ def test_counterfactuals_are_those_of_a_plain_loop(name, n_context, y_dim, seed,
     compare(runs.exchange(after, "context", None, point), expected)
     before = lambda: start(base).run(range(after))  # noqa: E731
     compare(runs.stop_reading(rest), before().run(rest, reads=False))
+    compare(runs.isolate(rest), before().run(rest, alone=True))
     compare(runs.freeze(range(after, last + 1), "context"), before().run(rest, context=False))
     compare(runs.freeze(range(after, last + 1), "query"), before())
     if after < last:

@@ -97,7 +97,7 @@ def test_models_without_attention_are_asked_what_they_can_be():
     model = HookedLSTM(LSTMConfig(x_dim=3, n_context=6, n_layers=2, d_model=12)).eval()
     hypothesis = Hypothesis(ResidualDescent(2, step_size=0.1))
     result = interchange(model, hypothesis, *ends(task), progress=False)
-    assert result.untried == ("query does not read", "query stops reading")
+    assert result.untried == ("query does not read", "query stops reading", "context isolated")
     assert {cell.intervention for cell in result.cells} == set(INTERVENTIONS) - set(result.untried)
 
 
@@ -134,7 +134,7 @@ def test_two_steps_in_one_block_of_somebodys_module():
     result = interchange(model, hypothesis, prompts, sources, progress=False)
     assert result.score.mean > 0.999
     assert {"query repeats", "context frozen"} < {cell.intervention for cell in result.cells}
-    assert result.untried == ("query does not read", "query stops reading")
+    assert result.untried == ("query does not read", "query stops reading", "context isolated")
     wrong = Hypothesis(ResidualDescent(4, step_size=STEP_SIZE), schedule=((0, 0), (1, 1), (2, 4)))
     assert interchange(model, wrong, prompts, sources, progress=False).score.mean < 0.99
 
