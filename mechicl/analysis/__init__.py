@@ -29,7 +29,14 @@ from mechicl.analysis.behaviour import (
     regret,
     sensitivities,
 )
-from mechicl.analysis.causes import Interchange, interchange, sample_sources, test_hypotheses
+from mechicl.analysis.causes import (
+    Interchange,
+    SubspaceSearch,
+    fit_subspace,
+    interchange,
+    sample_sources,
+    test_hypotheses,
+)
 from mechicl.analysis.dynamics import align_over_training, find_transitions, score_heads_over_training
 from mechicl.analysis.finetuning import FineTuning, compare_on_prompts, compare_with_finetuning, fine_tune
 from mechicl.analysis.heads import composition_scores, measure_target_copying, read_dual_form, score_heads
@@ -72,6 +79,7 @@ __all__ = [
     "Readouts",
     "Regret",
     "Site",
+    "SubspaceSearch",
     "Sweep",
     "ablate",
     "align",
@@ -93,6 +101,7 @@ __all__ = [
     "finetuning",
     "fit_construction",
     "fit_readouts",
+    "fit_subspace",
     "heads",
     "identify",
     "identify_on_tokens",

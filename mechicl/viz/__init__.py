@@ -26,6 +26,7 @@ from mechicl.viz.interventions import patching_grid
 from mechicl.viz.kernels import adapted_functions_figure, kernel_heatmaps
 from mechicl.viz.layers import match_curve, match_heatmap, probe_heatmap
 from mechicl.viz.results import plot
+from mechicl.viz.subspaces import subspace_curves
 from mechicl.viz.training import (
     alignments_over_training,
     heads_during_training,
@@ -74,6 +75,7 @@ __all__ = [
     "sensitivity_over_training",
     "settings_figure",
     "shifted_losses",
+    "subspace_curves",
     "update_similarity_figure",
     "weight_products_figure",
 ]

@@ -14,6 +14,7 @@ from mechicl.analysis.behaviour.shifts import ShiftedLosses
 from mechicl.analysis.behaviour.token_identification import TokenIdentification
 from mechicl.analysis.causes.ranking import HypothesisTest
 from mechicl.analysis.causes.results import Interchange
+from mechicl.analysis.causes.subspaces import SubspaceSearch
 from mechicl.analysis.dynamics.snapshots import AlignmentOverTraining, HeadsOverTraining
 from mechicl.analysis.finetuning.comparison import FineTuningComparison
 from mechicl.analysis.heads.scores import HeadScores
@@ -34,6 +35,7 @@ from mechicl.viz.heads import head_table
 from mechicl.viz.interventions import patching_grid
 from mechicl.viz.kernels import kernel_heatmaps
 from mechicl.viz.layers import match_heatmap, probe_heatmap
+from mechicl.viz.subspaces import subspace_curves
 from mechicl.viz.training import alignments_over_training, heads_during_training
 from mechicl.viz.weights import connectivity_paths
 
@@ -72,6 +74,7 @@ plot.register(Identification, identified_families)
 plot.register(Interchange, interchange_heatmap)
 plot.register(Match, match_heatmap)
 plot.register(Regret, regret_curves)
+plot.register(SubspaceSearch, subspace_curves)
 plot.register(Sweep, patching_grid)
 plot.register(TokenIdentification, token_divergences)
 plot.register(AlignmentOverTraining, lambda result: alignments_over_training({"": result}))

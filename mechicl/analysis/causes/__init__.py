@@ -4,13 +4,16 @@ from mechicl.analysis.causes.candidates import candidate_algorithms
 from mechicl.analysis.causes.interchange import interchange, interchange_each, sample_sources
 from mechicl.analysis.causes.ranking import HypothesisTest, test_hypotheses
 from mechicl.analysis.causes.results import INTERVENTIONS, Cell, Interchange
+from mechicl.analysis.causes.subspaces import SubspaceSearch, fit_subspace
 
 __all__ = [
     "INTERVENTIONS",
     "Cell",
     "HypothesisTest",
     "Interchange",
+    "SubspaceSearch",
     "candidate_algorithms",
+    "fit_subspace",
     "interchange",
     "interchange_each",
     "sample_sources",

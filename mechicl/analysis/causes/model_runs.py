@@ -45,15 +45,24 @@ class ModelRuns:
         self.base, self.source = base, source
 
     def exchange(
-        self, after: int, place: Place, basis: Float[Tensor, "d_model dim"] | None = None, point: int | None = None
+        self,
+        after: int,
+        place: Place,
+        basis: Float[Tensor, "d_model dim"] | None = None,
+        point: int | None = None,
+        *,
+        rest: bool = False,
     ) -> Float[Tensor, "prompt y"]:
         """The streams of the query, or of the context, after so many layers come from the source.
+
+        The prediction can be differentiated by the basis, where that requires a gradient.
 
         Args:
             after: number of layers.
             place: "query" or "context".
             basis: only what lies in these orthonormal columns.
             point: of the context, only this point's tokens.
+            rest: what does not lie in the basis, in place of what does.
         """
         where = self._positions(place)
         if point is not None:
@@ -61,11 +70,11 @@ class ModelRuns:
         streams = self.base[after].clone()
         moved = self.source[after][:, where] - streams[:, where]
         if basis is not None:
-            moved = moved @ basis.to(moved) @ basis.to(moved).T
-            streams[:, where] += moved
+            inside = moved @ basis.to(moved) @ basis.to(moved).T
+            streams[:, where] += moved - inside if rest else inside
         else:
             streams[:, where] = self.source[after][:, where]
-        return self._run(streams, after)
+        return self._run_query(streams, after) if place == "query" else self._run(streams, after)
 
     def skip(self, layers: range, place: Place) -> Float[Tensor, "prompt y"]:
         """What some layers leave at the query, or in the context, is taken back after them."""
@@ -112,9 +121,21 @@ class ModelRuns:
     def _positions(self, place: Place) -> slice:
         return slice(self.last, None) if place == "query" else slice(0, self.last)
 
-    @torch.no_grad()
     def _run(self, streams: Tensor, layer: int, hooks: Sequence[Hook] = (), until: int | None = None) -> Tensor:
         """Predictions, or the stream after `until` layers, of a run whose stream after `layer` layers is this."""
+        with torch.set_grad_enabled(streams.requires_grad):  # the weights' derivatives are never wanted
+            return self._continue(streams, layer, hooks, until)
+
+    def _run_query(self, streams: Tensor, layer: int) -> Tensor:
+        """`_run` where only the query's stream is another: where no token reads it, only its own row is computed."""
+        adapter = self.adapter
+        if not adapter.is_transformer or adapter.model.cfg.keys != "causal" or adapter.has_user_hooks():
+            return self._run(streams, layer)
+        base, prompts = dict(enumerate(self.base)), torch.arange(len(streams), device=streams.device)
+        with torch.set_grad_enabled(streams.requires_grad):
+            return adapter.resume_from_row(base, layer, self.last, prompts, streams[:, self.last])
+
+    def _continue(self, streams: Tensor, layer: int, hooks: Sequence[Hook], until: int | None) -> Tensor:
         adapter = self.adapter
         if adapter.ours and until is not None:
             for each in range(layer, until):
