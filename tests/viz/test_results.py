@@ -18,6 +18,7 @@ from tests.viz.test_circuits import circuit
 from tests.viz.test_heads import made as head_scores
 from tests.viz.test_interventions import swept
 from tests.viz.test_kernels import view
+from tests.viz.test_subspaces import searched
 from tests.viz.test_weights import path
 from tests.viz.traces import heatmaps, lines
 
@@ -36,6 +37,7 @@ BY_HAND = {  # results that cannot be made of any numbers
     "Match": lambda: Match("layer", "Newton", (0, 1), (1, 4), torch.rand(2, 2, 3).double(), "errors"),
     "ModeConnectivity": lambda: mechicl.analysis.weights.ModeConnectivity({"raw": path(3)}, {}),
     "ShiftedLosses": losses,
+    "SubspaceSearch": searched,
     "Sweep": lambda: swept(("layer", "head"), ((0, 2), (1, 3, 4))),
 }
 WITHOUT_SAMPLES = {"TaskTexts"}

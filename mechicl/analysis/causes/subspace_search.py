@@ -1,0 +1,218 @@
+"""The search for a subspace that carries a variable: runs, what is foretold of them, and columns that fit best."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mechicl.algorithms.stepwise import Hypothesis, Place, Runs
+from mechicl.analysis.causes.model_runs import ModelRuns, record_streams
+from mechicl.analysis.causes.results import MOST
+from mechicl.memory import Budget
+from mechicl.models.opening.adapter import ModelAdapter
+from mechicl.prompts import Prompts
+
+BATCH = 256  # prompts a run
+PENALTY = 1e-9  # of a ridge regression, as a part of the mean variance
+NOTHING = 1e-9  # of the change by all variables: variables that change less change nothing
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Runs on some prompts after some layer, and the changes that are foretold: by the variables, by all others."""
+
+    runs: ModelRuns
+    layer: int
+    place: Place
+    unchanged: Float[Tensor, "prompt y"]
+    targets: tuple[Float[Tensor, "prompt y"], Float[Tensor, "prompt y"]]
+
+    def changes(self, basis: Tensor) -> tuple[Tensor, Tensor]:
+        """Of the model's prediction, by exchanging what lies in the basis, and by exchanging the rest."""
+        exchanged = (self.runs.exchange(self.layer, self.place, basis, rest=rest).double() for rest in (False, True))
+        inside, rest = (each - self.unchanged for each in exchanged)
+        return inside, rest
+
+    def apart(self, basis: Tensor, factor: float | Tensor) -> tuple[Tensor, Tensor]:
+        """These changes, times a factor, less what is foretold."""
+        inside, rest = self.changes(basis)
+        return factor * inside - self.targets[0], factor * rest - self.targets[1]
+
+
+@dataclass(frozen=True, eq=False)
+class Told:
+    """Prompts and sources, and what exchanging variables on them changes after any step of the algorithm.
+
+    Attributes:
+        hypothesis: whose algorithm it is.
+        names: of the variables.
+        place: whose they are.
+        prompts: that are intervened in.
+        sources: that states are taken from.
+        runs: the algorithm's, on both.
+    """
+
+    hypothesis: Hypothesis
+    names: Sequence[str]
+    place: Place
+    prompts: Prompts
+    sources: Prompts
+    runs: Runs
+
+    def targets(self, step: int) -> tuple[Tensor, Tensor]:
+        """Changes of the algorithm's prediction by the variables, and by all others.
+
+        Raises:
+            ValueError: the variables change nothing.
+        """
+        others = [name for name in self.hypothesis.algorithm.variables if name not in self.names]
+        unchanged = self.runs.exchange(0, self.place, ())
+        changed, by_others, by_all = (
+            self.runs.exchange(step, self.place, names) - unchanged for names in (self.names, others, None)
+        )
+        if not changed.square().mean() > NOTHING * by_all.square().mean():
+            raise ValueError(
+                f"{self.hypothesis.name}: exchanging {', '.join(self.names)} of the {self.place} after {step} steps "
+                f"changes nothing that is predicted, so that no subspace is better than another: take another "
+                f"variable, place or layer"
+            )
+        return changed, by_others
+
+    def run(
+        self, adapter: ModelAdapter, per_point: int, memory: float, *, shuffled: bool
+    ) -> Callable[[int, int], list[Part]]:
+        """The parts of these prompts after some layer and step, run by a model.
+
+        Args:
+            adapter: of the model.
+            per_point: its tokens for a point.
+            memory: bound on what is held.
+            shuffled: each prompt gets another's targets.
+        """
+        tokens = [adapter.encode(each) for each in (self.prompts, self.sources)]
+        streams = 2 * sum(stream.nbytes for stream in record_streams(adapter, tokens[0][:1])) * len(self.prompts)
+        budget = Budget(memory).holding(adapter.bytes_of_products, streams)
+        # a layer's activations stay for the derivatives
+        rows = budget.rows(adapter.n_layers * adapter.bytes_per_row(tokens[0][:1]), at_most=BATCH)
+        batches = []
+        for each in zip(*(t.split(rows) for t in tokens), strict=True):
+            base, source = (record_streams(adapter, part) for part in each)
+            runs = ModelRuns(adapter, each[0], base, source, per_point)
+            with torch.no_grad():
+                batches.append((runs, adapter.run(each[0]).double()))
+        order = torch.arange(len(self.prompts))
+        if shuffled:
+            order = torch.randperm(len(order), generator=torch.Generator().manual_seed(0))
+
+        def parts(layer: int, step: int) -> list[Part]:
+            device = batches[0][1].device
+            halves = [target[order].to(device).split(rows) for target in self.targets(step)]
+            return [
+                Part(runs, layer, self.place, unchanged, (changed, by_others))
+                for (runs, unchanged), changed, by_others in zip(batches, *halves, strict=True)
+            ]
+
+        return parts
+
+
+def find_readers(parts: Sequence[Part], told: Told, step: int) -> Float[Tensor, "d_model direction"]:
+    """Directions that read the variables off the streams, by ridge regression of their differences between prompts and
+    sources; those that read most come first."""
+    layer, where = parts[0].layer, slice(-1, None) if parts[0].place == "query" else slice(0, -1)
+    pairs = [(part.runs.base[layer], part.runs.source[layer]) for part in parts]
+    streams = torch.cat([source[:, where] - base[:, where] for base, source in pairs]).double().cpu()
+    base, source = told.runs.base[step], told.runs.source[step]
+    carried = torch.cat([(source[name] - base[name])[:, where].flatten(0, 1) for name in told.names], dim=1)
+    d_model, by_point = streams.shape[-1], streams.reshape(len(carried), -1)  # a point's tokens beside each other
+    gram = by_point.mT @ by_point
+    ridge = (PENALTY * gram.diagonal().mean() + 1e-30) * torch.eye(len(gram)).to(gram)
+    slopes = torch.linalg.solve(gram + ridge, by_point.mT @ carried)  # [token * d_model, variable]
+    readers = torch.cat(slopes.split(d_model), dim=1)
+    left, values, _ = torch.linalg.svd(readers, full_matrices=False)
+    return left[:, values > 1e-6 * values[0]]
+
+
+def make_starts(directions: Tensor, dim: int, restarts: int, seed: int) -> list[Float[Tensor, "d_model dim"]]:
+    """Columns to search from: the directions, made up or cut down to their number, and random ones."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = [torch.randn(len(directions), dim, dtype=torch.float64, generator=generator) for _ in range(1 + restarts)]
+    return [torch.cat([directions, drawn[0]], dim=1)[:, :dim], *drawn[1:]]
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """Orthonormal columns, the factor on what they change, and the mean squared distance of both changes."""
+
+    basis: Float[Tensor, "d_model dim"]
+    factor: float
+    loss: float
+
+
+def search_columns(
+    parts: Sequence[Part], starts: Sequence[Float[Tensor, "d_model dim"]], iterations: int, *, favoured: bool
+) -> Fit:
+    """The columns with the least loss that L-BFGS reaches from some starts.
+
+    Args:
+        parts: runs to fit to.
+        starts: any columns.
+        iterations: at most.
+        favoured: the changes are multiplied by the factor that fits best; else by 1.
+    """
+    fits = []
+    for start in starts:
+        basis = torch.linalg.qr(start).Q
+        factor = _best_factor(parts, basis) if favoured else 1.0
+        free = basis.clone().requires_grad_(), torch.tensor(factor, dtype=torch.float64, requires_grad=favoured)
+        if basis.shape[0] > basis.shape[1]:  # else there is nothing to choose
+            _descend(parts, *free, iterations)
+        basis, factor = torch.linalg.qr(free[0].detach()).Q, free[1].item()
+        inside, rest = squared_distances(parts, basis, factor)
+        fits.append(Fit(basis, factor, (inside + rest).mean().item()))
+    return min(fits, key=lambda fit: fit.loss)
+
+
+def _descend(parts: Sequence[Part], free: Tensor, factor: Tensor, iterations: int) -> None:
+    """Move the columns, and the factor where it is free, to where the logarithms of 1 + each distance are least.
+
+    Exchanging what does not belong together can make an iteration explode: a logarithm keeps that from deciding.
+    """
+    moved = [each for each in (free, factor) if each.requires_grad]
+    optimizer = torch.optim.LBFGS(moved, max_iter=iterations, history_size=20, line_search_fn="strong_wolfe")
+    n = sum(len(part.unchanged) for part in parts)
+    scale = torch.cat([part.targets[0] for part in parts]).square().mean()
+
+    def closure() -> Tensor:
+        basis = torch.linalg.qr(free).Q
+        leaf, loss = basis.detach().requires_grad_(), torch.zeros((), dtype=torch.float64)
+        slopes = [torch.zeros_like(leaf), torch.zeros_like(factor)]
+        for part in parts:
+            inside, rest = part.apart(leaf, factor)
+            logarithms = ((inside.square() + rest.square()).mean(1) / (2 * scale)).log1p().sum() / n
+            slope = torch.autograd.grad(logarithms, [leaf, *moved[1:]])
+            slopes = [a + b.nan_to_num(0.0, 0.0, 0.0) for a, b in zip(slopes, slope, strict=False)]
+            loss = loss + logarithms.detach().cpu().nan_to_num(MOST, MOST)
+        (free.grad,) = torch.autograd.grad(basis, free, slopes[0])
+        free.grad = free.grad.contiguous()
+        factor.grad = slopes[1] if factor.requires_grad else None
+        return loss
+
+    optimizer.step(closure)
+
+
+@torch.no_grad()
+def _best_factor(parts: Sequence[Part], basis: Tensor) -> float:
+    """By which the model's changes come nearest to the targets; 0 where it changes nothing."""
+    changes = torch.cat([torch.cat(part.changes(basis)) for part in parts])
+    targets = torch.cat([torch.cat(part.targets) for part in parts])
+    return ((changes * targets).sum() / changes.square().sum()).nan_to_num(0.0, 0.0, 0.0).item()
+
+
+@torch.no_grad()
+def squared_distances(parts: Sequence[Part], basis: Tensor, factor: float) -> tuple[Tensor, Tensor]:
+    """Squared distances `[prompt]` of the changes by the subspace and of those by the rest."""
+    pairs = zip(*(part.apart(basis, factor) for part in parts), strict=True)
+    inside, rest = (torch.cat(each).square().mean(1).cpu().nan_to_num(MOST, MOST) for each in pairs)
+    return inside, rest
