@@ -132,8 +132,9 @@ def causal_graph(result: Interchange, title: str | None = None) -> go.Figure:
     rows = {"context": 1.0, "query": 0.0}
     fig = figure(title or result.hypothesis, "layers")
     last = max(cell.to_layer for cell in result.cells)
+    moves, expected, r2s = result.moved, result.expected_moved, result.r2
     for i, cell in enumerate(result.cells):
-        moved, told, r2 = result.moved[i], result.expected_moved[i], result.r2[i].mean
+        moved, told, r2 = moves[i].mean, expected[i].mean, r2s[i].mean
         color = COLORS["trained"] if r2 >= HOLDS else COLORS["interpolated"]
         words = f"{cell}: moves {_share(moved)} (hypothesis {_share(told)}), R² {_capped(r2)}"
         text = {"text": [_share(moved)], "showlegend": False, "hovertext": words, "hoverinfo": "text"}

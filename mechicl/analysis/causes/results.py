@@ -103,10 +103,8 @@ class Interchange(Result):
     @property
     def r2(self) -> list[Interval]:
         """The interchange R² of each cell."""
-        distances = (self.predictions - self.expected).square().mean(1).nan_to_num(MOST, MOST)
-        ends = (self.sources - self.base).square().mean(1).clamp(min=1 / MOST)
-        ratios = [ratio_interval(*pair) for pair in zip(distances, ends, strict=True)]
-        return [Interval(1 - r.mean, 1 - r.high, 1 - r.low, r.n, r.level) for r in ratios]
+        apart = self._parts(self.predictions - self.expected)
+        return [Interval(1 - r.mean, 1 - r.high, 1 - r.low, r.n, r.level) for r in apart]
 
     @property
     def typical_r2(self) -> list[float]:
@@ -148,23 +146,25 @@ class Interchange(Result):
         return Interval(centre.item(), low, high, n)
 
     @property
-    def moved(self) -> list[float]:
+    def moved(self) -> list[Interval]:
         """How far each intervention moves the model's prediction, as a part of the squared distance of both ends."""
         return self._parts(self.predictions - self.base)
 
     @property
-    def to_source(self) -> list[float]:
+    def to_source(self) -> list[Interval]:
         """How far it then is from the source's."""
         return self._parts(self.predictions - self.sources)
 
     @property
-    def expected_moved(self) -> list[float]:
+    def expected_moved(self) -> list[Interval]:
         """How far the hypothesis says that it moves."""
         return self._parts(self.expected - self.expected_base)
 
-    def _parts(self, distances: Tensor) -> list[float]:
-        ends = (self.sources - self.base).square().mean((1, 2)).clamp(min=1 / MOST)
-        return (distances.square().mean((1, 2)) / ends).tolist()
+    def _parts(self, distances: Tensor) -> list[Interval]:
+        """Squared, as parts of the distance between both ends."""
+        squared = distances.square().mean(1).nan_to_num(MOST, MOST)
+        ends = (self.sources - self.base).square().mean(1).clamp(min=1 / MOST)
+        return [ratio_interval(*pair) for pair in zip(squared, ends, strict=True)]
 
     @property
     def weakest(self) -> int:
@@ -188,8 +188,8 @@ class Interchange(Result):
         for cell, r2, typical, moved, to_source, expected in zip(*columns, strict=True):
             places = {"layer": cell.layer, "to_layer": cell.to_layer, "step": cell.step}
             rows.append({"intervention": cell.intervention, **places, "r2": r2.mean, "low": r2.low, "high": r2.high,
-                         "typical_r2": typical, "moved": moved, "to_source": to_source,
-                         "expected_moved": expected})  # fmt: skip
+                         "typical_r2": typical, "moved": moved.mean, "to_source": to_source.mean,
+                         "expected_moved": expected.mean})  # fmt: skip
         return pd.DataFrame(rows)
 
     def _lines(self) -> list[tuple[str, str]]:

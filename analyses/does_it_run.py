@@ -1,0 +1,41 @@
+"""Does a trained model run the algorithm that it is like? Hypotheses tested by interventions, with controls.
+
+python analyses/does_it_run.py --checkpoint gpt2-8l
+"""
+
+from dataclasses import dataclass
+
+from mechicl.checkpoints import load_checkpoint
+from mechicl.reports import Comparison
+from mechicl.reports.causes import causal_part
+from mechicl.reports.script import ScriptArgs, run_script
+
+
+@dataclass(frozen=True)
+class Args(ScriptArgs):
+    """Which algorithm explains what interventions do to a model."""
+
+    checkpoint: str = "gpt2-8l"
+    """Name or folder of a model that reads prompts of points."""
+    n_prompts: int = 1024
+    """Prompts that interventions are measured on."""
+    seed: int = 0
+    """Seed of the prompts, of those that parameters and schedules are fitted on, and of shuffled weights."""
+
+
+def compare(args: Args) -> Comparison:
+    """All hypotheses on all seeds of a checkpoint."""
+    checkpoint = load_checkpoint(args.checkpoint)
+    rows, sections, data = causal_part(
+        checkpoint, checkpoint.task, n_prompts=args.n_prompts, seed=args.seed, control=args.control
+    )
+    lead = (
+        f"{checkpoint.name}: hypotheses fitted to the model and tested on {args.n_prompts} prompts (seed {args.seed}) "
+        f"by exchanging, skipping, repeating and freezing what its layers do; intervals are over seeds where there are "
+        f"several."
+    )
+    return Comparison(f"Does {checkpoint.name} run the algorithm?", lead, rows, sections, data)
+
+
+if __name__ == "__main__":
+    run_script(Args, compare, "does_it_run")

@@ -1,0 +1,185 @@
+"""Does a model run an algorithm? Rows and pictures of hypotheses that are tested by interventions."""
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from typing import Any
+
+import torch
+
+from mechicl import viz
+from mechicl.analysis import test_hypotheses
+from mechicl.analysis.causes import HypothesisTest, Interchange
+from mechicl.analysis.causes.results import Kind
+from mechicl.checkpoints import Checkpoint, untrained
+from mechicl.models import Model
+from mechicl.reports.comparison import Part
+from mechicl.reports.layer_matches import over_models
+from mechicl.reports.rows import Row
+from mechicl.statistics import Interval
+from mechicl.tasks import Task
+from mechicl.viz.page import Section
+
+COPYING = "copying, then "
+FAMILIES = {
+    "GD++": "GD++",
+    "preconditioned gradient descent": "preconditioned gradient descent",
+    "gradient descent with momentum": "gradient descent with momentum",
+    "gradient descent": "gradient descent, residuals in the context",
+    "Newton": "Newton",
+    "ridge regression in one step": "ridge regression in one step",
+    "ridge path": "ridge path",
+    "ridge by": "ridge by eigendirections",
+    "online": "online gradient descent",
+    "nearest": "nearest neighbour",
+    "softmax": "softmax smoothing",
+}
+"""How a hypothesis's name begins, and the family that it is one of."""
+BY_QUERY = "gradient descent by the query alone"
+FLOWS = ("query exchanged", "context exchanged", "query stops reading", "context frozen", "context isolated")
+LAYERWISE = ("query does not read", "query skips", "context skips")
+N_CONTROL = 256  # prompts for models that were not trained
+SOME = ("query exchanged", "context exchanged", "point exchanged", "context skips", "query does not read",
+        "context frozen")  # fmt: skip
+
+
+def causal_part(checkpoint: Checkpoint, task: Task, *, n_prompts: int, seed: int, control: bool = True) -> Part:
+    """What interventions say of each of a checkpoint's models: rows by family, pictures of the first, all numbers.
+
+    Args:
+        checkpoint: of models that read prompts of points.
+        task: that prompts are drawn from.
+        n_prompts: to measure on.
+        seed: of the prompts.
+        control: also test an untrained model and one whose trained weights are shuffled.
+    """
+    tests = [_test(model, task, n_prompts, seed) for model in checkpoint.models]
+    families = {family: [_best_of(family, test) for test in tests] for family in (*FAMILIES.values(), BY_QUERY)}
+    ranked = sorted(families, key=lambda family: -sum(best.effects.mean for best in families[family]))
+    title = "Does it run the algorithm?"
+    rows = [_family_row(family, families[family], checkpoint) for family in ranked]
+    rows += [
+        Row("hypotheses that stand (every counterfactual's R² at least 0.9)", None, _standing(tests), "seeds",
+            "; ".join(dict.fromkeys(test.hypothesis for each in tests for test in each.standing)))
+    ]  # fmt: skip
+    kinds: tuple[Kind, ...] = ("exchange", "ablation")
+    for kind in kinds:
+        explained = [test.best.explained([kind]) for test in tests]
+        rows.append(over_models(f"effects of {kind}s explained by the best", explained, checkpoint))
+    rows += _flow_rows(tests, checkpoint)
+    data: dict[str, Any] = {"n_prompts": n_prompts, "seed": seed, "tests": [_numbers(test) for test in tests]}
+    if control:
+        without, more = _controls(checkpoint, task, seed)
+        rows, data = [*rows, *without], {**data, **more}
+    rows = [Row(**{**vars(row), "section": title}) for row in rows]
+    return rows, _sections(title, tests[0], n_prompts), data
+
+
+def _test(model: Model, task: Task, n_prompts: int, seed: int) -> HypothesisTest:
+    return test_hypotheses(model, task, n_prompts=n_prompts, seed=seed)
+
+
+def family_of(hypothesis: str) -> str:
+    """The family that a candidate's name belongs to."""
+    name = hypothesis.removeprefix(COPYING)
+    if name.startswith("gradient descent") and name.endswith("by the query alone"):
+        return BY_QUERY
+    return next(family for start, family in FAMILIES.items() if name.startswith(start))
+
+
+def _best_of(family: str, test: HypothesisTest) -> Interchange:
+    return next((each for each in test.tests if family_of(each.hypothesis) == family), test.tests[-1])
+
+
+def _family_row(family: str, best: Sequence[Interchange], checkpoint: Checkpoint) -> Row:
+    predictions = ", ".join(f"{each.r2[0].mean:.4g}" for each in best)
+    weakest = ", ".join(f"{max(each.score.mean, -99):.2g} ({each.cells[each.weakest]})" for each in best[:1])
+    note = f"{best[0].hypothesis}; R² of predictions {predictions}, of the weakest counterfactual {weakest}"
+    return over_models(f"effects explained: {family}", [each.effects for each in best], checkpoint, note=note)
+
+
+def _standing(tests: Sequence[HypothesisTest]) -> str:
+    return f"{sum(bool(test.standing) for test in tests)} of {len(tests)} seeds have one"
+
+
+def _moved(test: HypothesisTest, intervention: str) -> dict[int, Interval]:
+    """By layer, how far the prediction moves."""
+    moved = zip(test.best.cells, test.best.moved, strict=True)
+    return {cell.layer: value for cell, value in moved if cell.intervention == intervention}
+
+
+def _flow_rows(tests: Sequence[HypothesisTest], checkpoint: Checkpoint) -> list[Row]:
+    """What moves predictions, whatever the hypothesis: a row for each intervention and layer."""
+    rows = []
+    for name in (*FLOWS, *LAYERWISE):
+        moved = [_moved(test, name) for test in tests]
+        rows += [
+            over_models(f"moved by: {name} {_where(name, layer)}", [each[layer] for each in moved], checkpoint)
+            for layer in moved[0]
+        ]
+    return rows
+
+
+def _where(name: str, layer: int) -> str:
+    if name in LAYERWISE:
+        return f"in layer {layer}" if "read" in name else f"layer {layer}"
+    layers = f"{layer} layer{'' if layer == 1 else 's'}"
+    return f"{'after' if 'exchanged' in name else 'from'} {layers}{'' if 'exchanged' in name else ' on'}"
+
+
+def _controls(checkpoint: Checkpoint, task: Task, seed: int) -> tuple[list[Row], dict[str, Any]]:
+    """The most that any fitted hypothesis explains of models in which nothing is to be explained."""
+    one = checkpoint.select([0])
+    models = {"untrained": untrained(one).models[0], "weights shuffled": shuffled(one.models[0], seed)}
+    rows, data = [], {}
+    for name, model in models.items():
+        try:
+            test = _test(model, task, N_CONTROL, seed)
+        except ValueError as error:  # what diverges has nothing to explain
+            rows.append(Row(f"{name}: effects explained by the best", None, "cannot be measured", "", str(error)[:160]))
+            continue
+        rows.append(Row(f"{name}: effects explained by the best", None, test.best.effects, "prompts",
+                        f"{test.best.hypothesis}; weakest R² {max(test.best.score.mean, -99):.2g}"))  # fmt: skip
+        most = max(each.score.mean for each in test.tests)
+        rows.append(Row(f"{name}: largest R² of a hypothesis's weakest counterfactual", None, most))
+        data[name] = _numbers(test)
+    return rows, data
+
+
+@torch.no_grad()
+def shuffled(model: Model, seed: int) -> Model:
+    """A copy of a model with the entries of each of its weights in random order."""
+    model, generator = deepcopy(model), torch.Generator().manual_seed(seed)
+    for weight in model.parameters():
+        weight.copy_(weight.flatten()[torch.randperm(weight.numel(), generator=generator)].view_as(weight))
+    return model
+
+
+def _numbers(test: HypothesisTest) -> dict[str, Any]:
+    table = test.to_dataframe()
+    first = test.best.to_dataframe()
+    return {"likeness": test.likeness, "hypotheses": table.to_dict("records"), "best": first.to_dict("records")}
+
+
+def _sections(title: str, test: HypothesisTest, n_prompts: int) -> list[Section]:
+    """Pictures of one model's test."""
+    words = (
+        f"Interventions on {n_prompts} prompts, made on the model and on the algorithm. By predictions alone the "
+        f"nearest is {test.likeness}."
+    )
+    layers = range(1, max(cell.to_layer for cell in test.best.cells))
+    flows = viz.interval_lines(
+        "What moves the prediction", "layers before the intervention", "part of the distance of both ends", layers,
+        _flow_lines(test, layers),
+    )  # fmt: skip
+    return [
+        Section(title, words, viz.hypotheses_ranked(test, "What hypotheses explain of the effects of interventions")),
+        Section("The causal model, its arrows as measured", "Each arrow is cut alone.", viz.causal_graph(test.best)),
+        Section("The best hypothesis, cell by cell", "", viz.interchange_heatmap(test.best)),
+        Section("Model and hypothesis after interventions", "", viz.counterfactual_scatter(test.best, SOME)),
+        Section("Which layers matter", "Whatever the hypothesis.", flows),
+    ]
+
+
+def _flow_lines(test: HypothesisTest, layers: range) -> Mapping[str, Sequence[Interval]]:
+    moved = {name: _moved(test, name) for name in FLOWS}
+    return {name: [values[layer] for layer in layers] for name, values in moved.items() if values}
