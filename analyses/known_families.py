@@ -131,8 +131,17 @@ def compare(args: Args) -> Comparison:
         f"weight matrix's size; {len(varied)} variations of them: 3 to 6 dimensions, other parameters and steps, all "
         f"disguised, noise of 0 to 0.1, 8 to 256 prompts."
     )
-    data = {"known": [asdict(case) for case in known], "varied": [asdict(case) for case in varied], **numbers}
+    data = {"known": _columns(known), "varied": _columns(varied), **numbers}
     return Comparison("Are known algorithms named?", lead, rows, sections, data)
+
+
+def _columns(cases: Sequence[Case]) -> dict[str, str]:
+    """Cases as one line for each of their attributes."""
+    rows = [asdict(case) for case in cases]
+    return {
+        name: "; ".join(f"{row[name]:.4g}" if isinstance(row[name], float) else str(row[name]) for row in rows)
+        for name in (rows[0] if rows else ())
+    }
 
 
 def right_family(name: str) -> str | None:
@@ -265,8 +274,8 @@ def _calibrated(cases: Sequence[Case], results: Sequence[Identification]) -> tup
     add_line(fig, [0, 1], [0, 1], "calibrated", "#999999", dash="dot")
     add_line(fig, [bin_["confidence"] for bin_ in curve], [bin_["right"] for bin_ in curve], "measured", "#0072b2",
              mode="lines+markers")  # fmt: skip
-    crossed_cases = [{"confidence": sure, "right": family == case.right} for case, family, sure in pairs]
-    return rows, fig, {"curve": curve, "crossed": crossed_cases, "chosen": [*GRID[chosen[0]], *GRID[chosen[1]]]}
+    crossed_confidence = " ".join(f"{sure:.3f}" for _, _, sure in pairs)
+    return rows, fig, {"curve": curve, "crossed_confidence": crossed_confidence}
 
 
 def _by_family(result: Identification, evidence: float, price: float, elsewhere: float) -> dict[str, float]:

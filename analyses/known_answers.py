@@ -1,0 +1,449 @@
+"""Tests of "which algorithm" on models whose algorithm is known: the right hypothesis, the others, and none at all.
+
+python analyses/known_answers.py
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import plotly.graph_objects as go
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mechicl.algorithms.stepwise import AfterCopying, Hypothesis, StepwiseAlgorithm, query_of
+from mechicl.analysis import fit_readouts, interchange, match, sample_sources, test_hypotheses
+from mechicl.analysis.layers import Lens, probe
+from mechicl.checkpoints import load_checkpoint
+from mechicl.constructions import known_models
+from mechicl.constructions.known import KnownModel
+from mechicl.learners import Trajectory
+from mechicl.models import HookedTransformer
+from mechicl.prompts import Prompts
+from mechicl.reports import Comparison, Row, Section
+from mechicl.reports.comparison import Part
+from mechicl.reports.script import ScriptArgs, run_script
+from mechicl.tasks import Task
+from mechicl.viz.elements import figure
+
+SAME, ALIKE = 0.999, 0.5
+"""R² of hypotheses that say the same of a model, and bar for others."""
+MATRIX, FITTED, LAYERS = "Its own hypothesis and the others", "Fitted hypotheses", "What layers hold"
+
+
+@dataclass(frozen=True)
+class Args(ScriptArgs):
+    """Own and others' hypotheses on known models; fitted ones on them and on models without an algorithm; readouts."""
+
+    n_prompts: int = 64
+    """Prompts to measure counterfactuals on."""
+    n_fitting: int = 1024
+    """Prompts to fit readouts on."""
+    checkpoints: tuple[str, ...] = ("lsa-5l", "gpt2-4l")
+    """Trained models whose shapes and shuffled weights are controls too."""
+    every: int = 5
+    """Which of the known models' shapes are controls: the first, and so on."""
+    noise: float = 1e-4
+    """Of the noisy models' weights."""
+    parts: tuple[str, ...] = (MATRIX, FITTED, LAYERS)
+    """What to measure."""
+    seed: int = 0
+    """Seed of prompts and disguises."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A hypothesis on a known model.
+
+    Attributes:
+        model: its name.
+        hypothesis: whose it is.
+        weakest: R² of its weakest counterfactual.
+        where: which one that is.
+        effects: of the interventions, what it explains.
+        prediction: R² without intervention.
+        reason: why it comes so near that it is above the bar, if it does.
+    """
+
+    model: str
+    hypothesis: str
+    weakest: float
+    where: str
+    effects: float
+    prediction: float
+    reason: str = ""
+
+
+def compare(args: Args) -> Comparison:
+    """All parts, one after the other."""
+    known = known_models()
+    rows, sections, data = [], [], {}
+    for name, measure in ((MATRIX, _matrix), (FITTED, _fitted), (LAYERS, _layers)):
+        if name in args.parts:
+            more, pictures, numbers = measure(args, known)
+            rows += [_in_section(row, name) for row in more]
+            sections += pictures
+            data |= numbers
+    lead = (
+        f"{len(known)} models with known algorithms (`constructions.known_models()`), {args.n_prompts} prompts for "
+        f"counterfactuals, {args.n_fitting:,} to fit readouts on. R² of a hypothesis is that of its weakest "
+        f"counterfactual."
+    )
+    return Comparison("Known answers", lead, rows, sections, data)
+
+
+def _in_section(row: Row, section: str) -> Row:
+    return Row(row.quantity, row.published, row.measured, row.over, row.note, section=section)
+
+
+# ---- every hypothesis on every model ----
+
+
+def _matrix(args: Args, known: Sequence[KnownModel]) -> Part:
+    rows, pairs, owns = [], [], {}
+    noisy = {"hidden": True, "noise": args.noise}
+    for label, models in (
+        ("plain", known),
+        ("hidden", known_models(hidden=True, seed=args.seed)),
+        ("noisy", known_models(**noisy, seed=args.seed)),
+    ):
+        owns[label] = [_own(each, args) for each in models]
+        least = min(owns[label], key=lambda pair: pair.weakest)
+        held = sum(pair.weakest >= (0.99 if label == "noisy" else SAME) for pair in owns[label])
+        rows.append(Row(f"least R² of a model's own hypothesis, {label}", None, least.weakest, "", least.model))
+        words = f"{held} of {len(owns[label])}"
+        rows.append(Row(f"own hypothesis at least {0.99 if label == 'noisy' else SAME:g}, {label}", None, words))
+    for model, own in zip(known, owns["plain"], strict=True):
+        others = _others(model, known, args)
+        pairs += [own, *others]
+        above = [pair for pair in others if pair.weakest > ALIKE]
+        nearest = max(others, key=lambda pair: pair.weakest)
+        note = "; ".join(f"{pair.hypothesis} {pair.weakest:.2f}: {pair.reason}" for pair in above)
+        words = f"own {own.weakest:.4f}, nearest other {nearest.weakest:.2f}"
+        rows.append(Row(model.name, None, words, "", note or f"{nearest.hypothesis}: {nearest.where}"))
+    others = [pair for pair in pairs if pair.model != pair.hypothesis]
+    above = [pair for pair in others if pair.weakest > ALIKE]
+    words = f"{len(others) - len(above)} of {len(others)}"
+    rows.insert(0, Row("others' hypotheses with R² at most 0.5", None, words))
+    rows.insert(1, Row("others above 0.5 without a reason", None, str(sum(not pair.reason for pair in above))))
+    data: dict[str, Any] = {"above": [asdict(pair) for pair in above], "matrix": _columns(pairs)}
+    data["own"] = {label: _columns(each) for label, each in owns.items()}
+    return rows, [Section(MATRIX, "", [_picture(known, pairs)])], data
+
+
+def _columns(pairs: Sequence[Pair]) -> dict[str, str]:
+    """Models, hypotheses and numbers of pairs, each as one line."""
+    names = {"model": "; ", "hypothesis": "; ", "weakest": " ", "effects": " ", "prediction": " "}
+    values = {name: [getattr(pair, name) for pair in pairs] for name in names}
+    words = {name: [each if isinstance(each, str) else f"{each:.4g}" for each in values[name]] for name in names}
+    return {name: separator.join(words[name]) for name, separator in names.items()}
+
+
+def _own(known: KnownModel, args: Args) -> Pair:
+    prompts = known.task.sample(args.n_prompts, seed=args.seed, dtype=torch.float64)
+    sources = sample_sources(known.task, prompts, seed=args.seed + 1)
+    test = interchange(known.model, known.hypothesis, prompts, sources, progress=False)
+    return _pair(known.name, known.name, test)
+
+
+def _pair(model: str, hypothesis: str, test: Any) -> Pair:
+    weakest, where = max(test.score.mean, -99.0), str(test.cells[test.weakest])
+    return Pair(model, hypothesis, weakest, where, test.effects.mean, max(test.r2[0].mean, -99.0))
+
+
+def _others(known: KnownModel, everyone: Sequence[KnownModel], args: Args) -> list[Pair]:
+    """The other models' algorithms on this one, each with the layers given to its steps that fit best."""
+    own = known.hypothesis.algorithm
+    algorithms: dict[str, StepwiseAlgorithm] = {}
+    for other in everyone:
+        if other is not known and (adapted := _for_prompts_of(other.hypothesis.algorithm, own)) is not None:
+            algorithms[other.name] = adapted
+    kept = {name: each for name, each in algorithms.items() if _runs(each, known.task)}
+    result = test_hypotheses(
+        known.model, known.task, kept, n_prompts=args.n_prompts, seed=args.seed, with_likeness=False, progress=False
+    )
+    pairs = []
+    for test in result.tests:
+        pair = _pair(known.name, test.hypothesis, test)
+        if pair.weakest > ALIKE:
+            pair = Pair(**{**asdict(pair), "reason": _reason(pair, known.hypothesis, kept[test.hypothesis])})
+        pairs.append(pair)
+    return pairs
+
+
+def _for_prompts_of(algorithm: StepwiseAlgorithm, own: StepwiseAlgorithm) -> StepwiseAlgorithm | None:
+    """The algorithm where targets are tokens of their own, or are not, as in the other one."""
+    inner = algorithm.algorithm if isinstance(algorithm, AfterCopying) else algorithm
+    if isinstance(own, AfterCopying):
+        return AfterCopying(inner) if "previous" not in inner.variables else None
+    if "previous" in own.variables:  # induction reads targets at tokens of their own
+        return algorithm if isinstance(algorithm, AfterCopying) else AfterCopying(inner)
+    return inner if "previous" not in inner.variables else None
+
+
+def _runs(algorithm: StepwiseAlgorithm, task: Task) -> bool:
+    """Whether it predicts finite numbers on this task: not with more points than it has steps for, and so on."""
+    try:
+        states = algorithm.states(task.sample(64, seed=9, dtype=torch.float64))
+    except (ValueError, IndexError, RuntimeError):
+        return False
+    return all(bool(value.isfinite().all()) for state in states for value in state.values())
+
+
+def _reason(pair: Pair, own: Hypothesis, other: StepwiseAlgorithm) -> str:
+    """Why another hypothesis explains a model too; empty if nothing says why."""
+    if pair.weakest >= SAME:
+        return "the same steps with the same numbers"
+    if len(own.between) == 0:
+        return f"one layer has nothing between its ends, and predictions agree to R² {pair.prediction:.3f}"
+    if pair.prediction >= 0.9 and other.n_steps != own.algorithm.n_steps:
+        return f"steps of one are several of the other's: predictions agree to R² {pair.prediction:.4f}"
+    return f"predictions agree to R² {pair.prediction:.4f}" if pair.prediction >= 0.9 else ""
+
+
+def _picture(known: Sequence[KnownModel], pairs: Sequence[Pair]) -> go.Figure:
+    names = [each.name for each in known]
+    values = {(pair.model, pair.hypothesis): pair.weakest for pair in pairs}
+    grid = [[values.get((model, hypothesis)) for hypothesis in names] for model in names]
+    shown = [[None if value is None else max(value, -1.0) for value in line] for line in grid]
+    fig = figure("R² of the weakest counterfactual (below -1 shown as -1)", "hypothesis", "model")
+    fig.add_trace(go.Heatmap(z=shown, x=names, y=names, zmin=-1, zmax=1, colorscale="RdBu"))
+    fig.update_yaxes(autorange="reversed", type="category")
+    fig.update_xaxes(type="category")
+    fig.update_layout(height=900, margin={"l": 330, "b": 330})
+    return fig
+
+
+# ---- hypotheses fitted to models, and to models without an algorithm ----
+
+
+def _fitted(args: Args, known: Sequence[KnownModel]) -> Part:
+    rows, tests = [], []
+    for kind, models in _kinds(args, known).items():
+        best = []
+        for name, (model, task) in models.items():
+            result = _tested(model, task, args)
+            if result is None:
+                rows.append(Row(f"{kind}: {name}", None, "predicts no finite numbers that differ"))
+                continue
+            weakest = max(result.tests, key=lambda test: test.score.mean)
+            strongest = result.best
+            best.append((weakest.score.mean, strongest.effects.mean))
+            note = f"effects explained {strongest.effects.mean:.3f} by {strongest.hypothesis}"
+            words = f"{max(weakest.score.mean, -99):.3f} ({weakest.hypothesis})"
+            rows.append(Row(f"{kind}: {name}", None, words, "", note))
+            tests.append({"kind": kind, "model": name, "weakest": max(weakest.score.mean, -99.0),
+                          "weakest_by": weakest.hypothesis, "effects": strongest.effects.mean,
+                          "effects_by": strongest.hypothesis})  # fmt: skip
+        if kind != "known" and best:
+            rows.append(Row(f"largest R² of any fitted hypothesis, {kind}", None, max(pair[0] for pair in best)))
+            rows.append(Row(f"most effects explained, {kind}", None, max(pair[1] for pair in best)))
+    return rows, [Section(FITTED, "", [])], {"fitted": tests}
+
+
+def _tested(model: HookedTransformer, task: Task, args: Args) -> Any:
+    try:
+        return test_hypotheses(
+            model, task, n_prompts=args.n_prompts, seed=args.seed, with_likeness=False, progress=False
+        )
+    except (ValueError, RuntimeError):
+        return None
+
+
+def _kinds(args: Args, known: Sequence[KnownModel]) -> dict[str, dict[str, tuple[Any, Task]]]:
+    """Known models; the same networks with new initial weights; and the hidden ones with weights in another order."""
+    models = {each.name: (each.model, each.task) for each in known_models(hidden=True, seed=args.seed)[:: args.every]}
+    for name in args.checkpoints:
+        checkpoint = load_checkpoint(name)
+        models[name] = (checkpoint.models[0], checkpoint.task)
+    return {
+        "known": {each.name: (each.model, each.task) for each in known},
+        "untrained": {name: (untrained(model, args.seed), task) for name, (model, task) in models.items()},
+        "shuffled": {name: (shuffled(model, args.seed), task) for name, (model, task) in models.items()},
+    }
+
+
+def untrained(model: HookedTransformer, seed: int) -> HookedTransformer:
+    """A network of the same shape before any training."""
+    return (
+        HookedTransformer(model.cfg, seed=1000 + seed, initial_weights=getattr(model, "initial_weights", None))
+        .double()
+        .eval()
+    )
+
+
+def shuffled(model: HookedTransformer, seed: int) -> HookedTransformer:
+    """The network with the entries of each weight matrix in another order."""
+    return _with_weights(
+        model, seed, lambda weight, normal: weight.flatten()[normal(weight.numel()).argsort()].reshape(weight.shape)
+    )
+
+
+@torch.no_grad()
+def _with_weights(model: HookedTransformer, seed: int, change: Any) -> HookedTransformer:
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, dtype=torch.float64, generator=generator)
+
+    weights = {
+        name: change(value.double(), normal) if value.ndim >= 2 else value.double()
+        for name, value in model.state_dict().items()
+    }
+    twin = HookedTransformer(model.cfg, initial_weights=getattr(model, "initial_weights", None)).double()
+    twin.load_state_dict(weights)
+    return twin.eval()
+
+
+# ---- what layers hold ----
+
+
+def _layers(args: Args, known: Sequence[KnownModel]) -> Part:
+    rows, matched, read = [], [], []
+    for each in known_models(hidden=True, seed=args.seed):
+        steps = _matched_steps(each, args)
+        if steps is not None:
+            matched.append({"model": each.name, **steps})
+            right = f"{sum(steps['right'])} of {len(steps['right'])}"
+            rows.append(Row(f"layers matched with their iteration, {each.name}", None, right))
+        read.append({"model": each.name, **_read_variables(each, args)})
+    right = [flag for each in matched for flag in each["right"]]
+    rows.insert(0, Row("layers matched with their iteration, all models", None, f"{sum(right)} of {len(right)}"))
+    planted = [value for each in read for value in each["planted"].values()]
+    rows += [Row("least R² of a readout of what a layer holds", None, min(planted)),
+             Row("readouts of what a layer holds with R² at least 0.99", None,
+                 f"{sum(value >= 0.99 for value in planted)} of {len(planted)}")]  # fmt: skip
+    for name in ("absent", "control", "untrained"):
+        values = [value for each in read for value in each[name].values()]
+        words = {"absent": "what the layer does not hold yet", "control": "targets of other prompts",
+                 "untrained": "the same in an untrained network"}[name]  # fmt: skip
+        median = sorted(values)[len(values) // 2] if values else float("nan")
+        rows.append(Row(f"largest R² of a readout of {words}", None, max(values), "", f"median {median:.3f}"))
+    probed = _probed(args)
+    for name, (least, largest, absent, control) in probed.items():
+        words = f"{least:.3f} to {largest:.3f}; of what is not there up to {absent:.3f}; control task {control:.3f}"
+        rows.append(Row(f"R² of probes of the input before, by target, {name}", None, words))
+    return rows, [Section(LAYERS, "", [])], {"matched": matched, "read": read, "probed": probed}
+
+
+def _probed(args: Args) -> dict[str, tuple[float, float, float, float]]:
+    """Probes of the model of induction at targets' tokens: of the input before, and of the one before that.
+
+    Returns:
+        By network: the least and largest R² of the input before after the first layer; the largest of what targets
+        do not hold (the earlier input in any layer, and any input ahead of the first); the largest of the control task.
+    """
+    known = next(each for each in known_models(hidden=True, seed=args.seed) if "induction" in each.name)
+    fitting, held_out = (
+        known.task.sample(n, seed=args.seed + 20 + i, dtype=torch.float64)
+        for i, n in enumerate((args.n_fitting, args.n_fitting // 2))
+    )
+    measured = {}
+    for name, model in (("known", known.model), ("untrained", untrained(known.model, args.seed))):
+        quantities = {"input before": partial(_input_before, 1), "the one before it": partial(_input_before, 2)}
+        result = probe(model, quantities, fitting, held_out, progress=False)
+        explained, control = result.explained(), result.control()
+        before = explained[0, :, 1::2]  # at the targets' tokens
+        absent = max(before[0].max().item(), explained[1, :, 1::2].nan_to_num(0.0).max().item())
+        measured[name] = (before[1].min().item(), before[1].max().item(), absent, control.nan_to_num(0.0).max().item())
+    return measured
+
+
+def _input_before(back: int, prompts: Prompts) -> Float[Tensor, "prompt point x"]:
+    """The last input of those seen, or an earlier one; 0 where there is none."""
+    return torch.cat([torch.zeros_like(prompts.xs[:, :back]), prompts.xs[:, :-back]], dim=1)
+
+
+def _matched_steps(known: KnownModel, args: Args) -> dict[str, Any] | None:
+    """Which iteration `match` finds for each layer after which the schedule has a prediction to match."""
+    prompts = known.task.sample(args.n_prompts, seed=args.seed, dtype=torch.float64)
+    algorithm = _trajectory(known.hypothesis.algorithm, prompts)
+    moving = [k for k, weights in enumerate(algorithm.weights) if weights.square().mean() > 1e-20]  # type: ignore[arg-type]
+    changing = [
+        k for k in moving if k == 0 or not torch.allclose(algorithm.predictions[k], algorithm.predictions[k - 1])
+    ]
+    if len(changing) < 2:
+        return None
+    with torch.enable_grad():
+        result = match(Lens(known.model), algorithm, prompts, similarity="weights")
+    expected = {layer: step for layer, step in known.hypothesis.schedule if step in changing}
+    by_layer = {best.row: best.column for best in result.best()}
+    layers = [layer for layer in expected if layer in by_layer]
+    chosen = [by_layer[layer] for layer in layers]
+    right = [bool(step == expected[layer]) for layer, step in zip(layers, chosen, strict=True)]
+    return {"layers": layers, "expected": [expected[layer] for layer in layers], "matched": chosen, "right": right}
+
+
+def _trajectory(algorithm: StepwiseAlgorithm, prompts: Prompts) -> Trajectory:
+    """What the query carries after each step, and its slopes with respect to the query's input."""
+    xs = prompts.xs.clone().requires_grad_()
+    predictions = [algorithm.read(query_of(state)) for state in algorithm.states(Prompts(xs, prompts.ys))]
+    weights = []
+    for predicted in predictions:
+        (slope,) = (
+            torch.autograd.grad(predicted.sum(), xs, retain_graph=True, allow_unused=True)
+            if predicted.requires_grad
+            else (None,)
+        )
+        weights.append(torch.zeros_like(xs)[:, -1] if slope is None else slope[:, -1])
+    stacked = torch.stack(predictions).detach()[:, :, None]
+    return Trajectory(
+        tuple(range(len(predictions))), stacked, algorithm.name, torch.stack(weights)[:, :, None, :, None]
+    )
+
+
+def _read_variables(known: KnownModel, args: Args) -> dict[str, dict[str, float]]:
+    """R² of readouts, on other prompts, of the running prediction after each step at each layer.
+
+    "planted": at the layer that the schedule gives the step; "absent": at layers before, where the prediction is still
+    0 for the algorithm (the step has no part in the stream yet); "control": planted, with the targets of other prompts;
+    "untrained": planted, in a network with new weights.
+    """
+    fitting, held_out = (
+        known.task.sample(n, seed=args.seed + 20 + i, dtype=torch.float64)
+        for i, n in enumerate((args.n_fitting, args.n_fitting // 2))
+    )
+    told = [_carried(known.hypothesis.algorithm, each) for each in (fitting, held_out)]
+    sizes = told[0].square().mean((1, 2))
+    without = untrained(known.model, args.seed)
+    parts: dict[str, dict[str, float]] = {name: {} for name in ("planted", "absent", "control", "untrained")}
+    empty = [layer for layer, step in known.hypothesis.schedule if sizes[step] < 1e-20 and layer > 0]
+    for layer, step in known.hypothesis.schedule:
+        if sizes[step] < 1e-20:
+            continue
+        targets = [each[step] for each in told]
+        explained = _explained(known.model, (fitting, held_out), targets)
+        parts["planted"][f"layer {layer}, step {step}"] = explained[layer]
+        permuted = [each.roll(1, 0) for each in targets]
+        parts["control"][f"layer {layer}, step {step}"] = _explained(known.model, (fitting, held_out), permuted)[layer]
+        try:
+            blank = _explained(without, (fitting, held_out), targets)
+            parts["untrained"][f"layer {layer}, step {step}"] = blank[layer]
+        except ValueError:  # its predictions explode
+            pass
+        parts["absent"] |= {f"layer {each}, step {step}": explained[each] for each in empty if each < layer}
+    return parts
+
+
+def _carried(algorithm: StepwiseAlgorithm, prompts: Prompts) -> Float[Tensor, "step prompt y"]:
+    return torch.stack([algorithm.read(query_of(state)) for state in algorithm.states(prompts)])
+
+
+def _explained(
+    model: HookedTransformer, prompts: tuple[Prompts, Prompts], targets: Sequence[Tensor]
+) -> Mapping[int, float]:
+    """By layer, the R² of a readout of these targets at the query on other prompts."""
+    fitting, held_out = (
+        Prompts(each.xs, torch.cat([each.ys[:, :-1], target[:, None]], dim=1))
+        for each, target in zip(prompts, targets, strict=True)
+    )
+    readouts = fit_readouts(model, fitting, progress=False)
+    errors = readouts.trajectory(held_out).query() - held_out.query.ys
+    centred = held_out.query.ys - held_out.query.ys.mean(0)
+    return {layer: 1 - (error.square().sum() / centred.square().sum()).item() for layer, error in enumerate(errors)}
+
+
+if __name__ == "__main__":
+    run_script(Args, compare, "known_answers")
