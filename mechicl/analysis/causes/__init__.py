@@ -2,7 +2,7 @@
 
 from mechicl.analysis.causes.candidates import candidate_algorithms
 from mechicl.analysis.causes.interchange import interchange, interchange_each, sample_sources
-from mechicl.analysis.causes.ranking import HypothesisTest, test_hypotheses
+from mechicl.analysis.causes.ranking import HypothesisTest, fit_hypotheses, test_hypotheses
 from mechicl.analysis.causes.results import INTERVENTIONS, Cell, Interchange
 from mechicl.analysis.causes.subspaces import SubspaceSearch, fit_subspace
 
@@ -13,6 +13,7 @@ __all__ = [
     "Interchange",
     "SubspaceSearch",
     "candidate_algorithms",
+    "fit_hypotheses",
     "fit_subspace",
     "interchange",
     "interchange_each",

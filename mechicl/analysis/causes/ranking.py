@@ -151,6 +151,39 @@ def test_hypotheses(
 test_hypotheses.__test__ = False  # type: ignore[attr-defined]  # pytest would take it for a test
 
 
+def fit_hypotheses(
+    model: Any,
+    task: Task,
+    algorithms: Mapping[str, StepwiseAlgorithm] | None = None,
+    *,
+    seed: int = 0,
+    memory: float = MEMORY,
+    progress: bool = True,
+) -> list[Hypothesis]:
+    """The hypotheses that `test_hypotheses` ranks, for analyses that need one of them: algorithms with schedules.
+
+    Args:
+        model: any model with hooks that reads prompts of points.
+        task: that prompts are drawn from.
+        algorithms: by name; by default `candidate_algorithms`, fitted to the model's predictions.
+        seed: as for `test_hypotheses`: the same seed, the same hypotheses.
+        memory: bound in bytes on what is held at a time.
+        progress: show a progress bar.
+
+    Raises:
+        TypeError: a model without hooks, or one that does not read prompts of points.
+
+    Example:
+        >>> model = constructions.gradient_descent(x_dim=5, n_context=20, step_size=0.14, steps=3)
+        >>> task = LinearRegression(x_dim=5, n_context=20)
+        >>> algorithms = {"mine": stepwise.ResidualDescent(3, step_size=0.14)}
+        >>> fit_hypotheses(model, task, algorithms, progress=False)[0].schedule
+        ((0, 0), (1, 1), (2, 2), (3, 3))
+    """
+    seeds = np.random.SeedSequence(seed).generate_state(5).tolist()
+    return _scheduled(model, task, algorithms, seeds[2:], memory, progress)
+
+
 def _scheduled(
     model: Any,
     task: Task,
