@@ -16,6 +16,7 @@ from mechicl.analysis.behaviour.spectral import SpectralProblem
 from mechicl.learners import Learner
 from mechicl.models import PromptedModel, build
 from mechicl.prompts import Prompts
+from mechicl.reports.causes import interventions_in_words
 from mechicl.reports.comparison import Comparison, Part, Section
 from mechicl.reports.rows import Row
 from mechicl.reports.study import Study
@@ -155,7 +156,9 @@ class AlgorithmQuestion:
         sentences = {
             "Which algorithm?": answer.words,
             "Since when?": words,
-            "Do weights, causes and papers agree?": " ".join(filter(None, (weights, causes, LIKENESS, published))),
+            "Do weights, causes and papers agree?": " ".join(
+                filter(None, (weights, causes, interventions_in_words(comparison.rows) or LIKENESS, published))
+            ),
         }
         picture = verdict_figure(self.identified, answer.match, answer.rivals, untrained=answer.numbers["untrained"],
                                  over_training=self.over_training, near=NEAR)  # fmt: skip

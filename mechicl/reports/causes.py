@@ -15,6 +15,7 @@ from mechicl.models import Model
 from mechicl.reports.comparison import Part
 from mechicl.reports.layer_matches import over_models
 from mechicl.reports.rows import Row
+from mechicl.reports.study import Study
 from mechicl.statistics import Interval
 from mechicl.tasks import Task
 from mechicl.viz.page import Section
@@ -37,12 +38,23 @@ FAMILIES = {
 BY_QUERY = "gradient descent by the query alone"
 FLOWS = ("query exchanged", "context exchanged", "query stops reading", "context frozen", "context isolated")
 LAYERWISE = ("query does not read", "query skips", "context skips")
+KEPT = ("hypothesis", "effects", "low", "high", "exchanges", "ablations", "prediction", "weakest_r2", "weakest",
+        "steps_after_layers")  # fmt: skip
+LEAST = -100.0  # R² below which only that it is below is said
+MOVED = "moved by: "
+EXPLAINED = "effects explained: "
+WEAKEST = "R² of the best hypothesis's weakest counterfactual"
+STAND = "hypotheses that stand (every counterfactual's R² at least 0.9)"
+N_REPORT, PROMPT_SEED = 256, 5_000_003  # of a report
+QUICK = 5  # layers beyond which a report does not test hypotheses by itself
 N_CONTROL = 256  # prompts for models that were not trained
 SOME = ("query exchanged", "context exchanged", "point exchanged", "context skips", "query does not read",
         "context frozen")  # fmt: skip
 
 
-def causal_part(checkpoint: Checkpoint, task: Task, *, n_prompts: int, seed: int, control: bool = True) -> Part:
+def causal_part(
+    checkpoint: Checkpoint, task: Task, *, n_prompts: int, seed: int, control: bool = True, progress: bool = True
+) -> Part:
     """What interventions say of each of a checkpoint's models: rows by family, pictures of the first, all numbers.
 
     Args:
@@ -51,16 +63,24 @@ def causal_part(checkpoint: Checkpoint, task: Task, *, n_prompts: int, seed: int
         n_prompts: to measure on.
         seed: of the prompts.
         control: also test an untrained model and one whose trained weights are shuffled.
+        progress: show progress bars.
     """
-    tests = [_test(model, task, n_prompts, seed) for model in checkpoint.models]
-    families = {family: [_best_of(family, test) for test in tests] for family in (*FAMILIES.values(), BY_QUERY)}
-    ranked = sorted(families, key=lambda family: -sum(best.effects.mean for best in families[family]))
+    tests = [test_hypotheses(m, task, n_prompts=n_prompts, seed=seed, progress=progress) for m in checkpoint.models]
+    families: dict[str, list[Interchange]] = {}
+    for test in tests:
+        best = {family_of(each.hypothesis): each for each in reversed(test.tests)}
+        for family, each in best.items():
+            families.setdefault(family, []).append(each)
+    ranked = sorted(families, key=lambda family: -sum(each.effects.mean for each in families[family]))
     title = "Does it run the algorithm?"
     rows = [_family_row(family, families[family], checkpoint) for family in ranked]
     rows += [
-        Row("hypotheses that stand (every counterfactual's R² at least 0.9)", None, _standing(tests), "seeds",
+        Row(STAND, None, _standing(tests), "seeds",
             "; ".join(dict.fromkeys(test.hypothesis for each in tests for test in each.standing)))
     ]  # fmt: skip
+    weak = "; ".join(dict.fromkeys(str(test.best.cells[test.best.weakest]) for test in tests))
+    capped = [_at_least(test.best.score) for test in tests]
+    rows.append(over_models(WEAKEST, capped, checkpoint, note=weak))
     kinds: tuple[Kind, ...] = ("exchange", "ablation")
     for kind in kinds:
         explained = [test.best.explained([kind]) for test in tests]
@@ -68,14 +88,23 @@ def causal_part(checkpoint: Checkpoint, task: Task, *, n_prompts: int, seed: int
     rows += _flow_rows(tests, checkpoint)
     data: dict[str, Any] = {"n_prompts": n_prompts, "seed": seed, "tests": [_numbers(test) for test in tests]}
     if control:
-        without, more = _controls(checkpoint, task, seed)
+        without, more = _controls(checkpoint, task, seed, progress)
         rows, data = [*rows, *without], {**data, **more}
     rows = [Row(**{**vars(row), "section": title}) for row in rows]
     return rows, _sections(title, tests[0], n_prompts), data
 
 
-def _test(model: Model, task: Task, n_prompts: int, seed: int) -> HypothesisTest:
-    return test_hypotheses(model, task, n_prompts=n_prompts, seed=seed)
+def causes(study: Study, *, progress: bool = True) -> Part:
+    """The test of the model that a report is on, with its controls."""
+    one = study.select([0])
+    rows, sections, data = causal_part(one, study.task, n_prompts=N_REPORT, seed=PROMPT_SEED, progress=progress)
+    return [row for row in rows if not row.quantity.startswith(MOVED)], sections, {"causes": data}
+
+
+def slow_causes(study: Study) -> str:
+    """Why interventions wait to be asked for; empty if they are quick."""
+    n_layers = study.model.cfg.n_layers
+    return f"it takes minutes for {n_layers} layers: ask for it by --sections causes" if n_layers > QUICK else ""
 
 
 def family_of(hypothesis: str) -> str:
@@ -86,15 +115,34 @@ def family_of(hypothesis: str) -> str:
     return next(family for start, family in FAMILIES.items() if name.startswith(start))
 
 
-def _best_of(family: str, test: HypothesisTest) -> Interchange:
-    return next((each for each in test.tests if family_of(each.hypothesis) == family), test.tests[-1])
-
-
 def _family_row(family: str, best: Sequence[Interchange], checkpoint: Checkpoint) -> Row:
-    predictions = ", ".join(f"{each.r2[0].mean:.4g}" for each in best)
-    weakest = ", ".join(f"{max(each.score.mean, -99):.2g} ({each.cells[each.weakest]})" for each in best[:1])
-    note = f"{best[0].hypothesis}; R² of predictions {predictions}, of the weakest counterfactual {weakest}"
-    return over_models(f"effects explained: {family}", [each.effects for each in best], checkpoint, note=note)
+    name = best[0].hypothesis.removeprefix(COPYING)
+    note = "" if name == family else name
+    everyone = checkpoint if len(best) == len(checkpoint.models) else None
+    return over_models(EXPLAINED + family, [each.effects for each in best], everyone, note=note)
+
+
+def interventions_in_words(rows: Sequence[Row]) -> str:
+    """What interventions said of algorithms, from the rows of `causal_part`; empty where it was not measured."""
+    tested = [row for row in rows if row.quantity.startswith(EXPLAINED)]
+    if not tested:
+        return ""
+    standing, weakest = (next(row for row in rows if row.quantity == name) for name in (STAND, WEAKEST))
+    names = [row.note or row.quantity.removeprefix(EXPLAINED) for row in tested]
+    shares = [f"{name} explains {row.measured}" for name, row in zip(names[:2], tested, strict=False)]
+    verdict = (
+        f"no counterfactual contradicts {' or '.join(standing.note.split('; '))}"
+        if standing.note
+        else f"none stands: the best fails at {weakest.note}, R² {weakest.measured}"
+    )
+    return (
+        f"By interventions, made on the model and on the algorithm, {shares[0]} of the effects, {shares[1]}; {verdict}."
+    )
+
+
+def _at_least(score: Interval) -> Interval:
+    """An R² that exploded, as a number that can be read."""
+    return Interval(max(score.mean, LEAST), max(score.low, LEAST), max(score.high, LEAST), score.n, score.level)
 
 
 def _standing(tests: Sequence[HypothesisTest]) -> str:
@@ -113,7 +161,7 @@ def _flow_rows(tests: Sequence[HypothesisTest], checkpoint: Checkpoint) -> list[
     for name in (*FLOWS, *LAYERWISE):
         moved = [_moved(test, name) for test in tests]
         rows += [
-            over_models(f"moved by: {name} {_where(name, layer)}", [each[layer] for each in moved], checkpoint)
+            over_models(f"{MOVED}{name} {_where(name, layer)}", [each[layer] for each in moved], checkpoint)
             for layer in moved[0]
         ]
     return rows
@@ -126,14 +174,14 @@ def _where(name: str, layer: int) -> str:
     return f"{'after' if 'exchanged' in name else 'from'} {layers}{'' if 'exchanged' in name else ' on'}"
 
 
-def _controls(checkpoint: Checkpoint, task: Task, seed: int) -> tuple[list[Row], dict[str, Any]]:
+def _controls(checkpoint: Checkpoint, task: Task, seed: int, progress: bool) -> tuple[list[Row], dict[str, Any]]:
     """The most that any fitted hypothesis explains of models in which nothing is to be explained."""
     one = checkpoint.select([0])
     models = {"untrained": untrained(one).models[0], "weights shuffled": shuffled(one.models[0], seed)}
     rows, data = [], {}
     for name, model in models.items():
         try:
-            test = _test(model, task, N_CONTROL, seed)
+            test = test_hypotheses(model, task, n_prompts=N_CONTROL, seed=seed, progress=progress)
         except ValueError as error:  # what diverges has nothing to explain
             rows.append(Row(f"{name}: effects explained by the best", None, "cannot be measured", "", str(error)[:160]))
             continue
@@ -155,9 +203,11 @@ def shuffled(model: Model, seed: int) -> Model:
 
 
 def _numbers(test: HypothesisTest) -> dict[str, Any]:
-    table = test.to_dataframe()
-    first = test.best.to_dataframe()
-    return {"likeness": test.likeness, "hypotheses": table.to_dict("records"), "best": first.to_dict("records")}
+    """What is kept of a test: a line a hypothesis."""
+    table = test.to_dataframe()[list(KEPT)]
+    numbers = table.select_dtypes("number").columns
+    table[numbers] = table[numbers].clip(lower=-1e6).map(lambda value: float(f"{value:.4g}"))
+    return {"likeness": test.likeness, "hypotheses": table.to_dict("records")}
 
 
 def _sections(title: str, test: HypothesisTest, n_prompts: int) -> list[Section]:

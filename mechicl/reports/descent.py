@@ -21,6 +21,7 @@ from mechicl.learners import Learner, squared_errors
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.prompts import Prompts
 from mechicl.reports.algorithm import AlgorithmQuestion, causes_in_words
+from mechicl.reports.causes import causes, slow_causes
 from mechicl.reports.comparison import Comparison, Part, Section, published
 from mechicl.reports.engine import Kind
 from mechicl.reports.model_parts import model_parts, no_model_parts
@@ -125,7 +126,10 @@ def descent_kind(study: Study, *, n_prompts: int | None = None, progress: bool =
         "loss": partial(_losses, setting), "algorithm": question.part, "weights": partial(_weights, setting),
         "shifts": partial(_shifts, setting),
     }  # fmt: skip
-    missing = {}
+    missing, on_request = {}, {}
+    if setting.cfg.n_layers > 1:
+        parts["causes"] = partial(causes, study, progress=progress)
+        on_request = {"causes": reason} if (reason := slow_causes(study)) else {}
     if reason := no_model_parts(study):
         missing["heads"] = reason
     else:
@@ -135,7 +139,7 @@ def descent_kind(study: Study, *, n_prompts: int | None = None, progress: bool =
         return question.verdict(comparison, _weights_in_words(setting), causes_in_words(comparison.rows))
 
     data = {"mse": setting.squared_errors.mean(-1).tolist()}
-    return Kind(_title(study), f"{_lead(setting)} {study.chosen}", parts, verdict, data, missing=missing)
+    return Kind(_title(study), f"{_lead(setting)} {study.chosen}", parts, verdict, data, on_request, missing)
 
 
 def _setting(checkpoint: Checkpoint, n_prompts: int, seed: int) -> DescentSetting:
