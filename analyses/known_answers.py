@@ -22,7 +22,7 @@ from mechicl.constructions.known import KnownModel
 from mechicl.learners import Trajectory
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
-from mechicl.reports import Comparison, Row, Section
+from mechicl.reports import Claim, Comparison, Row, Section
 from mechicl.reports.comparison import Part
 from mechicl.reports.script import ScriptArgs, run_script
 from mechicl.tasks import Task
@@ -445,5 +445,10 @@ def _explained(
     return {layer: 1 - (error.square().sum() / centred.square().sum()).item() for layer, error in enumerate(errors)}
 
 
+def claims(comparison: Comparison) -> list[Claim]:
+    """None: no paper has these models."""
+    return []
+
+
 if __name__ == "__main__":
-    run_script(Args, compare, "known_answers")
+    run_script(Args, compare, "known_answers", claims)

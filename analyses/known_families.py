@@ -18,7 +18,7 @@ from mechicl.analysis import Identification, identify
 from mechicl.analysis.behaviour.confidence import ELSEWHERE, EVIDENCE, PRICE, family_weights
 from mechicl.constructions import hide, known_models
 from mechicl.models import HookedTransformer
-from mechicl.reports import Comparison, Row, Section
+from mechicl.reports import Claim, Comparison, Row, Section
 from mechicl.reports.script import ScriptArgs, run_script
 from mechicl.tasks import LinearRegression, Task
 from mechicl.viz.elements import add_line, figure
@@ -248,34 +248,53 @@ def _calibrated(cases: Sequence[Case], results: Sequence[Identification]) -> tup
     everything = GRID[int(scores.mean(0).argmax())]
     crossed = [(i, table[i][chosen[1 - half]]) for half in (0, 1) for i in halves[half]]
     pairs = [(cases[i], *_top(weights)) for i, weights in sorted(crossed, key=lambda pair: pair[0])]
-    confidence = torch.tensor([sure for _, _, sure in pairs])
-    right = torch.tensor([family == case.right for case, family, _ in pairs]).double()
-    rows = [
-        Row("right families, variations", None, f"{int(right.sum())} of {len(right)}"),
-        Row("mean confidence, variations", None, confidence.mean().item()),
-    ]
-    curve = []
-    for low, high in itertools.pairwise(BINS):
-        inside = (confidence > low) & (confidence <= high) if low else confidence <= high
-        if inside.any():
-            share, sure, n = right[inside].mean().item(), confidence[inside].mean().item(), int(inside.sum())
-            curve.append({"low": low, "high": high, "confidence": sure, "right": share, "n": n})
-            note = f"{n} cases, mean confidence {sure:.0%}"
-            rows.append(Row(f"right where the confidence is {low:.0%} to {high:.0%}", None, f"{share:.0%}", "", note))
-    error = sum(bin_["n"] * abs(bin_["confidence"] - bin_["right"]) for bin_ in curve) / len(pairs)
-    rows.append(
-        Row("calibration error", None, error, "", "mean difference of confidence and share of right ones, by bin")
-    )
+    refitted = curve([sure for _, _, sure in pairs], [family == case.right for case, family, _ in pairs])
+    measured = curve([case.confidence for case in cases], [case.is_right for case in cases])
     words = "evidence {:g}, price {:g}, elsewhere {:g}"
-    rows.append(Row("numbers chosen on all variations", None, words.format(*everything),
-                    "", f"on the halves: {'; '.join(words.format(*GRID[k]) for k in chosen)}; "
-                        f"in the library {words.format(EVIDENCE, PRICE, ELSEWHERE)}"))  # fmt: skip
+    rows = [
+        Row("right families, variations", None, f"{sum(case.is_right for case in cases)} of {len(cases)}"),
+        *_rows_of(measured, "", f"with {words.format(EVIDENCE, PRICE, ELSEWHERE)}, chosen on other variations"),
+        *_rows_of(refitted, ", refitted", "with the numbers that are best on the other half of the variations"),
+        Row("best numbers for these variations", None, words.format(*everything), "",
+            f"on the halves: {'; '.join(words.format(*GRID[k]) for k in chosen)}"),
+    ]  # fmt: skip
+    return rows, _picture(measured, refitted), {"curve": measured, "refitted_curve": refitted}
+
+
+def curve(confidences: Sequence[float], right: Sequence[bool]) -> list[dict[str, float]]:
+    """By bin of confidence: its ends, the mean confidence, the share of right names, and the number of cases."""
+    bins = []
+    for low, high in itertools.pairwise(BINS):
+        inside = [
+            (sure, ok)
+            for sure, ok in zip(confidences, right, strict=True)
+            if low < sure <= high or (low == BINS[0] and sure <= low)
+        ]
+        if inside:
+            n = len(inside)
+            mean, share = sum(sure for sure, _ in inside) / n, sum(ok for _, ok in inside) / n
+            bins.append({"low": low, "high": high, "confidence": mean, "right": share, "n": n})
+    return bins
+
+
+def _rows_of(bins: Sequence[dict[str, float]], label: str, note: str) -> list[Row]:
+    total = sum(each["n"] for each in bins)
+    error = sum(each["n"] * abs(each["confidence"] - each["right"]) for each in bins) / total
+    rows = [Row(f"calibration error{label}", None, round(error, 3), "", f"mean over cases, by bin; {note}")]
+    for each in bins:
+        name = f"right where the confidence is {each['low']:.0%} to {each['high']:.0%}{label}"
+        words = f"{each['right']:.0%} of {each['n']:.0f}, at a mean confidence of {each['confidence']:.0%}"
+        rows.append(Row(name, None, words))
+    return rows
+
+
+def _picture(measured: Sequence[dict[str, float]], refitted: Sequence[dict[str, float]]) -> go.Figure:
     fig = figure("Confidence and share of right names", "confidence", "share of right names")
     add_line(fig, [0, 1], [0, 1], "calibrated", "#999999", dash="dot")
-    add_line(fig, [bin_["confidence"] for bin_ in curve], [bin_["right"] for bin_ in curve], "measured", "#0072b2",
-             mode="lines+markers")  # fmt: skip
-    crossed_confidence = " ".join(f"{sure:.3f}" for _, _, sure in pairs)
-    return rows, fig, {"curve": curve, "crossed_confidence": crossed_confidence}
+    for bins, name, color in ((measured, "measured", "#0072b2"), (refitted, "numbers refitted", "#d55e00")):
+        x, y = [each["confidence"] for each in bins], [each["right"] for each in bins]
+        add_line(fig, x, y, name, color, mode="lines+markers")
+    return fig
 
 
 def _by_family(result: Identification, evidence: float, price: float, elsewhere: float) -> dict[str, float]:
@@ -294,5 +313,10 @@ def _top(weights: dict[str, float]) -> tuple[str, float]:
     return family, weights[family]
 
 
+def claims(comparison: Comparison) -> list[Claim]:
+    """None: no paper has these models."""
+    return []
+
+
 if __name__ == "__main__":
-    run_script(Args, compare, "known_families")
+    run_script(Args, compare, "known_families", claims)

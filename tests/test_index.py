@@ -55,7 +55,7 @@ def test_a_script_claims_of_its_saved_rows_what_the_results_file_holds(index, re
     script = load(index.command(comparison).split()[0].removesuffix(".py"))
     stated = [finite(asdict(claim)) for claim in restated(comparison.claims, script.claims(comparison))]
     assert stated == [finite(asdict(claim)) for claim in comparison.claims], "run `python analyses/index.py --restate`"
-    assert stated
+    assert stated or name.startswith(("known_", "does_it_run"))  # no paper has these models
     assert {claim["source"] for claim in stated} <= set(index.LEADS) <= set(read_sources())
     assert set(comparison.data["checkpoints"]) <= {*available(), *PRESETS}
 

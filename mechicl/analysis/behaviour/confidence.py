@@ -13,8 +13,8 @@ EVIDENCE, PRICE, ELSEWHERE = 32.0, 0.25, 0.4
 """How many independent observations a distance counts for, how many of them a fitted number takes, how far is "none".
 
 A model that runs an algorithm inexactly deviates from it in the same way on all prompts: more of them do not make a
-family that is a little nearer any likelier. The three numbers are those with which the right family of models with
-known algorithms, of other parameters, is likeliest (`analyses/known_families.py`).
+family that is a little nearer any likelier. The three numbers were chosen on variations of known models, so that the
+right family is likeliest; `analyses/known_families.py` measures on other ones how often a name is right.
 """
 N_RESAMPLES = 200
 
