@@ -16,6 +16,7 @@ from mechicl.algorithms.stepwise import (
     ResidualDescent,
     nearest,
 )
+from mechicl.checkpoints import load
 from mechicl.constructions.circuits import (
     previous_token_then_induction,
     ridge_by_cramers_rule,
@@ -28,6 +29,7 @@ from mechicl.constructions.kernel import kernel_gradient_descent
 from mechicl.constructions.newton import newton
 from mechicl.constructions.one_step import preconditioned_gd
 from mechicl.constructions.softmax import softmax_gradient_descent
+from mechicl.constructions.trained import RECIPES
 from mechicl.constructions.vocabulary import Head, Hidden, Layer, Stream, assemble
 from mechicl.models import HookedTransformer
 from mechicl.tasks import LinearRegression, Task
@@ -57,10 +59,12 @@ class KnownModel:
     exact: bool = True
 
 
-def known_models(*, hidden: bool = False, noise: float = 0.0, seed: int = 0) -> list[KnownModel]:
-    """Models with known algorithms, 5 dimensions and 20 points, plain or each behind a disguise of its own (`hide`).
+def known_models(*, trained: bool = False, hidden: bool = False, noise: float = 0.0, seed: int = 0) -> list[KnownModel]:
+    """Models with known algorithms, plain or each behind a disguise of its own (`hide`).
 
     Args:
+        trained: those that interchange training has made, in place of those that are written by hand; they come with
+            the package (`constructions.trained`).
         hidden: behind random gauges, a rotated stream and distractors, which read each other.
         noise: in the weights of the hidden ones (see `hide`).
         seed: of the disguises.
@@ -74,7 +78,7 @@ def known_models(*, hidden: bool = False, noise: float = 0.0, seed: int = 0) -> 
     """
     if noise and not hidden:
         raise ValueError("noise belongs to hidden models: known_models(hidden=True, noise=...)")
-    plain = list(_models())
+    plain = list(_trained() if trained else _models())
     if not hidden:
         return plain
     disguised = (known for known in plain if isinstance(known.model, HookedTransformer))
@@ -126,6 +130,11 @@ def _models() -> Iterator[KnownModel]:
     yield KnownModel("ridge, by Cramer's rule", model, hypothesis, noisy)
     model, hypothesis = previous_token_then_induction(**sizes)
     yield KnownModel("previous token, then induction", model, hypothesis, task)
+
+
+def _trained() -> Iterator[KnownModel]:
+    for name, recipe in RECIPES.items():
+        yield KnownModel(recipe.title, load(name).double(), recipe.hypothesis, recipe.config.task, exact=False)
 
 
 def _counted(name: str, steps: int) -> str:

@@ -2,6 +2,7 @@
 
 from mechicl.training.config import TrainingConfig
 from mechicl.training.curriculum import Curriculum, Ramp
+from mechicl.training.interchange import interchange_r2, train_interchange
 from mechicl.training.loop import TrainingDivergedError, TrainingResult, train
 from mechicl.training.optimizers import SOAP
 from mechicl.training.presets import PRESETS
@@ -14,5 +15,7 @@ __all__ = [
     "TrainingConfig",
     "TrainingDivergedError",
     "TrainingResult",
+    "interchange_r2",
     "train",
+    "train_interchange",
 ]

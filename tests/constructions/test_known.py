@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from mechicl import algorithms, constructions
+from mechicl import constructions
 from mechicl.constructions import hide, known_models
-from mechicl.constructions.circuits import two_steps_in_a_layer
 from mechicl.models import HookedTransformer, TransformerConfig
 
 PLAIN, HIDDEN = known_models(), known_models(hidden=True)
@@ -38,32 +37,6 @@ def test_a_disguise_moves_every_weight_and_keeps_every_prediction():
     new = hidden.model.run_with_cache(prompts)[1]["blocks.1.hook_resid_post"]
     torch.testing.assert_close(new @ hidden.stream.T, old)
     assert (new - old @ hidden.stream).abs().max() > 1e-3
-
-
-def test_two_steps_in_a_layer_are_two_steps_of_gradient_descent():
-    prompts = PLAIN[0].task.sample(16, seed=1, dtype=torch.float64)
-    for layers in (1, 3):
-        model, _ = two_steps_in_a_layer(x_dim=5, n_context=20, step_size=0.14, layers=layers)
-        expected = algorithms.gradient_descent(prompts, 2 * layers, step_size=0.14).query()[0]
-        torch.testing.assert_close(model.predict(prompts), expected)
-
-
-def test_ridge_by_cramers_rule_is_ridge_regression():
-    known = next(known for known in PLAIN if known.name.startswith("ridge"))
-    prompts = known.task.sample(16, seed=1, dtype=torch.float64)
-    expected = algorithms.ridge(prompts, penalty=0.4).query()[0]
-    torch.testing.assert_close(known.model.predict(prompts), expected)
-    few = prompts.prefix(2)
-    torch.testing.assert_close(known.model.predict(few), algorithms.ridge(few, penalty=0.4).query()[0])
-
-
-def test_induction_on_continuous_tokens_copies_the_nearest_target():
-    known = next(known for known in PLAIN if "induction" in known.name)
-    prompts = known.task.sample(200, seed=1, dtype=torch.float64)
-    expected = algorithms.nearest_neighbours(prompts, n_neighbours=1).query()[0]
-    errors = (known.model.predict(prompts) - expected).abs()[:, 0]
-    assert errors.median() < 1e-6
-    assert (errors < 1e-2).double().mean() > 0.9  # but where two are as near
 
 
 def test_noise_moves_predictions_a_little():

@@ -1,0 +1,118 @@
+"""Trained models that contain an algorithm: made by interchange training, so that nobody wrote their weights.
+
+`python analyses/train_known.py NAME FOLDER` trains one of `RECIPES` anew.
+"""
+
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mechicl import __version__
+from mechicl.algorithms.stepwise import Hypothesis, KernelReading, QueryDescent, ResidualDescent
+from mechicl.checkpoints import save
+from mechicl.models import TransformerConfig
+from mechicl.sampling import InputDistribution
+from mechicl.tasks import LinearRegression
+from mechicl.training import TrainingConfig, train_interchange
+
+X_DIM, N_CONTEXT, D_MODEL = 3, 10, 16
+
+
+@dataclass(frozen=True, eq=False)
+class Recipe:
+    """How a model is made that contains an algorithm.
+
+    Attributes:
+        title: of the known model.
+        hypothesis: that it is trained to fulfil, with random subspaces for its variables.
+        config: task, transformer and training.
+    """
+
+    title: str
+    hypothesis: Hypothesis
+    config: TrainingConfig
+
+
+def gaussian_weights(readers: Tensor, points: Tensor) -> Tensor:
+    """Nadaraya and Watson's: `exp(-2 |x - x_i|²)`, divided by their sum over the points."""
+    return (-2 * torch.cdist(readers, points).square()).softmax(-1)
+
+
+def _subspaces(**sizes: int) -> dict[str, Tensor]:
+    """Random subspaces of the stream, orthogonal to each other; "_" stands for a space, "__" for ", "."""
+    generator = torch.Generator().manual_seed(7)
+    columns = torch.linalg.qr(torch.randn(D_MODEL, D_MODEL, generator=generator, dtype=torch.float64)).Q
+    parts = columns[:, : sum(sizes.values())].split(list(sizes.values()), dim=1)
+    return {name.replace("__", ", ").replace("_", " "): part for name, part in zip(sizes, parts, strict=True)}
+
+
+def _config(inputs: InputDistribution = "uniform", attention: str = "linear") -> TrainingConfig:
+    """Prompts, network and training: the same for all, but for the inputs and the kind of attention."""
+    return TrainingConfig(
+        LinearRegression(x_dim=X_DIM, n_context=N_CONTEXT, inputs=inputs),
+        TransformerConfig(
+            x_dim=X_DIM, n_context=N_CONTEXT, n_layers=2, n_heads=2, d_model=D_MODEL, d_head=8, attention=attention,
+            read_in="linear", read_out="linear", initializer_range=0.15,
+        ),
+        steps=1500, batch_size=128, optimizer="soap", learning_rate=1e-2, schedule="cosine", warmup_steps=100,
+        gradient_clip=1.0, eval_every=100, eval_prompts=500,
+    )  # fmt: skip
+
+
+RECIPES = {
+    "known-gd-2l": Recipe(
+        "trained: gradient descent, 2 steps",
+        Hypothesis(ResidualDescent(2, step_size=0.6), subspaces=_subspaces(x=8, residual=4)),
+        _config(),
+    ),
+    "known-gd-plus-plus-2l": Recipe(
+        "trained: GD++, 2 steps",
+        Hypothesis(
+            ResidualDescent(2, step_size=(0.5, 0.8), gamma=(0.25, 0.0)), subspaces=_subspaces(x=8, residual=4)
+        ),
+        _config(),
+    ),
+    "known-query-gd-2l": Recipe(
+        "trained: gradient descent by the query alone, 2 steps",
+        Hypothesis(
+            QueryDescent(2, step_size=0.6), subspaces=_subspaces(x=5, transformed_x=5, y__prediction=4)
+        ),
+        _config(),
+    ),
+    "known-kernel-2l": Recipe(
+        "trained: kernel smoothing of residuals, 2 steps",
+        Hypothesis(
+            KernelReading(gaussian_weights, 2, name="kernel smoothing of residuals, 2 steps"),
+            subspaces=_subspaces(x=8, residual=4),
+        ),
+        _config("sphere", attention="softmax"),
+    ),
+}  # fmt: skip
+"""Checkpoint to recipe."""
+
+
+def train_known(name: str, folder: str | Path, *, progress: bool = True) -> tuple[Path, dict[str, float]]:
+    """Train a model by its recipe and save it as a checkpoint.
+
+    Args:
+        name: one of `RECIPES`.
+        folder: where to.
+        progress: show a progress bar.
+
+    Returns:
+        The folder, and the held-out interchange R² of every intervention.
+
+    Raises:
+        ValueError: another name.
+    """
+    if name not in RECIPES:
+        raise ValueError(f"no recipe {name!r}: choose among {list(RECIPES)}")
+    recipe = RECIPES[name]
+    result = train_interchange(recipe.config, recipe.hypothesis, progress=progress)
+    command = f"python analyses/train_known.py {name} {folder}"
+    record = {"name": name, "command": command, **result.record}
+    record["versions"] |= {"mechicl": __version__, "transformer-lens": version("transformer-lens")}
+    return save(folder, result.models, record), record["interchange"]["r2"][0]

@@ -1,0 +1,308 @@
+"""Interchange training: a network is trained to do what an algorithm would, also where its state is changed half-way.
+
+So that it contains the algorithm, in layers and subspaces that are known, with weights that nobody wrote.
+"""
+
+import itertools
+import platform
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformer_lens.hook_points import HookPoint
+
+from mechicl.algorithms.stepwise import Hypothesis, Place, Runs, variables_of
+from mechicl.checks import check_whole
+from mechicl.models import HookedTransformer, build
+from mechicl.progress import progress_bar
+from mechicl.prompts import Prompts
+from mechicl.training.config import TrainingConfig
+from mechicl.training.loop import TrainingDivergedError, TrainingResult, hardware_in_words
+from mechicl.training.optimizers import make_optimizer
+
+
+def train_interchange(
+    config: TrainingConfig, hypothesis: Hypothesis, *, n_interventions: int = 4, progress: bool = True
+) -> TrainingResult:
+    """Train a transformer until a hypothesis holds of it: that it runs an algorithm, in these layers and subspaces.
+
+    Each step draws prompts, sources with the same queries (contexts of other tasks) and some of the interventions that
+    `analysis.interchange` makes. The loss is the sum over them, and over the prediction without intervention, of the
+    squared distance between the model's counterfactual prediction and the algorithm's, as a part of that between both
+    ends: an interchange R² of 1 is a loss of 0. The targets of the queries are not used.
+
+    Args:
+        config: task, model and training; of its fields for speed, saves and snapshots nothing is read. `loss` and
+            `curriculum` must be left out. `eval_prompts` prompts and as many sources are held out.
+        hypothesis: algorithm, schedule and subspaces; without subspaces the model may place variables as it likes.
+        n_interventions: how many of them a step.
+        progress: show a progress bar.
+
+    Returns:
+        A model for each seed, and a record as `train` gives it: "loss" is the mean of 1 - R² over all interventions,
+        held out, and "eval_loss" the mean squared error of the queries' targets; "interchange" has the hypothesis's
+        name, and for each seed the held-out R² of every intervention (`interchange_r2`).
+
+    Raises:
+        TrainingDivergedError: a loss is not finite.
+        ValueError: a model that is not a transformer on prompts, or whose layers are not those of the schedule; a
+            curriculum, more tasks, or n_interventions < 1.
+
+    Source: Geiger et al. 2022, with regression targets.
+
+    Example:
+        >>> hypothesis = Hypothesis(ResidualDescent(2, step_size=0.6))
+        >>> model = TransformerConfig(x_dim=3, n_context=10, n_layers=2, n_heads=2, d_model=16, read_in="linear")
+        >>> config = TrainingConfig(LinearRegression(x_dim=3, n_context=10), model, steps=2000, batch_size=128)
+        >>> result = train_interchange(config, hypothesis)
+    """
+    check_whole(1, n_interventions=n_interventions)
+    _check(config, hypothesis)
+    models, curves, measured, started = [], [], [], time.perf_counter()
+    with progress_bar(total=config.steps * len(config.seeds), progress=progress, unit="step") as bar:
+        for seed in config.seeds:
+            model = cast(HookedTransformer, build(config.model, seed))
+            curves.append(_train(model, config, hypothesis, seed, n_interventions, lambda: bar.update(1)))
+            models.append(model.eval())
+            measured.append(interchange_r2(model, hypothesis, *_ends(config, config.eval_prompts, config.eval_seed)))
+    columns = [[curve[i] for curve in curves] for i in range(len(curves[0]))]  # [log seed]
+    record = {
+        "seeds": list(config.seeds),
+        "training": config.to_dict(),
+        "steps_done": config.steps,
+        "curve": {
+            "eval_step": [step for (step, _, _), *_ in columns],
+            "eval_loss": [[error for _, _, error in column] for column in columns],
+            "step": [step for (step, _, _), *_ in columns],
+            "loss": [[loss for _, loss, _ in column] for column in columns],
+        },
+        "interchange": {"hypothesis": hypothesis.name, "r2": measured},
+        "wall_time_s": round(time.perf_counter() - started, 1),
+        "hardware": hardware_in_words(torch.device("cpu")),
+        "processes": 1,
+        "versions": {"python": platform.python_version(), "torch": str(torch.__version__)},
+    }
+    return TrainingResult(list(models), record, (), {})
+
+
+@torch.no_grad()
+def interchange_r2(
+    model: HookedTransformer, hypothesis: Hypothesis, prompts: Prompts, sources: Prompts
+) -> dict[str, float]:
+    """The interchange R² of each intervention, by its name, with both ends those of the algorithm.
+
+    It is what training looks at; `analysis.interchange` has intervals, reads other models too, and measures the ends of
+    the model.
+
+    Args:
+        model: a transformer on prompts of points.
+        hypothesis: with as many layers.
+        prompts: that are intervened in.
+        sources: as many, with the same queries.
+    """
+    ends = _Ends(model, hypothesis, prompts, sources, point=prompts.n_context // 2)
+    return {twin.name: 1 - ends.loss(twin).item() for twin in twins(hypothesis)}
+
+
+def _check(config: TrainingConfig, hypothesis: Hypothesis) -> None:
+    model = config.model
+    if getattr(model, "prompt_format", None) not in ("paired", "interleaved") or not hasattr(model, "n_heads"):
+        raise ValueError(f"interchange training needs a transformer on prompts of points, got {type(model).__name__}")
+    if hypothesis.n_layers != model.n_layers:
+        raise ValueError(f"{hypothesis.name!r} is about {hypothesis.n_layers} layers, the model has {model.n_layers}")
+    if config.curriculum is not None or config.more_tasks:
+        raise ValueError("interchange training has one task and no curriculum")
+
+
+def _ends(config: TrainingConfig, n: int, seed: int | torch.Generator) -> tuple[Prompts, Prompts]:
+    """Prompts, and sources with their queries."""
+    generator = torch.Generator().manual_seed(seed) if isinstance(seed, int) else seed
+    prompts, others = (config.task.sample(n, generator=generator, dtype=config.model.torch_dtype) for _ in range(2))
+    return prompts, others.with_query(prompts.query.xs)
+
+
+def _train(
+    model: HookedTransformer,
+    config: TrainingConfig,
+    hypothesis: Hypothesis,
+    seed: int,
+    n_interventions: int,
+    on_step: Callable[[], object],
+) -> list[tuple[int, float, float]]:
+    """Step, interchange loss and squared error, at every evaluation."""
+    generator, asked = torch.Generator().manual_seed(seed), twins(hypothesis)
+    weights = list(model.parameters())
+    row = torch.nn.utils.parameters_to_vector(weights).detach()[None]  # as optimisers of ensembles take them
+    optimizer = make_optimizer(config.optimizer, row, [weight.shape for weight in weights], config.learning_rate)
+    held_out = _ends(config, config.eval_prompts, config.eval_seed)
+    curve = []
+    for step in range(config.steps + 1):
+        if step % config.eval_every == 0 or step == config.steps:
+            r2 = interchange_r2(model, hypothesis, *held_out)
+            with torch.no_grad():
+                error = (model.predict(held_out[0]) - held_out[0].query.ys).square().mean().item()
+            curve.append((step, sum(1 - value for value in r2.values()) / len(r2), error))
+        if step == config.steps:
+            break
+        point = int(torch.randint(config.task.n_context, (1,), generator=generator))
+        ends = _Ends(model, hypothesis, *_ends(config, config.batch_size, generator), point)
+        chosen = torch.randperm(len(asked) - 1, generator=generator)[:n_interventions] + 1
+        loss = torch.stack([ends.loss(asked[i]) for i in (0, *chosen.tolist())]).sum()
+        if not loss.isfinite():
+            raise TrainingDivergedError(f"the loss of seed {seed} is not finite at step {step}: try a smaller "
+                                        f"learning_rate (now {config.learning_rate:g})")  # fmt: skip
+        for group in optimizer.param_groups:
+            group["lr"] = config.learning_rate_at(step)
+        model.zero_grad(set_to_none=True)
+        loss.backward()
+        if config.gradient_clip is not None:
+            torch.nn.utils.clip_grad_norm_(weights, config.gradient_clip)
+        gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in weights]
+        row.grad = torch.nn.utils.parameters_to_vector(gradients)[None]
+        optimizer.step()
+        torch.nn.utils.vector_to_parameters(row[0], weights)
+        on_step()
+    return curve
+
+
+# ---- interventions, twice ----
+
+
+@dataclass(frozen=True, eq=False)
+class Twin:
+    """An intervention: on the algorithm by a method of `Runs`, on the model by the same one of `_Streams`.
+
+    Attributes:
+        name: what is done, and after how many layers.
+        method: its name.
+        steps: the arguments for the algorithm.
+        layers: those for the model.
+        on_point: whether the source is the prompts with one other point, which is exchanged.
+    """
+
+    name: str
+    method: str
+    steps: tuple[Any, ...]
+    layers: tuple[Any, ...]
+    on_point: bool = False
+
+
+def twins(hypothesis: Hypothesis) -> list[Twin]:
+    """Every intervention that a hypothesis speaks of; the first is none at all."""
+    n_layers, n_steps = hypothesis.schedule[-1]
+    made = [Twin("prediction", "freeze", ((n_steps,), "query"), ((n_layers,), "query"))]
+    for layer, step in hypothesis.between:
+        places: Sequence[Place] = ("query", "context")
+        for place in places:
+            made.append(Twin(f"{place} exchanged after {layer}", "exchange", (step, place), (layer, place)))
+            bases = [(name, variables_of(name), basis) for name, basis in hypothesis.subspaces.items()]
+            bases += [] if hypothesis.rest is None else [("rest", (), hypothesis.rest)]
+            for name, variables, basis in bases:
+                title = f"{place}'s {name} exchanged after {layer}"
+                made.append(Twin(title, "exchange", (step, place, variables), (layer, place, basis)))
+        arguments = (step, "context"), (layer, "context")
+        made.append(Twin(f"point exchanged after {layer}", "exchange", *arguments, on_point=True))
+    for layers, steps in hypothesis.segments:
+        for place in ("query", "context"):
+            for name, method in (("skips", "skip"), ("repeats", "repeat")):
+                made.append(Twin(f"{place} {name} from {layers.start}", method, (steps, place), (layers, place)))
+    for i, (layer, step) in enumerate(hypothesis.schedule[:-1]):
+        at_layers, at_steps = (tuple(column) for column in zip(*hypothesis.schedule[i:], strict=True))
+        made.append(Twin(f"context frozen from {layer}", "freeze", (at_steps, "context"), (at_layers, "context")))
+        made.append(Twin(f"query stops reading from {layer}", "stop_reading", (step,), (layer,)))
+    return made
+
+
+class _Ends:
+    """The runs of both on prompts, on sources, and on the prompts with one of the sources' points."""
+
+    def __init__(
+        self, model: HookedTransformer, hypothesis: Hypothesis, prompts: Prompts, sources: Prompts, point: int
+    ):
+        xs, ys = prompts.xs.clone(), prompts.ys.clone()
+        xs[:, point], ys[:, point] = sources.xs[:, point], sources.ys[:, point]
+        three, self.point = [prompts, sources, Prompts(xs, ys)], point
+        states = [hypothesis.algorithm.states(each) for each in three]
+        self.algorithms = [Runs(hypothesis.algorithm, states[0], source) for source in states[1:]]
+        streams = [_streams(model, model.encode(each)) for each in three]
+        self.models = [_Streams(model, streams[0], source) for source in streams[1:]]
+        predicted = [hypothesis.algorithm.read({name: v[:, -1:] for name, v in each[-1].items()}) for each in states]
+        self.apart = [(end - predicted[0]).square().mean().clamp(min=1e-12) for end in predicted[1:]]
+
+    def loss(self, twin: Twin) -> Tensor:
+        """The squared distance between the two predictions, as a part of that between both ends: 1 - R²."""
+        extra = {"point": self.point} if twin.on_point else {}
+        expected = getattr(self.algorithms[twin.on_point], twin.method)(*twin.steps, **extra)
+        predicted = getattr(self.models[twin.on_point], twin.method)(*twin.layers, **extra)
+        return (predicted - expected.to(predicted)).square().mean() / self.apart[twin.on_point].to(predicted)
+
+
+def _streams(model: HookedTransformer, tokens: Tensor) -> list[Tensor]:
+    """The streams before each layer and after the last."""
+    streams = [model(tokens, stop_at_layer=0)]
+    for layer in range(model.cfg.n_layers):
+        streams.append(model(streams[-1], start_at_layer=layer, stop_at_layer=layer + 1))
+    return streams
+
+
+class _Streams:
+    """A model's runs on changed streams, through which gradients flow; methods and arguments as those of `Runs`."""
+
+    def __init__(self, model: HookedTransformer, base: Sequence[Tensor], source: Sequence[Tensor]):
+        self.model, self.base, self.source = model, base, source
+        self.n_layers, self.per_point = model.cfg.n_layers, 1 if model.cfg.prompt_format == "paired" else 2
+
+    def exchange(
+        self, after: int, place: Place, basis: Float[Tensor, "d_model dim"] | None = None, point: int | None = None
+    ) -> Float[Tensor, "prompt y"]:
+        """The streams of a place come from the source."""
+        moved = (self.source[after] - self.base[after]) * self._at(place, point)
+        if basis is not None:
+            moved = moved @ basis.to(moved) @ basis.to(moved).T
+        return self._finish(self.base[after] + moved, after)
+
+    def skip(self, layers: range, place: Place) -> Float[Tensor, "prompt y"]:
+        """What layers do at a place is taken back."""
+        return self.freeze((layers.start, layers.stop), place)
+
+    def repeat(self, layers: range, place: Place) -> Float[Tensor, "prompt y"]:
+        """A place goes through layers twice, the second time beside the other's start."""
+        before, after, here = self.base[layers.start], self.base[layers.stop], self._at(place)
+        again = self._advance(torch.where(here, after, before), layers)
+        return self._finish(torch.where(here, again, after), layers.stop)
+
+    def freeze(self, stops: Sequence[int], place: Place) -> Float[Tensor, "prompt y"]:
+        """From so many layers on, a place stays as it is."""
+        stream = held = self.base[stops[0]]
+        for start, stop in itertools.pairwise(stops):
+            stream = torch.where(self._at(place), held, self._advance(stream, range(start, stop)))
+        return self._finish(stream, stops[-1])
+
+    def stop_reading(self, after: int) -> Float[Tensor, "prompt y"]:
+        """From so many layers on, attention writes nothing at the query."""
+        deaf = partial(_without, here=self._at("query"))
+        with self.model.hooks([(f"blocks.{layer}.hook_attn_out", deaf) for layer in range(after, self.n_layers)]):
+            return self._finish(self.base[after], after)
+
+    def _at(self, place: Place, point: int | None = None) -> Tensor:
+        """Which positions are meant, `[pos 1]`."""
+        positions = torch.arange(self.base[0].shape[1])[:, None]
+        if point is not None:
+            return positions // self.per_point == point
+        return (positions == len(positions) - 1) == (place == "query")
+
+    def _advance(self, stream: Tensor, layers: range) -> Tensor:
+        return self.model(stream, start_at_layer=layers.start, stop_at_layer=layers.stop)
+
+    def _finish(self, stream: Tensor, after: int) -> Tensor:
+        outputs = self.model(stream, start_at_layer=after)
+        return self.model.decode(outputs)[:, -1]
+
+
+def _without(activation: Tensor, hook: HookPoint, here: Tensor) -> Tensor:
+    return activation.masked_fill(here, 0.0)
