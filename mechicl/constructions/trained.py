@@ -37,8 +37,8 @@ class Recipe:
 
 
 def gaussian_weights(readers: Tensor, points: Tensor) -> Tensor:
-    """Nadaraya and Watson's: `exp(-2 |x - x_i|²)`, divided by their sum over the points."""
-    return (-2 * torch.cdist(readers, points).square()).softmax(-1)
+    """Those of a Gaussian kernel: `exp(-2 |x - x_i|²)`."""
+    return (-2 * torch.cdist(readers, points).square()).exp()
 
 
 def _subspaces(**sizes: int) -> dict[str, Tensor]:
@@ -85,7 +85,7 @@ RECIPES = {
     "known-kernel-2l": Recipe(
         "trained: kernel smoothing of residuals, 2 steps",
         Hypothesis(
-            KernelReading(gaussian_weights, 2, name="kernel smoothing of residuals, 2 steps"),
+            KernelReading(gaussian_weights, 2, normalized=True, name="kernel smoothing of residuals, 2 steps"),
             subspaces=_subspaces(x=8, residual=4),
         ),
         _config("sphere", attention="softmax"),

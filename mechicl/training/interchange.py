@@ -211,10 +211,13 @@ def twins(hypothesis: Hypothesis) -> list[Twin]:
         for place in ("query", "context"):
             for name, method in (("skips", "skip"), ("repeats", "repeat")):
                 made.append(Twin(f"{place} {name} from {layers.start}", method, (steps, place), (layers, place)))
+        made.append(Twin(f"query does not read in {layers.start}", "stop_reading", (steps,), (layers,)))
     for i, (layer, step) in enumerate(hypothesis.schedule[:-1]):
         at_layers, at_steps = (tuple(column) for column in zip(*hypothesis.schedule[i:], strict=True))
         made.append(Twin(f"context frozen from {layer}", "freeze", (at_steps, "context"), (at_layers, "context")))
-        made.append(Twin(f"query stops reading from {layer}", "stop_reading", (step,), (layer,)))
+        rest = (range(step, n_steps),), (range(layer, n_layers),)
+        made.append(Twin(f"query stops reading from {layer}", "stop_reading", *rest))
+        made.append(Twin(f"context isolated from {layer}", "isolate", *rest))
     return made
 
 
@@ -283,11 +286,23 @@ class _Streams:
             stream = torch.where(self._at(place), held, self._advance(stream, range(start, stop)))
         return self._finish(stream, stops[-1])
 
-    def stop_reading(self, after: int) -> Float[Tensor, "prompt y"]:
-        """From so many layers on, attention writes nothing at the query."""
+    def stop_reading(self, layers: range) -> Float[Tensor, "prompt y"]:
+        """In these layers attention writes nothing at the query."""
         deaf = partial(_without, here=self._at("query"))
-        with self.model.hooks([(f"blocks.{layer}.hook_attn_out", deaf) for layer in range(after, self.n_layers)]):
-            return self._finish(self.base[after], after)
+        with self.model.hooks([(f"blocks.{layer}.hook_attn_out", deaf) for layer in layers]):
+            return self._finish(self.base[layers.start], layers.start)
+
+    def isolate(self, layers: range) -> Float[Tensor, "prompt y"]:
+        """In these layers each point of the context attends only to its own tokens."""
+        points = torch.arange(self.base[0].shape[1]) // self.per_point
+        others = points[:, None] != points
+        others[-1] = False
+        hooks = []
+        for layer in layers:
+            masked = -torch.inf if self.model.cfg.for_layer(layer).attention == "softmax" else 0.0
+            hooks.append((f"blocks.{layer}.attn.hook_attn_scores", partial(_without, here=others, left=masked)))
+        with self.model.hooks(hooks):
+            return self._finish(self.base[layers.start], layers.start)
 
     def _at(self, place: Place, point: int | None = None) -> Tensor:
         """Which positions are meant, `[pos 1]`."""
@@ -304,5 +319,5 @@ class _Streams:
         return self.model.decode(outputs)[:, -1]
 
 
-def _without(activation: Tensor, hook: HookPoint, here: Tensor) -> Tensor:
-    return activation.masked_fill(here, 0.0)
+def _without(activation: Tensor, hook: HookPoint, here: Tensor, left: float = 0.0) -> Tensor:
+    return activation.masked_fill(here, left)

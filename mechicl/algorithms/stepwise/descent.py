@@ -201,7 +201,9 @@ class KernelReading(StepwiseAlgorithm):
         steps: their number.
         step_size: a; 1 by default.
         name: for tables.
-        causal: see `StepwiseAlgorithm`: weights on points that are not seen are left out, not spread over the others.
+        normalized: whether the weights of the points that a reader sees are divided by their sum, as by a softmax.
+        causal: see `StepwiseAlgorithm`: weights on points that are not seen are left out, and not spread over the
+            others but where they are normalized.
 
     Raises:
         ValueError: steps < 1, or a step size that is not finite.
@@ -210,10 +212,11 @@ class KernelReading(StepwiseAlgorithm):
     variables = ("x", "residual")
 
     def __init__(
-        self, weights: Weights, steps: int = 1, *, step_size: float = 1.0, name: str = "", causal: bool = False
-    ):
+        self, weights: Weights, steps: int = 1, *, step_size: float = 1.0, name: str = "", normalized: bool = False,
+        causal: bool = False,
+    ):  # fmt: skip
         check_whole(1, steps=steps)
-        (self.step_size,) = per_step("step_size", step_size, 1)
+        (self.step_size,), self.normalized = per_step("step_size", step_size, 1), normalized
         self.weights, self.n_steps, self.causal = weights, steps, causal
         self.name = name or f"{getattr(weights, '__name__', 'kernel')}, {in_words(steps, 'step')}"
 
@@ -226,6 +229,9 @@ class KernelReading(StepwiseAlgorithm):
         if not context["x"].shape[1]:
             return dict(readers)
         weights = self.weights(readers["x"], context["x"])
+        if self.normalized:
+            weights = weights if sees is None else weights * sees
+            weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-300)
         moved = gather(weights, context["residual"], sees)
         return readers | {"residual": readers["residual"] - self.step_size * moved}
 

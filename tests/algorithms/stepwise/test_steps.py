@@ -117,6 +117,22 @@ def test_before_copying_targets_are_at_tokens_of_their_own():
     torch.testing.assert_close(after["residual"], before["target"])
 
 
+def test_normalized_weights_are_those_of_the_points_that_are_seen():
+    prompts = Prompts(torch.randn(2, 6, 3).double(), torch.randn(2, 6, 1).double())
+
+    def weights(readers: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
+        return (readers @ points.mT).exp()
+
+    algorithm = KernelReading(weights, normalized=True, causal=True)
+    residuals = algorithm.states(prompts)[1]["residual"]
+    for row in range(2):
+        for j in range(6):
+            seen = slice(0, min(j + 1, 5))
+            shares = (prompts.xs[row, seen] @ prompts.xs[row, j]).softmax(0)
+            start = prompts.ys[row, j] if j < 5 else 0.0
+            torch.testing.assert_close(residuals[row, j], start - shares @ prompts.ys[row, seen])
+
+
 def test_moments_are_collected_before_anything_is_solved():
     prompts = Prompts(torch.randn(2, 6, 3).double(), torch.randn(2, 6, 2).double())
     state = MomentsThenRidge(penalty=0.5).states(prompts)[1]
