@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mechicl import __version__
 from mechicl.algorithms.stepwise import Hypothesis, KernelReading, QueryDescent, ResidualDescent
 from mechicl.checkpoints import save
 from mechicl.models import TransformerConfig
@@ -114,5 +113,5 @@ def train_known(name: str, folder: str | Path, *, progress: bool = True) -> tupl
     result = train_interchange(recipe.config, recipe.hypothesis, progress=progress)
     command = f"python analyses/train_known.py {name} {folder}"
     record = {"name": name, "command": command, **result.record}
-    record["versions"] |= {"mechicl": __version__, "transformer-lens": version("transformer-lens")}
+    record["versions"] |= {name: version(name) for name in ("mechicl", "transformer-lens")}
     return save(folder, result.models, record), record["interchange"]["r2"][0]
