@@ -15,6 +15,8 @@ NAMES |= {name: getattr(tasks, name) for name in tasks.__all__}
 MODULES = (
     "algorithms.boolean",
     "algorithms.markov",
+    "algorithms.stepwise.induction",
+    "algorithms.stepwise.moments",
     "analysis.behaviour.token_identification",
     "tasks.boolean_functions",
     "tasks.gaussian_clusters",
