@@ -128,7 +128,7 @@ def _matrix(args: Args, known: Sequence[KnownModel]) -> Part:
     words = f"{len(others) - len(above)} of {len(others)}"
     rows.insert(0, Row("others' hypotheses with R² at most 0.5", None, words))
     rows.insert(1, Row("others above 0.5 without a reason", None, str(sum(not pair.reason for pair in above))))
-    data: dict[str, Any] = {"above": [asdict(pair) for pair in above], "matrix": _columns(pairs)}
+    data: dict[str, Any] = {"matrix": _columns(pairs)}
     data["own"] = {label: _columns(each) for label, each in owns.items()}
     return rows, [Section(MATRIX, "", [_picture(known, pairs)])], data
 
@@ -220,7 +220,7 @@ def _picture(known: Sequence[KnownModel], pairs: Sequence[Pair]) -> go.Figure:
 
 
 def _fitted(args: Args, known: Sequence[KnownModel]) -> Part:
-    rows, tests = [], []
+    rows: list[Row] = []
     for kind, models in _kinds(args, known).items():
         best = []
         for name, (model, task) in models.items():
@@ -234,13 +234,10 @@ def _fitted(args: Args, known: Sequence[KnownModel]) -> Part:
             note = f"effects explained {strongest.effects.mean:.3f} by {strongest.hypothesis}"
             words = f"{max(weakest.score.mean, -99):.3f} ({weakest.hypothesis})"
             rows.append(Row(f"{kind}: {name}", None, words, "", note))
-            tests.append({"kind": kind, "model": name, "weakest": max(weakest.score.mean, -99.0),
-                          "weakest_by": weakest.hypothesis, "effects": strongest.effects.mean,
-                          "effects_by": strongest.hypothesis})  # fmt: skip
         if kind != "known" and best:
             rows.append(Row(f"largest R² of any fitted hypothesis, {kind}", None, max(pair[0] for pair in best)))
             rows.append(Row(f"most effects explained, {kind}", None, max(pair[1] for pair in best)))
-    return rows, [Section(FITTED, "", [])], {"fitted": tests}
+    return rows, [Section(FITTED, "", [])], {}
 
 
 def _tested(model: HookedTransformer, task: Task, args: Args) -> Any:
@@ -325,7 +322,23 @@ def _layers(args: Args, known: Sequence[KnownModel]) -> Part:
     for name, (least, largest, absent, control) in probed.items():
         words = f"{least:.3f} to {largest:.3f}; of what is not there up to {absent:.3f}; control task {control:.3f}"
         rows.append(Row(f"R² of probes of the input before, by target, {name}", None, words))
-    return rows, [Section(LAYERS, "", [])], {"matched": matched, "read": read, "probed": probed}
+    return rows, [Section(LAYERS, "", [])], _in_lines(matched, read) | {"probed": probed}
+
+
+def _in_lines(matched: Sequence[Mapping[str, Any]], read: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Matched layers and readouts of each model, as one line for each kind."""
+    layers = {
+        each["model"]: "; ".join(f"{name} {' '.join(f'{v:g}' for v in each[name])}" for name in ("expected", "matched"))
+        for each in matched
+    }
+    values = {
+        each["model"]: {
+            kind: "; ".join(f"{place}: {value:.4g}" for place, value in each[kind].items())
+            for kind in ("planted", "absent", "control", "untrained")
+        }
+        for each in read
+    }
+    return {"matched": layers, "read": values}
 
 
 def _probed(args: Args) -> dict[str, tuple[float, float, float, float]]:
