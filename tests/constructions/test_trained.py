@@ -40,7 +40,7 @@ def test_the_record_is_that_of_the_recipe(name):
     assert checkpoint.record["training"] == json.loads(json.dumps(recipe.config.to_dict()))
     assert checkpoint.record["interchange"]["hypothesis"] == recipe.hypothesis.name
     assert min(checkpoint.record["interchange"]["r2"][0].values()) >= 0.99
-    assert name in checkpoint.record["command"]
+    assert checkpoint.record["command"] == f"python analyses/train_known.py {name} checkpoints/{name}"
 
 
 def test_an_unknown_recipe_is_refused(tmp_path):
