@@ -117,28 +117,38 @@ class Told:
         return parts
 
 
-def find_readers(parts: Sequence[Part], told: Told, step: int) -> Float[Tensor, "d_model direction"]:
+def find_readers(parts: Sequence[Part], told: Told, step: int) -> list[Float[Tensor, "d_model _"]]:
     """Directions that read the variables off the streams, by ridge regression of their differences between prompts and
-    sources; those that read most come first."""
+    sources: off all tokens of a point, and off each of them alone, where there are several."""
     layer, where = parts[0].layer, slice(-1, None) if parts[0].place == "query" else slice(0, -1)
     pairs = [(part.runs.base[layer], part.runs.source[layer]) for part in parts]
     streams = torch.cat([source[:, where] - base[:, where] for base, source in pairs]).double().cpu()
     base, source = told.runs.base[step], told.runs.source[step]
     carried = torch.cat([(source[name] - base[name])[:, where].flatten(0, 1) for name in told.names], dim=1)
     d_model, by_point = streams.shape[-1], streams.reshape(len(carried), -1)  # a point's tokens beside each other
-    gram = by_point.mT @ by_point
+    alone = by_point.split(d_model, dim=1)
+    return [_read_off(tokens, carried, d_model) for tokens in (by_point, *(alone if len(alone) > 1 else ()))]
+
+
+def _read_off(streams: Tensor, carried: Tensor, d_model: int) -> Float[Tensor, "d_model direction"]:
+    """The directions of all tokens together, those that read most first."""
+    gram = streams.mT @ streams
     ridge = (PENALTY * gram.diagonal().mean() + 1e-30) * torch.eye(len(gram)).to(gram)
-    slopes = torch.linalg.solve(gram + ridge, by_point.mT @ carried)  # [token * d_model, variable]
+    slopes = torch.linalg.solve(gram + ridge, streams.mT @ carried)  # [token * d_model, variable]
     readers = torch.cat(slopes.split(d_model), dim=1)
     left, values, _ = torch.linalg.svd(readers, full_matrices=False)
     return left[:, values > 1e-6 * values[0]]
 
 
-def make_starts(directions: Tensor, dim: int, restarts: int, seed: int) -> list[Float[Tensor, "d_model dim"]]:
-    """Columns to search from: the directions, made up or cut down to their number, and random ones."""
+def make_starts(
+    readers: Sequence[Float[Tensor, "d_model _"]], dim: int, restarts: int, seed: int
+) -> list[list[Float[Tensor, "d_model dim"]]]:
+    """Columns to search from: the readers, made up or cut down to their number, of which the best is taken, and random
+    ones."""
     generator = torch.Generator().manual_seed(seed)
-    drawn = [torch.randn(len(directions), dim, dtype=torch.float64, generator=generator) for _ in range(1 + restarts)]
-    return [torch.cat([directions, drawn[0]], dim=1)[:, :dim], *drawn[1:]]
+    d_model = len(readers[0])
+    drawn = [torch.randn(d_model, dim, dtype=torch.float64, generator=generator) for _ in range(1 + restarts)]
+    return [[torch.cat([each, drawn[0]], dim=1)[:, :dim] for each in readers], *([each] for each in drawn[1:])]
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,20 +161,22 @@ class Fit:
 
 
 def search_columns(
-    parts: Sequence[Part], starts: Sequence[Float[Tensor, "d_model dim"]], iterations: int, *, favoured: bool
+    parts: Sequence[Part], starts: Sequence[Sequence[Float[Tensor, "d_model dim"]]], iterations: int, *, favoured: bool
 ) -> Fit:
     """The columns with the least loss that L-BFGS reaches from some starts.
 
     Args:
         parts: runs to fit to.
-        starts: any columns.
+        starts: any columns; of several in one place only the best is gone on with.
         iterations: at most.
         favoured: the changes are multiplied by the factor that fits best; else by 1.
     """
     fits = []
-    for start in starts:
-        basis = torch.linalg.qr(start).Q
-        factor = _best_factor(parts, basis) if favoured else 1.0
+    for alternatives in starts:
+        bases = [torch.linalg.qr(start).Q for start in alternatives]
+        factors = [_best_factor(parts, basis) if favoured else 1.0 for basis in bases]
+        pairs = list(zip(bases, factors, strict=True))
+        basis, factor = pairs[0] if len(pairs) == 1 else min(pairs, key=lambda pair: _log_loss(parts, *pair))
         free = basis.clone().requires_grad_(), torch.tensor(factor, dtype=torch.float64, requires_grad=favoured)
         if basis.shape[0] > basis.shape[1]:  # else there is nothing to choose
             _descend(parts, *free, iterations)
@@ -200,6 +212,11 @@ def _descend(parts: Sequence[Part], free: Tensor, factor: Tensor, iterations: in
         return loss
 
     optimizer.step(closure)
+
+
+def _log_loss(parts: Sequence[Part], basis: Tensor, factor: float) -> float:
+    inside, rest = squared_distances(parts, basis, factor)
+    return (inside + rest).log1p().mean().item()
 
 
 @torch.no_grad()

@@ -235,9 +235,9 @@ def fit_subspace(
                 parts, others = fitting(layer, schedule[layer]), held_out(layer, schedule[layer])
                 changes[s, i] = torch.cat([part.targets[0] for part in others]).square().mean(1)
                 scale = torch.cat([part.targets[0] for part in parts]).square().mean().item()
-                directions = find_readers(parts, told[0], schedule[layer])
+                readers = find_readers(parts, told[0], schedule[layer])
                 for j, dim in enumerate(dims):
-                    starts = make_starts(directions, dim, restarts, seed + 1009 * layer + dim)
+                    starts = make_starts(readers, dim, restarts, seed + 1009 * layer + dim)
                     fit = search_columns(parts, starts, iterations, favoured=search != MODEL)
                     errors[s, i, j], rest_errors[s, i, j] = squared_distances(others, fit.basis, fit.factor)
                     fitted_r2[s, i, j] = 1 - fit.loss / (2 * scale)
