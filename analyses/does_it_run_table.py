@@ -52,8 +52,11 @@ def _cell(row: Row | None, with_interval: bool) -> str:
     low, middle, high = row.ends
     if middle < LEAST:
         return f"below {LEAST:g}"
-    digits = 3 if with_interval else 2
-    return f"{middle:.{digits}f}" + (f" ± {(high - low) / 2:.{digits}f}" if with_interval else "")
+    half = (high - low) / 2
+    if not with_interval:
+        return f"{middle:.2f}"
+    digits = 2 if half >= 0.005 else 3 if half >= 0.0005 else 4
+    return f"{middle:.{digits}f} ± {half:.{digits}f}"
 
 
 if __name__ == "__main__":

@@ -158,6 +158,17 @@ def test_measured_numbers_are_those_in_the_results_files():
     assert wrong == []
 
 
+def test_the_table_of_verdicts_is_what_the_script_prints():
+    sys.path.insert(0, str(ROOT / "analyses"))
+    try:
+        script = importlib.import_module("does_it_run_table")
+    finally:
+        sys.path.remove(str(ROOT / "analyses"))
+    results = script.read_results()
+    assert list(results) == list(script.MODELS)
+    assert script.make_table(results) in (DOCS / "findings" / "does-it-run.md").read_text(encoding="utf-8")
+
+
 # ---- the site ----
 
 

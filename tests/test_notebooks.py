@@ -65,7 +65,8 @@ def shades(png: bytes) -> int:
 
 
 def test_the_notebooks_are_those_that_the_readme_names():
-    names = ["attention_circuits", "first_tour", "icl_against_finetuning", "induction_heads", "interactive_patching"]
+    names = ["attention_circuits", "does_it_run_newton", "first_tour", "icl_against_finetuning", "induction_heads",
+             "interactive_patching"]  # fmt: skip
     assert [path.stem for path in PATHS] == names
     readme = (ANALYSES.parent / "README.md").read_text()
     assert [name for name in names if f"analyses/{name}.ipynb" not in readme] == []

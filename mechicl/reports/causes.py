@@ -101,6 +101,13 @@ def causes(study: Study, *, progress: bool = True) -> Part:
     return [row for row in rows if not row.quantity.startswith(MOVED)], sections, {"causes": data}
 
 
+def no_causes(study: Study) -> str:
+    """Why there is nothing to exchange; empty if there is."""
+    if study.model.cfg.n_layers < 2:
+        return "states are exchanged between layers, and the model has one"
+    return "" if study.task.n_context else "there is no context to exchange"
+
+
 def slow_causes(study: Study) -> str:
     """Why interventions wait to be asked for; empty if they are quick."""
     n_layers = study.model.cfg.n_layers

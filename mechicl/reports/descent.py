@@ -21,7 +21,7 @@ from mechicl.learners import Learner, squared_errors
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.prompts import Prompts
 from mechicl.reports.algorithm import AlgorithmQuestion, causes_in_words
-from mechicl.reports.causes import causes, slow_causes
+from mechicl.reports.causes import causes, no_causes, slow_causes
 from mechicl.reports.comparison import Comparison, Part, Section, published
 from mechicl.reports.engine import Kind
 from mechicl.reports.model_parts import model_parts, no_model_parts
@@ -127,9 +127,11 @@ def descent_kind(study: Study, *, n_prompts: int | None = None, progress: bool =
         "shifts": partial(_shifts, setting),
     }  # fmt: skip
     missing, on_request = {}, {}
-    if setting.cfg.n_layers > 1:
+    if reason := no_causes(study):
+        missing["causes"] = reason
+    else:
         parts["causes"] = partial(causes, study, progress=progress)
-        on_request = {"causes": reason} if (reason := slow_causes(study)) else {}
+        on_request = {"causes": slow} if (slow := slow_causes(study)) else {}
     if reason := no_model_parts(study):
         missing["heads"] = reason
     else:

@@ -14,7 +14,7 @@ from mechicl.analysis.layers import LayerErrors
 from mechicl.checkpoints import Checkpoint, CheckpointError
 from mechicl.prompts import Prompts
 from mechicl.reports.algorithm import AlgorithmQuestion, causes_in_words
-from mechicl.reports.causes import causes, slow_causes
+from mechicl.reports.causes import causes, no_causes, slow_causes
 from mechicl.reports.comparison import Comparison, Part, Section
 from mechicl.reports.engine import Kind
 from mechicl.reports.layer_families import GROWING
@@ -109,9 +109,13 @@ def layers_kind(study: Study, *, n_prompts: int | None = None, progress: bool = 
         return [*rows, *untrained_rows(study.model, study.task)], list(result.sections), result.data
 
     opened, on_request, missing = heads_and_finetuning(study, progress=progress)
-    test = partial(causes, study, progress=progress)
-    parts: dict[str, Callable[[], Part]] = {"layers": layers, "algorithm": question.part, "causes": test, **opened}
-    on_request |= {"causes": reason} if (reason := slow_causes(study)) else {}
+    parts: dict[str, Callable[[], Part]] = {"layers": layers, "algorithm": question.part}
+    if reason := no_causes(study):
+        missing["causes"] = reason
+    else:
+        parts["causes"] = partial(causes, study, progress=progress)
+        on_request |= {"causes": slow} if (slow := slow_causes(study)) else {}
+    parts |= opened
 
     def verdict(comparison: Comparison) -> Verdict:
         made = question.verdict(comparison, NO_WEIGHTS, causes_in_words(comparison.rows))

@@ -61,8 +61,8 @@ def test_the_report_has_a_table_and_pictures_that_a_browser_shows(folders, tmp_p
     assert titles[1] == "Published and measured"
     pictures = page.locator("section:has(.js-plotly-plot .main-svg)")
     assert pictures.locator("h2").all_inner_texts() == [titles[0], *titles[2:-1]]
-    assert page.locator(".js-plotly-plot").count() == len(titles) - 2 == 1 + 7 + 2 + 4
-    assert pictures.nth(13).locator(".annotation-text").all_text_contents()[:2] == ["head 0", "head 1"]
+    assert page.locator(".js-plotly-plot").count() == len(titles) - 2 == 1 + 7 + 2 + 5 + 4
+    assert pictures.nth(18).locator(".annotation-text").all_text_contents()[:2] == ["head 0", "head 1"]
     assert page.evaluate("document.documentElement.scrollWidth") <= page.viewport_size["width"]
     assert "Which iteration does each layer match" in page.inner_text("h1")
     page.close()
