@@ -223,6 +223,7 @@ def _sections(title: str, test: HypothesisTest, n_prompts: int) -> list[Section]
         f"Interventions on {n_prompts} prompts, made on the model and on the algorithm. By predictions alone the "
         f"nearest is {test.likeness}."
     )
+    shown = [name for name in SOME if any(cell.intervention == name for cell in test.best.cells)]
     layers = range(1, max(cell.to_layer for cell in test.best.cells))
     flows = viz.interval_lines(
         "What moves the prediction", "layers before the intervention", "part of the distance of both ends", layers,
@@ -232,7 +233,7 @@ def _sections(title: str, test: HypothesisTest, n_prompts: int) -> list[Section]
         Section(title, words, viz.hypotheses_ranked(test, "What hypotheses explain of the effects of interventions")),
         Section("The causal model, its arrows as measured", "Each arrow is cut alone.", viz.causal_graph(test.best)),
         Section("The best hypothesis, cell by cell", "", viz.interchange_heatmap(test.best)),
-        Section("Model and hypothesis after interventions", "", viz.counterfactual_scatter(test.best, SOME)),
+        Section("Model and hypothesis after interventions", "", viz.counterfactual_scatter(test.best, shown)),
         Section("Which layers matter", "Whatever the hypothesis.", flows),
     ]
 
