@@ -1,0 +1,56 @@
+"""Where in a model's stream the running prediction of gradient descent and of Newton's method lies, with controls.
+
+python analyses/learned_subspaces.py
+"""
+
+from dataclasses import dataclass
+
+from mechicl.analysis.causes import fit_hypotheses
+from mechicl.checkpoints import load_checkpoint
+from mechicl.reports import Comparison
+from mechicl.reports.script import ScriptArgs, run_script
+from mechicl.reports.subspaces import subspaces_part
+
+ASKED = ("a step size each, by the query alone", "running prediction")
+"""Words in the names of the hypotheses whose running prediction is looked for."""
+
+
+@dataclass(frozen=True)
+class Args(ScriptArgs):
+    """Subspaces whose exchange does what exchanging an algorithm's running prediction does."""
+
+    checkpoint: str = "gpt2-8l"
+    """Name or folder of a model that reads prompts of points."""
+    layers: tuple[int, ...] = (4, 6)
+    """Numbers of layers after which to search."""
+    dims: tuple[int, ...] = (1, 4, 16)
+    """Numbers of dimensions."""
+    n_prompts: int = 512
+    """Held-out prompts, and as many to search with."""
+    iterations: int = 40
+    """Of each search."""
+    seed: int = 0
+    """Seed of prompts and searches."""
+
+
+def compare(args: Args) -> Comparison:
+    """The searches for each hypothesis, on the checkpoint's best seed."""
+    checkpoint = load_checkpoint(args.checkpoint)
+    model, task = checkpoint.best, checkpoint.task
+    hypotheses = fit_hypotheses(model, task, seed=args.seed)
+    chosen = [hypothesis for hypothesis in hypotheses if any(words in hypothesis.name for words in ASKED)]
+    asked = [(hypothesis, "prediction") for hypothesis in chosen]
+    options = {"n_fitting": args.n_prompts, "n_prompts": args.n_prompts, "iterations": args.iterations, "restarts": 0}
+    rows, sections, data = subspaces_part(
+        model, asked, task, layers=args.layers, dims=args.dims, seed=args.seed, **options
+    )
+    lead = (
+        f"{checkpoint.name}, its best seed: searched on {args.n_prompts} prompts and measured on as many others (seed "
+        f"{args.seed}); R² is 0 where the exchange changes nothing of what it should, 1 where it does what the "
+        f"algorithm does."
+    )
+    return Comparison(f"Where predictions lie in {checkpoint.name}", lead, rows, sections, data)
+
+
+if __name__ == "__main__":
+    run_script(Args, compare, "learned_subspaces")
