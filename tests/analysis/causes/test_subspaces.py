@@ -1,5 +1,6 @@
 """Learned subspaces: planted variables are found where they lie, absent ones and controls are not."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -151,11 +152,7 @@ def test_exchanges_are_differentiated_and_only_the_querys_row_need_be_computed()
                 leaf = basis.clone().requires_grad_()
                 predicted = runs.exchange(layer, place, leaf, rest=rest)
                 assert predicted.requires_grad
-                torch.autograd.gradcheck(
-                    lambda b, layer=layer, place=place, rest=rest: runs.exchange(layer, place, b, rest=rest),
-                    leaf,
-                    fast_mode=True,
-                )
+                torch.autograd.gradcheck(partial(runs.exchange, layer, place, rest=rest), leaf, fast_mode=True)
                 where = slice(-1, None) if place == "query" else slice(0, -1)
                 streams = base[layer].clone()
                 moved = (source[layer] - streams)[:, where]
