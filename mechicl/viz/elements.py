@@ -36,6 +36,12 @@ COLORS = {
     "tied with it": "#dc8fd0",
     "other seeds": "#9cc3e6",
     "other algorithms": "#8a8f98",
+    "gradient descent with momentum": "#4e342e",
+    "query exchanged": "#33658a",
+    "context exchanged": "#d1495b",
+    "query stops reading": "#edae49",
+    "context frozen": "#66a182",
+    "context isolated": "#8a4fff",
 }
 """Who is who, the same in every figure: names that begin with one of these have its colour."""
 ALIASES = {
