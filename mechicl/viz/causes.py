@@ -5,11 +5,10 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from mechicl.analysis.causes.ranking import HypothesisTest
+from mechicl.analysis.causes.ranking import HOLDS, HypothesisTest
 from mechicl.analysis.causes.results import Interchange
 from mechicl.viz.elements import COLORS, add_heatmap, bar_title, figure, panel, panels
 
-HOLDS = 0.9  # R² from which on an arrow counts as what the hypothesis says
 ARROWS = {
     "context skips": ("context", "context"),
     "query skips": ("query", "query"),

@@ -116,7 +116,7 @@ def interchange_each(
         raise ValueError("no hypotheses: give one or more")
     point = prompts.n_context // 2 if point is None else point
     for hypothesis in hypotheses:
-        _check_inputs(adapter, hypothesis, prompts, sources)
+        check_inputs(adapter, hypothesis, prompts, sources)
     if not 0 <= point < prompts.n_context:
         raise ValueError(f"point must be one of the context's, 0 to {prompts.n_context - 1}; got {point}")
     changed = Prompts(_with_point(prompts.xs, sources.xs, point), _with_point(prompts.ys, sources.ys, point))
@@ -147,7 +147,7 @@ def interchange_each(
             parts.append([])
             for hypothesis, plan in zip(hypotheses, plans, strict=True):
                 states = [hypothesis.algorithm.states(each) for each in three]
-                _check_finite(hypothesis, states)
+                check_finite(hypothesis, states)
                 tells = [Runs(hypothesis.algorithm, states[0], source) for source in states[1:]]
                 columns = [
                     (predicted[ask.key], told.answer(tells).cpu(), ends[1 + ask.on_point]) for _, told, ask in plan
@@ -181,7 +181,8 @@ def _with_point(values: Tensor, others: Tensor, point: int) -> Tensor:
     return changed
 
 
-def _check_inputs(adapter: ModelAdapter, hypothesis: Hypothesis, prompts: Prompts, sources: Prompts) -> None:
+def check_inputs(adapter: ModelAdapter, hypothesis: Hypothesis, prompts: Prompts, sources: Prompts) -> None:
+    """Refuse (ValueError) prompts and sources that a hypothesis on a model cannot be tested on."""
     if prompts.n_context == 0:
         raise ValueError("prompts without context points have nothing to exchange: n_context must be 1 or more")
     width = adapter.model.cfg.d_model
@@ -213,7 +214,8 @@ def _check_ends(base: Tensor, source: Tensor) -> None:
         )
 
 
-def _check_finite(hypothesis: Hypothesis, states: Sequence[Sequence[dict[str, Tensor]]]) -> None:
+def check_finite(hypothesis: Hypothesis, states: Sequence[Sequence[dict[str, Tensor]]]) -> None:
+    """Refuse (ValueError) states of an algorithm that are not finite."""
     for run in states:
         for step, state in enumerate(run):
             for name, value in state.items():

@@ -130,9 +130,9 @@ def test_hypotheses(
     """
     if task.n_context == 0:
         raise ValueError("without a context there is nothing to learn from: n_context must be at least 1")
-    seeds = np.random.SeedSequence(seed).generate_state(5).tolist()
+    seeds = _seeds(seed)
     if not isinstance(hypotheses, Sequence):
-        hypotheses = _scheduled(model, task, hypotheses, seeds[2:], memory, progress)
+        hypotheses = fit_hypotheses(model, task, hypotheses, seed=seed, memory=memory, progress=progress)
     _check_names([hypothesis.name for hypothesis in hypotheses])
     prompts = task.sample(n_prompts, seed=seeds[0], dtype=torch.float64)
     sources = sample_sources(task, prompts, seed=seeds[1])
@@ -180,30 +180,18 @@ def fit_hypotheses(
         >>> fit_hypotheses(model, task, algorithms, progress=False)[0].schedule
         ((0, 0), (1, 1), (2, 2), (3, 3))
     """
-    seeds = np.random.SeedSequence(seed).generate_state(5).tolist()
-    return _scheduled(model, task, algorithms, seeds[2:], memory, progress)
-
-
-def _scheduled(
-    model: Any,
-    task: Task,
-    algorithms: Mapping[str, StepwiseAlgorithm] | None,
-    seeds: Sequence[int],
-    memory: float,
-    progress: bool,
-) -> list[Hypothesis]:
-    """Each algorithm with the schedule by which exchanged and frozen states fit best."""
+    seeds = _seeds(seed)
     adapter, per_point = ModelAdapter(model), tokens_per_point(model)
     if algorithms is None:
-        fitting = task.sample(2048, seed=seeds[0], dtype=torch.float64)
+        fitting = task.sample(2048, seed=seeds[2], dtype=torch.float64)
         after_layers = _predictions_after_layers(adapter, fitting, per_point, memory)
         causal = not reads_ahead(adapter, fitting[:8], per_point)
         clip = getattr(adapter.model.cfg, "token_clip", None)
         algorithms = candidate_algorithms(
             fitting, after_layers, task, tokens_per_point=per_point, causal=causal, clip=clip
         )
-    prompts = task.sample(N_FITTING, seed=seeds[1], dtype=torch.float64)
-    sources = sample_sources(task, prompts, seed=seeds[2])
+    prompts = task.sample(N_FITTING, seed=seeds[3], dtype=torch.float64)
+    sources = sample_sources(task, prompts, seed=seeds[4])
     asks = ["query exchanged", "context exchanged", "context frozen"]
     asks += ["query stops reading"] if hears_attention(model) else []
     layers = range(1, adapter.n_layers)
@@ -222,6 +210,11 @@ def _scheduled(
         schedule = ((0, 0), *zip(layers, steps, strict=True), (adapter.n_layers, algorithm.n_steps))
         hypotheses.append(Hypothesis(algorithm, schedule, name=name))
     return hypotheses
+
+
+def _seeds(seed: int) -> list[int]:
+    """Those of the prompts, of their sources, and of what parameters and, twice, schedules are fitted on."""
+    return np.random.SeedSequence(seed).generate_state(5).tolist()
 
 
 def _predictions_after_layers(adapter: ModelAdapter, prompts: Prompts, per_point: int, memory: float) -> Tensor:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import pandas as pd
@@ -100,11 +101,10 @@ class Interchange(Result):
     expected_base: Float[Tensor, "y prompt"]
     untried: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def r2(self) -> list[Interval]:
         """The interchange R² of each cell."""
-        apart = self._parts(self.predictions - self.expected)
-        return [Interval(1 - r.mean, 1 - r.high, 1 - r.low, r.n, r.level) for r in apart]
+        return [one_minus(apart) for apart in self._parts(self.predictions - self.expected)]
 
     @property
     def typical_r2(self) -> list[float]:
@@ -113,7 +113,7 @@ class Interchange(Result):
         ends = (self.sources - self.base).square().mean(1).clamp(min=1 / MOST).median(-1).values
         return (1 - distances / ends).tolist()
 
-    @property
+    @cached_property
     def effects(self) -> Interval:
         """How much of what all the interventions do the hypothesis explains (see `explained`)."""
         return self.explained()
@@ -212,6 +212,11 @@ def _explained(apart: Tensor, moved: Tensor, expected: Tensor, ends: Tensor) -> 
     changes = (moved + expected).clamp(min=1e-300)
     weights = (changes / (2 * ends).clamp(min=1e-300)).clamp(max=1.0)
     return 1 - (weights * apart / changes).sum(0) / weights.sum(0).clamp(min=1e-300)
+
+
+def one_minus(ratio: Interval) -> Interval:
+    """1 minus a ratio, with its interval."""
+    return Interval(1 - ratio.mean, 1 - ratio.high, 1 - ratio.low, ratio.n, ratio.level)
 
 
 def _nan_first(value: float) -> float:

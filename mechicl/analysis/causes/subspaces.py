@@ -11,8 +11,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.algorithms.stepwise import Hypothesis, Place, Runs, variables_of
-from mechicl.analysis.causes.interchange import _check_finite, _check_inputs, sample_sources
+from mechicl.analysis.causes.interchange import check_finite, check_inputs, sample_sources
 from mechicl.analysis.causes.model_runs import record_streams, tokens_per_point
+from mechicl.analysis.causes.results import one_minus
 from mechicl.analysis.causes.subspace_search import (
     Told,
     find_readers,
@@ -98,7 +99,7 @@ class SubspaceSearch(Result):
             [ratio_interval(errors, self.changes[search, layer]) for errors in table[search, layer]]
             for table in (self.errors, self.rest_errors)
         )
-        return [_one_minus(ratio) for ratio in subspaces], [_one_minus(ratio) for ratio in rests]
+        return [one_minus(ratio) for ratio in subspaces], [one_minus(ratio) for ratio in rests]
 
     def samples(self) -> dict[str, Tensor]:
         """The errors of subspaces and of rests, as parts of the mean change: 1 minus an R² on average."""
@@ -219,9 +220,9 @@ def fit_subspace(
     for i, n in enumerate((n_fitting, n_prompts)):
         prompts = task.sample(n, seed=seed + 2 * i, dtype=torch.float64)
         sources = sample_sources(task, prompts, seed=seed + 2 * i + 1)
-        _check_inputs(adapter, hypothesis, prompts, sources)
+        check_inputs(adapter, hypothesis, prompts, sources)
         states = [hypothesis.algorithm.states(each) for each in (prompts, sources)]
-        _check_finite(hypothesis, states)
+        check_finite(hypothesis, states)
         told.append(Told(hypothesis, names, place, prompts, sources, Runs(hypothesis.algorithm, *states)))
     shape = (len(searched), len(layers), len(dims))
     errors, rest_errors = (torch.zeros(*shape, n_prompts, dtype=torch.float64) for _ in range(2))
@@ -272,10 +273,6 @@ def _check_asked(
 def _check_same_shape(model: tuple[int, int], untrained: tuple[int, int]) -> None:
     if model != untrained:
         raise ValueError(f"the untrained model has (layers, d_model) = {untrained}, and the model {model}")
-
-
-def _one_minus(ratio: Interval) -> Interval:
-    return Interval(1 - ratio.mean, 1 - ratio.high, 1 - ratio.low, ratio.n, ratio.level)
 
 
 def _short(r2: float) -> str:
