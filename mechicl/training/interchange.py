@@ -7,16 +7,16 @@ import itertools
 import platform
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 
-from mechicl.algorithms.stepwise import Hypothesis, Place, Runs, variables_of
+from mechicl.algorithms.stepwise import Hypothesis, Place, Runs
+from mechicl.algorithms.stepwise.plans import Cell, plan_interventions
 from mechicl.checks import check_whole
 from mechicl.models import HookedTransformer, build
 from mechicl.progress import progress_bar
@@ -106,7 +106,7 @@ def interchange_r2(
         sources: as many, with the same queries.
     """
     ends = _Ends(model, hypothesis, prompts, sources, point=prompts.n_context // 2)
-    return {twin.name: 1 - ends.loss(twin).item() for twin in twins(hypothesis)}
+    return {_title(cell): 1 - ends.loss(i).item() for i, (cell, _, _) in enumerate(ends.plan)}
 
 
 def _check(config: TrainingConfig, hypothesis: Hypothesis) -> None:
@@ -135,7 +135,7 @@ def _train(
     on_step: Callable[[], object],
 ) -> list[tuple[int, float, float]]:
     """Step, interchange loss and squared error, at every evaluation."""
-    generator, asked = torch.Generator().manual_seed(seed), twins(hypothesis)
+    generator = torch.Generator().manual_seed(seed)
     weights = list(model.parameters())
     row = torch.nn.utils.parameters_to_vector(weights).detach()[None]  # as optimisers of ensembles take them
     optimizer = make_optimizer(config.optimizer, row, [weight.shape for weight in weights], config.learning_rate)
@@ -151,8 +151,8 @@ def _train(
             break
         point = int(torch.randint(config.task.n_context, (1,), generator=generator))
         ends = _Ends(model, hypothesis, *_ends(config, config.batch_size, generator), point)
-        chosen = torch.randperm(len(asked) - 1, generator=generator)[:n_interventions] + 1
-        loss = torch.stack([ends.loss(asked[i]) for i in (0, *chosen.tolist())]).sum()
+        chosen = torch.randperm(len(ends.plan) - 1, generator=generator)[:n_interventions] + 1
+        loss = torch.stack([ends.loss(i) for i in (0, *chosen.tolist())]).sum()
         if not loss.isfinite():
             raise TrainingDivergedError(f"the loss of seed {seed} is not finite at step {step}: try a smaller "
                                         f"learning_rate (now {config.learning_rate:g})")  # fmt: skip
@@ -173,52 +173,12 @@ def _train(
 # ---- interventions, twice ----
 
 
-@dataclass(frozen=True, eq=False)
-class Twin:
-    """An intervention: on the algorithm by a method of `Runs`, on the model by the same one of `_Streams`.
-
-    Attributes:
-        name: what is done, and after how many layers.
-        method: its name.
-        steps: the arguments for the algorithm.
-        layers: those for the model.
-        on_point: whether the source is the prompts with one other point, which is exchanged.
-    """
-
-    name: str
-    method: str
-    steps: tuple[Any, ...]
-    layers: tuple[Any, ...]
-    on_point: bool = False
-
-
-def twins(hypothesis: Hypothesis) -> list[Twin]:
-    """Every intervention that a hypothesis speaks of; the first is none at all."""
-    n_layers, n_steps = hypothesis.schedule[-1]
-    made = [Twin("prediction", "freeze", ((n_steps,), "query"), ((n_layers,), "query"))]
-    for layer, step in hypothesis.between:
-        places: Sequence[Place] = ("query", "context")
-        for place in places:
-            made.append(Twin(f"{place} exchanged after {layer}", "exchange", (step, place), (layer, place)))
-            bases = [(name, variables_of(name), basis) for name, basis in hypothesis.subspaces.items()]
-            bases += [] if hypothesis.rest is None else [("rest", (), hypothesis.rest)]
-            for name, variables, basis in bases:
-                title = f"{place}'s {name} exchanged after {layer}"
-                made.append(Twin(title, "exchange", (step, place, variables), (layer, place, basis)))
-        arguments = (step, "context"), (layer, "context")
-        made.append(Twin(f"point exchanged after {layer}", "exchange", *arguments, on_point=True))
-    for layers, steps in hypothesis.segments:
-        for place in ("query", "context"):
-            for name, method in (("skips", "skip"), ("repeats", "repeat")):
-                made.append(Twin(f"{place} {name} from {layers.start}", method, (steps, place), (layers, place)))
-        made.append(Twin(f"query does not read in {layers.start}", "stop_reading", (steps,), (layers,)))
-    for i, (layer, step) in enumerate(hypothesis.schedule[:-1]):
-        at_layers, at_steps = (tuple(column) for column in zip(*hypothesis.schedule[i:], strict=True))
-        made.append(Twin(f"context frozen from {layer}", "freeze", (at_steps, "context"), (at_layers, "context")))
-        rest = (range(step, n_steps),), (range(layer, n_layers),)
-        made.append(Twin(f"query stops reading from {layer}", "stop_reading", *rest))
-        made.append(Twin(f"context isolated from {layer}", "isolate", *rest))
-    return made
+def _title(cell: Cell) -> str:
+    """An intervention, and after, in or from how many layers on."""
+    if cell.kind == "prediction":
+        return cell.intervention
+    word = "after" if cell.kind == "exchange" else "in" if cell.intervention == "query does not read" else "from"
+    return f"{cell.intervention} {word} {cell.layer}"
 
 
 class _Ends:
@@ -229,7 +189,8 @@ class _Ends:
     ):
         xs, ys = prompts.xs.clone(), prompts.ys.clone()
         xs[:, point], ys[:, point] = sources.xs[:, point], sources.ys[:, point]
-        three, self.point = [prompts, sources, Prompts(xs, ys)], point
+        three = [prompts, sources, Prompts(xs, ys)]
+        self.plan = list(plan_interventions(hypothesis, point, hears=True, isolates=True))
         states = [hypothesis.algorithm.states(each) for each in three]
         self.algorithms = [Runs(hypothesis.algorithm, states[0], source) for source in states[1:]]
         streams = [_streams(model, model.encode(each)) for each in three]
@@ -237,12 +198,12 @@ class _Ends:
         predicted = [hypothesis.algorithm.read({name: v[:, -1:] for name, v in each[-1].items()}) for each in states]
         self.apart = [(end - predicted[0]).square().mean().clamp(min=1e-12) for end in predicted[1:]]
 
-    def loss(self, twin: Twin) -> Tensor:
-        """The squared distance between the two predictions, as a part of that between both ends: 1 - R²."""
-        extra = {"point": self.point} if twin.on_point else {}
-        expected = getattr(self.algorithms[twin.on_point], twin.method)(*twin.steps, **extra)
-        predicted = getattr(self.models[twin.on_point], twin.method)(*twin.layers, **extra)
-        return (predicted - expected.to(predicted)).square().mean() / self.apart[twin.on_point].to(predicted)
+    def loss(self, i: int) -> Tensor:
+        """The squared distance of both predictions after intervention i, as a part of that of both ends: 1 - R²."""
+        _, told, asked = self.plan[i]
+        predicted = asked.answer(self.models)
+        expected = told.answer(self.algorithms).to(predicted)
+        return (predicted - expected).square().mean() / self.apart[told.on_point].to(predicted)
 
 
 def _streams(model: HookedTransformer, tokens: Tensor) -> list[Tensor]:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from mechicl.algorithms.stepwise import Hypothesis, Runs, StepwiseAlgorithm, query_of
+from mechicl.algorithms.stepwise.plans import Key, plan_interventions, select_interventions
 from mechicl.analysis.causes.model_runs import (
     ModelRuns,
     hears_attention,
@@ -14,7 +15,6 @@ from mechicl.analysis.causes.model_runs import (
     record_streams,
     tokens_per_point,
 )
-from mechicl.analysis.causes.plans import Key, plan_interventions, select_interventions
 from mechicl.analysis.causes.results import Interchange
 from mechicl.memory import MEMORY, Budget
 from mechicl.models.opening.adapter import ModelAdapter

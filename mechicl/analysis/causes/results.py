@@ -4,14 +4,14 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.statistics import Interval, Result, ratio_interval, storable
+from mechicl.algorithms.stepwise.plans import Cell, Kind
+from mechicl.statistics import Interval, Result, ratio_interval
 
 N_RESAMPLES = 500
 MOST = 1e150  # of a squared distance: beyond, and where it is not a number, it counts as this
@@ -31,45 +31,6 @@ INTERVENTIONS = {
 }
 """What is done to the algorithm and to the model. Where a hypothesis says which subspaces carry its variables,
 "query's residual exchanged" and the like are tried too, and "query's rest exchanged": what no variable lies in."""
-
-
-Kind = Literal["prediction", "exchange", "ablation"]
-
-
-@storable
-@dataclass(frozen=True)
-class Cell:
-    """One intervention, and where: after so many layers and steps, or from so many on, up to so many.
-
-    Attributes:
-        intervention: its name.
-        layer: number of layers before it.
-        step: number of steps before it.
-        to_layer: number of layers after it; the same as `layer` for what happens between two layers.
-    """
-
-    intervention: str
-    layer: int
-    step: int
-    to_layer: int
-
-    @property
-    def kind(self) -> Kind:
-        """Whether states are exchanged, or steps left out, repeated or kept from reading."""
-        if self.intervention == "prediction":
-            return "prediction"
-        return "exchange" if self.intervention.endswith("exchanged") else "ablation"
-
-    def __str__(self) -> str:
-        if self.kind == "prediction":
-            return self.intervention
-        word = "from" if self.intervention in ("query stops reading", "context frozen", "context isolated") else "after"
-        if self.to_layer > self.layer and word == "after":
-            layers = (
-                f"layer {self.layer}" if self.to_layer == self.layer + 1 else f"layers {self.layer}-{self.to_layer - 1}"
-            )
-            return f"{self.intervention} {layers}"
-        return f"{self.intervention} {word} {self.layer} layer{'' if self.layer == 1 else 's'}"
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,19 +2,56 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
-from mechicl.algorithms.stepwise import Hypothesis, variables_of
-from mechicl.analysis.causes.results import Cell
+from mechicl.algorithms.stepwise.hypothesis import Hypothesis, variables_of
+from mechicl.statistics import storable
 
 Key = tuple[Any, ...]
+Kind = Literal["prediction", "exchange", "ablation"]
+
+
+@storable
+@dataclass(frozen=True)
+class Cell:
+    """One intervention, and where: after so many layers and steps, or from so many on, up to so many.
+
+    Attributes:
+        intervention: its name.
+        layer: number of layers before it.
+        step: number of steps before it.
+        to_layer: number of layers after it; the same as `layer` for what happens between two layers.
+    """
+
+    intervention: str
+    layer: int
+    step: int
+    to_layer: int
+
+    @property
+    def kind(self) -> Kind:
+        """Whether states are exchanged, or steps left out, repeated or kept from reading."""
+        if self.intervention == "prediction":
+            return "prediction"
+        return "exchange" if self.intervention.endswith("exchanged") else "ablation"
+
+    def __str__(self) -> str:
+        if self.kind == "prediction":
+            return self.intervention
+        word = "from" if self.intervention in ("query stops reading", "context frozen", "context isolated") else "after"
+        if self.to_layer > self.layer and word == "after":
+            layers = (
+                f"layer {self.layer}" if self.to_layer == self.layer + 1 else f"layers {self.layer}-{self.to_layer - 1}"
+            )
+            return f"{self.intervention} {layers}"
+        return f"{self.intervention} {word} {self.layer} layer{'' if self.layer == 1 else 's'}"
 
 
 @dataclass(frozen=True, eq=False)
 class Ask:
-    """One intervention to be made: the method of `Runs` or `ModelRuns`, and what it is called with."""
+    """One intervention to be made: the method of `Runs`, or of a model's runs, and what it is called with."""
 
     method: str
     arguments: tuple[Any, ...]
