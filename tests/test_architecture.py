@@ -24,6 +24,7 @@ BETWEEN_QUESTIONS = {
     "heads": {"layers"},
     "dynamics": {"behaviour", "heads"},
     "causes": {"behaviour"},
+    "circuits": {"interventions"},
 }
 MODULES = sorted(ROOT.rglob("*.py"))
 

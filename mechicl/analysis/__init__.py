@@ -7,12 +7,13 @@ What a first reader needs is here; each package has the rest.
 - `analysis.weights`: is it in the weights?
 - `analysis.heads`: what do heads do?
 - `analysis.interventions`: what does it need?
+- `analysis.circuits`: which parts carry it, and along which edges?
 - `analysis.causes`: does it run the algorithm, or only end up where it ends up?
 - `analysis.finetuning`: is reading demonstrations like fine-tuning on them?
 - `analysis.dynamics`: when does it learn it?
 """
 
-from mechicl.analysis import behaviour, causes, dynamics, finetuning, heads, interventions, layers, weights
+from mechicl.analysis import behaviour, causes, circuits, dynamics, finetuning, heads, interventions, layers, weights
 from mechicl.analysis.behaviour import (
     Alignment,
     Identification,
@@ -37,11 +38,11 @@ from mechicl.analysis.causes import (
     sample_sources,
     test_hypotheses,
 )
+from mechicl.analysis.circuits import Circuit, find_circuit, measure_circuit
 from mechicl.analysis.dynamics import align_over_training, find_transitions, score_heads_over_training
 from mechicl.analysis.finetuning import FineTuning, compare_on_prompts, compare_with_finetuning, fine_tune
 from mechicl.analysis.heads import composition_scores, measure_target_copying, read_dual_form, score_heads
 from mechicl.analysis.interventions import (
-    Circuit,
     PatchingSession,
     Site,
     Sweep,
@@ -50,9 +51,7 @@ from mechicl.analysis.interventions import (
     corrupt,
     corrupt_tokens,
     distance_to,
-    find_circuit,
     logit_difference,
-    measure_circuit,
     next_token_loss,
     patch,
     patch_paths,
@@ -87,6 +86,7 @@ __all__ = [
     "attribute",
     "behaviour",
     "causes",
+    "circuits",
     "compare_on_prompts",
     "compare_with_finetuning",
     "composition_scores",

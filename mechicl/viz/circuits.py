@@ -6,7 +6,7 @@ from math import sqrt
 import plotly.graph_objects as go
 
 from mechicl.analysis import Circuit
-from mechicl.analysis.interventions import Edge, Node
+from mechicl.analysis.circuits import Edge, Node
 from mechicl.statistics import Interval, interval
 from mechicl.viz.elements import COLORS, figure
 

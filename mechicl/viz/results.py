@@ -15,10 +15,11 @@ from mechicl.analysis.behaviour.token_identification import TokenIdentification
 from mechicl.analysis.causes.ranking import HypothesisTest
 from mechicl.analysis.causes.results import Interchange
 from mechicl.analysis.causes.subspaces import SubspaceSearch
+from mechicl.analysis.circuits import Circuit
 from mechicl.analysis.dynamics.snapshots import AlignmentOverTraining, HeadsOverTraining
 from mechicl.analysis.finetuning.comparison import FineTuningComparison
 from mechicl.analysis.heads.scores import HeadScores
-from mechicl.analysis.interventions import Circuit, Sweep
+from mechicl.analysis.interventions import Sweep
 from mechicl.analysis.layers.probes import ProbeResult
 from mechicl.analysis.weights.conditioning import Conditioning
 from mechicl.analysis.weights.connectivity import ModeConnectivity

@@ -8,7 +8,7 @@ import torch
 from playwright.sync_api import Browser
 
 from mechicl.analysis import Circuit, find_circuit, next_token_loss
-from mechicl.analysis.interventions import Edge, Node
+from mechicl.analysis.circuits import Edge, Node
 from mechicl.constructions import induction
 from mechicl.statistics import interval
 from mechicl.tasks.repeated_tokens import RepeatedTokens

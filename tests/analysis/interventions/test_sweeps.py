@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from mechicl.analysis.interventions import Sweep, ablate, find_circuit, patch
+from mechicl.analysis.circuits import find_circuit
+from mechicl.analysis.interventions import Sweep, ablate, patch
 from mechicl.analysis.interventions.session import PatchingSession
 from mechicl.statistics import load_result, student_t_quantile
 from tests.analysis.interventions.oracles import model_of, pair

@@ -10,18 +10,11 @@ import torch
 from torch.testing import assert_close
 
 from mechicl import constructions
-from mechicl.analysis.interventions import (
-    Circuit,
-    Edge,
-    Node,
-    ablate,
-    find_circuit,
-    logit_difference,
-    measure_circuit,
-    next_token_loss,
-)
-from mechicl.analysis.interventions.edges import EMBEDDING, EdgeGraph, list_nodes, record_writes
+from mechicl.analysis.circuits import Circuit, Edge, Node, find_circuit, measure_circuit
+from mechicl.analysis.circuits.graph import EdgeGraph, record_writes
+from mechicl.analysis.interventions import ablate, logit_difference, next_token_loss
 from mechicl.models.opening.adapter import ModelAdapter
+from mechicl.models.opening.edges import EMBEDDING, list_nodes
 from mechicl.tasks import RepeatedTokens
 from tests.analysis.interventions.oracles import (
     SINGLE,
@@ -56,7 +49,7 @@ def check_numbers(
     circuit: Circuit, model: Any, tokens: Any, metric: Any, at: str = "query", reference: Any = None, **tolerance: Any
 ) -> None:
     """The numbers of nodes are those of hooked runs with means in place of what is ablated."""
-    every = [node for node in list_nodes(ModelAdapter(model)) if node.layer >= 0]
+    every = [node for node in list_nodes(model) if node.layer >= 0]
     rest = [node for node in every if node not in circuit.nodes]
 
     def without(nodes):

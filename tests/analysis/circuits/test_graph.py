@@ -6,9 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from mechicl.analysis.interventions import Edge, Node
-from mechicl.analysis.interventions.edges import EMBEDDING, EdgeGraph, list_edges, list_nodes, record_writes
+from mechicl.analysis.circuits import Edge, Node
+from mechicl.analysis.circuits.graph import EdgeGraph, record_writes
 from mechicl.models.opening.adapter import ModelAdapter
+from mechicl.models.opening.edges import EMBEDDING, list_edges, list_nodes
 from tests.analysis.interventions.oracles import (
     EXACT,
     bridge,
@@ -117,17 +118,17 @@ def test_any_config(cfg, seed):
 
 def test_names_and_numbers_of_nodes_and_edges():
     adapter = ModelAdapter(model_of("gpt"))
-    assert list(map(str, list_nodes(adapter))) == [
+    assert list(map(str, list_nodes(adapter.model))) == [
         "embedding", "head 0.0", "head 0.1", "MLP 0", "head 1.0", "head 1.1", "MLP 1",
     ]  # fmt: skip
-    edges = list_edges(adapter)
+    edges = list_edges(adapter.model)
     # heads of layer 0: 2 * 3 ways * 1; MLP 0: 3; heads of layer 1: 2 * 3 * 4; MLP 1: 6; output: 7
     assert len(edges) == len(set(edges)) == 6 + 3 + 24 + 6 + 7
     assert str(edges[0]) == "embedding → head 0.0 (q)"
     assert str(Edge(Node(1), None)) == "MLP 1 → output"
     graph = graph_of(adapter.model, *pair(adapter.model))
     assert graph.mask(edges[3:5]).nonzero().flatten().tolist() == [3, 4]
-    assert [str(node) for node in list_nodes(ModelAdapter(bridge()))][:3] == ["embedding", "head 0.0", "head 0.1"]
+    assert [str(node) for node in list_nodes(bridge())][:3] == ["embedding", "head 0.0", "head 0.1"]
 
 
 @pytest.mark.parametrize(

@@ -1,62 +1,17 @@
 """A transformer as a graph: what each head and MLP reads is a sum of what those before it wrote, edge by edge."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import cast
 
 import torch
 from einops import einsum
 from jaxtyping import Bool, Float
 from torch import Tensor
-from transformer_lens.utilities import get_act_name
 
 from mechicl.models.opening.adapter import ModelAdapter
-from mechicl.models.opening.sites import hook_names
+from mechicl.models.opening.edges import EMBEDDING, Edge, Node, list_edges, list_nodes
 from mechicl.models.transformer.attention import Attention
 from mechicl.models.transformer.layers import MLP, Block
-from mechicl.statistics import storable
-
-
-@storable
-@dataclass(frozen=True, order=True)
-class Node:
-    """A part of a model that reads the residual stream and writes to it.
-
-    Attributes:
-        layer: its layer; -1 for the embedding.
-        head: which head; None for an MLP, or for the embedding.
-    """
-
-    layer: int
-    head: int | None = None
-
-    def __str__(self) -> str:
-        if self.layer < 0:
-            return "embedding"
-        return f"MLP {self.layer}" if self.head is None else f"head {self.layer}.{self.head}"
-
-
-@storable
-@dataclass(frozen=True)
-class Edge:
-    """What one node writes as another reads it.
-
-    Attributes:
-        sender: who writes.
-        receiver: who reads; None for the read-out.
-        by: "q", "k" or "v" of a head; "" otherwise.
-    """
-
-    sender: Node
-    receiver: Node | None
-    by: str = ""
-
-    def __str__(self) -> str:
-        to = "output" if self.receiver is None else str(self.receiver)
-        return f"{self.sender} → {to}{f' ({self.by})' if self.by else ''}"
-
-
-EMBEDDING = Node(-1)
 
 
 class EdgeGraph:
@@ -74,8 +29,8 @@ class EdgeGraph:
     def __init__(self, adapter: ModelAdapter, tokens: Tensor, references: Float[Tensor, "node prompt pos d_model"]):
         check_graph(adapter)
         self.adapter, self.tokens, self.references = adapter, tokens, references
-        self.nodes = list_nodes(adapter)
-        self.edges = list_edges(adapter)
+        self.nodes = list_nodes(adapter.model)
+        self.edges = list_edges(adapter.model)
 
     @torch.no_grad()
     def run(self, kept: Bool[Tensor, "edge"]) -> Tensor:
@@ -119,27 +74,6 @@ def check_graph(adapter: ModelAdapter) -> None:
         )
     if adapter.model.cfg.token_clip is not None:
         raise ValueError("this model clips its stream, so it is no sum of what its parts write")
-
-
-def list_nodes(adapter: ModelAdapter) -> list[Node]:
-    """The embedding, and each layer's heads and MLP, in order of computation."""
-    nodes, names = [EMBEDDING], set(hook_names(adapter.model))
-    for layer in range(adapter.n_layers):
-        nodes += [Node(layer, head) for head in range(adapter.model.cfg.n_heads)]
-        nodes += [Node(layer)] if get_act_name("mlp_out", layer) in names else []
-    return nodes
-
-
-def list_edges(adapter: ModelAdapter) -> list[Edge]:
-    """All edges, by receiver in order of computation."""
-    nodes, edges = list_nodes(adapter), []
-    for receiver in nodes[1:]:
-        senders = [node for node in nodes if node.layer < receiver.layer]
-        if receiver.head is None:  # an MLP reads the heads of its own layer
-            senders += [node for node in nodes if node.layer == receiver.layer and node.head is not None]
-        ways = ("q", "k", "v") if receiver.head is not None else ("",)
-        edges += [Edge(sender, receiver, by) for by in ways for sender in senders]
-    return edges + [Edge(sender, None) for sender in nodes]
 
 
 @torch.no_grad()

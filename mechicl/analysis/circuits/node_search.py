@@ -8,22 +8,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mechicl.analysis.circuits.graph import EdgeGraph, check_graph, record_writes
 from mechicl.analysis.interventions.ablation import Method, record_replacements
 from mechicl.analysis.interventions.attribution import linearize_metrics
 from mechicl.analysis.interventions.corruptions import derangement
-from mechicl.analysis.interventions.edges import (
-    Edge,
-    EdgeGraph,
-    Node,
-    check_graph,
-    list_edges,
-    list_nodes,
-    record_writes,
-)
 from mechicl.analysis.interventions.metrics import Inputs, Metrics, evaluate_metric, name_metrics
 from mechicl.analysis.interventions.runs import Experiment
 from mechicl.memory import Budget
 from mechicl.models.opening.adapter import ModelAdapter
+from mechicl.models.opening.edges import Edge, Node, list_edges, list_nodes
 from mechicl.models.opening.sites import Site, check_hook
 from mechicl.prompts import At
 
@@ -70,7 +63,7 @@ class PartialModel:
         self.adapter, self.tokens, self._advance = adapter, tokens, advance
         self.method: Method = method
         self._reference, self._seed = reference, seed
-        self.nodes = [node for node in list_nodes(adapter) if node.layer >= 0]
+        self.nodes = [node for node in list_nodes(adapter.model) if node.layer >= 0]
         self._experiment = Experiment(adapter, tokens, named, False, Budget(memory))
         names = sorted({site_of(node).hook_name for node in self.nodes})
         self._replacements = record_replacements(adapter, tokens, names, method, reference, seed, Budget(memory))
@@ -146,7 +139,7 @@ def search_edges(partial: PartialModel, kept: Sequence[Node], shift: Shift, tole
     """The edges between the embedding, the nodes kept and the output that the metric needs."""
     inside = [
         edge
-        for edge in list_edges(partial.adapter)
+        for edge in list_edges(partial.adapter.model)
         if (edge.sender.layer < 0 or edge.sender in kept) and (edge.receiver is None or edge.receiver in kept)
     ]
     whole = partial.metric_with_only(inside)
