@@ -166,7 +166,7 @@ def claims(comparison: Comparison) -> list[Claim]:
             "the token before": ["copy-2l-dense: seeds that read the token before *"],
             "at initialisation": ["copy-2l-dense: untrained models *"],
         },
-        why=f"by {lead} steps; weights of every 25 steps at a constant rate; {rise.note}",
+        why=f"by {lead} steps; weights of every 25 steps around the fall, at a constant rate; {rise.note}",
     )  # fmt: skip
     return paper.stated
 
