@@ -1,21 +1,82 @@
 """A transformer as a graph: what each head and MLP reads is a sum of what those before it wrote, edge by edge."""
 
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol, cast, runtime_checkable
 
 import torch
 from einops import einsum
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from mechicl.memory import MEMORY, Budget
 from mechicl.models.opening.adapter import ModelAdapter
-from mechicl.models.opening.edges import EMBEDDING, Edge, Node, list_edges, list_nodes
+from mechicl.models.opening.edges import Edge, Node, list_edges, list_nodes
 from mechicl.models.transformer.attention import Attention
-from mechicl.models.transformer.layers import MLP, Block
+from mechicl.models.transformer.layers import MLP
+
+CACHE_SIZE = 2**25
+"""Bytes that a batch of runs takes at most, where one run takes less: larger ones leave the processor's caches."""
+
+
+@runtime_checkable
+class Parts(Protocol):
+    """A model taken apart: its nodes as functions of the streams that they read.
+
+    Streams are `[prompt pos d_model]`, before the norm of whoever reads them.
+    """
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """What the embedding writes, positions included."""
+        ...
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """What each head of a layer writes, `[head prompt pos d_model]`, from a stream for each of its inputs."""
+        ...
+
+    def attention_bias(self, layer: int) -> Tensor | float:
+        """What a layer's attention adds whatever its heads do."""
+        ...
+
+    def mlp(self, layer: int, stream: Tensor) -> Tensor:
+        """What a layer's MLP writes."""
+        ...
+
+    def read_out(self, stream: Tensor) -> Tensor:
+        """Predictions from the final stream."""
+        ...
+
+    def bytes_per_row(self, tokens: Tensor) -> float:
+        """A bound on the memory of a run for each prompt, reads and writes aside."""
+        ...
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Receivers that read at the same time: the heads of a layer, its MLP, or the output.
+
+    Attributes:
+        layer: their layer; the number of layers for the output.
+        kind: "heads", "mlp" or "output".
+        n_senders: how many nodes they read: the first ones.
+        place: number of the first of its nodes.
+        edges: by "q", "k", "v" or "": numbers of the edges, a row for each receiver.
+    """
+
+    layer: int
+    kind: str
+    n_senders: int
+    place: int
+    edges: Mapping[str, Int[Tensor, "receiver sender"]]
+
+    def numbers(self) -> list[int]:
+        """Numbers of all edges into it."""
+        return [int(number) for by in self.edges.values() for number in by.flatten()]
 
 
 class EdgeGraph:
-    """Runs of one of our transformers in which chosen edges carry what another run writes.
+    """Runs of a model in which chosen edges carry what another run writes.
 
     Every edge that is cut brings its receiver what the sender writes in a reference run instead. With nothing cut the
     runs are the model's, with everything cut each part reads the reference's stream.
@@ -24,45 +85,253 @@ class EdgeGraph:
         adapter: of one of our transformers.
         tokens: `[prompt pos ...]`.
         references: what each node writes where its edges are cut, `[node prompt pos d_model]`; see `record_writes`.
+        memory: bound in bytes on what runs take beside the model, its tokens, references and what its nodes write.
     """
 
-    def __init__(self, adapter: ModelAdapter, tokens: Tensor, references: Float[Tensor, "node prompt pos d_model"]):
-        check_graph(adapter)
-        self.adapter, self.tokens, self.references = adapter, tokens, references
+    def __init__(
+        self,
+        adapter: ModelAdapter,
+        tokens: Tensor,
+        references: Float[Tensor, "node prompt pos d_model"],
+        *,
+        memory: float = MEMORY,
+    ):
+        self.parts = take_apart(adapter)
+        self.tokens, self.references, self.budget = tokens, references, Budget(memory)
         self.nodes = list_nodes(adapter.model)
         self.edges = list_edges(adapter.model)
+        self.stages = list_stages(self.nodes, self.edges)
 
     @torch.no_grad()
     def run(self, kept: Bool[Tensor, "edge"]) -> Tensor:
         """Predictions with only some of the edges carrying what the run itself writes."""
-        model = self.adapter.model
-        carried = dict(zip(self.edges, kept.tolist(), strict=True))
-        references = dict(zip(self.nodes, self.references, strict=True))
-        # every node reads the reference run's stream, plus what this run changes in it along the edges that are kept
-        stream = references[EMBEDDING]
-        changes = {EMBEDDING: model.embed_tokens(self.tokens) - stream}
+        return self.run_cuts(kept[None])[0]
 
-        def read(receiver: Node | None, by: str = "") -> Tensor:
-            return sum(
-                (change for sender, change in changes.items() if carried[Edge(sender, receiver, by)]), start=stream
-            )
+    @torch.no_grad()
+    def run_cuts(
+        self, kept: Bool[Tensor, "cut edge"], *, start: int = 0, advance: Callable[[int], object] | None = None
+    ) -> Float[Tensor, "cut prompt ..."]:
+        """Predictions of as many runs as there are rows, each with only its edges carrying what the run itself writes.
 
-        for layer, block in enumerate(model.blocks):
-            heads = [Node(layer, head) for head in range(model.cfg.n_heads)]
-            reads = {by: torch.stack([block.ln1(read(node, by)) for node in heads]) for by in ("q", "k", "v")}
-            changes |= {node: out - references[node] for node, out in zip(heads, _heads(block, reads), strict=True)}
-            stream = sum((references[node] for node in heads), start=stream + _biases(block))
-            if model.cfg.block_mlp:
-                node = Node(layer)
-                out = model.cfg.damping * cast(MLP, block.mlp)(block.ln2(read(node)))
-                changes[node] = out - references[node]
-                stream = stream + references[node]
-        return self.adapter.resume_from_end(read(None))
+        Args:
+            kept: which edges.
+            start: number of the first stage with an edge that is cut: what comes before is not run again.
+            advance: called with the number of runs that were done.
+        """
+        predictions: Tensor | None = None
+        for cuts, prompts in self._batches(len(kept)):
+            masks = kept[cuts].to(self.references.dtype)
+            out = self._trace(masks, prompts, start, None)[1]
+            if predictions is None:
+                predictions = out.new_empty(len(kept), len(self.tokens), *out.shape[2:])
+            predictions[cuts, prompts] = out
+            if advance is not None:
+                advance(len(masks) if prompts.stop >= len(self.tokens) else 0)
+        assert predictions is not None
+        return predictions
+
+    @cached_property
+    @torch.no_grad()
+    def whole(self) -> Float[Tensor, "node prompt pos d_model"]:
+        """What each node writes in a run of the whole model, less what it writes in the reference."""
+        everything = torch.ones(1, len(self.edges), dtype=self.references.dtype, device=self.references.device)
+        batches = [self._trace(everything, prompts, 0, None)[0] for _, prompts in self._batches(1)]
+        return torch.cat([torch.stack([write[0] for write in writes]) for writes in batches], dim=1)
 
     def mask(self, edges: Sequence[Edge]) -> Bool[Tensor, "edge"]:
         """True for these edges, as `run` takes it."""
         chosen = set(edges)
-        return torch.tensor([edge in chosen for edge in self.edges])
+        return torch.tensor([edge in chosen for edge in self.edges], device=self.tokens.device)
+
+    def gradients(
+        self,
+        kept: Float[Tensor, "edge"],
+        objective: Callable[[Tensor, slice], Float[Tensor, "prompt"]],
+        *,
+        changes: Float[Tensor, "node prompt pos d_model"] | None = None,
+    ) -> Float[Tensor, "edge prompt"]:
+        """The derivative of an objective to how much of each edge is kept, `[edge prompt]`.
+
+        Each receiver reads the reference's stream, and of each sender's change so much as `kept` says, between 0 and 1.
+
+        Args:
+            kept: where to take the derivative.
+            objective: of the predictions of some of the prompts (which: the slice) to a number for each.
+            changes: what to weigh the receivers' gradients by, in place of the changes in this run.
+        """
+        per_edge = torch.zeros(len(self.edges), len(self.tokens), dtype=self.references.dtype, device=kept.device)
+        rows = self._rows(backward=True)
+        for first in range(0, len(self.tokens), rows):
+            prompts = slice(first, first + rows)
+            probes: dict[tuple[int, str], Tensor] = {}
+
+            def probe(stage: int, by: str, reads: Tensor, probes: dict[tuple[int, str], Tensor] = probes) -> Tensor:
+                probes[stage, by] = zeros = torch.zeros_like(reads, requires_grad=True)
+                return reads + zeros
+
+            with torch.enable_grad():
+                writes, out = self._trace(kept[None].to(self.references), prompts, 0, probe)
+                value = objective(out[0], prompts)
+                gradients = torch.autograd.grad(value.sum(), list(probes.values()), allow_unused=True)
+            weighed = torch.stack([w[0] for w in writes]).detach() if changes is None else changes[:, prompts]
+            for (number, by), gradient in zip(probes, gradients, strict=True):
+                stage = self.stages[number]
+                if gradient is not None:  # [receiver cut prompt pos d_model]
+                    senders = weighed[: stage.n_senders]
+                    scores = einsum(gradient[:, 0], senders, "r prompt pos d, s prompt pos d -> r s prompt")
+                    per_edge[stage.edges[by].flatten(), prompts] = scores.flatten(0, 1)
+        return per_edge
+
+    # ---- one run ----
+
+    @cached_property
+    @torch.no_grad()
+    def _streams(self) -> list[Tensor]:
+        """The reference's stream before each stage; one prompt's where all are the same."""
+        same = self.references.stride(1) == 0
+        references = self.references[:, :1] if same else self.references
+        place = {stage.layer: stage.place for stage in self.stages if stage.kind == "heads"}
+        streams = []
+        for stage in self.stages:
+            stream = references[: stage.n_senders].sum(0)
+            for layer in (layer for layer, first in place.items() if first < stage.n_senders):
+                stream = stream + self.parts.attention_bias(layer)
+            streams.append(stream.expand(self.references.shape[1:]))
+        return streams
+
+    def _run(self, masks: Float[Tensor, "cut edge"], prompts: slice, start: int) -> Tensor:
+        return self._trace(masks, prompts, start, None)[1]
+
+    def _trace(
+        self,
+        masks: Float[Tensor, "cut edge"],
+        prompts: slice,
+        start: int,
+        probe: Callable[[int, str, Tensor], Tensor] | None,
+    ) -> tuple[list[Tensor], Tensor]:
+        """What the nodes from a stage on write, less the reference `[cut prompt pos d_model]`, and the predictions."""
+        references, n_cuts = self.references[:, prompts], len(masks)
+        # nodes before the first cut write what they write in the whole model, in all runs
+        shared = self.whole[: self.stages[start].place, prompts] if start else references[:0]
+        changes: list[Tensor] = []
+        if not start:
+            changes.append((self.parts.embed(self.tokens[prompts]) - references[0])[None].expand(n_cuts, -1, -1, -1))
+        for number, stage in enumerate(self.stages[start:], start):
+            reads = {}
+            for by, edges in stage.edges.items():
+                read = _read(masks[:, edges], shared, changes, self._streams[number][prompts])
+                reads[by] = (read if probe is None else probe(number, by, read)).flatten(1, 2)
+            if stage.kind == "output":
+                out = self.parts.read_out(reads[""][0])
+                return changes, out.unflatten(0, (n_cuts, -1))
+            if stage.kind == "heads":
+                outs = self.parts.attend(stage.layer, reads["q"], reads["k"], reads["v"])
+            else:
+                outs = self.parts.mlp(stage.layer, reads[""][0])[None]
+            written = references[stage.place : stage.place + len(outs)]
+            changes += [*(outs.unflatten(1, (n_cuts, -1)) - written[:, None])]
+        raise AssertionError("there is always an output")
+
+    # ---- memory ----
+
+    def _rows(self, backward: bool = False) -> int:
+        """How many runs of one prompt fit into memory at a time."""
+        one = self.references[0, :1].numel() * self.references.element_size()
+        most = max(sum(map(len, stage.edges.values())) for stage in self.stages)
+        reads = 6 * most if not backward else 3 * sum(sum(map(len, stage.edges.values())) for stage in self.stages)
+        own = self.parts.bytes_per_row(self.tokens) * (len(self.stages) if backward else 1)
+        per_row = one * (2 * len(self.nodes) + reads) + own
+        at_most = max(CACHE_SIZE / per_row, 1) if not backward else 2**31
+        return self.budget.rows(per_row, at_most=at_most)
+
+    def _batches(self, n_cuts: int) -> Iterator[tuple[slice, slice]]:
+        rows, n_prompts = self._rows(), len(self.tokens)
+        for cut in range(0, n_cuts, step := max(rows // max(n_prompts, 1), 1)):
+            for prompt in range(0, n_prompts, min(rows, n_prompts)):
+                yield slice(cut, min(cut + step, n_cuts)), slice(prompt, min(prompt + rows, n_prompts))
+
+
+def list_stages(nodes: Sequence[Node], edges: Sequence[Edge]) -> list[Stage]:
+    """The stages of a model in order of computation, the output last."""
+    numbers = {edge: number for number, edge in enumerate(edges)}
+    place = {node: i for i, node in enumerate(nodes)}
+    by_stage: dict[tuple[int, int], dict[str, dict[Node | None, list[int]]]] = {}
+    n_layers = 1 + max(node.layer for node in nodes)
+    for edge in edges:
+        receiver = edge.receiver
+        key = (n_layers, 0) if receiver is None else (receiver.layer, int(receiver.head is None))
+        by_stage.setdefault(key, {}).setdefault(edge.by, {}).setdefault(receiver, []).append(numbers[edge])
+    stages = []
+    for (layer, mlp), ways in sorted(by_stage.items()):
+        rows = {by: torch.tensor(list(receivers.values())) for by, receivers in ways.items()}
+        kind = "output" if layer == n_layers else ("mlp" if mlp else "heads")
+        senders = [place[edges[int(number)].sender] for number in next(iter(rows.values()))[0]]
+        assert senders == list(range(len(senders)))  # what a receiver reads is all that was written before
+        first = edges[int(next(iter(rows.values()))[0][0])].receiver
+        stages.append(Stage(layer, kind, len(senders), len(nodes) if first is None else place[first], rows))
+    return stages
+
+
+def _read(
+    weights: Float[Tensor, "cut receiver sender"], shared: Tensor, changes: Sequence[Tensor], stream: Tensor
+) -> Float[Tensor, "receiver cut prompt pos d_model"]:
+    """The stream of each receiver in each run: the reference's, and the changes along the edges that are kept."""
+    shared = shared[: weights.shape[2]]
+    n_shared = len(shared)
+    read = stream.expand(weights.shape[1], weights.shape[0], *stream.shape)
+    if n_shared:
+        read = read + einsum(weights[..., :n_shared], shared, "cut r s, s prompt pos d -> r cut prompt pos d")
+    if weights.shape[2] > n_shared:
+        own = torch.stack(list(changes[: weights.shape[2] - n_shared]), 1)
+        read = read + einsum(weights[..., n_shared:], own, "cut r s, cut s prompt pos d -> r cut prompt pos d")
+    return read
+
+
+class TransformerParts:
+    """One of our transformers, taken apart."""
+
+    def __init__(self, adapter: ModelAdapter):
+        self.adapter, self.model = adapter, adapter.model
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Tokens as the stream before the first block."""
+        return self.model.embed_tokens(tokens)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """What each head writes when it reads streams of its own for its query, key and value."""
+        block = self.model.blocks[layer]
+        attn = cast(Attention, block.attn)
+        projected = []
+        for by, streams in (("Q", q), ("K", k), ("V", v)):
+            weights = getattr(attn, f"W_{by}")
+            out = einsum(block.ln1(streams), weights, "head prompt pos model, head model d -> prompt pos head d")
+            projected.append(out + getattr(attn, f"b_{by}") if block.cfg.attn_bias else out)
+        z = attn.attend(*projected)
+        return block.cfg.damping * einsum(z, attn.W_O, "prompt pos head d, head d model -> head prompt pos model")
+
+    def attention_bias(self, layer: int) -> Tensor | float:
+        """What a block's attention adds whatever its heads do."""
+        block = self.model.blocks[layer]
+        return block.cfg.damping * cast(Attention, block.attn).b_O if block.cfg.attn_bias else 0.0
+
+    def mlp(self, layer: int, stream: Tensor) -> Tensor:
+        """What a block's MLP writes."""
+        block = self.model.blocks[layer]
+        return block.cfg.damping * cast(MLP, block.mlp)(block.ln2(stream))
+
+    def read_out(self, stream: Tensor) -> Tensor:
+        """Predictions from the final stream."""
+        return self.adapter.resume_from_end(stream)
+
+    def bytes_per_row(self, tokens: Tensor) -> float:
+        """What a run of the model takes for each prompt."""
+        return self.adapter.bytes_per_row(tokens)
+
+
+def take_apart(adapter: ModelAdapter) -> Parts:
+    """The parts of a model; refuses (ValueError) one whose stream is no sum of what its parts write."""
+    check_graph(adapter)
+    return TransformerParts(adapter)
 
 
 def check_graph(adapter: ModelAdapter) -> None:
@@ -79,34 +348,15 @@ def check_graph(adapter: ModelAdapter) -> None:
 @torch.no_grad()
 def record_writes(adapter: ModelAdapter, tokens: Tensor) -> Float[Tensor, "node prompt pos d_model"]:
     """What each node writes in a run of the model: with the attention's biases, their sum is the final stream."""
-    model = adapter.model
-    names = [f"blocks.{layer}.attn.hook_z" for layer in range(model.cfg.n_layers)]
-    mlps = [f"blocks.{layer}.hook_mlp_out" for layer in range(model.cfg.n_layers)] if model.cfg.block_mlp else []
-    recorded = adapter.record(tokens, [*names, *mlps], len(tokens))
-    outputs = [model.embed_tokens(tokens)]
-    for layer, block in enumerate(model.blocks):
-        attn = cast(Attention, block.attn)
-        heads = einsum(recorded[names[layer]], attn.W_O, "prompt pos head d, head d model -> head prompt pos model")
-        outputs += [*(model.cfg.damping * heads)]
-        outputs += [recorded[mlps[layer]]] if mlps else []
-    return torch.stack(outputs)
-
-
-def _heads(
-    block: Block, reads: dict[str, Float[Tensor, "head prompt pos d_model"]]
-) -> Float[Tensor, "head prompt pos d_model"]:
-    """What each head writes when it reads streams of its own for its query, key and value."""
-    attn = cast(Attention, block.attn)
-    projected = []
-    for by, streams in reads.items():
-        weights = getattr(attn, f"W_{by.upper()}")
-        out = einsum(streams, weights, "head prompt pos model, head model d -> prompt pos head d")
-        projected.append(out + getattr(attn, f"b_{by.upper()}") if block.cfg.attn_bias else out)
-    z = attn.attend(*projected)
-    return block.cfg.damping * einsum(z, attn.W_O, "prompt pos head d, head d model -> head prompt pos model")
-
-
-def _biases(block: Block) -> Tensor | float:
-    """What a block's attention adds whatever its heads do."""
-    attn = cast(Attention, block.attn)
-    return block.cfg.damping * attn.b_O if block.cfg.attn_bias else 0.0
+    parts, nodes = take_apart(adapter), list_nodes(adapter.model)
+    stream = parts.embed(tokens)
+    outputs = [stream[None]]
+    for stage in list_stages(nodes, list_edges(adapter.model)):
+        if stage.kind == "heads":
+            reads = (stream.expand(len(stage.edges[by]), *stream.shape) for by in ("q", "k", "v"))
+            outputs.append(parts.attend(stage.layer, *reads))
+            stream = stream + outputs[-1].sum(0) + parts.attention_bias(stage.layer)
+        elif stage.kind == "mlp":
+            outputs.append(parts.mlp(stage.layer, stream)[None])
+            stream = stream + outputs[-1][0]
+    return torch.cat(outputs)
