@@ -33,6 +33,9 @@ class Node:
 class Edge:
     """What one node writes as another reads it.
 
+    Heads that share their keys and values read them together: such an edge by k or v has the first of them as its
+    receiver, and what comes over it reaches all (`list_reached`).
+
     Attributes:
         sender: who writes.
         receiver: who reads; None for the read-out.
@@ -61,12 +64,40 @@ def list_nodes(model: Any) -> list[Node]:
 
 
 def list_edges(model: Any) -> list[Edge]:
-    """All edges, by receiver in order of computation."""
-    nodes, edges = list_nodes(model), []
+    """All edges, by receiver in order of computation.
+
+    There are none from a layer's heads to its MLP where both read the stream before the layer ("parallel", as in GPT-J)
+    and, by k and v, only those to the first of heads that share their keys and values.
+    """
+    nodes, edges, key_heads = list_nodes(model), [], list_key_heads(model)
     for receiver in nodes[1:]:
         senders = [node for node in nodes if node.layer < receiver.layer]
-        if receiver.head is None:  # an MLP reads the heads of its own layer
+        if receiver.head is None and not attends_beside_mlp(model):
             senders += [node for node in nodes if node.layer == receiver.layer and node.head is not None]
-        ways = ("q", "k", "v") if receiver.head is not None else ("",)
+        ways = [""] if receiver.head is None else ["q", "k", "v"] if receiver.head in key_heads else ["q"]
         edges += [Edge(sender, receiver, by) for by in ways for sender in senders]
     return edges + [Edge(sender, None) for sender in nodes]
+
+
+def list_key_heads(model: Any) -> list[int]:
+    """The heads that stand for their keys and values: the first of each group that shares them, mostly every head."""
+    n_heads = model.cfg.n_heads
+    n_groups = getattr(model.cfg, "n_key_value_heads", None) or n_heads
+    return list(range(0, n_heads, n_heads // n_groups))
+
+
+def list_reached(model: Any, edge: Edge) -> list[Node]:
+    """The nodes whose output an edge leads to: its receiver, with by k and v all heads that share them."""
+    receiver = edge.receiver
+    if receiver is None:
+        return []
+    if receiver.head is None or edge.by == "q":
+        return [receiver]
+    size = model.cfg.n_heads // len(list_key_heads(model))
+    first = receiver.head - receiver.head % size
+    return [Node(receiver.layer, head) for head in range(first, first + size)]
+
+
+def attends_beside_mlp(model: Any) -> bool:
+    """Whether the MLP of each layer reads the stream before the layer, as its attention does ("parallel")."""
+    return bool(getattr(model.cfg, "parallel_attn_mlp", False))

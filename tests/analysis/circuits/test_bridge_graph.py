@@ -1,0 +1,228 @@
+"""A bridge taken apart: whole it is the model, cut everywhere the reference, and single edges are plain hooks."""
+
+import warnings
+from collections.abc import Collection, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from mechicl.analysis.circuits.bridge_graph import BridgeParts
+from mechicl.models.opening.adapter import ModelAdapter
+from mechicl.models.opening.edges import (
+    EMBEDDING,
+    Edge,
+    Node,
+    attends_beside_mlp,
+    list_edges,
+    list_key_heads,
+    list_nodes,
+    list_reached,
+)
+from tests.families import FAMILIES, open_family, putting, token_ids
+
+WITHOUT_A_SUM = {"BERT", "GPT", "Mamba", "RecurrentGemma", "T5"}
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def run(
+    bridge, tokens: Tensor, cut: Collection[Edge], references: dict[Node, Tensor]
+) -> tuple[Tensor, dict[Node, Tensor]]:
+    """A run with some edges cut, one receiver after the other, and what nodes write in it."""
+    parts, edges = BridgeParts(ModelAdapter(bridge, "positions")), list_edges(bridge)
+    writes, biases = {EMBEDDING: parts.embed(tokens)}, torch.tensor(0.0)
+
+    def read(receiver: Node | None, by: str) -> Tensor:
+        senders = [edge.sender for edge in edges if (edge.receiver, edge.by) == (receiver, by)]
+        brought = (references if Edge(sender, receiver, by) in cut else writes for sender in senders)
+        return sum((from_[sender] for from_, sender in zip(brought, senders, strict=True)), start=biases)
+
+    for layer in range(bridge.cfg.n_layers):
+        heads = [Node(layer, head) for head in range(bridge.cfg.n_heads)]
+        shared = [heads[head] for head in list_key_heads(bridge)]
+        mlp_reads = read(Node(layer), "") if attends_beside_mlp(bridge) else None
+        reads = {by: torch.stack([read(node, by) for node in nodes]) for by, nodes in
+                 (("q", heads), ("k", shared), ("v", shared))}  # fmt: skip
+        writes |= dict(zip(heads, parts.attend(layer, **reads), strict=True))
+        biases = biases + parts.attention_bias(layer)
+        if Node(layer) in list_nodes(bridge):
+            writes[Node(layer)] = parts.mlp(layer, read(Node(layer), "") if mlp_reads is None else mlp_reads)
+    return parts.read_out(read(None, "")), writes
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in WITHOUT_A_SUM])
+def test_a_family_taken_apart(name):
+    """Whole, cut everywhere, and differentiated."""
+    bridge, _plain = open_family(name)
+    tokens, others = token_ids(0, 3), token_ids(1, 3)
+    with torch.no_grad():
+        whole, writes = run(bridge, tokens, (), {})
+        expected = bridge(tokens)
+        torch.testing.assert_close(whole, expected, rtol=0, atol=1e-5 * expected.abs().max().item())
+        _, references = run(bridge, others, (), {})
+        cut, _ = run(bridge, tokens, list_edges(bridge), references)
+        torch.testing.assert_close(cut, bridge(others), rtol=0, atol=1e-5 * cut.abs().max().item())
+    assert list(writes) == list_nodes(bridge)
+    # over all edges together, the gradient is the model's own
+    writes[EMBEDDING].requires_grad_(True)
+    out, _ = run(bridge, tokens, [edge for edge in list_edges(bridge) if edge.sender == EMBEDDING], writes)
+    (gradient,) = torch.autograd.grad(out.square().sum(), writes[EMBEDDING])
+    probe = torch.zeros_like(gradient, requires_grad=True)
+    out = bridge.run_with_hooks(tokens, fwd_hooks=[("blocks.0.hook_resid_pre", lambda stream, hook: stream + probe)])
+    (expected,) = torch.autograd.grad(out.square().sum(), probe)
+    torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-4 * expected.abs().max().item())
+
+
+@pytest.mark.parametrize("name", sorted(WITHOUT_A_SUM))
+def test_families_that_cannot_be_taken_apart(name):
+    bridge, _ = open_family(name)
+    with pytest.raises(ValueError, match=r"no sum of what its parts write: layer 0|has no attention layers"):
+        BridgeParts(ModelAdapter(bridge)).embed(token_ids(0))
+
+
+@pytest.mark.parametrize("by", ["q", "k", "v"])
+@pytest.mark.parametrize("sender", [EMBEDDING, Node(0, 1), Node(1)])
+def test_an_edge_to_a_head_is_a_plain_hook(by, sender):
+    bridge, plain = open_family("GPT-2")
+    tokens, receiver, width = token_ids(0), Node(2, 1), bridge.cfg.d_head
+    with torch.no_grad():
+        _, references = run(bridge, token_ids(1), (), {})
+        cut, _ = run(bridge, tokens, [Edge(sender, receiver, by)], references)
+        streams, written = plain_streams(plain, tokens), plain_writes(plain, tokens)
+        block = plain.transformer.h[receiver.layer]
+        read = block.ln_1(streams[receiver.layer] + references[sender] - written[sender])
+        first = "qkv".index(by) * bridge.cfg.d_model + receiver.head * width
+        columns = slice(first, first + width)
+        received = block.attn.c_attn(read)[..., columns]
+
+        def edit(out: Tensor) -> None:
+            out[..., columns] = received
+
+        with putting(plain, ("transformer.h.2.attn.c_attn", "out"), edit):
+            expected = plain(tokens).logits
+    torch.testing.assert_close(cut, expected, rtol=0, atol=1e-5)
+    assert not torch.allclose(cut, plain(tokens).logits, atol=1e-3)
+
+
+@pytest.mark.parametrize("receiver", [Node(2), None])
+def test_an_edge_to_an_mlp_or_to_the_output_is_a_plain_hook(receiver):
+    bridge, plain = open_family("GPT-2")
+    tokens, sender = token_ids(0), Node(1, 0)
+    with torch.no_grad():
+        _, references = run(bridge, token_ids(1), (), {})
+        cut, _ = run(bridge, tokens, [Edge(sender, receiver)], references)
+        change = references[sender] - plain_writes(plain, tokens)[sender]
+
+        def edit(stream: Tensor) -> None:
+            stream.copy_(norm(before + change))
+
+        if receiver is None:
+            norm, place = (lambda stream: stream), ("transformer.ln_f", "in")
+            before = plain_streams(plain, tokens)[3]
+        else:
+            norm, place = plain.transformer.h[2].ln_2, ("transformer.h.2.mlp", "in")
+            before = middle(plain, tokens, 2)
+        with putting(plain, place, edit):
+            expected = plain(tokens).logits
+    torch.testing.assert_close(cut, expected, rtol=0, atol=1e-5)
+
+
+def test_heads_that_share_keys_and_values():
+    bridge, _ = open_family("Llama")
+    edges = list_edges(bridge)
+    assert {edge.receiver for edge in edges if edge.by in ("k", "v")} == {Node(layer, 0) for layer in range(1, 3)} | {
+        Node(0, 0)
+    }
+    assert list_reached(bridge, Edge(EMBEDDING, Node(1, 0), "k")) == [Node(1, 0), Node(1, 1)]
+    assert list_reached(bridge, Edge(EMBEDDING, Node(1, 0), "q")) == [Node(1, 0)]
+    assert list_reached(bridge, Edge(EMBEDDING, Node(1))) == [Node(1)]
+    assert list_reached(bridge, Edge(EMBEDDING, None)) == []
+
+
+def test_layers_that_attend_beside_their_mlp():
+    edges = list_edges(open_family("GPT-J")[0])
+    assert Edge(Node(0, 0), Node(1)) in edges
+    assert Edge(Node(1, 0), Node(1)) not in edges
+
+
+def test_prompts_of_another_length_or_number():
+    bridge, _ = open_family("Gemma 2")
+    parts = BridgeParts(ModelAdapter(bridge, "positions"))
+    with torch.no_grad():
+        for tokens in (token_ids(0, 2, 6), token_ids(0, 4, 7), token_ids(0, 1, 7)):
+            stream = parts.embed(tokens)
+            for layer in range(3):
+                stream = stream + parts._write_intact(layer, stream)
+            expected = bridge(tokens)
+            torch.testing.assert_close(parts.read_out(stream), expected, rtol=0, atol=1e-5 * expected.abs().max())
+
+
+def test_split_inputs_stay_on():
+    bridge, _ = open_family("GPT-2")
+    expected, _ = run(bridge, token_ids(0), (), {})
+    bridge.set_use_split_qkv_input(True)
+    split, _ = run(bridge, token_ids(0), (), {})
+    assert torch.equal(split, expected)
+    assert bridge.cfg.use_split_qkv_input
+
+
+def test_hooks_have_to_be_taken_off():
+    bridge, _ = open_family("GPT-2")
+    bridge.add_hook("blocks.0.hook_resid_pre", lambda stream, hook: 2 * stream)
+    with pytest.raises(ValueError, match="take them off"):
+        BridgeParts(ModelAdapter(bridge))
+
+
+# ---- GPT-2 by plain torch hooks ----
+
+
+def plain_streams(plain, tokens: Tensor) -> list[Tensor]:
+    """The stream before each layer and after the last."""
+    streams: list[Tensor] = []
+    handles = [
+        block.register_forward_pre_hook(lambda module, args: streams.append(args[0].clone()))
+        for block in (*plain.transformer.h, plain.transformer.ln_f)
+    ]
+    plain(tokens)
+    for handle in handles:
+        handle.remove()
+    return streams
+
+
+def middle(plain, tokens: Tensor, layer: int) -> Tensor:
+    """The stream between a layer's attention and its MLP."""
+    block, seen = plain.transformer.h[layer], []
+    handle = block.ln_2.register_forward_pre_hook(lambda module, args: seen.append(args[0].clone()))
+    plain(tokens)
+    handle.remove()
+    return seen[0]
+
+
+def plain_writes(plain, tokens: Tensor) -> dict[Node, Tensor]:
+    """What each node writes."""
+    writes, handles = {EMBEDDING: plain_streams(plain, tokens)[0]}, []
+
+    def keep_heads(layer: int, z: Tensor) -> None:
+        weight, width = plain.transformer.h[layer].attn.c_proj.weight, z.shape[-1] // 2
+        for head in range(2):
+            rows = slice(head * width, (head + 1) * width)
+            writes[Node(layer, head)] = z[..., rows] @ weight[rows]
+
+    def keep_mlp(layer: int, out: Tensor) -> None:
+        writes[Node(layer)] = out.clone()
+
+    for layer, block in enumerate(plain.transformer.h):
+        handles += [
+            block.attn.c_proj.register_forward_pre_hook(lambda module, args, at=layer: keep_heads(at, args[0])),
+            block.mlp.register_forward_hook(lambda module, args, out, at=layer: keep_mlp(at, out)),
+        ]
+    plain(tokens)
+    for handle in handles:
+        handle.remove()
+    return writes
