@@ -17,6 +17,7 @@ from mechicl.constructions.newton import newton, ridge, with_pseudo_examples
 from mechicl.constructions.one_step import linear_optimum, preconditioned_gd, relu_optimum
 from mechicl.constructions.operations import aff, div, mov, mul, total
 from mechicl.constructions.softmax import softmax_gradient_descent
+from mechicl.constructions.supports import WeightsCircuit, weights_circuit
 from mechicl.constructions.vocabulary import Head, Hidden, Layer, Stream, assemble, signed_pair
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "KnownModel",
     "Layer",
     "Stream",
+    "WeightsCircuit",
     "aff",
     "assemble",
     "certificates",
@@ -50,5 +52,6 @@ __all__ = [
     "signed_pair",
     "softmax_gradient_descent",
     "total",
+    "weights_circuit",
     "with_pseudo_examples",
 ]

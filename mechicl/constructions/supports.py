@@ -1,0 +1,253 @@
+"""The circuit that a model's weights spell out: who writes what somebody reads, on the way to the output."""
+
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from mechicl.models import HookedTransformer, TransformerConfig
+from mechicl.models.opening.edges import EMBEDDING, Edge, Node, list_edges, list_nodes
+from mechicl.models.transformer.attention import Attention, elementwise_attention
+from mechicl.models.transformer.layers import MLP
+from mechicl.models.transformer.rotary import rotate
+
+
+@dataclass(frozen=True)
+class WeightsCircuit:
+    """The nodes and edges of a model that its weights let matter.
+
+    Attributes:
+        nodes: its heads and MLPs, in order of computation.
+        edges: from the embedding to the output, by receiver in order of computation.
+    """
+
+    nodes: tuple[Node, ...]
+    edges: tuple[Edge, ...]
+
+    def __str__(self) -> str:
+        return "\n".join([", ".join(map(str, self.nodes)) or "no node", *map(str, self.edges)])
+
+
+@torch.no_grad()
+def weights_circuit(model: HookedTransformer, *, tolerance: float = 1e-6) -> WeightsCircuit:
+    """The circuit of a model whose parts read and write subspaces of the stream, from its weights alone.
+
+    An edge is there where what the sender can write meets what the receiver reads: where the product of the weights is
+    not zero. That holds in any basis, so a model in the disguise of `hide` has the circuit of the original.
+
+    - What a part can write follows from what can be in the stream before it: a head writes that through `W_V W_O`, an
+      MLP the rows of `W_out` of those hidden units that can be other than zero. What biases write counts; the output
+      bias of attention, which is no head's, does not.
+    - A head's query reads the stream through `W_Q W_Kᵀ` as far as something in the stream can answer as a key, its key
+      the other way round, its value through `W_V W_O` as far as what it writes is read later. An MLP reads through the
+      hidden units whose rows of `W_out` are read later, the output through `W_U`.
+    - Nodes and edges that are on no path from the embedding to the output are left out.
+
+    A trained model has no such subspaces: in it everything reads everything. And a weight is no proof of an effect: a
+    part may be saturated, or write where nothing ever attends.
+
+    Args:
+        model: one of ours, of token ids or of points, without norms.
+        tolerance: cosine between what is written and what is read, up to which they do not meet, and size of a part of
+            either beside the largest, up to which it is none. Weights that were turned in float64 are zero to 1e-12 or
+            so; for a model that was turned in float32 take 1e-3.
+
+    Raises:
+        TypeError: another kind of model.
+        ValueError: a model with norms or clipping, or a tolerance that is not between 0 and 1.
+
+    Example:
+        >>> circuit = weights_circuit(constructions.induction(d_vocab=5, n_ctx=6))
+        >>> print(circuit.nodes[0], "|", circuit.edges[-1])
+        head 0.0 | head 1.0 → output
+    """
+    if not isinstance(model, HookedTransformer):
+        raise TypeError(f"weights are read off a HookedTransformer of this package, not {type(model).__name__}")
+    if not 0 < tolerance < 1:
+        raise ValueError(f"tolerance must lie between 0 and 1, got {tolerance}")
+    _check_stream(model.cfg)
+    supports = _Supports(model, tolerance)
+    edges = _on_paths([edge for edge in list_edges(model) if supports.meet(edge)])
+    linked = {edge.sender for edge in edges}
+    return WeightsCircuit(tuple(n for n in list_nodes(model) if n in linked - {EMBEDDING}), tuple(edges))
+
+
+class _Supports:
+    """What each part can write, and what each reads, as orthonormal rows `[dim d_model]`.
+
+    Attributes:
+        writes: by node.
+        reads: by node and "q", "k", "v" or "", the output under None; nothing where it can change no output.
+    """
+
+    def __init__(self, model: HookedTransformer, tolerance: float):
+        self.model, self.tolerance = model, tolerance
+        self.writes: dict[Node, Tensor] = {EMBEDDING: self._span(_embedded(model))}
+        self.reads: dict[tuple[Node | None, str], Tensor] = {}
+        if model.cfg.mlp_location == "input" and model.cfg.d_mlp is not None:
+            mlp = cast(MLP, model.input_mlp)
+            self._add_mlp(EMBEDDING, mlp, self._working_units(mlp))
+        working: list[Bool[Tensor, "unit"]] = []
+        for layer, block in enumerate(model.blocks):
+            attn, stream = cast(Attention, block.attn), self._written()
+            self.writes |= {
+                Node(layer, head): self._head_writes(attn, head, stream) for head in range(attn.cfg.n_heads)
+            }
+            if model.cfg.block_mlp:
+                working.append(self._working_units(block.mlp))
+                self.writes[Node(layer)] = stream[:0]
+                self._add_mlp(Node(layer), block.mlp, working[-1])
+        # backwards: what is read by nobody whose writing is read is not read
+        self.reads[None, ""] = self._span(model.W_U.double().mT)
+        for layer, block in reversed(list(enumerate(model.blocks))):
+            if model.cfg.block_mlp:
+                self._read_by_mlp(Node(layer), block.mlp, working[layer])
+            read = self._read()
+            for head in range(block.cfg.n_heads):
+                self._read_by_head(Node(layer, head), cast(Attention, block.attn), read)
+
+    def meet(self, edge: Edge) -> bool:
+        """Whether what the sender can write has a part in what the receiver reads."""
+        cosines = self.writes[edge.sender] @ self.reads[edge.receiver, edge.by].mT
+        return bool(cosines.norm() > self.tolerance)
+
+    # ---- forwards: what can be written ----
+
+    def _head_writes(self, attn: Attention, head: int, stream: Tensor) -> Tensor:
+        if not self._attends(attn, head, stream):
+            return stream[:0]
+        value, output, bias = attn.W_V[head].double(), attn.W_O[head].double(), _bias(attn, "V", head)
+        moved = torch.cat([stream @ value, bias])
+        return self._span(moved @ output, scale=(value.norm() + bias.norm()) * output.norm())
+
+    def _attends(self, attn: Attention, head: int, stream: Tensor) -> bool:
+        """Whether the head gives any position weight: softmax always does, a function of scores where there are any."""
+        zero = torch.zeros(1, 1, dtype=torch.float64)
+        if attn.cfg.attention == "softmax" or bool(elementwise_attention(attn.cfg, zero) != 0):
+            return True
+        keys, queries, scale = self._scored(attn, head, stream)
+        return bool((_turned(attn.cfg, keys) @ queries.mT).norm() > self.tolerance * scale)
+
+    def _scored(self, attn: Attention, head: int, stream: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """All keys and queries that there can be `[row d_head]`, and the size of a score."""
+        query, key = attn.W_Q[head].double(), attn.W_K[head].double()
+        query_bias, key_bias = _bias(attn, "Q", head), _bias(attn, "K", head)
+        scale = (query.norm() + query_bias.norm()) * (key.norm() + key_bias.norm())
+        if attn.cfg.attention == "softmax" and attn.cfg.sink == "none":
+            key_bias = key_bias[:0]  # the same for all keys, of which this softmax takes no note
+        return torch.cat([stream @ key, key_bias]), torch.cat([stream @ query, query_bias]), scale
+
+    def _working_units(self, mlp: MLP) -> Bool[Tensor, "unit"]:
+        """Hidden units that can be other than zero."""
+        stream, constant = self._written(), mlp.b_in != 0
+        reached = [self._hits(stream @ _unit(rows).mT) for rows in _inputs(mlp)]
+        if mlp.gated:  # every activation of a gate is 0 at 0
+            return reached[0] & reached[1] | constant
+        return reached[0] | (mlp.act_fn(mlp.b_in) != 0)
+
+    def _add_mlp(self, node: Node, mlp: MLP, working: Tensor) -> None:
+        rows = [_unit(mlp.W_out[working].double()), _unit(mlp.b_out[None].double())]
+        self.writes[node] = self._span(torch.cat([self.writes[node], *rows]))
+
+    # ---- backwards: what is read ----
+
+    def _read_by_mlp(self, node: Node, mlp: MLP, working: Tensor) -> None:
+        needed = working & self._hits(self._read() @ _unit(mlp.W_out.double()).mT)
+        self.reads[node, ""] = self._span(torch.cat([_unit(rows[needed]) for rows in _inputs(mlp)]))
+
+    def _read_by_head(self, node: Node, attn: Attention, read: Tensor) -> None:
+        head, stream = cast(int, node.head), self._written(before=node.layer)
+        query, key, value, output = (getattr(attn, f"W_{letter}")[head].double() for letter in "QKVO")
+        self.reads |= {(node, by): stream[:0] for by in "qkv"}
+        written_and_read = self._span(read @ (value @ output).mT, scale=value.norm() * output.norm())
+        if not len(written_and_read) or not self._attends(attn, head, stream):
+            return  # whatever the pattern is, it changes nothing that is read
+        keys, queries, scale = self._scored(attn, head, stream)
+        self.reads[node, "v"] = written_and_read
+        self.reads[node, "q"] = self._span(_turned(attn.cfg, keys) @ query.mT, scale=scale)
+        self.reads[node, "k"] = self._span(_turned(attn.cfg, queries) @ key.mT, scale=scale)
+
+    # ---- subspaces ----
+
+    def _written(self, before: int | None = None) -> Float[Tensor, "dim d_model"]:
+        """All that is in the stream, or what stood there before a layer."""
+        return torch.cat([rows for node, rows in self.writes.items() if before is None or node.layer < before])
+
+    def _read(self) -> Float[Tensor, "dim d_model"]:
+        """All that is read by what comes later than what has been looked at so far."""
+        return torch.cat(list(self.reads.values()))
+
+    def _span(self, rows: Tensor, scale: Tensor | float | None = None) -> Float[Tensor, "dim d_model"]:
+        """An orthonormal basis of the space of these rows, of which parts that are small beside the scale are none."""
+        if not rows.numel():
+            return rows[:0]
+        sizes, directions = torch.linalg.svd(rows, full_matrices=False)[1:]
+        return directions[sizes > self.tolerance * (sizes[0] if scale is None else scale)]
+
+    def _hits(self, cosines: Float[Tensor, "dim row"]) -> Bool[Tensor, "row"]:
+        return cosines.norm(dim=0) > self.tolerance
+
+
+def _embedded(model: HookedTransformer) -> Float[Tensor, "row d_model"]:
+    """What tokens and positions bring, a unit row for each."""
+    rows = [model.W_E.double()]
+    if hasattr(model, "pos_embed"):
+        rows.append(model.pos_embed.rows(range(model.cfg.n_ctx)).double())
+    if "b_E" in model.embed._parameters:
+        rows.append(model.embed.b_E[None].double())
+    return _unit(torch.cat(rows))
+
+
+def _inputs(mlp: MLP) -> list[Float[Tensor, "unit d_model"]]:
+    """What each hidden unit reads: its column of `W_in`, and of `W_gate` where it has gates."""
+    return [weight.double().mT for weight in ((mlp.W_in, mlp.W_gate) if mlp.gated else (mlp.W_in,))]
+
+
+def _bias(attn: Attention, letter: str, head: int) -> Float[Tensor, "1 d_head"]:
+    """A bias of a head as a row; 0 where it has none."""
+    weight = getattr(attn, f"W_{letter}")[head].double()
+    return (
+        getattr(attn, f"b_{letter}")[head, None].double()
+        if attn.cfg.attn_bias
+        else weight.new_zeros(1, weight.shape[1])
+    )
+
+
+def _turned(cfg: TransformerConfig, rows: Float[Tensor, "row d_head"]) -> Float[Tensor, "turned d_head"]:
+    """Queries or keys as those at any other position meet them, whom rotary positions turn."""
+    if not cfg.rotates:
+        return rows
+    distances = torch.arange(1 - cfg.n_ctx, cfg.n_ctx)
+    turned = rotate(cfg, rows[:, None, None].expand(-1, len(distances), 1, -1), distances)
+    return turned.flatten(0, 2)
+
+
+def _unit(rows: Float[Tensor, "row d_model"]) -> Float[Tensor, "row d_model"]:
+    """Rows of length 1, or 0."""
+    sizes = rows.norm(dim=-1, keepdim=True)
+    return rows / sizes.masked_fill(sizes == 0, 1)
+
+
+def _on_paths(edges: list[Edge]) -> list[Edge]:
+    """The edges on a path from the embedding to the output, in their order."""
+    reached, needed = {EMBEDDING}, {None}
+    for edge in edges:  # by receiver in order of computation, so that all into a node come before those out of it
+        reached |= {edge.receiver} if edge.sender in reached else set()
+    for edge in reversed(edges):
+        needed |= {edge.sender} if edge.receiver in needed else set()
+    return [edge for edge in edges if edge.sender in reached and edge.receiver in needed]
+
+
+def _check_stream(cfg: TransformerConfig) -> None:
+    """Refuse (ValueError) a model whose parts do not read and write subspaces."""
+    if cfg.normalization_type is not None:
+        raise ValueError(
+            f"with norms (normalization_type={cfg.normalization_type!r}) every part reads the length of the whole "
+            f"stream, and so everything that is written: weights tell no circuit of it"
+        )
+    if cfg.token_clip is not None:
+        raise ValueError(
+            f"this model clips its stream (token_clip={cfg.token_clip}), so it is no sum of what is written"
+        )

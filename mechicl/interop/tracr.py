@@ -1,0 +1,269 @@
+"""Programs compiled to transformers by tracr (Lindner et al. 2023): the words they read, and the circuit they are."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from mechicl.checks import check_whole
+from mechicl.constructions.supports import WeightsCircuit, weights_circuit
+from mechicl.models import HookedTransformer, TransformerConfig
+
+PARTS = {"query": "Q", "key": "K", "value": "V", "linear": "O"}
+ATTRIBUTES = ("params", "model_config", "residual_labels", "input_encoder", "output_encoder", "get_compiled_model")
+Word = str | int | float | bool
+
+
+class CompiledTransformer(HookedTransformer):
+    """A compiled program: a `HookedTransformer` of token ids that knows its words and its circuit.
+
+    Attributes:
+        words: the word of each token id; the mark of the beginning and a filler, which no input contains, among them.
+        beginning: the word that every input begins with; the model was made for it.
+        values: what each output dimension stands for; None where the output is one number.
+    """
+
+    words: tuple[Word, ...]
+    beginning: Word
+    filler: Word | None
+    values: tuple[Any, ...] | None
+
+    @property
+    def vocabulary(self) -> tuple[Word, ...]:
+        """The words that the program reads, without the beginning and the filler."""
+        return tuple(word for word in self.words if word not in (self.beginning, self.filler))
+
+    @property
+    def max_length(self) -> int:
+        """Largest number of words, the beginning not counted."""
+        return self.cfg.n_ctx - 1
+
+    @cached_property
+    def true_circuit(self) -> WeightsCircuit:
+        """The nodes and edges of the program, read off the weights when first asked for; see `weights_circuit`."""
+        return weights_circuit(self)
+
+    def encode_words(self, words: Sequence[Any]) -> Int[Tensor, "prompt pos"]:
+        """Words as token ids, with the beginning in front.
+
+        Args:
+            words: of one input, or of several inputs of one length.
+
+        Raises:
+            ValueError: no words, inputs of different lengths or longer than `max_length`, or a word that the program
+                does not read.
+        """
+        texts = [list(text) for text in words] if all(_is_text(text) for text in words) else [list(words)]
+        lengths = sorted({len(text) for text in texts})
+        if not texts or lengths[0] < 1 or len(lengths) > 1 or lengths[-1] > self.max_length:
+            raise ValueError(
+                f"a batch has inputs of one length, 1 to {self.max_length} words, without {self.beginning!r}; "
+                f"got lengths {lengths}"
+            )
+        ids = {word: i for i, word in enumerate(self.words)}
+        unknown = sorted({repr(word) for text in texts for word in text if word not in self.vocabulary})
+        if unknown:
+            raise ValueError(f"the program reads {list(self.vocabulary)}, not {', '.join(unknown)}")
+        return torch.tensor([[ids[self.beginning], *(ids[word] for word in text)] for text in texts])
+
+    def decode_outputs(self, outputs: Tensor) -> list[list[Any]]:
+        """What the program says at each word of each input: a value, or a number.
+
+        Args:
+            outputs: `[prompt pos d_out]`, of all positions; the first, which belongs to the beginning, says nothing.
+
+        Raises:
+            ValueError: outputs of another shape.
+        """
+        if outputs.ndim != 3 or outputs.shape[-1] != self.cfg.d_out:
+            raise ValueError(f"outputs must be [prompt pos {self.cfg.d_out}], got {tuple(outputs.shape)}")
+        if self.values is None:
+            return outputs[:, 1:, 0].tolist()
+        return [[self.values[i] for i in row] for row in outputs[:, 1:].argmax(-1).tolist()]
+
+    def sample_ids(self, n: int, *, seed: int, length: int | None = None) -> Int[Tensor, "prompt pos"]:
+        """Inputs of random words, with the beginning in front.
+
+        Args:
+            n: how many inputs.
+            seed: of the words, each as likely as the others.
+            length: number of words, `max_length` by default: an output may depend on how long its input is.
+
+        Raises:
+            ValueError: n < 1, or a length that is not 1 to `max_length`.
+        """
+        length = self.max_length if length is None else length
+        check_whole(1, n=n, length=length)
+        if length > self.max_length:
+            raise ValueError(f"length must be at most {self.max_length}, got {length}")
+        ids = {word: i for i, word in enumerate(self.words)}
+        readable = torch.tensor([ids[word] for word in self.vocabulary])
+        drawn = torch.randint(len(readable), (n, length), generator=torch.Generator().manual_seed(seed))
+        return torch.cat([torch.full((n, 1), ids[self.beginning]), readable[drawn]], dim=1)
+
+
+def from_tracr(compiled: Any, *, dtype: torch.dtype = torch.float32) -> CompiledTransformer:
+    """A program that tracr compiled as one of our models, with the same residual stream, and its circuit.
+
+    tracr itself is not needed: the model is read off the attributes of what it made. Its layers have attention and an
+    MLP each; where the program needs only one of them, or fewer heads than another layer, the weights of the rest are
+    zero here too.
+
+    Args:
+        compiled: what `tracr.compiler.compiling.compile_rasp_to_model` returns.
+        dtype: of the weights. In float32, tracr's own, the streams are tracr's to the last bit or so; their rounding is
+            of order 1e-5, since MLPs take differences of numbers as large as 100. torch.float64 has none to speak of.
+
+    Returns:
+        A model in eval mode on token ids, the word that begins an input in front: see `CompiledTransformer`. Its
+        `stream_labels` are tracr's names of the stream's dimensions, and its output is one column for each value of a
+        categorical program, and one number for a numerical one.
+
+    Raises:
+        TypeError: no compiled model.
+        ValueError: a model with norms, another activation than ReLU, weights that do not fit together or are not
+            finite, or words without ids.
+
+    Source: Lindner et al. 2023, section 3.
+
+    Example:
+        >>> from tracr.compiler.compiling import compile_rasp_to_model  # doctest: +SKIP
+        >>> model = from_tracr(compile_rasp_to_model(program, {"a", "b"}, max_seq_len=5))  # doctest: +SKIP
+        >>> model.decode_outputs(model(model.encode_words(["a", "b", "a"])))  # doctest: +SKIP
+        >>> print(model.true_circuit)  # doctest: +SKIP
+    """
+    missing = [name for name in ATTRIBUTES if not hasattr(compiled, name)]
+    if missing:
+        raise TypeError(
+            f"from_tracr takes what tracr's compile_rasp_to_model returns; {type(compiled).__name__} has no "
+            f"{', '.join(missing)}"
+        )
+    _check_kind(compiled)
+    weights, sizes = _Weights(compiled.params), compiled.model_config
+    words, values = _listed(compiled.input_encoder), _listed(compiled.output_encoder)
+    read_out = _read_out(compiled)
+    width, n_ctx = len(compiled.residual_labels), weights.n_rows("pos_embed", "embeddings")
+    cfg = TransformerConfig(
+        prompt_format="token_ids", d_vocab=len(words or ()), d_vocab_out=read_out.shape[1], n_ctx=n_ctx,
+        n_layers=sizes.num_layers, n_heads=sizes.num_heads, d_model=width, d_head=sizes.key_size,
+        d_mlp=sizes.mlp_hidden_size, act_fn="relu", attention="softmax", normalization_type=None,
+        keys="causal" if sizes.causal else "full", attn_bias=weights.biased_attention(sizes.num_layers),
+        read_bias=False, initializer_range=0.0, dtype=dtype,
+    )  # fmt: skip
+    model = CompiledTransformer(cfg)
+    with torch.no_grad():
+        model.embed.W_E.copy_(weights.take("token_embed", "embeddings", cfg.d_in, width))
+        model.pos_embed.W_pos.copy_(weights.take("pos_embed", "embeddings", n_ctx, width))
+        model.unembed.W_U.copy_(read_out)
+        for layer, block in enumerate(model.blocks):
+            _copy_attention(block.attn, weights, f"transformer/layer_{layer}/attn")
+            first, second = (f"transformer/layer_{layer}/mlp/linear_{i}" for i in (1, 2))
+            block.mlp.W_in.copy_(weights.take(first, "w", *block.mlp.W_in.shape))
+            block.mlp.b_in.copy_(weights.take(first, "b", *block.mlp.b_in.shape))
+            block.mlp.W_out.copy_(weights.take(second, "w", *block.mlp.W_out.shape))
+            block.mlp.b_out.copy_(weights.take(second, "b", width))
+    weights.check_all_taken()
+    model.words, model.values = words or (), values
+    model.beginning, model.filler = compiled.input_encoder.bos_token, compiled.input_encoder.pad_token
+    model.stream_labels = tuple(compiled.residual_labels)
+    return model.eval()
+
+
+class _Weights:
+    """tracr's parameters by their names, each checked and taken once."""
+
+    def __init__(self, params: Mapping[str, Mapping[str, Any]]):
+        self.tensors = {
+            (module, name): torch.from_numpy(np.array(weight, dtype=np.float64))
+            for module, weights in params.items()
+            for name, weight in weights.items()
+        }
+        self.taken: set[tuple[str, str]] = set()
+
+    def take(self, module: str, name: str, *shape: int) -> Tensor:
+        """One of them.
+
+        Raises:
+            ValueError: it is missing, has another shape, or is not finite.
+        """
+        tensor = self.tensors.get((module, name))
+        if tensor is None or tuple(tensor.shape) != shape or not tensor.isfinite().all():
+            what = "missing" if tensor is None else f"{tuple(tensor.shape)}, or not finite"
+            raise ValueError(f"{module}/{name} must be finite numbers {shape} by the model's config; it is {what}")
+        self.taken.add((module, name))
+        return tensor
+
+    def n_rows(self, module: str, name: str) -> int:
+        """Rows of a matrix; 0 where there is none."""
+        tensor = self.tensors.get((module, name))
+        return 0 if tensor is None else len(tensor)
+
+    def biased_attention(self, n_layers: int) -> bool:
+        """Whether any bias of attention is not zero: those of compiled programs all are."""
+        parts = [f"transformer/layer_{layer}/attn/{part}" for layer in range(n_layers) for part in PARTS]
+        return any(bool(self.tensors[part, "b"].any()) for part in parts if (part, "b") in self.tensors)
+
+    def check_all_taken(self) -> None:
+        """Refuse (ValueError) parameters that the model has no place for."""
+        left = sorted("/".join(key) for key in set(self.tensors) - self.taken)
+        if left:
+            raise ValueError(f"the compiled model has weights that this one has no place for: {left[:5]}")
+
+
+def _copy_attention(attn: Any, weights: _Weights, module: str) -> None:
+    n_heads, width, d_head = attn.W_Q.shape
+    for part, letter in PARTS.items():
+        out = letter == "O"
+        shape = (n_heads * d_head, width) if out else (width, n_heads * d_head)
+        weight = weights.take(f"{module}/{part}", "w", *shape)
+        split = weight.unflatten(0, (n_heads, -1)) if out else weight.unflatten(1, (n_heads, -1)).movedim(1, 0)
+        getattr(attn, f"W_{letter}").copy_(split)
+        bias = weights.take(f"{module}/{part}", "b", shape[1])
+        if attn.cfg.attn_bias:
+            getattr(attn, f"b_{letter}").copy_(bias if out else bias.unflatten(0, (n_heads, -1)))
+
+
+def _check_kind(compiled: Any) -> None:
+    """Refuse (ValueError) what tracr's compiler does not make."""
+    activation = compiled.model_config.activation_function
+    tried = [float(number) for number in activation(np.array([-1.0, 0.0, 0.5, 2.0]))]
+    if compiled.model_config.layer_norm or tried != [0.0, 0.0, 0.5, 2.0]:
+        raise ValueError(
+            f"compiled programs have no norms, and ReLU in their MLPs; this model has layer_norm="
+            f"{compiled.model_config.layer_norm} and {getattr(activation, '__name__', activation)}"
+        )
+    if getattr(compiled.input_encoder, "bos_token", None) is None:
+        raise ValueError("the compiled model has no word that inputs begin with: compile it by compile_rasp_to_model")
+
+
+def _listed(encoder: Any) -> tuple[Any, ...] | None:
+    """What an encoder's ids stand for, in their order; None where it has none, as for numbers."""
+    ids = getattr(encoder, "encoding_map", None)
+    if ids is None:
+        return None
+    if sorted(ids.values()) != list(range(len(ids))):
+        raise ValueError(f"the ids of {len(ids)} words must be 0 to {len(ids) - 1}, got {sorted(ids.values())}")
+    return tuple(sorted(ids, key=ids.__getitem__))
+
+
+def _read_out(compiled: Any) -> Tensor:
+    """The projection of the stream on the program's output `[d_model d_out]`."""
+    # No attribute of a compiled model says which dimensions are its output: the function that makes its embeddings has
+    # kept the two spaces.
+    spaces = inspect.getclosurevars(compiled.get_compiled_model).nonlocals
+    if not {"residual_space", "output_space"} <= set(spaces):
+        raise ValueError("the compiled model does not say where its output stands: is it of another version of tracr?")
+    rows = {direction: i for i, direction in enumerate(spaces["residual_space"].basis)}
+    read_out = torch.zeros(len(rows), len(spaces["output_space"].basis), dtype=torch.float64)
+    for column, direction in enumerate(spaces["output_space"].basis):
+        read_out[rows[direction], column] = 1
+    return read_out
+
+
+def _is_text(words: Any) -> bool:
+    return isinstance(words, Sequence) and not isinstance(words, str)

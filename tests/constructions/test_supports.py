@@ -1,0 +1,186 @@
+"""The circuit that weights spell out: by hand on constructions, in disguises, and where a support is dead."""
+
+import pytest
+import torch
+
+from mechicl import constructions
+from mechicl.constructions import Head, Hidden, Layer, Stream, assemble, hide, weights_circuit
+from mechicl.models import HookedTransformer, TransformerConfig
+from mechicl.models.opening.edges import EMBEDDING, Edge, Node, list_edges, list_nodes
+
+STREAM = Stream(x=2, y=1, a=1, b=1, c=1)
+
+
+def edges_as_text(model: HookedTransformer, **options) -> set[str]:
+    return {str(edge).replace("embedding", "e").replace(" → ", ">") for edge in weights_circuit(model, **options).edges}
+
+
+def head(value: str, output: str, *, query: str = "x", key: str = "x") -> Head:
+    """Scores are a product of subspaces, and a number is moved from one to another."""
+    value_weights, output_weights = STREAM.read(value)[:, :1], STREAM.write(output)[:1]
+    return Head(STREAM.read(query), STREAM.read(key), value_weights, output_weights)
+
+
+def unit(source: str, target: str, bias: float = 0.0) -> Hidden:
+    return Hidden(STREAM.read(source)[:, :1], STREAM.write(target)[:1], torch.full((1,), bias).double())
+
+
+def test_induction_is_two_heads_and_seven_edges():
+    model = constructions.induction(d_vocab=5, n_ctx=6, n_heads=3, previous_token_head=1, induction_head=2, seed=0)
+    circuit = weights_circuit(model)
+    assert circuit.nodes == (Node(0, 1), Node(1, 2))
+    assert edges_as_text(model) == {
+        "e>head 0.1 (q)", "e>head 0.1 (k)", "e>head 0.1 (v)", "e>head 1.2 (q)", "head 0.1>head 1.2 (k)",
+        "e>head 1.2 (v)", "head 1.2>output",
+    }  # fmt: skip
+
+
+def test_gradient_descent_reads_inputs_by_query_and_key_and_residuals_by_value():
+    model = constructions.gradient_descent(x_dim=3, n_context=5, step_size=0.1, steps=2)
+    # the value is -y here, which the first step changes; x never changes
+    assert edges_as_text(model) == {
+        "e>head 0.0 (q)", "e>head 0.0 (k)", "e>head 0.0 (v)", "e>head 1.0 (q)", "e>head 1.0 (k)", "e>head 1.0 (v)",
+        "head 0.0>head 1.0 (v)", "e>output", "head 0.0>output", "head 1.0>output",
+    }  # fmt: skip
+
+
+def test_gd_plus_plus_changes_the_inputs_too():
+    model = constructions.gd_plus_plus(x_dim=3, n_context=5, step_size=0.1, gamma=0.1, steps=2)
+    of_second = {edge for edge in edges_as_text(model) if ">head 1" in edge}
+    writers = {edge.split(">")[0] for edge in of_second}
+    assert "e" in writers
+    assert any("(q)" in edge and "head 0" in edge for edge in of_second)
+    assert any("(v)" in edge and "head 0" in edge for edge in of_second)
+
+
+def test_what_nobody_reads_or_nobody_answers_is_no_edge():
+    dead_end = head("y", "a")  # nothing reads a but a unit whose writing nobody reads
+    unanswered = head("y", "y", query="b", key="c")  # nothing writes b or c: all scores are 0
+    half_answered = head("y", "y", query="y", key="c")
+    layers = [Layer([dead_end, unanswered, half_answered], unit("a", "b")), Layer([head("y", "y")], None)]
+    second = {"e>head 1.0 (q)", "e>head 1.0 (k)", "e>head 1.0 (v)", "head 1.0>output", "e>output"}
+    linear = assemble(STREAM, layers, n_context=4, act_fn="relu")
+    assert edges_as_text(linear) == second
+    # softmax gives scores of 0 weight, so that values move where nothing is asked or answered
+    softmax = assemble(STREAM, layers, n_context=4, act_fn="relu", attention="softmax")
+    moving = {f"{a}>{b}" for a in ("head 0.1", "head 0.2") for b in ("head 1.0 (v)", "output")}
+    assert edges_as_text(softmax) == second | moving | {"e>head 0.1 (v)", "e>head 0.2 (v)"}
+    assert weights_circuit(softmax).nodes == (Node(0, 1), Node(0, 2), Node(1, 0))
+
+
+def test_a_chain_is_followed_unit_by_unit_and_not_part_by_part():
+    # the MLP reads a and b, and only what it makes of b is read later
+    both = Hidden(
+        torch.cat([STREAM.read("a"), STREAM.read("b")], dim=1), torch.cat([STREAM.write("c"), STREAM.write("y")])
+    )
+    model = assemble(STREAM, [Layer([head("y", "a"), head("y", "b")], both)], n_context=4, act_fn="relu")
+    assert edges_as_text(model) == {
+        "e>head 0.1 (q)", "e>head 0.1 (k)", "e>head 0.1 (v)", "head 0.1>MLP 0", "MLP 0>output", "e>output",
+    }  # fmt: skip
+
+
+def test_what_biases_write_counts_and_a_part_that_reads_nothing_is_on_no_path():
+    constant = unit("a", "b", bias=1.0)  # nothing writes a: the unit is 1
+    reads_it = unit("b", "y")
+    model = assemble(STREAM, [Layer([head("x", "c")], constant), Layer([], reads_it)], n_context=4, act_fn="relu")
+    assert edges_as_text(model) == {"e>output"}
+    silent = assemble(
+        STREAM, [Layer([head("x", "a")], unit("a", "b", bias=1.0)), Layer([], reads_it)], n_context=4, act_fn="relu"
+    )
+    assert {"head 0.0>MLP 0", "MLP 0>MLP 1", "MLP 1>output"} <= edges_as_text(silent)
+    never = assemble(STREAM, [Layer([head("x", "c")], unit("a", "y", bias=-1.0))], n_context=4, act_fn="relu")
+    assert edges_as_text(never) == {"e>output"}
+
+
+@pytest.mark.parametrize("options", [{}, {"rotate": False}, {"gauges": False, "distractors": 0}, {"distractors": 2}])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: constructions.gd_plus_plus(x_dim=3, n_context=5, step_size=0.1, gamma=0.1, steps=3),
+        lambda: constructions.gradient_descent(x_dim=3, n_context=5, step_size=0.1, steps=3),
+        lambda: constructions.newton(x_dim=2, n_context=5, steps=2, alpha=0.1),
+        lambda: constructions.copy_then_gradient_descent(x_dim=2, n_context=4, step_size=0.1),
+        lambda: constructions.induction(d_vocab=5, n_ctx=6, n_heads=2, seed=1),
+    ],
+)
+def test_a_disguise_leaves_the_circuit_as_it_is(make, options):
+    model = make()
+    circuit = weights_circuit(model)
+    assert 0 < len(circuit.edges) <= len(list_edges(model))
+    assert weights_circuit(hide(model, seed=3, **options).model) == circuit
+
+
+def random_model(**config) -> HookedTransformer:
+    sizes = {"x_dim": 3, "n_context": 5, "n_layers": 2, "d_model": 8, "n_heads": 2, "initializer_range": 0.3}
+    cfg = TransformerConfig(**{**sizes, "read_in": "linear", "read_out": "linear", "dtype": "float64", **config})
+    model = HookedTransformer(cfg, seed=0)
+    for name, weight in model.named_parameters():
+        if ".b_" in name:
+            weight.data.normal_()
+    return model.eval()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"d_mlp": 5, "gated_mlp": True, "attn_bias": True, "read_bias": True},
+        {"attention": "softmax", "sink": "learned", "d_mlp": 3, "act_fn": "relu"},
+        {"prompt_format": "interleaved", "positional_embedding_type": "rotary", "attention": "softmax", "d_head": 4},
+        {"prompt_format": "interleaved", "positional_embedding_type": "sinusoidal", "d_pos": 6},
+        {"mlp_location": "input", "d_mlp": 4, "recurrent": True},
+    ],
+    ids=str,
+)
+def test_in_random_weights_everything_reads_everything(config):
+    model = random_model(**config)
+    circuit = weights_circuit(model)
+    assert circuit.edges == tuple(list_edges(model))
+    assert circuit.nodes == tuple(list_nodes(model)[1:])
+
+
+def cut(model: HookedTransformer, edge: Edge) -> bool:
+    return edge not in weights_circuit(model).edges
+
+
+def test_a_weight_that_is_taken_away_takes_its_edges_with_it():
+    model = random_model(d_mlp=5, act_fn="relu", attention="softmax")
+    with torch.no_grad():
+        model.blocks[1].attn.W_K[0] = 0
+    for by, is_cut in (("q", True), ("k", True), ("v", False)):
+        assert cut(model, Edge(EMBEDDING, Node(1, 0), by)) == is_cut
+    with torch.no_grad():
+        model.blocks[1].attn.W_O[0] = 0
+    assert all(cut(model, Edge(EMBEDDING, Node(1, 0), by)) for by in "qkv")
+    assert Node(1, 0) not in weights_circuit(model).nodes
+
+
+def test_biases_answer_queries_and_keys():
+    """A key that only a bias of the query asks for is read; a query that only a bias answers is not, under softmax."""
+    for attention, query_reads in (("softmax", False), ("linear", True)):
+        model = random_model(attention=attention, attn_bias=True)
+        attn = model.blocks[1].attn
+        with torch.no_grad():
+            attn.W_Q[0] = 0
+            attn.W_K[1] = 0
+        assert not cut(model, Edge(EMBEDDING, Node(1, 0), "k"))
+        assert cut(model, Edge(EMBEDDING, Node(1, 0), "q"))
+        assert cut(model, Edge(EMBEDDING, Node(1, 1), "q")) != query_reads
+
+
+def test_models_whose_weights_tell_no_circuit_are_refused():
+    with pytest.raises(ValueError, match=r"normalization_type='LNPre'.*length of the whole"):
+        weights_circuit(random_model(normalization_type="LNPre"))
+    with pytest.raises(ValueError, match=r"token_clip=3\.0"):
+        weights_circuit(random_model(token_clip=3.0))
+    with pytest.raises(TypeError, match="HookedTransformer"):
+        weights_circuit(torch.nn.Linear(2, 2))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="tolerance must lie between 0 and 1, got 0"):
+        weights_circuit(random_model(), tolerance=0)
+
+
+def test_a_circuit_prints_its_nodes_and_an_edge_a_line():
+    lines = str(weights_circuit(constructions.induction(d_vocab=3, n_ctx=4))).splitlines()
+    assert lines[0] == "head 0.0, head 1.0"
+    assert len(lines) == 8
+    assert lines[-1] == "head 1.0 → output"
