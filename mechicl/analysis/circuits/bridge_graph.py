@@ -113,8 +113,10 @@ class BridgeParts:
             return self.adapter.run(self._recording().tokens[:1].expand(len(stream), -1))
 
     def bytes_per_row(self, tokens: Tensor) -> float:
-        """What a run of the model takes for each prompt."""
-        return self.adapter.bytes_per_row(tokens)
+        """What a run of the model takes for each prompt, with a stream for each input of a layer's heads, normed."""
+        cfg = self.model.cfg
+        stream = tokens.shape[1] * cfg.d_model * next(self.model.parameters()).element_size()
+        return self.adapter.bytes_per_row(tokens) + 15 * cfg.n_heads * stream
 
     # ---- the model's own modules ----
 
@@ -236,6 +238,6 @@ def _weight_of(linear: Any, width: int) -> tuple[Float[Tensor, "d_in d_out"], Te
 
 def _add_up(parts: Tensor, whole: Tensor, stream: Tensor) -> bool:
     """Whether what parts write is what was added to a stream, up to rounding of either."""
-    eps = torch.finfo(whole.dtype).eps
+    eps = max(torch.finfo(whole.dtype).eps, torch.finfo(torch.float32).eps)  # in float64, too, some scores are float32
     bound = 1e3 * eps * whole.abs().max() + 16 * eps * stream.abs().max()
     return parts.shape == whole.shape and bool((parts - whole).abs().max() <= bound)

@@ -10,6 +10,7 @@ from einops import einsum
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from mechicl.analysis.circuits.bridge_graph import BridgeParts
 from mechicl.memory import MEMORY, Budget
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.edges import Edge, Node, list_edges, list_nodes
@@ -82,7 +83,7 @@ class EdgeGraph:
     runs are the model's, with everything cut each part reads the reference's stream.
 
     Args:
-        adapter: of one of our transformers.
+        adapter: of one of our transformers, or of a `TransformerBridge`.
         tokens: `[prompt pos ...]`.
         references: what each node writes where its edges are cut, `[node prompt pos d_model]`; see `record_writes`.
         memory: bound in bytes on what runs take beside the model, its tokens, references and what its nodes write.
@@ -331,17 +332,17 @@ class TransformerParts:
 def take_apart(adapter: ModelAdapter) -> Parts:
     """The parts of a model; refuses (ValueError) one whose stream is no sum of what its parts write."""
     check_graph(adapter)
-    return TransformerParts(adapter)
+    return TransformerParts(adapter) if adapter.is_transformer else BridgeParts(adapter)
 
 
 def check_graph(adapter: ModelAdapter) -> None:
-    """Refuse (ValueError) a model whose stream is no sum of what its parts write, or is not ours to take apart."""
-    if not adapter.is_transformer:
+    """Refuse (ValueError) a model whose stream is no sum of what its parts write, or whose parts are not known."""
+    if adapter.reads_prompts and not adapter.is_transformer:
         raise ValueError(
-            f"edges are cut in a HookedTransformer of this package, not in {type(adapter.model).__name__}; for a "
-            f"TransformerBridge see transformer_lens.tools.analysis.attribution_patch"
+            f"edges are cut in a HookedTransformer of this package and in TransformerLens' bridges, not in "
+            f"{type(adapter.model).__name__}: what its parts read and write is not known"
         )
-    if adapter.model.cfg.token_clip is not None:
+    if adapter.is_transformer and adapter.model.cfg.token_clip is not None:
         raise ValueError("this model clips its stream, so it is no sum of what its parts write")
 
 
@@ -349,14 +350,16 @@ def check_graph(adapter: ModelAdapter) -> None:
 def record_writes(adapter: ModelAdapter, tokens: Tensor) -> Float[Tensor, "node prompt pos d_model"]:
     """What each node writes in a run of the model: with the attention's biases, their sum is the final stream."""
     parts, nodes = take_apart(adapter), list_nodes(adapter.model)
-    stream = parts.embed(tokens)
+    stream = before = parts.embed(tokens)
     outputs = [stream[None]]
     for stage in list_stages(nodes, list_edges(adapter.model)):
         if stage.kind == "heads":
+            before = stream
             reads = (stream.expand(len(stage.edges[by]), *stream.shape) for by in ("q", "k", "v"))
             outputs.append(parts.attend(stage.layer, *reads))
             stream = stream + outputs[-1].sum(0) + parts.attention_bias(stage.layer)
         elif stage.kind == "mlp":
-            outputs.append(parts.mlp(stage.layer, stream)[None])
+            # it may read the stream before its layer, as the heads do
+            outputs.append(parts.mlp(stage.layer, stream if stage.n_senders == stage.place else before)[None])
             stream = stream + outputs[-1][0]
     return torch.cat(outputs)
