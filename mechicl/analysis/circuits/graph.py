@@ -109,34 +109,36 @@ class EdgeGraph:
         return self.run_cuts(kept[None])[0]
 
     @torch.no_grad()
-    def run_cuts(
-        self, kept: Bool[Tensor, "cut edge"], *, start: int = 0, advance: Callable[[int], object] | None = None
-    ) -> Float[Tensor, "cut prompt ..."]:
-        """Predictions of as many runs as there are rows, each with only its edges carrying what the run itself writes.
+    def run_cuts(self, kept: Bool[Tensor, "cut edge"], *, start: int = 0) -> Float[Tensor, "cut prompt ..."]:
+        """Predictions of as many runs as there are rows; see `iterate_cuts`."""
+        return torch.cat([predictions for _, predictions in self.iterate_cuts(kept, start=start)])
+
+    @torch.no_grad()
+    def iterate_cuts(
+        self, kept: Bool[Tensor, "cut edge"], *, start: int = 0
+    ) -> Iterator[tuple[slice, Float[Tensor, "cut prompt ..."]]]:
+        """Runs in which only a row's edges carry what the run itself writes: some rows at a time, with predictions.
 
         Args:
             kept: which edges.
             start: number of the first stage with an edge that is cut: what comes before is not run again.
-            advance: called with the number of runs that were done.
         """
-        predictions: Tensor | None = None
-        for cuts, prompts in self._batches(len(kept)):
-            masks = kept[cuts].to(self.references.dtype)
-            out = self._trace(masks, prompts, start, None)[1]
-            if predictions is None:
-                predictions = out.new_empty(len(kept), len(self.tokens), *out.shape[2:])
-            predictions[cuts, prompts] = out
-            if advance is not None:
-                advance(len(masks) if prompts.stop >= len(self.tokens) else 0)
-        assert predictions is not None
-        return predictions
+        rows, n_prompts = self._rows(), len(self.tokens)
+        step = max(rows // max(n_prompts, 1), 1)
+        for first in range(0, len(kept), step):
+            masks = kept[first : first + step].to(self.references.dtype)
+            batches = (slice(i, i + rows) for i in range(0, n_prompts, rows))
+            predictions = [self._trace(masks, prompts, start, None)[1] for prompts in batches]
+            yield slice(first, first + len(masks)), torch.cat(predictions, 1)
 
     @cached_property
     @torch.no_grad()
     def whole(self) -> Float[Tensor, "node prompt pos d_model"]:
         """What each node writes in a run of the whole model, less what it writes in the reference."""
         everything = torch.ones(1, len(self.edges), dtype=self.references.dtype, device=self.references.device)
-        batches = [self._trace(everything, prompts, 0, None)[0] for _, prompts in self._batches(1)]
+        rows = self._rows()
+        parts = (slice(i, i + rows) for i in range(0, len(self.tokens), rows))
+        batches = [self._trace(everything, prompts, 0, None)[0] for prompts in parts]
         return torch.cat([torch.stack([write[0] for write in writes]) for writes in batches], dim=1)
 
     def mask(self, edges: Sequence[Edge]) -> Bool[Tensor, "edge"]:
@@ -244,12 +246,6 @@ class EdgeGraph:
         per_row = one * (2 * len(self.nodes) + reads) + own
         at_most = max(CACHE_SIZE / per_row, 1) if not backward else 2**31
         return self.budget.rows(per_row, at_most=at_most)
-
-    def _batches(self, n_cuts: int) -> Iterator[tuple[slice, slice]]:
-        rows, n_prompts = self._rows(), len(self.tokens)
-        for cut in range(0, n_cuts, step := max(rows // max(n_prompts, 1), 1)):
-            for prompt in range(0, n_prompts, min(rows, n_prompts)):
-                yield slice(cut, min(cut + step, n_cuts)), slice(prompt, min(prompt + rows, n_prompts))
 
 
 def list_stages(nodes: Sequence[Node], edges: Sequence[Edge]) -> list[Stage]:

@@ -19,7 +19,7 @@ from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.progress import progress_bar
 from mechicl.prompts import At
 
-Method = Literal["mean", "zero", "resample"]
+Method = Literal["mean", "zero", "resample", "counterfactual"]
 
 
 def ablate(
@@ -49,10 +49,11 @@ def ablate(
         prompts: what it runs on.
         component: as for `patch`: "z" is a head's output, "attn_out" and "mlp_out" a layer's, "resid_pre" the stream.
         axes: what to sweep, as for `patch`; axes that are not named are ablated as a whole.
-        method: what stands in for the activation: its "mean" over prompts at the same position, "zero", or that of
-            another prompt ("resample").
+        method: what stands in for the activation: its "mean" over prompts at the same position, "zero", that of
+            another prompt ("resample"), or of the prompt at the same place in `reference` ("counterfactual").
         reference: the prompts that means are taken over; by default those ablated. Means of few prompts are noisy,
-            which adds to every effect and is not in the intervals: with fewer than some 200, give a reference.
+            which adds to every effect and is not in the intervals: with fewer than some 200, give a reference. For
+            "counterfactual" as many prompts as are ablated.
         directions: ablate only the activation's coordinate along each of these, one at a time: the sweep gets a last
             axis "direction". Only for components with the width of the stream; directions need no unit length.
         pairs: ablate every two cells together: the sweep gets its axes twice, the second with "_2", and on the
@@ -63,9 +64,9 @@ def ablate(
         Predictions and metrics of every cell; `effect()` is the change that an ablation makes.
 
     Raises:
-        ValueError: as for `patch`; an unknown method, one prompt to resample from, a reference of another length
-            or for another method than "mean", scores set to zero (which would unmask keys), directions of another width
-            or zero, or directions in pairs.
+        ValueError: as for `patch`; an unknown method, one prompt to resample from, a reference of another length, equal
+            to the prompts ("counterfactual") or for a method that takes none, scores set to zero (which would unmask
+            keys), directions of another width or zero, or directions in pairs.
 
     Example:
         >>> swept = ablate(model, prompts, "z", ("layer", "head"))
@@ -74,8 +75,6 @@ def ablate(
 
     Source: Olsson et al. 2022 (heads); Wang et al. 2023, section 2 (mean); Chan et al. 2022 (resample).
     """
-    if method not in get_args(Method):
-        raise ValueError(f"method={method!r} is not one of {get_args(Method)}")
     if pairs and directions is not None:
         raise ValueError("pairs of directions are not swept: give their sums, or ablate one after the other")
     adapter = ModelAdapter(model, at)
@@ -103,28 +102,57 @@ def record_replacements(
     budget: Budget,
 ) -> dict[str, Tensor]:
     """What an ablation puts in place of each activation, by hook name `[prompt ...]`; raises what `ablate` raises."""
+    others = None if reference is None else adapter.encode(reference)
+    check_reference(tokens, method, others)
     n = len(tokens)
-    if reference is not None and method != "mean":
-        raise ValueError(f"reference is what means are taken over; method={method!r} takes none")
     if method == "zero":
         if any(name.endswith("hook_attn_scores") for name in names):
             raise ValueError("scores set to zero would unmask the keys that a position does not see: ablate 'pattern'")
         examples = adapter.record(tokens[:1], names, 1)
         return {name: torch.zeros_like(example).expand(n, *example.shape[1:]) for name, example in examples.items()}
     if method == "resample":
-        if n < 2:
-            raise ValueError(f"resampling takes activations from another prompt, and there is {n}")
         other = derangement(n, torch.Generator().manual_seed(seed)).to(tokens.device)
         return record_within(adapter, tokens[other], names, budget)
-    if reference is None and n < 2:
-        raise ValueError("the mean over one prompt is that prompt's own activation: give more, or reference=")
-    origin = tokens if reference is None else adapter.encode(reference)
-    if origin.shape[1:] != tokens.shape[1:] or not len(origin):
-        raise ValueError(
-            f"reference must be prompts of the same length: {tuple(origin.shape)} for {tuple(tokens.shape)}"
-        )
-    recorded = record_within(adapter, origin, names, budget)
+    recorded = record_within(adapter, tokens if others is None else others, names, budget)
+    if method == "counterfactual":
+        return recorded
     return {name: values.mean(0, keepdim=True).expand(n, *values.shape[1:]) for name, values in recorded.items()}
+
+
+def check_reference(tokens: Tensor, method: Method, others: Tensor | None) -> None:
+    """Refuse (ValueError) an unknown method, and prompts that it cannot take its replacements from.
+
+    Args:
+        tokens: what is run.
+        method: see `ablate`.
+        others: the tokens of the reference, if there is one.
+    """
+    if method not in get_args(Method):
+        raise ValueError(f"method={method!r} is not one of {get_args(Method)}")
+    if others is None:
+        if method == "counterfactual":
+            raise ValueError("method='counterfactual' puts in what other prompts give: name them, reference=")
+        if method == "resample" and len(tokens) < 2:
+            raise ValueError(f"resampling takes activations from another prompt, and there is {len(tokens)}")
+        if method == "mean" and len(tokens) < 2:
+            raise ValueError("the mean over one prompt is that prompt's own activation: give more, or reference=")
+        return
+    if method in ("zero", "resample"):
+        raise ValueError(
+            f"reference is what means are taken over, or the prompts of 'counterfactual'; method={method!r} takes none"
+        )
+    if others.shape[1:] != tokens.shape[1:] or not len(others):
+        raise ValueError(
+            f"reference must be prompts of the same length: {tuple(others.shape)} for {tuple(tokens.shape)}"
+        )
+    if method == "counterfactual" and len(others) != len(tokens):
+        raise ValueError(
+            f"method='counterfactual' needs one reference for each of {len(tokens)} prompts, got {len(others)}"
+        )
+    if method == "counterfactual" and torch.equal(others, tokens):
+        raise ValueError(
+            "the reference is equal to the prompts, so that nothing changes when it is put in: give others"
+        )
 
 
 def _sweep_directions(

@@ -1,0 +1,91 @@
+"""What a circuit has to keep: a metric, or the outputs themselves; and how far a run is from it."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mechicl.analysis.interventions.metrics import Inputs, Metric, Metrics, evaluate_metric, name_metrics
+from mechicl.prompts import At
+
+OUTPUTS = "largest change of an output"
+"""The name of the metric that stands in where none is given: how far the outputs are from the whole model's."""
+
+
+@dataclass(frozen=True, eq=False)
+class Objective:
+    """A number for each prompt, and how far it is from the whole model's, on a scale where ablating everything is 1.
+
+    Attributes:
+        name: of the metric.
+        metric: None for the outputs themselves: the largest absolute change of any output that is read.
+        predictions: of the whole model.
+        full: the metric of the whole model, `[prompt]`.
+        ablated: with everything cut, `[prompt]`.
+    """
+
+    name: str
+    metric: Metric | None
+    predictions: Float[Tensor, "prompt ..."]
+    full: Float[Tensor, "prompt"]
+    ablated: Float[Tensor, "prompt"]
+
+    @property
+    def scale(self) -> float:
+        """What cutting everything does: the change of the mean, or of the outputs the largest change of any prompt."""
+        if self.metric is None:
+            return self.ablated.max().item()
+        return (self.ablated - self.full).mean().abs().item()
+
+    def measure(self, predictions: Float[Tensor, "prompt ..."]) -> Float[Tensor, "prompt"]:
+        """The metric of these predictions."""
+        return evaluate(self.name, self.metric, predictions, self.predictions)
+
+    def shift(self, values: Float[Tensor, "prompt"]) -> float:
+        """How far a metric `[prompt]` is from the whole model's: of its mean, or of the outputs on any prompt.
+
+        Not a number is as far as can be.
+        """
+        moved = values.max() if self.metric is None else (values - self.full).mean().abs()
+        return moved.item() / self.scale if moved.isfinite() else torch.inf
+
+    def linear(self, predictions: Float[Tensor, "prompt ..."], prompts: slice, seed: int) -> Float[Tensor, "prompt"]:
+        """What gradients are taken of: the metric, or a sum of the outputs with random signs, which mixes them."""
+        if self.metric is None:
+            signs = torch.randint(2, self.predictions.shape[1:], generator=torch.Generator().manual_seed(seed)) * 2 - 1
+            return (predictions * signs.to(predictions)).flatten(1).sum(1)
+        others = self.predictions.detach()
+        whole = torch.cat([others[: prompts.start], predictions, others[prompts.start + len(predictions) :]])
+        return self.measure(whole)[prompts.start : prompts.start + len(predictions)]
+
+
+def make_objective(
+    metrics: Metrics, prompts: Inputs, at: At, whole: Float[Tensor, "prompt ..."], ablated: Float[Tensor, "prompt ..."]
+) -> Objective:
+    """The one metric that is asked for, on the predictions of the whole model and with everything cut.
+
+    Raises:
+        ValueError: several metrics, or one that is not finite, or the same whether everything is cut or nothing.
+    """
+    named = name_metrics(metrics, prompts, at)
+    if len(named) > 1:
+        raise ValueError(f"a circuit carries one metric, got {list(named)}: give metrics=")
+    ((name, metric),) = named.items() if named else ((OUTPUTS, None),)
+    full, cut = (evaluate(name, metric, predictions, whole) for predictions in (whole, ablated))
+    if not full.isfinite().all():
+        raise ValueError(f"{name!r} of the whole model is not finite on {int((~full.isfinite()).sum())} prompts")
+    objective = Objective(name, metric, whole, full, cut)
+    if not objective.scale > 1e-6 * (full.abs().mean().item() + 1e-30):
+        raise ValueError(
+            f"{name!r} does not change when every head and MLP is ablated: there is nothing to find. A metric that is "
+            f"constant, a reference equal to the prompts, or a model that only reads its embedding does that"
+        )
+    return objective
+
+
+def evaluate(name: str, metric: Metric | None, predictions: Tensor, whole: Tensor) -> Float[Tensor, "prompt"]:
+    """A metric's value for each prompt; without one, the largest absolute change of any output."""
+    if metric is not None:
+        return evaluate_metric(name, metric, predictions)
+    return (predictions - whole).abs().flatten(1).amax(1)
