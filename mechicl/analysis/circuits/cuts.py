@@ -18,8 +18,8 @@ def cut_exactly(
     Stages are taken from the output back. What writes only to nodes that nothing reads is cut without a run, since it
     cannot matter. Edges into the others are cut in groups: a group whose joint removal keeps the metric within the
     tolerance goes, another is halved, and an edge that cannot go alone stays. Runs start at the stage, since all before
-    it is still whole. So at most about (edges kept) × log2(edges) runs are made, and as few as there are edges kept where
-    the sizes tell them apart.
+    it is still whole. So at most about (edges kept) × log2(edges) runs are made, and little more than there are edges
+    kept where the sizes tell them apart.
 
     Args:
         problem: the model, and what it has to keep.

@@ -92,7 +92,7 @@ def score_edges(
               reference's to the whole model's, in the mean over steps; for the edges from these nodes (after Marks et
               al. 2024). As many gradients as there are groups, times the steps;
             - "mask-ig": on the way of all edges together from cut to whole, in the mean over steps, by what each
-              carries there. Their sum over edges is the whole effect, in the limit of many steps (Sundararajan et al. 2017).
+              carries there. In the limit of many steps they add up to the whole effect (Sundararajan et al. 2017).
         steps: of the ways with steps; by default 4, or 5 for "eap-ig".
         memory: bound in bytes on what runs and gradients take; prompts are taken in parts.
 
