@@ -313,5 +313,5 @@ def _patched(model: HookedTransformer, task: RepeatedTokens) -> Sweep:
 def _circuit(model: HookedTransformer, sequences: TokenSequences, progress: bool) -> Circuit:
     """Looked for on some sequences, measured on others."""
     looked_at, others = sequences[:N_PATCHED], sequences[N_PATCHED : 4 * N_PATCHED]
-    circuit = find_circuit(model, looked_at, at="positions", progress=progress)
+    circuit = find_circuit(model, looked_at, method="mean", tolerance=0.05, at="positions", progress=progress)
     return measure_circuit(model, circuit, others if len(others) > 1 else looked_at, at="positions", progress=progress)

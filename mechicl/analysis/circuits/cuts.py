@@ -1,4 +1,4 @@
-"""Exact cuts: every edge whose removal changes nothing is removed, in groups, from the output back to the embedding."""
+"""Which edges stay: exact cuts in groups, ACDC's one by one, or the strongest by their scores."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mechicl.analysis.circuits.problem import Problem
-from mechicl.models.opening.edges import EMBEDDING, Edge, Node
+from mechicl.models.opening.edges import Edge, Node
 
 
 def cut_exactly(
@@ -27,15 +27,105 @@ def cut_exactly(
         tolerance: how far all cuts together may move it.
         candidates: the edges to begin with; by default all.
     """
-    graph = problem.graph
-    kept = torch.ones(len(graph.edges), dtype=torch.bool) if candidates is None else candidates.clone()
-    kept &= on_paths(graph.edges, kept)
-    whole_before = candidates is None or bool(candidates.all())
-    for number in range(len(graph.stages) - 1, -1, -1):
-        kept &= on_paths(graph.edges, kept)
-        into = [edge for edge in graph.stages[number].numbers() if kept[edge]]
-        _thin(problem, kept, into, sizes, tolerance, number if whole_before else 0)
-    return kept & on_paths(graph.edges, kept)
+    edges, stages = problem.graph.edges, problem.graph.stages
+    candidates = torch.ones(len(edges), dtype=torch.bool) if candidates is None else candidates
+    cutter = _Cutter(problem, tolerance, candidates & on_paths(edges, candidates))
+    for number in range(len(stages) - 1, -1, -1):
+        cutter.kept &= on_paths(edges, cutter.kept)
+        cutter.thin(number, sizes)
+    return cutter.kept & on_paths(edges, cutter.kept)
+
+
+class _Cutter:
+    """Edges that are kept so far, and tries of cutting more of them.
+
+    Args:
+        problem: the model, and what it has to keep.
+        tolerance: how far all cuts together may move it.
+        base: the edges to begin with.
+    """
+
+    def __init__(self, problem: Problem, tolerance: float, base: Bool[Tensor, "edge"]):
+        self.problem, self.tolerance, self.base = problem, tolerance, base
+        self.kept = base.clone()
+
+    def thin(self, stage: int, sizes: Float[Tensor, "edge"]) -> None:
+        """Cut what can be cut of the edges into one stage; those into later ones were thinned before."""
+        groups = _first_groups([edge for edge in self.problem.graph.stages[stage].numbers() if self.kept[edge]], sizes)
+        while groups:
+            refused = self._remove(groups, stage)
+            halved = [(group[: len(group) // 2], group[len(group) // 2 :]) for group in refused if len(group) > 1]
+            groups = [half for halves in halved for half in halves]
+
+    def _remove(self, groups: list[list[int]], stage: int) -> list[list[int]]:
+        """Cut as many of the groups as may go together; returns the others."""
+        if not groups:
+            return []
+        alone = self._may_go(groups, stage)
+        refused = [group for group, may in zip(groups, alone, strict=True) if not may]
+        free = [group for group, may in zip(groups, alone, strict=True) if may]
+        together = [edge for group in free for edge in group]
+        if len(free) > 1 and not self._may_go([together], stage)[0]:
+            # one can stand in for another: one half first, then what may go beside it
+            middle = len(free) // 2
+            refused += self._remove(free[:middle], stage)
+            return refused + self._remove(free[middle:], stage)
+        self.kept[together] = False
+        return refused
+
+    def _may_go(self, groups: Sequence[Sequence[int]], stage: int) -> list[bool]:
+        masks = torch.stack([_without(self.kept, group) for group in groups])
+        return [shift <= self.tolerance for shift in self.problem.shifts(masks, stage, self.base)]
+
+
+def cut_one_by_one(problem: Problem, tolerance: float) -> Bool[Tensor, "edge"]:
+    """ACDC's greedy rule: an edge is cut if that moves the metric less than the tolerance beyond where it is already.
+
+    Receivers are taken from the output back, and edges into each from the last sender to the first; what writes only to
+    nodes that nothing reads is cut without a run, since it moves nothing. Most edges go, so runs are made ahead, each
+    with one more edge cut than the one before, and those after the first edge that stays are thrown away.
+
+    Source: Conmy et al. 2023, algorithm 1.
+    """
+    edges, stages = problem.graph.edges, problem.graph.stages
+    kept, moved = torch.ones(len(edges), dtype=torch.bool), 0.0
+    for number in range(len(stages) - 1, -1, -1):
+        kept &= on_paths(edges, kept)
+        left, ahead = [edge for edge in reversed(stages[number].numbers()) if kept[edge]], 1
+        while left:
+            tried = left[:ahead]
+            masks = torch.stack([_without(kept, tried[: i + 1]) for i in range(len(tried))])
+            n_cut = 0
+            for shift in problem.shifts(masks, number):
+                if not shift - moved < tolerance:
+                    break
+                moved, n_cut = shift, n_cut + 1
+            kept[tried[:n_cut]] = False
+            ahead = 2 * ahead if n_cut == len(tried) else max(ahead // 2, 1)
+            left = left[n_cut + (n_cut < len(tried)) :]
+    return kept & on_paths(edges, kept)
+
+
+def keep_strongest(problem: Problem, sizes: Float[Tensor, "edge"], tolerance: float) -> Bool[Tensor, "edge"]:
+    """As few of the edges with the largest sizes as keep the metric within the tolerance, and lead to the output.
+
+    Found by bisection: there may be fewer that would do.
+    """
+    order = sizes.argsort(descending=True, stable=True)
+
+    def strongest(n: int) -> Tensor:
+        mask = torch.zeros(len(order), dtype=torch.bool)
+        mask[order[:n]] = True
+        return mask
+
+    low, high = -1, len(order)  # too few; enough
+    while high - low > 1:
+        middle = (low + high) // 2
+        if problem.shifts(strongest(middle)[None])[0] <= tolerance:
+            high = middle
+        else:
+            low = middle
+    return on_paths(problem.graph.edges, strongest(high))
 
 
 def on_paths(edges: Sequence[Edge], kept: Bool[Tensor, "edge"]) -> Bool[Tensor, "edge"]:
@@ -49,27 +139,7 @@ def on_paths(edges: Sequence[Edge], kept: Bool[Tensor, "edge"]) -> Bool[Tensor, 
     return chosen
 
 
-def from_embedding(edges: Sequence[Edge], kept: Bool[Tensor, "edge"]) -> Bool[Tensor, "edge"]:
-    """Which of the edges kept can be reached from the embedding along edges that are kept."""
-    chosen, written = torch.zeros(len(edges), dtype=torch.bool), {EMBEDDING}
-    for number, edge in enumerate(edges):
-        if kept[number] and edge.sender in written:
-            chosen[number] = True
-            if edge.receiver is not None:
-                written.add(edge.receiver)
-    return chosen
-
-
-def _thin(problem: Problem, kept: Tensor, into: Sequence[int], sizes: Tensor, tolerance: float, start: int) -> None:
-    """Cut, in place, what can be cut of some edges into one stage."""
-    groups = _first_groups(into, sizes)
-    while groups:
-        refused = _remove(problem, kept, groups, tolerance, start)
-        halved = [(group[: len(group) // 2], group[len(group) // 2 :]) for group in refused if len(group) > 1]
-        groups = [half for halves in halved for half in halves]
-
-
-def _first_groups(into: Sequence[int], sizes: Tensor) -> list[list[int]]:
+def _first_groups(into: Sequence[int], sizes: Float[Tensor, "edge"]) -> list[list[int]]:
     """The edges that are thought to matter one by one, and the others, least important first, as one group."""
     order = sorted(into, key=lambda edge: (float(sizes[edge]), edge))
     largest = float(sizes.max()) if len(sizes) else 0.0
@@ -77,24 +147,7 @@ def _first_groups(into: Sequence[int], sizes: Tensor) -> list[list[int]]:
     return ([rest] if rest else []) + [[edge] for edge in order[len(rest) :]]
 
 
-def _remove(problem: Problem, kept: Tensor, groups: list[list[int]], tolerance: float, start: int) -> list[list[int]]:
-    """Cut, in place, as many of the groups as may go together; returns the others."""
-    if not groups:
-        return []
-    alone = problem.shifts(torch.stack([_without(kept, group) for group in groups]), start)
-    refused = [group for group, shift in zip(groups, alone, strict=True) if not shift <= tolerance]
-    free = [group for group, shift in zip(groups, alone, strict=True) if shift <= tolerance]
-    together = [edge for group in free for edge in group]
-    if len(free) > 1 and not problem.shifts(_without(kept, together)[None], start)[0] <= tolerance:
-        # one can stand in for another: one half first, then what may go beside it
-        middle = len(free) // 2
-        refused += _remove(problem, kept, free[:middle], tolerance, start)
-        return refused + _remove(problem, kept, free[middle:], tolerance, start)
-    kept[together] = False
-    return refused
-
-
-def _without(kept: Tensor, edges: Sequence[int]) -> Tensor:
+def _without(kept: Bool[Tensor, "edge"], edges: Sequence[int]) -> Bool[Tensor, "edge"]:
     mask = kept.clone()
     mask[list(edges)] = False
     return mask

@@ -21,6 +21,10 @@ CACHE_SIZE = 2**25
 """Bytes that a batch of runs takes at most, where one run takes less: larger ones leave the processor's caches."""
 
 
+class NoGradient(ValueError):
+    """A metric that is not differentiable in the predictions."""
+
+
 @runtime_checkable
 class Parts(Protocol):
     """A model taken apart: its nodes as functions of the streams that they read.
@@ -102,6 +106,7 @@ class EdgeGraph:
         self.nodes = list_nodes(adapter.model)
         self.edges = list_edges(adapter.model)
         self.stages = list_stages(self.nodes, self.edges)
+        self._remembered: tuple[Tensor, Tensor] | None = None
 
     @torch.no_grad()
     def run(self, kept: Bool[Tensor, "edge"]) -> Tensor:
@@ -109,37 +114,35 @@ class EdgeGraph:
         return self.run_cuts(kept[None])[0]
 
     @torch.no_grad()
-    def run_cuts(self, kept: Bool[Tensor, "cut edge"], *, start: int = 0) -> Float[Tensor, "cut prompt ..."]:
+    def run_cuts(self, kept: Bool[Tensor, "cut edge"]) -> Float[Tensor, "cut prompt ..."]:
         """Predictions of as many runs as there are rows; see `iterate_cuts`."""
-        return torch.cat([predictions for _, predictions in self.iterate_cuts(kept, start=start)])
+        return torch.cat([predictions for _, predictions in self.iterate_cuts(kept)])
 
     @torch.no_grad()
     def iterate_cuts(
-        self, kept: Bool[Tensor, "cut edge"], *, start: int = 0
+        self, kept: Bool[Tensor, "cut edge"], *, start: int = 0, base: Bool[Tensor, "edge"] | None = None
     ) -> Iterator[tuple[slice, Float[Tensor, "cut prompt ..."]]]:
         """Runs in which only a row's edges carry what the run itself writes: some rows at a time, with predictions.
 
         Args:
             kept: which edges.
-            start: number of the first stage with an edge that is cut: what comes before is not run again.
+            start: number of the first stage at which they differ: what comes before is not run again.
+            base: the edges that are kept before it, by default all.
         """
         rows, n_prompts = self._rows(), len(self.tokens)
+        before = None if not start else (self.whole if base is None else self._changes(base))
         step = max(rows // max(n_prompts, 1), 1)
         for first in range(0, len(kept), step):
             masks = kept[first : first + step].to(self.references.dtype)
             batches = (slice(i, i + rows) for i in range(0, n_prompts, rows))
-            predictions = [self._trace(masks, prompts, start, None)[1] for prompts in batches]
+            predictions = [self._trace(masks, prompts, start, before, None)[1] for prompts in batches]
             yield slice(first, first + len(masks)), torch.cat(predictions, 1)
 
     @cached_property
     @torch.no_grad()
     def whole(self) -> Float[Tensor, "node prompt pos d_model"]:
         """What each node writes in a run of the whole model, less what it writes in the reference."""
-        everything = torch.ones(1, len(self.edges), dtype=self.references.dtype, device=self.references.device)
-        rows = self._rows()
-        parts = (slice(i, i + rows) for i in range(0, len(self.tokens), rows))
-        batches = [self._trace(everything, prompts, 0, None)[0] for prompts in parts]
-        return torch.cat([torch.stack([write[0] for write in writes]) for writes in batches], dim=1)
+        return self._trace_changes(torch.ones(len(self.edges), dtype=torch.bool, device=self.references.device))
 
     def mask(self, edges: Sequence[Edge]) -> Bool[Tensor, "edge"]:
         """True for these edges, as `run` takes it."""
@@ -161,6 +164,9 @@ class EdgeGraph:
             kept: where to take the derivative.
             objective: of the predictions of some of the prompts (which: the slice) to a number for each.
             changes: what to weigh the receivers' gradients by, in place of the changes in this run.
+
+        Raises:
+            NoGradient: an objective without a gradient.
         """
         per_edge = torch.zeros(len(self.edges), len(self.tokens), dtype=self.references.dtype, device=kept.device)
         rows = self._rows(backward=True)
@@ -173,8 +179,12 @@ class EdgeGraph:
                 return reads + zeros
 
             with torch.enable_grad():
-                writes, out = self._trace(kept[None].to(self.references), prompts, 0, probe)
+                writes, out = self._trace(kept[None].to(self.references), prompts, 0, None, probe)
                 value = objective(out[0], prompts)
+                if not value.requires_grad:
+                    raise NoGradient(
+                        "the metric has no gradient in the predictions: search='acdc' or 'greedy' only runs the model"
+                    )
                 gradients = torch.autograd.grad(value.sum(), list(probes.values()), allow_unused=True)
             weighed = torch.stack([w[0] for w in writes]).detach() if changes is None else changes[:, prompts]
             for (number, by), gradient in zip(probes, gradients, strict=True):
@@ -202,20 +212,18 @@ class EdgeGraph:
             streams.append(stream.expand(self.references.shape[1:]))
         return streams
 
-    def _run(self, masks: Float[Tensor, "cut edge"], prompts: slice, start: int) -> Tensor:
-        return self._trace(masks, prompts, start, None)[1]
-
     def _trace(
         self,
         masks: Float[Tensor, "cut edge"],
         prompts: slice,
         start: int,
+        before: Tensor | None,
         probe: Callable[[int, str, Tensor], Tensor] | None,
     ) -> tuple[list[Tensor], Tensor]:
         """What the nodes from a stage on write, less the reference `[cut prompt pos d_model]`, and the predictions."""
         references, n_cuts = self.references[:, prompts], len(masks)
-        # nodes before the first cut write what they write in the whole model, in all runs
-        shared = self.whole[: self.stages[start].place, prompts] if start else references[:0]
+        # nodes before the first stage that is run write the same in all runs
+        shared = references[:0] if before is None else before[: self.stages[start].place, prompts]
         changes: list[Tensor] = []
         if not start:
             changes.append((self.parts.embed(self.tokens[prompts]) - references[0])[None].expand(n_cuts, -1, -1, -1))
@@ -234,6 +242,19 @@ class EdgeGraph:
             written = references[stage.place : stage.place + len(outs)]
             changes += [*(outs.unflatten(1, (n_cuts, -1)) - written[:, None])]
         raise AssertionError("there is always an output")
+
+    def _changes(self, kept: Bool[Tensor, "edge"]) -> Float[Tensor, "node prompt pos d_model"]:
+        """What each node writes where only these edges are kept, less the reference; the last answer is remembered."""
+        if self._remembered is None or not torch.equal(self._remembered[0], kept):
+            self._remembered = (kept.clone(), self._trace_changes(kept))
+        return self._remembered[1]
+
+    @torch.no_grad()
+    def _trace_changes(self, kept: Bool[Tensor, "edge"]) -> Float[Tensor, "node prompt pos d_model"]:
+        rows, mask = self._rows(), kept[None].to(self.references.dtype)
+        parts = (slice(i, i + rows) for i in range(0, len(self.tokens), rows))
+        batches = [self._trace(mask, prompts, 0, None, None)[0] for prompts in parts]
+        return torch.cat([torch.stack([write[0] for write in writes]) for writes in batches], dim=1)
 
     # ---- memory ----
 

@@ -4,12 +4,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from jaxtyping import Bool
+from torch import Tensor
 
 from mechicl.analysis.circuits.node_search import PartialModel
+from mechicl.analysis.circuits.problem import Problem, make_problem
 from mechicl.analysis.circuits.results import Circuit
 from mechicl.analysis.interventions.metrics import Inputs, Metrics
 from mechicl.memory import MEMORY
-from mechicl.models.opening.edges import Edge, Node, list_edges
+from mechicl.models.opening.edges import EMBEDDING, Edge, Node
 from mechicl.progress import progress_bar
 from mechicl.prompts import At
 
@@ -21,61 +24,110 @@ def measure_circuit(
     metrics: Metrics = None,
     *,
     reference: Inputs | None = None,
-    at: At = "query",
+    at: At | None = None,
+    effects: bool = True,
     seed: int = 0,
     memory: float = MEMORY,
     progress: bool = True,
 ) -> Circuit:
     """The same nodes and edges on other prompts: how good a circuit is where it was not looked for.
 
-    The circuit's method of ablation is kept; means are by default those over the other prompts. The arguments are
-    those of `find_circuit`.
+    What cut parts carry is kept ("any" is measured with zero); means are by default those over the other prompts. The
+    arguments are those of `find_circuit`.
 
     Raises:
-        ValueError: as for `find_circuit`, but for a metric that does not change, whose shares are NaN; a circuit with
-            parts that the model does not have.
+        ValueError: as for `find_circuit`; a circuit with parts that the model does not have.
 
     Example:
         >>> induction = constructions.induction(d_vocab=16, n_ctx=32, n_heads=4, seed=0)
         >>> ids = torch.randint(16, (64, 16)).repeat(1, 2)
-        >>> circuit = find_circuit(induction, ids[:32], next_token_loss(ids[:32, 0]), edges=False)
+        >>> circuit = find_circuit(induction, ids[:32], next_token_loss(ids[:32, 0]))
         >>> print(measure_circuit(induction, circuit, ids[32:], next_token_loss(ids[32:, 0])).faithfulness())
     """
+    method = "zero" if circuit.method == "any" else circuit.method
     with progress_bar(unit="run", desc="circuit", progress=progress) as bar:
-        partial = PartialModel(
-            model, prompts, metrics, at=at, method=circuit.method, reference=reference, seed=seed, memory=memory,
-            with_edges=bool(circuit.edges), advance=bar.update,
+        if not circuit.edges and method != "scrambled":  # which is of edges only
+            partial = PartialModel(
+                model, prompts, metrics, at=at, method=method, reference=reference, seed=seed, memory=memory,
+                advance=bar.update,
+            )  # fmt: skip
+            _refuse_absent(circuit.nodes, partial.nodes)
+            return measure_nodes(partial, circuit.nodes)
+        problem = make_problem(
+            model, prompts, metrics, method=method, reference=reference, at=at, seed=seed, memory=memory,
+            advance=bar.update,
         )  # fmt: skip
-        absent: list[Node | Edge] = [node for node in circuit.nodes if node not in partial.nodes]
-        if circuit.edges:
-            absent += [edge for edge in circuit.edges if edge not in list_edges(partial.adapter.model)]
-        if absent:
-            raise ValueError(f"the circuit is of another model: this one has no {absent[0]}")
-        return measure_parts(partial, circuit.nodes, circuit.edges)
+        _refuse_absent(circuit.nodes, problem.graph.nodes)
+        _refuse_absent(circuit.edges, problem.graph.edges)
+        return measure_edges(problem, problem.graph.mask(circuit.edges), circuit.method, effects=effects)
 
 
-def measure_parts(partial: PartialModel, kept: Sequence[Node], edges: Sequence[Edge]) -> Circuit:
-    """The circuit of these nodes and edges, with its metrics."""
+def measure_nodes(partial: PartialModel, kept: Sequence[Node]) -> Circuit:
+    """The circuit of these nodes with all edges between them."""
     rest = [node for node in partial.nodes if node not in kept]
-    full, ablated, alone, without, *fewer_nodes = partial.metric_without(
+    full, ablated, alone, without, *fewer = partial.metric_without(
         [[], partial.nodes, rest, kept, *([*rest, node] for node in kept)]
     )
-    edges_alone, fewer_edges = alone, []
-    if edges:
-        edges_alone = partial.metric_with_only(edges)
-        fewer_edges = [partial.metric_with_only([e for e in edges if e != edge]) for edge in edges]
-    no_effects = full.new_zeros(0, len(full))
+    none = full.new_zeros(0, len(full))
     return Circuit(
         nodes=tuple(kept),
-        edges=tuple(edges),
-        metric=partial.metric_name,
+        edges=(),
+        metric=partial.objective.name,
         method=partial.method,
         full=full,
         ablated=ablated,
         alone=alone,
         without=without,
-        edges_alone=edges_alone,
-        node_effects=torch.stack(fewer_nodes) - alone if fewer_nodes else no_effects,
-        edge_effects=torch.stack(fewer_edges) - edges_alone if fewer_edges else no_effects,
+        edges_alone=alone,
+        node_effects=torch.stack(fewer) - alone if fewer else none,
+        edge_effects=none,
         n_nodes=len(partial.nodes),
     )
+
+
+def measure_edges(problem: Problem, kept: Bool[Tensor, "edge"], method: Any, *, effects: bool = True) -> Circuit:
+    """The circuit of these edges and the nodes that they connect.
+
+    A node is ablated by cutting all edges from it. Effects that are not asked for are NaN.
+    """
+    graph = problem.graph
+    edges = [edge for edge, keep in zip(graph.edges, kept.tolist(), strict=True) if keep]
+    ends = {node for edge in edges for node in (edge.sender, edge.receiver)}
+    nodes = [node for node in graph.nodes if node in ends and node != EMBEDDING]
+    numbers = kept.nonzero().flatten().tolist()
+
+    def without(mask: Tensor, ablated: Sequence[Node]) -> Tensor:
+        return mask & ~graph.mask([edge for edge in graph.edges if edge.sender in set(ablated)])
+
+    everything = torch.ones_like(kept)
+    between = without(everything, [node for node in graph.nodes if node not in nodes and node != EMBEDDING])
+    masks = [between, without(everything, nodes), kept]
+    if effects:
+        masks += [without(between, [node]) for node in nodes]
+        masks += [kept & (torch.arange(len(kept), device=kept.device) != number) for number in numbers]
+    alone, lost, edges_alone, *fewer = problem.measure(torch.stack(masks))
+    unknown = alone.new_full((1, len(alone)), torch.nan)
+    by_node, by_edge = fewer[: len(nodes)], fewer[len(nodes) :]
+    return Circuit(
+        nodes=tuple(nodes),
+        edges=tuple(edges),
+        metric=problem.objective.name,
+        method=method,
+        full=problem.objective.full,
+        ablated=problem.objective.ablated,
+        alone=alone,
+        without=lost,
+        edges_alone=edges_alone,
+        node_effects=torch.stack([effect - alone for effect in by_node]) if by_node else unknown.repeat(len(nodes), 1),
+        edge_effects=(
+            torch.stack([effect - edges_alone for effect in by_edge]) if by_edge else unknown.repeat(len(edges), 1)
+        ),
+        n_nodes=len(graph.nodes) - 1,
+    )
+
+
+def _refuse_absent(parts: Sequence[Node] | Sequence[Edge], there: Sequence[Node] | Sequence[Edge]) -> None:
+    known = set(there)
+    absent = [part for part in parts if part not in known]
+    if absent:
+        raise ValueError(f"the circuit is of another model: this one has no {absent[0]}")

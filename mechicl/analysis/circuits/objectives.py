@@ -68,14 +68,28 @@ def make_objective(
     Raises:
         ValueError: several metrics, or one that is not finite, or the same whether everything is cut or nothing.
     """
-    named = name_metrics(metrics, prompts, at)
-    if len(named) > 1:
-        raise ValueError(f"a circuit carries one metric, got {list(named)}: give metrics=")
-    ((name, metric),) = named.items() if named else ((OUTPUTS, None),)
+    name, metric = name_metric(metrics, prompts, at)
     full, cut = (evaluate(name, metric, predictions, whole) for predictions in (whole, ablated))
+    return check_objective(Objective(name, metric, whole, full, cut))
+
+
+def name_metric(metrics: Metrics, prompts: Inputs, at: At) -> tuple[str, Metric | None]:
+    """The metric that is asked for, or the loss of prompts with targets; None for the outputs themselves.
+
+    Raises:
+        ValueError: several metrics, or none in a dictionary.
+    """
+    named = name_metrics(metrics, prompts, at)
+    if len(named) > 1 or (metrics is not None and not named):
+        raise ValueError(f"a circuit carries one metric, got {list(named) or 'none'}: give one, metrics=")
+    return next(iter(named.items()), (OUTPUTS, None))
+
+
+def check_objective(objective: Objective) -> Objective:
+    """The same; refuses (ValueError) a metric that is not finite, or the same when everything is cut."""
+    name, full = objective.name, objective.full
     if not full.isfinite().all():
         raise ValueError(f"{name!r} of the whole model is not finite on {int((~full.isfinite()).sum())} prompts")
-    objective = Objective(name, metric, whole, full, cut)
     if not objective.scale > 1e-6 * (full.abs().mean().item() + 1e-30):
         raise ValueError(
             f"{name!r} does not change when every head and MLP is ablated: there is nothing to find. A metric that is "

@@ -9,9 +9,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mechicl.analysis.circuits.graph import EdgeGraph
-from mechicl.analysis.circuits.objectives import Objective, make_objective
-from mechicl.analysis.circuits.references import record_references
-from mechicl.analysis.interventions.ablation import Method
+from mechicl.analysis.circuits.objectives import Objective, make_objective, name_metric
+from mechicl.analysis.circuits.references import Method, record_references
 from mechicl.analysis.interventions.metrics import Inputs, Metrics
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.prompts import At, Prompts
@@ -19,29 +18,50 @@ from mechicl.prompts import At, Prompts
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """A graph, what its circuit has to keep, and how many runs were made.
+    """A model as a graph, what its circuit has to keep, and how many runs were made.
 
     Attributes:
-        graph: of the model, on the prompts.
-        objective: the metric, and what it is when nothing and when everything is cut.
+        graphs: of the model, on the prompts: one for each thing that a cut edge carries.
+        objectives: for each, the metric, and what it is when nothing and when everything is cut.
+        method: what a cut edge carries.
         advance: called with the number of runs after each batch.
     """
 
-    graph: EdgeGraph
-    objective: Objective
+    graphs: tuple[EdgeGraph, ...]
+    objectives: tuple[Objective, ...]
+    method: Method
     advance: Callable[[int], object] = lambda _: None
 
-    def measure(self, kept: Bool[Tensor, "cut edge"], start: int = 0) -> Float[Tensor, "cut prompt"]:
-        """The metric of runs in which only these edges carry what the run writes; see `EdgeGraph.iterate_cuts`."""
+    @property
+    def graph(self) -> EdgeGraph:
+        """The first of the graphs, whose nodes and edges are those of all."""
+        return self.graphs[0]
+
+    @property
+    def objective(self) -> Objective:
+        """The first of the objectives."""
+        return self.objectives[0]
+
+    def measure(self, kept: Bool[Tensor, "cut edge"]) -> Float[Tensor, "cut prompt"]:
+        """The metric of runs in which only these edges carry what the run writes, with the first of the graphs."""
+        return self._measure(0, kept, 0, None)
+
+    def shifts(
+        self, kept: Bool[Tensor, "cut edge"], start: int = 0, base: Bool[Tensor, "edge"] | None = None
+    ) -> list[float]:
+        """How far each of these runs is from the whole model, at most; see `EdgeGraph.iterate_cuts`."""
+        farthest = [0.0] * len(kept)
+        for number, objective in enumerate(self.objectives):
+            moved = [objective.shift(values) for values in self._measure(number, kept, start, base)]
+            farthest = [max(pair) for pair in zip(farthest, moved, strict=True)]
+        return farthest
+
+    def _measure(self, number: int, kept: Tensor, start: int, base: Tensor | None) -> Float[Tensor, "cut prompt"]:
         values = []
-        for _, predictions in self.graph.iterate_cuts(kept, start=start):
-            values += [self.objective.measure(each) for each in predictions]
+        for _, predictions in self.graphs[number].iterate_cuts(kept, start=start, base=base):
+            values += [self.objectives[number].measure(each) for each in predictions]
             self.advance(len(predictions))
         return torch.stack(values)
-
-    def shifts(self, kept: Bool[Tensor, "cut edge"], start: int = 0) -> list[float]:
-        """How far each of these runs is from the whole model."""
-        return [self.objective.shift(values) for values in self.measure(kept, start)]
 
 
 def make_problem(
@@ -49,7 +69,7 @@ def make_problem(
     prompts: Inputs,
     metrics: Metrics,
     *,
-    method: Method,
+    method: Method | None,
     reference: Inputs | None,
     at: At | None,
     seed: int,
@@ -57,16 +77,35 @@ def make_problem(
     advance: Callable[[int], object] = lambda _: None,
 ) -> Problem:
     """Take a model apart on some prompts; raises what `find_circuit` says."""
+    adapter, tokens = read_inputs(model, prompts, metrics, at)
+    method = method or default_method(metrics, prompts, adapter.at)
+    references = record_references(adapter, tokens, method, reference, seed)
+    graphs = tuple(EdgeGraph(adapter, tokens, writes, memory=memory) for writes in references)
+    nothing = torch.zeros(1, len(graphs[0].edges), dtype=torch.bool, device=tokens.device)
+    objectives = []
+    for graph in graphs:
+        whole, ablated = graph.run_cuts(~nothing)[0], graph.run_cuts(nothing)[0]
+        objectives.append(make_objective(metrics, prompts, adapter.at, whole, ablated))
+    return Problem(graphs, tuple(objectives), method, advance)
+
+
+def read_inputs(model: Any, prompts: Inputs, metrics: Metrics, at: At | None) -> tuple[ModelAdapter, Tensor]:
+    """A model to run on some prompts, and their tokens.
+
+    Raises:
+        ValueError: a model without layers, or no prompts.
+    """
     if at is None:  # the query of points; of tokens the last position, if a metric says what of it
         at = "query" if metrics is not None or isinstance(prompts, Prompts) else "positions"
     adapter = ModelAdapter(model, at)
-    tokens = adapter.encode(prompts)
     if not adapter.n_layers:
         raise ValueError("there is no layer to find a circuit in")
+    tokens = adapter.encode(prompts)
     if not len(tokens):
         raise ValueError("there are no prompts to find a circuit on")
-    graph = EdgeGraph(adapter, tokens, record_references(adapter, tokens, method, reference, seed), memory=memory)
-    nothing = torch.zeros(1, len(graph.edges), dtype=torch.bool, device=tokens.device)
-    ablated = graph.run_cuts(nothing)[0]
-    whole = graph.run_cuts(~nothing)[0]
-    return Problem(graph, make_objective(metrics, prompts, at, whole, ablated), advance)
+    return adapter, tokens
+
+
+def default_method(metrics: Metrics, prompts: Inputs, at: At) -> Method:
+    """What a cut edge carries if nobody says: anything where the outputs have to stay, nothing where a metric has."""
+    return "any" if name_metric(metrics, prompts, at)[1] is None else "zero"

@@ -1,29 +1,68 @@
 """What a cut edge carries in place of what its sender writes."""
 
+from typing import Literal, get_args
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.analysis.circuits.graph import record_writes
-from mechicl.analysis.interventions.ablation import Method, check_reference
+from mechicl.analysis.interventions.ablation import check_reference
 from mechicl.analysis.interventions.corruptions import derangement
 from mechicl.analysis.interventions.metrics import Inputs
 from mechicl.models.opening.adapter import ModelAdapter
 
+Method = Literal["zero", "mean", "resample", "counterfactual", "scrambled", "any"]
+"""What a cut edge carries: see `find_circuit`."""
+N_SCRAMBLED = 2  # draws of "any", beside zero
+N_MIXED = 2  # writes of one node that a scrambled one mixes
+
 
 def record_references(
     adapter: ModelAdapter, tokens: Tensor, method: Method, reference: Inputs | None, seed: int
-) -> Float[Tensor, "node prompt pos d_model"]:
-    """What each node writes where its edges are cut; raises what `ablate` raises."""
+) -> list[Float[Tensor, "node prompt pos d_model"]]:
+    """What each node writes where its edges are cut: once, or for "any" several times.
+
+    Raises:
+        ValueError: an unknown method, or a reference that it does not go with; see `find_circuit`.
+    """
+    if method not in get_args(Method):
+        raise ValueError(f"method={method!r} is not one of {get_args(Method)}")
     others = None if reference is None else adapter.encode(reference)
-    check_reference(tokens, method, others)
+    plain = "zero" if method in ("any", "scrambled") else method
+    check_reference(tokens, plain, others)
     if method == "zero":
-        example = record_writes(adapter, tokens[:1])
-        return example.new_zeros(1, 1, 1, 1).expand(len(example), len(tokens), *example.shape[2:])
+        return [_zeros(record_writes(adapter, tokens[:1]), len(tokens))]
+    if method in ("any", "scrambled"):
+        writes = record_writes(adapter, tokens)
+        generator = torch.Generator().manual_seed(seed)
+        if method == "scrambled":
+            return [_scramble(writes, generator)]
+        return [_zeros(writes, len(tokens)), *(_scramble(writes, generator) for _ in range(N_SCRAMBLED))]
     if method == "resample":
         order = derangement(len(tokens), torch.Generator().manual_seed(seed)).to(tokens.device)
-        return record_writes(adapter, tokens)[:, order]
+        return [record_writes(adapter, tokens)[:, order]]
     writes = record_writes(adapter, tokens if others is None else others)
     if method == "counterfactual":
-        return writes
-    return writes.mean(1, keepdim=True).expand(-1, len(tokens), -1, -1)
+        return [writes]
+    return [writes.mean(1, keepdim=True).expand(-1, len(tokens), -1, -1)]
+
+
+def _zeros(writes: Tensor, n_prompts: int) -> Tensor:
+    """Zeros that take no memory."""
+    return writes.new_zeros(1, 1, 1, 1).expand(len(writes), n_prompts, *writes.shape[2:])
+
+
+def _scramble(writes: Float[Tensor, "node prompt pos d_model"], generator: torch.Generator) -> Tensor:
+    """At each place a random mixture of what the node writes at places drawn at random, of this or other prompts.
+
+    It is in the span of what the node can write, so it shows nothing to who does not read it; but its size and sign are
+    none that the model is used to, so that a reader that is saturated, or to which all prompts are alike, is moved too.
+    """
+    flat = writes.flatten(1, 2)
+    mixed = torch.zeros_like(flat)
+    for _ in range(N_MIXED):
+        places = torch.randint(flat.shape[1], (flat.shape[1],), generator=generator).to(flat.device)
+        weights = 2 * torch.randn(flat.shape[1], 1, generator=generator, dtype=torch.float64)
+        mixed += weights.to(flat) * flat[:, places]
+    return mixed.view_as(writes)

@@ -7,7 +7,7 @@ import pandas as pd
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.analysis.interventions.ablation import Method
+from mechicl.analysis.circuits.references import Method
 from mechicl.models.opening.edges import Edge, Node
 from mechicl.statistics import Interval, Result, interval, ratio_interval
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from mechicl.analysis.circuits.graph import EdgeGraph
 from mechicl.analysis.circuits.objectives import Objective
-from mechicl.analysis.circuits.problem import make_problem
-from mechicl.analysis.interventions.ablation import Method
+from mechicl.analysis.circuits.problem import Problem, make_problem
+from mechicl.analysis.circuits.references import Method
 from mechicl.analysis.interventions.metrics import Inputs, Metrics
 from mechicl.checks import check_whole
 from mechicl.memory import MEMORY
@@ -54,8 +54,9 @@ class EdgeScores(Result):
 
     def to_dataframe(self, level: float = 0.95) -> pd.DataFrame:
         """One row an edge, strongest first: its mean score with the interval over prompts."""
-        rows = [(str(edge), *interval(score, level).ends) for edge, score in zip(self.edges, self.scores, strict=True)]
-        frame = pd.DataFrame(rows, columns=["edge", "low", "score", "high"])[["edge", "score", "low", "high"]]
+        means = [interval(score, level) for score in self.scores]
+        rows = [(str(edge), mean.mean, mean.low, mean.high) for edge, mean in zip(self.edges, means, strict=True)]
+        frame = pd.DataFrame(rows, columns=["edge", "score", "low", "high"])
         return frame.reindex(frame["score"].abs().sort_values(ascending=False, kind="stable").index)
 
     def __str__(self) -> str:
@@ -70,7 +71,7 @@ def score_edges(
     *,
     scoring: Scoring = "mask-ig",
     steps: int | None = None,
-    method: Method = "zero",
+    method: Method | None = None,
     reference: Inputs | None = None,
     at: At | None = None,
     seed: int = 0,
@@ -111,26 +112,30 @@ def score_edges(
     problem = make_problem(
         model, prompts, metrics, method=method, reference=reference, at=at, seed=seed, memory=memory
     )  # fmt: skip
-    scores = estimate_effects(problem.graph, problem.objective, scoring, steps, seed, progress=progress)
-    return EdgeScores(tuple(problem.graph.edges), scores, problem.objective.name, scoring, method)
+    scores = estimate_effects(problem, scoring, steps, seed, progress=progress)
+    return EdgeScores(tuple(problem.graph.edges), scores, problem.objective.name, scoring, problem.method)
 
 
 def estimate_effects(
-    graph: EdgeGraph, objective: Objective, scoring: Scoring, steps: int | None, seed: int, *, progress: bool
+    problem: Problem, scoring: Scoring, steps: int | None, seed: int, *, progress: bool
 ) -> Float[Tensor, "edge prompt"]:
-    """The scores of all edges; see `score_edges`."""
-    signed = objective.metric is not None
-    total = torch.zeros(len(graph.edges), len(graph.tokens), dtype=graph.references.dtype, device=graph.tokens.device)
-    points = list(_points(graph, scoring, steps))
-    for number, (kept, share, senders) in enumerate(progress_bar(points, unit="gradient", progress=progress)):
+    """The scores of all edges, in the mean over what cut edges carry; see `score_edges`."""
+    signed, graphs = problem.objective.metric is not None, problem.graphs
+    whole = graphs[0].references
+    total = torch.zeros(len(problem.graph.edges), whole.shape[1], dtype=whole.dtype, device=whole.device)
+    points = [(g, *point) for g in range(len(graphs)) for point in _points(graphs[g], scoring, steps)]
+    for number, (g, kept, share, senders) in enumerate(progress_bar(points, unit="gradient", progress=progress)):
+        graph, objective = graphs[g], problem.objectives[g]
 
-        def linear(predictions: Tensor, prompts: slice, number: int = number) -> Tensor:
+        def linear(
+            predictions: Tensor, prompts: slice, objective: Objective = objective, number: int = number
+        ) -> Tensor:
             return objective.linear(predictions, prompts, seed + number)
 
         gradient = graph.gradients(kept, linear, changes=None if scoring == "mask-ig" else graph.whole)
         gradient = gradient if senders is None else gradient * senders[:, None]
         total += share * (gradient if signed else gradient.square())
-    return -total if signed else total.sqrt()
+    return -total / len(graphs) if signed else (total / len(graphs)).sqrt()
 
 
 Point = tuple[Float[Tensor, "edge"], float, Float[Tensor, "edge"] | None]

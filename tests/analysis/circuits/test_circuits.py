@@ -139,10 +139,10 @@ def test_a_loose_tolerance_keeps_nothing_and_a_tight_one_all():
     prompts = inputs(model, 0, 5)
     empty = find_circuit(model, prompts, tolerance=1e6)
     assert empty.nodes == empty.edges == ()
-    assert_close(empty.alone, empty.ablated)
+    assert_close(empty.edges_alone, empty.ablated)
     assert_close(empty.without, empty.full)
     assert empty.node_effects.shape == (0, 5)
-    assert empty.completeness().mean == 0
+    assert empty.completeness().mean == pytest.approx(0, abs=1e-12)
     assert str(empty).startswith("no node; 0 edges")
     full = find_circuit(model, prompts, tolerance=1e-12, edges=False)
     assert len(full.nodes) == full.n_nodes == empty.n_nodes == 6
@@ -165,7 +165,7 @@ def test_what_is_found_is_as_faithful_as_asked_for(kind, search):
 def test_nodes_and_edges_of_a_bridge():
     model, tokens, others = shared_bridge(), ids(0, n=4, d_vocab=20), ids(5, n=3, d_vocab=20)
     metric, other_metric = (logit_difference(read[:, 0], read[:, 1]) for read in (tokens, others))
-    circuit = find_circuit(model, tokens, metric, edges=False, tolerance=0.3)
+    circuit = find_circuit(model, tokens, metric, edges=False, method="mean", tolerance=0.3)
     check_numbers(circuit, model, tokens, metric, **SINGLE)
     measured = measure_circuit(model, circuit, others, other_metric)
     assert measured.nodes == circuit.nodes
@@ -194,7 +194,13 @@ BAD: dict[str, Any] = {
     "tolerance must be positive, got nan": {"tolerance": float("nan")},
     "not one of": {"search": "exhaustive"},
     "too little": {"memory": 10},
-    "reference must be": {"reference": inputs(model_of("gpt"), 0).prefix(1)},
+    "reference must be": {"reference": inputs(model_of("gpt"), 0).prefix(1), "method": "mean"},
+    "method='zero' takes none": {"reference": inputs(model_of("gpt"), 1)},
+    "is equal to the prompts": {"reference": inputs(model_of("gpt"), 0, 4), "method": "counterfactual"},
+    "name them, reference=": {"method": "counterfactual"},
+    "method='Zero' is not one of": {"method": "Zero"},
+    "looks for edges": {"search": "eap", "edges": False},
+    "has no gradient": {"metrics": lambda p: p[:, 0].detach(), "search": "eap"},
 }
 
 
@@ -211,6 +217,8 @@ def test_models_and_prompts_without_a_circuit():
     with pytest.raises(ValueError, match="clips its stream"):
         find_circuit(model, inputs(model, 0))
     with pytest.raises(ValueError, match=r"no hook 'blocks\.0\.attn\.hook_z'"):
+        find_circuit(lstm(), inputs(lstm(), 0), edges=False)
+    with pytest.raises(ValueError, match="not in HookedLSTM"):
         find_circuit(lstm(), inputs(lstm(), 0))
     with pytest.raises(ValueError, match="no layer"):
         find_circuit(empty, inputs(empty, 0))
