@@ -38,7 +38,7 @@ from mechicl.analysis.causes import (
     sample_sources,
     test_hypotheses,
 )
-from mechicl.analysis.circuits import Circuit, find_circuit, measure_circuit
+from mechicl.analysis.circuits import Circuit, compare_circuits, find_circuit, measure_circuit
 from mechicl.analysis.dynamics import align_over_training, find_transitions, score_heads_over_training
 from mechicl.analysis.finetuning import FineTuning, compare_on_prompts, compare_with_finetuning, fine_tune
 from mechicl.analysis.heads import composition_scores, measure_target_copying, read_dual_form, score_heads
@@ -87,6 +87,7 @@ __all__ = [
     "behaviour",
     "causes",
     "circuits",
+    "compare_circuits",
     "compare_on_prompts",
     "compare_with_finetuning",
     "composition_scores",

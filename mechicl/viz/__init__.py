@@ -9,7 +9,7 @@ from mechicl.viz.attention import attention_html, model_attention, prompt_attent
 from mechicl.viz.attention_grid import attention_figure, mean_patterns
 from mechicl.viz.behaviour import identified_families, identified_filters, shifted_losses
 from mechicl.viz.causes import causal_graph, counterfactual_scatter, hypotheses_ranked, interchange_heatmap
-from mechicl.viz.circuits import circuit_graph
+from mechicl.viz.circuits import circuit_differences, circuit_graph
 from mechicl.viz.conditioning import condition_number_distribution, condition_numbers, eigenvalue_map
 from mechicl.viz.elements import interval_lines
 from mechicl.viz.explorer import PatchingExplorer
@@ -43,6 +43,7 @@ __all__ = [
     "attention_figure",
     "attention_html",
     "causal_graph",
+    "circuit_differences",
     "circuit_graph",
     "composition_figure",
     "condition_number_distribution",

@@ -1,165 +1,225 @@
-"""Circuits as graphs: heads and MLPs in layers, edges by what the metric loses without them."""
+"""Circuits as graphs: heads and MLPs in layers, edges by what the metric loses without them, or beside the truth."""
 
 from collections.abc import Mapping, Sequence
-from math import sqrt
+from itertools import pairwise
+from math import isfinite, sqrt
+from typing import Any
 
 import plotly.graph_objects as go
 
 from mechicl.analysis import Circuit
-from mechicl.analysis.circuits import Edge, Node
-from mechicl.statistics import Interval, interval
+from mechicl.analysis.circuits import EMBEDDING, CircuitComparison, Edge, Node
+from mechicl.statistics import Interval
 from mechicl.viz.elements import COLORS, figure
+from mechicl.viz.layered import Layout, lay_out
 
 WAYS = {"q": "#e07b00", "k": "#1f6fb4", "v": "#2a9d4a", "": "#666666"}
 """Colours of the edges into a head's query, key and value, and into MLPs and the output."""
+STANDINGS = {"shared": "#777777", "missing": "#1f6fb4", "false": "#d1495b"}
+"""Colours of what a circuit has in common with the truth, of what it lacks, and of what it has in vain."""
 _WORDS = {"q": "into a query", "k": "into a key", "v": "into a value", "": "into an MLP or the output"}
+SIDES = {"q": -1, "k": 0, "v": 1, "": 0}  # of a lane and of a head's middle where such edges go
+APART = 14, 0.1  # how far from each other, in pixels and at most in nodes
 LABELLED = 16  # edges beyond which there is no room for numbers
+ON_LINE = (0.6, 0.45, 0.3, 0.65, 0.5, 0.4, 0.35, 0.25, 0.75, 0.2, 0.8)  # where a number may stand, the best first
 WORTH = 0.05  # of the strongest edge's effect, below which an edge has no number
-BOWS = (0.0, 0.16, -0.16, 0.32, -0.32, 0.5, -0.5, 0.7, -0.7, 0.95, -0.95)  # by how much an edge bends to a side
-WIDTH = 1.25  # half of the picture's
+MOST = 300  # edges that are drawn
+MANY = 80  # edges beyond which lines are thin and light
+POINTS = 12  # of a line from row to row
+LEAST_WIDTH = 3.6  # of the picture, in nodes
+MANY_WIDE = 12  # nodes side by side beyond which they are smaller
+PIXELS = 900  # about as wide as a picture is
 Place = tuple[float, float]
 
 
-def circuit_graph(circuit: Circuit, title: str | None = None, *, most: int = 60) -> go.Figure:
-    """A circuit from the embedding (bottom) to the output (top), one row a layer.
+def circuit_graph(circuit: Circuit, title: str | None = None, *, most: int = MOST) -> go.Figure:
+    """A circuit from the embedding (bottom) to the output (top), one row a layer, those of the layers that it uses.
 
-    Lines are edges: coloured by what they go into, and the wider, the more the metric changes without them. Discs are
-    heads, squares MLPs, their area the change without them. Numbers are means over prompts, left out for edges that
-    matter less than a twentieth of the strongest; hovering shows all of them with intervals. Where edges were not
-    looked for, nodes stand alone. Of very many edges only the `most` strongest are drawn.
+    Lines are edges: coloured by what they go into, and the wider, the more the metric changes without them; all edges
+    of one sender go through one lane past the rows between. Discs are heads, squares MLPs, their area the change
+    without them. Numbers are means over prompts, of few edges only, and not of those that matter less than a twentieth
+    of the strongest; hovering shows all of them with intervals. Where edges were not looked for, nodes stand alone. Of
+    more than `most` edges the strongest are drawn.
     """
-    places = _places(circuit)
+    effects = circuit.effects()
+    drawn = sorted(circuit.edges, key=lambda edge: -_size(effects.get(edge)))[:most]
     whole, alone, none = (values.mean().item() for values in (circuit.full, circuit.edges_alone, circuit.ablated))
     words = f"{circuit.metric} {whole:.3g} with the whole model, {alone:.3g} with this, {none:.3g} with neither"
-    fig = figure(title or f"Circuit: {words}", "", "")
-    measured = zip(circuit.edges, map(interval, circuit.edge_effects), strict=True)
-    drawn = sorted(measured, key=lambda pair: abs(pair[1].mean), reverse=True)[:most]
-    strongest = abs(drawn[0][1].mean) or 1.0 if drawn else 1.0
-    if len(drawn) < len(circuit.edges):
-        fig.update_layout(title_text=f"{fig.layout.title.text}<br>the {most} strongest of {len(circuit.edges)} edges")  # type: ignore[attr-defined]
-    shown: set[str] = set()
-    lines: dict[Edge, list[Place]] = {}
-    for edge, effect in reversed(drawn):  # the strongest on top
-        lines[edge] = _line(edge, places, [line for other, line in lines.items() if _ends(other) == _ends(edge)])
-        _draw_edge(fig, edge, effect, lines[edge], strongest, edge.by not in shown)
-        shown.add(edge.by)
-    _draw_nodes(fig, circuit, places)
-    numbered = [pair for pair in drawn if abs(pair[1].mean) >= WORTH * strongest] if len(drawn) <= LABELLED else []
-    _write_numbers(fig, numbered, lines, places)
-    rows = sorted({y for _, y in places.values()})
-    ends = {rows[0]: "", rows[-1]: ""}
-    fig.update_yaxes(tickvals=rows, ticktext=[ends.get(y, _layer_name(y)) for y in rows], showgrid=True, zeroline=False,
-                     range=[rows[0] - 0.4, rows[-1] + 0.4])  # fmt: skip
-    fig.update_xaxes(visible=False, range=[-WIDTH, WIDTH])
-    below = 20 / (height := max(320, 110 * len(rows) + 120))
-    legend = {"orientation": "h", "y": -below, "yanchor": "top", "x": 0, "traceorder": "normal"}
-    fig.update_layout(height=height, legend=legend, margin_t=60 + 20 * (len(drawn) < len(circuit.edges)))
-    return fig
+    less = f"<br>the {most} strongest of {len(circuit.edges)} edges" if len(drawn) < len(circuit.edges) else ""
+    fig = figure(f"{title or f'Circuit: {words}'}{less}")
+    layout = lay_out_circuit(circuit.nodes, drawn)
+    for by in [by for by in WAYS if any(edge.by == by for edge in drawn)]:
+        _add_to_legend(fig, _WORDS[by], color=WAYS[by])
+    strongest = max((_size(effects.get(edge)) for edge in drawn), default=0.0)
+    widest, faintest = (6, 0.4) if len(drawn) <= LABELLED else (4, 0.4) if len(drawn) <= MANY else (2.5, 0.25)
+    lines = {edge: edge_line(layout, edge) for edge in drawn}
+    for edge, line in reversed(lines.items()):  # the strongest on top
+        share = sqrt(_size(effects.get(edge)) / strongest) if strongest else 0.0
+        hover = f"{edge}<br>without it: {effects[edge]}" if edge in effects else str(edge)
+        _draw_line(fig, line, hover, faintest + 0.45 * share, color=WAYS[edge.by], width=1 + widest * share)
+    largest = max((_size(effects.get(node)) for node in circuit.nodes), default=0.0)
+    for node in layout.row:
+        effect = effects.get(node) if isinstance(node, Node) else None
+        size = 34 + 24 * sqrt(_size(effect) / largest) if largest else 34.0
+        _draw_node(fig, node, layout, size, "" if effect is None else f"<br>without it: {effect}")
+    if len(drawn) <= LABELLED:
+        worth = {edge: mean for edge, mean in effects.items() if _size(mean) > 0 and _size(mean) >= WORTH * strongest}
+        _write_numbers(fig, {edge: worth[edge] for edge in drawn if edge in worth}, lines, layout)
+    return _frame(fig, layout, n_lines=1 + bool(less))
 
 
-def _places(circuit: Circuit) -> dict[Node | None, Place]:
-    """Where each node stands; the output is None. A layer's MLP stands half a row above its heads."""
-    rows: dict[float, list[Node]] = {}
-    for node in circuit.nodes:
-        rows.setdefault(1 + node.layer + (0.5 if node.head is None else 0.0), []).append(node)
-    places: dict[Node | None, Place] = {Node(-1): (0.0, 0.0)}
-    for y, nodes in rows.items():
-        for i, node in enumerate(nodes):
-            shift = 0.22 * (-1) ** int(y)  # so that a column of single heads does not hide the edges that pass it
-            places[node] = ((2 * (i + 0.5) / len(nodes) - 1) * 1.1 + (shift if len(nodes) == 1 else 0), y)
-    top = max((y for _, y in places.values()), default=0.0)
-    places[None] = (0.0, float(int(top)) + 1.0)
-    return places
+def circuit_differences(comparison: CircuitComparison, title: str | None = None) -> go.Figure:
+    """A circuit beside the truth: what both have (grey), what is missing (blue, dotted) and what is false (red)."""
+    nodes = {node: name for name in STANDINGS for node in getattr(comparison, f"{name}_nodes")}
+    edges = {edge: name for name in STANDINGS for edge in getattr(comparison, f"{name}_edges")}
+    layout = lay_out_circuit(list(nodes), list(edges))
+    fig = figure(title or "<br>".join(comparison.counts()))
+    looks: dict[str, dict[str, Any]] = {
+        name: {"color": color, "dash": "dot" if name == "missing" else "solid"} for name, color in STANDINGS.items()
+    }
+    for name, look in looks.items():
+        n = sum(standing == name for standing in edges.values())
+        _add_to_legend(fig, f"{n} {name} edge{'s' * (n != 1)}", **look)
+    for edge, name in edges.items():
+        way = f"{edge}<br>{name}"
+        if name == "shared":
+            _draw_line(fig, edge_line(layout, edge), way, 0.5, **looks[name], width=1.5)
+        else:
+            _draw_line(fig, edge_line(layout, edge), way, 0.9, **looks[name], width=3)
+    for node in layout.row:
+        name = nodes.get(node, "shared") if isinstance(node, Node) else "shared"
+        color = STANDINGS[name] if name != "shared" else COLORS["gradient descent"]
+        _draw_node(fig, node, layout, 40.0, f"<br>{name}", outline=color)
+    return _frame(fig, layout, n_lines=2)
 
 
-def _layer_name(y: float) -> str:
-    return f"layer {int(y) - 1}{' MLP' if y % 1 else ''}"
+def lay_out_circuit(nodes: Sequence[Node], edges: Sequence[Edge]) -> Layout:
+    """Places of the embedding, the nodes, and the output (None); a layer's MLP stands in a row above its heads."""
+    inner = {*nodes, *(edge.sender for edge in edges), *(edge.receiver for edge in edges if edge.receiver)}
+    rows: dict[tuple[int, bool], list[Node | None]] = {}
+    for node in sorted(inner - {EMBEDDING}, key=lambda node: (node.layer, node.head is None, node.head or 0)):
+        rows.setdefault((node.layer, node.head is None), []).append(node)
+    return lay_out([[EMBEDDING], *rows.values(), [None]], [(edge.sender, edge.receiver) for edge in edges])
 
 
-def _ends(edge: Edge) -> tuple[Node, Node | None]:
-    return edge.sender, edge.receiver
+def edge_line(layout: Layout, edge: Edge) -> list[Place]:
+    """A smooth curve through the places that an edge passes; edges into queries, keys and values go side by side."""
+    way = layout.way((edge.sender, edge.receiver))
+    aside = SIDES[edge.by] * min(APART[0] * _width(layout) / PIXELS, APART[1])
+    xs, ys = [x + aside for x, _ in way], [y for _, y in way]
+    rises = [x1 - x0 for x0, x1 in pairwise(xs)]  # rows are 1 apart
+    # upright at both ends and where it turns, and never beyond a place that it passes: slopes are harmonic means
+    slopes = [0.0, *(2 * a * b / (a + b) if a * b > 0 else 0.0 for a, b in pairwise(rises)), 0.0]
+    line: list[Place] = [(xs[0], ys[0])]
+    for i, rise in enumerate(rises):
+        for t in (step / POINTS for step in range(1, POINTS + 1)):
+            bent = (slopes[i] * (1 - t) - slopes[i + 1] * t) * t * (1 - t)
+            line.append((xs[i] + rise * t * t * (3 - 2 * t) + bent, ys[i] + t))
+    return line
 
 
-def _line(edge: Edge, places: Mapping[Node | None, Place], siblings: Sequence[Sequence[Place]]) -> list[Place]:
-    """A curve that passes beside nodes and siblings, as straight as there is one."""
-    (x0, y0), (x1, y1) = places[edge.sender], places[edge.receiver]
-    others = [place for node, place in places.items() if node not in _ends(edge)]
-    candidates: list[tuple[float, float, list[Place]]] = []
-    for bow in BOWS:
-        line = [(x0 + (x1 - x0) * t + 4 * bow * t * (1 - t), y0 + (y1 - y0) * t) for t in (i / 20 for i in range(21))]
-        hidden = sum(_near(place, other, 0.13, 0.32) for place in line for other in others)
-        outside = sum(abs(x) > WIDTH for x, _ in line)
-        shared = sum(_near(line[10], other[10], 0.1, 0.1) for other in siblings)
-        candidates.append((hidden + outside + 10 * shared, abs(bow) - 0.01 * bow * (x1 >= 0), line))
-    return min(candidates, key=lambda candidate: candidate[:2])[2]
+def _size(effect: Interval | None) -> float:
+    return abs(effect.mean) if effect is not None and isfinite(effect.mean) else 0.0
 
 
-def _near(a: Place, b: Place, x: float, y: float) -> bool:
-    return abs(a[0] - b[0]) < x and abs(a[1] - b[1]) < y
+def _add_to_legend(fig: go.Figure, name: str, **look: Any) -> None:
+    """An entry with a line that is seen, however thin the lines of the picture are."""
+    fig.add_trace(go.Scatter(x=[None], y=[None], mode="lines", line={"width": 4, **look}, name=name, hoverinfo="skip"))
 
 
-def _draw_edge(
-    fig: go.Figure, edge: Edge, effect: Interval, line: Sequence[Place], strongest: float, in_legend: bool
-) -> None:
-    share = sqrt(abs(effect.mean) / strongest)
+def _draw_line(fig: go.Figure, line: Sequence[Place], hover: str, opacity: float, **look: Any) -> None:
     fig.add_trace(
         go.Scatter(
-            x=[x for x, _ in line],
-            y=[y for _, y in line],
-            mode="lines",
-            line={"color": WAYS[edge.by], "width": 1 + 6 * share, "shape": "spline"},
-            opacity=0.3 + 0.5 * share,
-            name=_WORDS[edge.by],
-            legendgroup=edge.by,
-            showlegend=in_legend,
-            hovertext=f"{edge}<br>without it: {effect}",
+            x=[x for x, _ in line], y=[y for _, y in line], mode="lines", line=look, opacity=opacity,
+            showlegend=False, hovertext=hover, hoverinfo="text",
+        )
+    )  # fmt: skip
+
+
+def _draw_node(
+    fig: go.Figure,
+    node: Any,  # one of the layout's
+    layout: Layout,
+    size: float,
+    hover: str,
+    outline: str = COLORS["gradient descent"],
+) -> None:
+    """A head, an MLP, the embedding or the output (None)."""
+    is_end = node in (EMBEDDING, None)
+    # many side by side are smaller
+    size = 16.0 if is_end else size * min(1.0, MANY_WIDE / _width(layout))
+    name = str(node or "output") if is_end else "MLP" if node.head is None else f"{node.layer}.{node.head}"
+    place = "top center" if node is None else "bottom center" if is_end else "middle center"
+    fig.add_trace(
+        go.Scatter(
+            x=[layout.x[node]],
+            y=[layout.row[node]],
+            mode="markers+text",
+            marker={
+                "size": size,
+                "color": "#f0f0f0" if is_end else "#dbe9f6",
+                "symbol": "square" if is_end or node.head is None else "circle",
+                "line": {"color": outline, "width": 1.2 if outline == COLORS["gradient descent"] else 3},
+                "opacity": 1,
+            },
+            text=[name],
+            textposition=place,
+            textfont={"size": 13 if is_end or size > 30 else 11 if size > 20 else 9},
+            hovertext=f"{node or 'output'}{'' if is_end else hover}",
             hoverinfo="text",
+            showlegend=False,
         )
     )
 
 
 def _write_numbers(
-    fig: go.Figure,
-    numbered: Sequence[tuple[Edge, Interval]],
-    lines: Mapping[Edge, Sequence[Place]],
-    places: Mapping[Node | None, Place],
+    fig: go.Figure, numbered: Mapping[Edge, Interval], lines: Mapping[Edge, Sequence[Place]], layout: Layout
 ) -> None:
     """Each on its line, where no node and no other number is."""
-    occupied = list(places.values())
-    for edge, effect in numbered:
-        free = [lines[edge][i] for i in (12, 10, 8, 14, 6, 15, 5, 16)]
-        x, y = next((at for at in free if not any(_near(at, other, 0.14, 0.25) for other in occupied)), free[0])
-        occupied.append((x, y))
+    wide, high = _width(layout) / PIXELS, 1 / _row_height(layout)  # a pixel
+    nodes = [((layout.x[node], row), 24 if node in (EMBEDDING, None) else 40) for node, row in layout.row.items()]
+    numbers: list[Place] = []
+    for edge, effect in numbered.items():
+        free = [lines[edge][round(share * (len(lines[edge]) - 1))] for share in ON_LINE]
+        hidden = [
+            sum(_near(place, node, 50 * wide, extent * high) for node, extent in nodes)
+            + sum(_near(place, number, 42 * wide, 17 * high) for number in numbers)
+            for place in free
+        ]
+        x, y = free[hidden.index(min(hidden))]
+        numbers.append((x, y))
         fig.add_annotation(
             x=x, y=y, text=f"{effect.mean:+.2g}", showarrow=False, font={"size": 11, "color": WAYS[edge.by]},
             bgcolor="rgba(255,255,255,0.8)",
         )  # fmt: skip
 
 
-def _draw_nodes(fig: go.Figure, circuit: Circuit, places: Mapping[Node | None, Place]) -> None:
-    effects = {node: interval(effect) for node, effect in zip(circuit.nodes, circuit.node_effects, strict=True)}
-    strongest = max((abs(effect.mean) for effect in effects.values()), default=0.0) or 1.0
-    ends: dict[Node | None, str] = {Node(-1): "embedding", None: "output"}
-    for node, (x, y) in places.items():
-        effect = effects.get(node) if node is not None else None
-        size = 70.0 if effect is None else 34 + 24 * sqrt(abs(effect.mean) / strongest)
-        name = ends.get(node) or (f"{node.layer}.{node.head}" if node and node.head is not None else "MLP")
-        fig.add_trace(
-            go.Scatter(
-                x=[x],
-                y=[y],
-                mode="markers+text",
-                marker={
-                    "size": size,
-                    "color": "#f0f0f0" if effect is None else "#dbe9f6",
-                    "symbol": "square" if effect is None or (node and node.head is None) else "circle",
-                    "line": {"color": COLORS["gradient descent"], "width": 1.2},
-                    "opacity": 1,
-                },
-                text=[name],
-                textfont={"size": 11 if effect is None else 13},
-                hovertext=f"{node or 'output'}" + ("" if effect is None else f"<br>without it: {effect}"),
-                hoverinfo="text",
-                showlegend=False,
-            )
-        )
+def _near(a: Place, b: Place, x: float, y: float) -> bool:
+    return abs(a[0] - b[0]) < x and abs(a[1] - b[1]) < y
+
+
+def _width(layout: Layout) -> float:
+    places = layout.x.values()
+    return max(max(places) - min(places) + 1.5, LEAST_WIDTH)
+
+
+def _row_height(layout: Layout) -> float:
+    """In pixels."""
+    n_rows = max(layout.row.values())
+    return 125 if n_rows < 5 else 100 if n_rows < 9 else 78
+
+
+def _frame(fig: go.Figure, layout: Layout, n_lines: int) -> go.Figure:
+    """Names of layers, room for the title's lines, and a legend below."""
+    names = dict.fromkeys(layout.row.values(), "")
+    for node, row in layout.row.items():
+        if isinstance(node, Node) and node != EMBEDDING:
+            names[row] = f"layer {node.layer}{' MLP' if node.head is None else ''}"
+    last, half = max(names), _width(layout) / 2
+    fig.update_yaxes(tickvals=list(names), ticktext=list(names.values()), showgrid=True, zeroline=False,
+                     range=[-0.45, last + 0.45])  # fmt: skip
+    fig.update_xaxes(visible=False, range=[-half, half])
+    height = _row_height(layout) * (last + 0.9) + 130
+    legend = {"orientation": "h", "y": -20 / height, "yanchor": "top", "x": 0, "traceorder": "normal"}
+    fig.update_layout(height=height, legend=legend, margin_t=40 + 20 * n_lines)
+    return fig

@@ -8,7 +8,7 @@ import torch
 
 import mechicl.analysis
 from mechicl import constructions, viz
-from mechicl.analysis import Match, fit_construction
+from mechicl.analysis import Match, compare_circuits, fit_construction
 from mechicl.statistics import Result, interval
 from mechicl.tasks import LinearRegression
 from tests.viz.test_behaviour import losses
@@ -26,6 +26,7 @@ TASK = LinearRegression(x_dim=2, n_context=3)
 MODEL = constructions.gradient_descent(x_dim=2, n_context=3, step_size=0.5)
 BY_HAND = {  # results that cannot be made of any numbers
     "Circuit": circuit,
+    "CircuitComparison": lambda: compare_circuits(circuit(), circuit(())),
     "ConstructionFit": lambda: fit_construction(MODEL, "gd", TASK, refine=False, n_prompts=4),
     "HeadScores": head_scores,
     "HypothesisTest": ranked,

@@ -4,9 +4,19 @@
 >>> circuit.heads, circuit.faithfulness()
 """
 
+from mechicl.analysis.circuits.comparison import CircuitComparison, compare_circuits
 from mechicl.analysis.circuits.measures import measure_circuit
 from mechicl.analysis.circuits.results import Circuit
 from mechicl.analysis.circuits.search import find_circuit
 from mechicl.models.opening.edges import EMBEDDING, Edge, Node
 
-__all__ = ["EMBEDDING", "Circuit", "Edge", "Node", "find_circuit", "measure_circuit"]
+__all__ = [
+    "EMBEDDING",
+    "Circuit",
+    "CircuitComparison",
+    "Edge",
+    "Node",
+    "compare_circuits",
+    "find_circuit",
+    "measure_circuit",
+]

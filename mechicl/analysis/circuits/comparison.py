@@ -1,0 +1,147 @@
+"""Two circuits beside each other: what both have, what one lacks, and what it has in vain."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, runtime_checkable
+
+import pandas as pd
+
+from mechicl.models.opening.edges import EMBEDDING, Edge, Node
+from mechicl.statistics import Result
+
+Kind = Literal["nodes", "edges"]
+
+
+@runtime_checkable
+class NodesAndEdges(Protocol):
+    """What has nodes and edges: a circuit, or what a model's weights say of its circuit."""
+
+    @property
+    def nodes(self) -> Iterable[Node]:
+        """Heads and MLPs; the embedding may be among them."""
+        ...
+
+    @property
+    def edges(self) -> Iterable[Edge]:
+        """Connections, from the embedding to the output."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class CircuitComparison(Result):
+    """How a circuit differs from the truth, or from another circuit.
+
+    Attributes:
+        shared_nodes: in both.
+        missing_nodes: in the truth only.
+        false_nodes: in the circuit only.
+        shared_edges: in both.
+        missing_edges: in the truth only.
+        false_edges: in the circuit only.
+    """
+
+    shared_nodes: tuple[Node, ...]
+    missing_nodes: tuple[Node, ...]
+    false_nodes: tuple[Node, ...]
+    shared_edges: tuple[Edge, ...]
+    missing_edges: tuple[Edge, ...]
+    false_edges: tuple[Edge, ...]
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether nothing is missing and nothing is false."""
+        return not (self.missing_nodes or self.false_nodes or self.missing_edges or self.false_edges)
+
+    def precision(self, kind: Kind = "edges") -> float:
+        """Share of the circuit's nodes or edges that are in the truth; NaN if it has none."""
+        shared, _, false = self._parts(kind)
+        return len(shared) / n if (n := len(shared) + len(false)) else math.nan
+
+    def recall(self, kind: Kind = "edges") -> float:
+        """Share of the truth's nodes or edges that are in the circuit; NaN if it has none."""
+        shared, missing, _ = self._parts(kind)
+        return len(shared) / n if (n := len(shared) + len(missing)) else math.nan
+
+    def to_dataframe(self, level: float = 0.95) -> pd.DataFrame:
+        """One row a node, then one an edge: whether it is shared, missing or false. There is no level to it."""
+        rows = [
+            (kind.removesuffix("s"), str(part), standing)
+            for kind in ("nodes", "edges")
+            for standing, parts in zip(("shared", "missing", "false"), self._parts(kind), strict=True)
+            for part in parts
+        ]
+        return pd.DataFrame(rows, columns=["kind", "part", "standing"])
+
+    def _parts(self, kind: Kind) -> tuple[Sequence[Node | Edge], Sequence[Node | Edge], Sequence[Node | Edge]]:
+        if kind == "nodes":
+            return self.shared_nodes, self.missing_nodes, self.false_nodes
+        return self.shared_edges, self.missing_edges, self.false_edges
+
+    def counts(self) -> list[str]:
+        """How many nodes and edges are found and false, in words."""
+        several = ((kind, self._parts(kind)) for kind in ("nodes", "edges"))
+        return [f"{len(s)} of {len(s) + len(m)} {kind} found, {len(f)} false" for kind, (s, m, f) in several]
+
+    def __str__(self) -> str:
+        words = []
+        for kind, line in zip(("nodes", "edges"), self.counts(), strict=True):
+            _, missing, false = self._parts(kind)
+            wrong = [f"; {name}: {_listed(parts)}" for name, parts in (("missing", missing), ("false", false)) if parts]
+            words.append("".join([line, *wrong]))
+        return "\n".join(words)
+
+    def _lines(self) -> list[tuple[str, str]]:
+        return [
+            (f"{standing} {kind}", _listed(parts) or "none")
+            for kind in ("nodes", "edges")
+            for standing, parts in zip(("shared", "missing", "false"), self._parts(kind), strict=True)
+        ]
+
+
+def compare_circuits(circuit: NodesAndEdges, truth: NodesAndEdges) -> CircuitComparison:
+    """What a circuit shares with the truth, or with another circuit, what it misses, and what is false in it.
+
+    The embedding is no node here: every circuit begins there.
+
+    Args:
+        circuit: nodes and edges.
+        truth: others.
+
+    Example:
+        >>> induction = constructions.induction(d_vocab=16, n_ctx=32, n_heads=2, seed=0)
+        >>> ids = torch.randint(16, (16, 16)).repeat(1, 2)
+        >>> kinds = [find_circuit(induction, ids, next_token_loss(ids[:, 0]), method=m) for m in ("zero", "mean")]
+        >>> print(compare_circuits(*kinds))
+    """
+    nodes, true_nodes = (set(graph.nodes) - {EMBEDDING} for graph in (circuit, truth))
+    edges, true_edges = set(circuit.edges), set(truth.edges)
+    return CircuitComparison(
+        shared_nodes=order_nodes(nodes & true_nodes),
+        missing_nodes=order_nodes(true_nodes - nodes),
+        false_nodes=order_nodes(nodes - true_nodes),
+        shared_edges=order_edges(edges & true_edges),
+        missing_edges=order_edges(true_edges - edges),
+        false_edges=order_edges(edges - true_edges),
+    )
+
+
+def order_nodes(nodes: Iterable[Node]) -> tuple[Node, ...]:
+    """In order of computation: layer by layer, heads before the MLP."""
+    return tuple(sorted(nodes, key=_place))
+
+
+def order_edges(edges: Iterable[Edge]) -> tuple[Edge, ...]:
+    """By receiver in order of computation, then by what they go into, then by sender."""
+    return tuple(sorted(edges, key=lambda edge: (_place(edge.receiver), "qkv".find(edge.by), _place(edge.sender))))
+
+
+def _place(node: Node | None) -> tuple[float, float]:
+    if node is None:  # the output comes last
+        return math.inf, 0.0
+    return node.layer, math.inf if node.head is None else node.head
+
+
+def _listed(parts: Sequence[Node | Edge], most: int = 12) -> str:
+    names = ", ".join(map(str, parts[:most]))
+    return f"{names}, and {len(parts) - most} more" if len(parts) > most else names

@@ -1,0 +1,133 @@
+"""Where the nodes of a layered graph stand, and the ways of its edges between them: few crossings, nothing hidden.
+
+After Sugiyama et al. 1981: an edge that passes rows gets a place in each of them, places are ordered by the mean of
+their neighbours', row after row, and then set as near to their neighbours as their order and their widths allow. All
+edges of one sender share one lane through the rows that they pass.
+"""
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean
+
+import numpy as np
+from scipy.optimize import isotonic_regression
+
+SWEEPS = 8  # over the rows, to order them and then to place them
+NODE, LANE = 1.0, 0.3  # widths
+
+Item = Hashable
+Lane = tuple[Item, int]  # whose lane, and in which row
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Places of nodes and of lanes.
+
+    Attributes:
+        row: of each node, from 0.
+        x: of each node, and of each lane.
+        lanes: rows that a sender's edges pass, by edge.
+    """
+
+    row: Mapping[Item, int]
+    x: Mapping[Item, float]
+    lanes: Mapping[tuple[Item, Item], Sequence[Lane]]
+
+    def way(self, edge: tuple[Item, Item]) -> list[tuple[float, float]]:
+        """The places that an edge passes, its ends included."""
+        sender, receiver = edge
+        passed = [(self.x[lane], float(lane[1])) for lane in self.lanes[edge]]
+        return [(self.x[sender], self.row[sender]), *passed, (self.x[receiver], self.row[receiver])]
+
+
+def lay_out(rows: Sequence[Sequence[Item]], edges: Iterable[tuple[Item, Item]]) -> Layout:
+    """Places for nodes in rows, lowest first, whose edges go up.
+
+    Args:
+        rows: the nodes of each; within a row they may change places.
+        edges: sender and receiver; the receiver's row is above the sender's.
+    """
+    row = {node: number for number, nodes in enumerate(rows) for node in nodes}
+    edges = sorted(set(edges), key=lambda edge: (row[edge[0]], row[edge[1]]))
+    lanes = {edge: [(edge[0], r) for r in range(row[edge[0]] + 1, row[edge[1]])] for edge in edges}
+    orders: list[list[Item]] = [list(nodes) for nodes in rows]
+    links: set[tuple[Item, Item]] = set()
+    for (sender, receiver), passed in lanes.items():
+        for lane in passed:
+            if lane not in orders[lane[1]]:
+                orders[lane[1]].append(lane)
+        links |= set(pairwise([sender, *passed, receiver]))
+    below: dict[Item, list[Item]] = {item: [] for order in orders for item in order}
+    above: dict[Item, list[Item]] = {item: [] for order in orders for item in order}
+    for low, high in sorted(links, key=str):
+        below[high].append(low)
+        above[low].append(high)
+    widths = {item: NODE if item in row else LANE for item in below}
+    x = _place(_order(orders, below, above, widths), below, above, widths)
+    return Layout(row, x, lanes)
+
+
+def _order(
+    orders: list[list[Item]],
+    below: Mapping[Item, Sequence[Item]],
+    above: Mapping[Item, Sequence[Item]],
+    widths: Mapping[Item, float],
+) -> list[list[Item]]:
+    """The order in each row with the fewest crossings that sweeps up and down come by."""
+    best, fewest = orders, _crossings(orders, above)
+    for sweep in range(SWEEPS):
+        orders = [list(order) for order in orders]
+        x = {item: place for order in orders for item, place in _pack(order, widths).items()}
+        numbers = range(1, len(orders)) if sweep % 2 == 0 else range(len(orders) - 2, -1, -1)
+        for number in numbers:
+            neighbours = below if sweep % 2 == 0 else above
+            wanted = {
+                item: fmean(x[n] for n in neighbours[item]) if neighbours[item] else x[item] for item in orders[number]
+            }
+            orders[number].sort(key=wanted.__getitem__)
+            x |= _pack(orders[number], widths)
+        crossings = _crossings(orders, above)
+        if crossings < fewest:
+            best, fewest = orders, crossings
+    return best
+
+
+def _pack(order: Sequence[Item], widths: Mapping[Item, float]) -> dict[Item, float]:
+    """Places side by side, around 0."""
+    ends = np.cumsum([widths[item] for item in order])
+    return {item: end - widths[item] / 2 - ends[-1] / 2 for item, end in zip(order, ends.tolist(), strict=True)}
+
+
+def _crossings(orders: Sequence[Sequence[Item]], above: Mapping[Item, Sequence[Item]]) -> int:
+    crossings = 0
+    for low, high in pairwise(orders):
+        place = {item: i for i, item in enumerate(high)}
+        ends: list[int] = []  # of the edges of items further left
+        for item in low:
+            mine = sorted(place[receiver] for receiver in above[item])
+            crossings += sum(end > new for new in mine for end in ends)
+            ends += mine
+    return crossings
+
+
+def _place(
+    orders: Sequence[Sequence[Item]],
+    below: Mapping[Item, Sequence[Item]],
+    above: Mapping[Item, Sequence[Item]],
+    widths: Mapping[Item, float],
+) -> dict[Item, float]:
+    """Places as near to the neighbours' as the order and the widths allow, by least squares row after row."""
+    x = {item: place for order in orders for item, place in _pack(order, widths).items()}
+    for sweep in range(SWEEPS):
+        for order in orders if sweep % 2 == 0 else reversed(orders):
+            if not order:
+                continue
+            wanted = [fmean([x[n] for n in (*below[item], *above[item])] or [x[item]]) for item in order]
+            ends = np.cumsum([widths[item] for item in order])
+            starts = ends - np.array([widths[item] for item in order]) / 2
+            weights = np.array([1.0 if widths[item] == LANE else 2.0 for item in order])
+            fitted = isotonic_regression(np.array(wanted) - starts, weights=weights).x + starts
+            x |= dict(zip(order, fitted.tolist(), strict=True))
+    middle = (max(x.values()) + min(x.values())) / 2
+    return {item: place - middle for item, place in x.items()}
