@@ -121,8 +121,8 @@ def test_circuits_of_little_and_effects_of_zero_are_drawn():
 
 def test_effects_that_were_not_measured_and_edges_of_nodes_that_are_not_listed_are_drawn():
     made = circuit()
-    none = made.edge_effects[:0]
-    figure: Any = circuit_graph(dataclasses.replace(made, nodes=(), node_effects=none, edge_effects=none))
+    nodes, edges = made.node_effects[:0], made.edge_effects * torch.nan
+    figure: Any = circuit_graph(dataclasses.replace(made, nodes=(), node_effects=nodes, edge_effects=edges))
     lines = traces(figure, edges=True)
     assert [trace.hovertext for trace in lines.values()] == list(lines)  # no effect to say
     assert set(traces(figure, edges=False)) == {"embedding", "output", *map(str, NODES)}

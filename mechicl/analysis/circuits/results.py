@@ -35,9 +35,9 @@ class Circuit(Result):
         alone: with all but the circuit's nodes ablated, `[prompt]`.
         without: with the circuit's nodes ablated and all others in place, `[prompt]`.
         edges_alone: with every edge cut but the circuit's, `[prompt]`; as `alone` where no edges were looked for.
-        node_effects: change of the metric when the circuit loses one of its nodes too, `[node prompt]`; no row if that
+        node_effects: change of the metric when the circuit loses one of its nodes too, `[node prompt]`; NaN where that
             was not measured.
-        edge_effects: change of the metric when the circuit loses one of its edges too, `[edge prompt]`; no row if that
+        edge_effects: change of the metric when the circuit loses one of its edges too, `[edge prompt]`; NaN where that
             was not measured.
         n_nodes: how many heads and MLPs the model has.
 
@@ -107,12 +107,12 @@ class Circuit(Result):
 
     def _measured(self) -> list[tuple[Node | Edge, Tensor]]:
         pairs: list[tuple[Node | Edge, Tensor]] = []
-        measured: tuple[tuple[Sequence[Node | Edge], Tensor], ...] = (
+        several: tuple[tuple[Sequence[Node | Edge], Tensor], ...] = (
             (self.nodes, self.node_effects), (self.edges, self.edge_effects),
         )  # fmt: skip
-        for parts, effects in measured:
-            pairs += zip(parts, effects, strict=True) if len(effects) else ()
-        return pairs
+        for parts, effects in several:
+            pairs += zip(parts, effects, strict=True)
+        return [(part, effect) for part, effect in pairs if not effect.isnan().all()]
 
     def is_same_as(self, other: NodesAndEdges) -> bool:
         """Whether another circuit, or the truth, has the same nodes and edges; see `compare_circuits`."""

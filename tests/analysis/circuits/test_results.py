@@ -99,8 +99,8 @@ def test_the_graph_has_what_the_circuit_has():
 
 
 def test_effects_that_were_not_measured_are_left_out():
-    none = torch.zeros(0, 5, dtype=torch.float64)
-    made = circuit(node_effects=none, edge_effects=none)
+    nan = torch.full((5, 5), torch.nan, dtype=torch.float64)
+    made = circuit(node_effects=nan[:3], edge_effects=nan)
     assert made.effects() == made.minimality() == {}
     assert made.to_dataframe()["effect"].isna().all()
     assert list(made.to_dataframe()["part"]) == [*map(str, NODES), *map(str, EDGES)]
