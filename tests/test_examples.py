@@ -6,11 +6,17 @@ import importlib
 import pytest
 import torch
 
-from mechicl import algorithms, analysis, tasks
+from mechicl import algorithms, analysis, constructions, tasks
 from mechicl.checkpoints import load
 from mechicl.tokens import TokenSequences
 
-NAMES = {"torch": torch, "algorithms": algorithms, "load": load, "TokenSequences": TokenSequences}
+NAMES = {
+    "torch": torch,
+    "algorithms": algorithms,
+    "constructions": constructions,
+    "load": load,
+    "TokenSequences": TokenSequences,
+}
 NAMES |= {name: getattr(tasks, name) for name in tasks.__all__}
 MODULES = (
     "algorithms.boolean",
@@ -18,6 +24,8 @@ MODULES = (
     "algorithms.stepwise.induction",
     "algorithms.stepwise.moments",
     "analysis.behaviour.token_identification",
+    "constructions.supports",
+    "interop.tracr",
     "tasks.boolean_functions",
     "tasks.gaussian_clusters",
     "tasks.markov_chains",

@@ -132,10 +132,14 @@ def from_tracr(compiled: Any, *, dtype: torch.dtype = torch.float32) -> Compiled
     Source: Lindner et al. 2023, section 3.
 
     Example:
-        >>> from tracr.compiler.compiling import compile_rasp_to_model  # doctest: +SKIP
-        >>> model = from_tracr(compile_rasp_to_model(program, {"a", "b"}, max_seq_len=5))  # doctest: +SKIP
-        >>> model.decode_outputs(model(model.encode_words(["a", "b", "a"])))  # doctest: +SKIP
-        >>> print(model.true_circuit)  # doctest: +SKIP
+        >>> from tracr.compiler.compiling import compile_rasp_to_model
+        >>> from tracr.rasp import rasp
+        >>> same = rasp.Select(rasp.tokens, rasp.tokens, rasp.Comparison.EQ)
+        >>> model = from_tracr(compile_rasp_to_model(rasp.SelectorWidth(same), {"a", "b"}, max_seq_len=4))
+        >>> model.decode_outputs(model(model.encode_words(["a", "b", "a"])))
+        [[2, 1, 2]]
+        >>> print(model.true_circuit.edges[-1])
+        MLP 0 → output
     """
     missing = [name for name in ATTRIBUTES if not hasattr(compiled, name)]
     if missing:

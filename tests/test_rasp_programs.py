@@ -1,0 +1,69 @@
+"""The RASP programs: what they compute, what they cover, and their circuits by the labels of tracr's blocks."""
+
+import importlib
+import sys
+from types import ModuleType
+
+import pytest
+from tracr.rasp import causal_eval
+
+from mechicl.models.opening.edges import list_edges
+from tests.interop.compiling import circuit_by_labels
+from tests.pages import ROOT
+
+
+def _script(name: str) -> ModuleType:
+    sys.path.insert(0, str(ROOT / "analyses"))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.pop(0)
+
+
+programs, library = _script("rasp_programs"), _script("rasp_library")
+SUBSET = (
+    "histogram", "count_distinct", "sort", "reverse", "balanced", "open_share", "induction_share", "seven_hops",
+    "share_above", "shift_by_position", "window", "asked_twice", "mean_of_nothing", "two_flags",
+)  # fmt: skip
+"""Compiled in every test run, in seconds; `python analyses/rasp_programs.py` compiles and verifies all."""
+
+
+@pytest.mark.parametrize("name", SUBSET)
+def test_a_compiled_program_computes_what_plain_python_does(name):
+    assert programs.wrong_values(name, n=5) == []
+
+
+@pytest.mark.parametrize("name", sorted(set(library.PROGRAMS) - set(SUBSET)))
+def test_the_others_compute_it_by_tracrs_interpreter(name):
+    program = library.PROGRAMS[name]
+    evaluate = causal_eval.evaluate if program.causal else library.rasp.evaluate
+    expression = program.build()
+    for text in programs.random_texts(program, n=3, seed=1):
+        for value, right in zip(evaluate(expression, text), program.compute(text), strict=True):
+            assert right is None or value == pytest.approx(right)
+
+
+@pytest.mark.parametrize("name", SUBSET)
+def test_the_circuit_is_that_of_the_blocks(name):
+    program, model = library.PROGRAMS[name], programs.compile_program(name)
+    nodes, edges = circuit_by_labels(program.build(), set(program.words), program.length)
+    assert set(model.true_circuit.nodes) == nodes
+    assert set(model.true_circuit.edges) == edges
+
+
+def test_there_are_programs_of_every_kind_and_size():
+    assert len(library.PROGRAMS) >= 60
+    assert all(program.text.endswith(".") for program in library.PROGRAMS.values())
+    models = [programs.compile_program(name) for name in SUBSET]
+    assert {model.cfg.n_layers for model in models} >= {1, 2, 3, 4, 5, 7}
+    assert {model.values is None for model in models} == {True, False}
+    sizes = [len(list_edges(model)) for model in models]
+    assert min(sizes) < 10
+    assert max(sizes) > 600
+    assert sum(program.causal for program in library.PROGRAMS.values()) >= 8
+
+
+def test_a_wrong_program_is_noticed(monkeypatch):
+    wrong = library.Program("histogram", tuple("abc"), 5, library.histogram, lambda w: [len(w) for _ in w])
+    monkeypatch.setitem(library.PROGRAMS, "histogram", wrong)
+    assert len(programs.wrong_values("histogram", n=5)) > 5
