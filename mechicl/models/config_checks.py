@@ -144,7 +144,6 @@ def check_combinations(cfg: Any) -> None:
         not (cfg.share_mlp and cfg.recurrent), "the blocks of a recurrent model share their MLP already: no share_mlp"
     )
     require(not cfg.gated_mlp or cfg.d_mlp is not None, "gated_mlp needs an MLP: give d_mlp")
-    require(not cfg.use_hook_mlp_in or cfg.block_mlp, "use_hook_mlp_in needs an MLP in the blocks: give d_mlp")
     require(
         cfg.rotates or cfg.rotary_dim == 0,
         f"rotary_dim={cfg.rotary_dim} needs positional_embedding_type='rotary', got {cfg.positional_embedding_type!r}",

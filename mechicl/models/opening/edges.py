@@ -56,7 +56,8 @@ EMBEDDING = Node(-1)
 
 def list_nodes(model: Any) -> list[Node]:
     """The embedding, and each layer's heads and MLP, in order of computation."""
-    nodes, names = [EMBEDDING], set(hook_names(model))
+    attn_only = getattr(model.cfg, "attn_only", False)  # its MLPs, where there are hooks for them, have no neurons
+    nodes, names = [EMBEDDING], set() if attn_only else set(hook_names(model))
     for layer in range(model.cfg.n_layers):
         nodes += [Node(layer, head) for head in range(model.cfg.n_heads)]
         nodes += [Node(layer)] if get_act_name("mlp_out", layer) in names else []

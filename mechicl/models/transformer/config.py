@@ -125,7 +125,8 @@ class TransformerConfig:
         use_attn_result: compute each head's output `attn.hook_result`, which costs memory; else there is no such hook.
         use_attn_in: give each head a copy of the stream to read, `hook_attn_in` `[batch pos head d_model]`.
         use_split_qkv_input: give each head's queries, keys and values copies of their own, `hook_q_input` ...
-        use_hook_mlp_in: give the MLP a copy of the stream to read, `hook_mlp_in`.
+        use_hook_mlp_in: give the MLP a copy of the stream to read, `hook_mlp_in`. Blocks without MLP get one without
+            neurons: `hook_mlp_in` and `hook_mlp_out`, which is 0, for code that asks every block for them.
         default_prepend_bos: texts get the tokenizer's first token (BOS) in front, unless a call says otherwise.
         attention_dir: TransformerLens' word for keys: "causal", or "bidirectional" for "full" and "context".
         attn_scale: TransformerLens' word for 1 / score_scale.

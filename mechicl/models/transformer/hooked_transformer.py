@@ -212,14 +212,17 @@ class HookedTransformer(LensNames, PromptedModel):
         self._request_hooks(use_attn_in=use_attn_in)
 
     def set_use_split_qkv_input(self, use_split_qkv_input: bool) -> None:
-        """Turn `hook_q_input`, `hook_k_input`, `hook_v_input` (what each head's queries ... read) on or off."""
+        """Turn `hook_q_input`, `hook_k_input`, `hook_v_input` (what each head's queries ... read) on or off.
+
+        Each is there twice, one after the other: in the block, as in TransformerLens 3, and in its attention, as in 4.
+        """
         self._request_hooks(use_split_qkv_input=use_split_qkv_input)
 
     def set_use_hook_mlp_in(self, use_hook_mlp_in: bool) -> None:
         """Turn `hook_mlp_in` (what the MLP reads, before the norm) on or off.
 
-        Raises:
-            ValueError: the blocks have no MLP.
+        Blocks without an MLP get it, too, and `hook_mlp_out`: an MLP without neurons, which reads and adds 0.
+        TransformerLens' `attribution_patch` asks every block for them.
         """
         self._request_hooks(use_hook_mlp_in=use_hook_mlp_in)
 

@@ -20,6 +20,8 @@ from mechicl.models.transformer.config import TransformerConfig
 from mechicl.models.transformer.elementwise import ELEMENTWISE
 from mechicl.models.transformer.norms import LayerNorm
 
+SPLIT_INPUTS = ("hook_q_input", "hook_k_input", "hook_v_input")
+
 
 class MLP(nn.Module):
     """One hidden layer: `hook_pre` and `hook_post` `[batch pos d_mlp]` around the activation.
@@ -100,8 +102,12 @@ class Block(nn.Module):
         """Make the hook points that the config asks for (`use_...`), and remove those that it does not."""
         cfg = self.cfg
         requested = {"hook_attn_in": cfg.use_attn_in, "hook_mlp_in": cfg.use_hook_mlp_in}
-        requested |= dict.fromkeys(("hook_q_input", "hook_k_input", "hook_v_input"), cfg.use_split_qkv_input)
+        requested |= dict.fromkeys(SPLIT_INPUTS, cfg.use_split_qkv_input)
+        if not cfg.block_mlp:
+            requested["hook_mlp_out"] = cfg.use_hook_mlp_in
         places = [(self, name, wanted) for name, wanted in requested.items()]
+        # TransformerLens 4 has the split inputs in the attention, TransformerLens 3 in the block: here both, one by one
+        places += [(self.attn, name, cfg.use_split_qkv_input) for name in SPLIT_INPUTS]
         for module, name, wanted in (*places, (self.attn, "hook_result", cfg.use_attn_result)):
             if wanted and not hasattr(module, name):
                 module.add_module(name, HookPoint().train(module.training))
@@ -117,6 +123,9 @@ class Block(nn.Module):
             residual = self.hook_resid_mid(residual)
             read = self.hook_mlp_in(residual.clone()) if cfg.use_hook_mlp_in else residual
             residual = residual + self.hook_mlp_out(cfg.damping * self.mlp(self.ln2(read)))
+        elif cfg.use_hook_mlp_in:  # for code that asks every layer for its MLP: one without neurons
+            neurons = self.hook_mlp_in(residual.clone())[..., :0]
+            residual = residual + self.hook_mlp_out(neurons @ neurons.new_zeros(0, cfg.d_model))
         if cfg.token_clip is not None:
             residual = residual.clamp(-cfg.token_clip, cfg.token_clip)
         return self.hook_resid_post(residual)
@@ -131,8 +140,8 @@ class Block(nn.Module):
         read = self.hook_attn_in(a_copy_for_each_head()) if cfg.use_attn_in else residual
         if not cfg.use_split_qkv_input:
             return (self.ln1(read),)
-        points = (self.hook_q_input, self.hook_k_input, self.hook_v_input)
-        return tuple(self.ln1(point(a_copy_for_each_head())) for point in points)
+        points = [(getattr(self, name), getattr(self.attn, name)) for name in SPLIT_INPUTS]
+        return tuple(self.ln1(inner(outer(a_copy_for_each_head()))) for outer, inner in points)
 
     def _norm(self) -> LayerNorm | nn.Identity:
         return LayerNorm(self.cfg) if self.cfg.normalization_type else nn.Identity()

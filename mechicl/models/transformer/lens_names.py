@@ -11,7 +11,7 @@ from transformer_lens.utilities import composition_scores
 
 from mechicl.models.transformer.config import TransformerConfig
 from mechicl.models.transformer.embeddings import Embed, PosEmbed, Unembed
-from mechicl.models.transformer.layers import Blocks
+from mechicl.models.transformer.layers import Block, Blocks
 from mechicl.models.transformer.lens_methods import LensMethods
 
 
@@ -152,6 +152,10 @@ class LensNames(LensMethods):
             return self.unembed.W_U
         eye = torch.eye(self.cfg.d_model, device=self.cfg.device, dtype=self.cfg.torch_dtype)
         return -eye[:, self.cfg.y_slot]
+
+    def blocks_with(self, part: str) -> list[tuple[int, Block]]:
+        """The blocks that have a part ("attn", "mlp"), with their numbers, as TransformerLens 4 asks for them."""
+        return [(layer, block) for layer, block in enumerate(self.blocks) if hasattr(block, part)]
 
     @property
     def all_head_labels(self) -> HeadLabels:

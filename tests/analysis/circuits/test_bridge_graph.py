@@ -20,7 +20,9 @@ from mechicl.models.opening.edges import (
     list_nodes,
     list_reached,
 )
+from tests.analysis.circuits.bridge_families import describe
 from tests.families import FAMILIES, open_family, putting, token_ids
+from tests.pages import ROOT
 
 WITHOUT_A_SUM = {"BERT", "GPT", "Mamba", "RecurrentGemma", "T5"}
 
@@ -227,6 +229,17 @@ def plain_writes(plain, tokens: Tensor) -> dict[Node, Tensor]:
     for handle in handles:
         handle.remove()
     return writes
+
+
+def test_the_table_of_families():
+    """Each row of the page, by the first of its families."""
+    page = (ROOT / "docs/how-to/any-model.md").read_text().partition("| family | an MLP reads")[2]
+    rows = [[cell.strip() for cell in line.strip("|\n").split("|")] for line in page.splitlines() if line[:1] == "|"][
+        1:
+    ]
+    assert sorted(name for names, *_ in rows for name in names.split(", ")) == sorted(FAMILIES)
+    for names, *cells in rows:
+        assert describe(names.split(", ")[0]) == tuple(cells)
 
 
 # ---- as a graph ----

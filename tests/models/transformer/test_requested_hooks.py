@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from mechicl.models import HookedTransformer, TransformerConfig
+from mechicl.models.opening.edges import list_nodes
 from mechicl.prompts import Prompts
 from tests.strategies import random_model, random_prompts, random_tokens
 
@@ -57,10 +58,39 @@ def test_one_heads_queries_read_another_stream():
     assert torch.equal(cache["k", 0], plain["k", 0])
 
 
-def test_an_mlp_that_is_not_there_reads_nothing():
-    model = random_model(IDS.replace(attn_only=True))
-    with pytest.raises(ValueError, match="use_hook_mlp_in needs an MLP in the blocks: give d_mlp"):
-        model.set_use_hook_mlp_in(True)
+def test_an_mlp_that_is_not_there_has_no_neurons():
+    model = random_model(IDS.replace(attn_only=True)).eval()
+    tokens = random_tokens(model.cfg)
+    plain, nodes = model(tokens), list_nodes(model)
+    model.set_use_hook_mlp_in(True)
+    outputs, cache = model.run_with_cache(tokens)
+    torch.testing.assert_close(outputs, plain)
+    assert torch.equal(cache["blocks.1.hook_mlp_in"], cache["resid_pre", 1] + cache["attn_out", 1])
+    assert not cache["blocks.1.hook_mlp_out"].any()
+    assert list_nodes(model) == nodes
+    read = torch.zeros_like(cache["blocks.0.hook_mlp_in"], requires_grad=True)
+    moved = model.run_with_hooks(tokens, fwd_hooks=[("blocks.0.hook_mlp_in", lambda stream, hook: stream + read)])
+    assert not torch.autograd.grad(moved.sum(), read)[0].any()
+    added = model.run_with_hooks(tokens, fwd_hooks=[("blocks.0.hook_mlp_out", lambda out, hook: out + 1)])
+    expected = model(cache["resid_post", 0] + 1, start_at_layer=1)
+    torch.testing.assert_close(added, expected)
+    model.set_use_hook_mlp_in(False)
+    assert not any(name.endswith(("hook_mlp_in", "hook_mlp_out")) for name in model.hook_dict)
+
+
+def test_split_inputs_have_the_names_of_both_versions():
+    model: Any = random_model(IDS).eval()
+    model.set_use_split_qkv_input(True)
+    tokens = random_tokens(IDS)
+    _, cache = model.run_with_cache(tokens)
+    for by in "qkv":
+        names = [f"blocks.1.{place}hook_{by}_input" for place in ("", "attn.")]
+        assert torch.equal(*(cache[name] for name in names))
+        # the later one sees what the earlier one leaves, and both are read
+        edits = [(name, lambda stream, hook, by=by: stream + by) for name, by in zip(names, (1.0, 2.0), strict=True)]
+        both = model.run_with_hooks(tokens, fwd_hooks=edits)
+        one = model.run_with_hooks(tokens, fwd_hooks=[(names[0], lambda stream, hook: stream + 3.0)])
+        torch.testing.assert_close(both, one)
 
 
 # ---- losses ----

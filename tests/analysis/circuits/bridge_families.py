@@ -1,0 +1,57 @@
+"""Families whose edges can be cut: `python -m tests.analysis.circuits.bridge_families` prints the table of the page."""
+
+import warnings
+
+import torch
+
+from mechicl.analysis.circuits.bridge_graph import BridgeParts
+from mechicl.analysis.circuits.graph import EdgeGraph, record_writes
+from mechicl.models.opening.adapter import ModelAdapter
+from mechicl.models.opening.edges import attends_beside_mlp, list_key_heads
+from tests.families import FAMILIES, open_family, token_ids
+
+
+@torch.no_grad()
+def describe(name: str) -> tuple[str, str, str]:
+    """What an MLP reads, whose keys heads have, and where heads of a layer meet; or why a family is refused."""
+    bridge, _ = open_family(name)
+    adapter = ModelAdapter(bridge, "positions")
+    tokens, others = token_ids(0, 3), token_ids(1, 3)
+    try:
+        graph = EdgeGraph(adapter, tokens, record_writes(adapter, others))
+    except ValueError as error:
+        reason = "norms its stream" if "no sum" in str(error) else "has no attention layers like these"
+        return f"refused: {reason}", "", ""
+    for kept, expected in ((True, bridge(tokens)), (False, bridge(others))):
+        out = graph.run(torch.full((len(graph.edges),), kept))
+        assert (out - expected).abs().max() < 1e-5 * expected.abs().max()
+    mlp = "the stream before its layer" if attends_beside_mlp(bridge) else "the heads of its layer, too"
+    return mlp, "shared" if len(list_key_heads(bridge)) < bridge.cfg.n_heads else "own", meeting_point(bridge, adapter)
+
+
+def meeting_point(bridge, adapter: ModelAdapter) -> str:
+    """Whether what one head writes depends on what another head of the layer reads."""
+    parts = BridgeParts(adapter)
+    stream = parts.embed(token_ids(0, 3))
+    n_keys = len(list_key_heads(bridge))
+    q, k, v = (stream.expand(n, *stream.shape).clone() for n in (bridge.cfg.n_heads, n_keys, n_keys))
+    before = parts.attend(0, q, k, v)[1]
+    q[0] = stream.flip(0)
+    change = (parts.attend(0, q, k, v)[1] - before).abs().max() / before.abs().max()
+    return "a norm over all heads" if change > 1e-5 else "-"
+
+
+def main() -> None:
+    """Print the table of the page "Any language model"."""
+    rows: dict[tuple[str, str, str], list[str]] = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in FAMILIES:
+            rows.setdefault(describe(name), []).append(name)
+    print("| family | an MLP reads | keys and values | heads of a layer meet in |\n|---|---|---|---|")
+    for row, names in rows.items():
+        print(f"| {', '.join(names)} | {' | '.join(row)} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,300 @@
+"""TransformerLens' tools on our models: as plain loops over hooks say, and as on a GPT-2 bridge of the same weights."""
+
+import itertools
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformer_lens.model_bridge.sources import build_bridge_from_module
+from transformer_lens.tools.analysis import (
+    EdgeAttributionConfig,
+    JacobianLens,
+    SubspaceInterchange,
+    attention_head_subspace_affinity,
+    attribution_patch,
+    collect_activations,
+    faithfulness,
+    fit_das,
+    get_act_patch_direct_path_all_sources,
+    intervened_logits,
+    logit_lens,
+    logit_readout,
+    random_basis,
+    reinitialized,
+)
+from transformer_lens.utilities import get_act_name
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from mechicl import analysis
+from mechicl.models import HookedTransformerConfig
+from tests.strategies import random_model
+
+KINDS = {"mlp": {}, "attn_only": {"attn_only": True}}
+OTHER_KINDS = KINDS | {
+    "rotary": {"positional_embedding_type": "rotary", "normalization_type": "RMS", "gated_mlp": True},
+    "no norm": {"normalization_type": None, "attn_only": True},
+}
+EDGES = EdgeAttributionConfig("edge")
+
+
+def model_of(kind: str, dtype: str = "float64") -> Any:
+    """A small transformer with random weights."""
+    sizes: dict[str, Any] = {"n_layers": 2, "d_model": 8, "n_ctx": 5, "d_head": 4, "d_vocab": 11, "act_fn": "gelu_new"}
+    return random_model(HookedTransformerConfig(**sizes, dtype=dtype, **OTHER_KINDS[kind])).eval()
+
+
+def pair() -> tuple[Tensor, Tensor]:
+    """Two prompts and two others."""
+    clean, corrupted = torch.randint(11, (2, 2, 5), generator=torch.Generator().manual_seed(0))
+    return clean, corrupted
+
+
+def metric(logits: Tensor) -> Tensor:
+    """A number for one prompt, or the mean over several."""
+    return (logits[:, -1, 3] - logits[:, -1, 5] * logits[:, 2, 1].tanh()).mean()
+
+
+def gpt2_of(model: Any) -> Any:
+    """A bridge of a GPT-2 with a model's weights, whose MLPs write 0 where the model has none."""
+    cfg = model.cfg
+    sizes = {"n_layer": cfg.n_layers, "n_head": cfg.n_heads, "n_embd": cfg.d_model, "n_positions": cfg.n_ctx}
+    tokens = {"vocab_size": cfg.d_vocab, "bos_token_id": 0, "eos_token_id": 0, "tie_word_embeddings": False}
+    config = GPT2Config(**(sizes | tokens))
+    gpt2: Any = GPT2LMHeadModel(config).eval().to(cfg.torch_dtype)
+    top = gpt2.transformer
+    weights = [(top.wte.weight, model.W_E), (top.wpe.weight, model.W_pos), (gpt2.lm_head.weight, model.W_U.T)]
+    norms = [(top.ln_f, model.ln_final)]
+    for theirs, ours in zip(top.h, model.blocks, strict=True):
+        attn = ours.attn
+        flat = torch.cat([getattr(attn, f"W_{by}").transpose(0, 1).flatten(1) for by in "QKV"], 1)
+        biases = torch.cat([getattr(attn, f"b_{by}").flatten() for by in "QKV"])
+        weights += [(theirs.attn.c_attn.weight, flat), (theirs.attn.c_attn.bias, biases)]
+        weights += [(theirs.attn.c_proj.weight, attn.W_O.flatten(0, 1)), (theirs.attn.c_proj.bias, attn.b_O)]
+        norms += [(theirs.ln_1, ours.ln1)]
+        if cfg.block_mlp:
+            mlp, norms = ours.mlp, [*norms, (theirs.ln_2, ours.ln2)]
+            weights += [(theirs.mlp.c_fc.weight, mlp.W_in), (theirs.mlp.c_fc.bias, mlp.b_in)]
+            weights += [(theirs.mlp.c_proj.weight, mlp.W_out), (theirs.mlp.c_proj.bias, mlp.b_out)]
+        else:
+            weights += [(weight, torch.zeros_like(weight)) for weight in theirs.mlp.c_proj.parameters()]
+    for theirs, ours in norms:
+        weights += [(theirs.weight, ours.w), (theirs.bias, ours.b)]
+    with torch.no_grad():
+        for theirs, ours in weights:
+            theirs.copy_(ours)
+        model.unembed.b_U.zero_()
+    return build_bridge_from_module(gpt2, "GPT2LMHeadModel", hf_config=config)
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def slope(model: Any, tokens: Tensor, name: str, edit: Callable[[Tensor, float], Tensor]) -> float:
+    """The derivative of the metric to how much of an edit is made at a hook, by two runs."""
+    with torch.no_grad():
+        up, down = (
+            metric(model.run_with_hooks(tokens, fwd_hooks=[(name, lambda value, hook, by=by: edit(value.clone(), by))]))
+            for by in (1e-5, -1e-5)
+        )
+    return (up - down).item() / 2e-5
+
+
+@pytest.mark.parametrize("kind", OTHER_KINDS)
+def test_attributions_of_nodes_are_slopes(kind):
+    model, (clean, corrupted) = model_of(kind), pair()
+    model.set_use_hook_mlp_in(True)  # without an MLP: one that has no neurons
+    scores = attribution_patch(model, clean, corrupted, metric).node_scores
+    caches = [model.run_with_cache(tokens)[1] for tokens in (clean, corrupted)]
+    for node, score in itertools.islice(scores.items(), 0, None, 5):
+        index = (slice(None), node.position) + (() if node.head is None else (node.head,))
+        expected = 0.0
+        for prompt in range(2):
+            change = (caches[0][node.hook_name] - caches[1][node.hook_name])[[prompt]][index]
+
+            def edit(value: Tensor, by: float, index: Any = index, change: Tensor = change) -> Tensor:
+                value[index] += by * change
+                return value
+
+            expected += slope(model, corrupted[[prompt]], node.hook_name, edit) / 2
+        assert score == pytest.approx(expected, abs=1e-7, rel=1e-5), node
+    assert len(scores) == 5 * (1 + 2 * (2 + 1))
+
+
+@pytest.mark.parametrize("kind", OTHER_KINDS)
+def test_attributions_of_edges_are_slopes(kind):
+    """What a head, an MLP or the output reads moves by a sender's change, at the hooks where it is projected."""
+    model, (clean, corrupted) = model_of(kind), pair()
+    clean, corrupted = clean[:1], corrupted[:1]
+    flags = [getattr(model.cfg, name) for name in ("use_attn_result", "use_split_qkv_input", "use_hook_mlp_in")]
+    scores = attribution_patch(model, clean, corrupted, metric, EDGES).edge_scores
+    assert flags == [getattr(model.cfg, name) for name in ("use_attn_result", "use_split_qkv_input", "use_hook_mlp_in")]
+    caches = [model.run_with_cache(tokens)[1] for tokens in (clean, corrupted)]
+    for (writer, reader), score in itertools.islice(scores.items(), 0, None, 41):
+        if reader.kind == "mlp_in" and not model.cfg.block_mlp:
+            assert score == 0
+            continue
+        place = slice(reader.position, reader.position + 1)
+        change = (caches[0][writer.hook_name] - caches[1][writer.hook_name])[:, place]
+        if writer.head is not None:
+            change = change[:, :, writer.head] @ model.blocks[writer.layer].attn.W_O[writer.head]
+        part = {"mlp_in": "mlp_out", "logits": "resid_post"}.get(reader.kind, reader.kind[0])
+        edit = partial(_read_moved, block=model.blocks[reader.layer], reader=reader, change=change, cache=caches[1])
+        expected = slope(model, corrupted, get_act_name(part, reader.layer), edit)
+        assert score == pytest.approx(expected, abs=1e-7, rel=1e-5), (writer, reader)
+
+
+def _read_moved(value: Tensor, by: float, *, block: Any, reader: Any, change: Tensor, cache: Any) -> Tensor:
+    """What a reader makes of a stream that has moved at its position."""
+    place = slice(reader.position, reader.position + 1)
+    if reader.kind == "logits":
+        value[:, place] += by * change
+    elif reader.kind == "mlp_in":
+        value[:, place] = block.mlp(block.ln2(cache["resid_mid", reader.layer][:, place] + by * change))
+    else:
+        read = block.ln1(cache["resid_pre", reader.layer][:, place] + by * change)
+        weight, bias = (getattr(block.attn, f"{name}_{reader.kind[0].upper()}")[reader.head] for name in "Wb")
+        value[:, place, reader.head] = read @ weight + bias
+    return value
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_as_on_a_bridge_of_the_same_weights(kind):
+    model, (clean, corrupted) = model_of(kind, "float32"), pair()
+    bridge = gpt2_of(model)
+    torch.testing.assert_close(model(clean), bridge(clean), atol=1e-5, rtol=1e-5)
+    ours, theirs = (attribution_patch(each, clean, corrupted, metric, EDGES).edge_scores for each in (model, bridge))
+    assert list(ours) == list(theirs)
+    assert torch.tensor(list(ours.values())).tolist() == pytest.approx(list(theirs.values()), abs=1e-5, rel=1e-3)
+    circuit = sorted(ours, key=lambda edge: -abs(ours[edge]))[: len(ours) // 3]
+    kept = [faithfulness(each, clean[:1], corrupted[:1], metric, circuit) for each in (model, bridge)]
+    assert kept[0].recovered == pytest.approx(kept[1].recovered, rel=1e-3)
+    assert kept[0].edge_class_recovered == pytest.approx(kept[1].edge_class_recovered, rel=1e-3, abs=1e-4)
+    for role in "QKV":
+        affine = [attention_head_subspace_affinity(each, target_role=role) for each in (model, bridge)]
+        torch.testing.assert_close(affine[0].scores, affine[1].scores, atol=1e-4, rtol=1e-4)
+    for component in ("q", "k", "v"):
+        torch.testing.assert_close(
+            *(direct_paths(each, clean, corrupted, component) for each in (model, bridge)), atol=1e-4, rtol=1e-4
+        )
+    read = [logit_lens(each, clean, positions=None).values for each in (model, bridge)]
+    torch.testing.assert_close(*read, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", OTHER_KINDS)
+def test_faithfulness_from_none_to_all(kind):
+    model, (clean, corrupted) = model_of(kind), pair()
+    edges = list(attribution_patch(model, clean, corrupted, metric, EDGES).edge_scores)
+    clean, corrupted = clean[:1], corrupted[:1]
+    recovered = [faithfulness(model, clean, corrupted, metric, kept).recovered for kept in (edges, [])]
+    assert recovered == pytest.approx([1, 0], abs=1e-9)
+    with torch.no_grad():  # only the embedding's edges to the output: what it changes there reaches it straight
+        kept = [edge for edge in edges if edge[0].kind == "embed" and edge[1].kind == "logits"]
+        change = model.embed_tokens(clean) - model.embed_tokens(corrupted)
+        last = model(corrupted, stop_at_layer=2) + change
+        whole, none, some = (metric(out) for out in (model(clean), model(corrupted), model(last, start_at_layer=2)))
+    expected = ((some - none) / (whole - none)).item()
+    assert faithfulness(model, clean, corrupted, metric, kept).recovered == pytest.approx(expected, rel=1e-9)
+
+
+def direct_paths(model: Any, clean: Tensor, corrupted: Tensor, component: Any) -> Tensor:
+    """What TransformerLens finds for all pairs of heads."""
+    clean_cache, corrupted_cache = (model.run_with_cache(tokens)[1] for tokens in (clean, corrupted))
+    return get_act_patch_direct_path_all_sources(
+        model, corrupted, clean_cache, corrupted_cache, metric, component, verbose=False
+    )
+
+
+@pytest.mark.parametrize("kind", OTHER_KINDS)
+def test_direct_paths_are_those_of_patch_paths(kind):
+    model, (clean, corrupted) = model_of(kind), pair()
+    for component in ("q", "k", "v"):
+        theirs = direct_paths(model, clean, corrupted, component)
+        ours = analysis.interventions.patch_paths(
+            model, clean, corrupted, component, metrics={"score": _per_prompt}, at="positions", progress=False
+        )
+        torch.testing.assert_close(
+            theirs[0, :, 1].double(), ours.values["score"].mean(-1)[0, :, 1], atol=1e-6, rtol=1e-6
+        )
+        assert not theirs[1].any()
+    assert not model.cfg.use_split_qkv_input
+
+
+def _per_prompt(logits: Tensor) -> Tensor:
+    return torch.stack([metric(prompt[None]) for prompt in logits])
+
+
+@pytest.mark.parametrize("kind", OTHER_KINDS)
+def test_affinities_of_heads_are_angles_of_subspaces(kind):
+    model = model_of(kind)
+    for role, normalized in itertools.product("QKV", (False, True)):
+        result = attention_head_subspace_affinity(model, target_role=role)
+        scores = result.normalized if normalized else result.scores
+        assert scores.shape == (2, 2, 2, 2)
+        for head, other in itertools.product(range(2), range(2)):
+            writes, _ = torch.linalg.qr(model.W_O[0, head].T)
+            reads, _ = torch.linalg.qr(getattr(model, f"W_{role}")[1, other])
+            expected = (writes.T @ reads).square().sum() / (math.sqrt(4 * 4) if normalized else 1)
+            assert scores[0, head, 1, other].item() == pytest.approx(expected.item(), rel=1e-9)
+    with pytest.raises(AttributeError, match="no_part"):
+        model.no_part  # noqa: B018
+    assert [layer for layer, _ in model.blocks_with("attn")] == [0, 1]
+    assert len(model.blocks_with("mlp")) == 2 * model.cfg.block_mlp
+
+
+@pytest.mark.parametrize("kind", OTHER_KINDS)
+def test_logit_lenses_read_the_stream(kind):
+    model, (clean, _) = model_of(kind), pair()
+    with torch.no_grad():
+        logits, cache = model.run_with_cache(clean)
+        read = logit_lens(model, clean, positions=None)
+        streams = [cache["resid_pre", 0], cache["resid_pre", 1], cache["resid_post", 1]]
+        expected = torch.stack([model.unembed(model.ln_final(stream)) for stream in streams])
+        torch.testing.assert_close(read.values, expected)
+        torch.testing.assert_close(read.values[-1], logits)
+        one = logit_readout(model, streams[0][0, 0])
+        torch.testing.assert_close(one.values, expected[0, 0, 0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_interchanges(kind):
+    model, (bases, sources) = model_of(kind), pair()
+    name, positions = "blocks.0.hook_resid_post", torch.tensor([4, 3])
+
+    def last(tokens: Tensor) -> Tensor:
+        return model(tokens)[:, -1]
+
+    values = collect_activations(model, name, sources, last, positions=positions)
+    _, cache = model.run_with_cache(sources)
+    torch.testing.assert_close(values, cache[name][torch.arange(2), positions])
+    basis = random_basis(8, 3, seed=0).double()
+    swapped = intervened_logits(model, name, SubspaceInterchange(basis), bases, values, last, positions=positions)
+    _, base_cache = model.run_with_cache(bases)
+    stream = base_cache[name].clone()
+    rows = (torch.arange(2), positions)
+    stream[rows] += (values - stream[rows]) @ basis @ basis.T
+    torch.testing.assert_close(swapped, model(stream, start_at_layer=1)[:, -1])
+    learned = fit_das(
+        model, name, bases, sources, torch.tensor([1, 2]), last, rank=2, base_positions=positions,
+        source_positions=positions, epochs=8, lr=0.1,
+    )  # fmt: skip
+    assert learned.losses[-1] < learned.losses[0]
+    assert all(weight.requires_grad for weight in model.parameters())
+
+
+def test_what_cannot_work_says_why():
+    model, (clean, corrupted) = model_of("attn_only"), pair()
+    with pytest.raises(ValueError, match="hook_mlp_out"):  # before model.set_use_hook_mlp_in(True)
+        attribution_patch(model, clean, corrupted, metric)
+    with pytest.raises(ValueError, match="cannot reset"):
+        reinitialized(model, seed=0)
+    with pytest.raises(TypeError, match="supports TransformerBridge only"):
+        JacobianLens.fit(model, ["a text"], corpus="none")
