@@ -75,7 +75,7 @@ class _Cutter:
 
     def _may_go(self, groups: Sequence[Sequence[int]], stage: int) -> list[bool]:
         masks = torch.stack([_without(self.kept, group) for group in groups])
-        return [shift <= self.tolerance for shift in self.problem.shifts(masks, stage, self.base)]
+        return self.problem.within(masks, self.tolerance, stage, self.base)
 
 
 def cut_one_by_one(problem: Problem, tolerance: float) -> Bool[Tensor, "edge"]:

@@ -186,7 +186,7 @@ class EdgeGraph:
                         "the metric has no gradient in the predictions: search='acdc' or 'greedy' only runs the model"
                     )
                 gradients = torch.autograd.grad(value.sum(), list(probes.values()), allow_unused=True)
-            weighed = torch.stack([w[0] for w in writes]).detach() if changes is None else changes[:, prompts]
+            weighed = writes[0].detach() if changes is None else changes[:, prompts]
             for (number, by), gradient in zip(probes, gradients, strict=True):
                 stage = self.stages[number]
                 if gradient is not None:  # [receiver cut prompt pos d_model]
@@ -219,28 +219,28 @@ class EdgeGraph:
         start: int,
         before: Tensor | None,
         probe: Callable[[int, str, Tensor], Tensor] | None,
-    ) -> tuple[list[Tensor], Tensor]:
-        """What the nodes from a stage on write, less the reference `[cut prompt pos d_model]`, and the predictions."""
+    ) -> tuple[Float[Tensor, "cut node prompt pos d_model"], Tensor]:
+        """What the nodes from a stage on write, less the reference, and the predictions `[cut prompt ...]`."""
         references, n_cuts = self.references[:, prompts], len(masks)
         # nodes before the first stage that is run write the same in all runs
         shared = references[:0] if before is None else before[: self.stages[start].place, prompts]
-        changes: list[Tensor] = []
-        if not start:
-            changes.append((self.parts.embed(self.tokens[prompts]) - references[0])[None].expand(n_cuts, -1, -1, -1))
+        changes = _Changes(shared, n_cuts, None if probe else len(self.nodes) - len(shared))
+        if not len(shared):
+            changes.add((self.parts.embed(self.tokens[prompts]) - references[0]).expand(1, n_cuts, -1, -1, -1))
         for number, stage in enumerate(self.stages[start:], start):
-            reads = {}
-            for by, edges in stage.edges.items():
-                read = _read(masks[:, edges], shared, changes, self._streams[number][prompts])
-                reads[by] = (read if probe is None else probe(number, by, read)).flatten(1, 2)
+            numbers = torch.cat(list(stage.edges.values()))
+            read = changes.read(masks[:, numbers]) + self._streams[number][prompts]
+            reads, sizes = {}, [len(edges) for edges in stage.edges.values()]
+            for by, streams in zip(stage.edges, read.split(sizes), strict=True):
+                reads[by] = (streams if probe is None else probe(number, by, streams)).flatten(1, 2)
             if stage.kind == "output":
-                out = self.parts.read_out(reads[""][0])
-                return changes, out.unflatten(0, (n_cuts, -1))
+                return changes.written, self.parts.read_out(reads[""][0]).unflatten(0, (n_cuts, -1))
             if stage.kind == "heads":
                 outs = self.parts.attend(stage.layer, reads["q"], reads["k"], reads["v"])
             else:
                 outs = self.parts.mlp(stage.layer, reads[""][0])[None]
             written = references[stage.place : stage.place + len(outs)]
-            changes += [*(outs.unflatten(1, (n_cuts, -1)) - written[:, None])]
+            changes.add(outs.unflatten(1, (n_cuts, -1)) - written[:, None])
         raise AssertionError("there is always an output")
 
     def _changes(self, kept: Bool[Tensor, "edge"]) -> Float[Tensor, "node prompt pos d_model"]:
@@ -254,7 +254,7 @@ class EdgeGraph:
         rows, mask = self._rows(), kept[None].to(self.references.dtype)
         parts = (slice(i, i + rows) for i in range(0, len(self.tokens), rows))
         batches = [self._trace(mask, prompts, 0, None, None)[0] for prompts in parts]
-        return torch.cat([torch.stack([write[0] for write in writes]) for writes in batches], dim=1)
+        return torch.cat([writes[0] for writes in batches], dim=1)
 
     # ---- memory ----
 
@@ -290,19 +290,45 @@ def list_stages(nodes: Sequence[Node], edges: Sequence[Edge]) -> list[Stage]:
     return stages
 
 
-def _read(
-    weights: Float[Tensor, "cut receiver sender"], shared: Tensor, changes: Sequence[Tensor], stream: Tensor
-) -> Float[Tensor, "receiver cut prompt pos d_model"]:
-    """The stream of each receiver in each run: the reference's, and the changes along the edges that are kept."""
-    shared = shared[: weights.shape[2]]
-    n_shared = len(shared)
-    read = stream.expand(weights.shape[1], weights.shape[0], *stream.shape)
-    if n_shared:
-        read = read + einsum(weights[..., :n_shared], shared, "cut r s, s prompt pos d -> r cut prompt pos d")
-    if weights.shape[2] > n_shared:
-        own = torch.stack(list(changes[: weights.shape[2] - n_shared]), 1)
-        read = read + einsum(weights[..., n_shared:], own, "cut r s, cut s prompt pos d -> r cut prompt pos d")
-    return read
+class _Changes:
+    """What nodes write less what they write in the reference: the first ones in all runs alike, the others in each.
+
+    Args:
+        shared: `[node prompt pos d_model]`.
+        n_cuts: how many runs there are.
+        n_more: how many nodes will follow, to keep them in place; None where gradients are taken, which need copies.
+    """
+
+    def __init__(self, shared: Float[Tensor, "node prompt pos d_model"], n_cuts: int, n_more: int | None):
+        self.shared, self._n_written = shared, 0
+        shape = shared.shape[1:]
+        self._kept = None if n_more is None else shared.new_empty(n_cuts, n_more, *shape)
+        self._parts: list[Tensor] = []
+
+    @property
+    def written(self) -> Float[Tensor, "cut node prompt pos d_model"]:
+        """The changes of the nodes that were added."""
+        return torch.cat(self._parts, 1) if self._kept is None else self._kept[:, : self._n_written]
+
+    def add(self, changes: Float[Tensor, "node cut prompt pos d_model"]) -> None:
+        """The changes of further nodes."""
+        if self._kept is None:
+            self._parts.append(changes.transpose(0, 1))
+        else:
+            self._kept[:, self._n_written : self._n_written + len(changes)] = changes.transpose(0, 1)
+        self._n_written += len(changes)
+
+    def read(self, weights: Float[Tensor, "cut receiver sender"]) -> Float[Tensor, "receiver cut prompt pos d_model"]:
+        """What each receiver gets of them."""
+        n_shared, shape = min(len(self.shared), weights.shape[2]), self.shared.shape[1:]
+        sums = []
+        if n_shared:
+            sums.append(weights[..., :n_shared].flatten(0, 1) @ self.shared[:n_shared].flatten(1))
+        if weights.shape[2] > n_shared:
+            own = self.written[:, : weights.shape[2] - n_shared].flatten(2)
+            sums.append((weights[..., n_shared:] @ own).flatten(0, 1))
+        read = sums[0] if len(sums) == 1 else sums[0] + sums[1]
+        return read.view(*weights.shape[:2], *shape).transpose(0, 1)
 
 
 class TransformerParts:

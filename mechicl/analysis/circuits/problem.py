@@ -56,6 +56,17 @@ class Problem:
             farthest = [max(pair) for pair in zip(farthest, moved, strict=True)]
         return farthest
 
+    def within(
+        self, kept: Bool[Tensor, "cut edge"], tolerance: float, start: int, base: Bool[Tensor, "edge"]
+    ) -> list[bool]:
+        """Whether each of these runs stays within a tolerance of the whole model, whatever the cut edges carry."""
+        stays = torch.ones(len(kept), dtype=torch.bool)
+        for number in reversed(range(len(self.graphs))):  # what is least like a run of the model shows most
+            left = stays.nonzero().flatten()
+            values = self._measure(number, kept[left], start, base) if len(left) else ()
+            stays[left] = torch.tensor([self.objectives[number].shift(each) <= tolerance for each in values]).bool()
+        return stays.tolist()
+
     def _measure(self, number: int, kept: Tensor, start: int, base: Tensor | None) -> Float[Tensor, "cut prompt"]:
         values = []
         for _, predictions in self.graphs[number].iterate_cuts(kept, start=start, base=base):
