@@ -7,6 +7,7 @@
 from mechicl.analysis.circuits.comparison import CircuitComparison, compare_circuits
 from mechicl.analysis.circuits.measures import measure_circuit
 from mechicl.analysis.circuits.results import Circuit
+from mechicl.analysis.circuits.scores import EdgeScores, score_edges
 from mechicl.analysis.circuits.search import find_circuit
 from mechicl.models.opening.edges import EMBEDDING, Edge, Node
 
@@ -15,8 +16,10 @@ __all__ = [
     "Circuit",
     "CircuitComparison",
     "Edge",
+    "EdgeScores",
     "Node",
     "compare_circuits",
     "find_circuit",
     "measure_circuit",
+    "score_edges",
 ]
