@@ -224,7 +224,7 @@ class EdgeGraph:
         references, n_cuts = self.references[:, prompts], len(masks)
         # nodes before the first stage that is run write the same in all runs
         shared = references[:0] if before is None else before[: self.stages[start].place, prompts]
-        changes = _Changes(shared, n_cuts, None if probe else len(self.nodes) - len(shared))
+        changes = _Changes(shared, n_cuts, None if torch.is_grad_enabled() else len(self.nodes) - len(shared))
         if not len(shared):
             changes.add((self.parts.embed(self.tokens[prompts]) - references[0]).expand(1, n_cuts, -1, -1, -1))
         for number, stage in enumerate(self.stages[start:], start):

@@ -15,10 +15,7 @@ from tests.analysis.interventions.oracles import model_of
 
 N, STEP = 3, 1e-5
 MODEL = model_of("ids", n_layers=2)
-IDS, OTHERS = (
-    torch.randint(MODEL.cfg.d_vocab, (N, MODEL.cfg.n_ctx), generator=torch.Generator().manual_seed(seed))
-    for seed in (0, 1)
-)
+IDS, OTHERS = (torch.randint(6, (N, 5), generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
 LOSS = next_token_loss(OTHERS[:, 0])
 
 

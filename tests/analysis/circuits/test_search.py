@@ -14,10 +14,7 @@ from tests.analysis.circuits.oracles import run_edges, write_all, zeros
 from tests.analysis.interventions.oracles import model_of
 
 MODEL = model_of("ids", n_layers=2)
-IDS, OTHERS = (
-    torch.randint(MODEL.cfg.d_vocab, (4, MODEL.cfg.n_ctx), generator=torch.Generator().manual_seed(seed))
-    for seed in (0, 1)
-)
+IDS, OTHERS = (torch.randint(6, (4, 5), generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
 LOSS = next_token_loss(OTHERS[:, 0])
 
 
@@ -98,7 +95,7 @@ def test_one_head_that_stands_in_for_another_is_kept_and_the_other_goes():
     with torch.no_grad():  # a second previous-token head beside the first, each sharp enough alone
         for name in ("W_Q", "W_K", "W_V", "W_O"):
             getattr(model.blocks[0].attn, name)[2] = getattr(twin.blocks[0].attn, name)[2]
-        model.blocks[1].attn.W_Q *= 20
+        model.blocks[1].attn.W_Q.mul_(20)
     ids = torch.randint(6, (16, 6), generator=torch.Generator().manual_seed(0)).repeat(1, 2)
     circuit = find_circuit(model, ids, next_token_loss(ids[:, 0]), tolerance=0.05, progress=False)
     previous = [head for head in circuit.heads if head[0] == 0]
