@@ -44,6 +44,9 @@ class BridgeParts:
     Args:
         adapter: of the bridge.
 
+    Attributes:
+        heads_meet: whether the latter is so; known after the first prompts.
+
     Raises:
         ValueError: no attention layers, or hooks attached to the model; later, a model whose stream is no sum of what
             its parts write, such as BERT, which norms the stream itself. The message names the layer.
@@ -58,6 +61,7 @@ class BridgeParts:
         if any(point.has_hooks(including_permanent=False) for point in self.model.hook_dict.values()):
             raise ValueError("hooks are attached to the model: edges are cut without them, so take them off first")
         self._recorded: Recording | None = None
+        self.heads_meet = False
 
     # ---- parts ----
 
@@ -176,6 +180,7 @@ class BridgeParts:
                 one, both = (Run.record(self.adapter, prompts) for prompts in (two[:1], two))
                 self._recorded = Recording(two, one, both)
                 self._check(both)
+                self.heads_meet = self._try_to_meet(both)
 
     def _check(self, run: "Run") -> None:
         """Refuse (ValueError) a model in which what the parts write does not make up its stream."""
@@ -192,6 +197,17 @@ class BridgeParts:
                 )
         if not _add_up(self.read_out(run.last), run.outputs, run.outputs):
             raise ValueError(f"{name} reads more than the stream after its last layer, so there are no edges to cut")
+
+    def _try_to_meet(self, run: Run) -> bool:
+        """Whether a head writes something else once another reads another stream."""
+        n_heads, stream = self.model.cfg.n_heads, run.streams[0]
+        if n_heads == 1:
+            return False
+        n_key_heads = len(list_key_heads(self.model))
+        q, k, v = (stream.expand(n, *stream.shape).clone() for n in (n_heads, n_key_heads, n_key_heads))
+        before = self.attend(0, q, k, v)[1:]
+        q[0] = stream.flip(0, 1)
+        return not _add_up(self.attend(0, q, k, v)[1:], before, stream)
 
     def _write_intact(self, layer: int, stream: Tensor) -> Tensor:
         """What a layer adds to its stream, as the sum of what its parts write."""

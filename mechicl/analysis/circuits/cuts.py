@@ -6,8 +6,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from mechicl.analysis.circuits.graph import EdgeGraph
 from mechicl.analysis.circuits.problem import Problem
-from mechicl.models.opening.edges import Edge, Node
+from mechicl.models.opening.edges import Node
 
 
 def cut_exactly(
@@ -29,11 +30,11 @@ def cut_exactly(
     """
     edges, stages = problem.graph.edges, problem.graph.stages
     candidates = torch.ones(len(edges), dtype=torch.bool) if candidates is None else candidates
-    cutter = _Cutter(problem, tolerance, candidates & on_paths(edges, candidates))
+    cutter = _Cutter(problem, tolerance, candidates & on_paths(problem.graph, candidates))
     for number in range(len(stages) - 1, -1, -1):
-        cutter.kept &= on_paths(edges, cutter.kept)
+        cutter.kept &= on_paths(problem.graph, cutter.kept)
         cutter.thin(number, sizes)
-    return cutter.kept & on_paths(edges, cutter.kept)
+    return cutter.kept & on_paths(problem.graph, cutter.kept)
 
 
 class _Cutter:
@@ -90,7 +91,7 @@ def cut_one_by_one(problem: Problem, tolerance: float) -> Bool[Tensor, "edge"]:
     edges, stages = problem.graph.edges, problem.graph.stages
     kept, moved = torch.ones(len(edges), dtype=torch.bool), 0.0
     for number in range(len(stages) - 1, -1, -1):
-        kept &= on_paths(edges, kept)
+        kept &= on_paths(problem.graph, kept)
         left, ahead = [edge for edge in reversed(stages[number].numbers()) if kept[edge]], 1
         while left:
             tried = left[:ahead]
@@ -103,7 +104,7 @@ def cut_one_by_one(problem: Problem, tolerance: float) -> Bool[Tensor, "edge"]:
             kept[tried[:n_cut]] = False
             ahead = 2 * ahead if n_cut == len(tried) else max(ahead // 2, 1)
             left = left[n_cut + (n_cut < len(tried)) :]
-    return kept & on_paths(edges, kept)
+    return kept & on_paths(problem.graph, kept)
 
 
 def keep_strongest(problem: Problem, sizes: Float[Tensor, "edge"], tolerance: float) -> Bool[Tensor, "edge"]:
@@ -125,17 +126,17 @@ def keep_strongest(problem: Problem, sizes: Float[Tensor, "edge"], tolerance: fl
             high = middle
         else:
             low = middle
-    return on_paths(problem.graph.edges, strongest(high))
+    return on_paths(problem.graph, strongest(high))
 
 
-def on_paths(edges: Sequence[Edge], kept: Bool[Tensor, "edge"]) -> Bool[Tensor, "edge"]:
-    """Which of the edges kept lead to the output along edges that are kept; edges are in order of computation."""
+def on_paths(graph: EdgeGraph, kept: Bool[Tensor, "edge"]) -> Bool[Tensor, "edge"]:
+    """Which of the edges kept lead to the output along edges that are kept."""
+    edges, reached = graph.edges, graph.reached
     chosen, read = torch.zeros(len(edges), dtype=torch.bool), set[Node | None]([None])
-    for number in range(len(edges) - 1, -1, -1):
-        edge = edges[number]
-        if kept[number] and edge.receiver in read:
+    for number in range(len(edges) - 1, -1, -1):  # edges are in order of computation
+        if kept[number] and not read.isdisjoint(reached[number]):
             chosen[number] = True
-            read.add(edge.sender)
+            read.add(edges[number].sender)
     return chosen
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol, cast, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from einops import einsum
@@ -13,7 +13,7 @@ from torch import Tensor
 from mechicl.analysis.circuits.bridge_graph import BridgeParts
 from mechicl.memory import MEMORY, Budget
 from mechicl.models.opening.adapter import ModelAdapter
-from mechicl.models.opening.edges import Edge, Node, list_edges, list_nodes
+from mechicl.models.opening.edges import Edge, Node, list_edges, list_nodes, list_reached
 from mechicl.models.transformer.attention import Attention
 from mechicl.models.transformer.layers import MLP
 
@@ -30,7 +30,14 @@ class Parts(Protocol):
     """A model taken apart: its nodes as functions of the streams that they read.
 
     Streams are `[prompt pos d_model]`, before the norm of whoever reads them.
+
+    Attributes:
+        model: what is taken apart.
+        heads_meet: whether what a head writes depends on what other heads of its layer read.
     """
+
+    model: Any
+    heads_meet: bool
 
     def embed(self, tokens: Tensor) -> Tensor:
         """What the embedding writes, positions included."""
@@ -143,6 +150,20 @@ class EdgeGraph:
     def whole(self) -> Float[Tensor, "node prompt pos d_model"]:
         """What each node writes in a run of the whole model, less what it writes in the reference."""
         return self._trace_changes(torch.ones(len(self.edges), dtype=torch.bool, device=self.references.device))
+
+    @cached_property
+    def reached(self) -> list[list[Node | None]]:
+        """Whose outputs each edge can change: its receiver's, and those of heads that share something with it."""
+        model = self.parts.model
+        self.parts.embed(self.tokens[:1])  # a bridge knows after its first run whether heads meet
+        heads = {n: [Node(n, head) for head in range(model.cfg.n_heads)] for n in range(model.cfg.n_layers)}
+        reached: list[list[Node | None]] = []
+        for edge in self.edges:
+            nodes: list[Node | None] = [*list_reached(model, edge)]
+            if edge.by and self.parts.heads_meet:  # by "q", "k" or "v": into a head
+                nodes = [*heads[edge.receiver.layer]] if edge.receiver else []
+            reached.append(nodes or [None])
+        return reached
 
     def mask(self, edges: Sequence[Edge]) -> Bool[Tensor, "edge"]:
         """True for these edges, as `run` takes it."""
@@ -333,6 +354,8 @@ class _Changes:
 
 class TransformerParts:
     """One of our transformers, taken apart."""
+
+    heads_meet = False
 
     def __init__(self, adapter: ModelAdapter):
         self.adapter, self.model = adapter, adapter.model

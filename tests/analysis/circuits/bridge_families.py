@@ -4,7 +4,6 @@ import warnings
 
 import torch
 
-from mechicl.analysis.circuits.bridge_graph import BridgeParts
 from mechicl.analysis.circuits.graph import EdgeGraph, record_writes
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.edges import attends_beside_mlp, list_key_heads
@@ -25,20 +24,9 @@ def describe(name: str) -> tuple[str, str, str]:
     for kept, expected in ((True, bridge(tokens)), (False, bridge(others))):
         out = graph.run(torch.full((len(graph.edges),), kept))
         assert (out - expected).abs().max() < 1e-5 * expected.abs().max()
+    meeting = "a norm over all heads" if graph.parts.heads_meet else "-"
     mlp = "the stream before its layer" if attends_beside_mlp(bridge) else "the heads of its layer, too"
-    return mlp, "shared" if len(list_key_heads(bridge)) < bridge.cfg.n_heads else "own", meeting_point(bridge, adapter)
-
-
-def meeting_point(bridge, adapter: ModelAdapter) -> str:
-    """Whether what one head writes depends on what another head of the layer reads."""
-    parts = BridgeParts(adapter)
-    stream = parts.embed(token_ids(0, 3))
-    n_keys = len(list_key_heads(bridge))
-    q, k, v = (stream.expand(n, *stream.shape).clone() for n in (bridge.cfg.n_heads, n_keys, n_keys))
-    before = parts.attend(0, q, k, v)[1]
-    q[0] = stream.flip(0)
-    change = (parts.attend(0, q, k, v)[1] - before).abs().max() / before.abs().max()
-    return "a norm over all heads" if change > 1e-5 else "-"
+    return mlp, "shared" if len(list_key_heads(bridge)) < bridge.cfg.n_heads else "own", meeting
 
 
 def main() -> None:

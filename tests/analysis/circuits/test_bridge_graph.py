@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mechicl.analysis.circuits.bridge_graph import BridgeParts
+from mechicl.analysis.circuits.cuts import on_paths
 from mechicl.analysis.circuits.graph import EdgeGraph, record_writes
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.edges import (
@@ -146,6 +147,19 @@ def test_heads_that_share_keys_and_values():
     assert list_reached(bridge, Edge(EMBEDDING, Node(1, 0), "q")) == [Node(1, 0)]
     assert list_reached(bridge, Edge(EMBEDDING, Node(1))) == [Node(1)]
     assert list_reached(bridge, Edge(EMBEDDING, None)) == []
+
+
+@pytest.mark.parametrize(("name", "on_path"), [("Llama", {"k", "v"}), ("Gemma 2", {"q", "k", "v"}), ("GPT-2", set())])
+def test_an_edge_leads_to_all_that_it_can_change(name, on_path):
+    """Head 1.1 writes to the output: what head 1.0 reads matters where the two share keys, or a norm of their sum."""
+    bridge, _ = open_family(name)
+    adapter, tokens = ModelAdapter(bridge, "positions"), token_ids(0)
+    graph = EdgeGraph(adapter, tokens, record_writes(adapter, tokens))
+    to_other = [Edge(EMBEDDING, Node(1, 0), by) for by in "qkv"]
+    kept = graph.mask([Edge(Node(1, 1), None), *to_other])
+    left = on_paths(graph, kept)
+    assert {edge.by for edge in to_other if (left & graph.mask([edge])).any()} == on_path
+    assert (left & graph.mask([Edge(Node(1, 1), None)])).any()
 
 
 def test_layers_that_attend_beside_their_mlp():
