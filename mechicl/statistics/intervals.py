@@ -144,7 +144,13 @@ def student_t_quantile(probability: float, degrees_of_freedom: int) -> float:
     return float(stdtrit(degrees_of_freedom, probability))
 
 
-def percentile_interval(value: float, resampled: list[float], n: int) -> Interval:
-    """A value with its 95% interval from resamples of n prompts."""
-    low, high = np.quantile(resampled, [0.025, 0.975])
-    return Interval(value, min(float(low), value), max(float(high), value), n)
+def percentile_interval(value: float, resampled: list[float], n: int, level: float = 0.95) -> Interval:
+    """A value with its interval from resamples of n prompts.
+
+    Raises:
+        ValueError: level out of range.
+    """
+    if not 0 < level < 1:
+        raise ValueError(f"level must be strictly between 0 and 1, got {level}")
+    low, high = np.quantile(resampled, [(1 - level) / 2, (1 + level) / 2])
+    return Interval(value, min(float(low), value), max(float(high), value), n, level)

@@ -5,6 +5,7 @@ import html
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin
 
 import numpy as np
@@ -204,8 +205,10 @@ def _sample_means(value: Tensor) -> Tensor:
 
 
 def _dimensions(annotation: Any) -> tuple[str, ...]:
-    """The axis names of a jaxtyping annotation, or of a dictionary's values; none for anything else."""
+    """The axis names of a jaxtyping annotation, or of a dictionary's values, or of one `| None`; else none."""
     if get_origin(annotation) is dict:
         annotation = get_args(annotation)[1]
+    if isinstance(annotation, UnionType):
+        annotation = next((kind for kind in get_args(annotation) if hasattr(kind, "dim_str")), None)
     names = str(getattr(annotation, "dim_str", "")).split()
     return () if any(name.startswith(("*", ".")) for name in names) else tuple(names)

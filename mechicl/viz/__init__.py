@@ -9,6 +9,7 @@ from mechicl.viz.attention import attention_html, model_attention, prompt_attent
 from mechicl.viz.attention_grid import attention_figure, mean_patterns
 from mechicl.viz.behaviour import identified_families, identified_filters, shifted_losses
 from mechicl.viz.causes import causal_graph, counterfactual_scatter, hypotheses_ranked, interchange_heatmap
+from mechicl.viz.circuit_curves import edge_ranking, faithfulness_curves
 from mechicl.viz.circuits import circuit_differences, circuit_graph
 from mechicl.viz.conditioning import condition_number_distribution, condition_numbers, eigenvalue_map
 from mechicl.viz.elements import interval_lines
@@ -50,7 +51,9 @@ __all__ = [
     "condition_numbers",
     "connectivity_paths",
     "counterfactual_scatter",
+    "edge_ranking",
     "eigenvalue_map",
+    "faithfulness_curves",
     "head_similarity_figure",
     "head_table",
     "heads_during_training",

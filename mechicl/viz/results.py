@@ -15,7 +15,7 @@ from mechicl.analysis.behaviour.token_identification import TokenIdentification
 from mechicl.analysis.causes.ranking import HypothesisTest
 from mechicl.analysis.causes.results import Interchange
 from mechicl.analysis.causes.subspaces import SubspaceSearch
-from mechicl.analysis.circuits import Circuit, CircuitComparison
+from mechicl.analysis.circuits import Circuit, CircuitComparison, CircuitCurve, EdgeScores
 from mechicl.analysis.dynamics.snapshots import AlignmentOverTraining, HeadsOverTraining
 from mechicl.analysis.finetuning.comparison import FineTuningComparison
 from mechicl.analysis.heads.scores import HeadScores
@@ -28,6 +28,7 @@ from mechicl.analysis.weights.paths import LossPath
 from mechicl.statistics import Result, interval
 from mechicl.viz.behaviour import identified_families, regret_curves, shifted_losses, token_divergences
 from mechicl.viz.causes import hypotheses_ranked, interchange_heatmap
+from mechicl.viz.circuit_curves import edge_ranking, faithfulness_curves
 from mechicl.viz.circuits import circuit_differences, circuit_graph
 from mechicl.viz.conditioning import condition_number_distribution
 from mechicl.viz.elements import COLORS, add_heatmap, add_intervals, panel, panels
@@ -69,7 +70,9 @@ def plot(result: Any, **options: Any) -> go.Figure:
 # One line a kind of result. Functions of several results by name get this one, without a name of its own.
 plot.register(Circuit, circuit_graph)
 plot.register(CircuitComparison, circuit_differences)
+plot.register(CircuitCurve, faithfulness_curves)
 plot.register(Conditioning, condition_number_distribution)
+plot.register(EdgeScores, edge_ranking)
 plot.register(HeadScores, head_table)
 plot.register(HypothesisTest, hypotheses_ranked)
 plot.register(Identification, identified_families)

@@ -9,12 +9,14 @@ import torch
 import mechicl.analysis
 from mechicl import constructions, viz
 from mechicl.analysis import Match, compare_circuits, fit_construction
+from mechicl.analysis.circuits import EdgeScores
 from mechicl.statistics import Result, interval
 from mechicl.tasks import LinearRegression
+from tests.analysis.circuits.test_curves import made as curve
 from tests.viz.test_behaviour import losses
 from tests.viz.test_behaviour import made as identification
 from tests.viz.test_causes import exchanged, ranked
-from tests.viz.test_circuits import circuit
+from tests.viz.test_circuits import EDGES, circuit
 from tests.viz.test_heads import made as head_scores
 from tests.viz.test_interventions import swept
 from tests.viz.test_kernels import view
@@ -27,10 +29,12 @@ MODEL = constructions.gradient_descent(x_dim=2, n_context=3, step_size=0.5)
 BY_HAND = {  # results that cannot be made of any numbers
     "Circuit": circuit,
     "CircuitComparison": lambda: compare_circuits(circuit(), circuit(())),
+    "CircuitCurve": curve,
     "ConstructionFit": lambda: fit_construction(MODEL, "gd", TASK, refine=False, n_prompts=4),
     "HeadScores": head_scores,
     "HypothesisTest": ranked,
     "Interchange": lambda: exchanged()[0],
+    "EdgeScores": lambda: EdgeScores(EDGES, torch.rand(len(EDGES), 3), "loss", "eap", "zero"),
     "FamilyMatch": lambda: identification().best,
     "Identification": identification,
     "KernelView": view,

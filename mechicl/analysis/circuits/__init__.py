@@ -5,7 +5,9 @@
 """
 
 from mechicl.analysis.circuits.comparison import CircuitComparison, compare_circuits
+from mechicl.analysis.circuits.curves import CircuitCurve, circuit_curve
 from mechicl.analysis.circuits.measures import measure_circuit
+from mechicl.analysis.circuits.ranking import auroc
 from mechicl.analysis.circuits.results import Circuit
 from mechicl.analysis.circuits.scores import EdgeScores, score_edges
 from mechicl.analysis.circuits.search import find_circuit
@@ -15,9 +17,12 @@ __all__ = [
     "EMBEDDING",
     "Circuit",
     "CircuitComparison",
+    "CircuitCurve",
     "Edge",
     "EdgeScores",
     "Node",
+    "auroc",
+    "circuit_curve",
     "compare_circuits",
     "find_circuit",
     "measure_circuit",

@@ -1,5 +1,6 @@
 """How good a circuit is: alone, without it, and without each of its parts."""
 
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,10 +12,13 @@ from mechicl.analysis.circuits.node_search import PartialModel
 from mechicl.analysis.circuits.problem import Problem, make_problem
 from mechicl.analysis.circuits.results import Circuit
 from mechicl.analysis.interventions.metrics import Inputs, Metrics
+from mechicl.checks import check_whole
 from mechicl.memory import MEMORY
 from mechicl.models.opening.edges import EMBEDDING, Edge, Node
 from mechicl.progress import progress_bar
 from mechicl.prompts import At
+
+Subsets = tuple[tuple[Node, ...], ...]
 
 
 def measure_circuit(
@@ -26,6 +30,7 @@ def measure_circuit(
     reference: Inputs | None = None,
     at: At | None = None,
     effects: bool = True,
+    n_subsets: int = 0,
     seed: int = 0,
     memory: float = MEMORY,
     progress: bool = True,
@@ -35,8 +40,18 @@ def measure_circuit(
     What cut parts carry is kept ("any" is measured with zero); means are by default those over the other prompts. The
     arguments are those of `find_circuit`.
 
+    Args:
+        model: that the circuit is of.
+        circuit: whose nodes and edges are measured.
+        prompts: what it runs on.
+        n_subsets: how many sets of the circuit's nodes are taken out of it, and out of the model, for
+            `Circuit.incompleteness`: all sets where there are no more, else random ones, with every node in half of
+            them.
+        seed: of the sets, and of "resample" and "scrambled".
+
     Raises:
-        ValueError: as for `find_circuit`; a circuit with parts that the model does not have.
+        ValueError: as for `find_circuit`; a circuit with parts that the model does not have; a reference for a circuit
+            whose cut parts carry none.
 
     Example:
         >>> induction = constructions.induction(d_vocab=16, n_ctx=32, n_heads=4, seed=0)
@@ -52,23 +67,25 @@ def measure_circuit(
                 advance=bar.update,
             )  # fmt: skip
             _refuse_absent(circuit.nodes, partial.nodes)
-            return measure_nodes(partial, circuit.nodes)
+            return measure_nodes(partial, circuit.nodes, draw_subsets(circuit.nodes, n_subsets, seed))
         problem = make_problem(
             model, prompts, metrics, method=method, reference=reference, at=at, seed=seed, memory=memory,
             advance=bar.update,
         )  # fmt: skip
         _refuse_absent(circuit.nodes, problem.graph.nodes)
         _refuse_absent(circuit.edges, problem.graph.edges)
-        return measure_edges(problem, problem.graph.mask(circuit.edges), circuit.method, effects=effects)
+        kept, subsets = problem.graph.mask(circuit.edges), draw_subsets(circuit.nodes, n_subsets, seed)
+        return measure_edges(problem, kept, circuit.method, subsets, effects=effects)
 
 
-def measure_nodes(partial: PartialModel, kept: Sequence[Node]) -> Circuit:
+def measure_nodes(partial: PartialModel, kept: Sequence[Node], subsets: Subsets = ()) -> Circuit:
     """The circuit of these nodes with all edges between them."""
     rest = [node for node in partial.nodes if node not in kept]
-    full, ablated, alone, without, *fewer = partial.metric_without(
-        [[], partial.nodes, rest, kept, *([*rest, node] for node in kept)]
+    less = [*([*rest, *subset] for subset in subsets), *subsets]
+    full, ablated, alone, without, *values = partial.metric_without(
+        [[], partial.nodes, rest, kept, *([*rest, node] for node in kept), *less]
     )
-    none = full.new_zeros(0, len(full))
+    fewer, none = values[: len(kept)], full.new_zeros(0, len(full))
     return Circuit(
         nodes=tuple(kept),
         edges=(),
@@ -82,10 +99,13 @@ def measure_nodes(partial: PartialModel, kept: Sequence[Node]) -> Circuit:
         node_effects=torch.stack(fewer) - alone if fewer else none,
         edge_effects=none,
         n_nodes=len(partial.nodes),
+        **_by_subset(subsets, values[len(kept) :]),
     )
 
 
-def measure_edges(problem: Problem, kept: Bool[Tensor, "edge"], method: Any, *, effects: bool = True) -> Circuit:
+def measure_edges(
+    problem: Problem, kept: Bool[Tensor, "edge"], method: Any, subsets: Subsets = (), *, effects: bool = True
+) -> Circuit:
     """The circuit of these edges and the nodes that they connect.
 
     A node is ablated by cutting all edges from it. Effects that are not asked for are NaN.
@@ -102,10 +122,12 @@ def measure_edges(problem: Problem, kept: Bool[Tensor, "edge"], method: Any, *, 
     everything = torch.ones_like(kept)
     between = without(everything, [node for node in graph.nodes if node not in nodes and node != EMBEDDING])
     masks = [between, without(everything, nodes), kept]
+    masks += [without(mask, subset) for mask in (kept, everything) for subset in subsets]
     if effects:
         masks += [without(between, [node]) for node in nodes]
         masks += [kept & (torch.arange(len(kept), device=kept.device) != number) for number in numbers]
     alone, lost, edges_alone, *fewer = problem.measure(torch.stack(masks))
+    by_subset, fewer = fewer[: 2 * len(subsets)], fewer[2 * len(subsets) :]
     unknown = alone.new_full((1, len(alone)), torch.nan)
     by_node, by_edge = fewer[: len(nodes)], fewer[len(nodes) :]
     return Circuit(
@@ -123,7 +145,39 @@ def measure_edges(problem: Problem, kept: Bool[Tensor, "edge"], method: Any, *, 
             torch.stack([effect - edges_alone for effect in by_edge]) if by_edge else unknown.repeat(len(edges), 1)
         ),
         n_nodes=len(graph.nodes) - 1,
+        **_by_subset(subsets, by_subset),
     )
+
+
+def draw_subsets(nodes: Sequence[Node], n_subsets: int, seed: int) -> Subsets:
+    """Different sets of nodes, none of them empty: all there are, or random ones, with every node in half of them.
+
+    Raises:
+        ValueError: a number of subsets below 0.
+    """
+    check_whole(0, n_subsets=n_subsets)
+    n = len(nodes)
+    if n < 32 and 2**n - 1 <= n_subsets:
+        numbers = list(range(1, 2**n))
+    else:
+        rng, drawn = random.Random(seed), dict[int, None]()
+        while len(drawn) < n_subsets:
+            if number := rng.getrandbits(n):
+                drawn[number] = None
+        numbers = list(drawn)
+    return tuple(tuple(node for i, node in enumerate(nodes) if number >> i & 1) for number in numbers)
+
+
+def _by_subset(subsets: Subsets, values: Sequence[Tensor]) -> dict[str, Any]:
+    """The fields of what was measured first in the circuit, then in the model."""
+    if not subsets:
+        return {}
+    n = len(subsets)
+    return {
+        "subsets": subsets,
+        "alone_without": torch.stack([*values[:n]]),
+        "whole_without": torch.stack([*values[n:]]),
+    }
 
 
 def _refuse_absent(parts: Sequence[Node] | Sequence[Edge], there: Sequence[Node] | Sequence[Edge]) -> None:

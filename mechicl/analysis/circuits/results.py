@@ -40,6 +40,9 @@ class Circuit(Result):
         edge_effects: change of the metric when the circuit loses one of its edges too, `[edge prompt]`; NaN where that
             was not measured.
         n_nodes: how many heads and MLPs the model has.
+        subsets: some of the circuit's nodes each, that were taken out of it and of the model; see `measure_circuit`.
+        alone_without: the metric of the circuit without each subset, `[subset prompt]`.
+        whole_without: the metric of the model without each subset, `[subset prompt]`.
 
     Example:
         >>> induction = constructions.induction(d_vocab=16, n_ctx=32, n_heads=2, seed=0)
@@ -62,6 +65,9 @@ class Circuit(Result):
     node_effects: Float[Tensor, "node prompt"]
     edge_effects: Float[Tensor, "edge prompt"]
     n_nodes: int
+    subsets: tuple[tuple[Node, ...], ...] = ()
+    alone_without: Float[Tensor, "subset prompt"] | None = None
+    whole_without: Float[Tensor, "subset prompt"] | None = None
 
     @property
     def heads(self) -> list[tuple[int, int]]:
@@ -86,11 +92,24 @@ class Circuit(Result):
         """Share of the metric that is lost without the circuit's nodes, 1 if the rest of the model has none of it.
 
         `(full - without) / (full - ablated)` of means over prompts: of the subsets that Wang et al. 2023 knock out of
-        circuit and model, only the whole circuit. NaN for a circuit of all nodes, of which it says nothing.
+        circuit and model, only the whole circuit; `incompleteness` has others. NaN for a circuit of all nodes, of which
+        it says nothing.
         """
         if len(self.nodes) == self.n_nodes:
             return Interval(math.nan, math.nan, math.nan, len(self.full), level)
         return ratio_interval(self.full - self.without, self.full - self.ablated, level)
+
+    def incompleteness(self, level: float = 0.95) -> dict[tuple[Node, ...], Interval]:
+        """By subset of nodes, how far circuit and model are apart without it, as a share of all there is to lose.
+
+        `(F(C \\ K) - F(M \\ K)) / (F(M) - F(nothing))` of means over prompts: near 0 for every subset K if the circuit
+        has all that does the task (Wang et al. 2023, section 4: they take the absolute value). No subset unless
+        `measure_circuit(n_subsets=...)` was asked for some.
+        """
+        if self.alone_without is None or self.whole_without is None:
+            return {}
+        apart, gained = self.alone_without - self.whole_without, self.full - self.ablated
+        return {subset: ratio_interval(each, gained, level) for subset, each in zip(self.subsets, apart, strict=True)}
 
     def minimality(self, level: float = 0.95) -> dict[Node | Edge, Interval]:
         """Share of the metric that the circuit loses without each of its parts: 0 for one that it does not need.

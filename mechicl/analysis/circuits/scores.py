@@ -1,6 +1,6 @@
 """Scores of edges: what cutting each would do, estimated for all of them at once from a few gradients."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -9,9 +9,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mechicl.analysis.circuits.comparison import NodesAndEdges
 from mechicl.analysis.circuits.graph import EdgeGraph
 from mechicl.analysis.circuits.objectives import Objective
 from mechicl.analysis.circuits.problem import Problem, make_problem
+from mechicl.analysis.circuits.ranking import auroc
 from mechicl.analysis.circuits.references import Method
 from mechicl.analysis.interventions.metrics import Inputs, Metrics
 from mechicl.checks import check_whole
@@ -51,6 +53,10 @@ class EdgeScores(Result):
     def strongest(self, n: int) -> list[Edge]:
         """The edges with the largest scores, the largest first."""
         return [self.edges[int(i)] for i in self.sizes().argsort(descending=True, stable=True)[:n]]
+
+    def auroc(self, truth: NodesAndEdges | Collection[Edge]) -> float:
+        """The chance that a true edge scores higher, in absolute value, than another; see `auroc`."""
+        return auroc(self, truth)
 
     def to_dataframe(self, level: float = 0.95) -> pd.DataFrame:
         """One row an edge, strongest first: its mean score with the interval over prompts."""

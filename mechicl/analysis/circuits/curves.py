@@ -1,0 +1,229 @@
+"""Faithfulness against size: circuits of the best edges by a score, and the areas under and above the curve."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mechicl.analysis.circuits.problem import make_problem
+from mechicl.analysis.circuits.ranking import Scores, keep_paths, rank_edges, read_scores
+from mechicl.analysis.circuits.references import Method
+from mechicl.analysis.interventions.metrics import Inputs, Metrics
+from mechicl.checks import check_whole
+from mechicl.memory import MEMORY
+from mechicl.models.opening.edges import Edge
+from mechicl.progress import progress_bar
+from mechicl.prompts import At
+from mechicl.statistics import Interval, Result, percentile_interval, ratio_interval
+
+FRACTIONS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+"""Of all edges, the sizes of circuits in the benchmark of Mueller et al. 2025."""
+RESAMPLES = 2000  # of the prompts, for intervals of areas
+
+
+@dataclass(frozen=True, eq=False)
+class CircuitCurve(Result):
+    """How much of a metric the best edges keep, by how many they are.
+
+    Attributes:
+        fractions: of the model's edges that a circuit may have.
+        counts: how many edges that is, rounded down.
+        n_kept: by whose scores, how many of them are left when those on no path are dropped.
+        metric: its name.
+        method: what a cut edge carries.
+        full: the metric of the whole model, `[prompt]`.
+        ablated: with every edge cut, `[prompt]`.
+        alone: by whose scores, with all but the best edges cut, `[fraction prompt]`.
+    """
+
+    fractions: tuple[float, ...]
+    counts: tuple[int, ...]
+    n_kept: dict[str, tuple[int, ...]]
+    metric: str
+    method: Method
+    full: Float[Tensor, "prompt"]
+    ablated: Float[Tensor, "prompt"]
+    alone: dict[str, Float[Tensor, "fraction prompt"]]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Whose scores there are, the controls last."""
+        return tuple(self.alone)
+
+    def faithfulness(self, name: str | None = None, level: float = 0.95) -> list[Interval]:
+        """Share of the metric that circuits of each size keep: `(alone - ablated) / (full - ablated)` of means.
+
+        Args:
+            name: whose scores, by default the first.
+            level: of the intervals over prompts.
+        """
+        gained = self.full - self.ablated
+        return [ratio_interval(alone - self.ablated, gained, level) for alone in self._of(name)]
+
+    def cpr(self, name: str | None = None, level: float = 0.95, *, seed: int = 0) -> Interval:
+        """The circuit performance ratio: the area under faithfulness over the fraction of edges, the higher the better.
+
+        By trapezoids between the fractions, so that circuits of any size that keep all of the metric reach the last
+        fraction less the first (0.999); more is possible where parts that harm the metric are left out. The interval is
+        of resampled prompts.
+
+        Source: Mueller et al. 2025, section 3.2.
+        """
+        return self._area(name, level, seed, distance=False)
+
+    def cmd(self, name: str | None = None, level: float = 0.95, *, seed: int = 0) -> Interval:
+        """The circuit-model distance: the area between faithfulness and 1 over the fraction of edges; 0 is best.
+
+        As for `cpr`. Where the curve crosses 1 between two fractions the trapezoid counts both sides.
+        """
+        return self._area(name, level, seed, distance=True)
+
+    def _area(self, name: str | None, level: float, seed: int, *, distance: bool) -> Interval:
+        # by trapezoids: half of the steps on both sides of each fraction
+        steps = np.diff(self.fractions, prepend=self.fractions[0], append=self.fractions[-1])
+        widths = (steps[:-1] + steps[1:]) / 2
+        alone, full, ablated = (x.detach().cpu().double().numpy() for x in (self._of(name), self.full, self.ablated))
+        n = full.shape[0]
+
+        def area(weights: np.ndarray) -> np.ndarray:
+            """`[resample]`, from how often each prompt counts `[resample prompt]`."""
+            nothing = weights @ ablated
+            shares = ((alone @ weights.T) - nothing) / (weights @ full - nothing)  # [fraction resample]
+            return widths @ (np.abs(1 - shares) if distance else shares)
+
+        value = float(area(np.full((1, n), 1 / n))[0])
+        if n < 2:
+            return Interval(value, float("nan"), float("nan"), n, level)
+        drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=RESAMPLES) / n
+        return percentile_interval(value, area(drawn).tolist(), n, level)
+
+    def _of(self, name: str | None) -> Float[Tensor, "fraction prompt"]:
+        if name is not None and name not in self.alone:
+            raise ValueError(f"there is no curve {name!r}: there are {list(self.alone)}")
+        return self.alone[self.names[0] if name is None else name]
+
+    def to_dataframe(self, level: float = 0.95) -> pd.DataFrame:
+        """One row a size, for each of the scores: how many edges, and their faithfulness with its interval."""
+        rows = []
+        for name in self.names:
+            sizes = zip(self.fractions, self.counts, self.n_kept[name], self.faithfulness(name, level), strict=True)
+            rows += [(name, part, count, kept, f.mean, f.low, f.high) for part, count, kept, f in sizes]
+        return pd.DataFrame(rows, columns=["scores", "fraction", "edges", "kept", "faithfulness", "low", "high"])
+
+    def _lines(self) -> list[tuple[str, str]]:
+        return [(name, f"CPR {self.cpr(name)}, CMD {self.cmd(name)}") for name in self.names]
+
+
+def circuit_curve(
+    model: Any,
+    scores: Scores | Mapping[str, Scores],
+    prompts: Inputs,
+    metrics: Metrics = None,
+    *,
+    fractions: Sequence[float] = FRACTIONS,
+    n_random: int = 1,
+    absolute: bool = True,
+    only_paths: bool = True,
+    method: Method | None = None,
+    reference: Inputs | None = None,
+    at: At | None = None,
+    seed: int = 0,
+    memory: float = MEMORY,
+    progress: bool = True,
+) -> CircuitCurve:
+    """Faithfulness of circuits of the best 0.1%, 0.2%, ... of the edges by a score, beside random scores.
+
+    A score is how the metric changes when an edge is cut, as `score_edges` estimates it. Measure on other prompts than
+    those of the scores. `metrics`, `reference`, `at`, `memory` and `progress` are as for `find_circuit`; "any" cut
+    edges carry zero.
+
+    Args:
+        model: as for `find_circuit`.
+        scores: of all of its edges: what `score_edges` returns, by edge, or in the order of `list_edges`; or several
+            of these by name, for instance those of an untrained model for comparison.
+        prompts: what it runs on.
+        fractions: of the edges, increasing, how many the circuits have; rounded down to whole edges.
+        n_random: how many controls with random scores there are.
+        absolute: rank by size. Otherwise edges come first whose cut takes the metric farthest to where cutting
+            everything does, and last those without which it would be better: Mueller et al. 2025 rank so for the CPR,
+            and by size for the CMD.
+        only_paths: drop chosen edges that are on no path of chosen edges from the embedding to the output. Otherwise a
+            part that reads nothing but references still writes what it makes of them.
+        seed: of random scores, and of "resample".
+
+    Raises:
+        ValueError: as for `find_circuit`; scores of other edges or that are not finite, fractions that do not increase
+            from above 0 to 1, a metric that is not finite on some circuit.
+
+    Example:
+        >>> induction = constructions.induction(d_vocab=16, n_ctx=32, n_heads=4, seed=0)
+        >>> ids = torch.randint(16, (64, 16)).repeat(1, 2)
+        >>> scores = score_edges(induction, ids[:32], next_token_loss(ids[:32, 0]), progress=False)
+        >>> curve = circuit_curve(induction, scores, ids[32:], next_token_loss(ids[32:, 0]))
+        >>> print(curve.cpr(), curve.cpr("random"))
+
+    Source: Mueller et al. 2025, section 3.2, and its code for what the text leaves open: rounding down, trapezoids
+    between the fractions, edges on no path dropped. Here a head's query, key and value are receivers each, as there;
+    the embedding of positions is not apart from that of tokens.
+    """
+    check_whole(0, n_random=n_random)
+    parts = [float(fraction) for fraction in fractions]
+    if not parts or parts != sorted(set(parts)) or not 0 < parts[0] <= parts[-1] <= 1:
+        raise ValueError(f"fractions must increase, above 0 and up to 1: got {tuple(fractions)}")
+    with progress_bar(unit="run", desc="curve", progress=progress) as bar:
+        problem = make_problem(
+            model, prompts, metrics, method="zero" if method in (None, "any") else method, reference=reference, at=at,
+            seed=seed, memory=memory, advance=bar.update,
+        )  # fmt: skip
+        edges, full, ablated = problem.graph.edges, problem.objective.full, problem.objective.ablated
+        towards = (ablated - full).mean().item()
+        counts = [int(part * len(edges) + 1e-9) for part in parts]
+        masks = {
+            name: _best(edges, rank_edges(each, absolute=absolute, towards=towards), counts, only_paths=only_paths)
+            for name, each in _named(scores, edges, n_random, seed)
+        }
+        distinct, place = torch.unique(torch.cat(list(masks.values())), dim=0, return_inverse=True)
+        values = problem.measure(distinct.to(problem.graph.tokens.device))[place]
+    if not values.isfinite().all():
+        raise ValueError(
+            f"{problem.objective.name!r} is not finite on some circuit, so it has no curve: give a metric that is "
+            f"finite whatever is predicted, such as a difference of logits, or method='mean' or 'counterfactual'"
+        )
+    return CircuitCurve(
+        fractions=tuple(parts),
+        counts=tuple(counts),
+        n_kept={name: tuple(mask.sum(1).tolist()) for name, mask in masks.items()},
+        metric=problem.objective.name,
+        method=problem.method,
+        full=full,
+        ablated=ablated,
+        alone=dict(zip(masks, values.split(len(parts)), strict=True)),
+    )
+
+
+def _named(scores: Any, edges: Sequence[Edge], n_random: int, seed: int) -> Iterator[tuple[str, Float[Tensor, "edge"]]]:
+    """A score for each edge, by name: those that are asked for, then random ones."""
+    if isinstance(scores, Mapping) and scores and all(isinstance(name, str) for name in scores):
+        several = dict(scores)
+    else:
+        several = {str(getattr(scores, "scoring", "scores")): scores}
+    for name, each in several.items():
+        yield name, read_scores(each, edges, f"the scores {name!r}")
+    generator = torch.Generator().manual_seed(seed)
+    for draw in range(n_random):
+        yield f"random {draw + 1}" if draw else "random", torch.rand(len(edges), generator=generator)
+
+
+def _best(edges: Sequence[Edge], order: Sequence[int], counts: Sequence[int], *, only_paths: bool) -> Tensor:
+    """True for the edges of each circuit, `[count edge]`."""
+    masks = torch.zeros(len(counts), len(edges), dtype=torch.bool)
+    for mask, count in zip(masks, counts, strict=True):
+        mask[order[:count]] = True
+        if only_paths:
+            mask &= keep_paths(edges, mask)
+    return masks

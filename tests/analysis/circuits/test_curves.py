@@ -1,0 +1,238 @@
+"""Faithfulness against size: against a plain loop, closed forms, and a planted circuit whose areas are known."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from mechicl import constructions
+from mechicl.analysis.circuits import CircuitCurve, circuit_curve, find_circuit, score_edges
+from mechicl.analysis.circuits.curves import FRACTIONS
+from mechicl.analysis.interventions import next_token_loss, squared_error
+from mechicl.models.opening.edges import EMBEDDING, Edge, Node, list_edges, list_nodes
+from mechicl.statistics import load_result, ratio_interval
+from mechicl.tasks import RepeatedTokens
+from tests.analysis.interventions.oracles import EXACT, hook_name, inputs, model_of, recorded
+
+PLANTED = constructions.induction(d_vocab=12, n_ctx=24, n_heads=4, previous_token_head=2, induction_head=1, seed=0)
+SEQUENCES = RepeatedTokens(d_vocab=12, n_ctx=24, min_period=5, max_period=11).sample(8, seed=0)
+
+
+# ---- a run with some edges, node by node ----
+
+
+@torch.no_grad()
+def plain_writes(model: Any, prompts: Any) -> dict[Node, torch.Tensor]:
+    """What each node writes in a run, by its hooks."""
+    writes = {EMBEDDING: recorded(model, prompts, hook_name("resid_pre", 0))}
+    for node in list_nodes(model)[1:]:
+        if node.head is None:
+            writes[node] = recorded(model, prompts, hook_name("mlp_out", node.layer))
+        else:
+            z = recorded(model, prompts, hook_name("z", node.layer))
+            writes[node] = model.cfg.damping * z[:, :, node.head] @ model.blocks[node.layer].attn.W_O[node.head]
+    return writes
+
+
+@torch.no_grad()
+def plain_run(model: Any, prompts: Any, kept: set[Edge], references: dict[Node, torch.Tensor]) -> torch.Tensor:
+    """Predictions of a model of softmax attention when every edge but some carries the reference's write."""
+    whole = plain_writes(model, prompts)
+    writes = {EMBEDDING: whole[EMBEDDING]}
+
+    def read(receiver: Node | None, by: str, senders: list[Node]) -> torch.Tensor:
+        layers = {sender.layer for sender in senders if sender.head is not None}
+        stream = sum((model.blocks[layer].attn.b_O for layer in layers), start=torch.zeros_like(whole[EMBEDDING]))
+        for sender in senders:
+            stream = stream + (writes if Edge(sender, receiver, by) in kept else references)[sender]
+        return stream
+
+    for node in list_nodes(model)[1:]:
+        senders = list({edge.sender: None for edge in list_edges(model) if edge.receiver == node})
+        block = model.blocks[node.layer]
+        if node.head is None:
+            writes[node] = block.mlp(block.ln2(read(node, "", senders)))
+            continue
+        attn = block.attn
+        q, k, v = (
+            block.ln1(read(node, by, senders)) @ getattr(attn, f"W_{by.upper()}")[node.head]
+            + getattr(attn, f"b_{by.upper()}")[node.head]
+            for by in "qkv"
+        )
+        scores = q @ k.transpose(1, 2) / model.cfg.d_head**0.5
+        scores = scores.masked_fill(~torch.ones(scores.shape[1:], dtype=torch.bool).tril(), -torch.inf)
+        writes[node] = scores.softmax(-1) @ v @ attn.W_O[node.head]
+    final = read(None, "", list_nodes(model))
+    return model.decode(model(final, start_at_layer=model.cfg.n_layers))[:, -1]
+
+
+def plain_area(xs: list[float], ys: list[float]) -> float:
+    return sum((b - a) * (u + w) / 2 for a, b, u, w in zip(xs, xs[1:], ys, ys[1:], strict=False))
+
+
+@pytest.mark.parametrize("only_paths", [True, False])
+def test_a_curve_is_that_of_a_plain_loop(only_paths):
+    model = model_of("gpt")
+    prompts, others = inputs(model, 0, 5), inputs(model, 1, 5)
+    edges, metric = list_edges(model), squared_error(prompts)
+    scores = torch.randn(len(edges), generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    fractions = (0.02, 0.1, 0.3, 0.6, 0.9, 1.0)
+    curve = circuit_curve(model, scores, prompts, method="counterfactual", reference=others, fractions=fractions,
+                          only_paths=only_paths, n_random=0, progress=False)  # fmt: skip
+    references = plain_writes(model, others)
+    order = sorted(range(len(edges)), key=lambda i: -abs(float(scores[i])))
+    assert curve.counts == tuple(int(part * len(edges)) for part in fractions)
+    values = []
+    for i, count in enumerate(curve.counts):
+        kept = {edges[number] for number in order[:count]}
+        if only_paths:
+            kept = on_path(kept)
+        assert curve.n_kept["scores"][i] == len(kept)
+        values.append(metric(plain_run(model, prompts, kept, references)))
+        assert_close(curve.alone["scores"][i], values[-1], **EXACT)
+    full, ablated = (metric(plain_run(model, prompts, kept, references)) for kept in (set(edges), set()))
+    assert_close(curve.full, full, **EXACT)
+    assert_close(curve.ablated, ablated, **EXACT)
+    shares = [float((value - ablated).mean() / (full - ablated).mean()) for value in values]
+    assert [each.mean for each in curve.faithfulness()] == pytest.approx(shares)
+    assert curve.faithfulness()[1] == ratio_interval(
+        curve.alone["scores"][1] - curve.ablated, curve.full - curve.ablated
+    )
+    assert curve.cpr().mean == pytest.approx(plain_area([*fractions], shares))
+    assert curve.cmd().mean == pytest.approx(plain_area([*fractions], [abs(1 - share) for share in shares]))
+    assert curve.cpr().low <= curve.cpr().mean <= curve.cpr().high
+    assert curve.cmd().low < curve.cmd().high
+
+
+def on_path(kept: set[Edge]) -> set[Edge]:
+    """Without what leads nowhere, or comes from nowhere, taken away again and again."""
+    while True:
+        senders, receivers = {edge.sender for edge in kept}, {edge.receiver for edge in kept}
+        fewer = {edge for edge in kept if (edge.sender == EMBEDDING or edge.sender in receivers)
+                 and (edge.receiver is None or edge.receiver in senders)}  # fmt: skip
+        if fewer == kept:
+            return kept
+        kept = fewer
+
+
+# ---- closed forms ----
+
+
+def test_everything_is_faithful_and_nothing_is_not():
+    model = model_of("ids")
+    tokens = inputs(model, 0, 4)
+    curve = circuit_curve(model, torch.rand(len(list_edges(model))), tokens, fractions=(1e-9, 1.0), progress=False)
+    assert curve.metric == "largest change of an output"
+    assert curve.counts == (0, len(list_edges(model)))
+    nothing, everything = curve.faithfulness()
+    assert (nothing.mean, everything.mean) == pytest.approx((0, 1), abs=1e-9)
+    assert curve.cpr().mean == pytest.approx(0.5)  # a line from 0 to 1
+    assert curve.cmd().mean == pytest.approx(0.5)
+    assert curve.cpr().high - curve.cpr().low < 1e-9
+    whole = circuit_curve(model, torch.rand(len(list_edges(model))), tokens, fractions=[1.0], progress=False)
+    assert whole.faithfulness()[0].mean == pytest.approx(1)
+    assert whole.cmd().mean == whole.cpr().mean == 0  # there is no area over one size
+
+
+def test_a_planted_circuit_has_the_area_that_its_size_says():
+    model, metric = PLANTED, next_token_loss(SEQUENCES.targets())
+    circuit = find_circuit(model, SEQUENCES, method="zero", progress=False)
+    scores = {edge: float(edge in circuit.edges) for edge in list_edges(model)}
+    worst = {edge: -score for edge, score in scores.items()}
+    curve = circuit_curve(model, {"true": scores, "worst": worst}, SEQUENCES, method="zero", absolute=False,
+                          progress=False)  # fmt: skip
+    # all 7 of 81 edges are needed: nothing is kept before 0.1 of them, and all from there on
+    expected = (0.1 - 0.05) / 2 + (1 - 0.1)
+    assert curve.cpr("true").mean == pytest.approx(expected, abs=1e-6)
+    assert curve.cmd("true").mean == pytest.approx(0.999 - expected, abs=1e-6)
+    assert curve.n_kept["true"][FRACTIONS.index(0.2)] >= 7
+    assert curve.cpr("worst").mean == pytest.approx(0.25, abs=1e-6)  # nothing up to one half
+    assert curve.cpr("random").mean < 0.5
+    same = circuit_curve(
+        model, scores, SEQUENCES.read, metric, at="positions", method="zero", n_random=0, progress=False
+    )
+    assert_close(same.alone["scores"], curve.alone["true"])
+
+
+def test_random_scores_are_the_same_for_the_same_seed_and_there_are_as_many_as_asked_for():
+    model = model_of("ids")
+    tokens, scores = inputs(model, 0, 4), torch.rand(len(list_edges(model)))
+    a, b, c = (circuit_curve(model, scores, tokens, n_random=3, seed=seed, progress=False) for seed in (0, 0, 1))
+    assert a.names == ("scores", "random", "random 2", "random 3")
+    for name in a.names:
+        assert torch.equal(a.alone[name], b.alone[name])
+    assert not torch.equal(a.alone["random"], c.alone["random"])
+    assert not torch.equal(a.alone["random"], a.alone["random 2"])
+
+
+def test_scores_of_gradients_and_of_untrained_models_stand_beside_each_other():
+    scores = {"trained": score_edges(PLANTED, SEQUENCES, method="zero", progress=False)}
+    untrained = {"untrained": torch.zeros(len(list_edges(PLANTED)))}  # as good as none
+    curve = circuit_curve(PLANTED, scores | untrained, SEQUENCES, method="zero", progress=False)
+    assert curve.names == ("trained", "untrained", "random")
+    assert curve.cpr("trained").mean > 0.9 > curve.cpr("untrained").mean
+    alone = circuit_curve(PLANTED, scores["trained"], SEQUENCES, method="zero", n_random=0, progress=False)
+    assert alone.names == ("mask-ig",)
+    assert_close(alone.alone["mask-ig"], curve.alone["trained"])
+
+
+# ---- as a result ----
+
+
+def made(n_prompts: int = 4) -> CircuitCurve:
+    full = torch.zeros(n_prompts, dtype=torch.float64)
+    alone = torch.tensor([1.0, 0.5, -0.25, 0.0], dtype=torch.float64)[:, None].repeat(1, n_prompts)
+    return CircuitCurve((0.1, 0.2, 0.5, 1.0), (1, 2, 5, 10), {"scores": (0, 2, 5, 10)}, "loss", "zero", full, full + 1,
+                        {"scores": alone})  # fmt: skip
+
+
+def test_areas_by_hand():
+    curve = made()
+    assert [each.mean for each in curve.faithfulness()] == [0, 0.5, 1.25, 1]
+    assert curve.cpr().mean == pytest.approx(0.1 * 0.25 + 0.3 * 0.875 + 0.5 * 1.125)
+    assert curve.cmd().mean == pytest.approx(0.1 * 0.75 + 0.3 * 0.375 + 0.5 * 0.125)
+    single = made(1)
+    assert single.cpr().mean == pytest.approx(curve.cpr().mean)
+    assert str(single.cpr()).endswith("± nan")
+    with pytest.raises(ValueError, match=r"no curve 'eap': there are \['scores'\]"):
+        curve.cpr("eap")
+
+
+def test_it_is_saved_and_a_table_and_prints(tmp_path):
+    curve = made()
+    loaded = load_result(curve.save(tmp_path))
+    assert loaded.fractions == curve.fractions
+    assert loaded.n_kept == curve.n_kept
+    assert str(loaded) == str(curve)
+    assert "CPR 0.85" in str(curve)
+    table = curve.to_dataframe()
+    assert list(table["faithfulness"]) == [0, 0.5, 1.25, 1]
+    assert list(table["kept"]) == [0, 2, 5, 10]
+    assert curve.axis_names()["scores"] == ("fraction",)
+
+
+def infinite_in_between() -> Any:
+    """A metric that is finite for the whole model and with everything cut, which come first, and then no more."""
+    calls = itertools.count()
+    return lambda predictions: predictions[:, 0] * (1.0 if next(calls) < 2 else torch.inf)
+
+
+BAD: dict[str, dict[str, Any]] = {
+    r"fractions must increase, above 0 and up to 1: got \(0\.5, 0\.1\)": {"fractions": (0.5, 0.1)},
+    r"fractions must increase.*got \(\)": {"fractions": ()},
+    r"fractions must increase.*got \(0\.0, 1\.0\)": {"fractions": (0.0, 1.0)},
+    r"fractions must increase.*got \(0\.5, 1\.5\)": {"fractions": (0.5, 1.5)},
+    r"n_random must be an int of at least 0, got -1": {"n_random": -1},
+    r"the scores 'mine' must be \[\d+\]": {"scores": {"mine": torch.ones(2)}},
+    r"is not finite on some circuit.*a difference of logits": {"metrics": infinite_in_between()},
+}
+
+
+@pytest.mark.parametrize("message", list(BAD))
+def test_bad_input_is_refused(message):
+    model = model_of("gpt")
+    with pytest.raises(ValueError, match=message):
+        circuit_curve(model, **({"scores": torch.ones(len(list_edges(model))), "prompts": inputs(model, 0, 3),
+                                 "n_random": 0, "progress": False} | BAD[message]))  # fmt: skip
