@@ -97,6 +97,7 @@ class EdgeGraph:
         adapter: of one of our transformers, or of a `TransformerBridge`.
         tokens: `[prompt pos ...]`.
         references: what each node writes where its edges are cut, `[node prompt pos d_model]`; see `record_writes`.
+        embedded: the stream before the first layer `[prompt pos d_model]`, by default what the tokens are embedded as.
         memory: bound in bytes on what runs take beside the model, its tokens, references and what its nodes write.
     """
 
@@ -106,9 +107,12 @@ class EdgeGraph:
         tokens: Tensor,
         references: Float[Tensor, "node prompt pos d_model"],
         *,
+        embedded: Float[Tensor, "prompt pos d_model"] | None = None,
         memory: float = MEMORY,
     ):
         self.parts = take_apart(adapter)
+        with torch.no_grad():
+            self.embedded = self.parts.embed(tokens) if embedded is None else embedded
         self.tokens, self.references, self.budget = tokens, references, Budget(memory)
         self.nodes = list_nodes(adapter.model)
         self.edges = list_edges(adapter.model)
@@ -247,7 +251,7 @@ class EdgeGraph:
         shared = references[:0] if before is None else before[: self.stages[start].place, prompts]
         changes = _Changes(shared, n_cuts, None if torch.is_grad_enabled() else len(self.nodes) - len(shared))
         if not len(shared):
-            changes.add((self.parts.embed(self.tokens[prompts]) - references[0]).expand(1, n_cuts, -1, -1, -1))
+            changes.add((self.embedded[prompts] - references[0]).expand(1, n_cuts, -1, -1, -1))
         for number, stage in enumerate(self.stages[start:], start):
             numbers = torch.cat(list(stage.edges.values()))
             read = changes.read(masks[:, numbers]) + self._streams[number][prompts]

@@ -91,7 +91,9 @@ def make_problem(
     adapter, tokens = read_inputs(model, prompts, metrics, at)
     method = method or default_method(metrics, prompts, adapter.at)
     references = record_references(adapter, tokens, method, reference, seed)
-    graphs = tuple(EdgeGraph(adapter, tokens, writes, memory=memory) for writes in references)
+    graphs = tuple(
+        EdgeGraph(adapter, tokens, each.writes, embedded=each.embedded, memory=memory) for each in references
+    )
     nothing = torch.zeros(1, len(graphs[0].edges), dtype=torch.bool, device=tokens.device)
     objectives = []
     for graph in graphs:

@@ -1,5 +1,6 @@
 """What a cut edge carries in place of what its sender writes."""
 
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
@@ -14,14 +15,24 @@ from mechicl.models.opening.adapter import ModelAdapter
 
 Method = Literal["zero", "mean", "resample", "counterfactual", "scrambled", "any"]
 """What a cut edge carries: see `find_circuit`."""
-N_SCRAMBLED = 2  # draws of "any", beside zero
-N_MIXED = 2  # writes of one node that a scrambled one mixes
+N_MIXED = 3  # writes of one node that a scrambled one mixes
+
+
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """What each node writes where its edges are cut, `[node prompt pos d_model]`, and the stream that runs start from.
+
+    `embedded` is None where runs start from the embedded tokens.
+    """
+
+    writes: Float[Tensor, "node prompt pos d_model"]
+    embedded: Float[Tensor, "prompt pos d_model"] | None = None
 
 
 def record_references(
     adapter: ModelAdapter, tokens: Tensor, method: Method, reference: Inputs | None, seed: int
-) -> list[Float[Tensor, "node prompt pos d_model"]]:
-    """What each node writes where its edges are cut: once, or for "any" several times.
+) -> list[Reference]:
+    """What cut edges carry; for "any" zero, something scrambled, and zero again in runs from scrambled streams.
 
     Raises:
         ValueError: an unknown method, or a reference that it does not go with; see `find_circuit`.
@@ -32,20 +43,23 @@ def record_references(
     plain = "zero" if method in ("any", "scrambled") else method
     check_reference(tokens, plain, others)
     if method == "zero":
-        return [_zeros(record_writes(adapter, tokens[:1]), len(tokens))]
+        return [Reference(_zeros(record_writes(adapter, tokens[:1]), len(tokens)))]
     if method in ("any", "scrambled"):
         writes = record_writes(adapter, tokens)
         generator = torch.Generator().manual_seed(seed)
+        scrambled = _scramble(writes, generator)
         if method == "scrambled":
-            return [_scramble(writes, generator)]
-        return [_zeros(writes, len(tokens)), *(_scramble(writes, generator) for _ in range(N_SCRAMBLED))]
+            return [Reference(scrambled)]
+        zeros = _zeros(writes, len(tokens))
+        # the embedding is the first node: what it writes is the stream that a run starts from
+        return [Reference(zeros), Reference(scrambled), Reference(zeros, _scramble(writes[:1], generator)[0])]
     if method == "resample":
         order = derangement(len(tokens), torch.Generator().manual_seed(seed)).to(tokens.device)
-        return [record_writes(adapter, tokens)[:, order]]
+        return [Reference(record_writes(adapter, tokens)[:, order])]
     writes = record_writes(adapter, tokens if others is None else others)
     if method == "counterfactual":
-        return [writes]
-    return [writes.mean(1, keepdim=True).expand(-1, len(tokens), -1, -1)]
+        return [Reference(writes)]
+    return [Reference(writes.mean(1, keepdim=True).expand(-1, len(tokens), -1, -1))]
 
 
 def _zeros(writes: Tensor, n_prompts: int) -> Tensor:
@@ -63,6 +77,6 @@ def _scramble(writes: Float[Tensor, "node prompt pos d_model"], generator: torch
     mixed = torch.zeros_like(flat)
     for _ in range(N_MIXED):
         places = torch.randint(flat.shape[1], (flat.shape[1],), generator=generator).to(flat.device)
-        weights = 2 * torch.randn(flat.shape[1], 1, generator=generator, dtype=torch.float64)
+        weights = torch.randn(flat.shape[1], 1, generator=generator, dtype=torch.float64)
         mixed += weights.to(flat) * flat[:, places]
     return mixed.view_as(writes)

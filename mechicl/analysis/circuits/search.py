@@ -68,8 +68,9 @@ def find_circuit(
         method: what a cut edge carries in place of what its sender writes: "zero", the "mean" over prompts at the same
             position, what it writes on another prompt ("resample") or on the prompt at the same place in `reference`
             ("counterfactual"), "scrambled" (a random mixture of what it writes anywhere, which a reader that listens
-            at all will notice), or "any": zero and two scrambled ones, and an edge goes only if it may carry each of
-            them. By default "any" for the outputs themselves, and "zero" for a metric; docs/findings/circuits.md has
+            at all will notice), or "any": zero, something scrambled, and zero in runs that start from scrambled
+            streams, in which nothing is saturated or the same in all prompts; an edge goes only if it may in all of
+            these. By default "any" for the outputs themselves, and "zero" for a metric; docs/findings/circuits.md has
             what the others miss in compiled programs.
         reference: the prompts that means are taken over, by default those given; or those of "counterfactual".
         tolerance: how far the cuts may move the metric, as a share of what cutting everything does.
