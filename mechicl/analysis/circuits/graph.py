@@ -146,7 +146,8 @@ class EdgeGraph:
         for first in range(0, len(kept), step):
             masks = kept[first : first + step].to(self.references.dtype)
             batches = (slice(i, i + rows) for i in range(0, n_prompts, rows))
-            predictions = [self._trace(masks, prompts, start, before, None)[1] for prompts in batches]
+            with torch.no_grad():  # a generator's decorator is lost where its shapes are checked
+                predictions = [self._trace(masks, prompts, start, before, None)[1] for prompts in batches]
             yield slice(first, first + len(masks)), torch.cat(predictions, 1)
 
     @cached_property
