@@ -24,6 +24,7 @@ MODULES = (
     "algorithms.stepwise.induction",
     "algorithms.stepwise.moments",
     "analysis.behaviour.token_identification",
+    "constructions.compression",
     "constructions.supports",
     "interop.tracr",
     "tasks.boolean_functions",

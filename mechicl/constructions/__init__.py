@@ -7,6 +7,7 @@ of them are. `known_models()` are these and a few more, plain or in a disguise (
 """
 
 from mechicl.constructions.certificates import Certificate, certificates, certificates_table
+from mechicl.constructions.compression import CompressedModel, compress
 from mechicl.constructions.copying import copy_targets, copy_then_gradient_descent
 from mechicl.constructions.gradient_descent import gd_plus_plus, gradient_descent
 from mechicl.constructions.hiding import HiddenModel, hide
@@ -22,6 +23,7 @@ from mechicl.constructions.vocabulary import Head, Hidden, Layer, Stream, assemb
 
 __all__ = [
     "Certificate",
+    "CompressedModel",
     "Head",
     "Hidden",
     "HiddenModel",
@@ -33,6 +35,7 @@ __all__ = [
     "assemble",
     "certificates",
     "certificates_table",
+    "compress",
     "copy_targets",
     "copy_then_gradient_descent",
     "div",

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from mechicl.checks import check_whole
@@ -32,7 +32,7 @@ class HiddenModel:
 @torch.no_grad()
 def hide(
     model: HookedTransformer, *, seed: int = 0, rotate: bool = True, gauges: bool = True, distractors: int = 1,
-    junk_prompts: Prompts | None = None, noise: float = 0.0,
+    distractor_mlps: bool = False, junk_prompts: Prompts | Int[Tensor, "prompt pos"] | None = None, noise: float = 0.0,
 ) -> HiddenModel:  # fmt: skip
     """The same computation behind other weights.
 
@@ -43,8 +43,10 @@ def hide(
         gauges: random invertible matrices between W_Q and W_K, and between W_V and W_O, of each head.
         distractors: heads in each layer, and hidden units where it has an MLP, that read the stream with random weights
             and write into dimensions that nothing of the model reads.
-        junk_prompts: with them, distractors read what others have written too, so that they compute something from
-            layer to layer. Their writes are scaled so that on these prompts it never outgrows the model's own stream.
+        distractor_mlps: layers without an MLP get one that is all distractors, with ReLU.
+        junk_prompts: prompts, or token ids; with them, distractors read what others have written too, so that they
+            compute something from layer to layer. Their writes are scaled so that on these prompts it never outgrows
+            the model's own stream.
         noise: standard deviation of what is added to each entry of the heads' and MLPs' weights, as a part of the root
             mean square of the matrix: 0 leaves the model's function as it is.
 
@@ -53,9 +55,10 @@ def hide(
         added now, a row of weights each, so that prompts may not be longer than n_context.
 
     Raises:
-        ValueError: distractors < 0, noise that is negative, prompts for junk without distractors, or a model that would
-            not keep its function: with norms, clipping, gates in its MLPs, rotary positions, biases of heads or of the
-            read-in and read-out, or gradient descent in place of weights.
+        ValueError: distractors < 0, noise that is negative, prompts for junk or MLPs of distractors without
+            distractors, MLPs of distractors for a model that has MLPs, or a model that would not keep its function:
+            with norms, clipping, gates in its MLPs, rotary positions, biases of heads or of the read-in and read-out,
+            or gradient descent in place of weights.
 
     Example:
         >>> hidden = hide(constructions.gradient_descent(x_dim=5, n_context=20, step_size=0.1, steps=3), seed=1)
@@ -66,9 +69,14 @@ def hide(
     check_whole(0, distractors=distractors)
     if not noise >= 0:
         raise ValueError(f"noise must be >= 0, got {noise}")
-    if junk_prompts is not None and not distractors:
-        raise ValueError("junk_prompts are for distractors, and distractors=0: leave them out")
-    _refuse_what_would_break(cfg)
+    for name, asked in (("junk_prompts", junk_prompts is not None), ("distractor_mlps", distractor_mlps)):
+        if asked and not distractors:
+            raise ValueError(f"{name} are for distractors, and distractors=0: leave them out")
+    if distractor_mlps and cfg.d_mlp is not None:
+        raise ValueError(
+            "distractor_mlps are for models without MLPs; in those of this one there are distractors already"
+        )
+    refuse_what_would_break(cfg)
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -78,30 +86,14 @@ def hide(
     width = cfg.d_model + junk
     turned = torch.linalg.qr(normal(width, width)).Q if rotate else torch.eye(width, dtype=torch.float64)
     stream, rest = turned[: cfg.d_model], turned[cfg.d_model :]
-    concatenated = cfg.positional_embedding_type in ("one_hot", "sinusoidal")
-    placed = {"positional_embedding_type": "standard"} if concatenated else {}
-    wide = HookedTransformer(
-        cfg.replace(
-            d_model=width, n_heads=cfg.n_heads + distractors, read_in="linear", read_out="linear", read_bias=False,
-            d_mlp=None if cfg.d_mlp is None else cfg.d_mlp + 4 * distractors,
-            d_head=cfg.d_head, score_scale=cfg.score_scale, attn_only=cfg.attn_only,  # whose defaults follow the width
-            d_pos=0 if placed else cfg.d_pos, **placed,
-        ),
-        initial_weights=model.initial_weights if cfg.prompt_format == "paired" else None,
-    ).double()  # fmt: skip
-    for name, weight in wide.named_parameters():
-        if not name.endswith(".sink"):
-            weight.zero_()
-    wide.embed.W_E.copy_(model.W_E.double() @ stream)
-    wide.unembed.W_U.copy_(stream.T @ model.W_U.double())
-    if hasattr(model, "pos_embed"):
-        wide.pos_embed.W_pos.copy_(model.W_pos.double() @ stream)
+    wide = in_another_stream(model, stream, distractors, distractor_mlps)
     layers = 1 if cfg.recurrent else cfg.n_layers
     read = stream if junk_prompts is None else turned  # by distractors
     for block, old in zip(list(wide.blocks)[:layers], model.blocks, strict=False):
         _hide_heads(block.attn, old.attn, stream, read, rest, normal, gauges)
-        if cfg.block_mlp:
-            _hide_units(block.mlp, old.mlp, stream, read, rest, normal)
+        if wide.cfg.block_mlp:
+            units = old.mlp if cfg.block_mlp else _NoUnits(cfg.d_model)
+            _hide_units(block.mlp, units, stream, read, rest, normal)
     if cfg.mlp_location == "input" and cfg.d_mlp is not None:
         _hide_units(wide.input_mlp, model.input_mlp, stream, read, rest, normal)
     if junk_prompts is not None:
@@ -112,7 +104,43 @@ def hide(
     return HiddenModel(wide.eval(), stream)
 
 
-def _refuse_what_would_break(cfg: TransformerConfig) -> None:
+def in_another_stream(
+    model: HookedTransformer, stream: Float[Tensor, "d_model new_d_model"], distractors: int = 0, mlps: bool = False
+) -> HookedTransformer:
+    """The ends of a model in a stream of another width, in float64, with blocks whose weights are zero.
+
+    Args:
+        model: whose ends are copied.
+        stream: what was `s` in the old stream is `s @ stream` in the new.
+        distractors: how many heads, and four times as many hidden units, each layer has more than the model's.
+        mlps: whether layers get an MLP of their own, for distractors.
+    """
+    cfg, width = model.cfg, stream.shape[1]
+    concatenated = cfg.positional_embedding_type in ("one_hot", "sinusoidal")
+    placed = {"positional_embedding_type": "standard"} if concatenated else {}
+    units = {"d_mlp": 4 * distractors, "attn_only": False, "act_fn": "relu"} if mlps else {}
+    wide = HookedTransformer(
+        cfg.replace(**{
+            "d_model": width, "n_heads": cfg.n_heads + distractors, "read_in": "linear", "read_out": "linear",
+            "read_bias": False, "d_mlp": None if cfg.d_mlp is None else cfg.d_mlp + 4 * distractors,
+            # whose defaults follow the width
+            "d_head": cfg.d_head, "score_scale": cfg.score_scale, "attn_only": cfg.attn_only,
+            "d_pos": 0 if placed else cfg.d_pos, **placed, **units,
+        }),
+        initial_weights=model.initial_weights if cfg.prompt_format == "paired" else None,
+    ).double()  # fmt: skip
+    for name, weight in wide.named_parameters():
+        if not name.endswith(".sink"):
+            weight.zero_()
+    wide.embed.W_E.copy_(model.W_E.double() @ stream)
+    wide.unembed.W_U.copy_(stream.T @ model.W_U.double())
+    if hasattr(model, "pos_embed"):
+        wide.pos_embed.W_pos.copy_(model.W_pos.double() @ stream)
+    return wide
+
+
+def refuse_what_would_break(cfg: TransformerConfig) -> None:
+    """Refuse (ValueError) a model that would not be the same in another basis of its stream."""
     reasons = {
         f"normalization_type={cfg.normalization_type!r}": cfg.normalization_type is not None,
         f"token_clip={cfg.token_clip}": cfg.token_clip is not None,
@@ -162,9 +190,17 @@ def _hide_units(mlp: Any, old: Any, stream: Tensor, read: Tensor, rest: Tensor, 
     mlp.b_out.copy_(old.b_out.double() @ stream)
 
 
-def _quieten(model: HookedTransformer, stream: Tensor, rest: Tensor, prompts: Prompts) -> None:
+class _NoUnits:
+    """The weights of an MLP that is not there."""
+
+    def __init__(self, d_model: int):
+        self.W_in, self.b_in = torch.zeros(d_model, 0), torch.zeros(0)
+        self.W_out, self.b_out = torch.zeros(0, d_model), torch.zeros(d_model)
+
+
+def _quieten(model: HookedTransformer, stream: Tensor, rest: Tensor, prompts: Prompts | Tensor) -> None:
     """Scale what is written into the rest down until it is nowhere larger than the stream."""
-    prompts = prompts.to(torch.float64)
+    prompts = prompts.to(torch.float64) if isinstance(prompts, Prompts) else prompts
     outputs = [(module, name) for module in model.modules() for name in ("W_O", "W_out") if name in module._parameters]
     for _ in range(MOST_HALVINGS):
         cache = model.run_with_cache(prompts, names_filter=lambda name: name.endswith("resid_post"))[1]

@@ -29,6 +29,7 @@ def test_every_construction_has_a_certificate(table):
     vocabulary |= {"Certificate", "certificates", "certificates_table"}
     vocabulary |= {"induction"}  # reads token ids, not prompts: tests/constructions/test_induction.py
     vocabulary |= {"HiddenModel", "KnownModel", "hide", "known_models"}  # tests/constructions/test_known.py
+    vocabulary |= {"CompressedModel", "compress"}  # made of another model: tests/constructions/test_compression.py
     vocabulary |= {"WeightsCircuit", "weights_circuit"}  # reads constructions: tests/constructions/test_supports.py
     assert {certificate.construction for certificate in table} == set(constructions.__all__) - vocabulary
 

@@ -98,3 +98,23 @@ def test_junk_that_nobody_writes_is_refused():
 def test_every_known_model_has_another_disguise():
     first, second = (known_models(hidden=True, seed=seed)[0].model for seed in (0, 1))
     assert not torch.allclose(first.W_Q, second.W_Q)
+
+
+def test_models_of_token_ids_are_hidden_with_mlps_of_distractors_where_they_have_none():
+    model = constructions.induction(d_vocab=5, n_ctx=6)
+    ids = torch.randint(5, (16, 6), generator=torch.Generator().manual_seed(0))
+    for options in ({}, {"distractor_mlps": True}, {"distractor_mlps": True, "junk_prompts": ids, "distractors": 2}):
+        hidden = hide(model, seed=2, **options).model
+        torch.testing.assert_close(hidden(ids), model(ids), rtol=0, atol=1e-9)
+        assert hidden.cfg.attn_only != ("distractor_mlps" in options)
+        assert constructions.weights_circuit(hidden) == constructions.weights_circuit(model)
+        if "distractor_mlps" in options:
+            written = hidden.run_with_cache(ids)[1]["blocks.0.hook_mlp_out"]
+            assert written.abs().max() > 0.01
+
+
+def test_mlps_of_distractors_need_distractors_and_a_model_without_mlps():
+    with pytest.raises(ValueError, match="distractor_mlps are for distractors, and distractors=0"):
+        hide(random_model(), distractors=0, distractor_mlps=True)
+    with pytest.raises(ValueError, match="models without MLPs"):
+        hide(random_model(d_mlp=4), distractor_mlps=True)

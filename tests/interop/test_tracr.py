@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from mechicl.constructions import hide, weights_circuit
 from mechicl.interop import CompiledTransformer, from_tracr
 from tests.interop.compiling import AB, circuit_by_labels, compile_program, programs
 
@@ -66,6 +67,15 @@ def test_the_circuit_is_that_of_the_blocks_the_program_was_made_of(compiled, mod
     assert set(model.true_circuit.nodes) == nodes
     assert set(model.true_circuit.edges) == edges
     assert len(model.true_circuit.edges) == len(edges)
+
+
+def test_a_hidden_program_has_the_circuit_of_the_original(compiled):
+    model = from_tracr(compiled[1], dtype=torch.float64)
+    ids = model.sample_ids(8, seed=0)
+    for seed, options in enumerate(({}, {"distractors": 2}, {"junk_prompts": ids})):
+        hidden = hide(model, seed=seed, **options).model
+        torch.testing.assert_close(hidden(ids), model(ids), rtol=0, atol=1e-8)
+        assert weights_circuit(hidden) == model.true_circuit
 
 
 def test_words_are_encoded_and_drawn_as_the_program_reads_them(compiled, model):
