@@ -62,6 +62,7 @@ class BridgeParts:
             raise ValueError("hooks are attached to the model: edges are cut without them, so take them off first")
         self._recorded: Recording | None = None
         self.heads_meet = False
+        self._bytes: dict[int, float] = {}  # for each prompt, by its length
 
     # ---- parts ----
 
@@ -118,9 +119,11 @@ class BridgeParts:
 
     def bytes_per_row(self, tokens: Tensor) -> float:
         """What a run of the model takes for each prompt, with a stream for each input of a layer's heads, normed."""
-        cfg = self.model.cfg
-        stream = tokens.shape[1] * cfg.d_model * next(self.model.parameters()).element_size()
-        return self.adapter.bytes_per_row(tokens) + 15 * cfg.n_heads * stream
+        n_pos, cfg = tokens.shape[1], self.model.cfg
+        if n_pos not in self._bytes:
+            stream = n_pos * cfg.d_model * next(self.model.parameters()).element_size()
+            self._bytes[n_pos] = self.adapter.bytes_per_row(tokens) + 15 * cfg.n_heads * stream
+        return self._bytes[n_pos]
 
     # ---- the model's own modules ----
 
