@@ -1,10 +1,12 @@
 """The RASP programs: what they compute, what they cover, and their circuits by the labels of tracr's blocks."""
 
+import copy
 import importlib
 import sys
 from types import ModuleType
 
 import pytest
+import torch
 from tracr.rasp import causal_eval
 
 from mechicl.models.opening.edges import list_edges
@@ -52,6 +54,22 @@ def test_the_circuit_is_that_of_the_blocks(name):
     nodes, edges = circuit_by_labels(program.build(), set(program.words), program.length)
     assert set(model.true_circuit.nodes) == nodes
     assert set(model.true_circuit.edges) == edges
+
+
+@pytest.mark.parametrize("name", ["one_answer", "sum_of_tokens"])
+def test_what_provably_changes_nothing_is_left_out_of_the_blocks_circuit(name):
+    """An MLP that makes the same of all counts, and a sum in which one count has the factor 0."""
+    program, model = library.PROGRAMS[name], programs.compile_program(name)
+    _, edges = circuit_by_labels(program.build(), set(program.words), program.length)
+    left_out = edges - set(model.true_circuit.edges)
+    heads = {edge.receiver for edge in left_out if edge.by and edge.receiver}
+    assert set(model.true_circuit.edges) < edges
+    assert len(heads) == 1
+    ids, changed = model.sample_ids(4, seed=0), copy.deepcopy(model)
+    for head in heads:
+        with torch.no_grad():
+            changed.blocks[head.layer].attn.W_O[head.head] *= -3
+    torch.testing.assert_close(changed(ids), model(ids), rtol=0, atol=1e-9)
 
 
 def test_there_are_programs_of_every_kind_and_size():

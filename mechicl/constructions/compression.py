@@ -124,11 +124,11 @@ def _project_mlp(mlp: Any, old: Any, stream: Tensor) -> None:
 def _run(model: HookedTransformer, tokens: Tensor) -> tuple[Tensor, list[Tensor]]:
     """Outputs at all positions, and the streams before the first layer and after every half of one."""
     streams: list[Tensor] = []
-    last = ("blocks.0.hook_resid_pre", *(f"blocks.{layer}.hook_resid_post" for layer in range(model.cfg.n_layers)))
-    hooks = [
+    after = {f"blocks.{layer}.hook_resid_{half}" for layer in range(model.cfg.n_layers) for half in ("mid", "post")}
+    hooks: list[Any] = [
         (name, lambda stream, hook: streams.append(stream))
         for name in model.hook_dict
-        if name in last or name.endswith("resid_mid")
+        if name in after | {"blocks.0.hook_resid_pre"}
     ]
     return model.run_with_hooks(tokens, fwd_hooks=hooks), streams
 

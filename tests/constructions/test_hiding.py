@@ -1,5 +1,7 @@
 """Disguises leave a model's function as it is, or are refused; what distractors do stays where nothing reads."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -103,7 +105,9 @@ def test_every_known_model_has_another_disguise():
 def test_models_of_token_ids_are_hidden_with_mlps_of_distractors_where_they_have_none():
     model = constructions.induction(d_vocab=5, n_ctx=6)
     ids = torch.randint(5, (16, 6), generator=torch.Generator().manual_seed(0))
-    for options in ({}, {"distractor_mlps": True}, {"distractor_mlps": True, "junk_prompts": ids, "distractors": 2}):
+    junk: dict[str, Any] = {"distractor_mlps": True, "junk_prompts": ids, "distractors": 2}
+    plain: dict[str, Any] = {"distractor_mlps": True}
+    for options in ({}, plain, junk):
         hidden = hide(model, seed=2, **options).model
         torch.testing.assert_close(hidden(ids), model(ids), rtol=0, atol=1e-9)
         assert hidden.cfg.attn_only != ("distractor_mlps" in options)

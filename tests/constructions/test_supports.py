@@ -46,11 +46,27 @@ def test_gradient_descent_reads_inputs_by_query_and_key_and_residuals_by_value()
 
 def test_gd_plus_plus_changes_the_inputs_too():
     model = constructions.gd_plus_plus(x_dim=3, n_context=5, step_size=0.1, gamma=0.1, steps=2)
-    of_second = {edge for edge in edges_as_text(model) if ">head 1" in edge}
-    writers = {edge.split(">")[0] for edge in of_second}
-    assert "e" in writers
-    assert any("(q)" in edge and "head 0" in edge for edge in of_second)
-    assert any("(v)" in edge and "head 0" in edge for edge in of_second)
+    # the first head changes x as well as y, so everything reads it; one head does both
+    assert weights_circuit(model).edges == tuple(list_edges(model))
+    assert len(list_edges(model)) == 12
+
+
+def test_copying_comes_first_and_targets_are_read_from_the_copy():
+    model = constructions.copy_then_gradient_descent(x_dim=2, n_context=4, step_size=0.1)
+    # head 0.0 brings targets beside their inputs, head 0.1 takes inputs away where a target stands; then a step
+    copying = {f"e>head 0.{head} ({by})" for head in (0, 1) for by in "qkv"}
+    inputs = {f"{sender}>head 1.0 ({by})" for sender in ("e", "head 0.1") for by in "qk"}
+    targets = {"head 0.0>head 1.0 (v)", "head 0.0>output", "head 1.0>output"}
+    assert edges_as_text(model) == copying | inputs | targets
+
+
+def test_newtons_inverse_is_built_beside_the_tokens_and_read_by_the_keys_of_the_last_layer():
+    model = constructions.newton(x_dim=2, n_context=5, steps=1, alpha=0.1)
+    start = {"e>head 0.0 (q)", "e>head 0.0 (k)", "e>head 0.0 (v)"}  # alpha S x, the first guess of the inverse times x
+    step = {"e>head 1.0 (q)", "head 0.0>head 1.0 (k)", "head 0.0>head 1.0 (v)", "head 0.0>MLP 1", "head 1.0>MLP 1"}
+    inverse = {f"{sender}>head 2.0 (k)" for sender in ("head 0.0", "head 1.0", "MLP 1")}
+    last = {"e>head 2.0 (q)", "e>head 2.0 (v)", "e>output", "head 2.0>output"}
+    assert edges_as_text(model) == start | step | inverse | last
 
 
 def test_what_nobody_reads_or_nobody_answers_is_no_edge():

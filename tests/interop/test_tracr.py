@@ -1,6 +1,7 @@
 """Compiled programs against tracr's own runs of them, and against the programs themselves."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -72,6 +73,7 @@ def test_the_circuit_is_that_of_the_blocks_the_program_was_made_of(compiled, mod
 def test_a_hidden_program_has_the_circuit_of_the_original(compiled):
     model = from_tracr(compiled[1], dtype=torch.float64)
     ids = model.sample_ids(8, seed=0)
+    options: dict[str, Any]
     for seed, options in enumerate(({}, {"distractors": 2}, {"junk_prompts": ids})):
         hidden = hide(model, seed=seed, **options).model
         torch.testing.assert_close(hidden(ids), model(ids), rtol=0, atol=1e-8)
