@@ -108,12 +108,18 @@ def compare_circuits(circuit: NodesAndEdges, truth: NodesAndEdges) -> CircuitCom
         circuit: nodes and edges.
         truth: others.
 
+    Raises:
+        ValueError: circuits of models with another number of parts.
+
     Example:
         >>> induction = constructions.induction(d_vocab=16, n_ctx=32, n_heads=2, seed=0)
         >>> ids = torch.randint(16, (16, 16)).repeat(1, 2)
         >>> kinds = [find_circuit(induction, ids, next_token_loss(ids[:, 0]), method=m) for m in ("zero", "mean")]
         >>> print(compare_circuits(*kinds))
     """
+    sizes = [getattr(graph, "n_nodes", None) for graph in (circuit, truth)]
+    if None not in sizes and sizes[0] != sizes[1]:
+        raise ValueError(f"circuits of different models: one has {sizes[0]} heads and MLPs, the other {sizes[1]}")
     nodes, true_nodes = (set(graph.nodes) - {EMBEDDING} for graph in (circuit, truth))
     edges, true_edges = set(circuit.edges), set(truth.edges)
     return CircuitComparison(

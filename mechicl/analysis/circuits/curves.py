@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mechicl.analysis.circuits.graph import EdgeGraph
 from mechicl.analysis.circuits.problem import make_problem
 from mechicl.analysis.circuits.ranking import Scores, keep_paths, rank_edges, read_scores
 from mechicl.analysis.circuits.references import Method
@@ -139,8 +140,7 @@ def circuit_curve(
     """Faithfulness of circuits of the best 0.1%, 0.2%, ... of the edges by a score, beside random scores.
 
     A score is how the metric changes when an edge is cut, as `score_edges` estimates it. Measure on other prompts than
-    those of the scores. `metrics`, `reference`, `at`, `memory` and `progress` are as for `find_circuit`; "any" cut
-    edges carry zero.
+    those of the scores. `metrics`, `reference`, `at`, `memory` and `progress` are as for `find_circuit`.
 
     Args:
         model: as for `find_circuit`.
@@ -154,11 +154,13 @@ def circuit_curve(
             and by size for the CMD.
         only_paths: drop chosen edges that are on no path of chosen edges from the embedding to the output. Otherwise a
             part that reads nothing but references still writes what it makes of them.
+        method: what a cut edge carries: by default what it did for the scores, if they say so, else zero. Of "any" it
+            is zero.
         seed: of random scores, and of "resample".
 
     Raises:
-        ValueError: as for `find_circuit`; scores of other edges or that are not finite, fractions that do not increase
-            from above 0 to 1, a metric that is not finite on some circuit.
+        ValueError: as for `find_circuit`; scores of other edges, that are not finite, or with other cut edges than the
+            circuits; fractions that do not increase from above 0 to 1, a metric that is not finite on some circuit.
 
     Example:
         >>> induction = constructions.induction(d_vocab=16, n_ctx=32, n_heads=4, seed=0)
@@ -175,17 +177,21 @@ def circuit_curve(
     parts = [float(fraction) for fraction in fractions]
     if not parts or parts != sorted(set(parts)) or not 0 < parts[0] <= parts[-1] <= 1:
         raise ValueError(f"fractions must increase, above 0 and up to 1: got {tuple(fractions)}")
+    several = _by_name(scores)
+    method = _choose_method(several, method)
     with progress_bar(unit="run", desc="curve", progress=progress) as bar:
         problem = make_problem(
-            model, prompts, metrics, method="zero" if method in (None, "any") else method, reference=reference, at=at,
+            model, prompts, metrics, method="zero" if method == "any" else method, reference=reference, at=at,
             seed=seed, memory=memory, advance=bar.update,
         )  # fmt: skip
         edges, full, ablated = problem.graph.edges, problem.objective.full, problem.objective.ablated
         towards = (ablated - full).mean().item()
         counts = [int(part * len(edges) + 1e-9) for part in parts]
         masks = {
-            name: _best(edges, rank_edges(each, absolute=absolute, towards=towards), counts, only_paths=only_paths)
-            for name, each in _named(scores, edges, n_random, seed)
+            name: _best(
+                problem.graph, rank_edges(each, absolute=absolute, towards=towards), counts, only_paths=only_paths
+            )
+            for name, each in _read_all(several, edges, n_random, seed)
         }
         distinct, place = torch.unique(torch.cat(list(masks.values())), dim=0, return_inverse=True)
         values = problem.measure(distinct.to(problem.graph.tokens.device))[place]
@@ -206,24 +212,41 @@ def circuit_curve(
     )
 
 
-def _named(scores: Any, edges: Sequence[Edge], n_random: int, seed: int) -> Iterator[tuple[str, Float[Tensor, "edge"]]]:
-    """A score for each edge, by name: those that are asked for, then random ones."""
+def _by_name(scores: Any) -> dict[str, Scores]:
     if isinstance(scores, Mapping) and scores and all(isinstance(name, str) for name in scores):
-        several = dict(scores)
-    else:
-        several = {str(getattr(scores, "scoring", "scores")): scores}
-    for name, each in several.items():
+        return dict(scores)
+    return {str(getattr(scores, "scoring", "scores")): scores}
+
+
+def _choose_method(scores: Mapping[str, Scores], method: Method | None) -> Method:
+    """What cut edges carry; refuses (ValueError) scores that were estimated with something else."""
+    for name, each in scores.items():
+        theirs = getattr(each, "method", None)
+        if theirs is not None and method is not None and theirs != method:
+            raise ValueError(
+                f"the scores {name!r} are of method={theirs!r}, and the circuits would be of {method!r}: leave method= "
+                f"out, score with it, or give scores by edge, dict(zip(scores.edges, scores.scores.mean(1).tolist()))"
+            )
+        method = theirs or method
+    return method or "zero"
+
+
+def _read_all(
+    scores: Mapping[str, Scores], edges: Sequence[Edge], n_random: int, seed: int
+) -> Iterator[tuple[str, Float[Tensor, "edge"]]]:
+    """A score for each edge, by name: those that are asked for, then random ones."""
+    for name, each in scores.items():
         yield name, read_scores(each, edges, f"the scores {name!r}")
     generator = torch.Generator().manual_seed(seed)
     for draw in range(n_random):
         yield f"random {draw + 1}" if draw else "random", torch.rand(len(edges), generator=generator)
 
 
-def _best(edges: Sequence[Edge], order: Sequence[int], counts: Sequence[int], *, only_paths: bool) -> Tensor:
+def _best(graph: EdgeGraph, order: Sequence[int], counts: Sequence[int], *, only_paths: bool) -> Tensor:
     """True for the edges of each circuit, `[count edge]`."""
-    masks = torch.zeros(len(counts), len(edges), dtype=torch.bool)
+    masks = torch.zeros(len(counts), len(graph.edges), dtype=torch.bool)
     for mask, count in zip(masks, counts, strict=True):
         mask[order[:count]] = True
         if only_paths:
-            mask &= keep_paths(edges, mask)
+            mask &= keep_paths(graph, mask)
     return masks

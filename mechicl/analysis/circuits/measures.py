@@ -66,14 +66,13 @@ def measure_circuit(
                 model, prompts, metrics, at=at, method=method, reference=reference, seed=seed, memory=memory,
                 advance=bar.update,
             )  # fmt: skip
-            _refuse_absent(circuit.nodes, partial.nodes)
+            _refuse_other_model(circuit, partial.nodes, None)
             return measure_nodes(partial, circuit.nodes, draw_subsets(circuit.nodes, n_subsets, seed))
         problem = make_problem(
             model, prompts, metrics, method=method, reference=reference, at=at, seed=seed, memory=memory,
             advance=bar.update,
         )  # fmt: skip
-        _refuse_absent(circuit.nodes, problem.graph.nodes)
-        _refuse_absent(circuit.edges, problem.graph.edges)
+        _refuse_other_model(circuit, problem.graph.nodes, problem.graph.edges)
         kept, subsets = problem.graph.mask(circuit.edges), draw_subsets(circuit.nodes, n_subsets, seed)
         return measure_edges(problem, kept, circuit.method, subsets, effects=effects)
 
@@ -180,8 +179,16 @@ def _by_subset(subsets: Subsets, values: Sequence[Tensor]) -> dict[str, Any]:
     }
 
 
-def _refuse_absent(parts: Sequence[Node] | Sequence[Edge], there: Sequence[Node] | Sequence[Edge]) -> None:
-    known = set(there)
-    absent = [part for part in parts if part not in known]
-    if absent:
-        raise ValueError(f"the circuit is of another model: this one has no {absent[0]}")
+def _refuse_other_model(circuit: Circuit, nodes: Sequence[Node], edges: Sequence[Edge] | None) -> None:
+    for parts, there in ((circuit.nodes, set(nodes)), (circuit.edges, set(edges or ()))):
+        absent = [part for part in parts if part not in there]
+        if absent:
+            raise ValueError(
+                f"the circuit is of another model: this one has no {absent[0]}. Measure it on the model that it was "
+                f"found in, or look for one here with find_circuit"
+            )
+    n_nodes = len(set(nodes) - {EMBEDDING})
+    if circuit.n_nodes != n_nodes:
+        raise ValueError(
+            f"the circuit is of another model, with {circuit.n_nodes} heads and MLPs; this one has {n_nodes}"
+        )

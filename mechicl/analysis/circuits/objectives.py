@@ -88,8 +88,12 @@ def name_metric(metrics: Metrics, prompts: Inputs, at: At) -> tuple[str, Metric 
 def check_objective(objective: Objective) -> Objective:
     """The same; refuses (ValueError) a metric that is not finite, or the same when everything is cut."""
     name, full = objective.name, objective.full
-    if not full.isfinite().all():
-        raise ValueError(f"{name!r} of the whole model is not finite on {int((~full.isfinite()).sum())} prompts")
+    for values, when in ((full, "of the whole model"), (objective.ablated, "with everything cut")):
+        if not values.isfinite().all():
+            raise ValueError(
+                f"{name!r} {when} is not finite on {int((~values.isfinite()).sum())} of {len(values)} prompts: give a "
+                f"metric that is finite whatever is predicted, such as a difference of logits, or leave them out"
+            )
     if not objective.scale > 1e-6 * (full.abs().mean().item() + 1e-30):
         raise ValueError(
             f"{name!r} does not change when every head and MLP is ablated: there is nothing to find. A metric that is "

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mechicl.analysis.circuits.comparison import NodesAndEdges
 from mechicl.analysis.circuits.cuts import on_paths
+from mechicl.analysis.circuits.graph import EdgeGraph
 from mechicl.models.opening.edges import EMBEDDING, Edge, Node
 
 
@@ -37,7 +38,13 @@ def read_scores(scores: Scores, edges: Sequence[Edge], name: str = "scores") -> 
 
     Raises:
         ValueError: scores of other edges, or that are not finite.
+        TypeError: something else.
     """
+    if not isinstance(scores, Tensor | Mapping | ScoredEdges):
+        raise TypeError(
+            f"{name} must be what score_edges returns, a number for each edge, or a tensor in the order of "
+            f"list_edges(model): got {type(scores).__name__}"
+        )
     if isinstance(scores, Tensor):
         if scores.shape != (len(edges),):
             raise ValueError(
@@ -107,20 +114,15 @@ def rank_edges(scores: Float[Tensor, "edge"], *, absolute: bool = True, towards:
     return worth.argsort(descending=True, stable=True).tolist()
 
 
-def keep_paths(edges: Sequence[Edge], kept: Bool[Tensor, "edge"]) -> Bool[Tensor, "edge"]:
-    """Which of the edges kept lie on a path of such edges from the embedding to the output.
-
-    Args:
-        edges: by receiver in order of computation, as `list_edges` has them.
-        kept: which of them.
-    """
-    reached: set[Node | None] = {EMBEDDING}
-    forward = torch.zeros(len(edges), dtype=torch.bool)
-    for number, edge in enumerate(edges):
-        if kept[number] and edge.sender in reached:
+def keep_paths(graph: EdgeGraph, kept: Bool[Tensor, "edge"]) -> Bool[Tensor, "edge"]:
+    """Which of the edges kept lie on a path of such edges from the embedding to the output."""
+    fed: set[Node | None] = {EMBEDDING}
+    forward = torch.zeros(len(graph.edges), dtype=torch.bool)
+    for number, edge in enumerate(graph.edges):  # edges are in order of computation
+        if kept[number] and edge.sender in fed:
             forward[number] = True
-            reached.add(edge.receiver)
-    return on_paths(edges, forward)
+            fed |= set(graph.reached[number])
+    return on_paths(graph, forward)
 
 
 def _means(scores: ScoredEdges) -> dict[Edge, float]:

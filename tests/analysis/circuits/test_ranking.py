@@ -12,11 +12,16 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
 from mechicl.analysis.circuits import EMBEDDING, Edge, EdgeScores, Node, auroc
+from mechicl.analysis.circuits.graph import EdgeGraph, record_writes
 from mechicl.analysis.circuits.ranking import keep_paths, rank_edges, read_scores
+from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.edges import list_edges
-from tests.analysis.interventions.oracles import model_of
+from tests.analysis.interventions.oracles import inputs, model_of
 
-EDGES = list_edges(model_of("gpt"))
+MODEL = model_of("gpt")
+TOKENS = ModelAdapter(MODEL).encode(inputs(MODEL, 0))
+GRAPH = EdgeGraph(ModelAdapter(MODEL), TOKENS, record_writes(ModelAdapter(MODEL), TOKENS))
+EDGES = list_edges(MODEL)
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,7 @@ def test_what_is_kept_lies_on_a_path_from_the_embedding_to_the_output(kept):
     after, before = nx.descendants(graph, EMBEDDING) | {EMBEDDING}, nx.ancestors(graph, "output") | {"output"}
     expected = [keep and edge.sender in after and (edge.receiver or "output") in before
                 for edge, keep in zip(EDGES, kept, strict=True)]  # fmt: skip
-    assert keep_paths(EDGES, torch.tensor(kept)).tolist() == expected
+    assert keep_paths(GRAPH, torch.tensor(kept)).tolist() == expected
 
 
 def test_order_is_by_size_or_towards_what_cutting_everything_does():
