@@ -1,0 +1,207 @@
+"""Prints how well searches find the circuits of compiled programs, and how fast: part of `make bench`."""
+
+import argparse
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from benchmark import row, show
+from benchmark_interventions import bridge, peak_bytes
+from rasp_library import Program, combine, fetch, indices, tokens
+from rasp_programs import NAMES, compile_by_tracr, compile_program
+from torch import Tensor
+
+from mechicl.analysis.circuits import Circuit, compare_circuits, find_circuit, score_edges
+from mechicl.analysis.circuits.problem import make_problem
+from mechicl.constructions import WeightsCircuit, hide
+from mechicl.interop import from_tracr
+from mechicl.models.opening.edges import list_edges, list_nodes
+
+N_PROMPTS = 24
+METHODS = ("any", "scrambled", "zero", "mean", "resample")
+SEARCHES = ("exact", "acdc", "eap", "eap-ig", "eap-ig-activations", "mask-ig")
+
+
+class Tally:
+    """How many nodes and edges were found, missed and false, over programs."""
+
+    def __init__(self) -> None:
+        self.exact, self.programs = 0, 0
+        self.found = {"nodes": 0, "edges": 0}
+        self.true = {"nodes": 0, "edges": 0}
+        self.false = {"nodes": 0, "edges": 0}
+
+    def add(self, circuit: Circuit, truth: WeightsCircuit) -> None:
+        """One program's circuit beside the true one."""
+        self.programs += 1
+        self.exact += compare_circuits(circuit, truth).is_exact
+        for kind in self.found:
+            here, there = set(getattr(circuit, kind)), set(getattr(truth, kind))
+            self.found[kind] += len(here & there)
+            self.true[kind] += len(there)
+            self.false[kind] += len(here - there)
+
+    def rows(self, name: str, bars: bool = False) -> list[dict]:
+        """Shares of nodes and edges found, and of programs that are right to the edge."""
+        rows = []
+        for kind, bar in (("nodes", ">= 1"), ("edges", ">= 0.99")):
+            share, detail = self.found[kind] / self.true[kind], f"{self.found[kind]} of {self.true[kind]}"
+            false = f"{detail} true {kind}; {self.false[kind]} false ones"
+            rows.append(row(f"{name}: {kind} found", [share], bar if bars else "shown", false))
+        share = self.exact / self.programs
+        detail = f"{self.exact} of {self.programs} programs"
+        return [*rows, row(f"{name}: circuits right to the edge", [share], ">= 0.95" if bars else "shown", detail)]
+
+
+def program_rows(names: tuple[str, ...]) -> list[dict]:
+    """Everything by default, the time with compilation and truth, and the gradients alone."""
+    tally, areas, started = Tally(), [], time.perf_counter()
+    n_edges = []
+    for name in names:
+        model = compile_program(name)
+        ids = model.sample_ids(N_PROMPTS, seed=0)
+        tally.add(find_circuit(model, ids, effects=False, progress=False), model.true_circuit)
+        n_edges.append(len(list_edges(model)))
+    seconds = time.perf_counter() - started
+    for name in names:
+        model = compile_program(name)
+        if len(model.true_circuit.edges) < len(list_edges(model)):
+            scores = score_edges(model, model.sample_ids(N_PROMPTS, seed=0), progress=False)
+            areas.append(scores.auroc(model.true_circuit))
+    return [
+        *tally.rows(f"{len(names)} compiled programs", bars=True),
+        row("the same, seconds", [seconds], "<= 180", f"compiled, searched; {min(n_edges)} to {max(n_edges)} edges"),
+        row("AUROC of the gradients alone, mean over programs", [sum(areas) / len(areas)], "shown",
+            f"{sum(area == 1 for area in areas)} of {len(areas)} are 1; the worst {min(areas):.3f}"),
+    ]  # fmt: skip
+
+
+def hidden_rows(names: tuple[str, ...]) -> list[dict]:
+    """The same programs in a rotated stream, each head in a random gauge, with a distractor in every layer."""
+    tally = Tally()
+    for number, name in enumerate(names):
+        model = compile_program(name)
+        ids = model.sample_ids(N_PROMPTS, seed=0)
+        hidden = hide(model, seed=number, distractors=1, junk_prompts=ids).model
+        tally.add(find_circuit(hidden, ids, effects=False, progress=False), model.true_circuit)
+    return tally.rows(f"{len(names)} of them, rotated and with distractors", bars=True)
+
+
+def choice_rows(names: tuple[str, ...]) -> list[dict]:
+    """What a cut edge carries, how far the outputs may move, and how edges are searched for: which finds the truth."""
+    rows = []
+    choices: list[tuple[str, dict[str, Any]]] = [
+        (f"cut edges carry {method!r}, tolerance {tolerance}", {"method": method, "tolerance": tolerance})
+        for method in METHODS
+        for tolerance in (0.001, 0.05)
+    ]
+    choices += [(f"search={search!r}", {"search": search}) for search in SEARCHES[1:]]
+    choices += [("search='eap', cut edges carry 'zero'", {"search": "eap", "method": "zero"})]
+    for words, options in choices:
+        tally = Tally()
+        for name in names:
+            model = compile_program(name)
+            ids = model.sample_ids(N_PROMPTS, seed=0)
+            try:
+                circuit = find_circuit(model, ids, effects=False, progress=False, **options)
+            except ValueError:  # with means, what depends on positions alone does not change: there is nothing to find
+                circuit = WeightsCircuit((), ())
+            tally.add(circuit, model.true_circuit)  # type: ignore[arg-type]
+        rows += tally.rows(words)[1:2]
+    return rows
+
+
+def wide_program(n_heads: int = 5, n_layers: int = 5) -> Program:
+    """Chains of heads side by side, each of which fetches from a fixed distance, compared pairwise in the end."""
+
+    def build() -> Any:
+        ends = []
+        for head in range(n_heads):
+            chain = tokens
+            for _ in range(n_layers):
+                chain = fetch(indices, indices, lambda key, query, by=head: key == (query - by) % 8, chain)
+            ends.append(chain)
+        while len(ends) > 1:
+            pairs = [ends[i : i + 2] for i in range(0, len(ends), 2)]
+            ends = [combine(lambda a, b: "a" if a == b else "b", *pair) if len(pair) > 1 else pair[0] for pair in pairs]
+        return ends[0]
+
+    return Program("wide", words=("a", "b"), length=8, build=build, compute=list)
+
+
+def large_rows(rounds: int, n_timed: int = 40) -> list[dict]:
+    """A model of 2,000 edges, beside one run an edge."""
+    model = from_tracr(compile_by_tracr(wide_program()))
+    ids = model.sample_ids(N_PROMPTS, seed=0)
+    seconds, ratios, circuit = [], [], None
+    for _ in range(rounds):
+        started = time.perf_counter()
+        circuit = find_circuit(model, ids, effects=False, progress=False)
+        seconds.append(time.perf_counter() - started)
+        problem = make_problem(model, ids, None, method="zero", reference=None, at=None, seed=0, memory=2**30)
+        everything = torch.ones(len(problem.graph.edges), dtype=torch.bool)
+        started = time.perf_counter()
+        for number in range(0, len(everything), len(everything) // n_timed):
+            kept = everything.clone()
+            kept[number] = False
+            problem.objective.measure(problem.graph.run(kept))
+        n_run = len(range(0, len(everything), len(everything) // n_timed))
+        ratios.append((time.perf_counter() - started) * len(everything) / n_run / seconds[-1])
+    assert circuit is not None
+    exact = compare_circuits(circuit, model.true_circuit).is_exact
+    detail = f"{len(list_edges(model))} edges, {len(model.true_circuit.edges)} of them true; "
+    return [
+        row("a compiled model of 2,000 edges, seconds", seconds, "<= 30", detail + ("exact" if exact else "not exact")),
+        row("one run an edge over ours", ratios, ">= 10", f"{n_timed} of the runs timed, with zeros on the cut edge"),
+    ]
+
+
+def bridge_rows() -> list[dict]:
+    """All edges of a model of GPT-2's shape, with the memory that it takes."""
+    model, memory = bridge(), 2 * 2**30
+    generator = torch.Generator().manual_seed(0)
+    clean, corrupted = torch.randint(50257, (2, 8, 16), generator=generator)
+
+    def difference(logits: Tensor) -> Tensor:
+        return logits[:, 11] - logits[:, 22]
+
+    def score() -> Any:
+        return score_edges(
+            model, clean, difference, scoring="eap", method="counterfactual", reference=corrupted, memory=memory,
+            progress=False,
+        )  # fmt: skip
+
+    seconds = []
+    for _ in range(2):
+        started = time.perf_counter()
+        scores = score()
+        seconds.append(time.perf_counter() - started)
+    peak = peak_bytes(score)  # type: ignore[arg-type]
+    return [
+        row("all edges of GPT-2's shape scored by 'eap', seconds", seconds, "<= 60",
+            f"{len(scores.edges)} edges between {len(list_nodes(model))} nodes, 8 prompts of 16 tokens, a bridge"),
+        row("the same, peak of memory over the bound", [peak / memory], "<= 1.1", f"bound {memory / 2**30:.0f} GiB"),
+    ]  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--every", type=int, default=1, help="only each n-th of the programs")
+    parser.add_argument("--json", type=Path, help="also write the rows there")
+    args = parser.parse_args()
+    names = NAMES[:: args.every]
+    parts: list[Callable[[], list[dict]]] = [
+        lambda: program_rows(names),
+        lambda: hidden_rows(names),
+        lambda: large_rows(args.rounds),
+        bridge_rows,
+        lambda: choice_rows(names[::2]),
+    ]
+    show([each for part in parts for each in part()], args.json)
+
+
+if __name__ == "__main__":
+    main()
