@@ -24,6 +24,8 @@ from mechicl.analysis.circuits.bridge_calls import (
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.edges import attends_beside_mlp, list_key_heads
 
+INSTEAD = "its nodes can be searched with edges=False"
+
 # A bridge calls the model's own code with what that code works out once a run: masks, rotations, biases by position.
 # So each sub-module is called as it was called in a recorded run, with another stream. Queries, keys and values are put
 # in where the model's projections give them out, each head's from a stream of its own, and what the attention makes of
@@ -56,10 +58,12 @@ class BridgeParts:
         self.adapter, self.model = adapter, adapter.model
         name = type(self.model).__name__
         if adapter.reads_prompts or not all(hasattr(block, "attn") for block in getattr(self.model, "blocks", [None])):
-            raise ValueError(f"{name} has no attention layers to cut edges in")
+            raise ValueError(f"{name} has no attention layers to cut edges in: {INSTEAD}")
         # those that a bridge attaches itself (OPT) are permanent
         if any(point.has_hooks(including_permanent=False) for point in self.model.hook_dict.values()):
-            raise ValueError("hooks are attached to the model: edges are cut without them, so take them off first")
+            raise ValueError(
+                "edges are cut without the hooks attached to the model: take them off, model.reset_hooks()"
+            )
         self._recorded: Recording | None = None
         self.heads_meet = False
         self._bytes: dict[int, float] = {}  # for each prompt, by its length
@@ -192,14 +196,14 @@ class BridgeParts:
             try:
                 written = self._write_intact(layer, stream)
             except (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError) as error:
-                raise ValueError(f"layer {layer} of {name} cannot be taken apart: {error}") from error
+                raise ValueError(f"layer {layer} of {name} cannot be taken apart ({error}): {INSTEAD}") from error
             if not _add_up(written, after - stream, after):
                 raise ValueError(
                     f"the stream of {name} is no sum of what its parts write: layer {layer} adds something else to it "
-                    f"than its heads and its MLP write, so there are no edges to cut"
+                    f"than its heads and its MLP write; {INSTEAD}"
                 )
         if not _add_up(self.read_out(run.last), run.outputs, run.outputs):
-            raise ValueError(f"{name} reads more than the stream after its last layer, so there are no edges to cut")
+            raise ValueError(f"{name} reads more than the stream after its last layer; {INSTEAD}")
 
     def _try_to_meet(self, run: Run) -> bool:
         """Whether a head writes something else once another reads another stream."""

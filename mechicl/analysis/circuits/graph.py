@@ -10,7 +10,7 @@ from einops import einsum
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mechicl.analysis.circuits.bridge_graph import BridgeParts
+from mechicl.analysis.circuits.bridge_graph import INSTEAD, BridgeParts
 from mechicl.memory import MEMORY, Budget
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.edges import Edge, Node, list_edges, list_nodes, list_reached
@@ -411,7 +411,7 @@ def check_graph(adapter: ModelAdapter) -> None:
     if adapter.reads_prompts and not adapter.is_transformer:
         raise ValueError(
             f"edges are cut in a HookedTransformer of this package and in TransformerLens' bridges, not in "
-            f"{type(adapter.model).__name__}: what its parts read and write is not known"
+            f"{type(adapter.model).__name__}, of whose parts it is not known what they read: {INSTEAD}"
         )
     if adapter.is_transformer and adapter.model.cfg.token_clip is not None:
         raise ValueError("this model clips its stream, so it is no sum of what its parts write")

@@ -138,6 +138,61 @@ def test_an_edge_to_an_mlp_or_to_the_output_is_a_plain_hook(receiver):
     torch.testing.assert_close(cut, expected, rtol=0, atol=1e-5)
 
 
+POST_NORM = "post_feedforward_layernorm"
+PLACES = {  # the stack of layers; where an MLP writes, a norm reads, and its reader gives out what it made of it
+    ("Llama", "q"): ("model.layers", "mlp", "input_layernorm", "self_attn.q_proj", slice(4, 8)),
+    ("Llama", "k"): ("model.layers", "mlp", "input_layernorm", "self_attn.k_proj", slice(0, 4)),
+    ("Gemma 2", "q"): ("model.layers", POST_NORM, "input_layernorm", "self_attn.q_proj", slice(4, 8)),
+    ("Gemma 2", "v"): ("model.layers", POST_NORM, "input_layernorm", "self_attn.v_proj", slice(0, 4)),
+    ("Gemma 2", ""): ("model.layers", POST_NORM, "pre_feedforward_layernorm", "mlp", slice(None)),
+    ("GPT-J", "v"): ("transformer.h", "mlp", "ln_1", "attn.v_proj", slice(4, 8)),
+    ("GPT-J", ""): ("transformer.h", "mlp", "ln_1", "mlp", slice(None)),
+    ("Mixtral", ""): ("model.layers", "mlp", "post_attention_layernorm", "mlp", slice(None)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "by"), PLACES)
+def test_an_edge_from_an_mlp_is_a_plain_hook_in_other_families(name, by):
+    """With rotary positions, shared keys, layers in parallel, norms after the attention, and experts."""
+    bridge, plain = open_family(name)
+    layers, writes, norm, reads, columns = PLACES[name, by]
+    tokens, others = token_ids(0), token_ids(1)
+    shared = by in ("k", "v") and len(list_key_heads(bridge)) == 1
+    receiver = Node(2) if not by else Node(2, 0 if shared else 1)
+    with torch.no_grad():
+        _, references = run(bridge, others, (), {})
+        cut, _ = run(bridge, tokens, [Edge(Node(0), receiver, by)], references)
+        written, other = (output_of(plain, f"{layers}.0.{writes}", ids) for ids in (tokens, others))
+        module, reader = (plain.get_submodule(f"{layers}.2.{part}") for part in (norm, reads))
+        read = input_of(plain, f"{layers}.2.{norm}", tokens) + other - written
+        made = reader(module(read))
+        made = made[0] if isinstance(made, tuple) else made
+
+        def edit(out: Tensor) -> None:
+            out[..., columns] = made[..., columns]
+
+        with putting(plain, (f"{layers}.2.{reads}", "out"), edit):
+            expected = plain(tokens).logits
+    torch.testing.assert_close(cut, expected, rtol=0, atol=1e-5 * expected.abs().max().item())
+    assert (cut - plain(tokens).logits).abs().max() > 1e-3 * expected.abs().max()
+
+
+def output_of(plain, name: str, tokens: Tensor) -> Tensor:
+    """What a sub-module gives out in a run."""
+    seen: list[Tensor] = []
+    with putting(plain, (name, "out"), lambda out: seen.append(out.clone())):
+        plain(tokens)
+    return seen[0]
+
+
+def input_of(plain, name: str, tokens: Tensor) -> Tensor:
+    """What a sub-module is given in a run."""
+    seen: list[Tensor] = []
+    with putting(plain, (name, "in"), lambda read: seen.append(read.clone())):
+        plain(tokens)
+    return seen[0]
+
+
 def test_heads_that_share_keys_and_values():
     bridge, _ = open_family("Llama")
     edges = list_edges(bridge)
