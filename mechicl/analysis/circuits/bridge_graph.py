@@ -50,15 +50,21 @@ class BridgeParts:
         heads_meet: whether the latter is so; known after the first prompts.
 
     Raises:
-        ValueError: no attention layers, or hooks attached to the model; later, a model whose stream is no sum of what
-            its parts write, such as BERT, which norms the stream itself. The message names the layer.
+        ValueError: layers without attention, or hooks attached to the model; later, a model whose stream is no sum of
+            what its parts write, such as BERT, which norms the stream itself. The message names the layer.
     """
 
     def __init__(self, adapter: ModelAdapter):
         self.adapter, self.model = adapter, adapter.model
-        name = type(self.model).__name__
-        if adapter.reads_prompts or not all(hasattr(block, "attn") for block in getattr(self.model, "blocks", [None])):
-            raise ValueError(f"{name} has no attention layers to cut edges in: {INSTEAD}")
+        name, blocks = (
+            type(getattr(self.model, "original_model", self.model)).__name__,
+            getattr(self.model, "blocks", None),
+        )
+        if blocks is None:
+            raise ValueError(f"{name} has no one stack of layers to cut edges in: {INSTEAD}")
+        without = [layer for layer, block in enumerate(blocks) if not hasattr(block, "attn")]
+        if without:
+            raise ValueError(f"layer {without[0]} of {name} has no attention to cut edges in: {INSTEAD}")
         # those that a bridge attaches itself (OPT) are permanent
         if any(point.has_hooks(including_permanent=False) for point in self.model.hook_dict.values()):
             raise ValueError(

@@ -19,7 +19,12 @@ def describe(name: str) -> tuple[str, str, str]:
     try:
         graph = EdgeGraph(adapter, tokens, record_writes(adapter, others))
     except ValueError as error:
-        reason = "norms its stream" if "no sum" in str(error) else "has no attention layers like these"
+        reasons = {
+            "no sum": "norms its stream",
+            "no attention": "layers without attention",
+            "no one stack": "two stacks",
+        }
+        (reason,) = (reason for words, reason in reasons.items() if words in str(error))
         return f"refused: {reason}", "", ""
     for kept, expected in ((True, bridge(tokens)), (False, bridge(others))):
         out = graph.run(torch.full((len(graph.edges),), kept))

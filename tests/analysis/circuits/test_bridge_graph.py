@@ -87,7 +87,9 @@ def test_a_family_taken_apart(name):
 @pytest.mark.parametrize("name", sorted(WITHOUT_A_SUM))
 def test_families_that_cannot_be_taken_apart(name):
     bridge, _ = open_family(name)
-    with pytest.raises(ValueError, match=r"no sum of what its parts write: layer 0|has no attention layers"):
+    with pytest.raises(
+        ValueError, match=r"no sum of what its parts write: layer 0|layer 0 of .* has no attention|no one stack"
+    ):
         BridgeParts(ModelAdapter(bridge)).embed(token_ids(0))
 
 
