@@ -12,12 +12,14 @@ LEAST = 1e-12  # of the largest score, below which one is drawn as none
 def faithfulness_curves(curve: CircuitCurve, title: str | None = None) -> go.Figure:
     """Faithfulness against the share of edges kept, a line for each of the scores, with 95% bands over prompts.
 
-    The legend has the areas: CPR below the curve, CMD between it and 1. Random scores are grey.
+    The legend has the areas: CPR below the curve, CMD between it and 1. Random scores are grey. Shares that differ by
+    more than 50 times stand on a logarithmic axis.
     """
     areas = {name: f"{name}: CPR {curve.cpr(name).mean:.3f}, CMD {curve.cmd(name).mean:.3f}" for name in curve.names}
     n_edges = round(curve.counts[-1] / curve.fractions[-1])
+    wide = curve.fractions[-1] > 50 * curve.fractions[0]  # too much for one scale
     words = f"Faithfulness of the best of {n_edges:,} edges ({curve.metric}; {curve.method})"
-    fig = figure(title or words, "share of the edges kept", "share of the metric kept", log_x=True)
+    fig = figure(title or words, "share of the edges kept", "share of the metric kept", log_x=wide)
     add_line(fig, curve.fractions, [1.0] * len(curve.fractions), "the whole model", "#999999", dash="dot", width=1)
     named = [name for name in curve.names if not name.startswith("random")]
     colors = dict(zip(named, colors_for(named), strict=True))
