@@ -38,7 +38,7 @@ from mechicl.analysis.causes import (
     sample_sources,
     test_hypotheses,
 )
-from mechicl.analysis.circuits import Circuit, compare_circuits, find_circuit, measure_circuit
+from mechicl.analysis.circuits import Circuit, compare_circuits, find_circuit, measure_circuit, score_edges
 from mechicl.analysis.dynamics import align_over_training, find_transitions, score_heads_over_training
 from mechicl.analysis.finetuning import FineTuning, compare_on_prompts, compare_with_finetuning, fine_tune
 from mechicl.analysis.heads import composition_scores, measure_target_copying, read_dual_form, score_heads
@@ -127,6 +127,7 @@ __all__ = [
     "read_weight_products",
     "regret",
     "sample_sources",
+    "score_edges",
     "score_heads",
     "score_heads_over_training",
     "sensitivities",
