@@ -208,7 +208,7 @@ class HookedTransformer(LensNames, PromptedModel):
         self._request_hooks(use_attn_result=use_attn_result)
 
     def set_use_attn_in(self, use_attn_in: bool) -> None:
-        """Turn `hook_attn_in` (what each head reads, before the norm) on or off."""
+        """Turn `hook_attn_in` (what each head reads, before the norm) on or off, in the block and in its attention."""
         self._request_hooks(use_attn_in=use_attn_in)
 
     def set_use_split_qkv_input(self, use_split_qkv_input: bool) -> None:

@@ -106,8 +106,8 @@ class Block(nn.Module):
         if not cfg.block_mlp:
             requested["hook_mlp_out"] = cfg.use_hook_mlp_in
         places = [(self, name, wanted) for name, wanted in requested.items()]
-        # TransformerLens 4 has the split inputs in the attention, TransformerLens 3 in the block: here both, one by one
-        places += [(self.attn, name, cfg.use_split_qkv_input) for name in SPLIT_INPUTS]
+        # TransformerLens 4 has what heads read in the attention, TransformerLens 3 in the block: here both, one by one
+        places += [(self.attn, name, requested[name]) for name in ("hook_attn_in", *SPLIT_INPUTS)]
         for module, name, wanted in (*places, (self.attn, "hook_result", cfg.use_attn_result)):
             if wanted and not hasattr(module, name):
                 module.add_module(name, HookPoint().train(module.training))
@@ -137,11 +137,13 @@ class Block(nn.Module):
         def a_copy_for_each_head() -> Float[Tensor, "batch pos head d_model"]:
             return repeat(residual, "batch pos model -> batch pos head model", head=cfg.n_heads).clone()
 
-        read = self.hook_attn_in(a_copy_for_each_head()) if cfg.use_attn_in else residual
+        def read(name: str) -> Float[Tensor, "batch pos head d_model"]:
+            return getattr(self.attn, name)(getattr(self, name)(a_copy_for_each_head()))
+
+        together = read("hook_attn_in") if cfg.use_attn_in else residual
         if not cfg.use_split_qkv_input:
-            return (self.ln1(read),)
-        points = [(getattr(self, name), getattr(self.attn, name)) for name in SPLIT_INPUTS]
-        return tuple(self.ln1(inner(outer(a_copy_for_each_head()))) for outer, inner in points)
+            return (self.ln1(together),)
+        return tuple(self.ln1(read(name)) for name in SPLIT_INPUTS)
 
     def _norm(self) -> LayerNorm | nn.Identity:
         return LayerNorm(self.cfg) if self.cfg.normalization_type else nn.Identity()

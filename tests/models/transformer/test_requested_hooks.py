@@ -78,13 +78,14 @@ def test_an_mlp_that_is_not_there_has_no_neurons():
     assert not any(name.endswith(("hook_mlp_in", "hook_mlp_out")) for name in model.hook_dict)
 
 
-def test_split_inputs_have_the_names_of_both_versions():
+@pytest.mark.parametrize("request_name", ["use_split_qkv_input", "use_attn_in"])
+def test_what_heads_read_has_the_names_of_both_versions(request_name: str):
     model: Any = random_model(IDS).eval()
-    model.set_use_split_qkv_input(True)
+    getattr(model, f"set_{request_name}")(True)
     tokens = random_tokens(IDS)
     _, cache = model.run_with_cache(tokens)
-    for by in "qkv":
-        names = [f"blocks.1.{place}hook_{by}_input" for place in ("", "attn.")]
+    for point in REQUESTS[request_name]:
+        names = [f"blocks.1.{place}{point}" for place in ("", "attn.")]
         assert torch.equal(*(cache[name] for name in names))
         # the later one sees what the earlier one leaves, and both are read
         edits = [(name, lambda stream, hook, by=by: stream + by) for name, by in zip(names, (1.0, 2.0), strict=True)]
