@@ -9,6 +9,7 @@ import plotly.graph_objects as go
 
 from mechicl.analysis import Circuit
 from mechicl.analysis.circuits import EMBEDDING, CircuitComparison, Edge, Node
+from mechicl.analysis.circuits.comparison import NodesAndEdges, order_edges
 from mechicl.statistics import Interval
 from mechicl.viz.elements import COLORS, figure
 from mechicl.viz.layered import Layout, lay_out
@@ -22,6 +23,7 @@ SIDES = {"q": -1, "k": 0, "v": 1, "": 0}  # of a lane and of a head's middle whe
 APART = 14, 0.1  # how far from each other, in pixels and at most in nodes
 LABELLED = 16  # edges beyond which there is no room for numbers
 ON_LINE = (0.6, 0.45, 0.3, 0.65, 0.5, 0.4, 0.35, 0.25, 0.75, 0.2, 0.8)  # where a number may stand, the best first
+UNMEASURED = 0.3  # the strength of lines whose effect nobody knows
 WORTH = 0.05  # of the strongest edge's effect, below which an edge has no number
 MOST = 300  # edges that are drawn
 MANY = 80  # edges beyond which lines are thin and light
@@ -32,32 +34,36 @@ PIXELS = 900  # about as wide as a picture is
 Place = tuple[float, float]
 
 
-def circuit_graph(circuit: Circuit, title: str | None = None, *, most: int = MOST) -> go.Figure:
+def circuit_graph(circuit: Circuit | NodesAndEdges, title: str | None = None, *, most: int = MOST) -> go.Figure:
     """A circuit from the embedding (bottom) to the output (top), one row a layer, those of the layers that it uses.
 
     Lines are edges: coloured by what they go into, and the wider, the more the metric changes without them; all edges
     of one sender go through one lane past the rows between. Discs are heads, squares MLPs, their area the change
     without them. Numbers are means over prompts, of few edges only, and not of those that matter less than a twentieth
     of the strongest; hovering shows all of them with intervals. Where edges were not looked for, nodes stand alone. Of
-    more than `most` edges the strongest are drawn.
+    more than `most` edges the strongest are drawn. What weights say of a circuit is drawn too, with lines all alike.
     """
-    effects = circuit.effects()
-    drawn = sorted(circuit.edges, key=lambda edge: -_size(effects.get(edge)))[:most]
-    whole, alone, none = (values.mean().item() for values in (circuit.full, circuit.edges_alone, circuit.ablated))
-    words = f"{circuit.metric} {whole:.3g} with the whole model, {alone:.3g} with this, {none:.3g} with neither"
-    less = f"<br>the {most} strongest of {len(circuit.edges)} edges" if len(drawn) < len(circuit.edges) else ""
+    nodes, edges = set(circuit.nodes) - {EMBEDDING}, order_edges(circuit.edges)
+    if isinstance(circuit, Circuit):
+        effects = circuit.effects()
+        whole, alone, none = (values.mean().item() for values in (circuit.full, circuit.edges_alone, circuit.ablated))
+        words = f"{circuit.metric} {whole:.3g} with the whole model, {alone:.3g} with this, {none:.3g} with neither"
+    else:
+        effects, words = {}, f"{len(nodes)} heads and MLPs, {len(edges)} edges"
+    drawn = sorted(edges, key=lambda edge: -_size(effects.get(edge)))[:most]
+    less = f"<br>the {most} strongest of {len(edges)} edges" if len(drawn) < len(edges) else ""
     fig = figure(f"{title or f'Circuit: {words}'}{less}")
-    layout = lay_out_circuit(circuit.nodes, drawn)
+    layout = lay_out_circuit(list(nodes), drawn)
     for by in [by for by in WAYS if any(edge.by == by for edge in drawn)]:
         _add_to_legend(fig, _WORDS[by], color=WAYS[by])
     strongest = max((_size(effects.get(edge)) for edge in drawn), default=0.0)
     widest, faintest = (6, 0.4) if len(drawn) <= LABELLED else (4, 0.4) if len(drawn) <= MANY else (2.5, 0.25)
     lines = {edge: edge_line(layout, edge) for edge in drawn}
     for edge, line in reversed(lines.items()):  # the strongest on top
-        share = sqrt(_size(effects.get(edge)) / strongest) if strongest else 0.0
+        share = UNMEASURED if edge not in effects else sqrt(_size(effects[edge]) / strongest) if strongest else 0.0
         hover = f"{edge}<br>without it: {effects[edge]}" if edge in effects else str(edge)
         _draw_line(fig, line, hover, faintest + 0.45 * share, color=WAYS[edge.by], width=1 + widest * share)
-    largest = max((_size(effects.get(node)) for node in circuit.nodes), default=0.0)
+    largest = max((_size(effects.get(node)) for node in nodes), default=0.0)
     for node in layout.row:
         effect = effects.get(node) if isinstance(node, Node) else None
         size = 34 + 24 * sqrt(_size(effect) / largest) if largest else 34.0

@@ -25,6 +25,7 @@ from mechicl.analysis.weights.conditioning import Conditioning
 from mechicl.analysis.weights.connectivity import ModeConnectivity
 from mechicl.analysis.weights.kernels import KernelView
 from mechicl.analysis.weights.paths import LossPath
+from mechicl.constructions import WeightsCircuit
 from mechicl.statistics import Result, interval
 from mechicl.viz.behaviour import identified_families, regret_curves, shifted_losses, token_divergences
 from mechicl.viz.causes import hypotheses_ranked, interchange_heatmap
@@ -70,6 +71,7 @@ def plot(result: Any, **options: Any) -> go.Figure:
 # One line a kind of result. Functions of several results by name get this one, without a name of its own.
 plot.register(Circuit, circuit_graph)
 plot.register(CircuitComparison, circuit_differences)
+plot.register(WeightsCircuit, circuit_graph)
 plot.register(CircuitCurve, faithfulness_curves)
 plot.register(Conditioning, condition_number_distribution)
 plot.register(EdgeScores, edge_ranking)

@@ -11,7 +11,7 @@ from playwright.sync_api import Browser
 
 from mechicl.analysis import Circuit, find_circuit, next_token_loss
 from mechicl.analysis.circuits import Edge, Node, compare_circuits
-from mechicl.constructions import induction
+from mechicl.constructions import induction, weights_circuit
 from mechicl.statistics import interval
 from mechicl.tasks.repeated_tokens import RepeatedTokens
 from mechicl.viz import circuit_differences, circuit_graph, plot
@@ -127,6 +127,16 @@ def test_effects_that_were_not_measured_and_edges_of_nodes_that_are_not_listed_a
     assert [trace.hovertext for trace in lines.values()] == list(lines)  # no effect to say
     assert set(traces(figure, edges=False)) == {"embedding", "output", *map(str, NODES)}
     assert not figure.layout.annotations
+
+
+def test_what_weights_say_is_drawn_with_lines_all_alike():
+    truth = weights_circuit(induction(d_vocab=8, n_ctx=14, n_heads=2, induction_head=1, seed=0))
+    figure: Any = plot(truth)
+    assert set(traces(figure, edges=True)) == set(map(str, truth.edges))
+    assert set(traces(figure, edges=False)) == {"embedding", "output", *map(str, truth.nodes)} - {""}
+    assert len({trace.line.width for trace in traces(figure, edges=True).values()}) == 1
+    assert figure.layout.title.text == "Circuit: 2 heads and MLPs, 7 edges"
+    assert "the 3 strongest of 7 edges" in circuit_graph(truth, most=3).layout.title.text  # type: ignore[attr-defined]
 
 
 def test_hundreds_of_edges_in_twelve_layers_are_drawn_in_no_time():

@@ -10,6 +10,7 @@ import mechicl.analysis
 from mechicl import constructions, viz
 from mechicl.analysis import Match, compare_circuits, fit_construction
 from mechicl.analysis.circuits import EdgeScores
+from mechicl.constructions import weights_circuit
 from mechicl.statistics import Result, interval
 from mechicl.tasks import LinearRegression
 from tests.analysis.circuits.test_curves import made as curve
@@ -43,6 +44,7 @@ BY_HAND = {  # results that cannot be made of any numbers
     "ModeConnectivity": lambda: mechicl.analysis.weights.ModeConnectivity({"raw": path(3)}, {}),
     "ShiftedLosses": losses,
     "SubspaceSearch": searched,
+    "WeightsCircuit": lambda: weights_circuit(MODEL),
     "Sweep": lambda: swept(("layer", "head"), ((0, 2), (1, 3, 4))),
 }
 WITHOUT_SAMPLES = {"TaskTexts"}
