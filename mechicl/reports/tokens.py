@@ -64,9 +64,10 @@ WORDS = {
         these sequences are as long as training had them. An induction head acts at the last position; a previous-token
         head just after the earlier occurrence.""",
     "circuit": """
-        The heads and connections that the loss needs, found by ablating the others (by their mean over sequences at the
-        same position) one after the other. Numbers are what the loss gains, in nats, when a connection is cut too;
-        those of less than a twentieth of the largest are left out.""",
+        The heads and connections that the loss needs, found by cutting all others, in groups, as long as the loss moves
+        by less than a twentieth of what cutting everything does: a connection that is cut brings the mean over
+        sequences at the same position. Numbers are what the loss gains, in nats, when a connection is cut too; those of
+        less than a twentieth of the largest are left out.""",
 }
 
 
@@ -193,7 +194,7 @@ def _circuit_rows(circuit: Circuit, scores: HeadScores) -> list[Row]:
             f"a score above {KIND:g} on random sequences that are repeated", "is previous-token + induction",
             "elhage2021"),
         Row("loss of the circuit alone (nats)", None, interval(circuit.edges_alone), "prompts",
-            f"all else ablated; {circuit.full.mean():.3g} whole, {circuit.ablated.mean():.3g} without any head"),
+            f"all else cut; {circuit.full.mean():.3g} whole, {circuit.ablated.mean():.3g} with everything cut"),
         Row("faithfulness of the circuit", None, circuit.faithfulness(), "prompts",
             "share of what the heads gain that it keeps, on sequences that it was not looked for"),
     ]  # fmt: skip

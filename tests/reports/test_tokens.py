@@ -155,7 +155,7 @@ def test_the_circuit_is_measured_on_sequences_that_it_was_not_looked_for():
     again = measure_circuit(model, circuit, others.read, next_token_loss(others.targets()), at="positions")
     assert rows["heads of the circuit"].measured == ", ".join(map(str, circuit.nodes))
     assert rows["loss of the circuit alone (nats)"].measured == interval(again.edges_alone)
-    means = f"{again.full.mean():.3g} whole, {again.ablated.mean():.3g} without any head"
+    means = f"{again.full.mean():.3g} whole, {again.ablated.mean():.3g} with everything cut"
     assert rows["loss of the circuit alone (nats)"].note.endswith(means)
     assert rows["faithfulness of the circuit"].measured == again.faithfulness()
     whole = len(circuit.nodes) == circuit.n_nodes

@@ -8,13 +8,22 @@ import torch
 from torch.testing import assert_close
 
 from mechicl import constructions
-from mechicl.analysis.circuits import CircuitCurve, circuit_curve, find_circuit, score_edges
+from mechicl.analysis.circuits import CircuitCurve, circuit_curve, find_circuit, measure_circuit, score_edges
 from mechicl.analysis.circuits.curves import FRACTIONS
-from mechicl.analysis.interventions import next_token_loss, squared_error
+from mechicl.analysis.interventions import logit_difference, next_token_loss, squared_error
 from mechicl.models.opening.edges import EMBEDDING, Edge, Node, list_edges, list_nodes
 from mechicl.statistics import load_result, ratio_interval
 from mechicl.tasks import RepeatedTokens
-from tests.analysis.interventions.oracles import EXACT, hook_name, inputs, model_of, recorded
+from tests.analysis.interventions.oracles import (
+    EXACT,
+    hook_name,
+    ids,
+    inputs,
+    model_of,
+    no_hook_left,
+    recorded,
+    shared_bridge,
+)
 
 PLANTED = constructions.induction(d_vocab=12, n_ctx=24, n_heads=4, previous_token_head=2, induction_head=1, seed=0)
 SEQUENCES = RepeatedTokens(d_vocab=12, n_ctx=24, min_period=5, max_period=11).sample(8, seed=0)
@@ -176,6 +185,20 @@ def test_scores_of_gradients_and_of_untrained_models_stand_beside_each_other():
     alone = circuit_curve(PLANTED, scores["trained"], SEQUENCES, method="zero", n_random=0, progress=False)
     assert alone.names == ("mask-ig",)
     assert_close(alone.alone["mask-ig"], curve.alone["trained"])
+
+
+def test_a_bridge_has_curves_and_completeness_too():
+    model, tokens = shared_bridge(), ids(0, n=4, d_vocab=20)
+    metric = logit_difference(tokens[:, 0], tokens[:, 1])
+    scores = score_edges(model, tokens, metric, progress=False)
+    curve = circuit_curve(model, scores, tokens, metric, progress=False)
+    assert curve.faithfulness()[-1].mean == pytest.approx(1, abs=1e-4)
+    assert curve.names == ("mask-ig", "random")
+    circuit = find_circuit(model, tokens, metric, search="mask-ig", tolerance=0.3, effects=False, progress=False)
+    measured = measure_circuit(model, circuit, tokens, metric, n_subsets=4, effects=False, progress=False)
+    assert len(measured.incompleteness()) == 4
+    assert measured.is_same_as(circuit)
+    assert no_hook_left(model)
 
 
 # ---- as a result ----
