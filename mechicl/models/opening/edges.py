@@ -52,6 +52,7 @@ class Edge:
 
 
 EMBEDDING = Node(-1)
+"""The first node: tokens and their positions as they are written into the stream."""
 
 
 def list_nodes(model: Any) -> list[Node]:
