@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.analysis.circuits.graph import record_writes
+from mechicl.analysis.circuits.parts import record_writes
 from mechicl.analysis.interventions.ablation import check_reference
 from mechicl.analysis.interventions.corruptions import derangement
 from mechicl.analysis.interventions.metrics import Inputs

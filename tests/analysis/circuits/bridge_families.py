@@ -4,7 +4,8 @@ import warnings
 
 import torch
 
-from mechicl.analysis.circuits.graph import EdgeGraph, record_writes
+from mechicl.analysis.circuits.graph import EdgeGraph
+from mechicl.analysis.circuits.parts import record_writes
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.edges import attends_beside_mlp, list_key_heads
 from tests.families import FAMILIES, open_family, token_ids

@@ -11,7 +11,8 @@ from torch.testing import assert_close
 
 from mechicl import constructions
 from mechicl.analysis.circuits import Circuit, Edge, Node, find_circuit, measure_circuit
-from mechicl.analysis.circuits.graph import EdgeGraph, record_writes
+from mechicl.analysis.circuits.graph import EdgeGraph
+from mechicl.analysis.circuits.parts import record_writes
 from mechicl.analysis.interventions import ablate, logit_difference, next_token_loss
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.edges import EMBEDDING, list_edges, list_nodes

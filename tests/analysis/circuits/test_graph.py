@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from mechicl.analysis.circuits import Edge, Node
-from mechicl.analysis.circuits.graph import EdgeGraph, record_writes
+from mechicl.analysis.circuits.graph import EdgeGraph
+from mechicl.analysis.circuits.parts import record_writes
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.edges import EMBEDDING, list_edges, list_nodes
 from tests.analysis.interventions.oracles import (

@@ -8,8 +8,9 @@ import torch
 from torch.testing import assert_close
 
 from mechicl.analysis.circuits import Node, find_circuit, measure_circuit
-from mechicl.analysis.circuits.graph import EdgeGraph, record_writes
+from mechicl.analysis.circuits.graph import EdgeGraph
 from mechicl.analysis.circuits.measures import draw_subsets
+from mechicl.analysis.circuits.parts import record_writes
 from mechicl.analysis.interventions import squared_error
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.edges import list_nodes

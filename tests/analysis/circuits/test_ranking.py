@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
 from mechicl.analysis.circuits import EMBEDDING, Edge, EdgeScores, Node, auroc
-from mechicl.analysis.circuits.graph import EdgeGraph, record_writes
+from mechicl.analysis.circuits.graph import EdgeGraph
+from mechicl.analysis.circuits.parts import record_writes
 from mechicl.analysis.circuits.ranking import keep_paths, rank_edges, read_scores
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.edges import list_edges

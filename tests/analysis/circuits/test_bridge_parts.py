@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from mechicl.analysis.circuits.bridge_graph import BridgeParts
+from mechicl.analysis.circuits.bridge_parts import BridgeParts
 from mechicl.analysis.circuits.cuts import on_paths
-from mechicl.analysis.circuits.graph import EdgeGraph, record_writes
+from mechicl.analysis.circuits.graph import EdgeGraph
+from mechicl.analysis.circuits.parts import record_writes
 from mechicl.analysis.circuits.search import find_circuit
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.edges import (
