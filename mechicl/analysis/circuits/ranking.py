@@ -53,7 +53,8 @@ def read_scores(scores: Scores, edges: Sequence[Edge], name: str = "scores") -> 
         values = scores.detach().cpu().double()
     else:
         by_edge = scores if isinstance(scores, Mapping) else _means(scores)
-        other = [edge for edge in by_edge if edge not in set(edges)]
+        known = set(edges)
+        other = [edge for edge in by_edge if edge not in known]
         missing = [edge for edge in edges if edge not in by_edge]
         if other:
             raise ValueError(f"{name} are of another model: this one has no edge {other[0]}")

@@ -104,8 +104,8 @@ def test_a_metric_without_a_gradient_is_refused_where_one_is_needed_and_serves_w
     with pytest.raises(ValueError, match="no gradient"):
         find_circuit(MODEL, PROMPTS, metric, search="eap", progress=False)
     for search in ("exact", "acdc"):
-        found = find_circuit(MODEL, PROMPTS, detached, search=search, tolerance=0.3, progress=False)
-        assert abs(found.faithfulness().mean - 1) <= 0.3 + 1e-9
+        kept = find_circuit(MODEL, PROMPTS, detached, search=search, tolerance=0.3, progress=False)
+        assert abs(kept.faithfulness().mean - 1) <= 0.3 + 1e-9
     assert len(circuit_curve(MODEL, torch.ones(len(EDGES)), PROMPTS, detached, progress=False).alone) == 2
 
 
