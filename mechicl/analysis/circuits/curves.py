@@ -73,7 +73,7 @@ class CircuitCurve(Result):
         fraction less the first (0.999); more is possible where parts that harm the metric are left out. The interval is
         of resampled prompts.
 
-        Source: Mueller et al. 2025, section 3.2.
+        Source: Mueller et al. 2025.
         """
         return self._area(name, level, seed, distance=False)
 
@@ -150,8 +150,8 @@ def circuit_curve(
         fractions: of the edges, increasing, how many the circuits have; rounded down to whole edges.
         n_random: how many controls with random scores there are.
         absolute: rank by size. Otherwise edges come first whose cut takes the metric farthest to where cutting
-            everything does, and last those without which it would be better: Mueller et al. 2025 rank so for the CPR,
-            and by size for the CMD.
+            everything does, and last those without which it would be better. The benchmark's code has both: the second
+            serves the CPR, the first the CMD.
         only_paths: drop chosen edges that are on no path of chosen edges from the embedding to the output. Otherwise a
             part that reads nothing but references still writes what it makes of them.
         method: what a cut edge carries: by default what it did for the scores, if they say so, else zero. Of "any" it
@@ -169,7 +169,7 @@ def circuit_curve(
         >>> curve = circuit_curve(induction, scores, ids[32:], next_token_loss(ids[32:, 0]))
         >>> print(curve.cpr(), curve.cpr("random"))
 
-    Source: Mueller et al. 2025, section 3.2, and its code for what the text leaves open: rounding down, trapezoids
+    Source: Mueller et al. 2025, and its code for what the text leaves open: rounding down, trapezoids
     between the fractions, edges on no path dropped. Here a head's query, key and value are receivers each, as there;
     the embedding of positions is not apart from that of tokens.
     """
