@@ -13,11 +13,13 @@ from rasp_library import Program, combine, fetch, indices, tokens
 from rasp_programs import NAMES, compile_by_tracr, compile_program
 from torch import Tensor
 
+from mechicl import constructions
 from mechicl.analysis.circuits import Circuit, compare_circuits, find_circuit, score_edges
 from mechicl.analysis.circuits.problem import make_problem
-from mechicl.constructions import WeightsCircuit, hide
+from mechicl.constructions import WeightsCircuit, hide, weights_circuit
 from mechicl.interop import from_tracr
 from mechicl.models.opening.edges import list_edges, list_nodes
+from mechicl.tasks import LinearRegression
 
 N_PROMPTS = 24
 METHODS = ("any", "scrambled", "zero", "mean", "resample")
@@ -87,6 +89,25 @@ def hidden_rows(names: tuple[str, ...]) -> list[dict]:
         hidden = hide(model, seed=number, distractors=1, junk_prompts=ids).model
         tally.add(find_circuit(hidden, ids, effects=False, progress=False), model.true_circuit)
     return tally.rows(f"{len(names)} of them, rotated and with distractors", bars=True)
+
+
+def construction_rows() -> list[dict]:
+    """Models on points whose weights were written by hand."""
+    prompts = LinearRegression(x_dim=3, n_context=6).sample(N_PROMPTS, seed=0, dtype=torch.float64)
+    sizes: dict[str, Any] = {"x_dim": 3, "n_context": 6}
+    models = [
+        constructions.gradient_descent(**sizes, step_size=0.1, steps=3),
+        constructions.gd_plus_plus(**sizes, step_size=0.1, gamma=0.05, steps=3),
+        constructions.newton(**sizes, steps=2, alpha=0.05),
+        constructions.copy_then_gradient_descent(**sizes, step_size=0.1),
+        constructions.relu_optimum(**sizes),
+        constructions.softmax_gradient_descent(**sizes, step_size=0.1, score_scale=1e-3),
+    ]
+    tally = Tally()
+    for model in models:
+        model = model.double()
+        tally.add(find_circuit(model, prompts, "outputs", effects=False, progress=False), weights_circuit(model))
+    return tally.rows(f"{len(models)} constructions on points")
 
 
 def choice_rows(names: tuple[str, ...]) -> list[dict]:
@@ -196,6 +217,7 @@ def main() -> None:
     parts: list[Callable[[], list[dict]]] = [
         lambda: program_rows(names),
         lambda: hidden_rows(names),
+        construction_rows,
         lambda: large_rows(args.rounds),
         bridge_rows,
         lambda: choice_rows(names[::2]),

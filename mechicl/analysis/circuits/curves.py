@@ -11,10 +11,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.analysis.circuits.graph import EdgeGraph
+from mechicl.analysis.circuits.objectives import OneMetric
 from mechicl.analysis.circuits.problem import make_problem
 from mechicl.analysis.circuits.ranking import Scores, keep_paths, rank_edges, read_scores
 from mechicl.analysis.circuits.references import Method
-from mechicl.analysis.interventions.metrics import Inputs, Metrics
+from mechicl.analysis.interventions.metrics import Inputs
 from mechicl.checks import check_whole
 from mechicl.memory import MEMORY
 from mechicl.models.opening.edges import Edge
@@ -124,7 +125,7 @@ def circuit_curve(
     model: Any,
     scores: Scores | Mapping[str, Scores],
     prompts: Inputs,
-    metrics: Metrics = None,
+    metrics: OneMetric = None,
     *,
     fractions: Sequence[float] = FRACTIONS,
     n_random: int = 1,

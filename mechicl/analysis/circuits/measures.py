@@ -9,9 +9,10 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from mechicl.analysis.circuits.node_search import PartialModel
+from mechicl.analysis.circuits.objectives import OneMetric
 from mechicl.analysis.circuits.problem import Problem, make_problem
 from mechicl.analysis.circuits.results import Circuit
-from mechicl.analysis.interventions.metrics import Inputs, Metrics
+from mechicl.analysis.interventions.metrics import Inputs
 from mechicl.checks import check_whole
 from mechicl.memory import MEMORY
 from mechicl.models.opening.edges import EMBEDDING, Edge, Node
@@ -25,7 +26,7 @@ def measure_circuit(
     model: Any,
     circuit: Circuit,
     prompts: Inputs,
-    metrics: Metrics = None,
+    metrics: OneMetric = None,
     *,
     reference: Inputs | None = None,
     at: At | None = None,

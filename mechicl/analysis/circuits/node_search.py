@@ -6,11 +6,11 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.analysis.circuits.objectives import Objective, check_objective, evaluate, name_metric
+from mechicl.analysis.circuits.objectives import Objective, OneMetric, check_objective, evaluate, name_metric
 from mechicl.analysis.circuits.problem import read_inputs
 from mechicl.analysis.interventions.ablation import Method, record_replacements
 from mechicl.analysis.interventions.attribution import linearize_metrics
-from mechicl.analysis.interventions.metrics import Inputs, Metrics
+from mechicl.analysis.interventions.metrics import Inputs
 from mechicl.analysis.interventions.runs import Experiment, rows_at_once
 from mechicl.memory import Budget
 from mechicl.models.opening.edges import Node, list_nodes
@@ -31,7 +31,7 @@ class PartialModel:
         self,
         model: Any,
         prompts: Inputs,
-        metrics: Metrics,
+        metrics: OneMetric,
         *,
         at: At | None,
         method: Method,

@@ -1,6 +1,7 @@
 """What a circuit has to keep: a metric, or the outputs themselves; and how far a run is from it."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -9,6 +10,8 @@ from torch import Tensor
 from mechicl.analysis.interventions.metrics import Inputs, Metric, Metrics, evaluate_metric, name_metrics
 from mechicl.prompts import At
 
+OneMetric = Metrics | Literal["outputs"]
+"""A metric as it is asked for: one as for `patch`, None for the loss where there are targets, or "outputs"."""
 OUTPUTS = "largest change of an output"
 """The name of the metric that stands in where none is given: how far the outputs are from the whole model's."""
 
@@ -61,7 +64,11 @@ class Objective:
 
 
 def make_objective(
-    metrics: Metrics, prompts: Inputs, at: At, whole: Float[Tensor, "prompt ..."], ablated: Float[Tensor, "prompt ..."]
+    metrics: OneMetric,
+    prompts: Inputs,
+    at: At,
+    whole: Float[Tensor, "prompt ..."],
+    ablated: Float[Tensor, "prompt ..."],
 ) -> Objective:
     """The one metric that is asked for, on the predictions of the whole model and with everything cut.
 
@@ -73,12 +80,16 @@ def make_objective(
     return check_objective(Objective(name, metric, whole, full, cut))
 
 
-def name_metric(metrics: Metrics, prompts: Inputs, at: At) -> tuple[str, Metric | None]:
+def name_metric(metrics: OneMetric, prompts: Inputs, at: At) -> tuple[str, Metric | None]:
     """The metric that is asked for, or the loss of prompts with targets; None for the outputs themselves.
 
     Raises:
-        ValueError: several metrics, or none in a dictionary.
+        ValueError: several metrics, none in a dictionary, or a word other than "outputs".
     """
+    if metrics == "outputs":
+        return OUTPUTS, None
+    if isinstance(metrics, str):
+        raise ValueError(f'metrics={metrics!r} is not "outputs", the only one with a name: give a function')
     named = name_metrics(metrics, prompts, at)
     if len(named) > 1 or (metrics is not None and not named):
         raise ValueError(f"a circuit carries one metric, got {list(named) or 'none'}: give one, metrics=")

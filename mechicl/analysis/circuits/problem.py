@@ -9,9 +9,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mechicl.analysis.circuits.graph import EdgeGraph
-from mechicl.analysis.circuits.objectives import Objective, make_objective, name_metric
+from mechicl.analysis.circuits.objectives import Objective, OneMetric, make_objective, name_metric
 from mechicl.analysis.circuits.references import Method, record_references
-from mechicl.analysis.interventions.metrics import Inputs, Metrics
+from mechicl.analysis.interventions.metrics import Inputs
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.prompts import At, Prompts
 
@@ -78,7 +78,7 @@ class Problem:
 def make_problem(
     model: Any,
     prompts: Inputs,
-    metrics: Metrics,
+    metrics: OneMetric,
     *,
     method: Method | None,
     reference: Inputs | None,
@@ -102,14 +102,14 @@ def make_problem(
     return Problem(graphs, tuple(objectives), method, advance)
 
 
-def read_inputs(model: Any, prompts: Inputs, metrics: Metrics, at: At | None) -> tuple[ModelAdapter, Tensor]:
+def read_inputs(model: Any, prompts: Inputs, metrics: OneMetric, at: At | None) -> tuple[ModelAdapter, Tensor]:
     """A model to run on some prompts, and their tokens.
 
     Raises:
         ValueError: a model without layers, or no prompts.
     """
     if at is None:  # the query of points; of tokens the last position, if a metric says what of it
-        at = "query" if metrics is not None or isinstance(prompts, Prompts) else "positions"
+        at = "query" if metrics not in (None, "outputs") or isinstance(prompts, Prompts) else "positions"
     adapter = ModelAdapter(model, at)
     if not adapter.n_layers:
         raise ValueError("there is no layer to find a circuit in")
@@ -119,6 +119,6 @@ def read_inputs(model: Any, prompts: Inputs, metrics: Metrics, at: At | None) ->
     return adapter, tokens
 
 
-def default_method(metrics: Metrics, prompts: Inputs, at: At) -> Method:
+def default_method(metrics: OneMetric, prompts: Inputs, at: At) -> Method:
     """What a cut edge carries if nobody says: anything where the outputs have to stay, nothing where a metric has."""
     return "any" if name_metric(metrics, prompts, at)[1] is None else "zero"

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from mechicl.analysis.circuits.comparison import NodesAndEdges
 from mechicl.analysis.circuits.graph import EdgeGraph
-from mechicl.analysis.circuits.objectives import Objective
+from mechicl.analysis.circuits.objectives import Objective, OneMetric
 from mechicl.analysis.circuits.problem import Problem, make_problem
 from mechicl.analysis.circuits.ranking import auroc
 from mechicl.analysis.circuits.references import Method
-from mechicl.analysis.interventions.metrics import Inputs, Metrics
+from mechicl.analysis.interventions.metrics import Inputs
 from mechicl.checks import check_whole
 from mechicl.memory import MEMORY
 from mechicl.models.opening.edges import EMBEDDING, Edge
@@ -73,7 +73,7 @@ class EdgeScores(Result):
 def score_edges(
     model: Any,
     prompts: Inputs,
-    metrics: Metrics = None,
+    metrics: OneMetric = None,
     *,
     scoring: Scoring = "mask-ig",
     steps: int | None = None,

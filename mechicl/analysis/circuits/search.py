@@ -10,11 +10,12 @@ from mechicl.analysis.circuits.cuts import cut_exactly, cut_one_by_one, keep_str
 from mechicl.analysis.circuits.graph import NoGradient
 from mechicl.analysis.circuits.measures import measure_edges, measure_nodes
 from mechicl.analysis.circuits.node_search import PartialModel, search_by_attribution, search_greedily
+from mechicl.analysis.circuits.objectives import OneMetric
 from mechicl.analysis.circuits.problem import Problem, make_problem
 from mechicl.analysis.circuits.references import Method
 from mechicl.analysis.circuits.results import Circuit
 from mechicl.analysis.circuits.scores import Scoring, estimate_effects
-from mechicl.analysis.interventions.metrics import Inputs, Metrics
+from mechicl.analysis.interventions.metrics import Inputs
 from mechicl.memory import MEMORY
 from mechicl.models.opening.edges import EMBEDDING
 from mechicl.progress import progress_bar
@@ -27,7 +28,7 @@ TOLERANCE = 1e-3
 def find_circuit(
     model: Any,
     prompts: Inputs,
-    metrics: Metrics = None,
+    metrics: OneMetric = None,
     *,
     search: Search | None = None,
     method: Method | None = None,
@@ -50,9 +51,9 @@ def find_circuit(
     Args:
         model: ours, without a clipped stream, or a `TransformerBridge` whose parts add up.
         prompts: what it runs on. What is found depends on them; `measure_circuit` says how good it is on others.
-        metrics: one metric, as for `patch`. By default the loss, where prompts have targets; for token ids the outputs
-            themselves, at all positions: a run is as far from the whole model as the largest change of any output of
-            any prompt, where a metric counts by its mean over prompts.
+        metrics: one metric, as for `patch`. By default the loss, where prompts have targets; for token ids "outputs",
+            the outputs themselves, at all positions: a run is as far from the whole model as the largest change of any
+            output of any prompt, where a metric counts by its mean over prompts.
         search: how edges are looked for, by default "exact"; for nodes alone "greedy".
 
             - "exact": gradients of all edges at once ("mask-ig" of `score_edges`) say in which order to look; then

@@ -123,6 +123,11 @@ def test_a_construction_on_points():
     model = constructions.gradient_descent(x_dim=3, n_context=6, step_size=0.1, steps=2)
     prompts = LinearRegression(x_dim=3, n_context=6).sample(16, seed=0)
     circuit = find_circuit(model, prompts, progress=False)
+    exact = find_circuit(model, prompts, "outputs", progress=False)
+    assert (circuit.metric, exact.metric) == ("loss", "largest change of an output")
+    assert exact.edges == constructions.weights_circuit(model).edges
+    with pytest.raises(Exception, match="logits"):
+        find_circuit(model, prompts, "logits", progress=False)  # type: ignore[arg-type]
     heads = (Node(0, 0), Node(1, 0))
     assert circuit.nodes == heads
     # queries and keys read inputs, which no layer writes: the second head reads the first by its value alone
