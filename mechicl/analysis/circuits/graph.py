@@ -144,7 +144,7 @@ class EdgeGraph:
                 value = objective(out[0], prompts)
                 if not value.requires_grad:
                     raise NoGradient(
-                        "the metric has no gradient in the predictions: search='acdc' or 'greedy' only runs the model"
+                        "the metric has no gradient in the predictions: search='exact', 'acdc' and 'greedy' need none"
                     )
                 gradients = torch.autograd.grad(value.sum(), list(probes.values()), allow_unused=True)
             weighed = writes[0].detach() if changes is None else changes[:, prompts]

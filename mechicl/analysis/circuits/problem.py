@@ -114,8 +114,8 @@ def read_inputs(model: Any, prompts: Inputs, metrics: OneMetric, at: At | None) 
     if not adapter.n_layers:
         raise ValueError("there is no layer to find a circuit in")
     tokens = adapter.encode(prompts)
-    if not len(tokens):
-        raise ValueError("there are no prompts to find a circuit on")
+    if not tokens.numel():
+        raise ValueError(f"there are no prompts to find a circuit on: tokens have shape {tuple(tokens.shape)}")
     return adapter, tokens
 
 

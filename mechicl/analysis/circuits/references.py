@@ -16,6 +16,7 @@ from mechicl.models.opening.adapter import ModelAdapter
 Method = Literal["zero", "mean", "resample", "counterfactual", "scrambled", "any"]
 """What a cut edge carries: see `find_circuit`."""
 N_MIXED = 3  # writes of one node that a scrambled one mixes
+N_SCRAMBLED = 8  # scrambled prompts that "any" takes at least: one alone can miss what a reader listens to
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +35,8 @@ def record_references(
 ) -> list[Reference]:
     """What cut edges carry; for "any" zero, something scrambled, and zero again in runs from scrambled streams.
 
+    Of fewer than `N_SCRAMBLED` prompts "any" scrambles each several times.
+
     Raises:
         ValueError: an unknown method, or a reference that it does not go with; see `find_circuit`.
     """
@@ -51,8 +54,12 @@ def record_references(
         if method == "scrambled":
             return [Reference(scrambled)]
         zeros = _zeros(writes, len(tokens))
-        # the embedding is the first node: what it writes is the stream that a run starts from
-        return [Reference(zeros), Reference(scrambled), Reference(zeros, _scramble(writes[:1], generator)[0])]
+        references = [Reference(zeros)]
+        for _ in range(-(-N_SCRAMBLED // len(tokens))):
+            # the embedding is the first node: what it writes is the stream that a run starts from
+            references += [Reference(scrambled), Reference(zeros, _scramble(writes[:1], generator)[0])]
+            scrambled = _scramble(writes, generator)
+        return references
     if method == "resample":
         order = derangement(len(tokens), torch.Generator().manual_seed(seed)).to(tokens.device)
         return [Reference(record_writes(adapter, tokens)[:, order])]

@@ -31,7 +31,7 @@ class Circuit(Result):
         metric: its name.
         method: of ablation.
         full: the metric of the whole model, `[prompt]`.
-        ablated: with every head and MLP ablated, `[prompt]`.
+        ablated: with every head and MLP ablated, `[prompt]`; in a search for edges, with all edges cut.
         alone: with all but the circuit's nodes ablated, `[prompt]`.
         without: with the circuit's nodes ablated and all others in place, `[prompt]`.
         edges_alone: with every edge cut but the circuit's, `[prompt]`; as `alone` where no edges were looked for.

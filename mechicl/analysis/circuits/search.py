@@ -71,7 +71,7 @@ def find_circuit(
             ("counterfactual"), "scrambled" (a random mixture of what it writes anywhere, which a reader that listens
             at all will notice), or "any": zero, something scrambled, and zero in runs that start from scrambled
             streams, in which nothing is saturated or the same in all prompts; an edge goes only if it may in all of
-            these. By default "any" for the outputs themselves, and "zero" for a metric; docs/findings/circuits.md has
+            these. By default "any" for the outputs themselves, and "zero" for a metric; docs/how-to/circuits.md has
             what the others miss in compiled programs.
         reference: the prompts that means are taken over, by default those given; or those of "counterfactual".
         tolerance: how far the cuts may move the metric, as a share of what cutting everything does.

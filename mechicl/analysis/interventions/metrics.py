@@ -127,7 +127,12 @@ def evaluate_metrics(metrics: Mapping[str, Metric], predictions: Float[Tensor, "
 
 
 def evaluate_metric(name: str, metric: Metric, predictions: Float[Tensor, "prompt ..."]) -> Float[Tensor, "prompt"]:
-    """A metric's value for each prompt; refuses (ValueError) one that returns another shape, or no tensor."""
+    """A metric's value for each prompt; refuses (ValueError) one that returns another shape, or no tensor.
+
+    What is no function is a TypeError.
+    """
+    if not callable(metric):
+        raise TypeError(f"the metric {name!r} must be a function of predictions, got {metric!r}")
     values = metric(predictions)
     if not isinstance(values, Tensor) or values.shape != predictions.shape[:1]:
         got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__

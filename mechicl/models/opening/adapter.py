@@ -45,6 +45,8 @@ class ModelAdapter:
     def __init__(self, model: Any, at: At = "query"):
         if not isinstance(model, TransformerLensModel) or not hasattr(model, "hook_dict"):
             raise TypeError(f"{type(model).__name__} has no hooks to open it by (TransformerLens' protocol)")
+        if hasattr(model, "_orig_mod"):
+            raise TypeError("a model compiled by torch.compile has no hooks that can be changed: pass the one it is of")
         self.model: Any = model
         if not self.model.hook_dict:
             raise TypeError(f"{getattr(model, 'name', type(model).__name__)} {NO_HOOKS}")

@@ -38,7 +38,11 @@ class Embed(nn.Module):
         """
         cfg = self.cfg
         if cfg.prompt_format == "token_ids":
-            return F.embedding(tokens, self.W_E)  # refuses negative ids, which indexing would wrap
+            try:
+                return F.embedding(tokens, self.W_E)  # refuses negative ids, which indexing would wrap
+            except IndexError:
+                ids = f"{int(tokens.min())} to {int(tokens.max())}"
+                raise IndexError(f"token ids out of range: got {ids}, the vocabulary has 0 to {cfg.d_in - 1}") from None
         if cfg.read_in == "identity":
             return F.pad(tokens, (0, cfg.d_model - cfg.d_token)) if cfg.d_model > cfg.d_token else tokens
         embedded = tokens @ self.W_E

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from mechicl import constructions
 from mechicl.analysis.circuits import (
     EMBEDDING,
     Circuit,
@@ -99,7 +100,7 @@ def test_metrics_and_references_that_say_nothing_are_refused_everywhere(asked, m
 
 @pytest.mark.parametrize("metric", [detached, counted])
 def test_a_metric_without_a_gradient_is_refused_where_one_is_needed_and_serves_where_none_is(metric):
-    with pytest.raises(ValueError, match="the metric has no gradient in the predictions: search='acdc' or 'greedy'"):
+    with pytest.raises(ValueError, match="the metric has no gradient in the predictions: search='exact', 'acdc' and"):
         score_edges(MODEL, PROMPTS, metric, progress=False)
     with pytest.raises(ValueError, match="no gradient"):
         find_circuit(MODEL, PROMPTS, metric, search="eap", progress=False)
@@ -107,6 +108,19 @@ def test_a_metric_without_a_gradient_is_refused_where_one_is_needed_and_serves_w
         kept = find_circuit(MODEL, PROMPTS, detached, search=search, tolerance=0.3, progress=False)
         assert abs(kept.faithfulness().mean - 1) <= 0.3 + 1e-9
     assert len(circuit_curve(MODEL, torch.ones(len(EDGES)), PROMPTS, detached, progress=False).alone) == 2
+
+
+@pytest.mark.filterwarnings("ignore:.*jit:DeprecationWarning")  # of what torch.compile imports
+def test_what_is_no_function_no_ids_and_no_open_model_are_refused_by_name():
+    with pytest.raises(TypeError, match="'metric' must be a function of predictions, got 5"):
+        find_circuit(MODEL, PROMPTS, 5, progress=False)  # type: ignore[arg-type]
+    model = constructions.induction(d_vocab=6, n_ctx=12)
+    with pytest.raises(IndexError, match="out of range: got 6 to 6, the vocabulary has 0 to 5"):
+        find_circuit(model, torch.full((2, 4), 6), progress=False)
+    with pytest.raises(ValueError, match=r"no prompts to find a circuit on: tokens have shape \(2, 0\)"):
+        find_circuit(model, torch.zeros(2, 0, dtype=torch.long), progress=False)
+    with pytest.raises(TypeError, match=r"compiled by torch\.compile.*pass the one it is of"):
+        find_circuit(torch.compile(model), torch.zeros(2, 4, dtype=torch.long), progress=False)
 
 
 OTHER_MODEL: dict[str, dict[str, Any]] = {

@@ -8,8 +8,10 @@ import torch
 from mechicl import constructions
 from mechicl.analysis.circuits import find_circuit
 from mechicl.constructions import hide, weights_circuit
+from mechicl.interop import from_tracr
 from mechicl.models.opening.edges import EMBEDDING, Edge, list_edges
 from mechicl.tasks import LinearRegression
+from tests.interop.compiling import compile_program
 
 SIZES: dict[str, Any] = {"x_dim": 2, "n_context": 4}
 PROMPTS = LinearRegression(**SIZES).sample(24, seed=0, dtype=torch.float64)
@@ -30,6 +32,13 @@ def test_edges_of_constructions_on_points_are_those_of_their_weights(name, hidde
     assert circuit.edges == known.edges
     assert circuit.nodes == known.nodes
     assert not hidden or len(known.edges) < len(list_edges(model))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_one_prompt_is_enough_where_it_is_scrambled_several_times(seed):
+    model = from_tracr(compile_program("reverse"))
+    circuit = find_circuit(model, model.sample_ids(1, seed=seed), seed=seed, effects=False, progress=False)
+    assert circuit.edges == model.true_circuit.edges
 
 
 def test_prompts_alone_do_not_show_what_is_zero_in_all_of_them():

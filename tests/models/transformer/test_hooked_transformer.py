@@ -435,7 +435,7 @@ def test_token_id_models():
     with pytest.raises(ValueError, match=r"tokens must be ids \[batch pos\]"):
         model.embed_tokens(torch.zeros(2, 6))
     for bad in (7, -1):
-        with pytest.raises(IndexError, match="out of range"):
+        with pytest.raises(IndexError, match=f"out of range: got {bad} to {bad}, the vocabulary has 0 to 6"):
             model(torch.full((1, 2), bad))
     with pytest.raises(ValueError, match="7 positions, but this model has 6"):
         model(torch.zeros(1, 7, dtype=torch.long))
