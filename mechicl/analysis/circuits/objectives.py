@@ -105,10 +105,12 @@ def check_objective(objective: Objective) -> Objective:
                 f"{name!r} {when} is not finite on {int((~values.isfinite()).sum())} of {len(values)} prompts: give a "
                 f"metric that is finite whatever is predicted, such as a difference of logits, or leave them out"
             )
-    if not objective.scale > 1e-6 * (full.abs().mean().item() + 1e-30):
+    size = full.abs().mean() if objective.metric is not None else objective.predictions.abs().max()
+    if not objective.scale > 1e-6 * (size.item() + 1e-30):  # what rounding does is no change
         raise ValueError(
             f"{name!r} does not change when every head and MLP is ablated: there is nothing to find. A metric that is "
-            f"constant, a reference equal to the prompts, or a model that only reads its embedding does that"
+            f"constant, a reference equal to the prompts, or a model that only reads its embedding does that. "
+            f"Give other prompts, another metric, or another method of cutting"
         )
     return objective
 

@@ -110,6 +110,16 @@ def test_a_metric_without_a_gradient_is_refused_where_one_is_needed_and_serves_w
     assert len(circuit_curve(MODEL, torch.ones(len(EDGES)), PROMPTS, detached, progress=False).alone) == 2
 
 
+@pytest.mark.parametrize("method", ["mean", "resample"])
+def test_what_rounding_alone_changes_is_no_circuit(method):
+    same = constructions.induction(d_vocab=6, n_ctx=12)
+    with torch.no_grad():
+        same.unembed.W_U.mul_(torch.pi)
+    ids = torch.tensor([[0, 1, 2, 3, 4, 0, 1]]).repeat(7, 1)
+    with pytest.raises(ValueError, match=r"'largest change of an output' does not change.*another method"):
+        find_circuit(same, ids, method=method, progress=False)
+
+
 @pytest.mark.filterwarnings("ignore:.*jit:DeprecationWarning")  # of what torch.compile imports
 def test_what_is_no_function_no_ids_and_no_open_model_are_refused_by_name():
     with pytest.raises(TypeError, match="'metric' must be a function of predictions, got 5"):
