@@ -31,7 +31,7 @@ class Tally:
 
     def __init__(self) -> None:
         self.exact, self.programs = 0, 0
-        self.found = {"nodes": 0, "edges": 0}
+        self.right = {"nodes": 0, "edges": 0}
         self.true = {"nodes": 0, "edges": 0}
         self.false = {"nodes": 0, "edges": 0}
 
@@ -39,9 +39,9 @@ class Tally:
         """One program's circuit beside the true one."""
         self.programs += 1
         self.exact += compare_circuits(circuit, truth).is_exact
-        for kind in self.found:
+        for kind in self.right:
             here, there = set(getattr(circuit, kind)), set(getattr(truth, kind))
-            self.found[kind] += len(here & there)
+            self.right[kind] += len(here & there)
             self.true[kind] += len(there)
             self.false[kind] += len(here - there)
 
@@ -49,7 +49,7 @@ class Tally:
         """Shares of nodes and edges found, and of programs that are right to the edge."""
         rows = []
         for kind, bar in (("nodes", ">= 1"), ("edges", ">= 0.99")):
-            share, detail = self.found[kind] / self.true[kind], f"{self.found[kind]} of {self.true[kind]}"
+            share, detail = self.right[kind] / self.true[kind], f"{self.right[kind]} of {self.true[kind]}"
             false = f"{detail} true {kind}; {self.false[kind]} false ones"
             rows.append(row(f"{name}: {kind} found", [share], bar if bars else "shown", false))
         share = self.exact / self.programs

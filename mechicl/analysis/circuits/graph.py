@@ -46,6 +46,8 @@ class EdgeGraph:
         memory: float = MEMORY,
     ):
         self.parts = take_apart(adapter)
+        if embedded is not None:  # tokens are not read, only counted
+            tokens = tokens[:1].expand(len(embedded), *tokens.shape[1:])
         with torch.no_grad():
             self.embedded = self.parts.embed(tokens) if embedded is None else embedded
         self.tokens, self.references, self.budget = tokens, references, Budget(memory)
@@ -224,8 +226,8 @@ class EdgeGraph:
         one = self.references[0, :1].numel() * self.references.element_size()
         most = max(sum(map(len, stage.edges.values())) for stage in self.stages)
         reads = 6 * most if not backward else 3 * sum(sum(map(len, stage.edges.values())) for stage in self.stages)
-        own = self.parts.bytes_per_row(self.tokens) * (len(self.stages) if backward else 1)
-        per_row = one * (2 * len(self.nodes) + reads) + own
+        of_parts = self.parts.bytes_per_row(self.tokens) * (len(self.stages) if backward else 1)
+        per_row = one * (2 * len(self.nodes) + reads) + of_parts
         at_most = max(CACHE_SIZE / per_row, 1) if not backward else 2**31
         return self.budget.rows(per_row, at_most=at_most)
 
@@ -265,7 +267,7 @@ class _Changes:
         if n_shared:
             sums.append(weights[..., :n_shared].flatten(0, 1) @ self.shared[:n_shared].flatten(1))
         if weights.shape[2] > n_shared:
-            own = self.written[:, : weights.shape[2] - n_shared].flatten(2)
-            sums.append((weights[..., n_shared:] @ own).flatten(0, 1))
+            added = self.written[:, : weights.shape[2] - n_shared].flatten(2)
+            sums.append((weights[..., n_shared:] @ added).flatten(0, 1))
         read = sums[0] if len(sums) == 1 else sums[0] + sums[1]
         return read.view(*weights.shape[:2], *shape).transpose(0, 1)

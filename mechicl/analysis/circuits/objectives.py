@@ -1,6 +1,7 @@
 """What a circuit has to keep: a metric, or the outputs themselves; and how far a run is from it."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -33,13 +34,13 @@ class Objective:
     predictions: Float[Tensor, "prompt ..."]
     full: Float[Tensor, "prompt"]
     ablated: Float[Tensor, "prompt"]
+    scale: float = 0.0
+    """What cutting everything does: the change of the mean, or of the outputs the largest change of any prompt."""
 
-    @property
-    def scale(self) -> float:
-        """What cutting everything does: the change of the mean, or of the outputs the largest change of any prompt."""
-        if self.metric is None:
-            return self.ablated.max().item()
-        return (self.ablated - self.full).mean().abs().item()
+    def __post_init__(self):
+        if not self.scale:
+            moved = self.ablated.max() if self.metric is None else (self.ablated - self.full).mean().abs()
+            object.__setattr__(self, "scale", moved.item())
 
     def measure(self, predictions: Float[Tensor, "prompt ..."]) -> Float[Tensor, "prompt"]:
         """The metric of these predictions."""
@@ -63,6 +64,23 @@ class Objective:
         return self.measure(whole)[prompts.start : prompts.start + len(predictions)]
 
 
+def check_objectives(objectives: Sequence[Objective]) -> tuple[Objective, ...]:
+    """The same, for what cut edges carry one thing after the other.
+
+    Where cutting everything changes nothing with one of them, as zero does in a model that says 0, the scale is that of
+    the one with which it changes most.
+
+    Raises:
+        ValueError: a metric that is not finite, or that changes with none of them.
+    """
+    largest = max(objectives, key=lambda each: each.scale)
+    check_objective(largest)
+    return tuple(
+        check_objective(replace(each, scale=largest.scale) if each.scale <= 1e-6 * largest.scale else each)
+        for each in objectives
+    )
+
+
 def make_objective(
     metrics: OneMetric,
     prompts: Inputs,
@@ -73,11 +91,11 @@ def make_objective(
     """The one metric that is asked for, on the predictions of the whole model and with everything cut.
 
     Raises:
-        ValueError: several metrics, or one that is not finite, or the same whether everything is cut or nothing.
+        ValueError: several metrics.
     """
     name, metric = name_metric(metrics, prompts, at)
     full, cut = (evaluate(name, metric, predictions, whole) for predictions in (whole, ablated))
-    return check_objective(Objective(name, metric, whole, full, cut))
+    return Objective(name, metric, whole, full, cut)
 
 
 def name_metric(metrics: OneMetric, prompts: Inputs, at: At) -> tuple[str, Metric | None]:

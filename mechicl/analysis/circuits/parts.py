@@ -115,10 +115,15 @@ def check_graph(adapter: ModelAdapter) -> None:
 
 
 @torch.no_grad()
-def record_writes(adapter: ModelAdapter, tokens: Tensor) -> Float[Tensor, "node prompt pos d_model"]:
-    """What each node writes in a run of the model: with the attention's biases, their sum is the final stream."""
+def record_writes(
+    adapter: ModelAdapter, tokens: Tensor, embedded: Float[Tensor, "prompt pos d_model"] | None = None
+) -> Float[Tensor, "node prompt pos d_model"]:
+    """What each node writes in a run of the model: with the attention's biases, their sum is the final stream.
+
+    The run starts from the embedded tokens, or from another stream.
+    """
     parts, nodes = take_apart(adapter), list_nodes(adapter.model)
-    stream = before = parts.embed(tokens)
+    stream = before = parts.embed(tokens) if embedded is None else embedded
     outputs = [stream[None]]
     for stage in list_stages(nodes, list_edges(adapter.model)):
         if stage.kind == "heads":

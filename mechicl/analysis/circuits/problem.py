@@ -1,5 +1,6 @@
 """What every search for edges starts from: a model taken apart, what it has to keep, and runs with some edges cut."""
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -9,9 +10,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mechicl.analysis.circuits.graph import EdgeGraph
-from mechicl.analysis.circuits.objectives import Objective, OneMetric, make_objective, name_metric
+from mechicl.analysis.circuits.objectives import Objective, OneMetric, check_objectives, make_objective, name_metric
 from mechicl.analysis.circuits.references import Method, record_references
 from mechicl.analysis.interventions.metrics import Inputs
+from mechicl.models import HookedTransformer
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.prompts import At, Prompts
 
@@ -42,6 +44,11 @@ class Problem:
         """The first of the objectives."""
         return self.objectives[0]
 
+    @property
+    def scored(self) -> tuple[EdgeGraph, ...]:
+        """Those that gradients are taken in: the ones with as many runs as there are prompts."""
+        return tuple(graph for graph in self.graphs if len(graph.tokens) == len(self.graph.tokens))
+
     def measure(self, kept: Bool[Tensor, "cut edge"]) -> Float[Tensor, "cut prompt"]:
         """The metric of runs in which only these edges carry what the run writes, with the first of the graphs."""
         return self._measure(0, kept, 0, None)
@@ -61,7 +68,7 @@ class Problem:
     ) -> list[bool]:
         """Whether each of these runs stays within a tolerance of the whole model, whatever the cut edges carry."""
         stays = torch.ones(len(kept), dtype=torch.bool)
-        for number in reversed(range(len(self.graphs))):  # what is least like a run of the model shows most
+        for number in (*range(1, len(self.graphs)), 0):  # what one refuses, the others need not try
             left = stays.nonzero().flatten()
             values = self._measure(number, kept[left], start, base) if len(left) else ()
             stays[left] = torch.tensor([self.objectives[number].shift(each) <= tolerance for each in values]).bool()
@@ -89,7 +96,11 @@ def make_problem(
 ) -> Problem:
     """Take a model apart on some prompts; raises what `find_circuit` says."""
     adapter, tokens = read_inputs(model, prompts, metrics, at)
-    method = method or default_method(metrics, prompts, adapter.at)
+    exact = name_metric(metrics, prompts, adapter.at)[1] is None
+    if exact and adapter.is_transformer and adapter.model.cfg.torch_dtype == torch.float32:
+        # what is not there in the weights has to be told from rounding
+        adapter, tokens = read_inputs(_in_double(adapter.model), prompts, metrics, at)
+    method = method or ("any" if exact else "zero")
     references = record_references(adapter, tokens, method, reference, seed)
     graphs = tuple(
         EdgeGraph(adapter, tokens, each.writes, embedded=each.embedded, memory=memory) for each in references
@@ -99,7 +110,7 @@ def make_problem(
     for graph in graphs:
         whole, ablated = graph.run_cuts(~nothing)[0], graph.run_cuts(nothing)[0]
         objectives.append(make_objective(metrics, prompts, adapter.at, whole, ablated))
-    return Problem(graphs, tuple(objectives), method, advance)
+    return Problem(graphs, check_objectives(objectives), method, advance)
 
 
 def read_inputs(model: Any, prompts: Inputs, metrics: OneMetric, at: At | None) -> tuple[ModelAdapter, Tensor]:
@@ -119,6 +130,6 @@ def read_inputs(model: Any, prompts: Inputs, metrics: OneMetric, at: At | None) 
     return adapter, tokens
 
 
-def default_method(metrics: OneMetric, prompts: Inputs, at: At) -> Method:
-    """What a cut edge carries if nobody says: anything where the outputs have to stay, nothing where a metric has."""
-    return "any" if name_metric(metrics, prompts, at)[1] is None else "zero"
+def _in_double(model: HookedTransformer) -> HookedTransformer:
+    """The same model in float64, with the hooks that are attached."""
+    return copy.deepcopy(model).double()

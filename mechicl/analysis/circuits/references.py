@@ -15,6 +15,7 @@ from mechicl.models.opening.adapter import ModelAdapter
 
 Method = Literal["zero", "mean", "resample", "counterfactual", "scrambled", "any"]
 """What a cut edge carries: see `find_circuit`."""
+N_STREAMS = 256  # that runs of "any" start from, beside prompts: what is rarely seen shows in some of them
 N_MIXED = 3  # writes of one node that a scrambled one mixes
 N_SCRAMBLED = 8  # scrambled prompts that "any" takes at least: one alone can miss what a reader listens to
 
@@ -23,7 +24,7 @@ N_SCRAMBLED = 8  # scrambled prompts that "any" takes at least: one alone can mi
 class Reference:
     """What each node writes where its edges are cut, `[node prompt pos d_model]`, and the stream that runs start from.
 
-    `embedded` is None where runs start from the embedded tokens.
+    `embedded` is None where runs start from the embedded tokens; there may be more streams than prompts.
     """
 
     writes: Float[Tensor, "node prompt pos d_model"]
@@ -33,7 +34,7 @@ class Reference:
 def record_references(
     adapter: ModelAdapter, tokens: Tensor, method: Method, reference: Inputs | None, seed: int
 ) -> list[Reference]:
-    """What cut edges carry; for "any" zero, something scrambled, and zero again in runs from scrambled streams.
+    """What cut edges carry; for "any" zero and something scrambled, both also in runs from scrambled streams.
 
     Of fewer than `N_SCRAMBLED` prompts "any" scrambles each several times.
 
@@ -59,7 +60,9 @@ def record_references(
             # the embedding is the first node: what it writes is the stream that a run starts from
             references += [Reference(scrambled), Reference(zeros, _scramble(writes[:1], generator)[0])]
             scrambled = _scramble(writes, generator)
-        return references
+        many = _scramble(writes[:1].repeat(1, -(-N_STREAMS // len(tokens)), 1, 1)[:, :N_STREAMS], generator)[0]
+        there = _scramble(record_writes(adapter, tokens, many), generator)
+        return [*references, Reference(_zeros(writes, N_STREAMS), many), Reference(there, many)]
     if method == "resample":
         order = derangement(len(tokens), torch.Generator().manual_seed(seed)).to(tokens.device)
         return [Reference(record_writes(adapter, tokens)[:, order])]

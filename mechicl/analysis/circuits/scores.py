@@ -126,7 +126,7 @@ def estimate_effects(
     problem: Problem, scoring: Scoring, steps: int | None, seed: int, *, progress: bool
 ) -> Float[Tensor, "edge prompt"]:
     """The scores of all edges, in the mean over what cut edges carry; see `score_edges`."""
-    signed, graphs = problem.objective.metric is not None, problem.graphs
+    signed, graphs = problem.objective.metric is not None, problem.scored
     whole = graphs[0].references
     total = torch.zeros(len(problem.graph.edges), whole.shape[1], dtype=whole.dtype, device=whole.device)
     points = [(g, *point) for g in range(len(graphs)) for point in _points(graphs[g], scoring, steps)]

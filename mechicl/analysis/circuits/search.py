@@ -69,10 +69,10 @@ def find_circuit(
         method: what a cut edge carries in place of what its sender writes: "zero", the "mean" over prompts at the same
             position, what it writes on another prompt ("resample") or on the prompt at the same place in `reference`
             ("counterfactual"), "scrambled" (a random mixture of what it writes anywhere, which a reader that listens
-            at all will notice), or "any": zero, something scrambled, and zero in runs that start from scrambled
-            streams, in which nothing is saturated or the same in all prompts; an edge goes only if it may in all of
-            these. By default "any" for the outputs themselves, and "zero" for a metric; docs/how-to/circuits.md has
-            what the others miss in compiled programs.
+            at all will notice), or "any": zero and something scrambled, both also in runs that start from
+            scrambled streams, in which nothing is saturated or the same in all prompts; an edge goes only if it may in
+            all of these. By default "any" for the outputs themselves, and "zero" for a metric; what the others miss
+            in compiled programs is in docs/how-to/circuits.md.
         reference: the prompts that means are taken over, by default those given; or those of "counterfactual".
         tolerance: how far the cuts may move the metric, as a share of what cutting everything does.
         edges: False for the nodes alone ("greedy" and "attribution" only; for any model of TransformerLens' protocol).
