@@ -102,6 +102,8 @@ def make_problem(
         adapter, tokens = read_inputs(_in_double(adapter.model), prompts, metrics, at)
     method = method or ("any" if exact else "zero")
     references = record_references(adapter, tokens, method, reference, seed)
+    if not exact:  # a metric is of these prompts: there is no target for more streams than prompts
+        references = [each for each in references if each.embedded is None or len(each.embedded) == len(tokens)]
     graphs = tuple(
         EdgeGraph(adapter, tokens, each.writes, embedded=each.embedded, memory=memory) for each in references
     )
