@@ -122,7 +122,7 @@ def test_what_rounding_alone_changes_is_no_circuit(method):
 
 @pytest.mark.filterwarnings("ignore:.*jit:DeprecationWarning")  # of what torch.compile imports
 def test_what_is_no_function_no_ids_and_no_open_model_are_refused_by_name():
-    with pytest.raises(TypeError, match="'metric' must be a function of predictions, got 5"):
+    with pytest.raises(TypeError, match=r"'metric' must be a function of predictions, got 5|Type-check"):
         find_circuit(MODEL, PROMPTS, 5, progress=False)  # type: ignore[arg-type]
     model = constructions.induction(d_vocab=6, n_ctx=12)
     with pytest.raises(IndexError, match="out of range: got 6 to 6, the vocabulary has 0 to 5"):
