@@ -28,7 +28,7 @@ SAME = {  # words for one thing, which share a colour
 # ---- figures
 
 
-def figure_faults(figure: go.Figure) -> list[str]:
+def figure_faults(figure: Any) -> list[str]:
     """Traces without a visible mark."""
     layout = json.loads(str(figure.to_json()))["layout"]
     faults = []
@@ -42,7 +42,7 @@ def figure_faults(figure: go.Figure) -> list[str]:
     return faults
 
 
-def _traces(figure: go.Figure) -> list[dict[str, Any]]:
+def _traces(figure: Any) -> list[dict[str, Any]]:
     """The figure's data as plain lists, arrays in plotly's own writing decoded."""
     return rounded(json.loads(str(figure.to_json()))["data"])
 
@@ -104,12 +104,12 @@ def _is_inside(x: Any, y: Any, trace: dict[str, Any], layout: dict[str, Any]) ->
 # ---- words
 
 
-def _dashes(figure: go.Figure) -> set[str]:
+def _dashes(figure: Any) -> set[str]:
     lines = [trace.line.dash for trace in figure.data if trace.type == "scatter"]
     return {dash for dash in (*lines, *(shape.line.dash for shape in figure.layout.shapes)) if dash}  # type: ignore[attr-defined]
 
 
-def _symbols(figure: go.Figure) -> set[str]:
+def _symbols(figure: Any) -> set[str]:
     symbols: set[str] = set()
     for trace in figure.data:
         if trace.type == "scatter" and "markers" in (trace.mode or "markers"):
@@ -118,16 +118,16 @@ def _symbols(figure: go.Figure) -> set[str]:
     return symbols
 
 
-def _has_bars(figure: go.Figure) -> bool:
+def _has_bars(figure: Any) -> bool:
     return any(t.type == "bar" or (t.type == "scatter" and (t.error_y.array or t.error_x.array)) for t in figure.data)
 
 
-def _has_bands(figure: go.Figure) -> bool:
+def _has_bands(figure: Any) -> bool:
     rectangles = any(shape.type == "rect" for shape in figure.layout.shapes)  # type: ignore[attr-defined]
     return rectangles or any(trace.type == "scatter" and trace.fill for trace in figure.data)
 
 
-def _hues(figure: go.Figure) -> set[str]:
+def _hues(figure: Any) -> set[str]:
     """Names of the colours of marks."""
     hues = set()
     for trace in figure.data:
@@ -139,7 +139,7 @@ def _hues(figure: go.Figure) -> set[str]:
     return hues
 
 
-def _hues_of_cells(trace: Any, figure: go.Figure) -> set[str]:
+def _hues_of_cells(trace: Any, figure: Any) -> set[str]:
     """Which of red and blue a heatmap shows: the colours at the ends that its values go to."""
     axis: Any = figure.layout[trace.coloraxis] if trace.coloraxis else trace
     scale, cells = axis.colorscale, [v for row in trace.z for v in row if v is not None and math.isfinite(v)]
@@ -174,7 +174,7 @@ def _hue(color: str) -> str:
     return "blue" if b == max(r, g, b) else "red" if r == max(r, g, b) and r > 1.4 * max(g, b) else "other"
 
 
-CLAIMS: dict[str, Callable[[go.Figure], bool]] = {
+CLAIMS: dict[str, Callable[[Any], bool]] = {
     r"open circles?": lambda figure: any("circle-open" in str(symbol) for symbol in _symbols(figure)),
     r"white squares?": lambda figure: any("square" in str(symbol) for symbol in _symbols(figure)),
     r"diamonds?": lambda figure: any("diamond" in str(symbol) for symbol in _symbols(figure)),
@@ -191,7 +191,7 @@ CLAIMS: dict[str, Callable[[go.Figure], bool]] = {
 ABSTRACT = r"(straight|piecewise|weight|learning|error|any|of|off the|on) (line|bar|band)s?"  # no marks
 
 
-def caption_faults(words: str, figures: Sequence[go.Figure]) -> list[str]:
+def caption_faults(words: str, figures: Sequence[Any]) -> list[str]:
     """Words of marks and colours that no figure under them has, and open circles that they do not explain."""
     faults = []
     spoken = re.sub(ABSTRACT, "", words.lower())
@@ -209,12 +209,12 @@ def caption_faults(words: str, figures: Sequence[go.Figure]) -> list[str]:
 # ---- pages
 
 
-def figures_of(section: Section) -> list[go.Figure]:
+def figures_of(section: Section) -> list[Any]:
     """The figures of a section, those that stand in for attention pictures too."""
     return [part for part in section.parts if isinstance(part, go.Figure)]
 
 
-def color_faults(figures: Sequence[go.Figure]) -> list[str]:
+def color_faults(figures: Sequence[Any]) -> list[str]:
     """Colours with two meanings among the names of legends, names with two colours, and scales with two directions."""
     meanings: dict[str, set[str]] = defaultdict(set)
     colors: dict[str, set[str]] = defaultdict(set)
@@ -236,7 +236,7 @@ def color_faults(figures: Sequence[go.Figure]) -> list[str]:
     return faults
 
 
-def _named_colors(figure: go.Figure) -> Iterator[tuple[str, str]]:
+def _named_colors(figure: Any) -> Iterator[tuple[str, str]]:
     for trace in figure.data:
         named = trace.name and trace.showlegend is not False and figure.layout.showlegend is not False  # type: ignore[attr-defined]
         color = _color(trace) if trace.type in ("scatter", "bar") else None

@@ -49,7 +49,7 @@ def test_filters_are_what_each_learner_leaves_where_eigenvalues_lie():
     low, high = torch.quantile(torch.tensor([0.2, 0.5, 1.0, 2.0]), torch.tensor([0.01, 0.99])).tolist()
     assert (figure.layout.shapes[0].x0, figure.layout.shapes[0].x1) == pytest.approx((low, high))
     assert (min(x), max(x)) == pytest.approx((low / 2, 1.3 * high))
-    assert len(viz.identified_filters(made(), n_families=1).data) == 1
+    assert len(viz.identified_filters(made(), n_families=1).data) == 1  # type: ignore[attr-defined]
 
 
 def test_families_are_ordered_with_the_nearest_at_the_top():

@@ -80,11 +80,11 @@ def test_the_share_recovered_is_drawn_where_there_is_one():
 
 def test_equal_labels_keep_their_columns():
     sweep = swept(("layer", "pos"), ((0,), (0, 1, 2)))
-    assert patching_grid(sweep, labels=["A", "B", "A"]).data[0].x == ("A (0)", "B", "A (2)")
+    assert patching_grid(sweep, labels=["A", "B", "A"]).data[0].x == ("A (0)", "B", "A (2)")  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match="2 labels, but the sweep has pos 2"):
         patching_grid(sweep, labels=["A", "B"])
     by_head = swept(("layer", "head"), ((0,), (0, 1, 2)))
-    assert patching_grid(by_head, labels=["of positions"]).data[0].x == ("0", "1", "2")
+    assert patching_grid(by_head, labels=["of positions"]).data[0].x == ("0", "1", "2")  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("axes", [("layer",), ("layer", "head", "pos", "layer_2", "head_2"), ("head", "pos")])
@@ -97,7 +97,7 @@ def test_effects_that_are_nothing_or_not_finite_are_drawn():
     for values, bound in ((torch.zeros(1, 2, N), 1e-12), (torch.tensor([[[torch.inf] * N, [1.0] * N]]), 1)):
         sweep = Sweep("mean ablation of z", ("layer", "head"), ((0,), (0, 1)), None, torch.zeros(N, 1), None,
                       {"loss": values}, {"loss": torch.zeros(N)})  # fmt: skip
-        assert patching_grid(sweep).data[0].zmax == bound
+        assert patching_grid(sweep).data[0].zmax == bound  # type: ignore[attr-defined]
 
 
 def test_all_sweeps_of_the_package_have_their_picture():

@@ -50,7 +50,7 @@ def test_functions_are_drawn_prompt_by_prompt():
     assert lines(figure, "another, before") == [(x, x)] * 5
     context = PROMPTS.context
     assert lines(figure, "context") == [(context.xs[i, :, 0].tolist(), context.ys[i, :, 0].tolist()) for i in range(5)]
-    assert len({(trace.xaxis, trace.yaxis) for trace in figure.data}) == 5  # a panel a prompt
+    assert len({(trace.xaxis, trace.yaxis) for trace in figure.data}) == 5  # a panel a prompt  # type: ignore[attr-defined]
     for prompts, columns in ((PROMPTS[:0], 3), (PROMPTS, 0), (PROMPTS[:2], 3)):
         with pytest.raises((ValueError, TypeError)):  # the shape hook's error in these tests
             adapted_functions_figure(prompts, GRID, functions, columns=columns)

@@ -96,4 +96,4 @@ def test_scores_stand_over_the_loss_of_every_seed():
     assert lines(figure, "previous token score") == [([5, 50], pytest.approx([0.2, 0.6]))]  # step 0 as for the loss
     assert {trace.name: trace.yaxis for trace in figure.data if trace.name}["previous token score"] == "y2"
     alone = HeadsOverTraining((0, 50), {"copying": torch.tensor([[0.1], [0.2]], dtype=torch.float64)})
-    assert [trace.name for trace in heads_during_training({}, alone).data] == ["copying score"]  # and no band
+    assert [trace.name for trace in heads_during_training({}, alone).data] == ["copying score"]  # and no band  # type: ignore[attr-defined]

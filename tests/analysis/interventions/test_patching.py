@@ -12,11 +12,11 @@ from torch.testing import assert_close
 from transformer_lens import patching
 from transformer_lens.utilities import get_act_name
 
+from mechicl.analysis.circuits import find_circuit
 from mechicl.analysis.interventions import (
     Sweep,
     ablate,
     attribute,
-    find_circuit,
     logit_difference,
     next_token_loss,
     patch,
