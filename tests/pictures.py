@@ -31,15 +31,23 @@ SAME = {  # words for one thing, which share a colour
 def figure_faults(figure: Any) -> list[str]:
     """Traces without a visible mark."""
     layout = json.loads(str(figure.to_json()))["layout"]
-    faults = []
-    for i, trace in enumerate(_traces(figure)):
-        reason = _why_invisible(trace, layout)
+    faults, traces = [], _traces(figure)
+    for i, trace in enumerate(traces):
+        reason = "" if _names_others(trace, traces) else _why_invisible(trace, layout)
         if reason:
             name = trace.get("name") or trace.get("type")
             faults.append(f"trace {i} ({name}) shows nothing: {reason}")
     if not figure.data:
         faults.append("the figure has no traces")
     return faults
+
+
+def _names_others(trace: dict[str, Any], traces: Sequence[dict[str, Any]]) -> bool:
+    """Whether a trace without a point is the entry of the legend for others, of its colour, that are drawn."""
+    if trace.get("x") != [None] or not trace.get("name"):
+        return False
+    color = trace.get("line", {}).get("color")
+    return any(other.get("x") != [None] and other.get("line", {}).get("color") == color for other in traces)
 
 
 def _traces(figure: Any) -> list[dict[str, Any]]:

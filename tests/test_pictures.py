@@ -42,6 +42,14 @@ def test_traces_that_show_nothing_are_found(figure: go.Figure, reason: str):
     assert reason in fault
 
 
+def test_an_entry_of_the_legend_without_a_point_names_lines_that_are_there():
+    entry = go.Scatter(x=[None], y=[None], mode="lines", line={"color": "red"}, name="into a key")
+    line = go.Scatter(x=[0, 1], y=[0, 1], mode="lines", line={"color": "red"}, showlegend=False)
+    other = go.Scatter(x=[0, 1], y=[0, 1], mode="lines", line={"color": "blue"}, showlegend=False)
+    assert figure_faults(go.Figure([entry, line])) == []
+    assert "shows nothing" in figure_faults(go.Figure([entry, other]))[0]
+
+
 def test_what_is_seen_is_no_fault():
     seen = [
         scatter([0], [1], mode="markers"),
