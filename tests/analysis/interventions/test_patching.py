@@ -397,7 +397,7 @@ def test_what_is_not_to_be_predicted_has_no_loss():
         lambda: patch(model, clean, whole),
         lambda: attribute(model, clean, whole),
         lambda: ablate(model, clean),
-        lambda: find_circuit(model, clean, edges=False),
+        lambda: find_circuit(model, clean, edges=False, at="query"),
     ]
     for sweep in sweeps:
         with pytest.raises(ValueError, match=r"a sequence's last token has no target: take at='positions'"):
