@@ -56,17 +56,14 @@ class EdgeGraph:
         self.stages = list_stages(self.nodes, self.edges)
         self._remembered: tuple[Tensor, Tensor] | None = None
 
-    @torch.no_grad()
     def run(self, kept: Bool[Tensor, "edge"]) -> Tensor:
         """Predictions with only some of the edges carrying what the run itself writes."""
         return self.run_cuts(kept[None])[0]
 
-    @torch.no_grad()
     def run_cuts(self, kept: Bool[Tensor, "cut edge"]) -> Float[Tensor, "cut prompt ..."]:
         """Predictions of as many runs as there are rows; see `iterate_cuts`."""
         return torch.cat([predictions for _, predictions in self.iterate_cuts(kept)])
 
-    @torch.no_grad()
     def iterate_cuts(
         self, kept: Bool[Tensor, "cut edge"], *, start: int = 0, base: Bool[Tensor, "edge"] | None = None
     ) -> Iterator[tuple[slice, Float[Tensor, "cut prompt ..."]]]:
@@ -78,20 +75,19 @@ class EdgeGraph:
             base: the edges that are kept before it, by default all.
         """
         rows, n_prompts = self._rows(), len(self.tokens)
-        before = None if not start else (self.whole if base is None else self._changes(base))
+        before = None if not start else self.whole if base is None else self._changes(base)
         step = max(rows // max(n_prompts, 1), 1)
         for first in range(0, len(kept), step):
             masks = kept[first : first + step].to(self.references.dtype)
             batches = (slice(i, i + rows) for i in range(0, n_prompts, rows))
-            with torch.no_grad():  # a generator's decorator is lost where its shapes are checked
+            with torch.no_grad():  # not around the generator, where it would hold for whoever asks between its steps
                 predictions = [self._trace(masks, prompts, start, before, None)[1] for prompts in batches]
             yield slice(first, first + len(masks)), torch.cat(predictions, 1)
 
-    @cached_property
-    @torch.no_grad()
+    @property
     def whole(self) -> Float[Tensor, "node prompt pos d_model"]:
         """What each node writes in a run of the whole model, less what it writes in the reference."""
-        return self._trace_changes(torch.ones(len(self.edges), dtype=torch.bool, device=self.references.device))
+        return self._changes(torch.ones(len(self.edges), dtype=torch.bool, device=self.references.device))
 
     @cached_property
     def reached(self) -> list[list[Node | None]]:
@@ -206,26 +202,23 @@ class EdgeGraph:
             changes.add(outs.unflatten(1, (n_cuts, -1)) - written[:, None])
         raise AssertionError("there is always an output")
 
+    @torch.no_grad()
     def _changes(self, kept: Bool[Tensor, "edge"]) -> Float[Tensor, "node prompt pos d_model"]:
         """What each node writes where only these edges are kept, less the reference; the last answer is remembered."""
         if self._remembered is None or not torch.equal(self._remembered[0], kept):
-            self._remembered = (kept.clone(), self._trace_changes(kept))
+            rows, mask = self._rows(), kept[None].to(self.references.dtype)
+            parts = (slice(i, i + rows) for i in range(0, len(self.tokens), rows))
+            batches = [self._trace(mask, prompts, 0, None, None)[0] for prompts in parts]
+            self._remembered = (kept.clone(), torch.cat([writes[0] for writes in batches], dim=1))
         return self._remembered[1]
-
-    @torch.no_grad()
-    def _trace_changes(self, kept: Bool[Tensor, "edge"]) -> Float[Tensor, "node prompt pos d_model"]:
-        rows, mask = self._rows(), kept[None].to(self.references.dtype)
-        parts = (slice(i, i + rows) for i in range(0, len(self.tokens), rows))
-        batches = [self._trace(mask, prompts, 0, None, None)[0] for prompts in parts]
-        return torch.cat([writes[0] for writes in batches], dim=1)
 
     # ---- memory ----
 
     def _rows(self, backward: bool = False) -> int:
         """How many runs of one prompt fit into memory at a time."""
         one = self.references[0, :1].numel() * self.references.element_size()
-        most = max(sum(map(len, stage.edges.values())) for stage in self.stages)
-        reads = 6 * most if not backward else 3 * sum(sum(map(len, stage.edges.values())) for stage in self.stages)
+        readers = [sum(map(len, stage.edges.values())) for stage in self.stages]
+        reads = 3 * sum(readers) if backward else 6 * max(readers)
         of_parts = self.parts.bytes_per_row(self.tokens) * (len(self.stages) if backward else 1)
         per_row = one * (2 * len(self.nodes) + reads) + of_parts
         at_most = max(CACHE_SIZE / per_row, 1) if not backward else 2**31

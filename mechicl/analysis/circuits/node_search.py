@@ -11,7 +11,7 @@ from mechicl.analysis.circuits.problem import read_inputs
 from mechicl.analysis.interventions.ablation import Method, record_replacements
 from mechicl.analysis.interventions.attribution import linearize_metrics
 from mechicl.analysis.interventions.metrics import Inputs
-from mechicl.analysis.interventions.runs import Experiment, rows_at_once
+from mechicl.analysis.interventions.runs import Experiment
 from mechicl.memory import Budget
 from mechicl.models.opening.edges import Node, list_nodes
 from mechicl.models.opening.sites import Site, check_hook
@@ -42,9 +42,8 @@ class PartialModel:
     ):
         adapter, tokens = read_inputs(model, prompts, metrics, at)
         check_hook(model, "blocks.0.attn.hook_z")
-        whole = adapter.predict(tokens, rows_at_once(adapter, tokens, Budget(memory)))
         name, metric = name_metric(metrics, prompts, adapter.at)
-        named = {name: lambda predictions: evaluate(name, metric, predictions, whole)}
+        named = {name: lambda predictions: evaluate(name, metric, predictions, self._baseline.predictions)}
         self.adapter, self.tokens, self._advance = adapter, tokens, advance
         self.method: Method = method
         self.nodes = [node for node in list_nodes(adapter.model) if node.layer >= 0]
@@ -53,6 +52,7 @@ class PartialModel:
         self._replacements = record_replacements(adapter, tokens, names, method, reference, seed, Budget(memory))
         # at most the metric without each node, and some more, in four copies
         self._baseline = self._experiment.run_baseline(4 * (len(self.nodes) + 4), self._replacements)
+        whole = self._baseline.predictions
         self._full = evaluate(name, metric, whole, whole)
         (ablated,) = self._run([self.nodes], name)
         self.objective = check_objective(Objective(name, metric, whole, self._full, ablated))
