@@ -21,6 +21,7 @@ from mechicl.reports import Comparison
 from mechicl.tasks import registry
 from mechicl.training import PRESETS
 from tests.pages import ROOT, blocks, compare, compare_roughly, fences, run
+from tests.scripts import import_script
 
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
@@ -159,11 +160,7 @@ def test_measured_numbers_are_those_in_the_results_files():
 
 
 def test_the_table_of_verdicts_is_what_the_script_prints():
-    sys.path.insert(0, str(ROOT / "analyses"))
-    try:
-        script = importlib.import_module("does_it_run_table")
-    finally:
-        sys.path.remove(str(ROOT / "analyses"))
+    script = import_script("does_it_run_table")
     results = script.read_results()
     assert list(results) == list(script.MODELS)
     assert script.make_table(results) in (DOCS / "findings" / "does-it-run.md").read_text(encoding="utf-8")

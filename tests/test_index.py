@@ -1,10 +1,8 @@
 """The index of figures and tables: it is complete, up to date, and says what the scripts claim."""
 
-import importlib
 import re
 import sys
 from dataclasses import asdict, replace
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -17,23 +15,14 @@ from mechicl.reports.comparison import finite
 from mechicl.reports.sources import read_sources
 from mechicl.statistics import Interval
 from mechicl.training import PRESETS
+from tests.scripts import ANALYSES, import_script
 
-ANALYSES = Path(__file__).parent.parent / "analyses"
 NAMES = sorted(path.stem for path in (ANALYSES / "results").glob("*.json"))
-
-
-def load(name: str) -> ModuleType:
-    """A script as a module."""
-    sys.path.insert(0, str(ANALYSES))
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.remove(str(ANALYSES))
 
 
 @pytest.fixture(scope="module")
 def index() -> ModuleType:
-    return load("index")
+    return import_script("index")
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +41,7 @@ def test_the_readme_is_up_to_date(index, results):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_script_claims_of_its_saved_rows_what_the_results_file_holds(index, results, name):
     comparison = results[name]
-    script = load(index.command(comparison).split()[0].removesuffix(".py"))
+    script = import_script(index.command(comparison).split()[0].removesuffix(".py"))
     if name.startswith(("does_it_run", "learned_subspaces")):  # no paper says anything of these
         assert not comparison.claims
         assert not hasattr(script, "claims")

@@ -1,9 +1,6 @@
 """Scripts on models with known algorithms: what they count as right, and their controls."""
 
-import importlib
 import math
-import sys
-from types import ModuleType
 
 import pytest
 import torch
@@ -11,20 +8,12 @@ import torch
 from mechicl.algorithms.stepwise import AfterCopying, ResidualDescent
 from mechicl.constructions import gradient_descent, known_models
 from mechicl.tasks import LinearRegression
-from tests.pages import ROOT
+from tests.scripts import import_script
 
 TASK = LinearRegression(x_dim=3, n_context=6)
 
 
-def _script(name: str) -> ModuleType:
-    sys.path.insert(0, str(ROOT / "analyses"))
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.pop(0)
-
-
-answers, families = _script("known_answers"), _script("known_families")
+answers, families = import_script("known_answers"), import_script("known_families")
 
 
 def test_every_known_model_has_a_right_family():

@@ -1,12 +1,9 @@
 """The notebooks run from top to bottom, show their pictures as committed, and work in a real JupyterLab."""
 
 import base64
-import importlib
 import io
 import json
-import sys
 from pathlib import Path
-from typing import Any
 
 import nbformat
 import plotly.graph_objects as go
@@ -18,21 +15,12 @@ from playwright.sync_api import expect
 from traitlets.config import Config
 
 from tests.browser import JupyterLab
+from tests.scripts import ANALYSES, import_script
 
-ANALYSES = Path(__file__).parent.parent / "analyses"
 PATHS = sorted(ANALYSES.glob("*.ipynb"))
 
 
-def script(name: str) -> Any:
-    """A script of `analyses/` as a module."""
-    sys.path.insert(0, str(ANALYSES))
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.remove(str(ANALYSES))
-
-
-notebooks = script("notebooks")
+notebooks = import_script("notebooks")
 
 
 RICH = (notebooks.PLOTLY, notebooks.WIDGET)

@@ -1,9 +1,6 @@
 """`make gpu` without a GPU: what it says there, and everything else in a dry run."""
 
-import importlib
 import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,17 +8,12 @@ import torch
 
 from mechicl.checkpoints import load_checkpoint
 from mechicl.training.state import RunState
-
-ANALYSES = Path(__file__).parent.parent / "analyses"
+from tests.scripts import import_script
 
 
 @pytest.fixture(scope="module")
 def script() -> Any:
-    sys.path.insert(0, str(ANALYSES))
-    try:
-        return importlib.import_module("on_a_gpu")
-    finally:
-        sys.path.remove(str(ANALYSES))
+    return import_script("on_a_gpu")
 
 
 def test_without_a_gpu_it_says_so(script, capsys, monkeypatch):

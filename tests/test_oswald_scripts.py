@@ -1,10 +1,5 @@
 """Parts of the scripts on von Oswald et al. 2023 and on the lecture text, against independent computations."""
 
-import importlib
-import sys
-from pathlib import Path
-from types import ModuleType
-
 import pytest
 import torch
 
@@ -13,18 +8,7 @@ from mechicl.analysis.behaviour import tuned_descent
 from mechicl.checkpoints import Checkpoint, Snapshots, load_checkpoint
 from mechicl.prompts import Prompts
 from mechicl.tasks import LinearRegression
-
-ANALYSES = Path(__file__).parents[1] / "analyses"
-
-
-def script(name: str) -> ModuleType:
-    """A module of analyses/."""
-    sys.path.insert(0, str(ANALYSES))
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.remove(str(ANALYSES))
-
+from tests.scripts import import_script
 
 # ---- out of distribution ----
 
@@ -54,12 +38,12 @@ def test_descent_as_layers_is_clipped_where_the_model_is(scale):
     a, gamma = learner.hyperparameters["step_size"], learner.hyperparameters["gamma"]
     expected = clipped_descent(prompts, [a] * 3, [gamma] * 3, 10.0)
     assert (expected.abs() == 10).any() == (scale > 1)
-    torch.testing.assert_close(script("oswald_shifts").as_layers(learner, cfg).predict(prompts), expected)
+    torch.testing.assert_close(import_script("oswald_shifts").as_layers(learner, cfg).predict(prompts), expected)
 
 
 def test_two_curves_are_as_far_apart_as_the_largest_gap_over_the_height_of_the_second():
     curve, reference = torch.tensor([1.0, 10.0, 30.0]), torch.tensor([1.0, 10.0, 100.0])
-    distance = script("oswald_shifts").distance
+    distance = import_script("oswald_shifts").distance
     assert distance(reference, reference) == 0
     assert distance(curve, reference) == pytest.approx((2 - torch.tensor(30.0).log10().item()) / 2)
     assert distance(curve, reference, torch.tensor([True, True, False])) == 0
@@ -72,7 +56,7 @@ def test_two_curves_are_as_far_apart_as_the_largest_gap_over_the_height_of_the_s
     ("ratios", "expected"), [([1, 2, 4, 5], 30), ([4, 2, 4, 5], 30), ([4, 4, 4, 4], 10), ([4, 4, 4, 1], None)]
 )
 def test_a_token_is_read_from_the_snapshot_after_the_last_low_one(ratios, expected):
-    last_rise = script("oswald_copying_order")._last_rise
+    last_rise = import_script("oswald_copying_order")._last_rise
     assert last_rise((10, 20, 30, 40), torch.tensor([float(ratio) for ratio in ratios])) == expected
 
 
@@ -81,12 +65,12 @@ def test_a_token_is_read_from_the_snapshot_after_the_last_low_one(ratios, expect
     [(30, 40, True), (40, 40, True), (50, 40, False), (None, 40, False), (30, None, False)],
 )
 def test_reading_comes_first_if_the_loss_has_not_fallen_by_then(reads, unfallen, first):
-    order = script("oswald_copying_order").Order(reads, None, unfallen)
+    order = import_script("oswald_copying_order").Order(reads, None, unfallen)
     assert order.first(reads) == first
 
 
 def test_the_shipped_seeds_read_the_next_token_before_their_loss_falls():
-    order = script("oswald_copying_order")
+    order = import_script("oswald_copying_order")
     checkpoint = load_checkpoint("copy-2l-dense").select([1])
     assert checkpoint.snapshots is not None
     few = slice(0, 8)  # the fall of this seed, and some steps before
@@ -101,28 +85,28 @@ def test_the_shipped_seeds_read_the_next_token_before_their_loss_falls():
 
 
 def test_the_lectures_first_worked_example_has_its_numbers():
-    lecture = script("lecture_meta_optimizers")
+    lecture = import_script("lecture_meta_optimizers")
     rows = {row.quantity: row for row in lecture._worked_examples()}
     for name, row in rows.items():
         assert row.measured == pytest.approx(row.published, abs=1e-9), name
 
 
 def test_one_root_is_no_learning_rate_and_two_roots_are():
-    lecture = script("lecture_meta_optimizers")
+    lecture = import_script("lecture_meta_optimizers")
     rows = lecture._one_step(lecture.Args(n_prompts=8))
     rates = [row.measured for row in rows if row.quantity.startswith("learning rate")]
     assert rates == pytest.approx([lecture.RATE**-0.5, lecture.RATE**-0.5, 1.0])
 
 
 def test_contexts_with_the_same_row_of_products_have_different_rows_of_the_inverse():
-    lecture = script("lecture_meta_optimizers")
+    lecture = import_script("lecture_meta_optimizers")
     *_, same, apart = lecture._bayes(lecture.Args(n_prompts=16))
     assert same.measured == 0
     assert apart.measured > 0.1
 
 
 def test_the_power_series_is_gradient_descent_on_the_ridge_loss():
-    lecture = script("lecture_meta_optimizers")
+    lecture = import_script("lecture_meta_optimizers")
     rows = {row.quantity: row.measured for row in lecture._power_series(lecture.Args(n_prompts=60))}
     (error,) = [value for name, value in rows.items() if "ten steps of gradient descent" in name]
     assert error == 0
@@ -132,7 +116,7 @@ def test_the_power_series_is_gradient_descent_on_the_ridge_loss():
 
 
 def test_the_largest_size_is_as_good_as_gradient_descent():
-    layer = script("oswald_one_layer")
+    layer = import_script("oswald_one_layer")
     rows = layer._size_rows("lsa-1l-d5")
     task = LinearRegression(x_dim=5, n_context=5)
     step = tuned_step_size(task.sample(20_000, seed=3))

@@ -1,9 +1,6 @@
 """The RASP programs: what they compute, what they cover, and their circuits by the labels of tracr's blocks."""
 
 import copy
-import importlib
-import sys
-from types import ModuleType
 
 import pytest
 import torch
@@ -11,18 +8,9 @@ from tracr.rasp import causal_eval
 
 from mechicl.models.opening.edges import list_edges
 from tests.interop.compiling import circuit_by_labels
-from tests.pages import ROOT
+from tests.scripts import import_script
 
-
-def _script(name: str) -> ModuleType:
-    sys.path.insert(0, str(ROOT / "analyses"))
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.pop(0)
-
-
-programs, library = _script("rasp_programs"), _script("rasp_library")
+programs, library = import_script("rasp_programs"), import_script("rasp_library")
 SUBSET = (
     "histogram", "count_distinct", "sort", "reverse", "balanced", "open_share", "induction", "induction_share",
     "seven_hops", "share_above", "shift_by_position", "window", "asked_twice", "mean_of_nothing", "two_flags",

@@ -7,21 +7,11 @@ import torch
 
 from mechicl import constructions
 from mechicl.constructions import hide, known_models
-from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.tasks import LinearRegression
+from tests.constructions.random_models import random_model
 
 TASK = LinearRegression(x_dim=3, n_context=8)
 PROMPTS = TASK.sample(16, seed=0, dtype=torch.float64)
-
-
-def random_model(**config) -> HookedTransformer:
-    sizes = {"x_dim": 3, "n_context": 8, "n_layers": 2, "d_model": 8, "n_heads": 2, "initializer_range": 0.3}
-    cfg = TransformerConfig(**{**sizes, "read_in": "linear", "read_out": "linear", "dtype": "float64", **config})
-    model = HookedTransformer(cfg, seed=0)
-    for name, weight in model.named_parameters():
-        if ".b_" in name:
-            weight.data.normal_()
-    return model.eval()
 
 
 @pytest.mark.parametrize(

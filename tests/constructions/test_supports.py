@@ -5,8 +5,9 @@ import torch
 
 from mechicl import constructions
 from mechicl.constructions import Head, Hidden, Layer, Stream, assemble, hide, weights_circuit
-from mechicl.models import HookedTransformer, TransformerConfig
+from mechicl.models import HookedTransformer
 from mechicl.models.opening.edges import EMBEDDING, Edge, Node, list_edges, list_nodes
+from tests.constructions.random_models import random_model
 
 STREAM = Stream(x=2, y=1, a=1, b=1, c=1)
 
@@ -124,16 +125,6 @@ def test_a_disguise_leaves_the_circuit_as_it_is(make, options):
     circuit = weights_circuit(model)
     assert 0 < len(circuit.edges) <= len(list_edges(model))
     assert weights_circuit(hide(model, seed=3, **options).model) == circuit
-
-
-def random_model(**config) -> HookedTransformer:
-    sizes = {"x_dim": 3, "n_context": 5, "n_layers": 2, "d_model": 8, "n_heads": 2, "initializer_range": 0.3}
-    cfg = TransformerConfig(**{**sizes, "read_in": "linear", "read_out": "linear", "dtype": "float64", **config})
-    model = HookedTransformer(cfg, seed=0)
-    for name, weight in model.named_parameters():
-        if ".b_" in name:
-            weight.data.normal_()
-    return model.eval()
 
 
 @pytest.mark.parametrize(

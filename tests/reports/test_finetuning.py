@@ -1,8 +1,5 @@
 """The part of reports on fine-tuning: its rows are those of the comparisons, and who gets none."""
 
-import importlib
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +10,8 @@ from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.reports.finetuning import N_PROMPTS, finetuning, finetuning_sections, no_finetuning, slow_finetuning
 from mechicl.statistics import Interval, interval
 from mechicl.tasks import LinearRegression, task_to_dict
+from tests.scripts import import_script
 
-ANALYSES = Path(__file__).parent.parent.parent / "analyses"
 TASK = LinearRegression(x_dim=2, n_context=3)
 
 
@@ -60,11 +57,7 @@ def test_a_large_model_is_fine_tuned_only_on_request():
 def test_the_script_measures_every_kind_of_fine_tuning(tmp_path):
     made = checkpoint(initializer_range=0.3)
     save(tmp_path / "small", made.models, made.record)
-    sys.path.insert(0, str(ANALYSES))
-    try:
-        script: Any = importlib.import_module("finetuning_on_contexts")
-    finally:
-        sys.path.remove(str(ANALYSES))
+    script: Any = import_script("finetuning_on_contexts")
     args = script.Args(
         checkpoint=str(tmp_path / "small"), n_prompts=3, n_held_out=1, learning_rates=(0.01,), epochs=(1,), quiet=True
     )

@@ -1,10 +1,7 @@
 """The report on models of many layers, and the scripts that reproduce the figures, on small untrained models."""
 
-import importlib
 import json
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -14,13 +11,13 @@ from mechicl.reports import Comparison, Row, write_report
 from mechicl.reports.layer_matches import LayerMatching
 from mechicl.reports.layers import _layers_in_words, compare_layers
 from mechicl.tasks import LinearRegression, task_to_dict
+from tests.scripts import import_script
 
 TASK = LinearRegression(x_dim=3, n_context=7, inputs="gaussian")
 CFG = TransformerConfig(
     x_dim=3, n_context=7, prompt_format="interleaved", n_layers=3, n_heads=2, d_model=16, d_mlp=16,
     attention="softmax", normalization_type="LN", initializer_range=0.4,
 )  # fmt: skip
-ANALYSES = Path(__file__).parents[2] / "analyses"
 
 
 @pytest.fixture(scope="module")
@@ -30,15 +27,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     lstm = HookedLSTM(LSTMConfig(x_dim=3, n_context=7, n_layers=2, d_model=8))
     models = {"transformer": HookedTransformer(CFG, seed=1), "lstm": lstm}
     return {name: str(save(root / name, model, record)) for name, model in models.items()}
-
-
-def script(name: str):
-    """A script of `analyses/` as a module."""
-    sys.path.insert(0, str(ANALYSES))
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.pop(0)
 
 
 def test_the_report_has_a_table_and_pictures_that_a_browser_shows(folders, tmp_path, browser):
@@ -117,14 +105,14 @@ def test_the_paper_is_held_against_its_rivals_and_an_untrained_model_passes_none
     for name in ("gpt2-8l", "gpt2-8l-1h", "gpt2-8l-ill"):
         data = {**of_two_seeds.data, "checkpoint": name}
         with random_weights():
-            stated = script("fu_matching").claims(replace(of_two_seeds, data=data))
+            stated = import_script("fu_matching").claims(replace(of_two_seeds, data=data))
         assert len(stated) >= 8
         for claim in stated:
             assert claim.controls or claim.item == "Figs. 9, 10"
             if "nearest of six" in claim.what or "growth" in claim.what:
                 assert claim.cause
                 assert claim.verdict == "differs"
-    assert script("fu_matching").claims(replace(of_two_seeds, data={"checkpoint": "mine"})) == []
+    assert import_script("fu_matching").claims(replace(of_two_seeds, data={"checkpoint": "mine"})) == []
 
 
 def test_what_a_report_says_of_layers_names_all_that_are_as_near():
@@ -146,7 +134,7 @@ def test_another_kind_of_model_is_an_error_that_names_it(tmp_path):
 
 @pytest.mark.parametrize("name", ["fu_matching", "fu_progression", "fu_weights", "fu_probes"])
 def test_scripts_run_on_any_interleaved_model(folders, tmp_path, name):
-    module = script(name)
+    module = import_script(name)
     options = {"lstm": folders["lstm"]} if name == "fu_progression" else {}
     args = module.Args(checkpoint=folders["transformer"], out=tmp_path, n_prompts=30, n_fitting=120, **options)
     result = module.compare(args)
@@ -157,7 +145,7 @@ def test_scripts_run_on_any_interleaved_model(folders, tmp_path, name):
 
 
 def test_sizes_are_compared_whatever_their_number(folders, tmp_path):
-    module = script("fu_size")
+    module = import_script("fu_size")
     args = module.Args(checkpoints=(folders["transformer"], folders["lstm"]), out=tmp_path, n_prompts=20, n_fitting=60)
     result = module.compare(args)
     assert [size["n_layers"] for size in result.data["sizes"].values()] == [3, 2]
@@ -168,14 +156,14 @@ def test_sizes_are_compared_whatever_their_number(folders, tmp_path):
 
 
 def test_the_comparison_with_an_lstm_runs(folders, tmp_path):
-    module = script("fu_lstm")
+    module = import_script("fu_lstm")
     args = module.Args(transformer=folders["transformer"], lstm=folders["lstm"], out=tmp_path, n_prompts=20)
     result = module.compare(args)
     assert {row.published for row in result.rows if row.quantity.startswith("similarity")} >= {0.991, 0.831}
 
 
 def test_order_matters_to_a_causal_model_and_not_to_gradient_descent(folders, tmp_path):
-    module = script("nertinger_order")
+    module = import_script("nertinger_order")
     rows = module.compare(module.Args(checkpoints=(folders["transformer"],), n_prompts=20, n_orders=4)).rows
     shares = {row.quantity.split(":")[0]: row.measured for row in rows if "mean square of" in row.quantity}
     assert shares["gradient descent"].high < 1e-10

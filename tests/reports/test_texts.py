@@ -1,8 +1,6 @@
 """The report on models of texts, and the script on the same, on small untrained ones."""
 
-import importlib
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +8,8 @@ import pytest
 
 from mechicl.reports import texts as report
 from mechicl.reports import write_report
+from tests.scripts import import_script
 from tests.text.models import saved
-
-ANALYSES = Path(__file__).parent.parent.parent / "analyses"
 
 
 @pytest.fixture(scope="module")
@@ -23,11 +20,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def script() -> Any:
-    sys.path.insert(0, str(ANALYSES))
-    try:
-        return importlib.import_module("icl_against_finetuning")
-    finally:
-        sys.path.remove(str(ANALYSES))
+    return import_script("icl_against_finetuning")
 
 
 def test_the_report_has_numbers_and_pictures(folder, tmp_path, monkeypatch):
