@@ -1,0 +1,181 @@
+"""Training of linear transformers in jax and optax, in the strongest form that we know: the library does not need it.
+
+One program for all steps: `jit` around `scan`, prompts drawn inside, weights and moments donated, `vmap` over seeds.
+Same prompts, loss, clipping and Adam as `mechicl train` with linear attention. On a CPU, drawing the prompts is most of
+a step, and how they are drawn decides: see `DRAWS`.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+Weights = dict[str, jax.Array]
+"""`q`, `k`, `v`, `o`: `[layer d_in d_out]`, tokens being rows."""
+
+
+def initial_weights(key: jax.Array, n_layers: int, width: int) -> Weights:
+    """As in von Oswald et al. 2023."""
+    std = math.sqrt(0.002 / n_layers / width)
+    keys = jax.random.split(key, 4)
+    return {
+        name: std * jax.random.truncated_normal(k, -2, 2, (n_layers, width, width))
+        for name, k in zip("qkvo", keys, strict=True)
+    }
+
+
+# -- prompts --
+
+
+def draw(key: jax.Array, batch_size: int, n_context: int, x_dim: int) -> tuple[jax.Array, jax.Array]:
+    """Inputs `[prompt point x]` and weights `[prompt x]`, as one would write it."""
+    for_inputs, for_weights = jax.random.split(key)
+    xs = jax.random.uniform(for_inputs, (batch_size, n_context + 1, x_dim), minval=-0.5, maxval=0.5)
+    return xs, jax.random.normal(for_weights, (batch_size, x_dim))
+
+
+def draw_flat(key: jax.Array, batch_size: int, n_context: int, x_dim: int) -> tuple[jax.Array, jax.Array]:
+    """The same as vectors that are then given their shape: XLA makes those of counters up to four times as fast."""
+    for_inputs, for_weights = jax.random.split(key)
+    xs = jax.random.uniform(for_inputs, (batch_size * (n_context + 1) * x_dim,), minval=-0.5, maxval=0.5)
+    ws = jax.random.normal(for_weights, (batch_size * x_dim,))
+    return xs.reshape(batch_size, n_context + 1, x_dim), ws.reshape(batch_size, x_dim)
+
+
+DRAWS: dict[str, tuple[Callable, str]] = {"unsafe_rbg": (draw, "unsafe_rbg"), "threefry": (draw_flat, "threefry2x32")}
+
+
+# -- losses --
+
+
+def tokens_and_target(xs: jax.Array, ws: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Tokens `[prompt point d_token]`, the query's label being 0, and that label `[prompt]`."""
+    ys = jnp.einsum("bnd,bd->bn", xs, ws)
+    return jnp.concatenate([xs, ys[..., None]], axis=2).at[:, -1, -1].set(0), ys[:, -1]
+
+
+def loss_plain(weights: Weights, xs: jax.Array, ws: jax.Array) -> jax.Array:
+    """Every layer computes queries, keys, values and scores for every token."""
+    tokens, target = tokens_and_target(xs, ws)
+    for q, k, v, o in zip(*(weights[name] for name in "qkvo"), strict=True):
+        context = tokens[:, :-1]
+        scores = jnp.einsum("bnd,bmd->bnm", tokens @ q, context @ k)
+        tokens = tokens + scores @ (context @ v) @ o
+    return jnp.square(-tokens[:, -1, -1] - target).mean()
+
+
+def loss_folded(weights: Weights, xs: jax.Array, ws: jax.Array) -> jax.Array:
+    """Q Kᵀ and V O once for all prompts; of the last layer the one number that is read."""
+    tokens, target = tokens_and_target(xs, ws)
+    query_key, value_out = weights["q"] @ weights["k"].mT, weights["v"] @ weights["o"]
+    for a, b in zip(query_key[:-1], value_out[:-1], strict=True):
+        context = tokens[:, :-1]
+        tokens = tokens + jnp.einsum("bnd,bmd->bnm", tokens @ a, context) @ (context @ b)
+    context, query = tokens[:, :-1], tokens[:, -1]
+    scores = jnp.einsum("bnd,bd->bn", context, query @ query_key[-1])
+    update = (scores * (context @ value_out[-1, :, -1])).sum(1)
+    return jnp.square(-query[:, -1] - update - target).mean()
+
+
+def loss_moments(weights: Weights, xs: jax.Array, ws: jax.Array) -> jax.Array:
+    """The associative form: XᵀX first, no score."""
+    tokens, target = tokens_and_target(xs, ws)
+    query_key, value_out = weights["q"] @ weights["k"].mT, weights["v"] @ weights["o"]
+    for a, b in zip(query_key[:-1], value_out[:-1], strict=True):
+        context = tokens[:, :-1]
+        moments = jnp.einsum("bnd,bne->bde", context, context)
+        tokens = tokens + jnp.einsum("bnd,bde->bne", tokens @ a, moments @ b)
+    context, query = tokens[:, :-1], tokens[:, -1]
+    moments = jnp.einsum("bnd,bne->bde", context, context)
+    update = jnp.einsum("bd,bde,e->b", query @ query_key[-1], moments, value_out[-1, :, -1])
+    return jnp.square(-query[:, -1] - update - target).mean()
+
+
+LOSSES = {"plain": loss_plain, "folded": loss_folded, "moments": loss_moments}
+FORMS = [(loss, drawn) for loss in LOSSES for drawn in DRAWS]
+
+
+# -- training --
+
+
+def optimizer(learning_rate: float) -> optax.GradientTransformation:
+    """The norm of all gradients clipped at 10, Adam."""
+    return optax.chain(optax.clip_by_global_norm(10.0), optax.adam(learning_rate))
+
+
+class Twin:
+    """A compiled run of `steps` steps, to be called again and again: it goes on where the last call stopped.
+
+    Args:
+        form: names of a loss and of a way to draw.
+        n_seeds: as many models at once by `vmap`; None for one, without.
+    """
+
+    def __init__(
+        self,
+        form: tuple[str, str],
+        *,
+        n_layers: int,
+        steps: int,
+        batch_size: int,
+        x_dim: int = 10,
+        n_context: int = 10,
+        learning_rate: float = 1e-3,
+        n_seeds: int | None = None,
+    ):
+        loss, (sample, generator) = LOSSES[form[0]], DRAWS[form[1]]
+        adam = optimizer(learning_rate)
+
+        def start(seed: jax.Array) -> Any:
+            key, for_weights = jax.random.split(jax.random.key(seed, impl=generator))
+            weights = initial_weights(for_weights, n_layers, x_dim + 1)
+            return weights, adam.init(weights), key
+
+        def step(state: Any, _: None) -> Any:
+            weights, moments, key = state
+            key, now = jax.random.split(key)
+            xs, ws = sample(now, batch_size, n_context, x_dim)
+            value, gradient = jax.value_and_grad(loss)(weights, xs, ws)
+            updates, moments = adam.update(gradient, moments, weights)
+            return (optax.apply_updates(weights, updates), moments, key), value
+
+        def run(state: Any) -> Any:
+            return jax.lax.scan(step, state, None, length=steps)
+
+        self.steps = steps
+        if n_seeds is None:
+            self.state = start(jnp.array(0))
+        else:
+            run, self.state = jax.vmap(run), jax.vmap(start)(jnp.arange(n_seeds))
+        self._run: Any = jax.jit(run, donate_argnums=0).lower(self.state).compile()
+
+    def losses(self) -> jax.Array:
+        """Of each of the next steps, `[step]` or `[seed step]`."""
+        self.state, losses = jax.block_until_ready(self._run(self.state))
+        return losses
+
+    def steps_per_second(self) -> float:
+        """Without the time that compiling takes."""
+        started = time.perf_counter()
+        self.losses()
+        return self.steps / (time.perf_counter() - started)
+
+
+def quickest(n_trials: int = 3, **options: Any) -> tuple[str, Twin]:
+    """The form that is quickest here, as words, and its run."""
+    twins = {form: Twin(form, **options) for form in FORMS}
+    speeds = dict.fromkeys(FORMS, 0.0)
+    for _ in range(n_trials):
+        for form, twin in twins.items():
+            speeds[form] = max(speeds[form], twin.steps_per_second())
+    best = max(speeds, key=speeds.__getitem__)
+    return ", ".join(best), twins[best]
+
+
+usual = partial(Twin, ("plain", "unsafe_rbg"))
+"""As one would write it first, with the generator that jax recommends for speed."""

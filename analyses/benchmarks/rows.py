@@ -1,0 +1,82 @@
+"""Rows of the benchmark: a ratio with its spread over rounds that alternate, beside its bar."""
+
+import re
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from mechicl.statistics import Interval
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one line of the table says.
+
+    Attributes:
+        quantity: what was measured.
+        value, low, high: median and range over rounds, or mean and 95% interval.
+        spread: which of the two, and over how many.
+        bar: what the value should be, such as ">= 4", "0.99 to 1.01"; anything else is no bar.
+        detail: the numbers that a ratio is made of, and sizes.
+    """
+
+    quantity: str
+    value: float
+    low: float
+    high: float
+    spread: str
+    bar: str = "shown"
+    detail: str = ""
+
+    @property
+    def is_met(self) -> bool | None:
+        """Whether the value keeps to its bar; None without one."""
+        number = r"(-?[\d.]+(?:e-?\d+)?)"
+        if one := re.fullmatch(rf"(<=|>=|<|) ?{number}", self.bar):
+            sign, bound = one[1], float(one[2])
+            tests = {"<=": self.value <= bound, ">=": self.value >= bound, "<": self.value < bound}
+            return tests.get(sign, self.value == bound)
+        if two := re.fullmatch(rf"{number} to {number}", self.bar):
+            return float(two[1]) <= self.value <= float(two[2])
+        return None
+
+
+def row(quantity: str, values: Sequence[float] | Interval, bar: str = "shown", detail: str = "", over="seeds") -> Row:
+    """A row of values of rounds (median and range), or of an interval over `over`."""
+    if isinstance(values, Interval):
+        spread = f"mean, 95% over {values.n} {over}"
+        return Row(quantity, float(values.mean), float(values.low), float(values.high), spread, bar, detail)
+    spread = f"median, {len(values)} rounds" if len(values) > 1 else "one run"
+    return Row(quantity, statistics.median(values), min(values), max(values), spread, bar, detail)
+
+
+def seconds(call: Callable[[], object]) -> float:
+    """How long a call takes."""
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
+
+
+def alternate(measures: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """What each measure says in each round; in a round all are measured one after another."""
+    values: dict[str, list[float]] = {name: [] for name in measures}
+    for _ in range(rounds):
+        for name, measure in measures.items():
+            values[name].append(measure())
+    return values
+
+
+def ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
+    """Round by round."""
+    return [a / b for a, b in zip(above, below, strict=True)]
+
+
+def table(rows: Sequence[Row]) -> str:
+    """All rows as text."""
+    lines = [f"{'quantity':74} {'value':>10} {'low':>10} {'high':>10}  bar"]
+    for r in rows:
+        missed = "   MISSED" if r.is_met is False else ""
+        lines.append(f"{r.quantity:74} {r.value:10.5g} {r.low:10.5g} {r.high:10.5g}  {r.bar}{missed}")
+        lines.append("    " + "; ".join(filter(None, (r.spread, r.detail))))
+    return "\n".join(lines)

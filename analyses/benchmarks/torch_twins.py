@@ -1,0 +1,62 @@
+"""What one would write in plain PyTorch: linear attention by batched matrix products over all tokens."""
+
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn as nn
+from torch import Tensor
+
+
+class PlainLinearAttention(nn.Module):
+    """Every layer computes queries, keys, values and scores for every token."""
+
+    def __init__(self, d_model: int, n_layers: int):
+        super().__init__()
+        self.layers = nn.ModuleList()
+        for _ in range(n_layers):
+            maps = {name: nn.Linear(d_model, d_model, bias=False) for name in ("query", "key", "value", "output")}
+            self.layers.append(nn.ModuleDict(maps))
+        for weight in self.parameters():
+            nn.init.trunc_normal_(weight, std=(0.002 / n_layers / d_model) ** 0.5)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        for layer in self.layers:
+            assert isinstance(layer, nn.ModuleDict)
+            context = tokens[:, :-1]
+            q, k, v = layer["query"](tokens), layer["key"](context), layer["value"](context)
+            tokens = tokens + layer["output"](torch.bmm(torch.bmm(q, k.transpose(1, 2)), v))
+        return -tokens[:, -1, -1]
+
+
+class PlainTraining:
+    """An eager loop, or the same with prompts and loss compiled by `torch.compile`."""
+
+    def __init__(self, n_layers: int, batch_size: int, x_dim: int = 10, n_context: int = 10, compiled: bool = False):
+        self.model = PlainLinearAttention(x_dim + 1, n_layers)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)
+
+        def loss() -> Tensor:
+            xs = torch.rand(batch_size, n_context + 1, x_dim) - 0.5
+            ys = xs @ torch.randn(batch_size, x_dim, 1)
+            tokens = torch.cat([xs, ys], dim=2)
+            target = tokens[:, -1, -1].clone()
+            tokens[:, -1, -1] = 0
+            return (self.model(tokens) - target).square().mean()
+
+        self.loss: Callable[[], Tensor] = torch.compile(loss) if compiled else loss
+        self.step()  # compiles
+
+    def step(self) -> float:
+        loss = self.loss()
+        self.optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 10.0)
+        self.optimizer.step()
+        return loss.item()
+
+    def steps_per_second(self, steps: int) -> float:
+        started = time.perf_counter()
+        for _ in range(steps):
+            self.step()
+        return steps / (time.perf_counter() - started)
