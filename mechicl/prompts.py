@@ -196,8 +196,9 @@ class Prompts:
         return [self[start : start + size] for start in range(0, max(len(self), 1), size)]
 
     def to(self, *args, **kwargs) -> "Prompts":
-        """On another device or in another dtype; arguments as for `Tensor.to`."""
-        return Prompts(self.xs.to(*args, **kwargs), self.ys.to(*args, **kwargs))
+        """On another device or in another dtype; arguments as for `Tensor.to`. Itself, where that changes nothing."""
+        xs, ys = self.xs.to(*args, **kwargs), self.ys.to(*args, **kwargs)
+        return self if xs is self.xs and ys is self.ys else Prompts(xs, ys)  # values are checked only once
 
 
 def _as_float_tensor(name: str, values: Tensor | np.ndarray) -> Tensor:

@@ -1,11 +1,13 @@
 """Sampling from a seed or a generator: what every distribution over prompts has in common."""
 
 import dataclasses
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -16,6 +18,36 @@ from mechicl.tokens import TokenSequences
 InputDistribution = Literal["uniform", "gaussian", "exponential", "laplace", "sphere", "gamma_sphere"]
 Batch = TypeVar("Batch", Prompts, TokenSequences)
 D = TypeVar("D", bound="Distribution")
+
+
+class QuickGenerator(torch.Generator):
+    """A generator on the CPU whose large blocks of uniform numbers come quicker, for the batches of a training.
+
+    Each such block is numpy's SFC64, started from 128 bits that this generator gives: its state is torch's own. Small
+    blocks, and numbers of other kinds, are those of `torch.Generator`.
+
+    Example:
+        >>> generator = QuickGenerator().manual_seed(0)
+        >>> LinearRegression().sample(2048, generator=generator)
+        Prompts(n_prompts=2048, n_context=10, x_dim=10, y_dim=1, dtype=torch.float32, device='cpu')
+    """
+
+    LARGE = 2**16
+    """Numbers from which on it pays: starting SFC64 takes as long as 15,000 of torch's numbers."""
+
+    def manual_seed(self, seed: int) -> "QuickGenerator":
+        """Start anew from a seed."""
+        super().manual_seed(seed)
+        return self
+
+    def uniform(self, *shape: int) -> Float[Tensor, "..."]:
+        """Uniform on [0, 1), float32: multiples of 2^-24, as torch's."""
+        n = math.prod(shape)
+        if n < self.LARGE:
+            return torch.rand(shape, generator=self)
+        start = torch.randint(-(2**63), 2**63 - 1, (2,), generator=self).numpy().view(np.uint64)
+        words = torch.from_numpy(np.random.SFC64(start).random_raw(-(-n // 2)).view(np.int32))  # two of 32 bits in each
+        return words[:n].bitwise_and_(2**24 - 1).float().mul_(2.0**-24).view(shape)
 
 
 @dataclass(frozen=True)
@@ -36,6 +68,8 @@ class RandomTensors:
 
     def uniform(self, *shape: int) -> Tensor:
         """Uniform on [0, 1)."""
+        if isinstance(self.generator, QuickGenerator) and self.dtype == torch.float32:
+            return self.generator.uniform(*shape)
         return torch.rand(shape, generator=self.generator, dtype=self.dtype, device=self.device)
 
     def normal(self, *shape: int) -> Tensor:

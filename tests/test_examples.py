@@ -27,6 +27,7 @@ MODULES = (
     "constructions.compression",
     "constructions.supports",
     "interop.tracr",
+    "sampling",
     "tasks.boolean_functions",
     "tasks.gaussian_clusters",
     "tasks.markov_chains",

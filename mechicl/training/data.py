@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mechicl.models import PromptedModel
+from mechicl.sampling import QuickGenerator
 from mechicl.training.config import TrainingConfig
 from mechicl.training.objectives import examples, weight_of_share
 
@@ -40,7 +41,11 @@ class Batch:
 
 def make_generators(config: TrainingConfig, device: torch.device) -> list[torch.Generator]:
     """One generator a model for its prompts, apart from the one that made its weights."""
-    return [torch.Generator(device=device).manual_seed(2**40 + seed) for _, seed in config.members]
+    cpu = device.type == "cpu"
+    generators = [QuickGenerator() if cpu else torch.Generator(device=device) for _ in config.members]
+    for generator, (_, seed) in zip(generators, config.members, strict=True):
+        generator.manual_seed(2**40 + seed)
+    return generators
 
 
 def shard_slice(n_prompts: int, rank: int, world: int) -> slice:

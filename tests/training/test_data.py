@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from mechicl.models import HookedTransformer
+from mechicl.sampling import QuickGenerator
 from mechicl.tasks import FixedTasks
 from mechicl.training import Curriculum, Ramp
 from mechicl.training.data import TIMED_BATCHES, batches, batches_ahead, make_generators, sample_batch
@@ -54,6 +55,26 @@ def test_what_is_drawn_does_not_depend_on_how_far_ahead_the_thread_is():
         for near, far in zip(plain, stream(config, draw=batches_ahead, ahead=ahead), strict=True):
             assert torch.equal(near.tokens, far.tokens)
             assert torch.equal(near.generator_states, far.generator_states)
+
+
+def test_large_batches_are_the_same_with_or_without_a_thread_from_any_step_and_in_any_number_of_shares():
+    config = small(steps=4, seeds=(0, 1), batch_size=QuickGenerator.LARGE // 12)  # 5 points of 3 numbers: a quick block
+    assert all(isinstance(generator, QuickGenerator) for generator in make_generators(config, CPU))
+    plain = list(stream(config))
+    assert not torch.equal(plain[0].tokens, plain[1].tokens)
+    assert not torch.equal(*plain[0].tokens)
+    for near, far in zip(plain, stream(config, draw=batches_ahead), strict=True):
+        assert torch.equal(near.tokens, far.tokens)
+        assert torch.equal(near.targets, far.targets)
+    later = make_generators(config, CPU)
+    for generator, state in zip(later, plain[1].generator_states, strict=True):
+        generator.set_state(state.clone())
+    resumed = list(stream(config, first_step=2, generators=later))
+    assert torch.equal(resumed[0].tokens, plain[2].tokens)
+    assert torch.equal(resumed[1].tokens, plain[3].tokens)
+    shares = [sample_batch(config, HookedTransformer(config.model), make_generators(config, CPU), 0, (rank, 3))
+              for rank in range(3)]  # fmt: skip
+    assert torch.equal(torch.cat([share.tokens for share in shares], dim=1), plain[0].tokens)
 
 
 def test_drawing_moves_to_a_thread_only_where_it_takes_a_notable_part_of_a_step():

@@ -103,7 +103,7 @@ def fast_attention(
     x_rows = x if len(range(*rows.indices(n_pos))) == n_pos else x[:, rows]
     x_keys = x[:, :-1] if cfg.keys == "context" else x
     if route == "folded":
-        return _folded(attn, x_rows, x_keys, mask, columns)
+        return _folded(attn, x_rows, x, x_keys.shape[1], mask, columns)
     positions = torch.arange(n_pos, device=x.device)[rows] if cfg.rotates else None
     return _plain(attn, x_rows, x_keys, mask, positions)[..., columns]
 
@@ -174,12 +174,16 @@ def _merged(attn: Attention, x: Tensor) -> Tensor:
 def _folded(
     attn: Attention,
     x_rows: Tensor,
-    x_keys: Tensor,
+    x: Tensor,
+    n_keys: int,
     mask: Bool[Tensor, "row key_pos"] | None,
     columns: slice = ALL,
 ) -> Tensor:
-    """Scores and weighted sums in the space of the stream: `[batch head row key_pos]`, then `[... d_model]`."""
-    cfg = attn.cfg
+    """Scores and weighted sums in the space of the stream: `[batch head row key_pos]`, then `[... d_model]`.
+
+    Keys are the first `n_keys` positions of `x`.
+    """
+    cfg, x_keys = attn.cfg, x[:, :n_keys]
     narrow = 2 * cfg.d_head < cfg.d_model  # then two thin products are less work than one with the square A_h
     if narrow:
         q = torch.einsum("bhrd,hmd->bhrm", project_heads(x_rows, attn.W_Q), attn.W_K)
@@ -194,7 +198,7 @@ def _folded(
     pattern = attention_pattern(attn, scores if cfg.score_scale == 1 else cfg.score_scale * scores, mask)
     W_O = attn.W_O[..., columns]
     if W_O.shape[-1] * x_rows.shape[1] <= 2:  # few dimensions to write: what each key writes there comes first
-        written = project_heads(x_keys, attn.W_V @ W_O)
+        written = project_heads(x, attn.W_V @ W_O)[:, :, :n_keys]  # a product with a part of x would copy it first
         out = (pattern[..., None] * written[:, :, None]).sum((1, 3))
     else:
         gathered = (pattern.flatten(1, 2) @ x_keys).unflatten(1, (cfg.n_heads, -1))
