@@ -21,6 +21,7 @@ from mechicl.viz.finetuning import (
     settings_figure,
     update_similarity_figure,
 )
+from mechicl.viz.grids import lines, phase_diagram
 from mechicl.viz.heads import composition_figure, head_table
 from mechicl.viz.html import Html, init_notebook
 from mechicl.viz.interventions import patching_grid
@@ -64,6 +65,7 @@ __all__ = [
     "interchange_heatmap",
     "interval_lines",
     "kernel_heatmaps",
+    "lines",
     "losses_over_training",
     "map_similarity_figure",
     "match_curve",
@@ -71,6 +73,7 @@ __all__ = [
     "mean_patterns",
     "model_attention",
     "patching_grid",
+    "phase_diagram",
     "plot",
     "probe_heatmap",
     "prompt_attention",

@@ -1,0 +1,265 @@
+"""Tables of sweeps: phase diagrams, and lines with intervals over seeds."""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+import torch
+
+from mechicl.statistics import Interval, interval, median_interval
+from mechicl.viz.elements import add_heatmap, add_line, bar_title, figure, interval_lines, tick_log_axes
+
+SEED, DIVERGED = "seed", "diverged_at"
+"""Columns of a sweep's table: which seed, and the step at which its training diverged, if it did."""
+LOG_FROM = 20.0
+"""Positive values whose largest is so many times the smallest are shown on a logarithmic scale."""
+DIVERGED_COLOR = "#9aa0a6"
+
+
+def phase_diagram(
+    table: Any,
+    x: str,
+    y: str,
+    value: str,
+    *,
+    threshold: float | None = None,
+    log: bool | None = None,
+    title: str | None = None,
+) -> go.Figure:
+    """A value over two axes of a sweep: one coloured cell a combination, the median over its seeds.
+
+    The pointer shows each cell's interval and how many seeds it is of. Combinations whose seeds all diverged are grey
+    with a cross, those of which some did have a small one; combinations that were not run stay blank.
+
+    Args:
+        table: a sweep's table, or a pandas frame with these columns; of its other axes there may be one value each.
+        x: the column along the horizontal axis.
+        y: the column along the vertical one.
+        value: the column that is drawn.
+        threshold: draw the line on which the value is this.
+        log: colour by the logarithm of the value; by default where all are positive and span more than a decade or so.
+        title: of the figure; by default the value's name.
+
+    Raises:
+        KeyError: no column of such a name.
+        ValueError: x and y are the same, or another axis has several values.
+
+    Example:
+        >>> phase_diagram(table, x="task.n_tasks", y="model.n_layers", value="loss")
+    """
+    frame = _columns(table, x, y, value)
+    if x == y:
+        raise ValueError(f"x and y must be two axes of the table, got {x!r} twice")
+    _check_one_value(table, frame, x, y)
+    xs, ys = _ordered(frame[x]), _ordered(frame[y])
+    cells = {(b, a): part for (a, b), part in frame.groupby([x, y], sort=False)}
+    medians = [[_median(cells.get((b, a)), value) for a in xs] for b in ys]
+    known = [m for row in medians for m in row if m is not None]
+    log = _spans_decades(known) if log is None else log
+    if log and any(m <= 0 for m in known):
+        raise ValueError(f"{value!r} has values that are not positive, which have no logarithm: take log=False")
+    colors = [[math.nan if m is None else math.log10(m) if log else m for m in row] for row in medians]
+    words = [
+        [f"{x} {_tick(a)}, {y} {_tick(b)}<br>{_words(cells.get((b, a)), value)}" for a in xs] for b in ys
+    ]  # fmt: skip
+    fig = figure(title or value, x, y)
+    places_x, places_y = list(range(len(xs))), list(range(len(ys)))
+    add_heatmap(
+        fig, colors, places_x, places_y, "%{text}", text=words, colorscale="Viridis", xgap=1, ygap=1,
+        colorbar=_bar(value, [c for row in colors for c in row if math.isfinite(c)], log),
+    )  # fmt: skip
+    _add_diverged(fig, [[_lost(cells.get((b, a))) for a in xs] for b in ys])
+    if threshold is not None:
+        _add_threshold(fig, medians, threshold, log)
+    for update, places, each in ((fig.update_xaxes, places_x, xs), (fig.update_yaxes, places_y, ys)):
+        ticks = {"tickvals": places, "ticktext": [_tick(one) for one in each]}
+        update(showgrid=False, zeroline=False, range=[-0.5, len(places) - 0.5], **ticks)
+    fig.update_layout(legend={"orientation": "h", "x": 1, "y": 1, "xanchor": "right", "yanchor": "bottom"})
+    return fig
+
+
+def lines(
+    table: Any,
+    x: str,
+    value: str | Sequence[str],
+    by: str | None = None,
+    *,
+    references: Mapping[str, float] | None = None,
+    middle: str = "mean",
+    log_x: bool | None = None,
+    log_y: bool | None = None,
+    title: str | None = None,
+    y_title: str | None = None,
+) -> go.Figure:
+    """Values of a sweep along one of its axes, with 95% intervals over seeds; seeds that diverged are left out.
+
+    Args:
+        table: a sweep's table, or a pandas frame with these columns; of its other axes there may be one value each.
+        x: the column along the horizontal axis, of numbers.
+        value: the column that is drawn, or several of them, a line each.
+        by: a column with a line for each of its values.
+        references: horizontal lines by name.
+        middle: "mean", or "median" with its bootstrap interval, for what is skewed.
+        log_x: a logarithmic axis; by default where the values are positive and span more than a decade or so.
+        log_y: likewise.
+        title: of the figure; by default the value's name.
+        y_title: of the vertical axis, likewise.
+
+    Raises:
+        KeyError: no column of such a name.
+        ValueError: another axis has several values, an x that is no number, or an unknown middle.
+
+    Example:
+        >>> lines(table, x="task.n_tasks", value="loss", by="model.n_layers")
+    """
+    values = [value] if isinstance(value, str) else list(value)
+    frame = _columns(table, x, *([by] if by else []), *values)
+    _check_one_value(table, frame, x, *([by] if by else []))
+    if middle not in ("mean", "median"):
+        raise ValueError(f"middle must be 'mean' or 'median', got {middle!r}")
+    if not pd.api.types.is_numeric_dtype(frame[x]):
+        raise ValueError(f"the values of {x!r} are no numbers, which an axis of lines needs: take phase_diagram or by=")
+    xs = _ordered(frame[x])
+    groups = [(None, frame)] if by is None else [(each, frame[frame[by] == each]) for each in _ordered(frame[by])]
+    over_seeds: dict[str, list[Interval]] = {}
+    for group, part in groups:
+        for column in values:
+            name = ", ".join([*([f"{by} {_tick(group)}"] if by else []), *([column] if len(values) > 1 else [])])
+            at = [_finite(part[part[x] == each], column) for each in xs]
+            over_seeds[name or column] = [median_interval(s) if middle == "median" else interval(s) for s in at]
+    means = [each.mean for line in over_seeds.values() for each in line if math.isfinite(each.mean)]
+    means += list((references or {}).values())
+    log_x = _spans_decades(xs) if log_x is None else log_x
+    log_y = _spans_decades(means) if log_y is None else log_y
+    words = y_title or ", ".join(values)
+    fig = interval_lines(title or words, x, words, xs, over_seeds, log_x=log_x, log_y=log_y)
+    fig.update_traces(mode="lines+markers", selector=lambda trace: trace.fill is None)
+    for i, (name, level) in enumerate((references or {}).items()):
+        dash = ("dash", "dot", "dashdot")[i % 3]
+        add_line(fig, [xs[0], xs[-1]], [level, level], name, "#555555", dash=dash, width=1.5)
+    fig.update_layout(showlegend=len(over_seeds) + len(references or {}) > 1)
+    return tick_log_axes(fig)
+
+
+def _columns(table: Any, *names: str) -> pd.DataFrame:
+    """The table's frame, with all columns that are asked for."""
+    frame = table if isinstance(table, pd.DataFrame) else table.frame
+    for name in names:
+        if name not in frame.columns:
+            raise KeyError(f"the table has no column {name!r}; it has {', '.join(map(str, frame.columns))}")
+    return frame
+
+
+def _check_one_value(table: Any, frame: pd.DataFrame, *shown: str) -> None:
+    """Refuse a table whose other axes vary: its cells would be mixtures."""
+    for axis in () if isinstance(table, pd.DataFrame) else table.axes:  # a frame does not say which are axes
+        if axis not in (*shown, SEED) and len(_ordered(frame[axis])) > 1:
+            raise ValueError(
+                f"the table varies in {axis!r} too, which is not drawn: choose one value, as in "
+                f"table.frame[table.frame[{axis!r}] == {_ordered(frame[axis])[0]!r}]"
+            )
+
+
+def _ordered(column: pd.Series) -> list[Any]:
+    """The different values: numbers by size, others as they come."""
+    values = column.dropna().unique().tolist()
+    return sorted(values) if pd.api.types.is_numeric_dtype(column) else values
+
+
+def _diverged(frame: pd.DataFrame) -> pd.Series:
+    """Which rows are of a training that diverged."""
+    if DIVERGED not in frame.columns:
+        return pd.Series(False, index=frame.index)
+    return pd.to_numeric(frame[DIVERGED], errors="coerce").notna()
+
+
+def _finite(frame: pd.DataFrame, value: str) -> torch.Tensor:
+    """What was measured of the seeds that have not diverged."""
+    kept = pd.to_numeric(frame[value][~_diverged(frame)], errors="coerce").to_numpy(dtype=float)
+    return torch.from_numpy(kept[np.isfinite(kept)].copy())
+
+
+def _median(cell: pd.DataFrame | None, value: str) -> float | None:
+    samples = torch.empty(0) if cell is None else _finite(cell, value)
+    return samples.quantile(0.5).item() if len(samples) else None
+
+
+def _words(cell: pd.DataFrame | None, value: str) -> str:
+    """What the pointer shows of a cell."""
+    if cell is None:
+        return "not run"
+    samples, lost = _finite(cell, value), int(_diverged(cell).sum())
+    after = f"; {lost} diverged" if lost else ""
+    if not len(samples):
+        return f"{value} not measured{after}"
+    middle = median_interval(samples) if len(samples) > 1 else f"{samples.item():.4g}"
+    return f"{value} {middle}, {len(samples)} seed{'' if len(samples) == 1 else 's'}{after}"
+
+
+def _tick(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _spans_decades(values: Sequence[Any]) -> bool:
+    numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+    return bool(numbers) and len(numbers) == len(values) and min(numbers) > 0 and max(numbers) / min(numbers) > LOG_FROM
+
+
+def _bar(value: str, colors: Sequence[float], log: bool) -> dict[str, Any]:
+    """The colour bar, with the values themselves as ticks where colours are logarithms."""
+    bar: dict[str, Any] = {"title": bar_title(value)}
+    if log and colors:
+        low, high = min(colors), max(colors)
+        digits = (1,) if high - low > 3 else (1, 3)
+        marks = [d * 10.0**p for p in range(math.floor(low), math.ceil(high) + 1) for d in digits]
+        marks = [mark for mark in marks if low - 0.05 <= math.log10(mark) <= high + 0.05]
+        bar |= {"tickvals": [math.log10(mark) for mark in marks], "ticktext": [f"{mark:g}" for mark in marks]}
+    return bar
+
+
+def _lost(cell: pd.DataFrame | None) -> str:
+    """Whether "all" seeds of a cell diverged, "some", or none ("")."""
+    lost = pd.Series(dtype=bool) if cell is None else _diverged(cell)
+    return "all" if len(lost) and lost.all() else "some" if lost.any() else ""
+
+
+def _add_diverged(fig: go.Figure, lost: list[list[str]]) -> None:
+    """Crosses: large on grey where all seeds of a combination diverged, small where some did."""
+    at = {
+        word: [(i, j) for j, row in enumerate(lost) for i, each in enumerate(row) if each == word]
+        for word in ("all", "some")
+    }
+    if at["all"]:
+        grid = [[0.0 if each == "all" else math.nan for each in row] for row in lost]
+        grey = [[0, DIVERGED_COLOR], [1, DIVERGED_COLOR]]
+        fig.add_trace(go.Heatmap(z=grid, colorscale=grey, showscale=False, xgap=1, ygap=1, hoverinfo="skip"))
+    for word, size, color in (("all", 13, "#222222"), ("some", 8, "#d1495b")):
+        if at[word]:
+            x, y = zip(*at[word], strict=True)
+            cross = {"symbol": "x", "size": size, "color": color, "line": {"width": 1, "color": "white"}}
+            name = f"{word} seeds diverged"
+            fig.add_trace(go.Scatter(x=x, y=y, mode="markers", marker=cross, name=name, hoverinfo="skip"))
+            fig.update_layout(showlegend=True)
+
+
+def _add_threshold(fig: go.Figure, medians: list[list[float | None]], level: float, log: bool) -> None:
+    """Where, between two neighbours of a row, the value first passes the level: a line through these points."""
+    through: list[tuple[float, int]] = []
+    for j, row in enumerate(medians):
+        for i, (a, b) in enumerate(itertools.pairwise(row)):
+            if a is not None and b is not None and (a < level) != (b < level):
+                start, stop, goal = (math.log(v) for v in (a, b, level)) if log and level > 0 else (a, b, level)
+                through.append((i + (goal - start) / (stop - start), j))
+                break
+    if through:
+        fig.add_trace(
+            go.Scatter(
+                x=[x for x, _ in through], y=[y for _, y in through], mode="lines+markers", name=f"{level:g} is passed",
+                line={"color": "#e6007e", "width": 3}, marker={"size": 7, "color": "#e6007e"}, hoverinfo="skip",
+            )
+        )  # fmt: skip
+        fig.update_layout(showlegend=True)

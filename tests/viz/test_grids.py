@@ -1,0 +1,118 @@
+"""Pictures of sweeps' tables."""
+
+import math
+import re
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+
+from mechicl import viz
+from mechicl.statistics import interval, median_interval
+from tests.viz.traces import heatmaps, lines
+
+NAN = float("nan")
+
+
+def table() -> pd.DataFrame:
+    """Losses of two sizes and three numbers of tasks, three seeds each; one combination diverged, one was not run."""
+    rows = []
+    for i, n_tasks in enumerate((2, 8, 32)):
+        for n_layers in (1, 2):
+            for seed in range(3):
+                if (n_tasks, n_layers) == (32, 2):
+                    continue
+                diverged = (n_tasks, n_layers) == (8, 2) or ((n_tasks, n_layers, seed) == (2, 1, 0))
+                loss = NAN if diverged else 10.0**i * (1 + 0.1 * seed) / n_layers
+                at = 100.0 if diverged else NAN
+                rows.append({"n_tasks": n_tasks, "n_layers": n_layers, "seed": seed, "diverged_at": at, "loss": loss})
+    return pd.DataFrame(rows)
+
+
+class Table:
+    """A sweep's table, as far as pictures look at it."""
+
+    def __init__(self, frame: pd.DataFrame, axes: tuple[str, ...]):
+        self.frame, self.axes = frame, axes
+
+
+def test_a_phase_diagram_shows_medians_what_diverged_and_what_is_missing():
+    figure: Any = viz.phase_diagram(table(), "n_tasks", "n_layers", "loss", log=False)
+    medians, diverged = heatmaps(figure)
+    expected = torch.tensor([[1.15, 11.0, 110.0], [0.55, NAN, NAN]], dtype=torch.float64)
+    assert medians.allclose(expected, equal_nan=True)
+    assert diverged.isfinite().nonzero().tolist() == [[1, 1]]
+    assert lines(figure, "all seeds diverged") == [([1], [1])]
+    assert lines(figure, "some seeds diverged") == [([0], [0])]
+    words = figure.data[0].text
+    assert words[1][2].endswith("not run")
+    assert words[1][1].endswith("not measured; 3 diverged")
+    assert words[0][0].endswith("2 seeds; 1 diverged")
+    assert "n_tasks 2, n_layers 1" in words[0][0]
+    assert str(median_interval(torch.tensor([100.0, 110.0, 120.0]))) in words[0][2]
+    assert list(figure.layout.xaxis.ticktext) == ["2", "8", "32"]
+
+
+def test_colours_are_logarithms_where_values_span_decades():
+    figure: Any = viz.phase_diagram(table(), "n_tasks", "n_layers", "loss")
+    assert heatmaps(figure)[0][0].tolist() == pytest.approx([math.log10(v) for v in (1.15, 11.0, 110.0)])
+    assert "100" in figure.data[0].colorbar.ticktext
+    negative = table().assign(loss=-1.0)
+    assert heatmaps(viz.phase_diagram(negative, "n_tasks", "n_layers", "loss"))[0][0].tolist() == [-1.0] * 3
+    with pytest.raises(ValueError, match=re.escape("'loss' has values that are not positive")):
+        viz.phase_diagram(negative, "n_tasks", "n_layers", "loss", log=True)
+
+
+def test_a_threshold_is_where_neighbours_lie_on_its_two_sides():
+    figure: Any = viz.phase_diagram(table(), "n_tasks", "n_layers", "loss", threshold=20.0)
+    ((x, y),) = lines(figure, "20 is passed")
+    assert y == [0]  # the other row has no such neighbours
+    assert x == pytest.approx([1 + math.log(20 / 11) / math.log(110 / 11)])
+    linear: Any = viz.phase_diagram(table(), "n_tasks", "n_layers", "loss", threshold=20.0, log=False)
+    assert lines(linear, "20 is passed")[0][0] == pytest.approx([1 + (20 - 11) / (110 - 11)])
+    assert not lines(viz.phase_diagram(table(), "n_tasks", "n_layers", "loss", threshold=1e6), "1e+06 is passed")
+
+
+def test_lines_have_intervals_over_seeds_without_those_that_diverged():
+    figure: Any = viz.lines(table(), "n_tasks", "loss", "n_layers", references={"Bayes": 0.3})
+    ((x, y),) = lines(figure, "n_layers 1")
+    assert x == [2, 8, 32]
+    assert y == pytest.approx([1.15, 11.0, 110.0])
+    ((_, second),) = lines(figure, "n_layers 2")
+    assert second[0] == pytest.approx(0.55)
+    assert second[1:] == [None, None]
+    band = next(trace for trace in figure.data if trace.fill == "toself")
+    expected = [interval(torch.tensor(v, dtype=torch.float64)) for v in ([1.1, 1.2], [10.0, 11, 12], [100.0, 110, 120])]
+    assert list(band.y)[:3] == pytest.approx([each.high for each in expected])
+    assert lines(figure, "Bayes") == [([2, 32], [0.3, 0.3])]
+    assert figure.layout.yaxis.type == "log"
+    assert figure.layout.xaxis.type == "linear"
+
+
+def test_several_values_are_lines_of_their_names():
+    frame = table().assign(other=lambda f: 2 * f["loss"])
+    figure: Any = viz.lines(frame[frame["n_layers"] == 1], "n_tasks", ["loss", "other"], middle="median")
+    assert lines(figure, "loss")[0][1] == pytest.approx([1.15, 11.0, 110.0])
+    assert lines(figure, "other")[0][1] == pytest.approx([2.3, 22.0, 220.0])
+
+
+def test_axes_of_words_keep_their_order():
+    frame = pd.DataFrame({"kind": ["rotary", "none"], "n": [1, 1], "seed": [0, 0], "loss": [2.0, 1.0]})
+    figure: Any = viz.phase_diagram(frame, "kind", "n", "loss")
+    assert list(figure.layout.xaxis.ticktext) == ["rotary", "none"]
+    with pytest.raises(ValueError, match="the values of 'kind' are no numbers"):
+        viz.lines(frame, "kind", "loss")
+
+
+def test_what_would_be_a_mixture_or_is_not_there_is_refused():
+    whole = Table(table(), ("n_tasks", "n_layers", "seed"))
+    assert viz.phase_diagram(whole, "n_tasks", "n_layers", "loss").data
+    with pytest.raises(ValueError, match="the table varies in 'n_layers' too"):
+        viz.lines(whole, "n_tasks", "loss")
+    with pytest.raises(KeyError, match="no column 'regret'; it has n_tasks"):
+        viz.phase_diagram(table(), "n_tasks", "n_layers", "regret")
+    with pytest.raises(ValueError, match="two axes of the table"):
+        viz.phase_diagram(table(), "n_tasks", "n_tasks", "loss")
+    with pytest.raises(ValueError, match="middle must be 'mean' or 'median', got 'mode'"):
+        viz.lines(table(), "n_tasks", "loss", "n_layers", middle="mode")
