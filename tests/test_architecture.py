@@ -11,13 +11,13 @@ import mechicl.analysis
 
 ROOT = Path(mechicl.__file__).parent
 FLOORS = (
-    {"checks", "files", "learners", "memory", "progress", "prompts", "sampling", "shipped", "shots",
+    {"checks", "files", "learners", "locks", "memory", "progress", "prompts", "sampling", "shipped", "shots",
      "statistics", "tasks", "tensor_files", "token_learners", "tokens"},
     {"algorithms", "models", "text"},
     {"checkpoints", "constructions", "hub", "interop", "training"},
     {"analysis"},
     {"viz"},
-    {"cli", "reports"},
+    {"cli", "reports", "sweeps"},
 )  # fmt: skip
 BETWEEN_QUESTIONS = {
     "behaviour": {"layers"},

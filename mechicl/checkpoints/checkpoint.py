@@ -14,6 +14,9 @@ from mechicl.tasks import AnyTask, task_from_dict
 STUCK = 1.1
 """A seed whose held-out loss at the end of training is above this many times the best seed's is called stuck."""
 
+OF_EACH_MODEL = ("seeds", "stopped_at", "diverged_at")
+"""What a record says of every model, in their order."""
+
 
 class CheckpointError(ValueError):
     """A checkpoint is missing, damaged, or not what its record says."""
@@ -148,7 +151,7 @@ class Checkpoint:
         """Some of the models, by their indices, with what the record and the snapshots say of them."""
         chosen = list(indices)
         record = dict(self.record)
-        record |= {name: [record[name][i] for i in chosen] for name in ("seeds", "stopped_at") if name in record}
+        record |= {name: [record[name][i] for i in chosen] for name in OF_EACH_MODEL if name in record}
         if "curve" in record:
             curve = record["curve"]
             losses = {n: [[line[i] for i in chosen] for line in curve[n]] for n in ("loss", "eval_loss") if n in curve}

@@ -50,8 +50,10 @@ def join(folders: Sequence[str | Path], out: str | Path) -> Path:
     record |= {name: records[0][name] for name in ("steps_done", "versions") if name in records[0]}
     record["wall_time_s"] = round(sum(run.get("wall_time_s") or 0 for run in runs), 1)
     record["hardware"] = "; ".join(dict.fromkeys(run["hardware"] for run in runs if run.get("hardware")))
-    if all("stopped_at" in each for each in records):
-        record["stopped_at"] = [step for each in records for step in each["stopped_at"]]
+    for name in ("stopped_at", "diverged_at"):
+        record.pop(name, None)
+        if all(name in each for each in records):
+            record[name] = [step for each in records for step in each[name]]
     if "curve" in records[0]:
         record["curve"] = _joined_curves([each["curve"] for each in records])
     return save(out, [model for part in parts for model in part.models], record, _joined_snapshots(parts))

@@ -5,6 +5,7 @@ import os
 import platform
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +17,7 @@ from accelerate.utils import broadcast, broadcast_object_list
 from jaxtyping import Float
 from torch import Tensor
 
+from mechicl.locks import locked
 from mechicl.models import Model, build
 from mechicl.progress import progress_bar
 from mechicl.tensor_files import read_tensors, write_tensors
@@ -54,6 +56,7 @@ def train(
     folder: str | Path,
     *,
     restart: bool = False,
+    stop_diverged: bool = False,
     progress: bool = True,
     on_save: Callable[[int], None] | None = None,
 ) -> TrainingResult:
@@ -66,10 +69,13 @@ def train(
         config: the run.
         folder: of its saves, metrics.jsonl and snapshots; made if need be. Several processes must all see it.
         restart: throw away what the folder holds of an earlier run.
+        stop_diverged: a seed whose loss is NaN or infinite stops there, with the weights that it had, while the others
+            go on; the record says at which step (`diverged_at`, -1 for the others). Otherwise that is an error.
         progress: show a progress bar.
         on_save: called with the step number after each save, in every process.
 
     Raises:
+        FolderInUseError: another process trains in the folder.
         TypeError: a task that cannot be saved (see `tasks.task_to_dict`).
         TrainingDivergedError: a loss is NaN or infinite; the message names seed, step, last save and what to try.
         ValueError: the folder holds a damaged save, or a run with another config or from another kind of device;
@@ -82,21 +88,22 @@ def train(
     config.to_dict()  # a task that cannot be saved is refused before it is trained on
     folder = Path(folder)
     accelerator = _accelerator(config, folder)
-    if accelerator.is_main_process:
-        _clean_folder(folder, restart)
-    accelerator.wait_for_everyone()
-    if config.tracker:
-        # TensorBoard would show the config as a second run, without any curve
-        settings = None if config.tracker == "tensorboard" else config.to_dict()
-        accelerator.init_trackers("mechicl", config=settings)
-    try:
-        with products_in_tf32(config.tf32, accelerator.device):
-            run = _Run(config, folder, accelerator)
-            run.train(progress and accelerator.is_main_process, on_save)
-        return run.result()
-    finally:
-        for tracker in accelerator.trackers:  # end_training() would end the processes' group too
-            tracker.finish()
+    with locked(folder) if accelerator.is_main_process else nullcontext():
+        if accelerator.is_main_process:
+            _clean_folder(folder, restart)
+        accelerator.wait_for_everyone()
+        if config.tracker:
+            # TensorBoard would show the config as a second run, without any curve
+            settings = None if config.tracker == "tensorboard" else config.to_dict()
+            accelerator.init_trackers("mechicl", config=settings)
+        try:
+            with products_in_tf32(config.tf32, accelerator.device):
+                run = _Run(config, folder, accelerator, stop_diverged)
+                run.train(progress and accelerator.is_main_process, on_save)
+            return run.result()
+        finally:
+            for tracker in accelerator.trackers:  # end_training() would end the processes' group too
+                tracker.finish()
 
 
 def _accelerator(config: TrainingConfig, folder: Path) -> Accelerator:
@@ -126,8 +133,8 @@ def _clean_folder(folder: Path, restart: bool) -> None:
 class _Run:
     """One run in progress."""
 
-    def __init__(self, config: TrainingConfig, folder: Path, accelerator: Accelerator):
-        self.config, self.folder, self.accelerator = config, folder, accelerator
+    def __init__(self, config: TrainingConfig, folder: Path, accelerator: Accelerator, stop_diverged: bool):
+        self.config, self.folder, self.accelerator, self.stop_diverged = config, folder, accelerator, stop_diverged
         self.model_config = config.model.replace(device=str(accelerator.device))
         models = [build(self.model_config, seed) for _, seed in config.members]
         self.encoder = models[0]
@@ -139,7 +146,9 @@ class _Run:
         self.generators = make_generators(config, accelerator.device)
         fresh = torch.stack([generator.get_state() for generator in self.generators])
         never = torch.full((len(config.members),), -1)
-        self.state = RunState(step=0, weights={}, moments={}, generators=fresh, stopped_at=never, wall_time=0.0)
+        self.state = RunState(
+            step=0, weights={}, moments={}, generators=fresh, stopped_at=never, diverged_at=never.clone(), wall_time=0.0
+        )
         self.resumed = (folder / STATE_FILE).is_file()
         if self.resumed:
             self.state = RunState.load(folder, config)
@@ -226,6 +235,9 @@ class _Run:
             losses = cast(Tensor, self.accelerator.reduce(losses, "mean"))
         self._check_finite(batch.step + 1, losses)
         weights = self.ensemble.flat
+        diverged = self.state.diverged_at >= 0
+        if self.stop_diverged and weights.grad is not None and diverged.any():
+            weights.grad[diverged] = 0
         if self.config.gradient_clip is not None and weights.grad is not None:
             clip_each_seed(weights.grad, self.config.gradient_clip)
         stopped = self.state.stopped_at >= 0
@@ -241,7 +253,9 @@ class _Run:
             return
         running = self.state.stopped_at < 0
         bad = [i for i in range(len(losses)) if not math.isfinite(losses[i].item()) and running[i]]
-        if bad:
+        if bad and self.stop_diverged:
+            self.state.stopped_at[bad] = self.state.diverged_at[bad] = step
+        elif bad:
             seeds = ", ".join(f"{self._member_in_words(i)} ({losses[i].item()})" for i in bad)
             saved = "no save yet" if self.last_save is None else f"last good save: step {self.last_save}"
             raise TrainingDivergedError(
@@ -359,17 +373,23 @@ class _Run:
             "training": self.config.to_dict(),
             "steps_done": self.state.step,
             "stopped_at": self.state.stopped_at.tolist(),
+            "diverged_at": self.state.diverged_at.tolist(),
             "curve": {
                 "eval_step": [line["step"] for line in evaluations],
-                "eval_loss": [line["eval_loss"] for line in evaluations],
+                "eval_loss": [_finite(line["eval_loss"]) for line in evaluations],
                 "step": [line["step"] for line in training],
-                "loss": [line["loss"] for line in training],
+                "loss": [_finite(line["loss"]) for line in training],
             },
             "wall_time_s": round(self.state.wall_time, 1),
             "hardware": hardware_in_words(self.accelerator.device),
             "processes": self.accelerator.num_processes,
             "versions": {"python": platform.python_version(), "torch": str(torch.__version__)},
         }
+
+
+def _finite(losses: list[float]) -> list[float | None]:
+    """Losses as JSON has them: None for what is not finite, of seeds that have diverged."""
+    return [loss if math.isfinite(loss) else None for loss in losses]
 
 
 def clip_each_seed(gradient: Float[Tensor, "seed weight"], bound: float) -> None:

@@ -26,7 +26,8 @@ class RunState:
         moments: what the optimiser keeps: its step, Adam's first and second moments, "exp_avg.NAME", "exp_avg_sq.NAME"
             and "step.NAME", and SOAP's factors and axes.
         generators: the random state of each seed's prompts, `[seed byte]`.
-        stopped_at: step at which each seed reached its target, -1 while it has not, `[seed]`. Its weights stay put.
+        stopped_at: step at which each seed reached its target or diverged, -1 before, `[seed]`. Its weights stay put.
+        diverged_at: step at which each seed's loss was no longer finite, -1 before, `[seed]`.
         wall_time: seconds spent so far.
     """
 
@@ -35,13 +36,14 @@ class RunState:
     moments: dict[str, Tensor]
     generators: Tensor
     stopped_at: Tensor
+    diverged_at: Tensor
     wall_time: float
 
     def save(self, folder: Path, config: TrainingConfig) -> None:
         """Write the state file of a run."""
         groups = {"weights": self.weights, "moments": self.moments}
         tensors = {f"{group}/{name}": t for group, named in groups.items() for name, t in named.items()}
-        tensors |= {"generators": self.generators, "stopped_at": self.stopped_at}
+        tensors |= {"generators": self.generators, "stopped_at": self.stopped_at, "diverged_at": self.diverged_at}
         metadata = {"step": str(self.step), "wall_time": repr(self.wall_time), "config": json.dumps(config.to_dict())}
         write_tensors(folder / STATE_FILE, tensors, metadata)
 
@@ -75,6 +77,8 @@ class RunState:
             moments=group("moments/"),
             generators=tensors["generators"],
             stopped_at=tensors["stopped_at"],
+            # a run that was saved before diverged seeds could stop has none
+            diverged_at=tensors.get("diverged_at", torch.full_like(tensors["stopped_at"], -1)),
             wall_time=float(metadata["wall_time"]),
         )
 

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -13,10 +14,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import Tensor
 from torch.func import functional_call
 
+from mechicl.checkpoints import load_checkpoint, save
+from mechicl.locks import FolderInUseError, locked
 from mechicl.models import HookedTransformer, TransformerConfig, build
-from mechicl.tasks import FixedTasks
+from mechicl.tasks import FixedTasks, LinearRegression, register
 from mechicl.training import Curriculum, Ramp, TrainingConfig, TrainingDivergedError, train
-from mechicl.training.state import METRICS_FILE, Metrics, RunState
+from mechicl.training.state import METRICS_FILE, STATE_FILE, Metrics, RunState
 from tests.training.runs import (
     EXACT,
     LSTM,
@@ -370,3 +373,67 @@ def test_two_processes_train_the_same_models_as_one(tmp_path):
         assert "2 processes cannot share a batch of 1" in (tmp_path / f"none-{rank}.txt").read_text()
     assert done.stdout.count("held-out MSE") == 1
     assert json.loads((tmp_path / "checkpoint" / "record.json").read_text())["processes"] == 2
+
+
+# ---- seeds that diverge while others go on, and the folder's lock ----
+
+
+@register
+@dataclass(frozen=True)
+class BlowsUp(LinearRegression):
+    """One batch of training in four holds a target whose square is not finite."""
+
+    def _sample(self, n_prompts, random):
+        prompts = super()._sample(n_prompts, random)
+        if n_prompts == small().batch_size and float(prompts.xs[0, 0, 0]) > 0.25:
+            prompts.ys[0] = 1e30
+        return prompts
+
+
+def test_two_trainings_do_not_share_a_folder(tmp_path):
+    with locked(tmp_path), pytest.raises(FolderInUseError, match=f"in use by process {os.getpid()}"):
+        train(small(), tmp_path, progress=False)
+    assert not (tmp_path / STATE_FILE).exists()
+    train(small(), tmp_path, progress=False)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "soap"])
+def test_seeds_that_diverge_stop_where_that_is_wanted_and_the_others_are_untouched(tmp_path, optimizer):
+    config = small(seeds=(0, 1), steps=6, optimizer=optimizer, eval_every=2, save_every=2)
+    both = config.replace(more_tasks=(BlowsUp(x_dim=3, n_context=4),))
+    with pytest.raises(TrainingDivergedError):
+        train(both, tmp_path / "raises", progress=False)
+    result = train(both, tmp_path / "stops", stop_diverged=True, progress=False)
+    assert result.record["diverged_at"][:2] == [-1, -1]
+    assert all(1 <= step <= 6 for step in result.record["diverged_at"][2:])
+    assert result.record["steps_done"] == 6
+    alone = train(config, tmp_path / "alone", progress=False)
+    for ours, theirs in zip(result.models[:2], alone.models, strict=True):
+        for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(a, b)
+    json.dumps(result.record, allow_nan=False)  # it can be saved
+    save(tmp_path / "checkpoint", result.models, result.record)
+    assert load_checkpoint(tmp_path / "checkpoint").select([2]).record["diverged_at"] == [
+        result.record["diverged_at"][2]
+    ]
+
+
+def test_a_run_that_was_killed_knows_which_seeds_have_diverged(tmp_path):
+    config = small(seeds=(0, 1), steps=6, eval_every=2, save_every=2).replace(
+        more_tasks=(BlowsUp(x_dim=3, n_context=4),)
+    )
+
+    class Killed(Exception):
+        pass
+
+    def kill(step):
+        if step == 4:
+            raise Killed
+
+    whole = train(config, tmp_path / "whole", stop_diverged=True, progress=False)
+    with pytest.raises(Killed):
+        train(config, tmp_path / "killed", stop_diverged=True, progress=False, on_save=kill)
+    resumed = train(config, tmp_path / "killed", stop_diverged=True, progress=False)
+    assert resumed.record["diverged_at"] == whole.record["diverged_at"]
+    for model in range(4):
+        assert_same_bits(weights(resumed, model), weights(whole, model))

@@ -1,0 +1,119 @@
+"""Numbers measured over a grid: one row a model, one column an axis or a value."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+
+from mechicl.files import write_bytes
+from mechicl.statistics.intervals import interval, median_interval
+
+SEED = "seed"
+
+
+@dataclass(frozen=True, eq=False)
+class GridTable:
+    """What a sweep measured.
+
+    Attributes:
+        frame: one row a model: the columns of the axes, then those of the values. A value that could not be measured,
+            as of a model that diverged, is NaN.
+        axes: names of the axes' columns; "seed", if it is there, is what intervals are taken over.
+
+    Raises:
+        ValueError: an axis without a column.
+
+    Example:
+        >>> frame = pd.DataFrame({"depth": [1, 1, 2, 2], "seed": [0, 1, 0, 1], "loss": [2.0, 4.0, 1.0, 1.0]})
+        >>> table = GridTable(frame, axes=("depth", "seed"))
+        >>> table.intervals("loss")[["depth", "loss", "n"]].values.tolist()
+        [[1.0, 3.0, 2.0], [2.0, 1.0, 2.0]]
+    """
+
+    frame: pd.DataFrame
+    axes: tuple[str, ...]
+
+    def __post_init__(self):
+        absent = [name for name in self.axes if name not in self.frame.columns]
+        if absent:
+            raise ValueError(f"no column for the axes {absent}: there are {list(self.frame.columns)}")
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        """Names of what was measured."""
+        return tuple(str(name) for name in self.frame.columns if name not in self.axes)
+
+    def where(self, **values: Any) -> "GridTable":
+        """The rows with these values on some axes; write `**{"model.n_layers": 2}` for an axis with a dot.
+
+        Raises:
+            ValueError: no such axis, or a value that it does not have.
+        """
+        frame = self.frame
+        for name, value in values.items():
+            self._check_axis(name)
+            rows = frame[name] == value
+            if not rows.any():
+                raise ValueError(f"{name} has no {value!r}: it has {frame[name].unique().tolist()}")
+            frame = frame[rows]
+        return GridTable(frame, self.axes)
+
+    def intervals(
+        self, value: str, by: Sequence[str] | None = None, *, median: bool = False, level: float = 0.95
+    ) -> pd.DataFrame:
+        """Mean of a value, and its confidence interval, at each point of the grid.
+
+        Rows without the value (NaN) are left out and counted.
+
+        Args:
+            value: which.
+            by: the axes that stay; all but "seed" by default. What is left out is what intervals are taken over.
+            median: the median and a bootstrap interval instead, for values that are skewed.
+            level: of confidence.
+
+        Returns:
+            The columns `by`, then `value`, "low", "high", "n" (rows that had it) and "missing" (rows that had not).
+
+        Raises:
+            ValueError: no such value or axis.
+        """
+        by = [name for name in self.axes if name != SEED] if by is None else list(by)
+        for name in by:
+            self._check_axis(name)
+        if value not in self.values:
+            raise ValueError(f"no value {value!r}: there are {list(self.values)}")
+        rows = []
+        parts = self.frame.groupby(by, sort=False) if by else [((), self.frame)]
+        for place, part in parts:
+            present = part[value].dropna()
+            samples = torch.tensor(present.to_numpy(dtype=float))
+            middle = (median_interval if median else interval)(samples, level=level)
+            labels = dict(zip(by, place if isinstance(place, tuple) else (place,), strict=True))
+            numbers = {value: middle.mean, "low": middle.low, "high": middle.high}
+            rows.append({**labels, **numbers, "n": len(present), "missing": len(part) - len(present)})
+        return pd.DataFrame(rows, columns=[*by, value, "low", "high", "n", "missing"])
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """The rows."""
+        return self.frame
+
+    def save(self, path: str | Path) -> Path:
+        """Write the rows as CSV, numbers with all their digits, in one step: who reads it sees the old or the new."""
+        path = Path(path)
+        write_bytes(path, self.frame.to_csv(index=False).encode())
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path, axes: Sequence[str]) -> "GridTable":
+        """Read what `save` wrote; the axes stand in the sweep's manifest (see `mechicl.sweeps.load_table`)."""
+        return cls(pd.read_csv(path), tuple(axes))
+
+    def _check_axis(self, name: str) -> None:
+        if name not in self.axes:
+            raise ValueError(f"no axis {name!r}: there are {list(self.axes)}")
+
+    def __str__(self) -> str:
+        return f"{len(self.frame)} models over {', '.join(self.axes)}\n{self.frame}"

@@ -1,0 +1,227 @@
+"""Runs a sweep: hands out cells until all are done, and keeps the table up to date."""
+
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from mechicl.checks import check_whole
+from mechicl.locks import locked
+from mechicl.progress import progress_bar
+from mechicl.statistics.grids import GridTable
+from mechicl.sweeps.folder import RESULTS, SweepError, SweepFolder
+from mechicl.sweeps.grid import Cell, Grid, in_words
+from mechicl.sweeps.measuring import read_measures
+from mechicl.sweeps.on_ray import OnRay
+from mechicl.sweeps.processes import Processes
+from mechicl.sweeps.work import Orders, Outcome, work
+from mechicl.tasks.registry import KINDS, TASK_TYPES
+
+DEATHS = 5  # of a cell's process, before this run lets go of the cell
+PAUSE = 0.5  # seconds between looks at cells that another process holds, and at running cells for the bar
+
+
+@runtime_checkable
+class Executor(Protocol):
+    """What runs cells."""
+
+    def run(self, cells: Sequence[Cell]) -> Iterator[tuple[Cell, Outcome]]:
+        """Run cells, and give each with its outcome as it ends."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what it holds."""
+        ...
+
+
+class InThisProcess:
+    """Runs cells one after another, here."""
+
+    def __init__(self, orders: Orders):
+        self.orders = orders
+
+    def run(self, cells: Sequence[Cell]) -> Iterator[tuple[Cell, Outcome]]:
+        """Run cells, and give each with its outcome as it ends."""
+        for cell in cells:
+            yield cell, work(self.orders, cell)
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
+
+
+def run_sweep(
+    grid: Grid,
+    folder: str | Path,
+    measure: Any,
+    *,
+    workers: int | None,
+    ray: str | None,
+    gpus: float,
+    launch: Sequence[str],
+    retry: bool,
+    extend: bool,
+    progress: bool,
+    on_result: Callable[[GridTable], None] | None,
+) -> GridTable:
+    """Do what is missing of a sweep (see `Sweep.run`)."""
+    if workers is not None:
+        check_whole(1, workers=workers)
+        if ray is not None:
+            raise ValueError(f"workers={workers} and ray={ray!r}: Ray has its own number of workers; give one of them")
+    if ray is None and gpus:
+        raise ValueError(f"gpus={gpus} is for ray=: without it every cell sees all GPUs")
+    functions = read_measures(measure)
+    registered = {name: kind for name, kind in TASK_TYPES.items() if kind not in KINDS}
+    orders = Orders(Path(folder).absolute(), functions, grid.threads, tuple(launch), registered)
+    state = SweepFolder(orders.folder)
+    with locked(orders.folder, wait=True):
+        state.write_manifest(grid, orders.identities, extend)
+    run = _Run(state, grid, orders, retry, on_result)
+    if run.pending:
+        n_workers = min(workers or _cores(grid), len(run.pending))
+        executor: Executor
+        if ray is not None:
+            executor = OnRay(orders, ray, gpus)
+        elif n_workers > 1:
+            executor = Processes(orders, n_workers)
+        else:
+            executor = InThisProcess(orders)
+        try:
+            with _Bar(state, grid, run.done, progress):
+                run.finish(executor)
+        finally:
+            executor.close()
+            run.write_table()
+    return run.end()
+
+
+class _Run:
+    """One process' share in a sweep."""
+
+    def __init__(
+        self,
+        state: SweepFolder,
+        grid: Grid,
+        orders: Orders,
+        retry: bool,
+        on_result: Callable[[GridTable], None] | None,
+    ):
+        self.state, self.grid, self.orders, self.on_result = state, grid, orders, on_result
+        self.done: set[str] = set()
+        self.failed: dict[str, str] = {}
+        self.deaths: Counter[str] = Counter()
+        self.last_written, self.seconds = 0.0, 0.05  # when the table was written last, and how long that took
+        self.pending: list[Cell] = []
+        for cell in grid.cells:
+            if self._is_done(cell):
+                continue
+            if not retry and (error := state.error(cell.name)):
+                self.failed[cell.name] = error["error"]
+            else:
+                self.pending.append(cell)
+        self.pending.sort(key=lambda cell: -cell.cost)  # stable; what takes longest first
+        self.write_table()
+
+    def _is_done(self, cell: Cell) -> bool:
+        done = self.state.rows(cell.name, self.orders.identities) is not None
+        if done:
+            self.done.add(cell.name)
+        return done
+
+    def finish(self, executor: Executor) -> None:
+        """Run cells until each is done, failed, or given up."""
+        while self.pending:
+            busy, before = [], len(self.pending)
+            for cell, outcome in executor.run(self.pending):
+                if outcome.state == "done":
+                    self.done.add(cell.name)
+                    self._keep_table_fresh()
+                elif outcome.state == "disk full":
+                    raise OSError(f"the disk is full ({outcome.error}): make room; the same command goes on from here")
+                elif outcome.state == "died" and self.deaths[cell.name] + 1 >= DEATHS:
+                    self.failed[cell.name] = f"{outcome.error}, {DEATHS} times: is there enough memory?"
+                elif outcome.state == "failed":
+                    self.failed[cell.name] = outcome.error
+                else:  # another process has it, or its own has died
+                    self.deaths[cell.name] += outcome.state == "died"
+                    busy.append(cell)
+            self.pending = busy
+            if len(busy) == before:
+                time.sleep(PAUSE)
+
+    def _keep_table_fresh(self) -> None:
+        """Write the table, but spend no more than a twentieth of the time on that."""
+        started = time.monotonic()
+        if started - self.last_written > 20 * self.seconds:
+            self.write_table()
+
+    def write_table(self) -> None:
+        """Write what is done, here or by other processes."""
+        started = time.monotonic()
+        with locked(self.orders.folder, wait=True):
+            table = self.state.table()
+            table.save(self.state.path / RESULTS)
+        if self.on_result is not None:
+            self.on_result(table)
+        self.last_written = time.monotonic()
+        self.seconds = self.last_written - started
+
+    def end(self) -> GridTable:
+        """The table, if all is done."""
+        if self.failed:
+            places = {cell.name: in_words(cell.places[0]) for cell in self.grid.cells}
+            words = "\n".join(f"  {places[name]}: {error}" for name, error in list(self.failed.items())[:20])
+            raise SweepError(
+                f"{len(self.failed)} of {len(self.grid.cells)} cells failed; the others are done. Try them again with "
+                f"retry=True (--retry); whole errors are in {self.state.path}/cells/*/error.json:\n{words}"
+            )
+        return self.state.table()
+
+
+class _Bar:
+    """A progress bar over the cost of all cells, that looks into the folders of those that run."""
+
+    def __init__(self, state: SweepFolder, grid: Grid, done: set[str], progress: bool):
+        self.state, self.cells, self.done, self.progress = state, grid.cells, done, progress
+        self.total = sum(cell.cost for cell in grid.cells)
+        self.stop = threading.Event()
+
+    def __enter__(self) -> None:
+        if self.progress:
+            self.bar = progress_bar(total=100, initial=round(100 * self._share()), unit="%", desc="sweep")
+            self.bar.bar_format = "{desc}: {percentage:5.1f}%|{bar}| [{elapsed}<{remaining}{postfix}]"
+            self.thread = threading.Thread(target=self._watch, daemon=True)
+            self.thread.start()
+
+    def _share(self) -> float:
+        """Done of the whole cost."""
+        cost = 0.0
+        for cell in self.cells:
+            if cell.name in self.done:
+                cost += cell.cost
+            elif cell.config.steps:
+                cost += cell.cost * min(self.state.step(cell.name) / cell.config.steps, 1.0)
+        return cost / self.total
+
+    def _watch(self) -> None:
+        while not self.stop.wait(PAUSE * 2):
+            self.bar.n = round(100 * self._share(), 1)
+            self.bar.set_postfix_str(f"{len(self.done)} of {len(self.cells)} cells", refresh=True)
+
+    def __exit__(self, *error: object) -> None:
+        if self.progress:
+            self.stop.set()
+            self.thread.join()
+            self.bar.close()
+
+
+def _cores(grid: Grid) -> int:
+    """Workers that this machine has cores for; one where they would share a GPU."""
+    if not grid.base.cpu and torch.accelerator.is_available():
+        return 1
+    return max(1, len(os.sched_getaffinity(0)) // grid.threads)

@@ -1,0 +1,147 @@
+"""One cell's work: train its models, keep them, measure each, write its rows."""
+
+import errno
+import shutil
+import subprocess
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from mechicl.checkpoints import Checkpoint, CheckpointError, Snapshots, load_checkpoint, save
+from mechicl.files import write_json
+from mechicl.locks import FolderInUseError, locked
+from mechicl.sweeps.folder import DIVERGED, ERROR, LOSS, SweepFolder
+from mechicl.sweeps.folder import ROWS as ROWS_FILE
+from mechicl.sweeps.grid import Cell
+from mechicl.sweeps.measuring import Measure, identity, values_of
+from mechicl.tasks import register
+from mechicl.training import train
+
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+
+
+@dataclass(frozen=True)
+class Orders:
+    """What every cell of a run is done by.
+
+    Attributes:
+        folder: of the sweep, absolute.
+        measures: functions, each with what its columns begin with.
+        threads: of torch.
+        launch: words that start a training of several processes; none to train in this one.
+        tasks: kinds of tasks that the user registered, by name, for processes that have not.
+    """
+
+    folder: Path
+    measures: Sequence[tuple[str, Measure]]
+    threads: int = 1
+    launch: tuple[str, ...] = ()
+    tasks: Mapping[str, type] = field(default_factory=dict)
+
+    @property
+    def identities(self) -> list[str]:
+        """What tells the measures from others."""
+        return [f"{name} {identity(measure)}".strip() for name, measure in self.measures]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a cell's work ended.
+
+    Attributes:
+        state: "done"; "busy" where another process holds the cell; "failed"; "disk full"; "died" with its process.
+        error: in a line.
+    """
+
+    state: Literal["done", "busy", "failed", "disk full", "died"]
+    error: str = ""
+
+
+def work(orders: Orders, cell: Cell) -> Outcome:
+    """Do what is missing of a cell, on the sweep's number of threads. Errors are written down, and returned."""
+    for name, kind in orders.tasks.items():
+        register(kind, name=name)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(orders.threads)
+    folder = SweepFolder(orders.folder).cell(cell.name)
+    try:
+        with locked(folder):
+            return _work(orders, cell, folder)
+    except FolderInUseError as error:
+        return Outcome("busy", str(error))
+    except OSError as error:
+        if error.errno in FULL_DISK:
+            return Outcome("disk full", f"{error.strerror}: {error.filename or folder}")
+        raise
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _work(orders: Orders, cell: Cell, folder: Path) -> Outcome:
+    if SweepFolder(orders.folder).rows(cell.name, orders.identities) is not None:
+        return Outcome("done")
+    (folder / ERROR).unlink(missing_ok=True)
+    try:
+        checkpoint = _checkpoint(orders, cell, folder)
+        rows = [_row(orders.measures, checkpoint, cell, i) for i in range(len(cell.places))]
+        write_json(folder / ROWS_FILE, {"measures": orders.identities, "rows": rows})
+        shutil.rmtree(folder / "run", ignore_errors=True)  # the checkpoint has all that is worth keeping
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in FULL_DISK:
+            raise
+        words = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        write_json(folder / ERROR, {"error": words, "traceback": traceback.format_exc()})
+        return Outcome("failed", words)
+    return Outcome("done")
+
+
+def _checkpoint(orders: Orders, cell: Cell, folder: Path) -> Checkpoint:
+    """The cell's models: from its checkpoint, or trained, from the last save on."""
+    path = folder / "checkpoint"
+    try:
+        return load_checkpoint(path)
+    except CheckpointError:  # not there, or cut short: the run folder still has all of it
+        pass
+    if orders.launch:
+        launch_training(orders, cell, folder)
+    # what was launched has left a finished run, which is read here
+    result = train(cell.config, folder / "run", stop_diverged=True, progress=False)
+    snapshots = Snapshots(result.snapshot_steps, result.snapshots) if result.snapshots else None
+    save(path, result.models, {"name": cell.name, **result.record}, snapshots)
+    return load_checkpoint(path)
+
+
+def launch_training(orders: Orders, cell: Cell, folder: Path) -> None:
+    """Train a cell by processes of its own.
+
+    Raises:
+        RuntimeError: they failed; with the end of what they printed.
+    """
+    write_json(folder / "config.json", cell.config.to_dict())
+    words = [*orders.launch, "-m", "mechicl.sweeps.launched", str(folder), str(orders.threads)]
+    if Path(words[0]).name != words[0] or shutil.which(words[0]) is None:  # of this Python's environment
+        beside = Path(sys.executable).parent / words[0]
+        words[0] = str(beside) if beside.is_file() else words[0]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(words)} ended with {done.returncode}: {done.stderr.strip()[-500:]}")
+
+
+def _row(measures: Sequence[tuple[str, Measure]], checkpoint: Checkpoint, cell: Cell, model: int) -> dict[str, Any]:
+    """What is known of one model."""
+    alone = checkpoint.by_task()[model // len(cell.config.seeds)].select([model % len(cell.config.seeds)])
+    diverged = alone.record.get("diverged_at", [-1])[0]
+    losses = alone.record["curve"]["eval_loss"]
+    if diverged >= 0:
+        return {DIVERGED: diverged, LOSS: None}
+    row: dict[str, Any] = {DIVERGED: None, LOSS: losses[-1][0] if losses else None}
+    values = values_of(measures, alone)
+    taken = sorted(row.keys() & values.keys())
+    if taken:
+        raise ValueError(f"a measure returned {taken}, which the table has already: name it otherwise")
+    return row | values

@@ -1,0 +1,67 @@
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from mechicl.statistics.grids import GridTable
+
+
+@pytest.fixture
+def table():
+    rng = np.random.default_rng(0)
+    rows = [(depth, width, seed, rng.normal()) for depth in (1, 2) for width in ("a", "b") for seed in range(4)]
+    return GridTable(pd.DataFrame(rows, columns=["depth", "width", "seed", "loss"]), ("depth", "width", "seed"))
+
+
+def test_intervals_are_student_s_over_seeds(table):
+    out = table.intervals("loss")
+    assert out[["depth", "width"]].values.tolist() == [[1, "a"], [1, "b"], [2, "a"], [2, "b"]]
+    for i, (_, part) in enumerate(table.frame.groupby(["depth", "width"])):
+        low, high = stats.t.interval(0.95, 3, part["loss"].mean(), stats.sem(part["loss"]))
+        assert out.loc[i, ["loss", "low", "high"]].tolist() == pytest.approx([part["loss"].mean(), low, high])
+    assert out["n"].tolist() == [4] * 4
+
+
+def test_axes_that_are_not_asked_for_count_as_samples(table):
+    out = table.intervals("loss", by=["depth"])
+    assert out["n"].tolist() == [8, 8]
+    assert out["loss"].tolist() == pytest.approx(table.frame.groupby("depth")["loss"].mean().tolist())
+    assert table.intervals("loss", by=[])["n"].tolist() == [16]
+
+
+def test_what_is_missing_is_left_out_and_counted(table):
+    frame = table.frame.copy()
+    frame.loc[0:2, "loss"] = math.nan
+    out = GridTable(frame, table.axes).intervals("loss")
+    assert (out.loc[0, "n"], out.loc[0, "missing"]) == (1, 3)
+    assert out.loc[0, "loss"] == frame.loc[3, "loss"]
+
+
+def test_medians_for_values_that_are_skewed(table):
+    out = table.intervals("loss", median=True)
+    assert out.loc[0, "loss"] == pytest.approx(np.median(table.frame["loss"][:4]))
+    assert out.loc[0, "low"] <= out.loc[0, "loss"] <= out.loc[0, "high"]
+
+
+def test_files_keep_every_digit(table, tmp_path):
+    frame = table.frame.assign(loss=[math.pi / 10**i for i in range(16)])
+    path = GridTable(frame, table.axes).save(tmp_path / "results.csv")
+    assert GridTable.load(path, table.axes).frame.equals(frame)
+
+
+def test_rows_of_one_value(table):
+    assert table.where(width="b", depth=2).frame["seed"].tolist() == [0, 1, 2, 3]
+    assert table.values == ("loss",)
+
+
+def test_wrong_names_are_refused(table):
+    with pytest.raises(ValueError, match="no axis 'loss'"):
+        table.where(loss=1)
+    with pytest.raises(ValueError, match=r"depth has no 3: it has \[1, 2\]"):
+        table.where(depth=3)
+    with pytest.raises(ValueError, match="no value 'seed'"):
+        table.intervals("seed")
+    with pytest.raises(ValueError, match="no column for the axes"):
+        GridTable(table.frame, ("depth", "height"))

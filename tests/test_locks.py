@@ -1,0 +1,73 @@
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from mechicl.locks import FolderInUseError, is_locked, locked
+
+HOLDER = """
+import sys, time
+from mechicl.locks import locked
+with locked(sys.argv[1]):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_the_second_is_told_who_is_first(tmp_path):
+    with (
+        locked(tmp_path / "run"),
+        pytest.raises(FolderInUseError, match=rf"in use by process {os.getpid()} on "),
+        locked(tmp_path / "run"),
+    ):
+        pass
+    with locked(tmp_path / "run"):  # free again
+        assert is_locked(tmp_path / "run")
+    assert not is_locked(tmp_path / "run")
+
+
+def test_a_lock_ends_with_its_holder_however_that_ends(tmp_path):
+    process = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    assert is_locked(tmp_path)
+    with pytest.raises(FolderInUseError, match=f"process {process.pid} on"), locked(tmp_path):
+        pass
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    with locked(tmp_path):
+        pass
+
+
+def test_waiting_takes_turns(tmp_path):
+    order = []
+
+    def second():
+        with locked(tmp_path, wait=True):
+            order.append("second")
+
+    with locked(tmp_path):
+        thread = threading.Thread(target=second)
+        thread.start()
+        time.sleep(0.1)
+        order.append("first")
+    thread.join()
+    assert order == ["first", "second"]
+
+
+def test_an_error_inside_lets_go(tmp_path):
+    with pytest.raises(ZeroDivisionError), locked(tmp_path):
+        raise ZeroDivisionError
+    with locked(tmp_path):
+        pass
+
+
+def test_what_is_no_lock_file_of_ours_is_no_trouble(tmp_path):
+    (tmp_path / ".lock").write_text("{nonsense")
+    with locked(tmp_path):
+        pass
+    assert not is_locked(tmp_path / "nowhere")
