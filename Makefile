@@ -38,11 +38,8 @@ pictures: $(READY_TEST) browser ## Draw the report on every shipped checkpoint, 
 mutants: $(READY_TEST) ## Plant 200 faults one by one, and print which ones the tests do not notice (an hour on two cores)
 	$(BIN)/python tests/mutants.py --n 200
 
-bench: $(READY_TEST) ## Print every ratio that docs/project/benchmarks.md quotes, in one run
-	$(BIN)/python analyses/benchmark.py
-	$(BIN)/python analyses/benchmark_layers.py
-	$(BIN)/python analyses/benchmark_interventions.py
-	$(BIN)/python analyses/benchmark_circuits.py
+bench: $(READY_TEST) ## Print every ratio that docs/project/benchmarks.md quotes, in one run (a part: BENCH=training; beside other work: BENCH=--loaded)
+	$(BIN)/python analyses/benchmark.py $(BENCH)
 
 # One training a row, all of its models at once; each goes on where it was stopped, and a finished one is not repeated.
 TABLE := $(addprefix nertinger-,linear leaky-relu-0.75 leaky-relu-0.5 leaky-relu-0.25 relu softmax)

@@ -6,10 +6,11 @@ from statistics import median
 from typing import Any
 
 from benchmarks.jax_twins import Twin, quickest, usual
-from benchmarks.rows import Row, alternate, ratios, row
+from benchmarks.rows import Row, alternate, ratios, row, seconds
+from benchmarks.settings import Settings
 from benchmarks.torch_twins import PlainTraining
 from mechicl.models import TransformerConfig
-from mechicl.training import TrainingConfig, train
+from mechicl.training import PRESETS, TrainingConfig, train
 from mechicl.training.state import Metrics
 
 BARS = {1: {"eager": ">= 4", "jax": ">= 1.2"}, 5: {"eager": ">= 1.5", "jax": ">= 2"}}
@@ -76,6 +77,32 @@ def seeds_row(rounds: int, n_seeds: int = 5, batch_size: int = 2048, steps: int 
                ratios(speeds["ours"], speeds["jax"]), "shown", detail)  # fmt: skip
 
 
-def training_rows(rounds: int) -> list[Row]:
+def ensemble_row(name: str, batch_size: int, rounds: int, steps: int = 200) -> Row:
+    """The models of one row of Nertinger's table (nine tasks, five seeds) at once, and one after another."""
+    whole = PRESETS[f"nertinger-{name}"].replace(
+        seeds=(0, 1, 2, 3, 4), steps=steps, batch_size=batch_size, n_snapshots=0, eval_every=steps, log_every=steps,
+        eval_prompts=16, cpu=True,
+    )  # fmt: skip
+    alone = [whole.replace(task=whole.tasks[task], more_tasks=(), seeds=(seed,)) for task, seed in whole.members]
+
+    def training_seconds(config: TrainingConfig) -> float:
+        with tempfile.TemporaryDirectory() as folder:
+            return seconds(lambda: train(config, folder, progress=False))
+
+    times = alternate(
+        {"together": lambda: training_seconds(whole), "apart": lambda: sum(map(training_seconds, alone))}, rounds
+    )
+    detail = f"{median(times['apart']):.1f} s against {median(times['together']):.1f} s for {steps} steps"
+    return row(f"{len(alone)} {name} models one after another over at once, batch {batch_size}",
+               ratios(times["apart"], times["together"]), ">= 3", detail)  # fmt: skip
+
+
+def measure(settings: Settings) -> list[Row]:
     """Everything that this part measures."""
-    return [*linear_rows(rounds, 1), *linear_rows(rounds, 5), seeds_row(min(rounds, 3))]
+    few = min(settings.rounds, 3)
+    return [
+        *linear_rows(settings.rounds, 1),
+        *linear_rows(settings.rounds, 5),
+        seeds_row(few),
+        *(ensemble_row(name, batch_size, few) for name in ("linear", "relu") for batch_size in (64, 256)),
+    ]

@@ -1,13 +1,12 @@
-"""Prints what the analysis of layers costs beside what one would otherwise run, in one run: part of `make bench`."""
+"""What the analysis of layers costs beside what one would otherwise run."""
 
-import argparse
 import time
-from pathlib import Path
 
 import torch
-from benchmark import row, show
 from transformers import GPT2Config, GPT2Model
 
+from benchmarks.rows import Row, row
+from benchmarks.settings import Settings
 from mechicl import algorithms
 from mechicl.analysis import Lens, fit_readouts
 from mechicl.analysis.behaviour import regressed_weights
@@ -52,7 +51,7 @@ def restarts() -> float:
     return (sum(NEWTON_STEPS) + sum(GD_STEPS)) / (len(NEWTON_STEPS) + GD_STEPS[-1])
 
 
-def heatmap_rows(rounds: int, n_prompts: int = 320) -> list[dict]:
+def heatmap_rows(rounds: int, n_prompts: int = 320) -> list[Row]:
     """Both axes of Fu et al.'s Fig. 2 at the paper's size."""
     prompts = LinearRegression(x_dim=20, n_context=40, inputs="gaussian").sample(n_prompts, seed=0, dtype=torch.float64)
     step_size = algorithms.stable_step_size(prompts)
@@ -78,7 +77,7 @@ def heatmap_rows(rounds: int, n_prompts: int = 320) -> list[dict]:
     ]  # fmt: skip
 
 
-def readout_rows(name: str, n_fitting: int, steps: int) -> list[dict]:
+def readout_rows(name: str, n_fitting: int, steps: int) -> list[Row]:
     """Readouts of all layers in closed form and by Adam on minibatches of the same prompts."""
     checkpoint = load_checkpoint(name)
     model, task = checkpoint.models[0], checkpoint.task
@@ -99,7 +98,7 @@ def readout_rows(name: str, n_fitting: int, steps: int) -> list[dict]:
     ]  # fmt: skip
 
 
-def induced_weights_rows(name: str, n_prompts: int, n_queries: int) -> list[dict]:
+def induced_weights_rows(name: str, n_prompts: int, n_queries: int) -> list[Row]:
     """Weights regressed on sampled queries: contexts shared, and a forward pass for each query and prefix."""
     checkpoint = load_checkpoint(name)
     lens, task = Lens(checkpoint.models[0]), checkpoint.task
@@ -124,7 +123,7 @@ def induced_weights_rows(name: str, n_prompts: int, n_queries: int) -> list[dict
     ]  # fmt: skip
 
 
-def import_row() -> dict:
+def import_row() -> Row:
     """A GPT-2 of the paper's shape, read by `from_garg`, against transformers' own forward pass."""
     torch.manual_seed(0)
     shape = {"n_dims": 20, "n_positions": 101, "n_embd": 256, "n_layer": 12, "n_head": 8, "family": "gpt2"}
@@ -144,7 +143,7 @@ def import_row() -> dict:
                [(ours - theirs).abs().max().item()], "<= 1e-5", "random weights, 32 prompts")  # fmt: skip
 
 
-def accuracy_row(name: str) -> dict:
+def accuracy_row(name: str) -> Row:
     """The small isotropic model's error at twice as many points as dimensions."""
     checkpoint = load_checkpoint(name)
     task = checkpoint.task
@@ -153,24 +152,12 @@ def accuracy_row(name: str) -> dict:
     return row(f"{name}: squared error per dimension at 2d points", interval(errors), "<= 0.01", "", over="prompts")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--checkpoint", default="gpt2-8l")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--n-fitting", type=int, default=4096)
-    parser.add_argument("--steps", type=int, default=5000, help="of the trained readouts")
-    parser.add_argument("--n-prompts", type=int, default=32, help="for induced weights")
-    parser.add_argument("--n-queries", type=int, default=100)
-    parser.add_argument("--json", type=Path, help="also write the rows there")
-    args = parser.parse_args()
-    show([
-        *heatmap_rows(args.rounds),
-        *readout_rows(args.checkpoint, args.n_fitting, args.steps),
-        *induced_weights_rows(args.checkpoint, args.n_prompts, args.n_queries),
+def measure(settings: Settings) -> list[Row]:
+    """Everything that this part measures."""
+    return [
+        *heatmap_rows(settings.rounds),
+        *readout_rows("gpt2-8l", n_fitting=4096, steps=5000),
+        *induced_weights_rows("gpt2-8l", n_prompts=32, n_queries=100),
         import_row(),
-        accuracy_row(args.checkpoint),
-    ], args.json)  # fmt: skip
-
-
-if __name__ == "__main__":
-    main()
+        accuracy_row("gpt2-8l"),
+    ]

@@ -1,18 +1,16 @@
-"""Prints how well searches find the circuits of compiled programs, and how fast: part of `make bench`."""
+"""How well searches find the circuits of compiled programs, and how fast."""
 
-import argparse
 import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
-from benchmark import row, show
-from benchmark_interventions import bridge, peak_bytes
 from rasp_library import Program, combine, fetch, indices, tokens
 from rasp_programs import NAMES, compile_by_tracr, compile_program
 from torch import Tensor
 
+from benchmarks.interventions import bridge, peak_bytes
+from benchmarks.rows import Row, row
+from benchmarks.settings import Settings
 from mechicl import constructions
 from mechicl.analysis.circuits import Circuit, compare_circuits, find_circuit, score_edges
 from mechicl.analysis.circuits.problem import make_problem
@@ -45,7 +43,7 @@ class Tally:
             self.true[kind] += len(there)
             self.false[kind] += len(here - there)
 
-    def rows(self, name: str, bars: bool = False) -> list[dict]:
+    def rows(self, name: str, bars: bool = False) -> list[Row]:
         """Shares of nodes and edges found, and of programs that are right to the edge."""
         rows = []
         for kind, bar in (("nodes", ">= 1"), ("edges", ">= 0.99")):
@@ -57,7 +55,7 @@ class Tally:
         return [*rows, row(f"{name}: circuits right to the edge", [share], ">= 0.95" if bars else "shown", detail)]
 
 
-def program_rows(names: tuple[str, ...]) -> list[dict]:
+def program_rows(names: tuple[str, ...]) -> list[Row]:
     """Everything by default, the time with compilation and truth, and the gradients alone."""
     tally, areas, started = Tally(), [], time.perf_counter()
     n_edges = []
@@ -80,7 +78,7 @@ def program_rows(names: tuple[str, ...]) -> list[dict]:
     ]  # fmt: skip
 
 
-def hidden_rows(names: tuple[str, ...]) -> list[dict]:
+def hidden_rows(names: tuple[str, ...]) -> list[Row]:
     """The same programs in a rotated stream, each head in a random gauge, with a distractor in every layer."""
     tally = Tally()
     for number, name in enumerate(names):
@@ -91,7 +89,7 @@ def hidden_rows(names: tuple[str, ...]) -> list[dict]:
     return tally.rows(f"{len(names)} of them, rotated and with distractors", bars=True)
 
 
-def construction_rows() -> list[dict]:
+def construction_rows() -> list[Row]:
     """Models on points whose weights were written by hand."""
     prompts = LinearRegression(x_dim=3, n_context=6).sample(N_PROMPTS, seed=0, dtype=torch.float64)
     sizes: dict[str, Any] = {"x_dim": 3, "n_context": 6}
@@ -110,7 +108,7 @@ def construction_rows() -> list[dict]:
     return tally.rows(f"{len(models)} constructions on points")
 
 
-def choice_rows(names: tuple[str, ...]) -> list[dict]:
+def choice_rows(names: tuple[str, ...]) -> list[Row]:
     """What a cut edge carries, how far the outputs may move, and how edges are searched for: which finds the truth."""
     rows = []
     choices: list[tuple[str, dict[str, Any]]] = [
@@ -152,7 +150,7 @@ def wide_program(n_heads: int = 5, n_layers: int = 5) -> Program:
     return Program("wide", words=("a", "b"), length=8, build=build, compute=list)
 
 
-def large_rows(rounds: int, n_timed: int = 40) -> list[dict]:
+def large_rows(rounds: int, n_timed: int = 40) -> list[Row]:
     """A model of 2,000 edges, beside one run an edge."""
     model = from_tracr(compile_by_tracr(wide_program()))
     ids = model.sample_ids(N_PROMPTS, seed=0)
@@ -179,7 +177,7 @@ def large_rows(rounds: int, n_timed: int = 40) -> list[dict]:
     ]
 
 
-def bridge_rows() -> list[dict]:
+def bridge_rows() -> list[Row]:
     """All edges of a model of GPT-2's shape, with the memory that it takes."""
     model, memory = bridge(), 2 * 2**30
     generator = torch.Generator().manual_seed(0)
@@ -207,23 +205,14 @@ def bridge_rows() -> list[dict]:
     ]  # fmt: skip
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--every", type=int, default=1, help="only each n-th of the programs")
-    parser.add_argument("--json", type=Path, help="also write the rows there")
-    args = parser.parse_args()
-    names = NAMES[:: args.every]
-    parts: list[Callable[[], list[dict]]] = [
-        lambda: program_rows(names),
-        lambda: hidden_rows(names),
-        construction_rows,
-        lambda: large_rows(args.rounds),
-        bridge_rows,
-        lambda: choice_rows(names[::2]),
+def measure(settings: Settings) -> list[Row]:
+    """Everything that this part measures."""
+    names = NAMES[:: settings.every]
+    return [
+        *program_rows(names),
+        *hidden_rows(names),
+        *construction_rows(),
+        *large_rows(settings.rounds),
+        *bridge_rows(),
+        *choice_rows(names[::2]),
     ]
-    show([each for part in parts for each in part()], args.json)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,5 @@
-"""Prints what patching costs beside a loop of single runs by `transformer_lens.patching`: part of `make bench`."""
+"""What patching costs beside a loop of single runs by `transformer_lens.patching`."""
 
-import argparse
 import contextlib
 import io
 import itertools
@@ -10,13 +9,14 @@ from typing import Any
 
 import pandas as pd
 import torch
-from benchmark import row, show
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from transformer_lens.model_bridge.sources import build_bridge_from_module
 from transformer_lens.patching import generic_activation_patch, layer_pos_head_vector_patch_setter
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from benchmarks.rows import Row, row
+from benchmarks.settings import Settings
 from mechicl import constructions
 from mechicl.analysis import PatchingSession, Sweep, corrupt, find_circuit, next_token_loss, patch, score_heads
 from mechicl.checkpoints import load_checkpoint
@@ -65,7 +65,7 @@ def compare(
     return ratios, ours, difference
 
 
-def regression_rows(rounds: int, n_prompts: int) -> list[dict]:
+def regression_rows(rounds: int, n_prompts: int) -> list[Row]:
     """Every head's output at every position of the 8-layer model."""
     checkpoint = load_checkpoint("gpt2-8l")
     model, clean = checkpoint.models[0], checkpoint.task.sample(n_prompts, seed=0)
@@ -93,7 +93,7 @@ def bridge(n_layers: int = 12, n_heads: int = 12, width: int = 768, vocabulary: 
     return build_bridge_from_module(GPT2LMHeadModel(config).eval(), "GPT2LMHeadModel", hf_config=config)
 
 
-def bridge_rows(rounds: int, n_prompts: int = 2, n_pos: int = 16) -> list[dict]:
+def bridge_rows(rounds: int, n_prompts: int = 2, n_pos: int = 16) -> list[Row]:
     """Every head's output at four positions of a model of GPT-2's shape."""
     model = bridge()
     generator = torch.Generator().manual_seed(0)
@@ -123,7 +123,7 @@ def peak_bytes(sweep: Callable[[], Sweep]) -> int:
     return peak
 
 
-def memory_rows() -> list[dict]:
+def memory_rows() -> list[Row]:
     """The peak of a sweep beside the memory that it was given."""
     checkpoint = load_checkpoint("gpt2-8l")
     model, clean = checkpoint.models[0], checkpoint.task.sample(16, seed=0)
@@ -149,7 +149,7 @@ def memory_rows() -> list[dict]:
     return rows
 
 
-def known_answer_rows() -> list[dict]:
+def known_answer_rows() -> list[Row]:
     """Head scores and circuits of models whose heads are known."""
     planted = constructions.induction(d_vocab=64, n_ctx=64, n_heads=4, previous_token_head=2, induction_head=1, seed=0)
     scores = score_heads(planted)
@@ -184,7 +184,7 @@ def known_answer_rows() -> list[dict]:
     return rows
 
 
-def session_rows() -> list[dict]:
+def session_rows() -> list[Row]:
     """Seconds from a click in the explorer to its prediction, without the browser."""
     rows = []
     for name in ("gpt2-8l", "copy-2l", "lsa-1l"):
@@ -202,22 +202,18 @@ def session_rows() -> list[dict]:
     return rows
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3, help="repetitions of each ratio")
-    parser.add_argument("--threads", type=int, default=1, help="of torch")
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    rows = [
-        *regression_rows(args.rounds, 16),
-        *regression_rows(1, 64),
-        *bridge_rows(1),
-        *memory_rows(),
-        *session_rows(),
-        *known_answer_rows(),
-    ]
-    show(rows)
-
-
-if __name__ == "__main__":
-    main()
+def measure(settings: Settings) -> list[Row]:
+    """Everything that this part measures, on one thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return [
+            *regression_rows(settings.rounds, 16),
+            *regression_rows(1, 64),
+            *bridge_rows(1),
+            *memory_rows(),
+            *session_rows(),
+            *known_answer_rows(),
+        ]
+    finally:
+        torch.set_num_threads(before)

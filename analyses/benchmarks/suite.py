@@ -1,0 +1,95 @@
+"""Runs the parts of the benchmark one after another beside a count of what else the machine does."""
+
+import importlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.load import Load, Watch, idle_load, machine
+from benchmarks.rows import Row, table
+from benchmarks.settings import Settings
+
+PARTS = ("accuracy", "training", "starting", "layers", "interventions", "circuits")
+"""Modules of this package, each with a function `measure(settings)` that returns rows."""
+
+
+class MachineIsLoadedError(RuntimeError):
+    """Other processes take the cores, so that speeds mean nothing."""
+
+
+def measure_part(
+    measure: Callable[[Settings], list[Row]], settings: Settings, *, loaded: bool = False, attempts: int = 2
+) -> dict[str, Any]:
+    """Rows of one part and what others took meanwhile; measured again where that was too much.
+
+    Args:
+        loaded: take what is measured, whatever others do.
+
+    Raises:
+        MachineIsLoadedError: others took the cores each time.
+    """
+    for _ in range(attempts):
+        watch = Watch()
+        rows = measure(settings)
+        load = watch.load()
+        if load.is_quiet or loaded:
+            return {"load": load.to_dict(), "quiet": load.is_quiet, "rows": [asdict(row) for row in rows]}
+    raise MachineIsLoadedError(f"not quoted: while it was measured {load}")
+
+
+def run(parts: Sequence[str], settings: Settings, results: Path, *, loaded: bool = False) -> list[str]:
+    """Measure and print parts, and write each to the JSON file `results` as soon as it is there, in place of its last.
+
+    Returns:
+        The parts that could not be measured because others took the cores.
+
+    Raises:
+        MachineIsLoadedError: that is so from the start, and `loaded` does not allow it.
+    """
+    before = idle_load()
+    if not (before.is_quiet or loaded):
+        raise MachineIsLoadedError(f"{before}: end them and run this again, or measure all the same with --loaded")
+    everything: dict[str, Any] = json.loads(results.read_text()) if results.is_file() else {"parts": {}}
+    everything["machine"] = machine()
+    print(f"{everything['machine']}\nbefore the start {before}\n", flush=True)
+    left_out = []
+    for part in parts:
+        try:
+            measured = measure_part(importlib.import_module(f"benchmarks.{part}").measure, settings, loaded=loaded)
+        except MachineIsLoadedError as error:
+            print(f"{part}: {error}\n", flush=True)
+            left_out.append(part)
+            continue
+        everything["parts"][part] = measured
+        results.parent.mkdir(parents=True, exist_ok=True)
+        results.write_text(json.dumps(everything, indent=1) + "\n")
+        print(f"{part}\n{part_in_words(measured)}\n", flush=True)
+    return left_out
+
+
+def part_in_words(measured: Mapping[str, Any]) -> str:
+    """The rows of a part, below what others took meanwhile."""
+    warning = "" if measured["quiet"] else "NOT TO BE QUOTED: "
+    return f"{warning}{Load(**measured['load'])}\n{table([Row(**row) for row in measured['rows']])}"
+
+
+def write_page(page: Path, results: Path) -> None:
+    """Put each part's rows into the block of text of a page of documentation that follows `<!-- part: NAME -->`.
+
+    Raises:
+        ValueError: a part was measured beside other work, or the page has no place for one.
+    """
+    text, everything = page.read_text(), json.loads(results.read_text())
+    blocks = {part: part_in_words(measured) for part, measured in everything["parts"].items()}
+    for part, measured in everything["parts"].items():
+        if not measured["quiet"]:
+            raise ValueError(f"{part} was measured beside other work, and is not quoted: measure it again")
+    for part, block in {"machine": everything["machine"], **blocks}.items():
+        start, fence, end = f"<!-- part: {part} -->\n\n", "```text\n", "\n```"
+        if start + fence not in text:
+            raise ValueError(f"{page} has no place for {part}: write {start!r} and a block of text there")
+        head, rest = text.split(start + fence, 1)
+        text = head + start + fence + block + end + rest.split(end, 1)[1]
+    page.write_text(text)
