@@ -13,11 +13,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mechicl.models import PromptedModel
+from mechicl.models.transformer.fast import put_prompts_last
 from mechicl.sampling import QuickGenerator
 from mechicl.training.config import TrainingConfig
 from mechicl.training.objectives import examples, weight_of_share
 
 TIMED_BATCHES = 12
+SMALL_PRODUCT = 400  # torch multiplies a row with a matrix of fewer numbers in plain loops, for many prompts on a CPU
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +82,11 @@ def sample_batch(
     tokens, targets = examples(model, joined, config.loss_at)
     sizes = (len(by_model), len(by_model[0]))
     loss_weights = torch.tensor(weights, dtype=config.model.torch_dtype, device=tokens.device) if weights else None
-    return Batch(step, tokens.unflatten(0, sizes), targets.unflatten(0, sizes), states, loss_weights)
+    tokens, targets = tokens.unflatten(0, sizes), targets.unflatten(0, sizes)
+    across = model.prefers_prompts_last and config.loss_at == "query" and tokens.device.type == "cpu"
+    if across and (len(by_model) > 1 or tokens[0, 0].numel() < SMALL_PRODUCT):
+        tokens = put_prompts_last(tokens)
+    return Batch(step, tokens, targets, states, loss_weights)
 
 
 def batches(

@@ -77,6 +77,20 @@ def test_large_batches_are_the_same_with_or_without_a_thread_from_any_step_and_i
     assert torch.equal(torch.cat([share.tokens for share in shares], dim=1), plain[0].tokens)
 
 
+@pytest.mark.parametrize(
+    ("changes", "across"),
+    [
+        ({}, True),
+        ({"seeds": (0,)}, True),
+        ({"seeds": (0,), "task": TASK.replace(n_context=200), "model": MODEL.replace(n_context=200)}, False),
+        ({"model": MODEL.replace(n_layers=2)}, False),
+    ],
+)
+def test_prompts_lie_last_in_memory_where_one_layer_is_quicker_so(changes, across):
+    batch = sample_batch(config := small(**changes), HookedTransformer(config.model), make_generators(config, CPU), 0)
+    assert (batch.tokens.stride(1) == 1) == across
+
+
 def test_drawing_moves_to_a_thread_only_where_it_takes_a_notable_part_of_a_step():
     for pause, threads in ((0.0, 1), (0.05, 0)):
         config = small(steps=TIMED_BATCHES + 3, batch_size=256)

@@ -12,6 +12,12 @@ With A_h = W_Q W_Kᵀ and B_h = W_V W_O of head h, attention adds Σ_h pattern(X
   and values are never formed for every position: good where few rows are asked for;
 - *merged*: folded for all rows of linear attention, X [A_1 B_1 A_2 B_2 ...] as one product;
 - *associative*: linear attention without a score: X A_h (XᵀX) B_h, whose cost is linear in the number of positions.
+
+One more route takes no matrix products of single prompts at all:
+
+- *across prompts*: the last row in one dimension, by products of numbers that run over all prompts at once, where
+  prompts lie along the last axis in memory (`put_prompts_last`). Training takes half as long as by the folded route,
+  which multiplies one matrix of some ten rows after another.
 """
 
 import torch
@@ -94,6 +100,8 @@ def fast_attention(
     costs = _costs(attn, x, rows)
     # rotary positions turn queries and keys, which the other routes never form, and the fused kernel takes them
     route = "plain" if cfg.rotates or attn.fused else min(costs, key=costs.__getitem__)
+    if route == "folded" and _can_go_across(attn, x, rows, columns):
+        return _across_prompts(attn, x, columns)
     if route == "associative":
         return _associative(attn, x, rows)[..., columns]
     if route == "merged":
@@ -210,6 +218,30 @@ def _folded(
         value_bias = (attn.b_V[:, None] @ W_O)[:, 0]
         out = out + torch.einsum("bhr,hm->brm", pattern.sum(-1), value_bias) + attn.b_O[columns]
     return out
+
+
+def put_prompts_last(tokens: Float[Tensor, "*seed prompt pos d"]) -> Float[Tensor, "*seed prompt pos d"]:
+    """The same tokens, with the prompts along the last axis in memory."""
+    return tokens.movedim(-3, -1).contiguous().movedim(-1, -3)
+
+
+def _can_go_across(attn: Attention, x: Tensor, rows: slice, columns: slice) -> bool:
+    """Whether this is the last row in one dimension, of attention that looks at each score by itself."""
+    elementwise = attn.cfg.attention != "softmax" and not attn.cfg.attn_bias
+    last = rows.indices(x.shape[1]) == (x.shape[1] - 1, x.shape[1], 1)
+    one_column = len(range(*columns.indices(x.shape[2]))) == 1
+    return elementwise and last and one_column and x.stride(0) == 1 and x.stride(2) > 1
+
+
+def _across_prompts(attn: Attention, x: Tensor, columns: slice) -> Float[Tensor, "batch 1 1"]:
+    """Attention of the last row in one dimension; axes are those of `[head key_pos d_model prompt]`, less some."""
+    cfg, stream = attn.cfg, x.permute(1, 2, 0)
+    keys = stream[:-1] if cfg.keys == "context" else stream
+    queries = cfg.score_scale * (attn.W_Q @ attn.W_K.mT).mT @ stream[-1]
+    pattern = elementwise_attention(cfg, (queries[:, None] * keys).sum(2))
+    written = ((attn.W_V @ attn.W_O[..., columns])[:, None] * keys).sum(2)
+    out = (pattern * written).sum((0, 1))[:, None, None]
+    return out / max(len(keys), 1) if cfg.normalize_by_context else out
 
 
 def _plain(

@@ -131,11 +131,59 @@ def test_every_route_on_its_own(keys: Any, attention: str, attn_bias: bool):
                 torch.testing.assert_close(output, expected, rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.parametrize("keys", ["causal", "context", "full"])
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"attention": "leaky_relu", "score_scale": 0.7, "damping": 0.5}, {"attention": "softplus", "n_heads": 3}],
+    ids=str,
+)
+@pytest.mark.parametrize("normalize", [False, True])
+def test_the_route_across_prompts_agrees(routes: list[tuple[str, int]], keys: Any, fields: Any, normalize: bool):
+    cfg = TransformerConfig(
+        x_dim=3, n_context=6, d_head=2, keys=keys, normalize_by_context=normalize, dtype="float64", **fields
+    )
+    model, tokens = random_model(cfg), random_tokens(cfg, 5)
+    assert model.prefers_prompts_last
+    across = fast.put_prompts_last(tokens)
+    assert torch.equal(across, tokens)
+    assert across.stride() == (1, 20, 5)
+    torch.testing.assert_close(
+        run(model, across, "query", hooked=False), run(model, tokens, "query", hooked=True), rtol=1e-12, atol=1e-12
+    )
+    assert routes == [("_across_prompts", 1)]
+    hooked_grads = gradients(model, tokens, "query", hooked=True)
+    for name, grad in gradients(model, across, "query", hooked=False).items():
+        torch.testing.assert_close(grad, hooked_grads[name], rtol=1e-11, atol=1e-11, msg=name)
+    seeds = fast.put_prompts_last(torch.stack([tokens, 2 * tokens]))  # under vmap it is the same route
+    routes.clear()
+    both = torch.func.vmap(lambda tokens: model(tokens, at="query"))(seeds)
+    assert routes == [("_across_prompts", 1)]
+    torch.testing.assert_close(both[1], run(model, 2 * tokens, "query", hooked=True), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n_layers": 2}, {"y_dim": 2}, {"attention": "softmax"}, {"d_mlp": 4}, {"read_in": "linear", "d_model": 4},
+        {"normalization_type": "LN"}, {"attn_bias": True}, {"read_out": "linear"}, {"momentum": 0.5, "keys": "causal"},
+        {"prompt_format": "interleaved", "d_model": 4}, {"d_model": 9},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_only_models_that_take_the_route_prefer_its_tokens(routes: list[tuple[str, int]], fields: Any):
+    cfg = TransformerConfig(**({"x_dim": 3, "n_context": 6} | fields))
+    model, tokens = random_model(cfg), random_tokens(cfg, 5)
+    assert not model.prefers_prompts_last
+    across = fast.put_prompts_last(tokens)
+    if cfg.n_layers == 1:  # of more layers, the last one's stream may lie so by chance
+        torch.testing.assert_close(run(model, across, "query", hooked=False), run(model, tokens, "query", hooked=True))
+
+
 @pytest.fixture
 def routes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """The routes taken, each with the number of rows that it computed."""
     taken: list[tuple[str, int]] = []
-    for name in ("_folded", "_plain", "_associative", "_merged"):
+    for name in ("_folded", "_plain", "_associative", "_merged", "_across_prompts"):
         original = getattr(fast, name)
 
         def route(attn: Attention, x: Tensor, *rest: Any, name: str = name, original: Any = original) -> Tensor:
