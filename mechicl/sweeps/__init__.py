@@ -11,8 +11,9 @@ from mechicl.sweeps.grid import Cell
 from mechicl.sweeps.measures import MEASURES
 from mechicl.sweeps.presets import SWEEPS, SweepPreset
 from mechicl.sweeps.sweep import Sweep
+from mechicl.sweeps.thresholds import find_threshold
 
 __all__ = [
-    "MEASURES", "SWEEPS", "Cell", "CellState", "GridTable", "Sweep", "SweepError", "SweepPreset", "load_table",
-    "status",
+    "MEASURES", "SWEEPS", "Cell", "CellState", "GridTable", "Sweep", "SweepError", "SweepPreset", "find_threshold",
+    "load_table", "status",
 ]  # fmt: skip

@@ -4,8 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mechicl.models import TransformerConfig
 from mechicl.sweeps.sweep import Sweep
-from mechicl.training import TrainingConfig
+from mechicl.tasks import RepeatedTokens, TaskPool
+from mechicl.training import PRESETS, TrainingConfig
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,5 +33,129 @@ class SweepPreset:
         return Sweep(self.config, self.over, together=self.together)
 
 
-SWEEPS: dict[str, SweepPreset] = {}
+# Raventós et al. 2023 in very small: as many points as dimensions, so that the pool helps, pairs as tokens, so that
+# nothing has to be copied first, and the query's loss.
+_POOL = TrainingConfig(
+    task=TaskPool(x_dim=4, n_context=4, n_tasks=8, noise_std=0.5),
+    model=TransformerConfig(
+        x_dim=4, n_context=4, n_layers=2, n_heads=2, d_model=32, d_mlp=64, attention="softmax",
+        normalization_type="LN", act_fn="gelu_new", read_in="linear", read_out="linear",
+    ),
+    steps=3000,
+    batch_size=128,
+    optimizer="soap",
+    learning_rate=5e-3,
+    schedule="cosine",
+    warmup_steps=200,
+    gradient_clip=1.0,
+    eval_every=250,
+    n_snapshots=6,
+    snapshots_between=(500, 3000),
+)  # fmt: skip
+_FEW = (2, 8, 32, 128, 512)
+
+# SOAP, because Adam leaves deep linear layers far from what they can do; looped ones take a smaller rate.
+_DEPTH = PRESETS["lsa-5l"].resized(x_dim=5, n_context=10).replace(batch_size=256, steps=1000, eval_every=100)
+
+# Attention alone, as in Edelman et al. 2024, at a constant rate, so that phases are not those of the schedule.
+_MARKOV = PRESETS["markov-2l-attention"]
+_MARKOV = _MARKOV.replace(
+    task=_MARKOV.task.replace(n_ctx=32), model=_MARKOV.model.replace(n_ctx=32), steps=2000, schedule="constant",
+    eval_every=50, eval_prompts=500, n_snapshots=40,
+)  # fmt: skip
+
+_INDUCTION = PRESETS["induction-2l"].replace(
+    task=RepeatedTokens(d_vocab=16, n_ctx=24, min_period=4, max_period=12),
+    model=TransformerConfig(
+        prompt_format="token_ids", d_vocab=16, n_ctx=24, n_layers=2, n_heads=2, d_model=32, attn_only=True,
+        normalization_type=None, attn_bias=False, read_bias=False, initializer_range=0.05,
+    ),
+    steps=2000, batch_size=32, learning_rate=2e-3, schedule="constant", eval_prompts=200, n_snapshots=0,
+)  # fmt: skip
+
+# One softmax layer on the prompts of the depth sweep.
+_SINK = PRESETS["softmax-2h"].resized(x_dim=5, n_context=10)
+_SINK = _SINK.replace(steps=2000, batch_size=256, learning_rate=3e-3, n_snapshots=0, eval_every=100)
+
+
+def _context(n_ctx: int) -> dict[str, Any]:
+    """Repeated tokens of another length, in task and model, with segments of up to half of it."""
+    return {"task.n_ctx": n_ctx, "task.max_period": n_ctx // 2, "model.n_ctx": n_ctx}
+
+
+SWEEPS: dict[str, SweepPreset] = {
+    "diversity": SweepPreset(
+        "numbers of tasks in a pool, 2 to 2^14: the pool's Bayes learner or ridge (Raventós et al. 2023)",
+        _POOL,
+        {"task.n_tasks": (2, 4, 8, 16, 32, 128, 512, 2048, 16384), "seed": range(5)},
+        "pool",
+        together=45,
+    ),
+    **{
+        f"diversity-{name}": SweepPreset(
+            f"the same over {words}, fewer numbers of tasks", _POOL,
+            {axis: values, "task.n_tasks": _FEW, "seed": range(3)}, "pool", together=15,
+        )
+        for name, words, axis, values in (
+            ("points", "numbers of points", "n_context", (2, 8)),
+            ("noise", "levels of noise", "task.noise_std", (0.1, 1.0)),
+            ("dimensions", "dimensions", "x_dim", (2, 6)),
+            ("draws", "draws of the pool", "task.seed", (1, 2)),
+        )
+    },
+    "depth": SweepPreset(
+        "linear layers, looped or not, beside the best first-order and second-order learners of their depth",
+        _DEPTH,
+        {
+            "weights": {
+                "independent": {"model.recurrent": False},
+                "looped": {"model.recurrent": True, "learning_rate": 3e-3},
+            },
+            "model.n_layers": (1, 2, 3, 4, 5, 6, 8, 10),
+            "seed": range(3),
+        },
+        "depth",
+    ),
+    "markov": SweepPreset(
+        "counting tokens, then pairs of them: phases of training on Markov chains (Edelman et al. 2024)",
+        _MARKOV,
+        {"model.n_layers": (1, 2), "seed": range(8)},
+        ("markov", "transition"),
+    ),
+    "induction": SweepPreset(
+        "when induction is learned, by heads and kinds of positions (Elhage et al. 2021)",
+        _INDUCTION,
+        {
+            "model.n_heads": (1, 2, 4),
+            "model.positional_embedding_type": ("none", "standard", "rotary"),
+            "seed": range(3),
+        },
+        "transition",
+    ),
+    "induction-context": SweepPreset(
+        "when induction is learned, by the length of the context",
+        _INDUCTION,
+        {
+            "n_ctx": {n: _context(n) for n in (16, 24, 48)},
+            "model.positional_embedding_type": ("standard", "rotary"),
+            "seed": range(3),
+        },
+        "transition",
+    ),
+    "sink": SweepPreset(
+        "softmax heads against a step of gradient descent, with and without a sink, by heads and their width",
+        _SINK,
+        {
+            "sink": {
+                "none": {"model.sink": "none"},
+                "learned": {"model.sink": "learned"},
+                "learned from 4": {"model.sink": "learned", "model.sink_score": 4.0},
+            },
+            "model.n_heads": (1, 2, 4),
+            "model.d_head": (3, 12),
+            "seed": range(5),
+        },
+        "descent",
+    ),
+}  # fmt: skip
 """Sweeps by the name that the command line knows them by."""

@@ -1,0 +1,71 @@
+"""Where, along an axis of a sweep, a value passes a level: with an interval over seeds."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from mechicl.statistics import Interval
+
+SEED = "seed"
+
+
+def find_threshold(
+    table: Any, x: str, value: str, *, level: float = 0.0, seed: int = 0, n_resamples: int = 2000
+) -> Interval:
+    """Where the mean over seeds of a value passes a level for good, on a logarithmic axis, with its bootstrap interval.
+
+    Between the last point on the first point's side of the level and the next the value is a straight line over the
+    logarithm of x. Seeds are resampled with replacement (Efron 1979), each with its values at all points. An end of the
+    interval that lies beyond the axis is 0 or infinite; with one seed the interval is its own threshold.
+
+    Args:
+        table: of a sweep, or a pandas frame, with the columns x, value and "seed"; rows without the value are left out,
+            and so are seeds that lack a point.
+        x: the axis, positive.
+        value: the column.
+        level: which is passed.
+        seed: of the resamples.
+        n_resamples: how many.
+
+    Raises:
+        KeyError: no such column.
+        ValueError: an x that is not positive, or no seed with all points.
+
+    Source: Raventós et al. 2023, section 3, where the threshold is read off curves.
+
+    Example:
+        >>> frame = pd.DataFrame({"n": [2, 8, 32] * 2, "seed": [0] * 3 + [1] * 3, "ratio": [-1.0, 1, 2, -1, 1, 3]})
+        >>> print(find_threshold(frame, "n", "ratio").mean)
+        4.0
+    """
+    frame = table if isinstance(table, pd.DataFrame) else table.frame
+    for name in (x, value, SEED):
+        if name not in frame.columns:
+            raise KeyError(f"the table has no column {name!r}; it has {', '.join(map(str, frame.columns))}")
+    wide = frame.pivot(index=SEED, columns=x, values=value).sort_index(axis=1).astype(float).dropna()
+    places = np.asarray(wide.columns, dtype=float)
+    if not len(wide):
+        raise ValueError(f"no seed has {value!r} at all {len(places)} values of {x!r}")
+    if not (places > 0).all():
+        raise ValueError(f"a threshold on a logarithmic axis needs positive values of {x!r}, got {places.tolist()}")
+    values = wide.to_numpy() - level
+    rng = np.random.default_rng(seed)
+    samples = [passed(places, values[rng.integers(len(values), size=len(values))].mean(0)) for _ in range(n_resamples)]
+    # quantiles without interpolation: between a number and an infinity there is no other
+    low, high = np.quantile(samples, [0.025, 0.975], method="nearest")
+    middle = passed(places, values.mean(0))
+    return Interval(middle, min(float(low), middle), max(float(high), middle), len(values))
+
+
+def passed(places: np.ndarray, values: np.ndarray) -> float:
+    """Where values over increasing places pass 0 for good: 0 if all are above it, infinite if the last is below."""
+    above = values > 0
+    if not above[-1]:
+        return math.inf
+    if above.all():
+        return 0.0
+    i = int(np.flatnonzero(~above)[-1])
+    low, high = np.log(places[i]), np.log(places[i + 1])
+    return float(np.exp(low + (high - low) * -values[i] / (values[i + 1] - values[i])))

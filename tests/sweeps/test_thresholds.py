@@ -1,0 +1,62 @@
+"""Thresholds of sweeps, against crossings by hand."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mechicl.sweeps.thresholds import find_threshold, passed
+
+
+def frame(by_seed: dict[int, list[float]], places=(2, 8, 32)) -> pd.DataFrame:
+    rows = [
+        {"n": x, "seed": seed, "ratio": value}
+        for seed, values in by_seed.items()
+        for x, value in zip(places, values, strict=True)
+    ]
+    return pd.DataFrame(rows)
+
+
+def test_it_is_where_the_mean_over_seeds_passes_the_level():
+    threshold = find_threshold(frame({0: [-1, 0.5, 2], 1: [-1, 1.5, 2]}), "n", "ratio")
+    assert threshold.mean == pytest.approx(4)  # halfway between 2 and 8, on a logarithmic axis
+    assert threshold.n == 2
+    # one seed alone passes at 2 · 4^(2/3) or 2 · 4^(2/5)
+    assert (threshold.low, threshold.high) == pytest.approx((2 * 4 ** (2 / 5), 2 * 4 ** (2 / 3)))
+    assert find_threshold(frame({0: [0, 1.5, 3]}), "n", "ratio", level=1).mean == pytest.approx(2 * 4 ** (2 / 3))
+
+
+def test_equal_seeds_have_no_width_and_the_last_crossing_counts():
+    alike = find_threshold(frame({0: [1, -1, 1], 1: [1, -1, 1]}), "n", "ratio")
+    assert alike.low == alike.mean == alike.high == pytest.approx(16)
+
+
+def test_beyond_the_axis_it_is_0_or_infinite():
+    assert find_threshold(frame({0: [1, 2, 3]}), "n", "ratio").mean == 0
+    assert find_threshold(frame({0: [-3, 2, -1]}), "n", "ratio").mean == math.inf
+    some = find_threshold(frame({0: [-3, -2, -1], 1: [-3, -2, 2]}), "n", "ratio")
+    assert math.isfinite(some.mean)
+    assert some.high == math.inf
+
+
+@given(st.lists(st.floats(-5, 5), min_size=2, max_size=6))
+def test_the_line_between_points_is_0_there(values):
+    places = 2.0 ** np.arange(len(values))
+    at = passed(places, np.array(values))
+    if 0 < at < math.inf:
+        assert np.interp(math.log(at), np.log(places), values) == pytest.approx(0, abs=1e-6)
+        assert all(v > 0 for p, v in zip(places, values, strict=True) if p > at * (1 + 1e-12))
+    else:
+        assert values[-1] <= 0 if at else min(values) > 0
+
+
+def test_what_has_no_threshold_is_refused():
+    with pytest.raises(KeyError, match="no column 'loss'; it has n, seed, ratio"):
+        find_threshold(frame({0: [1, 2, 3]}), "n", "loss")
+    with pytest.raises(ValueError, match="needs positive values of 'n'"):
+        find_threshold(frame({0: [1, 2]}, (0, 1)), "n", "ratio")
+    with pytest.raises(ValueError, match="no seed has 'ratio' at all 3 values of 'n'"):
+        find_threshold(frame({0: [1, math.nan, 3]}), "n", "ratio")
