@@ -1,33 +1,97 @@
-"""A page on a sweep: what was measured over its grid."""
+"""A page on a sweep: what was measured over its grid, drawn and in numbers."""
 
+import itertools
 from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import plotly.graph_objects as go
 
 from mechicl.reports.comparison import Comparison
-from mechicl.statistics.grids import GridTable
+from mechicl.statistics.grids import SEED, GridTable
+from mechicl.viz import grids as draw
 from mechicl.viz.page import Section, table
+
+DIVERGED = "diverged_at"
+PICTURES = 12
+"""Of one value, where the grid has more than two axes."""
 
 
 def write_sweep_page(grid: GridTable, out: str | Path, *, title: str = "Sweep") -> Path:
     """Write sweep.html (offline) and sweep.json in a folder.
 
+    Every number that was measured has a section: a phase diagram where the grid has two axes or more, lines with
+    intervals over seeds where it has one, and the numbers.
+
     Args:
-        grid: what a sweep measured (`sweeps.load_table`).
+        grid: what a sweep measured (`sweeps.load_table`); it may be half done.
         out: the folder; made if need be.
         title: of the page.
 
     Returns:
         The path of the page.
 
+    Raises:
+        ValueError: the table is empty.
+
     Example:
         >>> write_sweep_page(load_table("runs/rates"), "runs/rates/report")
     """
+    if grid.frame.empty:
+        raise ValueError("nothing of the sweep is done yet: there is nothing to draw")
+    axes = [name for name in grid.axes if name != SEED]
+    wide = [name for name in axes if grid.frame[name].nunique(dropna=False) > 1]
     sections = []
     for value in grid.values:
-        if value != "diverged_at" and grid.frame[value].dtype.kind in "fiu":
-            frame = grid.intervals(value)
-            rows = frame.itertuples(index=False)
-            lines = [[f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row] for row in rows]
-            header = [str(name) for name in frame]
-            sections.append(Section(value, "Mean over seeds, with its 95% interval.", table(header, lines)))
-    lead = f"{len(grid.frame)} models over {', '.join(grid.axes)}."
-    return Comparison(title, lead, (), sections, {}).write(out, "sweep")
+        if value != DIVERGED and pd.api.types.is_numeric_dtype(grid.frame[value]) and grid.frame[value].notna().any():
+            figures = [_figure(part, wide, value, words) for part, words in _parts(grid, wide[2:])]
+            sections.append(Section(value, _words(wide), [*figures, _numbers(grid, value)]))
+    diverged = int(grid.frame[DIVERGED].notna().sum()) if DIVERGED in grid.frame else 0
+    lead = f"{len(grid.frame)} models over {', '.join(grid.axes)}; {diverged} of them diverged."
+    data = {"axes": list(grid.axes), "rows": _plain(grid.frame)}
+    return Comparison(title, lead, (), sections, data).write(out, "sweep")
+
+
+def _parts(grid: GridTable, further: list[str]) -> list[tuple[GridTable, str]]:
+    """The grid at each combination of its further axes, and that combination in words."""
+    values = [grid.frame[name].unique().tolist() for name in further]
+    places = [dict(zip(further, each, strict=True)) for each in itertools.product(*values)]
+    return [
+        (grid.where(**place), ", ".join(f"{name} {label}" for name, label in place.items()))
+        for place in places[:PICTURES]
+    ]
+
+
+def _figure(grid: GridTable, wide: list[str], value: str, words: str) -> go.Figure:
+    title = f"{value}, {words}" if words else value
+    if len(wide) > 1:
+        return draw.phase_diagram(grid, x=wide[0], y=wide[1], value=value, title=title)
+    if wide and pd.api.types.is_numeric_dtype(grid.frame[wide[0]]):
+        return draw.lines(grid, x=wide[0], value=value, title=title)
+    one = wide[0] if wide else SEED
+    frame = grid.frame.assign(measured=value)
+    return draw.phase_diagram(GridTable(frame, (*grid.axes, "measured")), x=one, y="measured", value=value, title=title)
+
+
+def _words(wide: list[str]) -> str:
+    if len(wide) > 1:
+        return "Colours are medians over seeds; the table has means over seeds with 95% intervals."
+    return "Mean over seeds, with its 95% interval."
+
+
+def _numbers(grid: GridTable, value: str) -> str:
+    frame = grid.intervals(value)
+    lines = frame.itertuples(index=False)
+    rows = [[f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in line] for line in lines]
+    return table([str(name) for name in frame], rows)
+
+
+def _plain(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Rows as JSON has them."""
+    return [{str(name): _plain_value(value) for name, value in row.items()} for row in frame.to_dict("records")]
+
+
+def _plain_value(value: Any) -> Any:
+    if pd.isna(value):
+        return None
+    return value.item() if hasattr(value, "item") else value

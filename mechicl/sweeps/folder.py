@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,7 @@ class SweepFolder:
             raise SweepError(f"{path} is damaged ({error}): put it away, and run the sweep again") from error
         return manifest
 
-    def write_manifest(self, grid: Grid, measures: list[str], extend: bool) -> None:
+    def write_manifest(self, grid: Grid, measures: list[str], launch: Sequence[str], extend: bool) -> None:
         """Say what the sweep is, or see that the folder holds this one.
 
         Raises:
@@ -87,6 +87,7 @@ class SweepFolder:
             "axes": {name: list(axis) for name, axis in grid.axes.items()},
             "together": grid.together,
             "threads": grid.threads,
+            "launch": list(launch),  # several processes round otherwise than one
             "measures": measures,
             "cells": {
                 cell.name: {
@@ -218,7 +219,7 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
         for key in dict.fromkeys([*theirs, *ours]):
             if ours.get(key) != theirs.get(key):
                 words.append(f"{key}: {_short(theirs.get(key))} there, {_short(ours.get(key))} now")
-    for name in ("together", "threads", "measures"):
+    for name in ("together", "threads", "launch", "measures"):
         if before.get(name) != now[name]:
             words.append(f"{name}: {_short(before.get(name))} there, {_short(now[name])} now")
     return "; ".join(words) or "its cells differ"

@@ -80,7 +80,7 @@ def run_sweep(
     orders = Orders(Path(folder).absolute(), functions, grid.threads, tuple(launch), registered)
     state = SweepFolder(orders.folder)
     with locked(orders.folder, wait=True):
-        state.write_manifest(grid, orders.identities, extend)
+        state.write_manifest(grid, orders.identities, orders.launch, extend)
     run = _Run(state, grid, orders, retry, on_result)
     if run.pending:
         n_workers = min(workers or _cores(grid), len(run.pending))

@@ -208,6 +208,19 @@ def test_a_cell_whose_process_always_dies_is_given_up(tmp_path):
     assert [cell.state for cell in status(tmp_path)].count("waiting") == 1  # the next run tries it again
 
 
+def test_a_training_may_be_started_by_words_of_its_own(tmp_path, whole):
+    over = {"learning_rate": (1e-3,), "model.n_layers": (1,), "seed": (0, 1)}
+    launched = Sweep(BASE, over).run(tmp_path, doubled, workers=1, launch=(sys.executable,), progress=False)
+    assert launched.frame.equals(load_table(whole).frame.iloc[:2])
+    with pytest.raises(ValueError, match="launch:"):
+        Sweep(BASE, over).run(tmp_path, doubled, workers=1, progress=False)
+
+
+def test_words_that_start_nothing_are_a_failed_cell(tmp_path):
+    with pytest.raises(SweepError, match=r"RuntimeError: .*python -c .* ended with 7"):
+        Sweep(BASE, {"seed": (0,)}).run(tmp_path, workers=1, launch=("python", "-c", "exit(7)"), progress=False)
+
+
 def test_the_user_s_threads_are_left_as_they_were(tmp_path):
     before = torch.get_num_threads()
     run(tmp_path)
