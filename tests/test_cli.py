@@ -293,10 +293,33 @@ def test_a_command_killed_and_called_again_gives_the_same_weights(here):
         (["train", "gpt2-8l", "--curriculum.points", "5", "21", "--steps", "900"], "curriculum.points ends at step"),
         (["train", "lsa-1l", "--tracker", "paperboard", *QUICK], "paperboard"),
         (["report", "nothing-like-it", "--out", "report"], "nothing-like-it"),
+        (["sweep", "lsa-99l"], "no preset or sweep 'lsa-99l'"),
+        (["sweep", "lsa-1l", "--over", "model.n_layers"], "field=value"),
+        (["sweep", "lsa-1l", "--over", "model.layers=1,2"], "no field 'layers'"),
+        (["sweep", "lsa-1l", "--set", "steps=1,2"], "make them axes, --over"),
+        (["sweep", "lsa-1l", "--measure", "nonsense"], "no measure 'nonsense'"),
+        (["sweep", "lsa-1l", "runs/x"], "--out runs/x"),
+        (["sweep", "status"], "mechicl sweep status DIR"),
+        (["sweep", "status", "nowhere"], "nowhere holds no sweep"),
     ],
 )
 def test_a_users_error_is_one_line_and_exit_code_1(here, capsys, words, message):
     assert message in failure(capsys, *words)
+
+
+def test_a_sweep_is_run_told_of_drawn_and_gone_on_with(here, capsys):
+    words = ["sweep", "lsa-1l", "--over", "learning_rate=1e-3,1e30", "seed=0:2", "--out", "s", "--workers", "1",
+             "--set", "steps=4", "batch_size=8", "eval_prompts=16", "n_snapshots=0", "--quiet"]  # fmt: skip
+    for _ in range(2):
+        cli.main(words)
+        assert capsys.readouterr().out == "s/results.csv: 4 models in 2 cells, 2 of them diverged\n"
+    cli.main(["sweep", "status", "s"])
+    assert capsys.readouterr().out == "s: 2 done, 0 running, 0 waiting, 0 failed\n"
+    cli.main(["sweep", "report", "s"])
+    assert capsys.readouterr().out == "s/report/sweep.html\n"
+    assert "4 models over learning_rate, seed" in (here / "s" / "report" / "sweep.html").read_text()
+    cli.main(["sweep", "list"])
+    assert capsys.readouterr().out.startswith("sweeps:\n")
 
 
 @pytest.mark.parametrize("words", [["fly"], ["train", "lsa-99l"], ["train", "lsa-1l", "--stepz", "3"],
@@ -334,7 +357,16 @@ def modules_after(code: str) -> set[str]:
 
 @pytest.mark.parametrize(
     "words",
-    [["--help"], ["list"], ["report", "--help"], ["import", "--help"], ["verify", "--help"], ["join"], ["fly"]],
+    [
+        ["--help"],
+        ["list"],
+        ["report", "--help"],
+        ["import", "--help"],
+        ["verify", "--help"],
+        ["sweep", "--help"],
+        ["join"],
+        ["fly"],
+    ],
 )
 def test_help_list_and_mistakes_are_answered_without_loading_torch(words):
     loaded = modules_after(f"import mechicl.cli; mechicl.cli.main({words})")
