@@ -18,7 +18,15 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from benchmarks.rows import Row, row
 from benchmarks.settings import Settings
 from mechicl import constructions
-from mechicl.analysis import PatchingSession, Sweep, corrupt, find_circuit, next_token_loss, patch, score_heads
+from mechicl.analysis import (
+    InterventionSweep,
+    PatchingSession,
+    corrupt,
+    find_circuit,
+    next_token_loss,
+    patch,
+    score_heads,
+)
 from mechicl.checkpoints import load_checkpoint
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.models.opening.adapter import ModelAdapter
@@ -110,7 +118,7 @@ def bridge_rows(rounds: int, n_prompts: int = 2, n_pos: int = 16) -> list[Row]:
     ]  # fmt: skip
 
 
-def peak_bytes(sweep: Callable[[], Sweep]) -> int:
+def peak_bytes(sweep: Callable[[], InterventionSweep]) -> int:
     """The most memory that tensors made by a call take at one time, by torch's profiler."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         sweep()

@@ -43,9 +43,9 @@ from mechicl.analysis.dynamics import align_over_training, find_transitions, sco
 from mechicl.analysis.finetuning import FineTuning, compare_on_prompts, compare_with_finetuning, fine_tune
 from mechicl.analysis.heads import composition_scores, measure_target_copying, read_dual_form, score_heads
 from mechicl.analysis.interventions import (
+    InterventionSweep,
     PatchingSession,
     Site,
-    Sweep,
     ablate,
     attribute,
     corrupt,
@@ -72,6 +72,7 @@ __all__ = [
     "FineTuning",
     "Identification",
     "Interchange",
+    "InterventionSweep",
     "Lens",
     "Match",
     "PatchingSession",
@@ -79,7 +80,6 @@ __all__ = [
     "Regret",
     "Site",
     "SubspaceSearch",
-    "Sweep",
     "ablate",
     "align",
     "align_over_training",

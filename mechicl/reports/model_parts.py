@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from mechicl import viz
-from mechicl.analysis import Sweep, ablate, corrupt, measure_target_copying, patch, score_heads
+from mechicl.analysis import InterventionSweep, ablate, corrupt, measure_target_copying, patch, score_heads
 from mechicl.analysis.behaviour import tuned_descent
 from mechicl.checkpoints import Checkpoint
 from mechicl.learners import squared_errors
@@ -212,7 +212,7 @@ def _copying_in_words(comparison: Comparison) -> str:
     )
 
 
-def _ablation_row(model: HookedTransformer, sweep: Sweep, others: Prompts, reference: Prompts) -> Row:
+def _ablation_row(model: HookedTransformer, sweep: InterventionSweep, others: Prompts, reference: Prompts) -> Row:
     strongest = sweep.strongest(1).iloc[0]
     layer, head = int(strongest["layer"]), int(strongest["head"])
     again = ablate(model, others, "z", only={"layer": layer, "head": head}, reference=reference, progress=False)
@@ -223,7 +223,9 @@ def _ablation_row(model: HookedTransformer, sweep: Sweep, others: Prompts, refer
     )
 
 
-def _patching_rows(model: HookedTransformer, sweep: Sweep, others: Prompts, labels: list[str], seed: int) -> list[Row]:
+def _patching_rows(
+    model: HookedTransformer, sweep: InterventionSweep, others: Prompts, labels: list[str], seed: int
+) -> list[Row]:
     """The head output that recovers most, on prompts that it was not chosen on; no row where labels do not matter."""
     share = sweep.recovered()
     if not share.isfinite().any():

@@ -11,7 +11,7 @@ from torch import Tensor
 from mechicl import viz
 from mechicl.analysis import (
     Circuit,
-    Sweep,
+    InterventionSweep,
     composition_scores,
     corrupt_tokens,
     find_circuit,
@@ -304,7 +304,7 @@ def _losses(model: HookedTransformer, sequences: TokenSequences) -> tuple[Tensor
     return F.cross_entropy(logits[scored], targets[scored]), (logits.argmax(-1) == targets)[scored].double().mean()
 
 
-def _patched(model: HookedTransformer, task: RepeatedTokens) -> Sweep:
+def _patched(model: HookedTransformer, task: RepeatedTokens) -> InterventionSweep:
     """Head outputs put back where the last token's earlier occurrences were replaced, all at the same positions."""
     sequences = task.replace(min_period=task.max_period).sample(N_PATCHED, seed=PROMPT_SEED)
     corrupted = corrupt_tokens(sequences.read, d_vocab=task.d_vocab)

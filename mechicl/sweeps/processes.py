@@ -27,7 +27,12 @@ class Processes:
     """
 
     def __init__(self, orders: Orders, n_workers: int):
-        self.orders = cloudpickle.dumps((sys.path, orders))
+        try:
+            self.orders = cloudpickle.dumps((sys.path, orders))
+        except Exception as error:
+            raise TypeError(
+                f"a measure cannot be handed to other processes ({error}): take workers=1, or a function of a module"
+            ) from error
         self.n_workers = n_workers
         self.idle: list[Worker] = []
 

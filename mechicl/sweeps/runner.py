@@ -19,7 +19,7 @@ from mechicl.sweeps.grid import Cell, Grid, in_words
 from mechicl.sweeps.measuring import read_measures
 from mechicl.sweeps.on_ray import OnRay
 from mechicl.sweeps.processes import Processes
-from mechicl.sweeps.work import Orders, Outcome, work
+from mechicl.sweeps.work import FULL_DISK, Orders, Outcome, work
 from mechicl.tasks.registry import KINDS, TASK_TYPES
 
 DEATHS = 5  # of a cell's process, before this run lets go of the cell
@@ -79,25 +79,30 @@ def run_sweep(
     registered = {name: kind for name, kind in TASK_TYPES.items() if kind not in KINDS}
     orders = Orders(Path(folder).absolute(), functions, grid.threads, tuple(launch), registered)
     state = SweepFolder(orders.folder)
-    with locked(orders.folder, wait=True):
-        state.write_manifest(grid, orders.identities, orders.launch, extend)
-    run = _Run(state, grid, orders, retry, on_result)
-    if run.pending:
-        n_workers = min(workers or _cores(grid), len(run.pending))
-        executor: Executor
-        if ray is not None:
-            executor = OnRay(orders, ray, gpus)
-        elif n_workers > 1:
-            executor = Processes(orders, n_workers)
-        else:
-            executor = InThisProcess(orders)
-        try:
-            with _Bar(state, grid, run.done, progress):
-                run.finish(executor)
-        finally:
-            executor.close()
-            run.write_table()
-    return run.end()
+    try:
+        with locked(orders.folder, wait=True):
+            state.write_manifest(grid, orders.identities, orders.launch, extend)
+        run = _Run(state, grid, orders, retry, on_result)
+        if run.pending:
+            executor = _executor(orders, min(workers or _cores(grid), len(run.pending)), ray, gpus)
+            try:
+                with _Bar(state, grid, run.done, progress):
+                    run.finish(executor)
+            finally:
+                executor.close()
+                run.write_table()
+        return run.end()
+    except OSError as error:
+        if error.errno not in FULL_DISK:
+            raise
+        words = f"the disk is full ({error.filename or orders.folder}): make room; the same command goes on from here"
+        raise OSError(error.errno, words) from error
+
+
+def _executor(orders: Orders, n_workers: int, ray: str | None, gpus: float) -> Executor:
+    if ray is not None:
+        return OnRay(orders, ray, gpus)
+    return Processes(orders, n_workers) if n_workers > 1 else InThisProcess(orders)
 
 
 class _Run:
@@ -142,7 +147,7 @@ class _Run:
                     self.done.add(cell.name)
                     self._keep_table_fresh()
                 elif outcome.state == "disk full":
-                    raise OSError(f"the disk is full ({outcome.error}): make room; the same command goes on from here")
+                    raise OSError(FULL_DISK[0], "disk full", outcome.error)
                 elif outcome.state == "died" and self.deaths[cell.name] + 1 >= DEATHS:
                     self.failed[cell.name] = f"{outcome.error}, {DEATHS} times: is there enough memory?"
                 elif outcome.state == "failed":

@@ -76,7 +76,7 @@ def work(orders: Orders, cell: Cell) -> Outcome:
         return Outcome("busy", str(error))
     except OSError as error:
         if error.errno in FULL_DISK:
-            return Outcome("disk full", f"{error.strerror}: {error.filename or folder}")
+            return Outcome("disk full", str(error.filename or folder))
         raise
     finally:
         torch.set_num_threads(threads)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from mechicl.analysis import Sweep
+from mechicl.analysis import InterventionSweep
 from mechicl.statistics import interval
 from mechicl.viz.elements import add_heatmap, bar_ticks, bar_title, figure, name_cells, panel, panels, signed_scale
 
@@ -19,7 +19,7 @@ LOW, BETWEEN, AROUND = 120, 50, 150  # pixels: of a low panel, between two, and 
 
 
 def patching_grid(
-    sweep: Sweep,
+    sweep: InterventionSweep,
     metric: str | None = None,
     *,
     recovered: bool | None = None,

@@ -19,7 +19,7 @@ from mechicl.analysis.circuits import Circuit, CircuitComparison, CircuitCurve, 
 from mechicl.analysis.dynamics.snapshots import AlignmentOverTraining, HeadsOverTraining
 from mechicl.analysis.finetuning.comparison import FineTuningComparison
 from mechicl.analysis.heads.scores import HeadScores
-from mechicl.analysis.interventions import Sweep
+from mechicl.analysis.interventions import InterventionSweep
 from mechicl.analysis.layers.probes import ProbeResult
 from mechicl.analysis.weights.conditioning import Conditioning
 from mechicl.analysis.weights.connectivity import ModeConnectivity
@@ -52,7 +52,7 @@ def plot(result: Any, **options: Any) -> go.Figure:
 
     Args:
         result: of any analysis.
-        options: of the function that draws this kind: those of `patching_grid` for a `Sweep`, and so on.
+        options: of the function that draws this kind: those of `patching_grid` for an `InterventionSweep`, and so on.
 
     Raises:
         TypeError: something that has no picture; the message lists what has one.
@@ -82,7 +82,7 @@ plot.register(Interchange, interchange_heatmap)
 plot.register(Match, match_heatmap)
 plot.register(Regret, regret_curves)
 plot.register(SubspaceSearch, subspace_curves)
-plot.register(Sweep, patching_grid)
+plot.register(InterventionSweep, patching_grid)
 plot.register(TokenIdentification, token_divergences)
 plot.register(AlignmentOverTraining, lambda result: alignments_over_training({"": result}))
 plot.register(FineTuningComparison, lambda result, **options: update_similarity_figure({"change": result}, **options))

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -241,6 +242,13 @@ def test_options_that_make_no_sense_are_refused(tmp_path, options, words):
     with pytest.raises(ValueError, match=words):
         run(tmp_path / "sweep", **options)
     assert not (tmp_path / "sweep").exists()
+
+
+def test_a_measure_that_other_processes_cannot_have_is_refused(tmp_path):
+    lock = threading.Lock()
+    with pytest.raises(TypeError, match="take workers=1"):
+        run(tmp_path, lambda checkpoint: lock.locked(), workers=2)
+    assert run(tmp_path, lambda checkpoint: float(lock.locked()), extend=True).frame["<lambda>"].sum() == 0
 
 
 def test_a_damaged_manifest_is_named(tmp_path, whole):

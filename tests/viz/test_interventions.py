@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from mechicl.analysis import Sweep, ablate, corrupt, patch, patch_paths
+from mechicl.analysis import InterventionSweep, ablate, corrupt, patch, patch_paths
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.statistics import interval
 from mechicl.tasks import LinearRegression
@@ -15,12 +15,12 @@ from tests.viz.traces import heatmaps
 N = 3  # prompts
 
 
-def swept(axes: tuple[str, ...], indices: tuple[tuple[int, ...], ...], *, source: bool = False) -> Sweep:
+def swept(axes: tuple[str, ...], indices: tuple[tuple[int, ...], ...], *, source: bool = False) -> InterventionSweep:
     """A sweep with another effect in every cell and prompt."""
     shape = tuple(map(len, indices))
     effects = torch.randn(*shape, N, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     unpatched = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
-    return Sweep(
+    return InterventionSweep(
         "mean ablation of z", axes, indices, None, torch.zeros(N, 1), torch.zeros(N, 1) if source else None,
         {"loss": unpatched + effects, "other": unpatched - 2 * effects},
         {"loss": unpatched, "other": unpatched},
@@ -95,8 +95,10 @@ def test_other_axes_are_refused(axes):
 
 def test_effects_that_are_nothing_or_not_finite_are_drawn():
     for values, bound in ((torch.zeros(1, 2, N), 1e-12), (torch.tensor([[[torch.inf] * N, [1.0] * N]]), 1)):
-        sweep = Sweep("mean ablation of z", ("layer", "head"), ((0,), (0, 1)), None, torch.zeros(N, 1), None,
-                      {"loss": values}, {"loss": torch.zeros(N)})  # fmt: skip
+        sweep = InterventionSweep(
+            "mean ablation of z", ("layer", "head"), ((0,), (0, 1)), None, torch.zeros(N, 1), None, {"loss": values},
+            {"loss": torch.zeros(N)},
+        )  # fmt: skip
         assert patching_grid(sweep).data[0].zmax == bound  # type: ignore[attr-defined]
 
 

@@ -45,7 +45,7 @@ BY_HAND = {  # results that cannot be made of any numbers
     "ShiftedLosses": losses,
     "SubspaceSearch": searched,
     "WeightsCircuit": lambda: weights_circuit(MODEL),
-    "Sweep": lambda: swept(("layer", "head"), ((0, 2), (1, 3, 4))),
+    "InterventionSweep": lambda: swept(("layer", "head"), ((0, 2), (1, 3, 4))),
 }
 WITHOUT_SAMPLES = {"TaskTexts"}
 
@@ -96,5 +96,7 @@ def test_quantities_are_points_lines_and_heatmaps():
 
 
 def test_what_has_no_picture_is_refused_with_what_has():
-    with pytest.raises(TypeError, match=r"Circuit, .*Sweep.*got dict: pass the object that an analysis returned"):
+    with pytest.raises(
+        TypeError, match=r"Circuit, .*InterventionSweep.*got dict: pass the object that an analysis returned"
+    ):
         viz.plot({})

@@ -11,14 +11,14 @@ from mechicl.analysis.interventions.metrics import distance_to, logit_difference
 from mechicl.analysis.interventions.patching import patch
 from mechicl.analysis.interventions.paths import patch_paths
 from mechicl.analysis.interventions.session import PatchingSession, SessionResult
-from mechicl.analysis.interventions.sweeps import Sweep
+from mechicl.analysis.interventions.sweeps import InterventionSweep
 from mechicl.models.opening.sites import Site
 
 __all__ = [
+    "InterventionSweep",
     "PatchingSession",
     "SessionResult",
     "Site",
-    "Sweep",
     "ablate",
     "attribute",
     "correlate_effects",

@@ -13,7 +13,7 @@ from mechicl.analysis.interventions.corruptions import derangement
 from mechicl.analysis.interventions.metrics import Inputs, Metrics
 from mechicl.analysis.interventions.patching import make_experiment, make_sweep, sweep_grid
 from mechicl.analysis.interventions.runs import CellResults, Experiment, record_within
-from mechicl.analysis.interventions.sweeps import Sweep
+from mechicl.analysis.interventions.sweeps import InterventionSweep
 from mechicl.memory import MEMORY, Budget, count_bytes
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.progress import progress_bar
@@ -39,7 +39,7 @@ def ablate(
     seed: int = 0,
     memory: float = MEMORY,
     progress: bool = True,
-) -> Sweep:
+) -> InterventionSweep:
     """What the model predicts when part of its activations is taken away; one call sweeps all heads, or all pairs.
 
     `metrics`, `only`, `at`, `keep_predictions`, `memory` and `progress` are as for `patch`.
@@ -162,7 +162,7 @@ def _sweep_directions(
     directions: Float[Tensor, "direction d_model"],
     what: str,
     progress: bool,
-) -> Sweep:
+) -> InterventionSweep:
     """Each cell once for each direction, with only the activation's coordinate along it replaced."""
     activations = record_within(
         experiment.adapter, experiment.tokens, grid.hook_names, experiment.budget.holding(values)
@@ -204,7 +204,7 @@ def _unit_directions(directions: Tensor, activation: Tensor) -> Tensor:
 
 def _sweep_pairs(
     experiment: Experiment, grid: CellGrid, values: Mapping[str, Tensor], what: str, progress: bool
-) -> Sweep:
+) -> InterventionSweep:
     """Every two cells together; each pair is run once and stands in the sweep in both orders."""
     cells = grid.cells()
     n = len(cells)

@@ -11,7 +11,7 @@ from transformer_lens.hook_points import HookPoint
 from mechicl.analysis.interventions.cells import CellGrid, Only, make_grid
 from mechicl.analysis.interventions.metrics import Inputs, Metric, Metrics, evaluate_metrics, name_metrics
 from mechicl.analysis.interventions.patching import Direction, encode_pair
-from mechicl.analysis.interventions.sweeps import Sweep
+from mechicl.analysis.interventions.sweeps import InterventionSweep
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.sites import axes_of
 from mechicl.prompts import At
@@ -29,7 +29,7 @@ def attribute(
     metrics: Metrics = None,
     only: Only | None = None,
     at: At = "query",
-) -> Sweep:
+) -> InterventionSweep:
     """The first-order estimate of `patch`: the metric's gradient times the change of the activation.
 
     `m(corrupted) + Σ (clean - corrupted) ∂m/∂activation`, the sum over what a cell replaces. Exact where the metric
@@ -62,7 +62,7 @@ def attribute(
     for metric, by_hook in changes.items():
         summed = torch.stack([_sum_within_cells(by_hook[name], grid) for name in names])
         estimates[metric] = unpatched[metric] + _select_cells(summed, grid)
-    return Sweep(
+    return InterventionSweep(
         what=f"{direction} {component}, attributed",
         axes=grid.axes,
         indices=grid.indices,
@@ -115,7 +115,9 @@ def linearize_metrics(
     return predictions.detach(), {name: metric.detach() for name, metric in measured.items()}, changes
 
 
-def correlate_effects(estimate: Sweep, real: Sweep, metric: str | None = None, level: float = 0.95) -> Interval:
+def correlate_effects(
+    estimate: InterventionSweep, real: InterventionSweep, metric: str | None = None, level: float = 0.95
+) -> Interval:
     """Pearson correlation of estimated and real effects over the cells: mean over prompts, with its interval.
 
     The ends of the interval are cut at -1 and 1. Prompts on which all effects are the same have no correlation and are

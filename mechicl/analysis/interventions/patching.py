@@ -8,7 +8,7 @@ from torch import Tensor
 from mechicl.analysis.interventions.cells import CellGrid, Only, make_grid
 from mechicl.analysis.interventions.metrics import Inputs, Metrics, evaluate_metrics, name_metrics
 from mechicl.analysis.interventions.runs import Baseline, CellResults, Experiment, record_within
-from mechicl.analysis.interventions.sweeps import Sweep
+from mechicl.analysis.interventions.sweeps import InterventionSweep
 from mechicl.memory import MEMORY, Budget
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.progress import progress_bar
@@ -31,7 +31,7 @@ def patch(
     keep_predictions: bool | None = None,
     memory: float = MEMORY,
     progress: bool = True,
-) -> Sweep:
+) -> InterventionSweep:
     """What the model predicts when part of its activations comes from another run.
 
     Each cell of the sweep is one run on the corrupted prompts in which the component, at one layer and at the cell's
@@ -107,7 +107,7 @@ def sweep_grid(
     *,
     source: Tensor | None = None,
     progress: bool,
-) -> Sweep:
+) -> InterventionSweep:
     """Run the cells of a grid, with `values` by hook name put there; `source` are the tokens that these come from."""
     cells = grid.cells()
     baseline = experiment.run_baseline(len(cells), values)
@@ -125,10 +125,10 @@ def make_sweep(
     axes: tuple[str, ...],
     indices: tuple[tuple[int, ...], ...],
     source: Tensor | None = None,
-) -> Sweep:
+) -> InterventionSweep:
     """The sweep of results `[*axes prompt ...]`, beside the runs without intervention on both kinds of tokens."""
     from_source = None if source is None else experiment.adapter.predict(source, baseline.batch_size)
-    return Sweep(
+    return InterventionSweep(
         what=what,
         axes=axes,
         indices=indices,

@@ -12,7 +12,7 @@ from transformer_lens.utilities import get_act_name
 from mechicl.analysis.interventions.metrics import Inputs, Metrics, evaluate_metrics
 from mechicl.analysis.interventions.patching import Direction, encode_pair, make_experiment, make_sweep
 from mechicl.analysis.interventions.runs import CellResults, record_within
-from mechicl.analysis.interventions.sweeps import Sweep
+from mechicl.analysis.interventions.sweeps import InterventionSweep
 from mechicl.memory import MEMORY, count_bytes
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.edits import check_edits, without_user_hooks
@@ -35,7 +35,7 @@ def patch_paths(
     keep_predictions: bool | None = None,
     memory: float = MEMORY,
     progress: bool = True,
-) -> Sweep:
+) -> InterventionSweep:
     """What the model predicts when one head's query, key or value sees another head's output of another run.
 
     For every head A and every head B of a later layer: what A wrote in the clean run, in place of what it wrote in the

@@ -17,7 +17,7 @@ from mechicl.statistics import Interval, Result, interval, ratio_interval
 
 
 @dataclass(frozen=True, eq=False)
-class Sweep(Result):
+class InterventionSweep(Result):
     """What a model predicts under each of a series of interventions.
 
     Its table has a row a cell, with the mean of each metric and, as `metric_effect`, of its change.
@@ -63,7 +63,7 @@ class Sweep(Result):
         """The layers, positions, ... along an axis."""
         return list(self.indices[self.axes.index(axis)])
 
-    def measure(self, name: str, metric: Metric) -> "Sweep":
+    def measure(self, name: str, metric: Metric) -> "InterventionSweep":
         """The same sweep with one more metric.
 
         Raises:

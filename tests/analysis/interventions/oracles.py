@@ -10,7 +10,7 @@ from torch import Tensor
 from transformer_lens.model_bridge.sources import build_bridge_from_module
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from mechicl.analysis.interventions import Sweep
+from mechicl.analysis.interventions import InterventionSweep
 from mechicl.memory import TooLittleMemory
 from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig
 from mechicl.prompts import Prompts
@@ -95,7 +95,7 @@ def bridge_pair() -> tuple[Tensor, Tensor]:
     return ids(0, d_vocab=20), ids(1, d_vocab=20)
 
 
-def flat(sweep: Sweep) -> Tensor:
+def flat(sweep: InterventionSweep) -> Tensor:
     """A sweep's predictions, one cell after the other: `[cell prompt ...]`."""
     assert sweep.predictions is not None
     return sweep.predictions.flatten(0, len(sweep.axes) - 1)

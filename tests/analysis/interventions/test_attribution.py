@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from transformer_lens.tools.analysis import attribution_patch
 
 from mechicl.analysis.interventions import (
-    Sweep,
+    InterventionSweep,
     attribute,
     correlate_effects,
     logit_difference,
@@ -160,11 +160,11 @@ def test_correlate_effects_is_the_correlation_over_cells():
         correlate_effects(attribute(model, clean, clean), patch(model, clean, clean))
 
 
-def made(effects: torch.Tensor) -> Sweep:
+def made(effects: torch.Tensor) -> InterventionSweep:
     """A sweep with these effects `[cell prompt]`."""
     none = torch.zeros(effects.shape[1], dtype=effects.dtype)
     cells = (tuple(range(len(effects))),)
-    return Sweep("made", ("layer",), cells, None, none[:, None], None, {"m": effects}, {"m": none})
+    return InterventionSweep("made", ("layer",), cells, None, none[:, None], None, {"m": effects}, {"m": none})
 
 
 def test_correlate_effects_is_cut_and_leaves_out_prompts_without_effects():

@@ -14,7 +14,7 @@ from transformer_lens.utilities import get_act_name
 
 from mechicl.analysis.circuits import find_circuit
 from mechicl.analysis.interventions import (
-    Sweep,
+    InterventionSweep,
     ablate,
     attribute,
     logit_difference,
@@ -362,7 +362,7 @@ def test_what_is_no_model_or_not_its_prompts_is_refused():
 TASK = RepeatedTokens(d_vocab=6, n_ctx=5, min_period=2, max_period=3)
 
 
-def same_sweep(a: Sweep, b: Sweep) -> None:
+def same_sweep(a: InterventionSweep, b: InterventionSweep) -> None:
     assert (a.what, a.axes, a.indices, list(a.values)) == (b.what, b.axes, b.indices, ["loss"])
     for name in ("values", "unpatched_values", "source_values", "unpatched"):
         assert_close(getattr(a, name), getattr(b, name), atol=0, rtol=0)

@@ -10,7 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.testing import assert_close
 
 from mechicl.analysis.interventions import (
-    Sweep,
+    InterventionSweep,
     ablate,
     logit_difference,
     next_token_loss,
@@ -88,7 +88,7 @@ def of_ours(sweep: Any, model: Any, *args: Any, **options: Any) -> Callable[[flo
     return lambda memory: sweep(model, *prompts, *args, memory=memory, **options)
 
 
-SWEEPS: dict[str, Callable[[], Callable[[float], Sweep]]] = {
+SWEEPS: dict[str, Callable[[], Callable[[float], InterventionSweep]]] = {
     "heads": lambda: of_ours(patch, wide(), "z"),
     "local": lambda: of_ours(patch, wide(), "z", ("layer", "pos", "head"), only={"pos": [0, 3]}),
     "streams": lambda: of_ours(patch, wide(), "resid_pre", only={"pos": [1, 6]}, direction="noising"),

@@ -8,7 +8,7 @@ import torch
 from torch.testing import assert_close
 
 from mechicl.analysis.circuits import find_circuit
-from mechicl.analysis.interventions import Sweep, ablate, patch
+from mechicl.analysis.interventions import InterventionSweep, ablate, patch
 from mechicl.analysis.interventions.session import PatchingSession
 from mechicl.statistics import load_result, student_t_quantile
 from tests.analysis.interventions.oracles import model_of, pair
@@ -18,12 +18,14 @@ CLEAN, CORRUPTED = pair(MODEL, 6)
 SWEPT = patch(MODEL, CLEAN, CORRUPTED, metrics={"first": lambda p: p[:, 0], "square": lambda p: p[:, 0] ** 2})
 
 
-def two_runs(unpatched: list[float], source: list[float], dtype: torch.dtype = torch.float64) -> Sweep:
+def two_runs(unpatched: list[float], source: list[float], dtype: torch.dtype = torch.float64) -> InterventionSweep:
     """Three cells, which change the metric of every prompt by 0, 1 and 2."""
     before, after = (torch.tensor(metric, dtype=dtype) for metric in (unpatched, source))
     values = before + torch.arange(3, dtype=dtype)[:, None]
-    return Sweep("made", ("layer",), ((0, 1, 2),), None, before[:, None], after[:, None], {"m": values}, {"m": before},
-                 {"m": after})  # fmt: skip
+    return InterventionSweep(
+        "made", ("layer",), ((0, 1, 2),), None, before[:, None], after[:, None], {"m": values}, {"m": before},
+        {"m": after},
+    )  # fmt: skip
 
 
 def test_nothing_is_recovered_where_both_runs_agree():

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from transformer_lens.model_protocol import TransformerLensModel
 
 import mechicl
-from mechicl.analysis import Sweep, ablate, align, attribute, fit_readouts, identify, match, patch
+from mechicl.analysis import InterventionSweep, ablate, align, attribute, fit_readouts, identify, match, patch
 from mechicl.analysis.heads import measure_token_sensitivity, read_dual_form, score_heads
 from mechicl.analysis.interventions import PatchingSession, corrupt, patch_paths
 from mechicl.analysis.layers import Lens, ols_weights, probe
@@ -85,7 +85,7 @@ def interleaved(prompts: Prompts) -> torch.Tensor:
     return Interleaved(3, 1).encode(prompts)
 
 
-def predictions(swept: Sweep, which: str = "predictions") -> torch.Tensor:
+def predictions(swept: InterventionSweep, which: str = "predictions") -> torch.Tensor:
     """The predictions of a sweep, or those before anything was patched."""
     kept = getattr(swept, which)
     assert kept is not None
