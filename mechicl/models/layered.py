@@ -1,7 +1,7 @@
 """What is asked of any network on prompts whose layers can be looked into: the base of ours and of wrapped modules."""
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -9,11 +9,15 @@ from jaxtyping import Float
 from torch import Tensor
 from transformer_lens import ActivationCache, HookedRootModule
 
+from mechicl.memory import MEMORY
 from mechicl.prompts import At, Prompts
 
 
 class LayeredModel(HookedRootModule):
     """A learner with hooks whose stream can be read at every layer.
+
+    `predict` and `predict_prefixes` take any number of prompts in bounded memory. Their results carry gradients to the
+    prompts, where these require them, and not to the weights: to train, differentiate what the network itself returns.
 
     `PromptedModel` (ours, which can also be resumed at any layer) and `WrappedModel` (anybody's module) are of this
     kind. Analyses ask for no more than this unless they say so.
@@ -40,6 +44,29 @@ class LayeredModel(HookedRootModule):
     @abstractmethod
     def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
         """The prediction of each point t from the points before it; the last one is the query's."""
+
+    def has_hooks(self) -> bool:
+        """Whether anything is attached that looks into a run: any torch hook on any part."""
+        return any(
+            m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks
+            for m in self._watched_parts()
+        )
+
+    def _watched_parts(self) -> Iterable[torch.nn.Module]:
+        return self.modules()
+
+    def _in_parts(self, predict: Callable[[Prompts], Tensor], prompts: Prompts) -> Tensor:
+        """Predictions without a graph, of so many prompts at a time as take `memory.MEMORY` bytes.
+
+        Where the prompts require gradients these flow, and where a hook is attached it sees all prompts in one run.
+        """
+        if prompts.xs.requires_grad or prompts.ys.requires_grad or self.has_hooks():
+            return predict(prompts)
+        at_a_time = max(1, int(MEMORY / max(self.bytes_per_prompt(prompts), 1)))
+        with torch.no_grad():
+            if len(prompts) <= at_a_time:
+                return predict(prompts)
+            return torch.cat([predict(part) for part in prompts.split(at_a_time)])
 
     @abstractmethod
     def bytes_per_prompt(self, prompts: Prompts) -> float:

@@ -201,8 +201,8 @@ class PromptedModel(LayeredModel):
         return outputs[:, self.cfg.format.prediction_positions(outputs.shape[1])]
 
     def predict(self, prompts: Prompts) -> Float[Tensor, "prompt y"]:
-        """The query's prediction."""
-        return self.forward(prompts, at="query")[:, -1]
+        """The query's prediction, in bounded memory; a graph only leads to the prompts (see `LayeredModel`)."""
+        return self._in_parts(lambda part: self.forward(part, at="query")[:, -1], prompts)
 
     def bytes_per_prompt(self, prompts: Prompts) -> float:
         """An upper estimate of what a pass without gradients holds at once for each prompt, with hooks or without."""
@@ -216,10 +216,11 @@ class PromptedModel(LayeredModel):
     def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
         """The prediction of each point t from the points before it; the last one is the query's.
 
-        One pass where an earlier output cannot see later points (interleaved and causal), else one a prefix.
+        One pass where an earlier output cannot see later points (interleaved and causal), else one a prefix. Memory and
+        graph are as for `predict`.
         """
         if self.cfg.one_pass:
-            return self.forward(prompts, at="points")
+            return self._in_parts(lambda part: self.forward(part, at="points"), prompts)
         return torch.stack([self.predict(prompts.prefix(t)) for t in range(prompts.n_context + 1)], dim=1)
 
     # ---- the stream, layer by layer ----
@@ -276,12 +277,8 @@ class PromptedModel(LayeredModel):
 
     # ---- hooks ----
 
-    def has_hooks(self) -> bool:
-        """Whether anything is attached that the quick routes would miss: any torch hook on any part."""
-        return any(
-            m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks
-            for m in self._watched
-        )
+    def _watched_parts(self) -> tuple[nn.Module, ...]:
+        return self._watched
 
     # ---- housekeeping ----
 

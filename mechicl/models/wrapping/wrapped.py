@@ -208,8 +208,11 @@ class WrappedModel(LayeredModel):
         return predictions if self._decode is not None else predictions[:, self._positions_of(predictions, "points")]
 
     def predict(self, prompts: Prompts) -> Float[Tensor, "prompt y"]:
-        """The query's prediction; errors as for `encode` and `decode`."""
-        return self._predictions(prompts)[:, -1]
+        """The query's prediction, in bounded memory; a graph only leads to the prompts (see `LayeredModel`).
+
+        Errors as for `encode` and `decode`.
+        """
+        return self._in_parts(self._predictions, prompts)[:, -1]
 
     def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
         """The prediction of each point t from the points before it; the last one is the query's.
@@ -220,7 +223,7 @@ class WrappedModel(LayeredModel):
         Raises:
             ValueError: the module cannot read shorter prompts.
         """
-        predictions = self._predictions(prompts)
+        predictions = self._in_parts(self._predictions, prompts)
         if self.cfg.one_pass:
             return predictions
         parts = []
@@ -236,7 +239,7 @@ class WrappedModel(LayeredModel):
 
     def bytes_per_prompt(self, prompts: Prompts) -> float:
         """Everything that a pass over one prompt computes: an upper estimate of what it holds at once."""
-        return self.bytes_per_row(self.encode(prompts[:1])) if len(prompts) else 0.0
+        return self.bytes_per_row(self._read(prompts[:1])) if len(prompts) else 0.0
 
     def bytes_per_row(self, tokens: Tensor) -> float:
         """The same for a row of what the module reads."""
