@@ -11,7 +11,7 @@ from benchmarks.load import Load, Watch, idle_load, machine
 from benchmarks.rows import Row, table
 from benchmarks.settings import Settings
 
-PARTS = ("accuracy", "training", "starting", "layers", "interventions", "circuits")
+PARTS = ("accuracy", "training", "gpt2", "starting", "layers", "interventions", "circuits")
 """Modules of this package, each with a function `measure(settings)` that returns rows."""
 
 
