@@ -43,7 +43,7 @@ def main() -> None:
     except MachineIsLoadedError as error:
         sys.exit(str(error))
     if left_out:
-        sys.exit(f"left out, because other processes took the cores: {', '.join(left_out)}")
+        sys.exit(f"left out, for the reasons above: {', '.join(left_out)}")
 
 
 if __name__ == "__main__":

@@ -6,12 +6,12 @@ from statistics import median
 
 import torch
 import torch.nn as nn
-from benchmarks.rows import Row, alternate, ratios, row
-from benchmarks.settings import Settings
-from benchmarks.training import steps_per_second
 from torch import Tensor
 from transformers import GPT2Config, GPT2Model
 
+from benchmarks.rows import Row, alternate, ratios, row
+from benchmarks.settings import Settings
+from benchmarks.training import steps_per_second
 from mechicl.training import PRESETS
 
 OURS = PRESETS["gpt2-8l"].replace(curriculum=None, eval_prompts=64, n_snapshots=0, cpu=True)
@@ -41,9 +41,9 @@ class OfTransformers(nn.Module):
             GPT2Config(
                 n_positions=N_POS + 1, n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS, vocab_size=1, bos_token_id=0,
                 eos_token_id=0, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False,
-                attn_implementation=attention,
             )
         )  # fmt: skip
+        self.model.set_attn_implementation(attention)
 
     def forward(self, embedded: Tensor) -> Tensor:
         return self.model(inputs_embeds=embedded).last_hidden_state

@@ -5,8 +5,11 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from mechicl.statistics import Interval
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -58,9 +61,9 @@ def seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def alternate(measures: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+def alternate(measures: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
     """What each measure says in each round; in a round all are measured one after another."""
-    values: dict[str, list[float]] = {name: [] for name in measures}
+    values: dict[str, list[T]] = {name: [] for name in measures}
     for _ in range(rounds):
         for name, measure in measures.items():
             values[name].append(measure())

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +12,10 @@ from benchmarks.load import Load, Watch, idle_load, machine
 from benchmarks.rows import Row, table
 from benchmarks.settings import Settings
 
-PARTS = ("accuracy", "training", "gpt2", "starting", "layers", "interventions", "circuits")
+PARTS = (
+    "accuracy", "training", "gpt2", "throughput", "memory", "threads", "learners", "starting", "layers",
+    "interventions", "circuits", "sweeping",
+)  # fmt: skip
 """Modules of this package, each with a function `measure(settings)` that returns rows."""
 
 
@@ -43,7 +47,7 @@ def run(parts: Sequence[str], settings: Settings, results: Path, *, loaded: bool
     """Measure and print parts, and write each to the JSON file `results` as soon as it is there, in place of its last.
 
     Returns:
-        The parts that could not be measured because others took the cores.
+        The parts that could not be measured, because others took the cores or they failed.
 
     Raises:
         MachineIsLoadedError: that is so from the start, and `loaded` does not allow it.
@@ -58,7 +62,9 @@ def run(parts: Sequence[str], settings: Settings, results: Path, *, loaded: bool
     for part in parts:
         try:
             measured = measure_part(importlib.import_module(f"benchmarks.{part}").measure, settings, loaded=loaded)
-        except MachineIsLoadedError as error:
+        except Exception as error:  # the other parts are measured all the same
+            if not isinstance(error, MachineIsLoadedError):
+                traceback.print_exc()
             print(f"{part}: {error}\n", flush=True)
             left_out.append(part)
             continue

@@ -10,6 +10,7 @@ from benchmarks.rows import Row, alternate, ratios, row, seconds
 from benchmarks.settings import Settings
 from benchmarks.torch_twins import PlainTraining
 from mechicl.models import TransformerConfig
+from mechicl.tasks import LinearRegression
 from mechicl.training import PRESETS, TrainingConfig, train
 from mechicl.training.state import Metrics
 
@@ -29,6 +30,7 @@ def linear_config(
 ) -> TrainingConfig:
     """Linear attention on uniform inputs, Adam 1e-3, gradients clipped at 10."""
     return TrainingConfig(
+        task=LinearRegression(x_dim=x_dim, n_context=n_context),
         model=TransformerConfig(x_dim=x_dim, n_context=n_context, n_layers=n_layers),
         seeds=tuple(range(n_seeds)), steps=steps, batch_size=batch_size, log_every=steps, eval_every=steps, cpu=True,
     )  # fmt: skip

@@ -45,12 +45,15 @@ def nearest_neighbours(prompts: Prompts, *, n_neighbours: int = 3, at: PointsAt 
     for part in prompts.split(max(1, MAX_DISTANCES // (n_points * n_points * prompts.x_dim))):
         xs, ys = part.xs.double(), part.ys.double()
         targets = selected(xs, at)
-        distances = (targets[:, :, None] - xs[:, None]).square().sum(-1)  # [prompt point other]
+        # [prompt point other], without the differences `[prompt point other x]`, nor the rounding of a matrix product
+        distances = torch.cdist(targets, xs, compute_mode="donot_use_mm_for_euclid_dist")
         position = torch.arange(n_points, device=xs.device)
         earlier = position < selected(position[None, :, None], at)[0]
-        # a point's rank by distance is its place in the sorted order; a stable sort lets earlier ones win ties
-        order = distances.masked_fill(~earlier, torch.inf).sort(dim=-1, stable=True).indices
-        rank = torch.empty_like(order).scatter_(-1, order, position.expand_as(order))
-        near = (earlier & (rank < n_neighbours)).double()
+        distances = distances.masked_fill(~earlier, torch.inf)
+        # the nearest are those below the distance of the last one that counts, and of those at it the earlier ones
+        last = distances.topk(min(n_neighbours, n_points), dim=-1, largest=False).values[..., -1:]
+        nearer, at_last = distances < last, distances == last
+        room = n_neighbours - nearer.sum(-1, keepdim=True)
+        near = (earlier & (nearer | (at_last & (at_last.cumsum(-1) <= room)))).double()
         parts.append(((near @ ys) / near.sum(-1, keepdim=True).clamp(min=1)).to(prompts.dtype))
     return Trajectory((1,), torch.cat(parts)[None], f"{n_neighbours} nearest neighbours")

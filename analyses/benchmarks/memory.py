@@ -1,0 +1,37 @@
+"""What predicting many prompts takes in memory, in a process of its own."""
+
+import json
+import subprocess
+import sys
+
+from benchmarks.rows import Row, row
+from benchmarks.settings import Settings
+
+SCRIPT = """
+import json, resource, sys, time
+import mechicl, psutil
+from mechicl.checkpoints import load_checkpoint
+
+checkpoint = load_checkpoint(sys.argv[1])
+prompts = checkpoint.task.sample(int(sys.argv[2]), seed=0)
+checkpoint.models[0].predict(prompts[:64])
+before = psutil.Process().memory_info().rss
+started = time.perf_counter()
+checkpoint.models[0].predict(prompts)
+seconds = time.perf_counter() - started
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+print(json.dumps({"peak": (peak - before) / 1e9, "seconds": seconds}))
+"""
+
+
+def predict_row(name: str, n_prompts: int) -> Row:
+    """Peak beside what the process held before."""
+    command = [sys.executable, "-c", SCRIPT, name, str(n_prompts)]
+    measured = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return row(f"{name}: peak of predict on {n_prompts:,} prompts, GB", [measured["peak"]], "<= 2",
+               f"{measured['seconds']:.1f} s, whole process less what it held before")  # fmt: skip
+
+
+def measure(settings: Settings) -> list[Row]:
+    """Everything that this part measures."""
+    return [predict_row("gpt2-8l", 100_000)]

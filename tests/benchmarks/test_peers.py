@@ -1,0 +1,81 @@
+"""Peers compute what ours do, so that their times are of the same work."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import Lasso, LinearRegression, Ridge
+
+from mechicl import algorithms, tasks
+from mechicl.models import HookedTransformer, TransformerConfig
+from tests.scripts import import_script
+
+learners, throughput = import_script("benchmarks.learners"), import_script("benchmarks.throughput")
+gpt2, torch_twins = import_script("benchmarks.gpt2"), import_script("benchmarks.torch_twins")
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    task = tasks.LinearRegression(x_dim=4, n_context=9, inputs="gaussian", noise_std=0.1)
+    return task.sample(5, seed=0, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        (lambda p: learners.by_prompt_and_prefix(LinearRegression(fit_intercept=False), p), algorithms.ols),
+        (
+            lambda p: learners.by_prompt_and_prefix(Ridge(0.1, fit_intercept=False), p),
+            lambda p: algorithms.ridge(p, penalty=0.1),
+        ),
+        (
+            lambda p: learners.by_prompt_and_prefix(Lasso(0.1, fit_intercept=False, tol=1e-12, max_iter=10**5), p),
+            lambda p: algorithms.lasso(p, penalty=0.1),
+        ),
+        (learners.least_squares_by_prefix, algorithms.ols),
+        (learners.nearest_neighbours_by_prefix, algorithms.nearest_neighbours),
+    ],
+    ids=["LinearRegression", "Ridge", "Lasso", "lstsq", "nearest"],
+)
+def test_solvers_predict_as_ours(theirs, ours, prompts):
+    np.testing.assert_allclose(theirs(prompts), ours(prompts).predictions[-1, ..., 0], rtol=1e-6, atol=1e-8)
+
+
+def test_the_plain_loop_attends_as_our_model(prompts):
+    plain = torch_twins.PlainLinearAttention(5, n_layers=2).double()
+    model = HookedTransformer(TransformerConfig(x_dim=4, n_context=9, n_layers=2, dtype="float64"), seed=0)
+    with torch.no_grad():
+        for layer, block in zip(plain.layers, model.blocks, strict=True):
+            for name, weight in {"query": "W_Q", "key": "W_K", "value": "W_V", "output": "W_O"}.items():
+                layer[name].weight.copy_(getattr(block.attn, weight)[0].T)
+        tokens = torch.cat([prompts.xs, prompts.ys], dim=2)
+        tokens[:, -1, -1] = 0
+        np.testing.assert_allclose(plain(tokens), model.predict(prompts)[:, 0], rtol=1e-9)
+
+
+@pytest.mark.parametrize("make", [lambda: gpt2.OfTransformers("sdpa"), gpt2.OfTorch])
+def test_models_on_points_read_the_points_before_alone(make):
+    torch.manual_seed(0)
+    model = gpt2.OnPoints(make()).eval()
+    xs, ys = torch.randn(2, gpt2.N_CONTEXT + 1, gpt2.X_DIM), torch.randn(2, gpt2.N_CONTEXT + 1)
+    with torch.no_grad():
+        before = model(xs, ys)
+        ys[:, 10] += 1  # the label of a point, which its own prediction must not see
+        after = model(xs, ys)
+    assert before.shape == (2, gpt2.N_CONTEXT + 1)
+    np.testing.assert_allclose(before[:, :11], after[:, :11], rtol=1e-4, atol=1e-5)
+    assert (before[:, 11:] - after[:, 11:]).abs().max() > 1e-4
+
+
+def test_the_peer_is_as_large_as_ours():
+    """But for learned positions, of which it has as many."""
+    peer = gpt2.OnPoints(gpt2.OfTransformers("sdpa"))
+    unused = peer.backbone.model.wte.weight.numel() + gpt2.WIDTH  # embeddings of tokens, and one position more
+    ours = HookedTransformer(gpt2.OURS.model, seed=0)
+    assert sum(p.numel() for p in peer.parameters()) - unused == sum(p.numel() for p in ours.parameters())
+
+
+def test_straightness_is_1_on_a_line_and_less_on_a_parabola():
+    sizes = [1, 2, 4, 8, 16]
+    assert throughput.straightness(sizes, [3 + 2 * size for size in sizes]) == pytest.approx(1)
+    parabola = [size**2 for size in sizes]
+    assert throughput.straightness(sizes, parabola) == pytest.approx(np.corrcoef(sizes, parabola)[0, 1] ** 2)
