@@ -12,15 +12,15 @@ from typing import Any, Literal
 
 import torch
 
-from mechicl.checkpoints import Checkpoint, CheckpointError, Snapshots, load_checkpoint, save
+from mechicl.checkpoints import Checkpoint, CheckpointError, load_checkpoint
 from mechicl.files import write_json
 from mechicl.locks import FolderInUseError, locked
+from mechicl.sweeps.cell_training import CONFIG, train_and_save
 from mechicl.sweeps.folder import DIVERGED, ERROR, LOSS, SweepFolder
 from mechicl.sweeps.folder import ROWS as ROWS_FILE
 from mechicl.sweeps.grid import Cell
 from mechicl.sweeps.measuring import Measure, identity, values_of
 from mechicl.tasks import register
-from mechicl.training import train
 
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 
@@ -94,7 +94,7 @@ def _work(orders: Orders, cell: Cell, folder: Path) -> Outcome:
     except Exception as error:
         if isinstance(error, OSError) and error.errno in FULL_DISK:
             raise
-        words = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        words = f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]
         write_json(folder / ERROR, {"error": words, "traceback": traceback.format_exc()})
         return Outcome("failed", words)
     return Outcome("done")
@@ -109,10 +109,8 @@ def _checkpoint(orders: Orders, cell: Cell, folder: Path) -> Checkpoint:
         pass
     if orders.launch:
         launch_training(orders, cell, folder)
-    # what was launched has left a finished run, which is read here
-    result = train(cell.config, folder / "run", stop_diverged=True, progress=False)
-    snapshots = Snapshots(result.snapshot_steps, result.snapshots) if result.snapshots else None
-    save(path, result.models, {"name": cell.name, **result.record}, snapshots)
+    else:
+        train_and_save(cell.config, folder, cell.name)
     return load_checkpoint(path)
 
 
@@ -122,14 +120,17 @@ def launch_training(orders: Orders, cell: Cell, folder: Path) -> None:
     Raises:
         RuntimeError: they failed; with the end of what they printed.
     """
-    write_json(folder / "config.json", cell.config.to_dict())
-    words = [*orders.launch, "-m", "mechicl.sweeps.launched", str(folder), str(orders.threads)]
-    if Path(words[0]).name != words[0] or shutil.which(words[0]) is None:  # of this Python's environment
-        beside = Path(sys.executable).parent / words[0]
-        words[0] = str(beside) if beside.is_file() else words[0]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    write_json(folder / CONFIG, cell.config.to_dict())
+    command = [*orders.launch, "-m", "mechicl.sweeps.cell_training", str(folder), cell.name, str(orders.threads)]
+    beside = Path(sys.executable).parent / command[0]  # a script of this Python's environment
+    if shutil.which(command[0]) is None and beside.is_file():
+        command[0] = str(beside)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RuntimeError(f"{' '.join(words)} ended with {done.returncode}: {done.stderr.strip()[-500:]}")
+        lines = done.stderr.strip().splitlines()
+        named = [line for line in lines if "Error:" in line]  # launchers print much after it
+        words = named[-1] if named else " ".join(lines[-5:])
+        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {words}\n{done.stderr[-4000:]}")
 
 
 def _row(measures: Sequence[tuple[str, Measure]], checkpoint: Checkpoint, cell: Cell, model: int) -> dict[str, Any]:
