@@ -66,11 +66,7 @@ def _figure(grid: GridTable, wide: list[str], value: str, words: str) -> go.Figu
     title = f"{value}, {words}" if words else value
     if len(wide) > 1:
         return draw.phase_diagram(grid, x=wide[0], y=wide[1], value=value, title=title)
-    if wide and pd.api.types.is_numeric_dtype(grid.frame[wide[0]]):
-        return draw.lines(grid, x=wide[0], value=value, title=title)
-    one = wide[0] if wide else SEED
-    frame = grid.frame.assign(measured=value)
-    return draw.phase_diagram(GridTable(frame, (*grid.axes, "measured")), x=one, y="measured", value=value, title=title)
+    return draw.lines(grid, x=wide[0] if wide else SEED, value=value, title=title)
 
 
 def _words(wide: list[str]) -> str:

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 import torch
 
 from mechicl.statistics import Interval, interval, median_interval
-from mechicl.viz.elements import add_heatmap, add_line, bar_title, figure, interval_lines, tick_log_axes
+from mechicl.viz.elements import add_heatmap, add_line, bar_title, colors_for, figure, interval_lines, tick_log_axes
 
 SEED, DIVERGED = "seed", "diverged_at"
 """Columns of a sweep's table: which seed, and the step at which its training diverged, if it did."""
@@ -97,9 +97,11 @@ def lines(
 ) -> go.Figure:
     """Values of a sweep along one of its axes, with 95% intervals over seeds; seeds that diverged are left out.
 
+    Along an axis of words (kinds of attention, labels) they are points with bars.
+
     Args:
         table: a sweep's table, or a pandas frame with these columns; of its other axes there may be one value each.
-        x: the column along the horizontal axis, of numbers.
+        x: the column along the horizontal axis.
         value: the column that is drawn, or several of them, a line each.
         by: a column with a line for each of its values.
         references: horizontal lines by name.
@@ -111,7 +113,7 @@ def lines(
 
     Raises:
         KeyError: no column of such a name.
-        ValueError: another axis has several values, an x that is no number, or an unknown middle.
+        ValueError: another axis has several values, or an unknown middle.
 
     Example:
         >>> lines(table, x="task.n_tasks", value="loss", by="model.n_layers")
@@ -121,8 +123,6 @@ def lines(
     _check_one_value(table, frame, x, *([by] if by else []))
     if middle not in ("mean", "median"):
         raise ValueError(f"middle must be 'mean' or 'median', got {middle!r}")
-    if not pd.api.types.is_numeric_dtype(frame[x]):
-        raise ValueError(f"the values of {x!r} are no numbers, which an axis of lines needs: take phase_diagram or by=")
     xs = _ordered(frame[x])
     groups = [(None, frame)] if by is None else [(each, frame[frame[by] == each]) for each in _ordered(frame[by])]
     over_seeds: dict[str, list[Interval]] = {}
@@ -136,13 +136,31 @@ def lines(
     log_x = _spans_decades(xs) if log_x is None else log_x
     log_y = _spans_decades(means) if log_y is None else log_y
     words = y_title or ", ".join(values)
-    fig = interval_lines(title or words, x, words, xs, over_seeds, log_x=log_x, log_y=log_y)
-    fig.update_traces(mode="lines+markers", selector=lambda trace: trace.fill is None)
+    if pd.api.types.is_numeric_dtype(frame[x]):
+        fig = interval_lines(title or words, x, words, xs, over_seeds, log_x=log_x, log_y=log_y)
+        fig.update_traces(mode="lines+markers", selector=lambda trace: trace.fill is None)
+    else:
+        xs = [_tick(each) for each in xs]
+        fig = _interval_points(figure(title or words, x, words, log_y=log_y), xs, over_seeds)
     for i, (name, level) in enumerate((references or {}).items()):
         dash = ("dash", "dot", "dashdot")[i % 3]
         add_line(fig, [xs[0], xs[-1]], [level, level], name, "#555555", dash=dash, width=1.5)
     fig.update_layout(showlegend=len(over_seeds) + len(references or {}) > 1)
     return tick_log_axes(fig)
+
+
+def _interval_points(fig: go.Figure, words: list[str], over_seeds: Mapping[str, list[Interval]]) -> go.Figure:
+    """A point with a bar for each word, side by side where there are several names."""
+    for color, (name, intervals) in zip(colors_for(list(over_seeds)), over_seeds.items(), strict=True):
+        bar = {
+            "type": "data", "symmetric": False, "thickness": 1.5, "width": 5, "color": color,
+            "array": [each.high - each.mean for each in intervals],
+            "arrayminus": [each.mean - each.low for each in intervals],
+        }  # fmt: skip
+        add_line(fig, words, [each.mean for each in intervals], name, color, mode="markers", error_y=bar)
+    fig.update_traces(marker_size=9)
+    fig.update_xaxes(type="category", range=[-0.5, len(words) - 0.5])
+    return fig.update_layout(scattermode="group", scattergap=0.75)
 
 
 def _columns(table: Any, *names: str) -> pd.DataFrame:

@@ -101,8 +101,13 @@ def test_axes_of_words_keep_their_order():
     frame = pd.DataFrame({"kind": ["rotary", "none"], "n": [1, 1], "seed": [0, 0], "loss": [2.0, 1.0]})
     figure: Any = viz.phase_diagram(frame, "kind", "n", "loss")
     assert list(figure.layout.xaxis.ticktext) == ["rotary", "none"]
-    with pytest.raises(ValueError, match="the values of 'kind' are no numbers"):
-        viz.lines(frame, "kind", "loss")
+    three = pd.concat([frame, frame.assign(loss=lambda f: f["loss"] + 1), frame.assign(loss=lambda f: f["loss"] + 5)])
+    points: Any = viz.lines(three, "kind", "loss")
+    ((x, y),) = lines(points, "loss")
+    assert (x, y) == (["rotary", "none"], [4.0, 3.0])
+    expected = interval(torch.tensor([2.0, 3.0, 7.0]))
+    assert points.data[0].error_y.array[0] == pytest.approx(expected.half_width)
+    assert points.data[0].mode == "markers"
 
 
 def test_what_would_be_a_mixture_or_is_not_there_is_refused():
