@@ -38,7 +38,7 @@ pictures: $(READY_TEST) browser ## Draw the report on every shipped checkpoint, 
 mutants: $(READY_TEST) ## Plant 200 faults one by one, and print which ones the tests do not notice (an hour on two cores)
 	$(BIN)/python tests/mutants.py --n 200
 
-bench: $(READY_TEST) ## Print every ratio that docs/project/benchmarks.md quotes, in one run (a part: BENCH=training; beside other work: BENCH=--loaded)
+bench: $(READY_TEST) ## Measure every ratio of docs/project/benchmarks.md in one run (BENCH=training a part, BENCH=--loaded beside other work)
 	$(BIN)/python analyses/benchmark.py $(BENCH)
 
 # One training a row, all of its models at once; each goes on where it was stopped, and a finished one is not repeated.

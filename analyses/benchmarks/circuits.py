@@ -210,9 +210,9 @@ def measure(settings: Settings) -> list[Row]:
     names = NAMES[:: settings.every]
     return [
         *program_rows(names),
-        *hidden_rows(names),
+        *hidden_rows(names[:: 1 if settings.full else 2]),
         *construction_rows(),
-        *large_rows(settings.rounds),
+        *large_rows(min(settings.rounds, 3)),
         *bridge_rows(),
-        *choice_rows(names[::2]),
+        *choice_rows(names[:: 2 if settings.full else 4]),
     ]

@@ -216,7 +216,7 @@ def measure(settings: Settings) -> list[Row]:
     torch.set_num_threads(1)
     try:
         return [
-            *regression_rows(settings.rounds, 16),
+            *regression_rows(min(settings.rounds, 3), 16),
             *regression_rows(1, 64),
             *bridge_rows(1),
             *memory_rows(),

@@ -11,7 +11,7 @@ class Settings:
     Attributes:
         rounds: how often each ratio is taken; parts whose rounds take minutes take fewer.
         every: of the compiled programs, each so many-th.
-        full: the long measurements too: 500 cells of a sweep, and cells of a minute.
+        full: at full length: 500 cells of a sweep and cells of a minute, all steps of trained readouts, more programs.
         out: folder of pictures.
     """
 

@@ -1,5 +1,7 @@
 """What a sweep costs beside the work of its cells: in processes, on Ray, and on two cores."""
 
+import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -40,7 +42,11 @@ def wall_seconds(sweep: Sweep, measure: Callable[[Any], float] | None, **how: An
 
 
 def overhead_rows(n_cells: int, from_start: bool) -> list[Row]:
-    """Seconds of two workers over half the cells' own, with the workers' start or from when they had two cells done."""
+    """Seconds of two workers over half the cells' own, less one.
+
+    Worker processes are new for each sweep: their start counts where `from_start`, else what two cells take more than
+    one alone is left out. Ray's stay, and have done two cells before.
+    """
     alone = wall_seconds(cells_of(TINY, 10), busy_for_a_second, workers=1) / 10
     rows = []
     for name, bar, how in (("processes", "<= 0.05", {"workers": WORKERS}), ("Ray", "<= 0.1", {"ray": "auto"})):
@@ -51,10 +57,10 @@ def overhead_rows(n_cells: int, from_start: bool) -> list[Row]:
         finally:
             if session is not None:
                 session.close()
-        in_start = 0 if session is None and from_start else start - alone
+        in_start = 0.0 if session or from_start else start - alone
         overhead = (total - in_start) * WORKERS / (n_cells * alone) - 1
         started = f"; Ray itself started in {session.seconds:.1f} s" if session else ""
-        after = "" if in_start == 0 else ", after the start"
+        after = ", with their start" if from_start and not session else ", after the start"
         detail = f"{total:.1f} s on two workers, a cell alone {alone:.3f} s; two cells {start:.1f} s{started}"
         quantity = f"overhead of {name} on {n_cells} one-second cells{after}"
         rows.append(row(quantity, [overhead], bar if n_cells >= 500 else "shown", detail))
@@ -65,10 +71,16 @@ class RaySession:
     """Ray on this machine, started before sweeps use it."""
 
     def __init__(self) -> None:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         import ray
 
         self._ray: Any = ray
-        options = {"include_dashboard": False, "log_to_driver": False, "logging_level": "WARNING"}
+        paths = os.pathsep.join(filter(None, sys.path))
+        options: dict[str, Any] = {
+            "include_dashboard": False, "log_to_driver": False, "logging_level": "WARNING",
+            "runtime_env": {"env_vars": {"OMP_WAIT_POLICY": "passive", "PYTHONPATH": paths}},
+        }  # fmt: skip
         self.seconds = seconds(lambda: ray.init(address="local", num_cpus=WORKERS, **options))
 
     def close(self) -> None:

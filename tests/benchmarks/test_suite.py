@@ -3,6 +3,7 @@ import types
 
 import pytest
 
+from tests.pages import ROOT
 from tests.scripts import import_script
 
 suite = import_script("benchmarks.suite")
@@ -101,3 +102,11 @@ def test_the_page_gets_the_blocks_and_keeps_its_words(machine, tmp_path):
     page.write_text("# Nothing\n")
     with pytest.raises(ValueError, match="no place for machine"):
         suite.write_page(page, tmp_path / "results.json")
+
+
+def test_the_page_has_a_place_for_every_part_and_each_is_a_module():
+    page = (ROOT / "docs/project/benchmarks.md").read_text()
+    for part in ("machine", *suite.PARTS):
+        assert page.count(f"<!-- part: {part} -->\n\n```text\n") == 1
+    for part in suite.PARTS:
+        assert (ROOT / "analyses/benchmarks" / f"{part}.py").is_file()
