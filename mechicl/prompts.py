@@ -184,7 +184,7 @@ class Prompts:
         shapes = {(p.n_context, p.x_dim, p.y_dim) for p in prompts}
         if len(shapes) > 1:
             raise ValueError(f"prompts of different (n_context, x_dim, y_dim) cannot be concatenated: {sorted(shapes)}")
-        return cls(torch.cat([p.xs for p in prompts]), torch.cat([p.ys for p in prompts]))
+        return cls(_join([p.xs for p in prompts], dim=0), torch.cat([p.ys for p in prompts]))
 
     def __add__(self, other: "Prompts") -> "Prompts":
         return Prompts.concatenate([self, other])
@@ -199,6 +199,18 @@ class Prompts:
         """On another device or in another dtype; arguments as for `Tensor.to`. Itself, where that changes nothing."""
         xs, ys = self.xs.to(*args, **kwargs), self.ys.to(*args, **kwargs)
         return self if xs is self.xs and ys is self.ys else Prompts(xs, ys)  # values are checked only once
+
+
+def lies_prompts_last(values: Float[Tensor, "prompt point x"]) -> bool:
+    """Whether prompts lie along the last axis in memory, as batches of some trainings have them."""
+    return values.stride(0) == 1 < values.stride(2)
+
+
+def _join(parts: Sequence[Tensor], dim: int) -> Tensor:
+    """`torch.cat`, of `[prompt point x]`; where prompts lie last in memory, they stay there."""
+    if not lies_prompts_last(parts[0]):
+        return torch.cat(list(parts), dim=dim)
+    return torch.cat([part.permute(1, 2, 0) for part in parts], dim=(dim - 1) % 3).permute(2, 0, 1)
 
 
 def _as_float_tensor(name: str, values: Tensor | np.ndarray) -> Tensor:
@@ -253,7 +265,7 @@ class Paired:
             start = query.new_zeros(len(prompts), prompts.y_dim)
         else:
             start = -query @ initial_weights.to(prompts.device, prompts.dtype)
-        return torch.cat([prompts.xs, torch.cat([prompts.ys[:, :-1], start[:, None]], dim=1)], dim=2)
+        return _join([prompts.xs, torch.cat([prompts.ys[:, :-1], start[:, None]], dim=1)], dim=2)
 
     def prediction_positions(self, n_tokens: int) -> slice:
         """The last token only."""

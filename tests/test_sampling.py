@@ -7,6 +7,7 @@ import pytest
 import scipy.stats
 import torch
 
+from mechicl.prompts import Prompts, lies_prompts_last, prompt_format
 from mechicl.sampling import QuickGenerator, random_rotations
 from mechicl.tasks import LinearRegression, Task
 from tests.tasks.reference import PROMPT_TASKS, TOKEN_TASKS, assert_follows, same
@@ -105,6 +106,31 @@ def test_only_training_has_quick_numbers_and_double_precision_none():
     assert not same(task.sample(2048, seed=3), task.sample(2048, generator=other))
     double = task.sample(2048, generator=QuickGenerator().manual_seed(3), dtype=torch.float64)
     assert same(double, task.sample(2048, seed=3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("n_prompts", [7, 2048])
+def test_prompts_that_lie_last_in_memory_are_prompts_like_any_others(n_prompts):
+    plain, across = (QuickGenerator(prompts_last=last).manual_seed(5) for last in (False, True))
+    for kind in ("uniform", "normal"):  # the same numbers, in another order
+        numbers, turned = getattr(plain, kind)(n_prompts, 11, 10), getattr(across, kind)(n_prompts, 11, 10)
+        assert torch.equal(numbers.flatten(), turned.permute(1, 2, 0).flatten())
+        assert lies_prompts_last(turned)
+        assert not lies_prompts_last(numbers)
+    prompts = LinearRegression(x_dim=10, n_context=10).sample(n_prompts, generator=across)
+    assert lies_prompts_last(prompts.xs)
+    weights = torch.linalg.solve(prompts.xs[:, :10].double(), prompts.ys[:, :10].double())
+    residual = (prompts.xs[:, 10:].double() @ weights - prompts.ys[:, 10:]).abs().flatten()
+    assert residual.median() < 1e-5  # linear in the inputs, as far as ten points of float32 say it
+    if n_prompts > 100:
+        assert_follows((prompts.xs + 0.5).flatten()[::7].double().numpy(), scipy.stats.uniform())
+        assert_follows(weights.flatten().numpy(), scipy.stats.norm())
+    copy = Prompts(prompts.xs.contiguous(), prompts.ys.contiguous())
+    layout = prompt_format("paired", x_dim=10, y_dim=1)
+    assert torch.equal(layout.encode(prompts), layout.encode(copy))
+    assert lies_prompts_last(layout.encode(prompts))
+    both = Prompts.concatenate([prompts, prompts[:5]])
+    assert same(both, Prompts.concatenate([copy, copy[:5]]))
+    assert lies_prompts_last(both.xs)
 
 
 def test_quick_numbers_are_uniform_and_independent_over_seeds_and_blocks():

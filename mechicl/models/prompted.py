@@ -39,13 +39,11 @@ class PromptedModel(LayeredModel):
         cfg: the model's config; `device` and `dtype` follow the weights.
         blocks: the layers, each from stream to stream `[batch pos d_model]`.
         vectorizes: whether `torch.func.vmap` can run several of these at once.
-        prefers_prompts_last: whether training is quicker on tokens with the prompts along the last axis in memory.
     """
 
     cfg: Any
     blocks: nn.ModuleList
     vectorizes: ClassVar[bool] = True
-    prefers_prompts_last = False
 
     def setup(self) -> None:
         """Name the hook points and index them; to be repeated when some are added or removed."""

@@ -10,7 +10,14 @@ from torch import Tensor
 
 from mechicl.checks import is_finite, require_active_dims, require_finite, require_whole
 from mechicl.prompts import Prompts
-from mechicl.sampling import INPUTS, InputDistribution, PromptDistribution, RandomTensors, random_rotations
+from mechicl.sampling import (
+    INPUTS,
+    InputDistribution,
+    PromptDistribution,
+    RandomTensors,
+    random_rotations,
+    targets_of,
+)
 
 
 @dataclass(frozen=True)
@@ -126,7 +133,7 @@ class LinearRegression(PromptDistribution):
 
     def _sample(self, n_prompts: int, random: RandomTensors) -> Prompts:
         xs = self._sample_inputs(n_prompts, random)
-        ys = xs @ self._sample_weights(n_prompts, random)
+        ys = targets_of(xs, self._sample_weights(n_prompts, random))
         if self.n_distractors:
             if self.distractor_labels == "noise":
                 other = random.normal(n_prompts, self.n_context, self.y_dim)

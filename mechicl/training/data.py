@@ -14,7 +14,9 @@ from torch import Tensor
 
 from mechicl.models import PromptedModel
 from mechicl.models.transformer.fast import put_prompts_last
+from mechicl.prompts import lies_prompts_last
 from mechicl.sampling import QuickGenerator
+from mechicl.tasks import AnyTask, LinearRegression
 from mechicl.training.config import TrainingConfig
 from mechicl.training.objectives import examples, weight_of_share
 
@@ -43,11 +45,33 @@ class Batch:
 
 def make_generators(config: TrainingConfig, device: torch.device) -> list[torch.Generator]:
     """One generator a model for its prompts, apart from the one that made its weights."""
-    cpu = device.type == "cpu"
-    generators = [QuickGenerator() if cpu else torch.Generator(device=device) for _ in config.members]
-    for generator, (_, seed) in zip(generators, config.members, strict=True):
-        generator.manual_seed(2**40 + seed)
-    return generators
+    if device.type != "cpu":
+        return [torch.Generator(device=device).manual_seed(2**40 + seed) for _, seed in config.members]
+    # whatever a model is trained beside, its prompts are the same
+    small = goes_across(config, device) and numbers_per_prompt(config) < SMALL_PRODUCT
+    across = [small and is_plain(task) for task in config.tasks]
+    return [QuickGenerator(prompts_last=across[task]).manual_seed(2**40 + seed) for task, seed in config.members]
+
+
+def goes_across(config: TrainingConfig, device: torch.device) -> bool:
+    """Whether a run's tokens are wanted with the prompts along the last axis in memory, which makes steps quicker.
+
+    One model alone is as quick without, where torch's products of a prompt's rows are no plain loops any more.
+    """
+    wanted = getattr(config.model, "prefers_prompts_last", False) and config.loss_at == "query"
+    alone = len(config.members) == 1
+    return wanted and device.type == "cpu" and not (alone and numbers_per_prompt(config) >= SMALL_PRODUCT)
+
+
+def is_plain(task: AnyTask) -> bool:
+    """Whether a task's inputs are drawn without products of matrices, which want each prompt in one place in memory."""
+    shaping = ("covariance", "condition_number", "eigenvalues")
+    return isinstance(task, LinearRegression) and not any(getattr(task, name) for name in shaping)
+
+
+def numbers_per_prompt(config: TrainingConfig) -> int:
+    """How many numbers the tokens of one whole prompt are."""
+    return config.model.format.n_tokens(config.task.n_context) * config.model.d_token
 
 
 def shard_slice(n_prompts: int, rank: int, world: int) -> slice:
@@ -81,11 +105,10 @@ def sample_batch(
     joined = type(by_model[0]).concatenate(by_model) if len(by_model) > 1 else by_model[0]  # no copy for one model
     tokens, targets = examples(model, joined, config.loss_at)
     sizes = (len(by_model), len(by_model[0]))
-    loss_weights = torch.tensor(weights, dtype=config.model.torch_dtype, device=tokens.device) if weights else None
     tokens, targets = tokens.unflatten(0, sizes), targets.unflatten(0, sizes)
-    across = model.prefers_prompts_last and config.loss_at == "query" and tokens.device.type == "cpu"
-    if across and (len(by_model) > 1 or tokens[0, 0].numel() < SMALL_PRODUCT):
+    if goes_across(config, tokens.device) and not lies_prompts_last(tokens[0]):
         tokens = put_prompts_last(tokens)
+    loss_weights = torch.tensor(weights, dtype=config.model.torch_dtype, device=tokens.device) if weights else None
     return Batch(step, tokens, targets, states, loss_weights)
 
 

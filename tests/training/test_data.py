@@ -33,7 +33,10 @@ def assert_no_thread_is_left():
 def test_each_task_has_the_prompts_that_it_would_have_had_alone():
     gaussian, fixed = TASK.replace(inputs="gaussian"), FixedTasks(TASK, 20, seed=5)
     config = small(more_tasks=(gaussian, fixed), seeds=(4, 9), steps=3)
-    generators = {(task, seed): torch.Generator().manual_seed(2**40 + seed) for task in range(3) for seed in (4, 9)}
+    members = {
+        (i, seed): config.replace(task=config.tasks[i], more_tasks=(), seeds=(seed,)) for i, seed in config.members
+    }
+    generators = {member: make_generators(alone, CPU)[0] for member, alone in members.items()}
     for batch in stream(config):
         assert batch.tokens.shape == (6, 16, 5, 4)
         for i, (task, seed) in enumerate([(0, 4), (0, 9), (1, 4), (1, 9), (2, 4), (2, 9)]):

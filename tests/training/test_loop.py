@@ -19,6 +19,7 @@ from mechicl.locks import FolderInUseError, locked
 from mechicl.models import HookedTransformer, TransformerConfig, build
 from mechicl.tasks import FixedTasks, LinearRegression, register
 from mechicl.training import Curriculum, Ramp, TrainingConfig, TrainingDivergedError, train
+from mechicl.training.data import make_generators
 from mechicl.training.state import METRICS_FILE, STATE_FILE, Metrics, RunState
 from tests.training.runs import (
     EXACT,
@@ -43,7 +44,7 @@ def plain_training(config: TrainingConfig, points: slice) -> tuple[dict[str, Ten
     model = build(config.model, seed)
     w = {name: torch.nn.Parameter(p.detach().clone()) for name, p in model.named_parameters()}
     adam = torch.optim.Adam(w.values(), lr=config.learning_rate)
-    generator, losses = torch.Generator().manual_seed(2**40 + seed), []
+    (generator,), losses = make_generators(config, torch.device("cpu")), []
     for step in range(config.steps):
         for group in adam.param_groups:
             group["lr"] = config.learning_rate * min(1.0, (step + 1) / max(1, config.warmup_steps))
@@ -249,7 +250,7 @@ def test_training_on_tokens_equals_a_plain_eager_loop(tmp_path):
     result = train(config, tmp_path, progress=False)
     start = build(EXACT_READER, 3)
     w = {name: torch.nn.Parameter(p.detach().clone()) for name, p in start.named_parameters()}
-    adam, generator = torch.optim.Adam(w.values()), torch.Generator().manual_seed(2**40 + 3)
+    adam, (generator,) = torch.optim.Adam(w.values()), make_generators(config, torch.device("cpu"))
     losses = []
     for step in range(30):
         for group in adam.param_groups:

@@ -400,6 +400,22 @@ class TransformerConfig:
         return self.replace(attention=kinds[layer], **changes)
 
     @property
+    def reads_only_y(self) -> bool:
+        """Whether the read-out is minus the y-dimensions of what the last attention leaves in the stream."""
+        return self.read_out == "identity" and not self.final_norm and not self.block_mlp
+
+    @property
+    def prefers_prompts_last(self) -> bool:
+        """Whether the query's prediction is quicker from tokens whose prompts lie along the last axis in memory.
+
+        So it is for one layer without softmax that reads tokens as they are and writes one dimension (see `fast.py`).
+        """
+        as_they_are = self.read_in == "identity" and self.d_model == self.d_token
+        extras = self.normalization_type or self.attn_bias or self.momentum or self.mlp_location == "input"
+        plain = self.positional_embedding_type == "none" and self.attention != "softmax" and not extras
+        return self.n_layers == self.y_dim == 1 and as_they_are and plain and self.reads_only_y
+
+    @property
     def block_mlp(self) -> bool:
         """An MLP in each block."""
         return not self.attn_only

@@ -30,6 +30,7 @@ from mechicl.models.transformer.attention import Attention, elementwise_attentio
 from mechicl.models.transformer.layers import MLP, Block
 from mechicl.models.transformer.norms import LayerNorm
 from mechicl.models.transformer.rotary import rotate
+from mechicl.prompts import lies_prompts_last
 
 ALL = slice(None)
 
@@ -230,7 +231,7 @@ def _can_go_across(attn: Attention, x: Tensor, rows: slice, columns: slice) -> b
     elementwise = attn.cfg.attention != "softmax" and not attn.cfg.attn_bias
     last = rows.indices(x.shape[1]) == (x.shape[1] - 1, x.shape[1], 1)
     one_column = len(range(*columns.indices(x.shape[2]))) == 1
-    return elementwise and last and one_column and x.stride(0) == 1 and x.stride(2) > 1
+    return elementwise and last and one_column and lies_prompts_last(x)
 
 
 def _across_prompts(attn: Attention, x: Tensor, columns: slice) -> Float[Tensor, "batch 1 1"]:

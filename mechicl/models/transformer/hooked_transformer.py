@@ -275,20 +275,6 @@ class HookedTransformer(LensNames, PromptedModel):
             )
         self.initial_weights.copy_(initial_weights)
 
-    @property
-    def prefers_prompts_last(self) -> bool:
-        """Whether the query's prediction is made, and trained, quicker from tokens as `put_prompts_last` lays them out.
-
-        So it is for one layer without softmax that reads tokens as they are and writes one dimension.
-        """
-        cfg = self.cfg
-        as_they_are = (
-            cfg.read_in == "identity" and cfg.d_model == cfg.d_token and cfg.positional_embedding_type == "none"
-        )
-        extras = cfg.normalization_type or cfg.attn_bias or cfg.momentum or cfg.mlp_location == "input"
-        plain = cfg.attention != "softmax" and not extras
-        return cfg.n_layers == cfg.y_dim == 1 and as_they_are and plain and self._reads_only_y()
-
     def _reads_only_y(self) -> bool:
         """Whether the read-out is minus the y-dimensions of what the last attention leaves in the stream."""
-        return self.cfg.read_out == "identity" and not self.cfg.final_norm and not self.cfg.block_mlp
+        return self.cfg.reads_only_y

@@ -143,7 +143,7 @@ def test_the_route_across_prompts_agrees(routes: list[tuple[str, int]], keys: An
         x_dim=3, n_context=6, d_head=2, keys=keys, normalize_by_context=normalize, dtype="float64", **fields
     )
     model, tokens = random_model(cfg), random_tokens(cfg, 5)
-    assert model.prefers_prompts_last
+    assert cfg.prefers_prompts_last
     across = fast.put_prompts_last(tokens)
     assert torch.equal(across, tokens)
     assert across.stride() == (1, 20, 5)
@@ -173,7 +173,7 @@ def test_the_route_across_prompts_agrees(routes: list[tuple[str, int]], keys: An
 def test_only_models_that_take_the_route_prefer_its_tokens(routes: list[tuple[str, int]], fields: Any):
     cfg = TransformerConfig(**({"x_dim": 3, "n_context": 6} | fields))
     model, tokens = random_model(cfg), random_tokens(cfg, 5)
-    assert not model.prefers_prompts_last
+    assert not cfg.prefers_prompts_last
     across = fast.put_prompts_last(tokens)
     if cfg.n_layers == 1:  # of more layers, the last one's stream may lie so by chance
         torch.testing.assert_close(run(model, across, "query", hooked=False), run(model, tokens, "query", hooked=True))
