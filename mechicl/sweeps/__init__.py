@@ -11,9 +11,10 @@ from mechicl.sweeps.grid import Cell
 from mechicl.sweeps.measures import MEASURES
 from mechicl.sweeps.presets import SWEEPS, SweepPreset
 from mechicl.sweeps.sweep import Sweep
+from mechicl.sweeps.tables import ready_table
 from mechicl.sweeps.thresholds import find_threshold
 
 __all__ = [
     "MEASURES", "SWEEPS", "Cell", "CellState", "GridTable", "Sweep", "SweepError", "SweepPreset", "find_threshold",
-    "load_table", "status",
+    "load_table", "ready_table", "status",
 ]  # fmt: skip

@@ -56,7 +56,8 @@ def find_threshold(
     # quantiles without interpolation: between a number and an infinity there is no other
     low, high = np.quantile(samples, [0.025, 0.975], method="nearest")
     middle = passed(places, values.mean(0))
-    return Interval(middle, min(float(low), middle), max(float(high), middle), len(values))
+    # its ends need not be equally far away: it prints as medians do
+    return Interval(middle, min(float(low), middle), max(float(high), middle), len(values), middle="median")
 
 
 def passed(places: np.ndarray, values: np.ndarray) -> float:

@@ -1,0 +1,77 @@
+"""Counting tokens comes before counting pairs: phases of training on Markov chains (after Edelman et al. 2024).
+
+python analyses/sweep_markov.py                        # from the table in analyses/results/
+python analyses/sweep_markov.py --folder runs/sweeps   # train it: `mechicl sweep markov`
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mechicl import viz
+from mechicl.reports import Comparison, Row, Section
+from mechicl.reports.script import ScriptArgs, run_script
+from mechicl.statistics import median_interval
+from mechicl.sweeps import ready_table
+
+KEPT = Path(__file__).parent / "results"
+LAYERS = "model.n_layers"
+
+
+@dataclass(frozen=True)
+class Args(ScriptArgs):
+    """Which simple learner models are nearest to during training, by divergence."""
+
+    folder: Path | None = None
+    """Folder to train the sweep in, in its folder `markov`; else the kept table is read."""
+    workers: int = 1
+    """Processes that train."""
+
+
+def compare(args: Args) -> Comparison:
+    """When each phase begins, of two layers and of one, which cannot count pairs by an induction head."""
+    kept = (args.out if args.folder else KEPT) / "sweep_markov.csv"
+    table = ready_table("markov", kept, args.folder and args.folder / "markov", workers=args.workers)
+    rows = []
+    for n_layers, part in table.frame.groupby(LAYERS):
+        name, n = _count(n_layers, "layer"), len(part)
+        counts = {
+            "with a unigram phase": part["unigram_from"].notna(),
+            "with a bigram phase": part["bigram_from"].notna(),
+            "whose unigram phase comes before a bigram one": part["order"] == 1,
+        }
+        rows += [Row(f"{name}: seeds {words}", None, f"{each.sum()} of {n} seeds") for words, each in counts.items()]
+        for column, words in {
+            "unigram_from": "first step nearest to unigrams",
+            "bigram_from": "first step nearest to bigrams",
+            "least_to_unigram": "least divergence from unigrams",
+            "final_to_unigram": "divergence from unigrams at the end",
+            "final_to_bigram": "divergence from bigrams at the end",
+            "loss": "loss at the end (nats)",
+        }.items():
+            known = torch.tensor(part[column].dropna().to_numpy(dtype=float))
+            if len(known):
+                rows.append(Row(f"{name}: {words}", None, median_interval(known), "seeds"))
+    apart = float(table.frame["apart"].iloc[0])
+    rows.append(Row("divergence of bigrams from unigrams", None, apart, "prompts"))
+    lead = (
+        "Attention alone, width 32, two heads a layer, 2,000 steps of Adam at a constant rate on Markov chains of"
+        " 3 states, 32 tokens. Divergences are Kullback-Leibler, of the learner's probabilities from the model's,"
+        " in nats a token, on 500 held-out sequences at 40 snapshots; a model is in the phase of the learner "
+        "(uniform, unigrams, bigrams) that it is nearest to. Medians with bootstrap intervals over seeds. One "
+        "layer is the control."
+    )
+    columns = ["least_to_unigram", "final_to_unigram", "final_to_bigram"]
+    figure = viz.lines(table, LAYERS, columns, references={"unigrams to bigrams": apart}, middle="median", log_y=False,
+                       title="Divergences", y_title="nats a token")  # fmt: skip
+    return Comparison("Markov chains: the order of phases", lead, rows, [Section("Divergences", lead, figure)])
+
+
+def _count(number: Any, noun: str) -> str:
+    return f"{number} {noun}{'s' if number > 1 else ''}"
+
+
+if __name__ == "__main__":
+    run_script(Args, compare, "sweep_markov")
