@@ -10,14 +10,18 @@ from typing import Any
 
 import torch
 
-from mechicl import viz
-from mechicl.reports import Comparison, Row, Section
+from mechicl.algorithms import references
+from mechicl.reports import Comparison, Row
 from mechicl.reports.script import ScriptArgs, run_script
 from mechicl.statistics import median_interval
-from mechicl.sweeps import ready_table
+from mechicl.sweeps import SWEEPS, ready_table
+from mechicl.sweeps.measured_models import HELD_OUT
+from mechicl.token_learners import token_log_probabilities
 
 KEPT = Path(__file__).parent / "results"
 LAYERS = "model.n_layers"
+SHARES = [i / 20 for i in range(21)]
+"""Of bigrams in mixtures."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,7 @@ def compare(args: Args) -> Comparison:
                 rows.append(Row(f"{name}: {words}", None, median_interval(known), "seeds"))
     apart = float(table.frame["apart"].iloc[0])
     rows.append(Row("divergence of bigrams from unigrams", None, apart, "prompts"))
+    rows += mixtures()
     lead = (
         "Attention alone, width 32, two heads a layer, 2,000 steps of Adam at a constant rate on Markov chains of"
         " 3 states, 32 tokens. Divergences are Kullback-Leibler, of the learner's probabilities from the model's,"
@@ -63,10 +68,28 @@ def compare(args: Args) -> Comparison:
         "(uniform, unigrams, bigrams) that it is nearest to. Medians with bootstrap intervals over seeds. One "
         "layer is the control."
     )
-    columns = ["least_to_unigram", "final_to_unigram", "final_to_bigram"]
-    figure = viz.lines(table, LAYERS, columns, references={"unigrams to bigrams": apart}, middle="median", log_y=False,
-                       title="Divergences", y_title="nats a token")  # fmt: skip
-    return Comparison("Markov chains: the order of phases", lead, rows, [Section("Divergences", lead, figure)])
+    return Comparison("Markov chains: the order of phases", lead, rows)
+
+
+def mixtures(n_prompts: int = 500) -> list[Row]:
+    """The control: who mixes equal chances with bigrams, and never counts tokens, is how near to unigrams?"""
+    task = SWEEPS["markov"].sweep().base.task
+    sequences = task.sample(n_prompts, seed=HELD_OUT)
+    logs = {name: token_log_probabilities(each, sequences) for name, each in references(task).items()}
+    counted = sequences.predictable[:, 1:]
+    least, named = float("inf"), 0
+    for share in SHARES:
+        mixed = ((1 - share) * logs["uniform"].exp() + share * logs["bigram"].exp()).log()
+        divergences = {
+            name: (each.exp() * (each - mixed)).sum(-1)[counted].mean().item() for name, each in logs.items()
+        }
+        least = min(least, divergences["unigram"])
+        named += min(divergences, key=divergences.__getitem__) == "unigram"
+    words = "mixtures of equal chances and bigrams"
+    return [
+        Row(f"{words}: least divergence from unigrams", None, least, "prompts"),
+        Row(f"{words}: how many are nearest to unigrams", None, f"{named} of {len(SHARES)}", "prompts"),
+    ]
 
 
 def _count(number: Any, noun: str) -> str:

@@ -52,7 +52,7 @@ _POOL = TrainingConfig(
     n_snapshots=6,
     snapshots_between=(500, 3000),
 )  # fmt: skip
-_FEW = (2, 8, 32, 128, 512)
+_FEW = (2, 8, 32, 128)
 
 # SOAP, because Adam leaves deep linear layers far from what they can do; looped ones take a smaller rate.
 _DEPTH = PRESETS["lsa-5l"].resized(x_dim=5, n_context=10).replace(batch_size=256, steps=1000, eval_every=100)
@@ -93,14 +93,14 @@ SWEEPS: dict[str, SweepPreset] = {
     ),
     **{
         f"diversity-{name}": SweepPreset(
-            f"the same over {words}, fewer numbers of tasks", _POOL,
-            {axis: values, "task.n_tasks": _FEW, "seed": range(3)}, "pool", together=15,
+            f"{words}, fewer numbers of tasks", _POOL,
+            {axis: values, "task.n_tasks": _FEW, "seed": range(3)}, "pool", together=24,
         )
         for name, words, axis, values in (
-            ("points", "numbers of points", "n_context", (2, 8)),
-            ("noise", "levels of noise", "task.noise_std", (0.1, 1.0)),
-            ("dimensions", "dimensions", "x_dim", (2, 6)),
-            ("draws", "draws of the pool", "task.seed", (1, 2)),
+            ("points", "the same with 2 points in place of 4", "n_context", (2,)),
+            ("noise", "the same with a fifth of the noise", "task.noise_std", (0.1,)),
+            ("dimensions", "the same in 2 dimensions in place of 4", "x_dim", (2,)),
+            ("draws", "the same with another draw of the pool", "task.seed", (1,)),
         )
     },
     "depth": SweepPreset(

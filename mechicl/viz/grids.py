@@ -128,7 +128,7 @@ def lines(
     over_seeds: dict[str, list[Interval]] = {}
     for group, part in groups:
         for column in values:
-            name = ", ".join([*([f"{by} {_tick(group)}"] if by else []), *([column] if len(values) > 1 else [])])
+            name = ", ".join([*_label(by, group), *([column] if len(values) > 1 else [])])
             at = [_finite(part[part[x] == each], column) for each in xs]
             over_seeds[name or column] = [median_interval(s) if middle == "median" else interval(s) for s in at]
     means = [each.mean for line in over_seeds.values() for each in line if math.isfinite(each.mean)]
@@ -161,6 +161,11 @@ def _interval_points(fig: go.Figure, words: list[str], over_seeds: Mapping[str, 
     fig.update_traces(marker_size=9)
     fig.update_xaxes(type="category", range=[-0.5, len(words) - 0.5])
     return fig.update_layout(scattermode="group", scattergap=0.75)
+
+
+def _label(by: str | None, group: Any) -> list[str]:
+    """What a line of a group is called: words as they are, and numbers with what they are of."""
+    return [] if by is None else [group if isinstance(group, str) else f"{by} {_tick(group)}"]
 
 
 def _columns(table: Any, *names: str) -> pd.DataFrame:
