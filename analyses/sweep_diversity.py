@@ -21,8 +21,6 @@ MAIN, TASKS, POSITION = "diversity", "task.n_tasks", "pool_position"
 VARIATIONS = {
     "diversity-points": ("n_context", "points"),
     "diversity-noise": ("task.noise_std", "noise deviation"),
-    "diversity-dimensions": ("x_dim", "dimensions"),
-    "diversity-draws": ("task.seed", "draw of the pool"),
 }
 """The axis of each variation, and its name in words."""
 
@@ -117,10 +115,11 @@ def _variation(frame: pd.DataFrame, axis: str, words: str) -> list[Row]:
     rows = []
     for value, part in frame.groupby(axis):
         rows.append(threshold_row(f"{words} {value:g}", part))
-        for n_tasks, size in part.groupby(TASKS):
-            if n_tasks in (part[TASKS].min(), part[TASKS].max()):
-                excess = _over_seeds(size["pool_loss"] / size["pool_dmmse_loss"])
-                rows.append(Row(f"{words} {value:g}: loss over dMMSE's at M = {n_tasks}", None, excess, "seeds"))
+        sizes = sorted(part[TASKS].unique())
+        for n_tasks, learner, column in ((sizes[0], "dMMSE", "dmmse"), (sizes[-1], "ridge", "ridge")):
+            size = part[part[TASKS] == n_tasks]
+            excess = _over_seeds(size["pool_loss"] / size[f"pool_{column}_loss"])
+            rows.append(Row(f"{words} {value:g}: loss over {learner}'s at M = {n_tasks}", None, excess, "seeds"))
     return rows
 
 

@@ -16,6 +16,7 @@ from mechicl.reports.script import ScriptArgs, run_script
 from mechicl.statistics import median_interval
 from mechicl.sweeps import SWEEPS, ready_table
 from mechicl.sweeps.measured_models import HELD_OUT
+from mechicl.tasks import MarkovChains
 from mechicl.token_learners import token_log_probabilities
 
 KEPT = Path(__file__).parent / "results"
@@ -74,6 +75,7 @@ def compare(args: Args) -> Comparison:
 def mixtures(n_prompts: int = 500) -> list[Row]:
     """The control: who mixes equal chances with bigrams, and never counts tokens, is how near to unigrams?"""
     task = SWEEPS["markov"].sweep().base.task
+    assert isinstance(task, MarkovChains)
     sequences = task.sample(n_prompts, seed=HELD_OUT)
     logs = {name: token_log_probabilities(each, sequences) for name, each in references(task).items()}
     counted = sequences.predictable[:, 1:]

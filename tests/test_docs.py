@@ -130,9 +130,9 @@ def measured_cells() -> list[tuple[str, str, str]]:
             if not header:
                 header = row
             elif not set(row[0]) <= set("-") and any(word.startswith("measured") for word in header):
-                column = next(i for i, word in enumerate(header) if word.startswith("measured"))
                 named = row[header.index("script")].strip("`") if "script" in header else command
-                cells.append((path.name, named, row[column]))
+                columns = [i for i, word in enumerate(header) if word.startswith("measured")]
+                cells += [(path.name, named, row[column]) for column in columns]
     return cells
 
 
