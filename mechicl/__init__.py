@@ -5,6 +5,7 @@ Which learning algorithm does a transformer run in its forward pass, and where? 
 """
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -13,6 +14,10 @@ if TYPE_CHECKING:
     from mechicl.reports import report as report
 
 __version__ = "0.1.0"
+
+# Threads of OpenMP that spin while they wait slow every other process on the machine, ours included. They read this
+# when torch is loaded: where it has been loaded before, or somebody has set it, nothing changes.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 _SUBMODULES = (
     "algorithms", "analysis", "checkpoints", "constructions", "interop", "learners", "models", "prompts", "reports",

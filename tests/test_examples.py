@@ -31,6 +31,7 @@ MODULES = (
     "tasks.boolean_functions",
     "tasks.gaussian_clusters",
     "tasks.markov_chains",
+    "threads",
     "token_learners",
 )
 

@@ -6,11 +6,6 @@ is run. `mechicl train` is the exception: its options are the fields of the conf
 """
 
 import os
-
-# Threads of OpenMP that spin while they wait slow every other process on the machine, ours included. They read this
-# when torch is loaded, so it stands before every import that may lead there.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-
 import shlex
 import sys
 from collections.abc import Sequence

@@ -21,12 +21,13 @@ from mechicl.locks import locked
 from mechicl.models import Model, build
 from mechicl.progress import progress_bar
 from mechicl.tensor_files import read_tensors, write_tensors
+from mechicl.threads import using_threads
 from mechicl.training import objectives
 from mechicl.training.config import TrainingConfig
 from mechicl.training.data import Batch, batches, make_generators
 from mechicl.training.ensemble import Ensemble
 from mechicl.training.optimizers import make_optimizer
-from mechicl.training.speed import compiled, make_quicker, products_in_tf32
+from mechicl.training.speed import compiled, make_quicker, products_in_tf32, threads_for
 from mechicl.training.state import METRICS_FILE, STATE_FILE, Metrics, RunState, optimizer_moments, restore_moments
 
 
@@ -97,10 +98,10 @@ def train(
             settings = None if config.tracker == "tensorboard" else config.to_dict()
             accelerator.init_trackers("mechicl", config=settings)
         try:
-            with products_in_tf32(config.tf32, accelerator.device):
+            with products_in_tf32(config.tf32, accelerator.device), using_threads():  # the run sets how many
                 run = _Run(config, folder, accelerator, stop_diverged)
                 run.train(progress and accelerator.is_main_process, on_save)
-            return run.result()
+                return run.result()
         finally:
             for tracker in accelerator.trackers:  # end_training() would end the processes' group too
                 tracker.finish()
@@ -146,9 +147,11 @@ class _Run:
         self.generators = make_generators(config, accelerator.device)
         fresh = torch.stack([generator.get_state() for generator in self.generators])
         never = torch.full((len(config.members),), -1)
+        threads = threads_for(config, accelerator.device)
         self.state = RunState(
-            step=0, weights={}, moments={}, generators=fresh, stopped_at=never, diverged_at=never.clone(), wall_time=0.0
-        )
+            step=0, weights={}, moments={}, generators=fresh, stopped_at=never, diverged_at=never.clone(),
+            wall_time=0.0, threads=threads,
+        )  # fmt: skip
         self.resumed = (folder / STATE_FILE).is_file()
         if self.resumed:
             self.state = RunState.load(folder, config)
@@ -161,6 +164,7 @@ class _Run:
             restore_moments(self.optimizer, ["weights"], self.state.moments)
             for generator, saved in zip(self.generators, self.state.generators, strict=True):
                 generator.set_state(saved.clone())  # a row of a tensor would crash torch
+        torch.set_num_threads(self.state.threads)
         self.last_save = self.state.step if self.resumed else None
         if broadcast_object_list([self.last_save])[0] != self.last_save:
             raise ValueError(f"{folder} must be a folder that all processes see: this one finds another save there")
@@ -383,6 +387,7 @@ class _Run:
             "wall_time_s": round(self.state.wall_time, 1),
             "hardware": hardware_in_words(self.accelerator.device),
             "processes": self.accelerator.num_processes,
+            "threads": self.state.threads,
             "versions": {"python": platform.python_version(), "torch": str(torch.__version__)},
         }
 

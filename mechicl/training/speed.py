@@ -1,4 +1,4 @@
-"""What makes steps quicker: TF32 products, fused attention, compiled passes."""
+"""What makes steps quicker: as many threads as they are worth, TF32 products, fused attention, compiled passes."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -6,8 +6,11 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from mechicl.models import TransformerConfig
 from mechicl.models.transformer.fast import fuse_attention
+from mechicl.threads import threads_worth
 from mechicl.training.config import TrainingConfig
+from mechicl.training.data import goes_across
 from mechicl.training.ensemble import Ensemble
 
 AMPERE = (8, 0)
@@ -32,6 +35,26 @@ def products_in_tf32(wanted: bool, device: torch.device) -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def threads_for(config: TrainingConfig, device: torch.device) -> int:
+    """How many threads a run's steps are worth: by the multiplications of one layer's pass on one batch.
+
+    One where products run across prompts (`goes_across`), and on one position after another in an LSTM; on a GPU as
+    many as torch has.
+    """
+    if device.type != "cpu":
+        return torch.get_num_threads()
+    if goes_across(config, device):
+        return 1
+    model = config.model
+    n_pos = getattr(config.task, "n_ctx", None) or model.format.n_tokens(config.task.n_context)
+    rows = config.batch_size * len(config.members)
+    if not isinstance(model, TransformerConfig):
+        return threads_worth(rows * 8 * (model.d_model or 1) ** 2)
+    d_attn, d_mlp = model.n_heads * model.d_head, (model.d_mlp or 0) if model.block_mlp else 0
+    per_position = model.d_model * (4 * d_attn + 2 * d_mlp) + 2 * n_pos * d_attn
+    return threads_worth(rows * n_pos * per_position)
 
 
 def make_quicker(config: TrainingConfig, ensemble: Ensemble) -> None:

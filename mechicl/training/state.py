@@ -29,6 +29,7 @@ class RunState:
         stopped_at: step at which each seed reached its target or diverged, -1 before, `[seed]`. Its weights stay put.
         diverged_at: step at which each seed's loss was no longer finite, -1 before, `[seed]`.
         wall_time: seconds spent so far.
+        threads: of torch, on which the run's last bits depend; a resumed run takes as many again.
     """
 
     step: int
@@ -38,13 +39,15 @@ class RunState:
     stopped_at: Tensor
     diverged_at: Tensor
     wall_time: float
+    threads: int
 
     def save(self, folder: Path, config: TrainingConfig) -> None:
         """Write the state file of a run."""
         groups = {"weights": self.weights, "moments": self.moments}
         tensors = {f"{group}/{name}": t for group, named in groups.items() for name, t in named.items()}
         tensors |= {"generators": self.generators, "stopped_at": self.stopped_at, "diverged_at": self.diverged_at}
-        metadata = {"step": str(self.step), "wall_time": repr(self.wall_time), "config": json.dumps(config.to_dict())}
+        metadata = {"step": str(self.step), "wall_time": repr(self.wall_time), "threads": str(self.threads)}
+        metadata["config"] = json.dumps(config.to_dict())
         write_tensors(folder / STATE_FILE, tensors, metadata)
 
     @classmethod
@@ -80,6 +83,8 @@ class RunState:
             # a run that was saved before diverged seeds could stop has none
             diverged_at=tensors.get("diverged_at", torch.full_like(tensors["stopped_at"], -1)),
             wall_time=float(metadata["wall_time"]),
+            # a run that was saved before threads were chosen had all that torch has
+            threads=int(metadata.get("threads", torch.get_num_threads())),
         )
 
 

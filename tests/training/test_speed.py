@@ -8,7 +8,12 @@ from torch.testing import assert_close
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.models.transformer.fast import fuse_attention
 from mechicl.tasks import LinearRegression
-from mechicl.training import TrainingConfig, train
+from mechicl.tensor_files import read_tensors, write_tensors
+from mechicl.threads import using_threads
+from mechicl.training import PRESETS, TrainingConfig, train
+from mechicl.training.speed import threads_for
+from mechicl.training.state import STATE_FILE
+from tests.training.runs import LSTM, reading, small
 
 SOFTMAX = TransformerConfig(
     x_dim=3, n_context=6, prompt_format="interleaved", n_layers=2, n_heads=2, d_model=16, d_mlp=16, attention="softmax",
@@ -93,3 +98,54 @@ def test_a_compiled_run_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
     assert resumed.record["steps_done"] == 6
     for a, b in zip(plain.models[0].parameters(), resumed.models[0].parameters(), strict=True):
         assert_close(a, b, atol=0, rtol=0)
+
+
+# ---- threads ----
+
+
+def test_small_steps_have_one_thread_and_large_ones_more(monkeypatch):
+    monkeypatch.setattr("mechicl.threads.n_cores", lambda: 64)
+    numbers = {}
+    with using_threads(16):
+        for name in ("lsa-1l", "gpt2-8l", "gpt2-12l"):
+            numbers[name] = threads_for(PRESETS[name], torch.device("cpu"))
+        numbers["five layers"] = threads_for(
+            TrainingConfig(model=TransformerConfig(x_dim=10, n_context=10, n_layers=5)), torch.device("cpu")
+        )
+        numbers["lstm"] = threads_for(small(model=LSTM), torch.device("cpu"))
+        numbers["tokens"] = threads_for(reading(), torch.device("cpu"))
+        assert torch.get_num_threads() == 16
+    assert numbers["lsa-1l"] == numbers["lstm"] == numbers["tokens"] == 1
+    assert numbers["five layers"] == 2
+    assert numbers["gpt2-8l"] == 8
+    assert numbers["gpt2-12l"] == 16
+
+
+def test_a_resumed_run_takes_as_many_threads_as_it_began_with_and_gives_back_the_users(tmp_path, monkeypatch):
+    config, seen = small(steps=10), []
+    monkeypatch.setattr("mechicl.training.loop.threads_for", lambda config, device: 3)
+    with using_threads(2):
+        with pytest.raises(KeyboardInterrupt):
+            train(config, tmp_path, progress=False, on_save=interrupt)
+        assert torch.get_num_threads() == 2
+        monkeypatch.setattr("mechicl.training.loop.threads_for", lambda config, device: 1)
+        result = train(config, tmp_path, progress=False, on_save=lambda step: seen.append(torch.get_num_threads()))
+        assert torch.get_num_threads() == 2
+    assert set(seen) == {3}
+    assert result.record["threads"] == 3
+    assert result.record["hardware"].endswith("3 threads")
+
+
+def test_a_run_that_was_saved_without_its_number_of_threads_goes_on_with_torchs(tmp_path):
+    config = small(steps=10)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path, progress=False, on_save=interrupt)
+    tensors, metadata = read_tensors(tmp_path / STATE_FILE)
+    del metadata["threads"]
+    write_tensors(tmp_path / STATE_FILE, tensors, metadata)
+    with using_threads(2):
+        assert train(config, tmp_path, progress=False).record["threads"] == 2
+
+
+def interrupt(step: int) -> None:
+    raise KeyboardInterrupt
