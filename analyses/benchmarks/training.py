@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.jax_twins import Twin, quickest, usual
+from benchmarks.jax_twins import quickest, usual
 from benchmarks.rows import Row, alternate, ratios, row, seconds
 from benchmarks.settings import Settings
 from benchmarks.torch_twins import PlainTraining
@@ -32,7 +32,8 @@ def linear_config(
     return TrainingConfig(
         task=LinearRegression(x_dim=x_dim, n_context=n_context),
         model=TransformerConfig(x_dim=x_dim, n_context=n_context, n_layers=n_layers),
-        seeds=tuple(range(n_seeds)), steps=steps, batch_size=batch_size, log_every=steps, eval_every=steps, cpu=True,
+        seeds=tuple(range(n_seeds)), steps=steps, batch_size=batch_size, log_every=steps, eval_every=steps,
+        eval_prompts=64, cpu=True,
     )  # fmt: skip
 
 
@@ -66,7 +67,6 @@ def linear_rows(rounds: int, n_layers: int, batch_size: int = 2048) -> list[Row]
 def seeds_row(rounds: int, n_seeds: int = 5, batch_size: int = 2048, steps: int = 60) -> Row:
     """Several one-layer models at once: ours over jax's `vmap`."""
     form, twin = quickest(n_layers=1, batch_size=batch_size, steps=steps // 2, n_seeds=n_seeds)
-    assert isinstance(twin, Twin)
     speeds = alternate(
         {
             "ours": lambda: steps_per_second(linear_config(1, steps, batch_size, n_seeds)),
