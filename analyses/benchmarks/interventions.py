@@ -61,7 +61,9 @@ def compare(
     ratios, ours, difference = [], [], 0.0
     for _ in range(rounds):
         started = time.perf_counter()
-        swept = patch(model, clean, corrupted, "z", AXES, metrics=metric, only=only, keep_predictions=False)
+        swept = patch(
+            model, clean, corrupted, "z", AXES, metrics=metric, only=only, keep_predictions=False, progress=False
+        )
         ours.append(time.perf_counter() - started)
         cells = pd.DataFrame(list(itertools.product(*swept.indices)), columns=list(AXES))
         started = time.perf_counter()
@@ -143,13 +145,13 @@ def memory_rows() -> list[Row]:
 
     rows = []
     for component, memory in itertools.product(("z", "v"), (3e7, 1e8, 4e8)):
-        options: dict[str, Any] = {"component": component, "axes": AXES, "memory": memory}
+        options: dict[str, Any] = {"component": component, "axes": AXES, "memory": memory, "progress": False}
         peak = peak_bytes(lambda options=options: patch(model, clean, corrupted, **options))
         rows.append(
             row(f"peak of a sweep of gpt2-8l, {component}, over {memory:.0e} bytes given", [peak / memory], "<= 1", "")
         )
     for memory in (2e7, 1e8):
-        options = {"axes": AXES, "metrics": difference, "memory": memory}
+        options = {"axes": AXES, "metrics": difference, "memory": memory, "progress": False}
         peak = peak_bytes(lambda options=options: patch(small, ids[0], ids[1], **options))
         rows.append(
             row(f"peak of a sweep of a small bridge, z, over {memory:.0e} bytes given", [peak / memory], "<= 1", "")
@@ -184,7 +186,7 @@ def known_answer_rows() -> list[Row]:
         )
     sequences = RepeatedTokens(d_vocab=64, n_ctx=48, min_period=6, max_period=24).sample(32, seed=0)
     loss = {"loss": next_token_loss(sequences.targets())}
-    circuit = find_circuit(planted, sequences.read, loss, at="positions")
+    circuit = find_circuit(planted, sequences.read, loss, at="positions", progress=False)
     detail = f"{circuit}: {', '.join(map(str, circuit.edges))}"
     rows.append(
         row("planted circuit: heads found are those planted", [float(circuit.heads == [(0, 2), (1, 1)])], "1", detail)

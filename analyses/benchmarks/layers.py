@@ -83,10 +83,10 @@ def readout_rows(name: str, n_fitting: int, steps: int, timed_steps: int) -> lis
     model, task = checkpoint.models[0], checkpoint.task
     fitting, held_out = task.sample(n_fitting, seed=0), task.sample(2048, seed=1)
     started = time.perf_counter()
-    closed = fit_readouts(model, fitting)
+    closed = fit_readouts(model, fitting, progress=False)
     seconds = time.perf_counter() - started
     started = time.perf_counter()
-    trained = train_readouts(model, fitting, steps=timed_steps)
+    trained = train_readouts(model, fitting, steps=timed_steps, progress=False)
     ratio = (time.perf_counter() - started) * steps / timed_steps / seconds
     errors = [readouts.errors(held_out).squared_errors.mean((1, 2)) for readouts in (closed, trained)]
     per_layer = (errors[0] / errors[1]).tolist()
