@@ -16,6 +16,7 @@ from mechicl.models import TransformerConfig
 from mechicl.models.opening.adapter import Hook, ModelAdapter
 from mechicl.models.opening.edits import to_write
 from mechicl.models.opening.sites import Site
+from mechicl.threads import threads_worth, using_threads
 
 CACHE_SIZE = 2**26  # bytes of a batch of ours at most: larger batches of a small model leave the processor's caches
 Cell = tuple[Site, ...]
@@ -54,6 +55,16 @@ class CellResults:
         """The results with a function applied to each tensor."""
         predictions = None if self.predictions is None else function(self.predictions)
         return CellResults(predictions, {name: function(values) for name, values in self.values.items()})
+
+
+def threads_for_runs(adapter: ModelAdapter, baseline: Baseline) -> int | None:
+    """How many threads a run of so many prompts is worth, by the multiplications of a layer; None for torch's own."""
+    tokens = baseline.tokens
+    if tokens.device.type != "cpu":
+        return None
+    weights = sum(weight.numel() for weight in adapter.model.parameters()) / max(adapter.n_layers, 1)
+    n_pos = tokens.shape[1] if tokens.ndim > 1 else 1
+    return threads_worth(min(baseline.batch_size, len(baseline)) * n_pos * weights)
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,13 +121,14 @@ class Experiment:
         cfg = self.adapter.model.cfg
         local = self.adapter.is_transformer and not self.adapter.has_user_hooks()
         run_each = _run_local_cells if local and all(_is_local(cell, cfg) for cell in cells) else _run_any_cells
-        for index, predicted in run_each(self.adapter, baseline, cells, values):
-            if predictions is not None:
-                predictions[index] = predicted
-            for name, metric in self.metrics.items():
-                measured[name][index] = evaluate_metric(name, metric, predicted)
-            if advance is not None:
-                advance()
+        with using_threads(threads_for_runs(self.adapter, baseline)):
+            for index, predicted in run_each(self.adapter, baseline, cells, values):
+                if predictions is not None:
+                    predictions[index] = predicted
+                for name, metric in self.metrics.items():
+                    measured[name][index] = evaluate_metric(name, metric, predicted)
+                if advance is not None:
+                    advance()
         return CellResults(predictions, measured)
 
 
