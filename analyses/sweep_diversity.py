@@ -21,6 +21,8 @@ MAIN, TASKS, POSITION = "diversity", "task.n_tasks", "pool_position"
 VARIATIONS = {
     "diversity-points": ("n_context", "points"),
     "diversity-noise": ("task.noise_std", "noise deviation"),
+    "diversity-dimensions": ("x_dim", "dimensions"),
+    "diversity-draws": ("task.seed", "draw of the pool"),
 }
 """The axis of each variation, and its name in words."""
 

@@ -94,13 +94,13 @@ SWEEPS: dict[str, SweepPreset] = {
     **{
         f"diversity-{name}": SweepPreset(
             f"{words}, fewer numbers of tasks", _POOL,
-            {axis: values, "task.n_tasks": _FEW, "seed": range(3)}, "pool", together=24,
+            {axis: values, "task.n_tasks": _FEW, "seed": range(3)}, "pool", together=12,
         )
         for name, words, axis, values in (
             ("points", "the same with 2 points in place of 4", "n_context", (2,)),
             ("noise", "the same with a fifth of the noise", "task.noise_std", (0.1,)),
             ("dimensions", "the same in 2 dimensions in place of 4", "x_dim", (2,)),
-            ("draws", "the same with another draw of the pool", "task.seed", (1,)),
+            ("draws", "the same with other draws of the pool", "task.seed", (1, 2)),
         )
     },
     "depth": SweepPreset(
