@@ -108,7 +108,8 @@ def test_axes_of_words_keep_their_order():
     expected = interval(torch.tensor([2.0, 3.0, 7.0]))
     assert points.data[0].error_y.array[0] == pytest.approx(expected.half_width)
     assert points.data[0].mode == "markers"
-    assert [trace.name for trace in viz.lines(frame, "n", "loss", "kind").data] == ["rotary", "none"]
+    named: Any = viz.lines(frame, "n", "loss", "kind")
+    assert [trace.name for trace in named.data] == ["rotary", "none"]
 
 
 def test_what_would_be_a_mixture_or_is_not_there_is_refused():
