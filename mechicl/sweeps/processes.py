@@ -28,7 +28,7 @@ class Processes:
 
     def __init__(self, orders: Orders, n_workers: int):
         try:
-            self.orders = cloudpickle.dumps((sys.path, orders))
+            self.orders = cloudpickle.dumps((sys.path, cloudpickle.dumps(orders)))  # which may name modules of the path
         except Exception as error:
             raise TypeError(
                 f"a measure cannot be handed to other processes ({error}): take workers=1, or a function of a module"

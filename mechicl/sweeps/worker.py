@@ -17,8 +17,9 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who started us, and stops us
     threading.Thread(target=_end_with_parent, args=(watched,), daemon=True).start()
     try:
-        paths, orders = cloudpickle.loads(connection.recv_bytes())
+        paths, message = cloudpickle.loads(connection.recv_bytes())
         sys.path[:] = paths
+        orders = cloudpickle.loads(message)
         assert isinstance(orders, Orders)
         while True:
             cell = cloudpickle.loads(connection.recv_bytes())
