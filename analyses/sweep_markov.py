@@ -15,7 +15,7 @@ from mechicl.reports import Comparison, Row
 from mechicl.reports.script import ScriptArgs, run_script
 from mechicl.statistics import median_interval
 from mechicl.sweeps import SWEEPS, ready_table
-from mechicl.sweeps.measured_models import HELD_OUT
+from mechicl.sweeps.measures.one_model import HELD_OUT
 from mechicl.tasks import MarkovChains
 from mechicl.token_learners import token_log_probabilities
 

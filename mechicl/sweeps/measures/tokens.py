@@ -6,7 +6,7 @@ from torch import Tensor
 
 from mechicl.algorithms import references
 from mechicl.checkpoints import Checkpoint, CheckpointError
-from mechicl.sweeps.measured_models import HELD_OUT, Measured
+from mechicl.sweeps.measures.one_model import HELD_OUT, Measured
 from mechicl.tasks import MarkovChains
 from mechicl.token_learners import as_token_learner, token_log_probabilities
 

@@ -7,15 +7,17 @@ import numpy as np
 import pytest
 import torch
 
+from mechicl.algorithms import references
 from mechicl.checkpoints import CheckpointError
 from mechicl.sweeps import measures
+from mechicl.sweeps.measures.one_model import HELD_OUT
 from tests.sweeps.made import POOL, REGRESSION, checkpoint, step, untrained
 
 
 def test_regret_is_the_difference_of_mean_errors():
     made = checkpoint(untrained(REGRESSION), REGRESSION)
     measured = measures.mean_regret(made, n_prompts=40)
-    prompts = REGRESSION.sample(40, seed=measures.HELD_OUT, dtype=torch.float64)
+    prompts = REGRESSION.sample(40, seed=HELD_OUT, dtype=torch.float64)
     predicted = made.models[0].predict(prompts).detach().numpy()
     error = np.mean([(a - b) ** 2 for a, b in zip(predicted, prompts.query.ys.numpy(), strict=True)])
     assert measured["held_out_loss"] == pytest.approx(error)
@@ -25,8 +27,8 @@ def test_regret_is_the_difference_of_mean_errors():
 
 def test_alignment_is_with_the_learner_that_is_named():
     made = checkpoint(untrained(POOL), POOL)
-    prompts = POOL.sample(20, seed=measures.HELD_OUT)
-    ridge = measures.references(POOL)["ridge"]
+    prompts = POOL.sample(20, seed=HELD_OUT)
+    ridge = references(POOL)["ridge"]
     expected = (made.models[0].predict(prompts) - ridge.predict(prompts)).norm(dim=1).mean().item()
     named = functools.partial(measures.alignment, learner="ridge", n_prompts=20)
     assert named(made)["prediction_distance"] == pytest.approx(expected, rel=1e-5)

@@ -15,7 +15,7 @@ from mechicl.analysis.behaviour.spectral import SpectralProblem
 from mechicl.checkpoints import Checkpoint
 from mechicl.learners import Learner, squared_errors
 from mechicl.prompts import Prompts
-from mechicl.sweeps.measured_models import HELD_OUT, Measured, one_model
+from mechicl.sweeps.measures.one_model import HELD_OUT, Measured, one_model
 from mechicl.tasks import LinearRegression, TaskPool
 
 N_TUNING = 16_384

@@ -10,15 +10,15 @@ import torch
 from mechicl import constructions
 from mechicl.checkpoints import Snapshots
 from mechicl.models import HookedTransformer
-from mechicl.sweeps import regression_measures
-from mechicl.sweeps.measured_models import HELD_OUT
-from mechicl.sweeps.regression_measures import descent_limits, gap_to_descent, pool_distances
+from mechicl.sweeps.measures import regression
+from mechicl.sweeps.measures.one_model import HELD_OUT
+from mechicl.sweeps.measures.regression import descent_limits, gap_to_descent, pool_distances
 from tests.sweeps.made import N_TUNING, POOL, REGRESSION, checkpoint, step, untrained
 
 
 @pytest.fixture(autouse=True)
 def _few_prompts_to_tune_on(monkeypatch):
-    monkeypatch.setattr(regression_measures, "N_TUNING", N_TUNING)
+    monkeypatch.setattr(regression, "N_TUNING", N_TUNING)
 
 
 def test_distances_on_a_pool_are_those_of_a_plain_loop():
@@ -50,8 +50,8 @@ def test_the_nearer_one_is_the_one_on_whose_half_it_stands():
     """|f - d|² < |f - r|² exactly where f stands before the middle of the way from d to r."""
     measured = pool_distances(checkpoint(untrained(POOL), POOL), n_prompts=50)
     assert (measured["log_ratio"] < 0) == (measured["pool_position"] < 0.5)
-    assert math.isnan(regression_measures._share(torch.ones(3), torch.zeros(3)))
-    assert math.isnan(regression_measures._log_ratio(0.0, 1.0))
+    assert math.isnan(regression._share(torch.ones(3), torch.zeros(3)))
+    assert math.isnan(regression._log_ratio(0.0, 1.0))
 
 
 def test_a_tuned_step_has_no_gap_to_itself_and_predicting_0_has():

@@ -8,8 +8,8 @@ import torch
 
 from mechicl.checkpoints import CheckpointError, Snapshots
 from mechicl.models import HookedTransformer, TransformerConfig
-from mechicl.sweeps.measured_models import HELD_OUT
-from mechicl.sweeps.token_measures import _phases, markov_phases
+from mechicl.sweeps.measures.one_model import HELD_OUT
+from mechicl.sweeps.measures.tokens import _phases, markov_phases
 from mechicl.tasks import MarkovChains
 from mechicl.token_learners import as_token_learner
 from tests.sweeps.made import POOL, checkpoint, untrained

@@ -1,9 +1,4 @@
-"""What a sweep can measure of a model: functions of a checkpoint that holds one, which return numbers by name.
-
-`MEASURES` has them by name, for the command line. All take held-out prompts of a fixed seed, the same for every model.
-"""
-
-from collections.abc import Callable, Mapping
+"""Measures of any model: losses, regret, alignment, the nearest algorithm, when the loss falls."""
 
 import torch
 from jaxtyping import Float
@@ -13,12 +8,8 @@ from mechicl.algorithms import references
 from mechicl.analysis.behaviour import align, identify, regret
 from mechicl.analysis.dynamics import find_transitions
 from mechicl.checkpoints import Checkpoint, CheckpointError
-from mechicl.sweeps.measured_models import HELD_OUT, Measured, one_model
-from mechicl.sweeps.regression_measures import descent_limits, gap_to_descent, pool_distances
-from mechicl.sweeps.token_measures import markov_phases
+from mechicl.sweeps.measures.one_model import HELD_OUT, Measured, one_model
 from mechicl.tasks import TokenDistribution
-
-Measure = Callable[[Checkpoint], Measured]
 
 
 def loss(checkpoint: Checkpoint, *, n_prompts: int = 4000) -> Measured:
@@ -125,20 +116,6 @@ def transition(checkpoint: Checkpoint, *, plateau: float | None = None) -> Measu
         "fell": float(falls.fell[0]),
         "final_loss": falls.final[0].item(),
     }
-
-
-MEASURES: Mapping[str, Measure] = {
-    "loss": loss,
-    "regret": mean_regret,
-    "alignment": alignment,
-    "identify": identified,
-    "transition": transition,
-    "pool": pool_distances,
-    "depth": descent_limits,
-    "descent": gap_to_descent,
-    "markov": markov_phases,
-}
-"""Measures by name, for `mechicl sweep --measure`."""
 
 
 def _curve(checkpoint: Checkpoint) -> tuple[list[int], Float[Tensor, "evaluation"]]:

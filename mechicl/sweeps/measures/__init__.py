@@ -1,0 +1,31 @@
+"""What a sweep can measure of a model: functions of a checkpoint that holds one, which return numbers by name.
+
+All take held-out prompts of a fixed seed, the same for every model.
+"""
+
+from collections.abc import Callable, Mapping
+
+from mechicl.checkpoints import Checkpoint
+from mechicl.sweeps.measures.general import alignment, identified, loss, mean_regret, transition
+from mechicl.sweeps.measures.one_model import Measured
+from mechicl.sweeps.measures.regression import descent_limits, gap_to_descent, pool_distances
+from mechicl.sweeps.measures.tokens import markov_phases
+
+Measure = Callable[[Checkpoint], Measured]
+MEASURES: Mapping[str, Measure] = {
+    "loss": loss,
+    "regret": mean_regret,
+    "alignment": alignment,
+    "identify": identified,
+    "transition": transition,
+    "pool": pool_distances,
+    "depth": descent_limits,
+    "descent": gap_to_descent,
+    "markov": markov_phases,
+}
+"""Measures by name, for `mechicl sweep --measure`."""
+
+__all__ = [
+    "MEASURES", "Measure", "alignment", "descent_limits", "gap_to_descent", "identified", "loss", "markov_phases",
+    "mean_regret", "pool_distances", "transition",
+]  # fmt: skip
