@@ -1,6 +1,7 @@
 """`mechicl sweep`."""
 
 import shlex
+import sys
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,6 +80,7 @@ class SweepCommand:
             )
         ready = SWEEPS.get(self.what) or SweepPreset("", self.what, {})
         base = PRESETS[ready.config] if isinstance(ready.config, str) else ready.config
+        sys.path.insert(0, str(Path.cwd()))  # where a user's own module:function is looked for first, as with python -m
         fixed = parse_axes(self.fixed)
         several = [name for name, values in fixed.items() if len(values) != 1]
         if several:

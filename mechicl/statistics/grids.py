@@ -86,7 +86,7 @@ class GridTable:
         if value not in self.values:
             raise ValueError(f"no value {value!r}: there are {list(self.values)}")
         rows = []
-        parts = self.frame.groupby(by, sort=False) if by else [((), self.frame)]
+        parts = self.frame.groupby(by, sort=False, dropna=False) if by else [((), self.frame)]
         for place, part in parts:
             present = part[value].dropna()
             samples = torch.tensor(present.to_numpy(dtype=float))
@@ -109,7 +109,8 @@ class GridTable:
     @classmethod
     def load(cls, path: str | Path, axes: Sequence[str]) -> "GridTable":
         """Read what `save` wrote; the axes stand in the sweep's manifest (see `mechicl.sweeps.load_table`)."""
-        return cls(pd.read_csv(path), tuple(axes))
+        frame = pd.read_csv(path, keep_default_na=False, na_values=[""])  # "none" is a label, only nothing is missing
+        return cls(frame, tuple(axes))
 
     def _check_axis(self, name: str) -> None:
         if name not in self.axes:

@@ -5,6 +5,8 @@ import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
+
 from mechicl.training import TrainingConfig
 
 SEED = "seed"
@@ -20,8 +22,8 @@ def read_axes(over: Mapping[str, Any]) -> dict[str, Axis]:
     Args:
         over: name to values. The name is a field of the config, by its path ("model.n_layers", "learning_rate"), or
             "x_dim" or "n_context" for the size of task and model together. Values are a sequence, or a mapping of
-            labels to values; one whose values are mappings changes several fields at once, and its name is free:
-            `{"width": {"narrow": {"model.d_model": 16, "model.n_heads": 2}, "wide": {...}}}`.
+            labels to values; None has the label "none". A value that is a mapping changes several fields at once, and
+            its axis may have any name: `{"width": {"narrow": {"model.d_model": 16, "model.n_heads": 2}, "wide": ...}}`.
 
     Raises:
         ValueError: an axis without values or with one twice, or that has the name of a column of the results.
@@ -30,13 +32,16 @@ def read_axes(over: Mapping[str, Any]) -> dict[str, Axis]:
     for name, values in over.items():
         if name in ("loss", "diverged_at"):
             raise ValueError(f"an axis cannot be called {name!r}: the table has a column of that name")
+        if name in ("seeds", "more_tasks"):
+            raise ValueError(f"{name!r} is no axis: write {'seed' if name == 'seeds' else 'an axis of tasks'}")
         if isinstance(values, str) or not isinstance(values, Iterable):
             raise ValueError(f"{name} needs a sequence of values, got {values!r}: write ({values!r},) for one")
         pairs = list(values.items()) if isinstance(values, Mapping) else [(value, value) for value in values]
-        labels = [label if _is_plain(label) else str(label) for label, _ in pairs]
+        pairs = [(_plain(label), _plain(value)) for label, value in pairs]
+        labels = ["none" if label is None else label if _is_plain(label) else str(label) for label, _ in pairs]
         if not labels:
             raise ValueError(f"{name} has no values")
-        if len(set(map(repr, labels))) != len(labels):
+        if len(set(labels)) != len(labels):  # 1, 1.0 and True are equal
             raise ValueError(f"{name} has a value twice: {labels}")
         changes = [dict(value) if isinstance(value, Mapping) else {name: value} for _, value in pairs]
         axes[name] = dict(zip(labels, changes, strict=True))
@@ -99,6 +104,11 @@ def _changed(part: Any, changes: Any, path: str) -> Any:
 
 def _fields(part: Any) -> str:
     return ", ".join(field.name for field in dataclasses.fields(part))
+
+
+def _plain(value: Any) -> Any:
+    """A NumPy number as Python's."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _is_plain(value: Any) -> bool:

@@ -81,24 +81,8 @@ class SweepFolder:
         Raises:
             ValueError: it holds another one, and is not to be extended.
         """
-        row = {_key(place): i for i, place in enumerate(grid.places)}
-        manifest = {
-            "config": grid.base.replace(seeds=grid.seeds).to_dict(),
-            "axes": {name: list(axis) for name, axis in grid.axes.items()},
-            "together": grid.together,
-            "threads": grid.threads,
-            "launch": list(launch),  # several processes round otherwise than one
-            "measures": measures,
-            "cells": {
-                cell.name: {
-                    "places": list(cell.places),
-                    "rows": [row[_key(place)] for place in cell.places],
-                    "steps": cell.config.steps,
-                    "cost": cell.cost,
-                }
-                for cell in grid.cells
-            },
-        }
+        # several processes round otherwise than one
+        manifest = _described(grid) | {"launch": list(launch), "measures": measures}
         manifest = json.loads(json.dumps(manifest))  # as it will be read
         if (self.path / MANIFEST).is_file():
             before = self.manifest()
@@ -112,18 +96,21 @@ class SweepFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         write_json(self.path / MANIFEST, manifest)
 
-    def rows(self, name: str, measures: list[str]) -> list[dict[str, Any]] | None:
+    def rows(self, name: str, measures: Sequence[str]) -> list[dict[str, Any]] | None:
         """What was measured of a cell's models, in their order; None if it is not done, or was measured otherwise."""
-        path = self.cell(name) / ROWS
-        if not path.is_file():
+        try:
+            data = read_json(self.cell(name) / ROWS)
+        except FileNotFoundError:
             return None
-        data = read_json(path)
-        return data["rows"] if data.get("measures") == measures else None
+        return data["rows"] if data.get("measures") == list(measures) else None
 
-    def error(self, name: str) -> dict[str, Any] | None:
-        """Why a cell failed, if it did."""
-        path = self.cell(name) / ERROR
-        return read_json(path) if path.is_file() else None
+    def error(self, name: str, measures: Sequence[str]) -> str | None:
+        """Why a cell failed with these measures, if it did."""
+        try:
+            data = read_json(self.cell(name) / ERROR)
+        except FileNotFoundError:
+            return None
+        return str(data["error"]) if data.get("measures") == list(measures) else None
 
     def step(self, name: str) -> int:
         """The step that a cell's training has logged last."""
@@ -144,19 +131,19 @@ class SweepFolder:
             if self.rows(name, manifest["measures"]) is not None:
                 states.append(CellState(name, words, "done", steps, steps))
                 continue
-            error = self.error(name)
+            error = self.error(name, manifest["measures"])
             running = is_locked(self.cell(name))
             state = "running" if running else "failed" if error else "waiting"
-            states.append(CellState(name, words, state, self.step(name), steps, (error or {}).get("error", "")))
+            states.append(CellState(name, words, state, self.step(name), steps, error or ""))
         return states
 
-    def table(self) -> GridTable:
-        """All rows that there are, in the grid's order.
+    def table(self, grid: Grid | None = None, measures: Sequence[str] = ()) -> GridTable:
+        """All rows that there are, in the grid's order: of what the manifest says, or of a grid and its measures.
 
         Raises:
             SweepError: the folder holds no sweep.
         """
-        manifest = self.manifest()
+        manifest = self.manifest() if grid is None else {**_described(grid), "measures": list(measures)}
         lines: dict[int, dict[str, Any]] = {}
         for name, cell in manifest["cells"].items():
             done = self.rows(name, manifest["measures"]) or ()
@@ -167,6 +154,25 @@ class SweepFolder:
         columns = dict.fromkeys([*axes, DIVERGED, LOSS, *(column for line in ordered for column in line)])
         frame = pd.DataFrame(ordered, columns=list(columns))
         return GridTable(frame.astype({DIVERGED: "Int64", LOSS: float}), axes)
+
+
+def _described(grid: Grid) -> dict[str, Any]:
+    """A grid as a manifest has it."""
+    row = {_key(place): i for i, place in enumerate(grid.places)}
+    return {
+        "config": grid.base.replace(seeds=grid.seeds).to_dict(),
+        "axes": {name: list(axis) for name, axis in grid.axes.items()},
+        "together": grid.together,
+        "threads": grid.threads,
+        "cells": {
+            cell.name: {
+                "places": list(cell.places),
+                "rows": [row[_key(place)] for place in cell.places],
+                "steps": cell.config.steps,
+            }
+            for cell in grid.cells
+        },
+    }
 
 
 def load_table(folder: str | Path) -> GridTable:

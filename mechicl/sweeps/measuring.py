@@ -6,11 +6,19 @@ import importlib
 import inspect
 import math
 import numbers
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import cloudpickle
+import numpy as np
+import torch
+from accelerate.utils import set_seed
 from torch import Tensor
 
+from mechicl import __version__
 from mechicl.checkpoints import Checkpoint
 from mechicl.statistics import Interval, Result
 from mechicl.sweeps.measures import MEASURES
@@ -61,16 +69,58 @@ def _named(name: str) -> Measure:
     return function
 
 
-def identity(measure: Measure) -> str:
-    """What tells a measure from another, or from what it was before it was changed: its name and its source."""
+def identity(measure: Any) -> str:
+    """What tells a measure from another, or from what it was before it was changed.
+
+    That is its name and, of the user's own, its source and what it takes from around it: arguments of a partial,
+    variables of the function that it was made in, defaults. Functions that it calls are not looked into. What has no
+    form in words counts by its pickle.
+    """
     if isinstance(measure, functools.partial):
-        return f"{identity(measure.func)}{measure.args}{sorted(measure.keywords.items())}"
+        return f"{identity(measure.func)}{_values_in_words((measure.args, sorted(measure.keywords.items())))}"
     named = measure if hasattr(measure, "__qualname__") else type(measure)
+    name = f"{named.__module__}:{named.__qualname__}"
+    if name.startswith("mechicl."):
+        return f"{name} {__version__}"
+    code = getattr(measure, "__code__", None)
     try:
-        source = hashlib.sha256(inspect.getsource(named).encode()).hexdigest()[:12]
-    except (OSError, TypeError):
-        source = ""
-    return f"{named.__module__}:{named.__qualname__} {source}".strip()
+        source = inspect.getsource(named)
+    except (OSError, TypeError):  # typed into a shell
+        source = repr((code.co_code, code.co_names)) if code else ""
+    cells = [cell.cell_contents for cell in getattr(measure, "__closure__", None) or ()]
+    defaults = getattr(measure, "__defaults__", None), getattr(measure, "__kwdefaults__", None)
+    state = None if code else getattr(measure, "__dict__", None)
+    digest = hashlib.sha256(f"{source}{_values_in_words((cells, defaults, state))}".encode()).hexdigest()[:12]
+    return f"{name} {digest}"
+
+
+def _values_in_words(value: Any) -> str:
+    """Values as words that are the same in every process."""
+    if value is None or isinstance(value, str | int | float | bool | complex | Path):
+        return repr(value)
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{_values_in_words(k)}: {_values_in_words(v)}' for k, v in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_values_in_words, value))}]"
+    if callable(value) and hasattr(value, "__qualname__"):
+        return identity(value)
+    try:
+        return hashlib.sha256(cloudpickle.dumps(value)).hexdigest()[:12]
+    except Exception:  # no form at all: the kind of thing is what is left
+        return f"{type(value).__module__}:{type(value).__qualname__}"
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Random numbers that do not say where they come from start from a seed, and go on as before afterwards."""
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - users' measures may draw from it
+    with torch.random.fork_rng():
+        set_seed(seed % 2**32)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)  # noqa: NPY002
 
 
 def values_of(measures: Iterable[tuple[str, Measure]], checkpoint: Checkpoint) -> dict[str, Value]:

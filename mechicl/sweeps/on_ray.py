@@ -52,7 +52,7 @@ class OnRay:
                     except self.ray.exceptions.RayTaskError:
                         raise
                     except self.ray.exceptions.RayError as error:  # a process or a machine, again and again
-                        yield cell, Outcome("died", " ".join(str(error).split())[:300])
+                        yield cell, Outcome("died", " ".join(str(error).split())[:300], tries=1)
         finally:
             for reference in running:
                 self.ray.cancel(reference, force=True)

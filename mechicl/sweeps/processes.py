@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ class Processes:
                 for connection in wait(list(busy)):
                     worker, cell = busy.pop(connection)
                     outcome = worker.receive()
-                    if outcome.state != "died":
+                    if worker.process.poll() is None:
                         self.idle.append(worker)
                     yield cell, outcome
         finally:
@@ -97,6 +98,8 @@ class Worker:
         try:
             return self.connection.recv()
         except (EOFError, OSError):
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(timeout=5)  # it is ending: its own code says why
             self.stop()
             code = self.process.returncode
             words = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

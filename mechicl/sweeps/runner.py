@@ -1,6 +1,5 @@
 """Runs a sweep: hands out cells until all are done, and keeps the table up to date."""
 
-import os
 import threading
 import time
 from collections import Counter
@@ -16,13 +15,13 @@ from mechicl.progress import progress_bar
 from mechicl.statistics.grids import GridTable
 from mechicl.sweeps.folder import RESULTS, SweepError, SweepFolder
 from mechicl.sweeps.grid import Cell, Grid, in_words
-from mechicl.sweeps.measuring import read_measures
+from mechicl.sweeps.measuring import identity, read_measures
 from mechicl.sweeps.on_ray import OnRay
 from mechicl.sweeps.processes import Processes
-from mechicl.sweeps.work import FULL_DISK, Orders, Outcome, work
+from mechicl.sweeps.work import FULL_DISK, Orders, Outcome, work, write_error
 from mechicl.tasks.registry import KINDS, TASK_TYPES
+from mechicl.threads import n_cores
 
-DEATHS = 5  # of a cell's process, before this run lets go of the cell
 PAUSE = 0.5  # seconds between looks at cells that another process holds, and at running cells for the bar
 
 
@@ -75,18 +74,31 @@ def run_sweep(
             raise ValueError(f"workers={workers} and ray={ray!r}: Ray has its own number of workers; give one of them")
     if ray is None and gpus:
         raise ValueError(f"gpus={gpus} is for ray=: without it every cell sees all GPUs")
-    functions = read_measures(measure)
+    measures = read_measures(measure)
     registered = {name: kind for name, kind in TASK_TYPES.items() if kind not in KINDS}
-    orders = Orders(Path(folder).absolute(), functions, grid.threads, tuple(launch), registered)
+    kinds = {type(task) for cell in grid.cells for task in cell.config.tasks}
+    if launch and kinds & {*registered.values()}:
+        raise ValueError(
+            "launch= starts processes that do not know a kind of task that was registered here: leave it out"
+        )
+    orders = Orders(
+        folder=Path(folder).absolute(),
+        measures=measures,
+        # by this process, for all: others may not see the source of what was typed into a notebook
+        identities=tuple(f"{prefix} {identity(function)}".strip() for prefix, function in measures),
+        threads=grid.threads,
+        launch=tuple(launch),
+        tasks=registered,
+    )
     state = SweepFolder(orders.folder)
     try:
         with locked(orders.folder, wait=True):
-            state.write_manifest(grid, orders.identities, orders.launch, extend)
+            state.write_manifest(grid, list(orders.identities), orders.launch, extend)
         run = _Run(state, grid, orders, retry, on_result)
         if run.pending:
-            executor = _executor(orders, min(workers or _cores(grid), len(run.pending)), ray, gpus)
+            executor = _executor(orders, workers or _cores(grid), ray, gpus)
             try:
-                with _Bar(state, grid, run.done, progress):
+                with _Bar(state, grid, run, progress):
                     run.finish(executor)
             finally:
                 executor.close()
@@ -120,20 +132,21 @@ class _Run:
         self.done: set[str] = set()
         self.failed: dict[str, str] = {}
         self.deaths: Counter[str] = Counter()
+        self.holder = ""  # who has the cells that are waited for
         self.last_written, self.seconds = 0.0, 0.05  # when the table was written last, and how long that took
         self.pending: list[Cell] = []
         for cell in grid.cells:
             if self._is_done(cell):
                 continue
-            if not retry and (error := state.error(cell.name)):
-                self.failed[cell.name] = error["error"]
+            if not retry and (error := state.error(cell.name, self.orders.identities)):
+                self.failed[cell.name] = error
             else:
                 self.pending.append(cell)
         self.pending.sort(key=lambda cell: -cell.cost)  # stable; what takes longest first
         self.write_table()
 
     def _is_done(self, cell: Cell) -> bool:
-        done = self.state.rows(cell.name, self.orders.identities) is not None
+        done = self.state.rows(cell.name, list(self.orders.identities)) is not None
         if done:
             self.done.add(cell.name)
         return done
@@ -142,22 +155,33 @@ class _Run:
         """Run cells until each is done, failed, or given up."""
         while self.pending:
             busy, before = [], len(self.pending)
+            self.holder = ""
             for cell, outcome in executor.run(self.pending):
                 if outcome.state == "done":
                     self.done.add(cell.name)
                     self._keep_table_fresh()
                 elif outcome.state == "disk full":
                     raise OSError(FULL_DISK[0], "disk full", outcome.error)
-                elif outcome.state == "died" and self.deaths[cell.name] + 1 >= DEATHS:
-                    self.failed[cell.name] = f"{outcome.error}, {DEATHS} times: is there enough memory?"
                 elif outcome.state == "failed":
                     self.failed[cell.name] = outcome.error
-                else:  # another process has it, or its own has died
-                    self.deaths[cell.name] += outcome.state == "died"
+                elif outcome.state == "died":
+                    self._count_death(cell, outcome, busy)
+                else:  # another process has it
                     busy.append(cell)
+                    self.holder = outcome.error
             self.pending = busy
             if len(busy) == before:
                 time.sleep(PAUSE)
+
+    def _count_death(self, cell: Cell, outcome: Outcome, again: list[Cell]) -> None:
+        """Try a cell again whose process died, but not for ever."""
+        self.deaths[cell.name] += 1
+        if self.deaths[cell.name] < outcome.tries:
+            again.append(cell)
+            return
+        times = f", {outcome.tries} times" if outcome.tries > 1 else ""
+        self.failed[cell.name] = f"{outcome.error}{times}: is there enough memory?"
+        write_error(self.orders, self.state.cell(cell.name), self.failed[cell.name])
 
     def _keep_table_fresh(self) -> None:
         """Write the table, but spend no more than a twentieth of the time on that."""
@@ -185,14 +209,20 @@ class _Run:
                 f"{len(self.failed)} of {len(self.grid.cells)} cells failed; the others are done. Try them again with "
                 f"retry=True (--retry); whole errors are in {self.state.path}/cells/*/error.json:\n{words}"
             )
-        return self.state.table()
+        table = self.state.table(self.grid, self.orders.identities)
+        if len(table.frame) != len(self.grid):
+            raise SweepError(
+                f"{len(self.grid) - len(table.frame)} of {len(self.grid)} models are missing in {self.state.path}, "
+                f"though they were done: was the folder changed meanwhile? The same command goes on"
+            )
+        return table
 
 
 class _Bar:
     """A progress bar over the cost of all cells, that looks into the folders of those that run."""
 
-    def __init__(self, state: SweepFolder, grid: Grid, done: set[str], progress: bool):
-        self.state, self.cells, self.done, self.progress = state, grid.cells, done, progress
+    def __init__(self, state: SweepFolder, grid: Grid, run: _Run, progress: bool):
+        self.state, self.cells, self.run, self.progress = state, grid.cells, run, progress
         self.total = sum(cell.cost for cell in grid.cells)
         self.stop = threading.Event()
 
@@ -207,7 +237,7 @@ class _Bar:
         """Done of the whole cost."""
         cost = 0.0
         for cell in self.cells:
-            if cell.name in self.done:
+            if cell.name in self.run.done:
                 cost += cell.cost
             elif cell.config.steps:
                 cost += cell.cost * min(self.state.step(cell.name) / cell.config.steps, 1.0)
@@ -216,7 +246,8 @@ class _Bar:
     def _watch(self) -> None:
         while not self.stop.wait(PAUSE * 2):
             self.bar.n = round(100 * self._share(), 1)
-            self.bar.set_postfix_str(f"{len(self.done)} of {len(self.cells)} cells", refresh=True)
+            words = f"{len(self.run.done)} of {len(self.cells)} cells"
+            self.bar.set_postfix_str(f"{words}; {self.run.holder}" if self.run.holder else words, refresh=True)
 
     def __exit__(self, *error: object) -> None:
         if self.progress:
@@ -229,4 +260,4 @@ def _cores(grid: Grid) -> int:
     """Workers that this machine has cores for; one where they would share a GPU."""
     if not grid.base.cpu and torch.accelerator.is_available():
         return 1
-    return max(1, len(os.sched_getaffinity(0)) // grid.threads)
+    return max(1, n_cores() // grid.threads)

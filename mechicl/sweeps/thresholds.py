@@ -12,11 +12,18 @@ SEED = "seed"
 
 
 def find_threshold(
-    table: Any, x: str, value: str, *, level: float = 0.0, seed: int = 0, n_resamples: int = 2000
+    table: Any,
+    x: str,
+    value: str,
+    *,
+    level: float = 0.0,
+    rising: bool = True,
+    seed: int = 0,
+    n_resamples: int = 2000,
 ) -> Interval:
-    """Where the mean over seeds of a value passes a level for good, on a logarithmic axis, with its bootstrap interval.
+    """Where the mean over seeds of a value rises over a level for good, on a logarithmic axis, with its interval.
 
-    Between the last point on the first point's side of the level and the next the value is a straight line over the
+    Between the last point at or below the level and the next the value is a straight line over the
     logarithm of x. Seeds are resampled with replacement (Efron 1979), each with its values at all points. An end of the
     interval that lies beyond the axis is 0 or infinite; with one seed the interval is its own threshold.
 
@@ -26,12 +33,13 @@ def find_threshold(
         x: the axis, positive.
         value: the column.
         level: which is passed.
+        rising: False for a value that falls below the level along the axis.
         seed: of the resamples.
         n_resamples: how many.
 
     Raises:
         KeyError: no such column.
-        ValueError: an x that is not positive, or no seed with all points.
+        ValueError: an x that is not positive, several rows of one seed at one point, or no seed with all points.
 
     Source: Raventós et al. 2023, section 3, where the threshold is read off curves.
 
@@ -44,13 +52,15 @@ def find_threshold(
     for name in (x, value, SEED):
         if name not in frame.columns:
             raise KeyError(f"the table has no column {name!r}; it has {', '.join(map(str, frame.columns))}")
+    if frame.duplicated([SEED, x]).any():
+        raise ValueError(f"several rows have the same seed and {x!r}: choose one value of each other axis first")
     wide = frame.pivot(index=SEED, columns=x, values=value).sort_index(axis=1).astype(float).dropna()
     places = np.asarray(wide.columns, dtype=float)
     if not len(wide):
         raise ValueError(f"no seed has {value!r} at all {len(places)} values of {x!r}")
     if not (places > 0).all():
         raise ValueError(f"a threshold on a logarithmic axis needs positive values of {x!r}, got {places.tolist()}")
-    values = wide.to_numpy() - level
+    values = (wide.to_numpy() - level) * (1 if rising else -1)
     rng = np.random.default_rng(seed)
     samples = [passed(places, values[rng.integers(len(values), size=len(values))].mean(0)) for _ in range(n_resamples)]
     # quantiles without interpolation: between a number and an infinity there is no other

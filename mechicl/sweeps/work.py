@@ -1,7 +1,9 @@
 """One cell's work: train its models, keep them, measure each, write its rows."""
 
 import errno
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import traceback
@@ -15,11 +17,12 @@ import torch
 from mechicl.checkpoints import Checkpoint, CheckpointError, load_checkpoint
 from mechicl.files import write_json
 from mechicl.locks import FolderInUseError, locked
-from mechicl.sweeps.cell_training import CONFIG, train_and_save
+from mechicl.sweeps.axes import SEED
+from mechicl.sweeps.cell_training import train_and_save
 from mechicl.sweeps.folder import DIVERGED, ERROR, LOSS, SweepFolder
 from mechicl.sweeps.folder import ROWS as ROWS_FILE
 from mechicl.sweeps.grid import Cell
-from mechicl.sweeps.measuring import Measure, identity, values_of
+from mechicl.sweeps.measuring import Measure, seeded, values_of
 from mechicl.tasks import register
 
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
@@ -32,6 +35,7 @@ class Orders:
     Attributes:
         folder: of the sweep, absolute.
         measures: functions, each with what its columns begin with.
+        identities: of the measures, as the process sees them that gives the orders.
         threads: of torch.
         launch: words that start a training of several processes; none to train in this one.
         tasks: kinds of tasks that the user registered, by name, for processes that have not.
@@ -39,14 +43,10 @@ class Orders:
 
     folder: Path
     measures: Sequence[tuple[str, Measure]]
+    identities: tuple[str, ...]
     threads: int = 1
     launch: tuple[str, ...] = ()
     tasks: Mapping[str, type] = field(default_factory=dict)
-
-    @property
-    def identities(self) -> list[str]:
-        """What tells the measures from others."""
-        return [f"{name} {identity(measure)}".strip() for name, measure in self.measures]
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,12 @@ class Outcome:
     Attributes:
         state: "done"; "busy" where another process holds the cell; "failed"; "disk full"; "died" with its process.
         error: in a line.
+        tries: of a process that died: how often the cell is tried in all.
     """
 
     state: Literal["done", "busy", "failed", "disk full", "died"]
     error: str = ""
+    tries: int = 5
 
 
 def work(orders: Orders, cell: Cell) -> Outcome:
@@ -83,21 +85,28 @@ def work(orders: Orders, cell: Cell) -> Outcome:
 
 
 def _work(orders: Orders, cell: Cell, folder: Path) -> Outcome:
+    for leftover in (*folder.glob(".*.tmp"), *folder.glob("checkpoint/.*.tmp")):  # of a process that was killed
+        leftover.unlink(missing_ok=True)
     if SweepFolder(orders.folder).rows(cell.name, orders.identities) is not None:
         return Outcome("done")
     (folder / ERROR).unlink(missing_ok=True)
     try:
         checkpoint = _checkpoint(orders, cell, folder)
         rows = [_row(orders.measures, checkpoint, cell, i) for i in range(len(cell.places))]
-        write_json(folder / ROWS_FILE, {"measures": orders.identities, "rows": rows})
+        write_json(folder / ROWS_FILE, {"measures": list(orders.identities), "rows": rows})
         shutil.rmtree(folder / "run", ignore_errors=True)  # the checkpoint has all that is worth keeping
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in FULL_DISK:
+        if isinstance(error, FolderInUseError) or (isinstance(error, OSError) and error.errno in FULL_DISK):
             raise
         words = f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]
-        write_json(folder / ERROR, {"error": words, "traceback": traceback.format_exc()})
+        write_error(orders, folder, words, traceback.format_exc())
         return Outcome("failed", words)
     return Outcome("done")
+
+
+def write_error(orders: Orders, folder: Path, words: str, details: str = "") -> None:
+    """Keep why a cell failed."""
+    write_json(folder / ERROR, {"measures": list(orders.identities), "error": words, "traceback": details})
 
 
 def _checkpoint(orders: Orders, cell: Cell, folder: Path) -> Checkpoint:
@@ -115,22 +124,36 @@ def _checkpoint(orders: Orders, cell: Cell, folder: Path) -> Checkpoint:
 
 
 def launch_training(orders: Orders, cell: Cell, folder: Path) -> None:
-    """Train a cell by processes of its own.
+    """Train a cell by processes of its own, which end with this one.
 
     Raises:
+        FolderInUseError: such processes of another run still train it.
+        OSError: the disk is full.
         RuntimeError: they failed; with the end of what they printed.
     """
-    write_json(folder / CONFIG, cell.config.to_dict())
-    command = [*orders.launch, "-m", "mechicl.sweeps.cell_training", str(folder), cell.name, str(orders.threads)]
+    write_json(folder / "config.json", cell.config.to_dict())
+    words = [str(folder), cell.name, str(orders.threads), str(os.getpid())]
+    command = [*orders.launch, "-m", "mechicl.sweeps.launched", *words]
     beside = Path(sys.executable).parent / command[0]  # a script of this Python's environment
     if shutil.which(command[0]) is None and beside.is_file():
         command[0] = str(beside)
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        lines = done.stderr.strip().splitlines()
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            _, printed = process.communicate()
+        except BaseException:  # Ctrl-C, for one: none of the launcher's processes may go on
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    if process.returncode:
+        lines = printed.strip().splitlines()
         named = [line for line in lines if "Error:" in line]  # launchers print much after it
-        words = named[-1] if named else " ".join(lines[-5:])
-        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {words}\n{done.stderr[-4000:]}")
+        reason = named[-1] if named else " ".join(lines[-5:])
+        if FolderInUseError.__name__ in reason:
+            raise FolderInUseError(reason)
+        if os.strerror(errno.ENOSPC) in reason:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+        raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}: {reason}\n{printed[-4000:]}")
 
 
 def _row(measures: Sequence[tuple[str, Measure]], checkpoint: Checkpoint, cell: Cell, model: int) -> dict[str, Any]:
@@ -141,8 +164,9 @@ def _row(measures: Sequence[tuple[str, Measure]], checkpoint: Checkpoint, cell: 
     if diverged >= 0:
         return {DIVERGED: diverged, LOSS: None}
     row: dict[str, Any] = {DIVERGED: None, LOSS: losses[-1][0] if losses else None}
-    values = values_of(measures, alone)
-    taken = sorted(row.keys() & values.keys())
+    with seeded(cell.places[model][SEED]):
+        values = values_of(measures, alone)
+    taken = sorted({*row, *cell.places[model]} & values.keys())
     if taken:
         raise ValueError(f"a measure returned {taken}, which the table has already: name it otherwise")
     return row | values

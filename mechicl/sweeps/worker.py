@@ -4,11 +4,13 @@ import os
 import signal
 import sys
 import threading
+from functools import lru_cache
 from multiprocessing.connection import Connection
+from typing import Any
 
 import cloudpickle
 
-from mechicl.sweeps.work import Orders, work
+from mechicl.sweeps.work import Orders, Outcome, work
 
 
 def main() -> None:
@@ -19,13 +21,23 @@ def main() -> None:
     try:
         paths, message = cloudpickle.loads(connection.recv_bytes())
         sys.path[:] = paths
-        orders = cloudpickle.loads(message)
-        assert isinstance(orders, Orders)
         while True:
             cell = cloudpickle.loads(connection.recv_bytes())
-            connection.send(work(orders, cell))
+            connection.send(_outcome(message, cell))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
+
+
+def _outcome(orders: bytes, cell: Any) -> Outcome:
+    try:
+        return work(_loaded(orders), cell)
+    except Exception as error:  # what every cell would fail of, such as a module that cannot be imported here
+        return Outcome("failed", f"{type(error).__name__}: {error}")
+
+
+@lru_cache(maxsize=1)
+def _loaded(orders: bytes) -> Orders:
+    return cloudpickle.loads(orders)
 
 
 def _end_with_parent(watched: int) -> None:

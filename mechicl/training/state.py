@@ -130,11 +130,12 @@ class Metrics:
     @staticmethod
     def read(folder: Path) -> list[dict[str, Any]]:
         """The lines of a run; one that a kill cut short is left out."""
-        path = folder / METRICS_FILE
-        if not path.is_file():
+        try:
+            text = (folder / METRICS_FILE).read_text(encoding="utf-8")
+        except FileNotFoundError:
             return []
         lines = []
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in text.splitlines():
             try:
                 lines.append(json.loads(line))
             except json.JSONDecodeError:

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -46,6 +47,7 @@ def test_combinations_are_counted_like_digits(sizes):
         ({"model.attention": "linear"}, "sequence of values"),
         ({"steps": (3, 3)}, "steps has a value twice"),
         ({"loss": (1,)}, "table has a column"),
+        ({"seeds": (0, 1)}, "'seeds' is no axis: write seed"),
     ],
 )
 def test_axes_that_make_no_sense_are_refused(over, words):
@@ -53,8 +55,18 @@ def test_axes_that_make_no_sense_are_refused(over, words):
         read_axes(over)
 
 
-def test_one_and_true_are_two_labels():
-    assert list(read_axes({"a": (1, True)})["a"]) in ([1], [True])  # equal as keys of a mapping
+def test_equal_values_are_one_and_none_is_a_word():
+    for values in ((1, True), (1, 1.0)):
+        with pytest.raises(ValueError, match="a has a value twice"):
+            read_axes({"a": values})
+    assert read_axes({"gradient_clip": (None, 1.0)}) == {
+        "gradient_clip": {"none": {"gradient_clip": None}, 1.0: {"gradient_clip": 1.0}}
+    }
+
+
+def test_numbers_of_numpy_are_numbers():
+    axis = read_axes({"batch_size": np.arange(1, 3)})["batch_size"]
+    assert [(type(label), type(change["batch_size"])) for label, change in axis.items()] == [(int, int)] * 2
 
 
 def test_fields_change_by_their_path_and_all_at_once():

@@ -1,7 +1,10 @@
 import errno
+import functools
 import json
+import linecache
 import multiprocessing
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -9,15 +12,19 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from mechicl import viz
 from mechicl.checkpoints import load_checkpoint
 from mechicl.files import write_bytes
+from mechicl.statistics.grids import GridTable
 from mechicl.sweeps import Sweep, SweepError, load_table, status
 from mechicl.sweeps.folder import RESULTS
+from mechicl.sweeps.measuring import identity
 from mechicl.training import train
 from tests.sweeps.runs import BASE, RATES, doubled, failing, sweep
 
@@ -206,7 +213,7 @@ def test_a_cell_whose_process_always_dies_is_given_up(tmp_path):
     with pytest.raises(SweepError, match=r"(?s)1 of 4 cells failed.*died \(exit code 3\), 5 times"):
         run(tmp_path, measure, workers=2)
     assert len(load_table(tmp_path).frame) == 6
-    assert [cell.state for cell in status(tmp_path)].count("waiting") == 1  # the next run tries it again
+    assert [cell.state for cell in status(tmp_path)].count("failed") == 1
 
 
 def test_a_training_may_be_started_by_words_of_its_own(tmp_path, whole):
@@ -249,6 +256,71 @@ def test_a_measure_that_other_processes_cannot_have_is_refused(tmp_path):
     with pytest.raises(TypeError, match="take workers=1"):
         run(tmp_path, lambda checkpoint: lock.locked(), workers=2)
     assert run(tmp_path, lambda checkpoint: float(lock.locked()), extend=True).frame["<lambda>"].sum() == 0
+
+
+def test_a_measure_from_a_notebook_is_the_same_one_in_every_process(tmp_path):
+    name, source = "<ipython-input-7>", "def layers(checkpoint):\n    return checkpoint.models[0].cfg.n_layers\n"
+    lines: Any = source.splitlines(True)
+    linecache.cache[name] = (len(source), None, lines, name)  # as IPython keeps what was typed
+    namespace = {"__name__": "__main__"}
+    exec(compile(source, name, "exec"), namespace)
+    table = run(tmp_path, namespace["layers"], workers=2)
+    assert table.frame["layers"].tolist() == [1, 1, 2, 2, 1, 1, 2, 2]
+
+
+def test_what_a_measure_closes_over_is_part_of_it(tmp_path):
+    def make(number):
+        return lambda checkpoint: number
+
+    run(tmp_path, {"number": make(1)})
+    with pytest.raises(ValueError, match="measures:"):
+        run(tmp_path, {"number": make(2)})
+    assert set(run(tmp_path, {"number": make(2)}, extend=True).frame["number"]) == {2}
+    assert identity(make(3)) == identity(make(3)) != identity(make(4))
+    assert identity(functools.partial(max, 1)) != identity(functools.partial(max, 2))
+
+
+def test_a_measure_with_random_numbers_gives_the_same_each_time(tmp_path):
+    def draw(checkpoint):
+        return {"torch": torch.rand(()), "numpy": np.random.rand(), "python": random.random()}  # noqa: NPY002
+
+    before = torch.get_rng_state()
+    first = run(tmp_path / "a", draw).frame
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.rand(3)
+    assert run(tmp_path / "b", draw).frame.equals(first)
+    assert first["torch"].nunique() == 2  # a seed of training has its own
+
+
+def test_a_driver_s_table_is_of_its_own_grid(tmp_path):
+    other = Sweep(BASE, {**RATES, "learning_rate": (1.0,)})
+
+    def meddle(table):
+        if len(table.frame) == 2:
+            other.run(tmp_path, doubled, workers=1, progress=False, extend=True)
+
+    assert run(tmp_path, on_result=meddle).frame["learning_rate"].tolist() == [1e-3] * 4 + [1e-2] * 4
+
+
+def test_no_value_is_a_label(tmp_path):
+    table = Sweep(BASE, {"gradient_clip": (None, 1.0), "seed": (0,)}).run(tmp_path, workers=1, progress=False)
+    assert table.intervals("loss")["gradient_clip"].tolist() == ["none", 1.0]
+    assert len(table.where(gradient_clip="none").frame) == 1
+    kept = GridTable.load(tmp_path / RESULTS, table.axes)
+    assert kept.frame["gradient_clip"].tolist() == ["none", "1.0"]
+    assert viz.lines(table, "gradient_clip", "loss").data
+
+
+def test_a_measure_does_not_write_over_an_axis(tmp_path):
+    over = {"width": {"a": {"steps": 1}, "b": {"steps": 2}}, "seed": (0,)}
+    with pytest.raises(SweepError, match=r"a measure returned \['width'\]"):
+        Sweep(BASE, over).run(tmp_path, lambda checkpoint: {"width": 7}, workers=1, progress=False)
+
+
+def test_a_mended_measure_is_tried_without_being_asked(tmp_path):
+    with pytest.raises(SweepError):
+        run(tmp_path, failing)
+    assert len(run(tmp_path, doubled, extend=True).frame) == 8
 
 
 def test_a_damaged_manifest_is_named(tmp_path, whole):

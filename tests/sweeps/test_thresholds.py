@@ -60,3 +60,11 @@ def test_what_has_no_threshold_is_refused():
         find_threshold(frame({0: [1, 2]}, (0, 1)), "n", "ratio")
     with pytest.raises(ValueError, match="no seed has 'ratio' at all 3 values of 'n'"):
         find_threshold(frame({0: [1, math.nan, 3]}), "n", "ratio")
+
+
+def test_values_that_fall_and_rows_that_are_mixtures():
+    frame = pd.DataFrame({"n": [2, 8, 32] * 2, "seed": [0] * 3 + [1] * 3, "loss": [1.0, -1, -2, 1, -1, -3]})
+    assert find_threshold(frame, "n", "loss", rising=False).mean == pytest.approx(4.0)
+    assert math.isinf(find_threshold(frame, "n", "loss").mean)
+    with pytest.raises(ValueError, match="several rows have the same seed and 'n'"):
+        find_threshold(pd.concat([frame, frame]), "n", "loss")

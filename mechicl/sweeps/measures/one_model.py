@@ -1,5 +1,6 @@
 """What measures of sweeps share: held-out prompts, and the one model of a checkpoint."""
 
+import copy
 from typing import Any
 
 from mechicl.checkpoints import Checkpoint
@@ -10,7 +11,7 @@ Measured = dict[str, float]
 
 
 def one_model(checkpoint: Checkpoint) -> Any:
-    """The one model of a checkpoint."""
+    """A copy of the one model of a checkpoint, which a measure may change."""
     if len(checkpoint.models) != 1:
         raise ValueError(f"a measure takes a checkpoint with one model; {checkpoint.name} has {len(checkpoint.models)}")
-    return checkpoint.models[0]
+    return copy.deepcopy(checkpoint.models[0])
