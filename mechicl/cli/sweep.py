@@ -35,8 +35,8 @@ class SweepCommand:
     """Processes that run cells; by default one for each core."""
     ray: str | None = None
     """Run the cells on Ray: auto for the cluster that is running, else this machine's cores, or a cluster's address."""
-    gpus: float = 0.0
-    """GPUs of a Ray machine that each cell takes; 0.25 lets four share one."""
+    gpus: float | None = None
+    """GPUs of a Ray machine that each cell takes; 0.25 lets four share one. By default 1 if there are any."""
     launch: str | None = None
     """Words that start a training of several processes, as "accelerate launch --num_processes 2"."""
     together: int | None = None

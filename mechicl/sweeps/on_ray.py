@@ -15,10 +15,10 @@ RETRIES = 5  # of a cell whose machine or process was lost, before this run lets
 class OnRay:
     """A connection to Ray that runs cells as its tasks."""
 
-    def __init__(self, orders: Orders, address: str, gpus: float):
+    def __init__(self, orders: Orders, address: str, gpus: float | None):
         # telemetry and the dashboard are off; both are read when Ray is imported or started
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")  # a cell without a GPU sees none
         try:
             import ray  # an extra, which takes seconds to import
         except ImportError as error:
@@ -35,6 +35,8 @@ class OnRay:
                 if address != "auto":
                     raise ValueError(f"no Ray cluster answers at {address}: {error}") from error
                 ray.init(address="local", runtime_env=environment, include_dashboard=False, **quiet)
+        if gpus is None:  # what would be trained on a GPU takes one for itself
+            gpus = 1.0 if ray.cluster_resources().get("GPU") else 0.0
         self.orders = ray.put(orders)
         options = {"num_cpus": orders.threads, "num_gpus": gpus, "max_retries": RETRIES}
         self.task = ray.remote(work).options(**options)

@@ -60,7 +60,7 @@ def run_sweep(
     *,
     workers: int | None,
     ray: str | None,
-    gpus: float,
+    gpus: float | None,
     launch: Sequence[str],
     retry: bool,
     extend: bool,
@@ -96,7 +96,7 @@ def run_sweep(
             state.write_manifest(grid, list(orders.identities), orders.launch, extend)
         run = _Run(state, grid, orders, retry, on_result)
         if run.pending:
-            executor = _executor(orders, workers or _cores(grid), ray, gpus)
+            executor = _executor(orders, workers or _cores(grid), ray, 0.0 if grid.base.cpu else gpus)
             try:
                 with _Bar(state, grid, run, progress):
                     run.finish(executor)
@@ -111,7 +111,7 @@ def run_sweep(
         raise OSError(error.errno, words) from error
 
 
-def _executor(orders: Orders, n_workers: int, ray: str | None, gpus: float) -> Executor:
+def _executor(orders: Orders, n_workers: int, ray: str | None, gpus: float | None) -> Executor:
     if ray is not None:
         return OnRay(orders, ray, gpus)
     return Processes(orders, n_workers) if n_workers > 1 else InThisProcess(orders)

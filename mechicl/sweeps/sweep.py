@@ -45,7 +45,7 @@ class Sweep(Grid):
         *,
         workers: int | None = None,
         ray: str | None = None,
-        gpus: float = 0.0,
+        gpus: float | None = None,
         launch: Sequence[str] = (),
         retry: bool = False,
         extend: bool = False,
@@ -68,14 +68,15 @@ class Sweep(Grid):
                 1 the cells run in this process.
             ray: run the cells on Ray instead: "auto" for the cluster that is running, else this machine's cores, or
                 the address of a cluster whose machines share the folder. Needs `pip install mechicl[ray]`.
-            gpus: that each cell takes of a Ray machine; 0.25 lets four share one.
+            gpus: that each cell takes of a Ray machine; 0.25 lets four share one, 0 trains on CPUs. By default 1 where
+                the cluster has some and the config does not say `cpu`.
             launch: words that start a training of several processes, such as ("accelerate", "launch",
                 "--num_processes", "2"), where one model takes more than a process.
             retry: try failed cells again.
             extend: let the folder hold a sweep with other values on its axes, or other measures: cells that it has
                 already are kept, and models are measured anew where the measures changed.
             progress: show a progress bar, with the time left.
-            on_result: called with the table so far whenever cells were finished.
+            on_result: called with the table so far: at the start, at the end, and now and then between.
 
         Returns:
             One row a model: the axes, then "diverged_at" (the step, or NaN), "loss" (held-out, at the end), and what
