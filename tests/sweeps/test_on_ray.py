@@ -1,4 +1,6 @@
 import sys
+import threading
+import time
 
 import pytest
 
@@ -16,15 +18,19 @@ def test_a_cluster_of_two_that_loses_one_finishes_with_the_same_bytes(tmp_path):
     cluster = cluster_utils.Cluster(initialize_head=True, head_node_args=head)
     try:
         second = cluster.add_node(num_cpus=1)
-        lost = []
+        done_then = []
 
-        def lose_one(table):
-            if len(table.frame) and not lost:
-                lost.append(len(table.frame))
-                cluster.remove_node(second, allow_graceful=False)
+        def lose_one():
+            while not (done := list((tmp_path / "ray").glob("cells/*/rows.json"))):
+                time.sleep(0.02)
+            cluster.remove_node(second, allow_graceful=False)
+            done_then.append(len(done))
 
-        run(tmp_path / "ray", ray=cluster.address, on_result=lose_one)
-        assert lost[0] < 8  # before the last cells were done
+        thread = threading.Thread(target=lose_one, daemon=True)
+        thread.start()
+        run(tmp_path / "ray", ray=cluster.address)
+        thread.join()
+        assert 1 <= done_then[0] < 4
     finally:
         cluster.shutdown()
     run(tmp_path / "serial", workers=1)
