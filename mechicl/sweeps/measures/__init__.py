@@ -26,6 +26,6 @@ MEASURES: Mapping[str, Measure] = {
 """Measures by name, for `mechicl sweep --measure`."""
 
 __all__ = [
-    "MEASURES", "Measure", "alignment", "descent_limits", "gap_to_descent", "identified", "loss", "markov_phases",
+    "MEASURES", "alignment", "descent_limits", "gap_to_descent", "identified", "loss", "markov_phases",
     "mean_regret", "pool_distances", "transition",
 ]  # fmt: skip
