@@ -146,7 +146,7 @@ class _Run:
         self.write_table()
 
     def _is_done(self, cell: Cell) -> bool:
-        done = self.state.rows(cell.name, list(self.orders.identities)) is not None
+        done = self.state.rows(cell.name, self.orders.identities) is not None
         if done:
             self.done.add(cell.name)
         return done

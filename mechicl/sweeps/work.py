@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from mechicl.checkpoints import Checkpoint, CheckpointError, load_checkpoint
 from mechicl.files import write_json
 from mechicl.locks import FolderInUseError, locked
@@ -24,6 +22,7 @@ from mechicl.sweeps.folder import ROWS as ROWS_FILE
 from mechicl.sweeps.grid import Cell
 from mechicl.sweeps.measuring import Measure, seeded, values_of
 from mechicl.tasks import register
+from mechicl.threads import using_threads
 
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 
@@ -68,11 +67,9 @@ def work(orders: Orders, cell: Cell) -> Outcome:
     """Do what is missing of a cell, on the sweep's number of threads. Errors are written down, and returned."""
     for name, kind in orders.tasks.items():
         register(kind, name=name)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(orders.threads)
     folder = SweepFolder(orders.folder).cell(cell.name)
     try:
-        with locked(folder):
+        with using_threads(orders.threads), locked(folder):
             return _work(orders, cell, folder)
     except FolderInUseError as error:
         return Outcome("busy", str(error))
@@ -80,8 +77,6 @@ def work(orders: Orders, cell: Cell) -> Outcome:
         if error.errno in FULL_DISK:
             return Outcome("disk full", str(error.filename or folder))
         raise
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _work(orders: Orders, cell: Cell, folder: Path) -> Outcome:

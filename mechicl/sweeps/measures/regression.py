@@ -86,11 +86,7 @@ def descent_limits(checkpoint: Checkpoint, *, n_prompts: int = 8192) -> Measured
 
     Source: the limits are those of `analysis.identify`.
     """
-    task = checkpoint.task
-    if not isinstance(task, LinearRegression):
-        raise ValueError(
-            f"descent_limits is of models of LinearRegression; this one was trained on {type(task).__name__}"
-        )
+    task = _regression(checkpoint, "descent_limits")
     model = one_model(checkpoint).double()
     prompts = task.sample(n_prompts, seed=HELD_OUT, dtype=torch.float64)
     losses = {"model_loss": squared_errors(model, prompts).mean().item()}
@@ -116,11 +112,7 @@ def gap_to_descent(checkpoint: Checkpoint, *, n_prompts: int = 8192) -> Measured
 
     Source: von Oswald et al. 2023, A.9 and Fig. 12.
     """
-    task = checkpoint.task
-    if not isinstance(task, LinearRegression):
-        raise ValueError(
-            f"gap_to_descent is of models of LinearRegression; this one was trained on {type(task).__name__}"
-        )
+    task = _regression(checkpoint, "gap_to_descent")
     model = one_model(checkpoint).double()
     prompts = task.sample(n_prompts, seed=HELD_OUT, dtype=torch.float64)
     step = _tuned(task, 1, gamma=False, per_step=False)
@@ -132,6 +124,14 @@ def gap_to_descent(checkpoint: Checkpoint, *, n_prompts: int = 8192) -> Measured
         "zero_loss": prompts.query.ys.square().mean().item(),
         "sensitivity_cosine": align(model, step, prompts[:2048]).sensitivity_cosine.nanmean().item(),
     }
+
+
+def _regression(checkpoint: Checkpoint, measure: str) -> LinearRegression:
+    """The task, of a measure that is of linear regression only."""
+    task = checkpoint.task
+    if not isinstance(task, LinearRegression):
+        raise ValueError(f"{measure} is of models of LinearRegression; this one was trained on {type(task).__name__}")
+    return task
 
 
 @torch.no_grad()
