@@ -2,8 +2,13 @@
 
 import json
 import os
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+NEW = ".new"
+"""Where files that change together are written before they take the place of the old ones."""
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -26,6 +31,43 @@ def write_bytes(path: Path, data: bytes) -> None:
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+def write_together(folder: Path, files: Mapping[str, bytes], last: str) -> None:
+    """Replace several files of a folder, all or none: cut short at any moment, the old or the new ones are there.
+
+    They are written to a folder beside, `last` at the end: from then on the new ones count (`current_path`), and are
+    moved into place by this call, or by the next if this one is killed.
+
+    Args:
+        folder: which is there.
+        files: name to contents.
+        last: the name of the file that readers open first.
+    """
+    settle(folder, last)
+    beside = folder / NEW
+    beside.mkdir()
+    try:
+        for name in sorted(files, key=last.__eq__):
+            write_bytes(beside / name, files[name])
+    finally:
+        settle(folder, last)
+
+
+def settle(folder: Path, last: str) -> None:
+    """Move files that were written together into place, or remove them where some were not written any more."""
+    beside = folder / NEW
+    if (beside / last).is_file():
+        names = [path.name for path in beside.iterdir() if not path.name.endswith(".tmp")]
+        for name in sorted(names, key=last.__eq__):
+            os.replace(beside / name, folder / name)
+    shutil.rmtree(beside, ignore_errors=True)
+
+
+def current_path(folder: Path, name: str, last: str) -> Path:
+    """Where a file of those that are written together is, in place or still beside."""
+    beside = folder / NEW
+    return beside / name if (beside / last).is_file() and (beside / name).is_file() else folder / name
 
 
 def write_json(path: Path, data: Any) -> None:

@@ -10,12 +10,15 @@ from torch import Tensor
 from mechicl.checkpoints.checkpoint import Checkpoint, CheckpointError, Snapshots
 from mechicl.checkpoints.random_weights import replaced
 from mechicl.checkpoints.stacks import models_from_stack, stack_models
-from mechicl.files import json_bytes, read_json, write_json
-from mechicl.hub import PREFIX, HubError, Reference, download, model_card, upload
+from mechicl.files import NEW, current_path, json_bytes, read_json, settle, write_together
+from mechicl.hub import FILES, PREFIX, HubError, Reference, download, model_card, upload
 from mechicl.models import Model, ModelConfig, PromptedModel, config_from_dict
 from mechicl.models.wrapping.wrapped import refuse_wrapped
 from mechicl.shipped import available, shipped_folder
-from mechicl.tensor_files import read_tensors, write_tensors
+from mechicl.tensor_files import read_tensors, tensor_bytes
+
+RECORD = "record.json"
+"""The file of a checkpoint that is read first and written last: it says what the others must be."""
 
 
 def load(name: str | Path, seed: int | None = None) -> Model:
@@ -42,22 +45,22 @@ def load(name: str | Path, seed: int | None = None) -> Model:
 def load_checkpoint(name: str | Path) -> Checkpoint:
     """All seeds of a checkpoint, its record and its snapshots; arguments and errors as for `load`."""
     folder = _folder(name)
-    record = _read(read_json, folder / "record.json")
+    record_path, config_path, weights_path, snapshots_path = (current_path(folder, each, RECORD) for each in FILES)
+    record = _read(read_json, record_path)
     digests = record.get("sha256")
     if not isinstance(digests, dict) or not {"config.json", "weights.safetensors"} <= set(digests):
-        raise CheckpointError(f"{folder / 'record.json'} lacks the digests (sha256) of config.json and the weights")
-    data = _read(read_json, folder / "config.json", digests["config.json"])
-    cfg = _as_checkpoint_error(folder / "config.json", _config, data)
+        raise CheckpointError(f"{record_path} lacks the digests (sha256) of config.json and the weights")
+    data = _read(read_json, config_path, digests["config.json"])
+    cfg = _as_checkpoint_error(config_path, _config, data)
     # Tensors are read before their digest is compared: "this is a pickle" says more than "this is another file".
-    weights, _ = _read(read_tensors, folder / "weights.safetensors", digests["weights.safetensors"])
-    models = _as_checkpoint_error(folder / "weights.safetensors", models_from_stack, cfg, weights)
+    weights, _ = _read(read_tensors, weights_path, digests["weights.safetensors"])
+    models = _as_checkpoint_error(weights_path, models_from_stack, cfg, weights)
     if not _one_model_a_seed(record, models):
         raise CheckpointError(f"{folder}: {len(models)} models for the seeds {record['seeds']!r}")
     snapshots = None
     if "snapshots.safetensors" in digests:
-        path = folder / "snapshots.safetensors"
-        stacked, metadata = _read(read_tensors, path, digests[path.name])
-        snapshots = _as_checkpoint_error(path, _snapshots, stacked, metadata.get("steps", ""))
+        stacked, metadata = _read(read_tensors, snapshots_path, digests["snapshots.safetensors"])
+        snapshots = _as_checkpoint_error(snapshots_path, _snapshots, stacked, metadata.get("steps", ""))
     title = Reference.parse(str(name)).repository if _is_on_hub(name) else folder.name
     return replaced(Checkpoint(title, models, record, snapshots))
 
@@ -70,7 +73,8 @@ def save(
 ) -> Path:
     """Write a checkpoint folder; `load` with its path reads it back.
 
-    The record is written last and holds the digests of the other files, so that a folder cut short is noticed.
+    The record holds the digests of the other files. A checkpoint that is there already is replaced whole or not at all:
+    if this call fails or is killed at any moment, the folder loads as what it was, or as what it shall be.
 
     Args:
         folder: where; it is made if need be, and its checkpoint replaced if there is one. `push` sends it to the hub.
@@ -92,21 +96,20 @@ def save(
     record = record or {}
     if not _one_model_a_seed(record, models):
         raise ValueError(f"{len(models)} models for the seeds {record['seeds']!r}")
-    json_bytes(record)  # raises before the checkpoint that is there is touched
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "record.json").unlink(missing_ok=True)
-    write_tensors(folder / "weights.safetensors", stack_models(models))
-    write_json(folder / "config.json", models[0].cfg.to_dict())
-    names = ["weights.safetensors", "config.json"]
+    files = {
+        "config.json": json_bytes(models[0].cfg.to_dict()),
+        "weights.safetensors": tensor_bytes(stack_models(models)),
+    }
     if snapshots is not None:
         steps = ",".join(map(str, snapshots.steps))
-        write_tensors(folder / "snapshots.safetensors", snapshots.weights, {"steps": steps})
-        names.append("snapshots.safetensors")
-    else:
+        files["snapshots.safetensors"] = tensor_bytes(snapshots.weights, {"steps": steps})
+    digests = {name: hashlib.sha256(contents).hexdigest() for name, contents in files.items()}
+    files[RECORD] = json_bytes({**record, "sha256": digests})
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_together(folder, files, last=RECORD)
+    if snapshots is None:
         (folder / "snapshots.safetensors").unlink(missing_ok=True)
-    digests = {name: _digest(folder / name) for name in names}
-    write_json(folder / "record.json", {**record, "sha256": digests})
     return folder
 
 
@@ -135,6 +138,8 @@ def push(
         'hf://me/sparse-4l@8f3a...'
     """
     folder, loaded = _folder(checkpoint), load_checkpoint(checkpoint)
+    if (folder / NEW).is_dir():  # a save was killed before it had moved its files into place
+        settle(folder, RECORD)
     record = {name: value for name, value in loaded.record.items() if name != "sha256"}
     try:
         repository = Reference.parse(repository).repository
@@ -157,7 +162,7 @@ def _folder(name: str | Path) -> Path:
         raise CheckpointError(
             f"no checkpoint {str(name)!r}: it is neither a folder nor one of the shipped ones, {available()}"
         )
-    if not (folder / "record.json").is_file():
+    if not current_path(folder, RECORD, RECORD).is_file():
         raise CheckpointError(f"{folder} has no record.json: it is no checkpoint, or its saving was cut short")
     return folder
 

@@ -1,6 +1,8 @@
 import hashlib
+import itertools
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -355,29 +357,58 @@ class Crash(Exception):
     """What stands for the loss of power."""
 
 
-@pytest.mark.parametrize("survived", range(4))
-def test_a_save_cut_short_leaves_no_readable_checkpoint(folder, monkeypatch, survived):
-    """Files appear by `os.replace`: weights, config, snapshots, record. The crash comes after some of them."""
-    count, replace = [0], os.replace
-
-    def crash_later(source, target):
-        if count[0] == survived:
-            raise Crash
-        count[0] += 1
-        replace(source, target)
-
-    stacked = {name: tensor[None] for name, tensor in stack_models([random_model(CONFIGS["float64"])]).items()}
-    arguments = [random_model(CONFIGS["float64"])], {}, Snapshots((3,), stacked)
-    fresh = folder.parent / "fresh"
-    monkeypatch.setattr(os, "replace", crash_later)
-    for target in (folder, fresh):
-        count[0] = 0
-        with pytest.raises(Crash):
-            save(target, *arguments)
-        refused(target, r"no record\.json: it is no checkpoint, or its saving was cut short")
+@pytest.mark.parametrize("with_snapshots", [True, False])
+@pytest.mark.parametrize("there", [True, False])
+def test_a_save_killed_at_any_moment_leaves_the_old_checkpoint_or_the_new_one(folder, tmp_path, there, with_snapshots):
+    """Every call of the operating system that changes files is the last one of a process once."""
+    model = random_model(CONFIGS["float64"])
+    stacked = {name: tensor[None] for name, tensor in stack_models([model]).items()}
+    snapshots = Snapshots((3,), stacked) if with_snapshots else None
+    outcomes = []
+    for moment in itertools.count():
+        target = tmp_path / f"copy-{moment}"
+        if there:
+            shutil.copytree(folder, target)
+        if not killed_at(moment, lambda target=target: save(target, model, {}, snapshots)):
+            break
+        if not there and not (target / ".new" / "record.json").is_file() and not (target / "record.json").is_file():
+            refused(target, "neither a folder nor" if not target.exists() else r"no record\.json: it is no checkpoint")
+            outcomes.append("none")
+            continue
+        checkpoint = load_checkpoint(target)
+        outcomes.append(str(checkpoint.models[0].cfg.dtype))
+        whole = checkpoint.snapshots is not None if outcomes[-1] == "torch.float32" else with_snapshots
+        assert (checkpoint.snapshots is not None) == whole
+        # whatever is there, the next save replaces it, and nothing is left over
+        assert load(save(target, model, {}, snapshots)).cfg.dtype == torch.float64
         assert not list(target.glob(".*"))
-    monkeypatch.undo()
-    assert load(save(folder, *arguments)).cfg.dtype == torch.float64
+    old = outcomes[0]
+    assert old == ("torch.float32" if there else "none")
+    turn = outcomes.index("torch.float64")
+    assert outcomes == [old] * turn + ["torch.float64"] * (len(outcomes) - turn)
+    assert turn >= 6
+    assert len(outcomes) - turn >= 3
+
+
+def killed_at(moment, run) -> bool:
+    """Whether a process ended at its call number `moment` that changes files, as by SIGKILL: nothing is cleaned up."""
+    process = os.fork()
+    if process == 0:
+        calls = itertools.count()
+
+        def last_call(change):
+            def call(*arguments, **options):
+                if next(calls) == moment:
+                    os._exit(9)
+                return change(*arguments, **options)
+
+            return call
+
+        for name in ("replace", "fsync", "mkdir", "unlink", "rmdir"):
+            setattr(os, name, last_call(getattr(os, name)))
+        run()
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 9
 
 
 @pytest.mark.parametrize(
