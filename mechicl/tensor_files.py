@@ -1,8 +1,10 @@
 """Tensors in safetensors files: written atomically, read without executing anything."""
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -19,6 +21,18 @@ def tensor_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | No
     """Tensors as the safetensors file that `write_tensors` writes."""
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     return save(contiguous, metadata=dict(metadata) if metadata else None)
+
+
+def signed(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, str]:
+    """The metadata with "sha256", a digest of themselves and of the tensors: names, types, shapes, every bit."""
+    digest = hashlib.sha256()
+    for name, text in sorted(metadata.items()):
+        if name != "sha256":
+            digest.update(repr((name, text)).encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(repr((name, str(tensor.dtype), list(tensor.shape))).encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return {**metadata, "sha256": digest.hexdigest()}
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

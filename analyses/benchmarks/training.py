@@ -12,7 +12,7 @@ from benchmarks.torch_twins import PlainTraining
 from mechicl.models import TransformerConfig
 from mechicl.tasks import LinearRegression
 from mechicl.training import PRESETS, TrainingConfig, train
-from mechicl.training.state import Metrics
+from mechicl.training.metrics import Metrics
 
 BARS = {1: {"eager": ">= 4", "jax": ">= 1.2"}, 5: {"eager": ">= 1.5", "jax": ">= 2"}}
 WORDS = {1: "one layer", 5: "five layers"}

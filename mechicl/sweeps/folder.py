@@ -13,7 +13,7 @@ from mechicl.files import read_json, write_json
 from mechicl.locks import is_locked
 from mechicl.statistics.grids import GridTable
 from mechicl.sweeps.grid import Grid, Place, in_words
-from mechicl.training.state import Metrics
+from mechicl.training.metrics import Metrics
 
 MANIFEST, RESULTS, ROWS, ERROR = "sweep.json", "results.csv", "rows.json", "error.json"
 LOSS, DIVERGED = "loss", "diverged_at"

@@ -26,9 +26,18 @@ from mechicl.training import objectives
 from mechicl.training.config import TrainingConfig
 from mechicl.training.data import Batch, batches, make_generators
 from mechicl.training.ensemble import Ensemble
+from mechicl.training.metrics import METRICS_FILE, Metrics
 from mechicl.training.optimizers import make_optimizer
 from mechicl.training.speed import compiled, make_quicker, products_in_tf32, threads_for
-from mechicl.training.state import METRICS_FILE, STATE_FILE, Metrics, RunState, optimizer_moments, restore_moments
+from mechicl.training.state import (
+    EARLIER_STATE_FILE,
+    STATE_FILE,
+    DamagedSaveError,
+    RunState,
+    digest_of_start,
+    optimizer_moments,
+    restore_moments,
+)
 
 
 class TrainingDivergedError(FloatingPointError):
@@ -79,8 +88,10 @@ def train(
         FolderInUseError: another process trains in the folder.
         TypeError: a task that cannot be saved (see `tasks.task_to_dict`).
         TrainingDivergedError: a loss is NaN or infinite; the message names seed, step, last save and what to try.
-        ValueError: the folder holds a damaged save, or a run with another config or from another kind of device;
-            there are more processes than prompts in a batch; or the tracker is not installed.
+        DamagedSaveError: a ValueError; a file of the folder's save is missing, or is not what it was when it was
+            written. The message names it, and the save before, if that one is whole.
+        ValueError: the folder holds a run with another config or from another kind of device; there are more processes
+            than prompts in a batch; or the tracker is not installed.
 
     Example:
         >>> config = TrainingConfig(seeds=(0, 1), steps=100, batch_size=64)
@@ -126,7 +137,8 @@ def _clean_folder(folder: Path, restart: bool) -> None:
     (folder / "snapshots").mkdir(parents=True, exist_ok=True)
     stale = [*folder.glob(".*.tmp"), *folder.glob("snapshots/.*.tmp")]
     if restart:  # the state first: cut short here, the next call starts over all the same
-        stale = [folder / STATE_FILE, folder / METRICS_FILE, *folder.glob("snapshots/*.safetensors"), *stale]
+        states = (folder / STATE_FILE, folder / EARLIER_STATE_FILE)
+        stale = [*states, folder / METRICS_FILE, *folder.glob("snapshots/*.safetensors"), *stale]
     for path in stale:
         path.unlink(missing_ok=True)
 
@@ -155,6 +167,7 @@ class _Run:
         self.resumed = (folder / STATE_FILE).is_file()
         if self.resumed:
             self.state = RunState.load(folder, config)
+            self._check_shapes(self.state)
             if self.state.generators.shape != fresh.shape:
                 raise ValueError(
                     f"{folder} holds a run from another kind of device than {accelerator.device.type}, whose random "
@@ -175,10 +188,25 @@ class _Run:
         self.shard = (accelerator.process_index, accelerator.num_processes)
         self.eval_tokens, self.eval_targets = self._eval_batch()
 
+    def _check_shapes(self, state: RunState) -> None:
+        """Refuse a save whose tensors are not those of this run: an optimiser would write beyond their ends."""
+        twin = torch.nn.Parameter(torch.zeros_like(self.ensemble.flat))
+        twin.grad = torch.zeros_like(twin)
+        optimizer = make_optimizer(self.config.optimizer, twin, self.ensemble.shapes, self.config.learning_rate)
+        optimizer.step()
+        expected = {"weights": self.ensemble.state(), "moments": optimizer_moments(optimizer, ["weights"])}
+        for group, tensors in expected.items():
+            there = getattr(state, group)
+            kinds = [{name: (t.shape, t.dtype) for name, t in each.items()} for each in (there, tensors)]
+            if kinds[0] != kinds[1]:
+                wrong = sorted(name for name in {**there, **tensors} if kinds[0].get(name) != kinds[1].get(name))
+                path = self.folder / STATE_FILE
+                raise DamagedSaveError(f"{path} holds other {group} than this run: {wrong}; use another folder")
+
     def train(self, progress: bool, on_save: Callable[[int], None] | None) -> None:
         config, state, main = self.config, self.state, self.accelerator.is_main_process
         # a run without a save starts over, with what it had logged
-        metrics = Metrics(self.folder, state.step if self.resumed else -1) if main else None
+        metrics = Metrics(self.folder, state.files.get(METRICS_FILE, (0,))[0]) if main else None
         bar = progress_bar(total=config.steps, initial=state.step, progress=progress, unit="step")
         started = time.perf_counter() - state.wall_time
         stream = batches(config, self.encoder, self.generators, state.step, self.shard)
@@ -212,7 +240,7 @@ class _Run:
                         if evaluation is None:  # the loss is of the weights before this step: are these good too?
                             self._check_finite(step, self._evaluate())
                         state.wall_time = time.perf_counter() - started
-                        self._save()
+                        self._save(metrics)
                         if on_save is not None:
                             on_save(step)
                     if done:
@@ -326,18 +354,25 @@ class _Run:
                 values |= {f"{name}/seed {self._member_in_words(i)}": loss for i, loss in enumerate(losses)}
         return values
 
-    def _save(self) -> None:
+    def _save(self, metrics: Metrics | None) -> None:
         state = self.state
         state.weights = self.ensemble.state()
         state.moments = optimizer_moments(self.optimizer, ["weights"])
-        if self.accelerator.is_main_process:
+        if metrics is not None:  # the main process
+            state.files[METRICS_FILE] = metrics.sync()
             state.save(self.folder, self.config)
         self.accelerator.wait_for_everyone()
         self.last_save = state.step
 
     def _snapshot(self, step: int) -> None:
         if self.accelerator.is_main_process:
-            write_tensors(self._snapshot_path(step), self.ensemble.state())
+            path = self._snapshot_path(step)
+            write_tensors(path, self.ensemble.state())
+            n_bytes = path.stat().st_size
+            self.state.files[path.relative_to(self.folder).as_posix()] = (
+                n_bytes,
+                cast(str, digest_of_start(path, n_bytes)),
+            )
 
     def _snapshot_path(self, step: int) -> Path:
         return self.folder / "snapshots" / f"{step:09d}.safetensors"

@@ -1,19 +1,29 @@
-"""The complete state of a run in one file, written atomically, so that a killed run goes on as if nothing happened."""
+"""The complete state of a run in one file, written atomically, so that a killed run goes on as if nothing happened.
 
+The state holds the digests of all that belongs to it, its own included: a run goes on from what it was, or not at all.
+"""
+
+import hashlib
 import json
-from dataclasses import dataclass
+import os
+import shutil
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mechicl.files import write_bytes
-from mechicl.tensor_files import read_tensors, write_tensors
+from mechicl.tensor_files import read_tensors, signed, write_tensors
 from mechicl.training.config import TrainingConfig
 
 STATE_FILE = "state.safetensors"
-METRICS_FILE = "metrics.jsonl"
+EARLIER_STATE_FILE = "state.earlier.safetensors"
+"""The save before the last one: what to go on from if the last one is damaged."""
+
+
+class DamagedSaveError(ValueError):
+    """A file of a run's save is missing, or is not what it was when it was written."""
 
 
 @dataclass
@@ -30,6 +40,7 @@ class RunState:
         diverged_at: step at which each seed's loss was no longer finite, -1 before, `[seed]`.
         wall_time: seconds spent so far.
         threads: of torch, on which the run's last bits depend; a resumed run takes as many again.
+        files: the other files of the save, by their path in the folder: how many bytes of it, and their SHA-256.
     """
 
     step: int
@@ -40,52 +51,97 @@ class RunState:
     diverged_at: Tensor
     wall_time: float
     threads: int
+    files: dict[str, tuple[int, str]] = field(default_factory=dict)
 
     def save(self, folder: Path, config: TrainingConfig) -> None:
-        """Write the state file of a run."""
+        """Write the state file of a run; the one before stays beside it."""
         groups = {"weights": self.weights, "moments": self.moments}
         tensors = {f"{group}/{name}": t for group, named in groups.items() for name, t in named.items()}
         tensors |= {"generators": self.generators, "stopped_at": self.stopped_at, "diverged_at": self.diverged_at}
         metadata = {"step": str(self.step), "wall_time": repr(self.wall_time), "threads": str(self.threads)}
-        metadata["config"] = json.dumps(config.to_dict())
-        write_tensors(folder / STATE_FILE, tensors, metadata)
+        metadata |= {"files": json.dumps(self.files), "config": json.dumps(config.to_dict())}
+        _keep_earlier(folder)
+        write_tensors(folder / STATE_FILE, tensors, signed(tensors, metadata))
 
     @classmethod
     def load(cls, folder: Path, config: TrainingConfig) -> "RunState":
         """Read the state file of a run.
 
         Raises:
-            ValueError: the file is damaged, or belongs to a run with another config; the message names the fields.
+            DamagedSaveError: a file of the save is missing or changed; the message names it, and what to go on from.
+            ValueError: the run has another config; the message names the fields.
         """
-        path = folder / STATE_FILE
-        tensors, metadata = read_tensors(path)
-        absent = [key for key in ("step", "wall_time", "config") if key not in metadata]
-        absent += [key for key in ("generators", "stopped_at") if key not in tensors]
-        if absent:
-            raise ValueError(f"{path} is not the state of a run: it has no {', '.join(absent)}")
-        # through the config: a run that was saved before it had some field goes on with that field's default
-        saved = json.loads(json.dumps(TrainingConfig.from_dict(json.loads(metadata["config"])).to_dict()))
-        now = json.loads(json.dumps(config.to_dict()))
-        different = [name for name in now if now[name] != saved.get(name)]
-        if different:
-            changes = "; ".join(f"{name}: {saved.get(name)} there, {now[name]} now" for name in different)
-            raise ValueError(f"{folder} holds a run with another config ({changes}); use another folder or restart it")
+        try:
+            return cls._read(folder, STATE_FILE, config)
+        except DamagedSaveError as error:
+            raise DamagedSaveError(f"{error}. {cls._way_on(folder, config)}") from error
+
+    @classmethod
+    def _read(cls, folder: Path, name: str, config: TrainingConfig) -> "RunState":
+        path = folder / name
+        try:
+            tensors, metadata = read_tensors(path)
+        except (OSError, ValueError) as error:
+            raise DamagedSaveError(str(error)) from error
+        if metadata != signed(tensors, metadata):
+            raise DamagedSaveError(f"{path} is not what a run has written: its SHA-256 is missing or another")
+        _check_config(folder, json.loads(metadata["config"]), config)
 
         def group(prefix: str) -> dict[str, Tensor]:
             return {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
 
-        return cls(
-            step=int(metadata["step"]),
-            weights=group("weights/"),
-            moments=group("moments/"),
-            generators=tensors["generators"],
-            stopped_at=tensors["stopped_at"],
-            # a run that was saved before diverged seeds could stop has none
-            diverged_at=tensors.get("diverged_at", torch.full_like(tensors["stopped_at"], -1)),
-            wall_time=float(metadata["wall_time"]),
-            # a run that was saved before threads were chosen had all that torch has
-            threads=int(metadata.get("threads", torch.get_num_threads())),
-        )
+        state = cls(
+            step=int(metadata["step"]), weights=group("weights/"), moments=group("moments/"),
+            generators=tensors["generators"], stopped_at=tensors["stopped_at"], diverged_at=tensors["diverged_at"],
+            wall_time=float(metadata["wall_time"]), threads=int(metadata["threads"]),
+            files={name: (n_bytes, digest) for name, (n_bytes, digest) in json.loads(metadata["files"]).items()},
+        )  # fmt: skip
+        for other, (n_bytes, digest) in state.files.items():
+            if digest_of_start(folder / other, n_bytes) != digest:
+                raise DamagedSaveError(f"{folder / other} is missing, or not what it was when {path} was written")
+        return state
+
+    @classmethod
+    def _way_on(cls, folder: Path, config: TrainingConfig) -> str:
+        """What to do about a damaged save, in words."""
+        earlier = folder / EARLIER_STATE_FILE
+        try:
+            step = cls._read(folder, EARLIER_STATE_FILE, config).step
+        except ValueError:
+            return "No earlier save is whole: use another folder, or restart the run"
+        return f"The save before it, of step {step}, is whole: rename {earlier} to {STATE_FILE} to go on from there"
+
+
+def digest_of_start(path: Path, n_bytes: int) -> str | None:
+    """The SHA-256 of the first bytes of a file; None if it has fewer."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(n_bytes)
+    except OSError:
+        return None
+    return hashlib.sha256(data).hexdigest() if len(data) == n_bytes else None
+
+
+def _keep_earlier(folder: Path) -> None:
+    """Let the last save have another name beside; it stays the last one until there is a new one."""
+    last, earlier, passing = folder / STATE_FILE, folder / EARLIER_STATE_FILE, folder / f".{EARLIER_STATE_FILE}.tmp"
+    if last.is_file():
+        passing.unlink(missing_ok=True)
+        try:
+            os.link(last, passing)
+        except OSError:  # a file system without links
+            shutil.copyfile(last, passing)
+        os.replace(passing, earlier)
+
+
+def _check_config(folder: Path, saved: dict[str, Any], config: TrainingConfig) -> None:
+    # through the config: a run that was saved before it had some field goes on with that field's default
+    there = json.loads(json.dumps(TrainingConfig.from_dict(saved).to_dict()))
+    now = json.loads(json.dumps(config.to_dict()))
+    different = [name for name in now if now[name] != there.get(name)]
+    if different:
+        changes = "; ".join(f"{name}: {there.get(name)} there, {now[name]} now" for name in different)
+        raise ValueError(f"{folder} holds a run with another config ({changes}); use another folder or restart it")
 
 
 def optimizer_moments(optimizer: torch.optim.Optimizer, names: list[str]) -> dict[str, Tensor]:
@@ -107,37 +163,3 @@ def restore_moments(optimizer: torch.optim.Optimizer, names: list[str], moments:
                 on_device = key != "step" or optimizer.param_groups[0].get("fused")  # fused kernels read the step there
                 device = parameter.device if on_device else value.device
                 optimizer.state[parameter][key] = value.clone().to(device)
-
-
-class Metrics:
-    """Metrics as JSON lines, one object a logged step; lines of steps after the last save go when a run resumes."""
-
-    def __init__(self, folder: Path, from_step: int):
-        self.path = folder / METRICS_FILE
-        kept = [line for line in self.read(folder) if line["step"] <= from_step]
-        write_bytes(self.path, "".join(json.dumps(line) + "\n" for line in kept).encode())
-        self._file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 - closed by close()
-
-    def write(self, line: dict[str, Any]) -> None:
-        """Append a line."""
-        self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-    @staticmethod
-    def read(folder: Path) -> list[dict[str, Any]]:
-        """The lines of a run; one that a kill cut short is left out."""
-        try:
-            text = (folder / METRICS_FILE).read_text(encoding="utf-8")
-        except FileNotFoundError:
-            return []
-        lines = []
-        for line in text.splitlines():
-            try:
-                lines.append(json.loads(line))
-            except json.JSONDecodeError:
-                continue
-        return lines

@@ -20,7 +20,8 @@ from mechicl.models import HookedTransformer, TransformerConfig, build
 from mechicl.tasks import FixedTasks, LinearRegression, register
 from mechicl.training import Curriculum, Ramp, TrainingConfig, TrainingDivergedError, train
 from mechicl.training.data import make_generators
-from mechicl.training.state import METRICS_FILE, STATE_FILE, Metrics, RunState
+from mechicl.training.metrics import METRICS_FILE, Metrics
+from mechicl.training.state import STATE_FILE, RunState
 from tests.training.runs import (
     EXACT,
     LSTM,

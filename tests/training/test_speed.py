@@ -8,11 +8,9 @@ from torch.testing import assert_close
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.models.transformer.fast import fuse_attention
 from mechicl.tasks import LinearRegression
-from mechicl.tensor_files import read_tensors, write_tensors
 from mechicl.threads import using_threads
 from mechicl.training import PRESETS, TrainingConfig, train
 from mechicl.training.speed import threads_for
-from mechicl.training.state import STATE_FILE
 from tests.training.runs import LSTM, reading, small
 
 SOFTMAX = TransformerConfig(
@@ -134,17 +132,6 @@ def test_a_resumed_run_takes_as_many_threads_as_it_began_with_and_gives_back_the
     assert set(seen) == {3}
     assert result.record["threads"] == 3
     assert result.record["hardware"].endswith("3 threads")
-
-
-def test_a_run_that_was_saved_without_its_number_of_threads_goes_on_with_torchs(tmp_path):
-    config = small(steps=10)
-    with pytest.raises(KeyboardInterrupt):
-        train(config, tmp_path, progress=False, on_save=interrupt)
-    tensors, metadata = read_tensors(tmp_path / STATE_FILE)
-    del metadata["threads"]
-    write_tensors(tmp_path / STATE_FILE, tensors, metadata)
-    with using_threads(2):
-        assert train(config, tmp_path, progress=False).record["threads"] == 2
 
 
 def interrupt(step: int) -> None:

@@ -1,4 +1,5 @@
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,7 +10,8 @@ import torch
 
 from mechicl.tensor_files import read_tensors
 from mechicl.training import TrainingConfig, train
-from mechicl.training.state import METRICS_FILE, STATE_FILE, Metrics, RunState
+from mechicl.training.metrics import METRICS_FILE, Metrics
+from mechicl.training.state import EARLIER_STATE_FILE, STATE_FILE, DamagedSaveError, RunState
 from tests.training.runs import LSTM, assert_same_bits, small, weights
 
 # Runs in a process of its own, which imports once and forks each run, so that kills come at its first and last step.
@@ -210,6 +212,66 @@ def test_a_truncated_save_is_refused_by_name(tmp_path, part):
         train(small(), tmp_path, progress=False)
 
 
+DAMAGES = {
+    "a bit": lambda data, other, at: data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :],
+    "cut": lambda data, other, at: data[:at],
+    "another run's": lambda data, other, at: other,
+    "gone": lambda data, other, at: None,
+}
+
+
+@pytest.mark.parametrize("name", [STATE_FILE, METRICS_FILE, "snapshots/000000003.safetensors"])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_save_goes_on_to_the_same_bits_or_is_an_error_that_says_what_to_go_on_from(tmp_path, name, damage):
+    config = small(n_snapshots=4, save_every=3)
+    train(config, tmp_path / "whole", progress=False)
+    interrupted(config, tmp_path / "sound", 9)
+    interrupted(small(n_snapshots=4, save_every=3, seeds=(1,)), tmp_path / "other", 9)
+    data, other = ((tmp_path / folder / name).read_bytes() for folder in ("sound", "other"))
+    generator = torch.Generator().manual_seed(len(name))
+    for number in range(8 if damage in ("a bit", "cut") else 1):
+        folder = tmp_path / f"damaged-{number}"
+        shutil.copytree(tmp_path / "sound", folder)
+        bad = DAMAGES[damage](data, other, int(torch.randint(len(data), (), generator=generator)))
+        if bad is None:
+            (folder / name).unlink()
+        else:
+            (folder / name).write_bytes(bad)
+        if damage == "gone" and name == STATE_FILE:  # a run without a save starts over
+            train(config, folder, progress=False)
+            continue
+        message = "holds a run with another config" if (damage, name) == ("another run's", STATE_FILE) else name
+        with pytest.raises(ValueError, match=message) as caught:
+            train(config, folder, progress=False)
+        if message != name:
+            continue
+        if "of step 6, is whole" in str(caught.value):  # it says what to do
+            (folder / EARLIER_STATE_FILE).rename(folder / STATE_FILE)
+            train(config, folder, progress=False)
+            assert_same_runs(folder, tmp_path / "whole")
+        else:
+            assert "No earlier save is whole" in str(caught.value)
+            assert name != STATE_FILE
+
+
+@pytest.mark.parametrize("change", ["shape", "name", "type"])
+def test_tensors_of_another_run_are_refused_before_an_optimiser_reads_them(tmp_path, change):
+    """Torch's fused Adam would write beyond the end of a shorter one."""
+    config = small(save_every=3)
+    interrupted(config, tmp_path, 9)
+    state = RunState.load(tmp_path, config)
+    moments = state.moments
+    if change == "shape":
+        moments["exp_avg.weights"] = moments["exp_avg.weights"][:, :3]
+    elif change == "type":
+        moments["exp_avg.weights"] = moments["exp_avg.weights"].double()
+    else:
+        moments["exp_avg.weight"] = moments.pop("exp_avg.weights")
+    state.save(tmp_path, config)
+    with pytest.raises(DamagedSaveError, match=r"holds other moments than this run: \['exp_avg.weight"):
+        train(config, tmp_path, progress=False)
+
+
 def test_a_save_from_another_kind_of_device_is_refused(tmp_path):
     config = small()
     train(config, tmp_path, progress=False)
@@ -227,7 +289,7 @@ def test_metrics_of_steps_after_the_save_go_and_a_line_cut_short_is_left_out(tmp
     lines = [json.dumps({"step": step}) + "\n" for step in range(5)]
     (tmp_path / METRICS_FILE).write_text("".join(lines) + '{"step": 5, "lo')
     assert [line["step"] for line in Metrics.read(tmp_path)] == [0, 1, 2, 3, 4]
-    metrics = Metrics(tmp_path, from_step=3)
+    metrics = Metrics(tmp_path, n_bytes=len("".join(lines[:4])))
     metrics.write({"step": 4, "new": True})
     assert Metrics.read(tmp_path)[3:] == [{"step": 3}, {"step": 4, "new": True}]  # flushed: a kill would not lose it
     metrics.close()
