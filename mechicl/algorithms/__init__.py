@@ -27,10 +27,11 @@ from mechicl.algorithms.mixtures import mixture_bayes, sparse_bayes
 from mechicl.algorithms.network_descent import network_descent
 from mechicl.algorithms.newton import newton, newton_moments
 from mechicl.algorithms.references import references, register_references
-from mechicl.algorithms.stability import DivergenceWarning
+from mechicl.algorithms.stability import ConditioningWarning, DivergenceWarning
 from mechicl.algorithms.tuning import stable_step_size, tuned_step_size
 
 __all__ = [
+    "ConditioningWarning",
     "DivergenceWarning",
     "averaging",
     "bayes",

@@ -1,28 +1,38 @@
 """Least squares on the context: minimum norm, ridge, and the Bayes predictor."""
 
 import math
+import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mechicl.algorithms.spectra import checked_steps, spectral_trajectory
+from mechicl.algorithms.stability import ConditioningWarning
 from mechicl.checks import check_positive
 from mechicl.learners import Trajectory
 from mechicl.prompts import PointsAt, Prompts
+
+EPSILON = torch.finfo(torch.float64).eps
+LOST = 1e-5
+"""From this relative error on the user is warned."""
 
 
 def ols(prompts: Prompts, *, at: PointsAt = "points", with_weights: bool = False) -> Trajectory:
     """Ordinary least squares; where the context leaves it open, the solution of minimum norm `S⁺ B`.
 
-    Directions whose eigenvalue of S is below `1e-13 * max(n, d)` of the largest count as absent: singular values of X
-    below about 1e-6 of the largest are rounding noise in S.
+    Directions whose singular value in X is below `ε max(n, d)` of the largest count as absent, with the ε of the
+    prompts' dtype, as in `numpy.linalg.lstsq`.
 
     Args:
         prompts: each prefix is a context of its own; the empty one predicts 0.
         at: predict all "points", each from those before it, or the "query" alone.
         with_weights: also return the weights `[step prompt point x y]` that predictions come from.
+
+    Warns:
+        ConditioningWarning: inputs so nearly collinear, or of so different sizes, that few digits are left.
 
     Source: Fu et al. 2024, section 3.1.
     """
@@ -32,7 +42,7 @@ def ols(prompts: Prompts, *, at: PointsAt = "points", with_weights: bool = False
 def ridge(prompts: Prompts, *, penalty: float, at: PointsAt = "points", with_weights: bool = False) -> Trajectory:
     """Ridge regression: the minimiser of `Σ_i (x_i W - y_i)² + penalty * |W|²`, that is `(S + penalty I)⁻¹ B`.
 
-    A penalty as small as the rounding noise in S gives its limit, `ols`, where the context leaves weights open.
+    A penalty as small as the rounding noise gives its limit, `ols`, where the context leaves weights open.
 
     Args:
         prompts: each prefix is a context of its own; the empty one predicts 0.
@@ -42,6 +52,9 @@ def ridge(prompts: Prompts, *, penalty: float, at: PointsAt = "points", with_wei
 
     Raises:
         ValueError: a penalty that is not positive and finite.
+
+    Warns:
+        ConditioningWarning: as for `ols`.
 
     Source: Garg et al. 2022; the lecture note on ICL as meta-optimisation, Theorem 3.1.
     """
@@ -150,10 +163,56 @@ def _covariance_root(covariance: Tensor, prompts: Prompts) -> Float[Tensor, "x x
 
 
 def _penalised(prompts: Prompts, penalty: float, name: str, at: PointsAt, with_weights: bool) -> Trajectory:
+    """Ridge from the eigenvalues of S; of prompts where those have lost digits that matter, from X itself."""
+    doubtful = []
+
     def filters(eigenvalues: Tensor) -> Tensor:
+        doubtful.append(_are_doubtful(eigenvalues, penalty, prompts))
         return ridge_filter(eigenvalues, penalty, n_context=prompts.n_context)[None]
 
-    return spectral_trajectory(prompts, filters, name=name, at=at, with_weights=with_weights)
+    options: dict[str, Any] = {"name": name, "at": at, "with_weights": with_weights}
+    fitted = spectral_trajectory(prompts, filters, **options)
+    rows = torch.cat(doubtful).nonzero()[:, 0]
+    if not len(rows):
+        return fitted
+    # noise of the inputs' own precision counts as none, as in numpy.linalg.lstsq
+    noise = torch.finfo(prompts.dtype).eps * max(prompts.n_context, prompts.x_dim)
+    errors = []
+
+    def exact_filters(eigenvalues: Tensor) -> Tensor:
+        largest = eigenvalues.amax(-1, keepdim=True)
+        absent = eigenvalues <= (noise**2 * largest).clamp(min=1e-300)
+        penalised = (eigenvalues + penalty).masked_fill(absent, 1.0)
+        # a singular value is known to ε of the largest: what that makes of σ / (σ² + penalty), relative
+        errors.append((EPSILON * (largest * eigenvalues).sqrt() / penalised).masked_fill(absent, 0.0).amax())
+        return torch.where(absent, 0.0, 1 / penalised)[None]
+
+    exact = spectral_trajectory(prompts[rows], exact_filters, **options, of_inputs=True)
+    error = float(max(errors))
+    if error > LOST:
+        warnings.warn(
+            f"{name} on {len(rows)} of {len(prompts)} prompts is right to about {error:.1g} of the largest weight: "
+            "inputs are nearly collinear, or of very different sizes. Scale them, or take a larger penalty",
+            ConditioningWarning,
+            stacklevel=3,
+        )
+    predictions = fitted.predictions.index_copy(1, rows, exact.predictions)
+    weights = None
+    if fitted.weights is not None and exact.weights is not None:
+        weights = fitted.weights.index_copy(1, rows, exact.weights)
+    return Trajectory(fitted.steps, predictions, name, weights)
+
+
+def _are_doubtful(
+    eigenvalues: Float[Tensor, "prompt point x"], penalty: float, prompts: Prompts
+) -> Bool[Tensor, "prompt"]:
+    """Prompts with a prefix where a direction that its points span has an eigenvalue near the rounding noise in S."""
+    n_points, x_dim = eigenvalues.shape[1:]
+    n_before = torch.arange(n_points) if n_points > 1 else torch.tensor([prompts.n_context])
+    spanned = torch.arange(x_dim) >= x_dim - n_before[:, None]
+    largest = eigenvalues.detach().amax(-1, keepdim=True)
+    near_noise = (eigenvalues.detach() + penalty <= 1e-9 * largest) & (largest > 0)
+    return (near_noise & spanned.to(eigenvalues.device)).flatten(1).any(1)
 
 
 def ridge_filter(

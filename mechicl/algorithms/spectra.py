@@ -65,6 +65,24 @@ class PrefixSpectra:
             vectors,
         )
 
+    @classmethod
+    def decompose_inputs(
+        cls, xs: Float[Tensor, "prompt point x"], ys: Float[Tensor, "prompt point y"], at: PointsAt
+    ) -> "PrefixSpectra":
+        """The same from the singular values of each prefix's X, which lose half the digits that those of S lose."""
+        n_before = torch.arange(xs.shape[1], device=xs.device) if at == "points" else torch.tensor([xs.shape[1] - 1])
+        before = torch.arange(xs.shape[1] - 1, device=xs.device) < n_before.to(xs.device)[:, None]
+        prefixes = xs[:, None, :-1] * before[..., None]
+        left, singular, right = torch.linalg.svd(prefixes, full_matrices=False)
+        absent = torch.arange(singular.shape[-1], device=xs.device) >= n_before.to(xs.device)[:, None]
+        singular = singular.masked_fill(absent, 0.0)
+        coordinates = singular[..., None] * (left.mT @ (ys[:, None, :-1] * before[..., None]))
+        missing = xs.shape[2] - singular.shape[-1]  # directions that no prefix reaches
+        pad = torch.nn.functional.pad
+        vectors = pad(right, (0, 0, 0, missing)).mT
+        points = ((xs if at == "points" else xs[:, -1:])[..., None, :] @ vectors)[..., 0, :]
+        return cls(pad(singular.square(), (0, missing)), points, pad(coordinates, (0, 0, 0, missing)), vectors)
+
     def predict(self, filters: Float[Tensor, "step prompt point x"]) -> Float[Tensor, "step prompt point y"]:
         """`x_t U f(λ) Uᵀ B` for each filter."""
         weighted = filters * self.point_coordinates
@@ -124,6 +142,7 @@ def spectral_trajectory(
     initial_weights: Float[Tensor, "x y"] | None = None,
     with_weights: bool = False,
     parameters: str = "",
+    of_inputs: bool = False,
 ) -> Trajectory:
     """Predictions of a spectral algorithm, computed in float64 and returned in the prompts' dtype.
 
@@ -140,6 +159,7 @@ def spectral_trajectory(
         with_weights: also return the weights.
         parameters: names and values of an iteration's parameters, for the warning; it converges with any between 0 and
             `2 / λ_max(S)`, and may diverge with others.
+        of_inputs: decompose each prefix's X in place of its S: slower, and right where S has lost the digits.
 
     Raises:
         ValueError: unknown points, or initial_weights of another shape.
@@ -155,6 +175,8 @@ def spectral_trajectory(
         raise ValueError(f"initial_weights must be [x y] = {expected}, got {tuple(initial_weights.shape)}")
     n_points = prompts.n_context + 1 if at == "points" else 1
     per_prompt = n_points * prompts.x_dim * max(prompts.x_dim, prompts.y_dim, len(steps))
+    if of_inputs:
+        per_prompt = max(per_prompt, n_points * prompts.n_context * max(prompts.n_context, prompts.x_dim))
     if with_weights:
         per_prompt = max(per_prompt, len(steps) * n_points * prompts.x_dim * prompts.y_dim)
     last = max(range(len(steps)), key=lambda i: steps[i])
@@ -166,7 +188,7 @@ def spectral_trajectory(
             # every step is affine in W: from W_0 it moves as from 0 on the targets that W_0 leaves, plus W_0
             start = xs @ initial_weights.to(xs)
             ys = ys - start
-        spectra = PrefixSpectra.decompose(xs, ys, at)
+        spectra = (PrefixSpectra.decompose_inputs if of_inputs else PrefixSpectra.decompose)(xs, ys, at)
         filtered = filters(spectra.eigenvalues)
         if parameters and steps[last] > 1:
             full = spectra.eigenvalues[:, -1].detach()

@@ -8,6 +8,10 @@ from torch import Tensor
 TOLERANCE = 1e-6  # what counts as growth: rounding, and eigenvalues perturbed by it, stay below
 
 
+class ConditioningWarning(UserWarning):
+    """A result has lost most of its digits to the condition of what it is computed from."""
+
+
 class DivergenceWarning(UserWarning):
     """The parameters of an iteration make it diverge on most of the prompts that it runs on."""
 

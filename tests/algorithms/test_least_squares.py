@@ -1,3 +1,4 @@
+import functools
 import math
 
 import numpy as np
@@ -47,6 +48,47 @@ def test_ols_does_not_depend_on_the_scale_of_inputs():
     for scale in (1e-80, 1e-20, 1e20, 1e80):
         scaled = algorithms.ols(Prompts(scale * prompts.xs, prompts.ys)).predictions
         torch.testing.assert_close(scaled, plain, rtol=1e-8, atol=1e-8)
+
+
+# ---- badly conditioned inputs ----
+
+
+def augmented(penalty):
+    """Ridge as least squares on [X; √penalty I], by numpy."""
+
+    def predict(xs, ys, query):
+        rows = np.vstack([xs, math.sqrt(penalty) * np.eye(query.size)])
+        return query @ np.linalg.lstsq(rows, np.vstack([ys, np.zeros((query.size, ys.shape[1]))]), rcond=None)[0]
+
+    return predict
+
+
+@pytest.mark.parametrize("column", [0, 2, 4])
+@pytest.mark.parametrize("scale", [1e-6, 1e4, 1e6, 1e7])
+@pytest.mark.parametrize("at", ["points", "query"])
+def test_an_input_of_another_size_loses_no_digits(column, scale, at):
+    generator = torch.Generator().manual_seed(column)
+    xs = torch.randn(3, 21, 5, dtype=torch.float64, generator=generator)
+    xs[..., column] *= scale
+    prompts = Prompts(xs, xs @ torch.randn(5, 2, dtype=torch.float64, generator=generator))
+    for penalty in (0.0, 0.1):
+        algorithm = algorithms.ols if penalty == 0 else functools.partial(algorithms.ridge, penalty=penalty)
+        fitted = algorithm(prompts, at=at, with_weights=True)
+        expected = over_prefixes(prompts, augmented(penalty))
+        np.testing.assert_allclose(fitted.predictions[0], expected if at == "points" else expected[:, -1:], rtol=1e-7)
+        assert fitted.weights is not None
+        asked = prompts.xs if at == "points" else prompts.xs[:, -1:]
+        torch.testing.assert_close((asked[..., None, :] @ fitted.weights[0])[..., 0, :], fitted.predictions[0])
+
+
+def test_of_lost_digits_the_user_hears():
+    xs = make_prompts(n_context=9, x_dim=3).xs
+    nearly = torch.cat([xs, xs[..., :1] + 1e-11 * xs[..., 1:2] ** 2], dim=-1)
+    prompts = Prompts(nearly, make_prompts(n_context=9, x_dim=3).ys)
+    with pytest.warns(algorithms.ConditioningWarning, match=r"OLS on 3 of 3 prompts is right to about [\d.e-]+ of the"):
+        algorithms.ols(prompts)
+    regularised = algorithms.ridge(prompts, penalty=0.1)  # and this one is as good as ever
+    assert_equal(regularised, over_prefixes(prompts, augmented(0.1)), 1e-9)
 
 
 # ---- ridge ----
