@@ -5,19 +5,14 @@ python analyses/sweep_depth.py --folder runs/sweeps   # train it: `mechicl sweep
 """
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import pandas as pd
-import torch
 
 from mechicl import viz
 from mechicl.reports import Comparison, Row, Section
-from mechicl.reports.script import ScriptArgs, run_script
-from mechicl.statistics import median_interval
-from mechicl.sweeps import ready_table
+from mechicl.reports.script import run_script
+from mechicl.reports.sweep_script import SweepArgs, count, coverage_words, over_seeds
 
-KEPT = Path(__file__).parent / "results"
 LAYERS = "model.n_layers"
 LEARNERS = {
     "gd": "gradient descent, one step size",
@@ -32,22 +27,15 @@ LEAST = 1e-5
 
 
 @dataclass(frozen=True)
-class Args(ScriptArgs):
+class Args(SweepArgs):
     """Loss of looped and independent layers over those of tuned algorithms with as many steps."""
-
-    folder: Path | None = None
-    """Folder to train the sweep in, in its folder `depth`; by default the table is read that comes with this script."""
-    workers: int = 1
-    """Processes that train."""
 
 
 def compare(args: Args) -> Comparison:
     """Losses by depth, of models and of the learners."""
-    kept = (args.out if args.folder else KEPT) / "sweep_depth.csv"
-    table = ready_table("depth", kept, args.folder and args.folder / "depth", workers=args.workers)
-    frame, rows = table.frame, []
+    frame, rows = args.table("depth").frame, []
     for n_layers, part in frame.groupby(LAYERS):
-        layers = _count(n_layers, "layer")
+        layers = count(n_layers, "layer")
         for column, words in LEARNERS.items():
             rows.append(Row(f"{layers}: loss of {words}", None, float(part[column].iloc[0]), "prompts"))
         for kind in ("independent", "looped"):
@@ -62,15 +50,14 @@ def compare(args: Args) -> Comparison:
         "Layers of linear attention, trained for 1,000 steps of SOAP (looped ones with a third of the rate) on "
         "the query's loss; x ~ U(-1/2, 1/2), d = 5, 10 points, no noise: least squares has no loss. The learners "
         "have as many steps as a model has layers and are tuned on 16,384 prompts of the task; losses are mean "
-        "squared errors on 8,192 others. Medians with bootstrap intervals over seeds."
+        f"squared errors on 8,192 others. Medians over seeds. {coverage_words(3)}."
     )
     return Comparison("Depth: linear layers and the best learners of their depth", lead, rows, _pictures(frame))
 
 
 def _row(quantity: str, values: pd.Series, models: pd.DataFrame) -> Row:
     diverged = int(models["diverged_at"].notna().sum())
-    known = torch.tensor(values.dropna().to_numpy(dtype=float))
-    return Row(quantity, None, median_interval(known), "seeds", f"{diverged} diverged" if diverged else "")
+    return over_seeds(quantity, values, f"{diverged} diverged" if diverged else "")
 
 
 def _pictures(frame: pd.DataFrame) -> list[Section]:
@@ -85,12 +72,8 @@ def _pictures(frame: pd.DataFrame) -> list[Section]:
     figure = viz.lines(drawn, LAYERS, "mse", "who", middle="median", log_y=True, log_x=False, title="Loss by depth",
                        y_title="mean squared error of the query")  # fmt: skip
     figure.update_yaxes(range=[-6, 0])
-    words = "Medians with 95% intervals over seeds; learners have one tuning. GD++ goes on below the picture."
+    words = "Medians with the range of three seeds, each a point; learners have one tuning. GD++ goes on below."
     return [Section("Loss by depth", words, figure)]
-
-
-def _count(number: Any, noun: str) -> str:
-    return f"{number} {noun}{'s' if number > 1 else ''}"
 
 
 if __name__ == "__main__":

@@ -5,19 +5,22 @@ python analyses/sweep_diversity.py --folder runs/sweeps   # train them: `mechicl
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import pandas as pd
-import torch
 
 from mechicl import viz
+from mechicl.learners import AlgorithmLearner
+from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.reports import Comparison, Row, Section
-from mechicl.reports.script import ScriptArgs, run_script
-from mechicl.statistics import Interval, median_interval
-from mechicl.sweeps import GridTable, find_threshold, ready_table
+from mechicl.reports.script import run_script
+from mechicl.reports.sweep_script import SweepArgs, coverage_words, over_seeds
+from mechicl.sweeps import SWEEPS, GridTable, find_threshold
+from mechicl.sweeps.measures import compare_on_pool
+from mechicl.tasks import TaskPool
 
-KEPT = Path(__file__).parent / "results"
-MAIN, TASKS, POSITION = "diversity", "task.n_tasks", "pool_position"
+MAIN, TASKS, POSITION, NEARNESS = "diversity", "task.n_tasks", "pool_position", "nearness"
+CONTROLS = (2, 8, 16, 16384)
+"""Sizes of pools that are held against learners that know nothing of them."""
 VARIATIONS = {
     "diversity-points": ("n_context", "points"),
     "diversity-noise": ("task.noise_std", "noise deviation"),
@@ -28,49 +31,52 @@ VARIATIONS = {
 
 
 @dataclass(frozen=True)
-class Args(ScriptArgs):
+class Args(SweepArgs):
     """The number of tasks from which on models are nearer to ridge regression than to dMMSE."""
 
-    folder: Path | None = None
-    """Folder to train the sweeps in, a folder for each; by default the tables are read that come with this script."""
-    workers: int = 1
-    """Processes that train."""
     variations: bool = True
     """Measure the sweeps over points, noise, dimensions and draws of the pool too."""
 
 
 def compare(args: Args) -> Comparison:
     """Positions between dMMSE and ridge by the number of tasks, their threshold, and what moves it."""
-    main = table_of(MAIN, args)
-    frame = main.frame
-    rows = [threshold_row("threshold", frame), *_of_each_size(frame), *_during_training(frame)]
-    sections = _pictures(main)
+    main = args.table(MAIN)
+    frame = main.frame.assign(nearness=nearness)
+    rows = [
+        threshold_row("threshold of the position", frame, POSITION),
+        threshold_row("threshold of nearness", frame),
+        *_of_each_size(frame),
+        *_controls(frame["seed"].unique().tolist()),
+        *_during_training(frame),
+    ]
+    sections = _pictures(GridTable(frame, main.axes))
     if args.variations:
         for name, (axis, words) in VARIATIONS.items():
-            more = table_of(name, args)
-            joined = _with_main(more.frame, frame, axis)
+            joined = _with_main(args.table(name).frame.assign(nearness=nearness), frame, axis)
             rows += _variation(joined, axis, words)
-            picture = viz.phase_diagram(joined, TASKS, axis, POSITION, threshold=0.5, log=False)
-            sections.append(Section(f"Position by {words}", "0 is dMMSE, 1 is ridge regression; medians.", picture))
+            picture = viz.phase_diagram(joined, TASKS, axis, NEARNESS, threshold=0.5, log=False)
+            sections.append(Section(f"Nearness by {words}", "Below 1/2 models are nearer to dMMSE; medians.", picture))
     lead = (
         "Two layers of softmax attention and MLPs, width 32, 3,000 steps of SOAP, on pairs (x, y) with the "
         "query's loss; y = x w + noise, and w one of M draws from N(0, I); d = 4, 4 points, noise deviation 0.5 "
-        "unless said otherwise. The position is where a model's predictions stand on the way from dMMSE's (0) to "
-        "ridge regression's (1): below 1/2 it is nearer to dMMSE. The threshold is the M at which the mean "
-        "position of all seeds passes 1/2 for good, with a bootstrap interval over seeds, which share one pool."
+        "unless said otherwise. A model's predictions are fitted as a dMMSE + b ridge (least squares): its position "
+        "is b / (a + b), its scale a + b, and its residual the share of its predictions' mean square that is "
+        "left. Nearness is where they stand on the way from dMMSE (0) to ridge (1), whatever else they are: below 1/2 "
+        "they are nearer to dMMSE. A threshold is the M at which the mean over seeds passes 1/2 for good, with a 95% "
+        "interval by a jackknife over seeds (Student's t), which share one pool. Other rows are medians. "
+        f"{coverage_words(5)}."
     )
     return Comparison("Task diversity: where the pool gives way to ridge regression", lead, rows, sections)
 
 
-def table_of(name: str, args: Args) -> GridTable:
-    """The table of one of the sweeps."""
-    folder = args.folder and args.folder / name
-    kept = (args.out if args.folder else KEPT) / f"sweep_{name}.csv"
-    return ready_table(name, kept, folder, workers=args.workers)
+def nearness(frame: pd.DataFrame) -> pd.Series:
+    """How far on the way from dMMSE to ridge the point is that is nearest to a model's predictions."""
+    to_dmmse, to_ridge, apart = (frame[f"pool_{name}"] for name in ("to_dmmse", "to_ridge", "apart"))
+    return (to_dmmse - to_ridge + apart) / (2 * apart)
 
 
-def threshold_row(words: str, frame: pd.DataFrame, value: str = POSITION) -> Row:
-    """Where the mean position passes 1/2."""
+def threshold_row(words: str, frame: pd.DataFrame, value: str = NEARNESS) -> Row:
+    """Where the mean over seeds passes 1/2."""
     passed = find_threshold(frame, TASKS, value, level=0.5)
     sizes = sorted(frame[TASKS].unique())
     inside = [size for size in sizes if size < passed.mean]
@@ -79,12 +85,21 @@ def threshold_row(words: str, frame: pd.DataFrame, value: str = POSITION) -> Row
 
 
 def _of_each_size(frame: pd.DataFrame) -> list[Row]:
-    """Position, and the control: how far the training came, as loss over that of the best learner of the pool."""
+    """Positions and what they leave, and the control: how far the training came, as loss over the best learner's."""
     rows = []
     for n_tasks, part in frame.groupby(TASKS):
+        left = part["pool_residual"] * part["pool_energy"]
         for quantity, values in {
             "position on the pool's tasks": part[POSITION],
+            "length of a model's 95% interval of it, over prompts": part["pool_position_high"].astype(float)
+            - part["pool_position_low"].astype(float),
+            "scale on the pool's tasks": part["pool_scale"],
+            "residual on the pool's tasks": part["pool_residual"],
+            "distance between dMMSE and ridge over what is left": part["pool_apart"] / left,
+            "nearness on the pool's tasks": part[NEARNESS],
             "position on new tasks": part["new_position"],
+            "scale on new tasks": part["new_scale"],
+            "residual on new tasks": part["new_residual"],
             "distance to dMMSE over that to ridge": part["pool_to_dmmse"] / part["pool_to_ridge"],
             "distance to dMMSE": part["pool_to_dmmse"],
             "distance to ridge": part["pool_to_ridge"],
@@ -94,16 +109,42 @@ def _of_each_size(frame: pd.DataFrame) -> list[Row]:
             "loss over ridge's": part["pool_loss"] / part["pool_ridge_loss"],
             "loss over ridge's, new tasks": part["new_loss"] / part["new_ridge_loss"],
         }.items():
-            rows.append(Row(f"M = {n_tasks}: {quantity}", None, _over_seeds(values), "seeds"))
+            rows.append(over_seeds(f"M = {n_tasks}: {quantity}", values))
         apart = part["pool_apart"].iloc[0]
         rows.append(Row(f"M = {n_tasks}: distance between dMMSE and ridge", None, float(apart)))
+    return rows
+
+
+def _controls(seeds: list[int]) -> list[Row]:
+    """The same numbers of who predicts 0, and of untrained models, which are no mixture of the two."""
+    config = SWEEPS[MAIN].sweep().base
+    assert isinstance(config.task, TaskPool)
+    assert isinstance(config.model, TransformerConfig)
+    nothing = AlgorithmLearner(lambda prompts: 0 * prompts.query.ys)
+    untrained = [HookedTransformer(config.model, seed=seed).eval() for seed in seeds]
+    rows = []
+    for n_tasks in CONTROLS:
+        task = config.task.replace(n_tasks=n_tasks)
+        zero = pd.DataFrame([compare_on_pool(nothing, task)]).assign(nearness=nearness)
+        name = f"control, M = {n_tasks}, predicting 0"
+        rows.append(Row(f"{name}: nearness", None, float(zero[NEARNESS].iloc[0]), "prompts"))
+        rows.append(Row(f"{name}: scale", None, float(zero["pool_scale"].iloc[0]), "prompts", "it has no position"))
+        frame = pd.DataFrame([compare_on_pool(model, task) for model in untrained]).assign(nearness=nearness)
+        unknown = int((frame["pool_position_high"].astype(float) == float("inf")).sum())
+        for quantity, column in (("nearness", NEARNESS), ("scale", "pool_scale"), ("residual", "pool_residual")):
+            rows.append(over_seeds(f"control, M = {n_tasks}, untrained: {quantity}", frame[column]))
+        spread = over_seeds(f"control, M = {n_tasks}, untrained: position", frame[POSITION],
+                            f"{unknown} of {len(frame)} have no interval")  # fmt: skip
+        rows.append(spread)
     return rows
 
 
 def _during_training(frame: pd.DataFrame) -> list[Row]:
     """The threshold at the snapshots: a number that still moves is not that of a finished training."""
     steps = sorted(int(name.rpartition("_")[2]) for name in frame.columns if name.startswith("position_at_"))
-    return [threshold_row(f"threshold after {step} steps", frame, f"position_at_{step}") for step in steps]
+    return [
+        threshold_row(f"threshold of the position after {step} steps", frame, f"position_at_{step}") for step in steps
+    ]
 
 
 def _with_main(frame: pd.DataFrame, main: pd.DataFrame, axis: str) -> pd.DataFrame:
@@ -116,17 +157,13 @@ def _with_main(frame: pd.DataFrame, main: pd.DataFrame, axis: str) -> pd.DataFra
 def _variation(frame: pd.DataFrame, axis: str, words: str) -> list[Row]:
     rows = []
     for value, part in frame.groupby(axis):
-        rows.append(threshold_row(f"{words} {value:g}", part))
+        rows.append(threshold_row(f"{words} {value:g}: threshold of nearness", part))
         sizes = sorted(part[TASKS].unique())
         for n_tasks, learner, column in ((sizes[0], "dMMSE", "dmmse"), (sizes[-1], "ridge", "ridge")):
             size = part[part[TASKS] == n_tasks]
-            excess = _over_seeds(size["pool_loss"] / size[f"pool_{column}_loss"])
-            rows.append(Row(f"{words} {value:g}: loss over {learner}'s at M = {n_tasks}", None, excess, "seeds"))
+            excess = size["pool_loss"] / size[f"pool_{column}_loss"]
+            rows.append(over_seeds(f"{words} {value:g}: loss over {learner}'s at M = {n_tasks}", excess))
     return rows
-
-
-def _over_seeds(values: pd.Series) -> Interval:
-    return median_interval(torch.tensor(values.to_numpy(dtype=float)))
 
 
 def _pictures(table: GridTable) -> list[Section]:
@@ -140,18 +177,25 @@ def _pictures(table: GridTable) -> list[Section]:
         y_title="mean squared difference", middle="median",
     )  # fmt: skip
     position = viz.lines(
-        table, TASKS, [POSITION, "new_position"], title="From dMMSE (0) to ridge (1)", references={"halfway": 0.5},
+        table, TASKS, [POSITION, "new_position"], title="b / (a + b): dMMSE is 0, ridge 1", references={"halfway": 0.5},
         y_title="position", log_y=False,
+    )  # fmt: skip
+    fit = viz.lines(
+        table, TASKS, ["pool_scale", "pool_residual"], title="a + b, and the share that a dMMSE + b ridge leaves",
+        references={"a mixture's scale": 1.0, "a mixture's residual, and 0's scale": 0.0}, y_title="scale, residual",
+        log_y=False,
     )  # fmt: skip
     control = viz.lines(
         ratio, TASKS, "excess", title="Control: loss over that of the pool's best learner", references={"best": 1.0},
         y_title="loss over dMMSE's", middle="median", log_y=False,
     )  # fmt: skip
-    words = "Medians over seeds (means of positions) with 95% intervals."
+    words = "Medians with the range of five seeds, each a point."
+    means = "Means with 95% intervals (Student's t) of five seeds, each a point."
     return [
         Section("Distances on the pool's tasks", words, distances),
         Section("Distances on new tasks", words, new),
-        Section("Position", words, position),
+        Section("Position", means, position),
+        Section("Scale and residual", f"{means} Predicting 0 has the scale 0.", fit),
         Section("How far training came", "1 would be the best that can be done on the pool.", control),
     ]
 

@@ -5,80 +5,76 @@ python analyses/sweep_induction.py --folder runs/sweeps   # train: `mechicl swee
 """
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import pandas as pd
-import torch
 
 from mechicl import viz
 from mechicl.reports import Comparison, Row, Section
-from mechicl.reports.script import ScriptArgs, run_script
-from mechicl.statistics import median_interval
-from mechicl.sweeps import GridTable, ready_table
+from mechicl.reports.script import run_script
+from mechicl.reports.sweep_script import SweepArgs, change, count, coverage_words, over_seeds
+from mechicl.sweeps import SWEEPS
 
-KEPT = Path(__file__).parent / "results"
 HEADS, POSITIONS, LENGTH = "model.n_heads", "model.positional_embedding_type", "n_ctx"
+EVERY = SWEEPS["induction"].sweep().base.eval_every
+"""Steps between evaluations: a transition is known no better."""
 
 
 @dataclass(frozen=True)
-class Args(ScriptArgs):
+class Args(SweepArgs):
     """Steps at which losses fall on repeated tokens."""
-
-    folder: Path | None = None
-    """Folder to train the sweeps in, a folder for each; by default the tables are read that come with this script."""
-    workers: int = 1
-    """Processes that train."""
 
 
 def compare(args: Args) -> Comparison:
     """The step at which the loss has come half of the way down, its width, and where it ends."""
-    tables = {name: _table(name, args) for name in ("induction", "induction-context")}
+    main, lengths = args.table("induction"), args.table("induction-context")
     rows: list[Row] = []
-    for (kind, heads), part in tables["induction"].frame.groupby([POSITIONS, HEADS], sort=False):
-        rows += _rows(f"positions {kind}, {_count(heads, 'head')}", part)
-    for (kind, length), part in tables["induction-context"].frame.groupby([POSITIONS, LENGTH], sort=False):
+    for (kind, heads), part in main.frame.groupby([POSITIONS, HEADS], sort=False):
+        rows += _rows(f"positions {kind}, {count(heads, 'head')}", part)
+    for (kind, length), part in lengths.frame.groupby([POSITIONS, LENGTH], sort=False):
         rows += _rows(f"positions {kind}, 2 heads, {length} tokens", part)
+    rows += _differences(main.frame, lengths.frame)
     lead = (
         "Two layers of attention alone, width 32 in all heads together, 2,000 steps of Adam at a constant rate on"
         " random tokens (16 of them) over and over, 24 of them unless said otherwise. A transition is where the "
-        "held-out loss has come half of the way from its first value to its last for good. Medians with intervals"
-        " over seeds; of three seeds these are their range. Without positions a layer cannot tell the token "
-        "before: the control."
+        "held-out loss has come half of the way from its first value to its last for good: the middle between two "
+        f"evaluations, which are {EVERY} steps apart, so that a difference of two may be off by {EVERY}. Medians over "
+        f"seeds. {coverage_words(3)}. Differences are of means, with the 95% interval of Welch's t; one is called "
+        f"established where that interval, {EVERY} steps longer at both ends, leaves out 0. Without positions a layer "
+        "cannot tell the token before: the control."
     )
-    grid = viz.phase_diagram(tables["induction"], HEADS, POSITIONS, "transition_step", title="Step of the transition")
-    final = viz.phase_diagram(tables["induction"], HEADS, POSITIONS, "final_loss", title="Loss at the end", log=False)
-    context = viz.lines(tables["induction-context"], LENGTH, "transition_step", POSITIONS, middle="median", log_y=True,
+    grid = viz.phase_diagram(main, HEADS, POSITIONS, "transition_step", title="Step of the transition")
+    final = viz.phase_diagram(main, HEADS, POSITIONS, "final_loss", title="Loss at the end", log=False)
+    context = viz.lines(lengths, LENGTH, "transition_step", POSITIONS, middle="median", log_y=True,
                         title="Step of the transition by the length of the context", y_title="step")  # fmt: skip
-    words = "Medians over seeds."
+    words = "Medians over three seeds."
     sections = [Section("Heads and positions", words, grid), Section("Where it ends", words, final),
-                Section("Length", words, context)]  # fmt: skip
+                Section("Length", "Medians with the range of three seeds, each a point.", context)]  # fmt: skip
     return Comparison("Induction: when it is learned", lead, rows, sections)
 
 
-def _table(name: str, args: Args) -> GridTable:
-    kept = (args.out if args.folder else KEPT) / f"sweep_{name}.csv"
-    return ready_table(name, kept, args.folder and args.folder / name, workers=args.workers)
-
-
 def _rows(name: str, part: pd.DataFrame) -> list[Row]:
-    rows = [Row(f"{name}: loss at the end", None, median_interval(_known(part["final_loss"])), "seeds")]
-    fell = _known(part["transition_step"])
-    note = f"{len(fell)} of {len(part)} seeds"
-    if len(fell):
-        rows.insert(0, Row(f"{name}: step of the transition", None, median_interval(fell), "seeds", note))
-        rows.insert(
-            1, Row(f"{name}: its width in steps", None, median_interval(_known(part["transition_width"])), "seeds")
-        )
+    rows = [over_seeds(f"{name}: loss at the end", part["final_loss"])]
+    fell = part["transition_step"].notna().sum()
+    if fell:
+        steps = over_seeds(f"{name}: step of the transition", part["transition_step"], f"{fell} of {len(part)} seeds")
+        rows = [steps, over_seeds(f"{name}: its width in steps", part["transition_width"]), *rows]
     return rows
 
 
-def _known(values: pd.Series) -> torch.Tensor:
-    return torch.tensor(values.dropna().to_numpy(dtype=float))
-
-
-def _count(number: Any, noun: str) -> str:
-    return f"{number} {noun}{'s' if number > 1 else ''}"
+def _differences(main: pd.DataFrame, lengths: pd.DataFrame) -> list[Row]:
+    """The comparisons that the page makes, and no others: the first to the last of each axis, and the two positions."""
+    rows = []
+    for kind, part in main.groupby(POSITIONS, sort=False):
+        few, many = (part[part[HEADS] == heads]["transition_step"] for heads in (1, 4))
+        rows.append(change(f"positions {kind}: steps later with 4 heads than with 1", few, many, EVERY))
+    for heads, part in main.groupby(HEADS):
+        added, rotary = (part[part[POSITIONS] == kind]["transition_step"] for kind in ("standard", "rotary"))
+        rows.append(change(f"{count(heads, 'head')}: steps later with rotary positions than with added", added, rotary,
+                           EVERY))  # fmt: skip
+    for kind, part in lengths.groupby(POSITIONS, sort=False):
+        short, long = (part[part[LENGTH] == length]["transition_step"] for length in (16, 48))
+        rows.append(change(f"positions {kind}: steps later with 48 tokens than with 16", short, long, EVERY))
+    return rows
 
 
 if __name__ == "__main__":

@@ -5,43 +5,32 @@ python analyses/sweep_markov.py --folder runs/sweeps   # train it: `mechicl swee
 """
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
-
-import torch
 
 from mechicl.algorithms import references
 from mechicl.reports import Comparison, Row
-from mechicl.reports.script import ScriptArgs, run_script
-from mechicl.statistics import median_interval
-from mechicl.sweeps import SWEEPS, ready_table
+from mechicl.reports.script import run_script
+from mechicl.reports.sweep_script import SweepArgs, count, over_seeds
+from mechicl.sweeps import SWEEPS
 from mechicl.sweeps.measures.one_model import HELD_OUT
 from mechicl.tasks import MarkovChains
 from mechicl.token_learners import token_log_probabilities
 
-KEPT = Path(__file__).parent / "results"
 LAYERS = "model.n_layers"
 SHARES = [i / 20 for i in range(21)]
 """Of bigrams in mixtures."""
 
 
 @dataclass(frozen=True)
-class Args(ScriptArgs):
+class Args(SweepArgs):
     """Which simple learner models are nearest to during training, by divergence."""
-
-    folder: Path | None = None
-    """Folder to train the sweep in, in its folder `markov`; else the kept table is read."""
-    workers: int = 1
-    """Processes that train."""
 
 
 def compare(args: Args) -> Comparison:
     """When each phase begins, of two layers and of one, which cannot count pairs by an induction head."""
-    kept = (args.out if args.folder else KEPT) / "sweep_markov.csv"
-    table = ready_table("markov", kept, args.folder and args.folder / "markov", workers=args.workers)
+    table = args.table("markov")
     rows = []
     for n_layers, part in table.frame.groupby(LAYERS):
-        name, n = _count(n_layers, "layer"), len(part)
+        name, n = count(n_layers, "layer"), len(part)
         counts = {
             "with a unigram phase": part["unigram_from"].notna(),
             "with a bigram phase": part["bigram_from"].notna(),
@@ -56,9 +45,8 @@ def compare(args: Args) -> Comparison:
             "final_to_bigram": "divergence from bigrams at the end",
             "loss": "loss at the end (nats)",
         }.items():
-            known = torch.tensor(part[column].dropna().to_numpy(dtype=float))
-            if len(known):
-                rows.append(Row(f"{name}: {words}", None, median_interval(known), "seeds"))
+            if part[column].notna().any():
+                rows.append(over_seeds(f"{name}: {words}", part[column]))
     apart = float(table.frame["apart"].iloc[0])
     rows.append(Row("divergence of bigrams from unigrams", None, apart, "prompts"))
     rows += mixtures()
@@ -66,7 +54,7 @@ def compare(args: Args) -> Comparison:
         "Attention alone, width 32, two heads a layer, 2,000 steps of Adam at a constant rate on Markov chains of"
         " 3 states, 32 tokens. Divergences are Kullback-Leibler, of the learner's probabilities from the model's,"
         " in nats a token, on 500 held-out sequences at 40 snapshots; a model is in the phase of the learner "
-        "(uniform, unigrams, bigrams) that it is nearest to. Medians with bootstrap intervals over seeds. One "
+        "(uniform, unigrams, bigrams) that it is nearest to. Medians with bootstrap intervals over eight seeds. One "
         "layer is the control."
     )
     return Comparison("Markov chains: the order of phases", lead, rows)
@@ -92,10 +80,6 @@ def mixtures(n_prompts: int = 500) -> list[Row]:
         Row(f"{words}: least divergence from unigrams", None, least, "prompts"),
         Row(f"{words}: how many are nearest to unigrams", None, f"{named} of {len(SHARES)}", "prompts"),
     ]
-
-
-def _count(number: Any, noun: str) -> str:
-    return f"{number} {noun}{'s' if number > 1 else ''}"
 
 
 if __name__ == "__main__":

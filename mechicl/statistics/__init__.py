@@ -7,6 +7,7 @@
 
 from mechicl.statistics.intervals import (
     Interval,
+    difference_interval,
     interval,
     median_interval,
     percentile_interval,
@@ -19,6 +20,7 @@ from mechicl.statistics.storage import storable
 __all__ = [
     "Interval",
     "Result",
+    "difference_interval",
     "interval",
     "load_result",
     "median_interval",

@@ -100,12 +100,46 @@ def ratio_interval(
     return interval(ratio + (a - ratio * b) / b.mean(), level)
 
 
+def difference_interval(
+    first: Float[Tensor, "sample"], second: Float[Tensor, "other_sample"], level: float = 0.95
+) -> Interval:
+    """Difference of two means, second minus first, of independent samples whose spreads may differ (Welch 1947).
+
+    It holds its level for few samples too, three seeds each for example, where they are near a normal distribution.
+
+    Args:
+        first: samples of the one.
+        second: samples of the other, which need not be as many.
+        level: confidence level, strictly between 0 and 1.
+
+    Returns:
+        The interval, NaN at its ends where one of the two has fewer than two samples; its `n` is the smaller number.
+
+    Raises:
+        ValueError: level out of range.
+
+    Example:
+        >>> print(difference_interval(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([5.0, 6.0, 7.0])))
+        4.0 ± 2.3
+    """
+    one, two = interval(first, level), interval(second, level)
+    difference, n = two.mean - one.mean, min(one.n, two.n)
+    if n < 2:
+        return Interval(difference, math.nan, math.nan, n, level)
+    shares = [each.detach().cpu().double().var().item() / each.numel() for each in (first, second)]
+    total = sum(shares)
+    free = total**2 / sum(v**2 / (k.n - 1) for v, k in zip(shares, (one, two), strict=True)) if total else math.inf
+    half = student_t_quantile(0.5 + level / 2, free) * math.sqrt(total) if total else 0.0
+    return Interval(difference, difference - half, difference + half, n, level)
+
+
 def median_interval(values: Tensor, seed: int = 0, level: float = 0.95, *, n_resamples: int = 10_000) -> Interval:
     """Median of independent samples with its bootstrap interval, for what is skewed or cannot be negative.
 
     Both ends are medians of resamples (Efron 1979), so that the interval never leaves the samples' range; of few
-    samples it is their range, which covers the median of what they were drawn from with a chance of 1 - 2^(1 - n):
-    94% for five of them, 75% for three. With one sample, or none, or one that is not finite, the ends are NaN.
+    samples it is their range, which covers the median of what they were drawn from with a chance of 1 - 2^(1 - n): 94%
+    for five of them, 75% for three. Where that is less than the level, it is the interval's `level`. With one sample,
+    or none, or one that is not finite, the ends are NaN.
 
     Args:
         values: any shape; every entry counts as one independent sample.
@@ -136,10 +170,11 @@ def median_interval(values: Tensor, seed: int = 0, level: float = 0.95, *, n_res
         for start in range(0, n_resamples, most)
     ]
     low, high = np.quantile(np.concatenate(parts), [(1 - level) / 2, (1 + level) / 2])
-    return Interval(median, min(float(low), median), max(float(high), median), n, level, "median")
+    covered = min(level, 1 - 0.5 ** (n - 1))
+    return Interval(median, min(float(low), median), max(float(high), median), n, covered, "median")
 
 
-def student_t_quantile(probability: float, degrees_of_freedom: int) -> float:
+def student_t_quantile(probability: float, degrees_of_freedom: float) -> float:
     """Quantile of Student's t distribution."""
     return float(stdtrit(degrees_of_freedom, probability))
 

@@ -73,6 +73,13 @@ _INDUCTION = PRESETS["induction-2l"].replace(
     steps=2000, batch_size=32, learning_rate=2e-3, schedule="constant", eval_prompts=200, n_snapshots=0,
 )  # fmt: skip
 
+# A softmax, then a linear layer on alternate tokens, small, and at a constant rate.
+_COPYING = PRESETS["copy-2l"].resized(x_dim=3)
+_COPYING = _COPYING.replace(
+    steps=2500, batch_size=128, learning_rate=3e-3, schedule="constant", warmup_steps=100, n_snapshots=0,
+    eval_every=25, eval_prompts=1000,
+)  # fmt: skip
+
 # One softmax layer on the prompts of the depth sweep.
 _SINK = PRESETS["softmax-2h"].resized(x_dim=5, n_context=10)
 _SINK = _SINK.replace(steps=2000, batch_size=256, learning_rate=3e-3, n_snapshots=0, eval_every=100)
@@ -141,6 +148,16 @@ SWEEPS: dict[str, SweepPreset] = {
             "seed": range(3),
         },
         "transition",
+    ),
+    "copying": SweepPreset(
+        "when targets are copied on alternate tokens, by positions and number of points (von Oswald et al. 2023)",
+        _COPYING,
+        {
+            "model.positional_embedding_type": ("none", "sinusoidal", "one_hot"),
+            "n_context": (4, 8, 16),
+            "seed": range(3),
+        },
+        ("copying", "descent"),
     ),
     "sink": SweepPreset(
         "softmax heads against a step of gradient descent, with and without a sink, by heads and their width",

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from mechicl.statistics import Interval
+from mechicl.statistics import Interval, student_t_quantile
 
 SEED = "seed"
 
@@ -18,14 +18,14 @@ def find_threshold(
     *,
     level: float = 0.0,
     rising: bool = True,
-    seed: int = 0,
-    n_resamples: int = 2000,
 ) -> Interval:
     """Where the mean over seeds of a value rises over a level for good, on a logarithmic axis, with its interval.
 
-    Between the last point at or below the level and the next the value is a straight line over the
-    logarithm of x. Seeds are resampled with replacement (Efron 1979), each with its values at all points. An end of the
-    interval that lies beyond the axis is 0 or infinite; with one seed the interval is its own threshold.
+    Between the last point at or below the level and the next the value is a straight line over the logarithm of x. The
+    95% interval is a jackknife over seeds (Tukey 1958): from the thresholds without each, on the logarithm, and
+    Student's t of n - 1 degrees of freedom. A bootstrap would be too narrow: for the mean of three normal values its
+    95% interval holds 73% of the time, of five 83%. What lies beyond the axis is 0 or infinite: so are both ends where
+    only some of those thresholds are on it. With one seed they are NaN.
 
     Args:
         table: of a sweep, or a pandas frame, with the columns x, value and "seed"; rows without the value are left out,
@@ -34,8 +34,6 @@ def find_threshold(
         value: the column.
         level: which is passed.
         rising: False for a value that falls below the level along the axis.
-        seed: of the resamples.
-        n_resamples: how many.
 
     Raises:
         KeyError: no such column.
@@ -61,13 +59,27 @@ def find_threshold(
     if not (places > 0).all():
         raise ValueError(f"a threshold on a logarithmic axis needs positive values of {x!r}, got {places.tolist()}")
     values = (wide.to_numpy() - level) * (1 if rising else -1)
-    rng = np.random.default_rng(seed)
-    samples = [passed(places, values[rng.integers(len(values), size=len(values))].mean(0)) for _ in range(n_resamples)]
-    # quantiles without interpolation: between a number and an infinity there is no other
-    low, high = np.quantile(samples, [0.025, 0.975], method="nearest")
     middle = passed(places, values.mean(0))
+    low, high = _jackknife(places, values, middle)
     # its ends need not be equally far away: it prints as medians do
-    return Interval(middle, min(float(low), middle), max(float(high), middle), len(values), middle="median")
+    return Interval(middle, low, high, len(values), middle="median")
+
+
+def _jackknife(places: np.ndarray, values: np.ndarray, middle: float) -> tuple[float, float]:
+    """Ends of the threshold's interval, of values `[seed place]`."""
+    n = len(values)
+    if n < 2:
+        return math.nan, math.nan
+    without = [passed(places, np.delete(values, i, axis=0).mean(0)) for i in range(n)]
+    if set(without) == {middle}:  # also where all are beyond the axis
+        return middle, middle
+    if not all(0 < each < math.inf for each in (*without, middle)):
+        return 0.0, math.inf
+    logs = np.log(without)
+    error = math.sqrt((n - 1) / n * float(np.square(logs - logs.mean()).sum()))
+    half = student_t_quantile(0.975, n - 1) * error
+    low, high = middle * math.exp(-half), middle * math.exp(half)
+    return (low if low >= places[0] else 0.0), (high if high <= places[-1] else math.inf)
 
 
 def passed(places: np.ndarray, values: np.ndarray) -> float:

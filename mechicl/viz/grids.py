@@ -18,6 +18,8 @@ SEED, DIVERGED = "seed", "diverged_at"
 LOG_FROM = 20.0
 """Positive values whose largest is so many times the smallest are shown on a logarithmic scale."""
 DIVERGED_COLOR = "#9aa0a6"
+FEW = 10
+"""Seeds, up to which each is drawn as a point: an interval of so few says less than they do."""
 
 
 def phase_diagram(
@@ -97,7 +99,9 @@ def lines(
 ) -> go.Figure:
     """Values of a sweep along one of its axes, with 95% intervals over seeds; seeds that diverged are left out.
 
-    Along an axis of words (kinds of attention, labels) they are points with bars.
+    Along an axis of words (kinds of attention, labels) they are points with bars. Of ten seeds or fewer each is a small
+    point: the intervals of means are right only for values near a normal distribution, and those of medians are the
+    seeds' range, which of three seeds covers the median with a chance of 75% (`statistics.median_interval`).
 
     Args:
         table: a sweep's table, or a pandas frame with these columns; of its other axes there may be one value each.
@@ -126,10 +130,12 @@ def lines(
     xs = _ordered(frame[x])
     groups = [(None, frame)] if by is None else [(each, frame[frame[by] == each]) for each in _ordered(frame[by])]
     over_seeds: dict[str, list[Interval]] = {}
+    of_seeds: dict[str, list[torch.Tensor]] = {}
     for group, part in groups:
         for column in values:
             name = ", ".join([*_label(by, group), *([column] if len(values) > 1 else [])])
             at = [_finite(part[part[x] == each], column) for each in xs]
+            of_seeds[name or column] = at
             over_seeds[name or column] = [median_interval(s) if middle == "median" else interval(s) for s in at]
     means = [each.mean for line in over_seeds.values() for each in line if math.isfinite(each.mean)]
     means += list((references or {}).values())
@@ -142,6 +148,7 @@ def lines(
     else:
         xs = [_tick(each) for each in xs]
         fig = _interval_points(figure(title or words, x, words, log_y=log_y), xs, over_seeds)
+    _add_seeds(fig, xs, of_seeds)
     for i, (name, level) in enumerate((references or {}).items()):
         dash = ("dash", "dot", "dashdot")[i % 3]
         add_line(fig, [xs[0], xs[-1]], [level, level], name, "#555555", dash=dash, width=1.5)
@@ -157,10 +164,27 @@ def _interval_points(fig: go.Figure, words: list[str], over_seeds: Mapping[str, 
             "array": [each.high - each.mean for each in intervals],
             "arrayminus": [each.mean - each.low for each in intervals],
         }  # fmt: skip
-        add_line(fig, words, [each.mean for each in intervals], name, color, mode="markers", error_y=bar)
+        add_line(
+            fig, words, [each.mean for each in intervals], name, color, mode="markers", error_y=bar, offsetgroup=name
+        )
     fig.update_traces(marker_size=9)
     fig.update_xaxes(type="category", range=[-0.5, len(words) - 0.5])
     return fig.update_layout(scattermode="group", scattergap=0.75)
+
+
+def _add_seeds(fig: go.Figure, xs: list[Any], of_seeds: Mapping[str, list[torch.Tensor]]) -> None:
+    """A small point for each of a few seeds, in its line's colour; a seed alone is the line."""
+    for color, (name, at) in zip(colors_for(list(of_seeds)), of_seeds.items(), strict=True):
+        if not 1 < max(map(len, at), default=0) <= FEW:
+            continue
+        points = [(x, value) for x, values in zip(xs, at, strict=True) for value in values.tolist()]
+        fig.add_trace(
+            go.Scatter(
+                x=[x for x, _ in points], y=[value for _, value in points], mode="markers", name=f"{name}: each seed",
+                marker={"size": 5, "color": color, "opacity": 0.55, "line": {"width": 0.5, "color": "white"}},
+                showlegend=False, offsetgroup=name, hovertemplate="%{y:.4g}<extra>a seed</extra>",
+            )
+        )  # fmt: skip
 
 
 def _label(by: str | None, group: Any) -> list[str]:

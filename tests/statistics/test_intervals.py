@@ -8,7 +8,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mechicl.statistics import Interval, interval, percentile_interval, ratio_interval, student_t_quantile
+from mechicl.statistics import (
+    Interval,
+    difference_interval,
+    interval,
+    percentile_interval,
+    ratio_interval,
+    student_t_quantile,
+)
 
 
 @pytest.mark.parametrize(
@@ -153,3 +160,23 @@ def test_a_percentile_interval_holds_its_value_and_the_middle_of_the_resamples()
     ends = percentile_interval(0.5, resampled, n=7)
     assert (ends.mean, ends.low, ends.high, ends.n) == pytest.approx((0.5, 0.025, 0.975, 7))
     assert percentile_interval(2.0, resampled, n=7).high == 2.0
+
+
+def test_a_difference_of_means_is_that_of_welch():
+    first, second = torch.tensor([312.5, 312.5, 362.5]), torch.tensor([687.5, 587.5, 687.5, 700.0])
+    expected = scipy.stats.ttest_ind(second, first, equal_var=False)
+    for level in (0.9, 0.95):
+        ends = expected.confidence_interval(level)
+        measured = difference_interval(first, second, level)
+        assert (measured.low, measured.high) == pytest.approx((ends.low, ends.high), rel=1e-6)
+    assert measured.mean == pytest.approx(second.mean().item() - first.mean().item())
+    assert (measured.n, measured.level) == (3, 0.95)
+
+
+def test_a_difference_of_samples_without_spread_or_of_single_ones():
+    assert difference_interval(torch.ones(3), torch.full((2,), 4.0)) == Interval(3.0, 3.0, 3.0, 2)
+    alone = difference_interval(torch.ones(1), torch.ones(5))
+    assert math.isnan(alone.low)
+    assert math.isnan(alone.high)
+    with pytest.raises(ValueError, match="level must be strictly between 0 and 1"):
+        difference_interval(torch.ones(3), torch.ones(3), 1.0)

@@ -24,9 +24,32 @@ def test_it_is_where_the_mean_over_seeds_passes_the_level():
     threshold = find_threshold(frame({0: [-1, 0.5, 2], 1: [-1, 1.5, 2]}), "n", "ratio")
     assert threshold.mean == pytest.approx(4)  # halfway between 2 and 8, on a logarithmic axis
     assert threshold.n == 2
-    # one seed alone passes at 2 · 4^(2/3) or 2 · 4^(2/5)
-    assert (threshold.low, threshold.high) == pytest.approx((2 * 4 ** (2 / 5), 2 * 4 ** (2 / 3)))
     assert find_threshold(frame({0: [0, 1.5, 3]}), "n", "ratio", level=1).mean == pytest.approx(2 * 4 ** (2 / 3))
+
+
+def test_its_interval_is_a_jackknife_over_seeds():
+    threshold = find_threshold(frame({0: [-1, 0.5, 2], 1: [-1, 1.5, 2]}), "n", "ratio")
+    assert (threshold.low, threshold.high) == (0, math.inf)  # Student's t of two seeds is 12.7: beyond the axis
+    three = find_threshold(frame({0: [-1, 0.8, 2], 1: [-1, 1.0, 2], 2: [-1, 1.2, 2]}), "n", "ratio")
+    logs = [math.log(2) + math.log(4) / (1 + mean) for mean in (1.1, 1.0, 0.9)]  # without the first, second, third
+    error = math.sqrt(2 / 3 * sum((each - sum(logs) / 3) ** 2 for each in logs))
+    half = 4.302652729911275 * error  # Student's t, two degrees of freedom
+    assert (three.low, three.high) == pytest.approx((4 * math.exp(-half), 4 * math.exp(half)))
+    alone = find_threshold(frame({0: [-1, 0.5, 2]}), "n", "ratio")
+    assert math.isnan(alone.low)
+    assert math.isnan(alone.high)
+
+
+@pytest.mark.parametrize("n_seeds", [3, 5])
+def test_its_interval_holds_its_level_for_few_seeds(n_seeds):
+    rng = np.random.default_rng(n_seeds)
+    truth, inside, sweeps = np.array([-1.0, 0.25, 1.0]), 0, 400
+    where = passed(np.array([2.0, 8.0, 32.0]), truth)
+    for _ in range(sweeps):
+        values = truth + 0.1 * rng.standard_normal((n_seeds, 3))
+        threshold = find_threshold(frame({seed: list(row) for seed, row in enumerate(values)}), "n", "ratio")
+        inside += threshold.low <= where <= threshold.high
+    assert 0.92 <= inside / sweeps <= 0.98
 
 
 def test_equal_seeds_have_no_width_and_the_last_crossing_counts():

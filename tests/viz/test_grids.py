@@ -123,3 +123,16 @@ def test_what_would_be_a_mixture_or_is_not_there_is_refused():
         viz.phase_diagram(table(), "n_tasks", "n_tasks", "loss")
     with pytest.raises(ValueError, match="middle must be 'mean' or 'median', got 'mode'"):
         viz.lines(table(), "n_tasks", "loss", "n_layers", middle="mode")
+
+
+def test_few_seeds_are_points_and_many_are_not():
+    few = pd.DataFrame({"n": [1, 1, 1, 2, 2, 2], "seed": [0, 1, 2] * 2, "loss": [1.0, 2, 9, 3, NAN, 5]})
+    figure: Any = viz.lines(few, "n", "loss", middle="median", log_x=False, log_y=False)
+    ((x, y),) = lines(figure, "loss: each seed")
+    assert (list(x), list(y)) == ([1, 1, 1, 2, 2], [1, 2, 9, 3, 5])
+    many = pd.concat([few.assign(seed=few["seed"] + 3 * i) for i in range(4)])
+    assert not lines(viz.lines(many, "n", "loss"), "loss: each seed")
+    alone = few[few["seed"] == 0]
+    assert not lines(viz.lines(alone, "n", "loss"), "loss: each seed")
+    words = few.assign(n=few["n"].map({1: "one", 2: "two"}))
+    assert lines(viz.lines(words, "n", "loss"), "loss: each seed")[0][0] == ["one"] * 3 + ["two"] * 2

@@ -6,9 +6,11 @@ All take held-out prompts of a fixed seed, the same for every model.
 from collections.abc import Callable, Mapping
 
 from mechicl.checkpoints import Checkpoint
+from mechicl.sweeps.measures.copying import target_copying
 from mechicl.sweeps.measures.general import alignment, identified, loss, mean_regret, transition
 from mechicl.sweeps.measures.one_model import Measured
-from mechicl.sweeps.measures.regression import descent_limits, gap_to_descent, pool_distances
+from mechicl.sweeps.measures.pools import compare_on_pool, fit_mixture, pool_distances
+from mechicl.sweeps.measures.regression import descent_limits, gap_to_descent
 from mechicl.sweeps.measures.tokens import markov_phases
 
 Measure = Callable[[Checkpoint], Measured]
@@ -22,10 +24,11 @@ MEASURES: Mapping[str, Measure] = {
     "depth": descent_limits,
     "descent": gap_to_descent,
     "markov": markov_phases,
+    "copying": target_copying,
 }
 """Measures by name, for `mechicl sweep --measure`."""
 
 __all__ = [
-    "MEASURES", "alignment", "descent_limits", "gap_to_descent", "identified", "loss", "markov_phases",
-    "mean_regret", "pool_distances", "transition",
+    "MEASURES", "alignment", "compare_on_pool", "descent_limits", "fit_mixture", "gap_to_descent", "identified", "loss",
+    "markov_phases", "mean_regret", "pool_distances", "target_copying", "transition",
 ]  # fmt: skip

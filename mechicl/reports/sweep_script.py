@@ -1,0 +1,76 @@
+"""What the scripts on ready-made sweeps share: where a sweep's table is, and rows over its seeds."""
+
+import inspect
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+
+from mechicl.reports.comparison import Row
+from mechicl.reports.script import ScriptArgs
+from mechicl.statistics import difference_interval, median_interval
+from mechicl.statistics.grids import GridTable
+from mechicl.sweeps import ready_table
+
+
+@dataclass(frozen=True)
+class SweepArgs(ScriptArgs):
+    """The arguments of a script on ready-made sweeps."""
+
+    folder: Path | None = None
+    """Folder to train the sweeps in, a folder for each by its name; by default the tables are read that come with the
+    script."""
+    workers: int = 1
+    """Processes that train."""
+
+    def table(self, name: str) -> GridTable:
+        """The table of a ready-made sweep: kept in the folder `results` beside the script, or trained.
+
+        Raises:
+            FileNotFoundError: no table of it is kept, and no folder to train in was named.
+            SweepError: trainings failed.
+        """
+        results = self.out if self.folder else Path(inspect.getfile(type(self))).parent / "results"
+        folder = self.folder and self.folder / name
+        return ready_table(name, results / f"sweep_{name}.csv", folder, workers=self.workers)
+
+
+def known(values: pd.Series) -> torch.Tensor:
+    """The numbers of a column that were measured, one a seed."""
+    return torch.tensor(values.dropna().to_numpy(dtype=float))
+
+
+def over_seeds(quantity: str, values: pd.Series, note: str = "") -> Row:
+    """A row with the median of a column and its interval over seeds (see `coverage_words`)."""
+    return Row(quantity, None, median_interval(known(values)), "seeds", note)
+
+
+def change(quantity: str, first: pd.Series, second: pd.Series, resolution: float = 0.0) -> Row:
+    """A row with the difference of two columns' means, second minus first, and whether it is more than chance.
+
+    It is where the 95% interval (Welch 1947), made longer at both ends by the resolution of what was measured, leaves
+    out 0.
+
+    Args:
+        quantity: what it is a difference of.
+        first: one number a seed.
+        second: likewise, of other trainings.
+        resolution: how far a difference may be off because values are known on a grid only: its spacing.
+    """
+    difference = difference_interval(known(first), known(second))
+    low, high = difference.low - resolution, difference.high + resolution
+    verdict = "established" if low > 0 or high < 0 else "not established"
+    return Row(quantity, None, difference, "seeds", verdict)
+
+
+def count(number: Any, noun: str) -> str:
+    """ "1 layer", "2 layers"."""
+    return f"{number} {noun}{'s' if number > 1 else ''}"
+
+
+def coverage_words(n_seeds: int) -> str:
+    """How much the interval of a median covers, of so few seeds that it is their range (`median_interval`)."""
+    chance, words = 1 - 0.5 ** (n_seeds - 1), {3: "three", 5: "five"}.get(n_seeds, str(n_seeds))
+    return f"Their intervals are the range of {words} seeds, which covers the median with a chance of {chance:.0%}"

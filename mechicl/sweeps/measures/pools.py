@@ -1,0 +1,176 @@
+"""Measures of models of a pool of tasks: between the pool's Bayes learner and that of all tasks, or somewhere else."""
+
+import math
+from functools import lru_cache
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mechicl.algorithms import references
+from mechicl.checkpoints import Checkpoint
+from mechicl.learners import Learner
+from mechicl.prompts import Prompts
+from mechicl.statistics import student_t_quantile
+from mechicl.sweeps.measures.one_model import HELD_OUT, Measured, one_model
+from mechicl.tasks import TaskPool
+
+
+def pool_distances(checkpoint: Checkpoint, *, n_prompts: int = 4000) -> Measured:
+    """Is the model of a pool of tasks nearer to the Bayes learner of the pool, or to that of all tasks, or to neither?
+
+    Args:
+        checkpoint: with one model, trained on a `TaskPool`.
+        n_prompts: held-out prompts of the pool's tasks, and as many of new ones.
+
+    Returns:
+        What `compare_on_pool` returns of the model, and of a checkpoint with snapshots `position_at_STEP`,
+        `scale_at_STEP` and `residual_at_STEP`: those on the pool's tasks then.
+
+    Raises:
+        ValueError: another task.
+
+    Source: Raventós et al. 2023, section 3 and Fig. 2.
+    """
+    task = checkpoint.task
+    if not isinstance(task, TaskPool):
+        raise ValueError(f"pool_distances is of models of a TaskPool; this one was trained on {type(task).__name__}")
+    measured = compare_on_pool(one_model(checkpoint), task, n_prompts=n_prompts)
+    prompts, (dmmse, ridge) = task.sample(n_prompts, seed=HELD_OUT), _pool_predictions(task, "pool", n_prompts)
+    for index, step in enumerate(checkpoint.snapshots.steps if checkpoint.snapshots else ()):
+        (then,) = checkpoint.models_at(index)
+        fit = fit_mixture(_predict(then, prompts), dmmse, ridge)
+        measured |= {f"{name}_at_{step}": fit[name] for name in ("position", "scale", "residual")}
+    return measured
+
+
+def compare_on_pool(learner: Learner, task: TaskPool, *, n_prompts: int = 4000) -> Measured:
+    """Any learner beside dMMSE, the Bayes learner of a pool, and ridge regression, that of all tasks.
+
+    Args:
+        learner: what predicts: a model, or a control such as one that predicts 0.
+        task: the pool.
+        n_prompts: held-out prompts of the pool's tasks, and as many of new ones.
+
+    Returns:
+        For prompts of the `pool`'s tasks and of `new` ones: `to_dmmse` and `to_ridge`, mean squared differences of the
+        query's predictions; `apart`, that between dMMSE and ridge; `loss`, `dmmse_loss` and `ridge_loss`; and
+        `position`, `position_low`, `position_high`, `scale`, `residual` and `energy`, as `fit_mixture` returns them.
+        And `log_ratio`, the decimal logarithm of `pool_to_dmmse` over `pool_to_ridge`: below 0 for what is nearer to
+        dMMSE.
+
+    Source: Raventós et al. 2023, section 3 and Fig. 2.
+    """
+    measured: Measured = {}
+    for where, source in (("pool", task), ("new", task.new_tasks)):
+        prompts = source.sample(n_prompts, seed=HELD_OUT)
+        dmmse, ridge = _pool_predictions(task, where, n_prompts)
+        predicted, targets = _predict(learner, prompts), prompts.query.ys.double()
+        numbers = {
+            "to_dmmse": _mean_square(predicted - dmmse),
+            "to_ridge": _mean_square(predicted - ridge),
+            "apart": _mean_square(dmmse - ridge),
+            **fit_mixture(predicted, dmmse, ridge),
+            "loss": _mean_square(predicted - targets),
+            "dmmse_loss": _mean_square(dmmse - targets),
+            "ridge_loss": _mean_square(ridge - targets),
+        }
+        measured |= {f"{where}_{name}": number for name, number in numbers.items()}
+    return measured | {"log_ratio": _log_ratio(measured["pool_to_dmmse"], measured["pool_to_ridge"])}
+
+
+def fit_mixture(
+    predictions: Float[Tensor, "prompt y"],
+    first: Float[Tensor, "prompt y"],
+    second: Float[Tensor, "prompt y"],
+    level: float = 0.95,
+) -> Measured:
+    """Predictions as a · first + b · second, by least squares without a constant.
+
+    A position between two learners alone cannot tell a mixture of them from predictions that are something else: those
+    of a model that predicts 0, of an untrained one, and of one that shrinks have a place between them too. So it comes
+    with the scale and with what is left.
+
+    Args:
+        predictions: what is described.
+        first: predictions of the learner at position 0.
+        second: those of the learner at position 1.
+        level: of confidence of the position's interval.
+
+    Returns:
+        `position`: b / (a + b). `position_low`, `position_high`: its interval over prompts (Fieller 1954, with
+        variances that hold for residuals of any size at any prompt); infinite on both sides where a + b cannot be told
+        from 0, and NaN, as the position is, where the two learners are the same or the predictions are 0. It is wide
+        where the two are nearly the same. `scale`: a + b; 1 for a mixture, less for one that is shrunk. `residual`: the
+        share of the predictions' mean square that the fit leaves; 0 for a mixture, 1 for what has nothing of the two,
+        NaN for predictions of 0. `energy`: the mean square of the predictions.
+
+    Raises:
+        ValueError: a level that is not strictly between 0 and 1.
+
+    Example:
+        >>> ridge, dmmse = torch.tensor([[1.0], [2.0], [0.5]]), torch.tensor([[0.0], [3.0], [1.0]])
+        >>> fit = fit_mixture(0.5 * (0.25 * dmmse + 0.75 * ridge), dmmse, ridge)
+        >>> round(fit["position"], 3), round(fit["scale"], 3), round(fit["residual"], 3)
+        (0.75, 0.5, 0.0)
+    """
+    if not 0 < level < 1:
+        raise ValueError(f"level must be strictly between 0 and 1, got {level}")
+    p, one, two = (each.detach().cpu().double() for each in (predictions, first, second))
+    # a · first + b · second = (a + b) · first + b · (second - first): well conditioned where the two are nearly alike
+    parts = torch.stack([one, two - one], dim=-1)  # [prompt y part]
+    energy, apart = _mean_square(p), _mean_square(two - one)
+    if not apart or not energy:
+        scale = (p * one).sum().item() / one.square().sum().item() if one.any() else math.nan
+        left = _mean_square(p - scale * one) / energy if energy else math.nan
+        return _fit(math.nan, (math.nan, math.nan), scale, left, energy)
+    flat = parts.flatten(0, 1)
+    inverse = torch.linalg.inv(flat.T @ flat)
+    weights = inverse @ (flat.T @ p.flatten())
+    left = p - parts @ weights
+    scores = (parts * left[..., None]).sum(1)  # one prompt's numbers are not independent
+    covariance = inverse @ (scores.T @ scores) @ inverse
+    scale, b = weights.tolist()
+    ends = _ratio_ends(b, scale, covariance.flip(0, 1), student_t_quantile(0.5 + level / 2, max(1, len(p) - 2)))
+    return _fit(b / scale if scale else math.nan, ends, scale, _mean_square(left) / energy, energy)
+
+
+def _fit(position: float, ends: tuple[float, float], scale: float, residual: float, energy: float) -> Measured:
+    low, high = ends
+    return {"position": position, "position_low": low, "position_high": high, "scale": scale, "residual": residual,
+            "energy": energy}  # fmt: skip
+
+
+def _ratio_ends(above: float, below: float, covariance: Float[Tensor, "2 2"], quantile: float) -> tuple[float, float]:
+    """Fieller's interval of a ratio: all t for which above - t · below is within the quantile of 0.
+
+    That is where a t² - 2 b t + c <= 0; without an end on either side where a is not positive, that is, where `below`
+    cannot be told from 0.
+    """
+    (v_above, v_both), (_, v_below) = (quantile**2 * covariance).tolist()
+    a, b, c = below**2 - v_below, above * below - v_both, above**2 - v_above
+    if a <= 0:
+        return -math.inf, math.inf
+    root = math.sqrt(max(b**2 - a * c, 0.0))
+    return (b - root) / a, (b + root) / a
+
+
+@torch.no_grad()
+def _predict(learner: Learner, prompts: Prompts) -> Float[Tensor, "prompt y"]:
+    return torch.cat([learner.predict(part).double() for part in prompts.split(500)])
+
+
+@lru_cache(maxsize=64)
+def _pool_predictions(task: TaskPool, where: str, n_prompts: int) -> tuple[Tensor, Tensor]:
+    """Predictions of dMMSE and of ridge on the held-out prompts; seeds of a sweep share them."""
+    prompts = (task if where == "pool" else task.new_tasks).sample(n_prompts, seed=HELD_OUT)
+    known = references(task)
+    return _predict(known["dmmse"], prompts), _predict(known["ridge"], prompts)
+
+
+def _mean_square(values: Tensor) -> float:
+    return values.square().mean().item()
+
+
+def _log_ratio(a: float, b: float) -> float:
+    return math.log10(a / b) if a > 0 and b > 0 else math.nan
