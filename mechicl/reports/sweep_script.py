@@ -1,7 +1,7 @@
 """What the scripts on ready-made sweeps share: where a sweep's table is, and rows over its seeds."""
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +43,14 @@ def known(values: pd.Series) -> torch.Tensor:
 
 
 def over_seeds(quantity: str, values: pd.Series, note: str = "") -> Row:
-    """A row with the median of a column and its interval over seeds (see `coverage_words`)."""
-    return Row(quantity, None, median_interval(known(values)), "seeds", note)
+    """A row with the median of a column and its interval over seeds, at the level that the range of few has."""
+    median = median_interval(known(values))
+    return Row(quantity, None, replace(median, level=min(median.level, coverage(median.n))), "seeds", note)
+
+
+def coverage(n_seeds: int) -> float:
+    """The chance with which the range of so many seeds covers the median of all, exactly: 1 - 2^(1 - n)."""
+    return 1 - 0.5 ** (n_seeds - 1)
 
 
 def change(quantity: str, first: pd.Series, second: pd.Series, resolution: float = 0.0) -> Row:
@@ -72,5 +78,5 @@ def count(number: Any, noun: str) -> str:
 
 def coverage_words(n_seeds: int) -> str:
     """How much the interval of a median covers, of so few seeds that it is their range (`median_interval`)."""
-    chance, words = 1 - 0.5 ** (n_seeds - 1), {3: "three", 5: "five"}.get(n_seeds, str(n_seeds))
+    chance, words = coverage(n_seeds), {3: "three", 5: "five"}.get(n_seeds, str(n_seeds))
     return f"Their intervals are the range of {words} seeds, which covers the median with a chance of {chance:.0%}"

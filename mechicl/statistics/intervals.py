@@ -138,8 +138,8 @@ def median_interval(values: Tensor, seed: int = 0, level: float = 0.95, *, n_res
 
     Both ends are medians of resamples (Efron 1979), so that the interval never leaves the samples' range; of few
     samples it is their range, which covers the median of what they were drawn from with a chance of 1 - 2^(1 - n): 94%
-    for five of them, 75% for three. Where that is less than the level, it is the interval's `level`. With one sample,
-    or none, or one that is not finite, the ends are NaN.
+    for five of them, 75% for three, whatever the level. With one sample, or none, or one that is not finite, the ends
+    are NaN.
 
     Args:
         values: any shape; every entry counts as one independent sample.
@@ -170,8 +170,7 @@ def median_interval(values: Tensor, seed: int = 0, level: float = 0.95, *, n_res
         for start in range(0, n_resamples, most)
     ]
     low, high = np.quantile(np.concatenate(parts), [(1 - level) / 2, (1 + level) / 2])
-    covered = min(level, 1 - 0.5 ** (n - 1))
-    return Interval(median, min(float(low), median), max(float(high), median), n, covered, "median")
+    return Interval(median, min(float(low), median), max(float(high), median), n, level, "median")
 
 
 def student_t_quantile(probability: float, degrees_of_freedom: float) -> float:

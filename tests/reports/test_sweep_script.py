@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 
 from mechicl.models import TransformerConfig
 from mechicl.reports.sweep_script import SweepArgs, change, count, coverage_words, over_seeds
@@ -57,3 +58,17 @@ def test_words():
     assert [count(1, "head"), count(3, "head")] == ["1 head", "3 heads"]
     assert "75%" in coverage_words(3)
     assert "94%" in coverage_words(5)
+
+
+@pytest.mark.parametrize("n", [3, 5])
+def test_the_level_of_few_seeds_is_how_often_their_range_holds_the_median(n):
+    rng = torch.Generator().manual_seed(n)
+    draws = torch.randn(4000, n, generator=rng).exp() - 1  # skewed; the median is 0
+    inside = ((draws.amin(1) <= 0) & (draws.amax(1) >= 0)).double().mean().item()
+    few = over_seeds("x", pd.Series(draws[0].tolist())).measured
+    assert isinstance(few, Interval)
+    assert (few.low, few.high) == pytest.approx((draws[0].min().item(), draws[0].max().item()))
+    assert few.level == pytest.approx(inside, abs=0.02)
+    many = over_seeds("x", pd.Series(range(40))).measured
+    assert isinstance(many, Interval)
+    assert many.level == 0.95
