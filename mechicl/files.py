@@ -2,18 +2,51 @@
 
 import json
 import os
+import re
 import shutil
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 NEW = ".new"
 """Where files that change together are written before they take the place of the old ones."""
+TEMPORARY = re.compile(r"\.(?P<machine>[^.]+)\.(?P<process>\d+)\.tmp$")
+
+
+def machine_name() -> str:
+    """This machine's name, as names of files have it: a number of a process means something only beside it."""
+    return re.sub(r"[^A-Za-z0-9_-]+", "_", socket.gethostname())[:60] or "unnamed"
+
+
+def is_running(process: int) -> bool:
+    """Whether this machine has a process of that number."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True
+
+
+def remove_leftovers(*folders: Path) -> None:
+    """Remove what processes that were killed in the middle of a write left in folders.
+
+    Who calls holds the folders' lock, so that nobody else writes there; a file of another process of this machine that
+    is still running stays all the same. Of processes of other machines nothing can be asked, and the lock decides.
+    """
+    for path in (path for folder in folders for path in folder.glob(".*.tmp")):
+        name = TEMPORARY.search(path.name)
+        process = int(name["process"]) if name and name["machine"] == machine_name() else os.getpid()
+        if process == os.getpid() or not is_running(process):
+            path.unlink(missing_ok=True)
 
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Replace a file by new contents so that a crash at any moment leaves the old or the new, never a mixture."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # folders may be shared between machines, whose processes have the same numbers
+    temporary = path.with_name(f".{path.name}.{machine_name()}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
             file.write(data)

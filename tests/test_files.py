@@ -1,12 +1,15 @@
 import math
 import os
 import pickle
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from mechicl.files import read_json, write_bytes, write_json
+from mechicl.files import machine_name, read_json, remove_leftovers, write_bytes, write_json
 from mechicl.tensor_files import read_tensors, write_tensors
 
 
@@ -56,6 +59,31 @@ def test_the_new_contents_are_whole_and_on_disk_before_they_take_the_place_of_th
     write_bytes(path, b"new")
     assert events == ["synced", (b"new", b"old"), "synced"]
     assert path.read_bytes() == b"new"
+
+
+def test_a_file_that_is_written_says_which_process_of_which_machine_does_it(tmp_path, monkeypatch):
+    written = []
+    monkeypatch.setattr(os, "replace", lambda source, target: written.append(Path(source).name))
+    monkeypatch.setattr(socket, "gethostname", lambda: "node.7/example")
+    write_bytes(tmp_path / "data.json", b"new")
+    assert written == [f".data.json.node_7_example.{os.getpid()}.tmp"]
+
+
+def test_leftovers_go_but_for_those_of_processes_that_run(tmp_path):
+    ended = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    ended.wait()
+    running = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
+    kept = f".a.{machine_name()}.{running.pid}.tmp"
+    try:
+        for name in (
+            kept, f".a.{machine_name()}.{ended.pid}.tmp", f".b.json.{machine_name()}.{os.getpid()}.tmp",
+            f".a.another.{running.pid}.tmp", ".a.17.tmp", "a.tmp", "a",
+        ):  # fmt: skip
+            (tmp_path / name).touch()
+        remove_leftovers(tmp_path, tmp_path / "nowhere")
+    finally:
+        running.communicate()
+    assert names(tmp_path) == sorted([kept, "a.tmp", "a"])
 
 
 # ---- JSON ----

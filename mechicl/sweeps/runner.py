@@ -10,9 +10,11 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from mechicl.checks import check_whole
+from mechicl.files import remove_leftovers
 from mechicl.locks import locked
 from mechicl.progress import progress_bar
 from mechicl.statistics.grids import GridTable
+from mechicl.sweeps.devices import device_kind, warn_of_several
 from mechicl.sweeps.folder import RESULTS, SweepError, SweepFolder
 from mechicl.sweeps.grid import Cell, Grid, in_words
 from mechicl.sweeps.measuring import identity, read_measures
@@ -93,7 +95,14 @@ def run_sweep(
     state = SweepFolder(orders.folder)
     try:
         with locked(orders.folder, wait=True):
+            remove_leftovers(orders.folder)
             state.write_manifest(grid, list(orders.identities), orders.launch, extend)
+        cells = [state.cell(cell.name) for cell in grid.cells]
+        # what trains on Ray, or on a GPU that is the workers', is known afterwards
+        here = (
+            device_kind(cpu=True) if ray is None and (grid.base.cpu or not torch.accelerator.is_available()) else None
+        )
+        warned = warn_of_several(cells, here)
         run = _Run(state, grid, orders, retry, on_result)
         if run.pending:
             executor = _executor(orders, workers or _cores(grid), ray, 0.0 if grid.base.cpu else gpus)
@@ -103,6 +112,8 @@ def run_sweep(
             finally:
                 executor.close()
                 run.write_table()
+        if not warned:
+            warn_of_several(cells)
         return run.end()
     except OSError as error:
         if error.errno not in FULL_DISK:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mechicl.checkpoints import Checkpoint, CheckpointError, load_checkpoint
-from mechicl.files import write_json
+from mechicl.files import machine_name, remove_leftovers, write_json
 from mechicl.locks import FolderInUseError, locked
 from mechicl.sweeps.axes import SEED
 from mechicl.sweeps.cell_training import train_and_save
@@ -80,8 +80,7 @@ def work(orders: Orders, cell: Cell) -> Outcome:
 
 
 def _work(orders: Orders, cell: Cell, folder: Path) -> Outcome:
-    for leftover in (*folder.glob(".*.tmp"), *folder.glob("checkpoint/.*.tmp")):  # of a process that was killed
-        leftover.unlink(missing_ok=True)
+    remove_leftovers(folder, folder / "checkpoint")
     if SweepFolder(orders.folder).rows(cell.name, orders.identities) is not None:
         return Outcome("done")
     (folder / ERROR).unlink(missing_ok=True)
@@ -127,7 +126,7 @@ def launch_training(orders: Orders, cell: Cell, folder: Path) -> None:
         RuntimeError: they failed; with the end of what they printed.
     """
     write_json(folder / "config.json", cell.config.to_dict())
-    words = [str(folder), cell.name, str(orders.threads), str(os.getpid())]
+    words = [str(folder), cell.name, str(orders.threads), machine_name(), str(os.getpid())]
     command = [*orders.launch, "-m", "mechicl.sweeps.launched", *words]
     beside = Path(sys.executable).parent / command[0]  # a script of this Python's environment
     if shutil.which(command[0]) is None and beside.is_file():

@@ -1,5 +1,6 @@
 import errno
 import functools
+import importlib
 import json
 import linecache
 import multiprocessing
@@ -155,6 +156,64 @@ def test_a_full_disk_stops_the_sweep_and_loses_nothing(tmp_path, monkeypatch, wh
     assert not list(tmp_path.rglob("error.json"))
     run(tmp_path)
     assert (tmp_path / RESULTS).read_bytes() == (whole / RESULTS).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "nth", "measure"),
+    [("sweep.json", 1, doubled), ("results.csv", 1, doubled), ("results.csv", 2, doubled), ("rows.json", 3, doubled),
+     ("error.json", 2, failing), ("devices.json", 2, doubled), ("record.json", 1, doubled)],
+)  # fmt: skip
+def test_a_disk_that_is_full_at_any_write_loses_nothing(tmp_path, monkeypatch, whole, name, nth, measure):
+    replace, calls = os.replace, []
+
+    def full(source, target):
+        if Path(target).name == name:
+            calls.append(target)
+            if len(calls) == nth:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match=r"disk is full .*make room"):
+        run(tmp_path, measure)
+    monkeypatch.undo()
+    assert not list(tmp_path.rglob("*.tmp"))
+    if measure is failing:
+        with pytest.raises(SweepError, match="2 of 4 cells failed"):
+            run(tmp_path, measure)
+        return
+    run(tmp_path)
+    assert (tmp_path / RESULTS).read_bytes() == (whole / RESULTS).read_bytes()
+    assert not list(tmp_path.rglob("error.json"))
+
+
+def test_what_a_killed_driver_was_writing_goes_with_the_next_run(tmp_path):
+    for name in (".results.csv.elsewhere.1.tmp", ".sweep.json.4194305.tmp"):  # beyond the numbers of processes
+        (tmp_path / name).write_text("half")
+    run(tmp_path)
+    assert not list(tmp_path.glob(".*.tmp"))
+
+
+OUTSIDE = """
+from mechicl.checkpoints import Checkpoint
+SCALE = 3
+def tripled(checkpoint: Checkpoint) -> float:
+    return SCALE * checkpoint.final_losses[0]
+"""
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_a_measure_of_a_module_outside_the_working_directory_works_in_other_processes(
+    tmp_path, monkeypatch, whole, by_name
+):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "outside_measures.py").write_text(OUTSIDE)
+    monkeypatch.syspath_prepend(tmp_path / "elsewhere")
+    monkeypatch.delitem(sys.modules, "outside_measures", raising=False)
+    monkeypatch.chdir(tmp_path)
+    measure = "outside_measures:tripled" if by_name else importlib.import_module("outside_measures").tripled
+    table = run(tmp_path / "sweep", measure, workers=2)
+    assert table.frame["tripled"].tolist() == [3 * loss for loss in load_table(whole).frame["loss"]]
 
 
 DRIVER = """
