@@ -1,31 +1,36 @@
 """Reference learners beside scikit-learn's solvers and the loops over prompts and prefixes of the field's repositories.
 
-Every solver predicts each point of each prompt from the points before it: d = 20, 40 points, as in Garg et al. 2022.
+Each in a process of its own. Every solver predicts each point of each prompt from the points before it: d = 20, 40
+points, as in Garg et al. 2022.
 """
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 from typing import Any
 
 import numpy as np
+import sklearn
 import torch
 from sklearn.linear_model import Lasso, LinearRegression, Ridge
 from torch import Tensor
 
+from benchmarks.apart import Apart, peers
 from benchmarks.rows import Row, alternate, ratios, row, seconds
 from benchmarks.settings import Settings
 from mechicl import algorithms, tasks
 from mechicl.prompts import Prompts
 
-PENALTY = 0.1
+PENALTY, N_PROMPTS = 0.1, 512
 
 
 def by_prompt_and_prefix(estimator: Any, prompts: Prompts) -> Tensor:
     """A fit for each prefix of each prompt, as `[prompt point]`: the empty one predicts 0."""
     xs, ys = prompts.xs.numpy(), prompts.ys[..., 0].numpy()
     predictions = np.zeros_like(ys)
-    with warnings.catch_warnings():
+    # the data are checked for NaN and the options for sense at every fit, unless one says that they are right
+    with warnings.catch_warnings(), sklearn.config_context(assume_finite=True, skip_parameter_validation=True):
         warnings.simplefilter("ignore")  # iterations that ran out
         for prompt in range(len(xs)):
             for point in range(1, xs.shape[1]):
@@ -34,11 +39,23 @@ def by_prompt_and_prefix(estimator: Any, prompts: Prompts) -> Tensor:
     return torch.from_numpy(predictions)
 
 
-def least_squares_by_prefix(prompts: Prompts) -> Tensor:
+def by_cholesky(xs: Tensor, ys: Tensor) -> Tensor:
+    """The shortest weights of least squares by the normal equations, of points or of inputs, whichever are fewer."""
+    if xs.shape[1] > xs.shape[2]:
+        return torch.cholesky_solve(xs.mT @ ys, torch.linalg.cholesky(xs.mT @ xs))
+    return xs.mT @ torch.cholesky_solve(ys, torch.linalg.cholesky(xs @ xs.mT))
+
+
+def by_driver(driver: str) -> Callable[[Tensor, Tensor], Tensor]:
+    """`torch.linalg.lstsq` by one of LAPACK's drivers."""
+    return lambda xs, ys: torch.linalg.lstsq(xs, ys, driver=driver).solution
+
+
+def least_squares_by_prefix(solve: Callable[[Tensor, Tensor], Tensor], prompts: Prompts) -> Tensor:
     """One batched least-squares problem a prefix."""
     predictions = torch.zeros(prompts.ys.shape[:2], dtype=prompts.xs.dtype)
     for point in range(1, predictions.shape[1]):
-        weights = torch.linalg.lstsq(prompts.xs[:, :point], prompts.ys[:, :point], driver="gelsd").solution
+        weights = solve(prompts.xs[:, :point], prompts.ys[:, :point])
         predictions[:, point] = (prompts.xs[:, point, None] @ weights)[:, 0, 0]
     return predictions
 
@@ -53,41 +70,75 @@ def nearest_neighbours_by_prefix(prompts: Prompts, k: int = 3) -> Tensor:
     return predictions
 
 
-def compare(
-    words: str, theirs: Callable[[Prompts], Tensor], ours: Callable[[Prompts], Any], n_theirs: int, rounds: int
-) -> list[Row]:
-    """Seconds a prompt of theirs over ours, and how far predictions differ, relative to the targets."""
-    prompts = tasks.LinearRegression(x_dim=20, n_context=40, inputs="gaussian").sample(512, seed=0, dtype=torch.float64)
-    few = prompts[:n_theirs]
-    times = alternate(
-        {"ours": lambda: seconds(lambda: ours(prompts)), "theirs": lambda: seconds(lambda: theirs(few))}, rounds
-    )
-    share = len(prompts) / len(few)
-    difference = (ours(few).predictions[-1, ..., 0] - theirs(few)).norm() / few.ys.norm()
-    detail = f"{median(times['theirs']) / len(few) * 1e3:.3g} against {median(times['ours']) / len(prompts) * 1e3:.3g}"
-    timed = f"; theirs timed on {len(few)}" if share > 1 else ""
+THEIRS: dict[str, Callable[[Prompts], Tensor]] = {
+    "LinearRegression": partial(by_prompt_and_prefix, LinearRegression(fit_intercept=False)),
+    "Ridge": partial(by_prompt_and_prefix, Ridge(PENALTY, fit_intercept=False)),
+    "Lasso": partial(by_prompt_and_prefix, Lasso(PENALTY, fit_intercept=False)),
+    "gelsd": partial(least_squares_by_prefix, by_driver("gelsd")),
+    "gelsy": partial(least_squares_by_prefix, by_driver("gelsy")),
+    "Cholesky": partial(least_squares_by_prefix, by_cholesky),
+    "neighbours": nearest_neighbours_by_prefix,
+}
+OURS: dict[str, Callable[[Prompts], Any]] = {
+    "our ols": algorithms.ols,
+    "our ridge": partial(algorithms.ridge, penalty=PENALTY),
+    "our lasso": partial(algorithms.lasso, penalty=PENALTY),
+    "our neighbours": partial(algorithms.nearest_neighbours, n_neighbours=3),
+}
+
+
+class Solver:
+    """One of `THEIRS` or `OURS` on the first of 512 prompts."""
+
+    def __init__(self, name: str, n_prompts: int):
+        task = tasks.LinearRegression(x_dim=20, n_context=40, inputs="gaussian")
+        self.prompts = task.sample(N_PROMPTS, seed=0, dtype=torch.float64)[:n_prompts]
+        self.solve = (THEIRS | OURS)[name]
+
+    def seconds(self) -> float:
+        """Of all of its prompts."""
+        return seconds(lambda: self.solve(self.prompts))
+
+    def predictions(self, n_prompts: int) -> list[list[float]]:
+        """Of the first prompts, at each point."""
+        predictions = self.solve(self.prompts[:n_prompts])
+        last = predictions if isinstance(predictions, Tensor) else predictions.predictions[-1, ..., 0]
+        return last.tolist()
+
+
+def compare(words: str, theirs: str, ours: str, n_theirs: int, rounds: int) -> list[Row]:
+    """Seconds a prompt of theirs over ours, and how far predictions differ, relative to theirs."""
+    solvers = {
+        "ours": lambda: Apart("learners:Solver", ours=True, name=f"our {ours}", n_prompts=N_PROMPTS),
+        "theirs": lambda: Apart("learners:Solver", name=theirs, n_prompts=n_theirs),
+    }
+    with peers(solvers) as both:
+        times = alternate({name: lambda one=one: one.call("seconds") for name, one in both.items()}, rounds)
+        mine, others = (
+            torch.tensor(both[name].call("predictions", n_theirs), dtype=torch.float64) for name in ("ours", "theirs")
+        )
+    share = N_PROMPTS / n_theirs
+    difference = ((mine - others).norm() / others.norm()).item()
+    detail = f"{median(times['theirs']) / n_theirs * 1e3:.3g} against {median(times['ours']) / N_PROMPTS * 1e3:.3g}"
+    timed = f"; theirs timed on {n_theirs}" if share > 1 else ""
     return [
         row(f"{words} over ours", [ratio * share for ratio in ratios(times["theirs"], times["ours"])], "shown",
-            f"{detail} ms a prompt of 41 points, {len(prompts)} prompts{timed}; predictions differ by {difference:.1e}")
+            f"{detail} ms a prompt of 41 points, {N_PROMPTS} prompts{timed}; predictions differ by {difference:.1e}")
     ]  # fmt: skip
 
 
 def measure(settings: Settings) -> list[Row]:
     """Everything that this part measures."""
     few = min(settings.rounds, 3)
-
-    def fitted(estimator: Any) -> Callable[[Prompts], Tensor]:
-        return lambda prompts: by_prompt_and_prefix(estimator, prompts)
-
+    at_once = "of all prompts at once, prefix by prefix,"
     return [
-        *compare("scikit-learn's LinearRegression a prefix", fitted(LinearRegression(fit_intercept=False)),
-                 algorithms.ols, 8, few),
-        *compare("scikit-learn's Ridge a prefix", fitted(Ridge(PENALTY, fit_intercept=False)),
-                 lambda prompts: algorithms.ridge(prompts, penalty=PENALTY), 8, few),
-        *compare("scikit-learn's Lasso a prefix", fitted(Lasso(PENALTY, fit_intercept=False)),
-                 lambda prompts: algorithms.lasso(prompts, penalty=PENALTY), 8, few),
-        *compare("least squares of all prompts at once, prefix by prefix,", least_squares_by_prefix, algorithms.ols,
-                 512, few),
-        *compare("three nearest neighbours of all prompts at once, prefix by prefix,", nearest_neighbours_by_prefix,
-                 lambda prompts: algorithms.nearest_neighbours(prompts, n_neighbours=3), 512, few),
-    ]  # fmt: skip
+        *compare("scikit-learn's LinearRegression a prefix", "LinearRegression", "ols", 8, few),
+        *compare("scikit-learn's Ridge a prefix", "Ridge", "ridge", 8, few),
+        *compare("scikit-learn's Lasso a prefix", "Lasso", "lasso", 8, few),
+        *(
+            compared
+            for name in ("gelsd", "gelsy", "Cholesky")
+            for compared in compare(f"least squares by {name} {at_once}", name, "ols", N_PROMPTS, few)
+        ),
+        *compare(f"three nearest neighbours {at_once}", "neighbours", "neighbours", N_PROMPTS, few),
+    ]

@@ -1,9 +1,14 @@
 """What else the machine does: numbers that were measured beside another process' work are not quoted."""
 
+import ctypes
 import os
 import platform
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import psutil
@@ -18,9 +23,13 @@ def busy_seconds(stat: str, ticks_per_second: int) -> float:
     return (user + nice + system + irq + softirq + steal) / ticks_per_second
 
 
+_forgotten = 0.0
+"""CPU seconds of processes that ended without anybody's counting them."""
+
+
 def own_seconds() -> float:
     """CPU seconds of this process and all that it started, those that have ended too."""
-    total = sum(os.times()[:4])
+    total = _forgotten + sum(os.times()[:4])
     for child in psutil.Process().children(recursive=True):
         try:
             times = child.cpu_times()
@@ -28,6 +37,23 @@ def own_seconds() -> float:
             continue
         total += times.user + times.system + times.children_user + times.children_system
     return total
+
+
+def adopt_orphans() -> None:
+    """Let processes whose parent is killed count as this one's, so that what they take is not taken for others'."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+
+
+@contextmanager
+def counting_what_ends() -> Iterator[None]:
+    """Keep the seconds of processes that end meanwhile and are not waited for, as Ray's are not."""
+    global _forgotten
+    before = own_seconds()
+    try:
+        yield
+    finally:
+        _forgotten += max(0.0, before - own_seconds())
 
 
 @dataclass(frozen=True)
@@ -88,13 +114,12 @@ def idle_load(seconds: float = 2.0) -> Load:
 
 def machine() -> str:
     """Cores, processor and versions, in words."""
-    import jax
-    import torch
-
     model = ""
     if (info := Path("/proc/cpuinfo")).is_file():
         names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if "model name" in line]
         model = f", {names[0]}" if names else ""
-    versions = f"Python {platform.python_version()}, torch {torch.__version__}, jax {jax.__version__}"
-    policy = os.environ.get("OMP_WAIT_POLICY", "not set")
-    return f"{os.cpu_count()} cores ({platform.machine()}{model}); {versions}; OMP_WAIT_POLICY {policy}"
+    versions = [f"Python {platform.python_version()}"]
+    for package in ("torch", "jax", "transformers", "scikit-learn", "ray"):
+        with suppress(PackageNotFoundError):
+            versions.append(f"{package} {version(package)}")
+    return f"{os.cpu_count()} cores ({platform.machine()}{model}); {', '.join(versions)}"

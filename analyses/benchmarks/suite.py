@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.load import Load, Watch, idle_load, machine
+from benchmarks.load import Load, Watch, adopt_orphans, idle_load, machine
 from benchmarks.rows import Row, table
 from benchmarks.settings import Settings
 
@@ -52,6 +52,7 @@ def run(parts: Sequence[str], settings: Settings, results: Path, *, loaded: bool
     Raises:
         MachineIsLoadedError: that is so from the start, and `loaded` does not allow it.
     """
+    adopt_orphans()
     before = idle_load()
     if not (before.is_quiet or loaded):
         raise MachineIsLoadedError(f"{before}: end them and run this again, or measure all the same with --loaded")
@@ -63,9 +64,10 @@ def run(parts: Sequence[str], settings: Settings, results: Path, *, loaded: bool
         try:
             measured = measure_part(importlib.import_module(f"benchmarks.{part}").measure, settings, loaded=loaded)
         except Exception as error:  # the other parts are measured all the same
-            if not isinstance(error, MachineIsLoadedError):
+            if not isinstance(error, MachineIsLoadedError | ImportError):
                 traceback.print_exc()
-            print(f"{part}: {error}\n", flush=True)
+            missing = "what it is compared with is not installed: " if isinstance(error, ImportError) else ""
+            print(f"{part}: {missing}{error}\n", flush=True)
             left_out.append(part)
             continue
         everything["parts"][part] = measured

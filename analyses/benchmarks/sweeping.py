@@ -1,32 +1,84 @@
-"""What a sweep costs beside the work of its cells: in processes, on Ray, and on two cores."""
+"""What a sweep costs beside the work of its cells: in processes, on Ray, on two cores, and after it was killed.
+
+The cells' own work is what they would take without a sweep: training, saving, loading and measuring in a plain loop.
+The measure, which is nearly all of it, sleeps for a second, or counts for as long as a calibrated second of a core.
+"""
 
 import os
+import re
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
 from typing import Any
 
+from benchmarks.apart import ROOT
+from benchmarks.load import counting_what_ends
 from benchmarks.rows import Row, row, seconds
 from benchmarks.settings import Settings
+from mechicl.checkpoints import load_checkpoint
 from mechicl.models import TransformerConfig
 from mechicl.sweeps import Sweep
+from mechicl.sweeps.cell_training import train_and_save
+from mechicl.sweeps.folder import RESULTS
 from mechicl.tasks import LinearRegression
 from mechicl.training import PRESETS, TrainingConfig
 
 WORKERS = 2
+PROCESSES, RAY = "processes", "Ray"
+HOW: dict[str, dict[str, Any]] = {PROCESSES: {"workers": WORKERS}, RAY: {"ray": "auto"}}
+BARS = {PROCESSES: "<= 1.05", RAY: "<= 1.1"}
+MANY, MINUTE = 500, 60
+"""Cells of the sweep that the bars are for, and seconds of a cell."""
 TINY = TrainingConfig(
     task=LinearRegression(x_dim=2, n_context=2), model=TransformerConfig(x_dim=2, n_context=2), steps=1, batch_size=2,
     eval_prompts=2, n_snapshots=0, cpu=True,
 )  # fmt: skip
 
+COUNTING = """
+import sys, time
 
-def busy_for_a_second(checkpoint: Any) -> float:
-    """A cell's work: a core for one second."""
-    end = time.perf_counter() + 1
-    while time.perf_counter() < end:
-        pass
+def count_to(number):
+    count = 0
+    while count < number:
+        count += 1
+
+started = time.perf_counter()
+count_to(int(sys.argv[1]))
+print(time.perf_counter() - started)
+"""
+
+
+def sleep_for_a_second(checkpoint: Any) -> float:
+    """A cell's work: none for the cores, so that no cell is slowed down by another."""
+    time.sleep(1)
     return 0.0
+
+
+def count_to(number: int, checkpoint: Any) -> float:
+    """A cell's work: as much for a core each time."""
+    count = 0
+    while count < number:
+        count += 1
+    return 0.0
+
+
+def calibrated(rounds: int = 3) -> int:
+    """How far a process counts in a second while as many others do as there are workers."""
+    number = 5_000_000
+
+    def slowest() -> float:
+        command = [sys.executable, "-c", COUNTING, str(number)]
+        running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(WORKERS)]
+        return max(float(process.communicate()[0]) for process in running)
+
+    return round(number / median(slowest() for _ in range(rounds)))
 
 
 def cells_of(config: TrainingConfig, n_cells: int) -> Sweep:
@@ -41,55 +93,85 @@ def wall_seconds(sweep: Sweep, measure: Callable[[Any], float] | None, **how: An
         return seconds(lambda: sweep.run(folder, measure, progress=False, **how))
 
 
-def overhead_rows(n_cells: int, from_start: bool) -> list[Row]:
-    """Seconds of two workers over half the cells' own, less one.
+def own_seconds(measure: Callable[[Any], float], n_cells: int = 10) -> float:
+    """Of a cell without a sweep: trained, saved, loaded and measured in a plain loop."""
 
-    Worker processes are new for each sweep: their start counts where `from_start`, else what two cells take more than
-    one alone is left out. Ray's stay, and have done two cells before.
+    def loop(cells: Any) -> None:
+        for cell in cells:
+            with tempfile.TemporaryDirectory() as folder:
+                train_and_save(cell.config, Path(folder), cell.name)
+                measure(load_checkpoint(Path(folder) / "checkpoint"))
+
+    cells = cells_of(TINY, n_cells + 1).cells
+    loop(cells[:1])  # what is only loaded once
+    return seconds(lambda: loop(cells[1:])) / n_cells
+
+
+@contextmanager
+def ray_session() -> Iterator[float]:
+    """Ray on this machine, started before sweeps use it: the seconds that this took."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    import ray
+
+    paths = os.pathsep.join(filter(None, sys.path))
+    options: dict[str, Any] = {
+        "include_dashboard": False, "log_to_driver": False, "logging_level": "WARNING",
+        "runtime_env": {"env_vars": {"OMP_WAIT_POLICY": "passive", "PYTHONPATH": paths}},
+    }  # fmt: skip
+    session: Any = ray
+    started = seconds(lambda: session.init(address="local", num_cpus=WORKERS, **options))
+    try:
+        yield started
+    finally:
+        with counting_what_ends():
+            session.shutdown()
+            time.sleep(1)  # its processes end a little later
+
+
+def overhead_rows(name: str, n_cells: int, work: str, measure: Callable[[Any], float], started: float) -> list[Row]:
+    """Seconds of a sweep over its cells' own work divided by the workers.
+
+    With the start of the workers, which are new for each sweep; Ray's stay, and have done two cells before. Of fewer
+    cells than `MANY`, also what a straight line through two cells and all of them says of so many.
     """
-    alone = wall_seconds(cells_of(TINY, 10), busy_for_a_second, workers=1) / 10
-    rows = []
-    for name, bar, how in (("processes", "<= 0.05", {"workers": WORKERS}), ("Ray", "<= 0.1", {"ray": "auto"})):
-        session = RaySession() if "ray" in how else None
-        try:
-            start = wall_seconds(cells_of(TINY, WORKERS), busy_for_a_second, **how)
-            total = wall_seconds(cells_of(TINY, n_cells), busy_for_a_second, **how)
-        finally:
-            if session is not None:
-                session.close()
-        in_start = 0.0 if session or from_start else start - alone
-        overhead = (total - in_start) * WORKERS / (n_cells * alone) - 1
-        started = f"; Ray itself started in {session.seconds:.1f} s" if session else ""
-        after = ", with their start" if from_start and not session else ", after the start"
-        detail = f"{total:.1f} s on two workers, a cell alone {alone:.3f} s; two cells {start:.1f} s{started}"
-        quantity = f"overhead of {name} on {n_cells} one-second cells{after}"
-        rows.append(row(quantity, [overhead], bar if n_cells >= 500 else "shown", detail))
+    own, how = own_seconds(measure), HOW[name]
+    two = wall_seconds(cells_of(TINY, WORKERS), measure, **how)
+    if name == RAY:
+        two = wall_seconds(cells_of(TINY, WORKERS), measure, **how)
+    total = wall_seconds(cells_of(TINY, n_cells), measure, **how)
+    a_turn = max((total - two) / (n_cells / WORKERS - 1), own)  # one cell of each worker; less would be chance
+
+    def ratio(cells: int, wall: float) -> float:
+        return wall / (cells / WORKERS * own)
+
+    after = f"; Ray itself started in {started:.1f} s" if name == RAY else ""
+    detail = (
+        f"{total:.1f} s on {WORKERS} workers, a cell without a sweep {own:.3f} s, two cells {two:.1f} s, "
+        f"{two - a_turn:.1f} s of it the start{after}"
+    )
+    words = f"{name}: time of a sweep over its work, {{}} {work} cells of a second"
+    rows = [row(words.format(n_cells), [ratio(n_cells, total)], BARS[name] if n_cells >= MANY else "shown", detail)]
+    if n_cells < MANY:
+        line = two + a_turn * (MANY / WORKERS - 1)
+        counted = f"{line:.0f} s, by a straight line through {WORKERS} and {n_cells} cells"
+        rows.append(row(f"{words.format(MANY)}, extrapolated", [ratio(MANY, line)], BARS[name], counted))
     return rows
 
 
-class RaySession:
-    """Ray on this machine, started before sweeps use it."""
-
-    def __init__(self) -> None:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        import ray
-
-        self._ray: Any = ray
-        paths = os.pathsep.join(filter(None, sys.path))
-        options: dict[str, Any] = {
-            "include_dashboard": False, "log_to_driver": False, "logging_level": "WARNING",
-            "runtime_env": {"env_vars": {"OMP_WAIT_POLICY": "passive", "PYTHONPATH": paths}},
-        }  # fmt: skip
-        self.seconds = seconds(lambda: ray.init(address="local", num_cpus=WORKERS, **options))
-
-    def close(self) -> None:
-        """End it."""
-        self._ray.shutdown()
+def equal_bytes_row(kinds: list[str]) -> Row:
+    """Whether each way to run a sweep writes the table of a serial one."""
+    sweep = cells_of(TINY.replace(steps=20, batch_size=8, eval_prompts=50), 4)
+    with tempfile.TemporaryDirectory() as root:
+        for name, how in {"serial": {"workers": 1}, **{kind: HOW[kind] for kind in kinds}}.items():
+            sweep.run(Path(root) / name, progress=False, **how)
+        tables = {name: (Path(root) / name / RESULTS).read_bytes() for name in ("serial", *kinds)}
+    equal = sum(table == tables["serial"] for table in tables.values()) / len(tables)
+    return row(f"{', '.join(tables)}: share with the serial table's bytes", [equal], "1", f"{len(sweep)} models")
 
 
-def speed_up_row(seconds_a_cell: float, n_cells: int = 4) -> Row:
-    """Trainings of GPT-2 style models one after another over two at a time."""
+def speed_up_rows(seconds_a_cell: float, n_cells: int = 4) -> list[Row]:
+    """Trainings of GPT-2 style models, of as many steps each, one after another over two at a time."""
     config = PRESETS["gpt2-8l"].replace(curriculum=None, n_snapshots=0, eval_prompts=64, cpu=True)
 
     def of_steps(steps: int) -> TrainingConfig:
@@ -98,11 +180,49 @@ def speed_up_row(seconds_a_cell: float, n_cells: int = 4) -> Row:
     a_step = wall_seconds(cells_of(of_steps(20), 1), None, workers=1) / 20
     sweep = cells_of(of_steps(max(1, round(seconds_a_cell / a_step))), n_cells)
     one, two = wall_seconds(sweep, None, workers=1), wall_seconds(sweep, None, workers=WORKERS)
-    return row(f"speed-up of two workers on {n_cells} cells of {one / n_cells:.0f} s", [one / two],
-               ">= 1.9" if seconds_a_cell >= 60 else "shown", f"{one:.1f} s against {two:.1f} s")  # fmt: skip
+    own = one / n_cells
+    start = max(0.0, wall_seconds(cells_of(TINY, WORKERS), None, workers=WORKERS) - wall_seconds(
+        cells_of(TINY, 1), None, workers=1))  # fmt: skip
+    words, detail = f"speed-up of two workers on {n_cells} cells of", f"{one:.1f} s against {two:.1f} s, of one thread"
+    is_long = seconds_a_cell >= MINUTE
+    rows = [row(f"{words} {own:.0f} s", [one / two], ">= 1.9" if is_long else "shown", detail)]
+    if not is_long:
+        line = start + (two - start) * MINUTE / own
+        counted = f"{n_cells * MINUTE} s against {line:.0f} s; the workers' start is {start:.1f} s"
+        rows.append(row(f"{words} {MINUTE} s, extrapolated", [n_cells * MINUTE / line], ">= 1.9", counted))
+    return rows
+
+
+def kills_rows(n: int) -> list[Row]:
+    """SIGKILLs of drivers and workers at random moments (`python -m tests.sweeps.kills`)."""
+    if not (ROOT / "tests" / "sweeps" / "kills.py").is_file():
+        print("left out: kills: the tests are not here", flush=True)
+        return []
+    command = [sys.executable, "-m", "tests.sweeps.kills", "--n", str(n)]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    last = re.search(r"(\d+) of (\d+) end with the complete, equal table", done.stdout)
+    if last is None:
+        raise RuntimeError(f"{' '.join(command[1:])} ended with {done.returncode}: {done.stderr[-500:]}")
+    return [row(f"share of {n} killed sweeps that end with the complete, equal table", [int(last[1]) / int(last[2])],
+                "1", f"python -m tests.sweeps.kills --n {n}")]  # fmt: skip
 
 
 def measure(settings: Settings) -> list[Row]:
     """Everything that this part measures."""
-    n_cells = 500 if settings.full else 60
-    return [*overhead_rows(n_cells, from_start=settings.full), speed_up_row(60 if settings.full else 10)]
+    n_cells = MANY if settings.full else 60
+    works = {"sleeping": sleep_for_a_second, "counting": partial(count_to, calibrated())}
+
+    def overheads(name: str, started: float = 0.0) -> list[Row]:
+        return [line for work, own in works.items() for line in overhead_rows(name, n_cells, work, own, started)]
+
+    rows = overheads(PROCESSES)
+    if find_spec("ray") is None:
+        print("left out: sweeps on Ray: pip install 'mechicl[ray]'", flush=True)
+        rows.append(equal_bytes_row([PROCESSES]))
+    else:
+        with ray_session() as started:
+            rows += overheads(RAY, started)
+            rows.append(equal_bytes_row([PROCESSES, RAY]))
+    return [*rows, *speed_up_rows(MINUTE if settings.full else 15), *kills_rows(50 if settings.full else 3)]

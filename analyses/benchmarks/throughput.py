@@ -7,11 +7,12 @@ import numpy as np
 import pandas as pd
 import torch
 
+from benchmarks.our_training import linear_config, steps_per_second
 from benchmarks.rows import Row, alternate, row, seconds
 from benchmarks.settings import Settings
-from benchmarks.training import linear_config, steps_per_second
 from mechicl import viz
 from mechicl.models import HookedTransformer, TransformerConfig
+from mechicl.statistics import interval
 from mechicl.tasks import LinearRegression
 
 DIMENSIONS = (5, 10, 20)
@@ -71,6 +72,17 @@ def straightness(sizes: Any, values: Any) -> float:
     return 1 - float(np.var(values - start - slope * sizes) / np.var(values))
 
 
+def slope(sizes: Any, values: Any) -> float:
+    """Of values over sizes on logarithmic axes: 1 where twice as many cost twice as much."""
+    return float(np.polyfit(np.log(np.asarray(sizes, float)), np.log(np.asarray(values, float)), 1)[0])
+
+
+def slopes(part: pd.DataFrame) -> torch.Tensor:
+    """That of each round's costs."""
+    rounds = [one.sort_values("times as many") for _, one in part.groupby("seed")]
+    return torch.tensor([slope(one["times as many"], one["milliseconds"]) for one in rounds], dtype=torch.float64)
+
+
 def measure(settings: Settings) -> list[Row]:
     """Everything that this part measures; writes `training` and `cost` as .html and .png."""
     training, cost = training_frame(min(settings.rounds, 3)), cost_frame(max(settings.rounds, 3))
@@ -100,4 +112,6 @@ def measure(settings: Settings) -> list[Row]:
         detail = "ms: " + ", ".join(f"x{factor} {value:.1f}" for factor, value in medians.items())
         rows.append(row(f"cost of predicting by {name}: variance that a straight line explains",
                         [straightness(medians.index, medians.to_numpy())], ">= 0.98", detail))  # fmt: skip
+        rows.append(row(f"cost of predicting by {name}: slope on logarithmic axes", interval(slopes(part)), "<= 1.1",
+                        f"of {FACTORS[0]} to {FACTORS[-1]} times as many", over="rounds"))  # fmt: skip
     return rows

@@ -1,4 +1,4 @@
-"""What one would write in plain PyTorch: linear attention by batched matrix products over all tokens."""
+"""What one would write in plain PyTorch: a loop of steps, and linear attention by batched products over all tokens."""
 
 import time
 from collections.abc import Callable
@@ -6,6 +6,41 @@ from collections.abc import Callable
 import torch
 import torch.nn as nn
 from torch import Tensor
+
+
+class Loop:
+    """A plain loop of training: a loss, its gradient clipped, a step of Adam.
+
+    Args:
+        loss: of new prompts, with a graph.
+        compiled: by `torch.compile`.
+        fused: Adam's kernel.
+    """
+
+    def __init__(
+        self, model: nn.Module, loss: Callable[[], Tensor], *, clip: float, compiled: bool = False, fused: bool = False
+    ):
+        self.model = model
+        self.loss: Callable[[], Tensor] = torch.compile(loss) if compiled else loss
+        self.clip = clip
+        self.optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=fused)
+        self.step()  # compiles
+
+    def step(self) -> float:
+        """One step; its loss."""
+        loss = self.loss()
+        self.optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+        self.optimizer.step()
+        return loss.item()
+
+    def steps_per_second(self, steps: int) -> float:
+        """Of so many steps."""
+        started = time.perf_counter()
+        for _ in range(steps):
+            self.step()
+        return steps / (time.perf_counter() - started)
 
 
 class PlainLinearAttention(nn.Module):
@@ -29,34 +64,18 @@ class PlainLinearAttention(nn.Module):
         return -tokens[:, -1, -1]
 
 
-class PlainTraining:
-    """An eager loop, or the same with prompts and loss compiled by `torch.compile`."""
+def plain_training(
+    n_layers: int, batch_size: int, x_dim: int = 10, n_context: int = 10, compiled: bool = False
+) -> Loop:
+    """An eager loop, or the same with prompts and loss under `torch.compile`."""
+    model = PlainLinearAttention(x_dim + 1, n_layers)
 
-    def __init__(self, n_layers: int, batch_size: int, x_dim: int = 10, n_context: int = 10, compiled: bool = False):
-        self.model = PlainLinearAttention(x_dim + 1, n_layers)
-        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)
+    def loss() -> Tensor:
+        xs = torch.rand(batch_size, n_context + 1, x_dim) - 0.5
+        ys = xs @ torch.randn(batch_size, x_dim, 1)
+        tokens = torch.cat([xs, ys], dim=2)
+        target = tokens[:, -1, -1].clone()
+        tokens[:, -1, -1] = 0
+        return (model(tokens) - target).square().mean()
 
-        def loss() -> Tensor:
-            xs = torch.rand(batch_size, n_context + 1, x_dim) - 0.5
-            ys = xs @ torch.randn(batch_size, x_dim, 1)
-            tokens = torch.cat([xs, ys], dim=2)
-            target = tokens[:, -1, -1].clone()
-            tokens[:, -1, -1] = 0
-            return (self.model(tokens) - target).square().mean()
-
-        self.loss: Callable[[], Tensor] = torch.compile(loss) if compiled else loss
-        self.step()  # compiles
-
-    def step(self) -> float:
-        loss = self.loss()
-        self.optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), 10.0)
-        self.optimizer.step()
-        return loss.item()
-
-    def steps_per_second(self, steps: int) -> float:
-        started = time.perf_counter()
-        for _ in range(steps):
-            self.step()
-        return steps / (time.perf_counter() - started)
+    return Loop(model, loss, clip=10.0, compiled=compiled)

@@ -1,82 +1,87 @@
 """Training of linear transformers beside plain PyTorch, its compiler, and jax."""
 
 import tempfile
-from pathlib import Path
+from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-from benchmarks.jax_twins import quickest, usual
+from benchmarks.apart import Apart, peers
 from benchmarks.rows import Row, alternate, ratios, row, seconds
 from benchmarks.settings import Settings
-from benchmarks.torch_twins import PlainTraining
-from mechicl.models import TransformerConfig
-from mechicl.tasks import LinearRegression
 from mechicl.training import PRESETS, TrainingConfig, train
-from mechicl.training.metrics import Metrics
 
-BARS = {1: {"eager": ">= 4", "jax": ">= 1.2"}, 5: {"eager": ">= 1.5", "jax": ">= 2"}}
+EAGER, JAX = "plain eager PyTorch", "jax's best twin"
+BARS = {1: {EAGER: ">= 4", JAX: ">= 1.2"}, 5: {EAGER: ">= 1.5", JAX: ">= 2"}}
 WORDS = {1: "one layer", 5: "five layers"}
+STEPS = {1: 300, 5: 60}
+BATCH_SIZE = 2048
 
 
-def steps_per_second(config: TrainingConfig) -> float:
-    """Of `train`, without what comes before the first step."""
-    with tempfile.TemporaryDirectory() as folder:
-        train(config, folder, progress=False)
-        return [line for line in Metrics.read(Path(folder)) if "steps_per_second" in line][-1]["steps_per_second"]
+def linear_peers(n_layers: int, one_core: bool) -> dict[str, Callable[[], Apart]]:
+    """What trains the same model, each in a process of its own, by name."""
+    sizes: dict[str, Any] = {"n_layers": n_layers, "batch_size": BATCH_SIZE}
+    a_third = STEPS[n_layers] // 3
+
+    def torch_twin(**options: Any) -> Apart:
+        return Apart("torch_twins:plain_training", one_core=one_core, **sizes, **options)
+
+    def jax_twin(name: str) -> Apart:
+        return Apart(f"jax_twins:{name}", one_core=one_core, steps=a_third, **sizes)
+
+    made: dict[str, Callable[[], Apart]] = {EAGER: torch_twin, JAX: lambda: jax_twin("Quickest")}
+    if not one_core:
+        made |= {
+            "the same under torch.compile": lambda: torch_twin(compiled=True),
+            "jax as one writes it first": lambda: jax_twin("usual"),
+        }
+    return made
 
 
-def linear_config(
-    n_layers: int, steps: int, batch_size: int, n_seeds: int = 1, x_dim: int = 10, n_context: int = 10
-) -> TrainingConfig:
-    """Linear attention on uniform inputs, Adam 1e-3, gradients clipped at 10."""
-    return TrainingConfig(
-        task=LinearRegression(x_dim=x_dim, n_context=n_context),
-        model=TransformerConfig(x_dim=x_dim, n_context=n_context, n_layers=n_layers),
-        seeds=tuple(range(n_seeds)), steps=steps, batch_size=batch_size, log_every=steps, eval_every=steps,
-        eval_prompts=64, cpu=True,
-    )  # fmt: skip
-
-
-def linear_rows(rounds: int, n_layers: int, batch_size: int = 2048) -> list[Row]:
+def linear_rows(rounds: int, n_layers: int, *, one_core: bool = False) -> list[Row]:
     """Steps per second of ours over each peer's."""
-    steps = {1: 300, 5: 60}[n_layers]
-    sizes: dict[str, Any] = {"n_layers": n_layers, "batch_size": batch_size}
-    eager, compiled = PlainTraining(**sizes), PlainTraining(**sizes, compiled=True)
-    form, best = quickest(**sizes, steps=steps // 3)
-    written = usual(**sizes, steps=steps // 3)
-    speeds = alternate(
-        {
-            "ours": lambda: steps_per_second(linear_config(n_layers, steps, batch_size)),
-            "plain eager PyTorch": lambda: eager.steps_per_second(steps // 4),
-            "the same under torch.compile": lambda: compiled.steps_per_second(steps // 4),
-            "jax's best twin": best.steps_per_second,
-            "jax as one writes it first": written.steps_per_second,
-        },
-        rounds,
-    )
-    ours = speeds.pop("ours")
-    details = {"jax's best twin": f"; {form}", "jax as one writes it first": "; plain, unsafe_rbg"}
-    bars = {"plain eager PyTorch": BARS[n_layers]["eager"], "jax's best twin": BARS[n_layers]["jax"]}
+    steps, where = STEPS[n_layers], ", one core" if one_core else ""
+    ours = Apart("our_training:Linear", ours=True, one_core=one_core, n_layers=n_layers, batch_size=BATCH_SIZE)
+    try:
+        with peers(linear_peers(n_layers, one_core)) as theirs:
+            details = {JAX: f"; {theirs[JAX].call('form')}"} if JAX in theirs else {}
+            speeds = alternate(
+                {
+                    "ours": lambda: ours.call("steps_per_second", steps),
+                    **{
+                        name: lambda one=one, n=steps // (3 if "jax" in name else 4): one.call("steps_per_second", n)
+                        for name, one in theirs.items()
+                    },
+                },
+                rounds,
+            )
+    finally:
+        ours.close()
+    mine = speeds.pop("ours")
     return [
-        row(f"training speed over {name}, {WORDS[n_layers]}", ratios(ours, theirs), bars.get(name, "shown"),
-            f"{median(ours):.3g} against {median(theirs):.3g} steps/s, batch {batch_size}{details.get(name, '')}")
-        for name, theirs in speeds.items()
+        row(f"training speed over {name}, {WORDS[n_layers]}{where}", ratios(mine, others),
+            BARS[n_layers].get(name, "shown"),
+            f"{median(mine):.3g} against {median(others):.3g} steps/s, batch {BATCH_SIZE}{details.get(name, '')}")
+        for name, others in speeds.items()
     ]  # fmt: skip
 
 
-def seeds_row(rounds: int, n_seeds: int = 5, batch_size: int = 2048, steps: int = 60) -> Row:
+def seeds_rows(rounds: int, n_seeds: int = 5, steps: int = 60) -> list[Row]:
     """Several one-layer models at once: ours over jax's `vmap`."""
-    form, twin = quickest(n_layers=1, batch_size=batch_size, steps=steps // 2, n_seeds=n_seeds)
-    speeds = alternate(
+    sizes = {"n_layers": 1, "batch_size": BATCH_SIZE, "n_seeds": n_seeds}
+    with peers(
         {
-            "ours": lambda: steps_per_second(linear_config(1, steps, batch_size, n_seeds)),
-            "jax": twin.steps_per_second,
-        },
-        rounds,
-    )
-    detail = f"{median(speeds['ours']):.3g} against {median(speeds['jax']):.3g} steps/s, batch {batch_size}; {form}"
-    return row(f"training speed over jax's best twin, one layer, {n_seeds} seeds at once",
-               ratios(speeds["ours"], speeds["jax"]), "shown", detail)  # fmt: skip
+            "ours": lambda: Apart("our_training:Linear", ours=True, **sizes),
+            JAX: lambda: Apart("jax_twins:Quickest", steps=steps // 2, **sizes),
+        }
+    ) as both:
+        if JAX not in both:
+            return []
+        form = both[JAX].call("form")
+        each = {name: lambda one=one: one.call("steps_per_second", steps // 2) for name, one in both.items()}
+        speeds = alternate(each, rounds)
+    detail = f"{median(speeds['ours']):.3g} against {median(speeds[JAX]):.3g} steps/s, batch {BATCH_SIZE}; {form}"
+    return [row(f"training speed over {JAX}, one layer, {n_seeds} seeds at once", ratios(speeds["ours"], speeds[JAX]),
+                "shown", detail)]  # fmt: skip
 
 
 def ensemble_row(name: str, batch_size: int, rounds: int, steps: int = 200) -> Row:
@@ -105,6 +110,8 @@ def measure(settings: Settings) -> list[Row]:
     return [
         *linear_rows(settings.rounds, 1),
         *linear_rows(settings.rounds, 5),
-        seeds_row(few),
+        *linear_rows(few, 1, one_core=True),
+        *linear_rows(few, 5, one_core=True),
+        *seeds_rows(few),
         *(ensemble_row(name, batch_size, few) for name in ("linear", "relu") for batch_size in (64, 256)),
     ]

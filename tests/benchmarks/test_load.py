@@ -3,6 +3,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.scripts import import_script
@@ -50,3 +51,33 @@ def test_what_others_take_is_not_negative_nor_more_than_the_machine_has():
     measured = load.idle_load(0.3)
     assert 0 <= measured.others <= measured.cores * 1.2
     assert measured.cores >= 1
+
+
+SPINS_AND_ENDS = "import time\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass"
+FORGETS = f"""
+import signal, subprocess, sys, time
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # who does so does not wait for children, as Ray's daemon does not
+child = subprocess.Popen([sys.executable, "-S", "-c", {SPINS_AND_ENDS + chr(10) + "time.sleep(60)"!r}])
+print(child.pid, flush=True)
+time.sleep(60)
+"""
+
+
+@needs_proc
+def test_what_ends_without_being_waited_for_is_kept(monkeypatch):
+    monkeypatch.setattr(load, "_forgotten", 0.0)
+    before = load.own_seconds()
+    parent = subprocess.Popen([sys.executable, "-c", FORGETS], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = psutil.Process(int(parent.stdout.readline()))
+    deadline = time.monotonic() + 30
+    while sum(child.cpu_times()[:2]) < 0.25:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    with load.counting_what_ends():
+        child.kill()
+        while child.is_running():
+            time.sleep(0.01)
+        parent.kill()
+        parent.communicate()
+    assert load.own_seconds() - before >= 0.25

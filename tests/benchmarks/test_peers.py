@@ -1,6 +1,7 @@
 """Peers compute what ours do, so that their times are of the same work."""
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn.linear_model import Lasso, LinearRegression, Ridge
@@ -10,7 +11,8 @@ from mechicl.models import HookedTransformer, TransformerConfig
 from tests.scripts import import_script
 
 learners, throughput = import_script("benchmarks.learners"), import_script("benchmarks.throughput")
-gpt2, torch_twins = import_script("benchmarks.gpt2"), import_script("benchmarks.torch_twins")
+gpt2, torch_twins = import_script("benchmarks.gpt2_twins"), import_script("benchmarks.torch_twins")
+our_training = import_script("benchmarks.our_training")
 
 
 @pytest.fixture(scope="module")
@@ -31,10 +33,12 @@ def prompts():
             lambda p: learners.by_prompt_and_prefix(Lasso(0.1, fit_intercept=False, tol=1e-12, max_iter=10**5), p),
             lambda p: algorithms.lasso(p, penalty=0.1),
         ),
-        (learners.least_squares_by_prefix, algorithms.ols),
+        (learners.THEIRS["gelsd"], algorithms.ols),
+        (learners.THEIRS["gelsy"], algorithms.ols),
+        (learners.THEIRS["Cholesky"], algorithms.ols),
         (learners.nearest_neighbours_by_prefix, algorithms.nearest_neighbours),
     ],
-    ids=["LinearRegression", "Ridge", "Lasso", "lstsq", "nearest"],
+    ids=["LinearRegression", "Ridge", "Lasso", "gelsd", "gelsy", "Cholesky", "nearest"],
 )
 def test_solvers_predict_as_ours(theirs, ours, prompts):
     np.testing.assert_allclose(theirs(prompts), ours(prompts).predictions[-1, ..., 0], rtol=1e-6, atol=1e-8)
@@ -52,7 +56,7 @@ def test_the_plain_loop_attends_as_our_model(prompts):
         np.testing.assert_allclose(plain(tokens), model.predict(prompts)[:, 0], rtol=1e-9)
 
 
-@pytest.mark.parametrize("make", [lambda: gpt2.OfTransformers("sdpa"), gpt2.OfTorch])
+@pytest.mark.parametrize("make", [lambda: gpt2.OfTransformers("sdpa", "gelu_pytorch_tanh"), gpt2.OfTorch])
 def test_models_on_points_read_the_points_before_alone(make):
     torch.manual_seed(0)
     model = gpt2.OnPoints(make()).eval()
@@ -68,10 +72,36 @@ def test_models_on_points_read_the_points_before_alone(make):
 
 def test_the_peer_is_as_large_as_ours():
     """But for learned positions, of which it has as many."""
-    peer = gpt2.OnPoints(gpt2.OfTransformers("sdpa"))
+    peer = gpt2.OnPoints(gpt2.OfTransformers("sdpa", "gelu_pytorch_tanh"))
     unused = peer.backbone.model.wte.weight.numel() + gpt2.WIDTH  # embeddings of tokens, and one position more
-    ours = HookedTransformer(gpt2.OURS.model, seed=0)
+    ours = HookedTransformer(our_training.GPT2.model, seed=0)
     assert sum(p.numel() for p in peer.parameters()) - unused == sum(p.numel() for p in ours.parameters())
+
+
+def test_the_fused_gelu_is_the_default_one():
+    torch.manual_seed(0)
+    default = gpt2.OfTransformers("sdpa", "gelu_new").eval()
+    fused = gpt2.OfTransformers("sdpa", "gelu_pytorch_tanh").eval()
+    fused.load_state_dict(default.state_dict())
+    embedded = torch.randn(2, gpt2.N_POS, gpt2.WIDTH)
+    with torch.no_grad():
+        np.testing.assert_allclose(default(embedded), fused(embedded), rtol=1e-4, atol=1e-5)
+
+
+def test_peers_have_ours_sizes():
+    ours = our_training.GPT2
+    assert (ours.batch_size, ours.task.x_dim, ours.task.n_context) == (gpt2.BATCH_SIZE, gpt2.X_DIM, gpt2.N_CONTEXT)
+    assert (ours.model.n_layers, ours.model.d_model, ours.model.n_heads) == (gpt2.LAYERS, gpt2.WIDTH, gpt2.HEADS)
+
+
+def test_the_slope_on_logarithmic_axes_is_the_power():
+    sizes = [1, 2, 4, 8, 16]
+    assert throughput.slope(sizes, [3 * size**1.5 for size in sizes]) == pytest.approx(1.5)
+    frame = pd.DataFrame(
+        {"times as many": size, "milliseconds": 5 * size**power, "seed": seed}
+        for seed, power in enumerate((1.0, 0.5)) for size in reversed(sizes)
+    )  # fmt: skip
+    np.testing.assert_allclose(throughput.slopes(frame), [1.0, 0.5])
 
 
 def test_straightness_is_1_on_a_line_and_less_on_a_parabola():

@@ -26,6 +26,7 @@ def machine(monkeypatch):
         state.calls += 1
         return [suite.Row("speed", 2.0, 1.0, 3.0, "median, 3 rounds", ">= 1")]
 
+    monkeypatch.setattr(suite, "adopt_orphans", lambda: None)
     monkeypatch.setattr(suite, "idle_load", lambda: state.before)
     monkeypatch.setattr(suite, "Watch", Watch)
     monkeypatch.setattr(suite, "machine", lambda: "2 cores")
@@ -65,6 +66,17 @@ def test_a_part_beside_other_work_is_measured_again_and_then_left_out(machine, t
     assert run(tmp_path) == ["fast"]
     assert not (tmp_path / "results.json").exists()
     assert "speed" not in capsys.readouterr().out
+
+
+def test_a_peer_that_is_not_installed_leaves_a_part_out_with_a_sentence(machine, tmp_path, capsys, monkeypatch):
+    def absent(name):
+        raise ModuleNotFoundError("No module named 'jax'")
+
+    monkeypatch.setattr(suite.importlib, "import_module", absent)
+    assert run(tmp_path) == ["fast"]
+    printed = capsys.readouterr()
+    assert "fast: what it is compared with is not installed: No module named 'jax'" in printed.out
+    assert "Traceback" not in printed.err
 
 
 def test_what_is_measured_all_the_same_is_marked_and_not_written_into_the_page(machine, tmp_path, capsys):

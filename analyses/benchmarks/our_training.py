@@ -1,0 +1,51 @@
+"""The library's side of what training is compared with: `train`, without what comes before the first step."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from mechicl.models import TransformerConfig
+from mechicl.tasks import LinearRegression
+from mechicl.training import PRESETS, TrainingConfig, train
+from mechicl.training.metrics import Metrics
+
+
+def steps_per_second(config: TrainingConfig) -> float:
+    """Of `train`, without what comes before the first step."""
+    with tempfile.TemporaryDirectory() as folder:
+        train(config, folder, progress=False)
+        return [line for line in Metrics.read(Path(folder)) if "steps_per_second" in line][-1]["steps_per_second"]
+
+
+def linear_config(
+    n_layers: int, steps: int, batch_size: int, n_seeds: int = 1, x_dim: int = 10, n_context: int = 10
+) -> TrainingConfig:
+    """Linear attention on uniform inputs, Adam 1e-3, gradients clipped at 10."""
+    return TrainingConfig(
+        task=LinearRegression(x_dim=x_dim, n_context=n_context),
+        model=TransformerConfig(x_dim=x_dim, n_context=n_context, n_layers=n_layers),
+        seeds=tuple(range(n_seeds)), steps=steps, batch_size=batch_size, log_every=steps, eval_every=steps,
+        eval_prompts=64, cpu=True,
+    )  # fmt: skip
+
+
+class Linear:
+    """Trainings of linear attention."""
+
+    def __init__(self, **sizes: Any):
+        self.sizes = sizes
+
+    def steps_per_second(self, steps: int) -> float:
+        """Of a training of so many steps."""
+        return steps_per_second(linear_config(steps=steps, **self.sizes))
+
+
+GPT2 = PRESETS["gpt2-8l"].replace(curriculum=None, eval_prompts=64, n_snapshots=0, cpu=True)
+
+
+class OfPreset:
+    """Trainings of `gpt2-8l`."""
+
+    def steps_per_second(self, steps: int) -> float:
+        """Of a training of so many steps."""
+        return steps_per_second(GPT2.replace(steps=steps, eval_every=steps, log_every=steps))
