@@ -36,6 +36,8 @@ HOW: dict[str, dict[str, Any]] = {PROCESSES: {"workers": WORKERS}, RAY: {"ray": 
 BARS = {PROCESSES: "<= 1.05", RAY: "<= 1.1"}
 MANY, MINUTE = 500, 60
 """Cells of the sweep that the bars are for, and seconds of a cell."""
+KILLED = ("processes", "launch", "disk")
+"""Without Ray, whose killed processes nobody counts: they would be taken for other work."""
 TINY = TrainingConfig(
     task=LinearRegression(x_dim=2, n_context=2), model=TransformerConfig(x_dim=2, n_context=2), steps=1, batch_size=2,
     eval_prompts=2, n_snapshots=0, cpu=True,
@@ -93,7 +95,7 @@ def wall_seconds(sweep: Sweep, measure: Callable[[Any], float] | None, **how: An
         return seconds(lambda: sweep.run(folder, measure, progress=False, **how))
 
 
-def own_seconds(measure: Callable[[Any], float], n_cells: int = 10) -> float:
+def own_seconds(measure: Callable[[Any], float], n_cells: int = 6) -> float:
     """Of a cell without a sweep: trained, saved, loaded and measured in a plain loop."""
 
     def loop(cells: Any) -> None:
@@ -194,11 +196,11 @@ def speed_up_rows(seconds_a_cell: float, n_cells: int = 4) -> list[Row]:
 
 
 def kills_rows(n: int) -> list[Row]:
-    """SIGKILLs of drivers and workers at random moments (`python -m tests.sweeps.kills`)."""
+    """SIGKILLs of drivers and workers at random moments, and full disks (`python -m tests.sweeps.kills`)."""
     if not (ROOT / "tests" / "sweeps" / "kills.py").is_file():
         print("left out: kills: the tests are not here", flush=True)
         return []
-    command = [sys.executable, "-m", "tests.sweeps.kills", "--n", str(n)]
+    command = [sys.executable, "-m", "tests.sweeps.kills", "--n", str(n), "--how", *KILLED]
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
     )
@@ -206,12 +208,12 @@ def kills_rows(n: int) -> list[Row]:
     if last is None:
         raise RuntimeError(f"{' '.join(command[1:])} ended with {done.returncode}: {done.stderr[-500:]}")
     return [row(f"share of {n} killed sweeps that end with the complete, equal table", [int(last[1]) / int(last[2])],
-                "1", f"python -m tests.sweeps.kills --n {n}")]  # fmt: skip
+                "1", " ".join(["python", *command[1:]]))]  # fmt: skip
 
 
 def measure(settings: Settings) -> list[Row]:
     """Everything that this part measures."""
-    n_cells = MANY if settings.full else 60
+    n_cells = MANY if settings.full else 40
     works = {"sleeping": sleep_for_a_second, "counting": partial(count_to, calibrated())}
 
     def overheads(name: str, started: float = 0.0) -> list[Row]:

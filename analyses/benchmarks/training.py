@@ -67,7 +67,7 @@ def linear_rows(rounds: int, n_layers: int, *, one_core: bool = False) -> list[R
 
 def seeds_rows(rounds: int, n_seeds: int = 5, steps: int = 60) -> list[Row]:
     """Several one-layer models at once: ours over jax's `vmap`."""
-    sizes = {"n_layers": 1, "batch_size": BATCH_SIZE, "n_seeds": n_seeds}
+    sizes: dict[str, Any] = {"n_layers": 1, "batch_size": BATCH_SIZE, "n_seeds": n_seeds}
     with peers(
         {
             "ours": lambda: Apart("our_training:Linear", ours=True, **sizes),
