@@ -45,6 +45,6 @@ def measure(settings: Settings, steps: int = 30) -> list[Row]:
 
     return [
         of(best, "transformers' GPT-2 in its best form", ">= 1.3", f"{best}; {size}"),
-        *(of(name, f"transformers', {name}", "shown", size) for name in present if name != best),
+        *(of(name, f"transformers' GPT-2, {name}", "shown", size) for name in present if name != best),
         *(of(name, name, "shown", size) for name in speeds if name == ENCODER),
     ]
