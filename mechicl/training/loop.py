@@ -28,7 +28,7 @@ from mechicl.training.data import Batch, batches, make_generators
 from mechicl.training.ensemble import Ensemble
 from mechicl.training.metrics import METRICS_FILE, Metrics
 from mechicl.training.optimizers import make_optimizer
-from mechicl.training.speed import compiled, make_quicker, products_in_tf32, threads_for
+from mechicl.training.speed import compiled, keep_freed_memory, make_quicker, products_in_tf32, threads_for
 from mechicl.training.state import (
     EARLIER_STATE_FILE,
     STATE_FILE,
@@ -153,6 +153,8 @@ class _Run:
         self.encoder = models[0]
         self.ensemble = Ensemble(models).to(accelerator.device)
         make_quicker(config, self.ensemble)
+        if accelerator.device.type == "cpu":
+            keep_freed_memory()
         self.optimizer = make_optimizer(
             config.optimizer, self.ensemble.flat, self.ensemble.shapes, config.learning_rate
         )

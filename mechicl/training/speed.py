@@ -1,5 +1,6 @@
-"""What makes steps quicker: as many threads as they are worth, TF32 products, fused attention, compiled passes."""
+"""What makes steps quicker: threads as they are worth, memory kept, TF32, fused attention, compiled passes."""
 
+import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -55,6 +56,21 @@ def threads_for(config: TrainingConfig, device: torch.device) -> int:
     d_attn, d_mlp = model.n_heads * model.d_head, (model.d_mlp or 0) if model.block_mlp else 0
     per_position = model.d_model * (4 * d_attn + 2 * d_mlp) + 2 * n_pos * d_attn
     return threads_worth(rows * n_pos * per_position)
+
+
+def keep_freed_memory() -> None:
+    """Let the C library keep up to 512 MiB that were freed, from here on; without effect where it is not glibc.
+
+    Otherwise what a step frees goes back to the system and comes again page by page in the next one: a tenth to a third
+    of a step of five layers.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):  # macOS, Windows
+        return
+    trim_threshold, mmap_threshold = -1, -3  # names of malloc.h
+    mallopt(trim_threshold, 2**29)
+    mallopt(mmap_threshold, 2**25)  # the largest that it takes
 
 
 def make_quicker(config: TrainingConfig, ensemble: Ensemble) -> None:

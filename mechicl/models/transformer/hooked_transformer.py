@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from mechicl.models.prompted import PromptedModel
 from mechicl.models.transformer.config import TransformerConfig
 from mechicl.models.transformer.embeddings import Embed, PosEmbed, Unembed
-from mechicl.models.transformer.fast import fast_block, fast_norm
+from mechicl.models.transformer.fast import fast_block, fast_blocks, fast_norm
 from mechicl.models.transformer.layers import MLP, Block, Blocks
 from mechicl.models.transformer.lens_config import read_lens_config
 from mechicl.models.transformer.lens_names import LensNames
@@ -126,8 +126,7 @@ class HookedTransformer(LensNames, PromptedModel):
                 residual = self.blocks[layer](residual)
             # hooks see all positions, those of the final norm too
             return (self.read_out(residual) if to_outputs else residual)[:, positions]
-        for layer in layers[:-1]:
-            residual = fast_block(self.blocks[layer], residual, slice(None))
+        residual = fast_blocks([self.blocks[layer] for layer in layers[:-1]], residual)
         # of the last block only these positions are computed, and only the y-dimensions where nothing else is read
         last = self.blocks[layers[-1]]
         if to_outputs and self._reads_only_y():
