@@ -4,7 +4,8 @@ import queue
 import statistics
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from mechicl.training.config import TrainingConfig
 from mechicl.training.objectives import examples, weight_of_share
 
 TIMED_BATCHES = 12
+NOTABLE = 0.2  # part of a step that sampling takes, from which on it may move to a thread
 SMALL_PRODUCT = 400  # torch multiplies a row with a matrix of fewer numbers in plain loops, for many prompts on a CPU
 
 
@@ -118,27 +120,39 @@ def batches(
     generators: list[torch.Generator],
     first_step: int,
     shard: tuple[int, int] = (0, 1),
-) -> Iterator[Batch]:
+) -> Generator[Batch, None, None]:
     """The batches from `first_step` to the last, sampled in the quicker of two ways.
 
-    A second thread that samples ahead pays where sampling takes a notable part of a step; where it does not, the
-    thread would only disturb torch's own. So the first few batches are sampled in turn and timed. The prompts are the
-    same either way: each batch carries the generator states after it.
+    A second thread that samples ahead pays where sampling takes a notable part of a step, if there is a core for it and
+    the two do not wait for each other. So the first few batches are sampled in turn and timed; where that part is
+    notable, the next few ahead; the rest in the way that was quicker. The prompts are the same either way: each batch
+    carries the generator states after it.
     """
     sampling_seconds: list[float] = []
-    training_seconds: list[float] = []
-    for step in range(first_step, config.steps):
-        timed = step - first_step
-        if timed == TIMED_BATCHES and statistics.median(sampling_seconds) > 0.3 * statistics.median(training_seconds):
-            yield from batches_ahead(config, model, generators, step, shard)
-            return
+    seconds: list[float] = []  # of whole steps
+    end_of_trial = min(first_step + TIMED_BATCHES, config.steps)
+    for step in range(first_step, end_of_trial):
         started = time.perf_counter()
         batch = sample_batch(config, model, generators, step, shard)
-        sampled = time.perf_counter()
+        sampling_seconds.append(time.perf_counter() - started)
         yield batch  # comes back when the step is done
-        if timed < TIMED_BATCHES:
-            sampling_seconds.append(sampled - started)
-            training_seconds.append(time.perf_counter() - sampled)
+        seconds.append(time.perf_counter() - started)
+    step = end_of_trial
+    if step < config.steps and statistics.median(sampling_seconds) > NOTABLE * statistics.median(seconds):
+        end_of_trial = min(step + TIMED_BATCHES, config.steps)
+        seconds_ahead: list[float] = []
+        started = time.perf_counter()
+        with closing(batches_ahead(config, model, generators, step, shard, end=end_of_trial)) as trial:
+            for batch in trial:
+                yield batch
+                seconds_ahead.append(time.perf_counter() - started)
+                started = time.perf_counter()
+        step = end_of_trial
+        if step < config.steps and statistics.median(seconds_ahead) < statistics.median(seconds):
+            yield from batches_ahead(config, model, generators, step, shard)
+            return
+    for later in range(step, config.steps):
+        yield sample_batch(config, model, generators, later, shard)
 
 
 def batches_ahead(
@@ -148,10 +162,11 @@ def batches_ahead(
     first_step: int,
     shard: tuple[int, int] = (0, 1),
     ahead: int = 2,
-) -> Iterator[Batch]:
+    end: int | None = None,
+) -> Generator[Batch, None, None]:
     """The batches from `first_step` to the last, sampled on a thread while training uses the one before.
 
-    The prompts do not depend on how far the thread is ahead.
+    The prompts do not depend on how far the thread is ahead. Those from step `end` on are left out.
     """
     ready: queue.Queue[Batch | BaseException | None] = queue.Queue(maxsize=ahead)
     stop = threading.Event()
@@ -165,7 +180,7 @@ def batches_ahead(
 
     def work() -> None:
         try:
-            for step in range(first_step, config.steps):
+            for step in range(first_step, config.steps if end is None else end):
                 if stop.is_set():
                     return
                 put(sample_batch(config, model, generators, step, shard))

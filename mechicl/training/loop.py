@@ -248,7 +248,7 @@ class _Run:
                     if done:
                         break
         finally:
-            stream.close()  # type: ignore[attr-defined]
+            stream.close()
             bar.close()
             if metrics is not None:
                 metrics.close()
@@ -262,7 +262,7 @@ class _Run:
         losses = objectives.losses(self.step_model(batch.tokens, self.config.loss_at), batch.targets)
         if batch.weights is not None:
             losses = losses * batch.weights
-        self.optimizer.zero_grad(set_to_none=True)
+        self.ensemble.flat.grad = None
         losses.sum().backward()
         losses = losses.detach()
         if self.accelerator.num_processes > 1:

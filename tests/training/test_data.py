@@ -7,7 +7,7 @@ import torch
 from mechicl.models import HookedTransformer
 from mechicl.sampling import QuickGenerator
 from mechicl.tasks import FixedTasks
-from mechicl.training import Curriculum, Ramp
+from mechicl.training import Curriculum, Ramp, data
 from mechicl.training.data import TIMED_BATCHES, batches, batches_ahead, make_generators, sample_batch
 from tests.training.runs import MODEL, TASK, WORDS, reading, small
 
@@ -106,6 +106,32 @@ def test_drawing_moves_to_a_thread_only_where_it_takes_a_notable_part_of_a_step(
             time.sleep(pause)
         assert seen == list(range(config.steps))
         assert_no_thread_is_left()
+
+
+@pytest.mark.parametrize("ahead_is_quicker", [True, False])
+def test_batches_are_drawn_in_the_way_that_was_quicker(monkeypatch, ahead_is_quicker):
+    def slowly(*args):
+        on_a_thread = threading.current_thread() is not threading.main_thread()
+        time.sleep(0.06 if on_a_thread and not ahead_is_quicker else 0.02)
+        return sample_batch(*args)
+
+    monkeypatch.setattr(data, "sample_batch", slowly)
+    config = small(steps=2 * TIMED_BATCHES + 3)
+    seen = []
+    for batch in stream(config):
+        seen.append(batch)
+        if batch.step == 2 * TIMED_BATCHES:
+            assert len(helper_threads()) == ahead_is_quicker
+        time.sleep(0.02)
+    assert_no_thread_is_left()
+    monkeypatch.undo()
+    generators = make_generators(config, CPU)
+    model = HookedTransformer(config.model)
+    for step, batch in enumerate(seen):
+        expected = sample_batch(config, model, generators, step)
+        assert batch.step == step
+        assert torch.equal(batch.tokens, expected.tokens)
+        assert torch.equal(batch.generator_states, expected.generator_states)
 
 
 def test_the_generator_states_of_a_batch_continue_with_the_next_one():
