@@ -6,7 +6,10 @@ Which learning algorithm does a transformer run in its forward pass, and where? 
 
 import importlib
 import os
+import sys
 from typing import TYPE_CHECKING, Any
+
+from mechicl.waiting import settle_waiting
 
 if TYPE_CHECKING:
     from mechicl.checkpoints import load as load
@@ -16,8 +19,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 # Threads of OpenMP that spin while they wait slow every other process on the machine, ours included. They read this
-# when torch is loaded: where it has been loaded before, or somebody has set it, nothing changes.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# when torch is loaded: where it has been loaded before, nothing changes.
+if "torch" not in sys.modules:
+    settle_waiting(os.environ)
 
 _SUBMODULES = (
     "algorithms", "analysis", "checkpoints", "constructions", "interop", "learners", "models", "prompts", "reports",

@@ -180,15 +180,16 @@ def _penalised(prompts: Prompts, penalty: float, name: str, at: PointsAt, with_w
     errors = []
 
     def exact_filters(eigenvalues: Tensor) -> Tensor:
-        largest = eigenvalues.amax(-1, keepdim=True)
-        absent = eigenvalues <= (noise**2 * largest).clamp(min=1e-300)
+        largest = eigenvalues.detach().amax(-1, keepdim=True)
+        absent = eigenvalues.detach() <= (noise**2 * largest).clamp(min=1e-300)
         penalised = (eigenvalues + penalty).masked_fill(absent, 1.0)
         # a singular value is known to ε of the largest: what that makes of σ / (σ² + penalty), relative
-        errors.append((EPSILON * (largest * eigenvalues).sqrt() / penalised).masked_fill(absent, 0.0).amax())
+        lost = EPSILON * (largest * eigenvalues.detach()).sqrt() / penalised.detach()
+        errors.append(float(lost.masked_fill(absent, 0.0).amax()))
         return torch.where(absent, 0.0, 1 / penalised)[None]
 
     exact = spectral_trajectory(prompts[rows], exact_filters, **options, of_inputs=True)
-    error = float(max(errors))
+    error = max(errors)
     if error > LOST:
         warnings.warn(
             f"{name} on {len(rows)} of {len(prompts)} prompts is right to about {error:.1g} of the largest weight: "

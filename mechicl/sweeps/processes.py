@@ -16,6 +16,7 @@ import cloudpickle
 
 from mechicl.sweeps.grid import Cell
 from mechicl.sweeps.work import Orders, Outcome
+from mechicl.waiting import sleep_at_once
 
 PACKAGES = Path(__file__).resolve().parents[2]
 
@@ -72,10 +73,12 @@ class Worker:
         ours, theirs = socket.socketpair()
         life, watched = os.pipe()[::-1]  # the worker sees its end close when this process is gone
         paths = [str(PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+        sleep_at_once(environment)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "mechicl.sweeps.worker", str(theirs.fileno()), str(watched)],
             pass_fds=(theirs.fileno(), watched),
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_WAIT_POLICY": "passive"},
+            env=environment,
         )
         theirs.close()
         os.close(watched)

@@ -12,6 +12,8 @@ def run(folder, **options):
     return sweep().run(folder, slow, progress=False, **options)
 
 
+# ray starts its processes by fork: jax says so of itself where another test of this process has loaded it
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
 def test_a_cluster_of_two_that_loses_one_finishes_with_the_same_bytes(tmp_path):
     cluster_utils = pytest.importorskip("ray.cluster_utils")
     head = {"num_cpus": 1, "include_dashboard": False}
