@@ -1,6 +1,7 @@
 """Checks of numbers that settings and arguments share."""
 
 import math
+import sys
 from typing import Any
 
 
@@ -11,7 +12,9 @@ def is_whole(value: Any) -> bool:
 
 def is_finite(value: Any) -> bool:
     """A real number, neither infinite nor NaN, that is not a bool."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return abs(value) <= sys.float_info.max  # math.isfinite() fails on larger ones
+    return isinstance(value, float) and math.isfinite(value)
 
 
 def check_whole(least: int, **values: Any) -> None:
@@ -32,7 +35,11 @@ def check_positive(**values: Any) -> None:
         ValueError: names the value.
     """
     for name, value in values.items():
-        if not (value > 0 and math.isfinite(value)):
+        try:
+            good = bool(value > 0 and math.isfinite(value))
+        except (TypeError, OverflowError):  # no number, or one that no float can hold
+            good = False
+        if not good:
             raise ValueError(f"{name} must be positive and finite, got {value!r}")
 
 

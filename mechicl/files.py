@@ -5,12 +5,19 @@ import os
 import re
 import shutil
 import socket
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 NEW = ".new"
 """Where files that change together are written before they take the place of the old ones."""
+MOST_BYTES = 64 * 2**20
+"""Of a file of JSON or a table that is read at all: who wrote it may be anybody."""
+MOST_VALUES = 4_000_000
+"""Values, names and brackets of such a file: each takes up to a hundred bytes of memory."""
+MOST_BYTES_OF_WORDS = 8 * 2**20
+"""Of such a file with other characters than ASCII's, which take four bytes each; JSON that is written here has none."""
 TEMPORARY = re.compile(r"\.(?P<machine>[^.]+)\.(?P<process>\d+)\.tmp$")
 
 
@@ -23,7 +30,7 @@ def is_running(process: int) -> bool:
     """Whether this machine has a process of that number."""
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):  # the second for numbers that no process has
         return False
     except PermissionError:  # another user's
         return True
@@ -43,9 +50,57 @@ def remove_leftovers(*folders: Path) -> None:
             path.unlink(missing_ok=True)
 
 
+def check_file(path: Path, most: int | None = None) -> None:
+    """Refuse what is no regular file, or a larger one than is read, before it is opened.
+
+    Args:
+        path: of the file, or of a link to it.
+        most: bytes; any number by default.
+
+    Raises:
+        FileNotFoundError: nothing is there, or a folder.
+        ValueError: a pipe or a device, which would be waited for or read for ever; or a file of more bytes.
+    """
+    status = path.stat()
+    if stat.S_ISDIR(status.st_mode):
+        raise FileNotFoundError(f"{path} is a folder, not a file")
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError(f"{path} is a pipe, a device or the like, not a regular file: it is not read")
+    if most is not None and status.st_size > most:
+        raise ValueError(f"{path} has {status.st_size:,} bytes; a file of its kind is read up to {most:,}")
+
+
+def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
+    """The contents of a regular file of at most so many bytes; errors as for `check_file`."""
+    check_file(path, most)
+    with open(path, "rb") as file:
+        return file.read(most)
+
+
+def check_writable(folder: Path) -> None:
+    """See that files can be written in a folder that is there, or that is still to be made; nothing is left there.
+
+    Raises:
+        OSError: they cannot; names the folder.
+    """
+    there = folder.absolute()
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    probe = there / f".mechicl.{machine_name()}.{os.getpid()}.tmp"
+    try:
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise OSError(error.errno, f"nothing can be written there ({error.strerror})", str(folder)) from error
+
+
 def write_bytes(path: Path, data: bytes) -> None:
-    """Replace a file by new contents so that a crash at any moment leaves the old or the new, never a mixture."""
+    """Replace a file by new contents so that a crash at any moment leaves the old or the new, never a mixture.
+
+    What processes of this machine that were killed in the middle of writing the same file left there is removed.
+    """
     # folders may be shared between machines, whose processes have the same numbers
+    _remove_dead(path)
     temporary = path.with_name(f".{path.name}.{machine_name()}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
@@ -64,6 +119,17 @@ def write_bytes(path: Path, data: bytes) -> None:
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+def _remove_dead(path: Path) -> None:
+    """Remove what ended processes of this machine have left of a file."""
+    start = f".{path.name}.{machine_name()}."
+    if not path.parent.is_dir():
+        return
+    for name in os.listdir(path.parent):
+        process = name.removeprefix(start).removesuffix(".tmp")
+        if name.startswith(start) and process.isdecimal() and not is_running(int(process)):
+            (path.parent / name).unlink(missing_ok=True)
 
 
 def write_together(folder: Path, files: Mapping[str, bytes], last: str) -> None:
@@ -118,17 +184,36 @@ def json_bytes(data: Any) -> bytes:
     return (json.dumps(data, indent=1, allow_nan=False) + "\n").encode()
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object.
+def read_json(path: Path, most: int = MOST_BYTES) -> dict[str, Any]:
+    """A JSON object, whoever wrote it: what would take unreasonable memory is refused before it does.
+
+    Args:
+        path: of the file.
+        most: bytes that it may have.
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: not JSON, or not an object.
+        ValueError: not JSON, not an object, no regular file, or more than is read of it.
     """
+    data = read_bytes(path, most)
+    check_values(path, data)
+    if len(data) > MOST_BYTES_OF_WORDS and not data.isascii():
+        raise ValueError(f"{path} has {len(data):,} bytes, not all of them ASCII; such a file is read up to "
+                         f"{MOST_BYTES_OF_WORDS:,}")  # fmt: skip
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        read = json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:  # endless nesting and numbers of 5,000 digits included
         raise ValueError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(data, dict):
-        raise ValueError(f"{path} must hold a JSON object, got {type(data).__name__}")
-    return data
+    if not isinstance(read, dict):
+        raise ValueError(f"{path} must hold a JSON object, got {type(read).__name__}")
+    return read
+
+
+def check_values(path: Path, data: bytes) -> None:
+    """Refuse JSON of more values than fit into memory that a file of text may reasonably take.
+
+    Raises:
+        ValueError: names the file and the bound.
+    """
+    if sum(map(data.count, (b",", b":", b"[", b"{"))) > MOST_VALUES:
+        raise ValueError(f"{path} holds more than {MOST_VALUES:,} values, names and brackets: so many are not read")

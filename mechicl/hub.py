@@ -16,8 +16,12 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
+from mechicl.files import MOST_BYTES
+
 FILES = ("record.json", "config.json", "weights.safetensors", "snapshots.safetensors")
 """All that is ever fetched or sent, but for the card that is written on sending. Never a pickle, never code."""
+MOST_FETCHED = 16 * 2**30
+"""Bytes of a file of weights that are fetched because a name was given."""
 PREFIX = "hf://"
 _FACTS = (  # fields of a training config that a card shows
     "steps", "batch_size", "learning_rate", "schedule", "warmup_steps", "gradient_clip", "curriculum",
@@ -53,9 +57,11 @@ def download(text: str) -> Path:
     All files are of one commit: that which the revision stood for when it was asked for.
 
     Raises:
-        HubError: no such repository or revision, no right to read it, or no connection and nothing in the cache.
+        HubError: no such repository or revision, no right to read it, or no connection and nothing in the cache; or
+            files of more bytes than are read (JSON), or than are fetched without being asked for.
     """
     repository, revision = Reference.parse(text)
+    _check_sizes(repository, revision)
     try:
         return Path(snapshot_download(repository, revision=revision, allow_patterns=list(FILES)))
     except GatedRepoError as error:
@@ -68,6 +74,20 @@ def download(text: str) -> Path:
         ) from error
     except (HTTPError, HFValidationError, IncompleteSnapshotError, OSError) as error:
         raise HubError(f"{repository} could not be read from the hub: {error}") from error
+
+
+def _check_sizes(repository: str, revision: str | None) -> None:
+    """Refuse a checkpoint's files by what the hub says of their sizes, where it can be asked."""
+    try:
+        entries = HfApi().list_repo_tree(repository, revision=revision)
+        there = {entry.path: getattr(entry, "size", 0) for entry in entries}
+    except (HTTPError, HFValidationError, OSError, ValueError):  # no connection, or no repository: said when it is read
+        return
+    for name in FILES:
+        most = MOST_BYTES if name.endswith(".json") else MOST_FETCHED
+        if there.get(name, 0) > most:
+            words = "read it from a folder that you have fetched it to" if most == MOST_FETCHED else "it is not read"
+            raise HubError(f"{repository}: {name} has {there[name]:,} bytes, more than {most:,}: {words}")
 
 
 def upload(folder: Path, repository: str, card: str, *, private: bool, message: str) -> str:

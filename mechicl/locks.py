@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from mechicl.files import is_running, machine_name
+from mechicl.files import check_file, is_running, machine_name, read_bytes
 
 try:
     import fcntl
@@ -43,6 +43,7 @@ def locked(folder: str | Path, *, wait: bool = False) -> Iterator[None]:
 
     Raises:
         FolderInUseError: it is held, and not to be waited for; the message names the process.
+        ValueError: what is called `.lock` there is a pipe or a device.
 
     Example:
         >>> with locked("runs/lsa-1l"):
@@ -50,6 +51,8 @@ def locked(folder: str | Path, *, wait: bool = False) -> Iterator[None]:
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    if (folder / LOCK_FILE).exists():
+        check_file(folder / LOCK_FILE)
     file = open(folder / LOCK_FILE, "a+", encoding="utf-8")  # noqa: SIM115 - closed below, which lets go of the lock
     by_file = False
     try:
@@ -100,7 +103,7 @@ def _make_held_file(folder: Path, wait: bool) -> None:
 def _remove_if_dead(path: Path) -> bool:
     """Whether the file of a holder that is gone was removed. Of another machine's process that cannot be known."""
     try:
-        words = path.read_bytes()
+        words = read_bytes(path, 10_000)
     except FileNotFoundError:
         return True
     if not _is_dead(words):
@@ -138,7 +141,7 @@ def _sign(file: int) -> None:
 
 def _holder(path: Path) -> str:
     try:
-        holder = json.loads(path.read_text(encoding="utf-8"))
+        holder = json.loads(read_bytes(path, 10_000).decode("utf-8"))
         return f"process {holder['process']} on {holder['machine']} ({holder['command']})"
     except (OSError, ValueError, KeyError, TypeError):  # it has not signed yet
         return "another process"

@@ -1,15 +1,27 @@
 """Tensors in safetensors files: written atomically, read without executing anything."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from mechicl.files import write_bytes
+from mechicl.files import check_file, write_bytes
+
+MOST_HEADER = 8 * 2**20
+"""Bytes of a file's header that are read: names, types and shapes of some 70,000 tensors."""
+TYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+    "U16": torch.uint16, "U32": torch.uint32, "U64": torch.uint64, "C64": torch.complex64,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+}  # fmt: skip
+"""Types of numbers, as headers call them."""
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
@@ -40,16 +52,41 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: the file is truncated, damaged or of another format. Pickles are never opened.
+        ValueError: the file is truncated, damaged, no regular file or of another format, or its header is larger than
+            is read. Pickles are never opened.
     """
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist")
+    with _opened(path) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+
+
+def read_outline(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """What `read_tensors` would return, by the header alone: tensors on torch's "meta" device, which hold no numbers.
+
+    Raises:
+        FileNotFoundError, ValueError: as for `read_tensors`; ValueError also for an unknown type of numbers.
+    """
+    with _opened(path) as file:
+        outline = {}
+        for name in file.keys():  # noqa: SIM118
+            part = file.get_slice(name)
+            if part.get_dtype() not in TYPES:
+                raise ValueError(f"{name} has the type {part.get_dtype()}, which is not one of {sorted(TYPES)}")
+            outline[name] = torch.empty(part.get_shape(), dtype=TYPES[part.get_dtype()], device="meta")
+        return outline, dict(file.metadata() or {})
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """A file as the safetensors library opens it, which sees that the tensors fill the file."""
+    check_file(path)
+    with open(path, "rb") as file:
+        start = file.read(8)
+    pickled = start[:2] in (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05") or start[:4] == b"PK\x03\x04"
+    hint = "it looks like a pickle, which is never loaded" if pickled else "truncated or damaged?"
     try:
+        if MOST_HEADER < int.from_bytes(start, "little") < path.stat().st_size:
+            raise ValueError(f"its header has more than {MOST_HEADER:,} bytes")
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+            yield file
     except (SafetensorError, OSError, ValueError) as error:
-        with open(path, "rb") as file:
-            start = file.read(4)
-        pickled = start[:2] in (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05") or start == b"PK\x03\x04"
-        hint = "it looks like a pickle, which is never loaded" if pickled else "truncated or damaged?"
         raise ValueError(f"{path} is not a readable safetensors file ({hint}): {error}") from error

@@ -2,10 +2,12 @@ import json
 import math
 import os
 import platform
+import random
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -292,6 +294,8 @@ def test_a_command_killed_and_called_again_gives_the_same_weights(here):
         (["train", "gpt2-8l", "--task.x-dim", "4", "--model.x-dim", "4"], "curriculum.dims ends at 5"),
         (["train", "gpt2-8l", "--curriculum.points", "5", "21", "--steps", "900"], "curriculum.points ends at step"),
         (["train", "lsa-1l", "--tracker", "paperboard", *QUICK], "paperboard"),
+        (["train", "lsa-1l", "--model.device", "meta", *QUICK], "model.device='meta' has no numbers to train"),
+        (["train", "lsa-1l", "--model.device", "cuda", *QUICK], "model.device='cuda', but the training is on cpu"),
         (["report", "nothing-like-it", "--out", "report"], "nothing-like-it"),
         (["sweep", "lsa-99l"], "no preset or sweep 'lsa-99l'"),
         (["sweep", "lsa-1l", "--over", "model.n_layers"], "field=value"),
@@ -305,6 +309,22 @@ def test_a_command_killed_and_called_again_gives_the_same_weights(here):
 )
 def test_a_users_error_is_one_line_and_exit_code_1(here, capsys, words, message):
     assert message in failure(capsys, *words)
+
+
+@pytest.mark.parametrize("words", [["train", "lsa-1l", *QUICK, "--out"], ["report", "lsa-1l", "--out"]])
+def test_a_folder_that_cannot_be_written_in_is_told_before_anything_is_done(here, capsys, words):
+    (here / "file").touch()
+    assert "nothing can be written there" in failure(capsys, *words, "file/out")
+    assert sorted(path.name for path in here.iterdir()) == ["file"]
+
+
+def test_pythons_random_numbers_are_the_callers(here):
+    random.seed(3)
+    before = random.getstate()
+    for words in (["list"], ["train", "lsa-1l", *QUICK], ["fly"]):
+        with suppress(SystemExit):
+            cli.main(words)
+        assert random.getstate() == before
 
 
 def test_a_sweep_is_run_told_of_drawn_and_gone_on_with(here, capsys):

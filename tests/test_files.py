@@ -9,8 +9,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from mechicl.files import machine_name, read_json, remove_leftovers, write_bytes, write_json
-from mechicl.tensor_files import read_tensors, write_tensors
+from mechicl.files import (
+    MOST_BYTES,
+    MOST_BYTES_OF_WORDS,
+    MOST_VALUES,
+    check_writable,
+    machine_name,
+    read_json,
+    remove_leftovers,
+    write_bytes,
+    write_json,
+)
+from mechicl.tensor_files import read_outline, read_tensors, write_tensors
+from tests.bounds import bounded, make_no_file
 
 
 class Crash(Exception):
@@ -86,6 +97,68 @@ def test_leftovers_go_but_for_those_of_processes_that_run(tmp_path):
     assert names(tmp_path) == sorted([kept, "a.tmp", "a"])
 
 
+def test_the_next_write_of_a_file_removes_what_killed_processes_left_of_it(tmp_path):
+    ended = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    ended.wait()
+    running = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
+    kept = [f".a.{machine_name()}.{running.pid}.tmp", f".a.elsewhere.{ended.pid}.tmp",
+            f".b.{machine_name()}.{ended.pid}.tmp", f".a.{machine_name()}.x.tmp"]  # fmt: skip
+    try:
+        for name in (*kept, f".a.{machine_name()}.{ended.pid}.tmp", f".a.{machine_name()}.{10**30}.tmp"):
+            (tmp_path / name).touch()
+        write_bytes(tmp_path / "a", b"new")
+    finally:
+        running.communicate()
+    assert names(tmp_path) == sorted([*kept, "a"])
+
+
+def test_a_folder_that_can_be_written_in_is_left_as_it_was(tmp_path):
+    check_writable(tmp_path)
+    check_writable(tmp_path / "to" / "be" / "made")
+    assert names(tmp_path) == []
+    (tmp_path / "file").write_bytes(b"mine")
+    with pytest.raises(OSError, match=r"nothing can be written there .*file/out"):
+        check_writable(tmp_path / "file" / "out")
+    assert (tmp_path / "file").read_bytes() == b"mine"
+
+
+# ---- what is read at all ----
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "large"])
+@pytest.mark.parametrize("read", [read_json, read_tensors, read_outline])
+def test_pipes_devices_and_endless_files_are_refused_before_they_are_opened(tmp_path, read, kind):
+    path = tmp_path / "data"
+    make_no_file(path, kind)
+    with bounded(), pytest.raises(ValueError, match=f"{path} (is a pipe, a device|has 3,221|is not a readable)"):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"a": [' + "[]," * (MOST_VALUES // 2) + "[]]}", "more than 4,000,000 values"),
+        ("{" + '"":0,' * (MOST_VALUES // 2) + '"b":0}', "more than 4,000,000 values"),
+        ('{"a": "\U0001f600' + "x" * MOST_BYTES_OF_WORDS + '"}', "not all of them ASCII"),
+        ('{"a": "' + "x" * MOST_BYTES + '"}', f"has {MOST_BYTES + 9:,} bytes; a file of its kind is read up to"),
+    ],
+    ids=["lists", "names", "letters", "size"],
+)  # fmt: skip
+def test_json_that_would_fill_the_memory_is_refused(tmp_path, text, message):
+    path = tmp_path / "data.json"
+    path.write_text(text, encoding="utf-8")
+    del text
+    with bounded(), pytest.raises(ValueError, match=f"data.json .*{message}"):
+        read_json(path)
+
+
+def test_the_largest_json_that_is_read_takes_bounded_memory_and_time(tmp_path):
+    path = tmp_path / "data.json"
+    path.write_text('{"a": [' + "{}," * (MOST_VALUES // 2 - 3) + "{}]}")
+    with bounded():
+        assert len(read_json(path)["a"]) == MOST_VALUES // 2 - 2
+
+
 # ---- JSON ----
 
 
@@ -144,6 +217,25 @@ def test_tensors_come_back_with_their_values_types_and_metadata(tmp_path):
         assert tensor.dtype == TENSORS[name].dtype
         assert not tensor.requires_grad
         torch.testing.assert_close(tensor, TENSORS[name].detach(), rtol=0, atol=0, equal_nan=True)
+
+
+def test_the_outline_of_a_file_has_everything_but_the_numbers(tmp_path):
+    path = tmp_path / "data.safetensors"
+    write_tensors(path, TENSORS, {"steps": "1,2"})
+    (tensors, metadata), (outline, same) = read_tensors(path), read_outline(path)
+    assert metadata == same
+    assert {name: (t.shape, t.dtype) for name, t in outline.items()} == {
+        name: (t.shape, t.dtype) for name, t in tensors.items()
+    }
+    assert {tensor.device.type for tensor in outline.values()} == {"meta"}
+
+
+def test_a_long_header_is_not_read(tmp_path):
+    path = tmp_path / "data.safetensors"
+    header = b'{"__metadata__":{"a":"' + b"x" * 2**23 + b'"}}'
+    path.write_bytes(len(header).to_bytes(8, "little") + header + b" ")
+    with pytest.raises(ValueError, match="header has more than 8,388,608 bytes"):
+        read_tensors(path)
 
 
 def test_a_file_cut_short_anywhere_is_refused(tmp_path):

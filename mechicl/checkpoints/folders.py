@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +10,18 @@ from torch import Tensor
 
 from mechicl.checkpoints.checkpoint import Checkpoint, CheckpointError, Snapshots
 from mechicl.checkpoints.random_weights import replaced
-from mechicl.checkpoints.stacks import models_from_stack, stack_models
-from mechicl.files import NEW, current_path, json_bytes, read_json, settle, write_together
+from mechicl.checkpoints.stacks import check_stack, models_from_stack, stack_models
+from mechicl.files import MOST_BYTES, NEW, check_values, current_path, json_bytes, read_json, settle, write_together
 from mechicl.hub import FILES, PREFIX, HubError, Reference, download, model_card, upload
 from mechicl.models import Model, ModelConfig, PromptedModel, config_from_dict
 from mechicl.models.wrapping.wrapped import refuse_wrapped
 from mechicl.shipped import available, shipped_folder
-from mechicl.tensor_files import read_tensors, tensor_bytes
+from mechicl.tensor_files import read_outline, read_tensors, tensor_bytes
 
 RECORD = "record.json"
 """The file of a checkpoint that is read first and written last: it says what the others must be."""
+MOST_CONFIG = 2**20
+"""Bytes of a config.json that are read; a long one has two thousand."""
 
 
 def load(name: str | Path, seed: int | None = None) -> Model:
@@ -32,8 +35,9 @@ def load(name: str | Path, seed: int | None = None) -> Model:
             several tasks trained at once it is the first (see `Checkpoint.by_task`).
 
     Raises:
-        CheckpointError: unknown name or seed; a file is missing, damaged, changed since it was saved, or no
-            safetensors; or the weights do not fit the config. Nothing in the files is ever executed.
+        CheckpointError: unknown name or seed; a file is missing, damaged, changed since it was saved, no regular file,
+            larger than is read of its kind, or no safetensors; or the weights do not fit the config. Nothing in the
+            files is ever executed, and nothing is made of a size that only the config claims.
 
     Example:
         >>> load("lsa-1l").cfg.n_layers
@@ -50,16 +54,22 @@ def load_checkpoint(name: str | Path) -> Checkpoint:
     digests = record.get("sha256")
     if not isinstance(digests, dict) or not {"config.json", "weights.safetensors"} <= set(digests):
         raise CheckpointError(f"{record_path} lacks the digests (sha256) of config.json and the weights")
-    data = _read(read_json, config_path, digests["config.json"])
+    data = _read(partial(read_json, most=MOST_CONFIG), config_path)
+    _check_digest(config_path, digests["config.json"])
     cfg = _as_checkpoint_error(config_path, _config, data)
-    # Tensors are read before their digest is compared: "this is a pickle" says more than "this is another file".
-    weights, _ = _read(read_tensors, weights_path, digests["weights.safetensors"])
-    models = _as_checkpoint_error(weights_path, models_from_stack, cfg, weights)
-    if not _one_model_a_seed(record, models):
-        raise CheckpointError(f"{folder}: {len(models)} models for the seeds {record['seeds']!r}")
+    # A file is compared with its digest after its header has been read ("this is a pickle" says more than "this is
+    # another file"), and its header with the config before anything is made of the size that either of them claims.
+    outline, _ = _read(read_outline, weights_path)
+    n_models = _as_checkpoint_error(weights_path, check_stack, cfg, outline)
+    _as_checkpoint_error(record_path, _check_record, record, n_models)
+    _check_digest(weights_path, digests["weights.safetensors"])
+    models = _as_checkpoint_error(weights_path, models_from_stack, cfg, _read(read_tensors, weights_path)[0])
     snapshots = None
     if "snapshots.safetensors" in digests:
-        stacked, metadata = _read(read_tensors, snapshots_path, digests["snapshots.safetensors"])
+        kept, metadata = _read(read_outline, snapshots_path)
+        _as_checkpoint_error(snapshots_path, _check_snapshots, kept, metadata.get("steps", ""), outline)
+        _check_digest(snapshots_path, digests["snapshots.safetensors"])
+        stacked, metadata = _read(read_tensors, snapshots_path)
         snapshots = _as_checkpoint_error(snapshots_path, _snapshots, stacked, metadata.get("steps", ""))
     title = Reference.parse(str(name)).repository if _is_on_hub(name) else folder.name
     return replaced(Checkpoint(title, models, record, snapshots))
@@ -85,7 +95,8 @@ def save(
     Raises:
         TypeError: something in the record that JSON has no form for.
         ValueError: a repository of the hub for a folder, no models, different configs, a number in the record that is
-            not finite, or another number of `seeds` in it than of models. Nothing has been written then.
+            not finite, another number of `seeds` in it than of models, or a longer record than could be read. Nothing
+            has been written then.
     """
     if str(folder).startswith("hf:"):
         raise ValueError(f"save() writes to a folder, then push(folder, {str(folder)[3:].lstrip('/')!r}) sends it")
@@ -94,7 +105,7 @@ def save(
     if not models or any(model.cfg.to_dict() != models[0].cfg.to_dict() for model in models):
         raise ValueError("save() needs one or more models with the same config")
     record = record or {}
-    if not _one_model_a_seed(record, models):
+    if not _one_model_a_seed(record, len(models)):
         raise ValueError(f"{len(models)} models for the seeds {record['seeds']!r}")
     files = {
         "config.json": json_bytes(models[0].cfg.to_dict()),
@@ -105,6 +116,9 @@ def save(
         files["snapshots.safetensors"] = tensor_bytes(snapshots.weights, {"steps": steps})
     digests = {name: hashlib.sha256(contents).hexdigest() for name, contents in files.items()}
     files[RECORD] = json_bytes({**record, "sha256": digests})
+    if len(files[RECORD]) > MOST_BYTES:
+        raise ValueError(f"the record has {len(files[RECORD]):,} bytes; {MOST_BYTES:,} are read: thin its curve")
+    check_values(Path(folder) / RECORD, files[RECORD])
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     write_together(folder, files, last=RECORD)
@@ -177,17 +191,23 @@ def _from_hub(text: str) -> Path:
     return folder
 
 
-def _read(reader: Callable[[Path], Any], path: Path, digest: str | None = None) -> Any:
+def _read(reader: Callable[[Path], Any], path: Path) -> Any:
     try:
-        contents = reader(path)
-        changed = digest is not None and _digest(path) != digest
+        return reader(path)
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is missing: the checkpoint is incomplete") from error
     except (OSError, ValueError) as error:
         raise CheckpointError(str(error)) from error
-    if changed:
+
+
+def _check_digest(path: Path, expected: Any) -> None:
+    try:
+        with open(path, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if digest != expected:
         raise CheckpointError(f"{path} was changed after the checkpoint was saved (its SHA-256 differs)")
-    return contents
 
 
 def _as_checkpoint_error(path: Path, make: Callable[..., Any], *parts: Any) -> Any:
@@ -203,14 +223,35 @@ def _config(data: dict[str, Any]) -> ModelConfig:
     return config_from_dict(data)
 
 
+def _check_record(record: dict[str, Any], n_models: int) -> None:
+    """Refuse a record whose parts that are read of every checkpoint are not what `save` writes."""
+    if not _one_model_a_seed(record, n_models):
+        raise ValueError(f"{n_models} models for the seeds {record['seeds']!r}")
+    for name in ("training", "curve"):
+        if not isinstance(record.get(name, {}), dict):
+            raise ValueError(f"{name} must be an object, got {type(record[name]).__name__}")
+    if not isinstance(record.get("training", {}).get("more_tasks", []), list):
+        raise ValueError("training.more_tasks must be a list")
+    for name in ("loss", "eval_loss"):
+        lines = record.get("curve", {}).get(name) or []
+        if not isinstance(lines, list) or not all(isinstance(line, list) and len(line) == n_models for line in lines):
+            raise ValueError(f"curve.{name} must be a list of lists of {n_models} losses, one a model")
+        if not all(loss is None or isinstance(loss, int | float) for line in lines for loss in line):
+            raise ValueError(f"curve.{name} holds something that is neither a number nor null")
+
+
+def _check_snapshots(kept: dict[str, Tensor], steps: str, weights: dict[str, Tensor]) -> None:
+    """Refuse snapshots of other weights than the models', before they are read."""
+    _snapshots(kept, steps)
+    for name, tensor in kept.items():
+        if name not in weights or tensor.shape[1:] != weights[name].shape:
+            raise ValueError(f"{name} of shape {list(tensor.shape)} is no snapshot of a weight of these models")
+
+
 def _snapshots(weights: dict[str, Tensor], steps: str) -> Snapshots:
     return Snapshots(tuple(int(step) for step in steps.split(",") if step), weights)
 
 
-def _one_model_a_seed(record: dict[str, Any], models: list[Model]) -> bool:
-    seeds = record.get("seeds", models)
-    return isinstance(seeds, (list, tuple)) and len(seeds) == len(models)
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def _one_model_a_seed(record: dict[str, Any], n_models: int) -> bool:
+    seeds = record.get("seeds", range(n_models))
+    return isinstance(seeds, (list, tuple, range)) and len(seeds) == n_models

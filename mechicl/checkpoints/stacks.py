@@ -1,12 +1,16 @@
 """Models with one config as stacked tensors, a leading axis for seeds."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
 
-from mechicl.models import Model, ModelConfig, TransformerConfig, build
+from mechicl.models import Model, ModelConfig, TransformerConfig
+from mechicl.models.architectures import build_unfilled, outline
 from mechicl.models.transformer.state_names import current_names
+
+MOST_LAYERS = 10_000
+"""Layers in all models of a checkpoint together: each takes tens of kilobytes, however small its weights are."""
 
 
 def stack_models(models: Iterable[Model]) -> dict[str, Tensor]:
@@ -15,19 +19,54 @@ def stack_models(models: Iterable[Model]) -> dict[str, Tensor]:
     return {name: torch.stack([state[name].detach() for state in states]) for name in states[0]}
 
 
-def models_from_stack(cfg: ModelConfig, stacked: dict[str, Tensor]) -> list[Model]:
+def models_from_stack(cfg: ModelConfig, stacked: Mapping[str, Tensor]) -> list[Model]:
     """Models from weights with a leading seed axis, as `stack_models` makes them.
 
     Raises:
-        ValueError: a tensor is missing, left over, or of another shape or type than the config asks for, or there is
-            no model in the stack.
+        ValueError: as for `check_stack`.
     """
+    n_models = check_stack(cfg, stacked)
     if isinstance(cfg, TransformerConfig):
         stacked = current_names(cfg, stacked)
-    expected = _named_tensors(build(cfg))
+    models = []
+    for i in range(n_models):
+        model = build_unfilled(cfg)
+        tensors = _named_tensors(model)
+        with torch.no_grad():
+            for name, tensor in stacked.items():
+                tensors[name].copy_(tensor[i])
+        models.append(model.eval())
+    return models
+
+
+def check_stack(cfg: ModelConfig, stacked: Mapping[str, Tensor]) -> int:
+    """How many models are in a stack. Only names, shapes and types are looked at, and nothing of their size is made.
+
+    Args:
+        cfg: of the models, which may claim more than there is.
+        stacked: as for `models_from_stack`, or on the "meta" device, as `tensor_files.read_outline` has them.
+
+    Raises:
+        ValueError: a tensor is missing, left over, or of another shape or type than the config asks for; there is no
+            model in the stack, or there are more than `MOST_LAYERS` layers in all of them.
+    """
+    if isinstance(cfg, TransformerConfig):
+        stacked = current_names(cfg, {name: tensor.to("meta") for name, tensor in stacked.items()})
+    layers = {name.split(".")[1] for name in stacked if name.startswith("blocks.")}
+    n_layers = min(cfg.n_layers, 1) if getattr(cfg, "recurrent", False) else cfg.n_layers
+    if len(layers) != n_layers:
+        raise ValueError(f"the weights are those of {len(layers)} layers, n_layers={cfg.n_layers} asks for {n_layers}")
+    n_models = {tensor.shape[0] for tensor in stacked.values() if tensor.ndim}
+    if max(cfg.n_layers, 1) * max(n_models, default=1) > MOST_LAYERS:
+        words = f"{max(n_models, default=1):,} models of n_layers={cfg.n_layers:,}"
+        raise ValueError(f"{words} are more than the {MOST_LAYERS:,} layers that a checkpoint may have")
+    try:
+        expected = _named_tensors(outline(cfg))
+    except (RuntimeError, OverflowError, TypeError) as error:  # not even their number of elements can be written
+        raise ValueError(f"no model has the sizes that the config asks for: {str(error).splitlines()[0]}") from error
     if set(stacked) != set(expected):
         missing, extra = sorted(set(expected) - set(stacked)), sorted(set(stacked) - set(expected))
-        raise ValueError(f"the weights do not fit the config: missing {missing}, not expected {extra}")
+        raise ValueError(f"the weights do not fit the config: missing {missing[:9]}, not expected {extra[:9]}")
     for name, tensor in stacked.items():
         if tensor.ndim == 0 or tensor.shape[1:] != expected[name].shape:
             raise ValueError(
@@ -35,18 +74,9 @@ def models_from_stack(cfg: ModelConfig, stacked: dict[str, Tensor]) -> list[Mode
             )
         if tensor.dtype != expected[name].dtype:
             raise ValueError(f"{name} must be {expected[name].dtype} as the config says, got {tensor.dtype}")
-    n_models = {tensor.shape[0] for tensor in stacked.values()}
     if len(n_models) != 1 or n_models == {0}:
         raise ValueError(f"the weights need one leading axis for all, the seeds; theirs have sizes {sorted(n_models)}")
-    models = []
-    for i in range(n_models.pop()):
-        model = build(cfg)
-        tensors = _named_tensors(model)
-        with torch.no_grad():
-            for name, tensor in stacked.items():
-                tensors[name].copy_(tensor[i])
-        models.append(model.eval())
-    return models
+    return n_models.pop()
 
 
 def _named_tensors(model: Model) -> dict[str, Tensor]:

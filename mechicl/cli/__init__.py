@@ -6,6 +6,7 @@ is run. `mechicl train` is the exception: its options are the fields of the conf
 """
 
 import os
+import random
 import shlex
 import sys
 from collections.abc import Sequence
@@ -37,6 +38,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     and exit code 2.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    numbers = random.getstate()  # tyro draws from them, and they are the caller's
+    try:
+        _run(words)
+    finally:
+        random.setstate(numbers)
+
+
+def _run(words: list[str]) -> None:
     options = (tyro.conf.AvoidSubcommands, tyro.conf.FlagCreatePairsOff)
     try:
         commands, registry = _commands(words)

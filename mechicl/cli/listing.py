@@ -33,6 +33,8 @@ def _in_words(folder: Path) -> str:
         return f"{layers}, width {cfg['d_model']}, {_training(cfg, record)}"
     except KeyError as error:
         raise ValueError(f"{folder} is no whole checkpoint: its files lack {error}") from error
+    except (TypeError, AttributeError, IndexError, ArithmeticError) as error:  # anything may stand in a file
+        raise ValueError(f"{folder} is no checkpoint: its files are not what a training writes ({error})") from error
 
 
 def _training(cfg: dict[str, Any], record: dict[str, Any]) -> str:

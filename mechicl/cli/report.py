@@ -35,10 +35,11 @@ class Report:
     def execute(self, command: str) -> None:
         """Write the report."""
         from mechicl.checkpoints import load  # here, because they take seconds: help must not wait for them
-        from mechicl.files import read_json
+        from mechicl.files import check_writable, read_json
         from mechicl.reports import write_report
         from mechicl.tasks import task_from_dict
 
+        check_writable(self.out)
         started = time.perf_counter()
         path = write_report(
             self.checkpoint,

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import itertools
+import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from accelerate import PartialState
 from mechicl import __version__
 from mechicl.checkpoints import Snapshots, save
 from mechicl.cli.listing import held_out
+from mechicl.files import check_writable
 from mechicl.tasks import AnyTask, FixedTasks, LinearRegression, SineRegression
 from mechicl.training import PRESETS, Curriculum, Ramp, TrainingConfig, train
 from mechicl.training.config import resize_task
@@ -60,12 +62,15 @@ class TrainPreset:
         run = self.run or Path("runs") / name
         if config.curriculum is not None and config.curriculum != PRESETS[name].curriculum and not self.quiet:
             print(f"curriculum: {config.curriculum}")
+        out = self.out or run / "checkpoint"
+        if os.environ.get("RANK", "0") == "0":  # before accelerate has started the processes' group
+            check_writable(out)  # now, and not when everything has been trained
         result = train(config, run, restart=self.restart, progress=not self.quiet)
         if PartialState().is_main_process:
             record = {"name": name, "command": command, **result.record}
             record["versions"] |= {"mechicl": __version__, "transformer-lens": version("transformer-lens")}
             snapshots = Snapshots(result.snapshot_steps, result.snapshots) if result.snapshots else None
-            folder = save(self.out or run / "checkpoint", result.models, record, snapshots)
+            folder = save(out, result.models, record, snapshots)
             losses = record.get("curve", {}).get("eval_loss", [[float("nan")]])[-1]
             reached = ", ".join(f"{loss:.5f}" for loss in losses)
             loss = held_out(getattr(config.model, "prompt_format", None))

@@ -1,15 +1,15 @@
 """Models of the `in-context-learning` code of Garg et al. 2022, on which Fu et al. 2024 build."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from torch import Tensor
 
 from mechicl.checks import check_whole
 from mechicl.interop.garg_tasks import garg_task
+from mechicl.interop.outside_files import read_torch_file, read_yaml
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.sampling import PromptDistribution
 
@@ -31,7 +31,8 @@ def from_garg(state_dict: Mapping[str, Tensor], config: Mapping[str, Any]) -> Ho
     Source: Garg et al. 2022, section 3; Fu et al. 2024, section 4.
 
     Example:
-        >>> model = from_garg(load_garg_state("state.pt"), yaml.safe_load(open("config.yaml")))
+        >>> config = {"n_dims": 5, "n_positions": 11, "n_embd": 32, "n_layer": 3, "n_head": 4}
+        >>> model = from_garg(load_garg_state("state.pt"), config)
     """
     fields = config.get("model", config)
     sizes = ("n_dims", "n_positions", "n_embd", "n_layer", "n_head")
@@ -43,6 +44,14 @@ def from_garg(state_dict: Mapping[str, Tensor], config: Mapping[str, Any]) -> Ho
         )
     check_whole(1, **{name: fields[name] for name in sizes})
     width, heads = fields["n_embd"], fields["n_head"]
+    for name, shape in _shapes(fields):  # before anything is made of the size that the config claims
+        if name not in state_dict:
+            raise ValueError(f"the state dict has no {name!r}")
+        tensor = state_dict[name]
+        if not isinstance(tensor, Tensor):
+            raise ValueError(f"{name} must be a tensor of finite numbers, got {type(tensor).__name__}")
+        if tuple(tensor.shape) != shape:
+            raise ValueError(f"{name} must be {shape} by the config, got {tuple(tensor.shape)}")
     cfg = TransformerConfig(
         x_dim=fields["n_dims"],
         n_context=fields["n_positions"] - 1,
@@ -59,14 +68,10 @@ def from_garg(state_dict: Mapping[str, Tensor], config: Mapping[str, Any]) -> Ho
     model = HookedTransformer(cfg)
     used: set[str] = set()
 
-    def take(name: str, *shape: int) -> Tensor:
-        if name not in state_dict:
-            raise ValueError(f"the state dict has no {name!r}")
+    def take(name: str) -> Tensor:
         tensor = state_dict[name]
-        if not isinstance(tensor, Tensor) or not tensor.isfinite().all():
-            raise ValueError(f"{name} must be a tensor of finite numbers, got {type(tensor).__name__}")
-        if tuple(tensor.shape) != shape:
-            raise ValueError(f"{name} must be {shape} by the config, got {tuple(tensor.shape)}")
+        if not tensor.isfinite().all():
+            raise ValueError(f"{name} must be a tensor of finite numbers, got some that are not")
         used.add(name)
         return tensor.detach().float()
 
@@ -75,36 +80,54 @@ def from_garg(state_dict: Mapping[str, Tensor], config: Mapping[str, Any]) -> Ho
         return weights.unflatten(-1, (heads, -1)).movedim(-2, 0)
 
     with torch.no_grad():
-        model.embed.W_E.copy_(take("_read_in.weight", width, cfg.d_token).T)
-        model.get_parameter("embed.b_E").copy_(take("_read_in.bias", width))
+        model.embed.W_E.copy_(take("_read_in.weight").T)
+        model.get_parameter("embed.b_E").copy_(take("_read_in.bias"))
         # the last of its 2 n_positions positions is the query's y, which is never in a prompt here
-        model.pos_embed.W_pos.copy_(take("_backbone.wpe.weight", 2 * fields["n_positions"], width)[: cfg.n_ctx])
+        model.pos_embed.W_pos.copy_(take("_backbone.wpe.weight")[: cfg.n_ctx])
         for layer, block in enumerate(model.blocks):
             prefix = f"_backbone.h.{layer}."
             for norm, name in (("ln1", "ln_1"), ("ln2", "ln_2")):
-                model.get_parameter(f"blocks.{layer}.{norm}.w").copy_(take(f"{prefix}{name}.weight", width))
-                model.get_parameter(f"blocks.{layer}.{norm}.b").copy_(take(f"{prefix}{name}.bias", width))
-            weights = take(f"{prefix}attn.c_attn.weight", width, 3 * width).chunk(3, dim=1)
-            biases = take(f"{prefix}attn.c_attn.bias", 3 * width).chunk(3)
+                model.get_parameter(f"blocks.{layer}.{norm}.w").copy_(take(f"{prefix}{name}.weight"))
+                model.get_parameter(f"blocks.{layer}.{norm}.b").copy_(take(f"{prefix}{name}.bias"))
+            weights = take(f"{prefix}attn.c_attn.weight").chunk(3, dim=1)
+            biases = take(f"{prefix}attn.c_attn.bias").chunk(3)
             for which, weight, bias in zip("QKV", weights, biases, strict=True):
                 getattr(block.attn, f"W_{which}").copy_(split_heads(weight))
                 getattr(block.attn, f"b_{which}").copy_(split_heads(bias))
-            block.attn.W_O.copy_(take(f"{prefix}attn.c_proj.weight", width, width).unflatten(0, (heads, -1)))
-            block.attn.b_O.copy_(take(f"{prefix}attn.c_proj.bias", width))
-            block.mlp.W_in.copy_(take(f"{prefix}mlp.c_fc.weight", width, 4 * width))
-            block.mlp.b_in.copy_(take(f"{prefix}mlp.c_fc.bias", 4 * width))
-            block.mlp.W_out.copy_(take(f"{prefix}mlp.c_proj.weight", 4 * width, width))
-            block.mlp.b_out.copy_(take(f"{prefix}mlp.c_proj.bias", width))
-        model.get_parameter("ln_final.w").copy_(take("_backbone.ln_f.weight", width))
-        model.get_parameter("ln_final.b").copy_(take("_backbone.ln_f.bias", width))
-        model.unembed.W_U.copy_(take("_read_out.weight", 1, width).T)
-        model.get_parameter("unembed.b_U").copy_(take("_read_out.bias", 1))
+            block.attn.W_O.copy_(take(f"{prefix}attn.c_proj.weight").unflatten(0, (heads, -1)))
+            block.attn.b_O.copy_(take(f"{prefix}attn.c_proj.bias"))
+            block.mlp.W_in.copy_(take(f"{prefix}mlp.c_fc.weight"))
+            block.mlp.b_in.copy_(take(f"{prefix}mlp.c_fc.bias"))
+            block.mlp.W_out.copy_(take(f"{prefix}mlp.c_proj.weight"))
+            block.mlp.b_out.copy_(take(f"{prefix}mlp.c_proj.bias"))
+        model.get_parameter("ln_final.w").copy_(take("_backbone.ln_f.weight"))
+        model.get_parameter("ln_final.b").copy_(take("_backbone.ln_f.bias"))
+        model.unembed.W_U.copy_(take("_read_out.weight").T)
+        model.get_parameter("unembed.b_U").copy_(take("_read_out.bias"))
     # a vocabulary that is never used, and masks that older versions of transformers saved
     unused = {name for name in state_dict if name.endswith(("wte.weight", "attn.bias", "attn.masked_bias"))}
     left = sorted(set(state_dict) - used - unused)
     if left:
         raise ValueError(f"the state dict has entries that this model has no place for: {left[:5]}")
     return model.eval()
+
+
+def _shapes(fields: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Name and shape of each weight that a config asks for."""
+    width, n_positions = fields["n_embd"], fields["n_positions"]
+    yield "_read_in.weight", (width, fields["n_dims"])
+    yield "_read_in.bias", (width,)
+    yield "_backbone.wpe.weight", (2 * n_positions, width)
+    for layer in range(fields["n_layer"]):
+        prefix = f"_backbone.h.{layer}."
+        for norm in ("ln_1", "ln_2"):
+            yield from ((f"{prefix}{norm}.{part}", (width,)) for part in ("weight", "bias"))
+        sizes = {"attn.c_attn": (1, 3), "attn.c_proj": (1, 1), "mlp.c_fc": (1, 4), "mlp.c_proj": (4, 1)}
+        for part, (n_in, n_out) in sizes.items():
+            yield f"{prefix}{part}.weight", (n_in * width, n_out * width)
+            yield f"{prefix}{part}.bias", (n_out * width,)
+    yield from (("_backbone.ln_f.weight", (width,)), ("_backbone.ln_f.bias", (width,)))
+    yield from (("_read_out.weight", (1, width)), ("_read_out.bias", (1,)))
 
 
 def load_garg(folder: str | Path, *, step: int | None = None) -> tuple[HookedTransformer, PromptDistribution | None]:
@@ -122,10 +145,7 @@ def load_garg(folder: str | Path, *, step: int | None = None) -> tuple[HookedTra
         ValueError: as for `from_garg` and `load_garg_state`, or a config that is no mapping.
     """
     folder = Path(folder)
-    try:
-        config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{folder / 'config.yaml'} is no plain YAML: {error}") from error
+    config = read_yaml(folder / "config.yaml")
     if not isinstance(config, Mapping) or not isinstance(config.get("model", config), Mapping):
         raise ValueError(f"{folder / 'config.yaml'} has no model section")
     path = folder / ("state.pt" if step is None else f"model_{step}.pt")
@@ -140,17 +160,15 @@ def load_garg_state(path: str | Path) -> dict[str, Tensor]:
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: the file holds anything but tensors and plain data, or neither a "model_state_dict" nor weights.
+        ValueError: the file holds anything but tensors and plain data, parts that are compressed, tensors with more
+            elements than the file, or neither a "model_state_dict" nor weights; or torch before 1.6 wrote it.
     """
-    try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise
-    except Exception as error:  # whatever the unpickler refuses, in one kind of error
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"{path} is no checkpoint of tensors and plain data: {reason}") from error
-    if isinstance(checkpoint, Mapping) and "_read_in.weight" in checkpoint:
-        return dict(checkpoint)
-    if not isinstance(checkpoint, Mapping) or not isinstance(checkpoint.get("model_state_dict"), Mapping):
+    checkpoint = read_torch_file(Path(path))
+    state = None
+    if isinstance(checkpoint, Mapping):
+        state = checkpoint if "_read_in.weight" in checkpoint else checkpoint.get("model_state_dict")
+    if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
         raise ValueError(f"{path} has no 'model_state_dict' with the weights by their names")
-    return dict(checkpoint["model_state_dict"])
+    if sum(weight.nbytes for weight in state.values() if isinstance(weight, Tensor)) > Path(path).stat().st_size:
+        raise ValueError(f"{path} has fewer bytes than its weights: one of them has several names")
+    return dict(state)

@@ -50,7 +50,10 @@ def _task(training: Mapping[str, Any], x_dim: int, step: int | None) -> PromptDi
         raise _NoTask(f"its inputs are {training['data']!r}, not 'gaussian'")
     if training.get("num_tasks") is not None:
         raise _NoTask(f"it has a pool of num_tasks={training['num_tasks']} tasks, which runs do not save")
-    name, arguments = training["task"], dict(training.get("task_kwargs") or {})
+    name, arguments = training["task"], training.get("task_kwargs") or {}
+    if not isinstance(arguments, Mapping):
+        raise _NoTask(f"task_kwargs={arguments!r}")
+    arguments = dict(arguments)
     points, dims = (_last_value(training, kind, step) for kind in ("points", "dims"))
     if points is None or points < 1:
         raise _NoTask("training.curriculum.points has no 'end', a number of points")

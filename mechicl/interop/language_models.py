@@ -8,9 +8,16 @@ import torch
 from transformer_lens.model_bridge import TransformerBridge
 
 from mechicl.checkpoints import are_weights_random, available, load_checkpoint
+from mechicl.files import check_file, read_json
 from mechicl.tasks.topics import TopicClassification, topic_tokenizer
+from mechicl.tensor_files import read_outline
 
 FIRST = 1_000_003  # seed of untrained models' weights
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+WIDTHS = ("hidden_size", "n_embd", "d_model", "intermediate_size", "n_inner", "ffn_dim", "vocab_size", "n_positions")
+"""What configs of `transformers` call the sizes that are sides of the weights' matrices."""
+MOST_CONFIG = 2**20
+"""Bytes of a config.json that are read."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +51,8 @@ def load_language_model(
 
     Raises:
         UnknownSeedError: a checkpoint of ours without that seed.
-        ValueError: a checkpoint of ours that reads no texts.
+        ValueError: a checkpoint of ours that reads no texts; or a folder whose config claims more layers, or larger
+            ones, than its safetensors hold.
         OSError: no such model.
 
     Example:
@@ -57,9 +65,27 @@ def load_language_model(
         if not isinstance(checkpoint.task, TopicClassification):
             raise ValueError(f"{checkpoint.name} was trained on {type(checkpoint.task).__name__} and reads no texts")
         return LanguageModel(checkpoint.name, checkpoint.model(seed).to(device), topic_tokenizer())
+    if (folder / "config.json").exists():
+        _check_folder(folder)
     with torch.random.fork_rng(enabled=are_weights_random()):
         if are_weights_random():
             torch.manual_seed(FIRST + (seed or 0))
         bridge = TransformerBridge.boot_transformers(str(name), device=device, load_weights=not are_weights_random())
     bridge.eval()
     return LanguageModel(folder.name if folder.is_dir() else str(name), bridge, bridge.tokenizer)
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuse a folder of `transformers` whose config claims more than its weights are, before a model is made of it."""
+    for path in folder.iterdir():
+        if not path.is_dir():
+            check_file(path)
+    config = read_json(folder / "config.json", MOST_CONFIG)
+    tensors = [tensor for path in folder.glob("*.safetensors") for tensor in read_outline(path)[0].values()]
+    if not tensors:
+        raise ValueError(f"{folder} has no safetensors: weights in other files are not read")
+    bounds = dict.fromkeys(LAYERS, len(tensors)) | dict.fromkeys(WIDTHS, max(max(t.shape, default=1) for t in tensors))
+    for name, bound in bounds.items():
+        value = config.get(name)
+        if isinstance(value, int | float) and value > bound:
+            raise ValueError(f"{folder}: {name}={value} in its config.json is more than its weights hold ({bound})")

@@ -1,6 +1,7 @@
 """What configs of models refuse: unknown choices, numbers out of range, fields that exclude each other, bad data."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, TypeVar, cast
 
 import torch
@@ -181,7 +182,8 @@ def read_config(kind: type[Config], data: dict[str, Any]) -> Config:
     Raises:
         ValueError: an unknown field, a value of another type than the field's, or a value that the config refuses.
     """
-    unknown = sorted(set(data) - {field.name for field in dataclasses.fields(cast(Any, kind))})
+    require(isinstance(data, Mapping), f"{kind.__name__} takes a mapping of its fields, got {type(data).__name__}")
+    unknown = sorted(map(str, set(data) - {field.name for field in dataclasses.fields(cast(Any, kind))}))
     require(not unknown, f"{kind.__name__} has no field {unknown}")
     for name, value in data.items():
         require(
@@ -190,5 +192,5 @@ def read_config(kind: type[Config], data: dict[str, Any]) -> Config:
         )
     try:
         return kind(**data)
-    except (TypeError, OverflowError) as error:  # a string where a number belongs, and the like
+    except (TypeError, AttributeError, ArithmeticError) as error:  # a string where a number belongs, and the like
         raise ValueError(f"a field has a value of the wrong type: {error}") from error

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -116,6 +116,8 @@ class LSTMConfig:
             ValueError: data of another architecture, an unknown field, a value of another type than the field's, or a
                 value that the config refuses.
         """
+        if not isinstance(data, Mapping):
+            raise ValueError(f"LSTMConfig takes a mapping of its fields, got {type(data).__name__}")
         fields = dict(data)
         architecture = fields.pop("architecture", "lstm")
         if architecture != "lstm":
@@ -225,7 +227,7 @@ class HookedLSTM(PromptedModel):
         self.unembed_bias = nn.Parameter(torch.zeros(cfg.d_out))
         self.setup()
         self.to(device=cfg.device, dtype=cfg.torch_dtype)
-        self.reset_parameters(seed)
+        self._initialize(seed)
 
     @torch.no_grad()
     def reset_parameters(self, seed: int) -> None:

@@ -2,6 +2,8 @@
 
 from abc import abstractmethod
 from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
@@ -15,6 +17,19 @@ from mechicl.models.layered import LayeredModel
 from mechicl.prompts import At, Prompts
 
 ReturnType = Literal["logits", "loss", "both"]
+
+
+_FILLED_LATER: ContextVar[bool] = ContextVar("filled_later", default=False)
+
+
+@contextmanager
+def without_initial_weights() -> Iterator[None]:
+    """While it lasts, models that are made get no initial weights: those of a file are copied into them."""
+    token = _FILLED_LATER.set(True)
+    try:
+        yield
+    finally:
+        _FILLED_LATER.reset(token)
 
 
 class Output(NamedTuple):
@@ -44,6 +59,15 @@ class PromptedModel(LayeredModel):
     cfg: Any
     blocks: nn.ModuleList
     vectorizes: ClassVar[bool] = True
+
+    def _initialize(self, seed: int) -> None:
+        """Draw the initial weights, but for models that are filled from a file."""
+        if not _FILLED_LATER.get():
+            self.reset_parameters(seed)
+
+    @abstractmethod
+    def reset_parameters(self, seed: int) -> None:
+        """Fresh weights, the same for the same seed."""
 
     def setup(self) -> None:
         """Name the hook points and index them; to be repeated when some are added or removed."""

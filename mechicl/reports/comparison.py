@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from mechicl.files import write_bytes, write_json
+from mechicl.files import read_json, write_bytes, write_json
 from mechicl.reports.claims import Claim, verdict_of
 from mechicl.reports.rows import Row
 from mechicl.viz.page import Section, page, table
@@ -69,11 +69,11 @@ class Comparison:
             ValueError: no file that `write` made.
         """
         try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
+            data = read_json(Path(path))
             title, lead = data.pop("title"), data.pop("lead")
             rows = [Row.from_json(row) for row in data.pop("table")]
             claims = [Claim.from_json(claim) for claim in data.pop("claims", [])]
-        except (OSError, KeyError, ValueError) as error:
+        except (OSError, KeyError, ValueError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} holds no saved comparison ({error!r}): make it anew with its script") from error
         return cls(title, lead, rows, (), data, claims)
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 import mechicl
-from mechicl.files import write_json
+from mechicl.files import read_json, write_json
 from mechicl.progress import progress_bar
 from mechicl.reports.agreement import Moved, moved_claims, moved_rows
 from mechicl.reports.claims import Claim
@@ -178,7 +178,7 @@ def _run(job: Job, root: Path, state: Path, random: bool, running: set[subproces
             last = text.splitlines()[-1] if text else f"exit code {code}"
             return Outcome(job, "failed", seconds, error=last)
         write_json(folder / DONE, {"seconds": round(seconds, 1)})
-    seconds = json.loads((folder / DONE).read_text(encoding="utf-8"))["seconds"]
+    seconds = read_json(folder / DONE)["seconds"]
     measured = Comparison.read(folder / f"{job.name}.json")
     moved, passed = moved_claims(job.asked, _same_claims(job, measured))
     if job.claims is None:

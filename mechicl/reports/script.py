@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import tyro
 
 from mechicl.checkpoints import Checkpoint, CheckpointError, available, load_checkpoint, random_weights
+from mechicl.files import check_writable
 from mechicl.reports.claims import UNTRAINED, Claim, with_untrained
 from mechicl.reports.comparison import Comparison
 from mechicl.tasks import LinearRegression
@@ -55,6 +56,7 @@ def run_script(kind: type[Args], compare: Callable[[Args], Comparison], name: st
         "checkpoints": _checkpoints(args),
     }
     try:
+        check_writable(args.out)
         with random_weights() if args.random_weights else nullcontext():
             start, worked = time.perf_counter(), time.process_time()
             comparison = compare(args)

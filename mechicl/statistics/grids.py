@@ -1,5 +1,6 @@
 """Numbers measured over a grid: one row a model, one column an axis or a value."""
 
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,10 +9,12 @@ from typing import Any
 import pandas as pd
 import torch
 
-from mechicl.files import write_bytes
+from mechicl.files import MOST_VALUES, read_bytes, write_bytes
 from mechicl.statistics.intervals import interval, median_interval
 
 SEED = "seed"
+MOST_COLUMNS = 1000
+"""Of a table in a file that are read."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,9 +114,13 @@ class GridTable:
 
     @classmethod
     def load(cls, path: str | Path, axes: Sequence[str]) -> "GridTable":
-        """Read what `save` wrote; the axes stand in the sweep's manifest (see `mechicl.sweeps.load_table`)."""
-        frame = pd.read_csv(path, keep_default_na=False, na_values=[""])  # "none" is a label, only nothing is missing
-        return cls(frame, tuple(axes))
+        """Read what `save` wrote; the axes stand in the sweep's manifest (see `mechicl.sweeps.load_table`).
+
+        Raises:
+            FileNotFoundError: no such file.
+            ValueError: no table, an axis that it lacks, or more of it than is read.
+        """
+        return cls(read_table(Path(path)), tuple(axes))
 
     def _check_axis(self, name: str) -> None:
         if name not in self.axes:
@@ -121,3 +128,24 @@ class GridTable:
 
     def __str__(self) -> str:
         return f"{len(self.frame)} models over {', '.join(self.axes)}\n{self.frame}"
+
+
+def read_table(path: Path) -> pd.DataFrame:
+    """The rows of a CSV file, whoever wrote it; "none" is a label there, and only nothing is missing.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: no table, no regular file, or more columns, values or bytes than are read.
+    """
+    data = read_bytes(path)
+    n_values = data.count(b",") + data.count(b"\n")
+    if n_values > MOST_VALUES or max(map(_n_commas, io.BytesIO(data)), default=0) >= MOST_COLUMNS:
+        raise ValueError(f"{path} has more than {MOST_COLUMNS:,} columns or {MOST_VALUES:,} values, which are not read")
+    try:
+        return pd.read_csv(io.BytesIO(data), keep_default_na=False, na_values=[""])
+    except (ValueError, OverflowError) as error:  # what is no table, and what is no UTF-8
+        raise ValueError(f"{path} holds no table: {error}") from error
+
+
+def _n_commas(line: bytes) -> int:
+    return line.count(b",")

@@ -193,7 +193,7 @@ def load_result(path: str | Path) -> Any:
     tensors = read_tensors(file)[0] if file.exists() else {}
     try:
         return decode(data, tensors)
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise ValueError(f"{folder} holds no result that can be read: {error!r}") from error
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from mechicl.checks import is_whole
 from mechicl.files import read_json, write_json
 from mechicl.locks import is_locked
 from mechicl.statistics.grids import GridTable
@@ -69,9 +70,10 @@ class SweepFolder:
                 if not isinstance(manifest[name], kind):
                     raise ValueError(f"{name} is no {kind.__name__}")
             for name, cell in manifest["cells"].items():
-                if Path(name).name != name or not all(isinstance(cell[key], list) for key in ("places", "rows")):
+                whole = all(isinstance(place, dict) for place in cell["places"]) and all(map(is_whole, cell["rows"]))
+                if Path(name).name != name or not cell["places"] or not whole or not is_whole(cell["steps"]):
                     raise ValueError(f"the cell {name!r} is damaged")
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, FileNotFoundError) as error:
             raise SweepError(f"{path} is damaged ({error}): put it away, and run the sweep again") from error
         return manifest
 
@@ -97,12 +99,22 @@ class SweepFolder:
         write_json(self.path / MANIFEST, manifest)
 
     def rows(self, name: str, measures: Sequence[str]) -> list[dict[str, Any]] | None:
-        """What was measured of a cell's models, in their order; None if it is not done, or was measured otherwise."""
+        """What was measured of a cell's models, in their order; None if it is not done, or was measured otherwise.
+
+        Raises:
+            SweepError: a damaged file.
+        """
+        path = self.cell(name) / ROWS
         try:
-            data = read_json(self.cell(name) / ROWS)
+            data = read_json(path)
         except FileNotFoundError:
             return None
-        return data["rows"] if data.get("measures") == list(measures) else None
+        except ValueError as error:
+            raise SweepError(f"{error}: remove it, and run the sweep again") from error
+        rows = data.get("rows")
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise SweepError(f"{path} is damaged (its rows are no list of objects): remove it, and run the sweep again")
+        return rows if data.get("measures") == list(measures) else None
 
     def error(self, name: str, measures: Sequence[str]) -> str | None:
         """Why a cell failed with these measures, if it did."""
@@ -110,12 +122,11 @@ class SweepFolder:
             data = read_json(self.cell(name) / ERROR)
         except FileNotFoundError:
             return None
-        return str(data["error"]) if data.get("measures") == list(measures) else None
+        return str(data.get("error")) if data.get("measures") == list(measures) else None
 
     def step(self, name: str) -> int:
         """The step that a cell's training has logged last."""
-        lines = Metrics.read(self.cell(name) / "run")
-        return int(lines[-1]["step"]) if lines else 0
+        return Metrics.last_step(self.cell(name) / "run")
 
     def status(self) -> list[CellState]:
         """How far each cell is, in the grid's order.
@@ -153,7 +164,10 @@ class SweepFolder:
         axes = tuple(manifest["axes"])
         columns = dict.fromkeys([*axes, DIVERGED, LOSS, *(column for line in ordered for column in line)])
         frame = pd.DataFrame(ordered, columns=list(columns))
-        return GridTable(frame.astype({DIVERGED: "Int64", LOSS: float}), axes)
+        try:
+            return GridTable(frame.astype({DIVERGED: "Int64", LOSS: float}), axes)
+        except (TypeError, ValueError) as error:
+            raise SweepError(f"the cells of {self.path} hold something else than numbers: {error}") from error
 
 
 def _described(grid: Grid) -> dict[str, Any]:

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pandas as pd
-
 from mechicl.statistics.grids import GridTable
 from mechicl.sweeps.presets import SWEEPS
 
@@ -36,5 +34,4 @@ def ready_table(name: str, kept: str | Path, folder: str | Path | None = None, *
         table.frame.to_csv(kept, index=False, float_format=f"%.{DIGITS}g")
     if not kept.is_file():
         raise FileNotFoundError(f"{kept} is not there: train the sweep {name!r}, with a folder")
-    frame = pd.read_csv(kept, keep_default_na=False, na_values=[""])  # "none" is a word, and nothing else is missing
-    return GridTable(frame, tuple(preset.sweep().axes))
+    return GridTable.load(kept, tuple(preset.sweep().axes))

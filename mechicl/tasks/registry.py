@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, Union, overload
 
 from mechicl.files import json_bytes
@@ -126,22 +127,24 @@ def task_from_dict(data: dict[str, Any]) -> AnyTask:
     """The task that `task_to_dict` wrote.
 
     Raises:
-        ValueError: unknown type (the message says how to make it known) or field, a field missing, or a value that the
-            task refuses.
+        ValueError: no mapping; unknown type (the message says how to make it known) or field, a field missing, or a
+            value that the task refuses.
     """
+    if not isinstance(data, Mapping):
+        raise ValueError(f"a task must be a mapping of its type and fields, got {type(data).__name__}")
     fields = dict(data)
     kind = fields.pop("type", None)
     task_type = _resolve(kind)
     unknown = set(fields) - {f.name for f in dataclasses.fields(task_type)}
     if unknown:
-        raise ValueError(f"{kind} has no field {sorted(unknown)}")
+        raise ValueError(f"{kind} has no field {sorted(map(str, unknown))}")
     if task_type is FixedTasks and not isinstance(fields.get("task", {}), dict):
         raise ValueError(f"the task of {kind} must be a dict of its own, got {fields['task']!r}")
-    values = {name: _value(value) for name, value in fields.items()}
     try:
-        return task_type(**values)
-    except TypeError as error:  # a field is missing, or of a type that the checks do not expect
-        raise ValueError(f"{kind}: {error}") from error
+        return task_type(**{name: _value(value) for name, value in fields.items()})
+    # a field is missing, of a type that the checks do not expect, or a task in a task in a task
+    except (TypeError, AttributeError, ArithmeticError, LookupError, RuntimeError) as error:
+        raise ValueError(f"{kind}: {error or type(error).__name__}") from error
 
 
 def _value(value: Any) -> Any:

@@ -14,8 +14,12 @@ from datasets.config import HF_DATASETS_DISABLE_PROGRESS_BARS
 from datasets.exceptions import DatasetsError
 
 from mechicl.checks import is_whole
+from mechicl.files import check_file
 from mechicl.tasks.topics import TopicClassification
 from mechicl.text.classification import TEXT_TASKS, LabelledTexts, TextTask, shuffled
+
+MOST_BYTES = 2**30
+"""Of a file of texts that are read."""
 
 
 def load_texts(
@@ -38,8 +42,9 @@ def load_texts(
         seed: of the subset, or of the rule-made texts. No seed gives two splits the same ones.
 
     Raises:
-        ValueError: an unknown task, split or kind of file; a column that the data set lacks; a missing or unknown
-            label; a text that is none; more texts than there are; a source for a rule-made task.
+        ValueError: an unknown task, split or kind of file; a file of more than 1 GiB, or no regular one; a column that
+            the data set lacks; a missing or unknown label; a text that is none; more texts than there are; a source for
+            a rule-made task.
         FileNotFoundError: no such source, or no answer from the hub.
 
     Example:
@@ -104,6 +109,7 @@ def _from_source(task: TextTask, split: str, source: Path) -> datasets.Dataset:
     }
     if source.suffix.lower() not in readers:
         raise ValueError(f"{source} must be a folder or a file that ends in {', '.join(readers)}")
+    check_file(source, MOST_BYTES)
     read = readers[source.suffix.lower()]
     # The library knows a file it has read by path and time of change: a copy that keeps the time of another would be
     # taken for it. So nothing is kept. And it reads a path as a pattern, hence the escape.

@@ -2,11 +2,14 @@
 
 import dataclasses
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from mechicl.checks import check_positive, is_whole, require_whole
-from mechicl.models import ModelConfig, TransformerConfig, config_from_dict
+import torch
+
+from mechicl.checks import check_positive, is_finite, is_whole, require_whole
+from mechicl.models import LSTMConfig, ModelConfig, TransformerConfig, config_from_dict
 from mechicl.prompts import At
 from mechicl.sampling import TokenDistribution
 from mechicl.tasks import AnyTask, FixedTasks, LinearRegression, task_from_dict, task_to_dict
@@ -96,21 +99,37 @@ class TrainingConfig:
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}")
+        for name in ("tf32", "fused_attention", "compile", "cpu"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        if self.tracker is not None and not isinstance(self.tracker, str):
+            raise ValueError(f"tracker must be a name or None, got {self.tracker!r}")
         check_positive(learning_rate=self.learning_rate)
         if self.gradient_clip is not None:
             check_positive(gradient_clip=self.gradient_clip)
         if self.snapshots_between is not None:
-            begin, end = self.snapshots_between
-            if not (is_whole(begin) and is_whole(end) and 0 <= begin < end):
+            between = self.snapshots_between
+            steps = between if isinstance(between, tuple | list) and all(map(is_whole, between)) else ()
+            if len(steps) != 2 or not 0 <= steps[0] < steps[1]:
                 raise ValueError(
-                    f"snapshots_between must be two whole steps >= 0, the first below the second, got "
-                    f"{self.snapshots_between}"
+                    f"snapshots_between must be two whole steps >= 0, the first below the second, got {between!r}"
                 )
-        if self.target_loss is not None and not math.isfinite(self.target_loss):
-            raise ValueError(f"target_loss must be finite or None, got {self.target_loss}")
-        valid = all(is_whole(seed) and seed >= 0 for seed in self.seeds)
+        if self.target_loss is not None and not is_finite(self.target_loss):
+            raise ValueError(f"target_loss must be finite or None, got {self.target_loss!r}")
+        if not isinstance(self.model, TransformerConfig | LSTMConfig):
+            raise ValueError(f"model must be the config of a model, got {type(self.model).__name__}")
+        _check_device(self.model.device)
+        if not isinstance(self.seeds, Iterable):
+            raise ValueError(f"seeds must be one or more different whole numbers >= 0, got {self.seeds!r}")
+        valid = all(is_whole(seed) and 0 <= seed < 2**63 for seed in self.seeds)
         if not self.seeds or not valid or len(set(self.seeds)) != len(self.seeds):
             raise ValueError(f"seeds must be one or more different whole numbers >= 0, got {self.seeds}")
+        if self.eval_seed >= 2**63:
+            raise ValueError(f"eval_seed must be below 2**63, got {self.eval_seed}")
+        if not isinstance(self.more_tasks, tuple | list):
+            raise ValueError(f"more_tasks must be tasks, got {self.more_tasks!r}")
+        if not isinstance(self.curriculum, Curriculum | None):
+            raise ValueError(f"curriculum must be a Curriculum or None, got {self.curriculum!r}")
         for task in self.tasks:
             self._check_fit(task)
         if self.loss == "points" and not self.model.one_pass:
@@ -127,6 +146,8 @@ class TrainingConfig:
 
     def _check_fit(self, task: AnyTask) -> None:
         """Refuse a task whose prompts the model cannot read, or that cannot be trained beside the first one."""
+        if not hasattr(task, "sample"):
+            raise ValueError(f"task must be a task, whose prompts can be sampled, got {task!r}")
         if isinstance(task, TokenDistribution) != self.on_tokens:
             raise ValueError(
                 f"{type(task).__name__} does not fit a model with prompt_format="
@@ -264,26 +285,48 @@ class TrainingConfig:
         Raises:
             ValueError: unknown or missing fields, or bad values.
         """
+        if not isinstance(data, Mapping):
+            raise ValueError(f"a training config must be a mapping of its fields, got {type(data).__name__}")
         fields = dict(data)
         missing = sorted({"task", "model", "seeds"} - set(fields))
         if missing:
             raise ValueError(f"a training config needs {missing}")
-        unknown = sorted(set(fields) - {f.name for f in dataclasses.fields(cls)})
+        unknown = sorted(map(str, set(fields) - {f.name for f in dataclasses.fields(cls)}))
         if unknown:
             raise ValueError(f"TrainingConfig has no field {unknown}")
-        fields["task"] = task_from_dict(fields["task"])
-        fields["model"] = config_from_dict(fields["model"])
-        fields["seeds"] = tuple(fields["seeds"])
-        if fields.get("snapshots_between") is not None:
-            fields["snapshots_between"] = tuple(fields["snapshots_between"])
-        fields["more_tasks"] = tuple(map(task_from_dict, fields.get("more_tasks") or ()))
-        if fields.get("curriculum") is not None:
+        for name in ("seeds", "snapshots_between", "more_tasks"):
+            value = fields.get(name)
+            if isinstance(value, list | tuple):
+                fields[name] = tuple(value)
+            elif value is not None or name == "seeds":
+                raise ValueError(f"{name} must be a list, got {value!r}")
+        fields["more_tasks"] = fields.get("more_tasks") or ()
+        for name, read in (("task", task_from_dict), ("model", config_from_dict), ("curriculum", _curriculum)):
             try:
-                ramps = {k: Ramp(**v) if v is not None else None for k, v in fields["curriculum"].items()}
-                fields["curriculum"] = Curriculum(**ramps)
-            except TypeError as error:  # a field is missing or unknown
-                raise ValueError(f"curriculum: {error}") from error
+                fields[name] = read(fields.get(name))
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from error
+        fields["more_tasks"] = tuple(map(task_from_dict, fields["more_tasks"]))
         return cls(**fields)
+
+
+def _curriculum(data: Any) -> Curriculum | None:
+    if data is None:
+        return None
+    try:
+        return Curriculum(**{name: None if ramp is None else Ramp(**ramp) for name, ramp in data.items()})
+    except (TypeError, AttributeError) as error:  # a field is missing or unknown, or it is no mapping
+        raise ValueError(str(error)) from error
+
+
+def _check_device(device: Any) -> None:
+    """Refuse what torch has no such device for, and "meta", on which there are no numbers."""
+    try:
+        kind = torch.device(device).type
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"model.device={device!r} is no device of torch's, such as cpu or cuda") from error
+    if kind == "meta":
+        raise ValueError("model.device='meta' has no numbers to train: leave it out, or take cpu or cuda")
 
 
 def resize_task(task: AnyTask, x_dim: int | None = None, n_context: int | None = None) -> AnyTask:

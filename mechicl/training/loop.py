@@ -4,6 +4,7 @@ import math
 import os
 import platform
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -17,11 +18,12 @@ from accelerate.utils import broadcast, broadcast_object_list
 from jaxtyping import Float
 from torch import Tensor
 
+from mechicl.files import MOST_VALUES
 from mechicl.locks import locked
 from mechicl.models import Model, build
 from mechicl.progress import progress_bar
 from mechicl.tensor_files import read_tensors, write_tensors
-from mechicl.threads import using_threads
+from mechicl.threads import n_cores, using_threads
 from mechicl.training import objectives
 from mechicl.training.config import TrainingConfig
 from mechicl.training.data import Batch, batches, make_generators
@@ -91,23 +93,22 @@ def train(
         DamagedSaveError: a ValueError; a file of the folder's save is missing, or is not what it was when it was
             written. The message names it, and the save before, if that one is whole.
         ValueError: the folder holds a run with another config or from another kind of device; there are more processes
-            than prompts in a batch; or the tracker is not installed.
+            than prompts in a batch; the model's device is not the training's; the curve would be too long for a
+            record; or the tracker is not installed, or does not start.
 
     Example:
         >>> config = TrainingConfig(seeds=(0, 1), steps=100, batch_size=64)
         >>> result = train(config, "runs/example", progress=False)
     """
     config.to_dict()  # a task that cannot be saved is refused before it is trained on
+    _check_curve(config)
     folder = Path(folder)
     accelerator = _accelerator(config, folder)
     with locked(folder) if accelerator.is_main_process else nullcontext():
+        _start_tracker(config, accelerator)
         if accelerator.is_main_process:
             _clean_folder(folder, restart)
         accelerator.wait_for_everyone()
-        if config.tracker:
-            # TensorBoard would show the config as a second run, without any curve
-            settings = None if config.tracker == "tensorboard" else config.to_dict()
-            accelerator.init_trackers("mechicl", config=settings)
         try:
             with products_in_tf32(config.tf32, accelerator.device), using_threads():  # the run sets how many
                 run = _Run(config, folder, accelerator, stop_diverged)
@@ -127,9 +128,43 @@ def _accelerator(config: TrainingConfig, folder: Path) -> Accelerator:
     )
     if config.tracker and not accelerator.log_with:
         raise ValueError(f"the tracker {config.tracker!r} is not installed")
+    _check_device(config, accelerator)
     if config.batch_size < accelerator.num_processes:
         raise ValueError(f"{accelerator.num_processes} processes cannot share a batch of {config.batch_size} prompts")
     return accelerator
+
+
+def _check_curve(config: TrainingConfig) -> None:
+    """Refuse a run whose curve could be saved, but not read again."""
+    n_lines = config.steps // config.log_every + config.steps // config.eval_every + 2
+    n_values = n_lines * (len(config.members) + 2)
+    if n_values > MOST_VALUES // 2:
+        raise ValueError(
+            f"the curve would have {n_lines:,} lines of {len(config.members):,} losses, more than a record can hold: "
+            f"take a larger log_every (now {config.log_every}) or eval_every (now {config.eval_every})"
+        )
+
+
+def _start_tracker(config: TrainingConfig, accelerator: Accelerator) -> None:
+    if not config.tracker:
+        return
+    # TensorBoard would show the config as a second run, without any curve
+    settings = None if config.tracker == "tensorboard" else config.to_dict()
+    try:
+        accelerator.init_trackers("mechicl", config=settings)
+    except Exception as error:  # each tracker has errors of its own: no key, no connection, no folder
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"the tracker {config.tracker!r} could not be started: {reason[:500]}") from error
+
+
+def _check_device(config: TrainingConfig, accelerator: Accelerator) -> None:
+    """Refuse a model on another device than the training's; "cpu" says nothing, being the default."""
+    wanted, there = torch.device(config.model.device).type, accelerator.device.type
+    if wanted not in ("cpu", there):
+        raise ValueError(
+            f"model.device={config.model.device!r}, but the training is on {there}: leave it out, and take cpu=True "
+            f"(--cpu) for the CPU where there is an accelerator"
+        )
 
 
 def _clean_folder(folder: Path, restart: bool) -> None:
@@ -179,6 +214,12 @@ class _Run:
             restore_moments(self.optimizer, ["weights"], self.state.moments)
             for generator, saved in zip(self.generators, self.state.generators, strict=True):
                 generator.set_state(saved.clone())  # a row of a tensor would crash torch
+        if self.resumed and accelerator.device.type == "cpu" and self.state.threads > n_cores():
+            warnings.warn(
+                f"{folder} was begun with {self.state.threads} threads, on which its last bits depend, and goes on "
+                f"with as many; this machine has {n_cores()} cores for them, so that it will be slow",
+                stacklevel=4,
+            )
         torch.set_num_threads(self.state.threads)
         self.last_save = self.state.step if self.resumed else None
         if broadcast_object_list([self.last_save])[0] != self.last_save:

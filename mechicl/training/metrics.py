@@ -3,10 +3,18 @@
 import hashlib
 import json
 import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from mechicl.checks import is_whole
+from mechicl.files import check_file, read_bytes
+
 METRICS_FILE = "metrics.jsonl"
+MOST_BYTES = 2**30
+"""Of the file that are read: ten million lines of one seed."""
+END = 2**20
+"""Bytes at its end that hold its last line."""
 
 
 class Metrics:
@@ -20,15 +28,20 @@ class Metrics:
     def __init__(self, folder: Path, n_bytes: int = 0):
         self.path = folder / METRICS_FILE
         self.path.touch()
+        check_file(self.path)
         os.truncate(self.path, n_bytes)
-        self._digest = hashlib.sha256(self.path.read_bytes())
+        with open(self.path, "rb") as file:
+            self._digest = hashlib.file_digest(file, "sha256")
         self._file = open(self.path, "ab")  # noqa: SIM115 - closed by close()
 
     def write(self, line: dict[str, Any]) -> None:
         """Append a line."""
         data = (json.dumps(line) + "\n").encode()
-        self._file.write(data)
-        self._file.flush()
+        try:
+            self._file.write(data)
+            self._file.flush()
+        except OSError as error:  # a full disk is told without a name
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
         self._digest.update(data)
 
     def sync(self) -> tuple[int, str]:
@@ -42,15 +55,37 @@ class Metrics:
 
     @staticmethod
     def read(folder: Path) -> list[dict[str, Any]]:
-        """The lines of a run; one that a kill cut short is left out."""
+        """The lines of a run; one that a kill cut short is left out.
+
+        Raises:
+            ValueError: no regular file, or more than `MOST_BYTES` of it.
+        """
         try:
-            text = (folder / METRICS_FILE).read_text(encoding="utf-8")
+            text = read_bytes(folder / METRICS_FILE, MOST_BYTES).decode("utf-8", errors="replace")
         except FileNotFoundError:
             return []
-        lines = []
-        for line in text.splitlines():
-            try:
-                lines.append(json.loads(line))
-            except json.JSONDecodeError:
-                continue
-        return lines
+        return list(_objects(text.splitlines()))
+
+    @staticmethod
+    def last_step(folder: Path) -> int:
+        """The step of a run's last line, of which only the end of the file is read; 0 where there is none."""
+        try:
+            check_file(folder / METRICS_FILE)
+            with open(folder / METRICS_FILE, "rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - END))
+                lines = file.read(END).decode("utf-8", errors="replace").splitlines()
+        except FileNotFoundError:
+            return 0
+        steps = (line["step"] for line in _objects(reversed(lines)) if is_whole(line.get("step")))
+        return next(steps, 0)
+
+
+def _objects(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """The lines that are JSON objects."""
+    for line in lines:
+        try:
+            read = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(read, dict):
+            yield read

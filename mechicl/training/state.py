@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mechicl.files import check_file
 from mechicl.tensor_files import read_tensors, signed, write_tensors
 from mechicl.training.config import TrainingConfig
 
@@ -85,16 +86,21 @@ class RunState:
             raise DamagedSaveError(str(error)) from error
         if metadata != signed(tensors, metadata):
             raise DamagedSaveError(f"{path} is not what a run has written: its SHA-256 is missing or another")
-        _check_config(folder, json.loads(metadata["config"]), config)
+        try:
+            saved, files = (json.loads(metadata[name]) for name in ("config", "files"))
+            step, threads, wall_time = int(metadata["step"]), int(metadata["threads"]), float(metadata["wall_time"])
+            files = {str(name): (int(n_bytes), str(digest)) for name, (n_bytes, digest) in files.items()}
+            generators, stopped_at, diverged_at = (tensors[n] for n in ("generators", "stopped_at", "diverged_at"))
+        except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise DamagedSaveError(f"{path} is not what a run has written: {error!r}") from error
+        _check_config(folder, saved, config)
 
         def group(prefix: str) -> dict[str, Tensor]:
             return {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
 
         state = cls(
-            step=int(metadata["step"]), weights=group("weights/"), moments=group("moments/"),
-            generators=tensors["generators"], stopped_at=tensors["stopped_at"], diverged_at=tensors["diverged_at"],
-            wall_time=float(metadata["wall_time"]), threads=int(metadata["threads"]),
-            files={name: (n_bytes, digest) for name, (n_bytes, digest) in json.loads(metadata["files"]).items()},
+            step=step, weights=group("weights/"), moments=group("moments/"), generators=generators,
+            stopped_at=stopped_at, diverged_at=diverged_at, wall_time=wall_time, threads=threads, files=files,
         )  # fmt: skip
         for other, (n_bytes, digest) in state.files.items():
             if digest_of_start(folder / other, n_bytes) != digest:
@@ -114,12 +120,16 @@ class RunState:
 
 def digest_of_start(path: Path, n_bytes: int) -> str | None:
     """The SHA-256 of the first bytes of a file; None if it has fewer."""
+    digest, left = hashlib.sha256(), n_bytes
     try:
+        check_file(path)
         with open(path, "rb") as file:
-            data = file.read(n_bytes)
-    except OSError:
+            while left > 0 and (data := file.read(min(left, 2**20))):
+                digest.update(data)
+                left -= len(data)
+    except (OSError, ValueError):
         return None
-    return hashlib.sha256(data).hexdigest() if len(data) == n_bytes else None
+    return None if left else digest.hexdigest()
 
 
 def _keep_earlier(folder: Path) -> None:

@@ -1,5 +1,7 @@
 """Language models with their tokenizers: ours, and folders of transformers."""
 
+import json
+
 import pytest
 import torch
 from tokenizers import Tokenizer
@@ -13,6 +15,7 @@ from mechicl.checkpoints import random_weights
 from mechicl.interop import load_language_model
 from mechicl.tasks.topics import WORDS
 from mechicl.text import TEXT_TASKS, text_shots
+from tests.bounds import bounded, make_no_file
 from tests.text.models import reader, saved
 
 
@@ -81,3 +84,30 @@ def test_a_folder_of_transformers_that_was_never_trained(gpt2):
     torch.testing.assert_close(logits[0], logits[1])
     assert not torch.allclose(logits[0], logits[2], atol=1e-3)
     assert cache["blocks.0.attn.hook_pattern"].sum(-1).allclose(torch.ones(()))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"n_layer": 10**6}, "n_layer=1000000 in its config.json is more than its weights hold"),
+        ({"n_embd": 20_000}, "n_embd=20000 in its config.json is more than its weights hold"),
+        ({"vocab_size": 10**9}, "vocab_size=1000000000 in its config.json"),
+    ],
+)
+def test_a_folder_that_claims_more_than_its_weights_is_refused(gpt2, change, message):
+    folder, _ = gpt2
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | change))
+    with bounded(), pytest.raises(ValueError, match=message):
+        load_language_model(folder)
+    (folder / "model.safetensors").rename(folder / "model.bin")
+    with pytest.raises(ValueError, match="has no safetensors: weights in other files are not read"):
+        load_language_model(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_folder_with_a_pipe_is_refused(gpt2, name):
+    folder, _ = gpt2
+    make_no_file(folder / name, "pipe")
+    with bounded(), pytest.raises(ValueError, match=f"{name} is a pipe"):
+        load_language_model(folder)

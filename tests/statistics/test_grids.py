@@ -6,6 +6,7 @@ import pytest
 from scipy import stats
 
 from mechicl.statistics.grids import GridTable
+from tests.bounds import bounded, make_no_file
 
 
 @pytest.fixture
@@ -49,6 +50,32 @@ def test_files_keep_every_digit(table, tmp_path):
     frame = table.frame.assign(loss=[math.pi / 10**i for i in range(16)])
     path = GridTable(frame, table.axes).save(tmp_path / "results.csv")
     assert GridTable.load(path, table.axes).frame.equals(frame)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("," * 10**7, "more than 1,000 columns"),
+        ("a\n" + "1," * 1000 + "\n", "more than 1,000 columns"),
+        ("depth\n" * 4_000_002, "4,000,000 values, which are not read"),
+        ("", "holds no table"),
+        ('depth\n"', "holds no table"),
+        ("depth\n\udcff", "holds no table"),
+        ("loss\n1\n", "no column for the axes"),
+    ],
+)
+def test_what_is_no_table_or_too_much_of_one_is_refused(tmp_path, text, message):
+    path = tmp_path / "results.csv"
+    path.write_text(text, encoding="utf-8", errors="surrogateescape")
+    with bounded(), pytest.raises(ValueError, match=message):
+        GridTable.load(path, ("depth",))
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "large"])
+def test_a_table_that_is_no_file_is_refused_at_once(tmp_path, kind):
+    make_no_file(tmp_path / "results.csv", kind)
+    with bounded(), pytest.raises(ValueError, match=r"results\.csv (is a pipe|has 3,221)"):
+        GridTable.load(tmp_path / "results.csv", ("depth",))
 
 
 def test_rows_of_one_value(table):

@@ -27,6 +27,7 @@ from mechicl.sweeps import Sweep, SweepError, load_table, status
 from mechicl.sweeps.folder import RESULTS
 from mechicl.sweeps.measuring import identity
 from mechicl.training import train
+from tests.bounds import bounded, make_no_file
 from tests.sweeps.runs import BASE, RATES, doubled, failing, sweep
 
 
@@ -391,6 +392,33 @@ def test_a_damaged_manifest_is_named(tmp_path, whole):
             status(tmp_path / "copy")
     with pytest.raises(SweepError, match="holds no sweep"):
         load_table(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("rows", [3, [3], [{"loss": [1]}], [{"diverged_at": "never"}]])
+def test_damaged_rows_are_named(tmp_path, whole, rows):
+    shutil.copytree(whole, tmp_path / "copy")
+    path = next((tmp_path / "copy").glob("cells/*/rows.json"))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "rows": rows}))
+    with pytest.raises(SweepError, match=r"rows\.json is damaged|something else than numbers"):
+        load_table(tmp_path / "copy")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "large"])
+@pytest.mark.parametrize("name", ["sweep.json", "rows.json", "run/metrics.jsonl"])
+def test_a_folder_of_pipes_and_devices_is_read_at_once(tmp_path, whole, name, kind):
+    shutil.copytree(whole, tmp_path / "copy")
+    cell = next((tmp_path / "copy").glob("cells/*"))
+    (cell / "run").mkdir(exist_ok=True)
+    if name != "rows.json":
+        (cell / "rows.json").unlink()
+    path = tmp_path / "copy" / name if name == "sweep.json" else cell / name
+    make_no_file(path, kind)
+    with bounded():
+        if name == "run/metrics.jsonl" and kind == "large":  # the end of it has no line
+            assert {state.step for state in status(tmp_path / "copy")} >= {0}
+            return
+        with pytest.raises(ValueError, match=path.name if name != "sweep.json" else "sweep"):
+            status(tmp_path / "copy")
 
 
 def test_a_checkpoint_that_was_cut_short_is_trained_again(tmp_path, whole):

@@ -40,6 +40,10 @@ TAMPERED = [
     ({"type": "FixedTasks", "n_tasks": 3}, "FixedTasks:"),
     ({"type": "FixedTasks", "n_tasks": 3, "task": "all"}, "the task of FixedTasks must be a dict"),
     ({"type": "FixedTasks", "n_tasks": 3, "task": {"type": "Mine"}}, "task type 'Mine' is not one of"),
+    (None, "a task must be a mapping of its type and fields, got NoneType"),
+    ([{"type": "LinearRegression"}], "a task must be a mapping of its type and fields, got list"),
+    ({"type": "LinearRegression", "noise_std": 10**400}, "noise_std must be a finite number"),
+    ({"type": "LinearRegression", "eigenvalues": [[1]]}, "eigenvalues"),
 ]
 
 PLAIN = """
@@ -51,6 +55,14 @@ for data in json.load(sys.stdin):
     except ValueError as error:
         print(error)
 """
+
+
+def test_a_task_in_a_task_in_a_task_is_refused():
+    data: dict = {"type": "LinearRegression"}
+    for _ in range(10_000):
+        data = {"type": "FixedTasks", "n_tasks": 1, "task": data}
+    with pytest.raises(ValueError, match="FixedTasks: maximum recursion depth"):
+        task_from_dict(data)
 
 
 def test_tampered_task_data_is_refused_with_the_reason():

@@ -3,6 +3,9 @@ import dataclasses
 import itertools
 import json
 import math
+import re
+import subprocess
+import sys
 
 import hypothesis
 import hypothesis.strategies as st
@@ -340,6 +343,22 @@ def test_a_dict_that_is_no_config_is_refused_by_name(change, message):
         ("loss", "tokens"),
         ("batch_size", True),
         ("seeds", (0.5,)),
+        ("seeds", 5),
+        ("seeds", (2**63,)),
+        ("eval_seed", 2**63),
+        ("learning_rate", "fast"),
+        ("gradient_clip", [1.0]),
+        ("target_loss", "low"),
+        ("snapshots_between", 5),
+        ("snapshots_between", (1,)),
+        ("snapshots_between", ("a", "b")),
+        ("tf32", "yes"),
+        ("cpu", 1),
+        ("tracker", 3),
+        ("curriculum", {"dims": None}),
+        ("more_tasks", 3),
+        ("task", 3),
+        ("model", {"x_dim": 3}),
     ],
 )
 def test_a_value_out_of_range_is_refused_by_name(field, value):
@@ -347,3 +366,53 @@ def test_a_value_out_of_range_is_refused_by_name(field, value):
     object.__setattr__(config, field, value)
     with pytest.raises(ValueError, match=field):
         config.__post_init__()  # what the constructor calls, past the tests' own check of types
+
+
+JUNK = [
+    ({"more_tasks": 3}, "more_tasks must be a list"),
+    ({"more_tasks": [3]}, "a task must be a mapping"),
+    ({"task": None}, "task: a task must be a mapping"),
+    ({"task": [3]}, "task: a task must be a mapping"),
+    ({"model": None}, "model: a model's config must be a mapping"),
+    ({"model": "lsa"}, "model: a model's config must be a mapping"),
+    ({"model": {"architecture": [1]}}, r"model: architecture=\[1\]"),
+    ({"curriculum": 3}, "curriculum: "),
+    ({"curriculum": {"dims": 3}}, "curriculum: "),
+    ({"seeds": 3}, "seeds must be a list, got 3"),
+    ({"seeds": None}, "seeds must be a list, got None"),
+    ({"seeds": [[1]]}, "seeds must be"),
+    ({"snapshots_between": 3}, "snapshots_between must be a list"),
+    ({"model": {"architecture": "lstm", "x_dim": "a", "n_context": 2, "d_model": 3}}, "model: x_dim must be an int"),
+    ({"model": {"x_dim": 3, "n_context": 4, "d_model": 10**400}}, "model: "),
+    (None, "a training config must be a mapping of its fields, got NoneType"),
+    ([["task", {}]], "a training config must be a mapping of its fields, got list"),
+]
+PLAIN = """
+import json, sys
+from mechicl.training import TrainingConfig
+sys.set_int_max_str_digits(0)
+config, junk = json.load(sys.stdin)
+for change in junk:
+    try:
+        TrainingConfig.from_dict({**config, **change} if isinstance(change, dict) else change)
+        print("accepted")
+    except ValueError as error:
+        print(type(error).__name__, error)
+"""
+
+
+def test_junk_is_refused_with_the_field_that_it_is_in():
+    """In a process without the tests' own check of types, which would see some of it first."""
+    data = json.dumps([small().to_dict(), [change for change, _ in JUNK]])
+    done = subprocess.run([sys.executable, "-c", PLAIN], input=data, capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    assert len(lines) == len(JUNK)
+    for line, (_, message) in zip(lines, JUNK, strict=True):
+        assert re.match(f"ValueError .*{message}", line), (line, message)
+
+
+@pytest.mark.parametrize(("device", "message"), [("meta", "'meta' has no numbers"), ("abacus", "no device of torch's")])
+@pytest.mark.parametrize("model", [MODEL, LSTM])
+def test_a_model_on_a_device_without_numbers_is_refused(model, device, message):
+    with pytest.raises(ValueError, match=f"model.device=.*{message}"):
+        small(model=model.replace(device=device))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from accelerate import Accelerator
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 from torch.func import functional_call
@@ -179,6 +180,33 @@ def test_of_a_single_seed_tensorboard_gets_the_mean_alone(tmp_path):
     events = EventAccumulator(str(tmp_path / "mechicl"))
     events.Reload()
     assert set(events.Tags()["scalars"]) == {"loss", "eval_loss", "learning_rate", "steps_per_second"}
+
+
+class UsageError(Exception):
+    """As trackers have of their own."""
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no key:\n log in first"), UsageError("no key:\n")])
+def test_a_tracker_that_does_not_start_is_an_error_before_anything_is_thrown_away(tmp_path, monkeypatch, error):
+    train(small(), tmp_path, progress=False)
+
+    def refuse(*arguments, **options):
+        raise error
+
+    monkeypatch.setattr(Accelerator, "init_trackers", refuse)
+    with pytest.raises(ValueError, match="the tracker 'tensorboard' could not be started: no key:"):
+        train(small(tracker="tensorboard"), tmp_path, restart=True, progress=False)
+    assert (tmp_path / STATE_FILE).is_file()
+
+
+def test_a_model_of_another_device_than_the_trainings_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"model.device='cuda', but the training is on cpu: leave it out"):
+        train(small(model=MODEL.replace(device="cuda")), tmp_path, progress=False)
+
+
+def test_a_curve_that_could_not_be_read_again_is_refused_before_training(tmp_path):
+    with pytest.raises(ValueError, match=r"the curve would have 1,250,002 lines .* larger log_every \(now 1\)"):
+        train(small(steps=10**6), tmp_path, progress=False)
 
 
 def test_mixed_precision_trains_near_the_full_one_and_keeps_full_precision_weights(tmp_path):

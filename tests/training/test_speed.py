@@ -122,6 +122,7 @@ def test_small_steps_have_one_thread_and_large_ones_more(monkeypatch):
 def test_a_resumed_run_takes_as_many_threads_as_it_began_with_and_gives_back_the_users(tmp_path, monkeypatch):
     config, seen = small(steps=10), []
     monkeypatch.setattr("mechicl.training.loop.threads_for", lambda config, device: 3)
+    monkeypatch.setattr("mechicl.training.loop.n_cores", lambda: 4)
     with using_threads(2):
         with pytest.raises(KeyboardInterrupt):
             train(config, tmp_path, progress=False, on_save=interrupt)
@@ -132,6 +133,15 @@ def test_a_resumed_run_takes_as_many_threads_as_it_began_with_and_gives_back_the
     assert set(seen) == {3}
     assert result.record["threads"] == 3
     assert result.record["hardware"].endswith("3 threads")
+
+
+def test_a_run_that_goes_on_with_fewer_cores_than_threads_says_so_and_keeps_its_threads(tmp_path, monkeypatch):
+    monkeypatch.setattr("mechicl.training.loop.threads_for", lambda config, device: 2)
+    monkeypatch.setattr("mechicl.training.loop.n_cores", lambda: 1)
+    with pytest.raises(KeyboardInterrupt):  # a new run is not warned of
+        train(small(steps=10), tmp_path, progress=False, on_save=interrupt)
+    with pytest.warns(UserWarning, match=r"begun with 2 threads, .* this machine has 1 cores"):
+        assert train(small(steps=10), tmp_path, progress=False).record["threads"] == 2
 
 
 def interrupt(step: int) -> None:

@@ -3,6 +3,8 @@
 Shapes are TransformerLens': q, k, v, z `[batch pos head d_head]`; scores and pattern `[batch head query_pos key_pos]`.
 """
 
+from typing import ClassVar
+
 import torch
 import torch.nn as nn
 from einops import einsum
@@ -80,12 +82,15 @@ class Attention(nn.Module):
     hook_result: HookPoint
     fused: bool = False
     """Whether torch's fused kernel is taken where no hook listens: see `fast.fuse_attention`."""
+    has_matrices: ClassVar[bool] = True
+    """Whether the four matrices are parameters."""
 
     def __init__(self, cfg: TransformerConfig):
         super().__init__()
         self.cfg = cfg
         h, m, d = cfg.n_heads, cfg.d_model, cfg.d_head
-        shapes = {"W_Q": (h, m, d), "W_K": (h, m, d), "W_V": (h, m, d), "W_O": (h, d, m)}
+        matrices = {"W_Q": (h, m, d), "W_K": (h, m, d), "W_V": (h, m, d), "W_O": (h, d, m)}
+        shapes = matrices if self.has_matrices else {}
         biases = {"b_Q": (h, d), "b_K": (h, d), "b_V": (h, d), "b_O": (m,)} if cfg.attn_bias else {}
         for name, shape in (shapes | biases).items():
             self.register_parameter(name, nn.Parameter(torch.zeros(shape)))
@@ -182,11 +187,10 @@ class GradientDescentStep(Attention):
     """
 
     step_size: nn.Parameter
+    has_matrices: ClassVar[bool] = False
 
     def __init__(self, cfg: TransformerConfig):
         super().__init__(cfg)
-        for name in ("W_Q", "W_K", "W_V", "W_O"):
-            delattr(self, name)
         self.step_size = nn.Parameter(torch.zeros(1))
 
     def _targets(self) -> Float[Tensor, "d_model"]:

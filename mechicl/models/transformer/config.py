@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -472,6 +473,7 @@ class TransformerConfig:
         Raises:
             ValueError: an unknown field, a value of another type than the field's, or a value that the config refuses.
         """
-        if "d_mlp" in data and "attn_only" not in data:  # written when a model of token ids had no MLP by default
+        # written when a model of token ids had no MLP by default
+        if isinstance(data, Mapping) and "d_mlp" in data and "attn_only" not in data:
             data = {**data, "attn_only": data["d_mlp"] is None or data.get("mlp_location") == "input"}
         return read_config(cls, data)

@@ -90,7 +90,7 @@ class HookedTransformer(LensNames, PromptedModel):
         self.unembed = Unembed(cfg)
         self.setup()
         self.to(device=cfg.device, dtype=cfg.torch_dtype)
-        self.reset_parameters(cfg.seed or 0 if seed is None else seed)
+        self._initialize(cfg.seed or 0 if seed is None else seed)
         if tokenizer is not None:
             self.set_tokenizer(tokenizer, default_padding_side)
         if initial_weights is not None:

@@ -1,0 +1,266 @@
+"""Files of other projects that are more than they seem: a named error, at once, in little memory."""
+
+import pickle
+import zipfile
+from collections import Counter, OrderedDict
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from mechicl.interop import load_garg, load_garg_state
+from mechicl.interop.outside_files import KINDS, MOST_STRUCTURE, MOST_YAML, read_torch_file, read_yaml
+from tests.bounds import bounded, make_no_file
+
+# ---- YAML ----
+
+NINE = [", ".join([f"*a{i}"] * 9) for i in range(11)]
+ALIASES = "\n".join(["a0: &a0 [x]", *(f"a{i + 1}: &a{i + 1} [{nine}]" for i, nine in enumerate(NINE))])
+MERGES = "\n".join(["a0: &a0 {x: 1}", *(f"a{i + 1}: &a{i + 1} {{<<: [{nine}]}}" for i, nine in enumerate(NINE))])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (ALIASES, r"refers to another part \(\*a0\)"),
+        (MERGES, r"refers to another part \(\*a0\)"),
+        ("&a [*a]", r"refers to another part \(\*a\)"),
+        ("model: {<<: {n_embd: 3}}", "merges mappings"),
+        ("a: " + "[" * 20_000, "no plain YAML"),
+        ("a: " + "9" * 20_000, "no plain YAML"),
+        ("a: 2001-99-99", "no plain YAML"),
+        ("a: !!bool perhaps", "no plain YAML"),
+        ("a: !!int ''", "no plain YAML"),
+        ("a: !!python/object/apply:os.getcwd []", "no plain YAML"),
+        ("a: \x00", "no plain YAML"),
+        ("x" * (MOST_YAML + 1), "read up to 32,768"),
+    ],
+    ids=["aliases", "merges", "itself", "merge", "depth", "digits", "date", "flag", "number", "object", "zero", "size"],
+)
+def test_yaml_that_is_more_than_it_seems_is_refused(tmp_path, text, message):
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    with bounded(), pytest.raises(ValueError, match=f"config.yaml .*{message}"):
+        read_yaml(path)
+
+
+def test_the_largest_yaml_takes_bounded_time(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("[" + "1," * (MOST_YAML // 2 - 1) + "]")
+    with bounded():
+        assert read_yaml(path) == [1] * (MOST_YAML // 2 - 1)
+
+
+def test_plain_yaml_is_what_the_library_reads(tmp_path):
+    data = {"model": {"n_embd": 3, "family": "gpt2", "parts": [1, 2.5, None, True, "a: b"]}, "when": "2001-01-01"}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(data))
+    assert read_yaml(tmp_path / "config.yaml") == data
+
+
+# ---- checkpoints of torch ----
+
+
+def archive(path: Path, structure: bytes, parts: dict[str, bytes] | None = None, compress: bool = False) -> Path:
+    """A file in torch's format with a structure of one's own."""
+    kind = zipfile.ZIP_DEFLATED if compress else zipfile.ZIP_STORED
+    with zipfile.ZipFile(path, "w", kind) as file:
+        for name, data in {"data.pkl": structure, "version": b"3\n", "byteorder": b"little", **(parts or {})}.items():
+            file.writestr(f"state/{name}", data)
+    return path
+
+
+class Call:
+    """Pickled as a call of something."""
+
+    def __init__(self, function, *arguments):
+        self.function, self.arguments = function, arguments
+
+    def __reduce__(self):
+        return self.function, self.arguments
+
+
+def nested_tuples(depth: int) -> tuple:
+    """A tuple whose hash takes 2^depth steps."""
+    value: tuple = ()
+    for _ in range(depth):
+        value = (value, value)
+    return value
+
+
+def key_of_tuples(depth: int) -> bytes:
+    """A dictionary with such a key, written without making it here."""
+    return b"\x80\x02}(" + pickle.dumps(nested_tuples(depth), 2)[2:-1] + b"K\x01u."
+
+
+@pytest.mark.parametrize(
+    ("structure", "message"),
+    [
+        (pickle.dumps(Call(bytearray, 3 * 10**9), 2), "bytearray, which is neither"),
+        (pickle.dumps(Call(Counter, "aab"), 2), "Counter, which is neither"),
+        (pickle.dumps({"a": Call(OrderedDict, {"a": 1})}, 2), "argument"),
+        (b"\x80\x02ctorch\nFloatStorage\nJ\xff\xff\xff\x7f\x85R.", "not callable"),
+        (b"\x80\x02ctorch\nTensor\nJ\xff\xff\xff\x7f\x85R.", "torch.Tensor, which is neither"),
+        (b"\x80\x02ccollections\nOrderedDict\n}X\x01\x00\x00\x00aK\x01sb.", "gives attributes"),
+        (key_of_tuples(60), "keys that are neither"),
+        (b"\x80\x02}" + pickle.dumps(nested_tuples(60), 2)[2:-1] + b"K\x01s.", "keys that are neither"),
+        (b"\x80\x05\x96\x00\x00\x00\x00\x01\x00\x00\x00.", "150"),
+        (b"\x80\x02r\xff\xff\xff\xff.", "list index"),
+        (b"(" * MOST_STRUCTURE + b"x", r"data\.pkl\) has 1,048,577 bytes"),
+        (b"", "EOFError"),
+    ],
+    ids=["bytes", "class", "arguments", "storage", "tensor", "attributes", "keys", "key", "long bytes", "memo", "size",
+         "empty"],
+)  # fmt: skip
+def test_structures_that_compute_or_allocate_are_refused(tmp_path, structure, message):
+    path = archive(tmp_path / "state.pt", structure)
+    with bounded(), pytest.raises(ValueError, match=f"state.pt is no checkpoint of tensors.*{message}"):
+        read_torch_file(path)
+
+
+BASE = torch.zeros(10**4)
+
+
+def saved(path: Path, data) -> Path:
+    torch.save(data, path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"a": torch.zeros(1).expand(10**6, 10**4)}, "repeats elements"),
+        ({"a": torch.zeros(5).as_strided((3, 3), (1, 1))}, "repeats elements"),
+        ({str(i): BASE.view(-1) for i in range(100)}, "share their numbers"),
+        ({"a": torch.zeros(3).to_sparse()}, "_rebuild_sparse_tensor"),
+        ({"a": torch.zeros(10**6, device="meta")}, "meta"),
+        ({"a": torch.complex(torch.zeros(2), torch.zeros(2))}, "ComplexFloatStorage"),
+    ],
+)
+def test_tensors_with_more_elements_than_the_file_are_refused(tmp_path, data, message):
+    path = saved(tmp_path / "state.pt", data)
+    with bounded(), pytest.raises(ValueError, match=f"state.pt is no checkpoint of tensors.*{message}"):
+        read_torch_file(path)
+
+
+def test_parts_of_another_size_than_the_structure_says_are_refused(tmp_path):
+    whole = saved(tmp_path / "whole.pt", {"a": torch.zeros(100)})
+    with zipfile.ZipFile(whole) as file:
+        structure = next(file.read(name) for name in file.namelist() if name.endswith("data.pkl"))
+    for data in (b"", b"\0" * 399, b"\0" * 401):
+        with pytest.raises(ValueError, match=f"data/0 has {len(data)} bytes for 100 elements"):
+            read_torch_file(archive(tmp_path / "cut.pt", structure, {"data/0": data}))
+
+
+def test_compressed_parts_are_refused(tmp_path):
+    """100 MB of zeros in 100 kB."""
+    path = archive(tmp_path / "state.pt", b"\x80\x02}.", {"data/0": bytes(10**8)}, compress=True)
+    assert path.stat().st_size < 10**6
+    with bounded(), pytest.raises(ValueError, match="compressed"):
+        read_torch_file(path)
+
+
+def test_parts_that_overlap_and_names_that_come_twice_are_refused(tmp_path):
+    path = archive(tmp_path / "state.pt", b"\x80\x02}.", {"data/0": bytes(1000), "data/1": bytes(1000)})
+    data = path.read_bytes()
+    with zipfile.ZipFile(path) as file:
+        last = file.getinfo("state/data/1")
+    # the central directory's entry of the last part claims a million bytes
+    at = data.rindex(b"PK\x01\x02")
+    for offset in (20, 24):
+        data = data[: at + offset] + (10**6).to_bytes(4, "little") + data[at + offset + 4 :]
+    path.write_bytes(data)
+    assert last.file_size == 1000
+    with pytest.raises(ValueError, match="its parts are larger than the file"):
+        read_torch_file(path)
+    with pytest.raises(ValueError, match="the same name"):
+        read_torch_file(archive(tmp_path / "twice.pt", b"\x80\x02}.", {"DATA.pkl": b"\x80\x02]."}))
+
+
+@pytest.mark.parametrize("change", ["comment", "behind", "before", "cut"])
+def test_an_archive_that_readers_may_read_differently_is_refused(tmp_path, change):
+    path = saved(tmp_path / "state.pt", {"a": torch.zeros(3)})
+    data = path.read_bytes()
+    if change == "comment":
+        data = data[:-2] + b"\x04\x00" + b"mine"
+    path.write_bytes({"behind": data + b"x", "before": b"x" * 64 + data, "cut": data[:-30]}.get(change, data))
+    with pytest.raises(ValueError, match=r"zip archive|table of contents"):
+        read_torch_file(path)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "large"])
+def test_what_is_no_file_is_refused_at_once(tmp_path, kind):
+    make_no_file(tmp_path / "state.pt", kind)
+    with bounded(), pytest.raises(ValueError, match=r"state\.pt"):
+        load_garg_state(tmp_path / "state.pt")
+    (tmp_path / "state.pt").unlink()
+    make_no_file(tmp_path / "config.yaml", kind)
+    with bounded(), pytest.raises(ValueError, match=r"config\.yaml"):
+        load_garg(tmp_path)
+
+
+def test_the_format_before_torch_1_6_is_refused(tmp_path):
+    torch.save({"a": torch.zeros(3)}, tmp_path / "state.pt", _use_new_zipfile_serialization=False)
+    with pytest.raises(ValueError, match=r"no zip archive, as torch\.save writes it since version 1\.6"):
+        read_torch_file(tmp_path / "state.pt")
+
+
+def test_what_training_scripts_save_comes_back(tmp_path):
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.randn(5, 3)).sum().backward()
+    optimizer.step()
+    kinds = {name: torch.arange(4).to(dtype) for name, dtype in KINDS.items()}
+    data = {
+        "model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 2**40, "loss": 0.25, "done": True,
+        "part": torch.arange(12.0).view(3, 4)[1:, ::2], "weight": torch.nn.Parameter(torch.ones(2)), **kinds,
+        "empty": torch.zeros(0, 3), "words": ["a", None, ("b", 3)],
+    }  # fmt: skip
+    read = read_torch_file(saved(tmp_path / "state.pt", data))
+    assert list(read) == list(data)
+    for name in ("step", "loss", "done", "words"):
+        assert read[name] == data[name]
+    for name in ("part", "weight", "empty", *kinds):
+        assert torch.equal(read[name], data[name])
+        assert read[name].dtype == data[name].dtype
+    for name, weight in model.state_dict().items():
+        assert torch.equal(read["model"][name], weight)
+    for i, state in optimizer.state_dict()["state"].items():
+        assert all(torch.equal(read["optimizer"]["state"][i][key], value) for key, value in state.items())
+
+
+# ---- runs of the in-context-learning code ----
+
+
+def test_a_weight_under_many_names_is_refused(tmp_path):
+    """A file of one layer could otherwise be a model of a thousand."""
+    names = ["_read_in.weight", *(f"_backbone.h.{layer}.mlp.c_fc.weight" for layer in range(100))]
+    with pytest.raises(ValueError, match=r"state\.pt has fewer bytes than its weights"):
+        load_garg_state(saved(tmp_path / "state.pt", dict.fromkeys(names, BASE)))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"n_layer": 10**6}, r"no '_backbone\.h\.1\."),
+        ({"n_embd": 20_000}, r"_read_in\.weight must be \(20000, 2\)"),
+        ({"n_positions": 10**9}, r"wpe\.weight must be \(2000000000, 8\)"),
+        ({"n_dims": 10**100}, r"_read_in\.weight must be"),
+    ],
+)
+def test_a_config_that_claims_more_than_the_weights_is_refused(tmp_path, change, message):
+    config = {"n_dims": 2, "n_positions": 3, "n_embd": 8, "n_layer": 1, "n_head": 2}
+    sizes = {"attn.c_attn": (8, 24), "attn.c_proj": (8, 8), "mlp.c_fc": (8, 32), "mlp.c_proj": (32, 8)}
+    weights = {f"_backbone.h.0.{name}.weight": torch.zeros(*size) for name, size in sizes.items()}
+    weights |= {f"_backbone.h.0.{name}.bias": torch.zeros(size[1]) for name, size in sizes.items()}
+    weights |= {f"_backbone.{name}.{part}": torch.zeros(8) for name in ("h.0.ln_1", "h.0.ln_2", "ln_f")
+                for part in ("weight", "bias")}  # fmt: skip
+    weights |= {"_read_in.weight": torch.zeros(8, 2), "_read_in.bias": torch.zeros(8)}
+    weights |= {"_read_out.weight": torch.zeros(1, 8), "_read_out.bias": torch.zeros(1)}
+    weights |= {"_backbone.wpe.weight": torch.zeros(6, 8)}
+    torch.save(weights, tmp_path / "state.pt")
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"model": config}))
+    assert load_garg(tmp_path)[0].cfg.n_layers == 1
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"model": config | change}))
+    with bounded(), pytest.raises(ValueError, match=message):
+        load_garg(tmp_path)
