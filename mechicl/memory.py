@@ -1,4 +1,8 @@
-"""One way to bound memory: `memory=` in bytes, on what an analysis allocates beside the model and its prompts."""
+"""One way to bound memory: `memory=` in bytes, on what an analysis takes beside the model and its prompts.
+
+That is what the operating system sees, resident memory, for bounds from 64 MiB on: `SET_ASIDE` of them is kept for what
+a process takes when it does something for the first time. Smaller bounds hold for tensors alone.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -7,6 +11,10 @@ from torch import Tensor
 
 MEMORY = 2**30
 """The default of every `memory=`: 1 GiB."""
+
+SET_ASIDE = 2**25
+"""What is not spent on tensors of a bound of at least twice as much: 32 MiB. torch's code is read into memory when it
+is first run, and its kernels and the allocator keep workspaces: XXX."""
 
 Kept = Tensor | Mapping[str, Tensor] | float
 """What takes memory: tensors, or a number of bytes."""
@@ -44,6 +52,11 @@ class Budget:
         """The budget beside more that is kept."""
         return replace(self, held=self.held + sum(map(count_bytes, kept)))
 
+    @property
+    def for_tensors(self) -> float:
+        """How much of the bound is for tensors: all of it up to `SET_ASIDE`, all but `SET_ASIDE` from twice that on."""
+        return max(min(self.memory, SET_ASIDE), self.memory - SET_ASIDE)
+
     def rows(self, per_row: float, *, at_most: float = 2**31, kind: str = "prompt") -> int:
         """How many rows of so many bytes may be worked on at a time, at least one.
 
@@ -51,13 +64,14 @@ class Budget:
             TooLittleMemory: a ValueError; there is not enough for one row, and the message says how much would be.
         """
         needed = self.held + per_row
-        if not needed <= self.memory:
+        if not needed <= self.for_tensors:
+            needed += SET_ASIDE if needed > SET_ASIDE else 0
             raise TooLittleMemory(
                 f"memory={self.memory:.4g} bytes is too little: what is kept takes {self.held:.4g}, and each {kind} of "
                 f"a run {per_row:.4g}. Give at least {needed:.4g}, or fewer prompts or cells",
                 needed,
             )
-        return int(max(min((self.memory - self.held) / max(per_row, 1), at_most), 1))
+        return int(max(min((self.for_tensors - self.held) / max(per_row, 1), at_most), 1))
 
 
 def count_bytes(kept: Kept) -> float:

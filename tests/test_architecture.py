@@ -12,7 +12,7 @@ import mechicl.analysis
 ROOT = Path(mechicl.__file__).parent
 FLOORS = (
     {"checks", "files", "learners", "locks", "memory", "progress", "prompts", "sampling", "shipped", "shots",
-     "statistics", "tasks", "tensor_files", "threads", "token_learners", "tokens", "waiting"},
+     "statistics", "tasks", "temporary", "tensor_files", "threads", "token_learners", "tokens", "waiting"},
     {"algorithms", "models", "text"},
     {"checkpoints", "constructions", "hub", "interop", "training"},
     {"analysis"},

@@ -1,22 +1,20 @@
 """Untrained models in the place of trained ones: the control of everything that is said of a training."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 
 from mechicl.checkpoints.checkpoint import Checkpoint, Snapshots
 from mechicl.checkpoints.stacks import stack_models
 from mechicl.models import build
+from mechicl.temporary import Temporary
 
 FIRST = 1_000_003
 """Seed of the first model's new weights: no training of ours starts from it."""
 _FIRST: ContextVar[int | None] = ContextVar("random_weights", default=None)
 
 
-@contextmanager
-def random_weights(seed: int = 0) -> Iterator[None]:
-    """While it lasts, every checkpoint that is loaded holds untrained models: see `untrained`.
+def random_weights(seed: int = 0) -> Temporary:
+    """A context. While it lasts, every checkpoint that is loaded holds untrained models: see `untrained`.
 
     Args:
         seed: of the weights; another seed, other weights.
@@ -25,11 +23,17 @@ def random_weights(seed: int = 0) -> Iterator[None]:
         >>> with random_weights():
         ...     model = load("lsa-1l")  # as it could have been before training
     """
-    token = _FIRST.set(FIRST + 1000 * seed)
-    try:
-        yield
-    finally:
-        _FIRST.reset(token)
+    before: list[int | None] = []
+
+    def put() -> None:
+        before.append(_FIRST.get())
+        _FIRST.set(FIRST + 1000 * seed)
+
+    def put_back() -> None:
+        for first in before[:1]:
+            _FIRST.set(first)
+
+    return Temporary(put, put_back)
 
 
 def are_weights_random() -> bool:

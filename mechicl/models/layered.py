@@ -1,16 +1,22 @@
 """What is asked of any network on prompts whose layers can be looked into: the base of ours and of wrapped modules."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from transformer_lens import ActivationCache, HookedRootModule
+from transformer_lens.hook_points import HookPoint
 
 from mechicl.memory import MEMORY
+from mechicl.models.holding import holding, in_a_pass
+from mechicl.models.hooking import AddedHooks, Direction, remove_all_hooks
 from mechicl.prompts import At, Prompts
+from mechicl.temporary import Temporary
+
+HookAt = tuple[str | Callable[[str], bool], Callable[..., Any]]
 
 
 class LayeredModel(HookedRootModule):
@@ -18,6 +24,9 @@ class LayeredModel(HookedRootModule):
 
     `predict` and `predict_prefixes` take any number of prompts in bounded memory. Their results carry gradients to the
     prompts, where these require them, and not to the weights: to train, differentiate what the network itself returns.
+
+    Threads may predict with one model side by side. Who adds hooks (`hooks`, `run_with_hooks`, `run_with_cache`, and
+    all analyses that intervene) holds the model meanwhile: other threads' runs wait, and see nothing of it.
 
     `PromptedModel` (ours, which can also be resumed at any layer) and `WrappedModel` (anybody's module) are of this
     kind. Analyses ask for no more than this unless they say so.
@@ -45,8 +54,15 @@ class LayeredModel(HookedRootModule):
     def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
         """The prediction of each point t from the points before it; the last one is the query's."""
 
+    @in_a_pass
     def has_hooks(self) -> bool:
-        """Whether anything is attached that looks into a run: any torch hook on any part."""
+        """Whether anything is attached that looks into a run: any torch hook on any part.
+
+        Those of a thread that holds the model are seen by that thread alone; others wait until they are off.
+        """
+        return self._is_hooked()
+
+    def _is_hooked(self) -> bool:
         return any(
             m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks
             for m in self._watched_parts()
@@ -100,6 +116,91 @@ class LayeredModel(HookedRootModule):
         if not isinstance(prompts, Prompts | Tensor):
             raise TypeError(f"{type(self).__name__} reads prompts and tokens, got {type(prompts).__name__}")
         return self.encode(prompts) if isinstance(prompts, Prompts) else prompts
+
+    # ---- hooks ----
+
+    def hooks(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+        fwd_hooks: Sequence[HookAt] = (),
+        bwd_hooks: Sequence[HookAt] = (),
+        reset_hooks_end: bool = True,
+        clear_contexts: bool = False,
+    ) -> Temporary:
+        """A context with hooks, as in TransformerLens, which gives the model.
+
+        Within it this thread holds the model: runs in other threads wait until it is left. The hooks that it added are
+        taken off at its end, and no others, whenever an interrupt (Ctrl-C) comes.
+
+        Args:
+            fwd_hooks: names of hooks, or functions of names, and what to call there with the activation and `hook=`.
+            bwd_hooks: likewise, with the gradient.
+            reset_hooks_end: False to let the hooks stay after it, until `reset_hooks`.
+            clear_contexts: empty the `ctx` of all hook points at its end.
+
+        Raises:
+            KeyError: when entered, a hook that the model does not have.
+        """
+        hold, level, added = holding(self), list[int](), list[AddedHooks]()
+
+        def attach() -> None:
+            hold.__enter__()
+            level.append(self.context_level)
+            self.context_level += 1
+            both: tuple[tuple[Direction, Sequence[HookAt]], ...] = (("fwd", fwd_hooks), ("bwd", bwd_hooks))
+            wanted = [
+                (point, hook, direction)
+                for direction, hooks in both
+                for name, hook in hooks
+                for point in self._points_of(name)
+            ]
+            added.append(AddedHooks(wanted, level=self.context_level))
+            added[0].add()
+
+        def detach() -> None:
+            for each in added:
+                if reset_hooks_end or not each.complete:
+                    each.remove()
+            for before in level:
+                self.context_level = min(self.context_level, before)
+                self.is_caching = False
+                if clear_contexts:
+                    self.clear_contexts()
+            hold.close()
+
+        return Temporary(attach, detach, self)
+
+    def _points_of(self, name: str | Callable[[str], bool]) -> list[HookPoint]:
+        if callable(name):
+            return [point for each, point in self.hook_dict.items() if name(each)]
+        point = self.mod_dict[name]
+        if not isinstance(point, HookPoint):
+            raise TypeError(f"{name!r} is no hook but a part of the model ({type(point).__name__})")
+        return [point]
+
+    def add_hook(self, *args: Any, **kwargs: Any) -> None:
+        """Add a hook that stays until `reset_hooks`, and that all threads' runs see; as in TransformerLens."""
+        with holding(self):
+            super().add_hook(*args, **kwargs)
+
+    def add_caching_hooks(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """Add hooks that keep all activations, and stay until `reset_hooks`; as in TransformerLens."""
+        with holding(self):
+            return super().add_caching_hooks(*args, **kwargs)
+
+    def remove_all_hook_fns(
+        self, direction: str = "both", including_permanent: bool = False, level: int | None = None
+    ) -> None:
+        """Remove what was added at hook points, of both directions or one ("fwd", "bwd"), and of one level if given.
+
+        Without a level whatever `add_hook` has left there goes, also what TransformerLens has no record of.
+        """
+        if direction not in ("fwd", "bwd", "both"):
+            raise ValueError(f"direction={direction!r} is not one of ('fwd', 'bwd', 'both')")
+        with holding(self):
+            super().remove_all_hook_fns(direction, including_permanent, level)  # pyright: ignore[reportArgumentType]
+            if level is None:
+                directions: tuple[Direction, ...] = ("fwd", "bwd") if direction == "both" else (direction,)
+                remove_all_hooks(self.hook_dict.values(), directions, including_permanent=including_permanent)
 
     def run_with_cache(self, *args: Any, return_cache_object: bool = True, **kwargs: Any) -> Any:
         """Outputs and an `ActivationCache` of every hook (a plain dict with `return_cache_object=False`).

@@ -15,6 +15,7 @@ from transformer_lens.hook_points import HookPoint
 
 from mechicl.checks import require_whole
 from mechicl.models.config_checks import DTYPES, read_config
+from mechicl.models.holding import in_a_pass
 from mechicl.models.prompted import PromptedModel
 from mechicl.prompts import Interleaved, Prompts
 
@@ -248,6 +249,7 @@ class HookedLSTM(PromptedModel):
         for block in self.blocks:
             block.b_ih[self.cfg.d_model : 2 * self.cfg.d_model] = 1.0
 
+    @in_a_pass
     def embed_tokens(self, tokens: Tensor) -> Float[Tensor, "batch pos d_model"]:
         """Tokens read in, the input of the first layer.
 

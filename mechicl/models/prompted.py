@@ -13,6 +13,7 @@ from torch import Tensor
 from transformer_lens.utilities import lm_cross_entropy_loss
 
 from mechicl.models.config_checks import DTYPES, dtype_name
+from mechicl.models.holding import in_a_pass
 from mechicl.models.layered import LayeredModel
 from mechicl.prompts import At, Prompts
 
@@ -76,6 +77,7 @@ class PromptedModel(LayeredModel):
 
     # ---- tokens in, outputs out ----
 
+    @in_a_pass
     def forward(
         self,
         input: Float[Tensor, "batch pos d"] | Int[Tensor, "batch pos"] | Int[Tensor, "pos"] | Prompts | str | list[str],
@@ -264,6 +266,7 @@ class PromptedModel(LayeredModel):
             stream = self.forward(stream, start_at_layer=layer, stop_at_layer=layer + 1)
             yield stream[:, positions]
 
+    @in_a_pass
     def query_streams(
         self, prompts: Prompts, queries: Float[Tensor, "prompt point query x"], at: At = "points"
     ) -> Iterator[Float[Tensor, "prompt point query d_model"]]:
@@ -283,7 +286,7 @@ class PromptedModel(LayeredModel):
             ValueError: prompts or queries that do not fit the model or each other, or an unknown `at`.
         """
         prompts, queries, points = self._checked_queries(prompts, queries, at)
-        if self.has_hooks():
+        if self._is_hooked():
             return self._query_streams_one_by_one(prompts, queries, points)
         return self._query_streams_by_sharing(prompts, queries, points)
 

@@ -18,7 +18,8 @@ class Ensemble(nn.Module):
     """Models with one config, trained side by side; each is equal to the run that it would have had alone.
 
     All weights of a seed are one row of a single parameter, so that clipping and Adam touch one tensor however many
-    matrices a model has; no operation mixes rows.
+    matrices a model has; no operation mixes rows. It is run by one thread at a time: its passes put weights into one
+    template.
 
     Attributes:
         flat: `[seed weight]`.

@@ -17,6 +17,7 @@ from mechicl.analysis.causes.model_runs import (
 )
 from mechicl.analysis.causes.results import Interchange
 from mechicl.memory import MEMORY, Budget
+from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.progress import progress_bar
 from mechicl.prompts import Prompts
@@ -39,6 +40,7 @@ def sample_sources(task: Task, prompts: Prompts, *, seed: int) -> Prompts:
     return task.sample(len(prompts), seed=seed, dtype=prompts.dtype).to(prompts.device).with_query(prompts.query.xs)
 
 
+@holds_models
 def interchange(
     model: Any,
     hypothesis: Hypothesis,
@@ -97,6 +99,7 @@ def interchange(
     )[0]
 
 
+@holds_models
 @torch.no_grad()
 def interchange_each(
     model: Any,

@@ -17,6 +17,7 @@ from mechicl.analysis.causes.interchange import interchange_each, rows_at_once, 
 from mechicl.analysis.causes.model_runs import ModelRuns, hears_attention, reads_ahead, record_streams, tokens_per_point
 from mechicl.analysis.causes.results import Interchange, Kind
 from mechicl.memory import MEMORY
+from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.progress import progress_bar
 from mechicl.prompts import Prompts
@@ -91,6 +92,7 @@ class HypothesisTest(Result):
         return lines + ([("nearest by predictions", self.likeness)] if self.likeness else [])
 
 
+@holds_models
 def test_hypotheses(
     model: Any,
     task: Task,
@@ -151,6 +153,7 @@ def test_hypotheses(
 test_hypotheses.__test__ = False  # type: ignore[attr-defined]  # pytest would take it for a test
 
 
+@holds_models
 def fit_hypotheses(
     model: Any,
     task: Task,

@@ -23,6 +23,7 @@ from mechicl.analysis.causes.subspace_search import (
 )
 from mechicl.memory import MEMORY
 from mechicl.models import PromptedModel, build
+from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.progress import progress_bar
 from mechicl.prompts import Prompts
@@ -140,6 +141,7 @@ class SubspaceSearch(Result):
         return self.searches.index(search), self.layers.index(layer), self.dims.index(dim)
 
 
+@holds_models
 def fit_subspace(
     model: Any,
     hypothesis: Hypothesis,

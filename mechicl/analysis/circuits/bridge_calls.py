@@ -1,7 +1,6 @@
 """How a bridge calls its modules in a run, so that they can be called again with another stream."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,7 +11,9 @@ from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 from transformers.cache_utils import Cache
 
+from mechicl.models import hooking
 from mechicl.models.opening.adapter import ModelAdapter
+from mechicl.temporary import Temporary
 
 FLAGS = ("use_split_qkv_input", "use_attn_in", "use_attn_result", "use_hook_mlp_in")
 
@@ -45,14 +46,12 @@ class Run:
         """Run a bridge and record all that."""
         calls: dict[str, list[Call]] = {"block": [], "attn": [], "mlp": []}
         returned: list[Any] = []
-        with ExitStack() as stack:
-            for block in adapter.model.blocks:
-                modules = {"block": block, "attn": block.attn, "mlp": getattr(block, "mlp", None)}
-                for part, module in modules.items():
-                    if module is not None:
-                        stack.enter_context(listening(module, calls[part].append))
-                handle = block.register_forward_hook(lambda module, args, out: returned.append(out))
-                stack.callback(handle.remove)
+        before, after = [], []
+        for block in adapter.model.blocks:
+            modules = {"block": block, "attn": block.attn, "mlp": getattr(block, "mlp", None)}
+            before += [(each, _hearing(calls[part].append)) for part, each in modules.items() if each is not None]
+            after.append((block, lambda module, args, out: returned.append(out)))
+        with hooking.listening(before, after):
             outputs = adapter.run(tokens)
         streams = [call.stream for call in calls["block"]]
         return cls(streams, first_tensor(returned[-1]), outputs, calls, returned)
@@ -111,41 +110,29 @@ def return_stream(*args: Any, instead: Tensor | None, wrapped: bool, **kwargs: A
     return (stream,) if wrapped else stream
 
 
-@contextmanager
-def listening(module: nn.Module, listen: Callable[[Call], object]) -> Iterator[None]:
+def listening(module: nn.Module, listen: Callable[[Call], object]) -> Temporary:
     """A context in which a function hears how a module is called."""
+    return hooking.listening([(module, _hearing(listen))])
 
+
+def _hearing(listen: Callable[[Call], object]) -> Callable[..., None]:
     def hear(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         listen(Call(args, kwargs))
 
-    handle = module.register_forward_pre_hook(hear, with_kwargs=True)
-    try:
-        yield
-    finally:
-        handle.remove()
+    return hear
 
 
-@contextmanager
-def hooked(hooks: Sequence[tuple[HookPoint, Callable[..., Tensor | None]]]) -> Iterator[None]:
+def hooked(hooks: Sequence[tuple[HookPoint, Callable[..., Tensor | None]]]) -> Temporary:
     """A context with hooks at some hook points."""
-    level = 10**6 + 1  # TransformerLens removes hooks by level: one that no other context has
-    try:
-        for point, hook in hooks:
-            point.add_hook(hook, level=level)
-        yield
-    finally:
-        for point, _ in hooks:
-            point.remove_hooks("fwd", level=level)
+    return hooking.adding([(point, hook, "fwd") for point, hook in hooks])
 
 
-@contextmanager
-def inputs_joined(model: Any) -> Iterator[None]:
+def inputs_joined(model: Any) -> Temporary:
     """A context in which a bridge's inputs are not split."""
     on = [flag for flag in FLAGS if getattr(model.cfg, flag, False)]
-    for flag in on:
-        getattr(model, f"set_{flag}")(False)
-    try:
-        yield
-    finally:
+
+    def split(inputs: bool) -> None:
         for flag in on:
-            getattr(model, f"set_{flag}")(True)
+            getattr(model, f"set_{flag}")(inputs)
+
+    return Temporary(partial(split, False), partial(split, True))

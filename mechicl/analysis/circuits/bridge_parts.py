@@ -1,8 +1,7 @@
 """A `TransformerBridge` taken apart: its embedding, heads, MLPs and read-out as functions of the streams they read."""
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -23,6 +22,8 @@ from mechicl.analysis.circuits.bridge_calls import (
 )
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.edges import attends_beside_mlp, list_key_heads
+from mechicl.models.opening.skipping import replacing_forwards
+from mechicl.temporary import Temporary, together
 
 INSTEAD = "its nodes can be searched with edges=False"
 
@@ -160,19 +161,14 @@ class BridgeParts:
         with hooked([(block.attn.hook_out, lambda out, hook: torch.zeros_like(out))]):
             return self._recording().block[layer].repeat(block, stream)
 
-    @contextmanager
-    def _skipping_blocks(self, last: Tensor | None) -> Iterator[None]:
+    def _skipping_blocks(self, last: Tensor | None) -> Temporary:
         """A context in which no block does anything, and the last gives out this stream."""
         blocks = list(self.model.blocks)
+        forwards = []
         for block, returned in zip(blocks, self._recording().returned, strict=True):
             instead = last if block is blocks[-1] else None
-            vars(block)["forward"] = partial(return_stream, instead=instead, wrapped=returned)
-        try:
-            with inputs_joined(self.model):
-                yield
-        finally:
-            for block in blocks:
-                vars(block).pop("forward")
+            forwards.append((block, partial(return_stream, instead=instead, wrapped=returned)))
+        return together(replacing_forwards(forwards), inputs_joined(self.model))
 
     def _scale(self, layer: int) -> float:
         """What a layer multiplies its attention's and its MLP's output by (Granite)."""

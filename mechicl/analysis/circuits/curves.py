@@ -18,6 +18,7 @@ from mechicl.analysis.circuits.references import Method
 from mechicl.analysis.interventions.metrics import Inputs
 from mechicl.checks import check_whole
 from mechicl.memory import MEMORY
+from mechicl.models.holding import holds_models
 from mechicl.models.opening.edges import Edge
 from mechicl.progress import progress_bar
 from mechicl.prompts import At
@@ -121,6 +122,7 @@ class CircuitCurve(Result):
         return [(name, f"CPR {self.cpr(name)}, CMD {self.cmd(name)}") for name in self.names]
 
 
+@holds_models
 def circuit_curve(
     model: Any,
     scores: Scores | Mapping[str, Scores],

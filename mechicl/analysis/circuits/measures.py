@@ -15,6 +15,7 @@ from mechicl.analysis.circuits.results import Circuit
 from mechicl.analysis.interventions.metrics import Inputs
 from mechicl.checks import check_whole
 from mechicl.memory import MEMORY
+from mechicl.models.holding import holds_models
 from mechicl.models.opening.edges import EMBEDDING, Edge, Node
 from mechicl.progress import progress_bar
 from mechicl.prompts import At
@@ -22,6 +23,7 @@ from mechicl.prompts import At
 Subsets = tuple[tuple[Node, ...], ...]
 
 
+@holds_models
 def measure_circuit(
     model: Any,
     circuit: Circuit,

@@ -18,6 +18,7 @@ from mechicl.analysis.circuits.references import Method
 from mechicl.analysis.interventions.metrics import Inputs
 from mechicl.checks import check_whole
 from mechicl.memory import MEMORY
+from mechicl.models.holding import holds_models
 from mechicl.models.opening.edges import EMBEDDING, Edge
 from mechicl.progress import progress_bar
 from mechicl.prompts import At
@@ -70,6 +71,7 @@ class EdgeScores(Result):
         return f"{len(self.edges)} edges scored by {self.scoring} ({self.metric}, {self.method}): {strongest}, ..."
 
 
+@holds_models
 def score_edges(
     model: Any,
     prompts: Inputs,

@@ -17,6 +17,7 @@ from mechicl.analysis.circuits.results import Circuit
 from mechicl.analysis.circuits.scores import Scoring, estimate_effects
 from mechicl.analysis.interventions.metrics import Inputs
 from mechicl.memory import MEMORY
+from mechicl.models.holding import holds_models
 from mechicl.models.opening.edges import EMBEDDING
 from mechicl.progress import progress_bar
 from mechicl.prompts import At
@@ -25,6 +26,7 @@ Search = Literal["exact", "eap", "eap-ig", "eap-ig-activations", "mask-ig", "acd
 TOLERANCE = 1e-3
 
 
+@holds_models
 def find_circuit(
     model: Any,
     prompts: Inputs,

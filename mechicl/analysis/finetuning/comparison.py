@@ -21,6 +21,7 @@ from mechicl.analysis.finetuning.similarity_measures import (
     update_similarity,
 )
 from mechicl.memory import MEMORY
+from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.shots import Shots
 from mechicl.statistics import Interval, Result, interval
@@ -112,6 +113,7 @@ class FineTuningComparison(Result):
         return cls(*(torch.cat([getattr(part, field.name) for part in parts], dim=-1) for field in fields(cls)))
 
 
+@holds_models
 def compare_with_finetuning(
     model: Any,
     shots: Shots,

@@ -1,8 +1,7 @@
 """Forward passes of a model with other weights: as they are, or by its first-order expansion around its own weights."""
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,8 +12,11 @@ from torch.func import functional_call, jvp
 from torch.utils.checkpoint import checkpoint
 from transformer_lens.hook_points import HookPoint
 
+from mechicl.models.holding import holding, holds_models
 from mechicl.models.opening.adapter import Hook, ModelAdapter
 from mechicl.models.opening.sites import check_hook
+from mechicl.models.opening.skipping import replacing_forwards
+from mechicl.temporary import Temporary, together
 
 Weights = dict[str, Tensor]
 
@@ -22,20 +24,22 @@ Weights = dict[str, Tensor]
 # ---- a model with other weights ----
 
 
-@contextmanager
-def weights_changed(model: nn.Module, changes: Mapping[str, Tensor]) -> Iterator[None]:
-    """A model with something added to its parameters within the context; after it exactly as before."""
-    parameters = parameters_of(model, changes)
-    before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
-    try:
-        with torch.no_grad():
-            for name, change in changes.items():
-                parameters[name].add_(change)
-        yield
-    finally:
-        with torch.no_grad():
-            for name, value in before.items():
-                parameters[name].copy_(value)
+def weights_changed(model: nn.Module, changes: Mapping[str, Tensor]) -> Temporary:
+    """A model with something added to its parameters within the context, which holds it; after it exactly as before."""
+    parameters, before = parameters_of(model, changes), dict[str, Tensor]()
+
+    @torch.no_grad()
+    def add() -> None:
+        before.update((name, parameter.detach().clone()) for name, parameter in parameters.items())
+        for name, change in changes.items():
+            parameters[name].add_(change)
+
+    @torch.no_grad()
+    def put_back() -> None:
+        for name, value in before.items():
+            parameters[name].copy_(value)
+
+    return together(holding(model), Temporary(add, put_back))
 
 
 def parameters_of(model: nn.Module, changes: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -66,12 +70,14 @@ class ForwardPass(nn.Module):
         # by several names, among which torch finds neither all places nor the way back. So each place is listed here,
         # once, and torch's own search for tied weights is turned off.
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
-        self._places = {
-            f"{place}.{key}": names[id(parameter)]
+        found = [
+            (f"{place}.{key}", module._parameters, key, parameter)
             for place, module in self.named_modules()
             for key, parameter in module._parameters.items()
             if id(parameter) in names
-        }
+        ]
+        self._places = {place: names[id(parameter)] for place, _, _, parameter in found}
+        self._its_own = [(parameters, key, parameter) for _, parameters, key, parameter in found]
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Predictions `[prompt d_out]`."""
@@ -80,7 +86,13 @@ class ForwardPass(nn.Module):
     def with_weights(self, weights: Mapping[str, Tensor], tokens: Tensor) -> Tensor:
         """Predictions with other values of the parameters that `weights` names."""
         values = {place: weights[name] for place, name in self._places.items() if name in weights}
-        return functional_call(self, values, (tokens,), tie_weights=False)
+        with holding(self.model), Temporary(lambda: None, self._put_back):
+            return functional_call(self, values, (tokens,), tie_weights=False)
+
+    def _put_back(self) -> None:
+        """Give the model its own parameters, which torch does too unless it is interrupted."""
+        for parameters, key, parameter in self._its_own:
+            parameters[key] = parameter
 
 
 class LayerwisePass(ForwardPass):
@@ -147,6 +159,7 @@ def value_and_derivative(function: Callable[[Weights], Any], weights: Weights, c
             ) from error
 
 
+@holds_models
 def linearized_outputs(model: Any, tokens: Tensor, changes: Weights) -> Float[Tensor, "prompt d_out"]:
     """Predictions at the last position of a model's first-order expansion around its weights.
 
@@ -218,26 +231,24 @@ def run_with_changes(
 # ---- gradients and memory ----
 
 
-@contextmanager
-def gradients_required(parameters: Iterable[Tensor]) -> Iterator[None]:
+def gradients_required(parameters: Iterable[Tensor]) -> Temporary:
     """Parameters that gradients are taken for, for as long as the context lasts."""
     before = [(parameter, parameter.requires_grad) for parameter in parameters]
-    try:
+
+    def require() -> None:
         for parameter, _ in before:
             parameter.requires_grad_()
-        yield
-    finally:
+
+    def put_back() -> None:
         for parameter, required in before:
             parameter.requires_grad_(required)
 
+    return Temporary(require, put_back)
 
-@contextmanager
-def patterns_forgotten(model: nn.Module) -> Iterator[None]:
+
+def patterns_forgotten(model: nn.Module) -> Temporary:
     """A context after which a bridge's attention does not keep its last pattern, and with it the graph of the run."""
-    try:
-        yield
-    finally:
-        _forget_patterns(model)
+    return Temporary(lambda: None, partial(_forget_patterns, model))
 
 
 def _forget_patterns(module: nn.Module) -> None:
@@ -258,28 +269,21 @@ def _hooks_forgetting_patterns(adapter: ModelAdapter) -> list[Hook]:
     return [(f"blocks.{layer}.hook_resid_post", partial(forget, block=block)) for layer, block in blocks]
 
 
-@contextmanager
-def activations_recomputed(adapter: ModelAdapter) -> Iterator[None]:
+def activations_recomputed(adapter: ModelAdapter) -> Temporary:
     """Passes that keep only the stream between blocks; gradients work out again what is inside (checkpointing)."""
-    blocks = list(adapter.model.blocks)
-    attributes = [vars(block) for block in blocks]  # setattr would reach what a bridge wraps
-    before = [namespace.get("forward") for namespace in attributes]
-    # a block of ours is called as a module, and its replaced forward with it, only where a hook is attached
-    hook_that_changes_nothing = ("blocks.0.hook_resid_pre", lambda activation, hook: None)
+    model = adapter.model
+    forwards = [(block, partial(checkpoint, block.forward, use_reentrant=False)) for block in model.blocks]
     # what is worked out again must not find keys and values that the first time has left
-    wrapped: Any = getattr(getattr(adapter.model, "original_model", None), "config", None)
+    wrapped: Any = getattr(getattr(model, "original_model", None), "config", None)
     caches = getattr(wrapped, "use_cache", None)
-    try:
+
+    def use_cache(used: Any) -> None:
         if caches:
-            wrapped.use_cache = False
-        for block, namespace in zip(blocks, attributes, strict=True):
-            namespace["forward"] = partial(checkpoint, block.forward, use_reentrant=False)
-        with adapter.model.hooks(fwd_hooks=[hook_that_changes_nothing]):
-            yield
-    finally:
-        if caches:
-            wrapped.use_cache = caches
-        for namespace, forward in zip(attributes, before, strict=True):
-            namespace.pop("forward", None)
-            if forward is not None:
-                namespace["forward"] = forward
+            wrapped.use_cache = used
+
+    uncached = Temporary(partial(use_cache, False), partial(use_cache, caches))
+    contexts = [holding(model), uncached, replacing_forwards(forwards)]
+    if adapter.reads_prompts:
+        # a block of ours is called as a module, and its replaced forward with it, only where a hook is attached
+        contexts.append(model.hooks(fwd_hooks=[("blocks.0.hook_resid_pre", lambda activation, hook: None)]))
+    return together(*contexts)

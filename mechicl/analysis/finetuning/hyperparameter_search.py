@@ -13,6 +13,7 @@ from mechicl.analysis.finetuning.predictions import predict_sequences, scores_an
 from mechicl.analysis.finetuning.sgd import FineTuning, FineTuningDivergedError
 from mechicl.analysis.finetuning.side_by_side import Tuners
 from mechicl.memory import MEMORY
+from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.progress import progress_bar
 from mechicl.shots import Shots
@@ -78,6 +79,7 @@ class TuningSearch(Result):
         return tuple(rates), tuple(epochs)
 
 
+@holds_models
 def search_tuning(
     model: Any,
     held_out: Shots,

@@ -11,6 +11,7 @@ from mechicl.analysis.finetuning.hyperparameter_search import EPOCHS, LEARNING_R
 from mechicl.analysis.finetuning.sgd import FineTuning
 from mechicl.analysis.finetuning.side_by_side import fine_tune_each
 from mechicl.models import HookedTransformer
+from mechicl.models.holding import holds_models
 from mechicl.progress import progress_bar
 from mechicl.prompts import Prompts
 from mechicl.shots import Shots
@@ -56,6 +57,7 @@ def prompt_shots(model: HookedTransformer, prompt: Prompts, zero_shot: ZeroShot 
     )
 
 
+@holds_models
 def search_on_prompts(
     model: HookedTransformer,
     prompts: Prompts,
@@ -94,6 +96,7 @@ def search_on_prompts(
     return dataclasses.replace(searches[0], score=score, loss=loss)
 
 
+@holds_models
 def compare_on_prompts(
     model: HookedTransformer,
     prompts: Prompts,

@@ -22,6 +22,7 @@ from mechicl.analysis.finetuning.forward_passes import (
 from mechicl.analysis.finetuning.predictions import check_lengths
 from mechicl.checks import require_finite, require_whole
 from mechicl.models import HookedTransformer
+from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.progress import progress_bar
 from mechicl.shots import Shots
@@ -114,6 +115,7 @@ class FineTuned(Result):
         return weights_changed(model, self.changes)
 
 
+@holds_models
 def fine_tune(model: Any, shots: Shots, tuning: FineTuning | None = None, *, progress: bool = True) -> FineTuned:
     """Fine-tune a model on demonstrations, one after the other, and put it back as it was.
 

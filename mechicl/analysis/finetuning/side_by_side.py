@@ -12,6 +12,7 @@ from torch.func import vjp, vmap
 
 from mechicl.analysis.finetuning.forward_passes import Weights
 from mechicl.analysis.finetuning.sgd import FineTuned, FineTuning, Tuner, diverged
+from mechicl.models.holding import holds_models
 from mechicl.progress import progress_bar
 from mechicl.shots import Shots
 
@@ -19,6 +20,7 @@ LARGEST_GROUP = 32  # more models at a time are hardly faster
 LARGEST_JACOBIAN = 2**28  # bytes: of a small model, whose linearised fine-tuning then takes products of matrices alone
 
 
+@holds_models
 def fine_tune_each(model: Any, shots: Sequence[Shots], tuning: FineTuning, *, progress: bool = True) -> list[FineTuned]:
     """Fine-tune a model on each set of demonstrations, always from its own weights: as many calls of `fine_tune`.
 

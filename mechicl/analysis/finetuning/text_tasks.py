@@ -14,6 +14,7 @@ from mechicl.analysis.finetuning.hyperparameter_search import EPOCHS, LEARNING_R
 from mechicl.analysis.finetuning.predictions import check_lengths, predict_sequences, scores_and_losses
 from mechicl.analysis.finetuning.sgd import METHODS, FineTuning, Method, fine_tune
 from mechicl.memory import MEMORY
+from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.statistics import Result
 from mechicl.text import LabelledTexts, Labels, TextTask, load_texts, text_shots
@@ -143,6 +144,7 @@ def _others(texts: LabelledTexts, known: set[Columns]) -> LabelledTexts:
     return texts.take(sorted(i for text, i in first.items() if text not in known))
 
 
+@holds_models
 def study_task(
     model: Any,
     tokenizer: Any,
@@ -212,6 +214,7 @@ def study_task(
     )  # fmt: skip
 
 
+@holds_models
 def measure_accuracy(
     model: Any, tokenizer: Any, texts: TaskTexts, n_demonstrations: Iterable[int], *, memory: float = MEMORY
 ) -> AccuracyByDemonstrations:

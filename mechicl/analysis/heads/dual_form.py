@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mechicl.checks import is_whole
 from mechicl.memory import MEMORY, Budget
+from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.sites import hook_names
 from mechicl.models.transformer.attention import key_mask
@@ -39,6 +40,7 @@ class DualForm(Result):
     relative_error: Float[Tensor, "head prompt"]
 
 
+@holds_models
 @torch.no_grad()
 def read_dual_form(
     model: Any,

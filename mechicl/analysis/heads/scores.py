@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mechicl.analysis.heads.composition import circuit_scores
 from mechicl.memory import MEMORY, Budget
+from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.sites import hook_names, nearest
 from mechicl.models.transformer.attention import key_mask
@@ -95,6 +96,7 @@ class HeadScores(Result):
         return pd.DataFrame(rows)
 
 
+@holds_models
 @torch.no_grad()
 def score_heads(
     model: Any,

@@ -14,6 +14,7 @@ from mechicl.constructions import copy_targets
 from mechicl.learners import prompt_batches
 from mechicl.memory import MEMORY, Budget
 from mechicl.models import HookedTransformer
+from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import Hook, ModelAdapter
 from mechicl.models.wrapping.wrapped import refuse_wrapped
 from mechicl.prompts import Prompts
@@ -37,6 +38,7 @@ class TokenSensitivity(Result):
     other: Float[Tensor, "prompt"]
 
 
+@holds_models
 def measure_token_sensitivity(
     model: HookedTransformer, prompts: Prompts, layer: int = 1, *, memory: float = MEMORY
 ) -> TokenSensitivity:
@@ -115,6 +117,7 @@ class TargetCopying(Result):
     errors_transplanted: Float[Tensor, "prompt"]
 
 
+@holds_models
 @torch.no_grad()
 def measure_target_copying(
     model: HookedTransformer, prompts: Prompts, layer: int = 0, *, memory: float = MEMORY

@@ -15,6 +15,7 @@ from mechicl.analysis.interventions.patching import make_experiment, make_sweep,
 from mechicl.analysis.interventions.runs import CellResults, Experiment, record_within
 from mechicl.analysis.interventions.sweeps import InterventionSweep
 from mechicl.memory import MEMORY, Budget, count_bytes
+from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.progress import progress_bar
 from mechicl.prompts import At
@@ -22,6 +23,7 @@ from mechicl.prompts import At
 Method = Literal["mean", "zero", "resample", "counterfactual"]
 
 
+@holds_models
 def ablate(
     model: Any,
     prompts: Inputs,

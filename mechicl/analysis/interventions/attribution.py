@@ -12,12 +12,14 @@ from mechicl.analysis.interventions.cells import CellGrid, Only, make_grid
 from mechicl.analysis.interventions.metrics import Inputs, Metric, Metrics, evaluate_metrics, name_metrics
 from mechicl.analysis.interventions.patching import Direction, encode_pair
 from mechicl.analysis.interventions.sweeps import InterventionSweep
+from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.sites import axes_of
 from mechicl.prompts import At
 from mechicl.statistics import Interval, interval
 
 
+@holds_models
 def attribute(
     model: Any,
     clean: Inputs,

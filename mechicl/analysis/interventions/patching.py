@@ -10,6 +10,7 @@ from mechicl.analysis.interventions.metrics import Inputs, Metrics, evaluate_met
 from mechicl.analysis.interventions.runs import Baseline, CellResults, Experiment, record_within
 from mechicl.analysis.interventions.sweeps import InterventionSweep
 from mechicl.memory import MEMORY, Budget
+from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.progress import progress_bar
 from mechicl.prompts import At, Prompts
@@ -17,6 +18,7 @@ from mechicl.prompts import At, Prompts
 Direction = Literal["denoising", "noising"]
 
 
+@holds_models
 def patch(
     model: Any,
     clean: Inputs,

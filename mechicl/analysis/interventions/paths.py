@@ -14,6 +14,7 @@ from mechicl.analysis.interventions.patching import Direction, encode_pair, make
 from mechicl.analysis.interventions.runs import CellResults, record_within
 from mechicl.analysis.interventions.sweeps import InterventionSweep
 from mechicl.memory import MEMORY, count_bytes
+from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.edits import check_edits, without_user_hooks
 from mechicl.models.opening.sites import Site, hook_names
@@ -23,6 +24,7 @@ from mechicl.prompts import At
 Receiver = Literal["q", "k", "v"]
 
 
+@holds_models
 def patch_paths(
     model: Any,
     clean: Inputs,

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 
 from mechicl.analysis.interventions.metrics import Metric, evaluate_metric, logit_difference, squared_error
+from mechicl.models.holding import holding
 from mechicl.models.opening.adapter import ModelAdapter, check_eval_mode
 from mechicl.models.opening.edits import check_edits, to_write
 from mechicl.models.opening.sites import AXES, Site, axes_of, check_hook, silent_hook
@@ -230,8 +231,9 @@ class PatchingSession:
     def result(self) -> SessionResult:
         """The predictions and metrics of the patched, the clean and the corrupted run."""
         check_eval_mode(self.model)
-        clean, corrupted = self._clean_run[0], self._corrupted_prediction
-        patched = self._patched(self.hooks()) if self.interventions else corrupted
+        with holding(self.model):
+            clean, corrupted = self._clean_run[0], self._corrupted_prediction
+            patched = self._patched(self.hooks()) if self.interventions else corrupted
         name, metric = self._metric()
         values = [float(evaluate_metric(name, metric, prediction)) for prediction in (patched, clean, corrupted)]
         return SessionResult(patched[0], clean[0], corrupted[0], *values)

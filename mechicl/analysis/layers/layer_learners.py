@@ -1,9 +1,8 @@
 """A model read after each of its layers: the layers as steps of a learner."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -14,6 +13,7 @@ from mechicl.memory import MEMORY
 from mechicl.models import LayeredModel
 from mechicl.prompts import PointsAt, Prompts
 from mechicl.statistics import Interval, Result, interval
+from mechicl.temporary import Temporary
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,17 +156,15 @@ def check_layer(layer: int, n_layers: int) -> None:
         raise ValueError(f"layer must be 0 to {n_layers}, got {layer}")
 
 
-@contextmanager
-def frozen(model: torch.nn.Module) -> Iterator[None]:
+def frozen(model: torch.nn.Module) -> Temporary:
     """A context in which no gradient flows to the model's weights, so that none is prepared for them."""
     thawed = [weight for weight in model.parameters() if weight.requires_grad]
-    for weight in thawed:
-        weight.requires_grad_(False)
-    try:
-        yield
-    finally:
+
+    def require_gradients(required: bool) -> None:
         for weight in thawed:
-            weight.requires_grad_(True)
+            weight.requires_grad_(required)
+
+    return Temporary(partial(require_gradients, False), partial(require_gradients, True))
 
 
 def prediction_rows(model: LayeredModel, prompts: Prompts) -> PointsAt:

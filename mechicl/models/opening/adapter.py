@@ -1,8 +1,7 @@
 """One way to run, resume and record any model with hooks: prompts in, predictions out."""
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, get_args
 
@@ -13,6 +12,8 @@ from transformer_lens.model_protocol import TransformerLensModel
 from transformer_lens.utilities import get_act_name
 
 from mechicl.models import HookedTransformer, PromptedModel
+from mechicl.models.holding import holding
+from mechicl.models.hooking import adding, leaving_no_hooks
 from mechicl.models.layered import LayeredModel
 from mechicl.models.opening.sites import check_hook, hook_names, silent_hook
 from mechicl.models.opening.skipping import same_up_to_rounding, skipping_blocks
@@ -106,13 +107,17 @@ class ModelAdapter:
     def run(self, tokens: Tensor, hooks: Sequence[Hook] = ()) -> Tensor:
         """Predictions of a run from the tokens on."""
         if not self.reads_prompts:
-            return self._select_read(self.model.run_with_hooks(tokens, fwd_hooks=[*hooks, *self._unembed_hooks()]))
+            return self._select_read(self._run_other(tokens, hooks))
         with self.model.hooks(fwd_hooks=list(hooks)):
             return self._select_read(self.model(tokens, at=self.at))
 
     def run_with_cache(self, tokens: Tensor) -> tuple[Tensor, Any]:
         """Predictions of a run, and all activations by hook name."""
-        outputs, cache = self.model.run_with_cache(tokens, **({"at": self.at} if self.reads_prompts else {}))
+        if self.reads_prompts:
+            outputs, cache = self.model.run_with_cache(tokens, at=self.at)
+        else:
+            with holding(self.model), leaving_no_hooks(self.model.hook_dict.values()):
+                outputs, cache = self.model.run_with_cache(tokens)
         return self._select_read(outputs), cache
 
     def resume(self, streams: Tensor, layer: int, hooks: Sequence[Hook], last_hooked: int) -> Tensor:
@@ -198,7 +203,8 @@ class ModelAdapter:
         for start in range(0, len(tokens), batch_size):
             batch = slice(start, start + batch_size)
             hooks = {name: partial(keep, name=name, batch=batch) for name in names}
-            with self._hooked_first({name: hooks.pop(name) for name in before_user_hooks}):
+            first = [(self.model.hook_dict[name], hooks.pop(name), "fwd") for name in before_user_hooks]
+            with holding(self.model), adding(first, prepend=True):  # before those that the user attached
                 self.run(tokens[batch], list(hooks.items()))
         silent = [name for name in names if name not in recorded]
         if silent and len(tokens):
@@ -211,24 +217,13 @@ class ModelAdapter:
         """Whether the user has attached hooks to the model."""
         if self.ours:
             return self.model.has_hooks()
-        return any(point.has_hooks() for point in self.model.hook_dict.values())
+        with holding(self.model):
+            return any(point.has_hooks() for point in self.model.hook_dict.values())
 
     def apply_user_hooks(self, name: str, activation: Tensor) -> Tensor:
         """What the hooks that the user attached there make of an activation."""
-        return self.model.hook_dict[name](activation)
-
-    @contextmanager
-    def _hooked_first(self, hooks: Mapping[str, Callable[..., None]]) -> Iterator[None]:
-        """Hooks that are called before those that the user attached."""
-        level = 10**6  # TransformerLens removes hooks by level: one that no other context has
-        points = [(self.model.hook_dict[name], hook) for name, hook in hooks.items()]
-        try:
-            for point, hook in points:
-                point.add_hook(hook, level=level, prepend=True)
-            yield
-        finally:
-            for point, _ in points:
-                point.remove_hooks("fwd", level=level)
+        with holding(self.model):
+            return self.model.hook_dict[name](activation)
 
     # ---- memory ----
 
@@ -240,7 +235,8 @@ class ModelAdapter:
             return int(measure(tokens))
         # Everything that the hooks of the largest layer see is counted as if it were alive twice at once, and the
         # outputs three times. The hooks of a recurrent network do not see its gates: its layer is counted twelve times.
-        outputs, cache = self.model.run_with_cache(tokens[:1])
+        with holding(self.model), leaving_no_hooks(self.model.hook_dict.values()):
+            outputs, cache = self.model.run_with_cache(tokens[:1])
         blocks = [0] * (self.n_layers + 1)
         seen: set[int] = set()
         for name, activation in cache.items():
@@ -277,9 +273,13 @@ class ModelAdapter:
         return None
 
     def _resume_skipping(self, n_skipped: int, streams: Tensor, layer: int, hooks: Sequence[Hook]) -> Tensor:
-        hooks = [*hooks, *self._unembed_hooks()]
-        with skipping_blocks(self.model, n_skipped):
-            return self._select_read(self.model.run_with_hooks(streams, start_at_layer=layer, fwd_hooks=hooks))
+        with holding(self.model), skipping_blocks(self.model, n_skipped):
+            return self._select_read(self._run_other(streams, hooks, start_at_layer=layer))
+
+    def _run_other(self, inputs: Tensor, hooks: Sequence[Hook], **where: int) -> Tensor:
+        """A run of a model whose contexts are not ours: other threads are kept off, and no hook is left."""
+        with holding(self.model), leaving_no_hooks(self.model.hook_dict.values()):
+            return self.model.run_with_hooks(inputs, fwd_hooks=[*hooks, *self._unembed_hooks()], **where)
 
     def _unembed_hooks(self) -> list[Hook]:
         """A hook that leaves only the last position to unembed, where that is all that is read."""

@@ -2,17 +2,18 @@
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 
+from mechicl.models.holding import holding
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.sites import check_hook, hook_names, instead_of, silent_hook
 from mechicl.models.opening.skipping import same_up_to_rounding
+from mechicl.temporary import Temporary
 
 
 def to_write(activation: Tensor, name: str) -> Tensor:
@@ -66,18 +67,23 @@ def check_edits(adapter: ModelAdapter, tokens: Tensor, names: Sequence[str]) -> 
                 )
 
 
-@contextmanager
-def without_user_hooks(model: Any) -> Iterator[None]:
-    """A context in which the hooks attached to a model's hook points do not run."""
-    points = {id(point): point for name, point in model.hook_dict.items() if isinstance(point, HookPoint)}
-    before = {key: dict(point._forward_hooks) for key, point in points.items() if point._forward_hooks}
-    try:
-        for key in before:
-            points[key]._forward_hooks.clear()
-        yield
-    finally:
-        for key, hooks in before.items():
-            points[key]._forward_hooks.update(hooks)
+def without_user_hooks(model: Any) -> Temporary:
+    """A context in which the hooks attached to a model's hook points do not run; the model is held meanwhile."""
+    hold, before = holding(model), list[tuple[HookPoint, dict[int, Any]]]()
+
+    def take_off() -> None:
+        hold.__enter__()
+        points = dict.fromkeys(point for point in model.hook_dict.values() if isinstance(point, HookPoint))
+        before.extend((point, dict(point._forward_hooks)) for point in points if point._forward_hooks)
+        for point, _ in before:
+            point._forward_hooks.clear()
+
+    def put_back() -> None:
+        for point, hooks in before:
+            point._forward_hooks.update(hooks)
+        hold.close()
+
+    return Temporary(take_off, put_back)
 
 
 def _not_in_graph(adapter: ModelAdapter, tokens: Tensor, names: Sequence[str]) -> list[str]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 from transformers import PreTrainedTokenizerBase
 
+from mechicl.models.holding import in_a_pass
 from mechicl.models.prompted import PromptedModel
 from mechicl.models.transformer.config import TransformerConfig
 from mechicl.models.transformer.embeddings import Embed, PosEmbed, Unembed
@@ -121,7 +122,7 @@ class HookedTransformer(LensNames, PromptedModel):
     # ---- tokens in, outputs out ----
 
     def _run_blocks(self, residual: Tensor, layers: range, positions: slice, *, to_outputs: bool) -> Tensor:
-        if self.has_hooks() or not layers:
+        if self._is_hooked() or not layers:
             for layer in layers:
                 residual = self.blocks[layer](residual)
             # hooks see all positions, those of the final norm too
@@ -142,6 +143,7 @@ class HookedTransformer(LensNames, PromptedModel):
         heads = cfg.n_heads * (4 * cfg.d_head + 2 * cfg.d_model + 4 * n_pos)
         return 4 * cfg.d_model + heads + 2 * (cfg.d_mlp or 0)
 
+    @in_a_pass
     def embed_tokens(self, tokens: Tensor, positions: range | None = None) -> Float[Tensor, "batch pos d_model"]:
         """Tokens as the residual stream before the first block: read-in, positions, input MLP.
 
@@ -156,7 +158,7 @@ class HookedTransformer(LensNames, PromptedModel):
         cfg = self.cfg
         self._check_tokens(tokens)
         embedded = self.embed(tokens)
-        if embedded is tokens and self.has_hooks():  # hooks may patch it in place
+        if embedded is tokens and self._is_hooked():  # hooks may patch it in place
             embedded = embedded.clone()
         residual = self.hook_embed(embedded)
         if hasattr(self, "pos_embed"):
@@ -167,9 +169,10 @@ class HookedTransformer(LensNames, PromptedModel):
             residual = residual + self.hook_input_mlp_out(self.input_mlp(residual))
         return residual
 
+    @in_a_pass
     def read_out(self, residual: Float[Tensor, "batch row d_model"]) -> Float[Tensor, "batch row d_out"]:
         """The final residual stream as outputs: final norm, then minus the y-dimensions or a linear map."""
-        return self.unembed(self.ln_final(residual) if self.has_hooks() else fast_norm(self.ln_final, residual))
+        return self.unembed(self.ln_final(residual) if self._is_hooked() else fast_norm(self.ln_final, residual))
 
     def _check_tokens(self, tokens: Tensor) -> None:
         if self.cfg.prompt_format != "token_ids":

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformer_lens.utilities import USE_DEFAULT_VALUE
 
+from mechicl.models.holding import holds_models
 from mechicl.models.prompted import with_batch_axis
 from mechicl.models.transformer import weight_processing
 from mechicl.models.transformer.config import TransformerConfig
@@ -42,6 +43,7 @@ class LensMethods(Generating):
 
     # ---- processed weights ----
 
+    @holds_models
     def process_weights_(
         self,
         fold_ln: bool | None = None,

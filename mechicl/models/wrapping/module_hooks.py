@@ -3,8 +3,8 @@
 import inspect
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -14,7 +14,9 @@ import torch.nn as nn
 from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 
+from mechicl.models.hooking import listening
 from mechicl.models.opening.sites import AXES, BY_POS
+from mechicl.temporary import Temporary
 
 Names = str | Sequence[str]
 Split = Callable[[Tensor], Sequence[Tensor]]
@@ -153,26 +155,37 @@ class HookedParts:
         """See a component at the sub-module of that name."""
         self._places.setdefault(name, []).append(place)
 
-    @contextmanager
-    def attached(self) -> Iterator[None]:
+    def listens(self) -> bool:
+        """Whether a hook point has hooks."""
+        return any(map(_has_hooks, self._points.values()))
+
+    def attached(self, calls: Counter[str]) -> Temporary:
         """A context in which runs of the module pass through the hook points that have hooks.
 
-        Raises:
-            ValueError: at its end, a sub-module ran another number of times than it was named, or never.
+        `calls` counts how often each sub-module with hooks runs.
         """
-        calls: Counter[str] = Counter()
-        with ExitStack() as stack:
-            if any(map(_has_hooks, self._points.values())) and any(map(_is_compiled, self.module.modules())):
-                stack.enter_context(torch.compiler.set_stance("force_eager"))  # compiled code runs no new hooks
-            for name, places in self._places.items():
-                if any(_has_hooks(self._point(place)) for place in places):
-                    part = self.module.get_submodule(name)
-                    # what comes in is seen last, and what comes out first: nearest to what the part itself does
-                    before = part.register_forward_pre_hook(self._before(name, calls), with_kwargs=True)
-                    after = part.register_forward_hook(self._after(name, calls), prepend=True)
-                    stack.callback(before.remove)
-                    stack.callback(after.remove)
-            yield
+        before, after = [], []
+        for name, places in self._places.items():
+            if any(_has_hooks(self._point(place)) for place in places):
+                part = self.module.get_submodule(name)
+                # what comes in is seen last, and what comes out first: nearest to what the part itself does
+                before.append((part, self._before(name, calls)))
+                after.append((part, self._after(name, calls)))
+        heard, eager = listening(before, after), ExitStack()
+
+        def attach() -> None:
+            heard.__enter__()
+            if self.listens() and any(map(_is_compiled, self.module.modules())):
+                eager.enter_context(torch.compiler.set_stance("force_eager"))  # compiled code runs no new hooks
+
+        def detach() -> None:
+            eager.close()
+            heard.close()
+
+        return Temporary(attach, detach)
+
+    def check(self, calls: Counter[str]) -> None:
+        """Refuse (ValueError) sub-modules with hooks that ran another number of times than they were named."""
         for name, places in self._places.items():
             named = Counter(place.component for place in places).most_common(1)[0][1]
             listens = any(_has_hooks(self._point(place)) for place in places)

@@ -1,7 +1,6 @@
 """What is found out of a module by running it: which predictions see what follows them, and how much a run computes."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mechicl.prompts import Prompts
+from mechicl.temporary import Temporary
 
 MOST_CUTS = 16
 
@@ -44,16 +44,15 @@ def differ(a: Tensor, b: Tensor) -> bool:
     return bool(((a - b).abs() > tolerance).any())
 
 
-@contextmanager
-def in_eval_mode(module: nn.Module) -> Iterator[None]:
+def in_eval_mode(module: nn.Module) -> Temporary:
     """A context in which no part of a module is in training mode: no dropout, and no running mean moves."""
     training = [part for part in module.modules() if part.training]
-    module.eval()
-    try:
-        yield
-    finally:
+
+    def put_back() -> None:
         for part in training:
             part.training = True
+
+    return Temporary(module.eval, put_back)
 
 
 @torch.no_grad()

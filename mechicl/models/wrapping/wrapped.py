@@ -1,5 +1,6 @@
 """Any module as a learner with hooks, as `wrap` makes it: prompts in, predictions out, the stream layer by layer."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast, get_args
@@ -11,6 +12,7 @@ from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.utilities import get_act_name
 
+from mechicl.models.holding import holding, in_a_pass, share_lock
 from mechicl.models.layered import LayeredModel
 from mechicl.models.wrapping.module_hooks import NO_HOOKS, HookedParts, Place
 from mechicl.models.wrapping.trials import bytes_of_run, change_futures, differ, in_eval_mode, sees_no_future
@@ -87,6 +89,7 @@ class WrappedModel(LayeredModel):
         batch_first: bool = True,
     ):
         super().__init__()
+        share_lock(self, module)
         self.module = module
         self.blocks = nn.ModuleList(nn.Module() for _ in range(n_layers))
         self.points = points
@@ -160,8 +163,7 @@ class WrappedModel(LayeredModel):
             raise ValueError(f"at={at!r} is not one of {get_args(At)}")
         if isinstance(tokens, Prompts):
             tokens = self.encode(tokens)
-        with self._parts.attached():
-            outputs = self._run(tokens)
+        outputs = self._run_hooked(tokens) if self._is_listened_to() else self._run(tokens)
         if at == "positions":
             return outputs
         if at == "points" and not self.cfg.one_pass:
@@ -245,7 +247,8 @@ class WrappedModel(LayeredModel):
         """The same for a row of what the module reads."""
         shape = tuple(tokens.shape[1:])
         if shape not in self._bytes:
-            self._bytes[shape] = 2 * bytes_of_run(self.module, lambda: self._run(tokens[:1]))
+            with holding(self):
+                self._bytes[shape] = 2 * bytes_of_run(self.module, lambda: self._run(tokens[:1]))
         return self._bytes[shape]
 
     # ---- the stream, layer by layer ----
@@ -328,6 +331,20 @@ class WrappedModel(LayeredModel):
             raise ValueError(f"encode returned the shape {tuple(tokens.shape)} for {len(prompts)} prompts")
         return tokens
 
+    @in_a_pass
+    def _is_listened_to(self) -> bool:
+        return self._parts.listens()
+
+    def _run_hooked(self, tokens: Tensor) -> Any:
+        """The same with hooks on the module's parts, for which the model is held."""
+        calls: Counter[str] = Counter()
+        with holding(self):
+            with self._parts.attached(calls):
+                outputs = self._run(tokens)
+            self._parts.check(calls)
+        return outputs
+
+    @in_a_pass
     def _run(self, tokens: Tensor) -> Any:
         """What the module returns, prompts first."""
         if not self._batch_first:
@@ -363,11 +380,16 @@ class WrappedModel(LayeredModel):
         """A number that changes when the weights do."""
         return sum(t._version for t in (*self.parameters(), *self.buffers()))
 
-    @torch.no_grad()
     def _look(self, prompts: Prompts) -> None:
         """Find out by trying whether predictions depend on what comes after them, once for the weights as they are."""
         if self._looked_at == self._version() or not len(prompts) or not prompts.n_context:
             return
+        with holding(self):
+            if self._looked_at != self._version():  # another thread may have looked meanwhile
+                self._try_futures(prompts)
+
+    @torch.no_grad()
+    def _try_futures(self, prompts: Prompts) -> None:
         both, cuts = change_futures(prompts)
         streams: list[Tensor] = []
         hooks: list[Any] = []
