@@ -11,8 +11,9 @@ import mechicl.analysis
 
 ROOT = Path(mechicl.__file__).parent
 FLOORS = (
-    {"checks", "files", "learners", "locks", "memory", "progress", "prompts", "sampling", "shipped", "shots",
-     "statistics", "tasks", "temporary", "tensor_files", "threads", "token_learners", "tokens", "waiting"},
+    {"arguments", "checks", "files", "learners", "locks", "memory", "progress", "prompts", "sampling", "shipped",
+     "shots", "statistics", "tasks", "temporary", "tensor_files", "threads", "token_learners", "tokens", "waiting",
+     "warning"},
     {"algorithms", "models", "text"},
     {"checkpoints", "constructions", "hub", "interop", "training"},
     {"analysis"},

@@ -29,6 +29,7 @@ from mechicl.algorithms.newton import newton, newton_moments
 from mechicl.algorithms.references import references, register_references
 from mechicl.algorithms.stability import ConditioningWarning, DivergenceWarning
 from mechicl.algorithms.tuning import stable_step_size, tuned_step_size
+from mechicl.arguments import check_arguments
 
 __all__ = [
     "ConditioningWarning",
@@ -76,3 +77,5 @@ __all__ = [
     "uniform_tokens",
     "unigram_bayes",
 ]
+
+check_arguments(__name__)

@@ -1,7 +1,6 @@
 """Least squares on the context: minimum norm, ridge, and the Bayes predictor."""
 
 import math
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from mechicl.algorithms.stability import ConditioningWarning
 from mechicl.checks import check_positive
 from mechicl.learners import Trajectory
 from mechicl.prompts import PointsAt, Prompts
+from mechicl.warning import warn
 
 EPSILON = torch.finfo(torch.float64).eps
 LOST = 1e-5
@@ -191,11 +191,10 @@ def _penalised(prompts: Prompts, penalty: float, name: str, at: PointsAt, with_w
     exact = spectral_trajectory(prompts[rows], exact_filters, **options, of_inputs=True)
     error = max(errors)
     if error > LOST:
-        warnings.warn(
+        warn(
             f"{name} on {len(rows)} of {len(prompts)} prompts is right to about {error:.1g} of the largest weight: "
             "inputs are nearly collinear, or of very different sizes. Scale them, or take a larger penalty",
             ConditioningWarning,
-            stacklevel=3,
         )
     predictions = fitted.predictions.index_copy(1, rows, exact.predictions)
     weights = None

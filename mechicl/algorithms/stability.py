@@ -1,9 +1,9 @@
 """Warnings where the parameters of an iteration make it diverge on the prompts that it is meant for."""
 
-import warnings
-
 from jaxtyping import Bool, Float
 from torch import Tensor
+
+from mechicl.warning import warn
 
 TOLERANCE = 1e-6  # what counts as growth: rounding, and eigenvalues perturbed by it, stay below
 
@@ -45,16 +45,14 @@ def warn_where_most_diverge(
     share = diverging.double().mean().item()
     if share > 0.5:  # False for no contexts, whose mean is NaN
         middle, low, high = (value.item() for value in (values.median(), values.min(), values.max()))
-        _warn(
+        warn(
             f"{parameters} diverges on {share:.0%} of {len(diverging)} contexts. It converges {condition}; {quantity} "
-            f"is {middle:.4g} on the median context, {low:.4g} to {high:.4g} on all"
+            f"is {middle:.4g} on the median context, {low:.4g} to {high:.4g} on all",
+            DivergenceWarning,
         )
 
 
 def warn_of_divergence(parameters: str, largest_eigenvalue: float, condition: str) -> None:
     """Warn of parameters that diverge on prompts whose S has this largest eigenvalue."""
-    _warn(f"{parameters} diverges where λ_max(S) is {largest_eigenvalue:.4g}. It converges {condition}")
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, DivergenceWarning, stacklevel=5)  # _warn, what checks, its caller, the algorithm, its caller
+    words = f"{parameters} diverges where λ_max(S) is {largest_eigenvalue:.4g}. It converges {condition}"
+    warn(words, DivergenceWarning)

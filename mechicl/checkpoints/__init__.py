@@ -7,6 +7,7 @@ made (command, seeds, versions, curve, wall time, hardware) and holds the digest
 >>> checkpoint = load_checkpoint("lsa-1l")     # all seeds, their record, their weights on the way
 """
 
+from mechicl.arguments import check_arguments
 from mechicl.checkpoints.checkpoint import STUCK, Checkpoint, CheckpointError, Snapshots, UnknownSeedError
 from mechicl.checkpoints.folders import load, load_checkpoint, push, save
 from mechicl.checkpoints.joining import join
@@ -34,3 +35,5 @@ __all__ = [
     "thin_snapshots",
     "untrained",
 ]
+
+check_arguments(__name__)

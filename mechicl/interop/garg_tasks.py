@@ -1,12 +1,12 @@
 """The tasks of the `in-context-learning` code of Garg et al. 2022, read from the config of a run."""
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
 from mechicl.checks import is_finite, is_whole
 from mechicl.sampling import PromptDistribution
 from mechicl.tasks import DecisionTrees, LinearRegression, QuadraticRegression, ReluNetworks, SparseLinearRegression
+from mechicl.warning import warn
 
 
 class _NoTask(Exception):
@@ -41,7 +41,7 @@ def garg_task(config: Mapping[str, Any], *, step: int | None = None) -> PromptDi
     try:
         return _task(training, model["n_dims"], step)
     except _NoTask as reason:
-        warnings.warn(f"the run's task is not known here: {reason}", stacklevel=2)
+        warn(f"the run's task is not known here: {reason}")
         return None
 
 

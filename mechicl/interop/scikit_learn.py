@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mechicl.progress import progress_bar
 from mechicl.prompts import Prompts
+from mechicl.warning import warn
 
 NO_SKLEARN = "estimators of scikit-learn need it: pip install 'mechicl[sklearn]'"
 FITS_AT_A_TIME = 64  # which a worker process is handed
@@ -119,7 +120,7 @@ class SklearnLearner:
                 bar.update(len(part))
         for category, messages in seen.items():
             text = f"{len(messages)} of {len(fits)} fits of {self.name}, the first: {messages[0]}"
-            warnings.warn(text, category, stacklevel=3)
+            warn(text, category)
         return torch.from_numpy(predictions).to(prompts.ys)
 
     def _run(self, jobs: Iterable[tuple[Any, list[Any]]]) -> Iterator[Answers]:

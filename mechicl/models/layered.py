@@ -13,6 +13,7 @@ from transformer_lens.hook_points import HookPoint
 from mechicl.memory import MEMORY
 from mechicl.models.holding import holding, in_a_pass
 from mechicl.models.hooking import AddedHooks, Direction, remove_all_hooks
+from mechicl.models.opening.sites import hook_names, nearest
 from mechicl.prompts import At, Prompts
 from mechicl.temporary import Temporary
 
@@ -207,7 +208,16 @@ class LayeredModel(HookedRootModule):
 
         Arguments as in TransformerLens: `names_filter`, `device`, `remove_batch_dim`, `pos_slice`. For gradients,
         which `incl_bwd` takes of a single output only, attach `bwd_hooks` with `hooks`.
+
+        Raises:
+            ValueError: a name in `names_filter` that no hook has.
         """
+        names = kwargs.get("names_filter")
+        names = [names] if isinstance(names, str) else names
+        if isinstance(names, Sequence) and (unknown := [str(name) for name in names if name not in hook_names(self)]):
+            raise ValueError(
+                f"names_filter: this model has no hook {unknown[0]!r}{nearest(unknown[0], hook_names(self))}"
+            )
         try:
             outputs, cache = super().run_with_cache(*map(self.to_tokens, args[:1]), *args[1:], **kwargs)
         finally:

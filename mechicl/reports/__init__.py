@@ -137,3 +137,6 @@ def _kind(opened: Study, n_prompts: int | None, progress: bool) -> Kind:
     else:
         make = descent_kind
     return make(opened, n_prompts=n_prompts, progress=progress)
+
+
+check_arguments(__name__)

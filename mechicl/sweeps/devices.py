@@ -1,6 +1,5 @@
 """Which kinds of device a cell was trained on: bytes are the same on one kind only."""
 
-import warnings
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import torch
 
 from mechicl.files import read_json, write_json
+from mechicl.warning import warn
 
 DEVICES = "devices.json"
 
@@ -50,9 +50,8 @@ def warn_of_several(cells: Iterable[Path], here: str | None = None) -> bool:
     if not counted.keys() - {here} or len(counted.keys() | ({here} if here else set())) < 2:
         return False
     words = "; ".join(f"{n} on {kind}" for kind, n in counted.items()) + (f"; this is {here}" if here else "")
-    warnings.warn(
+    warn(
         f"cells of this sweep are from different kinds of device ({words}): their numbers may differ in the last "
-        f"digits from those of one device",
-        stacklevel=2,
+        f"digits from those of one device"
     )
     return True

@@ -78,6 +78,7 @@ def identity(measure: Any) -> str:
     """
     if isinstance(measure, functools.partial):
         return f"{identity(measure.func)}{_values_in_words((measure.args, sorted(measure.keywords.items())))}"
+    measure = inspect.unwrap(measure)  # a public function, whose arguments are checked, is the one that it calls
     named = measure if hasattr(measure, "__qualname__") else type(measure)
     name = f"{named.__module__}:{named.__qualname__}"
     if name.startswith("mechicl."):

@@ -7,6 +7,7 @@ A task is a small frozen dataclass: `sample(n, seed=...)` gives prompts, `replac
 `algorithms.references(task)` are the best known learners of a task.
 """
 
+from mechicl.arguments import check_arguments
 from mechicl.sampling import PromptDistribution, RandomTensors, TokenDistribution
 from mechicl.tasks.boolean_functions import Conjunctions, Parities
 from mechicl.tasks.fixed_tasks import FixedTasks
@@ -54,3 +55,5 @@ __all__ = [
     "task_from_dict",
     "task_to_dict",
 ]
+
+check_arguments(__name__)

@@ -127,7 +127,7 @@ def test_a_posterior_is_a_distribution_whatever_the_noise(seed, noise_std, n_tas
         (torch.zeros(3, 5), 0.5, "got the shape"),
         (torch.zeros(0, 4), 0.5, "at least one task"),
         (torch.zeros(3, 4, 2), 0.5, "x, y = \\(4, 1\\)"),
-        (torch.full((3, 4), torch.nan), 0.5, "finite weights"),
+        (torch.full((3, 4), torch.nan), 0.5, "finite"),
         (torch.zeros(3, 4), -1.0, "noise_std must be >= 0"),
         (torch.zeros(3, 4), math.inf, "noise_std must be >= 0"),
     ],

@@ -34,7 +34,7 @@ class Hypothesis:
 
     algorithm: StepwiseAlgorithm
     schedule: Sequence[tuple[int, int]] = ()
-    subspaces: Mapping[str, Float[Tensor, "d_model dim"]] = field(default_factory=dict)
+    subspaces: Mapping[str, Float[Tensor, "d_model _"]] = field(default_factory=dict)
     name: str = ""
 
     def __post_init__(self):

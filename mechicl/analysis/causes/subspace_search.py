@@ -142,7 +142,7 @@ def _read_off(streams: Tensor, carried: Tensor, d_model: int) -> Float[Tensor, "
 
 def make_starts(
     readers: Sequence[Float[Tensor, "d_model _"]], dim: int, restarts: int, seed: int
-) -> list[list[Float[Tensor, "d_model dim"]]]:
+) -> list[list[Float[Tensor, "d_model _"]]]:
     """Columns to search from: the readers, made up or cut down to their number, of which the best is taken, and random
     ones."""
     generator = torch.Generator().manual_seed(seed)
@@ -161,7 +161,7 @@ class Fit:
 
 
 def search_columns(
-    parts: Sequence[Part], starts: Sequence[Sequence[Float[Tensor, "d_model dim"]]], iterations: int, *, favoured: bool
+    parts: Sequence[Part], starts: Sequence[Sequence[Float[Tensor, "d_model _"]]], iterations: int, *, favoured: bool
 ) -> Fit:
     """The columns with the least loss that L-BFGS reaches from some starts.
 

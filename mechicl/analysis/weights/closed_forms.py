@@ -1,11 +1,13 @@
 """Exact expectations to hold measurements against."""
 
+import math
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mechicl.checks import check_whole
 from mechicl.statistics import Result
 from mechicl.tasks import LinearRegression
 
@@ -72,8 +74,12 @@ def linear_attention_optimum(eigenvalues: list[float], n_context: int, noise_var
         n_context: n, number of context points.
         noise_variance: ν² of the context's targets.
 
+    Raises:
+        ValueError: no eigenvalue above 0, or one below; no context; a variance below 0.
+
     Source: Nertinger, Theorem 2.
     """
+    _check_spectrum(eigenvalues, n_context, noise_variance)
     spectrum = torch.tensor(eigenvalues, dtype=torch.float64)
     n = n_context
     inverse = (n + 1) / n * spectrum + (spectrum.sum() + noise_variance) / n
@@ -94,8 +100,20 @@ def preconditioned_gd_optimum(eigenvalues: list[float], n_context: int, noise_va
     Returns:
         η as the step size, and the loss.
 
+    Raises:
+        ValueError: as for `linear_attention_optimum`.
+
     Source: Nertinger, section 4.1, whose η is searched.
     """
+    _check_spectrum(eigenvalues, n_context, noise_variance)
     total, d, n = sum(eigenvalues), len(eigenvalues), n_context
     eta = total / (total * (n + d + 1) / n + noise_variance * d / n)
     return OneStepOptimum(step_size=eta, mse=total * (1 - eta))
+
+
+def _check_spectrum(eigenvalues: list[float], n_context: int, noise_variance: float) -> None:
+    if not all(0 <= value < math.inf for value in eigenvalues) or not sum(eigenvalues) > 0:
+        raise ValueError(f"eigenvalues of a covariance are finite, >= 0, and not all 0; got {eigenvalues}")
+    check_whole(1, n_context=n_context)
+    if not 0 <= noise_variance < math.inf:
+        raise ValueError(f"noise_variance must be >= 0 and finite, got {noise_variance}")
