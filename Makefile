@@ -18,7 +18,7 @@ export OMP_WAIT_POLICY := passive
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup report gpu wheels test pictures mutants bench table index notebooks docs format wheel browser clean
+.PHONY: help setup report gpu wheels test faults pictures mutants bench table index notebooks docs format wheel browser clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ test: $(READY_TEST) browser ## Lint, check the format and the types, run the tes
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist loadfile --durations 10
+
+faults: $(READY_TEST) browser ## Try to break it: kills, damaged and hostile files, bad arguments, threads (30 minutes; FAULTS="kills --seed 3")
+	PYTHONPATH=. $(BIN)/python -m tests.faults $(FAULTS)
 
 pictures: $(READY_TEST) browser ## Draw the report on every shipped checkpoint, and look for what is wrong with its pictures (an hour on two cores)
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto -m "pictures or not pictures" tests/reports/test_every_picture.py

@@ -2,7 +2,7 @@
 
 - tutorials: the notebooks of `analyses/`, as they are stored, with their static pictures; none is run.
 - findings/every-figure: `analyses/README.md`, the index of figures and tables.
-- project/architecture, project/changelog: the files at the top of the repository.
+- project/architecture, project/changelog, project/security: the files at the top of the repository.
 - reference: a page for each module whose names are public.
 
 Links between files of the repository become links between pages.
@@ -25,6 +25,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = {
     "ARCHITECTURE.md": "project/architecture.md",
     "CHANGELOG.md": "project/changelog.md",
+    "SECURITY.md": "project/security.md",
     "analyses/README.md": "findings/every-figure.md",
 }
 """Files of the repository that are pages."""
