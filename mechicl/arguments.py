@@ -83,6 +83,12 @@ def checked(function: Function) -> Function:
     return cast(Function, door)
 
 
+def takes_undefined(function: Function) -> Function:
+    """Let a function have NaN and infinite values: it says what they mean to it."""
+    function._takes_undefined = True  # type: ignore[attr-defined]
+    return function
+
+
 def _check_methods(cls: type) -> None:
     """Let the public methods of a class, its making included, check what they are given."""
     for owner in cls.__mro__:
@@ -114,8 +120,15 @@ def _checked_parameter(
     """What the function gets for a parameter; all of them where it takes any number."""
     name = parameter.name
 
+    title = function.__qualname__
+    # what a class holds is its own matter: a result may have undefined values
+    finite = not (title.endswith("__init__") or hasattr(function, "_takes_undefined"))
+
     def check(label: str, each: Any) -> Any:
-        return _checked_value(function.__qualname__, label, hint, each, others)
+        fitting = _checked_value(title, label, hint, each, others)
+        if finite:
+            _check_numbers(title, label, fitting)
+        return fitting
 
     if parameter.kind is parameter.VAR_POSITIONAL:
         return tuple(check(f"{name}[{i}]", each) for i, each in enumerate(value))
@@ -131,9 +144,7 @@ def _checked_value(function: str, name: str, hint: Any, value: Any, others: Mapp
         plain = _as_python(value)
         if not _fits(plain, hint):
             raise ArgumentError(f"{function}(): {_refusal(name, hint, value, others)}")
-        value = plain
-    if not function.endswith("__init__"):  # what a class holds is its own matter: a result may have undefined values
-        _check_numbers(function, name, value)
+        return plain
     return value
 
 

@@ -65,6 +65,7 @@ from mechicl.analysis.weights import (
     measure_conditioning,
     read_weight_products,
 )
+from mechicl.arguments import check_arguments
 
 __all__ = [
     "Alignment",
@@ -135,3 +136,5 @@ __all__ = [
     "test_hypotheses",
     "weights",
 ]
+
+check_arguments(__name__)

@@ -1,6 +1,7 @@
 """Models of other projects as hooked transformers, compiled programs, language models with their tokenizers,
 scikit-learn's estimators."""
 
+from mechicl.arguments import check_arguments
 from mechicl.interop.garg import from_garg, load_garg, load_garg_state
 from mechicl.interop.garg_tasks import garg_task
 from mechicl.interop.language_models import LanguageModel, load_language_model
@@ -24,3 +25,5 @@ __all__ = [
     "load_language_model",
     "to_transformer_lens",
 ]
+
+check_arguments(__name__)

@@ -5,6 +5,7 @@
 >>> print(alignment.intervals()["sensitivity_cosine"])                       # the same, of any result's fields
 """
 
+from mechicl.arguments import check_arguments
 from mechicl.statistics.intervals import (
     Interval,
     difference_interval,
@@ -29,3 +30,5 @@ __all__ = [
     "storable",
     "student_t_quantile",
 ]
+
+check_arguments(__name__)

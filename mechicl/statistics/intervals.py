@@ -9,6 +9,7 @@ from jaxtyping import Float
 from scipy.special import stdtrit
 from torch import Tensor
 
+from mechicl.arguments import takes_undefined
 from mechicl.statistics.storage import storable
 
 CELLS = 2**22  # of resamples that are held at once
@@ -60,6 +61,7 @@ def _magnitude(value: float) -> int:
     return math.floor(math.log10(abs(value))) + 1
 
 
+@takes_undefined
 def interval(samples: Tensor, level: float = 0.95) -> Interval:
     """Mean of independent samples and its confidence interval from Student's t distribution.
 
@@ -84,6 +86,7 @@ def interval(samples: Tensor, level: float = 0.95) -> Interval:
     return Interval(mean, mean - half, mean + half, n, level)
 
 
+@takes_undefined
 def ratio_interval(
     numerator: Float[Tensor, "sample"], denominator: Float[Tensor, "sample"], level: float = 0.95
 ) -> Interval:
@@ -100,6 +103,7 @@ def ratio_interval(
     return interval(ratio + (a - ratio * b) / b.mean(), level)
 
 
+@takes_undefined
 def difference_interval(
     first: Float[Tensor, "sample"], second: Float[Tensor, "other_sample"], level: float = 0.95
 ) -> Interval:
@@ -133,6 +137,7 @@ def difference_interval(
     return Interval(difference, difference - half, difference + half, n, level)
 
 
+@takes_undefined
 def median_interval(values: Tensor, seed: int = 0, level: float = 0.95, *, n_resamples: int = 10_000) -> Interval:
     """Median of independent samples with its bootstrap interval, for what is skewed or cannot be negative.
 
@@ -178,6 +183,7 @@ def student_t_quantile(probability: float, degrees_of_freedom: float) -> float:
     return float(stdtrit(degrees_of_freedom, probability))
 
 
+@takes_undefined
 def percentile_interval(value: float, resampled: list[float], n: int, level: float = 0.95) -> Interval:
     """A value with its interval from resamples of n prompts.
 

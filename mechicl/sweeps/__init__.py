@@ -5,6 +5,7 @@
 >>> print(table.intervals("loss"))                                   # over seeds, at each point of the grid
 """
 
+from mechicl.arguments import check_arguments
 from mechicl.statistics.grids import GridTable
 from mechicl.sweeps.folder import CellState, SweepError, load_table, status
 from mechicl.sweeps.grid import Cell
@@ -18,3 +19,5 @@ __all__ = [
     "MEASURES", "SWEEPS", "Cell", "CellState", "GridTable", "Sweep", "SweepError", "SweepPreset", "find_threshold",
     "load_table", "ready_table", "status",
 ]  # fmt: skip
+
+check_arguments(__name__)

@@ -27,6 +27,10 @@ from mechicl.threads import using_threads
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 
 
+class LaunchedProcessDiedError(RuntimeError):
+    """A signal ended the processes that train a cell: nothing is wrong with the cell."""
+
+
 @dataclass(frozen=True)
 class Orders:
     """What every cell of a run is done by.
@@ -73,6 +77,8 @@ def work(orders: Orders, cell: Cell) -> Outcome:
             return _work(orders, cell, folder)
     except FolderInUseError as error:
         return Outcome("busy", str(error))
+    except LaunchedProcessDiedError as error:
+        return Outcome("died", str(error))
     except OSError as error:
         if error.errno in FULL_DISK:
             return Outcome("disk full", str(error.filename or folder))
@@ -90,7 +96,8 @@ def _work(orders: Orders, cell: Cell, folder: Path) -> Outcome:
         write_json(folder / ROWS_FILE, {"measures": list(orders.identities), "rows": rows})
         shutil.rmtree(folder / "run", ignore_errors=True)  # the checkpoint has all that is worth keeping
     except Exception as error:
-        if isinstance(error, FolderInUseError) or (isinstance(error, OSError) and error.errno in FULL_DISK):
+        full = isinstance(error, OSError) and error.errno in FULL_DISK
+        if full or isinstance(error, FolderInUseError | LaunchedProcessDiedError):
             raise
         words = f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]
         write_error(orders, folder, words, traceback.format_exc())
@@ -122,6 +129,7 @@ def launch_training(orders: Orders, cell: Cell, folder: Path) -> None:
 
     Raises:
         FolderInUseError: such processes of another run still train it.
+        LaunchedProcessDiedError: a signal ended them, or one of them.
         OSError: the disk is full.
         RuntimeError: they failed; with the end of what they printed.
     """
@@ -147,6 +155,8 @@ def launch_training(orders: Orders, cell: Cell, folder: Path) -> None:
             raise FolderInUseError(reason)
         if os.strerror(errno.ENOSPC) in reason:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+        if process.returncode < 0 or "(SIGKILL)" in printed:  # the second are the words of torch's launcher
+            raise LaunchedProcessDiedError(f"{' '.join(command)} was ended by a signal ({process.returncode})")
         raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}: {reason}\n{printed[-4000:]}")
 
 

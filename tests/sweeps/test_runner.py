@@ -289,6 +289,16 @@ def test_words_that_start_nothing_are_a_failed_cell(tmp_path):
         Sweep(BASE, {"seed": (0,)}).run(tmp_path, workers=1, launch=("python", "-c", "exit(7)"), progress=False)
 
 
+def test_words_whose_process_is_killed_are_tried_again(tmp_path, whole):
+    over = {"learning_rate": (1e-3,), "model.n_layers": (1,), "seed": (0, 1)}
+    once = tmp_path / "once.sh"
+    once.write_text('[ -e "$0.killed" ] || { touch "$0.killed"; kill -9 $$; }\nexec "$PYTHON" "$@"\n', "utf-8")
+    launch = ("env", f"PYTHON={sys.executable}", "sh", str(once))
+    launched = Sweep(BASE, over).run(tmp_path / "sweep", doubled, workers=1, launch=launch, progress=False)
+    assert (tmp_path / "once.sh.killed").exists()
+    assert launched.frame.equals(load_table(whole).frame.iloc[:2])
+
+
 def test_the_user_s_threads_are_left_as_they_were(tmp_path):
     before = torch.get_num_threads()
     run(tmp_path)

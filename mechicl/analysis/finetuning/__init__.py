@@ -38,6 +38,7 @@ from mechicl.analysis.finetuning.text_tasks import (
     measure_accuracy,
     study_task,
 )
+from mechicl.arguments import check_arguments
 
 __all__ = [
     "METHODS",
@@ -67,3 +68,5 @@ __all__ = [
     "study_task",
     "update_similarity",
 ]
+
+check_arguments(__name__)

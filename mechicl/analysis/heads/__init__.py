@@ -13,6 +13,7 @@ from mechicl.analysis.heads.target_copying import (
     measure_target_copying,
     measure_token_sensitivity,
 )
+from mechicl.arguments import check_arguments
 
 __all__ = [
     "DualForm",
@@ -26,3 +27,5 @@ __all__ = [
     "read_dual_form",
     "score_heads",
 ]
+
+check_arguments(__name__)

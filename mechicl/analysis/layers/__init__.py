@@ -16,6 +16,7 @@ from mechicl.analysis.layers.probes import (
     second_moments,
 )
 from mechicl.analysis.layers.readouts import Readouts, fit_readouts, train_readouts
+from mechicl.arguments import check_arguments
 
 __all__ = [
     "LayerErrors",
@@ -32,3 +33,5 @@ __all__ = [
     "second_moments",
     "train_readouts",
 ]
+
+check_arguments(__name__)

@@ -5,6 +5,7 @@ All take held-out prompts of a fixed seed, the same for every model.
 
 from collections.abc import Callable, Mapping
 
+from mechicl.arguments import check_arguments
 from mechicl.checkpoints import Checkpoint
 from mechicl.sweeps.measures.copying import target_copying
 from mechicl.sweeps.measures.general import alignment, identified, loss, mean_regret, transition
@@ -32,3 +33,5 @@ __all__ = [
     "MEASURES", "alignment", "compare_on_pool", "descent_limits", "fit_mixture", "gap_to_descent", "identified", "loss",
     "markov_phases", "mean_regret", "pool_distances", "target_copying", "transition",
 ]  # fmt: skip
+
+check_arguments(__name__)
