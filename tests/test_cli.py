@@ -395,6 +395,13 @@ def test_help_list_and_mistakes_are_answered_without_loading_torch(words):
     assert not loaded & HEAVY
 
 
+def test_analyses_and_sweeps_start_without_the_architectures_of_transformers():
+    code = "import mechicl.analysis, mechicl.sweeps, mechicl.interop, sys; print('transformer_lens.model_bridge' in "
+    code += "sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "False", done.stderr
+
+
 def test_importing_mechicl_loads_nothing_of_it():
     assert not modules_after("import mechicl") & (HEAVY | {"tyro"})
     assert "torch" in modules_after("import mechicl; mechicl.models")

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformer_lens.model_bridge import TransformerBridge
 
 from mechicl.checkpoints import are_weights_random, available, load_checkpoint
 from mechicl.files import check_file, read_json
@@ -67,6 +66,8 @@ def load_language_model(
         return LanguageModel(checkpoint.name, checkpoint.model(seed).to(device), topic_tokenizer())
     if (folder / "config.json").exists():
         _check_folder(folder)
+    from transformer_lens.model_bridge import TransformerBridge  # loads every architecture of transformers: seconds
+
     with torch.random.fork_rng(enabled=are_weights_random()):
         if are_weights_random():
             torch.manual_seed(FIRST + (seed or 0))

@@ -46,7 +46,8 @@ class AddedHooks:
 
     def add(self) -> None:
         """Add them all."""
-        for point, direction in dict.fromkeys((point, direction) for point, _, direction in self._hooks):
+        places: Iterable[tuple[HookPoint, Direction]] = ((point, direction) for point, _, direction in self._hooks)
+        for point, direction in dict.fromkeys(places):
             hooks, handles = _kept(point, direction)
             self._before.append((point, direction, frozenset(hooks), list(handles)))
         for point, hook, direction in self._hooks:
@@ -72,7 +73,9 @@ def adding(hooks: Sequence[tuple[HookPoint, Callable[..., Any], Direction]], *, 
 
 def leaving_no_hooks(points: Iterable[HookPoint]) -> Temporary:
     """A context after which hook points have the hooks that they had before: for code of others that adds some."""
-    places = [(point, direction) for point in dict.fromkeys(points) for direction in PLACES]
+    places: list[tuple[HookPoint, Direction]] = [
+        (point, direction) for point in dict.fromkeys(points) for direction in PLACES
+    ]
     before = [(*place, frozenset(_kept(*place)[0]), list(_kept(*place)[1])) for place in places]
 
     def remove_others() -> None:

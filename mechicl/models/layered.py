@@ -148,7 +148,7 @@ class LayeredModel(HookedRootModule):
             level.append(self.context_level)
             self.context_level += 1
             both: tuple[tuple[Direction, Sequence[HookAt]], ...] = (("fwd", fwd_hooks), ("bwd", bwd_hooks))
-            wanted = [
+            wanted: list[tuple[HookPoint, Callable[..., Any], Direction]] = [
                 (point, hook, direction)
                 for direction, hooks in both
                 for name, hook in hooks

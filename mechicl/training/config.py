@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -301,7 +301,10 @@ class TrainingConfig:
             elif value is not None or name == "seeds":
                 raise ValueError(f"{name} must be a list, got {value!r}")
         fields["more_tasks"] = fields.get("more_tasks") or ()
-        for name, read in (("task", task_from_dict), ("model", config_from_dict), ("curriculum", _curriculum)):
+        readers: dict[str, Callable[[Any], Any]] = {
+            "task": task_from_dict, "model": config_from_dict, "curriculum": _curriculum,
+        }  # fmt: skip
+        for name, read in readers.items():
             try:
                 fields[name] = read(fields.get(name))
             except ValueError as error:

@@ -95,8 +95,15 @@ def test_predictions_do_not_see_the_hooks_of_other_threads(model):
     with model.hooks(fwd_hooks=[(point, double)]):
         doubled = model.predict(PROMPTS)
     assert not torch.allclose(plain, doubled)
-    patched = patch(model, PROMPTS, CORRUPTED, "resid_post", progress=False).predictions
-    ablated = ablate(model, PROMPTS, "resid_post", progress=False).predictions
+
+    def patched_and_ablated() -> tuple[torch.Tensor, torch.Tensor]:
+        patched = patch(model, PROMPTS, CORRUPTED, "resid_post", progress=False).predictions
+        ablated = ablate(model, PROMPTS, "resid_post", progress=False).predictions
+        assert patched is not None
+        assert ablated is not None
+        return patched, ablated
+
+    patched, ablated = patched_and_ablated()
     activation = model.run_with_cache(PROMPTS)[1][point]
 
     def predict() -> None:
@@ -111,8 +118,8 @@ def test_predictions_do_not_see_the_hooks_of_other_threads(model):
 
     def sweep() -> None:
         for _ in range(2):
-            assert torch.equal(patch(model, PROMPTS, CORRUPTED, "resid_post", progress=False).predictions, patched)
-            assert torch.equal(ablate(model, PROMPTS, "resid_post", progress=False).predictions, ablated)
+            for now, before in zip(patched_and_ablated(), (patched, ablated), strict=True):
+                assert torch.equal(now, before)
 
     def record() -> None:
         for _ in range(10):

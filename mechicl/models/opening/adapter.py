@@ -13,7 +13,7 @@ from transformer_lens.utilities import get_act_name
 
 from mechicl.models import HookedTransformer, PromptedModel
 from mechicl.models.holding import holding
-from mechicl.models.hooking import adding, leaving_no_hooks
+from mechicl.models.hooking import Direction, adding, leaving_no_hooks
 from mechicl.models.layered import LayeredModel
 from mechicl.models.opening.sites import check_hook, hook_names, silent_hook
 from mechicl.models.opening.skipping import same_up_to_rounding, skipping_blocks
@@ -203,7 +203,9 @@ class ModelAdapter:
         for start in range(0, len(tokens), batch_size):
             batch = slice(start, start + batch_size)
             hooks = {name: partial(keep, name=name, batch=batch) for name in names}
-            first = [(self.model.hook_dict[name], hooks.pop(name), "fwd") for name in before_user_hooks]
+            first: list[tuple[HookPoint, Callable[..., Any], Direction]] = [
+                (self.model.hook_dict[name], hooks.pop(name), "fwd") for name in before_user_hooks
+            ]
             with holding(self.model), adding(first, prepend=True):  # before those that the user attached
                 self.run(tokens[batch], list(hooks.items()))
         silent = [name for name in names if name not in recorded]

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from transformer_lens.weight_processing import ProcessWeights
 
 from mechicl.models.transformer.config import TransformerConfig
 
@@ -84,6 +83,8 @@ def fold_value_biases(state: State, cfg: TransformerConfig) -> State:
 
 def refactor_factored_attn_matrices(state: State, cfg: TransformerConfig) -> State:
     """Factors of `W_Q W_Kᵀ` and `W_V W_O` with orthogonal columns, and value biases in the output bias."""
+    from transformer_lens.weight_processing import ProcessWeights  # loads every architecture of transformers: seconds
+
     return ProcessWeights.refactor_factored_attn_matrices(dict(state), cfg)
 
 
