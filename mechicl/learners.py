@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mechicl.arguments import checked
 from mechicl.memory import MEMORY, Budget
 from mechicl.prompts import PointsAt, Prompts
 
@@ -296,6 +297,7 @@ def prompt_batches(
     yield from prompts.split(Budget(memory).rows(copies * bytes_per_prompt(learner, prompts), at_most=4096))
 
 
+@checked
 @torch.no_grad()
 def squared_errors(
     learner: Learner, prompts: Prompts, *, at: PointsAt = "query", memory: float = MEMORY

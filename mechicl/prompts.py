@@ -223,6 +223,8 @@ def _as_float_tensor(name: str, values: Tensor | np.ndarray) -> Tensor:
         raise TypeError(f"{name} must be a torch tensor or a numpy array, got {type(values).__name__}")
     if not values.is_floating_point():
         raise TypeError(f"{name} must be floating point, got {values.dtype}: convert it first, e.g. {name}.float()")
+    if values.is_meta:
+        raise ValueError(f"{name} is on the device 'meta', where tensors have no values")
     return values
 
 

@@ -155,3 +155,9 @@ def test_learners_are_named():
     assert named_learners(()) == {}
     with pytest.raises(TypeError, match=r"'builtin_function_or_method'.* is no learner"):
         named_learners([abs])
+
+
+def test_errors_are_of_the_query_or_of_all_points_and_of_nothing_else():
+    learner = AlgorithmLearner(algorithms.ols)
+    with pytest.raises(ValueError, match="at must be 'query' or 'points', got 'Query'"):
+        squared_errors(learner, LinearRegression().sample(2, seed=0), at="Query")  # type: ignore[arg-type]

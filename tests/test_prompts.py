@@ -310,3 +310,9 @@ def test_values_of_a_wrong_type_are_refused_in_plain_words():
     assert lines[1].startswith("TypeError prompts are picked by a slice, indices or a mask")
     assert lines[3].startswith("ValueError order must hold each of the 3 context points once")
     assert lines[4] == "ValueError prompt_format 'pairs' is not one of ['interleaved', 'paired']"
+
+
+def test_tensors_without_values_are_refused():
+    without = torch.ones(2, 3, 4, device="meta")
+    with pytest.raises(ValueError, match="xs is on the device 'meta', where tensors have no values"):
+        Prompts(without, without[..., :1])

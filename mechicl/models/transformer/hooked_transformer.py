@@ -181,6 +181,8 @@ class HookedTransformer(LensNames, PromptedModel):
             raise ValueError(
                 f"tokens must be ids [batch pos] (int64 or int32), got {tokens.dtype} {tuple(tokens.shape)}"
             )
+        elif tokens.is_meta and not self.W_U.is_meta:
+            raise ValueError("tokens are on the device 'meta', where tensors have no values")
 
     # ---- other queries ----
 
