@@ -3,8 +3,10 @@ import pytest
 import torch
 from hypothesis import settings
 
-from mechicl.learners import AlgorithmLearner, Learner, Trajectory, named_learners
+from mechicl import algorithms
+from mechicl.learners import AlgorithmLearner, Learner, Trajectory, named_learners, squared_errors
 from mechicl.prompts import Prompts
+from mechicl.tasks import LinearRegression
 
 quick = settings(max_examples=40, deadline=None)
 
