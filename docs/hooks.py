@@ -83,7 +83,7 @@ def names_by_package() -> str:
     """The page of `mechicl.analysis`: a table of the names that it takes from its packages, which have pages."""
     lines = ["::: mechicl.analysis\n    options: {members: false}\n", "| name | what |", "|---|---|"]
     for node in ast.parse(source("mechicl.analysis").read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.ImportFrom) and node.module != "mechicl.analysis":
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("mechicl.analysis."):
             page = f"{node.module}.md".removeprefix("mechicl.")
             for name in (alias.name for alias in node.names):
                 link = f"[`{name}`]({page}#{node.module}.{name}){{#mechicl.analysis.{name}}}"

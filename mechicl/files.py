@@ -1,5 +1,6 @@
 """Files that are whole or not there: atomic writes, and reads that never execute what they find."""
 
+import errno
 import json
 import os
 import re
@@ -99,6 +100,8 @@ def write_bytes(path: Path, data: bytes) -> None:
 
     What processes of this machine that were killed in the middle of writing the same file left there is removed.
     """
+    if not path.name:
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     # folders may be shared between machines, whose processes have the same numbers
     _remove_dead(path)
     temporary = path.with_name(f".{path.name}.{machine_name()}.{os.getpid()}.tmp")

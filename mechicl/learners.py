@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.arguments import checked
+from mechicl.arguments import check_arguments, checked
 from mechicl.memory import MEMORY, Budget
 from mechicl.prompts import PointsAt, Prompts
 
@@ -281,7 +281,7 @@ def bytes_per_prompt(learner: object, prompts: Prompts) -> float:
 
 
 def prompt_batches(
-    learner: Learner, prompts: Prompts, memory: float = MEMORY, *, copies: float = 1
+    learner: Learner, prompts: Prompts, memory: float = MEMORY, *, copies: float = 1, held: float = 0.0
 ) -> Iterator[Prompts]:
     """Prompts in parts on which a learner's predictions take at most `memory` bytes.
 
@@ -290,11 +290,12 @@ def prompt_batches(
         prompts: to be split.
         memory: bound in bytes.
         copies: how many times as much the caller holds, say for gradients.
+        held: bytes that the caller keeps all the while.
 
     Raises:
         ValueError: not enough memory for one prompt.
     """
-    yield from prompts.split(Budget(memory).rows(copies * bytes_per_prompt(learner, prompts), at_most=4096))
+    yield from prompts.split(Budget(memory, held).rows(copies * bytes_per_prompt(learner, prompts), at_most=4096))
 
 
 @checked
@@ -321,3 +322,6 @@ def squared_errors(
             raise ValueError(f"{type(learner).__name__} predicted {tuple(predicted.shape)} for {tuple(targets.shape)}")
         parts.append((predicted.to(targets.device).double() - targets.double()).square().mean(-1))
     return torch.cat(parts) if parts else prompts.xs.new_zeros(0, 1, dtype=torch.float64)
+
+
+check_arguments(__name__)

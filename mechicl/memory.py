@@ -14,7 +14,7 @@ MEMORY = 2**30
 
 SET_ASIDE = 2**25
 """What is not spent on tensors of a bound of at least twice as much: 32 MiB. torch's code is read into memory when it
-is first run, and its kernels and the allocator keep workspaces: XXX."""
+is first run, and its kernels and the allocator keep workspaces."""
 
 Kept = Tensor | Mapping[str, Tensor] | float
 """What takes memory: tensors, or a number of bytes."""

@@ -1,11 +1,46 @@
 """Progress bars, by one rule: shown for what takes longer than two seconds, unless `progress=False`."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tqdm.auto import tqdm
 
 DELAY = 2.0  # seconds
+
+
+class Silent:
+    """What stands for a bar where none is shown.
+
+    A bar of tqdm that is disabled takes a lock all the same, which processes share that are forked: Ctrl-C in the
+    moment when it is taken would leave all others waiting for it.
+    """
+
+    n: float = 0
+    bar_format: str | None = None
+
+    def __init__(self, items: Iterable[Any] | None):
+        self.items = items
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(() if self.items is None else self.items)
+
+    def __enter__(self) -> "Silent":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def update(self, n: float | None = 1) -> None:
+        """Nothing is counted."""
+
+    def set_postfix(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing is shown."""
+
+    def set_postfix_str(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing is shown."""
+
+    def close(self) -> None:
+        """Nothing is open."""
 
 
 def progress_bar(
@@ -16,7 +51,7 @@ def progress_bar(
     total: int | None = None,
     initial: int = 0,
     desc: str = "",
-) -> tqdm:
+) -> tqdm | Silent:
     """A bar over `items`, or over `total` steps that its user counts by `update()`; gone when it is done.
 
     Args:
@@ -31,7 +66,8 @@ def progress_bar(
         >>> for batch in progress_bar(prompts.split(512), unit="batch"):
         ...     model.predict(batch)
     """
+    if not progress:
+        return Silent(items)
     return tqdm(
-        items, desc=desc or None, total=total, initial=initial, unit=unit, disable=not progress, leave=False,
-        delay=DELAY, dynamic_ncols=True,
-    )  # fmt: skip
+        items, desc=desc or None, total=total, initial=initial, unit=unit, leave=False, delay=DELAY, dynamic_ncols=True
+    )

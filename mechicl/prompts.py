@@ -12,12 +12,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from mechicl.arguments import check_arguments
+
 PromptFormatName = Literal["paired", "interleaved"]
 At = Literal["query", "points", "positions"]
 """Which predictions are meant: the query's, those of all points (each from the points before it), or the outputs at all
 positions of the tokens."""
 PointsAt = Literal["query", "points"]
 """Which predictions are meant of a learner without tokens: the query's, or those of all points."""
+
+
+MOST_LABELLED = 10**6  # points: no picture shows more
 
 
 class Points(NamedTuple):
@@ -173,7 +178,13 @@ class Prompts:
         return Prompts(self.xs[rows, index], self.ys[rows, index])
 
     def with_query(self, xs: Float[Tensor, "prompt x"]) -> "Prompts":
-        """The same contexts and targets with other query inputs (for sensitivities: `xs` may require grad)."""
+        """The same contexts and targets with other query inputs (for sensitivities: `xs` may require grad).
+
+        Raises:
+            ValueError: xs of another shape.
+        """
+        if xs.shape != (len(self), self.x_dim):
+            raise ValueError(f"xs must be [prompt x] = [{len(self)}, {self.x_dim}], got {list(xs.shape)}")
         return Prompts(torch.cat([self.xs[:, :-1], xs[:, None]], dim=1), self.ys)
 
     @classmethod
@@ -215,6 +226,10 @@ def _join(parts: Sequence[Tensor], dim: int) -> Tensor:
 
 def _as_float_tensor(name: str, values: Tensor | np.ndarray) -> Tensor:
     if isinstance(values, np.ndarray):
+        if values.dtype.kind != "f":
+            raise TypeError(
+                f"{name} must be floating point, got {values.dtype}: convert it first, e.g. by astype(float)"
+            )
         # torch shares only memory that it may write to, in the machine's byte order, with no axis reversed.
         if not (values.flags.writeable and values.dtype.isnative and all(s >= 0 for s in values.strides)):
             values = values.astype(values.dtype.newbyteorder("="), order="C")
@@ -226,6 +241,11 @@ def _as_float_tensor(name: str, values: Tensor | np.ndarray) -> Tensor:
     if values.is_meta:
         raise ValueError(f"{name} is on the device 'meta', where tensors have no values")
     return values
+
+
+def _check_labelled(n_context: int) -> None:
+    if not 0 <= n_context <= MOST_LABELLED:
+        raise ValueError(f"n_context must be 0 to {MOST_LABELLED} for points to have labels, got {n_context}")
 
 
 def _require_dims(layout: "PromptFormat", prompts: Prompts) -> None:
@@ -275,6 +295,7 @@ class Paired:
 
     def labels(self, n_context: int) -> list[str]:
         """`(x1, y1)`, ..., `(query, ?)`."""
+        _check_labelled(n_context)
         return [f"(x{i + 1}, y{i + 1})" for i in range(n_context)] + ["(query, ?)"]
 
 
@@ -320,6 +341,7 @@ class Interleaved:
 
     def labels(self, n_context: int) -> list[str]:
         """`x1`, `y1`, `x2`, ..., `query`."""
+        _check_labelled(n_context)
         return [f"{axis}{i + 1}" for i in range(n_context) for axis in "xy"] + ["query"]
 
 
@@ -332,3 +354,6 @@ def prompt_format(name: PromptFormatName, *, x_dim: int, y_dim: int) -> PromptFo
     if name not in formats:
         raise ValueError(f"prompt_format {name!r} is not one of {sorted(formats)}")
     return formats[name](x_dim=x_dim, y_dim=y_dim)
+
+
+check_arguments(__name__)

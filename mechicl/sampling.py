@@ -19,6 +19,9 @@ InputDistribution = Literal["uniform", "gaussian", "exponential", "laplace", "sp
 Batch = TypeVar("Batch", Prompts, TokenSequences)
 D = TypeVar("D", bound="Distribution")
 
+MOST_NUMBERS = 2**32
+"""Random numbers that are drawn at once are fewer: 16 GiB in float32."""
+
 
 class QuickGenerator(torch.Generator):
     """A generator on the CPU whose large blocks of uniform numbers come quicker, for the batches of a training.
@@ -71,6 +74,12 @@ class QuickGenerator(torch.Generator):
         return numbers.view(*shape[1:], shape[0]).movedim(-1, 0)
 
 
+def _check_room(shape: tuple[int, ...]) -> None:
+    """Refuse (ValueError) so many numbers that no machine holds them, before anything is allocated."""
+    if math.prod(shape) >= MOST_NUMBERS:
+        raise ValueError(f"{list(shape)} random numbers, for these prompts, points and dimensions, are too many")
+
+
 @dataclass(frozen=True)
 class RandomTensors:
     """Random tensors from one generator, of one floating-point dtype, on the generator's device."""
@@ -85,16 +94,19 @@ class RandomTensors:
 
     def integers(self, low: int, high: int, *shape: int) -> Tensor:
         """Whole numbers from low to high - 1, all equally likely."""
+        _check_room(shape)
         return torch.randint(low, high, shape, generator=self.generator, device=self.device)
 
     def uniform(self, *shape: int) -> Tensor:
         """Uniform on [0, 1)."""
+        _check_room(shape)
         if isinstance(self.generator, QuickGenerator) and self.dtype == torch.float32:
             return self.generator.uniform(*shape)
         return torch.rand(shape, generator=self.generator, dtype=self.dtype, device=self.device)
 
     def normal(self, *shape: int) -> Tensor:
         """Standard normal."""
+        _check_room(shape)
         if isinstance(self.generator, QuickGenerator) and self.dtype == torch.float32:
             return self.generator.normal(*shape)
         return torch.randn(shape, generator=self.generator, dtype=self.dtype, device=self.device)
@@ -105,6 +117,7 @@ class RandomTensors:
 
     def exponential(self, *shape: int) -> Tensor:
         """Exponential with rate 1."""
+        _check_room(shape)
         values = torch.empty(shape, dtype=self.dtype, device=self.device)
         return values.exponential_(generator=self.generator)
 

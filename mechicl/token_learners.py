@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mechicl.arguments import check_arguments
 from mechicl.memory import MEMORY, Budget
 from mechicl.tokens import TokenSequences
 
@@ -146,3 +147,6 @@ def token_losses(learner: TokenLearner, sequences: TokenSequences) -> Float[Tens
     logs = token_log_probabilities(learner, sequences)
     nats = -logs.gather(-1, targets.clamp(min=0)[..., None])[..., 0]
     return nats.masked_fill(targets < 0, torch.nan)
+
+
+check_arguments(__name__)

@@ -80,7 +80,7 @@ def test_analyses_on_a_pretended_device(pretended, name, prompts_there):
 def test_the_pretended_device_refuses_what_a_gpu_refuses(pretended):
     there, here = torch.ones(3, device=pretended), torch.ones(3)
     with pytest.raises(RuntimeError, match="same device"):
-        there + here
+        torch.add(there, here)
     with pytest.raises(RuntimeError, match="same device"):
         here[there.long()]
     with pytest.raises(TypeError, match="numpy"):

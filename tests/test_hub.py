@@ -124,6 +124,7 @@ def test_what_is_fetched_is_not_trusted(hub: Hub, folder: Path):
     weights[-1] ^= 1
     record = json.loads(whole["record.json"])
     record["training"]["task"] = {"type": "antigravity:Task"}
+    del record["sha256"]["record.json"]  # whoever sends it would make one that fits
     hub.commit("you/changed", whole | {"weights.safetensors": bytes(weights)})
     hub.commit("you/pickled", whole | {"weights.safetensors": pickle.dumps({"a": 1})})
     hub.commit("you/torn", {name: data for name, data in whole.items() if name != "weights.safetensors"})

@@ -305,11 +305,11 @@ def test_values_of_a_wrong_type_are_refused_in_plain_words():
     run = subprocess.run([sys.executable, "-c", PLAIN], capture_output=True, text=True, check=True)
     lines = run.stdout.splitlines()
     assert len(lines) == 5
-    assert lines[0] == "TypeError xs must be a torch tensor or a numpy array, got list"
+    assert lines[0] == "ArgumentError Prompts(): xs must be Tensor or ndarray, got the list [[[0.0]]]"
     assert lines[1] == lines[2]
     assert lines[1].startswith("TypeError prompts are picked by a slice, indices or a mask")
-    assert lines[3].startswith("ValueError order must hold each of the 3 context points once")
-    assert lines[4] == "ValueError prompt_format 'pairs' is not one of ['interleaved', 'paired']"
+    assert lines[3].startswith("ArgumentError Prompts.permuted(): order must be a tensor of ints")
+    assert lines[4] == "ArgumentError prompt_format(): name must be 'paired' or 'interleaved', got 'pairs'"
 
 
 def test_tensors_without_values_are_refused():

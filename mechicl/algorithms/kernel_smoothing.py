@@ -123,7 +123,7 @@ def tuned_bandwidth(prompts: Prompts, *, kernel: Literal["gaussian", "exponentia
         # 0 for differences from points that have no weight
         spread = (largest - logs).nan_to_num(0.0, posinf=0.0).max().item()
         if spread == 0:
-            raise ValueError("every bandwidth predicts the mean of these contexts: there is nothing to tune")
+            raise ValueError("every bandwidth predicts the mean of these contexts: the prompts leave nothing to tune")
         unit = spread ** (1 / power)
         grid = [unit * 1e5 ** (i / 100) / 1000 for i in range(101)]
         targets = prompts.query.ys

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import singledispatch
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from mechicl.learners import Learner, named_learners
 from mechicl.tasks import TokenDistribution
@@ -42,5 +42,16 @@ def _references(task: Any) -> dict[str, Learner]:
     )
 
 
-register_references = _references.register
-"""Decorates a function of a kind of task (its annotation says which) that returns reference learners by name."""
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def register_references(function: Function) -> Function:
+    """Decorates a function of a kind of task (its annotation says which) that returns reference learners by name.
+
+    Raises:
+        TypeError: the function's first argument has no annotation that is a class.
+    """
+    try:
+        return cast(Function, _references.register(function))
+    except (TypeError, AttributeError, NameError) as error:
+        raise TypeError(f"function must say by an annotation which class of tasks it is for: {error}") from error

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from mechicl.checkpoints.stacks import models_from_stack
+from mechicl.checks import is_whole
 from mechicl.models import Model
 from mechicl.tasks import AnyTask, task_from_dict
 
@@ -148,8 +149,15 @@ class Checkpoint:
         return len(self.models) // (1 + len(self.record.get("training", {}).get("more_tasks", ()))) or 1
 
     def select(self, indices: Iterable[int]) -> "Checkpoint":
-        """Some of the models, by their indices, with what the record and the snapshots say of them."""
-        chosen = list(indices)
+        """Some of the models, by their indices, with what the record and the snapshots say of them.
+
+        Raises:
+            IndexError: there is no such model.
+        """
+        chosen, n = list(indices), len(self.models)
+        for i in chosen:
+            if not is_whole(i) or not -n <= i < n:
+                raise IndexError(f"indices must be whole numbers below {n}, the number of models, got {i!r}")
         record = dict(self.record)
         record |= {name: [record[name][i] for i in chosen] for name in OF_EACH_MODEL if name in record}
         if "curve" in record:

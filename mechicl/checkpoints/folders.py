@@ -1,6 +1,7 @@
 """Checkpoints in folders and on the hub: reading, writing, sending."""
 
 import hashlib
+import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from mechicl.checkpoints.stacks import check_stack, models_from_stack, stack_mod
 from mechicl.files import MOST_BYTES, NEW, check_values, current_path, json_bytes, read_json, settle, write_together
 from mechicl.hub import FILES, PREFIX, HubError, Reference, download, model_card, upload
 from mechicl.models import Model, ModelConfig, PromptedModel, config_from_dict
+from mechicl.models.transformer.state_names import RENAMED
 from mechicl.models.wrapping.wrapped import refuse_wrapped
 from mechicl.shipped import available, shipped_folder
 from mechicl.tensor_files import read_outline, read_tensors, tensor_bytes
@@ -62,6 +64,7 @@ def load_checkpoint(name: str | Path) -> Checkpoint:
     outline, _ = _read(read_outline, weights_path)
     n_models = _as_checkpoint_error(weights_path, check_stack, cfg, outline)
     _as_checkpoint_error(record_path, _check_record, record, n_models)
+    _as_checkpoint_error(record_path, _check_own_digest, record_path, record, digests)
     _check_digest(weights_path, digests["weights.safetensors"])
     models = _as_checkpoint_error(weights_path, models_from_stack, cfg, _read(read_tensors, weights_path)[0])
     snapshots = None
@@ -83,8 +86,9 @@ def save(
 ) -> Path:
     """Write a checkpoint folder; `load` with its path reads it back.
 
-    The record holds the digests of the other files. A checkpoint that is there already is replaced whole or not at all:
-    if this call fails or is killed at any moment, the folder loads as what it was, or as what it shall be.
+    The record holds the digests of the other files, and of itself without them. A checkpoint that is there already is
+    replaced whole or not at all: if this call fails or is killed at any moment, the folder loads as what it was, or as
+    what it shall be.
 
     Args:
         folder: where; it is made if need be, and its checkpoint replaced if there is one. `push` sends it to the hub.
@@ -115,7 +119,9 @@ def save(
         steps = ",".join(map(str, snapshots.steps))
         files["snapshots.safetensors"] = tensor_bytes(snapshots.weights, {"steps": steps})
     digests = {name: hashlib.sha256(contents).hexdigest() for name, contents in files.items()}
-    files[RECORD] = json_bytes({**record, "sha256": digests})
+    rest = {name: value for name, value in record.items() if name != "sha256"}  # of a checkpoint that was loaded
+    digests[RECORD] = _own_digest(rest)
+    files[RECORD] = json_bytes({**rest, "sha256": digests})
     if len(files[RECORD]) > MOST_BYTES:
         raise ValueError(f"the record has {len(files[RECORD]):,} bytes; {MOST_BYTES:,} are read: thin its curve")
     check_values(Path(folder) / RECORD, files[RECORD])
@@ -223,6 +229,23 @@ def _config(data: dict[str, Any]) -> ModelConfig:
     return config_from_dict(data)
 
 
+def _own_digest(record: dict[str, Any]) -> str:
+    """Of a record as it is read again, without the digests."""
+    return hashlib.sha256(json_bytes(json.loads(json_bytes(record)))).hexdigest()
+
+
+def _check_own_digest(path: Path, record: dict[str, Any], digests: dict[str, Any]) -> None:
+    """Refuse a record that was changed since it was saved. Those of earlier versions have no digest of their own."""
+    if unknown := sorted(set(digests) - set(FILES)):
+        raise CheckpointError(f"{path} has digests (sha256) of {unknown}, which are no files of a checkpoint")
+    own = _own_digest({name: value for name, value in record.items() if name != "sha256"})
+    if digests.get(RECORD, own) != own:
+        raise CheckpointError(
+            f"{path} is not what was saved: its digest (sha256) is another one. If you changed it on purpose, take "
+            f"{RECORD!r} out of its sha256"
+        )
+
+
 def _check_record(record: dict[str, Any], n_models: int) -> None:
     """Refuse a record whose parts that are read of every checkpoint are not what `save` writes."""
     if not _one_model_a_seed(record, n_models):
@@ -243,8 +266,9 @@ def _check_record(record: dict[str, Any], n_models: int) -> None:
 def _check_snapshots(kept: dict[str, Tensor], steps: str, weights: dict[str, Tensor]) -> None:
     """Refuse snapshots of other weights than the models', before they are read."""
     _snapshots(kept, steps)
+    shapes = {RENAMED.get(name, name): weight.shape for name, weight in weights.items()}
     for name, tensor in kept.items():
-        if name not in weights or tensor.shape[1:] != weights[name].shape:
+        if shapes.get(RENAMED.get(name, name)) != tensor.shape[1:]:
             raise ValueError(f"{name} of shape {list(tensor.shape)} is no snapshot of a weight of these models")
 
 

@@ -14,8 +14,20 @@ MOST_LAYERS = 10_000
 
 
 def stack_models(models: Iterable[Model]) -> dict[str, Tensor]:
-    """Parameters and buffers of models with one config, stacked on a leading seed axis."""
+    """Parameters and buffers of models with one config, stacked on a leading seed axis.
+
+    Raises:
+        TypeError: something that is no model.
+        ValueError: no models, or models of other shapes.
+    """
+    models = list(models)
+    for i, model in enumerate(models):
+        if not isinstance(model, torch.nn.Module):
+            raise TypeError(f"models[{i}] must be a model, got {type(model).__name__}")
     states = [_named_tensors(model) for model in models]
+    shapes = [{name: tensor.shape for name, tensor in state.items()} for state in states]
+    if not shapes or any(each != shapes[0] for each in shapes):
+        raise ValueError(f"models must be one or more with one config, got {len(models)} of different shapes")
     return {name: torch.stack([state[name].detach() for state in states]) for name in states[0]}
 
 

@@ -152,7 +152,11 @@ def load_garg(folder: str | Path, *, step: int | None = None) -> tuple[HookedTra
     if not path.is_file():
         steps = sorted(int(each.stem[6:]) for each in folder.glob("model_*.pt") if each.stem[6:].isdigit())
         raise FileNotFoundError(f"no file {path}" + (f"; there are snapshots of step= {steps}" if steps else ""))
-    return from_garg(load_garg_state(path), config), garg_task(config, step=step)
+    state = load_garg_state(path)
+    try:
+        return from_garg(state, config), garg_task(config, step=step)
+    except ValueError as error:
+        raise ValueError(f"{folder}: {error}") from error
 
 
 def load_garg_state(path: str | Path) -> dict[str, Tensor]:

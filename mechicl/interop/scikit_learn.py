@@ -18,6 +18,7 @@ from mechicl.warning import warn
 
 NO_SKLEARN = "estimators of scikit-learn need it: pip install 'mechicl[sklearn]'"
 FITS_AT_A_TIME = 64  # which a worker process is handed
+ESTIMATOR = ("fit", "predict", "get_params")  # what an estimator has at least
 LONG_CONTEXT = 100  # points that any estimator can be fitted to
 Answers = tuple[list[np.ndarray], list[tuple[type[Warning], str]]]
 
@@ -55,7 +56,7 @@ def from_sklearn(
         torch.Size([4, 1])
     """
     _import_sklearn()
-    if isinstance(estimator, type) or not all(hasattr(estimator, m) for m in ("fit", "predict", "get_params")):
+    if isinstance(estimator, type) or not all(hasattr(estimator, m) for m in ESTIMATOR):
         hint = f": give {estimator.__name__}(...), with its settings" if isinstance(estimator, type) else ""
         raise TypeError(f"from_sklearn() takes an estimator with fit and predict, got {estimator!r}{hint}")
     return SklearnLearner(estimator, n_jobs, seed, progress, name or " ".join(str(estimator).split()))
@@ -78,6 +79,12 @@ class SklearnLearner:
     seed: int
     progress: bool
     name: str
+
+    def __post_init__(self):
+        if isinstance(self.estimator, type) or not all(hasattr(self.estimator, m) for m in ESTIMATOR):
+            raise TypeError(
+                f"estimator must have the methods {', '.join(ESTIMATOR)}, got {type(self.estimator).__name__}"
+            )
 
     def predict(self, prompts: Prompts) -> Float[Tensor, "prompt y"]:
         """The query's prediction; errors as for `predict_prefixes`."""

@@ -28,10 +28,10 @@ class CompiledTransformer(HookedTransformer):
         values: what each output dimension stands for; None where the output is one number.
     """
 
-    words: tuple[Word, ...]
-    beginning: Word
-    filler: Word | None
-    values: tuple[Any, ...] | None
+    words: tuple[Word, ...] = ()
+    beginning: Word = ""
+    filler: Word | None = None
+    values: tuple[Any, ...] | None = None
 
     @property
     def vocabulary(self) -> tuple[Word, ...]:
@@ -48,6 +48,10 @@ class CompiledTransformer(HookedTransformer):
         """The nodes and edges of the program, read off the weights when first asked for; see `weights_circuit`."""
         return weights_circuit(self)
 
+    def _check_program(self) -> None:
+        if not self.words:
+            raise ValueError(f"this {type(self).__name__} has no words: it was not made by from_tracr")
+
     def encode_words(self, words: Sequence[Any]) -> Int[Tensor, "prompt pos"]:
         """Words as token ids, with the beginning in front.
 
@@ -58,6 +62,7 @@ class CompiledTransformer(HookedTransformer):
             ValueError: no words, inputs of different lengths or longer than `max_length`, or a word that the program
                 does not read.
         """
+        self._check_program()
         texts = [list(text) for text in words] if all(_is_text(text) for text in words) else [list(words)]
         lengths = sorted({len(text) for text in texts})
         if not texts or lengths[0] < 1 or len(lengths) > 1 or lengths[-1] > self.max_length:
@@ -97,6 +102,7 @@ class CompiledTransformer(HookedTransformer):
         Raises:
             ValueError: n < 1, or a length that is not 1 to `max_length`.
         """
+        self._check_program()
         length = self.max_length if length is None else length
         check_whole(1, n=n, length=length)
         if length > self.max_length:

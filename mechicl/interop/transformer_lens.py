@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from transformer_lens.utilities import SUPPORTED_ACTIVATIONS
 
+from mechicl.arguments import takes_undefined
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.models.transformer.lens_config import read_lens_config
 
@@ -14,6 +15,7 @@ BUFFERS = ("attn.mask", "attn.IGNORE", "attn.rotary_sin", "attn.rotary_cos")
 State = dict[str, Tensor]
 
 
+@takes_undefined  # masks, which are not read, hold -inf
 def from_transformer_lens(state_dict: Mapping[str, Tensor], cfg: Any) -> HookedTransformer:
     """A model of TransformerLens' `HookedTransformer` as one of ours: the same weights, names and logits.
 
@@ -28,7 +30,8 @@ def from_transformer_lens(state_dict: Mapping[str, Tensor], cfg: Any) -> HookedT
     Raises:
         TypeError: no config.
         ValueError: the config asks for what a `HookedTransformer` of ours does not compute (grouped keys, ALiBi,
-            parallel attention, soft caps, experts, ...): the message names it, and what works instead.
+            parallel attention, soft caps, experts, ...): the message names it, and what works instead. Or weights are
+            not finite.
         RuntimeError: weights are missing, or have names or shapes that the config does not have.
 
     Example:
@@ -38,7 +41,11 @@ def from_transformer_lens(state_dict: Mapping[str, Tensor], cfg: Any) -> HookedT
         2
     """
     model = HookedTransformer(read_lens_config(cfg))
-    model.load_state_dict({name: weight for name, weight in state_dict.items() if not name.endswith(BUFFERS)})
+    weights = {name: weight for name, weight in state_dict.items() if not name.endswith(BUFFERS)}
+    for name, weight in weights.items():
+        if weight.is_meta or weight.is_complex() or not weight.isfinite().all():
+            raise ValueError(f"{name} must be a tensor of finite real numbers, got some that are not")
+    model.load_state_dict(weights)
     return model.eval()
 
 

@@ -194,3 +194,15 @@ def read_config(kind: type[Config], data: dict[str, Any]) -> Config:
         return kind(**data)
     except (TypeError, AttributeError, ArithmeticError) as error:  # a string where a number belongs, and the like
         raise ValueError(f"a field has a value of the wrong type: {error}") from error
+
+
+def check_device(device: str) -> None:
+    """Refuse a name that is no device's.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"device={device!r} is no device: {str(error).splitlines()[0]}") from error

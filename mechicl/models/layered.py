@@ -1,8 +1,10 @@
 """What is asked of any network on prompts whose layers can be looked into: the base of ours and of wrapped modules."""
 
+import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 import torch
 from jaxtyping import Float
@@ -10,14 +12,28 @@ from torch import Tensor
 from transformer_lens import ActivationCache, HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
+from mechicl.arguments import count_undefined
 from mechicl.memory import MEMORY
 from mechicl.models.holding import holding, in_a_pass
 from mechicl.models.hooking import AddedHooks, Direction, remove_all_hooks
 from mechicl.models.opening.sites import hook_names, nearest
 from mechicl.prompts import At, Prompts
 from mechicl.temporary import Temporary
+from mechicl.warning import warn
 
 HookAt = tuple[str | Callable[[str], bool], Callable[..., Any]]
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def required(method: Method) -> Method:
+    """Let a method raise NotImplementedError: a kind of model has its own (torch's modules may be made without it)."""
+
+    @wraps(method)
+    def missing(self: Any, *args: Any, **kwargs: Any) -> Any:
+        takes = ", ".join(name for name in inspect.signature(method).parameters if name != "self")
+        raise NotImplementedError(f"{type(self).__name__} does not define {method.__name__}({takes})")
+
+    return cast(Method, missing)
 
 
 class LayeredModel(HookedRootModule):
@@ -39,18 +55,22 @@ class LayeredModel(HookedRootModule):
 
     cfg: Any
 
+    @required
     @abstractmethod
     def encode(self, prompts: Prompts) -> Tensor:
         """Prompts as what the network reads, on its device and in its dtype."""
 
+    @required
     @abstractmethod
     def decode(self, outputs: Any) -> Float[Tensor, "prompt point y"]:
         """The predictions in the outputs."""
 
+    @required
     @abstractmethod
     def predict(self, prompts: Prompts) -> Float[Tensor, "prompt y"]:
         """The query's prediction."""
 
+    @required
     @abstractmethod
     def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
         """The prediction of each point t from the points before it; the last one is the query's."""
@@ -76,23 +96,27 @@ class LayeredModel(HookedRootModule):
         """Predictions without a graph, of so many prompts at a time as take `memory.MEMORY` bytes.
 
         Where the prompts require gradients these flow, and where a hook is attached it sees all prompts in one run.
+        Predictions that are not finite come with a warning.
         """
         if prompts.xs.requires_grad or prompts.ys.requires_grad or self.has_hooks():
-            return predict(prompts)
+            return _heard_if_undefined(predict(prompts))
         at_a_time = max(1, int(MEMORY / max(self.bytes_per_prompt(prompts), 1)))
         with torch.no_grad():
             if len(prompts) <= at_a_time:
-                return predict(prompts)
-            return torch.cat([predict(part) for part in prompts.split(at_a_time)])
+                return _heard_if_undefined(predict(prompts))
+            return _heard_if_undefined(torch.cat([predict(part) for part in prompts.split(at_a_time)]))
 
+    @required
     @abstractmethod
     def bytes_per_prompt(self, prompts: Prompts) -> float:
         """An upper estimate of what a pass without gradients holds at once for each prompt, with hooks or without."""
 
+    @required
     @abstractmethod
     def layer_streams(self, prompts: Prompts, at: At = "points") -> Iterator[Float[Tensor, "prompt row d_model"]]:
         """The residual stream before the first layer and then after each: n_layers + 1 tensors, from one pass."""
 
+    @required
     @abstractmethod
     def query_streams(
         self, prompts: Prompts, queries: Float[Tensor, "prompt point query x"], at: At = "points"
@@ -104,6 +128,7 @@ class LayeredModel(HookedRootModule):
         """Whether `read_out` is known; of a wrapped module it may not be."""
         return True
 
+    @required
     @abstractmethod
     def read_out(self, residual: Float[Tensor, "batch row d_model"]) -> Float[Tensor, "batch row d_out"]:
         """The final residual stream as outputs."""
@@ -173,15 +198,23 @@ class LayeredModel(HookedRootModule):
     def _points_of(self, name: str | Callable[[str], bool]) -> list[HookPoint]:
         if callable(name):
             return [point for each, point in self.hook_dict.items() if name(each)]
+        if name not in self.mod_dict:
+            raise KeyError(f"name: this model has no hook {name!r}{nearest(name, hook_names(self))}")
         point = self.mod_dict[name]
         if not isinstance(point, HookPoint):
             raise TypeError(f"{name!r} is no hook but a part of the model ({type(point).__name__})")
         return [point]
 
-    def add_hook(self, *args: Any, **kwargs: Any) -> None:
-        """Add a hook that stays until `reset_hooks`, and that all threads' runs see; as in TransformerLens."""
+    def add_hook(self, name: str | Callable[[str], bool], hook: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        """Add a hook that stays until `reset_hooks`, and that all threads' runs see; as in TransformerLens.
+
+        Raises:
+            KeyError: a hook that the model does not have.
+        """
+        if isinstance(name, str):
+            self._points_of(name)
         with holding(self):
-            super().add_hook(*args, **kwargs)
+            super().add_hook(name, hook, *args, **kwargs)
 
     def add_caching_hooks(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Add hooks that keep all activations, and stay until `reset_hooks`; as in TransformerLens."""
@@ -203,7 +236,9 @@ class LayeredModel(HookedRootModule):
                 directions: tuple[Direction, ...] = ("fwd", "bwd") if direction == "both" else (direction,)
                 remove_all_hooks(self.hook_dict.values(), directions, including_permanent=including_permanent)
 
-    def run_with_cache(self, *args: Any, return_cache_object: bool = True, **kwargs: Any) -> Any:
+    def run_with_cache(
+        self, input: Tensor | Prompts | str | list[str], *args: Any, return_cache_object: bool = True, **kwargs: Any
+    ) -> Any:
         """Outputs and an `ActivationCache` of every hook (a plain dict with `return_cache_object=False`).
 
         Arguments as in TransformerLens: `names_filter`, `device`, `remove_batch_dim`, `pos_slice`. For gradients,
@@ -219,12 +254,16 @@ class LayeredModel(HookedRootModule):
                 f"names_filter: this model has no hook {unknown[0]!r}{nearest(unknown[0], hook_names(self))}"
             )
         try:
-            outputs, cache = super().run_with_cache(*map(self.to_tokens, args[:1]), *args[1:], **kwargs)
+            outputs, cache = super().run_with_cache(self._checked_dtype(self.to_tokens(input)), *args, **kwargs)
         finally:
             self.is_caching = False
         if return_cache_object:
             cache = ActivationCache(cache, self, has_batch_dim=not kwargs.get("remove_batch_dim", False))
         return outputs, cache
+
+    def _checked_dtype(self, tokens: Tensor) -> Tensor:
+        """Tokens, refused (ValueError) where no part of the network takes their dtype."""
+        return tokens
 
     # ---- queries ----
 
@@ -253,3 +292,14 @@ class LayeredModel(HookedRootModule):
         for streams in zip(*passes, strict=True):
             joined = torch.cat(streams, dim=1)  # [(prompt query) point d_model]
             yield joined.unflatten(0, (len(prompts), n_queries)).transpose(1, 2)
+
+
+def _heard_if_undefined(predictions: Tensor) -> Tensor:
+    """Predictions as they are, with a warning if some are NaN or infinite."""
+    if not torch.compiler.is_compiling() and (n_bad := count_undefined(predictions)):
+        warn(
+            f"{n_bad} of {predictions.numel()} predictions are not finite: the model's weights are not, or the prompts "
+            f"are too large for its dtype",
+            RuntimeWarning,
+        )
+    return predictions

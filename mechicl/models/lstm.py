@@ -14,7 +14,7 @@ from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 
 from mechicl.checks import require_whole
-from mechicl.models.config_checks import DTYPES, read_config
+from mechicl.models.config_checks import DTYPES, check_device, read_config
 from mechicl.models.holding import in_a_pass
 from mechicl.models.prompted import PromptedModel
 from mechicl.prompts import Interleaved, Prompts
@@ -55,6 +55,7 @@ class LSTMConfig:
         require_whole(self, x_dim=1, y_dim=1, n_context=0, n_layers=1, d_model=1)
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype={self.dtype!r} is not one of {list(DTYPES)}")
+        check_device(self.device)
 
     @property
     def prompt_format(self) -> Literal["interleaved"]:
@@ -260,7 +261,12 @@ class HookedLSTM(PromptedModel):
         return self.hook_embed(tokens @ self.embed)
 
     def read_out(self, residual: Float[Tensor, "batch row d_model"]) -> Float[Tensor, "batch row d_out"]:
-        """The last layer's hidden states as outputs."""
+        """The last layer's hidden states as outputs.
+
+        Raises:
+            ValueError: a stream of another width.
+        """
+        self._check_width(residual)
         return residual @ self.unembed + self.unembed_bias
 
     def _run_blocks(self, residual: Tensor, layers: range, positions: slice, *, to_outputs: bool) -> Tensor:

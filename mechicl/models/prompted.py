@@ -12,9 +12,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformer_lens.utilities import lm_cross_entropy_loss
 
+from mechicl.checks import is_whole
 from mechicl.models.config_checks import DTYPES, dtype_name
 from mechicl.models.holding import in_a_pass
-from mechicl.models.layered import LayeredModel
+from mechicl.models.layered import LayeredModel, required
 from mechicl.prompts import At, Prompts
 
 ReturnType = Literal["logits", "loss", "both"]
@@ -66,6 +67,7 @@ class PromptedModel(LayeredModel):
         if not _FILLED_LATER.get():
             self.reset_parameters(seed)
 
+    @required
     @abstractmethod
     def reset_parameters(self, seed: int) -> None:
         """Fresh weights, the same for the same seed."""
@@ -175,17 +177,22 @@ class PromptedModel(LayeredModel):
             per_token: the loss of each prediction, `[batch pos - 1]` or `[prompt point]`, not their mean.
 
         Raises:
-            ValueError: continuous tokens, which have no targets: give the prompts.
+            ValueError: continuous tokens, which have no targets: give the prompts; or prompts of other sizes.
         """
         if isinstance(tokens, Prompts):
             predictions = self.decode(logits)
             targets = tokens.ys[:, -predictions.shape[1] :].to(predictions)
+            if predictions.shape != targets.shape:
+                raise ValueError(
+                    f"tokens have targets {list(targets.shape)} for predictions {list(predictions.shape)} in the logits"
+                )
             errors = (predictions - targets).square().mean(-1)
             return errors if per_token else errors.mean()
         if tokens.is_floating_point():
             raise ValueError("continuous tokens do not hold the query's target: ask for the loss of the Prompts")
         return lm_cross_entropy_loss(logits, tokens.to(logits.device), attention_mask, per_token)
 
+    @required
     @abstractmethod
     def embed_tokens(self, tokens: Tensor) -> Float[Tensor, "batch pos d_model"]:
         """Tokens as the residual stream before the first block.
@@ -194,6 +201,7 @@ class PromptedModel(LayeredModel):
             ValueError: tokens of another shape.
         """
 
+    @required
     @abstractmethod
     def read_out(self, residual: Float[Tensor, "batch row d_model"]) -> Float[Tensor, "batch row d_out"]:
         """The final residual stream as outputs."""
@@ -333,6 +341,8 @@ class PromptedModel(LayeredModel):
         if layer is None:
             return default
         n = self.cfg.n_layers
+        if not is_whole(layer):
+            raise TypeError(f"{name} must be an int or None, got {type(layer).__name__}")
         if not -n <= layer <= n:
             raise ValueError(f"{name}={layer}, but the model has {n} layers")
         return layer + n if layer < 0 else layer
@@ -340,6 +350,17 @@ class PromptedModel(LayeredModel):
     def _check_tokens(self, tokens: Tensor) -> None:
         if tokens.ndim != 3 or tokens.shape[2] != self.cfg.d_token:
             raise ValueError(f"tokens must be [batch pos {self.cfg.d_token}], got {tuple(tokens.shape)}")
+
+    def _checked_dtype(self, tokens: Tensor) -> Tensor:
+        dtype = self.cfg.torch_dtype
+        unlike = tokens.is_floating_point() and tokens.dtype != dtype
+        if unlike and not torch.is_autocast_enabled(tokens.device.type):
+            raise ValueError(f"input must be of the model's dtype, {dtype}, got a tensor of {tokens.dtype}")
+        return tokens
+
+    def _check_width(self, residual: Tensor) -> None:
+        if residual.shape[-1] != self.cfg.d_model:
+            raise ValueError(f"residual must be [batch row {self.cfg.d_model}], got {list(residual.shape)}")
 
     def _check_residual(self, residual: Tensor) -> Tensor:
         if residual.ndim != 3 or residual.shape[2] != self.cfg.d_model:

@@ -117,12 +117,19 @@ class Claim:
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> "Claim":
-        """A claim of a results file."""
-        rows_of = {
-            name: {label: [Row.from_json(row) for row in rows] for label, rows in saved.get(name, {}).items()}
-            for name in ("lines", "controls")
-        }
-        return cls(**{**saved, **rows_of})
+        """A claim of a results file.
+
+        Raises:
+            ValueError: it is none.
+        """
+        try:
+            rows_of = {
+                name: {label: [Row.from_json(row) for row in rows] for label, rows in saved.get(name, {}).items()}
+                for name in ("lines", "controls")
+            }
+            return cls(**{**saved, **rows_of})
+        except (AttributeError, TypeError) as error:
+            raise ValueError(f"saved is no claim of a results file: {error!r}") from error
 
 
 def verdict_of(row: Row) -> Verdict:

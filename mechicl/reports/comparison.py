@@ -9,6 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from mechicl.arguments import takes_undefined
 from mechicl.files import read_json, write_bytes, write_json
 from mechicl.reports.claims import Claim, verdict_of
 from mechicl.reports.rows import Row
@@ -19,6 +20,7 @@ Part = tuple[list[Row], list[Section], dict[str, Any]]
 """Rows, sections and numbers of a part of a comparison."""
 
 
+@takes_undefined  # what could not be measured
 @dataclass(frozen=True, eq=False)
 class Comparison:
     """What a reproduction measured beside what was published.
@@ -74,7 +76,9 @@ class Comparison:
             rows = [Row.from_json(row) for row in data.pop("table")]
             claims = [Claim.from_json(claim) for claim in data.pop("claims", [])]
         except (OSError, KeyError, ValueError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} holds no saved comparison ({error!r}): make it anew with its script") from error
+            raise ValueError(
+                f"the path {path} holds no saved comparison ({error!r}): make it anew with its script"
+            ) from error
         return cls(title, lead, rows, (), data, claims)
 
     def write(self, out: str | Path, name: str, *, opening: Section | None = None) -> Path:
@@ -135,8 +139,15 @@ def _measured(rows: Sequence[Row]) -> str:
 
 
 def published(key: str) -> dict[str, Any]:
-    """Numbers printed in the papers: an entry of `published.json`, whose keys are an author, a year and a place."""
-    return json.loads(files("mechicl").joinpath("published.json").read_text())[key]
+    """Numbers printed in the papers: an entry of `published.json`, whose keys are an author, a year and a place.
+
+    Raises:
+        KeyError: no such entry.
+    """
+    entries = json.loads(files("mechicl").joinpath("published.json").read_text())
+    if key not in entries:
+        raise KeyError(f"key must be one of {', '.join(entries)}, got {key!r}")
+    return entries[key]
 
 
 def finite(value: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mechicl.arguments import takes_undefined
 from mechicl.checkpoints import Checkpoint
 from mechicl.statistics import Interval, interval, median_interval
 
@@ -17,6 +18,7 @@ ROUNDING = 1e-6
 errors of float32 sums, which are no finding."""
 
 
+@takes_undefined
 @dataclass(frozen=True)
 class Row:
     """A line of the table "published / measured / interval".
@@ -85,14 +87,21 @@ class Row:
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> "Row":
-        """A row of a results file, in which numbers that are not finite are null; what is no field is left out."""
-        measured = saved["measured"]
-        if isinstance(measured, dict):
-            ends = [math.nan if measured[name] is None else measured[name] for name in ("mean", "low", "high")]
-            middle = measured.get("middle", "mean")
-            measured = Interval(*ends, n=measured["n"], level=measured["level"], middle=middle)
-        known = {field.name: saved[field.name] for field in fields(cls) if field.name in saved}
-        return cls(**{**known, "measured": math.nan if measured is None else measured})
+        """A row of a results file, in which numbers that are not finite are null; what is no field is left out.
+
+        Raises:
+            ValueError: a field is missing, or has a value of another type.
+        """
+        try:
+            measured = saved["measured"]
+            if isinstance(measured, dict):
+                ends = [math.nan if measured[name] is None else measured[name] for name in ("mean", "low", "high")]
+                middle = measured.get("middle", "mean")
+                measured = Interval(*ends, n=measured["n"], level=measured["level"], middle=middle)
+            known = {field.name: saved[field.name] for field in fields(cls) if field.name in saved}
+            return cls(**{**known, "measured": math.nan if measured is None else measured})
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"saved is no row of a results file: {error!r}") from error
 
 
 def over_seeds(

@@ -10,11 +10,13 @@ from scipy.special import stdtrit
 from torch import Tensor
 
 from mechicl.arguments import takes_undefined
+from mechicl.checks import check_whole
 from mechicl.statistics.storage import storable
 
 CELLS = 2**22  # of resamples that are held at once
 
 
+@takes_undefined
 @storable
 @dataclass(frozen=True)
 class Interval:
@@ -57,6 +59,16 @@ class Interval:
         return self.low <= value <= self.high
 
 
+def check_level(level: float) -> None:
+    """Refuse a confidence level that is none.
+
+    Raises:
+        ValueError: it is not strictly between 0 and 1.
+    """
+    if not 0 < level < 1:
+        raise ValueError(f"level must be strictly between 0 and 1, got {level:.4g}")
+
+
 def _magnitude(value: float) -> int:
     return math.floor(math.log10(abs(value))) + 1
 
@@ -75,8 +87,7 @@ def interval(samples: Tensor, level: float = 0.95) -> Interval:
     Raises:
         ValueError: level out of range.
     """
-    if not 0 < level < 1:
-        raise ValueError(f"level must be strictly between 0 and 1, got {level}")
+    check_level(level)
     values = samples.detach().cpu().double().flatten()
     n = values.numel()
     mean = values.mean().item() if n else math.nan
@@ -117,18 +128,21 @@ def difference_interval(
         level: confidence level, strictly between 0 and 1.
 
     Returns:
-        The interval, NaN at its ends where one of the two has fewer than two samples; its `n` is the smaller number.
+        The interval, NaN at its ends where one of the two has fewer than two samples, or
+        one that is not finite; its `n` is the smaller number.
 
     Raises:
-        ValueError: level out of range.
+        ValueError: level out of range, or no samples.
 
     Example:
         >>> print(difference_interval(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([5.0, 6.0, 7.0])))
         4.0 ± 2.3
     """
+    if not (len(first) and len(second)):
+        raise ValueError(f"first and second need samples, got {len(first)} and {len(second)}")
     one, two = interval(first, level), interval(second, level)
     difference, n = two.mean - one.mean, min(one.n, two.n)
-    if n < 2:
+    if n < 2 or not math.isfinite(difference):
         return Interval(difference, math.nan, math.nan, n, level)
     shares = [each.detach().cpu().double().var().item() / each.numel() for each in (first, second)]
     total = sum(shares)
@@ -159,8 +173,7 @@ def median_interval(values: Tensor, seed: int = 0, level: float = 0.95, *, n_res
         >>> print(median_interval(torch.tensor([120.0, 150.0, 180.0, 1400.0, 160.0])))
         160 (120 to 1400)
     """
-    if not 0 < level < 1:
-        raise ValueError(f"level must be strictly between 0 and 1, got {level}")
+    check_level(level)
     if n_resamples < 1:
         raise ValueError(f"n_resamples must be 1 or more, got {n_resamples}")
     samples = values.detach().cpu().double().flatten().numpy()
@@ -168,6 +181,7 @@ def median_interval(values: Tensor, seed: int = 0, level: float = 0.95, *, n_res
     median = float(np.median(samples)) if n else math.nan
     if n < 2 or not np.isfinite(samples).all():
         return Interval(median, math.nan, math.nan, n, level, "median")
+    check_whole(0, seed=seed)
     rng = np.random.default_rng(seed)
     most = max(1, CELLS // n)
     parts = [
@@ -179,7 +193,16 @@ def median_interval(values: Tensor, seed: int = 0, level: float = 0.95, *, n_res
 
 
 def student_t_quantile(probability: float, degrees_of_freedom: float) -> float:
-    """Quantile of Student's t distribution."""
+    """Quantile of Student's t distribution.
+
+    Raises:
+        ValueError: a probability that is not 0 to 1, or degrees of freedom that are not positive.
+    """
+    if not (0 <= probability <= 1 and degrees_of_freedom > 0):
+        raise ValueError(
+            f"probability must be 0 to 1 and degrees_of_freedom positive, got {probability:.4g}, "
+            f"{degrees_of_freedom:.4g}"
+        )
     return float(stdtrit(degrees_of_freedom, probability))
 
 
@@ -190,7 +213,6 @@ def percentile_interval(value: float, resampled: list[float], n: int, level: flo
     Raises:
         ValueError: level out of range.
     """
-    if not 0 < level < 1:
-        raise ValueError(f"level must be strictly between 0 and 1, got {level}")
+    check_level(level)
     low, high = np.quantile(resampled, [(1 - level) / 2, (1 + level) / 2])
     return Interval(value, min(float(low), value), max(float(high), value), n, level)

@@ -13,15 +13,17 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from mechicl.arguments import takes_undefined
 from mechicl.files import read_json, write_json
 from mechicl.statistics.intervals import Interval, interval
 from mechicl.statistics.storage import decode, encode, storable
 from mechicl.tensor_files import read_tensors, write_tensors
 
-R = TypeVar("R", bound="Result")
+R = TypeVar("R")  # a kind of result: checks at run time find no bound that is written before its class
 LINES = 12  # of a printed result
 
 
+@takes_undefined
 class Result:
     """What all results share.
 

@@ -1,6 +1,7 @@
 """Results in files: JSON for the structure, safetensors for the numbers, and only classes that were named are made."""
 
 import dataclasses
+import inspect
 import math
 from typing import Any, TypeVar
 
@@ -76,4 +77,7 @@ def decode(data: Any, tensors: dict[str, Tensor]) -> Any:
         for field in dataclasses.fields(cls)
         if not field.metadata.get("stored", True) and field.default is field.default_factory is dataclasses.MISSING
     }
-    return cls(**needed, **{name: decode(value, tensors) for name, value in data["fields"].items()})
+    result = object.__new__(cls)
+    # not as a user makes one, whose values are checked: fields that were not stored are None
+    inspect.unwrap(cls.__init__)(result, **needed, **{k: decode(value, tensors) for k, value in data["fields"].items()})
+    return result

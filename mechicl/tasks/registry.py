@@ -202,7 +202,7 @@ def _path(task_type: Any) -> str:
 def _check_kind(task_type: Any) -> None:
     """Refuse (TypeError) what is no dataclass with the members of a task."""
     if not isinstance(task_type, type) or not dataclasses.is_dataclass(task_type):
-        raise TypeError(f"{task_type!r} is no dataclass: a task's fields are what is saved of it")
+        raise TypeError(f"task_type {task_type!r} is no dataclass: a task's fields are what is saved of it")
     fields = {f.name for f in dataclasses.fields(task_type)}
     lacking = [member for member in _MEMBERS if member not in fields and not hasattr(task_type, member)]
     if lacking and not issubclass(task_type, TokenDistribution):

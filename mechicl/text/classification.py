@@ -100,6 +100,9 @@ class TextTask:
         Raises:
             KeyError: a column is missing.
         """
+        missing = [name for _, name, _, _ in Formatter().parse(self.template) if name and name not in text]
+        if missing:
+            raise KeyError(f"text has no column {missing[0]!r}; it has {', '.join(map(repr, text))}")
         return self.template.format_map(text)
 
     def demonstration(self, text: Mapping[str, str], label: int) -> str:

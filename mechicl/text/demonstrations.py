@@ -79,6 +79,8 @@ def label_ids(tokenizer: Any, task: TextTask) -> Int[Tensor, "choice"]:
 
 
 def _encode(tokenizer: Any, text: str) -> Int[Tensor, "pos"]:
+    if not hasattr(tokenizer, "__call__"):  # noqa: B004  (of anything callable no more would be known)
+        raise TypeError(f"tokenizer must be one of transformers, got {type(tokenizer).__name__}")
     return _tensor(tokenizer(text, add_special_tokens=False).input_ids)
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 
-from mechicl.checks import check_positive, is_finite, is_whole, require_whole
+from mechicl.checks import check_positive, check_whole, is_finite, is_whole, require_whole
 from mechicl.models import LSTMConfig, ModelConfig, TransformerConfig, config_from_dict
 from mechicl.prompts import At
 from mechicl.sampling import TokenDistribution
@@ -224,7 +224,12 @@ class TrainingConfig:
         return self.eval_tasks[0]
 
     def learning_rate_at(self, step: int) -> float:
-        """The learning rate of step `step` (from 0)."""
+        """The learning rate of step `step` (from 0).
+
+        Raises:
+            ValueError: a step below 0.
+        """
+        check_whole(0, step=step)
         if step < self.warmup_steps:
             return self.learning_rate * (step + 1) / self.warmup_steps
         if self.schedule == "constant":

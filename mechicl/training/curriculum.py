@@ -71,6 +71,8 @@ class Curriculum:
         Raises:
             ValueError: names the part of the curriculum and what to do.
         """
+        if not dataclasses.is_dataclass(task):
+            raise ValueError(f"task must be a dataclass, as the library's are, got {type(task).__name__}")
         changed = {"active_dims"} if self.dims else set()
         changed |= {"n_context"} if self.points else set()
         fixed = changed - {field.name for field in dataclasses.fields(task)}

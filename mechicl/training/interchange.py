@@ -104,7 +104,16 @@ def interchange_r2(
         hypothesis: with as many layers.
         prompts: that are intervened in.
         sources: as many, with the same queries.
+
+    Raises:
+        ValueError: sources of other sizes than the prompts, or a hypothesis about another number of layers.
     """
+    if sources.xs.shape != prompts.xs.shape or sources.ys.shape != prompts.ys.shape:
+        raise ValueError(f"sources must be as many and as long as the prompts, {prompts}, got {sources}")
+    if hypothesis.n_layers != model.cfg.n_layers:
+        raise ValueError(
+            f"{hypothesis.name!r} is about {hypothesis.n_layers} layers, the model has {model.cfg.n_layers}"
+        )
     ends = _Ends(model, hypothesis, prompts, sources, point=prompts.n_context // 2)
     return {_title(cell): 1 - ends.loss(i).item() for i, (cell, _, _) in enumerate(ends.plan)}
 

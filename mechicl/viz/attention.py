@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mechicl.models.opening.sites import Site, check_hook
+from mechicl.models.opening.sites import Site, check_hook, hook_names
 from mechicl.prompts import Prompts
 from mechicl.viz.attention_grid import NEGATIVE, PER_ROW, POSITIVE, attention_figure
 from mechicl.viz.html import Html, circuitsvis_source, joined
@@ -112,6 +112,7 @@ def model_attention(
     """
     if len(prompt) != 1:
         raise ValueError(f"attention is drawn of one prompt, got {len(prompt)}: pass prompts[:1]")
+    hook_names(model)  # refuses what has none
     numbers = range(model.cfg.n_layers) if layers is None else layers
     names = [Site("pattern", layer).hook_name for layer in numbers]
     for name in names:

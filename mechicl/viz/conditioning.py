@@ -29,7 +29,7 @@ def eigenvalue_map(
 
     Source: von Oswald et al. 2023, Fig. 13, left.
     """
-    _require_same_names(ranges, gammas)
+    _require_same_names(ranges, gammas, "gammas")
     fig = figure(title, "eigenvalue λ of S", "λ (1 − γλ)²")
     for color, (name, span) in zip(colors_for(list(ranges)), ranges.items(), strict=True):
         gamma = gammas[name]
@@ -70,7 +70,7 @@ def condition_numbers(
 
     Source: von Oswald et al. 2023, Fig. 13, centre.
     """
-    _require_same_names(results, observed)
+    _require_same_names(results, observed, "observed")
     names = ("smallest and largest eigenvalue of all tasks", "each task by itself: median and middle half")
     fig = panels(title, names, columns=1, shared_xaxes=True, vertical_spacing=0.09)
     above, below = panel(0, 1), panel(1, 1)
@@ -108,8 +108,13 @@ def condition_number_distribution(
         result: with the γ to show.
         title: of the figure.
 
+    Raises:
+        ValueError: a condition number that is not positive and finite.
+
     Source: von Oswald et al. 2023, Fig. 13, right.
     """
+    if not all(bool((values > 0).all() & values.isfinite().all()) for values in (result.before, result.after)):
+        raise ValueError("the result's condition numbers, before or after, must be positive and finite to be shown")
     fig = figure(title, "γ", "condition number")
     probabilities = (torch.arange(QUANTILES, dtype=torch.float64) + 0.5) / QUANTILES
     labelled = [("before", result.before), *zip((f"{g:g}" for g in result.gammas), result.after, strict=True)]
@@ -138,8 +143,8 @@ def _decades_shown(results: Mapping[str, Conditioning]) -> tuple[float, float]:
     return math.log10(of_ranges), math.log10(max(result.before.median().item() for result in results.values()))
 
 
-def _require_same_names(results: Mapping[str, object], gammas: Mapping[str, float]) -> None:
+def _require_same_names(results: Mapping[str, object], gammas: Mapping[str, float], name: str) -> None:
     if not results or set(results) != set(gammas):
-        raise ValueError(f"needs one γ for each of one or more names, got {list(results)} and γ for {list(gammas)}")
+        raise ValueError(f"{name} needs one γ for each of one or more names, {list(results)}, got {list(gammas)}")
     if not all(0 < gamma < math.inf for gamma in gammas.values()):
-        raise ValueError(f"observed γ must be positive and finite, got {dict(gammas)}")
+        raise ValueError(f"{name}: observed γ must be positive and finite, got {dict(gammas)}")

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 import torch
 
 from mechicl.statistics import Interval, interval, median_interval
+from mechicl.statistics.grids import GridTable
 from mechicl.viz.elements import add_heatmap, add_line, bar_title, colors_for, figure, interval_lines, tick_log_axes
 
 SEED, DIVERGED = "seed", "diverged_at"
@@ -23,7 +24,7 @@ FEW = 10
 
 
 def phase_diagram(
-    table: Any,
+    table: GridTable | pd.DataFrame,
     x: str,
     y: str,
     value: str,
@@ -85,13 +86,13 @@ def phase_diagram(
 
 
 def lines(
-    table: Any,
+    table: GridTable | pd.DataFrame,
     x: str,
     value: str | Sequence[str],
     by: str | None = None,
     *,
     references: Mapping[str, float] | None = None,
-    middle: str = "mean",
+    middle: Literal["mean", "median"] = "mean",
     log_x: bool | None = None,
     log_y: bool | None = None,
     title: str | None = None,
@@ -192,7 +193,7 @@ def _label(by: str | None, group: Any) -> list[str]:
     return [] if by is None else [group if isinstance(group, str) else f"{by} {_tick(group)}"]
 
 
-def _columns(table: Any, *names: str) -> pd.DataFrame:
+def _columns(table: GridTable | pd.DataFrame, *names: str) -> pd.DataFrame:
     """The table's frame, with all columns that are asked for."""
     frame = table if isinstance(table, pd.DataFrame) else table.frame
     for name in names:
@@ -201,7 +202,7 @@ def _columns(table: Any, *names: str) -> pd.DataFrame:
     return frame
 
 
-def _check_one_value(table: Any, frame: pd.DataFrame, *shown: str) -> None:
+def _check_one_value(table: GridTable | pd.DataFrame, frame: pd.DataFrame, *shown: str) -> None:
     """Refuse a table whose other axes vary: its cells would be mixtures."""
     for axis in () if isinstance(table, pd.DataFrame) else table.axes:  # a frame does not say which are axes
         if axis not in (*shown, SEED) and len(_ordered(frame[axis])) > 1:

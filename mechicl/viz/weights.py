@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mechicl.analysis.weights.paths import LossPath
 from mechicl.analysis.weights.products import WeightProducts
+from mechicl.arguments import takes_undefined
 from mechicl.statistics import interval
 from mechicl.viz.elements import (
     BELOW,
@@ -98,7 +99,8 @@ def weight_products_figure(trained: WeightProducts, construction: WeightProducts
     return fig
 
 
-def roll_outs(by_damping: Mapping[float, Mapping[str, Float[Tensor, "step seed"]]]) -> go.Figure:
+@takes_undefined  # what diverged leaves a gap
+def roll_outs(by_damping: Mapping[float, Mapping[str, Float[Tensor, "step _"]]]) -> go.Figure:
     """Half the loss while one layer is applied again and again (von Oswald et al. 2023, Fig. 10).
 
     Args:

@@ -103,7 +103,7 @@ def test_the_query_alone_parts_and_weights_agree_with_the_whole(name, monkeypatc
         ("mixture_bayes", {"noise_stds": (0.1, 0.0)}, "noise_std must be positive"),
         ("sparse_bayes", {"sparsity": 0}, "sparsity must be an int"),
         ("sparse_bayes", {"sparsity": 5}, "sparsity must be 1 to x_dim=4, got 5"),
-        ("sparse_bayes", {"sparsity": 1, "noise_std": math.nan}, "noise_std must be >= 0"),
+        ("sparse_bayes", {"sparsity": 1, "noise_std": math.nan}, "noise_std must be a finite number, got nan"),
         ("sparse_bayes", {"sparsity": 1, "weight_std": 0.0}, "weight_std must be positive"),
     ],
 )

@@ -48,9 +48,15 @@ def test_the_printed_alpha_is_on_the_boundary_and_refused():
     torch.testing.assert_close(below.predictions, ols(prompts, at="query").predictions, rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.parametrize("alpha", [0.0, -1.0, float("nan"), float("inf")])
-def test_bad_alphas_are_refused(alpha):
-    with pytest.raises(ValueError, match="alpha must be positive"):
+@pytest.mark.parametrize(
+    ("alpha", "message"),
+    [
+        *((alpha, "alpha must be positive") for alpha in (0.0, -1.0, float("inf"))),
+        (float("nan"), "alpha must be a finite number, got nan"),
+    ],
+)
+def test_bad_alphas_are_refused(alpha, message):
+    with pytest.raises(ValueError, match=message):
         newton(make_prompts(), [1], alpha=alpha)
 
 

@@ -102,7 +102,8 @@ def test_other_heads_are_0_without_a_seed():
         ({"n_heads": 0}, "n_heads must be an int of at least 1"),
         ({"previous_token_head": 2}, "previous_token_head must be one of the 2 heads, 0 to 1; got 2"),
         ({"induction_head": -1}, "induction_head must be one of the 2 heads"),
-        *(({"score_scale": scale}, "score_scale must be positive") for scale in (0.0, math.nan, math.inf)),
+        *(({"score_scale": scale}, "score_scale must be positive") for scale in (0.0, math.inf)),
+        ({"score_scale": math.nan}, "score_scale must be a finite number, got nan"),
     ],
 )
 def test_what_cannot_be_is_refused(change, message):

@@ -50,7 +50,7 @@ def test_the_transformer_is_gradient_descent_on_the_features(case, act_fn, n_fea
     ("change", "message"),
     [
         ({"steps": 0}, "steps must be an int of at least 1"),
-        ({"step_size": math.nan}, "step_size must be finite"),
+        ({"step_size": math.nan}, "step_size must be a finite number, got nan"),
         ({"act_fn": "nonsense"}, "act_fn='nonsense'"),
     ],
 )

@@ -39,7 +39,12 @@ EYE = torch.eye(3)
     ("preconditioner", "steps", "message"),
     [
         *((EYE, steps, "steps must be an int of at least 1") for steps in (0, -1)),
-        *((matrices, 2, "needs a preconditioner") for matrices in ([EYE], [EYE] * 3, [EYE, torch.eye(2)])),
+        *((matrices, 2, "needs a preconditioner") for matrices in ([EYE], [EYE] * 3)),
+        (
+            [EYE, torch.eye(2)],
+            2,
+            r"preconditioner must be a tensor of floats \[x x\] or a seq.*, got the list",
+        ),
         *((matrices, 1, "needs a preconditioner") for matrices in (torch.eye(2), [])),
         (math.nan * EYE, 1, "not finite"),
     ],
@@ -113,10 +118,14 @@ def test_with_noise_its_loss_on_many_prompts_is_the_closed_form():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        *(({"noise_variance": noise}, "noise_variance must be finite and not negative") for noise in (-0.1, math.nan)),
+        ({"noise_variance": -0.1}, "noise_variance must be finite and not negative"),
+        ({"noise_variance": math.nan}, "noise_variance must be a finite number, got nan"),
         ({"covariance": torch.tensor([[1.0, 0.5], [0.0, 1.0]])}, "symmetric"),
         ({"covariance": torch.tensor([[1.0, 2.0], [2.0, 1.0]])}, "semidefinite"),
-        ({"covariance": torch.tensor([[math.nan, 0.0], [0.0, 1.0]])}, "symmetric"),
+        (
+            {"covariance": torch.tensor([[math.nan, 0.0], [0.0, 1.0]])},
+            "covariance has 1 of 4 values that are not fin",
+        ),
         ({"covariance": torch.zeros(2, 2)}, "no best step"),
         *(({"n_context": n_context}, "n_context must be an int of at least 1") for n_context in (0, -1)),
     ],

@@ -40,11 +40,17 @@ def test_it_is_two_softmax_heads(case):
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{"score_scale": 0.0}, {"score_scale": -1.0}, {"score_scale": math.nan}, {"step_size": math.inf}, {"n_context": 0}],
+    ("change", "message"),
+    [
+        *(
+            (change, "needs a positive finite score_scale")
+            for change in ({"score_scale": 0.0}, {"score_scale": -1.0}, {"step_size": math.inf}, {"n_context": 0})
+        ),
+        ({"score_scale": math.nan}, "score_scale must be a finite number, got nan"),
+    ],
 )
-def test_bad_arguments_are_refused(change):
-    with pytest.raises(ValueError, match="needs a positive finite score_scale"):
+def test_bad_arguments_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
         constructions.softmax_gradient_descent(
             **{"x_dim": 3, "n_context": 4, "step_size": 0.1, "score_scale": 0.1, **change}
         )

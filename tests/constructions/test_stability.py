@@ -52,9 +52,16 @@ def test_below_it_or_for_one_step_or_unknown_prompts_there_is_none(build, bound)
 
 
 @builders
-@pytest.mark.parametrize("value", [0.0, math.nan, math.inf])
-def test_a_largest_eigenvalue_that_is_none_is_refused(build, bound, value):
-    with pytest.raises(ValueError, match="largest_eigenvalue must be positive and finite"):
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (0.0, "largest_eigenvalue must be positive and finite"),
+        (math.nan, "largest_eigenvalue must be a finite number, got nan"),
+        (math.inf, "largest_eigenvalue must be positive and finite"),
+    ],
+)
+def test_a_largest_eigenvalue_that_is_none_is_refused(build, bound, value, message):
+    with pytest.raises(ValueError, match=message):
         build(0.5, steps=2, largest_eigenvalue=value)
 
 

@@ -2,6 +2,7 @@
 
 import random
 import shutil
+import string
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,7 +24,7 @@ def _flip(data: bytes, other: bytes, rng: random.Random) -> bytes:
 
 def _digit(data: bytes, other: bytes, rng: random.Random) -> bytes:
     """Another digit where there is one: JSON stays JSON."""
-    places = [i for i, each in enumerate(data) if chr(each).isdigit()]
+    places = [i for i, each in enumerate(data) if chr(each) in string.digits]
     if not places:
         return _flip(data, other, rng)
     place = rng.choice(places)
@@ -90,7 +91,13 @@ class Damage(Part):
                 return Outcome("an error that names no file", False, words)
             if f"is whole: rename {folder / EARLIER_STATE_FILE}" in said:  # it says what to do
                 (folder / EARLIER_STATE_FILE).replace(folder / STATE_FILE)
-                train(config, folder, progress=False)
+                try:
+                    train(config, folder, progress=False)
+                except ValueError as other:  # two files were damaged
+                    rest = [name for name in names if name != STATE_FILE]
+                    second = str(folder) in str(other) and any(name in str(other) for name in rest)
+                    kind = "a named error of each of two files" if second else "an error that names no file"
+                    return Outcome(kind, second, f"{words}, then {other}")
                 if wrong := differences(folder, root / "whole"):
                     return Outcome("the earlier save goes on to other bits", False, f"{words}: {wrong}")
                 return Outcome("a named error, and the earlier save goes on to the same bits", True, words)

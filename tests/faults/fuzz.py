@@ -34,6 +34,7 @@ import torch
 from torch import Tensor
 
 import mechicl
+from mechicl.learners import Trajectory
 from mechicl.statistics import Result
 from tests.faults.makers import LARGEST_DEFAULT, SMALL, WORLDS, Makers
 from tests.faults.mutations import OurError, choose
@@ -57,7 +58,16 @@ TRIES = 14
 """Valid calls are looked for so often."""
 BASE_SECONDS, SECONDS = 6.0, 20.0
 LARGEST = 1024 * MIB
-OWN_ERRORS = (ValueError, TypeError, OSError, IndexError, NotImplementedError, FloatingPointError, ImportError)
+OWN_ERRORS = (
+    ValueError,
+    TypeError,
+    OSError,
+    IndexError,
+    NotImplementedError,
+    FloatingPointError,
+    ImportError,
+    KeyError,
+)
 
 
 class What(enum.StrEnum):
@@ -140,6 +150,8 @@ def _add(targets: dict[int, Target], name: str, member: Any) -> None:
         plain = method.__func__ if isinstance(method, classmethod | staticmethod) else method
         if key.startswith("_") or not inspect.isfunction(plain) or not plain.__module__.startswith("mechicl."):
             continue
+        if inspect.isabstract(member) and getattr(plain, "__isabstractmethod__", False):
+            continue  # nothing can be made that has it
         if plain is method:
             targets.setdefault(id(inspect.unwrap(plain)), Target(f"{name}.{key}", plain, member))
         else:
@@ -309,9 +321,7 @@ class Fuzz(Part):
         self.makers.folder = folder
         valid = self._arguments(target)
         given, changed, kinds, words = dict(valid), [], [], []
-        names = [*target.parameters, *(["self"] if not target.parameters else [])]
-        if not names:
-            names = ["self"] if target.of_class else []
+        names = [*target.parameters] or (["self"] if target.of_class else [])  # of nothing at all, there is one call
         for name in rng.sample(names, min(len(names), rng.choice((1, 1, 1, 1, 2)))):
             values = [valid[name]] if name in valid else candidates(self.makers, target, name, target.world)
             if not values:
@@ -323,6 +333,9 @@ class Fuzz(Part):
                     break
                 try:
                     given[name] = mutation.make()
+                    if name == "self" and target.of_class and not isinstance(given[name], target.of_class):
+                        given[name] = valid[name]  # a method is always called of its own class
+                        continue
                 except Exception as error:
                     if _passed_through_ours(error):  # what it is made of refuses it already
                         said = [f"{name}: {mutation.words}"]
@@ -363,7 +376,14 @@ class Fuzz(Part):
         if warned:
             return outcome(What.WARNED)
         if has_nan(result) and not target.trouble and not has_nan(_reseeded(lambda: call(target, valid))):
-            return outcome(What.NAN)
+            # A result may hold undefined values, as its class says: what reads them out of it need not warn of them.
+            # Where all arguments are defined, a NaN that the documentation announces (a cosine with 0) has its word.
+            put = any(_is_undefined_result(given[name]) for name in changed if name in given)
+            # so may what a class is made of (a model whose training diverged): computing with it is what is heard of
+            put = put or inspect.isclass(target.function)
+            announced = "NaN" in f"{target.function.__doc__}{type(result).__doc__}"
+            defined = not any(has_nan(given[name]) for name in changed if name in given)
+            return outcome(What.ACCEPTED if put or (announced and defined) else What.NAN)
         return outcome(What.TAKEN if "bad" in kinds else What.ACCEPTED)
 
     def _judged_error(
@@ -436,7 +456,7 @@ def judge_error(error: Exception, names: Sequence[str], values: Sequence[Any]) -
     hinted = {
         part for name in names for part in (name, name.replace("_", " "), name.rstrip("s"), name.rpartition("_")[2])
     }
-    for value in values:
+    for value in itertools.chain.from_iterable(map(_with_what_it_holds, values)):
         hinted.add(type(value).__name__.lower())
         if isinstance(value, str | int | float | complex | bytes | np.generic | type(None)):
             hinted.add(repr(value).lower()[:60])
@@ -450,6 +470,19 @@ def judge_error(error: Exception, names: Sequence[str], values: Sequence[Any]) -
             hinted.add(str(len(value)))
     named = not names or any(re.search(rf"(?<!\w){re.escape(word)}s?(?!\w)", said) for word in hinted if word)
     return What.NAMED if named else What.UNNAMED
+
+
+def _with_what_it_holds(value: Any, depth: int = 3) -> list[Any]:
+    """A value, and those in it if it is a list or a dictionary: an error may name a field of one of these."""
+    parts = list(itertools.islice(value.values(), 20)) if isinstance(value, Mapping) else []
+    parts += value[:20] if isinstance(value, list | tuple) else []
+    return [value, *(each for part in parts for each in _with_what_it_holds(part, depth - 1))] if depth else [value]
+
+
+def _is_undefined_result(value: Any) -> bool:
+    return any(
+        isinstance(each, Result | Trajectory) and has_nan(each, infinite=True) for each in _with_what_it_holds(value)
+    )
 
 
 def _passed_through_ours(error: BaseException) -> bool:
@@ -483,16 +516,20 @@ def _parts(value: Any) -> list[Any] | None:
     return None
 
 
-def has_nan(value: Any, depth: int = 0) -> bool:
-    """Whether there is a NaN anywhere in it."""
+def has_nan(value: Any, depth: int = 0, *, infinite: bool = False) -> bool:
+    """Whether there is a NaN anywhere in it, or an infinity where these count too."""
     if isinstance(value, Tensor):
-        return not value.is_meta and not value.is_sparse and bool(value.detach().isnan().any())
+        if value.is_meta or value.is_sparse:
+            return False
+        return bool((~value.detach().isfinite() if infinite else value.detach().isnan()).any())
     if isinstance(value, np.ndarray | np.generic):
-        return value.dtype.kind in "fc" and bool(np.isnan(value).any())
+        if value.dtype.kind not in "fc":
+            return False
+        return bool((~np.isfinite(value) if infinite else np.isnan(value)).any())
     if isinstance(value, float):
-        return math.isnan(value)
+        return math.isnan(value) or (infinite and math.isinf(value))
     parts = _parts(value) if depth < 6 else None
-    return any(has_nan(part, depth + 1) for part in parts or ())
+    return any(has_nan(part, depth + 1, infinite=infinite) for part in parts or ())
 
 
 def alike(a: Any, b: Any, depth: int = 0) -> bool:

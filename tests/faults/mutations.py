@@ -91,7 +91,9 @@ def mutations(value: Any, hint: Any) -> list[Mutation]:
         other = make()
         if type(other) is type(value):
             continue
-        others.append(Mutation(words, "open" if is_allowed(other, hint) else "bad", make))
+        # a tensor of one axis counts as a sequence of numbers: see mechicl.arguments
+        fits = is_allowed(other, hint) or (isinstance(other, Tensor) and is_allowed(other.tolist(), hint))
+        others.append(Mutation(words, "open" if fits else "bad", make))
     every = own * (1 + len(others) // max(len(own), 1)) + others  # as often its kind as another
     if hint is Any or hint is inspect.Parameter.empty:  # nothing is said of what is right
         every = [mutation._replace(kind="open") if mutation.kind == "bad" else mutation for mutation in every]

@@ -153,6 +153,15 @@ def test_what_ours_does_not_compute_is_refused_by_name(fields: dict[str, Any]):
 
 
 @pytest.mark.parametrize(
+    "weight", [torch.full((11, 8), torch.nan), torch.full((11, 8), torch.inf), torch.ones(11, 8, device="meta")]
+)
+def test_weights_that_are_no_finite_numbers_are_refused_by_name(weight: Tensor):
+    state, cfg = to_transformer_lens(HookedTransformer(SMALL))
+    with pytest.raises(ValueError, match=r"embed\.W_E('\])? (must be a tensor of finite real|is on the device)"):
+        from_transformer_lens(state | {"embed.W_E": weight}, cfg)
+
+
+@pytest.mark.parametrize(
     ("fields", "name"),
     [
         ({"attention": "linear"}, "attention"),

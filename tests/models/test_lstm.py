@@ -195,7 +195,7 @@ def test_inputs_that_do_not_fit_are_refused():
     ("change", "message"),
     [
         ({"x_dim": 0}, "x_dim must be an int of at least 1, got 0"),
-        ({"y_dim": True}, "y_dim must be an int of at least 1, got True"),
+        ({"y_dim": True}, "y_dim must be an int, got True"),
         ({"n_context": -1}, "n_context must be an int of at least 0, got -1"),
         ({"dtype": "float8"}, r"dtype='float8' is not one of \['float32', "),
     ],

@@ -78,7 +78,7 @@ def test_plain_data_and_seeds():
     [
         ({"burstiness": 3}, "burstiness must divide"),
         ({"bursty_share": 1.1}, "bursty_share"),
-        ({"classes": "old"}, "classes must be one of"),
+        ({"classes": "old"}, "classes must be 'known', 'new', 'absent' or 'swapped', got 'old'"),
         ({"n_classes": 4}, "n_classes must be at least"),
         ({"within_class_noise": -1.0}, "within_class_noise"),
         ({"n_labels": 1}, "n_labels"),

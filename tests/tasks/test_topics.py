@@ -154,7 +154,7 @@ def test_classes_of_a_sequence_come_equally_often_and_independently():
         ({"min_words": 4, "max_words": 3}, "got n_topical=2, 4 to 3 words"),
         ({"max_words": 5}, "at least half the words are of their topic: got n_topical=2, 2 to 5 words"),
         ({"share_repeated": 1.5}, "share_repeated is a probability, got 1.5"),
-        ({"share_repeated": float("nan")}, "share_repeated must be a finite number of at least 0, got nan"),
+        ({"share_repeated": float("nan")}, "share_repeated must be a finite number.*, got nan"),
     ],
 )
 def test_fields_out_of_range_are_refused_with_the_reason(fields, message):

@@ -370,11 +370,11 @@ def test_a_value_out_of_range_is_refused_by_name(field, value):
 
 JUNK = [
     ({"more_tasks": 3}, "more_tasks must be a list"),
-    ({"more_tasks": [3]}, "a task must be a mapping"),
-    ({"task": None}, "task: a task must be a mapping"),
-    ({"task": [3]}, "task: a task must be a mapping"),
-    ({"model": None}, "model: a model's config must be a mapping"),
-    ({"model": "lsa"}, "model: a model's config must be a mapping"),
+    ({"more_tasks": [3]}, "data must be a dictionary of strings to anything, got 3"),
+    ({"task": None}, "task: .*must be a dictionary of strings to anything, got None"),
+    ({"task": [3]}, "task: .*must be a dictionary of strings to anything, got the list"),
+    ({"model": None}, "model: .*must be a dictionary of strings to anything, got None"),
+    ({"model": "lsa"}, "model: .*must be a dictionary of strings to anything, got 'lsa'"),
     ({"model": {"architecture": [1]}}, r"model: architecture=\[1\]"),
     ({"curriculum": 3}, "curriculum: "),
     ({"curriculum": {"dims": 3}}, "curriculum: "),
@@ -382,10 +382,16 @@ JUNK = [
     ({"seeds": None}, "seeds must be a list, got None"),
     ({"seeds": [[1]]}, "seeds must be"),
     ({"snapshots_between": 3}, "snapshots_between must be a list"),
-    ({"model": {"architecture": "lstm", "x_dim": "a", "n_context": 2, "d_model": 3}}, "model: x_dim must be an int"),
-    ({"model": {"x_dim": 3, "n_context": 4, "d_model": 10**400}}, "model: "),
-    (None, "a training config must be a mapping of its fields, got NoneType"),
-    ([["task", {}]], "a training config must be a mapping of its fields, got list"),
+    (
+        {"model": {"architecture": "lstm", "x_dim": "a", "n_context": 2, "d_model": 3}},
+        "model: .*x_dim must be an int, got 'a'",
+    ),
+    (
+        {"model": {"x_dim": 3, "n_context": 4, "d_model": 10**400}},
+        "(model: |.*'model'.*d_model.* must be smaller than)",
+    ),
+    (None, "data must be a dictionary of strings to anything, got None"),
+    ([["task", {}]], "data must be a dictionary of strings to anything, got the list"),
 ]
 PLAIN = """
 import json, sys
@@ -408,11 +414,13 @@ def test_junk_is_refused_with_the_field_that_it_is_in():
     lines = done.stdout.splitlines()
     assert len(lines) == len(JUNK)
     for line, (_, message) in zip(lines, JUNK, strict=True):
-        assert re.match(f"ValueError .*{message}", line), (line, message)
+        assert re.match(f"(ValueError|ArgumentError) .*{message}", line), (line, message)
 
 
-@pytest.mark.parametrize(("device", "message"), [("meta", "'meta' has no numbers"), ("abacus", "no device of torch's")])
+@pytest.mark.parametrize(
+    ("device", "message"), [("meta", "'meta' has no numbers"), ("abacus", "is no device|no device of torch's")]
+)
 @pytest.mark.parametrize("model", [MODEL, LSTM])
 def test_a_model_on_a_device_without_numbers_is_refused(model, device, message):
-    with pytest.raises(ValueError, match=f"model.device=.*{message}"):
+    with pytest.raises(ValueError, match=f"device=.*{message}"):
         small(model=model.replace(device=device))

@@ -10,6 +10,7 @@ import torch
 
 from mechicl import viz
 from mechicl.statistics import interval, median_interval
+from mechicl.statistics.grids import GridTable
 from tests.viz.traces import heatmaps, lines
 
 NAN = float("nan")
@@ -28,13 +29,6 @@ def table() -> pd.DataFrame:
                 at = 100.0 if diverged else NAN
                 rows.append({"n_tasks": n_tasks, "n_layers": n_layers, "seed": seed, "diverged_at": at, "loss": loss})
     return pd.DataFrame(rows)
-
-
-class Table:
-    """A sweep's table, as far as pictures look at it."""
-
-    def __init__(self, frame: pd.DataFrame, axes: tuple[str, ...]):
-        self.frame, self.axes = frame, axes
 
 
 def test_a_phase_diagram_shows_medians_what_diverged_and_what_is_missing():
@@ -113,7 +107,7 @@ def test_axes_of_words_keep_their_order():
 
 
 def test_what_would_be_a_mixture_or_is_not_there_is_refused():
-    whole = Table(table(), ("n_tasks", "n_layers", "seed"))
+    whole = GridTable(table(), ("n_tasks", "n_layers", "seed"))
     assert viz.phase_diagram(whole, "n_tasks", "n_layers", "loss").data
     with pytest.raises(ValueError, match="the table varies in 'n_layers' too"):
         viz.lines(whole, "n_tasks", "loss")
@@ -122,7 +116,7 @@ def test_what_would_be_a_mixture_or_is_not_there_is_refused():
     with pytest.raises(ValueError, match="two axes of the table"):
         viz.phase_diagram(table(), "n_tasks", "n_tasks", "loss")
     with pytest.raises(ValueError, match="middle must be 'mean' or 'median', got 'mode'"):
-        viz.lines(table(), "n_tasks", "loss", "n_layers", middle="mode")
+        viz.lines(table(), "n_tasks", "loss", "n_layers", middle="mode")  # type: ignore[arg-type]
 
 
 def test_few_seeds_are_points_and_many_are_not():

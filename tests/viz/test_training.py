@@ -68,9 +68,13 @@ def test_patterns_are_drawn_entry_by_entry_in_one_scale():
     assert {(each.zmin, each.zmax) for each in figure.data} == {(0, 2)}
     figure = mean_patterns({"a": torch.tensor([[0.5, -3.0], [0.0, 1.0]])}, ["x1", "y1"])
     assert {(each.zmin, each.zmax) for each in figure.data} == {(-3, 3)}
-    for unfit in ({}, {"a": torch.zeros(2, 3)}, {"a": torch.zeros(2, 2), "b": torch.zeros(3, 3)}):
+    for unfit in ({}, {"a": torch.zeros(2, 3)}):
         with pytest.raises(ValueError, match=r"patterns must be \[query_pos key_pos\] = \(2, 2\)"):
             mean_patterns(unfit, ["x1", "y1"])
+    with pytest.raises(
+        ValueError, match=r"patterns\['b'\] must be .*query_pos key_pos.* that fits the others.*\[3, 3\]"
+    ):
+        mean_patterns({"a": torch.zeros(2, 2), "b": torch.zeros(3, 3)}, ["x1", "y1"])
 
 
 def test_cosines_stand_beside_distances_with_bands_where_there_are_several_seeds():

@@ -6,7 +6,10 @@ variables from its own and from those that the context's points carry. State goe
 variable can be exchanged between two runs after any step, and what would have happened is computed exactly.
 """
 
+import inspect
 from abc import ABC, abstractmethod
+from functools import wraps
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -15,7 +18,7 @@ from torch import Tensor
 from mechicl.learners import Trajectory
 from mechicl.prompts import Prompts
 
-State = dict[str, Tensor]
+State = dict[str, Float[Tensor, "prompt _ _"]]
 """What points carry: variable to `[prompt point dim]`. In a whole state the last point is the query."""
 
 
@@ -34,6 +37,12 @@ class StepwiseAlgorithm(ABC):
     n_steps: int
     variables: tuple[str, ...]
     causal: bool = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name in ("step", "read", "advance"):
+            if name in vars(cls):
+                setattr(cls, name, _of_whole_states(vars(cls)[name]))
 
     @abstractmethod
     def start(self, prompts: Prompts) -> State:
@@ -70,6 +79,8 @@ class StepwiseAlgorithm(ABC):
         """Which points see which, where not all see all: points `[reader point]`, the query's row last."""
         if not self.causal:
             return None
+        if not state:
+            raise ValueError(f"state must have the variables {list(self.variables)}, got an empty one")
         n_points = next(iter(state.values())).shape[1]
         return next(iter(state.values())).new_ones(n_points, n_points - 1).tril()
 
@@ -95,6 +106,27 @@ class StepwiseAlgorithm(ABC):
         ]
         steps = tuple(range(self.n_steps + 1))
         return Trajectory(steps, torch.stack(prefixes, dim=2).to(prompts.dtype), self.name)
+
+
+def _of_whole_states(method: Any) -> Any:
+    """The method, which says it where a state lacks one of the algorithm's variables."""
+
+    @wraps(method)
+    def run(self: StepwiseAlgorithm, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(self, *args, **kwargs)
+        except (KeyError, IndexError) as error:
+            given = inspect.signature(method).bind(self, *args, **kwargs).arguments
+            if not 0 <= given.get("k", 0) < self.n_steps:
+                raise ValueError(f"k must be 0 to {self.n_steps - 1}, got {given['k']}") from error
+            for name, state in given.items():
+                if isinstance(state, dict) and (missing := set(self.variables) - set(state)):
+                    raise ValueError(
+                        f"{name} is no state of {self.name!r}: it lacks {sorted(missing)}, and has {list(state)}"
+                    ) from error
+            raise
+
+    return run
 
 
 def gather(

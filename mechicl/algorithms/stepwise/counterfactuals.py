@@ -39,13 +39,19 @@ class Runs:
             place: "query" or "context".
             variables: only these; all by default.
             point: of the context, only this point.
+
+        Raises:
+            ValueError: no state after so many steps, or a variable that there is not.
         """
-        base, source = self.base[after], self.source[after]
+        base, source = self._after(after), self._after(after, self.source)
         n_context = next(iter(base.values())).shape[1] - 1
         where = slice(n_context, None) if place == "query" else slice(0, n_context)
         where = slice(point, point + 1) if point is not None else where
         state = {name: value.clone() for name, value in base.items()}
-        for name in state if variables is None else variables:
+        names = list(state if variables is None else variables)
+        if unknown := [name for name in names if name not in state or name not in source]:
+            raise ValueError(f"variables must be of {list(state)}, got {unknown[0]!r}")
+        for name in names:
             state[name][:, where] = source[name][:, where]
         return self._finish(state, after)
 
@@ -55,7 +61,7 @@ class Runs:
 
     def repeat(self, steps: range, place: Place) -> Float[Tensor, "prompt y"]:
         """The query, or the context, takes some steps twice, the second time beside the other's start."""
-        before, after = self.base[steps.start], self.base[steps.stop]
+        before, after = self._after(steps.start), self._after(steps.stop)
         context, query = (after, before) if place == "context" else (before, after)
         again = self._advance(joined(context_of(context), query_of(query)), steps)
         context, query = (again, after) if place == "context" else (after, again)
@@ -68,7 +74,9 @@ class Runs:
             stops: numbers of steps from which on, and then after which, it is put back to what it was.
             place: "query" or "context".
         """
-        state = self.base[stops[0]]
+        if not stops:
+            raise ValueError("stops must be one or more numbers of steps, got none")
+        state = self._after(stops[0])
         for start, stop in itertools.pairwise(stops):
             new = self._advance(state, range(start, stop))
             context, query = (new, state) if place == "query" else (state, new)
@@ -77,20 +85,27 @@ class Runs:
 
     def stop_reading(self, steps: range) -> Float[Tensor, "prompt y"]:
         """In these steps the query reads nothing of the context."""
-        query, context = query_of(self.base[steps.start]), context_of(self.base[steps.start])
+        query, context = query_of(self._after(steps.start)), context_of(self._after(steps.start))
         for k in steps:
             query = self.algorithm.step(k, query, empty(context))
-        return self._finish(joined(context_of(self.base[steps.stop]), query), steps.stop)
+        return self._finish(joined(context_of(self._after(steps.stop)), query), steps.stop)
 
     def isolate(self, steps: range) -> Float[Tensor, "prompt y"]:
         """In these steps each point of the context reads only itself; the query reads them all."""
-        state = self.base[steps.start]
+        state = self._after(steps.start)
         for k in steps:
             whole = next(iter(state.values()))
             sees = torch.eye(whole.shape[1], whole.shape[1] - 1).to(whole)
             sees[-1] = 1.0
             state = self.algorithm.step(k, state, context_of(state), sees)
         return self._finish(state, steps.stop)
+
+    def _after(self, steps: int, states: Sequence[State] | None = None) -> State:
+        """The state after so many steps, of the prompts or of others."""
+        states = self.base if states is None else states
+        if not 0 <= steps < len(states):
+            raise ValueError(f"steps must be 0 to {len(states) - 1}, for which there are states, got {steps}")
+        return states[steps]
 
     def _advance(self, state: State, steps: range) -> State:
         for k in steps:

@@ -240,9 +240,13 @@ class KernelReading(StepwiseAlgorithm):
         return -query["residual"][:, 0]
 
 
-def nearest(readers: Tensor, points: Tensor) -> Float[Tensor, "prompt reader point"]:
+def nearest(
+    readers: Float[Tensor, "prompt reader x"], points: Float[Tensor, "prompt point x"]
+) -> Float[Tensor, "prompt reader point"]:
     """All weight on the nearest point; on the first of several that are as near."""
-    return torch.nn.functional.one_hot(torch.cdist(readers, points).argmin(-1), points.shape[1]).to(points)
+    return torch.nn.functional.one_hot(torch.cdist(readers.double(), points.double()).argmin(-1), points.shape[1]).to(
+        points
+    )
 
 
 def without_query_target(prompts: Prompts) -> Float[Tensor, "prompt point y"]:

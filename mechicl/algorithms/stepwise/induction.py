@@ -56,7 +56,9 @@ class Induction(StepwiseAlgorithm):
         return query["prediction"][:, 0]
 
 
-def best_match(readers: Tensor, points: Tensor, sharpness: float = 1e6) -> Float[Tensor, "prompt reader point"]:
+def best_match(
+    readers: Float[Tensor, "prompt reader x"], points: Float[Tensor, "prompt point x"], sharpness: float = 1e6
+) -> Float[Tensor, "prompt reader point"]:
     """All weight on the points nearest to the reader, shared by those whose `<x, x_i> - |x_i|² / 2` hardly differ.
 
     Args:

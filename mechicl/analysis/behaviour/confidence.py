@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.analysis.behaviour.algorithm_families import ROUNDING
+from mechicl.arguments import takes_undefined
 
 EVIDENCE, PRICE, ELSEWHERE = 32.0, 0.25, 0.4
 """How many independent observations a distance counts for, how many of them a fitted number takes, how far is "none".
@@ -19,6 +20,7 @@ right family is likeliest; `analyses/known_families.py` measures on other ones h
 N_RESAMPLES = 200
 
 
+@takes_undefined
 def family_weights(
     distances: Float[Tensor, "family prompt"],
     n_fitted: Sequence[int],
@@ -38,7 +40,7 @@ def family_weights(
     them make no firm answer.
 
     Args:
-        distances: squared distances of predictions from the model's.
+        distances: squared distances of predictions from the model's; a family with one not finite has no weight.
         n_fitted: fitted numbers of each family.
         scale: the model's mean squared prediction; 1e-10 of it is rounding, which is added to each distance.
         evidence: N.
@@ -47,7 +49,8 @@ def family_weights(
         seed: of the resampled prompts.
 
     Raises:
-        ValueError: evidence or elsewhere that is not above 0, or a negative price.
+        ValueError: evidence or elsewhere that is not above 0, a negative price, or another number of `n_fitted` than of
+            families.
 
     Source: Schwarz 1978, whose criterion has a constant price; Efron 1979.
 
@@ -59,6 +62,8 @@ def family_weights(
     """
     if not (evidence > 0 and elsewhere > 0 and price >= 0):
         raise ValueError(f"evidence and elsewhere must be above 0, price not below: {evidence}, {elsewhere}, {price}")
+    if len(n_fitted) != len(distances):
+        raise ValueError(f"n_fitted must have a number for each of {len(distances)} families, got {len(n_fitted)}")
     scale = max(scale, 1e-300)
     values = torch.cat([distances.double() / scale, torch.full_like(distances[:1].double(), elsewhere)])
     finite, n = values.isfinite().all(1), values.shape[1]

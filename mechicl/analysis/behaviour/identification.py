@@ -12,6 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl import algorithms
+from mechicl.algorithms.baselines import averaging, nearest_neighbours
+from mechicl.algorithms.least_squares import bayes, ols, ridge
 from mechicl.algorithms.references import references
 from mechicl.analysis.behaviour.algorithm_families import (
     ROUNDING,
@@ -319,6 +321,8 @@ def identify(
 
 
 IN_FAMILIES = (
+    ols, ridge, bayes, averaging, nearest_neighbours,
+    # the same as users have them, who may bring references of their own
     algorithms.ols, algorithms.ridge, algorithms.bayes, algorithms.averaging, algorithms.nearest_neighbours,
 )  # fmt: skip
 

@@ -39,7 +39,14 @@ class ShiftedLosses(Result):
         return self.squared_errors.mean(-1)
 
     def ratio(self, learner: str, reference: str) -> list[Interval]:
-        """Loss of one learner over another's at each scale, with an interval from the paired prompts (delta method)."""
+        """Loss of one learner over another's at each scale, with an interval from the paired prompts (delta method).
+
+        Raises:
+            ValueError: no such learner.
+        """
+        for name in (learner, reference):
+            if name not in self.learners:
+                raise ValueError(f"{name!r} is not one of the learners {list(self.learners)}")
         errors, references = (self.squared_errors[self.learners.index(name)] for name in (learner, reference))
         return [ratio_interval(*pair) for pair in zip(errors, references, strict=True)]
 

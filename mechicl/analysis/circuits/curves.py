@@ -87,6 +87,7 @@ class CircuitCurve(Result):
         return self._area(name, level, seed, distance=True)
 
     def _area(self, name: str | None, level: float, seed: int, *, distance: bool) -> Interval:
+        check_whole(0, seed=seed)
         # by trapezoids: half of the steps on both sides of each fraction
         steps = np.diff(self.fractions, prepend=self.fractions[0], append=self.fractions[-1])
         widths = (steps[:-1] + steps[1:]) / 2

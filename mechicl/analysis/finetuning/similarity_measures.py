@@ -62,8 +62,8 @@ def recall_if_independent(zero_shot: Float[Tensor, "query"], in_context: Float[T
 
 
 def update_similarity(
-    zero_shot: Float[Tensor, "... d"], in_context: Float[Tensor, "... d"], finetuned: Float[Tensor, "... d"]
-) -> Float[Tensor, "..."]:
+    zero_shot: Float[Tensor, "*batch d"], in_context: Float[Tensor, "*batch d"], finetuned: Float[Tensor, "*batch d"]
+) -> Float[Tensor, "*batch"]:
     """SimAOU: the cosine between what demonstrations and what fine-tuning change in an attention output.
 
     Each output is divided by its length first. NaN where either changes nothing.
@@ -75,8 +75,8 @@ def update_similarity(
 
 
 def random_update_similarity(
-    zero_shot: Float[Tensor, "... d"], in_context: Float[Tensor, "... d"], *, seed: int
-) -> Float[Tensor, "..."]:
+    zero_shot: Float[Tensor, "*batch d"], in_context: Float[Tensor, "*batch d"], *, seed: int
+) -> Float[Tensor, "*batch"]:
     """The baseline of `update_similarity`: the cosine of what demonstrations change with a normal random vector."""
     change = _directions(in_context) - _directions(zero_shot)
     generator = torch.Generator().manual_seed(seed)

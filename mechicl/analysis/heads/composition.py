@@ -11,6 +11,8 @@ from torch import Tensor
 from transformer_lens import FactoredMatrix
 from transformer_lens.utilities import matrix
 
+from mechicl.arguments import count_undefined
+
 BASELINE_DRAWS = 64
 """Pairs of random matrices that the baseline of composition scores is the mean of."""
 TOKENS_AT_A_TIME = 8192
@@ -40,9 +42,10 @@ def prefix_matching_scores(model: Any) -> Float[Tensor, "layer head layer head"]
         >>> prefix_matching_scores(constructions.induction(d_vocab=5, n_ctx=6))[0, 0, 1, 0].item()
         1.0
     """
-    if getattr(model.cfg, "prompt_format", "token_ids") != "token_ids":
-        raise ValueError(f"circuits from tokens to tokens need a vocabulary; this model is {model.cfg.prompt_format!r}")
-    weights, inner = _head_weights(model), _over_vocabulary(model.W_E, model.W_E)
+    weights, prompt_format = _head_weights(model), getattr(model.cfg, "prompt_format", "token_ids")
+    if prompt_format != "token_ids":
+        raise ValueError(f"circuits from tokens to tokens need a vocabulary; this model is {prompt_format!r}")
+    inner = _over_vocabulary(model.W_E, model.W_E)
     scores = torch.zeros(weights.heads * 2, dtype=torch.float64)
     for first, second in weights.layer_pairs():
         W_V, W_O = (part[first][:, None] for part in (weights.V, weights.O))
@@ -101,7 +104,11 @@ class _HeadWeights(NamedTuple):
 
 def _head_weights(model: Any) -> _HeadWeights:
     """Float64 on the CPU; keys and values that a group of heads shares are repeated for each."""
+    if not all(isinstance(getattr(model, f"W_{name}", None), Tensor) for name in "QKVO"):
+        raise TypeError(f"model must have heads with weights W_Q, W_K, W_V and W_O, got {type(model).__name__}")
     stacked = [getattr(model, f"W_{name}").detach().cpu().double() for name in "QKVO"]
+    if any(map(count_undefined, stacked)):
+        raise ValueError("the model's weights W_Q, W_K, W_V or W_O are not finite")
     n_heads = stacked[0].shape[1]
     return _HeadWeights(*(part.repeat_interleave(n_heads // part.shape[1], dim=1) for part in stacked))
 

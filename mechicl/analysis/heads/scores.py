@@ -194,6 +194,7 @@ def score_heads(
             weights = weights.expand(len(part), -1, -1)
             parts.setdefault(name, []).append(torch.stack([_attention(share, weights) for share in shares]))
             chances.setdefault(name, []).append(_attention(uniform.expand(len(part), -1, -1, -1), weights)[0])
+        del cache, shares  # before the next are made
     scores = {name: torch.cat(part, dim=-1) for name, part in parts.items()}
     chance = {name: torch.cat(part).mean().item() for name, part in chances.items()}
     if prompts is None:

@@ -60,7 +60,13 @@ class InterventionSweep(Result):
         return dict.fromkeys(self.samples(), self.axes)
 
     def axis_values(self, axis: str, size: int) -> list[Any]:
-        """The layers, positions, ... along an axis."""
+        """The layers, positions, ... along an axis.
+
+        Raises:
+            ValueError: no such axis.
+        """
+        if axis not in self.axes:
+            raise ValueError(f"axis must be one of {list(self.axes)}, got {axis!r}")
         return list(self.indices[self.axes.index(axis)])
 
     def measure(self, name: str, metric: Metric) -> "InterventionSweep":

@@ -186,7 +186,9 @@ class Lens(LayerLearner):
     name: str = "layer (lens)"
     memory: float = MEMORY
 
-    def read(self, layer: int, stream: Tensor, first_point: int = 0) -> Tensor:
+    def read(
+        self, layer: int, stream: Float[Tensor, "prompt point query d_model"], first_point: int = 0
+    ) -> Float[Tensor, "prompt point query y"]:
         """The model's prediction if the remaining layers did nothing.
 
         Raises:

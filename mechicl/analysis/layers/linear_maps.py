@@ -12,6 +12,9 @@ from torch import Tensor
 PENALTIES = tuple(10.0**e for e in range(-12, 3))
 """Default candidates for the penalty, relative to the mean variance of the features."""
 
+WORK = 8
+"""Matrices a site that solving takes: sums without a fold, covariances, their eigenvectors and what those need."""
+
 
 @dataclass(frozen=True, eq=False)
 class LinearMaps:
@@ -86,12 +89,26 @@ class RidgeSums:
             raise ValueError(f"penalties must be one or more finite numbers >= 0, got {list(penalties)}")
         if self.n_prompts < self.folds:
             raise ValueError(f"{self.folds}-fold cross-validation of {self.n_prompts} prompts: give more prompts")
-        if not self.second.isfinite().all() or not self.cross.isfinite().all():
+        if not all(sums.isfinite().all() for sums in (*self.second, *self.cross)):
             raise ValueError("features or targets hold values that are not finite: has the model diverged?")
-        second, cross = self.second.sum(0), self.cross.sum(0)
-        errors = torch.zeros(len(penalties), *self.targets.shape[1:], dtype=torch.float64, device=second.device)
+        if self.targets.ndim == 2:  # one site
+            return self._solve_at((), penalties)
+        parts = [self._solve_at((i,), penalties) for i in range(self.targets.shape[1])]
+        return LinearMaps(
+            torch.stack([maps.weights for maps in parts]),
+            torch.stack([maps.bias for maps in parts]),
+            torch.stack([maps.penalties for maps in parts]),
+            torch.stack([maps.validation_errors for maps in parts], dim=1),
+        )
+
+    def _solve_at(self, place: tuple[int, ...], penalties: Sequence[float]) -> LinearMaps:
+        """The maps at one entry of the first axis of sites: what solving takes is taken for one at a time."""
+        sums = (slice(None), *place)
+        all_second, all_cross, all_targets = self.second[sums], self.cross[sums], self.targets[sums]
+        second, cross = all_second.sum(0), all_cross.sum(0)
+        errors = torch.zeros(len(penalties), *all_targets.shape[1:], dtype=torch.float64, device=second.device)
         for fold in range(self.folds):
-            held_second, held_cross, held_targets = self.second[fold], self.cross[fold], self.targets[fold]
+            held_second, held_cross, held_targets = all_second[fold], all_cross[fold], all_targets[fold]
             solver = _Solver(second - held_second, cross - held_cross)
             for i, penalty in enumerate(penalties):
                 maps = solver.at(torch.full_like(errors[i], penalty))
@@ -102,8 +119,16 @@ class RidgeSums:
         chosen = torch.tensor(list(penalties), dtype=torch.float64, device=second.device)[errors.argmin(0)]
         maps = _Solver(second, cross).at(chosen)
         weights, bias = maps[..., :-1, :], maps[..., -1, :]
-        bias = bias - (self.shift[..., 0, :, :] @ weights)[..., 0, :] + self.target_shift[..., 0, 0, :]
+        target_shift = self.target_shift.expand(*self.shift.shape[:-1], -1)  # its sites may be of size 1
+        bias = bias - (self.shift[place][..., 0, :, :] @ weights)[..., 0, :] + target_shift[place][..., 0, 0, :]
         return LinearMaps(weights, bias, chosen, errors)
+
+
+def count_sums(sites: Sequence[int], n_features: int, n_targets: int, folds: int) -> float:
+    """Bytes that `RidgeSums` at so many sites take, and solving them."""
+    n_sites, size = math.prod(sites), n_features + 1
+    n_matrices = (folds + 1) * n_sites + WORK * n_sites / (sites[0] if sites else 1)
+    return 8.0 * n_matrices * size * (size + n_targets)
 
 
 class _Solver:

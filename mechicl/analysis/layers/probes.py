@@ -14,7 +14,7 @@ from torch import Tensor
 from mechicl.algorithms import gradient_descent, newton, ols, ridge_path
 from mechicl.algorithms.spectra import sums_before
 from mechicl.analysis.layers.layer_learners import Lens
-from mechicl.analysis.layers.linear_maps import PENALTIES, RidgeSums
+from mechicl.analysis.layers.linear_maps import PENALTIES, RidgeSums, count_sums
 from mechicl.learners import prompt_batches
 from mechicl.memory import MEMORY
 from mechicl.models import LayeredModel
@@ -214,7 +214,7 @@ def probe(
         raise ValueError(f"fitting and held-out prompts need as many points each: {fitting} and {held_out}")
     names = tuple(quantities)
     sums = RidgeSums(folds)
-    for streams, targets, _ in _batches(model, quantities, fitting, memory, progress):
+    for streams, targets, _ in _batches(model, quantities, fitting, memory, progress, folds):
         sums.add(streams.transpose(1, 2)[..., None, :], targets.transpose(0, 1)[None, :, :, None])
     maps = sums.solve(penalties)
     parts, values = [], []
@@ -250,12 +250,17 @@ def _at_positions(name: str, quantity: Quantity, prompts: Prompts) -> Float[Tens
 
 
 def _batches(
-    model: LayeredModel, quantities: dict[str, Quantity], prompts: Prompts, memory: float, progress: bool
+    model: LayeredModel,
+    quantities: dict[str, Quantity],
+    prompts: Prompts,
+    memory: float,
+    progress: bool,
+    folds: int | None = None,
 ) -> Iterator[tuple[Float[Tensor, "layer prompt pos d_model"], Float[Tensor, "prompt pos quantity"], list[int]]]:
     """Streams at all positions; all quantities side by side, then those of each prompt's partner; their sizes.
 
     The partner in the control task is the next prompt of a group, drawn independently. Groups have the same size
-    whatever the memory, so that results do not depend on it.
+    whatever the memory, so that results do not depend on it. With `folds`, sums of a fit are held beside them.
     """
     groups = torch.arange(len(prompts)).chunk(-(-len(prompts) // GROUP))
     for index in progress_bar(groups, unit="batch", progress=progress, desc="probes"):
@@ -263,8 +268,13 @@ def _batches(
         values = [_at_positions(name, quantity, group) for name, quantity in quantities.items()]
         targets = torch.cat([*values, *(each.roll(1, 0) for each in values)], dim=-1)
         sizes = [each.shape[-1] for each in values] * 2
+        sums = 0.0
+        if folds is not None:
+            with torch.no_grad():
+                shapes = [stream.shape for stream in model.layer_streams(group[:1], "positions")]
+            sums = count_sums((len(shapes), shapes[0][-2]), shapes[0][-1], targets.shape[-1], folds)
         # all positions, twice as many as points, and again in float64 for the sums
-        for part in prompt_batches(Lens(model), group, memory, copies=8):
+        for part in prompt_batches(Lens(model), group, memory, copies=8, held=sums):
             with torch.no_grad():
                 streams = torch.stack(list(model.layer_streams(part, "positions"))).cpu()
             yield streams, targets[: len(part)], sizes

@@ -15,7 +15,7 @@ from mechicl.analysis.layers.layer_learners import (
     check_layer,
     prediction_rows,
 )
-from mechicl.analysis.layers.linear_maps import PENALTIES, RidgeSums
+from mechicl.analysis.layers.linear_maps import PENALTIES, RidgeSums, count_sums
 from mechicl.learners import prompt_batches
 from mechicl.memory import MEMORY
 from mechicl.models import LayeredModel
@@ -50,7 +50,9 @@ class Readouts(LayerLearner):
     name: str = "layer"
     memory: float = MEMORY
 
-    def read(self, layer: int, stream: Tensor, first_point: int = 0) -> Tensor:
+    def read(
+        self, layer: int, stream: Float[Tensor, "prompt point query d_model"], first_point: int = 0
+    ) -> Float[Tensor, "prompt point query y"]:
         """The readout of a layer applied to its stream.
 
         Raises:
@@ -111,7 +113,7 @@ def fit_readouts(
     normalized = _normalized_layers(model, normalize)
     sums = RidgeSums(folds)
     for streams, targets in progress_bar(
-        _streams(model, prompts, normalized, memory), unit="batch", progress=progress, desc="readouts"
+        _streams(model, prompts, normalized, memory, folds, shared), unit="batch", progress=progress, desc="readouts"
     ):
         if shared:
             sums.add(streams, targets[None])
@@ -185,17 +187,25 @@ StreamsAndTargets = tuple[Float[Tensor, "layer prompt point d_model"], Float[Ten
 
 
 def _streams(
-    model: LayeredModel, prompts: Prompts | Iterable[Prompts], normalized: tuple[bool, ...], memory: float
+    model: LayeredModel,
+    prompts: Prompts | Iterable[Prompts],
+    normalized: tuple[bool, ...],
+    memory: float,
+    folds: int,
+    shared: bool,
 ) -> Iterator[StreamsAndTargets]:
-    """Streams of all layers and the targets that they should predict, batch by batch."""
+    """Streams of all layers and the targets that they should predict, batch by batch, beside the sums of their fit."""
     n_context, batches = None, [prompts] if isinstance(prompts, Prompts) else prompts
     for batch in batches:
         if n_context not in (None, batch.n_context):
             raise ValueError(
                 f"all batches need the same number of points: {n_context} and {batch.n_context} context points"
             )
-        n_context = batch.n_context
-        for part in prompt_batches(Lens(model), batch, memory, copies=STREAM_COPIES):
+        n_context, sums = batch.n_context, 0.0
+        if len(batch):
+            n_layers, _, n_points, width = _read_streams(model, batch[:1], normalized)[0].shape
+            sums = count_sums((n_layers,) if shared else (n_layers, n_points), width, batch.y_dim, folds)
+        for part in prompt_batches(Lens(model), batch, memory, copies=STREAM_COPIES, held=sums):
             yield _read_streams(model, part, normalized)
     if n_context is None:
         raise ValueError("readouts need at least one prompt")

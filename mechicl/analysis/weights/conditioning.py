@@ -13,6 +13,7 @@ from torch import Tensor
 from mechicl.algorithms.search import minimize_on_grid
 from mechicl.prompts import Prompts
 from mechicl.statistics import Interval, Result, interval
+from mechicl.statistics.intervals import check_level
 
 FLOOR = 1e-10
 """Eigenvalues below count as this, where von Oswald et al. 2023, A.10, cut the smallest one."""
@@ -242,6 +243,7 @@ def _checked(gammas: Sequence[float]) -> tuple[float, ...]:
 
 def _median(values: Float[Tensor, "prompt"], level: float) -> Interval:
     """With the interval between two order statistics; its ends are NaN where there are too few samples."""
+    check_level(level)
     ordered, n = values.double().sort().values, len(values)
     middle = ordered.quantile(0.5).item()
     rank = math.floor(bdtrik((1 - level) / 2, n, 0.5))  # so few of n fair coins or fewer fall on one side

@@ -10,9 +10,11 @@ from torch import Tensor
 from torch.func import functional_call
 
 from mechicl.analysis.weights import symmetries
+from mechicl.arguments import count_undefined
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
 from mechicl.statistics import Interval, Result, ratio_interval
+from mechicl.warning import warn
 
 PathKind = Literal["raw", "rescaled", "aligned", "lifted", "curved"]
 """How two models are brought near each other before a line is drawn between them; see `connect_modes`."""
@@ -52,9 +54,13 @@ class WeightCurve:
         """The model at α."""
         made = HookedTransformer(self.template.cfg, initial_weights=self.template.initial_weights)
         weights = self.weights(alpha)
+        if missing := [name for name, _ in made.named_parameters() if name not in weights]:
+            raise ValueError(f"the weights of the points, at alpha={alpha}, lack {missing[0]!r}, which the model has")
         with torch.no_grad():
             for name, weight in made.named_parameters():
                 weight.copy_(weights[name])
+        if any(map(count_undefined, made.parameters())):
+            warn(f"the model at alpha={alpha:.3g} has weights that are not finite", RuntimeWarning)
         return made.eval()
 
     def squared_errors(self, prompts: Prompts, alpha: float | Tensor) -> Float[Tensor, "prompt"]:
@@ -80,6 +86,10 @@ class LossPath(Result):
     squared_errors: Float[Tensor, "alpha prompt"]
     curve: WeightCurve | None = field(metadata={"stored": False}, default=None)
 
+    def __post_init__(self):
+        if len(self.alphas) != len(self.squared_errors):
+            raise ValueError(f"squared_errors must have a row for each of {len(self.alphas)} alphas")
+
     def model(self, alpha: float) -> HookedTransformer:
         """The model at α.
 
@@ -91,7 +101,7 @@ class LossPath(Result):
         return self.curve.model(alpha)
 
     def barrier(self) -> Interval:
-        """The largest excess of the loss over the line between the ends, relative to the ends' mean loss.
+        """The largest excess of the loss over the line between the ends, relative to the ends' mean loss; NaN for 0.
 
         `max_α L(α) - ((1-α) L(0) + α L(1))`, with an interval over prompts at the α where the mean excess is largest.
         """
@@ -99,7 +109,7 @@ class LossPath(Result):
         return self._relative(excess[excess.mean(-1).argmax()])
 
     def midpoint_excess(self) -> Interval:
-        """Loss at the α nearest 1/2 over the line between the ends there, relative to their mean loss."""
+        """Loss at the α nearest 1/2 over the line between the ends there, relative to their mean loss; NaN for 0."""
         middle = min(range(len(self.alphas)), key=lambda i: abs(self.alphas[i] - 0.5))
         return self._relative(self._excess()[middle])
 

@@ -50,7 +50,14 @@ class WeightProducts:
         return self.in_gauge(beta)
 
     def in_gauge(self, beta: Float[Tensor, "*batch layer head"]) -> "WeightProducts":
-        """The products of the same linear attention in another gauge: `W_KQ / β`, `W_PV β`."""
+        """The products of the same linear attention in another gauge: `W_KQ / β`, `W_PV β`.
+
+        Raises:
+            ValueError: another number of β than of heads.
+        """
+        heads = self.W_KQ.shape[:-2]
+        if any(n not in (1, m) for n, m in zip(reversed(beta.shape), reversed(heads), strict=False)):
+            raise ValueError(f"beta must be [*batch layer head] = {list(heads)}, got {list(beta.shape)}")
         beta = beta[..., None, None]
         return dataclasses.replace(self, W_KQ=self.W_KQ / beta, W_PV=self.W_PV * beta)
 

@@ -232,7 +232,7 @@ class ModelAdapter:
     @torch.no_grad()
     def bytes_per_row(self, tokens: Tensor) -> int:
         """A bound on the memory that a run takes for each prompt."""
-        measure = getattr(self.model, "bytes_per_row", None)
+        measure = getattr(self.model, "_bytes_per_row", None)
         if measure is not None:
             return int(measure(tokens))
         # Everything that the hooks of the largest layer see is counted as if it were alive twice at once, and the

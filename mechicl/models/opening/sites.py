@@ -130,9 +130,19 @@ def how_to_request(name: str) -> str:
 
 
 def hook_names(model: Any) -> list[str]:
-    """Names of all hooks of a model, aliases too where it has them."""
+    """Names of all hooks of a model, aliases too where it has them.
+
+    Raises:
+        TypeError: it has none, as TransformerLens names them.
+    """
+    if not isinstance(getattr(model, "hook_dict", None), dict):
+        raise TypeError(f"model must have hooks, as those of this package and of TransformerLens, got {_kind(model)}")
     aliases = getattr(model, "hook_aliases", None)
     return [*model.hook_dict, *(aliases if isinstance(aliases, dict) else ())]
+
+
+def _kind(value: object) -> str:
+    return value.__name__ if isinstance(value, type) else type(value).__name__
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

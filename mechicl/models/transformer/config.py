@@ -13,6 +13,7 @@ from mechicl.models.config_checks import (
     DTYPES,
     THEIRS,
     check_combinations,
+    check_device,
     check_fields,
     dtype_name,
     read_config,
@@ -208,6 +209,7 @@ class TransformerConfig:
         self._set(_arguments={field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
         self._fill_from_vocabulary()
         check_fields(self)
+        check_device(self.device)
         self._read_synonyms()
         kinds = self.attention.split(",")
         if len(kinds) == self.n_layers and len(set(kinds)) == 1:  # all layers alike: the same config as by one name

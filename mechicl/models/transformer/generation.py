@@ -7,11 +7,11 @@ from typing import Any, Literal, cast
 import torch
 from jaxtyping import Int
 from torch import Tensor
-from tqdm.auto import tqdm
 from transformer_lens.utilities import USE_DEFAULT_VALUE, sample_logits
 
 from mechicl.models.prompted import with_batch_axis
 from mechicl.models.transformer.tokenizing import Tokenizing
+from mechicl.progress import progress_bar
 
 
 class Generating(Tokenizing):
@@ -84,7 +84,7 @@ class Generating(Tokenizing):
             prompts = [self.to_tokens(text, prepend_bos) for text in texts]
 
         model, results = cast(Any, self), []
-        with _seeded(seed), tqdm(total=max_new_tokens * len(prompts), disable=not verbose) as bar:
+        with _seeded(seed), progress_bar(total=max_new_tokens * len(prompts), unit="token", progress=verbose) as bar:
             for tokens in prompts:
                 stops, length = stops.to(tokens), tokens.shape[1]
                 for _ in range(max_new_tokens):

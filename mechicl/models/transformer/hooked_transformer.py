@@ -26,6 +26,10 @@ from mechicl.models.transformer.state_names import current_names
 from mechicl.prompts import Prompts
 
 
+class StateDictError(ValueError, RuntimeError):
+    """Weights that are not those of a model, by their names or shapes."""
+
+
 class HookedTransformer(LensNames, PromptedModel):
     """A transformer on prompts whose activations can be read and replaced.
 
@@ -171,7 +175,12 @@ class HookedTransformer(LensNames, PromptedModel):
 
     @in_a_pass
     def read_out(self, residual: Float[Tensor, "batch row d_model"]) -> Float[Tensor, "batch row d_out"]:
-        """The final residual stream as outputs: final norm, then minus the y-dimensions or a linear map."""
+        """The final residual stream as outputs: final norm, then minus the y-dimensions or a linear map.
+
+        Raises:
+            ValueError: a stream of another width.
+        """
+        self._check_width(residual)
         return self.unembed(self.ln_final(residual) if self._is_hooked() else fast_norm(self.ln_final, residual))
 
     def _check_tokens(self, tokens: Tensor) -> None:
@@ -238,12 +247,18 @@ class HookedTransformer(LensNames, PromptedModel):
 
     # ---- housekeeping ----
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+    def load_state_dict(self, state_dict: Mapping[str, Tensor], *args: Any, **kwargs: Any) -> Any:
         """As torch's; it also takes state dicts of TransformerLens and those with the names of earlier versions.
 
         Blocks of a looped model stay one block also with `assign=True`.
+
+        Raises:
+            StateDictError: a RuntimeError, as torch's, and a ValueError: names or shapes are not the model's.
         """
-        result = super().load_state_dict(current_names(self.cfg, state_dict), *args, **kwargs)
+        try:
+            result = super().load_state_dict(current_names(self.cfg, state_dict), *args, **kwargs)
+        except RuntimeError as error:
+            raise StateDictError(str(error)) from error
         self._tie_blocks()
         return result
 

@@ -1,6 +1,6 @@
 """Methods that TransformerLens' users call on a model: embedding, processed weights, text, generation."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from jaxtyping import Float
@@ -13,6 +13,7 @@ from mechicl.models.transformer import weight_processing
 from mechicl.models.transformer.config import TransformerConfig
 from mechicl.models.transformer.generation import Generating
 from mechicl.models.transformer.weight_processing import State
+from mechicl.prompts import Prompts
 
 
 class LensMethods(Generating):
@@ -33,13 +34,13 @@ class LensMethods(Generating):
         tokens = with_batch_axis(self.to_tokens(input, prepend_bos))
         return self.embed_tokens(tokens), tokens, None, None
 
-    def run_with_cache(self, *args: Any, **kwargs: Any) -> Any:
+    def run_with_cache(self, input: Tensor | Prompts | str | list[str], *args: Any, **kwargs: Any) -> Any:
         """Outputs and an `ActivationCache` of every hook: see `LayeredModel.run_with_cache`.
 
         Token ids without a batch axis, and texts with `prepend_bos`, are taken as `forward` takes them.
         """
-        read = [with_batch_axis(self.to_tokens(input, kwargs.get("prepend_bos"))) for input in args[:1]]
-        return cast(Any, super()).run_with_cache(*read, *args[1:], **kwargs)
+        read = with_batch_axis(self.to_tokens(input, kwargs.get("prepend_bos")))
+        return cast(Any, super()).run_with_cache(read, *args, **kwargs)
 
     # ---- processed weights ----
 
@@ -80,25 +81,31 @@ class LensMethods(Generating):
 
     def fold_layer_norm(self, state_dict: State) -> State:
         """A state dict of this model with its norms folded: see `process_weights`."""
-        return weight_processing.fold_layer_norm(state_dict, self.cfg)
+        return self._processed(weight_processing.fold_layer_norm, state_dict)
 
     def center_writing_weights(self, state_dict: State) -> State:
         """A state dict of this model whose writing weights have mean 0: see `process_weights`."""
-        return weight_processing.center_writing_weights(state_dict, self.cfg)
+        return self._processed(weight_processing.center_writing_weights, state_dict)
 
     def center_unembed(self, state_dict: State) -> State:
         """A state dict of this model whose read-out has mean 0 over the vocabulary: see `process_weights`."""
-        return weight_processing.center_unembed(state_dict, self.cfg)
+        return self._processed(weight_processing.center_unembed, state_dict)
 
     def fold_value_biases(self, state_dict: State) -> State:
         """A state dict of this model with its value biases in the output biases: see `process_weights`."""
-        return weight_processing.fold_value_biases(state_dict, self.cfg)
+        return self._processed(weight_processing.fold_value_biases, state_dict)
 
     def refactor_factored_attn_matrices(self, state_dict: State) -> State:
         """A state dict of this model with orthogonal factors of its heads' products: see `process_weights`."""
-        return weight_processing.refactor_factored_attn_matrices(state_dict, self.cfg)
+        return self._processed(weight_processing.refactor_factored_attn_matrices, state_dict)
 
-    def load_and_process_state_dict(self, state_dict: dict[str, Tensor], **steps: Any) -> None:
+    def load_and_process_state_dict(self, state_dict: Mapping[str, Tensor], **steps: Any) -> None:
         """Load weights and process them: `load_state_dict`, then `process_weights_(**steps)`."""
         self.load_state_dict(state_dict)  # type: ignore[attr-defined]
         self.process_weights_(**steps)
+
+    def _processed(self, step: Callable[[State, TransformerConfig], State], state_dict: State) -> State:
+        try:
+            return step(state_dict, self.cfg)
+        except (KeyError, IndexError, RuntimeError) as error:  # a name that is not there, or another shape
+            raise ValueError(f"state_dict is not one of this model, which {step.__name__} takes: {error}") from error

@@ -207,6 +207,8 @@ def process_weights(
         >>> process_weights(HookedTransformer(cfg)).cfg.normalization_type
         'LNPre'
     """
+    if not all(hasattr(model, name) for name in ("cfg", "W_U", "named_parameters")):
+        raise TypeError(f"model must be a HookedTransformer, got {type(model).__name__}")
     wanted = {
         "fold_ln": fold_ln, "center_writing_weights": center_writing_weights, "center_unembed": center_unembed,
         "fold_value_biases": fold_value_biases, "refactor_factored_attn_matrices": refactor_factored_attn_matrices,

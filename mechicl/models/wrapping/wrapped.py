@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast, get_args
 
@@ -61,6 +62,10 @@ class WrappedConfig:
     device: str
     torch_dtype: torch.dtype
     format: PromptFormat | None
+
+
+class ModuleError(ValueError, RuntimeError):
+    """A wrapped module failed on what it was given to read."""
 
 
 class WrappedModel(LayeredModel):
@@ -163,7 +168,7 @@ class WrappedModel(LayeredModel):
             raise ValueError(f"at={at!r} is not one of {get_args(At)}")
         if isinstance(tokens, Prompts):
             tokens = self.encode(tokens)
-        outputs = self._run_hooked(tokens) if self._is_listened_to() else self._run(tokens)
+        outputs = self._run_hooked(tokens) if self._is_listened_to() else self._run_plain(tokens)
         if at == "positions":
             return outputs
         if at == "points" and not self.cfg.one_pass:
@@ -241,9 +246,9 @@ class WrappedModel(LayeredModel):
 
     def bytes_per_prompt(self, prompts: Prompts) -> float:
         """Everything that a pass over one prompt computes: an upper estimate of what it holds at once."""
-        return self.bytes_per_row(self._read(prompts[:1])) if len(prompts) else 0.0
+        return self._bytes_per_row(self._read(prompts[:1])) if len(prompts) else 0.0
 
-    def bytes_per_row(self, tokens: Tensor) -> float:
+    def _bytes_per_row(self, tokens: Tensor) -> float:
         """The same for a row of what the module reads."""
         shape = tuple(tokens.shape[1:])
         if shape not in self._bytes:
@@ -344,6 +349,23 @@ class WrappedModel(LayeredModel):
             self._parts.check(calls)
         return outputs
 
+    def _run_plain(self, tokens: Tensor) -> Any:
+        with self._reading(tokens):
+            return self._run(tokens)
+
+    @contextmanager
+    def _reading(self, tokens: Tensor) -> Iterator[None]:
+        """While it lasts, errors of torch are the module's, which says what it could not read."""
+        try:
+            yield
+        except RuntimeError as error:
+            if type(error) is not RuntimeError:  # out of memory, or said already
+                raise
+            raise ModuleError(
+                f"{self.name} cannot read these prompts, as tokens of {str(tokens.dtype).removeprefix('torch.')} "
+                f"{list(tokens.shape)}: {error}"
+            ) from error
+
     @in_a_pass
     def _run(self, tokens: Tensor) -> Any:
         """What the module returns, prompts first."""
@@ -397,7 +419,9 @@ class WrappedModel(LayeredModel):
             name = get_act_name("resid_post", len(self.blocks) - 1)
             hooks.append((name, lambda activation, hook: streams.append(activation)))
         with in_eval_mode(self.module), self.hooks(fwd_hooks=hooks):
-            predicted = self.decode(self.forward(self._read(both)))
+            tokens = self._read(both)
+            with self._reading(tokens):
+                predicted = self.decode(self.forward(tokens))
         if streams:
             self._d_model = streams[0].shape[-1]
         alone = self._read_alone(both)

@@ -369,7 +369,7 @@ def test_a_family_of_ones_own_is_fitted():
         (AlgorithmLearner(lambda prompts: prompts.query.ys * math.nan), ValueError, "'mine' predicts numbers that are"),
         (AlgorithmLearner(lambda prompts: prompts.query.xs), ValueError, "returned the shape"),
         (
-            AlgorithmFamily(lambda prompts, scale: prompts.query.ys * scale, "scale", (math.nan, math.inf)),
+            AlgorithmFamily(lambda prompts, scale: prompts.query.ys * scale, "scale", (-math.inf, math.inf)),
             ValueError,
             "'mine' predicts no finite numbers at any scale",
         ),
@@ -416,5 +416,5 @@ def test_it_says_where_the_families_do_not_apply():
 
 @pytest.mark.usefixtures("unchecked_types")
 def test_tokens_are_for_another_function():
-    with pytest.raises(TypeError, match="identify_on_tokens"):
+    with pytest.raises(TypeError, match="task must be Task, got a MarkovChains"):
         identify(LEARNERS["ridge"], MarkovChains())  # pyright: ignore[reportArgumentType]

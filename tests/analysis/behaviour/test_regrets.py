@@ -137,7 +137,7 @@ def test_also_and_names_that_clash():
         (NOISY, {"reference": "newton"}, "'newton' is not one of"),
         (NOISY, {"loss": "nats"}, "loss must be one of"),
         (NOISY, {"loss": "errors"}, "targets that are ±1 or one-hot"),
-        (NOISY, {"at": "positions"}, "'points' or 'query'"),
+        (NOISY, {"at": "positions"}, "at must be 'query' or 'points', got 'positions'"),
     ],
 )
 @pytest.mark.usefixtures("unchecked_types")

@@ -64,7 +64,7 @@ def test_tokens_that_are_never_predicted_take_no_part():
 @pytest.mark.usefixtures("unchecked_types")
 def test_refuses():
     uniform = TokenAlgorithmLearner(algorithms.uniform_tokens, {"d_vocab": 3})
-    with pytest.raises(TypeError, match="take identify"):
+    with pytest.raises(TypeError, match="task must be TokenDistribution, got a LinearRegression"):
         identify_on_tokens(uniform, LinearRegression())  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="also="):
         identify_on_tokens(uniform, RepeatedTokens(d_vocab=3, n_ctx=9, max_period=4))

@@ -122,7 +122,7 @@ def test_what_rounding_alone_changes_is_no_circuit(method):
 
 @pytest.mark.filterwarnings("ignore:.*jit:DeprecationWarning")  # of what torch.compile imports
 def test_what_is_no_function_no_ids_and_no_open_model_are_refused_by_name():
-    with pytest.raises(TypeError, match=r"'metric' must be a function of predictions, got 5|Type-check"):
+    with pytest.raises(TypeError, match=r"metrics must be a function, .*, got 5"):
         find_circuit(MODEL, PROMPTS, 5, progress=False)  # type: ignore[arg-type]
     model = constructions.induction(d_vocab=6, n_ctx=12)
     with pytest.raises(IndexError, match="out of range: got 6 to 6, the vocabulary has 0 to 5"):
@@ -177,7 +177,7 @@ def test_scores_with_other_cuts_than_the_circuits_are_refused():
 
 
 def test_what_is_no_score_is_refused():
-    with pytest.raises(Exception, match=r"must be what score_edges returns.*got Circuit|Type-check|type hint"):
+    with pytest.raises(TypeError, match=r"scores must be ScoredEdges, .*, got a Circuit"):
         circuit_curve(MODEL, circuit(), PROMPTS, progress=False)  # type: ignore[arg-type]
     others = tuple(list_edges(model_of("gpt", n_layers=3)))
     deeper = dataclasses.replace(SCORES, edges=others, scores=torch.ones(len(others), 4))

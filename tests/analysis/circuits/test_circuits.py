@@ -192,14 +192,14 @@ BAD: dict[str, Any] = {
     "carries one metric": {"metrics": {"a": lambda p: p[:, 0], "b": lambda p: p[:, 0]}},
     "carries one metric, got none": {"metrics": {}},
     "tolerance must be positive, got 0": {"tolerance": 0},
-    "tolerance must be positive, got nan": {"tolerance": float("nan")},
-    "not one of": {"search": "exhaustive"},
+    "tolerance must be a finite number, got nan": {"tolerance": float("nan")},
+    "search must be 'exact', .*, got 'exhaustive'": {"search": "exhaustive"},
     "too little": {"memory": 10},
     "reference must be": {"reference": inputs(model_of("gpt"), 0).prefix(1), "method": "mean"},
     "method='zero' takes none": {"reference": inputs(model_of("gpt"), 1)},
     "is equal to the prompts": {"reference": inputs(model_of("gpt"), 0, 4), "method": "counterfactual"},
     "name them, reference=": {"method": "counterfactual"},
-    "method='Zero' is not one of": {"method": "Zero"},
+    "method must be 'zero', .*, got 'Zero'": {"method": "Zero"},
     "looks for edges": {"search": "eap", "edges": False},
     "has no gradient": {"metrics": lambda p: p[:, 0].detach(), "search": "eap"},
 }
@@ -208,7 +208,7 @@ BAD: dict[str, Any] = {
 @pytest.mark.parametrize("message", list(BAD))
 def test_bad_input_is_refused(message):
     model = model_of("gpt")
-    with pytest.raises(Exception, match=f"{message}|type hint|Type-check"):
+    with pytest.raises(Exception, match=message):
         find_circuit(model, inputs(model, 0, 4), **BAD[message])
     assert not model.has_hooks()
 

@@ -135,7 +135,7 @@ def test_a_plain_loop_finds_the_same(pieces, fall, repeats):
         ([0], [[1.0]], {}, "2 steps"),
         ([0, 1, 2], [[1.0], [0.5]], {}, "with 3 >= 2 steps"),
         ([0, 0], [[1.0], [0.5]], {}, "steps must increase"),
-        ([0, 1], [[1.0], [math.nan]], {}, "losses must be finite"),
+        ([0, 1], [[1.0], [math.nan]], {}, r"losses\[1\]\[0\] must be a finite number, got nan"),
         ([0, 1], [[1.0], [0.5]], {"plateau": 0.0}, "plateau must be positive"),
         ([0, 1], [[1.0], [0.5]], {"plateau": math.inf}, "plateau must be positive"),
         ([0, 1], [[1.0], [0.5]], {"fall": -0.1}, "fall must be between 0 and 1"),

@@ -149,7 +149,7 @@ def test_a_bridge_and_all_positions():
 
 
 BAD: dict[str, Any] = {
-    "not one of": {"method": "median"},
+    "method must be 'mean', 'zero', 'resample' or 'counterfactual', got 'median'": {"method": "median"},
     "'direction' is not|not 'direction'": {"axes": ("layer", "direction")},
     "would unmask": {"component": "attn_scores", "method": "zero"},
     "reference must be prompts of the same length": {"reference": PROMPTS.prefix(1)},
@@ -166,7 +166,7 @@ BAD: dict[str, Any] = {
 
 @pytest.mark.parametrize("message", list(BAD))
 def test_bad_input_is_refused(message):
-    with pytest.raises(Exception, match=f"{message}|Type-check|type hint"):
+    with pytest.raises(Exception, match=message):
         ablate(MODEL, PROMPTS, **BAD[message])
     assert not MODEL.has_hooks()
 

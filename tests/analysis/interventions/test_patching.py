@@ -1,7 +1,6 @@
 """Patching against a plain loop of hooked runs, against TransformerLens, and in spite of bad input."""
 
 import itertools
-import math
 from typing import Any, cast
 
 import pytest
@@ -255,7 +254,7 @@ def test_results_of_heads_are_what_z_is():
 
 def test_activations_that_are_not_numbers_stay_so():
     broken, whole = MODEL.encode(CLEAN).clone(), MODEL.encode(CORRUPTED)
-    broken[0] = math.nan
+    broken[0] = torch.finfo(broken.dtype).max  # what the model computes of it overflows
     for component, axes in [("z", ("layer", "head")), ("z", ("layer", "pos", "head")), ("resid_pre", None)]:
         predictions = flat(patch(MODEL, broken, whole, component, axes, metrics={}))
         assert predictions[:, 0].isnan().any()
@@ -310,8 +309,10 @@ BAD: dict[str, Any] = {
     "is no axis of this sweep": lambda m, a, b: patch(m, a, b, only={"pos": [0]}),
     "'metric' must return a number a prompt": lambda m, a, b: patch(m, a, b, metrics=lambda p: p.mean()),
     "too little": lambda m, a, b: patch(m, a, b, memory=100),
-    "direction='sideways' is not one of": lambda m, a, b: patch(m, a, b, direction=cast(Any, "sideways")),
-    "at='some' is not one of": lambda m, a, b: patch(m, a, b, at=cast(Any, "some")),
+    "direction must be 'denoising' or 'noising', got 'sideways'": lambda m, a, b: patch(
+        m, a, b, direction=cast(Any, "sideways")
+    ),
+    "at must be 'query', 'points' or 'positions', got 'some'": lambda m, a, b: patch(m, a, b, at=cast(Any, "some")),
     "at='points' is for": lambda m, a, b: patch(shared_bridge(), *bridge_pair(), at="points"),
     "x_dim": lambda m, a, b: patch(m, Prompts(a.xs[..., :1], a.ys), Prompts(b.xs[..., :1], b.ys)),
 }
@@ -319,7 +320,7 @@ BAD: dict[str, Any] = {
 
 @pytest.mark.parametrize("message", list(BAD))
 def test_bad_input_is_refused_and_leaves_the_model_as_it_was(message):
-    with pytest.raises(Exception, match=rf"{message}|violates type hint|Type-check"):
+    with pytest.raises(Exception, match=message):
         BAD[message](MODEL, CLEAN, CORRUPTED)
     assert no_hook_left(MODEL)
 

@@ -118,7 +118,7 @@ def test_models_without_paths_and_bad_input():
     model, alone = model_of("gpt"), model_of("one head, one layer")
     clean, corrupted = pair(model)
     refused: list[tuple[str, Any]] = [
-        ("not one of|type hint|Type-check", lambda: patch_paths(model, clean, corrupted, cast(Any, "z"))),
+        ("receiver must be 'q', 'k' or 'v', got 'z'", lambda: patch_paths(model, clean, corrupted, cast(Any, "z"))),
         ("clips its stream", lambda: patch_paths(model_of("clipped"), clean, corrupted)),
         ("no attention layers", lambda: patch_paths(lstm(), clean, corrupted)),
         ("4 heads share 2 keys", lambda: patch_paths(shared_bridge("llama"), ids(0), ids(1), "k")),

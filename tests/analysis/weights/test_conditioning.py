@@ -152,7 +152,7 @@ def test_gammas_must_be_finite_and_not_negative(gammas):
         span.condition_numbers,
         span.printed_condition_numbers,
     ):
-        with pytest.raises(ValueError, match="one or more finite numbers >= 0"):
+        with pytest.raises(ValueError, match=r"finite numbers >= 0|gammas\[1\] must be a finite number, got nan"):
             call(gammas)
 
 
@@ -161,10 +161,10 @@ def test_other_bad_input():
         with pytest.raises(ValueError, match="need prompts with context points"):
             measure_conditioning(prompts, [0.1])
     for floor in (0.0, -1.0, math.nan, math.inf):
-        with pytest.raises(ValueError, match="floor must be positive and finite"):
+        with pytest.raises(ValueError, match=r"floor must be (positive and finite|a finite number), got "):
             measure_conditioning(PROMPTS, [0.1], floor=floor)
     for ends in ((0.0, 1.0), (2.0, 1.0), (1.0, math.inf), (math.nan, 1.0)):
-        with pytest.raises(ValueError, match="0 < smallest <= largest"):
+        with pytest.raises(ValueError, match=r"0 < smallest <= largest|smallest must be a finite number, got nan"):
             EigenvalueRange(*ends)
     conditioning = measure_conditioning(PROMPTS, [0.1])
     with pytest.raises(ValueError, match="probabilities must be 0 to 1"):

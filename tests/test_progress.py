@@ -1,0 +1,50 @@
+import threading
+
+import pytest
+from tqdm.auto import tqdm
+
+from mechicl.progress import progress_bar
+
+
+@pytest.fixture
+def lock_held_elsewhere():
+    """Tqdm's lock is held by another thread, as after Ctrl-C in the moment when one takes it."""
+    taken, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with tqdm.get_lock():
+            taken.set()
+            done.wait(20)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    taken.wait()
+    yield
+    done.set()
+    thread.join()
+
+
+def test_without_a_bar_nothing_waits_for_those_of_others(lock_held_elsewhere):
+    counted = []
+
+    def count() -> None:
+        with progress_bar(range(3), unit="run", progress=False) as bar:
+            for each in bar:
+                bar.update(1)
+                bar.set_postfix(loss=1.0)
+                counted.append(each)
+        bar.close()
+
+    thread = threading.Thread(target=count, daemon=True)
+    thread.start()
+    thread.join(5)
+    assert counted == [0, 1, 2]
+
+
+def test_a_bar_goes_through_what_it_is_given_and_counts(capsys):
+    bar = progress_bar("abc", unit="letter")
+    assert list(bar) == ["a", "b", "c"]
+    with progress_bar(total=4, initial=1, unit="step") as counting:
+        counting.update(2)
+        assert counting.n == 3
+    assert list(progress_bar(None, unit="run", progress=False)) == []
