@@ -29,7 +29,7 @@ def test_cases_end_with_their_time_and_their_process():
             raise ZeroDivisionError("of the case")
         return Outcome("fine", True, "x" * 200_000)
 
-    outcomes = dict(run_apart(case, range(5), workers=2, seconds=4.0))
+    outcomes = dict(run_apart(case, range(5), workers=2, seconds=10.0))
     assert [outcomes[i].kind for i in range(5)] == ["fine", "too slow", "died", "the case itself failed", "fine"]
     assert [outcomes[i].good for i in range(5)] == [True, False, False, False, True]
     assert "ZeroDivisionError: of the case" in outcomes[3].words
