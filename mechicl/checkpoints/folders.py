@@ -1,7 +1,6 @@
 """Checkpoints in folders and on the hub: reading, writing, sending."""
 
 import hashlib
-import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -64,7 +63,7 @@ def load_checkpoint(name: str | Path) -> Checkpoint:
     outline, _ = _read(read_outline, weights_path)
     n_models = _as_checkpoint_error(weights_path, check_stack, cfg, outline)
     _as_checkpoint_error(record_path, _check_record, record, n_models)
-    _as_checkpoint_error(record_path, _check_own_digest, record_path, record, digests)
+    _as_checkpoint_error(record_path, _check_own_digest, record, digests)
     _check_digest(weights_path, digests["weights.safetensors"])
     models = _as_checkpoint_error(weights_path, models_from_stack, cfg, _read(read_tensors, weights_path)[0])
     snapshots = None
@@ -230,18 +229,18 @@ def _config(data: dict[str, Any]) -> ModelConfig:
 
 
 def _own_digest(record: dict[str, Any]) -> str:
-    """Of a record as it is read again, without the digests."""
-    return hashlib.sha256(json_bytes(json.loads(json_bytes(record)))).hexdigest()
+    """Of a record without the digests: JSON that is read has the same bytes when it is written again."""
+    return hashlib.sha256(json_bytes(record)).hexdigest()
 
 
-def _check_own_digest(path: Path, record: dict[str, Any], digests: dict[str, Any]) -> None:
+def _check_own_digest(record: dict[str, Any], digests: dict[str, Any]) -> None:
     """Refuse a record that was changed since it was saved. Those of earlier versions have no digest of their own."""
     if unknown := sorted(set(digests) - set(FILES)):
-        raise CheckpointError(f"{path} has digests (sha256) of {unknown}, which are no files of a checkpoint")
+        raise ValueError(f"it has digests (sha256) of {unknown}, which are no files of a checkpoint")
     own = _own_digest({name: value for name, value in record.items() if name != "sha256"})
     if digests.get(RECORD, own) != own:
-        raise CheckpointError(
-            f"{path} is not what was saved: its digest (sha256) is another one. If you changed it on purpose, take "
+        raise ValueError(
+            f"it is not what was saved: its digest (sha256) is another one. If you changed it on purpose, take "
             f"{RECORD!r} out of its sha256"
         )
 

@@ -131,14 +131,7 @@ def hooks_of(model: torch.nn.Module) -> set[str]:
     """Everything that listens to a model, by name and number."""
     found = set()
     for name, module in model.named_modules():
-        for kind in (
-            "_forward_hooks",
-            "_forward_pre_hooks",
-            "_backward_hooks",
-            "_backward_pre_hooks",
-            "fwd_hooks",
-            "bwd_hooks",
-        ):
+        for kind in KINDS:
             n = len(getattr(module, kind, ()) or ())
             found |= {f"{name}.{kind} {i}" for i in range(n)}
         if getattr(module, "is_caching", False):

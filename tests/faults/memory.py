@@ -54,9 +54,7 @@ class Memory(Part):
             "probe": lambda prompts: probe(model, {"ols": ols_weights}, prompts[:100], prompts[100:200], **quiet),
             "score_heads": lambda prompts: score_heads(model, prompts=prompts, memory=memory),
             "orders": lambda prompts: measure_order_sensitivity(model, prompts, n_orders=4, memory=memory),
-            "predict": lambda prompts: model.predict(
-                Prompts(prompts.xs.repeat(PREDICTED, 1, 1), prompts.ys.repeat(PREDICTED, 1, 1))
-            ),
+            "predict": lambda prompts: model.predict(_repeated(prompts)),
         }
 
     def run(self, number: int, rng: random.Random, folder: Path) -> Outcome:

@@ -19,6 +19,7 @@ from tests.faults.mutations import OurError, mutations
 from tests.faults.part import Outcome, run_apart
 
 
+@pytest.mark.filterwarnings("ignore:os.fork")  # JAX's, where another test has imported it: no case here uses it
 def test_cases_end_with_their_time_and_their_process():
     def case(number: int) -> Outcome:
         if number == 1:

@@ -1,6 +1,7 @@
 """Which algorithm is it? Families of algorithms fitted to a model's predictions, ranked on held-out prompts."""
 
 import dataclasses
+import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,7 +12,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl import algorithms
 from mechicl.algorithms.baselines import averaging, nearest_neighbours
 from mechicl.algorithms.least_squares import bayes, ols, ridge
 from mechicl.algorithms.references import references
@@ -320,11 +320,7 @@ def identify(
     )
 
 
-IN_FAMILIES = (
-    ols, ridge, bayes, averaging, nearest_neighbours,
-    # the same as users have them, who may bring references of their own
-    algorithms.ols, algorithms.ridge, algorithms.bayes, algorithms.averaging, algorithms.nearest_neighbours,
-)  # fmt: skip
+IN_FAMILIES = tuple(map(inspect.unwrap, (ols, ridge, bayes, averaging, nearest_neighbours)))
 
 
 def _references(task: Task) -> dict[str, Learner]:
@@ -336,7 +332,7 @@ def _references(task: Task) -> dict[str, Learner]:
 
 
 def _in_a_family(learner: Learner) -> bool:
-    return isinstance(learner, AlgorithmLearner) and learner.algorithm in IN_FAMILIES
+    return isinstance(learner, AlgorithmLearner) and inspect.unwrap(learner.algorithm) in IN_FAMILIES
 
 
 def _note(task: Task, prompts: Prompts, families: list[FamilyMatch], known: list[FamilyMatch]) -> str:

@@ -262,14 +262,13 @@ def _batches(
     The partner in the control task is the next prompt of a group, drawn independently. Groups have the same size
     whatever the memory, so that results do not depend on it. With `folds`, sums of a fit are held beside them.
     """
-    groups = torch.arange(len(prompts)).chunk(-(-len(prompts) // GROUP))
+    groups, sums = torch.arange(len(prompts)).chunk(-(-len(prompts) // GROUP)), 0.0
     for index in progress_bar(groups, unit="batch", progress=progress, desc="probes"):
         group = prompts[index.to(prompts.device)]
         values = [_at_positions(name, quantity, group) for name, quantity in quantities.items()]
         targets = torch.cat([*values, *(each.roll(1, 0) for each in values)], dim=-1)
         sizes = [each.shape[-1] for each in values] * 2
-        sums = 0.0
-        if folds is not None:
+        if folds is not None and not sums:
             with torch.no_grad():
                 shapes = [stream.shape for stream in model.layer_streams(group[:1], "positions")]
             sums = count_sums((len(shapes), shapes[0][-2]), shapes[0][-1], targets.shape[-1], folds)

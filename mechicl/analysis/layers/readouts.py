@@ -195,14 +195,14 @@ def _streams(
     shared: bool,
 ) -> Iterator[StreamsAndTargets]:
     """Streams of all layers and the targets that they should predict, batch by batch, beside the sums of their fit."""
-    n_context, batches = None, [prompts] if isinstance(prompts, Prompts) else prompts
+    n_context, sums, batches = None, 0.0, [prompts] if isinstance(prompts, Prompts) else prompts
     for batch in batches:
         if n_context not in (None, batch.n_context):
             raise ValueError(
                 f"all batches need the same number of points: {n_context} and {batch.n_context} context points"
             )
-        n_context, sums = batch.n_context, 0.0
-        if len(batch):
+        n_context = batch.n_context
+        if len(batch) and not sums:
             n_layers, _, n_points, width = _read_streams(model, batch[:1], normalized)[0].shape
             sums = count_sums((n_layers,) if shared else (n_layers, n_points), width, batch.y_dim, folds)
         for part in prompt_batches(Lens(model), batch, memory, copies=STREAM_COPIES, held=sums):
