@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mechicl.checks import check_positive
 from mechicl.prompts import Prompts, lies_prompts_last
 from mechicl.tokens import TokenSequences
 
@@ -77,7 +78,9 @@ class QuickGenerator(torch.Generator):
 def _check_room(shape: tuple[int, ...]) -> None:
     """Refuse (ValueError) so many numbers that no machine holds them, before anything is allocated."""
     if math.prod(shape) >= MOST_NUMBERS:
-        raise ValueError(f"{list(shape)} random numbers, for these prompts, points and dimensions, are too many")
+        raise ValueError(
+            f"{list(shape)} random numbers, for these prompts, points and dimensions of the task, are too many"
+        )
 
 
 @dataclass(frozen=True)
@@ -140,7 +143,12 @@ class RandomTensors:
         return self.sphere(*shape) * radius
 
     def dirichlet(self, concentration: float, *shape: int) -> Tensor:
-        """Distributions along the last axis from a symmetric Dirichlet distribution, float64."""
+        """Distributions along the last axis from a symmetric Dirichlet distribution, float64.
+
+        Raises:
+            ValueError: a concentration that is not positive and finite.
+        """
+        check_positive(concentration=concentration)
         # A Gamma(a) variable is a Gamma(a + 1) one times U^(1/a). Its logarithm does not underflow for small a.
         options = {"dtype": torch.float64, "device": self.device}
         larger = torch._standard_gamma(torch.full(shape, concentration + 1, **options), generator=self.generator)

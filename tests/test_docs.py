@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import nbformat
@@ -101,6 +102,7 @@ def test_every_checkpoint_has_a_row():
 # ---- the findings ----
 
 
+@cache
 def printed(command: str) -> str:
     """What a script printed when it saved its results, found by the command that is in the file."""
     script, *options = command.split()

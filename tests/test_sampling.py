@@ -1,6 +1,7 @@
 """Seeds, generators, devices and dtypes of every task, and random rotations."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import scipy.stats
 import torch
 
 from mechicl.prompts import Prompts, lies_prompts_last, prompt_format
-from mechicl.sampling import QuickGenerator, random_rotations
+from mechicl.sampling import QuickGenerator, RandomTensors, random_rotations
 from mechicl.tasks import LinearRegression, Task
 from tests.tasks.reference import PROMPT_TASKS, TOKEN_TASKS, assert_follows, same
 
@@ -161,3 +162,9 @@ def test_quick_numbers_are_uniform_and_independent_over_seeds_and_blocks():
     pairs = between[np.triu_indices(len(between), 1)] * values.shape[1] ** 0.5
     assert scipy.stats.kstest(pairs, "norm").pvalue > 1e-4
     assert np.abs(pairs).max() < 6
+
+
+@pytest.mark.parametrize("concentration", [0.0, -1.0, math.inf])
+def test_a_dirichlet_distribution_needs_a_concentration(concentration):
+    with pytest.raises(ValueError, match="concentration must be positive and finite"):
+        RandomTensors(torch.Generator()).dirichlet(concentration, 3)

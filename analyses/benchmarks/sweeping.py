@@ -1,6 +1,7 @@
 """What a sweep costs beside the work of its cells: in processes, on Ray, on two cores, and after it was killed.
 
-The cells' own work is what they would take without a sweep: training, saving, loading and measuring in a plain loop.
+The cells' own work is what they would take without a sweep: training, saving, loading and measuring in a plain loop,
+in as many processes at once.
 The measure, which is nearly all of it, sleeps for a second, or counts for as long as a calibrated second of a core.
 """
 
@@ -11,12 +12,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
+from multiprocessing import get_context
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
+
+import torch
 
 from benchmarks.apart import ROOT
 from benchmarks.load import counting_what_ends
@@ -95,18 +100,30 @@ def wall_seconds(sweep: Sweep, measure: Callable[[Any], float] | None, **how: An
         return seconds(lambda: sweep.run(folder, measure, progress=False, **how))
 
 
-def own_seconds(measure: Callable[[Any], float], n_cells: int = 6) -> float:
+def loop_seconds(config: TrainingConfig, measure: Callable[[Any], float] | None, n_cells: int) -> float:
     """Of a cell without a sweep: trained, saved, loaded and measured in a plain loop."""
-
-    def loop(cells: Any) -> None:
-        for cell in cells:
-            with tempfile.TemporaryDirectory() as folder:
-                train_and_save(cell.config, Path(folder), cell.name)
+    torch.set_num_threads(1)
+    started = time.perf_counter()
+    for cell in cells_of(config, n_cells).cells:
+        with tempfile.TemporaryDirectory() as folder:
+            train_and_save(cell.config, Path(folder), cell.name)
+            if measure is not None:
                 measure(load_checkpoint(Path(folder) / "checkpoint"))
+    return (time.perf_counter() - started) / n_cells
 
-    cells = cells_of(TINY, n_cells + 1).cells
-    loop(cells[:1])  # what is only loaded once
-    return seconds(lambda: loop(cells[1:])) / n_cells
+
+def own_seconds(
+    config: TrainingConfig, measure: Callable[[Any], float] | None, n_cells: int = 6, n_processes: int = WORKERS
+) -> float:
+    """Of a cell without a sweep, while as many plain processes do the same as there are workers.
+
+    Two cores that both work are slower than one that works alone, on many machines: that is no cost of a sweep.
+    """
+    with ProcessPoolExecutor(n_processes, mp_context=get_context("spawn")) as pool:
+        for what in ((TINY, sleep_for_a_second, 1), (config, measure, n_cells)):  # first, each loads what it needs
+            loops = [pool.submit(loop_seconds, *what) for _ in range(n_processes)]
+            each = [loop.result() for loop in loops]
+    return mean(each)
 
 
 @contextmanager
@@ -132,12 +149,12 @@ def ray_session() -> Iterator[float]:
 
 
 def overhead_rows(name: str, n_cells: int, work: str, measure: Callable[[Any], float], started: float) -> list[Row]:
-    """Seconds of a sweep over its cells' own work divided by the workers.
+    """Seconds of a sweep over its cells' own work, of as many plain processes at once, divided by the workers.
 
     With the start of the workers, which are new for each sweep; Ray's stay, and have done two cells before. Of fewer
     cells than `MANY`, also what a straight line through two cells and all of them says of so many.
     """
-    own, how = own_seconds(measure), HOW[name]
+    own, how = own_seconds(TINY, measure), HOW[name]
     two = wall_seconds(cells_of(TINY, WORKERS), measure, **how)
     if name == RAY:
         two = wall_seconds(cells_of(TINY, WORKERS), measure, **how)
@@ -149,7 +166,7 @@ def overhead_rows(name: str, n_cells: int, work: str, measure: Callable[[Any], f
 
     after = f"; Ray itself started in {started:.1f} s" if name == RAY else ""
     detail = (
-        f"{total:.1f} s on {WORKERS} workers, a cell without a sweep {own:.3f} s, two cells {two:.1f} s, "
+        f"{total:.1f} s on {WORKERS} workers, a cell without a sweep {own:.3f} s, two at once; two cells {two:.1f} s, "
         f"{two - a_turn:.1f} s of it the start{after}"
     )
     words = f"{name}: time of a sweep over its work, {{}} {work} cells of a second"
@@ -180,7 +197,9 @@ def speed_up_rows(seconds_a_cell: float, n_cells: int = 4) -> list[Row]:
         return config.replace(steps=steps, warmup_steps=1, eval_every=steps, save_every=steps, log_every=steps)
 
     a_step = wall_seconds(cells_of(of_steps(20), 1), None, workers=1) / 20
-    sweep = cells_of(of_steps(max(1, round(seconds_a_cell / a_step))), n_cells)
+    long = of_steps(max(1, round(seconds_a_cell / a_step)))
+    sweep = cells_of(long, n_cells)
+    alone, beside = (own_seconds(long, None, 1, n) for n in (1, WORKERS))
     one, two = wall_seconds(sweep, None, workers=1), wall_seconds(sweep, None, workers=WORKERS)
     own = one / n_cells
     start = max(0.0, wall_seconds(cells_of(TINY, WORKERS), None, workers=WORKERS) - wall_seconds(
@@ -192,7 +211,8 @@ def speed_up_rows(seconds_a_cell: float, n_cells: int = 4) -> list[Row]:
         line = start + (two - start) * MINUTE / own
         counted = f"{n_cells * MINUTE} s against {line:.0f} s; the workers' start is {start:.1f} s"
         rows.append(row(f"{words} {MINUTE} s, extrapolated", [n_cells * MINUTE / line], ">= 1.9", counted))
-    return rows
+    counted = f"{alone:.1f} s alone, {beside:.1f} s each of two: what these cores give"
+    return [*rows, row("the same of plain processes without a sweep", [WORKERS * alone / beside], "shown", counted)]
 
 
 def kills_rows(n: int) -> list[Row]:

@@ -34,8 +34,9 @@ def copy_targets(
         A float64 model on interleaved prompts; the stream's labels are token, position and y.
 
     Raises:
-        ValueError: another attention, or a score scale that is not positive and finite. The model itself refuses
-            prompts of more points than n_context, for which it has no positions.
+        ValueError: numbers of dimensions or points out of range, another attention, or a score scale that is not
+            positive and finite. The model itself refuses prompts of more points than n_context, for which it has no
+            positions.
 
     Source: von Oswald et al. 2023, Proposition 3.
     """
@@ -70,7 +71,8 @@ def copy_then_gradient_descent(
         largest_eigenvalue: λ_max of S; parameters that diverge there give a warning.
 
     Raises:
-        ValueError: steps < 1, a step size that is not finite, or a largest eigenvalue that is not positive and finite.
+        ValueError: numbers of dimensions, points or steps out of range, a step size that is not finite, or a largest
+            eigenvalue that is not positive and finite.
 
     Warns:
         DivergenceWarning: more than one step, and a step size below 0 or above 2 / largest_eigenvalue.
@@ -87,6 +89,8 @@ def copy_then_gradient_descent(
 
 
 def _stream(x_dim: int, y_dim: int, n_context: int) -> Stream:
+    check_whole(1, x_dim=x_dim, y_dim=y_dim)
+    check_whole(0, n_context=n_context)
     return Stream(token=max(x_dim, y_dim), position=2 * n_context + 1, y=y_dim)
 
 

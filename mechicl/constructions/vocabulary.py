@@ -14,13 +14,20 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mechicl.checks import check_whole
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.models.transformer.attention import Attention
 from mechicl.models.transformer.layers import MLP
 
+WIDEST = 2**14
+"""A matrix of the stream by the stream, of which a head takes several, has 2 GiB there."""
+
 
 class Stream:
     """The residual stream as a sum of named subspaces, in the order given.
+
+    Raises:
+        ValueError: a number of dimensions that is no whole number of at least 0, or more than 16,384 of them in all.
 
     Example:
         >>> stream = Stream(x=10, y=1)
@@ -29,7 +36,10 @@ class Stream:
     """
 
     def __init__(self, **dimensions: int):
+        check_whole(0, **dimensions)
         self.dimensions = dimensions
+        if self.d_model > WIDEST:
+            raise ValueError(f"a stream of {dimensions} is wider than {WIDEST} dimensions, which weights by hand have")
 
     @property
     def d_model(self) -> int:

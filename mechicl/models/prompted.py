@@ -178,6 +178,7 @@ class PromptedModel(LayeredModel):
 
         Raises:
             ValueError: continuous tokens, which have no targets: give the prompts; or prompts of other sizes.
+            IndexError: an id that the logits have no entry for.
         """
         if isinstance(tokens, Prompts):
             predictions = self.decode(logits)
@@ -190,7 +191,15 @@ class PromptedModel(LayeredModel):
             return errors if per_token else errors.mean()
         if tokens.is_floating_point():
             raise ValueError("continuous tokens do not hold the query's target: ask for the loss of the Prompts")
-        return lm_cross_entropy_loss(logits, tokens.to(logits.device), attention_mask, per_token)
+        try:
+            return lm_cross_entropy_loss(logits, tokens.to(logits.device), attention_mask, per_token)
+        except (IndexError, RuntimeError) as error:
+            if not tokens.numel() or 0 <= int(tokens.min()) <= int(tokens.max()) < logits.shape[-1]:
+                raise
+            raise IndexError(
+                f"tokens have ids from {int(tokens.min())} to {int(tokens.max())}, the logits are of 0 to "
+                f"{logits.shape[-1] - 1}"
+            ) from error
 
     @required
     @abstractmethod

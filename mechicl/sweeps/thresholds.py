@@ -37,6 +37,7 @@ def find_threshold(
 
     Raises:
         KeyError: no such column.
+        TypeError: a table that is neither of a sweep nor a frame.
         ValueError: an x that is not positive, several rows of one seed at one point, or no seed with all points.
 
     Source: Raventós et al. 2023, section 3, where the threshold is read off curves.
@@ -46,7 +47,9 @@ def find_threshold(
         >>> print(find_threshold(frame, "n", "ratio").mean)
         4.0
     """
-    frame = table if isinstance(table, pd.DataFrame) else table.frame
+    frame = table if isinstance(table, pd.DataFrame) else getattr(table, "frame", None)
+    if not isinstance(frame, pd.DataFrame):
+        raise TypeError(f"table must be of a sweep, or a pandas frame, got {type(table).__name__}")
     for name in (x, value, SEED):
         if name not in frame.columns:
             raise KeyError(f"the table has no column {name!r}; it has {', '.join(map(str, frame.columns))}")

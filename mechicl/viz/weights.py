@@ -106,12 +106,23 @@ def roll_outs(by_damping: Mapping[float, Mapping[str, Float[Tensor, "step _"]]])
     Args:
         by_damping: a panel for each damping λ: mean squared errors after 0, 1, ... repeats of "gradient_descent", of
             the "trained" layer, and of the "whole_layer", with the entries that training does not reach.
+
+    Raises:
+        ValueError: no dampings, or one without "gradient_descent", or with curves of other names.
     """
+    if not by_damping:
+        raise ValueError("by_damping has no dampings: there is nothing to draw")
     looks = {
         "gradient_descent": ("gradient descent", COLORS["gradient descent"], "solid"),
         "trained": ("trained layer", COLORS["trained"], "dash"),
         "whole_layer": ("with its untrained entries", COLORS["other"], "dot"),
     }
+    for damping, curves in by_damping.items():
+        if "gradient_descent" not in curves or not set(curves) <= set(looks):
+            raise ValueError(
+                f"by_damping has the curves {list(curves)} for λ = {damping:g}: it needs 'gradient_descent', and may "
+                f"have {', '.join(map(repr, looks))}"
+            )
     fig = panels("", [f"damping λ = {damping:g}" for damping in by_damping], shared_yaxes=True)
     for column, curves in enumerate(by_damping.values()):
         for kind, losses in curves.items():

@@ -65,6 +65,10 @@ def test_prompts_with_more_points_than_positions_are_refused():
         ("copy_targets", {"score_scale": math.nan}, "score_scale must be a finite number, got nan"),
         ("copy_then_gradient_descent", {"step_size": 0.1, "steps": 0}, "steps must be an int of at least 1"),
         ("copy_then_gradient_descent", {"step_size": math.nan}, "step_size must be a finite number, got nan"),
+        ("copy_targets", {"n_context": -1}, "n_context must be an int of at least 0, got -1"),
+        ("copy_targets", {"y_dim": 0}, "y_dim must be an int of at least 1, got 0"),
+        ("copy_targets", {"y_dim": 2**31}, "'y': 2147483648} is wider than 16384 dimensions"),
+        ("copy_then_gradient_descent", {"step_size": 0.1, "n_context": -1}, "n_context must be an int of at least 0"),
     ],
 )
 def test_bad_arguments_are_refused(name, change, message):

@@ -127,6 +127,7 @@ def test_parts_that_would_be_broadcast_are_refused(kind, names):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
+        (lambda: Stream(x=3, y=-1), "y must be an int of at least 0, got -1"),
         (lambda: Stream(x=3, y=1).read("z"), r"no subspace 'z', only \['x', 'y'\]"),
         (lambda: assemble(Stream(x=2, y=1), [], n_context=3), "at least one layer with a head"),
         (lambda: assemble(Stream(x=2, y=1), [[], []], n_context=3), "at least one layer with a head"),

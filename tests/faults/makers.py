@@ -24,6 +24,7 @@ from mechicl.tasks import LinearRegression, MarkovChains, RepeatedTokens, TopicC
 from mechicl.text import TEXT_TASKS, topic_tokenizer
 from mechicl.training import TrainingConfig
 from tests.faults.models import make_models
+from tests.faults.results import make_results
 
 WORLDS = ("regression", "tokens", "softmax", "checkpoint", "texts")
 SIZES = {
@@ -43,6 +44,11 @@ WORDS: dict[str, tuple[Any, ...]] = {
     "text": ("a text",), "source": ("x",), "target": ("total",), "left": ("x",), "right": ("y",),
 }  # fmt: skip
 """By the names of parameters; "word" for others."""
+PLAIN: dict[Any, Any] = {
+    torch.device: torch.device("cpu"), torch.dtype: torch.float64, torch.Size: torch.Size([3, 4]),
+    np.ndarray: np.ones((6, 5, 2)), range: range(1, 2), slice: slice(0, 4),
+}  # fmt: skip
+"""By annotation."""
 LIKE_MODELS = ("model", "a", "b", "learner", "untrained", "models", "estimator")
 LIKE_PROMPTS = ("prompts", "clean", "corrupted", "reference", "fitting", "held_out", "sources", "input", "tokens")
 LARGEST_DEFAULT = 100
@@ -89,6 +95,7 @@ class Makers:
         self.pool += [("regression", match(descent, descent, prompts)), ("texts", TEXT_TASKS["sst2"])]
         texts = TopicClassification()
         self.pool += [("texts", each) for each in (texts, texts.sample(4, seed=0), topic_tokenizer())]
+        self.pool += make_results(models[0], config)
         for kind in (getattr(tasks, name) for name in tasks.__all__):
             try:
                 if inspect.isclass(kind):
@@ -136,14 +143,10 @@ class Makers:
             return [self.folder / "made"]
         if hint is Tensor or (inspect.isclass(hint) and issubclass(hint, AbstractArray)):
             return self._tensors(hint)
-        if hint is torch.device:
-            return [torch.device("cpu")]
-        if hint is torch.dtype:
-            return [torch.float64]
+        if inspect.isclass(hint) and hint in PLAIN:
+            return [PLAIN[hint]]
         if hint is torch.Generator:
             return [torch.Generator().manual_seed(0)]
-        if hint is np.ndarray:
-            return [np.ones((6, 5, 2))]
         if origin is collections.abc.Callable or hint is collections.abc.Callable:
             return list(KINDS_OF_CALLABLES)
         if origin is tuple or hint is tuple:

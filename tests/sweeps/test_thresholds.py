@@ -85,6 +85,12 @@ def test_what_has_no_threshold_is_refused():
         find_threshold(frame({0: [1, math.nan, 3]}), "n", "ratio")
 
 
+@pytest.mark.usefixtures("unchecked_types")
+def test_what_is_no_table_is_named():
+    with pytest.raises(TypeError, match="table must be of a sweep, or a pandas frame, got str"):
+        find_threshold("", "n", "loss")
+
+
 def test_values_that_fall_and_rows_that_are_mixtures():
     frame = pd.DataFrame({"n": [2, 8, 32] * 2, "seed": [0] * 3 + [1] * 3, "loss": [1.0, -1, -2, 1, -1, -3]})
     assert find_threshold(frame, "n", "loss", rising=False).mean == pytest.approx(4.0)

@@ -43,3 +43,14 @@ def test_what_diverged_leaves_a_gap():
     losses = torch.tensor([1.0, 0.5, 1e9, float("nan")], dtype=torch.float64)[:, None]
     figure = viz.roll_outs({0.75: {"gradient_descent": losses, "trained": losses.expand(4, 2)}})
     assert lines(figure, "trained layer") == [([0, 1, 2, 3], [0.5, 0.25, None, None])] * 2
+
+
+def test_roll_outs_of_nothing_are_refused():
+    losses = torch.ones(3, 1, dtype=torch.float64)
+    for by_damping, words in (
+        ({}, "has no dampings"),
+        ({0.5: {"trained": losses}}, "the curves \\['trained'\\] for λ = 0.5: it needs 'gradient_descent'"),
+        ({0.5: {"gradient_descent": losses, "other": losses}}, "may have 'gradient_descent', 'trained'"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            viz.roll_outs(by_damping)

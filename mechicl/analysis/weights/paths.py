@@ -25,6 +25,8 @@ PREPARE = {
     "aligned": symmetries.align_heads,
     "lifted": symmetries.lift_heads,
 }
+FARTHEST = 1000.0
+"""Of α: what lies beyond it on a curve is nothing but rounding."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +44,14 @@ class WeightCurve:
     points: tuple[dict[str, Tensor], ...]
 
     def weights(self, alpha: float | Tensor) -> dict[str, Tensor]:
-        """Weights at α: 0 is the first model, 1 the last."""
+        """Weights at α: 0 is the first model, 1 the last.
+
+        Raises:
+            ValueError: an α that is NaN, or more than 1,000 away from 0.
+        """
+        place = float(alpha.detach() if isinstance(alpha, Tensor) else alpha)
+        if not abs(place) <= FARTHEST:
+            raise ValueError(f"alpha must be from {-FARTHEST:g} to {FARTHEST:g}, with models at 0 and 1, got {place:g}")
         degree = len(self.points) - 1
         shares = [comb(degree, i) * (1 - alpha) ** (degree - i) * alpha**i for i in range(degree + 1)]
         return {

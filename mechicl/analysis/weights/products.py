@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mechicl.checks import require_whole
 from mechicl.models import HookedTransformer
 from mechicl.models.wrapping.wrapped import refuse_wrapped
 from mechicl.statistics import storable
@@ -27,12 +28,22 @@ class WeightProducts:
         W_PV: `W_V W_O` `[layer head d_model d_model]`, what attending writes.
         x_dim: number of leading dimensions that hold x.
         y_dim: number of dimensions after them that hold y.
+
+    Raises:
+        ValueError: numbers of dimensions below 1, or more than the products have.
     """
 
     W_KQ: Float[Tensor, "*batch layer head d_model d_model"]
     W_PV: Float[Tensor, "*batch layer head d_model d_model"]
     x_dim: int
     y_dim: int
+
+    def __post_init__(self):
+        require_whole(self, x_dim=1, y_dim=1)
+        if self.x_dim + self.y_dim > self.W_KQ.shape[-1]:
+            raise ValueError(
+                f"W_KQ of shape {list(self.W_KQ.shape)} has no room for x_dim={self.x_dim} and y_dim={self.y_dim}"
+            )
 
     def gauge(self) -> Float[Tensor, "*batch layer head"]:
         """β: the mean of the x-block's diagonal of W_KQ."""

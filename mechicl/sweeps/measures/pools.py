@@ -100,8 +100,10 @@ def fit_mixture(
     Returns:
         `position`: b / (a + b). `position_low`, `position_high`: its interval over prompts (Fieller 1954, with
         variances that hold for residuals of any size at any prompt); infinite on both sides where a + b cannot be told
-        from 0, and NaN, as the position is, where the two learners are the same or the predictions are 0. It is wide
-        where the two are nearly the same. `scale`: a + b; 1 for a mixture, less for one that is shrunk. `residual`: the
+        from 0, and NaN, as the position is, where the two learners are the same but for a factor, one of them predicts
+        0, or the predictions are 0. It is wide
+        where the two are nearly the same. `scale`: a + b; 1 for a mixture, less for one that is shrunk; NaN where the
+        one is the other times a factor. `residual`: the
         share of the predictions' mean square that the fit leaves; 0 for a mixture, 1 for what has nothing of the two,
         NaN for predictions of 0. `energy`: the mean square of the predictions.
 
@@ -119,11 +121,12 @@ def fit_mixture(
     p, one, two = (each.detach().cpu().double() for each in (predictions, first, second))
     # a · first + b · second = (a + b) · first + b · (second - first): well conditioned where the two are nearly alike
     parts = torch.stack([one, two - one], dim=-1)  # [prompt y part]
-    energy, apart = _mean_square(p), _mean_square(two - one)
-    if not apart or not energy:
-        scale = (p * one).sum().item() / one.square().sum().item() if one.any() else math.nan
-        left = _mean_square(p - scale * one) / energy if energy else math.nan
-        return _fit(math.nan, (math.nan, math.nan), scale, left, energy)
+    energy = _mean_square(p)
+    if not energy or torch.linalg.matrix_rank(parts.flatten(0, 1)) < 2:  # one is the other, but for a factor
+        either = one if one.any() else two
+        scale = (p * either).sum().item() / either.square().sum().item() if either.any() else math.nan
+        left = _mean_square(p - scale * either) / energy if energy else math.nan
+        return _fit(math.nan, (math.nan, math.nan), scale if one.equal(two) or not energy else math.nan, left, energy)
     flat = parts.flatten(0, 1)
     inverse = torch.linalg.inv(flat.T @ flat)
     weights = inverse @ (flat.T @ p.flatten())

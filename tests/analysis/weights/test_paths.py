@@ -146,6 +146,14 @@ def test_initial_weights_that_agree_stay():
             torch.testing.assert_close(path.model(alpha).predict(PROMPTS).detach(), expected, rtol=1e-9, atol=0)
 
 
+@pytest.mark.parametrize("alpha", [1e300, -1001.0, torch.tensor(2e3)])
+def test_a_place_far_from_both_models_is_refused(alpha):
+    path = interpolate(model(0), model(1), PROMPTS, n_alphas=3)
+    assert path.curve is not None
+    with pytest.raises(ValueError, match="alpha must be from -1000 to 1000, with models at 0 and 1, got"):
+        path.curve.weights(alpha)
+
+
 def test_a_loaded_path_has_the_losses_and_no_models(tmp_path):
     path = interpolate(model(0), model(1), PROMPTS, n_alphas=3)
     loaded = LossPath.load(path.save(tmp_path / "path"))

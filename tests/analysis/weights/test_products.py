@@ -119,6 +119,20 @@ def test_scores_that_turn_with_positions_are_no_products():
         read_weight_products(random_model(positional_embedding_type="rotary", d_head=2))
 
 
+@pytest.mark.parametrize(
+    ("dims", "words"),
+    [
+        ((0, 1), "x_dim must be an int of at least 1, got 0"),
+        ((2, 0), "y_dim must be an int of at least 1, got 0"),
+        ((3, 2), r"W_KQ of shape \[1, 1, 4, 4\] has no room for x_dim=3 and y_dim=2"),
+    ],
+)
+def test_products_need_room_for_x_and_y(dims, words):
+    products = torch.ones(1, 1, 4, 4)
+    with pytest.raises(ValueError, match=words):
+        WeightProducts(products, products, *dims)
+
+
 def test_a_head_without_a_gauge_is_refused():
     model = random_model()
     with torch.no_grad():

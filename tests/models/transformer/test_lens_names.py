@@ -109,6 +109,13 @@ def test_losses_of_resumed_runs():
 
 
 @pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize("bad", [-1, 7])
+def test_losses_of_ids_that_logits_do_not_have_are_refused(bad):
+    with pytest.raises(IndexError, match=r"tokens have ids from .* the logits are of 0 to 6"):
+        random_model(HookedTransformerConfig(**SMALL)).loss_fn(torch.zeros(1, 3, 7), torch.tensor([[1, bad, 2]]))
+
+
+@pytest.mark.usefixtures("unchecked_types")
 def test_masks_of_padding():
     model = random_model(HookedTransformerConfig(**SMALL))
     tokens, mask = torch.tensor([[1, 2, 3, 4]]), torch.tensor([[1, 1, 1, 0]])

@@ -70,6 +70,10 @@ def test_what_is_no_mixture_does_not_look_like_one():
     alike = fit_mixture(0.5 * one, one, one)
     assert (alike["scale"], alike["residual"]) == pytest.approx((0.5, 0), abs=1e-12)
     assert all(math.isnan(alike[name]) for name in ("position", "position_low", "position_high"))
+    for first, second in ((one, 2 * one), (one, 0 * one), (0 * one, one)):
+        fit = fit_mixture(0.5 * one, first, second)
+        assert all(math.isnan(fit[name]) for name in ("position", "position_low", "position_high", "scale"))
+        assert fit["residual"] == pytest.approx(0, abs=1e-12)
     with pytest.raises(ValueError, match="level must be strictly between 0 and 1"):
         fit_mixture(noise, one, two, level=1)
 
