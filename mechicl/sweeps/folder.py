@@ -63,7 +63,7 @@ class SweepFolder:
         """
         path = self.path / MANIFEST
         if not path.is_file():
-            raise SweepError(f"{self.path} holds no sweep: it has no {MANIFEST}")
+            raise SweepError(f"the folder {self.path} holds no sweep: it has no {MANIFEST}")
         try:
             manifest = read_json(path)
             for name, kind in (("axes", dict), ("cells", dict), ("measures", list), ("threads", int)):

@@ -43,21 +43,26 @@ class Processes:
         waiting = deque(cells)
         busy: dict[Any, tuple[Worker, Cell]] = {}
         try:
-            while waiting or busy:
-                while waiting and len(busy) < self.n_workers:
-                    worker = self.idle.pop() if self.idle else Worker(self.orders)
-                    cell = waiting.popleft()
-                    worker.send(cell)
-                    busy[worker.connection] = (worker, cell)
+            self._feed(waiting, busy)
+            while busy:
                 for connection in wait(list(busy)):
                     worker, cell = busy.pop(connection)
                     outcome = worker.receive()
                     if worker.process.poll() is None:
                         self.idle.append(worker)
+                    self._feed(waiting, busy)  # before the outcome is used: nobody waits while a table is written
                     yield cell, outcome
         finally:
             for worker, _ in busy.values():
                 worker.stop()
+
+    def _feed(self, waiting: deque[Cell], busy: dict[Any, tuple["Worker", Cell]]) -> None:
+        """Give each worker that has nothing to do a cell."""
+        while waiting and len(busy) < self.n_workers:
+            worker = self.idle.pop() if self.idle else Worker(self.orders)
+            cell = waiting.popleft()
+            worker.send(cell)
+            busy[worker.connection] = (worker, cell)
 
     def close(self) -> None:
         """End all workers."""

@@ -65,6 +65,11 @@ def best_match(
         readers: `[prompt reader x]`.
         points: `[prompt point x]`.
         sharpness: factor on these scores before a softmax.
+
+    Raises:
+        TypeError: readers and points of different precision.
     """
+    if readers.dtype != points.dtype:
+        raise TypeError(f"readers are {readers.dtype} and points {points.dtype}: convert the one to the other")
     scores = readers @ points.mT - points.square().sum(-1)[:, None] / 2
     return (sharpness * scores).softmax(-1)

@@ -40,16 +40,20 @@ class TokenIdentification(Result):
         return next(iter(self.divergences))
 
     def divergence(self, name: str, level: float = 0.95) -> Interval:
-        """The mean over all points, with an interval over prompts."""
-        return interval(self.divergences[name].mean(0), level)
+        """The mean over all points, with an interval over prompts.
+
+        Raises:
+            KeyError: a name that no learner has.
+        """
+        return interval(self._of(name).mean(0), level)
 
     def gap(self, name: str, level: float = 0.95) -> Interval:
-        """How much farther than the nearest, on the same prompts."""
-        return interval((self.divergences[name] - self.divergences[self.best]).mean(0), level)
+        """How much farther than the nearest, on the same prompts; errors as for `divergence`."""
+        return interval((self._of(name) - self._of(self.best)).mean(0), level)
 
     def curve(self, name: str, level: float = 0.95) -> list[Interval]:
-        """The mean divergence after each number of tokens."""
-        return [interval(at_point, level) for at_point in self.divergences[name]]
+        """The mean divergence after each number of tokens; errors as for `divergence`."""
+        return [interval(at_point, level) for at_point in self._of(name)]
 
     def to_dataframe(self, level: float = 0.95) -> pd.DataFrame:
         """One row a learner, ranked: its divergence, and how much farther than the nearest, with intervals (nats)."""
@@ -61,6 +65,11 @@ class TokenIdentification(Result):
                 "high": divergence.high, "gap": gap.mean, "gap_low": gap.low, "gap_high": gap.high,
             })  # fmt: skip
         return pd.DataFrame(rows)
+
+    def _of(self, name: str) -> Float[torch.Tensor, "point prompt"]:
+        if name not in self.divergences:
+            raise KeyError(f"no learner has the name {name!r}, only {', '.join(map(repr, self.divergences))}")
+        return self.divergences[name]
 
     def _lines(self) -> list[tuple[str, str]]:
         lines = [("learner", f"{'KL in nats':>20} {f'after {self.points[-1]} tokens':>20}")]

@@ -68,8 +68,13 @@ def candidate_algorithms(
         causal: the context's points read only those before them: algorithms that hold something in the context are then
             other ones, whose points each learn from their own past.
         clip: bound on tokens after each layer: gradient descent and GD++ that hold residuals have it too.
+
+    Raises:
+        ValueError: predictions that are not finite.
     """
     prompts, after_layers = prompts.to(dtype=torch.float64), after_layers.cpu().double()
+    if not after_layers.isfinite().all():
+        raise ValueError("the model's predictions after its layers are not finite: no algorithm can be fitted to them")
     copies = tokens_per_point > 1 and len(after_layers) > 1
     after_steps = after_layers[1:] if copies else after_layers
     problem = SpectralProblem.from_prompts(prompts, after_layers[-1])

@@ -131,7 +131,7 @@ def evaluate_metric(name: str, metric: Metric, predictions: Float[Tensor, "promp
 
     What is no function is a TypeError.
     """
-    if not callable(metric):
+    if not callable(metric) or isinstance(metric, type):
         raise TypeError(f"the metric {name!r} must be a function of predictions, got {metric!r}")
     values = metric(predictions)
     if not isinstance(values, Tensor) or values.shape != predictions.shape[:1]:

@@ -47,8 +47,10 @@ class WeightCurve:
         """Weights at α: 0 is the first model, 1 the last.
 
         Raises:
-            ValueError: an α that is NaN, or more than 1,000 away from 0.
+            ValueError: an α that is no single number, NaN, or more than 1,000 away from 0.
         """
+        if isinstance(alpha, Tensor) and alpha.numel() != 1:
+            raise ValueError(f"alpha must be one number, got a tensor {list(alpha.shape)}")
         place = float(alpha.detach() if isinstance(alpha, Tensor) else alpha)
         if not abs(place) <= FARTHEST:
             raise ValueError(f"alpha must be from {-FARTHEST:g} to {FARTHEST:g}, with models at 0 and 1, got {place:g}")

@@ -57,7 +57,9 @@ class WeightProducts:
         """
         beta = self.gauge()
         if not (beta.isfinite() & (beta != 0)).all():
-            raise ValueError(f"no gauge for a head whose W_KQ has mean diagonal {beta.flatten().tolist()}")
+            raise ValueError(
+                f"the weights have no gauge for a head whose W_KQ has mean diagonal {beta.flatten().tolist()}"
+            )
         return self.in_gauge(beta)
 
     def in_gauge(self, beta: Float[Tensor, "*batch layer head"]) -> "WeightProducts":

@@ -19,6 +19,7 @@ from mechicl.algorithms.stepwise import (
     RidgePath,
     Runs,
     StepwiseAlgorithm,
+    best_match,
     nearest,
 )
 from mechicl.learners import Learner, Trajectory
@@ -181,3 +182,8 @@ def test_induction_takes_the_target_of_the_nearest_input_that_a_target_remembers
 def test_bad_parameters_are_named(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_readers_and_points_have_one_precision():
+    with pytest.raises(TypeError, match=r"readers are torch\.float64 and points torch\.float32"):
+        best_match(torch.ones(1, 2, 3, dtype=torch.float64), torch.ones(1, 4, 3))

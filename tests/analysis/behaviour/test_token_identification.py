@@ -73,3 +73,7 @@ def test_refuses():
     wide = TokenAlgorithmLearner(algorithms.uniform_tokens, {"d_vocab": 4})
     with pytest.raises(ValueError, match="'wide' predicts 4 tokens, and the network 3"):
         identify_on_tokens(uniform, TASK, also={"wide": wide}, n_prompts=5)
+    result = identify_on_tokens(uniform, TASK, n_prompts=5, progress=False)
+    for method in (result.divergence, result.gap, result.curve):
+        with pytest.raises(KeyError, match="no learner has the name 'other', only 'uniform'"):
+            method("other")

@@ -116,3 +116,10 @@ def test_what_cannot_be_ranked_is_named():
 def test_a_task_without_context_is_refused():
     with pytest.raises(ValueError, match="n_context"):
         rank_hypotheses(gradient_descent(**SIZES, step_size=0.2), LinearRegression(x_dim=4, n_context=0))
+
+
+def test_nothing_is_fitted_to_predictions_that_are_not_finite():
+    prompts = TASK.sample(8, seed=0)
+    after_layers = torch.full((2, 8, 1), float("nan"))
+    with pytest.raises(ValueError, match="predictions after its layers are not finite"):
+        candidate_algorithms(prompts, after_layers, TASK)

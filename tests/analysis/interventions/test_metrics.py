@@ -85,6 +85,11 @@ def test_logits_of_another_shape_are_refused_with_what_to_read():
             next_token_loss(every)(logits)
 
 
+def test_a_class_is_no_metric():
+    with pytest.raises(TypeError, match="'bad' must be a function of predictions, got <class 'float'>"):
+        evaluate_metric("bad", float, torch.zeros(3, 1))
+
+
 @pytest.mark.parametrize("targets", [[1, -100], [[-100, 2], [-100, -100]]])
 def test_a_prompt_without_a_target_is_refused(targets):
     with pytest.raises(ValueError, match="every prompt needs a target that is not -100"):

@@ -154,6 +154,13 @@ def test_a_place_far_from_both_models_is_refused(alpha):
         path.curve.weights(alpha)
 
 
+def test_a_place_is_one_number():
+    path = interpolate(model(0), model(1), PROMPTS, n_alphas=3)
+    assert path.curve is not None
+    with pytest.raises(ValueError, match=r"alpha must be one number, got a tensor \[2\]"):
+        path.curve.weights(torch.tensor([0.1, 0.2]))
+
+
 def test_a_loaded_path_has_the_losses_and_no_models(tmp_path):
     path = interpolate(model(0), model(1), PROMPTS, n_alphas=3)
     loaded = LossPath.load(path.save(tmp_path / "path"))
