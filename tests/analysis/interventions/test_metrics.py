@@ -87,7 +87,7 @@ def test_logits_of_another_shape_are_refused_with_what_to_read():
 
 def test_a_class_is_no_metric():
     with pytest.raises(TypeError, match="'bad' must be a function of predictions, got <class 'float'>"):
-        evaluate_metric("bad", float, torch.zeros(3, 1))
+        evaluate_metric("bad", float, torch.zeros(3, 1))  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("targets", [[1, -100], [[-100, 2], [-100, -100]]])
