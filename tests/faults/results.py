@@ -63,7 +63,7 @@ def make_results(softmax: Any, config: Any) -> Iterator[tuple[str, Any]]:
     yield "softmax", fine_tune(softmax, shots, FineTuning(learning_rate=0.01), **QUIET)
     one_layer = load_checkpoint("lsa-1l")
     read = one_layer.task.sample(4, seed=0)
-    yield "checkpoint", view_kernel(one_layer.best, read.query.xs[:3, 0], read)
+    yield "checkpoint", view_kernel(one_layer.best, read.query.xs[:3], read)
     chains = MarkovChains(d_vocab=3, n_ctx=8)
     yield "tokens", identify_on_tokens(constructions.induction(d_vocab=3, n_ctx=8), chains, n_prompts=8, **QUIET)
     snapshots = load_checkpoint("induction-2l")
