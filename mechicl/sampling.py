@@ -96,7 +96,13 @@ class RandomTensors:
         return self.generator.device
 
     def integers(self, low: int, high: int, *shape: int) -> Tensor:
-        """Whole numbers from low to high - 1, all equally likely."""
+        """Whole numbers from low to high - 1, all equally likely.
+
+        Raises:
+            ValueError: a low that is not below high.
+        """
+        if low >= high:
+            raise ValueError(f"low must be below high, got {low} and {high}")
         _check_room(shape)
         return torch.randint(low, high, shape, generator=self.generator, device=self.device)
 

@@ -168,3 +168,8 @@ def test_quick_numbers_are_uniform_and_independent_over_seeds_and_blocks():
 def test_a_dirichlet_distribution_needs_a_concentration(concentration):
     with pytest.raises(ValueError, match="concentration must be positive and finite"):
         RandomTensors(torch.Generator()).dirichlet(concentration, 3)
+
+
+def test_whole_numbers_need_a_range():
+    with pytest.raises(ValueError, match="low must be below high, got 3 and 3"):
+        RandomTensors(torch.Generator()).integers(3, 3, 2)

@@ -114,6 +114,8 @@ def model_attention(
         raise ValueError(f"attention is drawn of one prompt, got {len(prompt)}: pass prompts[:1]")
     hook_names(model)  # refuses what has none
     numbers = range(model.cfg.n_layers) if layers is None else layers
+    if not len(numbers):
+        raise ValueError("layers has no numbers: there is nothing to draw")
     names = [Site("pattern", layer).hook_name for layer in numbers]
     for name in names:
         check_hook(model, name)

@@ -56,6 +56,8 @@ LEFT_OUT = {
 """What is not called, and why."""
 TRIES = 14
 """Valid calls are looked for so often."""
+SHOWN_OF_A_VALUE = 60
+"""Characters of it that an error has to have."""
 BASE_SECONDS, SECONDS = 6.0, 20.0
 LARGEST = 1024 * MIB
 OWN_ERRORS = (
@@ -99,6 +101,7 @@ class Target:
         of_class: whose instances `self` is.
         world: of the valid call's arguments.
         picked: by parameter, which of its candidates the valid call has.
+        known: how many results there were then; later ones are no candidates, or others would be picked.
         trouble: why there is no valid call.
     """
 
@@ -107,6 +110,7 @@ class Target:
     of_class: type | None = None
     world: str = ""
     picked: dict[str, int] | None = None
+    known: int = 0
     trouble: str = ""
     hints: dict[str, Any] = field(default_factory=dict)
     parameters: dict[str, inspect.Parameter] = field(default_factory=dict)
@@ -264,12 +268,13 @@ class Fuzz(Part):
             if target.picked is None and not target.trouble.startswith("a valid call takes"):
                 picked = pick(self.makers, target, 0, rng)
                 if not isinstance(picked, str):
-                    target.world, target.picked = picked
+                    target.world, target.picked, target.known = *picked, len(self.makers.pool)
         self.without = [target for target in self.targets if target.picked is None]
         self.targets = [target for target in self.targets if target.picked is not None]
         print(f"  {len(self.targets) - len(called)} more have arguments that fit one by one")
 
     def _look_for_calls(self, targets: list[Target]) -> None:
+        known = len(self.makers.pool)
         for number, outcome in run_apart(
             lambda i: self._find_call(targets[i]),
             range(len(targets)),
@@ -283,7 +288,7 @@ class Fuzz(Part):
             attempt = int(outcome.words)
             picked = pick(self.makers, target, attempt, random.Random(f"{target.name} {attempt}"))
             assert not isinstance(picked, str)
-            target.world, target.picked = picked
+            target.world, target.picked, target.known = *picked, known
             target.trouble = ""
         for target in targets:  # in order, whichever was found first
             if target.picked is not None:
@@ -314,7 +319,11 @@ class Fuzz(Part):
 
     def _arguments(self, target: Target) -> dict[str, Any]:
         assert target.picked is not None
-        return arguments(self.makers, target, target.world, target.picked)
+        self.makers.known = target.known
+        try:
+            return arguments(self.makers, target, target.world, target.picked)
+        finally:
+            self.makers.known = None
 
     def run(self, number: int, rng: random.Random, folder: Path) -> Outcome:
         target = self.targets[number % len(self.targets)]
@@ -459,7 +468,7 @@ def judge_error(error: Exception, names: Sequence[str], values: Sequence[Any]) -
     for value in itertools.chain.from_iterable(map(_with_what_it_holds, values)):
         hinted.add(type(value).__name__.lower())
         if isinstance(value, str | int | float | complex | bytes | np.generic | type(None)):
-            hinted.add(repr(value).lower()[:60])
+            hinted.add(repr(value).lower()[:SHOWN_OF_A_VALUE])
         if isinstance(value, Tensor | np.ndarray):
             hinted |= {"tensor", "dtype", str(value.dtype).lower(), *map(str, value.shape)}
         if isinstance(value, torch.nn.Module):
@@ -468,7 +477,9 @@ def judge_error(error: Exception, names: Sequence[str], values: Sequence[Any]) -
             hinted |= {each.name for each in dataclasses.fields(value)}
         if isinstance(value, list | tuple | dict | set):
             hinted.add(str(len(value)))
+    cut = {word for word in hinted if len(word) == SHOWN_OF_A_VALUE}  # of a long value, whose end is not looked for
     named = not names or any(re.search(rf"(?<!\w){re.escape(word)}s?(?!\w)", said) for word in hinted if word)
+    named = named or any(word in said for word in cut)
     return What.NAMED if named else What.UNNAMED
 
 

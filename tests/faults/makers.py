@@ -68,6 +68,7 @@ class Makers:
     def __init__(self, folder: Path):
         self.folder = folder
         self.pool: list[tuple[str, Any]] = []
+        self.known: int | None = None  # only the first so many of the pool are candidates
         task = LinearRegression(x_dim=2, n_context=4)
         prompts = task.sample(6, seed=0).to(dtype=torch.float64)
         for step_size in (0.1, 0.2):
@@ -167,7 +168,7 @@ class Makers:
         return 1 if not worlds else 0 if world in worlds else 2
 
     def _pooled(self, world: str, fits: Callable[[Any], bool]) -> list[Any]:
-        there = [(where != world, i, each) for i, (where, each) in enumerate(self.pool) if fits(each)]
+        there = [(where != world, i, each) for i, (where, each) in enumerate(self.pool[: self.known]) if fits(each)]
         return [each for *_, each in sorted(there, key=lambda one: one[:2])]
 
     def _unannotated(self, name: str, world: str) -> list[Any]:

@@ -56,6 +56,10 @@ class Induction(StepwiseAlgorithm):
         return query["prediction"][:, 0]
 
 
+SHARPEST = 1e12
+"""What is beyond it overflows in single precision where inputs are large."""
+
+
 def best_match(
     readers: Float[Tensor, "prompt reader x"], points: Float[Tensor, "prompt point x"], sharpness: float = 1e6
 ) -> Float[Tensor, "prompt reader point"]:
@@ -68,7 +72,10 @@ def best_match(
 
     Raises:
         TypeError: readers and points of different precision.
+        ValueError: a sharpness that is not from 0 to 1e12.
     """
+    if not 0 <= sharpness <= SHARPEST:
+        raise ValueError(f"sharpness must be from 0 to {SHARPEST:g}, got {sharpness:g}")
     if readers.dtype != points.dtype:
         raise TypeError(f"readers are {readers.dtype} and points {points.dtype}: convert the one to the other")
     scores = readers @ points.mT - points.square().sum(-1)[:, None] / 2

@@ -50,7 +50,10 @@ class Regret(Result):
         Raises:
             KeyError: no learner of that name.
         """
-        return self.losses[name or self.learner] - self.losses[self.reference]
+        name = name or self.learner
+        if name not in self.losses:
+            raise KeyError(f"no learner has the name {name!r}, only {', '.join(map(repr, self.losses))}")
+        return self.losses[name] - self.losses[self.reference]
 
     def curve(self, name: str | None = None, level: float = 0.95) -> list[Interval]:
         """The mean regret after each number of points, with intervals over prompts."""

@@ -73,10 +73,11 @@ class SpectralProblem:
 
     @classmethod
     def from_prompts(cls, prompts: Prompts, targets: Float[Tensor, "prompt y"]) -> "SpectralProblem":
-        """From prompts; float64."""
-        spectra = PrefixSpectra.decompose(prompts.xs.double(), prompts.ys.double(), at="query")
+        """From prompts; float64, without gradients."""
+        xs, ys, targets = (values.detach().double() for values in (prompts.xs, prompts.ys, targets))
+        spectra = PrefixSpectra.decompose(xs, ys, at="query")
         contributions = spectra.point_coordinates[:, 0, :, None] * spectra.target_coordinates[:, 0]
-        return cls(spectra.eigenvalues[:, 0], contributions, targets.double())
+        return cls(spectra.eigenvalues[:, 0], contributions, targets)
 
     def guarded(self, margin: float, n_guards: int = 64) -> "SpectralProblem":
         """The same problem with a faint wish that nothing explodes on contexts with larger eigenvalues than these.

@@ -72,7 +72,7 @@ def candidate_algorithms(
     Raises:
         ValueError: predictions that are not finite.
     """
-    prompts, after_layers = prompts.to(dtype=torch.float64), after_layers.cpu().double()
+    prompts, after_layers = prompts.to(dtype=torch.float64), after_layers.detach().cpu().double()
     if not after_layers.isfinite().all():
         raise ValueError("the model's predictions after its layers are not finite: no algorithm can be fitted to them")
     copies = tokens_per_point > 1 and len(after_layers) > 1

@@ -106,11 +106,18 @@ class FineTuningComparison(Result):
         """Several comparisons of models of one shape, query after query.
 
         Raises:
-            ValueError: no comparisons.
+            ValueError: no comparisons, or comparisons of models of different shapes.
         """
         if not parts:
             raise ValueError("no comparisons to put together")
-        return cls(*(torch.cat([getattr(part, field.name) for part in parts], dim=-1) for field in fields(cls)))
+        columns = {field.name: [getattr(part, field.name) for part in parts] for field in fields(cls)}
+        for name, tensors in columns.items():
+            if len(shapes := {tuple(tensor.shape[:-1]) for tensor in tensors}) > 1:
+                raise ValueError(
+                    f"parts must be of models of one shape, their {name} are {' and '.join(map(str, sorted(shapes)))} "
+                    f"for each query"
+                )
+        return cls(*(torch.cat(tensors, dim=-1) for tensors in columns.values()))
 
 
 @holds_models

@@ -13,6 +13,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from mechicl.analysis.weights.products import WeightProducts, concatenate, read_weight_products, replace_products
+from mechicl.arguments import count_undefined
 from mechicl.models import HookedTransformer, TransformerConfig
 
 Pair = tuple[HookedTransformer, HookedTransformer]
@@ -85,6 +86,9 @@ def align_heads(a: HookedTransformer, b: HookedTransformer) -> Pair:
     factor c in `c W_KQ, W_PV / c`, of either sign, is the one with the least relative squared distance; for relu and
     leaky relu it is positive; for softmax, and with momentum over values, there is none. Hidden units of MLPs are
     matched by the inner products of their weights, in order only.
+
+    Raises:
+        ValueError: weights that are not finite, or layers with different kinds of attention.
     """
     first, second = _read_padded(a, b)
     kind = "softmax" if sums_values(a.cfg) else a.cfg.attention  # softmax has no gauge either
@@ -131,6 +135,9 @@ def lift_heads(a: HookedTransformer, b: HookedTransformer) -> Pair:
 
 def _read_padded(a: HookedTransformer, b: HookedTransformer) -> tuple[WeightProducts, WeightProducts]:
     """The products of both, the one with fewer heads padded with heads that do nothing."""
+    for name, model in (("a", a), ("b", b)):
+        if bad := [weight for weight, values in model.named_parameters() if count_undefined(values)]:
+            raise ValueError(f"model {name} has weights that are not finite ({bad[0]}): there is nothing to match")
     if "," in a.cfg.attention:
         raise ValueError(f"heads can be matched where all layers have one kind of attention, not {a.cfg.attention!r}")
     return _pad(read_weight_products(a), read_weight_products(b))

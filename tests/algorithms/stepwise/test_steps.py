@@ -187,3 +187,9 @@ def test_bad_parameters_are_named(make, message):
 def test_readers_and_points_have_one_precision():
     with pytest.raises(TypeError, match=r"readers are torch\.float64 and points torch\.float32"):
         best_match(torch.ones(1, 2, 3, dtype=torch.float64), torch.ones(1, 4, 3))
+
+
+@pytest.mark.parametrize("sharpness", [-1.0, 1e300])
+def test_a_sharpness_that_overflows_is_refused(sharpness):
+    with pytest.raises(ValueError, match="sharpness must be from 0 to 1e\\+12, got"):
+        best_match(torch.ones(1, 2, 3), torch.ones(1, 4, 3), sharpness)

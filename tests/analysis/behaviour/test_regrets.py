@@ -122,6 +122,13 @@ def test_the_table_the_words_the_file_and_the_picture(tmp_path):
     assert "bayes" in figure.layout.title.text
 
 
+def test_a_learner_that_was_not_measured_is_named():
+    result = regret(AlgorithmLearner(nothing), NOISY, n_prompts=4, progress=False)
+    for method in (result.regret, result.curve, result.mean, result.last):
+        with pytest.raises(KeyError, match="no learner has the name 'other', only"):
+            method("other")
+
+
 def test_also_and_names_that_clash():
     zero = AlgorithmLearner(nothing)
     result = regret(zero, NOISY, also={"nothing": zero}, n_prompts=10)

@@ -108,6 +108,9 @@ def test_comparisons_are_put_together_and_tabled():
     assert both.recall().mean == pytest.approx(len(too) / len(better))
     with pytest.raises(ValueError, match="no comparisons"):
         FineTuningComparison.concatenate([])
+    other = dataclasses.replace(parts[0], map_similarity_after=parts[0].map_similarity_after[:1])
+    with pytest.raises(ValueError, match="parts must be of models of one shape, their map_similarity_after are"):
+        FineTuningComparison.concatenate([parts[0], other])
     for layer, values in zip(both.by_layer("map_similarity_after"), both.map_similarity_after.numpy(), strict=True):
         assert layer.mean == pytest.approx(np.mean(values), nan_ok=True)
         assert layer.n == 10

@@ -238,3 +238,12 @@ def test_two_opposite_heads_of_relu_attention_are_not_each_others_match():
     first, second = (read_weight_products(m) for m in align_heads(model, swapped))
     torch.testing.assert_close(first.W_KQ, second.W_KQ, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(first.W_PV, second.W_PV, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("make", [align_heads, lift_heads])
+def test_weights_that_are_not_finite_are_not_matched(make):
+    a, b = random_model(1), random_model(2)
+    with torch.no_grad():
+        b.blocks[1].attn.W_V[0] = torch.inf
+    with pytest.raises(ValueError, match=r"model b has weights that are not finite \(blocks\.1\.attn\.W_V\)"):
+        make(a, b)
