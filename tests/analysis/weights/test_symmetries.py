@@ -240,6 +240,7 @@ def test_two_opposite_heads_of_relu_attention_are_not_each_others_match():
     torch.testing.assert_close(first.W_PV, second.W_PV, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.filterwarnings("ignore:.*has weights that are not finite:RuntimeWarning")  # it is refused, too
 @pytest.mark.parametrize("make", [align_heads, lift_heads])
 def test_weights_that_are_not_finite_are_not_matched(make):
     a, b = random_model(1), random_model(2)
