@@ -142,6 +142,7 @@ def _keep_earlier(folder: Path) -> None:
         except OSError:  # a file system without links
             shutil.copyfile(last, passing)
         os.replace(passing, earlier)
+        passing.unlink(missing_ok=True)  # two names of one file: it is earlier already, and replacing does nothing
 
 
 def _check_config(folder: Path, saved: dict[str, Any], config: TrainingConfig) -> None:

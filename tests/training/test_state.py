@@ -302,3 +302,21 @@ def test_a_run_killed_before_its_first_save_starts_over_with_each_step_once(tmp_
     lines = Metrics.read(tmp_path)
     assert [line["step"] for line in lines] == list(range(13))
     assert 9.0 not in [value for line in lines for key in ("loss", "eval_loss") for value in line.get(key, [])]
+
+
+def test_a_run_killed_before_a_new_state_was_written_leaves_nothing(tmp_path, monkeypatch):
+    """The last state has two names then, and renaming one name of a file to another does nothing."""
+    config = small(steps=4, save_every=2)
+
+    def dies(*args: object, **kwargs: object) -> None:
+        raise KeyboardInterrupt
+
+    train(config.replace(steps=2), tmp_path, progress=False)
+    state = RunState.load(tmp_path, config.replace(steps=2))
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr("mechicl.training.state.write_tensors", dies)
+        state.save(tmp_path, config)
+    assert (tmp_path / STATE_FILE).samefile(tmp_path / EARLIER_STATE_FILE)
+    state.save(tmp_path, config)
+    assert not (tmp_path / STATE_FILE).samefile(tmp_path / EARLIER_STATE_FILE)
+    assert list(tmp_path.glob(".*.tmp")) == []
