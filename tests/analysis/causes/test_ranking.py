@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mechicl.algorithms.stepwise import Hypothesis, QueryDescent, ResidualDescent, query_of
-from mechicl.analysis.causes import candidate_algorithms
+from mechicl.analysis.causes import candidate_algorithms, candidates
 from mechicl.analysis.causes import test_hypotheses as rank_hypotheses
 from mechicl.analysis.causes.model_runs import reads_ahead
 from mechicl.analysis.causes.ranking import _rising_steps
@@ -122,4 +122,4 @@ def test_nothing_is_fitted_to_predictions_that_are_not_finite():
     prompts = TASK.sample(8, seed=0)
     after_layers = torch.full((2, 8, 1), float("nan"))
     with pytest.raises(ValueError, match="predictions after its layers are not finite"):
-        candidate_algorithms(prompts, after_layers, TASK)
+        candidates.candidate_algorithms(prompts, after_layers, TASK)  # as `test_hypotheses` calls it
