@@ -1,6 +1,7 @@
 """Checkpoints in folders and on the hub: reading, writing, sending."""
 
 import hashlib
+import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -229,8 +230,8 @@ def _config(data: dict[str, Any]) -> ModelConfig:
 
 
 def _own_digest(record: dict[str, Any]) -> str:
-    """Of a record without the digests: JSON that is read has the same bytes when it is written again."""
-    return hashlib.sha256(json_bytes(record)).hexdigest()
+    """Of a record as it is read again, without the digests: of two keys that JSON writes alike, the last stays."""
+    return hashlib.sha256(json_bytes(json.loads(json_bytes(record)))).hexdigest()
 
 
 def _check_own_digest(record: dict[str, Any], digests: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from mechicl import constructions
 from mechicl.checkpoints import (
     Checkpoint,
     CheckpointError,
@@ -447,3 +448,9 @@ def test_snapshots_of_some_models_hold_their_weights_at_every_step(models):
             assert torch.equal(
                 weights[step], torch.stack([kept.weights[name][step, i] for i in torch.arange(3)[models]])
             )
+
+
+def test_a_record_with_keys_that_json_writes_alike_loads(tmp_path):
+    model = constructions.gradient_descent(x_dim=2, n_context=3, step_size=0.1)
+    save(tmp_path / "made", model, {"by_step": {1: "first", "1": "last"}})
+    assert load_checkpoint(tmp_path / "made").record["by_step"] == {"1": "last"}
