@@ -4,7 +4,6 @@
 """
 
 import dataclasses
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from mechicl.checkpoints import Checkpoint, CheckpointError, Snapshots, availabl
 from mechicl.reports import (
     comparison,
     descent,
-    layers,
     model_parts,
     one_layer,
     one_layer_setting,
@@ -88,7 +86,6 @@ def test_every_picture_of_a_report_shows_what_it_says(
 def _measure_less(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer trainings, seeds, snapshots and prompts, for every picture that a report draws of many."""
     monkeypatch.setattr(reports, "load_checkpoint", _part_of)
-    monkeypatch.setattr(layers, "compare_layers", partial(layers.compare_layers, n_fitting=N_MEASURED))
     monkeypatch.setattr(texts, "LEARNING_RATES", (0.3,))
     monkeypatch.setattr(texts, "EPOCHS", (1,))
     for module, size in (
