@@ -101,11 +101,10 @@ def fit_mixture(
         `position`: b / (a + b). `position_low`, `position_high`: its interval over prompts (Fieller 1954, with
         variances that hold for residuals of any size at any prompt); infinite on both sides where a + b cannot be told
         from 0, and NaN, as the position is, where the two learners are the same but for a factor, one of them predicts
-        0, or the predictions are 0. It is wide
-        where the two are nearly the same. `scale`: a + b; 1 for a mixture, less for one that is shrunk; NaN where the
-        one is the other times a factor. `residual`: the
-        share of the predictions' mean square that the fit leaves; 0 for a mixture, 1 for what has nothing of the two,
-        NaN for predictions of 0. `energy`: the mean square of the predictions.
+        0, or the predictions are 0. It is wide where the two are nearly the same. `scale`: a + b; 1 for a mixture, less
+        for one that is shrunk; NaN where the one is the other times a factor. `residual`: the share of the predictions'
+        mean square that the fit leaves; 0 for a mixture, 1 for what has nothing of the two, NaN for predictions of 0.
+        `energy`: the mean square of the predictions.
 
     Raises:
         ValueError: a level that is not strictly between 0 and 1.
