@@ -27,15 +27,15 @@ from mechicl.analysis.finetuning import (
     draw_texts,
     study_task,
 )
+from mechicl.base.files import read_json, write_json
+from mechicl.base.memory import MEMORY
+from mechicl.base.progress import progress_bar
+from mechicl.base.tensor_files import write_tensors
 from mechicl.checkpoints import UnknownSeedError, are_weights_random
-from mechicl.files import read_json, write_json
 from mechicl.interop import LanguageModel, load_language_model
-from mechicl.memory import MEMORY
-from mechicl.progress import progress_bar
 from mechicl.reports import Claim, Claims, Comparison, Row, Section, published
 from mechicl.reports.script import ScriptArgs, run_script
 from mechicl.statistics import interval
-from mechicl.tensor_files import write_tensors
 from mechicl.text import TEXT_TASKS, Labels, text_shots
 
 MADE = tuple(name for name, task in TEXT_TASKS.items() if task.topics)

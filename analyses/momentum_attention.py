@@ -16,12 +16,12 @@ from torch import Tensor
 from mechicl.analysis.finetuning import draw_texts, measure_accuracy
 from mechicl.checkpoints import Checkpoint, available, load_checkpoint
 from mechicl.models import HookedTransformer
+from mechicl.prompts import TokenSequences
 from mechicl.reports import Claim, Claims, Comparison, Row, Section
 from mechicl.reports.script import ScriptArgs, run_script
 from mechicl.statistics import interval
 from mechicl.tasks.topics import TopicClassification, topic_tokenizer
 from mechicl.text import TEXT_TASKS
-from mechicl.tokens import TokenSequences
 from mechicl.viz.elements import add_intervals, figure
 
 PLAIN, MOMENTUM = "plain attention", "momentum attention"

@@ -20,8 +20,8 @@ import torch
 import tyro
 
 from mechicl import __version__
+from mechicl.base.files import write_json
 from mechicl.checkpoints import save
-from mechicl.files import write_json
 from mechicl.training import PRESETS, TrainingConfig, train
 from mechicl.training.loop import hardware_in_words
 from mechicl.training.state import STATE_FILE

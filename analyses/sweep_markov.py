@@ -7,13 +7,13 @@ python analyses/sweep_markov.py --folder runs/sweeps   # train it: `mechicl swee
 from dataclasses import dataclass
 
 from mechicl.algorithms import references
+from mechicl.learners import token_log_probabilities
 from mechicl.reports import Comparison, Row
 from mechicl.reports.script import run_script
 from mechicl.reports.sweep_script import SweepArgs, count, over_seeds
 from mechicl.sweeps import SWEEPS
 from mechicl.sweeps.measures.one_model import HELD_OUT
 from mechicl.tasks import MarkovChains
-from mechicl.token_learners import token_log_probabilities
 
 LAYERS = "model.n_layers"
 SHARES = [i / 20 for i in range(21)]

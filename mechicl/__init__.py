@@ -9,14 +9,14 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from mechicl.waiting import settle_waiting
+from mechicl.base.version import __version__ as __version__
+from mechicl.base.waiting import settle_waiting
 
 if TYPE_CHECKING:
     from mechicl.checkpoints import load as load
     from mechicl.models import wrap as wrap
     from mechicl.reports import report as report
 
-__version__ = "0.1.0"
 
 # Threads of OpenMP that spin while they wait slow every other process on the machine, ours included. They read this
 # when torch is loaded: where it has been loaded before, nothing changes.

@@ -1,4 +1,4 @@
-"""The house: what may import what, and what the front door shows."""
+"""Which packages may import which, and what the top-level package shows."""
 
 import ast
 import inspect
@@ -10,16 +10,19 @@ import pytest
 import mechicl.analysis
 
 ROOT = Path(mechicl.__file__).parent
-FLOORS = (
-    {"arguments", "checks", "files", "learners", "locks", "memory", "progress", "prompts", "sampling", "shipped",
-     "shots", "statistics", "tasks", "temporary", "tensor_files", "threads", "token_learners", "tokens", "waiting",
-     "warning"},
-    {"algorithms", "models", "text"},
-    {"checkpoints", "constructions", "hub", "interop", "training"},
-    {"analysis"},
-    {"viz"},
-    {"cli", "reports", "sweeps"},
-)  # fmt: skip
+LEVELS = (
+    ("base",),
+    ("prompts", "statistics"),
+    ("learners", "models"),
+    ("tasks",),
+    ("algorithms", "text", "checkpoints"),
+    ("training", "constructions", "interop"),
+    ("analysis",),
+    ("viz", "sweeps"),
+    ("reports",),
+    ("cli",),
+)
+"""A package imports from levels below its own, and on its own level from packages named before it."""
 BETWEEN_QUESTIONS = {
     "behaviour": {"layers"},
     "heads": {"layers"},
@@ -41,12 +44,8 @@ def imports(path: Path) -> set[str]:
     return {name.removeprefix("mechicl.") for name in names if name.startswith("mechicl.")}
 
 
-def room(module: str) -> str:
+def package(module: str) -> str:
     return module.split(".")[0]
-
-
-def floor(name: str) -> int | None:
-    return next((i for i, rooms in enumerate(FLOORS) if name in rooms), None)
 
 
 def module_of(path: Path) -> str:
@@ -54,24 +53,32 @@ def module_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def test_every_room_has_a_floor():
-    rooms = {room(module_of(path)) for path in MODULES} - {""}
-    assert rooms <= set().union(*FLOORS)
+def test_every_package_has_a_level():
+    packages = {package(module_of(path)) for path in MODULES} - {""}
+    assert packages == {name for level in LEVELS for name in level}
 
 
-def test_nothing_imports_from_a_floor_above():
+def test_packages_import_only_from_packages_before_them():
+    order = [name for level in LEVELS for name in level]
     for path in MODULES:
-        here = floor(room(module_of(path)))
-        if here is not None:
-            above = {name for name in imports(path) if (floor(room(name)) or 0) > here}
-            assert not above, f"{path} is on floor {here + 1}"
+        here = package(module_of(path))
+        if here:  # not the front door, which names them all
+            others = {package(name) for name in imports(path)} - {here}
+            assert others <= set(order[: order.index(here)]), path
 
 
-def test_rooms_of_the_second_floor_do_not_know_each_other():
+def test_nothing_inside_imports_the_front_door():
     for path in MODULES:
-        if floor(room(module_of(path))) == 1:
-            others = {room(name) for name in imports(path)} & FLOORS[1]
-            assert others <= {room(module_of(path))}, path
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            assert "mechicl" not in names, path
+            if isinstance(node, ast.ImportFrom) and node.module == "mechicl":
+                assert all((ROOT / alias.name).is_dir() for alias in node.names), path
+
+
+def test_packages_import_few_others():
+    pairs = {(package(module_of(path)), package(name)) for path in MODULES for name in imports(path)}
+    assert sum(a != b for a, b in pairs) <= 120
 
 
 def test_questions_use_each_other_only_as_is_allowed():

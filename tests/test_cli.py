@@ -15,7 +15,8 @@ import pytest
 import torch
 
 import mechicl
-from mechicl import cli, shipped
+from mechicl import cli
+from mechicl.base import shipped
 from mechicl.checkpoints import available, load, load_checkpoint
 from mechicl.tasks import FixedTasks, LinearRegression, SineRegression
 from mechicl.training import PRESETS, Curriculum, Ramp, TrainingConfig

@@ -8,7 +8,7 @@ import torch
 
 from mechicl import algorithms, analysis, constructions, tasks
 from mechicl.checkpoints import load
-from mechicl.tokens import TokenSequences
+from mechicl.prompts import TokenSequences
 
 NAMES = {
     "torch": torch,

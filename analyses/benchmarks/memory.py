@@ -6,7 +6,7 @@ import sys
 
 from benchmarks.rows import Row, row
 from benchmarks.settings import Settings
-from mechicl.memory import MEMORY
+from mechicl.base.memory import MEMORY
 
 SCRIPT = """
 import json, resource, sys, time

@@ -29,7 +29,7 @@ from mechicl.algorithms.newton import newton, newton_moments
 from mechicl.algorithms.references import references, register_references
 from mechicl.algorithms.stability import ConditioningWarning, DivergenceWarning
 from mechicl.algorithms.tuning import stable_step_size, tuned_step_size
-from mechicl.arguments import check_arguments
+from mechicl.base.arguments import check_arguments
 
 __all__ = [
     "ConditioningWarning",

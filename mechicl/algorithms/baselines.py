@@ -3,7 +3,7 @@
 import torch
 
 from mechicl.algorithms.spectra import linear_trajectory, selected, sums_before
-from mechicl.checks import check_whole
+from mechicl.base.checks import check_whole
 from mechicl.learners import Trajectory
 from mechicl.prompts import PointsAt, Prompts
 

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.checks import check_whole
+from mechicl.base.checks import check_whole
 from mechicl.learners import Trajectory
 from mechicl.prompts import Prompts
 

@@ -11,9 +11,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.algorithms.spectra import selected
-from mechicl.checks import check_positive, check_whole
+from mechicl.base.checks import check_positive, check_whole
+from mechicl.base.memory import MEMORY
 from mechicl.learners import Trajectory
-from mechicl.memory import MEMORY
 from mechicl.prompts import PointsAt, Prompts
 
 MOST_PARTITIONS = 20_000

@@ -11,9 +11,8 @@ from mechicl.algorithms.clusters import in_context_classifier, in_weights_classi
 from mechicl.algorithms.least_squares import ols
 from mechicl.algorithms.markov import bigram_bayes, uniform_tokens, unigram_bayes
 from mechicl.algorithms.references import register_references
-from mechicl.learners import AlgorithmLearner
+from mechicl.learners import AlgorithmLearner, TokenAlgorithmLearner
 from mechicl.tasks import Conjunctions, GaussianClusters, MarkovChains, Parities
-from mechicl.token_learners import TokenAlgorithmLearner
 
 
 @register_references

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from mechicl.algorithms.spectra import checked_steps, spectral_trajectory
 from mechicl.algorithms.stability import ConditioningWarning
-from mechicl.checks import check_positive
+from mechicl.base.checks import check_positive
+from mechicl.base.warning import warn
 from mechicl.learners import Trajectory
 from mechicl.prompts import PointsAt, Prompts
-from mechicl.warning import warn
 
 EPSILON = torch.finfo(torch.float64).eps
 LOST = 1e-5

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.algorithms.spectra import CHUNK_ELEMENTS, joined_trajectory, selected
-from mechicl.checks import check_positive
+from mechicl.base.checks import check_positive
 from mechicl.learners import Trajectory
 from mechicl.prompts import PointsAt, Prompts
 

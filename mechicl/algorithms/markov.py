@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.checks import check_positive, check_whole
-from mechicl.tokens import TokenSequences
+from mechicl.base.checks import check_positive, check_whole
+from mechicl.prompts import TokenSequences
 
 
 def uniform_tokens(sequences: TokenSequences, *, d_vocab: int) -> Float[Tensor, "prompt read token"]:

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.algorithms.spectra import CHUNK_ELEMENTS, joined_trajectory, selected
-from mechicl.checks import check_positive, check_whole
+from mechicl.base.checks import check_positive, check_whole
 from mechicl.learners import Trajectory
 from mechicl.prompts import PointsAt, Prompts
 

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.algorithms.spectra import checked_steps, spectral_trajectory
-from mechicl.checks import check_positive
+from mechicl.base.checks import check_positive
 from mechicl.learners import Trajectory
 from mechicl.prompts import PointsAt, Prompts
 

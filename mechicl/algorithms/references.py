@@ -4,9 +4,8 @@ from collections.abc import Callable
 from functools import singledispatch
 from typing import Any, TypeVar, cast
 
-from mechicl.learners import Learner, named_learners
+from mechicl.learners import Learner, named_learners, named_token_learners
 from mechicl.tasks import TokenDistribution
-from mechicl.token_learners import named_token_learners
 
 
 def references(task: Any) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mechicl.warning import warn
+from mechicl.base.warning import warn
 
 TOLERANCE = 1e-6  # what counts as growth: rounding, and eigenvalues perturbed by it, stay below
 

@@ -65,7 +65,7 @@ from mechicl.analysis.weights import (
     measure_conditioning,
     read_weight_products,
 )
-from mechicl.arguments import check_arguments
+from mechicl.base.arguments import check_arguments
 
 __all__ = [
     "Alignment",

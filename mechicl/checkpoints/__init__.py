@@ -7,14 +7,14 @@ made (command, seeds, versions, curve, wall time, hardware) and holds the digest
 >>> checkpoint = load_checkpoint("lsa-1l")     # all seeds, their record, their weights on the way
 """
 
-from mechicl.arguments import check_arguments
+from mechicl.base.arguments import check_arguments
+from mechicl.base.shipped import available
 from mechicl.checkpoints.checkpoint import STUCK, Checkpoint, CheckpointError, Snapshots, UnknownSeedError
 from mechicl.checkpoints.folders import load, load_checkpoint, push, save
 from mechicl.checkpoints.joining import join
 from mechicl.checkpoints.random_weights import are_weights_random, random_weights, untrained
 from mechicl.checkpoints.stacks import models_from_stack, stack_models
 from mechicl.checkpoints.thinning import thin_snapshots
-from mechicl.shipped import available
 
 __all__ = [
     "STUCK",

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
+from mechicl.base.checks import is_whole
 from mechicl.checkpoints.stacks import models_from_stack
-from mechicl.checks import is_whole
 from mechicl.models import Model
 from mechicl.tasks import AnyTask, task_from_dict
 

@@ -9,16 +9,25 @@ from typing import Any
 
 from torch import Tensor
 
+from mechicl.base.files import (
+    MOST_BYTES,
+    NEW,
+    check_values,
+    current_path,
+    json_bytes,
+    read_json,
+    settle,
+    write_together,
+)
+from mechicl.base.shipped import available, shipped_folder
+from mechicl.base.tensor_files import read_outline, read_tensors, tensor_bytes
 from mechicl.checkpoints.checkpoint import Checkpoint, CheckpointError, Snapshots
+from mechicl.checkpoints.hub import FILES, PREFIX, HubError, Reference, download, model_card, upload
 from mechicl.checkpoints.random_weights import replaced
 from mechicl.checkpoints.stacks import check_stack, models_from_stack, stack_models
-from mechicl.files import MOST_BYTES, NEW, check_values, current_path, json_bytes, read_json, settle, write_together
-from mechicl.hub import FILES, PREFIX, HubError, Reference, download, model_card, upload
 from mechicl.models import Model, ModelConfig, PromptedModel, config_from_dict
 from mechicl.models.transformer.state_names import RENAMED
 from mechicl.models.wrapping.wrapped import refuse_wrapped
-from mechicl.shipped import available, shipped_folder
-from mechicl.tensor_files import read_outline, read_tensors, tensor_bytes
 
 RECORD = "record.json"
 """The file of a checkpoint that is read first and written last: it says what the others must be."""

@@ -3,10 +3,10 @@
 from contextvars import ContextVar
 from dataclasses import replace
 
+from mechicl.base.temporary import Temporary
 from mechicl.checkpoints.checkpoint import Checkpoint, Snapshots
 from mechicl.checkpoints.stacks import stack_models
 from mechicl.models import build
-from mechicl.temporary import Temporary
 
 FIRST = 1_000_003
 """Seed of the first model's new weights: no training of ours starts from it."""

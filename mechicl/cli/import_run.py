@@ -6,7 +6,7 @@ from pathlib import Path
 
 import tyro
 
-from mechicl import __version__
+from mechicl.base.version import __version__
 
 
 @dataclass(frozen=True)

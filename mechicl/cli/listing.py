@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mechicl.files import read_json
-from mechicl.shipped import available, shipped_folder
+from mechicl.base.files import read_json
+from mechicl.base.shipped import available, shipped_folder
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,8 @@ class Report:
 
     def execute(self, command: str) -> None:
         """Write the report."""
+        from mechicl.base.files import check_writable, read_json
         from mechicl.checkpoints import load  # here, because they take seconds: help must not wait for them
-        from mechicl.files import check_writable, read_json
         from mechicl.reports import write_report
         from mechicl.tasks import task_from_dict
 

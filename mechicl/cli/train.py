@@ -14,10 +14,10 @@ from typing import Annotated, Any, Literal, get_args
 import tyro
 from accelerate import PartialState
 
-from mechicl import __version__
+from mechicl.base.files import check_writable
+from mechicl.base.version import __version__
 from mechicl.checkpoints import Snapshots, save
 from mechicl.cli.listing import held_out
-from mechicl.files import check_writable
 from mechicl.tasks import AnyTask, FixedTasks, LinearRegression, SineRegression
 from mechicl.training import PRESETS, Curriculum, Ramp, TrainingConfig, train
 from mechicl.training.config import resize_task

@@ -6,7 +6,7 @@ where it is given, parameters that diverge there give a `DivergenceWarning`. `ce
 of them are. `known_models()` are these and a few more, plain or in a disguise (`hide`), with what they run.
 """
 
-from mechicl.arguments import check_arguments
+from mechicl.base.arguments import check_arguments
 from mechicl.constructions.certificates import Certificate, certificates, certificates_table
 from mechicl.constructions.compression import CompressedModel, compress
 from mechicl.constructions.copying import copy_targets, copy_then_gradient_descent

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mechicl import algorithms
-from mechicl.checks import check_whole
+from mechicl.base.checks import check_whole
 from mechicl.constructions.copying import copy_targets, copy_then_gradient_descent
 from mechicl.constructions.gradient_descent import gd_plus_plus, gradient_descent
 from mechicl.constructions.kernel import kernel_gradient_descent

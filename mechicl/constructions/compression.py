@@ -9,10 +9,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
-from mechicl.checks import check_positive, check_whole
+from mechicl.base.checks import check_positive, check_whole
+from mechicl.base.progress import progress_bar
 from mechicl.constructions.hiding import in_another_stream, refuse_what_would_break
 from mechicl.models import HookedTransformer
-from mechicl.progress import progress_bar
 from mechicl.prompts import Prompts
 
 BATCH = 64

@@ -3,7 +3,7 @@
 import torch
 
 from mechicl.algorithms.gradient_descent import per_step
-from mechicl.checks import check_positive, check_whole
+from mechicl.base.checks import check_positive, check_whole
 from mechicl.constructions.gradient_descent import check_stability
 from mechicl.constructions.vocabulary import Head, Stream, assemble
 from mechicl.models import HookedTransformer

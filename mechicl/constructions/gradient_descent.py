@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mechicl.algorithms.gradient_descent import gd_plus_plus_filters, per_step
 from mechicl.algorithms.stability import residuals_grow, warn_of_divergence
-from mechicl.checks import check_positive, check_whole
+from mechicl.base.checks import check_positive, check_whole
 from mechicl.constructions.vocabulary import Head, Stream, assemble
 from mechicl.models import HookedTransformer
 

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mechicl.checks import check_whole
+from mechicl.base.checks import check_whole
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.prompts import Prompts
 

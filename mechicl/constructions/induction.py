@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from mechicl.checks import check_positive, check_whole, is_whole
+from mechicl.base.checks import check_positive, check_whole, is_whole
 from mechicl.constructions.vocabulary import Head, Stream, set_head
 from mechicl.models import HookedTransformer, TransformerConfig
 

@@ -4,7 +4,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.algorithms.gradient_descent import per_step
-from mechicl.checks import check_whole
+from mechicl.base.checks import check_whole
 from mechicl.constructions.gradient_descent import check_stability
 from mechicl.constructions.vocabulary import Head, Hidden, Stream, assemble
 from mechicl.models import HookedTransformer

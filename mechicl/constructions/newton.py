@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mechicl.algorithms.stability import TOLERANCE, warn_of_divergence
-from mechicl.checks import check_positive, check_whole
+from mechicl.base.checks import check_positive, check_whole
 from mechicl.constructions.vocabulary import Head, Hidden, Layer, Stream, assemble, signed_pair
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts

@@ -13,8 +13,8 @@ from torch import Tensor
 from mechicl.algorithms.stepwise import Hypothesis, KernelReading, QueryDescent, ResidualDescent
 from mechicl.checkpoints import save
 from mechicl.models import TransformerConfig
-from mechicl.sampling import InputDistribution
 from mechicl.tasks import LinearRegression
+from mechicl.tasks.sampling import InputDistribution
 from mechicl.training import TrainingConfig, train_interchange
 
 X_DIM, N_CONTEXT, D_MODEL = 3, 10, 16

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.checks import check_whole
+from mechicl.base.checks import check_whole
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.models.transformer.attention import Attention
 from mechicl.models.transformer.layers import MLP

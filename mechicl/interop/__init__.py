@@ -1,7 +1,7 @@
 """Models of other projects as hooked transformers, compiled programs, language models with their tokenizers,
 scikit-learn's estimators."""
 
-from mechicl.arguments import check_arguments
+from mechicl.base.arguments import check_arguments
 from mechicl.interop.garg import from_garg, load_garg, load_garg_state
 from mechicl.interop.garg_tasks import garg_task
 from mechicl.interop.language_models import LanguageModel, load_language_model

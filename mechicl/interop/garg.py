@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mechicl.checks import check_whole
+from mechicl.base.checks import check_whole
 from mechicl.interop.garg_tasks import garg_task
 from mechicl.interop.outside_files import read_torch_file, read_yaml
 from mechicl.models import HookedTransformer, TransformerConfig
-from mechicl.sampling import PromptDistribution
+from mechicl.tasks.sampling import PromptDistribution
 
 
 def from_garg(state_dict: Mapping[str, Tensor], config: Mapping[str, Any]) -> HookedTransformer:

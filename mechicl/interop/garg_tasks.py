@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from mechicl.checks import is_finite, is_whole
-from mechicl.sampling import PromptDistribution
+from mechicl.base.checks import is_finite, is_whole
+from mechicl.base.warning import warn
 from mechicl.tasks import DecisionTrees, LinearRegression, QuadraticRegression, ReluNetworks, SparseLinearRegression
-from mechicl.warning import warn
+from mechicl.tasks.sampling import PromptDistribution
 
 
 class _NoTask(Exception):

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
+from mechicl.base.files import check_file, read_json
+from mechicl.base.tensor_files import read_outline
 from mechicl.checkpoints import are_weights_random, available, load_checkpoint
-from mechicl.files import check_file, read_json
 from mechicl.tasks.topics import TopicClassification, topic_tokenizer
-from mechicl.tensor_files import read_outline
 
 FIRST = 1_000_003  # seed of untrained models' weights
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")

@@ -16,8 +16,8 @@ from typing import IO, Any, ClassVar, NamedTuple
 import torch
 import yaml
 
-from mechicl.checks import is_whole
-from mechicl.files import check_file, read_bytes
+from mechicl.base.checks import is_whole
+from mechicl.base.files import check_file, read_bytes
 
 MOST_YAML = 32 * 2**10
 """Bytes of a YAML file that are read; configs have one or two thousand."""

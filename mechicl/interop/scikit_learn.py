@@ -12,9 +12,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.progress import progress_bar
+from mechicl.base.progress import progress_bar
+from mechicl.base.warning import warn
 from mechicl.prompts import Prompts
-from mechicl.warning import warn
 
 NO_SKLEARN = "estimators of scikit-learn need it: pip install 'mechicl[sklearn]'"
 FITS_AT_A_TIME = 64  # which a worker process is handed

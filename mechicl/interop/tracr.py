@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from mechicl.checks import check_whole
+from mechicl.base.checks import check_whole
 from mechicl.constructions.supports import WeightsCircuit, weights_circuit
 from mechicl.models import HookedTransformer, TransformerConfig
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformer_lens.utilities import SUPPORTED_ACTIVATIONS
 
-from mechicl.arguments import takes_undefined
+from mechicl.base.arguments import takes_undefined
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.models.transformer.lens_config import read_lens_config
 

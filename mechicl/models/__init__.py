@@ -5,7 +5,7 @@
 `wrap(module, ...)` gives any other torch module the same.
 """
 
-from mechicl.arguments import check_arguments
+from mechicl.base.arguments import check_arguments
 from mechicl.models.architectures import Model, ModelConfig, build, config_from_dict
 from mechicl.models.layered import LayeredModel
 from mechicl.models.lstm import HookedLSTM, LSTMConfig

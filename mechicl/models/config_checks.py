@@ -6,7 +6,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from mechicl.checks import is_finite, require_whole
+from mechicl.base.checks import is_finite, require_whole
 from mechicl.models.transformer.elementwise import ELEMENTWISE
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}

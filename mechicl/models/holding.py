@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from mechicl.temporary import Temporary
+from mechicl.base.temporary import Temporary
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from torch import nn
 from transformer_lens.hook_points import HookPoint
 
-from mechicl.temporary import Temporary
+from mechicl.base.temporary import Temporary
 
 Direction = Literal["fwd", "bwd"]
 PLACES: dict[Direction, tuple[str, str]] = {

@@ -12,14 +12,14 @@ from torch import Tensor
 from transformer_lens import ActivationCache, HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
-from mechicl.arguments import count_undefined
-from mechicl.memory import MEMORY
+from mechicl.base.arguments import count_undefined
+from mechicl.base.memory import MEMORY
+from mechicl.base.temporary import Temporary
+from mechicl.base.warning import warn
 from mechicl.models.holding import holding, in_a_pass
 from mechicl.models.hooking import AddedHooks, Direction, remove_all_hooks
 from mechicl.models.opening.sites import hook_names, nearest
 from mechicl.prompts import At, Prompts
-from mechicl.temporary import Temporary
-from mechicl.warning import warn
 
 HookAt = tuple[str | Callable[[str], bool], Callable[..., Any]]
 Method = TypeVar("Method", bound=Callable[..., Any])

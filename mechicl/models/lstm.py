@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 
-from mechicl.checks import require_whole
+from mechicl.base.checks import require_whole
 from mechicl.models.config_checks import DTYPES, check_device, read_config
 from mechicl.models.holding import in_a_pass
 from mechicl.models.prompted import PromptedModel

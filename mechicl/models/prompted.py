@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformer_lens.utilities import lm_cross_entropy_loss
 
-from mechicl.checks import is_whole
+from mechicl.base.checks import is_whole
 from mechicl.models.config_checks import DTYPES, dtype_name
 from mechicl.models.holding import in_a_pass
 from mechicl.models.layered import LayeredModel, required

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mechicl.arguments import check_arguments
+from mechicl.base.arguments import check_arguments
 from mechicl.checkpoints import load_checkpoint
 from mechicl.learners import Learners
 from mechicl.models import PromptedModel

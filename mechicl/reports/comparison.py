@@ -9,8 +9,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from mechicl.arguments import takes_undefined
-from mechicl.files import read_json, write_bytes, write_json
+from mechicl.base.arguments import takes_undefined
+from mechicl.base.files import read_json, write_bytes, write_json
 from mechicl.reports.claims import Claim, verdict_of
 from mechicl.reports.rows import Row
 from mechicl.viz.page import Section, page, table

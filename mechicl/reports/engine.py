@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mechicl.progress import progress_bar
+from mechicl.base.progress import progress_bar
 from mechicl.reports.comparison import Comparison, Part, Section
 from mechicl.reports.verdict import Verdict
 from mechicl.viz.page import table

@@ -8,8 +8,8 @@ import torch
 
 from mechicl import algorithms, viz
 from mechicl.analysis import align, align_over_training
+from mechicl.base.progress import progress_bar
 from mechicl.checkpoints import Checkpoint
-from mechicl.progress import progress_bar
 from mechicl.reports.algorithm import AlgorithmQuestion, causes_in_words
 from mechicl.reports.comparison import Comparison, Part, Section, published
 from mechicl.reports.engine import Kind

@@ -19,15 +19,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
-import mechicl
-from mechicl.files import read_json, write_json
-from mechicl.progress import progress_bar
+from mechicl.base.files import read_json, write_json
+from mechicl.base.progress import progress_bar
+from mechicl.base.shipped import available, shipped_folder
 from mechicl.reports.agreement import Moved, moved_claims, moved_rows
 from mechicl.reports.claims import Claim
 from mechicl.reports.comparison import Comparison
-from mechicl.shipped import available, shipped_folder
 
-PACKAGE = Path(mechicl.__file__).parent
+PACKAGE = Path(__file__).parents[1]
 DONE = "done.json"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mechicl.arguments import takes_undefined
+from mechicl.base.arguments import takes_undefined
 from mechicl.checkpoints import Checkpoint
 from mechicl.statistics import Interval, interval, median_interval
 

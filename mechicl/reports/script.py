@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 import tyro
 
+from mechicl.base.files import check_writable
 from mechicl.checkpoints import Checkpoint, CheckpointError, available, load_checkpoint, random_weights
-from mechicl.files import check_writable
 from mechicl.reports.claims import UNTRAINED, Claim, with_untrained
 from mechicl.reports.comparison import Comparison
 from mechicl.tasks import LinearRegression

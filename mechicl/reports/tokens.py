@@ -26,6 +26,7 @@ from mechicl.analysis.dynamics import HeadsOverTraining
 from mechicl.analysis.heads import HeadScores
 from mechicl.checkpoints import Checkpoint
 from mechicl.models import HookedTransformer
+from mechicl.prompts import TokenSequences
 from mechicl.reports.comparison import Comparison, Part, Section
 from mechicl.reports.engine import Kind
 from mechicl.reports.rows import Row
@@ -33,7 +34,6 @@ from mechicl.reports.study import Study
 from mechicl.reports.verdict import Verdict, beside_published
 from mechicl.statistics import Interval, interval
 from mechicl.tasks import RepeatedTokens
-from mechicl.tokens import TokenSequences
 from mechicl.viz.verdict import score_bars
 
 SCORES = ("previous_token", "induction")

@@ -5,7 +5,7 @@
 >>> print(alignment.intervals()["sensitivity_cosine"])                       # the same, of any result's fields
 """
 
-from mechicl.arguments import check_arguments
+from mechicl.base.arguments import check_arguments
 from mechicl.statistics.intervals import (
     Interval,
     difference_interval,

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import torch
 
-from mechicl.files import MOST_VALUES, read_bytes, write_bytes
+from mechicl.base.files import MOST_VALUES, read_bytes, write_bytes
 from mechicl.statistics.intervals import interval, median_interval
 
 SEED = "seed"

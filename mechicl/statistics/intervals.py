@@ -9,8 +9,8 @@ from jaxtyping import Float
 from scipy.special import stdtrit
 from torch import Tensor
 
-from mechicl.arguments import takes_undefined
-from mechicl.checks import check_whole
+from mechicl.base.arguments import takes_undefined
+from mechicl.base.checks import check_whole
 from mechicl.statistics.storage import storable
 
 CELLS = 2**22  # of resamples that are held at once

@@ -13,11 +13,11 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from mechicl.arguments import takes_undefined
-from mechicl.files import read_json, write_json
+from mechicl.base.arguments import takes_undefined
+from mechicl.base.files import read_json, write_json
+from mechicl.base.tensor_files import read_tensors, write_tensors
 from mechicl.statistics.intervals import Interval, interval
 from mechicl.statistics.storage import decode, encode, storable
-from mechicl.tensor_files import read_tensors, write_tensors
 
 R = TypeVar("R")  # a kind of result: checks at run time find no bound that is written before its class
 LINES = 12  # of a printed result

@@ -5,7 +5,7 @@
 >>> print(table.intervals("loss"))                                   # over seeds, at each point of the grid
 """
 
-from mechicl.arguments import check_arguments
+from mechicl.base.arguments import check_arguments
 from mechicl.statistics.grids import GridTable
 from mechicl.sweeps.folder import CellState, SweepError, load_table, status
 from mechicl.sweeps.grid import Cell

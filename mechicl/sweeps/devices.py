@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
-from mechicl.files import read_json, write_json
-from mechicl.warning import warn
+from mechicl.base.files import read_json, write_json
+from mechicl.base.warning import warn
 
 DEVICES = "devices.json"
 

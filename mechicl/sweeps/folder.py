@@ -9,9 +9,9 @@ from typing import Any
 
 import pandas as pd
 
-from mechicl.checks import is_whole
-from mechicl.files import read_json, write_json
-from mechicl.locks import is_locked
+from mechicl.base.checks import is_whole
+from mechicl.base.files import read_json, write_json
+from mechicl.base.locks import is_locked
 from mechicl.statistics.grids import GridTable
 from mechicl.sweeps.grid import Grid, Place, in_words
 from mechicl.training.metrics import Metrics

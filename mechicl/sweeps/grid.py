@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from mechicl.checks import check_whole
+from mechicl.base.checks import check_whole
 from mechicl.sweeps.axes import SEED, Axis, change, combinations, read_axes
 from mechicl.training import PRESETS, TrainingConfig
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from accelerate.state import PartialState
 
-from mechicl.files import is_running, machine_name, read_json
+from mechicl.base.files import is_running, machine_name, read_json
 from mechicl.sweeps.cell_training import train_and_save
 from mechicl.training import TrainingConfig
 

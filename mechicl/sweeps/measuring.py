@@ -18,7 +18,7 @@ import torch
 from accelerate.utils import set_seed
 from torch import Tensor
 
-from mechicl import __version__
+from mechicl.base.version import __version__
 from mechicl.checkpoints import Checkpoint
 from mechicl.statistics import Interval, Result
 from mechicl.sweeps.measures import MEASURES

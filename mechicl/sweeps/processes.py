@@ -14,9 +14,9 @@ from typing import Any
 
 import cloudpickle
 
+from mechicl.base.waiting import sleep_at_once
 from mechicl.sweeps.grid import Cell
 from mechicl.sweeps.work import Orders, Outcome
-from mechicl.waiting import sleep_at_once
 
 PACKAGES = Path(__file__).resolve().parents[2]
 

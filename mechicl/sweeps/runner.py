@@ -9,10 +9,11 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from mechicl.checks import check_whole
-from mechicl.files import remove_leftovers
-from mechicl.locks import locked
-from mechicl.progress import progress_bar
+from mechicl.base.checks import check_whole
+from mechicl.base.files import remove_leftovers
+from mechicl.base.locks import locked
+from mechicl.base.progress import progress_bar
+from mechicl.base.threads import n_cores
 from mechicl.statistics.grids import GridTable
 from mechicl.sweeps.devices import device_kind, warn_of_several
 from mechicl.sweeps.folder import RESULTS, SweepError, SweepFolder
@@ -22,7 +23,6 @@ from mechicl.sweeps.on_ray import OnRay
 from mechicl.sweeps.processes import Processes
 from mechicl.sweeps.work import FULL_DISK, Orders, Outcome, work, write_error
 from mechicl.tasks.registry import KINDS, TASK_TYPES
-from mechicl.threads import n_cores
 
 PAUSE = 0.5  # seconds between looks at cells that another process holds, and at running cells for the bar
 

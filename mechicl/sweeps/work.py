@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from mechicl.base.files import machine_name, remove_leftovers, write_json
+from mechicl.base.locks import FolderInUseError, locked
+from mechicl.base.threads import using_threads
 from mechicl.checkpoints import Checkpoint, CheckpointError, load_checkpoint
-from mechicl.files import machine_name, remove_leftovers, write_json
-from mechicl.locks import FolderInUseError, locked
 from mechicl.sweeps.axes import SEED
 from mechicl.sweeps.cell_training import train_and_save
 from mechicl.sweeps.folder import DIVERGED, ERROR, LOSS, SweepFolder
@@ -22,7 +23,6 @@ from mechicl.sweeps.folder import ROWS as ROWS_FILE
 from mechicl.sweeps.grid import Cell
 from mechicl.sweeps.measuring import Measure, seeded, values_of
 from mechicl.tasks import register
-from mechicl.threads import using_threads
 
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 

@@ -7,8 +7,7 @@ A task is a small frozen dataclass: `sample(n, seed=...)` gives prompts, `replac
 `algorithms.references(task)` are the best known learners of a task.
 """
 
-from mechicl.arguments import check_arguments
-from mechicl.sampling import PromptDistribution, RandomTensors, TokenDistribution
+from mechicl.base.arguments import check_arguments
 from mechicl.tasks.boolean_functions import Conjunctions, Parities
 from mechicl.tasks.fixed_tasks import FixedTasks
 from mechicl.tasks.function_classes import (
@@ -25,6 +24,7 @@ from mechicl.tasks.mixed_regression import MixedRegression
 from mechicl.tasks.protocol import Task
 from mechicl.tasks.registry import AnyTask, register, task_from_dict, task_to_dict
 from mechicl.tasks.repeated_tokens import RepeatedTokens
+from mechicl.tasks.sampling import PromptDistribution, RandomTensors, TokenDistribution
 from mechicl.tasks.sine_regression import SineRegression
 from mechicl.tasks.task_pool import TaskPool
 from mechicl.tasks.topics import TopicClassification

@@ -6,9 +6,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.checks import require_finite, require_whole
+from mechicl.base.checks import require_finite, require_whole
 from mechicl.prompts import Prompts
-from mechicl.sampling import PromptDistribution, RandomTensors
+from mechicl.tasks.sampling import PromptDistribution, RandomTensors
 
 
 @dataclass(frozen=True)

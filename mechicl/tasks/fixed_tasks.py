@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from mechicl.checks import require_whole
+from mechicl.base.checks import require_whole
 from mechicl.prompts import Prompts
-from mechicl.sampling import PromptDistribution, RandomTensors
 from mechicl.tasks.linear_regression import LinearRegression
 from mechicl.tasks.protocol import Task
+from mechicl.tasks.sampling import PromptDistribution, RandomTensors
 from mechicl.tasks.sine_regression import SineRegression
 
 

@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.checks import check_positive, require_active_dims, require_finite, require_whole
+from mechicl.base.checks import check_positive, require_active_dims, require_finite, require_whole
 from mechicl.prompts import Prompts
-from mechicl.sampling import PromptDistribution, RandomTensors
+from mechicl.tasks.sampling import PromptDistribution, RandomTensors
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.checks import is_finite, require_active_dims, require_finite, require_whole
+from mechicl.base.checks import is_finite, require_active_dims, require_finite, require_whole
 from mechicl.prompts import Prompts
-from mechicl.sampling import (
+from mechicl.tasks.sampling import (
     INPUTS,
     InputDistribution,
     PromptDistribution,

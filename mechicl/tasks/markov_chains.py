@@ -7,9 +7,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.checks import check_positive, require_whole
-from mechicl.sampling import RandomTensors, TokenDistribution, sampling_generator
-from mechicl.tokens import TokenSequences
+from mechicl.base.checks import check_positive, require_whole
+from mechicl.prompts import TokenSequences
+from mechicl.tasks.sampling import RandomTensors, TokenDistribution, sampling_generator
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.checks import is_finite
-from mechicl.sampling import RandomTensors
+from mechicl.base.checks import is_finite
 from mechicl.tasks.function_classes import GaussianPoints
+from mechicl.tasks.sampling import RandomTensors
 
 
 @dataclass(frozen=True)

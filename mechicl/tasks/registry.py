@@ -5,8 +5,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, Union, overload
 
-from mechicl.files import json_bytes
-from mechicl.sampling import Distribution, TokenDistribution
+from mechicl.base.files import json_bytes
 from mechicl.tasks.boolean_functions import Conjunctions, Parities
 from mechicl.tasks.fixed_tasks import FixedTasks
 from mechicl.tasks.function_classes import (
@@ -22,6 +21,7 @@ from mechicl.tasks.markov_chains import MarkovChains
 from mechicl.tasks.mixed_regression import MixedRegression
 from mechicl.tasks.protocol import Task
 from mechicl.tasks.repeated_tokens import RepeatedTokens
+from mechicl.tasks.sampling import Distribution, TokenDistribution
 from mechicl.tasks.sine_regression import SineRegression
 from mechicl.tasks.task_pool import TaskPool
 from mechicl.tasks.topics import TopicClassification

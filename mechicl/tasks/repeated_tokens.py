@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
-from mechicl.checks import require_whole
-from mechicl.sampling import RandomTensors, TokenDistribution
-from mechicl.tokens import TokenSequences
+from mechicl.base.checks import require_whole
+from mechicl.prompts import TokenSequences
+from mechicl.tasks.sampling import RandomTensors, TokenDistribution
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mechicl.checks import is_finite, require_whole
+from mechicl.base.checks import is_finite, require_whole
 from mechicl.prompts import Prompts
-from mechicl.sampling import PromptDistribution, RandomTensors
+from mechicl.tasks.sampling import PromptDistribution, RandomTensors
 
 
 @dataclass(frozen=True)

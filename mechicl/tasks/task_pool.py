@@ -7,10 +7,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.checks import require_active_dims, require_finite, require_whole
+from mechicl.base.checks import require_active_dims, require_finite, require_whole
 from mechicl.prompts import Prompts
-from mechicl.sampling import PromptDistribution, RandomTensors
 from mechicl.tasks.linear_regression import LinearRegression
+from mechicl.tasks.sampling import PromptDistribution, RandomTensors
 
 
 @dataclass(frozen=True)

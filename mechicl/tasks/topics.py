@@ -13,10 +13,10 @@ from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from mechicl.checks import require_finite, require_whole
-from mechicl.sampling import RandomTensors, TokenDistribution, sampling_generator
+from mechicl.base.checks import require_finite, require_whole
+from mechicl.prompts import TokenSequences
 from mechicl.tasks.repeated_tokens import RepeatedTokens
-from mechicl.tokens import TokenSequences
+from mechicl.tasks.sampling import RandomTensors, TokenDistribution, sampling_generator
 
 TOPICS: dict[str, tuple[str, ...]] = {
     "animals": ("cat", "dog", "horse", "cow", "goat", "wolf", "bear", "fox"),

@@ -1,6 +1,6 @@
 """Texts to classify: data sets with templates and labels, a made-up language, and prompts with demonstrations."""
 
-from mechicl.arguments import check_arguments
+from mechicl.base.arguments import check_arguments
 from mechicl.tasks.topics import TopicClassification, topic_tokenizer
 from mechicl.text.classification import TEXT_TASKS, LabelledTexts, Labels, TextTask
 from mechicl.text.demonstrations import label_ids, text_shots

@@ -8,7 +8,7 @@ from typing import Literal, assert_never
 
 import torch
 
-from mechicl.checks import require_whole
+from mechicl.base.checks import require_whole
 from mechicl.statistics import storable
 from mechicl.tasks.topics import TOPICS
 

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from mechicl.shots import Shots
+from mechicl.prompts import Shots
 from mechicl.text.classification import LabelledTexts, TextTask
 
 

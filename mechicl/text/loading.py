@@ -13,8 +13,8 @@ import torch
 from datasets.config import HF_DATASETS_DISABLE_PROGRESS_BARS
 from datasets.exceptions import DatasetsError
 
-from mechicl.checks import is_whole
-from mechicl.files import check_file
+from mechicl.base.checks import is_whole
+from mechicl.base.files import check_file
 from mechicl.tasks.topics import TopicClassification
 from mechicl.text.classification import TEXT_TASKS, LabelledTexts, TextTask, shuffled
 

@@ -1,6 +1,6 @@
 """Training: the configuration of a run, the presets, and the loop."""
 
-from mechicl.arguments import check_arguments
+from mechicl.base.arguments import check_arguments
 from mechicl.training.config import TrainingConfig
 from mechicl.training.curriculum import Curriculum, Ramp
 from mechicl.training.interchange import interchange_r2, train_interchange

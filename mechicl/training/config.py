@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 import torch
 
-from mechicl.checks import check_positive, check_whole, is_finite, is_whole, require_whole
+from mechicl.base.checks import check_positive, check_whole, is_finite, is_whole, require_whole
 from mechicl.models import LSTMConfig, ModelConfig, TransformerConfig, config_from_dict
 from mechicl.prompts import At
-from mechicl.sampling import TokenDistribution
 from mechicl.tasks import AnyTask, FixedTasks, LinearRegression, task_from_dict, task_to_dict
+from mechicl.tasks.sampling import TokenDistribution
 from mechicl.training.curriculum import Curriculum, Ramp
 from mechicl.training.optimizers import OptimizerName
 

@@ -3,7 +3,7 @@
 import dataclasses
 from dataclasses import dataclass
 
-from mechicl.checks import is_whole
+from mechicl.base.checks import is_whole
 from mechicl.tasks import AnyTask
 
 

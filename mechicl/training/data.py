@@ -16,8 +16,8 @@ from torch import Tensor
 from mechicl.models import PromptedModel
 from mechicl.models.transformer.fast import put_prompts_last
 from mechicl.prompts import lies_prompts_last
-from mechicl.sampling import QuickGenerator
 from mechicl.tasks import AnyTask, LinearRegression
+from mechicl.tasks.sampling import QuickGenerator
 from mechicl.training.config import TrainingConfig
 from mechicl.training.objectives import examples, weight_of_share
 

@@ -17,9 +17,9 @@ from transformer_lens.hook_points import HookPoint
 
 from mechicl.algorithms.stepwise import Hypothesis, Place, Runs
 from mechicl.algorithms.stepwise.plans import Cell, plan_interventions
-from mechicl.checks import check_whole
+from mechicl.base.checks import check_whole
+from mechicl.base.progress import progress_bar
 from mechicl.models import HookedTransformer, build
-from mechicl.progress import progress_bar
 from mechicl.prompts import Prompts
 from mechicl.training.config import TrainingConfig
 from mechicl.training.loop import TrainingDivergedError, TrainingResult, hardware_in_words

@@ -18,12 +18,12 @@ from accelerate.utils import broadcast, broadcast_object_list
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.files import MOST_VALUES
-from mechicl.locks import locked
+from mechicl.base.files import MOST_VALUES
+from mechicl.base.locks import locked
+from mechicl.base.progress import progress_bar
+from mechicl.base.tensor_files import read_tensors, write_tensors
+from mechicl.base.threads import n_cores, using_threads
 from mechicl.models import Model, build
-from mechicl.progress import progress_bar
-from mechicl.tensor_files import read_tensors, write_tensors
-from mechicl.threads import n_cores, using_threads
 from mechicl.training import objectives
 from mechicl.training.config import TrainingConfig
 from mechicl.training.data import Batch, batches, make_generators

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from mechicl.checks import is_whole
-from mechicl.files import check_file, read_bytes
+from mechicl.base.checks import is_whole
+from mechicl.base.files import check_file, read_bytes
 
 METRICS_FILE = "metrics.jsonl"
 MOST_BYTES = 2**30

@@ -5,8 +5,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mechicl.models import PromptedModel
-from mechicl.prompts import At, Prompts
-from mechicl.tokens import TokenSequences
+from mechicl.prompts import At, Prompts, TokenSequences
 
 
 def examples(model: PromptedModel, prompts: Prompts | TokenSequences, at: At) -> tuple[Tensor, Tensor]:

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from mechicl.base.threads import threads_worth
 from mechicl.models import TransformerConfig
 from mechicl.models.transformer.fast import fuse_attention
-from mechicl.threads import threads_worth
 from mechicl.training.config import TrainingConfig
 from mechicl.training.data import goes_across
 from mechicl.training.ensemble import Ensemble

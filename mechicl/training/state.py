@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mechicl.files import check_file
-from mechicl.tensor_files import read_tensors, signed, write_tensors
+from mechicl.base.files import check_file
+from mechicl.base.tensor_files import read_tensors, signed, write_tensors
 from mechicl.training.config import TrainingConfig
 
 STATE_FILE = "state.safetensors"

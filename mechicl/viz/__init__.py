@@ -5,7 +5,7 @@
 >>> viz.prompt_attention(model, prompts[:1], layer=2)
 """
 
-from mechicl.arguments import check_arguments
+from mechicl.base.arguments import check_arguments
 from mechicl.viz.attention import attention_html, model_attention, prompt_attention
 from mechicl.viz.attention_grid import attention_figure, mean_patterns
 from mechicl.viz.behaviour import identified_families, identified_filters, shifted_losses

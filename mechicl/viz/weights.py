@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mechicl.analysis.weights.paths import LossPath
 from mechicl.analysis.weights.products import WeightProducts
-from mechicl.arguments import takes_undefined
+from mechicl.base.arguments import takes_undefined
 from mechicl.statistics import interval
 from mechicl.viz.elements import (
     BELOW,

@@ -2,9 +2,8 @@ import pytest
 import torch
 
 from mechicl import algorithms
-from mechicl.learners import Learner
+from mechicl.learners import Learner, TokenLearner, token_losses
 from mechicl.tasks import Conjunctions, FixedTasks, GaussianClusters, MarkovChains, Parities
-from mechicl.token_learners import TokenLearner, token_losses
 
 POINTS = {
     "bayes conjunctions": (Conjunctions(x_dim=5, n_context=12), "bayes"),

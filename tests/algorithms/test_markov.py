@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mechicl import algorithms
+from mechicl.learners import TokenAlgorithmLearner, token_losses
+from mechicl.prompts import TokenSequences
 from mechicl.tasks import MarkovChains
-from mechicl.token_learners import TokenAlgorithmLearner, token_losses
-from mechicl.tokens import TokenSequences
 
 
 def sequences_of(rows):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import mechicl.files
+import mechicl.base.files
 from mechicl.checkpoints import load_checkpoint, save, stack_models
 from mechicl.models import build
 from mechicl.training import train
@@ -110,7 +110,7 @@ class Kills(Part):
             name, number, when = rng.choice(WRITES), rng.randint(1, calls), rng.choice(("before", "after"))
 
             def dies() -> str:
-                setattr(mechicl.files.os, name, _deadly(getattr(os, name), number, when))
+                setattr(mechicl.base.files.os, name, _deadly(getattr(os, name), number, when))
                 return str(work())
 
             process, reader = forked(dies)
@@ -131,7 +131,7 @@ class Kills(Part):
 
 
 def _left(folder: Path) -> list[str]:
-    return [path.name for path in folder.rglob("*") if path.name.endswith((".tmp", mechicl.files.NEW))]
+    return [path.name for path in folder.rglob("*") if path.name.endswith((".tmp", mechicl.base.files.NEW))]
 
 
 def _deadly(function: Callable[..., Any], number: int, when: str) -> Callable[..., Any]:

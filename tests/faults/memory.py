@@ -8,15 +8,15 @@ from typing import Any
 from mechicl.algorithms import gradient_descent
 from mechicl.analysis import ablate, align, corrupt, fit_readouts, measure_order_sensitivity, patch, probe, score_heads
 from mechicl.analysis.layers import ols_weights
+from mechicl.base.memory import MEMORY, TooLittleMemory
 from mechicl.learners import AlgorithmLearner, squared_errors
-from mechicl.memory import MEMORY, TooLittleMemory
 from mechicl.models import TransformerConfig, build
 from mechicl.prompts import Prompts
 from mechicl.tasks import LinearRegression
 from tests.faults.part import MIB, Outcome, Part, forget_highest, highest, resident
 
 BOUNDS = (64 * MIB, 128 * MIB, 256 * MIB)
-"""Smaller ones hold for tensors alone: see `mechicl.memory`."""
+"""Smaller ones hold for tensors alone: see `mechicl.base.memory`."""
 RATIO = 1.1
 PREDICTED = 50
 """Times as many prompts are predicted."""

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mechicl.prompts import Prompts
-from mechicl.tokens import TokenSequences
+from mechicl.prompts import Prompts, TokenSequences
 from tests.faults.makers import is_allowed
 
 Kind = Literal["same", "bad", "open"]
@@ -91,7 +90,7 @@ def mutations(value: Any, hint: Any) -> list[Mutation]:
         other = make()
         if type(other) is type(value):
             continue
-        # a tensor of one axis counts as a sequence of numbers: see mechicl.arguments
+        # a tensor of one axis counts as a sequence of numbers: see mechicl.base.arguments
         fits = is_allowed(other, hint) or (isinstance(other, Tensor) and is_allowed(other.tolist(), hint))
         others.append(Mutation(words, "open" if fits else "bad", make))
     every = own * (1 + len(others) // max(len(own), 1)) + others  # as often its kind as another

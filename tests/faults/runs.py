@@ -5,9 +5,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from mechicl.base.tensor_files import read_tensors
 from mechicl.models import LSTMConfig, TransformerConfig
 from mechicl.tasks import LinearRegression, RepeatedTokens
-from mechicl.tensor_files import read_tensors
 from mechicl.training import TrainingConfig, train
 from mechicl.training.metrics import Metrics
 from mechicl.training.state import STATE_FILE

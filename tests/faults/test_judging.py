@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import mechicl
-from mechicl.checks import check_whole
-from mechicl.files import read_json
+from mechicl.base.checks import check_whole
+from mechicl.base.files import read_json
 from mechicl.statistics import interval
 from tests.faults.fuzz import LEFT_OUT, What, alike, find_targets, has_nan, judge_error
 from tests.faults.mutations import OurError, mutations

@@ -20,8 +20,8 @@ import pytest
 import torch
 
 from mechicl import viz
+from mechicl.base.files import write_bytes
 from mechicl.checkpoints import load_checkpoint
-from mechicl.files import write_bytes
 from mechicl.statistics.grids import GridTable
 from mechicl.sweeps import Sweep, SweepError, load_table, status
 from mechicl.sweeps.folder import RESULTS
@@ -150,7 +150,7 @@ def test_a_full_disk_stops_the_sweep_and_loses_nothing(tmp_path, monkeypatch, wh
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         write_bytes(path, data)
 
-    monkeypatch.setattr("mechicl.tensor_files.write_bytes", full)
+    monkeypatch.setattr("mechicl.base.tensor_files.write_bytes", full)
     with pytest.raises(OSError, match="disk is full"):
         run(tmp_path)
     monkeypatch.undo()

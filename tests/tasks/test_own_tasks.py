@@ -134,7 +134,7 @@ def test_a_task_that_cannot_be_saved_is_refused_before_training(tmp_path):
     [
         "this:that", "antigravity:Task", "os:system", "subprocess:Popen", "mechicl.tasks.registry:TASK_TYPES",
         "mechicl.learners:AlgorithmLearner", "mechicl.tasks:LinearRegression", "tests.tasks.own_tasks:NoData",
-        "tests.tasks.own_tasks:", ":SparseRegression", "mechicl.sampling:PromptDistribution",
+        "tests.tasks.own_tasks:", ":SparseRegression", "mechicl.tasks.sampling:PromptDistribution",
     ],
 )  # fmt: skip
 def test_a_record_runs_nothing_and_imports_nothing(kind):

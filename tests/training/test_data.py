@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from mechicl.models import HookedTransformer
-from mechicl.sampling import QuickGenerator
 from mechicl.tasks import FixedTasks
+from mechicl.tasks.sampling import QuickGenerator
 from mechicl.training import Curriculum, Ramp, data
 from mechicl.training.data import TIMED_BATCHES, batches, batches_ahead, make_generators, sample_batch
 from tests.training.runs import MODEL, TASK, WORDS, reading, small

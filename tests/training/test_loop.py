@@ -15,8 +15,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import Tensor
 from torch.func import functional_call
 
+from mechicl.base.locks import FolderInUseError, locked
 from mechicl.checkpoints import load_checkpoint, save
-from mechicl.locks import FolderInUseError, locked
 from mechicl.models import HookedTransformer, TransformerConfig, build
 from mechicl.tasks import FixedTasks, LinearRegression, register
 from mechicl.training import Curriculum, Ramp, TrainingConfig, TrainingDivergedError, train
@@ -147,7 +147,7 @@ def test_the_record_says_how_it_went_as_plain_json(tmp_path):
 
 
 def test_a_progress_bar_counts_the_steps(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("mechicl.progress.DELAY", 0.0)
+    monkeypatch.setattr("mechicl.base.progress.DELAY", 0.0)
     train(small(), tmp_path / "shown")
     assert re.search(r"\d+/12 .*step", capsys.readouterr().err)
     train(small(), tmp_path / "quiet", progress=False)

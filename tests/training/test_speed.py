@@ -5,10 +5,10 @@ import torch
 from torch._dynamo.exc import TorchDynamoException
 from torch.testing import assert_close
 
+from mechicl.base.threads import using_threads
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.models.transformer.fast import fuse_attention
 from mechicl.tasks import LinearRegression
-from mechicl.threads import using_threads
 from mechicl.training import PRESETS, TrainingConfig, train
 from mechicl.training.speed import threads_for
 from tests.training.runs import LSTM, reading, small
@@ -102,7 +102,7 @@ def test_a_compiled_run_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
 
 
 def test_small_steps_have_one_thread_and_large_ones_more(monkeypatch):
-    monkeypatch.setattr("mechicl.threads.n_cores", lambda: 64)
+    monkeypatch.setattr("mechicl.base.threads.n_cores", lambda: 64)
     numbers = {}
     with using_threads(16):
         for name in ("lsa-1l", "gpt2-8l", "gpt2-12l"):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mechicl.tensor_files import read_tensors
+from mechicl.base.tensor_files import read_tensors
 from mechicl.training import TrainingConfig, train
 from mechicl.training.metrics import METRICS_FILE, Metrics
 from mechicl.training.state import EARLIER_STATE_FILE, STATE_FILE, DamagedSaveError, RunState
@@ -21,7 +21,7 @@ from pathlib import Path
 
 config, folder, kills = json.loads(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
 import torch
-import mechicl.files
+import mechicl.base.files
 from mechicl.training import TrainingConfig, train
 
 torch.set_num_threads(1)
@@ -51,7 +51,7 @@ def die_at_call(function, number, when):
 def child(kill):
     if isinstance(kill, list):  # in the middle of writing a file
         name, number, when = kill
-        setattr(mechicl.files.os, name, die_at_call(getattr(os, name), number, when))
+        setattr(mechicl.base.files.os, name, die_at_call(getattr(os, name), number, when))
     train(config, folder, progress=False, on_save=lambda step: time.sleep(0.005))
 
 

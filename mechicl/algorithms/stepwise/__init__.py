@@ -11,7 +11,7 @@ from mechicl.algorithms.stepwise.hypothesis import Hypothesis, variables_of
 from mechicl.algorithms.stepwise.induction import Induction, best_match
 from mechicl.algorithms.stepwise.inverses import NewtonSteps, RidgeByDirections, RidgePath
 from mechicl.algorithms.stepwise.moments import MomentsThenRidge
-from mechicl.arguments import check_arguments
+from mechicl.base.arguments import check_arguments
 
 __all__ = [
     "AfterCopying",

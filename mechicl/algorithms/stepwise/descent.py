@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mechicl.algorithms.gradient_descent import per_step
 from mechicl.algorithms.stepwise.base import State, StepwiseAlgorithm, gather
-from mechicl.checks import check_positive, check_whole
+from mechicl.base.checks import check_positive, check_whole
 from mechicl.prompts import Prompts
 
 

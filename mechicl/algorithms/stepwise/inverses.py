@@ -11,7 +11,7 @@ from torch import Tensor
 from mechicl.algorithms.spectra import above_rounding
 from mechicl.algorithms.stepwise.base import State, StepwiseAlgorithm, gather
 from mechicl.algorithms.stepwise.descent import in_words, without_query_target
-from mechicl.checks import check_positive, check_whole
+from mechicl.base.checks import check_positive, check_whole
 from mechicl.prompts import Prompts
 
 Answers = Literal["at the end", "anew", "running"]

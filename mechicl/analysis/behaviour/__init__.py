@@ -29,7 +29,7 @@ from mechicl.analysis.behaviour.similarity import similarity_of_errors, similari
 from mechicl.analysis.behaviour.spectral import SpectralLearner
 from mechicl.analysis.behaviour.token_identification import TokenIdentification, identify_on_tokens
 from mechicl.analysis.behaviour.trained_descent import trained_descent
-from mechicl.arguments import check_arguments
+from mechicl.base.arguments import check_arguments
 
 __all__ = [
     "FOREIGN_INPUTS",

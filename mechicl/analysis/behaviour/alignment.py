@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mechicl.base.memory import MEMORY, Budget
 from mechicl.learners import Learner, bytes_per_prompt
-from mechicl.memory import MEMORY, Budget
 from mechicl.prompts import Prompts
 from mechicl.statistics import Result
 

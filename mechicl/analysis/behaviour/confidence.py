@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.analysis.behaviour.algorithm_families import ROUNDING
-from mechicl.arguments import takes_undefined
+from mechicl.base.arguments import takes_undefined
 
 EVIDENCE, PRICE, ELSEWHERE = 32.0, 0.25, 0.4
 """How many independent observations a distance counts for, how many of them a fitted number takes, how far is "none".

@@ -7,8 +7,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.analysis.layers.layer_learners import LayerLearner, Lens
+from mechicl.base.memory import MEMORY
 from mechicl.learners import IterativeLearner, Learner, prompt_batches
-from mechicl.memory import MEMORY
 from mechicl.models import PromptedModel
 from mechicl.prompts import Prompts
 from mechicl.statistics import Interval, Result, interval, ratio_interval

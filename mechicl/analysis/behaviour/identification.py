@@ -31,13 +31,13 @@ from mechicl.analysis.behaviour.confidence import family_weights
 from mechicl.analysis.behaviour.descent_families import descent_fits
 from mechicl.analysis.behaviour.regrets import are_classes
 from mechicl.analysis.behaviour.spectral import SpectralProblem
+from mechicl.base.memory import MEMORY
+from mechicl.base.progress import progress_bar
 from mechicl.learners import AlgorithmLearner, Learner, Learners, named_learners, prompt_batches
-from mechicl.memory import MEMORY
-from mechicl.progress import progress_bar
 from mechicl.prompts import Prompts
-from mechicl.sampling import TokenDistribution
 from mechicl.statistics import Interval, Result, interval, ratio_interval
 from mechicl.tasks import Task
+from mechicl.tasks.sampling import TokenDistribution
 
 NONE = "none of these"
 LIMIT_PROMPTS = 32_768  # that the best learners on the task are tuned on: rare contexts decide their losses

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from mechicl.analysis.behaviour.alignment import sensitivities
 from mechicl.analysis.layers.layer_learners import LayerLearner
+from mechicl.base.memory import MEMORY, Budget
 from mechicl.learners import IterativeLearner, Learner, bytes_per_prompt
-from mechicl.memory import MEMORY, Budget
 from mechicl.prompts import Prompts
 
 CACHED_ROWS = 2**13  # queries' streams in a batch: so many stay in a processor's cache, and larger batches are slower

@@ -11,14 +11,21 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.algorithms.references import references
-from mechicl.learners import Learners, named_learners, prompt_batches
-from mechicl.memory import MEMORY
-from mechicl.progress import progress_bar
+from mechicl.base.memory import MEMORY
+from mechicl.base.progress import progress_bar
+from mechicl.learners import (
+    Learners,
+    TokenLearners,
+    named_learners,
+    named_token_learners,
+    prompt_batches,
+    sequence_batches,
+    token_losses,
+)
 from mechicl.prompts import PointsAt, Prompts
-from mechicl.sampling import TokenDistribution
 from mechicl.statistics import Interval, Result, interval
 from mechicl.tasks import AnyTask
-from mechicl.token_learners import TokenLearners, named_token_learners, sequence_batches, token_losses
+from mechicl.tasks.sampling import TokenDistribution
 
 Loss = Literal["squared error", "log loss", "errors", "nats"]
 LEAST_PROBABILITY = 1e-3

@@ -8,17 +8,17 @@ import torch
 from jaxtyping import Float
 
 from mechicl.algorithms.references import references
-from mechicl.memory import MEMORY
-from mechicl.progress import progress_bar
-from mechicl.sampling import TokenDistribution
-from mechicl.statistics import Interval, Result, interval
-from mechicl.token_learners import (
+from mechicl.base.memory import MEMORY
+from mechicl.base.progress import progress_bar
+from mechicl.learners import (
     TokenLearners,
     as_token_learner,
     named_token_learners,
     sequence_batches,
     token_log_probabilities,
 )
+from mechicl.statistics import Interval, Result, interval
+from mechicl.tasks.sampling import TokenDistribution
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,7 +5,7 @@ from mechicl.analysis.causes.interchange import interchange, interchange_each, s
 from mechicl.analysis.causes.ranking import HypothesisTest, fit_hypotheses, test_hypotheses
 from mechicl.analysis.causes.results import INTERVENTIONS, Cell, Interchange
 from mechicl.analysis.causes.subspaces import SubspaceSearch, fit_subspace
-from mechicl.arguments import check_arguments
+from mechicl.base.arguments import check_arguments
 
 __all__ = [
     "INTERVENTIONS",

@@ -16,10 +16,10 @@ from mechicl.analysis.causes.model_runs import (
     tokens_per_point,
 )
 from mechicl.analysis.causes.results import Interchange
-from mechicl.memory import MEMORY, Budget
+from mechicl.base.memory import MEMORY, Budget
+from mechicl.base.progress import progress_bar
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
-from mechicl.progress import progress_bar
 from mechicl.prompts import Prompts
 from mechicl.tasks import Task
 

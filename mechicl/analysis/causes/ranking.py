@@ -16,10 +16,10 @@ from mechicl.analysis.causes.candidates import candidate_algorithms
 from mechicl.analysis.causes.interchange import interchange_each, rows_at_once, sample_sources
 from mechicl.analysis.causes.model_runs import ModelRuns, hears_attention, reads_ahead, record_streams, tokens_per_point
 from mechicl.analysis.causes.results import Interchange, Kind
-from mechicl.memory import MEMORY
+from mechicl.base.memory import MEMORY
+from mechicl.base.progress import progress_bar
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
-from mechicl.progress import progress_bar
 from mechicl.prompts import Prompts
 from mechicl.statistics import Result
 from mechicl.tasks import Task

@@ -10,7 +10,7 @@ from torch import Tensor
 from mechicl.algorithms.stepwise import Hypothesis, Place, Runs
 from mechicl.analysis.causes.model_runs import ModelRuns, record_streams
 from mechicl.analysis.causes.results import MOST
-from mechicl.memory import Budget
+from mechicl.base.memory import Budget
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.prompts import Prompts
 

@@ -21,11 +21,11 @@ from mechicl.analysis.causes.subspace_search import (
     search_columns,
     squared_distances,
 )
-from mechicl.memory import MEMORY
+from mechicl.base.memory import MEMORY
+from mechicl.base.progress import progress_bar
 from mechicl.models import PromptedModel, build
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
-from mechicl.progress import progress_bar
 from mechicl.prompts import Prompts
 from mechicl.statistics import Interval, Result, ratio_interval
 from mechicl.tasks import Task

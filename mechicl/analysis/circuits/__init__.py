@@ -11,7 +11,7 @@ from mechicl.analysis.circuits.ranking import auroc
 from mechicl.analysis.circuits.results import Circuit
 from mechicl.analysis.circuits.scores import EdgeScores, score_edges
 from mechicl.analysis.circuits.search import find_circuit
-from mechicl.arguments import check_arguments
+from mechicl.base.arguments import check_arguments
 from mechicl.models.opening.edges import EMBEDDING, Edge, Node
 
 __all__ = [

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 from transformers.cache_utils import Cache
 
+from mechicl.base.temporary import Temporary
 from mechicl.models import hooking
 from mechicl.models.opening.adapter import ModelAdapter
-from mechicl.temporary import Temporary
 
 FLAGS = ("use_split_qkv_input", "use_attn_in", "use_attn_result", "use_hook_mlp_in")
 

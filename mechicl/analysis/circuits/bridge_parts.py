@@ -20,10 +20,10 @@ from mechicl.analysis.circuits.bridge_calls import (
     listening,
     return_stream,
 )
+from mechicl.base.temporary import Temporary, together
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.edges import attends_beside_mlp, list_key_heads
 from mechicl.models.opening.skipping import replacing_forwards
-from mechicl.temporary import Temporary, together
 
 INSTEAD = "its nodes can be searched with edges=False"
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mechicl.analysis.circuits.parts import take_apart
 from mechicl.analysis.circuits.stages import list_stages
-from mechicl.memory import MEMORY, Budget
+from mechicl.base.memory import MEMORY, Budget
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.edges import Edge, Node, list_edges, list_nodes, list_reached
 

@@ -13,11 +13,11 @@ from mechicl.analysis.circuits.objectives import OneMetric
 from mechicl.analysis.circuits.problem import Problem, make_problem
 from mechicl.analysis.circuits.results import Circuit
 from mechicl.analysis.interventions.metrics import Inputs
-from mechicl.checks import check_whole
-from mechicl.memory import MEMORY
+from mechicl.base.checks import check_whole
+from mechicl.base.memory import MEMORY
+from mechicl.base.progress import progress_bar
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.edges import EMBEDDING, Edge, Node
-from mechicl.progress import progress_bar
 from mechicl.prompts import At
 
 Subsets = tuple[tuple[Node, ...], ...]

@@ -12,7 +12,7 @@ from mechicl.analysis.interventions.ablation import Method, record_replacements
 from mechicl.analysis.interventions.attribution import linearize_metrics
 from mechicl.analysis.interventions.metrics import Inputs
 from mechicl.analysis.interventions.runs import Experiment
-from mechicl.memory import Budget
+from mechicl.base.memory import Budget
 from mechicl.models.opening.edges import Node, list_nodes
 from mechicl.models.opening.sites import Site, check_hook
 from mechicl.prompts import At

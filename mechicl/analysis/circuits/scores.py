@@ -16,11 +16,11 @@ from mechicl.analysis.circuits.problem import Problem, make_problem
 from mechicl.analysis.circuits.ranking import auroc
 from mechicl.analysis.circuits.references import Method
 from mechicl.analysis.interventions.metrics import Inputs
-from mechicl.checks import check_whole
-from mechicl.memory import MEMORY
+from mechicl.base.checks import check_whole
+from mechicl.base.memory import MEMORY
+from mechicl.base.progress import progress_bar
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.edges import EMBEDDING, Edge
-from mechicl.progress import progress_bar
 from mechicl.prompts import At
 from mechicl.statistics import Result, interval
 

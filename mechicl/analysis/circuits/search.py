@@ -16,10 +16,10 @@ from mechicl.analysis.circuits.references import Method
 from mechicl.analysis.circuits.results import Circuit
 from mechicl.analysis.circuits.scores import Scoring, estimate_effects
 from mechicl.analysis.interventions.metrics import Inputs
-from mechicl.memory import MEMORY
+from mechicl.base.memory import MEMORY
+from mechicl.base.progress import progress_bar
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.edges import EMBEDDING
-from mechicl.progress import progress_bar
 from mechicl.prompts import At
 
 Search = Literal["exact", "eap", "eap-ig", "eap-ig-activations", "mask-ig", "acdc", "greedy", "attribution"]

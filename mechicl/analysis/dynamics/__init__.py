@@ -11,7 +11,7 @@ from mechicl.analysis.dynamics.snapshots import (
     score_heads_over_training,
 )
 from mechicl.analysis.dynamics.transitions import Transitions, find_transitions
-from mechicl.arguments import check_arguments
+from mechicl.base.arguments import check_arguments
 
 __all__ = [
     "AlignmentOverTraining",

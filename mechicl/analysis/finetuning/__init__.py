@@ -38,7 +38,7 @@ from mechicl.analysis.finetuning.text_tasks import (
     measure_accuracy,
     study_task,
 )
-from mechicl.arguments import check_arguments
+from mechicl.base.arguments import check_arguments
 
 __all__ = [
     "METHODS",

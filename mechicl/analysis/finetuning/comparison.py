@@ -20,10 +20,10 @@ from mechicl.analysis.finetuning.similarity_measures import (
     recall_of_gains,
     update_similarity,
 )
-from mechicl.memory import MEMORY
+from mechicl.base.memory import MEMORY
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
-from mechicl.shots import Shots
+from mechicl.prompts import Shots
 from mechicl.statistics import Interval, Result, interval
 
 HIDDEN = -1e30  # no score of a token that is seen is as low

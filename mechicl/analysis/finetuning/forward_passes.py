@@ -12,11 +12,11 @@ from torch.func import functional_call, jvp
 from torch.utils.checkpoint import checkpoint
 from transformer_lens.hook_points import HookPoint
 
+from mechicl.base.temporary import Temporary, together
 from mechicl.models.holding import holding, holds_models
 from mechicl.models.opening.adapter import Hook, ModelAdapter
 from mechicl.models.opening.sites import check_hook
 from mechicl.models.opening.skipping import replacing_forwards
-from mechicl.temporary import Temporary, together
 
 Weights = dict[str, Tensor]
 

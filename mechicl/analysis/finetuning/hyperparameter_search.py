@@ -12,11 +12,11 @@ from torch import Tensor
 from mechicl.analysis.finetuning.predictions import predict_sequences, scores_and_losses
 from mechicl.analysis.finetuning.sgd import FineTuning, FineTuningDivergedError
 from mechicl.analysis.finetuning.side_by_side import Tuners
-from mechicl.memory import MEMORY
+from mechicl.base.memory import MEMORY
+from mechicl.base.progress import progress_bar
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
-from mechicl.progress import progress_bar
-from mechicl.shots import Shots
+from mechicl.prompts import Shots
 from mechicl.statistics import Result
 
 LEARNING_RATES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)

@@ -13,11 +13,11 @@ from torch import Tensor
 from mechicl.analysis.finetuning.forward_passes import Weights, run_with_changes
 from mechicl.analysis.finetuning.predictions import check_lengths, equal_length_batches
 from mechicl.analysis.finetuning.sgd import FineTuned
-from mechicl.memory import MEMORY
+from mechicl.base.memory import MEMORY
+from mechicl.base.progress import progress_bar
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.sites import check_hook
-from mechicl.progress import progress_bar
-from mechicl.shots import Shots
+from mechicl.prompts import Shots
 
 OUTPUT, MOVED, QUERY, KEY = "hook_attn_out", "attn.hook_z", "attn.hook_q", "attn.hook_k"
 SCORES, PATTERN = "attn.hook_attn_scores", "attn.hook_pattern"

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mechicl.analysis.finetuning.forward_passes import Weights, run_with_changes
-from mechicl.memory import MEMORY, Budget
+from mechicl.base.memory import MEMORY, Budget
 from mechicl.models.opening.adapter import ModelAdapter
 
 LARGEST_BATCH = 16  # more sequences at a time are hardly faster

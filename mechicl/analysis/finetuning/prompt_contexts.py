@@ -10,11 +10,10 @@ from mechicl.analysis.finetuning.comparison import FineTuningComparison, compare
 from mechicl.analysis.finetuning.hyperparameter_search import EPOCHS, LEARNING_RATES, TuningSearch, search_tuning
 from mechicl.analysis.finetuning.sgd import FineTuning
 from mechicl.analysis.finetuning.side_by_side import fine_tune_each
+from mechicl.base.progress import progress_bar
 from mechicl.models import HookedTransformer
 from mechicl.models.holding import holds_models
-from mechicl.progress import progress_bar
-from mechicl.prompts import Prompts
-from mechicl.shots import Shots
+from mechicl.prompts import Prompts, Shots
 
 ZeroShot = Literal["query", "unlabelled"]
 

@@ -20,12 +20,12 @@ from mechicl.analysis.finetuning.forward_passes import (
     weights_changed,
 )
 from mechicl.analysis.finetuning.predictions import check_lengths
-from mechicl.checks import require_finite, require_whole
+from mechicl.base.checks import require_finite, require_whole
+from mechicl.base.progress import progress_bar
 from mechicl.models import HookedTransformer
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
-from mechicl.progress import progress_bar
-from mechicl.shots import Shots
+from mechicl.prompts import Shots
 from mechicl.statistics import Result, storable
 
 Method = Literal["plain", "linearized", "per_layer"]

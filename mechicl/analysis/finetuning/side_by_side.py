@@ -12,9 +12,9 @@ from torch.func import vjp, vmap
 
 from mechicl.analysis.finetuning.forward_passes import Weights
 from mechicl.analysis.finetuning.sgd import FineTuned, FineTuning, Tuner, diverged
+from mechicl.base.progress import progress_bar
 from mechicl.models.holding import holds_models
-from mechicl.progress import progress_bar
-from mechicl.shots import Shots
+from mechicl.prompts import Shots
 
 LARGEST_GROUP = 32  # more models at a time are hardly faster
 LARGEST_JACOBIAN = 2**28  # bytes: of a small model, whose linearised fine-tuning then takes products of matrices alone

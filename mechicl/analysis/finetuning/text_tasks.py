@@ -13,7 +13,7 @@ from mechicl.analysis.finetuning.comparison import BeforeFineTuning, FineTuningC
 from mechicl.analysis.finetuning.hyperparameter_search import EPOCHS, LEARNING_RATES, TuningSearch, search_tuning
 from mechicl.analysis.finetuning.predictions import check_lengths, predict_sequences, scores_and_losses
 from mechicl.analysis.finetuning.sgd import METHODS, FineTuning, Method, fine_tune
-from mechicl.memory import MEMORY
+from mechicl.base.memory import MEMORY
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.statistics import Result

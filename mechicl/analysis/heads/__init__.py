@@ -13,7 +13,7 @@ from mechicl.analysis.heads.target_copying import (
     measure_target_copying,
     measure_token_sensitivity,
 )
-from mechicl.arguments import check_arguments
+from mechicl.base.arguments import check_arguments
 
 __all__ = [
     "DualForm",

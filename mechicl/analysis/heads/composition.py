@@ -11,7 +11,7 @@ from torch import Tensor
 from transformer_lens import FactoredMatrix
 from transformer_lens.utilities import matrix
 
-from mechicl.arguments import count_undefined
+from mechicl.base.arguments import count_undefined
 
 BASELINE_DRAWS = 64
 """Pairs of random matrices that the baseline of composition scores is the mean of."""

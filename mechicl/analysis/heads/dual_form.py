@@ -8,8 +8,8 @@ from einops import einsum
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mechicl.checks import is_whole
-from mechicl.memory import MEMORY, Budget
+from mechicl.base.checks import is_whole
+from mechicl.base.memory import MEMORY, Budget
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.sites import hook_names

@@ -11,15 +11,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mechicl.analysis.heads.composition import circuit_scores
-from mechicl.memory import MEMORY, Budget
+from mechicl.base.memory import MEMORY, Budget
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.sites import hook_names, nearest
 from mechicl.models.transformer.attention import key_mask
 from mechicl.models.wrapping.wrapped import WrappedModel
-from mechicl.prompts import Prompts
+from mechicl.prompts import Prompts, TokenSequences
 from mechicl.statistics import Interval, Result, interval
-from mechicl.tokens import TokenSequences
 
 PERIOD = 25
 """Length of the segment that is repeated, where the model has the positions and the tokens for it."""

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.func import jacfwd, vmap
 
 from mechicl.analysis.layers.layer_learners import check_layer
+from mechicl.base.memory import MEMORY, Budget
 from mechicl.constructions import copy_targets
 from mechicl.learners import prompt_batches
-from mechicl.memory import MEMORY, Budget
 from mechicl.models import HookedTransformer
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import Hook, ModelAdapter

@@ -12,7 +12,7 @@ from mechicl.analysis.interventions.patching import patch
 from mechicl.analysis.interventions.paths import patch_paths
 from mechicl.analysis.interventions.session import PatchingSession, SessionResult
 from mechicl.analysis.interventions.sweeps import InterventionSweep
-from mechicl.arguments import check_arguments
+from mechicl.base.arguments import check_arguments
 from mechicl.models.opening.sites import Site
 
 __all__ = [

@@ -14,10 +14,10 @@ from mechicl.analysis.interventions.metrics import Inputs, Metrics
 from mechicl.analysis.interventions.patching import make_experiment, make_sweep, sweep_grid
 from mechicl.analysis.interventions.runs import CellResults, Experiment, record_within
 from mechicl.analysis.interventions.sweeps import InterventionSweep
-from mechicl.memory import MEMORY, Budget, count_bytes
+from mechicl.base.memory import MEMORY, Budget, count_bytes
+from mechicl.base.progress import progress_bar
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
-from mechicl.progress import progress_bar
 from mechicl.prompts import At
 
 Method = Literal["mean", "zero", "resample", "counterfactual"]

@@ -8,8 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mechicl.learners import Learner
-from mechicl.prompts import At, Prompts
-from mechicl.tokens import TokenSequences
+from mechicl.prompts import At, Prompts, TokenSequences
 
 Inputs = Prompts | TokenSequences | Tensor
 """What a model reads: prompts of points, sequences of tokens, or token ids `[prompt pos]`."""

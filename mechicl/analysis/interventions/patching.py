@@ -9,10 +9,10 @@ from mechicl.analysis.interventions.cells import CellGrid, Only, make_grid
 from mechicl.analysis.interventions.metrics import Inputs, Metrics, evaluate_metrics, name_metrics
 from mechicl.analysis.interventions.runs import Baseline, CellResults, Experiment, record_within
 from mechicl.analysis.interventions.sweeps import InterventionSweep
-from mechicl.memory import MEMORY, Budget
+from mechicl.base.memory import MEMORY, Budget
+from mechicl.base.progress import progress_bar
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
-from mechicl.progress import progress_bar
 from mechicl.prompts import At, Prompts
 
 Direction = Literal["denoising", "noising"]

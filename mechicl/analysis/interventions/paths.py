@@ -13,12 +13,12 @@ from mechicl.analysis.interventions.metrics import Inputs, Metrics, evaluate_met
 from mechicl.analysis.interventions.patching import Direction, encode_pair, make_experiment, make_sweep
 from mechicl.analysis.interventions.runs import CellResults, record_within
 from mechicl.analysis.interventions.sweeps import InterventionSweep
-from mechicl.memory import MEMORY, count_bytes
+from mechicl.base.memory import MEMORY, count_bytes
+from mechicl.base.progress import progress_bar
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.edits import check_edits, without_user_hooks
 from mechicl.models.opening.sites import Site, hook_names
-from mechicl.progress import progress_bar
 from mechicl.prompts import At
 
 Receiver = Literal["q", "k", "v"]

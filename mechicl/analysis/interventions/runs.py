@@ -11,12 +11,12 @@ from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 
 from mechicl.analysis.interventions.metrics import Metric, evaluate_metric
-from mechicl.memory import Budget, Kept
+from mechicl.base.memory import Budget, Kept
+from mechicl.base.threads import threads_worth, using_threads
 from mechicl.models import TransformerConfig
 from mechicl.models.opening.adapter import Hook, ModelAdapter
 from mechicl.models.opening.edits import to_write
 from mechicl.models.opening.sites import Site
-from mechicl.threads import threads_worth, using_threads
 
 CACHE_SIZE = 2**26  # bytes of a batch of ours at most: larger batches of a small model leave the processor's caches
 Cell = tuple[Site, ...]

@@ -15,9 +15,8 @@ from mechicl.models.holding import holding
 from mechicl.models.opening.adapter import ModelAdapter, check_eval_mode
 from mechicl.models.opening.edits import check_edits, to_write
 from mechicl.models.opening.sites import AXES, Site, axes_of, check_hook, silent_hook
-from mechicl.prompts import Prompts
+from mechicl.prompts import Prompts, TokenSequences
 from mechicl.statistics import Result
-from mechicl.tokens import TokenSequences
 
 _CODE = """import torch
 

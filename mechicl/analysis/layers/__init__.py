@@ -16,7 +16,7 @@ from mechicl.analysis.layers.probes import (
     second_moments,
 )
 from mechicl.analysis.layers.readouts import Readouts, fit_readouts, train_readouts
-from mechicl.arguments import check_arguments
+from mechicl.base.arguments import check_arguments
 
 __all__ = [
     "LayerErrors",

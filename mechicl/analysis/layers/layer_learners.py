@@ -8,12 +8,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mechicl.base.memory import MEMORY
+from mechicl.base.temporary import Temporary
 from mechicl.learners import Trajectory, prompt_batches
-from mechicl.memory import MEMORY
 from mechicl.models import LayeredModel
 from mechicl.prompts import PointsAt, Prompts
 from mechicl.statistics import Interval, Result, interval
-from mechicl.temporary import Temporary
 
 
 @dataclass(frozen=True, eq=False)

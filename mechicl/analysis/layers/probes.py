@@ -15,10 +15,10 @@ from mechicl.algorithms import gradient_descent, newton, ols, ridge_path
 from mechicl.algorithms.spectra import sums_before
 from mechicl.analysis.layers.layer_learners import Lens
 from mechicl.analysis.layers.linear_maps import PENALTIES, RidgeSums, count_sums
+from mechicl.base.memory import MEMORY
+from mechicl.base.progress import progress_bar
 from mechicl.learners import prompt_batches
-from mechicl.memory import MEMORY
 from mechicl.models import LayeredModel
-from mechicl.progress import progress_bar
 from mechicl.prompts import Prompts
 from mechicl.statistics import Interval, Result, ratio_interval
 

@@ -16,10 +16,10 @@ from mechicl.analysis.layers.layer_learners import (
     prediction_rows,
 )
 from mechicl.analysis.layers.linear_maps import PENALTIES, RidgeSums, count_sums
+from mechicl.base.memory import MEMORY
+from mechicl.base.progress import progress_bar
 from mechicl.learners import prompt_batches
-from mechicl.memory import MEMORY
 from mechicl.models import LayeredModel
-from mechicl.progress import progress_bar
 from mechicl.prompts import Prompts
 
 STREAM_COPIES = 4  # the sums of a fit hold the streams again, in float64 and with a column of ones

@@ -30,7 +30,7 @@ from mechicl.analysis.weights.paths import LossPath, WeightCurve, interpolate
 from mechicl.analysis.weights.products import WeightProducts, read_weight_products, replace_products
 from mechicl.analysis.weights.rollout import repeat_layers
 from mechicl.analysis.weights.symmetries import align_heads, lift_heads, rescale_heads
-from mechicl.arguments import check_arguments
+from mechicl.base.arguments import check_arguments
 
 __all__ = [
     "Conditioning",

@@ -4,8 +4,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mechicl.base.memory import MEMORY
 from mechicl.learners import Learner, prompt_batches
-from mechicl.memory import MEMORY
 from mechicl.models import PromptedModel
 from mechicl.prompts import Prompts
 

@@ -15,8 +15,8 @@ from mechicl.analysis.weights.construction_families import FamilyName
 from mechicl.analysis.weights.fits import fit_construction
 from mechicl.analysis.weights.paths import PREPARE, LossPath, PathKind, WeightCurve, measure_path, straight_line
 from mechicl.analysis.weights.symmetries import check_same_shape, sums_values
+from mechicl.base.progress import progress_bar
 from mechicl.models import HookedTransformer
-from mechicl.progress import progress_bar
 from mechicl.statistics import Interval, Result
 from mechicl.tasks import LinearRegression
 from mechicl.training import SOAP

@@ -27,8 +27,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.functional import jvp
 
+from mechicl.base.memory import MEMORY
 from mechicl.learners import prompt_batches
-from mechicl.memory import MEMORY
 from mechicl.models import HookedTransformer
 from mechicl.models.transformer.attention import elementwise_attention
 from mechicl.prompts import Prompts

@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.func import functional_call
 
 from mechicl.analysis.weights import symmetries
-from mechicl.arguments import count_undefined
+from mechicl.base.arguments import count_undefined
+from mechicl.base.warning import warn
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
 from mechicl.statistics import Interval, Result, ratio_interval
-from mechicl.warning import warn
 
 PathKind = Literal["raw", "rescaled", "aligned", "lifted", "curved"]
 """How two models are brought near each other before a line is drawn between them; see `connect_modes`."""

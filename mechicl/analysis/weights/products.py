@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.checks import require_whole
+from mechicl.base.checks import require_whole
 from mechicl.models import HookedTransformer
 from mechicl.models.wrapping.wrapped import refuse_wrapped
 from mechicl.statistics import storable

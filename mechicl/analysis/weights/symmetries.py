@@ -13,7 +13,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from mechicl.analysis.weights.products import WeightProducts, concatenate, read_weight_products, replace_products
-from mechicl.arguments import count_undefined
+from mechicl.base.arguments import count_undefined
 from mechicl.models import HookedTransformer, TransformerConfig
 
 Pair = tuple[HookedTransformer, HookedTransformer]

@@ -18,8 +18,7 @@ from mechicl.models.layered import LayeredModel
 from mechicl.models.opening.sites import check_hook, hook_names, silent_hook
 from mechicl.models.opening.skipping import same_up_to_rounding, skipping_blocks
 from mechicl.models.wrapping.module_hooks import NO_HOOKS
-from mechicl.prompts import At, Prompts
-from mechicl.tokens import TokenSequences
+from mechicl.prompts import At, Prompts, TokenSequences
 
 Hook = tuple[str, Callable[..., Tensor | None]]
 N_TRIED = 8  # prompts on which a resumed run is compared with a whole one

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 
+from mechicl.base.temporary import Temporary
 from mechicl.models.holding import holding
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.sites import check_hook, hook_names, instead_of, silent_hook
 from mechicl.models.opening.skipping import same_up_to_rounding
-from mechicl.temporary import Temporary
 
 
 def to_write(activation: Tensor, name: str) -> Tensor:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mechicl.temporary import Temporary
+from mechicl.base.temporary import Temporary
 
 # A bridge's forward has `start_at_layer`, and nevertheless runs all its blocks: it replaces the stream that the
 # chosen one is given, so what the blocks before it made is thrown away. Blocks that hand on their input save that.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from mechicl.checks import is_whole
+from mechicl.base.checks import is_whole
 from mechicl.models.config_checks import (
     DTYPES,
     THEIRS,

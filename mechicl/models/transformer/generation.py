@@ -9,9 +9,9 @@ from jaxtyping import Int
 from torch import Tensor
 from transformer_lens.utilities import USE_DEFAULT_VALUE, sample_logits
 
+from mechicl.base.progress import progress_bar
 from mechicl.models.prompted import with_batch_axis
 from mechicl.models.transformer.tokenizing import Tokenizing
-from mechicl.progress import progress_bar
 
 
 class Generating(Tokenizing):

@@ -14,9 +14,9 @@ import torch.nn as nn
 from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 
+from mechicl.base.temporary import Temporary
 from mechicl.models.hooking import listening
 from mechicl.models.opening.sites import AXES, BY_POS
-from mechicl.temporary import Temporary
 
 Names = str | Sequence[str]
 Split = Callable[[Tensor], Sequence[Tensor]]

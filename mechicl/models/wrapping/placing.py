@@ -10,7 +10,7 @@ import torch.nn as nn
 from torch import Tensor
 from transformer_lens import HookedRootModule
 
-from mechicl.checks import check_whole
+from mechicl.base.checks import check_whole
 from mechicl.models.wrapping.module_hooks import Fused, Names, Place, Side, Split, expand, unwrapped
 from mechicl.models.wrapping.wrapped import Call, Decode, Encode, WrappedModel
 from mechicl.prompts import PromptFormatName

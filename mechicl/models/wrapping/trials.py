@@ -8,8 +8,8 @@ import torch.nn as nn
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mechicl.base.temporary import Temporary
 from mechicl.prompts import Prompts
-from mechicl.temporary import Temporary
 
 MOST_CUTS = 16
 

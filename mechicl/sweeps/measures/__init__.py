@@ -5,7 +5,7 @@ All take held-out prompts of a fixed seed, the same for every model.
 
 from collections.abc import Callable, Mapping
 
-from mechicl.arguments import check_arguments
+from mechicl.base.arguments import check_arguments
 from mechicl.checkpoints import Checkpoint
 from mechicl.sweeps.measures.copying import target_copying
 from mechicl.sweeps.measures.general import alignment, identified, loss, mean_regret, transition

@@ -6,9 +6,9 @@ from torch import Tensor
 
 from mechicl.algorithms import references
 from mechicl.checkpoints import Checkpoint, CheckpointError
+from mechicl.learners import as_token_learner, token_log_probabilities
 from mechicl.sweeps.measures.one_model import HELD_OUT, Measured
 from mechicl.tasks import MarkovChains
-from mechicl.token_learners import as_token_learner, token_log_probabilities
 
 
 def markov_phases(checkpoint: Checkpoint, *, n_prompts: int = 500) -> Measured:

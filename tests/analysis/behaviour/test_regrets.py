@@ -6,7 +6,7 @@ import torch
 
 from mechicl import algorithms, viz
 from mechicl.analysis import Regret, regret
-from mechicl.learners import AlgorithmLearner
+from mechicl.learners import AlgorithmLearner, TokenAlgorithmLearner
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.statistics import interval, load_result
 from mechicl.tasks import (
@@ -17,7 +17,6 @@ from mechicl.tasks import (
     Parities,
     RepeatedTokens,
 )
-from mechicl.token_learners import TokenAlgorithmLearner
 
 NOISY = LinearRegression(x_dim=2, n_context=5, noise_std=0.5)
 

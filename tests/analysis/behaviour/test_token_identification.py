@@ -6,9 +6,9 @@ import torch
 
 from mechicl import algorithms, viz
 from mechicl.analysis import identify_on_tokens
+from mechicl.learners import TokenAlgorithmLearner
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.tasks import LinearRegression, MarkovChains, RepeatedTokens
-from mechicl.token_learners import TokenAlgorithmLearner
 
 TASK = MarkovChains(d_vocab=3, n_ctx=9)
 

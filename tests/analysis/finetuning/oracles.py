@@ -15,7 +15,7 @@ from torch.func import functional_call
 from transformers import GPT2LMHeadModel, LlamaForCausalLM
 
 from mechicl.analysis.finetuning import FineTuning
-from mechicl.shots import Shots
+from mechicl.prompts import Shots
 from tests.analysis.interventions.oracles import bridge, model_of, no_hook_left
 
 D_VOCAB, N_CTX = 20, 16

@@ -11,7 +11,7 @@ from transformer_lens.model_bridge.sources import build_bridge_from_module
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from mechicl.analysis.interventions import InterventionSweep
-from mechicl.memory import TooLittleMemory
+from mechicl.base.memory import TooLittleMemory
 from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig
 from mechicl.prompts import Prompts
 from tests.strategies import random_model, random_prompts

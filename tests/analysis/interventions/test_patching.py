@@ -22,9 +22,8 @@ from mechicl.analysis.interventions import (
     patch_paths,
     squared_error,
 )
-from mechicl.prompts import Prompts
+from mechicl.prompts import Prompts, TokenSequences
 from mechicl.tasks import RepeatedTokens
-from mechicl.tokens import TokenSequences
 from tests.analysis.interventions.oracles import (
     EXACT,
     MODELS,

@@ -19,7 +19,7 @@ from mechicl.analysis.interventions import (
     runs,
 )
 from mechicl.analysis.interventions.runs import Experiment, record_within, rows_at_once
-from mechicl.memory import Budget, TooLittleMemory
+from mechicl.base.memory import Budget, TooLittleMemory
 from mechicl.models import HookedLSTM, LSTMConfig
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.sites import Site
@@ -216,7 +216,7 @@ def test_small_runs_have_one_thread_and_the_users_number_comes_back(monkeypatch)
         during.append(torch.get_num_threads())
         return predictions[:, 0]
 
-    monkeypatch.setattr("mechicl.threads.n_cores", lambda: 64)
+    monkeypatch.setattr("mechicl.base.threads.n_cores", lambda: 64)
     torch.set_num_threads(4)
     try:
         patch(model, clean, corrupted, "z", ("layer", "pos"), metrics=first, progress=False)

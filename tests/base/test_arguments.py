@@ -17,10 +17,10 @@ from torch import Tensor
 
 import mechicl
 from mechicl import algorithms, checkpoints
-from mechicl.arguments import NO_DOORS, ArgumentError, checked, checked_from_outside
+from mechicl.base.arguments import NO_DOORS, ArgumentError, checked, checked_from_outside
+from mechicl.base.warning import warn
 from mechicl.models import HookedLSTM, LayeredModel, LSTMConfig
 from mechicl.prompts import Prompts, prompt_format
-from mechicl.warning import warn
 
 PROMPTS = Prompts(torch.ones(2, 4, 3, dtype=torch.float64), torch.ones(2, 4, 1, dtype=torch.float64))
 
@@ -100,7 +100,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 from mechicl.algorithms import ridge
-from mechicl.arguments import checked
+from mechicl.base.arguments import checked
 
 @checked
 def measure(values: Float[Tensor, "prompt point"], targets: Float[Tensor, "prompt point"] | None = None) -> None:
@@ -177,7 +177,7 @@ def test_infinite_numbers_are_taken_where_they_are_no_tensor():
 
 DOORS = ("algorithms", "algorithms.stepwise", "checkpoints", "constructions", "models", "tasks")
 """Some of the packages whose functions check their arguments."""
-MODULES = ("learners", "prompts", "shots", "tokens", "token_learners")
+MODULES = ("learners", "prompts")
 """Modules that do, and have no `__all__`."""
 
 

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from mechicl import waiting
-from mechicl.waiting import machine_is_idle, settle_waiting, sleep_at_once
+from mechicl.base import waiting
+from mechicl.base.waiting import machine_is_idle, settle_waiting, sleep_at_once
 
 
 @pytest.mark.parametrize("idle", [True, False])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mechicl.files import (
+from mechicl.base.files import (
     MOST_BYTES,
     MOST_BYTES_OF_WORDS,
     MOST_VALUES,
@@ -20,7 +20,7 @@ from mechicl.files import (
     write_bytes,
     write_json,
 )
-from mechicl.tensor_files import read_outline, read_tensors, write_tensors
+from mechicl.base.tensor_files import read_outline, read_tensors, write_tensors
 from tests.bounds import bounded, make_no_file
 
 

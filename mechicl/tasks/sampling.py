@@ -12,9 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.checks import check_positive
-from mechicl.prompts import Prompts, lies_prompts_last
-from mechicl.tokens import TokenSequences
+from mechicl.base.checks import check_positive
+from mechicl.prompts import Prompts, TokenSequences, lies_prompts_last
 
 InputDistribution = Literal["uniform", "gaussian", "exponential", "laplace", "sphere", "gamma_sphere"]
 Batch = TypeVar("Batch", Prompts, TokenSequences)

@@ -23,7 +23,7 @@ from jaxtyping import AbstractArray, jaxtyped
 from torch import Tensor
 from typeguard import CollectionCheckStrategy, ForwardRefPolicy, TypeCheckError, check_type
 
-from mechicl.warning import warn
+from mechicl.base.warning import warn
 
 Function = TypeVar("Function", bound=Callable[..., Any])  # classes, too
 

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mechicl.arguments import check_arguments
+from mechicl.base.arguments import check_arguments
 
 PromptFormatName = Literal["paired", "interleaved"]
 At = Literal["query", "points", "positions"]

@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 import torch
 
-from mechicl.shots import Shots
+from mechicl.prompts import Shots
 
 SHOTS = Shots(
     zero_shot=(torch.tensor([0, 7]), torch.tensor([0, 8, 9])),

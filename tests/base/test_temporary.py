@@ -2,7 +2,7 @@
 
 import pytest
 
-from mechicl.temporary import Temporary, together
+from mechicl.base.temporary import Temporary, together
 from tests.interrupts import interrupt, run_interrupted
 
 

@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.arguments import check_arguments
-from mechicl.memory import MEMORY, Budget
-from mechicl.tokens import TokenSequences
+from mechicl.base.arguments import check_arguments
+from mechicl.base.memory import MEMORY, Budget
+from mechicl.prompts import TokenSequences
 
 
 @runtime_checkable

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from mechicl.tokens import TokenSequences
+from mechicl.prompts import TokenSequences
 from tests.tasks.reference import same
 
 

@@ -6,7 +6,7 @@ from threading import get_ident
 
 import torch
 
-from mechicl.temporary import Temporary
+from mechicl.base.temporary import Temporary
 
 WORTH_A_THREAD = 2**21
 """Multiplications at a stretch that one thread does in about the time that starting and awaiting another takes ten

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from mechicl import threads
-from mechicl.threads import WORTH_A_THREAD, n_cores, threads_worth, using_threads
+from mechicl.base import threads
+from mechicl.base.threads import WORTH_A_THREAD, n_cores, threads_worth, using_threads
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import torch
 from huggingface_hub import constants
 
 from mechicl.checkpoints import CheckpointError, load, load_checkpoint, push, save
-from mechicl.hub import FILES, HubError, Reference, model_card
+from mechicl.checkpoints.hub import FILES, HubError, Reference, model_card
 from mechicl.models import HookedTransformer, TransformerConfig
 from tests.hub_server import Hub, serve
 
@@ -110,11 +110,11 @@ def test_only_the_checkpoints_own_files_are_fetched(hub: Hub, folder: Path, tmp_
 @pytest.mark.parametrize(("name", "bound"), [("record.json", "MOST_BYTES"), ("weights.safetensors", "MOST_FETCHED")])
 def test_files_of_more_bytes_than_are_read_are_not_fetched(hub: Hub, folder: Path, monkeypatch, name: str, bound: str):
     hub.commit("you/large", files(folder))
-    monkeypatch.setattr(f"mechicl.hub.{bound}", (folder / name).stat().st_size - 1)
+    monkeypatch.setattr(f"mechicl.checkpoints.hub.{bound}", (folder / name).stat().st_size - 1)
     with pytest.raises(CheckpointError, match=f"you/large: {name} has .* bytes, more than"):
         load_checkpoint("hf://you/large")
     assert not hub.fetched()
-    monkeypatch.setattr(f"mechicl.hub.{bound}", 2**26)
+    monkeypatch.setattr(f"mechicl.checkpoints.hub.{bound}", 2**26)
     load_checkpoint("hf://you/large")
 
 

@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from mechicl.files import check_file, write_bytes
+from mechicl.base.files import check_file, write_bytes
 
 MOST_HEADER = 8 * 2**20
 """Bytes of a file's header that are read: names, types and shapes of some 70,000 tensors."""

@@ -3,7 +3,7 @@ import threading
 import pytest
 from tqdm.auto import tqdm
 
-from mechicl.progress import progress_bar
+from mechicl.base.progress import progress_bar
 
 
 @pytest.fixture

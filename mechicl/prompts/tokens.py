@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from mechicl.arguments import check_arguments
+from mechicl.base.arguments import check_arguments
 
 
 @dataclass(frozen=True, eq=False)

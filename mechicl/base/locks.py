@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from mechicl.files import check_file, is_running, machine_name, read_bytes
+from mechicl.base.files import check_file, is_running, machine_name, read_bytes
 
 try:
     import fcntl

@@ -16,8 +16,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.arguments import check_arguments, checked
-from mechicl.memory import MEMORY, Budget
+from mechicl.base.arguments import check_arguments, checked
+from mechicl.base.memory import MEMORY, Budget
 from mechicl.prompts import PointsAt, Prompts
 
 

@@ -9,8 +9,8 @@ import scipy.stats
 import torch
 
 from mechicl.prompts import Prompts, lies_prompts_last, prompt_format
-from mechicl.sampling import QuickGenerator, RandomTensors, random_rotations
 from mechicl.tasks import LinearRegression, Task
+from mechicl.tasks.sampling import QuickGenerator, RandomTensors, random_rotations
 from tests.tasks.reference import PROMPT_TASKS, TOKEN_TASKS, assert_follows, same
 
 every_task = pytest.mark.parametrize("task", PROMPT_TASKS + TOKEN_TASKS, ids=repr)

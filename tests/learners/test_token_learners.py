@@ -2,9 +2,7 @@ import pytest
 import torch
 
 from mechicl import algorithms
-from mechicl.models import HookedTransformer, TransformerConfig
-from mechicl.tasks import MarkovChains, RepeatedTokens
-from mechicl.token_learners import (
+from mechicl.learners import (
     LogitsLearner,
     TokenAlgorithmLearner,
     as_token_learner,
@@ -13,6 +11,8 @@ from mechicl.token_learners import (
     token_log_probabilities,
     token_losses,
 )
+from mechicl.models import HookedTransformer, TransformerConfig
+from mechicl.tasks import MarkovChains, RepeatedTokens
 
 
 def small_model():

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from mechicl.memory import SET_ASIDE, Budget, TooLittleMemory
+from mechicl.base.memory import SET_ASIDE, Budget, TooLittleMemory
 
 
 @pytest.mark.parametrize(

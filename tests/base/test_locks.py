@@ -9,13 +9,13 @@ import time
 
 import pytest
 
-from mechicl import locks
-from mechicl.files import machine_name
-from mechicl.locks import HELD_FILE, FolderInUseError, is_locked, locked
+from mechicl.base import locks
+from mechicl.base.files import machine_name
+from mechicl.base.locks import HELD_FILE, FolderInUseError, is_locked, locked
 
 HOLDER = """
 import sys, time
-from mechicl.locks import locked
+from mechicl.base.locks import locked
 with locked(sys.argv[1]):
     print("held", flush=True)
     time.sleep(60)

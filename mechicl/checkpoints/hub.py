@@ -16,7 +16,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from mechicl.files import MOST_BYTES
+from mechicl.base.files import MOST_BYTES
 
 FILES = ("record.json", "config.json", "weights.safetensors", "snapshots.safetensors")
 """All that is ever fetched or sent, but for the card that is written on sending. Never a pickle, never code."""

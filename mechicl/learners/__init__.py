@@ -1,0 +1,49 @@
+"""What a learner is: anything that predicts a query's target, or the next token, from the prompt before it."""
+
+from mechicl.learners.learners import (
+    Algorithm,
+    AlgorithmFamily,
+    AlgorithmLearner,
+    IterativeLearner,
+    Learner,
+    Learners,
+    Trajectory,
+    bytes_per_prompt,
+    named_learners,
+    prompt_batches,
+    squared_errors,
+)
+from mechicl.learners.token_learners import (
+    LogitsLearner,
+    TokenAlgorithmLearner,
+    TokenLearner,
+    TokenLearners,
+    as_token_learner,
+    named_token_learners,
+    sequence_batches,
+    token_log_probabilities,
+    token_losses,
+)
+
+__all__ = [
+    "Algorithm",
+    "AlgorithmFamily",
+    "AlgorithmLearner",
+    "IterativeLearner",
+    "Learner",
+    "Learners",
+    "LogitsLearner",
+    "TokenAlgorithmLearner",
+    "TokenLearner",
+    "TokenLearners",
+    "Trajectory",
+    "as_token_learner",
+    "bytes_per_prompt",
+    "named_learners",
+    "named_token_learners",
+    "prompt_batches",
+    "sequence_batches",
+    "squared_errors",
+    "token_log_probabilities",
+    "token_losses",
+]
