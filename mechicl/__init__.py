@@ -10,7 +10,6 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from mechicl.base.version import __version__ as __version__
-from mechicl.base.waiting import settle_waiting
 
 if TYPE_CHECKING:
     from mechicl.checkpoints import load as load
@@ -18,10 +17,10 @@ if TYPE_CHECKING:
     from mechicl.reports import report as report
 
 
-# Threads of OpenMP that spin while they wait slow every other process on the machine, ours included. They read this
-# when torch is loaded: where it has been loaded before, nothing changes.
+# OpenMP threads that spin while they wait slow down every other process on the machine. OpenMP reads this variable
+# once, when torch is loaded.
 if "torch" not in sys.modules:
-    settle_waiting(os.environ)
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 _SUBMODULES = (
     "algorithms", "analysis", "checkpoints", "constructions", "interop", "learners", "models", "prompts", "reports",

@@ -356,11 +356,12 @@ def test_words_that_cannot_be_parsed_are_explained_with_exit_code_2(here, capsys
     assert "Traceback" not in printed.err
 
 
-@pytest.mark.parametrize(("before", "after"), [(None, "passive"), ("active", "active")])
-def test_threads_wait_passively_unless_somebody_chose_otherwise(before, after):
-    code = "import os, mechicl; print(os.environ['OMP_WAIT_POLICY'])"
-    ours = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
-    environment = {name: value for name, value in os.environ.items() if name not in ours}
+@pytest.mark.parametrize(
+    ("first", "before", "after"), [("", None, "passive"), ("", "active", "active"), ("import torch;", None, "None")]
+)
+def test_threads_wait_passively_unless_the_user_or_torch_has_chosen(first, before, after):
+    code = f"{first}import os, mechicl; print(os.environ.get('OMP_WAIT_POLICY'))"
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
     environment |= {"OMP_WAIT_POLICY": before} if before else {}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert done.stdout.strip() == after, done.stderr

@@ -14,7 +14,6 @@ from typing import Any
 
 import cloudpickle
 
-from mechicl.base.waiting import sleep_at_once
 from mechicl.sweeps.grid import Cell
 from mechicl.sweeps.work import Orders, Outcome
 
@@ -79,7 +78,6 @@ class Worker:
         life, watched = os.pipe()[::-1]  # the worker sees its end close when this process is gone
         paths = [str(PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-        sleep_at_once(environment)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "mechicl.sweeps.worker", str(theirs.fileno()), str(watched)],
             pass_fds=(theirs.fileno(), watched),
