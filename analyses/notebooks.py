@@ -13,8 +13,11 @@ import base64
 import hashlib
 import io
 import json
+import os
 import re
+import shutil
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ from nbclient import NotebookClient
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell
 from PIL import Image
+from playwright.sync_api import sync_playwright
 
 from mechicl.viz.export import CSS_DPI, Paper, draw
 from mechicl.viz.html import Html
@@ -140,8 +144,24 @@ def with_pictures(notebook: NotebookNode, before: NotebookNode | None = None) ->
 
 
 def _drawn(missing: list[tuple[NotebookNode, go.Figure | Html]], kind: str) -> Iterator[tuple[NotebookNode, bytes]]:
-    images = draw([(picture, _paper(picture)) for _, picture in missing], kind) if missing else []
-    return zip((output for output, _ in missing), images, strict=True)
+    figures = [(output, picture) for output, picture in missing if isinstance(picture, go.Figure)]
+    images = draw([(figure, _paper(figure)) for _, figure in figures], kind) if figures else []
+    yield from zip((output for output, _ in figures), images, strict=True)
+    for output, picture in missing:
+        if isinstance(picture, Html):
+            with ThreadPoolExecutor(1) as pool:  # where no event loop is running
+                yield output, pool.submit(_photographed, picture).result()
+
+
+def _photographed(picture: Html) -> bytes:
+    """A PNG of a widget."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    browser_path = os.environ.get("BROWSER_PATH") or next(filter(None, map(shutil.which, names)), None)
+    with sync_playwright() as playwright, playwright.chromium.launch(executable_path=browser_path) as browser:
+        tab = browser.new_page(viewport={"width": WIDTH, "height": 1}, device_scale_factor=DENSITY)
+        tab.set_content(f"<!doctype html><html><style>body {{ margin: 0 }}</style>{picture.document()}</html>")
+        tab.wait_for_function("document.querySelector('[data-waiting]') === null")
+        return tab.locator("body").screenshot()
 
 
 def outputs_of(notebook: NotebookNode) -> Iterator[NotebookNode]:
@@ -161,12 +181,11 @@ def picture_of(output: NotebookNode) -> go.Figure | Html | None:
     return None
 
 
-def _paper(picture: go.Figure | Html) -> Paper:
+def _paper(figure: go.Figure) -> Paper:
     """As large as in the notebook, in letters as large as they are there."""
-    layout: Any = None if isinstance(picture, Html) else picture.layout
-    width = WIDTH if layout is None else layout.width or WIDTH
-    letters = 13 if layout is None else layout.font.size or 12
-    return Paper(width / CSS_DPI, font_size=letters * 72 / CSS_DPI, dpi=DENSITY * CSS_DPI)
+    layout: Any = figure.layout
+    letters = layout.font.size or 12
+    return Paper((layout.width or WIDTH) / CSS_DPI, font_size=letters * 72 / CSS_DPI, dpi=DENSITY * CSS_DPI)
 
 
 def _small(png: bytes) -> tuple[bytes, int, int]:

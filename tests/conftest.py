@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 
 import hypothesis
@@ -47,6 +48,13 @@ def browser() -> Iterator[Browser]:
         chromium = playwright.chromium.launch(executable_path=executable, args=BROWSER_ARGS)
         yield chromium
         chromium.close()
+
+
+@pytest.fixture(autouse=True)
+def no_stills(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages without SVGs of their figures, which take a browser seconds; `tests/viz/test_page.py` tests them."""
+    if "mechicl.viz.page" in sys.modules:
+        monkeypatch.setattr("mechicl.viz.page.still_svgs", lambda figures: [""] * len(figures))
 
 
 @pytest.fixture(scope="session")

@@ -11,12 +11,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
 from playwright.sync_api import Page
 from plotly.colors import hex_to_rgb
 
 from mechicl.viz.html import Html
-from mechicl.viz.packing import rounded
 from mechicl.viz.page import Section
 
 SAME = {  # words for one thing, which share a colour
@@ -51,8 +51,16 @@ def _names_others(trace: dict[str, Any], traces: Sequence[dict[str, Any]]) -> bo
 
 
 def _traces(figure: Any) -> list[dict[str, Any]]:
-    """The figure's data as plain lists, arrays in plotly's own writing decoded."""
-    return rounded(json.loads(str(figure.to_json()))["data"])
+    """The figure's data as plain lists."""
+    return _plain(figure.to_plotly_json()["data"])
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return _plain(value.tolist()) if isinstance(value, np.ndarray | np.generic) else value
 
 
 def _why_invisible(trace: dict[str, Any], layout: dict[str, Any]) -> str:
@@ -312,7 +320,7 @@ def drawn_faults(tab: Page) -> list[str]:
     """Faults of a page with all its figures drawn: labels over each other or cut off, legends over marks, empty scales.
 
     Args:
-        tab: after `mechicl.drawAll()`.
+        tab: a page of `viz.page`, loaded.
     """
     faults = []
     for plot in tab.evaluate(_LOOK):

@@ -117,7 +117,6 @@ def test_a_browser_finds_labels_over_each_other_cut_off_legends_over_marks_and_e
     path.write_text(page("title", "lead", [Section(name, "words", figure) for name, figure in figures.items()]))
     tab = browser.new_page(viewport={"width": 1200, "height": 900})
     tab.goto(path.as_uri())
-    tab.evaluate("mechicl.drawAll()")
     faults = drawn_faults(tab)
     tab.close()
     assert "over: 'twice' lies over 'twice'" in faults

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 from mechicl.models.opening.sites import Site, check_hook, hook_names
 from mechicl.prompts import Prompts
 from mechicl.viz.attention_grid import NEGATIVE, PER_ROW, POSITIVE, attention_figure
-from mechicl.viz.html import Html, circuitsvis_source, joined
+from mechicl.viz.html import Html, circuitsvis_source
 
 # circuitsvis' headings are made for a page of its own, and its small pictures would be covered by their names
 _STYLE = """<style>
@@ -129,12 +128,12 @@ def model_attention(
     pictures = [attention_html(cache[name][0], names_of_positions) for name in names]
     if len(pictures) == 1:
         return pictures[0]
-    parts = [joined(f"<h4>layer {n}</h4>", picture) for n, picture in zip(numbers, pictures, strict=True)]
+    bodies = [f"<h4>layer {n}</h4>{picture.body}" for n, picture in zip(numbers, pictures, strict=True)]
     patterns = [cache[name][0] for name in names]
     heads = [f"layer {n}, head {i}" for n, pattern in zip(numbers, patterns, strict=True) for i in range(len(pattern))]
     columns = min(len(patterns[0]), PER_ROW)
     still = attention_figure(torch.cat(patterns), names_of_positions, heads, columns=columns)
-    return replace(joined(*parts), still=still)
+    return Html("".join(bodies), circuitsvis_source(), still)
 
 
 def _caption(low: float, high: float) -> str:

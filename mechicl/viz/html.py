@@ -1,5 +1,6 @@
-"""Pictures as pieces of HTML, and the one script that many of them share."""
+"""Pictures as pieces of HTML, and the scripts that they share."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
@@ -13,13 +14,12 @@ _shown: set[str] = set()  # scripts that this kernel's notebook has
 
 @dataclass(frozen=True)
 class Html:
-    """A picture as HTML; a notebook shows it, `save` writes it to a file, `viz.page` puts it on a page.
+    """A picture as HTML; a notebook shows it, `save` writes it to a file, `page` puts it on a page.
 
     Attributes:
-        body: the picture; where it needs a library, it waits for it. What a script has not drawn yet has the attribute
-            `data-waiting`.
-        script: source of the library, the same for all pictures that need it; empty if there is none.
-        still: the same as a figure, where there is one: what paper and pages that run no scripts get.
+        body: the picture. An element that a script has not drawn yet has the attribute `data-waiting`.
+        script: source of the library that the picture needs, the same for all such pictures; empty if it needs none.
+        still: the same picture as a figure, if there is one: for paper, and for pages.
 
     Example:
         >>> picture = attention_html(pattern, ["a", "b"])
@@ -31,7 +31,7 @@ class Html:
     still: go.Figure | None = field(default=None, repr=False, compare=False)
 
     def _repr_html_(self) -> str:
-        return self.body if self.script in _shown else f"{library(self)}{self.body}"
+        return self.body if self.script in _shown else f"{libraries([self])}{self.body}"
 
     def save(self, path: str | Path) -> Path:
         """Write a file that needs nothing else, and return its path."""
@@ -41,25 +41,13 @@ class Html:
 
     def document(self) -> str:
         """Head and body of a document that needs nothing else."""
-        return f'<head><meta charset="utf-8">{library(self)}</head><body>{self.body}</body>'
+        return f'<head><meta charset="utf-8">{libraries([self])}</head><body>{self.body}</body>'
 
 
-def library(*pictures: Html) -> str:
+def libraries(pictures: Sequence[Html]) -> str:
     """The scripts that pictures need, each once, as HTML."""
     scripts = dict.fromkeys(picture.script for picture in pictures if picture.script)
     return "".join(f"<script>{script}</script>" for script in scripts)
-
-
-def joined(*parts: str | Html) -> Html:
-    """Pieces of HTML one under the other, as one piece.
-
-    Raises:
-        ValueError: they need different scripts.
-    """
-    scripts = {part.script for part in parts if isinstance(part, Html)} - {""}
-    if len(scripts) > 1:
-        raise ValueError(f"the pieces need {len(scripts)} different scripts, and one piece holds one")
-    return Html("".join(part.body if isinstance(part, Html) else part for part in parts), "".join(scripts))
 
 
 @cache
@@ -74,7 +62,7 @@ def init_notebook() -> None:
     """Put the script of the attention pictures (1.3 MB) into the notebook once.
 
     Pictures shown after it carry only their own data; without it, each brings the script along. They need this cell's
-    output, and say so where it is missing.
+    output, and report where it is missing.
 
     Example:
         >>> viz.init_notebook()

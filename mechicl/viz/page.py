@@ -3,12 +3,12 @@
 import html
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 
 import plotly.graph_objects as go
+from plotly.offline import get_plotlyjs
 
-from mechicl.viz.html import Html, joined, library
-from mechicl.viz.packing import ALPHABET, packed_figures, packed_plotly
+from mechicl.viz.export import NATURAL_HEIGHT, still_svgs
+from mechicl.viz.html import Html, libraries
 
 Content = go.Figure | Html | str
 
@@ -28,11 +28,18 @@ nav a { margin-right: 1.2em; white-space: nowrap; } a { color: #1f6fb4; }
            margin: 1.2em 0; }
 #opening h2 { margin-top: 0; }
 .figure { margin: 0.6em 0; overflow-x: auto; overflow-y: hidden; }
+.figure > svg { max-width: 100%; height: auto; }
 @media print { nav { display: none; } .figure { zoom: 0.6; break-inside: avoid; } }
 """
 _NO_SCRIPT = """
 <noscript><p class="note">A script inside this page draws its figures: allow it to run to see them.</p></noscript>
 """
+# The script stands at the end and runs before the page counts as loaded, so a browser that prints it has every figure.
+_DRAW = """FIGURES.forEach((figure, i) => {
+  const place = document.getElementById(`figure${i}`);
+  place.replaceChildren(); // the still picture
+  Plotly.newPlot(place, figure.data, figure.layout, { displaylogo: false, responsive: true });
+});"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +55,7 @@ class Section:
 
     @property
     def parts(self) -> Sequence[Content]:
-        """What stands under the words, in order."""
+        """The contents under the words, in order."""
         parts = [self.content] if isinstance(self.content, str | Html | go.Figure) else self.content
         return [part.still if isinstance(part, Html) and part.still is not None else part for part in parts]
 
@@ -68,7 +75,9 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 def page(title: str, lead: str, sections: Sequence[Section], *, opening: Section | None = None) -> str:
     """The whole document: a title, a sentence under it, and sections with links to them.
 
-    Scripts that pictures share are in it once.
+    Figures are interactive; plotly's script (4.8 MB) is in the page once. Where kaleido and a Chromium or Chrome are
+    installed, each figure also stands in the page as an SVG, which is shown until the script replaces it, and where no
+    script runs; elsewhere figures are there as soon as the page is loaded.
 
     Args:
         title: of the document.
@@ -79,47 +88,43 @@ def page(title: str, lead: str, sections: Sequence[Section], *, opening: Section
     Example:
         >>> html = page("Two models", "What they have in common.", [Section("Losses", "On 512 prompts.", figure)])
     """
-    figures: list[go.Figure] = []
-    first = [] if opening is None else [_body(opening, figures)]
-    bodies = [_body(section, figures) for section in sections]
+    opened = [] if opening is None else [opening]
+    parts = [part for section in (*opened, *sections) for part in section.parts]
+    figures = [part for part in parts if isinstance(part, go.Figure)]
+    stills = still_svgs(figures)
+    places = enumerate(stills)
+    top = "".join(f'<section id="opening">{_body(section, places)}</section>' for section in opened)
+    content = "".join(f'<section id="s{i}">{_body(section, places)}</section>' for i, section in enumerate(sections))
     links = " ".join(f'<a href="#s{i}">{text(section.title)}</a>' for i, section in enumerate(sections))
-    top = "".join(f'<section id="opening">{body.body}</section>' for body in first)
-    content = "".join(f'<section id="s{i}">{body.body}</section>' for i, body in enumerate(bodies))
-    no_script = _NO_SCRIPT if figures else ""
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{text(title)}</title>'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<link rel="icon" href="data:,"><style>{_STYLE}</style>{library(*first, *bodies)}</head>'
-        f"<body><h1>{text(title)}</h1><p>{text(lead)}</p>{no_script}{top}<nav>{links}</nav>{content}"
-        f"{_scripts(figures)}</body></html>"
+        f'<link rel="icon" href="data:,"><style>{_STYLE}</style>'
+        f"{libraries([part for part in parts if isinstance(part, Html)])}</head>"
+        f"<body><h1>{text(title)}</h1><p>{text(lead)}</p>{'' if all(stills) else _NO_SCRIPT}"
+        f"{top}<nav>{links}</nav>{content}{_script(figures)}</body></html>"
     )
 
 
-def _body(section: Section, figures: list[go.Figure]) -> Html:
-    """Heading, words and contents. Figures are added to those of the page, and have a place in the text."""
-    pieces: list[str | Html] = [f"<h2>{text(section.title)}</h2>"]
-    if section.words:
-        pieces.append(f"<p>{text(section.words)}</p>")
+def _body(section: Section, places: "enumerate[str]") -> str:
+    """Heading, words and contents; a figure gets the next of the places, a number and an SVG."""
+    pieces = [f"<h2>{text(section.title)}</h2>", *([f"<p>{text(section.words)}</p>"] if section.words else [])]
     for part in section.parts:
         if isinstance(part, go.Figure):
-            height = part.layout.height or 450  # plotly's own, where there is none  # type: ignore[attr-defined]
+            number, svg = next(places)
+            height = part.layout.height or NATURAL_HEIGHT  # type: ignore[attr-defined]
             pieces.append(
-                f'<div class="figure" data-figure="{len(figures)}" role="figure" aria-label="{text(section.title)}" '
-                f'style="height:{height:g}px"></div>'
+                f'<div class="figure" id="figure{number}" role="figure" aria-label="{text(section.title)}" '
+                f'style="height:{height:g}px">{svg}</div>'
             )
-            figures.append(part)
         else:
-            pieces.append(part)
-    return joined(*pieces)
+            pieces.append(part.body if isinstance(part, Html) else part)
+    return "".join(pieces)
 
 
-def _scripts(figures: Sequence[go.Figure]) -> str:
-    """What draws the figures, where there are some."""
+def _script(figures: Sequence[go.Figure]) -> str:
     if not figures:
         return ""
-    script = files("mechicl.viz").joinpath("page.js").read_text(encoding="utf-8")
-    return (
-        f'<script type="text/plain" id="figures">{packed_figures(figures)}</script>'
-        f'<script type="text/plain" id="plotly">{packed_plotly()}</script>'
-        f"<script>{script.replace('DIGITS_OF_BASE_85', ALPHABET)}</script>"
-    )
+    # a "</script>" in a label would end the script
+    data = ",\n".join(str(figure.to_json()).replace("<", "\\u003c") for figure in figures)
+    return f"<script>{get_plotlyjs()}</script><script>const FIGURES = [{data}];\n{_DRAW}</script>"

@@ -30,5 +30,4 @@ def open_page(browser: Browser, folder: Path, *figures: Any) -> tuple[Page, list
     tab.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
     tab.on("request", lambda request: problems.append(request.url) if request.url.startswith("http") else None)
     tab.goto(path.as_uri())
-    tab.evaluate("mechicl.drawAll()")
     return tab, problems
