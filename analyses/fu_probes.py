@@ -70,7 +70,7 @@ def compare(args: Args) -> Comparison:
         Section(
             name,
             "R² on held-out prompts minus that of probes fitted to another prompt's quantity.",
-            viz.probe_heatmap(result, name),
+            viz.plot(result, quantity=name),
         )
         for name in quantities
     ]

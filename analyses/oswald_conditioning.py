@@ -4,20 +4,24 @@ python analyses/oswald_conditioning.py
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import plotly.graph_objects as go
 import torch
 
 from mechicl import viz
 from mechicl.analysis import fit_construction, measure_conditioning
-from mechicl.analysis.weights import Conditioning, EigenvalueRange
+from mechicl.analysis.weights import Conditioning, EigenvalueRange, transformed_eigenvalues
 from mechicl.reports import Claim, Claims, Comparison, Row, Section, published
 from mechicl.reports.script import ScriptArgs, regression_checkpoint, run_script
 from mechicl.statistics import Interval, interval
+from mechicl.viz.elements import COLORS, add_band, add_line, colors_for, figure, panel, panels
 
 SHOWN = (0.05, 0.08, 0.099, 0.11, 0.12, 0.13, 0.14, 0.15, 0.18)
 """γ of the distributions over tasks; the paper says that condition numbers explode above 0.1."""
+QUANTILES = 400  # that a distribution is drawn from
 DISTRIBUTION = 25  # points of the task whose distribution the paper shows
 
 
@@ -76,13 +80,13 @@ def compare(args: Args) -> Comparison:
             "Map of the eigenvalues",
             f"For the γ in the weights of the median seed; solid over the eigenvalues of {args.n_prompts:,} tasks. All "
             "of them lie below the root 1/γ.",
-            viz.eigenvalue_map({name: m.conditioning.extremes for name, m in by_name.items()}, observed),
+            eigenvalue_map({name: m.conditioning.extremes for name, m in by_name.items()}, observed),
         ),
         Section(
             "Condition number against γ",
             "Above: from the smallest and the largest eigenvalue of all tasks, the paper's heuristic (star: without "
             "transformation; diamond: the least). Below: of each task by itself. Dotted: γ in the trained weights.",
-            viz.condition_numbers(grids, observed),
+            condition_numbers(grids, observed),
         ),
     ]
     shown = next((m for m in studies if m.n == DISTRIBUTION), None)
@@ -94,7 +98,7 @@ def compare(args: Args) -> Comparison:
             Section(
                 f"Distribution over tasks, n = {shown.n}",
                 f"Condition numbers of {args.n_prompts:,} tasks. The γ in the weights is {shown.typical:.4f}.",
-                viz.condition_number_distribution(several),
+                condition_number_distribution(several),
             )
         )
     figures.append(_ratio_figure(studies))
@@ -257,6 +261,106 @@ def _data(m: GammaStudy) -> dict[str, Any]:
         "gamma_in_weights": m.gamma.tolist(),
         "condition_numbers": _quantiles(m.conditioning),
     }
+
+
+# ---- figures ----
+
+
+def eigenvalue_map(
+    ranges: Mapping[str, EigenvalueRange],
+    gammas: Mapping[str, float],
+    title: str = "Eigenvalues after one transformation of GD++",
+) -> go.Figure:
+    """`λ (1 - γλ)²` against λ for several γ: solid where a task's eigenvalues lie, dotted past 1/γ (Fig. 13, left)."""
+    fig = figure(title, "eigenvalue λ of S", "λ (1 − γλ)²")
+    for color, (name, span) in zip(colors_for(list(ranges)), ranges.items(), strict=True):
+        gamma = gammas[name]
+        for low, high, dash in ((span.smallest, span.largest, "solid"), (span.largest, 4 / (3 * gamma), "dot")):
+            if low >= high:  # eigenvalues up to where the map is as high as at its local maximum
+                continue
+            x = torch.linspace(low, high, 200, dtype=torch.float64)
+            label = f"{name}, γ = {gamma:.3g}"
+            y = transformed_eigenvalues(x, gamma)
+            add_line(fig, x.tolist(), y.tolist(), label, color, dash=dash, showlegend=dash == "solid",
+                     legendgroup=name)  # fmt: skip
+    end = 1.05 * max(4 / (3 * gamma) for gamma in gammas.values())
+    add_line(fig, [0, end], [0, end], "unchanged", "#999999", dash="dash")
+    top = max(transformed_eigenvalues(torch.tensor(r.largest), gammas[n]).item() for n, r in ranges.items())
+    fig.update_yaxes(range=[0, 1.1 * max(top, *(4 / (27 * gamma) for gamma in gammas.values()))])
+    fig.update_xaxes(range=[0, end])
+    return fig
+
+
+def condition_numbers(
+    results: Mapping[str, Conditioning],
+    observed: Mapping[str, float],
+    title: str = "Condition numbers after one transformation of GD++",
+) -> go.Figure:
+    """Condition numbers against γ: of the range of eigenvalues (top), and of each prompt (Fig. 13, centre).
+
+    Above, a star is the range's condition number without transformation, a diamond the γ with the least; lines end at
+    1/λ_max, where the range comes to contain the map's root. Below, lines are medians over prompts, bands their middle
+    half. Dotted are the observed γ.
+    """
+    names = ("smallest and largest eigenvalue of all tasks", "each task by itself: median and middle half")
+    fig = panels(title, names, columns=1, shared_xaxes=True, vertical_spacing=0.09)
+    above, below = panel(0, 1), panel(1, 1)
+    for color, (name, result) in zip(colors_for(list(results)), results.items(), strict=True):
+        span, x = result.extremes, list(result.gammas)
+        whole = [value if math.isfinite(value) else None for value in span.condition_numbers(x).tolist()]
+        low, middle, high = result.quantiles([0.25, 0.5, 0.75]).tolist()
+        add_line(fig, x, whole, name, color, legendgroup=name, place=above)
+        for symbol, gamma, words in (("star", 0.0, "no transformation"), ("diamond", span.heuristic_gamma, "least")):
+            point = go.Scatter(
+                x=[gamma], y=span.condition_numbers([gamma]).tolist(), mode="markers", name=f"{name}: {words}",
+                marker={"color": color, "size": 10, "symbol": symbol}, showlegend=False, legendgroup=name,
+            )  # fmt: skip
+            fig.add_trace(point, **above)
+        add_band(fig, x, low, high, color, below)
+        add_line(fig, x, middle, name, color, showlegend=False, legendgroup=name, place=below)
+        for place in (above, below):
+            fig.add_vline(x=observed[name], line={"color": color, "dash": "dot", "width": 1.5}, **place)
+    fig.update_layout(height=680)
+    fig.update_xaxes(title_text="γ", row=2)
+    for row, decades in enumerate(_decades_shown(results), start=1):
+        fig.update_yaxes(title_text="condition number", type="log", exponentformat="power", row=row,
+                         dtick=max(1, math.ceil(decades / 6)))  # fmt: skip
+    return fig
+
+
+def condition_number_distribution(
+    result: Conditioning, title: str = "Condition numbers of single tasks, by γ"
+) -> go.Figure:
+    """A violin over prompts for S itself and one for each γ, on a logarithmic axis (Fig. 13, right).
+
+    The outermost eighth of a percent of the prompts at either end is left out.
+    """
+    fig = figure(title, "γ", "condition number")
+    probabilities = (torch.arange(QUANTILES, dtype=torch.float64) + 0.5) / QUANTILES
+    labelled = [("before", result.before), *zip((f"{g:g}" for g in result.gammas), result.after, strict=True)]
+    decades = 1
+    for label, values in labelled:
+        logs = values.cpu().log10().quantile(probabilities)
+        decades = max(decades, math.ceil(logs.max().item()))
+        color = COLORS["gradient descent"] if label == "before" else COLORS["GD++"]
+        fig.add_trace(
+            go.Violin(
+                x=[label] * QUANTILES, y=logs.tolist(), name=label, line={"color": color, "width": 1.3}, points=False,
+                scalemode="width", width=0.85, spanmode="hard", box={"visible": True, "width": 0.25}, hoverinfo="skip",
+                showlegend=False,
+            )
+        )  # fmt: skip
+    ticks = list(range(0, decades + 1, max(1, math.ceil(decades / 8))))
+    fig.update_yaxes(tickvals=ticks, ticktext=[f"10<sup>{k}</sup>" for k in ticks])
+    fig.update_xaxes(type="category")
+    fig.update_layout(height=420)
+    return fig
+
+
+def _decades_shown(results: Mapping[str, Conditioning]) -> tuple[float, float]:
+    """Decades up to the largest condition number before: of a range, and of the prompts' medians."""
+    of_ranges = max(result.extremes.largest / result.extremes.smallest for result in results.values())
+    return math.log10(of_ranges), math.log10(max(result.before.median().item() for result in results.values()))
 
 
 def claims(comparison: Comparison) -> list[Claim]:

@@ -214,7 +214,8 @@ def _patterns_figure(study: CopyStudy, seed: int, prompts: Prompts) -> Section:
         panels[f"step {checkpoint.snapshots.steps[i]}"] = cache["blocks.0.attn.hook_pattern"][:, 0].mean(0)
     labels = checkpoint.models[0].cfg.format.labels(prompts.n_context)
     words = "Mean attention of the first layer before and after the transition; rows attend to columns."
-    return Section(f"{checkpoint.name}: attention patterns", words, viz.mean_patterns(panels, labels))
+    drawn = viz.attention_figure(torch.stack(list(panels.values())), labels, list(panels))
+    return Section(f"{checkpoint.name}: attention patterns", words, drawn)
 
 
 def claims(comparison: Comparison) -> list[Claim]:

@@ -3,12 +3,13 @@
 python analyses/oswald_copying_order.py
 """
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import plotly.graph_objects as go
 import torch
 
-from mechicl import viz
 from mechicl.analysis.behaviour import tuned_descent
 from mechicl.analysis.heads import TokenSensitivity, measure_token_sensitivity
 from mechicl.checkpoints import Checkpoint, load_checkpoint
@@ -18,6 +19,7 @@ from mechicl.prompts import Prompts
 from mechicl.reports import Claim, Claims, Comparison, Row, Section
 from mechicl.reports.script import ScriptArgs, run_script
 from mechicl.statistics import median_interval
+from mechicl.viz.elements import COLORS, add_line, on_log_axis, panel, panels
 
 READS, FALLS = 3, 0.05
 """A token is read from when the derivative by it is so many times that by others; a loss has fallen by this share."""
@@ -144,7 +146,7 @@ def _figure(checkpoint: Checkpoint, sensitivities: Sequence[TokenSensitivity]) -
     lines = {words: [getattr(s, name).mean().item() for s in sensitivities] for name, words in names.items()}
     curve, task = checkpoint.record["curve"], checkpoint.task
     descent = tuned_descent(task.sample(8192, seed=2**31 + 1, dtype=torch.float64), 1)
-    figure = viz.sensitivity_over_training(
+    figure = sensitivity_over_training(
         list(checkpoint.snapshots.steps), lines, curve["eval_step"], [line[0] for line in curve["eval_loss"]],
         gd_mse=squared_errors(descent, task.sample(8192, seed=1, dtype=torch.float64)).mean().item(),
     )  # fmt: skip
@@ -153,6 +155,40 @@ def _figure(checkpoint: Checkpoint, sensitivities: Sequence[TokenSensitivity]) -
         f"{checkpoint.record['seeds'][0]}, at the saved snapshots, above its loss."
     )
     return Section(f"{checkpoint.name}: what the first layer depends on", words, figure)
+
+
+def sensitivity_over_training(
+    steps: Sequence[int],
+    norms: Mapping[str, Sequence[float]],
+    eval_steps: Sequence[int],
+    losses: Sequence[float],
+    *,
+    gd_mse: float,
+) -> go.Figure:
+    """Norms of derivatives at the snapshots of one seed (above) over its loss (below); step 0 is at half the next."""
+    fig = panels(
+        "What the first layer depends on during training",
+        ["", ""],
+        columns=1,
+        shared_xaxes=True,
+        vertical_spacing=0.08,
+        row_heights=[0.6, 0.4],
+    )
+    colors = (COLORS["trained"], COLORS["interpolated"], COLORS["other"])
+    above, below = panel(0, 1), panel(1, 1)
+    for (name, values), color in zip(norms.items(), itertools.cycle(colors), strict=False):
+        add_line(fig, on_log_axis(steps), values, name, color, mode="lines+markers", place=above)
+    later = [(step, value / 2) for step, value in zip(eval_steps, losses, strict=True) if step > 0]
+    add_line(fig, [step for step, _ in later], [value for _, value in later], "loss", COLORS["gradient descent"],
+             place=below)  # fmt: skip
+    fig.add_hline(y=gd_mse / 2, line={"color": "#888888", "dash": "dash", "width": 1}, **below,
+                  annotation_text="one step of gradient descent", annotation_position="bottom left")  # fmt: skip
+    fig.update_layout(height=520)
+    fig.update_yaxes(title_text="norm of the derivative", rangemode="tozero", row=1)
+    fig.update_yaxes(title_text="half mean squared error", rangemode="tozero", row=2)
+    fig.update_xaxes(type="log", dtick=1)
+    fig.update_xaxes(title_text="optimisation step", row=2)
+    return fig
 
 
 def claims(comparison: Comparison) -> list[Claim]:

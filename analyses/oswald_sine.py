@@ -6,10 +6,14 @@ python analyses/oswald_sine.py
 
 import copy
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import plotly.graph_objects as go
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from mechicl import algorithms, viz
 from mechicl.analysis import align
@@ -22,6 +26,9 @@ from mechicl.reports import Claim, Claims, Comparison, Row, Section
 from mechicl.reports.script import ScriptArgs, run_script
 from mechicl.statistics import Interval, interval, median_interval
 from mechicl.tasks import SineRegression
+from mechicl.viz.elements import BELOW, COLORS, add_line, colors_for, panels
+from mechicl.viz.elements import panel as place_of
+from mechicl.viz.weights import kernel_heatmaps
 
 DRAWS = {
     "independent": "amplitude and phase independent, as in the text (the authors' code draws both with one key)",
@@ -89,7 +96,7 @@ def compare(args: Args) -> Comparison:
         _curves(transformer, descent),
         Section("Kernels", "What a prediction gains by a unit of y at a context point, first seed. The paper's view is "
                "k(x, x') = m(x)·m(x'); where MLPs read y too, it is the model's part that is linear in the targets.",
-               viz.kernel_heatmaps(views)),
+               kernel_heatmaps(views)),
     ]  # fmt: skip
     lead = (
         f"Sine waves a sin(x + phase), amplitudes U{task.amplitude_range}, {DRAWS[task.amplitude_phase]}, "
@@ -181,7 +188,7 @@ def _functions(
     grid: torch.Tensor,
 ) -> Section:
     learners = {"attention": learned, "gradient descent": constructed, "Nadaraya-Watson": smoothing}
-    figure = viz.adapted_functions_figure(
+    figure = adapted_functions_figure(
         prompts,
         grid,
         {name: adapted_functions(learner, prompts, grid) for name, learner in learners.items()},
@@ -190,6 +197,57 @@ def _functions(
         truth=_waves(prompts, grid),
     )  # fmt: skip
     return Section("Initial and adapted functions", "First seed; dashed: before the context is read.", figure)
+
+
+def adapted_functions_figure(
+    prompts: Prompts,
+    grid: Float[Tensor, "query 1"],
+    functions: Mapping[str, Float[Tensor, "prompt query 1"]],
+    *,
+    initial: Mapping[str, Float[Tensor, "query 1"]],
+    truth: Float[Tensor, "prompt query 1"],
+    columns: int = 3,
+) -> go.Figure:
+    """Functions that learners have made of some contexts, a panel for each prompt (Fig. 4, left).
+
+    Args:
+        prompts: with inputs and targets of one dimension.
+        grid: the queries, ascending.
+        functions: by learner, predictions from each prompt's context.
+        initial: by learner, predictions before attention; dashed, in the learner's colour.
+        truth: the targets' function on the grid for each prompt.
+        columns: panels in a row.
+    """
+    n_columns = min(columns, len(prompts))
+    n_rows = -(-len(prompts) // n_columns)
+    fig = panels(
+        "Functions before and after the context", [f"prompt {i + 1}" for i in range(len(prompts))],
+        columns=n_columns, shared_xaxes=True,
+        shared_yaxes="all", horizontal_spacing=0.03, vertical_spacing=0.25 / n_rows**1.5 if n_rows > 1 else 0,
+    )  # fmt: skip
+    names = [*functions, *(name for name in initial if name not in functions)]
+    colors = dict(zip(names, colors_for(names), strict=True))
+    inputs = grid[:, 0].tolist()
+    for i in range(len(prompts)):
+        place = place_of(i, n_columns)
+        lines: list[tuple[str, Tensor, str, dict[str, Any]]] = [("true function", truth[i], "#bbbbbb", {"width": 6})]
+        for name, values in initial.items():
+            lines.append((f"{name}, before", values, colors[name], {"dash": "dash", "width": 1.5}))
+        lines += [(name, values[i], colors[name], {}) for name, values in functions.items()]
+        for name, values, color, look in lines:
+            add_line(fig, inputs, values[:, 0].tolist(), name, color, place=place, legendgroup=name,
+                     showlegend=i == 0, **look)  # fmt: skip
+        marker = {"color": COLORS["gradient descent"], "size": 7, "line": {"color": "white", "width": 1}}
+        xs, ys = prompts.xs[i, :-1, 0].tolist(), prompts.ys[i, :-1, 0].tolist()
+        points = go.Scatter(x=xs, y=ys, mode="markers", name="context", marker=marker, legendgroup="context",
+                            showlegend=i == 0)  # fmt: skip
+        fig.add_trace(points, **place)
+    fig.update_layout(height=130 + 240 * n_rows, margin={"t": 90, "b": 60}, legend=BELOW | {"y": -75 / (240 * n_rows)})
+    for i in range(n_columns):
+        lowest = (len(prompts) - 1 - i) // n_columns + 1  # the row of the lowest panel in this column
+        fig.update_xaxes(title_text="x", showticklabels=True, row=lowest, col=i + 1)
+        fig.update_yaxes(showticklabels=i == 0, title_text="y" if i == 0 else "", col=i + 1)
+    return fig
 
 
 def _waves(prompts: Prompts, grid: torch.Tensor) -> torch.Tensor:

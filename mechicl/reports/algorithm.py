@@ -22,6 +22,7 @@ from mechicl.reports.rows import Row
 from mechicl.reports.study import Study
 from mechicl.reports.verdict import NEAR, Answer, Verdict, beside_published, percent, since_when, which_algorithm
 from mechicl.statistics import Interval, ratio_interval
+from mechicl.viz.behaviour import identified_filters
 from mechicl.viz.verdict import verdict_figure
 
 N_IDENTIFY = 1024  # prompts to fit families on, and to rank them on
@@ -130,8 +131,8 @@ class AlgorithmQuestion:
         ]  # fmt: skip
         rows += self._baselines()
         sections = [
-            Section("Which algorithm is it?", " ".join(WORDS["families"].split()), viz.identified_families(identified)),
-            Section("Seen in the eigenbasis of the inputs", WORDS["filters"], viz.identified_filters(identified)),
+            Section("Which algorithm is it?", " ".join(WORDS["families"].split()), viz.plot(identified)),
+            Section("Seen in the eigenbasis of the inputs", WORDS["filters"], identified_filters(identified)),
         ]
         return rows, sections, {"families": identified.to_dataframe().to_dict("records")}
 

@@ -24,6 +24,7 @@ from mechicl.reports.rows import Row
 from mechicl.reports.study import Study
 from mechicl.reports.verdict import Verdict
 from mechicl.statistics import interval, ratio_interval
+from mechicl.viz.layers import match_curve
 
 N_HELD_OUT = 1024  # the report and analyses/fu_matching.py match on the same prompts and the same grids
 RESAMPLES = {1: 100}  # of the prompts, for the growth of one seed; of several, seeds give the interval
@@ -193,7 +194,7 @@ def match_figures(similarity: Similarity, matches: Mapping[str, Match], growths:
             "Bars: 95% intervals from resampled prompts."
             + (" Open circles lie at the edge of the steps that were tried." if edges else "")
             + (" Dotted: the better of a linear and an exponential curve." if growths else ""),
-            viz.match_curve(several, growths),
+            match_curve(several, growths),
         ),
         Section(
             f"Similarity of each layer with the best of each family ({compared})",

@@ -22,6 +22,8 @@ from mechicl.viz.elements import (
     color_of,
     colors_for,
     figure,
+    interval_dots,
+    interval_lines,
     panel,
     panels,
     tick_log_axes,
@@ -29,14 +31,10 @@ from mechicl.viz.elements import (
 
 
 def identified_filters(result: Identification, n_families: int = 4) -> go.Figure:
-    """What is left of the target along an eigendirection of S, `1 - λ f(λ)`, for the nearest families.
+    """The residual of the target along an eigendirection of S, `1 - λ f(λ)`, for the nearest families.
 
-    Learners that are not one function of each eigenvalue are left out; shaded is where the middle 98% of the positive
-    eigenvalues lie.
-
-    Args:
-        result: of `identify`.
-        n_families: how many lines, the nearest first.
+    Learners that are not one function of each eigenvalue are left out; the middle 98% of the positive eigenvalues are
+    shaded. The `n_families` nearest are drawn.
     """
     positive = result.eigenvalues[result.eigenvalues > 0].flatten()[:100_000]
     low, high = torch.quantile(positive, torch.tensor([0.01, 0.99]).double()).tolist()
@@ -56,27 +54,10 @@ def identified_filters(result: Identification, n_families: int = 4) -> go.Figure
 
 def identified_families(result: Identification) -> go.Figure:
     """Distance of each family's nearest member from the model, with 95% intervals, the nearest at the top."""
-    distances = [result.distance(match) for match in result.matches]
-    names = [match.name for match in result.matches]
-    fig = figure("Which algorithm is it?", "squared distance / squared predictions", log_x=True)
-    errors = {
-        "type": "data", "symmetric": False, "array": [d.high - d.mean for d in distances], "thickness": 1.3,
-        # a logarithmic axis has no place for 0 or less
-        "arrayminus": [min(d.mean - d.low, 0.9 * d.mean) for d in distances],
-    }  # fmt: skip
-    fig.add_trace(
-        go.Scatter(
-            x=[d.mean for d in distances],
-            y=names,
-            mode="markers",
-            marker={"color": COLORS["trained"], "size": 9},
-            error_x=errors,
-            hovertemplate="%{y}: %{x:.3g}<extra></extra>",
-        )
+    names, distances = [m.name for m in result.matches], [result.distance(m) for m in result.matches]
+    return interval_dots(
+        "Which algorithm is it?", "squared distance / squared predictions", names, distances, log_x=True
     )
-    fig.update_yaxes(autorange="reversed", type="category")
-    fig.update_layout(height=120 + 26 * len(names), margin={"l": 330})
-    return tick_log_axes(fig)
 
 
 def shifted_losses(by_shift: Mapping[str, ShiftedLosses]) -> go.Figure:
@@ -107,12 +88,7 @@ def shifted_losses(by_shift: Mapping[str, ShiftedLosses]) -> go.Figure:
 
 
 def regret_curves(result: Regret, title: str | None = None) -> go.Figure:
-    """Regret of every learner over the number of points before, with 95% intervals; 0 is the reference.
-
-    Args:
-        result: of `regret`.
-        title: by default says what the reference is.
-    """
+    """Regret of every learner over the number of points before, with 95% intervals; 0 is the reference."""
     fig = figure(
         title or f"Regret against {result.reference}", "points before" if result.loss != "nats" else "tokens before",
         f"{result.loss} above the reference",
@@ -128,15 +104,7 @@ def regret_curves(result: Regret, title: str | None = None) -> go.Figure:
 
 
 def token_divergences(result: TokenIdentification, title: str = "Which learner is it?") -> go.Figure:
-    """Divergence of each learner from the network over the number of tokens before, with 95% intervals.
-
-    Args:
-        result: of `identify_on_tokens`.
-        title: of the figure.
-    """
-    fig = figure(title, "tokens before", "KL(network ‖ learner), nats")
-    names = list(result.divergences)
-    for name, color in zip(names, colors_for(names), strict=True):
-        add_intervals(fig, result.points, result.curve(name), name, color)
-    fig.update_layout(legend=BELOW)
-    return fig
+    """Divergence of each learner from the network over the number of tokens before, with 95% intervals."""
+    curves = {name: result.curve(name) for name in result.divergences}
+    fig = interval_lines(title, "tokens before", "KL(network ‖ learner), nats", result.points, curves)
+    return fig.update_layout(legend=BELOW)

@@ -1,4 +1,4 @@
-"""Pictures of causal tests: counterfactuals by layer and intervention, and hypotheses by what they explain."""
+"""Pictures of causal tests: counterfactuals by layer and intervention, hypotheses ranked, learned subspaces."""
 
 import math
 from collections.abc import Sequence
@@ -7,7 +7,19 @@ import plotly.graph_objects as go
 
 from mechicl.analysis.causes.ranking import HOLDS, HypothesisTest
 from mechicl.analysis.causes.results import Interchange
-from mechicl.viz.elements import COLORS, add_heatmap, bar_title, figure, panel, panels
+from mechicl.analysis.causes.subspaces import SubspaceSearch
+from mechicl.viz.elements import (
+    BELOW,
+    COLORS,
+    add_heatmap,
+    add_intervals,
+    bar_title,
+    colors_for,
+    figure,
+    interval_dots,
+    panel,
+    panels,
+)
 
 ARROWS = {
     "context skips": ("context", "context"),
@@ -18,12 +30,7 @@ ARROWS = {
 
 
 def interchange_heatmap(result: Interchange, title: str | None = None) -> go.Figure:
-    """Interchange R² of every intervention (rows) at every layer (columns); below 0 all cells have one colour.
-
-    Args:
-        result: of `interchange`.
-        title: by default the hypothesis.
-    """
+    """Interchange R² of every intervention (rows) at every layer (columns); below 0 all cells have one colour."""
     rows = list(dict.fromkeys(cell.intervention for cell in result.cells))
     layers = sorted({cell.layer for cell in result.cells})
     values = [[math.nan] * len(layers) for _ in rows]
@@ -37,49 +44,24 @@ def interchange_heatmap(result: Interchange, title: str | None = None) -> go.Fig
     )  # fmt: skip
     fig.update_yaxes(autorange="reversed", type="category")
     fig.update_xaxes(type="category")
-    fig.update_layout(height=150 + 30 * len(rows), margin={"l": 220})
-    return fig
+    return fig.update_layout(height=150 + 30 * len(rows))
 
 
 def hypotheses_ranked(result: HypothesisTest, title: str = "Which algorithm does it run?") -> go.Figure:
-    """What each hypothesis explains of what interventions do, with 95% intervals, the best at the top.
-
-    Args:
-        result: of `test_hypotheses`.
-        title: of the picture.
-    """
-    effects = [test.effects for test in result.tests]
-    names = [test.hypothesis for test in result.tests]
-    fig = figure(title, "part of the effects that is explained")
-    errors = {
-        "type": "data", "symmetric": False, "thickness": 1.3,
-        "array": [e.high - e.mean for e in effects], "arrayminus": [e.mean - e.low for e in effects],
-    }  # fmt: skip
+    """The part of the interventions' effects that each hypothesis explains, with 95% intervals, the best at the top."""
+    names, effects = [test.hypothesis for test in result.tests], [test.effects for test in result.tests]
     weakest = [f"weakest R² {test.score.mean:.3g}, {test.cells[test.weakest]}" for test in result.tests]
-    fig.add_trace(
-        go.Scatter(
-            x=[e.mean for e in effects], y=names, mode="markers", marker={"color": COLORS["trained"], "size": 9},
-            error_x=errors, text=weakest, hovertemplate="%{y}: %{x:.3f}<br>%{text}<extra></extra>",
-        )
-    )  # fmt: skip
-    fig.add_vline(x=1, line={"width": 1, "dash": "dot"})
-    fig.update_yaxes(autorange="reversed", type="category")
-    fig.update_layout(height=120 + 26 * len(names), margin={"l": 480})
-    return fig
+    fig = interval_dots(title, "part of the effects that is explained", names, effects, words=weakest)
+    return fig.add_vline(x=1, line={"width": 1, "dash": "dot"})
 
 
 def counterfactual_scatter(
     result: Interchange, interventions: Sequence[str] = (), *, columns: int = 3, title: str | None = None
 ) -> go.Figure:
-    """What the model predicts after an intervention (up) against what the hypothesis says (across), a panel for each.
+    """The model's prediction after an intervention (up) against the hypothesis's (across), a panel per intervention.
 
-    Dots are prompts at all layers, the darker the later; on the dotted line both say the same.
-
-    Args:
-        result: of `interchange`.
-        interventions: all that were made, by default.
-        columns: panels in a row.
-        title: by default the hypothesis.
+    Dots are prompts at all layers, darker for later ones; on the dotted line both agree. All interventions are drawn by
+    default.
 
     Raises:
         ValueError: interventions that were not made.
@@ -90,7 +72,7 @@ def counterfactual_scatter(
         raise ValueError(f"{unknown} were not made; there are {names}")
     names = [name for name in names if not interventions or name in interventions]
     fig = panels(title or result.hypothesis, names, columns=columns)
-    # what explodes would hide everything else
+    # predictions that explode would hide everything else
     bound = 1.5 * float(max(result.base.abs().max(), result.sources.abs().max())) or 1.0
     last = max(cell.to_layer for cell in result.cells) or 1
     for i, name in enumerate(names):
@@ -117,16 +99,12 @@ def counterfactual_scatter(
 
 
 def causal_graph(result: Interchange, title: str | None = None) -> go.Figure:
-    """The causal model with its measured arrows: what the query and the context carry, layer by layer.
+    """The causal model with its measured arrows: the states of the query and of the context, layer by layer.
 
-    An arrow's number is how far the prediction moves when it is cut, as a part of the squared distance between both
-    ends: along the rows, what layers do at the query or in the context; between them, what the query reads. In the
-    circles is how far it moves when the state there comes from the source. Blue is what the hypothesis says too (R² of
-    at least 0.9), orange what it does not; what was not asked is missing.
-
-    Args:
-        result: of `interchange`.
-        title: by default the hypothesis.
+    An arrow's number is how far the prediction moves when the arrow is cut, as a part of the squared distance between
+    both ends: along the rows, what layers do at the query or in the context; between them, what the query reads. The
+    number in a circle is how far the prediction moves when the state there comes from the source. Blue agrees with the
+    hypothesis (R² of at least 0.9), orange does not; interventions that were not made are missing.
     """
     rows = {"context": 1.0, "query": 0.0}
     fig = figure(title or result.hypothesis, "layers")
@@ -162,6 +140,29 @@ def causal_graph(result: Interchange, title: str | None = None) -> go.Figure:
     fig.update_xaxes(range=[-0.8, last + 0.9], tickvals=list(range(last + 1)), showgrid=False, zeroline=False)
     fig.update_layout(height=300)
     return fig
+
+
+def subspace_curves(result: SubspaceSearch, title: str | None = None) -> go.Figure:
+    """Held-out R² of learned subspaces (solid) and of their complements (dotted) by dimension, a panel per layer.
+
+    The model and the controls are drawn, with 95% intervals; values below -0.5 are cut off.
+    """
+    names = [f"after {layer} layer{'' if layer == 1 else 's'}" for layer in result.layers]
+    title = title or f"{result.place}'s {', '.join(result.variables)}: {result.hypothesis}"
+    columns = min(3, len(names))
+    fig = panels(title, names, columns=columns)
+    colors = [COLORS["trained"], *colors_for([*result.searches[1:]])]
+    for s, search in enumerate(result.searches):
+        for i in range(len(result.layers)):
+            for curve, dash, suffix in zip(result.curves(s, i), ("solid", "dot"), ("", ", its rest"), strict=True):
+                add_intervals(
+                    fig, [str(dim) for dim in result.dims], curve, search + suffix, colors[s], dash=dash,
+                    place=panel(i, columns), showlegend=not i, legendgroup=search + suffix,
+                )  # fmt: skip
+    fig.update_xaxes(title_text="dimensions", type="category")
+    fig.update_yaxes(range=[-0.5, 1.05])
+    fig.update_yaxes(title_text="held-out R²", col=1)
+    return fig.update_layout(legend=BELOW, height=130 + 330 * (-(-len(names) // columns)))
 
 
 def _share(value: float) -> str:

@@ -1,4 +1,4 @@
-"""What figures are made of: one look, grids of panels, lines with bands of intervals, heatmaps."""
+"""The parts of figures: one look, grids of panels, lines with bands of intervals, dots with bars, heatmaps."""
 
 import math
 import re
@@ -43,34 +43,32 @@ COLORS = {
     "context frozen": "#66a182",
     "context isolated": "#8a4fff",
 }
-"""Who is who, the same in every figure: names that begin with one of these have its colour."""
+"""Colours of names that begin with one of these, the same in every figure."""
 ALIASES = {
     "each seed": "trained", "opened seed": "trained", "seed": "trained", "in context": "trained",
     "OLS": "closed form", "ridge": "closed form", "least squares": "closed form", "before fine-tuning": "zero-shot",
     "Bayes": "closed form",
 }  # fmt: skip
-"""Other words for them."""
+"""Other names with the colour of one above."""
 PALETTE = ("#c99700", "#3f9fd1", "#6fa82e", "#9c7fd9", "#00565c", "#6d1b3b")
-"""Colours of other names, in order; nobody else has them."""
-MANY = 6  # names beyond which a legend of colours tells less than a colour scale
-BELOW = {"orientation": "h", "x": 0, "y": -0.25, "yanchor": "top"}  # where a legend stands under its figure
+"""Colours of other names, in order."""
+MANY = 6  # names from which on a colour scale is used
+BELOW = {"orientation": "h", "x": 0, "y": -0.25, "yanchor": "top"}  # a legend under its figure
 SIGNED = "RdBu"
 """Colours of quantities with a sign: blue is positive, red is negative, in every picture."""
 SHARES = "Blues"
-"""Colours of quantities without: attention, shares."""
-WHOLE = 16  # whole numbers of an axis that there is room for
-DECADES = 6  # of a logarithmic axis that each have a tick
+"""Colours of quantities without a sign: attention, shares."""
+WHOLE = 16  # integers of an axis that all get a tick
+DECADES = 6  # decades of a logarithmic axis that all get a tick
 FIRST_STEP = "optimisation step (the first point is step 0)"
-Place = Mapping[str, Any]  # of a trace in a grid: a `panel`, or "secondary_y"
+Place = Mapping[str, Any]  # of a trace in a grid of panels: "row" and "col", or "secondary_y"
 
 
 def figure(title: str, x_title: str = "", y_title: str = "", *, log_x: bool = False, log_y: bool = False) -> go.Figure:
     """An empty figure with titles and axes."""
-    fig = go.Figure()
-    _look(fig, title)
+    fig = _styled(go.Figure(), title)
     fig.update_xaxes(title_text=x_title, type="log" if log_x else "linear")
-    fig.update_yaxes(title_text=y_title, type="log" if log_y else "linear", exponentformat="power")
-    return _with_room(fig)
+    return fig.update_yaxes(title_text=y_title, type="log" if log_y else "linear", exponentformat="power")
 
 
 def panels(title: str, names: Sequence[str], *, columns: int | None = None, **options: Any) -> go.Figure:
@@ -78,17 +76,8 @@ def panels(title: str, names: Sequence[str], *, columns: int | None = None, **op
     columns = columns or max(len(names), 1)
     rows = -(-len(names) // columns) or 1
     fig = make_subplots(rows=rows, cols=columns, subplot_titles=list(names) if any(names) else None, **options)
-    _look(fig, title)
-    fig.update_annotations(font_size=13)
-    fig.update_layout(margin_t=85 if title and any(names) else 50)
-    return _with_room(fig)
-
-
-def _with_room(fig: go.Figure) -> go.Figure:
-    """Room between an axis and its labels, so that the zeros of two axes do not touch."""
-    for update in (fig.update_xaxes, fig.update_yaxes):
-        update(ticks="outside", ticklen=6, tickcolor="rgba(0,0,0,0)")
-    return fig
+    _styled(fig, title).update_annotations(font_size=13)
+    return fig.update_layout(margin_t=85 if title and any(names) else 50)
 
 
 def panel(i: int, columns: int) -> dict[str, Any]:
@@ -96,8 +85,13 @@ def panel(i: int, columns: int) -> dict[str, Any]:
     return {"row": i // columns + 1, "col": i % columns + 1}
 
 
-def _look(fig: go.Figure, title: str) -> None:
-    fig.update_layout(
+def _styled(fig: go.Figure, title: str) -> go.Figure:
+    for update in (
+        fig.update_xaxes,
+        fig.update_yaxes,
+    ):  # room beside labels, so that the zeros of two axes do not touch
+        update(ticks="outside", ticklen=6, tickcolor="rgba(0,0,0,0)")
+    return fig.update_layout(
         title={"text": title, "x": 0.01, "font": {"size": 16}},
         template="plotly_white",
         font={"family": "system-ui, sans-serif", "size": 13},
@@ -121,16 +115,11 @@ def add_line(
 ) -> None:
     """A line with a name and a colour; None leaves a gap."""
     look: dict[str, Any] = {"line": {"color": color, "dash": dash, "width": width}, "mode": "lines", **options}
-    alone = _lone_points(y)
+    there = [False, *(value is not None and math.isfinite(value) for value in y), False]
+    alone = [there[i] and not there[i - 1] and not there[i + 1] for i in range(1, len(there) - 1)]
     if look["mode"] == "lines" and any(alone):  # a line of one point shows nothing
         look |= {"mode": "lines+markers", "marker": {"color": color, "size": [8 if one else 0 for one in alone]}}
     fig.add_trace(go.Scatter(x=list(x), y=list(y), name=name, **look), **(place or {}))
-
-
-def _lone_points(y: Sequence[float | None]) -> list[bool]:
-    """Which points have no neighbour to draw a line to."""
-    there = [False, *(value is not None and math.isfinite(value) for value in y), False]
-    return [there[i] and not there[i - 1] and not there[i + 1] for i in range(1, len(there) - 1)]
 
 
 def add_band(
@@ -167,7 +156,7 @@ def add_intervals(
     place: Place | None = None,
     **options: Any,
 ) -> None:
-    """A line of means with a band of their intervals, where they have several samples; a single mean has a bar.
+    """A line of means with a band of their intervals if they have several samples; a single mean has a bar.
 
     On a logarithmic axis, means that are not positive leave a gap.
     """
@@ -180,11 +169,7 @@ def add_intervals(
         if len(shown) > 1:
             add_band(fig, [x[i] for i in shown], low, high, color, place)
         else:
-            options["error_y"] = {
-                "type": "data", "symmetric": False, "thickness": 1.5, "width": 4, "color": color,
-                "array": [high[0] - intervals[i].mean if i in shown else None for i in range(len(means))],
-                "arrayminus": [intervals[i].mean - low[0] if i in shown else None for i in range(len(means))],
-            }  # fmt: skip
+            options["error_y"] = error_bars(intervals, log=log_y, width=4, color=color)
     add_line(fig, x, means, name, color, place=place, **options)
 
 
@@ -210,6 +195,35 @@ def interval_lines(
     if all(isinstance(value, int) for value in x) and 0 < max(x, default=0) - min(x, default=0) <= WHOLE:
         fig.update_xaxes(dtick=1)
     return tick_log_axes(fig)
+
+
+def error_bars(intervals: Sequence[Interval], *, log: bool = False, **look: Any) -> dict[str, Any]:
+    """Bars of intervals around their means; on a logarithmic axis they stay above 0."""
+    return {
+        "type": "data", "symmetric": False, "thickness": 1.4, "array": [i.high - i.mean for i in intervals],
+        "arrayminus": [min(i.mean - i.low, 0.9 * i.mean) if log else i.mean - i.low for i in intervals], **look,
+    }  # fmt: skip
+
+
+def interval_dots(
+    title: str,
+    x_title: str,
+    names: Sequence[str],
+    intervals: Sequence[Interval],
+    *,
+    log_x: bool = False,
+    words: Sequence[str] = (),
+) -> go.Figure:
+    """A dot with its interval for each name, the first at the top; `words` are added to what hovering shows."""
+    fig = figure(title, x_title, log_x=log_x)
+    dots = go.Scatter(
+        x=[each.mean for each in intervals], y=list(names), mode="markers", text=list(words) or None,
+        marker={"color": COLORS["trained"], "size": 9}, error_x=error_bars(intervals, log=log_x),
+        hovertemplate=f"%{{y}}: %{{x:.3g}}{'<br>%{text}' if words else ''}<extra></extra>",
+    )  # fmt: skip
+    fig.add_trace(dots)
+    fig.update_yaxes(autorange="reversed", type="category")
+    return tick_log_axes(fig.update_layout(height=120 + 26 * len(names)))
 
 
 def color_of(name: str) -> str | None:
@@ -274,7 +288,7 @@ def name_cells(fig: go.Figure, **options: Any) -> go.Figure:
 
 
 def bar_title(words: str) -> dict[str, Any]:
-    """The title of a colour bar, beside it: above, it would lie over the highest tick."""
+    """The title of a colour bar, at its side: above, it would cover the highest tick."""
     return {"text": words, "side": "right"}
 
 
@@ -289,9 +303,9 @@ def bar_ticks(bound: float, *, signed: bool = True) -> list[float]:
 
 
 def tick_log_axes(fig: go.Figure) -> go.Figure:
-    """Ticks of logarithmic axes that say what they are: decades, or 1, 2 and 5 where there are few decades.
+    """Ticks of logarithmic axes: decades, or 1, 2 and 5 where there are few decades.
 
-    Plotly's own write single digits between the decades, over each other where there is little room.
+    Plotly's own ticks write single digits between the decades, over each other where there is little room.
     """
     spans: dict[str, list[float]] = {}
     for trace in fig.data:
@@ -299,17 +313,15 @@ def tick_log_axes(fig: go.Figure) -> go.Figure:
             name = getattr(trace, f"{letter}axis", None) or letter
             values = getattr(trace, letter, None)
             spans.setdefault(name, []).extend(
-                float(value) for value in ([] if values is None else values) if _is_positive(value)
+                float(value)
+                for value in ([] if values is None else values)
+                if isinstance(value, int | float) and math.isfinite(value) and value > 0
             )
     for name, values in spans.items():
         axis: Any = fig.layout[f"{name[0]}axis{name[1:]}"]
         if axis.type == "log" and values:
             axis.update(_log_ticks(min(values), max(values)))
     return fig
-
-
-def _is_positive(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value) and value > 0
 
 
 def _log_ticks(low: float, high: float) -> dict[str, Any]:
@@ -334,6 +346,6 @@ def _tick_text(value: float) -> str:
 
 
 def on_log_axis(steps: Sequence[int]) -> list[float]:
-    """Steps as they are, but 0, which has no place on a logarithmic axis, at half of the next."""
+    """Steps for a logarithmic axis: step 0 is drawn at half of the next."""
     first = steps[1] / 2 if len(steps) > 1 else 1
     return [step or first for step in steps]

@@ -1,12 +1,14 @@
-"""Pictures of weights: their products, losses on paths between models, a layer applied again and again."""
+"""Pictures of weights: their products, kernels, losses on paths between models, a layer applied repeatedly."""
 
 import itertools
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import plotly.graph_objects as go
 from jaxtyping import Float
 from torch import Tensor
 
+from mechicl.analysis.weights.kernels import KernelView
 from mechicl.analysis.weights.paths import LossPath
 from mechicl.analysis.weights.products import WeightProducts
 from mechicl.base.arguments import takes_undefined
@@ -14,6 +16,7 @@ from mechicl.statistics import interval
 from mechicl.viz.elements import (
     BELOW,
     COLORS,
+    SIGNED,
     add_heatmap,
     add_intervals,
     add_line,
@@ -137,4 +140,51 @@ def roll_outs(by_damping: Mapping[float, Mapping[str, Float[Tensor, "step _"]]])
     fig.update_yaxes(range=[0, 1.3 * float(first[0].mean()) / 2])
     fig.update_yaxes(title_text="half mean squared error", col=1)
     fig.update_layout(legend=BELOW)
+    return fig
+
+
+def kernel_heatmaps(
+    views: Mapping[str, KernelView],
+    *,
+    part: Literal["kernel", "through_values"] = "kernel",
+    title: str = "Gain by a unit of y at a context point",
+) -> go.Figure:
+    """Kernels of models side by side, in one scale, each with its symmetry error and effective rank.
+
+    Args:
+        views: by name, on the same grid of one-dimensional inputs.
+        part: the whole kernel, or the part of it through values; symmetry and rank are always the whole kernel's.
+        title: of the figure.
+
+    Raises:
+        ValueError: no views, grids that differ, or inputs of more than one dimension.
+    """
+    grids = [view.grid for view in views.values()]
+    if not grids or any(grid.shape[1] != 1 or not grid.equal(grids[0]) for grid in grids):
+        raise ValueError(f"needs views on one grid [point 1], got grids {[tuple(grid.shape) for grid in grids]}")
+    titles = [
+        f"{name}<br><span style='font-size:11px'>|K − Kᵀ| / |K| = {view.symmetry_error:.2f}, "
+        f"effective rank {view.effective_rank:.1f}</span>"
+        for name, view in views.items()
+    ]
+    fig = panels(title, titles, shared_yaxes=True, horizontal_spacing=0.03)
+    values, bound = grids[0][:, 0].tolist(), max(float(getattr(view, part).abs().max()) for view in views.values())
+    hover = "query %{y:.2f}, context point %{x:.2f}: %{z:.4f}"
+    for column, view in enumerate(views.values()):
+        add_heatmap(fig, getattr(view, part), values, values, hover, coloraxis="coloraxis",
+                    place=panel(column, len(views)))  # fmt: skip
+    fig.update_xaxes(title_text="x of the context point", constrain="domain", matches="x")
+    fig.update_yaxes(constrain="domain", scaleanchor="x", row=1, col=1)
+    fig.update_yaxes(title_text="x of the query", col=1)
+    fig.update_layout(
+        height=420,
+        width=170 + 290 * len(views),
+        margin={"t": 100, "r": 90},
+        coloraxis={
+            "colorscale": SIGNED,
+            "cmin": -bound,
+            "cmax": bound,
+            "colorbar": {"thickness": 12, "len": 0.9, "tickvals": bar_ticks(bound), "tickformat": ".2~g"},
+        },
+    )
     return fig

@@ -10,7 +10,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.tasks import LinearRegression
-from mechicl.viz import Html, attention_html, html, init_notebook, model_attention, prompt_attention
+from mechicl.viz import attention_html, html, init_notebook, model_attention, prompt_attention
+from mechicl.viz.html import Html
 
 LIBRARY = "var CircuitsVis="
 

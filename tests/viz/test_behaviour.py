@@ -12,6 +12,7 @@ from mechicl.analysis.behaviour import FamilyMatch, ShiftedLosses, SpectralLearn
 from mechicl.learners import AlgorithmLearner, Learner
 from mechicl.statistics import interval
 from mechicl.tasks import LinearRegression
+from mechicl.viz.behaviour import identified_filters
 from tests.viz.traces import lines
 
 
@@ -41,7 +42,7 @@ def made() -> Identification:
 
 
 def test_filters_are_what_each_learner_leaves_where_eigenvalues_lie():
-    figure: Any = viz.identified_filters(made())
+    figure: Any = identified_filters(made())
     assert [trace.name for trace in figure.data] == ["ridge", "diverging"]  # the others are no function of one
     ((x, y),) = lines(figure, "ridge")
     assert y == pytest.approx([0.3 / (eigenvalue + 0.3) for eigenvalue in x], abs=1e-6)
@@ -49,11 +50,11 @@ def test_filters_are_what_each_learner_leaves_where_eigenvalues_lie():
     low, high = torch.quantile(torch.tensor([0.2, 0.5, 1.0, 2.0]), torch.tensor([0.01, 0.99])).tolist()
     assert (figure.layout.shapes[0].x0, figure.layout.shapes[0].x1) == pytest.approx((low, high))
     assert (min(x), max(x)) == pytest.approx((low / 2, 1.3 * high))
-    assert len(viz.identified_filters(made(), n_families=1).data) == 1  # type: ignore[attr-defined]
+    assert len(identified_filters(made(), n_families=1).data) == 1  # type: ignore[attr-defined]
 
 
 def test_families_are_ordered_with_the_nearest_at_the_top():
-    figure: Any = viz.identified_families(made())
+    figure: Any = viz.plot(made())
     points = figure.data[0]
     assert list(points.y) == ["least squares", "of all", "ridge", "diverging"]
     assert list(points.x) == pytest.approx([0.075, 0.1, 0.375, 2.0])  # over squared predictions of 2

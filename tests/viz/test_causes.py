@@ -7,11 +7,18 @@ import torch
 
 from mechicl import viz
 from mechicl.algorithms.stepwise import Hypothesis, QueryDescent, ResidualDescent
-from mechicl.analysis.causes import HypothesisTest, Interchange, interchange_each, sample_sources
+from mechicl.analysis.causes import (
+    HypothesisTest,
+    Interchange,
+    SubspaceSearch,
+    fit_subspace,
+    interchange_each,
+    sample_sources,
+)
 from mechicl.constructions import gradient_descent
 from mechicl.tasks import LinearRegression
 from mechicl.viz.elements import COLORS
-from tests.viz.traces import heatmaps
+from tests.viz.traces import heatmaps, lines
 
 ROWS = {"query skips": (0.0, 0.0), "context skips": (1.0, 1.0), "query does not read": (1.0, 0.0)}  # from, to
 
@@ -79,3 +86,23 @@ def test_arrows_have_what_cutting_them_changes():
         between = (result.cells[i].layer, result.cells[i].to_layer, *ROWS[result.cells[i].intervention])
         (arrow,) = (arrow for arrow in arrows if (arrow.ax, arrow.x, arrow.ay, arrow.y) == between)
         assert arrow.arrowcolor == (COLORS["trained"] if result.r2[i].mean >= 0.9 else COLORS["interpolated"])
+
+
+def searched() -> SubspaceSearch:
+    task = LinearRegression(x_dim=2, n_context=5)
+    model = gradient_descent(x_dim=2, n_context=5, step_size=0.4, steps=3)
+    hypothesis = Hypothesis(ResidualDescent(3, step_size=0.4))
+    few: dict[str, Any] = {"n_fitting": 8, "n_prompts": 8, "iterations": 2, "restarts": 0}
+    return fit_subspace(model, hypothesis, "residual", task, dims=(1, 2), **few, progress=False)
+
+
+def test_subspaces_stand_with_their_rests_and_controls():
+    result = searched()
+    figure: Any = viz.plot(result)
+    for s, search in enumerate(result.searches):
+        by_layer = [result.curves(s, i) for i in range(2)]
+        for rest, name in enumerate((search, f"{search}, its rest")):
+            curve, drawn = [layer[rest] for layer in by_layer], lines(figure, name)
+            assert [x for x, _ in drawn] == [["1", "2"]] * 2
+            assert [y for _, y in drawn] == [[r2.mean for r2 in layer] for layer in curve]
+    assert "residual" in figure.layout.title.text

@@ -10,9 +10,10 @@ import torch
 from playwright.sync_api import Browser, Page
 from pypdf import PdfReader
 
-from mechicl.viz import Html, attention_html
+from mechicl.viz import attention_html
 from mechicl.viz.elements import add_line, figure
 from mechicl.viz.export import still_svgs
+from mechicl.viz.html import Html
 from mechicl.viz.page import Section, page, table, text
 from tests.conftest import BROWSER_ARGS, BROWSERS
 

@@ -16,12 +16,11 @@ from mechicl.tasks import LinearRegression
 from tests.analysis.circuits.test_curves import made as curve
 from tests.viz.test_behaviour import losses
 from tests.viz.test_behaviour import made as identification
-from tests.viz.test_causes import exchanged, ranked
+from tests.viz.test_causes import exchanged, ranked, searched
 from tests.viz.test_circuits import EDGES, circuit
 from tests.viz.test_heads import made as head_scores
 from tests.viz.test_interventions import swept
 from tests.viz.test_kernels import view
-from tests.viz.test_subspaces import searched
 from tests.viz.test_weights import path
 from tests.viz.traces import heatmaps, lines
 

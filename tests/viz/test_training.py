@@ -8,14 +8,8 @@ import torch
 from mechicl.analysis import find_transitions
 from mechicl.analysis.dynamics.snapshots import AlignmentOverTraining, HeadsOverTraining
 from mechicl.statistics import interval
-from mechicl.viz import (
-    alignments_over_training,
-    heads_during_training,
-    losses_over_training,
-    mean_patterns,
-    sensitivity_over_training,
-)
-from tests.viz.traces import heatmaps, lines
+from mechicl.viz import alignments_over_training, heads_during_training, losses_over_training
+from tests.viz.traces import lines
 
 STEPS = [0, 10, 20, 30]
 ONE = [[1.0, 2.0], [1.0, 0.4], [0.2, 0.2], [0.2, 0.2]]
@@ -44,37 +38,11 @@ def test_transitions_are_marked_half_way_down_where_there_are_any():
     assert not lines(figure, "transition, b")
 
 
-def test_norms_stand_over_the_loss():
-    norms = {"itself": [1.0, 2.0, 3.0], "next": [0.0, 0.5, 1.0], "other": [0.1, 0.2, 0.3], "fourth": [5.0, 5.0, 5.0]}
-    figure: Any = sensitivity_over_training([0, 8, 30], norms, STEPS, [2.0, 1.0, 0.6, 0.4], gd_mse=0.5)
-    for name, values in norms.items():
-        assert lines(figure, name) == [([4, 8, 30], values)]
-    assert lines(figure, "loss") == [([10, 20, 30], [0.5, 0.3, 0.2])]
-    assert [trace.yaxis for trace in figure.data] == ["y"] * 4 + ["y2"]
-    assert (figure.layout.shapes[0].y0, figure.layout.shapes[0].yref) == (0.25, "y2")
-
-
 @pytest.mark.parametrize(("steps", "places"), [([0], [1]), ([5], [5]), ([0, 1], [0.5, 1]), ([10, 100], [10, 100])])
 def test_only_step_0_is_moved(steps, places):
     values = torch.rand(len(steps), 2, dtype=torch.float64)
     figure = alignments_over_training({"run": AlignmentOverTraining(tuple(steps), values, values, values, values)})
     assert all(x == places for x, _ in lines(figure, "run"))
-
-
-def test_patterns_are_drawn_entry_by_entry_in_one_scale():
-    patterns = {"before": torch.tensor([[0.5, 0.25], [0.0, 1.0]]), "after": torch.tensor([[0.0, 2.0], [0.0, 0.0]])}
-    figure: Any = mean_patterns(patterns, ["x1", "y1"])
-    assert [drawn.tolist() for drawn in heatmaps(figure)] == [pattern.tolist() for pattern in patterns.values()]
-    assert {(each.zmin, each.zmax) for each in figure.data} == {(0, 2)}
-    figure = mean_patterns({"a": torch.tensor([[0.5, -3.0], [0.0, 1.0]])}, ["x1", "y1"])
-    assert {(each.zmin, each.zmax) for each in figure.data} == {(-3, 3)}
-    for unfit in ({}, {"a": torch.zeros(2, 3)}):
-        with pytest.raises(ValueError, match=r"patterns must be \[query_pos key_pos\] = \(2, 2\)"):
-            mean_patterns(unfit, ["x1", "y1"])
-    with pytest.raises(
-        ValueError, match=r"patterns\['b'\] must be .*query_pos key_pos.* that fits the others.*\[3, 3\]"
-    ):
-        mean_patterns({"a": torch.zeros(2, 2), "b": torch.zeros(3, 3)}, ["x1", "y1"])
 
 
 def test_cosines_stand_beside_distances_with_bands_where_there_are_several_seeds():
