@@ -143,9 +143,9 @@ def test_what_weights_say_is_drawn_with_lines_all_alike():
 def test_hundreds_of_edges_in_twelve_layers_are_drawn_in_no_time():
     heads = tuple(Node(layer, head) for layer in range(12) for head in range(5))
     edges = tuple(Edge(a, b, by) for a in heads for b in heads if a.layer < b.layer for by in "qkv")[::17]
-    begun = time.perf_counter()
+    begun = time.process_time()
     figure: Any = circuit_graph(circuit(heads, edges))
-    assert time.perf_counter() - begun < 5  # on a busy machine
+    assert time.process_time() - begun < 5
     assert len(traces(figure, edges=True)) == len(edges) == 292
     assert not figure.layout.annotations
 
