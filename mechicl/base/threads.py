@@ -1,12 +1,12 @@
 """How many of torch's threads a piece of work is worth: small work runs on one, whatever the machine has."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import isqrt
 from threading import get_ident
 
 import torch
-
-from mechicl.base.temporary import Temporary
 
 WORTH_A_THREAD = 2**21
 """Multiplications at a stretch that one thread does in about the time that starting and awaiting another takes ten
@@ -32,7 +32,8 @@ def n_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def using_threads(number: int | None = None) -> Temporary:
+@contextmanager
+def using_threads(number: int | None = None) -> Iterator[None]:
     """A context with so many of torch's threads; afterwards as many as before, whatever has been set in between.
 
     A thread of Python's that starts meanwhile gets the number of the moment from torch. If it has such a context too,
@@ -40,19 +41,17 @@ def using_threads(number: int | None = None) -> Temporary:
     """
     token, me = object(), get_ident()
 
-    def take() -> None:
-        before = torch.get_num_threads()
-        others = {used: ordinary for thread, used, ordinary in list(_IN_USE.values()) if thread != me}
-        _IN_USE[token] = (me, before if number is None else number, others.get(before, before))
+    before = torch.get_num_threads()
+    others = {used: ordinary for thread, used, ordinary in list(_IN_USE.values()) if thread != me}
+    ordinary = others.get(before, before)
+    _IN_USE[token] = (me, before if number is None else number, ordinary)
+    try:
         if number is not None:
             torch.set_num_threads(number)
-
-    def put_back() -> None:
-        if token in _IN_USE:
-            torch.set_num_threads(_IN_USE[token][2])
-            _IN_USE.pop(token, None)
-
-    return Temporary(take, put_back)
+        yield
+    finally:
+        torch.set_num_threads(ordinary)
+        _IN_USE.pop(token, None)
 
 
 _IN_USE: dict[object, tuple[int, int, int]] = {}  # by context: the thread, its number, and the one to go back to

@@ -1,9 +1,10 @@
 """Untrained models in the place of trained ones: the control of everything that is said of a training."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 
-from mechicl.base.temporary import Temporary
 from mechicl.checkpoints.checkpoint import Checkpoint, Snapshots
 from mechicl.checkpoints.stacks import stack_models
 from mechicl.models import build
@@ -13,7 +14,8 @@ FIRST = 1_000_003
 _FIRST: ContextVar[int | None] = ContextVar("random_weights", default=None)
 
 
-def random_weights(seed: int = 0) -> Temporary:
+@contextmanager
+def random_weights(seed: int = 0) -> Iterator[None]:
     """A context. While it lasts, every checkpoint that is loaded holds untrained models: see `untrained`.
 
     Args:
@@ -23,17 +25,11 @@ def random_weights(seed: int = 0) -> Temporary:
         >>> with random_weights():
         ...     model = load("lsa-1l")  # as it could have been before training
     """
-    before: list[int | None] = []
-
-    def put() -> None:
-        before.append(_FIRST.get())
-        _FIRST.set(FIRST + 1000 * seed)
-
-    def put_back() -> None:
-        for first in before[:1]:
-            _FIRST.set(first)
-
-    return Temporary(put, put_back)
+    token = _FIRST.set(FIRST + 1000 * seed)
+    try:
+        yield
+    finally:
+        _FIRST.reset(token)
 
 
 def are_weights_random() -> bool:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from mechicl.models import Model, ModelConfig, TransformerConfig
 from mechicl.models.architectures import build_unfilled, outline
+from mechicl.models.holding import holding
 from mechicl.models.transformer.state_names import current_names
 
 MOST_LAYERS = 10_000
@@ -24,11 +25,12 @@ def stack_models(models: Iterable[Model]) -> dict[str, Tensor]:
     for i, model in enumerate(models):
         if not isinstance(model, torch.nn.Module):
             raise TypeError(f"models[{i}] must be a model, got {type(model).__name__}")
-    states = [_named_tensors(model) for model in models]
-    shapes = [{name: tensor.shape for name, tensor in state.items()} for state in states]
-    if not shapes or any(each != shapes[0] for each in shapes):
-        raise ValueError(f"models must be one or more with one config, got {len(models)} of different shapes")
-    return {name: torch.stack([state[name].detach() for state in states]) for name in states[0]}
+    with holding(*models):
+        states = [_named_tensors(model) for model in models]
+        shapes = [{name: tensor.shape for name, tensor in state.items()} for state in states]
+        if not shapes or any(each != shapes[0] for each in shapes):
+            raise ValueError(f"models must be one or more with one config, got {len(models)} of different shapes")
+        return {name: torch.stack([state[name].detach() for state in states]) for name in states[0]}
 
 
 def models_from_stack(cfg: ModelConfig, stacked: Mapping[str, Tensor]) -> list[Model]:

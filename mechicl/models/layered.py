@@ -1,8 +1,11 @@
 """What is asked of any network on prompts whose layers can be looked into: the base of ours and of wrapped modules."""
 
+import copy
+import copyreg
 import inspect
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any, TypeVar, cast
 
@@ -14,10 +17,8 @@ from transformer_lens.hook_points import HookPoint
 
 from mechicl.base.arguments import count_undefined
 from mechicl.base.memory import MEMORY
-from mechicl.base.temporary import Temporary
 from mechicl.base.warning import warn
 from mechicl.models.holding import holding, in_a_pass
-from mechicl.models.hooking import AddedHooks, Direction, remove_all_hooks
 from mechicl.models.opening.sites import hook_names, nearest
 from mechicl.prompts import At, Prompts
 
@@ -75,22 +76,26 @@ class LayeredModel(HookedRootModule):
     def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
         """The prediction of each point t from the points before it; the last one is the query's."""
 
+    @property
+    def config(self) -> Any:
+        """The model's `cfg`, under the name by which other libraries look for it."""
+        return self.cfg
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the model's weights."""
+        return torch.device(self.cfg.device)
+
     @in_a_pass
     def has_hooks(self) -> bool:
-        """Whether anything is attached that looks into a run: any torch hook on any part.
+        """True if anything is attached that sees a run or changes it: a torch hook on any part, or a replaced part.
 
-        Those of a thread that holds the model are seen by that thread alone; others wait until they are off.
+        Hooks of a `with model.hooks(...)` in another thread are never seen: this thread waits until they are removed.
         """
         return self._is_hooked()
 
     def _is_hooked(self) -> bool:
-        return any(
-            m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks
-            for m in self._watched_parts()
-        )
-
-    def _watched_parts(self) -> Iterable[torch.nn.Module]:
-        return self.modules()
+        return any(map(has_torch_hooks, self.modules()))
 
     def _in_parts(self, predict: Callable[[Prompts], Tensor], prompts: Prompts) -> Tensor:
         """Predictions without a graph, of so many prompts at a time as take `memory.MEMORY` bytes.
@@ -145,17 +150,18 @@ class LayeredModel(HookedRootModule):
 
     # ---- hooks ----
 
+    @contextmanager
     def hooks(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
         fwd_hooks: Sequence[HookAt] = (),
         bwd_hooks: Sequence[HookAt] = (),
         reset_hooks_end: bool = True,
         clear_contexts: bool = False,
-    ) -> Temporary:
+    ) -> Iterator[Any]:
         """A context with hooks, as in TransformerLens, which gives the model.
 
-        Within it this thread holds the model: runs in other threads wait until it is left. The hooks that it added are
-        taken off at its end, and no others, whenever an interrupt (Ctrl-C) comes.
+        Within it this thread holds the model's lock: runs in other threads wait until it is left. At its end the hooks
+        that it added are removed, and no others.
 
         Args:
             fwd_hooks: names of hooks, or functions of names, and what to call there with the activation and `hook=`.
@@ -166,44 +172,17 @@ class LayeredModel(HookedRootModule):
         Raises:
             KeyError: when entered, a hook that the model does not have.
         """
-        hold, level, added = holding(self), list[int](), list[AddedHooks]()
+        for name, _ in (*fwd_hooks, *bwd_hooks):
+            self._check_point(name)
+        with holding(self), super().hooks(list(fwd_hooks), list(bwd_hooks), reset_hooks_end, clear_contexts):
+            yield self
 
-        def attach() -> None:
-            hold.__enter__()
-            level.append(self.context_level)
-            self.context_level += 1
-            both: tuple[tuple[Direction, Sequence[HookAt]], ...] = (("fwd", fwd_hooks), ("bwd", bwd_hooks))
-            wanted: list[tuple[HookPoint, Callable[..., Any], Direction]] = [
-                (point, hook, direction)
-                for direction, hooks in both
-                for name, hook in hooks
-                for point in self._points_of(name)
-            ]
-            added.append(AddedHooks(wanted, level=self.context_level))
-            added[0].add()
-
-        def detach() -> None:
-            for each in added:
-                if reset_hooks_end or not each.complete:
-                    each.remove()
-            for before in level:
-                self.context_level = min(self.context_level, before)
-                self.is_caching = False
-                if clear_contexts:
-                    self.clear_contexts()
-            hold.close()
-
-        return Temporary(attach, detach, self)
-
-    def _points_of(self, name: str | Callable[[str], bool]) -> list[HookPoint]:
-        if callable(name):
-            return [point for each, point in self.hook_dict.items() if name(each)]
-        if name not in self.mod_dict:
-            raise KeyError(f"name: this model has no hook {name!r}{nearest(name, hook_names(self))}")
-        point = self.mod_dict[name]
-        if not isinstance(point, HookPoint):
-            raise TypeError(f"{name!r} is no hook but a part of the model ({type(point).__name__})")
-        return [point]
+    def _check_point(self, name: str | Callable[[str], bool]) -> None:
+        if callable(name) or isinstance(self.mod_dict.get(name), HookPoint):
+            return
+        if name in self.mod_dict:
+            raise TypeError(f"{name!r} is no hook but a part of the model ({type(self.mod_dict[name]).__name__})")
+        raise KeyError(f"name: this model has no hook {name!r}{nearest(name, hook_names(self))}")
 
     def add_hook(self, name: str | Callable[[str], bool], hook: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         """Add a hook that stays until `reset_hooks`, and that all threads' runs see; as in TransformerLens.
@@ -211,8 +190,7 @@ class LayeredModel(HookedRootModule):
         Raises:
             KeyError: a hook that the model does not have.
         """
-        if isinstance(name, str):
-            self._points_of(name)
+        self._check_point(name)
         with holding(self):
             super().add_hook(name, hook, *args, **kwargs)
 
@@ -221,20 +199,35 @@ class LayeredModel(HookedRootModule):
         with holding(self):
             return super().add_caching_hooks(*args, **kwargs)
 
-    def remove_all_hook_fns(
-        self, direction: str = "both", including_permanent: bool = False, level: int | None = None
-    ) -> None:
-        """Remove what was added at hook points, of both directions or one ("fwd", "bwd"), and of one level if given.
-
-        Without a level whatever `add_hook` has left there goes, also what TransformerLens has no record of.
-        """
-        if direction not in ("fwd", "bwd", "both"):
-            raise ValueError(f"direction={direction!r} is not one of ('fwd', 'bwd', 'both')")
+    def remove_all_hook_fns(self, *args: Any, **kwargs: Any) -> None:
+        """Remove what was added at hook points, of both directions or one ("fwd", "bwd"), and of one level if given."""
         with holding(self):
-            super().remove_all_hook_fns(direction, including_permanent, level)  # pyright: ignore[reportArgumentType]
-            if level is None:
-                directions: tuple[Direction, ...] = ("fwd", "bwd") if direction == "both" else (direction,)
-                remove_all_hooks(self.hook_dict.values(), directions, including_permanent=including_permanent)
+            super().remove_all_hook_fns(*args, **kwargs)
+
+    # ---- copies ----
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """A copy without temporary hooks, made while no other thread has hooks on the model."""
+        new = memo[id(self)] = type(self).__new__(type(self))
+        new.__setstate__(self._copy_state(memo))
+        return new
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """For pickling: the state of a copy without temporary hooks."""
+        return copyreg.__newobj__, (type(self),), self._copy_state({id(self): self})  # type: ignore[attr-defined]
+
+    def _copy_state(self, memo: dict[int, Any]) -> dict[str, Any]:
+        with holding(self):
+            state = copy.deepcopy(self.__dict__, memo)
+        for point in state["hook_dict"].values():
+            for level in range(1, state["context_level"] + 1):
+                point.remove_hooks("both", level=level)
+        return state | {"context_level": 0}
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """As torch's, when no other thread has changed the weights for a while."""
+        with holding(self):
+            return super().state_dict(*args, **kwargs)
 
     def run_with_cache(
         self, input: Tensor | Prompts | str | list[str], *args: Any, return_cache_object: bool = True, **kwargs: Any
@@ -253,10 +246,7 @@ class LayeredModel(HookedRootModule):
             raise ValueError(
                 f"names_filter: this model has no hook {unknown[0]!r}{nearest(unknown[0], hook_names(self))}"
             )
-        try:
-            outputs, cache = super().run_with_cache(self._checked_dtype(self.to_tokens(input)), *args, **kwargs)
-        finally:
-            self.is_caching = False
+        outputs, cache = super().run_with_cache(self._checked_dtype(self.to_tokens(input)), *args, **kwargs)
         if return_cache_object:
             cache = ActivationCache(cache, self, has_batch_dim=not kwargs.get("remove_batch_dim", False))
         return outputs, cache
@@ -292,6 +282,11 @@ class LayeredModel(HookedRootModule):
         for streams in zip(*passes, strict=True):
             joined = torch.cat(streams, dim=1)  # [(prompt query) point d_model]
             yield joined.unflatten(0, (len(prompts), n_queries)).transpose(1, 2)
+
+
+def has_torch_hooks(part: torch.nn.Module) -> bool:
+    """True if torch calls any hook when the module runs."""
+    return bool(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks)
 
 
 def _heard_if_undefined(predictions: Tensor) -> Tensor:

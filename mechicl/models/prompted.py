@@ -10,12 +10,13 @@ import torch
 import torch.nn as nn
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from transformer_lens.hook_points import HookPoint
 from transformer_lens.utilities import lm_cross_entropy_loss
 
 from mechicl.base.checks import is_whole
 from mechicl.models.config_checks import DTYPES, dtype_name
 from mechicl.models.holding import in_a_pass
-from mechicl.models.layered import LayeredModel, required
+from mechicl.models.layered import LayeredModel, has_torch_hooks, required
 from mechicl.prompts import At, Prompts
 
 ReturnType = Literal["logits", "loss", "both"]
@@ -76,6 +77,10 @@ class PromptedModel(LayeredModel):
         """Name the hook points and index them; to be repeated when some are added or removed."""
         super().setup()
         self._watched = tuple(self.modules())
+        self._children = [(part, dict(part._modules)) for part in self._watched if part._modules]
+        kinds = {name: type(part) for name, part in self.named_modules() if type(part) is not HookPoint}
+        self._kinds = self.__dict__.get("_kinds", kinds)  # those that the model was made with
+        self._is_spliced = kinds != self._kinds
 
     # ---- tokens in, outputs out ----
 
@@ -319,8 +324,14 @@ class PromptedModel(LayeredModel):
 
     # ---- hooks ----
 
-    def _watched_parts(self) -> tuple[nn.Module, ...]:
-        return self._watched
+    def _is_hooked(self) -> bool:
+        # other libraries put modules in the place of ours, or replace a module's `forward`
+        return (
+            self._is_spliced
+            or any(part._modules != children for part, children in self._children)
+            or any(map(has_torch_hooks, self._watched))
+            or any("forward" in part.__dict__ for part in self._watched)
+        )
 
     # ---- housekeeping ----
 

@@ -1,8 +1,6 @@
-"""Runs with hooks that fail or are interrupted: nothing of them stays in the model."""
+"""Runs with hooks that fail: nothing of them stays in the model."""
 
 import random
-import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,8 +14,6 @@ from tests.faults.part import Outcome, Part
 
 RUNS = 20
 """Of one case."""
-NEVER = 10**6
-"""A hook that is called so often fails."""
 
 KINDS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "fwd_hooks", "bwd_hooks")
 
@@ -27,44 +23,28 @@ class HookError(Exception):
 
 
 class Hooks(Part):
-    """Exceptions of hooks and metrics, and Ctrl-C at a moment that is drawn at random."""
+    """Exceptions of hooks and metrics, KeyboardInterrupt among them."""
 
     name = "hooks"
-    bar = f"failing and interrupted runs, {RUNS} a case: 0 hooks left, and the same predictions after"
+    bar = f"failing runs, {RUNS} a case: 0 hooks left, and the same predictions after"
     n = 250
     sample = 5
 
     def prepare(self) -> None:
         self.models = make_models()
-        self.seconds_of: dict[tuple[str, str], float] = {}
-        rng = random.Random(0)
-        for opened in self.models:
-            for _ in range(2):  # the first is slower
-                for kind, work in self._works(opened, opened.draw(4, 0), rng, NEVER)[1].items():
-                    started = time.monotonic()
-                    work()
-                    self.seconds_of[opened.name, kind] = time.monotonic() - started
 
     def run(self, number: int, rng: random.Random, folder: Path) -> Outcome:
         opened = self.models[number % len(self.models)]
         prompts = opened.draw(4, number)
         with torch.no_grad():
             before, there = opened.ask(prompts), hooks_of(opened.model)
-        signal.signal(signal.SIGALRM, signal.default_int_handler)  # as Ctrl-C
         stopped = 0
         for i in range(RUNS):
-            interrupted = rng.random() < 0.6
-            name, works = self._works(opened, prompts, rng, NEVER if interrupted else rng.choice((1, 1, 2)))
+            name, works = self._works(opened, prompts, rng, rng.choice((1, 1, 2)))
             kind = rng.choice(list(works))
-            seconds = rng.uniform(0, 1.1 * self.seconds_of[opened.name, kind]) if interrupted else 0.0
-            when = f", interrupted after {seconds:.5f} s" if interrupted else ""
-            words = f"{opened.name}, run {i}: {kind} with a hook at {name}{when}"
+            words = f"{opened.name}, run {i}: {kind} with a hook at {name}"
             try:
-                try:
-                    signal.setitimer(signal.ITIMER_REAL, seconds)
-                    works[kind]()
-                finally:
-                    signal.setitimer(signal.ITIMER_REAL, 0)
+                works[kind]()
             except (HookError, KeyboardInterrupt):
                 stopped += 1
             except Exception as error:
@@ -86,12 +66,13 @@ class Hooks(Part):
         """Where a hook is, which fails when it is called so often, and the runs that it or a metric is in."""
         model = opened.model
         name, count = rng.choice([name for name in model.hook_dict if "hook" in name]), 0
+        error = rng.choice((HookError, KeyboardInterrupt))
 
         def hook(activation: Any, hook: Any) -> Any:
             nonlocal count
             count += 1
             if count >= fails:
-                raise HookError(name)
+                raise error(name)
             return activation * 2
 
         tokens = model.encode(prompts) if isinstance(prompts, Prompts) else prompts
@@ -99,9 +80,7 @@ class Hooks(Part):
         quiet: dict[str, Any] = {"progress": False}
 
         def failing(predictions: torch.Tensor) -> torch.Tensor:
-            if fails < NEVER:
-                raise HookError("a metric")
-            return predictions.flatten(1).sum(1)
+            raise error("a metric")
 
         def within() -> None:
             with model.hooks(fwd_hooks=[(name, hook)]):

@@ -1,6 +1,7 @@
 """How a bridge calls its modules in a run, so that they can be called again with another stream."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,8 +12,7 @@ from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 from transformers.cache_utils import Cache
 
-from mechicl.base.temporary import Temporary
-from mechicl.models import hooking
+from mechicl.models import holding
 from mechicl.models.opening.adapter import ModelAdapter
 
 FLAGS = ("use_split_qkv_input", "use_attn_in", "use_attn_result", "use_hook_mlp_in")
@@ -51,7 +51,7 @@ class Run:
             modules = {"block": block, "attn": block.attn, "mlp": getattr(block, "mlp", None)}
             before += [(each, _hearing(calls[part].append)) for part, each in modules.items() if each is not None]
             after.append((block, lambda module, args, out: returned.append(out)))
-        with hooking.listening(before, after):
+        with holding.listening(before, after):
             outputs = adapter.run(tokens)
         streams = [call.stream for call in calls["block"]]
         return cls(streams, first_tensor(returned[-1]), outputs, calls, returned)
@@ -110,9 +110,9 @@ def return_stream(*args: Any, instead: Tensor | None, wrapped: bool, **kwargs: A
     return (stream,) if wrapped else stream
 
 
-def listening(module: nn.Module, listen: Callable[[Call], object]) -> Temporary:
+def listening(module: nn.Module, listen: Callable[[Call], object]) -> AbstractContextManager[None]:
     """A context in which a function hears how a module is called."""
-    return hooking.listening([(module, _hearing(listen))])
+    return holding.listening([(module, _hearing(listen))])
 
 
 def _hearing(listen: Callable[[Call], object]) -> Callable[..., None]:
@@ -122,17 +122,19 @@ def _hearing(listen: Callable[[Call], object]) -> Callable[..., None]:
     return hear
 
 
-def hooked(hooks: Sequence[tuple[HookPoint, Callable[..., Tensor | None]]]) -> Temporary:
+def hooked(hooks: Sequence[tuple[HookPoint, Callable[..., Tensor | None]]]) -> AbstractContextManager[None]:
     """A context with hooks at some hook points."""
-    return hooking.adding([(point, hook, "fwd") for point, hook in hooks])
+    return holding.adding([(point, hook, "fwd") for point, hook in hooks])
 
 
-def inputs_joined(model: Any) -> Temporary:
+@contextmanager
+def inputs_joined(model: Any) -> Iterator[None]:
     """A context in which a bridge's inputs are not split."""
     on = [flag for flag in FLAGS if getattr(model.cfg, flag, False)]
-
-    def split(inputs: bool) -> None:
+    try:
         for flag in on:
-            getattr(model, f"set_{flag}")(inputs)
-
-    return Temporary(partial(split, False), partial(split, True))
+            getattr(model, f"set_{flag}")(False)
+        yield
+    finally:
+        for flag in on:
+            getattr(model, f"set_{flag}")(True)

@@ -1,7 +1,8 @@
 """A `TransformerBridge` taken apart: its embedding, heads, MLPs and read-out as functions of the streams they read."""
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,6 @@ from mechicl.analysis.circuits.bridge_calls import (
     listening,
     return_stream,
 )
-from mechicl.base.temporary import Temporary, together
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.edges import attends_beside_mlp, list_key_heads
 from mechicl.models.opening.skipping import replacing_forwards
@@ -161,14 +161,16 @@ class BridgeParts:
         with hooked([(block.attn.hook_out, lambda out, hook: torch.zeros_like(out))]):
             return self._recording().block[layer].repeat(block, stream)
 
-    def _skipping_blocks(self, last: Tensor | None) -> Temporary:
+    @contextmanager
+    def _skipping_blocks(self, last: Tensor | None) -> Iterator[None]:
         """A context in which no block does anything, and the last gives out this stream."""
         blocks = list(self.model.blocks)
         forwards = []
         for block, returned in zip(blocks, self._recording().returned, strict=True):
             instead = last if block is blocks[-1] else None
             forwards.append((block, partial(return_stream, instead=instead, wrapped=returned)))
-        return together(replacing_forwards(forwards), inputs_joined(self.model))
+        with replacing_forwards(forwards), inputs_joined(self.model):
+            yield
 
     def _scale(self, layer: int) -> float:
         """What a layer multiplies its attention's and its MLP's output by (Granite)."""

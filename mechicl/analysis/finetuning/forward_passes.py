@@ -1,7 +1,8 @@
 """Forward passes of a model with other weights: as they are, or by its first-order expansion around its own weights."""
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,6 @@ from torch.func import functional_call, jvp
 from torch.utils.checkpoint import checkpoint
 from transformer_lens.hook_points import HookPoint
 
-from mechicl.base.temporary import Temporary, together
 from mechicl.models.holding import holding, holds_models
 from mechicl.models.opening.adapter import Hook, ModelAdapter
 from mechicl.models.opening.sites import check_hook
@@ -24,22 +24,21 @@ Weights = dict[str, Tensor]
 # ---- a model with other weights ----
 
 
-def weights_changed(model: nn.Module, changes: Mapping[str, Tensor]) -> Temporary:
+@contextmanager
+def weights_changed(model: nn.Module, changes: Mapping[str, Tensor]) -> Iterator[None]:
     """A model with something added to its parameters within the context, which holds it; after it exactly as before."""
-    parameters, before = parameters_of(model, changes), dict[str, Tensor]()
-
-    @torch.no_grad()
-    def add() -> None:
-        before.update((name, parameter.detach().clone()) for name, parameter in parameters.items())
-        for name, change in changes.items():
-            parameters[name].add_(change)
-
-    @torch.no_grad()
-    def put_back() -> None:
-        for name, value in before.items():
-            parameters[name].copy_(value)
-
-    return together(holding(model), Temporary(add, put_back))
+    parameters = parameters_of(model, changes)
+    with holding(model):
+        before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+        try:
+            with torch.no_grad():
+                for name, change in changes.items():
+                    parameters[name].add_(change)
+            yield
+        finally:
+            with torch.no_grad():
+                for name, value in before.items():
+                    parameters[name].copy_(value)
 
 
 def parameters_of(model: nn.Module, changes: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -70,14 +69,12 @@ class ForwardPass(nn.Module):
         # by several names, among which torch finds neither all places nor the way back. So each place is listed here,
         # once, and torch's own search for tied weights is turned off.
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
-        found = [
-            (f"{place}.{key}", module._parameters, key, parameter)
+        self._places = {
+            f"{place}.{key}": names[id(parameter)]
             for place, module in self.named_modules()
             for key, parameter in module._parameters.items()
             if id(parameter) in names
-        ]
-        self._places = {place: names[id(parameter)] for place, _, _, parameter in found}
-        self._its_own = [(parameters, key, parameter) for _, parameters, key, parameter in found]
+        }
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Predictions `[prompt d_out]`."""
@@ -86,13 +83,8 @@ class ForwardPass(nn.Module):
     def with_weights(self, weights: Mapping[str, Tensor], tokens: Tensor) -> Tensor:
         """Predictions with other values of the parameters that `weights` names."""
         values = {place: weights[name] for place, name in self._places.items() if name in weights}
-        with holding(self.model), Temporary(lambda: None, self._put_back):
+        with holding(self.model):
             return functional_call(self, values, (tokens,), tie_weights=False)
-
-    def _put_back(self) -> None:
-        """Give the model its own parameters, which torch does too unless it is interrupted."""
-        for parameters, key, parameter in self._its_own:
-            parameters[key] = parameter
 
 
 class LayerwisePass(ForwardPass):
@@ -231,24 +223,26 @@ def run_with_changes(
 # ---- gradients and memory ----
 
 
-def gradients_required(parameters: Iterable[Tensor]) -> Temporary:
+@contextmanager
+def gradients_required(parameters: Iterable[Tensor]) -> Iterator[None]:
     """Parameters that gradients are taken for, for as long as the context lasts."""
     before = [(parameter, parameter.requires_grad) for parameter in parameters]
-
-    def require() -> None:
+    try:
         for parameter, _ in before:
             parameter.requires_grad_()
-
-    def put_back() -> None:
+        yield
+    finally:
         for parameter, required in before:
             parameter.requires_grad_(required)
 
-    return Temporary(require, put_back)
 
-
-def patterns_forgotten(model: nn.Module) -> Temporary:
+@contextmanager
+def patterns_forgotten(model: nn.Module) -> Iterator[None]:
     """A context after which a bridge's attention does not keep its last pattern, and with it the graph of the run."""
-    return Temporary(lambda: None, partial(_forget_patterns, model))
+    try:
+        yield
+    finally:
+        _forget_patterns(model)
 
 
 def _forget_patterns(module: nn.Module) -> None:
@@ -269,21 +263,19 @@ def _hooks_forgetting_patterns(adapter: ModelAdapter) -> list[Hook]:
     return [(f"blocks.{layer}.hook_resid_post", partial(forget, block=block)) for layer, block in blocks]
 
 
-def activations_recomputed(adapter: ModelAdapter) -> Temporary:
+@contextmanager
+def activations_recomputed(adapter: ModelAdapter) -> Iterator[None]:
     """Passes that keep only the stream between blocks; gradients work out again what is inside (checkpointing)."""
     model = adapter.model
     forwards = [(block, partial(checkpoint, block.forward, use_reentrant=False)) for block in model.blocks]
-    # what is worked out again must not find keys and values that the first time has left
+    # the second computation must not find keys and values that the first one has left
     wrapped: Any = getattr(getattr(model, "original_model", None), "config", None)
     caches = getattr(wrapped, "use_cache", None)
-
-    def use_cache(used: Any) -> None:
-        if caches:
-            wrapped.use_cache = used
-
-    uncached = Temporary(partial(use_cache, False), partial(use_cache, caches))
-    contexts = [holding(model), uncached, replacing_forwards(forwards)]
-    if adapter.reads_prompts:
-        # a block of ours is called as a module, and its replaced forward with it, only where a hook is attached
-        contexts.append(model.hooks(fwd_hooks=[("blocks.0.hook_resid_pre", lambda activation, hook: None)]))
-    return together(*contexts)
+    with holding(model), replacing_forwards(forwards):
+        try:
+            if caches:
+                wrapped.use_cache = False
+            yield
+        finally:
+            if caches:
+                wrapped.use_cache = caches

@@ -1,15 +1,15 @@
 """A model read after each of its layers: the layers as steps of a learner."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.base.memory import MEMORY
-from mechicl.base.temporary import Temporary
 from mechicl.learners import Trajectory, prompt_batches
 from mechicl.models import LayeredModel
 from mechicl.prompts import PointsAt, Prompts
@@ -156,15 +156,17 @@ def check_layer(layer: int, n_layers: int) -> None:
         raise ValueError(f"layer must be 0 to {n_layers}, got {layer}")
 
 
-def frozen(model: torch.nn.Module) -> Temporary:
+@contextmanager
+def frozen(model: torch.nn.Module) -> Iterator[None]:
     """A context in which no gradient flows to the model's weights, so that none is prepared for them."""
     thawed = [weight for weight in model.parameters() if weight.requires_grad]
-
-    def require_gradients(required: bool) -> None:
+    try:
         for weight in thawed:
-            weight.requires_grad_(required)
-
-    return Temporary(partial(require_gradients, False), partial(require_gradients, True))
+            weight.requires_grad_(False)
+        yield
+    finally:
+        for weight in thawed:
+            weight.requires_grad_(True)
 
 
 def prediction_rows(model: LayeredModel, prompts: Prompts) -> PointsAt:

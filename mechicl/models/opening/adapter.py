@@ -12,8 +12,7 @@ from transformer_lens.model_protocol import TransformerLensModel
 from transformer_lens.utilities import get_act_name
 
 from mechicl.models import HookedTransformer, PromptedModel
-from mechicl.models.holding import holding
-from mechicl.models.hooking import Direction, adding, leaving_no_hooks
+from mechicl.models.holding import Direction, adding, holding
 from mechicl.models.layered import LayeredModel
 from mechicl.models.opening.sites import check_hook, hook_names, silent_hook
 from mechicl.models.opening.skipping import same_up_to_rounding, skipping_blocks
@@ -115,7 +114,7 @@ class ModelAdapter:
         if self.reads_prompts:
             outputs, cache = self.model.run_with_cache(tokens, at=self.at)
         else:
-            with holding(self.model), leaving_no_hooks(self.model.hook_dict.values()):
+            with holding(self.model):
                 outputs, cache = self.model.run_with_cache(tokens)
         return self._select_read(outputs), cache
 
@@ -236,7 +235,7 @@ class ModelAdapter:
             return int(measure(tokens))
         # Everything that the hooks of the largest layer see is counted as if it were alive twice at once, and the
         # outputs three times. The hooks of a recurrent network do not see its gates: its layer is counted twelve times.
-        with holding(self.model), leaving_no_hooks(self.model.hook_dict.values()):
+        with holding(self.model):
             outputs, cache = self.model.run_with_cache(tokens[:1])
         blocks = [0] * (self.n_layers + 1)
         seen: set[int] = set()
@@ -278,8 +277,8 @@ class ModelAdapter:
             return self._select_read(self._run_other(streams, hooks, start_at_layer=layer))
 
     def _run_other(self, inputs: Tensor, hooks: Sequence[Hook], **where: int) -> Tensor:
-        """A run of a model whose contexts are not ours: other threads are kept off, and no hook is left."""
-        with holding(self.model), leaving_no_hooks(self.model.hook_dict.values()):
+        """A run of another package's model, with its lock held."""
+        with holding(self.model):
             return self.model.run_with_hooks(inputs, fwd_hooks=[*hooks, *self._unembed_hooks()], **where)
 
     def _unembed_hooks(self) -> list[Hook]:

@@ -2,14 +2,14 @@
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 
-from mechicl.base.temporary import Temporary
 from mechicl.models.holding import holding
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.sites import check_hook, hook_names, instead_of, silent_hook
@@ -67,23 +67,19 @@ def check_edits(adapter: ModelAdapter, tokens: Tensor, names: Sequence[str]) -> 
                 )
 
 
-def without_user_hooks(model: Any) -> Temporary:
-    """A context in which the hooks attached to a model's hook points do not run; the model is held meanwhile."""
-    hold, before = holding(model), list[tuple[HookPoint, dict[int, Any]]]()
-
-    def take_off() -> None:
-        hold.__enter__()
+@contextmanager
+def without_user_hooks(model: Any) -> Iterator[None]:
+    """A context in which the hooks attached to a model's hook points do not run, and which holds the model's lock."""
+    with holding(model):
         points = dict.fromkeys(point for point in model.hook_dict.values() if isinstance(point, HookPoint))
-        before.extend((point, dict(point._forward_hooks)) for point in points if point._forward_hooks)
-        for point, _ in before:
-            point._forward_hooks.clear()
-
-    def put_back() -> None:
-        for point, hooks in before:
-            point._forward_hooks.update(hooks)
-        hold.close()
-
-    return Temporary(take_off, put_back)
+        before = [(point, dict(point._forward_hooks)) for point in points if point._forward_hooks]
+        try:
+            for point, _ in before:
+                point._forward_hooks.clear()
+            yield
+        finally:
+            for point, hooks in before:
+                point._forward_hooks.update(hooks)
 
 
 def _not_in_graph(adapter: ModelAdapter, tokens: Tensor, names: Sequence[str]) -> list[str]:

@@ -1,39 +1,36 @@
 """Runs of a bridge in which the blocks before some layer do nothing, and when two runs count as the same."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mechicl.base.temporary import Temporary
-
 # A bridge's forward has `start_at_layer`, and nevertheless runs all its blocks: it replaces the stream that the
 # chosen one is given, so what the blocks before it made is thrown away. Blocks that hand on their input save that.
 
 
-def skipping_blocks(model: Any, n_blocks: int) -> Temporary:
+def skipping_blocks(model: Any, n_blocks: int) -> AbstractContextManager[None]:
     """A context in which the first blocks of a bridge return what they are given."""
     return replacing_forwards([(block, _return_stream) for block in list(model.blocks)[:n_blocks]] if n_blocks else [])
 
 
-def replacing_forwards(forwards: Sequence[tuple[nn.Module, Callable[..., Any]]]) -> Temporary:
-    """A context in which modules have other forward methods, as attributes of theirs; the model is to be held."""
+@contextmanager
+def replacing_forwards(forwards: Sequence[tuple[nn.Module, Callable[..., Any]]]) -> Iterator[None]:
+    """A context in which modules have other forward methods, as instance attributes; the caller holds the lock."""
     # setattr would reach what a bridge wraps
-    replaced = [(vars(module), vars(module).get("forward"), forward) for module, forward in forwards]
-
-    def replace() -> None:
-        for attributes, _, forward in replaced:
-            attributes["forward"] = forward
-
-    def put_back() -> None:
-        for attributes, before, _ in replaced:
-            if before is None:
+    before = [(vars(module), vars(module).get("forward")) for module, _ in forwards]
+    try:
+        for module, forward in forwards:
+            vars(module)["forward"] = forward
+        yield
+    finally:
+        for attributes, forward in before:
+            if forward is None:
                 attributes.pop("forward", None)
             else:
-                attributes["forward"] = before
-
-    return Temporary(replace, put_back)
+                attributes["forward"] = forward
 
 
 def same_up_to_rounding(a: Tensor, b: Tensor) -> bool:

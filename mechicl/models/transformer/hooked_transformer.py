@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from mechicl.models.holding import in_a_pass
 from mechicl.models.prompted import PromptedModel
+from mechicl.models.transformer.attention import Attention
 from mechicl.models.transformer.config import TransformerConfig
 from mechicl.models.transformer.embeddings import Embed, PosEmbed, Unembed
 from mechicl.models.transformer.fast import fast_block, fast_blocks, fast_norm
@@ -241,8 +242,9 @@ class HookedTransformer(LensNames, PromptedModel):
 
     def _request_hooks(self, **flags: bool) -> None:
         self._replace_cfg(**flags)
-        for block in self.blocks:
-            block.add_requested_hooks()
+        for part in self.modules():
+            if isinstance(part, Block):
+                part.add_requested_hooks()
         self.setup()
 
     # ---- housekeeping ----
@@ -267,8 +269,10 @@ class HookedTransformer(LensNames, PromptedModel):
         cfg = self.cfg
         for block in list(self.blocks)[1:] if cfg.recurrent or cfg.share_mlp else ():
             tied, source = (block, self.blocks[0]) if cfg.recurrent else (block.mlp, self.blocks[0].mlp)
-            for module, first in zip(tied.modules(), source.modules(), strict=True):
-                module._parameters.update(first._parameters)
+            firsts = dict(source.named_modules())
+            for name, module in tied.named_modules():
+                if name in firsts and type(module) is type(firsts[name]):  # not what a user has put in its place
+                    module._parameters.update(firsts[name]._parameters)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         result = super()._apply(fn, recurse)
@@ -277,10 +281,13 @@ class HookedTransformer(LensNames, PromptedModel):
 
     def _replace_cfg(self, **changes: Any) -> None:
         super()._replace_cfg(**changes)
-        for part in (self.embed, self.unembed, getattr(self, "pos_embed", self.embed)):
-            part.cfg = self.cfg
-        for block in self.blocks:
-            block.cfg = block.attn.cfg = self.cfg.for_layer(block.layer)
+        for part in self.modules():
+            if isinstance(part, Embed | PosEmbed | Unembed):
+                part.cfg = self.cfg
+            elif isinstance(part, Block):
+                for inner in part.modules():
+                    if isinstance(inner, Block | Attention):
+                        inner.cfg = self.cfg.for_layer(part.layer)
 
     def _set_initial_weights(self, initial_weights: Tensor) -> None:
         if self.cfg.prompt_format != "paired":

@@ -3,8 +3,8 @@
 import inspect
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -14,8 +14,8 @@ import torch.nn as nn
 from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 
-from mechicl.base.temporary import Temporary
-from mechicl.models.hooking import listening
+from mechicl.models.holding import listening
+from mechicl.models.layered import has_torch_hooks
 from mechicl.models.opening.sites import AXES, BY_POS
 
 Names = str | Sequence[str]
@@ -157,38 +157,32 @@ class HookedParts:
 
     def listens(self) -> bool:
         """Whether a hook point has hooks."""
-        return any(map(_has_hooks, self._points.values()))
+        return any(map(has_torch_hooks, self._points.values()))
 
-    def attached(self, calls: Counter[str]) -> Temporary:
+    @contextmanager
+    def attached(self, calls: Counter[str]) -> Iterator[None]:
         """A context in which runs of the module pass through the hook points that have hooks.
 
         `calls` counts how often each sub-module with hooks runs.
         """
         before, after = [], []
         for name, places in self._places.items():
-            if any(_has_hooks(self._point(place)) for place in places):
+            if any(has_torch_hooks(self._point(place)) for place in places):
                 part = self.module.get_submodule(name)
                 # what comes in is seen last, and what comes out first: nearest to what the part itself does
                 before.append((part, self._before(name, calls)))
                 after.append((part, self._after(name, calls)))
-        heard, eager = listening(before, after), ExitStack()
-
-        def attach() -> None:
-            heard.__enter__()
-            if self.listens() and any(map(_is_compiled, self.module.modules())):
-                eager.enter_context(torch.compiler.set_stance("force_eager"))  # compiled code runs no new hooks
-
-        def detach() -> None:
-            eager.close()
-            heard.close()
-
-        return Temporary(attach, detach)
+        compiled = bool(before) and any(map(_is_compiled, self.module.modules()))
+        # compiled code runs no new hooks
+        eager = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+        with listening(before, after), eager:
+            yield
 
     def check(self, calls: Counter[str]) -> None:
         """Refuse (ValueError) sub-modules with hooks that ran another number of times than they were named."""
         for name, places in self._places.items():
             named = Counter(place.component for place in places).most_common(1)[0][1]
-            listens = any(_has_hooks(self._point(place)) for place in places)
+            listens = any(has_torch_hooks(self._point(place)) for place in places)
             if listens and not calls[name]:
                 raise ValueError(
                     f"{name!r}, named as {places[0].component!r}, does not run in a pass: its weights may be read by "
@@ -241,7 +235,7 @@ class HookedParts:
 
     def _see(self, place: Place, name: str, activation: Any) -> Any:
         point = self._point(place)
-        if not _has_hooks(point):
+        if not has_torch_hooks(point):
             return activation
         # a hook may write into what it is given, and the module may need its own tensor again
         changed = place.join(point(place.split(activation, name).clone()), activation, name)
@@ -304,10 +298,6 @@ def _hint(known: Mapping[str, nn.Module]) -> str:
     if numbered:
         return f"; it has {sorted(numbered, key=lambda name: (name.count('.'), name))[:6]}"
     return f"; it has {[name for name in known if name][:12]}"
-
-
-def _has_hooks(point: HookPoint) -> bool:
-    return bool(point._forward_hooks or point._forward_pre_hooks or point._backward_hooks or point._backward_pre_hooks)
 
 
 def _is_compiled(part: nn.Module) -> bool:

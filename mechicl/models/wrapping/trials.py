@@ -1,6 +1,7 @@
 """What is found out of a module by running it: which predictions see what follows them, and how much a run computes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -8,7 +9,6 @@ import torch.nn as nn
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mechicl.base.temporary import Temporary
 from mechicl.prompts import Prompts
 
 MOST_CUTS = 16
@@ -44,15 +44,16 @@ def differ(a: Tensor, b: Tensor) -> bool:
     return bool(((a - b).abs() > tolerance).any())
 
 
-def in_eval_mode(module: nn.Module) -> Temporary:
+@contextmanager
+def in_eval_mode(module: nn.Module) -> Iterator[None]:
     """A context in which no part of a module is in training mode: no dropout, and no running mean moves."""
     training = [part for part in module.modules() if part.training]
-
-    def put_back() -> None:
+    try:
+        module.eval()
+        yield
+    finally:
         for part in training:
             part.training = True
-
-    return Temporary(module.eval, put_back)
 
 
 @torch.no_grad()

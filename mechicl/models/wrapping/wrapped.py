@@ -103,8 +103,8 @@ class WrappedModel(LayeredModel):
         self._n_heads, self._unembed = n_heads, tuple(unembed)
         self._format: PromptFormat | None = None
         self._d_model: int | None = None
-        self._one_pass, self._looked_at = False, -1
-        self._bytes: dict[tuple[int, ...], float] = {}
+        self._one_pass, self._looked_at = False, None
+        self._bytes: dict[tuple[Any, ...], float] = {}
         hook_points = {}
         for _, place in parts:
             hook_points[place.component, place.layer] = _add_point(self.blocks, place)
@@ -250,7 +250,7 @@ class WrappedModel(LayeredModel):
 
     def _bytes_per_row(self, tokens: Tensor) -> float:
         """The same for a row of what the module reads."""
-        shape = tuple(tokens.shape[1:])
+        shape = (*tokens.shape[1:], tokens.dtype)
         if shape not in self._bytes:
             with holding(self):
                 self._bytes[shape] = 2 * bytes_of_run(self.module, lambda: self._run(tokens[:1]))
@@ -398,9 +398,9 @@ class WrappedModel(LayeredModel):
             return self.points
         raise ValueError(f"at={at!r} is not one of {get_args(At)}")
 
-    def _version(self) -> int:
-        """A number that changes when the weights do."""
-        return sum(t._version for t in (*self.parameters(), *self.buffers()))
+    def _version(self) -> tuple[tuple[int, int, int], ...]:
+        """A value that changes when a weight is written to, or replaced by another tensor."""
+        return tuple((id(t), t.data_ptr(), t._version) for t in (*self.parameters(), *self.buffers()))
 
     def _look(self, prompts: Prompts) -> None:
         """Find out by trying whether predictions depend on what comes after them, once for the weights as they are."""
