@@ -10,7 +10,7 @@ import torch
 import yaml
 
 from mechicl.interop import load_garg, load_garg_state
-from mechicl.interop.outside_files import KINDS, MOST_STRUCTURE, MOST_YAML, read_torch_file, read_yaml
+from mechicl.interop.outside_files import MOST_STRUCTURE, MOST_YAML, read_torch_file, read_yaml
 from tests.bounds import bounded, make_no_file
 
 # ---- YAML ----
@@ -96,21 +96,22 @@ def key_of_tuples(depth: int) -> bytes:
 @pytest.mark.parametrize(
     ("structure", "message"),
     [
-        (pickle.dumps(Call(bytearray, 3 * 10**9), 2), "bytearray, which is neither"),
-        (pickle.dumps(Call(Counter, "aab"), 2), "Counter, which is neither"),
-        (pickle.dumps({"a": Call(OrderedDict, {"a": 1})}, 2), "argument"),
+        (pickle.dumps(Call(bytearray, 3 * 10**9), 2), "bytearray is neither"),
+        (pickle.dumps(Call(Counter, "aab"), 2), "Counter is neither"),
+        (pickle.dumps({"a": Call(OrderedDict, {"a": 1})}, 2), "from arguments"),
         (b"\x80\x02ctorch\nFloatStorage\nJ\xff\xff\xff\x7f\x85R.", "not callable"),
-        (b"\x80\x02ctorch\nTensor\nJ\xff\xff\xff\x7f\x85R.", "torch.Tensor, which is neither"),
+        (b"\x80\x02ctorch\nTensor\nJ\xff\xff\xff\x7f\x85R.", "torch.Tensor is neither"),
         (b"\x80\x02ccollections\nOrderedDict\n}X\x01\x00\x00\x00aK\x01sb.", "gives attributes"),
         (key_of_tuples(60), "keys that are neither"),
         (b"\x80\x02}" + pickle.dumps(nested_tuples(60), 2)[2:-1] + b"K\x01s.", "keys that are neither"),
-        (b"\x80\x05\x96\x00\x00\x00\x00\x01\x00\x00\x00.", "150"),
+        (pickle.dumps(nested_tuples(60), 2)[:-1] + b"Q.", "no storage"),
+        (b"\x80\x05\x96\x00\x00\x00\x00\x01\x00\x00\x00.", "expected"),
         (b"\x80\x02r\xff\xff\xff\xff.", "list index"),
         (b"(" * MOST_STRUCTURE + b"x", r"data\.pkl\) has 1,048,577 bytes"),
-        (b"", "EOFError"),
+        (b"", "exhausted"),
     ],
-    ids=["bytes", "class", "arguments", "storage", "tensor", "attributes", "keys", "key", "long bytes", "memo", "size",
-         "empty"],
+    ids=["bytes", "class", "arguments", "storage", "tensor", "attributes", "keys", "key", "name", "long bytes", "memo",
+         "size", "empty"],
 )  # fmt: skip
 def test_structures_that_compute_or_allocate_are_refused(tmp_path, structure, message):
     path = archive(tmp_path / "state.pt", structure)
@@ -129,9 +130,8 @@ def saved(path: Path, data) -> Path:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ({"a": torch.zeros(1).expand(10**6, 10**4)}, "repeats elements"),
-        ({"a": torch.zeros(5).as_strided((3, 3), (1, 1))}, "repeats elements"),
-        ({str(i): BASE.view(-1) for i in range(100)}, "share their numbers"),
+        ({"a": torch.zeros(1).expand(10**6, 10**4)}, "repeat or share"),
+        ({str(i): BASE.view(-1) for i in range(100)}, "repeat or share"),
         ({"a": torch.zeros(3).to_sparse()}, "_rebuild_sparse_tensor"),
         ({"a": torch.zeros(10**6, device="meta")}, "meta"),
         ({"a": torch.complex(torch.zeros(2), torch.zeros(2))}, "ComplexFloatStorage"),
@@ -148,7 +148,7 @@ def test_parts_of_another_size_than_the_structure_says_are_refused(tmp_path):
     with zipfile.ZipFile(whole) as file:
         structure = next(file.read(name) for name in file.namelist() if name.endswith("data.pkl"))
     for data in (b"", b"\0" * 399, b"\0" * 401):
-        with pytest.raises(ValueError, match=f"data/0 has {len(data)} bytes for 100 elements"):
+        with pytest.raises(ValueError, match=rf"record size \({len(data)} bytes\) does not match"):
             read_torch_file(archive(tmp_path / "cut.pt", structure, {"data/0": data}))
 
 
@@ -160,7 +160,7 @@ def test_compressed_parts_are_refused(tmp_path):
         read_torch_file(path)
 
 
-def test_parts_that_overlap_and_names_that_come_twice_are_refused(tmp_path):
+def test_parts_that_overlap_are_refused(tmp_path):
     path = archive(tmp_path / "state.pt", b"\x80\x02}.", {"data/0": bytes(1000), "data/1": bytes(1000)})
     data = path.read_bytes()
     with zipfile.ZipFile(path) as file:
@@ -171,20 +171,16 @@ def test_parts_that_overlap_and_names_that_come_twice_are_refused(tmp_path):
         data = data[: at + offset] + (10**6).to_bytes(4, "little") + data[at + offset + 4 :]
     path.write_bytes(data)
     assert last.file_size == 1000
-    with pytest.raises(ValueError, match="its parts are larger than the file"):
+    with pytest.raises(ValueError, match="they are larger than the file|archive is corrupted"):
         read_torch_file(path)
-    with pytest.raises(ValueError, match="the same name"):
-        read_torch_file(archive(tmp_path / "twice.pt", b"\x80\x02}.", {"DATA.pkl": b"\x80\x02]."}))
 
 
-@pytest.mark.parametrize("change", ["comment", "behind", "before", "cut"])
-def test_an_archive_that_readers_may_read_differently_is_refused(tmp_path, change):
+@pytest.mark.parametrize("change", ["before", "cut"])
+def test_a_damaged_archive_is_refused(tmp_path, change):
     path = saved(tmp_path / "state.pt", {"a": torch.zeros(3)})
     data = path.read_bytes()
-    if change == "comment":
-        data = data[:-2] + b"\x04\x00" + b"mine"
-    path.write_bytes({"behind": data + b"x", "before": b"x" * 64 + data, "cut": data[:-30]}.get(change, data))
-    with pytest.raises(ValueError, match=r"zip archive|table of contents"):
+    path.write_bytes({"before": b"x" * 64 + data, "cut": data[:-30]}[change])
+    with pytest.raises(ValueError, match="zip archive"):
         read_torch_file(path)
 
 
@@ -201,7 +197,7 @@ def test_what_is_no_file_is_refused_at_once(tmp_path, kind):
 
 def test_the_format_before_torch_1_6_is_refused(tmp_path):
     torch.save({"a": torch.zeros(3)}, tmp_path / "state.pt", _use_new_zipfile_serialization=False)
-    with pytest.raises(ValueError, match=r"no zip archive, as torch\.save writes it since version 1\.6"):
+    with pytest.raises(ValueError, match=r"no checkpoint .*zip archive"):
         read_torch_file(tmp_path / "state.pt")
 
 
@@ -210,7 +206,8 @@ def test_what_training_scripts_save_comes_back(tmp_path):
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.randn(5, 3)).sum().backward()
     optimizer.step()
-    kinds = {name: torch.arange(4).to(dtype) for name, dtype in KINDS.items()}
+    dtypes = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
+    kinds = {name: torch.arange(4).to(getattr(torch, name)) for name in dtypes}
     data = {
         "model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 2**40, "loss": 0.25, "done": True,
         "part": torch.arange(12.0).view(3, 4)[1:, ::2], "weight": torch.nn.Parameter(torch.ones(2)), **kinds,
