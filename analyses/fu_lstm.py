@@ -12,8 +12,7 @@ from mechicl.checkpoints import Checkpoint, load_checkpoint
 from mechicl.learners import AlgorithmFamily, AlgorithmLearner, Learner, Trajectory, squared_errors
 from mechicl.prompts import Prompts
 from mechicl.reports import Claim, Claims, Comparison, Row, Section, published
-from mechicl.reports.layer_families import reference_families
-from mechicl.reports.layer_matches import over_models
+from mechicl.reports.layer_matches import over_models, reference_families
 from mechicl.reports.script import ScriptArgs, run_script
 from mechicl.statistics import interval, ratio_interval
 

@@ -11,8 +11,7 @@ from mechicl import viz
 from mechicl.checkpoints import Checkpoint, available, load_checkpoint
 from mechicl.models import build
 from mechicl.reports import Claim, Claims, Comparison, Row, Section
-from mechicl.reports.layer_families import RIVALS
-from mechicl.reports.layer_matches import LayerMatching, seed_rows
+from mechicl.reports.layer_matches import RIVALS, LayerMatching, seed_rows
 from mechicl.reports.script import ScriptArgs, run_script
 from mechicl.statistics import Interval
 

@@ -12,8 +12,7 @@ from mechicl.checkpoints import load_checkpoint
 from mechicl.learners import Trajectory
 from mechicl.prompts import Prompts
 from mechicl.reports import Claim, Claims, Comparison, Row, Section
-from mechicl.reports.layer_families import reference_families
-from mechicl.reports.layer_matches import over_models
+from mechicl.reports.layer_matches import over_models, reference_families
 from mechicl.reports.script import ScriptArgs, run_script
 from mechicl.statistics import Interval, interval
 

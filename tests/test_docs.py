@@ -17,6 +17,7 @@ import pytest
 from playwright.sync_api import Browser
 
 import mechicl
+from mechicl.algorithms import card
 from mechicl.checkpoints import available
 from mechicl.reports import Comparison
 from mechicl.tasks import registry
@@ -41,6 +42,7 @@ def name(path: Path) -> str:
 def test_the_code_of_a_page_runs_and_prints_what_the_page_says(path: Path, tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(registry, "TASK_TYPES", dict(registry.TASK_TYPES))  # what a page registers is gone after it
+    monkeypatch.setattr(card, "CARDS", dict(card.CARDS))
     run(blocks(path), name(path))
 
 

@@ -6,37 +6,38 @@ of an algorithm and its hyperparameters; `references(task)` are the best known l
 has them as causal models, state in and state out.
 """
 
-import mechicl.algorithms.discrete_references
-import mechicl.algorithms.regression_references  # noqa: F401  (likewise)
 from mechicl.algorithms import stepwise
 from mechicl.algorithms.baselines import averaging, nearest_neighbours
 from mechicl.algorithms.boolean import conjunction_bayes, elimination, gf2_elimination, parity_bayes
+from mechicl.algorithms.card import Algorithm, FitProblem, FittedAlgorithm, cards, register
 from mechicl.algorithms.clusters import in_context_classifier, in_weights_classifier
-from mechicl.algorithms.features import on_features, sine_and_cosine
-from mechicl.algorithms.finite_pool import dmmse, pool_posterior
-from mechicl.algorithms.first_order import chebyshev, online_gradient_descent, preconditioned_gd
+from mechicl.algorithms.first_order import chebyshev, online_gradient_descent
 from mechicl.algorithms.gradient_descent import gd_plus_plus, gradient_descent
 from mechicl.algorithms.greedy_tree import greedy_tree
 from mechicl.algorithms.kernel_smoothing import kernel_smoothing, tuned_bandwidth
 from mechicl.algorithms.lasso import lasso
 from mechicl.algorithms.least_squares import bayes, ols, ridge, ridge_path
 from mechicl.algorithms.line_search import conjugate_gradient, steepest_descent
-from mechicl.algorithms.logistic import logistic
 from mechicl.algorithms.markov import bigram_bayes, known_chain, uniform_tokens, unigram_bayes
-from mechicl.algorithms.mixtures import mixture_bayes, sparse_bayes
-from mechicl.algorithms.network_descent import network_descent
+from mechicl.algorithms.mixtures import dmmse, mixture_bayes, pool_posterior, sparse_bayes
 from mechicl.algorithms.newton import newton, newton_moments
+from mechicl.algorithms.nonlinear import logistic, network_descent, on_features, sine_and_cosine
+from mechicl.algorithms.preconditioned import preconditioned_gd
 from mechicl.algorithms.references import references, register_references
 from mechicl.algorithms.stability import ConditioningWarning, DivergenceWarning
 from mechicl.algorithms.tuning import stable_step_size, tuned_step_size
 from mechicl.base.arguments import check_arguments
 
 __all__ = [
+    "Algorithm",
     "ConditioningWarning",
     "DivergenceWarning",
+    "FitProblem",
+    "FittedAlgorithm",
     "averaging",
     "bayes",
     "bigram_bayes",
+    "cards",
     "chebyshev",
     "conjugate_gradient",
     "conjunction_bayes",
@@ -64,6 +65,7 @@ __all__ = [
     "pool_posterior",
     "preconditioned_gd",
     "references",
+    "register",
     "register_references",
     "ridge",
     "ridge_path",

@@ -1,94 +1,22 @@
-"""First-order methods beside plain gradient descent: preconditioned, the best polynomial, and one point at a time."""
+"""First-order methods that do more than plain descent, and bounds on all of them: Chebyshev, online, any filter."""
 
-import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.algorithms.spectra import (
-    CHUNK_ELEMENTS,
-    above_rounding,
-    checked_steps,
-    linear_trajectory,
-    selected,
-    spectral_trajectory,
-    sums_before,
-)
-from mechicl.algorithms.stability import TOLERANCE, warn_where_most_diverge
-from mechicl.learners import Trajectory
+from mechicl.algorithms.card import Algorithm, FitProblem, FittedAlgorithm, register
+from mechicl.algorithms.search import geometric_grid, minimize_on_grid
+from mechicl.algorithms.spectra import above_rounding, checked_steps, linear_trajectory, spectral_trajectory
+from mechicl.algorithms.spectral_fit import SpectralLearner, SpectralProblem, hats, polynomials
+from mechicl.algorithms.stepwise.base import StepwiseAlgorithm
+from mechicl.algorithms.stepwise.descent import OnlineDescent
+from mechicl.learners import AlgorithmLearner, Trajectory
 from mechicl.prompts import PointsAt, Prompts
 
-
-def preconditioned_gd(
-    prompts: Prompts,
-    steps: int | Sequence[int] = 1,
-    *,
-    preconditioner: Float[Tensor, "x x"] | Sequence[Float[Tensor, "x x"]],
-    at: PointsAt = "points",
-    with_weights: bool = False,
-) -> Trajectory:
-    """Preconditioned gradient descent on the mean squared error: `W_{k+1} = W_k - A_k (S W_k - B) / n`, from 0.
-
-    Args:
-        prompts: each prefix is a context of its own, with n its number of points; the empty one predicts 0.
-        steps: numbers of steps.
-        preconditioner: A `[x x]`, or one a step.
-        at: predict all "points", each from those before it, or the "query" alone.
-        with_weights: also return the weights `[step prompt point x y]` that predictions come from.
-
-    Raises:
-        ValueError: a preconditioner of another shape, or fewer of them than steps.
-
-    Warns:
-        DivergenceWarning: more than one step, and on more than half of the full contexts of the first 256 prompts the
-            product of the steps' `I - A_k S / n` has a spectral radius above 1: repeating the steps makes errors grow.
-
-    Source: Nertinger 2025, Theorem 1 and section 2, where the sign is printed as plus.
-    """
-    numbers = checked_steps(steps)
-    matrices = [preconditioner] * max(numbers) if isinstance(preconditioner, Tensor) else list(preconditioner)
-    shape = (prompts.x_dim, prompts.x_dim)
-    if len(matrices) < max(numbers) or any(matrix.shape != shape for matrix in matrices):
-        raise ValueError(
-            f"preconditioner must be [x x] = {shape}, one or {max(numbers)} of them; got "
-            f"{[tuple(matrix.shape) for matrix in matrices]}"
-        )
-    n_points = prompts.n_context + 1
-    parts, weight_parts = [], []
-    for part in prompts.split(max(1, CHUNK_ELEMENTS // (n_points * prompts.x_dim * max(prompts.x_dim, prompts.y_dim)))):
-        xs, ys = part.xs.double(), part.ys.double()
-        n = torch.arange(n_points, device=xs.device).clamp(min=1)[:, None, None]
-        second = selected(sums_before(xs[..., :, None] * xs[..., None, :]) / n, at)
-        cross = selected(sums_before(xs[..., :, None] * ys[..., None, :]) / n, at)
-        weights = torch.zeros_like(cross)
-        after = [weights]
-        for matrix in matrices[: max(numbers)]:
-            weights = weights - matrix.to(xs) @ (second @ weights - cross)
-            after.append(weights)
-        reached = torch.stack([after[k] for k in numbers])
-        parts.append((selected(xs, at)[..., None, :] @ reached)[..., 0, :].to(prompts.dtype))
-        if with_weights:
-            weight_parts.append(reached.to(prompts.dtype))
-    if max(numbers) > 1:
-        _warn_of_growth(prompts[:256], matrices[:1] if isinstance(preconditioner, Tensor) else matrices[: max(numbers)])
-    weights = torch.cat(weight_parts, dim=1) if with_weights else None
-    return Trajectory(numbers, torch.cat(parts, dim=1), "preconditioned GD", weights)
-
-
-def _warn_of_growth(prompts: Prompts, matrices: Sequence[Tensor]) -> None:
-    context = prompts.context.xs.detach().double()
-    second = context.mT @ context / max(1, prompts.n_context)
-    steps = [torch.eye(prompts.x_dim).to(context) - matrix.detach().to(context) @ second for matrix in matrices]
-    # the product of all steps' matrices, last one leftmost: W_K - W is this times W_0 - W
-    errors = functools.reduce(lambda before, step: step @ before, steps)
-    finite = errors.isfinite().all(-1).all(-1)
-    radius = torch.linalg.eigvals(errors.where(finite[:, None, None], 0.0)).abs().amax(-1)
-    radius = radius.where(finite, math.inf)
-    quantity = "the spectral radius of " + ("I - A S / n" if len(matrices) == 1 else "the product of all I - A_k S / n")
-    warn_where_most_diverge("preconditioned GD", radius > 1 + TOLERANCE, f"if {quantity} is at most 1", "it", radius)
+N_KNOTS = 20
 
 
 def chebyshev(
@@ -182,3 +110,87 @@ def online_gradient_descent(
             rate = torch.full_like(squared, step_size)
         weights = weights - rate * x.mT @ (x @ weights - ys[:, t, None])
     return linear_trajectory(prompts, torch.stack(before, dim=1), "online GD", at, with_weights)
+
+
+# ---- cards ----
+
+
+def _fit_chebyshev(problem: FitProblem) -> Iterator[FittedAlgorithm]:
+    spectral = problem.spectral
+    degrees = range(1, 2 * spectral.eigenvalues.shape[1] + 1)
+    best = min(degrees, key=lambda degree: spectral.error(chebyshev_filter(spectral.eigenvalues, degree)).item())
+    learner = AlgorithmLearner(chebyshev, {"steps": best})
+    yield FittedAlgorithm(CHEBYSHEV.member(best), learner, {"degree": best}, 1)
+
+
+def fit_polynomial(spectral: SpectralProblem, steps: int, name: str) -> FittedAlgorithm:
+    """The best polynomial in S with `steps` terms: what any first-order method reaches in so many steps."""
+    basis = polynomials(steps, spectral.eigenvalues.max().item())
+    coefficients = spectral.linear(basis)
+    if spectral.explodes(lambda eigenvalues: basis(eigenvalues) @ coefficients):
+        coefficients = spectral.guarded().linear(basis)
+    learner = SpectralLearner(lambda eigenvalues: basis(eigenvalues) @ coefficients, name)
+    return FittedAlgorithm(name, learner, {}, steps, n_given=1)
+
+
+def _fit_any_filter(problem: FitProblem) -> Iterator[FittedAlgorithm]:
+    """The best piecewise linear function of the eigenvalues, with knots at their quantiles."""
+    eigenvalues = problem.spectral.eigenvalues.flatten()
+    knots = torch.quantile(eigenvalues[:100_000], torch.linspace(0, 1, N_KNOTS).double()).unique()
+    basis = hats(knots)
+    coefficients = problem.spectral.linear(basis)
+    learner = SpectralLearner(lambda eigenvalues: basis(eigenvalues) @ coefficients, ANY_FILTER.name)
+    yield FittedAlgorithm(learner.name, learner, {}, len(knots))
+
+
+def fit_online(problem: FitProblem) -> FittedAlgorithm:
+    """One pass over the context with the step size nearest to the targets, or 1 / |x|² if that is nearer."""
+
+    def error(step_size: float | None) -> float:
+        predicted = online_gradient_descent(problem.prompts, step_size=step_size, at="query").predictions[0, :, -1]
+        return (predicted - problem.targets).square().mean().item()
+
+    typical = 1 / problem.prompts.context.xs.square().sum(-1).mean().item()
+    step_size, least_error = minimize_on_grid(error, geometric_grid(0.01 * typical, 4 * typical, 16))
+    best = None if error(None) <= least_error else step_size  # None: 1 / |x|²
+    learner = AlgorithmLearner(online_gradient_descent, {"step_size": best})
+    settings = {} if best is None else {"step_size": best}
+    return FittedAlgorithm(ONLINE.name, learner, settings, len(settings))
+
+
+def _online_steps(problem: FitProblem) -> Iterator[StepwiseAlgorithm]:
+    step_size = fit_online(problem).hyperparameters.get("step_size")
+    yield OnlineDescent(problem.prompts.n_context, step_size=step_size)
+
+
+ANY_POLYNOMIAL = register(
+    Algorithm(
+        name="any first-order learner",
+        # with one step, gradient descent is the only one
+        fit=lambda problem: (
+            [fit_polynomial(problem.spectral, problem.steps, ANY_POLYNOMIAL.member(problem.steps))]
+            if problem.steps > 1
+            else []
+        ),
+        for_scale=True,
+    )
+)
+CHEBYSHEV = register(
+    Algorithm(
+        name="Chebyshev",
+        trajectory=chebyshev,
+        fit=_fit_chebyshev,
+        path=lambda _: {"steps": tuple(range(1, 31))},
+        phrase="{count} of Chebyshev's iteration",
+    )
+)
+ANY_FILTER = register(Algorithm(name="any function of S", fit=_fit_any_filter, for_scale=True))
+ONLINE = register(
+    Algorithm(
+        name="online gradient descent",
+        trajectory=online_gradient_descent,
+        fit=lambda problem: [fit_online(problem)],
+        step_forms=_online_steps,
+        step_kinds={"online gradient descent": ("online", "")},
+    )
+)

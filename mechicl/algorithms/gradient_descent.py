@@ -179,6 +179,26 @@ def gd_plus_plus_filters(
     return torch.stack(torch.broadcast_tensors(*after))
 
 
+def momentum_filter(
+    eigenvalues: Float[Tensor, "*any"], steps: int, step_size: float | Tensor, momentum: float | Tensor
+) -> Float[Tensor, "..."]:
+    """The filter of gradient descent with momentum (heavy ball): `v ← β v + a (1 - λ f)`, `f ← f + v`, from 0.
+
+    Args:
+        eigenvalues: λ >= 0.
+        steps: how many.
+        step_size: a, a number or a tensor that broadcasts against the eigenvalues.
+        momentum: β, likewise.
+
+    Source: Polyak 1964.
+    """
+    total = velocity = torch.zeros_like(eigenvalues)
+    for _ in range(steps):
+        velocity = momentum * velocity + step_size * (1 - eigenvalues * total)
+        total = total + velocity
+    return total
+
+
 def per_step(name: str, value: float | Sequence[float], steps: int) -> list[float]:
     """A parameter as one finite number a step.
 

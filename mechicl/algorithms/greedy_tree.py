@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.algorithms.spectra import CHUNK_ELEMENTS, joined_trajectory, selected
+from mechicl.algorithms.spectra import earlier_points, in_parts, one_step, selected
 from mechicl.base.checks import check_whole
 from mechicl.learners import Trajectory
 from mechicl.prompts import PointsAt, Prompts
@@ -33,20 +33,19 @@ def greedy_tree(prompts: Prompts, *, depth: int = 4, at: PointsAt = "points") ->
     """
     check_whole(1, depth=depth)
     n_points, wide = prompts.n_context + 1, max(prompts.x_dim, prompts.y_dim)
-    parts = []
-    for part in prompts.split(max(1, CHUNK_ELEMENTS // (4 * n_points * n_points * wide))):
-        predictions = _grow(part, depth, at).to(prompts.dtype)
-        parts.append(Trajectory((1,), predictions[None], f"greedy tree of depth {depth}"))
-    return joined_trajectory(parts)
+    return in_parts(
+        prompts,
+        4 * n_points * n_points * wide,
+        lambda part: one_step(part, _grow(part, depth, at), f"greedy tree of depth {depth}"),
+    )
 
 
 def _grow(prompts: Prompts, depth: int, at: PointsAt) -> Float[Tensor, "prompt point y"]:
     """Only the nodes on the query's way down are ever needed: of each prefix, the points that are still with it."""
     positive = (prompts.xs > 0).double()
     ys = prompts.ys.double()
-    position = torch.arange(ys.shape[1], device=ys.device)
     queries = selected(positive, at)
-    with_it = (position < selected(position[None], at)[0][:, None]).double().expand(len(ys), -1, -1)
+    with_it = earlier_points(prompts, at).double().expand(len(ys), -1, -1)
     growing = torch.ones_like(with_it[..., 0], dtype=torch.bool)
     for _ in range(depth):
         count, total = with_it.sum(-1, keepdim=True), with_it @ ys  # [prompt point 1], [prompt point y]

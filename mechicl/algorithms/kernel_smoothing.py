@@ -1,6 +1,6 @@
 """Kernel smoothing: the mean of the context's targets, weighted by how near their inputs are to the query's."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 import torch
@@ -8,8 +8,12 @@ from einops import einsum
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mechicl.algorithms.search import minimize_on_grid
-from mechicl.algorithms.spectra import CHUNK_ELEMENTS, selected
+from mechicl.algorithms.card import Algorithm, FitProblem, register
+from mechicl.algorithms.descent_cards import FEW
+from mechicl.algorithms.search import geometric_grid, minimize_on_grid
+from mechicl.algorithms.spectra import earlier_points, in_parts, selected
+from mechicl.algorithms.stepwise.base import StepwiseAlgorithm
+from mechicl.algorithms.stepwise.descent import KernelReading
 from mechicl.learners import Trajectory
 from mechicl.prompts import PointsAt, Prompts
 
@@ -81,20 +85,18 @@ def kernel_smoothing(
     if not bandwidths or not (scales.isfinite() & (scales > 0)).all():
         raise ValueError(f"bandwidth must be one or more positive finite numbers, got {bandwidth!r}")
     name = f"kernel smoothing ({kernel if isinstance(kernel, str) else getattr(kernel, '__name__', 'function')})"
-    position = torch.arange(prompts.n_context + 1, device=prompts.device)
-    targets = selected(position[None], at)[0]
-    seen = position < targets[:, None]  # [point other]
-    parts = []
-    for part in prompts.split(max(1, CHUNK_ELEMENTS // (seen.numel() * max(len(bandwidths), prompts.x_dim)))):
-        xs, ys = part.xs.double(), part.ys.double()
+    seen = earlier_points(prompts, at)
+
+    def run(part: Prompts) -> Trajectory:
+        xs, expected = part.xs.double(), (len(part), *seen.shape)
         logs = log_kernel(selected(xs, at), xs)
-        if logs.shape != (len(part), *seen.shape):
-            expected = (len(part), *seen.shape)
+        if logs.shape != expected:
             raise ValueError(f"the kernel gave {tuple(logs.shape)} instead of [prompt point other] = {expected}")
         weights = _weights(logs, seen, scales, power)
-        predictions = einsum(weights, ys, "step prompt point other, prompt other y -> step prompt point y")
-        parts.append(predictions.to(prompts.dtype))
-    return Trajectory(tuple(map(float, bandwidths)), torch.cat(parts, dim=1), name)
+        predictions = einsum(weights, part.ys.double(), "step prompt a b, prompt b y -> step prompt a y")
+        return Trajectory(tuple(map(float, bandwidths)), predictions.to(part.dtype), name)
+
+    return in_parts(prompts, seen.numel() * max(len(bandwidths), prompts.x_dim), run)
 
 
 def tuned_bandwidth(prompts: Prompts, *, kernel: Literal["gaussian", "exponential"] | LogKernel = "gaussian") -> float:
@@ -157,3 +159,27 @@ def _weights(
     for _ in range(power):
         logs = logs / scales
     return logs.softmax(-1).masked_fill(alone, 0.0).expand(len(scales), -1, -1, -1)
+
+
+def _smoothing_steps(problem: FitProblem) -> Iterator[StepwiseAlgorithm]:
+    """One step of softmax smoothing, with the bandwidth nearest to the targets."""
+    few, targets = problem.prompts[:FEW], problem.targets[:FEW]
+    size = problem.prompts.xs.square().sum(-1).mean().item()
+
+    def smoother(bandwidth: float) -> KernelReading:
+        def weights(readers: Tensor, points: Tensor) -> Tensor:
+            return (readers @ points.mT / bandwidth).softmax(-1)
+
+        return KernelReading(weights, name=f"softmax smoothing, bandwidth {bandwidth:.3g}")
+
+    bandwidths = geometric_grid(0.01 * size, 10 * size, 16)
+    yield smoother(min(bandwidths, key=lambda h: (smoother(h).predict(few) - targets).square().mean().item()))
+
+
+SMOOTHING = register(
+    Algorithm(
+        name="softmax smoothing",
+        step_forms=_smoothing_steps,
+        step_kinds={"softmax smoothing": ("softmax", "")},
+    )
+)

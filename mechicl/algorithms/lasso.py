@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.algorithms.spectra import CHUNK_ELEMENTS, joined_trajectory, linear_trajectory, selected, sums_before
+from mechicl.algorithms.spectra import in_parts, linear_trajectory, second_moments, selected
 from mechicl.learners import Trajectory
 from mechicl.prompts import PointsAt, Prompts
 
@@ -18,14 +18,13 @@ def lasso(prompts: Prompts, *, penalty: float, at: PointsAt = "points", with_wei
     """The minimiser of `Σ_i (x_i w - y_i)² / (2n) + penalty * Σ_j |w_j|`, exactly.
 
     From a penalty that leaves no weight, weights are linear in the penalty until one more joins or one becomes 0. This
-    path is followed down to the penalty that is asked for, for all prefixes at once. Gradients flow to the query, not
-    to the context.
+    path is followed down to the penalty that is asked for, for all prefixes at once: unlike scikit-learn's coordinate
+    descent it needs no number of iterations, which short prefixes would need very many of. Gradients flow to the query,
+    not to the context.
 
     Args:
-        prompts: each prefix is a context of its own; the empty one predicts 0.
+        prompts: the empty prefix predicts 0.
         penalty: > 0, in units of x y; for no penalty use `ols`. scikit-learn calls it alpha.
-        at: predict all "points", each from those before it, or the "query" alone.
-        with_weights: also return the weights `[step prompt point x y]` that predictions come from.
 
     Raises:
         ValueError: a penalty that is not positive and finite.
@@ -40,17 +39,17 @@ def lasso(prompts: Prompts, *, penalty: float, at: PointsAt = "points", with_wei
     if not (penalty > 0 and math.isfinite(penalty)):
         raise ValueError(f"penalty must be positive and finite, got {penalty}; for no penalty use ols()")
     n_points, x_dim, y_dim = prompts.n_context + 1, prompts.x_dim, prompts.y_dim
-    parts = []
-    for part in prompts.split(max(1, CHUNK_ELEMENTS // (n_points * x_dim * x_dim * y_dim))):
-        xs, ys = part.xs.detach().double(), part.ys.detach().double()
-        second = selected(sums_before(xs[..., :, None] * xs[..., None, :]), at)
-        cross = selected(sums_before(xs[..., :, None] * ys[..., None, :]), at).mT  # [prompt point y x]
-        numbers = selected(torch.arange(n_points, device=xs.device)[None], at)[0].double()
+
+    def run(part: Prompts) -> Trajectory:
+        second, cross = second_moments(Prompts(part.xs.detach(), part.ys.detach()), at)
+        cross = cross.mT  # [prompt point y x]
+        numbers = selected(torch.arange(n_points, device=part.device)[None], at)[0].double()
         threshold = (penalty * numbers[:, None]).expand(cross.shape[:-1])
         each = second[:, :, None].expand(*cross.shape, x_dim).flatten(0, 2)
         weights = _follow(each, cross.flatten(0, 2), threshold.flatten()).view_as(cross).mT
-        parts.append(linear_trajectory(part, weights, "lasso", at, with_weights))
-    return joined_trajectory(parts)
+        return linear_trajectory(part, weights, "lasso", at, with_weights)
+
+    return in_parts(prompts, n_points * x_dim * x_dim * y_dim, run)
 
 
 def _follow(

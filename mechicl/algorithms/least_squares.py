@@ -1,23 +1,28 @@
 """Least squares on the context: minimum norm, ridge, and the Bayes predictor."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from mechicl.algorithms.card import Algorithm, FitProblem, FittedAlgorithm, register
+from mechicl.algorithms.search import geometric_grid
 from mechicl.algorithms.spectra import checked_steps, spectral_trajectory
 from mechicl.algorithms.stability import ConditioningWarning
+from mechicl.algorithms.stepwise.base import StepwiseAlgorithm
+from mechicl.algorithms.stepwise.inverses import RidgeByDirections, RidgePath
 from mechicl.base.checks import check_positive
 from mechicl.base.warning import warn
-from mechicl.learners import Trajectory
+from mechicl.learners import AlgorithmLearner, Trajectory
 from mechicl.prompts import PointsAt, Prompts
 
 EPSILON = torch.finfo(torch.float64).eps
 LOST = 1e-5
 """From this relative error on the user is warned."""
+N_PENALTIES = 12  # of a ridge path step by step, each half of the one before
 
 
 def ols(prompts: Prompts, *, at: PointsAt = "points", with_weights: bool = False) -> Trajectory:
@@ -234,3 +239,54 @@ def ridge_filter(
     penalised = eigenvalues + penalty
     absent = penalised <= cutoff
     return torch.where(absent, 0.0, 1 / penalised.masked_fill(absent, 1.0))
+
+
+def fit_ridge(problem: FitProblem) -> FittedAlgorithm:
+    """Ridge regression with the penalty nearest to the targets."""
+    spectral = problem.spectral
+    mean = spectral.eigenvalues.mean().item()
+    penalty, _ = spectral.least(
+        lambda value: ridge_filter(spectral.eigenvalues, value, n_context=problem.prompts.n_context),
+        geometric_grid(1e-8 * mean, 1e2 * mean, 100),
+    )
+    return FittedAlgorithm("ridge", AlgorithmLearner(ridge, {"penalty": penalty}), {"penalty": penalty}, 1)
+
+
+def _ridge_steps(problem: FitProblem) -> Iterator[StepwiseAlgorithm]:
+    """In one step, along a path of penalties, and direction by direction."""
+    penalty = fit_ridge(problem).hyperparameters["penalty"]
+    floor = 1e-3 * problem.spectral.eigenvalues.mean().item()
+    at_once = RidgePath([penalty])
+    at_once.name = "ridge regression in one step"
+    yield at_once
+    yield RidgePath([max(penalty, floor) * 2.0**k for k in range(N_PENALTIES - 2, -1, -1)] + [penalty])
+    yield RidgeByDirections(problem.prompts.x_dim, penalty=penalty)
+
+
+RIDGE = register(
+    Algorithm(
+        name="ridge",
+        trajectory=ridge,
+        fit=lambda problem: [fit_ridge(problem)],
+        step_forms=_ridge_steps,
+        step_kinds={
+            "ridge regression in one step": ("ridge regression in one step", ""),
+            "ridge path": ("ridge path", ""),
+            "ridge by eigendirections": ("ridge by", ""),
+        },
+        contains=("least squares",),
+        phrase="ridge regression",
+    )
+)
+RIDGE_PATH = register(
+    Algorithm(name="ridge path", trajectory=ridge_path, path=lambda _: {"steps": tuple(range(1, 25))})
+)
+LEAST_SQUARES = register(
+    Algorithm(
+        name="least squares",
+        trajectory=ols,
+        fit=lambda _: [FittedAlgorithm("least squares", AlgorithmLearner(ols))],
+        path=lambda _: {},
+        layer_name="OLS",
+    )
+)

@@ -7,7 +7,8 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.algorithms.spectra import CHUNK_ELEMENTS, PrefixSpectra, above_rounding, checked_steps, joined_trajectory
+from mechicl.algorithms.card import Algorithm, register
+from mechicl.algorithms.spectra import PrefixSpectra, above_rounding, checked_steps, in_parts
 from mechicl.learners import Trajectory
 from mechicl.prompts import PointsAt, Prompts
 
@@ -79,20 +80,18 @@ def _line_searches(
     numbers = checked_steps(steps)
     n_points = prompts.n_context + 1 if at == "points" else 1
     per_prompt = n_points * prompts.x_dim * max(prompts.x_dim, len(numbers) * prompts.y_dim)
-    parts = []
-    for part in prompts.split(max(1, CHUNK_ELEMENTS // per_prompt)):
+
+    def run(part: Prompts) -> Trajectory:
         spectra = PrefixSpectra.decompose(part.xs.double(), part.ys.double(), at)
         coordinates = _solve(spectra, numbers, iteration)
-        predictions = einsum(
-            spectra.point_coordinates, coordinates, "prompt point x, step prompt point x y -> step prompt point y"
-        )
+        predictions = einsum(spectra.point_coordinates, coordinates, "prompt t x, k prompt t x y -> k prompt t y")
         weights = None
         if with_weights:
-            vectors = spectra.eigenvectors
-            weights = einsum(vectors, coordinates, "prompt point x e, step prompt point e y -> step prompt point x y")
-            weights = weights.to(prompts.dtype)
-        parts.append(Trajectory(numbers, predictions.to(prompts.dtype), name, weights))
-    return joined_trajectory(parts)
+            weights = einsum(spectra.eigenvectors, coordinates, "prompt t x e, k prompt t e y -> k prompt t x y")
+            weights = weights.to(part.dtype)
+        return Trajectory(numbers, predictions.to(part.dtype), name, weights)
+
+    return in_parts(prompts, per_prompt, run)
 
 
 def _solve(
@@ -147,3 +146,17 @@ def _squared(vectors: Tensor) -> Float[Tensor, "prompt point 1 y"]:
 
 def _or_one(values: Tensor) -> Tensor:
     return values.masked_fill(values == 0, 1.0)
+
+
+# 28 numbers of steps up to 1024, which runs them all
+SEARCH_STEPS = tuple(sorted({round(1024 ** (i / 27)) for i in range(28)}))
+STEEPEST_DESCENT = register(
+    Algorithm(name="steepest descent", trajectory=steepest_descent, path=lambda _: {"steps": SEARCH_STEPS})
+)
+CONJUGATE_GRADIENTS = register(
+    Algorithm(
+        name="conjugate gradients",
+        trajectory=conjugate_gradient,
+        path=lambda prompts: {"steps": tuple(range(1, 2 * prompts.x_dim + 1))},
+    )
+)

@@ -1,7 +1,7 @@
-"""Bayes predictors where the data come from one of several linear models with Gaussian weights.
+"""Bayes predictors where the task is one of a finite pool, or comes from one of several Gaussian linear models.
 
-For each model the context's targets are jointly normal, so that its evidence and its posterior mean are known in closed
-form; the best prediction is the mean of the models' predictions, weighted by evidence.
+For a Gaussian model the context's targets are jointly normal, so that its evidence and its posterior mean are known in
+closed form; the best prediction is the mean of the models' predictions, weighted by evidence.
 """
 
 import itertools
@@ -13,7 +13,14 @@ from einops import einsum
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mechicl.algorithms.spectra import CHUNK_ELEMENTS, joined_trajectory, linear_trajectory, selected, sums_before
+from mechicl.algorithms.spectra import (
+    CHUNK_ELEMENTS,
+    in_parts,
+    linear_trajectory,
+    second_moments,
+    selected,
+    sums_before,
+)
 from mechicl.base.checks import check_positive, check_whole
 from mechicl.learners import Trajectory
 from mechicl.prompts import PointsAt, Prompts
@@ -118,26 +125,24 @@ def _averaged(prompts: Prompts, models: Models, name: str, at: PointsAt, with_we
     per_prompt = (prompts.n_context + 1) * max(
         len(supports) * supports.shape[1] * max(supports.shape[1], prompts.y_dim) for supports, _, _ in models
     )
-    parts = []
-    for part in prompts.split(max(1, CHUNK_ELEMENTS // max(per_prompt, prompts.x_dim**2))):
-        xs, ys = part.xs.double(), part.ys.double()
-        second = sums_before(xs[..., :, None] * xs[..., None, :])
-        cross = sums_before(xs[..., :, None] * ys[..., None, :])
-        squares = sums_before(ys.square().sum(-1)[..., None, None])[..., 0]
-        second, cross, squares = (selected(each, at) for each in (second, cross, squares))
-        n_before = selected(torch.arange(xs.shape[1], device=xs.device)[None], at)[0][:, None]
+
+    def run(part: Prompts) -> Trajectory:
+        second, cross = second_moments(part, at)
+        squares = selected(sums_before(part.ys.double().square().sum(-1)[..., None, None])[..., 0], at)
+        n_before = selected(torch.arange(part.n_context + 1, device=part.device)[None], at)[0][:, None]
         evidences, weights = [], []
         for supports, noise_std, weight_std in models:
-            evidence, means = _fit(second, cross, squares, n_before, supports.to(xs.device), noise_std, weight_std)
+            evidence, means = _fit(second, cross, squares, n_before, supports.to(part.device), noise_std, weight_std)
             evidences.append(evidence)
-            weights.append((means, torch.nn.functional.one_hot(supports, part.x_dim).to(xs)))
+            weights.append((means, torch.nn.functional.one_hot(supports, part.x_dim).to(second)))
         posterior = torch.cat(evidences, -1).softmax(-1).split([each.shape[-1] for each in evidences], -1)
         mean = torch.stack([
             einsum(p, w, places, "prompt point k, prompt point k s y, k s x -> prompt point x y")
             for p, (w, places) in zip(posterior, weights, strict=True)
         ]).sum(0)  # fmt: skip
-        parts.append(linear_trajectory(part, mean, name, at, with_weights))
-    return joined_trajectory(parts)
+        return linear_trajectory(part, mean, name, at, with_weights)
+
+    return in_parts(prompts, max(per_prompt, prompts.x_dim**2), run)
 
 
 def _fit(
@@ -164,3 +169,107 @@ def _fit(
     explained = (targets * weights).sum((-2, -1))
     determinant = n_before * math.log(noise_std) + log_determinant / 2
     return -y_dim * determinant - (squares - explained) / (2 * noise_std**2), weights
+
+
+# ---- finite pools ----
+
+
+def dmmse(
+    prompts: Prompts,
+    *,
+    pool: Float[Tensor, "task x"] | Float[Tensor, "task x y"],
+    noise_std: float,
+    at: PointsAt = "points",
+    with_weights: bool = False,
+) -> Trajectory:
+    """The discrete minimum mean squared error estimator: the mean of the pool's weights under their posterior.
+
+    The best any learner can do where all tasks of the pool are equally likely and the noise is Gaussian. With a growing
+    pool of draws from N(0, I) it becomes `bayes`.
+
+    Args:
+        prompts: each prefix is a context of its own; the empty one leaves all tasks equally likely.
+        pool: the weights of the tasks.
+        noise_std: standard deviation of the label noise, >= 0; without noise the tasks nearest to the context remain.
+        at: predict all "points", each from those before it, or the "query" alone.
+        with_weights: also return the weights `[step prompt point x y]` that predictions come from.
+
+    Raises:
+        ValueError: a noise_std out of range, or a pool that is empty or does not fit the prompts.
+
+    Source: Raventós et al. 2023, section 2.
+
+    Example:
+        >>> task = TaskPool(n_tasks=4)
+        >>> prompts = task.sample(100, seed=0)
+        >>> algorithms.dmmse(prompts, pool=task.weights, noise_std=task.noise_std).predictions.shape
+        torch.Size([1, 100, 16, 1])
+    """
+    weights = _checked_pool(prompts, pool)
+
+    def run(part: Prompts) -> Trajectory:
+        posterior = _posterior(part, weights, noise_std)
+        mean = einsum(posterior, weights, "prompt point task, task x y -> prompt point x y")
+        return linear_trajectory(part, mean, "dMMSE", at, with_weights)
+
+    return in_parts(prompts, (prompts.n_context + 1) * len(weights) * prompts.y_dim, run)
+
+
+def pool_posterior(
+    prompts: Prompts,
+    *,
+    pool: Float[Tensor, "task x"] | Float[Tensor, "task x y"],
+    noise_std: float,
+    at: PointsAt = "points",
+) -> Float[Tensor, "prompt point task"]:
+    """How likely each task of the pool is after the points before each point: the weights of `dmmse`, float64.
+
+    Args:
+        prompts: each prefix is a context of its own.
+        pool: the weights of the tasks.
+        noise_std: standard deviation of the label noise, >= 0.
+        at: of all "points", or of the "query" alone.
+
+    Raises:
+        ValueError: as for `dmmse`.
+
+    Source: Raventós et al. 2023, section 2.
+
+    Example:
+        >>> task = TaskPool(n_tasks=4)
+        >>> posterior = algorithms.pool_posterior(task.sample(100, seed=0), pool=task.weights, noise_std=0.5)
+        >>> posterior[:, 0].unique()
+        tensor([0.2500], dtype=torch.float64)
+    """
+    weights = _checked_pool(prompts, pool)
+    parts = prompts.split(max(1, CHUNK_ELEMENTS // ((prompts.n_context + 1) * len(weights) * prompts.y_dim)))
+    return torch.cat([selected(_posterior(part, weights, noise_std), at) for part in parts])
+
+
+def _posterior(
+    prompts: Prompts, pool: Float[Tensor, "task x y"], noise_std: float
+) -> Float[Tensor, "prompt point task"]:
+    """Probabilities proportional to `exp(-Σ_i (y_i - x_i w)² / (2 noise_std²))`."""
+    if not (noise_std >= 0 and math.isfinite(noise_std)):
+        raise ValueError(f"noise_std must be >= 0 and finite, got {noise_std}")
+    xs, ys = prompts.xs.double(), prompts.ys.double()
+    predicted = einsum(xs, pool, "prompt point x, task x y -> prompt point task y")
+    squares = (ys[:, :, None] - predicted).square().sum(-1)
+    costs = sums_before(squares[..., None])[..., 0]
+    excess = costs - costs.amin(-1, keepdim=True)
+    scale = noise_std * math.sqrt(2)
+    if scale * scale == 0:  # without noise (or so little that its square underflows) only the nearest tasks remain
+        nearest = (excess <= 1e-9 * costs).double()
+        return nearest / nearest.sum(-1, keepdim=True)
+    return (-excess / scale**2).softmax(-1)
+
+
+def _checked_pool(prompts: Prompts, pool: Tensor) -> Float[Tensor, "task x y"]:
+    weights = pool[..., None] if pool.ndim == 2 else pool
+    expected = (prompts.x_dim, prompts.y_dim)
+    if weights.ndim != 3 or not len(weights) or weights.shape[1:] != expected or not weights.isfinite().all():
+        raise ValueError(
+            f"a pool of finite weights [task x] or [task x y] for {prompts} needs at least one task and x, y = "
+            f"{expected}, got the shape {tuple(pool.shape)}"
+        )
+    return weights.to(prompts.device).double()

@@ -1,16 +1,25 @@
-"""Iterative Newton for the inverse of the context's second moments, and its view as a polynomial in them."""
+"""Iterative Newton for the inverse of the context's second moments: as a trajectory, fitted, and step by step."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mechicl.algorithms.card import Algorithm, FitProblem, FittedAlgorithm, register
+from mechicl.algorithms.descent_cards import FEW, FEWER, PAST
+from mechicl.algorithms.search import geometric_grid
 from mechicl.algorithms.spectra import checked_steps, spectral_trajectory
+from mechicl.algorithms.spectral_fit import MARGIN, SpectralLearner, SpectralProblem, largest_stable
+from mechicl.algorithms.stepwise.base import StepwiseAlgorithm
+from mechicl.algorithms.stepwise.inverses import NewtonSteps
 from mechicl.base.checks import check_positive
 from mechicl.learners import Trajectory
 from mechicl.prompts import PointsAt, Prompts
+
+MOST_ITERATIONS = 12  # of the step forms
 
 
 def newton(
@@ -26,11 +35,9 @@ def newton(
     In the eigenbasis M_k is `newton_filter`, so that any number of steps costs the same.
 
     Args:
-        prompts: each prefix is a context of its own; the empty one predicts 0.
+        prompts: the empty prefix predicts 0.
         steps: numbers of iterations, in any order; 0 gives `x αS B`.
         alpha: α, the same for all prefixes; by default `1 / ‖S Sᵀ‖_F` of each prefix.
-        at: predict all "points", each from those before it, or the "query" alone.
-        with_weights: also return the weights `[step prompt point x y]` that predictions come from.
 
     Raises:
         ValueError: an alpha that is not positive, or too large to converge on one of the prefixes: `α ≥ 2 / λ_max²`.
@@ -47,20 +54,23 @@ def newton(
         check_positive(alpha=alpha)
 
     def filters(eigenvalues: Tensor) -> Tensor:
-        squared = eigenvalues.square()
         if alpha is None:
             # ‖S Sᵀ‖_F = ‖λ²‖ >= λ_max², so that 0 < αλ² <= 1 and all errors 1 - αλ² lie in [0, 1): it converges for
             # every context, needs no eigenvalue of its own in a network, and is α = 1 / λ_max² for a single direction.
-            # In a prefix of zeros any α does; 1e-300 only keeps it finite.
-            each = 1 / squared.norm(dim=-1, keepdim=True).clamp(min=1e-300)
+            each = 1 / _norms(eigenvalues)
         else:
             each = alpha
-            if bool((alpha * squared >= 2).any()):
-                limit = 2 / squared.max().item()
+            if bool((alpha * eigenvalues.square() >= 2).any()):
+                limit = 2 / eigenvalues.square().max().item()
                 raise ValueError(f"alpha={alpha:g} does not converge: on these prompts it must be below {limit:g}")
         return torch.stack([newton_filter(eigenvalues, k, each) for k in numbers])
 
     return spectral_trajectory(prompts, filters, name="Newton", steps=numbers, at=at, with_weights=with_weights)
+
+
+def _norms(eigenvalues: Float[Tensor, "*any x"]) -> Float[Tensor, "*any 1"]:
+    """`‖S Sᵀ‖_F`; in a prefix of zeros any α does, and 1e-300 only keeps it finite."""
+    return eigenvalues.square().norm(dim=-1, keepdim=True).clamp(min=1e-300)
 
 
 def newton_filter(eigenvalues: Float[Tensor, "*any"], steps: int, alpha: float | Tensor) -> Float[Tensor, "..."]:
@@ -94,10 +104,85 @@ def newton_moments(steps: int, alpha: float) -> list[float]:
         steps: k.
         alpha: α.
 
-    Raises:
-        ValueError: steps is no whole number >= 0.
-
     Source: Fu et al. 2024, section 3 and C.3, which print other coefficients (4α² and 4, 12, 16, 16).
     """
     (steps,) = checked_steps([steps])
     return [(-1) ** s * math.comb(2**steps, s + 1) * alpha ** (s + 1) for s in range(2**steps)]
+
+
+def fit_newton(spectral: SpectralProblem, numbers: Sequence[int]) -> FittedAlgorithm:
+    """Newton's method from αS, with one α for all contexts or with α relative to each context's 1/|SSᵀ|."""
+
+    def relative(eigenvalues: Tensor, k: int, share: float | Tensor) -> Tensor:
+        return newton_filter(eigenvalues, k, share / _norms(eigenvalues))
+
+    def grid(k: int, typical: float, largest: float) -> list[float]:
+        return geometric_grid(1e-4 / typical, min(1e2 / typical, largest_stable(2**k) / largest), 20)
+
+    typical = _norms(spectral.eigenvalues).mean().item()
+    largest = (MARGIN * spectral.eigenvalues.max().item()) ** 2
+    # filter, label, whether f(λ) depends on λ alone, and the typical and largest λ² in the unit of 1/α
+    choices = (
+        (relative, "alpha over 1/|SSᵀ|", False, partial(grid, typical=1, largest=1)),
+        (newton_filter, "alpha", True, partial(grid, typical=typical, largest=largest)),
+    )
+    fits = [(*spectral.least_steps(choice[0], numbers, choice[3]), choice[:3]) for choice in choices]
+    k, alpha, _, (family, label, elementwise) = min(fits, key=lambda fit: fit[2])
+    name = NEWTON.member(k)
+    learner = SpectralLearner(
+        lambda eigenvalues: family(eigenvalues, k, alpha), name, {label: alpha}, elementwise=elementwise
+    )
+    return FittedAlgorithm(name, learner, {label: alpha}, 1 + (len(numbers) > 1))
+
+
+def _newton_steps(problem: FitProblem) -> Iterator[StepwiseAlgorithm]:
+    """With the number of iterations and the α that fit best, answered in three ways."""
+    iterations, parameters = _causal_parameters(problem) if problem.causal else _parameters(problem)
+    for answer in ("at the end", "anew", "running"):
+        algorithm = NewtonSteps(iterations, answer=answer, causal=problem.causal, **parameters)
+        algorithm.name += f", {PAST}" if problem.causal else ""
+        yield algorithm
+
+
+def _parameters(problem: FitProblem) -> tuple[int, dict[str, float]]:
+    few = problem.spectral.first(FEW)
+    largest = few.eigenvalues.max().item() ** 2
+    fits = []
+    for iterations in range(MOST_ITERATIONS + 1):
+        grids = {"share": geometric_grid(1e-3, 1.9, 20), "alpha": geometric_grid(1e-4 / largest, 1.9 / largest, 20)}
+        for name, grid in grids.items():
+            unit = 1 / _norms(few.eigenvalues) if name == "share" else 1.0
+            value, error = few.least(lambda v, k=iterations, u=unit: newton_filter(few.eigenvalues, k, v * u), grid)
+            fits.append((error, iterations, {name: value}))
+    least = min(error for error, *_ in fits)
+    _, iterations, parameters = min((fit for fit in fits if fit[0] <= 1.001 * least), key=lambda fit: fit[1])
+    return iterations, parameters
+
+
+def _causal_parameters(problem: FitProblem) -> tuple[int, dict[str, float]]:
+    """Of Newton whose points each iterate on their own past."""
+    few, targets = problem.prompts[:FEWER], problem.targets[:FEWER]
+
+    def error(iterations: int, parameter: str, value: float) -> float:
+        predicted = NewtonSteps(iterations, causal=True, **{parameter: value}).predict(few)  # type: ignore[arg-type]
+        return (predicted - targets).square().mean().nan_to_num(1e12, 1e12).item()
+
+    largest = problem.spectral.eigenvalues.max().item() ** 2
+    grids = {"share": geometric_grid(1e-2, 1.9, 8), "alpha": geometric_grid(1e-3 / largest, 1.9 / largest, 8)}
+    choices = [(k, name, v) for k in range(MOST_ITERATIONS + 1) for name, grid in grids.items() for v in grid]
+    iterations, parameter, value = min(choices, key=lambda choice: error(*choice))
+    return iterations, {parameter: value}
+
+
+NEWTON = register(
+    Algorithm(
+        name="Newton",
+        trajectory=newton,
+        fit=lambda problem: [fit_newton(problem.spectral, range(16))],
+        path=lambda _: {"steps": tuple(range(1, 24))},
+        step_forms=_newton_steps,
+        step_kinds={"Newton": ("Newton", "")},
+        phrase="{count} of Newton's method",
+        unit="iteration",
+    )
+)

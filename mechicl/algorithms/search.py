@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 
+import torch
 from scipy.optimize import minimize_scalar
 
 DIVERGED = 1e50  # errors beyond count as this, so that no search computes with infinities
@@ -15,7 +16,7 @@ def minimize_on_grid(
 
     Args:
         error: of a value; one that is not finite counts as diverged.
-        grid: values, ascending, nothing beyond whose ends is tried; neighbours should lie in one valley.
+        grid: ascending values, whose ends bound the search; neighbours should lie in one valley.
         tolerance: of the value, relative. Below 1e-8, the square root of float64's precision, errors near the least
             one differ by rounding alone.
     """
@@ -27,7 +28,7 @@ def minimize_on_grid(
     errors = [finite(value) for value in grid]
     best = min(range(len(grid)), key=errors.__getitem__)
     low, high = max(best - 1, 0), min(best + 1, len(grid) - 1)
-    # Brent's method with a bracket needs a middle that is strictly below both ends; at an end of the grid, or on a
+    # Brent's method needs a middle that is strictly below both ends of its bracket. At an end of the grid, or on a
     # plateau, there is none, and its bounded form looks between the neighbours instead.
     if low < best < high and errors[best] < min(errors[low], errors[high]):
         result = minimize_scalar(finite, bracket=(grid[low], grid[best], grid[high]), method="brent", tol=tolerance)
@@ -36,3 +37,8 @@ def minimize_on_grid(
             finite, bounds=(grid[low], grid[high]), method="bounded", options={"xatol": tolerance * grid[high]}
         )
     return (float(result.x), float(result.fun)) if result.fun < errors[best] else (grid[best], errors[best])
+
+
+def geometric_grid(low: float, high: float, n: int = 60) -> list[float]:
+    """Numbers from low to high, each the same factor above the one before."""
+    return torch.logspace(math.log10(low), math.log10(high), n, dtype=torch.float64).tolist()

@@ -45,9 +45,8 @@ class PrefixSpectra:
         cls, xs: Float[Tensor, "prompt point x"], ys: Float[Tensor, "prompt point y"], at: PointsAt
     ) -> "PrefixSpectra":
         """Spectra for the prediction of all points, or of the query alone."""
-        if at == "points":
-            second = sums_before(xs[..., :, None] * xs[..., None, :])
-            cross = sums_before(xs[..., :, None] * ys[..., None, :])
+        if selected(xs, at) is xs:
+            second, cross = (sums_before(xs[..., :, None] * values[..., None, :]) for values in (xs, ys))
             targets, n_before = xs, torch.arange(xs.shape[1], device=xs.device)
         else:
             context = xs[:, :-1]
@@ -99,6 +98,15 @@ def sums_before(terms: Float[Tensor, "prompt point a b"]) -> Float[Tensor, "prom
     return torch.cat([torch.zeros_like(terms[:, :1]), terms[:, :-1].cumsum(1)], dim=1)
 
 
+def second_moments(
+    prompts: Prompts, at: PointsAt
+) -> tuple[Float[Tensor, "prompt point x x"], Float[Tensor, "prompt point x y"]]:
+    """S and B of each prefix, float64."""
+    xs, ys = prompts.xs.double(), prompts.ys.double()
+    second, cross = (sums_before(xs[..., :, None] * values[..., None, :]) for values in (xs, ys))
+    return selected(second, at), selected(cross, at)
+
+
 def selected(values: Tensor, at: PointsAt, axis: int = 1) -> Tensor:
     """The values of all points, along an axis, or of the query alone, whose axis stays.
 
@@ -108,6 +116,17 @@ def selected(values: Tensor, at: PointsAt, axis: int = 1) -> Tensor:
     if at not in ("points", "query"):
         raise ValueError(f"at must be 'points' or 'query', got {at!r}")
     return values if at == "points" else values.narrow(axis, values.shape[axis] - 1, 1)
+
+
+def earlier_points(prompts: Prompts, at: PointsAt) -> Bool[Tensor, "point other"]:
+    """Which points precede each point."""
+    position = torch.arange(prompts.n_context + 1, device=prompts.device)
+    return position < selected(position[None], at)[0][:, None]
+
+
+def one_step(prompts: Prompts, predictions: Float[Tensor, "prompt point y"], name: str) -> Trajectory:
+    """The trajectory of a learner without steps."""
+    return Trajectory((1,), predictions[None].to(prompts.dtype), name)
 
 
 def linear_trajectory(
@@ -125,8 +144,15 @@ def above_rounding(eigenvalues: Tensor, dim: int = -1) -> Bool[Tensor, "..."]:
     return eigenvalues > 1e-13 * eigenvalues.shape[dim] * eigenvalues.amax(dim, keepdim=True)
 
 
-def joined_trajectory(parts: Sequence[Trajectory]) -> Trajectory:
-    """The trajectory of all prompts from those of parts of them, in order; it keeps the first one's name and steps."""
+def in_parts(prompts: Prompts, per_prompt: float, run: Callable[[Prompts], Trajectory]) -> Trajectory:
+    """The trajectory of all prompts, computed in parts that fit into memory.
+
+    Args:
+        prompts: what to predict.
+        per_prompt: numbers that a prompt needs in the largest tensor.
+        run: makes the trajectory of some prompts.
+    """
+    parts = [run(part) for part in prompts.split(max(1, int(CHUNK_ELEMENTS // per_prompt)))]
     weights = [part.weights for part in parts if part.weights is not None]
     predictions = torch.cat([part.predictions for part in parts], dim=1)
     return Trajectory(parts[0].steps, predictions, parts[0].name, torch.cat(weights, dim=1) if weights else None)
@@ -155,7 +181,7 @@ def spectral_trajectory(
         name: of the algorithm.
         steps: step numbers of the slices.
         at: all "points", each predicted from those before it, or the "query" alone (a trajectory with one point).
-        initial_weights: the learner's weights `[x y]` before any step; the algorithm then fits what they leave.
+        initial_weights: the learner's weights `[x y]` before any step; the algorithm then fits the residual.
         with_weights: also return the weights.
         parameters: names and values of an iteration's parameters, for the warning; it converges with any between 0 and
             `2 / λ_max(S)`, and may diverge with others.
@@ -168,8 +194,6 @@ def spectral_trajectory(
         DivergenceWarning: `parameters` are given, and after the largest number of steps, if that is more than one, the
             residual on most of the full contexts is larger than at the start.
     """
-    if at not in ("points", "query"):
-        raise ValueError(f"at must be 'points' or 'query', got {at!r}")
     if initial_weights is not None and initial_weights.shape != (prompts.x_dim, prompts.y_dim):
         expected = (prompts.x_dim, prompts.y_dim)  # another shape might be broadcast without an error
         raise ValueError(f"initial_weights must be [x y] = {expected}, got {tuple(initial_weights.shape)}")
@@ -180,35 +204,36 @@ def spectral_trajectory(
     if with_weights:
         per_prompt = max(per_prompt, len(steps) * n_points * prompts.x_dim * prompts.y_dim)
     last = max(range(len(steps)), key=lambda i: steps[i])
-    parts, weight_parts, growing, limits = [], [], [], []
-    for part in prompts.split(max(1, CHUNK_ELEMENTS // per_prompt)):
+    decompose = PrefixSpectra.decompose_inputs if of_inputs else PrefixSpectra.decompose
+    growing, limits = [], []
+
+    def run(part: Prompts) -> Trajectory:
         xs, ys = part.xs.double(), part.ys.double()
         start = None
         if initial_weights is not None:
             # every step is affine in W: from W_0 it moves as from 0 on the targets that W_0 leaves, plus W_0
             start = xs @ initial_weights.to(xs)
             ys = ys - start
-        spectra = (PrefixSpectra.decompose_inputs if of_inputs else PrefixSpectra.decompose)(xs, ys, at)
+        spectra = decompose(xs, ys, at)
         filtered = filters(spectra.eigenvalues)
         if parameters and steps[last] > 1:
             full = spectra.eigenvalues[:, -1].detach()
             growing.append(residuals_grow(full, filtered[last, :, -1].detach()))
             limits.append(2 / full.amax(-1))
         predictions = spectra.predict(filtered)
-        if start is not None:
-            predictions = predictions + (start if at == "points" else start[:, -1:])
-        parts.append(predictions.to(prompts.dtype))
-        if with_weights:
-            weights = spectra.weights(filtered)
-            weights = weights if initial_weights is None else weights + initial_weights.to(weights)
-            weight_parts.append(weights.to(prompts.dtype))
+        predictions = predictions if start is None else predictions + selected(start, at)
+        weights = spectra.weights(filtered) if with_weights else None
+        if weights is not None:
+            weights = (weights if initial_weights is None else weights + initial_weights.to(weights)).to(part.dtype)
+        return Trajectory(tuple(steps), predictions.to(part.dtype), name, weights)
+
+    result = in_parts(prompts, per_prompt, run)
     if growing:
-        condition = "with values between 0 and 2 / λ_max(S)"
         warn_where_most_diverge(
-            f"{name} with {parameters}", torch.cat(growing), condition, "that bound", torch.cat(limits)
-        )
-    weights = torch.cat(weight_parts, dim=1) if with_weights else None
-    return Trajectory(tuple(steps), torch.cat(parts, dim=1), name, weights)
+            f"{name} with {parameters}", torch.cat(growing), "with values between 0 and 2 / λ_max(S)", "that bound",
+            torch.cat(limits),
+        )  # fmt: skip
+    return result
 
 
 def checked_steps(steps: int | Sequence[int]) -> tuple[int, ...]:

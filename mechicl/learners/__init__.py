@@ -1,7 +1,6 @@
 """What a learner is: anything that predicts a query's target, or the next token, from the prompt before it."""
 
 from mechicl.learners.learners import (
-    Algorithm,
     AlgorithmFamily,
     AlgorithmLearner,
     IterativeLearner,
@@ -26,7 +25,6 @@ from mechicl.learners.token_learners import (
 )
 
 __all__ = [
-    "Algorithm",
     "AlgorithmFamily",
     "AlgorithmLearner",
     "IterativeLearner",

@@ -99,9 +99,6 @@ class Trajectory:
         return (self.predictions - targets.to(self.predictions.device)).square().mean(-1)
 
 
-Algorithm = Callable[..., Any]
-
-
 @dataclass(frozen=True, eq=False)
 class AlgorithmLearner:
     """An algorithm, or any function of prompts, with its hyperparameters as a learner.
@@ -122,7 +119,7 @@ class AlgorithmLearner:
         >>> zero = AlgorithmLearner(lambda prompts: 0 * prompts.query.ys)
     """
 
-    algorithm: Algorithm
+    algorithm: Callable[..., Any]
     hyperparameters: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
@@ -208,7 +205,7 @@ class AlgorithmFamily:
         >>> penalties = AlgorithmFamily(algorithms.ridge, "penalty", (0.01, 0.1, 1.0))
     """
 
-    algorithm: Algorithm
+    algorithm: Callable[..., Any]
     hyperparameter: str
     values: tuple[float, ...]
     others: dict[str, Any] = dataclasses.field(default_factory=dict)

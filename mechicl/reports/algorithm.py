@@ -10,9 +10,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl import viz
+from mechicl.algorithms.card import FitProblem, cards
+from mechicl.algorithms.preconditioned import WITH_CONSTANT
 from mechicl.analysis import Identification, identify
-from mechicl.analysis.behaviour.algorithm_families import family_fits
-from mechicl.analysis.behaviour.spectral import SpectralProblem
 from mechicl.learners import Learner
 from mechicl.models import PromptedModel, build
 from mechicl.prompts import Prompts
@@ -89,10 +89,10 @@ class AlgorithmQuestion:
         control = build(model.cfg).eval()
         task, n = self.study.task, min(self.n_prompts, N_CONTROL)
         fitting, held_out = (task.sample(n, seed=self.seed + i, dtype=torch.float64) for i in range(2))
-        problem = SpectralProblem.from_prompts(fitting, predictions(control, fitting))
-        ours = predictions(control, held_out)
         # one step leaves out families that take long to fit and that "any function of S" contains
-        fits = (fit() for fit in family_fits(problem, fitting, 1, task))
+        problem = FitProblem(fitting, predictions(control, fitting)[None], steps=1)
+        ours = predictions(control, held_out)
+        fits = (fit for card in cards() if card is not WITH_CONSTANT for fit in card.members(problem))
         return min(_distance(predictions(fit.learner, held_out), ours).mean for fit in fits)
 
     @cached_property

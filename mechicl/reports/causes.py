@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from mechicl import viz
+from mechicl.algorithms.card import COPYING, step_kind
 from mechicl.analysis import test_hypotheses
 from mechicl.analysis.causes import HypothesisTest, Interchange
 from mechicl.analysis.causes.results import Kind
@@ -20,22 +21,6 @@ from mechicl.statistics import Interval
 from mechicl.tasks import Task
 from mechicl.viz.page import Section
 
-COPYING = "copying, then "
-FAMILIES = {
-    "GD++": "GD++",
-    "preconditioned gradient descent": "preconditioned gradient descent",
-    "gradient descent with momentum": "gradient descent with momentum",
-    "gradient descent": "gradient descent, residuals in the context",
-    "Newton": "Newton",
-    "ridge regression in one step": "ridge regression in one step",
-    "ridge path": "ridge path",
-    "ridge by": "ridge by eigendirections",
-    "online": "online gradient descent",
-    "nearest": "nearest neighbour",
-    "softmax": "softmax smoothing",
-}
-"""How a hypothesis's name begins, and the family that it is one of."""
-BY_QUERY = "gradient descent by the query alone"
 FLOWS = ("query exchanged", "context exchanged", "query stops reading", "context frozen", "context isolated")
 LAYERWISE = ("query does not read", "query skips", "context skips")
 KEPT = ("hypothesis", "effects", "low", "high", "exchanges", "ablations", "prediction", "weakest_r2", "weakest",
@@ -68,7 +53,7 @@ def causal_part(
     tests = [test_hypotheses(m, task, n_prompts=n_prompts, seed=seed, progress=progress) for m in checkpoint.models]
     families: dict[str, list[Interchange]] = {}
     for test in tests:
-        best = {family_of(each.hypothesis): each for each in reversed(test.tests)}
+        best = {step_kind(each.hypothesis): each for each in reversed(test.tests)}
         for family, each in best.items():
             families.setdefault(family, []).append(each)
     ranked = sorted(families, key=lambda family: -sum(each.effects.mean for each in families[family]))
@@ -112,14 +97,6 @@ def slow_causes(study: Study) -> str:
     """Why interventions wait to be asked for; empty if they are quick."""
     n_layers = study.model.cfg.n_layers
     return f"it takes minutes for {n_layers} layers: ask for it by --sections causes" if n_layers > QUICK else ""
-
-
-def family_of(hypothesis: str) -> str:
-    """The family that a candidate's name belongs to."""
-    name = hypothesis.removeprefix(COPYING)
-    if name.startswith("gradient descent") and name.endswith("by the query alone"):
-        return BY_QUERY
-    return next(family for start, family in FAMILIES.items() if name.startswith(start))
 
 
 def _family_row(family: str, best: Sequence[Interchange], checkpoint: Checkpoint) -> Row:

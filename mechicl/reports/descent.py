@@ -11,9 +11,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mechicl import viz
+from mechicl.algorithms.spectral_fit import SpectralLearner
 from mechicl.analysis import align, fit_construction, interpolate, measure_shifted_losses
 from mechicl.analysis.behaviour import FOREIGN_INPUTS, ClippedDescent, tuned_clipped_descent, tuned_descent
-from mechicl.analysis.behaviour.spectral import SpectralLearner
 from mechicl.analysis.weights import ConstructionFit, FamilyName
 from mechicl.analysis.weights.construction_families import family_for
 from mechicl.checkpoints import Checkpoint, CheckpointError

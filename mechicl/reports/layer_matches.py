@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 
+from mechicl.algorithms import cards
+from mechicl.algorithms.descent_cards import GRADIENT_DESCENT
+from mechicl.algorithms.least_squares import RIDGE_PATH
 from mechicl.analysis import Lens, Match, Readouts, fit_readouts, match
 from mechicl.analysis.behaviour import FamilyRanking, Growth, rank_families, regressed_weights
 from mechicl.analysis.behaviour.matching import Similarity
@@ -16,20 +19,21 @@ from mechicl.checkpoints import Checkpoint
 from mechicl.learners import IterativeLearner, Trajectory
 from mechicl.models import PromptedModel, build
 from mechicl.reports.comparison import published
-from mechicl.reports.layer_families import (
-    GROWING,
-    PAPER_GRID,
-    PUBLISHED_GROWTH,
-    RIVALS,
-    SOURCE,
-    gradient_descent_on,
-    reference_families,
-    ridge_path_of,
-)
 from mechicl.reports.rows import Row, over_seeds
 from mechicl.statistics import Interval, interval
 from mechicl.tasks import LinearRegression, Task
 
+SOURCE = "fu2024"
+N_SCALE, SCALE_SEED = 4096, 2**31  # prompts that decide the step size of gradient descent, always the same ones
+PAPER_GRID = (1, *range(50, 1301, 50))
+"""Numbers of gradient descent steps in Figs. 2, 4 and 12: none between 1 and 50."""
+RIVALS = ("gradient descent", "ridge path", "steepest descent", "conjugate gradients", "Chebyshev")
+"""What Newton's method is compared with. Only the first is in the paper; the second has no iterations."""
+GROWING = ("Newton", "gradient descent", "ridge path", "steepest descent")
+PUBLISHED_GROWTH = {
+    "Newton": ("linear, about 3 a layer in layers 3 to 9", "is linear"),
+    "gradient descent": ("exponential", "is exponential"),
+}
 QUERIES = 2  # that weights are regressed on, for each dimension of the inputs
 PER_LAYER, ONE_READOUT = "errors, a readout a layer", "errors, one readout for all layers"
 GRID = "gradient descent on the paper's grid"
@@ -81,7 +85,7 @@ class LayerMatching:
         self.resamples, self.progress = resamples, progress
         learners: dict[str, IterativeLearner] = {
             **reference_families(task),
-            GRID: gradient_descent_on(PAPER_GRID, task),
+            GRID: GRADIENT_DESCENT.on(task.sample(N_SCALE, seed=SCALE_SEED), steps=PAPER_GRID),
         }
         self.families = {name: learner.trajectory(self.prompts) for name, learner in learners.items()}
         self.with_weights = {}
@@ -117,7 +121,8 @@ class LayerMatching:
         for similarity in self.similarities:
             with_weights = similarity == "weights"
             families = self.with_weights if with_weights else self.families
-            path = ridge_path_of(n_layers).trajectory(self.prompts, with_weights=with_weights)
+            steps = tuple(range(1, 2 * n_layers + 2, 2))  # two halvings a layer
+            path = RIDGE_PATH.on(self.prompts, steps=steps).trajectory(self.prompts, with_weights=with_weights)
             trajectory = dataclasses.replace(path, steps=tuple(range(n_layers + 1)))
             label = f"{similarity}, {IN_ITS_PLACE}"
             growths = {}
@@ -157,6 +162,13 @@ class LayerMatching:
         matched.rankings[label] = rank_families(matches)
         several = {name: matches[name] for name in GROWING}
         matched.growths[label] = fit_growths(several, self.resamples)
+
+
+def reference_families(task: Task) -> dict[str, IterativeLearner]:
+    """Every algorithm that has steps to match layers with, by name."""
+    prompts = task.sample(N_SCALE, seed=SCALE_SEED)
+    known = {card.layer_name or card.name: card.on(prompts) for card in cards() if card.path is not None}
+    return {name: known[name] for name in (*GROWING, *RIVALS, *known)}
 
 
 def untrained_rows(model: Any, task: Task, *, n_prompts: int = 256, n_fitting: int = 1024) -> list[Row]:

@@ -17,8 +17,7 @@ from mechicl.reports.algorithm import AlgorithmQuestion, causes_in_words
 from mechicl.reports.causes import causes, no_causes, slow_causes
 from mechicl.reports.comparison import Comparison, Part, Section
 from mechicl.reports.engine import Kind
-from mechicl.reports.layer_families import GROWING
-from mechicl.reports.layer_matches import GRID, LayerMatching, MatchedSeed, seed_rows, untrained_rows
+from mechicl.reports.layer_matches import GRID, GROWING, LayerMatching, MatchedSeed, seed_rows, untrained_rows
 from mechicl.reports.opened import heads_and_finetuning
 from mechicl.reports.rows import Row
 from mechicl.reports.study import Study

@@ -1,6 +1,5 @@
 """What a report opens with: a few sentences that are made from the numbers, and one picture."""
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,6 +7,7 @@ from typing import Any, Literal
 
 import plotly.graph_objects as go
 
+from mechicl.algorithms.card import contains, is_for_scale, phrase
 from mechicl.analysis import Identification
 from mechicl.analysis.behaviour import FamilyMatch
 from mechicl.reports.claims import verdict_of
@@ -25,31 +25,6 @@ SAME = 0.01
 MOST_NAMED = 4
 SPREAD = "\u00a0±\u00a0"  # an interval is not broken across lines
 Nearness = Literal["like", "nearest", "none"]
-_CONTAINS = (  # families, and those that they contain where these have as many steps
-    ("preconditioned gradient descent", "gradient descent"),
-    ("gradient descent with momentum", "gradient descent"),
-    ("kernel gradient descent on 1 and x", "gradient descent"),
-    ("GD++", "gradient descent"),
-    ("parameters for each step", "gradient descent"),
-    ("parameters for each step", "GD++"),
-    ("ridge", "least squares"),
-)
-_PHRASES = (
-    (r"^(gradient descent|GD\+\+), 1 step$", r"one step of \1"),
-    (r"^(gradient descent|GD\+\+), (\d+) steps$", r"\2 steps of \1"),
-    (
-        r"^(gradient descent|GD\+\+), (\d+) steps?, parameters for each step$",
-        r"\2 steps of \1 with parameters for each step",
-    ),
-    (r"^preconditioned gradient descent, 1 step$", "one step of preconditioned gradient descent"),
-    (r"^preconditioned gradient descent, (\d+) steps$", r"\1 steps of preconditioned gradient descent"),
-    (r"^gradient descent with momentum, (\d+) steps$", r"\1 steps of gradient descent with momentum"),
-    (r"^kernel gradient descent on 1 and x, 1 step.*$", "one step of gradient descent with an intercept"),
-    (r"^Newton, 1 iteration$", "one iteration of Newton's method"),
-    (r"^Newton, (\d+) iterations$", r"\1 iterations of Newton's method"),
-    (r"^Chebyshev, (\d+) steps?$", r"\1 steps of Chebyshev's iteration"),
-    (r"^ridge$", "ridge regression"),
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,19 +73,6 @@ class Answer:
     numbers: dict[str, Any]
 
 
-def phrase(name: str) -> str:
-    """The name of a family's member as it stands in a sentence.
-
-    Example:
-        >>> phrase("Newton, 3 iterations")
-        "3 iterations of Newton's method"
-    """
-    for pattern, words in _PHRASES:
-        if re.search(pattern, name):
-            return re.sub(pattern, words, name)
-    return name
-
-
 def percent(value: Interval | float) -> str:
     """A share in percent, with half the width of its interval; what is only rounding says so."""
     mean = value.mean if isinstance(value, Interval) else value
@@ -125,16 +87,6 @@ def percent(value: Interval | float) -> str:
     return f"{number} ± {100 * half:.0f}%" if mean >= 0.1 else f"{number} ± {100 * half:.1g}%"
 
 
-def contains(general: str, special: str) -> bool:
-    """Whether one family of algorithms holds the other as a special case."""
-    if general == special or "preconditioned" in special:
-        return False
-    pairs = (general.startswith(a) or general.endswith(a) for a, b in _CONTAINS if special.startswith(b))
-    kinds = "parameters for each step" not in special or "GD++" in general
-    same_steps = re.findall(r"\d+", general)[:1] == re.findall(r"\d+", special)[:1]
-    return any(pairs) and kinds and same_steps
-
-
 def which_algorithm(identified: Identification, untrained: float | None = None) -> Answer:
     """The algorithm that a model behaves like, what is tied with it, and how sure that is, in words.
 
@@ -145,7 +97,7 @@ def which_algorithm(identified: Identification, untrained: float | None = None) 
         identified: of `identify`.
         untrained: the least distance of any algorithm from an untrained network, for scale.
     """
-    named = [match for match in identified.matches if not match.name.startswith("any ")]
+    named = [match for match in identified.matches if not is_for_scale(match.name)]
     tied = [match for match in named if identified.tied(match)] or named[:1]
     match = min(tied, key=lambda each: each.n_fitted)
     simpler = [m for m in named if contains(match.name, m.name) and identified.distance(m).mean <= SAME]

@@ -8,10 +8,10 @@ from typing import Any
 import plotly.graph_objects as go
 import torch
 
+from mechicl.algorithms.spectral_fit import SpectralLearner
 from mechicl.analysis.behaviour.identification import Identification
 from mechicl.analysis.behaviour.regrets import Regret
 from mechicl.analysis.behaviour.shifts import ShiftedLosses
-from mechicl.analysis.behaviour.spectral import SpectralLearner
 from mechicl.analysis.behaviour.token_identification import TokenIdentification
 from mechicl.viz.elements import (
     BELOW,

@@ -9,6 +9,7 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 from torch import Tensor
 
+from mechicl.algorithms.card import is_for_scale
 from mechicl.analysis.behaviour.identification import FamilyMatch, Identification
 from mechicl.viz.elements import BELOW, COLORS, FIRST_STEP, add_line, figure, on_log_axis, panel, panels
 
@@ -45,7 +46,7 @@ def verdict_figure(
         names.append("<br>".join(["Left unexplained during training by", *textwrap.wrap(match.name, WIDEST)]))
     widths = [0.58, 0.42] if len(names) > 1 else [1.0]
     fig = panels("", names, horizontal_spacing=0.12, column_widths=widths)
-    shown = [each for each in identified.matches if not each.name.startswith("any ")][:N_FAMILIES]
+    shown = [each for each in identified.matches if not is_for_scale(each.name)][:N_FAMILIES]
     if match not in shown:
         shown = [match, *shown[: N_FAMILIES - 1]]
     _families(fig, identified, shown, match, rivals)

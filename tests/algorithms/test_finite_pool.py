@@ -97,7 +97,8 @@ def test_parts_of_the_prompts_the_query_alone_and_weights_agree_with_the_whole(m
     pool = torch.randn(3, 4, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     options = {"pool": pool, "noise_std": 0.5, "with_weights": True}
     whole = algorithms.dmmse(prompts, **options)
-    monkeypatch.setattr("mechicl.algorithms.finite_pool.CHUNK_ELEMENTS", 1)
+    monkeypatch.setattr("mechicl.algorithms.spectra.CHUNK_ELEMENTS", 1)
+    monkeypatch.setattr("mechicl.algorithms.mixtures.CHUNK_ELEMENTS", 1)
     parts, query = algorithms.dmmse(prompts, **options), algorithms.dmmse(prompts, **options, at="query")
     assert whole.weights is not None
     assert parts.weights is not None

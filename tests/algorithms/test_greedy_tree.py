@@ -1,5 +1,3 @@
-import sys
-
 import hypothesis
 import numpy as np
 import pytest
@@ -80,7 +78,7 @@ def test_with_enough_points_it_grows_the_tree_that_made_them():
 def test_the_query_alone_and_parts_agree_with_the_whole(monkeypatch):
     prompts = make_prompts(y_dim=2)
     whole = algorithms.greedy_tree(prompts, depth=2).predictions
-    monkeypatch.setattr(sys.modules["mechicl.algorithms.greedy_tree"], "CHUNK_ELEMENTS", 1)
+    monkeypatch.setattr("mechicl.algorithms.spectra.CHUNK_ELEMENTS", 1)
     torch.testing.assert_close(algorithms.greedy_tree(prompts, depth=2, at="query").predictions, whole[:, :, -1:])
     assert algorithms.greedy_tree(prompts[:0], depth=2).predictions.shape == (1, 0, 8, 2)
     with pytest.raises(ValueError, match="depth"):

@@ -94,7 +94,7 @@ def test_targets_of_several_dimensions_the_query_alone_and_parts(monkeypatch):
     whole = learner.predict_prefixes(two)
     torch.testing.assert_close(whole[..., :1], learner.predict_prefixes(PROMPTS))
     torch.testing.assert_close(whole[..., 0], -whole[..., 1])
-    monkeypatch.setattr(sys.modules["mechicl.algorithms.logistic"], "CHUNK_ELEMENTS", 1)
+    monkeypatch.setattr("mechicl.algorithms.spectra.CHUNK_ELEMENTS", 1)
     torch.testing.assert_close(learner.predict(two), whole[:, -1])
     assert learner.predict_prefixes(two[:0]).shape == (0, 13, 2)
     assert learner.predict(two.to(torch.float32)).dtype == torch.float32

@@ -87,7 +87,7 @@ def test_the_query_alone_parts_and_weights_agree_with_the_whole(name, monkeypatc
     whole = learner.trajectory(prompts, with_weights=True)
     assert whole.weights is not None
     torch.testing.assert_close(torch.einsum("npx,npxy->npy", prompts.xs, whole.weights[0]), whole.predictions[0])
-    monkeypatch.setattr("mechicl.algorithms.mixtures.CHUNK_ELEMENTS", 1)
+    monkeypatch.setattr("mechicl.algorithms.spectra.CHUNK_ELEMENTS", 1)
     torch.testing.assert_close(learner.trajectory(prompts).predictions, whole.predictions)
     torch.testing.assert_close(learner.predict(prompts), whole.predictions[0, :, -1])
     assert learner.trajectory(prompts[:0]).predictions.shape == (1, 0, 8, 2)

@@ -1,5 +1,3 @@
-import sys
-
 import pytest
 import torch
 
@@ -45,7 +43,7 @@ def test_without_a_context_it_predicts_zero_and_the_query_alone_and_parts_agree(
     assert whole[0, :, 0].abs().max() == 0
     query = algorithms.network_descent(prompts, **OPTIONS, at="query").predictions
     torch.testing.assert_close(query, whole[:, :, -1:])
-    monkeypatch.setattr(sys.modules["mechicl.algorithms.network_descent"], "CHUNK_ELEMENTS", 1)
+    monkeypatch.setattr("mechicl.algorithms.spectra.CHUNK_ELEMENTS", 1)
     torch.testing.assert_close(algorithms.network_descent(prompts, **OPTIONS).predictions, whole)
     assert algorithms.network_descent(prompts[:0], **OPTIONS).predictions.shape == (1, 0, 8, 1)
     with torch.no_grad():

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from mechicl import algorithms, constructions
+from mechicl.algorithms.card import contains, phrase
 from mechicl.analysis import Identification, identify
 from mechicl.analysis.behaviour import FamilyMatch
 from mechicl.checkpoints import Checkpoint, Snapshots, stack_models
@@ -14,7 +15,7 @@ from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.reports import Comparison, Row
 from mechicl.reports.algorithm import AlgorithmQuestion, causes_in_words
 from mechicl.reports.study import Study, study
-from mechicl.reports.verdict import beside_published, contains, percent, phrase, since_when, which_algorithm
+from mechicl.reports.verdict import beside_published, percent, since_when, which_algorithm
 from mechicl.statistics import Interval
 from mechicl.tasks import LinearRegression, task_to_dict
 
@@ -116,6 +117,8 @@ def test_families_for_scale_are_never_the_answer():
         ("preconditioned gradient descent, 1 step", "gradient descent, 2 steps", False),
         ("GD++, 5 steps", "gradient descent, 5 steps", True),
         ("GD++, 5 steps", "gradient descent, 496 steps", False),
+        ("GD++, 5 steps", "gradient descent, 5 steps, parameters for each step", False),
+        ("preconditioned gradient descent, 3 steps", "gradient descent with momentum, 3 steps", False),
         ("GD++, 5 steps, parameters for each step", "GD++, 5 steps", True),
         ("gradient descent, 5 steps", "GD++, 5 steps", False),
         ("Newton, 5 iterations", "gradient descent, 5 steps", False),

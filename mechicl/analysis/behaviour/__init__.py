@@ -6,9 +6,8 @@
 >>> plot(regret(model, task))                       # how far from the best known learner of its task
 """
 
-from mechicl.analysis.behaviour.algorithm_families import tuned_descent
+from mechicl.algorithms.spectral_fit import SpectralLearner
 from mechicl.analysis.behaviour.alignment import Alignment, align, sensitivities
-from mechicl.analysis.behaviour.clipped_descent import ClippedDescent, tuned_clipped_descent
 from mechicl.analysis.behaviour.confidence import family_weights
 from mechicl.analysis.behaviour.context_use import (
     Forgetting,
@@ -26,9 +25,13 @@ from mechicl.analysis.behaviour.ranking import FamilyRanking, rank_families
 from mechicl.analysis.behaviour.regrets import Regret, regret
 from mechicl.analysis.behaviour.shifts import FOREIGN_INPUTS, ShiftedLosses, measure_shifted_losses
 from mechicl.analysis.behaviour.similarity import similarity_of_errors, similarity_of_weights
-from mechicl.analysis.behaviour.spectral import SpectralLearner
 from mechicl.analysis.behaviour.token_identification import TokenIdentification, identify_on_tokens
-from mechicl.analysis.behaviour.trained_descent import trained_descent
+from mechicl.analysis.behaviour.tuned_descent import (
+    ClippedDescent,
+    trained_descent,
+    tuned_clipped_descent,
+    tuned_descent,
+)
 from mechicl.base.arguments import check_arguments
 
 __all__ = [

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.analysis.behaviour.algorithm_families import ROUNDING
+from mechicl.algorithms.card import ROUNDING
 from mechicl.base.arguments import takes_undefined
 
 EVIDENCE, PRICE, ELSEWHERE = 32.0, 0.25, 0.4

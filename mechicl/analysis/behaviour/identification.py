@@ -13,27 +13,22 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.algorithms.baselines import averaging, nearest_neighbours
-from mechicl.algorithms.least_squares import bayes, ols, ridge
+from mechicl.algorithms.card import ROUNDING, FitProblem, FittedAlgorithm, cards, nearest_learner
+from mechicl.algorithms.first_order import fit_polynomial
+from mechicl.algorithms.least_squares import bayes, fit_ridge, ols, ridge
+from mechicl.algorithms.newton import fit_newton
 from mechicl.algorithms.references import references
-from mechicl.analysis.behaviour.algorithm_families import (
-    ROUNDING,
-    FittedAlgorithm,
-    family_fits,
-    limits,
-    nearest_member,
-)
+from mechicl.algorithms.spectral_fit import SpectralProblem
 from mechicl.analysis.behaviour.alignment import (
     GRAPH_COPIES,
     cosine_of_sensitivities,
     predictions_and_sensitivities,
 )
 from mechicl.analysis.behaviour.confidence import family_weights
-from mechicl.analysis.behaviour.descent_families import descent_fits
 from mechicl.analysis.behaviour.regrets import are_classes
-from mechicl.analysis.behaviour.spectral import SpectralProblem
 from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
-from mechicl.learners import AlgorithmLearner, Learner, Learners, named_learners, prompt_batches
+from mechicl.learners import AlgorithmFamily, AlgorithmLearner, Learner, Learners, named_learners, prompt_batches
 from mechicl.prompts import Prompts
 from mechicl.statistics import Interval, Result, interval, ratio_interval
 from mechicl.tasks import Task
@@ -275,9 +270,9 @@ def identify(
     predictions, slopes = _predictions_and_slopes(model, held_out, memory)
 
     def compare(fit: FittedAlgorithm) -> FamilyMatch:
-        if fit.differentiable:
+        try:
             predicted, its_slopes = _predictions_and_slopes(fit.learner, held_out, memory)
-        else:
+        except (ValueError, RuntimeError):  # numpy in between, or nothing that gradients flow through
             predicted, its_slopes = predict(fit.learner, held_out), torch.full_like(slopes, math.nan)
         return FamilyMatch(
             fit.name,
@@ -290,16 +285,15 @@ def identify(
             fit.n_given,
         )
 
-    problem = SpectralProblem.from_prompts(fitting, targets)
-    fits = family_fits(problem, fitting, steps, task) + descent_fits(problem, fitting, steps)
-    for name, learner in learners.items():
-        fits.append(partial(_fit_given, name, learner, fitting, targets, predict))
-    matches = [compare(fit()) for fit in progress_bar(fits, unit="family", progress=progress, desc="identify")]
+    problem = FitProblem(fitting, targets[None], steps)
+    fits = [card.members for card in cards()]
+    fits += [partial(_fit_given, name, learner, predict=predict) for name, learner in learners.items()]
+    bar = progress_bar(fits, unit="family", progress=progress, desc="identify")
+    matches = [compare(member) for fit in bar for member in fit(problem)]
     limit_matches = []
     if with_limits:
         tuning = task.sample(max(n_prompts, LIMIT_PROMPTS), seed=seed + 2, dtype=torch.float64)
-        limit_fits = limits(SpectralProblem.from_prompts(tuning, tuning.query.ys), steps, task)
-        limit_matches = [compare(fit) for fit in limit_fits]
+        limit_matches = [compare(fit) for fit in limits(FitProblem(tuning, tuning.query.ys[None], steps))]
     rounding = ROUNDING * predictions.square().mean().item()
 
     def rank(match: FamilyMatch) -> tuple[float, int]:  # what predicts the same up to rounding: by fitted numbers
@@ -350,21 +344,31 @@ def _note(task: Task, prompts: Prompts, families: list[FamilyMatch], known: list
     return ""
 
 
+def limits(problem: FitProblem) -> list[FittedAlgorithm]:
+    """The best learners of each order for the problem's targets, the task's own."""
+    newton = fit_newton(problem.spectral, [problem.steps])
+    words = f"first order, {problem.steps} step{'' if problem.steps == 1 else 's'}"
+    first = fit_polynomial(problem.spectral, problem.steps, words)
+    return [first, dataclasses.replace(newton, name=f"second order: {newton.name}"), fit_ridge(problem)]
+
+
 def _fit_given(
-    name: str, learner: Learner, fitting: Prompts, targets: Tensor, predict: Callable[[Learner, Prompts], Tensor]
-) -> FittedAlgorithm:
-    """The learner of the user's, or its nearest member, and whether its predictions have slopes."""
-    fit = nearest_member(name, learner, fitting, targets, predict)
-    predicted = predict(fit.learner, fitting)
-    if predicted.shape != targets.shape:
-        raise ValueError(f"{name!r} predicts the shape {tuple(predicted.shape)}, and the model {tuple(targets.shape)}")
+    name: str, learner: Learner, problem: FitProblem, *, predict: Callable[[Learner, Prompts], Tensor]
+) -> list[FittedAlgorithm]:
+    """A learner of the user's, as it is; of an `AlgorithmFamily`, the member nearest to the targets."""
+    fit = FittedAlgorithm(name, learner)
+    if isinstance(learner, AlgorithmFamily):
+        best = nearest_learner(name, learner.members(), problem)
+        settings = {learner.hyperparameter: float(learner.values[best])}
+        fit = FittedAlgorithm(name, learner.members()[best], settings, 1)
+    predicted = predict(fit.learner, problem.prompts)
+    if predicted.shape != problem.targets.shape:
+        raise ValueError(
+            f"{name!r} predicts the shape {tuple(predicted.shape)}, and the model {tuple(problem.targets.shape)}"
+        )
     if not predicted.isfinite().all():
         raise ValueError(f"{name!r} predicts numbers that are not finite")
-    try:
-        predictions_and_sensitivities(fit.learner, fitting[:1])
-    except (ValueError, RuntimeError):  # numpy in between, or nothing that gradients flow through
-        return dataclasses.replace(fit, differentiable=False)
-    return fit
+    return [fit]
 
 
 @torch.no_grad()

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from mechicl.algorithms.card import Algorithm
 from mechicl.analysis.behaviour.growth import Growth, fit_growth
 from mechicl.analysis.behaviour.induced_weights import induced_weights, regressed_weights
 from mechicl.analysis.behaviour.similarity import similarity_of_errors, similarity_of_weights
@@ -197,7 +198,7 @@ def _weighted_mean(
 
 def match(
     a: Learner | Trajectory,
-    b: Learner | Trajectory,
+    b: Learner | Trajectory | Algorithm,
     prompts: Prompts,
     *,
     similarity: Similarity = "errors",
@@ -211,8 +212,8 @@ def match(
     Args:
         a: the learner whose steps are to be matched, e.g. a model's `fit_readouts`, or its trajectory on the prompts. A
             learner without steps counts as one with a single step.
-        b: the learner whose steps may match, e.g. `AlgorithmLearner(newton, dict(steps=range(24)))`, or an
-            `AlgorithmFamily` over another hyperparameter.
+        b: the learner whose steps may match, e.g. `AlgorithmLearner(newton, dict(steps=range(24)))`; the card of an
+            algorithm, whose `path` says which steps; or an `AlgorithmFamily` over another hyperparameter.
         prompts: to compare on.
         similarity: of "errors" along the prompt, or of induced "weights".
         queries: regress the weights of models that are read layer by layer on predictions for these, as the paper does;
@@ -233,6 +234,7 @@ def match(
         raise ValueError(f"similarity must be 'errors' or 'weights', got {similarity!r}")
     if len(prompts) == 0:
         raise ValueError("match() needs at least one prompt")
+    b = b.on(prompts) if isinstance(b, Algorithm) else b
     for each in (a, b):
         if isinstance(each, Trajectory) and each.predictions.shape[1] != len(prompts):
             raise ValueError(f"the trajectory of {each.name or 'a learner'} is not of {prompts}")

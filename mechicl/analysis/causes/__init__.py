@@ -1,8 +1,7 @@
 """Does a model run an algorithm, or only end up where it ends up?"""
 
-from mechicl.analysis.causes.candidates import candidate_algorithms
 from mechicl.analysis.causes.interchange import interchange, interchange_each, sample_sources
-from mechicl.analysis.causes.ranking import HypothesisTest, fit_hypotheses, test_hypotheses
+from mechicl.analysis.causes.ranking import HypothesisTest, candidate_algorithms, fit_hypotheses, test_hypotheses
 from mechicl.analysis.causes.results import INTERVENTIONS, Cell, Interchange
 from mechicl.analysis.causes.subspaces import SubspaceSearch, fit_subspace
 from mechicl.base.arguments import check_arguments

@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.algorithms.stepwise import Hypothesis, Runs, StepwiseAlgorithm
+from mechicl.algorithms.card import FitProblem, cards
+from mechicl.algorithms.stepwise import AfterCopying, Hypothesis, ResidualDescent, Runs, StepwiseAlgorithm
 from mechicl.analysis.behaviour import Identification, identify
-from mechicl.analysis.causes.candidates import candidate_algorithms
 from mechicl.analysis.causes.interchange import interchange_each, rows_at_once, sample_sources
 from mechicl.analysis.causes.model_runs import ModelRuns, hears_attention, reads_ahead, record_streams, tokens_per_point
 from mechicl.analysis.causes.results import Interchange, Kind
@@ -190,9 +190,7 @@ def fit_hypotheses(
         after_layers = _predictions_after_layers(adapter, fitting, per_point, memory)
         causal = not reads_ahead(adapter, fitting[:8], per_point)
         clip = getattr(adapter.model.cfg, "token_clip", None)
-        algorithms = candidate_algorithms(
-            fitting, after_layers, task, tokens_per_point=per_point, causal=causal, clip=clip
-        )
+        algorithms = candidate_algorithms(fitting, after_layers, tokens_per_point=per_point, causal=causal, clip=clip)
     prompts = task.sample(N_FITTING, seed=seeds[3], dtype=torch.float64)
     sources = sample_sources(task, prompts, seed=seeds[4])
     asks = ["query exchanged", "context exchanged", "context frozen"]
@@ -213,6 +211,43 @@ def fit_hypotheses(
         schedule = ((0, 0), *zip(layers, steps, strict=True), (adapter.n_layers, algorithm.n_steps))
         hypotheses.append(Hypothesis(algorithm, schedule, name=name))
     return hypotheses
+
+
+def candidate_algorithms(
+    prompts: Prompts, after_layers: Float[Tensor, "layer prompt y"], *, tokens_per_point: int = 1,
+    causal: bool = False, clip: float | None = None,
+) -> dict[str, StepwiseAlgorithm]:  # fmt: skip
+    """The step forms of all algorithms (`algorithms.cards`), fitted to a model's predictions, by name.
+
+    Parameters of single steps are fitted to what the model predicts after each of its layers: its last prediction alone
+    does not decide them, since different ways lead to the same end. Algorithms with as many steps as layers have one
+    less where targets are tokens of their own, to be put together with their inputs.
+
+    Args:
+        prompts: to fit on.
+        after_layers: the model's predictions for them where the query reads nothing any more after 1, 2, ... layers; at
+            least the last one, its prediction.
+        tokens_per_point: 2 where a target is a token of its own: each algorithm then begins with copying.
+        causal: the context's points read only those before them: points that carry something then each learn it from
+            their own past.
+        clip: bound on tokens after each layer: gradient descent and GD++ that hold residuals have it too.
+
+    Raises:
+        ValueError: predictions that are not finite.
+    """
+    after_layers = after_layers.detach().cpu().double()
+    if not after_layers.isfinite().all():
+        raise ValueError("the model's predictions after its layers are not finite: no algorithm can be fitted to them")
+    after_steps = after_layers[1:] if tokens_per_point > 1 and len(after_layers) > 1 else after_layers
+    problem = FitProblem(prompts.to(dtype=torch.float64), after_steps, len(after_steps), causal)
+    algorithms: dict[str, StepwiseAlgorithm] = {}
+    for card in cards():
+        for algorithm in card.step_forms(problem) if card.step_forms is not None else ():
+            if clip is not None and isinstance(algorithm, ResidualDescent):
+                algorithm.clip = clip
+            algorithm = AfterCopying(algorithm) if tokens_per_point > 1 else algorithm
+            algorithms[algorithm.name] = algorithm
+    return algorithms
 
 
 def _seeds(seed: int) -> list[int]:

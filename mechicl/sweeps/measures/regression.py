@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
+from mechicl.algorithms.card import FitProblem
 from mechicl.analysis.behaviour import align, tuned_descent
-from mechicl.analysis.behaviour.algorithm_families import limits
-from mechicl.analysis.behaviour.spectral import SpectralProblem
+from mechicl.analysis.behaviour.identification import limits
 from mechicl.checkpoints import Checkpoint
 from mechicl.learners import Learner, squared_errors
 from mechicl.sweeps.measures.one_model import HELD_OUT, Measured, one_model
@@ -96,8 +96,7 @@ def _limit_losses(task: LinearRegression, steps: int, n_prompts: int) -> tuple[t
     """Held-out losses of the best learners with so many steps."""
     tuning = task.sample(N_TUNING, seed=HELD_OUT + 1, dtype=torch.float64)
     prompts = task.sample(n_prompts, seed=HELD_OUT, dtype=torch.float64)
-    problem = SpectralProblem.from_prompts(tuning, tuning.query.ys)
-    best = limits(problem, steps, task)
+    best = limits(FitProblem(tuning, tuning.query.ys[None], steps))
     learners: dict[str, Any] = dict(zip(("first_order", "newton", "ridge"), (fit.learner for fit in best), strict=True))
     learners["gd"] = _tuned(task, steps, gamma=False, per_step=False)
     learners["gd_plus_plus"] = _tuned(task, steps, gamma=True, per_step=True) if steps > 1 else learners["gd"]

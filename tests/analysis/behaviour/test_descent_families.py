@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import torch
 
+from mechicl.algorithms.card import FitProblem
+from mechicl.algorithms.gradient_descent import momentum_filter
+from mechicl.algorithms.preconditioned import PRECONDITIONED, descend_on_features
 from mechicl.algorithms.stepwise import ResidualDescent
 from mechicl.analysis import identify
 from mechicl.analysis.behaviour import SpectralLearner
-from mechicl.analysis.behaviour.descent_families import descend_on_features, descent_fits, momentum_filter
-from mechicl.analysis.behaviour.spectral import SpectralProblem
 from mechicl.learners import AlgorithmLearner
 from mechicl.tasks import LinearRegression
 
@@ -70,6 +71,5 @@ def test_each_is_recognised_among_all_families(learner, name, steps):
 
 def test_too_many_numbers_in_a_matrix_are_not_fitted():
     wide = LinearRegression(x_dim=25, n_context=3).sample(40, seed=0, dtype=torch.float64)
-    problem = SpectralProblem.from_prompts(wide, wide.query.ys)
-    assert len(descent_fits(problem, wide, 3)) == 3
-    assert len(descent_fits(problem, wide, 1)) == 2
+    problem = FitProblem(wide, wide.query.ys[None], steps=3)
+    assert [member.name for member in PRECONDITIONED.members(problem)] == ["preconditioned gradient descent, 1 step"]

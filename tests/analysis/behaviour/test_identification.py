@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from mechicl import algorithms, constructions
+from mechicl.algorithms import descent_cards
 from mechicl.algorithms.gradient_descent import gd_plus_plus_filters
 from mechicl.algorithms.newton import newton_filter
 from mechicl.analysis import Identification, identify
-from mechicl.analysis.behaviour import FamilyMatch, SpectralLearner, algorithm_families, tuned_descent
+from mechicl.analysis.behaviour import FamilyMatch, SpectralLearner, tuned_descent
 from mechicl.learners import AlgorithmFamily, AlgorithmLearner, Learner
 from mechicl.tasks import GaussianClusters, LinearRegression, MarkovChains, Parities, TaskPool
 from tests.analysis.behaviour.conftest import Constant
@@ -241,7 +242,7 @@ def test_the_table_and_the_text_show_every_family():
 
 
 def test_more_steps_than_families_fit_are_not_fitted(monkeypatch):
-    monkeypatch.setattr(algorithm_families, "MOST_STEPS", 2)
+    monkeypatch.setattr(descent_cards, "MOST_STEPS", 2)
     result = identify(LEARNERS["gradient descent"], TASK, steps=4, n_prompts=40, progress=False)
     names = {match.name for match in result.matches}
     assert {"GD++, 2 steps", "any first-order learner, 4 steps"} <= names
@@ -371,7 +372,7 @@ def test_a_family_of_ones_own_is_fitted():
         (
             AlgorithmFamily(lambda prompts, scale: prompts.query.ys * scale, "scale", (-math.inf, math.inf)),
             ValueError,
-            "'mine' predicts no finite numbers at any scale",
+            "'mine' predicts no finite numbers for any of its 2",
         ),
     ],
 )

@@ -3,8 +3,8 @@ import pytest
 import torch
 
 from mechicl.algorithms.gradient_descent import gd_plus_plus_filters
+from mechicl.algorithms.spectral_fit import SpectralProblem, hats, polynomials
 from mechicl.analysis.behaviour import SpectralLearner
-from mechicl.analysis.behaviour.spectral import SpectralProblem, hats, polynomials
 from mechicl.prompts import Prompts
 from mechicl.tasks import LinearRegression
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mechicl.algorithms.stepwise import Hypothesis, QueryDescent, ResidualDescent, query_of
-from mechicl.analysis.causes import candidate_algorithms, candidates
+from mechicl.analysis.causes import candidate_algorithms
 from mechicl.analysis.causes import test_hypotheses as rank_hypotheses
 from mechicl.analysis.causes.model_runs import reads_ahead
 from mechicl.analysis.causes.ranking import _rising_steps
@@ -86,7 +86,7 @@ def test_causal_points_have_causal_candidates():
     prompts = task.sample(300, seed=0, dtype=torch.float64)
     truth = ResidualDescent(3, step_size=(0.1, 0.2, 0.3), gamma=(0.02, 0.05, 0.0), causal=True)
     after = torch.stack([truth.read(query_of(state)) for state in truth.states(prompts)[1:]])
-    candidates = candidate_algorithms(prompts, after, task, causal=True)
+    candidates = candidate_algorithms(prompts, after, causal=True)
     named = candidates["GD++, 3 steps, parameters for each, each point from its past"]
     assert isinstance(named, ResidualDescent)
     assert named.causal
@@ -122,4 +122,4 @@ def test_nothing_is_fitted_to_predictions_that_are_not_finite():
     prompts = TASK.sample(8, seed=0)
     after_layers = torch.full((2, 8, 1), float("nan"))
     with pytest.raises(ValueError, match="predictions after its layers are not finite"):
-        candidates.candidate_algorithms(prompts, after_layers, TASK)  # as `test_hypotheses` calls it
+        candidate_algorithms(prompts, after_layers)  # as `test_hypotheses` calls it

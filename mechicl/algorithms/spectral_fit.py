@@ -10,12 +10,14 @@ from jaxtyping import Float
 from scipy.optimize import least_squares
 from torch import Tensor
 
-from mechicl.algorithms.search import minimize_on_grid
+from mechicl.algorithms.search import geometric_grid, minimize_on_grid
 from mechicl.algorithms.spectra import PrefixSpectra, spectral_trajectory
 from mechicl.learners import Trajectory
 from mechicl.prompts import Prompts
 
 Filter = Callable[[Float[Tensor, "*any"]], Float[Tensor, "*any"]]
+SCREENING = 512  # prompts on which step numbers and starts are chosen, before the fit on all
+MOST_GROWTH, MARGIN = 100, 1.25  # of residuals on contexts whose eigenvalues exceed all those seen by this factor
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,14 +81,14 @@ class SpectralProblem:
         contributions = spectra.point_coordinates[:, 0, :, None] * spectra.target_coordinates[:, 0]
         return cls(spectra.eigenvalues[:, 0], contributions, targets)
 
-    def guarded(self, margin: float, n_guards: int = 64) -> "SpectralProblem":
-        """The same problem with a faint wish that nothing explodes on contexts with larger eigenvalues than these.
+    def guarded(self, n_guards: int = 64) -> "SpectralProblem":
+        """The same problem with a weak preference for filters that do not explode on larger eigenvalues.
 
-        Adds rows that ask for `λ f(λ) = 1` up to `margin` times the largest eigenvalue, each with 1/10,000 of the
+        Adds rows that ask for `λ f(λ) = 1` up to `MARGIN` times the largest eigenvalue, each with 1/10,000 of the
         weight of a prompt: too little to move a fit, unless a residual there is hundreds of times the target.
         """
         # a guard is a prompt with one eigendirection λ, whose contribution w λ makes its prediction w λ f(λ), target w
-        guards = torch.linspace(0, margin * self.eigenvalues.max().item(), n_guards + 1, dtype=torch.float64)[1:]
+        guards = torch.linspace(0, MARGIN * self.eigenvalues.max().item(), n_guards + 1, dtype=torch.float64)[1:]
         weight = 1e-2 * self.targets.square().mean().sqrt()
         eigenvalues = self.eigenvalues.new_zeros(n_guards, self.eigenvalues.shape[1])
         contributions = self.contributions.new_zeros(n_guards, *self.contributions.shape[1:])
@@ -98,22 +100,77 @@ class SpectralProblem:
             torch.cat([self.targets, targets]),
         )
 
+    def explodes(self, filtered: Filter) -> bool:
+        """Whether a residual up to `MARGIN` times the largest eigenvalue exceeds the target `MOST_GROWTH` times."""
+        beyond = torch.linspace(0, MARGIN, 400, dtype=torch.float64)[1:, None] * self.eigenvalues.max()
+        return not bool(((1 - beyond * filtered(beyond)).abs() <= MOST_GROWTH).all())
+
     def error(self, filtered: Float[Tensor, "prompt x"]) -> Tensor:
         """Mean squared distance of the predictions with these filter values from the targets."""
         return ((filtered[..., None] * self.contributions).sum(1) - self.targets).square().mean()
+
+    def errors(self, filtered: Float[Tensor, "value prompt x"]) -> Float[Tensor, "value"]:
+        """The same for several filters at once; infinite if not finite."""
+        predicted = torch.einsum("vpx,pxy->vpy", filtered, self.contributions)
+        return (predicted - self.targets).square().mean((1, 2)).nan_to_num(math.inf)
 
     def first(self, n_prompts: int) -> "SpectralProblem":
         """The same problem on the first prompts only."""
         return SpectralProblem(self.eigenvalues[:n_prompts], self.contributions[:n_prompts], self.targets[:n_prompts])
 
     def least(self, family: Callable[[float], Tensor], grid: Sequence[float]) -> tuple[float, float]:
-        """The value of one hyperparameter with the least error, by grid and Brent's method, and that error.
+        """The value of one hyperparameter with the least error (`minimize_on_grid`), and that error.
 
         Args:
             family: value to filter values `[prompt x]`.
-            grid: as for `minimize_on_grid`.
+            grid: candidates, ascending.
         """
         return minimize_on_grid(lambda value: self.error(family(value)).item(), grid)
+
+    def least_steps(
+        self,
+        family: Callable[[Tensor, int, float | Tensor], Tensor],
+        numbers: Sequence[int],
+        grid: Callable[[int], list[float]],
+    ) -> tuple[int, float, float]:
+        """The number of steps, the value and the error of the nearest member; the fewest steps that come as near.
+
+        Args:
+            family: eigenvalues, number of steps and value to filter values.
+            numbers: of steps to begin with; others between the best ones are tried too.
+            grid: candidates of the value for a number of steps.
+        """
+        few, screened = self.first(SCREENING), {}
+
+        def screen(k: int) -> None:
+            # A grid in the best valley of the last grid, seven times over: unlike Brent's method it evaluates many
+            # values at once, and there are dozens of step numbers to screen.
+            values = torch.tensor(grid(k), dtype=torch.float64)
+            for _ in range(7):
+                errors = few.errors(family(few.eigenvalues, k, values[:, None, None]))
+                i = int(errors.argmin())
+                screened[k] = (errors[i].item(), values[i].item())
+                ends = values[max(i - 1, 0)].item(), values[min(i + 1, len(values) - 1)].item()
+                values = torch.linspace(*ends, 13, dtype=torch.float64)
+
+        for k in numbers:
+            screen(k)
+        while True:  # bisect between the best number and its neighbours
+            best = min(screened, key=screened.__getitem__)
+            below = max((k for k in screened if k < best), default=best)
+            above = min((k for k in screened if k > best), default=best)
+            between = {(below + best) // 2, (best + above + 1) // 2} - screened.keys()
+            if not between:
+                break
+            for k in between:
+                screen(k)
+        fits = []
+        for k in sorted(screened, key=screened.__getitem__)[:3]:
+            value = screened[k][1]
+            near = geometric_grid(0.6 * value, min(1.5 * value, grid(k)[-1]), 5)
+            fits.append((k, *self.least(lambda value, k=k: family(self.eigenvalues, k, value), near)))
+        least_error = min(error for _, _, error in fits)
+        return min(fit for fit in fits if fit[2] <= 1.001 * least_error)
 
     def descend(
         self, family: Callable[[Tensor], Tensor], start: Float[Tensor, "parameter"], *, evaluations: int = 80
@@ -153,13 +210,21 @@ class SpectralProblem:
         return torch.from_numpy(fit.x), error if math.isfinite(error) else math.inf
 
     def linear(self, basis: Callable[[Tensor], Tensor]) -> Float[Tensor, "parameter"]:
-        """The coefficients of the sum of basis filters with the least error, in closed form.
-
-        Args:
-            basis: eigenvalues to `[prompt x parameter]`.
-        """
+        """The coefficients of the sum of basis filters `[prompt x parameter]` with the least error, in closed form."""
         design = torch.einsum("pxk,pxy->pyk", basis(self.eigenvalues), self.contributions).flatten(0, 1)
         return torch.linalg.lstsq(design, self.targets.flatten()[:, None], driver="gelsd").solution[:, 0]
+
+
+# Bounds of the searches. A filter f leaves the share 1 - λ f(λ) of the target along an eigendirection: (1 - aλ)^k for k
+# steps of gradient descent, (1 - αλ²)^(2^k) for k iterations of Newton's method. Each is a power of 1 - s, which must
+# not explode on contexts whose eigenvalues are somewhat larger than those seen: |1 - s|^power <= MOST_GROWTH bounds s
+# at MARGIN times the largest eigenvalue, and with it the value that is searched. At the lower end of the grids a whole
+# run does less than 1% of the way along the typical largest eigendirection.
+
+
+def largest_stable(power: int) -> float:
+    """The largest s with `|1 - s|^power <= MOST_GROWTH`."""
+    return 1 + MOST_GROWTH ** (1 / power)
 
 
 def polynomials(degree: int, largest: float) -> Callable[[Tensor], Tensor]:

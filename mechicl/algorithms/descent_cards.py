@@ -1,0 +1,309 @@
+"""The cards of gradient descent, GD++ and gradient descent with momentum: how they are fitted, and their step forms."""
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.optimize import least_squares, minimize
+from torch import Tensor
+
+from mechicl.algorithms.card import EACH, ROUNDING, Algorithm, FitProblem, FittedAlgorithm, register
+from mechicl.algorithms.gradient_descent import (
+    gd_plus_plus,
+    gd_plus_plus_filters,
+    gradient_descent,
+    gradient_descent_filter,
+    momentum_filter,
+)
+from mechicl.algorithms.search import geometric_grid
+from mechicl.algorithms.spectral_fit import MARGIN, SCREENING, SpectralLearner, SpectralProblem, largest_stable
+from mechicl.algorithms.stepwise.base import StepwiseAlgorithm, query_of
+from mechicl.algorithms.stepwise.descent import QueryDescent, ResidualDescent, in_words
+from mechicl.algorithms.tuning import stable_step_size
+
+MOST_STEPS = 12  # of families with parameters of their own in each step
+FEW_STEPS = (2, 3, 4)
+"""Numbers of steps that are tried in addition to the model's number of layers."""
+# 65,536, where Fu et al. have 4,096, so that no layer's best lies at the end; any number of steps costs the same
+PATH_STEPS = tuple(sorted({round(2 ** (i / 3)) for i in range(49)}))
+PAST = "each point from its past"
+FEW, FEWER = 256, 128  # prompts on which step forms are fitted; fewer where every try runs the algorithm
+
+
+def few_steps(problem: FitProblem) -> list[int]:
+    """Numbers of steps to try of a family that is fitted anew for each."""
+    return sorted({*FEW_STEPS, min(problem.steps, MOST_STEPS)})
+
+
+def close(least: float, problem: FitProblem) -> float:
+    """The error up to which a member with fewer steps is preferred to one with the least error."""
+    return 1.001 * least + ROUNDING * problem.targets.square().mean().item()
+
+
+def _fit_descent(problem: FitProblem) -> Iterator[FittedAlgorithm]:
+    """One step size and the number of steps; then a step size each for the model's number of layers."""
+    spectral, steps = problem.spectral, problem.steps
+    typical, largest = spectral.eigenvalues.amax(-1).mean().item(), MARGIN * spectral.eigenvalues.max().item()
+    numbers = sorted({steps, *range(1, 9), *(2**i for i in range(4, 11))})
+
+    def grid(k: int) -> list[float]:
+        return geometric_grid(4e-3 / typical / k, min(20 / typical, largest_stable(k) / largest), 40)
+
+    k, step_size, _ = spectral.least_steps(gradient_descent_filter, numbers, grid)
+    name = GRADIENT_DESCENT.member(k)
+    learner = SpectralLearner(partial(gradient_descent_filter, steps=k, step_size=step_size), name)
+    yield FittedAlgorithm(name, learner, {"step_size": step_size}, 2)
+    if steps > 1:
+        yield fit_steps(spectral, min(steps, MOST_STEPS), gamma=False, per_step=True)
+
+
+def _fit_gd_plus_plus(problem: FitProblem) -> Iterator[FittedAlgorithm]:
+    for per_step in (False, True) if problem.steps > 1 else ():  # its last γ does nothing
+        yield fit_steps(problem.spectral, min(problem.steps, MOST_STEPS), gamma=True, per_step=per_step)
+
+
+def split_parameters(values: Tensor, steps: int, *, gamma: bool, per_step: bool) -> tuple[Tensor, Tensor]:
+    """A step size and a γ for each step: step sizes come first among the values, then γ; one that is not there is 0."""
+    n_sizes = steps if per_step else 1
+    a, g = values[:n_sizes], values[n_sizes:]
+    if per_step:  # the last step's γ moves nothing any more
+        return a, torch.cat([g, torch.zeros_like(a[: n_sizes - len(g)])])
+    a = a.expand(steps, *a.shape[1:])
+    return a, g.expand(steps, *g.shape[1:]) if gamma else torch.zeros_like(a)
+
+
+def descent_filter(values: Tensor, eigenvalues: Tensor, *, steps: int, gamma: bool, per_step: bool) -> Tensor:
+    """The filter of gradient descent or GD++ by the values of `split_parameters`, which broadcast."""
+    return gd_plus_plus_filters(eigenvalues, *split_parameters(values, steps, gamma=gamma, per_step=per_step))[-1]
+
+
+def parameter_labels(steps: int, *, gamma: bool, per_step: bool) -> list[str]:
+    """Names of the values of `descent_filter`."""
+    if not per_step:
+        return ["step_size", "gamma"][: 1 + gamma]
+    return [f"step_size_{i + 1}" for i in range(steps)] + [f"gamma_{i + 1}" for i in range(max(steps - 1, 1) * gamma)]
+
+
+def fit_steps(spectral: SpectralProblem, steps: int, *, gamma: bool, per_step: bool) -> FittedAlgorithm:
+    """Gradient descent or GD++ with a given number of steps (Levenberg-Marquardt from several starts)."""
+    labels = parameter_labels(steps, gamma=gamma, per_step=per_step)
+    n_sizes = steps if per_step else 1
+    family = partial(descent_filter, steps=steps, gamma=gamma, per_step=per_step)
+    # γ shrinks the largest eigenvalues, so that later steps may be larger: by nothing, by 2 and by 5 a step
+    size = 1 / spectral.eigenvalues.amax(-1).mean().item()
+    steps_of = torch.arange(n_sizes), torch.arange(len(labels) - n_sizes)
+    starts = [
+        torch.cat([share * size * growth ** steps_of[0], g * size * growth ** steps_of[1]]).double()
+        for share, g, growth in ((0.3, 0.1, 1), (1, 0.3, 1), (2, 0.3, 1), (0.6, 0.3, 2), (0.6, 0.6, 5))
+        if gamma or growth == 1
+    ]
+
+    def nearest(screening: SpectralProblem, whole: SpectralProblem) -> Tensor:
+        screened = []
+        for start in starts:
+            screened.append(screening.descend(partial(family, eigenvalues=screening.eigenvalues), start))
+            if screened[-1][1] < 1e-3 * ROUNDING * screening.targets.square().mean().item():
+                break  # exact: no other start comes nearer
+        screened.sort(key=lambda fit: fit[1])
+        on_whole = partial(family, eigenvalues=whole.eigenvalues)
+        polished = (whole.descend(on_whole, parameters, evaluations=30) for parameters, _ in screened[:2])
+        return min(polished, key=lambda fit: fit[1])[0]
+
+    few = spectral.first(SCREENING)
+    best = nearest(few, spectral)
+    if spectral.explodes(partial(family, best)):
+        best = nearest(few.guarded(), spectral.guarded())
+    hyperparameters = dict(zip(labels, best.tolist(), strict=False))
+    card = GD_PLUS_PLUS if gamma else GRADIENT_DESCENT
+    learner = SpectralLearner(partial(family, best), card.member(steps, EACH if per_step else ""), hyperparameters)
+    return FittedAlgorithm(learner.name, learner, hyperparameters, len(best), n_given=1)
+
+
+def _fit_momentum(problem: FitProblem) -> Iterator[FittedAlgorithm]:
+    """Step size and momentum, fitted from the best of a grid."""
+    if problem.steps == 1:
+        return
+    spectral = problem.spectral
+    few, largest = spectral.first(SCREENING), spectral.eigenvalues.max().item()
+
+    def family(eigenvalues: Tensor, steps: int, values: Tensor) -> Tensor:
+        """By the logarithm of the step size and the logit of the momentum, which therefore stay in bounds."""
+        return momentum_filter(eigenvalues, steps, values[0].exp(), values[1].sigmoid())
+
+    sizes = torch.logspace(math.log10(0.02 / largest), math.log10(3 / largest), 16, dtype=torch.float64)
+    starts = torch.cartesian_prod(sizes.log(), torch.linspace(-2.5, 2.5, 7, dtype=torch.float64))
+    fits = []
+    for k in few_steps(problem):
+        errors = few.errors(family(few.eigenvalues, k, starts.T[:, :, None, None]))
+        on_all = partial(family, spectral.eigenvalues, k)
+        fits.append((*spectral.descend(on_all, starts[int(errors.argmin())], evaluations=40), k))
+    limit = close(min(fit[1] for fit in fits), problem)
+    values, _, k = min((fit for fit in fits if fit[1] <= limit), key=lambda fit: fit[2])
+    settings = {"step_size": values[0].exp().item(), "momentum": values[1].sigmoid().item()}
+    learner = SpectralLearner(partial(momentum_filter, steps=k, **settings), MOMENTUM.member(k), settings)
+    yield FittedAlgorithm(learner.name, learner, settings, 3)
+
+
+# ---- step forms ----
+
+
+def _shared_step_size(spectral: SpectralProblem, steps: int) -> tuple[float, float]:
+    largest = spectral.eigenvalues.max().item()
+    grid = geometric_grid(1e-3 / largest, 2.2 / largest)
+    return spectral.least(lambda a: gradient_descent_filter(spectral.eigenvalues, steps, a), grid)
+
+
+def _descent_steps(problem: FitProblem) -> Iterator[StepwiseAlgorithm]:
+    """As many steps as layers, and as many as fit best, up to two a layer; held by the query, or as residuals."""
+    spectral, steps = problem.spectral, problem.steps
+    fits = {k: _shared_step_size(spectral, k) for k in range(1, 2 * steps + 1)}
+    least = min(fits, key=lambda k: fits[k][1])
+    for k in dict.fromkeys((steps, least)):
+        size = fits[k][0]
+        yield QueryDescent(k, step_size=size)
+        if problem.causal:
+            yield _causal_descent(problem, [size], k, with_gammas=False)
+        else:
+            yield ResidualDescent(k, step_size=size)
+    if steps == 1:
+        return
+    sizes, _ = _parameters_of_steps(problem, with_gammas=False)
+    by_query = QueryDescent(steps, step_size=sizes)
+    by_query.name = f"gradient descent, {steps} steps, a step size each, by the query alone"
+    yield by_query
+    if problem.causal:
+        yield _causal_descent(problem, sizes, steps, with_gammas=False)
+        return
+    in_context = ResidualDescent(steps, step_size=sizes)
+    in_context.name = f"gradient descent, {steps} steps, a step size each, residuals in the context"
+    yield in_context
+
+
+def _gd_plus_plus_steps(problem: FitProblem) -> Iterator[StepwiseAlgorithm]:
+    if problem.steps == 1:
+        return
+    sizes, gammas = _parameters_of_steps(problem, with_gammas=True)
+    if problem.causal:
+        yield _causal_descent(problem, [*sizes, *gammas[:-1]], problem.steps, with_gammas=True)
+        return
+    refined = ResidualDescent(problem.steps, step_size=sizes, gamma=gammas)
+    refined.name = f"GD++, {problem.steps} steps, parameters for each"
+    yield refined
+
+
+def _momentum_steps(problem: FitProblem) -> Iterator[StepwiseAlgorithm]:
+    if problem.steps == 1:
+        return
+    few, targets = problem.prompts[:FEWER], problem.targets[:FEWER]
+    largest = problem.spectral.eigenvalues.max().item()
+    grid = itertools.product(geometric_grid(0.02 / largest, 2 / largest, 12), (0.15, 0.3, 0.45, 0.6, 0.75, 0.9))
+    form = partial(ResidualDescent, problem.steps, causal=problem.causal)
+
+    def error(pair: Any) -> float:
+        predicted = form(step_size=pair[0], momentum=pair[1]).predict(few)
+        return (predicted - targets).square().mean().nan_to_num(1e12, 1e12).item()
+
+    fit = minimize(error, min(grid, key=error), method="Nelder-Mead", options={"maxfev": 150})
+    step_size, momentum = fit.x.tolist()
+    algorithm = form(step_size=step_size, momentum=momentum)
+    algorithm.name += f", {PAST}" if problem.causal else ""
+    yield algorithm
+
+
+def _causal_descent(problem: FitProblem, start: Sequence[float], steps: int, *, with_gammas: bool) -> StepwiseAlgorithm:
+    """Descent whose points each see their own past, with the step sizes, and γ, that come nearest to predictions.
+
+    `start` is one step size for all steps, fitted to the last prediction alone, or one a step and then a γ for all but
+    the last, fitted to the predictions after every step.
+    """
+    few, after_steps = problem.prompts[:FEWER], problem.after_steps if len(start) > 1 else problem.targets[None]
+    targets = after_steps[:, :FEWER]
+
+    def make(values: Any) -> ResidualDescent:
+        sizes = [float(v) for v in values]
+        gammas = [*sizes[steps:], 0.0] if with_gammas else 0.0
+        return ResidualDescent(
+            steps, step_size=sizes[:steps] if len(sizes) > 1 else sizes[0], gamma=gammas, causal=True
+        )
+
+    def residuals(values: Any) -> Any:
+        algorithm = make(values)
+        reached = torch.stack([algorithm.read(query_of(state)) for state in algorithm.states(few)[-len(targets) :]])
+        return (reached - targets).flatten().nan_to_num(1e6).clamp(-1e6, 1e6).numpy()
+
+    starts = np.array([start, 0.5 * np.array(start)])
+    fits = [least_squares(residuals, each, x_scale=abs(each) + 1e-3 * abs(each).max(), max_nfev=20) for each in starts]
+    algorithm = make(min(fits, key=lambda fit: fit.cost).x)
+    kind = f"GD++, {steps} steps, parameters for each"
+    if not with_gammas:
+        kind = f"gradient descent, {in_words(steps, 'step')}{', a step size each' if len(start) > 1 else ''}"
+    algorithm.name = f"{kind}, {PAST}"
+    return algorithm
+
+
+def _parameters_of_steps(problem: FitProblem, *, with_gammas: bool) -> tuple[list[float], list[float]]:
+    """The step sizes, and γ, with which the predictions after every step come nearest to the model's."""
+    spectral, steps = problem.spectral, problem.steps
+    few, targets = spectral.first(FEW), problem.after_steps[:, :FEW]
+    unit, step_size = 1 / spectral.eigenvalues.max().item(), _shared_step_size(spectral, steps)[0]
+
+    def split(values: Any) -> tuple[Tensor, Tensor]:
+        values = unit * torch.as_tensor(values)
+        gammas = torch.cat([values[steps:], values.new_zeros(1)]) if with_gammas else torch.zeros_like(values)
+        return values[:steps], gammas  # the last γ moves nothing any more
+
+    def residuals(values: Any) -> Any:
+        filtered = gd_plus_plus_filters(few.eigenvalues, *split(values))[1:]
+        predicted = (filtered[..., None] * few.contributions).sum(2)
+        return (predicted - targets).flatten().nan_to_num(1e6).clamp(-1e6, 1e6).numpy()
+
+    fits = []
+    for size, gamma, growth in ((step_size / unit, 0.05, 1.0), (0.6, 0.3, 1.0), (0.6, 0.3, 2.0), (0.6, 0.6, 3.0)):
+        grown = growth ** torch.arange(steps, dtype=torch.float64)
+        start = torch.cat([size * grown, gamma * grown[:-1]]) if with_gammas else size * grown
+        fits.append(least_squares(residuals, start.numpy(), x_scale=abs(start.numpy()) + 1e-3, max_nfev=60))
+    sizes, gammas = split(min(fits, key=lambda fit: fit.cost).x)
+    return sizes.tolist(), gammas.tolist()
+
+
+GRADIENT_DESCENT = register(
+    Algorithm(
+        name="gradient descent",
+        trajectory=gradient_descent,
+        fit=_fit_descent,
+        path=lambda prompts: {"steps": PATH_STEPS, "step_size": stable_step_size(prompts)},
+        step_forms=_descent_steps,
+        step_kinds={
+            "gradient descent, residuals in the context": ("gradient descent", ""),
+            "gradient descent by the query alone": ("gradient descent", "by the query alone"),
+        },
+        phrase="{count} of gradient descent",
+        variants={EACH: f" with {EACH}"},
+    )
+)
+GD_PLUS_PLUS = register(
+    Algorithm(
+        name="GD++",
+        trajectory=gd_plus_plus,
+        fit=_fit_gd_plus_plus,
+        step_forms=_gd_plus_plus_steps,
+        step_kinds={"GD++": ("GD++", "")},
+        contains=("gradient descent",),
+        phrase="{count} of GD++",
+        variants={EACH: f" with {EACH}"},
+    )
+)
+MOMENTUM = register(
+    Algorithm(
+        name="gradient descent with momentum",
+        fit=_fit_momentum,
+        step_forms=_momentum_steps,
+        step_kinds={"gradient descent with momentum": ("gradient descent with momentum", "")},
+        contains=("gradient descent",),
+        phrase="{count} of gradient descent with momentum",
+    )
+)

@@ -1,0 +1,252 @@
+"""Learners of other functions than linear ones: on features, with a logistic link, or by a small network."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from einops import einsum
+from jaxtyping import Float
+from torch import Tensor
+
+from mechicl.algorithms.least_squares import ols
+from mechicl.algorithms.spectra import earlier_points, in_parts, one_step, selected
+from mechicl.base.checks import check_positive, check_whole
+from mechicl.learners import Trajectory
+from mechicl.prompts import PointsAt, Prompts
+
+MAX_STEPS = 50
+N_NODES = 32  # of Gauss-Hermite quadrature over the query's score
+
+
+def on_features(
+    prompts: Prompts,
+    *,
+    features: Callable[[Tensor], Tensor],
+    algorithm: Callable[..., Trajectory] = ols,
+    hyperparameters: Mapping[str, Any] | None = None,
+    at: PointsAt = "points",
+) -> Trajectory:
+    """An algorithm's predictions from features of the inputs: linear in these, whatever they are.
+
+    Args:
+        prompts: each prefix is a context of its own.
+        features: from inputs `[prompt point x]`, float64, to features `[prompt point feature]` of each point alone.
+        algorithm: of this package; by default `ols`.
+        hyperparameters: its keyword arguments.
+        at: predict all "points", each from those before it, or the "query" alone.
+
+    Returns:
+        The algorithm's trajectory, predictions `[step prompt point y]` in the prompts' dtype.
+
+    Raises:
+        ValueError: features of another shape, or hyperparameters that the algorithm refuses.
+
+    Source: Guo et al. 2024 call such prompts linear regression on representations.
+
+    Example:
+        >>> prompts = QuadraticRegression(x_dim=3, n_context=10).sample(50, seed=0)
+        >>> fitted = algorithms.on_features(prompts, features=torch.square)
+        >>> bool((fitted.query()[0] - prompts.query.ys).abs().max() < 1e-4)
+        True
+    """
+    mapped = features(prompts.xs.double())
+    if mapped.ndim != 3 or mapped.shape[:2] != prompts.xs.shape[:2]:
+        raise ValueError(
+            f"features made {tuple(mapped.shape)} of inputs [prompt point x] = {tuple(prompts.xs.shape)}: they are "
+            f"[prompt point feature]"
+        )
+    trajectory = algorithm(Prompts(mapped.double(), prompts.ys.double()), **(hyperparameters or {}), at=at)
+    name = f"{trajectory.name} on {getattr(features, '__name__', 'features')}"
+    return Trajectory(trajectory.steps, trajectory.predictions.to(prompts.dtype), name)
+
+
+def sine_and_cosine(xs: Float[Tensor, "*any x"]) -> Float[Tensor, "*any feature"]:
+    """`sin x` and `cos x`, in which sine waves of any amplitude and phase are linear."""
+    return torch.cat([xs.sin(), xs.cos()], dim=-1)
+
+
+# ---- logistic regression ----
+
+
+def logistic(
+    prompts: Prompts,
+    *,
+    weight_std: float = 1.0,
+    posterior: Literal["mode", "laplace"] = "laplace",
+    at: PointsAt = "points",
+) -> Trajectory:
+    """The expected label, between -1 and 1, where `P(y = 1) = 1 / (1 + exp(-x w))` with weights N(0, weight_std²).
+
+    Newton's method finds the weights of largest posterior density, those of logistic regression with the penalty
+    `|w|² / (2 weight_std²)`. "mode" predicts with these, `tanh(x w / 2)`; "laplace" averages over the normal
+    distribution that has the posterior's curvature there, which is nearer to exact Bayes.
+
+    Args:
+        prompts: labels -1 and 1; each prefix is a context of its own; the empty one predicts 0.
+        weight_std: standard deviation of the weights, > 0: the larger, the less is regularised.
+        posterior: see above.
+        at: predict all "points", each from those before it, or the "query" alone.
+
+    Raises:
+        ValueError: labels other than -1 and 1, an unknown posterior, or a weight_std out of range.
+
+    Source: Bai et al. 2023; MacKay 1992 for the average.
+
+    Example:
+        >>> prompts = LogisticRegression(x_dim=3).sample(100, seed=0)
+        >>> bool(algorithms.logistic(prompts).predictions.abs().max() <= 1)
+        True
+    """
+    check_positive(weight_std=weight_std)
+    if posterior not in ("mode", "laplace"):
+        raise ValueError(f"posterior must be 'mode' or 'laplace', got {posterior!r}")
+    labels = prompts.ys[:, :-1]
+    if not (labels.abs() == 1).all():
+        wrong = labels[labels.abs() != 1].flatten()[0].item()
+        raise ValueError(f"labels of the context must be -1 or 1, got {wrong:g}")
+    n_points = prompts.n_context + 1
+
+    def run(part: Prompts) -> Trajectory:
+        targets = [_predict(part, k, weight_std**-2, posterior, at) for k in range(prompts.y_dim)]
+        return one_step(part, torch.stack(targets, -1), f"logistic ({posterior})")
+
+    return in_parts(prompts, 4 * n_points * max(n_points, prompts.x_dim**2), run)
+
+
+def _predict(prompts: Prompts, k: int, penalty: float, posterior: str, at: PointsAt) -> Float[Tensor, "prompt point"]:
+    """The expected label number k of each point."""
+    xs, labels = prompts.xs.double(), prompts.ys[..., k].double()
+    earlier = earlier_points(prompts, at).double()
+    inputs, context, signs = selected(xs, at), xs.detach(), labels.detach()
+    weights = _mode(context, signs, earlier, penalty)
+    score = (inputs * weights).sum(-1)
+    if posterior == "mode":
+        return (score / 2).tanh()
+    factor = torch.linalg.cholesky(_curvature(context, weights, earlier, penalty))
+    spread = torch.linalg.solve_triangular(factor, inputs[..., None], upper=False)[..., 0].norm(dim=-1)
+    nodes, masses = (torch.from_numpy(each).to(xs) for each in np.polynomial.hermite_e.hermegauss(N_NODES))
+    return (((score[..., None] + spread[..., None] * nodes) / 2).tanh() @ masses) / math.sqrt(2 * math.pi)
+
+
+def _mode(
+    xs: Float[Tensor, "prompt other x"], signs: Float[Tensor, "prompt other"], earlier: Tensor, penalty: float
+) -> Float[Tensor, "prompt point x"]:
+    """The minimiser of `Σ_i log(1 + exp(-y_i x_i w)) + penalty |w|²/2` over the earlier points, for every prefix."""
+
+    def costs(weights: Tensor) -> Tensor:
+        margins = signs[:, None] * (weights @ xs.mT)
+        return (torch.nn.functional.softplus(-margins) * earlier).sum(-1) + penalty * weights.square().sum(-1) / 2
+
+    weights = xs.new_zeros(len(xs), len(earlier), xs.shape[-1])
+    cost = costs(weights)
+    for _ in range(MAX_STEPS):
+        pull = signs[:, None] * (-signs[:, None] * (weights @ xs.mT)).sigmoid() * earlier
+        gradient = penalty * weights - pull @ xs
+        factor = torch.linalg.cholesky(_curvature(xs, weights, earlier, penalty))
+        move = torch.cholesky_solve(gradient[..., None], factor)[..., 0]
+        slope = (gradient * move).sum(-1)
+        size = torch.ones_like(cost)
+        for _ in range(30):  # halve the steps that do not lower the cost by a fair part of what the slope promises
+            new = costs(weights - size[..., None] * move)
+            poor = new > cost - 1e-4 * size * slope + 1e-12 * cost
+            if not poor.any():
+                break
+            size = torch.where(poor, size / 2, size)
+        weights, cost = weights - size[..., None] * move, new
+        if bool((slope <= 1e-20 * (1 + cost)).all()):
+            break
+    return weights
+
+
+def _curvature(xs: Tensor, weights: Tensor, earlier: Tensor, penalty: float) -> Float[Tensor, "prompt point x x"]:
+    """Second derivative of the cost by the weights."""
+    scores = weights @ xs.mT
+    spread = scores.sigmoid() * (-scores).sigmoid() * earlier
+    second = einsum(spread, xs, xs, "prompt point other, prompt other x, prompt other z -> prompt point x z")
+    return second + penalty * torch.eye(xs.shape[-1]).to(xs)
+
+
+# ---- a small network ----
+
+
+def network_descent(
+    prompts: Prompts,
+    *,
+    n_hidden: int = 100,
+    steps: int = 100,
+    learning_rate: float = 5e-3,
+    seed: int = 0,
+    at: PointsAt = "points",
+) -> Trajectory:
+    """A two-layer ReLU network trained on the context's mean squared error by Adam, all points in every step.
+
+    Every prefix trains a network of its own, all from the same initial weights: uniform within one over the root of the
+    number of inputs of a layer, as in PyTorch, with biases. Computed in float64; it takes no gradients to the context.
+
+    Args:
+        prompts: each prefix is a context of its own; the empty one predicts 0.
+        n_hidden: number of hidden units.
+        steps: number of Adam's steps.
+        learning_rate: Adam's.
+        seed: of the initial weights.
+        at: predict all "points", each from those before it, or the "query" alone, which is quicker by their number.
+
+    Raises:
+        ValueError: a value out of range.
+
+    Source: Garg et al. 2022, section 5, and the authors' code (100 units, 100 steps, learning rate 0.005).
+
+    Example:
+        >>> prompts = ReluNetworks(x_dim=3, n_context=20).sample(10, seed=0)
+        >>> algorithms.network_descent(prompts, at="query").predictions.shape
+        torch.Size([1, 10, 1, 1])
+    """
+    check_whole(1, n_hidden=n_hidden)
+    check_whole(0, steps=steps, seed=seed)
+    check_positive(learning_rate=learning_rate)
+    n_points = prompts.n_context + 1
+    n_networks = len(selected(torch.arange(n_points)[None], at)[0])
+    largest = n_networks * n_hidden * max(n_points, prompts.x_dim)
+
+    def run(part: Prompts) -> Trajectory:
+        predictions = _train(part, n_hidden, steps, learning_rate, seed, at).to(part.dtype)
+        return Trajectory((steps,), predictions[None], "network descent")
+
+    return in_parts(prompts, 4 * largest, run)
+
+
+def _train(
+    prompts: Prompts, n_hidden: int, steps: int, learning_rate: float, seed: int, at: PointsAt
+) -> Float[Tensor, "prompt point y"]:
+    """One network for every prefix, whose weights stand side by side: nothing mixes them, so that one Adam does."""
+    xs, ys = prompts.xs.double(), prompts.ys.double()
+    earlier = earlier_points(prompts, at).double()
+    share = earlier / earlier.sum(-1, keepdim=True).clamp(min=1) / ys.shape[-1]
+    generator = torch.Generator().manual_seed(seed)
+
+    def initial(n_inputs: int, *shape: int) -> Tensor:
+        values = (2 * torch.rand(shape, generator=generator, dtype=torch.float64) - 1) / math.sqrt(n_inputs)
+        return values.to(xs.device).expand(len(xs), len(earlier), *shape).clone().requires_grad_()
+
+    x_dim, y_dim = xs.shape[-1], ys.shape[-1]
+    first, first_bias = initial(x_dim, x_dim, n_hidden), initial(x_dim, 1, n_hidden)
+    second, second_bias = initial(n_hidden, n_hidden, y_dim), initial(n_hidden, 1, y_dim)
+    parameters = [first, first_bias, second, second_bias]
+
+    def run(inputs: Float[Tensor, "prompt #point other x"]) -> Float[Tensor, "prompt point other y"]:
+        return (inputs @ first + first_bias).relu() @ second + second_bias
+
+    optimizer = torch.optim.Adam(parameters, lr=learning_rate)
+    with torch.enable_grad():
+        for _ in range(steps):
+            errors = (run(xs.detach()[:, None]) - ys.detach()[:, None]).square().sum(-1)
+            gradients = torch.autograd.grad((errors * share).sum(), parameters)
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient
+            optimizer.step()
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+    predictions = run(selected(xs, at)[:, :, None])[:, :, 0]
+    return torch.where((earlier.sum(-1) > 0)[:, None], predictions, 0.0)

@@ -1,0 +1,230 @@
+"""Gradient descent and GD++ tuned as papers tune what they compare with: by search, by training, or under a clip."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from scipy.optimize import minimize
+from torch import Tensor
+
+from mechicl.algorithms.descent_cards import descent_filter, fit_steps, parameter_labels, split_parameters
+from mechicl.algorithms.spectral_fit import SCREENING, SpectralLearner, SpectralProblem
+from mechicl.prompts import Prompts
+from mechicl.training import TrainingConfig
+from mechicl.training.loop import clip_each_seed
+from mechicl.training.optimizers import make_optimizer
+
+SMALL, LARGE = 1e-6, 1e6  # parameters are sought by their logarithms: one that is to be 0 comes as near as this
+
+
+def tuned_descent(prompts: Prompts, steps: int, *, gamma: bool = False, per_step: bool = False) -> SpectralLearner:
+    """Gradient descent or GD++ with the least squared error on prompts, as the papers tune what they compare with.
+
+    Args:
+        prompts: the tasks to tune on. Deep GD++ needs many: rare contexts with large eigenvalues decide its loss.
+        steps: number of steps.
+        gamma: GD++ instead of gradient descent; more than one step.
+        per_step: a step size (and γ) for each step instead of one for all; the last γ, which does nothing, is left out.
+
+    Raises:
+        ValueError: no prompts or no context, or one step of GD++.
+
+    Source: von Oswald et al. 2023, section 3 and A.10.
+
+    Example:
+        >>> best = tuned_descent(LinearRegression().sample(8192, seed=0), 2, gamma=True)
+        >>> sorted(best.hyperparameters)
+        ['gamma', 'step_size']
+    """
+    _check_tuning(prompts, steps, gamma)
+    problem = SpectralProblem.from_prompts(prompts, prompts.query.ys)
+    learner = fit_steps(problem, steps, per_step=per_step, gamma=gamma).learner
+    assert isinstance(learner, SpectralLearner)
+    return learner
+
+
+def trained_descent(
+    prompts: Prompts,
+    steps: int,
+    training: TrainingConfig,
+    *,
+    gamma: bool = False,
+    per_step: bool = False,
+    seed: int = 0,
+) -> SpectralLearner:
+    """Gradient descent or GD++ with parameters from a model's training: its optimiser, rate, batches and clipping.
+
+    A search (`tuned_descent`) finds better parameters than a training does where the loss has a narrow valley or is
+    made by rare prompts; this is what a model that was trained the same way may be compared with as well.
+
+    Args:
+        prompts: the pool that batches are drawn from, each prompt once before any comes again.
+        steps: number of steps of descent.
+        training: the model's. The task, the model and the seeds in it are not used, nor a clip of tokens.
+        gamma: as for `tuned_descent`.
+        per_step: as for `tuned_descent`.
+        seed: of the order of the prompts.
+
+    Returns:
+        The learner at the end of the training, which begins with all parameters at 0.
+
+    Raises:
+        ValueError: fewer prompts than a batch, or one step of GD++.
+
+    Source: von Oswald et al. 2023, A.12: "an identical training setup" for η and γ.
+
+    Example:
+        >>> training = TrainingConfig.from_dict(load_checkpoint("lsa-5l").record["training"])
+        >>> pool = LinearRegression().sample(50_000, seed=0)
+        >>> trained_descent(pool, 5, training, gamma=True, per_step=True).name
+        'GD++, 5 steps, parameters for each step, trained'
+    """
+    _check_tuning(prompts, steps, gamma)
+    if len(prompts) < training.batch_size:
+        raise ValueError(f"a batch has {training.batch_size:,} prompts, and the pool only {len(prompts):,}: draw more")
+    labels = parameter_labels(steps, gamma=gamma, per_step=per_step)
+    family = partial(descent_filter, steps=steps, gamma=gamma, per_step=per_step)
+    problem = SpectralProblem.from_prompts(prompts, prompts.query.ys)
+    values = torch.zeros(1, len(labels), dtype=torch.float64, requires_grad=True)
+    optimizer = make_optimizer(training.optimizer, values, [torch.Size([len(labels)])], training.learning_rate)
+    generator, order = torch.Generator().manual_seed(seed), torch.empty(0, dtype=torch.long)
+    for step in range(training.steps):
+        if len(order) < training.batch_size:
+            order = torch.randperm(len(prompts), generator=generator)
+        batch, order = order[: training.batch_size], order[training.batch_size :]
+        drawn = SpectralProblem(problem.eigenvalues[batch], problem.contributions[batch], problem.targets[batch])
+        for group in optimizer.param_groups:
+            group["lr"] = training.learning_rate_at(step)
+        optimizer.zero_grad()
+        loss = drawn.error(family(values[0], drawn.eigenvalues))
+        loss.backward()
+        assert values.grad is not None
+        if not math.isfinite(loss.item()):
+            values.grad.zero_()
+        if training.gradient_clip is not None:
+            clip_each_seed(values.grad, training.gradient_clip)
+        optimizer.step()
+    final = values.detach()[0]
+    name = f"{'GD++' if gamma else 'gradient descent'}, {steps} step{'s' if steps > 1 else ''}"
+    name += f"{', parameters for each step' if per_step else ''}, trained"
+    return SpectralLearner(partial(family, final), name, dict(zip(labels, final.tolist(), strict=True)))
+
+
+# ---- tokens that are clipped ----
+
+
+@dataclass(frozen=True, eq=False)
+class ClippedDescent:
+    """GD++ as layers of linear attention do it whose tokens are cut to [-clip, clip] after every step.
+
+    Attributes:
+        step_sizes: one a step.
+        gammas: γ, one a step; 0 for gradient descent.
+        clip: the largest absolute value in a token.
+        hyperparameters: what was tuned.
+
+    Example:
+        >>> ClippedDescent([0.5, 0.5], [0.1, 0.0], clip=10.0, hyperparameters={}).predict(prompts)
+    """
+
+    step_sizes: Sequence[float]
+    gammas: Sequence[float]
+    clip: float
+    hyperparameters: dict[str, float]
+
+    def predict(self, prompts: Prompts) -> Float[Tensor, "prompt y"]:
+        """The query's prediction; differentiable with respect to the query."""
+        sizes, gammas = (torch.tensor([*each], dtype=torch.float64) for each in (self.step_sizes, self.gammas))
+        return _predicted(prompts, sizes, gammas, self.clip)
+
+    def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
+        """Every point's prediction from the points before it."""
+        return torch.stack([self.predict(prompts.prefix(n)) for n in range(prompts.xs.shape[1])], dim=1)
+
+
+def tuned_clipped_descent(
+    prompts: Prompts, steps: int, clip: float, *, gamma: bool = False, per_step: bool = False
+) -> ClippedDescent:
+    """Gradient descent or GD++ with the least squared error among those whose tokens are clipped.
+
+    The result of `tuned_descent`, without a clip, can be worthless with one: ten steps of GD++ do best with a step size
+    that first makes targets 25 times as large, in directions with large eigenvalues, and later small.
+
+    Args:
+        prompts: the tasks to tune on.
+        steps: number of steps.
+        clip: tokens are cut to [-clip, clip] after every step.
+        gamma: as for `tuned_descent`.
+        per_step: as for `tuned_descent`.
+
+    Raises:
+        ValueError: as for `tuned_descent`.
+
+    Source: von Oswald et al. 2023, A.2 and A.12: "for the trained TF and GD".
+
+    Example:
+        >>> best = tuned_clipped_descent(LinearRegression().sample(8192, seed=0), 10, 10.0, gamma=True)
+        >>> sorted(best.hyperparameters)
+        ['gamma', 'step_size']
+    """
+    _check_tuning(prompts, steps, gamma)
+    few = prompts[:SCREENING]
+    size = 1 / torch.linalg.matrix_norm(few.context.xs, ord=2).square().mean().item()
+
+    def best(starts: Sequence[list[float]], *, per_step: bool) -> list[float]:
+        """Downhill from the start that leads furthest on few prompts; `tuned_descent` is one more start."""
+        unclipped = list(tuned_descent(few, steps, gamma=gamma, per_step=per_step).hyperparameters.values())
+        options = {"gamma": gamma, "per_step": per_step}
+        screened = [_descend(few, steps, clip, start, **options) for start in [*starts, unclipped]]
+        return _descend(prompts, steps, clip, min(screened, key=lambda fit: fit[1])[0], **options)[0]
+
+    shares = [(0.3, 0.1), (1.0, 0.1), (3.0, 0.4)] if gamma else [(0.3, 0.0), (1.0, 0.0)]
+    values = best([[a * size] + [g * size] * gamma for a, g in shares], per_step=False)
+    if per_step:
+        even = [values[0]] * steps + [values[-1]] * ((steps - 1) * gamma)
+        grown = [values[0] * 2.0 ** (i - 1) for i in range(steps)]
+        grown += [values[-1] * 1.5**i for i in range((steps - 1) * gamma)]
+        values = best([even, grown], per_step=True)
+    sizes, gammas = split_parameters(torch.tensor(values), steps, gamma=gamma, per_step=per_step)
+    labels = parameter_labels(steps, gamma=gamma, per_step=per_step)
+    return ClippedDescent(sizes.tolist(), gammas.tolist(), clip, dict(zip(labels, values, strict=True)))
+
+
+def _descend(
+    prompts: Prompts, steps: int, clip: float, start: Sequence[float], *, gamma: bool, per_step: bool
+) -> tuple[list[float], float]:
+    """Parameters downhill from a start, by their logarithms, and their error."""
+
+    def error(logs: np.ndarray) -> tuple[float, np.ndarray]:
+        values = torch.from_numpy(logs).requires_grad_()
+        sizes, gammas = split_parameters(values.exp(), steps, gamma=gamma, per_step=per_step)
+        loss = (_predicted(prompts, sizes, gammas, clip) - prompts.query.ys).square().mean()
+        (slope,) = torch.autograd.grad(loss, values)
+        return loss.item(), slope.nan_to_num(0.0).double().numpy()
+
+    logs = np.log(np.clip(np.array(start, dtype=np.float64), SMALL, LARGE))
+    bounds = [(math.log(SMALL), math.log(LARGE))] * len(logs)
+    fit = minimize(error, logs, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 20 + 4 * len(logs)})
+    return np.exp(fit.x).tolist(), float(fit.fun)
+
+
+def _predicted(prompts: Prompts, sizes: Tensor, gammas: Tensor, clip: float) -> Float[Tensor, "prompt y"]:
+    """Prop. 1 on tokens (x, y), the query's y starting at 0, where it ends as minus the prediction."""
+    xs, ys = prompts.xs, torch.cat([prompts.context.ys, torch.zeros_like(prompts.query.ys)[:, None]], dim=1)
+    for a, gamma in zip(sizes.to(xs), gammas.to(xs), strict=True):
+        moments = xs[:, :-1].mT @ torch.cat([xs[:, :-1], ys[:, :-1]], dim=2)
+        moved = xs @ moments
+        ys = (ys - a * moved[:, :, xs.shape[2] :]).clamp(-clip, clip)
+        xs = (xs - gamma * moved[:, :, : xs.shape[2]]).clamp(-clip, clip)
+    return -ys[:, -1]
+
+
+def _check_tuning(prompts: Prompts, steps: int, gamma: bool) -> None:
+    if gamma and steps == 1:
+        raise ValueError("gamma needs at least two steps: the last step's γ does nothing")
+    if steps < 1 or len(prompts) == 0 or prompts.n_context == 0:
+        raise ValueError(f"tuning needs prompts with context and at least one step, got {prompts} and steps={steps}")
