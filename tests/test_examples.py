@@ -21,8 +21,8 @@ NAMES |= {name: getattr(tasks, name) for name in tasks.__all__}
 MODULES = (
     "algorithms.boolean",
     "algorithms.markov",
-    "algorithms.stepwise.induction",
-    "algorithms.stepwise.moments",
+    "algorithms.stepwise.copying",
+    "algorithms.stepwise.inverses",
     "analysis.behaviour.token_identification",
     "constructions.compression",
     "constructions.supports",

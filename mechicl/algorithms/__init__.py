@@ -1,9 +1,11 @@
 """Reference learners: each takes prompts and returns a `Trajectory`, predictions `[step prompt point y]`.
 
-Every point is predicted from the points before it, so that each prefix of a prompt is a context of its own. Algorithms
-without steps have one. Arithmetic is float64; predictions have the prompts' dtype. `AlgorithmLearner` makes a learner
-of an algorithm and its hyperparameters; `references(task)` are the best known learners of a task. `algorithms.stepwise`
-has them as causal models, state in and state out.
+Every point is predicted from the points before it, so that each prefix of a prompt is a context of its own; the empty
+one predicts 0. `at="query"` predicts the query alone, and `with_weights=True` also returns the weights
+`[step prompt point x y]` that predictions come from. Algorithms without steps have one. Arithmetic is float64;
+predictions have the prompts' dtype. `AlgorithmLearner` makes a learner of an algorithm and its hyperparameters;
+`references(task)` are the best known learners of a task. `algorithms.stepwise` has them as causal models, state in and
+state out. A card (`Algorithm`, `cards()`, `register`) is what the analyses know about an algorithm.
 """
 
 from mechicl.algorithms import stepwise

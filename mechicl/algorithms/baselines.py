@@ -15,11 +15,6 @@ from mechicl.prompts import PointsAt, Prompts
 def averaging(prompts: Prompts, *, at: PointsAt = "points", with_weights: bool = False) -> Trajectory:
     """The averaging estimator `x (1/n) Σ_i x_iᵀ y_i`, consistent for inputs with identity covariance.
 
-    Args:
-        prompts: each prefix is a context of its own; the empty one predicts 0.
-        at: predict all "points", each from those before it, or the "query" alone.
-        with_weights: also return the weights `[step prompt point x y]` that predictions come from.
-
     Source: Garg et al. 2022, section 3.
     """
     xs, ys = prompts.xs.double(), prompts.ys.double()
@@ -32,12 +27,7 @@ def nearest_neighbours(prompts: Prompts, *, n_neighbours: int = 3, at: PointsAt 
     """The mean target of the nearest context points, by Euclidean distance; of all of them while they are fewer.
 
     Args:
-        prompts: each prefix is a context of its own; the empty one predicts 0.
         n_neighbours: how many; of equally near points the earlier ones count.
-        at: predict all "points", each from those before it, or the "query" alone.
-
-    Raises:
-        ValueError: n_neighbours < 1.
 
     Source: Garg et al. 2022, section 3, with three neighbours.
     """

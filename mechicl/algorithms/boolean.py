@@ -27,12 +27,8 @@ def conjunction_bayes(prompts: Prompts, *, literal_probability: float = 0.3, pos
     drawn more often), the present one's too, and 0 if it disagrees with a target.
 
     Args:
-        prompts: each prefix is a context of its own. Contexts that no conjunction explains predict 0.
         literal_probability: as the task's.
         positive_share: as the task's.
-
-    Raises:
-        ValueError: a probability out of range, values other than -1 and 1, or more than 11 variables.
 
     Source: Bhattamishra et al. 2024 for the task.
 
@@ -68,12 +64,7 @@ def parity_bayes(prompts: Prompts, *, degree: int | None = None) -> Trajectory:
     """Exact Bayes over all parities of so many variables, all equally likely; None for parities of any subset.
 
     Args:
-        prompts: each prefix is a context of its own. Contexts that no parity explains predict 0.
         degree: as of `tasks.Parities`.
-
-    Raises:
-        ValueError: values other than -1 and 1, a degree out of range, or a class too large to enumerate (for all
-            subsets `gf2_elimination` predicts the same).
 
     Source: Bhattamishra et al. 2024 for the task.
     """
@@ -104,12 +95,6 @@ def elimination(prompts: Prompts) -> Trajectory:
     It starts from all literals, so that it predicts -1 until it has seen a positive example, and never errs on a
     negative one.
 
-    Args:
-        prompts: each prefix is a context of its own.
-
-    Raises:
-        ValueError: values other than -1 and 1.
-
     Source: Valiant 1984, "A theory of the learnable".
     """
     _check_signs(prompts)
@@ -130,12 +115,6 @@ def gf2_elimination(prompts: Prompts) -> Trajectory:
     With bits b = (1 - x) / 2 a parity is linear: y's bit is the sum of some of x's. A query that is a sum of context
     inputs has the sum of their targets; any other is as likely odd as even, so that this is exact Bayes over parities
     of any subset.
-
-    Args:
-        prompts: each prefix is a context of its own. Of targets that no parity explains, those before count.
-
-    Raises:
-        ValueError: values other than -1 and 1.
 
     Example:
         >>> prompts = Parities(x_dim=6, n_context=30, degree=None).sample(64, seed=0)

@@ -39,10 +39,6 @@ def in_weights_classifier(
         labels: of the classes, one-hot.
         frequencies: prior probability of each class.
         within_class_noise: ε of `tasks.GaussianClusters`, positive.
-        at: predict all "points", each from those before it, or the "query" alone.
-
-    Raises:
-        ValueError: noise that is not positive, or means of other inputs.
 
     Source: Reddy 2024 for the task.
     """
@@ -73,10 +69,6 @@ def in_context_classifier(
             comes next in such a context: it may be of a class that was not shown yet, whose label is anyone's guess.
         within_class_noise: ε of the task, positive.
         burstiness: B of the task.
-        at: predict all "points", each from those before it, or the "query" alone.
-
-    Raises:
-        ValueError: noise that is not positive, burstiness that does not divide the context, or too many splits.
 
     Source: Reddy 2024 for the task.
     """

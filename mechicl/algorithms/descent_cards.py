@@ -21,8 +21,8 @@ from mechicl.algorithms.gradient_descent import (
 )
 from mechicl.algorithms.search import geometric_grid
 from mechicl.algorithms.spectral_fit import MARGIN, SCREENING, SpectralLearner, SpectralProblem, largest_stable
-from mechicl.algorithms.stepwise.base import StepwiseAlgorithm, query_of
-from mechicl.algorithms.stepwise.descent import QueryDescent, ResidualDescent, in_words
+from mechicl.algorithms.stepwise.base import StepwiseAlgorithm, in_words, query_of
+from mechicl.algorithms.stepwise.descent import QueryDescent, ResidualDescent
 from mechicl.algorithms.tuning import stable_step_size
 
 MOST_STEPS = 12  # of families with parameters of their own in each step

@@ -29,10 +29,7 @@ def chebyshev(
     polynomial of degree k - 1 in S times B has a smaller largest residual on that interval.
 
     Args:
-        prompts: each prefix is a context of its own; the empty one predicts 0.
         steps: degrees k; 0 predicts 0.
-        at: predict all "points", each from those before it, or the "query" alone.
-        with_weights: also return the weights `[step prompt point x y]` that predictions come from.
 
     Source: Golub & Varga 1961; the comparison is that of Fu et al. 2024, section 4, with the best method in place of
     gradient descent.
@@ -87,11 +84,6 @@ def online_gradient_descent(
         prompts: the order of their points matters.
         step_size: a, the same for all points; by default `1 / |x_t|²`, with which each point is fitted exactly as it
             passes (and points at 0 are passed over).
-        at: predict all "points", each from those before it, or the "query" alone.
-        with_weights: also return the weights `[step prompt point x y]` that predictions come from.
-
-    Raises:
-        ValueError: a step size that is not finite.
 
     Source: Fu et al. 2024, section 3.2 and Table 1.
     """

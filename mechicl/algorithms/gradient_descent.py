@@ -28,16 +28,9 @@ def gradient_descent(
     the same. With a step size below 0 or above 2/λ_max the iteration diverges, and so do predictions.
 
     Args:
-        prompts: each prefix is a context of its own.
         steps: numbers of steps, in any order; 0 gives the initial prediction.
         step_size: a, the factor on the summed gradient. Von Oswald et al.'s η is `a * n_context`.
         initial_weights: W_0 `[x y]`.
-        at: predict all "points", each from those before it, or the "query" alone.
-        with_weights: also return the weights `[step prompt point x y]` that predictions come from.
-
-    Raises:
-        ValueError: a step size that is not finite, steps that are not whole numbers >= 0, or initial_weights of
-            another shape.
 
     Warns:
         DivergenceWarning: more than one step, and a step size below 0 or above 2/λ_max on more than half of the full
@@ -109,15 +102,9 @@ def gd_plus_plus(
     is the sum of the query's `x ΔW`. All of it happens in the eigenbasis of the first S.
 
     Args:
-        prompts: each prefix is a context of its own.
         steps: numbers of steps.
         step_size: a, the factor on the summed gradient, one for all steps or one a step.
         gamma: γ, which acts on the summed S, one for all steps or one a step.
-        at: predict all "points", each from those before it, or the "query" alone.
-        with_weights: also return the weights `[step prompt point x y]` that predictions come from.
-
-    Raises:
-        ValueError: a parameter that is not finite, or another number of them than the largest number of steps.
 
     Warns:
         DivergenceWarning: more than one step, and on more than half of the full contexts the residual is larger after
@@ -159,9 +146,6 @@ def gd_plus_plus_filters(
 
     Returns:
         One filter more than there are steps.
-
-    Raises:
-        ValueError: not as many gammas as step sizes.
     """
     # All tokens' coordinates along one eigenvector are multiplied alike, by 1 - γ λ_i, so two numbers say what has
     # become of them: x = stretch * x_0, and XᵀY = moment * X_0ᵀY_0. A step predicts a x XᵀY = a stretch moment x_0 B,
@@ -200,11 +184,7 @@ def momentum_filter(
 
 
 def per_step(name: str, value: float | Sequence[float], steps: int) -> list[float]:
-    """A parameter as one finite number a step.
-
-    Raises:
-        ValueError: another number of entries than of steps, or one that is not finite.
-    """
+    """A parameter as one finite number a step."""
     values = [float(value)] * steps if isinstance(value, (int, float)) else [float(v) for v in value]
     if len(values) != steps:
         raise ValueError(f"{name} has {len(values)} entries for {steps} steps")

@@ -17,12 +17,7 @@ def greedy_tree(prompts: Prompts, *, depth: int = 4, at: PointsAt = "points") ->
     long as points of both signs are there and the error falls; after `depth` splits, or else, it is a leaf.
 
     Args:
-        prompts: each prefix is a context of its own; the empty one predicts 0.
         depth: largest number of splits on the way to a leaf.
-        at: predict all "points", each from those before it, or the "query" alone.
-
-    Raises:
-        ValueError: depth < 1.
 
     Source: Breiman et al. 1984; Garg et al. 2022, section 5, on the signs of the inputs.
 

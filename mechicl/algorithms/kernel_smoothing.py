@@ -56,20 +56,14 @@ def kernel_smoothing(
     the prompts' dtype. Gradients flow to the query and to the context.
 
     Args:
-        prompts: each prefix is a context of its own; the empty one predicts 0.
         bandwidth: h, in units of x ("gaussian") or of x² ("exponential"); or several, the trajectory's steps.
         kernel: "gaussian" is `exp(-|x - x'|²/(2h²))` and "exponential" is `exp(<x, x'>/h)`. A function stands for
             `exp(function(points, others)/h)`: from `[prompt point x]` and `[prompt other x]` to
             `[prompt point other]`, with -∞ where the kernel is 0. Where it is 0 for all of a context, so is the
             prediction.
-        at: predict all "points", each from those before it, or the "query" alone.
 
     Returns:
         Trajectory with one step a bandwidth, predictions `[step prompt point y]`.
-
-    Raises:
-        ValueError: no bandwidth, or one that is not positive and finite; an unknown kernel; a function whose result
-            has another shape, is NaN or +∞; or unknown points.
 
     Source: Nadaraya 1964; Watson 1964. Von Oswald et al. 2023, A.8, liken attention to it.
 
@@ -108,10 +102,6 @@ def tuned_bandwidth(prompts: Prompts, *, kernel: Literal["gaussian", "exponentia
     Args:
         prompts: the tasks to tune on, the query's targets included.
         kernel: as for `kernel_smoothing`.
-
-    Raises:
-        ValueError: no prompts or no context to tune on, contexts that are as near as each other to their queries, so
-            that every bandwidth gives their mean, or a kernel that `kernel_smoothing` refuses.
 
     Source: von Oswald et al. 2023, section 3, tune gradient descent so.
     """

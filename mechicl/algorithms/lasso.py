@@ -26,9 +26,6 @@ def lasso(prompts: Prompts, *, penalty: float, at: PointsAt = "points", with_wei
         prompts: the empty prefix predicts 0.
         penalty: > 0, in units of x y; for no penalty use `ols`. scikit-learn calls it alpha.
 
-    Raises:
-        ValueError: a penalty that is not positive and finite.
-
     Source: Tibshirani 1996; Efron et al. 2004, section 3, for the path; Garg et al. 2022, section 5, compare with it.
 
     Example:

@@ -31,11 +31,6 @@ def ols(prompts: Prompts, *, at: PointsAt = "points", with_weights: bool = False
     Directions whose singular value in X is below `ε max(n, d)` of the largest count as absent, with the ε of the
     prompts' dtype, as in `numpy.linalg.lstsq`.
 
-    Args:
-        prompts: each prefix is a context of its own; the empty one predicts 0.
-        at: predict all "points", each from those before it, or the "query" alone.
-        with_weights: also return the weights `[step prompt point x y]` that predictions come from.
-
     Warns:
         ConditioningWarning: inputs so nearly collinear, or of so different sizes, that few digits are left.
 
@@ -50,13 +45,7 @@ def ridge(prompts: Prompts, *, penalty: float, at: PointsAt = "points", with_wei
     A penalty as small as the rounding noise gives its limit, `ols`, where the context leaves weights open.
 
     Args:
-        prompts: each prefix is a context of its own; the empty one predicts 0.
         penalty: λ > 0; for no penalty use `ols`.
-        at: predict all "points", each from those before it, or the "query" alone.
-        with_weights: also return the weights `[step prompt point x y]` that predictions come from.
-
-    Raises:
-        ValueError: a penalty that is not positive and finite.
 
     Warns:
         ConditioningWarning: as for `ols`.
@@ -83,16 +72,10 @@ def ridge_path(
     for `newton` it has the same default scale: both see of a prefix's S its size and nothing else.
 
     Args:
-        prompts: each prefix is a context of its own; the empty one predicts 0.
         steps: k, in any order.
         penalty: that of step 0, the same for all prefixes; by default `‖S Sᵀ‖_F^(1/2)` of each prefix, the largest
             eigenvalue or a little more, and the λ at which Newton's first residual `1 - αλ²` is 0.
         shrink: the factor between one step's penalty and the next one's, above 0 and below 1.
-        at: predict all "points", each from those before it, or the "query" alone.
-        with_weights: also return the weights `[step prompt point x y]` that predictions come from.
-
-    Raises:
-        ValueError: steps that are not whole numbers >= 0, a penalty that is not positive, or a factor out of range.
 
     Source: the lecture note on ICL as meta-optimisation, Theorem 3.1, for each penalty.
 
@@ -128,15 +111,9 @@ def bayes(
     With a covariance C of the weights it is the same on inputs `x C^(1/2)`, whose weights are standard normal.
 
     Args:
-        prompts: each prefix is a context of its own.
         noise_std: standard deviation of the label noise, >= 0.
         weight_std: standard deviation of the weights, > 0.
         weight_covariance: C, symmetric and without negative eigenvalues: weights are N(0, weight_std² C).
-        at: predict all "points", each from those before it, or the "query" alone.
-        with_weights: also return the weights `[step prompt point x y]` that predictions come from.
-
-    Raises:
-        ValueError: a standard deviation out of range, or a matrix that is no covariance of these inputs' weights.
 
     Source: the lecture note on ICL as meta-optimisation, Theorem 3.1.
     """

@@ -25,13 +25,7 @@ def steepest_descent(
     own, so that its prediction does not depend on the other targets.
 
     Args:
-        prompts: each prefix is a context of its own; the empty one predicts 0.
         steps: numbers of steps, in any order; 0 predicts 0. The cost grows with the largest.
-        at: predict all "points", each from those before it, or the "query" alone.
-        with_weights: also return the weights `[step prompt point x y]` that predictions come from.
-
-    Raises:
-        ValueError: steps that are not whole numbers >= 0.
 
     Source: Cauchy 1847.
 
@@ -52,13 +46,7 @@ def conjugate_gradient(
     after as many steps as S has different eigenvalues it is that of least squares. Each target is a problem of its own.
 
     Args:
-        prompts: each prefix is a context of its own; the empty one predicts 0.
         steps: numbers of steps, in any order; 0 predicts 0.
-        at: predict all "points", each from those before it, or the "query" alone.
-        with_weights: also return the weights `[step prompt point x y]` that predictions come from.
-
-    Raises:
-        ValueError: steps that are not whole numbers >= 0.
 
     Source: Hestenes & Stiefel 1952.
 

@@ -35,9 +35,6 @@ def unigram_bayes(
         d_vocab: number of tokens, k.
         concentration: of the Dirichlet prior, a.
 
-    Raises:
-        ValueError: ids outside the vocabulary, or a concentration that is not positive.
-
     Source: Edelman et al. 2024, section 2.
     """
     check_positive(concentration=concentration)
@@ -57,9 +54,6 @@ def bigram_bayes(
         sequences: of ids below `d_vocab`.
         d_vocab: number of tokens, k.
         concentration: of the Dirichlet prior of each row, a.
-
-    Raises:
-        ValueError: ids outside the vocabulary, or a concentration that is not positive.
 
     Source: Edelman et al. 2024, section 2.
 
@@ -84,9 +78,6 @@ def known_chain(
     Args:
         sequences: of chains.
         transitions: their transition matrices (`MarkovChains.transitions` with the same seed).
-
-    Raises:
-        ValueError: another number of matrices than of sequences, or states that they do not have.
     """
     if len(transitions) != len(sequences):
         raise ValueError(f"{len(transitions)} transition matrices for {len(sequences)} sequences")

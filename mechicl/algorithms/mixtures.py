@@ -43,14 +43,8 @@ def mixture_bayes(
     A mean of ridge regressions with penalties `noise_std² / weight_std²`, weighted by the evidence of each.
 
     Args:
-        prompts: each prefix is a context of its own; the empty one predicts 0.
         noise_stds: standard deviations of the label noise, one for each setting, > 0.
         weight_stds: standard deviations of the weights, one for each setting or one for all.
-        at: predict all "points", each from those before it, or the "query" alone.
-        with_weights: also return the weights `[step prompt point x y]` that predictions come from.
-
-    Raises:
-        ValueError: no setting, values that are not positive and finite, or different numbers of them.
 
     Source: Bai et al. 2023, on mixed noise levels.
 
@@ -88,15 +82,9 @@ def sparse_bayes(
     It goes through all choices of inputs: 1140 of them for 3 of 20.
 
     Args:
-        prompts: each prefix is a context of its own; the empty one predicts 0.
         sparsity: number of weights that are not zero, 1 to x_dim.
         noise_std: standard deviation of the label noise, >= 0; without noise `NO_NOISE` of the weights' is assumed.
         weight_std: standard deviation of the weights that are not zero, > 0.
-        at: predict all "points", each from those before it, or the "query" alone.
-        with_weights: also return the weights `[step prompt point x y]` that predictions come from.
-
-    Raises:
-        ValueError: a value out of range.
 
     Source: Garg et al. 2022, section 5, for the task.
 
@@ -188,14 +176,8 @@ def dmmse(
     pool of draws from N(0, I) it becomes `bayes`.
 
     Args:
-        prompts: each prefix is a context of its own; the empty one leaves all tasks equally likely.
         pool: the weights of the tasks.
         noise_std: standard deviation of the label noise, >= 0; without noise the tasks nearest to the context remain.
-        at: predict all "points", each from those before it, or the "query" alone.
-        with_weights: also return the weights `[step prompt point x y]` that predictions come from.
-
-    Raises:
-        ValueError: a noise_std out of range, or a pool that is empty or does not fit the prompts.
 
     Source: Raventós et al. 2023, section 2.
 
@@ -225,13 +207,8 @@ def pool_posterior(
     """How likely each task of the pool is after the points before each point: the weights of `dmmse`, float64.
 
     Args:
-        prompts: each prefix is a context of its own.
         pool: the weights of the tasks.
         noise_std: standard deviation of the label noise, >= 0.
-        at: of all "points", or of the "query" alone.
-
-    Raises:
-        ValueError: as for `dmmse`.
 
     Source: Raventós et al. 2023, section 2.
 

@@ -39,9 +39,6 @@ def newton(
         steps: numbers of iterations, in any order; 0 gives `x αS B`.
         alpha: α, the same for all prefixes; by default `1 / ‖S Sᵀ‖_F` of each prefix.
 
-    Raises:
-        ValueError: an alpha that is not positive, or too large to converge on one of the prefixes: `α ≥ 2 / λ_max²`.
-
     Source: Fu et al. 2024, section 3.2 and C.3, whose `α = 2 / ‖S Sᵀ‖₂` is on the boundary and does not converge; the
     authors' code has the default.
 

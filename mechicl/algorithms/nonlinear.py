@@ -31,17 +31,12 @@ def on_features(
     """An algorithm's predictions from features of the inputs: linear in these, whatever they are.
 
     Args:
-        prompts: each prefix is a context of its own.
         features: from inputs `[prompt point x]`, float64, to features `[prompt point feature]` of each point alone.
         algorithm: of this package; by default `ols`.
         hyperparameters: its keyword arguments.
-        at: predict all "points", each from those before it, or the "query" alone.
 
     Returns:
         The algorithm's trajectory, predictions `[step prompt point y]` in the prompts' dtype.
-
-    Raises:
-        ValueError: features of another shape, or hyperparameters that the algorithm refuses.
 
     Source: Guo et al. 2024 call such prompts linear regression on representations.
 
@@ -87,10 +82,6 @@ def logistic(
         prompts: labels -1 and 1; each prefix is a context of its own; the empty one predicts 0.
         weight_std: standard deviation of the weights, > 0: the larger, the less is regularised.
         posterior: see above.
-        at: predict all "points", each from those before it, or the "query" alone.
-
-    Raises:
-        ValueError: labels other than -1 and 1, an unknown posterior, or a weight_std out of range.
 
     Source: Bai et al. 2023; MacKay 1992 for the average.
 
@@ -186,15 +177,10 @@ def network_descent(
     number of inputs of a layer, as in PyTorch, with biases. Computed in float64; it takes no gradients to the context.
 
     Args:
-        prompts: each prefix is a context of its own; the empty one predicts 0.
         n_hidden: number of hidden units.
         steps: number of Adam's steps.
         learning_rate: Adam's.
         seed: of the initial weights.
-        at: predict all "points", each from those before it, or the "query" alone, which is quicker by their number.
-
-    Raises:
-        ValueError: a value out of range.
 
     Source: Garg et al. 2022, section 5, and the authors' code (100 units, 100 steps, learning rate 0.005).
 

@@ -36,9 +36,6 @@ def preconditioned_gd(
         steps: numbers of steps.
         preconditioner: A `[x x]`, or one a step.
 
-    Raises:
-        ValueError: a preconditioner of another shape, or fewer of them than steps.
-
     Warns:
         DivergenceWarning: more than one step, and on more than half of the full contexts of the first 256 prompts the
             product of the steps' `I - A_k S / n` has a spectral radius above 1: repeating the steps makes errors grow.

@@ -40,9 +40,6 @@ def references(task: Any) -> dict[str, Any]:
         task: of the library, or one's own. A task with a method `references()` brings its own learners, by name or in
             a list; `register_references` adds a function that makes them for a class that is not one's own.
 
-    Raises:
-        TypeError: nobody has said what to measure this kind of task against.
-
     Example:
         >>> learners = algorithms.references(TaskPool(n_tasks=16))
         >>> list(learners)
@@ -68,11 +65,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def register_references(function: Function) -> Function:
-    """Decorates a function of a kind of task (its annotation says which) that returns reference learners by name.
-
-    Raises:
-        TypeError: the function's first argument has no annotation that is a class.
-    """
+    """Decorates a function of a kind of task (its annotation says which) that returns reference learners by name."""
     try:
         return cast(Function, _references.register(function))
     except (TypeError, AttributeError, NameError) as error:

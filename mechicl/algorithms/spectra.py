@@ -108,11 +108,7 @@ def second_moments(
 
 
 def selected(values: Tensor, at: PointsAt, axis: int = 1) -> Tensor:
-    """The values of all points, along an axis, or of the query alone, whose axis stays.
-
-    Raises:
-        ValueError: unknown points.
-    """
+    """The values of all points, along an axis, or of the query alone, whose axis stays."""
     if at not in ("points", "query"):
         raise ValueError(f"at must be 'points' or 'query', got {at!r}")
     return values if at == "points" else values.narrow(axis, values.shape[axis] - 1, 1)
@@ -182,13 +178,9 @@ def spectral_trajectory(
         steps: step numbers of the slices.
         at: all "points", each predicted from those before it, or the "query" alone (a trajectory with one point).
         initial_weights: the learner's weights `[x y]` before any step; the algorithm then fits the residual.
-        with_weights: also return the weights.
         parameters: names and values of an iteration's parameters, for the warning; it converges with any between 0 and
             `2 / λ_max(S)`, and may diverge with others.
         of_inputs: decompose each prefix's X in place of its S: slower, and right where S has lost the digits.
-
-    Raises:
-        ValueError: unknown points, or initial_weights of another shape.
 
     Warns:
         DivergenceWarning: `parameters` are given, and after the largest number of steps, if that is more than one, the
@@ -237,11 +229,7 @@ def spectral_trajectory(
 
 
 def checked_steps(steps: int | Sequence[int]) -> tuple[int, ...]:
-    """Step numbers as a tuple.
-
-    Raises:
-        ValueError: none, or one that is not a whole number >= 0.
-    """
+    """Step numbers as a tuple."""
     numbers = (steps,) if isinstance(steps, int) else tuple(steps)
     if not numbers or any(not isinstance(k, int) or isinstance(k, bool) or k < 0 for k in numbers):
         raise ValueError(f"steps must be one or more whole numbers >= 0, got {steps!r}")

@@ -24,9 +24,6 @@ def tuned_step_size(prompts: Prompts, steps: int = 1) -> float:
     Returns:
         a, the factor on the summed gradient. Von Oswald et al.'s η is `a * n_context`.
 
-    Raises:
-        ValueError: no prompts or no context to tune on, steps < 1, or contexts from which every step size predicts 0.
-
     Source: von Oswald et al. 2023, section 3.
     """
     (steps,) = checked_steps([steps])
@@ -59,9 +56,6 @@ def stable_step_size(prompts: Prompts) -> float:
     """The step size `1 / λ_max` with which `gradient_descent` converges on every prefix of the prompts.
 
     λ_max is the largest eigenvalue of S over all contexts; prefixes have smaller ones.
-
-    Raises:
-        ValueError: no prompts, no context, or contexts of zeros only.
     """
     context = prompts.context.xs.double()
     largest = torch.linalg.matrix_norm(context, ord=2).square().max().item() if context.numel() else 0.0

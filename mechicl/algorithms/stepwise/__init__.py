@@ -4,13 +4,11 @@
 """
 
 from mechicl.algorithms.stepwise.base import State, StepwiseAlgorithm, query_of
-from mechicl.algorithms.stepwise.circuits import AfterCopying
+from mechicl.algorithms.stepwise.copying import AfterCopying, Induction, best_match
 from mechicl.algorithms.stepwise.counterfactuals import Place, Runs
 from mechicl.algorithms.stepwise.descent import KernelReading, OnlineDescent, QueryDescent, ResidualDescent, nearest
 from mechicl.algorithms.stepwise.hypothesis import Hypothesis, variables_of
-from mechicl.algorithms.stepwise.induction import Induction, best_match
-from mechicl.algorithms.stepwise.inverses import NewtonSteps, RidgeByDirections, RidgePath
-from mechicl.algorithms.stepwise.moments import MomentsThenRidge
+from mechicl.algorithms.stepwise.inverses import MomentsThenRidge, NewtonSteps, RidgeByDirections, RidgePath
 from mechicl.base.arguments import check_arguments
 
 __all__ = [

@@ -6,10 +6,7 @@ variables from its own and from those that the context's points carry. State goe
 variable can be exchanged between two runs after any step, and what would have happened is computed exactly.
 """
 
-import inspect
 from abc import ABC, abstractmethod
-from functools import wraps
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -38,12 +35,6 @@ class StepwiseAlgorithm(ABC):
     variables: tuple[str, ...]
     causal: bool = False
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        for name in ("step", "read", "advance"):
-            if name in vars(cls):
-                setattr(cls, name, _of_whole_states(vars(cls)[name]))
-
     @abstractmethod
     def start(self, prompts: Prompts) -> State:
         """What points carry before the first step, float64; the query's target is not read."""
@@ -60,9 +51,9 @@ class StepwiseAlgorithm(ABC):
             sees: 1 where a reader sees a point and 0 elsewhere; by default all see all.
         """
 
-    @abstractmethod
     def read(self, query: State) -> Float[Tensor, "prompt y"]:
-        """The prediction that the query, a state of one point, carries."""
+        """The prediction that the query, a state of one point, carries: its own variable, or minus the residual."""
+        return query["prediction"][:, 0] if "prediction" in query else -query["residual"][:, 0]
 
     def states(self, prompts: Prompts) -> list[State]:
         """The states before the first step and after each."""
@@ -79,8 +70,6 @@ class StepwiseAlgorithm(ABC):
         """Which points see which, where not all see all: points `[reader point]`, the query's row last."""
         if not self.causal:
             return None
-        if not state:
-            raise ValueError(f"state must have the variables {list(self.variables)}, got an empty one")
         n_points = next(iter(state.values())).shape[1]
         return next(iter(state.values())).new_ones(n_points, n_points - 1).tril()
 
@@ -93,11 +82,7 @@ class StepwiseAlgorithm(ABC):
         return torch.stack([self.predict(prompts.prefix(t)) for t in range(prompts.n_context + 1)], dim=1)
 
     def trajectory(self, prompts: Prompts, *, with_weights: bool = False) -> Trajectory:
-        """The predictions that the query carries after each step, for every prefix.
-
-        Raises:
-            ValueError: weights are asked for.
-        """
+        """The predictions that the query carries after each step, for every prefix."""
         if with_weights:
             raise ValueError(f"{self.name} step by step has no weights: they are those of its points")
         prefixes = [
@@ -106,27 +91,6 @@ class StepwiseAlgorithm(ABC):
         ]
         steps = tuple(range(self.n_steps + 1))
         return Trajectory(steps, torch.stack(prefixes, dim=2).to(prompts.dtype), self.name)
-
-
-def _of_whole_states(method: Any) -> Any:
-    """The method, which says it where a state lacks one of the algorithm's variables."""
-
-    @wraps(method)
-    def run(self: StepwiseAlgorithm, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return method(self, *args, **kwargs)
-        except (KeyError, IndexError) as error:
-            given = inspect.signature(method).bind(self, *args, **kwargs).arguments
-            if not 0 <= given.get("k", 0) < self.n_steps:
-                raise ValueError(f"k must be 0 to {self.n_steps - 1}, got {given['k']}") from error
-            for name, state in given.items():
-                if isinstance(state, dict) and (missing := set(self.variables) - set(state)):
-                    raise ValueError(
-                        f"{name} is no state of {self.name!r}: it lacks {sorted(missing)}, and has {list(state)}"
-                    ) from error
-            raise
-
-    return run
 
 
 def gather(
@@ -156,3 +120,14 @@ def joined(context: State, query: State) -> State:
 def empty(context: State) -> State:
     """A context without points, for readers that read nothing."""
     return {name: value[:, :0] for name, value in context.items()}
+
+
+def without_query_target(prompts: Prompts) -> Float[Tensor, "prompt point y"]:
+    """Targets in float64, 0 for the query's."""
+    ys = prompts.ys.double()
+    return torch.cat([ys[:, :-1], torch.zeros_like(ys[:, -1:])], dim=1)
+
+
+def in_words(number: int, noun: str) -> str:
+    """ "1 step", "2 steps"."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -39,9 +39,6 @@ class Runs:
             place: "query" or "context".
             variables: only these; all by default.
             point: of the context, only this point.
-
-        Raises:
-            ValueError: no state after so many steps, or a variable that there is not.
         """
         base, source = self._after(after), self._after(after, self.source)
         n_context = next(iter(base.values())).shape[1] - 1

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.algorithms.gradient_descent import per_step
-from mechicl.algorithms.stepwise.base import State, StepwiseAlgorithm, gather
+from mechicl.algorithms.stepwise.base import State, StepwiseAlgorithm, gather, in_words, without_query_target
 from mechicl.base.checks import check_positive, check_whole
 from mechicl.prompts import Prompts
 
@@ -27,9 +27,6 @@ class ResidualDescent(StepwiseAlgorithm):
         preconditioner: A `[x x]`, one for all steps or one a step; the identity by default.
         clip: bound on what every point carries after each step, as in models whose tokens are clipped.
         causal: see `StepwiseAlgorithm`.
-
-    Raises:
-        ValueError: steps < 1, another number of parameters than of steps, or a clip that is not positive.
 
     Source: von Oswald et al. 2023, Proposition 1 and A.10; Nertinger 2025, Theorem 1, for a preconditioner (`a = 1/n`).
 
@@ -85,10 +82,6 @@ class ResidualDescent(StepwiseAlgorithm):
             new["x"] = x - self.gammas[k] * gather(x @ context["x"].mT, context["x"], sees)
         return new if self.clip is None else {n: value.clamp(-self.clip, self.clip) for n, value in new.items()}
 
-    def read(self, query: State) -> Float[Tensor, "prompt y"]:
-        """Minus the query's residual."""
-        return -query["residual"][:, 0]
-
 
 class QueryDescent(StepwiseAlgorithm):
     """Gradient descent that the query does alone, from a context that stays as it is.
@@ -101,9 +94,6 @@ class QueryDescent(StepwiseAlgorithm):
         steps: their number.
         step_size: a, one for all steps or one a step.
         causal: see `StepwiseAlgorithm`; it makes no difference to the query.
-
-    Raises:
-        ValueError: steps < 1, or another number of step sizes than of steps.
     """
 
     variables = ("x", "y", "transformed x", "prediction")
@@ -127,10 +117,6 @@ class QueryDescent(StepwiseAlgorithm):
             "transformed x": readers["transformed x"] - gather(scores, context["x"], sees),
         }
 
-    def read(self, query: State) -> Float[Tensor, "prompt y"]:
-        """The running prediction."""
-        return query["prediction"][:, 0]
-
 
 class OnlineDescent(StepwiseAlgorithm):
     """One pass of gradient descent over the context, one of its points a step, in the order of the prompt.
@@ -143,9 +129,6 @@ class OnlineDescent(StepwiseAlgorithm):
         n_context: number of context points; the steps are one more. Of shorter prompts the last steps do nothing.
         step_size: a, the same for all points; by default `1 / |x_k|²`, with which each point is fitted exactly.
 
-    Raises:
-        ValueError: n_context < 1.
-
     Source: Fu et al. 2024, section 3.2.
     """
 
@@ -157,11 +140,7 @@ class OnlineDescent(StepwiseAlgorithm):
         self.name = f"online gradient descent, {in_words(n_context, 'point')}"
 
     def start(self, prompts: Prompts) -> State:
-        """Inputs, targets, 0 for the query's, and each point's number.
-
-        Raises:
-            ValueError: prompts of more points.
-        """
+        """Inputs, targets, 0 for the query's, and each point's number."""
         if prompts.n_context >= self.n_steps:
             raise ValueError(f"{self.name}, and these prompts have {prompts.n_context}")
         ys = without_query_target(prompts)
@@ -180,10 +159,6 @@ class OnlineDescent(StepwiseAlgorithm):
         # the query, whose number is the last step's, is never read
         marked = readers["number"] == k
         return readers | {"residual": residual, "turn": torch.where(marked, residual, 0.0)}
-
-    def read(self, query: State) -> Float[Tensor, "prompt y"]:
-        """Minus the query's residual."""
-        return -query["residual"][:, 0]
 
 
 Weights = Callable[[Tensor, Tensor], Tensor]
@@ -204,9 +179,6 @@ class KernelReading(StepwiseAlgorithm):
         normalized: whether the weights of the points that a reader sees are divided by their sum, as by a softmax.
         causal: see `StepwiseAlgorithm`: weights on points that are not seen are left out, and not spread over the
             others but where they are normalized.
-
-    Raises:
-        ValueError: steps < 1, or a step size that is not finite.
     """
 
     variables = ("x", "residual")
@@ -235,10 +207,6 @@ class KernelReading(StepwiseAlgorithm):
         moved = gather(weights, context["residual"], sees)
         return readers | {"residual": readers["residual"] - self.step_size * moved}
 
-    def read(self, query: State) -> Float[Tensor, "prompt y"]:
-        """Minus the query's residual."""
-        return -query["residual"][:, 0]
-
 
 def nearest(
     readers: Float[Tensor, "prompt reader x"], points: Float[Tensor, "prompt point x"]
@@ -247,14 +215,3 @@ def nearest(
     return torch.nn.functional.one_hot(torch.cdist(readers.double(), points.double()).argmin(-1), points.shape[1]).to(
         points
     )
-
-
-def without_query_target(prompts: Prompts) -> Float[Tensor, "prompt point y"]:
-    """Targets in float64, 0 for the query's."""
-    ys = prompts.ys.double()
-    return torch.cat([ys[:, :-1], torch.zeros_like(ys[:, -1:])], dim=1)
-
-
-def in_words(number: int, noun: str) -> str:
-    """ "1 step", "2 steps"."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -24,9 +24,6 @@ class Hypothesis:
             `[d_model dim]` of the stream that carry it, where they are known; `rest` is what none of them carries.
         name: for tables; the algorithm's by default.
 
-    Raises:
-        ValueError: a schedule that does not go up from (0, 0) to the last step, or columns that are not orthonormal.
-
     Example:
         >>> Hypothesis(ResidualDescent(2, step_size=0.05), schedule=((0, 0), (2, 1), (4, 2))).n_layers
         4
@@ -71,11 +68,7 @@ class Hypothesis:
 
     @property
     def rest(self) -> Float[Tensor, "d_model dim"] | None:
-        """Orthonormal columns of what no variable's subspace carries; None without subspaces, or where nothing is left.
-
-        Raises:
-            ValueError: subspaces that overlap.
-        """
+        """Orthonormal columns of what no variable's subspace carries; None without subspaces or such columns."""
         if not self.subspaces:
             return None
         columns = torch.cat([value.double() for value in self.subspaces.values()], dim=1)

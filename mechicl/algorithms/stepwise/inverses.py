@@ -1,16 +1,14 @@
-"""Newton's method, ridge regression along its path and by eigendirections, step by step."""
+"""Newton's method step by step, and ridge regression: along a path, by eigendirections, and of collected moments."""
 
 import math
 from collections.abc import Sequence
 from typing import Literal, get_args
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.algorithms.spectra import above_rounding
-from mechicl.algorithms.stepwise.base import State, StepwiseAlgorithm, gather
-from mechicl.algorithms.stepwise.descent import in_words, without_query_target
+from mechicl.algorithms.stepwise.base import State, StepwiseAlgorithm, gather, in_words, without_query_target
 from mechicl.base.checks import check_positive, check_whole
 from mechicl.prompts import Prompts
 
@@ -36,9 +34,6 @@ class NewtonSteps(StepwiseAlgorithm):
         share: factor on that default.
         answer: see above.
         causal: see `StepwiseAlgorithm`.
-
-    Raises:
-        ValueError: iterations < 0, an alpha that is not positive, or another answer.
 
     Source: Fu et al. 2024, section 3.2 and Theorem 1.
 
@@ -94,10 +89,6 @@ class NewtonSteps(StepwiseAlgorithm):
             new["inverse times x"] = 2 * readers["inverse times x"] - gather(readers["x"] @ m.mT, m, sees)
         return new
 
-    def read(self, query: State) -> Float[Tensor, "prompt y"]:
-        """The prediction, 0 before there is one."""
-        return query["prediction"][:, 0]
-
     def _answer(self, readers: State, context: State, values: str, sees: Tensor | None) -> Tensor:
         return gather(readers["x"] @ context["inverse times x"].mT, context[values], sees)
 
@@ -113,24 +104,20 @@ class NewtonSteps(StepwiseAlgorithm):
 class RidgePath(StepwiseAlgorithm):
     """Ridge regression with a smaller penalty in each step, read anew from the context: no iteration at all.
 
-    What the query held before is overwritten, and the context stays as it is.
+    The query's previous prediction is overwritten, and the context does not change.
 
     Args:
         penalties: λ, one a step; 0 gives the least-squares solution of least norm.
         causal: see `StepwiseAlgorithm`; it makes no difference to the query.
-
-    Raises:
-        ValueError: no penalties, or one that is negative or not finite.
     """
 
     variables = ("x", "y", "prediction")
 
     def __init__(self, penalties: Sequence[float], *, causal: bool = False):
         self.penalties, self.causal = tuple(map(float, penalties)), causal
-        if not self.penalties or any(not 0 <= penalty < math.inf for penalty in self.penalties):
-            raise ValueError(f"penalties must be one or more finite numbers >= 0, got {penalties!r}")
+        _check_penalties(self.penalties)
         self.n_steps = len(self.penalties)
-        self.name = f"ridge path, {in_words(self.n_steps, 'penalty').replace('penaltys', 'penalties')}"
+        self.name = f"ridge path, {self.n_steps} penalt{'y' if self.n_steps == 1 else 'ies'}"
 
     def start(self, prompts: Prompts) -> State:
         """Inputs, targets, and a prediction of 0."""
@@ -141,15 +128,8 @@ class RidgePath(StepwiseAlgorithm):
         """The prediction at the step's penalty, by all readers from the whole context."""
         if not context["x"].shape[1]:
             return dict(readers)
-        eigenvalues, directions = spectrum(context["x"])
-        penalty, present = self.penalties[k], above_rounding(eigenvalues)
-        inverse = torch.where(present, 1 / (eigenvalues.masked_fill(~present, 1.0) + penalty), 0.0)
-        cross = directions.mT @ (context["x"].mT @ context["y"])
-        return readers | {"prediction": (readers["x"] @ directions) @ (inverse[..., None] * cross)}
-
-    def read(self, query: State) -> Float[Tensor, "prompt y"]:
-        """The last penalty's prediction."""
-        return query["prediction"][:, 0]
+        solution = _solve(context["x"].mT @ context["x"], context["x"].mT @ context["y"], self.penalties[k])
+        return readers | {"prediction": readers["x"] @ solution}
 
 
 class RidgeByDirections(StepwiseAlgorithm):
@@ -159,46 +139,82 @@ class RidgeByDirections(StepwiseAlgorithm):
         x_dim: number of directions, the number of steps.
         penalty: λ.
         causal: see `StepwiseAlgorithm`; it makes no difference to the query.
-
-    Raises:
-        ValueError: x_dim < 1, or a penalty that is negative or not finite.
     """
 
     variables = ("x", "y", "prediction")
+    start = RidgePath.start
 
     def __init__(self, x_dim: int, *, penalty: float = 0.0, causal: bool = False):
         check_whole(1, x_dim=x_dim)
-        if not 0 <= penalty < math.inf:
-            raise ValueError(f"penalty must be a finite number >= 0, got {penalty!r}")
+        _check_penalties([penalty])
         self.n_steps, self.penalty, self.causal = x_dim, float(penalty), causal
         self.name = f"ridge by {in_words(x_dim, 'eigendirection')}"
 
-    def start(self, prompts: Prompts) -> State:
-        """Inputs, targets, and a prediction of 0.
+    def step(self, k: int, readers: State, context: State, sees: Tensor | None = None) -> State:
+        """Add the contribution of direction k to every reader's prediction."""
+        if readers["x"].shape[-1] != self.n_steps:
+            raise ValueError(f"{self.name}, and these prompts have {readers['x'].shape[-1]} dimensions")
+        second, cross = context["x"].mT @ context["x"], context["x"].mT @ context["y"]
+        solution = _solve(second, cross, self.penalty, direction=-1 - k)
+        return readers | {"prediction": readers["prediction"] + readers["x"] @ solution}
 
-        Raises:
-            ValueError: prompts of another number of dimensions.
-        """
-        if prompts.x_dim != self.n_steps:
-            raise ValueError(f"{self.name}, and these prompts have {prompts.x_dim} dimensions")
-        ys = without_query_target(prompts)
-        return {"x": prompts.xs.double(), "y": ys, "prediction": torch.zeros_like(ys)}
+
+class MomentsThenRidge(StepwiseAlgorithm):
+    """Ridge regression in two steps: a sum over the context, and a function of it that reads nothing more.
+
+    The first step adds `S = Σ_i x_iᵀ x_i` and `B = Σ_i x_iᵀ y_i` to what every point has collected, "moments"; the
+    second makes `x (S + λ)⁻¹ B` of them, over whatever the prediction was before. A network does this if its attention
+    gathers features once, and its MLPs combine them.
+
+    Args:
+        penalty: λ; 0 gives the least-squares solution of least norm.
+        causal: see `StepwiseAlgorithm`; it makes no difference to the query.
+
+    Example:
+        >>> prompts = LinearRegression().sample(4, seed=0, dtype=torch.float64)
+        >>> expected = algorithms.ridge(prompts, penalty=0.5).query()[0]
+        >>> torch.allclose(MomentsThenRidge(penalty=0.5).predict(prompts), expected)
+        True
+    """
+
+    n_steps = 2
+    variables = ("x", "y", "moments", "prediction")
+
+    def __init__(self, *, penalty: float = 0.0, causal: bool = False):
+        _check_penalties([penalty])
+        self.penalty, self.causal = float(penalty), causal
+        self.name = "ridge of collected moments"
+
+    def start(self, prompts: Prompts) -> State:
+        """Inputs, targets, no moments, and a prediction of 0."""
+        xs, ys = prompts.xs.double(), without_query_target(prompts)
+        moments = xs.new_zeros(*xs.shape[:2], xs.shape[2] * (xs.shape[2] + ys.shape[2]))
+        return {"x": xs, "y": ys, "moments": moments, "prediction": torch.zeros_like(ys)}
 
     def step(self, k: int, readers: State, context: State, sees: Tensor | None = None) -> State:
-        """What direction k adds to every reader's prediction."""
-        eigenvalues, directions = spectrum(context["x"])
-        present = above_rounding(eigenvalues)[:, -1 - k, None, None]
-        value, direction = eigenvalues[:, -1 - k, None, None], directions[:, :, -1 - k, None]
-        factor = torch.where(present, 1 / (value.masked_fill(~present, 1.0) + self.penalty), 0.0)
-        added = (readers["x"] @ direction) @ (factor * direction.mT @ (context["x"].mT @ context["y"]))
-        return readers | {"prediction": readers["prediction"] + added}
+        """The moments of the points that are seen, or the solution."""
+        if k == 0:
+            products = context["x"][..., :, None] * torch.cat([context["x"], context["y"]], dim=-1)[..., None, :]
+            products = products.flatten(2)  # [prompt point moment]
+            weights = products.new_ones(readers["x"].shape[1], products.shape[1]) if sees is None else sees
+            return readers | {"moments": readers["moments"] + weights.to(products) @ products}
+        d, m = readers["x"].shape[-1], readers["y"].shape[-1]
+        second, cross = readers["moments"].unflatten(-1, (d, d + m)).split([d, m], dim=-1)
+        solution = _solve((second + second.mT) / 2, cross, self.penalty)  # [prompt reader x y]
+        return readers | {"prediction": (readers["x"][..., None, :] @ solution)[..., 0, :]}
 
-    def read(self, query: State) -> Float[Tensor, "prompt y"]:
-        """The sum so far."""
-        return query["prediction"][:, 0]
+
+def _solve(second: Tensor, cross: Tensor, penalty: float, direction: int | None = None) -> Tensor:
+    """`(S + penalty)⁻¹ B` over the directions that are more than rounding noise, or over one of them alone."""
+    eigenvalues, directions = torch.linalg.eigh(second)
+    eigenvalues = eigenvalues.clamp(min=0.0)
+    present = above_rounding(eigenvalues)
+    if direction is not None:
+        present &= torch.arange(eigenvalues.shape[-1], device=eigenvalues.device) == eigenvalues.shape[-1] + direction
+    inverse = torch.where(present, 1 / (eigenvalues.masked_fill(~present, 1.0) + penalty), 0.0)
+    return directions @ (inverse[..., None] * (directions.mT @ cross))
 
 
-def spectrum(xs: Float[Tensor, "prompt point x"]) -> tuple[Tensor, Tensor]:
-    """Eigenvalues of S, ascending and never negative, and its eigenvectors in columns; of no points, zeros."""
-    eigenvalues, directions = torch.linalg.eigh(xs.mT @ xs)
-    return eigenvalues.clamp(min=0.0), directions
+def _check_penalties(penalties: Sequence[float]) -> None:
+    if not penalties or any(not 0 <= penalty < math.inf for penalty in penalties):
+        raise ValueError(f"penalties must be one or more finite numbers >= 0, got {penalties!r}")

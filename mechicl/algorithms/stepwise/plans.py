@@ -111,11 +111,7 @@ def plan_interventions(hypothesis: Hypothesis, point: int, *, hears: bool, isola
 
 
 def select_interventions(plan: Sequence[Planned], interventions: Sequence[str] | None) -> list[Planned]:
-    """Those of these names; all by default.
-
-    Raises:
-        ValueError: a name that is not among them.
-    """
+    """Those of these names; all by default."""
     known = {cell.intervention for cell, _, _ in plan}
     unknown = set(interventions or ()) - known
     if unknown:

@@ -36,10 +36,6 @@ def align(a: Learner, b: Learner, prompts: Prompts, *, memory: float = MEMORY) -
         a: a learner whose predictions are differentiable with respect to the query.
         b: another one.
         prompts: what to compare them on; the papers use 10,000.
-        memory: bound in bytes on what is held at a time.
-
-    Raises:
-        ValueError: no prompts, or a learner that is not differentiable with respect to the query.
 
     Source: von Oswald et al. 2023, section 3.
 
@@ -72,9 +68,6 @@ def sensitivities(learner: Learner, prompts: Prompts) -> Float[Tensor, "prompt y
     """The derivative of a learner's prediction with respect to the query's input, exact, in float64.
 
     For a learner that is linear in the query this is the linear model that it has learned from the context.
-
-    Raises:
-        ValueError: the learner's predictions do not depend on the query differentiably.
 
     Example:
         >>> sensitivities(model, prompts).norm(dim=(1, 2)).mean()

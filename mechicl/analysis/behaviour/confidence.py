@@ -48,10 +48,6 @@ def family_weights(
         elsewhere: the distance of anything else, as a part of the scale; where infinite, nothing else is possible.
         seed: of the resampled prompts.
 
-    Raises:
-        ValueError: evidence or elsewhere that is not above 0, a negative price, or another number of `n_fitted` than of
-            families.
-
     Source: Schwarz 1978, whose criterion has a constant price; Efron 1979.
 
     Example:

@@ -38,10 +38,6 @@ def measure_forgetting(learner: Learner, prompts: Prompts, *, memory: float = ME
     Args:
         learner: any learner. Models compute each context once for all points.
         prompts: their queries are replaced by the context's points.
-        memory: bound in bytes on what is held at a time.
-
-    Raises:
-        ValueError: no prompts, or prompts without context points.
 
     Source: Fu et al. 2024, B.5, eq. 16.
 
@@ -95,10 +91,6 @@ def measure_order_sensitivity(
         prompts: their context points are permuted, the query stays last.
         n_orders: random orders for each prompt, at least 2.
         seed: of the orders.
-        memory: bound in bytes on what is held at a time.
-
-    Raises:
-        ValueError: fewer than 2 orders, or no prompts.
 
     Source: Nertinger 2025, Theorem 3: equivalence to gradient descent needs predictions that do not change under
     permutations of the context.
@@ -131,11 +123,7 @@ class OutsideSpan(Result):
     share: Float[Tensor, "step point prompt"]
 
     def by_point(self, step: float | None = None, level: float = 0.95) -> list[Interval]:
-        """Mean over prompts with an interval for each number of points, after a step (the last by default).
-
-        Raises:
-            ValueError: a step that the learner does not have.
-        """
+        """Mean over prompts with an interval for each number of points, after a step (the last by default)."""
         if step is not None and step not in self.steps:
             raise ValueError(f"no step {step}; there are {list(self.steps)}")
         index = -1 if step is None else self.steps.index(step)
@@ -150,9 +138,6 @@ def measure_outside_span(learner: IterativeLearner, prompts: Prompts) -> Outside
     Args:
         learner: an iterative learner, e.g. `fit_readouts(model, ...)`; every step is measured.
         prompts: the contexts.
-
-    Raises:
-        ValueError: a learner that gives the query alone, or no weights.
 
     Source: Fu et al. 2024, C.4, eq. 42.
 

@@ -54,9 +54,6 @@ def fit_growth(rows: Sequence[float], columns: Sequence[float]) -> Growth:
 
     Here the intervals are those of the regressions, from the points' scatter around the curves.
 
-    Raises:
-        ValueError: fewer than 5 points, another number of rows than of columns, a row twice, or a step below 1.
-
     Example:
         >>> fit_growth(rows=[1, 2, 3, 4, 5], columns=[1, 2, 4, 7, 17]).better
     """

@@ -233,12 +233,6 @@ def identify(
         n_prompts: to fit on, and to measure on.
         seed: of the prompts to fit on; the held-out ones have the next.
         memory: bound in bytes on what the model holds at a time.
-        progress: show a progress bar.
-
-    Raises:
-        TypeError: something in `also` that does not predict, or a task of tokens (see `identify_on_tokens`).
-        ValueError: steps < 1, fewer than 2 prompts, a task without context, a model that is not differentiable in the
-            query, or a learner that does not predict finite numbers of the targets' shape.
 
     Source: von Oswald et al. 2023 and Fu et al. 2024, with every algorithm at once; Golub & Varga 1961 for the limit of
     first-order methods.

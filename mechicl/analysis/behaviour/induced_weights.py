@@ -24,9 +24,6 @@ def induced_weights(learner: Learner, prompts: Prompts) -> Float[Tensor, "step p
         learner: any learner that is differentiable with respect to the query.
         prompts: the contexts; point t of the result is what the points before it have led to.
 
-    Raises:
-        ValueError: the learner is not differentiable with respect to the query.
-
     Source: Fu et al. 2024, A.3.1, whose weights are regressed on sampled queries: see `regressed_weights`.
 
     Example:
@@ -55,10 +52,6 @@ def regressed_weights(
         prompts: the contexts; point t of the result is what the points before it have led to.
         queries: the same for all contexts, many more than dimensions; the paper draws them from the inputs'
             distribution.
-        memory: bound in bytes on what is held at a time.
-
-    Raises:
-        ValueError: queries of another dimension, or fewer than dimensions.
 
     Source: Fu et al. 2024, A.3.1, eq. 13 and 14.
 

@@ -137,10 +137,6 @@ class Match(Result):
             rows: steps to fit (layers); by default `growth_rows()`.
             resamples: of the prompts, for the intervals.
             seed: of the resampling.
-
-        Raises:
-            ValueError: a row that does not exist, a best match below 1 step, or fewer than 5 rows: with two parameters
-                and a variance the corrected criterion needs that many.
         """
         best = dict(zip(self.rows, self.best_columns(), strict=True))
         rows = sorted(set(self.growth_rows() if rows is None else rows))
@@ -218,11 +214,6 @@ def match(
         similarity: of "errors" along the prompt, or of induced "weights".
         queries: regress the weights of models that are read layer by layer on predictions for these, as the paper does;
             by default weights are exact derivatives at the prompts' own queries.
-        memory: bound in bytes on what is held at a time.
-
-    Raises:
-        ValueError: another similarity, no prompts, trajectories of other prompts, or without weights where they are
-            compared.
 
     Source: Fu et al. 2024, A.3.
 

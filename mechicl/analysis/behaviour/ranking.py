@@ -28,11 +28,7 @@ class FamilyRanking(Result):
     similarities: Float[Tensor, "family row prompt"]
 
     def minus(self, family: str, other: str) -> list[Interval]:
-        """By layer, how much nearer one family's best step is than another's, with an interval over prompts.
-
-        Raises:
-            ValueError: a family that was not compared.
-        """
+        """By layer, how much nearer one family's best step is than another's, with an interval over prompts."""
         a, b = (self.similarities[self._index(name)] for name in (family, other))
         return [interval(difference[difference.isfinite()]) for difference in a - b]
 
@@ -40,9 +36,6 @@ class FamilyRanking(Result):
         """The families that come nearest to a layer: first the one that does, then those that are as near.
 
         As near is whose difference from the first, prompt by prompt, has an interval that covers 0.
-
-        Raises:
-            ValueError: a layer that was not compared.
         """
         if row not in self.rows:
             raise ValueError(f"no row {row}; there are {list(self.rows)}")
@@ -65,9 +58,6 @@ def rank_families(matches: Mapping[str, Match]) -> FamilyRanking:
 
     Args:
         matches: of one model's layers with each family, on the same prompts, by the family's name.
-
-    Raises:
-        ValueError: no matches, or matches of other layers, prompts or similarities than the first one's.
 
     Example:
         >>> families = {"Newton": newton, "ridge path": ridge_path}

@@ -52,11 +52,7 @@ class Regret(Result):
     losses: dict[str, Float[Tensor, "point prompt"]]
 
     def regret(self, name: str | None = None) -> Float[Tensor, "point prompt"]:
-        """Loss of a learner, by default the one asked about, minus the reference's.
-
-        Raises:
-            KeyError: no learner of that name.
-        """
+        """Loss of a learner, by default the one asked about, minus the reference's."""
         name = name or self.learner
         if name not in self.losses:
             raise KeyError(f"no learner has the name {name!r}, only {', '.join(map(repr, self.losses))}")
@@ -131,14 +127,6 @@ def regret(
             "errors" (the share of wrong classes; a tie counts half). For tokens "nats".
         at: all "points", each from those before it, or the "query" alone.
         n_prompts: how many, at least 2.
-        seed: of the prompts.
-        memory: bound in bytes on what is held at a time.
-        progress: show a progress bar.
-
-    Raises:
-        TypeError: a task without references, or something that is no learner.
-        ValueError: an unknown reference or loss, targets that are no classes, fewer than 2 prompts, predictions of
-            another shape, or a name that two learners have.
 
     Example:
         >>> print(regret(load("lsa-1l"), LinearRegression(), at="query", n_prompts=512))

@@ -39,11 +39,7 @@ class ShiftedLosses(Result):
         return self.squared_errors.mean(-1)
 
     def ratio(self, learner: str, reference: str) -> list[Interval]:
-        """Loss of one learner over another's at each scale, with an interval from the paired prompts (delta method).
-
-        Raises:
-            ValueError: no such learner.
-        """
+        """Loss of one learner over another's at each scale, with an interval from the paired prompts (delta method)."""
         for name in (learner, reference):
             if name not in self.learners:
                 raise ValueError(f"{name!r} is not one of the learners {list(self.learners)}")
@@ -71,9 +67,6 @@ def measure_shifted_losses(
         scaled: "input_scale" or "weight_scale".
         n_prompts: how many prompts at each scale.
         seed: of the prompts; every scale uses the same random numbers.
-
-    Raises:
-        ValueError: no learners, no scales, or another field than these two.
 
     Source: von Oswald et al. 2023, A.2 and Fig. 6.
 

@@ -19,9 +19,6 @@ def similarity_of_errors(a: Trajectory, b: Trajectory, prompts: Prompts) -> Floa
         b: of another.
         prompts: with the targets.
 
-    Raises:
-        ValueError: the trajectories are not of these prompts, or prompts without context.
-
     Source: Fu et al. 2024, A.3.1, eq. 11 and 12.
 
     Example:
@@ -46,9 +43,6 @@ def similarity_of_weights(a: Trajectory, b: Trajectory) -> Float[Tensor, "step_a
 
     Returns:
         One entry a number of points, from 1 to n (of a trajectory that holds the query alone, one entry).
-
-    Raises:
-        ValueError: a trajectory without weights, or trajectories of different prompts.
 
     Source: Fu et al. 2024, A.3.1.
 

@@ -40,11 +40,7 @@ class TokenIdentification(Result):
         return next(iter(self.divergences))
 
     def divergence(self, name: str, level: float = 0.95) -> Interval:
-        """The mean over all points, with an interval over prompts.
-
-        Raises:
-            KeyError: a name that no learner has.
-        """
+        """The mean over all points, with an interval over prompts."""
         return interval(self._of(name).mean(0), level)
 
     def gap(self, name: str, level: float = 0.95) -> Interval:
@@ -97,12 +93,6 @@ def identify_on_tokens(
         also: learners of your own to rank with them.
         n_prompts: how many sequences, at least 2.
         seed: of the sequences.
-        memory: bound in bytes on what is held at a time.
-        progress: show a progress bar.
-
-    Raises:
-        TypeError: a task of points, or something that is no learner of tokens.
-        ValueError: fewer than 2 sequences, no learner to compare with, or distributions over other tokens.
 
     Source: Edelman et al. 2024, who compare transformers with uniform, unigram and bigram predictions over training.
 

@@ -30,9 +30,6 @@ def tuned_descent(prompts: Prompts, steps: int, *, gamma: bool = False, per_step
         gamma: GD++ instead of gradient descent; more than one step.
         per_step: a step size (and γ) for each step instead of one for all; the last γ, which does nothing, is left out.
 
-    Raises:
-        ValueError: no prompts or no context, or one step of GD++.
-
     Source: von Oswald et al. 2023, section 3 and A.10.
 
     Example:
@@ -71,9 +68,6 @@ def trained_descent(
 
     Returns:
         The learner at the end of the training, which begins with all parameters at 0.
-
-    Raises:
-        ValueError: fewer prompts than a batch, or one step of GD++.
 
     Source: von Oswald et al. 2023, A.12: "an identical training setup" for η and γ.
 
@@ -160,9 +154,6 @@ def tuned_clipped_descent(
         clip: tokens are cut to [-clip, clip] after every step.
         gamma: as for `tuned_descent`.
         per_step: as for `tuned_descent`.
-
-    Raises:
-        ValueError: as for `tuned_descent`.
 
     Source: von Oswald et al. 2023, A.2 and A.12: "for the trained TF and GD".
 

@@ -117,12 +117,6 @@ def test_hypotheses(
         n_prompts: to measure on.
         seed: that the seeds of the prompts, of their sources and of those to fit on are made from.
         with_likeness: also ask `identify` which family is nearest by predictions alone.
-        memory: bound in bytes on what is held at a time.
-        progress: show a progress bar.
-
-    Raises:
-        TypeError: a model without hooks, or one that does not read prompts of points.
-        ValueError: as for `interchange`, a task without context, no hypotheses, or two of one name.
 
     Example:
         >>> model = constructions.gradient_descent(x_dim=5, n_context=20, step_size=0.14, steps=3)
@@ -170,11 +164,6 @@ def fit_hypotheses(
         task: that prompts are drawn from.
         algorithms: by name; by default `candidate_algorithms`, fitted to the model's predictions.
         seed: as for `test_hypotheses`: the same seed, the same hypotheses.
-        memory: bound in bytes on what is held at a time.
-        progress: show a progress bar.
-
-    Raises:
-        TypeError: a model without hooks, or one that does not read prompts of points.
 
     Example:
         >>> model = constructions.gradient_descent(x_dim=5, n_context=20, step_size=0.14, steps=3)
@@ -231,9 +220,6 @@ def candidate_algorithms(
         causal: the context's points read only those before them: points that carry something then each learn it from
             their own past.
         clip: bound on tokens after each layer: gradient descent and GD++ that hold residuals have it too.
-
-    Raises:
-        ValueError: predictions that are not finite.
     """
     after_layers = after_layers.detach().cpu().double()
     if not after_layers.isfinite().all():
