@@ -23,7 +23,7 @@ from mechicl import __version__
 from mechicl.base.files import write_json
 from mechicl.checkpoints import save
 from mechicl.training import PRESETS, TrainingConfig, train
-from mechicl.training.loop import hardware_in_words
+from mechicl.training.results import hardware_name
 from mechicl.training.state import STATE_FILE
 
 SPEEDS: dict[str, dict[str, Any]] = {
@@ -75,12 +75,12 @@ def main(args: Args) -> int:
         )
         return 1
     device = torch.device("cpu" if args.dry else "cuda")
-    print(f"{hardware_in_words(device)}, torch {torch.__version__}, {args.minutes:g} minutes", flush=True)
+    print(f"{hardware_name(device)}, torch {torch.__version__}, {args.minutes:g} minutes", flush=True)
     failed = args.tests and not args.dry and not tests_pass(60 * args.minutes * SHARE_OF_TABLE)
     configs = {name: config_of(name, args.dry) for name in args.presets}
     table = speed_table(next(iter(configs.values())), 60 * args.minutes * SHARE_OF_TABLE, args.runs / "speed", args.dry)
     args.out.mkdir(parents=True, exist_ok=True)
-    machine = {"hardware": hardware_in_words(device), "torch": str(torch.__version__), "dry": args.dry}
+    machine = {"hardware": hardware_name(device), "torch": str(torch.__version__), "dry": args.dry}
     write_json(args.out / "gpu_speed.json", {**machine, "preset": args.presets[0], "steps_per_second": table})
     known = {name: speed for name, speed in table.items() if name in TRAINED and isinstance(speed, float)}
     quickest = SPEEDS[max(known, key=known.__getitem__)] if known else {}

@@ -14,8 +14,9 @@ from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.reports import Comparison, Row, Section
 from mechicl.reports.script import run_script
 from mechicl.reports.sweep_script import SweepArgs, coverage_words, over_seeds
-from mechicl.sweeps import SWEEPS, GridTable, find_threshold
-from mechicl.sweeps.measures import compare_on_pool
+from mechicl.statistics.grids import GridTable
+from mechicl.sweeps import SWEEPS, find_threshold
+from mechicl.sweeps.measures.pools import compare_on_pool
 from mechicl.tasks import TaskPool
 
 MAIN, TASKS, POSITION, NEARNESS = "diversity", "task.n_tasks", "pool_position", "nearness"

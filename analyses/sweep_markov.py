@@ -12,7 +12,7 @@ from mechicl.reports import Comparison, Row
 from mechicl.reports.script import run_script
 from mechicl.reports.sweep_script import SweepArgs, count, over_seeds
 from mechicl.sweeps import SWEEPS
-from mechicl.sweeps.measures.one_model import HELD_OUT
+from mechicl.sweeps.measures.general import HELD_OUT
 from mechicl.tasks import MarkovChains
 
 LAYERS = "model.n_layers"

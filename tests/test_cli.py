@@ -187,7 +187,7 @@ def test_every_kind_of_field_can_be_overridden(here):
     ("words", "task"),
     [
         (["--task", "SineRegression", "--task.n-context", "5", "--model.x-dim", "1"], SineRegression(n_context=5)),
-        (["--task", "FixedTasks", "--task.n-tasks", "3"], FixedTasks(PRESETS["lsa-1l"].eval_task, 3)),  # type: ignore
+        (["--task", "FixedTasks", "--task.n-tasks", "3"], FixedTasks(PRESETS["lsa-1l"].eval_tasks[0], 3)),  # type: ignore
         (
             ["--task.task.n-context", "4", "--task", "FixedTasks"],
             FixedTasks(LinearRegression(x_dim=10, n_context=4), 2048),

@@ -30,8 +30,8 @@ from benchmarks.settings import Settings
 from mechicl.checkpoints import load_checkpoint
 from mechicl.models import TransformerConfig
 from mechicl.sweeps import Sweep
-from mechicl.sweeps.cell_training import train_and_save
 from mechicl.sweeps.folder import RESULTS
+from mechicl.sweeps.work import train_and_save
 from mechicl.tasks import LinearRegression
 from mechicl.training import PRESETS, TrainingConfig
 

@@ -1,4 +1,4 @@
-"""What a checkpoint folder holds: the models of all seeds, how they were trained, their weights on the way."""
+"""The contents of a checkpoint: the models of all seeds, how they were trained, their weights during training."""
 
 import math
 from collections.abc import Iterable
@@ -16,15 +16,15 @@ STUCK = 1.1
 """A seed whose held-out loss at the end of training is above this many times the best seed's is called stuck."""
 
 OF_EACH_MODEL = ("seeds", "stopped_at", "diverged_at")
-"""What a record says of every model, in their order."""
+"""Entries of a record with one value per model."""
 
 
 class CheckpointError(ValueError):
-    """A checkpoint is missing, damaged, or not what its record says."""
+    """A checkpoint is missing, damaged, or does not match its record."""
 
 
 class UnknownSeedError(CheckpointError):
-    """A checkpoint holds no model of that seed."""
+    """A checkpoint has no model of that seed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +58,7 @@ class Checkpoint:
 
     Attributes:
         name: of the folder.
-        models: one a seed, in eval mode; where several tasks were trained on at once, first all seeds of the first.
+        models: one per seed, in eval mode; of several tasks trained at once, first all seeds of the first.
         record: how they were trained.
         snapshots: their weights during training, if they were kept.
     """
@@ -109,13 +109,9 @@ class Checkpoint:
 
     @property
     def best(self) -> Model:
-        """The model that stands for the checkpoint: the seed with the least held-out loss at the end of training.
+        """The model with the least held-out loss at the end of training, of the first task if there are several.
 
-        Of several tasks it is one of the first. Without a curve in the record it is the first model.
-
-        Example:
-            >>> load_checkpoint("lsa-1l").best.cfg.n_layers
-            1
+        Without a curve in the record it is the first model.
         """
         losses = self.final_losses[: self._n_seeds]
         return self.models[losses.index(min(losses)) if losses else 0]
@@ -132,7 +128,7 @@ class Checkpoint:
         """The training seeds that are stuck, by the same rule as `stuck`.
 
         Raises:
-            CheckpointError: there are several tasks, each with these seeds: ask the parts of `by_task`.
+            CheckpointError: there are several tasks, each with these seeds: use the parts of `by_task`.
 
         Example:
             >>> load_checkpoint("softmax-2h").stuck_seeds
@@ -140,13 +136,16 @@ class Checkpoint:
         """
         if self._n_seeds != len(self.models):
             raise CheckpointError(f"{self.name} holds several tasks with the same seeds: ask each part of by_task()")
-        seeds = list(self.record.get("seeds", range(len(self.models))))
-        return [seeds[i] for i in self.stuck]
+        return [self._seeds[i] for i in self.stuck]
 
     @property
     def _n_seeds(self) -> int:
         """Models of one task."""
         return len(self.models) // (1 + len(self.record.get("training", {}).get("more_tasks", ()))) or 1
+
+    @property
+    def _seeds(self) -> list[int]:
+        return list(self.record.get("seeds", range(len(self.models))))
 
     def select(self, indices: Iterable[int]) -> "Checkpoint":
         """Some of the models, by their indices, with what the record and the snapshots say of them.
@@ -175,10 +174,9 @@ class Checkpoint:
         """
         if seed is None:
             return self.best
-        seeds = list(self.record.get("seeds", range(len(self.models))))
-        if seed not in seeds:
-            raise UnknownSeedError(f"{self.name} has no seed {seed}; it has {seeds}")
-        return self.models[seeds.index(seed)]
+        if seed not in self._seeds:
+            raise UnknownSeedError(f"{self.name} has no seed {seed}; it has {self._seeds}")
+        return self.models[self._seeds.index(seed)]
 
     def models_at(self, snapshot: int) -> list[Model]:
         """The models as they were at a snapshot, by its index."""

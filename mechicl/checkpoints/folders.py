@@ -2,13 +2,15 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
-from functools import partial
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from mechicl.base.arguments import ArgumentError
 from mechicl.base.files import (
     MOST_BYTES,
     NEW,
@@ -30,7 +32,7 @@ from mechicl.models.transformer.state_names import RENAMED
 from mechicl.models.wrapping.wrapped import refuse_wrapped
 
 RECORD = "record.json"
-"""The file of a checkpoint that is read first and written last: it says what the others must be."""
+"""The file of a checkpoint that is read first and written last: it has the digests of the others."""
 MOST_CONFIG = 2**20
 """Bytes of a config.json that are read; a long one has two thousand."""
 
@@ -46,9 +48,9 @@ def load(name: str | Path, seed: int | None = None) -> Model:
             several tasks trained at once it is the first (see `Checkpoint.by_task`).
 
     Raises:
-        CheckpointError: unknown name or seed; a file is missing, damaged, changed since it was saved, no regular file,
-            larger than is read of its kind, or no safetensors; or the weights do not fit the config. Nothing in the
-            files is ever executed, and nothing is made of a size that only the config claims.
+        CheckpointError: unknown name or seed; a file is missing, damaged, changed since it was saved, too large, or no
+            safetensors; or the weights do not fit the config. Nothing in the files is ever executed, and no memory is
+            taken for sizes that only the config claims.
 
     Example:
         >>> load("lsa-1l").cfg.n_layers
@@ -61,28 +63,33 @@ def load_checkpoint(name: str | Path) -> Checkpoint:
     """All seeds of a checkpoint, its record and its snapshots; arguments and errors as for `load`."""
     folder = _folder(name)
     record_path, config_path, weights_path, snapshots_path = (current_path(folder, each, RECORD) for each in FILES)
-    record = _read(read_json, record_path)
+    with _checked(record_path):
+        record = read_json(record_path)
     digests = record.get("sha256")
     if not isinstance(digests, dict) or not {"config.json", "weights.safetensors"} <= set(digests):
         raise CheckpointError(f"{record_path} lacks the digests (sha256) of config.json and the weights")
-    data = _read(partial(read_json, most=MOST_CONFIG), config_path)
-    _check_digest(config_path, digests["config.json"])
-    cfg = _as_checkpoint_error(config_path, _config, data)
-    # A file is compared with its digest after its header has been read ("this is a pickle" says more than "this is
-    # another file"), and its header with the config before anything is made of the size that either of them claims.
-    outline, _ = _read(read_outline, weights_path)
-    n_models = _as_checkpoint_error(weights_path, check_stack, cfg, outline)
-    _as_checkpoint_error(record_path, _check_record, record, n_models)
-    _as_checkpoint_error(record_path, _check_own_digest, record, digests)
-    _check_digest(weights_path, digests["weights.safetensors"])
-    models = _as_checkpoint_error(weights_path, models_from_stack, cfg, _read(read_tensors, weights_path)[0])
+    with _checked(config_path):
+        data = read_json(config_path, MOST_CONFIG)
+        _check_digest(config_path, digests)
+        if "device" in data:  # a file does not choose where the model is made; "meta" would even drop the weights
+            raise ValueError("device is not a field of a saved config")
+        cfg: ModelConfig = config_from_dict(data)
+    # The header is read before the digest is compared ("this is a pickle" says more than "this is another file"), and
+    # compared with the config before memory of the size that either of them claims is taken.
+    with _checked(weights_path):
+        outline, _ = read_outline(weights_path)
+        n_models = check_stack(cfg, outline)
+    with _checked(record_path):
+        _check_record(record, digests, n_models)
+    with _checked(weights_path):
+        _check_digest(weights_path, digests)
+        models = models_from_stack(cfg, read_tensors(weights_path)[0])
     snapshots = None
     if "snapshots.safetensors" in digests:
-        kept, metadata = _read(read_outline, snapshots_path)
-        _as_checkpoint_error(snapshots_path, _check_snapshots, kept, metadata.get("steps", ""), outline)
-        _check_digest(snapshots_path, digests["snapshots.safetensors"])
-        stacked, metadata = _read(read_tensors, snapshots_path)
-        snapshots = _as_checkpoint_error(snapshots_path, _snapshots, stacked, metadata.get("steps", ""))
+        with _checked(snapshots_path):
+            _check_snapshots(*read_outline(snapshots_path), outline)
+            _check_digest(snapshots_path, digests)
+            snapshots = _snapshots(*read_tensors(snapshots_path))
     title = Reference.parse(str(name)).repository if _is_on_hub(name) else folder.name
     return replaced(Checkpoint(title, models, record, snapshots))
 
@@ -95,21 +102,19 @@ def save(
 ) -> Path:
     """Write a checkpoint folder; `load` with its path reads it back.
 
-    The record holds the digests of the other files, and of itself without them. A checkpoint that is there already is
-    replaced whole or not at all: if this call fails or is killed at any moment, the folder loads as what it was, or as
-    what it shall be.
+    A checkpoint that is there already is replaced as a whole: if this call fails or is killed at any moment, the
+    folder loads as the old checkpoint or as the new one.
 
     Args:
-        folder: where; it is made if need be, and its checkpoint replaced if there is one. `push` sends it to the hub.
+        folder: made if it does not exist. `push` sends it to the hub.
         models: one, or several with the same config (seeds of one training).
         record: plain JSON data about the training.
         snapshots: weights during training.
 
     Raises:
-        TypeError: something in the record that JSON has no form for.
-        ValueError: a repository of the hub for a folder, no models, different configs, a number in the record that is
-            not finite, another number of `seeds` in it than of models, or a longer record than could be read. Nothing
-            has been written then.
+        ArgumentError: something in the record that is not plain JSON data, such as a set or NaN.
+        ValueError: a repository of the hub for a folder, no models, different configs, another number of `seeds` in the
+            record than of models, or a longer record than could be read. Nothing has been written then.
     """
     if str(folder).startswith("hf:"):
         raise ValueError(f"save() writes to a folder, then push(folder, {str(folder)[3:].lstrip('/')!r}) sends it")
@@ -118,6 +123,7 @@ def save(
     if not models or any(model.cfg.to_dict() != models[0].cfg.to_dict() for model in models):
         raise ValueError("save() needs one or more models with the same config")
     record = record or {}
+    _check_plain("record", record)
     if not _one_model_a_seed(record, len(models)):
         raise ValueError(f"{len(models)} models for the seeds {record['seeds']!r}")
     files = {
@@ -184,58 +190,53 @@ def _is_on_hub(name: str | Path) -> bool:
 
 def _folder(name: str | Path) -> Path:
     if _is_on_hub(name):
-        return _from_hub(str(name))
-    shipped = shipped_folder(name) if isinstance(name, str) and name in available() else None
-    folder = shipped or Path(name)
-    if not folder.is_dir():
-        raise CheckpointError(
-            f"no checkpoint {str(name)!r}: it is neither a folder nor one of the shipped ones, {available()}"
-        )
+        try:
+            folder = download(str(name))
+        except HubError as error:
+            raise CheckpointError(str(error)) from error
+    else:
+        folder = (shipped_folder(name) if isinstance(name, str) and name in available() else None) or Path(name)
+        if not folder.is_dir():
+            raise CheckpointError(
+                f"no checkpoint {str(name)!r}: it is neither a folder nor one of the shipped ones, {available()}"
+            )
     if not current_path(folder, RECORD, RECORD).is_file():
-        raise CheckpointError(f"{folder} has no record.json: it is no checkpoint, or its saving was cut short")
+        raise CheckpointError(f"{name} has no record.json: it is no checkpoint of mechicl, or its saving was cut short")
     return folder
 
 
-def _from_hub(text: str) -> Path:
+@contextmanager
+def _checked(path: Path) -> Iterator[None]:
+    """Turn what is wrong with a file into a CheckpointError that names it."""
     try:
-        folder = download(text)
-    except HubError as error:
-        raise CheckpointError(str(error)) from error
-    if not (folder / "record.json").is_file():
-        raise CheckpointError(f"{text} has no record.json: it is no checkpoint of mechicl")
-    return folder
-
-
-def _read(reader: Callable[[Path], Any], path: Path) -> Any:
-    try:
-        return reader(path)
+        yield
+    except CheckpointError:
+        raise
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is missing: the checkpoint is incomplete") from error
     except (OSError, ValueError) as error:
-        raise CheckpointError(str(error)) from error
+        raise CheckpointError(str(error) if str(path) in str(error) else f"{path}: {error}") from error
 
 
-def _check_digest(path: Path, expected: Any) -> None:
-    try:
-        with open(path, "rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
-    if digest != expected:
-        raise CheckpointError(f"{path} was changed after the checkpoint was saved (its SHA-256 differs)")
+def _check_digest(path: Path, digests: Mapping[str, Any]) -> None:
+    with open(path, "rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != digests[path.name]:
+            raise CheckpointError(f"{path} was changed after the checkpoint was saved (its SHA-256 differs)")
 
 
-def _as_checkpoint_error(path: Path, make: Callable[..., Any], *parts: Any) -> Any:
-    try:
-        return make(*parts)
-    except ValueError as error:
-        raise CheckpointError(f"{path}: {error}") from error
-
-
-def _config(data: dict[str, Any]) -> ModelConfig:
-    if "device" in data:  # a file does not choose where the model is made; "meta" would even drop the weights
-        raise ValueError("device is not a field of a saved config")
-    return config_from_dict(data)
+def _check_plain(name: str, value: Any, depth: int = 0) -> None:
+    """Refuse data that JSON has no form for."""
+    if isinstance(value, list | tuple | Mapping) and depth < 200:
+        for key, part in value.items() if isinstance(value, Mapping) else enumerate(value):
+            if not isinstance(key, str | int | float | bool | None):
+                raise ArgumentError(f"the keys of {name} must be text, got {key!r}")
+            _check_plain(f"{name}[{key!r}]", part, depth + 1)
+    elif not isinstance(value, str | int | float | bool | None):
+        raise ArgumentError(
+            f"{name} must be plain JSON data (numbers, text, lists, dictionaries), got {type(value).__name__}"
+        )
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ArgumentError(f"{name} must be finite, got {value}")
 
 
 def _own_digest(record: dict[str, Any]) -> str:
@@ -243,20 +244,11 @@ def _own_digest(record: dict[str, Any]) -> str:
     return hashlib.sha256(json_bytes(json.loads(json_bytes(record)))).hexdigest()
 
 
-def _check_own_digest(record: dict[str, Any], digests: dict[str, Any]) -> None:
-    """Refuse a record that was changed since it was saved. Those of earlier versions have no digest of their own."""
-    if unknown := sorted(set(digests) - set(FILES)):
-        raise ValueError(f"it has digests (sha256) of {unknown}, which are no files of a checkpoint")
-    own = _own_digest({name: value for name, value in record.items() if name != "sha256"})
-    if digests.get(RECORD, own) != own:
-        raise ValueError(
-            f"it is not what was saved: its digest (sha256) is another one. If you changed it on purpose, take "
-            f"{RECORD!r} out of its sha256"
-        )
+def _check_record(record: dict[str, Any], digests: dict[str, Any], n_models: int) -> None:
+    """Refuse a record that was changed since it was saved, or that `save` would not write.
 
-
-def _check_record(record: dict[str, Any], n_models: int) -> None:
-    """Refuse a record whose parts that are read of every checkpoint are not what `save` writes."""
+    Records of earlier versions have no digest of their own.
+    """
     if not _one_model_a_seed(record, n_models):
         raise ValueError(f"{n_models} models for the seeds {record['seeds']!r}")
     for name in ("training", "curve"):
@@ -270,19 +262,27 @@ def _check_record(record: dict[str, Any], n_models: int) -> None:
             raise ValueError(f"curve.{name} must be a list of lists of {n_models} losses, one a model")
         if not all(loss is None or isinstance(loss, int | float) for line in lines for loss in line):
             raise ValueError(f"curve.{name} holds something that is neither a number nor null")
+    if unknown := sorted(set(digests) - set(FILES)):
+        raise ValueError(f"it has digests (sha256) of {unknown}, which are no files of a checkpoint")
+    own = _own_digest({name: value for name, value in record.items() if name != "sha256"})
+    if digests.get(RECORD, own) != own:
+        raise ValueError(
+            f"it is not what was saved: its digest (sha256) is another one. If you changed it on purpose, take "
+            f"{RECORD!r} out of its sha256"
+        )
 
 
-def _check_snapshots(kept: dict[str, Tensor], steps: str, weights: dict[str, Tensor]) -> None:
+def _check_snapshots(outline: dict[str, Tensor], metadata: dict[str, str], weights: dict[str, Tensor]) -> None:
     """Refuse snapshots of other weights than the models', before they are read."""
-    _snapshots(kept, steps)
+    _snapshots(outline, metadata)
     shapes = {RENAMED.get(name, name): weight.shape for name, weight in weights.items()}
-    for name, tensor in kept.items():
+    for name, tensor in outline.items():
         if shapes.get(RENAMED.get(name, name)) != tensor.shape[1:]:
             raise ValueError(f"{name} of shape {list(tensor.shape)} is no snapshot of a weight of these models")
 
 
-def _snapshots(weights: dict[str, Tensor], steps: str) -> Snapshots:
-    return Snapshots(tuple(int(step) for step in steps.split(",") if step), weights)
+def _snapshots(weights: dict[str, Tensor], metadata: dict[str, str]) -> Snapshots:
+    return Snapshots(tuple(int(step) for step in metadata.get("steps", "").split(",") if step), weights)
 
 
 def _one_model_a_seed(record: dict[str, Any], n_models: int) -> bool:

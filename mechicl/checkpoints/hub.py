@@ -1,4 +1,4 @@
-"""Checkpoints in repositories of the Hugging Face hub: JSON and safetensors both ways, nothing else."""
+"""Checkpoints in repositories of the Hugging Face hub, as JSON and safetensors files."""
 
 import json
 import re
@@ -19,9 +19,9 @@ from huggingface_hub.errors import (
 from mechicl.base.files import MOST_BYTES
 
 FILES = ("record.json", "config.json", "weights.safetensors", "snapshots.safetensors")
-"""All that is ever fetched or sent, but for the card that is written on sending. Never a pickle, never code."""
+"""The files that are fetched or sent, apart from the model card."""
 MOST_FETCHED = 16 * 2**30
-"""Bytes of a file of weights that are fetched because a name was given."""
+"""Largest file of weights that is fetched, in bytes."""
 PREFIX = "hf://"
 _FACTS = (  # fields of a training config that a card shows
     "steps", "batch_size", "learning_rate", "schedule", "warmup_steps", "gradient_clip", "curriculum",
@@ -29,22 +29,18 @@ _FACTS = (  # fields of a training config that a card shows
 
 
 class HubError(ValueError):
-    """A repository that is not there, not readable, or not to be reached."""
+    """A repository that does not exist, or cannot be read or reached."""
 
 
 class Reference(NamedTuple):
-    """A repository, and which of its revisions: a branch, tag or commit; None for its main branch."""
+    """A repository and a revision: a branch, tag or commit; None for the main branch."""
 
     repository: str
     revision: str | None = None
 
     @classmethod
     def parse(cls, text: str) -> "Reference":
-        """From "hf://owner/name" or "hf://owner/name@revision", the prefix or not.
-
-        Raises:
-            HubError: something else.
-        """
+        """From "hf://owner/name" or "hf://owner/name@revision", with or without the prefix."""
         parts = re.fullmatch(r"(?:hf://)?(\w[\w.-]*/\w[\w.-]*)(?:@([^\s@]+))?", text)
         if parts is None:
             raise HubError(f"{text!r} is no repository of the hub: write hf://owner/name or hf://owner/name@revision")
@@ -52,13 +48,11 @@ class Reference(NamedTuple):
 
 
 def download(text: str) -> Path:
-    """The folder of the hub's cache with a repository's checkpoint.
-
-    All files are of one commit: that which the revision stood for when it was asked for.
+    """The folder of the hub's cache with a repository's checkpoint; all its files are of one commit.
 
     Raises:
         HubError: no such repository or revision, no right to read it, or no connection and nothing in the cache; or
-            files of more bytes than are read (JSON), or than are fetched without being asked for.
+            files that are too large.
     """
     repository, revision = Reference.parse(text)
     _check_sizes(repository, revision)
@@ -77,7 +71,7 @@ def download(text: str) -> Path:
 
 
 def _check_sizes(repository: str, revision: str | None) -> None:
-    """Refuse a checkpoint's files by what the hub says of their sizes, where it can be asked."""
+    """Refuse files that are too large according to the hub, if it can be reached."""
     try:
         entries = HfApi().list_repo_tree(repository, revision=revision)
         there = {entry.path: getattr(entry, "size", 0) for entry in entries}
@@ -91,14 +85,7 @@ def _check_sizes(repository: str, revision: str | None) -> None:
 
 
 def upload(folder: Path, repository: str, card: str, *, private: bool, message: str) -> str:
-    """Send a checkpoint's files and its card in one commit; make the repository if need be.
-
-    Returns:
-        The commit, as "hf://owner/name@commit".
-
-    Raises:
-        HubError: no such name, no right to write, or no connection.
-    """
+    """Send a checkpoint's files and its card in one commit, and return it, as "hf://owner/name@commit"."""
     repository = Reference.parse(repository).repository
     files = [CommitOperationAdd(name, str(folder / name)) for name in FILES if (folder / name).is_file()]
     try:
@@ -114,13 +101,14 @@ def upload(folder: Path, repository: str, card: str, *, private: bool, message: 
 
 
 def model_card(repository: str, record: Mapping[str, Any], config: Mapping[str, Any], n_models: int) -> str:
-    """The README of a repository: what the checkpoint is by its record, and how to load it."""
+    """The README of a repository: the checkpoint's record as a table, and how to load it."""
     training = record.get("training") or {}
     task = training.get("task") or {}
     rows = [("models", f"{n_models}, seeds {_words(record.get('seeds', list(range(n_models))))}")]
-    rows += [(f"task: {name}", _words(value)) for name, value in task.items() if value is not None]
-    rows += [(f"model: {name}", _words(value)) for name, value in config.items() if value is not None]
-    rows += [(name, _words(training[name])) for name in _FACTS if training.get(name) is not None]
+    facts = {f"task: {name}": value for name, value in task.items()}
+    facts |= {f"model: {name}": value for name, value in config.items()}
+    facts |= {name: training.get(name) for name in _FACTS}
+    rows += [(name, _words(value)) for name, value in facts.items() if value is not None]
     losses = (record.get("curve") or {}).get("eval_loss") or []
     if losses:
         rows.append(("held-out loss at the end, by seed", ", ".join(f"{loss:.5g}" for loss in losses[-1])))
@@ -150,7 +138,6 @@ model = load("{PREFIX}{repository}")
 
 
 def _words(value: Any) -> str:
-    """A value of a record in a cell of a table."""
     if isinstance(value, str):
         return value.replace("|", "\\|")
     if isinstance(value, Sequence):

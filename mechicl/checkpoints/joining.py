@@ -19,8 +19,7 @@ NO_OTHER_TRAINING = ("seeds", "more_tasks", "log_every", "save_every", "tracker"
 def join(folders: Sequence[str | Path], out: str | Path) -> Path:
     """Write one checkpoint of the seeds that several runs trained with the same config.
 
-    The record keeps the command, seeds, wall time, hardware and versions of every run (`runs`), and the curves of all
-    seeds. The files that are joined stay as they are.
+    The record keeps the command, seeds, wall time, hardware and versions of every run (`runs`), and all curves.
 
     Args:
         folders: two or more checkpoints, by name or path, in the order their seeds shall have.
@@ -43,7 +42,9 @@ def join(folders: Sequence[str | Path], out: str | Path) -> Path:
     _check_alike(parts, [str(folder) for folder in folders])
     records = [part.record for part in parts]
     seeds = [seed for record in records for seed in record["seeds"]]
-    runs = [run for record in records for run in record.get("runs") or [_run(record)]]
+    runs: list[dict[str, Any]] = []
+    for each in records:
+        runs += each.get("runs") or [{name: each[name] for name in OF_A_RUN if name in each}]
     record = {name: value for name, value in records[0].items() if name not in (*OF_A_RUN, "runs", "sha256")}
     record |= {"name": Path(out).name, "seeds": seeds, "training": {**records[0]["training"], "seeds": seeds}}
     record |= {"command": "; ".join(run["command"] for run in runs if run.get("command")), "runs": runs}
@@ -55,16 +56,19 @@ def join(folders: Sequence[str | Path], out: str | Path) -> Path:
         if all(name in each for each in records):
             record[name] = [step for each in records for step in each[name]]
     if "curve" in records[0]:
-        record["curve"] = _joined_curves([each["curve"] for each in records])
-    return save(out, [model for part in parts for model in part.models], record, _joined_snapshots(parts))
-
-
-def _run(record: dict[str, Any]) -> dict[str, Any]:
-    return {name: record[name] for name in OF_A_RUN if name in record}
+        record["curve"] = dict(records[0]["curve"])
+        for name in {"loss", "eval_loss"} & record["curve"].keys():
+            lines = zip(*(each["curve"][name] for each in records), strict=True)
+            record["curve"][name] = [[loss for part in line for loss in part] for line in lines]
+    kept, snapshots = [part.snapshots for part in parts if part.snapshots], None
+    if kept:
+        weights = {name: torch.cat([each.weights[name] for each in kept], 1) for name in kept[0].weights}
+        snapshots = Snapshots(kept[0].steps, weights)
+    return save(out, [model for part in parts for model in part.models], record, snapshots)
 
 
 def _check_alike(parts: Sequence[Checkpoint], names: Sequence[str]) -> None:
-    """Refuse what is no more of the same training."""
+    """Refuse checkpoints that are not of the same training."""
     first, *others = parts
     for part, name in zip(parts, names, strict=True):
         for key in ("seeds", "training"):
@@ -87,7 +91,7 @@ def _check_alike(parts: Sequence[Checkpoint], names: Sequence[str]) -> None:
         for key in ("eval_step", "step"):
             if part.record.get("curve", {}).get(key) != first.record.get("curve", {}).get(key):
                 raise CheckpointError(f"the curve of {name} has other steps ({key}) than that of {names[0]}")
-        if _steps(part) != _steps(first):
+        if (part.snapshots and part.snapshots.steps) != (first.snapshots and first.snapshots.steps):
             raise CheckpointError(f"the snapshots of {name} are of other steps than those of {names[0]}")
     seeds = [seed for part in parts for seed in part.record["seeds"]]
     twice = sorted({seed for seed in seeds if seeds.count(seed) > 1})
@@ -96,32 +100,11 @@ def _check_alike(parts: Sequence[Checkpoint], names: Sequence[str]) -> None:
 
 
 def _training(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The training config without what makes no other training."""
+    """The training config without the fields that may differ."""
     config = {k: v for k, v in checkpoint.record["training"].items() if k not in NO_OTHER_TRAINING}
     return config | {"task": task_to_dict(checkpoint.task), "model": None}  # the models' own configs were compared
-
-
-def _steps(checkpoint: Checkpoint) -> tuple[int, ...] | None:
-    return checkpoint.snapshots.steps if checkpoint.snapshots else None
 
 
 def _differences(a: dict[str, Any], b: dict[str, Any]) -> str:
     keys = [key for key in {**a, **b} if a.get(key) != b.get(key)]
     return ", ".join(f"{key} {b.get(key)!r} instead of {a.get(key)!r}" for key in keys)
-
-
-def _joined_curves(curves: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One curve whose lines hold the losses of all seeds."""
-    joined = dict(curves[0])
-    for name in ("loss", "eval_loss"):
-        if name in joined:
-            lines = zip(*(curve[name] for curve in curves), strict=True)
-            joined[name] = [[loss for part in line for loss in part] for line in lines]
-    return joined
-
-
-def _joined_snapshots(parts: Sequence[Checkpoint]) -> Snapshots | None:
-    kept = [part.snapshots for part in parts if part.snapshots]
-    if not kept:
-        return None
-    return Snapshots(kept[0].steps, {name: torch.cat([s.weights[name] for s in kept], 1) for name in kept[0].weights})

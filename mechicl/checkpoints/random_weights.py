@@ -16,10 +16,10 @@ _FIRST: ContextVar[int | None] = ContextVar("random_weights", default=None)
 
 @contextmanager
 def random_weights(seed: int = 0) -> Iterator[None]:
-    """A context. While it lasts, every checkpoint that is loaded holds untrained models: see `untrained`.
+    """During a `with` block, let every checkpoint that is loaded contain untrained models (see `untrained`).
 
     Args:
-        seed: of the weights; another seed, other weights.
+        seed: of the weights.
 
     Example:
         >>> with random_weights():
@@ -33,7 +33,7 @@ def random_weights(seed: int = 0) -> Iterator[None]:
 
 
 def are_weights_random() -> bool:
-    """Whether checkpoints are loaded with untrained models, for what opens models in other ways."""
+    """Whether checkpoints are loaded with untrained models, for code that opens models in other ways."""
     return _FIRST.get() is not None
 
 
@@ -43,10 +43,6 @@ def untrained(checkpoint: Checkpoint, first: int = FIRST) -> Checkpoint:
     Args:
         checkpoint: of trained models.
         first: seed of the first model's weights; the next has the next.
-
-    Returns:
-        As many models with the same config, initialised as a training would. Their snapshots hold the same weights at
-        every step, and the record's curve stays at its first line.
 
     Example:
         >>> untrained(load_checkpoint("lsa-1l")).models[0].cfg.n_layers
@@ -66,6 +62,6 @@ def untrained(checkpoint: Checkpoint, first: int = FIRST) -> Checkpoint:
 
 
 def replaced(checkpoint: Checkpoint) -> Checkpoint:
-    """What `load_checkpoint` returns: the checkpoint, or its untrained twin within `random_weights`."""
+    """The checkpoint, or its untrained twin within `random_weights`."""
     first = _FIRST.get()
     return checkpoint if first is None else untrained(checkpoint, first)

@@ -54,14 +54,14 @@ def models_from_stack(cfg: ModelConfig, stacked: Mapping[str, Tensor]) -> list[M
 
 
 def check_stack(cfg: ModelConfig, stacked: Mapping[str, Tensor]) -> int:
-    """How many models are in a stack. Only names, shapes and types are looked at, and nothing of their size is made.
+    """The number of models in a stack, from names, shapes and types alone; no memory of their size is taken.
 
     Args:
-        cfg: of the models, which may claim more than there is.
-        stacked: as for `models_from_stack`, or on the "meta" device, as `tensor_files.read_outline` has them.
+        cfg: of the models; not trusted.
+        stacked: as for `models_from_stack`; tensors may be on the "meta" device.
 
     Raises:
-        ValueError: a tensor is missing, left over, or of another shape or type than the config asks for; there is no
+        ValueError: a tensor is missing, left over, or of another shape or type than the config requires; there is no
             model in the stack, or there are more than `MOST_LAYERS` layers in all of them.
     """
     if isinstance(cfg, TransformerConfig):

@@ -69,8 +69,9 @@ class SweepCommand:
         return self.folder
 
     def _run(self) -> None:
-        from mechicl.sweeps import SWEEPS, Sweep, SweepPreset  # here, because they take seconds: help must not wait
+        from mechicl.sweeps import SWEEPS, Sweep  # here, because they take seconds: help must not wait
         from mechicl.sweeps.axes import change, parse_axes
+        from mechicl.sweeps.presets import SweepPreset
         from mechicl.training import PRESETS
 
         if self.what not in {*SWEEPS, *PRESETS}:

@@ -99,7 +99,7 @@ def _task(preset: TrainingConfig, kind: str | None) -> AnyTask:
     if kind not in get_args(TaskKind):
         return preset.task
     if kind == "FixedTasks":  # these hold prompts of points, which a task of token sequences has none of
-        return FixedTasks(LinearRegression() if preset.on_tokens else preset.eval_task, n_tasks=preset.batch_size)
+        return FixedTasks(LinearRegression() if preset.on_tokens else preset.eval_tasks[0], n_tasks=preset.batch_size)
     return LinearRegression() if kind == "LinearRegression" else SineRegression()
 
 

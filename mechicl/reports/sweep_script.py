@@ -12,7 +12,7 @@ from mechicl.reports.comparison import Row
 from mechicl.reports.script import ScriptArgs
 from mechicl.statistics import difference_interval, median_interval
 from mechicl.statistics.grids import GridTable
-from mechicl.sweeps import ready_table
+from mechicl.sweeps.presets import ready_table
 
 
 @dataclass(frozen=True)

@@ -13,17 +13,11 @@ SEED = "seed"
 SIZES = ("x_dim", "n_context")
 """Axes of this name change task, model and curriculum together."""
 Axis = Mapping[str | int | float | bool | None, Mapping[str, Any]]
-"""What each value of an axis, by its label, changes: fields of the config, by their path."""
+"""Label of each value to the config fields that it changes, by their path."""
 
 
 def read_axes(over: Mapping[str, Any]) -> dict[str, Axis]:
-    """The axes of a grid, each as its labels and what they change.
-
-    Args:
-        over: name to values. The name is a field of the config, by its path ("model.n_layers", "learning_rate"), or
-            "x_dim" or "n_context" for the size of task and model together. Values are a sequence, or a mapping of
-            labels to values; None has the label "none". A value that is a mapping changes several fields at once, and
-            its axis may have any name: `{"width": {"narrow": {"model.d_model": 16, "model.n_heads": 2}, "wide": ...}}`.
+    """The axes of a grid, each as labels and the fields that they change (see `Sweep` for what `over` may contain).
 
     Raises:
         ValueError: an axis without values or with one twice, or that has the name of a column of the results.
@@ -37,8 +31,8 @@ def read_axes(over: Mapping[str, Any]) -> dict[str, Axis]:
         if isinstance(values, str) or not isinstance(values, Iterable):
             raise ValueError(f"{name} needs a sequence of values, got {values!r}: write ({values!r},) for one")
         pairs = list(values.items()) if isinstance(values, Mapping) else [(value, value) for value in values]
-        pairs = [(_plain(label), _plain(value)) for label, value in pairs]
-        labels = ["none" if label is None else label if _is_plain(label) else str(label) for label, _ in pairs]
+        pairs = [[x.item() if isinstance(x, np.generic) else x for x in pair] for pair in pairs]
+        labels = ["none" if x is None else x if isinstance(x, str | int | float) else str(x) for x, _ in pairs]
         if not labels:
             raise ValueError(f"{name} has no values")
         if len(set(labels)) != len(labels):  # 1, 1.0 and True are equal
@@ -54,7 +48,7 @@ def combinations(axes: Mapping[str, Axis]) -> list[dict[str, Any]]:
 
 
 def change(config: TrainingConfig, changes: Mapping[str, Any]) -> TrainingConfig:
-    """A config with fields changed, by their paths, all at once: those that must agree may change together.
+    """A config with fields changed, by their paths, all at once: fields that must agree can change together.
 
     Raises:
         ValueError: no such field, or values that do not fit.
@@ -66,59 +60,31 @@ def change(config: TrainingConfig, changes: Mapping[str, Any]) -> TrainingConfig
     sizes = {name: changes[name] for name in SIZES if name in changes}
     if sizes:
         config = config.resized(**sizes)
-    by_part: dict[str, Any] = {}
-    for path, value in changes.items():
-        first, _, rest = path.partition(".")
-        if path in sizes:
-            continue
-        if first not in {field.name for field in dataclasses.fields(config)}:
-            raise ValueError(f"a training config has no field {first!r}; it has {_fields(config)}")
-        if rest:
-            by_part.setdefault(first, {})[rest] = value
-        else:
-            by_part[first] = value
-    whole = {name: _changed(getattr(config, name), value, name) for name, value in by_part.items()}
-    return config.replace(**whole)
+    return _changed(config, {path: value for path, value in changes.items() if path not in sizes}, "config")
 
 
-def _changed(part: Any, changes: Any, path: str) -> Any:
-    """A part of the config with what `changes` holds for it: fields by their paths, or another part in its place."""
-    if not isinstance(changes, dict) or not dataclasses.is_dataclass(part) or isinstance(part, type):
-        return changes
-    direct: dict[str, Any] = {}
+def _changed(part: Any, changes: Mapping[str, Any], path: str) -> Any:
+    fields = [field.name for field in dataclasses.fields(part) if field.init]
+    values: dict[str, Any] = {}
     for name, value in changes.items():
         first, _, rest = name.partition(".")
-        if not hasattr(part, first):
-            raise ValueError(f"{path} ({type(part).__name__}) has no field {first!r}; it has {_fields(part)}")
+        if first not in fields:
+            raise ValueError(f"{path} ({type(part).__name__}) has no field {first!r}; it has {', '.join(fields)}")
         if rest:
-            direct.setdefault(first, {})[rest] = value
+            values.setdefault(first, {})[rest] = value
         else:
-            direct[first] = value
-    values = {name: _changed(getattr(part, name), value, f"{path}.{name}") for name, value in direct.items()}
-    try:
-        replace = getattr(part, "replace", None)
-        return replace(**values) if replace else dataclasses.replace(part, **values)
-    except TypeError as error:  # a property is no field
-        raise ValueError(f"{path} ({type(part).__name__}): {error}; it has {_fields(part)}") from error
-
-
-def _fields(part: Any) -> str:
-    return ", ".join(field.name for field in dataclasses.fields(part))
-
-
-def _plain(value: Any) -> Any:
-    """A NumPy number as Python's."""
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, str | int | float | bool)
+            values[first] = value
+    for name, value in values.items():
+        inner = getattr(part, name)
+        if isinstance(value, dict) and dataclasses.is_dataclass(inner):
+            values[name] = _changed(inner, value, name if path == "config" else f"{path}.{name}")
+    return getattr(part, "replace", lambda **new: dataclasses.replace(part, **new))(**values)
 
 
 def parse_axes(words: Iterable[str]) -> dict[str, list[Any]]:
     """Axes as a command line has them: `model.n_layers=1:8`, `task.n_tasks=8,64`, `model.attention=linear,softmax`.
 
-    `a:b` are the whole numbers from a to b - 1, as in Python's `range`, `a:b:c` every c-th of them.
+    `a:b` are the integers from a to b - 1, as in Python's `range`, `a:b:c` every c-th of them.
 
     Raises:
         ValueError: a word without "=", or one name twice.
@@ -139,18 +105,12 @@ def parse_axes(words: Iterable[str]) -> dict[str, list[Any]]:
 
 
 def _parse(text: str) -> list[Any]:
-    """The values that a word stands for: a number, a range of whole numbers, true, false, none, or itself."""
     named = {"true": True, "false": False, "none": None}
     if text.lower() in named:
         return [named[text.lower()]]
-    if ":" in text:
+    for read in (lambda: [int(text)], lambda: [float(text)], lambda: list(range(*map(int, text.split(":"))))):
         try:
-            return list(range(*map(int, text.split(":"))))
+            return read()
         except (TypeError, ValueError):
-            return [text]
-    for kind in (int, float):
-        try:
-            return [kind(text)]
-        except ValueError:
             continue
     return [text]

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from mechicl.base.checks import is_whole
 from mechicl.base.files import read_json, write_json
 from mechicl.base.locks import is_locked
 from mechicl.statistics.grids import GridTable
-from mechicl.sweeps.grid import Grid, Place, in_words
+from mechicl.sweeps.grid import Grid, place_text
 from mechicl.training.metrics import Metrics
 
 MANIFEST, RESULTS, ROWS, ERROR = "sweep.json", "results.csv", "rows.json", "error.json"
@@ -21,16 +21,16 @@ LOSS, DIVERGED = "loss", "diverged_at"
 
 
 class SweepError(ValueError):
-    """Cells of a sweep failed, or a folder holds no sweep."""
+    """Cells of a sweep failed, or a folder contains no sweep."""
 
 
 @dataclass(frozen=True)
-class CellState:
-    """How far a cell is.
+class CellStatus:
+    """Progress of a cell.
 
     Attributes:
         name: of its folder.
-        places: its models, as words.
+        places: its models' points of the grid, as text.
         state: "done", "failed", "running" or "waiting".
         step: of its training, that was logged last.
         steps: of the whole training.
@@ -46,7 +46,7 @@ class CellState:
 
 
 class SweepFolder:
-    """What is in the folder of a sweep."""
+    """Reads and writes the files of a sweep's folder."""
 
     def __init__(self, folder: str | Path):
         self.path = Path(folder)
@@ -56,10 +56,10 @@ class SweepFolder:
         return self.path / "cells" / name
 
     def manifest(self) -> dict[str, Any]:
-        """What the sweep is.
+        """The description of the sweep.
 
         Raises:
-            SweepError: none is there, or a damaged one.
+            SweepError: there is none, or a damaged one.
         """
         path = self.path / MANIFEST
         if not path.is_file():
@@ -78,13 +78,13 @@ class SweepFolder:
         return manifest
 
     def write_manifest(self, grid: Grid, measures: list[str], launch: Sequence[str], extend: bool) -> None:
-        """Say what the sweep is, or see that the folder holds this one.
+        """Write what the sweep is, or check that the folder contains this one.
 
         Raises:
-            ValueError: it holds another one, and is not to be extended.
+            ValueError: it contains another one, and is not to be extended.
         """
-        # several processes round otherwise than one
-        manifest = _described(grid) | {"launch": list(launch), "measures": measures}
+        # `launch` because several processes round differently than one
+        manifest = _description(grid) | {"launch": list(launch), "measures": measures}
         manifest = json.loads(json.dumps(manifest))  # as it will be read
         if (self.path / MANIFEST).is_file():
             before = self.manifest()
@@ -99,7 +99,7 @@ class SweepFolder:
         write_json(self.path / MANIFEST, manifest)
 
     def rows(self, name: str, measures: Sequence[str]) -> list[dict[str, Any]] | None:
-        """What was measured of a cell's models, in their order; None if it is not done, or was measured otherwise.
+        """Measured values of a cell's models, in their order; None if it is not done, or had other measures.
 
         Raises:
             SweepError: a damaged file.
@@ -116,45 +116,36 @@ class SweepFolder:
             raise SweepError(f"{path} is damaged (its rows are no list of objects): remove it, and run the sweep again")
         return rows if data.get("measures") == list(measures) else None
 
-    def error(self, name: str, measures: Sequence[str]) -> str | None:
-        """Why a cell failed with these measures, if it did."""
+    def error(self, name: str, measures: Sequence[str]) -> str:
+        """Why a cell failed with these measures, "" if it did not."""
         try:
             data = read_json(self.cell(name) / ERROR)
         except FileNotFoundError:
-            return None
-        return str(data.get("error")) if data.get("measures") == list(measures) else None
+            return ""
+        return str(data.get("error")) if data.get("measures") == list(measures) else ""
 
     def step(self, name: str) -> int:
         """The step that a cell's training has logged last."""
         return Metrics.last_step(self.cell(name) / "run")
 
-    def status(self) -> list[CellState]:
-        """How far each cell is, in the grid's order.
-
-        Raises:
-            SweepError: the folder holds no sweep.
-        """
+    def status(self) -> list[CellStatus]:
+        """Progress of each cell, in the grid's order."""
         manifest = self.manifest()
         states = []
         for name, cell in manifest["cells"].items():
-            words = f"{in_words(cell['places'][0])}{' ...' if len(cell['places']) > 1 else ''}"
+            text = f"{place_text(cell['places'][0])}{' ...' if len(cell['places']) > 1 else ''}"
             steps = int(cell["steps"])
             if self.rows(name, manifest["measures"]) is not None:
-                states.append(CellState(name, words, "done", steps, steps))
+                states.append(CellStatus(name, text, "done", steps, steps))
                 continue
             error = self.error(name, manifest["measures"])
-            running = is_locked(self.cell(name))
-            state = "running" if running else "failed" if error else "waiting"
-            states.append(CellState(name, words, state, self.step(name), steps, error or ""))
+            state = "running" if is_locked(self.cell(name)) else "failed" if error else "waiting"
+            states.append(CellStatus(name, text, state, self.step(name), steps, error))
         return states
 
     def table(self, grid: Grid | None = None, measures: Sequence[str] = ()) -> GridTable:
-        """All rows that there are, in the grid's order: of what the manifest says, or of a grid and its measures.
-
-        Raises:
-            SweepError: the folder holds no sweep.
-        """
-        manifest = self.manifest() if grid is None else {**_described(grid), "measures": list(measures)}
+        """All rows measured so far, in the grid's order: of the manifest's grid, or of a grid and its measures."""
+        manifest = self.manifest() if grid is None else {**_description(grid), "measures": list(measures)}
         lines: dict[int, dict[str, Any]] = {}
         for name, cell in manifest["cells"].items():
             done = self.rows(name, manifest["measures"]) or ()
@@ -170,9 +161,9 @@ class SweepFolder:
             raise SweepError(f"the cells of {self.path} hold something else than numbers: {error}") from error
 
 
-def _described(grid: Grid) -> dict[str, Any]:
+def _description(grid: Grid) -> dict[str, Any]:
     """A grid as a manifest has it."""
-    row = {_key(place): i for i, place in enumerate(grid.places)}
+    row = {tuple(place.values()): i for i, place in enumerate(grid.places)}
     return {
         "config": grid.base.replace(seeds=grid.seeds).to_dict(),
         "axes": {name: list(axis) for name, axis in grid.axes.items()},
@@ -181,7 +172,7 @@ def _described(grid: Grid) -> dict[str, Any]:
         "cells": {
             cell.name: {
                 "places": list(cell.places),
-                "rows": [row[_key(place)] for place in cell.places],
+                "rows": [row[tuple(place.values())] for place in cell.places],
                 "steps": cell.config.steps,
             }
             for cell in grid.cells
@@ -190,13 +181,13 @@ def _described(grid: Grid) -> dict[str, Any]:
 
 
 def load_table(folder: str | Path) -> GridTable:
-    """What a sweep has measured so far; it may be running.
+    """The table of a sweep, as far as it is measured; the sweep may be running.
 
     Args:
         folder: of the sweep.
 
     Raises:
-        SweepError: the folder holds no sweep.
+        SweepError: the folder contains no sweep.
 
     Example:
         >>> load_table("runs/rates").intervals("loss")
@@ -204,14 +195,14 @@ def load_table(folder: str | Path) -> GridTable:
     return SweepFolder(folder).table()
 
 
-def status(folder: str | Path) -> list[CellState]:
-    """How far each cell of a sweep is; it may be running.
+def status(folder: str | Path) -> list[CellStatus]:
+    """Progress of each cell of a sweep; it may be running.
 
     Args:
         folder: of the sweep.
 
     Raises:
-        SweepError: the folder holds no sweep.
+        SweepError: the folder contains no sweep.
 
     Example:
         >>> [cell.state for cell in status("runs/rates")]
@@ -221,31 +212,20 @@ def status(folder: str | Path) -> list[CellState]:
 
 
 def _number(value: Any) -> Any:
-    """A value of a row's file: infinities are words there, and NaN is null."""
+    """A value of a row's file: infinities are text there, and NaN is null."""
     if isinstance(value, str) and value in ("inf", "-inf"):
         return float(value)
     return math.nan if value is None else value
 
 
-def _key(place: Place) -> str:
-    return repr(sorted((name, repr(label)) for name, label in place.items()))
-
-
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """In a few words."""
-    words = []
-    for name in ("axes", "config"):
-        ours, theirs = now[name], before.get(name) or {}
-        for key in dict.fromkeys([*theirs, *ours]):
-            if ours.get(key) != theirs.get(key):
-                words.append(f"{key}: {_short(theirs.get(key))} there, {_short(ours.get(key))} now")
-    for name in ("together", "threads", "launch", "measures"):
-        if before.get(name) != now[name]:
-            words.append(f"{name}: {_short(before.get(name))} there, {_short(now[name])} now")
-    return "; ".join(words) or "its cells differ"
+    pairs = [(key, (before.get(name) or {}).get(key), now[name].get(key))
+             for name in ("axes", "config") for key in {**(before.get(name) or {}), **now[name]}]  # fmt: skip
+    pairs += [(name, before.get(name), now[name]) for name in ("together", "threads", "launch", "measures")]
+    differences = [f"{name}: {_short(old)} there, {_short(new)} now" for name, old, new in pairs if old != new]
+    return "; ".join(differences) or "its cells differ"
 
 
 def _short(value: Any) -> str:
-    many = isinstance(value, Iterable) and not isinstance(value, str | dict)
-    text = ", ".join(map(str, value)) if many else str(value)
+    text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
     return text if len(text) <= 120 else f"{text[:117]}..."

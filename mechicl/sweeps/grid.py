@@ -17,13 +17,13 @@ Place = dict[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
-class Cell:
+class SweepCell:
     """Models of a grid that are trained together, as one ensemble: they differ in seed or task only.
 
     Attributes:
-        name: of its folder: its place in words, and the digest of its config.
+        name: of its folder: its first point as text, and the digest of its config.
         config: of the training.
-        places: on the grid, of each model, in the order of `config.members`.
+        places: each model's point of the grid, in the order of `config.members`.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Cell:
 
     @property
     def cost(self) -> float:
-        """About what it costs, in arbitrary units: what takes longest is begun first."""
+        """Estimate of its cost, in arbitrary units: the most expensive cells start first."""
         model, config = self.config.model, self.config
         length = getattr(model, "n_ctx", None) or getattr(model, "n_context", None) or 1
         layers = model.n_layers * (12 * model.d_model**2 + 2 * length * model.d_model)
@@ -60,7 +60,7 @@ class Grid:
         object.__setattr__(self, "axes", axes | {SEED: seeds or {s: {SEED: s} for s in self.base.seeds}})
         if self.base.more_tasks:
             raise ValueError("a sweep's config has one task: leave out more_tasks, and make an axis of tasks")
-        self.cells  # noqa: B018 - what does not fit is refused before anything is trained
+        self.cells  # noqa: B018 - refuses what does not fit before anything is trained
 
     @property
     def base(self) -> TrainingConfig:
@@ -79,33 +79,30 @@ class Grid:
         return combinations(self.axes)
 
     @cached_property
-    def cells(self) -> list[Cell]:
-        """What is trained, in the grid's order."""
-        trainings: list[tuple[Place, TrainingConfig]] = []
-        others = {name: axis for name, axis in self.axes.items() if name != SEED}
-        for place in combinations(others):
-            changes: dict[str, Any] = {}
-            for name, label in place.items():
-                twice = sorted(changes.keys() & others[name][label].keys())
-                if twice:
-                    raise ValueError(f"two axes change {twice}: let one of them go")
-                changes |= others[name][label]
-            try:
-                trainings.append((place, change(self.base.replace(seeds=self.seeds), changes)))
-            except ValueError as error:
-                raise ValueError(f"{in_words(place) or 'the config'}: {error}") from error
-        return [self._cell(group, seeds) for group in self._groups(trainings) for seeds in self._chunks(len(group))]
+    def cells(self) -> list[SweepCell]:
+        """The trainings, in the grid's order."""
+        cells = []
+        for group in self._groups():
+            (place, config), *others = group
+            config = config.replace(more_tasks=tuple(other.task for _, other in others))
+            text = re.sub(r"[^A-Za-z0-9=._,-]+", "_", place_text(place).replace(", ", ",")).strip(",._")[:80]
+            n_seeds = max(1, self.together // len(group))
+            for i in range(0, len(self.seeds), n_seeds):
+                part = config.replace(seeds=self.seeds[i : i + n_seeds])
+                places = tuple({**place, SEED: seed} for place, _ in group for seed in part.seeds)
+                cells.append(SweepCell("-".join(filter(None, [text, _digest(part.to_dict())])), part, places))
+        return cells
 
-    def _groups(self, trainings: list[tuple[Place, TrainingConfig]]) -> list[list[tuple[Place, TrainingConfig]]]:
-        """Trainings that differ in the task only, as many as may train together, in order."""
+    def _groups(self) -> list[list[tuple[Place, TrainingConfig]]]:
+        """Trainings that can train together, in order: their configs differ in the task only."""
         groups: list[list[tuple[Place, TrainingConfig]]] = []
         open_groups: dict[str, list[tuple[Place, TrainingConfig]]] = {}
         seen: dict[str, Place] = {}
-        for place, config in trainings:
+        for place, config in self._trainings():
             data = config.to_dict()
             whole = _digest(data)
             if whole in seen:
-                raise ValueError(f"{in_words(seen[whole])} and {in_words(place)} are the same training: drop one")
+                raise ValueError(f"{place_text(seen[whole])} and {place_text(place)} are the same training: drop one")
             seen[whole] = place
             key = _digest({name: value for name, value in data.items() if name != "task"})
             group = open_groups.get(key)
@@ -116,24 +113,29 @@ class Grid:
             group.append((place, config))
         return groups
 
-    def _chunks(self, n_tasks: int) -> list[tuple[Any, ...]]:
-        """The seeds in portions of which as many train together as may."""
-        size = max(1, self.together // n_tasks)
-        return [self.seeds[i : i + size] for i in range(0, len(self.seeds), size)]
-
-    def _cell(self, group: list[tuple[Place, TrainingConfig]], seeds: tuple[int, ...]) -> Cell:
-        config = _joined([config for _, config in group]).replace(seeds=seeds)
-        places = tuple({**place, SEED: seed} for place, _ in group for seed in seeds)
-        words = re.sub(r"[^A-Za-z0-9=._,-]+", "_", in_words(group[0][0]).replace(", ", ",")).strip(",._")[:80]
-        return Cell("-".join(filter(None, [words, _digest(config.to_dict())])), config, places)
+    def _trainings(self) -> list[tuple[Place, TrainingConfig]]:
+        """The config of each combination of all axes but the seeds."""
+        trainings = []
+        others = {name: axis for name, axis in self.axes.items() if name != SEED}
+        for place in combinations(others):
+            changes: dict[str, Any] = {}
+            for name, label in place.items():
+                if twice := sorted(changes.keys() & others[name][label].keys()):
+                    raise ValueError(f"two axes change {twice}: let one of them go")
+                changes |= others[name][label]
+            try:
+                trainings.append((place, change(self.base.replace(seeds=self.seeds), changes)))
+            except ValueError as error:
+                raise ValueError(f"{place_text(place) or 'the config'}: {error}") from error
+        return trainings
 
     def __len__(self) -> int:
         """Number of models."""
         return len(self.places)
 
 
-def in_words(place: Place) -> str:
-    """A point of the grid as words."""
+def place_text(place: Place) -> str:
+    """A point of the grid as text."""
     return ", ".join(f"{name}={label}" for name, label in place.items())
 
 
@@ -141,15 +143,10 @@ def _digest(data: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def _joined(configs: Sequence[TrainingConfig]) -> TrainingConfig:
-    """One training of all the tasks."""
-    return configs[0].replace(more_tasks=tuple(config.task for config in configs[1:]))
-
-
 def _fit_together(configs: Sequence[TrainingConfig]) -> bool:
     """Whether the tasks have prompts of one shape, so that they can be trained on together."""
     try:
-        _joined(configs)
+        configs[0].replace(more_tasks=tuple(config.task for config in configs[1:]))
     except ValueError:
         return False
     return True

@@ -1,4 +1,4 @@
-"""What is measured of a model: functions by name, and what they return as columns of a table."""
+"""The measures of a sweep: functions by name, their identities, and what they return as columns of a table."""
 
 import functools
 import hashlib
@@ -28,7 +28,7 @@ Value = float | str | None
 
 
 def read_measures(measure: Any) -> list[tuple[str, Measure]]:
-    """The functions that a sweep measures with, each with what the names of its columns begin with, "" for nothing.
+    """The functions that a sweep measures with, each with the prefix of its columns' names, "" for none.
 
     Args:
         measure: a function, a name of `MEASURES` or "module:function", a sequence of those names, or a mapping of names
@@ -40,17 +40,13 @@ def read_measures(measure: Any) -> list[tuple[str, Measure]]:
     """
     if measure is None:
         return []
-    if isinstance(measure, str):
-        measure = [measure]
     if callable(measure):
         return [("", measure)]
-    if isinstance(measure, Mapping):
-        wrong = [name for name, function in measure.items() if not callable(function)]
-        if wrong:
-            raise TypeError(f"measure= maps names to functions, but {wrong} are none")
+    names = [measure] if isinstance(measure, str) else measure
+    if isinstance(names, Sequence) and all(isinstance(name, str) for name in names):
+        return [("", _named(name)) for name in names]
+    if isinstance(measure, Mapping) and all(map(callable, measure.values())):
         return [(str(name), function) for name, function in measure.items()]
-    if isinstance(measure, Sequence) and all(isinstance(name, str) for name in measure):
-        return [("", _named(name)) for name in measure]
     raise TypeError(f"measure= takes a function, names, or a mapping of names to functions, got {measure!r}")
 
 
@@ -70,15 +66,15 @@ def _named(name: str) -> Measure:
 
 
 def identity(measure: Any) -> str:
-    """What tells a measure from another, or from what it was before it was changed.
+    """A text that differs between two measures, and changes when a measure is changed.
 
-    That is its name and, of the user's own, its source and what it takes from around it: arguments of a partial,
-    variables of the function that it was made in, defaults. Functions that it calls are not looked into. What has no
-    form in words counts by its pickle.
+    That is its name and, of a user's measure, a digest of its source and of the values that it takes from its
+    surroundings: arguments of a partial, variables that it closes over, defaults. Functions that it calls are not
+    looked into. A value that is no plain data counts by its pickle.
     """
     if isinstance(measure, functools.partial):
-        return f"{identity(measure.func)}{_values_in_words((measure.args, sorted(measure.keywords.items())))}"
-    measure = inspect.unwrap(measure)  # a public function, whose arguments are checked, is the one that it calls
+        return f"{identity(measure.func)}{_value_text((measure.args, sorted(measure.keywords.items())))}"
+    measure = inspect.unwrap(measure)  # a function whose arguments are checked wraps the one that it calls
     named = measure if hasattr(measure, "__qualname__") else type(measure)
     name = f"{named.__module__}:{named.__qualname__}"
     if name.startswith("mechicl."):
@@ -91,29 +87,29 @@ def identity(measure: Any) -> str:
     cells = [cell.cell_contents for cell in getattr(measure, "__closure__", None) or ()]
     defaults = getattr(measure, "__defaults__", None), getattr(measure, "__kwdefaults__", None)
     state = None if code else getattr(measure, "__dict__", None)
-    digest = hashlib.sha256(f"{source}{_values_in_words((cells, defaults, state))}".encode()).hexdigest()[:12]
+    digest = hashlib.sha256(f"{source}{_value_text((cells, defaults, state))}".encode()).hexdigest()[:12]
     return f"{name} {digest}"
 
 
-def _values_in_words(value: Any) -> str:
-    """Values as words that are the same in every process."""
+def _value_text(value: Any) -> str:
+    """A value as text that is the same in every process."""
     if value is None or isinstance(value, str | int | float | bool | complex | Path):
         return repr(value)
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{_values_in_words(k)}: {_values_in_words(v)}' for k, v in value.items())}}}"
+        return f"{{{', '.join(f'{_value_text(k)}: {_value_text(v)}' for k, v in value.items())}}}"
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_values_in_words, value))}]"
+        return f"[{', '.join(map(_value_text, value))}]"
     if callable(value) and hasattr(value, "__qualname__"):
         return identity(value)
     try:
         return hashlib.sha256(cloudpickle.dumps(value)).hexdigest()[:12]
-    except Exception:  # no form at all: the kind of thing is what is left
+    except Exception:  # cannot be pickled either: its type has to do
         return f"{type(value).__module__}:{type(value).__qualname__}"
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Random numbers that do not say where they come from start from a seed, and go on as before afterwards."""
+    """Seed the global random number generators of Python, NumPy and torch, and restore their states afterwards."""
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - users' measures may draw from it
     with torch.random.fork_rng():
         set_seed(seed % 2**32)
@@ -124,29 +120,31 @@ def seeded(seed: int) -> Iterator[None]:
             np.random.set_state(numpy)  # noqa: NPY002
 
 
-def values_of(measures: Iterable[tuple[str, Measure]], checkpoint: Checkpoint) -> dict[str, Value]:
+def measured_columns(measures: Iterable[tuple[str, Measure]], checkpoint: Checkpoint) -> dict[str, Value]:
     """The columns of one model's row.
 
     Raises:
-        TypeError: a measure returned something else than numbers, words, a mapping of those, or a result.
+        TypeError: a measure returned something else than numbers, text, a mapping of those, or a result.
+        ValueError: two measures returned the same name.
     """
-    values: dict[str, Value] = {}
+    columns: dict[str, Value] = {}
     for prefix, measure in measures:
-        outcome = measure(checkpoint)
-        if isinstance(outcome, Result):
-            outcome = {field: interval.mean for field, interval in outcome.intervals().items()}
-        if not isinstance(outcome, Mapping):
-            outcome, prefix = {prefix or getattr(measure, "__name__", "value"): outcome}, ""
-        columns = {f"{prefix}.{key}" if prefix else str(key): _plain(value, measure) for key, value in outcome.items()}
-        twice = sorted(values.keys() & columns.keys())
-        if twice:
-            raise ValueError(f"two measures return {twice}: name them, measure={{'first': ..., 'second': ...}}")
-        values |= columns
-    return values
+        function = getattr(measure, "__name__", "value")
+        values = measure(checkpoint)
+        if isinstance(values, Result):
+            values = values.intervals()
+        if not isinstance(values, Mapping):
+            values, prefix = {prefix or function: values}, ""
+        for key, value in values.items():
+            name = f"{prefix}.{key}" if prefix else str(key)
+            if name in columns:
+                raise ValueError(f"two measures return {name!r}: name them, measure={{'first': ..., 'second': ...}}")
+            columns[name] = _plain(value, function)
+    return columns
 
 
-def _plain(value: Any, measure: Measure) -> Value:
-    """A number or a word as JSON has it: None for NaN, words for infinities."""
+def _plain(value: Any, function: str) -> Value:
+    """A number or a text as JSON has it: None for NaN, text for infinities."""
     if isinstance(value, Interval):
         value = value.mean
     if isinstance(value, Tensor) and value.numel() == 1:
@@ -157,6 +155,6 @@ def _plain(value: Any, measure: Measure) -> Value:
         number = float(value)
         return None if math.isnan(number) else number if math.isfinite(number) else str(number)
     raise TypeError(
-        f"{getattr(measure, '__name__', measure)} returned {type(value).__name__}: a measure returns a number, a "
-        f"mapping of names to numbers, or a Result"
+        f"{function} returned {type(value).__name__}: a measure returns a number, a mapping of names to numbers, or a "
+        f"Result"
     )

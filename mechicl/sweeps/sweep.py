@@ -1,13 +1,32 @@
 """A sweep: a grid of trainings, run in one process, several, or on Ray."""
 
-from collections.abc import Callable, Sequence
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from mechicl.base.checks import check_whole
+from mechicl.base.files import remove_leftovers
+from mechicl.base.locks import locked
+from mechicl.base.progress import progress_bar
+from mechicl.base.threads import n_cores
 from mechicl.statistics.grids import GridTable
-from mechicl.sweeps.grid import Grid
-from mechicl.sweeps.runner import run_sweep
+from mechicl.sweeps.devices import device_kind, warn_of_several
+from mechicl.sweeps.executors import RunCells, on_ray, on_this_machine
+from mechicl.sweeps.folder import RESULTS, SweepError, SweepFolder
+from mechicl.sweeps.grid import Grid, SweepCell, place_text
+from mechicl.sweeps.measuring import identity, read_measures
+from mechicl.sweeps.work import FULL_DISK, Orders, write_error
+from mechicl.tasks.registry import KINDS, TASK_TYPES
+
+PAUSE = 0.5  # seconds between looks at cells that another process works on
+MOST_DEATHS = 5  # of the process of a cell, until the cell counts as failed
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,9 +40,10 @@ class Sweep(Grid):
         config: what all cells share, or the name of a preset.
         over: the axes, name to values: fields by their path ("model.n_layers"), "seed", or "x_dim" and "n_context" for
             the size of task and model together. Values are a sequence, or a mapping of labels to values; a value that
-            is a mapping itself changes several fields at once. Without "seed" the config's own seeds are that axis.
+            is a mapping itself changes several fields at once, and its axis may have any name. None has the label
+            "none". Without "seed" the config's own seeds are that axis.
         together: at most so many models train as one ensemble. More are quicker where models are small, fewer share
-            out better over workers. It is part of what is trained: other ensembles round otherwise.
+            out better over workers. It is part of what is trained: other ensembles round differently.
         threads: of torch, for each cell; part of what is trained for the same reason.
 
     Raises:
@@ -54,13 +74,13 @@ class Sweep(Grid):
     ) -> GridTable:
         """Train and measure what is missing in the folder, and return the table of all models.
 
-        The same call goes on where another was stopped, killed at any moment or short of disk space. Several may work
-        on one folder at once, also from several machines that share it: each takes cells that no other holds.
+        The same call continues a run that was stopped, killed at any moment or short of disk space. Several may work
+        on one folder at once, also from several machines that share it: each takes cells that no other works on.
 
         Args:
             folder: of the sweep: `sweep.json` says what it is, `results.csv` is the table as far as it is, `cells/` has
                 a folder for each cell, with its checkpoint.
-            measure: what is measured of each model: a function of a `Checkpoint` that holds it alone and returns a
+            measure: what is measured of each model: a function of a `Checkpoint` with this model alone that returns a
                 number, a mapping of names to numbers, or a `Result`; a name of `sweeps.MEASURES` or
                 "module:function"; or several, as a sequence of names or a mapping of names to functions. None for
                 the held-out loss alone, which the table always has.
@@ -70,24 +90,184 @@ class Sweep(Grid):
                 the address of a cluster whose machines share the folder. Needs `pip install mechicl[ray]`.
             gpus: that each cell takes of a Ray machine; 0.25 lets four share one, 0 trains on CPUs. By default 1 where
                 the cluster has some and the config does not say `cpu`.
-            launch: words that start a training of several processes, such as ("accelerate", "launch",
+            launch: command that starts a training of several processes, such as ("accelerate", "launch",
                 "--num_processes", "2"), where one model takes more than a process.
             retry: try failed cells again.
-            extend: let the folder hold a sweep with other values on its axes, or other measures: cells that it has
-                already are kept, and models are measured anew where the measures changed.
+            extend: let the folder contain a sweep with other values on its axes, or other measures: its cells are
+                kept, and models are measured again where the measures changed.
             progress: show a progress bar, with the time left.
             on_result: called with the table so far: at the start, at the end, and now and then between.
 
         Returns:
-            One row a model: the axes, then "diverged_at" (the step, or NaN), "loss" (held-out, at the end), and what
+            One row per model: the axes, then "diverged_at" (the step, or NaN), "loss" (held-out, at the end), and what
             was measured, NaN for a model that diverged.
 
         Raises:
             SweepError: cells failed; the message lists them. The table has all others (`sweeps.load_table`).
             OSError: the disk is full.
-            ValueError: the folder holds another sweep; the message says what differs.
+            ValueError: the folder contains another sweep; the message says what differs.
         """
-        return run_sweep(
-            self, folder, measure, workers=workers, ray=ray, gpus=gpus, launch=launch, retry=retry, extend=extend,
-            progress=progress, on_result=on_result,
-        )  # fmt: skip
+        if workers is not None:
+            check_whole(1, workers=workers)
+            if ray is not None:
+                raise ValueError(f"workers={workers} and ray={ray!r}: Ray chooses the number of workers; give one")
+        if ray is None and gpus:
+            raise ValueError(f"gpus={gpus} is for ray=: without it every cell sees all GPUs")
+        measures = read_measures(measure)
+        registered = {name: kind for name, kind in TASK_TYPES.items() if kind not in KINDS}
+        if launch and {type(task) for cell in self.cells for task in cell.config.tasks} & {*registered.values()}:
+            raise ValueError(
+                "launch= starts processes that do not know a kind of task that was registered here: leave it out"
+            )
+        orders = Orders(
+            folder=Path(folder).absolute(),
+            measures=measures,
+            # by this process, for all: others may not see the source of what was typed into a notebook
+            identities=tuple(f"{prefix} {identity(function)}".strip() for prefix, function in measures),
+            threads=self.threads,
+            launch=tuple(launch),
+            tasks=registered,
+        )
+        on_gpu = not self.base.cpu and torch.accelerator.is_available()
+        try:
+            driver = _Driver(self, orders, extend, on_result)
+            cells = [driver.state.cell(cell.name) for cell in self.cells]
+            # the device of other machines, and of a GPU that is the workers', is known only afterwards
+            warned = warn_of_several(cells, device_kind(cpu=True) if ray is None and not on_gpu else None)
+            if pending := driver.pending(retry):
+                if ray is not None:
+                    executor = on_ray(orders, ray, 0.0 if self.base.cpu else gpus)
+                else:
+                    executor = on_this_machine(orders, workers or (1 if on_gpu else max(1, n_cores() // self.threads)))
+                try:
+                    with executor as run_cells, _bar(driver, progress):
+                        driver.finish(pending, run_cells)
+                finally:
+                    driver.write_table()
+            if not warned:
+                warn_of_several(cells)
+            return driver.table()
+        except OSError as error:
+            if error.errno not in FULL_DISK:
+                raise
+            words = f"the disk is full ({error.filename or orders.folder}): make room; the same command continues"
+            raise OSError(error.errno, words) from error
+
+
+class _Driver:
+    """One process' share in a sweep: hands out cells until all are done, and keeps the table up to date."""
+
+    def __init__(self, grid: Grid, orders: Orders, extend: bool, on_result: Callable[[GridTable], None] | None):
+        self.grid, self.orders, self.on_result = grid, orders, on_result
+        self.state = SweepFolder(orders.folder)
+        self.done: set[str] = set()
+        self.failed: dict[str, str] = {}
+        self.holder = ""  # the process whose cells are waited for
+        self.last_written, self.seconds = 0.0, 0.05  # when the table was written last, and how long that took
+        with locked(orders.folder, wait=True):
+            remove_leftovers(orders.folder)
+            self.state.write_manifest(grid, list(orders.identities), orders.launch, extend)
+
+    def pending(self, retry: bool) -> list[SweepCell]:
+        """The cells that are to be run, the most expensive first."""
+        pending = []
+        for cell in self.grid.cells:
+            if self.state.rows(cell.name, self.orders.identities) is not None:
+                self.done.add(cell.name)
+            elif not retry and (error := self.state.error(cell.name, self.orders.identities)):
+                self.failed[cell.name] = error
+            else:
+                pending.append(cell)
+        self.write_table()
+        return sorted(pending, key=lambda cell: -cell.cost)
+
+    def finish(self, pending: list[SweepCell], run_cells: RunCells) -> None:
+        """Run cells until each is done or has failed."""
+        deaths: Counter[str] = Counter()
+        while pending:
+            again: list[SweepCell] = []
+            self.holder = ""
+            for cell, outcome in run_cells(pending):
+                if outcome.state == "done":
+                    self.done.add(cell.name)
+                    if time.monotonic() - self.last_written > 20 * self.seconds:  # a twentieth of the time is spent
+                        self.write_table()
+                elif outcome.state == "disk full":
+                    raise OSError(FULL_DISK[0], "disk full", outcome.error)
+                elif outcome.state == "failed":
+                    self.failed[cell.name] = outcome.error
+                elif outcome.state == "busy":
+                    again.append(cell)
+                    self.holder = outcome.error
+                else:
+                    deaths[cell.name] += 1
+                    if deaths[cell.name] < MOST_DEATHS:
+                        again.append(cell)
+                        continue
+                    self.failed[cell.name] = f"{outcome.error}, {MOST_DEATHS} times: is there enough memory?"
+                    write_error(self.orders, cell.name, self.failed[cell.name])
+            if len(again) == len(pending):
+                time.sleep(PAUSE)
+            pending = again
+
+    def write_table(self) -> None:
+        """Write what is done, here or by other processes."""
+        started = time.monotonic()
+        with locked(self.orders.folder, wait=True):
+            table = self.state.table()
+            table.save(self.state.path / RESULTS)
+        if self.on_result is not None:
+            self.on_result(table)
+        self.last_written = time.monotonic()
+        self.seconds = self.last_written - started
+
+    def table(self) -> GridTable:
+        """The whole table, if all is done."""
+        if self.failed:
+            places = {cell.name: place_text(cell.places[0]) for cell in self.grid.cells}
+            words = "\n".join(f"  {places[name]}: {error}" for name, error in list(self.failed.items())[:20])
+            raise SweepError(
+                f"{len(self.failed)} of {len(self.grid.cells)} cells failed; the others are done. Try them again with "
+                f"retry=True (--retry); whole errors are in {self.state.path}/cells/*/error.json:\n{words}"
+            )
+        table = self.state.table(self.grid, self.orders.identities)
+        if len(table.frame) != len(self.grid):
+            raise SweepError(
+                f"{len(self.grid) - len(table.frame)} of {len(self.grid)} models are missing in {self.state.path}, "
+                f"though they were done: was the folder changed meanwhile? The same command continues"
+            )
+        return table
+
+    def share_done(self) -> float:
+        """Share of the whole cost that is done, with the steps of cells that are running."""
+        shares = (
+            cell.cost * (1.0 if cell.name in self.done else self.state.step(cell.name) / max(1, cell.config.steps))
+            for cell in self.grid.cells
+        )
+        return min(1.0, sum(shares) / sum(cell.cost for cell in self.grid.cells))
+
+
+@contextmanager
+def _bar(driver: _Driver, progress: bool) -> Iterator[None]:
+    """Show a progress bar, which looks into the folders of the cells that run."""
+    if not progress:
+        yield
+        return
+    stop = threading.Event()
+    bar = progress_bar(total=100, initial=round(100 * driver.share_done()), unit="%", desc="sweep")
+    bar.bar_format = "{desc}: {percentage:5.1f}%|{bar}| [{elapsed}<{remaining}{postfix}]"
+
+    def watch() -> None:
+        while not stop.wait(2 * PAUSE):
+            bar.n = round(100 * driver.share_done(), 1)
+            words = f"{len(driver.done)} of {len(driver.grid.cells)} cells"
+            bar.set_postfix_str(f"{words}; {driver.holder}" if driver.holder else words, refresh=True)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+        bar.close()

@@ -1,18 +1,17 @@
 """Where, along an axis of a sweep, a value passes a level: with an interval over seeds."""
 
 import math
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from mechicl.statistics import Interval, student_t_quantile
-
-SEED = "seed"
+from mechicl.statistics.grids import GridTable
+from mechicl.sweeps.axes import SEED
 
 
 def find_threshold(
-    table: Any,
+    table: GridTable | pd.DataFrame,
     x: str,
     value: str,
     *,
@@ -22,23 +21,22 @@ def find_threshold(
     """Where the mean over seeds of a value rises over a level for good, on a logarithmic axis, with its interval.
 
     Between the last point at or below the level and the next the value is a straight line over the logarithm of x. The
-    95% interval is a jackknife over seeds (Tukey 1958): from the thresholds without each, on the logarithm, and
-    Student's t of n - 1 degrees of freedom. A bootstrap would be too narrow: for the mean of three normal values its
-    95% interval holds 73% of the time, of five 83%. What lies beyond the axis is 0 or infinite: so are both ends where
-    only some of those thresholds are on it. With one seed they are NaN.
+    95% interval is a jackknife over seeds (Tukey 1958) on the logarithm, with Student's t of n - 1 degrees of freedom;
+    a bootstrap of three to five seeds would be too narrow. A threshold beyond the axis is 0 or infinite. So are both
+    ends of the interval if only some of the jackknife's thresholds are on the axis. With one seed they are NaN.
 
     Args:
-        table: of a sweep, or a pandas frame, with the columns x, value and "seed"; rows without the value are left out,
-            and so are seeds that lack a point.
-        x: the axis, positive.
+        table: of a sweep, with the columns x, value and "seed"; rows without the value are left out, and so are seeds
+            that lack a point.
+        x: the axis: positive numbers, or their text.
         value: the column.
-        level: which is passed.
+        level: the level.
         rising: False for a value that falls below the level along the axis.
 
     Raises:
         KeyError: no such column.
-        TypeError: a table that is neither of a sweep nor a frame.
-        ValueError: an x that is not positive, several rows of one seed at one point, or no seed with all points.
+        ValueError: an x that is not a positive number, several rows of one seed at one point, or no seed with all
+            points.
 
     Source: Raventós et al. 2023, section 3, where the threshold is read off curves.
 
@@ -47,25 +45,26 @@ def find_threshold(
         >>> print(find_threshold(frame, "n", "ratio").mean)
         4.0
     """
-    frame = table if isinstance(table, pd.DataFrame) else getattr(table, "frame", None)
-    if not isinstance(frame, pd.DataFrame):
-        raise TypeError(f"table must be of a sweep, or a pandas frame, got {type(table).__name__}")
+    frame = table.frame if isinstance(table, GridTable) else table
     for name in (x, value, SEED):
         if name not in frame.columns:
             raise KeyError(f"the table has no column {name!r}; it has {', '.join(map(str, frame.columns))}")
+    try:
+        frame = frame.assign(**{x: pd.to_numeric(frame[x])})
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"a threshold on a logarithmic axis needs positive values of {x!r}: {error}") from error
+    if not (frame[x] > 0).all():
+        raise ValueError(f"a threshold on a logarithmic axis needs positive values of {x!r}, got {min(frame[x])}")
     if frame.duplicated([SEED, x]).any():
         raise ValueError(f"several rows have the same seed and {x!r}: choose one value of each other axis first")
     wide = frame.pivot(index=SEED, columns=x, values=value).sort_index(axis=1).astype(float).dropna()
-    places = np.asarray(wide.columns, dtype=float)
-    if not len(wide):
+    places, n = np.asarray(wide.columns, dtype=float), len(wide)
+    if not n:
         raise ValueError(f"no seed has {value!r} at all {len(places)} values of {x!r}")
-    if not (places > 0).all():
-        raise ValueError(f"a threshold on a logarithmic axis needs positive values of {x!r}, got {places.tolist()}")
     values = (wide.to_numpy() - level) * (1 if rising else -1)
     middle = passed(places, values.mean(0))
     low, high = _jackknife(places, values, middle)
-    # its ends need not be equally far away: it prints as medians do
-    return Interval(middle, low, high, len(values), middle="median")
+    return Interval(middle, low, high, n, middle="median")  # as for a median, its ends need not be equally far away
 
 
 def _jackknife(places: np.ndarray, values: np.ndarray, middle: float) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""One cell's work: train its models, keep them, measure each, write its rows."""
+"""One cell's work: train its models, save them, measure each, write its rows."""
 
 import errno
 import os
@@ -6,23 +6,27 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from mechicl.base.files import machine_name, remove_leftovers, write_json
+from accelerate.state import PartialState
+
+from mechicl.base.files import is_running, machine_name, remove_leftovers, write_json
 from mechicl.base.locks import FolderInUseError, locked
 from mechicl.base.threads import using_threads
-from mechicl.checkpoints import Checkpoint, CheckpointError, load_checkpoint
+from mechicl.checkpoints import Checkpoint, CheckpointError, Snapshots, load_checkpoint, save
 from mechicl.sweeps.axes import SEED
-from mechicl.sweeps.cell_training import train_and_save
-from mechicl.sweeps.folder import DIVERGED, ERROR, LOSS, SweepFolder
-from mechicl.sweeps.folder import ROWS as ROWS_FILE
-from mechicl.sweeps.grid import Cell
-from mechicl.sweeps.measuring import Measure, seeded, values_of
+from mechicl.sweeps.devices import device_kind, note_device
+from mechicl.sweeps.folder import DIVERGED, ERROR, LOSS, ROWS, SweepFolder
+from mechicl.sweeps.grid import SweepCell
+from mechicl.sweeps.measuring import Measure, measured_columns, seeded
 from mechicl.tasks import register
+from mechicl.training import TrainingConfig, train
 
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 
@@ -33,14 +37,14 @@ class LaunchedProcessDiedError(RuntimeError):
 
 @dataclass(frozen=True)
 class Orders:
-    """What every cell of a run is done by.
+    """Everything that a process needs in order to work on any cell of a sweep.
 
     Attributes:
         folder: of the sweep, absolute.
-        measures: functions, each with what its columns begin with.
-        identities: of the measures, as the process sees them that gives the orders.
+        measures: functions, each with the prefix of its columns.
+        identities: of the measures, as the process that gives the orders sees them.
         threads: of torch.
-        launch: words that start a training of several processes; none to train in this one.
+        launch: command that starts a training of several processes; empty to train in this process.
         tasks: kinds of tasks that the user registered, by name, for processes that have not.
     """
 
@@ -57,18 +61,16 @@ class Outcome:
     """How a cell's work ended.
 
     Attributes:
-        state: "done"; "busy" where another process holds the cell; "failed"; "disk full"; "died" with its process.
+        state: "done"; "busy" if another process works on the cell; "failed"; "disk full"; "died" with its process.
         error: in a line.
-        tries: of a process that died: how often the cell is tried in all.
     """
 
     state: Literal["done", "busy", "failed", "disk full", "died"]
     error: str = ""
-    tries: int = 5
 
 
-def work(orders: Orders, cell: Cell) -> Outcome:
-    """Do what is missing of a cell, on the sweep's number of threads. Errors are written down, and returned."""
+def work(orders: Orders, cell: SweepCell) -> Outcome:
+    """Do what is missing of a cell, on the sweep's number of threads. Errors are written to its folder."""
     for name, kind in orders.tasks.items():
         register(kind, name=name)
     folder = SweepFolder(orders.folder).cell(cell.name)
@@ -85,66 +87,70 @@ def work(orders: Orders, cell: Cell) -> Outcome:
         raise
 
 
-def _work(orders: Orders, cell: Cell, folder: Path) -> Outcome:
+def _work(orders: Orders, cell: SweepCell, folder: Path) -> Outcome:
     remove_leftovers(folder, folder / "checkpoint")
     if SweepFolder(orders.folder).rows(cell.name, orders.identities) is not None:
         return Outcome("done")
     (folder / ERROR).unlink(missing_ok=True)
     try:
-        checkpoint = _checkpoint(orders, cell, folder)
+        try:
+            checkpoint = load_checkpoint(folder / "checkpoint")
+        except CheckpointError:  # not there, or cut short: the run folder still has all of it
+            if orders.launch:
+                launch_training(orders, cell, folder)
+            else:
+                train_and_save(cell.config, folder, cell.name)
+            checkpoint = load_checkpoint(folder / "checkpoint")
         rows = [_row(orders.measures, checkpoint, cell, i) for i in range(len(cell.places))]
-        write_json(folder / ROWS_FILE, {"measures": list(orders.identities), "rows": rows})
-        shutil.rmtree(folder / "run", ignore_errors=True)  # the checkpoint has all that is worth keeping
+        write_json(folder / ROWS, {"measures": list(orders.identities), "rows": rows})
+        shutil.rmtree(folder / "run", ignore_errors=True)  # the checkpoint has everything worth keeping
     except Exception as error:
         full = isinstance(error, OSError) and error.errno in FULL_DISK
         if full or isinstance(error, FolderInUseError | LaunchedProcessDiedError):
             raise
-        words = f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]
-        write_error(orders, folder, words, traceback.format_exc())
-        return Outcome("failed", words)
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]
+        write_error(orders, cell.name, reason, traceback.format_exc())
+        return Outcome("failed", reason)
     return Outcome("done")
 
 
-def write_error(orders: Orders, folder: Path, words: str, details: str = "") -> None:
-    """Keep why a cell failed."""
-    write_json(folder / ERROR, {"measures": list(orders.identities), "error": words, "traceback": details})
+def write_error(orders: Orders, name: str, reason: str, details: str = "") -> None:
+    """Write why a cell failed into its folder."""
+    data = {"measures": list(orders.identities), "error": reason, "traceback": details}
+    write_json(SweepFolder(orders.folder).cell(name) / ERROR, data)
 
 
-def _checkpoint(orders: Orders, cell: Cell, folder: Path) -> Checkpoint:
-    """The cell's models: from its checkpoint, or trained, from the last save on."""
-    path = folder / "checkpoint"
-    try:
-        return load_checkpoint(path)
-    except CheckpointError:  # not there, or cut short: the run folder still has all of it
-        pass
-    if orders.launch:
-        launch_training(orders, cell, folder)
-    else:
-        train_and_save(cell.config, folder, cell.name)
-    return load_checkpoint(path)
+def train_and_save(config: TrainingConfig, folder: Path, name: str) -> None:
+    """Train a cell's models in its folder, from the last save on, and write their checkpoint."""
+    if os.environ.get("RANK", "0") == "0":  # before accelerate has started the processes' group
+        note_device(folder, device_kind(config.cpu))
+    result = train(config, folder / "run", stop_diverged=True, progress=False)
+    if PartialState().is_main_process:
+        snapshots = Snapshots(result.snapshot_steps, result.snapshots) if result.snapshots else None
+        save(folder / "checkpoint", result.models, {"name": name, **result.record}, snapshots)
 
 
-def launch_training(orders: Orders, cell: Cell, folder: Path) -> None:
-    """Train a cell by processes of its own, which end with this one.
+def launch_training(orders: Orders, cell: SweepCell, folder: Path) -> None:
+    """Train a cell by processes of `mechicl.sweeps.launched` that end with this one.
 
     Raises:
         FolderInUseError: such processes of another run still train it.
-        LaunchedProcessDiedError: a signal ended them, or one of them.
+        LaunchedProcessDiedError: a signal ended one of them.
         OSError: the disk is full.
         RuntimeError: they failed; with the end of what they printed.
     """
     write_json(folder / "config.json", cell.config.to_dict())
-    words = [str(folder), cell.name, str(orders.threads), machine_name(), str(os.getpid())]
-    command = [*orders.launch, "-m", "mechicl.sweeps.launched", *words]
-    beside = Path(sys.executable).parent / command[0]  # a script of this Python's environment
-    if shutil.which(command[0]) is None and beside.is_file():
-        command[0] = str(beside)
+    arguments = [str(folder), cell.name, str(orders.threads), machine_name(), str(os.getpid())]
+    command = [*orders.launch, "-m", "mechicl.sweeps.launched", *arguments]
+    script = Path(sys.executable).parent / command[0]  # of this Python's environment
+    if shutil.which(command[0]) is None and script.is_file():
+        command[0] = str(script)
     with subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
         try:
             _, printed = process.communicate()
-        except BaseException:  # Ctrl-C, for one: none of the launcher's processes may go on
+        except BaseException:  # Ctrl-C, for one: none of the launcher's processes may continue
             os.killpg(process.pid, signal.SIGKILL)
             raise
     if process.returncode:
@@ -155,22 +161,35 @@ def launch_training(orders: Orders, cell: Cell, folder: Path) -> None:
             raise FolderInUseError(reason)
         if os.strerror(errno.ENOSPC) in reason:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
-        if process.returncode < 0 or "(SIGKILL)" in printed:  # the second are the words of torch's launcher
+        if process.returncode < 0 or "(SIGKILL)" in printed:  # the latter is printed by torch's launcher
             raise LaunchedProcessDiedError(f"{' '.join(command)} was ended by a signal ({process.returncode})")
         raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}: {reason}\n{printed[-4000:]}")
 
 
-def _row(measures: Sequence[tuple[str, Measure]], checkpoint: Checkpoint, cell: Cell, model: int) -> dict[str, Any]:
-    """What is known of one model."""
-    alone = checkpoint.by_task()[model // len(cell.config.seeds)].select([model % len(cell.config.seeds)])
+def end_with(process: int) -> None:
+    """Let this process end soon after another one of this machine has ended."""
+
+    def watch() -> None:
+        while is_running(process):
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _row(
+    measures: Sequence[tuple[str, Measure]], checkpoint: Checkpoint, cell: SweepCell, model: int
+) -> dict[str, Any]:
+    """The measured values of one model."""
+    task, seed = divmod(model, len(cell.config.seeds))
+    alone = checkpoint.by_task()[task].select([seed])
     diverged = alone.record.get("diverged_at", [-1])[0]
     losses = alone.record["curve"]["eval_loss"]
     if diverged >= 0:
         return {DIVERGED: diverged, LOSS: None}
     row: dict[str, Any] = {DIVERGED: None, LOSS: losses[-1][0] if losses else None}
     with seeded(cell.places[model][SEED]):
-        values = values_of(measures, alone)
-    taken = sorted({*row, *cell.places[model]} & values.keys())
-    if taken:
+        columns = measured_columns(measures, alone)
+    if taken := sorted({*row, *cell.places[model]} & columns.keys()):
         raise ValueError(f"a measure returned {taken}, which the table has already: name it otherwise")
-    return row | values
+    return row | columns

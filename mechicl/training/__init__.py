@@ -4,9 +4,10 @@ from mechicl.base.arguments import check_arguments
 from mechicl.training.config import TrainingConfig
 from mechicl.training.curriculum import Curriculum, Ramp
 from mechicl.training.interchange import interchange_r2, train_interchange
-from mechicl.training.loop import TrainingDivergedError, TrainingResult, train
+from mechicl.training.loop import TrainingDivergedError, train
 from mechicl.training.optimizers import SOAP
 from mechicl.training.presets import PRESETS
+from mechicl.training.results import TrainingResult
 
 __all__ = [
     "PRESETS",

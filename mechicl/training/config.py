@@ -209,19 +209,10 @@ class TrainingConfig:
         """The tasks that step `step` (from 0) draws its prompts from."""
         return tuple(self.curriculum.task_at(task, step) if self.curriculum else task for task in self.tasks)
 
-    def task_at(self, step: int) -> AnyTask:
-        """The first of the tasks that step `step` (from 0) draws its prompts from."""
-        return self.tasks_at(step)[0]
-
     @property
     def eval_tasks(self) -> tuple[AnyTask, ...]:
         """Where held-out prompts come from: for fixed tasks, the distribution that those were drawn from."""
         return tuple(task.task if isinstance(task, FixedTasks) else task for task in self.tasks)
-
-    @property
-    def eval_task(self) -> AnyTask:
-        """Where the held-out prompts of the first task come from."""
-        return self.eval_tasks[0]
 
     def learning_rate_at(self, step: int) -> float:
         """The learning rate of step `step` (from 0).

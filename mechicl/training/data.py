@@ -1,10 +1,9 @@
 """Training batches: sampled for every seed by its own generator, on a second thread where that is quicker."""
 
-import queue
 import statistics
-import threading
 import time
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -123,10 +122,9 @@ def batches(
 ) -> Generator[Batch, None, None]:
     """The batches from `first_step` to the last, sampled in the quicker of two ways.
 
-    A second thread that samples ahead pays where sampling takes a notable part of a step, if there is a core for it and
-    the two do not wait for each other. So the first few batches are sampled in turn and timed; where that part is
-    notable, the next few ahead; the rest in the way that was quicker. The prompts are the same either way: each batch
-    carries the generator states after it.
+    A second thread that samples ahead is faster if sampling takes a notable part of a step and a core is free for it.
+    So the first few batches are sampled in turn and timed; if that part is notable, the next few ahead; the rest in the
+    faster way. The prompts are the same either way: each batch carries the generator states after it.
     """
     sampling_seconds: list[float] = []
     seconds: list[float] = []  # of whole steps
@@ -161,40 +159,14 @@ def batches_ahead(
     generators: list[torch.Generator],
     first_step: int,
     shard: tuple[int, int] = (0, 1),
-    ahead: int = 2,
     end: int | None = None,
 ) -> Generator[Batch, None, None]:
-    """The batches from `first_step` to the last, sampled on a thread while training uses the one before.
-
-    The prompts do not depend on how far the thread is ahead. Those from step `end` on are left out.
-    """
-    ready: queue.Queue[Batch | BaseException | None] = queue.Queue(maxsize=ahead)
-    stop = threading.Event()
-
-    def put(item: Batch | BaseException | None) -> None:
-        while not stop.is_set():
-            try:
-                return ready.put(item, timeout=0.1)
-            except queue.Full:
-                continue
-
-    def work() -> None:
-        try:
-            for step in range(first_step, config.steps if end is None else end):
-                if stop.is_set():
-                    return
-                put(sample_batch(config, model, generators, step, shard))
-            put(None)
-        except BaseException as error:
-            put(error)
-
-    thread = threading.Thread(target=work, daemon=True, name="mechicl-batches")
-    thread.start()
-    try:
-        while (item := ready.get()) is not None:
-            if isinstance(item, BaseException):
-                raise item
-            yield item
-    finally:
-        stop.set()
-        thread.join()
+    """The batches from `first_step` to `end` (or the last), each sampled on a thread while the one before is used."""
+    end = config.steps if end is None else end
+    with ThreadPoolExecutor(1, "mechicl-batches") as thread:
+        upcoming = thread.submit(sample_batch, config, model, generators, first_step, shard)
+        for step in range(first_step, end):
+            batch = upcoming.result()
+            if step + 1 < end:
+                upcoming = thread.submit(sample_batch, config, model, generators, step + 1, shard)
+            yield batch

@@ -22,8 +22,9 @@ from mechicl.base.progress import progress_bar
 from mechicl.models import HookedTransformer, build
 from mechicl.prompts import Prompts
 from mechicl.training.config import TrainingConfig
-from mechicl.training.loop import TrainingDivergedError, TrainingResult, hardware_in_words
+from mechicl.training.loop import TrainingDivergedError
 from mechicl.training.optimizers import make_optimizer
+from mechicl.training.results import TrainingResult, hardware_name
 
 
 def train_interchange(
@@ -83,7 +84,7 @@ def train_interchange(
         },
         "interchange": {"hypothesis": hypothesis.name, "r2": measured},
         "wall_time_s": round(time.perf_counter() - started, 1),
-        "hardware": hardware_in_words(torch.device("cpu")),
+        "hardware": hardware_name(torch.device("cpu")),
         "processes": 1,
         "versions": {"python": platform.python_version(), "torch": str(torch.__version__)},
     }

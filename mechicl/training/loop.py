@@ -1,13 +1,10 @@
 """The training loop: one for every task, model, number of seeds and number of processes."""
 
 import math
-import os
-import platform
 import time
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,15 +18,16 @@ from torch import Tensor
 from mechicl.base.files import MOST_VALUES
 from mechicl.base.locks import locked
 from mechicl.base.progress import progress_bar
-from mechicl.base.tensor_files import read_tensors, write_tensors
+from mechicl.base.tensor_files import write_tensors
 from mechicl.base.threads import n_cores, using_threads
-from mechicl.models import Model, build
+from mechicl.models import build
 from mechicl.training import objectives
 from mechicl.training.config import TrainingConfig
 from mechicl.training.data import Batch, batches, make_generators
 from mechicl.training.ensemble import Ensemble
 from mechicl.training.metrics import METRICS_FILE, Metrics
-from mechicl.training.optimizers import make_optimizer
+from mechicl.training.optimizers import clip_each_seed, make_optimizer
+from mechicl.training.results import TrainingResult, collect_result, snapshot_path
 from mechicl.training.speed import compiled, keep_freed_memory, make_quicker, products_in_tf32, threads_for
 from mechicl.training.state import (
     EARLIER_STATE_FILE,
@@ -44,23 +42,6 @@ from mechicl.training.state import (
 
 class TrainingDivergedError(FloatingPointError):
     """The loss became NaN or infinite."""
-
-
-@dataclass(frozen=True, eq=False)
-class TrainingResult:
-    """What a finished run leaves.
-
-    Attributes:
-        models: one a seed (of the first task, then of the others), in eval mode, on the CPU.
-        record: seeds, versions, config, curve, wall time and hardware as plain JSON data.
-        snapshot_steps: steps whose weights were kept.
-        snapshots: name to `[step seed ...]`.
-    """
-
-    models: list[Model]
-    record: dict[str, Any]
-    snapshot_steps: tuple[int, ...]
-    snapshots: dict[str, Tensor]
 
 
 def train(
@@ -79,41 +60,47 @@ def train(
 
     Args:
         config: the run.
-        folder: of its saves, metrics.jsonl and snapshots; made if need be. Several processes must all see it.
-        restart: throw away what the folder holds of an earlier run.
+        folder: of its saves, metrics.jsonl and snapshots; made if it does not exist. All processes must see it.
+        restart: delete an earlier run from the folder.
         stop_diverged: a seed whose loss is NaN or infinite stops there, with the weights that it had, while the others
-            go on; the record says at which step (`diverged_at`, -1 for the others). Otherwise that is an error.
+            continue; the record says at which step (`diverged_at`, -1 for the others). Otherwise that is an error.
         progress: show a progress bar.
         on_save: called with the step number after each save, in every process.
 
     Raises:
         FolderInUseError: another process trains in the folder.
         TypeError: a task that cannot be saved (see `tasks.task_to_dict`).
-        TrainingDivergedError: a loss is NaN or infinite; the message names seed, step, last save and what to try.
-        DamagedSaveError: a ValueError; a file of the folder's save is missing, or is not what it was when it was
-            written. The message names it, and the save before, if that one is whole.
-        ValueError: the folder holds a run with another config or from another kind of device; there are more processes
-            than prompts in a batch; the model's device is not the training's; the curve would be too long for a
-            record; or the tracker is not installed, or does not start.
+        TrainingDivergedError: a loss is NaN or infinite.
+        DamagedSaveError: a ValueError; a file of the folder's save is missing or was changed. The message says whether
+            the save before is whole.
+        ValueError: the folder contains a run with another config or from another kind of device; there are more
+            processes than prompts in a batch; the model's device is not the training's; the curve would be too long
+            for a record; or the tracker is not installed, or does not start.
 
     Example:
         >>> config = TrainingConfig(seeds=(0, 1), steps=100, batch_size=64)
         >>> result = train(config, "runs/example", progress=False)
     """
-    config.to_dict()  # a task that cannot be saved is refused before it is trained on
-    _check_curve(config)
+    config.to_dict()  # refuses a task that cannot be saved
+    n_lines = config.steps // config.log_every + config.steps // config.eval_every + 2
+    if n_lines * (len(config.members) + 2) > MOST_VALUES // 2:
+        raise ValueError(
+            f"the curve would have {n_lines:,} lines of {len(config.members):,} losses, more than a record can hold: "
+            f"take a larger log_every (now {config.log_every}) or eval_every (now {config.eval_every})"
+        )
     folder = Path(folder)
     accelerator = _accelerator(config, folder)
     with locked(folder) if accelerator.is_main_process else nullcontext():
-        _start_tracker(config, accelerator)
+        if config.tracker:
+            _start_tracker(config, accelerator)
         if accelerator.is_main_process:
             _clean_folder(folder, restart)
         accelerator.wait_for_everyone()
         try:
-            with products_in_tf32(config.tf32, accelerator.device), using_threads():  # the run sets how many
-                run = _Run(config, folder, accelerator, stop_diverged)
-                run.train(progress and accelerator.is_main_process, on_save)
-                return run.result()
+            with products_in_tf32(config.tf32, accelerator.device), using_threads():  # the training sets the number
+                training = _Training(config, folder, accelerator, stop_diverged)
+                training.run(progress and accelerator.is_main_process, on_save)
+                return collect_result(config, folder, training.state, training.ensemble, accelerator)
         finally:
             for tracker in accelerator.trackers:  # end_training() would end the processes' group too
                 tracker.finish()
@@ -128,26 +115,18 @@ def _accelerator(config: TrainingConfig, folder: Path) -> Accelerator:
     )
     if config.tracker and not accelerator.log_with:
         raise ValueError(f"the tracker {config.tracker!r} is not installed")
-    _check_device(config, accelerator)
+    device = accelerator.device.type
+    if torch.device(config.model.device).type not in ("cpu", device):  # "cpu", the default, leaves the choice open
+        raise ValueError(
+            f"model.device={config.model.device!r}, but the training is on {device}: leave it out, and take cpu=True "
+            f"(--cpu) for the CPU where there is an accelerator"
+        )
     if config.batch_size < accelerator.num_processes:
         raise ValueError(f"{accelerator.num_processes} processes cannot share a batch of {config.batch_size} prompts")
     return accelerator
 
 
-def _check_curve(config: TrainingConfig) -> None:
-    """Refuse a run whose curve could be saved, but not read again."""
-    n_lines = config.steps // config.log_every + config.steps // config.eval_every + 2
-    n_values = n_lines * (len(config.members) + 2)
-    if n_values > MOST_VALUES // 2:
-        raise ValueError(
-            f"the curve would have {n_lines:,} lines of {len(config.members):,} losses, more than a record can hold: "
-            f"take a larger log_every (now {config.log_every}) or eval_every (now {config.eval_every})"
-        )
-
-
 def _start_tracker(config: TrainingConfig, accelerator: Accelerator) -> None:
-    if not config.tracker:
-        return
     # TensorBoard would show the config as a second run, without any curve
     settings = None if config.tracker == "tensorboard" else config.to_dict()
     try:
@@ -157,18 +136,8 @@ def _start_tracker(config: TrainingConfig, accelerator: Accelerator) -> None:
         raise ValueError(f"the tracker {config.tracker!r} could not be started: {reason[:500]}") from error
 
 
-def _check_device(config: TrainingConfig, accelerator: Accelerator) -> None:
-    """Refuse a model on another device than the training's; "cpu" says nothing, being the default."""
-    wanted, there = torch.device(config.model.device).type, accelerator.device.type
-    if wanted not in ("cpu", there):
-        raise ValueError(
-            f"model.device={config.model.device!r}, but the training is on {there}: leave it out, and take cpu=True "
-            f"(--cpu) for the CPU where there is an accelerator"
-        )
-
-
 def _clean_folder(folder: Path, restart: bool) -> None:
-    """Make the folder; drop what a kill in the middle of a write left there and, on request, the run itself."""
+    """Make the folder; remove temporary files of a killed process and, on request, the run itself."""
     (folder / "snapshots").mkdir(parents=True, exist_ok=True)
     stale = [*folder.glob(".*.tmp"), *folder.glob("snapshots/.*.tmp")]
     if restart:  # the state first: cut short here, the next call starts over all the same
@@ -178,124 +147,129 @@ def _clean_folder(folder: Path, restart: bool) -> None:
         path.unlink(missing_ok=True)
 
 
-class _Run:
-    """One run in progress."""
+class _Training:
+    """A run in progress."""
 
     def __init__(self, config: TrainingConfig, folder: Path, accelerator: Accelerator, stop_diverged: bool):
         self.config, self.folder, self.accelerator, self.stop_diverged = config, folder, accelerator, stop_diverged
-        self.model_config = config.model.replace(device=str(accelerator.device))
-        models = [build(self.model_config, seed) for _, seed in config.members]
+        device = accelerator.device
+        models = [build(config.model.replace(device=str(device)), seed) for _, seed in config.members]
         self.encoder = models[0]
-        self.ensemble = Ensemble(models).to(accelerator.device)
+        self.ensemble = Ensemble(models).to(device)
         make_quicker(config, self.ensemble)
-        if accelerator.device.type == "cpu":
+        if device.type == "cpu":
             keep_freed_memory()
-        self.optimizer = make_optimizer(
-            config.optimizer, self.ensemble.flat, self.ensemble.shapes, config.learning_rate
-        )
-        self.generators = make_generators(config, accelerator.device)
-        fresh = torch.stack([generator.get_state() for generator in self.generators])
+        self.optimizer = self._optimizer(self.ensemble.flat)
+        self.generators = make_generators(config, device)
         never = torch.full((len(config.members),), -1)
-        threads = threads_for(config, accelerator.device)
         self.state = RunState(
-            step=0, weights={}, moments={}, generators=fresh, stopped_at=never, diverged_at=never.clone(),
-            wall_time=0.0, threads=threads,
+            step=0, weights={}, moments={}, stopped_at=never, diverged_at=never.clone(), wall_time=0.0,
+            generators=torch.stack([generator.get_state() for generator in self.generators]),
+            threads=threads_for(config, device),
         )  # fmt: skip
-        self.resumed = (folder / STATE_FILE).is_file()
-        if self.resumed:
-            self.state = RunState.load(folder, config)
-            self._check_shapes(self.state)
-            if self.state.generators.shape != fresh.shape:
-                raise ValueError(
-                    f"{folder} holds a run from another kind of device than {accelerator.device.type}, whose random "
-                    f"numbers are others; go on there, use another folder or restart it"
-                )
-            self.ensemble.load(self.state.weights)
-            restore_moments(self.optimizer, ["weights"], self.state.moments)
-            for generator, saved in zip(self.generators, self.state.generators, strict=True):
-                generator.set_state(saved.clone())  # a row of a tensor would crash torch
-        if self.resumed and accelerator.device.type == "cpu" and self.state.threads > n_cores():
-            warnings.warn(
-                f"{folder} was begun with {self.state.threads} threads, on which its last bits depend, and goes on "
-                f"with as many; this machine has {n_cores()} cores for them, so that it will be slow",
-                stacklevel=4,
-            )
+        self.last_save: int | None = None
+        if (folder / STATE_FILE).is_file():
+            self._resume()
         torch.set_num_threads(self.state.threads)
-        self.last_save = self.state.step if self.resumed else None
         if broadcast_object_list([self.last_save])[0] != self.last_save:
             raise ValueError(f"{folder} must be a folder that all processes see: this one finds another save there")
         # The optimiser stays torch's own: without loss scaling (bf16 needs none) accelerate's adds only look-ups.
         self.step_model: Callable[..., Tensor] = accelerator.prepare(self.ensemble)
         if config.compile:
             self.step_model = compiled(cast(torch.nn.Module, self.step_model))
-        self.shard = (accelerator.process_index, accelerator.num_processes)
         self.eval_tokens, self.eval_targets = self._eval_batch()
+
+    def _optimizer(self, weights: torch.nn.Parameter) -> torch.optim.Optimizer:
+        return make_optimizer(self.config.optimizer, weights, self.ensemble.shapes, self.config.learning_rate)
+
+    def _resume(self) -> None:
+        """Continue from the folder's last save."""
+        state, fresh, device = RunState.load(self.folder, self.config), self.state, self.accelerator.device.type
+        self._check_shapes(state)
+        if state.generators.shape != fresh.generators.shape:
+            raise ValueError(
+                f"{self.folder} holds a run from another kind of device than {device}, whose random numbers are "
+                f"others; continue there, use another folder or restart it"
+            )
+        self.ensemble.load(state.weights)
+        restore_moments(self.optimizer, ["weights"], state.moments)
+        for generator, saved in zip(self.generators, state.generators, strict=True):
+            generator.set_state(saved.clone())  # a row of a tensor would crash torch
+        if device == "cpu" and state.threads > n_cores():
+            warnings.warn(
+                f"{self.folder} was begun with {state.threads} threads, on which its last bits depend, and continues "
+                f"with the same number; this machine has {n_cores()} cores for them, so that it will be slow",
+                stacklevel=5,
+            )
+        self.state, self.last_save = state, state.step
 
     def _check_shapes(self, state: RunState) -> None:
         """Refuse a save whose tensors are not those of this run: an optimiser would write beyond their ends."""
         twin = torch.nn.Parameter(torch.zeros_like(self.ensemble.flat))
         twin.grad = torch.zeros_like(twin)
-        optimizer = make_optimizer(self.config.optimizer, twin, self.ensemble.shapes, self.config.learning_rate)
+        optimizer = self._optimizer(twin)
         optimizer.step()
         expected = {"weights": self.ensemble.state(), "moments": optimizer_moments(optimizer, ["weights"])}
         for group, tensors in expected.items():
-            there = getattr(state, group)
-            kinds = [{name: (t.shape, t.dtype) for name, t in each.items()} for each in (there, tensors)]
-            if kinds[0] != kinds[1]:
-                wrong = sorted(name for name in {**there, **tensors} if kinds[0].get(name) != kinds[1].get(name))
+            there, here = (
+                {n: (t.shape, t.dtype) for n, t in each.items()} for each in (getattr(state, group), tensors)
+            )
+            if wrong := sorted(name for name in {**there, **here} if there.get(name) != here.get(name)):
                 path = self.folder / STATE_FILE
                 raise DamagedSaveError(f"{path} holds other {group} than this run: {wrong}; use another folder")
 
-    def train(self, progress: bool, on_save: Callable[[int], None] | None) -> None:
-        config, state, main = self.config, self.state, self.accelerator.is_main_process
-        # a run without a save starts over, with what it had logged
-        metrics = Metrics(self.folder, state.files.get(METRICS_FILE, (0,))[0]) if main else None
+    def run(self, progress: bool, on_save: Callable[[int], None] | None) -> None:
+        """Take all steps that are left."""
+        config, state, accelerator = self.config, self.state, self.accelerator
+        # a run without a save starts over, with the lines that it had logged
+        n_bytes = state.files.get(METRICS_FILE, (0,))[0]
+        metrics = Metrics(self.folder, n_bytes) if accelerator.is_main_process else None
         bar = progress_bar(total=config.steps, initial=state.step, progress=progress, unit="step")
         started = time.perf_counter() - state.wall_time
-        stream = batches(config, self.encoder, self.generators, state.step, self.shard)
+        shard = (accelerator.process_index, accelerator.num_processes)
+        stream = batches(config, self.encoder, self.generators, state.step, shard)
         snapshot_steps, window_start, window_step = set(config.snapshot_steps), time.perf_counter(), state.step
         try:
-            if not self.resumed:
+            if self.last_save is None:
                 if 0 in snapshot_steps:
                     self._snapshot(0)
                 self._log(metrics, 0, None, self._evaluate(), 0.0)
-            if not self._all_stopped():
-                for batch in stream:
-                    losses = self._step(batch)
-                    step = state.step = batch.step + 1
-                    state.generators = batch.generator_states
-                    last = step == config.steps
-                    if step in snapshot_steps:
-                        self._snapshot(step)
-                    evaluation = self._evaluate() if step % config.eval_every == 0 or last else None
-                    if evaluation is not None:
-                        self._check_finite(step, evaluation)
-                        self._stop_those_on_target(step, evaluation)
-                    if evaluation is not None or step % config.log_every == 0:
-                        now = time.perf_counter()
-                        speed = (step - window_step) / max(now - window_start, 1e-9)
-                        window_start, window_step = now, step
-                        self._log(metrics, step, losses, evaluation, speed)
-                        bar.set_postfix({"loss": f"{losses.mean().item():.4g}"}, refresh=False)
-                    bar.update(1)
-                    done = last or self._all_stopped()
-                    if step % config.save_every == 0 or done:
-                        if evaluation is None:  # the loss is of the weights before this step: are these good too?
-                            self._check_finite(step, self._evaluate())
-                        state.wall_time = time.perf_counter() - started
-                        self._save(metrics)
-                        if on_save is not None:
-                            on_save(step)
-                    if done:
-                        break
+            while not self._done():
+                batch = next(stream)
+                losses = self._step(batch)
+                step = state.step = batch.step + 1
+                state.generators = batch.generator_states
+                if step in snapshot_steps:
+                    self._snapshot(step)
+                evaluation = self._evaluate() if step % config.eval_every == 0 or step == config.steps else None
+                if evaluation is not None:
+                    self._check_finite(step, evaluation)
+                    if config.target_loss is not None:
+                        reached = (state.stopped_at < 0) & (evaluation <= config.target_loss)
+                        state.stopped_at[reached] = step
+                if evaluation is not None or step % config.log_every == 0:
+                    now = time.perf_counter()
+                    speed = (step - window_step) / max(now - window_start, 1e-9)
+                    window_start, window_step = now, step
+                    self._log(metrics, step, losses, evaluation, speed)
+                    bar.set_postfix({"loss": f"{losses.mean().item():.4g}"}, refresh=False)
+                bar.update(1)
+                if step % config.save_every == 0 or self._done():
+                    if evaluation is None:  # the loss is of the weights before this step: are these good too?
+                        self._check_finite(step, self._evaluate())
+                    state.wall_time = time.perf_counter() - started
+                    self._save(metrics)
+                    if on_save is not None:
+                        on_save(step)
         finally:
             stream.close()
             bar.close()
             if metrics is not None:
                 metrics.close()
-        self.accelerator.wait_for_everyone()  # every process reads what the main one wrote
+        accelerator.wait_for_everyone()  # every process reads what the main one wrote
 
-    # -- one step --
+    def _done(self) -> bool:
+        return self.state.step >= self.config.steps or bool((self.state.stopped_at >= 0).all())
 
     def _step(self, batch: Batch) -> Float[Tensor, "seed"]:
         for group in self.optimizer.param_groups:
@@ -343,8 +317,6 @@ class _Run:
         task, seed = self.config.members[index]
         return f"{seed} of task {task}" if self.config.more_tasks else str(seed)
 
-    # -- evaluation, logs, saves --
-
     def _eval_batch(self) -> tuple[Tensor, Tensor]:
         """Tokens and targets `[seed prompt ...]`; the seeds of a task share theirs."""
         config, device = self.config, self.accelerator.device
@@ -362,15 +334,6 @@ class _Run:
         losses = objectives.losses(self.ensemble(self.eval_tokens, self.config.loss_at), self.eval_targets)
         # the main process' value: one that differs in the last bit must not stop some processes and not others
         return broadcast(losses).cpu()
-
-    def _stop_those_on_target(self, step: int, evaluation: Tensor) -> None:
-        if self.config.target_loss is None:
-            return
-        reached = (self.state.stopped_at < 0) & (evaluation <= self.config.target_loss)
-        self.state.stopped_at[reached] = step
-
-    def _all_stopped(self) -> bool:
-        return bool((self.state.stopped_at >= 0).all())
 
     def _log(
         self, metrics: Metrics | None, step: int, losses: Tensor | None, evaluation: Tensor | None, speed: float
@@ -409,81 +372,8 @@ class _Run:
 
     def _snapshot(self, step: int) -> None:
         if self.accelerator.is_main_process:
-            path = self._snapshot_path(step)
+            path = snapshot_path(self.folder, step)
             write_tensors(path, self.ensemble.state())
             n_bytes = path.stat().st_size
-            self.state.files[path.relative_to(self.folder).as_posix()] = (
-                n_bytes,
-                cast(str, digest_of_start(path, n_bytes)),
-            )
-
-    def _snapshot_path(self, step: int) -> Path:
-        return self.folder / "snapshots" / f"{step:09d}.safetensors"
-
-    # -- the end --
-
-    def result(self) -> TrainingResult:
-        config, state = self.config, self.state
-        weights = self.ensemble.state()
-        models = []
-        for i, (_, seed) in enumerate(config.members):
-            model = build(config.model.replace(device="cpu"), seed).eval()
-            with torch.no_grad():
-                for name, parameter in model.named_parameters():
-                    parameter.copy_(weights[name][i])
-            models.append(model)
-        buffers = self.ensemble.buffers_state()
-        snapshots: dict[int, dict[str, Tensor]] = {}
-        for step in config.snapshot_steps:
-            path = self._snapshot_path(step)
-            if step <= state.step and path.is_file():
-                snapshots[step] = {**read_tensors(path)[0], **buffers}
-        names = next(iter(snapshots.values()), {})
-        return TrainingResult(
-            models=models,
-            record=self._record(),
-            snapshot_steps=tuple(snapshots),
-            snapshots={name: torch.stack([weights[name] for weights in snapshots.values()]) for name in names},
-        )
-
-    def _record(self) -> dict[str, Any]:
-        lines = Metrics.read(self.folder)
-        evaluations = [line for line in lines if "eval_loss" in line]
-        training = [line for line in lines if "loss" in line]
-        return {
-            "seeds": [seed for _, seed in self.config.members],
-            "training": self.config.to_dict(),
-            "steps_done": self.state.step,
-            "stopped_at": self.state.stopped_at.tolist(),
-            "diverged_at": self.state.diverged_at.tolist(),
-            "curve": {
-                "eval_step": [line["step"] for line in evaluations],
-                "eval_loss": [_finite(line["eval_loss"]) for line in evaluations],
-                "step": [line["step"] for line in training],
-                "loss": [_finite(line["loss"]) for line in training],
-            },
-            "wall_time_s": round(self.state.wall_time, 1),
-            "hardware": hardware_in_words(self.accelerator.device),
-            "processes": self.accelerator.num_processes,
-            "threads": self.state.threads,
-            "versions": {"python": platform.python_version(), "torch": str(torch.__version__)},
-        }
-
-
-def _finite(losses: list[float]) -> list[float | None]:
-    """Losses as JSON has them: None for what is not finite, of seeds that have diverged."""
-    return [loss if math.isfinite(loss) else None for loss in losses]
-
-
-def clip_each_seed(gradient: Float[Tensor, "seed weight"], bound: float) -> None:
-    """Scale each seed's gradient, in place, to a norm of at most `bound`."""
-    gradient.mul_((bound / (gradient.norm(dim=1, keepdim=True) + 1e-6)).clamp(max=1.0))
-
-
-def hardware_in_words(device: torch.device) -> str:
-    """Such as "2 CPU cores" or "NVIDIA H200"."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    if device.type == "cpu":
-        return f"{os.cpu_count()} CPU cores ({platform.machine()}), {torch.get_num_threads()} threads"
-    return device.type
+            name = path.relative_to(self.folder).as_posix()
+            self.state.files[name] = n_bytes, cast(str, digest_of_start(path, n_bytes))

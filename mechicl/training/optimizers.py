@@ -146,3 +146,8 @@ def _turn(matrices: Tensor, turns: list[tuple[str, Tensor]], *, back: bool = Fal
         turn = axes.mT if (side == "left") != back else axes
         matrices = turn @ matrices if side == "left" else matrices @ turn
     return matrices
+
+
+def clip_each_seed(gradient: Float[Tensor, "seed weight"], bound: float) -> None:
+    """Scale each seed's gradient, in place, to a norm of at most `bound`."""
+    gradient.mul_((bound / (gradient.norm(dim=1, keepdim=True) + 1e-6)).clamp(max=1.0))

@@ -3,6 +3,8 @@
 Sections and figures that stand without a paper are those of von Oswald et al. 2023.
 """
 
+from typing import Any
+
 from mechicl.models import LSTMConfig, TransformerConfig
 from mechicl.tasks import (
     DecisionTrees,
@@ -12,28 +14,21 @@ from mechicl.tasks import (
     MixedRegression,
     QuadraticRegression,
     ReluNetworks,
-    RepeatedTokens,
     SineRegression,
     SparseLinearRegression,
     TaskPool,
 )
-from mechicl.tasks.topics import TopicClassification
 from mechicl.training.config import TrainingConfig
 from mechicl.training.curriculum import Curriculum, Ramp
-from mechicl.training.discrete_presets import DISCRETE, DISCRETE_SUMMARIES
+from mechicl.training.discrete_presets import DISCRETE
 
 # von Oswald et al. 2023, Fig. 2: one layer, N = N_x = 10, batch 2048, Adam 1e-3, clip 10, five seeds.
 _LSA = TrainingConfig(
     task=LinearRegression(x_dim=10, n_context=10),
     model=TransformerConfig(x_dim=10, n_context=10, n_layers=1),
-    seeds=(0, 1, 2, 3, 4),
-    steps=10_000,
-    batch_size=2048,
-    learning_rate=1e-3,
-    schedule="cosine",
-    eval_every=50,
+    seeds=(0, 1, 2, 3, 4), steps=10_000, batch_size=2048, learning_rate=1e-3, schedule="cosine", eval_every=50,
     n_snapshots=40,
-)
+)  # fmt: skip
 _LOOPED = _LSA.replace(model=_LSA.model.replace(n_layers=2, recurrent=True))
 # A.12: more than two layers take half the learning rate, and tokens are clipped.
 _DEEP_LSA = _LSA.replace(
@@ -45,7 +40,7 @@ _SOAP_LSA = _DEEP_LSA.replace(
     optimizer="soap", learning_rate=1e-2, warmup_steps=100, gradient_clip=0.1, batch_size=512, save_every=250
 )
 # A.9: square matrices, as everywhere in the paper.
-_SOFTMAX = _LSA.model.replace(attention="softmax", d_head=11)
+_SOFTMAX = _LSA.replace(model=_LSA.model.replace(attention="softmax", d_head=11))
 
 # Garg et al. 2022, appendix A, which Fu et al. 2024 follow: GPT-2 on interleaved Gaussian prompts, all points' loss,
 # batch 64, Adam 1e-4, 500,000 steps; one more dimension and two more points every 2,000 steps.
@@ -55,39 +50,22 @@ _GPT2_12L = TrainingConfig(
         x_dim=20, n_context=40, prompt_format="interleaved", n_layers=12, n_heads=8, d_model=256, d_mlp=1024,
         attention="softmax", normalization_type="LN", act_fn="gelu_new",
     ),
-    steps=500_000,
-    batch_size=64,
-    learning_rate=1e-4,
-    gradient_clip=None,
+    steps=500_000, batch_size=64, learning_rate=1e-4, gradient_clip=None, eval_every=5000, save_every=5000,
     curriculum=Curriculum(dims=Ramp(5, 20, 1, 2000), points=Ramp(11, 41, 2, 2000)),
-    eval_every=5000,
-    save_every=5000,
 )  # fmt: skip
 # The 12 layers in small, for two cores and an hour or so.
 _GPT2_8L = _GPT2_12L.replace(
     task=LinearRegression(x_dim=5, n_context=20, inputs="gaussian"),
     model=_GPT2_12L.model.replace(x_dim=5, n_context=20, n_layers=8, n_heads=4, d_model=64, d_mlp=256),
-    steps=20_000,
-    learning_rate=1e-3,
-    schedule="cosine",
-    warmup_steps=500,
-    gradient_clip=1.0,
-    curriculum=Curriculum(dims=Ramp(2, 5, 1, 1000), points=Ramp(9, 21, 4, 1000)),
-    eval_every=250,
-    save_every=250,
+    steps=20_000, learning_rate=1e-3, schedule="cosine", warmup_steps=500, gradient_clip=1.0, eval_every=250,
+    save_every=250, curriculum=Curriculum(dims=Ramp(2, 5, 1, 1000), points=Ramp(9, 21, 4, 1000)),
 )  # fmt: skip
 # From small to the paper's 12 layers: layers, width and dimensions grow together, and so does the number of points.
-_GPT2_MEDIUM = _GPT2_12L.replace(
+_GPT2_MEDIUM = _GPT2_8L.replace(
     task=LinearRegression(x_dim=10, n_context=20, inputs="gaussian"),
     model=_GPT2_12L.model.replace(x_dim=10, n_context=20, d_model=128, d_mlp=512),
-    steps=20_000,
     learning_rate=5e-4,
-    schedule="cosine",
-    warmup_steps=500,
-    gradient_clip=1.0,
     curriculum=Curriculum(dims=Ramp(3, 10, 1, 500)),
-    eval_every=250,
-    save_every=250,
 )
 
 
@@ -118,15 +96,8 @@ _COPY = TrainingConfig(
         x_dim=10, n_context=10, prompt_format="interleaved", n_layers=2, attention="softmax,linear", keys="context",
         positional_embedding_type="sinusoidal", read_in="identity", read_out="identity", initializer_range=0.1,
     ),
-    seeds=tuple(range(8)),
-    steps=20_000,
-    batch_size=256,
-    learning_rate=2e-3,
-    schedule="cosine",
-    warmup_steps=200,
-    gradient_clip=1.0,
-    eval_every=100,
-    n_snapshots=20,
+    seeds=tuple(range(8)), steps=20_000, batch_size=256, learning_rate=2e-3, schedule="cosine", warmup_steps=200,
+    gradient_clip=1.0, eval_every=100, n_snapshots=20,
 )  # fmt: skip
 
 _COPY_DENSE = _COPY.replace(
@@ -143,12 +114,7 @@ _SINE = TrainingConfig(
         x_dim=1, n_context=10, d_model=40, d_mlp=160, mlp_location="input", act_fn="gelu", read_in="linear",
         read_out="identity", normalize_by_context=True, score_scale=1 / 39, initializer_range=0.15,
     ),
-    seeds=(0, 1, 2),
-    steps=40_000,
-    batch_size=512,
-    learning_rate=5e-3,
-    schedule="cosine",
-    warmup_steps=200,
+    seeds=(0, 1, 2), steps=40_000, batch_size=512, learning_rate=5e-3, schedule="cosine", warmup_steps=200,
     eval_every=100,
 )  # fmt: skip
 
@@ -173,56 +139,9 @@ _NERTINGER = TrainingConfig(
     task=_NERTINGER_TASKS[0],
     more_tasks=_NERTINGER_TASKS[1:],
     model=TransformerConfig(x_dim=5, n_context=20, d_head=12, normalize_by_context=True, initializer_range=0.2),
-    seeds=tuple(range(10)),
-    steps=5000,
-    batch_size=256,
-    learning_rate=3e-3,
-    schedule="cosine",
-    warmup_steps=200,
-    eval_every=100,
-    n_snapshots=12,
-)
-
-# Elhage et al. 2021: two layers, attention only, no norms, so that the circuits are products of weights.
-_INDUCTION = TrainingConfig(
-    task=RepeatedTokens(d_vocab=64, n_ctx=48, min_period=4, max_period=24),
-    model=TransformerConfig(
-        prompt_format="token_ids", d_vocab=64, n_ctx=48, n_layers=2, n_heads=2, d_model=64, d_head=32,
-        attn_only=True, normalization_type=None, attn_bias=False, read_bias=False, initializer_range=0.05,
-    ),
-    seeds=(0, 1, 2),
-    steps=10_000,
-    batch_size=64,
-    learning_rate=1e-3,
-    schedule="cosine",
-    warmup_steps=100,
-    gradient_clip=1.0,
-    eval_every=25,
-    eval_prompts=500,
-    n_snapshots=10,
+    seeds=tuple(range(10)), steps=5000, batch_size=256, learning_rate=3e-3, schedule="cosine", warmup_steps=200,
+    eval_every=100, n_snapshots=12,
 )  # fmt: skip
-
-# Small enough for two cores; repeated words teach it to look back and copy before labels do.
-_TOPICS = TrainingConfig(
-    task=TopicClassification(n_ctx=64, share_repeated=0.3),
-    model=TransformerConfig(
-        prompt_format="token_ids", d_vocab=TopicClassification().d_vocab, n_ctx=64, n_layers=3, n_heads=4, d_model=64,
-        d_mlp=256, attention="softmax", normalization_type="LN", initializer_range=0.05,
-    ),
-    seeds=(0, 1, 2),
-    steps=3000,
-    batch_size=64,
-    learning_rate=1e-3,
-    schedule="cosine",
-    warmup_steps=200,
-    gradient_clip=1.0,
-    eval_every=50,
-    eval_prompts=500,
-    save_every=250,
-)  # fmt: skip
-# Dai et al. 2023, section 5, eq. 11: attention adds earlier values with powers of η, which sum to 1 for η = 1/2, as the
-# weights of plain attention do. All else is as without.
-_TOPICS_MOMENTUM = _TOPICS.replace(model=_TOPICS.model.replace(momentum=0.5, momentum_over="values"))
 
 # Small enough for minutes on one core; one dimension more every 250 steps saves most of the plateau.
 _SMALL = _GPT2_8L.replace(
@@ -243,211 +162,209 @@ _POOL = _SMALL.replace(
 )
 # Garg et al. 2022, section 5, and Bai et al. 2023, whose prompts have 20 dimensions, in 5 dimensions.
 _FUNCTION_CLASSES = {
-    "sparse": SparseLinearRegression(x_dim=5, n_context=20, sparsity=2),
-    "quadratic": QuadraticRegression(x_dim=5, n_context=20),
-    "relu": ReluNetworks(x_dim=5, n_context=20, n_hidden=20),
-    "trees": DecisionTrees(x_dim=5, n_context=40, depth=2),
-    "logistic": LogisticRegression(x_dim=5, n_context=20, weight_scale=2.0),
-    "mixed-ridge": MixedRegression(x_dim=5, n_context=20),
-}
+    "sparse": (
+        SparseLinearRegression(x_dim=5, n_context=20, sparsity=2),
+        "sparse linear functions, 2 of 5 weights (Garg et al. 2022)",
+    ),
+    "quadratic": (QuadraticRegression(x_dim=5, n_context=20), "sums of squares, d = 5"),
+    "relu": (
+        ReluNetworks(x_dim=5, n_context=20, n_hidden=20), "two-layer ReLU networks, d = 5 (Garg et al. 2022)",
+    ),
+    "trees": (
+        DecisionTrees(x_dim=5, n_context=40, depth=2), "decision trees of depth 2, d = 5 (Garg et al. 2022)",
+    ),
+    "logistic": (
+        LogisticRegression(x_dim=5, n_context=20, weight_scale=2.0), "labels of two classes, d = 5 (Bai et al. 2023)",
+    ),
+    "mixed-ridge": (MixedRegression(x_dim=5, n_context=20), "two levels of noise, d = 5 (Bai et al. 2023)"),
+}  # fmt: skip
 
-PRESETS: dict[str, TrainingConfig] = {
-    "lsa-1l": _LSA,
+
+def _replaced(base: TrainingConfig, model: dict[str, Any], **changes: Any) -> TrainingConfig:
+    """A run with some fields of its model changed, and others of its own."""
+    return base.replace(model=base.model.replace(**model), **changes)
+
+
+_READY: dict[str, tuple[TrainingConfig, str]] = {
+    "lsa-1l": (_LSA, "one layer of linear attention on uniform inputs (von Oswald et al. 2023, Fig. 2)"),
     # Fig. 2, centre right: as many points as dimensions; initial weights of the deviation that A.12 prints, since from
     # larger ones three of five seeds in 5 dimensions end in a local minimum
     **{
-        f"lsa-1l-d{d}": _LSA.resized(x_dim=d, n_context=d).replace(
-            model=_LSA.model.replace(x_dim=d, n_context=d, initializer_range=0.002),
-            seeds=tuple(range(n_seeds)),
-            batch_size=batch,
-            steps=3000,
-            n_snapshots=0,
+        f"lsa-1l-d{d}": (
+            _replaced(
+                _LSA.resized(x_dim=d, n_context=d), {"initializer_range": 0.002}, seeds=tuple(range(n_seeds)),
+                batch_size=batch, steps=3000, n_snapshots=0,
+            ),
+            f"one layer of linear attention, {d} points in {d} dimensions (von Oswald et al. 2023, Fig. 2)",
         )
         for d, batch, n_seeds in ((5, 1024, 5), (20, 512, 3), (40, 256, 3))
     },
     # Nertinger, Table 1, row "linear", kappa = 1, no noise: Gaussian inputs, d = 5, n = 20.
-    "lsa-1l-gaussian": _LSA.replace(
-        task=LinearRegression(x_dim=5, n_context=20, inputs="gaussian"),
-        model=TransformerConfig(x_dim=5, n_context=20, n_layers=1),
-        n_snapshots=20,
+    "lsa-1l-gaussian": (
+        _LSA.replace(
+            task=LinearRegression(x_dim=5, n_context=20, inputs="gaussian"),
+            model=TransformerConfig(x_dim=5, n_context=20, n_layers=1), n_snapshots=20,
+        ),
+        "one layer of linear attention on Gaussian inputs (Nertinger, Table 1)",
     ),
-    "lsa-2l-looped": _LOOPED,
+    "lsa-2l-looped": (_LOOPED, "two steps with one looped layer (von Oswald et al. 2023, Fig. 3)"),
     # Fig. 9: more than two layers, so tokens are clipped
-    "lsa-3l-looped": _DEEP_LSA.replace(
-        model=_DEEP_LSA.model.replace(n_layers=3, recurrent=True),
-        seeds=(0, 1, 2),
-        batch_size=512,
-        steps=6000,
-        learning_rate=1e-3,
+    "lsa-3l-looped": (
+        _replaced(
+            _DEEP_LSA, {"n_layers": 3, "recurrent": True}, seeds=(0, 1, 2), batch_size=512, steps=6000,
+            learning_rate=1e-3,
+        ),
+        "three steps with one looped layer (von Oswald et al. 2023, Fig. 9)",
     ),
     # A.10 reads γ off models for these numbers of points; long prompts are smoother and need fewer of them
     **{
-        f"lsa-2l-looped-n{n}": _LOOPED.replace(
-            task=_LOOPED.task.replace(n_context=n),
-            model=_LOOPED.model.replace(n_context=n),
-            n_snapshots=0,
-            batch_size=batch,
-            steps=steps,
+        f"lsa-2l-looped-n{n}": (
+            _LOOPED.resized(n_context=n).replace(n_snapshots=0, batch_size=batch, steps=steps),
+            f"two steps with one looped layer on {n} points (von Oswald et al. 2023, A.10)",
         )
         for n, batch, steps in ((25, 2048, 10_000), (50, 2048, 10_000), (100, 512, 6_000))
     },
-    "lsa-10l-looped": _SOAP_LSA.replace(
-        model=_DEEP_LSA.model.replace(n_layers=10, recurrent=True), learning_rate=3e-3, save_every=1000
+    "lsa-10l-looped": (
+        _replaced(_SOAP_LSA, {"n_layers": 10, "recurrent": True}, learning_rate=3e-3, save_every=1000),
+        "ten steps with one looped layer (von Oswald et al. 2023, Fig. 7)",
     ),
-    "lsa-5l": _SOAP_LSA.replace(model=_DEEP_LSA.model.replace(n_layers=5)),
-    "lsa-12l-mlp": _SOAP_LSA.replace(
-        model=_DEEP_LSA.model.replace(n_layers=12, n_heads=4, d_mlp=44), seeds=(0, 1, 2), batch_size=256, steps=2500
+    "lsa-5l": (_replaced(_SOAP_LSA, {"n_layers": 5}), "five different layers (von Oswald et al. 2023, Fig. 3)"),
+    "lsa-12l-mlp": (
+        _replaced(
+            _SOAP_LSA, {"n_layers": 12, "n_heads": 4, "d_mlp": 44}, seeds=(0, 1, 2), batch_size=256, steps=2500
+        ),
+        "twelve layers with four heads and MLPs (von Oswald et al. 2023, Fig. 8)",
     ),
-    "softmax-1h": _LSA.replace(model=_SOFTMAX),
-    "softmax-2h": _LSA.replace(model=_SOFTMAX.replace(n_heads=2)),
-    "softmax-2h-sink": _LSA.replace(model=_SOFTMAX.replace(n_heads=2, sink="learned")),
-    "lsa-1l-ln": _LSA.replace(model=_LSA.model.replace(normalization_type="LN"), batch_size=1024),
-    "lsa-2l-ln": _LSA.replace(
-        model=_LSA.model.replace(n_layers=2, normalization_type="LN", skip_first_norm=True), batch_size=1024
+    "softmax-1h": (_SOFTMAX, "one layer of softmax attention, one head (von Oswald et al. 2023, Fig. 12)"),
+    "softmax-2h": (_replaced(_SOFTMAX, {"n_heads": 2}), "one layer of softmax attention, two heads"),
+    "softmax-2h-sink": (
+        _replaced(_SOFTMAX, {"n_heads": 2, "sink": "learned"}),
+        "one layer of softmax attention, two heads and a learned attention sink",
     ),
-    "copy-2l": _COPY,
-    "copy-2l-one-hot": _COPY.replace(
-        model=_COPY.model.replace(positional_embedding_type="one_hot"), seeds=(0, 1, 2, 3, 4), steps=12_000
+    "lsa-1l-ln": (
+        _replaced(_LSA, {"normalization_type": "LN"}, batch_size=1024),
+        "one layer of linear attention after a layer norm (von Oswald et al. 2023, Fig. 14)",
     ),
-    "copy-2l-linear": _COPY.replace(
-        model=_COPY.model.replace(attention="linear"), seeds=(0, 1, 2, 3, 4), n_snapshots=0
+    "lsa-2l-ln": (
+        _replaced(_LSA, {"n_layers": 2, "normalization_type": "LN", "skip_first_norm": True}, batch_size=1024),
+        "two layers of linear attention with layer norm before the second (Fig. 14)",
+    ),
+    "copy-2l": (_COPY, "softmax, then linear attention on alternate tokens: copying (von Oswald et al. 2023, Fig. 5)"),
+    "copy-2l-one-hot": (
+        _replaced(_COPY, {"positional_embedding_type": "one_hot"}, seeds=(0, 1, 2, 3, 4), steps=12_000),
+        "copying on alternate tokens, with one-hot positions",
+    ),
+    "copy-2l-linear": (
+        _replaced(_COPY, {"attention": "linear"}, seeds=(0, 1, 2, 3, 4), n_snapshots=0),
+        "copying on alternate tokens, with two linear layers",
     ),
     # what comes first, reading the next token or the fall of the loss: a constant rate, the six of eight seeds of
     # copy-2l whose loss falls early, and weights every 25 steps of that time
-    "copy-2l-dense": _COPY_DENSE,
+    "copy-2l-dense": (
+        _COPY_DENSE, "copying on alternate tokens at a constant rate, with weights from around the loss's fall",
+    ),
     # the other two, until they have copied
-    "copy-2l-late": _COPY.replace(seeds=(0, 6), steps=6000, schedule="constant", n_snapshots=0),
-    "copy-2l-linear-dense": _COPY_DENSE.replace(
-        model=_COPY.model.replace(attention="linear"),
-        seeds=(0, 2, 4),
-        steps=4000,
-        n_snapshots=33,
-        snapshots_between=(1300, 3700),
+    "copy-2l-late": (
+        _COPY.replace(seeds=(0, 6), steps=6000, schedule="constant", n_snapshots=0),
+        "copying on alternate tokens at a constant rate, the two seeds whose loss falls late",
     ),
-    "nertinger-linear": _NERTINGER,
+    "copy-2l-linear-dense": (
+        _replaced(
+            _COPY_DENSE, {"attention": "linear"}, seeds=(0, 2, 4), steps=4000, n_snapshots=33,
+            snapshots_between=(1300, 3700),
+        ),
+        "two linear layers at a constant rate, with weights from around the loss's fall",
+    ),
     **{
-        f"nertinger-leaky-relu-{slope}": _NERTINGER.replace(
-            model=_NERTINGER.model.replace(attention="leaky_relu", attention_slope=slope)
+        f"nertinger-{row}": (
+            _NERTINGER.replace(model=model),
+            f"one layer of {row} attention on nine kinds of prompts (Nertinger, Table 1)",
         )
-        for slope in (0.75, 0.5, 0.25)
+        for row, model in {
+            "linear": _NERTINGER.model,
+            **{
+                f"leaky-relu-{slope}": _NERTINGER.model.replace(attention="leaky_relu", attention_slope=slope)
+                for slope in (0.75, 0.5, 0.25)
+            },
+            "relu": _NERTINGER.model.replace(attention="relu"),
+            "softmax": TransformerConfig(
+                x_dim=5, n_context=20, d_head=12, attention="softmax", score_scale=1.0, initializer_range=0.2
+            ),
+        }.items()
     },
-    "nertinger-relu": _NERTINGER.replace(model=_NERTINGER.model.replace(attention="relu")),
-    "nertinger-softmax": _NERTINGER.replace(
-        model=TransformerConfig(
-            x_dim=5, n_context=20, d_head=12, attention="softmax", score_scale=1.0, initializer_range=0.2
-        )
+    "sine-lsa": (_SINE, "sine waves: an MLP, then one layer of linear attention (von Oswald et al. 2023, Fig. 4)"),
+    "sine-gd": (
+        _replaced(_SINE, {"attention_weights": "gradient_descent"}),
+        "sine waves: an MLP, then a step of gradient descent with a learned step size",
     ),
-    "sine-lsa": _SINE,
-    "sine-gd": _SINE.replace(model=_SINE.model.replace(attention_weights="gradient_descent")),
-    "lsa-1l-phases": _PHASES,
-    "lsa-1l-2h-phases": _PHASES.replace(model=_PHASES.model.replace(n_heads=2)),
+    "lsa-1l-phases": (_PHASES, "ten seeds of one linear head with a fine curve (von Oswald et al. 2023, Fig. 15)"),
+    "lsa-1l-2h-phases": (
+        _replaced(_PHASES, {"n_heads": 2}),
+        "ten seeds of two linear heads with a fine curve (von Oswald et al. 2023, Fig. 15)",
+    ),
     # A.12, Fig. 16: full-batch descent on a fixed set of tasks, in five draws of it
     **{
-        f"lsa-1l-tasks{n}": _LSA.replace(
-            task=FixedTasks(LinearRegression(x_dim=10, n_context=10), n),
-            more_tasks=tuple(FixedTasks(LinearRegression(x_dim=10, n_context=10), n, seed) for seed in range(1, 5)),
-            seeds=seeds,
-            batch_size=n,
-            steps=steps,
-            schedule="constant",
-            eval_every=100,
-            n_snapshots=12,
+        f"lsa-1l-tasks{n}": (
+            _LSA.replace(
+                task=FixedTasks(_LSA.task, n), more_tasks=tuple(FixedTasks(_LSA.task, n, seed) for seed in range(1, 5)),
+                seeds=seeds, batch_size=n, steps=steps, schedule="constant", eval_every=100, n_snapshots=12,
+            ),
+            f"one layer on five draws of {n} fixed tasks (Fig. 16)",
         )
         # the more tasks, the sooner it has converged, and the less do seeds differ
         for n, seeds, steps in ((128, (0, 1, 2), 5000), (512, (0, 1), 1500), (2048, (0, 1), 1500), (8192, (0,), 1000))
     },
     # Fig. 15, right: a wide MLP and large initial weights, with which the block memorises before it attends
-    "lsa-1l-mlp-tasks8192": _LSA.replace(
-        task=FixedTasks(LinearRegression(x_dim=10, n_context=10), 8192),
-        model=_LSA.model.replace(d_mlp=2048, initializer_range=0.3),
-        seeds=(0, 1, 2),
-        batch_size=4096,
-        steps=2000,
-        schedule="constant",
-        eval_every=20,
-        log_every=20,
-        n_snapshots=0,
+    "lsa-1l-mlp-tasks8192": (
+        _replaced(
+            _LSA, {"d_mlp": 2048, "initializer_range": 0.3}, task=FixedTasks(_LSA.task, 8192), seeds=(0, 1, 2),
+            batch_size=4096, steps=2000, schedule="constant", eval_every=20, log_every=20, n_snapshots=0,
+        ),
+        "attention and a wide MLP on 8192 fixed tasks: memorising first (Fig. 15)",
     ),
-    "gpt2-12l": _GPT2_12L,
-    "gpt2-12l-1h": _GPT2_12L.replace(model=_GPT2_12L.model.replace(n_heads=1)),
-    "gpt2-12l-medium": _GPT2_MEDIUM,
-    "gpt2-8l": _GPT2_8L,
-    "gpt2-6l": _gpt2_small(n_layers=6, width=48, x_dim=4),
-    "gpt2-4l": _gpt2_small(n_layers=4, width=32, x_dim=3),
-    "gpt2-8l-1h": _GPT2_8L.replace(model=_GPT2_8L.model.replace(n_heads=1)),
-    "gpt2-8l-ill": _GPT2_8L.replace(task=_ILL_CONDITIONED),
-    "induction-2l": _INDUCTION,
+    "gpt2-12l": (
+        _GPT2_12L, "GPT-2 style on Gaussian inputs, d = 20, 40 points: the size of Fu et al. 2024 (needs a GPU)",
+    ),
+    "gpt2-12l-1h": (
+        _replaced(_GPT2_12L, {"n_heads": 1}),
+        "GPT-2 style with one head a layer, d = 20 (Fu et al. 2024, B.4; needs a GPU)",
+    ),
+    "gpt2-12l-medium": (
+        _GPT2_MEDIUM, "GPT-2 style between small and the paper's: 12 layers, width 128, d = 10, 20 points",
+    ),
+    "gpt2-8l": (_GPT2_8L, "a small GPT-2 style one: 8 layers, width 64, d = 5, 20 points"),
+    "gpt2-6l": (
+        _gpt2_small(n_layers=6, width=48, x_dim=4), "GPT-2 style, smaller: 6 layers, width 48, d = 4, 16 points",
+    ),
+    "gpt2-4l": (
+        _gpt2_small(n_layers=4, width=32, x_dim=3), "GPT-2 style, smallest: 4 layers, width 32, d = 3, 12 points",
+    ),
+    "gpt2-8l-1h": (_replaced(_GPT2_8L, {"n_heads": 1}), "the small GPT-2 style one with one head a layer"),
+    "gpt2-8l-ill": (
+        _GPT2_8L.replace(task=_ILL_CONDITIONED),
+        "the small GPT-2 style one on ill-conditioned inputs, condition number 100 (Fu et al. 2024, B.3)",
+    ),
     **DISCRETE,
-    "topics-3l": _TOPICS,
-    "topics-3l-momentum": _TOPICS_MOMENTUM,
     **{
-        f"{name}-3l": _SMALL.replace(task=task, model=_SMALL.model.replace(n_context=task.n_context))
-        for name, task in _FUNCTION_CLASSES.items()
+        f"{name}-3l": (
+            _replaced(_SMALL, {"n_context": task.n_context}, task=task), f"a small GPT-2 style one on {summary}",
+        )
+        for name, (task, summary) in _FUNCTION_CLASSES.items()
     },
     # the pool is learned only after regression: after 5000 steps some seeds are still as near to ridge as to dMMSE
-    "pool-8": _POOL.replace(steps=20_000),
-    "pool-8192": _POOL.replace(task=_POOL.task.replace(n_tasks=8192)),
+    "pool-8": (_POOL.replace(steps=20_000), "a small GPT-2 style one on a pool of 8 tasks (Raventós et al. 2023)"),
+    "pool-8192": (
+        _POOL.replace(task=_POOL.task.replace(n_tasks=8192)),
+        "a small GPT-2 style one on a pool of 8192 tasks (Raventós et al. 2023)",
+    ),
     # Fu et al. 2024, A.2 and B.6, in small: the same prompts and the same training as the transformer's.
-    "lstm-4l": _GPT2_8L.replace(model=LSTMConfig(x_dim=5, n_context=20, n_layers=4, d_model=96)),
-}
-"""Name to run. `mechicl train NAME` trains it."""
+    "lstm-4l": (
+        _GPT2_8L.replace(model=LSTMConfig(x_dim=5, n_context=20, n_layers=4, d_model=96)),
+        "an LSTM on the prompts of gpt2-8l: 4 layers, width 96 (Fu et al. 2024, B.6)",
+    ),
+}  # fmt: skip
 
-SUMMARIES: dict[str, str] = {
-    "lsa-1l": "one layer of linear attention on uniform inputs (von Oswald et al. 2023, Fig. 2)",
-    **{
-        f"lsa-1l-d{d}": f"one layer of linear attention, {d} points in {d} dimensions (von Oswald et al. 2023, Fig. 2)"
-        for d in (5, 20, 40)
-    },
-    "lsa-1l-gaussian": "one layer of linear attention on Gaussian inputs (Nertinger, Table 1)",
-    "lsa-2l-looped": "two steps with one looped layer (von Oswald et al. 2023, Fig. 3)",
-    "lsa-3l-looped": "three steps with one looped layer (von Oswald et al. 2023, Fig. 9)",
-    **{
-        f"lsa-2l-looped-n{n}": f"two steps with one looped layer on {n} points (von Oswald et al. 2023, A.10)"
-        for n in (25, 50, 100)
-    },
-    "lsa-10l-looped": "ten steps with one looped layer (von Oswald et al. 2023, Fig. 7)",
-    "lsa-5l": "five different layers (von Oswald et al. 2023, Fig. 3)",
-    "lsa-12l-mlp": "twelve layers with four heads and MLPs (von Oswald et al. 2023, Fig. 8)",
-    "softmax-1h": "one layer of softmax attention, one head (von Oswald et al. 2023, Fig. 12)",
-    "softmax-2h": "one layer of softmax attention, two heads",
-    "softmax-2h-sink": "one layer of softmax attention, two heads and a learned attention sink",
-    "lsa-1l-ln": "one layer of linear attention after a layer norm (von Oswald et al. 2023, Fig. 14)",
-    "lsa-2l-ln": "two layers of linear attention with layer norm before the second (Fig. 14)",
-    "copy-2l": "softmax, then linear attention on alternate tokens: copying (von Oswald et al. 2023, Fig. 5)",
-    "copy-2l-one-hot": "copying on alternate tokens, with one-hot positions",
-    "copy-2l-linear": "copying on alternate tokens, with two linear layers",
-    "copy-2l-dense": "copying on alternate tokens at a constant rate, with weights from around the loss's fall",
-    "copy-2l-late": "copying on alternate tokens at a constant rate, the two seeds whose loss falls late",
-    "copy-2l-linear-dense": "two linear layers at a constant rate, with weights from around the loss's fall",
-    **{
-        f"nertinger-{row}": f"one layer of {row} attention on nine kinds of prompts (Nertinger, Table 1)"
-        for row in ("linear", "leaky-relu-0.75", "leaky-relu-0.5", "leaky-relu-0.25", "relu", "softmax")
-    },
-    "sine-lsa": "sine waves: an MLP, then one layer of linear attention (von Oswald et al. 2023, Fig. 4)",
-    "sine-gd": "sine waves: an MLP, then a step of gradient descent with a learned step size",
-    "lsa-1l-phases": "ten seeds of one linear head with a fine curve (von Oswald et al. 2023, Fig. 15)",
-    "lsa-1l-2h-phases": "ten seeds of two linear heads with a fine curve (von Oswald et al. 2023, Fig. 15)",
-    **{f"lsa-1l-tasks{n}": f"one layer on five draws of {n} fixed tasks (Fig. 16)" for n in (128, 512, 2048, 8192)},
-    "lsa-1l-mlp-tasks8192": "attention and a wide MLP on 8192 fixed tasks: memorising first (Fig. 15)",
-    "gpt2-12l": "GPT-2 style on Gaussian inputs, d = 20, 40 points: the size of Fu et al. 2024 (needs a GPU)",
-    "gpt2-12l-1h": "GPT-2 style with one head a layer, d = 20 (Fu et al. 2024, B.4; needs a GPU)",
-    "gpt2-12l-medium": "GPT-2 style between small and the paper's: 12 layers, width 128, d = 10, 20 points",
-    "gpt2-8l": "a small GPT-2 style one: 8 layers, width 64, d = 5, 20 points",
-    "gpt2-6l": "GPT-2 style, smaller: 6 layers, width 48, d = 4, 16 points",
-    "gpt2-4l": "GPT-2 style, smallest: 4 layers, width 32, d = 3, 12 points",
-    "gpt2-8l-1h": "the small GPT-2 style one with one head a layer",
-    "gpt2-8l-ill": "the small GPT-2 style one on ill-conditioned inputs, condition number 100 (Fu et al. 2024, B.3)",
-    "induction-2l": "two layers of attention on repeated tokens, in which induction heads form (Elhage et al. 2021)",
-    **DISCRETE_SUMMARIES,
-    "topics-3l": "three layers that classify texts of a made-up language by the labelled ones before them",
-    "topics-3l-momentum": "the same with momentum attention over values (Dai et al. 2023, section 5)",
-    "sparse-3l": "a small GPT-2 style one on sparse linear functions, 2 of 5 weights (Garg et al. 2022)",
-    "quadratic-3l": "a small GPT-2 style one on sums of squares, d = 5",
-    "relu-3l": "a small GPT-2 style one on two-layer ReLU networks, d = 5 (Garg et al. 2022)",
-    "trees-3l": "a small GPT-2 style one on decision trees of depth 2, d = 5 (Garg et al. 2022)",
-    "logistic-3l": "a small GPT-2 style one on labels of two classes, d = 5 (Bai et al. 2023)",
-    "mixed-ridge-3l": "a small GPT-2 style one on two levels of noise, d = 5 (Bai et al. 2023)",
-    **{f"pool-{n}": f"a small GPT-2 style one on a pool of {n} tasks (Raventós et al. 2023)" for n in (8, 8192)},
-    "lstm-4l": "an LSTM on the prompts of gpt2-8l: 4 layers, width 96 (Fu et al. 2024, B.6)",
-}
+PRESETS: dict[str, TrainingConfig] = {name: config for name, (config, _) in _READY.items()}
+"""Name to run. `mechicl train NAME` trains it."""
+SUMMARIES: dict[str, str] = {name: summary for name, (_, summary) in _READY.items()}
 """Name to a line for the command line's help."""

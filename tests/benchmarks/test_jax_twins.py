@@ -10,7 +10,7 @@ from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.prompts import Prompts
 from mechicl.tasks import LinearRegression
 from mechicl.training import TrainingConfig, train
-from mechicl.training.loop import clip_each_seed
+from mechicl.training.optimizers import clip_each_seed
 from tests.scripts import import_script
 
 jax = pytest.importorskip("jax")

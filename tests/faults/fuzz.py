@@ -49,7 +49,6 @@ LEFT_OUT = {
     "mechicl.reports.write_report": "takes minutes: its parts are called one by one",
     "mechicl.viz.init_notebook": "is for a notebook",
     "mechicl.viz.save": "starts a browser",
-    "mechicl.sweeps.ready_table": "trains for hours where there is no table",
     "mechicl.constructions.certificates_table": "takes a minute",
     "mechicl.constructions.certificates": "takes a minute",
 }

@@ -11,7 +11,8 @@ import torch
 from mechicl.models import TransformerConfig
 from mechicl.reports.sweep_script import SweepArgs, change, count, coverage_words, over_seeds
 from mechicl.statistics import Interval
-from mechicl.sweeps import SWEEPS, SweepPreset
+from mechicl.sweeps import SWEEPS
+from mechicl.sweeps.presets import SweepPreset
 from mechicl.tasks import LinearRegression
 from mechicl.training import TrainingConfig
 

@@ -31,7 +31,7 @@ HOW: dict[str, dict[str, Any]] = {
     "ray": {},
     "disk": {"workers": 2},
 }
-WORK = ("mechicl.sweeps.worker", "mechicl.sweeps.launched", "ray::work")
+WORK = ("loky.backend.popen_loky_posix", "mechicl.sweeps.launched", "ray::work")
 DRIVER = """
 import json, sys
 from tests.sweeps.runs import doubled, sweep

@@ -8,7 +8,7 @@ from mechicl import constructions
 from mechicl.algorithms import tuned_step_size
 from mechicl.checkpoints import Checkpoint
 from mechicl.models import HookedTransformer, TransformerConfig
-from mechicl.sweeps.measures.one_model import HELD_OUT
+from mechicl.sweeps.measures.general import HELD_OUT
 from mechicl.tasks import LinearRegression, TaskPool
 from mechicl.training import TrainingConfig
 

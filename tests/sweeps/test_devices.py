@@ -15,8 +15,8 @@ def test_each_cell_says_where_it_was_trained(tmp_path):
 
 
 def test_cells_of_another_device_are_kept_and_one_is_told(tmp_path, monkeypatch):
-    monkeypatch.setattr("mechicl.sweeps.cell_training.device_kind", lambda cpu: "cuda, H200")
-    monkeypatch.setattr("mechicl.sweeps.runner.device_kind", lambda cpu: "cuda, H200")
+    monkeypatch.setattr("mechicl.sweeps.work.device_kind", lambda cpu: "cuda, H200")
+    monkeypatch.setattr("mechicl.sweeps.sweep.device_kind", lambda cpu: "cuda, H200")
     run(tmp_path)
     table = (tmp_path / RESULTS).read_bytes()
     monkeypatch.undo()
@@ -27,7 +27,7 @@ def test_cells_of_another_device_are_kept_and_one_is_told(tmp_path, monkeypatch)
 
 def test_several_devices_in_one_run_are_told_at_its_end(tmp_path, monkeypatch):
     kinds = iter(["cuda, A100", "cuda, A100", "cuda, H200", "cuda, H200"])
-    monkeypatch.setattr("mechicl.sweeps.cell_training.device_kind", lambda cpu: next(kinds))
+    monkeypatch.setattr("mechicl.sweeps.work.device_kind", lambda cpu: next(kinds))
     with pytest.warns(UserWarning, match=r"\(2 on cuda, .*; 2 on cuda, [^;]*\): their"):
         run(tmp_path)
 

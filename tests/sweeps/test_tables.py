@@ -4,7 +4,8 @@ import pandas as pd
 import pytest
 
 from mechicl.models import TransformerConfig
-from mechicl.sweeps import SWEEPS, SweepPreset, ready_table
+from mechicl.sweeps import SWEEPS
+from mechicl.sweeps.presets import SweepPreset, ready_table
 from mechicl.tasks import LinearRegression
 from mechicl.training import TrainingConfig
 

@@ -85,10 +85,12 @@ def test_what_has_no_threshold_is_refused():
         find_threshold(frame({0: [1, math.nan, 3]}), "n", "ratio")
 
 
-@pytest.mark.usefixtures("unchecked_types")
-def test_what_is_no_table_is_named():
-    with pytest.raises(TypeError, match="table must be of a sweep, or a pandas frame, got str"):
-        find_threshold("", "n", "loss")
+def test_numbers_given_as_text_are_in_the_order_of_numbers():
+    numbers = frame({0: [-1, 0.5, 2], 1: [-1, 1.5, 2]}, places=(2, 16, 128))
+    text = numbers.assign(n=numbers["n"].map({2: "2", 16: "16", 128: "1.28e2"}))
+    assert find_threshold(text, "n", "ratio") == find_threshold(numbers, "n", "ratio")
+    with pytest.raises(ValueError, match="needs positive values of 'n'"):
+        find_threshold(numbers.assign(n="many"), "n", "ratio")
 
 
 def test_values_that_fall_and_rows_that_are_mixtures():

@@ -48,7 +48,7 @@ def test_a_ramp_climbs_by_its_increment_every_interval_up_to_its_end():
 def test_a_curriculum_sets_dimensions_and_points_with_the_query_counted():
     config = small(curriculum=Curriculum(dims=Ramp(1, 3, 1, 10), points=Ramp(2, 5, 1, 20)), steps=100)
     for step, dims, context in [(0, 1, 1), (10, 2, 1), (20, 3, 2), (60, 3, 4), (100, 3, 4)]:
-        assert config.task_at(step) == TASK.replace(active_dims=dims, n_context=context)
+        assert config.tasks_at(step)[0] == TASK.replace(active_dims=dims, n_context=context)
 
 
 @pytest.mark.parametrize("bad", [{"start": 0, "end": 2}, {"start": 3, "end": 2}, {"start": 1, "end": 2, "increment": 0},
@@ -96,8 +96,8 @@ def test_a_curriculum_that_ends_elsewhere_than_at_the_whole_task_is_refused_befo
 
 def test_a_curriculum_may_end_with_the_last_step_and_says_nothing_of_a_run_without_steps():
     last = Curriculum(dims=Ramp(1, 3, 1, 6))
-    assert small(curriculum=last, steps=13).task_at(12).active_dims == 3
-    assert small(curriculum=last, steps=0).task_at(0).active_dims == 1
+    assert small(curriculum=last, steps=13).tasks_at(12)[0].active_dims == 3
+    assert small(curriculum=last, steps=0).tasks_at(0)[0].active_dims == 1
 
 
 # ---- other sizes ----
@@ -149,9 +149,9 @@ def test_a_resized_ramp_has_its_end_in_time_and_climbs_from_as_far_below(ramp, e
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_every_preset_trains_on_the_whole_task_after_a_tenth_of_its_steps_too(name):
     config = PRESETS[name].resized(steps=PRESETS[name].steps // 10)
-    assert config.task_at(config.steps) == PRESETS[name].task or config.curriculum is not None
+    assert config.tasks_at(config.steps)[0] == PRESETS[name].task or config.curriculum is not None
     if config.curriculum is not None:
-        last = config.task_at(config.steps - 1)
+        last = config.tasks_at(config.steps - 1)[0]
         assert (last.active_dims, last.n_context) == (config.task.x_dim, config.task.n_context)
 
 
@@ -191,8 +191,8 @@ def test_every_seed_has_a_model_on_each_task_and_the_seeds_of_a_task_stand_toget
     assert config.members == ((0, 4), (0, 9), (1, 4), (1, 9), (2, 4), (2, 9))
     assert small(seeds=(4, 9)).members == ((0, 4), (0, 9))
     assert config.eval_tasks == (TASK, GAUSSIAN, TASK)
-    assert (config.task_at(3), config.eval_task) == (TASK, TASK)
-    assert small(task=FIXED, more_tasks=(TASK,)).eval_task == TASK
+    assert (config.tasks_at(3)[0], config.eval_tasks[0]) == (TASK, TASK)
+    assert small(task=FIXED, more_tasks=(TASK,)).eval_tasks[0] == TASK
 
 
 @pytest.mark.parametrize(

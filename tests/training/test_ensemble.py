@@ -5,7 +5,7 @@ from mechicl.models import TransformerConfig, build
 from mechicl.tasks import FixedTasks
 from mechicl.training import Curriculum, Ramp, train
 from mechicl.training.ensemble import Ensemble
-from mechicl.training.loop import clip_each_seed
+from mechicl.training.optimizers import clip_each_seed
 from tests.training.runs import EXACT, LSTM, MODEL, TASK, assert_close, small, weights
 
 SEEDS = (0, 5, 11)

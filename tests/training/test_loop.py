@@ -84,7 +84,7 @@ def test_training_equals_a_plain_eager_loop(tmp_path, model, clip):
 
 
 def held_out_loss(config: TrainingConfig, model: HookedTransformer) -> float:
-    prompts = config.eval_task.sample(config.eval_prompts, seed=config.eval_seed)
+    prompts = config.eval_tasks[0].sample(config.eval_prompts, seed=config.eval_seed)
     with torch.no_grad():
         return (model.predict(prompts) - prompts.query.ys).square().mean().item()
 

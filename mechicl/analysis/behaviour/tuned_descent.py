@@ -15,8 +15,7 @@ from mechicl.algorithms.descent_cards import descent_filter, fit_steps, paramete
 from mechicl.algorithms.spectral_fit import SCREENING, SpectralLearner, SpectralProblem
 from mechicl.prompts import Prompts
 from mechicl.training import TrainingConfig
-from mechicl.training.loop import clip_each_seed
-from mechicl.training.optimizers import make_optimizer
+from mechicl.training.optimizers import clip_each_seed, make_optimizer
 
 SMALL, LARGE = 1e-6, 1e6  # parameters are sought by their logarithms: one that is to be 0 comes as near as this
 

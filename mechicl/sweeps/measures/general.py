@@ -1,33 +1,32 @@
 """Measures of any model: losses, regret, alignment, the nearest algorithm, when the loss falls."""
 
+import copy
+from typing import Any
+
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from mechicl.algorithms import references
 from mechicl.analysis.behaviour import align, identify, regret
 from mechicl.analysis.dynamics import find_transitions
 from mechicl.checkpoints import Checkpoint, CheckpointError
-from mechicl.sweeps.measures.one_model import HELD_OUT, Measured, one_model
 from mechicl.tasks import TokenDistribution
+
+HELD_OUT = 1_000_003
+"""Seed of the held-out prompts."""
+Measured = dict[str, float]
+
+
+def one_model(checkpoint: Checkpoint) -> Any:
+    """A copy of the one model of a checkpoint, which a measure may change."""
+    if len(checkpoint.models) != 1:
+        raise ValueError(f"a measure takes a checkpoint with one model; {checkpoint.name} has {len(checkpoint.models)}")
+    return copy.deepcopy(checkpoint.models[0])
 
 
 def loss(checkpoint: Checkpoint, *, n_prompts: int = 4000) -> Measured:
-    """Held-out loss on new prompts, and that of the best known learner of the task on the same ones.
-
-    Args:
-        checkpoint: with one model.
-        n_prompts: held-out prompts.
-
-    Returns:
-        `held_out_loss` and `best_known_loss`: squared errors of what the model was trained to predict (the query, or
-        all points), or nats a token.
-
-    Raises:
-        TypeError: a task without reference learners.
-    """
-    measured = _regret(checkpoint, n_prompts)
-    return {"held_out_loss": measured["held_out_loss"], "best_known_loss": measured["best_known_loss"]}
+    """Held-out loss on new prompts, and that of the best learner of the task on the same ones (see `mean_regret`)."""
+    measured = mean_regret(checkpoint, n_prompts=n_prompts)
+    return {name: measured[name] for name in ("held_out_loss", "best_known_loss")}
 
 
 def mean_regret(checkpoint: Checkpoint, *, n_prompts: int = 4000) -> Measured:
@@ -38,12 +37,20 @@ def mean_regret(checkpoint: Checkpoint, *, n_prompts: int = 4000) -> Measured:
         n_prompts: held-out prompts.
 
     Returns:
-        `regret`, beside `held_out_loss` and `best_known_loss`.
+        `regret`, `held_out_loss` and `best_known_loss`: squared errors of what the model was trained to predict (the
+        query, or all points), or nats per token.
 
     Raises:
         TypeError: a task without reference learners.
     """
-    return _regret(checkpoint, n_prompts)
+    model, task = one_model(checkpoint), checkpoint.task
+    at = "points" if isinstance(task, TokenDistribution) or model.cfg.one_pass else "query"
+    result = regret(model, task, with_references=False, at=at, n_prompts=n_prompts, seed=HELD_OUT, progress=False)
+    return {
+        "regret": result.mean().mean,
+        "held_out_loss": result.losses[result.learner].mean().item(),
+        "best_known_loss": result.losses[result.reference].mean().item(),
+    }
 
 
 def alignment(checkpoint: Checkpoint, *, learner: str | None = None, n_prompts: int = 2000) -> Measured:
@@ -108,33 +115,15 @@ def transition(checkpoint: Checkpoint, *, plateau: float | None = None) -> Measu
     Raises:
         CheckpointError: a record without a curve.
     """
-    steps, losses = _curve(checkpoint)
-    falls = find_transitions(steps, losses[:, None], plateau=plateau)
+    one_model(checkpoint)
+    curve = checkpoint.record.get("curve", {})
+    if not curve.get("eval_loss"):
+        raise CheckpointError(f"{checkpoint.name}: its record has no curve of held-out losses")
+    losses = torch.tensor(curve["eval_loss"], dtype=torch.float64)
+    falls = find_transitions(list(curve["eval_step"]), losses, plateau=plateau)
     return {
         "transition_step": falls.steps[0].item(),
         "transition_width": (falls.end - falls.start)[0].item(),
         "fell": float(falls.fell[0]),
         "final_loss": falls.final[0].item(),
-    }
-
-
-def _curve(checkpoint: Checkpoint) -> tuple[list[int], Float[Tensor, "evaluation"]]:
-    """Steps and held-out losses of the one model."""
-    one_model(checkpoint)
-    curve = checkpoint.record.get("curve", {})
-    if not curve.get("eval_loss"):
-        raise CheckpointError(f"{checkpoint.name}: its record has no curve of held-out losses")
-    return list(curve["eval_step"]), torch.tensor(curve["eval_loss"], dtype=torch.float64)[:, 0]
-
-
-def _regret(checkpoint: Checkpoint, n_prompts: int) -> Measured:
-    model, task = one_model(checkpoint), checkpoint.task
-    at = "points" if isinstance(task, TokenDistribution) or model.cfg.one_pass else "query"
-    result = regret(
-        model, task, with_references=False, at=at, n_prompts=n_prompts, seed=HELD_OUT, progress=False
-    )  # fmt: skip
-    return {
-        "regret": result.mean().mean,
-        "held_out_loss": result.losses[result.learner].mean().item(),
-        "best_known_loss": result.losses[result.reference].mean().item(),
     }

@@ -12,7 +12,7 @@ from mechicl.checkpoints import Checkpoint
 from mechicl.learners import Learner
 from mechicl.prompts import Prompts
 from mechicl.statistics import student_t_quantile
-from mechicl.sweeps.measures.one_model import HELD_OUT, Measured, one_model
+from mechicl.sweeps.measures.general import HELD_OUT, Measured, one_model
 from mechicl.tasks import TaskPool
 
 
@@ -45,10 +45,10 @@ def pool_distances(checkpoint: Checkpoint, *, n_prompts: int = 4000) -> Measured
 
 
 def compare_on_pool(learner: Learner, task: TaskPool, *, n_prompts: int = 4000) -> Measured:
-    """Any learner beside dMMSE, the Bayes learner of a pool, and ridge regression, that of all tasks.
+    """Compare a learner with dMMSE, the Bayes learner of a pool, and ridge regression, that of all tasks.
 
     Args:
-        learner: what predicts: a model, or a control such as one that predicts 0.
+        learner: a model, or a control such as one that predicts 0.
         task: the pool.
         n_prompts: held-out prompts of the pool's tasks, and as many of new ones.
 
@@ -76,7 +76,8 @@ def compare_on_pool(learner: Learner, task: TaskPool, *, n_prompts: int = 4000) 
             "ridge_loss": _mean_square(ridge - targets),
         }
         measured |= {f"{where}_{name}": number for name, number in numbers.items()}
-    return measured | {"log_ratio": _log_ratio(measured["pool_to_dmmse"], measured["pool_to_ridge"])}
+    a, b = measured["pool_to_dmmse"], measured["pool_to_ridge"]
+    return measured | {"log_ratio": math.log10(a / b) if a > 0 and b > 0 else math.nan}
 
 
 def fit_mixture(
@@ -85,26 +86,22 @@ def fit_mixture(
     second: Float[Tensor, "prompt y"],
     level: float = 0.95,
 ) -> Measured:
-    """Predictions as a · first + b · second, by least squares without a constant.
+    """Fit predictions as a · first + b · second, by least squares without a constant.
 
-    A position between two learners alone cannot tell a mixture of them from predictions that are something else: those
-    of a model that predicts 0, of an untrained one, and of one that shrinks have a place between them too. So it comes
-    with the scale and with what is left.
+    A position between two learners alone cannot tell a mixture of them from other predictions, such as those of a model
+    that predicts 0. So it comes with the scale and with the residual.
 
     Args:
-        predictions: what is described.
+        predictions: to be fitted.
         first: predictions of the learner at position 0.
         second: those of the learner at position 1.
         level: of confidence of the position's interval.
 
     Returns:
-        `position`: b / (a + b). `position_low`, `position_high`: its interval over prompts (Fieller 1954, with
-        variances that hold for residuals of any size at any prompt); infinite on both sides where a + b cannot be told
-        from 0, and NaN, as the position is, where the two learners are the same but for a factor, one of them predicts
-        0, or the predictions are 0. It is wide where the two are nearly the same. `scale`: a + b; 1 for a mixture, less
-        for one that is shrunk; NaN where the one is the other times a factor. `residual`: the share of the predictions'
-        mean square that the fit leaves; 0 for a mixture, 1 for what has nothing of the two, NaN for predictions of 0.
-        `energy`: the mean square of the predictions.
+        `position`: b / (a + b); NaN if one learner is a multiple of the other, or the predictions are 0.
+        `position_low`, `position_high`: its interval over prompts (Fieller 1954, with heteroscedasticity-robust
+        variances); infinite if a + b cannot be told from 0. `scale`: a + b, 1 for a mixture. `residual`: the share of
+        the predictions' mean square that the fit leaves, 0 for a mixture. `energy`: the predictions' mean square.
 
     Raises:
         ValueError: a level that is not strictly between 0 and 1.
@@ -115,6 +112,7 @@ def fit_mixture(
         >>> round(fit["position"], 3), round(fit["scale"], 3), round(fit["residual"], 3)
         (0.75, 0.5, 0.0)
     """
+    names = ("position", "position_low", "position_high", "scale", "residual", "energy")
     if not 0 < level < 1:
         raise ValueError(f"level must be strictly between 0 and 1, got {level}")
     p, one, two = (each.detach().cpu().double() for each in (predictions, first, second))
@@ -125,7 +123,8 @@ def fit_mixture(
         either = one if one.any() else two
         scale = (p * either).sum().item() / either.square().sum().item() if either.any() else math.nan
         left = _mean_square(p - scale * either) / energy if energy else math.nan
-        return _fit(math.nan, (math.nan, math.nan), scale if one.equal(two) or not energy else math.nan, left, energy)
+        scale = scale if one.equal(two) or not energy else math.nan
+        return dict(zip(names, (math.nan, math.nan, math.nan, scale, left, energy), strict=True))
     flat = parts.flatten(0, 1)
     inverse = torch.linalg.inv(flat.T @ flat)
     weights = inverse @ (flat.T @ p.flatten())
@@ -133,14 +132,10 @@ def fit_mixture(
     scores = (parts * left[..., None]).sum(1)  # one prompt's numbers are not independent
     covariance = inverse @ (scores.T @ scores) @ inverse
     scale, b = weights.tolist()
-    ends = _ratio_ends(b, scale, covariance.flip(0, 1), student_t_quantile(0.5 + level / 2, max(1, len(p) - 2)))
-    return _fit(b / scale if scale else math.nan, ends, scale, _mean_square(left) / energy, energy)
-
-
-def _fit(position: float, ends: tuple[float, float], scale: float, residual: float, energy: float) -> Measured:
-    low, high = ends
-    return {"position": position, "position_low": low, "position_high": high, "scale": scale, "residual": residual,
-            "energy": energy}  # fmt: skip
+    quantile = student_t_quantile(0.5 + level / 2, max(1, len(p) - 2))
+    low, high = _ratio_ends(b, scale, covariance.flip(0, 1), quantile)
+    position = b / scale if scale else math.nan
+    return dict(zip(names, (position, low, high, scale, _mean_square(left) / energy, energy), strict=True))
 
 
 def _ratio_ends(above: float, below: float, covariance: Float[Tensor, "2 2"], quantile: float) -> tuple[float, float]:
@@ -172,7 +167,3 @@ def _pool_predictions(task: TaskPool, where: str, n_prompts: int) -> tuple[Tenso
 
 def _mean_square(values: Tensor) -> float:
     return values.square().mean().item()
-
-
-def _log_ratio(a: float, b: float) -> float:
-    return math.log10(a / b) if a > 0 and b > 0 else math.nan

@@ -1,4 +1,5 @@
-"""Measures of models of linear regression: beside the best learners of their depth, and beside gradient descent."""
+"""Measures of models of linear regression: against the best learners of their depth, against gradient descent, and
+whether targets are copied to their inputs' tokens."""
 
 from functools import lru_cache
 from typing import Any
@@ -8,9 +9,10 @@ import torch
 from mechicl.algorithms.card import FitProblem
 from mechicl.analysis.behaviour import align, tuned_descent
 from mechicl.analysis.behaviour.identification import limits
+from mechicl.analysis.heads import measure_target_copying
 from mechicl.checkpoints import Checkpoint
 from mechicl.learners import Learner, squared_errors
-from mechicl.sweeps.measures.one_model import HELD_OUT, Measured, one_model
+from mechicl.sweeps.measures.general import HELD_OUT, Measured, one_model, transition
 from mechicl.tasks import LinearRegression
 
 N_TUNING = 16_384
@@ -18,7 +20,7 @@ N_TUNING = 16_384
 
 
 def descent_limits(checkpoint: Checkpoint, *, n_prompts: int = 8192) -> Measured:
-    """Loss of a model of linear regression over those of the best learners of its depth, each tuned on the task.
+    """Loss of a model of linear regression over the losses of the best learners of its depth, each tuned on the task.
 
     Args:
         checkpoint: with one model of several layers, or one.
@@ -74,6 +76,34 @@ def gap_to_descent(checkpoint: Checkpoint, *, n_prompts: int = 8192) -> Measured
         "zero_loss": prompts.query.ys.square().mean().item(),
         "sensitivity_cosine": align(model, step, prompts[:2048]).sensitivity_cosine.nanmean().item(),
     }
+
+
+def target_copying(checkpoint: Checkpoint, *, n_prompts: int = 2000) -> Measured:
+    """When the loss leaves that of predicting 0, and whether the first layer copies targets to their inputs' tokens.
+
+    Args:
+        checkpoint: with one model on interleaved prompts of linear regression, and a record with a curve.
+        n_prompts: held-out prompts.
+
+    Returns:
+        The columns of `transition`, with the loss of predicting 0 as the plateau. `target_error` and `input_error`:
+        the squared error of reading, after the first layer, each target off its input's token, and each input off its
+        target's, over the mean square of what is read; 0 if it is there, 1 if not. `paired`: 1 if either is below 1/2.
+
+    Raises:
+        CheckpointError: a record without a curve.
+        ValueError: another task, or another prompt format.
+
+    Source: von Oswald et al. 2023, Proposition 3 and section 4.
+    """
+    prompts = _regression(checkpoint, "target_copying").sample(n_prompts, seed=HELD_OUT)
+    copied = measure_target_copying(one_model(checkpoint), prompts)
+    errors = {
+        "target_error": copied.decoding_errors.mean().item(),
+        "input_error": copied.decoding_errors_of_inputs.mean().item(),
+    }
+    fell = transition(checkpoint, plateau=prompts.query.ys.square().mean().item())
+    return {**fell, **errors, "paired": float(min(errors.values()) < 0.5)}
 
 
 def _regression(checkpoint: Checkpoint, measure: str) -> LinearRegression:

@@ -7,7 +7,7 @@ from torch import Tensor
 from mechicl.algorithms import references
 from mechicl.checkpoints import Checkpoint, CheckpointError
 from mechicl.learners import as_token_learner, token_log_probabilities
-from mechicl.sweeps.measures.one_model import HELD_OUT, Measured
+from mechicl.sweeps.measures.general import HELD_OUT, Measured
 from mechicl.tasks import MarkovChains
 
 

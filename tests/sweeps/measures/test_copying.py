@@ -3,7 +3,7 @@
 import pytest
 
 from mechicl import constructions
-from mechicl.sweeps.measures.copying import target_copying
+from mechicl.sweeps.measures.regression import target_copying
 from tests.sweeps.made import POOL, REGRESSION, checkpoint, untrained
 
 CURVE = {"curve": {"eval_step": [0, 10, 20, 30], "eval_loss": [[9.0], [0.25], [0.05], [0.05]]}}

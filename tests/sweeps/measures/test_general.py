@@ -9,8 +9,8 @@ import torch
 
 from mechicl.algorithms import references
 from mechicl.checkpoints import CheckpointError
-from mechicl.sweeps import measures
-from mechicl.sweeps.measures.one_model import HELD_OUT
+from mechicl.sweeps.measures import general as measures
+from mechicl.sweeps.measures.general import HELD_OUT
 from tests.sweeps.made import POOL, REGRESSION, checkpoint, step, untrained
 
 

@@ -9,7 +9,7 @@ import torch
 from mechicl.algorithms import references
 from mechicl.checkpoints import Snapshots
 from mechicl.learners import AlgorithmLearner
-from mechicl.sweeps.measures.one_model import HELD_OUT
+from mechicl.sweeps.measures.general import HELD_OUT
 from mechicl.sweeps.measures.pools import compare_on_pool, fit_mixture, pool_distances
 from tests.sweeps.made import POOL, REGRESSION, checkpoint, untrained
 

@@ -9,7 +9,7 @@ import torch
 from mechicl.checkpoints import CheckpointError, Snapshots
 from mechicl.learners import as_token_learner
 from mechicl.models import HookedTransformer, TransformerConfig
-from mechicl.sweeps.measures.one_model import HELD_OUT
+from mechicl.sweeps.measures.general import HELD_OUT
 from mechicl.sweeps.measures.tokens import _phases, markov_phases
 from mechicl.tasks import MarkovChains
 from tests.sweeps.made import POOL, checkpoint, untrained

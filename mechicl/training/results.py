@@ -1,0 +1,95 @@
+"""The result of a run: models, snapshots, and the record of how they were trained."""
+
+import math
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from mechicl.base.tensor_files import read_tensors
+from mechicl.models import Model, build
+from mechicl.training.config import TrainingConfig
+from mechicl.training.ensemble import Ensemble
+from mechicl.training.metrics import Metrics
+from mechicl.training.state import RunState
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingResult:
+    """The models of a finished run, and how they were trained.
+
+    Attributes:
+        models: one per seed (of the first task, then of the others), in eval mode, on the CPU.
+        record: seeds, versions, config, curve, wall time and hardware as plain JSON data.
+        snapshot_steps: steps whose weights were kept.
+        snapshots: name to `[step seed ...]`.
+    """
+
+    models: list[Model]
+    record: dict[str, Any]
+    snapshot_steps: tuple[int, ...]
+    snapshots: dict[str, Tensor]
+
+
+def snapshot_path(folder: Path, step: int) -> Path:
+    """The file with the weights of a step."""
+    return folder / "snapshots" / f"{step:09d}.safetensors"
+
+
+def collect_result(
+    config: TrainingConfig, folder: Path, state: RunState, ensemble: Ensemble, accelerator: Accelerator
+) -> TrainingResult:
+    """The result of a run that has ended, from its last state and the files of its folder."""
+    weights, models = ensemble.state(), []
+    for i, (_, seed) in enumerate(config.members):
+        model = build(config.model.replace(device="cpu"), seed).eval()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.copy_(weights[name][i])
+        models.append(model)
+    buffers = ensemble.buffers_state()
+    paths = {step: snapshot_path(folder, step) for step in config.snapshot_steps if step <= state.step}
+    snapshots = {step: {**read_tensors(path)[0], **buffers} for step, path in paths.items() if path.is_file()}
+    names = next(iter(snapshots.values()), {})
+    lines = Metrics.read(folder)
+    evaluations = [line for line in lines if "eval_loss" in line]
+    training = [line for line in lines if "loss" in line]
+    record = {
+        "seeds": [seed for _, seed in config.members],
+        "training": config.to_dict(),
+        "steps_done": state.step,
+        "stopped_at": state.stopped_at.tolist(),
+        "diverged_at": state.diverged_at.tolist(),
+        "curve": {
+            "eval_step": [line["step"] for line in evaluations],
+            "eval_loss": [_finite(line["eval_loss"]) for line in evaluations],
+            "step": [line["step"] for line in training],
+            "loss": [_finite(line["loss"]) for line in training],
+        },
+        "wall_time_s": round(state.wall_time, 1),
+        "hardware": hardware_name(accelerator.device),
+        "processes": accelerator.num_processes,
+        "threads": state.threads,
+        "versions": {"python": platform.python_version(), "torch": str(torch.__version__)},
+    }
+    stacked = {name: torch.stack([weights[name] for weights in snapshots.values()]) for name in names}
+    return TrainingResult(models, record, tuple(snapshots), stacked)
+
+
+def _finite(losses: list[float]) -> list[float | None]:
+    """Losses as JSON has them: None for NaN and infinity, of seeds that have diverged."""
+    return [loss if math.isfinite(loss) else None for loss in losses]
+
+
+def hardware_name(device: torch.device) -> str:
+    """Such as "2 CPU cores" or "NVIDIA H200"."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    if device.type == "cpu":
+        return f"{os.cpu_count()} CPU cores ({platform.machine()}), {torch.get_num_threads()} threads"
+    return device.type
