@@ -146,8 +146,9 @@ class Result:
         for name, tensor in self.samples().items():
             entries = math.prod(tensor.shape[:-1])
             if tensor.ndim == 1 or entries > LINES:
-                shape = f"  (mean over {' x '.join(map(str, tensor.shape[:-1]))})" if tensor.ndim > 1 else ""
-                lines.append((name, f"{interval(_sample_means(tensor))}{shape}"))
+                sizes = zip(tensor.shape, self.axis_names()[name], strict=False) if tensor.ndim > 1 else ()
+                over = " x ".join(f"{axis} ({n})" for n, axis in sizes)
+                lines.append((name, f"{interval(_sample_means(tensor))}{f'  (mean over {over})' if over else ''}"))
             else:
                 for place in np.ndindex(*tensor.shape[:-1]):
                     labels = [

@@ -103,7 +103,7 @@ def test_a_printed_result_says_each_entry_while_they_are_few():
     assert text.splitlines()[0] == "Sweeping"
     assert f"errors[5, 1]  {interval(sweep().errors[1, 1])}" in text
     larger = dataclasses.replace(sweep(), layers=tuple(range(30)), errors=torch.ones(30, 2, 5))
-    assert "1.0000 ± 0.0000  (mean over 30 x 2)" in str(larger)
+    assert "1.0000 ± 0.0000  (mean over layer (30) x head (2))" in str(larger)
     assert "<th>errors[5, 1]</th>" in sweep()._repr_html_()
     assert "&lt;" in sweep(values={"<b>": torch.ones(5)})._repr_html_()
 
