@@ -48,7 +48,8 @@ def on_this_machine(orders: Orders, n_workers: int) -> Iterator[RunCells]:
         while waiting or running:
             while waiting and len(running) < n_workers:
                 worker = idle.pop() if idle else _start_worker()
-                running[worker.submit(_work, pickled, waiting[0])] = worker, waiting.popleft()
+                cell = waiting.popleft()
+                running[worker.submit(_work, pickled, cell)] = worker, cell
             yield from ended  # the workers are busy again while the caller writes a table
             ended = []
             for future in wait(running, return_when=FIRST_COMPLETED).done:
