@@ -270,7 +270,7 @@ def test_a_cell_whose_process_always_dies_is_given_up(tmp_path):
             os._exit(3)
         return 1.0
 
-    with pytest.raises(SweepError, match=r"(?s)1 of 4 cells failed.*died \(exit code 3\), 5 times"):
+    with pytest.raises(SweepError, match=r"(?s)1 of 4 cells failed.*died \(EXIT\(3\)\), 5 times"):
         run(tmp_path, measure, workers=2)
     assert len(load_table(tmp_path).frame) == 6
     assert [cell.state for cell in status(tmp_path)].count("failed") == 1
