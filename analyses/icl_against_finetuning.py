@@ -32,7 +32,7 @@ from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
 from mechicl.base.tensor_files import write_tensors
 from mechicl.checkpoints import UnknownSeedError, are_weights_random
-from mechicl.interop import LanguageModel, load_language_model
+from mechicl.interop.language_models import LanguageModel, load_language_model
 from mechicl.reports import Claim, Claims, Comparison, Row, Section, published
 from mechicl.reports.script import ScriptArgs, run_script
 from mechicl.statistics import interval

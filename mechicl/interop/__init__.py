@@ -3,23 +3,19 @@ scikit-learn's estimators."""
 
 from mechicl.base.arguments import check_arguments
 from mechicl.interop.garg import from_garg, load_garg, load_garg_state
-from mechicl.interop.garg_tasks import garg_task
-from mechicl.interop.language_models import LanguageModel, load_language_model
+from mechicl.interop.language_models import load_language_model
 from mechicl.interop.linear_transformer import from_linear_transformer
-from mechicl.interop.scikit_learn import SklearnLearner, from_sklearn
+from mechicl.interop.scikit_learn import from_sklearn
 from mechicl.interop.tracr import CompiledTransformer, from_tracr
 from mechicl.interop.transformer_lens import from_transformer_lens, to_transformer_lens
 
 __all__ = [
     "CompiledTransformer",
-    "LanguageModel",
-    "SklearnLearner",
     "from_garg",
     "from_linear_transformer",
     "from_sklearn",
     "from_tracr",
     "from_transformer_lens",
-    "garg_task",
     "load_garg",
     "load_garg_state",
     "load_language_model",

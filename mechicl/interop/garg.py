@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from mechicl.base.checks import check_whole
@@ -12,6 +11,13 @@ from mechicl.interop.garg_tasks import garg_task
 from mechicl.interop.outside_files import read_torch_file, read_yaml
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.tasks.sampling import PromptDistribution
+
+SAME_IN_BLOCKS = {
+    "ln1.w": "ln_1.weight", "ln1.b": "ln_1.bias", "ln2.w": "ln_2.weight", "ln2.b": "ln_2.bias",
+    "attn.b_O": "attn.c_proj.bias", "mlp.W_in": "mlp.c_fc.weight", "mlp.b_in": "mlp.c_fc.bias",
+    "mlp.W_out": "mlp.c_proj.weight", "mlp.b_out": "mlp.c_proj.bias",
+}  # fmt: skip
+"""Names of a block's weights here and in GPT-2, of those that are stored alike."""
 
 
 def from_garg(state_dict: Mapping[str, Tensor], config: Mapping[str, Any]) -> HookedTransformer:
@@ -44,6 +50,7 @@ def from_garg(state_dict: Mapping[str, Tensor], config: Mapping[str, Any]) -> Ho
         )
     check_whole(1, **{name: fields[name] for name in sizes})
     width, heads = fields["n_embd"], fields["n_head"]
+    weights: dict[str, Tensor] = {}
     for name, shape in _shapes(fields):  # before anything is made of the size that the config claims
         if name not in state_dict:
             raise ValueError(f"the state dict has no {name!r}")
@@ -52,63 +59,39 @@ def from_garg(state_dict: Mapping[str, Tensor], config: Mapping[str, Any]) -> Ho
             raise ValueError(f"{name} must be a tensor of finite numbers, got {type(tensor).__name__}")
         if tuple(tensor.shape) != shape:
             raise ValueError(f"{name} must be {shape} by the config, got {tuple(tensor.shape)}")
-    cfg = TransformerConfig(
-        x_dim=fields["n_dims"],
-        n_context=fields["n_positions"] - 1,
-        prompt_format="interleaved",
-        n_layers=fields["n_layer"],
-        n_heads=heads,
-        d_model=width,
-        d_mlp=4 * width,
-        act_fn="gelu_new",
-        attention="softmax",
-        keys="causal",
-        normalization_type="LN",
-    )
-    model = HookedTransformer(cfg)
-    used: set[str] = set()
-
-    def take(name: str) -> Tensor:
-        tensor = state_dict[name]
         if not tensor.isfinite().all():
             raise ValueError(f"{name} must be a tensor of finite numbers, got some that are not")
-        used.add(name)
-        return tensor.detach().float()
+        weights[name] = tensor.detach().float()
+    # a vocabulary that is never used, and masks that older versions of transformers saved
+    unused = {name for name in state_dict if name.endswith(("wte.weight", "attn.bias", "attn.masked_bias"))}
+    if left := sorted(set(state_dict) - set(weights) - unused):
+        raise ValueError(f"the state dict has entries that this model has no place for: {left[:5]}")
+    cfg = TransformerConfig(
+        x_dim=fields["n_dims"], n_context=fields["n_positions"] - 1, prompt_format="interleaved",
+        n_layers=fields["n_layer"], n_heads=heads, d_model=width, d_mlp=4 * width, act_fn="gelu_new",
+        attention="softmax", keys="causal", normalization_type="LN",
+    )  # fmt: skip
+    model = HookedTransformer(cfg)
 
     def split_heads(weights: Tensor) -> Tensor:
         """`[..., head * d_head]` to `[head, ..., d_head]`."""
         return weights.unflatten(-1, (heads, -1)).movedim(-2, 0)
 
-    with torch.no_grad():
-        model.embed.W_E.copy_(take("_read_in.weight").T)
-        model.get_parameter("embed.b_E").copy_(take("_read_in.bias"))
-        # the last of its 2 n_positions positions is the query's y, which is never in a prompt here
-        model.pos_embed.W_pos.copy_(take("_backbone.wpe.weight")[: cfg.n_ctx])
-        for layer, block in enumerate(model.blocks):
-            prefix = f"_backbone.h.{layer}."
-            for norm, name in (("ln1", "ln_1"), ("ln2", "ln_2")):
-                model.get_parameter(f"blocks.{layer}.{norm}.w").copy_(take(f"{prefix}{name}.weight"))
-                model.get_parameter(f"blocks.{layer}.{norm}.b").copy_(take(f"{prefix}{name}.bias"))
-            weights = take(f"{prefix}attn.c_attn.weight").chunk(3, dim=1)
-            biases = take(f"{prefix}attn.c_attn.bias").chunk(3)
-            for which, weight, bias in zip("QKV", weights, biases, strict=True):
-                getattr(block.attn, f"W_{which}").copy_(split_heads(weight))
-                getattr(block.attn, f"b_{which}").copy_(split_heads(bias))
-            block.attn.W_O.copy_(take(f"{prefix}attn.c_proj.weight").unflatten(0, (heads, -1)))
-            block.attn.b_O.copy_(take(f"{prefix}attn.c_proj.bias"))
-            block.mlp.W_in.copy_(take(f"{prefix}mlp.c_fc.weight"))
-            block.mlp.b_in.copy_(take(f"{prefix}mlp.c_fc.bias"))
-            block.mlp.W_out.copy_(take(f"{prefix}mlp.c_proj.weight"))
-            block.mlp.b_out.copy_(take(f"{prefix}mlp.c_proj.bias"))
-        model.get_parameter("ln_final.w").copy_(take("_backbone.ln_f.weight"))
-        model.get_parameter("ln_final.b").copy_(take("_backbone.ln_f.bias"))
-        model.unembed.W_U.copy_(take("_read_out.weight").T)
-        model.get_parameter("unembed.b_U").copy_(take("_read_out.bias"))
-    # a vocabulary that is never used, and masks that older versions of transformers saved
-    unused = {name for name in state_dict if name.endswith(("wte.weight", "attn.bias", "attn.masked_bias"))}
-    left = sorted(set(state_dict) - used - unused)
-    if left:
-        raise ValueError(f"the state dict has entries that this model has no place for: {left[:5]}")
+    # the last of its 2 n_positions positions is the query's y, which is never in a prompt here
+    state = {
+        "embed.W_E": weights["_read_in.weight"].T, "embed.b_E": weights["_read_in.bias"],
+        "pos_embed.W_pos": weights["_backbone.wpe.weight"][: cfg.n_ctx],
+        "ln_final.w": weights["_backbone.ln_f.weight"], "ln_final.b": weights["_backbone.ln_f.bias"],
+        "unembed.W_U": weights["_read_out.weight"].T, "unembed.b_U": weights["_read_out.bias"],
+    }  # fmt: skip
+    for layer in range(cfg.n_layers):
+        theirs, ours = f"_backbone.h.{layer}.", f"blocks.{layer}."
+        state |= {ours + name: weights[theirs + renamed] for name, renamed in SAME_IN_BLOCKS.items()}
+        state[f"{ours}attn.W_O"] = weights[f"{theirs}attn.c_proj.weight"].unflatten(0, (heads, -1))
+        fused = (weights[f"{theirs}attn.c_attn.{part}"].chunk(3, dim=-1) for part in ("weight", "bias"))
+        for letter, weight, bias in zip("QKV", *fused, strict=True):
+            state |= {f"{ours}attn.W_{letter}": split_heads(weight), f"{ours}attn.b_{letter}": split_heads(bias)}
+    model.load_state_dict(state)
     return model.eval()
 
 

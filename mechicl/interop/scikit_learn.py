@@ -64,15 +64,7 @@ def from_sklearn(
 
 @dataclass(frozen=True, eq=False)
 class SklearnLearner:
-    """An estimator that is fitted to each prompt; see `from_sklearn`, which makes it.
-
-    Attributes:
-        estimator: what is copied and fitted.
-        n_jobs: number of processes.
-        seed: of estimators that are random.
-        progress: whether long fits show a bar.
-        name: for tables and pictures.
-    """
+    """An estimator that is fitted to each prompt; see `from_sklearn`, which makes it."""
 
     estimator: Any
     n_jobs: int
@@ -80,26 +72,16 @@ class SklearnLearner:
     progress: bool
     name: str
 
-    def __post_init__(self):
-        if isinstance(self.estimator, type) or not all(hasattr(self.estimator, m) for m in ESTIMATOR):
-            raise TypeError(
-                f"estimator must have the methods {', '.join(ESTIMATOR)}, got {type(self.estimator).__name__}"
-            )
-
     def predict(self, prompts: Prompts) -> Float[Tensor, "prompt y"]:
-        """The query's prediction; errors as for `predict_prefixes`."""
+        """The query's prediction."""
         return self._predictions(prompts, range(prompts.n_context, prompts.n_context + 1))[:, 0]
 
     def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
-        """The prediction of each point t by a fit to the points before it.
-
-        Raises:
-            ValueError: the estimator cannot be fitted to any number of points.
-        """
+        """The prediction of each point t by a fit to the points before it."""
         return self._predictions(prompts, range(prompts.n_context + 1))
 
     def bytes_per_prompt(self, prompts: Prompts) -> float:
-        """What a prompt's points and predictions take in float64. Of the fits only one is held at a time."""
+        """What a prompt's points and predictions take in float64; only one fit exists at a time."""
         return 8 * (prompts.n_context + 1) * (prompts.x_dim + 3 * prompts.y_dim)
 
     def _predictions(self, prompts: Prompts, points: range) -> Tensor:

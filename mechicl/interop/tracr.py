@@ -48,21 +48,19 @@ class CompiledTransformer(HookedTransformer):
         """The nodes and edges of the program, read off the weights when first asked for; see `weights_circuit`."""
         return weights_circuit(self)
 
-    def _check_program(self) -> None:
+    def _ids(self) -> dict[Word, int]:
         if not self.words:
             raise ValueError(f"this {type(self).__name__} has no words: it was not made by from_tracr")
+        return {word: i for i, word in enumerate(self.words)}
 
     def encode_words(self, words: Sequence[Any]) -> Int[Tensor, "prompt pos"]:
-        """Words as token ids, with the beginning in front.
-
-        Args:
-            words: of one input, or of several inputs of one length.
+        """The token ids of the words of one input, or of several inputs of one length, with the beginning in front.
 
         Raises:
-            ValueError: no words, inputs of different lengths or longer than `max_length`, or a word that the program
-                does not read.
+            ValueError: inputs of different lengths or longer than `max_length`, or a word that the program does not
+                read.
         """
-        self._check_program()
+        ids = self._ids()
         texts = [list(text) for text in words] if all(_is_text(text) for text in words) else [list(words)]
         lengths = sorted({len(text) for text in texts})
         if not texts or lengths[0] < 1 or len(lengths) > 1 or lengths[-1] > self.max_length:
@@ -70,21 +68,13 @@ class CompiledTransformer(HookedTransformer):
                 f"a batch has inputs of one length, 1 to {self.max_length} words, without {self.beginning!r}; "
                 f"got lengths {lengths}"
             )
-        ids = {word: i for i, word in enumerate(self.words)}
         unknown = sorted({repr(word) for text in texts for word in text if word not in self.vocabulary})
         if unknown:
             raise ValueError(f"the program reads {list(self.vocabulary)}, not {', '.join(unknown)}")
         return torch.tensor([[ids[self.beginning], *(ids[word] for word in text)] for text in texts])
 
     def decode_outputs(self, outputs: Tensor) -> list[list[Any]]:
-        """What the program says at each word of each input: a value, or a number.
-
-        Args:
-            outputs: `[prompt pos d_out]`, of all positions; the first, which belongs to the beginning, says nothing.
-
-        Raises:
-            ValueError: outputs of another shape.
-        """
+        """The program's value, or number, at each word of each input; outputs are `[prompt pos d_out]`."""
         if outputs.ndim != 3 or outputs.shape[-1] != self.cfg.d_out:
             raise ValueError(f"outputs must be [prompt pos {self.cfg.d_out}], got {tuple(outputs.shape)}")
         if self.values is None:
@@ -92,22 +82,12 @@ class CompiledTransformer(HookedTransformer):
         return [[self.values[i] for i in row] for row in outputs[:, 1:].argmax(-1).tolist()]
 
     def sample_ids(self, n: int, *, seed: int, length: int | None = None) -> Int[Tensor, "prompt pos"]:
-        """Inputs of random words, with the beginning in front.
-
-        Args:
-            n: how many inputs.
-            seed: of the words, each as likely as the others.
-            length: number of words, `max_length` by default: an output may depend on how long its input is.
-
-        Raises:
-            ValueError: n < 1, or a length that is not 1 to `max_length`.
-        """
-        self._check_program()
+        """`n` inputs of `length` (by default `max_length`) words, all equally likely, with the beginning in front."""
+        ids = self._ids()
         length = self.max_length if length is None else length
         check_whole(1, n=n, length=length)
         if length > self.max_length:
             raise ValueError(f"length must be at most {self.max_length}, got {length}")
-        ids = {word: i for i, word in enumerate(self.words)}
         readable = torch.tensor([ids[word] for word in self.vocabulary])
         drawn = torch.randint(len(readable), (n, length), generator=torch.Generator().manual_seed(seed))
         return torch.cat([torch.full((n, 1), ids[self.beginning]), readable[drawn]], dim=1)
@@ -157,7 +137,7 @@ def from_tracr(compiled: Any, *, dtype: torch.dtype = torch.float32) -> Compiled
     weights, sizes = _Weights(compiled.params), compiled.model_config
     words, values = _listed(compiled.input_encoder), _listed(compiled.output_encoder)
     read_out = _read_out(compiled)
-    width, n_ctx = len(compiled.residual_labels), weights.n_rows("pos_embed", "embeddings")
+    width, n_ctx = len(compiled.residual_labels), len(weights.tensors.get(("pos_embed", "embeddings"), ()))
     cfg = TransformerConfig(
         prompt_format="token_ids", d_vocab=len(words or ()), d_vocab_out=read_out.shape[1], n_ctx=n_ctx,
         n_layers=sizes.num_layers, n_heads=sizes.num_heads, d_model=width, d_head=sizes.key_size,
@@ -177,7 +157,8 @@ def from_tracr(compiled: Any, *, dtype: torch.dtype = torch.float32) -> Compiled
             block.mlp.b_in.copy_(weights.take(first, "b", *block.mlp.b_in.shape))
             block.mlp.W_out.copy_(weights.take(second, "w", *block.mlp.W_out.shape))
             block.mlp.b_out.copy_(weights.take(second, "b", width))
-    weights.check_all_taken()
+    if left := sorted("/".join(key) for key in set(weights.tensors) - weights.taken):
+        raise ValueError(f"the compiled model has weights that this one has no place for: {left[:5]}")
     model.words, model.values = words or (), values
     model.beginning, model.filler = compiled.input_encoder.bos_token, compiled.input_encoder.pad_token
     model.stream_labels = tuple(compiled.residual_labels)
@@ -196,11 +177,6 @@ class _Weights:
         self.taken: set[tuple[str, str]] = set()
 
     def take(self, module: str, name: str, *shape: int) -> Tensor:
-        """One of them.
-
-        Raises:
-            ValueError: it is missing, has another shape, or is not finite.
-        """
         tensor = self.tensors.get((module, name))
         if tensor is None or tuple(tensor.shape) != shape or not tensor.isfinite().all():
             what = "missing" if tensor is None else f"{tuple(tensor.shape)}, or not finite"
@@ -208,21 +184,10 @@ class _Weights:
         self.taken.add((module, name))
         return tensor
 
-    def n_rows(self, module: str, name: str) -> int:
-        """Rows of a matrix; 0 where there is none."""
-        tensor = self.tensors.get((module, name))
-        return 0 if tensor is None else len(tensor)
-
     def biased_attention(self, n_layers: int) -> bool:
-        """Whether any bias of attention is not zero: those of compiled programs all are."""
+        """True if any bias of attention is not zero; those of compiled programs are all zero."""
         parts = [f"transformer/layer_{layer}/attn/{part}" for layer in range(n_layers) for part in PARTS]
         return any(bool(self.tensors[part, "b"].any()) for part in parts if (part, "b") in self.tensors)
-
-    def check_all_taken(self) -> None:
-        """Refuse (ValueError) parameters that the model has no place for."""
-        left = sorted("/".join(key) for key in set(self.tensors) - self.taken)
-        if left:
-            raise ValueError(f"the compiled model has weights that this one has no place for: {left[:5]}")
 
 
 def _copy_attention(attn: Any, weights: _Weights, module: str) -> None:

@@ -2,12 +2,9 @@
 
 import copy
 import copyreg
-import inspect
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import wraps
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -23,18 +20,6 @@ from mechicl.models.opening.sites import hook_names, nearest
 from mechicl.prompts import At, Prompts
 
 HookAt = tuple[str | Callable[[str], bool], Callable[..., Any]]
-Method = TypeVar("Method", bound=Callable[..., Any])
-
-
-def required(method: Method) -> Method:
-    """Let a method raise NotImplementedError: a kind of model has its own (torch's modules may be made without it)."""
-
-    @wraps(method)
-    def missing(self: Any, *args: Any, **kwargs: Any) -> Any:
-        takes = ", ".join(name for name in inspect.signature(method).parameters if name != "self")
-        raise NotImplementedError(f"{type(self).__name__} does not define {method.__name__}({takes})")
-
-    return cast(Method, missing)
 
 
 class LayeredModel(HookedRootModule):
@@ -56,25 +41,21 @@ class LayeredModel(HookedRootModule):
 
     cfg: Any
 
-    @required
-    @abstractmethod
     def encode(self, prompts: Prompts) -> Tensor:
         """Prompts as what the network reads, on its device and in its dtype."""
+        raise NotImplementedError
 
-    @required
-    @abstractmethod
     def decode(self, outputs: Any) -> Float[Tensor, "prompt point y"]:
         """The predictions in the outputs."""
+        raise NotImplementedError
 
-    @required
-    @abstractmethod
     def predict(self, prompts: Prompts) -> Float[Tensor, "prompt y"]:
         """The query's prediction."""
+        raise NotImplementedError
 
-    @required
-    @abstractmethod
     def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
         """The prediction of each point t from the points before it; the last one is the query's."""
+        raise NotImplementedError
 
     @property
     def config(self) -> Any:
@@ -98,10 +79,9 @@ class LayeredModel(HookedRootModule):
         return any(map(has_torch_hooks, self.modules()))
 
     def _in_parts(self, predict: Callable[[Prompts], Tensor], prompts: Prompts) -> Tensor:
-        """Predictions without a graph, of so many prompts at a time as take `memory.MEMORY` bytes.
+        """Predictions without a graph, in batches that take `memory.MEMORY` bytes.
 
         Where the prompts require gradients these flow, and where a hook is attached it sees all prompts in one run.
-        Predictions that are not finite come with a warning.
         """
         if prompts.xs.requires_grad or prompts.ys.requires_grad or self.has_hooks():
             return _heard_if_undefined(predict(prompts))
@@ -111,39 +91,31 @@ class LayeredModel(HookedRootModule):
                 return _heard_if_undefined(predict(prompts))
             return _heard_if_undefined(torch.cat([predict(part) for part in prompts.split(at_a_time)]))
 
-    @required
-    @abstractmethod
     def bytes_per_prompt(self, prompts: Prompts) -> float:
         """An upper estimate of what a pass without gradients holds at once for each prompt, with hooks or without."""
+        raise NotImplementedError
 
-    @required
-    @abstractmethod
     def layer_streams(self, prompts: Prompts, at: At = "points") -> Iterator[Float[Tensor, "prompt row d_model"]]:
         """The residual stream before the first layer and then after each: n_layers + 1 tensors, from one pass."""
+        raise NotImplementedError
 
-    @required
-    @abstractmethod
     def query_streams(
         self, prompts: Prompts, queries: Float[Tensor, "prompt point query x"], at: At = "points"
     ) -> Iterator[Float[Tensor, "prompt point query d_model"]]:
         """The stream of other queries, each as if it stood at point t in place of that point."""
+        raise NotImplementedError
 
     @property
     def reads_out(self) -> bool:
         """Whether `read_out` is known; of a wrapped module it may not be."""
         return True
 
-    @required
-    @abstractmethod
     def read_out(self, residual: Float[Tensor, "batch row d_model"]) -> Float[Tensor, "batch row d_out"]:
         """The final residual stream as outputs."""
+        raise NotImplementedError
 
     def to_tokens(self, prompts: Prompts | Tensor | Any, *, prepend_bos: bool | None = None) -> Tensor:
-        """Prompts as tokens; tokens as they are.
-
-        Raises:
-            TypeError: texts, which this model has no tokenizer for.
-        """
+        """Prompts as tokens; tokens unchanged."""
         if not isinstance(prompts, Prompts | Tensor):
             raise TypeError(f"{type(self).__name__} reads prompts and tokens, got {type(prompts).__name__}")
         return self.encode(prompts) if isinstance(prompts, Prompts) else prompts
@@ -252,7 +224,7 @@ class LayeredModel(HookedRootModule):
         return outputs, cache
 
     def _checked_dtype(self, tokens: Tensor) -> Tensor:
-        """Tokens, refused (ValueError) where no part of the network takes their dtype."""
+        """Tokens; raises ValueError if no part of the network takes their dtype."""
         return tokens
 
     # ---- queries ----

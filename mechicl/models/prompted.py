@@ -1,6 +1,5 @@
 """What all networks on prompts share: prompts in, predictions out, the stream at every layer, hooks."""
 
-from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -16,7 +15,7 @@ from transformer_lens.utilities import lm_cross_entropy_loss
 from mechicl.base.checks import is_whole
 from mechicl.models.config_checks import DTYPES, dtype_name
 from mechicl.models.holding import in_a_pass
-from mechicl.models.layered import LayeredModel, has_torch_hooks, required
+from mechicl.models.layered import LayeredModel, has_torch_hooks
 from mechicl.prompts import At, Prompts
 
 ReturnType = Literal["logits", "loss", "both"]
@@ -68,10 +67,9 @@ class PromptedModel(LayeredModel):
         if not _FILLED_LATER.get():
             self.reset_parameters(seed)
 
-    @required
-    @abstractmethod
     def reset_parameters(self, seed: int) -> None:
-        """Fresh weights, the same for the same seed."""
+        """Draw new weights, the same for the same seed."""
+        raise NotImplementedError
 
     def setup(self) -> None:
         """Name the hook points and index them; to be repeated when some are added or removed."""
@@ -206,23 +204,13 @@ class PromptedModel(LayeredModel):
                 f"{logits.shape[-1] - 1}"
             ) from error
 
-    @required
-    @abstractmethod
     def embed_tokens(self, tokens: Tensor) -> Float[Tensor, "batch pos d_model"]:
-        """Tokens as the residual stream before the first block.
+        """Tokens as the residual stream before the first block."""
+        raise NotImplementedError
 
-        Raises:
-            ValueError: tokens of another shape.
-        """
-
-    @required
-    @abstractmethod
-    def read_out(self, residual: Float[Tensor, "batch row d_model"]) -> Float[Tensor, "batch row d_out"]:
-        """The final residual stream as outputs."""
-
-    @abstractmethod
     def _run_blocks(self, residual: Tensor, layers: range, positions: slice, *, to_outputs: bool) -> Tensor:
         """The stream after these layers at these positions, as outputs on request."""
+        raise NotImplementedError
 
     # ---- prompts in, predictions out ----
 
@@ -232,8 +220,7 @@ class PromptedModel(LayeredModel):
         Raises:
             ValueError: the prompts' dimensions are not the model's, or the model takes token ids.
         """
-        cfg = self.cfg
-        form = cfg.format
+        cfg, form = self.cfg, self.cfg.format
         if (prompts.x_dim, prompts.y_dim) != (cfg.x_dim, cfg.y_dim):
             raise ValueError(
                 f"the model takes x_dim={cfg.x_dim}, y_dim={cfg.y_dim}; "
@@ -255,9 +242,9 @@ class PromptedModel(LayeredModel):
         n_pos = self.cfg.format.n_tokens(prompts.n_context)
         return self.cfg.torch_dtype.itemsize * n_pos * self._numbers_per_position(n_pos)
 
-    @abstractmethod
     def _numbers_per_position(self, n_pos: int) -> int:
         """An upper estimate of the numbers that a layer holds at once for each of `n_pos` positions of a prompt."""
+        raise NotImplementedError
 
     def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
         """The prediction of each point t from the points before it; the last one is the query's.
@@ -272,15 +259,7 @@ class PromptedModel(LayeredModel):
     # ---- the stream, layer by layer ----
 
     def layer_streams(self, prompts: Prompts, at: At = "points") -> Iterator[Float[Tensor, "prompt row d_model"]]:
-        """The residual stream before the first layer and then after each: n_layers + 1 tensors, from one pass.
-
-        Args:
-            prompts: what the model reads.
-            at: the positions to give, as for `forward`.
-
-        Raises:
-            ValueError: prompts that do not fit the model, or an unknown `at`; when the first stream is asked for.
-        """
+        """The residual stream before the first layer and then after each: n_layers + 1 tensors, from one pass."""
         stream = self.forward(prompts, stop_at_layer=0)
         positions = self._positions(at, stream.shape[1])
         yield stream[:, positions]
@@ -295,26 +274,21 @@ class PromptedModel(LayeredModel):
         """The stream of other queries, each as if it stood at point t in place of that point.
 
         The stream before the first layer and then after each, n_layers + 1 tensors. Queries do not see each other.
-        What the model computes of the context is shared by all of them, and by the prefixes (not with keys "context";
-        nothing is shared with keys "full" or momentum; see `queries.py`). Gradients flow to the queries, to the
-        prompts and to the weights. With hooks attached every query has a pass of its own, in which they fire.
+        What the model computes of the context is shared by all of them (see `queries.py`), unless hooks are attached.
 
         Args:
             prompts: the contexts; their own queries are not read.
             queries: `[prompt point query x]`, for each of the n_context + 1 points, or for the last point only.
             at: "points" for queries at every point, "query" for queries at the last one: `[prompt 1 query x]`.
-
-        Raises:
-            ValueError: prompts or queries that do not fit the model or each other, or an unknown `at`.
         """
         prompts, queries, points = self._checked_queries(prompts, queries, at)
         if self._is_hooked():
             return self._query_streams_one_by_one(prompts, queries, points)
         return self._query_streams_by_sharing(prompts, queries, points)
 
-    @abstractmethod
     def _query_streams_by_sharing(self, prompts: Prompts, queries: Tensor, points: range) -> Iterator[Tensor]:
         """`query_streams` at the prefixes `points`, where no hook is attached: the context is computed once."""
+        raise NotImplementedError
 
     def _query_tokens(self, queries: Tensor) -> Float[Tensor, "prompt point query d_token"]:
         """Each query as the token of a prompt that has nothing else."""

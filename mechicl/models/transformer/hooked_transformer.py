@@ -135,7 +135,7 @@ class HookedTransformer(LensNames, PromptedModel):
         residual = fast_blocks([self.blocks[layer] for layer in layers[:-1]], residual)
         # of the last block only these positions are computed, and only the y-dimensions where nothing else is read
         last = self.blocks[layers[-1]]
-        if to_outputs and self._reads_only_y():
+        if to_outputs and self.cfg.reads_only_y:
             return -fast_block(last, residual, positions, self.cfg.y_slot)
         residual = fast_block(last, residual, positions)
         return self.read_out(residual) if to_outputs else residual
@@ -300,7 +300,3 @@ class HookedTransformer(LensNames, PromptedModel):
                 f"got {tuple(initial_weights.shape)}"
             )
         self.initial_weights.copy_(initial_weights)
-
-    def _reads_only_y(self) -> bool:
-        """Whether the read-out is minus the y-dimensions of what the last attention leaves in the stream."""
-        return self.cfg.reads_only_y

@@ -1,18 +1,22 @@
-"""A transformer's weights under the names by which TransformerLens' tools look for them."""
+"""A transformer's weights and methods under the names that TransformerLens' users and tools know."""
 
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformer_lens import FactoredMatrix
-from transformer_lens.utilities import composition_scores
+from transformer_lens.utilities import USE_DEFAULT_VALUE, composition_scores
 
+from mechicl.models.holding import holds_models
+from mechicl.models.prompted import with_batch_axis
+from mechicl.models.transformer import weight_processing
 from mechicl.models.transformer.config import TransformerConfig
 from mechicl.models.transformer.embeddings import Embed, PosEmbed, Unembed
+from mechicl.models.transformer.generation import Generating
 from mechicl.models.transformer.layers import Block, Blocks
-from mechicl.models.transformer.lens_methods import LensMethods
+from mechicl.prompts import Prompts
 
 
 class HeadLabels(list[str]):
@@ -23,7 +27,17 @@ class HeadLabels(list[str]):
         return list(self)
 
 
-class LensNames(LensMethods):
+def _stacked(part: str, name: str, doc: str) -> property:
+    def stack(model: "LensNames") -> Tensor:
+        if name in ("b_Q", "b_K", "b_V", "b_O") and not model.cfg.attn_bias:
+            weights = model.W_Q[:, 0, :, 0] if name == "b_O" else model.W_Q[:, :, 0]
+            return torch.zeros_like(weights)
+        return torch.stack([getattr(getattr(block, part), name) for block in model.blocks])
+
+    return property(stack, doc=doc)
+
+
+class LensNames(Generating):
     """The weights of all layers stacked, and the rest of the protocol `TransformerLensModelWithWeights`."""
 
     cfg: TransformerConfig
@@ -33,81 +47,27 @@ class LensNames(LensMethods):
     pos_embed: PosEmbed
     ln_final: Any
     parameters: Callable[..., Iterator[nn.Parameter]]
+    setup: Callable[[], None]
+    has_hooks: Callable[[], bool]
+    embed_tokens: Callable[..., Tensor]
 
-    def _stack(self, part: str, name: str) -> Tensor:
-        return torch.stack([getattr(getattr(block, part), name) for block in self.blocks])
-
-    @property
-    def W_Q(self) -> Float[Tensor, "layer head d_model d_head"]:
-        """Query weights of all layers."""
-        return self._stack("attn", "W_Q")
-
-    @property
-    def W_K(self) -> Float[Tensor, "layer head d_model d_head"]:
-        """Key weights of all layers."""
-        return self._stack("attn", "W_K")
-
-    @property
-    def W_V(self) -> Float[Tensor, "layer head d_model d_head"]:
-        """Value weights of all layers."""
-        return self._stack("attn", "W_V")
-
-    @property
-    def W_O(self) -> Float[Tensor, "layer head d_head d_model"]:
-        """Output weights of all layers."""
-        return self._stack("attn", "W_O")
-
-    @property
-    def W_in(self) -> Float[Tensor, "layer d_model d_mlp"]:
-        """First MLP weights of all layers."""
-        return self._stack("mlp", "W_in")
-
-    @property
-    def W_out(self) -> Float[Tensor, "layer d_mlp d_model"]:
-        """Second MLP weights of all layers."""
-        return self._stack("mlp", "W_out")
+    W_Q = _stacked("attn", "W_Q", "Query weights of all layers `[layer head d_model d_head]`.")
+    W_K = _stacked("attn", "W_K", "Key weights of all layers `[layer head d_model d_head]`.")
+    W_V = _stacked("attn", "W_V", "Value weights of all layers `[layer head d_model d_head]`.")
+    W_O = _stacked("attn", "W_O", "Output weights of all layers `[layer head d_head d_model]`.")
+    b_Q = _stacked("attn", "b_Q", "Query biases of all layers `[layer head d_head]`, 0 where they have none.")
+    b_K = _stacked("attn", "b_K", "Key biases of all layers `[layer head d_head]`, 0 where they have none.")
+    b_V = _stacked("attn", "b_V", "Value biases of all layers `[layer head d_head]`, 0 where they have none.")
+    b_O = _stacked("attn", "b_O", "Output biases of all layers' attention `[layer d_model]`, 0 where they have none.")
+    W_in = _stacked("mlp", "W_in", "First MLP weights of all layers `[layer d_model d_mlp]`.")
+    b_in = _stacked("mlp", "b_in", "First MLP biases of all layers `[layer d_mlp]`.")
+    W_out = _stacked("mlp", "W_out", "Second MLP weights of all layers `[layer d_mlp d_model]`.")
+    b_out = _stacked("mlp", "b_out", "Second MLP biases of all layers `[layer d_model]`.")
 
     @property
     def W_gate(self) -> Float[Tensor, "layer d_model d_mlp"] | None:
         """Gate weights of all layers' gated MLPs; None without gates."""
-        return self._stack("mlp", "W_gate") if self.cfg.gated_mlp else None
-
-    @property
-    def b_Q(self) -> Float[Tensor, "layer head d_head"]:
-        """Query biases of all layers, 0 where they have none."""
-        return self._attention_biases("b_Q")
-
-    @property
-    def b_K(self) -> Float[Tensor, "layer head d_head"]:
-        """Key biases of all layers, 0 where they have none."""
-        return self._attention_biases("b_K")
-
-    @property
-    def b_V(self) -> Float[Tensor, "layer head d_head"]:
-        """Value biases of all layers, 0 where they have none."""
-        return self._attention_biases("b_V")
-
-    @property
-    def b_O(self) -> Float[Tensor, "layer d_model"]:
-        """Output biases of all layers' attention, 0 where they have none."""
-        return self._attention_biases("b_O")
-
-    @property
-    def b_in(self) -> Float[Tensor, "layer d_mlp"]:
-        """First MLP biases of all layers."""
-        return self._stack("mlp", "b_in")
-
-    @property
-    def b_out(self) -> Float[Tensor, "layer d_model"]:
-        """Second MLP biases of all layers."""
-        return self._stack("mlp", "b_out")
-
-    def _attention_biases(self, name: str) -> Tensor:
-        if self.cfg.attn_bias:
-            return self._stack("attn", name)
-        cfg = self.cfg
-        shape = (cfg.d_model,) if name == "b_O" else (cfg.n_heads, cfg.d_head)
-        return self.W_Q.new_zeros(cfg.n_layers, *shape)
+        return torch.stack([block.mlp.W_gate for block in self.blocks]) if self.cfg.gated_mlp else None
 
     @property
     def QK(self) -> FactoredMatrix:
@@ -227,3 +187,55 @@ class LensNames(LensMethods):
             if self.cfg.block_mlp and include_mlp_biases and index < layer:
                 bias = bias + self.cfg.damping * block.mlp.b_out
         return bias
+
+    def input_to_embed(
+        self, input: str | list[str] | Tensor, prepend_bos: bool | None = USE_DEFAULT_VALUE, **_: Any
+    ) -> tuple[Float[Tensor, "batch pos d_model"], Tensor, None, None]:
+        """The stream before the first block, the tokens, and two Nones (TransformerLens' shortformer and mask)."""
+        tokens = with_batch_axis(self.to_tokens(input, prepend_bos))
+        return self.embed_tokens(tokens), tokens, None, None
+
+    def run_with_cache(self, input: Tensor | Prompts | str | list[str], *args: Any, **kwargs: Any) -> Any:
+        """Outputs and an `ActivationCache` of every hook: see `LayeredModel.run_with_cache`.
+
+        Token ids without a batch axis, and texts with `prepend_bos`, are taken as `forward` takes them.
+        """
+        read = with_batch_axis(self.to_tokens(input, kwargs.get("prepend_bos")))
+        return cast(Any, super()).run_with_cache(read, *args, **kwargs)
+
+    # ---- processed weights ----
+
+    @holds_models
+    def process_weights_(
+        self,
+        fold_ln: bool | None = None,
+        center_writing_weights: bool | None = None,
+        center_unembed: bool | None = None,
+        refactor_factored_attn_matrices: bool = False,
+        *,
+        fold_value_biases: bool | None = None,
+        verbose: bool = False,
+    ) -> None:
+        """Process this model's weights in place, as TransformerLens 3 and 4 do; see `process_weights` for the steps.
+
+        Parameters are new ones: an optimizer made before knows the old ones. `models.process_weights(model)` gives
+        another model instead, and leaves this one as it is. `verbose` is ignored.
+
+        Raises:
+            ValueError: hooks are attached, which would get lost; or a step that is asked for would change the outputs.
+        """
+        if self.has_hooks():
+            raise ValueError("the hooks that are attached would get lost: call reset_hooks(including_permanent=True)")
+        processed = weight_processing.process_weights(
+            self,
+            fold_ln=fold_ln,
+            center_writing_weights=center_writing_weights,
+            center_unembed=center_unembed,
+            fold_value_biases=fold_value_biases,
+            refactor_factored_attn_matrices=refactor_factored_attn_matrices,
+        )
+        for name in ("_parameters", "_buffers", "_modules", "cfg"):
+            setattr(self, name, getattr(processed, name))
+        self.setup()
+
+    process_weights = process_weights_  # TransformerLens 4's name for it

@@ -13,6 +13,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 from transformer_lens.hook_points import HookPoint
+from transformer_lens.utilities import get_act_name
 
 from mechicl.models.holding import listening
 from mechicl.models.layered import has_torch_hooks
@@ -21,6 +22,21 @@ from mechicl.models.opening.sites import AXES, BY_POS
 Names = str | Sequence[str]
 Split = Callable[[Tensor], Sequence[Tensor]]
 Side = Literal["input", "output"]
+KEYWORDS = {  # which argument of `wrap` declares each hook
+    "hook_resid_pre": "layers='blocks.{}'",
+    "hook_resid_mid": "resid_mid='blocks.{}.ln2'",
+    "hook_resid_post": "layers='blocks.{}'",
+    "hook_attn_out": "attention='blocks.{}.attn'",
+    "hook_mlp_out": "mlp='blocks.{}.mlp'",
+    **{
+        f"hook_{part}": f"attention={{'{part}': 'blocks.{{}}.attn.{part}_proj', 'n_heads': ...}}, or 'qkv' for one "
+        f"projection to all three"
+        for part in "qkv"
+    },
+    "hook_z": "attention={'z': 'blocks.{}.attn.proj', 'n_heads': ...}",
+    "hook_attn_scores": "attention={'scores': 'blocks.{}.attn.softmax'}",
+    "hook_pattern": "attention={'pattern': 'blocks.{}.attn.softmax'}",
+}
 NO_HOOKS = "has no hooks: wrap it with layers=, the names of its layers"
 
 
@@ -38,11 +54,7 @@ class Fused:
     split: Split
 
     def columns(self, width: int, name: str) -> Tensor:
-        """Which of the projection's outputs make it up, `[head d_head]`.
-
-        Raises:
-            ValueError: `split` returns other shapes, or computes something.
-        """
+        """The indices of its numbers among the projection's outputs, `[head d_head]`."""
         try:
             return _columns(self.split, width)[self.part]
         except (RuntimeError, IndexError, TypeError, ValueError, AttributeError) as error:
@@ -84,12 +96,7 @@ class Place:
     batch_first: bool = True
 
     def split(self, activation: Any, name: str) -> Tensor:
-        """The activation in TransformerLens' shape.
-
-        Raises:
-            TypeError: no tensor stands there.
-            ValueError: a tensor of another number of axes, or that cannot be split into heads.
-        """
+        """The activation in TransformerLens' shape."""
         where, axes = f"the {self.side} of {name!r}", AXES[self.component]
         if not isinstance(activation, Tensor):
             raise TypeError(f"{where} is no tensor but {type(activation).__name__}: it cannot be {self.component!r}")
@@ -143,17 +150,24 @@ class HookedParts:
 
     Args:
         module: whose sub-modules they are.
-        points: the hook points by component and layer.
+        parts: names of sub-modules, and what is seen there.
+        blocks: gets the hook points, by TransformerLens' names.
     """
 
-    def __init__(self, module: nn.Module, points: Mapping[tuple[str, int], HookPoint]):
+    def __init__(self, module: nn.Module, parts: Sequence[tuple[str, Place]], blocks: nn.ModuleList):
         self.module = module
-        self._points = points
+        self._points: dict[tuple[str, int], HookPoint] = {}
         self._places: dict[str, list[Place]] = {}
-
-    def add(self, name: str, place: Place) -> None:
-        """See a component at the sub-module of that name."""
-        self._places.setdefault(name, []).append(place)
+        for name, place in parts:
+            self._places.setdefault(name, []).append(place)
+            *path, last = get_act_name(place.component, place.layer).split(".")[2:]
+            holder = blocks[place.layer]
+            for part in path:
+                if not hasattr(holder, part):
+                    holder.add_module(part, nn.Module())
+                holder = getattr(holder, part)
+            point = self._points[place.component, place.layer] = HookPoint()
+            holder.add_module(last, point)
 
     def listens(self) -> bool:
         """Whether a hook point has hooks."""

@@ -15,50 +15,24 @@ from transformer_lens.utilities import get_act_name
 
 from mechicl.models.holding import holding, in_a_pass, share_lock
 from mechicl.models.layered import LayeredModel
-from mechicl.models.wrapping.module_hooks import NO_HOOKS, HookedParts, Place
+from mechicl.models.wrapping.module_hooks import KEYWORDS, NO_HOOKS, HookedParts, Place
 from mechicl.models.wrapping.trials import bytes_of_run, change_futures, differ, in_eval_mode, sees_no_future
 from mechicl.prompts import At, PromptFormat, PromptFormatName, Prompts, prompt_format
 
 Encode = Callable[[Prompts], Tensor]
 Decode = Callable[[Any], Tensor]
 Call = Callable[[nn.Module, Tensor], Any]
-KEYWORDS = {  # which argument of `wrap` declares each hook
-    "hook_resid_pre": "layers='blocks.{}'",
-    "hook_resid_mid": "resid_mid='blocks.{}.ln2'",
-    "hook_resid_post": "layers='blocks.{}'",
-    "hook_attn_out": "attention='blocks.{}.attn'",
-    "hook_mlp_out": "mlp='blocks.{}.mlp'",
-    **{
-        f"hook_{part}": f"attention={{'{part}': 'blocks.{{}}.attn.{part}_proj', 'n_heads': ...}}, or 'qkv' for one "
-        f"projection to all three"
-        for part in "qkv"
-    },
-    "hook_z": "attention={'z': 'blocks.{}.attn.proj', 'n_heads': ...}",
-    "hook_attn_scores": "attention={'scores': 'blocks.{}.attn.softmax'}",
-    "hook_pattern": "attention={'pattern': 'blocks.{}.attn.softmax'}",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
 class WrappedConfig:
-    """What is known of a wrapped module; it follows the module.
+    """What is known of a wrapped module at the moment."""
 
-    Attributes:
-        n_layers: number of declared layers.
-        n_heads: as declared, else 1.
-        d_model: width of the stream; None until the module has read prompts.
-        prompt_format: "interleaved", "paired", or "own" for one's own `encode`.
-        one_pass: whether one pass predicts every point from the points before it; False until the module, as it is
-            now, has read prompts and shown it.
-        device: of its weights.
-        torch_dtype: of its weights.
-    """
-
-    n_layers: int
-    n_heads: int
-    d_model: int | None
-    prompt_format: str
-    one_pass: bool
+    n_layers: int  # as declared
+    n_heads: int  # as declared, else 1
+    d_model: int | None  # width of the stream; None until the module has read prompts
+    prompt_format: str  # "own" for a function
+    one_pass: bool  # whether one pass predicts every point from those before it; False until a run has shown it
     device: str
     torch_dtype: torch.dtype
     format: PromptFormat | None
@@ -105,12 +79,7 @@ class WrappedModel(LayeredModel):
         self._d_model: int | None = None
         self._one_pass, self._looked_at = False, None
         self._bytes: dict[tuple[Any, ...], float] = {}
-        hook_points = {}
-        for _, place in parts:
-            hook_points[place.component, place.layer] = _add_point(self.blocks, place)
-        self._parts = HookedParts(module, hook_points)
-        for part, place in parts:
-            self._parts.add(part, place)
+        self._parts = HookedParts(module, parts, self.blocks)
         self.setup()
 
     def setup(self) -> None:
@@ -153,22 +122,22 @@ class WrappedModel(LayeredModel):
 
     # ---- prompts in, predictions out ----
 
+    @in_a_pass
     def forward(self, tokens: Tensor | Prompts, *, at: At = "positions") -> Any:
-        """What the module returns, or predictions.
+        """The module's output for tokens or prompts (at="positions"), or predictions `[prompt point y]`.
 
-        Args:
-            tokens: what the module reads, or prompts.
-            at: "positions" for the module's own output as it is, "query" for the query's prediction `[prompt 1 y]`,
-                "points" for those of all points `[prompt point y]`.
-
-        Raises:
-            ValueError: an unknown `at`, or all points of a module that does not predict each from those before it.
+        `at="query"` gives the query's only, "points" those of all points, from a module that predicts each from those
+        before it.
         """
         if at not in get_args(At):
             raise ValueError(f"at={at!r} is not one of {get_args(At)}")
         if isinstance(tokens, Prompts):
             tokens = self.encode(tokens)
-        outputs = self._run_hooked(tokens) if self._is_listened_to() else self._run_plain(tokens)
+        if self._parts.listens():
+            outputs = self._run_hooked(tokens)
+        else:
+            with self._reading(tokens):
+                outputs = self._run(tokens)
         if at == "positions":
             return outputs
         if at == "points" and not self.cfg.one_pass:
@@ -183,20 +152,14 @@ class WrappedModel(LayeredModel):
         """Prompts as what the module reads, on its device and in its dtype.
 
         Raises:
-            TypeError: the given `encode` returned no tensor.
-            ValueError: it returned another number of rows than prompts, or shows the module the query's target.
+            ValueError: the module sees the query's target, or predictions change with the other prompts of a batch.
         """
         tokens = self._read(prompts)
         self._look(prompts)
         return tokens
 
     def decode(self, outputs: Any) -> Float[Tensor, "prompt point y"]:
-        """The predictions in the module's output: of all points, or of one, the query.
-
-        Raises:
-            TypeError: no tensor.
-            ValueError: a tensor that is neither `[prompt y]` nor `[prompt point y]`.
-        """
+        """The predictions in the module's output: of all points, or of one, the query."""
         if self._decode is not None:
             predictions, source = self._decode(outputs), "decode returned"
         else:
@@ -215,10 +178,7 @@ class WrappedModel(LayeredModel):
         return predictions if self._decode is not None else predictions[:, self._positions_of(predictions, "points")]
 
     def predict(self, prompts: Prompts) -> Float[Tensor, "prompt y"]:
-        """The query's prediction, in bounded memory; a graph only leads to the prompts (see `LayeredModel`).
-
-        Errors as for `encode` and `decode`.
-        """
+        """The query's prediction, in bounded memory; a graph only leads to the prompts (see `LayeredModel`)."""
         return self._in_parts(self._predictions, prompts)[:, -1]
 
     def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
@@ -245,11 +205,10 @@ class WrappedModel(LayeredModel):
         return torch.stack([*parts, predictions[:, -1]], dim=1)
 
     def bytes_per_prompt(self, prompts: Prompts) -> float:
-        """Everything that a pass over one prompt computes: an upper estimate of what it holds at once."""
+        """Bytes of everything that a pass over one prompt computes: an upper estimate of what it holds at once."""
         return self._bytes_per_row(self._read(prompts[:1])) if len(prompts) else 0.0
 
     def _bytes_per_row(self, tokens: Tensor) -> float:
-        """The same for a row of what the module reads."""
         shape = (*tokens.shape[1:], tokens.dtype)
         if shape not in self._bytes:
             with holding(self):
@@ -261,12 +220,8 @@ class WrappedModel(LayeredModel):
     def layer_streams(self, prompts: Prompts, at: At = "points") -> Iterator[Float[Tensor, "prompt row d_model"]]:
         """The stream before the first layer and then after each: n_layers + 1 tensors, from one pass.
 
-        Args:
-            prompts: what the module reads.
-            at: the positions to give: all "positions", those of the "points", or the last of these, the "query".
-
         Raises:
-            ValueError: no layers were declared, they have different widths, or an unknown `at`.
+            ValueError: no layers were declared, or they have different widths.
         """
         if not len(self.blocks):
             raise ValueError(f"{self.name} {NO_HOOKS}")
@@ -299,11 +254,7 @@ class WrappedModel(LayeredModel):
         return bool(self._unembed)
 
     def read_out(self, residual: Float[Tensor, "batch row d_model"]) -> Float[Tensor, "batch row d_out"]:
-        """The final stream as outputs, by the declared `unembed`.
-
-        Raises:
-            ValueError: none was declared.
-        """
+        """The final stream as outputs, by the declared `unembed`."""
         if not self._unembed:
             raise ValueError(
                 f"{self.name} has no declared way from its stream to its output: wrap it with unembed=, the names of "
@@ -336,26 +287,16 @@ class WrappedModel(LayeredModel):
             raise ValueError(f"encode returned the shape {tuple(tokens.shape)} for {len(prompts)} prompts")
         return tokens
 
-    @in_a_pass
-    def _is_listened_to(self) -> bool:
-        return self._parts.listens()
-
     def _run_hooked(self, tokens: Tensor) -> Any:
-        """The same with hooks on the module's parts, for which the model is held."""
         calls: Counter[str] = Counter()
-        with holding(self):
-            with self._parts.attached(calls):
-                outputs = self._run(tokens)
-            self._parts.check(calls)
+        with self._parts.attached(calls):
+            outputs = self._run(tokens)
+        self._parts.check(calls)
         return outputs
-
-    def _run_plain(self, tokens: Tensor) -> Any:
-        with self._reading(tokens):
-            return self._run(tokens)
 
     @contextmanager
     def _reading(self, tokens: Tensor) -> Iterator[None]:
-        """While it lasts, errors of torch are the module's, which says what it could not read."""
+        """Turn torch's errors into one that names the module and what it was given."""
         try:
             yield
         except RuntimeError as error:
@@ -366,7 +307,6 @@ class WrappedModel(LayeredModel):
                 f"{list(tokens.shape)}: {error}"
             ) from error
 
-    @in_a_pass
     def _run(self, tokens: Tensor) -> Any:
         """What the module returns, prompts first."""
         if not self._batch_first:
@@ -404,13 +344,12 @@ class WrappedModel(LayeredModel):
 
     def _look(self, prompts: Prompts) -> None:
         """Find out by trying whether predictions depend on what comes after them, once for the weights as they are."""
-        if self._looked_at == self._version() or not len(prompts) or not prompts.n_context:
+        if not len(prompts) or not prompts.n_context:
             return
-        with holding(self):
-            if self._looked_at != self._version():  # another thread may have looked meanwhile
+        with holding(self), torch.no_grad():
+            if self._looked_at != self._version():
                 self._try_futures(prompts)
 
-    @torch.no_grad()
     def _try_futures(self, prompts: Prompts) -> None:
         both, cuts = change_futures(prompts)
         streams: list[Tensor] = []
@@ -424,7 +363,8 @@ class WrappedModel(LayeredModel):
                 predicted = self.decode(self.forward(tokens))
         if streams:
             self._d_model = streams[0].shape[-1]
-        alone = self._read_alone(both)
+        with in_eval_mode(self.module):
+            alone = self.decode(self.forward(self._read(both[-1:])))
         if alone.shape != predicted[-1:].shape or differ(alone, predicted[-1:]):
             raise ValueError(
                 f"what {self.name} predicts for a prompt changes with the other prompts of its batch: if it reads "
@@ -438,26 +378,17 @@ class WrappedModel(LayeredModel):
         if not differ(*(part[:1, -1] for part in predicted.chunk(2))):
             return  # it predicts the same whatever it reads: nothing can be told
         self._one_pass = all(
-            sees_no_future(read, cuts, prompts.n_context) for read in (predicted, *self._at_points(streams))
+            sees_no_future(read, cuts, prompts.n_context)
+            for read in (predicted, *(stream[:, self.points] for stream in streams))
         )
         if self._unembed and streams:
-            self._check_unembed(streams[0], predicted)
+            read = self.read_out(streams[0][:, self._positions_of(streams[0], "query")])
+            if read.shape != predicted[:, -1:].shape or differ(read[:, -1], predicted[:, -1]):
+                raise ValueError(
+                    f"unembed={list(self._unembed)} does not make the predictions of {self.name} from the stream after "
+                    f"its last layer: name all sub-modules in between, norms too"
+                )
         self._looked_at = self._version()
-
-    def _read_alone(self, prompts: Prompts) -> Tensor:
-        with in_eval_mode(self.module):
-            return self.decode(self.forward(self._read(prompts[-1:])))
-
-    def _at_points(self, streams: list[Tensor]) -> list[Tensor]:
-        return [stream[:, self.points] for stream in streams]
-
-    def _check_unembed(self, stream: Tensor, predicted: Tensor) -> None:
-        read = self.read_out(stream[:, self._positions_of(stream, "query")])
-        if read.shape != predicted[:, -1:].shape or differ(read[:, -1], predicted[:, -1]):
-            raise ValueError(
-                f"unembed={list(self._unembed)} does not make the predictions of {self.name} from the stream after "
-                f"its last layer: name all sub-modules in between, norms too"
-            )
 
 
 def refuse_wrapped(models: Any, what: str) -> None:
@@ -472,16 +403,3 @@ def refuse_wrapped(models: Any, what: str) -> None:
 
 def _prompts_first(output: Any) -> Any:
     return output.transpose(0, 1) if isinstance(output, Tensor) and output.ndim > 2 else output
-
-
-def _add_point(blocks: nn.ModuleList, place: Place) -> HookPoint:
-    """A new hook point at the place's name in TransformerLens."""
-    *path, last = get_act_name(place.component, place.layer).split(".")[2:]
-    holder = blocks[place.layer]
-    for part in path:
-        if not hasattr(holder, part):
-            holder.add_module(part, nn.Module())
-        holder = getattr(holder, part)
-    point = HookPoint()
-    holder.add_module(last, point)
-    return point

@@ -116,8 +116,6 @@ def test_in_place_as_transformer_lens_does_it():
     with pytest.raises(ValueError, match="reset_hooks"):
         model.process_weights()
     model.reset_hooks()
-    model.load_and_process_state_dict(expected, fold_ln=False)
-    torch.testing.assert_close(outputs(model, tokens), before)
 
 
 @pytest.mark.parametrize(
