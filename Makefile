@@ -18,7 +18,7 @@ export OMP_WAIT_POLICY := passive
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup report gpu wheels test faults pictures mutants bench table index notebooks docs format wheel browser clean
+.PHONY: help setup report gpu wheels test faults pictures mutants bench table index verify notebooks docs format wheel browser clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,6 +53,9 @@ table: $(READY) ## Train Nertinger's whole Table 1 and write analyses/results/ne
 
 index: $(READY) ## Write analyses/README.md, the index of figures and tables, from analyses/results
 	$(BIN)/python analyses/index.py
+
+verify: $(READY) ## Measure the published numbers again, and list those that are not as written (VERIFY="--list", an entry, ...)
+	$(BIN)/python analyses/verify.py $(VERIFY)
 
 notebooks: $(READY)-notebooks ## Run the notebooks of analyses/ and save them with their outputs
 	$(BIN)/python analyses/notebooks.py

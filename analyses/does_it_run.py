@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from mechicl.checkpoints import load_checkpoint
 from mechicl.reports import Comparison
 from mechicl.reports.causes import causal_part
-from mechicl.reports.script import ScriptArgs, run_script
+from support.script import ScriptArgs, run_script
 
 
 @dataclass(frozen=True)

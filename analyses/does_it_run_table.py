@@ -6,8 +6,9 @@ python analyses/does_it_run_table.py
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mechicl.reports import Comparison, Row
+from mechicl.reports import Row
 from mechicl.reports.causes import EXPLAINED, STAND, WEAKEST
+from support.results import Results
 
 RESULTS = Path(__file__).parent / "results"
 MODELS = ("lsa-2l-looped", "lsa-5l", "lsa-12l-mlp", "copy-2l", "gpt2-8l", "gpt2-8l-1h", "gpt2-8l-ill", "lstm-4l")
@@ -24,7 +25,7 @@ LEAST = -9.0  # below which only that it is below is said
 def read_results(folder: Path = RESULTS) -> dict[str, dict[str, Row]]:
     """By model and quantity, the rows of the results files that there are."""
     files = {name: folder / f"does_it_run_{name}.json" for name in MODELS}
-    read = {name: Comparison.read(path).rows for name, path in files.items() if path.exists()}
+    read = {name: Results.read(path).rows for name, path in files.items() if path.exists()}
     return {name: {row.quantity: row for row in rows} for name, rows in read.items()}
 
 

@@ -11,10 +11,12 @@ from mechicl.analysis.finetuning import METHOD_NAMES, METHODS, search_on_prompts
 from mechicl.checkpoints import load_checkpoint
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
-from mechicl.reports import Claim, Claims, Comparison, Row
+from mechicl.reports import Comparison, Row
 from mechicl.reports.finetuning import finetuning_sections
-from mechicl.reports.script import ScriptArgs, run_script
 from mechicl.statistics import interval
+from support.checks import at_most, every
+from support.claims import Claim, Claims
+from support.script import ScriptArgs, run_script
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ def claims(comparison: Comparison) -> list[Claim]:
     first = paper[f"{error} 0"]
     if first.published is not None:  # linear attention
         paper.add("Eq. 1 to 4", "linear attention over demonstrations as an update of the zero-shot weight: error",
-                  first, check="<= 1e-4", published="equal", why="an identity for any weights: rounding",
+                  first, check=every(at_most, 1e-4), published="equal", why="an identity for any weights: rounding",
                   trained=False)  # fmt: skip
     else:
         paper.add(

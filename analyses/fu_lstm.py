@@ -11,10 +11,13 @@ from mechicl.analysis import Lens, match, measure_forgetting
 from mechicl.checkpoints import Checkpoint, load_checkpoint
 from mechicl.learners import AlgorithmFamily, AlgorithmLearner, Learner, Trajectory, squared_errors
 from mechicl.prompts import Prompts
-from mechicl.reports import Claim, Claims, Comparison, Row, Section, published
-from mechicl.reports.layer_matches import over_models, reference_families
-from mechicl.reports.script import ScriptArgs, run_script
+from mechicl.reports import Comparison, Row, Section, published
+from mechicl.reports.layer_matches import reference_families
+from mechicl.reports.rows import over_models
 from mechicl.statistics import interval, ratio_interval
+from support.checks import above, by_value, every, near
+from support.claims import Claim, Claims
+from support.script import ScriptArgs, run_script
 
 FEW_STEPS = 16
 OGD_STEP_SIZES = tuple(round(0.5 * 2 ** (-i / 2), 4) for i in range(16))
@@ -146,23 +149,23 @@ def claims(comparison: Comparison) -> list[Claim]:
             why="the paper's own Fig. 5 has .988 for its transformer after 4,096 steps and .867 after 16; here the "
             "best number is taken" if family == "gd" else "",
         )  # fmt: skip
-    near = ("transformer and newton", "transformer and gd", "lstm and ogd")
-    far = ("lstm and newton", "lstm and gd", "transformer and ogd")
+    alike = ("transformer and newton", "transformer and gd", "lstm and ogd")
+    others = ("lstm and newton", "lstm and gd", "transformer and ogd")
     paper.add(
         "Table 1", "which of the two is nearer: transformer to Newton, transformer to gradient descent, LSTM to online "
         "gradient descent, and the other one",
-        lines={"these": [f"similarity of errors, {pair}" for pair in near],
-               "the others": [f"similarity of errors, {pair}" for pair in far]},
-        check="A > B", published="these",
+        lines={"these": [f"similarity of errors, {pair}" for pair in alike],
+               "the others": [f"similarity of errors, {pair}" for pair in others]},
+        check=by_value(above), published="these",
     )  # fmt: skip
     forgetting = "forgetting: first minus last point,"
     paper.add(
         "Fig. 14, centre", "forgetting, MSE of the first minus the last point asked again: LSTM, online gradient "
-        "descent", f"{forgetting} LSTM", f"{forgetting} online GD", check="> 0", published="positive",
+        "descent", f"{forgetting} LSTM", f"{forgetting} online GD", check=every(above, 0), published="positive",
     )  # fmt: skip
     paper.add(
         "Fig. 14, centre", "forgetting, MSE of the first minus the last point asked again: Newton after 5 iterations, "
-        "transformer", f"{forgetting} Newton, 5 iterations", f"{forgetting} transformer", check="near 0",
+        "transformer", f"{forgetting} Newton, 5 iterations", f"{forgetting} transformer", check=every(near, 0),
         published="0",
     )  # fmt: skip
     return paper.stated

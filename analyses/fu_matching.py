@@ -11,10 +11,12 @@ from typing import Literal
 import torch
 
 from mechicl.checkpoints import load_checkpoint
-from mechicl.reports import Claim, Claims, Comparison, Row
-from mechicl.reports.layers import compare_layers
-from mechicl.reports.script import ScriptArgs, run_script
+from mechicl.reports import Comparison, Row
+from mechicl.reports.layers import Layers, match_layers
 from mechicl.statistics import median_interval
+from support.checks import above, at_least, at_most, by_value, equal, every, near, reads, together, within
+from support.claims import Claim, Claims
+from support.script import ScriptArgs, run_script
 
 
 @dataclass(frozen=True)
@@ -35,13 +37,12 @@ class Args(ScriptArgs):
 
 def compare(args: Args) -> Comparison:
     """Match every layer by every similarity."""
-    return compare_layers(
-        load_checkpoint(args.checkpoint),
-        similarities=args.similarities,
-        n_prompts=args.n_prompts,
-        n_fitting=args.n_fitting,
-        seed=args.seed,
+    checkpoint = load_checkpoint(args.checkpoint)
+    kind = Layers(checkpoint, n_prompts=args.n_prompts, seed=args.seed)
+    measured = match_layers(
+        checkpoint, similarities=args.similarities, n_prompts=args.n_prompts, n_fitting=args.n_fitting, seed=args.seed
     )
+    return Comparison(kind.title, kind.lead, *measured)
 
 
 ITEMS = {  # of each checkpoint: the figures on growth and on nearness, for errors and for weights; words before them
@@ -81,19 +82,19 @@ def claims(comparison: Comparison) -> list[Claim]:
     if name == "gpt2-8l-ill":
         newton, descent = (_steps_of_last(comparison, algorithm) for algorithm in ("Newton", "gradient descent"))
         paper.add("Figs. 9, 10", "ill-conditioned: Newton iterations that match the last layer", newton,
-                  check="within 15% of 21", published="21, as on isotropic data")  # fmt: skip
+                  check=every(within, 0.15, 21), published="21, as on isotropic data")  # fmt: skip
         paper.add("Figs. 9, 10", "ill-conditioned: gradient descent steps that match the last layer", descent,
-                  check=">= 800", published="800 or more")  # fmt: skip
+                  check=every(at_least, 800), published="800 or more")  # fmt: skip
     return paper.stated
 
 
 def _growth(paper: Claims, item: str, similarity: str, setting: str) -> None:
     """How the best matching steps grow with the layer, beside what they would do if the model were a ridge path."""
     kinds = {
-        "Newton": ("Newton iteration", "is linear"),
-        "gradient descent": ("number of gradient descent steps", "is exponential"),
+        "Newton": ("Newton iteration", "linear"),
+        "gradient descent": ("number of gradient descent steps", "exponential"),
     }
-    for algorithm, (words, check) in kinds.items():
+    for algorithm, (words, kind) in kinds.items():
         of = f"{algorithm}, growth of the best step with the layer"
         rows = paper.pick(f"{similarity}: {of}*")
         control = paper[f"{similarity}, {PLACE}: {of}"]
@@ -102,10 +103,10 @@ def _growth(paper: Claims, item: str, similarity: str, setting: str) -> None:
             controls["halvings of a ridge path"] = paper.pick(f"{similarity}: ridge path, growth of the best step*")
         other = "weights" if similarity == "errors" else "errors"
         controls[f"by {other}"] = paper.pick(f"{other}: {of}*")
-        same = f"is {control.measured}" == check
+        same = control.measured == kind
         paper.add(
-            item, f"{setting}{similarity}: best {words} by layer, growth", *rows, check=check,
-            controls=controls, cause="" if all(f"is {row.measured}" == check for row in rows) else UNTESTED,
+            item, f"{setting}{similarity}: best {words} by layer, growth", *rows, check=every(reads, kind),
+            controls=controls, cause="" if all(row.measured == kind for row in rows) else UNTESTED,
             why=f"{'; '.join(row.note for row in rows)}"
             + ("; no evidence for an algorithm: a ridge path, which has no iterations, grows so too" if same else ""),
         )  # fmt: skip
@@ -115,21 +116,23 @@ def _nearness(paper: Claims, item: str, similarity: str, setting: str) -> None:
     """Newton against gradient descent, as in the paper, and against what the paper does not try."""
     minus = f"{similarity}: layer *, best Newton minus best"
     limit = f"{similarity}: least similarity of Newton iterations 3 to 20 to their best gradient descent steps*"
-    check, published, layers = ("<= 0.001", "not positive", "[3-8]") if item == "Fig. 13" else ("> 0", "positive", "*")
+    reversed_ = item == "Fig. 13"
+    published, layers = ("not positive", "[3-8]") if reversed_ else ("positive", "*")
     paper.add(
         item, f"{setting}{similarity}: similarity to the best Newton iteration minus that to the best gradient descent "
-        "step, by layer", f"{minus} gradient descent".replace("*", layers), check=check, published=published,
+        "step, by layer", f"{minus} gradient descent".replace("*", layers),
+        check=every(at_most, 0.001) if reversed_ else every(above, 0), published=published,
         controls={"gradient descent on the paper's grid": [f"{minus} gradient descent on the paper's grid"],
                   "ridge path": [f"{minus} ridge path"], "steepest descent": [f"{minus} steepest descent"],
                   "how alike Newton and gradient descent are, in this size and the paper's": [limit]},
-        cause=_cause(paper, minus) if check == "> 0" else "",
+        cause="" if reversed_ else _cause(paper, minus),
         why=PRINTED_NEARNESS.get(item, ""),
     )  # fmt: skip
     rivals = ("gradient descent", "ridge path", "steepest descent", "conjugate gradients", "Chebyshev")
     lines = {f"minus {rival}": paper.pick(f"{minus} {rival}") for rival in rivals}
     paper.add(
         item, f"{setting}{similarity}: Newton is the nearest of six families, by layer", lines=lines,
-        check=" and ".join(f"{letter} > 0" for letter in "ABCDE"), published="most similar to Newton",
+        check=by_value(lambda *rivals: all(above(rival, 0) for rival in rivals)), published="most similar to Newton",
         controls={"nearest": [f"{similarity}: layer *, nearest family"]},
         cause="measure: the paper holds Newton against gradient descent alone",
         why="the paper tries gradient descent and online gradient descent only; steps chosen on other prompts",
@@ -151,7 +154,7 @@ def _one_fact(paper: Claims) -> None:
     ratio = "Newton iterations for each doubling of gradient descent steps"
     paper.add(
         "Figs. 4, 5", "errors: Newton iterations a layer over doublings of gradient descent steps a layer",
-        f"errors: {ratio}", check=f"within 15% of {PRINTED_RATIO}", published=f"{PRINTED_RATIO}, from the best steps",
+        f"errors: {ratio}", check=every(within, 0.15, PRINTED_RATIO), published=f"{PRINTED_RATIO}, from the best steps",
         controls={PLACE: [f"errors, {PLACE}: {ratio}"]},
         why="2 by algebra: Newton's residual is (1 - αλ²)^(2^k), gradient descent's (1 - aλ)^k, so that linear growth "
         "of the one and exponential growth of the other are one fact, in the paper's figures too",
@@ -170,13 +173,14 @@ def _last_layer(paper: Claims, comparison: Comparison) -> None:
     paper.add(
         "Fig. 5", "similarity of errors of the last layer and its best gradient descent step, and this step",
         lines={"similarity": [descent], "step": [_steps_of_last(comparison, "gradient descent")]},
-        check=f"a = {PRINTED_DESCENT} and b >= {FEWEST}", published=f"{PRINTED_DESCENT}, at 4,096 steps",
+        check=together(lambda a, b: equal(a, PRINTED_DESCENT) and at_least(b, FEWEST)),
+        published=f"{PRINTED_DESCENT}, at 4,096 steps",
         why=f"Newton's: {newton}; an untrained model is as similar to the first step, which hardly moves",
         controls=controls,
     )  # fmt: skip
     path_of_weights = {"ridge path": ["weights: last layer and its best ridge path step"]}
     paper.add("Fig. 7", "weights: last layer and least squares", "weights: last layer and its best OLS step",
-              check="near 1", controls=path_of_weights)  # fmt: skip
+              check=every(near, 1), controls=path_of_weights)  # fmt: skip
 
 
 def _steps_of_last(comparison: Comparison, algorithm: str) -> Row:

@@ -16,9 +16,10 @@ from mechicl.analysis.layers import (
     second_moments,
 )
 from mechicl.checkpoints import load_checkpoint
-from mechicl.reports import Claim, Claims, Comparison, Section
-from mechicl.reports.layer_matches import over_models
-from mechicl.reports.script import ScriptArgs, run_script
+from mechicl.reports import Comparison, Section
+from mechicl.reports.rows import over_models
+from support.claims import Claim, Claims
+from support.script import ScriptArgs, run_script
 
 
 @dataclass(frozen=True)

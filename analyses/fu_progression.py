@@ -13,11 +13,13 @@ from mechicl.analysis import fit_readouts, match
 from mechicl.analysis.layers import LayerErrors
 from mechicl.checkpoints import load_checkpoint
 from mechicl.learners import AlgorithmLearner
-from mechicl.reports import Claim, Claims, Comparison, Row, Section
-from mechicl.reports.layer_matches import over_models
+from mechicl.reports import Comparison, Row, Section
 from mechicl.reports.layers import loss_figure
-from mechicl.reports.script import ScriptArgs, run_script
+from mechicl.reports.rows import over_models
 from mechicl.statistics import ratio_interval
+from support.checks import above, every, falls, together, within
+from support.claims import Claim, Claims
+from support.script import ScriptArgs, run_script
 
 
 @dataclass(frozen=True)
@@ -91,18 +93,19 @@ def claims(comparison: Comparison) -> list[Claim]:
     ]
     item, setting = ("Fig. 3a", "") if "LSTM" in comparison.data else ("Fig. 9a", "ill-conditioned: ")
     paper.add(item, f"{setting}loss of layers 1 to 8, mean over numbers of points, over E y²", *by_layer[1:],
-              check="falls", published="falls from layer to layer")  # fmt: skip
+              check=together(falls), published="falls from layer to layer")  # fmt: skip
     if "LSTM" in comparison.data:
         ratio = "MSE of the first layer over that of the last, all points"
         later = [f"LSTM: {ratio.replace('first', ordinal)}" for ordinal in ("second", "third")]
         paper.add("Fig. 3c", "LSTM: loss of the first layer over the last one's", f"LSTM: {ratio}",
-                  check="within 5% of 1", cause="size: 4 layers of width 96 for 10 layers",
+                  check=every(within, 0.05, 1), cause="size: 4 layers of width 96 for 10 layers",
                   controls={"transformer": [f"transformer: {ratio}"], "LSTM, its second and third layer": later},
                   why="it improves, but little")  # fmt: skip
         after = "MSE after 10 points, last layer, over E y²"
         lstm, transformer = (paper[f"{kind}: {after}"] for kind in ("LSTM", "transformer"))
         paper.add("Fig. 14, left", "MSE over E y² after 10 points: LSTM, transformer", lstm, transformer,
-                  check=f"a > {2 * transformer.ends[2]:.6g}", published="the LSTM's is much higher",
+                  check=together(lambda lstm, transformer: above(lstm, 2 * transformer.ends[2])),
+                  published="the LSTM's is much higher",
                   why="taken as: more than twice")  # fmt: skip
     return paper.stated
 

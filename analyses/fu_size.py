@@ -10,10 +10,12 @@ from typing import Any
 from mechicl import viz
 from mechicl.checkpoints import Checkpoint, available, load_checkpoint
 from mechicl.models import build
-from mechicl.reports import Claim, Claims, Comparison, Row, Section
+from mechicl.reports import Comparison, Row, Section
 from mechicl.reports.layer_matches import RIVALS, LayerMatching, seed_rows
-from mechicl.reports.script import ScriptArgs, run_script
 from mechicl.statistics import Interval
+from support.checks import above, both, equal, every, far, rises, together
+from support.claims import Claim, Claims
+from support.script import ScriptArgs, run_script
 
 SIZES = ("gpt2-4l", "gpt2-6l", "gpt2-8l", "gpt2-12l-medium", "gpt2-12l")
 STATISTICS = {  # words for what a statistic is of a size
@@ -128,13 +130,13 @@ def claims(comparison: Comparison) -> list[Claim]:
     ridge = {"8 layers, d = 5, in halvings of a ridge path": ["gpt2-8l: halvings of a ridge path a layer"]}
     paper.add(
         "Figs. 2, 4", "errors: Newton iterations a layer", f"gpt2-8l: {rate}", published="3",
-        controls={**others, **scale, **ridge}, cause="size: fewer layers for as many iterations", check="= 3",
+        controls={**others, **scale, **ridge}, cause="size: fewer layers for as many iterations", check=every(equal, 3),
         why="how many layers share the iterations between nothing learned and all learned; a ridge path is as linear",
     )  # fmt: skip
     newton = [f"{name}: {SIMILARITY} Newton iteration" for name in sizes]
     paper.add(
         "Fig. 3b", f"errors, by size: {BEYOND}", *(f"{name}: {BEYOND}" for name in sizes),
-        check="rises and not near 0", published="0.994 with 12 layers, as similarity",
+        check=both(together(rises), every(far, 0)), published="0.994 with 12 layers, as similarity",
         controls={"similarity": newton, "to a ridge path": [f"{name}: {SIMILARITY} ridge path step" for name in sizes]},
         why="the smaller the model, the farther it is from all families alike",
     )  # fmt: skip
@@ -142,7 +144,7 @@ def claims(comparison: Comparison) -> list[Claim]:
         words = f"last layer, best Newton minus best {family}"
         layers = [f"{name}: layers nearer to Newton than to {family}" for name in sizes]
         paper.add(
-            "Fig. 7", f"errors, by size: {words}", *(f"{name}: {words}" for name in sizes), check="> 0",
+            "Fig. 7", f"errors, by size: {words}", *(f"{name}: {words}" for name in sizes), check=every(above, 0),
             published="positive", cause="size: small models are far from all families alike",
             controls={f"{SIMILARITY} Newton iteration": newton, "layers nearer to Newton": layers},
         )  # fmt: skip

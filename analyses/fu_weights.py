@@ -11,10 +11,13 @@ from mechicl.analysis.behaviour import measure_outside_span, similarity_of_weigh
 from mechicl.checkpoints import load_checkpoint
 from mechicl.learners import Trajectory
 from mechicl.prompts import Prompts
-from mechicl.reports import Claim, Claims, Comparison, Row, Section
-from mechicl.reports.layer_matches import over_models, reference_families
-from mechicl.reports.script import ScriptArgs, run_script
+from mechicl.reports import Comparison, Row, Section
+from mechicl.reports.layer_matches import reference_families
+from mechicl.reports.rows import over_models
 from mechicl.statistics import Interval, interval
+from support.checks import above, below, every, near, together
+from support.claims import Claim, Claims
+from support.script import ScriptArgs, run_script
 
 
 @dataclass(frozen=True)
@@ -100,19 +103,20 @@ def claims(comparison: Comparison) -> list[Claim]:
     cosine = "cosine of weights at 5 points (n = d), layer"
     families = ("Newton", "gradient descent", "OLS")
     paper.add("Fig. 8", "layer 2, n = d: cosine of weights with Newton, gradient descent, OLS",
-              *(f"{cosine} 2 and {family}" for family in families), check="near 0", published="0",
+              *(f"{cosine} 2 and {family}" for family in families), check=every(near, 0), published="0",
               controls={"layer 1": [f"{cosine} 1 and {family}" for family in families]},
               cause="size: with 8 layers in place of 12 the work begins a layer earlier")  # fmt: skip
     rivals = ("ridge path", "steepest descent", "conjugate gradients")
     paper.add("Fig. 8", "layer 3, n = d: cosine of weights with Newton, gradient descent, OLS",
-              *(f"{cosine} 3 and {family}" for family in families), check="a > b and a > c",
+              *(f"{cosine} 3 and {family}" for family in families),
+              check=together(lambda a, b, c: above(a, b) and above(a, c)),
               published="most similar to Newton",
               controls={"rivals": [f"{cosine} 3 and {family}" for family in rivals]},
               cause="size: not tested yet on a larger model")  # fmt: skip
     paper.add("Fig. 8", "layer 8, n = d: cosine of weights with OLS, Newton", f"{cosine} 8 and OLS",
-              f"{cosine} 8 and Newton", check="a < b")  # fmt: skip
+              f"{cosine} 8 and Newton", check=together(below))  # fmt: skip
     paper.add("Fig. 15", "share of the last layer's weights outside the span of 1, 2, 3, 4 points",
-              "share outside the span of * points, last layer", check="near 0",
+              "share outside the span of * points, last layer", check=every(near, 0),
               why="random weights would have 4/5, 3/5, 2/5, 1/5")  # fmt: skip
     return paper.stated
 

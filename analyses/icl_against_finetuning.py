@@ -33,10 +33,12 @@ from mechicl.base.progress import progress_bar
 from mechicl.base.tensor_files import write_tensors
 from mechicl.checkpoints import UnknownSeedError, are_weights_random
 from mechicl.interop.language_models import LanguageModel, load_language_model
-from mechicl.reports import Claim, Claims, Comparison, Row, Section, published
-from mechicl.reports.script import ScriptArgs, run_script
+from mechicl.reports import Comparison, Row, Section, published
 from mechicl.statistics import interval
 from mechicl.text import TEXT_TASKS, Labels, text_shots
+from support.checks import above, below, by_value, every
+from support.claims import Claim, Claims
+from support.script import ScriptArgs, run_script
 
 MADE = tuple(name for name, task in TEXT_TASKS.items() if task.topics)
 PAPERS = {"sst2": "SST2", "sst5": "SST5", "mr": "MR", "subj": "Subj", "agnews": "AGNews", "cb": "CB"}
@@ -506,14 +508,15 @@ def claims(comparison: Comparison) -> list[Claim]:
         paper.add(
             item, f"SimAOU of fine-tuning and of a random change: {how}",
             lines={"fine-tuning": [f"SimAOU, {how}, average"], "random": [f"SimAOU, random change, {how}, average"]},
-            check="A > B", published=f"{words['SimAOU']} over {words['SimAOU, random change']}", controls=flipped,
+            check=by_value(above),
+            published=f"{words['SimAOU']} over {words['SimAOU, random change']}", controls=flipped,
             why="where fine-tuning on wrong labels, or an untrained model, gives as much, it says little of what was "
             "learned in context",
         )  # fmt: skip
         change = paper[f"SimAM, after minus before, {how}, average"]
         rises = how != "layer by layer"
         paper.add(
-            item, f"SimAM after fine-tuning minus before: {how}", change, check="> 0" if rises else "< 0",
+            item, f"SimAM after fine-tuning minus before: {how}", change, check=every(above if rises else below, 0),
             published=f"{words['SimAM before']} before, {words['SimAM after']} after",
             controls={"by layer": [f"SimAM, after minus before, {how}, layer ?, average"],
                       "before, by layer": ["SimAM before, layer ?, average"]},
@@ -523,7 +526,7 @@ def claims(comparison: Comparison) -> list[Claim]:
         paper.add(
             "Abstract", f"Rec2FTP, and what it would be if gains were independent: {how}",
             lines={"Rec2FTP": [f"Rec2FTP, {how}, average"], "independent": [f"{INDEPENDENT}, average"]},
-            check="A > B", published="ICL behaves similarly to explicit finetuning at the prediction level",
+            check=by_value(above), published="ICL behaves similarly to explicit finetuning at the prediction level",
             controls={"if gains were independent": [f"{INDEPENDENT}, average"]},
             cause="measure: at its ceiling where demonstrations put nearly all right",
         )  # fmt: skip
@@ -536,13 +539,13 @@ def claims(comparison: Comparison) -> list[Claim]:
         "Section 4.1",
         "SimAOU of the linearised model, the model itself, a random change",
         lines={"linearised": [linearised], "original": [tuned], "random": [random]},
-        check="C < A < B",
+        check=by_value(lambda a, b, c: below(c, a) and below(a, b)),
         published="lower than the original's, significantly higher than a random vector's",
         controls=flipped | {f"{how}, by layer": layers[how] for how in ("linearised", "fine-tuned")},
         cause="size: a mean over 3 layers for 24; the order is the published one in the middle layer alone",
     )
     paper.add("Section 4.1.1", "SimAOU after training layer by layer, and of the model itself",
-              lines={"layer by layer": [by_layer], "original": [tuned]}, check="A > B",
+              lines={"layer by layer": [by_layer], "original": [tuned]}, check=by_value(above),
               published="higher layer by layer",
               controls=flipped | {f"{how}, by layer": layers[how] for how in ("layer by layer", "fine-tuned")},
               cause="size: a mean over 3 layers for 24, with higher values in the first of them alone")  # fmt: skip

@@ -19,10 +19,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import get_args
 
-from mechicl.reports import Claim, Comparison, Row
-from mechicl.reports.claims import UNTRAINED, Verdict, restated
-from mechicl.reports.sources import authors_and_year, read_sources
+from mechicl.reports import Row
+from mechicl.reports.published import authors_and_year, read_sources
 from mechicl.statistics import Interval
+from support.claims import UNTRAINED, Claim, Standing, restated
+from support.results import Results
 
 HERE = Path(__file__).parent
 NOTHING = "—"
@@ -41,7 +42,7 @@ python analyses/index.py           # writes this file from analyses/results/; --
 
 Every number is read from the results files, in which each script says what the paper claims of its rows. Intervals are
 95%, with what they are over in brackets; an entry's values are in the order that "what" names. Verdicts are computed
-(by `mechicl.reports.claims.outcomes`, which lists the conditions that a claim may be checked by):
+(by the check that stands beside each claim in its script, made from the predicates in `support/checks.py`):
 
 - **agrees**: published and measured numbers are within 5% (the ratio is measured over published), or the published one
   is inside the measured interval and this no wider than half of it; a claim in words holds of what was measured. "Near
@@ -55,7 +56,7 @@ Every number is read from the results files, in which each script says what the 
 others, of something that the claim must not hold of, or that shows why it differs: "untrained" are models with new
 initial weights in place of the trained ones, measured by the same script, with the verdict that they would get. A claim
 that differs names its cause (an erratum; size: the models are smaller, or trained on less; another setting or measure
-than the paper's). `mechicl verify` measures all entries again.
+than the paper's). `make verify` measures all entries again.
 """
 LEADS = {
     "vonoswald2023": "x ~ U(-1/2, 1/2), d = n = 10 unless said otherwise: the paper prints U(-1, 1), but its losses "
@@ -83,29 +84,29 @@ UNMEASURED = (  # no script measures these
 # ---- results files ----
 
 
-def read_results(folder: Path) -> dict[str, Comparison]:
+def read_results(folder: Path) -> dict[str, Results]:
     """All results files by name.
 
     Raises:
         ValueError: one does not hold a saved comparison.
     """
-    return {path.stem: Comparison.read(path) for path in sorted(folder.glob("*.json"))}
+    return {path.stem: Results.read(path) for path in sorted(folder.glob("*.json"))}
 
 
 def restate(folder: Path) -> None:
     """Write the claims that the scripts make today into the results files, for what these have measured."""
     for name, comparison in read_results(folder).items():
         script = importlib.import_module(command(comparison).split()[0].removesuffix(".py"))
-        claims = restated(comparison.claims, script.claims(comparison))
+        claims = restated(comparison.claims, script.claims(comparison)) if hasattr(script, "claims") else ()
         replace(comparison, claims=claims).write_numbers(folder / f"{name}.json")
 
 
-def command(comparison: Comparison) -> str:
+def command(comparison: Results) -> str:
     """The script that measured, with its options."""
     return comparison.data["command"].removeprefix("python ").removeprefix("analyses/")
 
 
-def joined(comparisons: Sequence[Comparison]) -> dict[Claim, list[str]]:
+def joined(comparisons: Sequence[Results]) -> dict[Claim, list[str]]:
     """Every claim with the commands that measure it; lines of one claim in several files come together."""
     claims: dict[tuple[str, str, str], tuple[Claim, list[str]]] = {
         (claim.source, claim.item, claim.what): (claim, []) for claim in UNMEASURED
@@ -113,12 +114,15 @@ def joined(comparisons: Sequence[Comparison]) -> dict[Claim, list[str]]:
     for comparison in comparisons:
         for claim in comparison.claims:
             key = claim.source, claim.item, claim.what
-            first, commands = claims.get(key, (replace(claim, lines={}, controls={}, control_verdicts={}), []))
+            first, commands = claims.get(
+                key, (replace(claim, lines={}, controls={}, control_verdicts={}, saved_outcomes=()), [])
+            )
             lines = _joined_rows(first.lines, claim.lines)
-            script = command(comparison)
+            script, outcomes = command(comparison), (first.saved_outcomes, claim.saved_outcomes)
             more = replace(
                 first,
                 lines=lines,
+                saved_outcomes=None if None in outcomes else tuple(each for part in outcomes for each in part or ()),
                 controls=_joined_rows(first.controls, claim.controls),
                 control_verdicts=_joined_verdicts(first.control_verdicts, claim.control_verdicts),
                 cause=first.cause or claim.cause,
@@ -228,9 +232,9 @@ def published_cell(claim: Claim) -> str:
 
 def why_cell(claim: Claim) -> str:
     """How many values agree, measured over published, and the claim's own words."""
-    results = claim.outcomes()
+    results = claim.outcomes or []
     counts = [f"{sum(results)} of {len(results)}"] if claim.verdict == "agrees in part" else []
-    ratios = [] if claim.check else [
+    ratios = [] if claim.saved_outcomes != () else [
         row.ends[1] / row.published for row in claim.rows
         if isinstance(row.published, int | float) and row.published and not isinstance(row.measured, str)
     ]  # fmt: skip
@@ -251,7 +255,7 @@ def table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
 # ---- the file ----
 
 
-def write(comparisons: Sequence[Comparison], scripts: Sequence[Path]) -> str:
+def write(comparisons: Sequence[Results], scripts: Sequence[Path]) -> str:
     """The whole README."""
     sources, claims = read_sources(), joined(comparisons)
     lines = [INTRO]
@@ -284,12 +288,12 @@ def write(comparisons: Sequence[Comparison], scripts: Sequence[Path]) -> str:
     cited = [(authors_and_year(entry), entry["title"], f"`{key}`") for key, entry in sources.items()]
     lines += table(("paper", "title", "key"), sorted(cited, key=lambda line: line[0].lower()))
     verdicts = Counter(claim.standing for claim in claims)
-    counts = ", ".join(f"{verdicts[verdict]} {verdict}" for verdict in get_args(Verdict))
+    counts = ", ".join(f"{verdicts[verdict]} {verdict}" for verdict in get_args(Standing))
     weak = sum(bool(claim.lacks) for claim in claims)
     return "\n".join([*lines, f"{verdicts.total()} entries: {counts}. {weak} lack something."]) + "\n"
 
 
-def lacking(comparisons: Sequence[Comparison]) -> list[str]:
+def lacking(comparisons: Sequence[Results]) -> list[str]:
     """The entries that cannot stand as they are, a line for each, with what they lack."""
     claims = sorted(joined(comparisons), key=lambda claim: (claim.source, place(claim)))
     return [f"{claim.source}, {claim.item}, {claim.what[:70]}: lacks {claim.lacks}" for claim in claims if claim.lacks]

@@ -22,11 +22,12 @@ from mechicl.constructions.known import KnownModel
 from mechicl.learners import Trajectory
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
-from mechicl.reports import Claim, Comparison, Row, Section
-from mechicl.reports.comparison import Part
-from mechicl.reports.script import ScriptArgs, run_script
+from mechicl.reports import Comparison, Row, Section
+from mechicl.reports.comparison import Measured
 from mechicl.tasks import Task
 from mechicl.viz.elements import figure
+from support.claims import Claim
+from support.script import ScriptArgs, run_script
 
 SAME, ALIKE = 0.999, 0.5
 """R² of hypotheses that say the same of a model, and bar for others."""
@@ -101,7 +102,7 @@ def _in_section(row: Row, section: str) -> Row:
 # ---- every hypothesis on every model ----
 
 
-def _matrix(args: Args, known: Sequence[KnownModel]) -> Part:
+def _matrix(args: Args, known: Sequence[KnownModel]) -> Measured:
     rows, pairs, owns = [], [], {}
     noisy = {"hidden": True, "noise": args.noise}
     for label, models in (
@@ -219,7 +220,7 @@ def _picture(known: Sequence[KnownModel], pairs: Sequence[Pair]) -> go.Figure:
 # ---- hypotheses fitted to models, and to models without an algorithm ----
 
 
-def _fitted(args: Args, known: Sequence[KnownModel]) -> Part:
+def _fitted(args: Args, known: Sequence[KnownModel]) -> Measured:
     rows: list[Row] = []
     for kind, models in _kinds(args, known).items():
         best = []
@@ -297,7 +298,7 @@ def _with_weights(model: HookedTransformer, seed: int, change: Any) -> HookedTra
 # ---- what layers hold ----
 
 
-def _layers(args: Args, known: Sequence[KnownModel]) -> Part:
+def _layers(args: Args, known: Sequence[KnownModel]) -> Measured:
     rows, matched, read = [], [], []
     for each in known_models(hidden=True, seed=args.seed):
         steps = _matched_steps(each, args)

@@ -18,10 +18,11 @@ from mechicl.analysis import Identification, identify
 from mechicl.analysis.behaviour.confidence import ELSEWHERE, EVIDENCE, PRICE, family_weights
 from mechicl.constructions import hide, known_models
 from mechicl.models import HookedTransformer
-from mechicl.reports import Claim, Comparison, Row, Section
-from mechicl.reports.script import ScriptArgs, run_script
+from mechicl.reports import Comparison, Row, Section
 from mechicl.tasks import LinearRegression, Task
 from mechicl.viz.elements import add_line, figure
+from support.claims import Claim
+from support.script import ScriptArgs, run_script
 
 RIGHT = {  # a known model's name begins with: the family that is right
     "copying, then gradient descent": "gradient descent",  # predictions show nothing of the copying

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from mechicl.analysis.causes import fit_hypotheses
 from mechicl.checkpoints import load_checkpoint
 from mechicl.reports import Comparison
-from mechicl.reports.script import ScriptArgs, run_script
-from mechicl.reports.subspaces import subspaces_part
+from support.script import ScriptArgs, run_script
+from support.subspaces import subspaces_part
 
 ASKED = ("a step size each, by the query alone", "running prediction")
 """Words in the names of the hypotheses whose running prediction is looked for."""

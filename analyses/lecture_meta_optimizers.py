@@ -13,10 +13,12 @@ from torch import Tensor
 
 from mechicl import algorithms, constructions
 from mechicl.prompts import Prompts
-from mechicl.reports import Claim, Claims, Comparison, Row
-from mechicl.reports.script import ScriptArgs, run_script
+from mechicl.reports import Comparison, Row
 from mechicl.statistics import Interval, ratio_interval
 from mechicl.tasks import LinearRegression
+from support.checks import below, covers, equal, every, falls, near, together
+from support.claims import Claim, Claims
+from support.script import ScriptArgs, run_script
 
 RATE = 0.1
 """Learning rate of the first demonstration."""
@@ -211,7 +213,7 @@ def claims(comparison: Comparison) -> list[Claim]:
         "Theorem 2.1 and demonstration 1",
         "one linear layer and one step of gradient descent by a loop, 4 dimensions, 5 examples: largest relative error",
         "one linear layer against one step*",
-        check="near 0",
+        check=every(near, 0),
         published="equal",
         why="rounding",
     )
@@ -229,7 +231,7 @@ def claims(comparison: Comparison) -> list[Claim]:
         "Theorem 3.1",
         "Bayes predictor, linear in the query, by points and by dimensions: largest relative error",
         "Bayes predictor, by points*",
-        check="near 0",
+        check=every(near, 0),
         published="equal",
         why="rounding",
     )
@@ -238,7 +240,7 @@ def claims(comparison: Comparison) -> list[Claim]:
         "Theorem 3.1",
         "Bayes predictor in weights: largest relative error",
         weights,
-        check="< 1e-6",
+        check=every(below, 1e-6),
         published="exactly represented",
         why=f"{weights.note}: to any precision, not in two layers",
     )
@@ -247,7 +249,7 @@ def claims(comparison: Comparison) -> list[Claim]:
         "an MLP after the layer that makes G inverts it: distance between the inverse's rows of "
         "two contexts, at tokens with the same row of G",
         "*distance of the inverse's first rows",
-        check="near 0",
+        check=every(near, 0),
         why="an MLP sees one token, and a row of the inverse depends on all rows: the rows of G + λ are "
         f"{lecture['*distance of their first rows*']} apart",
         cause="erratum",
@@ -260,21 +262,21 @@ def claims(comparison: Comparison) -> list[Claim]:
         "damping with the least loss over many such tasks",
         "example 2: damping*",
         published="matches prior and noise",
-        check="= 0.5",
+        check=every(equal, 0.5),
         why="1 / (1 + λ)",
     )
     add(
         "Example 3",
         "the same for every example: change of a layer's prediction when their order changes",
         "change of the layer's prediction*",
-        check="near 0",
+        check=every(near, 0),
         why="rounding",
     )
     add(
         "Demonstration 2",
         "10 terms of the power series over the exact prediction",
         "demonstration 2: 10 terms over*",
-        check=f"covers {PRINTED:.6g}",
+        check=every(covers, PRINTED),
         published=f"{PRINTED:.3g}",
         why="printed: 0.505947 over 1.076042 in one draw without a seed; measured: the median, and where nine "
         "of ten draws lie",
@@ -284,7 +286,7 @@ def claims(comparison: Comparison) -> list[Claim]:
         "Demonstration 2",
         "squared error after 10, 100, 1000 terms over the exact predictions' mean square",
         "demonstration 2: squared error after *",
-        check="falls",
+        check=together(falls),
         published="approximates the inverse",
         why="the terms are steps of gradient descent on the ridge loss: as slow as these; Newton's method is "
         f"below 0.0001 after {newton} iterations",

@@ -17,12 +17,14 @@ from mechicl.analysis.finetuning import draw_texts, measure_accuracy
 from mechicl.checkpoints import Checkpoint, available, load_checkpoint
 from mechicl.models import HookedTransformer
 from mechicl.prompts import TokenSequences
-from mechicl.reports import Claim, Claims, Comparison, Row, Section
-from mechicl.reports.script import ScriptArgs, run_script
+from mechicl.reports import Comparison, Row, Section
 from mechicl.statistics import interval
 from mechicl.tasks.topics import TopicClassification, topic_tokenizer
 from mechicl.text import TEXT_TASKS
 from mechicl.viz.elements import add_intervals, figure
+from support.checks import above, below, by_value
+from support.claims import Claim, Claims
+from support.script import ScriptArgs, run_script
 
 PLAIN, MOMENTUM = "plain attention", "momentum attention"
 COLORS = {PLAIN: "#0072b2", MOMENTUM: "#d55e00"}
@@ -195,13 +197,13 @@ def claims(comparison: Comparison) -> list[Claim]:
     """What the paper says of momentum attention."""
     paper = Claims("barnatan", comparison.rows)
     cause = "setting: small models, trained on sequences whose order says nothing, so that recent values are no hint"
-    for what, kind, check in (
+    for what, kind, better in (
         (
             "loss minus plain attention's, by the number of labels before",
             "loss of labels after {} others, nats",
-            "A < 0",
+            below,
         ),
-        ("accuracy minus plain attention's, by demonstrations", "accuracy after {} demonstrations", "A > 0"),
+        ("accuracy minus plain attention's, by demonstrations", "accuracy after {} demonstrations", above),
     ):
         before_any = kind.format(0)  # every answer is chance
         rows = {
@@ -213,7 +215,8 @@ def claims(comparison: Comparison) -> list[Claim]:
             if fnmatchcase(row.quantity, f"{kind.format('*')}, η = *") and not row.quantity.startswith(before_any):
                 controls.setdefault(f"η = {row.quantity.partition(', η = ')[2]}", []).append(row)
         paper.add(
-            "Abstract", f"momentum attention's {what}", lines=rows, check=check,
+            "Abstract", f"momentum attention's {what}", lines=rows,
+            check=by_value(lambda change, _, better=better: better(change, 0)),
             published="consistently better performance over vanilla attention",
             controls=controls, cause=cause if controls else "",
             why="its own measurements are of language models with hundreds of millions of weights (Dai et al. 2023, "

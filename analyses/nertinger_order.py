@@ -10,10 +10,12 @@ from mechicl.analysis import measure_order_sensitivity
 from mechicl.checkpoints import Checkpoint, load_checkpoint, untrained
 from mechicl.learners import AlgorithmLearner, squared_errors
 from mechicl.prompts import Prompts
-from mechicl.reports import Claim, Claims, Comparison, Row
+from mechicl.reports import Comparison, Row
 from mechicl.reports.rows import over_seeds
-from mechicl.reports.script import ScriptArgs, run_script
 from mechicl.statistics import Interval, ratio_interval
+from support.checks import above, at_most, every
+from support.claims import Claim, Claims
+from support.script import ScriptArgs, run_script
 
 UNORDERED = ("lsa-1l", "lsa-2l-looped", "lsa-5l", "softmax-2h")
 CAUSAL = ("gpt2-8l", "gpt2-8l-1h", "gpt2-8l-ill", "lstm-4l")
@@ -85,20 +87,22 @@ def claims(comparison: Comparison) -> list[Claim]:
     paper.add(
         "Theorem 3", "variance of predictions over orders of the context, over their mean square: linear attention "
         "with 1, 2, 5 layers, softmax attention, x and y in one token",
-        *(f"{name}: {SHARE}" for name in UNORDERED), check="<= 1e-9", published="0 if it ran GD",
+        *(f"{name}: {SHARE}" for name in UNORDERED), check=every(at_most, 1e-9), published="0 if it ran GD",
         why="no order can be seen in these architectures, trained or not, so that it is no evidence of gradient "
         "descent", trained=False, controls={"untrained": [f"{name}, untrained: {SHARE}" for name in UNORDERED]},
     )  # fmt: skip
     paper.add(
         "Section 3.3, after Theorem 3", "variance of predictions over orders of the context, over their squared error: "
-        "GPT-2 style, with one head, ill-conditioned; LSTM", *(f"{name}: {error}" for name in CAUSAL), check="> 0.01",
+        "GPT-2 style, with one head, ill-conditioned; LSTM", *(f"{name}: {error}" for name in CAUSAL),
+        check=every(above, 0.01),
         published="real transformers are sensitive to the order (Shen et al.)",
         why="so these do not run gradient descent on the whole context: they see positions, and earlier points only. "
         f"Over their mean square the variance is {', '.join(str(paper[f'{name}: {SHARE}']) for name in CAUSAL)}",
         controls={"untrained": [f"{name}, untrained: {error}" for name in CAUSAL]},
     )  # fmt: skip
     paper.add("Theorem 3", "variance of predictions over orders of the context: gradient descent itself",
-              f"gradient descent: {SHARE}", check="<= 0", published="0", why="on the whole context", trained=False,
+              f"gradient descent: {SHARE}",
+              check=every(at_most, 0), published="0", why="on the whole context", trained=False,
               controls={"online gradient descent": [f"online gradient descent: {SHARE}"]})  # fmt: skip
     return paper.stated
 

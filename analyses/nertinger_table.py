@@ -22,11 +22,13 @@ from mechicl.analysis.weights import linear_attention_optimum, preconditioned_gd
 from mechicl.checkpoints import Checkpoint, load_checkpoint
 from mechicl.learners import AlgorithmLearner, Learner, squared_errors
 from mechicl.prompts import Prompts
-from mechicl.reports import Claim, Claims, Comparison, Row, Section, published
+from mechicl.reports import Comparison, Row, Section, published
 from mechicl.reports.rows import over_seeds
-from mechicl.reports.script import ScriptArgs, run_script
 from mechicl.statistics import Interval, interval, ratio_interval
 from mechicl.tasks import LinearRegression
+from support.checks import above, at_least, below, by_value, ends, every, falls, rises, together, within
+from support.claims import Claim, Claims
+from support.script import ScriptArgs, run_script
 
 KAPPAS, NOISES = (1, 10, 100), ("0.0", "0.1", "0.3")
 HELD_STEPS, HELD_EVERY = 1500, 20
@@ -300,7 +302,7 @@ def claims(comparison: Comparison) -> list[Claim]:
     exact = [paper[f"closed form (Theorem 2), κ = {kappa}, ν² = 0.0"] for kappa in KAPPAS]
     noiseless = {name: paper.pick(*(f"{name}, κ = {kappa}, ν² = 0.0" for kappa in KAPPAS)) for name in ACTIVATIONS}
     paper.add("Theorem 2", "loss of trained linear layers and the exact loss of the best weights, κ = 1, 10, 100",
-              lines={"trained": noiseless["linear"], "exact": exact}, check="A within 1% of B",
+              lines={"trained": noiseless["linear"], "exact": exact}, check=by_value(lambda a, b: within(a, 0.01, b)),
               published="optimal")  # fmt: skip
     corrected = paper["ReLU, Theorem 4 with Q₀ negative"]
     for words, why, cause in (
@@ -309,7 +311,7 @@ def claims(comparison: Comparison) -> list[Claim]:
     ):
         paper.add("Theorem 4", f"the best weights of one ReLU layer {words}: their loss, loss of trained layers",
                   lines={"Theorem 4": [f"ReLU, Theorem 4 {words}"], "trained": [noiseless["relu"][0]]},
-                  published="optimal", why=why, check="A within 5% of B", cause=cause,
+                  published="optimal", why=why, check=by_value(lambda a, b: within(a, 0.05, b)), cause=cause,
                   controls={"with Q₀ negative": [corrected]} if cause else {})  # fmt: skip
     _alignment_claims(paper, comparison.data["over_training"])
     held = [paper[f"softmax, κ = {kappa}: least loss with its output held at 1/n, as in eq. 1 with P = 1"]
@@ -336,7 +338,7 @@ def claims(comparison: Comparison) -> list[Claim]:
         "Table 1", "softmax: least loss of a head whose output is held at 1/n, κ = 1, 10, 100",
         lines={"": [replace(row, published=trained.published) for row, trained in
                     zip(held, noiseless["softmax"], strict=True)]},
-        check="within 10% of printed", trained=False,
+        check=every(lambda row: within(row, 0.1, row.published)), trained=False,
         controls={"trained, free to grow": noiseless["softmax"], "least loss, held at 1": free},
         why="what is printed of trained heads, here computed without training: eq. 1 divides the normalised pattern by "
         "n once more, and with P = 1 a head cannot do better; free to grow, or held at 1, it does",
@@ -344,11 +346,11 @@ def claims(comparison: Comparison) -> list[Claim]:
     compared = {"linear": "linear", "leaky ReLU 0.75": "leaky_relu_0.75", "PGD": "PGD"}
     ill = {words: [f"{name}, κ = 100, ν² = {noise}" for noise in NOISES] for words, name in compared.items()}
     paper.add("Table 1", "linear and leaky ReLU 0.75 outperform PGD, κ = 100, noise 0, 0.1, 0.3", lines=ill,
-              check="A < C and B < C", published="lower than PGD",
+              check=by_value(lambda a, b, c: below(a, c) and below(b, c)), published="lower than PGD",
               why="Σ⁻¹ is not the best preconditioner for 20 points (Theorem 2)")  # fmt: skip
     paper.add("Table 1", "noise has minimal impact: linear, with noise 0.3, without, κ = 1, 10, 100",
               lines={"0.3": [f"linear, κ = {k}, ν² = 0.3" for k in KAPPAS], "0": noiseless["linear"]},
-              check="A within 5% of B", published="minimal impact")  # fmt: skip
+              check=by_value(lambda a, b: within(a, 0.05, b)), published="minimal impact")  # fmt: skip
     return paper.stated
 
 
@@ -361,21 +363,24 @@ def _alignment_claims(paper: Claims, over_training: Mapping[str, Mapping[str, Ma
 
     names = list(ACTIVATIONS)
     paper.add("Fig. 1, top", "cosine of sensitivities with PGD after training, κ = 1: linear, leaky ReLU 0.75, 0.5, "
-              "0.25", *map(last, names[:4]), check=">= 0.95", published="high")  # fmt: skip
+              "0.25", *map(last, names[:4]), check=every(at_least, 0.95), published="high")  # fmt: skip
     paper.add("Fig. 1, top", "cosine of sensitivities with PGD after training, κ = 1: leaky ReLU 0.25, ReLU",
-              *map(last, names[3:5]), check="falls", published="a noticeable drop to ReLU")  # fmt: skip
+              *map(last, names[3:5]), check=together(falls), published="a noticeable drop to ReLU")  # fmt: skip
     paper.add("Fig. 1, top", "cosine of sensitivities with PGD after training, all six activations, κ = 1 and 100",
-              lines={f"κ = {kappa}": [last(name, kappa) for name in names] for kappa in (1, 100)}, check="A > B",
+              lines={f"κ = {kappa}": [last(name, kappa) for name in names] for kappa in (1, 100)},
+              check=by_value(above),
               published="significantly less when ill-conditioned")  # fmt: skip
     during = torch.tensor(over_training["κ = 1, ν² = 0.0"]["softmax"]["sensitivity_cosine"]).mean(1).max().item()
     paper.add("Fig. 1, top", "softmax, κ = 1: highest cosine during training, and at the end",
               lines={"highest": [Row("highest cosine during training", None, during)], "at the end": [last("softmax")]},
-              check=f"B < {0.9 * during:.6g}", published="a spike that quickly diminishes",
+              check=by_value(lambda highest, end: below(end, 0.9 * ends(highest)[1])),
+              published="a spike that quickly diminishes",
               why="it does not fall again: these heads' outputs are free to grow, see softmax in Table 1",
               cause="setting: the paper's heads' output is divided by n",
               controls={"held at 1/n, highest and at the end": ["softmax held at 1/n, κ = 1: *"]})  # fmt: skip
     paper.add("Fig. 1, bottom", "distance of predictions from PGD after training, κ = 1: linear, leaky ReLU 0.75, "
-              "0.5, 0.25, ReLU", *(last(name, measure="prediction_distance") for name in names[:5]), check="rises",
+              "0.5, 0.25, ReLU", *(last(name, measure="prediction_distance") for name in names[:5]),
+              check=together(rises),
               published="low; larger for ReLU", why="grows with the bend of the activation")  # fmt: skip
 
 

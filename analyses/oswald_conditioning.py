@@ -14,10 +14,12 @@ import torch
 from mechicl import viz
 from mechicl.analysis import fit_construction, measure_conditioning
 from mechicl.analysis.weights import Conditioning, EigenvalueRange, transformed_eigenvalues
-from mechicl.reports import Claim, Claims, Comparison, Row, Section, published
-from mechicl.reports.script import ScriptArgs, regression_checkpoint, run_script
+from mechicl.reports import Comparison, Row, Section, published
 from mechicl.statistics import Interval, interval
 from mechicl.viz.elements import COLORS, add_band, add_line, colors_for, figure, panel, panels
+from support.checks import above, between, by_value, together, within
+from support.claims import Claim, Claims
+from support.script import ScriptArgs, regression_checkpoint, run_script
 
 SHOWN = (0.05, 0.08, 0.099, 0.11, 0.12, 0.13, 0.14, 0.15, 0.18)
 """γ of the distributions over tasks; the paper says that condition numbers explode above 0.1."""
@@ -372,27 +374,29 @@ def claims(comparison: Comparison) -> list[Claim]:
                   trained=False, why=f"an extreme of 10,000 tasks differs between draws, and one was printed: "
                   f"measured is where 95% of draws lie; {'; '.join(row.note for row in rows)}")  # fmt: skip
     paper.add("A.10", "the eigenvalues stay below 1/γ: γ times the largest, n = 10, 25, 50, 100",
-              "γ in the weights times the largest eigenvalue, *", check="0.5 < a < 1 and 0.5 < b < 1 and 0.5 < c < 1 "
-              "and 0.5 < d < 1", published="below 1",
+              "γ in the weights times the largest eigenvalue, *",
+              check=together(lambda *products: all(between(product, 0.5, 1) for product in products)),
+              published="below 1",
               why="taken as: below 1, and above a half: a γ of 0 is below 1/λ too")  # fmt: skip
     paper.add(
         "Fig. 13, left and centre", "median condition number before and after, γ in the weights, n = 10, 25, 50, 100",
         lines={"before": ["median condition number before, *"],
                "after": ["median condition number after, γ in the weights, *"]},
-        check="A > B", published="smaller",
+        check=by_value(above), published="smaller",
     )  # fmt: skip
     paper.add(
         "Fig. 13, centre", "γ that conditions best by the paper's extremes, and γ in the weights, n = 10, 25, 50, 100",
         lines={"best conditioned": ["γ with the least condition number of all tasks' range, *"],
                "in the weights": ["γ in the weights, *"]},
-        check="A > B and A within 50% of B", published="slightly larger",
+        check=by_value(lambda a, b: above(a, b) and within(a, 0.5, b)), published="slightly larger",
         why="the γ with the least loss, which is that of predictions and nearly that of the weights: see A.10",
     )  # fmt: skip
     gammas = ("0.099", "0.11", "0.12", "0.13", "0.14", "0.15", "0.18")
     first, *others = paper.pick(*(f"median condition number after, γ = {gamma}, n = 25" for gamma in gammas))
     paper.add(
         "Fig. 13, right", "n = 25: median condition number after γ = 0.099, then 0.11, 0.12, 0.13, 0.14, 0.15, 0.18",
-        lines={"0.099": [first], "above": others}, check="B > A", published="explodes above γ = 0.1", trained=False,
+        lines={"0.099": [first], "above": others},
+        check=by_value(lambda a, b: above(b, a)), published="explodes above γ = 0.1", trained=False,
         why="where the median is not above that at 0.099, 1/γ still has to come below the largest eigenvalue of enough "
         "tasks",
     )  # fmt: skip

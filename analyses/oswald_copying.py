@@ -16,9 +16,11 @@ from mechicl.analysis.heads import TargetCopying, TokenSensitivity, measure_toke
 from mechicl.checkpoints import Checkpoint, load_checkpoint
 from mechicl.learners import squared_errors
 from mechicl.prompts import Prompts
-from mechicl.reports import Claim, Claims, Comparison, Row, Section
-from mechicl.reports.script import ScriptArgs, run_script
+from mechicl.reports import Comparison, Row, Section
 from mechicl.statistics import Interval, interval, median_interval, ratio_interval
+from support.checks import above, below, count_is, ends, equal, every, together
+from support.claims import Claim, Claims
+from support.script import ScriptArgs, run_script
 
 FIELDS = ("attention", "pattern_cosine", "decoding_errors", "decoding_errors_of_inputs", "errors", "errors_without",
           "errors_without_elsewhere", "errors_transplanted")  # fmt: skip
@@ -234,7 +236,8 @@ def claims(comparison: Comparison) -> list[Claim]:
     paper.add(
         "Fig. 5, left", "softmax, then linear attention: loss over one step of gradient descent, half-MSE of one step "
         "and of two", lines={"loss over one step": [sines], "one step": [one], "two steps": [two]},
-        check=f"A = 1 and A > {two.ends[1] / one.ends[1]:.6g}", published="one step, not two",
+        check=together(lambda loss, one, two: equal(loss, 1) and above(loss, ends(two)[1] / ends(one)[1])),
+        published="one step, not two",
     )  # fmt: skip
     paper.add("Fig. 5, left", "one-hot positions: loss over one step of gradient descent, seeds that copy", one_hot,
               cause="setting, with one-hot positions the first layer puts inputs and targets together elsewhere too",
@@ -242,24 +245,26 @@ def claims(comparison: Comparison) -> list[Claim]:
               why=one_hot.note)  # fmt: skip
     transition = paper["copy-2l: step of the transition"]
     paper.add("Fig. 5, left", "training speed differs between seeds: latest transition over the earliest",
-              "copy-2l: latest transition over the earliest", check="> 2", published="highly variable",
+              "copy-2l: latest transition over the earliest", check=every(above, 2), published="highly variable",
               why=f"taken as: twice as late; at step {transition}")  # fmt: skip
     paper.add(
         "Fig. 5, right", "|d first layer / d token| at inputs' tokens after training: by the target's token, by any "
         "other", "copy-2l: |d first layer / d token| at x tokens, the next token, its target",
-        "copy-2l: |d first layer / d token| at x tokens, any other token", check="a > b",
+        "copy-2l: |d first layer / d token| at x tokens, any other token", check=together(above),
     )  # fmt: skip
     linear_copies = {"linear attention in the first layer": ["copy-2l-linear: first layers that copy"]}
     at_cosine, at_constant = paper["copy-2l: first layers that copy"], paper["constant rate: first layers *"]
     paper.add("Section 4", "seeds whose first layer copies, targets or inputs, sinusoidal positions, constant rate",
-              at_constant, check="all",
+              at_constant, check=every(count_is, "all"),
               controls={"linear attention in the first layer": ["copy-2l-linear: first layers that copy, either way"]},
               why=f"{at_constant.note}. Where the rate falls along a cosine {at_cosine} copy targets, others stay at "
               f"{', '.join(f'{ratio:.2f}' for ratio in others)} of one step's loss")  # fmt: skip
     paper.add("Section 4", "seeds whose first layer copies, one-hot positions",
-              "copy-2l-one-hot: first layers that copy", check="all", controls=linear_copies)  # fmt: skip
+              "copy-2l-one-hot: first layers that copy",
+              check=every(count_is, "all"), controls=linear_copies)  # fmt: skip
     paper.add("Section 4", "seeds whose first layer copies, linear attention in the first layer",
-              "copy-2l-linear: first layers that copy", linear, check="a none and b < 1.5",
+              "copy-2l-linear: first layers that copy", linear,
+              check=together(lambda a, b: count_is(a, "none") and below(b, 1.5)),
               published="none (could not be trained)",
               why="none copies, though all learn something: the second number is the loss over one step's of gradient "
               "descent, twice as much without training. Inputs are partly readable at targets' tokens")  # fmt: skip

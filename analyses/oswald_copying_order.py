@@ -16,10 +16,12 @@ from mechicl.checkpoints import Checkpoint, load_checkpoint
 from mechicl.learners import squared_errors
 from mechicl.models import build
 from mechicl.prompts import Prompts
-from mechicl.reports import Claim, Claims, Comparison, Row, Section
-from mechicl.reports.script import ScriptArgs, run_script
+from mechicl.reports import Comparison, Row, Section
 from mechicl.statistics import median_interval
 from mechicl.viz.elements import COLORS, add_line, on_log_axis, panel, panels
+from support.checks import count_is, every
+from support.claims import Claim, Claims
+from support.script import ScriptArgs, run_script
 
 READS, FALLS = 3, 0.05
 """A token is read from when the derivative by it is so many times that by others; a loss has fallen by this share."""
@@ -196,7 +198,8 @@ def claims(comparison: Comparison) -> list[Claim]:
     paper = Claims("vonoswald2023", comparison.rows)
     rise, lead = (paper[f"copy-2l-dense: {what}"] for what in ("seeds that read the next token *", "steps from *"))
     paper.add(
-        "Fig. 5, right", "seeds in which the first layer reads the next token before the loss falls", rise, check="all",
+        "Fig. 5, right", "seeds in which the first layer reads the next token before the loss falls", rise,
+        check=every(count_is, "all"),
         controls={
             "two linear layers": ["copy-2l-linear-dense: seeds that read the next token *"],
             "the token before": ["copy-2l-dense: seeds that read the token before *"],

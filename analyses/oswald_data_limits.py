@@ -16,10 +16,12 @@ from mechicl.constructions import gradient_descent
 from mechicl.learners import squared_errors
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
-from mechicl.reports import Claim, Claims, Comparison, Row, Section
-from mechicl.reports.script import ScriptArgs, run_script
+from mechicl.reports import Comparison, Row, Section
 from mechicl.statistics import interval, median_interval
 from mechicl.tasks import FixedTasks, LinearRegression
+from support.checks import below, by_value, every, near, together
+from support.claims import Claim, Claims
+from support.script import ScriptArgs, run_script
 
 N_ALIGNED = 4096  # prompts for derivatives and paths
 TASKS = (128, 512, 2048, 8192)
@@ -175,14 +177,15 @@ def claims(comparison: Comparison) -> list[Claim]:
 
     cosine = "tasks: sensitivity cosine, at the end"
     paper.add("Fig. 16a", "trained on 128 tasks: cosine of sensitivities, training loss over gradient descent's",
-              f"128 {cosine}", "128 tasks: training loss over *", check="a < 0.95 and b < 0.5", published="not aligned",
+              f"128 {cosine}", "128 tasks: training loss over *",
+              check=together(lambda a, b: below(a, 0.95) and below(b, 0.5)), published="not aligned",
               why=f"held-out loss {loss(128)} of gradient descent's: the layer has about as many free numbers (120) as "
               "tasks")  # fmt: skip
     paper.add("Fig. 16b, c", "trained on 512 and on 2048 tasks: cosine of sensitivities",
-              lines={"512": [f"512 {cosine}"], "2048": [f"2048 {cosine}"]}, check="A < B",
+              lines={"512": [f"512 {cosine}"], "2048": [f"2048 {cosine}"]}, check=by_value(below),
               published="better with more tasks",
               why=f"held-out loss over gradient descent's {loss(512)}, {loss(2048)}")  # fmt: skip
-    paper.add("Fig. 16d", "trained on 8192 tasks: cosine of sensitivities", f"8192 {cosine}", check="near 1",
+    paper.add("Fig. 16d", "trained on 8192 tasks: cosine of sensitivities", f"8192 {cosine}", check=every(near, 1),
               why=f"held-out loss {loss(8192)} of gradient descent's")  # fmt: skip
     return paper.stated
 

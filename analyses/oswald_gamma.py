@@ -12,11 +12,12 @@ from mechicl import viz
 from mechicl.analysis import fit_construction
 from mechicl.analysis.behaviour import tuned_descent
 from mechicl.checkpoints import load_checkpoint
-from mechicl.reports import Claim, Claims, Comparison, Row, Section
+from mechicl.reports import Comparison, Row, Section
 from mechicl.reports.descent import published_gammas
-from mechicl.reports.script import ScriptArgs, regression_checkpoint, run_script
 from mechicl.statistics import interval
 from mechicl.tasks import LinearRegression
+from support.claims import Claim, Claims
+from support.script import ScriptArgs, regression_checkpoint, run_script
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,13 @@ from mechicl.analysis.behaviour import tuned_descent
 from mechicl.checkpoints import load_checkpoint
 from mechicl.constructions import gradient_descent
 from mechicl.learners import squared_errors
-from mechicl.reports import Claim, Claims, Comparison, Row
-from mechicl.reports.one_layer import compare_one_layer
+from mechicl.reports import Comparison, Row
+from mechicl.reports.one_layer import OneLayer
 from mechicl.reports.rows import over_seeds
-from mechicl.reports.script import ScriptArgs, regression_checkpoint, run_script
 from mechicl.statistics import interval
+from support.checks import below, equal, every, near, reads, together
+from support.claims import Claim, Claims
+from support.script import ScriptArgs, regression_checkpoint, run_script
 
 N_SIZES = 4096  # prompts at each number of points
 
@@ -38,7 +40,8 @@ class Args(ScriptArgs):
 
 def compare(args: Args) -> Comparison:
     """Losses, alignment, weights, paths, shifted prompts and roll-outs."""
-    comparison = compare_one_layer(load_checkpoint(args.checkpoint), n_prompts=args.n_prompts, progress=not args.quiet)
+    kind = OneLayer(load_checkpoint(args.checkpoint), n_prompts=args.n_prompts, progress=not args.quiet)
+    comparison = kind.measure(kind.compared)
     data, rows = comparison.data, []
     for name, differences in data["largest_difference"].items():
         words = "equal (Fig. 6)" if name == "input scale" else None
@@ -88,7 +91,7 @@ def claims(comparison: Comparison) -> list[Claim]:
     }
     paper.add(
         "Fig. 1", "one layer repeated 50 times, damping 0.75: loss after 50 over loss after one",
-        lines={kind: [quantities[1]] for kind, quantities in repeated.items()}, check="< 1",
+        lines={kind: [quantities[1]] for kind, quantities in repeated.items()}, check=every(below, 1),
     )  # fmt: skip
     paper.add(
         "Fig. 2, left", "half-MSE of one step and of one trained layer",
@@ -97,33 +100,35 @@ def claims(comparison: Comparison) -> list[Claim]:
         why="half the squared error of x ~ U(-1/2, 1/2); the printed U(-1, 1) would give four times this",
     )  # fmt: skip
     paper.add("Fig. 2, left", "loss, trained over gradient descent", "loss, trained over tuned gradient descent",
-              check="= 1")  # fmt: skip
+              check=every(equal, 1))  # fmt: skip
     paper.add("Fig. 2, centre left", "cosine of sensitivities, trained and gradient descent",
-              "sensitivity cosine, trained against gradient descent", check="near 1",
+              "sensitivity cosine, trained against gradient descent", check=every(near, 1),
               why="the same linear model in every prompt")  # fmt: skip
     paper.add("Fig. 2, centre left", "distance of predictions, of sensitivities",
               "prediction distance, trained against gradient descent",
               "sensitivity distance, trained against gradient descent",
-              check="near 0", published="almost 0")  # fmt: skip
+              check=every(near, 0), published="almost 0")  # fmt: skip
     paper.add("Fig. 2, centre right", "excess loss half-way between trained and constructed weights, rescaled",
-              "excess loss at the middle of the rescaled path", check="near 0",
+              "excess loss at the middle of the rescaled path", check=every(near, 0),
               why=f"without rescaling {paper['excess loss at the middle of the path without rescaling']}")  # fmt: skip
     paper.add(
         "Fig. 2, centre right", "as many points as dimensions, 5, 10, 20, 40: loss over gradient descent's",
         lines={kind: [f"* points in as many dimensions: loss over gradient descent's, {kind}"]
                for kind in ("trained", "half-way")},
-        check="= 1", published="identical for all",
+        check=every(equal, 1), published="identical for all",
     )  # fmt: skip
     paper.add(
         "Figs. 2, right, and 6a", "largest |trained / gradient descent - 1| of the loss at scales 0.5 to 2 of inputs "
         "and of weights, the task's inputs and unseen ones",
-        "largest |trained / gradient descent - 1|, * 0.5 to 2", check="near 0", published="equal",
+        "largest |trained / gradient descent - 1|, * 0.5 to 2", check=every(near, 0), published="equal",
     )  # fmt: skip
     paper.add("Fig. 9, left", "one layer: step size read from the weights over the tuned one",
-              "η read from the weights over tuned η", check="= 1",
+              "η read from the weights over tuned η", check=every(equal, 1),
               published="the construction, after a scalar correction")  # fmt: skip
     paper.add("Fig. 10", "one layer repeated 50 times: loss after 50 over after one, damping 0.5, 0.75, 1",
-              lines=repeated, check="b < 1 and e < 1 and c is diverges and f is diverges",
+              lines=repeated,
+              check=together(lambda a, b, c, d, e, f: below(b, 1) and below(e, 1)
+                             and reads(c, "diverges") and reads(f, "diverges")),
               published="falls at 0.75, diverges undamped; both alike")  # fmt: skip
     return paper.stated
 

@@ -14,10 +14,12 @@ from mechicl.analysis.dynamics import Transitions
 from mechicl.analysis.weights import one_step_optimum
 from mechicl.checkpoints import Checkpoint, load_checkpoint
 from mechicl.learners import squared_errors
-from mechicl.reports import Claim, Claims, Comparison, Row, Section
-from mechicl.reports.script import ScriptArgs, regression_checkpoint, run_script
+from mechicl.reports import Comparison, Row, Section
 from mechicl.statistics import interval, median_interval
 from mechicl.tasks import FixedTasks, LinearRegression
+from support.checks import above, below, count_is, equal, every, together
+from support.claims import Claim, Claims
+from support.script import ScriptArgs, regression_checkpoint, run_script
 
 
 @dataclass(frozen=True)
@@ -164,31 +166,32 @@ def claims(comparison: Comparison) -> list[Claim]:
     paper = Claims("vonoswald2023", comparison.rows)
     one, two = (paper[f"seeds that leave the plateau, {heads}"] for heads in ("1 head", "2 heads"))
     spread = {heads: f"latest transition over the earliest, {heads}" for heads in ("1 head", "2 heads")}
-    paper.add("Fig. 15, left", "one head: latest transition over the earliest", spread["1 head"], check="> 2",
+    paper.add("Fig. 15, left", "one head: latest transition over the earliest", spread["1 head"], check=every(above, 2),
               published="some seeds very late", controls={"two heads": [spread["2 heads"]]},
               why=f"taken as: twice as late; {one} leave the plateau, {one.note}")  # fmt: skip
     paper.add("Fig. 15, centre", "two heads: seeds that leave the plateau; step of their latest transition, and of the "
               "latest with one head", two, "latest transition, 2 heads", "latest transition, 1 head",
-              check="a all and b < c", published="fast in all", why=two.note)  # fmt: skip
+              check=together(lambda a, b, c: count_is(a, "all") and below(b, c)),
+              published="fast in all", why=two.note)  # fmt: skip
     paper.add("Fig. 15, left and centre", "half-MSE at the end where there is a transition: one head, two heads",
               *(f"half-MSE at the end where there is one, {heads}" for heads in ("1 head", "2 heads")),
               why=f"the best step has {paper['half-MSE, best single step of gradient descent']}")  # fmt: skip
     peak = paper["grokking: highest test half-MSE while memorising"]
     unprinted = "setting, how the paper's block memorises: its width, initial weights and batches are not printed"
     paper.add("Fig. 15, right", "a block on 8192 tasks: highest test loss while memorising over that when it begins",
-              "grokking: highest test loss while memorising over the one at its beginning", check="> 1.2",
+              "grokking: highest test loss while memorising over the one at its beginning", check=every(above, 1.2),
               published="increases drastically", cause=unprinted,
               controls={"a layer on 128 tasks": ["128 tasks: highest test loss over the least"]},
               why=f"half-MSE {peak}, {peak.note}")  # fmt: skip
     paper.add("Fig. 15, right", "a block on 8192 tasks: least training half-MSE before the fall",
-              "grokking: least train half-MSE while memorising", check="< 0.2", cause=unprinted,
+              "grokking: least train half-MSE while memorising", check=every(below, 0.2), cause=unprinted,
               controls={"a layer on 128 tasks": ["128 tasks: least training half-MSE"]})  # fmt: skip
     fall = paper["grokking: step of the test loss' fall"]
     paper.add("Fig. 15, right", "a block on 8192 tasks: width of the test loss' fall over the training's length",
-              "grokking: width of the test loss' fall *", check="< 0.5", published="sudden",
+              "grokking: width of the test loss' fall *", check=every(below, 0.5), published="sudden",
               why=f"taken as: below half; {paper['grokking: seeds whose test loss falls']}, step {fall}")  # fmt: skip
     paper.add("Fig. 15, right", "a block on 8192 tasks: test loss at the end over gradient descent's, same prompts",
-              "grokking: test loss at the end over *", check="= 1", published="almost matching",
+              "grokking: test loss at the end over *", check=every(equal, 1), published="almost matching",
               why=f"half-MSE {paper['grokking: test half-MSE at the end']} ; training half-MSE at the end "
               f"{paper['grokking: train half-MSE at the end']}")  # fmt: skip
     return paper.stated

@@ -18,11 +18,13 @@ from mechicl.analysis.behaviour import FOREIGN_INPUTS, tuned_clipped_descent, tu
 from mechicl.checkpoints import Checkpoint, CheckpointError
 from mechicl.learners import Learner
 from mechicl.models import HookedTransformer, TransformerConfig
-from mechicl.reports import Claim, Claims, Comparison, Row, Section
+from mechicl.reports import Comparison, Row, Section
 from mechicl.reports.descent import Tuned
 from mechicl.reports.rows import over_seeds
-from mechicl.reports.script import ScriptArgs, regression_checkpoint, run_script
 from mechicl.tasks import LinearRegression
+from support.checks import above, below, by_value, every, near, together, within
+from support.claims import Claim, Claims
+from support.script import ScriptArgs, regression_checkpoint, run_script
 
 SCALES = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
 LAST = SCALES[-1]
@@ -279,7 +281,7 @@ def claims(comparison: Comparison) -> list[Claim]:
         paper.add(item, f"layer norm: loss over that of {main} on inputs twice as large: one layer, two layers",
                   lines={"twice as large": [f"input scale: loss over that of {main} at scale {LAST:g}"],
                          "on the task": [f"loss over that of {main} on the task itself"]},
-                  check="A < 1 and B < 1.5", published="better on much larger inputs",
+                  check=by_value(lambda a, b: below(a, 1) and below(b, 1.5)), published="better on much larger inputs",
                   why="and no worse than half more on the task, where an untrained model is at twice",
                   controls=_controls(comparison, main, "input scale"))  # fmt: skip
         return paper.stated
@@ -289,7 +291,7 @@ def claims(comparison: Comparison) -> list[Claim]:
             "norm, over the same on the task itself; the latter",
             lines={"over that on the task": ["*, over the same on the task itself"],
                    "on the task": [f"loss over that of {main} on the task itself"]},
-            check="A < 1.05 and e within 50% of 1",
+            check=by_value(lambda ratio, loss: below(ratio, 1.05) and within(loss, 0.5, 1)),
             published="as robust as gradient descent", controls=_controls(comparison, main, *PANELS),
             why="taken as: no more than 5% further above it than on the task; far below it where it diverges",
         )  # fmt: skip
@@ -300,7 +302,7 @@ def claims(comparison: Comparison) -> list[Claim]:
         quantities = [f"{panel}: distance from the curve of {main}" for panel in panels]
         between = [f"{panel}: distance of what is half-way to {main}" for panel in panels]
         half = [row.quantity for row in comparison.rows if row.quantity in between and not deep]
-        paper.add(item, what, *quantities, *half, check="near 0",
+        paper.add(item, what, *quantities, *half, check=every(near, 0),
                   published="like it", cause=CAUSES.get(name, ""),
                   controls=_controls(comparison, main, *panels),
                   why="of the model" + (", and half-way between the two" if half else ""))  # fmt: skip
@@ -308,7 +310,7 @@ def claims(comparison: Comparison) -> list[Claim]:
         paper.add(
             item, f"{words}: distance from {main}, within the training range and beyond it: {curves}",
             lines={"up to scale 1": ["*, scales up to 1"], "above": ["*, scales above 1"]},
-            check="B > A", published="less good far from the training range",
+            check=by_value(lambda a, b: above(b, a)), published="less good far from the training range",
         )  # fmt: skip
     if any(row.quantity == "cosine with GD++ at the end" for row in comparison.rows):
         paper.add(
@@ -316,7 +318,7 @@ def claims(comparison: Comparison) -> list[Claim]:
             "descent where it is closest to it, with GD++ there; at the end: with gradient descent, with GD++",
             lines={"early": ["cosine with gradient descent where*", "cosine with GD++ where*"],
                    "at the end": ["cosine with gradient descent at*", "cosine with GD++ at*"]},
-            check="a > b and d > c and a near 1 and d near 1",
+            check=together(lambda a, b, c, d: above(a, b) and above(d, c) and near(a, 1) and near(d, 1)),
             published="well with gradient descent at first, much better with GD++ after training",
             why=f"at step {paper['step where*']} of the training",
         )  # fmt: skip

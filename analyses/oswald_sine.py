@@ -22,13 +22,15 @@ from mechicl.checkpoints import Checkpoint, load_checkpoint
 from mechicl.learners import AlgorithmLearner, Learner, squared_errors
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
-from mechicl.reports import Claim, Claims, Comparison, Row, Section
-from mechicl.reports.script import ScriptArgs, run_script
+from mechicl.reports import Comparison, Row, Section
 from mechicl.statistics import Interval, interval, median_interval
 from mechicl.tasks import SineRegression
 from mechicl.viz.elements import BELOW, COLORS, add_line, colors_for, panels
 from mechicl.viz.elements import panel as place_of
 from mechicl.viz.weights import kernel_heatmaps
+from support.checks import every, near
+from support.claims import Claim, Claims
+from support.script import ScriptArgs, run_script
 
 DRAWS = {
     "independent": "amplitude and phase independent, as in the text (the authors' code draws both with one key)",
@@ -285,13 +287,14 @@ def claims(comparison: Comparison) -> list[Claim]:
     seeds = "two seeds of attention"
     paper.add(
         "Fig. 4, right", "distance of predictions over rms target", f"{distance} attention and gradient descent",
-        check="near 0", cause=cause, controls={seeds: [f"{distance} {seeds}"]},
+        check=every(near, 0), cause=cause, controls={seeds: [f"{distance} {seeds}"]},
         why=f"attention and smoothing {paper[f'{distance} attention and Nadaraya-Watson smoothing']}; {drawn}",
     )  # fmt: skip
-    paper.add("Fig. 4, right", "cosine of sensitivities", f"{cosine} attention and gradient descent", check="near 1",
+    paper.add("Fig. 4, right", "cosine of sensitivities", f"{cosine} attention and gradient descent",
+    check=every(near, 1),
               cause=cause, controls={seeds: [f"{cosine} {seeds}"]}, why=drawn)  # fmt: skip
     apart = "rms distance of the two initial functions over rms target"
-    paper.add("Fig. 4, left", apart, apart, check="near 0", cause=cause,
+    paper.add("Fig. 4, left", apart, apart, check=every(near, 0), cause=cause,
               controls={f"two seeds of {name}": [f"{apart}, two seeds of {name}"]
                         for name in ("attention", "gradient descent")},
               why=f"the functions themselves have {initial}; {drawn}")  # fmt: skip

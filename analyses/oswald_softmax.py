@@ -15,10 +15,12 @@ from mechicl.analysis.behaviour import tuned_descent
 from mechicl.analysis.weights import WeightProducts
 from mechicl.checkpoints import Checkpoint, load_checkpoint
 from mechicl.learners import squared_errors
-from mechicl.reports import Claim, Claims, Comparison, Row
+from mechicl.reports import Comparison, Row
 from mechicl.reports.rows import over_seeds
-from mechicl.reports.script import ScriptArgs, run_script
 from mechicl.statistics import interval, median_interval
+from support.checks import above, below, between, by_value, every, near, rises, together
+from support.claims import Claim, Claims
+from support.script import ScriptArgs, run_script
 
 NOT_STUCK = "seeds that are not stuck"
 
@@ -117,18 +119,21 @@ def claims(comparison: Comparison) -> list[Claim]:
     def said(quantity: str) -> str:
         return f"{paper[f'{quantity}, {kept}'].note}; over all seeds {paper[quantity]}"
 
-    paper.add("Fig. 11", "share of W_KQ η off its diagonal, sum of two heads", f"{summed}, {kept}", check="near 0",
+    paper.add("Fig. 11", "share of W_KQ η off its diagonal, sum of two heads", f"{summed}, {kept}",
+    check=every(near, 0),
               why=f"one head alone has {paper[f'{single}, {kept}']}; {said(summed)}")  # fmt: skip
-    paper.add("Fig. 12, left", "loss above gradient descent's, one head", f"{one}, {kept}", check="> 0.1 and < 0.8",
+    paper.add("Fig. 12, left", "loss above gradient descent's, one head", f"{one}, {kept}",
+    check=every(between, 0.1, 0.8),
               published="large",
               why=f"taken as: more than 10%, and less than without training; {said(one)}")  # fmt: skip
     paper.add("Fig. 12, left", "loss above gradient descent's with two heads, and with one",
-              lines={"two": [f"{two}, {kept}"], "one": [f"{one}, {kept}"]}, check="0 < A < B",
+              lines={"two": [f"{two}, {kept}"], "one": [f"{one}, {kept}"]},
+              check=by_value(lambda a, b: above(a, 0) and below(a, b)),
               published="smaller, not 0", why=f"two heads: {said(two)}; with a sink, as the corrected limit asks for: "
               f"{paper[f'{sink}, {kept}']}, {said(sink)}")  # fmt: skip
     cosines = [f"sensitivity cosine, {name}, {kept}" for name in ("softmax-1h", "softmax-2h", "lsa-1l")]
     paper.add("Fig. 12, centre", "cosine of sensitivities with gradient descent: one head, two heads, linear attention",
-              *cosines, check="rises", published="suffers with one head; good, not as precise, with two",
+              *cosines, check=together(rises), published="suffers with one head; good, not as precise, with two",
               why=f"two heads: {said('sensitivity cosine, softmax-2h')}")  # fmt: skip
     return paper.stated
 

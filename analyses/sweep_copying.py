@@ -10,9 +10,9 @@ import pandas as pd
 
 from mechicl import viz
 from mechicl.reports import Comparison, Row, Section
-from mechicl.reports.script import run_script
-from mechicl.reports.sweep_script import SweepArgs, change, coverage_words, over_seeds
 from mechicl.sweeps import SWEEPS
+from support.script import run_script
+from support.sweeps import SweepArgs, change, coverage_words, over_seeds
 
 POSITIONS, POINTS, STEP = "model.positional_embedding_type", "n_context", "transition_step"
 BASE = SWEEPS["copying"].sweep().base

@@ -10,8 +10,8 @@ import pandas as pd
 
 from mechicl import viz
 from mechicl.reports import Comparison, Row, Section
-from mechicl.reports.script import run_script
-from mechicl.reports.sweep_script import SweepArgs, count, coverage_words, over_seeds
+from support.script import run_script
+from support.sweeps import SweepArgs, count, coverage_words, over_seeds
 
 LAYERS = "model.n_layers"
 LEARNERS = {

@@ -12,12 +12,12 @@ from mechicl import viz
 from mechicl.learners import AlgorithmLearner
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.reports import Comparison, Row, Section
-from mechicl.reports.script import run_script
-from mechicl.reports.sweep_script import SweepArgs, coverage_words, over_seeds
 from mechicl.statistics.grids import GridTable
 from mechicl.sweeps import SWEEPS, find_threshold
 from mechicl.sweeps.measures.pools import compare_on_pool
 from mechicl.tasks import TaskPool
+from support.script import run_script
+from support.sweeps import SweepArgs, coverage_words, over_seeds
 
 MAIN, TASKS, POSITION, NEARNESS = "diversity", "task.n_tasks", "pool_position", "nearness"
 CONTROLS = (2, 8, 16, 16384)

@@ -10,9 +10,9 @@ import pandas as pd
 
 from mechicl import viz
 from mechicl.reports import Comparison, Row, Section
-from mechicl.reports.script import run_script
-from mechicl.reports.sweep_script import SweepArgs, change, count, coverage_words, over_seeds
 from mechicl.sweeps import SWEEPS
+from support.script import run_script
+from support.sweeps import SweepArgs, change, count, coverage_words, over_seeds
 
 HEADS, POSITIONS, LENGTH = "model.n_heads", "model.positional_embedding_type", "n_ctx"
 EVERY = SWEEPS["induction"].sweep().base.eval_every

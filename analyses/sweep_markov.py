@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from mechicl.algorithms import references
 from mechicl.learners import token_log_probabilities
 from mechicl.reports import Comparison, Row
-from mechicl.reports.script import run_script
-from mechicl.reports.sweep_script import SweepArgs, count, over_seeds
 from mechicl.sweeps import SWEEPS
 from mechicl.sweeps.measures.general import HELD_OUT
 from mechicl.tasks import MarkovChains
+from support.script import run_script
+from support.sweeps import SweepArgs, count, over_seeds
 
 LAYERS = "model.n_layers"
 SHARES = [i / 20 for i in range(21)]

@@ -7,9 +7,10 @@ from dataclasses import asdict, dataclass
 from math import inf
 
 from mechicl import constructions
-from mechicl.reports import Claim, Claims, Comparison, Row
-from mechicl.reports.claims import numbers
-from mechicl.reports.script import ScriptArgs, run_script
+from mechicl.reports import Comparison, Row
+from support.checks import at_most, every, numbers, together
+from support.claims import Claim, Claims
+from support.script import ScriptArgs, run_script
 
 BOUNDS = (1e-12, 1e-9, 1e-6, 1e-4, 1e-3, 1e-2, 1.0, inf)
 """Errors are rounded up to one of these: their digits are rounding, and differ between machines."""
@@ -55,8 +56,8 @@ def claims(comparison: Comparison) -> list[Claim]:
         why: str = "rounding",
     ) -> None:
         rows = papers[source].pick(*(f"*{quantity}, exact" for quantity in quantities))
-        check = " and ".join(f"{_bound(row):g} <= 1e-12" for row in rows)
-        papers[source].add(item, f"{what}: largest relative error against {reference}", *rows, check=check,
+        papers[source].add(item, f"{what}: largest relative error against {reference}", *rows,
+        check=together(lambda *rows: all(_bound(row) <= 1e-12 for row in rows)),
                            published="exact", why=why, trained=False)  # fmt: skip
 
     exact("vonoswald2023", "Prop. 1", "linear attention that is gradient descent by its weights",
@@ -73,7 +74,7 @@ def claims(comparison: Comparison) -> list[Claim]:
     sink, centred = papers["vonoswald2023"].pick("*A.9, with a sink: *", "*A.9, to the centred sum: *")
     papers["vonoswald2023"].add(
         "A.9, eq. 16 to 21", "two softmax heads of opposite sign, small scores: relative distance from the *centred* "
-        "sum Σ y (s - mean s)", centred, check=f"{_bound(centred):g} > 1e-3",
+        "sum Σ y (s - mean s)", centred, check=every(lambda row: _bound(row) > 1e-3),
         published="the plain sum, gradient descent",
         why="the argument drops the normaliser: the limit is the centred sum; with a sink it is gradient descent "
         f"({sink})", cause="erratum", controls={"with a sink": [sink]}, trained=False,
@@ -89,7 +90,7 @@ def claims(comparison: Comparison) -> list[Claim]:
     layers = Row("layers of div", None, numbers(division.note)[0])
     noted = [papers["fu2024"].pick(f"*Proposition 1 ({name}): *")[0].note for name in operations]
     others = [Row(f"layers of {name}", None, numbers(note)[0]) for name, note in zip(operations, noted, strict=True)]
-    papers["fu2024"].add("Proposition 1", "div: layers", layers, check="<= 1", published="one",
+    papers["fu2024"].add("Proposition 1", "div: layers", layers, check=every(at_most, 1), published="one",
                          why=f"by Newton's method, and three of them make the divisor; error {division}. The proof "
                          "that is cited divides by a layer norm", trained=False,
                          cause="setting: attention and MLPs alone",

@@ -1,7 +1,6 @@
-"""Scripts of `analyses/` as modules."""
+"""Scripts of `analyses/` as modules; pytest has that folder on its path (pyproject.toml)."""
 
 import importlib
-import sys
 from typing import Any
 
 from tests.pages import ROOT
@@ -10,9 +9,5 @@ ANALYSES = ROOT / "analyses"
 
 
 def import_script(name: str) -> Any:
-    """A script of `analyses/` by its name, with the others beside it to import from."""
-    sys.path.insert(0, str(ANALYSES))
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.remove(str(ANALYSES))
+    """A script of `analyses/` by its name."""
+    return importlib.import_module(name)

@@ -75,7 +75,6 @@ def help_of(capsys, *words: str) -> str:
         ("train",),
         ("report",),
         ("join",),
-        ("verify",),
         *(("train", name) for name in ("lsa-1l", "nertinger-linear", "lstm-4l")),
     ],
 )
@@ -387,7 +386,6 @@ def modules_after(code: str) -> set[str]:
         ["list"],
         ["report", "--help"],
         ["import", "--help"],
-        ["verify", "--help"],
         ["sweep", "--help"],
         ["join"],
         ["fly"],

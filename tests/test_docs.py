@@ -19,9 +19,9 @@ from playwright.sync_api import Browser
 import mechicl
 from mechicl.algorithms import card
 from mechicl.checkpoints import available
-from mechicl.reports import Comparison
 from mechicl.tasks import registry
 from mechicl.training import PRESETS
+from support.results import Results
 from tests.pages import ROOT, blocks, compare, compare_roughly, fences, run
 from tests.scripts import import_script
 
@@ -82,7 +82,7 @@ def test_commands_exist(path: Path):
         elif program == "python" and arguments[0] != "-m":
             assert (ROOT / arguments[0]).is_file(), line
         elif program == "mechicl":
-            assert arguments[0] in {"list", "report", "train", "sweep", "import", "join", "verify"}, line
+            assert arguments[0] in {"list", "report", "train", "sweep", "import", "join"}, line
             if arguments[0] == "train" and arguments[1:] and arguments[1].islower():
                 assert arguments[1] in PRESETS, line
 
@@ -112,7 +112,7 @@ def printed(command: str) -> str:
         data = json.loads(path.read_text(encoding="utf-8"))
         made = data["command"].removeprefix("python ").removeprefix("analyses/").split()
         if made[0] == script and (not options or made[1:] == options):
-            return str(Comparison.read(path))
+            return str(Results.read(path))
     raise AssertionError(f"no results file was made by {command}")
 
 

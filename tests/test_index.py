@@ -2,19 +2,20 @@
 
 import re
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
 
 from mechicl.checkpoints import available
-from mechicl.reports import Claim, Comparison, Row
-from mechicl.reports.agreement import moved_claims
-from mechicl.reports.claims import restated
+from mechicl.reports import Row
 from mechicl.reports.comparison import finite
-from mechicl.reports.sources import read_sources
+from mechicl.reports.published import read_sources
 from mechicl.statistics import Interval
 from mechicl.training import PRESETS
+from support.claims import Claim, restated
+from support.moved import moved_claims
+from support.results import Results
 from tests.scripts import ANALYSES, import_script
 
 NAMES = sorted(path.stem for path in (ANALYSES / "results").glob("*.json"))
@@ -26,7 +27,7 @@ def index() -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def results(index) -> dict[str, Comparison]:
+def results(index) -> dict[str, Results]:
     return index.read_results(ANALYSES / "results")
 
 
@@ -46,8 +47,9 @@ def test_a_script_claims_of_its_saved_rows_what_the_results_file_holds(index, re
         assert not comparison.claims
         assert not hasattr(script, "claims")
         return
-    stated = [finite(asdict(claim)) for claim in restated(comparison.claims, script.claims(comparison))]
-    assert stated == [finite(asdict(claim)) for claim in comparison.claims], "run `python analyses/index.py --restate`"
+    stated = [finite(claim.to_json()) for claim in restated(comparison.claims, script.claims(comparison))]
+    saved = [finite(claim.to_json()) for claim in comparison.claims]
+    assert stated == saved, "run `python analyses/index.py --restate`"
     assert stated or name.startswith("known_")  # no paper has these models
     assert {claim["source"] for claim in stated} <= set(index.LEADS) <= set(read_sources())
     assert set(comparison.data["checkpoints"]) <= {*available(), *PRESETS}
@@ -59,7 +61,7 @@ def test_no_entry_lacks_a_measurement_a_control_or_a_cause(index, results):
 
 
 def test_entries_on_training_move_where_untrained_models_are_in_the_trained_ones_place(results):
-    """What `mechicl verify --random-weights` lists, by the rows of untrained models that the results files hold."""
+    """What `make verify VERIFY=--random-weights` lists, by the rows of untrained models that the results files hold."""
     unmoved = []
     for comparison in results.values():
         known = [claim for claim in comparison.claims if "untrained" in claim.controls]
@@ -82,13 +84,13 @@ def claim(what: str, measured: float) -> Claim:
 
 def test_lines_of_one_claim_in_two_files_are_joined(index):
     files = [
-        Comparison("", "", [], data={"command": f"python analyses/{i}.py"}, claims=[claim("loss", measured)])
+        Results("", "", [], data={"command": f"python analyses/{i}.py"}, claims=[claim("loss", measured)])
         for i, measured in enumerate((2.0, 3.0))
     ]
     joined = {entry.what: (entry, commands) for entry, commands in index.joined(files).items()}
     entry, commands = joined["loss"]
     assert commands == ["0.py", "1.py"]
-    assert (entry.verdict, entry.outcomes()) == ("agrees in part", [True, False])
+    assert (entry.verdict, entry.outcomes) == ("agrees in part", [True, False])
     assert index.measured_cell(entry) == "a: 2, 3"
     assert index.published_cell(entry) == "2"
     assert index.why_cell(entry) == "1 of 2; ratios 1.000 to 1.500; because"
@@ -126,7 +128,7 @@ def test_n_is_the_fewest_seeds(index):
 
 def test_strict_is_an_error_while_an_entry_lacks_something(index, tmp_path, monkeypatch, capsys):
     files = {"command": "python analyses/a.py", "checkpoints": [], "date": "2026-01-01"}
-    Comparison("Title", "Lead", [], data=files, claims=[claim("loss", 2.0)]).write(tmp_path / "results", "a")
+    Results("Title", "Lead", [], data=files, claims=[claim("loss", 2.0)]).write(tmp_path / "results", "a")
     monkeypatch.setattr(index, "HERE", tmp_path)
     monkeypatch.setattr(index, "UNMEASURED", ())
     for arguments, code in ((), None), (("--check",), 0), (("--strict",), 1):
@@ -142,7 +144,7 @@ def test_strict_is_an_error_while_an_entry_lacks_something(index, tmp_path, monk
 
 def test_check_sees_a_change_of_the_results(index, tmp_path, monkeypatch, capsys):
     files = {"command": "python analyses/a.py", "checkpoints": [], "date": "2026-01-01"}
-    Comparison("Title", "Lead", [], data=files, claims=[claim("loss", 2.0)]).write(tmp_path / "results", "a")
+    Results("Title", "Lead", [], data=files, claims=[claim("loss", 2.0)]).write(tmp_path / "results", "a")
     monkeypatch.setattr(index, "HERE", tmp_path)
 
     def main(*arguments: str) -> None:

@@ -3,7 +3,7 @@
 import importlib
 import re
 
-from mechicl.reports import Comparison
+from support.results import Results
 from tests.pages import ROOT, blocks
 
 PATH = ROOT / "README.md"
@@ -51,7 +51,7 @@ def test_numbers_of_the_findings_are_on_their_pages():
 
 def test_numbers_of_the_findings_are_those_of_the_index():
     part = README.partition("## What it found")[2].partition("\n## ")[0]
-    results = [Comparison.read(path) for path in sorted((ROOT / "analyses" / "results").glob("*.json"))]
+    results = [Results.read(path) for path in sorted((ROOT / "analyses" / "results").glob("*.json"))]
     rows = [row for comparison in results for row in comparison.rows]
     claims = [claim for comparison in results for claim in comparison.claims]
     rows += [row for claim in claims for each in (*claim.lines.values(), *claim.controls.values()) for row in each]

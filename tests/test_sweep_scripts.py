@@ -2,7 +2,7 @@
 
 import pytest
 
-from mechicl.reports import Comparison
+from support.results import Results
 from tests.scripts import ANALYSES, import_script
 
 NAMES = sorted(path.stem for path in ANALYSES.glob("sweep_*.py"))
@@ -12,7 +12,7 @@ NAMES = sorted(path.stem for path in ANALYSES.glob("sweep_*.py"))
 def test_rows_are_those_of_the_kept_tables(name):
     script = import_script(name)
     comparison = script.compare(script.Args())
-    saved = Comparison.read(ANALYSES / "results" / f"{name}.json")
+    saved = Results.read(ANALYSES / "results" / f"{name}.json")
     assert [(row.quantity, str(row), row.note) for row in comparison.rows] == [
         (row.quantity, str(row), row.note) for row in saved.rows
     ]

@@ -6,12 +6,13 @@ from benchmarks.rows import Row, row
 from benchmarks.settings import Settings
 from mechicl.analysis.weights import linear_attention_optimum
 from mechicl.checkpoints import load_checkpoint
-from mechicl.reports.one_layer import compare_one_layer
+from mechicl.reports.one_layer import OneLayer
 
 
 def measure(settings: Settings) -> list[Row]:
     """Everything that this part measures; one run, whatever `rounds` is."""
-    one, gaussian = (compare_one_layer(load_checkpoint(name), progress=False) for name in ("lsa-1l", "lsa-1l-gaussian"))
+    kinds = (OneLayer(load_checkpoint(name), progress=False) for name in ("lsa-1l", "lsa-1l-gaussian"))
+    one, gaussian = (kind.measure(kind.compared) for kind in kinds)
     measured: dict[str, Any] = {row.quantity: row.measured for row in one.rows}
     halves = [measured[f"half-MSE, {name}"].mean for name in ("trained, mean of the seeds", "tuned gradient descent")]
     half = " over ".join(f"{loss:.4f}" for loss in halves)

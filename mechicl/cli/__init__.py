@@ -1,5 +1,5 @@
 """The command line: `mechicl list`, `train PRESET`, `report CHECKPOINT --out DIR`, `import FOLDER --out DIR`,
-`sweep PRESET --over AXES`, `join RUN... --out DIR`, `verify [ENTRY...]`.
+`sweep PRESET --over AXES`, `join RUN... --out DIR`.
 
 Its help and its list answer at once: no command's module imports torch, or what brings torch along, before the command
 is run. `mechicl train` is the exception: its options are the fields of the configs.
@@ -20,10 +20,9 @@ from mechicl.cli.join import Join
 from mechicl.cli.listing import List
 from mechicl.cli.report import Report
 from mechicl.cli.sweep import SweepCommand
-from mechicl.cli.verify import Verify
 
 Sweep = Annotated[SweepCommand, tyro.conf.subcommand(name="sweep")]
-DESCRIPTION = "Train small in-context learners, report which algorithm they run, and verify what is published of them."
+DESCRIPTION = "Train small in-context learners and report which algorithm they run."
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ def _run(words: list[str]) -> None:
 def _commands(words: list[str]) -> tuple[Any, tyro.constructors.ConstructorRegistry | None]:
     """The commands as tyro takes them, and the rules for their words; `train` has options only where it is called."""
     if "train" not in words and not any(word.startswith("--tyro-") for word in words):  # those write shell completions
-        return List | Train | Sweep | Report | Import | Join | Verify, None
+        return List | Train | Sweep | Report | Import | Join, None
     from mechicl.cli.train import REGISTRY, train_command  # here, because it takes seconds: it imports torch
 
-    return List | train_command(words, Train.__doc__) | Sweep | Report | Import | Join | Verify, REGISTRY
+    return List | train_command(words, Train.__doc__) | Sweep | Report | Import | Join, REGISTRY

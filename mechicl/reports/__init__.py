@@ -8,25 +8,22 @@ from mechicl.base.arguments import check_arguments
 from mechicl.checkpoints import load_checkpoint
 from mechicl.learners import Learners
 from mechicl.models import PromptedModel
-from mechicl.reports.claims import Claim, Claims
-from mechicl.reports.comparison import Comparison, Section, published
-from mechicl.reports.descent import descent_kind
-from mechicl.reports.engine import Kind
-from mechicl.reports.layers import layers_kind
-from mechicl.reports.model_parts import model_parts_kind
-from mechicl.reports.one_layer import one_layer_kind
-from mechicl.reports.own import own_kind
+from mechicl.reports.comparison import Comparison, Section
+from mechicl.reports.copying import Copying
+from mechicl.reports.descent import Descent
+from mechicl.reports.kind import Kind
+from mechicl.reports.layers import Layers
+from mechicl.reports.one_layer import OneLayer
+from mechicl.reports.own import Own
+from mechicl.reports.published import published
 from mechicl.reports.rows import Row
 from mechicl.reports.study import Study, study
-from mechicl.reports.texts import texts_kind
-from mechicl.reports.tokens import tokens_kind
-from mechicl.reports.verdict import Verdict
+from mechicl.reports.texts import Texts
+from mechicl.reports.tokens import Tokens
 from mechicl.tasks import LinearRegression, MarkovChains, RepeatedTokens
 from mechicl.tasks.topics import TopicClassification
 
-__all__ = [
-    "Claim", "Claims", "Comparison", "Row", "Section", "Verdict", "published", "report", "write_report",
-]  # fmt: skip
+__all__ = ["Comparison", "Row", "Section", "published", "report", "write_report"]
 
 _ONE_STEP = {  # what the one-layer study takes for granted: its construction's architecture
     "n_layers": 1, "n_heads": 1, "attention": "linear", "normalization_type": None, "d_mlp": None, "damping": 1.0,
@@ -79,8 +76,7 @@ def report(
     path = Path(path)
     folder, name = (path.parent, path.stem) if path.suffix == ".html" else (path, "report")
     opened = study(model, task, compare=compare, seed=seed)
-    kind = _kind(opened, n_prompts, progress)
-    return kind.write(folder, name, sections, progress=progress)
+    return _kind(opened)(opened, n_prompts=n_prompts, progress=progress).write(folder, name, sections)
 
 
 def write_report(
@@ -115,29 +111,24 @@ def write_report(
         CheckpointError: no such checkpoint, a damaged one, or one without a task; else as `report`.
     """
     opened = study(load_checkpoint(name), task, compare=compare, seed=seed, task_index=task_index)
-    return _kind(opened, n_prompts, progress).write(Path(out), "report", sections, progress=progress)
+    return _kind(opened)(opened, n_prompts=n_prompts, progress=progress).write(Path(out), "report", sections)
 
 
-def _kind(opened: Study, n_prompts: int | None, progress: bool) -> Kind:
-    """The report that fits the model and its task."""
+def _kind(opened: Study) -> type[Kind]:
+    """The kind of report that fits the model and its task."""
     cfg: Any = getattr(opened.model, "cfg", None)
-    task = opened.task
-    ours = isinstance(opened.model, PromptedModel)
+    ours, task = isinstance(opened.model, PromptedModel), opened.task
     if ours and isinstance(task, TopicClassification):
-        make = texts_kind
-    elif ours and isinstance(task, RepeatedTokens | MarkovChains):
-        make = tokens_kind
-    elif not ours or not isinstance(task, LinearRegression):
-        make = own_kind
-    elif cfg.one_pass:
-        make = layers_kind
-    elif cfg.prompt_format == "interleaved":
-        make = model_parts_kind
-    elif all(getattr(cfg, field) == value for field, value in _ONE_STEP.items()):
-        make = one_layer_kind
-    else:
-        make = descent_kind
-    return make(opened, n_prompts=n_prompts, progress=progress)
+        return Texts
+    if ours and isinstance(task, RepeatedTokens | MarkovChains):
+        return Tokens
+    if not ours or not isinstance(task, LinearRegression):
+        return Own
+    if cfg.one_pass:
+        return Layers
+    if cfg.prompt_format == "interleaved":
+        return Copying
+    return OneLayer if all(getattr(cfg, field) == value for field, value in _ONE_STEP.items()) else Descent
 
 
 check_arguments(__name__)

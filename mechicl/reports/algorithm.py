@@ -17,7 +17,7 @@ from mechicl.learners import Learner
 from mechicl.models import PromptedModel, build
 from mechicl.prompts import Prompts
 from mechicl.reports.causes import interventions_in_words
-from mechicl.reports.comparison import Comparison, Part, Section
+from mechicl.reports.comparison import Comparison, Measured, Section
 from mechicl.reports.rows import Row
 from mechicl.reports.study import Study
 from mechicl.reports.verdict import NEAR, Answer, Verdict, beside_published, percent, since_when, which_algorithm
@@ -116,7 +116,7 @@ class AlgorithmQuestion:
         ]
         return snapshots.steps, torch.tensor(rows, dtype=torch.float64)
 
-    def part(self) -> Part:
+    def part(self) -> Measured:
         """Rows, pictures and numbers."""
         identified = self.identified
         rows = [

@@ -13,9 +13,8 @@ from mechicl.analysis.causes import HypothesisTest, Interchange
 from mechicl.analysis.causes.results import Kind
 from mechicl.checkpoints import Checkpoint, untrained
 from mechicl.models import Model
-from mechicl.reports.comparison import Part
-from mechicl.reports.layer_matches import over_models
-from mechicl.reports.rows import Row
+from mechicl.reports.comparison import Measured
+from mechicl.reports.rows import Row, over_models
 from mechicl.reports.study import Study
 from mechicl.statistics import Interval
 from mechicl.tasks import Task
@@ -39,7 +38,7 @@ SOME = ("query exchanged", "context exchanged", "point exchanged", "context skip
 
 def causal_part(
     checkpoint: Checkpoint, task: Task, *, n_prompts: int, seed: int, control: bool = True, progress: bool = True
-) -> Part:
+) -> Measured:
     """What interventions say of each of a checkpoint's models: rows by family, pictures of the first, all numbers.
 
     Args:
@@ -79,7 +78,7 @@ def causal_part(
     return rows, _sections(title, tests[0], n_prompts), data
 
 
-def causes(study: Study, *, progress: bool = True) -> Part:
+def causes(study: Study, *, progress: bool = True) -> Measured:
     """The test of the model that a report is on, with its controls."""
     one = study.select([0])
     rows, sections, data = causal_part(one, study.task, n_prompts=N_REPORT, seed=PROMPT_SEED, progress=progress)

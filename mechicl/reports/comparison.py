@@ -1,37 +1,33 @@
-"""Published beside measured: the table that every reproduction prints, saves and shows."""
+"""Published and measured: the table that every report and reproduction prints, saves and shows."""
 
-import json
 import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from mechicl.base.arguments import takes_undefined
-from mechicl.base.files import read_json, write_bytes, write_json
-from mechicl.reports.claims import Claim, verdict_of
+from mechicl.base.files import write_bytes, write_json
 from mechicl.reports.rows import Row
 from mechicl.viz.page import Section, page, table
 
 HEADER = ("quantity", "published", "measured", "interval", "note")
-Part = tuple[list[Row], list[Section], dict[str, Any]]
+Measured = tuple[list[Row], list[Section], dict[str, Any]]
 """Rows, sections and numbers of a part of a comparison."""
 
 
 @takes_undefined  # what could not be measured
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """What a reproduction measured beside what was published.
+    """Measured values next to published ones.
 
     Attributes:
         title: of the page.
         lead: what was measured, on what.
-        rows: published beside measured.
-        sections: pictures with their words.
+        rows: published and measured values.
+        sections: pictures with their captions.
         data: every number behind them, as plain data.
-        claims: what a paper says of these rows.
     """
 
     title: str
@@ -39,7 +35,6 @@ class Comparison:
     rows: Sequence[Row]
     sections: Sequence[Section] = ()
     data: dict[str, Any] = field(default_factory=dict)
-    claims: Sequence[Claim] = ()
 
     def __str__(self) -> str:
         lines = [HEADER, *(row.cells() for row in self.rows)]
@@ -63,24 +58,6 @@ class Comparison:
             self, rows=[*self.rows, *rows], sections=[*self.sections, *sections], data={**self.data, **(data or {})}
         )
 
-    @classmethod
-    def read(cls, path: str | Path) -> "Comparison":
-        """A saved comparison, without its pictures.
-
-        Raises:
-            ValueError: no file that `write` made.
-        """
-        try:
-            data = read_json(Path(path))
-            title, lead = data.pop("title"), data.pop("lead")
-            rows = [Row.from_json(row) for row in data.pop("table")]
-            claims = [Claim.from_json(claim) for claim in data.pop("claims", [])]
-        except (OSError, KeyError, ValueError, TypeError, AttributeError) as error:
-            raise ValueError(
-                f"the path {path} holds no saved comparison ({error!r}): make it anew with its script"
-            ) from error
-        return cls(title, lead, rows, (), data, claims)
-
     def write(self, out: str | Path, name: str, *, opening: Section | None = None) -> Path:
         """Save NAME.json and NAME.html in a folder, and return the path of the page.
 
@@ -99,11 +76,16 @@ class Comparison:
     def write_numbers(self, path: Path) -> None:
         """Save what is measured, without the page."""
         saved = {"title": self.title, "lead": self.lead, "date": time.strftime("%Y-%m-%d"), **self.data}
-        saved |= {
-            "table": [row.to_json() | {"verdict": verdict_of(row)} for row in self.rows],
-            "claims": [claim.to_json() for claim in self.claims],
-        }
+        saved |= {"table": [row.to_json() | {"verdict": row.verdict} for row in self.rows], **self.more_data()}
         write_json(path, finite(saved))
+
+    def more_data(self) -> dict[str, Any]:
+        """What a subclass saves besides."""
+        return {}
+
+    def verdict_on(self, row: Row) -> str:
+        """Whether what was published of a row holds."""
+        return row.verdict
 
     def _laid_out(self) -> list[Section]:
         """What the page shows: a table of what was published, each section with its rows, and the rows of none."""
@@ -115,7 +97,8 @@ class Comparison:
             rows = [row for row in others if row.section == section.title]
             sections.append(replace(section, content=[*section.parts, _measured(rows)]) if rows else section)
         if printed:
-            lines = [(*row.cells()[:3], self._verdict_on(row), *row.cells()[3:]) for row in printed]
+            lines = [(*row.cells()[:3], self.verdict_on(row).replace("not printed", "—"), *row.cells()[3:])
+                     for row in printed]  # fmt: skip
             header = (*HEADER[:3], "verdict", *HEADER[3:])
             sections.insert(0, Section("Published and measured", "", table(header, lines)))
         homeless = [row for row in others if row.section not in titles]
@@ -123,31 +106,11 @@ class Comparison:
             sections.append(Section("Also measured", "", _measured(homeless)))
         return sections
 
-    def _verdict_on(self, row: Row) -> str:
-        """Whether the paper is right in this row: by the row itself, or by the claim that is stated on it alone."""
-        verdict = verdict_of(row)
-        if verdict == "not printed":  # words without a check of the row's own
-            alone = [claim.verdict for claim in self.claims if claim.rows == [row]]
-            verdict = alone[0] if alone else verdict
-        return "—" if verdict == "not printed" else verdict
-
 
 def _measured(rows: Sequence[Row]) -> str:
     """A table of rows of which nothing was published."""
     lines = [(cells[0], *cells[2:]) for cells in (row.cells() for row in rows)]
     return table((HEADER[0], *HEADER[2:]), lines)
-
-
-def published(key: str) -> dict[str, Any]:
-    """Numbers printed in the papers: an entry of `published.json`, whose keys are an author, a year and a place.
-
-    Raises:
-        KeyError: no such entry.
-    """
-    entries = json.loads(files("mechicl").joinpath("published.json").read_text())
-    if key not in entries:
-        raise KeyError(f"key must be one of {', '.join(entries)}, got {key!r}")
-    return entries[key]
 
 
 def finite(value: Any) -> Any:

@@ -2,8 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -14,24 +13,21 @@ from mechicl import viz
 from mechicl.algorithms.spectral_fit import SpectralLearner
 from mechicl.analysis import align, fit_construction, interpolate, measure_shifted_losses
 from mechicl.analysis.behaviour import FOREIGN_INPUTS, ClippedDescent, tuned_clipped_descent, tuned_descent
+from mechicl.analysis.behaviour.shifts import Scaled
 from mechicl.analysis.weights import ConstructionFit, FamilyName
 from mechicl.analysis.weights.construction_families import family_for
 from mechicl.checkpoints import Checkpoint, CheckpointError
 from mechicl.learners import Learner, squared_errors
-from mechicl.models import HookedTransformer, TransformerConfig
+from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
-from mechicl.reports.algorithm import AlgorithmQuestion, causes_in_words
-from mechicl.reports.causes import causes, no_causes, slow_causes
-from mechicl.reports.comparison import Comparison, Part, Section, published
-from mechicl.reports.engine import Kind
-from mechicl.reports.model_parts import model_parts, no_model_parts
-from mechicl.reports.rows import Row, over_seeds
-from mechicl.reports.study import Study, as_study
-from mechicl.reports.verdict import NEAR, Verdict, percent
-from mechicl.statistics import Interval, interval, median_interval, ratio_interval
+from mechicl.reports.comparison import Measured, Section
+from mechicl.reports.kind import ALGORITHM, CAUSES, HEADS, Kind, Part, plural
+from mechicl.reports.published import published
+from mechicl.reports.rows import Row, Value, above, below, equal, near, over_seeds
+from mechicl.reports.verdict import NEAR, percent
+from mechicl.statistics import interval, median_interval, ratio_interval
 from mechicl.tasks import LinearRegression
 
-N_HELD_OUT, PROMPT_SEED = 10_000, 1_000_003
 N_SHIFTED = 4096  # prompts at each scale
 N_TUNING, TUNING_SEED = 8192, 2**31 + 1
 N_DEEP_PATHS = 2000  # prompts along paths of models with five layers and more, which take so much longer
@@ -46,43 +42,153 @@ WORDS = {
     "one whose layers write most nearly what its layers write, in the products W_KQ and W_PV, on held-out prompts. "
     "Raw, in the gauge of A.3, and with both models' heads side by side.",
 }
-
-
 Tuned = SpectralLearner | ClippedDescent
 
 
-@dataclass(frozen=True, eq=False)
-class References:
-    """Descent with as many steps as the model has layers, tuned on the task: step sizes and γ shared or one a step.
+def _losses(kind: "Descent") -> Measured:
+    """Losses of the seeds and of tuned descent, and the alignment with its sensitivities."""
+    errors, references, held_out, one = kind.squared_errors, kind.reference_errors, kind.held_out, len(kind.models) == 1
+    over = "prompts" if one else "seeds"
+    left = f"{int(left_the_plateau(errors, held_out).sum())} of {len(kind.models)} left the plateau of predicting 0"
+    rows = [Row("half-MSE, trained, mean of the seeds", None, interval(errors.mean(0) / 2), "prompts", left)]
+    for name, values in references.items():
+        settings = ", ".join(f"{key}={value:.3g}" for key, value in kind.references[name].hyperparameters.items())
+        rows.append(Row(f"half-MSE, {name}, tuned", None, interval(values / 2), "prompts", settings))
+    claims = _claims(kind.cfg.n_layers, kind.cfg.attention, kind.cfg.normalization_type)
+    for name, values in references.items():
+        ratio, _, note = over_seeds(errors.mean(-1) / values.mean(), kind.study)
+        ratio = ratio_interval(errors[0], values) if one else ratio
+        claim, check = claims.get("GD++" if "++" in name else "gradient descent", (None, None))
+        rows.append(Row(f"loss, trained over {name}", claim, ratio, over, note or "on the same prompts",
+                        check(ratio) if check else None, SOURCE if claim else ""))  # fmt: skip
+    for name, learner in kind.references.items():
+        cosines = torch.stack([align(model, learner, held_out[:4096]).sensitivity_cosine for model in kind.models])
+        cosine = interval(cosines[0][cosines[0].isfinite()] if one else cosines.nanmean(-1))
+        claim = ("near 1", near(cosine, 1), SOURCE) if "++" in name else (None, None, "")
+        rows.append(Row(f"sensitivity cosine with {name}", claim[0], cosine, over, "", *claim[1:]))
+    data = {"references": {name: values.mean().item() for name, values in references.items()}}
+    curve = kind.study.record.get("curve")
+    if curve is None or kind.study.is_own:
+        return rows, [], data
+    name, values = next(iter(references.items()))
+    drawn = viz.losses_over_training(
+        curve["eval_step"], {"each seed": curve["eval_loss"]}, log_x=True,
+        references={f"{name}, tuned": values.mean().item()},
+    )  # fmt: skip
+    return rows, [Section("Learning", WORDS["learning"], drawn)], data
 
-    Where the model clips its tokens, so does the descent, and it is tuned with the clip (von Oswald et al. 2023, A.2).
+
+def _claims(n_layers: int, attention: str, norm: str | None) -> dict[str, tuple[str, Callable[[Value], bool]]]:
+    """What the paper says of the loss over that of descent, and how that is checked."""
+    if attention == "softmax":
+        return {"gradient descent": ("above 1; less with two heads (Fig. 12)", lambda ratio: above(ratio, 1))}
+    if norm is not None:
+        return dict.fromkeys(("gradient descent", "GD++"), ("above 1 (Fig. 14)", lambda ratio: above(ratio, 1)))
+    if n_layers == 1:
+        return {"gradient descent": ("1 (Fig. 2)", lambda ratio: equal(ratio, 1))}
+    return {
+        "gradient descent": ("below 1 (Figs. 3, 7, 8)", lambda ratio: below(ratio, 1)),
+        "GD++": ("1 (Figs. 3, 7, 8)", lambda ratio: equal(ratio, 1)),
+    }
+
+
+def _weights(kind: "Descent") -> Measured:
+    """The construction in the weights, and the paths to it."""
+    fit, models = kind.fit, kind.models
+    if isinstance(fit, str):
+        return [], [], {"no_fit": fit}
+    prompts = kind.held_out[: N_DEEP_PATHS if kind.cfg.n_layers >= 5 else None]
+    rows = fit_rows(fit, kind.task, looped=kind.cfg.recurrent and kind.cfg.n_layers == 2)
+    shown, barriers = {}, {}
+    targets = {
+        "tuned member": [kind.tuned_member] * len(models),
+        "member nearest in weights": fit.projected.models,
+        "member fitted layer by layer": (fit.layerwise or fit.projected).models,
+    }
+    for target, members in targets.items():
+        for path_kind in ("raw", "rescaled", "lifted"):
+            paths = [interpolate(a, b, prompts, kind=path_kind) for a, b in zip(models, members, strict=True)]
+            if path_kind != "raw" or target == "tuned member":
+                shown[f"{target}, {path_kind}"] = paths[0]
+            each = [path.barrier() for path in paths]
+            barriers[f"{target}, {path_kind}"] = [barrier.mean for barrier in each]
+            over = median_interval(torch.tensor([barrier.mean for barrier in each]))
+            stated = (path_kind, target) == ("rescaled", "tuned member")
+            note = f"largest {max(each, key=lambda barrier: barrier.mean)} over prompts; relative to the loss"
+            rows.append(Row(f"barrier to the {target}, {path_kind}", "none (Fig. 3)" if stated else None, over, "seeds",
+                            note, near(over, 0) if stated else None, SOURCE if stated else ""))  # fmt: skip
+    section = Section("From the trained weights to GD++", WORDS["paths"], viz.connectivity_paths(shown))
+    parameters = {name: values.tolist() for name, values in fit.best.parameters.items()}
+    return rows, [section], {"parameters": parameters, "barriers": barriers}
+
+
+def _shifts(kind: "Descent") -> Measured:
+    """Losses on scaled inputs and weights, and on other inputs: the model, gradient descent, and the best of GD++."""
+    names = list(kind.references)
+    learners: dict[str, Learner] = {"trained": kind.models[0], "gradient descent": kind.references[names[0]]}
+    learners |= {"GD++": kind.references[names[-1]]} if len(names) > 1 else {}
+    foreign = kind.task.replace(inputs=FOREIGN_INPUTS, input_scale=0.25)
+    settings: tuple[tuple[str, LinearRegression, Scaled], ...] = (
+        ("inputs scaled", kind.task, "input_scale"), ("weights scaled", kind.task, "weight_scale"),
+        ("foreign inputs", foreign, "input_scale"),
+    )  # fmt: skip
+    panels = {
+        name: measure_shifted_losses(learners, task, SCALES, scaled=scaled, n_prompts=N_SHIFTED, seed=kind.seed)
+        for name, task, scaled in settings
+    }
+    return [], [Section("Losses out of distribution", WORDS["shifts"], viz.shifted_losses(panels))], {}
+
+
+class Descent(Kind):
+    """Models on paired prompts, in float64, against tuned descent with as many steps as they have layers.
+
+    Step sizes and γ are shared or one a step. If the model clips its tokens, so does the descent, and it is tuned with
+    the clip (von Oswald et al. 2023, A.2). Source: Figs. 3, 7, 8, 12 and 14.
+
+    Raises:
+        CheckpointError: a model of another kind, or without a task of linear regression.
     """
 
-    learners: dict[str, Tuned]
-    squared_errors: dict[str, torch.Tensor]
+    parts = (Part("loss", _losses), ALGORITHM, Part("weights", _weights), Part("shifts", _shifts), CAUSES, HEADS)
 
-
-@dataclass(frozen=True, eq=False)
-class DescentSetting:
-    """Models on paired prompts in float64, tuned descent that they are compared with, and held-out prompts."""
-
-    checkpoint: Checkpoint
-    task: LinearRegression
-    models: list[HookedTransformer]
-    held_out: Prompts
-    seed: int
-    references: References
-    squared_errors: Float[Tensor, "seed prompt"]
-
-    @property
-    def cfg(self) -> TransformerConfig:
-        """The models' config."""
-        return self.models[0].cfg
+    def __init__(self, checkpoint: Checkpoint, **options: Any):
+        super().__init__(checkpoint, **options)
+        self.cfg, self.task = checkpoint.models[0].cfg, checkpoint.task
+        if self.cfg.prompt_format != "paired" or not isinstance(self.task, LinearRegression):
+            raise CheckpointError(
+                f"{checkpoint.name} has {self.cfg.prompt_format} prompts of {type(self.task).__name__}: this report is "
+                f"for models on paired prompts of LinearRegression"
+            )
 
     @cached_property
+    def models(self) -> list[HookedTransformer]:
+        """In float64."""
+        return [copy.deepcopy(model).double() for model in self.study.models if isinstance(model, HookedTransformer)]
+
+    @cached_property
+    def held_out(self) -> Prompts:
+        """Held-out prompts."""
+        return self.task.sample(self.n_prompts, seed=self.seed, dtype=torch.float64)
+
+    @cached_property
+    def squared_errors(self) -> Float[Tensor, "seed prompt"]:
+        """Of the models."""
+        return torch.stack([squared_errors(model, self.held_out)[:, 0] for model in self.models])
+
+    @property
+    def references(self) -> Mapping[str, Tuned]:
+        """Tuned descent by name."""
+        return tuned_references(self.task, self.cfg.n_layers, self.cfg.recurrent, self.cfg.token_clip)
+
+    @cached_property
+    def reference_errors(self) -> dict[str, Float[Tensor, "prompt"]]:
+        """Squared errors of tuned descent."""
+        return {name: squared_errors(each, self.held_out)[:, 0] for name, each in self.references.items()}
+
+    @property
     def family(self) -> FamilyName:
         """The constructions that have this architecture."""
-        return _family(self.cfg.n_layers, self.cfg.recurrent)
+        return "gd" if self.cfg.n_layers == 1 else "gd++" if self.cfg.recurrent else "gd++ per layer"
 
     @cached_property
     def fit(self) -> ConstructionFit | str:
@@ -92,166 +198,53 @@ class DescentSetting:
         except ValueError as error:  # softmax, norms, MLPs
             return str(error)
 
+    @property
+    def tuned_member(self) -> HookedTransformer:
+        """The tuned learner with the most parameters in the model's architecture."""
+        members, tuned = family_for(self.family, self.cfg), list(self.references.values())[-1].hyperparameters
+        values = [  # one for all layers, or one a layer; the last γ, which does nothing, was not tuned
+            tuned.get(name, tuned.get(f"{name}_{i + 1}", 0.0))
+            for name, (n,) in members.shapes.items()
+            for i in range(n)
+        ]
+        return members.member(torch.tensor(values, dtype=torch.float64))
 
-def compare_with_descent(
-    checkpoint: Checkpoint, *, n_prompts: int = 10_000, seed: int = 1_000_003, progress: bool = True
-) -> Comparison:
-    """Losses, alignment, fitted weights, paths and the nearest algorithm of a model on paired prompts.
+    @property
+    def title(self) -> str:
+        """Of the page."""
+        return f"Against gradient descent ({self.study.name})"
 
-    Args:
-        checkpoint: a model on paired prompts, with its task in the record.
-        n_prompts: held-out prompts.
-        seed: of the held-out prompts; tuning and fitting use others.
-        progress: show progress bars.
+    @property
+    def lead(self) -> str:
+        """What was measured, on what."""
+        cfg, task = self.cfg, self.task
+        layers = f"{plural(cfg.n_layers, 'layer')}{' (one, looped)' if cfg.recurrent else ''}"
+        clipped = ""
+        if cfg.token_clip is not None:
+            clipped = f" Tokens are clipped at {cfg.token_clip:g} after every layer, in descent too, which is tuned so."
+        return (
+            f"{self.study.name}: {plural(len(self.models), 'seed')}, {layers} with "
+            f"{plural(cfg.n_heads, f'{cfg.attention} head')} each, on {task.n_context} points in {task.x_dim} "
+            f"dimensions; {len(self.held_out):,} held-out prompts (seed {self.seed}). Losses are halved where the "
+            f"paper's are; its inputs are U(-1/2, 1/2).{clipped} {self.study.chosen}"
+        ).rstrip()
 
-    Raises:
-        CheckpointError: a model of another kind, or without a task of linear regression.
+    @property
+    def data(self) -> dict[str, Any]:
+        """Each seed's loss."""
+        return {"mse": self.squared_errors.mean(-1).tolist()}
 
-    Source: von Oswald et al. 2023, Figs. 3, 7, 8, 12 and 14.
-    """
-    setting = _setting(checkpoint, n_prompts, seed)
-    question = AlgorithmQuestion(as_study(checkpoint), progress, min(n_prompts, 4096), seed=0)
-    data = {"mse": setting.squared_errors.mean(-1).tolist()}
-    comparison = Comparison(_title(checkpoint), _lead(setting), [], [], data).with_more(*_losses(setting))
-    for part in (question.part(), _weights(setting), _shifts(setting)):
-        comparison = comparison.with_more(*part)
-    return comparison
-
-
-def descent_kind(study: Study, *, n_prompts: int | None = None, progress: bool = True) -> Kind:
-    """The comparison of `compare_with_descent`, and what the heads do."""
-    setting = _setting(study, n_prompts or N_HELD_OUT, PROMPT_SEED)
-    question = AlgorithmQuestion(study, progress)
-    parts: dict[str, Callable[[], Part]] = {
-        "loss": partial(_losses, setting), "algorithm": question.part, "weights": partial(_weights, setting),
-        "shifts": partial(_shifts, setting),
-    }  # fmt: skip
-    missing, on_request = {}, {}
-    if reason := no_causes(study):
-        missing["causes"] = reason
-    else:
-        parts["causes"] = partial(causes, study, progress=progress)
-        on_request = {"causes": slow} if (slow := slow_causes(study)) else {}
-    if reason := no_model_parts(study):
-        missing["heads"] = reason
-    else:
-        parts["heads"] = partial(model_parts, study, progress=progress)
-
-    def verdict(comparison: Comparison) -> Verdict:
-        return question.verdict(comparison, _weights_in_words(setting), causes_in_words(comparison.rows))
-
-    data = {"mse": setting.squared_errors.mean(-1).tolist()}
-    return Kind(_title(study), f"{_lead(setting)} {study.chosen}", parts, verdict, data, on_request, missing)
-
-
-def _setting(checkpoint: Checkpoint, n_prompts: int, seed: int) -> DescentSetting:
-    cfg, task = checkpoint.models[0].cfg, checkpoint.task
-    if cfg.prompt_format != "paired" or not isinstance(task, LinearRegression):
-        raise CheckpointError(
-            f"{checkpoint.name} has {cfg.prompt_format} prompts of {type(task).__name__}: this report is for models on "
-            f"paired prompts of LinearRegression"
-        )
-    models = [copy.deepcopy(model).double() for model in checkpoint.models if isinstance(model, HookedTransformer)]
-    held_out = task.sample(n_prompts, seed=seed, dtype=torch.float64)
-    learners = tuned_references(task, cfg.n_layers, cfg.recurrent, cfg.token_clip)
-    references = References(
-        dict(learners), {name: squared_errors(each, held_out)[:, 0] for name, each in learners.items()}
-    )
-    errors = torch.stack([squared_errors(model, held_out)[:, 0] for model in models])
-    return DescentSetting(checkpoint, task, models, held_out, seed, references, errors)
-
-
-def _title(checkpoint: Checkpoint) -> str:
-    return f"Against gradient descent ({checkpoint.name})"
-
-
-def _lead(setting: DescentSetting) -> str:
-    cfg, task, n = setting.cfg, setting.task, len(setting.models)
-    heads = f"{cfg.n_heads} {cfg.attention} head{'s' if cfg.n_heads > 1 else ''}"
-    layers = f"{cfg.n_layers} layer{'s' if cfg.n_layers > 1 else ''}{' (one, looped)' if cfg.recurrent else ''}"
-    clipped = ""
-    if cfg.token_clip is not None:
-        clipped = (
-            f" Tokens are clipped at {cfg.token_clip:g} after every layer, those of descent too, which is tuned so."
-        )
-    return (
-        f"{setting.checkpoint.name}: {n} seed{'s' if n > 1 else ''}, {layers} with {heads} each, on "
-        f"{task.n_context} points in {task.x_dim} dimensions; {len(setting.held_out):,} held-out prompts (seed "
-        f"{setting.seed}). Losses are halved where the paper's are; its inputs are U(-1/2, 1/2).{clipped}"
-    )
-
-
-def _losses(setting: DescentSetting) -> Part:
-    """Losses of the seeds and of tuned descent, and how alike they are to its sensitivities."""
-    errors, references, models, held_out = setting.squared_errors, setting.references, setting.models, setting.held_out
-    cfg, one = setting.cfg, len(models) == 1  # no interval over seeds
-    over = "prompts" if one else "seeds"
-    left = f"{int(left_the_plateau(errors, held_out).sum())} of {len(models)} left the plateau of predicting 0"
-    rows = [
-        Row("half-MSE, trained, mean of the seeds", None, interval(errors.mean(0) / 2), "prompts", left),
-        *(
-            Row(f"half-MSE, {name}, tuned", None, interval(values / 2), "prompts", _settings(references.learners[name]))
-            for name, values in references.squared_errors.items()
-        ),
-    ]
-    claims = _claims(cfg.n_layers, cfg.attention, cfg.normalization_type)
-    for name, values in references.squared_errors.items():
-        ratio, _, note = over_seeds(errors.mean(-1) / values.mean(), setting.checkpoint)
-        ratio = ratio_interval(errors[0], values) if one else ratio
-        claim, check = claims.get(_kind(name), (None, ""))
-        quantity, note = f"loss, trained over {name}", note or "on the same prompts"
-        rows.append(Row(quantity, claim, ratio, over, note, check, SOURCE if claim else ""))
-    for name, learner in references.learners.items():
-        alignments = [align(model, learner, held_out[:4096]) for model in models]
-        cosines = torch.stack([alignment.sensitivity_cosine for alignment in alignments])
-        cosine = interval(cosines[0][cosines[0].isfinite()] if one else cosines.nanmean(-1))
-        quantity = f"sensitivity cosine with {name}"
-        if "++" in name:
-            rows.append(Row(quantity, "near 1", cosine, over, "", "near 1", SOURCE))
-        else:
-            rows.append(Row(quantity, None, cosine, over))
-    data = {"references": {name: values.mean().item() for name, values in references.squared_errors.items()}}
-    record = setting.checkpoint.record
-    if "curve" not in record or (isinstance(setting.checkpoint, Study) and setting.checkpoint.is_own):
-        return rows, [], data
-    curve, (name, values) = record["curve"], next(iter(references.squared_errors.items()))
-    curves = viz.losses_over_training(
-        curve["eval_step"], {"each seed": curve["eval_loss"]}, log_x=True,
-        references={f"{name}, tuned": values.mean().item()},
-    )  # fmt: skip
-    return rows, [Section("Learning", WORDS["learning"], curves)], data
-
-
-def _weights(setting: DescentSetting) -> Part:
-    """The construction in the weights, and the paths to it."""
-    fit = setting.fit
-    if isinstance(fit, str):
-        return [], [], {"no_fit": fit}
-    cfg = setting.cfg
-    rows = fit_rows(fit, setting.task, looped=cfg.recurrent and cfg.n_layers == 2)
-    drawn = setting.held_out[: N_DEEP_PATHS if cfg.n_layers >= 5 else None]
-    path_rows, figure, barriers = _paths(setting.models, fit, setting.references, setting.family, drawn)
-    data = {"parameters": {k: v.tolist() for k, v in fit.best.parameters.items()}, "barriers": barriers}
-    return rows + path_rows, [figure], data
-
-
-def _shifts(setting: DescentSetting) -> Part:
-    """Losses on scaled inputs and weights, and on other inputs."""
-    drawn = _shifted(setting.models[0], setting.references, setting.task, setting.seed)
-    return [], [Section("Losses out of distribution", WORDS["shifts"], drawn)], {}
-
-
-def _weights_in_words(setting: DescentSetting) -> str:
-    """Whether the member of the family nearest to the weights predicts what the opened seed predicts."""
-    fit = setting.fit
-    if isinstance(fit, str):
-        return "Its weights cannot be read as an algorithm: softmax, layer norms or MLPs stand in the way."
-    name = {"gd": "gradient descent", "gd++": "GD++", "gd++ per layer": "GD++ with parameters for each step"}
-    distance, ratio = fit.relative_distances(fit.projected)[0], fit.loss_ratios(fit.projected)[0]
-    read = f"The {name[setting.family]} nearest to its weights leaves {percent(distance)} of its squared predictions"
-    if distance.mean <= NEAR:
-        return f"{read}: the weights agree."
-    return f"{read}, at {ratio.mean:.2g} times its loss: the weights do not show it."
+    def weights_in_words(self) -> str:
+        """Whether the member of the family nearest to the weights predicts what the opened seed predicts."""
+        fit = self.fit
+        if isinstance(fit, str):
+            return "Its weights cannot be read as an algorithm: softmax, layer norms or MLPs stand in the way."
+        name = {"gd": "gradient descent", "gd++": "GD++", "gd++ per layer": "GD++ with parameters for each step"}
+        distance, ratio = fit.relative_distances(fit.projected)[0], fit.loss_ratios(fit.projected)[0]
+        read = f"The {name[self.family]} nearest to its weights leaves {percent(distance)} of its squared predictions"
+        if distance.mean <= NEAR:
+            return f"{read}: the weights agree."
+        return f"{read}, at {ratio.mean:.2g} times its loss: the weights do not show it."
 
 
 def fit_rows(fit: ConstructionFit, task: LinearRegression, *, looped: bool) -> list[Row]:
@@ -301,11 +294,6 @@ def left_the_plateau(squared_errors: Float[Tensor, "seed prompt"], prompts: Prom
     return squared_errors.mean(-1) < 0.9 * prompts.query.ys.square().mean()
 
 
-def barrier_over_seeds(barriers: list[Interval]) -> Interval:
-    """Median over seeds of each seed's mean barrier, with its bootstrap interval."""
-    return median_interval(torch.tensor([barrier.mean for barrier in barriers]))
-
-
 @cache
 def tuned_references(task: LinearRegression, steps: int, looped: bool, clip: float | None) -> Mapping[str, Tuned]:
     """Tuned descent by name, from the least to the most parameters."""
@@ -322,95 +310,3 @@ def tuned_references(task: LinearRegression, steps: int, looped: bool, clip: flo
         if not looped and (clip is None or steps <= MOST_OWN):
             learners[f"GD++, {steps} steps, each its own"] = tuned(gamma=True, per_step=True)
     return learners
-
-
-def _settings(learner: Tuned) -> str:
-    return ", ".join(f"{name}={value:.3g}" for name, value in learner.hyperparameters.items())
-
-
-def _kind(name: str) -> str:
-    return "GD++" if "++" in name else "gradient descent"
-
-
-def _claims(n_layers: int, attention: str, norm: str | None) -> dict[str, tuple[str, str]]:
-    """What the paper says of the loss over that of descent, and how that is checked."""
-    if attention == "softmax":
-        return {"gradient descent": ("above 1; less with two heads (Fig. 12)", "> 1")}
-    if norm is not None:
-        return {"gradient descent": ("above 1 (Fig. 14)", "> 1"), "GD++": ("above 1 (Fig. 14)", "> 1")}
-    if n_layers == 1:
-        return {"gradient descent": ("1 (Fig. 2)", "= 1")}
-    return {"gradient descent": ("below 1 (Figs. 3, 7, 8)", "< 1"), "GD++": ("1 (Figs. 3, 7, 8)", "= 1")}
-
-
-def _family(n_layers: int, looped: bool) -> FamilyName:
-    if n_layers == 1:
-        return "gd"
-    return "gd++" if looped else "gd++ per layer"
-
-
-def _paths(
-    models: list[HookedTransformer],
-    fit: ConstructionFit,
-    references: References,
-    family: FamilyName,
-    held_out: Prompts,
-) -> tuple[list[Row], Section, dict[str, list[float]]]:
-    tuned = _member(list(references.learners.values())[-1], family, models[0].cfg)
-    shown, rows, barriers = {}, [], {}
-    targets = {
-        "tuned member": [tuned] * len(models),
-        "member nearest in weights": fit.projected.models,
-        "member fitted layer by layer": (fit.layerwise or fit.projected).models,
-    }
-    for target, members in targets.items():
-        for kind in ("raw", "rescaled", "lifted"):
-            paths = [interpolate(a, b, held_out, kind=kind) for a, b in zip(models, members, strict=True)]
-            if kind != "raw" or target == "tuned member":
-                shown[f"{target}, {kind}"] = paths[0]
-            each = [path.barrier() for path in paths]
-            barriers[f"{target}, {kind}"] = [barrier.mean for barrier in each]
-            stated = (
-                ("none (Fig. 3)", "near 0", SOURCE)
-                if (kind, target) == ("rescaled", "tuned member")
-                else (None, "", "")
-            )
-            largest = max(each, key=lambda barrier: barrier.mean)
-            rows.append(
-                Row(f"barrier to the {target}, {kind}", stated[0], barrier_over_seeds(each), "seeds",
-                    f"largest {largest} over prompts; relative to the loss", *stated[1:])
-            )  # fmt: skip
-    return rows, Section("From the trained weights to GD++", WORDS["paths"], viz.connectivity_paths(shown)), barriers
-
-
-def _member(descent: Tuned, family: FamilyName, cfg: TransformerConfig) -> HookedTransformer:
-    """The tuned learner in the model's architecture."""
-    members, tuned = family_for(family, cfg), descent.hyperparameters
-    values = [  # one for all layers, or one a layer; the last γ, which does nothing, was not tuned
-        tuned.get(name, tuned.get(f"{name}_{i + 1}", 0.0)) for name, (n,) in members.shapes.items() for i in range(n)
-    ]
-    return members.member(torch.tensor(values, dtype=torch.float64))
-
-
-def _shifted(model: HookedTransformer, references: References, task: LinearRegression, seed: int) -> Any:
-    learners: dict[str, Learner] = {"trained": model, **_distinct(references)}
-    foreign = task.replace(inputs=FOREIGN_INPUTS, input_scale=0.25)
-    panels = {
-        "inputs scaled": measure_shifted_losses(
-            learners, task, SCALES, scaled="input_scale", n_prompts=N_SHIFTED, seed=seed
-        ),
-        "weights scaled": measure_shifted_losses(
-            learners, task, SCALES, scaled="weight_scale", n_prompts=N_SHIFTED, seed=seed
-        ),
-        "foreign inputs": measure_shifted_losses(
-            learners, foreign, SCALES, scaled="input_scale", n_prompts=N_SHIFTED, seed=seed
-        ),
-    }
-    return viz.shifted_losses(panels)
-
-
-def _distinct(references: References) -> dict[str, Learner]:
-    """Gradient descent, and the best of the others."""
-    names = list(references.learners)
-    chosen: dict[str, Learner] = {"gradient descent": references.learners[names[0]]}
-    return chosen | ({"GD++": references.learners[names[-1]]} if len(names) > 1 else {})

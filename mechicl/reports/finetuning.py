@@ -13,7 +13,7 @@ from mechicl.analysis.finetuning import (
 )
 from mechicl.checkpoints import Checkpoint
 from mechicl.models import HookedTransformer
-from mechicl.reports.comparison import Part, Section
+from mechicl.reports.comparison import Measured, Section
 from mechicl.reports.rows import Row
 from mechicl.statistics import interval
 
@@ -54,7 +54,7 @@ def slow_finetuning(checkpoint: Checkpoint) -> str:
     return f"{N_PROMPTS} fine-tuned copies of a model of this size take minutes: --sections fine-tuning measures them"
 
 
-def finetuning(checkpoint: Checkpoint, *, progress: bool = True) -> Part:
+def finetuning(checkpoint: Checkpoint, *, progress: bool = True) -> Measured:
     """What fine-tuning on contexts does to a model with keys and values; see `no_finetuning`."""
     model, task = checkpoint.models[0], checkpoint.task
     assert isinstance(model, HookedTransformer)
@@ -69,9 +69,7 @@ def finetuning(checkpoint: Checkpoint, *, progress: bool = True) -> Part:
     return rows, sections, {"finetuning": {**data, "seed": PROMPT_SEED, "n_prompts": N_PROMPTS}}
 
 
-def finetuning_sections(
-    comparisons: Mapping[str, FineTuningComparison], tunings: Mapping[str, FineTuning]
-) -> tuple[list[Row], list[Section], dict[str, Any]]:
+def finetuning_sections(comparisons: Mapping[str, FineTuningComparison], tunings: Mapping[str, FineTuning]) -> Measured:
     """Rows, sections and numbers on fine-tuning against reading a prompt's context, by kind of fine-tuning."""
     first = next(iter(comparisons.values()))
     rows = [

@@ -1,7 +1,6 @@
 """What each seed's layers match, and the rows that come of it."""
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,9 +17,9 @@ from mechicl.analysis.layers import LayerErrors
 from mechicl.checkpoints import Checkpoint
 from mechicl.learners import IterativeLearner, Trajectory
 from mechicl.models import PromptedModel, build
-from mechicl.reports.comparison import published
-from mechicl.reports.rows import Row, over_seeds
-from mechicl.statistics import Interval, interval
+from mechicl.reports.published import published
+from mechicl.reports.rows import Row, above, near, over_models
+from mechicl.statistics import interval
 from mechicl.tasks import LinearRegression, Task
 
 SOURCE = "fu2024"
@@ -31,8 +30,8 @@ RIVALS = ("gradient descent", "ridge path", "steepest descent", "conjugate gradi
 """What Newton's method is compared with. Only the first is in the paper; the second has no iterations."""
 GROWING = ("Newton", "gradient descent", "ridge path", "steepest descent")
 PUBLISHED_GROWTH = {
-    "Newton": ("linear, about 3 a layer in layers 3 to 9", "is linear"),
-    "gradient descent": ("exponential", "is exponential"),
+    "Newton": ("linear, about 3 a layer in layers 3 to 9", "linear"),
+    "gradient descent": ("exponential", "exponential"),
 }
 QUERIES = 2  # that weights are regressed on, for each dimension of the inputs
 PER_LAYER, ONE_READOUT = "errors, a readout a layer", "errors, one readout for all layers"
@@ -200,28 +199,28 @@ def fit_growths(matches: Mapping[str, Match], resamples: int) -> dict[str, Growt
 
 
 def seed_rows(label: str, seeds: Sequence[MatchedSeed], checkpoint: Checkpoint) -> list[Row]:
-    """All rows of one comparison: last layer, growth, differences from Newton by layer, and who is nearest.
+    """All rows of one comparison: last layer, growth, differences from Newton by layer, and the nearest family.
 
     Args:
         label: what was compared.
         seeds: the matches of each of the checkpoint's models.
-        checkpoint: whose they are.
+        checkpoint: the models.
     """
-    rows = _last_layer(label, seeds, checkpoint) if label in ("errors", "weights") else []
+    own = label in ("errors", "weights")
+    rows = _last_layer(label, seeds, checkpoint) if own else []
     rows += growth_rows(label, [seed.growths[label] for seed in seeds], GROWING, checkpoint)
     rankings = [seed.rankings[label] for seed in seeds]
-    rivals = (*RIVALS, GRID) if label in ("errors", "weights") else ("gradient descent", "ridge path")
-    for rival in rivals:
+    for rival in (*RIVALS, GRID) if own else ("gradient descent", "ridge path"):
+        claim = {"printed": "positive (Fig. 7)", "check": lambda value: above(value, 0), "source": SOURCE}
+        claim = claim if rival == "gradient descent" else {}
         differences = zip(*(ranking.minus("Newton", rival) for ranking in rankings), strict=True)
         for layer, values in zip(rankings[0].rows, differences, strict=True):
             if layer:
-                printed = ("positive (Fig. 7)", "> 0") if rival == "gradient descent" else (None, "")
                 quantity = f"{label}: layer {layer:g}, best Newton minus best {rival}"
-                rows.append(over_models(quantity, values, checkpoint, printed[0], "steps chosen on other prompts",
-                                        printed[1]))  # fmt: skip
-    for layer in rankings[0].rows[1:]:
-        rows.append(Row(f"{label}: layer {layer:g}, nearest family", None, _nearest(rankings, layer),
-                        f"{len(seeds)} seeds" if len(seeds) > 1 else "prompts"))  # fmt: skip
+                rows.append(over_models(quantity, values, checkpoint, note="steps chosen on other prompts", **claim))
+    over = f"{len(seeds)} seeds" if len(seeds) > 1 else "prompts"
+    rows += [Row(f"{label}: layer {layer:g}, nearest family", None, _nearest(rankings, layer), over)
+             for layer in rankings[0].rows[1:]]  # fmt: skip
     return rows
 
 
@@ -237,9 +236,9 @@ def _last_layer(label: str, seeds: Sequence[MatchedSeed], checkpoint: Checkpoint
         steps = ", ".join(f"{b.column:g} ({b.low:g} to {b.high:g})" for b in best)
         known = last.get(name) if label == "errors" else "near 1 (Fig. 7)" if name == "OLS" else None
         note = f"step{'s' * (len(best) > 1)} {steps}" if len(seeds[0].matches[label][name].columns) > 1 else ""
-        check = "near 1" if label == "weights" and name == "OLS" else ""
-        quantity = f"{label}: last layer and its best {name} step"
-        rows.append(over_models(quantity, [b.similarity for b in best], checkpoint, known, note, check))
+        check = (lambda value: near(value, 1)) if label == "weights" and name == "OLS" else None
+        rows.append(over_models(f"{label}: last layer and its best {name} step", [b.similarity for b in best],
+                                checkpoint, known, note, check, SOURCE if known else ""))  # fmt: skip
     return rows
 
 
@@ -247,15 +246,14 @@ def growth_rows(
     label: str, growths: Sequence[Mapping[str, Growth]], families: Sequence[str],
     checkpoint: Checkpoint | None = None, *, with_source: bool = True,
 ) -> list[Row]:  # fmt: skip
-    """How the best steps grow: in kind for each seed, and in numbers over those where it can be told."""
+    """How the best steps grow: in kind for each seed, and in numbers over the seeds that have enough layers."""
     rows = []
     names = list(checkpoint.record.get("seeds", range(len(growths)))) if checkpoint else []
     for family in families:
-        claim = PUBLISHED_GROWTH.get(family) if with_source else None
+        claim, kind = (PUBLISHED_GROWTH.get(family) if with_source else None) or (None, None)
         each = [seed.get(family) for seed in growths]
         for i, growth in enumerate(each):
             seed = f", seed {names[i]}" if len(each) > 1 else ""
-            quantity = f"{label}: {family}, growth of the best step with the layer{seed}"
             measured, over, note = "cannot be told", "", "fewer than 5 layers match a step inside those tried"
             if growth is not None:
                 measured, over = growth.better, f"layers {growth.rows[0]:g} to {growth.rows[-1]:g}"
@@ -263,72 +261,40 @@ def growth_rows(
                     f"best steps {', '.join(f'{k:g}' for k in growth.columns)}; AICc {growth.linear_aic:.1f} (linear), "
                     f"{growth.exponential_aic:.1f} (exponential); linear in {growth.linear_share:.0%} of resamples"
                 )
-            rows.append(Row(quantity, claim and claim[0], measured, over, note, claim[1] if claim else "", SOURCE))
+            rows.append(Row(f"{label}: {family}, growth of the best step with the layer{seed}", claim, measured, over,
+                            note, measured == kind if claim else None, SOURCE))  # fmt: skip
         told = [growth for growth in each if growth is not None]
         if told:
             note = f"{len(told)} of {len(each)} seeds" if len(told) < len(each) else ""
             whose = checkpoint if len(told) == len(each) else None
-            published_slope = 3 if family == "Newton" and with_source else None
+            slope = 3 if family == "Newton" and with_source else None
             rows += [
                 over_models(f"{label}: {family}, steps a layer (linear fit)", [g.slope for g in told], whose,
-                            published_slope, note),
+                            slope, note, source=SOURCE if slope else ""),
                 over_models(f"{label}: {family}, doublings a layer (exponential fit)", [g.doubling for g in told],
-                            whose, None, note),
+                            whose, note=note),
             ]  # fmt: skip
-    both = [
-        (seed["Newton"], seed["gradient descent"]) for seed in growths if {"Newton", "gradient descent"} <= set(seed)
-    ]
-    ratios = torch.tensor([newton.slope.mean / descent.doubling.mean for newton, descent in both])
-    measured = interval(ratios) if len(ratios) > 1 else ratios.item() if both else "cannot be told"
+    ratios = torch.tensor([
+        seed["Newton"].slope.mean / seed["gradient descent"].doubling.mean
+        for seed in growths if {"Newton", "gradient descent"} <= set(seed)
+    ])  # fmt: skip
+    several = len(ratios) > 1
+    measured = interval(ratios) if several else ratios.item() if len(ratios) else "cannot be told"
     note = "2 if both only follow how far the errors have shrunk: (1 - αλ²)^(2^k) against (1 - aλ)^k"
     quantity = f"{label}: Newton iterations for each doubling of gradient descent steps"
-    rows.append(Row(quantity, None, measured, "seeds" if len(ratios) > 1 else "", note))
-    return rows
-
-
-def over_models(
-    quantity: str,
-    values: Sequence[Interval],
-    checkpoint: Checkpoint | None = None,
-    printed: float | str | None = None,
-    note: str = "",
-    check: str = "",
-) -> Row:
-    """A quantity over the models of a checkpoint; of one model, over its prompts.
-
-    Args:
-        quantity: what it is.
-        values: each model's, with its interval over prompts.
-        checkpoint: whose models they are; None where not all of them have a value.
-        printed: the paper's.
-        note: how to read it.
-        check: when the paper is right.
-    """
-    if len(values) == 1:
-        return Row(quantity, printed, values[0], "prompts", note, check, SOURCE)
-    means = torch.tensor([value.mean for value in values], dtype=torch.float64)
-    if checkpoint is not None and len(values) == len(checkpoint.models) and means.isfinite().all():
-        measured, over, without = over_seeds(means, checkpoint)
-        return Row(quantity, printed, measured, over, "; ".join(filter(None, (note, without))), check, SOURCE)
-    return Row(quantity, printed, interval(means[means.isfinite()]), "seeds", note, check, SOURCE)
+    return [*rows, Row(quantity, None, measured, "seeds" if several else "", note)]
 
 
 def _nearest(rankings: Sequence[FamilyRanking], layer: float) -> str:
-    """The nearest family and those as near, in words: over seeds where there are several, else over prompts."""
-    families = [name for name in rankings[0].families if name != GRID]
-    i = rankings[0].rows.index(layer)
+    """The nearest family and those as near, as text: over seeds if there are several, else over prompts."""
+    families, i = [name for name in rankings[0].families if name != GRID], rankings[0].rows.index(layer)
     means = {
         name: torch.tensor([ranking.similarities[ranking.families.index(name), i].nanmean() for ranking in rankings])
         for name in families
     }
-    order = sorted(families, key=lambda name: -_finite(means[name].mean().item()))
+    order = sorted(families, key=lambda name: -means[name].mean().nan_to_num(nan=-2.0).item())
     if len(rankings) == 1:
-        near = [name for name in rankings[0].nearest(layer) if name in families]
+        near_ = [name for name in rankings[0].nearest(layer) if name in families]
     else:
-        near = [name for name in order if name == order[0] or interval(means[order[0]] - means[name]).low <= 0]
-    others = [name for name in near if name != near[0]]
-    return f"{near[0]}; as near: {', '.join(others)}" if others else near[0]
-
-
-def _finite(value: float) -> float:
-    return value if math.isfinite(value) else -2.0
+        near_ = [name for name in order if name == order[0] or interval(means[order[0]] - means[name]).low <= 0]
+    return f"{near_[0]}; as near: {', '.join(near_[1:])}" if near_[1:] else near_[0]

@@ -1,8 +1,7 @@
 """The report on models of many layers: which iteration of which algorithm each layer matches (Fu et al. 2024)."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -13,28 +12,20 @@ from mechicl.analysis.behaviour.matching import Similarity
 from mechicl.analysis.layers import LayerErrors
 from mechicl.checkpoints import Checkpoint, CheckpointError
 from mechicl.prompts import Prompts
-from mechicl.reports.algorithm import AlgorithmQuestion, causes_in_words
-from mechicl.reports.causes import causes, no_causes, slow_causes
-from mechicl.reports.comparison import Comparison, Part, Section
-from mechicl.reports.engine import Kind
-from mechicl.reports.layer_matches import GRID, GROWING, LayerMatching, MatchedSeed, seed_rows, untrained_rows
-from mechicl.reports.opened import heads_and_finetuning
+from mechicl.reports.comparison import Comparison, Measured, Section
+from mechicl.reports.kind import ALGORITHM, CAUSES, FINETUNING, HEADS, Kind, Part
+from mechicl.reports.layer_matches import GRID, GROWING, LayerMatching, seed_rows, untrained_rows
 from mechicl.reports.rows import Row
-from mechicl.reports.study import Study
 from mechicl.reports.verdict import Verdict
 from mechicl.statistics import interval, ratio_interval
 from mechicl.viz.layers import match_curve
 
 N_HELD_OUT = 1024  # the report and analyses/fu_matching.py match on the same prompts and the same grids
 RESAMPLES = {1: 100}  # of the prompts, for the growth of one seed; of several, seeds give the interval
-SIZES = "Published numbers are of the paper's 12-layer model with d = 20 and 40 points."
 LEFT_OUT = tuple(f"minus best {rival}" for rival in ("conjugate gradients", "Chebyshev", GRID))
-NO_WEIGHTS = (
-    "Softmax attention, layer norms and MLPs stand between its weights and any construction: nothing is read there."
-)
 
 
-def compare_layers(
+def match_layers(
     checkpoint: Checkpoint,
     *,
     similarities: Sequence[Similarity] = ("errors",),
@@ -43,13 +34,13 @@ def compare_layers(
     seed: int = 0,
     shared: bool = True,
     progress: bool = True,
-) -> Comparison:
-    """Fit readouts, match every layer of every seed with every family, and put the paper's statements beside it all.
+) -> Measured:
+    """Fit readouts, and match every layer of every seed with every family.
 
-    Newton's method stands beside gradient descent, as in the paper, and beside rivals that the paper does not try: a
+    Newton's method is compared with gradient descent, as in the paper, and with rivals that the paper does not try: a
     ridge path, which has no iterations, steepest descent, conjugate gradients and Chebyshev's polynomials. Steps are
-    chosen on half of the prompts and similarities measured on the others. Rows are over seeds where there are several,
-    and over prompts where there is one.
+    chosen on half of the prompts and similarities measured on the others. Rows are over seeds if there are several, and
+    over prompts otherwise.
 
     Args:
         checkpoint: with interleaved, causal models and their task in the record.
@@ -76,70 +67,94 @@ def compare_layers(
         resamples=RESAMPLES.get(len(checkpoint.models), 20),
     )  # fmt: skip
     seeds = [matching.of(each) for each in checkpoint.models]
-    rows, sections = _loss(checkpoint, seeds[0], matching.prompts)
+    errors, prompts = seeds[0].errors, matching.prompts
+    t = min(2 * prompts.x_dim, prompts.n_context)
+    first_over_last = ratio_interval(errors.squared_errors[1].mean(0), errors.squared_errors[-1].mean(0))
+    rows = [
+        Row(f"squared error per dimension after {t} points, last layer", None,
+            interval(errors.squared_errors[-1, t] / prompts.x_dim), "prompts"),
+        Row("MSE of the first layer over the last one's, all points", None, first_over_last, "prompts"),
+    ]  # fmt: skip
+    sections = [loss_figure(f"{checkpoint.name}: loss after each layer", errors, prompts)]
     data: dict[str, Any] = {"checkpoint": checkpoint.name, "n_prompts": n_prompts, "n_fitting": n_fitting, "seed": seed}
     for label in seeds[0].matches:
         rows += seed_rows(label, seeds, checkpoint)
     for label in similarities:
         if label in seeds[0].matches:
-            matches, growths = seeds[0].matches[label], seeds[0].growths[label]
-            sections += match_figures(label, matches, growths)
+            matches = seeds[0].matches[label]
+            sections += _match_figures(label, matches, seeds[0].growths[label])
             data[label] = {name: _numbers(each) for name, each in matches.items()}
     data["nearest"] = {
         label: {f"{layer:g}": [name for name in ranking.nearest(layer) if name != GRID] for layer in ranking.rows[1:]}
         for label, ranking in seeds[0].rankings.items()
     }
     data["by_seed"] = [
-        {label: {name: _best_steps(each) for name, each in matches.items()} for label, matches in one.matches.items()}
+        {
+            label: {name: [each.columns[column] for column in each.best_columns()] for name, each in matches.items()}
+            for label, matches in one.matches.items()
+        }
         for one in seeds
     ]
     rows += matching.ridge_path_rows(model.cfg.n_layers)
     rows += matching.resolution_rows(task)
-    lead = _lead(checkpoint, n_prompts, seed)
-    return Comparison(f"Which iteration does each layer match? ({checkpoint.name})", lead, rows, sections, data)
+    return rows, sections, data
 
 
-def layers_kind(study: Study, *, n_prompts: int | None = None, progress: bool = True) -> Kind:
-    """The comparison of `compare_layers`, the nearest algorithms, what the heads do and what fine-tuning does."""
-    question = AlgorithmQuestion(study, progress)
-
-    def layers() -> Part:
-        result = compare_layers(study, n_prompts=n_prompts or N_HELD_OUT, progress=progress)
-        rows = [row for row in result.rows if not row.quantity.endswith(LEFT_OUT)]  # "nearest family" has them too
-        return [*rows, *untrained_rows(study.model, study.task)], list(result.sections), result.data
-
-    opened, on_request, missing = heads_and_finetuning(study, progress=progress)
-    parts: dict[str, Callable[[], Part]] = {"layers": layers, "algorithm": question.part}
-    if reason := no_causes(study):
-        missing["causes"] = reason
-    else:
-        parts["causes"] = partial(causes, study, progress=progress)
-        on_request |= {"causes": slow} if (slow := slow_causes(study)) else {}
-    parts |= opened
-
-    def verdict(comparison: Comparison) -> Verdict:
-        made = question.verdict(comparison, NO_WEIGHTS, causes_in_words(comparison.rows))
-        sentences = dict(made.sentences)
-        sentences["Which algorithm?"] += f" {_layers_in_words(comparison)}".rstrip()
-        return replace(made, sentences=sentences)
-
-    return Kind(
-        f"Which iteration does each layer match? ({study.name})", f"{_lead(study, n_prompts or N_HELD_OUT)} "
-        f"{study.chosen}", parts, verdict, {"checkpoint": study.name}, on_request, missing,
-    )  # fmt: skip
+def _layers(kind: Kind) -> Measured:
+    """Without rows that the rows "nearest family" contain, and with an untrained model."""
+    rows, sections, data = match_layers(kind.study, n_prompts=kind.n_prompts, progress=kind.progress)
+    rows = [row for row in rows if not row.quantity.endswith(LEFT_OUT)]
+    return [*rows, *untrained_rows(kind.study.model, kind.study.task)], sections, data
 
 
-def _layers_in_words(comparison: Comparison) -> str:
+class Layers(Kind):
+    """Which iterations layers match, the nearest algorithms, interventions, heads and fine-tuning."""
+
+    parts = (Part("layers", _layers), ALGORITHM, CAUSES, HEADS, FINETUNING)
+    n_held_out, prompt_seed = N_HELD_OUT, 0
+    no_weights = (
+        "Softmax attention, layer norms and MLPs stand between its weights and any construction: nothing is read there."
+    )
+
+    @property
+    def title(self) -> str:
+        """Of the page."""
+        return f"Which iteration does each layer match? ({self.study.name})"
+
+    @property
+    def lead(self) -> str:
+        """What was measured, on what."""
+        task = self.study.task
+        return (
+            f"Layers of {self.study.name} ({self.study.model.cfg.n_layers} layers, d = {task.x_dim}, {task.n_context} "
+            f"points), read by linear readouts fitted in closed form, against algorithms on {self.n_prompts:,} "
+            f"held-out prompts (seed {self.seed + 1}). Published numbers are of the paper's 12-layer model with d = 20 "
+            f"and 40 points. {self.study.chosen}"
+        ).rstrip()
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The checkpoint's name."""
+        return {"checkpoint": self.study.name}
+
+    def verdict(self, comparison: Comparison) -> Verdict:
+        """Layers follow the algorithm in the first answer."""
+        made = super().verdict(comparison)
+        which = f"{made.sentences['Which algorithm?']} {layers_in_words(comparison)}".rstrip()
+        return replace(made, sentences={**made.sentences, "Which algorithm?": which})
+
+
+def layers_in_words(comparison: Comparison) -> str:
     """Which families are nearest to which layers, and how the best steps grow: of rates, not of algorithms."""
     nearest = comparison.data.get("nearest", {}).get("errors", {})
     if not nearest:
         return ""
-    groups = [(families, [layer for layer, _ in group]) for families, group in groupby(nearest.items(), lambda p: p[1])]
-    words = [
-        f"layer{'s' if len(layers) > 1 else ''} {layers[0]}{f' to {layers[-1]}' if len(layers) > 1 else ''} by "
-        f"{_either(families)}"
-        for families, layers in groups
-    ]
+    words = []
+    for families, group in groupby(nearest.items(), lambda item: item[1]):
+        layers = [layer for layer, _ in group]
+        names = ["least squares" if name == "OLS" else name for name in families]
+        either = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]} (none is nearer)"
+        words.append(f"layer{f's {layers[0]} to {layers[-1]}' if layers[1:] else f' {layers[0]}'} by {either}")
     grows = [
         f"{name}'s best step grows {row.measured}ly"
         for name in ("Newton", "gradient descent", "ridge path")
@@ -156,64 +171,32 @@ def _layers_in_words(comparison: Comparison) -> str:
     return f"Its errors after each layer are matched best: {'; '.join(words)}.{rates}"
 
 
-def _either(families: Sequence[str]) -> str:
-    """Families of which none is nearer than the others."""
-    names = ["least squares" if name == "OLS" else name for name in families]
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]} (none is nearer)"
-
-
-def _lead(checkpoint: Checkpoint, n_prompts: int, seed: int = 0) -> str:
-    model, task = checkpoint.models[0], checkpoint.task
-    return (
-        f"Layers of {checkpoint.name} ({model.cfg.n_layers} layers, d = {task.x_dim}, {task.n_context} points), read "
-        f"by linear readouts fitted in closed form, against algorithms on {n_prompts:,} held-out prompts "
-        f"(seed {seed + 1}). {SIZES}"
-    )
-
-
-def match_figures(similarity: Similarity, matches: Mapping[str, Match], growths: Mapping[str, Growth]) -> list[Section]:
+def _match_figures(
+    similarity: Similarity, matches: Mapping[str, Match], growths: Mapping[str, Growth]
+) -> list[Section]:
     """Heatmaps, best-matching steps, and best similarities by layer."""
     compared = "errors" if similarity == "errors" else "induced weights"
     several = {name: matched for name, matched in matches.items() if len(matched.columns) > 1}
-    sections = [
-        Section(
-            f"Similarity of {compared}: {name}",
-            "Mean cosine over held-out prompts; white squares mark each layer's best match.",
-            viz.match_heatmap(matched, f"Similarity of {compared}"),
-        )
-        for name, matched in several.items()
-        if name in GROWING
-    ]
+    heatmaps = [
+        Section(f"Similarity of {compared}: {name}",
+                "Mean cosine over held-out prompts; white squares mark each layer's best match.",
+                viz.match_heatmap(matched, f"Similarity of {compared}"))
+        for name, matched in several.items() if name in GROWING
+    ]  # fmt: skip
     lines = {name: [best.similarity for best in matched.best()] for name, matched in matches.items()}
     layers = list(next(iter(matches.values())).rows)
-    edges = any(best.at_edge for matched in several.values() for best in matched.best())
-    sections += [
-        Section(
-            f"Best-matching steps ({compared})",
-            "Bars: 95% intervals from resampled prompts."
-            + (" Open circles lie at the edge of the steps that were tried." if edges else "")
-            + (" Dotted: the better of a linear and an exponential curve." if growths else ""),
-            match_curve(several, growths),
-        ),
-        Section(
-            f"Similarity of each layer with the best of each family ({compared})",
-            "Bands: 95% intervals over prompts (Fig. 7).",
-            viz.interval_lines(f"Best similarity of {compared}", "layer", "cosine", layers, lines),
-        ),
-    ]
-    return sections
-
-
-def _loss(checkpoint: Checkpoint, first: MatchedSeed, prompts: Prompts) -> tuple[list[Row], list[Section]]:
-    errors = first.errors
-    t = min(2 * prompts.x_dim, prompts.n_context)
-    per_dimension = interval(errors.squared_errors[-1, t] / prompts.x_dim)
-    first_over_last = ratio_interval(errors.squared_errors[1].mean(0), errors.squared_errors[-1].mean(0))
-    rows = [
-        Row(f"squared error per dimension after {t} points, last layer", None, per_dimension, "prompts"),
-        Row("MSE of the first layer over the last one's, all points", None, first_over_last, "prompts"),
-    ]
-    return rows, [loss_figure(f"{checkpoint.name}: loss after each layer", errors, prompts)]
+    words = "Bars: 95% intervals from resampled prompts."
+    if any(best.at_edge for matched in several.values() for best in matched.best()):
+        words += " Open circles lie at the edge of the steps that were tried."
+    if growths:
+        words += " Dotted: the better of a linear and an exponential curve."
+    best = viz.interval_lines(f"Best similarity of {compared}", "layer", "cosine", layers, lines)
+    return [
+        *heatmaps,
+        Section(f"Best-matching steps ({compared})", words, match_curve(several, growths)),
+        Section(f"Similarity of each layer with the best of each family ({compared})",
+                "Bands: 95% intervals over prompts (Fig. 7).", best),
+    ]  # fmt: skip
 
 
 def loss_figure(title: str, errors: LayerErrors, prompts: Prompts, labels: Sequence[str] | None = None) -> Section:
@@ -229,10 +212,6 @@ def loss_figure(title: str, errors: LayerErrors, prompts: Prompts, labels: Seque
         "Loss by number of context points", "context points", "MSE / E y²", points, lines, log_y=True
     )
     return Section(title, "Means with 95% intervals over prompts (Fig. 3).", figure)
-
-
-def _best_steps(matched: Match) -> list[float]:
-    return [matched.columns[column] for column in matched.best_columns()]
 
 
 def _numbers(matched: Match) -> dict[str, Any]:

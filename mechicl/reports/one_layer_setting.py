@@ -1,7 +1,7 @@
-"""What the comparisons of one linear layer with one step of gradient descent share: both, and held-out prompts."""
+"""What the comparisons of one layer with one step of gradient descent share: both, and held-out prompts."""
 
-from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -15,43 +15,67 @@ from mechicl.checkpoints import Checkpoint, CheckpointError
 from mechicl.learners import squared_errors
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
-from mechicl.reports.study import Study
+from mechicl.reports.kind import Kind
 from mechicl.statistics import Interval, interval
 from mechicl.tasks import LinearRegression
 
 N_TUNING = 100_000  # prompts that the step size is tuned on
-N_FEWER = 256  # prompts for what is measured again and again: at every snapshot, after every repeat
-SOURCE = "vonoswald2023"
 
 
-@dataclass(frozen=True, eq=False)
-class Setting:
+class OneLayerSetting(Kind):
     """Trained layers, the tuned step of gradient descent that they are compared with, and held-out prompts.
 
     `models` are the layers as their weight products alone, in float64, one a seed; `construction` is gradient descent
     with the tuned `step_size` as a layer (the paper's η is n_context times as much).
+
+    Raises:
+        CheckpointError: a checkpoint of another kind of model or task.
     """
 
-    checkpoint: Checkpoint
-    task: LinearRegression
-    models: list[HookedTransformer]
-    seeds: tuple[int, ...]
-    step_size: float
-    construction: HookedTransformer
-    prompts: Prompts
-    prompt_seed: int
-    squared_errors: Float[Tensor, "seed prompt"]
-    gd_squared_errors: Float[Tensor, "prompt"]
+    def __init__(self, checkpoint: Checkpoint, **options: Any):
+        super().__init__(checkpoint, **options)
+        cfg, self.task = checkpoint.models[0].cfg, checkpoint.task
+        one = (cfg.n_layers, cfg.n_heads, cfg.attention, cfg.prompt_format) == (1, 1, "linear", "paired")
+        if not one or not isinstance(self.task, LinearRegression):
+            raise CheckpointError(
+                f"this comparison is for linear attention with one layer and one head on paired prompts of "
+                f"LinearRegression; {checkpoint.name} has {cfg.n_layers} layers, {cfg.n_heads} {cfg.attention} heads, "
+                f"{cfg.prompt_format} prompts of {type(self.task).__name__}"
+            )
+        self.seeds = tuple(self.study.seeds)
 
-    @property
-    def with_other_task(self) -> bool:
-        """Whether prompts are of another task than the training's, whose curve and snapshots tell nothing then."""
-        return isinstance(self.checkpoint, Study) and self.checkpoint.is_own
+    @cached_property
+    def models(self) -> list[HookedTransformer]:
+        """The layers as their weight products."""
+        return [replace_products(model, read_weight_products(model)) for model in self.study.models]
 
-    @property
-    def standard(self) -> bool:
-        """Whether the task is the one of the paper's figures."""
-        return self.task == LinearRegression()
+    @cached_property
+    def prompts(self) -> Prompts:
+        """Held-out prompts."""
+        return self.task.sample(self.n_prompts, seed=self.seed, dtype=torch.float64)
+
+    @cached_property
+    def step_size(self) -> float:
+        """Tuned on other prompts."""
+        return algorithms.tuned_step_size(self.task.sample(N_TUNING, seed=self.seed + 1))
+
+    @cached_property
+    def construction(self) -> HookedTransformer:
+        """The tuned step as a layer."""
+        task = self.task
+        return constructions.gradient_descent(
+            x_dim=task.x_dim, y_dim=task.y_dim, n_context=task.n_context, step_size=self.step_size
+        )
+
+    @cached_property
+    def squared_errors(self) -> Float[Tensor, "seed prompt"]:
+        """Of the layers."""
+        return torch.stack([squared_errors(model, self.prompts)[:, 0] for model in self.models])
+
+    @cached_property
+    def descent_errors(self) -> Float[Tensor, "prompt"]:
+        """Squared errors of the tuned step."""
+        return squared_errors(self.construction, self.prompts)[:, 0]
 
     @cached_property
     def fit(self) -> ConstructionFit:
@@ -59,36 +83,14 @@ class Setting:
         return fit_construction(self.models, "gd", self.task, refine=False)
 
     @property
+    def standard(self) -> bool:
+        """Whether the task is the one of the paper's figures."""
+        return self.task == LinearRegression()
+
+    @property
     def loss_ratio(self) -> Interval:
         """Loss over gradient descent's, over seeds."""
-        return interval(self.squared_errors.mean(-1) / self.gd_squared_errors.mean())
-
-
-def layers_and_step(checkpoint: Checkpoint, n_prompts: int, seed: int) -> Setting:
-    """A checkpoint's layers, the tuned step, and held-out prompts.
-
-    Raises:
-        CheckpointError: a checkpoint of another kind of model or task.
-    """
-    cfg, task = checkpoint.models[0].cfg, checkpoint.task
-    one = (cfg.n_layers, cfg.n_heads, cfg.attention, cfg.prompt_format) == (1, 1, "linear", "paired")
-    if not one or not isinstance(task, LinearRegression):
-        raise CheckpointError(
-            f"this comparison is for linear attention with one layer and one head on paired prompts of "
-            f"LinearRegression; {checkpoint.name} has {cfg.n_layers} layers, {cfg.n_heads} {cfg.attention} heads, "
-            f"{cfg.prompt_format} prompts of {type(task).__name__}"
-        )
-    models = [replace_products(model, read_weight_products(model)) for model in checkpoint.models]
-    prompts = task.sample(n_prompts, seed=seed, dtype=torch.float64)
-    step_size = algorithms.tuned_step_size(task.sample(N_TUNING, seed=seed + 1))
-    construction = constructions.gradient_descent(
-        x_dim=task.x_dim, y_dim=task.y_dim, n_context=task.n_context, step_size=step_size
-    )
-    return Setting(
-        checkpoint, task, models, tuple(checkpoint.record.get("seeds", range(len(models)))), step_size, construction,
-        prompts, seed, torch.stack([squared_errors(model, prompts)[:, 0] for model in models]),
-        squared_errors(construction, prompts)[:, 0],
-    )  # fmt: skip
+        return interval(self.squared_errors.mean(-1) / self.descent_errors.mean())
 
 
 def exact_optimum(task: LinearRegression) -> float | None:

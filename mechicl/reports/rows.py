@@ -2,9 +2,9 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -16,6 +16,12 @@ from mechicl.statistics import Interval, interval, median_interval
 ROUNDING = 1e-6
 """Numbers whose whole interval is this near to a whole number (for 0: a thousandth of it) differ from it by rounding
 errors of float32 sums, which are no finding."""
+SLACK = 0.05
+"""Relative difference up to which two numbers agree, and absolute difference from 0 or 1 that counts as near."""
+
+
+class NoNumberError(TypeError):
+    """A number is needed of a quantity that was measured in words."""
 
 
 @takes_undefined
@@ -29,7 +35,7 @@ class Row:
         measured: with its interval; a plain number where there is nothing to take an interval over, or words.
         over: what the interval is over: "seeds" or "prompts".
         note: how to read it.
-        check: when the paper is right, for `claims.outcomes`; empty where `published` is a number.
+        agrees: whether the paper is right; None where `published` is a number that decides by `equal`, or is None.
         source: the key in sources.bib of the paper that published it.
         section: title of the section that shows it.
     """
@@ -39,7 +45,7 @@ class Row:
     measured: Interval | float | str
     over: str = ""
     note: str = ""
-    check: str = ""
+    agrees: bool | None = None
     source: str = ""
     section: str = ""
 
@@ -57,16 +63,16 @@ class Row:
 
     @property
     def ends(self) -> tuple[float, float, float]:
-        """Lower end, mean and upper end of the interval; three times the number where there is none.
+        """Lower end, mean and upper end of the interval: see `ends`."""
+        return ends(self)
 
-        Raises:
-            TypeError: it was measured in words.
-        """
-        if isinstance(self.measured, str):
-            raise TypeError(f"{self.quantity!r} needs a number to be checked, and {self.measured!r} was measured")
-        if isinstance(self.measured, Interval):
-            return self.measured.low, self.measured.mean, self.measured.high
-        return self.measured, self.measured, self.measured
+    @property
+    def verdict(self) -> Literal["agrees", "differs", "not printed"]:
+        """Whether what a paper published of this row holds."""
+        agrees = self.agrees
+        if agrees is None and isinstance(self.published, int | float) and not isinstance(self.measured, str):
+            agrees = equal(self, self.published)
+        return "not printed" if agrees is None or self.published is None else "agrees" if agrees else "differs"
 
     @property
     def n_seeds(self) -> int | None:
@@ -79,11 +85,12 @@ class Row:
         return self.measured.n
 
     def to_json(self) -> dict[str, Any]:
-        """The row as data; what only pages need is left out where there is none."""
+        """The row as data; source and section are omitted if empty."""
         saved = asdict(self)
+        del saved["agrees"]
         if isinstance(self.measured, Interval) and self.measured.middle == "mean":
             del saved["measured"]["middle"]
-        return {name: value for name, value in saved.items() if value or name not in ("check", "source", "section")}
+        return {name: value for name, value in saved.items() if value or name not in ("source", "section")}
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> "Row":
@@ -99,9 +106,50 @@ class Row:
                 middle = measured.get("middle", "mean")
                 measured = Interval(*ends, n=measured["n"], level=measured["level"], middle=middle)
             known = {field.name: saved[field.name] for field in fields(cls) if field.name in saved}
-            return cls(**{**known, "measured": math.nan if measured is None else measured})
+            agrees = {"agrees": True, "differs": False}.get(saved.get("verdict", ""))
+            return cls(**{**known, "measured": math.nan if measured is None else measured, "agrees": agrees})
         except (KeyError, TypeError) as error:
             raise ValueError(f"saved is no row of a results file: {error!r}") from error
+
+
+Value = Row | Interval | float | str
+
+
+def ends(value: Value) -> tuple[float, float, float]:
+    """Lower end, mean and upper end of an interval or of a row's; three times the number where there is no interval.
+
+    Raises:
+        NoNumberError: it was measured as text.
+    """
+    measured = value.measured if isinstance(value, Row) else value
+    if isinstance(measured, str):
+        raise NoNumberError(f"a check needs a number, and {measured!r} was measured")
+    if isinstance(measured, Interval):
+        return measured.low, measured.mean, measured.high
+    return measured, measured, measured
+
+
+def near(value: Value, target: float) -> bool:
+    """The mean is within 0.05 of a number, and the interval is no wider than that."""
+    low, mean, high = ends(value)
+    return abs(mean - target) <= SLACK and high - low <= 2 * SLACK
+
+
+def equal(value: Value, target: Value) -> bool:
+    """Within 5% of a number, or the interval covers it and is no wider than half of it."""
+    low, mean, high = ends(value)
+    number = ends(target)[1]
+    return high - low <= abs(number) / 2 and (low <= number <= high or abs(mean - number) <= SLACK * abs(number))
+
+
+def below(value: Value, other: Value) -> bool:
+    """The whole interval lies below another, or below a number."""
+    return ends(value)[2] < ends(other)[0]
+
+
+def above(value: Value, other: Value) -> bool:
+    """The whole interval lies above another, or above a number."""
+    return ends(value)[0] > ends(other)[2]
 
 
 def over_seeds(
@@ -141,6 +189,36 @@ def over_seeds(
     others = [i for i in range(len(sample)) if i not in stuck]
     without = in_words(statistic(sample[others]))
     return measured, over, f"without {len(stuck)} of {len(sample)} stuck seeds: {without}"
+
+
+def over_models(
+    quantity: str,
+    values: Sequence[Interval],
+    checkpoint: Checkpoint | None = None,
+    printed: float | str | None = None,
+    note: str = "",
+    check: Callable[[Value], bool] | None = None,
+    source: str = "",
+) -> Row:
+    """A row of a quantity over the models of a checkpoint, or over prompts if there is one model.
+
+    Args:
+        quantity: what it is.
+        values: each model's, with its interval over prompts.
+        checkpoint: the models; None if some of them have no value.
+        printed: published value.
+        note: how to read it.
+        check: decides from the measured value whether the paper is right.
+        source: of the published value.
+    """
+    measured, over = values[0], "prompts"
+    if len(values) > 1:
+        means = torch.tensor([value.mean for value in values], dtype=torch.float64)
+        measured, over, without = interval(means[means.isfinite()]), "seeds", ""
+        if checkpoint is not None and len(values) == len(checkpoint.models) and means.isfinite().all():
+            measured, over, without = over_seeds(means, checkpoint)
+        note = "; ".join(filter(None, (note, without)))
+    return Row(quantity, printed, measured, over, note, check and check(measured), source)
 
 
 def in_words(value: Interval | float) -> str:

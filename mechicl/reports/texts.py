@@ -1,7 +1,6 @@
 """The report on models of texts: demonstrations read in context against fine-tuning on them."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import plotly.graph_objects as go
@@ -20,8 +19,8 @@ from mechicl.analysis.finetuning import (
     study_task,
 )
 from mechicl.checkpoints import Checkpoint
-from mechicl.reports.comparison import Comparison, Part, Section
-from mechicl.reports.engine import Kind
+from mechicl.reports.comparison import Comparison, Measured, Section
+from mechicl.reports.kind import Kind, Part, plural
 from mechicl.reports.rows import Row
 from mechicl.reports.study import Study
 from mechicl.reports.verdict import Verdict, beside_published, percent
@@ -29,7 +28,7 @@ from mechicl.statistics import Interval, interval
 from mechicl.text import TEXT_TASKS, text_shots, topic_tokenizer
 
 SEED = 2_000_003
-N_QUERIES, N_HELD_OUT = 60, 25  # of each task: to measure on, and to choose fine-tuning by
+N_HELD_OUT = 25  # queries of each task to choose fine-tuning by
 PICTURE = "Do they change the same?"
 LEARNING_RATES = (0.03, 0.1, 0.3)
 EPOCHS = (1, 8)
@@ -58,18 +57,10 @@ WORDS = {
 }
 
 
-def compare_texts(checkpoint: Checkpoint, *, n_prompts: int = N_QUERIES, progress: bool = True) -> Comparison:
-    """Accuracy by demonstrations, the three settings and how alike they are, of a model of the made-up language.
-
-    Args:
-        checkpoint: of models that read texts, with their task in the record.
-        n_prompts: queries of each task to measure on, 200 at most.
-        progress: show progress bars.
-
-    Source: Dai et al. 2023; Bar Natan, Deutch & Magar.
-    """
-    model, cfg, tokenizer = checkpoint.models[0], checkpoint.models[0].cfg, topic_tokenizer()
-    n = max(2, min(n_prompts, 200))
+def _demonstrations(kind: "Texts") -> Measured:
+    """Accuracy by demonstrations, the three settings and how alike they are."""
+    checkpoint, progress, tokenizer = kind.study, kind.progress, topic_tokenizer()
+    model, n = checkpoint.model, kind.n_prompts
     tasks = [task for task in TEXT_TASKS.values() if task.topics]
     texts = {task.name: draw_texts(task, n_queries=n, n_held_out=N_HELD_OUT, seed=SEED) for task in tasks}
     studies = {
@@ -93,14 +84,14 @@ def compare_texts(checkpoint: Checkpoint, *, n_prompts: int = N_QUERIES, progres
     n_demonstrations = len(shots.in_context[0]) - shots.query_lengths[0]
     form = [
         read_dual_form(model, shots.in_context[0][None], layer, n_demonstration_tokens=n_demonstrations)
-        for layer in range(cfg.n_layers)
+        for layer in range(model.cfg.n_layers)
     ]
     rows = _rows(checkpoint, texts, together, tokenizer)
     errors = ", ".join(f"{layer.relative_error.median():.3g}" for layer in form)
     rows.append(Row("error of reading softmax attention as a weight update, by layer", None, errors, "",
                     "relative to what heads write, median over heads, one prompt; 0 for linear attention"))  # fmt: skip
     sections = _figures(checkpoint, studies, together, by_shots, list(numbers))
-    data: dict[str, Any] = {
+    data = {
         "tunings": {
             name: {
                 method: {"learning_rate": t.learning_rate, "epochs": t.epochs} for method, t in study.tunings.items()
@@ -111,33 +102,7 @@ def compare_texts(checkpoint: Checkpoint, *, n_prompts: int = N_QUERIES, progres
         "seed": SEED,
         "n_prompts": n,
     }
-    lead = (
-        f"{checkpoint.name}: {len(checkpoint.models)} seed{'s' if len(checkpoint.models) > 1 else ''} of "
-        f"{cfg.n_layers} layers with {cfg.n_heads} heads, which read texts of a made-up language of {cfg.d_vocab} "
-        f"words; tasks {', '.join(texts)}, one set of demonstrations and {n} queries each (seed {SEED}). Intervals "
-        f"over queries are for these demonstrations."
-    )
-    return Comparison(f"Reading demonstrations and fine-tuning on them ({checkpoint.name})", lead, rows, sections, data)
-
-
-def texts_kind(study: Study, *, n_prompts: int | None = None, progress: bool = True) -> Kind:
-    """The comparison of `compare_texts`, and what it comes to."""
-
-    def everything() -> Part:
-        result = compare_texts(study, n_prompts=n_prompts or N_QUERIES, progress=progress)
-        return list(result.rows), list(result.sections), result.data
-
-    title = f"Reading demonstrations and fine-tuning on them ({study.name})"
-    return Kind(title, f"{_words(study)} {study.chosen}", {"demonstrations": everything}, partial(_verdict, study))
-
-
-def _words(checkpoint: Checkpoint) -> str:
-    cfg, n = checkpoint.models[0].cfg, len(checkpoint.models)
-    return (
-        f"{checkpoint.name}: {n} seed{'s' if n > 1 else ''} of {cfg.n_layers} layers with {cfg.n_heads} heads, which "
-        f"read texts of a made-up language of {cfg.d_vocab} words. Intervals over queries are for one set of "
-        f"demonstrations a task (seed {SEED})."
-    )
+    return rows, sections, data
 
 
 def _verdict(study: Study, comparison: Comparison) -> Verdict:
@@ -249,3 +214,36 @@ def _figures(
                viz.head_table(score_heads(checkpoint.models[0], n_prompts=32, seed=SEED), "Scores of heads")),
     ]  # fmt: skip
     return sections
+
+
+class Texts(Kind):
+    """Reading demonstrations and fine-tuning on them, of models that read texts of the made-up language.
+
+    At most 200 queries of each task are measured on. Source: Dai et al. 2023; Bar Natan, Deutch & Magar.
+    """
+
+    parts = (Part("demonstrations", _demonstrations),)
+    n_held_out, prompt_seed = 60, SEED
+
+    def __init__(self, checkpoint: Checkpoint, **options: Any):
+        super().__init__(checkpoint, **options)
+        self.n_prompts = max(2, min(self.n_prompts, 200))
+
+    @property
+    def title(self) -> str:
+        """Of the page."""
+        return f"Reading demonstrations and fine-tuning on them ({self.study.name})"
+
+    @property
+    def lead(self) -> str:
+        """What was measured, on what."""
+        cfg = self.study.model.cfg
+        return (
+            f"{self.study.name}: {plural(len(self.study.models), 'seed')} of {cfg.n_layers} layers with {cfg.n_heads} "
+            f"heads, which read texts of a made-up language of {cfg.d_vocab} words. Intervals over queries are for one "
+            f"set of demonstrations a task (seed {SEED}). {self.study.chosen}"
+        )
+
+    def verdict(self, comparison: Comparison) -> Verdict:
+        """Whether reading is like fine-tuning."""
+        return _verdict(self.study, comparison)

@@ -1,8 +1,7 @@
 """The report on models of token sequences: when induction heads form, and the circuit that they are part of."""
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any, cast
+from functools import cached_property
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +10,6 @@ from torch import Tensor
 from mechicl import viz
 from mechicl.analysis import (
     Circuit,
-    InterventionSweep,
     composition_scores,
     corrupt_tokens,
     find_circuit,
@@ -24,13 +22,11 @@ from mechicl.analysis import (
 )
 from mechicl.analysis.dynamics import HeadsOverTraining
 from mechicl.analysis.heads import HeadScores
-from mechicl.checkpoints import Checkpoint
 from mechicl.models import HookedTransformer
 from mechicl.prompts import TokenSequences
-from mechicl.reports.comparison import Comparison, Part, Section
-from mechicl.reports.engine import Kind
+from mechicl.reports.comparison import Comparison, Measured, Section
+from mechicl.reports.kind import Kind, Part, plural
 from mechicl.reports.rows import Row
-from mechicl.reports.study import Study
 from mechicl.reports.verdict import Verdict, beside_published
 from mechicl.statistics import Interval, interval
 from mechicl.tasks import RepeatedTokens
@@ -38,7 +34,6 @@ from mechicl.viz.verdict import score_bars
 
 SCORES = ("previous_token", "induction")
 N_SCORED, N_PATCHED = 64, 32
-N_HELD_OUT, PROMPT_SEED = 1024, 2_000_003
 ALIKE = "it is for sequences that repeat, where one earlier occurrence decides the next token"
 KIND = 0.3  # of its attention that a head gives to what its kind attends to, at least
 WORDS = {
@@ -71,115 +66,95 @@ WORDS = {
 }
 
 
-def compare_tokens(checkpoint: Checkpoint, *, n_prompts: int = 1024, progress: bool = True) -> Comparison:
-    """Loss, head scores during and after training, patching and the circuit of a token model.
-
-    Args:
-        checkpoint: of models that read token ids, with their task in the record.
-        n_prompts: held-out sequences.
-        progress: show progress bars.
-
-    Source: Elhage et al. 2021; Olsson et al. 2022.
-    """
-    comparison = Comparison(_title(checkpoint), _lead(checkpoint, n_prompts), [], [], _data(n_prompts))
-    for measure in _parts(checkpoint, n_prompts, progress).values():
-        comparison = comparison.with_more(*measure())
-    return comparison
-
-
-def tokens_kind(study: Study, *, n_prompts: int | None = None, progress: bool = True) -> Kind:
-    """The parts of `compare_tokens`, and what they come to."""
-    n = n_prompts or N_HELD_OUT
-    parts, lead = _parts(study, n, progress), f"{_lead(study, n)} {study.chosen}"
-    of_repeats = () if isinstance(study.task, RepeatedTokens) else ("composition", "patching", "circuit")
-    missing: dict[str, str] = dict.fromkeys(of_repeats, ALIKE)
-    return Kind(_title(study), lead, parts, partial(_verdict, study), _data(n), missing=missing)
-
-
-def _title(checkpoint: Checkpoint) -> str:
-    return f"Heads and circuits ({checkpoint.name})"
-
-
-def _data(n_prompts: int) -> dict[str, Any]:
-    return {"seed": PROMPT_SEED, "n_prompts": n_prompts}
-
-
-def _lead(checkpoint: Checkpoint, n_prompts: int) -> str:
-    n, cfg = len(checkpoint.models), checkpoint.models[0].cfg
-    return (
-        f"{checkpoint.name}: {n} seed{'s' if n > 1 else ''} of {cfg.n_layers} layers with {cfg.n_heads} heads, on "
-        f"sequences of {cfg.n_ctx} tokens out of {cfg.d_vocab}; {n_prompts:,} held-out sequences (seed {PROMPT_SEED})."
-    )
-
-
-def _parts(checkpoint: Checkpoint, n_prompts: int, progress: bool) -> dict[str, Callable[[], Part]]:
-    """What is measured, by name."""
-    task, models = cast(RepeatedTokens, checkpoint.task), checkpoint.models
-    held_out = cast(TokenSequences, task.sample(n_prompts, seed=PROMPT_SEED))
+def _learning(kind: "Tokens") -> Measured:
+    """Losses, and the highest scores of heads at the snapshots."""
+    models = kind.study.models
+    losses, right = zip(*(_losses(model, kind.held_out) for model in models), strict=True)
     over = "seeds" if len(models) > 1 else ""
+    rows = [
+        Row("cross entropy of tokens that can be predicted (nats)", None, _over_seeds(torch.stack(losses)), over),
+        Row("share of tokens that can be predicted that are", None, _over_seeds(torch.stack(right)), over),
+    ]
+    if kind.formed is None:
+        return rows, [], {}
+    drawn = viz.heads_during_training(kind.study.record.get("curve", {}), kind.formed, "Loss and scores")
+    data = {"steps": kind.formed.steps, **{name: values.tolist() for name, values in kind.formed.scores.items()}}
+    return rows, [Section("When heads form", WORDS["learning"], drawn)], {"formation": data}
 
-    def learning() -> Part:
-        losses, right = zip(*(_losses(model, held_out) for model in models), strict=True)
-        rows = [
-            Row("cross entropy of tokens that can be predicted (nats)", None, _over_seeds(torch.stack(losses)), over),
-            Row("share of tokens that can be predicted that are", None, _over_seeds(torch.stack(right)), over),
-        ]
-        formed = _formed(checkpoint)
-        if formed is None:
-            return rows, [], {}
-        drawn = viz.heads_during_training(checkpoint.record.get("curve", {}), formed, "Loss and scores")
-        data = {"steps": formed.steps, **{name: values.tolist() for name, values in formed.scores.items()}}
-        return rows, [Section("When heads form", WORDS["learning"], drawn)], {"formation": data}
 
-    def heads() -> Part:
-        scores = [score_heads(model, n_prompts=N_SCORED, seed=PROMPT_SEED) for model in models]
-        rows = []
-        for name in [name for name in (*SCORES, "copying", "prefix_matching") if name in scores[0].scores]:
-            best = torch.stack([each.mean(name).max() for each in scores])
-            note = f"{scores[0].chance[name]:.3f} if attention were uniform" if scores[0].is_of_attention(name) else ""
-            rows.append(Row(f"highest {name.replace('_', ' ')} score of a head", None, _over_seeds(best), over, note))
-        best_heads = {
-            name: [*scores[0].best(name), scores[0].interval(name, *scores[0].best(name)).mean, scores[0].chance[name]]
-            for name in SCORES
-        }
-        data = {"heads": [each.to_dataframe().to_dict("records") for each in scores], "best_heads": best_heads}
-        drawn = viz.head_table(scores[0], "Scores of heads")
-        return rows, [Section("What the heads do", WORDS["heads"], drawn)], data
+def _heads(kind: "Tokens") -> Measured:
+    """Scores of every head."""
+    scores = [score_heads(model, n_prompts=N_SCORED, seed=kind.seed) for model in kind.study.models]
+    first, rows = scores[0], []
+    for name in [name for name in (*SCORES, "copying", "prefix_matching") if name in first.scores]:
+        best = torch.stack([each.mean(name).max() for each in scores])
+        note = f"{first.chance[name]:.3f} if attention were uniform" if first.is_of_attention(name) else ""
+        rows.append(Row(f"highest {name.replace('_', ' ')} score of a head", None, _over_seeds(best),
+                        "seeds" if len(scores) > 1 else "", note))  # fmt: skip
+    data = {"heads": [each.to_dataframe().to_dict("records") for each in scores], "best_heads": _best_heads(first)}
+    return rows, [Section("What the heads do", WORDS["heads"], viz.head_table(first, "Scores of heads"))], data
 
-    def composition() -> Part:
-        composed = viz.composition_figure(composition_scores(models[0], "K", baseline=True), "K")
-        return [], [Section("Which heads read what others wrote", WORDS["composition"], composed)], {}
 
-    def patching() -> Part:
-        drawn = viz.patching_grid(_patched(models[0], task), title="Each head's output put back")
-        return [], [Section("Where the earlier occurrence is seen", WORDS["patching"], drawn)], {}
+def _best_heads(scores: HeadScores) -> dict[str, list[float]]:
+    """Of each score the best head, its score, and that of uniform attention."""
+    return {
+        name: [*scores.best(name), scores.interval(name, *scores.best(name)).mean, scores.chance[name]]
+        for name in SCORES
+    }
 
-    def circuit() -> Part:
-        found = _circuit(models[0], held_out, progress)
-        scores = score_heads(models[0], n_prompts=N_SCORED, seed=PROMPT_SEED)
-        data = {"circuit": found.to_dataframe().to_dict("records")}
-        return _circuit_rows(found, scores), [Section("The circuit", WORDS["circuit"], viz.circuit_graph(found))], data
 
-    def learner() -> Part:
-        model, chains = models[0], cast(Any, checkpoint.task)
-        identified = identify_on_tokens(model, chains, n_prompts=n_prompts, seed=PROMPT_SEED, progress=False)
-        measured = regret(model, chains, n_prompts=n_prompts, seed=PROMPT_SEED, progress=False)
-        rows = [
-            Row(_divergence(name), None, identified.divergence(name), "prompts", "the opened seed")
-            for name in identified.divergences
-        ]
-        note = "cross entropy above that of the best known learner"
-        rows.append(Row(f"regret against {measured.reference} (nats a token)", None, measured.mean(), "prompts", note))
-        drawn = [Section("Which learner it is", WORDS["learner"], viz.plot(identified)),
-                 Section("How far from the best learner", WORDS["regret"], viz.plot(measured))]  # fmt: skip
-        return rows, drawn, {"nearest_learner": identified.best}
+def _composition(kind: "Tokens") -> Measured:
+    drawn = viz.composition_figure(composition_scores(kind.study.model, "K", baseline=True), "K")
+    return [], [Section("Which heads read what others wrote", WORDS["composition"], drawn)], {}
 
-    parts: dict[str, Callable[[], Part]] = {"learning": learning, "heads": heads}
-    if not isinstance(checkpoint.task, RepeatedTokens):
-        return parts | {"learner": learner}
-    if models[0].cfg.n_layers > 1:
-        parts["composition"] = composition
-    return parts | {"patching": patching, "circuit": circuit}
+
+def _patching(kind: "Tokens") -> Measured:
+    """Head outputs restored where the last token's earlier occurrences were replaced, all at the same positions."""
+    task = kind.study.task
+    sequences = task.replace(min_period=task.max_period).sample(N_PATCHED, seed=kind.seed)
+    corrupted = corrupt_tokens(sequences.read, d_vocab=task.d_vocab)
+    sweep = patch(kind.study.model, sequences, corrupted, "z", ("layer", "pos", "head"), progress=False)
+    drawn = viz.patching_grid(sweep, title="Each head's output put back")
+    return [], [Section("Where the earlier occurrence is seen", WORDS["patching"], drawn)], {}
+
+
+def _circuit(kind: "Tokens") -> Measured:
+    """Found on some sequences, measured on others."""
+    model, looked_at, others = kind.study.model, kind.held_out[:N_PATCHED], kind.held_out[N_PATCHED : 4 * N_PATCHED]
+    options: dict[str, Any] = {"at": "positions", "progress": kind.progress}
+    circuit = find_circuit(model, looked_at, method="mean", tolerance=0.05, **options)
+    circuit = measure_circuit(model, circuit, others if len(others) > 1 else looked_at, **options)
+    rows = _circuit_rows(circuit, score_heads(model, n_prompts=N_SCORED, seed=kind.seed))
+    data = {"circuit": circuit.to_dataframe().to_dict("records")}
+    return rows, [Section("The circuit", WORDS["circuit"], viz.circuit_graph(circuit))], data
+
+
+def _learner(kind: "Tokens") -> Measured:
+    """The nearest reference learner, and the regret."""
+    options: dict[str, Any] = {"n_prompts": kind.n_prompts, "seed": kind.seed, "progress": False}
+    identified = identify_on_tokens(kind.study.model, kind.study.task, **options)
+    measured = regret(kind.study.model, kind.study.task, **options)
+    rows = [
+        Row(_divergence(name), None, identified.divergence(name), "prompts", "the opened seed")
+        for name in identified.divergences
+    ]
+    note = "cross entropy above that of the best known learner"
+    rows.append(Row(f"regret against {measured.reference} (nats a token)", None, measured.mean(), "prompts", note))
+    drawn = [Section("Which learner it is", WORDS["learner"], viz.plot(identified)),
+             Section("How far from the best learner", WORDS["regret"], viz.plot(measured))]  # fmt: skip
+    return rows, drawn, {"nearest_learner": identified.best}
+
+
+def _no_repeats(kind: "Tokens") -> str:
+    return "" if isinstance(kind.study.task, RepeatedTokens) else ALIKE
+
+
+def _no_composition(kind: "Tokens") -> str:
+    return _no_repeats(kind) or ("" if kind.study.model.cfg.n_layers > 1 else "it is between layers, and there is one")
+
+
+def _no_chains(kind: "Tokens") -> str:
+    return "no reference learners are known for sequences that repeat" if not _no_repeats(kind) else ""
 
 
 def _circuit_rows(circuit: Circuit, scores: HeadScores) -> list[Row]:
@@ -191,7 +166,7 @@ def _circuit_rows(circuit: Circuit, scores: HeadScores) -> list[Row]:
         Row("heads of the circuit", None, ", ".join(map(str, circuit.nodes)), "",
             f"{len(circuit.edges)} edges{everything}; the opened seed"),
         Row("kinds of heads in the circuit", "previous-token + induction", " + ".join(kinds) or "neither", "",
-            f"a score above {KIND:g} on random sequences that are repeated", "is previous-token + induction",
+            f"a score above {KIND:g} on random sequences that are repeated", kinds == ["previous-token", "induction"],
             "elhage2021"),
         Row("loss of the circuit alone (nats)", None, interval(circuit.edges_alone), "prompts",
             f"all else cut; {circuit.full.mean():.3g} whole, {circuit.ablated.mean():.3g} with everything cut"),
@@ -204,23 +179,10 @@ def _circuit_rows(circuit: Circuit, scores: HeadScores) -> list[Row]:
     return rows
 
 
-def _formed(checkpoint: Checkpoint) -> HeadsOverTraining | None:
-    """The highest scores of heads at the snapshots, if there are any."""
-    if checkpoint.snapshots is None or "curve" not in checkpoint.record:
-        return None
-    if isinstance(checkpoint, Study) and checkpoint.is_own:
-        return None
-    return score_heads_over_training(checkpoint, SCORES, n_prompts=N_SCORED, seed=PROMPT_SEED)
-
-
-def _verdict(study: Study, comparison: Comparison) -> Verdict:
+def _verdict(kind: "Tokens", comparison: Comparison) -> Verdict:
     """Whether it does induction, since when, and whether its circuit is the published one."""
-    rows, data = {row.quantity: row for row in comparison.rows}, comparison.data
-    best = data.get("best_heads")
-    if best is None:
-        scores = score_heads(study.model, n_prompts=N_SCORED, seed=PROMPT_SEED)
-        best = {name: [*scores.best(name), scores.interval(name, *scores.best(name)).mean, scores.chance[name]]
-                for name in SCORES}  # fmt: skip
+    rows, data, study = {row.quantity: row for row in comparison.rows}, comparison.data, kind.study
+    best = data.get("best_heads") or _best_heads(score_heads(study.model, n_prompts=N_SCORED, seed=kind.seed))
     layer, head, induction, chance = best["induction"]
     before = best["previous_token"]
     right = rows.get("share of tokens that can be predicted that are")
@@ -245,7 +207,7 @@ def _verdict(study: Study, comparison: Comparison) -> Verdict:
     if nearest is not None:
         apart = rows[_divergence(nearest)].ends[1]
         words += f" Of the reference learners {nearest} predicts most like it: {apart:.2g} nats a token apart."
-    sentences = {"What does it do?": words, "Since when?": _since(study, data, has_induction)}
+    sentences = {"What does it do?": words, "Since when?": _since(data, has_induction)}
     faithful, loss = rows.get("faithfulness of the circuit"), rows.get("loss of the circuit alone (nats)")
     causes = "The circuit was not looked for (--sections)."
     if faithful is not None and loss is not None:
@@ -255,14 +217,18 @@ def _verdict(study: Study, comparison: Comparison) -> Verdict:
             f"{'agrees with' if faithful.ends[0] > 0.5 else 'does not confirm'} the scores."
         )
     sentences["Do causes and papers agree?"] = f"{causes} {beside_published(comparison.rows)}"
-    formed = _formed(study)
-    picture = None if formed is None else viz.heads_during_training(study.record["curve"], formed, "When heads form")
+    if kind.formed is not None:
+        picture = viz.heads_during_training(study.record["curve"], kind.formed, "When heads form")
+    else:
+        lines = {"highest of any head": [values[2] for values in best.values()],
+                 "if attention were uniform": [values[3] for values in best.values()]}  # fmt: skip
+        picture = score_bars("Scores of heads", "share of attention", [n.replace("_", " ") for n in best], lines)
     numbers = {"induction": has_induction, "best_heads": best, "seed": study.seeds[0], "chosen": study.chosen}
     headline = f"It does induction, with head {layer}.{head}" if has_induction else "It does no induction"
-    return Verdict(headline, sentences, picture or _scores_bar(best), numbers)
+    return Verdict(headline, sentences, picture, numbers)
 
 
-def _since(study: Study, data: dict[str, Any], has_induction: bool) -> str:
+def _since(data: dict[str, Any], has_induction: bool) -> str:
     formed = data.get("formation")
     if not has_induction:
         return "There is no induction that could have come at some step."
@@ -277,14 +243,6 @@ def _since(study: Study, data: dict[str, Any], has_induction: bool) -> str:
         f"is more than half of its last value, {scores[-1]:.2f} (at step {steps[0]:,} it was {scores[0]:.2f}; "
         f"{len(steps)} snapshots)."
     )
-
-
-def _scores_bar(best: dict[str, list[float]]) -> Any:
-    """The highest scores beside those of uniform attention, where no training was recorded."""
-    names = [name.replace("_", " ") for name in best]
-    lines = {"highest of any head": [values[2] for values in best.values()],
-             "if attention were uniform": [values[3] for values in best.values()]}  # fmt: skip
-    return score_bars("Scores of heads", "share of attention", names, lines)
 
 
 def _divergence(name: str) -> str:
@@ -304,15 +262,52 @@ def _losses(model: HookedTransformer, sequences: TokenSequences) -> tuple[Tensor
     return F.cross_entropy(logits[scored], targets[scored]), (logits.argmax(-1) == targets)[scored].double().mean()
 
 
-def _patched(model: HookedTransformer, task: RepeatedTokens) -> InterventionSweep:
-    """Head outputs put back where the last token's earlier occurrences were replaced, all at the same positions."""
-    sequences = task.replace(min_period=task.max_period).sample(N_PATCHED, seed=PROMPT_SEED)
-    corrupted = corrupt_tokens(sequences.read, d_vocab=task.d_vocab)
-    return patch(model, sequences, corrupted, "z", ("layer", "pos", "head"), progress=False)
+class Tokens(Kind):
+    """Loss, head scores during and after training, patching and the circuit of a model that reads token ids.
 
+    Source: Elhage et al. 2021; Olsson et al. 2022.
+    """
 
-def _circuit(model: HookedTransformer, sequences: TokenSequences, progress: bool) -> Circuit:
-    """Looked for on some sequences, measured on others."""
-    looked_at, others = sequences[:N_PATCHED], sequences[N_PATCHED : 4 * N_PATCHED]
-    circuit = find_circuit(model, looked_at, method="mean", tolerance=0.05, at="positions", progress=progress)
-    return measure_circuit(model, circuit, others if len(others) > 1 else looked_at, at="positions", progress=progress)
+    parts = (
+        Part("learning", _learning), Part("heads", _heads), Part("learner", _learner, _no_chains),
+        Part("composition", _composition, _no_composition), Part("patching", _patching, _no_repeats),
+        Part("circuit", _circuit, _no_repeats),
+    )  # fmt: skip
+    n_held_out, prompt_seed = 1024, 2_000_003
+
+    @cached_property
+    def held_out(self) -> TokenSequences:
+        """Held-out sequences."""
+        return self.study.task.sample(self.n_prompts, seed=self.seed)
+
+    @cached_property
+    def formed(self) -> HeadsOverTraining | None:
+        """The highest scores of heads at the snapshots, if there are any."""
+        study = self.study
+        if study.snapshots is None or "curve" not in study.record or study.is_own:
+            return None
+        return score_heads_over_training(study, SCORES, n_prompts=N_SCORED, seed=self.seed)
+
+    @property
+    def title(self) -> str:
+        """Of the page."""
+        return f"Heads and circuits ({self.study.name})"
+
+    @property
+    def lead(self) -> str:
+        """What was measured, on what."""
+        cfg = self.study.model.cfg
+        return (
+            f"{self.study.name}: {plural(len(self.study.models), 'seed')} of {cfg.n_layers} layers with {cfg.n_heads} "
+            f"heads, on sequences of {cfg.n_ctx} tokens out of {cfg.d_vocab}; {self.n_prompts:,} held-out sequences "
+            f"(seed {self.seed}). {self.study.chosen}"
+        ).rstrip()
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The sequences."""
+        return {"seed": self.seed, "n_prompts": self.n_prompts}
+
+    def verdict(self, comparison: Comparison) -> Verdict:
+        """Whether it does induction, since when, and whether its circuit is the published one."""
+        return _verdict(self, comparison)

@@ -10,9 +10,8 @@ import plotly.graph_objects as go
 from mechicl.algorithms.card import contains, is_for_scale, phrase
 from mechicl.analysis import Identification
 from mechicl.analysis.behaviour import FamilyMatch
-from mechicl.reports.claims import verdict_of
+from mechicl.reports.published import authors_and_year, read_sources
 from mechicl.reports.rows import Row
-from mechicl.reports.sources import authors_and_year, read_sources
 from mechicl.statistics import Interval
 from mechicl.viz.page import Section, text
 
@@ -205,7 +204,7 @@ def since_when(
 
 def beside_published(rows: Sequence[Row]) -> str:
     """How many of the published numbers and claims hold of what was measured, by paper."""
-    outcomes = [(row, verdict_of(row)) for row in rows]
+    outcomes = [(row, row.verdict) for row in rows]
     judged = [(row, verdict) for row, verdict in outcomes if verdict in ("agrees", "differs")]
     if not judged:
         return "No number was published for this model."

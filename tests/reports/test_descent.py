@@ -15,7 +15,8 @@ from mechicl.checkpoints import Checkpoint, CheckpointError, load_checkpoint, sa
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.prompts import Prompts
 from mechicl.reports import Comparison, Row, write_report
-from mechicl.reports.descent import compare_with_descent, fit_rows, left_the_plateau
+from mechicl.reports.algorithm import AlgorithmQuestion
+from mechicl.reports.descent import Descent, fit_rows, left_the_plateau
 from mechicl.statistics import Interval
 from mechicl.tasks import FixedTasks, LinearRegression, SineRegression, task_to_dict
 
@@ -46,6 +47,12 @@ def descended(prompts: Prompts, steps: list[tuple[float, float]]) -> Tensor:
     return (-residuals[:, -1] - prompts.ys[:, -1].double()).square().mean(-1)
 
 
+def compare(made: Checkpoint, n_prompts: int = N, seed: int | None = None) -> Comparison:
+    kind = Descent(made, n_prompts=n_prompts, seed=seed, progress=False)
+    kind.question = AlgorithmQuestion(kind.study, False, n_prompts, seed=0)
+    return kind.measure(["loss", "algorithm", "weights", "shifts"])
+
+
 def held_out() -> Prompts:
     return TASK.sample(N, seed=SEED, dtype=torch.float64)
 
@@ -55,13 +62,13 @@ def looped() -> Comparison:
     models = [constructions.gd_plus_plus(**SIZES, steps=2, step_size=a, gamma=g) for a, g in LOOPED]
     curve = {"eval_step": [0, 10], "eval_loss": [[1.0, 1.0], [0.5, 0.4]]}
     made = checkpoint(models, seeds=[7, 8], curve=curve)
-    return compare_with_descent(made, n_prompts=N, seed=SEED, progress=False)
+    return compare(made, seed=SEED)
 
 
 @cache
 def layered() -> Comparison:
     model = constructions.gd_plus_plus(**SIZES, steps=2, step_size=LAYERS[0], gamma=LAYERS[1])
-    return compare_with_descent(checkpoint([model]), n_prompts=N, seed=SEED, progress=False)
+    return compare(checkpoint([model]), seed=SEED)
 
 
 def rows(result: Comparison) -> dict[str, Row]:
@@ -204,7 +211,7 @@ def test_losses_out_of_distribution_are_those_of_the_formula():
 
 def test_a_model_of_one_layer_has_one_reference_in_its_own_architecture():
     model = network(n_heads=2, normalize_by_context=True)
-    result = compare_with_descent(checkpoint([model]), n_prompts=40, progress=False)
+    result = compare(checkpoint([model]), n_prompts=40)
     assert list(result.data["references"]) == ["gradient descent, 1 step"]
     assert rows(result)["loss, trained over gradient descent, 1 step"].published == "1 (Fig. 2)"
     assert set(result.data["parameters"]) == {"step_size"}
@@ -228,7 +235,7 @@ def test_the_page_has_all_figures_and_the_file_every_number(tmp_path: Path):
 
 def test_models_without_a_construction_are_compared_all_the_same():
     model = constructions.softmax_gradient_descent(x_dim=2, n_context=4, step_size=0.7, score_scale=0.01)
-    result = compare_with_descent(checkpoint([model]), n_prompts=N, seed=SEED, progress=False)
+    result = compare(checkpoint([model]), seed=SEED)
     assert "'attention': 'linear'" in result.data["no_fit"]
     assert not {"parameters", "barriers"} & set(result.data)
     assert result.data["mse"][0] == pytest.approx(descended(held_out(), [(0.7, 0.0)]).mean().item(), rel=1e-2)
@@ -249,7 +256,7 @@ def test_models_without_a_construction_are_compared_all_the_same():
 )
 def test_other_models_and_tasks_are_refused(model, task, message):
     with pytest.raises(CheckpointError, match=message):
-        compare_with_descent(checkpoint([model], task), n_prompts=20, progress=False)
+        compare(checkpoint([model], task), n_prompts=20)
 
 
 @pytest.mark.parametrize(

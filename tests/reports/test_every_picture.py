@@ -14,11 +14,10 @@ from mechicl import reports
 from mechicl.checkpoints import Checkpoint, CheckpointError, Snapshots, available, load_checkpoint
 from mechicl.reports import (
     comparison,
+    copying,
     descent,
-    model_parts,
-    one_layer,
+    one_layer_parts,
     one_layer_setting,
-    one_layer_shifts,
     texts,
     write_report,
 )
@@ -85,8 +84,8 @@ def _measure_less(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(texts, "LEARNING_RATES", (0.3,))
     monkeypatch.setattr(texts, "EPOCHS", (1,))
     for module, size in (
-        (descent, "N_SHIFTED"), (model_parts, "N_TUNING"), (one_layer, "N_ALIGNED"), (one_layer_setting, "N_TUNING"),
-        (one_layer_shifts, "N_SHIFTED"),
+        (descent, "N_SHIFTED"), (copying, "N_TUNING"), (one_layer_parts, "N_ALIGNED"), (one_layer_setting, "N_TUNING"),
+        (one_layer_parts, "N_SHIFTED"),
     ):  # fmt: skip
         monkeypatch.setattr(module, size, N_MEASURED)
 

@@ -9,7 +9,7 @@ from mechicl.checkpoints import CheckpointError, load_checkpoint, random_weights
 from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig
 from mechicl.reports import Comparison, Row, write_report
 from mechicl.reports.layer_matches import LayerMatching
-from mechicl.reports.layers import _layers_in_words, compare_layers
+from mechicl.reports.layers import layers_in_words, match_layers
 from mechicl.tasks import LinearRegression, task_to_dict
 from tests.scripts import import_script
 
@@ -58,9 +58,9 @@ def test_the_report_has_a_table_and_pictures_that_a_browser_shows(folders, tmp_p
 
 
 def test_an_lstm_is_compared_too(folders):
-    result = compare_layers(load_checkpoint(folders["lstm"]), n_prompts=30, n_fitting=100, progress=False)
-    assert result.data["errors"]["Newton"]["layers"] == (0, 1, 2)
-    assert len(result.data["errors"]["Newton"]["mean"][0]) == 23
+    _, _, data = match_layers(load_checkpoint(folders["lstm"]), n_prompts=30, n_fitting=100, progress=False)
+    assert data["errors"]["Newton"]["layers"] == (0, 1, 2)
+    assert len(data["errors"]["Newton"]["mean"][0]) == 23
 
 
 @pytest.fixture(scope="module")
@@ -68,9 +68,8 @@ def of_two_seeds(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     record = {"seeds": [4, 7], "training": {"task": task_to_dict(TASK)}}
     models = [HookedTransformer(CFG, seed=seed) for seed in (1, 2)]
     folder = save(tmp_path_factory.mktemp("seeds") / "gpt2-8l", models, record)
-    return compare_layers(
-        load_checkpoint(folder), similarities=("errors", "weights"), n_prompts=20, n_fitting=60, progress=False
-    )
+    options = {"similarities": ("errors", "weights"), "n_prompts": 20, "n_fitting": 60, "progress": False}
+    return Comparison("", "", *match_layers(load_checkpoint(folder), **options))
 
 
 def test_rows_are_over_seeds_where_there_are_several(of_two_seeds):
@@ -118,18 +117,18 @@ def test_the_paper_is_held_against_its_rivals_and_an_untrained_model_passes_none
 def test_what_a_report_says_of_layers_names_all_that_are_as_near():
     nearest = {"1": ["gradient descent"], "2": ["gradient descent"], "3": ["Newton", "ridge path", "OLS"]}
     grows = Row("errors: Newton, growth of the best step with the layer", None, "linear")
-    words = _layers_in_words(Comparison("", "", [grows], [], {"nearest": {"errors": nearest}}))
+    words = layers_in_words(Comparison("", "", [grows], [], {"nearest": {"errors": nearest}}))
     assert "layers 1 to 2 by gradient descent; layer 3 by Newton, ridge path or least squares (none is nearer)" in words
     assert "Newton's best step grows linearly" in words
     assert "a ridge path has no iterations" in words
-    assert _layers_in_words(Comparison("", "", [grows], [], {})) == ""
+    assert layers_in_words(Comparison("", "", [grows], [], {})) == ""
 
 
 def test_another_kind_of_model_is_an_error_that_names_it(tmp_path):
     paired = HookedTransformer(TransformerConfig(x_dim=3, n_context=7, n_layers=2))
     folder = save(tmp_path / "paired", paired, {"seeds": [0], "training": {"task": task_to_dict(TASK)}})
     with pytest.raises(CheckpointError, match="paired has paired prompts with context keys"):
-        compare_layers(load_checkpoint(folder), progress=False)
+        match_layers(load_checkpoint(folder), progress=False)
 
 
 @pytest.mark.parametrize("name", ["fu_matching", "fu_progression", "fu_weights", "fu_probes"])

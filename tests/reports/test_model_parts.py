@@ -13,7 +13,7 @@ from mechicl.checkpoints import Checkpoint, load_checkpoint, save
 from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig
 from mechicl.prompts import Prompts
 from mechicl.reports import Comparison, Row, write_report
-from mechicl.reports.model_parts import (
+from mechicl.reports.heads import (
     N_MEASURED,
     N_PROMPTS,
     PROMPT_SEED,
@@ -144,7 +144,7 @@ def test_heads_of_interleaved_models_are_scored():
 
 def test_large_models_are_patched_on_fewer_prompts(monkeypatch):
     model, prompts = network(PAIRED), TASK.sample(40, seed=1)
-    monkeypatch.setattr("mechicl.reports.model_parts.RUNS", 16 * 25)  # 2 layers, 4 positions, 2 heads: 16 places
+    monkeypatch.setattr("mechicl.reports.heads.RUNS", 16 * 25)  # 2 layers, 4 positions, 2 heads: 16 places
     _, _, data = measure_model_parts(model, prompts, OTHERS)
     assert (data["n_prompts"], data["n_patched"]) == (40, 25)
     swept = patch(model, prompts[:25], corrupt(prompts[:25], "labels"), "z", ("layer", "pos", "head"))

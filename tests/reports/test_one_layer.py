@@ -14,7 +14,7 @@ from mechicl.analysis.weights import one_step_optimum
 from mechicl.checkpoints import Checkpoint, CheckpointError, load_checkpoint, save
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.reports import Comparison, write_report
-from mechicl.reports.one_layer import compare_one_layer, exact_optimum
+from mechicl.reports.one_layer import OneLayer, exact_optimum
 from mechicl.tasks import LinearRegression, SineRegression, task_to_dict
 
 TASK = LinearRegression(x_dim=3, n_context=5)
@@ -38,9 +38,8 @@ def known() -> Comparison:
     """Two seeds whose answers are known: the best step, and one a tenth longer."""
     best = one_step_optimum(TASK).step_size
     models = [construction(best, -2.0), construction(1.1 * best, -2.0)]
-    return compare_one_layer(
-        Checkpoint("known", list(models), record(TASK, seeds=[4, 7])), n_prompts=1500, progress=False
-    )
+    made = Checkpoint("known", list(models), record(TASK, seeds=[4, 7]))
+    return OneLayer(made, n_prompts=1500, progress=False).measure(OneLayer.compared)
 
 
 @pytest.fixture(scope="module")
@@ -169,10 +168,10 @@ def test_text_from_files_is_escaped_and_two_targets_and_one_seed_are_measured(tm
 def test_other_kinds_of_models_are_refused(tmp_path: Path):
     deep = construction(0.5, steps=2)
     with pytest.raises(CheckpointError, match="2 layers"):
-        compare_one_layer(Checkpoint("deep", [deep], record(TASK)), progress=False)
+        OneLayer(Checkpoint("deep", [deep], record(TASK)))
     sine = HookedTransformer(TransformerConfig(x_dim=1, n_context=10))
     with pytest.raises(CheckpointError, match="SineRegression"):
-        compare_one_layer(Checkpoint("sine", [sine], record(SineRegression())), progress=False)
+        OneLayer(Checkpoint("sine", [sine], record(SineRegression())))
     with pytest.raises(CheckpointError, match="no usable task"):
         write_report(save(tmp_path / "bare", [deep], {}), tmp_path / "out")
 

@@ -20,12 +20,13 @@ from mechicl.checkpoints import Checkpoint, Snapshots, load_checkpoint, save, st
 from mechicl.constructions import induction
 from mechicl.models import HookedTransformer
 from mechicl.reports import Comparison, Row, write_report
-from mechicl.reports.tokens import PROMPT_SEED, compare_tokens
+from mechicl.reports.tokens import Tokens
 from mechicl.statistics import interval
 from mechicl.tasks import MarkovChains, task_to_dict
 from tests.training.runs import READER, WORDS
 
 N = 48
+PROMPT_SEED = 2_000_003
 CURVE = {"eval_step": [0, 10, 20], "eval_loss": [[2.0, 1.9], [1.0, 1.2], [0.5, 0.4]]}
 RECORD = {"training": {"task": task_to_dict(WORDS)}}
 
@@ -33,7 +34,7 @@ RECORD = {"training": {"task": task_to_dict(WORDS)}}
 @cache
 def compared() -> Comparison:
     """The report's numbers on one seed."""
-    return compare_tokens(Checkpoint("made", [networks()[0]], RECORD), n_prompts=N, progress=False)
+    return Tokens(Checkpoint("made", [networks()[0]], RECORD), n_prompts=N, progress=False).measure()
 
 
 def networks(first: int = 0) -> list[HookedTransformer]:
@@ -115,7 +116,7 @@ def test_the_page_has_every_picture_and_no_errors(written, browser):
 
 
 def test_one_seed_without_curve_and_snapshots_has_values_without_intervals():
-    result = compare_tokens(Checkpoint("bare", [networks()[0]], RECORD), n_prompts=N, progress=False)
+    result = Tokens(Checkpoint("bare", [networks()[0]], RECORD), n_prompts=N, progress=False).measure()
     assert "nan" not in str(result)
     assert "When heads form" not in [section.title for section in result.sections]
     rows: dict[str, Row] = {row.quantity: row for row in result.rows}
@@ -129,8 +130,9 @@ def test_one_seed_without_curve_and_snapshots_has_values_without_intervals():
 def test_a_planted_circuit_is_found_where_it_is():
     task = WORDS.replace(d_vocab=8, min_period=4)
     model = induction(d_vocab=8, n_ctx=12, n_heads=2, induction_head=1, seed=0)
-    result = compare_tokens(Checkpoint("made", [model], {"training": {"task": task_to_dict(task)}}), n_prompts=N,
-                            progress=False)  # fmt: skip
+    result = Tokens(
+        Checkpoint("made", [model], {"training": {"task": task_to_dict(task)}}), n_prompts=N, progress=False
+    ).measure()
     rows = {row.quantity: row for row in result.rows}
     assert rows["heads of the circuit"].measured == "head 0.0, head 1.1"
     assert "all heads" not in rows["heads of the circuit"].note
@@ -187,7 +189,7 @@ def test_head_outputs_are_put_back_where_periods_are_the_same():
 
 def test_one_layer_composes_with_nothing():
     model = HookedTransformer(READER.replace(n_layers=1), seed=0).eval()
-    result = compare_tokens(Checkpoint("made", [model], RECORD), n_prompts=N, progress=False)
+    result = Tokens(Checkpoint("made", [model], RECORD), n_prompts=N, progress=False).measure()
     titles = [section.title for section in result.sections]
     assert titles == ["What the heads do", "Where the earlier occurrence is seen", "The circuit"]
 
@@ -196,7 +198,7 @@ def test_markov_chains_have_their_learners_in_place_of_a_circuit(tmp_path):
     task = MarkovChains(d_vocab=7, n_ctx=12)  # the reader's
     record = {"name": "chains", "seeds": [0], "training": {"task": task_to_dict(task)}}
     folder = save(tmp_path / "chains", [networks()[0]], record)
-    saved = Comparison.read(write_report(folder, tmp_path, n_prompts=N, progress=False).with_suffix(".json"))
+    saved = Results.read(write_report(folder, tmp_path, n_prompts=N, progress=False).with_suffix(".json"))
     quantities = [row.quantity for row in saved.rows]
     assert "divergence from bigram (nats a token)" in quantities
     assert "regret against bigram (nats a token)" in quantities

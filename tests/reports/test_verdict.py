@@ -170,7 +170,7 @@ def test_published_numbers_are_counted_by_paper():
     rows = [
         Row("a", 1, Interval(1.01, 0.99, 1.03, 9), source="fu2024"),
         Row("b", 2, Interval(1.01, 0.99, 1.03, 9), source="fu2024"),
-        Row("c", "above 1", 1.5, check="> 1", source="vonoswald2023"),
+        Row("c", "above 1", 1.5, agrees=True, source="vonoswald2023"),
         Row("d", None, 1.5),
     ]
     words = beside_published(rows)

@@ -7,7 +7,7 @@ from mechicl import viz
 from mechicl.algorithms.stepwise import Hypothesis
 from mechicl.analysis import SubspaceSearch, fit_subspace
 from mechicl.analysis.causes.subspaces import MODEL
-from mechicl.reports.comparison import Part
+from mechicl.reports.comparison import Measured
 from mechicl.reports.rows import Row
 from mechicl.tasks import Task
 from mechicl.viz.page import Section
@@ -23,7 +23,7 @@ def subspaces_part(
     layers: Sequence[int] | None = None,
     dims: Sequence[int] = (1, 4, 16),
     **options: Any,
-) -> Part:
+) -> Measured:
     """Learned subspaces of hypotheses' variables at the query, beside random targets and an untrained model.
 
     Args:

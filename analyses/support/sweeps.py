@@ -8,11 +8,11 @@ from typing import Any
 import pandas as pd
 import torch
 
-from mechicl.reports.comparison import Row
-from mechicl.reports.script import ScriptArgs
+from mechicl.reports import Row
 from mechicl.statistics import difference_interval, median_interval
 from mechicl.statistics.grids import GridTable
 from mechicl.sweeps.presets import ready_table
+from support.script import ScriptArgs
 
 
 @dataclass(frozen=True)

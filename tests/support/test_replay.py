@@ -1,4 +1,4 @@
-"""`mechicl verify`: scripts run again, and every row held against what is written."""
+"""`make verify`: scripts run again, and every row held against what is written."""
 
 import json
 import os
@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from mechicl import cli
-from mechicl.reports import Comparison
-from mechicl.reports.replay import PACKAGE, find_jobs, fingerprint, replay, report
+from support.replay import PACKAGE, find_jobs, fingerprint, replay, report
+from support.results import Results
+from tests.scripts import import_script
 
 ROOT = Path(__file__).parents[2]
 QUICK = """
@@ -34,9 +34,11 @@ from dataclasses import dataclass
 import torch
 from mechicl.checkpoints import load_checkpoint
 from mechicl.learners import squared_errors
-from mechicl.reports import Claims, Comparison, Row
+from mechicl.reports import Comparison, Row
 from mechicl.reports.rows import over_seeds
-from mechicl.reports.script import ScriptArgs, run_script
+from support.checks import below, equal, every
+from support.claims import Claims
+from support.script import ScriptArgs, run_script
 
 @dataclass(frozen=True)
 class Args(ScriptArgs):
@@ -52,8 +54,8 @@ def compare(args):
 
 def claims(comparison):
     paper = Claims("vonoswald2023", comparison.rows)
-    paper.add("Fig. 2, left", "loss", "loss", check="< 0.5", published="small")
-    paper.add("Fig. 3", "exact", "exact", check="= 2", published="2", trained=False)
+    paper.add("Fig. 2, left", "loss", "loss", check=every(below, 0.5), published="small")
+    paper.add("Fig. 3", "exact", "exact", check=every(equal, 2), published="2", trained=False)
     return paper.stated
 
 if __name__ == "__main__":
@@ -88,11 +90,7 @@ def ran(root: Path) -> list[str]:
 
 def verify(root: Path, *words: str) -> int:
     """The command's exit code."""
-    try:
-        cli.main(["verify", "--root", str(root), "--out", str(root / "state"), "--quiet", *words])
-    except SystemExit as ended:
-        return int(ended.code or 0)
-    return 0
+    return import_script("verify").main(["--root", str(root), "--out", str(root / "state"), "--quiet", *words])
 
 
 def test_what_is_as_written_passes_and_is_not_run_again(root, capsys):
@@ -156,7 +154,7 @@ def test_without_a_source_checkout_there_is_nothing_to_run(tmp_path, capsys):
     assert verify(tmp_path) == 1
     assert "source checkout" in capsys.readouterr().err
     (tmp_path / "analyses" / "results").mkdir(parents=True)
-    Comparison("T", "L", []).write_numbers(tmp_path / "analyses" / "results" / "a.json")
+    Results("T", "L", []).write_numbers(tmp_path / "analyses" / "results" / "a.json")
     with pytest.raises(ValueError, match="says no command"):
         find_jobs(tmp_path)
 
@@ -186,7 +184,7 @@ def test_the_longest_come_first_and_the_list_runs_nothing(root, capsys):
 
 def test_killed_and_called_again_it_goes_on(root):
     write_script(root, "one", 2.0, seconds=60.0)
-    words = [sys.executable, "-m", "mechicl.cli", "verify", "--root", root, "--out", root / "state", "--workers", "2"]
+    words = [sys.executable, ROOT / "analyses" / "verify.py", "--root", root, "--out", root / "state", "--workers", "2"]
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL, start_new_session=True, env=os.environ | {
         "PYTHONPATH": str(PACKAGE.parent)})  # fmt: skip
     while not list((root / "state").glob("*/two-*/done.json")):
@@ -232,7 +230,7 @@ def test_a_change_of_checkpoint_script_or_library_is_another_fingerprint(root, m
     library = root / "library"
     library.mkdir()
     (library / "code.py").write_text("a = 1")
-    monkeypatch.setattr("mechicl.reports.replay.PACKAGE", library)
+    monkeypatch.setattr("support.replay.PACKAGE", library)
     seen.add(fingerprint(one, root))
     (library / "code.py").write_text("a = 2")
     seen.add(fingerprint(one, root))

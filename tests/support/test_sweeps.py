@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from mechicl.models import TransformerConfig
-from mechicl.reports.sweep_script import SweepArgs, change, count, coverage_words, over_seeds
 from mechicl.statistics import Interval
 from mechicl.sweeps import SWEEPS
 from mechicl.sweeps.presets import SweepPreset
 from mechicl.tasks import LinearRegression
 from mechicl.training import TrainingConfig
+from support.sweeps import SweepArgs, change, count, coverage_words, over_seeds
 
 
 @dataclass(frozen=True)

@@ -1,40 +1,20 @@
-"""The part of every report that opens the model: what heads do, what is lost without them, where information is."""
-
-from dataclasses import replace
-from typing import Any
-
-import torch
+"""The part of reports that opens a transformer: what heads do, what is lost without them, where information is."""
 
 from mechicl import viz
-from mechicl.analysis import InterventionSweep, ablate, corrupt, measure_target_copying, patch, score_heads
-from mechicl.analysis.behaviour import tuned_descent
+from mechicl.analysis import InterventionSweep, ablate, corrupt, patch, score_heads
 from mechicl.checkpoints import Checkpoint
-from mechicl.learners import squared_errors
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
-from mechicl.reports.algorithm import AlgorithmQuestion, causes_in_words
-from mechicl.reports.comparison import Comparison, Part, Section
-from mechicl.reports.engine import Kind
+from mechicl.reports.comparison import Measured, Section
 from mechicl.reports.rows import Row
-from mechicl.reports.study import Study
-from mechicl.reports.verdict import percent
-from mechicl.statistics import interval, ratio_interval
-from mechicl.tasks import LinearRegression
+from mechicl.statistics import interval
 
 N_PROMPTS, N_FEWEST = 64, 8
-N_HELD_OUT = 4096  # for losses
-N_COPIED = 512  # to look for copied targets
-N_TUNING = 16_384  # to tune the step of gradient descent on
 N_MEASURED = 256  # other prompts, on which what was chosen among many is measured
 RUNS = 8192  # prompts times places to patch; beyond it there are fewer prompts
 PROMPT_SEED = 2_000_003
 ATTENTION = "What the heads attend to"
-WEIGHTS_UNREAD = (
-    "No construction with this prompt format is fitted to its weights, which therefore decide nothing here."
-)
 WORDS = {
-    "learning": """
-        Half the mean squared error of each seed on held-out prompts.""",
     "heads": """
         Share of each head's attention (of its absolute value, where attention is not softmax) that goes to the token
         before, from a target to its own input, and, where a position sees later ones, from an input to its target.
@@ -52,7 +32,7 @@ WORDS = {
 }
 
 
-def model_parts(checkpoint: Checkpoint, *, progress: bool = True) -> Part:
+def model_parts(checkpoint: Checkpoint, *, progress: bool = True) -> Measured:
     """What the parts of a checkpoint's first model do; see `no_model_parts`."""
     prompts = checkpoint.task.sample(N_PROMPTS + N_MEASURED, seed=PROMPT_SEED)
     rows, sections, data = measure_model_parts(
@@ -73,7 +53,7 @@ def no_model_parts(checkpoint: Checkpoint) -> str:
 
 def measure_model_parts(
     model: HookedTransformer, prompts: Prompts, others: Prompts, *, seed: int = 0, progress: bool = True
-) -> tuple[list[Row], list[Section], dict[str, Any]]:
+) -> Measured:
     """Rows, sections and numbers on heads, ablation and patching of a model on prompts.
 
     Args:
@@ -122,94 +102,6 @@ def measure_model_parts(
                 Row(f"{name.replace('_', ' ')} score", None, scores.interval(name, layer, head), "prompts", note)
             )
     return rows, sections, data
-
-
-def model_parts_kind(study: Study, *, n_prompts: int | None = None, progress: bool = True) -> Kind:
-    """The loss and the model's parts alone, for models that are compared with no algorithm.
-
-    Those are models on interleaved prompts whose tokens see later ones, as in von Oswald et al. 2023, section 4.
-    """
-    task, models, n_prompts = study.task, study.models, n_prompts or N_HELD_OUT
-    question = AlgorithmQuestion(study, progress)
-
-    def loss() -> Part:
-        held_out = task.sample(n_prompts, seed=PROMPT_SEED)
-        errors = torch.stack([squared_errors(model, held_out)[:, 0] for model in models])
-        rows = [
-            Row(f"half-MSE, seed {seed}", None, interval(each / 2), "prompts", "" if i else "the opened seed")
-            for i, (seed, each) in enumerate(zip(study.seeds, errors, strict=True))
-        ]
-        tuned = tuned_descent(task.sample(N_TUNING, seed=PROMPT_SEED + 1, dtype=torch.float64), 1)
-        reference = squared_errors(tuned, held_out)[:, 0]
-        claim = "about 1 (Fig. 5)" if task == LinearRegression() and models[0].cfg.n_layers == 2 else None
-        rows.append(
-            Row("loss over that of one tuned step of gradient descent", claim, ratio_interval(errors[0], reference),
-                "prompts", "the opened seed", "= 1", "vonoswald2023")
-        )  # fmt: skip
-        sections = []
-        if "curve" in study.record and not study.is_own:
-            curve = study.record["curve"]
-            references = {"gradient descent, one tuned step": reference.mean().item()}
-            drawn = viz.losses_over_training(
-                curve["eval_step"], {"each seed": curve["eval_loss"]}, references=references
-            )
-            sections.append(Section("Learning", WORDS["learning"], drawn))
-        return rows, sections, {"mse": errors.mean(-1).tolist()}
-
-    parts = {"loss": loss, "algorithm": question.part, "copying": lambda: _copying(study),
-             "heads": lambda: model_parts(study, progress=progress)}  # fmt: skip
-    lead = (
-        f"{study.name}: {len(models)} seed{'s' if len(models) > 1 else ''}, {models[0].cfg.n_layers} layers, on "
-        f"{task.n_context} points in {task.x_dim} dimensions; {n_prompts:,} held-out prompts (seed {PROMPT_SEED}). "
-        f"{study.chosen}"
-    )
-    return Kind(
-        f"Loss and heads ({study.name})", lead, parts,
-        lambda comparison: question.verdict(
-            comparison, f"{_copying_in_words(comparison)} {WEIGHTS_UNREAD}".strip(), causes_in_words(comparison.rows)
-        ),
-        {"seed": PROMPT_SEED, "n_prompts": n_prompts},
-    )  # fmt: skip
-
-
-def _copying(study: Study) -> Part:
-    """Whether the first layer puts each target onto its input's token, and what is lost without that."""
-    copied = measure_target_copying(study.model, study.task.sample(N_COPIED, seed=PROMPT_SEED + 2))
-    means = copied.intervals()
-    without = ratio_interval(copied.errors_without, copied.errors)
-    rows = [
-        Row("error of reading targets at their inputs' tokens after the first layer", "copied (section 4)",
-            means["decoding_errors"], "prompts", "0: all there, 1: nothing; below a half is called copied", "< 0.5",
-            "vonoswald2023"),
-        Row("error of reading them before the first layer", None, means["decoding_errors_before"], "prompts"),
-        Row("loss without what the first layer writes at inputs' tokens, over the loss", None, without, "prompts"),
-        *(
-            Row(f"share of attention from inputs to their own targets, head 0.{head}", None, interval(share), "prompts")
-            for head, share in enumerate(copied.attention)
-        ),
-    ]  # fmt: skip
-    return [replace(row, section=ATTENTION) for row in rows], [], {"copying": {n: m.mean for n, m in means.items()}}
-
-
-def _copying_in_words(comparison: Comparison) -> str:
-    rows = {row.quantity: row for row in comparison.rows}
-    after = rows.get("error of reading targets at their inputs' tokens after the first layer")
-    if after is None:
-        return ""
-    before, without = (
-        rows["error of reading them before the first layer"],
-        rows["loss without what the first layer writes at inputs' tokens, over the loss"],
-    )
-    if after.ends[2] >= 0.5:
-        return (
-            f"Its first layer does not copy targets onto their inputs' tokens: a linear readout there leaves "
-            f"{percent(after.ends[1])} of them."
-        )
-    return (
-        f"Its first layer copies targets onto their inputs' tokens (a linear readout there leaves "
-        f"{percent(after.ends[1])} of them, {percent(before.ends[1])} before the layer), and it needs this: without, "
-        f"the squared error is {without.ends[1]:.2g} times as large."
-    )
 
 
 def _ablation_row(model: HookedTransformer, sweep: InterventionSweep, others: Prompts, reference: Prompts) -> Row:

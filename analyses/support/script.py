@@ -13,10 +13,11 @@ import tyro
 
 from mechicl.base.files import check_writable
 from mechicl.checkpoints import Checkpoint, CheckpointError, available, load_checkpoint, random_weights
-from mechicl.reports.claims import UNTRAINED, Claim, with_untrained
-from mechicl.reports.comparison import Comparison
+from mechicl.reports import Comparison
 from mechicl.tasks import LinearRegression
 from mechicl.training import PRESETS
+from support.claims import UNTRAINED, Claim, with_untrained
+from support.results import Results
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class ScriptArgs:
     control: bool = True
     """Measure everything a second time on untrained models, the control of every claim."""
     random_weights: bool = False
-    """Measure untrained models in the place of every checkpoint's, and nothing else: what `mechicl verify` asks for."""
+    """Measure untrained models in the place of every checkpoint's, and nothing else: what `make verify` asks for."""
 
 
 Args = TypeVar("Args", bound=ScriptArgs)
@@ -62,19 +63,18 @@ def run_script(kind: type[Args], compare: Callable[[Args], Comparison], name: st
             comparison = compare(args)
             how["wall_time_s"] = round(time.perf_counter() - start, 1)
             how["cpu_time_s"] = round(time.process_time() - worked, 1)  # where other programs run too, it is less
-            if claims is not None:
-                comparison = replace(comparison, claims=claims(comparison))
+            results = Results.of(comparison, () if claims is None else claims(comparison))
     except (ValueError, OSError) as error:
         print(f"{Path(sys.argv[0]).name}: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(1)
-    print(comparison)
+    print(results)
     if claims is not None and args.control and not args.random_weights:
-        comparison, words = _with_control(args, compare, claims, comparison)
+        results, words = _with_control(args, compare, claims, results)
         how |= {"untrained": words}
         print(f"untrained control: {words}")
     studied = getattr(args, "checkpoint", getattr(args, "model", None))
-    comparison = replace(comparison, data={**how, **comparison.data})
-    print(comparison.write(args.out, name if studied is None else f"{name}_{Path(studied).name}"))
+    results = replace(results, data={**how, **results.data})
+    print(results.write(args.out, name if studied is None else f"{name}_{Path(studied).name}"))
 
 
 def words_of(words: Sequence[str]) -> list[str]:
@@ -84,21 +84,21 @@ def words_of(words: Sequence[str]) -> list[str]:
 
 
 def _with_control(
-    args: Args, compare: Callable[[Args], Comparison], claims: State, comparison: Comparison
-) -> tuple[Comparison, str]:
-    """The comparison with the same rows of untrained models in each claim, and words on what came of it."""
-    if not any(claim.trained and claim.lines and UNTRAINED not in claim.controls for claim in comparison.claims):
-        return comparison, "no claim needs one"
+    args: Args, compare: Callable[[Args], Comparison], claims: State, results: Results
+) -> tuple[Results, str]:
+    """The results with the same rows of untrained models in each claim, and words on what came of it."""
+    if not any(claim.trained and claim.lines and UNTRAINED not in claim.controls for claim in results.claims):
+        return results, "no claim needs one"
     try:
         with random_weights():
             without = compare(replace(args, out=args.out / UNTRAINED))  # what a script keeps to go on from
-            stated = with_untrained(comparison.claims, claims(without))
+            stated = with_untrained(results.claims, claims(without))
     except Exception as error:  # what is wrong with an untrained model must not lose what the trained one gave
-        return comparison, f"cannot be measured: {type(error).__name__}: {' '.join(str(error).split())}"
+        return results, f"cannot be measured: {type(error).__name__}: {' '.join(str(error).split())}"
     passed = sum(
         claim.control_verdicts.get(UNTRAINED) == "agrees" == claim.verdict for claim in stated if claim.trained
     )
-    return replace(comparison, claims=stated), f"{passed} of {len(stated)} claims hold of untrained models too"
+    return replace(results, claims=stated), f"{passed} of {len(stated)} claims hold of untrained models too"
 
 
 def regression_checkpoint(name: str) -> tuple[Checkpoint, LinearRegression]:

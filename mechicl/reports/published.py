@@ -1,7 +1,21 @@
-"""The papers that this package cites: `mechicl/sources.bib`, whose keys are author and year."""
+"""What papers print: numbers in `published.json`, and the papers themselves in `sources.bib`."""
 
+import json
 import re
 from importlib.resources import files
+from typing import Any
+
+
+def published(key: str) -> dict[str, Any]:
+    """Numbers printed in the papers: an entry of `published.json`, whose keys are an author, a year and a place.
+
+    Raises:
+        KeyError: no such entry.
+    """
+    entries = json.loads(files("mechicl").joinpath("published.json").read_text())
+    if key not in entries:
+        raise KeyError(f"key must be one of {', '.join(entries)}, got {key!r}")
+    return entries[key]
 
 
 def read_sources() -> dict[str, dict[str, str]]:

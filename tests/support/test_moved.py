@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mechicl.reports import Claim, Row
-from mechicl.reports.agreement import apart, moved_claims, moved_rows
+from mechicl.reports import Row
 from mechicl.statistics import Interval
+from support.checks import below, every
+from support.claims import Claim
+from support.moved import apart, moved_claims, moved_rows
 
 
 def row(measured, quantity="loss") -> Row:
@@ -65,7 +67,7 @@ def test_rows_that_are_gone_new_or_moved_are_named():
 
 
 def test_entries_that_moved_and_those_on_training_that_did_not():
-    first = Claim("fu2024", "Fig. 1", "loss", {"": [row(1.0)]}, check="< 2", published="small")
+    first = Claim("fu2024", "Fig. 1", "loss", {"": [row(1.0)]}, check=every(below, 2), published="small")
     by_hand = replace(first, item="Fig. 2", trained=False)
     moved = replace(first, item="Fig. 3")
     now = [first, by_hand, replace(moved, lines={"": [row(1.5)]})]
@@ -80,7 +82,7 @@ def test_entries_that_moved_and_those_on_training_that_did_not():
 
 
 def test_an_entry_that_is_gone_has_other_rows_or_another_verdict():
-    claim = Claim("fu2024", "Fig. 1", "loss", {"": [row(over(1.0, 0.4))]}, check="< 1.5", published="small")
+    claim = Claim("fu2024", "Fig. 1", "loss", {"": [row(over(1.0, 0.4))]}, check=every(below, 1.5), published="small")
     (gone,), _ = moved_claims([claim], [None])
     assert gone.apart == "gone"
     (other,), _ = moved_claims([claim], [replace(claim, lines={"": [row(1.0), row(2.0)]})])

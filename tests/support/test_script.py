@@ -7,9 +7,11 @@ from dataclasses import dataclass
 import pytest
 
 from mechicl.checkpoints import are_weights_random, load_checkpoint
-from mechicl.reports import Claims, Comparison, Row
-from mechicl.reports.claims import restated
-from mechicl.reports.script import ScriptArgs, run_script, words_of
+from mechicl.reports import Comparison, Row
+from support.checks import above, equal, every
+from support.claims import Claims, restated
+from support.results import Results
+from support.script import ScriptArgs, run_script, words_of
 
 
 @dataclass(frozen=True)
@@ -30,17 +32,17 @@ def compare(args: Args) -> Comparison:
 
 def claims(comparison: Comparison) -> list:
     paper = Claims("fu2024", comparison.rows)
-    paper.add("Fig. 1", "grows", "largest weight", check="> 0.2", published="large")
-    paper.add("Fig. 2", "layers", "layers", check="= 1", published="1")
-    paper.add("Fig. 3", "only trained", "only of trained ones", check="= 1", published="1")
-    paper.add("Fig. 4", "by hand", "layers", check="= 1", published="1", trained=False)
+    paper.add("Fig. 1", "grows", "largest weight", check=every(above, 0.2), published="large")
+    paper.add("Fig. 2", "layers", "layers", check=every(equal, 1), published="1")
+    paper.add("Fig. 3", "only trained", "only of trained ones", check=every(equal, 1), published="1")
+    paper.add("Fig. 4", "by hand", "layers", check=every(equal, 1), published="1", trained=False)
     return paper.stated
 
 
-def run(monkeypatch, tmp_path, *words: str, compare=compare, claims=claims) -> Comparison:
+def run(monkeypatch, tmp_path, *words: str, compare=compare, claims=claims) -> Results:
     monkeypatch.setattr(sys, "argv", ["somewhere/mine.py", "--out", str(tmp_path), *words])
     run_script(Args, compare, "mine", claims)
-    return Comparison.read(tmp_path / "mine_lsa-1l.json")
+    return Results.read(tmp_path / "mine_lsa-1l.json")
 
 
 def test_every_claim_on_trained_models_stands_beside_untrained_ones(monkeypatch, tmp_path, capsys):
@@ -98,7 +100,7 @@ def test_claims_that_are_stated_anew_keep_their_control(monkeypatch, tmp_path):
 
     def stricter(paper: Comparison) -> list:
         stated = Claims("fu2024", paper.rows)
-        stated.add("Fig. 1", "grows, in other words", "largest weight", check="> 1e-9", published="large")
+        stated.add("Fig. 1", "grows, in other words", "largest weight", check=every(above, 1e-9), published="large")
         return [*stated.stated, *claims(paper)[1:]]
 
     same = restated(comparison.claims, claims(comparison))
@@ -111,7 +113,7 @@ def test_claims_that_are_stated_anew_keep_their_control(monkeypatch, tmp_path):
 def test_a_script_may_measure_the_untrained_control_itself(monkeypatch, tmp_path):
     def by_itself(paper: Comparison) -> list:
         stated = Claims("fu2024", paper.rows)
-        stated.add("Fig. 1", "grows", "largest weight", check="> 0.2", controls={"untrained": ["layers"]})
+        stated.add("Fig. 1", "grows", "largest weight", check=every(above, 0.2), controls={"untrained": ["layers"]})
         return stated.stated
 
     comparison = run(monkeypatch, tmp_path, claims=by_itself)
@@ -131,7 +133,7 @@ def test_an_old_results_file_without_controls_can_be_read(monkeypatch, tmp_path)
         assert not {"controls", "cause", "control_verdicts"} & set(claim)
         claim.pop("trained", None)
     path.write_text(json.dumps(saved))
-    assert all(claim.trained and not claim.controls for claim in Comparison.read(path).claims)
+    assert all(claim.trained and not claim.controls for claim in Results.read(path).claims)
 
 
 @pytest.mark.parametrize(

@@ -19,14 +19,16 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
+import mechicl
 from mechicl.base.files import read_json, write_json
 from mechicl.base.progress import progress_bar
 from mechicl.base.shipped import available, shipped_folder
-from mechicl.reports.agreement import Moved, moved_claims, moved_rows
-from mechicl.reports.claims import Claim
-from mechicl.reports.comparison import Comparison
+from support.claims import Claim
+from support.moved import Moved, moved_claims, moved_rows
+from support.results import Results
 
-PACKAGE = Path(__file__).parents[1]
+PACKAGE = Path(mechicl.__file__).parent
+SCRIPTS = Path(__file__).parents[1]
 DONE = "done.json"
 
 
@@ -44,7 +46,7 @@ class Job:
 
     name: str
     words: tuple[str, ...]
-    written: Comparison
+    written: Results
     claims: tuple[int, ...] | None
     seconds: float
 
@@ -90,15 +92,12 @@ def find_jobs(root: Path, entries: Sequence[str] = ()) -> list[Job]:
     """
     folder = root / "analyses" / "results"
     if not folder.is_dir():
-        raise ValueError(
-            f"{root} has no analyses/results: mechicl verify runs the scripts of a source checkout, which an installed "
-            "package does not hold. Clone https://github.com/mechicl/mechicl and run it there, or name it with --root"
-        )
+        raise ValueError(f"{root} has no analyses/results: name the root of a source checkout with --root")
     files = sorted(folder.glob("*.json"))
     jobs: dict[str, Job] = {}
     unknown = list(entries)
     for path in files:
-        written = Comparison.read(path)
+        written = Results.read(path)
         if "command" not in written.data:
             raise ValueError(f"{path} says no command that measured it: run its script again")
         words = tuple(shlex.split(written.data["command"]))[1:]
@@ -178,7 +177,7 @@ def _run(job: Job, root: Path, state: Path, random: bool, running: set[subproces
             return Outcome(job, "failed", seconds, error=last)
         write_json(folder / DONE, {"seconds": round(seconds, 1)})
     seconds = read_json(folder / DONE)["seconds"]
-    measured = Comparison.read(folder / f"{job.name}.json")
+    measured = Results.read(folder / f"{job.name}.json")
     moved, passed = moved_claims(job.asked, _same_claims(job, measured))
     if job.claims is None:
         moved += moved_rows(job.written.rows, measured.rows, "table")
@@ -186,7 +185,7 @@ def _run(job: Job, root: Path, state: Path, random: bool, running: set[subproces
     return Outcome(job, "known" if known else "ran", seconds, tuple(moved), tuple(passed), cpu_seconds=cpu)
 
 
-def _same_claims(job: Job, measured: Comparison) -> list[Claim | None]:
+def _same_claims(job: Job, measured: Results) -> list[Claim | None]:
     """For each claim that was asked for, the one that was measured now: in the same place, or with the same words."""
     now = list(measured.claims)
     if len(now) == len(job.written.claims):
@@ -198,7 +197,7 @@ def _same_claims(job: Job, measured: Comparison) -> list[Claim | None]:
 def _environment() -> dict[str, str]:
     """One passive thread, and this library in front of any other."""
     before = os.environ.get("PYTHONPATH")
-    paths = [str(PACKAGE.parent), *([before] if before else [])]
+    paths = [str(PACKAGE.parent), str(SCRIPTS), *([before] if before else [])]
     threads = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
     return {**os.environ, **threads, "PYTHONPATH": os.pathsep.join(paths)}
 
@@ -215,9 +214,10 @@ def fingerprint(job: Job, root: Path) -> str:
 
 
 def _library() -> list[Path]:
-    return sorted(
+    library = (
         path for path in PACKAGE.rglob("*") if path.suffix in (".py", ".json") and "_checkpoints" not in path.parts
     )
+    return sorted([*library, *(SCRIPTS / "support").glob("*.py")])
 
 
 def report(outcomes: Sequence[Outcome], *, random: bool = False, write: Callable[[str], object] = print) -> bool:

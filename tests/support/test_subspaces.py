@@ -5,10 +5,10 @@ import pytest
 from mechicl.algorithms.stepwise import ResidualDescent
 from mechicl.analysis.causes import fit_hypotheses
 from mechicl.constructions import gradient_descent
-from mechicl.reports.rows import Row
-from mechicl.reports.subspaces import subspaces_part
+from mechicl.reports import Row
 from mechicl.statistics import Interval
 from mechicl.tasks import LinearRegression
+from support.subspaces import subspaces_part
 
 
 def test_rows_say_what_the_searches_are_beside_their_controls():

@@ -1,0 +1,272 @@
+"""Claims of papers about measured rows, and the verdicts on them: the entries of the index of published results."""
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
+
+from mechicl.checkpoints import are_weights_random
+from mechicl.reports import Row
+from mechicl.reports.rows import NoNumberError, equal
+from support.checks import Check
+
+CAUSES = ("erratum", "size", "setting", "measure")
+"""Why a claim may differ: the paper errs; the model is smaller or trained on less; another setting than the paper's;
+another measure of the same thing."""
+UNTRAINED = "untrained"
+"""Label of the control that `run_script` measures itself: the same rows of models with new initial weights."""
+ADDED = ("controls", "cause", "control_verdicts")
+Standing = Literal["agrees", "agrees in part", "differs", "no evidence", "not printed", "open"]
+
+
+@dataclass(frozen=True, eq=False)
+class Claim:
+    """What a figure, table or theorem of a paper says, and the rows it is checked on: an entry of analyses/README.md.
+
+    Attributes:
+        source: the paper's key in sources.bib.
+        item: figure, table or theorem.
+        what: what it shows, values in the order of the rows.
+        lines: measured rows; by label where there are several lines of them. Empty if no script measures it.
+        check: decides value by value whether the paper is right (`support.checks`); None if numbers printed in the rows
+            decide, or where the claim was read from a file.
+        published: the paper's words; empty if they are in the rows.
+        why: what a reader of the verdict should know.
+        controls: rows to compare the claim with, by label: the same quantities, or others, of a control.
+        cause: why it differs, in a word or two ("erratum", "size", "setting", "measure"): one of `CAUSES` first.
+        trained: whether it is about trained models; otherwise untrained models are no control.
+        control_verdicts: by label, the verdict that the claim would get with a control's rows instead of its own.
+        saved_outcomes: results of the check, of a claim that was read from a file; None if words were measured for a
+            number.
+    """
+
+    source: str
+    item: str
+    what: str
+    lines: Mapping[str, Sequence[Row]]
+    check: Check | None = None
+    published: str = ""
+    why: str = ""
+    controls: Mapping[str, Sequence[Row]] = field(default_factory=dict)
+    cause: str = ""
+    trained: bool = True
+    control_verdicts: Mapping[str, str] = field(default_factory=dict)
+    saved_outcomes: tuple[bool, ...] | None = ()
+
+    @property
+    def rows(self) -> list[Row]:
+        """The rows of all lines."""
+        return [row for rows in self.lines.values() for row in rows]
+
+    @property
+    def outcomes(self) -> list[bool] | None:
+        """Whether the paper is right, value by value or for all together; None if words were measured for a number."""
+        if self.check is None and self.saved_outcomes != ():
+            return None if self.saved_outcomes is None else list(self.saved_outcomes)
+        if self.check is None:
+            return [
+                equal(row, row.published) for row in self.rows
+                if isinstance(row.published, int | float) and not isinstance(row.measured, str)
+            ]  # fmt: skip
+        try:
+            return self.check(list(self.lines.values())) if self.lines else []
+        except NoNumberError:  # an untrained model may have words there
+            return None
+
+    @property
+    def verdict(self) -> Standing:
+        """The overall verdict; "open" if no script measures the claim yet."""
+        if not self.lines:
+            return "open" if self.published else "not printed"
+        results = self.outcomes
+        if results is None:
+            return "differs"
+        if not results:
+            return "not printed"
+        return "agrees" if all(results) else "agrees in part" if any(results) else "differs"
+
+    @property
+    def standing(self) -> Standing:
+        """The verdict that the index shows: "no evidence" for what agrees, and of untrained models too.
+
+        Such an entry says something about the quantity and nothing about training, so it does not count as agreeing.
+        """
+        alike = self.trained and self.control_verdicts.get(UNTRAINED) == "agrees" == self.verdict
+        return "no evidence" if alike else self.verdict
+
+    @property
+    def n_seeds(self) -> int | None:
+        """The fewest seeds that a value is over; None if no value is over seeds."""
+        return min((row.n_seeds for row in self.rows if row.n_seeds is not None), default=None)
+
+    @property
+    def lacks(self) -> str:
+        """What the entry still needs, as text; empty if nothing.
+
+        A claim that differs needs a cause and, besides untrained models, a control that supports the cause; a claim
+        about trained models needs untrained ones as a control.
+        """
+        if self.verdict == "open":
+            return "nothing measures it"
+        lacking = []
+        if self.verdict == "differs":
+            lacking += [] if self.cause else ["a cause"]
+            lacking += [] if set(self.controls) - {UNTRAINED} else ["a control that supports the cause"]
+        if self.trained and self.lines and UNTRAINED not in self.control_verdicts:
+            lacking.append("the untrained control")
+        return ", ".join(lacking)
+
+    def with_rows(self, rows: Sequence[Row]) -> "Claim":
+        """The claim with as many other rows in place of its own."""
+        rest = iter(rows)
+        return replace(self, lines={label: [next(rest) for _ in line] for label, line in self.lines.items()})
+
+    def to_json(self) -> dict[str, Any]:
+        """The claim as data; empty controls and causes are omitted."""
+        saved = {each.name: getattr(self, each.name) for each in fields(self)}
+        for name in ("lines", "controls"):
+            saved[name] = {label: [row.to_json() for row in rows] for label, rows in saved[name].items()}
+        del saved["check"], saved["saved_outcomes"]
+        if self.trained:
+            del saved["trained"]
+        if self.lines and (self.check is not None or self.saved_outcomes != ()):
+            saved["outcomes"] = self.outcomes
+        return {name: value for name, value in saved.items() if value or name not in ADDED}
+
+    @classmethod
+    def from_json(cls, saved: Mapping[str, Any]) -> "Claim":
+        """A claim of a results file.
+
+        Raises:
+            ValueError: it is not one.
+        """
+        try:
+            values = dict(saved)
+            for name in ("lines", "controls"):
+                rows = values.get(name, {}).items()
+                values[name] = {label: [Row.from_json(row) for row in line] for label, line in rows}
+            outcomes = values.pop("outcomes", ())
+            return cls(**values, saved_outcomes=None if outcomes is None else tuple(outcomes))
+        except (AttributeError, TypeError) as error:
+            raise ValueError(f"saved is not a claim of a results file: {error!r}") from error
+
+
+class Claims:
+    """What one paper says, stated on the rows of a comparison.
+
+    Attributes:
+        source: the paper's key in sources.bib.
+        table: the comparison's rows.
+        stated: the claims so far.
+    """
+
+    def __init__(self, source: str, table: Sequence[Row]):
+        self.source, self.table = source, table
+        self.stated: list[Claim] = []
+
+    def __getitem__(self, quantity: str) -> Row:
+        """The row of a quantity.
+
+        Raises:
+            ValueError: there is none.
+        """
+        return self.pick(quantity)[0]
+
+    def pick(self, *quantities: str | Row) -> list[Row]:
+        """Rows by quantity or shell pattern, in this order; rows are returned unchanged.
+
+        With `random_weights`, a row that is missing is one of the words "not measured".
+
+        Raises:
+            ValueError: there is no such row.
+        """
+        picked: list[Row] = []
+        for quantity in quantities:
+            if isinstance(quantity, Row):
+                picked.append(quantity)
+                continue
+            same = [row for row in self.table if row.quantity == quantity]
+            same = same or [row for row in self.table if fnmatch.fnmatchcase(row.quantity, quantity)]
+            if not same and are_weights_random():  # a part that only a trained model has
+                same = [Row(quantity, None, "not measured")]
+            if not same:
+                raise ValueError(f"a claim needs a row {quantity!r}, which the comparison does not have")
+            picked += same
+        return picked
+
+    def add(
+        self,
+        item: str,
+        what: str,
+        *quantities: str | Row,
+        lines: Mapping[str, Sequence[str | Row]] | None = None,
+        check: Check | None = None,
+        published: str = "",
+        why: str = "",
+        controls: Mapping[str, Sequence[str | Row]] | None = None,
+        cause: str = "",
+        trained: bool = True,
+    ) -> None:
+        """State a claim; arguments as `Claim` has them, with quantities in place of rows.
+
+        Raises:
+            ValueError: a row that the table does not have, or a cause of which none of `CAUSES` is the first word.
+            NoNumberError: a check needs a number, and words were measured.
+        """
+        if cause and cause.replace(",", " ").replace(":", " ").split()[0] not in CAUSES:
+            raise ValueError(f"{item}: the cause {cause!r} does not begin with one of {', '.join(CAUSES)}")
+        rows = {"": quantities} if quantities else lines or {}
+        picked = {label: self.pick(*names) for label, names in rows.items()}
+        others = {label: self.pick(*names) for label, names in (controls or {}).items()}
+        claim = Claim(self.source, item, what, picked, check, published, why, others, cause, trained)
+        if claim.outcomes is None and not are_weights_random():  # an untrained model may have words for a number
+            raise NoNumberError(
+                f"{item}: a check needs a number, and words were measured: {', '.join(map(str, claim.rows))}"
+            )
+        if trained and UNTRAINED in others:  # measured by the script itself
+            claim = _with_verdict(claim, others[UNTRAINED])
+        self.stated.append(claim)
+
+
+def restated(saved: Sequence[Claim], stated: Sequence[Claim]) -> list[Claim]:
+    """Claims that are stated anew on saved rows, with the untrained control that was measured for the saved ones.
+
+    A claim is recognised by its item and words, or by its place if as many are stated as were saved.
+    """
+    by_words = {(claim.source, claim.item, claim.what): claim for claim in saved}
+    same = len(saved) == len(stated)
+    claims = []
+    for i, claim in enumerate(stated):
+        before = by_words.get((claim.source, claim.item, claim.what), saved[i] if same else None)
+        if before is None or UNTRAINED in claim.controls or UNTRAINED not in before.controls or not claim.trained:
+            claims.append(claim)
+            continue
+        claims.append(_with_verdict(claim, before.controls[UNTRAINED], before.control_verdicts[UNTRAINED]))
+    return claims
+
+
+def _with_verdict(claim: Claim, rows: Sequence[Row], otherwise: str = "") -> Claim:
+    """A claim with the rows of untrained models as its control, and its verdict on them if there are as many."""
+    verdict = claim.with_rows(rows).verdict if len(rows) == len(claim.rows) else otherwise
+    controls = {**claim.controls, UNTRAINED: rows}
+    return replace(claim, controls=controls, control_verdicts={**claim.control_verdicts, UNTRAINED: verdict})
+
+
+def with_untrained(claims: Sequence[Claim], untrained: Sequence[Claim]) -> list[Claim]:
+    """Claims with the same rows of untrained models as a control, and their verdicts.
+
+    Args:
+        claims: on trained models.
+        untrained: the same, in the same order, on untrained ones.
+
+    Raises:
+        ValueError: another number of claims.
+    """
+    if len(claims) != len(untrained):
+        raise ValueError(f"{len(untrained)} claims on untrained models for {len(claims)} on trained ones")
+    return [
+        claim if not claim.trained or not claim.lines or UNTRAINED in claim.controls
+        else replace(claim, controls={**claim.controls, UNTRAINED: other.rows},
+                     control_verdicts={**claim.control_verdicts, UNTRAINED: other.verdict})
+        for claim, other in zip(claims, untrained, strict=True)
+    ]  # fmt: skip

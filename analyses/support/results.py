@@ -1,0 +1,52 @@
+"""What a script measured, with the claims of a paper on it, as it is saved in analyses/results."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from mechicl.base.files import read_json
+from mechicl.reports import Comparison, Row
+from support.claims import Claim
+
+
+@dataclass(frozen=True, eq=False)
+class Results(Comparison):
+    """A comparison and what a paper claims of its rows.
+
+    Attributes:
+        claims: made by the script.
+    """
+
+    claims: Sequence[Claim] = ()
+
+    @classmethod
+    def of(cls, comparison: Comparison, claims: Sequence[Claim] = ()) -> "Results":
+        """A comparison with claims on it."""
+        known = {each.name: getattr(comparison, each.name) for each in fields(Comparison)}
+        return cls(**known, claims=claims)
+
+    @classmethod
+    def read(cls, path: str | Path) -> "Results":
+        """Saved results, without their pictures.
+
+        Raises:
+            ValueError: not a file that `write` made.
+        """
+        try:
+            data = read_json(Path(path))
+            title, lead = data.pop("title"), data.pop("lead")
+            rows = [Row.from_json(row) for row in data.pop("table")]
+            claims = [Claim.from_json(claim) for claim in data.pop("claims", [])]
+        except (OSError, KeyError, ValueError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path} does not contain a saved comparison ({error!r}): run its script again") from error
+        return cls(title, lead, rows, (), data, claims)
+
+    def more_data(self) -> dict[str, Any]:
+        """The claims."""
+        return {"claims": [claim.to_json() for claim in self.claims]}
+
+    def verdict_on(self, row: Row) -> str:
+        """Whether the paper is right in this row: by the row itself, or by the claim that is stated on it alone."""
+        alone = [claim.verdict for claim in self.claims if claim.rows == [row]]
+        return alone[0] if row.verdict == "not printed" and alone else row.verdict
