@@ -1,12 +1,13 @@
-"""The complete state of a run in one file, written atomically, so that a killed run goes on as if nothing happened.
+"""The complete state of a run in one file, written atomically, so that a killed run continues as if nothing happened.
 
-The state holds the digests of all that belongs to it, its own included: a run goes on from what it was, or not at all.
+The state has digests of itself and of all files that belong to it, so that damage is always noticed.
 """
 
 import hashlib
 import json
 import os
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,7 @@ class RunState:
     Attributes:
         step: number of steps done.
         weights: name to `[seed ...]`.
-        moments: what the optimiser keeps: its step, Adam's first and second moments, "exp_avg.NAME", "exp_avg_sq.NAME"
-            and "step.NAME", and SOAP's factors and axes.
+        moments: the optimiser's state: "exp_avg.NAME", "exp_avg_sq.NAME" and "step.NAME", and SOAP's factors and axes.
         generators: the random state of each seed's prompts, `[seed byte]`.
         stopped_at: step at which each seed reached its target or diverged, -1 before, `[seed]`. Its weights stay put.
         diverged_at: step at which each seed's loss was no longer finite, -1 before, `[seed]`.
@@ -72,14 +72,18 @@ class RunState:
             DamagedSaveError: a file of the save is missing or changed; the message names it, and what to go on from.
             ValueError: the run has another config; the message names the fields.
         """
+        earlier = folder / EARLIER_STATE_FILE
         try:
-            return cls._read(folder, STATE_FILE, config)
+            return cls._read(folder / STATE_FILE, config)
         except DamagedSaveError as error:
-            raise DamagedSaveError(f"{error}. {cls._way_on(folder, config)}") from error
+            words = "No earlier save is whole: use another folder, or restart the run"
+            with suppress(ValueError):
+                step = cls._read(earlier, config).step
+                words = f"The save before it, of step {step}, is whole: rename {earlier} to {STATE_FILE} to continue"
+            raise DamagedSaveError(f"{error}. {words}") from error
 
     @classmethod
-    def _read(cls, folder: Path, name: str, config: TrainingConfig) -> "RunState":
-        path = folder / name
+    def _read(cls, path: Path, config: TrainingConfig) -> "RunState":
         try:
             tensors, metadata = read_tensors(path)
         except (OSError, ValueError) as error:
@@ -93,29 +97,15 @@ class RunState:
             generators, stopped_at, diverged_at = (tensors[n] for n in ("generators", "stopped_at", "diverged_at"))
         except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise DamagedSaveError(f"{path} is not what a run has written: {error!r}") from error
-        _check_config(folder, saved, config)
-
-        def group(prefix: str) -> dict[str, Tensor]:
-            return {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
-
-        state = cls(
-            step=step, weights=group("weights/"), moments=group("moments/"), generators=generators,
-            stopped_at=stopped_at, diverged_at=diverged_at, wall_time=wall_time, threads=threads, files=files,
-        )  # fmt: skip
-        for other, (n_bytes, digest) in state.files.items():
-            if digest_of_start(folder / other, n_bytes) != digest:
-                raise DamagedSaveError(f"{folder / other} is missing, or not what it was when {path} was written")
-        return state
-
-    @classmethod
-    def _way_on(cls, folder: Path, config: TrainingConfig) -> str:
-        """What to do about a damaged save, in words."""
-        earlier = folder / EARLIER_STATE_FILE
-        try:
-            step = cls._read(folder, EARLIER_STATE_FILE, config).step
-        except ValueError:
-            return "No earlier save is whole: use another folder, or restart the run"
-        return f"The save before it, of step {step}, is whole: rename {earlier} to {STATE_FILE} to go on from there"
+        _check_config(path.parent, saved, config)
+        for name, (n_bytes, digest) in files.items():
+            if digest_of_start(path.parent / name, n_bytes) != digest:
+                raise DamagedSaveError(f"{path.parent / name} is missing, or not what it was when {path} was written")
+        weights, moments = (
+            {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+            for prefix in ("weights/", "moments/")
+        )
+        return cls(step, weights, moments, generators, stopped_at, diverged_at, wall_time, threads, files)
 
 
 def digest_of_start(path: Path, n_bytes: int) -> str | None:
