@@ -7,14 +7,7 @@ from dataclasses import dataclass
 
 from mechicl import algorithms, viz
 from mechicl.analysis import probe
-from mechicl.analysis.layers import (
-    cross_moments,
-    gradient_descent_weights,
-    newton_weights,
-    ols_weights,
-    ridge_path_weights,
-    second_moments,
-)
+from mechicl.analysis.layers import algorithm_weights, cross_moments, ols_weights, second_moments
 from mechicl.checkpoints import load_checkpoint
 from mechicl.reports import Comparison, Section
 from mechicl.reports.rows import over_models
@@ -45,10 +38,12 @@ def compare(args: Args) -> Comparison:
     quantities = {
         "XᵀY": cross_moments,
         "S = XᵀX": second_moments,
-        "weights, 16 steps of gradient descent": gradient_descent_weights(16, step_size),
-        "weights, 4 Newton iterations": newton_weights(4),
-        "weights, 12 Newton iterations": newton_weights(12),
-        "weights, ridge after 4 halvings": ridge_path_weights(4),
+        "weights, 16 steps of gradient descent": algorithm_weights(
+            algorithms.gradient_descent, steps=[16], step_size=step_size
+        ),
+        "weights, 4 Newton iterations": algorithm_weights(algorithms.newton, steps=[4]),
+        "weights, 12 Newton iterations": algorithm_weights(algorithms.newton, steps=[12]),
+        "weights, ridge after 4 halvings": algorithm_weights(algorithms.ridge_path, steps=[4]),
         "least-squares weights": ols_weights,
     }
     results = [probe(model, quantities, fitting, held_out, progress=True) for model in checkpoint.models]

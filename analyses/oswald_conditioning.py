@@ -13,7 +13,7 @@ import torch
 
 from mechicl import viz
 from mechicl.analysis import fit_construction, measure_conditioning
-from mechicl.analysis.weights import Conditioning, EigenvalueRange, transformed_eigenvalues
+from mechicl.analysis.weights.conditioning import Conditioning, EigenvalueRange, transformed_eigenvalues
 from mechicl.reports import Comparison, Row, Section, published
 from mechicl.statistics import Interval, interval
 from mechicl.viz.elements import COLORS, add_band, add_line, colors_for, figure, panel, panels

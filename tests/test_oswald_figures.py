@@ -7,12 +7,8 @@ import torch
 
 from mechicl import constructions
 from mechicl.analysis import measure_conditioning
-from mechicl.analysis.weights import (
-    EigenvalueRange,
-    adapted_functions,
-    initial_function,
-    transformed_eigenvalues,
-)
+from mechicl.analysis.weights import adapted_functions, initial_function
+from mechicl.analysis.weights.conditioning import EigenvalueRange, transformed_eigenvalues
 from mechicl.tasks import LinearRegression, SineRegression
 from tests.scripts import import_script
 from tests.viz.traces import lines

@@ -1,17 +1,18 @@
 """What the analysis of layers costs beside what one would otherwise run."""
 
 import time
+from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 from transformers import GPT2Config, GPT2Model
 
 from benchmarks.rows import Row, row
 from benchmarks.settings import Settings
 from mechicl import algorithms
-from mechicl.analysis import Lens, fit_readouts
+from mechicl.analysis import Lens, Readouts, fit_readouts
 from mechicl.analysis.behaviour import regressed_weights
 from mechicl.analysis.behaviour.induced_weights import predict_queries_one_by_one
-from mechicl.analysis.layers import train_readouts
 from mechicl.checkpoints import load_checkpoint
 from mechicl.interop import from_garg
 from mechicl.learners import squared_errors
@@ -77,6 +78,26 @@ def heatmap_rows(rounds: int, n_prompts: int = 320) -> list[Row]:
     ]  # fmt: skip
 
 
+def train_readouts(like: Readouts, prompts: Prompts, steps: int) -> Readouts:
+    """Readouts of all layers by Adam on minibatches of 64 prompts, from 0, as in Fu et al. 2024, B.1."""
+    weights, bias = (torch.zeros_like(part, dtype=torch.float32) for part in (like.weights, like.bias))
+    optimizer = torch.optim.Adam([weights.requires_grad_(), bias.requires_grad_()], lr=1e-2)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(steps):
+        batch = prompts[torch.randint(len(prompts), (64,), generator=generator)]
+        with torch.no_grad():
+            streams = like.model.layer_streams(batch, "points")
+            norms = zip(streams, like.normalized, strict=True)
+            streams = torch.stack([F.layer_norm(s, s.shape[-1:], eps=like.model.cfg.eps) if n else s for s, n in norms])
+        predictions = (streams[..., None, :] @ weights[:, None])[..., 0, :] + bias[:, None]
+        optimizer.zero_grad()
+        (predictions - batch.ys).square().mean((1, 2, 3)).sum().backward()
+        optimizer.step()
+        schedule.step()
+    return replace(like, weights=weights.detach().double(), bias=bias.detach().double())
+
+
 def readout_rows(name: str, n_fitting: int, steps: int, timed_steps: int) -> list[Row]:
     """Readouts of all layers in closed form and by Adam on minibatches of the same prompts."""
     checkpoint = load_checkpoint(name)
@@ -86,7 +107,7 @@ def readout_rows(name: str, n_fitting: int, steps: int, timed_steps: int) -> lis
     closed = fit_readouts(model, fitting, progress=False)
     seconds = time.perf_counter() - started
     started = time.perf_counter()
-    trained = train_readouts(model, fitting, steps=timed_steps, progress=False)
+    trained = train_readouts(closed, fitting, timed_steps)
     ratio = (time.perf_counter() - started) * steps / timed_steps / seconds
     errors = [readouts.errors(held_out).squared_errors.mean((1, 2)) for readouts in (closed, trained)]
     per_layer = (errors[0] / errors[1]).tolist()

@@ -15,23 +15,18 @@ What a first reader needs is here; each package has the rest.
 
 from mechicl.analysis import behaviour, causes, circuits, dynamics, finetuning, heads, interventions, layers, weights
 from mechicl.analysis.behaviour import (
-    Alignment,
     Identification,
     Match,
-    Regret,
     align,
     identify,
     identify_on_tokens,
-    induced_weights,
     match,
     measure_forgetting,
     measure_order_sensitivity,
     measure_shifted_losses,
     regret,
-    sensitivities,
 )
 from mechicl.analysis.causes import (
-    Interchange,
     SubspaceSearch,
     fit_subspace,
     interchange,
@@ -50,12 +45,9 @@ from mechicl.analysis.interventions import (
     attribute,
     corrupt,
     corrupt_tokens,
-    distance_to,
-    logit_difference,
     next_token_loss,
     patch,
     patch_paths,
-    squared_error,
 )
 from mechicl.analysis.layers import Lens, Readouts, fit_readouts, probe
 from mechicl.analysis.weights import (
@@ -68,17 +60,14 @@ from mechicl.analysis.weights import (
 from mechicl.base.arguments import check_arguments
 
 __all__ = [
-    "Alignment",
     "Circuit",
     "FineTuning",
     "Identification",
-    "Interchange",
     "InterventionSweep",
     "Lens",
     "Match",
     "PatchingSession",
     "Readouts",
-    "Regret",
     "Site",
     "SubspaceSearch",
     "ablate",
@@ -95,7 +84,6 @@ __all__ = [
     "connect_modes",
     "corrupt",
     "corrupt_tokens",
-    "distance_to",
     "dynamics",
     "find_circuit",
     "find_transitions",
@@ -107,12 +95,10 @@ __all__ = [
     "heads",
     "identify",
     "identify_on_tokens",
-    "induced_weights",
     "interchange",
     "interpolate",
     "interventions",
     "layers",
-    "logit_difference",
     "match",
     "measure_circuit",
     "measure_conditioning",
@@ -131,8 +117,6 @@ __all__ = [
     "score_edges",
     "score_heads",
     "score_heads_over_training",
-    "sensitivities",
-    "squared_error",
     "test_hypotheses",
     "weights",
 ]

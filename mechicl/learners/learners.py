@@ -53,7 +53,7 @@ class Trajectory:
         predictions: `[step prompt point y]`; point t is predicted from the points before it.
         name: of the learner, for tables and pictures.
         weights: `[step prompt point x y]`, the linear model of the query that each prefix has led to, if it was asked
-            for (see `analysis.induced_weights`).
+            for (see `analysis.behaviour.induced_weights`).
 
     Raises:
         ValueError: another number of steps than of slices, or weights of other prompts than the predictions.

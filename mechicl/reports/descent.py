@@ -14,8 +14,8 @@ from mechicl.algorithms.spectral_fit import SpectralLearner
 from mechicl.analysis import align, fit_construction, interpolate, measure_shifted_losses
 from mechicl.analysis.behaviour import FOREIGN_INPUTS, ClippedDescent, tuned_clipped_descent, tuned_descent
 from mechicl.analysis.behaviour.shifts import Scaled
-from mechicl.analysis.weights import ConstructionFit, FamilyName
-from mechicl.analysis.weights.construction_families import family_for
+from mechicl.analysis.weights.construction_families import FamilyName, family_for
+from mechicl.analysis.weights.fits import ConstructionFit
 from mechicl.checkpoints import Checkpoint, CheckpointError
 from mechicl.learners import Learner, squared_errors
 from mechicl.models import HookedTransformer

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from mechicl import algorithms, constructions
 from mechicl.analysis import fit_construction
-from mechicl.analysis.weights import ConstructionFit, linear_attention_optimum, one_step_optimum
+from mechicl.analysis.weights import linear_attention_optimum, one_step_optimum
+from mechicl.analysis.weights.fits import ConstructionFit
 from mechicl.analysis.weights.products import read_weight_products, replace_products
 from mechicl.checkpoints import Checkpoint, CheckpointError
 from mechicl.learners import squared_errors

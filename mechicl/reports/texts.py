@@ -12,12 +12,12 @@ from mechicl.analysis.finetuning import (
     METHOD_NAMES,
     METHODS,
     FineTuningComparison,
-    TaskStudy,
     TaskTexts,
     draw_texts,
     measure_accuracy,
     study_task,
 )
+from mechicl.analysis.finetuning.text_tasks import TaskStudy
 from mechicl.checkpoints import Checkpoint
 from mechicl.reports.comparison import Comparison, Measured, Section
 from mechicl.reports.kind import Kind, Part, plural

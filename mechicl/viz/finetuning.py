@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 
-from mechicl.analysis.finetuning.comparison import FineTuningComparison
+from mechicl.analysis.finetuning.context_comparison import FineTuningComparison
 from mechicl.statistics import Interval
 from mechicl.viz.elements import (
     add_heatmap,

@@ -17,25 +17,28 @@ from mechicl.analysis.causes.results import Interchange
 from mechicl.analysis.causes.subspaces import SubspaceSearch
 from mechicl.analysis.circuits import Circuit, CircuitComparison, CircuitCurve, EdgeScores
 from mechicl.analysis.dynamics.snapshots import AlignmentOverTraining, HeadsOverTraining
-from mechicl.analysis.finetuning.comparison import FineTuningComparison
+from mechicl.analysis.finetuning.context_comparison import FineTuningComparison
 from mechicl.analysis.heads.scores import HeadScores
 from mechicl.analysis.interventions import InterventionSweep
 from mechicl.analysis.layers.probes import ProbeResult
-from mechicl.analysis.weights.connectivity import ModeConnectivity
 from mechicl.analysis.weights.kernels import KernelView
-from mechicl.analysis.weights.paths import LossPath
+from mechicl.analysis.weights.paths import LossPath, ModeConnectivity
 from mechicl.constructions import WeightsCircuit
 from mechicl.statistics import Result, interval
 from mechicl.viz.behaviour import identified_families, regret_curves, shifted_losses, token_divergences
-from mechicl.viz.causes import hypotheses_ranked, interchange_heatmap, subspace_curves
-from mechicl.viz.circuits import circuit_differences, circuit_graph, edge_ranking, faithfulness_curves
+from mechicl.viz.causes import hypotheses_ranked, interchange_heatmap
+from mechicl.viz.circuit_curves import edge_ranking, faithfulness_curves
+from mechicl.viz.circuits import circuit_differences, circuit_graph
+from mechicl.viz.conditioning import condition_number_distribution
 from mechicl.viz.elements import COLORS, add_heatmap, add_intervals, panel, panels
 from mechicl.viz.finetuning import update_similarity_figure
 from mechicl.viz.heads import head_table
 from mechicl.viz.interventions import patching_grid
+from mechicl.viz.kernels import kernel_heatmaps
 from mechicl.viz.layers import match_heatmap, probe_heatmap
+from mechicl.viz.subspaces import subspace_curves
 from mechicl.viz.training import alignments_over_training, heads_during_training
-from mechicl.viz.weights import connectivity_paths, kernel_heatmaps
+from mechicl.viz.weights import connectivity_paths
 
 COLUMNS = 3  # panels in a row
 HEIGHT = 330  # of a row of panels
@@ -68,6 +71,7 @@ plot.register(Circuit, circuit_graph)
 plot.register(CircuitComparison, circuit_differences)
 plot.register(WeightsCircuit, circuit_graph)
 plot.register(CircuitCurve, faithfulness_curves)
+plot.register(Conditioning, condition_number_distribution)
 plot.register(EdgeScores, edge_ranking)
 plot.register(HeadScores, head_table)
 plot.register(HypothesisTest, hypotheses_ranked)

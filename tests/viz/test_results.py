@@ -40,7 +40,7 @@ BY_HAND = {  # results that cannot be made of any numbers
     "KernelView": view,
     "LossPath": lambda: path(3),
     "Match": lambda: Match("layer", "Newton", (0, 1), (1, 4), torch.rand(2, 2, 3).double(), "errors"),
-    "ModeConnectivity": lambda: mechicl.analysis.weights.ModeConnectivity({"raw": path(3)}, {}),
+    "ModeConnectivity": lambda: mechicl.analysis.weights.paths.ModeConnectivity({"raw": path(3)}, {}),
     "ShiftedLosses": losses,
     "SubspaceSearch": searched,
     "WeightsCircuit": lambda: weights_circuit(MODEL),

@@ -1,7 +1,8 @@
-"""Analyses of the models of a training as they were at its snapshots."""
+"""Analyses of the models of a training at its snapshots."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -36,15 +37,12 @@ class AlignmentOverTraining(Result):
 
 
 def align_over_training(checkpoint: Checkpoint, learner: Learner, prompts: Prompts) -> AlignmentOverTraining:
-    """Compare the models of a training with a learner as they were at each snapshot, in float64: `align` at each.
+    """Compare the models of a training with a learner at each snapshot (`align`), in float64.
 
     Args:
-        checkpoint: with snapshots.
-        learner: what to compare with, such as tuned gradient descent.
-        prompts: what to compare on.
-
-    Raises:
-        CheckpointError: the checkpoint was saved without snapshots.
+        checkpoint: with snapshots, else a `CheckpointError`.
+        learner: to compare with, such as tuned gradient descent.
+        prompts: to compare on.
 
     Source: von Oswald et al. 2023, Fig. 2; Nertinger, Fig. 1.
 
@@ -53,16 +51,14 @@ def align_over_training(checkpoint: Checkpoint, learner: Learner, prompts: Promp
         >>> checkpoint = load_checkpoint("lsa-1l")
         >>> align_over_training(checkpoint, step, checkpoint.task.sample(100, seed=0)).sensitivity_cosine[-1].mean()
     """
-    steps, rows = [], []
-    for step, models in _snapshots(checkpoint):
-        row = []
-        for model in models:
-            alignment = align(model.double(), learner, prompts)
-            means = [value.nanmean() for value in alignment.samples().values()]
-            row.append([*means, squared_errors(model, prompts).mean()])
-        steps.append(step)
-        rows.append(torch.tensor(row))
-    return AlignmentOverTraining(tuple(steps), *torch.stack(rows).unbind(-1))
+
+    def measure(model: Model) -> list[Tensor]:
+        alignment = align(model.double(), learner, prompts)
+        means = [value.nanmean() for value in alignment.samples().values()]
+        return [*means, squared_errors(model, prompts).mean()]
+
+    steps, rows = _measure_snapshots(checkpoint, measure)
+    return AlignmentOverTraining(steps, *torch.tensor(rows).unbind(-1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +67,7 @@ class HeadsOverTraining(Result):
 
     Attributes:
         steps: of the snapshots.
-        scores: by name, means over prompts of the head that has the most, `[step seed]`.
+        scores: by name, the mean over prompts of the best head, `[step seed]`.
     """
 
     steps: tuple[int, ...]
@@ -86,18 +82,14 @@ def score_heads_over_training(
     n_prompts: int = 64,
     seed: int = 0,
 ) -> HeadsOverTraining:
-    """When heads of some kinds form: their highest scores at each snapshot.
+    """Measure when heads of some kinds form: their highest scores at each snapshot.
 
     Args:
-        checkpoint: with snapshots.
+        checkpoint: with snapshots, else a `CheckpointError`.
         names: of scores of `score_heads`.
         prompts: for models on prompts of points; token models draw sequences.
         n_prompts: number of sequences to draw.
         seed: of these sequences.
-
-    Raises:
-        CheckpointError: the checkpoint was saved without snapshots.
-        ValueError: as for `score_heads`.
 
     Source: Olsson et al. 2022, argument 1.
 
@@ -105,18 +97,18 @@ def score_heads_over_training(
         >>> score_heads_over_training(load_checkpoint("induction-2l")).scores["induction"].shape
         torch.Size([6, 3])
     """
-    steps, rows = [], []
-    for step, models in _snapshots(checkpoint):
-        scores = [score_heads(model, prompts=prompts, n_prompts=n_prompts, seed=seed) for model in models]
-        steps.append(step)
-        rows.append([[score.mean(name).max().item() for score in scores] for name in names])
-    by_name = torch.tensor(rows).unbind(1)
-    return HeadsOverTraining(tuple(steps), dict(zip(names, by_name, strict=True)))
+
+    def measure(model: Model) -> list[float]:
+        scores = score_heads(model, prompts=prompts, n_prompts=n_prompts, seed=seed)
+        return [scores.mean(name).max().item() for name in names]
+
+    steps, rows = _measure_snapshots(checkpoint, measure)
+    return HeadsOverTraining(steps, dict(zip(names, torch.tensor(rows).unbind(-1), strict=True)))
 
 
-def _snapshots(checkpoint: Checkpoint) -> Iterator[tuple[int, list[Model]]]:
-    """Each snapshot's step, and the models of all seeds as they were then."""
+def _measure_snapshots(checkpoint: Checkpoint, measure: Callable[[Model], Any]) -> tuple[tuple[int, ...], list[Any]]:
+    """The snapshots' steps, and a measure of the models of all seeds at each."""
     if checkpoint.snapshots is None:
         raise CheckpointError(f"{checkpoint.name} was saved without snapshots")
-    for index, step in enumerate(checkpoint.snapshots.steps):
-        yield step, checkpoint.models_at(index)
+    steps = tuple(checkpoint.snapshots.steps)
+    return steps, [[measure(model) for model in checkpoint.models_at(index)] for index in range(len(steps))]

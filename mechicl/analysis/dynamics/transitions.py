@@ -20,8 +20,8 @@ class Transitions(Result):
         plateau: the loss that each seed starts from, `[seed]`.
         final: each seed's loss at the end, `[seed]`.
         before: the last evaluated step at which the loss is above the threshold, `[seed]`; NaN without a transition.
-        after: the next evaluated step: the transition lies between the two, `[seed]`. Both are the first step where
-            the loss is below the threshold from the first on.
+        after: the next evaluated step, `[seed]`. Both are the first step where the loss is below the threshold from the
+            first on.
         start: the first evaluated step from which a tenth of the fall is over for good, `[seed]`.
         end: the first evaluated step from which nine tenths of it are, `[seed]`; NaN also where they are not at the
             last evaluation.
@@ -63,19 +63,14 @@ def find_transitions(
 ) -> Transitions:
     """Find the step at which each seed's loss falls from its plateau to its final value.
 
-    The final value is the median of the last twentieth of the evaluations. The transition is where the loss has come
-    half of the way from the plateau to it for good; there is none where the last loss is above that.
+    The final value is the median of the last twentieth of the evaluations. The transition is where the loss has fallen
+    by half of the way for good; there is none where the last loss is above that.
 
     Args:
         steps: of the evaluations, increasing.
         losses: `[step seed]`, e.g. a checkpoint record's `curve["eval_loss"]`.
-        plateau: the loss at which training lingers, such as that of predicting 0; by default the first loss, which
-            is the same where the initial weights are small.
-        fall: how far a loss must fall, relative to its plateau, to have a transition at all.
-
-    Raises:
-        ValueError: fewer than two evaluations, steps that do not increase, losses of another length or that are not
-            finite, a plateau that is not positive and finite, or a fall that is not between 0 and 1.
+        plateau: the loss at which training lingers, such as that of predicting 0; by default the first loss.
+        fall: least fall of a loss with a transition, relative to its plateau.
 
     Source: von Oswald et al. 2023, A.11, where transitions are looked at.
 
@@ -109,10 +104,7 @@ def _transition(steps: list[int], losses: Float[Tensor, "step"], plateau: float,
         return no_transition
 
     def crossing(share: float) -> int:
-        """Number of evaluations until the loss stays below plateau minus that share of the fall.
-
-        Looked for from the end: a loss that falls, rises and falls again has fallen only the last time.
-        """
+        """Number of evaluations until the loss stays below plateau minus that share of the fall."""
         above = losses > plateau - share * (plateau - final)
         return int(above.nonzero().max()) + 1 if above.any() else 0
 

@@ -10,49 +10,29 @@ For a language model on a text task: `study_task(model, tokenizer, draw_texts(ta
 another kind become `Shots`, for `search_tuning`, `fine_tune` and `compare_with_finetuning`.
 """
 
-from mechicl.analysis.finetuning.comparison import FineTuningComparison, compare_with_finetuning
+from mechicl.analysis.finetuning.context_comparison import FineTuningComparison, compare_with_finetuning
 from mechicl.analysis.finetuning.forward_passes import linearized_outputs
-from mechicl.analysis.finetuning.hyperparameter_search import TuningSearch, search_tuning
+from mechicl.analysis.finetuning.hyperparameter_search import search_tuning
 from mechicl.analysis.finetuning.prompt_contexts import compare_on_prompts, prompt_shots, search_on_prompts
 from mechicl.analysis.finetuning.sgd import (
     METHOD_NAMES,
     METHODS,
-    FineTuned,
     FineTuning,
     FineTuningDivergedError,
     Method,
     fine_tune,
 )
-from mechicl.analysis.finetuning.similarity_measures import (
-    attention_rank_correlation,
-    random_update_similarity,
-    recall_if_independent,
-    recall_of_gains,
-    update_similarity,
-)
-from mechicl.analysis.finetuning.text_tasks import (
-    AccuracyByDemonstrations,
-    TaskStudy,
-    TaskTexts,
-    draw_texts,
-    measure_accuracy,
-    study_task,
-)
+from mechicl.analysis.finetuning.text_tasks import TaskTexts, draw_texts, measure_accuracy, study_task
 from mechicl.base.arguments import check_arguments
 
 __all__ = [
     "METHODS",
     "METHOD_NAMES",
-    "AccuracyByDemonstrations",
-    "FineTuned",
     "FineTuning",
     "FineTuningComparison",
     "FineTuningDivergedError",
     "Method",
-    "TaskStudy",
     "TaskTexts",
-    "TuningSearch",
-    "attention_rank_correlation",
     "compare_on_prompts",
     "compare_with_finetuning",
     "draw_texts",
@@ -60,13 +40,9 @@ __all__ = [
     "linearized_outputs",
     "measure_accuracy",
     "prompt_shots",
-    "random_update_similarity",
-    "recall_if_independent",
-    "recall_of_gains",
     "search_on_prompts",
     "search_tuning",
     "study_task",
-    "update_similarity",
 ]
 
 check_arguments(__name__)

@@ -1,7 +1,7 @@
-"""Forward passes of a model with other weights: as they are, or by its first-order expansion around its own weights."""
+"""Forward passes of a model with other weights, or of its first-order expansion around its own weights."""
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -10,23 +10,30 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call, jvp
-from torch.utils.checkpoint import checkpoint
 from transformer_lens.hook_points import HookPoint
 
 from mechicl.models.holding import holding, holds_models
 from mechicl.models.opening.adapter import Hook, ModelAdapter
 from mechicl.models.opening.sites import check_hook
-from mechicl.models.opening.skipping import replacing_forwards
 
 Weights = dict[str, Tensor]
 
 
-# ---- a model with other weights ----
+def parameters_of(model: nn.Module, changes: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the parameters that changes belong to; a ValueError names one that the model lacks or has otherwise."""
+    parameters = dict(model.named_parameters())
+    if unknown := sorted(set(changes) - set(parameters)):
+        raise ValueError(f"the model has no parameters {unknown}")
+    for name, change in changes.items():
+        if change.shape != parameters[name].shape:
+            shapes = tuple(change.shape), tuple(parameters[name].shape)
+            raise ValueError(f"a change of {shapes[0]} for the parameter {name!r}, which is {shapes[1]}")
+    return {name: parameters[name] for name in changes}
 
 
 @contextmanager
-def weights_changed(model: nn.Module, changes: Mapping[str, Tensor]) -> Iterator[None]:
-    """A model with something added to its parameters within the context, which holds it; after it exactly as before."""
+def weights_changed(model: nn.Module, changes: Mapping[str, Tensor]) -> Generator[None]:
+    """Add changes to a model's parameters within the context, which holds the model; restore them bit for bit."""
     parameters = parameters_of(model, changes)
     with holding(model):
         before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
@@ -41,35 +48,18 @@ def weights_changed(model: nn.Module, changes: Mapping[str, Tensor]) -> Iterator
                     parameters[name].copy_(value)
 
 
-def parameters_of(model: nn.Module, changes: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The parameters that changes belong to.
-
-    Raises:
-        ValueError: a parameter that the model does not have, or has in another shape.
-    """
-    parameters = dict(model.named_parameters())
-    unknown = sorted(set(changes) - set(parameters))
-    if unknown:
-        raise ValueError(f"the model has no parameters {unknown}")
-    for name, change in changes.items():
-        if change.shape != parameters[name].shape:
-            shapes = tuple(change.shape), tuple(parameters[name].shape)
-            raise ValueError(f"a change of {shapes[0]} for the parameter {name!r}, which is {shapes[1]}")
-    return {name: parameters[name] for name in changes}
-
-
 class ForwardPass(nn.Module):
     """A forward pass to the predictions at the last position, as a function of the model's parameters."""
 
     def __init__(self, adapter: ModelAdapter, hooks: Sequence[Hook] = ()):
         super().__init__()
-        self.model = adapter.model
-        self.adapter, self.hooks = adapter, list(hooks)
+        self.model, self.adapter = adapter.model, adapter
+        self.hooks = [*hooks, *_hooks_forgetting_patterns(adapter)]
         # A parameter may be used in several places (tied embeddings, looped layers), and a bridge has modules that go
         # by several names, among which torch finds neither all places nor the way back. So each place is listed here,
         # once, and torch's own search for tied weights is turned off.
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
-        self._places = {
+        self._names = {
             f"{place}.{key}": names[id(parameter)]
             for place, module in self.named_modules()
             for key, parameter in module._parameters.items()
@@ -82,57 +72,66 @@ class ForwardPass(nn.Module):
 
     def with_weights(self, weights: Mapping[str, Tensor], tokens: Tensor) -> Tensor:
         """Predictions with other values of the parameters that `weights` names."""
-        values = {place: weights[name] for place, name in self._places.items() if name in weights}
+        values = {place: weights[name] for place, name in self._names.items() if name in weights}
         with holding(self.model):
             return functional_call(self, values, (tokens,), tie_weights=False)
 
 
 class LayerwisePass(ForwardPass):
-    """A forward pass on one prompt with one output a layer: its attention's output, put before the read-out.
+    """A forward pass on one prompt with one output per layer: the read-out of its attention's output.
 
-    The stream is detached before each layer, so that no gradient flows from a layer to those before.
+    The stream is detached before each layer, so that no gradient flows from a layer to earlier ones.
 
     Source: Bar Natan, Deutch & Magar, section 3.1 and Fig. 1.
     """
 
     def __init__(self, adapter: ModelAdapter):
+        written: list[Tensor] = []
+
+        def detach(activation: Tensor, hook: HookPoint) -> Tensor:
+            return activation.detach()
+
+        def keep(activation: Tensor, hook: HookPoint) -> None:
+            written.append(activation)
+
+        def replace(activation: Tensor, hook: HookPoint) -> Tensor:
+            return torch.cat(written)
+
         layers = range(adapter.n_layers)
         for layer in layers:
             for name in ("hook_resid_pre", "hook_attn_out", "hook_resid_post"):
                 check_hook(adapter.model, f"blocks.{layer}.{name}")
-        hooks: list[Hook] = [(f"blocks.{layer}.hook_resid_pre", self._detach) for layer in layers[1:]]
-        hooks += [(f"blocks.{layer}.hook_attn_out", self._keep_output) for layer in layers]
+        hooks: list[Hook] = [(f"blocks.{layer}.hook_resid_pre", detach) for layer in layers[1:]]
+        hooks += [(f"blocks.{layer}.hook_attn_out", keep) for layer in layers]
         if not adapter.ours:  # a bridge cannot be run from after its last layer: its last stream is replaced instead
-            hooks.append((f"blocks.{layers[-1]}.hook_resid_post", self._put_outputs))
+            hooks.append((f"blocks.{layers[-1]}.hook_resid_post", replace))
         super().__init__(adapter, hooks)
-        self.attention_outputs: list[Tensor] = []
+        self.written = written
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Predictions `[layer d_out]`."""
-        self.attention_outputs.clear()
+        self.written.clear()
         outputs = super().forward(tokens)
-        return self.adapter.resume_from_end(torch.cat(self.attention_outputs)) if self.adapter.ours else outputs
-
-    def _detach(self, activation: Tensor, hook: HookPoint) -> Tensor:
-        return activation.detach()
-
-    def _keep_output(self, activation: Tensor, hook: HookPoint) -> None:
-        self.attention_outputs.append(activation)
-
-    def _put_outputs(self, activation: Tensor, hook: HookPoint) -> Tensor:
-        return torch.cat(self.attention_outputs)
+        return self.adapter.resume_from_end(torch.cat(self.written)) if self.adapter.ours else outputs
 
 
-# ---- the first-order expansion ----
+def _hooks_forgetting_patterns(adapter: ModelAdapter) -> list[Hook]:
+    """Hooks that drop a bridge's attention patterns, which its layers would keep, with the graph that made them."""
+
+    def forget(activation: Tensor, hook: HookPoint, block: nn.Module) -> None:
+        for part in block.modules():
+            if vars(part).get("_pattern") is not None:
+                vars(part)["_pattern"] = None
+
+    blocks = [] if adapter.ours else adapter.model.blocks
+    return [(f"blocks.{layer}.hook_resid_post", partial(forget, block=block)) for layer, block in enumerate(blocks)]
 
 
 def value_and_derivative(function: Callable[[Weights], Any], weights: Weights, changes: Weights) -> tuple[Any, Any]:
     """A function of the weights, and its derivative along their changes, by forward-mode differentiation.
 
-    No graph is kept: memory is that of two passes. `value + derivative` is the linearised model.
-
-    Raises:
-        ValueError: the function has no forward-mode derivative.
+    No graph is kept: memory is that of two passes. `value + derivative` is the linearised model. A function without a
+    forward-mode derivative is a ValueError.
     """
     with warnings.catch_warnings():
         # torch's own forward mode still compiles its decompositions that way, at its first use
@@ -143,22 +142,22 @@ def value_and_derivative(function: Callable[[Weights], Any], weights: Weights, c
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:  # torch's only sign that an operation has no forward-mode derivative
-            function(weights)  # what fails without a derivative too fails here, as it would have without us
-            words = (str(error).splitlines() or [type(error).__name__])[0]
+            function(weights)  # an error that has nothing to do with derivatives is raised here
+            first_line = (str(error).splitlines() or [type(error).__name__])[0]
             raise ValueError(
-                f"this model cannot be differentiated forwards, as its linearisation needs ({words}); if its attention "
-                f"is a fused one, load it with attn_implementation='eager'"
+                f"this model cannot be differentiated forwards, as its linearisation needs ({first_line}); if its "
+                f"attention is a fused one, load it with attn_implementation='eager'"
             ) from error
 
 
 @holds_models
 def linearized_outputs(model: Any, tokens: Tensor, changes: Weights) -> Float[Tensor, "prompt d_out"]:
-    """Predictions at the last position of a model's first-order expansion around its weights.
+    """Predict the last position with a model's first-order expansion around its weights.
 
     Args:
         model: of TransformerLens' protocol.
         tokens: as the model reads them, `[prompt pos ...]`.
-        changes: what is added to its parameters, by name.
+        changes: added to its parameters, by name.
 
     Raises:
         ValueError: changes of parameters that the model does not have, or has in another shape.
@@ -174,6 +173,7 @@ def linearized_outputs(model: Any, tokens: Tensor, changes: Weights) -> Float[Te
     return run_with_changes(adapter, adapter.encode(tokens), {}, changes, linearized=True)[0]
 
 
+@torch.no_grad()
 def run_with_changes(
     adapter: ModelAdapter,
     tokens: Tensor,
@@ -187,8 +187,8 @@ def run_with_changes(
     Args:
         adapter: of the model.
         tokens: sequences of one length.
-        parts: which part of the activation at each hook to keep, as an index (`numpy.s_[:, -1]`).
-        changes: what is added to parameters; none for the model as it is.
+        parts: the part of the activation at each hook to keep, as an index (`numpy.s_[:, -1]`).
+        changes: added to parameters; none for the unchanged model.
         linearized: expand predictions and activations to first order in the changes, instead of changing the weights.
     """
     kept: dict[str, Tensor] = {}
@@ -196,86 +196,22 @@ def run_with_changes(
     def keep(activation: Tensor, hook: HookPoint, name: str) -> None:
         kept[name] = activation[parts[name]].clone()  # a copy, so that the whole need not be kept
 
-    hooks: list[Hook] = [(name, partial(keep, name=name)) for name in parts]  # a bridge has other names for its hooks
-    forward_pass = ForwardPass(adapter, [*hooks, *_hooks_forgetting_patterns(adapter)])
-    with torch.no_grad(), patterns_forgotten(adapter.model):
-        if not changes or not linearized:
-            with weights_changed(adapter.model, changes or {}):
-                outputs, activations = forward_pass(tokens), kept
-        else:
-            start = {name: weight.detach() for name, weight in parameters_of(adapter.model, changes).items()}
+    forward_pass = ForwardPass(adapter, [(name, partial(keep, name=name)) for name in parts])
 
-            def function(weights: Weights) -> tuple[Tensor, dict[str, Tensor]]:
-                kept.clear()
-                return forward_pass.with_weights(weights, tokens), dict(kept)
+    def run(weights: Weights) -> tuple[Tensor, dict[str, Tensor]]:
+        kept.clear()
+        return forward_pass.with_weights(weights, tokens), dict(kept)
 
-            (value, values), (slope, slopes) = value_and_derivative(function, start, changes)
-            outputs, activations = value + slope, {name: values[name] + slopes[name] for name in values}
-    silent = [name for name in parts if name not in activations]
-    if silent:
+    changes = changes or {}
+    start = {name: weight.detach() for name, weight in parameters_of(adapter.model, changes).items()}
+    if changes and linearized:
+        (value, values), (slope, slopes) = value_and_derivative(run, start, changes)
+        outputs, activations = value + slope, {name: values[name] + slopes[name] for name in values}
+    else:
+        outputs, activations = run({name: (w + changes[name]).to(w.dtype) for name, w in start.items()})
+    if silent := [name for name in parts if name not in activations]:
         raise ValueError(
             f"the hook {silent[0]!r} does not fire in this model: attention cannot be read without it (a wrapped model "
             f"may need attn_implementation='eager')"
         )
     return outputs, activations
-
-
-# ---- gradients and memory ----
-
-
-@contextmanager
-def gradients_required(parameters: Iterable[Tensor]) -> Iterator[None]:
-    """Parameters that gradients are taken for, for as long as the context lasts."""
-    before = [(parameter, parameter.requires_grad) for parameter in parameters]
-    try:
-        for parameter, _ in before:
-            parameter.requires_grad_()
-        yield
-    finally:
-        for parameter, required in before:
-            parameter.requires_grad_(required)
-
-
-@contextmanager
-def patterns_forgotten(model: nn.Module) -> Iterator[None]:
-    """A context after which a bridge's attention does not keep its last pattern, and with it the graph of the run."""
-    try:
-        yield
-    finally:
-        _forget_patterns(model)
-
-
-def _forget_patterns(module: nn.Module) -> None:
-    for part in module.modules():
-        if vars(part).get("_pattern") is not None:
-            vars(part)["_pattern"] = None
-
-
-def _hooks_forgetting_patterns(adapter: ModelAdapter) -> list[Hook]:
-    """Hooks by which a bridge's layers let go of their patterns while it runs: all of them together can be too much."""
-    if adapter.ours:
-        return []
-
-    def forget(activation: Tensor, hook: HookPoint, block: nn.Module) -> None:
-        _forget_patterns(block)
-
-    blocks = enumerate(adapter.model.blocks)
-    return [(f"blocks.{layer}.hook_resid_post", partial(forget, block=block)) for layer, block in blocks]
-
-
-@contextmanager
-def activations_recomputed(adapter: ModelAdapter) -> Iterator[None]:
-    """Passes that keep only the stream between blocks; gradients work out again what is inside (checkpointing)."""
-    model = adapter.model
-    forwards = [(block, partial(checkpoint, block.forward, use_reentrant=False)) for block in model.blocks]
-    # the second computation must not find keys and values that the first one has left
-    wrapped: Any = getattr(getattr(model, "original_model", None), "config", None)
-    caches = getattr(wrapped, "use_cache", None)
-    with holding(model), replacing_forwards(forwards):
-        try:
-            if caches:
-                wrapped.use_cache = False
-            yield
-        finally:
-            if caches:
-                wrapped.use_cache = caches

@@ -1,4 +1,4 @@
-"""Which learning rate and how many epochs: fine-tuning measured on queries that are not measured later."""
+"""Search for the learning rate and the number of epochs of fine-tuning, on held-out queries."""
 
 import math
 from collections.abc import Sequence
@@ -10,8 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.analysis.finetuning.predictions import predict_sequences, scores_and_losses
-from mechicl.analysis.finetuning.sgd import FineTuning, FineTuningDivergedError
-from mechicl.analysis.finetuning.side_by_side import Tuners
+from mechicl.analysis.finetuning.sgd import FineTuning, FineTuningDivergedError, ParallelSGD
 from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
 from mechicl.models.holding import holds_models
@@ -28,13 +27,12 @@ class TuningSearch(Result):
     """Fine-tuning at several learning rates and numbers of epochs, measured on held-out queries; NaN where it diverged.
 
     Attributes:
-        learning_rates: that were tried.
-        epochs: that were tried.
+        learning_rates: tried.
+        epochs: tried.
         score: right (1) or wrong (0), or minus the squared error.
         loss: cross entropy over the choices in nats, or squared error.
         tuning: the other settings.
-        choose_by: what the best is the best in. Scores of a few dozen queries are often equal, or differ by one query;
-            losses tell such settings apart.
+        choose_by: the criterion of `best`. Scores of a few dozen queries are often equal; losses tell them apart.
     """
 
     learning_rates: tuple[float, ...]
@@ -46,23 +44,16 @@ class TuningSearch(Result):
 
     @property
     def best(self) -> FineTuning:
-        """The settings with the highest mean score; among equals the lowest mean loss, then the first.
-
-        Chosen by loss: those with the lowest mean loss; among equals the first.
-        """
-        means = zip(self.score.mean(-1).flatten().tolist(), self.loss.mean(-1).flatten().tolist(), strict=True)
-        by_score = self.choose_by == "score"
-        ranked = [(-score if by_score else loss, loss) if math.isfinite(loss) else (math.inf,) * 2
-                  for score, loss in means]  # fmt: skip
-        rate, epoch = divmod(min(range(len(ranked)), key=ranked.__getitem__), len(self.epochs))
+        """The settings with the highest mean score, among equals the lowest mean loss; or with the lowest mean loss."""
+        score, loss = self.score.mean(-1).flatten(), self.loss.mean(-1).flatten()
+        criteria = torch.stack([-score if self.choose_by == "score" else loss, loss], -1)
+        ranked = criteria.masked_fill(~loss.isfinite()[:, None], math.inf).tolist()
+        rate, epoch = divmod(ranked.index(min(ranked)), len(self.epochs))
         return replace(self.tuning, learning_rate=self.learning_rates[rate], epochs=self.epochs[epoch])
 
     @property
     def at_edge(self) -> bool:
-        """Whether the best learning rate or number of epochs is the largest or smallest tried, so that more may help.
-
-        A single epoch, the fewest there can be, is no edge.
-        """
+        """Whether the best learning rate or number of epochs (beyond one) is the largest or smallest tried."""
         return self.wider() != (self.learning_rates, self.epochs)
 
     def wider(self) -> tuple[tuple[float, ...], tuple[int, ...]]:
@@ -99,15 +90,14 @@ def search_tuning(
         held_out: the demonstrations to tune on, with queries that are not those to be measured later.
         tuning: the other settings.
         learning_rates: to try.
-        epochs: to try; one run a learning rate gives them all.
+        epochs: to try; one run per learning rate gives them all.
         choose_by: the mean score of held-out queries, or their mean loss.
         widen: how often the grid may grow while its best lies on an edge (see `TuningSearch.wider`).
         memory: bound in bytes on what reading the queries takes.
         progress: show a progress bar.
 
     Raises:
-        ValueError: nothing to try, a negative `widen`, another `choose_by`, or divergence at all learning rates; else
-            as for `fine_tune`.
+        FineTuningDivergedError: all learning rates are too high; else as for `fine_tune`.
 
     Example:
         >>> shots = prompt_shots(model, prompts[:1])
@@ -135,25 +125,22 @@ def _measure_grid(
     model: Any, held_out: Shots, settings: FineTuning, rates: tuple[float, ...], numbers: tuple[int, ...],
     memory: float, progress: bool,
 ) -> Float[Tensor, "measure learning_rate epoch query"]:  # fmt: skip
-    """Scores and losses."""
+    """Scores and losses; NaN from where a learning rate has diverged on."""
     adapter, linearized = ModelAdapter(model), settings.method == "linearized"
-    score, loss = torch.full((2, len(rates), len(numbers), len(held_out)), math.nan, dtype=torch.float64)
-    tunings = [replace(settings, learning_rate=rate, epochs=numbers[-1]) for rate in rates]
-    tuners = Tuners(model, [held_out] * len(rates), tunings)
+    measures = torch.full((2, len(rates), len(numbers), len(held_out)), math.nan, dtype=torch.float64)
+    sgd = ParallelSGD(model, [held_out] * len(rates), replace(settings, epochs=numbers[-1]), rates)
     finite = torch.ones(len(rates), dtype=torch.bool)
-    for epoch, losses in enumerate(
-        progress_bar(tuners.epochs(), total=numbers[-1], unit="epoch", progress=progress), 1
-    ):
+    bar = progress_bar(sgd.epochs(), total=numbers[-1], unit="epoch", progress=progress)
+    for epoch, losses in enumerate(bar, 1):
         finite &= losses.isfinite().all(1).cpu()
-        if epoch not in numbers:
-            continue
-        j = numbers.index(epoch)
-        for i in finite.nonzero()[:, 0].tolist():  # the others have diverged: NaN from there on
-            changes = tuners.changes(i)
-            outputs = predict_sequences(adapter, held_out.zero_shot, changes, linearized=linearized, memory=memory)
+        for i in finite.nonzero()[:, 0].tolist() if epoch in numbers else ():
+            outputs = predict_sequences(
+                adapter, held_out.zero_shot, sgd.changes_of(i), linearized=linearized, memory=memory
+            )
             finite[i] = bool(outputs.isfinite().all())  # the last step may have been the one too many
             if finite[i]:
-                score[i, j], loss[i, j] = scores_and_losses(outputs, held_out.targets, held_out.choices)
-    if score.isnan().all():
+                scored = scores_and_losses(outputs, held_out.targets, held_out.choices)
+                measures[:, i, numbers.index(epoch)] = torch.stack(scored)
+    if measures.isnan().all():
         raise FineTuningDivergedError(f"fine-tuning diverged at all learning rates {rates}: try lower ones")
-    return torch.stack([score, loss])
+    return measures

@@ -1,4 +1,4 @@
-"""What the measures of a comparison need of a model: activations at the last token of every prompt."""
+"""Read the activations at the last token of every prompt that the measures of a comparison need."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,11 +29,11 @@ class LastToken:
 
     Attributes:
         outputs: predictions.
-        attention_output: what each attention layer writes.
-        z: what each head moves.
+        attention_output: of each attention layer.
+        z: of each head.
         q: query vectors.
-        query_scores: for each query, scores before the softmax of its own tokens, of which each has its own number.
-        pattern: attention to the demonstrations' tokens, if it was asked for.
+        query_scores: for each query, scores before the softmax of its own tokens, whose number differs.
+        pattern: attention to the demonstrations' tokens, on request.
     """
 
     outputs: Float[Tensor, "query d_out"]
@@ -45,12 +45,7 @@ class LastToken:
 
 
 class LastTokenReader:
-    """Reads what a model, before or after fine-tuning, has at the last tokens of prompts.
-
-    Raises:
-        ValueError: a hook of attention that the model does not have, a prompt longer than its context, or scores that
-            cannot be read.
-    """
+    """Reads the activations of a model, before or after fine-tuning, at the last tokens of prompts."""
 
     def __init__(self, adapter: ModelAdapter, shots: Shots, *, memory: float = MEMORY, progress: bool = True):
         self.adapter, self.shots, self.memory, self.progress = adapter, shots, memory, progress
@@ -76,7 +71,7 @@ class LastTokenReader:
                 by_query[i] = {name: activation[row] for name, activation in activations.items()}
                 by_query[i]["outputs"] = outputs[row].cpu()
         queries = [by_query[i] for i in range(len(prompts))]
-        scores = [self._products(query) if self.multiplies else query[SCORES] for query in queries]
+        scores = [_products(query[QUERY], query[KEY]) if self.multiplies else query[SCORES] for query in queries]
 
         def stacked(name: str) -> Tensor:
             return torch.stack([query[name] for query in queries], dim=-2)
@@ -98,26 +93,20 @@ class LastTokenReader:
         Source: Dai et al. 2023, section 4.6: what fine-tuning on a token does to the attention of another one grows
         with the product of their query vectors.
         """
-        dims = "layer head query d, layer head token d -> layer head query token"
-        return einsum(last.q, self._query_vectors_of_examples(tuned), dims)
-
-    def _query_vectors_of_examples(self, tuned: FineTuned | None) -> Float[Tensor, "layer head token d_head"]:
-        """Query vectors of the demonstrations' own tokens, each demonstration read alone."""
         by_example: dict[int, Tensor] = {}
-        for index, tokens in self._batches(self.shots.examples):
+        for index, tokens in self._batches(self.shots.examples):  # each demonstration is read alone
             _, activations = self._run(tokens, {QUERY: np.s_[:]}, tuned)
             for row, i in enumerate(index):
                 _, number = self.shots.example_spans[i]
                 by_example[i] = activations[QUERY][row][:, -number:].transpose(1, 2)
-        return torch.cat([by_example[i] for i in range(len(by_example))], dim=2)
+        of_examples = torch.cat([by_example[i] for i in range(len(by_example))], dim=2)
+        return einsum(last.q, of_examples, "layer head query d, layer head token d -> layer head query token")
 
     def _scores_are_weights(self) -> bool:
-        """Whether the hook for scores shows what is after the softmax, as some bridges' does.
+        """Whether the hook for scores shows weights after the softmax, as some bridges' does.
 
-        Scores are then worked out as products of queries and keys, whose scale a cosine does not depend on.
-
-        Raises:
-            ValueError: it does, and positions are part of the scores in a way that the products do not know.
+        Scores are then computed as products of queries and keys, whose scale a cosine does not depend on; a ValueError
+        where positions are part of the scores in a way that these products lack.
         """
         last_rows = {SCORES: np.s_[:, :, -1], PATTERN: np.s_[:, :, -1]}
         _, activations = self._run(self.shots.in_context[0][None], last_rows, None)
@@ -131,12 +120,6 @@ class LastTokenReader:
                 f"blocks.0.{SCORES} of {type(self.adapter.model).__name__} shows weights, not scores before the softmax"
             )
         return True
-
-    def _products(self, query: Mapping[str, Tensor]) -> Float[Tensor, "layer head token"]:
-        """Products of the last token's query vectors with the keys; groups of heads may share theirs."""
-        q, keys = query[QUERY], query[KEY]
-        keys = keys.repeat_interleave(q.shape[1] // keys.shape[2], dim=2)
-        return einsum(q, keys, "layer head d, layer token head d -> layer head token")
 
     def _batches(self, prompts: Sequence[Tensor]) -> Any:
         with progress_bar(total=len(prompts), unit="prompt", progress=self.progress) as bar:
@@ -155,3 +138,9 @@ class LastTokenReader:
             name: torch.stack([activations[f"blocks.{layer}.{name}"] for layer in self.layers], 1).cpu().double()
             for name in parts
         }
+
+
+def _products(q: Tensor, keys: Tensor) -> Float[Tensor, "layer head token"]:
+    """Products of the last token's query vectors with the keys; groups of heads may share theirs."""
+    keys = keys.repeat_interleave(q.shape[1] // keys.shape[2], dim=2)
+    return einsum(q, keys, "layer head d, layer token head d -> layer head token")

@@ -16,16 +16,10 @@ LARGEST_BATCH = 16  # more sequences at a time are hardly faster
 
 
 def check_lengths(model: Any, sequences: Sequence[Tensor]) -> None:
-    """Refuse sequences that a model has no positions for.
-
-    Raises:
-        ValueError: gives the numbers and the fix.
-    """
-    cfg = model.cfg
-    if getattr(cfg, "positional_embedding_type", "standard") in ("none", "sinusoidal", "rotary"):
-        return
-    longest = max(map(len, sequences))
-    if longest > cfg.n_ctx:
+    """Refuse (ValueError) sequences that a model has no positions for."""
+    cfg, longest = model.cfg, max(map(len, sequences))
+    unlimited = getattr(cfg, "positional_embedding_type", "standard") in ("none", "sinusoidal", "rotary")
+    if not unlimited and longest > cfg.n_ctx:
         raise ValueError(
             f"a prompt of {longest} tokens is longer than the model's context of n_ctx={cfg.n_ctx}: take fewer or "
             f"shorter demonstrations"
@@ -51,30 +45,23 @@ def predict_sequences(
 def equal_length_batches(
     model: Any, sequences: Sequence[Tensor], memory: float = MEMORY
 ) -> Iterator[tuple[list[int], Tensor]]:
-    """Sequences of equal length together, as many as fit into memory: their indices and tokens `[prompt pos ...]`.
+    """Batches of sequences of equal length that fit into memory: their indices and tokens `[prompt pos ...]`.
 
     There is no padding, which architectures treat differently.
-
-    Raises:
-        ValueError: not enough memory for one of them.
     """
     by_length: dict[int, list[int]] = {}
     for i, sequence in enumerate(sequences):
         by_length.setdefault(len(sequence), []).append(i)
+    cfg = model.cfg
+    heads, d_head = getattr(cfg, "n_heads", 1), getattr(cfg, "d_head", None) or cfg.d_model
+    widths = 8 * cfg.d_model + 2 * (getattr(cfg, "d_mlp", None) or 0) + 6 * heads * d_head
     for length, index in by_length.items():
-        n = Budget(memory).rows(_bytes_of_pass(model, length), at_most=LARGEST_BATCH)
+        # about two layers' activations and a layer's scores, each with its derivative
+        n_numbers = 2 * length * (2 * widths + 4 * heads * length)
+        n = Budget(memory).rows(n_numbers * next(model.parameters()).element_size(), at_most=LARGEST_BATCH)
         for first in range(0, len(index), n):
             batch = index[first : first + n]
             yield batch, torch.stack([sequences[i] for i in batch])
-
-
-def _bytes_of_pass(model: Any, n_pos: int) -> float:
-    """About what a pass holds for a sequence: two layers' activations, a layer's scores, each with its derivative."""
-    cfg = model.cfg
-    heads = getattr(cfg, "n_heads", 1)
-    d_head = getattr(cfg, "d_head", None) or cfg.d_model
-    widths = 8 * cfg.d_model + 2 * (getattr(cfg, "d_mlp", None) or 0) + 6 * heads * d_head
-    return 2 * next(model.parameters()).element_size() * n_pos * (2 * widths + 4 * heads * n_pos)
 
 
 def scores_and_losses(
@@ -82,7 +69,7 @@ def scores_and_losses(
     targets: Int[Tensor, "query"] | Float[Tensor, "query y"],
     choices: Int[Tensor, "choice"] | None,
 ) -> tuple[Float[Tensor, "query"], Float[Tensor, "query"]]:
-    """How good predictions are: the score (the higher the better) and the loss of each, float64 on the CPU.
+    """The score (the higher the better) and the loss of each prediction, float64 on the CPU.
 
     Among choices: 1 where the right one has the highest logit and 0 elsewhere; cross entropy over the choices, in nats.
     In a regression: squared error summed over the target's dimensions, and minus it as the score.

@@ -1,4 +1,4 @@
-"""Contexts of points as demonstrations: a model fine-tuned on a prompt's context against the same model reading it."""
+"""Contexts of points as demonstrations: compare fine-tuning on a prompt's context with reading it."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -6,10 +6,9 @@ from typing import Literal
 
 import torch
 
-from mechicl.analysis.finetuning.comparison import FineTuningComparison, compare_with_finetuning
+from mechicl.analysis.finetuning.context_comparison import FineTuningComparison, compare_with_finetuning
 from mechicl.analysis.finetuning.hyperparameter_search import EPOCHS, LEARNING_RATES, TuningSearch, search_tuning
-from mechicl.analysis.finetuning.sgd import FineTuning
-from mechicl.analysis.finetuning.side_by_side import fine_tune_each
+from mechicl.analysis.finetuning.sgd import FineTuning, fine_tune_each
 from mechicl.base.progress import progress_bar
 from mechicl.models import HookedTransformer
 from mechicl.models.holding import holds_models
@@ -24,12 +23,9 @@ def prompt_shots(model: HookedTransformer, prompt: Prompts, zero_shot: ZeroShot 
     Args:
         model: which encodes the prompt.
         prompt: one prompt, with one context point or more.
-        zero_shot: what is left of a prompt without its demonstrations. "query": nothing but the query. "unlabelled":
-            the context's inputs with targets of 0, for models whose query sees nothing but the context: alone, it
-            would be predicted as 0 whatever the weights. By default as the model's `keys` need it.
-
-    Raises:
-        ValueError: not one prompt, no context points, or an unknown form.
+        zero_shot: a prompt without its demonstrations. "query": the query alone. "unlabelled": the context's inputs
+            with targets of 0, for models whose query sees only the context: alone, it would be predicted as 0 whatever
+            the weights. By default as the model's `keys` need it.
 
     Example:
         >>> len(prompt_shots(model, prompts[:1]).examples)
@@ -38,8 +34,6 @@ def prompt_shots(model: HookedTransformer, prompt: Prompts, zero_shot: ZeroShot 
     if len(prompt) != 1 or prompt.n_context < 1:
         raise ValueError(f"one prompt with context points needed, got {prompt}")
     zero_shot = zero_shot or ("unlabelled" if model.cfg.keys == "context" else "query")
-    if zero_shot not in ("query", "unlabelled"):
-        raise ValueError(f"zero_shot={zero_shot!r} is not 'query' or 'unlabelled'")
     xs, ys = prompt.context
     bare = Prompts(prompt.xs, torch.zeros_like(prompt.ys)) if zero_shot == "unlabelled" else prompt.prefix(0)
     bare = bare.with_query(prompt.query.xs)
@@ -78,9 +72,6 @@ def search_on_prompts(
         zero_shot: see `prompt_shots`.
         progress: show a progress bar.
 
-    Raises:
-        ValueError: no prompts, or what `search_tuning` refuses.
-
     Example:
         >>> search_on_prompts(model, prompts[:2], learning_rates=(0.003, 0.01), epochs=(1,)).best
     """
@@ -105,18 +96,15 @@ def compare_on_prompts(
     seed: int = 0,
     progress: bool = True,
 ) -> FineTuningComparison:
-    """For each prompt: a model fine-tuned on its context against the same model reading it.
+    """Compare, for each prompt, a model fine-tuned on its context with the same model reading it.
 
     Args:
         model: on prompts of points.
         prompts: each gives one query.
-        tuning: how to fine-tune, on every context alike.
+        tuning: how to fine-tune on every context.
         zero_shot: see `prompt_shots`.
         seed: of the random baselines.
         progress: show a progress bar.
-
-    Raises:
-        ValueError: prompts that do not fit the model, or what `fine_tune` refuses.
 
     Example:
         >>> compare_on_prompts(model, prompts[:4], FineTuning(0.01)).recall()

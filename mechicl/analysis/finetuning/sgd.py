@@ -1,21 +1,22 @@
-"""Fine-tuning on demonstrations by SGD: the whole model, its linearisation, or each layer by itself."""
+"""Fine-tuning on demonstrations by SGD: the whole model, its linearisation, or each layer separately."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
 from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.func import vmap
 
 from mechicl.analysis.finetuning.forward_passes import (
     ForwardPass,
     LayerwisePass,
     Weights,
-    activations_recomputed,
-    gradients_required,
-    patterns_forgotten,
     value_and_derivative,
     weights_changed,
 )
@@ -29,11 +30,13 @@ from mechicl.prompts import Shots
 from mechicl.statistics import Result, storable
 
 Method = Literal["plain", "linearized", "per_layer"]
-"""How the weights are moved: by the loss of the model, of the model linearised in them, or of each layer by itself."""
+"""How the weights are moved: by the loss of the model, of the model linearised in them, or of each layer separately."""
 METHOD_NAMES: dict[Method, str] = {"plain": "fine-tuned", "linearized": "linearised", "per_layer": "layer by layer"}
-"""What tables and pictures call them."""
+"""The methods' names in tables and figures."""
 METHODS: tuple[Method, ...] = tuple(METHOD_NAMES)
 """All kinds of fine-tuning."""
+
+LARGEST_GROUP = 32  # more models at a time are hardly faster
 
 
 class FineTuningDivergedError(ValueError):
@@ -51,12 +54,9 @@ class FineTuning:
         parameters: "key_value" for the key and value projections of all layers (Dai et al. 2023, section 3.3: what
             demonstrations act on in context), "all", or names as in `model.named_parameters()`.
         method: "plain"; "linearized" for the model's first-order expansion around its weights; "per_layer" for each
-            attention layer's output to the read-out, with the losses summed and no gradient from one layer to those
-            before.
+            attention layer's output to the read-out, with the losses summed and no gradient from one layer to
+            earlier ones.
         examples_per_step: consecutive demonstrations whose gradients are averaged for a step.
-
-    Raises:
-        ValueError: a value out of range, or unknown.
     """
 
     learning_rate: float = 0.1
@@ -78,10 +78,10 @@ class FineTuning:
 
 @dataclass(frozen=True, eq=False)
 class FineTuned(Result):
-    """What fine-tuning made of a model, apart from the model, which is as it was.
+    """The changes that fine-tuning makes to a model; the model itself stays unchanged.
 
     Attributes:
-        changes: what is added to each tuned parameter, by name.
+        changes: added to each tuned parameter, by name.
         tuning: the settings.
         losses: of each example, before its step; for "per_layer" summed over the layers.
     """
@@ -91,19 +91,19 @@ class FineTuned(Result):
     losses: Float[Tensor, "epoch example"]
 
     def samples(self) -> dict[str, Tensor]:
-        """The losses alone: changes of weights are no samples."""
+        """The losses alone: changes of weights are not samples."""
         return {"losses": self.losses}
 
     @property
     def linearized(self) -> bool:
-        """Whether the changes belong into the model's first-order expansion."""
+        """Whether the changes belong to the model's first-order expansion."""
         return self.tuning.method == "linearized"
 
-    def applied(self, model: nn.Module) -> Any:
+    def applied(self, model: nn.Module) -> AbstractContextManager[None]:
         """A context in which the model has the tuned weights; after it the model is as before, bit for bit.
 
         Raises:
-            ValueError: of a linearised tuning, whose changes are no weights of the model itself.
+            ValueError: of a linearised tuning, whose changes are not weights of the model itself.
 
         Example:
             >>> tuned = fine_tune(model, prompt_shots(model, prompts[:1]), FineTuning(learning_rate=0.01))
@@ -117,7 +117,7 @@ class FineTuned(Result):
 
 @holds_models
 def fine_tune(model: Any, shots: Shots, tuning: FineTuning | None = None, *, progress: bool = True) -> FineTuned:
-    """Fine-tune a model on demonstrations, one after the other, and put it back as it was.
+    """Fine-tune a model on demonstrations, one after the other, and restore it.
 
     The loss is the cross entropy of each demonstration's label over the whole vocabulary, in nats, or the squared
     error of a regression, summed over the target's dimensions.
@@ -129,30 +129,41 @@ def fine_tune(model: Any, shots: Shots, tuning: FineTuning | None = None, *, pro
         progress: show a progress bar.
 
     Raises:
-        TypeError: a model without hooks.
-        ValueError: parameters that the model does not have, none that the loss depends on, an example longer than the
-            model's context, or a learning rate at which the loss is no longer finite.
+        FineTuningDivergedError: a learning rate at which the loss is no longer finite.
+        ValueError: parameters that the model does not have, none that the loss depends on, or an example longer than
+            the model's context.
 
     Source: Dai et al. 2023, section 4.2; Bar Natan, Deutch & Magar, sections 2.3 and 3.1.
 
     Example:
         >>> fine_tune(model, prompt_shots(model, prompts[:1]), FineTuning(learning_rate=0.01, epochs=2)).losses
     """
-    tuning = tuning or FineTuning()
-    tuner = Tuner(model, shots, tuning)
-    epochs = progress_bar(tuner.epochs(), total=tuning.epochs, unit="epoch", progress=progress)
-    losses = torch.stack(list(epochs))
-    if not (losses.isfinite().all() and all(change.isfinite().all() for change in tuner.changes.values())):
-        raise diverged(tuning)
-    return FineTuned(tuner.changes, tuning, losses)
+    return fine_tune_each(model, [shots], tuning or FineTuning(), progress=progress)[0]
 
 
-def diverged(tuning: FineTuning) -> FineTuningDivergedError:
-    """The error of a learning rate that is too high."""
-    return FineTuningDivergedError(
-        f"fine-tuning diverged at learning_rate={tuning.learning_rate:g}: take a lower one, or look for one with "
-        f"search_tuning"
-    )
+@holds_models
+def fine_tune_each(model: Any, shots: Sequence[Shots], tuning: FineTuning, *, progress: bool = True) -> list[FineTuned]:
+    """Fine-tune a model on each set of demonstrations, always from its own weights, as `fine_tune` does.
+
+    Models of this package go side by side where the sets have the same number and lengths of examples.
+    """
+    results = []
+    with progress_bar(total=len(shots) * tuning.epochs, unit="epoch", progress=progress) as bar:
+        for _, alike in groupby(shots, key=lambda each: [example.shape for example in each.examples]):
+            sets = list(alike)
+            for group in (sets[i : i + LARGEST_GROUP] for i in range(0, len(sets), LARGEST_GROUP)):
+                sgd, losses = ParallelSGD(model, group, tuning), []
+                for epoch in sgd.epochs():
+                    losses.append(epoch)
+                    bar.update(len(group))
+                by_set = torch.stack(losses, 1)
+                if not (by_set.isfinite().all() and all(c.isfinite().all() for c in sgd.changes.values())):
+                    raise FineTuningDivergedError(
+                        f"fine-tuning diverged at learning_rate={tuning.learning_rate:g}: take a lower one, or look "
+                        f"for one with search_tuning"
+                    )
+                results += [FineTuned(sgd.changes_of(i), tuning, each) for i, each in enumerate(by_set)]
+    return results
 
 
 def find_tuned_parameters(model: Any, parameters: str | Sequence[str]) -> list[str]:
@@ -161,8 +172,7 @@ def find_tuned_parameters(model: Any, parameters: str | Sequence[str]) -> list[s
     if parameters == "all":
         return names
     if parameters != "key_value":
-        unknown = sorted(set(parameters) - set(names))
-        if unknown:
+        if unknown := sorted(set(parameters) - set(names)):
             raise ValueError(f"the model has no parameters {unknown}; it has {names[:8]} and {len(names)} in all")
         return list(parameters)
     if isinstance(model, HookedTransformer):
@@ -179,97 +189,100 @@ def find_tuned_parameters(model: Any, parameters: str | Sequence[str]) -> list[s
     return key_value
 
 
-class Tuner:
-    """SGD on the examples, an epoch at a time: `changes` of the parameters grow, and the model stays as it was."""
+class ParallelSGD:
+    """SGD of several copies of a model, each on its own examples or at its own learning rate, an epoch at a time.
 
-    def __init__(self, model: Any, shots: Shots, tuning: FineTuning):
-        self.adapter, self.tuning = ModelAdapter(model), tuning
-        check_lengths(model, shots.examples)
+    The model stays unchanged: `changes` of its parameters grow. One vectorised pass serves all copies where the model
+    allows it, else they take turns.
+
+    Args:
+        model: the model that all copies start from.
+        shots: a set of examples for each copy, of the same shapes.
+        tuning: the settings of all copies.
+        learning_rates: one for each copy; by default that of the settings.
+    """
+
+    def __init__(
+        self, model: Any, shots: Sequence[Shots], tuning: FineTuning, learning_rates: Sequence[float] | None = None
+    ):
+        adapter, n = ModelAdapter(model), len(shots)
+        check_lengths(model, [example for each in shots for example in each.examples])
         parameters = dict(model.named_parameters())
-        self.parameters = {name: parameters[name] for name in find_tuned_parameters(model, tuning.parameters)}
-        self.start = {name: parameter.detach() for name, parameter in self.parameters.items()}
+        self.start = {name: parameters[name].detach() for name in find_tuned_parameters(model, tuning.parameters)}
         # small steps would be lost in half precision
         self.changes: Weights = {
-            name: torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
-            for name, weight in self.start.items()
+            name: torch.zeros(n, *w.shape, dtype=torch.promote_types(w.dtype, torch.float32), device=w.device)
+            for name, w in self.start.items()
         }
         device = next(iter(self.start.values())).device
-        targets = shots.example_targets.to(device).split(1)
-        tokens = [self.adapter.encode(example[None]) for example in shots.examples]
-        self.examples = list(zip(tokens, targets, strict=True))
-        self.is_regression = shots.choices is None
-        self.forward_pass = (LayerwisePass if tuning.method == "per_layer" else ForwardPass)(self.adapter)
+        examples = zip(*(each.examples for each in shots), strict=True)
+        self.tokens = [torch.stack([adapter.encode(tokens[None]) for tokens in sets]) for sets in examples]
+        self.targets = torch.stack([each.example_targets.to(device) for each in shots], 1)
+        self.rates = torch.tensor(learning_rates or [tuning.learning_rate] * n, dtype=torch.float64)
+        self.tuning, self.is_regression = tuning, shots[0].choices is None
+        self.forward_pass = (LayerwisePass if tuning.method == "per_layer" else ForwardPass)(adapter)
+        self.vectorized = n > 1 and adapter.ours and model.vectorizes
 
-    def epochs(self) -> Iterator[Float[Tensor, "example"]]:
-        """Losses of one epoch after another."""
+    def changes_of(self, copy: int) -> Weights:
+        """The changes of one copy's parameters so far."""
+        return {name: rows[copy] for name, rows in self.changes.items()}
+
+    def epochs(self) -> Iterator[Float[Tensor, "copy example"]]:
+        """Losses of one epoch after another, each before its step; not finite for a copy that has diverged."""
         for _ in range(self.tuning.epochs):
-            losses = []
-            for first in range(0, len(self.examples), self.tuning.examples_per_step):
-                batch = self.examples[first : first + self.tuning.examples_per_step]
-                loss, total = self._loss_and_gradient(*batch[0])
-                losses.append(loss)
-                for tokens, target in batch[1:]:
-                    loss, gradient = self._loss_and_gradient(tokens, target)
-                    losses.append(loss)
-                    total = {name: partial_sum + gradient[name] for name, partial_sum in total.items()}
-                for name, gradient in total.items():
-                    self.changes[name].add_(gradient, alpha=-self.tuning.learning_rate / len(batch))
-            yield torch.stack(losses)
+            losses: list[Tensor] = []
+            for batch in torch.arange(len(self.tokens)).split(self.tuning.examples_per_step):
+                parts = [self._losses_and_gradients(i) for i in batch.tolist()]
+                losses += [loss for loss, _ in parts]
+                for name, change in self.changes.items():
+                    gradient = torch.stack([gradients[name] for _, gradients in parts]).sum(0)
+                    change -= (self.rates / len(batch)).to(gradient).view(-1, *[1] * (gradient.ndim - 1)) * gradient
+            yield torch.stack(losses, 1)
 
-    def _loss_and_gradient(self, tokens: Tensor, target: Tensor) -> tuple[Tensor, Weights]:
-        """An example's loss at the weights reached so far, and its gradient with respect to the tuned ones."""
-        with patterns_forgotten(self.adapter.model):
-            if self.tuning.method == "linearized":
-                return self._of_expansion(tokens, target)
-            return self._of_changed_weights(tokens, target)
+    def _losses_and_gradients(self, example: int) -> tuple[Float[Tensor, "copy"], Weights]:
+        if self.vectorized:
+            return self._of_copies(slice(None), example)
+        turns = [self._of_copies(slice(copy, copy + 1), example) for copy in range(len(self.rates))]
+        gradients = {name: torch.cat([gradients[name] for _, gradients in turns]) for name in self.start}
+        return torch.cat([losses for losses, _ in turns]), gradients
 
-    def _of_changed_weights(self, tokens: Tensor, target: Tensor) -> tuple[Tensor, Weights]:
-        """Loss and gradient of the model with changed weights, or of its layers each by itself."""
+    def _of_copies(self, copies: slice, example: int) -> tuple[Float[Tensor, "copy"], Weights]:
+        """Some copies' losses on one of their examples, and the gradients with respect to their weights."""
+        tokens, changes = self.tokens[example][copies], {name: rows[copies] for name, rows in self.changes.items()}
+        forward, start = self.forward_pass.with_weights, self.start
+
+        def slope_of(changes: Weights, tokens: Tensor) -> Float[Tensor, "output d_out"]:
+            return value_and_derivative(partial(forward, tokens=tokens), start, changes)[1]
+
+        def over_copies(function: Callable[[Weights, Tensor], Tensor], weights: Weights) -> Tensor:
+            if self.vectorized:
+                return vmap(function)(weights, tokens)
+            return function({name: rows[0] for name, rows in weights.items()}, tokens[0])[None]
+
+        if self.tuning.method == "linearized":
+            # The linearised model is f(w) + J(w) change at the start w. With the second term held fixed, the gradient
+            # of its loss with respect to w is Jᵀ (d loss / d output), as the chain rule wants it.
+            with torch.no_grad():
+                slope = over_copies(slope_of, changes)
+            weights = {name: w.expand(len(tokens), *w.shape).contiguous() for name, w in start.items()}
+        else:
+            slope, weights = 0.0, {name: (w + changes[name]).to(w.dtype) for name, w in start.items()}
         with torch.enable_grad():
-            weights = {
-                name: (weight + self.changes[name]).to(weight.dtype).requires_grad_()
-                for name, weight in self.start.items()
-            }
-            loss = self._loss(self.forward_pass.with_weights(weights, tokens), target)
-            return loss.detach(), self.gradients(loss, weights)
-
-    def _of_expansion(self, tokens: Tensor, target: Tensor) -> tuple[Tensor, Weights]:
-        """Loss and gradient of the linearised model f(w) + J(w) change, whose Jacobian J is that of the start.
-
-        By the chain rule the gradient is J^T (d loss / d output), with the latter at the linearised output: one pass
-        forwards along the changes, and one backwards through the model as it started.
-        """
-        with torch.no_grad():
-            outputs, slope = value_and_derivative(
-                lambda weights: self.forward_pass.with_weights(weights, tokens), self.start, self.changes
-            )
-        with torch.enable_grad():
-            expanded = (outputs + slope).requires_grad_()
-            loss = self._loss(expanded, target)
-            (at_output,) = torch.autograd.grad(loss, expanded)
-            with gradients_required(self.parameters.values()), activations_recomputed(self.adapter):
-                gradients = self.gradients((self.forward_pass(tokens) * at_output).sum(), self.parameters)
-        return loss.detach(), gradients
-
-    def _loss(self, outputs: Float[Tensor, "layer d_out"], target: Tensor) -> Tensor:
-        """Loss of one output, or of one a layer, summed."""
-        targets = target.expand(len(outputs), *target.shape[1:])
-        if self.is_regression:
-            return (outputs - targets).square().sum()
-        return F.cross_entropy(outputs, targets.long(), reduction="sum")
-
-    @staticmethod
-    def gradients(value: Tensor, weights: Mapping[str, Tensor]) -> Weights:
-        """Gradients with respect to the tuned weights; 0 for those that the value does not depend on.
-
-        Raises:
-            ValueError: it depends on none of them.
-        """
-        known = value.requires_grad
-        gradients = torch.autograd.grad(value, list(weights.values()), allow_unused=True) if known else ()
+            weights = {name: w.requires_grad_() for name, w in weights.items()}
+            losses = self._losses(over_copies(forward, weights) + slope, self.targets[example][copies])
+            known = losses.requires_grad
+            gradients = torch.autograd.grad(losses.sum(), list(weights.values()), allow_unused=True) if known else ()
         if all(gradient is None for gradient in gradients):
             raise ValueError(f"the loss does not depend on any of {list(weights)}: there is nothing to tune")
-        return {
+        return losses.detach(), {
             name: torch.zeros_like(weight) if gradient is None else gradient
             for (name, weight), gradient in zip(weights.items(), gradients, strict=True)
         }
+
+    def _losses(self, outputs: Float[Tensor, "copy output d_out"], targets: Tensor) -> Float[Tensor, "copy"]:
+        """Each copy's loss, summed over its outputs: one, or one per layer."""
+        targets = targets[:, None].expand(*outputs.shape[:2], *targets.shape[1:])
+        if self.is_regression:
+            return (outputs - targets).square().sum((1, 2))
+        losses = F.cross_entropy(outputs.flatten(0, 1), targets.flatten().long(), reduction="none")
+        return losses.view_as(targets).sum(1)

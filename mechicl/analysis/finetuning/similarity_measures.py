@@ -1,4 +1,4 @@
-"""How alike reading demonstrations and fine-tuning on them are: the measures, on activations and scores."""
+"""Measures of the similarity of reading demonstrations and fine-tuning on them, on activations and scores."""
 
 import math
 
@@ -43,15 +43,10 @@ def recall_of_gains(
 
 
 def recall_if_independent(zero_shot: Float[Tensor, "query"], in_context: Float[Tensor, "query"]) -> Interval:
-    """What Rec2FTP would be if which queries demonstrations improve had nothing to do with which fine-tuning improves.
+    """The baseline of Rec2FTP: the share that demonstrations improve of all queries that can be improved.
 
-    That is the share which demonstrations improve of all queries that can be improved: those that are wrong at the
-    start, or all of a regression. Where demonstrations put nearly all of them right, Rec2FTP is near 1 whatever
-    fine-tuning does.
-
-    Returns:
-        The share and Wilson's interval for it, with the number of queries that can be improved; NaN where there are
-        none.
+    Those are the queries that are wrong at the start, or all of a regression. Where demonstrations put nearly all of
+    them right, Rec2FTP is near 1 whatever fine-tuning does.
 
     Example:
         >>> scores = [torch.tensor(row) for row in ([0.0, 0, 0, 1], [1.0, 0, 1, 1])]
@@ -64,7 +59,7 @@ def recall_if_independent(zero_shot: Float[Tensor, "query"], in_context: Float[T
 def update_similarity(
     zero_shot: Float[Tensor, "*batch d"], in_context: Float[Tensor, "*batch d"], finetuned: Float[Tensor, "*batch d"]
 ) -> Float[Tensor, "*batch"]:
-    """SimAOU: the cosine between what demonstrations and what fine-tuning change in an attention output.
+    """SimAOU: the cosine between the changes that demonstrations and fine-tuning make to an attention output.
 
     Each output is divided by its length first. NaN where either changes nothing.
 
@@ -77,7 +72,7 @@ def update_similarity(
 def random_update_similarity(
     zero_shot: Float[Tensor, "*batch d"], in_context: Float[Tensor, "*batch d"], *, seed: int
 ) -> Float[Tensor, "*batch"]:
-    """The baseline of `update_similarity`: the cosine of what demonstrations change with a normal random vector."""
+    """The baseline of `update_similarity`: the cosine of the demonstrations' change with a normal random vector."""
     change = _directions(in_context) - _directions(zero_shot)
     generator = torch.Generator().manual_seed(seed)
     return cosine(change, torch.randn(change.shape, generator=generator, dtype=change.dtype).to(change.device))
@@ -113,5 +108,4 @@ def cosine(a: Float[Tensor, "... d"], b: Float[Tensor, "... d"]) -> Float[Tensor
 
 
 def _directions(vectors: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
-    """Vectors over their lengths, float64; 0 stays 0."""
     return torch.nn.functional.normalize(vectors.double(), dim=-1)

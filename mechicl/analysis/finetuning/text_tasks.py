@@ -1,4 +1,4 @@
-"""One language model on one text task: demonstrations drawn, fine-tuning searched for, the settings compared."""
+"""Study one language model on one text task: draw demonstrations, search for fine-tuning, compare the settings."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,7 +9,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.analysis.finetuning.comparison import BeforeFineTuning, FineTuningComparison, compare_with_finetuning
+from mechicl.analysis.finetuning.context_comparison import (
+    BeforeFineTuning,
+    FineTuningComparison,
+    compare_with_finetuning,
+)
 from mechicl.analysis.finetuning.hyperparameter_search import EPOCHS, LEARNING_RATES, TuningSearch, search_tuning
 from mechicl.analysis.finetuning.predictions import check_lengths, predict_sequences, scores_and_losses
 from mechicl.analysis.finetuning.sgd import METHODS, FineTuning, Method, fine_tune
@@ -39,7 +43,7 @@ class TaskTexts(Result):
 
 @dataclass(frozen=True, eq=False)
 class TaskStudy(Result):
-    """What reading demonstrations and fine-tuning on them do on one text task.
+    """Reading demonstrations and fine-tuning on them, compared on one text task.
 
     Attributes:
         task: its name.
@@ -65,7 +69,7 @@ class TaskStudy(Result):
         return {method: search.best for method, search in self.searches.items()}
 
     def samples(self) -> dict[str, Tensor]:
-        """Scores of the queries in each setting; all else that was measured is in `comparisons`."""
+        """Scores of the queries in each setting; the other measures are in `comparisons`."""
         if not self.comparisons:
             return {}
         first = next(iter(self.comparisons.values()))
@@ -97,19 +101,18 @@ def draw_texts(
 ) -> TaskTexts:
     """Demonstrations, balanced over the classes, and held-out queries from the first split, queries from the second.
 
-    No text is in two of them, word for word, nor twice among the queries.
+    No text occurs in two of them, nor twice among the queries.
 
     Args:
         task: whose texts.
-        n_demonstrations: as many as the paper takes by default.
+        n_demonstrations: by default the paper's number.
         n_held_out: queries to choose fine-tuning by; fewer if the split has fewer.
         n_queries: queries to measure on; fewer if the split has fewer.
         seed: of the draw.
         source: two files or folders, one for each split; by default the hub, or the rule.
 
     Raises:
-        ValueError: a class without enough texts, or no text that is left; else as `load_texts`.
-        FileNotFoundError: as `load_texts`.
+        ValueError: a class without enough texts, or no text left; else as `load_texts`.
 
     Example:
         >>> from mechicl.text import TEXT_TASKS
@@ -118,15 +121,15 @@ def draw_texts(
     n = task.n_demonstrations if n_demonstrations is None else n_demonstrations
     first, second = task.splits
     sources = (None, None) if source is None else tuple(source)
-    # of texts made by rule, which come more than once: enough that as many different ones are left
+    # texts made by rule repeat: enough of them that this many different ones are left
     sizes = (4 * n + 4 * n_held_out, 4 * n_queries) if task.topics else (None, None)
     seen = load_texts(task, first, source=sources[0], n_texts=sizes[0], seed=seed)
     measured = load_texts(task, second, source=sources[1], n_texts=sizes[1], seed=seed)
     demonstrations = seen.draw(n, seed=seed)
     shown = set(map(_columns, demonstrations.texts))
-    held_out = _others(seen, shown)
+    held_out = _unseen(seen, shown)
     held_out = held_out.draw(min(n_held_out, len(held_out)), seed=seed + 1, balanced=False)
-    queries = _others(measured, shown | set(map(_columns, held_out.texts)))
+    queries = _unseen(measured, shown | set(map(_columns, held_out.texts)))
     if not len(held_out) or not len(queries):
         raise ValueError(f"{task.name!r} has {len(held_out)} texts to choose by and {len(queries)} to measure on")
     return TaskTexts(
@@ -138,8 +141,8 @@ def _columns(text: Mapping[str, str]) -> Columns:
     return tuple(sorted(text.items()))
 
 
-def _others(texts: LabelledTexts, known: set[Columns]) -> LabelledTexts:
-    """Those that are not known, word for word, each once."""
+def _unseen(texts: LabelledTexts, known: set[Columns]) -> LabelledTexts:
+    """The texts that are not known, each once."""
     first = {_columns(text): i for i, text in reversed(list(enumerate(texts.texts)))}
     return texts.take(sorted(i for text, i in first.items() if text not in known))
 
@@ -166,7 +169,7 @@ def study_task(
     Args:
         model: ours on token ids, or a `TransformerBridge`, in eval mode.
         tokenizer: its tokenizer.
-        texts: demonstrations and queries; see `draw_texts`.
+        texts: of `draw_texts`.
         methods: kinds of fine-tuning.
         other_labels: "flipped" or "random" labels of the demonstrations, for plain fine-tuning with the best settings.
         tuning: settings other than learning rate, epochs and method.
@@ -177,9 +180,6 @@ def study_task(
         seed: of random baselines and labels.
         memory: bound in bytes on what a run takes.
         progress: show progress bars.
-
-    Raises:
-        ValueError: labels that are not one token each, prompts longer than the context, a model without hooks.
 
     Source: Dai et al. 2023, section 4; Bar Natan, Deutch & Magar, section 3.
 
@@ -218,7 +218,7 @@ def study_task(
 def measure_accuracy(
     model: Any, tokenizer: Any, texts: TaskTexts, n_demonstrations: Iterable[int], *, memory: float = MEMORY
 ) -> AccuracyByDemonstrations:
-    """Right or wrong for each query after the first so many demonstrations.
+    """Measure which queries the model answers right after the first few demonstrations.
 
     Args:
         model: as for `study_task`.
@@ -226,9 +226,6 @@ def measure_accuracy(
         texts: demonstrations and queries.
         n_demonstrations: the numbers of demonstrations to show; 0 for none.
         memory: bound in bytes on what a run takes.
-
-    Raises:
-        ValueError: more demonstrations than there are, or as for `study_task`.
 
     Example:
         >>> from mechicl.text import TEXT_TASKS, topic_tokenizer

@@ -5,7 +5,7 @@
 """
 
 from mechicl.analysis.heads.composition import composition_scores, prefix_matching_scores
-from mechicl.analysis.heads.dual_form import DualForm, read_dual_form
+from mechicl.analysis.heads.dual_form import read_dual_form
 from mechicl.analysis.heads.scores import HeadScores, score_heads
 from mechicl.analysis.heads.target_copying import (
     TargetCopying,
@@ -16,7 +16,6 @@ from mechicl.analysis.heads.target_copying import (
 from mechicl.base.arguments import check_arguments
 
 __all__ = [
-    "DualForm",
     "HeadScores",
     "TargetCopying",
     "TokenSensitivity",

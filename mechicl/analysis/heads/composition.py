@@ -1,7 +1,6 @@
-"""What heads do by their weights: circuits from tokens to tokens, and which heads read what others write."""
+"""Scores of heads by their weights: circuits from tokens to tokens, and composition between heads."""
 
 import itertools
-from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -13,28 +12,21 @@ from transformer_lens.utilities import matrix
 
 from mechicl.base.arguments import count_undefined
 
-BASELINE_DRAWS = 64
-"""Pairs of random matrices that the baseline of composition scores is the mean of."""
-TOKENS_AT_A_TIME = 8192
-"""Tokens of a vocabulary that are held in float64."""
+BASELINE_DRAWS = 64  # pairs of random matrices whose mean score is the baseline of composition scores
+TOKENS_AT_A_TIME = 8192  # of a vocabulary, in float64
 
 
 @torch.no_grad()
 def prefix_matching_scores(model: Any) -> Float[Tensor, "layer head layer head"]:
-    """How much each head looks for the token that each earlier head brings: eigenvalue scores of QK circuits.
+    """Eigenvalue scores of QK circuits: whether each head attends to the token that each earlier head moved.
 
     Of the circuit `W_E W_Q W_Kᵀ W_Oᵀ W_Vᵀ W_Eᵀ` with the queries and keys of the later head and the values and output
-    of the earlier one: 1 where a token attends to positions to which the earlier head brought the same token, as an
-    induction head does through a previous-token head; see `score_heads`.
-
-    Norms and everything else between the weights are left out.
+    of the earlier one: 1 where a token attends to positions to which the earlier head moved the same token, as an
+    induction head does through a previous-token head; see `score_heads`. Norms are left out.
 
     Returns:
         `[earlier layer, its head, later layer, its head]`, between -1 and 1; 0 where the first is not of an earlier
         layer. Float64 on the CPU.
-
-    Raises:
-        ValueError: a model without a vocabulary.
 
     Source: Elhage et al. 2021, section "Induction heads".
 
@@ -47,7 +39,7 @@ def prefix_matching_scores(model: Any) -> Float[Tensor, "layer head layer head"]
         raise ValueError(f"circuits from tokens to tokens need a vocabulary; this model is {prompt_format!r}")
     inner = _over_vocabulary(model.W_E, model.W_E)
     scores = torch.zeros(weights.heads * 2, dtype=torch.float64)
-    for first, second in weights.layer_pairs():
+    for first, second in itertools.combinations(range(len(weights.Q)), 2):
         W_V, W_O = (part[first][:, None] for part in (weights.V, weights.O))
         scores[first, :, second] = _prefix_matching(W_V, W_O, weights.Q[second], weights.K[second], inner)
     return scores
@@ -57,7 +49,7 @@ def prefix_matching_scores(model: Any) -> Float[Tensor, "layer head layer head"]
 def composition_scores(
     model: Any, kind: Literal["Q", "K", "V"], *, baseline: bool = False, seed: int = 0
 ) -> Float[Tensor, "layer head layer head"]:
-    """How much of what each head writes the queries, keys or values of each later head read.
+    """Composition of each head's output with the queries, keys or values of each later head.
 
     The Frobenius norm of the product of the earlier head's OV matrix and the later one's QK matrix (its transpose for
     "K", the OV matrix for "V"), over the product of their norms.
@@ -69,11 +61,8 @@ def composition_scores(
         seed: of these.
 
     Returns:
-        `[earlier layer, its head, later layer, its head]`, 0 where the first is not of an earlier layer, and 0, less
-        the baseline, for a head whose matrix is 0. Float64 on the CPU.
-
-    Raises:
-        ValueError: another kind.
+        `[earlier layer, its head, later layer, its head]`, 0 where the first is not of an earlier layer, and minus the
+        baseline for a head whose matrix is 0. Float64 on the CPU.
 
     Source: Elhage et al. 2021, section "Two-layer attention-only transformers".
 
@@ -81,8 +70,6 @@ def composition_scores(
         >>> composition_scores(constructions.induction(d_vocab=5, n_ctx=6), "K")[0, 0, 1, 0].item() > 0.4
         True
     """
-    if kind not in ("Q", "K", "V"):
-        raise ValueError(f"kind must be 'Q', 'K' or 'V', got {kind!r}")
     return _compositions(_head_weights(model), kind, seed if baseline else None)
 
 
@@ -97,9 +84,6 @@ class _HeadWeights(NamedTuple):
     @property
     def heads(self) -> tuple[int, int]:
         return self.Q.shape[0], self.Q.shape[1]
-
-    def layer_pairs(self) -> Iterator[tuple[int, int]]:
-        return itertools.combinations(range(len(self.Q)), 2)
 
 
 def _head_weights(model: Any) -> _HeadWeights:
@@ -175,7 +159,7 @@ def _compositions(
     written = [FactoredMatrix(values[:, None], outputs[:, None]) for values, outputs in zip(V, O, strict=True)]
     reads = [FactoredMatrix(a[None], b[None]) for a, b in zip(left, right, strict=True)]
     compositions = torch.zeros(weights.heads * 2, dtype=torch.float64)
-    for first, second in weights.layer_pairs():
+    for first, second in itertools.combinations(range(len(weights.Q)), 2):
         scores = matrix.composition_scores(written[first], reads[second], broadcast_dims=False)
         compositions[first, :, second] = scores.nan_to_num(0.0) - chance  # 0 / 0 for a head that is 0
     return compositions

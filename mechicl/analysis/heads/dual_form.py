@@ -1,4 +1,4 @@
-"""Attention over the context as an update of the weights that the query meets: the dual form."""
+"""The dual form: attention over the context as an update of the weights that are applied to the query."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +8,6 @@ from einops import einsum
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mechicl.base.checks import is_whole
 from mechicl.base.memory import MEMORY, Budget
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
@@ -21,18 +20,17 @@ from mechicl.statistics import Result
 
 @dataclass(frozen=True, eq=False)
 class DualForm(Result):
-    """What each head of a layer does to the query, as linear maps of its query vector.
+    """The effect of each head of a layer on the query, as linear maps of its query vector.
 
     The head's output at the query is `q (zero_shot + update)` for linear attention.
 
     Attributes:
-        zero_shot: W_ZSL `[d_head d_model head prompt]`, from the keys and values after the demonstrations, by default
-            the query's own; 0 where it sees none of them.
+        zero_shot: W_ZSL `[d_head d_model head prompt]`, from the keys and values after the demonstrations that the
+            query sees, by default its own.
         update: ΔW_ICL `[d_head d_model head prompt]`, the sum of the outer products of the demonstrations' keys and
             values.
-        relative_error: distance between `q (zero_shot + update)` and what the head really writes, over the norm of the
-            latter, `[head prompt]`: rounding for linear attention; for softmax, whose normaliser and exponential this
-            reading drops, how wrong it is.
+        relative_error: distance between `q (zero_shot + update)` and the head's output, over the norm of the latter,
+            `[head prompt]`: rounding for linear attention; for softmax the error of leaving out exp and normaliser.
     """
 
     zero_shot: Float[Tensor, "d_head d_model head prompt"]
@@ -52,25 +50,23 @@ def read_dual_form(
 ) -> DualForm:
     """Read a layer's attention at the query as a zero-shot weight and the demonstrations' update of it.
 
-    The query is the last position. Queries, keys and values hold their biases, and are those that the scores are made
-    of: rotated, where a model rotates them by position. The layer's output bias is no head's and left out. Keys and
-    values that a group of heads shares are repeated for each.
+    The query is the last position. Queries, keys and values include their biases and rotations; the layer's output
+    bias, which belongs to no head, is left out. Keys and values that a group of heads shares are repeated for each.
 
     Args:
         model: a `HookedTransformer` with any attention but momentum; the reading is exact for the linear kind. Damping
             and the 1/n of `normalize_by_context` are part of the weights. Or a `TransformerBridge` of TransformerLens
             in eval mode, whose scores are products of queries and keys; their scale is measured on the first prompt.
-        prompts: what the model reads: Prompts, or token ids `[prompt pos]`.
-        layer: which.
-        n_demonstration_tokens: so many positions, from the first one on, are the demonstrations, and the others those
-            of the query (a text of several tokens, say); by default all but the last one.
-        memory: bound in bytes on what a run takes; the recorded layer and the result come to it.
+        prompts: Prompts, or token ids `[prompt pos]`.
+        layer: the layer to read.
+        n_demonstration_tokens: number of positions, from the first one on, of the demonstrations; the others are those
+            of the query (a text of several tokens, say). By default all but the last one.
+        memory: bound in bytes on a run; the recorded layer and the result are additional.
 
     Raises:
-        ValueError: a layer that does not exist, a number of demonstration tokens that leaves no query, token ids for a
-            model on prompts or the other way round, momentum, a model without the hooks or in training mode, or one
-            whose scores are more than products (soft caps, biases by distance).
-        TypeError: a model that has no hooks at all.
+        ValueError: a number of demonstration tokens that leaves no query, token ids for a model on prompts or the
+            reverse, momentum, a model without the hooks or in training mode, or one whose scores are more than products
+            (soft caps, biases by distance).
 
     Source: Irie et al. 2022; Dai et al. 2023, whose equations 1 to 4 Bar Natan, Deutch & Magar revisit.
 
@@ -84,14 +80,19 @@ def read_dual_form(
         raise ValueError(f"layer must be 0 to {cfg.n_layers - 1}, got {layer}")
     if getattr(cfg, "momentum", 0):
         raise ValueError(f"the dual form is of plain attention, and this model has momentum={cfg.momentum}")
-    tokens = _encode(adapter, prompts)
-    names = _hooks(model, layer)
+    tokens, names = _encode(adapter, prompts), _hooks(model, layer)
     n_at_a_time = Budget(memory).rows(adapter.bytes_per_row(tokens))
     cache = adapter.record(tokens, names.values(), n_at_a_time)
     q, k, v, z = (cache[names[part]].double() for part in ("q", "k", "v", "z"))
     n_pos, n_heads, weights = q.shape[1], q.shape[2], model.blocks[layer].attn.W_O.double()
     k, v = (part.repeat_interleave(n_heads // part.shape[2], dim=2) for part in (k, v))
-    demonstrations = _demonstrations(n_demonstration_tokens, n_pos, q.device)
+    n_shown = n_pos - 1 if n_demonstration_tokens is None else n_demonstration_tokens
+    if not 0 <= n_shown < n_pos:
+        raise ValueError(
+            f"n_demonstration_tokens must be 0 to {n_pos - 1}, so that the last of {n_pos} tokens is the query's; "
+            f"got {n_shown}"
+        )
+    demonstrations = torch.arange(n_pos, device=q.device) < n_shown
     damping = getattr(cfg, "damping", 1.0)
     if adapter.is_transformer:
         cfg = cfg.for_layer(layer)
@@ -100,25 +101,19 @@ def read_dual_form(
     else:
         products = einsum(q[:1, -1], k[:1], "prompt head d, prompt pos head d -> prompt head pos")
         factors = _score_factors(adapter, tokens[:1], layer, products)
+
     # Linear attention of the query q writes Σ_i s (q·k_i) v_i W_O = q (Σ_i s k_iᵀ v_i W_O): a linear map of q, which
-    # splits into the part of the demonstrations' positions and that of the others.
-    zero_shot, update = (
-        damping * _outer_products(k, v, factors * positions, weights) for positions in (~demonstrations, demonstrations)
-    )
+    # splits into the part of the demonstrations' positions and that of the others. Positions are summed over first:
+    # with the stream's width they would not fit into memory for long prompts.
+    def map_from(positions: Bool[Tensor, "pos"]) -> Float[Tensor, "d_head d_model head prompt"]:
+        scaled = k * (factors * positions)[:, None, None]
+        summed = einsum(scaled, v, "prompt pos head key, prompt pos head value -> prompt head key value")
+        return damping * einsum(summed, weights, "prompt head key value, head value model -> key model head prompt")
+
+    zero_shot, update = map_from(~demonstrations), map_from(demonstrations)
     predicted = einsum(q[:, -1], zero_shot + update, "prompt head key, key model head prompt -> head prompt model")
     written = damping * einsum(z[:, -1], weights, "prompt head value, head value model -> head prompt model")
     return DualForm(zero_shot, update, (predicted - written).norm(dim=-1) / written.norm(dim=-1))
-
-
-def _outer_products(k: Tensor, v: Tensor, factors: Tensor, weights: Tensor) -> Tensor:
-    """Sums over positions of keys times what their values write, `[d_head d_model head prompt]`.
-
-    Positions are summed over first: together with the stream's width they would not fit into memory for long prompts.
-    """
-    summed = einsum(
-        k * factors[:, None, None], v, "prompt pos head key, prompt pos head value -> prompt head key value"
-    )
-    return einsum(summed, weights, "prompt head key value, head value model -> key model head prompt")
 
 
 def _encode(adapter: ModelAdapter, prompts: Prompts | Tensor) -> Tensor:
@@ -150,22 +145,12 @@ def _hooks(model: Any, layer: int) -> dict[str, str]:
     return names
 
 
-def _demonstrations(n_tokens: int | None, n_pos: int, device: torch.device) -> Bool[Tensor, "pos"]:
-    n = n_pos - 1 if n_tokens is None else n_tokens
-    if not is_whole(n) or not 0 <= n < n_pos:
-        raise ValueError(
-            f"n_demonstration_tokens must be 0 to {n_pos - 1}, so that the last of {n_pos} tokens is the query's; "
-            f"got {n_tokens!r}"
-        )
-    return torch.arange(n_pos, device=device) < n
-
-
 def _score_factors(
     adapter: ModelAdapter, tokens: Tensor, layer: int, products: Float[Tensor, "prompt head key_pos"]
 ) -> Float[Tensor, "key_pos"]:
-    """What a model of TransformerLens multiplies the products of query and keys by: a scale, or 0 for keys it hides.
+    """The factors on the products of query and keys in a model of TransformerLens: a scale, or 0 for hidden keys.
 
-    Measured, since no field of a config tells it for every architecture.
+    Measured, since no field of a config has it for every architecture.
     """
     name = f"blocks.{layer}.attn.hook_attn_scores"
     recorded = adapter.record(tokens, [name], len(tokens))[name][:, :, -1]

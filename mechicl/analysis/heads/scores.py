@@ -1,4 +1,4 @@
-"""Which head does what: scores of attention patterns, for models on token ids or on points, in one table."""
+"""Scores of attention patterns and weights that tell what each head does, on token ids or on points."""
 
 import itertools
 from dataclasses import dataclass
@@ -20,20 +20,19 @@ from mechicl.models.wrapping.wrapped import WrappedModel
 from mechicl.prompts import Prompts, TokenSequences
 from mechicl.statistics import Interval, Result, interval
 
-PERIOD = 25
-"""Length of the segment that is repeated, where the model has the positions and the tokens for it."""
+PERIOD = 25  # length of the segment that is repeated, where the model has the positions and the tokens for it
 
 
 @dataclass(frozen=True, eq=False)
 class HeadScores(Result):
-    """What each head attends to and what its weights do, by the name of the score (see `score_heads`).
+    """Scores of each head's attention and weights, by name (see `score_heads`).
 
-    Samples are prompts, so that intervals are of the scores of attention alone.
+    Samples are prompts, so that only scores of attention have intervals.
 
     Attributes:
         scores: of attention `[layer head prompt]`, of weights `[layer head]`; float64 on the CPU.
-        chance: what attention that is uniform over the visible keys gets on the same prompts, the sink left out; 0
-            for scores of weights, which random weights give as often with one sign as with the other.
+        chance: the score of attention that is uniform over the visible keys, on the same prompts, without the sink; 0
+            for scores of weights, whose sign is random for random weights.
     """
 
     scores: dict[str, Tensor]
@@ -48,7 +47,7 @@ class HeadScores(Result):
         return dict.fromkeys(self.samples(), ("layer", "head"))
 
     def __getitem__(self, name: str) -> Tensor:
-        """A score as it is; a ValueError names the nearest one if there is none."""
+        """A score; a ValueError for an unknown name suggests the nearest one."""
         if name not in self.scores:
             raise ValueError(f"no score {name!r}, only {tuple(self.scores)}{nearest(name, self.scores)}")
         return self.scores[name]
@@ -62,12 +61,7 @@ class HeadScores(Result):
         return self[name].mean(-1) if self.is_of_attention(name) else self[name]
 
     def interval(self, name: str, layer: int, head: int, level: float = 0.95) -> Interval:
-        """Mean over prompts of one head's score, with its confidence interval.
-
-        Raises:
-            ValueError: no such score, or one of weights, which has no prompts; a head that does not exist; a level
-                out of range.
-        """
+        """Mean over prompts of one head's score of attention, with its confidence interval."""
         if not self.is_of_attention(name):
             raise ValueError(f"{name!r} is a score of the weights: it has a value, mean({name!r}), and no interval")
         layers, heads = self[name].shape[:2]
@@ -82,7 +76,7 @@ class HeadScores(Result):
         return layer, head
 
     def to_dataframe(self, level: float = 0.95) -> pd.DataFrame:
-        """One row a head: layer, head, the mean of each score, and for those of attention `name_half_width`."""
+        """One row per head: layer, head, the mean of each score, and for those of attention `name_half_width`."""
         rows = []
         layers, heads = next(iter(self.scores.values())).shape[:2]
         for layer, head in itertools.product(range(layers), range(heads)):
@@ -107,11 +101,11 @@ def score_heads(
     prepend: int | None = None,
     memory: float = MEMORY,
 ) -> HeadScores:
-    """Score every head by what it attends to and, in models with a vocabulary, by what its weights do.
+    """Score every head by its attention and, in models with a vocabulary, by its weights.
 
-    The attention a head gives from one position to some keys is the sum of its pattern there. Patterns that no softmax
-    made may be negative and sum to anything: for them it is the share of these keys in the sum of all absolute
-    weights, and 0 for a position that attends to nothing. With a sink, the rest of a softmax goes to it.
+    The attention that a head gives from one position to some keys is the sum of its pattern there. Patterns without a
+    softmax may be negative and sum to anything: for them it is the share of these keys in the sum of all absolute
+    weights, and 0 for a position that attends to nothing.
 
     On token ids:
 
@@ -130,28 +124,28 @@ def score_heads(
       (von Oswald et al. 2023, section 4), mean likewise; not there with causal keys, which hide y_i from x_i.
 
     Of weights, `Σ Re λ / Σ |λ|` over the eigenvalues λ of a circuit from tokens to tokens, between -1 and 1, and 0
-    where all are 0. What is between the weights, norms and MLPs, positions and biases, is left out:
+    where all are 0; norms, MLPs, positions and biases are left out:
 
     - `copying`: of the OV circuit `W_E W_V W_O W_U`, 1 for a head that makes the token it attends to more likely; not
-      there if the outputs are no distribution over the same vocabulary;
+      there if the outputs are not over the same vocabulary;
     - `prefix_matching`: of the QK circuit through that head of an earlier layer which the head's keys compose with
       most strongly (`composition_scores`); 0 in layer 0. All pairs are in `prefix_matching_scores`.
 
     Args:
         model: in eval mode: a `HookedTransformer` on token ids or interleaved prompts, or a `TransformerBridge` of
             TransformerLens with causal or bidirectional attention.
-        prompts: what a model on interleaved prompts reads.
+        prompts: for a model on interleaved prompts.
         sequences: ids for a model on token ids instead of drawn ones.
-        n_prompts: number of sequences to draw: a random segment of 25 different tokens, or as many as the model has
-            places and tokens for, and the same once more.
+        n_prompts: number of sequences to draw: a random segment of 25 different tokens (fewer if the model has not the
+            positions or tokens) twice.
         seed: of the sequences drawn.
         prepend: id of a token to put before each sequence drawn, and nowhere in it, such as beginning-of-sequence.
         memory: bound in bytes.
 
     Raises:
-        ValueError: a model in training mode, without layers or attention, or on paired prompts; arguments for another
-            kind of model than it is; no prompt or no context; a vocabulary or a number of positions that is too small
-            for a repetition; a sequence in which no token occurs twice; numbers below 1.
+        ValueError: a model in training mode, without attention, or on paired prompts; arguments for another kind of
+            model; a vocabulary or a number of positions that is too small for a repetition; a sequence in which no
+            token occurs twice.
 
     Source: Elhage et al. 2021 for the circuits; Olsson et al. 2022 for the scores on repeated random tokens.
 
@@ -171,14 +165,13 @@ def score_heads(
         raise ValueError(f"a model of prompt_format={format_name!r} is scored on {kind}")
     if prepend is not None and (prompts is not None or sequences is not None):
         raise ValueError("prepend is for sequences drawn here")
-    if prompts is not None:
-        if len(prompts) == 0 or prompts.n_context == 0:
-            raise ValueError(f"needs at least one prompt and one context point, got {prompts}")
-        tokens = adapter.encode(prompts)
-    else:
-        tokens = adapter.encode(
-            _ids(sequences) if sequences is not None else _repeated_segments(cfg, n_prompts, seed, prepend)
-        )
+    if prompts is not None and (len(prompts) == 0 or prompts.n_context == 0):
+        raise ValueError(f"needs at least one prompt and one context point, got {prompts}")
+    if sequences is None:
+        sequences = _repeated_segments(cfg, n_prompts, seed, prepend) if prompts is None else None
+    tokens = adapter.encode(sequences if prompts is None else prompts)  # type: ignore[arg-type]
+    if prompts is None and (tokens.ndim != 2 or len(tokens) == 0):
+        raise ValueError(f"sequences must be ids [prompt pos], one prompt or more; got {tuple(tokens.shape)}")
     visible = _visible_keys(cfg, tokens.shape[1])
     uniform = (visible.double() / visible.sum(-1, keepdim=True).clamp(min=1))[None, None]
 
@@ -188,7 +181,7 @@ def score_heads(
     for part in tokens.split(Budget(memory).rows(adapter.bytes_per_row(tokens) + shares_of_prompt)):
         places = _token_places(part.cpu()) if prompts is None else _point_places(part.shape[1], visible)
         cache = adapter.record(part, names, len(part))
-        shares = [_shares(cache[name], _is_softmax(cfg, layer)) for layer, name in enumerate(names)]
+        shares = [_shares(cache[name], cfg, layer) for layer, name in enumerate(names)]
         for name, weights in places.items():
             weights = weights.expand(len(part), -1, -1)
             parts.setdefault(name, []).append(torch.stack([_attention(share, weights) for share in shares]))
@@ -203,7 +196,6 @@ def score_heads(
 
 
 def _pattern_hooks(model: Any) -> list[str]:
-    """The hooks of all layers' patterns."""
     if model.cfg.n_layers == 0:
         raise ValueError("the model has no layers, so it has no heads")
     names = [f"blocks.{layer}.attn.hook_pattern" for layer in range(model.cfg.n_layers)]
@@ -214,13 +206,6 @@ def _pattern_hooks(model: Any) -> list[str]:
             f"heads are told by their attention, and this {type(model).__name__} has no hook {missing[0]}{hint}"
         )
     return names
-
-
-def _ids(sequences: TokenSequences | Tensor) -> Int[Tensor, "prompt pos"]:
-    ids = sequences.read if isinstance(sequences, TokenSequences) else sequences
-    if ids.ndim != 2 or len(ids) == 0:
-        raise ValueError(f"sequences must be ids [prompt pos], one prompt or more; got {tuple(ids.shape)}")
-    return ids
 
 
 def _repeated_segments(cfg: Any, n_prompts: int, seed: int, prepend: int | None) -> Int[Tensor, "prompt pos"]:
@@ -251,10 +236,6 @@ def _visible_keys(cfg: Any, n_pos: int) -> Bool[Tensor, "query key"]:
     return everything if getattr(cfg, "attention_dir", "causal") == "bidirectional" else everything.tril()
 
 
-def _is_softmax(cfg: Any, layer: int) -> bool:
-    return not hasattr(cfg, "prompt_format") or cfg.for_layer(layer).attention == "softmax"
-
-
 def _token_places(ids: Int[Tensor, "prompt pos"]) -> dict[str, Float[Tensor, "prompt query key"]]:
     """The weight of each query and key in the scores on token ids: a mean over queries, a sum over keys."""
     duplicates = (ids[:, :, None] == ids[:, None]).tril(-1)
@@ -263,23 +244,20 @@ def _token_places(ids: Int[Tensor, "prompt pos"]) -> dict[str, Float[Tensor, "pr
         raise ValueError("every sequence needs a token that occurs twice: no position of these can be scored")
     following = duplicates.roll(1, dims=-1)  # the last key, which rolls around, is before no query
     later = (torch.arange(ids.shape[1]) > 0).expand(len(ids), -1)
-    places = {
-        "previous_token": (later, _previous(ids.shape[1])),
-        "duplicate_token": (repeated, duplicates),
-        "induction": (repeated, following),
+    return {
+        "previous_token": _mean_over(later, _previous(ids.shape[1])),
+        "duplicate_token": _mean_over(repeated, duplicates),
+        "induction": _mean_over(repeated, following),
     }
-    return {name: _mean_over(queries, keys) for name, (queries, keys) in places.items()}
 
 
 def _point_places(n_pos: int, visible: Bool[Tensor, "query key"]) -> dict[str, Float[Tensor, "1 query key"]]:
-    """The weight of each query and key in the scores on interleaved prompts, which are all alike."""
-    pos = torch.arange(n_pos)
-    is_x, is_y, last = pos % 2 == 0, pos % 2 == 1, pos == n_pos - 1
-    previous = _previous(n_pos)
-    places = {"previous_token": (pos > 0, previous), "target_to_input": (is_y, previous)}
+    """The weight of each query and key in the scores on interleaved prompts, the same for all prompts."""
+    pos, previous = torch.arange(n_pos)[None], _previous(n_pos)
+    places = {"previous_token": _mean_over(pos > 0, previous), "target_to_input": _mean_over(pos % 2 == 1, previous)}
     if visible[0, 1]:
-        places["input_to_target"] = (is_x & ~last, previous.mT)
-    return {name: _mean_over(queries[None], keys[None]) for name, (queries, keys) in places.items()}
+        places["input_to_target"] = _mean_over((pos % 2 == 0) & (pos < n_pos - 1), previous.mT)
+    return places
 
 
 def _previous(n_pos: int) -> Bool[Tensor, "query key"]:
@@ -292,9 +270,9 @@ def _mean_over(queries: Bool[Tensor, "prompt query"], keys: Tensor) -> Float[Ten
     return each[..., None] * keys
 
 
-def _shares(pattern: Float[Tensor, "prompt head query key"], softmax: bool) -> Float[Tensor, "prompt head query key"]:
+def _shares(pattern: Float[Tensor, "prompt head query key"], cfg: Any, layer: int) -> Tensor:
     pattern = pattern.detach().cpu().double()
-    if softmax:
+    if not hasattr(cfg, "prompt_format") or cfg.for_layer(layer).attention == "softmax":
         return pattern
     total = pattern.abs().sum(-1, keepdim=True)
     return pattern.abs() / total.masked_fill(total == 0, 1)

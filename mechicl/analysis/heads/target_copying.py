@@ -23,7 +23,7 @@ from mechicl.statistics import Result
 
 @dataclass(frozen=True, eq=False)
 class TokenSensitivity(Result):
-    """How much the stream at each position depends on each token.
+    """Derivatives of the stream at each position with respect to each token.
 
     Attributes:
         norms: Frobenius norm of d stream / d token, residual path included, `[position token prompt]`.
@@ -47,11 +47,8 @@ def measure_token_sensitivity(
     Args:
         model: on interleaved prompts.
         prompts: with at least one context point.
-        layer: whose input is looked at: 1 is what the first layer leaves, n_layers the final stream.
+        layer: the stream before it; n_layers is the final stream.
         memory: bound in bytes.
-
-    Raises:
-        ValueError: another prompt format, no prompt, no context, or a layer that does not exist.
 
     Source: von Oswald et al. 2023, section 4 and Fig. 5.
 
@@ -65,8 +62,7 @@ def measure_token_sensitivity(
     def stream(tokens: Float[Tensor, "pos d_token"]) -> Float[Tensor, "pos d_model"]:
         return model.forward(tokens[None], stop_at_layer=layer)[0]
 
-    n_entries = 2 * prompts.n_context + 1  # of the tokens; forward mode takes a tangent for each
-    n_entries *= max(prompts.x_dim, prompts.y_dim)
+    n_entries = (2 * prompts.n_context + 1) * max(prompts.x_dim, prompts.y_dim)  # forward mode has a tangent for each
     jacobians = vmap(jacfwd(stream))  # [prompt position d_model token d_token]
     with torch.no_grad(), warnings.catch_warnings():
         # torch's own forward mode still compiles its decompositions that way, at its first use
@@ -85,23 +81,22 @@ def measure_token_sensitivity(
 
 @dataclass(frozen=True, eq=False)
 class TargetCopying(Result):
-    """What an attention layer copies, and what the model loses without it.
+    """Copying of targets by an attention layer, and the model's loss without it.
 
     Attributes:
-        attention: share of their attention that the context's x tokens give to their targets' tokens: the sum of
-            absolute weights there over that of all, mean over x tokens, `[head prompt]`; NaN where an x token attends
-            to nothing.
+        attention: share of the context's x tokens' attention (absolute weights) on their targets' tokens, mean over x
+            tokens, `[head prompt]`; NaN where an x token attends to nothing.
         pattern_cosine: cosine between the rows of the pattern at the context's x tokens and those of
             `constructions.copy_targets`, mean over x tokens, `[head prompt]`; NaN likewise.
         decoding_errors: squared error of a linear readout of each target from the stream at its input's token after
             the layer, over the targets' mean square: 0 if it is there, 1 if it is not; mean over points, `[prompt]`.
         decoding_errors_before: errors of such a readout of the stream before the layer, `[prompt]`.
         decoding_errors_of_inputs: errors of such a readout of each input at its target's token after the layer: inputs
-            and targets can also be put together there.
+            and targets can also be joined there.
         errors: the model's squared errors on the query, `[prompt]`.
-        errors_without: with the layer's attention output taken away (mean over prompts in its place) at the context's
+        errors_without: with the layer's attention output ablated (replaced by its mean over prompts) at the context's
             x tokens, where it can copy.
-        errors_without_elsewhere: with it taken away at all other positions.
+        errors_without_elsewhere: with it ablated at all other positions.
         errors_transplanted: with each head's pattern at the context's x tokens replaced by the construction's, times
             the head's mean total weight there.
     """
@@ -122,17 +117,13 @@ class TargetCopying(Result):
 def measure_target_copying(
     model: HookedTransformer, prompts: Prompts, layer: int = 0, *, memory: float = MEMORY
 ) -> TargetCopying:
-    """Hold a layer against the construction that copies each target onto its input's token.
+    """Compare a layer with the construction that copies each target onto its input's token.
 
     Args:
         model: on interleaved prompts.
-        prompts: two or more; the readouts are fitted on one half and judged on the other, both ways.
+        prompts: two or more; the readouts are fitted on one half and evaluated on the other, both ways.
         layer: the attention layer.
-        memory: bound in bytes on what a run takes; the layer's activations come to it.
-
-    Raises:
-        ValueError: another prompt format, a model in training mode, fewer than two prompts, no context, or a layer that
-            does not exist.
+        memory: bound in bytes on a run; the layer's activations are additional.
 
     Source: von Oswald et al. 2023, Proposition 3 and section 4.
 
@@ -164,12 +155,8 @@ def measure_target_copying(
         return (outputs - prompts.query.ys.to(outputs)).square().mean(-1)
 
     def without(positions: Tensor) -> Hook:
-        def ablate(value: Tensor, hook: Any) -> Tensor:
-            value = value.clone()
-            value[:, positions] = mean_out[positions]
-            return value
-
-        return names["hook_attn_out"], ablate
+        rows = torch.zeros(tokens.shape[1], 1, dtype=torch.bool).index_fill(0, positions, True).to(mean_out.device)
+        return names["hook_attn_out"], lambda value, hook: torch.where(rows, mean_out, value)
 
     def transplant(value: Tensor, hook: Any) -> Tensor:
         value = value.clone()

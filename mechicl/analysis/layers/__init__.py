@@ -1,37 +1,24 @@
-"""What does each layer hold? Readouts and probes of the residual stream, layer by layer.
+"""What does each layer hold? Predictions after every layer, by lens or fitted readouts, and probes for quantities.
 
->>> fit_readouts(model, fitting_prompts).errors(prompts).by_layer()      # what a linear readout predicts
->>> probe(model, {"OLS weights": ols_weights}, fitting_prompts, prompts)  # what can be read off which token
+>>> print(fit_readouts(model, task.sample(1024, seed=0)).errors(prompts).by_layer()[-1])
+>>> probe(model, {"OLS weights": ols_weights}, task.sample(256, seed=0), prompts).best("OLS weights")
 """
 
 from mechicl.analysis.layers.layer_learners import LayerErrors, Lens
-from mechicl.analysis.layers.probes import (
-    ProbeResult,
-    cross_moments,
-    gradient_descent_weights,
-    newton_weights,
-    ols_weights,
-    probe,
-    ridge_path_weights,
-    second_moments,
-)
-from mechicl.analysis.layers.readouts import Readouts, fit_readouts, train_readouts
+from mechicl.analysis.layers.probes import algorithm_weights, cross_moments, ols_weights, probe, second_moments
+from mechicl.analysis.layers.readouts import Readouts, fit_readouts
 from mechicl.base.arguments import check_arguments
 
 __all__ = [
     "LayerErrors",
     "Lens",
-    "ProbeResult",
     "Readouts",
+    "algorithm_weights",
     "cross_moments",
     "fit_readouts",
-    "gradient_descent_weights",
-    "newton_weights",
     "ols_weights",
     "probe",
-    "ridge_path_weights",
     "second_moments",
-    "train_readouts",
 ]
 
 check_arguments(__name__)

@@ -1,7 +1,7 @@
 """A model read after each of its layers: the layers as steps of a learner."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -53,15 +53,12 @@ class LayerLearner(ABC):
         """The predictions in the stream after `layer` layers, at points from number `first_point` on."""
 
     def trajectory(self, prompts: Prompts, *, with_weights: bool = False) -> Trajectory:
-        """The predictions after each layer.
+        """The predictions after each layer: steps 0 .. n_layers, on the model's device.
 
         Args:
-            prompts: what to predict.
+            prompts: to predict.
             with_weights: also return the exact derivative of each prediction with respect to its query, the context
                 held fixed: `[layer prompt point x y]`.
-
-        Returns:
-            Trajectory with steps 0 .. n_layers, predictions `[layer prompt point y]` on the model's device.
         """
         # with gradients every layer's activations are kept, where `bytes_per_prompt` counts two layers'
         copies = self.model.cfg.n_layers + 1 if with_weights else 1
@@ -81,12 +78,8 @@ class LayerLearner(ABC):
     ) -> Float[Tensor, "layer prompt point query y"]:
         """Predictions for other queries than the prompts' own, any number of them after each prefix.
 
-        The context is computed once for all queries and all prefixes. Gradients flow to the queries.
-
-        Args:
-            prompts: the contexts.
-            queries: inputs that stand at point t, after the points before it; one point only (the query's) for models
-                that give the query alone.
+        The context is computed once for all queries and all prefixes. Gradients flow to the queries. For models that
+        give the query alone, the queries have one point only.
         """
         streams = self.model.query_streams(prompts, queries, prediction_rows(self.model, prompts))
         return torch.stack([self.read(i, stream) for i, stream in enumerate(streams)])
@@ -114,9 +107,9 @@ class LayerLearner(ABC):
         return torch.stack([self.predict(prompts.prefix(t)) for t in range(prompts.n_context + 1)], dim=1)
 
     def bytes_per_prompt(self, prompts: Prompts) -> float:
-        """About what `trajectory` holds for each prompt: the model's pass, and the streams of all layers."""
-        passing = self.model.bytes_per_prompt(prompts)
-        cfg = self.model.cfg  # of a wrapped module it says all when prompts have been read
+        """Estimated memory of `trajectory` per prompt: the model's pass, and the streams of all layers."""
+        passing = self.model.bytes_per_prompt(prompts)  # first: the config of a wrapped module is complete after it
+        cfg = self.model.cfg
         n_points = prompts.n_context + 1 if self.gives_all_points else 1
         return passing + (cfg.n_layers + 1) * n_points * (cfg.d_model or 1) * cfg.torch_dtype.itemsize
 
@@ -126,16 +119,12 @@ class LayerLearner(ABC):
         return self.model.cfg.one_pass
 
     def _weights(self, prompts: Prompts, n_points: int) -> Float[Tensor, "layer prompt point x y"]:
-        """By layer and target dimension, one backward pass through the rows of the queries.
-
-        The query of every prefix stands in a row of its own that no other row sees, so that the derivative of the sum
-        of all predictions with respect to one query is that of its own prediction: one pass serves all of them.
-        """
+        # The query of every prefix is in a row of its own that no other row sees, so that the derivative of the sum of
+        # all predictions with respect to one query is that of its own prediction: one pass serves all of them.
         cfg = self.model.cfg
         queries = prompts.xs[:, -n_points:, None].detach().to(cfg.device, cfg.torch_dtype).clone().requires_grad_()
-        with torch.enable_grad(), frozen(self.model):
-            rows = []
-            at = prediction_rows(self.model, prompts)
+        rows, at = [], prediction_rows(self.model, prompts)
+        with torch.enable_grad(), _frozen(self.model):
             for layer, stream in enumerate(self.model.query_streams(prompts, queries, at)):
                 predictions = self.read(layer, stream)
                 by_target = [
@@ -147,17 +136,13 @@ class LayerLearner(ABC):
 
 
 def check_layer(layer: int, n_layers: int) -> None:
-    """Refuse a number of layers that the model does not have.
-
-    Raises:
-        ValueError: it does not.
-    """
+    """Refuse a number of layers that the model does not have."""
     if not 0 <= layer <= n_layers:
         raise ValueError(f"layer must be 0 to {n_layers}, got {layer}")
 
 
 @contextmanager
-def frozen(model: torch.nn.Module) -> Iterator[None]:
+def _frozen(model: torch.nn.Module) -> Generator[None]:
     """A context in which no gradient flows to the model's weights, so that none is prepared for them."""
     thawed = [weight for weight in model.parameters() if weight.requires_grad]
     try:
@@ -170,8 +155,8 @@ def frozen(model: torch.nn.Module) -> Iterator[None]:
 
 
 def prediction_rows(model: LayeredModel, prompts: Prompts) -> PointsAt:
-    """The rows whose streams see the points before them and no others."""
-    model.encode(prompts[:1])  # a wrapped module shows it on prompts
+    """The rows whose streams see only the points before them."""
+    model.encode(prompts[:1])  # after which the config of a wrapped module is complete
     return "points" if model.cfg.one_pass else "query"
 
 
@@ -191,10 +176,6 @@ class Lens(LayerLearner):
     def read(
         self, layer: int, stream: Float[Tensor, "prompt point query d_model"], first_point: int = 0
     ) -> Float[Tensor, "prompt point query y"]:
-        """The model's prediction if the remaining layers did nothing.
-
-        Raises:
-            ValueError: a layer that does not exist.
-        """
+        """The model's prediction if the remaining layers did nothing."""
         check_layer(layer, self.model.cfg.n_layers)
         return self.model.read_out(stream.flatten(1, 2)).unflatten(1, stream.shape[1:3])

@@ -9,16 +9,13 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-PENALTIES = tuple(10.0**e for e in range(-12, 3))
-"""Default candidates for the penalty, relative to the mean variance of the features."""
-
-WORK = 8
-"""Matrices a site that solving takes: sums without a fold, covariances, their eigenvectors and what those need."""
+PENALTIES = tuple(10.0**e for e in range(-12, 3))  # by default, relative to the mean variance of the features
+WORK = 8  # matrices per site that solving takes: sums without a fold, covariances, eigenvectors and their work space
 
 
 @dataclass(frozen=True, eq=False)
 class LinearMaps:
-    """Fitted maps `features @ weights + bias`, one a site.
+    """Fitted maps `features @ weights + bias`, one per site.
 
     Attributes:
         weights: `[*site feature y]`.
@@ -37,12 +34,6 @@ class RidgeSums:
     """Running sums from which ridge regressions follow, one at each site (a layer, a position, ...).
 
     Samples fall into folds by the number of their prompt, so that all samples of a prompt are validated together.
-
-    Args:
-        folds: how many.
-
-    Raises:
-        ValueError: fewer than two folds.
     """
 
     def __init__(self, folds: int = 4):
@@ -54,7 +45,7 @@ class RidgeSums:
     def add(
         self, features: Float[Tensor, "*site prompt sample feature"], targets: Float[Tensor, "*#site prompt sample y"]
     ) -> None:
-        """Take in a batch of prompts, each with its samples at every site; targets may have sites of size 1."""
+        """Add a batch of prompts, each with its samples at every site; targets may have sites of size 1."""
         features, targets = features.double(), targets.to(features.device).double()
         if self.n_prompts == 0:
             *site, _, _, n_features = features.shape
@@ -79,12 +70,7 @@ class RidgeSums:
         self.n_prompts += n
 
     def solve(self, penalties: Sequence[float] = PENALTIES) -> LinearMaps:
-        """The maps at the penalties that do best in cross-validation, a choice for every site and target.
-
-        Raises:
-            ValueError: no penalties, one that is negative or not finite, fewer prompts than folds, or features or
-                targets that are not finite.
-        """
+        """The maps at the penalties that are best in cross-validation, chosen for every site and target."""
         if not penalties or not all(0 <= penalty < math.inf for penalty in penalties):
             raise ValueError(f"penalties must be one or more finite numbers >= 0, got {list(penalties)}")
         if self.n_prompts < self.folds:
@@ -102,13 +88,11 @@ class RidgeSums:
         )
 
     def _solve_at(self, place: tuple[int, ...], penalties: Sequence[float]) -> LinearMaps:
-        """The maps at one entry of the first axis of sites: what solving takes is taken for one at a time."""
-        sums = (slice(None), *place)
-        all_second, all_cross, all_targets = self.second[sums], self.cross[sums], self.targets[sums]
-        second, cross = all_second.sum(0), all_cross.sum(0)
-        errors = torch.zeros(len(penalties), *all_targets.shape[1:], dtype=torch.float64, device=second.device)
-        for fold in range(self.folds):
-            held_second, held_cross, held_targets = all_second[fold], all_cross[fold], all_targets[fold]
+        """The maps at one entry of the first axis of sites, so that the memory for solving is that of one."""
+        folds = tuple(sums[(slice(None), *place)] for sums in (self.second, self.cross, self.targets))
+        second, cross = folds[0].sum(0), folds[1].sum(0)
+        errors = torch.zeros(len(penalties), *folds[2].shape[1:], dtype=torch.float64, device=second.device)
+        for held_second, held_cross, held_targets in zip(*folds, strict=True):
             solver = _Solver(second - held_second, cross - held_cross)
             for i, penalty in enumerate(penalties):
                 maps = solver.at(torch.full_like(errors[i], penalty))
@@ -125,7 +109,7 @@ class RidgeSums:
 
 
 def count_sums(sites: Sequence[int], n_features: int, n_targets: int, folds: int) -> float:
-    """Bytes that `RidgeSums` at so many sites take, and solving them."""
+    """Bytes that `RidgeSums` at these sites take, and solving them."""
     n_sites, size = math.prod(sites), n_features + 1
     n_matrices = (folds + 1) * n_sites + WORK * n_sites / (sites[0] if sites else 1)
     return 8.0 * n_matrices * size * (size + n_targets)

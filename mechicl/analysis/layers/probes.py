@@ -1,9 +1,10 @@
-"""Linear probes: which layer and position carries a quantity that an algorithm would hold."""
+"""Linear probes for the quantities of an algorithm, at every layer and position."""
 
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,29 +12,25 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.algorithms import gradient_descent, newton, ols, ridge_path
+from mechicl.algorithms import ols
 from mechicl.algorithms.spectra import sums_before
 from mechicl.analysis.layers.layer_learners import Lens
 from mechicl.analysis.layers.linear_maps import PENALTIES, RidgeSums, count_sums
 from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
-from mechicl.learners import prompt_batches
+from mechicl.learners import Trajectory, prompt_batches
 from mechicl.models import LayeredModel
 from mechicl.prompts import Prompts
 from mechicl.statistics import Interval, Result, ratio_interval
 
 Quantity = Callable[[Prompts], Float[Tensor, "prompt point quantity"]]
-"""A quantity of each prefix: entry t is made from the points before point t."""
+"""A quantity of each prefix: entry t depends on the points before point t."""
 
 GROUP = 256  # prompts among which the control task's partners are exchanged
 
 
 def cross_moments(prompts: Prompts) -> Float[Tensor, "prompt point quantity"]:
-    """`Xᵀ Y` of each prefix, flattened: the first step of gradient descent.
-
-    Example:
-        >>> cross_moments(prompts).shape
-    """
+    """`Xᵀ Y` of each prefix, flattened: the first step of gradient descent."""
     products = prompts.xs[..., :, None] * prompts.ys[..., None, :]
     return sums_before(products).flatten(2)
 
@@ -44,43 +41,36 @@ def second_moments(prompts: Prompts) -> Float[Tensor, "prompt point quantity"]:
     return sums_before(prompts.xs[..., :, None] * prompts.xs[..., None, :])[..., rows, columns]
 
 
-def ols_weights(prompts: Prompts) -> Float[Tensor, "prompt point quantity"]:
-    """The least-squares weights of each prefix, of minimum norm."""
-    return _flat_weights(ols(prompts, with_weights=True).weights)
+def algorithm_weights(algorithm: Callable[..., Trajectory], **settings: Any) -> Quantity:
+    """An algorithm's weights after its last step, as a quantity to probe for.
+
+    Example:
+        >>> algorithm_weights(algorithms.newton, steps=[4])(prompts).shape
+        torch.Size([64, 21, 5])
+    """
+
+    def weights(prompts: Prompts) -> Float[Tensor, "prompt point quantity"]:
+        by_step = algorithm(prompts, with_weights=True, **settings).weights
+        assert by_step is not None
+        return by_step[-1].flatten(2)
+
+    return weights
 
 
-def newton_weights(steps: int) -> Quantity:
-    """The weights after so many iterations of Newton's method, as a quantity to probe for."""
-    return lambda prompts: _flat_weights(newton(prompts, [steps], with_weights=True).weights)
-
-
-def gradient_descent_weights(steps: int, step_size: float) -> Quantity:
-    """The weights after so many steps of gradient descent, as a quantity to probe for."""
-    return lambda prompts: _flat_weights(
-        gradient_descent(prompts, [steps], step_size=step_size, with_weights=True).weights
-    )
-
-
-def ridge_path_weights(steps: int) -> Quantity:
-    """The weights of ridge regression after so many halvings of the penalty, as a quantity to probe for."""
-    return lambda prompts: _flat_weights(ridge_path(prompts, [steps], with_weights=True).weights)
-
-
-def _flat_weights(weights: Float[Tensor, "step prompt point x y"] | None) -> Float[Tensor, "prompt point quantity"]:
-    assert weights is not None
-    return weights[0].flatten(2)
+ols_weights = algorithm_weights(ols)
+"""The least-squares weights of each prefix, of minimum norm."""
 
 
 @dataclass(frozen=True, eq=False)
 class ProbeResult(Result):
-    """How well linear probes read quantities off the residual stream, on held-out prompts.
+    """Errors of linear probes for quantities in the residual stream, on held-out prompts.
 
     Attributes:
         quantities: their names.
         positions: labels of the token positions.
         squared_errors: of the probes, `[quantity layer pos prompt]`, summed over the quantity's entries.
         deviations: squared distance of the quantity from its mean over held-out prompts, `[quantity 1 pos prompt]`.
-        control_squared_errors: of probes that were fitted to the quantity of another prompt.
+        control_squared_errors: of probes fitted to the quantity of another prompt.
     """
 
     quantities: tuple[str, ...]
@@ -94,7 +84,7 @@ class ProbeResult(Result):
         return self._explained(self.squared_errors)
 
     def control(self) -> Float[Tensor, "quantity layer pos"]:
-        """R² of the control task: what fitting alone achieves, about 0; not less, since predicting the mean gives 0."""
+        """R² of the control task, the result of fitting alone; at least 0, the R² of predicting the mean."""
         return self._explained(self.control_squared_errors).clamp(min=0)
 
     def selectivity(self) -> Float[Tensor, "quantity layer pos"]:
@@ -106,20 +96,10 @@ class ProbeResult(Result):
 
         Args:
             quantity: its name.
-            positions: where to look; everywhere by default.
-
-        Raises:
-            ValueError: an unknown quantity.
+            positions: to choose from; all by default.
         """
-        chosen, measured = (
-            dataclasses.replace(
-                self,
-                squared_errors=self.squared_errors[..., i::2],
-                deviations=self.deviations[..., i::2],
-                control_squared_errors=self.control_squared_errors[..., i::2],
-            )
-            for i in (0, 1)
-        )
+        halves = ({name: values[..., i::2] for name, values in self.samples().items()} for i in (0, 1))
+        chosen, measured = (dataclasses.replace(self, **half) for half in halves)
         explained = chosen.explained()[self._index(quantity)].nan_to_num(-math.inf)
         looked_at = list(range(explained.shape[1]) if positions is None else positions)
         layer, place = divmod(int(explained[:, looked_at].argmax()), len(looked_at))
@@ -127,11 +107,7 @@ class ProbeResult(Result):
         return layer, position, measured.interval(quantity, layer, position)
 
     def interval(self, quantity: str, layer: int, position: int, level: float = 0.95) -> Interval:
-        """R² of one probe with an interval over held-out prompts.
-
-        Raises:
-            ValueError: an unknown quantity, or a layer or position that does not exist.
-        """
+        """R² of one probe with an interval over held-out prompts."""
         index = self._index(quantity)
         n_layers, n_pos = self.squared_errors.shape[1:3]
         if not (0 <= layer < n_layers and 0 <= position < n_pos):
@@ -142,7 +118,7 @@ class ProbeResult(Result):
         return Interval(1 - unexplained.mean, 1 - unexplained.high, 1 - unexplained.low, unexplained.n, level)
 
     def to_dataframe(self) -> pd.DataFrame:
-        """One row a quantity, layer and position: R², the control's R² and selectivity."""
+        """One row per quantity, layer and position: R², the control's R² and selectivity."""
         explained, control = self.explained(), self.control()
         rows = []
         for q, layer, pos in np.ndindex(*explained.shape):
@@ -178,25 +154,24 @@ def probe(
 ) -> ProbeResult:
     """Fit linear probes for quantities at every layer and token position, and measure them on held-out prompts.
 
-    At an x token the quantity is that of the points before it; at a y token that of the points up to its own, which
-    is what the model has seen there. Ridge regression in closed form with the penalty from cross-validation for every
-    layer and position. The control task fits the same probes to quantities of another prompt: what it explains on
-    held-out prompts is none of the model's doing.
+    At an x token the quantity is that of the points before it; at a y token that of the points up to its own. Ridge
+    regression in closed form with the penalty from cross-validation for every layer and position. The control task
+    fits the same probes to quantities of another prompt.
 
     Args:
-        model: an interleaved, causal model; it stays as it is.
+        model: an interleaved, causal model.
         quantities: by name, functions of prompts: `cross_moments`, `second_moments`, `ols_weights`,
-            `newton_weights(k)`, or your own.
+            `algorithm_weights(newton, steps=[k])`, or your own.
         fitting: prompts to fit on.
-        held_out: prompts to measure on, with as many points.
+        held_out: prompts to measure on, with the same number of points.
         penalties: candidates, relative to the mean variance of the stream.
         folds: of the cross-validation.
         memory: bound in bytes on what is held at a time.
         progress: show a progress bar.
 
     Raises:
-        ValueError: no quantities, no prompts, a model whose positions see later points, different numbers of points,
-            or a quantity of another shape than `[prompt point quantity]`.
+        ValueError: a model whose positions see later points, different numbers of points, or a quantity of another
+            shape than `[prompt point quantity]`.
 
     Source: the quantities of Fu et al. 2024, section 3; Akyürek et al. 2023, section 4.3; controls as in Hewitt &
     Liang 2019.
@@ -207,7 +182,7 @@ def probe(
     """
     if not quantities:
         raise ValueError("probe() needs at least one quantity")
-    model.encode(fitting[:1])  # a wrapped module shows on prompts what its positions see
+    model.encode(fitting[:1])  # after which the config of a wrapped module is complete
     if not model.cfg.one_pass or model.cfg.prompt_format != "interleaved":
         raise ValueError("probe() needs an interleaved model with causal keys: elsewhere positions see all points")
     if fitting.n_context != held_out.n_context or len(fitting) == 0 or len(held_out) < 2:
@@ -224,22 +199,14 @@ def probe(
         parts.append(torch.stack([group.sum(-1) for group in squared]))
         values.append(targets.split(sizes, dim=-1)[: len(names)])
     errors = torch.cat(parts, dim=-1)
-    deviations = [_deviations(torch.cat(batches)) for batches in zip(*values, strict=True)]
-    return ProbeResult(
-        names,
-        tuple(model.cfg.format.labels(fitting.n_context)),
-        errors[: len(names)],
-        torch.stack(deviations),
-        errors[len(names) :],
-    )
-
-
-def _deviations(values: Float[Tensor, "prompt pos quantity"]) -> Float[Tensor, "one pos prompt"]:
-    return (values - values.mean(0)).square().sum(-1).T[None]
+    wholes = [torch.cat(batches) for batches in zip(*values, strict=True)]
+    deviations = torch.stack([(whole - whole.mean(0)).square().sum(-1).T[None] for whole in wholes])
+    labels = tuple(model.cfg.format.labels(fitting.n_context))
+    return ProbeResult(names, labels, errors[: len(names)], deviations, errors[len(names) :])
 
 
 def _at_positions(name: str, quantity: Quantity, prompts: Prompts) -> Float[Tensor, "prompt pos quantity"]:
-    """The quantity of what each token position has seen: position 2t of t points, position 2t + 1 of t + 1."""
+    """The quantity at each token position: at position 2t that of t points, at position 2t + 1 that of t + 1."""
     values = quantity(prompts.to(torch.float64)).cpu()
     if values.ndim != 3 or values.shape[:2] != prompts.xs.shape[:2]:
         raise ValueError(
@@ -259,8 +226,8 @@ def _batches(
 ) -> Iterator[tuple[Float[Tensor, "layer prompt pos d_model"], Float[Tensor, "prompt pos quantity"], list[int]]]:
     """Streams at all positions; all quantities side by side, then those of each prompt's partner; their sizes.
 
-    The partner in the control task is the next prompt of a group, drawn independently. Groups have the same size
-    whatever the memory, so that results do not depend on it. With `folds`, sums of a fit are held beside them.
+    The partner in the control task is the next prompt of a group, drawn independently. The size of groups does not
+    depend on the memory, so that results do not either. With `folds`, the sums of a fit need memory too.
     """
     groups, sums = torch.arange(len(prompts)).chunk(-(-len(prompts) // GROUP)), 0.0
     for index in progress_bar(groups, unit="batch", progress=progress, desc="probes"):

@@ -1,6 +1,5 @@
-"""Linear readouts of every layer: fitted in closed form, or trained by gradient descent for comparison."""
+"""Linear readouts of every layer, fitted in closed form."""
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -30,13 +29,13 @@ class Readouts(LayerLearner):
     """A linear readout for each layer, for each point or shared by all.
 
     Attributes:
-        model: what is read.
+        model: the model that is read.
         weights: `[layer point d_model y]`; one point where the readout is shared.
         bias: `[layer point y]`.
         normalized: for each layer, whether its stream is normalised (layer norm without weights) before it is read.
         shared: whether one readout serves all points.
         penalties: ridge penalty `[layer point y]` chosen by cross-validation, relative to the mean variance of the
-            stream; NaN for readouts that were trained by gradient descent.
+            stream.
         name: for tables and pictures.
         memory: bound in bytes on what is held at a time.
     """
@@ -53,11 +52,7 @@ class Readouts(LayerLearner):
     def read(
         self, layer: int, stream: Float[Tensor, "prompt point query d_model"], first_point: int = 0
     ) -> Float[Tensor, "prompt point query y"]:
-        """The readout of a layer applied to its stream.
-
-        Raises:
-            ValueError: a layer that does not exist, or points that no readout was fitted for.
-        """
+        """The readout of a layer applied to its stream."""
         fitted = self.weights.shape[1]
         check_layer(layer, self.model.cfg.n_layers)
         if self.shared or not self.gives_all_points:
@@ -90,9 +85,9 @@ def fit_readouts(
     prompts.
 
     Args:
-        model: what to read; it stays as it is.
-        prompts: to fit on, at once or as an iterable of batches that is gone through once.
-        shared: one readout for all points of a layer instead of one a point.
+        model: to read.
+        prompts: to fit on, at once or as an iterable of batches.
+        shared: one readout for all points of a layer instead of one per point.
         normalize: read the streams through a layer norm without weights: all of them or none. By default the last one
             of a model with a final norm, so that its readout can be the model's head, and no other, as in the paper.
         penalties: candidates, relative to the mean variance of the stream.
@@ -101,8 +96,7 @@ def fit_readouts(
         progress: show a progress bar.
 
     Raises:
-        ValueError: no prompts or fewer than folds, an empty or negative list of penalties, or batches with different
-            numbers of points.
+        ValueError: fewer prompts than folds, or batches with different numbers of points.
 
     Source: Fu et al. 2024, B.1 (who train the readouts).
 
@@ -112,75 +106,15 @@ def fit_readouts(
     """
     normalized = _normalized_layers(model, normalize)
     sums = RidgeSums(folds)
-    for streams, targets in progress_bar(
-        _streams(model, prompts, normalized, memory, folds, shared), unit="batch", progress=progress, desc="readouts"
-    ):
+    batches = _streams(model, prompts, normalized, memory, folds, shared)
+    for streams, targets in progress_bar(batches, unit="batch", progress=progress, desc="readouts"):
         if shared:
             sums.add(streams, targets[None])
         else:
             sums.add(streams.transpose(1, 2)[..., None, :], targets.transpose(0, 1)[None, :, :, None])
     maps = sums.solve(penalties)
-    if shared:
-        return Readouts(model, maps.weights[:, None], maps.bias[:, None], maps.penalties[:, None], normalized, shared)
-    return Readouts(model, maps.weights, maps.bias, maps.penalties, normalized, shared)
-
-
-def train_readouts(
-    model: LayeredModel,
-    prompts: Prompts,
-    *,
-    shared: bool = False,
-    normalize: bool | None = None,
-    steps: int = 5000,
-    batch_size: int = 64,
-    learning_rate: float = 1e-2,
-    seed: int = 0,
-    progress: bool = True,
-) -> Readouts:
-    """Train linear readouts of all layers by Adam on the mean squared error, the model frozen: for comparison.
-
-    The learning rate falls to 0 along a cosine. `fit_readouts` gives the same in closed form.
-
-    Args:
-        model: what to read; it stays as it is.
-        prompts: minibatches are drawn from these.
-        shared: one readout for all points of a layer instead of one a point.
-        normalize: as for `fit_readouts`.
-        steps: number of minibatches.
-        batch_size: prompts in each.
-        learning_rate: at the start.
-        seed: of the minibatches.
-        progress: show a progress bar.
-
-    Raises:
-        ValueError: no prompts, or steps or batch_size < 1.
-
-    Source: Fu et al. 2024, B.1.
-
-    Example:
-        >>> train_readouts(model, prompts, steps=20).errors(prompts).by_layer()
-    """
-    if len(prompts) == 0 or steps < 1 or batch_size < 1:
-        raise ValueError(f"needs prompts, steps and batch_size >= 1; got {len(prompts)}, {steps}, {batch_size}")
-    normalized = _normalized_layers(model, normalize)
-    streams, targets = _read_streams(model, prompts[:1], normalized)
-    n_layers, _, n_points, width = streams.shape
-    points = 1 if shared else n_points
-    weights = streams.new_zeros(n_layers, points, width, targets.shape[-1]).requires_grad_()
-    bias = streams.new_zeros(n_layers, points, targets.shape[-1]).requires_grad_()
-    optimizer = torch.optim.Adam([weights, bias], lr=learning_rate)
-    generator = torch.Generator().manual_seed(seed)
-    for step in progress_bar(range(steps), unit="step", progress=progress, desc="readouts"):
-        index = torch.randint(len(prompts), (batch_size,), generator=generator)
-        streams, targets = _read_streams(model, prompts[index.to(prompts.device)], normalized)
-        optimizer.param_groups[0]["lr"] = learning_rate * 0.5 * (1 + math.cos(math.pi * step / steps))
-        predictions = (streams[..., None, :] @ weights[:, None])[..., 0, :] + bias[:, None]
-        optimizer.zero_grad()
-        (predictions - targets).square().mean((1, 2, 3)).sum().backward()
-        optimizer.step()
-    no_penalties = torch.full_like(bias, math.nan).detach()
-    name = "layer (trained readouts)"
-    return Readouts(model, weights.detach().double(), bias.detach().double(), no_penalties, normalized, shared, name)
+    fitted = (maps.weights, maps.bias, maps.penalties)
+    return Readouts(model, *(part[:, None] if shared else part for part in fitted), normalized, shared)
 
 
 StreamsAndTargets = tuple[Float[Tensor, "layer prompt point d_model"], Float[Tensor, "prompt point y"]]
@@ -194,7 +128,7 @@ def _streams(
     folds: int,
     shared: bool,
 ) -> Iterator[StreamsAndTargets]:
-    """Streams of all layers and the targets that they should predict, batch by batch, beside the sums of their fit."""
+    """Streams of all layers and their targets, in batches that fit into memory next to the sums of their fit."""
     n_context, sums, batches = None, 0.0, [prompts] if isinstance(prompts, Prompts) else prompts
     for batch in batches:
         if n_context not in (None, batch.n_context):

@@ -1,4 +1,4 @@
-"""Exact expectations to hold measurements against."""
+"""Exact optima of one learning step, to compare measurements with."""
 
 import math
 from dataclasses import dataclass
@@ -74,9 +74,6 @@ def linear_attention_optimum(eigenvalues: list[float], n_context: int, noise_var
         n_context: n, number of context points.
         noise_variance: ν² of the context's targets.
 
-    Raises:
-        ValueError: no eigenvalue above 0, or one below; no context; a variance below 0.
-
     Source: Nertinger, Theorem 2.
     """
     _check_spectrum(eigenvalues, n_context, noise_variance)
@@ -87,7 +84,7 @@ def linear_attention_optimum(eigenvalues: list[float], n_context: int, noise_var
 
 
 def preconditioned_gd_optimum(eigenvalues: list[float], n_context: int, noise_variance: float = 0.0) -> OneStepOptimum:
-    """The best single step of gradient descent with preconditioner `η Σ⁻¹`, as `linear_attention_optimum` otherwise.
+    """η and loss of the best single step of gradient descent with preconditioner `η Σ⁻¹`, on the same task.
 
     With `t = Σ_i λ_i`, the loss is `t (1 - 2η + η² (n + d + 1) / n) + η² ν² d / n`: the second moment of a whitened
     sample covariance is `(n + d + 1) / n`.
@@ -96,12 +93,6 @@ def preconditioned_gd_optimum(eigenvalues: list[float], n_context: int, noise_va
         eigenvalues: λ of the inputs' covariance, positive.
         n_context: n, number of context points.
         noise_variance: ν² of the context's targets.
-
-    Returns:
-        η as the step size, and the loss.
-
-    Raises:
-        ValueError: as for `linear_attention_optimum`.
 
     Source: Nertinger, section 4.1, whose η is searched.
     """

@@ -1,4 +1,4 @@
-"""What the data transformation of GD++ does to the eigenvalues of the context's second moments."""
+"""Condition numbers of the context's second moments under the data transformation of GD++."""
 
 import dataclasses
 import math
@@ -35,14 +35,11 @@ def transformed_eigenvalues(eigenvalues: Float[Tensor, "*any"], gamma: float | T
 
 @dataclass(frozen=True)
 class EigenvalueRange:
-    """The interval that eigenvalues lie in, when nothing else is known of them.
+    """An interval that contains all eigenvalues.
 
     Attributes:
         smallest: λ_min > 0.
         largest: λ_max >= λ_min.
-
-    Raises:
-        ValueError: ends that are not finite, not positive, or in the wrong order.
     """
 
     smallest: float
@@ -60,23 +57,14 @@ class EigenvalueRange:
         # λ (1 - γλ)² is smooth, so that its extremes on the interval are at the ends, at the local maximum 1/3γ if that
         # lies inside, or at the double root 1/γ, where it is 0.
         gamma = torch.tensor(_checked(gammas), dtype=torch.float64)
-        low, high = (transformed_eigenvalues(torch.full_like(gamma, end), gamma) for end in self._ends())
-        peak = torch.where(self._contains(1 / (3 * gamma)), 4 / (27 * gamma), -math.inf)  # the local maximum
-        bottom = torch.minimum(low, high).masked_fill(self._contains(1 / gamma), 0.0)
-        ratio = torch.stack([low, high, peak]).amax(0) / bottom
-        return ratio.masked_fill(self._contains(1 / gamma), math.inf)  # also of a single point that is mapped to 0
 
-    def printed_condition_numbers(self, gammas: Sequence[float]) -> Float[Tensor, "gamma"]:
-        """The ratio as the paper prints it: the local maximum `4 / 27γ` over the smaller of the two mapped ends.
+        def contains(values: Tensor) -> Tensor:
+            return (self.smallest <= values) & (values <= self.largest)
 
-        It is the condition number of the mapped interval for `1 / 3λ_max <= γ <= 1 / λ_max` (if λ_min is below 1/3γ).
-        With smaller γ the local maximum lies outside the interval; with larger γ the interval contains a root.
-
-        Source: von Oswald et al. 2023, A.10 (the text between eq. 25 and Fig. 14).
-        """
-        gamma = torch.tensor(_checked(gammas), dtype=torch.float64)
-        low, high = (transformed_eigenvalues(torch.full_like(gamma, end), gamma) for end in self._ends())
-        return 4 / (27 * gamma) / torch.minimum(low, high)
+        low, high = (transformed_eigenvalues(torch.full_like(gamma, end), gamma) for end in dataclasses.astuple(self))
+        peak = torch.where(contains(1 / (3 * gamma)), 4 / (27 * gamma), -math.inf)  # the local maximum
+        ratio = torch.stack([low, high, peak]).amax(0) / torch.minimum(low, high)
+        return ratio.masked_fill(contains(1 / gamma), math.inf)
 
     @property
     def heuristic_gamma(self) -> float:
@@ -93,12 +81,6 @@ class EigenvalueRange:
         """
         return 1 / (self.largest + math.sqrt(self.largest * self.smallest) + self.smallest)
 
-    def _ends(self) -> tuple[float, float]:
-        return self.smallest, self.largest
-
-    def _contains(self, values: Tensor) -> Tensor:
-        return (self.smallest <= values) & (values <= self.largest)
-
 
 @dataclass(frozen=True, eq=False)
 class Conditioning(Result):
@@ -106,12 +88,10 @@ class Conditioning(Result):
 
     Attributes:
         gammas: γ of the transformations.
-        floor: eigenvalues below it, before or after, count as this; no condition number is larger than the largest
-            eigenvalue over it.
+        floor: eigenvalues below it, before or after, count as this.
         eigenvalues: of S, not below the floor, `[x prompt]`, ascending.
         before: condition number of S, `[prompt]`.
-        after: condition number of each prompt's mapped eigenvalues, the largest over the smallest of them whichever
-            these are, `[gamma prompt]`.
+        after: condition number of each prompt's mapped eigenvalues, `[gamma prompt]`.
     """
 
     gammas: tuple[float, ...]
@@ -158,7 +138,7 @@ class Conditioning(Result):
         return [interval((gamma * self.largest > 1).double(), level) for gamma in self.gammas]
 
     def best_gamma(self, *, resamples: int = 200, seed: int = 0, level: float = 0.95) -> Interval:
-        """The γ with the least mean logarithm of the condition number, whatever `gammas` are.
+        """The γ of any size with the least mean logarithm of the condition number.
 
         Found on a grid and refined between the best value's neighbours; the interval's `mean` is this value.
 
@@ -198,7 +178,7 @@ class Conditioning(Result):
 
 
 def measure_conditioning(prompts: Prompts, gammas: Sequence[float], *, floor: float = FLOOR) -> Conditioning:
-    """Condition numbers of `S = XᵀX` over the context points (without the query), before and after the map of GD++.
+    """Measure the condition numbers of `S = XᵀX` over the context points, before and after the map of GD++.
 
     Fewer points than dimensions leave S singular: the floor is then its smallest eigenvalue before and after.
 
@@ -206,10 +186,6 @@ def measure_conditioning(prompts: Prompts, gammas: Sequence[float], *, floor: fl
         prompts: the contexts; computed in float64.
         gammas: γ of one transformation `X ← X (I - γS)`, each >= 0; γ acts on the sum over the points, not the mean.
         floor: eigenvalues below it count as this.
-
-    Raises:
-        ValueError: no prompts or no context points; no γ, or one that is negative or not finite; a floor that is not
-            positive and finite.
 
     Source: von Oswald et al. 2023, A.10 and Fig. 13.
 

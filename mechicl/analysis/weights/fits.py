@@ -10,9 +10,14 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.func import functional_call
 
-from mechicl.analysis.weights.construction_families import Family, FamilyName, family_for
+from mechicl.analysis.weights.construction_families import (
+    Family,
+    FamilyName,
+    family_for,
+    fit_layer_outputs,
+    project_weights,
+)
 from mechicl.analysis.weights.products import WeightProducts
-from mechicl.analysis.weights.projections import fit_layer_outputs, project_weights
 from mechicl.learners import prompt_batches
 from mechicl.models import HookedTransformer
 from mechicl.models.wrapping.wrapped import refuse_wrapped
@@ -24,14 +29,14 @@ from mechicl.tasks import LinearRegression
 @storable
 @dataclass(frozen=True, eq=False)
 class Members:
-    """One member of a family for each trained model, and how it compares with that model on held-out prompts.
+    """One member of a family for each trained model, compared with that model on held-out prompts.
 
     Attributes:
-        parameters: name to values `[seed ...]`; a parameter that is one a layer has the layer on its second axis.
+        parameters: name to values `[seed ...]`; a parameter per layer has the layer on its second axis.
         squared_distances: squared difference of their predictions from the trained model's, `[seed prompt]`, averaged
             over the target's dimensions.
         squared_errors: squared errors of their predictions, `[seed prompt]`, averaged likewise.
-        models: the members as models, float64, one a seed; not saved with a result.
+        models: the members as models, float64, one per seed; not saved with a result.
     """
 
     parameters: dict[str, Tensor]
@@ -47,16 +52,16 @@ class ConstructionFit(Result):
     Attributes:
         family: its name.
         beta: the gauge that was divided out of each head, `[seed layer head]`: W_KQ / β and W_PV β are compared.
-        products: the trained products in that gauge, one a seed, without the parts that predictions cannot depend on.
-        nearest: the products of the family that are nearest to them, one a seed: those of the projected member, or,
-            where the model has more heads than the family, the nearest to each layer's head by itself.
+        products: the trained products in that gauge, one per seed, without the parts that predictions cannot depend on.
+        nearest: the products of the family that are nearest to them, one per seed: those of the projected member, or,
+            where the model has more heads than the family, the nearest to each layer's head separately.
         distance_KQ: Frobenius distance of W_KQ from the nearest over the norm of the nearest, `[seed layer head]`;
             large for heads that hardly act.
         distance_PV: the same for W_PV.
         projected: the members nearest to the weights, in closed form.
-        layerwise: the members whose layers write what the model's layers write, in closed form; None for Newton's
+        layerwise: the members whose layer outputs are nearest to the model's, in closed form; None for Newton's
             method, whose layers have MLPs.
-        matched: the members nearest to the predictions, from there; None if that was not asked for.
+        matched: the members nearest to the predictions, by optimisation from the projected ones; None if not requested.
         squared_errors: of the trained models on the held-out prompts, `[seed prompt]`.
         squared_predictions: the trained models' squared predictions, `[seed prompt]`.
     """
@@ -88,53 +93,27 @@ class ConstructionFit(Result):
         return entries
 
     def relative_distances(self, members: Members | None = None, level: float = 0.95) -> list[Interval]:
-        """Squared distance of predictions over the trained model's squared predictions, one a seed, over prompts."""
+        """Squared distance of predictions over the trained model's squared predictions, for each seed, over prompts."""
         distances = (self.best if members is None else members).squared_distances
         return [ratio_interval(d, p, level) for d, p in zip(distances, self.squared_predictions, strict=True)]
 
     def loss_ratios(self, members: Members | None = None) -> list[Interval]:
-        """The members' loss over the trained models', one a seed, over prompts."""
+        """The members' loss over the trained models', for each seed, over prompts."""
         errors = (self.best if members is None else members).squared_errors
         return [ratio_interval(e, trained) for e, trained in zip(errors, self.squared_errors, strict=True)]
 
     def to_dataframe(self, level: float = 0.95) -> pd.DataFrame:
-        """One row a seed and kind of member: loss, loss over the trained model's, relative distance of predictions."""
+        """One row per seed and kind of member: loss, its ratio to the trained model's, distance of predictions."""
         rows = []
-        for kind, members in (("projected", self.projected), ("layerwise", self.layerwise), ("matched", self.matched)):
-            if members is None:
-                continue
-            for seed, (ratio, distance) in enumerate(
-                zip(self.loss_ratios(members), self.relative_distances(members, level), strict=True)
-            ):
+        by_kind = {"projected": self.projected, "layerwise": self.layerwise, "matched": self.matched}
+        for kind, members in ((kind, members) for kind, members in by_kind.items() if members is not None):
+            pairs = zip(self.loss_ratios(members), self.relative_distances(members, level), strict=True)
+            for seed, (ratio, distance) in enumerate(pairs):
                 rows.append({
                     "family": self.family, "member": kind, "model": seed,
                     "mse": members.squared_errors[seed].mean().item(), "loss_ratio": ratio.mean,
                     "relative_distance": distance.mean, "low": distance.low, "high": distance.high,
                 })  # fmt: skip
-        return pd.DataFrame(rows)
-
-    def blocks(self) -> pd.DataFrame:
-        """Relative distance of each block of the products, a row a seed, layer, head, product and block.
-
-        A block is named by what it reads and writes (W_PV), or by the query's and the key's part (W_KQ); its distance
-        is relative to the norm of the whole nearest product. Dimensions of the stream beside x and y are left out.
-        """
-        rows = []
-        for seed, (products, nearest) in enumerate(zip(self.products, self.nearest, strict=True)):
-            d = products.x_dim
-            parts = {"x": slice(0, d), "y": slice(d, d + products.y_dim)}
-            for name in ("W_KQ", "W_PV"):
-                trained, targets = getattr(products, name), getattr(nearest, name)
-                for layer, head in np.ndindex(*trained.shape[:2]):
-                    target = targets[layer, head]
-                    difference = trained[layer, head] - target
-                    for first, reads in parts.items():
-                        for second, writes in parts.items():
-                            rows.append({
-                                "model": seed, "layer": layer, "head": head, "product": name,
-                                "block": f"{first} to {second}",
-                                "distance": (difference[reads, writes].norm() / target.norm()).item(),
-                            })  # fmt: skip
         return pd.DataFrame(rows)
 
 
@@ -149,23 +128,22 @@ def fit_construction(
 ) -> ConstructionFit:
     """Fit the free parameters of a family of constructions to trained weights.
 
-    Three members for each model (see `projections` for the mathematics): the projected one is nearest in weights, once
-    each head is in the gauge of the family; the layerwise one is nearest in what each layer writes on the model's own
-    streams, free of any gauge; from the projected one parameters are moved to the least squared distance between
-    predictions: the matched member.
+    Three members for each model: the projected one is nearest in weights, once each head is in the gauge of the
+    family; the layerwise one is nearest in the layers' outputs on the model's own streams, free of any gauge; the
+    matched one, found from the projected one, has the least squared distance between predictions.
 
     Args:
-        models: a trained model, or one a seed, with one config.
+        models: a trained model, or one per seed, with one config.
         family: "gd" (one step size), "gd++" (and one γ), either "... per layer", "pgd" (a preconditioner `[x x]`),
             "pgd per layer", or "newton" (α of a model in the construction's own shape).
-        task: for the prompts that predictions are matched on, and others that they are compared on.
+        task: for the prompts that predictions are matched on, and held-out ones.
         refine: also match predictions.
         n_prompts: prompts to match on, and held-out prompts.
         seed: of the prompts to match on; the held-out ones have the next.
 
     Raises:
-        ValueError: no models, models of different configs, an unknown family or one that the architecture cannot
-            express, initial weights W_0 other than 0, or a head without a gauge.
+        ValueError: models of different configs, a family that the architecture cannot express, initial weights W_0
+            other than 0, or a head without a gauge.
 
     Source: von Oswald et al. 2023, A.3, A.4 and A.10.
 
@@ -177,26 +155,35 @@ def fit_construction(
     """
     refuse_wrapped(models, "constructions are fitted to the weights")
     trained = [models] if isinstance(models, HookedTransformer) else list(models)
-    _check_models(trained)
+    if not trained:
+        raise ValueError("no models to fit a construction to")
     if n_prompts < 1:
         raise ValueError(f"n_prompts must be at least 1, got {n_prompts}")
+    for model in trained:
+        if model.cfg.to_dict() != trained[0].cfg.to_dict():
+            raise ValueError("models of different configs: fit them one by one")
+        if model.cfg.prompt_format == "paired" and model.initial_weights.any():
+            raise ValueError(f"constructions start at W_0 = 0; this model has {model.initial_weights.tolist()}")
     constructions = family_for(family, trained[0].cfg)
     fitting, held_out = (task.sample(n_prompts, seed=seed + i, dtype=torch.float64) for i in range(2))
     predictions = [_predict(model, held_out) for model in trained]
 
     def members(parameters: Sequence[Float[Tensor, "parameter"]]) -> Members:
-        return _compare(constructions, torch.stack(list(parameters)), predictions, held_out)
+        rows = torch.stack(list(parameters))
+        models = [constructions.member(row) for row in rows]
+        by_members = [_predict(model, held_out) for model in models]
+        distances = [(a - b).square().mean(-1) for a, b in zip(by_members, predictions, strict=True)]
+        errors = [(predicted - held_out.query.ys).square().mean(-1) for predicted in by_members]
+        return Members(constructions.named(rows), torch.stack(distances), torch.stack(errors), models)
 
     projections = [project_weights(constructions, model) for model in trained]
     layerwise = matched = None
-    if constructions.template.cfg.d_mlp is None:  # what an MLP writes is not the heads'
+    if constructions.template.cfg.d_mlp is None:  # an MLP's output is not the heads'
         layerwise = members([fit_layer_outputs(constructions, model, fitting) for model in trained])
     if refine:
+        pairs = zip(trained, projections, strict=True)
         matched = members(
-            [
-                match_predictions(constructions, projection.parameters, fitting, _predict(model, fitting))
-                for model, projection in zip(trained, projections, strict=True)
-            ]
+            [match_predictions(constructions, p.parameters, fitting, _predict(model, fitting)) for model, p in pairs]
         )
     return ConstructionFit(
         family=family,
@@ -232,49 +219,27 @@ def match_predictions(
         line_search_fn="strong_wolfe",
     )  # fmt: skip
 
-    def loss() -> Tensor:
+    best, least = start, float("inf")
+
+    def closure() -> Tensor:
+        nonlocal best, least
+        optimizer.zero_grad()
         products = family.products(start + unit * moved)
         weights = {}
         for layer, (W_KQ, W_PV) in enumerate(zip(products.W_KQ, products.W_PV, strict=True)):
             if layer == 0 or not family.template.cfg.recurrent:
                 weights |= {f"blocks.{layer}.attn.W_Q": W_KQ, f"blocks.{layer}.attn.W_V": W_PV}
         outputs = functional_call(family.template, weights, (tokens,), {"at": "query"})[:, -1]
-        return (outputs - targets).square().mean()
-
-    best, least = start, float("inf")
-
-    def closure() -> Tensor:
-        nonlocal best, least
-        optimizer.zero_grad()
-        value = loss()
-        value.backward()
-        if value.item() < least:  # a line search may end elsewhere where the loss is all rounding, or overflows
-            best, least = (start + unit * moved).detach(), value.item()
-        return value
+        loss = (outputs - targets).square().mean()
+        loss.backward()
+        if loss.item() < least:  # a line search may end elsewhere where the loss is all rounding, or overflows
+            best, least = (start + unit * moved).detach(), loss.item()
+        return loss
 
     optimizer.step(closure)
     return best
 
 
-def _compare(family: Family, parameters: Tensor, predictions: list[Tensor], prompts: Prompts) -> Members:
-    """Members, one for each model's predictions, on the same prompts."""
-    models = [family.member(row) for row in parameters]
-    by_members = [_predict(model, prompts) for model in models]
-    distances = [(a - b).square().mean(-1) for a, b in zip(by_members, predictions, strict=True)]
-    errors = [(predicted - prompts.query.ys).square().mean(-1) for predicted in by_members]
-    return Members(family.named(parameters), torch.stack(distances), torch.stack(errors), models)
-
-
 @torch.no_grad()
 def _predict(model: HookedTransformer, prompts: Prompts) -> Float[Tensor, "prompt y"]:
     return torch.cat([model.predict(part).cpu().double() for part in prompt_batches(model, prompts)])
-
-
-def _check_models(models: list[HookedTransformer]) -> None:
-    if not models:
-        raise ValueError("no models to fit a construction to")
-    for model in models:
-        if model.cfg.to_dict() != models[0].cfg.to_dict():
-            raise ValueError("models of different configs: fit them one by one")
-        if model.cfg.prompt_format == "paired" and model.initial_weights.any():
-            raise ValueError(f"constructions start at W_0 = 0; this model has {model.initial_weights.tolist()}")

@@ -5,13 +5,13 @@ they are attended to, so that the query's prediction is a sum over the context, 
 
     prediction(x_q) = initial(x_q) + Σ_i score(x_q; x_i, y_i) · written(x_i, y_i)
 
-`score` is the attention that the query pays to the token of point i, and `written` what that token's value adds to the
-read-out. In a `gradient_descent` layer the score is `m(x_i, y_i)·m(x_q)`, with m the stream's inputs, times
-`score_scale` and over n if the config says so, and `written` is the stream's target times the step size: the paper's
+`score` is the attention that the query pays to the token of point i, and `written` the contribution of that token's
+value to the read-out. In a `gradient_descent` layer the score is `m(x_i, y_i)·m(x_q)`, with m the stream's inputs,
+times `score_scale` and over n if the config says so, and `written` is the target times the step size: the paper's
 kernel smoothing (A.8, eq. 13), with the targets that the MLP makes.
 
-The MLP reads y too, so that neither factor need be linear in y_i. What a sum `Σ_i k(x_q, x_i) y_i` can say of the
-layer is the part that is linear in y_i around 0, and `decompose` says how large the rest is on a prompt:
+The MLP reads y too, so that neither factor need be linear in y_i. A sum `Σ_i k(x_q, x_i) y_i` is the part of the
+layer that is linear in y_i around 0, and `decompose` measures the remainder on a prompt:
 
     score · written = constant(x_q; x_i) + k(x_q, x_i) y_i + remainder
     k(x_q, x_i) = score(x_q; x_i, 0) ∂written(x_i, 0)/∂y_i + ∂score(x_q; x_i, 0)/∂y_i written(x_i, 0)
@@ -28,8 +28,8 @@ from torch import Tensor
 from torch.autograd.functional import jvp
 
 from mechicl.base.memory import MEMORY
-from mechicl.learners import prompt_batches
-from mechicl.models import HookedTransformer
+from mechicl.learners import Learner, prompt_batches
+from mechicl.models import HookedTransformer, PromptedModel
 from mechicl.models.transformer.attention import elementwise_attention
 from mechicl.prompts import Prompts
 from mechicl.statistics import Result
@@ -37,14 +37,14 @@ from mechicl.statistics import Result
 
 @dataclass(frozen=True, eq=False)
 class PredictionParts(Result):
-    """What the predictions of a one-layer model for the query are sums of. All in units of y.
+    """The terms of a one-layer model's predictions for the query, in units of y.
 
     Attributes:
         prediction: by the model's own forward pass.
         initial: before attention (`initial_function`).
-        constant: `Σ_i` of what context tokens would contribute if their targets were 0.
+        constant: the sum of the context tokens' contributions if their targets were 0.
         linear: `Σ_i k(x_q, x_i) y_i`, kernel smoothing without a normaliser.
-        remainder: the rest of the contributions: the part that is not linear in the targets.
+        remainder: the part of the contributions that is not linear in the targets.
         error: `prediction - initial - constant - linear - remainder`: rounding.
     """
 
@@ -63,13 +63,13 @@ class KernelView(Result):
     Attributes:
         grid: `[point x]`.
         initial: the prediction at each point before attention `[point]`.
-        kernel: `[point other]`, what the prediction at a point gains by a unit of y at the other (see `kernel`).
-        through_values: `[point other]`, the part of it by which the other's value changes: the score times the slope
-            of what is written. The rest comes from scores that change with y.
+        kernel: `[point other]`, the derivative of the prediction at a point with respect to y at the other, at y = 0.
+        through_values: `[point other]`, the part of it that comes from the other's value: the score times the slope of
+            `written`. The rest comes from scores that change with y.
         scores: `[point other]`, of a query to the token of a context point with y = 0: the attention pattern, over n
             if the model divides by it. In a `gradient_descent` layer it is proportional to `m(x)·m(x')`, symmetric;
-            in others its scale means nothing, for values may be scaled back.
-        parts: what predictions for prompts are sums of.
+            in others its scale is arbitrary, since values may be scaled back.
+        parts: the terms of predictions for prompts.
     """
 
     grid: Float[Tensor, "point x"]
@@ -86,129 +86,115 @@ class KernelView(Result):
     @property
     def eigenvalues(self) -> Float[Tensor, "point"]:
         """Of the kernel's symmetric part, the largest absolute value first."""
-        return spectrum(self.kernel)
+        eigenvalues = torch.linalg.eigvalsh((self.kernel + self.kernel.mT) / 2)
+        return eigenvalues[eigenvalues.abs().argsort(descending=True)]
 
     @property
     def effective_rank(self) -> float:
-        """Of the kernel's symmetric part."""
-        return effective_rank(self.kernel)
+        """`(Σ|λ|)² / Σ λ²` over the eigenvalues of the symmetric part: k for k equal ones; NaN if all are 0."""
+        size = self.eigenvalues.abs()
+        return (size.sum().square() / size.square().sum()).item()
 
     @property
     def symmetry_error(self) -> float:
-        """Of the kernel: `|K - Kᵀ| / |K|`."""
-        return symmetry_error(self.kernel)
-
-    @property
-    def identity_error(self) -> float:
-        """The largest difference between a prediction and the sum of its parts, in units of y."""
-        return self.parts.error.abs().max().item()
+        """`|K - Kᵀ| / |K|` of the kernel: 0 for a symmetric one, 2 for an antisymmetric one; NaN for 0."""
+        return ((self.kernel - self.kernel.mT).norm() / self.kernel.norm()).item()
 
 
-def features(
-    model: HookedTransformer, xs: Float[Tensor, "point x"], ys: Float[Tensor, "point y"] | None = None
-) -> Float[Tensor, "point d"]:
-    """m(x, y): the stream's dimensions other than `cfg.y_slot`, of a point's token after the read-in and the MLP.
+@torch.no_grad()
+def adapted_functions(
+    learner: Learner, prompts: Prompts, grid: Float[Tensor, "query x"], *, memory: float = MEMORY
+) -> Float[Tensor, "prompt query y"]:
+    """Predict all over a grid of queries from each prompt's context.
 
     Args:
-        model: a model on paired prompts, with one layer.
-        xs: inputs, in any dtype and on any device.
-        ys: targets; without them the tokens are queries'.
+        learner: any learner; a model computes each context once.
+        prompts: the contexts; their own queries are not read.
+        grid: query inputs, the same for all prompts.
+        memory: bound in bytes.
 
-    Returns:
-        `d_model - y_dim` features of each point, differentiable.
+    Source: von Oswald et al. 2023, Fig. 4, the adjusted functions.
 
-    Raises:
-        ValueError: a model of another kind, or inputs or targets of other dimensions than the model's.
-
-    Source: von Oswald et al. 2023, A.7 and A.8.
+    Example:
+        >>> prompts = load_checkpoint("sine-lsa").task.sample(4, seed=0)
+        >>> adapted_functions(load("sine-lsa"), prompts, torch.linspace(-5, 5, 11)[:, None]).shape
+        torch.Size([4, 11, 1])
     """
-    _check_model(model)
-    stream = _stream(model, xs, ys)
-    slot = model.cfg.y_slot
-    return torch.cat([stream[:, : slot.start], stream[:, slot.stop :]], dim=1)
+    if grid.ndim != 2 or grid.shape[1] != prompts.x_dim:
+        raise ValueError(f"the grid must be [query x] with x_dim={prompts.x_dim}, got {tuple(grid.shape)}")
+    grid = grid.to(prompts.device, prompts.dtype)
+    parts = []
+    for part in prompt_batches(learner, prompts, memory, copies=max(len(grid), 1)):
+        if isinstance(learner, PromptedModel):
+            queries = grid.expand(len(part), 1, *grid.shape)
+            *_, stream = learner.query_streams(part, queries, at="query")
+            parts.append(learner.read_out(stream[:, 0]))
+        else:
+            xs, ys = (values.repeat_interleave(len(grid), dim=0) for values in (part.xs, part.ys))
+            predicted = learner.predict(Prompts(xs, ys).with_query(grid.repeat(len(part), 1)))
+            parts.append(predicted.unflatten(0, (len(part), len(grid))))
+    return torch.cat(parts)
 
 
 def initial_function(model: HookedTransformer, xs: Float[Tensor, "point x"]) -> Float[Tensor, "point y"]:
     """The prediction before attention: the read-out of the embedded query, as for a query without any context.
 
     Raises:
-        ValueError: as for `features`.
+        ValueError: a model that the kernel view does not describe.
 
     Source: von Oswald et al. 2023, Fig. 4, the initial function.
     """
     _check_model(model)
-    return model.read_out(_stream(model, xs, None)[None])[0]
+    return model.read_out(point_streams(model, xs)[None])[0]
 
 
 def contributions(model: HookedTransformer, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
-    """What each context point adds to the query's prediction: `prediction = initial + Σ_i contribution_i`, exactly.
+    """Each context point's contribution to the query's prediction, differentiable, in units of y.
 
-    In units of y, differentiable.
-
-    Raises:
-        ValueError: as for `features`.
+    `prediction = initial + Σ_i contribution_i`, exactly.
     """
     _check_model(model)
-    return _contributions(model, _stream(model, prompts.query.xs, None), *prompts.context)
+    xs, ys = prompts.context
+    queries = point_streams(model, prompts.query.xs)[:, None]
+    keys = point_streams(model, xs.flatten(0, 1), ys.flatten(0, 1)).unflatten(0, xs.shape[:2])
+    scores = _scores(model, queries, keys, prompts.n_context)[:, :, 0]
+    return einsum(scores, _written(model, keys), "prompt head point, prompt head point y -> prompt point y")
 
 
-def kernel(
-    model: HookedTransformer,
-    xs: Float[Tensor, "point x"],
-    others: Float[Tensor, "other x"],
-    *,
-    n_context: int | None = None,
-) -> Float[Tensor, "point other"]:
-    """k(x, x'): what the prediction at x gains by a unit of y at a context point x', for small y.
-
-    `k(x, x') = ∂ contribution(x', y'; x) / ∂y'` at y' = 0: the score that x pays to the token (x', 0) times the slope
-    of what that token writes, plus the change of the score with y' times what (x', 0) writes. Where the MLP neither
-    reads nor changes y, as in `constructions.kernel_gradient_descent`, that is `a m(x)·m(x')`.
-    Elsewhere it need not be symmetric.
-
-    Args:
-        model: as for `features`, with y_dim 1.
-        xs: queries.
-        others: inputs of context points.
-        n_context: points in the context, which divides the scores of a model with `normalize_by_context`; by default
-            the model's.
-
-    Raises:
-        ValueError: as for `features`, targets of more than one dimension, or n_context < 1.
-
-    Source: von Oswald et al. 2023, A.8, eq. 13.
-    """
-    _check_model(model, one_target=True)
-    n_context = model.cfg.n_context if n_context is None else n_context
-    if n_context is None or n_context < 1:
-        raise ValueError(f"n_context must be at least 1, got {n_context}")
-    _, through_values, through_scores = _linear_part(model, _stream(model, xs, None), others, n_context)
-    return through_values + through_scores
-
-
+@torch.no_grad()
 def decompose(model: HookedTransformer, prompts: Prompts, *, memory: float = MEMORY) -> PredictionParts:
-    """The parts of each query's prediction (see `PredictionParts`), as float64 tensors on the CPU.
-
-    Raises:
-        ValueError: as for `kernel`, or prompts without context.
-    """
+    """The terms of each query's prediction (see `PredictionParts`), float64 on the CPU."""
     _check_model(model, one_target=True)
     if prompts.n_context == 0:
         raise ValueError("a prediction without context has no contributions")
-    parts = [_decompose(model, part) for part in prompt_batches(model, prompts, memory, copies=4)]  # with slopes
-    return PredictionParts(*(torch.cat(column).cpu() for column in zip(*parts, strict=True)))
+    parts = []
+    for part in prompt_batches(model, prompts, memory, copies=4):  # with slopes
+        part = part.to(model.cfg.device, model.cfg.torch_dtype)
+
+        def total_at(ys: Float[Tensor, "prompt point y"], part: Prompts = part) -> Float[Tensor, "prompt"]:
+            return contributions(model, Prompts(part.xs, ys)).sum((1, 2))
+
+        prediction, initial = model.predict(part)[:, 0], initial_function(model, part.query.xs)[:, 0]
+        # along ys from 0: the value is the contributions without targets, the derivative is Σ_i k(x_q, x_i) y_i
+        with torch.enable_grad():
+            constant, linear = jvp(total_at, torch.zeros_like(part.ys), part.ys)
+        values = torch.stack([prediction, initial, total_at(part.ys), constant, linear])  # type: ignore[list-item]
+        prediction, initial, total, constant, linear = values.double().cpu()
+        remainder, error = total - constant - linear, prediction - initial - total
+        parts.append((prediction, initial, constant, linear, remainder, error))
+    return PredictionParts(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
 def view_kernel(model: HookedTransformer, grid: Float[Tensor, "point x"], prompts: Prompts) -> KernelView:
-    """The kernel of a one-layer model on a grid, and the parts of its predictions for prompts.
+    """Measure the kernel of a one-layer model on a grid, and the terms of its predictions for prompts.
 
     Args:
-        model: as for `kernel`, with one head.
+        model: one head, one layer and an optional input MLP, on paired prompts with one target.
         grid: inputs, each taken as a query and as a context point.
-        prompts: to check the sum of the parts on; their number of context points is that of the kernel.
+        prompts: whose predictions are split into terms; their number of context points is that of the kernel.
 
     Raises:
-        ValueError: as for `decompose`, more than one head, or no prompts or grid points.
+        ValueError: a model that the kernel view does not describe, or no prompts, context or grid points.
 
     Source: von Oswald et al. 2023, A.8.
 
@@ -222,36 +208,10 @@ def view_kernel(model: HookedTransformer, grid: Float[Tensor, "point x"], prompt
         raise ValueError(f"scores and what is written come apart in a model with one head, not {model.cfg.n_heads}")
     if len(prompts) == 0 or len(grid) == 0:
         raise ValueError(f"needs prompts and grid points, got {len(prompts)} and {len(grid)}")
-    parts = decompose(model, prompts)
-    with torch.no_grad():
-        queries = _stream(model, grid, None)
-        scores, through_values, through_scores = _linear_part(model, queries, grid, prompts.n_context)
-        initial = model.read_out(queries[None])[0, :, 0]
-    return KernelView(
-        grid=grid.cpu().double(),
-        initial=initial.cpu().double(),
-        kernel=(through_values + through_scores).cpu().double(),
-        through_values=through_values.cpu().double(),
-        scores=scores[0].cpu().double(),
-        parts=parts,
-    )
-
-
-def spectrum(matrix: Float[Tensor, "point point"]) -> Float[Tensor, "point"]:
-    """Eigenvalues of a matrix's symmetric part, the largest absolute value first."""
-    eigenvalues = torch.linalg.eigvalsh((matrix + matrix.mT) / 2)
-    return eigenvalues[eigenvalues.abs().argsort(descending=True)]
-
-
-def effective_rank(matrix: Float[Tensor, "point point"]) -> float:
-    """`(Σ|λ|)² / Σ λ²` over the eigenvalues of the symmetric part: k for k equal ones; NaN if all are 0."""
-    size = spectrum(matrix).abs()
-    return (size.sum().square() / size.square().sum()).item()
-
-
-def symmetry_error(matrix: Float[Tensor, "point point"]) -> float:
-    """`|K - Kᵀ| / |K|` in the Frobenius norm: 0 for a symmetric matrix, 2 for an antisymmetric one; NaN for 0."""
-    return ((matrix - matrix.mT).norm() / matrix.norm()).item()
+    parts, initial = decompose(model, prompts), initial_function(model, grid)[:, 0]
+    scores, through_values, through_scores = kernel_parts(model, grid, grid, prompts.n_context)
+    view = (grid, initial, through_values + through_scores, through_values, scores[0])
+    return KernelView(*(values.detach().cpu().double() for values in view), parts)
 
 
 # ---- the layer, from its weights ----
@@ -272,7 +232,7 @@ def _check_model(model: HookedTransformer, *, one_target: bool = False) -> None:
         raise ValueError(f"the kernel view is of models with {needed} and no softmax; this one has {other}")
 
 
-def _stream(model: HookedTransformer, xs: Tensor, ys: Tensor | None) -> Float[Tensor, "point d_model"]:
+def point_streams(model: HookedTransformer, xs: Tensor, ys: Tensor | None = None) -> Float[Tensor, "point d_model"]:
     """The tokens of points after the read-in and the MLP, or without targets those of queries."""
     cfg = model.cfg
     xs = xs.to(cfg.device, cfg.torch_dtype)
@@ -298,47 +258,26 @@ def _scores(
 
 
 def _written(model: HookedTransformer, keys: Float[Tensor, "*batch point d_model"]) -> Tensor:
-    """What a token with attention 1 adds to the prediction, by each head: `[*batch head point y]`."""
+    """The contribution of a token with attention 1 to the prediction, by each head: `[*batch head point y]`."""
     values = keys[..., None, :, :] @ model.W_V[0] @ model.W_O[0] @ model.W_U
     return model.cfg.damping * values
 
 
-def _linear_part(
-    model: HookedTransformer, queries: Float[Tensor, "point d_model"], others: Float[Tensor, "other x"], n_context: int
+def kernel_parts(
+    model: HookedTransformer, xs: Float[Tensor, "point x"], others: Float[Tensor, "other x"], n_context: int
 ) -> tuple[Float[Tensor, "head point other"], Float[Tensor, "point other"], Float[Tensor, "point other"]]:
-    """Scores at targets of 0, and the two parts of the kernel: through values, and through scores."""
+    """Scores at targets of 0, and the two parts of the kernel: through values, and through scores.
+
+    Source: von Oswald et al. 2023, A.8, eq. 13.
+    """
 
     # A contribution is a product, score(y) · written(y), each factor of one key's y alone. So one forward-mode
     # derivative with all targets moved at once has the slopes of every key, and the product rule has the kernel:
     # score · written' + score' · written at y = 0.
     def factors(ys: Tensor) -> tuple[Tensor, Tensor]:
-        keys = _stream(model, others, ys)
-        return _scores(model, queries, keys, n_context), _written(model, keys)[..., 0]
+        keys = point_streams(model, others, ys)
+        return _scores(model, point_streams(model, xs), keys, n_context), _written(model, keys)[..., 0]
 
     zeros = torch.zeros(len(others), 1, device=model.cfg.device, dtype=model.cfg.torch_dtype)
     (scores, written), (score_slopes, slopes) = jvp(factors, zeros, torch.ones_like(zeros))
     return scores, (scores * slopes[:, None]).sum(0), (score_slopes * written[:, None]).sum(0)
-
-
-def _contributions(
-    model: HookedTransformer, queries: Float[Tensor, "prompt d_model"], xs: Tensor, ys: Tensor
-) -> Float[Tensor, "prompt point y"]:
-    keys = _stream(model, xs.flatten(0, 1), ys.flatten(0, 1)).unflatten(0, xs.shape[:2])
-    scores = _scores(model, queries[:, None], keys, xs.shape[1])[:, :, 0]
-    return einsum(scores, _written(model, keys), "prompt head point, prompt head point y -> prompt point y")
-
-
-def _decompose(model: HookedTransformer, prompts: Prompts) -> tuple[Tensor, ...]:
-    prompts = prompts.to(model.cfg.device, model.cfg.torch_dtype)
-    (xs, ys), query = prompts.context, prompts.query.xs
-
-    def sums(ys: Tensor) -> Float[Tensor, "prompt"]:
-        return _contributions(model, _stream(model, query, None), xs, ys).sum((1, 2))
-
-    with torch.no_grad():
-        prediction, initial, total = model.predict(prompts)[:, 0], initial_function(model, query)[:, 0], sums(ys)
-    # along ys from 0: the value is what contributions are without targets, the derivative is Σ_i k(x_q, x_i) y_i
-    constant, linear = jvp(sums, torch.zeros_like(ys), ys)
-    values = prediction, initial, total, constant, linear
-    prediction, initial, total, constant, linear = torch.stack(values).double()  # type: ignore[arg-type]
-    return prediction, initial, constant, linear, total - constant - linear, prediction - initial - total

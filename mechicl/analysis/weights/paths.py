@@ -1,20 +1,28 @@
-"""Paths between two models through weight space, and the loss along them."""
+"""Paths between two models through weight space, straight or bent, and the loss along them."""
 
+import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import comb
-from typing import Literal
+from math import comb, cos, pi
+from typing import Literal, get_args
 
+import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.func import functional_call
 
 from mechicl.analysis.weights import symmetries
+from mechicl.analysis.weights.construction_families import FamilyName
+from mechicl.analysis.weights.fits import fit_construction
 from mechicl.base.arguments import count_undefined
+from mechicl.base.progress import progress_bar
 from mechicl.base.warning import warn
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
 from mechicl.statistics import Interval, Result, ratio_interval
+from mechicl.tasks import LinearRegression
+from mechicl.training import SOAP
 
 PathKind = Literal["raw", "rescaled", "aligned", "lifted", "curved"]
 """How two models are brought near each other before a line is drawn between them; see `connect_modes`."""
@@ -25,15 +33,13 @@ PREPARE = {
     "aligned": symmetries.align_heads,
     "lifted": symmetries.lift_heads,
 }
-FARTHEST = 1000.0
-"""Of α: what lies beyond it on a curve is nothing but rounding."""
+FARTHEST = 1000.0  # models on a curve at a larger α are nothing but rounding
+N_CONTROL, BENDING_RATE, BENDING_BATCH, BENDING_CLIP = 3, 1e-3, 512, 0.1
 
 
 @dataclass(frozen=True, eq=False)
 class WeightCurve:
     """Models between two models: a Bézier curve through weight space, straight with two control points.
-
-    Any number of control points makes a curve; between the first and the last one it passes none of them.
 
     Attributes:
         template: a model of the shape.
@@ -44,11 +50,7 @@ class WeightCurve:
     points: tuple[dict[str, Tensor], ...]
 
     def weights(self, alpha: float | Tensor) -> dict[str, Tensor]:
-        """Weights at α: 0 is the first model, 1 the last.
-
-        Raises:
-            ValueError: an α that is no single number, NaN, or more than 1,000 away from 0.
-        """
+        """Weights at α: 0 is the first model, 1 the last."""
         if isinstance(alpha, Tensor) and alpha.numel() != 1:
             raise ValueError(f"alpha must be one number, got a tensor {list(alpha.shape)}")
         place = float(alpha.detach() if isinstance(alpha, Tensor) else alpha)
@@ -102,19 +104,15 @@ class LossPath(Result):
             raise ValueError(f"squared_errors must have a row for each of {len(self.alphas)} alphas")
 
     def model(self, alpha: float) -> HookedTransformer:
-        """The model at α.
-
-        Raises:
-            ValueError: the path was loaded from a file, which has no models.
-        """
+        """The model at α; a ValueError for a path that was loaded from a file, which has no models."""
         if self.curve is None:
             raise ValueError("a loaded path has no models: measure it again")
         return self.curve.model(alpha)
 
     def barrier(self) -> Interval:
-        """The largest excess of the loss over the line between the ends, relative to the ends' mean loss; NaN for 0.
+        """`max_α L(α) - ((1-α) L(0) + α L(1))`, relative to the ends' mean loss (NaN if that is 0).
 
-        `max_α L(α) - ((1-α) L(0) + α L(1))`, with an interval over prompts at the α where the mean excess is largest.
+        The interval is over prompts at the α where the mean excess is largest.
         """
         excess = self._excess()
         return self._relative(excess[excess.mean(-1).argmax()])
@@ -132,6 +130,36 @@ class LossPath(Result):
         return ratio_interval(excess, (self.squared_errors[0] + self.squared_errors[-1]) / 2)
 
 
+@dataclass(frozen=True, eq=False)
+class ModeConnectivity(Result):
+    """Paths of several kinds between the same two models.
+
+    Attributes:
+        paths: by kind.
+        fitted: paths from the first model to the construction fitted to its weights, by kind; empty without a family.
+    """
+
+    paths: dict[str, LossPath]
+    fitted: dict[str, LossPath]
+
+    def named_paths(self) -> dict[str, LossPath]:
+        """All paths; those to the fitted construction are named "fitted, ..."."""
+        return self.paths | {f"fitted, {kind}": path for kind, path in self.fitted.items()}
+
+    def samples(self) -> dict[str, Float[Tensor, "alpha prompt"]]:
+        """The squared errors along each path."""
+        return {name: path.squared_errors for name, path in self.named_paths().items()}
+
+    def barriers(self) -> dict[str, Interval]:
+        """Barrier of each path."""
+        return {name: path.barrier() for name, path in self.named_paths().items()}
+
+    def to_dataframe(self, level: float = 0.95) -> pd.DataFrame:
+        """One row a path and alpha: mean squared error and its interval."""
+        tables = [path.to_dataframe(level).assign(path=name) for name, path in self.named_paths().items()]
+        return pd.concat(tables, ignore_index=True)
+
+
 def interpolate(
     a: HookedTransformer, b: HookedTransformer, prompts: Prompts, *, n_alphas: int = 11, kind: PathKind = "rescaled"
 ) -> LossPath:
@@ -145,7 +173,7 @@ def interpolate(
         kind: "raw", "rescaled" (linear attention), "aligned" or "lifted"; see `connect_modes`.
 
     Raises:
-        ValueError: models of different shapes, fewer than two alphas, or another kind.
+        ValueError: models of different shapes.
 
     Source: von Oswald et al. 2023, A.3.
 
@@ -175,3 +203,125 @@ def measure_path(kind: str, curve: WeightCurve, prompts: Prompts, n_alphas: int)
     prompts = prompts.to(torch.float64)
     errors = torch.stack([curve.squared_errors(prompts, alpha) for alpha in alphas])
     return LossPath(kind, tuple(alphas.tolist()), errors, curve)
+
+
+def connect_modes(
+    a: HookedTransformer,
+    b: HookedTransformer,
+    task: LinearRegression,
+    *,
+    kinds: Sequence[PathKind] | None = None,
+    family: FamilyName | None = None,
+    n_alphas: int = 11,
+    n_prompts: int = 4096,
+    bending_steps: int = 400,
+    seed: int = 0,
+    progress: bool = True,
+) -> ModeConnectivity:
+    """Measure the loss along paths between two models, after the removal of more and more symmetries.
+
+    Paths run through the products W_KQ and W_PV of each head. These do not change under invertible maps between W_Q and
+    W_K or W_V and W_O; where a head is narrower than the stream, its products on the way may have a higher rank.
+
+    - "raw": the straight line between the products W_KQ, W_PV;
+    - "rescaled": each head in the gauge where the mean diagonal of W_KQ is 1 (A.3; linear attention);
+    - "aligned": the second model's heads in the order, sign and scale nearest to the first's, hidden units likewise;
+    - "lifted": both models with the heads of both, so that each layer's function moves linearly: no symmetry matters,
+      but the models on the way have twice the heads (not so with layer norms, whose weights move too);
+    - "curved": from the aligned ends, a Bézier curve of three control points bent to the least mean loss on other
+      prompts.
+
+    With a family, the first model is also connected to the construction fitted to it (the layerwise member of
+    `fit_construction`, for Newton's method the projected one), by the same kinds of path.
+
+    Args:
+        a: a model on paired prompts without biases in attention.
+        b: another of the same shape (it may have fewer heads): another seed, or a construction.
+        task: for the held-out prompts, and for those that a curve is bent on.
+        kinds: of paths; by default all, without "rescaled" where attention is not linear or sums values (momentum).
+        family: of the construction to fit to the first model; see `fit_construction`.
+        n_alphas: models on each path, the ends included.
+        n_prompts: held-out prompts.
+        bending_steps: of SOAP, 512 fresh prompts each, for "curved".
+        seed: of the prompts to bend and fit on; the held-out ones have the next.
+        progress: show a bar while bending.
+
+    Raises:
+        ValueError: models of different shape or kind, a kind of path that needs linear attention, a head without the
+            gauge of "rescaled"; and the errors of `fit_construction`.
+
+    Source: von Oswald et al. 2023, section 3 and A.3; Garipov et al. 2018 for the curve; Entezari et al. 2021 for the
+    matching of units.
+
+    Example:
+        >>> task, (a, b) = LinearRegression(), load_checkpoint("lsa-1l").models[:2]
+        >>> connect_modes(a, b, task, kinds=("raw", "rescaled")).barriers()["rescaled"].mean < 0.01
+        True
+    """
+    if kinds is None:
+        trades = a.cfg.attention == "linear" and not symmetries.sums_values(a.cfg)
+        kinds = [kind for kind in get_args(PathKind) if kind != "rescaled" or trades]
+    if not kinds:
+        raise ValueError("no kinds of path to measure")
+    symmetries.check_same_shape(a, b)
+    held_out = task.sample(n_prompts, seed=seed + 1, dtype=torch.float64)
+
+    def paths_to(other: HookedTransformer) -> dict[str, LossPath]:
+        paths = {}
+        for kind in kinds:
+            curve = straight_line(*PREPARE["aligned" if kind == "curved" else kind](a, other))
+            if kind == "curved":
+                curve = bend(curve, task, steps=bending_steps, seed=seed, progress=progress)
+            paths[kind] = measure_path(kind, curve, held_out, n_alphas)
+        return paths
+
+    fitted = {}
+    if family is not None:
+        fit = fit_construction(a, family, task, refine=False, n_prompts=n_prompts, seed=seed)
+        fitted = paths_to((fit.layerwise or fit.projected).models[0])
+    return ModeConnectivity(paths_to(b), fitted)
+
+
+def bend(line: WeightCurve, task: LinearRegression, *, steps: int, seed: int = 0, progress: bool = True) -> WeightCurve:
+    """The Bézier curve with three control points between the ends with the least mean loss over α.
+
+    Every step draws fresh prompts: rare ones decide the loss of deep models, and a curve can be bent around any few
+    thousand. The straight line itself where bending does not help.
+
+    Source: Garipov et al. 2018, with three control points in place of one.
+    """
+    generator, (first, last) = torch.Generator().manual_seed(seed), line.points
+    # The control points move, from even distances on the line, in units of each tensor's size, so that one learning
+    # rate suits all; tensors that the ends share stay.
+    names = [name for name, start in first.items() if not torch.equal(start, last[name])]
+    if not names:
+        return line  # the ends are one model
+    sizes = {name: (first[name].square() + last[name].square()).mean().sqrt() for name in names}
+    shapes = [first[name].shape for _ in range(N_CONTROL) for name in names]
+    moved = torch.zeros(1, sum(shape.numel() for shape in shapes), requires_grad=True)
+    template = copy.deepcopy(line.template).float()
+
+    def curve(template: HookedTransformer, dtype: torch.dtype) -> WeightCurve:
+        moves, points = iter(moved[0].split([shape.numel() for shape in shapes])), [first]
+        for i in range(1, N_CONTROL + 1):
+            share = i / (N_CONTROL + 1)
+            start = {name: (1 - share) * first[name] + share * last[name] for name in names}
+            point = {n: w + sizes[n] * next(moves).view(w.shape).to(w.dtype) for n, w in start.items()}
+            points.append(first | point)
+        return WeightCurve(template, tuple({n: w.to(dtype) for n, w in point.items()} for point in (*points, last)))
+
+    optimizer = SOAP(moved, shapes, lr=BENDING_RATE)
+    for step in progress_bar(range(steps), unit="step", desc="bending", progress=progress):
+        optimizer.param_groups[0]["lr"] = BENDING_RATE * min(1.0, (step + 1) / 20) * (1 + cos(pi * step / steps)) / 2
+        prompts = task.sample(BENDING_BATCH, generator=generator, dtype=torch.float64)
+        alpha = torch.rand((), generator=generator)
+        optimizer.zero_grad()
+        curve(template, torch.float32).squared_errors(prompts, alpha).mean().backward()
+        torch.nn.utils.clip_grad_norm_([moved], BENDING_CLIP)
+        optimizer.step()
+    with torch.no_grad():
+        bent = curve(line.template, next(iter(first.values())).dtype)
+    bent = WeightCurve(line.template, (first, *bent.points[1:-1], last))
+    check = task.sample(8192, generator=generator, dtype=torch.float64)
+    before, after = (measure_path("", each, check, 9).barrier().mean for each in (line, bent))
+    return bent if after < before else line  # the line also where a loss is no number

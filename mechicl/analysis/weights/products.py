@@ -1,4 +1,4 @@
-"""What attention depends on: two weight products a head, and the gauge between them."""
+"""The two weight products per head that attention depends on, the gauge between them, and models made of them."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -28,9 +28,6 @@ class WeightProducts:
         W_PV: `W_V W_O` `[layer head d_model d_model]`, what attending writes.
         x_dim: number of leading dimensions that hold x.
         y_dim: number of dimensions after them that hold y.
-
-    Raises:
-        ValueError: numbers of dimensions below 1, or more than the products have.
     """
 
     W_KQ: Float[Tensor, "*batch layer head d_model d_model"]
@@ -50,11 +47,7 @@ class WeightProducts:
         return self.W_KQ[..., : self.x_dim, : self.x_dim].diagonal(dim1=-2, dim2=-1).mean(-1)
 
     def gauge_fixed(self) -> "WeightProducts":
-        """In the gauge where that mean is 1: `W_KQ / β`, `W_PV β` (von Oswald et al. 2023, A.3).
-
-        Raises:
-            ValueError: a head whose β is zero or not finite has no such gauge.
-        """
+        """In the gauge where β is 1 (von Oswald et al. 2023, A.3); a ValueError where it is 0 or not finite."""
         beta = self.gauge()
         if not (beta.isfinite() & (beta != 0)).all():
             raise ValueError(
@@ -63,14 +56,7 @@ class WeightProducts:
         return self.in_gauge(beta)
 
     def in_gauge(self, beta: Float[Tensor, "*batch layer head"]) -> "WeightProducts":
-        """The products of the same linear attention in another gauge: `W_KQ / β`, `W_PV β`.
-
-        Raises:
-            ValueError: another number of β than of heads.
-        """
-        heads = self.W_KQ.shape[:-2]
-        if any(n not in (1, m) for n, m in zip(reversed(beta.shape), reversed(heads), strict=False)):
-            raise ValueError(f"beta must be [*batch layer head] = {list(heads)}, got {list(beta.shape)}")
+        """The products of the same linear attention in another gauge: `W_KQ / β`, `W_PV β`."""
         beta = beta[..., None, None]
         return dataclasses.replace(self, W_KQ=self.W_KQ / beta, W_PV=self.W_PV * beta)
 
@@ -80,15 +66,12 @@ class WeightProducts:
         return dataclasses.replace(self, W_KQ=W_KQ, W_PV=W_PV)
 
     def without_unread_parts(self, recurrent: bool = False) -> "WeightProducts":
-        """Without the parts that the query's prediction cannot depend on: zeros in their place.
+        """Set the parts to zero that the query's prediction cannot depend on, unless the layer is looped (recurrent).
 
-        What the last layer writes beside y is never read; with W_0 = 0 the query has y = 0 in the first layer, so that
+        The last layer's output beside y is never read; with W_0 = 0 the query has y = 0 in the first layer, so that
         with one layer the y-rows of W_KQ meet only zeros. These parts keep their random initial values in training,
-        harmless until the layer is repeated. In a looped model every part is read. Only for models in which nothing but
-        attention writes: an MLP or a norm reads these parts too, and so does concatenating positions.
-
-        Args:
-            recurrent: whether the layers are one and the same.
+        harmless until the layer is repeated. Only for models in which nothing but attention writes: an MLP, a norm and
+        concatenated positions read these parts too.
         """
         W_KQ, W_PV, one_layer = self.W_KQ.clone(), self.W_PV.clone(), self.W_KQ.shape[-4] == 1
         if one_layer:
@@ -107,7 +90,7 @@ def concatenate(parts: Sequence[WeightProducts], axis: int) -> WeightProducts:
 
 
 def read_weight_products(model: HookedTransformer) -> WeightProducts:
-    """The weight products of a model on paired prompts, float64 on the CPU.
+    """Read the weight products of a model on paired prompts, float64 on the CPU.
 
     Raises:
         ValueError: attention that depends on more than these products (biases, rotary positions), or tokens that are
@@ -130,7 +113,7 @@ def read_weight_products(model: HookedTransformer) -> WeightProducts:
 
 
 def replace_products(model: HookedTransformer, products: WeightProducts) -> HookedTransformer:
-    """A float64 model like this one whose heads have these products: `W_Q = W_KQ`, `W_V = W_PV`, `W_K = W_O = 1`.
+    """Make a float64 model whose heads have these products: `W_Q = W_KQ`, `W_V = W_PV`, `W_K = W_O = 1`.
 
     The number of heads is that of the products; learned sinks of heads that the model lacks start at `sink_score`.
 
@@ -158,3 +141,29 @@ def replace_products(model: HookedTransformer, products: WeightProducts) -> Hook
             block.attn.W_V.copy_(W_PV)
             block.attn.W_O.copy_(identity)
     return made.eval()
+
+
+def repeat_layers(model: HookedTransformer, steps: int, damping: float = 1.0) -> HookedTransformer:
+    """Loop a one-layer model's layer, with every update of the stream scaled by `damping`; the model stays unchanged.
+
+    Args:
+        model: a model with one layer, or a looped one.
+        steps: number of loops.
+        damping: λ of von Oswald et al. 2023, A.6, on top of the model's own.
+
+    Raises:
+        ValueError: a model with several different layers.
+    """
+    cfg = model.cfg
+    if cfg.n_layers != 1 and not cfg.recurrent:
+        raise ValueError(f"only one layer can be repeated; this model has {cfg.n_layers} different ones")
+    if steps < 1:
+        raise ValueError(f"steps must be at least 1, got {steps}")
+    looped = HookedTransformer(
+        cfg.replace(n_layers=steps, recurrent=True, damping=cfg.damping * damping, initializer_range=0.0)
+    )
+    sources = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    with torch.no_grad():
+        for name, tensor in (*looped.named_parameters(), *looped.named_buffers()):
+            tensor.copy_(sources[name])
+    return looped.eval()

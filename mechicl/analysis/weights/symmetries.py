@@ -1,4 +1,4 @@
-"""Changes of weights that leave a model's function as it is, used to bring two models near each other.
+"""Function-preserving changes of weights that bring two models near each other.
 
 Each function takes two models of one shape and returns two models with the same functions, between whose weights a
 straight line makes sense.
@@ -12,34 +12,20 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from mechicl.analysis.weights.products import WeightProducts, concatenate, read_weight_products, replace_products
+from mechicl.analysis.weights.products import WeightProducts, read_weight_products, replace_products
 from mechicl.base.arguments import count_undefined
 from mechicl.models import HookedTransformer, TransformerConfig
 
 Pair = tuple[HookedTransformer, HookedTransformer]
 _MAY_DIFFER = {
-    "d_head",
-    "score_scale",
-    "n_heads",
-    "initializer_range",
-    "dtype",
-    "device",
-    "seed",
-    "use_attn_result",
-    "use_attn_in",
-    "use_split_qkv_input",
-    "use_hook_mlp_in",
-    "token_clip",
-}
+    "d_head", "score_scale", "n_heads", "initializer_range", "dtype", "device", "seed", "use_attn_result",
+    "use_attn_in", "use_split_qkv_input", "use_hook_mlp_in", "token_clip",
+}  # fmt: skip
 _ANY_SCALE, _POSITIVE_SCALE = ("linear",), ("relu", "leaky_relu")
 
 
 def check_same_shape(a: HookedTransformer, b: HookedTransformer) -> None:
-    """Refuse models that no path of weights connects.
-
-    Raises:
-        ValueError: models that differ in more than weights, number and width of heads, and clipping.
-    """
+    """Refuse models that differ in more than weights, number and width of heads, and clipping."""
     fields, others = a.cfg.to_dict(), b.cfg.to_dict()
     differ = {k: (fields[k], others[k]) for k in fields if fields[k] != others[k] and k not in _MAY_DIFFER}
     if differ:
@@ -51,26 +37,21 @@ def check_same_shape(a: HookedTransformer, b: HookedTransformer) -> None:
 
 
 def sums_values(cfg: TransformerConfig) -> bool:
-    """Whether momentum adds up values that no score multiplies, so that the two cannot trade a factor."""
+    """Whether momentum accumulates values that no score multiplies, so that the two cannot trade a factor."""
     return cfg.momentum > 0 and cfg.momentum_over == "values"
 
 
 def express_in_products(a: HookedTransformer, b: HookedTransformer) -> Pair:
-    """Both as float64 models whose weights are the products W_KQ and W_PV, without any other change.
+    """Both as float64 models whose weights are the products W_KQ and W_PV, which is all that heads depend on.
 
-    A head depends on nothing else: invertible maps between W_Q and W_K, or between W_V and W_O, have no effect on the
-    products. A model with fewer heads gets heads that do nothing.
+    A model with fewer heads gets heads that do nothing.
     """
     first, second = _read_padded(a, b)
     return replace_products(a, first), replace_products(b, second)
 
 
 def rescale_heads(a: HookedTransformer, b: HookedTransformer) -> Pair:
-    """Both in the gauge where the mean diagonal of W_KQ's x-block is 1 (von Oswald et al. 2023, A.3).
-
-    Raises:
-        ValueError: attention that is not linear, momentum over values, or a head for which that mean is 0.
-    """
+    """Both in the gauge where the mean diagonal of W_KQ's x-block is 1 (von Oswald et al. 2023, A.3)."""
     if a.cfg.attention != "linear":
         raise ValueError(f"scores and values can trade a factor in linear attention only, not in {a.cfg.attention!r}")
     if sums_values(a.cfg):
@@ -82,13 +63,10 @@ def rescale_heads(a: HookedTransformer, b: HookedTransformer) -> Pair:
 def align_heads(a: HookedTransformer, b: HookedTransformer) -> Pair:
     """The second model's heads and hidden units in the order, sign and scale nearest to the first one's.
 
-    Heads are matched by assignment: for linear attention by the inner products of what they do, `W_KQ ⊗ W_PV`, and the
-    factor c in `c W_KQ, W_PV / c`, of either sign, is the one with the least relative squared distance; for relu and
-    leaky relu it is positive; for softmax, and with momentum over values, there is none. Hidden units of MLPs are
-    matched by the inner products of their weights, in order only.
-
-    Raises:
-        ValueError: weights that are not finite, or layers with different kinds of attention.
+    Heads are matched by assignment: for linear attention by the inner products of `W_KQ ⊗ W_PV`, and the factor c in
+    `c W_KQ, W_PV / c`, of either sign, is the one with the least relative squared distance; for relu and leaky relu it
+    is positive; for softmax, and with momentum over values, there is none. Hidden units of MLPs are matched by the
+    inner products of their weights, in order only.
     """
     first, second = _read_padded(a, b)
     kind = "softmax" if sums_values(a.cfg) else a.cfg.attention  # softmax has no gauge either
@@ -112,18 +90,16 @@ def align_heads(a: HookedTransformer, b: HookedTransformer) -> Pair:
 def lift_heads(a: HookedTransformer, b: HookedTransformer) -> Pair:
     """Both with the heads and hidden units of both, those of the other writing nothing.
 
-    On the straight line between these two, what each layer writes, as a function of its stream, moves linearly from
-    the one to the other: no gauge, order or sign of heads matters.
+    On the straight line between these two, each layer's output as a function of its stream moves linearly from the one
+    to the other: no gauge, order or sign of heads matters.
     """
     # Both models hold the same W_KQ, so that scores stay on the line; W_PV moves from (PV_a, 0) to (0, PV_b), and what
     # heads write is linear in it.
     first, second = _read_padded(a, b)
     both, silent = torch.cat([first.W_KQ, second.W_KQ], dim=1), torch.zeros_like(first.W_PV)
     values = torch.cat([first.W_PV, silent], dim=1), torch.cat([silent, second.W_PV], dim=1)
-    wide = [
-        replace_products(m, WeightProducts(both, v, first.x_dim, first.y_dim))
-        for m, v in zip((a, b), values, strict=True)
-    ]
+    pairs = zip((a, b), values, strict=True)
+    wide = [replace_products(m, dataclasses.replace(first, W_KQ=both, W_PV=v)) for m, v in pairs]
     if a.cfg.sink == "learned":
         halves = [_sinks(replace_products(m, p)) for m, p in ((a, first), (b, second))]
         for model in wide:
@@ -144,13 +120,13 @@ def _read_padded(a: HookedTransformer, b: HookedTransformer) -> tuple[WeightProd
 
 
 def _pad(a: WeightProducts, b: WeightProducts) -> tuple[WeightProducts, WeightProducts]:
-    missing = a.W_KQ.shape[1] - b.W_KQ.shape[1]
-    if missing < 0:
-        second, first = _pad(b, a)
-        return first, second
-    nothing = torch.zeros_like(a.W_KQ[:, :missing])
-    nothing = dataclasses.replace(b, W_KQ=nothing, W_PV=nothing)
-    return a, concatenate([b, nothing], axis=1)
+    n_heads = max(a.W_KQ.shape[1], b.W_KQ.shape[1])
+
+    def padded(products: Tensor) -> Tensor:
+        return torch.nn.functional.pad(products, (0, 0, 0, 0, 0, n_heads - products.shape[1]))
+
+    first, second = (dataclasses.replace(p, W_KQ=padded(p.W_KQ), W_PV=padded(p.W_PV)) for p in (a, b))
+    return first, second
 
 
 def _sinks(model: HookedTransformer) -> list[Tensor]:
@@ -166,18 +142,13 @@ def _set_sinks(model: HookedTransformer, sinks: list[Tensor]) -> None:
 def _assignment(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], attention: str) -> list[int]:
     """For each head of the first layer, the head of the second that goes with it."""
 
-    def inner(x: Tensor, y: Tensor) -> np.ndarray:
-        return torch.einsum("aij,bij->ab", x, y).numpy()
-
     pairs = list(zip(a, b, strict=True))
+    inner = torch.stack([torch.einsum("aij,bij->ab", x, y) for x, y in pairs])
     if attention in _ANY_SCALE + _POSITIVE_SCALE:
         # <W_KQ ⊗ W_PV, W_KQ' ⊗ W_PV'> = <W_KQ, W_KQ'> <W_PV, W_PV'>: what the heads do, whatever the gauge
-        products = [inner(*pair) for pair in pairs]
-        if attention in _POSITIVE_SCALE:  # two opposite signs do not cancel
-            products = [values.clip(min=0) for values in products]
-        gain = products[0] * products[1]
+        gain = (inner.clamp(min=0) if attention in _POSITIVE_SCALE else inner).prod(0)  # opposite signs do not cancel
     else:  # without a gauge: the least relative squared distance of both products
-        gain = sum(inner(x, y) / max(float(x.norm() * y.norm()), 1e-300) for x, y in pairs)
+        gain = sum(each / max(float(x.norm() * y.norm()), 1e-300) for each, (x, y) in zip(inner, pairs, strict=True))
     return linear_sum_assignment(np.asarray(gain), maximize=True)[1].tolist()
 
 

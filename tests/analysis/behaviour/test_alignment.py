@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from mechicl import algorithms, constructions
-from mechicl.analysis import align, sensitivities
+from mechicl.analysis import align
+from mechicl.analysis.behaviour import sensitivities
 from mechicl.learners import AlgorithmLearner
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.prompts import Prompts

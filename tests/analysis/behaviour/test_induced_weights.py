@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from mechicl import algorithms
-from mechicl.analysis import Lens, induced_weights
-from mechicl.analysis.behaviour import regressed_weights
+from mechicl.analysis import Lens
+from mechicl.analysis.behaviour import induced_weights, regressed_weights
 from mechicl.analysis.behaviour.induced_weights import predict_queries_one_by_one
 from mechicl.learners import AlgorithmLearner
 from mechicl.models import HookedTransformer, TransformerConfig

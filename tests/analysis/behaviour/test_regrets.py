@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from mechicl import algorithms, viz
-from mechicl.analysis import Regret, regret
+from mechicl.analysis import regret
+from mechicl.analysis.behaviour import Regret
 from mechicl.learners import AlgorithmLearner, TokenAlgorithmLearner
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.statistics import interval, load_result

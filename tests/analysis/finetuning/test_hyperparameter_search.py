@@ -9,12 +9,12 @@ import torch
 from mechicl.analysis.finetuning import (
     METHODS,
     FineTuning,
-    TuningSearch,
     fine_tune,
     linearized_outputs,
     prompt_shots,
     search_tuning,
 )
+from mechicl.analysis.finetuning.hyperparameter_search import TuningSearch
 from tests.analysis.finetuning.oracles import model_on_tokens, score_and_loss, token_shots
 from tests.analysis.interventions.oracles import inputs, model_of
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from mechicl.analysis.finetuning import (
+from mechicl.analysis.finetuning.similarity_measures import (
     attention_rank_correlation,
     random_update_similarity,
     recall_if_independent,

@@ -8,13 +8,13 @@ import torch
 
 from mechicl.analysis.finetuning import (
     FineTuning,
-    TaskStudy,
     compare_with_finetuning,
     draw_texts,
     fine_tune,
     measure_accuracy,
     study_task,
 )
+from mechicl.analysis.finetuning.text_tasks import TaskStudy
 from mechicl.statistics import load_result
 from mechicl.statistics.storage import encode
 from mechicl.text import TEXT_TASKS, TextTask, text_shots, topic_tokenizer

@@ -11,7 +11,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, MistralConfig, Mistral
 
 from mechicl import constructions
 from mechicl.analysis import read_dual_form
-from mechicl.analysis.heads import DualForm
+from mechicl.analysis.heads.dual_form import DualForm
 from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.tasks import LinearRegression

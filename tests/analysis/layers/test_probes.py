@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from mechicl.algorithms import gradient_descent, newton, ridge_path
 from mechicl.analysis import probe
-from mechicl.analysis.layers import cross_moments, newton_weights, ols_weights, ridge_path_weights, second_moments
-from mechicl.analysis.layers.probes import gradient_descent_weights
+from mechicl.analysis.layers import algorithm_weights, cross_moments, ols_weights, second_moments
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.tasks import LinearRegression
 
@@ -69,7 +69,8 @@ def test_r_squared_is_that_of_numpys_regression_on_the_cached_stream():
 def test_quantities_are_those_of_plain_loops():
     prompts = TASK.sample(3, seed=5, dtype=torch.float64)
     xs, ys = prompts.xs.numpy(), prompts.ys.numpy()
-    newton, gd = newton_weights(2)(prompts), gradient_descent_weights(3, 0.1)(prompts)
+    of_newton = algorithm_weights(newton, steps=[2])(prompts)
+    gd = algorithm_weights(gradient_descent, steps=[3], step_size=0.1)(prompts)
     for p in range(3):
         for t in range(5):
             x, y = xs[p, :t], ys[p, :t]
@@ -81,7 +82,7 @@ def test_quantities_are_those_of_plain_loops():
             inverse = second / np.linalg.norm(second @ second.T) if t else second
             for _ in range(2):
                 inverse = 2 * inverse - inverse @ second @ inverse
-            np.testing.assert_allclose(newton[p, t], (inverse @ cross)[:, 0], atol=1e-9)
+            np.testing.assert_allclose(of_newton[p, t], (inverse @ cross)[:, 0], atol=1e-9)
             w = np.zeros((2, 1))
             for _ in range(3):
                 w = w - 0.1 * (second @ w - cross)
@@ -129,4 +130,4 @@ def test_the_weights_of_a_ridge_path_are_those_of_ridge_regression():
     penalty = (second @ second).norm(dim=(1, 2)).sqrt() / 8
     eye = torch.eye(2, dtype=torch.float64)
     expected = torch.linalg.solve(second + penalty[:, None, None] * eye, HELD_OUT.context.xs.mT @ HELD_OUT.context.ys)
-    torch.testing.assert_close(ridge_path_weights(3)(HELD_OUT)[:, -1], expected[..., 0])
+    torch.testing.assert_close(algorithm_weights(ridge_path, steps=[3])(HELD_OUT)[:, -1], expected[..., 0])

@@ -8,7 +8,6 @@ import torch
 
 from mechicl import algorithms, constructions
 from mechicl.analysis import Lens, Readouts, fit_readouts
-from mechicl.analysis.layers import train_readouts
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.prompts import Prompts
 from mechicl.tasks import LinearRegression
@@ -136,17 +135,6 @@ def test_other_queries_are_answered_as_in_a_prompt_of_their_own(model, prompts):
             torch.testing.assert_close(answers[:, :, t, q], readouts.trajectory(alone).predictions[:, :, -1])
 
 
-def test_training_comes_near_the_closed_form_on_its_prompts_and_not_below(model):
-    prompts = TASK.sample(60, seed=2, dtype=torch.float64)
-    closed = fit_readouts(model, prompts, penalties=[1e-9], shared=True).errors(prompts)
-    readouts = train_readouts(model, prompts, steps=250, batch_size=60, learning_rate=0.05, shared=True)
-    ratio = readouts.errors(prompts).squared_errors.mean((1, 2)) / closed.squared_errors.mean((1, 2))
-    assert (ratio > 1).all()
-    assert (ratio < 1.1).all()
-    by_point = train_readouts(model, prompts, steps=2)
-    assert by_point.weights.shape == (3, 6, 12, 1)
-
-
 def test_errors_have_an_interval_for_each_layer(model, prompts):
     readouts = fit_readouts(model, prompts)
     errors = readouts.errors(prompts[:50])
@@ -166,8 +154,6 @@ def test_what_cannot_be_fitted_is_named(model, prompts):
         fit_readouts(model, prompts[:0])
     with pytest.raises(ValueError, match="same number of points: 5 and 3"):
         fit_readouts(model, [prompts, prompts.prefix(3)])
-    with pytest.raises(ValueError, match="steps and batch_size >= 1"):
-        train_readouts(model, prompts, steps=0)
     with pytest.raises(ValueError, match="layer must be 0 to 2, got 7"):
         fit_readouts(model, prompts).read(7, torch.zeros(1, 1, 1, 12, dtype=torch.float64))
 

@@ -6,9 +6,7 @@ import torch
 
 from mechicl import constructions
 from mechicl.analysis import connect_modes, fit_construction
-from mechicl.analysis.weights import ModeConnectivity, WeightCurve
-from mechicl.analysis.weights.connectivity import bend
-from mechicl.analysis.weights.paths import straight_line
+from mechicl.analysis.weights.paths import ModeConnectivity, WeightCurve, bend, straight_line
 from mechicl.tasks import LinearRegression
 from tests.analysis.weights.test_paths import model
 

@@ -7,16 +7,13 @@ import pytest
 import torch
 
 from mechicl import constructions
-from mechicl.analysis.weights import KernelView
 from mechicl.analysis.weights.kernels import (
+    KernelView,
     contributions,
     decompose,
-    effective_rank,
-    features,
     initial_function,
-    kernel,
-    spectrum,
-    symmetry_error,
+    kernel_parts,
+    point_streams,
     view_kernel,
 )
 from mechicl.models import HookedTransformer, TransformerConfig
@@ -42,6 +39,17 @@ GRID = torch.linspace(-1, 1, 5, dtype=torch.float64)[:, None]
 
 def make(name: str) -> HookedTransformer:
     return random_model(TransformerConfig(**{**SINE, **MODELS[name]}))
+
+
+def features(model, xs, ys=None):
+    """m(x, y): the stream's dimensions other than the target's."""
+    stream, slot = point_streams(model, xs, ys).detach(), model.cfg.y_slot
+    return torch.cat([stream[:, : slot.start], stream[:, slot.stop :]], dim=1)
+
+
+def kernel(model, xs, others, n_context=6):
+    _, through_values, through_scores = kernel_parts(model, xs, others, n_context)
+    return (through_values + through_scores).detach()
 
 
 class ByHand:
@@ -116,7 +124,6 @@ def test_the_kernel_is_the_slope_of_a_contribution(name):
         for j, x in enumerate((GRID + 0.1).numpy()):
             high, low = (hand.contribution(x, np.array([y]), query, 4) for y in (step, -step))
             assert got[i, j].item() == pytest.approx(((high - low) / (2 * step)).item(), rel=1e-5, abs=1e-8)
-    assert kernel(model, GRID, GRID).shape == (5, 5)
 
 
 def test_the_gradient_descent_layer_s_scores_are_inner_products_of_features():
@@ -141,7 +148,7 @@ def test_the_kernel_of_the_construction_is_the_step_size_times_inner_products(ac
     torch.testing.assert_close(view.kernel, 0.03 * m @ m.mT)
     torch.testing.assert_close(view.through_values, view.kernel)
     assert view.symmetry_error < 1e-12
-    assert view.identity_error < 1e-12
+    assert view.parts.error.abs().max() < 1e-12
     # no part but the linear one, which is kernel smoothing without a normaliser
     for other in (view.parts.initial, view.parts.constant, view.parts.remainder):
         torch.testing.assert_close(other, torch.zeros_like(other), atol=1e-12, rtol=0)
@@ -174,17 +181,23 @@ def test_what_is_saved_is_what_is_loaded(tmp_path):
     assert loaded.to_dataframe().equals(view.parts.to_dataframe())
 
 
+def view_of(kernel):
+    points = torch.zeros(len(kernel))
+    parts = decompose(make("attention"), random_prompts(make("attention").cfg))
+    return KernelView(points[:, None], points, kernel, kernel, kernel, parts)
+
+
 def test_spectra():
     matrix = torch.tensor([[1.0, 2.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, -3.0]], dtype=torch.float64)
-    torch.testing.assert_close(spectrum(matrix), torch.tensor([-3.0, 2.0, 0.0], dtype=torch.float64))
-    assert effective_rank(matrix) == pytest.approx(25 / 13)
-    assert effective_rank(torch.eye(4)) == pytest.approx(4)
-    assert symmetry_error(torch.eye(4)) == 0
-    assert symmetry_error(torch.tensor([[0.0, 1.0], [-1.0, 0.0]])) == pytest.approx(2)
-    assert math.isnan(effective_rank(torch.zeros(2, 2)))
+    torch.testing.assert_close(view_of(matrix).eigenvalues, torch.tensor([-3.0, 2.0, 0.0], dtype=torch.float64))
+    assert view_of(matrix).effective_rank == pytest.approx(25 / 13)
+    assert view_of(torch.eye(4)).effective_rank == pytest.approx(4)
+    assert view_of(torch.eye(4)).symmetry_error == 0
+    assert view_of(torch.tensor([[0.0, 1.0], [-1.0, 0.0]])).symmetry_error == pytest.approx(2)
+    assert math.isnan(view_of(torch.zeros(2, 2)).effective_rank)
     # the sine waves of one frequency: a kernel cos(x - x') has rank 2
     points = 2 * math.pi * torch.arange(12, dtype=torch.float64) / 12
-    assert effective_rank((points[:, None] - points).cos()) == pytest.approx(2)
+    assert view_of((points[:, None] - points).cos()).effective_rank == pytest.approx(2)
 
 
 REFUSED = {
@@ -218,8 +231,6 @@ def test_bad_arguments_are_refused():
         features(model, GRID.expand(5, 2))
     with pytest.raises(ValueError, match="ys must be"):
         features(model, GRID, GRID.expand(5, 2))
-    with pytest.raises(ValueError, match="n_context must be"):
-        kernel(model, GRID, GRID, n_context=0)
     with pytest.raises(ValueError, match="without context"):
         decompose(model, prompts.prefix(0))
     with pytest.raises(ValueError, match="prompts and grid points"):

@@ -6,7 +6,7 @@ import torch
 
 from mechicl import constructions
 from mechicl.analysis import interpolate
-from mechicl.analysis.weights import LossPath, WeightCurve
+from mechicl.analysis.weights.paths import LossPath, WeightCurve
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.tasks import LinearRegression
 

@@ -5,8 +5,14 @@ import pytest
 import torch
 
 from mechicl.analysis import read_weight_products
-from mechicl.analysis.weights import WeightProducts, align_heads, lift_heads, replace_products, rescale_heads
-from mechicl.analysis.weights.symmetries import check_same_shape, express_in_products
+from mechicl.analysis.weights import WeightProducts, replace_products
+from mechicl.analysis.weights.symmetries import (
+    align_heads,
+    check_same_shape,
+    express_in_products,
+    lift_heads,
+    rescale_heads,
+)
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.tasks import LinearRegression
 

@@ -1,11 +1,13 @@
 """Several fine-tunings at once against torch's own SGD, one after the other."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.testing import assert_close
 
-from mechicl.analysis.finetuning import FineTuning, FineTuningDivergedError, prompt_shots, side_by_side
-from mechicl.analysis.finetuning.side_by_side import LARGEST_GROUP, Tuners, fine_tune_each
+from mechicl.analysis.finetuning import FineTuning, FineTuningDivergedError, prompt_shots
+from mechicl.analysis.finetuning.sgd import LARGEST_GROUP, ParallelSGD, fine_tune_each
 from tests.analysis.finetuning.oracles import Snapshot, model_on_tokens, sgd, token_shots
 from tests.analysis.finetuning.test_sgd import assert_changes, key_value
 from tests.analysis.interventions.oracles import inputs, model_of
@@ -30,39 +32,40 @@ def test_models_on_other_prompts_side_by_side(kind, examples_per_step):
 @pytest.mark.parametrize("examples_per_step", [1, 2])
 @pytest.mark.parametrize("method", ["plain", "linearized", "per_layer"])
 @pytest.mark.parametrize("kind", ["texts", "points"])
-def test_learning_rates_side_by_side_or_in_turns(kind, method, examples_per_step, monkeypatch):
+def test_learning_rates_side_by_side_or_in_turns(kind, method, examples_per_step):
     if kind == "texts":
         model, shots = model_on_tokens("softmax"), token_shots()
     else:
         model = model_of("gpt", n_context=3)
         shots = prompt_shots(model, inputs(model, 0, 1))
-    tunings = [FineTuning(rate, 2, method=method, examples_per_step=examples_per_step) for rate in (0.01, 0.03)]
-    tuners = Tuners(model, [shots, shots], tunings)
-    losses = torch.stack(list(tuners.epochs()), 1)
-    for i, tuning in enumerate(tunings):
-        alone = Tuners(model, [shots], [tuning])
+    rates, settings = (0.01, 0.03), FineTuning(epochs=2, method=method, examples_per_step=examples_per_step)
+    together = ParallelSGD(model, [shots, shots], settings, rates)
+    in_turns = ParallelSGD(model, [shots, shots], settings, rates)
+    in_turns.vectorized = False
+    losses = torch.stack(list(together.epochs()), 1)
+    assert_close(torch.stack(list(in_turns.epochs()), 1), losses, atol=1e-10, rtol=1e-8)
+    for i, rate in enumerate(rates):
+        tuning = replace(settings, learning_rate=rate)
+        alone = ParallelSGD(model, [shots], tuning)
         assert_close(losses[i], torch.stack([epoch[0] for epoch in alone.epochs()]), atol=1e-10, rtol=1e-8)
-        assert_changes(tuners.changes(i), alone.changes(0))
+        for sgd_ in (together, in_turns):
+            assert_changes(sgd_.changes_of(i), alone.changes_of(0))
         if method == "plain":
-            assert_changes(tuners.changes(i), sgd(model, shots, tuning, key_value(model))[0])
-    if method == "linearized":  # a model too large for its derivatives to be held
-        monkeypatch.setattr(side_by_side, "LARGEST_JACOBIAN", 0)
-        in_turns = Tuners(model, [shots, shots], tunings)
-        assert_close(torch.stack(list(in_turns.epochs()), 1), losses, atol=1e-10, rtol=1e-8)
-        assert_changes(in_turns.changes(1), tuners.changes(1))
+            assert_changes(together.changes_of(i), sgd(model, shots, tuning, key_value(model))[0])
 
 
-def test_one_that_diverges_leaves_the_others_as_they_are():
+def test_one_that_diverges_leaves_the_others_unchanged():
     model = model_of("linear", n_context=3)
     shots = prompt_shots(model, inputs(model, 0, 1))
-    tunings = [FineTuning(2e-4, epochs=9), FineTuning(10.0, epochs=9)]
-    tuners = Tuners(model, [shots, shots], tunings)
-    for _ in tuners.epochs():
+    parallel = ParallelSGD(model, [shots, shots], FineTuning(epochs=9), (2e-4, 10.0))
+    for _ in parallel.epochs():
         pass
-    assert tuners.are_finite().tolist() == [True, False]
-    assert_changes(tuners.changes(0), sgd(model, shots, tunings[0], key_value(model))[0])
+    finite = [all(change.isfinite().all() for change in parallel.changes_of(i).values()) for i in range(2)]
+    assert finite == [True, False]
+    tuning = FineTuning(2e-4, epochs=9)
+    assert_changes(parallel.changes_of(0), sgd(model, shots, tuning, key_value(model))[0])
     with pytest.raises(FineTuningDivergedError, match="learning_rate=10"):
-        fine_tune_each(model, [shots, shots], tunings[1], progress=False)
+        fine_tune_each(model, [shots, shots], FineTuning(10.0, epochs=9), progress=False)
 
 
 def test_more_than_a_group_of_unequal_sets():

@@ -1,4 +1,4 @@
-"""Zero-shot, in context, fine-tuned: one model and one set of demonstrations, measured on the same queries."""
+"""Compare reading demonstrations in context with fine-tuning on them, on the same queries."""
 
 import math
 from collections.abc import Sequence
@@ -24,16 +24,16 @@ from mechicl.base.memory import MEMORY
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.prompts import Shots
-from mechicl.statistics import Interval, Result, interval
+from mechicl.statistics import Interval, Result
 
 HIDDEN = -1e30  # no score of a token that is seen is as low
 
 
 @dataclass(frozen=True, eq=False)
 class FineTuningComparison(Result):
-    """How alike reading demonstrations and fine-tuning on them are, for each query.
+    """Similarity of reading demonstrations and fine-tuning on them, for each query.
 
-    Entries that are not defined are NaN: the direction of a change that is 0, the ranks of weights that are all equal.
+    Undefined entries are NaN: the direction of a change that is 0, the ranks of weights that are all equal.
 
     Attributes:
         zero_shot_score: without demonstrations: right (1) or wrong (0) among the choices; minus the squared error in a
@@ -45,24 +45,23 @@ class FineTuningComparison(Result):
         finetuned_loss: loss without demonstrations, after fine-tuning on them.
         prediction_distance: between predictions in context and after fine-tuning: total variation of the distributions
             over the choices, or Euclidean distance.
-        update_similarity: SimAOU, the cosine between what demonstrations and what fine-tuning change in the output of
-            each attention layer at the last token.
+        update_similarity: SimAOU, the cosine between the changes that demonstrations and fine-tuning make to the output
+            of each attention layer at the last token.
         random_update_similarity: its baseline, with a random vector for fine-tuning's change.
-        head_update_similarity: the cosine between what demonstrations and what fine-tuning change in what each head
-            moves (z).
+        head_update_similarity: this cosine for each head's z.
         map_similarity_before: SimAM before fine-tuning: the cosine between a head's scores, before the softmax, of the
             query's own tokens by its last one, with and without demonstrations. NaN for fewer than two such tokens,
-            whose cosine is a sign; tokens that the head cannot see count for none.
+            whose cosine is a sign; tokens that the head cannot see do not count.
         map_similarity_after: SimAM between the model with demonstrations and the fine-tuned one without.
         rank_correlation: Kendall's, between the attention that the last token pays to the demonstrations' tokens in
             context, and the products of its query vector with theirs in the fine-tuned model (to five digits, so that
-            equal tokens tie); both summed over heads. The tokens are those of the demonstrations' texts: labels and
-            separators, which fine-tuning does not read, are left out. For linear attention the sign is a convention:
+            equal tokens tie); both summed over heads. Only the tokens of the demonstrations' texts count, without
+            labels and separators, which fine-tuning does not read. For linear attention the sign is a convention:
             -W_K with -W_V is the same model.
         rank_correlation_before: this rank correlation before fine-tuning. Where keys and values alone are tuned, the
             first layer's query vectors, and so this measure, cannot change.
         random_rank_correlation: its baseline, with random weights for fine-tuning's.
-        head_rank_correlation: the rank correlation of each head by itself.
+        head_rank_correlation: the rank correlation of each head separately.
     """
 
     zero_shot_score: Float[Tensor, "query"]
@@ -87,37 +86,17 @@ class FineTuningComparison(Result):
         return recall_of_gains(self.zero_shot_score, self.in_context_score, self.finetuned_score)
 
     def recall_if_independent(self) -> Interval:
-        """What `recall` would be if the two improved queries independently of each other: its baseline."""
+        """The baseline of `recall`: its value if the two improved queries independently of each other."""
         return recall_if_independent(self.zero_shot_score, self.in_context_score)
-
-    def by_layer(self, name: str) -> list[Interval]:
-        """A measure's mean over queries in each layer, heads averaged, with its interval.
-
-        Raises:
-            ValueError: a measure that has no layers.
-        """
-        measures = {field: value for field, value in self.samples().items() if value.ndim > 1}
-        if name not in measures:
-            raise ValueError(f"{name!r} is not one of {list(measures)}")
-        return [interval(layer.mean(0) if layer.ndim > 1 else layer) for layer in measures[name]]
 
     @classmethod
     def concatenate(cls, parts: "Sequence[FineTuningComparison]") -> "FineTuningComparison":
-        """Several comparisons of models of one shape, query after query.
-
-        Raises:
-            ValueError: no comparisons, or comparisons of models of different shapes.
-        """
+        """Join comparisons of models of one shape, query after query."""
         if not parts:
             raise ValueError("no comparisons to put together")
-        columns = {field.name: [getattr(part, field.name) for part in parts] for field in fields(cls)}
-        for name, tensors in columns.items():
-            if len(shapes := {tuple(tensor.shape[:-1]) for tensor in tensors}) > 1:
-                raise ValueError(
-                    f"parts must be of models of one shape, their {name} are {' and '.join(map(str, sorted(shapes)))} "
-                    f"for each query"
-                )
-        return cls(*(torch.cat(tensors, dim=-1) for tensors in columns.values()))
+        if len(shapes := {part.head_rank_correlation.shape[:-1] for part in parts}) > 1:
+            raise ValueError(f"parts must be of models of one shape, got {sorted(map(tuple, shapes))} heads")
+        return cls(*(torch.cat([getattr(part, field.name) for part in parts], dim=-1) for field in fields(cls)))
 
 
 @holds_models
@@ -132,7 +111,7 @@ def compare_with_finetuning(
 ) -> FineTuningComparison:
     """Fine-tune a model on demonstrations and compare it with the same model reading them.
 
-    Activations are read through hooks, at the last token; the model is left as it was.
+    Activations are read through hooks, at the last token; the model stays unchanged.
 
     Args:
         model: of TransformerLens' protocol, ours or a `TransformerBridge`, in eval mode.
@@ -144,9 +123,8 @@ def compare_with_finetuning(
         progress: show progress bars.
 
     Raises:
-        TypeError: a model without hooks.
-        ValueError: a prompt longer than the model's context, a hook of attention that the model does not have, not
-            enough memory for a query, or what `fine_tune` refuses.
+        ValueError: a prompt longer than the model's context, a hook of attention that the model does not have, or an
+            error of `fine_tune`.
 
     Source: Dai et al. 2023, section 4; Bar Natan, Deutch & Magar, section 3.3.
 
@@ -170,10 +148,7 @@ class BeforeFineTuning:
         self.in_context = self.reader.read(shots.in_context, pattern=True)
         assert self.in_context.pattern is not None
         self.attended = self.in_context.pattern
-        self.ranks_before = self._rank_correlation(self.reader.implied_attention(self.alone).sum(1))
-        generator = torch.Generator().manual_seed(seed + 1)
-        uniform = torch.rand(self.attended.sum(1).shape, generator=generator, dtype=torch.float64)
-        self.random_ranks = attention_rank_correlation(self.attended.sum(1), uniform)
+        self.implied_before = self.reader.implied_attention(self.alone)
 
     @torch.no_grad()
     def compare_with(self, tuned: FineTuned) -> FineTuningComparison:
@@ -182,6 +157,8 @@ class BeforeFineTuning:
         after = self.reader.read(shots.zero_shot, tuned)
         settings = (alone, in_context, after)
         implied = self.reader.implied_attention(after, tuned)
+        attended = self.attended.sum(1)
+        random = torch.rand(attended.shape, generator=torch.Generator().manual_seed(self.seed + 1), dtype=torch.float64)
         scored = [scores_and_losses(setting.outputs, shots.targets, shots.choices) for setting in settings]
         return FineTuningComparison(
             *(score for score, _ in scored),
@@ -194,14 +171,11 @@ class BeforeFineTuning:
             head_update_similarity=update_similarity(*(setting.z for setting in settings)),
             map_similarity_before=_map_similarity(in_context.query_scores, alone.query_scores),
             map_similarity_after=_map_similarity(in_context.query_scores, after.query_scores),
-            rank_correlation=self._rank_correlation(implied.sum(1)),
-            rank_correlation_before=self.ranks_before,
-            random_rank_correlation=self.random_ranks,
+            rank_correlation=attention_rank_correlation(attended, _to_five_digits(implied.sum(1))),
+            rank_correlation_before=attention_rank_correlation(attended, _to_five_digits(self.implied_before.sum(1))),
+            random_rank_correlation=attention_rank_correlation(attended, random),
             head_rank_correlation=attention_rank_correlation(self.attended, _to_five_digits(implied)),
         )
-
-    def _rank_correlation(self, implied: Float[Tensor, "layer query token"]) -> Float[Tensor, "layer query"]:
-        return attention_rank_correlation(self.attended.sum(1), _to_five_digits(implied))
 
 
 def _map_similarity(in_context: Sequence[Tensor], alone: Sequence[Tensor]) -> Float[Tensor, "layer head query"]:
@@ -214,10 +188,7 @@ def _map_similarity(in_context: Sequence[Tensor], alone: Sequence[Tensor]) -> Fl
 
 
 def _to_five_digits(products: Float[Tensor, "... token"]) -> Float[Tensor, "... token"]:
-    """Products to five digits of the largest.
-
-    Tokens that demonstrations begin with alike have the same products but for rounding: that must not rank them.
-    """
+    # tokens that demonstrations begin with alike have the same products up to rounding, which must not rank them
     largest = products.abs().amax(-1, keepdim=True)
     return (products / largest.clamp(min=1e-30) * 1e5).round()
 

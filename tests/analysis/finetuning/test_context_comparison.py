@@ -110,14 +110,8 @@ def test_comparisons_are_put_together_and_tabled():
         FineTuningComparison.concatenate([])
     of_a_layer = {name: value[:1] for name, value in vars(parts[0]).items() if value.ndim > 1}
     other = dataclasses.replace(parts[0], **of_a_layer)
-    with pytest.raises(ValueError, match=r"parts must be of models of one shape, their \w+ are \(1,"):
+    with pytest.raises(ValueError, match=r"parts must be of models of one shape, got \[\(1, 2\), \(2, 2\)\] heads"):
         FineTuningComparison.concatenate([parts[0], other])
-    for layer, values in zip(both.by_layer("map_similarity_after"), both.map_similarity_after.numpy(), strict=True):
-        assert layer.mean == pytest.approx(np.mean(values), nan_ok=True)
-        assert layer.n == 10
-    assert both.by_layer("update_similarity")[1].mean == pytest.approx(both.update_similarity[1].mean().item())
-    with pytest.raises(ValueError, match="'zero_shot_loss' is not one of"):
-        both.by_layer("zero_shot_loss")
 
 
 def test_other_types_of_ids():
