@@ -26,19 +26,15 @@ from mechicl.analysis.weights.paths import LossPath, ModeConnectivity
 from mechicl.constructions import WeightsCircuit
 from mechicl.statistics import Result, interval
 from mechicl.viz.behaviour import identified_families, regret_curves, shifted_losses, token_divergences
-from mechicl.viz.causes import hypotheses_ranked, interchange_heatmap
-from mechicl.viz.circuit_curves import edge_ranking, faithfulness_curves
-from mechicl.viz.circuits import circuit_differences, circuit_graph
-from mechicl.viz.conditioning import condition_number_distribution
+from mechicl.viz.causes import hypotheses_ranked, interchange_heatmap, subspace_curves
+from mechicl.viz.circuits import circuit_differences, circuit_graph, edge_ranking, faithfulness_curves
 from mechicl.viz.elements import COLORS, add_heatmap, add_intervals, panel, panels
 from mechicl.viz.finetuning import update_similarity_figure
 from mechicl.viz.heads import head_table
 from mechicl.viz.interventions import patching_grid
-from mechicl.viz.kernels import kernel_heatmaps
 from mechicl.viz.layers import match_heatmap, probe_heatmap
-from mechicl.viz.subspaces import subspace_curves
 from mechicl.viz.training import alignments_over_training, heads_during_training
-from mechicl.viz.weights import connectivity_paths
+from mechicl.viz.weights import connectivity_paths, kernel_heatmaps
 
 COLUMNS = 3  # panels in a row
 HEIGHT = 330  # of a row of panels
@@ -71,7 +67,6 @@ plot.register(Circuit, circuit_graph)
 plot.register(CircuitComparison, circuit_differences)
 plot.register(WeightsCircuit, circuit_graph)
 plot.register(CircuitCurve, faithfulness_curves)
-plot.register(Conditioning, condition_number_distribution)
 plot.register(EdgeScores, edge_ranking)
 plot.register(HeadScores, head_table)
 plot.register(HypothesisTest, hypotheses_ranked)

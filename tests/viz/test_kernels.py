@@ -1,4 +1,4 @@
-"""Kernels and adapted functions are drawn as they are given."""
+"""Kernels are drawn as they are given."""
 
 from typing import Any
 
@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from mechicl import constructions
-from mechicl.analysis.weights import view_kernel
-from mechicl.analysis.weights.kernels import KernelView
+from mechicl.analysis.weights.kernels import KernelView, view_kernel
 from mechicl.tasks import SineRegression
 from mechicl.viz.weights import kernel_heatmaps
 from tests.viz.traces import heatmaps
@@ -36,22 +35,3 @@ def test_heatmaps_show_the_kernels_in_one_scale():
     for unlike in ({}, {"a": view(), "b": view(grid=2 * GRID)}, {"a": view(), "b": view(grid=GRID[1:])}):
         with pytest.raises(ValueError, match="one grid"):
             kernel_heatmaps(unlike)
-
-
-def test_functions_are_drawn_prompt_by_prompt():
-    functions = {name: adapted_functions(model(a), PROMPTS, GRID) for name, a in (("slow", 0.1), ("fast", 0.2))}
-    initial = {"slow": initial_function(model(), GRID).detach(), "another": GRID}
-    truth = functions["slow"] + 1
-    figure = adapted_functions_figure(PROMPTS, GRID, functions, initial=initial, truth=truth, columns=2)
-    x = GRID[:, 0].tolist()
-    assert lines(figure, "slow") == [(x, each[:, 0].tolist()) for each in functions["slow"]]
-    assert lines(figure, "fast") == [(x, each[:, 0].tolist()) for each in functions["fast"]]
-    assert lines(figure, "true function") == [(x, each[:, 0].tolist()) for each in truth]
-    assert lines(figure, "slow, before") == [(x, initial["slow"][:, 0].tolist())] * 5
-    assert lines(figure, "another, before") == [(x, x)] * 5
-    context = PROMPTS.context
-    assert lines(figure, "context") == [(context.xs[i, :, 0].tolist(), context.ys[i, :, 0].tolist()) for i in range(5)]
-    assert len({(trace.xaxis, trace.yaxis) for trace in figure.data}) == 5  # a panel a prompt  # type: ignore[attr-defined]
-    for prompts, columns in ((PROMPTS[:0], 3), (PROMPTS, 0), (PROMPTS[:2], 3)):
-        with pytest.raises((ValueError, TypeError)):  # the shape hook's error in these tests
-            adapted_functions_figure(prompts, GRID, functions, columns=columns)
