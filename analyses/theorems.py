@@ -3,7 +3,7 @@
 python analyses/theorems.py
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import inf
 
 from mechicl import constructions
@@ -29,13 +29,13 @@ class Args(ScriptArgs):
 def compare(args: Args) -> Comparison:
     """Error and size of every construction."""
     rows, sizes = [], []
-    for certificate in constructions.certificates(args.seed, args.n_prompts):
+    for certificate in constructions.certificates_table(args.seed, args.n_prompts).itertuples(index=False):
         name = f"{certificate.theorem}: {certificate.construction}"
         bound = next(bound for bound in BOUNDS if certificate.max_relative_error <= bound)
         note = f"{certificate.layers} layers"
         statement = certificate.statement.split(",")[0]
         rows.append(Row(f"{name}, {statement}", certificate.statement, f"at most {bound:g}", "", note))
-        sizes.append({k: v for k, v in asdict(certificate).items() if k != "max_relative_error"})
+        sizes.append({k: v for k, v in certificate._asdict().items() if k != "max_relative_error"})
     lead = (
         f"Largest difference over {args.n_prompts} random prompts (seed {args.seed}), relative to the largest expected "
         "value, at 6 dimensions, 2 targets, 12 points and 5 steps, in float64."

@@ -4,11 +4,14 @@ python analyses/train_known.py known-gd-2l checkpoints/known-gd-2l
 """
 
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import tyro
 
-from mechicl.constructions.trained import RECIPES, train_known
+from mechicl.checkpoints import save
+from mechicl.constructions.trained import RECIPES
+from mechicl.training import train_interchange
 
 
 @dataclass(frozen=True)
@@ -24,9 +27,16 @@ class Args:
 
 
 def main(args: Args) -> None:
-    """Train, save, and say how well the hypothesis holds."""
-    folder, r2 = train_known(args.name, args.folder, progress=not args.quiet)
-    print(f"{folder}: {RECIPES[args.name].hypothesis.name}, weakest held-out R² {min(r2.values()):.4f}")
+    """Train, save, and print how well the hypothesis holds."""
+    if args.name not in RECIPES:
+        raise SystemExit(f"no recipe {args.name!r}: choose among {', '.join(RECIPES)}")
+    recipe = RECIPES[args.name]
+    result = train_interchange(recipe.config, recipe.hypothesis, progress=not args.quiet)
+    command = f"python analyses/train_known.py {args.name} {args.folder}"
+    record = {"name": args.name, "command": command, **result.record}
+    record["versions"] |= {name: version(name) for name in ("mechicl", "transformer-lens")}
+    folder, r2 = save(args.folder, result.models, record), record["interchange"]["r2"][0]
+    print(f"{folder}: {recipe.hypothesis.name}, weakest held-out R² {min(r2.values()):.4f}")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@ from benchmarks.settings import Settings
 from mechicl import constructions
 from mechicl.analysis.circuits import Circuit, compare_circuits, find_circuit, score_edges
 from mechicl.analysis.circuits.problem import make_problem
-from mechicl.constructions import WeightsCircuit, hide, weights_circuit
+from mechicl.constructions import hide, weights_circuit
+from mechicl.constructions.supports import WeightsCircuit
 from mechicl.interop import from_tracr
 from mechicl.models.opening.edges import list_edges, list_nodes
 from mechicl.tasks import LinearRegression

@@ -1,10 +1,9 @@
 """Each construction, built at a representative size and compared with the algorithm that it equals by theorem."""
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import pandas as pd
 import torch
@@ -13,12 +12,17 @@ from torch import Tensor
 from mechicl import algorithms
 from mechicl.base.checks import check_whole
 from mechicl.constructions.copying import copy_targets, copy_then_gradient_descent
-from mechicl.constructions.gradient_descent import gd_plus_plus, gradient_descent
-from mechicl.constructions.kernel import kernel_gradient_descent
+from mechicl.constructions.gradient_descent import (
+    gd_plus_plus,
+    gradient_descent,
+    kernel_gradient_descent,
+    linear_optimum,
+    preconditioned_gd,
+    relu_optimum,
+    softmax_gradient_descent,
+)
 from mechicl.constructions.newton import newton, ridge, with_pseudo_examples
-from mechicl.constructions.one_step import linear_optimum, preconditioned_gd, relu_optimum
 from mechicl.constructions.operations import aff, div, mov, mul, total
-from mechicl.constructions.softmax import softmax_gradient_descent
 from mechicl.constructions.vocabulary import Head, Layer, Stream, assemble
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
@@ -30,19 +34,8 @@ ALPHA = 1e-3  # below 2 / λ_max² of all prompts here, of which λ_max is about
 OSWALD, FU, NERTINGER, NOTE = "von Oswald et al. 2023", "Fu et al. 2024", "Nertinger 2025", "the lecture note on ICL"
 
 
-@dataclass(frozen=True)
-class Certificate:
-    """How far a construction is from the algorithm that it equals by theorem.
-
-    Attributes:
-        theorem: paper, and what it proves.
-        construction: the function that builds it.
-        layers: number of layers.
-        width: of the residual stream.
-        heads: number of heads a layer.
-        max_relative_error: largest difference over all prompts, as a part of the largest expected value.
-        statement: "exact" (up to rounding), or the order of the error.
-    """
+class Certificate(NamedTuple):
+    """How far a construction is from its algorithm: a row of the table, whose docstring has the columns."""
 
     theorem: str
     construction: str
@@ -50,122 +43,96 @@ class Certificate:
     width: int
     heads: int
     max_relative_error: float
-    statement: str = "exact"
-
-
-def certificates_table(seed: int = 0, n_prompts: int = 64) -> pd.DataFrame:
-    """`certificates` as a table: one row a construction, one column an attribute of `Certificate`."""
-    return pd.DataFrame([dataclasses.asdict(certificate) for certificate in certificates(seed, n_prompts)])
+    statement: str
 
 
 @torch.no_grad()
-def certificates(seed: int = 0, n_prompts: int = 64) -> list[Certificate]:
-    """Every construction at 6 dimensions, 2 targets, 12 points and 5 steps, in float64.
+def certificates_table(seed: int = 0, n_prompts: int = 64) -> pd.DataFrame:
+    """Compare every construction with its algorithm: at 6 dimensions, 2 targets, 12 points and 5 steps, in float64.
 
-    Layer by layer arithmetic is compared with the algorithms, which work in eigenbases, or with the theorem's formula.
-    Operations are one layer each, but for `div`, before whose nine layers three more make the number to divide by.
+    The models' arithmetic, layer by layer, is compared with the algorithms, which work in eigenbases, or with the
+    theorem's formula. Operations are one layer each, except `div`, whose nine layers follow three that make the
+    denominator.
 
     Args:
         seed: of the random prompts: inputs `N(0, 1/4)`, targets `N(0, 1)`.
         n_prompts: their number, at least 1.
 
-    Raises:
-        ValueError: n_prompts < 1.
+    Returns:
+        One row per construction: "theorem" (the paper, and what it proves), "construction" (the function that builds
+        it), "layers", "width" of the residual stream, "heads" per layer, "max_relative_error" (largest difference over
+        all prompts, relative to the largest expected value), and "statement": "exact" (up to rounding), or the order of
+        the error.
 
     Example:
         >>> certificates_table()[["construction", "layers", "max_relative_error", "statement"]]
     """
     check_whole(1, n_prompts=n_prompts)
+    return pd.DataFrame(list(_certificates(seed, n_prompts)))
+
+
+def _certificates(seed: int, n_prompts: int) -> Iterator[Certificate]:
     generator = torch.Generator().manual_seed(seed)
     normal = partial(torch.randn, dtype=torch.float64, generator=generator)
     xs, ys = 0.5 * normal(n_prompts, N_CONTEXT + 1, X_DIM), normal(n_prompts, N_CONTEXT + 1, Y_DIM)
-    prompts = Prompts(xs, ys)
+    prompts, n = Prompts(xs, ys), N_CONTEXT
     start, preconditioner = normal(X_DIM, Y_DIM), (0.3 * normal(X_DIM).abs()).diag()
     weights, bias = normal(X_DIM, 8) / math.sqrt(X_DIM), normal(8)
-    return [
-        *_descents(prompts, start, preconditioner, weights, bias),
-        *_copies(prompts),
-        *_softmax_steps(prompts),
-        *_inverses(prompts),
-        *_optima(Prompts(xs, ys[..., :1])),
-        *_operations(prompts),
-    ]
 
-
-def _descents(
-    prompts: Prompts, start: Tensor, preconditioner: Tensor, weights: Tensor, bias: Tensor
-) -> Iterator[Certificate]:
     model = gradient_descent(**SIZES, step_size=STEP_SIZE, steps=STEPS, initial_weights=start)
     reference = algorithms.gradient_descent(prompts, STEPS, step_size=STEP_SIZE, initial_weights=start)
     yield _certify(f"{OSWALD}, Proposition 1", gradient_descent, model, prompts, reference.query()[0])
-
     model = gd_plus_plus(**SIZES, step_size=STEP_SIZE, gamma=GAMMA, steps=STEPS)
     reference = algorithms.gd_plus_plus(prompts, STEPS, step_size=STEP_SIZE, gamma=GAMMA)
     yield _certify(f"{OSWALD}, A.10", gd_plus_plus, model, prompts, reference.query()[0])
-
     model = preconditioned_gd(**SIZES, preconditioner=preconditioner, steps=STEPS)
     reference = algorithms.preconditioned_gd(prompts, STEPS, preconditioner=preconditioner)
     yield _certify(f"{NERTINGER}, Theorem 1", preconditioned_gd, model, prompts, reference.query()[0])
-
     model = kernel_gradient_descent(
-        weights=weights, bias=bias, n_context=N_CONTEXT, y_dim=Y_DIM, step_size=STEP_SIZE / 10, steps=STEPS
+        weights=weights, bias=bias, n_context=n, y_dim=Y_DIM, step_size=STEP_SIZE / 10, steps=STEPS
     )
     features = Prompts((prompts.xs @ weights + bias).relu(), prompts.ys)
     reference = algorithms.gradient_descent(features, STEPS, step_size=STEP_SIZE / 10)
     yield _certify(f"{OSWALD}, Proposition 2", kernel_gradient_descent, model, prompts, reference.query()[0])
 
-
-def _copies(prompts: Prompts) -> Iterator[Certificate]:
     approximate = f"O(n e^(-score_scale / 2)), score_scale = {COPY_SCALE}"
-    build = partial(copy_targets, **SIZES)
-    expected = torch.zeros(len(prompts), 2 * N_CONTEXT + 1, Y_DIM, dtype=torch.float64)
+    expected = torch.zeros(len(prompts), 2 * n + 1, Y_DIM, dtype=torch.float64)
     expected[:, :-1:2] = prompts.context.ys
     for attention, model, statement in (
-        ("linear", build(), "exact"),
-        ("softmax", build(attention="softmax"), "exact"),
-        ("softmax", build(attention="softmax", score_scale=COPY_SCALE), approximate),
+        ("linear", copy_targets(**SIZES), "exact"),
+        ("softmax", copy_targets(**SIZES, attention="softmax"), "exact"),
+        ("softmax", copy_targets(**SIZES, attention="softmax", score_scale=COPY_SCALE), approximate),
     ):
         copied = model(prompts, stop_at_layer=1)[..., -Y_DIM:]
-        theorem = f"{OSWALD}, Proposition 3 ({attention})"
-        yield _certify(theorem, copy_targets, model, copied, expected, statement)
+        yield _certify(f"{OSWALD}, Proposition 3 ({attention})", copy_targets, model, copied, expected, statement)
     model = copy_then_gradient_descent(**SIZES, step_size=STEP_SIZE, steps=STEPS)
     expected = algorithms.gradient_descent(prompts, STEPS, step_size=STEP_SIZE).query()[0]
     yield _certify(f"{OSWALD}, Propositions 3 and 1", copy_then_gradient_descent, model, prompts, expected)
 
-
-def _softmax_steps(prompts: Prompts) -> Iterator[Certificate]:
-    statement = f"O(score_scale²), score_scale = {SCORE_SCALE}"
-    build = partial(softmax_gradient_descent, **SIZES, step_size=STEP_SIZE, score_scale=SCORE_SCALE)
-    plain = algorithms.gradient_descent(prompts, step_size=STEP_SIZE).query()[0]
-    theorem = f"{OSWALD}, A.9, with a sink"
-    yield _certify(theorem, softmax_gradient_descent, build(), prompts, plain, statement)
-    scores = _scores(prompts)
+    scores = torch.einsum("pnx,px->pn", prompts.context.xs, prompts.query.xs)  # <x_i, x_q>
     centred = STEP_SIZE * _weighted_targets(scores - scores.mean(-1, keepdim=True), prompts)
-    theorem = f"{OSWALD}, A.9, to the centred sum"
-    yield _certify(theorem, softmax_gradient_descent, build(sink=False), prompts, centred, statement)
+    plain = algorithms.gradient_descent(prompts, step_size=STEP_SIZE).query()[0]
+    for sink, words, expected in ((True, "with a sink", plain), (False, "to the centred sum", centred)):
+        model = softmax_gradient_descent(**SIZES, step_size=STEP_SIZE, score_scale=SCORE_SCALE, sink=sink)
+        statement = f"O(score_scale²), score_scale = {SCORE_SCALE}"
+        yield _certify(f"{OSWALD}, A.9, {words}", softmax_gradient_descent, model, prompts, expected, statement)
 
-
-def _inverses(prompts: Prompts) -> Iterator[Certificate]:
     expected = algorithms.newton(prompts, STEPS, alpha=ALPHA).query()[0]
     for attention in ("linear", "relu"):
         model = newton(**SIZES, steps=STEPS, alpha=ALPHA, attention=attention)
         yield _certify(f"{FU}, Theorem 1 ({attention})", newton, model, prompts, expected)
-    model = ridge(x_dim=X_DIM, y_dim=Y_DIM, n_context=N_CONTEXT, steps=STEPS, alpha=ALPHA)
     regularised = with_pseudo_examples(prompts, PENALTY)
     expected = algorithms.newton(regularised, STEPS, alpha=ALPHA).query()[0]
-    yield _certify(f"{NOTE}, Theorem 3.1", ridge, model, regularised, expected)
+    yield _certify(f"{NOTE}, Theorem 3.1", ridge, ridge(**SIZES, steps=STEPS, alpha=ALPHA), regularised, expected)
 
-
-def _optima(prompts: Prompts) -> Iterator[Certificate]:
-    n, spread = N_CONTEXT, torch.arange(1.0, X_DIM + 1, dtype=torch.float64)
+    single, spread = Prompts(xs, ys[..., :1]), torch.arange(1.0, X_DIM + 1, dtype=torch.float64)
     model = linear_optimum(covariance=spread.diag(), n_context=n)
     best = (1 / ((n + 1) / n * spread + spread.sum() / n)).diag()
-    expected = algorithms.preconditioned_gd(prompts, preconditioner=best).query()[0]
-    yield _certify(f"{NERTINGER}, Theorem 2", linear_optimum, model, prompts, expected)
-
-    model = relu_optimum(x_dim=X_DIM, n_context=n)
-    expected = _weighted_targets(_scores(prompts).relu(), prompts) / n / (0.5 * (n - 1) / n + (X_DIM + 2) / n)
-    yield _certify(f"{NERTINGER}, Theorem 4", relu_optimum, model, prompts, expected)
+    expected = algorithms.preconditioned_gd(single, preconditioner=best).query()[0]
+    yield _certify(f"{NERTINGER}, Theorem 2", linear_optimum, model, single, expected)
+    expected = _weighted_targets(scores.relu(), single) / n / (0.5 * (n - 1) / n + (X_DIM + 2) / n)
+    yield _certify(f"{NERTINGER}, Theorem 4", relu_optimum, relu_optimum(x_dim=X_DIM, n_context=n), single, expected)
+    yield from _operations(prompts)
 
 
 def _operations(prompts: Prompts) -> Iterator[Certificate]:
@@ -200,11 +167,6 @@ def _operations(prompts: Prompts) -> Iterator[Certificate]:
         yield _certify(f"{FU}, {name}", operation, model, result, expected, statement)
 
 
-def _scores(prompts: Prompts) -> Tensor:
-    """`<x_i, x_q>` over the context, `[prompt point]`."""
-    return torch.einsum("pnx,px->pn", prompts.context.xs, prompts.query.xs)
-
-
 def _weighted_targets(weights: Tensor, prompts: Prompts) -> Tensor:
     return torch.einsum("pn,pny->py", weights, prompts.context.ys)
 
@@ -217,7 +179,7 @@ def _certify(
     expected: Tensor,
     statement: str = "exact",
 ) -> Certificate:
-    """Compare with what is expected either the model's predictions on prompts, or another result of it."""
+    """Compare a model's predictions on prompts, or another result of it, with the expected ones."""
     result = model.predict(result) if isinstance(result, Prompts) else result
     error = ((result - expected).abs().max() / expected.abs().max()).item()
     cfg = model.cfg

@@ -3,26 +3,16 @@
 Each function returns a float64 model and the hypothesis on it; `known_models` lists them.
 """
 
-from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from mechicl.algorithms.stepwise import Hypothesis, Induction, MomentsThenRidge, ResidualDescent, best_match
-from mechicl.constructions.operations import div
-from mechicl.constructions.vocabulary import Head, Hidden, Layer, Stream, assemble
+from mechicl.constructions.operations import beside, div, erased, product
+from mechicl.constructions.vocabulary import Head, Layer, Stream, assemble
 from mechicl.models import HookedTransformer
 
 SHARPNESS = 1e3  # of `best_match`: so high that hardly any prompt has a second point with weight
-
-
-class Factor(NamedTuple):
-    """A number that an MLP reads: `e read + bias`."""
-
-    read: Tensor
-    bias: float = 0.0
 
 
 def two_steps_in_a_layer(
@@ -42,9 +32,8 @@ def two_steps_in_a_layer(
         Head(query=one, key=y, value=x, output=stream.write("moment")),
         Head(query=x, key=x, value=x, output=stream.write("spread")),
     ]
-    moments, spreads = _numbers(stream, "moment"), _numbers(stream, "spread")
-    products = [(moment, spread, step_size**2 * write[0]) for moment, spread in zip(moments, spreads, strict=True)]
-    mlp = _products(stream, products + _erased(stream, "moment") + _erased(stream, "spread"))
+    second = product(stream.read("moment"), stream.read("spread"), step_size**2 * write.expand(x_dim, -1))
+    mlp = beside(second, erased(stream, "moment", "spread"))
     model = assemble(
         stream, [Layer(heads, mlp)] * layers, n_context=n_context, positional_embedding_type="one_hot", act_fn="square"
     )
@@ -71,23 +60,22 @@ def ridge_by_cramers_rule(*, n_context: int, penalty: float, largest: float) -> 
         Head(query=one, key=x[:, 1:], value=x[:, 1:], output=spread[2:]),
         Head(query=one, key=y, value=x, output=stream.write("cross")),
     ]
-    first, mixed, second = _numbers(stream, "spread")
-    first, second = first._replace(bias=penalty), second._replace(bias=penalty)
-    cross_1, cross_2 = _numbers(stream, "cross")
-    to_1, to_2 = stream.write("solution")  # det times the weights
-    (det,) = stream.write("det")
-    solve = [
+    first, mixed, second = stream.read("spread").T
+    cross_1, cross_2 = stream.read("cross").T
+    (to_1, to_2), (det,) = stream.write("solution"), stream.write("det")  # the solution is det times the weights
+    factors = [
         (second, cross_1, to_1), (mixed, cross_2, -to_1),
         (first, cross_2, to_2), (mixed, cross_1, -to_2),
         (first, second, det), (mixed, mixed, -det),
     ]  # fmt: skip
-    (numerator,) = stream.write("numerator")
-    pairs = zip(_numbers(stream, "x"), _numbers(stream, "solution"), strict=True)
-    project = [(number, weight, -numerator) for number, weight in pairs]  # minus: of y, the prediction is minus
+    left, right, write = map(torch.stack, zip(*factors, strict=True))
+    on_left, on_right = penalty * torch.tensor([[1, 0, 1, 0, 1, 0], [0, 0, 0, 0, 1, 0]], dtype=torch.float64)
+    solve = product(left.T, right.T, write, on_left, on_right)
+    numerator = -stream.write("numerator").expand(2, -1)  # minus: of y, the prediction is minus
     layers = [
         Layer(gather),
-        Layer(mlp=_products(stream, solve + _erased(stream, "solution") + _erased(stream, "det"))),
-        Layer(mlp=_products(stream, project + _erased(stream, "numerator"))),
+        Layer(mlp=beside(solve, erased(stream, "solution", "det"))),
+        Layer(mlp=beside(product(x, stream.read("solution"), numerator), erased(stream, "numerator"))),
         *div(stream, "numerator", "det", "y", scratch="error", low=penalty**2, high=largest, steps=12),
     ]
     model = assemble(stream, layers, n_context=n_context, positional_embedding_type="one_hot", act_fn="square")
@@ -108,18 +96,18 @@ def previous_token_then_induction(*, x_dim: int, n_context: int) -> tuple[Hooked
     token, position = stream.read("token"), stream.read("position")
     at_x, at_y = position[:, 0:-1:2], position[:, 1::2]  # of the context's points, one after the other
     copy = Head(query=at_y, key=at_x, value=token, output=stream.write("previous"))
-    (square,) = stream.write("square")
-    norm = [(number, number, square) for number in _numbers(stream, "previous")]
+    previous = stream.read("previous")
+    norm = product(previous, previous, stream.write("square").expand(x_dim, -1))
     hidden_inputs = -4 * position[:, 0::2].sum(1, keepdim=True)
     match = Head(
         query=SHARPNESS * torch.cat([token, position.sum(1, keepdim=True)], dim=1),
-        key=torch.cat([stream.read("previous"), hidden_inputs - stream.read("square") / 2], dim=1),
+        key=torch.cat([previous, hidden_inputs - stream.read("square") / 2], dim=1),
         value=token[:, :1],
         output=-stream.write("y"),
     )
     model = assemble(
         stream,
-        [Layer([copy], _products(stream, norm + _erased(stream, "square"))), Layer([match])],
+        [Layer([copy], beside(norm, erased(stream, "square"))), Layer([match])],
         n_context=n_context, x_dim=x_dim, prompt_format="interleaved", positional_embedding_type="one_hot",
         keys="causal", attention="linear,softmax", score_scale=1.0, act_fn="square",
     )  # fmt: skip
@@ -130,25 +118,3 @@ def previous_token_then_induction(*, x_dim: int, n_context: int) -> tuple[Hooked
         "prediction": columns[:, -1:],
     }
     return model, Hypothesis(Induction(partial(best_match, sharpness=SHARPNESS), causal=True), subspaces=subspaces)
-
-
-def _numbers(stream: Stream, name: str) -> list[Factor]:
-    """The entries of a subspace."""
-    return [Factor(column) for column in stream.read(name).T]
-
-
-def _erased(stream: Stream, name: str) -> list[tuple[Factor, Factor, Tensor]]:
-    """Products that take a subspace away: each number times 1."""
-    nothing = Factor(torch.zeros(stream.d_model, dtype=torch.float64), 1.0)
-    return [(number, nothing, -row) for number, row in zip(_numbers(stream, name), stream.write(name), strict=True)]
-
-
-def _products(stream: Stream, products: Sequence[tuple[Factor, Factor, Tensor]]) -> Hidden:
-    """An MLP with the "square" activation that adds `(left right) write`: `4 l r = (l + r)² - (l - r)²`."""
-    reads, writes, biases = [], [], []
-    for left, right, write in products:
-        for sign in (1, -1):
-            reads.append(left.read + sign * right.read)
-            writes.append(sign * write / 4)
-            biases.append(left.bias + sign * right.bias)
-    return Hidden(torch.stack(reads, dim=1), torch.stack(writes), torch.tensor(biases, dtype=torch.float64))

@@ -1,4 +1,4 @@
-"""A model squeezed into a stream of fewer dimensions, in superposition, and trained to imitate what it was."""
+"""Compression of a model into a stream of fewer dimensions, in superposition, by training it to imitate itself."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,13 +20,13 @@ BATCH = 64
 
 @dataclass(frozen=True, eq=False)
 class CompressedModel:
-    """A model in a narrower stream, and how well it imitates the old one.
+    """A model in a narrower stream, and how well it imitates the original.
 
     Attributes:
-        model: the narrow one, float64.
-        stream: orthonormal columns `[d_model new_d_model]`: what was `s` in the old stream is about `s @ stream` here.
+        model: the narrow model, float64.
+        stream: orthonormal columns `[d_model new_d_model]`: a vector `s` of the old stream is about `s @ stream` here.
         projected: mean squared error of the outputs on the prompts before training.
-        trained: after it.
+        trained: the error after training.
     """
 
     model: HookedTransformer
@@ -39,28 +39,26 @@ def compress(
     model: HookedTransformer, prompts: Prompts | Int[Tensor, "prompt pos"], *, d_model: int, steps: int = 600,
     learning_rate: float = 1e-3, seed: int = 0, progress: bool = True,
 ) -> CompressedModel:  # fmt: skip
-    """The parts of a model in a stream of fewer dimensions, trained until they do the same.
+    """Move a model into a stream of fewer dimensions, and train it to do the same.
 
-    The stream is projected on its principal directions on the prompts, uncentred. As long as there are as many as it
-    uses, this is exact, and no training is needed: a compiled program uses fewer dimensions than it has. With fewer,
-    directions that meant different things share dimensions, and all weights are trained (Adam, a cosine from
-    `learning_rate` to 0) to give the outputs and the projected streams of the original. Nodes do what they did, but
-    everything now reads a little of everything: weights no longer tell the circuit.
-
-    Not every model comes back in seconds: `trained` says how far it got. Where training makes it worse, the projected
-    model is returned.
+    The stream is projected on its principal directions on the prompts, uncentred. With at least as many dimensions as
+    the model uses, this is exact, and no training is needed: a compiled program uses fewer dimensions than it has. With
+    fewer, unrelated directions share dimensions, and all weights are trained (Adam, a cosine from `learning_rate` to 0)
+    to reproduce the outputs and the projected streams of the original. Nodes keep their roles, but everything now reads
+    a little of everything: weights no longer show the circuit. If training makes it worse, the projected model is
+    returned.
 
     Args:
         model: as `hide` takes it.
-        prompts: what it is to do the same on, points or token ids.
-        d_model: the new width.
+        prompts: for training, points or token ids.
+        d_model: the new width, at most the model's.
         steps: of training; 0 for the projected model.
-        learning_rate: largest one, of Adam.
+        learning_rate: the largest one, of Adam.
         seed: of the order of prompts.
         progress: show a bar.
 
     Raises:
-        ValueError: a width that is not 1 to the model's, steps < 0, no prompts, or a model that `hide` refuses.
+        ValueError: a width larger than the model's, no prompts, or a model that `hide` refuses.
 
     Source: Lindner et al. 2023, section 5, who train the projection alone.
 
@@ -98,7 +96,7 @@ def compress(
 
 
 def _projected(model: HookedTransformer, stream: Tensor) -> HookedTransformer:
-    """The model with all that it reads and writes projected."""
+    """The model with everything that it reads and writes projected."""
     narrow = in_another_stream(model, stream)
     layers = 1 if model.cfg.recurrent else model.cfg.n_layers
     for block, old in zip(list(narrow.blocks)[:layers], model.blocks, strict=False):

@@ -1,14 +1,19 @@
-"""Copying on interleaved prompts: each y onto the token of its x, after which paired constructions apply."""
+"""Attention that copies: targets onto the tokens of their inputs, and what followed a token before (induction)."""
+
+import math
+from typing import Any
 
 import torch
 
-from mechicl.algorithms.gradient_descent import per_step
-from mechicl.base.checks import check_positive, check_whole
-from mechicl.constructions.gradient_descent import check_stability
-from mechicl.constructions.vocabulary import Head, Stream, assemble
-from mechicl.models import HookedTransformer
+from mechicl.base.checks import check_positive, check_whole, is_whole
+from mechicl.constructions.gradient_descent import stable_step_size
+from mechicl.constructions.vocabulary import Head, Stream, assemble, set_head
+from mechicl.models import HookedTransformer, TransformerConfig
 
-Layers = list[list[Head]]
+JUNK = 8
+"""Dimensions that distractors write into, and their own width."""
+WITHOUT_SINK = -1e3
+"""The score of a sink that gets no attention: its exponential is 0."""
 
 
 def copy_targets(
@@ -22,32 +27,26 @@ def copy_targets(
 
     Linear: exact. Softmax: relative error of order `(n + 1) e^(-score_scale / 2)`, since the sink, half as high as a
     match, takes `e^(-score_scale / 2)` of the attention of a position that copies or erases, and leaves
-    `2 n e^(-score_scale / 2)` of it to the keys where there is nothing to copy: so much of the other tokens is added
+    `2 n e^(-score_scale / 2)` of it to the keys where there is nothing to copy: this share of the other tokens is added
     there. With the default that is below rounding.
 
     Args:
-        n_context: number of context points; the positions are made for just so many or fewer.
+        n_context: largest number of context points; the model refuses longer prompts, for which it has no positions.
         attention: "linear", or "softmax" with a sink, to which positions turn that have nothing to copy.
         score_scale: of the softmax.
 
     Returns:
         A float64 model on interleaved prompts; the stream's labels are token, position and y.
 
-    Raises:
-        ValueError: numbers of dimensions or points out of range, another attention, or a score scale that is not
-            positive and finite. The model itself refuses prompts of more points than n_context, for which it has no
-            positions.
-
     Source: von Oswald et al. 2023, Proposition 3.
     """
     if attention not in ("linear", "softmax"):
         raise ValueError(f"attention must be 'linear' or 'softmax', got {attention!r}")
     check_positive(score_scale=score_scale)
-    stream = _stream(x_dim, y_dim, n_context)
-    options = {} if attention == "linear" else {
+    options: dict[str, Any] = {} if attention == "linear" else {
         "attention": "softmax", "score_scale": score_scale, "sink": "fixed", "sink_score": score_scale / 2
     }  # fmt: skip
-    return _assemble(stream, [_copy(stream, n_context)], x_dim, y_dim, n_context, **options)
+    return _copy_then([], x_dim, y_dim, n_context, **options)
 
 
 def copy_then_gradient_descent(
@@ -65,57 +64,122 @@ def copy_then_gradient_descent(
     model refuses longer ones.
 
     Args:
-        n_context: number of context points; the positions are made for just so many or fewer.
+        n_context: largest number of context points.
         step_size: a, the factor on the gradient of `Σ_i (x_i W - y_i)² / 2`.
         steps: number of steps after the copying layer.
         largest_eigenvalue: λ_max of S; parameters that diverge there give a warning.
-
-    Raises:
-        ValueError: numbers of dimensions, points or steps out of range, a step size that is not finite, or a largest
-            eigenvalue that is not positive and finite.
 
     Warns:
         DivergenceWarning: more than one step, and a step size below 0 or above 2 / largest_eigenvalue.
 
     Source: von Oswald et al. 2023, Proposition 3 and section 4.
     """
-    check_whole(1, steps=steps)
-    (step_size,) = per_step("step_size", step_size, 1)
-    check_stability(f"gradient descent with step_size={step_size}", [step_size] * steps, None, largest_eigenvalue)
-    stream = _stream(x_dim, y_dim, n_context)
-    x = stream.read("token")[:, :x_dim]
-    step = [Head(query=x, key=x, value=stream.read("y"), output=-step_size * stream.write("y"))]
-    return _assemble(stream, [_copy(stream, n_context), *[step] * steps], x_dim, y_dim, n_context)
+    step_size = stable_step_size(step_size, steps, largest_eigenvalue)
+    return _copy_then([step_size] * steps, x_dim, y_dim, n_context)
 
 
-def _stream(x_dim: int, y_dim: int, n_context: int) -> Stream:
+def _copy_then(step_sizes: list[float], x_dim: int, y_dim: int, n_context: int, **options: Any) -> HookedTransformer:
+    """A layer of two heads on one-hot positions (x tokens read the next token, y tokens erase themselves) and steps."""
     check_whole(1, x_dim=x_dim, y_dim=y_dim)
     check_whole(0, n_context=n_context)
-    return Stream(token=max(x_dim, y_dim), position=2 * n_context + 1, y=y_dim)
-
-
-def _copy(stream: Stream, n_context: int) -> list[Head]:
-    """Two heads on one-hot positions: x tokens read the next token, y tokens erase themselves."""
-    positions, y_dim = stream.read("position"), stream.dimensions["y"]
+    stream = Stream(token=max(x_dim, y_dim), position=2 * n_context + 1, y=y_dim)
+    positions, token = stream.read("position"), stream.read("token")
     # tokens are x_1 y_1 x_2 y_2 ... x_q: column i of at_x is 1 at x_i and of at_y at y_i, so that only they match
     at_x, at_y = positions[:, 0:-1:2], positions[:, 1::2]
     if not n_context:  # nothing to copy: heads that read nothing
         at_x = at_y = torch.zeros(stream.d_model, 1, dtype=torch.float64)
-    token = stream.read("token")
     copied = Head(query=at_x, key=at_y, value=token[:, :y_dim], output=stream.write("y"))
     erased = Head(query=at_y, key=at_y, value=token, output=-stream.write("token"))
-    return [copied, erased]
-
-
-def _assemble(stream: Stream, layers: Layers, x_dim: int, y_dim: int, n_context: int, **options) -> HookedTransformer:
+    x, y = token[:, :x_dim], stream.read("y")
+    steps = {a: [Head(query=x, key=x, value=y, output=-a * stream.write("y"))] for a in step_sizes}
     return assemble(
-        stream,
-        layers,
-        n_context=n_context,
-        x_dim=x_dim,
-        y_dim=y_dim,
-        prompt_format="interleaved",
-        positional_embedding_type="one_hot",
-        keys="context",
-        **options,
-    )
+        stream, [[copied, erased], *(steps[a] for a in step_sizes)], n_context=n_context, x_dim=x_dim, y_dim=y_dim,
+        prompt_format="interleaved", positional_embedding_type="one_hot", keys="context", **options,
+    )  # fmt: skip
+
+
+def induction(
+    *,
+    d_vocab: int,
+    n_ctx: int,
+    n_heads: int = 1,
+    previous_token_head: int = 0,
+    induction_head: int = 0,
+    score_scale: float = 80.0,
+    seed: int | None = None,
+) -> HookedTransformer:
+    """Two layers of attention that predict what followed the token before: an induction head and its helper.
+
+    Tokens and positions are one-hot, each in a subspace of its own. A head of layer 0 reads the token at position
+    i - 1 into the subspace "previous" of position i. A head of layer 1 asks with the token at i, is answered by the
+    positions whose previous token it is, and reads their tokens into "next", which is the logits.
+
+    So the logits are frequencies: each token's share of the tokens that have followed the current one so far. Where the
+    token has not occurred before, and at the first position of layer 0, heads turn to a sink, half as high as a match,
+    and all logits are 0. Exact up to a relative error of order `(n_ctx + 1) e^(-score_scale / 2)`, the share of sink
+    and mismatches; with the default that is below rounding.
+
+    The other heads do nothing; or, with a seed, they are distractors: random weights that read the whole stream, with
+    scores of standard deviation about 1 and no sink, and write into a subspace "junk", which only distractors read.
+
+    Args:
+        d_vocab: number of different tokens.
+        n_ctx: number of positions, at least 2.
+        n_heads: number of heads in each layer.
+        previous_token_head: the head of layer 0 that marks each position with the token before.
+        induction_head: the head of layer 1 that looks for the marks.
+        score_scale: of the softmax.
+        seed: of the distractors' weights; None for no distractors.
+
+    Returns:
+        A float64 model on token ids, attention only; the stream's labels are token, position, previous, next and junk.
+
+    Raises:
+        ValueError: a head that the layer does not have.
+
+    Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits", section "Induction heads".
+
+    Example:
+        >>> model = induction(d_vocab=10, n_ctx=8)
+        >>> model(torch.tensor([[3, 1, 4, 2, 3]]))[0, -1].argmax().item()
+        1
+    """
+    check_whole(1, d_vocab=d_vocab, n_heads=n_heads)
+    check_whole(2, n_ctx=n_ctx)
+    for name, value in (("previous_token_head", previous_token_head), ("induction_head", induction_head)):
+        if not is_whole(value) or not 0 <= value < n_heads:
+            raise ValueError(f"{name} must be one of the {n_heads} heads, 0 to {n_heads - 1}; got {value!r}")
+    check_positive(score_scale=score_scale)
+    junk = {} if seed is None else {"junk": JUNK}
+    stream = Stream(token=d_vocab, position=n_ctx, previous=d_vocab, next=d_vocab, **junk)
+    positions, token = stream.read("position"), stream.read("token")
+    # position p asks with its own axis for the key at p - 1: one-hot axes, shifted by one against each other
+    marking = Head(query=positions[:, 1:], key=positions[:, :-1], value=token, output=stream.write("previous"))
+    inducing = Head(query=token, key=stream.read("previous"), value=token, output=stream.write("next"))
+    cfg = TransformerConfig(
+        prompt_format="token_ids", d_vocab=d_vocab, n_ctx=n_ctx, n_layers=2, n_heads=n_heads, d_model=stream.d_model,
+        d_head=max(marking.width, inducing.width, *junk.values()), attention="softmax", score_scale=score_scale,
+        sink="learned", sink_score=score_scale / 2, initializer_range=0.0, dtype="float64",
+        attn_only=True, normalization_type=None, attn_bias=False, read_bias=False,
+    )  # fmt: skip
+    model = HookedTransformer(cfg)
+    generator = torch.Generator().manual_seed(seed or 0)
+    placed = [(previous_token_head, marking), (induction_head, inducing)]
+    with torch.no_grad():
+        model.embed.W_E.copy_(stream.write("token"))
+        model.pos_embed.W_pos.copy_(stream.write("position"))
+        model.unembed.W_U.copy_(stream.read("next"))
+        for block, (place, head) in zip(model.blocks, placed, strict=True):
+            set_head(block.attn, place, head)
+            for other in sorted(set(range(n_heads)) - {place}) if junk else ():
+                set_head(block.attn, other, _distractor(stream, score_scale, generator))
+                block.attn.sink[other] = WITHOUT_SINK
+    model.stream_labels = stream.labels
+    return model.eval()
+
+
+def _distractor(stream: Stream, score_scale: float, generator: torch.Generator) -> Head:
+    """Random weights; scores of deviation 1 where the stream is a token and a position."""
+    query, key, value = torch.randn(3, stream.d_model, JUNK, generator=generator, dtype=torch.float64)
+    size = (2 * math.sqrt(JUNK) * score_scale) ** -0.5
+    return Head(query=size * query, key=size * key, value=value, output=stream.write("junk"))

@@ -1,5 +1,6 @@
-"""Linear attention that is gradient descent, plain and with the data transformation of GD++."""
+"""Linear attention that is gradient descent: plain, GD++, preconditioned, on features, and nearly so with softmax."""
 
+import math
 import reprlib
 from collections.abc import Sequence
 
@@ -10,8 +11,10 @@ from torch import Tensor
 from mechicl.algorithms.gradient_descent import gd_plus_plus_filters, per_step
 from mechicl.algorithms.stability import residuals_grow, warn_of_divergence
 from mechicl.base.checks import check_positive, check_whole
-from mechicl.constructions.vocabulary import Head, Stream, assemble
+from mechicl.constructions.vocabulary import Head, Hidden, Stream, assemble
 from mechicl.models import HookedTransformer
+
+SINK_SCORE = 30.0  # the sink's normaliser outweighs n keys by n e^-30, below 1e-10 up to n = 1000
 
 
 def gradient_descent(
@@ -37,8 +40,7 @@ def gradient_descent(
         A float64 model with one head, width `x_dim + y_dim` and `steps` looped layers.
 
     Raises:
-        ValueError: steps < 1, a step size that is not finite, initial_weights of another shape, or a largest eigenvalue
-            that is not positive and finite.
+        ValueError: initial_weights of another shape.
 
     Warns:
         DivergenceWarning: more than one step, and a step size below 0 or above 2 / largest_eigenvalue.
@@ -50,20 +52,15 @@ def gradient_descent(
         >>> model.predict(LinearRegression().sample(4, seed=0)).shape
         torch.Size([4, 1])
     """
-    check_whole(1, steps=steps)
-    (step_size,) = per_step("step_size", step_size, 1)
-    check_stability(f"gradient descent with step_size={step_size}", [step_size] * steps, None, largest_eigenvalue)
+    step_size = stable_step_size(step_size, steps, largest_eigenvalue)
     if initial_weights is None:
         initial_weights = torch.zeros(x_dim, y_dim, dtype=torch.float64)
     elif initial_weights.shape != (x_dim, y_dim):
         raise ValueError(f"initial_weights must be [x y] = {(x_dim, y_dim)}, got {tuple(initial_weights.shape)}")
     stream = Stream(x=x_dim, y=y_dim)
-    step = Head(
-        query=stream.read("x"),
-        key=stream.read("x"),  # score <x_i, x_j>
-        value=stream.read("x") @ initial_weights.double() - stream.read("y"),  # the residual x W_0 - y
-        output=step_size * stream.write("y"),
-    )
+    x, y = stream.read("x"), stream.read("y")
+    # the scores are <x_i, x_j>, the values the residuals x W_0 - y
+    step = Head(query=x, key=x, value=x @ initial_weights.double() - y, output=step_size * stream.write("y"))
     return assemble(stream, [[step]] * steps, n_context=n_context, initial_weights=initial_weights)
 
 
@@ -87,11 +84,10 @@ def gd_plus_plus(
         largest_eigenvalue: λ_max of S; parameters that diverge there give a warning.
 
     Returns:
-        A float64 model with one head, width `x_dim + y_dim` and `steps` layers, looped if all steps are alike.
+        A float64 model with one head, width `x_dim + y_dim` and `steps` layers, looped if all steps are equal.
 
     Raises:
-        ValueError: steps < 1, another number of parameters than of steps, one that is not finite, or a largest
-            eigenvalue that is not positive and finite.
+        ValueError: the number of parameters differs from the number of steps.
 
     Warns:
         DivergenceWarning: more than one step, after which the residual in the direction of the largest eigenvalue is
@@ -104,20 +100,217 @@ def gd_plus_plus(
     parameters = f"GD++ with step_size={reprlib.repr(step_size)}, gamma={reprlib.repr(gamma)}"
     check_stability(parameters, step_sizes, gammas, largest_eigenvalue)
     stream = Stream(x=x_dim, y=y_dim)
+    x, y = stream.read("x"), stream.read("y")
+    value, to_x, to_y = torch.cat([x, -y], dim=1), stream.write("x"), stream.write("y")
 
     def layer(a: float, g: float) -> list[Head]:
-        return [
-            Head(
-                query=stream.read("x"),
-                key=stream.read("x"),
-                value=torch.cat([stream.read("x"), -stream.read("y")], dim=1),
-                output=torch.cat([-g * stream.write("x"), a * stream.write("y")]),
-            )
-        ]
+        return [Head(query=x, key=x, value=value, output=torch.cat([-g * to_x, a * to_y]))]
 
     pairs = list(zip(step_sizes, gammas, strict=True))
     layers = [layer(*pairs[0])] * steps if len(set(pairs)) == 1 else [layer(a, g) for a, g in pairs]
     return assemble(stream, layers, n_context=n_context)
+
+
+def preconditioned_gd(
+    *,
+    x_dim: int,
+    n_context: int,
+    preconditioner: Float[Tensor, "x x"] | Sequence[Float[Tensor, "x x"]],
+    y_dim: int = 1,
+    steps: int = 1,
+) -> HookedTransformer:
+    """Preconditioned gradient descent `W ← W - A (S W - B) / n` from 0, one step a layer.
+
+    Exact: equal to `algorithms.preconditioned_gd` up to rounding, for any number n of context points.
+
+    Args:
+        preconditioner: A `[x x]`, one for all steps or one a step.
+
+    Returns:
+        A float64 model with one head, width `x_dim + y_dim` and `steps` layers, looped if all steps are equal.
+
+    Raises:
+        ValueError: a preconditioner of another shape or with an entry that is not finite, or another number of them
+            than of steps.
+
+    Source: Nertinger 2025, Theorem 1, with the sign of section 2 corrected.
+    """
+    check_whole(1, steps=steps)
+    matrices = [preconditioner] * steps if isinstance(preconditioner, Tensor) else list(preconditioner)
+    if len(matrices) != steps or any(matrix.shape != (x_dim, x_dim) for matrix in matrices):
+        raise ValueError(
+            f"needs a preconditioner [x x] = {(x_dim, x_dim)}, one or {steps} of them; got shapes "
+            f"{[tuple(matrix.shape) for matrix in matrices]}"
+        )
+    if not all(matrix.isfinite().all() for matrix in matrices):
+        raise ValueError("a preconditioner has an entry that is not finite")
+    stream = Stream(x=x_dim, y=y_dim)
+    x, y, write = stream.read("x"), stream.read("y"), -stream.write("y")
+
+    def layer(matrix: Tensor) -> list[Head]:
+        return [Head(query=x @ matrix.double(), key=x, value=y, output=write)]  # score x A x_j
+
+    alike = all(torch.equal(matrix, matrices[0]) for matrix in matrices)
+    layers = [layer(matrices[0])] * steps if alike else [layer(matrix) for matrix in matrices]
+    return assemble(stream, layers, n_context=n_context, normalize_by_context=True)
+
+
+def kernel_gradient_descent(
+    *,
+    weights: Float[Tensor, "x feature"],
+    n_context: int,
+    step_size: float,
+    bias: Float[Tensor, "feature"] | None = None,
+    act_fn: str = "relu",
+    y_dim: int = 1,
+    steps: int = 1,
+    largest_eigenvalue: float | None = None,
+) -> HookedTransformer:
+    """Gradient descent from 0 on the features `m(x) = act(x weights + bias)`, one step a layer.
+
+    Exact: equal to `algorithms.gradient_descent` on prompts whose inputs are replaced by their features, up to
+    rounding. In the limit of many steps it is kernel regression with `k(x, x') = m(x)·m(x')`.
+
+    Args:
+        weights: of the features `[x feature]`.
+        step_size: a, the factor on the gradient of `Σ_i (m(x_i) W - y_i)² / 2`.
+        bias: of the features, 0 by default.
+        act_fn: their activation, a name in `models.ELEMENTWISE`.
+        largest_eigenvalue: λ_max of `Σ_i m(x_i)ᵀ m(x_i)` on the prompts that the model is meant for; a step size that
+            diverges there gives a warning.
+
+    Returns:
+        A float64 model with one head, width `x_dim + y_dim + feature` and `steps` looped layers after the MLP.
+
+    Raises:
+        ValueError: a bias that does not fit the weights, or an unknown activation.
+
+    Warns:
+        DivergenceWarning: more than one step, and a step size below 0 or above 2 / largest_eigenvalue.
+
+    Source: von Oswald et al. 2023, Proposition 2.
+    """
+    step_size = stable_step_size(step_size, steps, largest_eigenvalue)
+    x_dim, n_features = weights.shape
+    stream = Stream(x=x_dim, y=y_dim, feature=n_features)
+    features = Hidden(
+        read=stream.read("x") @ weights.double(),
+        write=stream.write("feature"),
+        bias=None if bias is None else bias.double(),
+    )
+    phi = stream.read("feature")
+    step = [Head(query=phi, key=phi, value=stream.read("y"), output=-step_size * stream.write("y"))]
+    return assemble(stream, [step] * steps, n_context=n_context, input_mlp=features, act_fn=act_fn)
+
+
+def softmax_gradient_descent(
+    *, x_dim: int, n_context: int, step_size: float, score_scale: float, y_dim: int = 1, sink: bool = True
+) -> HookedTransformer:
+    """One layer of two softmax heads with opposite scores; as `score_scale` shrinks, a step of gradient descent.
+
+    The difference of the two heads is odd in the scores `s_i = score_scale <x_i, x>`, so that its leading term is
+    linear. With the sink (a key with score `SINK_SCORE` and value 0) the normaliser is the sink's and the limit is
+    gradient descent from 0: relative error `O(score_scale²)`, and `n e^(-SINK_SCORE)` at most from the normaliser.
+    Without it the normaliser follows the scores, and the limit is the *centred* sum `Σ y_i (s_i - mean s)` instead of
+    `Σ y_i s_i`.
+
+    Args:
+        n_context: number of context points; without a sink the step size holds for exactly this many.
+        step_size: a, the factor on the gradient of `Σ_i (x_i W - y_i)² / 2`.
+        score_scale: factor on the scores, small against `1 / max |<x_i, x>|`; rounding grows as it shrinks.
+        sink: with the sink, or without it as in the paper.
+
+    Returns:
+        A float64 model with one layer of two heads.
+
+    Source: von Oswald et al. 2023, A.9, eq. 16 to 21, which drop the normaliser.
+    """
+    check_positive(score_scale=score_scale)
+    check_whole(1, n_context=n_context)
+    (step_size,) = per_step("step_size", step_size, 1)
+    stream = Stream(x=x_dim, y=y_dim)
+    x, y = stream.read("x"), stream.read("y")
+    # exp(s) - exp(-s) = 2 s + O(s³): the difference of the heads is linear in the scores once their normaliser is a
+    # constant, which the output multiplies back. With a sink it is e^SINK_SCORE; without one it is Σ exp(±s_i), near n
+    # but not constant, and its own first-order term takes the mean of the scores away.
+    normalizer = math.exp(SINK_SCORE) if sink else n_context
+    output = -step_size * normalizer / (2 * score_scale) * stream.write("y")
+    return assemble(
+        stream,
+        [[Head(x, x, y, output), Head(-x, x, y, -output)]],
+        n_context=n_context,
+        attention="softmax",
+        score_scale=score_scale,
+        sink="fixed" if sink else "none",
+        sink_score=SINK_SCORE,
+    )
+
+
+def linear_optimum(
+    *, covariance: Float[Tensor, "x x"], n_context: int, noise_variance: float = 0.0
+) -> HookedTransformer:
+    """The one layer of linear attention with the least loss on `x ~ N(0, Σ)`, `w ~ N(0, I)`.
+
+    It is one step of preconditioned gradient descent with `A = ((n+1)/n Σ + (tr(Σ) + ν²)/n I)⁻¹`; its loss is
+    `analysis.weights.linear_attention_optimum` of the eigenvalues of Σ, n and ν².
+
+    Args:
+        covariance: Σ `[x x]`, symmetric and positive semidefinite.
+        n_context: number of context points, at least 1.
+        noise_variance: ν² of the context's targets.
+
+    Raises:
+        ValueError: a covariance that is 0, or not symmetric and positive semidefinite.
+
+    Source: Nertinger 2025, Theorem 2 (Ahn et al. 2023).
+
+    Example:
+        >>> linear_optimum(covariance=torch.eye(5), n_context=20).cfg.n_layers
+        1
+    """
+    sigma = covariance.double()
+    if not (noise_variance >= 0 and math.isfinite(noise_variance)):
+        raise ValueError(f"noise_variance must be finite and not negative, got {noise_variance}")
+    check_whole(1, n_context=n_context)
+    if sigma.ndim != 2 or sigma.shape[0] != sigma.shape[1]:
+        raise ValueError(f"covariance must be a square matrix, got shape {tuple(sigma.shape)}")
+    if not sigma.any():
+        raise ValueError("a covariance of 0 has no best step: every one predicts 0")
+    symmetric = torch.allclose(sigma, sigma.T)  # False for NaN
+    if not symmetric or torch.linalg.eigvalsh(sigma)[0] < -1e-6 * sigma.abs().max():  # float32's rounding passes
+        raise ValueError(f"covariance must be symmetric and positive semidefinite, got {covariance.tolist()}")
+    # The loss E‖x - x A Ŝ‖² with Ŝ = S / n is quadratic in A. For Gaussian inputs E Ŝ = Σ, and by Isserlis' theorem
+    # E ŜŜ = ((n+1) Σ² + tr(Σ) Σ) / n, plus ν² Σ / n from noise; the gradient is 0 at A = Σ (E ŜŜ)⁻¹ = this inverse.
+    eye = torch.eye(len(sigma), dtype=torch.float64)
+    spread = (sigma.trace() + noise_variance) / n_context
+    inverse = torch.linalg.inv((n_context + 1) / n_context * sigma + spread * eye)
+    return preconditioned_gd(x_dim=len(sigma), n_context=n_context, preconditioner=inverse)
+
+
+def relu_optimum(*, x_dim: int, n_context: int) -> HookedTransformer:
+    """The one layer of ReLU attention with the least loss on `x ~ N(0, I)`, `w ~ N(0, I)`, without noise.
+
+    Its loss is `d - (d/2)² / ((d/2) (½ (n-1)/n + (d+2)/n))`: 1.970 for d = 5, n = 20 (n_context, at least 1).
+
+    Source: Nertinger 2025, Theorem 4, whose Q_0 must be negative where the prediction is minus the query's y: with the
+    printed sign the loss is 14.1. Here the output has the minus instead, so that a point counts if its score is
+    positive; a negative Q_0 counts those with negative scores, which predicts minus what this model predicts for the
+    mirrored query, with the same loss.
+    """
+    check_whole(1, n_context=n_context)
+    stream = Stream(x=x_dim, y=1)
+    scale = 1 / (0.5 * (n_context - 1) / n_context + (x_dim + 2) / n_context)
+    # relu(c s) = c relu(s) for c > 0, so the factor may follow the activation
+    head = Head(stream.read("x"), stream.read("x"), stream.read("y"), -scale * stream.write("y"))
+    return assemble(stream, [[head]], n_context=n_context, attention="relu", normalize_by_context=True)
+
+
+def stable_step_size(step_size: float, steps: int, largest_eigenvalue: float | None) -> float:
+    """A step size as a float, after `check_stability` of plain gradient descent with it."""
+    check_whole(1, steps=steps)
+    (step_size,) = per_step("step_size", step_size, 1)
+    check_stability(f"gradient descent with step_size={step_size}", [step_size] * steps, None, largest_eigenvalue)
+    return step_size
 
 
 def check_stability(
@@ -125,7 +318,7 @@ def check_stability(
 ) -> None:
     """Warn of parameters with which more than one step diverges in the direction of S's largest eigenvalue.
 
-    Step sizes and gammas are one a step; no gammas are 0, and no largest eigenvalue checks nothing.
+    There is one step size and one gamma per step; no gammas are 0, and no largest eigenvalue checks nothing.
     """
     if largest_eigenvalue is None:
         return

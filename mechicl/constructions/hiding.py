@@ -1,6 +1,7 @@
-"""Disguises that leave what a hand-written model computes as it is, and what its weights look like not."""
+"""Function-preserving transformations that obfuscate a model's weights."""
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -18,11 +19,11 @@ MOST_HALVINGS = 60
 
 @dataclass(frozen=True, eq=False)
 class HiddenModel:
-    """A disguised model, and how its stream holds the old one.
+    """An obfuscated model.
 
     Attributes:
-        model: the disguised one.
-        stream: orthonormal rows `[d_model new_d_model]`: what was `s` in the old stream is `s @ stream` in the new.
+        model: the obfuscated model.
+        stream: orthonormal rows `[d_model new_d_model]`: a vector `s` of the old stream is `s @ stream` in the new one.
     """
 
     model: HookedTransformer
@@ -34,31 +35,30 @@ def hide(
     model: HookedTransformer, *, seed: int = 0, rotate: bool = True, gauges: bool = True, distractors: int = 1,
     distractor_mlps: bool = False, junk_prompts: Prompts | Int[Tensor, "prompt pos"] | None = None, noise: float = 0.0,
 ) -> HiddenModel:  # fmt: skip
-    """The same computation behind other weights.
+    """Hide the structure of a model's weights without changing its function.
 
     Args:
         model: without norms, gates, biases of heads and rotary positions, such as `mechicl.constructions` makes.
         seed: of everything random.
-        rotate: turn the stream by a random rotation, so that no dimension means anything.
+        rotate: rotate the stream randomly, so that no dimension has a meaning.
         gauges: random invertible matrices between W_Q and W_K, and between W_V and W_O, of each head.
-        distractors: heads in each layer, and hidden units where it has an MLP, that read the stream with random weights
-            and write into dimensions that nothing of the model reads.
-        distractor_mlps: layers without an MLP get one that is all distractors, with ReLU.
-        junk_prompts: prompts, or token ids; with them, distractors read what others have written too, so that they
-            compute something from layer to layer. Their writes are scaled so that on these prompts it never outgrows
-            the model's own stream.
-        noise: standard deviation of what is added to each entry of the heads' and MLPs' weights, as a part of the root
-            mean square of the matrix: 0 leaves the model's function as it is.
+        distractors: heads in each layer, and hidden units in MLPs, that read the stream with random weights and write
+            into dimensions that the model does not read.
+        distractor_mlps: layers without an MLP get one that consists of distractors, with ReLU.
+        junk_prompts: prompts, or token ids; with them, distractors also read what others have written, so that they
+            compute something from layer to layer, scaled so that on these prompts it never outgrows the model's own
+            stream.
+        noise: standard deviation of noise added to the heads' and MLPs' weights, relative to the root mean square of
+            each matrix; 0 keeps the model's function.
 
     Returns:
-        The model, with linear read-in and read-out, and the map of its stream. Positions that were concatenated are
-        added now, a row of weights each, so that prompts may not be longer than n_context.
+        The model, with linear read-in and read-out, and the map of its stream. Concatenated positions become added
+        ones, a row of weights each, so that prompts may not be longer than n_context.
 
     Raises:
-        ValueError: distractors < 0, noise that is negative, prompts for junk or MLPs of distractors without
-            distractors, MLPs of distractors for a model that has MLPs, or a model that would not keep its function:
-            with norms, clipping, gates in its MLPs, rotary positions, biases of heads or of the read-in and read-out,
-            or gradient descent in place of weights.
+        ValueError: junk prompts or distractor MLPs without distractors, distractor MLPs for a model that has MLPs, or
+            a model whose function would change: with norms, clipping, gated MLPs, rotary positions, biases of heads or
+            of the read-in and read-out, or gradient descent in place of weights.
 
     Example:
         >>> hidden = hide(constructions.gradient_descent(x_dim=5, n_context=20, step_size=0.1, steps=3), seed=1)
@@ -73,9 +73,7 @@ def hide(
         if asked and not distractors:
             raise ValueError(f"{name} are for distractors, and distractors=0: leave them out")
     if distractor_mlps and cfg.d_mlp is not None:
-        raise ValueError(
-            "distractor_mlps are for models without MLPs; in those of this one there are distractors already"
-        )
+        raise ValueError("distractor_mlps are for models without MLPs; this model's MLPs contain distractors already")
     refuse_what_would_break(cfg)
     generator = torch.Generator().manual_seed(seed)
 
@@ -88,12 +86,15 @@ def hide(
     stream, rest = turned[: cfg.d_model], turned[cfg.d_model :]
     wide = in_another_stream(model, stream, distractors, distractor_mlps)
     layers = 1 if cfg.recurrent else cfg.n_layers
+    no_units = SimpleNamespace(
+        W_in=torch.zeros(cfg.d_model, 0), b_in=torch.zeros(0),
+        W_out=torch.zeros(0, cfg.d_model), b_out=torch.zeros(cfg.d_model),
+    )  # fmt: skip
     read = stream if junk_prompts is None else turned  # by distractors
     for block, old in zip(list(wide.blocks)[:layers], model.blocks, strict=False):
         _hide_heads(block.attn, old.attn, stream, read, rest, normal, gauges)
         if wide.cfg.block_mlp:
-            units = old.mlp if cfg.block_mlp else _NoUnits(cfg.d_model)
-            _hide_units(block.mlp, units, stream, read, rest, normal)
+            _hide_units(block.mlp, old.mlp if cfg.block_mlp else no_units, stream, read, rest, normal)
     if cfg.mlp_location == "input" and cfg.d_mlp is not None:
         _hide_units(wide.input_mlp, model.input_mlp, stream, read, rest, normal)
     if junk_prompts is not None:
@@ -107,13 +108,10 @@ def hide(
 def in_another_stream(
     model: HookedTransformer, stream: Float[Tensor, "d_model new_d_model"], distractors: int = 0, mlps: bool = False
 ) -> HookedTransformer:
-    """The ends of a model in a stream of another width, in float64, with blocks whose weights are zero.
+    """A model's read-in and read-out in a stream of another width, in float64, with blocks whose weights are zero.
 
-    Args:
-        model: whose ends are copied.
-        stream: what was `s` in the old stream is `s @ stream` in the new.
-        distractors: how many heads, and four times as many hidden units, each layer has more than the model's.
-        mlps: whether layers get an MLP of their own, for distractors.
+    Each layer has that many distractor heads, and four times as many hidden units, more than the model's; with `mlps`,
+    layers without an MLP get one.
     """
     cfg, width = model.cfg, stream.shape[1]
     concatenated = cfg.positional_embedding_type in ("one_hot", "sinusoidal")
@@ -140,7 +138,7 @@ def in_another_stream(
 
 
 def refuse_what_would_break(cfg: TransformerConfig) -> None:
-    """Refuse (ValueError) a model that would not be the same in another basis of its stream."""
+    """Refuse (ValueError) a model whose function depends on the basis of its stream."""
     reasons = {
         f"normalization_type={cfg.normalization_type!r}": cfg.normalization_type is not None,
         f"token_clip={cfg.token_clip}": cfg.token_clip is not None,
@@ -159,7 +157,7 @@ def refuse_what_would_break(cfg: TransformerConfig) -> None:
 
 
 def _hide_heads(attn: Any, old: Any, stream: Tensor, read: Tensor, rest: Tensor, normal: Any, gauges: bool) -> None:
-    """The old heads in the turned stream, each in a gauge of its own, and distractors that write into the rest."""
+    """The old heads in the rotated stream, each in its own gauge, and distractors that write into the rest."""
     n_heads, width = old.W_Q.shape[0], old.W_Q.shape[2]
     for head in range(n_heads):
         scores, values = (_well_conditioned(normal, width) if gauges else torch.eye(width).double() for _ in range(2))
@@ -177,7 +175,7 @@ def _hide_heads(attn: Any, old: Any, stream: Tensor, read: Tensor, rest: Tensor,
 
 
 def _hide_units(mlp: Any, old: Any, stream: Tensor, read: Tensor, rest: Tensor, normal: Any) -> None:
-    """The old hidden units in the turned stream and in another order, and distractors that write into the rest."""
+    """The old hidden units in the rotated stream and in another order, and distractors that write into the rest."""
     n_old, n_new = old.W_in.shape[1], mlp.W_in.shape[1]
     order = normal(n_new).argsort()
     units = torch.cat([stream.T @ old.W_in.double(), read.T @ normal(read.shape[0], n_new - n_old)], dim=1)
@@ -190,22 +188,14 @@ def _hide_units(mlp: Any, old: Any, stream: Tensor, read: Tensor, rest: Tensor, 
     mlp.b_out.copy_(old.b_out.double() @ stream)
 
 
-class _NoUnits:
-    """The weights of an MLP that is not there."""
-
-    def __init__(self, d_model: int):
-        self.W_in, self.b_in = torch.zeros(d_model, 0), torch.zeros(0)
-        self.W_out, self.b_out = torch.zeros(0, d_model), torch.zeros(d_model)
-
-
 def _quieten(model: HookedTransformer, stream: Tensor, rest: Tensor, prompts: Prompts | Tensor) -> None:
-    """Scale what is written into the rest down until it is nowhere larger than the stream."""
+    """Scale the distractors' writes down until they are nowhere larger than the stream."""
     prompts = prompts.to(torch.float64) if isinstance(prompts, Prompts) else prompts
     outputs = [(module, name) for module in model.modules() for name in ("W_O", "W_out") if name in module._parameters]
     for _ in range(MOST_HALVINGS):
         cache = model.run_with_cache(prompts, names_filter=lambda name: name.endswith("resid_post"))[1]
         sizes = [(value @ rest.T).square().mean() / (value @ stream.T).square().mean() for value in cache.values()]
-        if all(size <= 1 for size in sizes):  # which no number that has overflowed is
+        if all(size <= 1 for size in sizes):  # False for NaN
             return
         for module, name in outputs:
             weight = getattr(module, name)

@@ -1,6 +1,6 @@
-"""Models whose algorithm is known, with the hypothesis that says so: what a test of hypotheses is tested on."""
+"""Models whose algorithm is known, with the hypothesis about it: the ground truth for tests of hypotheses."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,12 +23,15 @@ from mechicl.constructions.circuits import (
     two_steps_in_a_layer,
 )
 from mechicl.constructions.copying import copy_then_gradient_descent
-from mechicl.constructions.gradient_descent import gd_plus_plus, gradient_descent
+from mechicl.constructions.gradient_descent import (
+    gd_plus_plus,
+    gradient_descent,
+    kernel_gradient_descent,
+    preconditioned_gd,
+    softmax_gradient_descent,
+)
 from mechicl.constructions.hiding import hide
-from mechicl.constructions.kernel import kernel_gradient_descent
 from mechicl.constructions.newton import newton
-from mechicl.constructions.one_step import preconditioned_gd
-from mechicl.constructions.softmax import softmax_gradient_descent
 from mechicl.constructions.trained import RECIPES
 from mechicl.constructions.vocabulary import Head, Hidden, Layer, Stream, assemble
 from mechicl.models import HookedTransformer
@@ -42,14 +45,14 @@ GROWING = (0.14, 0.4, 1.3, 3.5), (0.06, 0.2, 0.6, 1.5)
 
 @dataclass(frozen=True, eq=False)
 class KnownModel:
-    """A model, what it runs, and the task that it is for.
+    """A model, the algorithm that it runs, and its task.
 
     Attributes:
         name: for tables.
         model: with hooks.
-        hypothesis: what it runs: algorithm, which layers are which steps, and which subspaces carry which variables.
+        hypothesis: the algorithm, which layers are which steps, and which subspaces carry which variables.
         task: prompts for which the parameters are made.
-        exact: whether the model is the algorithm up to rounding.
+        exact: True if the model equals the algorithm up to rounding.
     """
 
     name: str
@@ -60,14 +63,14 @@ class KnownModel:
 
 
 def known_models(*, trained: bool = False, hidden: bool = False, noise: float = 0.0, seed: int = 0) -> list[KnownModel]:
-    """Models with known algorithms, plain or each behind a disguise of its own (`hide`).
+    """Models with known algorithms, plain or each obfuscated in its own way (`hide`).
 
     Args:
-        trained: those that interchange training has made, in place of those that are written by hand; they come with
-            the package (`constructions.trained`).
-        hidden: behind random gauges, a rotated stream and distractors, which read each other.
-        noise: in the weights of the hidden ones (see `hide`).
-        seed: of the disguises.
+        trained: the models made by interchange training instead of those written by hand; they come with the package
+            (`constructions.trained`).
+        hidden: with random gauges, a rotated stream, and distractors that read each other.
+        noise: in the weights of the hidden models (see `hide`).
+        seed: of the obfuscation.
 
     Raises:
         ValueError: noise without `hidden`.
@@ -78,7 +81,10 @@ def known_models(*, trained: bool = False, hidden: bool = False, noise: float = 
     """
     if noise and not hidden:
         raise ValueError("noise belongs to hidden models: known_models(hidden=True, noise=...)")
-    plain = list(_trained() if trained else _models())
+    plain = list(_models()) if not trained else [
+        KnownModel(recipe.title, load(name).double(), recipe.hypothesis, recipe.config.task, exact=False)
+        for name, recipe in RECIPES.items()
+    ]  # fmt: skip
     if not hidden:
         return plain
     disguised = (known for known in plain if isinstance(known.model, HookedTransformer))
@@ -92,32 +98,30 @@ def _models() -> Iterator[KnownModel]:
     point = {"x": columns[:, :X_DIM], "residual": columns[:, X_DIM:]}  # the stream of paired constructions
     for steps in (1, 2, 4, 8):
         model = gradient_descent(**sizes, step_size=STEP_SIZE, steps=steps)
-        algorithm = ResidualDescent(steps, step_size=STEP_SIZE)
-        yield KnownModel(_counted("gradient descent", steps), model, Hypothesis(algorithm, subspaces=point), task)
+        hypothesis = Hypothesis(ResidualDescent(steps, step_size=STEP_SIZE), subspaces=point)
+        yield KnownModel(_counted("gradient descent", steps), model, hypothesis, task)
     for steps in (2, 3, 4, 8):
-        sizes_and_gammas: dict[str, Any] = {"step_size": STEP_SIZE, "gamma": GAMMA}
+        rates: dict[str, Any] = {"step_size": STEP_SIZE, "gamma": GAMMA}
         if steps <= len(GROWING[0]):
-            sizes_and_gammas = {"step_size": GROWING[0][:steps], "gamma": GROWING[1][:steps]}
-        model = gd_plus_plus(**sizes, steps=steps, **sizes_and_gammas)
-        algorithm = ResidualDescent(steps, **sizes_and_gammas)
-        yield KnownModel(_counted("GD++", steps), model, Hypothesis(algorithm, subspaces=point), task)
+            rates = {"step_size": GROWING[0][:steps], "gamma": GROWING[1][:steps]}
+        model = gd_plus_plus(**sizes, steps=steps, **rates)
+        hypothesis = Hypothesis(ResidualDescent(steps, **rates), subspaces=point)
+        yield KnownModel(_counted("GD++", steps), model, hypothesis, task)
+    matrix = torch.diag(torch.linspace(1, 4, X_DIM, dtype=torch.float64))
     for steps in (1, 3):
-        matrix = torch.diag(torch.linspace(1, 4, X_DIM, dtype=torch.float64))
         model = preconditioned_gd(**sizes, preconditioner=matrix, steps=steps)
         algorithm = ResidualDescent(steps, step_size=1 / N_CONTEXT, preconditioner=matrix)
-        name = _counted("preconditioned gradient descent", steps)
-        yield KnownModel(name, model, Hypothesis(algorithm, subspaces=point), task)
-    for iterations in (3, 5, 7):
-        yield _newton(iterations, "linear", task)
-    yield _newton(4, "relu", task)
+        hypothesis = Hypothesis(algorithm, subspaces=point)
+        yield KnownModel(_counted("preconditioned gradient descent", steps), model, hypothesis, task)
+    for iterations, attention in ((3, "linear"), (5, "linear"), (7, "linear"), (4, "relu")):
+        yield _newton(iterations, attention, task)
     for steps in (1, 3):
         model = copy_then_gradient_descent(**sizes, step_size=STEP_SIZE, steps=steps)
-        algorithm = AfterCopying(ResidualDescent(steps, step_size=STEP_SIZE))
-        yield KnownModel(_counted("copying, then gradient descent", steps), model, Hypothesis(algorithm), task)
+        hypothesis = Hypothesis(AfterCopying(ResidualDescent(steps, step_size=STEP_SIZE)))
+        yield KnownModel(_counted("copying, then gradient descent", steps), model, hypothesis, task)
     model = softmax_gradient_descent(**sizes, step_size=STEP_SIZE, score_scale=0.01)
-    algorithm = ResidualDescent(1, step_size=STEP_SIZE)
-    name = "gradient descent by softmax heads with a sink, 1 step"
-    yield KnownModel(name, model, Hypothesis(algorithm, subspaces=point), task, exact=False)
+    hypothesis = Hypothesis(ResidualDescent(1, step_size=STEP_SIZE), subspaces=point)
+    yield KnownModel("gradient descent by softmax heads with a sink, 1 step", model, hypothesis, task, exact=False)
     yield _kernel_descent(task)
     yield _nearest_neighbour(task)
     yield _online_descent()
@@ -130,11 +134,6 @@ def _models() -> Iterator[KnownModel]:
     yield KnownModel("ridge, by Cramer's rule", model, hypothesis, noisy)
     model, hypothesis = previous_token_then_induction(**sizes)
     yield KnownModel("previous token, then induction", model, hypothesis, task)
-
-
-def _trained() -> Iterator[KnownModel]:
-    for name, recipe in RECIPES.items():
-        yield KnownModel(recipe.title, load(name).double(), recipe.hypothesis, recipe.config.task, exact=False)
 
 
 def _counted(name: str, steps: int) -> str:
@@ -247,9 +246,7 @@ def _gradient_descent_with_momentum(task: Task) -> KnownModel:
 
 def _hidden(known: KnownModel, seed: int, noise: float) -> KnownModel:
     prompts = known.task.sample(32, seed=seed, dtype=torch.float64)
-    disguise = hide(known.model, seed=seed, junk_prompts=prompts, noise=noise)
-    turned: Mapping[str, Tensor] = {
-        name: disguise.stream.T @ columns for name, columns in known.hypothesis.subspaces.items()
-    }
-    hypothesis = Hypothesis(known.hypothesis.algorithm, known.hypothesis.schedule, turned)
+    disguise, old = hide(known.model, seed=seed, junk_prompts=prompts, noise=noise), known.hypothesis
+    subspaces = {name: disguise.stream.T @ columns for name, columns in old.subspaces.items()}
+    hypothesis = Hypothesis(old.algorithm, old.schedule, subspaces)
     return KnownModel(f"{known.name}, hidden", disguise.model, hypothesis, known.task, known.exact and not noise)

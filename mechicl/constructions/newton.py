@@ -37,9 +37,6 @@ def newton(
     Returns:
         A float64 model with k + 2 layers and width 2d + m.
 
-    Raises:
-        ValueError: steps < 0, an alpha or a largest eigenvalue that is not positive and finite, or another attention.
-
     Warns:
         DivergenceWarning: more than one step, and an alpha of 2 / largest_eigenvalue², where the iteration stays away
             from its limit for ever, or above, where it grows.
@@ -54,7 +51,12 @@ def newton(
     check_positive(alpha=alpha)
     if attention not in ("linear", "relu"):
         raise ValueError(f"attention must be 'linear' or 'relu', got {attention!r}")
-    _warn_of_alpha(alpha, steps, largest_eigenvalue)
+    if largest_eigenvalue is not None:
+        check_positive(largest_eigenvalue=largest_eigenvalue)
+        bound = 2 / largest_eigenvalue**2
+        if steps > 1 and alpha >= bound * (1 - TOLERANCE):
+            condition = f"with one below 2 / λ_max(S)² = {bound:.4g}"
+            warn_of_divergence(f"Newton's method with alpha={alpha}", largest_eigenvalue, condition)
     stream = Stream(x=x_dim, y=y_dim, inverse=x_dim)  # inverse: M x
     x, m = stream.read("x"), stream.read("inverse")
     start = Head(query=x, key=x, value=x, output=alpha * stream.write("inverse"))
@@ -71,16 +73,6 @@ def newton(
     layers = [Layer(first), *[Layer(middle, double)] * steps, Layer(last)]
     act_fn = "identity" if attention == "linear" else "relu"
     return assemble(stream, layers, n_context=n_context, attention=attention, act_fn=act_fn)
-
-
-def _warn_of_alpha(alpha: float, steps: int, largest_eigenvalue: float | None) -> None:
-    if largest_eigenvalue is None:
-        return
-    check_positive(largest_eigenvalue=largest_eigenvalue)
-    bound = 2 / largest_eigenvalue**2
-    if steps > 1 and alpha >= bound * (1 - TOLERANCE):
-        condition = f"with one below 2 / λ_max(S)² = {bound:.4g}"
-        warn_of_divergence(f"Newton's method with alpha={alpha}", largest_eigenvalue, condition)
 
 
 def ridge(
@@ -103,13 +95,7 @@ def ridge(
         steps: k.
         alpha: α, below `2 / (λ_max + λ)²`.
         attention: "linear" or "relu".
-        largest_eigenvalue: as for `newton`, of the context with its pseudo-examples: `λ_max + λ`.
-
-    Raises:
-        ValueError: as for `newton`.
-
-    Warns:
-        DivergenceWarning: as for `newton`.
+        largest_eigenvalue: as for `newton` (which warns alike), of the context with its pseudo-examples: `λ_max + λ`.
 
     Source: the lecture note on ICL as meta-optimisation, Theorem 3.1, whose Neumann series needs many more terms.
 
@@ -118,25 +104,15 @@ def ridge(
         >>> model.predict(with_pseudo_examples(prompts, penalty=0.1))
     """
     return newton(
-        x_dim=x_dim,
-        n_context=n_context + x_dim,
-        steps=steps,
-        alpha=alpha,
-        y_dim=y_dim,
-        attention=attention,
+        x_dim=x_dim, n_context=n_context + x_dim, steps=steps, alpha=alpha, y_dim=y_dim, attention=attention,
         largest_eigenvalue=largest_eigenvalue,
-    )
+    )  # fmt: skip
 
 
 def with_pseudo_examples(prompts: Prompts, penalty: float) -> Prompts:
     """The prompts with d more context points `(√penalty e_i, 0)`, on which least squares is ridge regression.
 
-    Args:
-        prompts: any; the new points come first.
-        penalty: λ of ridge regression.
-
-    Raises:
-        ValueError: a penalty that is negative or not finite.
+    The new points come first; `penalty` is λ of ridge regression.
     """
     if not (penalty >= 0 and math.isfinite(penalty)):
         raise ValueError(f"penalty must be >= 0 and finite, got {penalty}")

@@ -1,8 +1,8 @@
-"""The operations that proofs about transformers are made of: moves, affine maps, products, quotients, sums.
+"""The operations of proofs about transformers: moves, affine maps, products, quotients, sums.
 
-Each puts its result into the subspace `target`, in place of what stood there (`total` adds to it), at every position
-alike (`mov` at some). Reads come before writes, so that a target may also be a source. Source: Fu et al. 2024, C.1,
-Proposition 1 and Lemma 1, after Akyürek et al. 2023.
+Each writes its result into the subspace `target`, replacing its content (`total` adds to it), at every position (`mov`
+at some). Reads come before writes, so that a target may also be a source. Source: Fu et al. 2024, C.1, Proposition 1
+and Lemma 1, after Akyürek et al. 2023.
 """
 
 import math
@@ -22,7 +22,7 @@ def mov(
     """Copy a subspace from one position into a subspace at another, by attention on one-hot positions.
 
     Exact with linear and ReLU attention, without normalisation, and with keys that show both positions: "full", or
-    "causal" for moves to later ones. Two heads: one brings the new, one takes away the old.
+    "causal" for moves to later ones. Of two heads, one adds the new content and one removes the old.
 
     Args:
         stream: with one-hot positions.
@@ -30,10 +30,6 @@ def mov(
         target: the subspace to copy into, of the same dimension.
         moves: pairs of positions (from, to), all at once.
         positions: the subspace of the positions.
-
-    Raises:
-        ValueError: no moves, a position that does not exist, two moves to one position, or subspaces of different
-            dimensions.
     """
     n_positions, targets = stream.dimensions.get(positions, 0), [to for _, to in moves]
     if not moves or len(set(targets)) < len(targets) or not all(0 <= p < n_positions for pair in moves for p in pair):
@@ -61,25 +57,22 @@ def aff(
 ) -> Hidden:
     """An affine map of subspaces, `target ← Σ_s h_s W_s + b`, by an MLP.
 
-    Exact up to rounding, which "square" does on numbers larger than 1 relative to their squares.
+    Exact up to rounding; with "square", rounding of numbers above 1 is relative to their squares.
 
     Args:
-        stream: whose subspaces these are.
+        stream: of the subspaces.
         weights: W `[source target]` for the name of each subspace that is read.
-        target: the subspace to put the result into.
+        target: the subspace of the result.
         bias: b `[target]`, 0 by default.
         act_fn: the model's activation: "identity", or "relu" or "square" with two units for one.
-
-    Raises:
-        ValueError: another activation, or weights or a bias that do not fit the subspaces.
     """
-    read = -stream.read(target)  # the MLP adds to the stream, so it takes away what the target holds
+    read = -stream.read(target)  # the MLP adds to the stream, so it subtracts the target's content
     for source, matrix in weights.items():
         expected = (stream.read(source).shape[1], read.shape[1])
         if matrix.shape != expected:
             raise ValueError(f"weights of {source!r} must be [source target] = {expected}, got {tuple(matrix.shape)}")
         read = read + stream.read(source) @ matrix.double()
-    return _linear(read, stream.write(target), bias, act_fn)
+    return linear(read, stream.write(target), bias, act_fn=act_fn)
 
 
 def mul(stream: Stream, left: str, right: str, target: str, *, shape: tuple[int, int, int] | None = None) -> Hidden:
@@ -89,18 +82,14 @@ def mul(stream: Stream, left: str, right: str, target: str, *, shape: tuple[int,
     numbers, and two for each number that the target held.
 
     Args:
-        stream: whose subspaces these are.
+        stream: of the subspaces.
         left: the first factor.
         right: the second factor.
-        target: the subspace to put the result into.
+        target: the subspace of the result.
         shape: (rows, inner, columns) for a product of matrices, which stand in their subspaces row by row: left is
             rows x inner, right inner x columns. (1, d, 1) is an inner product. By default the product is elementwise.
-
-    Raises:
-        ValueError: subspaces whose dimensions are not those of the shape, or not all the same without one.
     """
-    product = _product(stream, left, right, target, shape)
-    return _beside(product, _linear(-stream.read(target), stream.write(target), None, "square"))
+    return beside(_products(stream, left, right, target, shape), erased(stream, target))
 
 
 def div(
@@ -120,22 +109,18 @@ def div(
     divide approximately in one layer, would act on every other layer too. Goldschmidt's iteration instead: the first
     layer makes `v s` and `e = 1 - c s`, `s = 2 / (low + high)`, and each later one `v ← v (1 + e)` and `e ← e²`. The
     relative error is the first `e^(2^steps)`, at most `((high - low) / (high + low))^(2^steps)`: for high = 10 low it
-    is 4e-2 after 4 steps, 3e-6 after 6 and below rounding after 8. Rounding is relative to `(|v / c| + 1)²`. Where the
-    printed operation divides by |c|, c must be positive here.
+    is 4e-2 after 4 steps, 3e-6 after 6 and below rounding after 8. Rounding is relative to `(|v / c| + 1)²`. The
+    printed operation divides by |c|; here c must be positive.
 
     Args:
-        stream: whose subspaces these are.
+        stream: of the subspaces.
         numerator: v, of any dimension.
         denominator: c, of one dimension; outside [low, high] the error grows, and from low + high on it diverges.
-        target: the subspace to put v / c into.
-        scratch: a subspace of one dimension for e, which is near 0 at the end; not one of the others.
-        low: the least denominator, positive.
+        target: the subspace of v / c.
+        scratch: another subspace of one dimension for e, which is near 0 at the end.
+        low: the smallest denominator, positive.
         high: the largest denominator.
         steps: number of layers after the first.
-
-    Raises:
-        ValueError: steps < 0, bounds that are not 0 < low <= high < infinity, or subspaces of the wrong dimension or
-            the same one in two roles.
     """
     if steps < 0 or not 0 < low <= high < math.inf:
         raise ValueError(f"needs steps >= 0 and 0 < low <= high, got steps={steps}, low={low}, high={high}")
@@ -150,14 +135,14 @@ def div(
     # makes the two ends' errors, 1 - low s and 1 - high s, equal in size, which is the least possible.
     size, inverse = stream.read(target).shape[1], 2 / (low + high)
     eye = torch.eye(size, dtype=torch.float64)
-    start = _beside(
+    start = beside(
         aff(stream, {numerator: inverse * eye}, target, act_fn="square"),
         aff(stream, {denominator: -inverse * eye[:1, :1]}, scratch, bias=torch.ones(1).double(), act_fn="square"),
     )
-    step = _beside(
-        _product(stream, scratch, target, target, (1, 1, size)),  # added to what is there
+    step = beside(
+        _products(stream, scratch, target, target, (1, 1, size)),  # added to what is there
         Hidden(read=stream.read(scratch), write=stream.write(scratch)),  # e²
-        _linear(-stream.read(scratch), stream.write(scratch), None, "square"),
+        erased(stream, scratch),
     )
     return [Layer(mlp=start), *[Layer(mlp=step)] * steps]
 
@@ -177,9 +162,6 @@ def total(stream: Stream, source: str, target: str, *, n_positions: int, constan
             normalised.
         constant: a subspace whose entries sum to 1, such as one-hot positions.
 
-    Raises:
-        ValueError: n_positions < 1, or subspaces of different dimensions.
-
     Source: Fu et al. 2024, Lemma 1.
     """
     check_whole(1, n_positions=n_positions)
@@ -188,7 +170,7 @@ def total(stream: Stream, source: str, target: str, *, n_positions: int, constan
     return Head(query=one, key=one, value=stream.read(source), output=n_positions * stream.write(target))
 
 
-def _linear(read: Tensor, write: Tensor, bias: Tensor | None, act_fn: str) -> Hidden:
+def linear(read: Tensor, write: Tensor, bias: Tensor | None = None, *, act_fn: str = "square") -> Hidden:
     """An MLP that adds `(e read + bias) write`."""
     bias = read.new_zeros(read.shape[1]) if bias is None else bias.double()
     if act_fn == "identity":
@@ -201,8 +183,34 @@ def _linear(read: Tensor, write: Tensor, bias: Tensor | None, act_fn: str) -> Hi
     raise ValueError(f"act_fn must be 'identity', 'relu' or 'square', got {act_fn!r}")
 
 
-def _product(stream: Stream, left: str, right: str, target: str, shape: tuple[int, int, int] | None) -> Hidden:
-    """An MLP that adds a product to the target."""
+def erased(stream: Stream, *names: str) -> Hidden:
+    """An MLP with the "square" activation that takes subspaces away."""
+    return beside(*(linear(-stream.read(name), stream.write(name)) for name in names))
+
+
+def product(
+    left: Float[Tensor, "d_model n"],
+    right: Float[Tensor, "d_model n"],
+    write: Float[Tensor, "n d_model"],
+    left_bias: Float[Tensor, "n"] | float = 0.0,
+    right_bias: Float[Tensor, "n"] | float = 0.0,
+) -> Hidden:
+    """An MLP with the "square" activation that adds n products of numbers: `4 a b = (a + b)² - (a - b)²`."""
+    zero = left.new_zeros(left.shape[1])
+    biases = torch.cat([zero + left_bias + right_bias, zero + left_bias - right_bias])
+    return Hidden(torch.cat([left + right, left - right], dim=1), torch.cat([write / 4, -write / 4]), biases)
+
+
+def beside(*parts: Hidden) -> Hidden:
+    """Several MLPs as one, side by side."""
+    biases = [part.read.new_zeros(part.width) if part.bias is None else part.bias for part in parts]
+    return Hidden(
+        torch.cat([part.read for part in parts], dim=1), torch.cat([part.write for part in parts]), torch.cat(biases)
+    )
+
+
+def _products(stream: Stream, left: str, right: str, target: str, shape: tuple[int, int, int] | None) -> Hidden:
+    """An MLP that adds the product of two subspaces to the target."""
     a, b, write = stream.read(left), stream.read(right), stream.write(target)
     sizes = (a.shape[1], b.shape[1], write.shape[0])
     if shape is None:
@@ -216,15 +224,7 @@ def _product(stream: Stream, left: str, right: str, target: str, shape: tuple[in
         # a product of matrices is rows * inner * columns products of numbers: pick each one's factors and place
         i, j, k = torch.cartesian_prod(*map(torch.arange, shape)).unbind(1)
         a, b, write = a[:, i * inner + j], b[:, j * columns + k], write[i * columns + k]
-    return Hidden(torch.cat([a + b, a - b], dim=1), torch.cat([write / 4, -write / 4]))
-
-
-def _beside(*parts: Hidden) -> Hidden:
-    """Several MLPs as one, side by side."""
-    biases = [part.read.new_zeros(part.width) if part.bias is None else part.bias for part in parts]
-    return Hidden(
-        torch.cat([part.read for part in parts], dim=1), torch.cat([part.write for part in parts]), torch.cat(biases)
-    )
+    return product(a, b, write)
 
 
 def _same_dimensions(stream: Stream, source: str, target: str) -> None:

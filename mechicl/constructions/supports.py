@@ -1,4 +1,4 @@
-"""The circuit that a model's weights spell out: who writes what somebody reads, on the way to the output."""
+"""The circuit given by a model's weights: which parts write what others read, on the way to the output."""
 
 from dataclasses import dataclass
 from typing import cast
@@ -16,7 +16,7 @@ from mechicl.models.transformer.rotary import rotate
 
 @dataclass(frozen=True)
 class WeightsCircuit:
-    """The nodes and edges of a model that its weights let matter.
+    """The nodes and edges of a model that can matter according to its weights.
 
     Attributes:
         nodes: its heads and MLPs, in order of computation.
@@ -34,29 +34,28 @@ class WeightsCircuit:
 def weights_circuit(model: HookedTransformer, *, tolerance: float = 1e-6) -> WeightsCircuit:
     """The circuit of a model whose parts read and write subspaces of the stream, from its weights alone.
 
-    An edge is there where what the sender can write meets what the receiver reads: where the product of the weights is
-    not zero. That holds in any basis, so a model in the disguise of `hide` has the circuit of the original.
+    There is an edge where the subspace that the sender can write overlaps with the one that the receiver reads: where
+    the product of the weights is not zero. That holds in any basis, so a model obfuscated by `hide` has the circuit of
+    the original.
 
-    - What a part can write follows from what can be in the stream before it: a head writes that through `W_V W_O`, an
-      MLP the rows of `W_out` of those hidden units that can be other than zero. What biases write counts; the output
-      bias of attention, which is no head's, does not.
+    - What a part can write follows from what can be in the stream before it, through a head's `W_V W_O` or the rows of
+      `W_out` of the hidden units that can be nonzero. Biases count, except attention's output bias.
     - A head's query reads the stream through `W_Q W_Kᵀ` as far as something in the stream can answer as a key, its key
-      the other way round, its value through `W_V W_O` as far as what it writes is read later. An MLP reads through the
+      the other way round, its value through `W_V W_O` as far as the result is read later. An MLP reads through the
       hidden units whose rows of `W_out` are read later, the output through `W_U`.
-    - Nodes and edges that are on no path from the embedding to the output are left out.
+    - Nodes and edges on no path from the embedding to the output are left out.
 
-    A trained model has no such subspaces: in it everything reads everything. And a weight is no proof of an effect: a
+    A trained model has no such subspaces: everything in it reads everything. And a weight does not prove an effect: a
     part may be saturated, or write where nothing ever attends.
 
     Args:
         model: one of ours, of token ids or of points, without norms.
-        tolerance: cosine between what is written and what is read, up to which they do not meet, and size of a part of
-            either beside the largest, up to which it is none. Weights that were turned in float64 are zero to 1e-12 or
-            so; for a model that was turned in float32 take 1e-3.
+        tolerance: cosine up to which written and read subspaces do not overlap, and size of a direction relative to the
+            largest up to which it is ignored. Weights that were rotated in float64 are zero to about 1e-12; for a model
+            that was rotated in float32 take 1e-3.
 
     Raises:
-        TypeError: another kind of model.
-        ValueError: a model with norms or clipping, or a tolerance that is not between 0 and 1.
+        ValueError: a model with norms or clipping.
 
     Example:
         >>> circuit = weights_circuit(constructions.induction(d_vocab=5, n_ctx=6))
@@ -75,11 +74,9 @@ def weights_circuit(model: HookedTransformer, *, tolerance: float = 1e-6) -> Wei
 
 
 class _Supports:
-    """What each part can write, and what each reads, as orthonormal rows `[dim d_model]`.
+    """The subspaces that each part can write (by node) and reads, as orthonormal rows `[dim d_model]`.
 
-    Attributes:
-        writes: by node.
-        reads: by node and "q", "k", "v" or "", the output under None; nothing where it can change no output.
+    `reads` is by node and "q", "k", "v" or "", the output under None; it is empty where it can change no output.
     """
 
     def __init__(self, model: HookedTransformer, tolerance: float):
@@ -99,7 +96,7 @@ class _Supports:
                 working.append(self._working_units(block.mlp))
                 self.writes[Node(layer)] = stream[:0]
                 self._add_mlp(Node(layer), block.mlp, working[-1])
-        # backwards: what is read by nobody whose writing is read is not read
+        # backwards: a part reads only what can change something that is read later
         self.reads[None, ""] = self._span(model.W_U.double().mT)
         for layer, block in reversed(list(enumerate(model.blocks))):
             if model.cfg.block_mlp:
@@ -109,7 +106,7 @@ class _Supports:
                 self._read_by_head(Node(layer, head), cast(Attention, block.attn), read)
 
     def meet(self, edge: Edge) -> bool:
-        """Whether what the sender can write has a part in what the receiver reads."""
+        """True if the sender's subspace overlaps with the receiver's."""
         cosines = self.writes[edge.sender] @ self.reads[edge.receiver, edge.by].mT
         return bool(cosines.norm() > self.tolerance)
 
@@ -123,7 +120,7 @@ class _Supports:
         return self._span(moved @ output, scale=(value.norm() + bias.norm()) * output.norm())
 
     def _attends(self, attn: Attention, head: int, stream: Tensor) -> bool:
-        """Whether the head gives any position weight: softmax always does, a function of scores where there are any."""
+        """True if the head attends anywhere: softmax always does, a function of scores only where there are scores."""
         zero = torch.zeros(1, 1, dtype=torch.float64)
         if attn.cfg.attention == "softmax" or bool(elementwise_attention(attn.cfg, zero) != 0):
             return True
@@ -131,12 +128,12 @@ class _Supports:
         return bool((_turned(attn.cfg, keys) @ queries.mT).norm() > self.tolerance * scale)
 
     def _scored(self, attn: Attention, head: int, stream: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """All keys and queries that there can be `[row d_head]`, and the size of a score."""
+        """All possible keys and queries `[row d_head]`, and the scale of a score."""
         query, key = attn.W_Q[head].double(), attn.W_K[head].double()
         query_bias, key_bias = _bias(attn, "Q", head), _bias(attn, "K", head)
         scale = (query.norm() + query_bias.norm()) * (key.norm() + key_bias.norm())
         if attn.cfg.attention == "softmax" and attn.cfg.sink == "none":
-            key_bias = key_bias[:0]  # the same for all keys, of which this softmax takes no note
+            key_bias = key_bias[:0]  # the same for all keys, which softmax ignores
         return torch.cat([stream @ key, key_bias]), torch.cat([stream @ query, query_bias]), scale
 
     def _working_units(self, mlp: MLP) -> Bool[Tensor, "unit"]:
@@ -172,15 +169,15 @@ class _Supports:
     # ---- subspaces ----
 
     def _written(self, before: int | None = None) -> Float[Tensor, "dim d_model"]:
-        """All that is in the stream, or what stood there before a layer."""
+        """The subspace of the stream so far, or before a layer."""
         return torch.cat([rows for node, rows in self.writes.items() if before is None or node.layer < before])
 
     def _read(self) -> Float[Tensor, "dim d_model"]:
-        """All that is read by what comes later than what has been looked at so far."""
+        """Everything that later parts read."""
         return torch.cat(list(self.reads.values()))
 
     def _span(self, rows: Tensor, scale: Tensor | float | None = None) -> Float[Tensor, "dim d_model"]:
-        """An orthonormal basis of the space of these rows, of which parts that are small beside the scale are none."""
+        """An orthonormal basis of these rows' span, without directions that are small relative to the scale."""
         if not rows.numel():
             return rows[:0]
         sizes, directions = torch.linalg.svd(rows, full_matrices=False)[1:]
@@ -191,7 +188,7 @@ class _Supports:
 
 
 def _embedded(model: HookedTransformer) -> Float[Tensor, "row d_model"]:
-    """What tokens and positions bring, a unit row for each."""
+    """The embeddings of tokens and positions, as unit rows."""
     rows = [model.W_E.double()]
     if hasattr(model, "pos_embed"):
         rows.append(model.pos_embed.rows(range(model.cfg.n_ctx)).double())
@@ -201,22 +198,19 @@ def _embedded(model: HookedTransformer) -> Float[Tensor, "row d_model"]:
 
 
 def _inputs(mlp: MLP) -> list[Float[Tensor, "unit d_model"]]:
-    """What each hidden unit reads: its column of `W_in`, and of `W_gate` where it has gates."""
+    """The direction that each hidden unit reads: its column of `W_in`, and of `W_gate` if it has gates."""
     return [weight.double().mT for weight in ((mlp.W_in, mlp.W_gate) if mlp.gated else (mlp.W_in,))]
 
 
 def _bias(attn: Attention, letter: str, head: int) -> Float[Tensor, "1 d_head"]:
-    """A bias of a head as a row; 0 where it has none."""
-    weight = getattr(attn, f"W_{letter}")[head].double()
-    return (
-        getattr(attn, f"b_{letter}")[head, None].double()
-        if attn.cfg.attn_bias
-        else weight.new_zeros(1, weight.shape[1])
-    )
+    """A bias of a head as a row; 0 if it has none."""
+    if attn.cfg.attn_bias:
+        return getattr(attn, f"b_{letter}")[head, None].double()
+    return torch.zeros(1, getattr(attn, f"W_{letter}").shape[2], dtype=torch.float64)
 
 
 def _turned(cfg: TransformerConfig, rows: Float[Tensor, "row d_head"]) -> Float[Tensor, "turned d_head"]:
-    """Queries or keys as those at any other position meet them, whom rotary positions turn."""
+    """Queries or keys as seen from any other position, rotated by rotary positions."""
     if not cfg.rotates:
         return rows
     distances = torch.arange(1 - cfg.n_ctx, cfg.n_ctx)
@@ -241,13 +235,12 @@ def _on_paths(edges: list[Edge]) -> list[Edge]:
 
 
 def _check_stream(cfg: TransformerConfig) -> None:
-    """Refuse (ValueError) a model whose parts do not read and write subspaces."""
     if cfg.normalization_type is not None:
         raise ValueError(
-            f"with norms (normalization_type={cfg.normalization_type!r}) every part reads the length of the whole "
-            f"stream, and so everything that is written: weights tell no circuit of it"
+            f"model must have no norms, got normalization_type={cfg.normalization_type!r}: every part would read the "
+            f"length of the whole stream, and so everything that is written"
         )
     if cfg.token_clip is not None:
         raise ValueError(
-            f"this model clips its stream (token_clip={cfg.token_clip}), so it is no sum of what is written"
+            f"model must not clip its stream, which is then no sum of its parts: token_clip={cfg.token_clip}"
         )

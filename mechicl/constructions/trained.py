@@ -1,34 +1,25 @@
-"""Trained models that contain an algorithm: made by interchange training, so that nobody wrote their weights.
+"""Trained models that contain an algorithm: made by interchange training, not written by hand.
 
 `python analyses/train_known.py NAME FOLDER` trains one of `RECIPES` anew.
 """
 
 from dataclasses import dataclass
-from importlib.metadata import version
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from mechicl.algorithms.stepwise import Hypothesis, KernelReading, QueryDescent, ResidualDescent
-from mechicl.checkpoints import save
 from mechicl.models import TransformerConfig
 from mechicl.tasks import LinearRegression
 from mechicl.tasks.sampling import InputDistribution
-from mechicl.training import TrainingConfig, train_interchange
+from mechicl.training import TrainingConfig
 
 X_DIM, N_CONTEXT, D_MODEL = 3, 10, 16
 
 
 @dataclass(frozen=True, eq=False)
 class Recipe:
-    """How a model is made that contains an algorithm.
-
-    Attributes:
-        title: of the known model.
-        hypothesis: that it is trained to fulfil, with random subspaces for its variables.
-        config: task, transformer and training.
-    """
+    """The title of a known model, the hypothesis that it is trained to fulfil, and its task, model and training."""
 
     title: str
     hypothesis: Hypothesis
@@ -36,12 +27,12 @@ class Recipe:
 
 
 def gaussian_weights(readers: Tensor, points: Tensor) -> Tensor:
-    """Those of a Gaussian kernel: `exp(-2 |x - x_i|²)`."""
+    """The weights of a Gaussian kernel: `exp(-2 |x - x_i|²)`."""
     return (-2 * torch.cdist(readers, points).square()).exp()
 
 
 def _subspaces(**sizes: int) -> dict[str, Tensor]:
-    """Random subspaces of the stream, orthogonal to each other; "_" stands for a space, "__" for ", "."""
+    """Random orthogonal subspaces of the stream; in their names "_" stands for a space, "__" for ", "."""
     generator = torch.Generator().manual_seed(7)
     columns = torch.linalg.qr(torch.randn(D_MODEL, D_MODEL, generator=generator, dtype=torch.float64)).Q
     parts = columns[:, : sum(sizes.values())].split(list(sizes.values()), dim=1)
@@ -49,7 +40,6 @@ def _subspaces(**sizes: int) -> dict[str, Tensor]:
 
 
 def _config(inputs: InputDistribution = "uniform", attention: str = "linear") -> TrainingConfig:
-    """Prompts, network and training: the same for all, but for the inputs and the kind of attention."""
     return TrainingConfig(
         LinearRegression(x_dim=X_DIM, n_context=N_CONTEXT, inputs=inputs),
         TransformerConfig(
@@ -91,27 +81,3 @@ RECIPES = {
     ),
 }  # fmt: skip
 """Checkpoint to recipe."""
-
-
-def train_known(name: str, folder: str | Path, *, progress: bool = True) -> tuple[Path, dict[str, float]]:
-    """Train a model by its recipe and save it as a checkpoint.
-
-    Args:
-        name: one of `RECIPES`.
-        folder: where to.
-        progress: show a progress bar.
-
-    Returns:
-        The folder, and the held-out interchange R² of every intervention.
-
-    Raises:
-        ValueError: another name.
-    """
-    if name not in RECIPES:
-        raise ValueError(f"no recipe {name!r}: choose among {list(RECIPES)}")
-    recipe = RECIPES[name]
-    result = train_interchange(recipe.config, recipe.hypothesis, progress=progress)
-    command = f"python analyses/train_known.py {name} {folder}"
-    record = {"name": name, "command": command, **result.record}
-    record["versions"] |= {name: version(name) for name in ("mechicl", "transformer-lens")}
-    return save(folder, result.models, record), record["interchange"]["r2"][0]

@@ -1,9 +1,9 @@
 """A small vocabulary for weights written by hand: named subspaces of the residual stream, heads and MLPs on them.
 
-A construction says what a head reads and writes, never an index. The weights are one choice among many that make the
-same model: only the products query keyᵀ and value output act, so that any invertible matrix could stand between their
-factors (a gauge). The choice here keeps them readable: factors read and write subspaces as they are, and scale factors
-stand in `output`. Where a head needs fewer dimensions than d_head, the others are 0.
+A construction states the subspaces that a head reads and writes, never an index. The weights are one choice among many
+for the same model: only the products query keyᵀ and value output act, so that any invertible matrix could stand between
+their factors (a gauge). Here factors read and write whole subspaces, and scale factors are in `output`. If a head needs
+fewer dimensions than d_head, the others are 0.
 """
 
 from collections.abc import Sequence
@@ -20,14 +20,14 @@ from mechicl.models.transformer.attention import Attention
 from mechicl.models.transformer.layers import MLP
 
 WIDEST = 2**14
-"""A matrix of the stream by the stream, of which a head takes several, has 2 GiB there."""
+"""A matrix of the stream by the stream has 2 GiB at this width, and a head takes several."""
 
 
 class Stream:
     """The residual stream as a sum of named subspaces, in the order given.
 
     Raises:
-        ValueError: a number of dimensions that is no whole number of at least 0, or more than 16,384 of them in all.
+        ValueError: a negative number of dimensions, or more than 16,384 of them in total.
 
     Example:
         >>> stream = Stream(x=10, y=1)
@@ -39,7 +39,9 @@ class Stream:
         check_whole(0, **dimensions)
         self.dimensions = dimensions
         if self.d_model > WIDEST:
-            raise ValueError(f"a stream of {dimensions} is wider than {WIDEST} dimensions, which weights by hand have")
+            raise ValueError(
+                f"a stream of {dimensions} is wider than {WIDEST} dimensions, the most for hand-written weights"
+            )
 
     @property
     def d_model(self) -> int:
@@ -68,17 +70,7 @@ class Stream:
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """One attention head: scores `<e_q query, e_k key>`, and `value` then `output` carry what it moves.
-
-    Attributes:
-        query: `[d_model score]`.
-        key: `[d_model score]`.
-        value: `[d_model moved]`.
-        output: `[moved d_model]`.
-
-    Raises:
-        ValueError: query and key of different shapes, or an output that does not fit the value.
-    """
+    """One attention head: scores `<e_q query, e_k key>`; it moves `e_k value output`."""
 
     query: Float[Tensor, "d_model score"]
     key: Float[Tensor, "d_model score"]
@@ -86,29 +78,20 @@ class Head:
     output: Float[Tensor, "moved d_model"]
 
     def __post_init__(self):
-        # a width of 1 would be broadcast, unnoticed
+        # a width of 1 would be broadcast silently
         if self.query.shape != self.key.shape or self.value.shape != self.output.T.shape:
             shapes = {name: tuple(getattr(self, name).shape) for name in ("query", "key", "value", "output")}
             raise ValueError(f"query and key need one shape, value and output opposite ones; got {shapes}")
 
     @property
     def width(self) -> int:
-        """The d_head that it needs."""
+        """The smallest d_head."""
         return max(self.query.shape[1], self.value.shape[1])
 
 
 @dataclass(frozen=True, eq=False)
 class Hidden:
-    """The hidden layer of an MLP: each position adds `act(e read + bias) write` to its stream.
-
-    Attributes:
-        read: `[d_model hidden]`.
-        write: `[hidden d_model]`.
-        bias: `[hidden]`, 0 by default.
-
-    Raises:
-        ValueError: parts that do not fit each other.
-    """
+    """The hidden layer of an MLP: each position adds `act(e read + bias) write`; the bias is 0 by default."""
 
     read: Float[Tensor, "d_model hidden"]
     write: Float[Tensor, "hidden d_model"]
@@ -122,13 +105,13 @@ class Hidden:
 
     @property
     def width(self) -> int:
-        """The d_mlp that it needs."""
+        """The smallest d_mlp."""
         return self.read.shape[1]
 
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """The heads of a layer, and its MLP, which reads what they have written."""
+    """The heads of a layer, and its MLP, which runs after them."""
 
     heads: Sequence[Head] = ()
     mlp: Hidden | None = None
@@ -154,9 +137,8 @@ def assemble(
         layers: the heads of each layer, or heads and an MLP.
         initial_weights: W_0 `[x y]` of the query token `(x, -x W_0)` of paired prompts.
         input_mlp: an MLP on the tokens before the first layer.
-        config: any other field of `TransformerConfig`; for interleaved prompts `x_dim` and `y_dim` too. What it adds
-            to the model beside the parts given starts at zero, but a norm's weights at one and a learned sink at
-            `sink_score`.
+        config: any other field of `TransformerConfig`; for interleaved prompts `x_dim` and `y_dim` too. Other weights
+            that it adds to the model start at zero, except a norm's at one and a learned sink at `sink_score`.
 
     Returns:
         A float64 model in eval mode; its `stream_labels` name the dimensions.

@@ -51,7 +51,7 @@ _DRAW = """(() => {
 def attention_html(
     pattern: Float[Tensor, "head query_pos key_pos"], tokens: Sequence[str], head_names: Sequence[str] | None = None
 ) -> Html:
-    """Heatmaps of attention patterns, one a head; a caption says where attention is negative.
+    """Heatmaps of attention patterns, one per head; a caption explains negative attention.
 
     Args:
         pattern: one prompt's and layer's `attn.hook_pattern`; linear attention has negative entries.
@@ -67,7 +67,7 @@ def attention_html(
     Example:
         >>> attention_html(torch.eye(2)[None], ["a", "b"]).save("attention.html")
     """
-    still = attention_figure(pattern, tokens, head_names)  # it checks what is passed
+    still = attention_figure(pattern, tokens, head_names)  # it checks the arguments
     names = [f"head {i}" for i in range(len(pattern))] if head_names is None else list(head_names)
     low, high = (float(pattern.min()), float(pattern.max())) if pattern.numel() else (0.0, 0.0)
     bound = max(-low, high) or 1.0
@@ -81,7 +81,7 @@ def attention_html(
         "positiveColor": POSITIVE,
         "maskUpperTri": False,
     }
-    # Labels stand as JSON inside the script: React shows them as text, but a "</script>" in one would end the script.
+    # Labels are JSON inside the script: React shows them as text, but a "</script>" in one would end the script.
     script = _DRAW.replace("PROPERTIES", json.dumps(properties).replace("<", "\\u003c"))
     body = (
         f'{_STYLE}<figure style="position:relative;max-width:680px;margin:15px 0">'
@@ -104,7 +104,7 @@ def model_attention(
     layers: Sequence[int] | None = None,
     labels: Sequence[str] | None = None,
 ) -> Html:
-    """The attention of all heads of several layers on one prompt, a picture a layer.
+    """The attention of all heads of several layers on one prompt, a picture per layer.
 
     Args:
         model: one of ours, or any with TransformerLens' hook names and `run_with_cache`.
@@ -127,21 +127,18 @@ def model_attention(
     names = [Site("pattern", layer).hook_name for layer in numbers]
     for name in names:
         check_hook(model, name)
-    if labels is not None:
-        names_of_positions = labels
-    elif isinstance(prompt, Prompts):
-        names_of_positions = model.cfg.format.labels(prompt.n_context)
-    else:
-        names_of_positions = [str(i) for i in prompt[0].tolist()]
+    if labels is None:
+        points = isinstance(prompt, Prompts)
+        labels = model.cfg.format.labels(prompt.n_context) if points else [str(i) for i in prompt[0].tolist()]
     _, cache = model.run_with_cache(prompt, names_filter=names)
-    pictures = [attention_html(cache[name][0], names_of_positions) for name in names]
+    patterns = [cache[name][0] for name in names]
+    pictures = [attention_html(pattern, labels) for pattern in patterns]
     if len(pictures) == 1:
         return pictures[0]
     bodies = [f"<h4>layer {n}</h4>{picture.body}" for n, picture in zip(numbers, pictures, strict=True)]
-    patterns = [cache[name][0] for name in names]
     heads = [f"layer {n}, head {i}" for n, pattern in zip(numbers, patterns, strict=True) for i in range(len(pattern))]
     columns = min(len(patterns[0]), PER_ROW)
-    still = attention_figure(torch.cat(patterns), names_of_positions, heads, columns=columns)
+    still = attention_figure(torch.cat(patterns), labels, heads, columns=columns)
     return Html("".join(bodies), circuitsvis_source(), still)
 
 
@@ -159,7 +156,7 @@ def attention_figure(
 
     Args:
         pattern: one prompt's and layer's `attn.hook_pattern`, or those of several layers one after the other.
-        tokens: a label for each position; of many, only some are written, and hovering shows each.
+        tokens: a label for each position; if there are many, only some are written, and hovering shows each.
         head_names: a label for each head.
         title: of the figure.
         columns: panels in a row; by default all heads, up to four.

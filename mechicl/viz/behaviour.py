@@ -3,7 +3,6 @@
 import itertools
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import plotly.graph_objects as go
 import torch
@@ -17,10 +16,8 @@ from mechicl.viz.elements import (
     BELOW,
     COLORS,
     PALETTE,
-    add_intervals,
     add_line,
     color_of,
-    colors_for,
     figure,
     interval_dots,
     interval_lines,
@@ -67,7 +64,7 @@ def shifted_losses(by_shift: Mapping[str, ShiftedLosses]) -> go.Figure:
     of the legend.
     """
     dashes = {"gradient descent": "solid", "GD++": "dashdot", "trained": "dash", "interpolated": "dot"}
-    fig = panels("", list(by_shift), horizontal_spacing=0.05)
+    fig = panels("", list(by_shift), horizontal_spacing=0.07)
     shown: set[str] = set()
     for i, losses in enumerate(by_shift.values()):
         place = panel(i, len(by_shift))
@@ -89,18 +86,13 @@ def shifted_losses(by_shift: Mapping[str, ShiftedLosses]) -> go.Figure:
 
 def regret_curves(result: Regret, title: str | None = None) -> go.Figure:
     """Regret of every learner over the number of points before, with 95% intervals; 0 is the reference."""
-    fig = figure(
+    names = [result.learner, *(name for name in result.losses if name not in (result.learner, result.reference))]
+    fig = interval_lines(
         title or f"Regret against {result.reference}", "points before" if result.loss != "nats" else "tokens before",
-        f"{result.loss} above the reference",
+        f"{result.loss} above the reference", result.points, {name: result.curve(name) for name in names},
     )  # fmt: skip
-    fig.add_hline(y=0, line={"color": "#999999", "width": 1})
-    others = [name for name in result.losses if name not in (result.learner, result.reference)]
-    colors = [COLORS["trained"], *colors_for(others)]
-    for name, color in zip([result.learner, *others], colors, strict=True):
-        options: dict[str, Any] = {"width": 3} if name == result.learner else {"dash": "dash"}
-        add_intervals(fig, result.points, result.curve(name), name, color, **options)
-    fig.update_layout(legend=BELOW)
-    return fig
+    fig.update_traces(line={"color": COLORS["trained"], "width": 3}, selector={"name": result.learner})
+    return fig.add_hline(y=0, line={"color": "#999999", "width": 1}).update_layout(legend=BELOW)
 
 
 def token_divergences(result: TokenIdentification, title: str = "Which learner is it?") -> go.Figure:

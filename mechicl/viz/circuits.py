@@ -17,32 +17,32 @@ from mechicl.viz.layered import Layout, lay_out
 WAYS = {"q": "#e07b00", "k": "#1f6fb4", "v": "#2a9d4a", "": "#666666"}
 """Colours of the edges into a head's query, key and value, and into MLPs and the output."""
 STANDINGS = {"shared": "#777777", "missing": "#1f6fb4", "false": "#d1495b"}
-"""Colours of what a circuit has in common with the truth, of what it lacks, and of what it has in vain."""
+"""Colours of true positives, false negatives and false positives of a circuit compared with the truth."""
 _WORDS = {"q": "into a query", "k": "into a key", "v": "into a value", "": "into an MLP or the output"}
-SIDES = {"q": -1, "k": 0, "v": 1, "": 0}  # of a lane and of a head's middle where such edges go
-APART = 14, 0.1  # how far from each other, in pixels and at most in nodes
+SIDES = {"q": -1, "k": 0, "v": 1, "": 0}  # offsets of edges from the middle of a lane and of a head
+APART = 14, 0.1  # distance between such edges, in pixels and at most in nodes
 LABELLED = 16  # edges beyond which there is no room for numbers
-ON_LINE = (0.6, 0.45, 0.3, 0.65, 0.5, 0.4, 0.35, 0.25, 0.75, 0.2, 0.8)  # where a number may stand, the best first
-UNMEASURED = 0.3  # the strength of lines whose effect nobody knows
-WORTH = 0.05  # of the strongest edge's effect, below which an edge has no number
+ON_LINE = (0.6, 0.45, 0.3, 0.65, 0.5, 0.4, 0.35, 0.25, 0.75, 0.2, 0.8)  # places of a number on its line, best first
+UNMEASURED = 0.3  # the strength of lines without a measured effect
+WORTH = 0.05  # share of the strongest edge's effect below which an edge has no number
 MOST = 300  # edges that are drawn
 MANY = 80  # edges beyond which lines are thin and light
 POINTS = 12  # of a line from row to row
-LEAST_WIDTH = 3.6  # of the picture, in nodes
+LEAST_WIDTH = 3.6  # of the figure, in nodes
 MANY_WIDE = 12  # nodes side by side beyond which they are smaller
-PIXELS = 900  # about as wide as a picture is
+PIXELS = 900  # approximate width of a figure
 LEAST = 1e-12  # of the largest score, below which one is drawn as 0
 Place = tuple[float, float]
 
 
 def circuit_graph(circuit: Circuit | NodesAndEdges, title: str | None = None, *, most: int = MOST) -> go.Figure:
-    """A circuit from the embedding (bottom) to the output (top), one row a layer, those of the layers that it uses.
+    """A circuit from the embedding (bottom) to the output (top), a row for each layer that it uses.
 
-    Lines are edges: coloured by what they go into, and the wider, the more the metric changes without them; all edges
-    of one sender go through one lane past the rows between. Discs are heads, squares MLPs, their area the change
-    without them. Numbers are means over prompts, of few edges only, and not of those that matter less than a twentieth
-    of the strongest; hovering shows all of them with intervals. Where edges were not looked for, nodes stand alone. Of
-    more than `most` edges the strongest are drawn. What weights say of a circuit is drawn too, with lines all alike.
+    Lines are edges: coloured by their receiver, and wider the more the metric changes without them; all edges of one
+    sender share a lane past the rows between. Discs are heads, squares MLPs, their area the change without them. Up to
+    16 edges have numbers (means over prompts), except those weaker than a twentieth of the strongest; hovering shows
+    all of them with intervals. At most `most` edges are drawn, the strongest. A circuit read off weights has lines of
+    equal width.
     """
     nodes, edges = set(circuit.nodes) - {EMBEDDING}, order_edges(circuit.edges)
     if isinstance(circuit, Circuit):
@@ -76,7 +76,7 @@ def circuit_graph(circuit: Circuit | NodesAndEdges, title: str | None = None, *,
 
 
 def circuit_differences(comparison: CircuitComparison, title: str | None = None) -> go.Figure:
-    """A circuit beside the truth: what both have (grey), what is missing (blue, dotted) and what is false (red)."""
+    """A circuit compared with the truth: shared (grey), missing (blue, dotted) and false (red) nodes and edges."""
     nodes = {node: name for name in STANDINGS for node in getattr(comparison, f"{name}_nodes")}
     edges = {edge: name for name in STANDINGS for edge in getattr(comparison, f"{name}_edges")}
     layout = lay_out_circuit(list(nodes), list(edges))
@@ -88,11 +88,8 @@ def circuit_differences(comparison: CircuitComparison, title: str | None = None)
         n = sum(standing == name for standing in edges.values())
         _add_to_legend(fig, f"{n} {name} edge{'s' * (n != 1)}", **look)
     for edge, name in edges.items():
-        way = f"{edge}<br>{name}"
-        if name == "shared":
-            _draw_line(fig, edge_line(layout, edge), way, 0.5, **looks[name], width=1.5)
-        else:
-            _draw_line(fig, edge_line(layout, edge), way, 0.9, **looks[name], width=3)
+        opacity, width = (0.5, 1.5) if name == "shared" else (0.9, 3)
+        _draw_line(fig, edge_line(layout, edge), f"{edge}<br>{name}", opacity, **looks[name], width=width)
     for node in layout.row:
         name = nodes.get(node, "shared") if isinstance(node, Node) else "shared"
         color = STANDINGS[name] if name != "shared" else COLORS["gradient descent"]
@@ -103,8 +100,8 @@ def circuit_differences(comparison: CircuitComparison, title: str | None = None)
 def faithfulness_curves(curve: CircuitCurve, title: str | None = None) -> go.Figure:
     """Faithfulness against the share of edges kept, a line for each of the scores, with 95% bands over prompts.
 
-    The legend has the areas: CPR below the curve, CMD between it and 1. Random scores are grey. Shares that differ by
-    more than 50 times stand on a logarithmic axis.
+    The legend has the areas: CPR below the curve, CMD between it and 1. Random scores are grey. The axis is logarithmic
+    if shares span more than a factor of 50.
     """
     areas = {name: f"{name}: CPR {curve.cpr(name).mean:.3f}, CMD {curve.cmd(name).mean:.3f}" for name in curve.names}
     n_edges = round(curve.counts[-1] / curve.fractions[-1])
@@ -122,9 +119,9 @@ def faithfulness_curves(curve: CircuitCurve, title: str | None = None) -> go.Fig
 
 
 def edge_ranking(scores: EdgeScores, truth: NodesAndEdges | None = None, title: str | None = None) -> go.Figure:
-    """The absolute scores of all edges, the largest first; beside a truth, its edges have a colour of their own.
+    """The absolute scores of all edges, the largest first; given a truth, its edges have another colour.
 
-    Scores of 0 stand at the bottom. Hovering names the edge.
+    Scores of 0 are at the bottom. Hovering names the edge.
     """
     sizes = scores.sizes().double()
     order = sizes.argsort(descending=True, stable=True).tolist()
@@ -163,7 +160,7 @@ def edge_line(layout: Layout, edge: Edge) -> list[Place]:
     aside = SIDES[edge.by] * min(APART[0] * _width(layout) / PIXELS, APART[1])
     xs, ys = [x + aside for x, _ in way], [y for _, y in way]
     rises = [x1 - x0 for x0, x1 in pairwise(xs)]  # rows are 1 apart
-    # upright at both ends and where it turns, and never beyond a place that it passes: slopes are harmonic means
+    # vertical at both ends and where it turns, and never beyond a place that it passes: slopes are harmonic means
     slopes = [0.0, *(2 * a * b / (a + b) if a * b > 0 else 0.0 for a, b in pairwise(rises)), 0.0]
     line: list[Place] = [(xs[0], ys[0])]
     for i, rise in enumerate(rises):
@@ -178,7 +175,7 @@ def _size(effect: Interval | None) -> float:
 
 
 def _add_to_legend(fig: go.Figure, name: str, **look: Any) -> None:
-    """An entry with a line that is seen, however thin the lines of the picture are."""
+    """An entry whose line is visible however thin the lines of the figure are."""
     fig.add_trace(go.Scatter(x=[None], y=[None], mode="lines", line={"width": 4, **look}, name=name, hoverinfo="skip"))
 
 
@@ -192,54 +189,39 @@ def _draw_line(fig: go.Figure, line: Sequence[Place], hover: str, opacity: float
 
 
 def _draw_node(
-    fig: go.Figure,
-    node: Any,  # one of the layout's
-    layout: Layout,
-    size: float,
-    hover: str,
-    outline: str = COLORS["gradient descent"],
+    fig: go.Figure, node: Any, layout: Layout, size: float, hover: str, outline: str = COLORS["gradient descent"]
 ) -> None:
-    """A head, an MLP, the embedding or the output (None)."""
+    """Draw a node of the layout: a head, an MLP, the embedding or the output (None)."""
     is_end = node in (EMBEDDING, None)
-    # many side by side are smaller
-    size = 16.0 if is_end else size * min(1.0, MANY_WIDE / _width(layout))
-    name = str(node or "output") if is_end else "MLP" if node.head is None else f"{node.layer}.{node.head}"
-    place = "top center" if node is None else "bottom center" if is_end else "middle center"
-    fig.add_trace(
-        go.Scatter(
-            x=[layout.x[node]],
-            y=[layout.row[node]],
-            mode="markers+text",
-            marker={
-                "size": size,
-                "color": "#f0f0f0" if is_end else "#dbe9f6",
-                "symbol": "square" if is_end or node.head is None else "circle",
-                "line": {"color": outline, "width": 1.2 if outline == COLORS["gradient descent"] else 3},
-                "opacity": 1,
-            },
-            text=[name],
-            textposition=place,
-            textfont={"size": 13 if is_end or size > 30 else 11 if size > 20 else 9},
-            hovertext=f"{node or 'output'}{'' if is_end else hover}",
-            hoverinfo="text",
-            showlegend=False,
-        )
-    )
+    size = 16.0 if is_end else size * min(1.0, MANY_WIDE / _width(layout))  # smaller if there are many side by side
+    marker = {
+        "size": size, "color": "#f0f0f0" if is_end else "#dbe9f6", "opacity": 1,
+        "symbol": "square" if is_end or node.head is None else "circle",
+        "line": {"color": outline, "width": 1.2 if outline == COLORS["gradient descent"] else 3},
+    }  # fmt: skip
+    drawn = go.Scatter(
+        x=[layout.x[node]], y=[layout.row[node]], mode="markers+text", marker=marker, showlegend=False,
+        text=[str(node or "output") if is_end else "MLP" if node.head is None else f"{node.layer}.{node.head}"],
+        textposition="top center" if node is None else "bottom center" if is_end else "middle center",
+        textfont={"size": 13 if is_end or size > 30 else 11 if size > 20 else 9},
+        hovertext=f"{node or 'output'}{'' if is_end else hover}", hoverinfo="text",
+    )  # fmt: skip
+    fig.add_trace(drawn)
 
 
 def _write_numbers(
     fig: go.Figure, numbered: Mapping[Edge, Interval], lines: Mapping[Edge, Sequence[Place]], layout: Layout
 ) -> None:
-    """Each on its line, where no node and no other number is."""
+    """Each number on its line, away from nodes and other numbers."""
     wide, high = _width(layout) / PIXELS, 1 / _row_height(layout)  # a pixel
     nodes = [((layout.x[node], row), 24 if node in (EMBEDDING, None) else 40) for node, row in layout.row.items()]
     numbers: list[Place] = []
     for edge, effect in numbered.items():
         free = [lines[edge][round(share * (len(lines[edge]) - 1))] for share in ON_LINE]
         hidden = [
-            sum(_near(place, node, 50 * wide, extent * high) for node, extent in nodes)
-            + sum(_near(place, number, 42 * wide, 17 * high) for number in numbers)
-            for place in free
+            sum(abs(x - a) < 50 * wide and abs(y - b) < extent * high for (a, b), extent in nodes)
+            + sum(abs(x - a) < 42 * wide and abs(y - b) < 17 * high for a, b in numbers)
+            for x, y in free
         ]
         x, y = free[hidden.index(min(hidden))]
         numbers.append((x, y))
@@ -247,10 +229,6 @@ def _write_numbers(
             x=x, y=y, text=f"{effect.mean:+.2g}", showarrow=False, font={"size": 11, "color": WAYS[edge.by]},
             bgcolor="rgba(255,255,255,0.8)",
         )  # fmt: skip
-
-
-def _near(a: Place, b: Place, x: float, y: float) -> bool:
-    return abs(a[0] - b[0]) < x and abs(a[1] - b[1]) < y
 
 
 def _width(layout: Layout) -> float:

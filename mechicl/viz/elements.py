@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
-from plotly.colors import sample_colorscale
+from plotly.colors import sample_colorscale, unlabel_rgb
 from plotly.subplots import make_subplots
 from torch import Tensor
 
@@ -183,12 +183,12 @@ def interval_lines(
     log_y: bool = False,
     log_x: bool = False,
 ) -> go.Figure:
-    """Lines of means with bands of their intervals, in the colours of their names (`colors_for`).
+    """Lines of means with bands of their intervals, in the colours of their names.
 
     On a logarithmic axis, means that are not positive leave a gap.
     """
     fig = figure(title, x_title, y_title, log_x=log_x, log_y=log_y)
-    alike = len(lines) > 1 and all(re.fullmatch(r"seed \d+", name) for name in lines)  # nobody looks for one of them
+    alike = len(lines) > 1 and all(re.fullmatch(r"seed \d+", name) for name in lines)  # one entry of the legend for all
     for i, (color, (name, intervals)) in enumerate(zip(colors_for(list(lines)), lines.items(), strict=True)):
         seeds = {"name": "each seed", "legendgroup": "seeds", "showlegend": not i, "opacity": 0.6} if alike else {}
         add_intervals(fig, x, intervals, color=color, log_y=log_y, **{"name": name, **seeds})
@@ -234,9 +234,9 @@ def color_of(name: str) -> str | None:
 
 
 def colors_for(names: Sequence[str]) -> list[str]:
-    """A colour for each name: its own, a shade of a scale where names are numbered, or the next of the palette.
+    """A colour for each name: its own, a shade of a colour scale, or the next of the palette.
 
-    Numbered are names such as "layer 3", and names of which there are too many for a palette; seeds are all alike.
+    Shades are for numbered names ("layer 3") and for more names than the palette has colours; seeds share one colour.
     """
     own = [color_of(name) for name in names]
     if all(re.fullmatch(r"seed \d+", name) for name in names):
@@ -245,18 +245,12 @@ def colors_for(names: Sequence[str]) -> list[str]:
         return [color for color in own if color is not None]
     if len(names) >= MANY or (len(names) > 1 and all(re.fullmatch(r"\D* \d+", name) for name in names)):
         shades = [0.85 * i / max(len(names) - 1, 1) for i in range(len(names))]  # the last is too light for a line
-        return [_hex(str(color)) for color in sample_colorscale("Viridis", shades)]
+        return ["#" + bytes(map(round, unlabel_rgb(rgb))).hex() for rgb in sample_colorscale("Viridis", shades)]
     colors: list[str] = []
     for color in own:
         free = [each for each in PALETTE if each not in (*colors, *own)] or list(PALETTE)
         colors.append(free[0] if color is None or color in colors else color)
     return colors
-
-
-def _hex(color: str) -> str:
-    """`rgb(r, g, b)` as `#rrggbb`."""
-    r, g, b = (round(float(part)) for part in color.removeprefix("rgb(").removesuffix(")").split(","))
-    return f"#{r:02x}{g:02x}{b:02x}"
 
 
 def add_heatmap(
@@ -281,7 +275,7 @@ def signed_scale(bound: float) -> dict[str, Any]:
 
 
 def name_cells(fig: go.Figure, **options: Any) -> go.Figure:
-    """Axes whose ticks are names of a heatmap's rows and columns; `options` are those of plotly's axes."""
+    """Axes whose ticks are the names of a heatmap's rows and columns; `options` are those of plotly's axes."""
     for update in (fig.update_xaxes, fig.update_yaxes):
         update(type="category", showgrid=False, **options)
     return fig

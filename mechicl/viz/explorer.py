@@ -1,8 +1,8 @@
-"""Patching by clicking: a notebook widget over a `PatchingSession`."""
+"""Patching by clicking: a notebook widget for a `PatchingSession`."""
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from mechicl.models.opening.sites import BY_KEY, Site, axes_of
 from mechicl.viz.html import Html
 
 HERE = Path(__file__).parent
-TRAITS = ("component", "head", "state")  # what the drawing is made from
+TRAITS = ("component", "head", "state")  # of which the drawing is made
 _STILL = """(() => {
   const place = document.currentScript.previousElementSibling;
   const traits = TRAITS;
@@ -30,21 +30,21 @@ _STILL = """(() => {
 
 
 class PatchingExplorer(anywidget.AnyWidget):
-    """A grid of layers and positions; a click takes the clean run's activation there, or gives it back.
+    """A grid of layers and positions; a click patches in the clean run's activation there, or removes the patch.
 
-    Scores and patterns are patched a query position at a time, the whole row of it.
+    Scores and patterns are patched one query position at a time, its whole row.
 
     Args:
-        session: whose state is shown and changed. After changing it in Python call `refresh`.
+        session: its state is shown and changed. After changing it in Python call `refresh`.
         labels: of the positions; by default the session's.
         token_names: for models of tokens, a name for each id; by default the ids.
 
     Attributes:
         session: the session.
-        component: which activation the grid's clicks patch.
-        head: which head of it; None for all of them, and for components without heads.
-        state: what is displayed.
-        last_seconds: how long the last answer took, from the click's arrival to the new predictions.
+        component: the activation that clicks patch.
+        head: its head; None for all of them, and for components without heads.
+        state: the displayed state.
+        last_seconds: time from the last click's arrival to the new predictions.
 
     Raises:
         ValueError: another number of labels than of positions.
@@ -85,19 +85,29 @@ class PatchingExplorer(anywidget.AnyWidget):
         return proposal["value"]
 
     def picture(self) -> Html:
-        """What the widget shows now, as a picture: nothing in it answers, and `viz.save` writes it to a file.
+        """The widget as it is now, as a picture that does not react to clicks; `viz.save` writes it to a file.
 
         Example:
-            >>> viz.save(explorer.picture(), "patches.png")
+            >>> viz.save(explorer.picture(), "patches.html")
         """
-        return still_widget({name: getattr(self, name) for name in TRAITS})
+        parts = {
+            "TRAITS": {name: getattr(self, name) for name in TRAITS},
+            "SOURCE": (HERE / "explorer.js").read_text(encoding="utf-8"),
+        }
+        script = _STILL
+        for name, part in parts.items():
+            script = script.replace(name, json.dumps(part).replace("<", "\\u003c"))  # no "</script>" in a label
+        style = (HERE / "explorer.css").read_text(encoding="utf-8")
+        return Html(
+            f'<div><style>{style}</style><div class="mechicl-explorer-still" data-waiting inert></div>'
+            f"<script>{script}</script></div>"
+        )
 
     def refresh(self) -> None:
-        """Show the session as it is now."""
+        """Show the session's current state."""
         self._act(lambda: None)
 
     def _answer(self, _: Any, message: dict[str, Any], buffers: Any) -> None:
-        """Do what a click asks for, and show what comes of it."""
         session = self.session
         actions: dict[str, Callable[[], None]] = {
             "toggle": lambda: session.toggle(self._site(message["layer"], message["pos"])),
@@ -122,7 +132,6 @@ class PatchingExplorer(anywidget.AnyWidget):
             self.state = state
 
     def _site(self, layer: int, pos: int) -> Site:
-        """What a click on the grid means."""
         where = {"query": pos} if axes_of(self.component) == BY_KEY else {"pos": pos}
         return Site(self.component, layer, head=self.head, **where)
 
@@ -143,7 +152,14 @@ class PatchingExplorer(anywidget.AnyWidget):
             "can_undo": session.can_undo,
             "can_redo": session.can_redo,
             "metric_name": session.metric_name,
-            "runs": self._runs(result),
+            "runs": [
+                {"name": name, "prediction": self._in_words(prediction), "metric": f"{metric:.4g}"}
+                for name, prediction, metric in (
+                    ("clean", result.clean_prediction, result.clean_metric),
+                    ("corrupted", result.corrupted_prediction, result.corrupted_metric),
+                    ("patched", result.prediction, result.metric),
+                )
+            ],
             "recovered": {
                 "prediction": _finite(result.prediction_recovered) if session.target is not None else None,
                 "metric": _finite(result.recovered),
@@ -152,17 +168,6 @@ class PatchingExplorer(anywidget.AnyWidget):
             "code": session.code(),
             "error": "",
         }
-
-    def _runs(self, result: SessionResult) -> list[dict[str, Any]]:
-        named = {
-            "clean": (result.clean_prediction, result.clean_metric),
-            "corrupted": (result.corrupted_prediction, result.corrupted_metric),
-            "patched": (result.prediction, result.metric),
-        }
-        return [
-            {"name": name, "prediction": self._in_words(prediction), "metric": f"{metric:.4g}"}
-            for name, (prediction, metric) in named.items()
-        ]
 
     def _in_words(self, prediction: Tensor) -> str:
         if self.session.target is not None:
@@ -175,47 +180,23 @@ class PatchingExplorer(anywidget.AnyWidget):
     def _scale(self, result: SessionResult) -> dict[str, Any]:
         """Points of a number line: the predictions if they are single numbers, or else the metric."""
         target = self.session.target
+        points = {"clean": result.clean_metric, "corrupted": result.corrupted_metric, "patched": result.metric}
+        title = self.session.metric_name
         if target is not None and len(target) == 1:
-            points = {
-                "clean": result.clean_prediction.item(),
-                "corrupted": result.corrupted_prediction.item(),
-                "patched": result.prediction.item(),
-                "target": target.item(),
-            }
+            shown = (result.clean_prediction, result.corrupted_prediction, result.prediction, target)
+            names = ("clean", "corrupted", "patched", "target")
+            points = {name: value.item() for name, value in zip(names, shown, strict=True)}
             title = "prediction for the query"
-        else:
-            points = {"clean": result.clean_metric, "corrupted": result.corrupted_metric, "patched": result.metric}
-            title = self.session.metric_name
         return {"title": title, "points": {name: _finite(value) for name, value in points.items()}}
 
 
-def still_widget(traits: Mapping[str, Any]) -> Html:
-    """The picture of a widget with these `component`, `head` and `state`, such as a notebook saves them."""
-    shown = {name: traits[name] for name in TRAITS}
-    parts = {"TRAITS": shown, "SOURCE": (HERE / "explorer.js").read_text(encoding="utf-8")}
-    script = _STILL
-    for name, part in parts.items():
-        script = script.replace(name, json.dumps(part).replace("<", "\\u003c"))  # no "</script>" in a label
-    style = (HERE / "explorer.css").read_text(encoding="utf-8")
-    return Html(
-        f'<div><style>{style}</style><div class="mechicl-explorer-still" data-waiting inert></div>'
-        f"<script>{script}</script></div>"
-    )
-
-
 def _described(site: Site) -> dict[str, Any]:
-    along = site.query if axes_of(site.component) == BY_KEY else site.pos
-    whole = site.key is None
     return {
-        "words": str(site),
-        "component": site.component,
-        "layer": site.layer,
-        "head": site.head,
-        "pos": along,
-        "whole": whole,
-    }
+        "words": str(site), "component": site.component, "layer": site.layer, "head": site.head,
+        "pos": site.query if axes_of(site.component) == BY_KEY else site.pos, "whole": site.key is None,
+    }  # fmt: skip
 
 
 def _finite(value: float) -> float | None:
-    """What JSON can hold: None for what is no finite number."""
+    """A number as JSON can hold it: None if it is not finite."""
     return value if abs(value) < float("inf") else None

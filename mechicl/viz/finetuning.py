@@ -1,4 +1,4 @@
-"""Pictures of fine-tuning against reading demonstrations: accuracies, and similarities layer by layer."""
+"""Figures of fine-tuning compared with reading demonstrations: accuracies, and similarities layer by layer."""
 
 from collections.abc import Mapping, Sequence
 
@@ -25,11 +25,11 @@ def settings_figure(
     *,
     chance: Sequence[float] | None = None,
 ) -> go.Figure:
-    """Bars with intervals: for each setting one a task.
+    """Bars with intervals: one per task for each setting.
 
     Args:
         scores: by setting, then by task.
-        y_title: what they are.
+        y_title: the kind of score.
         title: of the figure.
         chance: of each task, drawn as a line across its bars.
 
@@ -41,19 +41,15 @@ def settings_figure(
     fig = figure(title, "", y_title)
     for color, (name, by_task) in zip(colors_for(list(scores)), scores.items(), strict=True):
         halves = [i.half_width if i.n > 1 else 0.0 for i in by_task.values()]
-        bar = go.Bar(
-            x=list(by_task), y=[i.mean for i in by_task.values()], name=name,
-            marker_color=color,
-            error_y={"type": "data", "array": halves, "thickness": 1.2, "width": 3, "color": "#333"},
-        )  # fmt: skip
-        fig.add_trace(bar)
+        error_y = {"type": "data", "array": halves, "thickness": 1.2, "width": 3, "color": "#333"}
+        means = [i.mean for i in by_task.values()]
+        fig.add_trace(go.Bar(x=list(by_task), y=means, name=name, marker_color=color, error_y=error_y))
     dotted = {"color": "#444", "width": 1, "dash": "dot"}
     for i, level in enumerate(chance or ()):
         fig.add_shape(type="line", x0=i - 0.45, x1=i + 0.45, y0=level, y1=level, line=dotted, layer="above",
                       name="chance", showlegend=i == 0)  # fmt: skip
     fig.update_layout(barmode="group", bargap=0.25)
-    fig.update_xaxes(type="category")  # the lines' numeric ends would make it a linear one
-    return fig
+    return fig.update_xaxes(type="category")  # the lines' numeric ends would make it a linear one
 
 
 def update_similarity_figure(
@@ -91,8 +87,7 @@ def head_similarity_figure(
     fig = figure(title, "head", "layer")
     add_heatmap(
         fig, means, range(heads), range(layers), "layer %{y}, head %{x}<br>%{z:.4f}", **signed_scale(1),
-        text=[[f"{value:.2f}" for value in row] for row in means.tolist()],
-        texttemplate="%{text}" if heads <= 24 else None, xgap=1.5, ygap=1.5,
+        texttemplate="%{z:.2f}" if heads <= 24 else None, xgap=1.5, ygap=1.5,
         colorbar={"title": bar_title("cosine"), "thickness": 14},
     )  # fmt: skip
     fig.update_layout(width=max(420, 70 * heads + 200), height=max(300, 46 * layers + 130))
@@ -109,11 +104,10 @@ def _lines_by_layer(title: str, lines: Mapping[str, Sequence[Interval]]) -> go.F
     layers = list(range(len(next(iter(lines.values())))))
     if len(layers) > 1:
         fig = interval_lines(title, "layer", "cosine", layers, lines)
-    else:  # points beside each other
+    else:  # points side by side
         fig = figure(title, "the one layer", "cosine")
         for color, (name, intervals) in zip(colors_for(list(lines)), lines.items(), strict=True):
             add_intervals(fig, [name], intervals, name, color, showlegend=False)
         fig.update_xaxes(type="category", range=[-0.5, len(lines) - 0.5])
         fig.update_layout(width=min(1044, 180 + 160 * len(lines)))
-    fig.add_hline(y=0, line={"color": "#999", "width": 1})
-    return fig
+    return fig.add_hline(y=0, line={"color": "#999", "width": 1})

@@ -12,7 +12,16 @@ import torch
 
 from mechicl.statistics import Interval, interval, median_interval
 from mechicl.statistics.grids import GridTable
-from mechicl.viz.elements import add_heatmap, add_line, bar_title, colors_for, figure, interval_lines, tick_log_axes
+from mechicl.viz.elements import (
+    add_heatmap,
+    add_line,
+    bar_title,
+    colors_for,
+    error_bars,
+    figure,
+    interval_lines,
+    tick_log_axes,
+)
 
 SEED, DIVERGED = "seed", "diverged_at"
 """Columns of a sweep's table: which seed, and the step at which its training diverged, if it did."""
@@ -33,22 +42,22 @@ def phase_diagram(
     log: bool | None = None,
     title: str | None = None,
 ) -> go.Figure:
-    """A value over two axes of a sweep: one coloured cell a combination, the median over its seeds.
+    """A value over two axes of a sweep: one coloured cell per combination, the median over its seeds.
 
-    The pointer shows each cell's interval and how many seeds it is of. Combinations whose seeds all diverged are grey
-    with a cross, those of which some did have a small one; combinations that were not run stay blank.
+    The pointer shows each cell's interval and number of seeds. Combinations whose seeds all diverged are grey with a
+    cross, those with some diverged seeds have a small cross; combinations that were not run stay blank.
 
     Args:
-        table: a sweep's table, or a pandas frame with these columns; of its other axes there may be one value each.
+        table: a sweep's table, or a pandas frame with these columns; its other axes must have one value each.
         x: the column along the horizontal axis.
-        y: the column along the vertical one.
+        y: the column along the vertical axis.
         value: the column that is drawn.
         threshold: draw the line on which the value is this.
-        log: colour by the logarithm of the value; by default where all are positive and span more than a decade or so.
+        log: colour by the logarithm of the value; by default if all are positive and span more than about a decade.
         title: of the figure; by default the value's name.
 
     Raises:
-        KeyError: no column of such a name.
+        KeyError: no such column.
         ValueError: x and y are the same, or another axis has several values.
 
     Example:
@@ -100,25 +109,25 @@ def lines(
 ) -> go.Figure:
     """Values of a sweep along one of its axes, with 95% intervals over seeds; seeds that diverged are left out.
 
-    Along an axis of words (kinds of attention, labels) they are points with bars. Of ten seeds or fewer each is a small
-    point: the intervals of means are right only for values near a normal distribution, and those of medians are the
-    seeds' range, which of three seeds covers the median with a chance of 75% (`statistics.median_interval`).
+    Along an axis of words (kinds of attention, labels) they are points with bars. Up to ten seeds are drawn as small
+    points: the intervals of means are right only for values near a normal distribution, and those of medians are the
+    seeds' range, which for three seeds covers the median with probability 75% (`statistics.median_interval`).
 
     Args:
-        table: a sweep's table, or a pandas frame with these columns; of its other axes there may be one value each.
+        table: a sweep's table, or a pandas frame with these columns; its other axes must have one value each.
         x: the column along the horizontal axis.
         value: the column that is drawn, or several of them, a line each.
         by: a column with a line for each of its values.
         references: horizontal lines by name.
-        middle: "mean", or "median" with its bootstrap interval, for what is skewed.
-        log_x: a logarithmic axis; by default where the values are positive and span more than a decade or so.
+        middle: "mean", or "median" with its bootstrap interval, for skewed values.
+        log_x: a logarithmic axis; by default if the values are positive and span more than about a decade.
         log_y: likewise.
         title: of the figure; by default the value's name.
         y_title: of the vertical axis, likewise.
 
     Raises:
-        KeyError: no column of such a name.
-        ValueError: another axis has several values, or an unknown middle.
+        KeyError: no such column.
+        ValueError: another axis has several values.
 
     Example:
         >>> lines(table, x="task.n_tasks", value="loss", by="model.n_layers")
@@ -134,7 +143,8 @@ def lines(
     of_seeds: dict[str, list[torch.Tensor]] = {}
     for group, part in groups:
         for column in values:
-            name = ", ".join([*_label(by, group), *([column] if len(values) > 1 else [])])
+            label = [] if by is None else [group if isinstance(group, str) else f"{by} {_tick(group)}"]
+            name = ", ".join([*label, *([column] if len(values) > 1 else [])])
             at = [_finite(part[part[x] == each], column) for each in xs]
             of_seeds[name or column] = at
             over_seeds[name or column] = [median_interval(s) if middle == "median" else interval(s) for s in at]
@@ -158,16 +168,10 @@ def lines(
 
 
 def _interval_points(fig: go.Figure, words: list[str], over_seeds: Mapping[str, list[Interval]]) -> go.Figure:
-    """A point with a bar for each word, side by side where there are several names."""
+    """A point with a bar for each word, side by side if there are several names."""
     for color, (name, intervals) in zip(colors_for(list(over_seeds)), over_seeds.items(), strict=True):
-        bar = {
-            "type": "data", "symmetric": False, "thickness": 1.5, "width": 5, "color": color,
-            "array": [each.high - each.mean for each in intervals],
-            "arrayminus": [each.mean - each.low for each in intervals],
-        }  # fmt: skip
-        add_line(
-            fig, words, [each.mean for each in intervals], name, color, mode="markers", error_y=bar, offsetgroup=name
-        )
+        means, bar = [each.mean for each in intervals], error_bars(intervals, width=5, color=color)
+        add_line(fig, words, means, name, color, mode="markers", error_y=bar, offsetgroup=name)
     fig.update_traces(marker_size=9)
     fig.update_xaxes(type="category", range=[-0.5, len(words) - 0.5])
     return fig.update_layout(scattermode="group", scattergap=0.75)
@@ -188,13 +192,8 @@ def _add_seeds(fig: go.Figure, xs: list[Any], of_seeds: Mapping[str, list[torch.
         )  # fmt: skip
 
 
-def _label(by: str | None, group: Any) -> list[str]:
-    """What a line of a group is called: words as they are, and numbers with what they are of."""
-    return [] if by is None else [group if isinstance(group, str) else f"{by} {_tick(group)}"]
-
-
 def _columns(table: GridTable | pd.DataFrame, *names: str) -> pd.DataFrame:
-    """The table's frame, with all columns that are asked for."""
+    """The table's frame, with all these columns."""
     frame = table if isinstance(table, pd.DataFrame) else table.frame
     for name in names:
         if name not in frame.columns:
@@ -204,7 +203,7 @@ def _columns(table: GridTable | pd.DataFrame, *names: str) -> pd.DataFrame:
 
 def _check_one_value(table: GridTable | pd.DataFrame, frame: pd.DataFrame, *shown: str) -> None:
     """Refuse a table whose other axes vary: its cells would be mixtures."""
-    for axis in () if isinstance(table, pd.DataFrame) else table.axes:  # a frame does not say which are axes
+    for axis in () if isinstance(table, pd.DataFrame) else table.axes:  # the axes of a frame are unknown
         if axis not in (*shown, SEED) and len(_ordered(frame[axis])) > 1:
             raise ValueError(
                 f"the table varies in {axis!r} too, which is not drawn: choose one value, as in "
@@ -213,7 +212,7 @@ def _check_one_value(table: GridTable | pd.DataFrame, frame: pd.DataFrame, *show
 
 
 def _ordered(column: pd.Series) -> list[Any]:
-    """The different values: numbers by size, others as they come."""
+    """The distinct values: numbers by size, others in their order."""
     values = column.dropna().unique().tolist()
     return sorted(values) if pd.api.types.is_numeric_dtype(column) else values
 
@@ -226,7 +225,7 @@ def _diverged(frame: pd.DataFrame) -> pd.Series:
 
 
 def _finite(frame: pd.DataFrame, value: str) -> torch.Tensor:
-    """What was measured of the seeds that have not diverged."""
+    """The values of the seeds that have not diverged."""
     kept = pd.to_numeric(frame[value][~_diverged(frame)], errors="coerce").to_numpy(dtype=float)
     return torch.from_numpy(kept[np.isfinite(kept)].copy())
 
@@ -237,7 +236,7 @@ def _median(cell: pd.DataFrame | None, value: str) -> float | None:
 
 
 def _words(cell: pd.DataFrame | None, value: str) -> str:
-    """What the pointer shows of a cell."""
+    """The text that hovering over a cell shows."""
     if cell is None:
         return "not run"
     samples, lost = _finite(cell, value), int(_diverged(cell).sum())
@@ -258,7 +257,7 @@ def _spans_decades(values: Sequence[Any]) -> bool:
 
 
 def _bar(value: str, colors: Sequence[float], log: bool) -> dict[str, Any]:
-    """The colour bar, with the values themselves as ticks where colours are logarithms."""
+    """The colour bar; if colours are logarithms, its ticks are the values themselves."""
     bar: dict[str, Any] = {"title": bar_title(value)}
     if log and colors:
         low, high = min(colors), max(colors)
@@ -270,24 +269,21 @@ def _bar(value: str, colors: Sequence[float], log: bool) -> dict[str, Any]:
 
 
 def _lost(cell: pd.DataFrame | None) -> str:
-    """Whether "all" seeds of a cell diverged, "some", or none ("")."""
+    """ "all" if all seeds of a cell diverged, "some", or "" for none."""
     lost = pd.Series(dtype=bool) if cell is None else _diverged(cell)
     return "all" if len(lost) and lost.all() else "some" if lost.any() else ""
 
 
 def _add_diverged(fig: go.Figure, lost: list[list[str]]) -> None:
     """Crosses: large on grey where all seeds of a combination diverged, small where some did."""
-    at = {
-        word: [(i, j) for j, row in enumerate(lost) for i, each in enumerate(row) if each == word]
-        for word in ("all", "some")
-    }
-    if at["all"]:
-        grid = [[0.0 if each == "all" else math.nan for each in row] for row in lost]
-        grey = [[0, DIVERGED_COLOR], [1, DIVERGED_COLOR]]
+    grid = [[0.0 if each == "all" else math.nan for each in row] for row in lost]
+    grey = [[0, DIVERGED_COLOR], [1, DIVERGED_COLOR]]
+    if any("all" in row for row in lost):
         fig.add_trace(go.Heatmap(z=grid, colorscale=grey, showscale=False, xgap=1, ygap=1, hoverinfo="skip"))
     for word, size, color in (("all", 13, "#222222"), ("some", 8, "#d1495b")):
-        if at[word]:
-            x, y = zip(*at[word], strict=True)
+        at = [(i, j) for j, row in enumerate(lost) for i, each in enumerate(row) if each == word]
+        if at:
+            x, y = zip(*at, strict=True)
             cross = {"symbol": "x", "size": size, "color": color, "line": {"width": 1, "color": "white"}}
             name = f"{word} seeds diverged"
             fig.add_trace(go.Scatter(x=x, y=y, mode="markers", marker=cross, name=name, hoverinfo="skip"))
@@ -295,7 +291,7 @@ def _add_diverged(fig: go.Figure, lost: list[list[str]]) -> None:
 
 
 def _add_threshold(fig: go.Figure, medians: list[list[float | None]], level: float, log: bool) -> None:
-    """Where, between two neighbours of a row, the value first passes the level: a line through these points."""
+    """A line through the points of the rows, between two neighbours, where the value first passes the level."""
     through: list[tuple[float, int]] = []
     for j, row in enumerate(medians):
         for i, (a, b) in enumerate(itertools.pairwise(row)):

@@ -1,4 +1,4 @@
-"""Pictures of what heads do: their scores, layer by head, and which heads read what earlier ones write."""
+"""Figures of heads: their scores, layer by head, and which heads read what earlier ones write."""
 
 from typing import Any, Literal
 
@@ -17,13 +17,10 @@ READERS = {"Q": "queries", "K": "keys", "V": "values"}
 
 
 def head_table(scores: HeadScores, title: str = "What the heads do") -> go.Figure:
-    """A heatmap a score, layer by head, with the means written into the cells.
+    """A heatmap per score, layer by head, with the means written into the cells.
 
-    Scores of attention share one scale from 0 to 1, those of weights another from -1 to 1. What uniform attention
-    would get stands under the name of a score of attention; intervals are shown on hovering.
-
-    Raises:
-        ValueError: no scores.
+    Scores of attention share one scale from 0 to 1, those of weights another from -1 to 1. Under the name of a score of
+    attention is the score of uniform attention; intervals are shown on hovering.
     """
     if not scores.scores:
         raise ValueError("head_table() needs at least one score")
@@ -46,7 +43,8 @@ def head_table(scores: HeadScores, title: str = "What the heads do") -> go.Figur
             precision = table[f"{name}_half_width"].to_numpy().reshape(layers, heads) if measured else means
             hover = "layer %{y}, head %{x}<br>%{z:.4f}" + (" ± %{customdata:.4f}" if measured else "")
             add_heatmap(
-                fig, means, _numbers(heads), _numbers(layers), f"{_spaced(name)}<br>{hover}", text=_written(means),
+                fig, means, list(map(str, range(heads))), list(map(str, range(layers))), f"{_spaced(name)}<br>{hover}",
+                text=[[_number(value) for value in row] for row in means.tolist()],
                 texttemplate="%{text}" if heads <= WRITTEN else None, textfont={"size": 11 if cell > 40 else 9},
                 customdata=precision.tolist(), xgap=1.5, ygap=1.5, coloraxis="coloraxis" if measured else "coloraxis2",
                 place=panel(row * columns + column, columns),
@@ -70,21 +68,19 @@ def head_table(scores: HeadScores, title: str = "What the heads do") -> go.Figur
 def composition_figure(
     scores: Float[Tensor, "layer head layer head"], kind: Literal["Q", "K", "V"], title: str | None = None
 ) -> go.Figure:
-    """How much of what each head writes is read by each head of a later layer, head by head.
+    """How much of each head's output is read by each head of a later layer.
 
     Args:
         scores: of `analysis.composition_scores`; or of `prefix_matching_scores`, with kind "K".
-        kind: what of the later heads reads: queries "Q", keys "K" or values "V".
+        kind: the part of the later heads that reads: queries "Q", keys "K" or values "V".
         title: of the figure.
 
     Raises:
-        ValueError: another kind, or fewer than two layers.
+        ValueError: fewer than two layers.
     """
-    if kind not in READERS:
-        raise ValueError(f"kind must be 'Q', 'K' or 'V', got {kind!r}")
     layers, heads = scores.shape[:2]
     if layers < 2:
-        raise ValueError(f"heads compose with those of other layers, and there is {layers}")
+        raise ValueError(f"heads compose across layers, and the model has only {layers}")
     values: Any = scores.detach().cpu().double()
     names = [f"{layer}.{head}" for layer in range(layers) for head in range(heads)]
     earlier, later = names[:-heads], names[heads:]
@@ -115,7 +111,7 @@ def composition_figure(
 
 
 def _cell(n: int) -> int:
-    """Pixels of a cell, where `n` stand in a row."""
+    """Pixels of a cell in a row of n."""
     return 44 if n <= 6 else 34
 
 
@@ -134,13 +130,5 @@ def _spaced(name: str) -> str:
     return name.replace("_", " ")
 
 
-def _numbers(n: int) -> list[str]:
-    return [str(i) for i in range(n)]
-
-
 def _number(value: float) -> str:
     return f"{value:.2f}".replace("-0.00", "0.00").replace("-", "−")
-
-
-def _written(values: Float[Tensor, "layer head"]) -> list[list[str]]:
-    return [[_number(value) for value in row] for row in values.tolist()]

@@ -1,4 +1,4 @@
-"""Pictures of sweeps: what patching or ablating each layer, position and head does to a metric."""
+"""Figures of sweeps: the effect on a metric of patching or ablating each layer, position and head."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -26,22 +26,21 @@ def patching_grid(
     labels: Sequence[str] | None = None,
     title: str | None = None,
 ) -> go.Figure:
-    """A heatmap of the effect of every cell: by layer and position, with a panel a head; or by layer and head.
+    """A heatmap of the effect of every cell: by layer and position, with a panel per head; or by layer and head.
 
-    Two of the sweep's axes span a panel: layers, from the bottom up, and positions or heads, or what else there is. A
-    third axis has a panel for each of its indices. With four axes (direct paths, pairs of heads) the first two make the
-    rows and the others the columns. Hovering shows the mean effect and its 95% interval over prompts.
+    Two of the sweep's axes span a panel: layers, from the bottom up, and positions, heads, or another axis. A third
+    axis has a panel for each of its indices. With four axes (direct paths, pairs of heads) the first two make the rows
+    and the others the columns. Hovering shows the mean effect and its 95% interval over prompts.
 
     Args:
         sweep: of `patch`, `ablate`, `attribute` or `patch_paths`.
-        metric: which; the first by default.
-        recovered: draw the share of the way to the source run instead of the change; by default where there is one.
+        metric: its name; the first by default.
+        recovered: draw the share of the way to the source run instead of the change; by default if there is one.
         labels: of the positions, for instance `model.cfg.format.labels(n_context)`; equal ones get their number.
         title: of the figure.
 
     Raises:
-        ValueError: another number of axes than 2 to 4, no layers among two or three, too few labels, no such metric, or
-            nothing that could be recovered.
+        ValueError: a number of axes that is not 2 to 4, no layers among two or three, or too few labels.
 
     Example:
         >>> patching_grid(patch(model, prompts, corrupted, "resid_pre"), labels=model.cfg.format.labels(20))
@@ -62,7 +61,7 @@ def patching_grid(
     style: dict[str, Any] = {**signed_scale(max(largest, 1e-12)), "zmid": 0, "colorbar": colorbar}
 
     def draw(fig: go.Figure, cells: Any, x: Sequence[str], y: Sequence[str], where: str, **options: Any) -> None:
-        """A heatmap of the cells `[y x]` that this part of an array of all cells' numbers names."""
+        """A heatmap of some cells `[y x]` of the array of all."""
         z, words = values.permute(order)[cells], intervals.transpose(order)[cells]
         z, words = z.reshape(len(y), len(x)), words.reshape(len(y), len(x))
         add_heatmap(
@@ -73,7 +72,7 @@ def patching_grid(
 
     if len(sweep.axes) == 4:  # pairs of axes, such as layer and head that write, and layer and head that read
         order = [0, 1, 2, 3]
-        y, x = _joined(sweep.indices[:2]), _joined(sweep.indices[2:])
+        y, x = ([f"{i}.{j}" for i in first for j in second] for first, second in (sweep.indices[:2], sweep.indices[2:]))
         fig = figure(heading, _pair(sweep.axes[2:]), _pair(sweep.axes[:2]))
         draw(fig, ..., x, y, f"{_pair(sweep.axes[:2])} %{{y}}, {_pair(sweep.axes[2:])} %{{x}}")
         fig.update_layout(height=max(380, 22 * len(y) + AROUND))
@@ -120,18 +119,14 @@ def _labels(indices: Sequence[int], labels: Sequence[str] | None, axis: str) -> 
 
 
 def _spaced(axis: str) -> str:
-    """Such as "position" for "pos", and "layer" for the second layer of a pair."""
+    """For example "position" for "pos", and "layer" for the second layer of a pair."""
     return NAMES.get(axis, axis.removesuffix("_2").replace("_", " "))
 
 
 def _pair(axes: Sequence[str]) -> str:
-    """Such as "to layer.head"."""
+    """For example "to layer.head"."""
     first, second = map(_spaced, axes)
     return f"{first}.{second.removeprefix('to ')}"
-
-
-def _joined(indices: Sequence[Sequence[int]]) -> list[str]:
-    return [f"{i}.{j}" for i in indices[0] for j in indices[1]]
 
 
 def _slanted(x: Sequence[str]) -> bool:

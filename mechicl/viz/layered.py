@@ -1,8 +1,7 @@
-"""Where the nodes of a layered graph stand, and the ways of its edges between them: few crossings, nothing hidden.
+"""Layout of a layered graph with few crossings, after Sugiyama et al. 1981.
 
-After Sugiyama et al. 1981: an edge that passes rows gets a place in each of them, places are ordered by the mean of
-their neighbours', row after row, and then set as near to their neighbours as their order and their widths allow. All
-edges of one sender share one lane through the rows that they pass.
+An edge that passes rows gets a place in each of them, places are ordered by the mean of their neighbours', row after
+row, and then set as near to their neighbours as order and widths allow. All edges of one sender share a lane.
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -17,18 +16,13 @@ SWEEPS = 8  # over the rows, to order them and then to place them
 NODE, LANE = 1.0, 0.3  # widths
 
 Item = Hashable
-Lane = tuple[Item, int]  # whose lane, and in which row
+Lane = tuple[Item, int]  # of a sender, in a row
+Links = Mapping[Item, Sequence[Item]]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Places of nodes and of lanes.
-
-    Attributes:
-        row: of each node, from 0.
-        x: of each node, and of each lane.
-        lanes: rows that a sender's edges pass, by edge.
-    """
+    """The row of each node, from 0; the x of each node and lane; and the lanes that each edge passes."""
 
     row: Mapping[Item, int]
     x: Mapping[Item, float]
@@ -42,12 +36,7 @@ class Layout:
 
 
 def lay_out(rows: Sequence[Sequence[Item]], edges: Iterable[tuple[Item, Item]]) -> Layout:
-    """Places for nodes in rows, lowest first, whose edges go up.
-
-    Args:
-        rows: the nodes of each; within a row they may change places.
-        edges: sender and receiver; the receiver's row is above the sender's.
-    """
+    """Places for nodes in rows, lowest first, with edges from senders to receivers in higher rows."""
     row = {node: number for number, nodes in enumerate(rows) for node in nodes}
     edges = sorted(set(edges), key=lambda edge: (row[edge[0]], row[edge[1]]))
     lanes = {edge: [(edge[0], r) for r in range(row[edge[0]] + 1, row[edge[1]])] for edge in edges}
@@ -68,13 +57,8 @@ def lay_out(rows: Sequence[Sequence[Item]], edges: Iterable[tuple[Item, Item]]) 
     return Layout(row, x, lanes)
 
 
-def _order(
-    orders: list[list[Item]],
-    below: Mapping[Item, Sequence[Item]],
-    above: Mapping[Item, Sequence[Item]],
-    widths: Mapping[Item, float],
-) -> list[list[Item]]:
-    """The order in each row with the fewest crossings that sweeps up and down come by."""
+def _order(orders: list[list[Item]], below: Links, above: Links, widths: Mapping[Item, float]) -> list[list[Item]]:
+    """The order in each row with the fewest crossings found by sweeps up and down."""
     best, fewest = orders, _crossings(orders, above)
     for sweep in range(SWEEPS):
         orders = [list(order) for order in orders]
@@ -99,7 +83,7 @@ def _pack(order: Sequence[Item], widths: Mapping[Item, float]) -> dict[Item, flo
     return {item: end - widths[item] / 2 - ends[-1] / 2 for item, end in zip(order, ends.tolist(), strict=True)}
 
 
-def _crossings(orders: Sequence[Sequence[Item]], above: Mapping[Item, Sequence[Item]]) -> int:
+def _crossings(orders: Sequence[Sequence[Item]], above: Links) -> int:
     crossings = 0
     for low, high in pairwise(orders):
         place = {item: i for i, item in enumerate(high)}
@@ -112,10 +96,7 @@ def _crossings(orders: Sequence[Sequence[Item]], above: Mapping[Item, Sequence[I
 
 
 def _place(
-    orders: Sequence[Sequence[Item]],
-    below: Mapping[Item, Sequence[Item]],
-    above: Mapping[Item, Sequence[Item]],
-    widths: Mapping[Item, float],
+    orders: Sequence[Sequence[Item]], below: Links, above: Links, widths: Mapping[Item, float]
 ) -> dict[Item, float]:
     """Places as near to the neighbours' as the order and the widths allow, by least squares row after row."""
     x = {item: place for order in orders for item, place in _pack(order, widths).items()}

@@ -1,4 +1,4 @@
-"""Pictures of layers as steps of an algorithm: matches with its iterations, and probes."""
+"""Figures of layers as steps of an algorithm: matches with its iterations, and probes."""
 
 from collections.abc import Mapping
 
@@ -22,19 +22,10 @@ def match_heatmap(match: Match, title: str | None = None) -> go.Figure:
     lowest = -1 if means.min() < 0 else 0  # one scale for all families of a page
     add_heatmap(fig, means, x, y, hover, colorscale="Viridis", zmin=lowest, zmax=1,
                 colorbar={"title": bar_title("cosine"), "thickness": 14})  # fmt: skip
-    fig.add_trace(
-        go.Scatter(
-            x=x,
-            y=[y[column] for column in match.best_columns()],
-            mode="markers",
-            marker={"symbol": "square-open", "size": 13, "color": "white", "line": {"width": 2.5}},
-            name="best match",
-            hoverinfo="skip",
-        )
-    )
-    name_cells(fig)
-    fig.update_layout(height=max(380, 17 * len(y) + 130), showlegend=False)
-    return fig
+    outline = {"symbol": "square-open", "size": 13, "color": "white", "line": {"width": 2.5}}
+    best = [y[column] for column in match.best_columns()]
+    fig.add_trace(go.Scatter(x=x, y=best, mode="markers", marker=outline, name="best match", hoverinfo="skip"))
+    return name_cells(fig).update_layout(height=max(380, 17 * len(y) + 130), showlegend=False)
 
 
 def match_curve(
@@ -43,48 +34,35 @@ def match_curve(
     """The best-matching step of each layer with its interval, on a logarithmic axis, and curves fitted to it.
 
     Args:
-        matches: by the algorithm's name.
+        matches: by the algorithm's name; at least one.
         growths: fits by the same names; the better of the two curves is drawn.
         title: of the figure.
-
-    Raises:
-        ValueError: no matches.
     """
-    if not matches:
-        raise ValueError("match_curve() needs at least one match")
     fig = figure(title, next(iter(matches.values())).row_name, "best-matching steps", log_y=True)
-    shifts = [0.12 * (i - (len(matches) - 1) / 2) for i in range(len(matches))]  # equal steps stand side by side
+    shifts = [0.12 * (i - (len(matches) - 1) / 2) for i in range(len(matches))]  # equal steps are side by side
     for color, shift, (name, match) in zip(colors_for(list(matches)), shifts, matches.items(), strict=True):
         best = [b for b in match.best() if b.column >= 1]
-        for symbol, points in (
-            ("circle", [b for b in best if not b.at_edge]),
-            ("circle-open", [b for b in best if b.at_edge]),
-        ):
+        for at_edge, symbol in ((False, "circle"), (True, "circle-open")):
+            points = [b for b in best if b.at_edge == at_edge]
             if not points:
                 continue
-            where = "" if symbol == "circle" else ", at the edge of the steps that were tried"
-            errors = {
+            where = ", at the edge of the steps that were tried" if at_edge else ""
+            only = len(points) == len(best)
+            errors = {  # None: no caps in the circle
                 "type": "data", "symmetric": False, "thickness": 1.2, "width": 3,
-                # None: no caps in the circle
                 "array": [max(b.high - b.column, 0) if b.high > b.low else None for b in points],
-                "arrayminus": [
-                    min(max(b.column - b.low, 0), b.column - 0.5) if b.high > b.low else None for b in points
-                ],
+                "arrayminus": [min(max(b.column - b.low, 0), b.column - 0.5) if b.high > b.low else None
+                               for b in points],
             }  # fmt: skip
-            fig.add_trace(
-                go.Scatter(
-                    x=[b.row + shift for b in points],
-                    y=[b.column for b in points],
-                    error_y=errors,
-                    name=f"{name}{where}" if symbol != "circle" and len(points) == len(best) else name,
-                    legendgroup=name,
-                    showlegend=symbol == "circle" or len(points) == len(best),
-                    mode="markers",
-                    marker={"color": color, "size": 9, "symbol": symbol, "line": {"width": 1.5, "color": color}},
-                    customdata=[b.row for b in points],
-                    hovertemplate=f"{match.row_name} %{{customdata}}: %{{y:g}} steps of {name}{where}<extra></extra>",
-                )
-            )
+            drawn = go.Scatter(
+                x=[b.row + shift for b in points], y=[b.column for b in points], error_y=errors,
+                name=f"{name}{where}" if only else name, legendgroup=name, showlegend=only or not at_edge,
+                mode="markers",
+                marker={"color": color, "size": 9, "symbol": symbol, "line": {"width": 1.5, "color": color}},
+                customdata=[b.row for b in points],
+                hovertemplate=f"{match.row_name} %{{customdata}}: %{{y:g}} steps of {name}{where}<extra></extra>",
+            )  # fmt: skip
+            fig.add_trace(drawn)
         growth = (growths or {}).get(name)
         if growth is not None:
             exponential = growth.exponential_aic < growth.linear_aic
@@ -94,12 +72,13 @@ def match_curve(
     return tick_log_axes(fig)
 
 
-def probe_heatmap(result: ProbeResult, quantity: str, title: str | None = None) -> go.Figure:
+def probe_heatmap(result: ProbeResult, quantity: str | None = None, title: str | None = None) -> go.Figure:
     """Selectivity (R² minus the control task's) of the probes for one quantity, by layer and position.
 
     Raises:
         ValueError: an unknown quantity.
     """
+    quantity = quantity or result.quantities[0]
     if quantity not in result.quantities:
         raise ValueError(f"no quantity {quantity!r}; there are {list(result.quantities)}")
     index = result.quantities.index(quantity)
@@ -112,5 +91,4 @@ def probe_heatmap(result: ProbeResult, quantity: str, title: str | None = None) 
         colorbar={"title": bar_title("R² − control"), "thickness": 14},
     )  # fmt: skip
     fig.update_xaxes(type="category", showgrid=False)
-    fig.update_yaxes(dtick=1, showgrid=False)
-    return fig
+    return fig.update_yaxes(dtick=1, showgrid=False)

@@ -1,6 +1,7 @@
 """A self-contained HTML page: text, tables and figures in one file that needs no network."""
 
 import html
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -65,6 +66,11 @@ def text(words: object) -> str:
     return html.escape(str(words))
 
 
+def _words(words: str) -> str:
+    """Escaped text, with code between backticks."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", text(words))
+
+
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """A table; every cell is escaped."""
     head = "".join(f"<th>{text(cell)}</th>" for cell in header)
@@ -108,7 +114,7 @@ def page(title: str, lead: str, sections: Sequence[Section], *, opening: Section
 
 def _body(section: Section, places: "enumerate[str]") -> str:
     """Heading, words and contents; a figure gets the next of the places, a number and an SVG."""
-    pieces = [f"<h2>{text(section.title)}</h2>", *([f"<p>{text(section.words)}</p>"] if section.words else [])]
+    pieces = [f"<h2>{text(section.title)}</h2>", *([f"<p>{_words(section.words)}</p>"] if section.words else [])]
     for part in section.parts:
         if isinstance(part, go.Figure):
             number, svg = next(places)

@@ -1,7 +1,5 @@
-"""`plot`: the picture of any result, by its class."""
+"""`plot`: the figure of any result, by its class."""
 
-import math
-from collections.abc import Mapping
 from functools import singledispatch
 from typing import Any
 
@@ -23,12 +21,12 @@ from mechicl.analysis.interventions import InterventionSweep
 from mechicl.analysis.layers.probes import ProbeResult
 from mechicl.analysis.weights.kernels import KernelView
 from mechicl.analysis.weights.paths import LossPath, ModeConnectivity
-from mechicl.constructions import WeightsCircuit
+from mechicl.constructions.supports import WeightsCircuit
 from mechicl.statistics import Result, interval
 from mechicl.viz.behaviour import identified_families, regret_curves, shifted_losses, token_divergences
 from mechicl.viz.causes import hypotheses_ranked, interchange_heatmap, subspace_curves
 from mechicl.viz.circuits import circuit_differences, circuit_graph, edge_ranking, faithfulness_curves
-from mechicl.viz.elements import COLORS, add_heatmap, add_intervals, panel, panels
+from mechicl.viz.elements import COLORS, add_heatmap, add_intervals, interval_dots, panel, panels
 from mechicl.viz.finetuning import update_similarity_figure
 from mechicl.viz.heads import head_table
 from mechicl.viz.interventions import patching_grid
@@ -42,14 +40,14 @@ HEIGHT = 330  # of a row of panels
 
 @singledispatch
 def plot(result: Any, **options: Any) -> go.Figure:
-    """The picture of a result: that of its kind, or its quantities with their intervals.
+    """Draw a result: the figure of its kind, or its quantities with their intervals.
 
     Args:
         result: of any analysis.
         options: of the function that draws this kind: those of `patching_grid` for an `InterventionSweep`, and so on.
 
     Raises:
-        TypeError: something that has no picture; the message lists what has one.
+        TypeError: an object of another kind; the message lists those that have a figure.
 
     Example:
         >>> plot(align(model, AlgorithmLearner(algorithms.ols), prompts))
@@ -62,7 +60,7 @@ def plot(result: Any, **options: Any) -> go.Figure:
     )
 
 
-# One line a kind of result. Functions of several results by name get this one, without a name of its own.
+# One line per kind of result. Functions of several results by name get this one.
 plot.register(Circuit, circuit_graph)
 plot.register(CircuitComparison, circuit_differences)
 plot.register(WeightsCircuit, circuit_graph)
@@ -73,6 +71,7 @@ plot.register(HypothesisTest, hypotheses_ranked)
 plot.register(Identification, identified_families)
 plot.register(Interchange, interchange_heatmap)
 plot.register(Match, match_heatmap)
+plot.register(ProbeResult, probe_heatmap)
 plot.register(Regret, regret_curves)
 plot.register(SubspaceSearch, subspace_curves)
 plot.register(InterventionSweep, patching_grid)
@@ -82,24 +81,15 @@ plot.register(FineTuningComparison, lambda result, **options: update_similarity_
 plot.register(KernelView, lambda result, **options: kernel_heatmaps({"kernel": result}, **options))
 plot.register(LossPath, lambda result, **options: connectivity_paths({result.kind: result}, **options))
 plot.register(ModeConnectivity, lambda result, **options: connectivity_paths(result.paths, **options))
+plot.register(
+    HeadsOverTraining, lambda result, curve=None, **options: heads_during_training(curve or {}, result, **options)
+)
 plot.register(ShiftedLosses, lambda result: shifted_losses({"": result}))
 
 
 @plot.register
-def _heads_over_training(
-    result: HeadsOverTraining, curve: Mapping[str, Any] | None = None, **options: Any
-) -> go.Figure:
-    return heads_during_training(curve or {}, result, **options)
-
-
-@plot.register
-def _probes(result: ProbeResult, quantity: str | None = None, title: str | None = None) -> go.Figure:
-    return probe_heatmap(result, quantity or result.quantities[0], title)
-
-
-@plot.register
 def _quantities(result: Result, title: str | None = None) -> go.Figure:
-    """Every quantity with 95% intervals over its samples: the picture of results that have none of their own.
+    """Every quantity with 95% intervals over its samples: the figure of results without a special one.
 
     Quantities without leading axes are points in one panel. One with a leading axis (layers, steps, ...) is a line over
     it, and one with more is a heatmap of the last two, averaged over those before.
@@ -114,12 +104,8 @@ def _quantities(result: Result, title: str | None = None) -> go.Figure:
     fig = panels(title or type(result).__name__, names, columns=columns, vertical_spacing=0.3 / rows)
     fig.update_layout(height=HEIGHT * rows + 60, coloraxis={"colorscale": "Viridis"})
     if points:
-        halves = [mean.half_width if math.isfinite(mean.half_width) else 0.0 for mean in points.values()]
-        drawn = go.Scatter(
-            x=[mean.mean for mean in points.values()], y=list(points), mode="markers", showlegend=False,
-            marker={"size": 9, "color": color}, error_x={"type": "data", "array": halves},
-        )  # fmt: skip
-        fig.add_trace(drawn, **panel(0, columns))
+        dots = interval_dots("", "", list(points), list(points.values())).data[0]
+        fig.add_trace(dots.update(showlegend=False), **panel(0, columns))
         fig.update_yaxes(automargin=True, autorange="reversed", **panel(0, columns))
     for i, (name, values) in enumerate(others.items(), start=bool(points)):
         place, axes = panel(i, columns), result.axis_names()[name][-2:]

@@ -1,4 +1,4 @@
-"""What happens during training: losses with their transitions, alignment, heads, sensitivities."""
+"""Figures of training: losses with their transitions, alignment, heads."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -34,12 +34,12 @@ def losses_over_training(
     log_x: bool = False,
     log_y: bool = False,
 ) -> go.Figure:
-    """Half the mean squared error of every seed of some kinds of models, with a mark where each one falls.
+    """Half the mean squared error of every seed of some kinds of models, with a mark at each transition.
 
     Args:
         steps: of the evaluations; step 0 is left out on a logarithmic axis.
         losses: by kind, mean squared errors `[step][seed]`.
-        references: by name, mean squared errors to draw across.
+        references: by name, mean squared errors of horizontal lines.
         transitions: by kind, the transitions to mark.
         title: of the figure.
         log_x: logarithmic steps.
@@ -77,11 +77,7 @@ def losses_over_training(
 
 
 def alignments_over_training(trainings: Mapping[str, AlignmentOverTraining]) -> go.Figure:
-    """Alignment with a learner during trainings: means over seeds with 95% intervals, a panel for each measure.
-
-    Args:
-        trainings: by name; step 0 stands at half of the first snapshot after it.
-    """
+    """Alignment with a learner during trainings: means over seeds with 95% intervals, a panel for each measure."""
     names = {"sensitivity_cosine": "cosine of sensitivities", "prediction_distance": "distance of predictions",
              "sensitivity_distance": "distance of sensitivities"}  # fmt: skip
     fig = panels("", list(names.values()))
@@ -103,8 +99,7 @@ def heads_during_training(
 ) -> go.Figure:
     """The loss of each seed (left axis) and the highest score of any head at the snapshots (right axis).
 
-    Scores are means over seeds with 95% intervals, where there are several. Step 0 stands at half of the next step at
-    which anything is known.
+    Scores are means over seeds with 95% intervals, if there are several seeds.
 
     Args:
         curve: a checkpoint record's curve, with "eval_step" and "eval_loss" `[step][seed]`; {} draws no losses.

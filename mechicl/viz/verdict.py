@@ -1,8 +1,9 @@
-"""The picture that a report opens with: the nearest algorithms, and how near they came during training."""
+"""The figure that a report opens with: the nearest algorithms, and how near they came during training."""
 
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import plotly.graph_objects as go
@@ -11,15 +12,15 @@ from torch import Tensor
 
 from mechicl.algorithms.card import is_for_scale
 from mechicl.analysis.behaviour.identification import FamilyMatch, Identification
-from mechicl.viz.elements import BELOW, COLORS, FIRST_STEP, add_line, figure, on_log_axis, panel, panels
+from mechicl.viz.elements import BELOW, COLORS, FIRST_STEP, add_line, error_bars, figure, on_log_axis, panel, panels
 
 N_FAMILIES = 7
 FLOOR = 1e-8  # of the axis: below, predictions differ by rounding
 GREY = COLORS["other algorithms"]
 MARK = {"color": GREY, "dash": "dot", "width": 1.2}
 WIDEST = 42  # letters in a line over the right panel
-ROW, LABEL = 30, 17  # pixels: a family, and a label of a line across them
-TOP = 10.0  # of what is left during training: ten times the predictions, or more
+ROW, LABEL = 30, 17  # pixels of a family, and of a label of a line across them
+TOP = 10.0  # of the axis during training: ten times the predictions, or more
 
 
 def verdict_figure(
@@ -31,14 +32,14 @@ def verdict_figure(
     over_training: tuple[Sequence[int], Float[Tensor, "step seed"]] | None = None,
     near: float | None = None,
 ) -> go.Figure:
-    """What the nearest algorithms leave of a model's squared predictions; and what the named one left during training.
+    """The share of a model's squared predictions that the nearest algorithms leave unexplained, and its training curve.
 
     Args:
         identified: the families, ranked.
         match: the algorithm that is named.
-        rivals: what is tied with it.
-        untrained: the least that any algorithm leaves of an untrained network, for scale.
-        over_training: steps, and what the algorithm leaves of each seed; the first seed is drawn strongly.
+        rivals: families tied with it.
+        untrained: the least share that any algorithm leaves of an untrained network, for scale.
+        over_training: steps, and the share for each seed; the first seed is emphasised.
         near: the share up to which a model is called alike.
     """
     names = ["Left unexplained by the nearest algorithms"]
@@ -49,28 +50,34 @@ def verdict_figure(
     shown = [each for each in identified.matches if not is_for_scale(each.name)][:N_FAMILIES]
     if match not in shown:
         shown = [match, *shown[: N_FAMILIES - 1]]
-    _families(fig, identified, shown, match, rivals)
-    smallest = min(identified.distance(each).mean for each in shown)
-    low, top = max(FLOOR, min(smallest, 1e-2)) / 4, 3.0
+    left = panel(0, 2)
+    distances = [replace(d, mean=max(d.mean, FLOOR), high=max(d.high, FLOOR)) for d in map(identified.distance, shown)]
+    kinds = ["named" if each is match else "tied with it" if each in rivals else "other algorithms" for each in shown]
+    for kind in [kind for kind in ("named", "tied with it", "other algorithms") if kind in kinds]:
+        at = [i for i, each in enumerate(kinds) if each == kind]
+        dots = go.Scatter(
+            x=[distances[i].mean for i in at], y=[shown[i].name for i in at], mode="markers", name=kind,
+            error_x=error_bars([distances[i] for i in at], log=True),
+            marker={"color": COLORS[kind], "size": 10 if kind == "named" else 8},
+            hovertemplate="%{y}: %{x:.3g}<extra></extra>",
+        )  # fmt: skip
+        fig.add_trace(dots, **left)
     marks = {"predicting 0": 1.0} | ({} if near is None else {"called alike": near})
     if untrained is not None and untrained < 0.9:
         marks["untrained network"] = untrained
     for i, (name, value) in enumerate(marks.items()):
-        fig.add_vline(x=value, line=MARK, **panel(0, 2))
-        fig.add_annotation(  # each in a line of its own under the dots, over the lines of the others
+        fig.add_vline(x=value, line=MARK, **left)
+        fig.add_annotation(  # each in its own line under the dots, over the lines of the others
             x=math.log10(value), y=len(shown) - 0.5 + (i + 0.5) * LABEL / ROW, text=name, showarrow=False,
             xanchor="right", yanchor="middle", bgcolor="white", borderpad=0, font={"size": 11, "color": "#5c6068"},
-            row=1, col=1,
+            **left,
         )  # fmt: skip
-    ends = math.log10(low), math.log10(top)
-    fig.update_xaxes(
-        title={"text": "share of the model's squared predictions", "font": {"size": 12}},
-        **_share_axis(ends),
-        row=1,
-        col=1,
-    )
+    ends = math.log10(max(FLOOR, min(1e-2, *(d.mean for d in distances))) / 4), math.log10(3.0)
+    axis_title = {"text": "share of the model's squared predictions", "font": {"size": 12}}
+    fig.update_xaxes(title=axis_title, **_share_axis(ends), **left)
     bottom = len(shown) - 0.5 + len(marks) * LABEL / ROW
-    fig.update_yaxes(range=[bottom, -0.5], type="category", row=1, col=1)
+    order = {"categoryorder": "array", "categoryarray": [each.name for each in shown]}
+    fig.update_yaxes(range=[bottom, -0.5], type="category", **order, **left)
     if over_training is not None:
         _during_training(fig, *over_training, near)
     above = 32 + 18 * max(name.count("<br>") + 1 for name in names)
@@ -81,14 +88,7 @@ def verdict_figure(
 
 
 def score_bars(title: str, unit: str, names: Sequence[str], values: Mapping[str, Sequence[float]]) -> go.Figure:
-    """Bars side by side: the first kind in the model's colour, what it is held against in grey.
-
-    Args:
-        title: of the figure.
-        unit: of the values.
-        names: what was scored.
-        values: by kind, one for each name.
-    """
+    """Bars side by side for each name: the first kind of values in the model's colour, the second in grey."""
     fig = figure(title, "", unit)
     for (kind, heights), color in zip(values.items(), (COLORS["trained"], GREY), strict=False):
         fig.add_trace(go.Bar(x=list(names), y=list(heights), name=kind, marker_color=color))
@@ -97,41 +97,10 @@ def score_bars(title: str, unit: str, names: Sequence[str], values: Mapping[str,
     return fig
 
 
-def _families(
-    fig: go.Figure,
-    identified: Identification,
-    shown: Sequence[FamilyMatch],
-    match: FamilyMatch,
-    rivals: Sequence[FamilyMatch],
-) -> None:
-    """A dot with its interval for each family; the named one and what is tied with it have colours of their own."""
-    kinds = {"named": [match], "tied with it": rivals}
-    others = [each for each in shown if each is not match and each not in rivals]
-    kinds["other algorithms"] = others
-    for kind, members in kinds.items():
-        drawn = [each for each in shown if each in members]
-        if not drawn:
-            continue
-        distances = [identified.distance(each) for each in drawn]
-        means = [max(d.mean, FLOOR) for d in distances]
-        errors = {
-            "type": "data", "symmetric": False, "thickness": 1.4,
-            "array": [max(d.high - mean, 0.0) for d, mean in zip(distances, means, strict=True)],
-            "arrayminus": [min(max(mean - d.low, 0.0), 0.9 * mean) for d, mean in zip(distances, means, strict=True)],
-        }  # fmt: skip
-        fig.add_trace(
-            go.Scatter(x=means, y=[each.name for each in drawn], mode="markers", name=kind, error_x=errors,
-                       marker={"color": COLORS[kind], "size": 10 if kind == "named" else 8},
-                       hovertemplate="%{y}: %{x:.3g}<extra></extra>"),
-            row=1, col=1,
-        )  # fmt: skip
-    fig.update_yaxes(categoryorder="array", categoryarray=[each.name for each in shown], row=1, col=1)
-
-
 def _during_training(
     fig: go.Figure, steps: Sequence[int], distances: Float[Tensor, "step seed"], near: float | None
 ) -> None:
-    """A line a seed in the second panel, the opened one last and strongest."""
+    """A line per seed in the second panel, the opened one last and strongest."""
     place = panel(1, 2)
     for seed in reversed(range(distances.shape[1])):
         values = distances[:, seed].clamp(FLOOR, TOP).tolist()
@@ -154,11 +123,6 @@ def _during_training(
 
 
 def _share_axis(ends: tuple[float, float]) -> dict[str, Any]:
-    """A logarithmic axis of shares in percent."""
-    ticks = _decades(ends)
+    """A logarithmic axis of shares in percent, with a tick at each power of ten."""
+    ticks = [10.0**power for power in range(math.ceil(ends[0]), math.floor(ends[1]) + 1)]
     return {"type": "log", "range": ends, "tickvals": ticks, "ticktext": [f"{100 * value:g}%" for value in ticks]}
-
-
-def _decades(ends: tuple[float, float]) -> list[float]:
-    """The powers of ten between the ends of a logarithmic axis."""
-    return [10.0**power for power in range(math.ceil(ends[0]), math.floor(ends[1]) + 1)]

@@ -40,9 +40,9 @@ def connectivity_paths(
     """Mean squared error along paths, on a logarithmic axis.
 
     Args:
-        paths: by name, with the same alphas: one path, drawn with a band of 95% intervals over prompts where there are
-            at most three, or one a seed. Of names such as "tuned member, rescaled", lines to the same end share a
-            colour, and kinds of path a dash.
+        paths: by name, with the same alphas: one path, drawn with a band of 95% intervals over prompts if there are at
+            most three, or one per seed. Names such as "tuned member, rescaled" give lines to the same end one colour,
+            and paths of the same kind one dash.
         title: of the figure.
 
     Raises:
@@ -71,12 +71,8 @@ def connectivity_paths(
 
 
 def weight_products_figure(trained: WeightProducts, construction: WeightProducts, names: Sequence[str]) -> go.Figure:
-    """W_KQ and W_PV of a trained layer in the fixed gauge, beside a construction's (von Oswald et al. 2023, Fig. 9).
-
-    Args:
-        trained: with the gauge fixed; its first layer and head are shown.
-        construction: likewise.
-        names: of the stream's dimensions.
+    """W_KQ and W_PV of a trained layer's first head in the fixed gauge, next to a construction's (von Oswald et al.
+    2023, Fig. 9); `names` are of the stream's dimensions.
     """
     products = [
         ("W<sub>KQ</sub> / β, trained", trained.W_KQ[0, 0]),
@@ -86,9 +82,7 @@ def weight_products_figure(trained: WeightProducts, construction: WeightProducts
     ]
     fig = panels("", [name for name, _ in products], horizontal_spacing=0.06)
     for i, (_, matrix) in enumerate(products):
-        bound = max(
-            float(product.abs().max()) for _, product in products[i // 2 * 2 :][:2]
-        )  # of two that share a scale
+        bound = max(float(each.abs().max()) for _, each in products[i // 2 * 2 :][:2])  # two share a scale
         add_heatmap(
             fig, matrix, names, names, "from %{y} to %{x}: %{z:.4f}", place=panel(i, 4),
             showscale=i % 2 == 1, **signed_scale(bound),
@@ -104,28 +98,20 @@ def weight_products_figure(trained: WeightProducts, construction: WeightProducts
 
 @takes_undefined  # what diverged leaves a gap
 def roll_outs(by_damping: Mapping[float, Mapping[str, Float[Tensor, "step _"]]]) -> go.Figure:
-    """Half the loss while one layer is applied again and again (von Oswald et al. 2023, Fig. 10).
+    """Half the loss while one layer is applied repeatedly (von Oswald et al. 2023, Fig. 10).
 
     Args:
         by_damping: a panel for each damping λ: mean squared errors after 0, 1, ... repeats of "gradient_descent", of
             the "trained" layer, and of the "whole_layer", with the entries that training does not reach.
-
-    Raises:
-        ValueError: no dampings, or one without "gradient_descent", or with curves of other names.
     """
-    if not by_damping:
-        raise ValueError("by_damping has no dampings: there is nothing to draw")
     looks = {
         "gradient_descent": ("gradient descent", COLORS["gradient descent"], "solid"),
         "trained": ("trained layer", COLORS["trained"], "dash"),
         "whole_layer": ("with its untrained entries", COLORS["other"], "dot"),
     }
-    for damping, curves in by_damping.items():
-        if "gradient_descent" not in curves or not set(curves) <= set(looks):
-            raise ValueError(
-                f"by_damping has the curves {list(curves)} for λ = {damping:g}: it needs 'gradient_descent', and may "
-                f"have {', '.join(map(repr, looks))}"
-            )
+    names = [name for curves in by_damping.values() for name in curves]
+    if not set(names) <= set(looks) or not names.count("gradient_descent") == len(by_damping) > 0:
+        raise ValueError(f"by_damping needs 'gradient_descent', and may have {', '.join(looks)}; got {names}")
     fig = panels("", [f"damping λ = {damping:g}" for damping in by_damping], shared_yaxes=True)
     for column, curves in enumerate(by_damping.values()):
         for kind, losses in curves.items():

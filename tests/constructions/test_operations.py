@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mechicl.constructions import Head, Layer, Stream, aff, assemble, div, mov, mul, total
+from mechicl.constructions import Head, Layer, Stream, assemble
+from mechicl.constructions.operations import aff, div, mov, mul, total
 from tests.constructions.reference import quick
 
 sizes = st.integers(1, 6)

@@ -50,7 +50,6 @@ LEFT_OUT = {
     "mechicl.viz.init_notebook": "is for a notebook",
     "mechicl.viz.save": "starts a browser",
     "mechicl.constructions.certificates_table": "takes a minute",
-    "mechicl.constructions.certificates": "takes a minute",
 }
 """What is not called, and why."""
 TRIES = 14

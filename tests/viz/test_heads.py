@@ -60,5 +60,5 @@ def test_compositions_are_shown_from_earlier_to_later_heads():
     assert heat.zmin == 0
     signed = viz.composition_figure(scores - 0.9, "Q").data[0]
     assert signed.zmin == -signed.zmax < 0  # type: ignore[attr-defined]
-    with pytest.raises(ValueError, match="there is 1"):
+    with pytest.raises(ValueError, match="the model has only 1"):
         viz.composition_figure(torch.zeros(1, 2, 1, 2), "Q")

@@ -27,6 +27,11 @@ def test_every_cell_title_and_paragraph_is_escaped():
     assert html.count(text(ATTACK)) == 8  # title twice, lead, link, heading, paragraph, two cells
 
 
+def test_code_between_backticks_is_set_as_code():
+    html = page("title", "lead", [Section("one", "`a < b` and `c`", "")])
+    assert "<p><code>a &lt; b</code> and <code>c</code></p>" in html
+
+
 def test_the_opening_stands_above_the_links_and_is_escaped():
     html = page("title", "lead", [Section("one", "words", "")], opening=Section(ATTACK, ATTACK, "<b>answer</b>"))
     assert "<script>alert" not in html

@@ -48,9 +48,9 @@ def test_what_diverged_leaves_a_gap():
 def test_roll_outs_of_nothing_are_refused():
     losses = torch.ones(3, 1, dtype=torch.float64)
     for by_damping, words in (
-        ({}, "has no dampings"),
-        ({0.5: {"trained": losses}}, "the curves \\['trained'\\] for λ = 0.5: it needs 'gradient_descent'"),
-        ({0.5: {"gradient_descent": losses, "other": losses}}, "may have 'gradient_descent', 'trained'"),
+        ({}, "by_damping needs 'gradient_descent'"),
+        ({0.5: {"trained": losses}}, r"needs 'gradient_descent'.*got \['trained'\]"),
+        ({0.5: {"gradient_descent": losses, "other": losses}}, "may have gradient_descent, trained"),
     ):
         with pytest.raises(ValueError, match=words):
             viz.roll_outs(by_damping)
