@@ -6,7 +6,7 @@ python analyses/theorems.py
 from dataclasses import dataclass
 from math import inf
 
-from mechicl import constructions
+from mechicl.constructions.certificates import certificates
 from mechicl.reports import Comparison, Row
 from support.checks import at_most, every, numbers, together
 from support.claims import Claim, Claims
@@ -29,7 +29,7 @@ class Args(ScriptArgs):
 def compare(args: Args) -> Comparison:
     """Error and size of every construction."""
     rows, sizes = [], []
-    for certificate in constructions.certificates_table(args.seed, args.n_prompts).itertuples(index=False):
+    for certificate in certificates(args.seed, args.n_prompts):
         name = f"{certificate.theorem}: {certificate.construction}"
         bound = next(bound for bound in BOUNDS if certificate.max_relative_error <= bound)
         note = f"{certificate.layers} layers"

@@ -2,8 +2,9 @@
 
 Each function builds a float64 `HookedTransformer` for prompts of `n_context` points, inputs of `x_dim` and targets of
 `y_dim` dimensions. `steps` are layers. `largest_eigenvalue` is λ_max of S on the prompts that the model is meant for:
-where it is given, parameters that diverge there give a `DivergenceWarning`. `certificates_table()` shows how exact
-all of them are. `known_models()` are these and a few more, plain or obfuscated (`hide`), with the algorithm each runs.
+if it is given, parameters that diverge there (for gradient descent of more than one step, a step size below 0 or above
+2 / λ_max) give a `DivergenceWarning`. `certificates_table()` shows how exact the models are. `known_models()` are these
+and a few more, plain or obfuscated (`hide`), with the algorithm that each runs.
 """
 
 from mechicl.base.arguments import check_arguments

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
@@ -28,7 +28,7 @@ from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
 
 X_DIM, Y_DIM, N_CONTEXT, STEPS = 6, 2, 12, 5
-SIZES = {"x_dim": X_DIM, "y_dim": Y_DIM, "n_context": N_CONTEXT}
+SIZES: dict[str, Any] = {"x_dim": X_DIM, "y_dim": Y_DIM, "n_context": N_CONTEXT}
 STEP_SIZE, GAMMA, SCORE_SCALE, PENALTY, COPY_SCALE = 0.05, 0.02, 0.01, 0.3, 20.0
 ALPHA = 1e-3  # below 2 / λ_max² of all prompts here, of which λ_max is about 10
 OSWALD, FU, NERTINGER, NOTE = "von Oswald et al. 2023", "Fu et al. 2024", "Nertinger 2025", "the lecture note on ICL"
@@ -46,7 +46,6 @@ class Certificate(NamedTuple):
     statement: str
 
 
-@torch.no_grad()
 def certificates_table(seed: int = 0, n_prompts: int = 64) -> pd.DataFrame:
     """Compare every construction with its algorithm: at 6 dimensions, 2 targets, 12 points and 5 steps, in float64.
 
@@ -67,11 +66,13 @@ def certificates_table(seed: int = 0, n_prompts: int = 64) -> pd.DataFrame:
     Example:
         >>> certificates_table()[["construction", "layers", "max_relative_error", "statement"]]
     """
+    return pd.DataFrame(list(certificates(seed, n_prompts)))
+
+
+@torch.no_grad()
+def certificates(seed: int = 0, n_prompts: int = 64) -> Iterator[Certificate]:
+    """The rows of `certificates_table`."""
     check_whole(1, n_prompts=n_prompts)
-    return pd.DataFrame(list(_certificates(seed, n_prompts)))
-
-
-def _certificates(seed: int, n_prompts: int) -> Iterator[Certificate]:
     generator = torch.Generator().manual_seed(seed)
     normal = partial(torch.randn, dtype=torch.float64, generator=generator)
     xs, ys = 0.5 * normal(n_prompts, N_CONTEXT + 1, X_DIM), normal(n_prompts, N_CONTEXT + 1, Y_DIM)

@@ -67,10 +67,6 @@ def copy_then_gradient_descent(
         n_context: largest number of context points.
         step_size: a, the factor on the gradient of `Σ_i (x_i W - y_i)² / 2`.
         steps: number of steps after the copying layer.
-        largest_eigenvalue: λ_max of S; parameters that diverge there give a warning.
-
-    Warns:
-        DivergenceWarning: more than one step, and a step size below 0 or above 2 / largest_eigenvalue.
 
     Source: von Oswald et al. 2023, Proposition 3 and section 4.
     """

@@ -34,16 +34,12 @@ def gradient_descent(
     Args:
         step_size: a, the factor on the gradient of `Σ_i (x_i W - y_i)² / 2`.
         initial_weights: W_0 `[x y]`, 0 by default.
-        largest_eigenvalue: λ_max of S; parameters that diverge there give a warning.
 
     Returns:
         A float64 model with one head, width `x_dim + y_dim` and `steps` looped layers.
 
     Raises:
         ValueError: initial_weights of another shape.
-
-    Warns:
-        DivergenceWarning: more than one step, and a step size below 0 or above 2 / largest_eigenvalue.
 
     Source: von Oswald et al. 2023, Proposition 1 and appendix A.1.
 
@@ -81,7 +77,6 @@ def gd_plus_plus(
     Args:
         step_size: a, one for all steps or one a step.
         gamma: γ, acting on the summed S, one for all steps or one a step.
-        largest_eigenvalue: λ_max of S; parameters that diverge there give a warning.
 
     Returns:
         A float64 model with one head, width `x_dim + y_dim` and `steps` layers, looped if all steps are equal.
@@ -176,17 +171,13 @@ def kernel_gradient_descent(
         step_size: a, the factor on the gradient of `Σ_i (m(x_i) W - y_i)² / 2`.
         bias: of the features, 0 by default.
         act_fn: their activation, a name in `models.ELEMENTWISE`.
-        largest_eigenvalue: λ_max of `Σ_i m(x_i)ᵀ m(x_i)` on the prompts that the model is meant for; a step size that
-            diverges there gives a warning.
+        largest_eigenvalue: λ_max of `Σ_i m(x_i)ᵀ m(x_i)`.
 
     Returns:
         A float64 model with one head, width `x_dim + y_dim + feature` and `steps` looped layers after the MLP.
 
     Raises:
         ValueError: a bias that does not fit the weights, or an unknown activation.
-
-    Warns:
-        DivergenceWarning: more than one step, and a step size below 0 or above 2 / largest_eigenvalue.
 
     Source: von Oswald et al. 2023, Proposition 2.
     """

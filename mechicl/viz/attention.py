@@ -127,18 +127,20 @@ def model_attention(
     names = [Site("pattern", layer).hook_name for layer in numbers]
     for name in names:
         check_hook(model, name)
-    if labels is None:
-        points = isinstance(prompt, Prompts)
-        labels = model.cfg.format.labels(prompt.n_context) if points else [str(i) for i in prompt[0].tolist()]
+    if labels is None and isinstance(prompt, Prompts):
+        labels = model.cfg.format.labels(prompt.n_context)
+    elif labels is None:
+        labels = [str(i) for i in prompt[0].tolist()]
     _, cache = model.run_with_cache(prompt, names_filter=names)
     patterns = [cache[name][0] for name in names]
-    pictures = [attention_html(pattern, labels) for pattern in patterns]
+    tokens = list(labels or ())
+    pictures = [attention_html(pattern, tokens) for pattern in patterns]
     if len(pictures) == 1:
         return pictures[0]
     bodies = [f"<h4>layer {n}</h4>{picture.body}" for n, picture in zip(numbers, pictures, strict=True)]
     heads = [f"layer {n}, head {i}" for n, pattern in zip(numbers, patterns, strict=True) for i in range(len(pattern))]
     columns = min(len(patterns[0]), PER_ROW)
-    still = attention_figure(torch.cat(patterns), labels, heads, columns=columns)
+    still = attention_figure(torch.cat(patterns), tokens, heads, columns=columns)
     return Html("".join(bodies), circuitsvis_source(), still)
 
 

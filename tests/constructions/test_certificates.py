@@ -4,11 +4,12 @@ import pytest
 
 from mechicl import constructions
 from mechicl.constructions import certificates_table
+from mechicl.constructions.certificates import certificates
 
 
 @pytest.fixture(scope="module")
 def table():
-    return list(certificates_table(n_prompts=16).itertuples(index=False))
+    return list(certificates(n_prompts=16))
 
 
 def test_exact_constructions_are_exact_and_the_others_err_by_the_order_that_they_state(table):

@@ -27,7 +27,8 @@ def test_the_heatmap_shows_means_and_outlines_the_best():
 
 def test_the_curve_marks_matches_at_the_edge_and_draws_the_better_fit():
     growth = fit_growth([0, 1, 2, 3, 4], [1, 4, 16, 64, 256])
-    inside, edge, fit = match_curve({"Newton": MATCH}, {"Newton": growth}).data
+    figure: Any = match_curve({"Newton": MATCH}, {"Newton": growth})
+    inside, edge, fit = figure.data
     assert (list(inside.y), inside.marker.symbol, inside.showlegend) == ([4], "circle", True)
     assert (list(edge.y), edge.marker.symbol, edge.showlegend) == ([1, 9], "circle-open", False)
     assert "exponential" in fit.name
@@ -53,7 +54,8 @@ def test_the_probe_heatmap_is_selectivity():
     result = ProbeResult(
         ("a", "b"), ("x1", "y1", "x2", "y2", "query"), errors, torch.ones(2, 1, 5, 4).double(), 1 - 0.25 * errors
     )
-    (heatmap,) = probe_heatmap(result, "b").data
+    figure: Any = probe_heatmap(result, "b")
+    (heatmap,) = figure.data
     assert torch.tensor(heatmap.z).allclose(1 - 1.25 * errors[1].float().mean(-1))
     assert torch.tensor(heatmap.customdata)[..., 0].allclose(1 - errors[1].float().mean(-1))
     with pytest.raises(ValueError, match="no quantity 'c'"):
