@@ -40,7 +40,7 @@ def interchange_heatmap(result: Interchange, title: str | None = None) -> go.Fig
     fig = figure(title or result.hypothesis, "layers before the intervention")
     add_heatmap(
         fig, values, [str(layer) for layer in layers], rows, "%{y}, %{x} layers: R² %{text}", zmin=0, zmax=1,
-        colorbar={"title": bar_title("R²")}, text=words, texttemplate="%{text}",
+        colorscale="Viridis", colorbar={"title": bar_title("R²")}, text=words, texttemplate="%{text}",
     )  # fmt: skip
     fig.update_yaxes(autorange="reversed", type="category")
     fig.update_xaxes(type="category")

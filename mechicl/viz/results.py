@@ -26,7 +26,7 @@ from mechicl.statistics import Result, interval
 from mechicl.viz.behaviour import identified_families, regret_curves, shifted_losses, token_divergences
 from mechicl.viz.causes import hypotheses_ranked, interchange_heatmap, subspace_curves
 from mechicl.viz.circuits import circuit_differences, circuit_graph, edge_ranking, faithfulness_curves
-from mechicl.viz.elements import COLORS, add_heatmap, add_intervals, interval_dots, panel, panels
+from mechicl.viz.elements import COLORS, WHOLE, add_heatmap, add_intervals, interval_dots, panel, panels
 from mechicl.viz.finetuning import update_similarity_figure
 from mechicl.viz.heads import head_table
 from mechicl.viz.interventions import patching_grid
@@ -102,9 +102,10 @@ def _quantities(result: Result, title: str | None = None) -> go.Figure:
     columns = min(COLUMNS, len(names))
     rows, color = -(-len(names) // columns), COLORS["trained"]
     fig = panels(title or type(result).__name__, names, columns=columns, vertical_spacing=0.3 / rows)
-    fig.update_layout(height=HEIGHT * rows + 60, coloraxis={"colorscale": "Viridis"})
+    bar = {"thickness": 14, "lenmode": "pixels", "len": HEIGHT - 80, "y": 1, "yanchor": "top"}
+    fig.update_layout(height=HEIGHT * rows + 60, coloraxis={"colorscale": "Viridis", "colorbar": bar})
     if points:
-        dots = interval_dots("", "", list(points), list(points.values())).data[0]
+        dots = interval_dots("", "", [name.replace("_", " ") for name in points], list(points.values())).data[0]
         fig.add_trace(dots.update(showlegend=False), **panel(0, columns))
         fig.update_yaxes(automargin=True, autorange="reversed", **panel(0, columns))
     for i, (name, values) in enumerate(others.items(), start=bool(points)):
@@ -118,6 +119,11 @@ def _quantities(result: Result, title: str | None = None) -> go.Figure:
             means = means.flatten(0, -3).mean(0) if means.ndim > 2 else means
             hover = f"{axes[0]} %{{y}}, {axes[1]} %{{x}}: %{{z:.4g}}"
             add_heatmap(fig, means, ticks[1], ticks[0], hover, place=place, coloraxis="coloraxis")
-            fig.update_yaxes(title_text=axes[0], **place)
-        fig.update_xaxes(title_text=axes[-1], **place)
+            fig.update_yaxes(title_text=axes[0], dtick=_every_integer(ticks[0]), **place)
+        fig.update_xaxes(title_text=axes[-1], dtick=_every_integer(ticks[-1]), **place)
     return fig
+
+
+def _every_integer(ticks: Any) -> int | None:
+    """The distance of an axis' ticks: 1 for few integers, None for plotly's choice."""
+    return 1 if all(isinstance(tick, int) for tick in ticks) and len(ticks) <= WHOLE else None

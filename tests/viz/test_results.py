@@ -86,7 +86,7 @@ def test_quantities_are_points_lines_and_heatmaps():
     result = example(kind)
     figure: Any = viz.plot.dispatch(Result)(result, title="Mine")
     points = dict(zip(figure.data[0].y, figure.data[0].x, strict=True))
-    assert points["zero_shot_loss"] == pytest.approx(result.zero_shot_loss.mean().item())
+    assert points["zero shot loss"] == pytest.approx(result.zero_shot_loss.mean().item())
     assert figure.data[0].error_x.array[0] == pytest.approx(interval(result.zero_shot_score).half_width)
     ((x, y),) = lines(figure, "update_similarity")
     assert (x, y) == ([0, 1, 2], pytest.approx(result.update_similarity.mean(-1).tolist()))
