@@ -157,7 +157,7 @@ DIV = {"scratch": "scratch", "low": 1.0, "high": 2.0, "steps": 2}
         (aff, ({"z": torch.ones(3, 1)}, "y"), {}, "no subspace 'z'"),
         *((mul, ("x", "target", "y"), {"shape": s}, "need dimensions") for s in (None, (1, 3, 2), (3, 1, 3))),
         *((div, ("x", "y", "target"), DIV | {"low": low}, "0 < low <= high") for low in (0.0, -1.0, 3.0)),
-        (div, ("x", "y", "target"), DIV | {"low": math.nan}, "low must be a finite number, got nan"),
+        (div, ("x", "y", "target"), DIV | {"low": math.nan}, "needs steps >= 0 and 0 < low <= high"),
         (div, ("x", "y", "target"), DIV | {"steps": -1}, "needs steps >= 0"),
         (div, ("x", "y", "target"), DIV | {"high": math.inf}, "0 < low <= high"),
         (div, ("x", "y", "y"), DIV, "dimension"),

@@ -42,10 +42,10 @@ def test_it_is_two_softmax_heads(case):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        *(
-            (change, "needs a positive finite score_scale")
-            for change in ({"score_scale": 0.0}, {"score_scale": -1.0}, {"step_size": math.inf}, {"n_context": 0})
-        ),
+        ({"score_scale": 0.0}, "score_scale must be"),
+        ({"score_scale": -1.0}, "score_scale must be"),
+        ({"step_size": math.inf}, "step_size must be"),
+        ({"n_context": 0}, "n_context must be"),
         ({"score_scale": math.nan}, "score_scale must be a finite number, got nan"),
     ],
 )
