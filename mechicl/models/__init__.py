@@ -6,7 +6,9 @@
 """
 
 from mechicl.base.arguments import check_arguments
-from mechicl.models.architectures import Model, ModelConfig, build, config_from_dict
+from mechicl.models.architectures import Model as Model
+from mechicl.models.architectures import ModelConfig as ModelConfig
+from mechicl.models.architectures import build, config_from_dict
 from mechicl.models.layered import LayeredModel
 from mechicl.models.lstm import HookedLSTM, LSTMConfig
 from mechicl.models.prompted import PromptedModel
@@ -25,8 +27,6 @@ __all__ = [
     "HookedTransformerConfig",
     "LSTMConfig",
     "LayeredModel",
-    "Model",
-    "ModelConfig",
     "PromptedModel",
     "TransformerConfig",
     "WrappedModel",

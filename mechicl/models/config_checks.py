@@ -32,15 +32,6 @@ NUMBERS = (
     "attention_slope", "score_scale", "sink_score", "eps", "damping", "initializer_range", "token_clip", "momentum",
     "rotary_base", "attn_scale",
 )  # fmt: skip
-# What TransformerLens' configs have and ours do not, as it is in a model that both compute.
-THEIRS: dict[str, Any] = {
-    "model_name": "custom", "original_architecture": None, "tokenizer_name": None, "init_weights": True,
-    "init_mode": "gpt2", "n_devices": 1, "from_checkpoint": False, "use_attn_scale": True, "final_rms": False,
-    "parallel_attn_mlp": False, "use_local_attn": False, "window_size": None, "attn_types": None, "num_experts": None,
-    "experts_per_token": None, "use_normalization_before_and_after": False, "post_embedding_ln": False,
-    "attn_scores_soft_cap": -1.0, "output_logits_soft_cap": -1.0, "use_qk_norm": False, "use_hook_tokens": False,
-    "scale_attn_by_inverse_layer_idx": False, "ungroup_grouped_query_attention": False,
-}  # fmt: skip
 FLAGS = (
     "normalize_by_context", "skip_first_norm", "final_norm", "recurrent", "attn_bias", "read_bias", "use_attn_result",
     "attn_only", "gated_mlp", "share_mlp", "rotary_adjacent_pairs", "use_attn_in", "use_split_qkv_input",
@@ -77,15 +68,6 @@ def check_fields(cfg: Any) -> None:
     for kind in cfg.attention.split(","):
         require(kind in kinds, f"attention={kind!r} is not one of {kinds}")
 
-    if cfg.prompt_format == "token_ids":
-        require(cfg.d_vocab is not None and cfg.n_ctx is not None, "token_ids need d_vocab and n_ctx")
-        require(cfg.x_dim is None, f"token_ids have no x_dim, got {cfg.x_dim}")
-    else:
-        require(cfg.x_dim is not None, f"prompt_format {cfg.prompt_format!r} needs x_dim")
-        require(cfg.n_context is not None, f"prompt_format {cfg.prompt_format!r} needs n_context")
-        require(cfg.d_vocab is None, "d_vocab is for prompt_format='token_ids'")
-        require(cfg.d_vocab_out is None, "d_vocab_out is for prompt_format='token_ids'")
-
     left_out = {field.name for field in dataclasses.fields(cfg) if field.default is None is getattr(cfg, field.name)}
     require_whole(cfg, **{name: least for name, least in LEAST_INTEGERS.items() if name not in left_out})
     for name in (*NUMBERS, *FLAGS):
@@ -104,73 +86,6 @@ def check_fields(cfg: Any) -> None:
         require(value is None or value >= 0, f"{name} must not be negative, got {value}")
     require(0 <= cfg.momentum < 1, f"momentum must be at least 0 and below 1, got {cfg.momentum}")
     require(cfg.token_clip is None or cfg.token_clip > 0, f"token_clip must be positive, got {cfg.token_clip}")
-
-
-def check_combinations(cfg: Any) -> None:
-    """Refuse a `TransformerConfig`, its defaults filled in, whose fields exclude each other.
-
-    Raises:
-        ValueError: names the fields.
-    """
-    kinds = cfg.attention.split(",")
-    require(
-        len(kinds) in (1, cfg.n_layers), f"attention={cfg.attention!r} is for {len(kinds)} layers, not {cfg.n_layers}"
-    )
-    require(
-        len(kinds) == 1 or not cfg.recurrent, "the layers of a recurrent model are one and have one kind of attention"
-    )
-    if cfg.attention_weights == "gradient_descent":
-        plain = (cfg.attention, cfg.n_heads, cfg.attn_bias, cfg.read_out) == ("linear", 1, False, "identity")
-        require(
-            plain and cfg.d_head == cfg.d_model,
-            "attention_weights='gradient_descent' needs attention='linear', n_heads=1, attn_bias=False, "
-            "d_head=d_model and read_out='identity'",
-        )
-    require(
-        cfg.momentum == 0 or cfg.keys == "causal",
-        f"momentum={cfg.momentum} is over the positions before and needs keys='causal', got keys={cfg.keys!r}: "
-        f"set keys='causal', or momentum=0",
-    )
-    require("softmax" in kinds or cfg.sink == "none", f"a sink needs softmax attention, got {cfg.attention!r}")
-    require(cfg.attention != "softmax" or not cfg.normalize_by_context, "softmax attention is normalised already")
-    require(not (cfg.final_norm and not cfg.normalization_type), "final_norm needs a normalization_type")
-    require(not (cfg.skip_first_norm and not cfg.normalization_type), "skip_first_norm needs a norm to skip")
-    require(cfg.mlp_location == "blocks" or cfg.d_mlp is not None, "mlp_location='input' needs d_mlp")
-    require(
-        cfg.attn_only == (cfg.d_mlp is None or cfg.mlp_location == "input"),
-        f"attn_only={cfg.attn_only} and d_mlp={cfg.d_mlp} (mlp_location={cfg.mlp_location!r}) exclude each other",
-    )
-    require(not cfg.share_mlp or cfg.block_mlp, "share_mlp needs MLPs in the blocks: give d_mlp")
-    require(
-        not (cfg.share_mlp and cfg.recurrent), "the blocks of a recurrent model share their MLP already: no share_mlp"
-    )
-    require(not cfg.gated_mlp or cfg.d_mlp is not None, "gated_mlp needs an MLP: give d_mlp")
-    require(
-        cfg.rotates or cfg.rotary_dim == 0,
-        f"rotary_dim={cfg.rotary_dim} needs positional_embedding_type='rotary', got {cfg.positional_embedding_type!r}",
-    )
-    require(
-        not cfg.rotates or (0 < cfg.rotary_dim <= cfg.d_head and cfg.rotary_dim % 2 == 0),
-        f"rotary positions turn pairs of a head's dimensions: rotary_dim must be even, 2 to d_head={cfg.d_head}, got "
-        f"{cfg.rotary_dim}",
-    )
-    require(
-        not cfg.rotates or cfg.attention_weights == "learned", "attention_weights='gradient_descent' has no positions"
-    )
-    if cfg.prompt_format == "token_ids":
-        require(cfg.read_in == cfg.read_out == "linear", "a vocabulary needs a learned read-in and read-out")
-        require(cfg.d_pos == 0, "a vocabulary takes positional_embedding_type 'none', 'standard' or 'rotary'")
-    if cfg.read_out == "identity":
-        require(
-            cfg.d_model >= cfg.y_dim,
-            f"an identity read-out reads y_dim={cfg.y_dim} dimensions of the stream, but d_model={cfg.d_model}",
-        )
-    if cfg.read_in == "identity":
-        require(
-            cfg.d_model >= cfg.identity_width,
-            f"an identity read-in needs d_model >= {cfg.identity_width} (token, position, and y where an identity "
-            f"read-out has it apart from the token), got {cfg.d_model}",
-        )
 
 
 Config = TypeVar("Config")

@@ -8,17 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from mechicl.base.checks import is_whole
-from mechicl.models.config_checks import (
-    DTYPES,
-    THEIRS,
-    check_combinations,
-    check_device,
-    check_fields,
-    dtype_name,
-    read_config,
-    require,
-)
+from mechicl.models.config_checks import DTYPES, dtype_name, read_config
+from mechicl.models.transformer.config_rules import THEIRS, check_combinations, fill_defaults
 from mechicl.prompts import PromptFormat, prompt_format
 
 AttentionKeys = Literal["causal", "context", "full"]
@@ -207,20 +198,7 @@ class TransformerConfig:
         self._set(dtype=dtype_name(self.dtype))
         # what the config was called with: `replace` starts from it, so that defaults follow what they depend on
         self._set(_arguments={field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
-        self._fill_from_vocabulary()
-        check_fields(self)
-        check_device(self.device)
-        self._read_synonyms()
-        kinds = self.attention.split(",")
-        if len(kinds) == self.n_layers and len(set(kinds)) == 1:  # all layers alike: the same config as by one name
-            self._set(attention=kinds[0])
-        self._fill_from_prompt_format()
-        if self.d_model is None:
-            require(self.read_in == "identity", "d_model is needed with a linear read-in or a vocabulary")
-            self._set(d_model=self.identity_width)
-        if self.d_head is None:
-            self._set(d_head=self._default_d_head())
-        self._fill_rest()
+        fill_defaults(self)
         check_combinations(self)
         self._set(attention_dir="causal" if self.keys == "causal" else "bidirectional")
         self._set(attn_scale=1 / self.score_scale if self.score_scale else math.inf)
@@ -231,99 +209,6 @@ class TransformerConfig:
     def _set(self, **values: Any) -> None:
         for name, value in values.items():
             object.__setattr__(self, name, value)
-
-    def _fill(self, **defaults: Any) -> None:
-        self._set(**{name: default for name, default in defaults.items() if getattr(self, name) is None})
-
-    def _fill_from_vocabulary(self) -> None:
-        """What token ids have by default in TransformerLens, and points here."""
-        self._fill(prompt_format="paired" if self.d_vocab is None or self.x_dim is not None else "token_ids")
-        tokens = self.prompt_format == "token_ids"
-        if self.normalization_type == "default":
-            self._set(normalization_type="LN" if tokens else None)
-        if tokens and self.n_heads is None and self.d_head and self.d_model:
-            require(
-                self.d_model % self.d_head == 0,
-                f"d_model={self.d_model} is not divisible by d_head={self.d_head}: give n_heads",
-            )
-            self._set(n_heads=self.d_model // self.d_head)
-        self._fill(n_heads=1, attention="softmax" if tokens else "linear")
-        # an MLP on the input leaves the blocks without one
-        self._fill(attn_only=self.mlp_location == "input" or (self.d_mlp is None and not tokens))
-        if self.d_mlp is None and not self.attn_only and is_whole(self.d_model):
-            self._set(d_mlp=4 * self.d_model)
-        if tokens:
-            self._fill(d_vocab_out=self.d_vocab)
-
-    def _read_synonyms(self) -> None:
-        """Fields that say the same in other words."""
-        if self.attention_dir is not None:
-            allowed = {"causal": ("causal",), "bidirectional": ("full", "context")}[self.attention_dir]
-            self._fill(keys=allowed[0])
-            require(
-                self.keys in allowed, f"attention_dir={self.attention_dir!r} and keys={self.keys!r} exclude each other"
-            )
-        if self.attn_scale is not None:
-            self._fill(score_scale=1 / self.attn_scale)
-            require(
-                math.isclose(self.score_scale * self.attn_scale, 1),
-                f"attn_scale={self.attn_scale} is 1 / score_scale, which is {self.score_scale}: give one of them",
-            )
-
-    def _fill_from_prompt_format(self) -> None:
-        """Positions and keys, read-in and read-out."""
-        paired = self.prompt_format == "paired"
-        if self.prompt_format != "token_ids":
-            assert self.n_context is not None
-            n_tokens = self.format.n_tokens(self.n_context)
-            require(self.n_ctx in (None, n_tokens), f"n_ctx is {n_tokens} for this prompt format, got {self.n_ctx}")
-            self._fill(n_ctx=n_tokens)
-        self._fill(
-            keys="context" if paired else "causal",
-            positional_embedding_type="none" if paired else "standard",
-            read_in="identity" if paired and self.d_model in (None, self.d_token) else "linear",
-        )
-        self._fill(read_out="identity" if paired and self.read_in == "identity" else "linear")
-        widths = {"one_hot": self.n_ctx, "sinusoidal": 20}
-        concatenated = self.positional_embedding_type in widths
-        kind = self.positional_embedding_type
-        require(
-            not self.d_pos or concatenated,
-            f"d_pos is the width of concatenated positions, and positional_embedding_type is {kind!r}",
-        )
-        self._fill(d_pos=widths.get(kind, 0))
-        require(
-            self.d_pos > 0 or not concatenated, f"concatenated positions ({kind}) need d_pos >= 1, got {self.d_pos}"
-        )
-        require(
-            kind != "one_hot" or self.d_pos >= self.n_ctx,
-            f"one-hot positions need d_pos >= n_ctx={self.n_ctx}, got {self.d_pos}",
-        )
-
-    def _default_d_head(self) -> int:
-        if self.attention != "softmax":
-            return self.d_model
-        require(
-            self.d_model % self.n_heads == 0,
-            f"d_model={self.d_model} is not divisible by n_heads={self.n_heads}: give d_head",
-        )
-        return self.d_model // self.n_heads
-
-    def _fill_rest(self) -> None:
-        softmax, normed = self.attention == "softmax", self.normalization_type is not None
-        tokens = self.prompt_format == "token_ids"
-        if tokens:
-            spread = 0.8 / math.sqrt(self.d_model)
-        else:
-            spread = 0.02 if softmax else math.sqrt(0.002 / max(self.n_layers, 1) / self.d_model)
-        self._fill(
-            score_scale=1 / math.sqrt(self.d_head) if softmax else 1.0,
-            final_norm=normed and self.read_out == "linear",
-            attn_bias=normed or tokens,
-            read_bias=normed or tokens,
-            initializer_range=spread,
-            rotary_dim=self.d_head if self.rotates else 0,
-        )
 
     # -- what follows from the fields --
 
@@ -422,11 +307,6 @@ class TransformerConfig:
     def block_mlp(self) -> bool:
         """An MLP in each block."""
         return not self.attn_only
-
-    @property
-    def n_key_value_heads(self) -> None:
-        """Always None: every head has keys and values of its own (read by TransformerLens' tools)."""
-        return None
 
     @property
     def torch_dtype(self) -> torch.dtype:

@@ -1,0 +1,159 @@
+"""The defaults of a `TransformerConfig` that depend on its other fields, and fields that exclude each other."""
+
+import math
+from typing import Any
+
+from mechicl.base.checks import is_whole
+from mechicl.models.config_checks import check_device, check_fields, require
+
+# Fields of TransformerLens' configs that ours lack, with the values that describe a model which both compute.
+THEIRS: dict[str, Any] = {
+    "model_name": "custom", "original_architecture": None, "tokenizer_name": None, "init_weights": True,
+    "init_mode": "gpt2", "n_devices": 1, "from_checkpoint": False, "use_attn_scale": True, "final_rms": False,
+    "parallel_attn_mlp": False, "use_local_attn": False, "window_size": None, "attn_types": None, "num_experts": None,
+    "experts_per_token": None, "use_normalization_before_and_after": False, "post_embedding_ln": False,
+    "attn_scores_soft_cap": -1.0, "output_logits_soft_cap": -1.0, "use_qk_norm": False, "use_hook_tokens": False,
+    "scale_attn_by_inverse_layer_idx": False, "ungroup_grouped_query_attention": False, "n_key_value_heads": None,
+}  # fmt: skip
+
+
+def fill_defaults(cfg: Any) -> None:
+    """Give the fields of a `TransformerConfig` that were left out their defaults, which depend on the other fields."""
+
+    def fill(**defaults: Any) -> None:
+        cfg._set(**{name: default for name, default in defaults.items() if getattr(cfg, name) is None})
+
+    # the vocabulary: what token ids have by default in TransformerLens, and points here
+    fill(prompt_format="paired" if cfg.d_vocab is None or cfg.x_dim is not None else "token_ids")
+    tokens, paired = cfg.prompt_format == "token_ids", cfg.prompt_format == "paired"
+    if cfg.normalization_type == "default":
+        cfg._set(normalization_type="LN" if tokens else None)
+    if tokens and cfg.n_heads is None and cfg.d_head and cfg.d_model:
+        divisible = cfg.d_model % cfg.d_head == 0
+        require(divisible, f"d_model={cfg.d_model} is not divisible by d_head={cfg.d_head}: give n_heads")
+        cfg._set(n_heads=cfg.d_model // cfg.d_head)
+    fill(n_heads=1, attention="softmax" if tokens else "linear")
+    # an MLP on the input leaves the blocks without one
+    fill(attn_only=cfg.mlp_location == "input" or (cfg.d_mlp is None and not tokens))
+    if cfg.d_mlp is None and not cfg.attn_only and is_whole(cfg.d_model):
+        cfg._set(d_mlp=4 * cfg.d_model)
+    if tokens:
+        fill(d_vocab_out=cfg.d_vocab)
+    check_format(cfg)
+    check_fields(cfg)
+    check_device(cfg.device)
+
+    # fields that say the same in other words
+    if cfg.attention_dir is not None:
+        allowed = {"causal": ("causal",), "bidirectional": ("full", "context")}[cfg.attention_dir]
+        fill(keys=allowed[0])
+        require(cfg.keys in allowed, f"attention_dir={cfg.attention_dir!r} and keys={cfg.keys!r} exclude each other")
+    if cfg.attn_scale is not None:
+        fill(score_scale=1 / cfg.attn_scale)
+        require(
+            math.isclose(cfg.score_scale * cfg.attn_scale, 1),
+            f"attn_scale={cfg.attn_scale} is 1 / score_scale, which is {cfg.score_scale}: give one of them",
+        )
+    kinds = cfg.attention.split(",")
+    if len(kinds) == cfg.n_layers and len(set(kinds)) == 1:  # all layers alike: the same config as by one name
+        cfg._set(attention=kinds[0])
+
+    # the prompt format: positions and keys, read-in and read-out
+    if not tokens:
+        n_tokens = cfg.format.n_tokens(cfg.n_context)
+        require(cfg.n_ctx in (None, n_tokens), f"n_ctx is {n_tokens} for this prompt format, got {cfg.n_ctx}")
+        fill(n_ctx=n_tokens)
+    fill(
+        keys="context" if paired else "causal",
+        positional_embedding_type="none" if paired else "standard",
+        read_in="identity" if paired and cfg.d_model in (None, cfg.d_token) else "linear",
+    )
+    fill(read_out="identity" if paired and cfg.read_in == "identity" else "linear")
+    kind, widths = cfg.positional_embedding_type, {"one_hot": cfg.n_ctx, "sinusoidal": 20}
+    require(
+        not cfg.d_pos or kind in widths,
+        f"d_pos is the width of concatenated positions, and positional_embedding_type is {kind!r}",
+    )
+    fill(d_pos=widths.get(kind, 0))
+    require(cfg.d_pos > 0 or kind not in widths, f"concatenated positions ({kind}) need d_pos >= 1, got {cfg.d_pos}")
+    if kind == "one_hot":
+        require(cfg.d_pos >= cfg.n_ctx, f"one-hot positions need d_pos >= n_ctx={cfg.n_ctx}, got {cfg.d_pos}")
+
+    # sizes, and what depends on them
+    follows = cfg.read_in == "identity" and not tokens
+    require(follows or cfg.d_model is not None, "d_model is needed with a linear read-in or a vocabulary")
+    fill(d_model=cfg.identity_width if follows else None)
+    assert cfg.d_model is not None
+    d_model = cfg.d_model
+    softmax, normed = cfg.attention == "softmax", cfg.normalization_type is not None
+    require(
+        not softmax or cfg.d_head is not None or d_model % cfg.n_heads == 0,
+        f"d_model={d_model} is not divisible by n_heads={cfg.n_heads}: give d_head",
+    )
+    fill(d_head=d_model // cfg.n_heads if softmax else d_model)
+    assert cfg.d_head is not None
+    spread = 0.02 if softmax else math.sqrt(0.002 / max(cfg.n_layers, 1) / d_model)
+    fill(
+        score_scale=1 / math.sqrt(cfg.d_head) if softmax else 1.0,
+        final_norm=normed and cfg.read_out == "linear",
+        attn_bias=normed or tokens,
+        read_bias=normed or tokens,
+        initializer_range=0.8 / math.sqrt(d_model) if tokens else spread,
+        rotary_dim=cfg.d_head if cfg.rotates else 0,
+    )
+
+
+def check_format(cfg: Any) -> None:
+    """Refuse a `TransformerConfig` with fields that its prompt format lacks, or has no use for."""
+    if cfg.prompt_format == "token_ids":
+        require(cfg.d_vocab is not None and cfg.n_ctx is not None, "token_ids need d_vocab and n_ctx")
+        require(cfg.x_dim is None, f"token_ids have no x_dim, got {cfg.x_dim}")
+    else:
+        require(cfg.x_dim is not None, f"prompt_format {cfg.prompt_format!r} needs x_dim")
+        require(cfg.n_context is not None, f"prompt_format {cfg.prompt_format!r} needs n_context")
+        require(cfg.d_vocab is None, "d_vocab is for prompt_format='token_ids'")
+        require(cfg.d_vocab_out is None, "d_vocab_out is for prompt_format='token_ids'")
+
+
+def check_combinations(cfg: Any) -> None:
+    """Refuse a `TransformerConfig`, its defaults filled in, whose fields exclude each other."""
+    kinds, n_kinds = cfg.attention.split(","), cfg.attention.count(",") + 1
+    tokens, derived = cfg.prompt_format == "token_ids", cfg.attention_weights == "gradient_descent"
+    plain = (cfg.attention, cfg.n_heads, cfg.attn_bias, cfg.read_out) == ("linear", 1, False, "identity")
+    for holds, message in [
+        (n_kinds in (1, cfg.n_layers), f"attention={cfg.attention!r} is for {n_kinds} layers, not {cfg.n_layers}"),
+        (n_kinds == 1 or not cfg.recurrent, "the layers of a recurrent model are one and have one kind of attention"),
+        (not derived or (plain and cfg.d_head == cfg.d_model),
+         "attention_weights='gradient_descent' needs attention='linear', n_heads=1, attn_bias=False, d_head=d_model "
+         "and read_out='identity'"),
+        (cfg.momentum < 1, f"momentum must be at least 0 and below 1, got {cfg.momentum}"),
+        (cfg.momentum == 0 or cfg.keys == "causal",
+         f"momentum={cfg.momentum} is over the positions before and needs keys='causal', got keys={cfg.keys!r}: set "
+         f"keys='causal', or momentum=0"),
+        ("softmax" in kinds or cfg.sink == "none", f"a sink needs softmax attention, got {cfg.attention!r}"),
+        (cfg.attention != "softmax" or not cfg.normalize_by_context, "softmax attention is normalised already"),
+        (cfg.normalization_type or not cfg.final_norm, "final_norm needs a normalization_type"),
+        (cfg.normalization_type or not cfg.skip_first_norm, "skip_first_norm needs a norm to skip"),
+        (cfg.mlp_location == "blocks" or cfg.d_mlp is not None, "mlp_location='input' needs d_mlp"),
+        (cfg.attn_only == (cfg.d_mlp is None or cfg.mlp_location == "input"),
+         f"attn_only={cfg.attn_only} and d_mlp={cfg.d_mlp} (mlp_location={cfg.mlp_location!r}) exclude each other"),
+        (not cfg.share_mlp or cfg.block_mlp, "share_mlp needs MLPs in the blocks: give d_mlp"),
+        (not (cfg.share_mlp and cfg.recurrent),
+         "the blocks of a recurrent model share their MLP already: no share_mlp"),
+        (not cfg.gated_mlp or cfg.d_mlp is not None, "gated_mlp needs an MLP: give d_mlp"),
+        (cfg.rotates or cfg.rotary_dim == 0,
+         f"rotary_dim={cfg.rotary_dim} needs positional_embedding_type='rotary', got "
+         f"{cfg.positional_embedding_type!r}"),
+        (not cfg.rotates or (0 < cfg.rotary_dim <= cfg.d_head and cfg.rotary_dim % 2 == 0),
+         f"rotary positions turn pairs of a head's dimensions: rotary_dim must be even, 2 to d_head={cfg.d_head}, got "
+         f"{cfg.rotary_dim}"),
+        (not cfg.rotates or not derived, "attention_weights='gradient_descent' has no positions"),
+        (not tokens or cfg.read_in == cfg.read_out == "linear", "a vocabulary needs a learned read-in and read-out"),
+        (not tokens or cfg.d_pos == 0, "a vocabulary takes positional_embedding_type 'none', 'standard' or 'rotary'"),
+        (cfg.read_out == "linear" or cfg.d_model >= cfg.y_dim,
+         f"an identity read-out reads y_dim={cfg.y_dim} dimensions of the stream, but d_model={cfg.d_model}"),
+        (tokens or cfg.read_in == "linear" or cfg.d_model >= cfg.identity_width,
+         f"an identity read-in needs d_model >= {'' if tokens else cfg.identity_width} (token, position, and y where "
+         f"an identity read-out has it apart from the token), got {cfg.d_model}"),
+    ]:  # fmt: skip
+        require(bool(holds), message)
