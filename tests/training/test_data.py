@@ -20,7 +20,7 @@ def stream(config, first_step=0, generators=None, draw=batches, **options):
 
 
 def helper_threads():
-    return [thread for thread in threading.enumerate() if thread.name == "mechicl-batches"]
+    return [thread for thread in threading.enumerate() if thread.name.startswith("mechicl-batches")]
 
 
 def assert_no_thread_is_left():
@@ -51,13 +51,11 @@ def test_batches_come_in_order_from_the_first_step_to_the_last():
     assert list(stream(small(steps=7), first_step=7)) == []
 
 
-def test_what_is_drawn_does_not_depend_on_how_far_ahead_the_thread_is():
+def test_batches_drawn_ahead_on_a_thread_are_the_same():
     config = small(steps=6, seeds=(0, 1))
-    plain = list(stream(config))
-    for ahead in (1, 5):
-        for near, far in zip(plain, stream(config, draw=batches_ahead, ahead=ahead), strict=True):
-            assert torch.equal(near.tokens, far.tokens)
-            assert torch.equal(near.generator_states, far.generator_states)
+    for near, far in zip(list(stream(config)), stream(config, draw=batches_ahead), strict=True):
+        assert torch.equal(near.tokens, far.tokens)
+        assert torch.equal(near.generator_states, far.generator_states)
 
 
 def test_large_batches_are_the_same_with_or_without_a_thread_from_any_step_and_in_any_number_of_shares():
