@@ -385,6 +385,8 @@ def modules_after(code: str) -> set[str]:
         ["--help"],
         ["list"],
         ["report", "--help"],
+        ["train", "--help"],
+        ["train", "lsa-2"],
         ["import", "--help"],
         ["sweep", "--help"],
         ["join"],

@@ -2,15 +2,17 @@
 `sweep PRESET --over AXES`, `join RUN... --out DIR`.
 
 Its help and its list answer at once: no command's module imports torch, or what brings torch along, before the command
-is run. `mechicl train` is the exception: its options are the fields of the configs.
+is run, except `mechicl train PRESET`, whose options are the fields of the configs.
 """
 
+import json
 import os
 import random
 import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Annotated, Any
 
 import tyro
@@ -28,6 +30,11 @@ DESCRIPTION = "Train small in-context learners and report which algorithm they r
 @dataclass(frozen=True)
 class Train:
     """Train a preset, any of whose fields can be overridden, and save it as a checkpoint."""
+
+
+@dataclass(frozen=True)
+class NamedPreset:
+    """A preset in the list of presets."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -65,9 +72,35 @@ def _run(words: list[str]) -> None:
 
 
 def _commands(words: list[str]) -> tuple[Any, tyro.constructors.ConstructorRegistry | None]:
-    """The commands as tyro takes them, and the rules for their words; `train` has options only where it is called."""
-    if "train" not in words and not any(word.startswith("--tyro-") for word in words):  # those write shell completions
-        return List | Train | Sweep | Report | Import | Join, None
-    from mechicl.cli.train import REGISTRY, train_command  # here, because it takes seconds: it imports torch
+    """The commands as tyro takes them, and the rules for their words.
 
-    return List | train_command(words, Train.__doc__) | Sweep | Report | Import | Join, REGISTRY
+    The options of `train PRESET` are fields of configs, which import torch: only a preset that is named has them.
+    """
+    train, registry = Train, None
+    completions = any(word.startswith("--tyro-") for word in words)
+    if "train" in words or completions:
+        summaries = json.loads(files("mechicl.cli").joinpath("presets.json").read_text("utf-8"))
+        presets: dict[str, Any] = dict.fromkeys(summaries, NamedPreset())
+        if completions or not presets.keys().isdisjoint(words):
+            from mechicl.cli.train import REGISTRY as registry  # here, because it takes seconds
+            from mechicl.cli.train import named_presets
+
+            presets |= named_presets(words, summaries if completions else words)
+        train = _train_command(tyro.extras.subcommand_type_from_defaults(presets, summaries, prefix_names=False))
+    return List | train | Sweep | Report | Import | Join, registry
+
+
+def _train_command(presets: Any) -> Any:
+    """The class of `train`, with a subcommand for each preset."""
+
+    @dataclass(frozen=True)
+    class WithPresets:
+        preset: Annotated[presets, tyro.conf.arg(name="")]  # pyright: ignore[reportInvalidTypeForm]
+        """What to train; `mechicl train PRESET --help` lists all that can be overridden."""
+
+        def execute(self, command: str) -> None:
+            """Train it."""
+            self.preset.execute(command)
+
+    WithPresets.__doc__ = Train.__doc__
+    return Annotated[WithPresets, tyro.conf.subcommand(name="train")]

@@ -5,7 +5,7 @@ import dataclasses
 import itertools
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -21,7 +21,6 @@ from mechicl.cli.listing import held_out
 from mechicl.tasks import AnyTask, FixedTasks, LinearRegression, SineRegression
 from mechicl.training import PRESETS, Curriculum, Ramp, TrainingConfig, train
 from mechicl.training.config import resize_task
-from mechicl.training.presets import SUMMARIES
 
 TaskKind = Literal["LinearRegression", "SineRegression", "FixedTasks"]
 
@@ -125,25 +124,9 @@ def _defaults(preset: TrainingConfig, words: Sequence[str]) -> TrainPreset:
     return TrainPreset(config)
 
 
-def train_command(words: Sequence[str], summary: str | None) -> Any:
-    """The command's class, with the defaults that the words of a command line ask for, under a line of help."""
-    presets: Any = tyro.extras.subcommand_type_from_defaults(
-        {name: _defaults(preset, words if name in words else ()) for name, preset in PRESETS.items()},
-        SUMMARIES,
-        prefix_names=False,
-    )
-
-    @dataclass(frozen=True)
-    class Train:
-        preset: Annotated[presets, tyro.conf.arg(name="")]  # pyright: ignore[reportInvalidTypeForm]
-        """What to train; `mechicl train PRESET --help` lists all that can be overridden."""
-
-        def execute(self, command: str) -> None:
-            """Train it."""
-            self.preset.execute(command)
-
-    Train.__doc__ = summary
-    return Train
+def named_presets(words: Sequence[str], names: Iterable[str]) -> dict[str, TrainPreset]:
+    """The presets of these names, with the defaults that the words of a command line ask for."""
+    return {name: _defaults(PRESETS[name], words) for name in names if name in PRESETS}
 
 
 REGISTRY = tyro.constructors.ConstructorRegistry()

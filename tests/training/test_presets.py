@@ -1,7 +1,9 @@
 import json
+from pathlib import Path
 
 import pytest
 
+from mechicl import cli
 from mechicl.training import PRESETS, TrainingConfig
 from mechicl.training.presets import SUMMARIES
 
@@ -16,6 +18,8 @@ def test_a_preset_survives_json_and_ends_with_a_snapshot(name):
 
 def test_every_preset_has_a_line_in_the_help():
     assert list(SUMMARIES) == list(PRESETS)
+    help_of_train = Path(cli.__file__).with_name("presets.json")
+    assert json.loads(help_of_train.read_text(encoding="utf-8")) == SUMMARIES, "copy SUMMARIES to it"
     assert all("\n" not in line and line for line in SUMMARIES.values())
 
 
