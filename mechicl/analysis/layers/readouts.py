@@ -114,7 +114,8 @@ def fit_readouts(
             sums.add(streams.transpose(1, 2)[..., None, :], targets.transpose(0, 1)[None, :, :, None])
     maps = sums.solve(penalties)
     fitted = (maps.weights, maps.bias, maps.penalties)
-    return Readouts(model, *(part[:, None] if shared else part for part in fitted), normalized, shared)
+    weights, bias, chosen = (part[:, None] if shared else part for part in fitted)
+    return Readouts(model, weights, bias, chosen, normalized, shared)
 
 
 StreamsAndTargets = tuple[Float[Tensor, "layer prompt point d_model"], Float[Tensor, "prompt point y"]]

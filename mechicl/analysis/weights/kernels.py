@@ -211,7 +211,7 @@ def view_kernel(model: HookedTransformer, grid: Float[Tensor, "point x"], prompt
     parts, initial = decompose(model, prompts), initial_function(model, grid)[:, 0]
     scores, through_values, through_scores = kernel_parts(model, grid, grid, prompts.n_context)
     view = (grid, initial, through_values + through_scores, through_values, scores[0])
-    return KernelView(*(values.detach().cpu().double() for values in view), parts)
+    return KernelView(*(values.detach().cpu().double() for values in view), parts=parts)
 
 
 # ---- the layer, from its weights ----
