@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import plotly.graph_objects as go
 
 from mechicl.analysis.finetuning.context_comparison import FineTuningComparison
-from mechicl.statistics import Interval
+from mechicl.statistics import Interval, interval
 from mechicl.viz.elements import (
     add_heatmap,
     add_intervals,
@@ -60,8 +60,8 @@ def update_similarity_figure(
     Raises:
         ValueError: no comparisons.
     """
-    lines = {name: comparison.by_layer("update_similarity") for name, comparison in comparisons.items()}
-    lines["random change"] = _first(comparisons).by_layer("random_update_similarity")
+    lines = {name: _by_layer(comparison, "update_similarity") for name, comparison in comparisons.items()}
+    lines["random change"] = _by_layer(_first(comparisons), "random_update_similarity")
     return _lines_by_layer(title, lines)
 
 
@@ -73,8 +73,8 @@ def map_similarity_figure(
     Raises:
         ValueError: no comparisons.
     """
-    lines = {"before fine-tuning": _first(comparisons).by_layer("map_similarity_before")}
-    lines |= {name: comparison.by_layer("map_similarity_after") for name, comparison in comparisons.items()}
+    lines = {"before fine-tuning": _by_layer(_first(comparisons), "map_similarity_before")}
+    lines |= {name: _by_layer(comparison, "map_similarity_after") for name, comparison in comparisons.items()}
     return _lines_by_layer(title, lines)
 
 
@@ -92,6 +92,12 @@ def head_similarity_figure(
     )  # fmt: skip
     fig.update_layout(width=max(420, 70 * heads + 200), height=max(300, 46 * layers + 130))
     return name_cells(fig)
+
+
+def _by_layer(comparison: FineTuningComparison, measure: str) -> list[Interval]:
+    """A measure's mean over queries in each layer, heads averaged, with its interval."""
+    values = getattr(comparison, measure)
+    return [interval(layer if layer.ndim == 1 else layer.mean(0)) for layer in values]
 
 
 def _first(comparisons: Mapping[str, FineTuningComparison]) -> FineTuningComparison:
