@@ -29,13 +29,18 @@ class Learner(Protocol):
         """The query's prediction."""
         ...
 
+
+@runtime_checkable
+class PrefixLearner(Learner, Protocol):
+    """A learner that predicts every point from the points before it, too."""
+
     def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
         """The prediction of each point t from the points before it."""
         ...
 
 
 @runtime_checkable
-class IterativeLearner(Learner, Protocol):
+class IterativeLearner(PrefixLearner, Protocol):
     """A learner whose prediction is reached in steps: an algorithm's iterations, a network's layers."""
 
     def trajectory(self, prompts: Prompts, *, with_weights: bool = False) -> "Trajectory":
@@ -248,7 +253,7 @@ def named_learners(learners: Learners) -> dict[str, Any]:
     """Learners by name: as they are given, or else their `name` or type, numbered where several would have the same.
 
     Raises:
-        TypeError: something without `predict` and `predict_prefixes`.
+        TypeError: something without `predict`.
 
     Example:
         >>> list(named_learners([AlgorithmFamily(algorithms.ridge, "penalty", (0.1, 1.0))]))
@@ -261,10 +266,26 @@ def named_learners(learners: Learners) -> dict[str, Any]:
     for name, each in learners.items():
         if not isinstance(each, Learner):
             raise TypeError(
-                f"{name!r} ({type(each).__name__}) is no learner: it needs predict(prompts) and "
-                f"predict_prefixes(prompts). AlgorithmLearner makes one of a function, mechicl.wrap of a torch module"
+                f"{name!r} ({type(each).__name__}) is no learner: it has no method "
+                f"predict(prompts). AlgorithmLearner makes one of a function, mechicl.wrap of a torch module"
             )
     return dict(learners)
+
+
+def predictions_at(learner: Learner, prompts: Prompts, at: PointsAt) -> Float[Tensor, "prompt point y"]:
+    """A learner's predictions of the "query" alone (one point), which only needs `predict`, or of all "points".
+
+    Raises:
+        TypeError: all points, and a learner without `predict_prefixes`.
+    """
+    if at == "query":
+        return learner.predict(prompts)[:, None]
+    if not isinstance(learner, PrefixLearner):
+        raise TypeError(
+            f"{type(learner).__name__} has no method predict_prefixes(prompts), which predictions of all points need; "
+            f"of the query (at='query') predict is enough"
+        )
+    return learner.predict_prefixes(prompts)
 
 
 def bytes_per_prompt(learner: object, prompts: Prompts) -> float:
@@ -309,11 +330,12 @@ def squared_errors(
         memory: bound in bytes on what is held at a time.
 
     Raises:
+        TypeError: all points, and a learner without `predict_prefixes`.
         ValueError: the learner returned predictions of another shape than the targets.
     """
     parts = []
     for part in prompt_batches(learner, prompts, memory):
-        predicted = learner.predict(part)[:, None] if at == "query" else learner.predict_prefixes(part)
+        predicted = predictions_at(learner, part, at)
         targets = part.ys[:, -1:] if at == "query" else part.ys
         if predicted.shape != targets.shape:
             raise ValueError(f"{type(learner).__name__} predicted {tuple(predicted.shape)} for {tuple(targets.shape)}")

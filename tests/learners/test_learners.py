@@ -3,7 +3,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from mechicl import algorithms
+from mechicl import algorithms, analysis
 from mechicl.learners import AlgorithmLearner, Learner, Trajectory, named_learners, squared_errors
 from mechicl.prompts import Prompts
 from mechicl.tasks import LinearRegression
@@ -157,6 +157,29 @@ def test_learners_are_named():
     assert named_learners(()) == {}
     with pytest.raises(TypeError, match=r"'builtin_function_or_method'.* is no learner"):
         named_learners([abs])
+
+
+class OnlyPredicts:
+    """A learner without prefixes, differentiable in the query."""
+
+    def predict(self, prompts):
+        return prompts.query.xs.sum(1, keepdim=True).expand(-1, prompts.y_dim)
+
+
+def test_a_learner_that_only_predicts_works_where_prefixes_are_not_needed():
+    learner, prompts = OnlyPredicts(), some_prompts()
+    expected = (learner.predict(prompts).double() - prompts.query.ys.double()).square().mean(-1)
+    torch.testing.assert_close(squared_errors(learner, prompts)[:, 0], expected)
+    aligned = analysis.align(learner, learner, prompts)
+    assert aligned.prediction_distance.max() == 0
+    assert analysis.distance_to(learner, prompts)(learner.predict(prompts)).max() == 0
+    assert named_learners([learner])
+    for call in (
+        lambda: squared_errors(learner, prompts, at="points"),
+        lambda: analysis.match(learner, AlgorithmLearner(algorithms.ols), prompts),
+    ):
+        with pytest.raises(TypeError, match=r"OnlyPredicts has no method predict_prefixes"):
+            call()
 
 
 def test_errors_are_of_the_query_or_of_all_points_and_of_nothing_else():

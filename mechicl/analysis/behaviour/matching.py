@@ -18,7 +18,7 @@ from mechicl.analysis.behaviour.induced_weights import induced_weights, regresse
 from mechicl.analysis.behaviour.similarity import similarity_of_errors, similarity_of_weights
 from mechicl.analysis.layers.layer_learners import LayerLearner
 from mechicl.base.memory import MEMORY, Budget
-from mechicl.learners import IterativeLearner, Learner, Trajectory, bytes_per_prompt
+from mechicl.learners import IterativeLearner, Learner, Trajectory, bytes_per_prompt, predictions_at
 from mechicl.prompts import Prompts
 from mechicl.statistics import Interval, Result, interval, percentile_interval, storable
 
@@ -265,7 +265,7 @@ def _trajectory(
             return learner.trajectory(prompts, with_weights=with_weights)
         weights = induced_weights(learner, prompts) if with_weights else None
         name = getattr(learner, "name", type(learner).__name__)
-        return Trajectory((1,), learner.predict_prefixes(prompts)[None], name, weights)
+        return Trajectory((1,), predictions_at(learner, prompts, "points")[None], name, weights)
 
 
 def _on_common_points(a: Trajectory, b: Trajectory) -> tuple[Trajectory, Trajectory]:

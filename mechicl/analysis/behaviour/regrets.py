@@ -18,6 +18,7 @@ from mechicl.learners import (
     TokenLearners,
     named_learners,
     named_token_learners,
+    predictions_at,
     prompt_batches,
     sequence_batches,
     token_losses,
@@ -197,7 +198,7 @@ def _point_batches(
 
     @torch.no_grad()
     def measure(part: Prompts, name: str, learner: Any) -> Tensor:
-        predicted = learner.predict(part)[:, None] if at == "query" else learner.predict_prefixes(part)
+        predicted = predictions_at(learner, part, "query" if at == "query" else "points")
         targets = part.ys[:, -1:] if at == "query" else part.ys
         if predicted.shape != targets.shape:
             raise ValueError(f"{name!r} predicted {tuple(predicted.shape)} for targets {tuple(targets.shape)}")

@@ -42,6 +42,8 @@ def squared_error(prompts: Prompts) -> Metric:
 def distance_to(learner: Learner, prompts: Prompts) -> Metric:
     """Euclidean distance of the query's prediction to that of another learner on these prompts.
 
+    The metric raises a ValueError for predictions of another shape, such as those of other prompts.
+
     Example:
         >>> distance_to(AlgorithmLearner(algorithms.ols), prompts)(model.predict(prompts)).shape
         torch.Size([4])
@@ -49,6 +51,11 @@ def distance_to(learner: Learner, prompts: Prompts) -> Metric:
     reference = learner.predict(prompts).detach()
 
     def distance(predictions: Tensor) -> Tensor:
+        if predictions.shape != reference.shape:
+            raise ValueError(
+                f"predictions must be [prompt y] = {tuple(reference.shape)}, as the reference learner's on its "
+                f"prompts, got {tuple(predictions.shape)}"
+            )
         return (predictions - reference.to(predictions)).norm(dim=-1)
 
     return distance

@@ -42,6 +42,8 @@ def test_the_distance_to_another_learner():
     for i in range(5):
         assert distance[i].item() == pytest.approx(math.dist(ours[i].tolist(), theirs[i].tolist()))
     assert distance_to(learner, PROMPTS)(ours.float()).dtype == torch.float32
+    with pytest.raises(ValueError, match="predictions must be"):
+        distance_to(learner, PROMPTS[:1])(ours)  # one prompt's reference is not that of all
 
 
 def test_differences_of_logits_and_losses():
