@@ -4,22 +4,27 @@ python analyses/oswald_descent.py --checkpoint lsa-5l
 """
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import torch
 
+from mechicl.algorithms.descent_cards import descent_filter, parameter_labels
+from mechicl.algorithms.spectral_fit import SpectralProblem
 from mechicl.analysis import align, align_over_training
-from mechicl.analysis.behaviour import SpectralLearner, trained_descent, tuned_descent
+from mechicl.analysis.behaviour import SpectralLearner, tuned_descent
 from mechicl.checkpoints import Checkpoint, load_checkpoint
 from mechicl.learners import Learner, squared_errors
+from mechicl.prompts import Prompts
 from mechicl.reports import Comparison, Row
 from mechicl.reports.algorithm import AlgorithmQuestion
 from mechicl.reports.descent import TUNING_SEED, Descent, tuned_references
 from mechicl.reports.rows import over_seeds
 from mechicl.statistics import interval, median_interval
 from mechicl.training import TrainingConfig
+from mechicl.training.optimizers import clip_each_seed, make_optimizer
 from support.checks import above, below, between, equal, every, falls, near, together
 from support.claims import Claim, Claims
 from support.script import ScriptArgs, regression_checkpoint, run_script
@@ -312,6 +317,71 @@ def _normalised_cosine(paper: Claims, quantity: str) -> None:
     paper.add("Fig. 14", "layer norm: cosine of sensitivities with gradient descent, one layer, two layers", quantity,
               check=every(between, 0.5, 0.95), published="suffers, still reasonable",
               why="taken as: between 0.5 and 0.95")  # fmt: skip
+
+
+def trained_descent(
+    prompts: Prompts,
+    steps: int,
+    training: TrainingConfig,
+    *,
+    gamma: bool = False,
+    per_step: bool = False,
+    seed: int = 0,
+) -> SpectralLearner:
+    """Gradient descent or GD++ with parameters from a model's training: its optimiser, rate, batches and clipping.
+
+    A search (`tuned_descent`) finds better parameters than a training does where the loss has a narrow valley or is
+    made by rare prompts; this is what a model that was trained the same way may be compared with as well.
+
+    Args:
+        prompts: the pool that batches are drawn from, each prompt once before any comes again.
+        steps: number of steps of descent.
+        training: the model's. The task, the model and the seeds in it are not used, nor a clip of tokens.
+        gamma: as for `tuned_descent`.
+        per_step: as for `tuned_descent`.
+        seed: of the order of the prompts.
+
+    Returns:
+        The learner at the end of the training, which begins with all parameters at 0.
+
+    Source: von Oswald et al. 2023, A.12: "an identical training setup" for η and γ.
+
+    Example:
+        >>> training = TrainingConfig.from_dict(load_checkpoint("lsa-5l").record["training"])
+        >>> pool = LinearRegression().sample(50_000, seed=0)
+        >>> trained_descent(pool, 5, training, gamma=True, per_step=True).name
+        'GD++, 5 steps, parameters for each step, trained'
+    """
+    if steps < 1 or (gamma and steps == 1):
+        raise ValueError(f"descent needs a step, and GD++ two: its last γ does nothing; got steps={steps}")
+    if len(prompts) < training.batch_size:
+        raise ValueError(f"a batch has {training.batch_size:,} prompts, and the pool only {len(prompts):,}: draw more")
+    labels = parameter_labels(steps, gamma=gamma, per_step=per_step)
+    family = partial(descent_filter, steps=steps, gamma=gamma, per_step=per_step)
+    problem = SpectralProblem.from_prompts(prompts, prompts.query.ys)
+    values = torch.zeros(1, len(labels), dtype=torch.float64, requires_grad=True)
+    optimizer = make_optimizer(training.optimizer, values, [torch.Size([len(labels)])], training.learning_rate)
+    generator, order = torch.Generator().manual_seed(seed), torch.empty(0, dtype=torch.long)
+    for step in range(training.steps):
+        if len(order) < training.batch_size:
+            order = torch.randperm(len(prompts), generator=generator)
+        batch, order = order[: training.batch_size], order[training.batch_size :]
+        drawn = SpectralProblem(problem.eigenvalues[batch], problem.contributions[batch], problem.targets[batch])
+        for group in optimizer.param_groups:
+            group["lr"] = training.learning_rate_at(step)
+        optimizer.zero_grad()
+        loss = drawn.error(family(values[0], drawn.eigenvalues))
+        loss.backward()
+        assert values.grad is not None
+        if not math.isfinite(loss.item()):
+            values.grad.zero_()
+        if training.gradient_clip is not None:
+            clip_each_seed(values.grad, training.gradient_clip)
+        optimizer.step()
+    final = values.detach()[0]
+    name = f"{'GD++' if gamma else 'gradient descent'}, {steps} step{'s' if steps > 1 else ''}"
+    name += f"{', parameters for each step' if per_step else ''}, trained"
+    return SpectralLearner(partial(family, final), name, dict(zip(labels, final.tolist(), strict=True)))
 
 
 if __name__ == "__main__":

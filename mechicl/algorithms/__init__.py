@@ -20,10 +20,10 @@ from mechicl.algorithms.kernel_smoothing import kernel_smoothing, tuned_bandwidt
 from mechicl.algorithms.lasso import lasso
 from mechicl.algorithms.least_squares import bayes, ols, ridge, ridge_path
 from mechicl.algorithms.line_search import conjugate_gradient, steepest_descent
-from mechicl.algorithms.markov import bigram_bayes, known_chain, uniform_tokens, unigram_bayes
-from mechicl.algorithms.mixtures import dmmse, mixture_bayes, pool_posterior, sparse_bayes
+from mechicl.algorithms.markov import bigram_bayes, uniform_tokens, unigram_bayes
+from mechicl.algorithms.mixtures import dmmse, mixture_bayes, sparse_bayes
 from mechicl.algorithms.newton import newton, newton_moments
-from mechicl.algorithms.nonlinear import logistic, network_descent, on_features, sine_and_cosine
+from mechicl.algorithms.nonlinear import logistic, network_descent, on_features
 from mechicl.algorithms.preconditioned import preconditioned_gd
 from mechicl.algorithms.references import references, register_references
 from mechicl.algorithms.stability import ConditioningWarning, DivergenceWarning
@@ -52,7 +52,6 @@ __all__ = [
     "in_context_classifier",
     "in_weights_classifier",
     "kernel_smoothing",
-    "known_chain",
     "lasso",
     "logistic",
     "mixture_bayes",
@@ -64,14 +63,12 @@ __all__ = [
     "on_features",
     "online_gradient_descent",
     "parity_bayes",
-    "pool_posterior",
     "preconditioned_gd",
     "references",
     "register",
     "register_references",
     "ridge",
     "ridge_path",
-    "sine_and_cosine",
     "sparse_bayes",
     "stable_step_size",
     "steepest_descent",

@@ -214,7 +214,7 @@ def pool_posterior(
 
     Example:
         >>> task = TaskPool(n_tasks=4)
-        >>> posterior = algorithms.pool_posterior(task.sample(100, seed=0), pool=task.weights, noise_std=0.5)
+        >>> posterior = pool_posterior(task.sample(100, seed=0), pool=task.weights, noise_std=0.5)
         >>> posterior[:, 0].unique()
         tensor([0.2500], dtype=torch.float64)
     """

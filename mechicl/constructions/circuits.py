@@ -7,7 +7,9 @@ from functools import partial
 
 import torch
 
-from mechicl.algorithms.stepwise import Hypothesis, Induction, MomentsThenRidge, ResidualDescent, best_match
+from mechicl.algorithms.stepwise import Hypothesis, Induction, ResidualDescent
+from mechicl.algorithms.stepwise.copying import best_match
+from mechicl.algorithms.stepwise.inverses import MomentsThenRidge
 from mechicl.constructions.operations import beside, div, erased, product
 from mechicl.constructions.vocabulary import Head, Layer, Stream, assemble
 from mechicl.models import HookedTransformer

@@ -14,8 +14,8 @@ from mechicl.algorithms.stepwise import (
     NewtonSteps,
     OnlineDescent,
     ResidualDescent,
-    nearest,
 )
+from mechicl.algorithms.stepwise.descent import nearest
 from mechicl.checkpoints import load
 from mechicl.constructions.circuits import (
     previous_token_then_induction,

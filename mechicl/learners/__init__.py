@@ -10,7 +10,6 @@ from mechicl.learners.learners import (
     Trajectory,
     bytes_per_prompt,
     named_learners,
-    predictions_at,
     prompt_batches,
     squared_errors,
 )

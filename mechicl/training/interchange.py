@@ -15,7 +15,8 @@ from jaxtyping import Float
 from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 
-from mechicl.algorithms.stepwise import Hypothesis, Place, Runs
+from mechicl.algorithms.stepwise import Hypothesis, Runs
+from mechicl.algorithms.stepwise.counterfactuals import Place
 from mechicl.algorithms.stepwise.plans import Cell, plan_interventions
 from mechicl.base.checks import check_whole
 from mechicl.base.progress import progress_bar

@@ -7,6 +7,7 @@ import torch
 from hypothesis import strategies as st
 
 from mechicl import algorithms
+from mechicl.algorithms.mixtures import pool_posterior
 from mechicl.learners import AlgorithmLearner, squared_errors
 from mechicl.tasks import TaskPool
 
@@ -45,7 +46,7 @@ def test_dmmse_is_the_posterior_mean_on_every_prefix(y_dim, noise_std):
 def test_unlikely_contexts_do_not_underflow():
     task = TaskPool(x_dim=3, n_context=12, n_tasks=4, noise_std=1e-3)
     prompts = task.replace(seed=1).sample(20, seed=0, dtype=torch.float64)  # of other tasks: likelihoods like e^(-1e6)
-    posterior = algorithms.pool_posterior(prompts, pool=task.weights, noise_std=1e-3)
+    posterior = pool_posterior(prompts, pool=task.weights, noise_std=1e-3)
     torch.testing.assert_close(posterior.sum(-1), torch.ones(20, 13, dtype=torch.float64))
     costs = (prompts.ys[:, :-1] - prompts.xs[:, :-1] @ task.weights.T).square().sum(1)
     assert torch.equal(posterior[:, -1].argmax(-1), costs.argmin(-1))
@@ -69,7 +70,7 @@ def test_without_noise_it_is_the_limit_of_little_noise_and_keeps_all_tasks_that_
     torch.testing.assert_close(exact[0, :, 2:], prompts.ys[:, 2:], rtol=1e-9, atol=1e-9)
     twins = torch.tensor([[1.0, 0.0], [1.0, 2.0], [0.0, 0.0]])  # the first input tells the third from the others only
     xs = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])
-    posterior = algorithms.pool_posterior(type(prompts)(xs, xs @ twins[0][:, None]), pool=twins, noise_std=0.0)
+    posterior = pool_posterior(type(prompts)(xs, xs @ twins[0][:, None]), pool=twins, noise_std=0.0)
     assert posterior[0].tolist() == [[1 / 3] * 3, [0.5, 0.5, 0.0]]
 
 
@@ -117,7 +118,7 @@ def test_parts_of_the_prompts_the_query_alone_and_weights_agree_with_the_whole(m
 def test_a_posterior_is_a_distribution_whatever_the_noise(seed, noise_std, n_tasks):
     task = TaskPool(x_dim=2, n_context=5, n_tasks=n_tasks, seed=seed)
     prompts = task.sample(3, seed=seed)
-    posterior = algorithms.pool_posterior(prompts, pool=task.weights, noise_std=noise_std)
+    posterior = pool_posterior(prompts, pool=task.weights, noise_std=noise_std)
     torch.testing.assert_close(posterior.sum(-1), torch.ones(3, 6, dtype=torch.float64))
     assert (posterior >= 0).all()
 

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mechicl import algorithms
+from mechicl.algorithms.markov import known_chain
 from mechicl.learners import TokenAlgorithmLearner, token_losses
 from mechicl.prompts import TokenSequences
 from mechicl.tasks import MarkovChains
@@ -50,7 +51,7 @@ def test_who_knows_more_loses_less():
     task = MarkovChains(d_vocab=3, n_ctx=60)
     seen, chains = task.sample(2000, seed=0), task.transitions(2000, seed=0)
     learners = [
-        TokenAlgorithmLearner(algorithms.known_chain, {"transitions": chains}),
+        TokenAlgorithmLearner(known_chain, {"transitions": chains}),
         TokenAlgorithmLearner(algorithms.bigram_bayes, {"d_vocab": 3}),
         TokenAlgorithmLearner(algorithms.unigram_bayes, {"d_vocab": 3}),
         TokenAlgorithmLearner(algorithms.uniform_tokens, {"d_vocab": 3}),
@@ -73,4 +74,4 @@ def test_refuses_ids_outside_the_vocabulary_and_other_numbers_of_chains():
         with pytest.raises(ValueError, match="concentration"):
             algorithm(seen, d_vocab=3, concentration=0.0)
     with pytest.raises(ValueError, match="2 transition matrices for 1"):
-        algorithms.known_chain(seen, transitions=torch.ones(2, 3, 3) / 3)
+        known_chain(seen, transitions=torch.ones(2, 3, 3) / 3)

@@ -7,14 +7,8 @@ import torch
 
 from mechicl import viz
 from mechicl.algorithms.stepwise import Hypothesis, QueryDescent, ResidualDescent
-from mechicl.analysis.causes import (
-    HypothesisTest,
-    Interchange,
-    SubspaceSearch,
-    fit_subspace,
-    interchange_each,
-    sample_sources,
-)
+from mechicl.analysis.causes import HypothesisTest, Interchange, SubspaceSearch, fit_subspace, sample_sources
+from mechicl.analysis.causes.interchange import interchange_each
 from mechicl.constructions import gradient_descent
 from mechicl.tasks import LinearRegression
 from mechicl.viz.elements import COLORS

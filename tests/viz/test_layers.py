@@ -8,7 +8,7 @@ import torch
 
 from mechicl import viz as pictures
 from mechicl.analysis import Match
-from mechicl.analysis.behaviour import fit_growth
+from mechicl.analysis.behaviour.growth import fit_growth
 from mechicl.analysis.layers.probes import ProbeResult
 from mechicl.statistics import Interval
 from mechicl.viz.layers import match_curve, probe_heatmap

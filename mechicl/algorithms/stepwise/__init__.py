@@ -3,12 +3,12 @@
 `Runs` gives counterfactual predictions; `analysis.interchange` compares a model's with them.
 """
 
-from mechicl.algorithms.stepwise.base import State, StepwiseAlgorithm, query_of
-from mechicl.algorithms.stepwise.copying import AfterCopying, Induction, best_match
-from mechicl.algorithms.stepwise.counterfactuals import Place, Runs
-from mechicl.algorithms.stepwise.descent import KernelReading, OnlineDescent, QueryDescent, ResidualDescent, nearest
-from mechicl.algorithms.stepwise.hypothesis import Hypothesis, variables_of
-from mechicl.algorithms.stepwise.inverses import MomentsThenRidge, NewtonSteps, RidgeByDirections, RidgePath
+from mechicl.algorithms.stepwise.base import StepwiseAlgorithm, query_of
+from mechicl.algorithms.stepwise.copying import AfterCopying, Induction
+from mechicl.algorithms.stepwise.counterfactuals import Runs
+from mechicl.algorithms.stepwise.descent import KernelReading, OnlineDescent, QueryDescent, ResidualDescent
+from mechicl.algorithms.stepwise.hypothesis import Hypothesis
+from mechicl.algorithms.stepwise.inverses import NewtonSteps, RidgePath
 from mechicl.base.arguments import check_arguments
 
 __all__ = [
@@ -16,21 +16,14 @@ __all__ = [
     "Hypothesis",
     "Induction",
     "KernelReading",
-    "MomentsThenRidge",
     "NewtonSteps",
     "OnlineDescent",
-    "Place",
     "QueryDescent",
     "ResidualDescent",
-    "RidgeByDirections",
     "RidgePath",
     "Runs",
-    "State",
     "StepwiseAlgorithm",
-    "best_match",
-    "nearest",
     "query_of",
-    "variables_of",
 ]
 
 check_arguments(__name__)

@@ -10,50 +10,34 @@ from mechicl.algorithms.spectral_fit import SpectralLearner
 from mechicl.analysis.behaviour.alignment import Alignment, align, sensitivities
 from mechicl.analysis.behaviour.confidence import family_weights
 from mechicl.analysis.behaviour.context_use import (
-    Forgetting,
-    OrderSensitivity,
-    OutsideSpan,
     measure_forgetting,
     measure_order_sensitivity,
     measure_outside_span,
 )
-from mechicl.analysis.behaviour.growth import Growth, fit_growth
+from mechicl.analysis.behaviour.growth import Growth
 from mechicl.analysis.behaviour.identification import FamilyMatch, Identification, identify
 from mechicl.analysis.behaviour.induced_weights import induced_weights, regressed_weights
-from mechicl.analysis.behaviour.matching import BestMatch, Match, match
-from mechicl.analysis.behaviour.ranking import FamilyRanking, rank_families
+from mechicl.analysis.behaviour.matching import Match, match
+from mechicl.analysis.behaviour.ranking import rank_families
 from mechicl.analysis.behaviour.regrets import Regret, regret
-from mechicl.analysis.behaviour.shifts import FOREIGN_INPUTS, ShiftedLosses, measure_shifted_losses
-from mechicl.analysis.behaviour.similarity import similarity_of_errors, similarity_of_weights
-from mechicl.analysis.behaviour.token_identification import TokenIdentification, identify_on_tokens
+from mechicl.analysis.behaviour.shifts import measure_shifted_losses
+from mechicl.analysis.behaviour.token_identification import identify_on_tokens
 from mechicl.analysis.behaviour.tuned_descent import (
-    ClippedDescent,
-    trained_descent,
     tuned_clipped_descent,
     tuned_descent,
 )
 from mechicl.base.arguments import check_arguments
 
 __all__ = [
-    "FOREIGN_INPUTS",
     "Alignment",
-    "BestMatch",
-    "ClippedDescent",
     "FamilyMatch",
-    "FamilyRanking",
-    "Forgetting",
     "Growth",
     "Identification",
     "Match",
-    "OrderSensitivity",
-    "OutsideSpan",
     "Regret",
-    "ShiftedLosses",
     "SpectralLearner",
-    "TokenIdentification",
     "align",
     "family_weights",
-    "fit_growth",
     "identify",
     "identify_on_tokens",
     "induced_weights",
@@ -66,9 +50,6 @@ __all__ = [
     "regressed_weights",
     "regret",
     "sensitivities",
-    "similarity_of_errors",
-    "similarity_of_weights",
-    "trained_descent",
     "tuned_clipped_descent",
     "tuned_descent",
 ]

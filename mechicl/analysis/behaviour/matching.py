@@ -18,7 +18,8 @@ from mechicl.analysis.behaviour.induced_weights import induced_weights, regresse
 from mechicl.analysis.behaviour.similarity import similarity_of_errors, similarity_of_weights
 from mechicl.analysis.layers.layer_learners import LayerLearner
 from mechicl.base.memory import MEMORY, Budget
-from mechicl.learners import IterativeLearner, Learner, Trajectory, bytes_per_prompt, predictions_at
+from mechicl.learners import IterativeLearner, Learner, Trajectory, bytes_per_prompt
+from mechicl.learners.learners import predictions_at
 from mechicl.prompts import Prompts
 from mechicl.statistics import Interval, Result, interval, percentile_interval, storable
 

@@ -18,11 +18,11 @@ from mechicl.learners import (
     TokenLearners,
     named_learners,
     named_token_learners,
-    predictions_at,
     prompt_batches,
     sequence_batches,
     token_losses,
 )
+from mechicl.learners.learners import predictions_at
 from mechicl.prompts import PointsAt, Prompts
 from mechicl.statistics import Interval, Result, interval
 from mechicl.tasks import AnyTask

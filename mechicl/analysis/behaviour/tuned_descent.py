@@ -1,9 +1,8 @@
-"""Gradient descent and GD++ tuned as papers tune what they compare with: by search, by training, or under a clip."""
+"""Gradient descent and GD++ tuned as papers tune what they compare with: by search, also under a clip."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
@@ -11,11 +10,9 @@ from jaxtyping import Float
 from scipy.optimize import minimize
 from torch import Tensor
 
-from mechicl.algorithms.descent_cards import descent_filter, fit_steps, parameter_labels, split_parameters
+from mechicl.algorithms.descent_cards import fit_steps, parameter_labels, split_parameters
 from mechicl.algorithms.spectral_fit import SCREENING, SpectralLearner, SpectralProblem
 from mechicl.prompts import Prompts
-from mechicl.training import TrainingConfig
-from mechicl.training.optimizers import clip_each_seed, make_optimizer
 
 SMALL, LARGE = 1e-6, 1e6  # parameters are sought by their logarithms: one that is to be 0 comes as near as this
 
@@ -41,70 +38,6 @@ def tuned_descent(prompts: Prompts, steps: int, *, gamma: bool = False, per_step
     learner = fit_steps(problem, steps, per_step=per_step, gamma=gamma).learner
     assert isinstance(learner, SpectralLearner)
     return learner
-
-
-def trained_descent(
-    prompts: Prompts,
-    steps: int,
-    training: TrainingConfig,
-    *,
-    gamma: bool = False,
-    per_step: bool = False,
-    seed: int = 0,
-) -> SpectralLearner:
-    """Gradient descent or GD++ with parameters from a model's training: its optimiser, rate, batches and clipping.
-
-    A search (`tuned_descent`) finds better parameters than a training does where the loss has a narrow valley or is
-    made by rare prompts; this is what a model that was trained the same way may be compared with as well.
-
-    Args:
-        prompts: the pool that batches are drawn from, each prompt once before any comes again.
-        steps: number of steps of descent.
-        training: the model's. The task, the model and the seeds in it are not used, nor a clip of tokens.
-        gamma: as for `tuned_descent`.
-        per_step: as for `tuned_descent`.
-        seed: of the order of the prompts.
-
-    Returns:
-        The learner at the end of the training, which begins with all parameters at 0.
-
-    Source: von Oswald et al. 2023, A.12: "an identical training setup" for η and γ.
-
-    Example:
-        >>> training = TrainingConfig.from_dict(load_checkpoint("lsa-5l").record["training"])
-        >>> pool = LinearRegression().sample(50_000, seed=0)
-        >>> trained_descent(pool, 5, training, gamma=True, per_step=True).name
-        'GD++, 5 steps, parameters for each step, trained'
-    """
-    _check_tuning(prompts, steps, gamma)
-    if len(prompts) < training.batch_size:
-        raise ValueError(f"a batch has {training.batch_size:,} prompts, and the pool only {len(prompts):,}: draw more")
-    labels = parameter_labels(steps, gamma=gamma, per_step=per_step)
-    family = partial(descent_filter, steps=steps, gamma=gamma, per_step=per_step)
-    problem = SpectralProblem.from_prompts(prompts, prompts.query.ys)
-    values = torch.zeros(1, len(labels), dtype=torch.float64, requires_grad=True)
-    optimizer = make_optimizer(training.optimizer, values, [torch.Size([len(labels)])], training.learning_rate)
-    generator, order = torch.Generator().manual_seed(seed), torch.empty(0, dtype=torch.long)
-    for step in range(training.steps):
-        if len(order) < training.batch_size:
-            order = torch.randperm(len(prompts), generator=generator)
-        batch, order = order[: training.batch_size], order[training.batch_size :]
-        drawn = SpectralProblem(problem.eigenvalues[batch], problem.contributions[batch], problem.targets[batch])
-        for group in optimizer.param_groups:
-            group["lr"] = training.learning_rate_at(step)
-        optimizer.zero_grad()
-        loss = drawn.error(family(values[0], drawn.eigenvalues))
-        loss.backward()
-        assert values.grad is not None
-        if not math.isfinite(loss.item()):
-            values.grad.zero_()
-        if training.gradient_clip is not None:
-            clip_each_seed(values.grad, training.gradient_clip)
-        optimizer.step()
-    final = values.detach()[0]
-    name = f"{'GD++' if gamma else 'gradient descent'}, {steps} step{'s' if steps > 1 else ''}"
-    name += f"{', parameters for each step' if per_step else ''}, trained"
-    return SpectralLearner(partial(family, final), name, dict(zip(labels, final.tolist(), strict=True)))
 
 
 # ---- tokens that are clipped ----

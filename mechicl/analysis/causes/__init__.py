@@ -1,14 +1,12 @@
 """Does a model run an algorithm, or only end up where it ends up?"""
 
-from mechicl.analysis.causes.interchange import interchange, interchange_each, sample_sources
+from mechicl.analysis.causes.interchange import interchange, sample_sources
 from mechicl.analysis.causes.ranking import HypothesisTest, candidate_algorithms, fit_hypotheses, test_hypotheses
-from mechicl.analysis.causes.results import INTERVENTIONS, Cell, Interchange
+from mechicl.analysis.causes.results import Interchange
 from mechicl.analysis.causes.subspaces import SubspaceSearch, fit_subspace
 from mechicl.base.arguments import check_arguments
 
 __all__ = [
-    "INTERVENTIONS",
-    "Cell",
     "HypothesisTest",
     "Interchange",
     "SubspaceSearch",
@@ -16,7 +14,6 @@ __all__ = [
     "fit_hypotheses",
     "fit_subspace",
     "interchange",
-    "interchange_each",
     "sample_sources",
     "test_hypotheses",
 ]

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.utilities import get_act_name
 
-from mechicl.algorithms.stepwise import Place
+from mechicl.algorithms.stepwise.counterfactuals import Place
 from mechicl.models.opening.adapter import Hook, ModelAdapter
 from mechicl.models.opening.sites import hook_names
 from mechicl.prompts import Prompts

@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.algorithms.stepwise import Hypothesis, Place, Runs
+from mechicl.algorithms.stepwise import Hypothesis, Runs
+from mechicl.algorithms.stepwise.counterfactuals import Place
 from mechicl.analysis.causes.model_runs import ModelRuns, record_streams
 from mechicl.analysis.causes.results import MOST
 from mechicl.base.memory import Budget

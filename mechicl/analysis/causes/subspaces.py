@@ -10,7 +10,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.algorithms.stepwise import Hypothesis, Place, Runs, variables_of
+from mechicl.algorithms.stepwise import Hypothesis, Runs
+from mechicl.algorithms.stepwise.counterfactuals import Place
+from mechicl.algorithms.stepwise.hypothesis import variables_of
 from mechicl.analysis.causes.interchange import check_finite, check_inputs, sample_sources
 from mechicl.analysis.causes.model_runs import record_streams, tokens_per_point
 from mechicl.analysis.causes.results import one_minus

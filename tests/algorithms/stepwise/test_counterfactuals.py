@@ -12,15 +12,15 @@ from mechicl.algorithms.stepwise import (
     KernelReading,
     NewtonSteps,
     OnlineDescent,
-    Place,
     QueryDescent,
     ResidualDescent,
-    RidgeByDirections,
     RidgePath,
     Runs,
     StepwiseAlgorithm,
-    nearest,
 )
+from mechicl.algorithms.stepwise.counterfactuals import Place
+from mechicl.algorithms.stepwise.descent import nearest
+from mechicl.algorithms.stepwise.inverses import RidgeByDirections
 from mechicl.prompts import Prompts
 from tests.algorithms.stepwise import loops
 

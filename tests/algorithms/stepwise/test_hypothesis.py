@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from mechicl.algorithms.stepwise import Hypothesis, ResidualDescent, variables_of
+from mechicl.algorithms.stepwise import Hypothesis, ResidualDescent
+from mechicl.algorithms.stepwise.hypothesis import variables_of
 
 DESCENT = ResidualDescent(3, step_size=0.1)
 

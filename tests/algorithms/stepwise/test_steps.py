@@ -10,18 +10,17 @@ from mechicl.algorithms.stepwise import (
     AfterCopying,
     Induction,
     KernelReading,
-    MomentsThenRidge,
     NewtonSteps,
     OnlineDescent,
     QueryDescent,
     ResidualDescent,
-    RidgeByDirections,
     RidgePath,
     Runs,
     StepwiseAlgorithm,
-    best_match,
-    nearest,
 )
+from mechicl.algorithms.stepwise.copying import best_match
+from mechicl.algorithms.stepwise.descent import nearest
+from mechicl.algorithms.stepwise.inverses import MomentsThenRidge, RidgeByDirections
 from mechicl.learners import Learner, Trajectory
 from mechicl.prompts import Prompts
 from tests.algorithms.reference import prompts_of_any_size

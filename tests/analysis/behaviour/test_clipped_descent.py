@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from mechicl import constructions
 from mechicl.analysis import align
-from mechicl.analysis.behaviour import ClippedDescent, tuned_clipped_descent, tuned_descent
+from mechicl.analysis.behaviour import tuned_clipped_descent, tuned_descent
+from mechicl.analysis.behaviour.tuned_descent import ClippedDescent
 from mechicl.learners import squared_errors
 from mechicl.models import HookedTransformer
 from mechicl.tasks import LinearRegression

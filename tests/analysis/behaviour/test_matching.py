@@ -8,7 +8,7 @@ import torch
 
 from mechicl import algorithms, constructions
 from mechicl.analysis import Lens, Match, match
-from mechicl.analysis.behaviour import fit_growth
+from mechicl.analysis.behaviour.growth import fit_growth
 from mechicl.analysis.behaviour.matching import STEP_COPIES
 from mechicl.learners import AlgorithmFamily, AlgorithmLearner, Trajectory, bytes_per_prompt
 from mechicl.tasks import LinearRegression

@@ -14,7 +14,8 @@ from mechicl.analysis import (
     measure_shifted_losses,
     probe,
 )
-from mechicl.analysis.behaviour import fit_growth, measure_outside_span
+from mechicl.analysis.behaviour import measure_outside_span
+from mechicl.analysis.behaviour.growth import fit_growth
 from mechicl.analysis.layers import cross_moments
 from mechicl.learners import AlgorithmLearner
 from mechicl.models import HookedTransformer, TransformerConfig

@@ -6,7 +6,7 @@ import torch
 
 from mechicl import algorithms
 from mechicl.analysis import measure_shifted_losses
-from mechicl.analysis.behaviour import FOREIGN_INPUTS
+from mechicl.analysis.behaviour.shifts import FOREIGN_INPUTS
 from mechicl.learners import AlgorithmLearner
 from mechicl.statistics import interval
 from mechicl.tasks import LinearRegression

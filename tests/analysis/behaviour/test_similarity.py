@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mechicl import algorithms
-from mechicl.analysis.behaviour import similarity_of_errors, similarity_of_weights
+from mechicl.analysis.behaviour.similarity import similarity_of_errors, similarity_of_weights
 from mechicl.learners import Trajectory
 from mechicl.tasks import LinearRegression
 

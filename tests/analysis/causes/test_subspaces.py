@@ -9,7 +9,8 @@ from scipy.linalg import subspace_angles
 from torch import nn
 
 from mechicl import wrap
-from mechicl.algorithms.stepwise import Hypothesis, NewtonSteps, Place, ResidualDescent, Runs
+from mechicl.algorithms.stepwise import Hypothesis, NewtonSteps, ResidualDescent, Runs
+from mechicl.algorithms.stepwise.counterfactuals import Place
 from mechicl.analysis.causes import SubspaceSearch, fit_subspace, interchange, sample_sources
 from mechicl.analysis.causes.model_runs import ModelRuns, record_streams
 from mechicl.analysis.causes.subspace_search import Told, find_readers, make_starts, search_columns

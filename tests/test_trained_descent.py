@@ -5,12 +5,14 @@ import math
 import pytest
 import torch
 
-from mechicl.analysis.behaviour import trained_descent, tuned_descent
+from mechicl.analysis.behaviour import tuned_descent
 from mechicl.learners import squared_errors
 from mechicl.models import TransformerConfig
 from mechicl.tasks import LinearRegression
 from mechicl.training import TrainingConfig
+from tests.scripts import import_script
 
+trained_descent = import_script("oswald_descent").trained_descent
 TASK = LinearRegression(x_dim=3, n_context=5)
 TRAINING = TrainingConfig(
     task=TASK, model=TransformerConfig(x_dim=3, n_context=5, n_layers=1), steps=12, batch_size=40, learning_rate=0.05,
