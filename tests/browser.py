@@ -72,7 +72,7 @@ class JupyterLab:
         """
         return self._opened(nbformat.read(path, as_version=4), path.name, width, height)
 
-    def drive_notebook(self, path: Path, *, timeout: float = 300, width: int = 1280, height: int = 1000) -> Page:
+    def drive_notebook(self, path: Path, *, timeout: float = 1200, width: int = 1280, height: int = 1000) -> Page:
         """Open a copy of a notebook, run all of its cells, and return the page when the last one is done.
 
         Args:
@@ -110,7 +110,7 @@ class JupyterLab:
         page = context.new_page()
         page.goto(f"{self.url}/lab/tree/{name}?reset&token={self._token}")
         # earlier JupyterLab would ask which kernel to start
-        page.locator("#jp-main-statusbar", has_text=f"{KERNEL['display_name']} | Idle").wait_for(timeout=90_000)
+        page.locator("#jp-main-statusbar", has_text=f"{KERNEL['display_name']} | Idle").wait_for()
         return page
 
     def log(self) -> str:
@@ -123,17 +123,17 @@ class JupyterLab:
             context.close()
         self._server.terminate()  # it shuts its kernels down
         try:
-            self._server.wait(timeout=30)
+            self._server.wait(timeout=120)
         except subprocess.TimeoutExpired:
             self._server.kill()
             self._server.wait()
 
     def _wait_until_up(self) -> None:
         request = urllib.request.Request(f"{self.url}/api/status", headers={"Authorization": f"token {self._token}"})
-        end = time.monotonic() + 120
+        end = time.monotonic() + 600
         while True:
             try:
-                with urllib.request.urlopen(request, timeout=5):
+                with urllib.request.urlopen(request, timeout=60):
                     return
             except OSError:
                 if self._server.poll() is not None or time.monotonic() > end:

@@ -3,7 +3,8 @@
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import hypothesis
 import jaxtyping
@@ -23,12 +24,26 @@ BROWSER_ARGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+PATIENCE = 600_000
+"""Milliseconds after which a wait of the browser fails."""
 
-# No deadline anywhere: a first call into torch is slow, and machines are shared.
-# CI draws the same examples in every run; elsewhere new ones keep being tried.
-hypothesis.settings.register_profile("local", deadline=None, print_blob=True)
-hypothesis.settings.register_profile("ci", deadline=None, print_blob=True, derandomize=True)
-hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
+# No test depends on the speed of the machine, and every run draws the same examples; new ones are tried by
+# `pytest --hypothesis-profile new`.
+UNHURRIED = hypothesis.settings(deadline=None, print_blob=True, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile("new", UNHURRIED)
+hypothesis.settings.register_profile("same", UNHURRIED, derandomize=True)
+hypothesis.settings.load_profile("same")
+
+
+def patient(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Pages and contexts whose waits have limits of minutes, not Playwright's 30 seconds."""
+
+    def patiently(*args: Any, **options: Any) -> Any:
+        made = make(*args, **options)
+        made.set_default_timeout(PATIENCE)
+        return made
+
+    return patiently
 
 
 @pytest.fixture(scope="session")
@@ -45,7 +60,9 @@ def browser() -> Iterator[Browser]:
             pytest.fail(reason)
         pytest.skip(reason)
     with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=executable, args=BROWSER_ARGS)
+        chromium = playwright.chromium.launch(executable_path=executable, args=BROWSER_ARGS, timeout=PATIENCE)
+        for name in ("new_page", "new_context"):
+            setattr(chromium, name, patient(getattr(chromium, name)))
         yield chromium
         chromium.close()
 

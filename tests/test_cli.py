@@ -249,7 +249,7 @@ def test_a_curriculum_that_is_not_the_presets_is_told(here, capsys):
 
 
 def test_a_command_killed_and_called_again_gives_the_same_weights(here):
-    words = ["train", "lsa-1l", "--steps", "100", "--batch-size", "64", "--eval-prompts", "64", "--save-every", "5",
+    words = ["train", "lsa-1l", "--steps", "400", "--batch-size", "64", "--eval-prompts", "64", "--save-every", "5",
              "--seeds", "0", "1", "--cpu", "--quiet"]  # fmt: skip
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
 
@@ -258,7 +258,7 @@ def test_a_command_killed_and_called_again_gives_the_same_weights(here):
         return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
 
     def finish(process: subprocess.Popen) -> None:
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=600)
         assert process.returncode == 0, errors
 
     whole, killed = start("whole"), start("killed")

@@ -240,6 +240,6 @@ def test_the_search_works_in_files(site: Path, browser: Browser):
     page.locator("input.md-search__input").click()
     page.keyboard.type("fit_readouts")
     first = page.locator(".md-search-result__link").first
-    first.wait_for(timeout=30_000)
+    first.wait_for()
     assert "reference/analysis.layers.html" in (first.get_attribute("href") or "")
     context.close()

@@ -77,7 +77,7 @@ def test_online_descent_passes_the_points_in_order(step_size):
     expected = over_prefixes(prompts, descend_online(step_size))
     np.testing.assert_allclose(trajectory.predictions[0], expected, rtol=1e-10, atol=1e-12)
     query = online_gradient_descent(prompts, step_size=step_size, at="query")
-    assert torch.equal(query.predictions[:, :, 0], trajectory.predictions[:, :, -1])
+    torch.testing.assert_close(query.predictions[:, :, 0], trajectory.predictions[:, :, -1], rtol=1e-12, atol=1e-12)
 
 
 def test_a_step_size_that_is_not_finite_is_refused():

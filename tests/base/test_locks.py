@@ -15,7 +15,7 @@ import sys, time
 from mechicl.base.locks import locked
 with locked(sys.argv[1]):
     print("held", flush=True)
-    time.sleep(60)
+    time.sleep(600)
 """
 
 

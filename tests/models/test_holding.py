@@ -70,7 +70,7 @@ def in_threads(*works: Callable[[], object]) -> list[Any]:
         return work()
 
     with ThreadPoolExecutor(len(works)) as pool:
-        return [future.result(timeout=120) for future in [pool.submit(start, work) for work in works]]
+        return [future.result(timeout=600) for future in [pool.submit(start, work) for work in works]]
 
 
 def test_predictions_of_eight_threads_are_those_of_one(model):

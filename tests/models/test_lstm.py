@@ -117,7 +117,7 @@ def test_patching_a_layers_output_changes_what_follows_and_nothing_before():
 
     outputs = model.run_with_hooks(tokens, fwd_hooks=[("blocks.0.hook_resid_post", patch)])
     torch.testing.assert_close(outputs, model(patched, start_at_layer=1))
-    assert torch.equal(outputs[:, :4], model(tokens)[:, :4])
+    torch.testing.assert_close(outputs[:, :4], model(tokens)[:, :4])
     assert not torch.allclose(outputs[:, 4:], model(tokens)[:, 4:])
     assert torch.equal(model(tokens), model(tokens))
     with model.hooks(fwd_hooks=[("blocks.0.hook_resid_post", patch)]):

@@ -239,7 +239,7 @@ def test_killed_drivers_and_workers_lose_nothing(tmp_path, whole):
     rng = np.random.default_rng(0)
     for _ in range(2):
         process = driver(tmp_path, workers=2)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 600
         while not list(tmp_path.glob("cells/*/run")) and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(rng.uniform(0, 0.5))  # trainings and writes of cells take about as long

@@ -30,7 +30,7 @@ def _no_more_names(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(code: str) -> str:
     """What Python prints in another process, errors too."""
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=False)
     return ran.stdout + ran.stderr
 
 

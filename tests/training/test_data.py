@@ -1,5 +1,5 @@
+import gc
 import threading
-import time
 
 import pytest
 import torch
@@ -19,15 +19,39 @@ def stream(config, first_step=0, generators=None, draw=batches, **options):
     return draw(config, HookedTransformer(config.model), generators, first_step, **options)
 
 
-def helper_threads():
+def sampling_threads():
     return [thread for thread in threading.enumerate() if thread.name.startswith("mechicl-batches")]
 
 
+@pytest.fixture(autouse=True)
+def no_thread_of_another_test():
+    """Threads that a failed test left behind end before the next one counts them."""
+    for thread in sampling_threads():
+        gc.collect()  # closes the generator that owns the thread
+        thread.join(timeout=300)
+
+
 def assert_no_thread_is_left():
-    deadline = time.monotonic() + 5
-    while helper_threads() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert helper_threads() == []
+    for thread in sampling_threads():
+        thread.join(timeout=300)
+    assert sampling_threads() == []
+
+
+class Clock:
+    """Stands in for the module `time`: its time passes only where a test says so, whatever else the machine does."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.now = 0.0
+        monkeypatch.setattr(data, "time", self)
+        monkeypatch.setattr(data, "sample_batch", self.sample)
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def sample(self, *args):
+        if threading.current_thread() is threading.main_thread():
+            self.now += 0.02
+        return sample_batch(*args)
 
 
 def test_each_task_has_the_prompts_that_it_would_have_had_alone():
@@ -92,35 +116,29 @@ def test_prompts_lie_last_in_memory_where_one_layer_is_quicker_so(changes, acros
     assert (batch.tokens.stride(1) == 1) == across
 
 
-def test_drawing_moves_to_a_thread_only_where_it_takes_a_notable_part_of_a_step():
-    for pause, threads in ((0.0, 1), (0.05, 0)):
-        config = small(steps=TIMED_BATCHES + 3, batch_size=256)
-        steps = stream(config)
-        seen = []
-        for batch in steps:
-            seen.append(batch.step)
-            if batch.step == TIMED_BATCHES:
-                assert len(helper_threads()) == threads
-            time.sleep(pause)
-        assert seen == list(range(config.steps))
-        assert_no_thread_is_left()
+@pytest.mark.parametrize(("step_seconds", "threads"), [(0.0, 1), (0.2, 0)])
+def test_drawing_moves_to_a_thread_only_where_it_takes_a_notable_part_of_a_step(monkeypatch, step_seconds, threads):
+    clock, seen = Clock(monkeypatch), []
+    config = small(steps=TIMED_BATCHES + 3)
+    for batch in stream(config):
+        seen.append(batch.step)
+        if batch.step == TIMED_BATCHES:
+            assert len(sampling_threads()) == threads
+        clock.now += step_seconds
+    assert seen == list(range(config.steps))
+    assert_no_thread_is_left()
 
 
 @pytest.mark.parametrize("ahead_is_quicker", [True, False])
 def test_batches_are_drawn_in_the_way_that_was_quicker(monkeypatch, ahead_is_quicker):
-    def slowly(*args):
-        on_a_thread = threading.current_thread() is not threading.main_thread()
-        time.sleep(0.06 if on_a_thread and not ahead_is_quicker else 0.02)
-        return sample_batch(*args)
-
-    monkeypatch.setattr(data, "sample_batch", slowly)
+    clock, seen = Clock(monkeypatch), []
     config = small(steps=2 * TIMED_BATCHES + 3)
-    seen = []
     for batch in stream(config):
         seen.append(batch)
         if batch.step == 2 * TIMED_BATCHES:
-            assert len(helper_threads()) == ahead_is_quicker
-        time.sleep(0.02)
+            assert len(sampling_threads()) == ahead_is_quicker
+        # a step takes 0.02 s and so does sampling; sampling ahead is either hidden by the step or slows it down
+        clock.now += 0.06 if sampling_threads() and not ahead_is_quicker else 0.02
     assert_no_thread_is_left()
     monkeypatch.undo()
     generators = make_generators(config, CPU)
@@ -200,7 +218,7 @@ def test_an_error_while_drawing_reaches_the_training_thread_as_it_is(monkeypatch
 def test_leaving_the_stream_early_ends_its_thread():
     early = stream(small(steps=10_000), draw=batches_ahead)
     next(early)
-    assert len(helper_threads()) == 1
+    assert len(sampling_threads()) == 1
     early.close()  # pyright: ignore[reportAttributeAccessIssue]
     assert_no_thread_is_left()
 

@@ -382,7 +382,7 @@ def test_two_processes_train_the_same_models_as_one(tmp_path):
               "--main_process_port", str(port)]  # fmt: skip
     arguments = [str(script), str(tmp_path), json.dumps({name: c.to_dict() for name, c in configs.items()})]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    done = subprocess.run([*launch, *arguments], capture_output=True, text=True, timeout=180, env=environment)
+    done = subprocess.run([*launch, *arguments], capture_output=True, text=True, timeout=600, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     for name, config in configs.items():
         alone = train(config, tmp_path / f"{name}-alone", progress=False)

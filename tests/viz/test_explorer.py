@@ -1,6 +1,5 @@
 """The patching widget: its messages and traits, and clicks on it in JupyterLab."""
 
-import time
 from pathlib import Path
 
 import nbformat
@@ -210,13 +209,9 @@ def test_in_jupyterlab_pictures_are_seen_and_a_click_moves_the_prediction(tmp_pa
     before = shown.inner_text()
     cell = page.locator('.cell[data-layer="1"][data-pos="20"]')
     cell.scroll_into_view_if_needed()
-    started = time.perf_counter()
     cell.click()
     changed = "before => document.querySelector('tr[data-run=patched] .prediction').innerText !== before"
     page.wait_for_function(changed, arg=before)
-    seconds = time.perf_counter() - started
-    print(f"from the click to the new prediction: {1000 * seconds:.0f} ms; {page.locator('.answer').inner_text()}")
-    assert seconds < 10
     assert cell.get_attribute("aria-pressed") == "true"
     assert shown.inner_text() == page.locator("tr[data-run=clean] .prediction").inner_text()  # the last stream of all
     page.get_by_role("button", name="undo").click()

@@ -244,7 +244,7 @@ def test_split_inputs_stay_on():
     expected, _ = run(bridge, token_ids(0), (), {})
     bridge.set_use_split_qkv_input(True)
     split, _ = run(bridge, token_ids(0), (), {})
-    assert torch.equal(split, expected)
+    torch.testing.assert_close(split, expected)
     assert bridge.cfg.use_split_qkv_input
 
 

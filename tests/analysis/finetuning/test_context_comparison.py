@@ -75,9 +75,9 @@ def test_what_is_not_defined_is_nan_and_nothing_else():
             assert value[..., 2].isfinite().all()
         else:
             assert value.isnan().all() if undefined else value.isfinite().all(), name
-    assert torch.equal(still.zero_shot_loss, still.finetuned_loss)
-    assert torch.equal(still.map_similarity_before[..., 2], still.map_similarity_after[..., 2])
-    assert torch.equal(still.rank_correlation, still.rank_correlation_before)
+    torch.testing.assert_close(still.zero_shot_loss, still.finetuned_loss)
+    torch.testing.assert_close(still.map_similarity_before[..., 2], still.map_similarity_after[..., 2])
+    torch.testing.assert_close(still.rank_correlation, still.rank_correlation_before)
     assert np.isnan(still.recall().mean)
     with torch.no_grad():  # flat attention: no scores
         for block in model.blocks:

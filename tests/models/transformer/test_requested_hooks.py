@@ -31,7 +31,7 @@ def test_copies_of_the_stream_are_read(request_name: str, normalization_type: An
     torch.testing.assert_close(outputs, plain)
     for name in REQUESTS[request_name]:
         read = cache["resid_mid", 1] if name == "hook_mlp_in" else cache["resid_pre", 1][:, :, None].expand(2, 6, 2, 8)
-        assert torch.equal(copies[f"blocks.1.{name}"], read)
+        torch.testing.assert_close(copies[f"blocks.1.{name}"], read, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(model(tokens), plain)  # nobody looks: the quick route
     made = HookedTransformer(model.cfg)
     assert set(made.hook_dict) == set(model.hook_dict)
@@ -54,8 +54,8 @@ def test_one_heads_queries_read_another_stream():
     block = model.blocks[0]
     expected = block.ln1(other) @ block.attn.W_Q[1] + block.attn.b_Q[1]
     torch.testing.assert_close(cache["q", 0][:, :, 1], expected)
-    assert torch.equal(cache["q", 0][:, :, 0], plain["q", 0][:, :, 0])
-    assert torch.equal(cache["k", 0], plain["k", 0])
+    torch.testing.assert_close(cache["q", 0][:, :, 0], plain["q", 0][:, :, 0], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(cache["k", 0], plain["k", 0], rtol=1e-12, atol=1e-12)
 
 
 def test_an_mlp_that_is_not_there_has_no_neurons():
