@@ -1,15 +1,16 @@
-"""Warnings that point at the user's own line, however deep in the library they come from."""
+"""Warnings that point at the user's line where Python can do that."""
 
 import sys
 import warnings
+from pathlib import Path
+from typing import Any
 
-OURS = ("mechicl.", "jaxtyping.", "beartype.")
-"""Modules whose frames are not the user's; the last two check types in our tests."""
+# From Python 3.12 on, warnings skip the library's files; before, they point at the caller of the function that warns.
+_WHERE: dict[str, Any] = (
+    {"skip_file_prefixes": (str(Path(__file__).parents[1]),)} if sys.version_info >= (3, 12) else {"stacklevel": 3}
+)
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn where the user called the library."""
-    level, frame = 1, sys._getframe(0)
-    while frame.f_back is not None and f"{frame.f_globals.get('__name__', '')}.".startswith(OURS):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(message, category, stacklevel=level)
+    warnings.warn(message, category, **_WHERE)

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.base.arguments import check_arguments, checked
+from mechicl.base.arguments import checked
 from mechicl.base.memory import MEMORY, Budget
 from mechicl.prompts import PointsAt, Prompts
 
@@ -341,6 +341,3 @@ def squared_errors(
             raise ValueError(f"{type(learner).__name__} predicted {tuple(predicted.shape)} for {tuple(targets.shape)}")
         parts.append((predicted.to(targets.device).double() - targets.double()).square().mean(-1))
     return torch.cat(parts) if parts else prompts.xs.new_zeros(0, 1, dtype=torch.float64)
-
-
-check_arguments(__name__)

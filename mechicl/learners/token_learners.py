@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.base.arguments import check_arguments
+from mechicl.base.arguments import checked
 from mechicl.base.memory import MEMORY, Budget
 from mechicl.prompts import TokenSequences
 
@@ -122,6 +122,7 @@ def sequence_batches(
         yield sequences[start : start + size]
 
 
+@checked
 @torch.no_grad()
 def token_log_probabilities(learner: TokenLearner, sequences: TokenSequences) -> Float[Tensor, "prompt read token"]:
     """A learner's log-probabilities, checked: float64, on the CPU, of the sequences' shape.
@@ -141,12 +142,10 @@ def token_log_probabilities(learner: TokenLearner, sequences: TokenSequences) ->
     return logs
 
 
+@checked
 def token_losses(learner: TokenLearner, sequences: TokenSequences) -> Float[Tensor, "prompt read"]:
     """Minus the log-probability of each next token, in nats, float64 on the CPU; NaN where it is not scored."""
     targets = sequences.targets().cpu()
     logs = token_log_probabilities(learner, sequences)
     nats = -logs.gather(-1, targets.clamp(min=0)[..., None])[..., 0]
     return nats.masked_fill(targets < 0, torch.nan)
-
-
-check_arguments(__name__)

@@ -6,8 +6,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mechicl.base.arguments import check_arguments
-
 
 @dataclass(frozen=True, eq=False)
 class Shots:
@@ -74,6 +72,3 @@ class Shots:
     def demonstration_positions(self) -> Int[Tensor, "token"]:
         """Positions in context of the demonstrations' own tokens, one example after the other."""
         return torch.cat([torch.arange(first, first + number) for first, number in self.example_spans])
-
-
-check_arguments(__name__)

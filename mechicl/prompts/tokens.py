@@ -7,8 +7,6 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from mechicl.base.arguments import check_arguments
-
 
 @dataclass(frozen=True, eq=False)
 class TokenSequences:
@@ -66,6 +64,3 @@ class TokenSequences:
     def targets(self) -> Int[Tensor, "prompt read"]:
         """The next token at each position read; -100, which torch's cross entropy leaves out, where not scored."""
         return self.ids[:, 1:].masked_fill(~self.predictable[:, 1:], -100)
-
-
-check_arguments(__name__)

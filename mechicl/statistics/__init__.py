@@ -5,7 +5,6 @@
 >>> print(alignment.intervals()["sensitivity_cosine"])                       # the same, of any result's fields
 """
 
-from mechicl.base.arguments import check_arguments
 from mechicl.statistics.intervals import (
     Interval,
     difference_interval,
@@ -30,5 +29,3 @@ __all__ = [
     "storable",
     "student_t_quantile",
 ]
-
-check_arguments(__name__)

@@ -1,22 +1,21 @@
 """Means with confidence intervals."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from jaxtyping import Float
 from scipy.special import stdtrit
 from torch import Tensor
 
-from mechicl.base.arguments import takes_undefined
-from mechicl.base.checks import check_whole
+from mechicl.base.arguments import Count, Fraction, Natural, Positive, checked, strictly_between
 from mechicl.statistics.storage import storable
 
 CELLS = 2**22  # of resamples that are held at once
 
 
-@takes_undefined
 @storable
 @dataclass(frozen=True)
 class Interval:
@@ -59,22 +58,15 @@ class Interval:
         return self.low <= value <= self.high
 
 
-def check_level(level: float) -> None:
-    """Refuse a confidence level that is none.
-
-    Raises:
-        ValueError: it is not strictly between 0 and 1.
-    """
-    if not 0 < level < 1:
-        raise ValueError(f"level must be strictly between 0 and 1, got {level:.4g}")
+ConfidenceLevel = Annotated[float, strictly_between(0, 1)]
 
 
 def _magnitude(value: float) -> int:
     return math.floor(math.log10(abs(value))) + 1
 
 
-@takes_undefined
-def interval(samples: Tensor, level: float = 0.95) -> Interval:
+@checked(undefined=True)
+def interval(samples: Tensor, level: ConfidenceLevel = 0.95) -> Interval:
     """Mean of independent samples and its confidence interval from Student's t distribution.
 
     With one sample, or none, the interval is not defined and its ends are NaN. Samples that are not finite give a
@@ -87,7 +79,6 @@ def interval(samples: Tensor, level: float = 0.95) -> Interval:
     Raises:
         ValueError: level out of range.
     """
-    check_level(level)
     values = samples.detach().cpu().double().flatten()
     n = values.numel()
     mean = values.mean().item() if n else math.nan
@@ -97,9 +88,9 @@ def interval(samples: Tensor, level: float = 0.95) -> Interval:
     return Interval(mean, mean - half, mean + half, n, level)
 
 
-@takes_undefined
+@checked(undefined=True)
 def ratio_interval(
-    numerator: Float[Tensor, "sample"], denominator: Float[Tensor, "sample"], level: float = 0.95
+    numerator: Float[Tensor, "sample"], denominator: Float[Tensor, "sample"], level: ConfidenceLevel = 0.95
 ) -> Interval:
     """Ratio of two means over the same samples, with an interval from the paired samples (delta method).
 
@@ -114,9 +105,9 @@ def ratio_interval(
     return interval(ratio + (a - ratio * b) / b.mean(), level)
 
 
-@takes_undefined
+@checked(undefined=True)
 def difference_interval(
-    first: Float[Tensor, "sample"], second: Float[Tensor, "other_sample"], level: float = 0.95
+    first: Float[Tensor, "sample"], second: Float[Tensor, "other_sample"], level: ConfidenceLevel = 0.95
 ) -> Interval:
     """Difference of two means, second minus first, of independent samples whose spreads may differ (Welch 1947).
 
@@ -151,8 +142,10 @@ def difference_interval(
     return Interval(difference, difference - half, difference + half, n, level)
 
 
-@takes_undefined
-def median_interval(values: Tensor, seed: int = 0, level: float = 0.95, *, n_resamples: int = 10_000) -> Interval:
+@checked(undefined=True)
+def median_interval(
+    values: Tensor, seed: Natural = 0, level: ConfidenceLevel = 0.95, *, n_resamples: Count = 10_000
+) -> Interval:
     """Median of independent samples with its bootstrap interval, for what is skewed or cannot be negative.
 
     Both ends are medians of resamples (Efron 1979), so that the interval never leaves the samples' range; of few
@@ -173,15 +166,11 @@ def median_interval(values: Tensor, seed: int = 0, level: float = 0.95, *, n_res
         >>> print(median_interval(torch.tensor([120.0, 150.0, 180.0, 1400.0, 160.0])))
         160 (120 to 1400)
     """
-    check_level(level)
-    if n_resamples < 1:
-        raise ValueError(f"n_resamples must be 1 or more, got {n_resamples}")
     samples = values.detach().cpu().double().flatten().numpy()
     n = samples.size
     median = float(np.median(samples)) if n else math.nan
     if n < 2 or not np.isfinite(samples).all():
         return Interval(median, math.nan, math.nan, n, level, "median")
-    check_whole(0, seed=seed)
     rng = np.random.default_rng(seed)
     most = max(1, CELLS // n)
     parts = [
@@ -192,27 +181,23 @@ def median_interval(values: Tensor, seed: int = 0, level: float = 0.95, *, n_res
     return Interval(median, min(float(low), median), max(float(high), median), n, level, "median")
 
 
-def student_t_quantile(probability: float, degrees_of_freedom: float) -> float:
+@checked
+def student_t_quantile(probability: Fraction, degrees_of_freedom: Positive) -> float:
     """Quantile of Student's t distribution.
 
-    Raises:
-        ValueError: a probability that is not 0 to 1, or degrees of freedom that are not positive.
+    Args:
+        probability: from 0 to 1.
+        degrees_of_freedom: positive and finite.
     """
-    if not (0 <= probability <= 1 and degrees_of_freedom > 0):
-        raise ValueError(
-            f"probability must be 0 to 1 and degrees_of_freedom positive, got {probability:.4g}, "
-            f"{degrees_of_freedom:.4g}"
-        )
     return float(stdtrit(degrees_of_freedom, probability))
 
 
-@takes_undefined
-def percentile_interval(value: float, resampled: list[float], n: int, level: float = 0.95) -> Interval:
+@checked(undefined=True)
+def percentile_interval(value: float, resampled: Sequence[float], n: int, level: ConfidenceLevel = 0.95) -> Interval:
     """A value with its interval from resamples of n prompts.
 
     Raises:
         ValueError: level out of range.
     """
-    check_level(level)
     low, high = np.quantile(resampled, [(1 - level) / 2, (1 + level) / 2])
     return Interval(value, min(float(low), value), max(float(high), value), n, level)

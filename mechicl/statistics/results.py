@@ -13,7 +13,6 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from mechicl.base.arguments import takes_undefined
 from mechicl.base.files import read_json, write_json
 from mechicl.base.tensor_files import read_tensors, write_tensors
 from mechicl.statistics.intervals import Interval, interval
@@ -23,7 +22,6 @@ R = TypeVar("R")  # a kind of result: checks at run time find no bound that is w
 LINES = 12  # of a printed result
 
 
-@takes_undefined
 class Result:
     """What all results share.
 

@@ -262,7 +262,7 @@ def test_labels_name_every_token():
     [
         (lambda prompts: prompts.prefix(-1), "have 0 to 3 context points"),
         (lambda prompts: prompts.prefix(4), "have 0 to 3 context points"),
-        (lambda prompts: prompts.split(0), "at least one prompt"),
+        (lambda prompts: prompts.split(0), "size must be an int of at least 1, got 0"),
         (lambda prompts: prompts.permuted(), "an order or a seed"),
         (lambda prompts: prompts.permuted([0, 1, 2], seed=0), "not both"),
         (lambda prompts: Interleaved(2, 1).encode(prompts, torch.zeros(2, 1)), "paired format"),
@@ -281,6 +281,21 @@ def test_prompts_of_other_dimensions_are_refused_and_not_broadcast(layout, dims)
         layout.encode(prompts)
 
 
+def test_masked_values_are_refused():
+    xs = np.zeros((2, 3, 4))
+    masked = np.ma.masked_array(xs, mask=np.zeros_like(xs, dtype=bool))
+    assert Prompts(masked, xs[..., :1]).n_context == 2  # nothing is masked
+    masked[0, 1, 2] = np.ma.masked
+    with pytest.raises(ValueError, match="xs is a masked array"):
+        Prompts(masked, xs[..., :1])
+
+
+def test_prompts_are_made_inside_vmap():
+    xs, ys = torch.randn(5, 2, 3, 4), torch.randn(5, 2, 3, 1)
+    means = torch.func.vmap(lambda x, y: Prompts(x, y).prefix(1).xs.mean())(xs, ys)
+    torch.testing.assert_close(means, xs[:, :, :2].mean((1, 2, 3)))
+
+
 # ---- without the run-time type checks of the test suite ----
 
 PLAIN = """
@@ -291,6 +306,7 @@ for action in (
     lambda: Prompts([[[0.0]]], [[[0.0]]]),
     lambda: prompts[0],
     lambda: list(prompts),
+    lambda: prompts["a"],
     lambda: prompts.permuted(torch.tensor([0.5, 1.2, 2.9])),
     lambda: prompt_format("pairs", x_dim=1, y_dim=1),
 ):
@@ -304,12 +320,12 @@ for action in (
 def test_values_of_a_wrong_type_are_refused_in_plain_words():
     run = subprocess.run([sys.executable, "-c", PLAIN], capture_output=True, text=True, check=True)
     lines = run.stdout.splitlines()
-    assert len(lines) == 5
-    assert lines[0] == "ArgumentError Prompts(): xs must be Tensor or ndarray, got the list [[[0.0]]]"
-    assert lines[1] == lines[2]
+    assert len(lines) == 6
+    assert lines[0] == "ArgumentError xs must be a torch tensor or a numpy array, got list"
+    assert lines[1] == lines[2] == lines[3]
     assert lines[1].startswith("TypeError prompts are picked by a slice, indices or a mask")
-    assert lines[3].startswith("ArgumentError Prompts.permuted(): order must be a tensor of ints")
-    assert lines[4] == "ArgumentError prompt_format(): name must be 'paired' or 'interleaved', got 'pairs'"
+    assert lines[4].startswith("ArgumentError Prompts.permuted(): order must be a tensor of ints")
+    assert lines[5] == "ArgumentError prompt_format(): name must be 'paired' or 'interleaved', got 'pairs'"
 
 
 def test_tensors_without_values_are_refused():

@@ -178,5 +178,5 @@ def test_a_difference_of_samples_without_spread_or_of_single_ones():
     alone = difference_interval(torch.ones(1), torch.ones(5))
     assert math.isnan(alone.low)
     assert math.isnan(alone.high)
-    with pytest.raises(ValueError, match="level must be strictly between 0 and 1"):
+    with pytest.raises(ValueError, match="level must be a number strictly between 0 and 1"):
         difference_interval(torch.ones(3), torch.ones(3), 1.0)

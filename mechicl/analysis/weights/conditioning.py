@@ -13,7 +13,7 @@ from torch import Tensor
 from mechicl.algorithms.search import minimize_on_grid
 from mechicl.prompts import Prompts
 from mechicl.statistics import Interval, Result, interval
-from mechicl.statistics.intervals import check_level
+from mechicl.statistics.intervals import ConfidenceLevel
 
 FLOOR = 1e-10
 """Eigenvalues below count as this, where von Oswald et al. 2023, A.10, cut the smallest one."""
@@ -121,23 +121,23 @@ class Conditioning(Result):
             raise ValueError(f"probabilities must be 0 to 1, got {list(probabilities)}")
         return torch.quantile(self.after, self.after.new_tensor(list(probabilities)), dim=-1)
 
-    def median_before(self, level: float = 0.95) -> Interval:
+    def median_before(self, level: ConfidenceLevel = 0.95) -> Interval:
         """Median condition number of S (the interval's `mean`), with an interval over prompts from order statistics."""
         return _median(self.before, level)
 
-    def medians(self, level: float = 0.95) -> list[Interval]:
+    def medians(self, level: ConfidenceLevel = 0.95) -> list[Interval]:
         """Median condition number after the map with each γ, like `median_before`."""
         return [_median(values, level) for values in self.after]
 
-    def improved(self, level: float = 0.95) -> list[Interval]:
+    def improved(self, level: ConfidenceLevel = 0.95) -> list[Interval]:
         """Share of the prompts whose condition number is smaller after the map with each γ, over prompts."""
         return [interval((values < self.before).double(), level) for values in self.after]
 
-    def beyond_root(self, level: float = 0.95) -> list[Interval]:
+    def beyond_root(self, level: ConfidenceLevel = 0.95) -> list[Interval]:
         """Share of the prompts with an eigenvalue above 1/γ, the map's root, for each γ, over prompts."""
         return [interval((gamma * self.largest > 1).double(), level) for gamma in self.gammas]
 
-    def best_gamma(self, *, resamples: int = 200, seed: int = 0, level: float = 0.95) -> Interval:
+    def best_gamma(self, *, resamples: int = 200, seed: int = 0, level: ConfidenceLevel = 0.95) -> Interval:
         """The γ of any size with the least mean logarithm of the condition number.
 
         Found on a grid and refined between the best value's neighbours; the interval's `mean` is this value.
@@ -219,7 +219,6 @@ def _checked(gammas: Sequence[float]) -> tuple[float, ...]:
 
 def _median(values: Float[Tensor, "prompt"], level: float) -> Interval:
     """With the interval between two order statistics; its ends are NaN where there are too few samples."""
-    check_level(level)
     ordered, n = values.double().sort().values, len(values)
     middle = ordered.quantile(0.5).item()
     rank = math.floor(bdtrik((1 - level) / 2, n, 0.5))  # so few of n fair coins or fewer fall on one side
