@@ -28,7 +28,6 @@ from mechicl.algorithms.preconditioned import preconditioned_gd
 from mechicl.algorithms.references import references, register_references
 from mechicl.algorithms.stability import ConditioningWarning, DivergenceWarning
 from mechicl.algorithms.tuning import stable_step_size, tuned_step_size
-from mechicl.base.arguments import check_arguments
 
 __all__ = [
     "Algorithm",
@@ -78,5 +77,3 @@ __all__ = [
     "uniform_tokens",
     "unigram_bayes",
 ]
-
-check_arguments(__name__)

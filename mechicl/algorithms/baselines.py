@@ -7,11 +7,13 @@ import torch
 from mechicl.algorithms.card import Algorithm, FitProblem, FittedAlgorithm, register
 from mechicl.algorithms.spectra import earlier_points, in_parts, linear_trajectory, one_step, selected, sums_before
 from mechicl.algorithms.stepwise.descent import KernelReading, nearest
+from mechicl.base.arguments import checked
 from mechicl.base.checks import check_whole
 from mechicl.learners import AlgorithmLearner, Trajectory
 from mechicl.prompts import PointsAt, Prompts
 
 
+@checked
 def averaging(prompts: Prompts, *, at: PointsAt = "points", with_weights: bool = False) -> Trajectory:
     """The averaging estimator `x (1/n) Σ_i x_iᵀ y_i`, consistent for inputs with identity covariance.
 
@@ -23,6 +25,7 @@ def averaging(prompts: Prompts, *, at: PointsAt = "points", with_weights: bool =
     return linear_trajectory(prompts, weights, "averaging", at, with_weights)
 
 
+@checked
 def nearest_neighbours(prompts: Prompts, *, n_neighbours: int = 3, at: PointsAt = "points") -> Trajectory:
     """The mean target of the nearest context points, by Euclidean distance; of all of them while they are fewer.
 

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mechicl.base.arguments import checked
 from mechicl.base.checks import check_whole
 from mechicl.learners import Trajectory
 from mechicl.prompts import Prompts
@@ -20,6 +21,7 @@ MOST_FUNCTIONS = 3**11
 HELD = 2**25  # numbers at a time
 
 
+@checked
 def conjunction_bayes(prompts: Prompts, *, literal_probability: float = 0.3, positive_share: float = 0.3) -> Trajectory:
     """Exact Bayes over all 3^d conjunctions, for inputs as `tasks.Conjunctions` draws them.
 
@@ -60,6 +62,7 @@ def conjunction_bayes(prompts: Prompts, *, literal_probability: float = 0.3, pos
     return Trajectory((1,), _posterior_means(prompts, log_prior, outcomes), "Bayes over conjunctions")
 
 
+@checked
 def parity_bayes(prompts: Prompts, *, degree: int | None = None) -> Trajectory:
     """Exact Bayes over all parities of so many variables, all equally likely; None for parities of any subset.
 
@@ -89,6 +92,7 @@ def parity_bayes(prompts: Prompts, *, degree: int | None = None) -> Trajectory:
     return Trajectory((1,), _posterior_means(prompts, log_prior, outcomes), "Bayes over parities")
 
 
+@checked
 def elimination(prompts: Prompts) -> Trajectory:
     """The classical learner of conjunctions: keep the literals that no positive example broke, and predict their "and".
 
@@ -109,6 +113,7 @@ def elimination(prompts: Prompts) -> Trajectory:
     return Trajectory((1,), predictions[None], "elimination")
 
 
+@checked
 def gf2_elimination(prompts: Prompts) -> Trajectory:
     """Gaussian elimination over the field of two elements: the parity where the context fixes it, else 0.
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from mechicl.algorithms.spectral_fit import SpectralProblem
 from mechicl.algorithms.stepwise.base import StepwiseAlgorithm
+from mechicl.base.arguments import checked
 from mechicl.learners import AlgorithmLearner, Learner
 from mechicl.prompts import Prompts
 
@@ -175,6 +176,7 @@ CARDS: dict[str, Algorithm] = {}
 """All cards, by name."""
 
 
+@checked
 def register(card: Algorithm) -> Algorithm:
     """Let `identify`, `test_hypotheses` and the reports try an algorithm of your own; returns its card.
 
@@ -187,6 +189,7 @@ def register(card: Algorithm) -> Algorithm:
     return card
 
 
+@checked
 def cards() -> list[Algorithm]:
     """The cards of all algorithms, in the order in which they are tried; families for scale come last."""
     return sorted(CARDS.values(), key=lambda card: card.for_scale)

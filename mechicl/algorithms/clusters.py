@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.algorithms.spectra import selected
+from mechicl.base.arguments import checked
 from mechicl.base.checks import check_positive, check_whole
 from mechicl.base.memory import MEMORY
 from mechicl.learners import Trajectory
@@ -19,6 +20,7 @@ from mechicl.prompts import PointsAt, Prompts
 MOST_PARTITIONS = 20_000
 
 
+@checked
 def in_weights_classifier(
     prompts: Prompts,
     *,
@@ -55,6 +57,7 @@ def in_weights_classifier(
     return Trajectory((1,), (posterior @ labels.to(xs)).to(prompts.dtype)[None], "in-weights classifier")
 
 
+@checked
 def in_context_classifier(
     prompts: Prompts, *, within_class_noise: float, burstiness: int = 1, at: PointsAt = "points"
 ) -> Trajectory:

@@ -13,12 +13,14 @@ from mechicl.algorithms.spectra import above_rounding, checked_steps, linear_tra
 from mechicl.algorithms.spectral_fit import SpectralLearner, SpectralProblem, hats, polynomials
 from mechicl.algorithms.stepwise.base import StepwiseAlgorithm
 from mechicl.algorithms.stepwise.descent import OnlineDescent
+from mechicl.base.arguments import checked
 from mechicl.learners import AlgorithmLearner, Trajectory
 from mechicl.prompts import PointsAt, Prompts
 
 N_KNOTS = 20
 
 
+@checked
 def chebyshev(
     prompts: Prompts, steps: int | Sequence[int] = 1, *, at: PointsAt = "points", with_weights: bool = False
 ) -> Trajectory:
@@ -73,6 +75,7 @@ def _reciprocal_cosh(angle: Tensor) -> Tensor:
     return 2 * torch.exp(-angle) / (1 + torch.exp(-2 * angle))  # where cosh would overflow, this is 0
 
 
+@checked
 def online_gradient_descent(
     prompts: Prompts, *, step_size: float | None = None, at: PointsAt = "points", with_weights: bool = False
 ) -> Trajectory:

@@ -9,10 +9,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.algorithms.spectra import checked_steps, spectral_trajectory
+from mechicl.base.arguments import checked
 from mechicl.learners import Trajectory
 from mechicl.prompts import PointsAt, Prompts
 
 
+@checked
 def gradient_descent(
     prompts: Prompts,
     steps: int | Sequence[int] = 1,
@@ -87,6 +89,7 @@ def gradient_descent_filter(
     return torch.where(tiny, steps * step_size, progress / eigenvalues.masked_fill(tiny, 1.0))
 
 
+@checked
 def gd_plus_plus(
     prompts: Prompts,
     steps: int | Sequence[int] = 1,

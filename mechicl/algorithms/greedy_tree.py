@@ -5,11 +5,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.algorithms.spectra import earlier_points, in_parts, one_step, selected
+from mechicl.base.arguments import checked
 from mechicl.base.checks import check_whole
 from mechicl.learners import Trajectory
 from mechicl.prompts import PointsAt, Prompts
 
 
+@checked
 def greedy_tree(prompts: Prompts, *, depth: int = 4, at: PointsAt = "points") -> Trajectory:
     """The mean target of the context points in the query's leaf, of a tree that is grown greedily.
 

@@ -14,6 +14,7 @@ from mechicl.algorithms.search import geometric_grid, minimize_on_grid
 from mechicl.algorithms.spectra import earlier_points, in_parts, selected
 from mechicl.algorithms.stepwise.base import StepwiseAlgorithm
 from mechicl.algorithms.stepwise.descent import KernelReading
+from mechicl.base.arguments import checked
 from mechicl.learners import Trajectory
 from mechicl.prompts import PointsAt, Prompts
 
@@ -42,6 +43,7 @@ KERNELS: dict[str, tuple[LogKernel, int]] = {
 }
 
 
+@checked
 def kernel_smoothing(
     prompts: Prompts,
     bandwidth: float | Sequence[float],
@@ -93,6 +95,7 @@ def kernel_smoothing(
     return in_parts(prompts, seen.numel() * max(len(bandwidths), prompts.x_dim), run)
 
 
+@checked
 def tuned_bandwidth(prompts: Prompts, *, kernel: Literal["gaussian", "exponential"] | LogKernel = "gaussian") -> float:
     """The bandwidth of `kernel_smoothing` with the least mean squared error of the query's prediction.
 

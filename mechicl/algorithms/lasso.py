@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.algorithms.spectra import in_parts, linear_trajectory, second_moments, selected
+from mechicl.base.arguments import checked
 from mechicl.learners import Trajectory
 from mechicl.prompts import PointsAt, Prompts
 
@@ -14,6 +15,7 @@ MOST_CHANGES = 20  # of the set of weights that are not 0, for each weight: far 
 ROUNDING = 1e-10
 
 
+@checked
 def lasso(prompts: Prompts, *, penalty: float, at: PointsAt = "points", with_weights: bool = False) -> Trajectory:
     """The minimiser of `Σ_i (x_i w - y_i)² / (2n) + penalty * Σ_j |w_j|`, exactly.
 

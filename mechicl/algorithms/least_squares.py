@@ -14,6 +14,7 @@ from mechicl.algorithms.spectra import checked_steps, spectral_trajectory
 from mechicl.algorithms.stability import ConditioningWarning
 from mechicl.algorithms.stepwise.base import StepwiseAlgorithm
 from mechicl.algorithms.stepwise.inverses import RidgeByDirections, RidgePath
+from mechicl.base.arguments import checked
 from mechicl.base.checks import check_positive
 from mechicl.base.warning import warn
 from mechicl.learners import AlgorithmLearner, Trajectory
@@ -25,6 +26,7 @@ LOST = 1e-5
 N_PENALTIES = 12  # of a ridge path step by step, each half of the one before
 
 
+@checked
 def ols(prompts: Prompts, *, at: PointsAt = "points", with_weights: bool = False) -> Trajectory:
     """Ordinary least squares; where the context leaves it open, the solution of minimum norm `S⁺ B`.
 
@@ -39,6 +41,7 @@ def ols(prompts: Prompts, *, at: PointsAt = "points", with_weights: bool = False
     return _penalised(prompts, 0.0, "OLS", at, with_weights)
 
 
+@checked
 def ridge(prompts: Prompts, *, penalty: float, at: PointsAt = "points", with_weights: bool = False) -> Trajectory:
     """Ridge regression: the minimiser of `Σ_i (x_i W - y_i)² + penalty * |W|²`, that is `(S + penalty I)⁻¹ B`.
 
@@ -57,6 +60,7 @@ def ridge(prompts: Prompts, *, penalty: float, at: PointsAt = "points", with_wei
     return _penalised(prompts, penalty, f"ridge({penalty:g})", at, with_weights)
 
 
+@checked
 def ridge_path(
     prompts: Prompts,
     steps: int | Sequence[int] = 1,
@@ -96,6 +100,7 @@ def ridge_path(
     return spectral_trajectory(prompts, filters, name="ridge path", steps=numbers, at=at, with_weights=with_weights)
 
 
+@checked
 def bayes(
     prompts: Prompts,
     *,

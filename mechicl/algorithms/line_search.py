@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mechicl.algorithms.card import Algorithm, register
 from mechicl.algorithms.spectra import PrefixSpectra, above_rounding, checked_steps, in_parts
+from mechicl.base.arguments import checked
 from mechicl.learners import Trajectory
 from mechicl.prompts import PointsAt, Prompts
 
@@ -16,6 +17,7 @@ Coordinates = Float[Tensor, "prompt point x y"]
 Iteration = Callable[[Float[Tensor, "prompt point x 1"], Coordinates], Iterator[Coordinates]]
 
 
+@checked
 def steepest_descent(
     prompts: Prompts, steps: int | Sequence[int] = 1, *, at: PointsAt = "points", with_weights: bool = False
 ) -> Trajectory:
@@ -37,6 +39,7 @@ def steepest_descent(
     return _line_searches(prompts, steps, _steepest, "steepest descent", at, with_weights)
 
 
+@checked
 def conjugate_gradient(
     prompts: Prompts, steps: int | Sequence[int] = 1, *, at: PointsAt = "points", with_weights: bool = False
 ) -> Trajectory:

@@ -7,10 +7,12 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from mechicl.base.arguments import checked
 from mechicl.base.checks import check_positive, check_whole
 from mechicl.prompts import TokenSequences
 
 
+@checked
 def uniform_tokens(sequences: TokenSequences, *, d_vocab: int) -> Float[Tensor, "prompt read token"]:
     """All tokens equally likely: what a model says before it has learned anything.
 
@@ -22,6 +24,7 @@ def uniform_tokens(sequences: TokenSequences, *, d_vocab: int) -> Float[Tensor, 
     return torch.full_like(one_hot, -math.log(d_vocab))
 
 
+@checked
 def unigram_bayes(
     sequences: TokenSequences, *, d_vocab: int, concentration: float = 1.0
 ) -> Float[Tensor, "prompt read token"]:
@@ -41,6 +44,7 @@ def unigram_bayes(
     return _posterior_mean(_one_hot(sequences, d_vocab).cumsum(1), concentration)
 
 
+@checked
 def bigram_bayes(
     sequences: TokenSequences, *, d_vocab: int, concentration: float = 1.0
 ) -> Float[Tensor, "prompt read token"]:

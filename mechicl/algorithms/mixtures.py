@@ -21,6 +21,7 @@ from mechicl.algorithms.spectra import (
     selected,
     sums_before,
 )
+from mechicl.base.arguments import checked
 from mechicl.base.checks import check_positive, check_whole
 from mechicl.learners import Trajectory
 from mechicl.prompts import PointsAt, Prompts
@@ -30,6 +31,7 @@ NO_NOISE = 1e-4
 predictions differ from the limit by about its square."""
 
 
+@checked
 def mixture_bayes(
     prompts: Prompts,
     *,
@@ -68,6 +70,7 @@ def mixture_bayes(
     return _averaged(prompts, models, "Bayes over settings", at, with_weights)
 
 
+@checked
 def sparse_bayes(
     prompts: Prompts,
     *,
@@ -162,6 +165,7 @@ def _fit(
 # ---- finite pools ----
 
 
+@checked
 def dmmse(
     prompts: Prompts,
     *,

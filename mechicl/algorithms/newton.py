@@ -15,6 +15,7 @@ from mechicl.algorithms.spectra import checked_steps, spectral_trajectory
 from mechicl.algorithms.spectral_fit import MARGIN, SpectralLearner, SpectralProblem, largest_stable
 from mechicl.algorithms.stepwise.base import StepwiseAlgorithm
 from mechicl.algorithms.stepwise.inverses import NewtonSteps
+from mechicl.base.arguments import checked
 from mechicl.base.checks import check_positive
 from mechicl.learners import Trajectory
 from mechicl.prompts import PointsAt, Prompts
@@ -22,6 +23,7 @@ from mechicl.prompts import PointsAt, Prompts
 MOST_ITERATIONS = 12  # of the step forms
 
 
+@checked
 def newton(
     prompts: Prompts,
     steps: int | Sequence[int] = 1,
@@ -92,6 +94,7 @@ def newton_filter(eigenvalues: Float[Tensor, "*any"], steps: int, alpha: float |
     return torch.where(present, progress / eigenvalues.masked_fill(~present, 1.0), 0.0)
 
 
+@checked
 def newton_moments(steps: int, alpha: float) -> list[float]:
     """Coefficients β of Newton's `M_k` as a polynomial in S: entry s belongs to `S^(2s+1)`, s = 0 .. 2^k - 1.
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mechicl.algorithms.least_squares import ols
 from mechicl.algorithms.spectra import earlier_points, in_parts, one_step, selected
+from mechicl.base.arguments import checked
 from mechicl.base.checks import check_positive, check_whole
 from mechicl.learners import Trajectory
 from mechicl.prompts import PointsAt, Prompts
@@ -20,6 +21,7 @@ MAX_STEPS = 50
 N_NODES = 32  # of Gauss-Hermite quadrature over the query's score
 
 
+@checked
 def on_features(
     prompts: Prompts,
     *,
@@ -65,6 +67,7 @@ def sine_and_cosine(xs: Float[Tensor, "*any x"]) -> Float[Tensor, "*any feature"
 # ---- logistic regression ----
 
 
+@checked
 def logistic(
     prompts: Prompts,
     *,
@@ -162,6 +165,7 @@ def _curvature(xs: Tensor, weights: Tensor, earlier: Tensor, penalty: float) -> 
 # ---- a small network ----
 
 
+@checked
 def network_descent(
     prompts: Prompts,
     *,

@@ -15,12 +15,14 @@ from mechicl.algorithms.spectral_fit import SCREENING
 from mechicl.algorithms.stability import TOLERANCE, warn_where_most_diverge
 from mechicl.algorithms.stepwise.base import StepwiseAlgorithm
 from mechicl.algorithms.stepwise.descent import ResidualDescent
+from mechicl.base.arguments import checked
 from mechicl.learners import AlgorithmLearner, Trajectory
 from mechicl.prompts import PointsAt, Prompts
 
 MOST_NUMBERS = 600  # in a matrix that several steps share: 24 dimensions
 
 
+@checked
 def preconditioned_gd(
     prompts: Prompts,
     steps: int | Sequence[int] = 1,

@@ -19,6 +19,7 @@ from mechicl.algorithms.least_squares import bayes, ols, ridge
 from mechicl.algorithms.markov import bigram_bayes, uniform_tokens, unigram_bayes
 from mechicl.algorithms.mixtures import dmmse, mixture_bayes, sparse_bayes
 from mechicl.algorithms.nonlinear import logistic, network_descent, on_features, sine_and_cosine
+from mechicl.base.arguments import checked
 from mechicl.learners import AlgorithmLearner, Learner, TokenAlgorithmLearner, named_learners, named_token_learners
 from mechicl.prompts import Prompts
 from mechicl.tasks.sampling import TokenDistribution
@@ -31,6 +32,7 @@ NEAREST = AlgorithmLearner(nearest_neighbours, {"n_neighbours": 1})
 NEIGHBOURS = AlgorithmLearner(nearest_neighbours)  # three
 
 
+@checked
 def references(task: Any) -> dict[str, Any]:
     """Reference learners of a task by name, the best known first; learners of tokens for tasks of tokens.
 
@@ -64,6 +66,7 @@ def _references(task: Any) -> dict[str, Learner]:
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+@checked
 def register_references(function: Function) -> Function:
     """Decorates a function of a kind of task (its annotation says which) that returns reference learners by name."""
     try:

@@ -7,9 +7,11 @@ import torch
 from mechicl.algorithms.gradient_descent import gradient_descent_filter
 from mechicl.algorithms.search import minimize_on_grid
 from mechicl.algorithms.spectra import PrefixSpectra, checked_steps
+from mechicl.base.arguments import checked
 from mechicl.prompts import Prompts
 
 
+@checked
 def tuned_step_size(prompts: Prompts, steps: int = 1) -> float:
     """The step size of `gradient_descent` with the least mean squared error of the query's prediction.
 
@@ -52,6 +54,7 @@ def tuned_step_size(prompts: Prompts, steps: int = 1) -> float:
     return minimize_on_grid(error, [0.0, *grid])[0]
 
 
+@checked
 def stable_step_size(prompts: Prompts) -> float:
     """The step size `1 / λ_max` with which `gradient_descent` converges on every prefix of the prompts.
 

@@ -57,7 +57,6 @@ from mechicl.analysis.weights import (
     measure_conditioning,
     read_weight_products,
 )
-from mechicl.base.arguments import check_arguments
 
 __all__ = [
     "Circuit",
@@ -120,5 +119,3 @@ __all__ = [
     "test_hypotheses",
     "weights",
 ]
-
-check_arguments(__name__)

@@ -7,7 +7,6 @@ was made (command, seeds, versions, curve, wall time, hardware) and has the dige
 >>> checkpoint = load_checkpoint("lsa-1l")     # all seeds, their record, their weights during training
 """
 
-from mechicl.base.arguments import check_arguments
 from mechicl.base.shipped import available
 from mechicl.checkpoints.checkpoint import Checkpoint, CheckpointError, Snapshots
 from mechicl.checkpoints.checkpoint import UnknownSeedError as UnknownSeedError
@@ -21,5 +20,3 @@ __all__ = [
     "Checkpoint", "CheckpointError", "Snapshots", "available", "join", "load", "load_checkpoint", "push",
     "random_weights", "save", "stack_models", "untrained",
 ]  # fmt: skip
-
-check_arguments(__name__)

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mechicl.base.arguments import ArgumentError
+from mechicl.base.arguments import ArgumentError, checked
 from mechicl.base.files import (
     MOST_BYTES,
     NEW,
@@ -37,6 +37,7 @@ MOST_CONFIG = 2**20
 """Bytes of a config.json that are read; a long one has two thousand."""
 
 
+@checked
 def load(name: str | Path, seed: int | None = None) -> Model:
     """A trained model in eval mode.
 
@@ -59,6 +60,7 @@ def load(name: str | Path, seed: int | None = None) -> Model:
     return load_checkpoint(name).model(seed)
 
 
+@checked
 def load_checkpoint(name: str | Path) -> Checkpoint:
     """All seeds of a checkpoint, its record and its snapshots; arguments and errors as for `load`."""
     folder = _folder(name)
@@ -94,6 +96,7 @@ def load_checkpoint(name: str | Path) -> Checkpoint:
     return replaced(Checkpoint(title, models, record, snapshots))
 
 
+@checked
 def save(
     folder: str | Path,
     models: Model | Sequence[Model],
@@ -148,6 +151,7 @@ def save(
     return folder
 
 
+@checked
 def push(
     checkpoint: str | Path, repository: str, *, private: bool = False, message: str = "Checkpoint of mechicl"
 ) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from mechicl.base.arguments import checked
 from mechicl.checkpoints.checkpoint import Checkpoint, CheckpointError, Snapshots
 from mechicl.checkpoints.folders import load_checkpoint, save
 from mechicl.tasks import task_to_dict
@@ -16,6 +17,7 @@ NO_OTHER_TRAINING = ("seeds", "more_tasks", "log_every", "save_every", "tracker"
 """Fields of a training config that two runs of one training may differ in."""
 
 
+@checked
 def join(folders: Sequence[str | Path], out: str | Path) -> Path:
     """Write one checkpoint of the seeds that several runs trained with the same config.
 

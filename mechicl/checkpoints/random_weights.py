@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 
+from mechicl.base.arguments import checked
 from mechicl.checkpoints.checkpoint import Checkpoint, Snapshots
 from mechicl.checkpoints.stacks import stack_models
 from mechicl.models import build
@@ -14,6 +15,7 @@ FIRST = 1_000_003
 _FIRST: ContextVar[int | None] = ContextVar("random_weights", default=None)
 
 
+@checked
 @contextmanager
 def random_weights(seed: int = 0) -> Iterator[None]:
     """During a `with` block, let every checkpoint that is loaded contain untrained models (see `untrained`).
@@ -37,6 +39,7 @@ def are_weights_random() -> bool:
     return _FIRST.get() is not None
 
 
+@checked
 def untrained(checkpoint: Checkpoint, first: int = FIRST) -> Checkpoint:
     """The checkpoint as if nothing had been learned: new initial weights, at every snapshot, and a flat curve.
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
+from mechicl.base.arguments import checked
 from mechicl.models import Model, ModelConfig, TransformerConfig
 from mechicl.models.architectures import build_unfilled, outline
 from mechicl.models.holding import holding
@@ -14,6 +15,7 @@ MOST_LAYERS = 10_000
 """Layers in all models of a checkpoint together: each takes tens of kilobytes, however small its weights are."""
 
 
+@checked
 def stack_models(models: Iterable[Model]) -> dict[str, Tensor]:
     """Parameters and buffers of models with one config, stacked on a leading seed axis.
 

@@ -7,7 +7,6 @@ if it is given, parameters that diverge there (for gradient descent of more than
 and a few more, plain or obfuscated (`hide`), with the algorithm that each runs.
 """
 
-from mechicl.base.arguments import check_arguments
 from mechicl.constructions.certificates import certificates_table
 from mechicl.constructions.compression import compress
 from mechicl.constructions.copying import copy_targets, copy_then_gradient_descent, induction
@@ -51,5 +50,3 @@ __all__ = [
     "weights_circuit",
     "with_pseudo_examples",
 ]
-
-check_arguments(__name__)

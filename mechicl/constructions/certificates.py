@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mechicl import algorithms
+from mechicl.base.arguments import checked
 from mechicl.base.checks import check_whole
 from mechicl.constructions.copying import copy_targets, copy_then_gradient_descent
 from mechicl.constructions.gradient_descent import (
@@ -46,6 +47,7 @@ class Certificate(NamedTuple):
     statement: str
 
 
+@checked
 def certificates_table(seed: int = 0, n_prompts: int = 64) -> pd.DataFrame:
     """Compare every construction with its algorithm: at 6 dimensions, 2 targets, 12 points and 5 steps, in float64.
 

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
+from mechicl.base.arguments import checked
 from mechicl.base.checks import check_positive, check_whole
 from mechicl.base.progress import progress_bar
 from mechicl.constructions.hiding import in_another_stream, refuse_what_would_break
@@ -35,6 +36,7 @@ class CompressedModel:
     trained: float
 
 
+@checked
 def compress(
     model: HookedTransformer, prompts: Prompts | Int[Tensor, "prompt pos"], *, d_model: int, steps: int = 600,
     learning_rate: float = 1e-3, seed: int = 0, progress: bool = True,

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from mechicl.base.arguments import checked
 from mechicl.base.checks import check_positive, check_whole, is_whole
 from mechicl.constructions.gradient_descent import stable_step_size
 from mechicl.constructions.vocabulary import Head, Stream, assemble, set_head
@@ -16,6 +17,7 @@ WITHOUT_SINK = -1e3
 """The score of a sink that gets no attention: its exponential is 0."""
 
 
+@checked
 def copy_targets(
     *, x_dim: int, n_context: int, y_dim: int = 1, attention: str = "linear", score_scale: float = 80.0
 ) -> HookedTransformer:
@@ -49,6 +51,7 @@ def copy_targets(
     return _copy_then([], x_dim, y_dim, n_context, **options)
 
 
+@checked
 def copy_then_gradient_descent(
     *,
     x_dim: int,
@@ -94,6 +97,7 @@ def _copy_then(step_sizes: list[float], x_dim: int, y_dim: int, n_context: int, 
     )  # fmt: skip
 
 
+@checked
 def induction(
     *,
     d_vocab: int,

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mechicl.algorithms.gradient_descent import gd_plus_plus_filters, per_step
 from mechicl.algorithms.stability import residuals_grow, warn_of_divergence
+from mechicl.base.arguments import checked
 from mechicl.base.checks import check_positive, check_whole
 from mechicl.constructions.vocabulary import Head, Hidden, Stream, assemble
 from mechicl.models import HookedTransformer
@@ -17,6 +18,7 @@ from mechicl.models import HookedTransformer
 SINK_SCORE = 30.0  # the sink's normaliser outweighs n keys by n e^-30, below 1e-10 up to n = 1000
 
 
+@checked
 def gradient_descent(
     *,
     x_dim: int,
@@ -60,6 +62,7 @@ def gradient_descent(
     return assemble(stream, [[step]] * steps, n_context=n_context, initial_weights=initial_weights)
 
 
+@checked
 def gd_plus_plus(
     *,
     x_dim: int,
@@ -106,6 +109,7 @@ def gd_plus_plus(
     return assemble(stream, layers, n_context=n_context)
 
 
+@checked
 def preconditioned_gd(
     *,
     x_dim: int,
@@ -150,6 +154,7 @@ def preconditioned_gd(
     return assemble(stream, layers, n_context=n_context, normalize_by_context=True)
 
 
+@checked
 def kernel_gradient_descent(
     *,
     weights: Float[Tensor, "x feature"],
@@ -194,6 +199,7 @@ def kernel_gradient_descent(
     return assemble(stream, [step] * steps, n_context=n_context, input_mlp=features, act_fn=act_fn)
 
 
+@checked
 def softmax_gradient_descent(
     *, x_dim: int, n_context: int, step_size: float, score_scale: float, y_dim: int = 1, sink: bool = True
 ) -> HookedTransformer:
@@ -237,6 +243,7 @@ def softmax_gradient_descent(
     )
 
 
+@checked
 def linear_optimum(
     *, covariance: Float[Tensor, "x x"], n_context: int, noise_variance: float = 0.0
 ) -> HookedTransformer:
@@ -278,6 +285,7 @@ def linear_optimum(
     return preconditioned_gd(x_dim=len(sigma), n_context=n_context, preconditioner=inverse)
 
 
+@checked
 def relu_optimum(*, x_dim: int, n_context: int) -> HookedTransformer:
     """The one layer of ReLU attention with the least loss on `x ~ N(0, I)`, `w ~ N(0, I)`, without noise.
 

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from mechicl.base.arguments import checked
 from mechicl.base.checks import check_whole
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.prompts import Prompts
@@ -30,6 +31,7 @@ class HiddenModel:
     stream: Float[Tensor, "d_model new_d_model"]
 
 
+@checked
 @torch.no_grad()
 def hide(
     model: HookedTransformer, *, seed: int = 0, rotate: bool = True, gauges: bool = True, distractors: int = 1,

@@ -16,6 +16,7 @@ from mechicl.algorithms.stepwise import (
     ResidualDescent,
 )
 from mechicl.algorithms.stepwise.descent import nearest
+from mechicl.base.arguments import checked
 from mechicl.checkpoints import load
 from mechicl.constructions.circuits import (
     previous_token_then_induction,
@@ -62,6 +63,7 @@ class KnownModel:
     exact: bool = True
 
 
+@checked
 def known_models(*, trained: bool = False, hidden: bool = False, noise: float = 0.0, seed: int = 0) -> list[KnownModel]:
     """Models with known algorithms, plain or each obfuscated in its own way (`hide`).
 

@@ -6,12 +6,14 @@ import torch
 from torch import Tensor
 
 from mechicl.algorithms.stability import TOLERANCE, warn_of_divergence
+from mechicl.base.arguments import checked
 from mechicl.base.checks import check_positive, check_whole
 from mechicl.constructions.vocabulary import Head, Hidden, Layer, Stream, assemble, signed_pair
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
 
 
+@checked
 def newton(
     *,
     x_dim: int,
@@ -75,6 +77,7 @@ def newton(
     return assemble(stream, layers, n_context=n_context, attention=attention, act_fn=act_fn)
 
 
+@checked
 def ridge(
     *,
     x_dim: int,
@@ -109,6 +112,7 @@ def ridge(
     )  # fmt: skip
 
 
+@checked
 def with_pseudo_examples(prompts: Prompts, penalty: float) -> Prompts:
     """The prompts with d more context points `(√penalty e_i, 0)`, on which least squares is ridge regression.
 

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from mechicl.base.arguments import checked
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.models.opening.edges import EMBEDDING, Edge, Node, list_edges, list_nodes
 from mechicl.models.transformer.attention import Attention, elementwise_attention
@@ -30,6 +31,7 @@ class WeightsCircuit:
         return "\n".join([", ".join(map(str, self.nodes)) or "no node", *map(str, self.edges)])
 
 
+@checked
 @torch.no_grad()
 def weights_circuit(model: HookedTransformer, *, tolerance: float = 1e-6) -> WeightsCircuit:
     """The circuit of a model whose parts read and write subspaces of the stream, from its weights alone.

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mechicl.base.arguments import checked
 from mechicl.base.checks import check_whole
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.models.transformer.attention import Attention
@@ -117,6 +118,7 @@ class Layer:
     mlp: Hidden | None = None
 
 
+@checked
 def assemble(
     stream: Stream,
     layers: Sequence[Sequence[Head] | Layer],

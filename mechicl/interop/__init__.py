@@ -1,7 +1,6 @@
 """Models of other projects as hooked transformers, compiled programs, language models with their tokenizers,
 scikit-learn's estimators."""
 
-from mechicl.base.arguments import check_arguments
 from mechicl.interop.garg import from_garg, load_garg, load_garg_state
 from mechicl.interop.language_models import load_language_model
 from mechicl.interop.linear_transformer import from_linear_transformer
@@ -21,5 +20,3 @@ __all__ = [
     "load_language_model",
     "to_transformer_lens",
 ]
-
-check_arguments(__name__)

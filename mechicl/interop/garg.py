@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from mechicl.base.arguments import checked
 from mechicl.base.checks import check_whole
 from mechicl.interop.garg_tasks import garg_task
 from mechicl.interop.outside_files import read_torch_file, read_yaml
@@ -20,6 +21,7 @@ SAME_IN_BLOCKS = {
 """Names of a block's weights here and in GPT-2, of those that are stored alike."""
 
 
+@checked
 def from_garg(state_dict: Mapping[str, Tensor], config: Mapping[str, Any]) -> HookedTransformer:
     """A model trained by the `in-context-learning` code, with the same predictions to float precision.
 
@@ -113,6 +115,7 @@ def _shapes(fields: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield from (("_read_out.weight", (1, width)), ("_read_out.bias", (1,)))
 
 
+@checked
 def load_garg(folder: str | Path, *, step: int | None = None) -> tuple[HookedTransformer, PromptDistribution | None]:
     """The model in a run's folder of the `in-context-learning` code, and the task that it was trained on.
 
@@ -142,6 +145,7 @@ def load_garg(folder: str | Path, *, step: int | None = None) -> tuple[HookedTra
         raise ValueError(f"{folder}: {error}") from error
 
 
+@checked
 def load_garg_state(path: str | Path) -> dict[str, Tensor]:
     """The state dict in a checkpoint `state.pt` or a snapshot `model_{step}.pt`, read without executing anything in it.
 

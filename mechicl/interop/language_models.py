@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from mechicl.base.arguments import checked
 from mechicl.base.files import check_file, read_json
 from mechicl.base.tensor_files import read_outline
 from mechicl.checkpoints import are_weights_random, available, load_checkpoint
@@ -34,6 +35,7 @@ class LanguageModel:
     tokenizer: Any
 
 
+@checked
 def load_language_model(
     name: str | Path, *, seed: int | None = None, device: str | torch.device = "cpu"
 ) -> LanguageModel:

@@ -4,9 +4,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mechicl.base.arguments import checked
 from mechicl.models import HookedTransformer, TransformerConfig
 
 
+@checked
 def from_linear_transformer(allparam: Float[Tensor, "layer head part x_out x_in"], n_context: int) -> HookedTransformer:
     """A linear transformer of Ahn et al. from its parameters, with the same predictions.
 

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mechicl.base.arguments import checked
 from mechicl.base.progress import progress_bar
 from mechicl.base.warning import warn
 from mechicl.prompts import Prompts
@@ -23,6 +24,7 @@ LONG_CONTEXT = 100  # points that any estimator can be fitted to
 Answers = tuple[list[np.ndarray], list[tuple[type[Warning], str]]]
 
 
+@checked
 def from_sklearn(
     estimator: Any, *, n_jobs: int = 1, seed: int = 0, progress: bool = False, name: str | None = None
 ) -> "SklearnLearner":

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from mechicl.base.arguments import checked
 from mechicl.base.checks import check_whole
 from mechicl.constructions.supports import WeightsCircuit, weights_circuit
 from mechicl.models import HookedTransformer, TransformerConfig
@@ -93,6 +94,7 @@ class CompiledTransformer(HookedTransformer):
         return torch.cat([torch.full((n, 1), ids[self.beginning]), readable[drawn]], dim=1)
 
 
+@checked
 def from_tracr(compiled: Any, *, dtype: torch.dtype = torch.float32) -> CompiledTransformer:
     """A program that tracr compiled as one of our models, with the same residual stream, and its circuit.
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformer_lens.utilities import SUPPORTED_ACTIVATIONS
 
-from mechicl.base.arguments import takes_undefined
+from mechicl.base.arguments import checked
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.models.transformer.lens_config import read_lens_config
 
@@ -15,7 +15,7 @@ BUFFERS = ("attn.mask", "attn.IGNORE", "attn.rotary_sin", "attn.rotary_cos")
 State = dict[str, Tensor]
 
 
-@takes_undefined  # masks, which are not read, hold -inf
+@checked(undefined=True)  # masks, which are not read, hold -inf
 def from_transformer_lens(state_dict: Mapping[str, Tensor], cfg: Any) -> HookedTransformer:
     """A model of TransformerLens' `HookedTransformer` as one of ours: the same weights, names and logits.
 
@@ -49,6 +49,7 @@ def from_transformer_lens(state_dict: Mapping[str, Tensor], cfg: Any) -> HookedT
     return model.eval()
 
 
+@checked
 def to_transformer_lens(model: HookedTransformer) -> tuple[State, dict[str, Any]]:
     """A model of token ids as a state dict and config of TransformerLens 3.
 

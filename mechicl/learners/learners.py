@@ -249,6 +249,7 @@ Learners = Mapping[str, Any] | Sequence[Any]
 """Learners by name, or named after themselves."""
 
 
+@checked
 def named_learners(learners: Learners) -> dict[str, Any]:
     """Learners by name: as they are given, or else their `name` or type, numbered where several would have the same.
 
@@ -288,6 +289,7 @@ def predictions_at(learner: Learner, prompts: Prompts, at: PointsAt) -> Float[Te
     return learner.predict_prefixes(prompts)
 
 
+@checked
 def bytes_per_prompt(learner: object, prompts: Prompts) -> float:
     """About how many bytes a learner's predictions take for each prompt.
 
@@ -298,6 +300,7 @@ def bytes_per_prompt(learner: object, prompts: Prompts) -> float:
     return measure(prompts) if measure else 64 * (prompts.n_context + 1) * (prompts.x_dim + prompts.y_dim) ** 2
 
 
+@checked
 def prompt_batches(
     learner: Learner, prompts: Prompts, memory: float = MEMORY, *, copies: float = 1, held: float = 0.0
 ) -> Iterator[Prompts]:

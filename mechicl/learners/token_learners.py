@@ -69,6 +69,7 @@ class LogitsLearner:
         return self.model(sequences.read.to(getattr(cfg, "device", None) or "cpu")).double().log_softmax(-1)
 
 
+@checked
 def as_token_learner(learner: Any, name: str = "model") -> TokenLearner:
     """A learner of tokens as it is; a network on token ids as one.
 
@@ -93,6 +94,7 @@ TokenLearners = Mapping[str, Any] | Sequence[Any]
 """Learners of tokens by name, or named after themselves."""
 
 
+@checked
 def named_token_learners(learners: TokenLearners) -> dict[str, TokenLearner]:
     """Learners of tokens by name: as they are given, or else their `name` or type.
 
@@ -108,6 +110,7 @@ def named_token_learners(learners: TokenLearners) -> dict[str, TokenLearner]:
     return {name: as_token_learner(each, name) for name, each in learners.items()}
 
 
+@checked
 def sequence_batches(
     sequences: TokenSequences, d_vocab: int, memory: float = MEMORY, *, copies: float = 1
 ) -> Iterator[TokenSequences]:

@@ -5,7 +5,6 @@
 `wrap(module, ...)` gives any other torch module the same.
 """
 
-from mechicl.base.arguments import check_arguments
 from mechicl.models.architectures import Model as Model
 from mechicl.models.architectures import ModelConfig as ModelConfig
 from mechicl.models.architectures import build, config_from_dict
@@ -35,5 +34,3 @@ __all__ = [
     "process_weights",
     "wrap",
 ]
-
-check_arguments(__name__)

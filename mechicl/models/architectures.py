@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mechicl.base.arguments import checked
 from mechicl.models.lstm import HookedLSTM, LSTMConfig
 from mechicl.models.prompted import without_initial_weights
 from mechicl.models.transformer.config import TransformerConfig
@@ -20,6 +21,7 @@ else:
     Model = HookedTransformer | HookedLSTM
 
 
+@checked
 def build(cfg: ModelConfig, seed: int = 0) -> Model:
     """A fresh model of a config's kind."""
     return HookedLSTM(cfg, seed=seed) if isinstance(cfg, LSTMConfig) else HookedTransformer(cfg, seed=seed)
@@ -37,6 +39,7 @@ def outline(cfg: ModelConfig) -> Model:
         return build_unfilled(cfg.replace(device="meta"))
 
 
+@checked
 def config_from_dict(data: dict[str, Any]) -> ModelConfig:
     """The config that a `to_dict` wrote; without an "architecture" it is a transformer's.
 

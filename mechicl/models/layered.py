@@ -12,7 +12,7 @@ from torch import Tensor
 from transformer_lens import ActivationCache, HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
-from mechicl.base.arguments import count_undefined
+from mechicl.base.arguments import checked, count_undefined
 from mechicl.base.memory import MEMORY
 from mechicl.base.warning import warn
 from mechicl.models.holding import holding, in_a_pass
@@ -41,6 +41,7 @@ class LayeredModel(HookedRootModule):
 
     cfg: Any
 
+    @checked
     def encode(self, prompts: Prompts) -> Tensor:
         """Prompts as what the network reads, on its device and in its dtype."""
         raise NotImplementedError
@@ -49,10 +50,12 @@ class LayeredModel(HookedRootModule):
         """The predictions in the outputs."""
         raise NotImplementedError
 
+    @checked
     def predict(self, prompts: Prompts) -> Float[Tensor, "prompt y"]:
         """The query's prediction."""
         raise NotImplementedError
 
+    @checked
     def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
         """The prediction of each point t from the points before it; the last one is the query's."""
         raise NotImplementedError

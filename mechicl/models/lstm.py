@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 
+from mechicl.base.arguments import check_fields, checked
 from mechicl.base.checks import require_whole
 from mechicl.models.config_checks import DTYPES, check_device, read_config
 from mechicl.models.holding import in_a_pass
@@ -52,6 +53,7 @@ class LSTMConfig:
     device: str = "cpu"
 
     def __post_init__(self):
+        check_fields(self)
         require_whole(self, x_dim=1, y_dim=1, n_context=0, n_layers=1, d_model=1)
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype={self.dtype!r} is not one of {list(DTYPES)}")
@@ -231,6 +233,7 @@ class HookedLSTM(PromptedModel):
         self.to(device=cfg.device, dtype=cfg.torch_dtype)
         self._initialize(seed)
 
+    @checked
     @torch.no_grad()
     def reset_parameters(self, seed: int) -> None:
         """Fresh weights, the same for the same seed.

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.utilities import lm_cross_entropy_loss
 
+from mechicl.base.arguments import checked
 from mechicl.base.checks import is_whole
 from mechicl.models.config_checks import DTYPES, dtype_name
 from mechicl.models.holding import in_a_pass
@@ -67,6 +68,7 @@ class PromptedModel(LayeredModel):
         if not _FILLED_LATER.get():
             self.reset_parameters(seed)
 
+    @checked
     def reset_parameters(self, seed: int) -> None:
         """Draw new weights, the same for the same seed."""
         raise NotImplementedError
@@ -214,6 +216,7 @@ class PromptedModel(LayeredModel):
 
     # ---- prompts in, predictions out ----
 
+    @checked
     def encode(self, prompts: Prompts) -> Float[Tensor, "prompt pos d_token"]:
         """Prompts as tokens of this model, on its device and in its dtype.
 
@@ -233,6 +236,7 @@ class PromptedModel(LayeredModel):
         """The predictions in the outputs at all positions: one point (the query) if paired, else every point."""
         return outputs[:, self.cfg.format.prediction_positions(outputs.shape[1])]
 
+    @checked
     def predict(self, prompts: Prompts) -> Float[Tensor, "prompt y"]:
         """The query's prediction, in bounded memory; a graph only leads to the prompts (see `LayeredModel`)."""
         return self._in_parts(lambda part: self.forward(part, at="query")[:, -1], prompts)
@@ -246,6 +250,7 @@ class PromptedModel(LayeredModel):
         """An upper estimate of the numbers that a layer holds at once for each of `n_pos` positions of a prompt."""
         raise NotImplementedError
 
+    @checked
     def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
         """The prediction of each point t from the points before it; the last one is the query's.
 

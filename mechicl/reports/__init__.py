@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mechicl.base.arguments import check_arguments
 from mechicl.checkpoints import load_checkpoint
 from mechicl.learners import Learners
 from mechicl.models import PromptedModel
@@ -129,6 +128,3 @@ def _kind(opened: Study) -> type[Kind]:
     if cfg.prompt_format == "interleaved":
         return Copying
     return OneLayer if all(getattr(cfg, field) == value for field, value in _ONE_STEP.items()) else Descent
-
-
-check_arguments(__name__)

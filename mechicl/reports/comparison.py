@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from mechicl.base.arguments import takes_undefined
 from mechicl.base.files import write_bytes, write_json
 from mechicl.reports.rows import Row
 from mechicl.viz.page import Section, page, table
@@ -17,7 +16,6 @@ Measured = tuple[list[Row], list[Section], dict[str, Any]]
 """Rows, sections and numbers of a part of a comparison."""
 
 
-@takes_undefined  # what could not be measured
 @dataclass(frozen=True, eq=False)
 class Comparison:
     """Measured values next to published ones.

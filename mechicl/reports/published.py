@@ -5,7 +5,10 @@ import re
 from importlib.resources import files
 from typing import Any
 
+from mechicl.base.arguments import checked
 
+
+@checked
 def published(key: str) -> dict[str, Any]:
     """Numbers printed in the papers: an entry of `published.json`, whose keys are an author, a year and a place.
 

@@ -9,7 +9,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from mechicl.base.arguments import takes_undefined
 from mechicl.checkpoints import Checkpoint
 from mechicl.statistics import Interval, interval, median_interval
 
@@ -24,7 +23,6 @@ class NoNumberError(TypeError):
     """A number is needed of a quantity that was measured in words."""
 
 
-@takes_undefined
 @dataclass(frozen=True)
 class Row:
     """A line of the table "published / measured / interval".

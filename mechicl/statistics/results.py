@@ -13,6 +13,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from mechicl.base.arguments import checked
 from mechicl.base.files import read_json, write_json
 from mechicl.base.tensor_files import read_tensors, write_tensors
 from mechicl.statistics.intervals import Interval, interval
@@ -178,6 +179,7 @@ class Result:
                 yield f"{name}[{','.join(map(str, place))}]" if place else name, entries[place].numpy()
 
 
+@checked
 def load_result(path: str | Path) -> Any:
     """Read any result that was saved.
 

@@ -7,10 +7,13 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
+from mechicl.base.arguments import checked
+
 T = TypeVar("T")
 _STORABLE: dict[str, type] = {}
 
 
+@checked
 def storable(cls: type[T]) -> type[T]:
     """Let a dataclass stand in saved results. Only classes that are named here are ever made from a file.
 

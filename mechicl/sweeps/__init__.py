@@ -5,7 +5,6 @@
 >>> print(table.intervals("loss"))                                   # over seeds, at each point of the grid
 """
 
-from mechicl.base.arguments import check_arguments
 from mechicl.sweeps.folder import SweepError, load_table, status
 from mechicl.sweeps.measures import MEASURES
 from mechicl.sweeps.presets import SWEEPS
@@ -13,5 +12,3 @@ from mechicl.sweeps.sweep import Sweep
 from mechicl.sweeps.thresholds import find_threshold
 
 __all__ = ["MEASURES", "SWEEPS", "Sweep", "SweepError", "find_threshold", "load_table", "status"]
-
-check_arguments(__name__)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from mechicl.base.arguments import checked
 from mechicl.base.checks import is_whole
 from mechicl.base.files import read_json, write_json
 from mechicl.base.locks import is_locked
@@ -180,6 +181,7 @@ def _description(grid: Grid) -> dict[str, Any]:
     }
 
 
+@checked
 def load_table(folder: str | Path) -> GridTable:
     """The table of a sweep, as far as it is measured; the sweep may be running.
 
@@ -195,6 +197,7 @@ def load_table(folder: str | Path) -> GridTable:
     return SweepFolder(folder).table()
 
 
+@checked
 def status(folder: str | Path) -> list[CellStatus]:
     """Progress of each cell of a sweep; it may be running.
 

@@ -5,11 +5,13 @@ import math
 import numpy as np
 import pandas as pd
 
+from mechicl.base.arguments import checked
 from mechicl.statistics import Interval, student_t_quantile
 from mechicl.statistics.grids import GridTable
 from mechicl.sweeps.axes import SEED
 
 
+@checked
 def find_threshold(
     table: GridTable | pd.DataFrame,
     x: str,

@@ -7,7 +7,6 @@ A task is a small frozen dataclass: `sample(n, seed=...)` gives prompts, `replac
 `algorithms.references(task)` are the best known learners of a task.
 """
 
-from mechicl.base.arguments import check_arguments
 from mechicl.tasks.boolean_functions import Conjunctions, Parities
 from mechicl.tasks.fixed_tasks import FixedTasks
 from mechicl.tasks.function_classes import (
@@ -55,5 +54,3 @@ __all__ = [
     "task_from_dict",
     "task_to_dict",
 ]
-
-check_arguments(__name__)

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mechicl.base.arguments import check_fields
 from mechicl.base.checks import require_finite, require_whole
 from mechicl.prompts import Prompts
 from mechicl.tasks.sampling import PromptDistribution, RandomTensors
@@ -44,6 +45,7 @@ class Conjunctions(PromptDistribution):
     positive_share: float = 0.3
 
     def __post_init__(self):
+        check_fields(self)
         require_whole(self, x_dim=1, n_context=0)
         _require_probabilities(self, "literal_probability", "positive_share")
 
@@ -96,6 +98,7 @@ class Parities(PromptDistribution):
     degree: int | None = 2
 
     def __post_init__(self):
+        check_fields(self)
         require_whole(self, x_dim=1, n_context=0)
         if self.degree is not None:
             require_whole(self, degree=0)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from mechicl.base.arguments import check_fields
 from mechicl.base.checks import require_whole
 from mechicl.prompts import Prompts
 from mechicl.tasks.linear_regression import LinearRegression
@@ -33,6 +34,7 @@ class FixedTasks(PromptDistribution):
     seed: int = 0
 
     def __post_init__(self):
+        check_fields(self)
         if isinstance(self.task, FixedTasks) or not isinstance(self.task, Task):
             raise ValueError(f"fixed tasks are sampled from a task of points, got {type(self.task).__name__}")
         require_whole(self, n_tasks=1, seed=0)

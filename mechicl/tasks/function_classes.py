@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mechicl.base.arguments import check_fields
 from mechicl.base.checks import check_positive, require_active_dims, require_finite, require_whole
 from mechicl.prompts import Prompts
 from mechicl.tasks.sampling import PromptDistribution, RandomTensors
@@ -29,6 +30,7 @@ class GaussianPoints(PromptDistribution):
     active_dims: int | None = None
 
     def __post_init__(self):
+        check_fields(self)
         require_whole(self, x_dim=1, n_context=0)
         require_active_dims(self)
 

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from mechicl.base.arguments import check_fields
 from mechicl.base.checks import require_finite, require_whole
 from mechicl.prompts import Prompts
 from mechicl.tasks.sampling import PromptDistribution, RandomTensors
@@ -74,6 +75,7 @@ class GaussianClusters(PromptDistribution):
     class_seed: int = 0
 
     def __post_init__(self):
+        check_fields(self)
         require_whole(self, x_dim=1, n_context=1, n_classes=2, n_labels=2, burstiness=1, class_seed=0)
         require_finite(self, "bursty_share", "within_class_noise", "zipf_exponent", least=0.0)
         if self.bursty_share > 1:

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mechicl.base.arguments import check_fields
 from mechicl.base.checks import is_finite, require_active_dims, require_finite, require_whole
 from mechicl.prompts import Prompts
 from mechicl.tasks.sampling import (
@@ -89,6 +90,7 @@ class LinearRegression(PromptDistribution):
     active_dims: int | None = None
 
     def __post_init__(self):
+        check_fields(self)
         require_whole(self, x_dim=1, n_context=0, y_dim=1, eigenbasis_seed=0, n_distractors=0)
         require_finite(self, "input_scale", "weight_scale", "noise_std", least=0.0)
         names = (self.inputs,) if isinstance(self.inputs, str) else self.inputs

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mechicl.base.arguments import check_fields
 from mechicl.base.checks import check_positive, require_whole
 from mechicl.prompts import TokenSequences
 from mechicl.tasks.sampling import RandomTensors, TokenDistribution, sampling_generator
@@ -45,6 +46,7 @@ class MarkovChains(TokenDistribution):
     start: Literal["uniform", "stationary"] = "uniform"
 
     def __post_init__(self):
+        check_fields(self)
         require_whole(self, d_vocab=2, n_ctx=2)
         check_positive(concentration=self.concentration)
         if self.start not in ("uniform", "stationary"):

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, Union, overload
 
+from mechicl.base.arguments import checked
 from mechicl.base.files import json_bytes
 from mechicl.tasks.boolean_functions import Conjunctions, Parities
 from mechicl.tasks.fixed_tasks import FixedTasks
@@ -61,6 +62,7 @@ T = TypeVar("T", bound=type)
 def register(task_type: T, *, name: str | None = None) -> T: ...
 @overload
 def register(task_type: None = None, *, name: str | None = None) -> Any: ...
+@checked
 def register(task_type: Any = None, *, name: str | None = None) -> Any:
     """Let records name a kind of task of your own, so that its checkpoints can be saved and loaded; a decorator too.
 
@@ -105,6 +107,7 @@ def register(task_type: Any = None, *, name: str | None = None) -> Any:
     return task_type
 
 
+@checked
 def task_to_dict(task: AnyTask) -> dict[str, Any]:
     """A task as plain JSON data; `task_from_dict` is the inverse.
 
@@ -123,6 +126,7 @@ def task_to_dict(task: AnyTask) -> dict[str, Any]:
     return {"type": name, **fields}
 
 
+@checked
 def task_from_dict(data: dict[str, Any]) -> AnyTask:
     """The task that `task_to_dict` wrote.
 

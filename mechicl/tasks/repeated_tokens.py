@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from mechicl.base.arguments import check_fields
 from mechicl.base.checks import require_whole
 from mechicl.prompts import TokenSequences
 from mechicl.tasks.sampling import RandomTensors, TokenDistribution
@@ -40,6 +41,7 @@ class RepeatedTokens(TokenDistribution):
     max_period: int = 32
 
     def __post_init__(self):
+        check_fields(self)
         require_whole(self, d_vocab=2, n_ctx=2, min_period=1, max_period=1)
         if not self.min_period <= self.max_period < self.n_ctx:
             raise ValueError(

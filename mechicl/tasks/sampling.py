@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mechicl.base.arguments import checked
 from mechicl.base.checks import check_positive
 from mechicl.prompts import Prompts, TokenSequences, lies_prompts_last
 
@@ -186,6 +187,7 @@ class Distribution(ABC, Generic[Batch]):
 class TokenDistribution(Distribution[TokenSequences]):
     """A distribution over sequences of token ids."""
 
+    @checked
     def sample(
         self,
         n_prompts: int,
@@ -211,6 +213,7 @@ class TokenDistribution(Distribution[TokenSequences]):
 class PromptDistribution(Distribution[Prompts]):
     """A distribution over prompts of points."""
 
+    @checked
     def sample(
         self,
         n_prompts: int,

@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from mechicl.base.arguments import check_fields
 from mechicl.base.checks import is_finite, require_whole
 from mechicl.prompts import Prompts
 from mechicl.tasks.sampling import PromptDistribution, RandomTensors
@@ -36,6 +37,7 @@ class SineRegression(PromptDistribution):
     amplitude_phase: Literal["independent", "one_key"] = "independent"
 
     def __post_init__(self):
+        check_fields(self)
         require_whole(self, n_context=0)
         for name in ("x_range", "amplitude_range", "phase_range"):
             ends = getattr(self, name)

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mechicl.base.arguments import check_fields
 from mechicl.base.checks import require_active_dims, require_finite, require_whole
 from mechicl.prompts import Prompts
 from mechicl.tasks.linear_regression import LinearRegression
@@ -48,6 +49,7 @@ class TaskPool(PromptDistribution):
     active_dims: int | None = None
 
     def __post_init__(self):
+        check_fields(self)
         require_whole(self, x_dim=1, n_context=0, n_tasks=1, seed=0)
         require_finite(self, "noise_std", least=0.0)
         require_active_dims(self)

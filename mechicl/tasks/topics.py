@@ -13,6 +13,7 @@ from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+from mechicl.base.arguments import check_fields, checked
 from mechicl.base.checks import require_finite, require_whole
 from mechicl.prompts import TokenSequences
 from mechicl.tasks.repeated_tokens import RepeatedTokens
@@ -42,6 +43,7 @@ START, UNKNOWN, END = "[START]", "[UNKNOWN]", ";"
 WORDS = (START, UNKNOWN, END, *LABELS, *FILLERS, *(word for words in TOPICS.values() for word in words))
 
 
+@checked
 def topic_tokenizer() -> PreTrainedTokenizerFast:
     """The language's tokenizer: a token a word, words set apart by white space, `[START]` before every text.
 
@@ -94,6 +96,7 @@ class TopicClassification(TokenDistribution):
     share_repeated: float = 0.0
 
     def __post_init__(self):
+        check_fields(self)
         require_whole(self, n_ctx=2, min_classes=1, max_classes=1, min_words=1, max_words=1, n_topical=1)
         require_finite(self, "share_repeated", least=0.0)
         if self.share_repeated > 1:

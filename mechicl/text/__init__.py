@@ -1,6 +1,5 @@
 """Texts to classify: data sets with templates and labels, a made-up language, and prompts with demonstrations."""
 
-from mechicl.base.arguments import check_arguments
 from mechicl.tasks.topics import TopicClassification, topic_tokenizer
 from mechicl.text.classification import TEXT_TASKS, LabelledTexts, Labels, TextTask
 from mechicl.text.demonstrations import label_ids, text_shots
@@ -17,5 +16,3 @@ __all__ = [
     "text_shots",
     "topic_tokenizer",
 ]
-
-check_arguments(__name__)

@@ -8,6 +8,7 @@ from typing import Literal, assert_never
 
 import torch
 
+from mechicl.base.arguments import check_fields
 from mechicl.base.checks import require_whole
 from mechicl.statistics import storable
 from mechicl.tasks.topics import TOPICS
@@ -58,6 +59,7 @@ class TextTask:
     topics: tuple[str, ...] = ()
 
     def __post_init__(self):
+        check_fields(self)
         require_whole(self, n_demonstrations=0)
         if not self.columns:
             raise ValueError(f"the template of {self.name!r} has no {{column}}: {self.template!r}")
@@ -172,6 +174,7 @@ class LabelledTexts:
     labels: tuple[int, ...]
 
     def __post_init__(self):
+        check_fields(self)
         if len(self.texts) != len(self.labels):
             raise ValueError(f"every text needs a label, got {len(self.texts)} texts and {len(self.labels)} labels")
         require_classes(self.task, self.labels)

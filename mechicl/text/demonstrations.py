@@ -7,10 +7,12 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from mechicl.base.arguments import checked
 from mechicl.prompts import Shots
 from mechicl.text.classification import LabelledTexts, TextTask
 
 
+@checked
 def text_shots(tokenizer: Any, demonstrations: LabelledTexts, queries: LabelledTexts) -> Shots:
     """Demonstrations and queries of one task, tokenized.
 
@@ -54,6 +56,7 @@ def text_shots(tokenizer: Any, demonstrations: LabelledTexts, queries: LabelledT
     )
 
 
+@checked
 def label_ids(tokenizer: Any, task: TextTask) -> Int[Tensor, "choice"]:
     """The token of each label, as it follows the template.
 

@@ -13,6 +13,7 @@ import torch
 from datasets.config import HF_DATASETS_DISABLE_PROGRESS_BARS
 from datasets.exceptions import DatasetsError
 
+from mechicl.base.arguments import checked
 from mechicl.base.checks import is_whole
 from mechicl.base.files import check_file
 from mechicl.tasks.topics import TopicClassification
@@ -22,6 +23,7 @@ MOST_BYTES = 2**30
 """Of a file of texts that are read."""
 
 
+@checked
 def load_texts(
     task: TextTask | str,
     split: str,

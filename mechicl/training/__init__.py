@@ -1,6 +1,5 @@
 """Training: the configuration of a run, the presets, and the loop."""
 
-from mechicl.base.arguments import check_arguments
 from mechicl.training.config import TrainingConfig
 from mechicl.training.curriculum import Curriculum, Ramp
 from mechicl.training.interchange import interchange_r2, train_interchange
@@ -21,5 +20,3 @@ __all__ = [
     "train",
     "train_interchange",
 ]
-
-check_arguments(__name__)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 
+from mechicl.base.arguments import check_fields
 from mechicl.base.checks import check_positive, check_whole, is_finite, is_whole, require_whole
 from mechicl.models import LSTMConfig, ModelConfig, TransformerConfig, config_from_dict
 from mechicl.prompts import At
@@ -88,6 +89,7 @@ class TrainingConfig:
     cpu: bool = False
 
     def __post_init__(self):
+        check_fields(self)
         require_whole(self, steps=0, batch_size=1, warmup_steps=0, n_snapshots=0)
         require_whole(self, eval_every=1, eval_prompts=1, eval_seed=0, log_every=1, save_every=1)
         choices: dict[str, tuple[str | None, ...]] = {

@@ -3,6 +3,7 @@
 import dataclasses
 from dataclasses import dataclass
 
+from mechicl.base.arguments import check_fields
 from mechicl.base.checks import is_whole
 from mechicl.tasks import AnyTask
 
@@ -17,6 +18,7 @@ class Ramp:
     interval: int = 2000
 
     def __post_init__(self):
+        check_fields(self)
         whole = all(map(is_whole, (self.start, self.end, self.increment, self.interval)))
         if not (whole and 1 <= self.start <= self.end and self.increment >= 1 and self.interval >= 1):
             raise ValueError(f"a ramp needs whole 1 <= start <= end, positive increment and interval, got {self}")

@@ -18,6 +18,7 @@ from transformer_lens.hook_points import HookPoint
 from mechicl.algorithms.stepwise import Hypothesis, Runs
 from mechicl.algorithms.stepwise.counterfactuals import Place
 from mechicl.algorithms.stepwise.plans import Cell, plan_interventions
+from mechicl.base.arguments import checked
 from mechicl.base.checks import check_whole
 from mechicl.base.progress import progress_bar
 from mechicl.models import HookedTransformer, build
@@ -28,6 +29,7 @@ from mechicl.training.optimizers import make_optimizer
 from mechicl.training.results import TrainingResult, hardware_name
 
 
+@checked
 def train_interchange(
     config: TrainingConfig, hypothesis: Hypothesis, *, n_interventions: int = 4, progress: bool = True
 ) -> TrainingResult:
@@ -92,6 +94,7 @@ def train_interchange(
     return TrainingResult(list(models), record, (), {})
 
 
+@checked
 @torch.no_grad()
 def interchange_r2(
     model: HookedTransformer, hypothesis: Hypothesis, prompts: Prompts, sources: Prompts

@@ -15,6 +15,7 @@ from accelerate.utils import broadcast, broadcast_object_list
 from jaxtyping import Float
 from torch import Tensor
 
+from mechicl.base.arguments import checked
 from mechicl.base.files import MOST_VALUES
 from mechicl.base.locks import locked
 from mechicl.base.progress import progress_bar
@@ -44,6 +45,7 @@ class TrainingDivergedError(FloatingPointError):
     """The loss became NaN or infinite."""
 
 
+@checked
 def train(
     config: TrainingConfig,
     folder: str | Path,

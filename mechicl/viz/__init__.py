@@ -5,7 +5,6 @@
 >>> viz.prompt_attention(model, prompts[:1], layer=2)
 """
 
-from mechicl.base.arguments import check_arguments
 from mechicl.viz.attention import attention_figure, attention_html, model_attention, prompt_attention
 from mechicl.viz.behaviour import shifted_losses
 from mechicl.viz.causes import causal_graph, counterfactual_scatter, hypotheses_ranked, interchange_heatmap
@@ -63,5 +62,3 @@ __all__ = [
     "update_similarity_figure",
     "weight_products_figure",
 ]
-
-check_arguments(__name__)

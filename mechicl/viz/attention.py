@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from mechicl.base.arguments import checked
 from mechicl.models.opening.sites import Site, check_hook, hook_names
 from mechicl.prompts import Prompts
 from mechicl.viz.elements import add_heatmap, panel, panels
@@ -48,6 +49,7 @@ _DRAW = """(() => {
 })();"""
 
 
+@checked
 def attention_html(
     pattern: Float[Tensor, "head query_pos key_pos"], tokens: Sequence[str], head_names: Sequence[str] | None = None
 ) -> Html:
@@ -90,6 +92,7 @@ def attention_html(
     return Html(body, circuitsvis_source(), still)
 
 
+@checked
 def prompt_attention(
     model: Any, prompt: Prompts | Int[Tensor, "1 pos"], layer: int = 0, labels: Sequence[str] | None = None
 ) -> Html:
@@ -97,6 +100,7 @@ def prompt_attention(
     return model_attention(model, prompt, [layer], labels)
 
 
+@checked
 @torch.no_grad()
 def model_attention(
     model: Any,
@@ -144,6 +148,7 @@ def model_attention(
     return Html("".join(bodies), circuitsvis_source(), still)
 
 
+@checked
 def attention_figure(
     pattern: Float[Tensor, "head query_pos key_pos"],
     tokens: Sequence[str],

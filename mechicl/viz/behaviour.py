@@ -12,6 +12,7 @@ from mechicl.analysis.behaviour.identification import Identification
 from mechicl.analysis.behaviour.regrets import Regret
 from mechicl.analysis.behaviour.shifts import ShiftedLosses
 from mechicl.analysis.behaviour.token_identification import TokenIdentification
+from mechicl.base.arguments import checked
 from mechicl.viz.elements import (
     BELOW,
     COLORS,
@@ -57,6 +58,7 @@ def identified_families(result: Identification) -> go.Figure:
     )
 
 
+@checked
 def shifted_losses(by_shift: Mapping[str, ShiftedLosses]) -> go.Figure:
     """Half the loss of learners at each scale, a panel for each shift (von Oswald et al. 2023, Fig. 6).
 

@@ -8,6 +8,7 @@ import plotly.graph_objects as go
 from mechicl.analysis.causes.ranking import HOLDS, HypothesisTest
 from mechicl.analysis.causes.results import Interchange
 from mechicl.analysis.causes.subspaces import SubspaceSearch
+from mechicl.base.arguments import checked
 from mechicl.viz.elements import (
     BELOW,
     COLORS,
@@ -29,6 +30,7 @@ ARROWS = {
 """Interventions that cut an arrow, and what the arrow joins."""
 
 
+@checked
 def interchange_heatmap(result: Interchange, title: str | None = None) -> go.Figure:
     """Interchange R² of every intervention (rows) at every layer (columns); below 0 all cells have one colour."""
     rows = list(dict.fromkeys(cell.intervention for cell in result.cells))
@@ -47,6 +49,7 @@ def interchange_heatmap(result: Interchange, title: str | None = None) -> go.Fig
     return fig.update_layout(height=150 + 30 * len(rows))
 
 
+@checked
 def hypotheses_ranked(result: HypothesisTest, title: str = "Which algorithm does it run?") -> go.Figure:
     """The part of the interventions' effects that each hypothesis explains, with 95% intervals, the best at the top."""
     names, effects = [test.hypothesis for test in result.tests], [test.effects for test in result.tests]
@@ -55,6 +58,7 @@ def hypotheses_ranked(result: HypothesisTest, title: str = "Which algorithm does
     return fig.add_vline(x=1, line={"width": 1, "dash": "dot"})
 
 
+@checked
 def counterfactual_scatter(
     result: Interchange, interventions: Sequence[str] = (), *, columns: int = 3, title: str | None = None
 ) -> go.Figure:
@@ -98,6 +102,7 @@ def counterfactual_scatter(
     return fig
 
 
+@checked
 def causal_graph(result: Interchange, title: str | None = None) -> go.Figure:
     """The causal model with its measured arrows: the states of the query and of the context, layer by layer.
 

@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 from mechicl.analysis import Circuit
 from mechicl.analysis.circuits import EMBEDDING, CircuitComparison, CircuitCurve, Edge, EdgeScores, Node
 from mechicl.analysis.circuits.comparison import NodesAndEdges, order_edges
+from mechicl.base.arguments import checked
 from mechicl.statistics import Interval
 from mechicl.viz.elements import COLORS, add_intervals, add_line, color_of, colors_for, figure, tick_log_axes
 from mechicl.viz.layered import Layout, lay_out
@@ -35,6 +36,7 @@ LEAST = 1e-12  # of the largest score, below which one is drawn as 0
 Place = tuple[float, float]
 
 
+@checked
 def circuit_graph(circuit: Circuit | NodesAndEdges, title: str | None = None, *, most: int = MOST) -> go.Figure:
     """A circuit from the embedding (bottom) to the output (top), a row for each layer that it uses.
 
@@ -97,6 +99,7 @@ def circuit_differences(comparison: CircuitComparison, title: str | None = None)
     return _frame(fig, layout, n_lines=2)
 
 
+@checked
 def faithfulness_curves(curve: CircuitCurve, title: str | None = None) -> go.Figure:
     """Faithfulness against the share of edges kept, a line for each of the scores, with 95% bands over prompts.
 
@@ -118,6 +121,7 @@ def faithfulness_curves(curve: CircuitCurve, title: str | None = None) -> go.Fig
     return tick_log_axes(fig)
 
 
+@checked
 def edge_ranking(scores: EdgeScores, truth: NodesAndEdges | None = None, title: str | None = None) -> go.Figure:
     """The absolute scores of all edges, the largest first; given a truth, its edges have another colour.
 

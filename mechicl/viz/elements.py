@@ -10,6 +10,7 @@ from plotly.colors import sample_colorscale, unlabel_rgb
 from plotly.subplots import make_subplots
 from torch import Tensor
 
+from mechicl.base.arguments import checked
 from mechicl.statistics import Interval
 
 COLORS = {
@@ -173,6 +174,7 @@ def add_intervals(
     add_line(fig, x, means, name, color, place=place, **options)
 
 
+@checked
 def interval_lines(
     title: str,
     x_title: str,

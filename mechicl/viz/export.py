@@ -13,6 +13,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from mechicl.base.arguments import checked
 from mechicl.viz.html import Html
 
 WIDTHS = {"column": 3.25, "page": 6.75}  # inches
@@ -29,6 +30,7 @@ NO_BROWSER = (
 )
 
 
+@checked
 def save(
     picture: go.Figure | Html,
     path: str | Path,

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import plotly.graph_objects as go
 
 from mechicl.analysis.finetuning.context_comparison import FineTuningComparison
+from mechicl.base.arguments import checked
 from mechicl.statistics import Interval, interval
 from mechicl.viz.elements import (
     add_heatmap,
@@ -18,6 +19,7 @@ from mechicl.viz.elements import (
 )
 
 
+@checked
 def settings_figure(
     scores: Mapping[str, Mapping[str, Interval]],
     y_title: str = "accuracy",
@@ -52,6 +54,7 @@ def settings_figure(
     return fig.update_xaxes(type="category")  # the lines' numeric ends would make it a linear one
 
 
+@checked
 def update_similarity_figure(
     comparisons: Mapping[str, FineTuningComparison], title: str = "What demonstrations and fine-tuning change (SimAOU)"
 ) -> go.Figure:
@@ -65,6 +68,7 @@ def update_similarity_figure(
     return _lines_by_layer(title, lines)
 
 
+@checked
 def map_similarity_figure(
     comparisons: Mapping[str, FineTuningComparison], title: str = "Attention to the query's own tokens (SimAM)"
 ) -> go.Figure:
@@ -78,6 +82,7 @@ def map_similarity_figure(
     return _lines_by_layer(title, lines)
 
 
+@checked
 def head_similarity_figure(
     comparison: FineTuningComparison, title: str = "What each head changes, in context and by fine-tuning"
 ) -> go.Figure:

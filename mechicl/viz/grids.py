@@ -10,6 +10,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import torch
 
+from mechicl.base.arguments import checked
 from mechicl.statistics import Interval, interval, median_interval
 from mechicl.statistics.grids import GridTable
 from mechicl.viz.elements import (
@@ -32,6 +33,7 @@ FEW = 10
 """Seeds, up to which each is drawn as a point: an interval of so few says less than they do."""
 
 
+@checked
 def phase_diagram(
     table: GridTable | pd.DataFrame,
     x: str,
@@ -94,6 +96,7 @@ def phase_diagram(
     return fig
 
 
+@checked
 def lines(
     table: GridTable | pd.DataFrame,
     x: str,

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.analysis.heads.scores import HeadScores
+from mechicl.base.arguments import checked
 from mechicl.viz.elements import SHARES, SIGNED, add_heatmap, bar_ticks, bar_title, figure, name_cells, panel, panels
 
 WIDEST = 1400  # pixels
@@ -16,6 +17,7 @@ ABOVE = 95  # each panel, for its name and the axis of the one above
 READERS = {"Q": "queries", "K": "keys", "V": "values"}
 
 
+@checked
 def head_table(scores: HeadScores, title: str = "What the heads do") -> go.Figure:
     """A heatmap per score, layer by head, with the means written into the cells.
 
@@ -65,6 +67,7 @@ def head_table(scores: HeadScores, title: str = "What the heads do") -> go.Figur
     return fig
 
 
+@checked
 def composition_figure(
     scores: Float[Tensor, "layer head layer head"], kind: Literal["Q", "K", "V"], title: str | None = None
 ) -> go.Figure:

@@ -9,6 +9,8 @@ from pathlib import Path
 import plotly.graph_objects as go
 from IPython.display import HTML, display
 
+from mechicl.base.arguments import checked
+
 _shown: set[str] = set()  # scripts that this kernel's notebook has
 
 
@@ -58,6 +60,7 @@ def circuitsvis_source() -> str:
     return source.replace("</script", "<\\/script")  # in a string of the source
 
 
+@checked
 def init_notebook() -> None:
     """Put the script of the attention pictures (1.3 MB) into the notebook once.
 

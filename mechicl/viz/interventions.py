@@ -7,6 +7,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from mechicl.analysis import InterventionSweep
+from mechicl.base.arguments import checked
 from mechicl.statistics import interval
 from mechicl.viz.elements import add_heatmap, bar_ticks, bar_title, figure, name_cells, panel, panels, signed_scale
 
@@ -18,6 +19,7 @@ NAMES = {"pos": "position", "query": "query position", "key": "key position"}
 LOW, BETWEEN, AROUND = 120, 50, 150  # pixels: of a low panel, between two, and for titles and labels
 
 
+@checked
 def patching_grid(
     sweep: InterventionSweep,
     metric: str | None = None,

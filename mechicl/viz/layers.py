@@ -8,9 +8,11 @@ import torch
 from mechicl.analysis.behaviour.growth import Growth
 from mechicl.analysis.behaviour.matching import Match
 from mechicl.analysis.layers.probes import ProbeResult
+from mechicl.base.arguments import checked
 from mechicl.viz.elements import add_heatmap, add_line, bar_title, colors_for, figure, name_cells, tick_log_axes
 
 
+@checked
 def match_heatmap(match: Match, title: str | None = None) -> go.Figure:
     """Similarity of every pair of steps, the best match of each row outlined (Fu et al. 2024, Fig. 2)."""
     x, y = [str(row) for row in match.rows], [str(column) for column in match.columns]

@@ -21,6 +21,7 @@ from mechicl.analysis.interventions import InterventionSweep
 from mechicl.analysis.layers.probes import ProbeResult
 from mechicl.analysis.weights.kernels import KernelView
 from mechicl.analysis.weights.paths import LossPath, ModeConnectivity
+from mechicl.base.arguments import checked
 from mechicl.constructions.supports import WeightsCircuit
 from mechicl.statistics import Result, interval
 from mechicl.viz.behaviour import identified_families, regret_curves, shifted_losses, token_divergences
@@ -38,6 +39,7 @@ COLUMNS = 3  # panels in a row
 HEIGHT = 330  # of a row of panels
 
 
+@checked
 @singledispatch
 def plot(result: Any, **options: Any) -> go.Figure:
     """Draw a result: the figure of its kind, or its quantities with their intervals.

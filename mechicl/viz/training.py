@@ -8,6 +8,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from mechicl.analysis.dynamics import AlignmentOverTraining, HeadsOverTraining, Transitions
+from mechicl.base.arguments import checked
 from mechicl.statistics import interval
 from mechicl.viz.elements import (
     BELOW,
@@ -24,6 +25,7 @@ from mechicl.viz.elements import (
 )
 
 
+@checked
 def losses_over_training(
     steps: Sequence[int],
     losses: Mapping[str, Sequence[Sequence[float]]],
@@ -76,6 +78,7 @@ def losses_over_training(
     return tick_log_axes(fig)
 
 
+@checked
 def alignments_over_training(trainings: Mapping[str, AlignmentOverTraining]) -> go.Figure:
     """Alignment with a learner during trainings: means over seeds with 95% intervals, a panel for each measure."""
     names = {"sensitivity_cosine": "cosine of sensitivities", "prediction_distance": "distance of predictions",
@@ -94,6 +97,7 @@ def alignments_over_training(trainings: Mapping[str, AlignmentOverTraining]) -> 
     return tick_log_axes(fig)
 
 
+@checked
 def heads_during_training(
     curve: Mapping[str, Any], scores: HeadsOverTraining, title: str = "When heads form"
 ) -> go.Figure:

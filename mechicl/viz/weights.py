@@ -11,7 +11,7 @@ from torch import Tensor
 from mechicl.analysis.weights.kernels import KernelView
 from mechicl.analysis.weights.paths import LossPath
 from mechicl.analysis.weights.products import WeightProducts
-from mechicl.base.arguments import takes_undefined
+from mechicl.base.arguments import checked
 from mechicl.statistics import interval
 from mechicl.viz.elements import (
     BELOW,
@@ -34,6 +34,7 @@ BANDS = 3  # that are told apart where they lie over each other
 DIVERGED = 10  # times the first loss, beyond which a line is not drawn
 
 
+@checked
 def connectivity_paths(
     paths: Mapping[str, LossPath | Sequence[LossPath]], title: str = "Loss along paths between two models"
 ) -> go.Figure:
@@ -70,6 +71,7 @@ def connectivity_paths(
     return tick_log_axes(fig)
 
 
+@checked
 def weight_products_figure(trained: WeightProducts, construction: WeightProducts, names: Sequence[str]) -> go.Figure:
     """W_KQ and W_PV of a trained layer's first head in the fixed gauge, next to a construction's (von Oswald et al.
     2023, Fig. 9); `names` are of the stream's dimensions.
@@ -96,7 +98,7 @@ def weight_products_figure(trained: WeightProducts, construction: WeightProducts
     return fig
 
 
-@takes_undefined  # what diverged leaves a gap
+@checked(undefined=True)  # what diverged leaves a gap
 def roll_outs(by_damping: Mapping[float, Mapping[str, Float[Tensor, "step _"]]]) -> go.Figure:
     """Half the loss while one layer is applied repeatedly (von Oswald et al. 2023, Fig. 10).
 

@@ -9,7 +9,6 @@ from mechicl.algorithms.stepwise.counterfactuals import Runs
 from mechicl.algorithms.stepwise.descent import KernelReading, OnlineDescent, QueryDescent, ResidualDescent
 from mechicl.algorithms.stepwise.hypothesis import Hypothesis
 from mechicl.algorithms.stepwise.inverses import NewtonSteps, RidgePath
-from mechicl.base.arguments import check_arguments
 
 __all__ = [
     "AfterCopying",
@@ -25,5 +24,3 @@ __all__ = [
     "StepwiseAlgorithm",
     "query_of",
 ]
-
-check_arguments(__name__)

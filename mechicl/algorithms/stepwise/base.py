@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mechicl.base.arguments import checked
 from mechicl.learners import Trajectory
 from mechicl.prompts import Prompts
 
@@ -102,6 +103,7 @@ def gather(
     return (scores if sees is None else scores * sees) @ values
 
 
+@checked
 def query_of(state: State) -> State:
     """What the query carries: one point."""
     return {name: value[:, -1:] for name, value in state.items()}

@@ -26,7 +26,6 @@ from mechicl.analysis.behaviour.tuned_descent import (
     tuned_clipped_descent,
     tuned_descent,
 )
-from mechicl.base.arguments import check_arguments
 
 __all__ = [
     "Alignment",
@@ -53,5 +52,3 @@ __all__ = [
     "tuned_clipped_descent",
     "tuned_descent",
 ]
-
-check_arguments(__name__)

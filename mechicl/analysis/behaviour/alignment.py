@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mechicl.base.arguments import checked
 from mechicl.base.memory import MEMORY, Budget
 from mechicl.learners import Learner, bytes_per_prompt
 from mechicl.prompts import Prompts
@@ -29,6 +30,7 @@ class Alignment(Result):
     sensitivity_distance: Float[Tensor, "prompt"]
 
 
+@checked
 def align(a: Learner, b: Learner, prompts: Prompts, *, memory: float = MEMORY) -> Alignment:
     """Compare two learners on each prompt's query.
 
@@ -64,6 +66,7 @@ def cosine_of_sensitivities(a: Float[Tensor, "prompt y x"], b: Float[Tensor, "pr
     return cosine.clamp(-1, 1)
 
 
+@checked
 def sensitivities(learner: Learner, prompts: Prompts) -> Float[Tensor, "prompt y x"]:
     """The derivative of a learner's prediction with respect to the query's input, exact, in float64.
 

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.algorithms.card import ROUNDING
-from mechicl.base.arguments import takes_undefined
+from mechicl.base.arguments import checked
 
 EVIDENCE, PRICE, ELSEWHERE = 32.0, 0.25, 0.4
 """How many independent observations a distance counts for, how many of them a fitted number takes, how far is "none".
@@ -20,7 +20,7 @@ right family is likeliest; `analyses/known_families.py` measures on other ones h
 N_RESAMPLES = 200
 
 
-@takes_undefined
+@checked
 def family_weights(
     distances: Float[Tensor, "family prompt"],
     n_fitted: Sequence[int],

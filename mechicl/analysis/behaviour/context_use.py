@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.analysis.layers.layer_learners import LayerLearner, Lens
+from mechicl.base.arguments import checked
 from mechicl.base.memory import MEMORY
 from mechicl.learners import IterativeLearner, Learner, prompt_batches
 from mechicl.models import PromptedModel
@@ -31,6 +32,7 @@ class Forgetting(Result):
         return [n - 1 - i for i in range(n)]
 
 
+@checked
 @torch.no_grad()
 def measure_forgetting(learner: Learner, prompts: Prompts, *, memory: float = MEMORY) -> Forgetting:
     """Ask each context point again after the whole context, and compare the answer with its target.
@@ -77,6 +79,7 @@ class OrderSensitivity(Result):
         return ratio_interval(self.variance, self.signal, level)
 
 
+@checked
 @torch.no_grad()
 def measure_order_sensitivity(
     learner: Learner, prompts: Prompts, *, n_orders: int = 16, seed: int = 0, memory: float = MEMORY
@@ -130,6 +133,7 @@ class OutsideSpan(Result):
         return [interval(share, level) for share in self.share[index]]
 
 
+@checked
 def measure_outside_span(learner: IterativeLearner, prompts: Prompts) -> OutsideSpan:
     """Where the induced weights of each prefix lie, relative to the span of the prefix's inputs.
 

@@ -26,6 +26,7 @@ from mechicl.analysis.behaviour.alignment import (
 )
 from mechicl.analysis.behaviour.confidence import family_weights
 from mechicl.analysis.behaviour.regrets import are_classes
+from mechicl.base.arguments import checked
 from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
 from mechicl.learners import AlgorithmFamily, AlgorithmLearner, Learner, Learners, named_learners, prompt_batches
@@ -188,6 +189,7 @@ class Identification(Result):
         return [*lines, ("note", self.note)] if self.note else lines
 
 
+@checked
 def identify(
     model: Learner,
     task: Task,

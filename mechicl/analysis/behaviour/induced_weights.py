@@ -6,6 +6,7 @@ from torch import Tensor
 
 from mechicl.analysis.behaviour.alignment import sensitivities
 from mechicl.analysis.layers.layer_learners import LayerLearner
+from mechicl.base.arguments import checked
 from mechicl.base.memory import MEMORY, Budget
 from mechicl.learners import IterativeLearner, Learner, bytes_per_prompt
 from mechicl.prompts import Prompts
@@ -13,6 +14,7 @@ from mechicl.prompts import Prompts
 CACHED_ROWS = 2**13  # queries' streams in a batch: so many stay in a processor's cache, and larger batches are slower
 
 
+@checked
 def induced_weights(learner: Learner, prompts: Prompts) -> Float[Tensor, "step prompt point x y"]:
     """The exact derivative of each prediction with respect to its query, for every prefix of the prompts.
 
@@ -38,6 +40,7 @@ def induced_weights(learner: Learner, prompts: Prompts) -> Float[Tensor, "step p
     return torch.stack([sensitivities(learner, prefix).mT for prefix in prefixes], dim=1)[None]
 
 
+@checked
 @torch.no_grad()
 def regressed_weights(
     learner: Learner, prompts: Prompts, queries: Float[Tensor, "query x"], *, memory: float = MEMORY

@@ -17,6 +17,7 @@ from mechicl.analysis.behaviour.growth import Growth, fit_growth
 from mechicl.analysis.behaviour.induced_weights import induced_weights, regressed_weights
 from mechicl.analysis.behaviour.similarity import similarity_of_errors, similarity_of_weights
 from mechicl.analysis.layers.layer_learners import LayerLearner
+from mechicl.base.arguments import checked
 from mechicl.base.memory import MEMORY, Budget
 from mechicl.learners import IterativeLearner, Learner, Trajectory, bytes_per_prompt
 from mechicl.learners.learners import predictions_at
@@ -193,6 +194,7 @@ def _weighted_mean(
     return (sums / weights.sum(-1, keepdim=True)).masked_fill(~ever[..., 0], math.nan)
 
 
+@checked
 def match(
     a: Learner | Trajectory,
     b: Learner | Trajectory | Algorithm,

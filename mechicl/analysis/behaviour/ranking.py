@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.analysis.behaviour.matching import Match
+from mechicl.base.arguments import checked
 from mechicl.statistics import Interval, Result, interval
 
 
@@ -50,6 +51,7 @@ class FamilyRanking(Result):
         return self.families.index(family)
 
 
+@checked
 def rank_families(matches: Mapping[str, Match]) -> FamilyRanking:
     """How near families of algorithms come to each layer, by the steps that are best on every other prompt.
 

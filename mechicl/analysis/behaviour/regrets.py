@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.algorithms.references import references
+from mechicl.base.arguments import checked
 from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
 from mechicl.learners import (
@@ -94,6 +95,7 @@ class Regret(Result):
         return lines
 
 
+@checked
 def regret(
     learner: Any,
     task: AnyTask,

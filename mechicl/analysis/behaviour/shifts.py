@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mechicl.base.arguments import checked
 from mechicl.learners import Learner, squared_errors
 from mechicl.statistics import Interval, Result, ratio_interval
 from mechicl.tasks import LinearRegression
@@ -47,6 +48,7 @@ class ShiftedLosses(Result):
         return [ratio_interval(*pair) for pair in zip(errors, references, strict=True)]
 
 
+@checked
 def measure_shifted_losses(
     learners: Mapping[str, Learner],
     task: LinearRegression,

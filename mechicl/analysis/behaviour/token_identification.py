@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 
 from mechicl.algorithms.references import references
+from mechicl.base.arguments import checked
 from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
 from mechicl.learners import (
@@ -74,6 +75,7 @@ class TokenIdentification(Result):
         return lines
 
 
+@checked
 @torch.no_grad()
 def identify_on_tokens(
     model: Any,

@@ -12,11 +12,13 @@ from torch import Tensor
 
 from mechicl.algorithms.descent_cards import fit_steps, parameter_labels, split_parameters
 from mechicl.algorithms.spectral_fit import SCREENING, SpectralLearner, SpectralProblem
+from mechicl.base.arguments import checked
 from mechicl.prompts import Prompts
 
 SMALL, LARGE = 1e-6, 1e6  # parameters are sought by their logarithms: one that is to be 0 comes as near as this
 
 
+@checked
 def tuned_descent(prompts: Prompts, steps: int, *, gamma: bool = False, per_step: bool = False) -> SpectralLearner:
     """Gradient descent or GD++ with the least squared error on prompts, as the papers tune what they compare with.
 
@@ -72,6 +74,7 @@ class ClippedDescent:
         return torch.stack([self.predict(prompts.prefix(n)) for n in range(prompts.xs.shape[1])], dim=1)
 
 
+@checked
 def tuned_clipped_descent(
     prompts: Prompts, steps: int, clip: float, *, gamma: bool = False, per_step: bool = False
 ) -> ClippedDescent:

@@ -4,7 +4,6 @@ from mechicl.analysis.causes.interchange import interchange, sample_sources
 from mechicl.analysis.causes.ranking import HypothesisTest, candidate_algorithms, fit_hypotheses, test_hypotheses
 from mechicl.analysis.causes.results import Interchange
 from mechicl.analysis.causes.subspaces import SubspaceSearch, fit_subspace
-from mechicl.base.arguments import check_arguments
 
 __all__ = [
     "HypothesisTest",
@@ -17,5 +16,3 @@ __all__ = [
     "sample_sources",
     "test_hypotheses",
 ]
-
-check_arguments(__name__)

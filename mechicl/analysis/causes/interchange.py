@@ -16,6 +16,7 @@ from mechicl.analysis.causes.model_runs import (
     tokens_per_point,
 )
 from mechicl.analysis.causes.results import Interchange
+from mechicl.base.arguments import checked
 from mechicl.base.memory import MEMORY, Budget
 from mechicl.base.progress import progress_bar
 from mechicl.models.holding import holds_models
@@ -24,6 +25,7 @@ from mechicl.prompts import Prompts
 from mechicl.tasks import Task
 
 
+@checked
 def sample_sources(task: Task, prompts: Prompts, *, seed: int) -> Prompts:
     """Prompts of the task with contexts of their own and the queries of others: what states are taken from.
 
@@ -40,6 +42,7 @@ def sample_sources(task: Task, prompts: Prompts, *, seed: int) -> Prompts:
     return task.sample(len(prompts), seed=seed, dtype=prompts.dtype).to(prompts.device).with_query(prompts.query.xs)
 
 
+@checked
 @holds_models
 def interchange(
     model: Any,

@@ -16,6 +16,7 @@ from mechicl.analysis.behaviour import Identification, identify
 from mechicl.analysis.causes.interchange import interchange_each, rows_at_once, sample_sources
 from mechicl.analysis.causes.model_runs import ModelRuns, hears_attention, reads_ahead, record_streams, tokens_per_point
 from mechicl.analysis.causes.results import Interchange, Kind
+from mechicl.base.arguments import checked
 from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
 from mechicl.models.holding import holds_models
@@ -92,6 +93,7 @@ class HypothesisTest(Result):
         return lines + ([("nearest by predictions", self.likeness)] if self.likeness else [])
 
 
+@checked
 @holds_models
 def test_hypotheses(
     model: Any,
@@ -147,6 +149,7 @@ def test_hypotheses(
 test_hypotheses.__test__ = False  # type: ignore[attr-defined]  # pytest would take it for a test
 
 
+@checked
 @holds_models
 def fit_hypotheses(
     model: Any,
@@ -202,6 +205,7 @@ def fit_hypotheses(
     return hypotheses
 
 
+@checked
 def candidate_algorithms(
     prompts: Prompts, after_layers: Float[Tensor, "layer prompt y"], *, tokens_per_point: int = 1,
     causal: bool = False, clip: float | None = None,

@@ -23,6 +23,7 @@ from mechicl.analysis.causes.subspace_search import (
     search_columns,
     squared_distances,
 )
+from mechicl.base.arguments import checked
 from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
 from mechicl.models import PromptedModel, build
@@ -143,6 +144,7 @@ class SubspaceSearch(Result):
         return self.searches.index(search), self.layers.index(layer), self.dims.index(dim)
 
 
+@checked
 @holds_models
 def fit_subspace(
     model: Any,

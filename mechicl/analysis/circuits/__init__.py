@@ -11,7 +11,6 @@ from mechicl.analysis.circuits.ranking import auroc
 from mechicl.analysis.circuits.results import Circuit
 from mechicl.analysis.circuits.scores import EdgeScores, score_edges
 from mechicl.analysis.circuits.search import find_circuit
-from mechicl.base.arguments import check_arguments
 from mechicl.models.opening.edges import EMBEDDING, Edge, Node
 
 __all__ = [
@@ -29,5 +28,3 @@ __all__ = [
     "measure_circuit",
     "score_edges",
 ]
-
-check_arguments(__name__)

@@ -7,6 +7,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 import pandas as pd
 
+from mechicl.base.arguments import checked
 from mechicl.models.opening.edges import EMBEDDING, Edge, Node
 from mechicl.statistics import Result
 
@@ -99,6 +100,7 @@ class CircuitComparison(Result):
         ]
 
 
+@checked
 def compare_circuits(circuit: NodesAndEdges, truth: NodesAndEdges) -> CircuitComparison:
     """What a circuit shares with the truth, or with another circuit, what it misses, and what is false in it.
 

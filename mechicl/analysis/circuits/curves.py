@@ -16,6 +16,7 @@ from mechicl.analysis.circuits.problem import make_problem
 from mechicl.analysis.circuits.ranking import Scores, keep_paths, rank_edges, read_scores
 from mechicl.analysis.circuits.references import Method
 from mechicl.analysis.interventions.metrics import Inputs
+from mechicl.base.arguments import checked
 from mechicl.base.checks import check_whole
 from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
@@ -123,6 +124,7 @@ class CircuitCurve(Result):
         return [(name, f"CPR {self.cpr(name)}, CMD {self.cmd(name)}") for name in self.names]
 
 
+@checked
 @holds_models
 def circuit_curve(
     model: Any,

@@ -13,6 +13,7 @@ from mechicl.analysis.circuits.objectives import OneMetric
 from mechicl.analysis.circuits.problem import Problem, make_problem
 from mechicl.analysis.circuits.results import Circuit
 from mechicl.analysis.interventions.metrics import Inputs
+from mechicl.base.arguments import checked
 from mechicl.base.checks import check_whole
 from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
@@ -23,6 +24,7 @@ from mechicl.prompts import At
 Subsets = tuple[tuple[Node, ...], ...]
 
 
+@checked
 @holds_models
 def measure_circuit(
     model: Any,

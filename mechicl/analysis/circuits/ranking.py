@@ -11,6 +11,7 @@ from torch import Tensor
 from mechicl.analysis.circuits.comparison import NodesAndEdges
 from mechicl.analysis.circuits.cuts import on_paths
 from mechicl.analysis.circuits.graph import EdgeGraph
+from mechicl.base.arguments import checked
 from mechicl.models.opening.edges import EMBEDDING, Edge, Node
 
 
@@ -67,6 +68,7 @@ def read_scores(scores: Scores, edges: Sequence[Edge], name: str = "scores") -> 
     return values
 
 
+@checked
 def auroc(scores: Scores, truth: NodesAndEdges | Collection[Edge], edges: Sequence[Edge] | None = None) -> float:
     """The chance that a true edge scores higher, in absolute value, than one that is not true; ties count one half.
 

@@ -16,6 +16,7 @@ from mechicl.analysis.circuits.problem import Problem, make_problem
 from mechicl.analysis.circuits.ranking import auroc
 from mechicl.analysis.circuits.references import Method
 from mechicl.analysis.interventions.metrics import Inputs
+from mechicl.base.arguments import checked
 from mechicl.base.checks import check_whole
 from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
@@ -71,6 +72,7 @@ class EdgeScores(Result):
         return f"{len(self.edges)} edges scored by {self.scoring} ({self.metric}, {self.method}): {strongest}, ..."
 
 
+@checked
 @holds_models
 def score_edges(
     model: Any,

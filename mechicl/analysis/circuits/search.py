@@ -16,6 +16,7 @@ from mechicl.analysis.circuits.references import Method
 from mechicl.analysis.circuits.results import Circuit
 from mechicl.analysis.circuits.scores import Scoring, estimate_effects
 from mechicl.analysis.interventions.metrics import Inputs
+from mechicl.base.arguments import checked
 from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
 from mechicl.models.holding import holds_models
@@ -26,6 +27,7 @@ Search = Literal["exact", "eap", "eap-ig", "eap-ig-activations", "mask-ig", "acd
 TOLERANCE = 1e-3
 
 
+@checked
 @holds_models
 def find_circuit(
     model: Any,

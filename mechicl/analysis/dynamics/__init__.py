@@ -11,7 +11,6 @@ from mechicl.analysis.dynamics.snapshots import (
     score_heads_over_training,
 )
 from mechicl.analysis.dynamics.transitions import Transitions, find_transitions
-from mechicl.base.arguments import check_arguments
 
 __all__ = [
     "AlignmentOverTraining",
@@ -21,5 +20,3 @@ __all__ = [
     "find_transitions",
     "score_heads_over_training",
 ]
-
-check_arguments(__name__)

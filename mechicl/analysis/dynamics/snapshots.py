@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mechicl.analysis.behaviour.alignment import align
 from mechicl.analysis.heads.scores import score_heads
+from mechicl.base.arguments import checked
 from mechicl.checkpoints import Checkpoint, CheckpointError
 from mechicl.learners import Learner, squared_errors
 from mechicl.models import Model
@@ -36,6 +37,7 @@ class AlignmentOverTraining(Result):
     mse: Float[Tensor, "step seed"]
 
 
+@checked
 def align_over_training(checkpoint: Checkpoint, learner: Learner, prompts: Prompts) -> AlignmentOverTraining:
     """Compare the models of a training with a learner at each snapshot (`align`), in float64.
 
@@ -74,6 +76,7 @@ class HeadsOverTraining(Result):
     scores: dict[str, Float[Tensor, "step seed"]]
 
 
+@checked
 def score_heads_over_training(
     checkpoint: Checkpoint,
     names: Sequence[str] = ("previous_token", "induction"),

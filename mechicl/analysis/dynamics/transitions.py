@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from mechicl.base.arguments import checked
 from mechicl.statistics import Interval, Result, interval
 
 
@@ -54,6 +55,7 @@ class Transitions(Result):
         return (steps.max() / steps.min().clamp(min=1)).item() if len(steps) > 1 else float("nan")
 
 
+@checked
 def find_transitions(
     steps: Sequence[int],
     losses: Float[Tensor, "step seed"] | Sequence[Sequence[float]],

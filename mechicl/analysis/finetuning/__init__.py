@@ -23,7 +23,6 @@ from mechicl.analysis.finetuning.sgd import (
     fine_tune,
 )
 from mechicl.analysis.finetuning.text_tasks import TaskTexts, draw_texts, measure_accuracy, study_task
-from mechicl.base.arguments import check_arguments
 
 __all__ = [
     "METHODS",
@@ -44,5 +43,3 @@ __all__ = [
     "search_tuning",
     "study_task",
 ]
-
-check_arguments(__name__)

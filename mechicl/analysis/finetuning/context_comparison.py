@@ -20,6 +20,7 @@ from mechicl.analysis.finetuning.similarity_measures import (
     recall_of_gains,
     update_similarity,
 )
+from mechicl.base.arguments import checked
 from mechicl.base.memory import MEMORY
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
@@ -99,6 +100,7 @@ class FineTuningComparison(Result):
         return cls(*(torch.cat([getattr(part, field.name) for part in parts], dim=-1) for field in fields(cls)))
 
 
+@checked
 @holds_models
 def compare_with_finetuning(
     model: Any,

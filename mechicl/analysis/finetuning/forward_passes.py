@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, jvp
 from transformer_lens.hook_points import HookPoint
 
+from mechicl.base.arguments import checked
 from mechicl.models.holding import holding, holds_models
 from mechicl.models.opening.adapter import Hook, ModelAdapter
 from mechicl.models.opening.sites import check_hook
@@ -150,6 +151,7 @@ def value_and_derivative(function: Callable[[Weights], Any], weights: Weights, c
             ) from error
 
 
+@checked
 @holds_models
 def linearized_outputs(model: Any, tokens: Tensor, changes: Weights) -> Float[Tensor, "prompt d_out"]:
     """Predict the last position with a model's first-order expansion around its weights.

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mechicl.analysis.finetuning.predictions import predict_sequences, scores_and_losses
 from mechicl.analysis.finetuning.sgd import FineTuning, FineTuningDivergedError, ParallelSGD
+from mechicl.base.arguments import checked
 from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
 from mechicl.models.holding import holds_models
@@ -70,6 +71,7 @@ class TuningSearch(Result):
         return tuple(rates), tuple(epochs)
 
 
+@checked
 @holds_models
 def search_tuning(
     model: Any,

@@ -9,6 +9,7 @@ import torch
 from mechicl.analysis.finetuning.context_comparison import FineTuningComparison, compare_with_finetuning
 from mechicl.analysis.finetuning.hyperparameter_search import EPOCHS, LEARNING_RATES, TuningSearch, search_tuning
 from mechicl.analysis.finetuning.sgd import FineTuning, fine_tune_each
+from mechicl.base.arguments import checked
 from mechicl.base.progress import progress_bar
 from mechicl.models import HookedTransformer
 from mechicl.models.holding import holds_models
@@ -17,6 +18,7 @@ from mechicl.prompts import Prompts, Shots
 ZeroShot = Literal["query", "unlabelled"]
 
 
+@checked
 def prompt_shots(model: HookedTransformer, prompt: Prompts, zero_shot: ZeroShot | None = None) -> Shots:
     """One prompt's context as demonstrations, and its query.
 
@@ -50,6 +52,7 @@ def prompt_shots(model: HookedTransformer, prompt: Prompts, zero_shot: ZeroShot 
     )
 
 
+@checked
 @holds_models
 def search_on_prompts(
     model: HookedTransformer,
@@ -86,6 +89,7 @@ def search_on_prompts(
     return dataclasses.replace(searches[0], score=score, loss=loss)
 
 
+@checked
 @holds_models
 def compare_on_prompts(
     model: HookedTransformer,

@@ -21,6 +21,7 @@ from mechicl.analysis.finetuning.forward_passes import (
     weights_changed,
 )
 from mechicl.analysis.finetuning.predictions import check_lengths
+from mechicl.base.arguments import checked
 from mechicl.base.checks import require_finite, require_whole
 from mechicl.base.progress import progress_bar
 from mechicl.models import HookedTransformer
@@ -115,6 +116,7 @@ class FineTuned(Result):
         return weights_changed(model, self.changes)
 
 
+@checked
 @holds_models
 def fine_tune(model: Any, shots: Shots, tuning: FineTuning | None = None, *, progress: bool = True) -> FineTuned:
     """Fine-tune a model on demonstrations, one after the other, and restore it.

@@ -17,6 +17,7 @@ from mechicl.analysis.finetuning.context_comparison import (
 from mechicl.analysis.finetuning.hyperparameter_search import EPOCHS, LEARNING_RATES, TuningSearch, search_tuning
 from mechicl.analysis.finetuning.predictions import check_lengths, predict_sequences, scores_and_losses
 from mechicl.analysis.finetuning.sgd import METHODS, FineTuning, Method, fine_tune
+from mechicl.base.arguments import checked
 from mechicl.base.memory import MEMORY
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
@@ -90,6 +91,7 @@ class AccuracyByDemonstrations(Result):
     accuracy: Float[Tensor, "n_demonstration query"]
 
 
+@checked
 def draw_texts(
     task: TextTask,
     *,
@@ -147,6 +149,7 @@ def _unseen(texts: LabelledTexts, known: set[Columns]) -> LabelledTexts:
     return texts.take(sorted(i for text, i in first.items() if text not in known))
 
 
+@checked
 @holds_models
 def study_task(
     model: Any,
@@ -214,6 +217,7 @@ def study_task(
     )  # fmt: skip
 
 
+@checked
 @holds_models
 def measure_accuracy(
     model: Any, tokenizer: Any, texts: TaskTexts, n_demonstrations: Iterable[int], *, memory: float = MEMORY

@@ -13,7 +13,6 @@ from mechicl.analysis.heads.target_copying import (
     measure_target_copying,
     measure_token_sensitivity,
 )
-from mechicl.base.arguments import check_arguments
 
 __all__ = [
     "HeadScores",
@@ -26,5 +25,3 @@ __all__ = [
     "read_dual_form",
     "score_heads",
 ]
-
-check_arguments(__name__)

@@ -10,12 +10,13 @@ from torch import Tensor
 from transformer_lens import FactoredMatrix
 from transformer_lens.utilities import matrix
 
-from mechicl.base.arguments import count_undefined
+from mechicl.base.arguments import checked, count_undefined
 
 BASELINE_DRAWS = 64  # pairs of random matrices whose mean score is the baseline of composition scores
 TOKENS_AT_A_TIME = 8192  # of a vocabulary, in float64
 
 
+@checked
 @torch.no_grad()
 def prefix_matching_scores(model: Any) -> Float[Tensor, "layer head layer head"]:
     """Eigenvalue scores of QK circuits: whether each head attends to the token that each earlier head moved.
@@ -45,6 +46,7 @@ def prefix_matching_scores(model: Any) -> Float[Tensor, "layer head layer head"]
     return scores
 
 
+@checked
 @torch.no_grad()
 def composition_scores(
     model: Any, kind: Literal["Q", "K", "V"], *, baseline: bool = False, seed: int = 0

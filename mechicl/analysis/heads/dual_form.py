@@ -8,6 +8,7 @@ from einops import einsum
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from mechicl.base.arguments import checked
 from mechicl.base.memory import MEMORY, Budget
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
@@ -38,6 +39,7 @@ class DualForm(Result):
     relative_error: Float[Tensor, "head prompt"]
 
 
+@checked
 @holds_models
 @torch.no_grad()
 def read_dual_form(

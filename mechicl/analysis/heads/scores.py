@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mechicl.analysis.heads.composition import circuit_scores
+from mechicl.base.arguments import checked
 from mechicl.base.memory import MEMORY, Budget
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
@@ -89,6 +90,7 @@ class HeadScores(Result):
         return pd.DataFrame(rows)
 
 
+@checked
 @holds_models
 @torch.no_grad()
 def score_heads(

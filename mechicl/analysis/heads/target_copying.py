@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.func import jacfwd, vmap
 
 from mechicl.analysis.layers.layer_learners import check_layer
+from mechicl.base.arguments import checked
 from mechicl.base.memory import MEMORY, Budget
 from mechicl.constructions import copy_targets
 from mechicl.learners import prompt_batches
@@ -38,6 +39,7 @@ class TokenSensitivity(Result):
     other: Float[Tensor, "prompt"]
 
 
+@checked
 @holds_models
 def measure_token_sensitivity(
     model: HookedTransformer, prompts: Prompts, layer: int = 1, *, memory: float = MEMORY
@@ -112,6 +114,7 @@ class TargetCopying(Result):
     errors_transplanted: Float[Tensor, "prompt"]
 
 
+@checked
 @holds_models
 @torch.no_grad()
 def measure_target_copying(

@@ -12,7 +12,6 @@ from mechicl.analysis.interventions.patching import patch
 from mechicl.analysis.interventions.paths import patch_paths
 from mechicl.analysis.interventions.session import PatchingSession, SessionResult
 from mechicl.analysis.interventions.sweeps import InterventionSweep
-from mechicl.base.arguments import check_arguments
 from mechicl.models.opening.sites import Site
 
 __all__ = [
@@ -32,5 +31,3 @@ __all__ = [
     "patch_paths",
     "squared_error",
 ]
-
-check_arguments(__name__)

@@ -14,6 +14,7 @@ from mechicl.analysis.interventions.metrics import Inputs, Metrics
 from mechicl.analysis.interventions.patching import make_experiment, make_sweep, sweep_grid
 from mechicl.analysis.interventions.runs import CellResults, Experiment, record_within
 from mechicl.analysis.interventions.sweeps import InterventionSweep
+from mechicl.base.arguments import checked
 from mechicl.base.memory import MEMORY, Budget, count_bytes
 from mechicl.base.progress import progress_bar
 from mechicl.models.holding import holds_models
@@ -23,6 +24,7 @@ from mechicl.prompts import At
 Method = Literal["mean", "zero", "resample", "counterfactual"]
 
 
+@checked
 @holds_models
 def ablate(
     model: Any,

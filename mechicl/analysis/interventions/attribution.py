@@ -12,6 +12,7 @@ from mechicl.analysis.interventions.cells import CellGrid, Only, make_grid
 from mechicl.analysis.interventions.metrics import Inputs, Metric, Metrics, evaluate_metrics, name_metrics
 from mechicl.analysis.interventions.patching import Direction, encode_pair
 from mechicl.analysis.interventions.sweeps import InterventionSweep
+from mechicl.base.arguments import checked
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.sites import axes_of
@@ -19,6 +20,7 @@ from mechicl.prompts import At
 from mechicl.statistics import Interval, interval
 
 
+@checked
 @holds_models
 def attribute(
     model: Any,
@@ -117,6 +119,7 @@ def linearize_metrics(
     return predictions.detach(), {name: metric.detach() for name, metric in measured.items()}, changes
 
 
+@checked
 def correlate_effects(
     estimate: InterventionSweep, real: InterventionSweep, metric: str | None = None, level: float = 0.95
 ) -> Interval:

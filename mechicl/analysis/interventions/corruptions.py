@@ -6,12 +6,14 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from mechicl.base.arguments import checked
 from mechicl.prompts import Prompts
 
 Corruption = Literal["task", "labels", "query", "prompt", "noise"]
 TokenCorruption = Literal["occurrences", "sequence"]
 
 
+@checked
 def corrupt(prompts: Prompts, kind: Corruption, *, seed: int = 0, noise_std: float = 1.0) -> Prompts:
     """Prompts that differ from the given ones in one respect, of the same shape.
 
@@ -59,6 +61,7 @@ def corrupt(prompts: Prompts, kind: Corruption, *, seed: int = 0, noise_std: flo
     return Prompts(xs, ys)
 
 
+@checked
 def corrupt_tokens(
     ids: Int[Tensor, "prompt pos"],
     kind: TokenCorruption = "occurrences",

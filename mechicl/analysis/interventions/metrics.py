@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from mechicl.base.arguments import checked
 from mechicl.learners import Learner
 from mechicl.prompts import At, Prompts, TokenSequences
 
@@ -17,6 +18,7 @@ Metric = Callable[[Tensor], Tensor]
 """Predictions `[prompt ...]` (the query's `[prompt y]`, or logits `[prompt d_vocab]`) to `[prompt]`."""
 
 
+@checked
 def squared_error(prompts: Prompts) -> Metric:
     """Squared error of the predictions to these prompts' targets, averaged over the target's dimensions.
 
@@ -39,6 +41,7 @@ def squared_error(prompts: Prompts) -> Metric:
     return loss
 
 
+@checked
 def distance_to(learner: Learner, prompts: Prompts) -> Metric:
     """Euclidean distance of the query's prediction to that of another learner on these prompts.
 
@@ -61,6 +64,7 @@ def distance_to(learner: Learner, prompts: Prompts) -> Metric:
     return distance
 
 
+@checked
 def logit_difference(correct: Int[Tensor, "prompt"], wrong: Int[Tensor, "prompt"]) -> Metric:
     """Logit of the correct token minus that of the wrong one, at the last position (`at="query"`).
 
@@ -83,6 +87,7 @@ def logit_difference(correct: Int[Tensor, "prompt"], wrong: Int[Tensor, "prompt"
     return difference
 
 
+@checked
 def next_token_loss(targets: Int[Tensor, "prompt"] | Int[Tensor, "prompt pos"]) -> Metric:
     """Cross entropy of the target tokens, in nats: at the last position, or averaged over all that are not -100.
 

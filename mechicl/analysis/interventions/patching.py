@@ -9,6 +9,7 @@ from mechicl.analysis.interventions.cells import CellGrid, Only, make_grid
 from mechicl.analysis.interventions.metrics import Inputs, Metrics, evaluate_metrics, name_metrics
 from mechicl.analysis.interventions.runs import Baseline, CellResults, Experiment, record_within
 from mechicl.analysis.interventions.sweeps import InterventionSweep
+from mechicl.base.arguments import checked
 from mechicl.base.memory import MEMORY, Budget
 from mechicl.base.progress import progress_bar
 from mechicl.models.holding import holds_models
@@ -18,6 +19,7 @@ from mechicl.prompts import At, Prompts
 Direction = Literal["denoising", "noising"]
 
 
+@checked
 @holds_models
 def patch(
     model: Any,

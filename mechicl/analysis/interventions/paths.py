@@ -13,6 +13,7 @@ from mechicl.analysis.interventions.metrics import Inputs, Metrics, evaluate_met
 from mechicl.analysis.interventions.patching import Direction, encode_pair, make_experiment, make_sweep
 from mechicl.analysis.interventions.runs import CellResults, record_within
 from mechicl.analysis.interventions.sweeps import InterventionSweep
+from mechicl.base.arguments import checked
 from mechicl.base.memory import MEMORY, count_bytes
 from mechicl.base.progress import progress_bar
 from mechicl.models.holding import holds_models
@@ -24,6 +25,7 @@ from mechicl.prompts import At
 Receiver = Literal["q", "k", "v"]
 
 
+@checked
 @holds_models
 def patch_paths(
     model: Any,

@@ -7,7 +7,6 @@
 from mechicl.analysis.layers.layer_learners import LayerErrors, Lens
 from mechicl.analysis.layers.probes import algorithm_weights, cross_moments, ols_weights, probe, second_moments
 from mechicl.analysis.layers.readouts import Readouts, fit_readouts
-from mechicl.base.arguments import check_arguments
 
 __all__ = [
     "LayerErrors",
@@ -20,5 +19,3 @@ __all__ = [
     "probe",
     "second_moments",
 ]
-
-check_arguments(__name__)

@@ -16,6 +16,7 @@ from mechicl.algorithms import ols
 from mechicl.algorithms.spectra import sums_before
 from mechicl.analysis.layers.layer_learners import Lens
 from mechicl.analysis.layers.linear_maps import PENALTIES, RidgeSums, count_sums
+from mechicl.base.arguments import checked
 from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
 from mechicl.learners import Trajectory, prompt_batches
@@ -29,18 +30,21 @@ Quantity = Callable[[Prompts], Float[Tensor, "prompt point quantity"]]
 GROUP = 256  # prompts among which the control task's partners are exchanged
 
 
+@checked
 def cross_moments(prompts: Prompts) -> Float[Tensor, "prompt point quantity"]:
     """`Xᵀ Y` of each prefix, flattened: the first step of gradient descent."""
     products = prompts.xs[..., :, None] * prompts.ys[..., None, :]
     return sums_before(products).flatten(2)
 
 
+@checked
 def second_moments(prompts: Prompts) -> Float[Tensor, "prompt point quantity"]:
     """The entries of `S = XᵀX` of each prefix, on and above the diagonal."""
     rows, columns = torch.triu_indices(prompts.x_dim, prompts.x_dim)
     return sums_before(prompts.xs[..., :, None] * prompts.xs[..., None, :])[..., rows, columns]
 
 
+@checked
 def algorithm_weights(algorithm: Callable[..., Trajectory], **settings: Any) -> Quantity:
     """An algorithm's weights after its last step, as a quantity to probe for.
 
@@ -141,6 +145,7 @@ class ProbeResult(Result):
         return 1 - errors.mean(-1) / varies.masked_fill(constant, torch.nan)
 
 
+@checked
 def probe(
     model: LayeredModel,
     quantities: dict[str, Quantity],

@@ -15,6 +15,7 @@ from mechicl.analysis.layers.layer_learners import (
     prediction_rows,
 )
 from mechicl.analysis.layers.linear_maps import PENALTIES, RidgeSums, count_sums
+from mechicl.base.arguments import checked
 from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
 from mechicl.learners import prompt_batches
@@ -67,6 +68,7 @@ class Readouts(LayerLearner):
         return read + bias[:, None]
 
 
+@checked
 def fit_readouts(
     model: LayeredModel,
     prompts: Prompts | Iterable[Prompts],

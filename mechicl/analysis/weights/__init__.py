@@ -19,7 +19,6 @@ from mechicl.analysis.weights.products import (
     repeat_layers,
     replace_products,
 )
-from mechicl.base.arguments import check_arguments
 
 __all__ = [
     "Conditioning",
@@ -40,5 +39,3 @@ __all__ = [
     "replace_products",
     "view_kernel",
 ]
-
-check_arguments(__name__)

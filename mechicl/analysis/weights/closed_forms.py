@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mechicl.base.arguments import checked
 from mechicl.base.checks import check_whole
 from mechicl.statistics import Result
 from mechicl.tasks import LinearRegression
@@ -33,6 +34,7 @@ class OneStepOptimum(Result):
 _MOMENTS = {"uniform": (1 / 12, 1 / 80), "gaussian": (1.0, 3.0), "laplace": (2.0, 24.0)}
 
 
+@checked
 def one_step_optimum(task: LinearRegression) -> OneStepOptimum:
     """Step size and loss of the best single step, over all prompts of a task.
 
@@ -64,6 +66,7 @@ def one_step_optimum(task: LinearRegression) -> OneStepOptimum:
     )
 
 
+@checked
 def linear_attention_optimum(eigenvalues: list[float], n_context: int, noise_variance: float = 0.0) -> float:
     """Loss of the best one-layer linear attention on Gaussian inputs, `w ~ N(0, I)`, noiseless query target.
 
@@ -83,6 +86,7 @@ def linear_attention_optimum(eigenvalues: list[float], n_context: int, noise_var
     return (spectrum * (1 - spectrum / inverse)).sum().item()
 
 
+@checked
 def preconditioned_gd_optimum(eigenvalues: list[float], n_context: int, noise_variance: float = 0.0) -> OneStepOptimum:
     """η and loss of the best single step of gradient descent with preconditioner `η Σ⁻¹`, on the same task.
 

@@ -11,6 +11,7 @@ from scipy.special import bdtrik
 from torch import Tensor
 
 from mechicl.algorithms.search import minimize_on_grid
+from mechicl.base.arguments import checked
 from mechicl.prompts import Prompts
 from mechicl.statistics import Interval, Result, interval
 from mechicl.statistics.intervals import ConfidenceLevel
@@ -177,6 +178,7 @@ class Conditioning(Result):
         return dataclasses.replace(self, gammas=values, after=after)
 
 
+@checked
 def measure_conditioning(prompts: Prompts, gammas: Sequence[float], *, floor: float = FLOOR) -> Conditioning:
     """Measure the condition numbers of `S = XᵀX` over the context points, before and after the map of GD++.
 

@@ -18,6 +18,7 @@ from mechicl.analysis.weights.construction_families import (
     project_weights,
 )
 from mechicl.analysis.weights.products import WeightProducts
+from mechicl.base.arguments import checked
 from mechicl.learners import prompt_batches
 from mechicl.models import HookedTransformer
 from mechicl.models.wrapping.wrapped import refuse_wrapped
@@ -117,6 +118,7 @@ class ConstructionFit(Result):
         return pd.DataFrame(rows)
 
 
+@checked
 def fit_construction(
     models: HookedTransformer | Sequence[HookedTransformer],
     family: FamilyName,

@@ -27,6 +27,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.functional import jvp
 
+from mechicl.base.arguments import checked
 from mechicl.base.memory import MEMORY
 from mechicl.learners import Learner, prompt_batches
 from mechicl.models import HookedTransformer, PromptedModel
@@ -101,6 +102,7 @@ class KernelView(Result):
         return ((self.kernel - self.kernel.mT).norm() / self.kernel.norm()).item()
 
 
+@checked
 @torch.no_grad()
 def adapted_functions(
     learner: Learner, prompts: Prompts, grid: Float[Tensor, "query x"], *, memory: float = MEMORY
@@ -136,6 +138,7 @@ def adapted_functions(
     return torch.cat(parts)
 
 
+@checked
 def initial_function(model: HookedTransformer, xs: Float[Tensor, "point x"]) -> Float[Tensor, "point y"]:
     """The prediction before attention: the read-out of the embedded query, as for a query without any context.
 
@@ -185,6 +188,7 @@ def decompose(model: HookedTransformer, prompts: Prompts, *, memory: float = MEM
     return PredictionParts(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
+@checked
 def view_kernel(model: HookedTransformer, grid: Float[Tensor, "point x"], prompts: Prompts) -> KernelView:
     """Measure the kernel of a one-layer model on a grid, and the terms of its predictions for prompts.
 

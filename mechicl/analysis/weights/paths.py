@@ -15,7 +15,7 @@ from torch.func import functional_call
 from mechicl.analysis.weights import symmetries
 from mechicl.analysis.weights.construction_families import FamilyName
 from mechicl.analysis.weights.fits import fit_construction
-from mechicl.base.arguments import count_undefined
+from mechicl.base.arguments import checked, count_undefined
 from mechicl.base.progress import progress_bar
 from mechicl.base.warning import warn
 from mechicl.models import HookedTransformer
@@ -160,6 +160,7 @@ class ModeConnectivity(Result):
         return pd.concat(tables, ignore_index=True)
 
 
+@checked
 def interpolate(
     a: HookedTransformer, b: HookedTransformer, prompts: Prompts, *, n_alphas: int = 11, kind: PathKind = "rescaled"
 ) -> LossPath:
@@ -205,6 +206,7 @@ def measure_path(kind: str, curve: WeightCurve, prompts: Prompts, n_alphas: int)
     return LossPath(kind, tuple(alphas.tolist()), errors, curve)
 
 
+@checked
 def connect_modes(
     a: HookedTransformer,
     b: HookedTransformer,

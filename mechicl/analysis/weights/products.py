@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mechicl.base.arguments import checked
 from mechicl.base.checks import require_whole
 from mechicl.models import HookedTransformer
 from mechicl.models.wrapping.wrapped import refuse_wrapped
@@ -89,6 +90,7 @@ def concatenate(parts: Sequence[WeightProducts], axis: int) -> WeightProducts:
     return dataclasses.replace(parts[0], W_KQ=W_KQ, W_PV=W_PV)
 
 
+@checked
 def read_weight_products(model: HookedTransformer) -> WeightProducts:
     """Read the weight products of a model on paired prompts, float64 on the CPU.
 
@@ -112,6 +114,7 @@ def read_weight_products(model: HookedTransformer) -> WeightProducts:
     return WeightProducts(cfg.score_scale * W_Q @ W_K.mT, W_V @ W_O, cfg.x_dim, cfg.y_dim)
 
 
+@checked
 def replace_products(model: HookedTransformer, products: WeightProducts) -> HookedTransformer:
     """Make a float64 model whose heads have these products: `W_Q = W_KQ`, `W_V = W_PV`, `W_K = W_O = 1`.
 
@@ -143,6 +146,7 @@ def replace_products(model: HookedTransformer, products: WeightProducts) -> Hook
     return made.eval()
 
 
+@checked
 def repeat_layers(model: HookedTransformer, steps: int, damping: float = 1.0) -> HookedTransformer:
     """Loop a one-layer model's layer, with every update of the stream scaled by `damping`; the model stays unchanged.
 

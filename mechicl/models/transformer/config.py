@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from mechicl.base.arguments import check_fields
 from mechicl.models.config_checks import DTYPES, dtype_name, read_config
 from mechicl.models.transformer.config_rules import THEIRS, check_combinations, fill_defaults
 from mechicl.prompts import PromptFormat, prompt_format
@@ -195,6 +196,7 @@ class TransformerConfig:
     attn_scale: FilledFloat = None  # type: ignore[assignment]
 
     def __post_init__(self):
+        check_fields(self)
         self._set(dtype=dtype_name(self.dtype))
         # what the config was called with: `replace` starts from it, so that defaults follow what they depend on
         self._set(_arguments={field.name: getattr(self, field.name) for field in dataclasses.fields(self)})

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from mechicl.base.arguments import checked
 from mechicl.models.transformer.config import TransformerConfig
 
 State = dict[str, Tensor]
@@ -170,6 +171,7 @@ STEPS = {  # in this order
 # ---- models ----
 
 
+@checked
 @torch.no_grad()
 def process_weights(
     model: Model,

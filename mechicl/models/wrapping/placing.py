@@ -10,6 +10,7 @@ import torch.nn as nn
 from torch import Tensor
 from transformer_lens import HookedRootModule
 
+from mechicl.base.arguments import checked
 from mechicl.base.checks import check_whole
 from mechicl.models.wrapping.module_hooks import Fused, Names, Place, Side, Split, expand, unwrapped
 from mechicl.models.wrapping.wrapped import Call, Decode, Encode, WrappedModel
@@ -28,6 +29,7 @@ PARTS_OF_ATTENTION: dict[str, tuple[str, Side]] = {  # key in `attention`: compo
 }
 
 
+@checked
 def wrap(
     module: Any,
     *,

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.utilities import get_act_name
 
+from mechicl.base.arguments import checked
 from mechicl.models.holding import holding, in_a_pass, share_lock
 from mechicl.models.layered import LayeredModel
 from mechicl.models.wrapping.module_hooks import KEYWORDS, NO_HOOKS, HookedParts, Place
@@ -148,6 +149,7 @@ class WrappedModel(LayeredModel):
         predictions = self.decode(outputs)
         return predictions[:, -1:] if at == "query" else predictions
 
+    @checked
     def encode(self, prompts: Prompts) -> Tensor:
         """Prompts as what the module reads, on its device and in its dtype.
 
@@ -177,10 +179,12 @@ class WrappedModel(LayeredModel):
             return predictions[:, None]
         return predictions if self._decode is not None else predictions[:, self._positions_of(predictions, "points")]
 
+    @checked
     def predict(self, prompts: Prompts) -> Float[Tensor, "prompt y"]:
         """The query's prediction, in bounded memory; a graph only leads to the prompts (see `LayeredModel`)."""
         return self._in_parts(self._predictions, prompts)[:, -1]
 
+    @checked
     def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
         """The prediction of each point t from the points before it; the last one is the query's.
 
