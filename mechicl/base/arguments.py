@@ -351,7 +351,10 @@ def _refusal(name: str, hint: Any, value: Any, seen: Mapping[str, Tensor], undef
         advice = "; torch.from_numpy makes a tensor of it"
     elif type(value).__module__.startswith(("transformer_lens.", "transformers.")) and "Hooked" in _allowed(hint):
         advice = "; mechicl.wrap() makes a model of it"
-    return f"{name} must be {_allowed(hint)}, got {_in_words(value)}{advice}"
+    allowed = _allowed(hint)
+    if isinstance(value, float) and math.isnan(value):
+        allowed = allowed.replace("a number", "a finite number")
+    return f"{name} must be {allowed}, got {_in_words(value)}{advice}"
 
 
 _KINDS = {int: "an int", float: "a number", str: "a string", bool: "True or False", type(None): "None"}

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformer_lens import ActivationCache, HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
-from mechicl.base.arguments import checked, count_undefined
+from mechicl.base.arguments import count_undefined
 from mechicl.base.memory import MEMORY
 from mechicl.base.warning import warn
 from mechicl.models.holding import holding, in_a_pass
@@ -41,24 +41,21 @@ class LayeredModel(HookedRootModule):
 
     cfg: Any
 
-    @checked
     def encode(self, prompts: Prompts) -> Tensor:
         """Prompts as what the network reads, on its device and in its dtype."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not define encode(prompts)")
 
     def decode(self, outputs: Any) -> Float[Tensor, "prompt point y"]:
         """The predictions in the outputs."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not define decode(outputs)")
 
-    @checked
     def predict(self, prompts: Prompts) -> Float[Tensor, "prompt y"]:
         """The query's prediction."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not define predict(prompts)")
 
-    @checked
     def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
         """The prediction of each point t from the points before it; the last one is the query's."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not define predict_prefixes(prompts)")
 
     @property
     def config(self) -> Any:

@@ -4,6 +4,7 @@ import torch
 from hypothesis import settings
 
 from mechicl import algorithms, analysis
+from mechicl.analysis.interventions import distance_to
 from mechicl.learners import AlgorithmLearner, Learner, Trajectory, named_learners, squared_errors
 from mechicl.prompts import Prompts
 from mechicl.tasks import LinearRegression
@@ -172,7 +173,7 @@ def test_a_learner_that_only_predicts_works_where_prefixes_are_not_needed():
     torch.testing.assert_close(squared_errors(learner, prompts)[:, 0], expected)
     aligned = analysis.align(learner, learner, prompts)
     assert aligned.prediction_distance.max() == 0
-    assert analysis.distance_to(learner, prompts)(learner.predict(prompts)).max() == 0
+    assert distance_to(learner, prompts)(learner.predict(prompts)).max() == 0
     assert named_learners([learner])
     for call in (
         lambda: squared_errors(learner, prompts, at="points"),

@@ -390,8 +390,8 @@ JUNK = [
         {"model": {"x_dim": 3, "n_context": 4, "d_model": 10**400}},
         "(model: |.*'model'.*d_model.* must be smaller than)",
     ),
-    (None, "data must be a dictionary of strings to anything, got None"),
-    ([["task", {}]], "data must be a dictionary of strings to anything, got the list"),
+    (None, "must be a mapping of its fields, got NoneType"),
+    ([["task", {}]], "must be a mapping of its fields, got list"),
 ]
 PLAIN = """
 import json, sys
