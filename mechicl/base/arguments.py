@@ -10,7 +10,18 @@ import os
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    overload,
+)
 
 import numpy as np
 import torch
@@ -96,7 +107,11 @@ _CONFS = {
 # ---- checks ----
 
 
-def checked(function: Function | None = None, *, undefined: bool = False) -> Any:
+@overload
+def checked(function: Function) -> Function: ...
+@overload
+def checked(*, undefined: bool) -> Callable[[Function], Function]: ...
+def checked(function: Callable[..., Any] | None = None, *, undefined: bool = False) -> Any:
     """Compare the arguments of every call with the function's annotations.
 
     Tensors must have finite values; numbers must not be NaN. NumPy's numbers count as Python's, arrays and tensors of
@@ -125,7 +140,7 @@ def checked(function: Function | None = None, *, undefined: bool = False) -> Any
         return plain(*args, **kwargs)
 
     check._checks_arguments = True  # type: ignore[attr-defined]
-    return cast(Function, check)
+    return check
 
 
 def check_fields(settings: Any, *, undefined: bool = False) -> None:
@@ -420,25 +435,3 @@ def _in_words(value: Any) -> str:
 
 def _short(text: str) -> str:
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
-
-
-# ---- until every export is decorated ----
-
-
-def check_arguments(name: str) -> None:
-    """Put `checked` around the functions in a package's `__all__`."""
-    import sys
-
-    module = sys.modules[name]
-    for key in getattr(module, "__all__", ()):
-        member = getattr(module, key)
-        if inspect.isfunction(member) and member.__module__.startswith("mechicl."):
-            if not hasattr(member, "_checks_arguments"):
-                member = checked(member)
-                member.__module__ = name
-            setattr(module, key, member)
-
-
-def takes_undefined(function: Function) -> Function:
-    """The old spelling of `checked(undefined=True)`, for functions; classes stay as they are."""
-    return cast(Function, checked(function, undefined=True)) if inspect.isfunction(function) else function

@@ -131,10 +131,9 @@ def model_attention(
     names = [Site("pattern", layer).hook_name for layer in numbers]
     for name in names:
         check_hook(model, name)
-    if labels is None and isinstance(prompt, Prompts):
-        labels = model.cfg.format.labels(prompt.n_context)
-    elif labels is None:
-        labels = [str(i) for i in prompt[0].tolist()]
+    if labels is None:
+        is_points = isinstance(prompt, Prompts)
+        labels = model.cfg.format.labels(prompt.n_context) if is_points else [str(i) for i in prompt[0].tolist()]
     _, cache = model.run_with_cache(prompt, names_filter=names)
     patterns = [cache[name][0] for name in names]
     tokens = list(labels or ())

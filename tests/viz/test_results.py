@@ -6,10 +6,10 @@ from typing import Any, get_args, get_origin, get_type_hints
 import pytest
 import torch
 
-import mechicl.analysis
 from mechicl import constructions, viz
 from mechicl.analysis import Match, compare_circuits, fit_construction
 from mechicl.analysis.circuits import EdgeScores
+from mechicl.analysis.weights.paths import ModeConnectivity
 from mechicl.constructions import weights_circuit
 from mechicl.statistics import Result, interval
 from mechicl.tasks import LinearRegression
@@ -40,7 +40,7 @@ BY_HAND = {  # results that cannot be made of any numbers
     "KernelView": view,
     "LossPath": lambda: path(3),
     "Match": lambda: Match("layer", "Newton", (0, 1), (1, 4), torch.rand(2, 2, 3).double(), "errors"),
-    "ModeConnectivity": lambda: mechicl.analysis.weights.paths.ModeConnectivity({"raw": path(3)}, {}),
+    "ModeConnectivity": lambda: ModeConnectivity({"raw": path(3)}, {}),
     "ShiftedLosses": losses,
     "SubspaceSearch": searched,
     "WeightsCircuit": lambda: weights_circuit(MODEL),

@@ -15,9 +15,9 @@ POINTS = TransformerConfig(
 
 def renamed(model: HookedTransformer) -> dict[str, torch.Tensor]:
     """The names that both ends had when they were parameters of the model itself."""
-    names = {"embed.W_E": "embed", "embed.b_E": "embed_bias", "pos_embed.W_pos": "pos_embed"}
+    names: dict[str, str] = {"embed.W_E": "embed", "embed.b_E": "embed_bias", "pos_embed.W_pos": "pos_embed"}
     names |= {"unembed.W_U": "unembed", "unembed.b_U": "unembed_bias"}
-    return {names.get(name, name): weight.clone() for name, weight in model.state_dict().items()}
+    return {names.get(str(name), str(name)): weight.clone() for name, weight in model.state_dict().items()}
 
 
 def test_earlier_names_load():
