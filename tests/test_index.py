@@ -163,5 +163,5 @@ def test_check_sees_a_change_of_the_results(index, tmp_path, monkeypatch, capsys
     with pytest.raises(SystemExit, match="not what the results say"):
         main("--check")
     path.write_text("{}")
-    with pytest.raises(SystemExit, match=r"a\.json holds no saved comparison"):
+    with pytest.raises(SystemExit, match=r"a\.json does not contain a saved comparison"):
         main()

@@ -173,14 +173,14 @@ def _rules(function: Callable[..., Any]) -> _Rules:
     hints = get_type_hints(function, include_extras=True)
     parameters = inspect.signature(function).parameters.values()
     kinds = {parameter.kind: parameter.name for parameter in parameters}
-    arrays = [hint for name, hint in hints.items() if name != "return" and any(map(_is_array, _parts(hint)))]
+    n_arrays = sum(_n_arrays(hint) for name, hint in hints.items() if name != "return")
     return _Rules(
         tuple(each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)),
         hints,
         {each.name: each.default for each in parameters},
         kinds.get(inspect.Parameter.VAR_POSITIONAL),
         kinds.get(inspect.Parameter.VAR_KEYWORD),
-        len(arrays) > 1,
+        n_arrays > 1,
     )
 
 
@@ -366,14 +366,23 @@ def _refusal(name: str, hint: Any, value: Any, seen: Mapping[str, Tensor], undef
         advice = "; torch.from_numpy makes a tensor of it"
     elif type(value).__module__.startswith(("transformer_lens.", "transformers.")) and "Hooked" in _allowed(hint):
         advice = "; mechicl.wrap() makes a model of it"
-    allowed = _allowed(hint)
-    if isinstance(value, float) and math.isnan(value):
-        allowed = allowed.replace("a number", "a finite number")
-    return f"{name} must be {allowed}, got {_in_words(value)}{advice}"
+    for label, each in [(name, value), *((f"{name}[{i}]", each) for i, each in enumerate(_items(value)))]:
+        if isinstance(each, float) and math.isnan(each):
+            return f"{label} must be a finite number, got nan"
+    return f"{name} must be {_allowed(hint)}, got {_in_words(value)}{advice}"
+
+
+def _items(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list | tuple) else ()
 
 
 _KINDS = {int: "an int", float: "a number", str: "a string", bool: "True or False", type(None): "None"}
 _PLURALS = {int: "ints", float: "numbers", str: "strings", bool: "True or False", Any: "anything"}
+
+
+def _n_arrays(hint: Any) -> int:
+    """How many arrays an annotation has; those in a collection count as two."""
+    return sum(1 if _is_array(part) else 2 * sum(map(_n_arrays, get_args(part))) for part in _parts(hint))
 
 
 def _is_array(part: Any) -> bool:

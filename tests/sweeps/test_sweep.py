@@ -309,7 +309,7 @@ def test_the_user_s_threads_are_left_as_they_were(tmp_path):
     ("options", "words"),
     [
         ({"workers": 0}, "workers must be"),
-        ({"workers": 2, "ray": "auto"}, "give one of them"),
+        ({"workers": 2, "ray": "auto"}, "give one"),
         ({"gpus": 1.0}, "gpus="),
         ({"measure": "nonsense"}, "no measure 'nonsense'"),
         ({"measure": "tests.sweeps.runs:nonsense"}, "no measure"),

@@ -146,7 +146,7 @@ class RidgeByDirections(StepwiseAlgorithm):
 
     def __init__(self, x_dim: int, *, penalty: float = 0.0, causal: bool = False):
         check_whole(1, x_dim=x_dim)
-        _check_penalties([penalty])
+        _check_penalties([penalty], "penalty")
         self.n_steps, self.penalty, self.causal = x_dim, float(penalty), causal
         self.name = f"ridge by {in_words(x_dim, 'eigendirection')}"
 
@@ -181,7 +181,7 @@ class MomentsThenRidge(StepwiseAlgorithm):
     variables = ("x", "y", "moments", "prediction")
 
     def __init__(self, *, penalty: float = 0.0, causal: bool = False):
-        _check_penalties([penalty])
+        _check_penalties([penalty], "penalty")
         self.penalty, self.causal = float(penalty), causal
         self.name = "ridge of collected moments"
 
@@ -215,6 +215,6 @@ def _solve(second: Tensor, cross: Tensor, penalty: float, direction: int | None 
     return directions @ (inverse[..., None] * (directions.mT @ cross))
 
 
-def _check_penalties(penalties: Sequence[float]) -> None:
+def _check_penalties(penalties: Sequence[float], name: str = "penalties") -> None:
     if not penalties or any(not 0 <= penalty < math.inf for penalty in penalties):
-        raise ValueError(f"penalties must be one or more finite numbers >= 0, got {penalties!r}")
+        raise ValueError(f"{name} must be finite and at least 0, got {penalties!r}")

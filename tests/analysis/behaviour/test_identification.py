@@ -303,7 +303,7 @@ def test_tuned_deep_descent_does_not_explode_on_contexts_that_it_was_not_tuned_o
 
 def test_tuning_refuses_what_cannot_be_tuned():
     prompts = LinearRegression(x_dim=2, n_context=3).sample(10, seed=0)
-    with pytest.raises(ValueError, match="its γ does nothing"):
+    with pytest.raises(ValueError, match="γ does nothing"):
         tuned_descent(prompts, 1, gamma=True)
     with pytest.raises(ValueError, match="at least one step"):
         tuned_descent(prompts, 0)

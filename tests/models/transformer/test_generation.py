@@ -80,7 +80,7 @@ def test_what_cannot_be_generated(model: HookedTransformer):
     alone = HookedTransformer(HookedTransformerConfig(**FIELDS))
     with pytest.raises(ValueError, match="stop_at_eos needs an end-of-sequence token"):
         alone.generate(torch.tensor([[1]]), 2)
-    with pytest.raises(ValueError, match="return_type must be 'input', 'str', 'tokens' or None, got 'embeds'"):
+    with pytest.raises(ValueError, match="return_type='embeds' is not one of"):
         model.generate("the", 2, return_type="embeds")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="13 positions, but this model has 12"):
         model.generate("the", 12, stop_at_eos=False, verbose=False)

@@ -75,7 +75,7 @@ def test_positions(model: HookedTransformer):
     assert model.get_token_position(4, torch.tensor([[3, 4]])) == 1
     with pytest.raises(ValueError, match="'sat' does not occur"):
         model.get_token_position("sat", "the cat")
-    with pytest.raises(ValueError, match="mode must be 'first' or 'last', got 'any'"):
+    with pytest.raises(ValueError, match="mode='any' is not one of"):
         model.get_token_position("the", "the cat", mode="any")  # type: ignore[arg-type]
 
 
@@ -127,9 +127,9 @@ def test_what_has_no_text():
     for call in (lambda: model("the cat"), lambda: model.to_string([1]), lambda: model.to_single_token("cat")):
         with pytest.raises(ValueError, match="no tokenizer"):
             call()
-    with pytest.raises(TypeError, match="tokenizer must be PreTrainedTokenizerBase, got 'gpt2'"):
+    with pytest.raises(TypeError, match="str is no tokenizer of transformers"):
         model.set_tokenizer("gpt2")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="default_padding_side must be 'right' or None, got 'left'"):
+    with pytest.raises(ValueError, match="default_padding_side='left'"):
         model.set_tokenizer(word_tokenizer(), default_padding_side="left")  # type: ignore[arg-type]
     points = HookedTransformer(TransformerConfig(x_dim=2, n_context=3))
     with pytest.raises(ValueError, match="reads points"):
