@@ -214,7 +214,7 @@ class Prompts:
         return self if xs is self.xs and ys is self.ys else Prompts(xs, ys)  # values are checked only once
 
 
-@checked
+@checked(undefined=True)
 def lies_prompts_last(values: Float[Tensor, "prompt point x"]) -> bool:
     """Whether prompts lie along the last axis in memory, as batches of some trainings have them."""
     return values.stride(0) == 1 < values.stride(2)

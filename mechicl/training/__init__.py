@@ -2,7 +2,7 @@
 
 from mechicl.training.config import TrainingConfig
 from mechicl.training.curriculum import Curriculum, Ramp
-from mechicl.training.interchange import interchange_r2, train_interchange
+from mechicl.training.interchange import train_interchange
 from mechicl.training.loop import TrainingDivergedError, train
 from mechicl.training.optimizers import SOAP
 from mechicl.training.presets import PRESETS
@@ -16,7 +16,6 @@ __all__ = [
     "TrainingConfig",
     "TrainingDivergedError",
     "TrainingResult",
-    "interchange_r2",
     "train",
     "train_interchange",
 ]

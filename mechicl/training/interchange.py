@@ -3,25 +3,22 @@
 So that it contains the algorithm, in layers and subspaces that are known, with weights that nobody wrote.
 """
 
-import itertools
 import platform
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from typing import cast
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
-from transformer_lens.hook_points import HookPoint
 
 from mechicl.algorithms.stepwise import Hypothesis, Runs
-from mechicl.algorithms.stepwise.counterfactuals import Place
 from mechicl.algorithms.stepwise.plans import Cell, plan_interventions
 from mechicl.base.arguments import checked
 from mechicl.base.checks import check_whole
 from mechicl.base.progress import progress_bar
 from mechicl.models import HookedTransformer, build
+from mechicl.models.opening.adapter import ModelAdapter
+from mechicl.models.opening.stream_runs import StreamRuns, compute_streams
 from mechicl.prompts import Prompts
 from mechicl.training.config import TrainingConfig
 from mechicl.training.loop import TrainingDivergedError
@@ -70,9 +67,9 @@ def train_interchange(
     models, curves, measured, started = [], [], [], time.perf_counter()
     with progress_bar(total=config.steps * len(config.seeds), progress=progress, unit="step") as bar:
         for seed in config.seeds:
-            model = cast(HookedTransformer, build(config.model, seed))
+            model = cast(HookedTransformer, build(config.model, seed)).eval()
             curves.append(_train(model, config, hypothesis, seed, n_interventions, lambda: bar.update(1)))
-            models.append(model.eval())
+            models.append(model)
             measured.append(interchange_r2(model, hypothesis, *_ends(config, config.eval_prompts, config.eval_seed)))
     columns = [[curve[i] for curve in curves] for i in range(len(curves[0]))]  # [log seed]
     record = {
@@ -196,7 +193,7 @@ def _title(cell: Cell) -> str:
 
 
 class _Ends:
-    """The runs of both on prompts, on sources, and on the prompts with one of the sources' points."""
+    """The runs of model and algorithm on prompts, on sources, and on the prompts with one of the sources' points."""
 
     def __init__(
         self, model: HookedTransformer, hypothesis: Hypothesis, prompts: Prompts, sources: Prompts, point: int
@@ -207,92 +204,16 @@ class _Ends:
         self.plan = list(plan_interventions(hypothesis, point, hears=True, isolates=True))
         states = [hypothesis.algorithm.states(each) for each in three]
         self.algorithms = [Runs(hypothesis.algorithm, states[0], source) for source in states[1:]]
-        streams = [_streams(model, model.encode(each)) for each in three]
-        self.models = [_Streams(model, streams[0], source) for source in streams[1:]]
+        adapter = ModelAdapter(model)
+        tokens = [model.encode(each) for each in three]
+        streams = [compute_streams(adapter, each) for each in tokens]
+        self.models = [StreamRuns(adapter, tokens[0], streams[0], source) for source in streams[1:]]
         predicted = [hypothesis.algorithm.read({name: v[:, -1:] for name, v in each[-1].items()}) for each in states]
         self.apart = [(end - predicted[0]).square().mean().clamp(min=1e-12) for end in predicted[1:]]
 
     def loss(self, i: int) -> Tensor:
-        """The squared distance of both predictions after intervention i, as a part of that of both ends: 1 - R²."""
+        """The squared distance of both predictions after intervention i, divided by that of both ends: 1 - R²."""
         _, told, asked = self.plan[i]
         predicted = asked.answer(self.models)
         expected = told.answer(self.algorithms).to(predicted)
         return (predicted - expected).square().mean() / self.apart[told.on_point].to(predicted)
-
-
-def _streams(model: HookedTransformer, tokens: Tensor) -> list[Tensor]:
-    """The streams before each layer and after the last."""
-    streams = [model(tokens, stop_at_layer=0)]
-    for layer in range(model.cfg.n_layers):
-        streams.append(model(streams[-1], start_at_layer=layer, stop_at_layer=layer + 1))
-    return streams
-
-
-class _Streams:
-    """A model's runs on changed streams, through which gradients flow; methods and arguments as those of `Runs`."""
-
-    def __init__(self, model: HookedTransformer, base: Sequence[Tensor], source: Sequence[Tensor]):
-        self.model, self.base, self.source = model, base, source
-        self.n_layers, self.per_point = model.cfg.n_layers, 1 if model.cfg.prompt_format == "paired" else 2
-
-    def exchange(
-        self, after: int, place: Place, basis: Float[Tensor, "d_model dim"] | None = None, point: int | None = None
-    ) -> Float[Tensor, "prompt y"]:
-        """The streams of a place come from the source."""
-        moved = (self.source[after] - self.base[after]) * self._at(place, point)
-        if basis is not None:
-            moved = moved @ basis.to(moved) @ basis.to(moved).T
-        return self._finish(self.base[after] + moved, after)
-
-    def skip(self, layers: range, place: Place) -> Float[Tensor, "prompt y"]:
-        """What layers do at a place is taken back."""
-        return self.freeze((layers.start, layers.stop), place)
-
-    def repeat(self, layers: range, place: Place) -> Float[Tensor, "prompt y"]:
-        """A place goes through layers twice, the second time beside the other's start."""
-        before, after, here = self.base[layers.start], self.base[layers.stop], self._at(place)
-        again = self._advance(torch.where(here, after, before), layers)
-        return self._finish(torch.where(here, again, after), layers.stop)
-
-    def freeze(self, stops: Sequence[int], place: Place) -> Float[Tensor, "prompt y"]:
-        """From so many layers on, a place stays as it is."""
-        stream = held = self.base[stops[0]]
-        for start, stop in itertools.pairwise(stops):
-            stream = torch.where(self._at(place), held, self._advance(stream, range(start, stop)))
-        return self._finish(stream, stops[-1])
-
-    def stop_reading(self, layers: range) -> Float[Tensor, "prompt y"]:
-        """In these layers attention writes nothing at the query."""
-        deaf = partial(_without, here=self._at("query"))
-        with self.model.hooks([(f"blocks.{layer}.hook_attn_out", deaf) for layer in layers]):
-            return self._finish(self.base[layers.start], layers.start)
-
-    def isolate(self, layers: range) -> Float[Tensor, "prompt y"]:
-        """In these layers each point of the context attends only to its own tokens."""
-        points = torch.arange(self.base[0].shape[1]) // self.per_point
-        others = points[:, None] != points
-        others[-1] = False
-        hooks = []
-        for layer in layers:
-            masked = -torch.inf if self.model.cfg.for_layer(layer).attention == "softmax" else 0.0
-            hooks.append((f"blocks.{layer}.attn.hook_attn_scores", partial(_without, here=others, left=masked)))
-        with self.model.hooks(hooks):
-            return self._finish(self.base[layers.start], layers.start)
-
-    def _at(self, place: Place, point: int | None = None) -> Tensor:
-        """Which positions are meant, `[pos 1]`."""
-        positions = torch.arange(self.base[0].shape[1])[:, None]
-        if point is not None:
-            return positions // self.per_point == point
-        return (positions == len(positions) - 1) == (place == "query")
-
-    def _advance(self, stream: Tensor, layers: range) -> Tensor:
-        return self.model(stream, start_at_layer=layers.start, stop_at_layer=layers.stop)
-
-    def _finish(self, stream: Tensor, after: int) -> Tensor:
-        outputs = self.model(stream, start_at_layer=after)
-        return self.model.decode(outputs)[:, -1]
-
-
-def _without(activation: Tensor, hook: HookPoint, here: Tensor, left: float = 0.0) -> Tensor:
-    return activation.masked_fill(here, left)

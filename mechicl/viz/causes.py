@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from mechicl.analysis.causes.ranking import HOLDS, HypothesisTest
-from mechicl.analysis.causes.results import Interchange
+from mechicl.analysis.causes.hypotheses import HOLDS, HypothesisTest
+from mechicl.analysis.causes.interchange_result import Interchange
 from mechicl.analysis.causes.subspaces import SubspaceSearch
 from mechicl.base.arguments import checked
 from mechicl.viz.elements import (

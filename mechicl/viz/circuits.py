@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 
 from mechicl.analysis import Circuit
 from mechicl.analysis.circuits import EMBEDDING, CircuitComparison, CircuitCurve, Edge, EdgeScores, Node
-from mechicl.analysis.circuits.comparison import NodesAndEdges, order_edges
+from mechicl.analysis.circuits.circuit_comparison import NodesAndEdges, order_edges
 from mechicl.base.arguments import checked
 from mechicl.statistics import Interval
 from mechicl.viz.elements import COLORS, add_intervals, add_line, color_of, colors_for, figure, tick_log_axes

@@ -10,8 +10,8 @@ from mechicl.analysis.behaviour.matching import Match
 from mechicl.analysis.behaviour.regrets import Regret
 from mechicl.analysis.behaviour.shifts import ShiftedLosses
 from mechicl.analysis.behaviour.token_identification import TokenIdentification
-from mechicl.analysis.causes.ranking import HypothesisTest
-from mechicl.analysis.causes.results import Interchange
+from mechicl.analysis.causes.hypotheses import HypothesisTest
+from mechicl.analysis.causes.interchange_result import Interchange
 from mechicl.analysis.causes.subspaces import SubspaceSearch
 from mechicl.analysis.circuits import Circuit, CircuitComparison, CircuitCurve, EdgeScores
 from mechicl.analysis.dynamics.snapshots import AlignmentOverTraining, HeadsOverTraining

@@ -9,7 +9,8 @@ from mechicl.checkpoints import load_checkpoint, save
 from mechicl.constructions import known_models
 from mechicl.models import LSTMConfig, TransformerConfig
 from mechicl.tasks import LinearRegression
-from mechicl.training import Curriculum, TrainingConfig, TrainingDivergedError, interchange_r2, train_interchange
+from mechicl.training import Curriculum, TrainingConfig, TrainingDivergedError, train_interchange
+from mechicl.training.interchange import interchange_r2
 
 TASK = LinearRegression(x_dim=2, n_context=5)
 MODEL = TransformerConfig(

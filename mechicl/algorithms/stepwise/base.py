@@ -103,7 +103,7 @@ def gather(
     return (scores if sees is None else scores * sees) @ values
 
 
-@checked
+@checked(undefined=True)
 def query_of(state: State) -> State:
     """What the query carries: one point."""
     return {name: value[:, -1:] for name, value in state.items()}

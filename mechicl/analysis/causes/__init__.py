@@ -1,15 +1,15 @@
-"""Does a model run an algorithm, or only end up where it ends up?"""
+"""Does a model run an algorithm, or only predict the same?"""
 
+from mechicl.analysis.causes.hypotheses import HypothesisTest, fit_hypotheses, test_hypotheses
 from mechicl.analysis.causes.interchange import interchange, sample_sources
-from mechicl.analysis.causes.ranking import HypothesisTest, candidate_algorithms, fit_hypotheses, test_hypotheses
-from mechicl.analysis.causes.results import Interchange
+from mechicl.analysis.causes.interchange_result import INTERVENTIONS, Interchange
 from mechicl.analysis.causes.subspaces import SubspaceSearch, fit_subspace
 
 __all__ = [
+    "INTERVENTIONS",
     "HypothesisTest",
     "Interchange",
     "SubspaceSearch",
-    "candidate_algorithms",
     "fit_hypotheses",
     "fit_subspace",
     "interchange",

@@ -8,19 +8,13 @@ from torch import Tensor
 
 from mechicl.algorithms.stepwise import Hypothesis, Runs, StepwiseAlgorithm, query_of
 from mechicl.algorithms.stepwise.plans import Key, plan_interventions, select_interventions
-from mechicl.analysis.causes.model_runs import (
-    ModelRuns,
-    hears_attention,
-    hears_scores,
-    record_streams,
-    tokens_per_point,
-)
-from mechicl.analysis.causes.results import Interchange
+from mechicl.analysis.causes.interchange_result import Interchange
 from mechicl.base.arguments import checked
 from mechicl.base.memory import MEMORY, Budget
 from mechicl.base.progress import progress_bar
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
+from mechicl.models.opening.stream_runs import StreamRuns, has_attention, has_scores, record_streams, tokens_per_point
 from mechicl.prompts import Prompts
 from mechicl.tasks import Task
 
@@ -117,7 +111,7 @@ def interchange_each(
 ) -> list[Interchange]:
     """`interchange` for several hypotheses on one model, whose runs they share."""
     adapter = ModelAdapter(model)
-    per_point = tokens_per_point(model)
+    tokens_per_point(model)  # refuses models that do not read points
     if not hypotheses:
         raise ValueError("no hypotheses: give one or more")
     point = prompts.n_context // 2 if point is None else point
@@ -126,7 +120,7 @@ def interchange_each(
     if not 0 <= point < prompts.n_context:
         raise ValueError(f"point must be one of the context's, 0 to {prompts.n_context - 1}; got {point}")
     changed = Prompts(_with_point(prompts.xs, sources.xs, point), _with_point(prompts.ys, sources.ys, point))
-    hears, isolates = hears_attention(model), hears_scores(model)
+    hears, isolates = has_attention(model), has_scores(model)
     plans = [
         select_interventions(list(plan_interventions(hypothesis, point, hears=hears, isolates=isolates)), interventions)
         for hypothesis in hypotheses
@@ -145,7 +139,7 @@ def interchange_each(
             ends = [adapter.run(each).double().cpu() for each in tokens]
             _check_ends(*ends[:2])
             streams = [record_streams(adapter, each) for each in tokens]
-            runs = [ModelRuns(adapter, tokens[0], streams[0], source, per_point) for source in streams[1:]]
+            runs = [StreamRuns(adapter, tokens[0], streams[0], source) for source in streams[1:]]
             predicted: dict[Key, Tensor] = {}
             for key, ask in wanted.items():
                 predicted[key] = ask.answer(runs).double().cpu()

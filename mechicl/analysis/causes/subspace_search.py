@@ -9,10 +9,10 @@ from torch import Tensor
 
 from mechicl.algorithms.stepwise import Hypothesis, Runs
 from mechicl.algorithms.stepwise.counterfactuals import Place
-from mechicl.analysis.causes.model_runs import ModelRuns, record_streams
-from mechicl.analysis.causes.results import MOST
+from mechicl.analysis.causes.interchange_result import MOST
 from mechicl.base.memory import Budget
 from mechicl.models.opening.adapter import ModelAdapter
+from mechicl.models.opening.stream_runs import StreamRuns, record_streams
 from mechicl.prompts import Prompts
 
 BATCH = 256  # prompts a run
@@ -24,7 +24,7 @@ NOTHING = 1e-9  # of the change by all variables: variables that change less cha
 class Part:
     """Runs on some prompts after some layer, and the changes that are foretold: by the variables, by all others."""
 
-    runs: ModelRuns
+    runs: StreamRuns
     layer: int
     place: Place
     unchanged: Float[Tensor, "prompt y"]
@@ -81,14 +81,11 @@ class Told:
             )
         return changed, by_others
 
-    def run(
-        self, adapter: ModelAdapter, per_point: int, memory: float, *, shuffled: bool
-    ) -> Callable[[int, int], list[Part]]:
+    def run(self, adapter: ModelAdapter, memory: float, *, shuffled: bool) -> Callable[[int, int], list[Part]]:
         """The parts of these prompts after some layer and step, run by a model.
 
         Args:
             adapter: of the model.
-            per_point: its tokens for a point.
             memory: bound on what is held.
             shuffled: each prompt gets another's targets.
         """
@@ -100,7 +97,7 @@ class Told:
         batches = []
         for each in zip(*(t.split(rows) for t in tokens), strict=True):
             base, source = (record_streams(adapter, part) for part in each)
-            runs = ModelRuns(adapter, each[0], base, source, per_point)
+            runs = StreamRuns(adapter, each[0], base, source)
             with torch.no_grad():
                 batches.append((runs, adapter.run(each[0]).double()))
         order = torch.arange(len(self.prompts))

@@ -14,8 +14,7 @@ from mechicl.algorithms.stepwise import Hypothesis, Runs
 from mechicl.algorithms.stepwise.counterfactuals import Place
 from mechicl.algorithms.stepwise.hypothesis import variables_of
 from mechicl.analysis.causes.interchange import check_finite, check_inputs, sample_sources
-from mechicl.analysis.causes.model_runs import record_streams, tokens_per_point
-from mechicl.analysis.causes.results import one_minus
+from mechicl.analysis.causes.interchange_result import one_minus
 from mechicl.analysis.causes.subspace_search import (
     Told,
     find_readers,
@@ -29,6 +28,7 @@ from mechicl.base.progress import progress_bar
 from mechicl.models import PromptedModel, build
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
+from mechicl.models.opening.stream_runs import record_streams, tokens_per_point
 from mechicl.prompts import Prompts
 from mechicl.statistics import Interval, Result, ratio_interval
 from mechicl.tasks import Task
@@ -205,7 +205,8 @@ def fit_subspace(
         >>> search.r2(layer=1, dim=1).mean > 0.99
         True
     """
-    adapter, per_point = ModelAdapter(model), tokens_per_point(model)
+    adapter = ModelAdapter(model)
+    tokens_per_point(model)  # refuses models that do not read points
     names = variables_of(variables) if isinstance(variables, str) else tuple(variables)
     schedule = dict(hypothesis.schedule)
     if layers is None:
@@ -237,7 +238,7 @@ def fit_subspace(
     columns = torch.zeros(len(layers), d_model, sum(dims), dtype=torch.float64)
     with progress_bar(total=len(searched) * len(layers) * len(dims), progress=progress, unit="search") as bar:
         for s, (search, opened) in enumerate(searched.items()):
-            fitting, held_out = (each.run(opened, per_point, memory, shuffled=search == RANDOM) for each in told)
+            fitting, held_out = (each.run(opened, memory, shuffled=search == RANDOM) for each in told)
             for i, layer in enumerate(layers):
                 parts, others = fitting(layer, schedule[layer]), held_out(layer, schedule[layer])
                 changes[s, i] = torch.cat([part.targets[0] for part in others]).square().mean(1)

@@ -1,6 +1,6 @@
 """Faithfulness against size: circuits of the best edges by a score, and the areas under and above the curve."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,18 +10,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.analysis.circuits.graph import EdgeGraph
+from mechicl.analysis.circuits.cuts import between_ends
 from mechicl.analysis.circuits.objectives import OneMetric
-from mechicl.analysis.circuits.problem import make_problem
-from mechicl.analysis.circuits.ranking import Scores, keep_paths, rank_edges, read_scores
-from mechicl.analysis.circuits.references import Method
+from mechicl.analysis.circuits.problem import Method, make_problem
+from mechicl.analysis.circuits.scores import Scores, read_scores
 from mechicl.analysis.interventions.metrics import Inputs
 from mechicl.base.arguments import checked
 from mechicl.base.checks import check_whole
 from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
 from mechicl.models.holding import holds_models
-from mechicl.models.opening.edges import Edge
 from mechicl.prompts import At
 from mechicl.statistics import Interval, Result, percentile_interval, ratio_interval
 
@@ -32,38 +30,38 @@ RESAMPLES = 2000  # of the prompts, for intervals of areas
 
 @dataclass(frozen=True, eq=False)
 class CircuitCurve(Result):
-    """How much of a metric the best edges keep, by how many they are.
+    """How much of a metric the best edges keep, by their number.
 
     Attributes:
         fractions: of the model's edges that a circuit may have.
-        counts: how many edges that is, rounded down.
-        n_kept: by whose scores, how many of them are left when those on no path are dropped.
+        counts: the number of edges that this is, rounded down.
+        n_kept: by name of the scores, how many of them are on a path from the embedding to the output.
         metric: its name.
         method: what a cut edge carries.
         full: the metric of the whole model, `[prompt]`.
         ablated: with every edge cut, `[prompt]`.
-        alone: by whose scores, with all but the best edges cut, `[fraction prompt]`.
+        alone: by name of the scores, with all but the best edges cut, `[fraction prompt]`.
     """
 
     fractions: tuple[float, ...]
     counts: tuple[int, ...]
     n_kept: dict[str, tuple[int, ...]]
     metric: str
-    method: Method
+    method: str
     full: Float[Tensor, "prompt"]
     ablated: Float[Tensor, "prompt"]
     alone: dict[str, Float[Tensor, "fraction prompt"]]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Whose scores there are, the controls last."""
+        """The names of the scores, the controls last."""
         return tuple(self.alone)
 
     def faithfulness(self, name: str | None = None, level: float = 0.95) -> list[Interval]:
         """Share of the metric that circuits of each size keep: `(alone - ablated) / (full - ablated)` of means.
 
         Args:
-            name: whose scores, by default the first.
+            name: of the scores, by default the first.
             level: of the intervals over prompts.
         """
         gained = self.full - self.ablated
@@ -72,7 +70,7 @@ class CircuitCurve(Result):
     def cpr(self, name: str | None = None, level: float = 0.95, *, seed: int = 0) -> Interval:
         """The circuit performance ratio: the area under faithfulness over the fraction of edges, the higher the better.
 
-        By trapezoids between the fractions, so that circuits of any size that keep all of the metric reach the last
+        By trapezoids between the fractions: circuits of any size that keep all of the metric have an area of the last
         fraction less the first (0.999); more is possible where parts that harm the metric are left out. The interval is
         of resampled prompts.
 
@@ -88,7 +86,6 @@ class CircuitCurve(Result):
         return self._area(name, level, seed, distance=True)
 
     def _area(self, name: str | None, level: float, seed: int, *, distance: bool) -> Interval:
-        check_whole(0, seed=seed)
         # by trapezoids: half of the steps on both sides of each fraction
         steps = np.diff(self.fractions, prepend=self.fractions[0], append=self.fractions[-1])
         widths = (steps[:-1] + steps[1:]) / 2
@@ -96,7 +93,7 @@ class CircuitCurve(Result):
         n = full.shape[0]
 
         def area(weights: np.ndarray) -> np.ndarray:
-            """`[resample]`, from how often each prompt counts `[resample prompt]`."""
+            """`[resample]`, from the weight of each prompt `[resample prompt]`."""
             nothing = weights @ ablated
             shares = ((alone @ weights.T) - nothing) / (weights @ full - nothing)  # [fraction resample]
             return widths @ (np.abs(1 - shares) if distance else shares)
@@ -109,11 +106,11 @@ class CircuitCurve(Result):
 
     def _of(self, name: str | None) -> Float[Tensor, "fraction prompt"]:
         if name is not None and name not in self.alone:
-            raise ValueError(f"there is no curve {name!r}: there are {list(self.alone)}")
+            raise ValueError(f"name must be one of {list(self.alone)}, got {name!r}")
         return self.alone[self.names[0] if name is None else name]
 
     def to_dataframe(self, level: float = 0.95) -> pd.DataFrame:
-        """One row a size, for each of the scores: how many edges, and their faithfulness with its interval."""
+        """One row per size and scores: the number of edges, and their faithfulness with its interval."""
         rows = []
         for name in self.names:
             sizes = zip(self.fractions, self.counts, self.n_kept[name], self.faithfulness(name, level), strict=True)
@@ -143,25 +140,25 @@ def circuit_curve(
     memory: float = MEMORY,
     progress: bool = True,
 ) -> CircuitCurve:
-    """Faithfulness of circuits of the best 0.1%, 0.2%, ... of the edges by a score, beside random scores.
+    """Measure the faithfulness of circuits of the best 0.1%, 0.2%, ... of the edges by a score.
 
-    A score is how the metric changes when an edge is cut, as `score_edges` estimates it. Measure on other prompts than
-    those of the scores. `metrics`, `reference`, `at`, `memory` and `progress` are as for `find_circuit`.
+    Use other prompts than those of the scores. `metrics`, `reference`, `at`, `memory` and `progress` are as for
+    `find_circuit`.
 
     Args:
         model: as for `find_circuit`.
-        scores: of all of its edges: what `score_edges` returns, by edge, or in the order of `list_edges`; or several
-            of these by name, for instance those of an untrained model for comparison.
+        scores: how the metric changes when each of its edges is cut: what `score_edges` returns, or numbers by edge; or
+            several of these by name, for instance those of an untrained model for comparison.
         prompts: what it runs on.
         fractions: of the edges, increasing, how many the circuits have; rounded down to whole edges.
-        n_random: how many controls with random scores there are.
-        absolute: rank by size. Otherwise edges come first whose cut takes the metric farthest to where cutting
-            everything does, and last those without which it would be better. The benchmark's code has both: the second
-            serves the CPR, the first the CMD.
+        n_random: number of controls with random scores.
+        absolute: rank by size. Otherwise edges come first whose cut moves the metric farthest in the direction of
+            cutting everything, and last those without which it would be better. The benchmark's code has both: the
+            second serves the CPR, the first the CMD.
         only_paths: drop chosen edges that are on no path of chosen edges from the embedding to the output. Otherwise a
             part that reads nothing but references still writes what it makes of them.
-        method: what a cut edge carries: by default what it did for the scores, if they say so, else zero. Of "any" it
-            is zero.
+        method: what a cut edge carries: by default what it did for the scores, if they say so, else zero. "any" is
+            measured with zero.
         seed: of random scores, and of "resample".
 
     Raises:
@@ -176,35 +173,49 @@ def circuit_curve(
         >>> print(curve.cpr(), curve.cpr("random"))
 
     Source: Mueller et al. 2025, and its code for what the text leaves open: rounding down, trapezoids
-    between the fractions, edges on no path dropped. Here a head's query, key and value are receivers each, as there;
-    the embedding of positions is not apart from that of tokens.
+    between the fractions, edges on no path dropped. Here a head's query, key and value are separate receivers, as
+    there; the embedding of positions is not separate from that of tokens.
     """
     check_whole(0, n_random=n_random)
     parts = [float(fraction) for fraction in fractions]
     if not parts or parts != sorted(set(parts)) or not 0 < parts[0] <= parts[-1] <= 1:
         raise ValueError(f"fractions must increase, above 0 and up to 1: got {tuple(fractions)}")
-    several = _by_name(scores)
-    method = _choose_method(several, method)
+    by_name: dict[Any, Any] = {getattr(scores, "scoring", "scores"): scores}
+    if isinstance(scores, Mapping) and scores and all(isinstance(name, str) for name in scores):
+        by_name = dict(scores)
+    for name, each in by_name.items():
+        theirs = getattr(each, "method", None)
+        if theirs is not None and method is not None and theirs != method:
+            raise ValueError(
+                f"the scores {name!r} are of method={theirs!r}, and the circuits would be of {method!r}: leave method= "
+                f"out, score with it, or give scores by edge, dict(zip(scores.edges, scores.scores.mean(1).tolist()))"
+            )
+        method = theirs or method
     with progress_bar(unit="run", desc="curve", progress=progress) as bar:
         problem = make_problem(
-            model, prompts, metrics, method="zero" if method == "any" else method, reference=reference, at=at,
+            model, prompts, metrics, method="zero" if method in (None, "any") else method, reference=reference, at=at,
             seed=seed, memory=memory, advance=bar.update,
         )  # fmt: skip
         edges, full, ablated = problem.graph.edges, problem.objective.full, problem.objective.ablated
-        towards = (ablated - full).mean().item()
+        worth = {name: read_scores(each, edges, f"the scores {name!r}") for name, each in by_name.items()}
+        generator = torch.Generator().manual_seed(seed)
+        for draw in range(n_random):
+            worth[f"random {draw + 1}" if draw else "random"] = torch.rand(len(edges), generator=generator)
         counts = [int(part * len(edges) + 1e-9) for part in parts]
-        masks = {
-            name: _best(
-                problem.graph, rank_edges(each, absolute=absolute, towards=towards), counts, only_paths=only_paths
-            )
-            for name, each in _read_all(several, edges, n_random, seed)
-        }
+        masks = {}
+        for name, each in worth.items():
+            signed = each.abs() if absolute else each * (1 if (ablated - full).mean() > 0 else -1)
+            order = signed.argsort(descending=True, stable=True)  # ties in the order of computation
+            masks[name] = torch.zeros(len(counts), len(edges), dtype=torch.bool)
+            for mask, count in zip(masks[name], counts, strict=True):
+                mask[order[:count]] = True
+                mask &= between_ends(problem.graph, mask) if only_paths else mask
         distinct, place = torch.unique(torch.cat(list(masks.values())), dim=0, return_inverse=True)
         values = problem.measure(distinct.to(problem.graph.tokens.device))[place]
     if not values.isfinite().all():
         raise ValueError(
             f"{problem.objective.name!r} is not finite on some circuit, so it has no curve: give a metric that is "
-            f"finite whatever is predicted, such as a difference of logits, or method='mean' or 'counterfactual'"
+            f"finite for all predictions, such as a difference of logits, or method='mean' or 'resample'"
         )
     return CircuitCurve(
         fractions=tuple(parts),
@@ -216,43 +227,3 @@ def circuit_curve(
         ablated=ablated,
         alone=dict(zip(masks, values.split(len(parts)), strict=True)),
     )
-
-
-def _by_name(scores: Any) -> dict[str, Scores]:
-    if isinstance(scores, Mapping) and scores and all(isinstance(name, str) for name in scores):
-        return dict(scores)
-    return {str(getattr(scores, "scoring", "scores")): scores}
-
-
-def _choose_method(scores: Mapping[str, Scores], method: Method | None) -> Method:
-    """What cut edges carry; refuses (ValueError) scores that were estimated with something else."""
-    for name, each in scores.items():
-        theirs = getattr(each, "method", None)
-        if theirs is not None and method is not None and theirs != method:
-            raise ValueError(
-                f"the scores {name!r} are of method={theirs!r}, and the circuits would be of {method!r}: leave method= "
-                f"out, score with it, or give scores by edge, dict(zip(scores.edges, scores.scores.mean(1).tolist()))"
-            )
-        method = theirs or method
-    return method or "zero"
-
-
-def _read_all(
-    scores: Mapping[str, Scores], edges: Sequence[Edge], n_random: int, seed: int
-) -> Iterator[tuple[str, Float[Tensor, "edge"]]]:
-    """A score for each edge, by name: those that are asked for, then random ones."""
-    for name, each in scores.items():
-        yield name, read_scores(each, edges, f"the scores {name!r}")
-    generator = torch.Generator().manual_seed(seed)
-    for draw in range(n_random):
-        yield f"random {draw + 1}" if draw else "random", torch.rand(len(edges), generator=generator)
-
-
-def _best(graph: EdgeGraph, order: Sequence[int], counts: Sequence[int], *, only_paths: bool) -> Tensor:
-    """True for the edges of each circuit, `[count edge]`."""
-    masks = torch.zeros(len(counts), len(graph.edges), dtype=torch.bool)
-    for mask, count in zip(masks, counts, strict=True):
-        mask[order[:count]] = True
-        if only_paths:
-            mask &= keep_paths(graph, mask)
-    return masks

@@ -1,4 +1,4 @@
-"""Which edges stay: exact cuts in groups, ACDC's one by one, or the strongest by their scores."""
+"""Which edges stay: exact cuts in groups, ACDC's cuts one by one, or the strongest by their scores."""
 
 from collections.abc import Sequence
 
@@ -6,26 +6,25 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mechicl.analysis.circuits.graph import EdgeGraph
 from mechicl.analysis.circuits.problem import Problem
-from mechicl.models.opening.edges import Node
+from mechicl.models.opening.edge_graph import EdgeGraph
+from mechicl.models.opening.edges import EMBEDDING, Node
 
 
 def cut_exactly(
     problem: Problem, sizes: Float[Tensor, "edge"], tolerance: float, *, candidates: Bool[Tensor, "edge"] | None = None
 ) -> Bool[Tensor, "edge"]:
-    """The edges that are left when as many as can be are cut within a tolerance.
+    """The edges that remain when as many as possible are cut within a tolerance.
 
-    Stages are taken from the output back. What writes only to nodes that nothing reads is cut without a run, since it
-    cannot matter. Edges into the others are cut in groups: a group whose joint removal keeps the metric within the
-    tolerance goes, another is halved, and an edge that cannot go alone stays. Runs start at the stage, since all before
-    it is still whole. So at most about (edges kept) × log2(edges) runs are made, and little more than there are edges
-    kept where the sizes tell them apart.
+    Stages are taken from the output back. An edge into a node that nothing reads is cut without a run. The other edges
+    are cut in groups: a group whose joint removal keeps the metric within the tolerance is cut, another is halved, and
+    an edge that cannot be cut alone stays. Runs start at the stage, since everything before it is still whole. So at
+    most about (edges kept) × log2(edges) runs are made, and few more than edges kept where the sizes separate them.
 
     Args:
         problem: the model, and what it has to keep.
-        sizes: how much each edge is thought to matter: the order in which they are grouped, no more.
-        tolerance: how far all cuts together may move it.
+        sizes: how much each edge is thought to matter; it only determines how edges are grouped.
+        tolerance: how far all cuts together may move the metric.
         candidates: the edges to begin with; by default all.
     """
     edges, stages = problem.graph.edges, problem.graph.stages
@@ -38,53 +37,50 @@ def cut_exactly(
 
 
 class _Cutter:
-    """Edges that are kept so far, and tries of cutting more of them.
-
-    Args:
-        problem: the model, and what it has to keep.
-        tolerance: how far all cuts together may move it.
-        base: the edges to begin with.
-    """
+    """The edges that are kept so far, beginning with `base`, and attempts to cut more of them."""
 
     def __init__(self, problem: Problem, tolerance: float, base: Bool[Tensor, "edge"]):
         self.problem, self.tolerance, self.base = problem, tolerance, base
         self.kept = base.clone()
 
     def thin(self, stage: int, sizes: Float[Tensor, "edge"]) -> None:
-        """Cut what can be cut of the edges into one stage; those into later ones were thinned before."""
-        groups = _first_groups([edge for edge in self.problem.graph.stages[stage].numbers() if self.kept[edge]], sizes)
+        """Cut the edges into one stage that can be cut; those into later stages were thinned before."""
+        into = [edge for edge in self.problem.graph.stages[stage].numbers() if self.kept[edge]]
+        order = sorted(into, key=lambda edge: (float(sizes[edge]), edge))
+        # edges that are thought to matter one by one, the others as one group
+        small = [edge for edge in order if not float(sizes[edge]) > 1e-6 * float(sizes.max())]
+        groups = ([small] if small else []) + [[edge] for edge in order[len(small) :]]
         while groups:
             refused = self._remove(groups, stage)
-            halved = [(group[: len(group) // 2], group[len(group) // 2 :]) for group in refused if len(group) > 1]
-            groups = [half for halves in halved for half in halves]
+            groups = [half for g in refused if len(g) > 1 for half in (g[: len(g) // 2], g[len(g) // 2 :])]
 
     def _remove(self, groups: list[list[int]], stage: int) -> list[list[int]]:
-        """Cut as many of the groups as may go together; returns the others."""
+        """Cut as many of the groups as can be cut together; returns the others."""
         if not groups:
             return []
-        alone = self._may_go(groups, stage)
-        refused = [group for group, may in zip(groups, alone, strict=True) if not may]
-        free = [group for group, may in zip(groups, alone, strict=True) if may]
-        together = [edge for group in free for edge in group]
-        if len(free) > 1 and not self._may_go([together], stage)[0]:
-            # one can stand in for another: one half first, then what may go beside it
-            middle = len(free) // 2
-            refused += self._remove(free[:middle], stage)
-            return refused + self._remove(free[middle:], stage)
+        alone = self._can_be_cut(groups, stage)
+        refused = [group for group, free in zip(groups, alone, strict=True) if not free]
+        cut = [group for group, free in zip(groups, alone, strict=True) if free]
+        together = [edge for group in cut for edge in group]
+        if len(cut) > 1 and not self._can_be_cut([together], stage)[0]:
+            # one can compensate for another: cut one half first, then what can be cut in addition
+            middle = len(cut) // 2
+            refused += self._remove(cut[:middle], stage)
+            return refused + self._remove(cut[middle:], stage)
         self.kept[together] = False
         return refused
 
-    def _may_go(self, groups: Sequence[Sequence[int]], stage: int) -> list[bool]:
+    def _can_be_cut(self, groups: Sequence[Sequence[int]], stage: int) -> list[bool]:
         masks = torch.stack([_without(self.kept, group) for group in groups])
         return self.problem.within(masks, self.tolerance, stage, self.base)
 
 
 def cut_one_by_one(problem: Problem, tolerance: float) -> Bool[Tensor, "edge"]:
-    """ACDC's greedy rule: an edge is cut if that moves the metric less than the tolerance beyond where it is already.
+    """ACDC's greedy rule: an edge is cut if that moves the metric less than the tolerance beyond where it already is.
 
-    Receivers are taken from the output back, and edges into each from the last sender to the first; what writes only to
-    nodes that nothing reads is cut without a run, since it moves nothing. Most edges go, so runs are made ahead, each
-    with one more edge cut than the one before, and those after the first edge that stays are thrown away.
+    Receivers are taken from the output back, and edges into each from the last sender to the first; an edge into a node
+    that nothing reads is cut without a run. Most edges are cut, so runs are made ahead, each with one more edge cut
+    than the previous one, and those after the first edge that stays are discarded.
 
     Source: Conmy et al. 2023, algorithm 1.
     """
@@ -108,9 +104,9 @@ def cut_one_by_one(problem: Problem, tolerance: float) -> Bool[Tensor, "edge"]:
 
 
 def keep_strongest(problem: Problem, sizes: Float[Tensor, "edge"], tolerance: float) -> Bool[Tensor, "edge"]:
-    """As few of the edges with the largest sizes as keep the metric within the tolerance, and lead to the output.
+    """The fewest edges with the largest sizes that keep the metric within the tolerance, and lead to the output.
 
-    Found by bisection: there may be fewer that would do.
+    Found by bisection: fewer may suffice.
     """
     order = sizes.argsort(descending=True, stable=True)
 
@@ -130,7 +126,7 @@ def keep_strongest(problem: Problem, sizes: Float[Tensor, "edge"], tolerance: fl
 
 
 def on_paths(graph: EdgeGraph, kept: Bool[Tensor, "edge"]) -> Bool[Tensor, "edge"]:
-    """Which of the edges kept lead to the output along edges that are kept."""
+    """The kept edges that lead to the output along kept edges."""
     edges, reached = graph.edges, graph.reached
     chosen, read = torch.zeros(len(edges), dtype=torch.bool), set[Node | None]([None])
     for number in range(len(edges) - 1, -1, -1):  # edges are in order of computation
@@ -140,12 +136,15 @@ def on_paths(graph: EdgeGraph, kept: Bool[Tensor, "edge"]) -> Bool[Tensor, "edge
     return chosen
 
 
-def _first_groups(into: Sequence[int], sizes: Float[Tensor, "edge"]) -> list[list[int]]:
-    """The edges that are thought to matter one by one, and the others, least important first, as one group."""
-    order = sorted(into, key=lambda edge: (float(sizes[edge]), edge))
-    largest = float(sizes.max()) if len(sizes) else 0.0
-    rest = [edge for edge in order if not float(sizes[edge]) > 1e-6 * largest]
-    return ([rest] if rest else []) + [[edge] for edge in order[len(rest) :]]
+def between_ends(graph: EdgeGraph, kept: Bool[Tensor, "edge"]) -> Bool[Tensor, "edge"]:
+    """The kept edges on a path of kept edges from the embedding to the output."""
+    fed: set[Node | None] = {EMBEDDING}
+    forward = torch.zeros(len(graph.edges), dtype=torch.bool)
+    for number, edge in enumerate(graph.edges):  # edges are in order of computation
+        if kept[number] and edge.sender in fed:
+            forward[number] = True
+            fed |= set(graph.reached[number])
+    return on_paths(graph, forward)
 
 
 def _without(kept: Bool[Tensor, "edge"], edges: Sequence[int]) -> Bool[Tensor, "edge"]:

@@ -1,33 +1,31 @@
-"""Scores of edges: what cutting each would do, estimated for all of them at once from a few gradients."""
+"""Scores of edges: the effect of cutting each, estimated for all edges at once from a few gradients."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import pandas as pd
 import torch
 from jaxtyping import Float
+from scipy.stats import rankdata
 from torch import Tensor
 
-from mechicl.analysis.circuits.comparison import NodesAndEdges
-from mechicl.analysis.circuits.graph import EdgeGraph
+from mechicl.analysis.circuits.circuit_comparison import NodesAndEdges
 from mechicl.analysis.circuits.objectives import Objective, OneMetric
-from mechicl.analysis.circuits.problem import Problem, make_problem
-from mechicl.analysis.circuits.ranking import auroc
-from mechicl.analysis.circuits.references import Method
+from mechicl.analysis.circuits.problem import Method, Problem, make_problem
 from mechicl.analysis.interventions.metrics import Inputs
 from mechicl.base.arguments import checked
 from mechicl.base.checks import check_whole
 from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
 from mechicl.models.holding import holds_models
+from mechicl.models.opening.edge_graph import EdgeGraph
 from mechicl.models.opening.edges import EMBEDDING, Edge
 from mechicl.prompts import At
 from mechicl.statistics import Result, interval
 
-Scoring = Literal["eap", "eap-ig", "eap-ig-activations", "mask-ig"]
-"""Attribution of edges: at the whole model; over the embedding, the activations of one stage after the other, or all
-edges together, on their way from the reference."""
+Scoring = Literal["eap-ig", "mask-ig"]
+"""Attribution of edges with integrated gradients: over the embedding, or over all edges together."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +34,7 @@ class EdgeScores(Result):
 
     Attributes:
         edges: in the order of `list_edges`.
-        scores: `[edge prompt]`. Of the outputs themselves (no metric was given) a size without a sign.
+        scores: `[edge prompt]`. Without a metric, for the outputs themselves, a size without a sign.
         metric: its name.
         scoring: how they were estimated.
         method: what a cut edge carries.
@@ -45,8 +43,8 @@ class EdgeScores(Result):
     edges: tuple[Edge, ...]
     scores: Float[Tensor, "edge prompt"]
     metric: str
-    scoring: Scoring
-    method: Method
+    scoring: str
+    method: str
 
     def sizes(self) -> Float[Tensor, "edge"]:
         """How much each edge matters: the absolute value of its mean score over prompts."""
@@ -57,11 +55,23 @@ class EdgeScores(Result):
         return [self.edges[int(i)] for i in self.sizes().argsort(descending=True, stable=True)[:n]]
 
     def auroc(self, truth: NodesAndEdges | Collection[Edge]) -> float:
-        """The chance that a true edge scores higher, in absolute value, than another; see `auroc`."""
-        return auroc(self, truth)
+        """The probability that a true edge scores higher, in absolute value, than another; ties count one half.
+
+        Raises:
+            ValueError: no true edge or no other, true edges without a score, scores that are not finite.
+        """
+        values = read_scores(self, self.edges).abs().numpy()
+        true = set(truth.edges if isinstance(truth, NodesAndEdges) else truth)
+        if absent := true - set(self.edges):
+            raise ValueError(f"{len(absent)} true edges have no score, such as {next(iter(absent))}")
+        n_true, n_false = len(true), len(self.edges) - len(true)
+        if not n_true or not n_false:
+            raise ValueError(f"there is nothing to distinguish: {n_true} true edges and {n_false} others")
+        ranks = rankdata(values)[[edge in true for edge in self.edges]]  # ties share the mean of their ranks
+        return float((ranks.sum() - n_true * (n_true + 1) / 2) / (n_true * n_false))
 
     def to_dataframe(self, level: float = 0.95) -> pd.DataFrame:
-        """One row an edge, strongest first: its mean score with the interval over prompts."""
+        """One row per edge, strongest first: its mean score with the interval over prompts."""
         means = [interval(score, level) for score in self.scores]
         rows = [(str(edge), mean.mean, mean.low, mean.high) for edge, mean in zip(self.edges, means, strict=True)]
         frame = pd.DataFrame(rows, columns=["edge", "score", "low", "high"])
@@ -70,6 +80,30 @@ class EdgeScores(Result):
     def __str__(self) -> str:
         strongest = ", ".join(map(str, self.strongest(5)))
         return f"{len(self.edges)} edges scored by {self.scoring} ({self.metric}, {self.method}): {strongest}, ..."
+
+
+Scores = EdgeScores | Mapping[Edge, float]
+"""How the metric changes when each edge is cut."""
+
+
+def read_scores(scores: Scores, edges: Sequence[Edge], name: str = "scores") -> Float[Tensor, "edge"]:
+    """The mean score of each of these edges.
+
+    Raises:
+        ValueError: scores of other edges, or that are not finite.
+    """
+    if isinstance(scores, EdgeScores):
+        scores = dict(zip(scores.edges, scores.scores.detach().double().mean(1).tolist(), strict=True))
+    if other := scores.keys() - set(edges):
+        raise ValueError(f"{name} are of another model: this one has no edge {min(other, key=str)}")
+    missing = [edge for edge in edges if edge not in scores]
+    if missing:
+        raise ValueError(f"{name} miss {len(missing)} of the model's {len(edges)} edges, such as {missing[0]}")
+    values = torch.tensor([float(scores[edge]) for edge in edges], dtype=torch.float64)
+    bad = (~values.isfinite()).nonzero().flatten().tolist()
+    if bad:
+        raise ValueError(f"{name} are not finite for {len(bad)} edges, such as {edges[bad[0]]}: {values[bad[0]]}")
+    return values
 
 
 @checked
@@ -88,27 +122,23 @@ def score_edges(
     memory: float = MEMORY,
     progress: bool = True,
 ) -> EdgeScores:
-    """What cutting each edge would do to a metric, to first order: all edges at once.
+    """Estimate to first order what cutting each edge does to a metric, for all edges at once.
 
     `prompts`, `metrics`, `method`, `reference`, `at`, `seed` and `progress` are as for `find_circuit`. Where the metric
     is the outputs themselves, gradients are of sums of outputs with random signs.
 
     Args:
-        scoring: what the gradient is multiplied by is what the edge carries less what a cut one does; it is taken
+        scoring: where gradients are taken, each multiplied by what the edge carries less what it carries when cut:
 
-            - "eap": at the whole model (edge attribution patching, Syed et al. 2023), one gradient;
-            - "eap-ig": on the way of the embedding from the reference's to the prompts', in the mean over steps (Hanna
-              et al. 2024);
-            - "eap-ig-activations": on the way of what one layer's heads, or its MLP, or the embedding write, from the
-              reference's to the whole model's, in the mean over steps; for the edges from these nodes (after Marks et
-              al. 2024). As many gradients as there are groups, times the steps;
-            - "mask-ig": on the way of all edges together from cut to whole, in the mean over steps, by what each
-              carries there. In the limit of many steps they add up to the whole effect (Sundararajan et al. 2017).
-        steps: of the ways with steps; by default 4, or 5 for "eap-ig".
+            - "eap-ig": on the path of the embedding from the reference's to the prompts', averaged over steps (Hanna
+              et al. 2024). With `steps=1` this is edge attribution patching (Syed et al. 2023);
+            - "mask-ig": on the path of all edges together from cut to whole, averaged over steps. In the limit of many
+              steps the scores add up to the whole effect (Sundararajan et al. 2017).
+        steps: on the path; by default 4, or 5 for "eap-ig".
         memory: bound in bytes on what runs and gradients take; prompts are taken in parts.
 
     Raises:
-        ValueError: as for `find_circuit`; an unknown scoring, steps below 1, a metric without a gradient.
+        ValueError: as for `find_circuit`, or a metric without a gradient.
 
     Example:
         >>> induction = constructions.induction(d_vocab=16, n_ctx=32, n_heads=4, seed=0)
@@ -116,12 +146,8 @@ def score_edges(
         >>> str(score_edges(induction, ids, next_token_loss(ids[:, 0])).strongest(1)[0])
         'head 1.0 → output'
     """
-    if scoring not in get_args(Scoring):
-        raise ValueError(f"scoring={scoring!r} is not one of {get_args(Scoring)}")
-    check_whole(1, steps=steps if steps is not None else 1)
-    problem = make_problem(
-        model, prompts, metrics, method=method, reference=reference, at=at, seed=seed, memory=memory
-    )  # fmt: skip
+    check_whole(1, steps=1 if steps is None else steps)
+    problem = make_problem(model, prompts, metrics, method=method, reference=reference, at=at, seed=seed, memory=memory)
     scores = estimate_effects(problem, scoring, steps, seed, progress=progress)
     return EdgeScores(tuple(problem.graph.edges), scores, problem.objective.name, scoring, problem.method)
 
@@ -129,46 +155,35 @@ def score_edges(
 def estimate_effects(
     problem: Problem, scoring: Scoring, steps: int | None, seed: int, *, progress: bool
 ) -> Float[Tensor, "edge prompt"]:
-    """The scores of all edges, in the mean over what cut edges carry; see `score_edges`."""
-    signed, graphs = problem.objective.metric is not None, problem.scored
-    whole = graphs[0].references
+    """The scores of all edges, averaged over what cut edges carry; see `score_edges`."""
+    signed = problem.objective.metric is not None
+    # graphs on the prompts themselves: others have more runs
+    numbers = [i for i, graph in enumerate(problem.graphs) if len(graph.tokens) == len(problem.graph.tokens)]
+    whole = problem.graph.references
     total = torch.zeros(len(problem.graph.edges), whole.shape[1], dtype=whole.dtype, device=whole.device)
-    points = [(g, *point) for g in range(len(graphs)) for point in _points(graphs[g], scoring, steps)]
-    for number, (g, kept, share, senders) in enumerate(progress_bar(points, unit="gradient", progress=progress)):
-        graph, objective = graphs[g], problem.objectives[g]
+    points = [(g, *point) for g in numbers for point in _points(problem.graphs[g], scoring, steps)]
+    for number, (g, kept, share) in enumerate(progress_bar(points, unit="gradient", progress=progress)):
+        graph, objective = problem.graphs[g], problem.objectives[g]
 
         def linear(
             predictions: Tensor, prompts: slice, objective: Objective = objective, number: int = number
         ) -> Tensor:
             return objective.linear(predictions, prompts, seed + number)
 
-        gradient = graph.gradients(kept, linear, changes=None if scoring == "mask-ig" else graph.whole)
-        gradient = gradient if senders is None else gradient * senders[:, None]
+        gradient = graph.gradients(kept, linear, changes=graph.whole if scoring == "eap-ig" else None)
         total += share * (gradient if signed else gradient.square())
-    return -total / len(graphs) if signed else (total / len(graphs)).sqrt()
+    return -total / len(numbers) if signed else (total / len(numbers)).sqrt()
 
 
-Point = tuple[Float[Tensor, "edge"], float, Float[Tensor, "edge"] | None]
-
-
-def _points(graph: EdgeGraph, scoring: Scoring, steps: int | None) -> Iterator[Point]:
-    """How much of each edge is kept where gradients are taken, their share in the sum, and whose edges count there."""
+def _points(graph: EdgeGraph, scoring: Scoring, steps: int | None) -> Iterator[tuple[Float[Tensor, "edge"], float]]:
+    """How much of each edge is kept where gradients are taken, and their share in the sum."""
     whole = torch.ones(len(graph.edges), dtype=graph.references.dtype, device=graph.tokens.device)
-    if scoring == "eap":
-        yield whole, 1.0, None
-    elif scoring == "eap-ig":
+    if scoring == "eap-ig":
         embedding = graph.mask([edge for edge in graph.edges if edge.sender == EMBEDDING])
         n = steps or 5
         for step in range(1, n + 1):
-            yield torch.where(embedding, step / n, whole), 1 / n, None
-    elif scoring == "mask-ig":
-        n = steps or 4
-        for step in range(n):  # the midpoints of equal parts
-            yield (step + 0.5) / n * whole, 1 / n, None
+            yield torch.where(embedding, step / n, whole), 1 / n
     else:
         n = steps or 4
-        groups = dict.fromkeys((node.layer, node.head is None) for node in graph.nodes)
-        for group in groups:
-            out = graph.mask([edge for edge in graph.edges if (edge.sender.layer, edge.sender.head is None) == group])
-            for step in range(n):
-                yield torch.where(out, (step + 0.5) / n, whole), 1 / n, out.to(whole)
+        for step in range(n):  # the midpoints of equal parts
+            yield (step + 0.5) / n * whole, 1 / n

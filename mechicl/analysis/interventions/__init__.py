@@ -10,14 +10,13 @@ from mechicl.analysis.interventions.corruptions import corrupt, corrupt_tokens
 from mechicl.analysis.interventions.metrics import distance_to, logit_difference, next_token_loss, squared_error
 from mechicl.analysis.interventions.patching import patch
 from mechicl.analysis.interventions.paths import patch_paths
-from mechicl.analysis.interventions.session import PatchingSession, SessionResult
+from mechicl.analysis.interventions.session import PatchingSession
 from mechicl.analysis.interventions.sweeps import InterventionSweep
 from mechicl.models.opening.sites import Site
 
 __all__ = [
     "InterventionSweep",
     "PatchingSession",
-    "SessionResult",
     "Site",
     "ablate",
     "attribute",

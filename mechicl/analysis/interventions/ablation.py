@@ -2,14 +2,14 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.analysis.interventions.cells import CellGrid, Only, make_grid
 from mechicl.analysis.interventions.corruptions import derangement
+from mechicl.analysis.interventions.grids import CellGrid, Only, make_grid
 from mechicl.analysis.interventions.metrics import Inputs, Metrics
 from mechicl.analysis.interventions.patching import make_experiment, make_sweep, sweep_grid
 from mechicl.analysis.interventions.runs import CellResults, Experiment, record_within
@@ -21,7 +21,7 @@ from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.prompts import At
 
-Method = Literal["mean", "zero", "resample", "counterfactual"]
+Method = Literal["mean", "zero", "resample"]
 
 
 @checked
@@ -53,11 +53,11 @@ def ablate(
         prompts: what it runs on.
         component: as for `patch`: "z" is a head's output, "attn_out" and "mlp_out" a layer's, "resid_pre" the stream.
         axes: what to sweep, as for `patch`; axes that are not named are ablated as a whole.
-        method: what stands in for the activation: its "mean" over prompts at the same position, "zero", that of
-            another prompt ("resample"), or of the prompt at the same place in `reference` ("counterfactual").
+        method: what replaces the activation: its "mean" over prompts at the same position, "zero", or that of another
+            prompt ("resample").
         reference: the prompts that means are taken over; by default those ablated. Means of few prompts are noisy,
             which adds to every effect and is not in the intervals: with fewer than some 200, give a reference. For
-            "counterfactual" as many prompts as are ablated.
+            "resample" the prompts that take the place of each of those ablated; by default they are shuffled.
         directions: ablate only the activation's coordinate along each of these, one at a time: the sweep gets a last
             axis "direction". Only for components with the width of the stream; directions need no unit length.
         pairs: ablate every two cells together: the sweep gets its axes twice, the second with "_2", and on the
@@ -68,9 +68,9 @@ def ablate(
         Predictions and metrics of every cell; `effect()` is the change that an ablation makes.
 
     Raises:
-        ValueError: as for `patch`; an unknown method, one prompt to resample from, a reference of another length, equal
-            to the prompts ("counterfactual") or for a method that takes none, scores set to zero (which would unmask
-            keys), directions of another width or zero, or directions in pairs.
+        ValueError: as for `patch`; one prompt to resample from, a reference of another length, equal to the prompts
+            ("resample") or for "zero", scores set to zero (which would unmask keys), directions of another width or
+            zero, or directions in pairs.
 
     Example:
         >>> swept = ablate(model, prompts, "z", ("layer", "head"))
@@ -116,47 +116,27 @@ def record_replacements(
         return {name: torch.zeros_like(example).expand(n, *example.shape[1:]) for name, example in examples.items()}
     if method == "resample":
         other = derangement(n, torch.Generator().manual_seed(seed)).to(tokens.device)
-        return record_within(adapter, tokens[other], names, budget)
+        return record_within(adapter, tokens[other] if others is None else others, names, budget)
     recorded = record_within(adapter, tokens if others is None else others, names, budget)
-    if method == "counterfactual":
-        return recorded
     return {name: values.mean(0, keepdim=True).expand(n, *values.shape[1:]) for name, values in recorded.items()}
 
 
 def check_reference(tokens: Tensor, method: Method, others: Tensor | None) -> None:
-    """Refuse (ValueError) an unknown method, and prompts that it cannot take its replacements from.
-
-    Args:
-        tokens: what is run.
-        method: see `ablate`.
-        others: the tokens of the reference, if there is one.
-    """
-    if method not in get_args(Method):
-        raise ValueError(f"method={method!r} is not one of {get_args(Method)}")
+    """Refuse (ValueError) tokens of a reference, or none, that a method cannot take its replacements from."""
     if others is None:
-        if method == "counterfactual":
-            raise ValueError("method='counterfactual' puts in what other prompts give: name them, reference=")
-        if method == "resample" and len(tokens) < 2:
-            raise ValueError(f"resampling takes activations from another prompt, and there is {len(tokens)}")
-        if method == "mean" and len(tokens) < 2:
-            raise ValueError("the mean over one prompt is that prompt's own activation: give more, or reference=")
+        if method != "zero" and len(tokens) < 2:
+            raise ValueError(f"method={method!r} needs another prompt, got {len(tokens)}: give more, or reference=")
         return
-    if method in ("zero", "resample"):
-        raise ValueError(
-            f"reference is what means are taken over, or the prompts of 'counterfactual'; method={method!r} takes none"
-        )
+    if method == "zero":
+        raise ValueError("method='zero' takes no reference: it is for 'mean' and 'resample'")
     if others.shape[1:] != tokens.shape[1:] or not len(others):
         raise ValueError(
             f"reference must be prompts of the same length: {tuple(others.shape)} for {tuple(tokens.shape)}"
         )
-    if method == "counterfactual" and len(others) != len(tokens):
-        raise ValueError(
-            f"method='counterfactual' needs one reference for each of {len(tokens)} prompts, got {len(others)}"
-        )
-    if method == "counterfactual" and torch.equal(others, tokens):
-        raise ValueError(
-            "the reference is equal to the prompts, so that nothing changes when it is put in: give others"
-        )
+    if method == "resample" and len(others) != len(tokens):
+        raise ValueError(f"method='resample' needs one reference for each of {len(tokens)} prompts, got {len(others)}")
+    if method == "resample" and torch.equal(others, tokens):
+        raise ValueError("the reference is equal to the prompts, so nothing would change: give other prompts")
 
 
 def _sweep_directions(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 
-from mechicl.analysis.interventions.cells import CellGrid, Only, make_grid
+from mechicl.analysis.interventions.grids import CellGrid, Only, make_grid
 from mechicl.analysis.interventions.metrics import Inputs, Metric, Metrics, evaluate_metrics, name_metrics
 from mechicl.analysis.interventions.patching import Direction, encode_pair
 from mechicl.analysis.interventions.sweeps import InterventionSweep

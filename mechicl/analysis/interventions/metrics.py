@@ -68,12 +68,18 @@ def distance_to(learner: Learner, prompts: Prompts) -> Metric:
 def logit_difference(correct: Int[Tensor, "prompt"], wrong: Int[Tensor, "prompt"]) -> Metric:
     """Logit of the correct token minus that of the wrong one, at the last position (`at="query"`).
 
-    The metric raises a ValueError for logits of another shape than `[prompt d_vocab]`.
+    The metric raises a ValueError for logits of another shape than `[prompt d_vocab]`, or ids beyond their vocabulary.
+
+    Raises:
+        ValueError: negative ids.
 
     Example:
         >>> logit_difference(torch.tensor([1, 2]), torch.tensor([0, 0]))(torch.randn(2, 5)).shape
         torch.Size([2])
     """
+    for name, ids in (("correct", correct), ("wrong", wrong)):
+        if (ids < 0).any():
+            raise ValueError(f"{name} must be token ids of at least 0, got {int(ids.min())}")
 
     def difference(logits: Tensor) -> Tensor:
         if logits.ndim != 2 or not len(logits) == len(correct) == len(wrong):
@@ -81,6 +87,8 @@ def logit_difference(correct: Int[Tensor, "prompt"], wrong: Int[Tensor, "prompt"
                 f"logits {tuple(logits.shape)} for {len(correct)} correct and {len(wrong)} wrong tokens: a difference "
                 f"is of the last position, at='query'"
             )
+        _check_vocabulary(correct, logits, "correct")
+        _check_vocabulary(wrong, logits, "wrong")
         rows = torch.arange(len(logits), device=logits.device)
         return logits[rows, correct.to(logits.device)] - logits[rows, wrong.to(logits.device)]
 
@@ -92,12 +100,17 @@ def next_token_loss(targets: Int[Tensor, "prompt"] | Int[Tensor, "prompt pos"]) 
     """Cross entropy of the target tokens, in nats: at the last position, or averaged over all that are not -100.
 
     The second is for logits at all positions `[prompt pos d_vocab]` (`at="positions"`). The metric raises a
-    ValueError for logits of another shape, and for a prompt without a target.
+    ValueError for logits of another shape, and for targets beyond their vocabulary.
+
+    Raises:
+        ValueError: a prompt without a target, or negative ids other than -100.
 
     Example:
         >>> next_token_loss(torch.tensor([1, 2]))(torch.randn(2, 5)).shape
         torch.Size([2])
     """
+    if ((targets < 0) & (targets != -100)).any():
+        raise ValueError(f"targets must be token ids of at least 0, or -100 for none, got {int(targets.min())}")
     if ((targets >= 0).flatten(1).sum(1) == 0 if targets.ndim > 1 else targets < 0).any():
         raise ValueError("every prompt needs a target that is not -100")
 
@@ -106,12 +119,18 @@ def next_token_loss(targets: Int[Tensor, "prompt"] | Int[Tensor, "prompt pos"]) 
         if logits.shape[:-1] != labels.shape:
             at = "query" if labels.ndim == 1 else "positions"
             raise ValueError(f"logits {tuple(logits.shape)} for targets {tuple(labels.shape)}: these need at={at!r}")
+        _check_vocabulary(labels, logits, "targets")
         if logits.ndim == 2:
             return F.cross_entropy(logits, labels, reduction="none")
         nats = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(labels.shape)
         return nats.sum(1) / (labels >= 0).sum(1)
 
     return loss
+
+
+def _check_vocabulary(ids: Tensor, logits: Tensor, name: str) -> None:
+    if ids.numel() and (largest := int(ids.max())) >= logits.shape[-1]:
+        raise ValueError(f"{name} must be ids in the vocabulary, 0 to {logits.shape[-1] - 1}, got {largest}")
 
 
 Metrics = Metric | Mapping[str, Metric] | None

@@ -1,11 +1,11 @@
 """Activation patching: activations of one run put into another, cell by cell (Meng et al. 2022; Wang et al. 2023)."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from torch import Tensor
 
-from mechicl.analysis.interventions.cells import CellGrid, Only, make_grid
+from mechicl.analysis.interventions.grids import CellGrid, Only, make_grid
 from mechicl.analysis.interventions.metrics import Inputs, Metrics, evaluate_metrics, name_metrics
 from mechicl.analysis.interventions.runs import Baseline, CellResults, Experiment, record_within
 from mechicl.analysis.interventions.sweeps import InterventionSweep
@@ -149,8 +149,6 @@ def encode_pair(
     model: Any, clean: Inputs, corrupted: Inputs, direction: Direction, at: At
 ) -> tuple[ModelAdapter, Tensor, Tensor]:
     """The adapter, the tokens of the run that is intervened in, and those that activations are taken from."""
-    if direction not in get_args(Direction):
-        raise ValueError(f"direction={direction!r} is not one of {get_args(Direction)}")
     adapter = ModelAdapter(model, at)
     into, source = adapter.encode(corrupted), adapter.encode(clean)
     if into.shape != source.shape:

@@ -1,7 +1,7 @@
 """Direct-path patching: one head's output, as another head alone sees it (Wang et al. 2023)."""
 
 import itertools
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from einops import einsum
@@ -71,8 +71,6 @@ def patch_paths(
     the path; here they stay as they are in the run that is intervened in, as in TransformerLens'
     `get_act_patch_direct_path`.
     """
-    if receiver not in get_args(Receiver):
-        raise ValueError(f"receiver={receiver!r} is not one of {get_args(Receiver)}")
     adapter, into, source = encode_pair(model, clean, corrupted, direction, at)
     _check_additive(adapter, receiver, into[:1])
     experiment = make_experiment(adapter, into, clean, metrics, keep_predictions, memory)

@@ -19,7 +19,7 @@ from mechicl.models.opening.edits import to_write
 from mechicl.models.opening.sites import Site
 
 CACHE_SIZE = 2**26  # bytes of a batch of ours at most: larger batches of a small model leave the processor's caches
-Cell = tuple[Site, ...]
+Sites = tuple[Site, ...]  # of one cell of a sweep
 LOCAL = (
     "resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_in", "pre", "post", "mlp_out",
     "z", "result", "q_input", "q", "attn_scores", "pattern",
@@ -103,7 +103,7 @@ class Experiment:
     def run_cells(
         self,
         baseline: Baseline,
-        cells: Sequence[Cell],
+        cells: Sequence[Sites],
         values: Mapping[str, Tensor],
         advance: Callable[[], Any] | None = None,
     ) -> CellResults:
@@ -149,7 +149,7 @@ def record_within(adapter: ModelAdapter, tokens: Tensor, names: Sequence[str], b
 
 
 def _run_any_cells(
-    adapter: ModelAdapter, baseline: Baseline, cells: Sequence[Cell], values: Mapping[str, Tensor]
+    adapter: ModelAdapter, baseline: Baseline, cells: Sequence[Sites], values: Mapping[str, Tensor]
 ) -> Iterator[tuple[int, Tensor]]:
     """Cells and their predictions, from batches that may hold several cells or only part of one.
 
@@ -192,7 +192,7 @@ def _run_any_cells(
 
 
 def _replacing_hooks(
-    cells: Sequence[Cell], values: Mapping[str, Tensor], n_prompts: int, skipped: int, n_rows: int, *, copy: bool
+    cells: Sequence[Sites], values: Mapping[str, Tensor], n_prompts: int, skipped: int, n_rows: int, *, copy: bool
 ) -> list[Hook]:
     """Hooks that give each row of a batch its cell's activations.
 
@@ -224,7 +224,7 @@ def _replacing_hook(
 # ---- cells of one position: nothing changes before it in a causal model, nor elsewhere in the patched layer ----
 
 
-def _is_local(cell: Cell, cfg: TransformerConfig) -> bool:
+def _is_local(cell: Sites, cfg: TransformerConfig) -> bool:
     if len(cell) != 1 or cell[0].component not in LOCAL or _position(cell[0]) is None:
         return False
     if cell[0].key is not None or cell[0].neuron is not None:  # of neurons there are too many to keep a stream for each
@@ -237,7 +237,7 @@ def _position(site: Site) -> int | None:
 
 
 def _run_local_cells(
-    adapter: ModelAdapter, baseline: Baseline, cells: Sequence[Cell], values: Mapping[str, Tensor]
+    adapter: ModelAdapter, baseline: Baseline, cells: Sequence[Sites], values: Mapping[str, Tensor]
 ) -> Iterator[tuple[int, Tensor]]:
     """Cells of one position each, and their predictions.
 

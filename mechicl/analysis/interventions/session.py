@@ -1,4 +1,4 @@
-"""A patching session: one clean and one corrupted prompt, and a growing or shrinking set of patches between them."""
+"""A patching session: one clean and one corrupted prompt, and a set of patches that the user changes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -64,23 +64,23 @@ class SessionResult(Result):
 
     @property
     def recovered(self) -> float:
-        """The share of the way from the corrupted run's metric to the clean run's; NaN where both are the same.
+        """Share of the difference of both runs' metrics that the patches recover; NaN where the runs agree.
 
-        Of a squared error it is not that of the prediction: three quarters of the error are gone half way to a target.
+        A squared error recovers faster than the prediction: half way to a target three quarters of the error are gone.
         """
         whole = self.clean_metric - self.corrupted_metric
         return (self.metric - self.corrupted_metric) / whole if whole else float("nan")
 
     @property
     def prediction_recovered(self) -> float:
-        """The share of the straight way from the corrupted run's prediction to the clean run's; NaN if they agree."""
+        """Share of the difference of both runs' predictions, along it, that the patches recover; NaN if they agree."""
         whole = self.clean_prediction - self.corrupted_prediction
         square = whole.square().sum()
         return float((self.prediction - self.corrupted_prediction) @ whole / square) if square else float("nan")
 
 
 class PatchingSession:
-    """Patches that are put in and taken out one at a time: in the corrupted run, the clean run's activation stands.
+    """Patches added and removed one at a time: each replaces an activation of the corrupted run by the clean run's.
 
     The state is a pair of prompts and the `interventions`. Nothing stays attached to the model between calls, and its
     weights must not change during a session: the clean run is cached until another clean prompt is chosen.
@@ -88,10 +88,10 @@ class PatchingSession:
     Args:
         model: in eval mode; one of ours, or any with TransformerLens' hook names (`TransformerBridge`).
         clean: prompts, or token ids `[prompt pos]`, with the activations to take.
-        corrupted: those to put them in.
-        metric: of predictions `[prompt ...]`, a number each, `[prompt]`; it is given one prompt at a time. By default
-            the squared error to the clean prompt's target, or for tokens the logit of the clean run's top token
-            minus that of the corrupted run's (0 throughout where both are the same token).
+        corrupted: those to patch them into.
+        metric: of predictions `[prompt ...]`, one number per prompt, `[prompt]`; it gets one prompt at a time. By
+            default the squared error to the clean prompt's target, or for tokens the logit of the clean run's top token
+            minus that of the corrupted run's (always 0 where both are the same token).
 
     Raises:
         TypeError: a model without hooks, or prompts of a kind that it does not read.
@@ -111,12 +111,9 @@ class PatchingSession:
         *,
         metric: Metric | None = None,
     ):
-        clean, corrupted = (
-            prompts.read if isinstance(prompts, TokenSequences) else prompts for prompts in (clean, corrupted)
-        )
+        clean, corrupted = (each.read if isinstance(each, TokenSequences) else each for each in (clean, corrupted))
         if isinstance(clean, Prompts) != isinstance(corrupted, Prompts):
-            kinds = ("prompts" if isinstance(prompts, Prompts) else "token ids" for prompts in (clean, corrupted))
-            raise TypeError(f"clean and corrupted are of different kinds: {' and '.join(kinds)}")
+            raise TypeError("clean and corrupted must be of the same kind, got prompts and token ids")
         self._adapter = ModelAdapter(model)
         lengths = [self._adapter.encode(prompts[:1]).shape[1] for prompts in (clean, corrupted)]
         if lengths[0] != lengths[1]:
@@ -128,7 +125,7 @@ class PatchingSession:
         self.corrupted: Any = corrupted
         self.n_layers, self.n_pos = self._adapter.n_layers, lengths[0]
         self._clean_prompt = self._corrupted_prompt = 0
-        self._tried: set[str] = set()  # hooks whose edits the model goes on with
+        self._tried: set[str] = set()  # hooks at which edits have an effect
         self._past: list[tuple[Site, ...]] = [()]
         self._future: list[tuple[Site, ...]] = []
 
@@ -136,7 +133,7 @@ class PatchingSession:
 
     @property
     def clean_prompt(self) -> int:
-        """Number of the clean prompt; may be set, which chooses the corrupted prompt of the same number too."""
+        """Index of the clean prompt; setting it chooses the corrupted prompt of the same index too."""
         return self._clean_prompt
 
     @clean_prompt.setter
@@ -148,7 +145,7 @@ class PatchingSession:
 
     @property
     def corrupted_prompt(self) -> int:
-        """Number of the corrupted prompt; may be set, also to another than the clean one's."""
+        """Index of the corrupted prompt; it can be set separately."""
         return self._corrupted_prompt
 
     @corrupted_prompt.setter
@@ -174,7 +171,7 @@ class PatchingSession:
 
     @property
     def interventions(self) -> tuple[Site, ...]:
-        """Where the clean run's activation stands, in the order of their choice."""
+        """The patched sites, in the order in which they were added."""
         return self._past[-1]
 
     @property
@@ -200,31 +197,31 @@ class PatchingSession:
         return bool(self._future)
 
     def toggle(self, site: Site) -> None:
-        """Patch there, or no longer.
+        """Add a patch, or remove it.
 
         Raises:
-            ValueError: a place that the model does not have, or that it goes on without (see `patch`).
+            ValueError: a site that the model does not have, or whose edits it ignores (see `patch`).
         """
         self._check(site)
         now = self.interventions
         self._remember(tuple(other for other in now if other != site) if site in now else (*now, site))
 
     def clear(self) -> None:
-        """Take out all patches; `undo` brings them back."""
+        """Remove all patches; `undo` restores them."""
         if self.interventions:
             self._remember(())
 
     def undo(self) -> None:
-        """Go back by one `toggle` or `clear`; nothing happens at the start."""
+        """Revert the last `toggle` or `clear`, if any."""
         if self.can_undo:
             self._future.append(self._past.pop())
 
     def redo(self) -> None:
-        """Take back one `undo`; nothing happens if there was none."""
-        if self.can_redo:
+        """Revert the last `undo`, if any."""
+        if self._future:
             self._past.append(self._future.pop())
 
-    # ---- what comes of them ----
+    # ---- results ----
 
     @torch.no_grad()
     def result(self) -> SessionResult:

@@ -1,4 +1,4 @@
-"""What a sweep of interventions gave: predictions and metrics of every cell, for every prompt."""
+"""The result of a sweep of interventions: predictions and metrics of every cell, for every prompt."""
 
 import dataclasses
 import itertools
@@ -20,16 +20,16 @@ from mechicl.statistics import Interval, Result, interval, ratio_interval
 class InterventionSweep(Result):
     """What a model predicts under each of a series of interventions.
 
-    Its table has a row a cell, with the mean of each metric and, as `metric_effect`, of its change.
+    Its table has one row per cell, with the mean of each metric and, as `metric_effect`, of its change.
 
     Attributes:
-        what: in words.
+        what: a description of the sweep.
         axes: names of the axes of the cells, e.g. `("layer", "pos", "head")`.
         indices: the layers, positions, ... that were swept, for each axis.
-        predictions: `[*axes prompt ...]`, the last axes as the model's predictions have them (`[y]`, or logits); None
-            where only metrics were kept.
+        predictions: `[*axes prompt ...]`, the last axes as in the model's predictions (`[y]`, or logits); None where
+            only metrics were kept.
         unpatched: the predictions without intervention, `[prompt ...]`.
-        source: the predictions of the run that activations were taken from; None where they come from no run.
+        source: the predictions of the run that activations were taken from; None if there is no such run.
         values: each metric for every cell and prompt, `[*axes prompt]`.
         unpatched_values: each metric without intervention, `[prompt]`.
         source_values: each metric of the run that activations were taken from, `[prompt]`.
@@ -88,16 +88,17 @@ class InterventionSweep(Result):
         )
 
     def effect(self, metric: str | None = None) -> Float[Tensor, "..."]:
-        """What each intervention changes in a metric (the first by default), `[*axes prompt]`."""
+        """The change of a metric (the first by default) by each intervention, `[*axes prompt]`."""
         name = self._metric(metric)
         return self.values[name] - self.unpatched_values[name]
 
     def recovered(self, metric: str | None = None) -> Float[Tensor, "..."]:
-        """The share of the way from the unpatched run to the source's that each cell goes, in means over prompts.
+        """The share of the difference of the source's and the unpatched run's mean metric that each cell recovers.
 
-        `[*axes]`: 0 where an intervention does nothing, 1 where it moves the mean metric all the way; NaN where the two
-        runs have the same mean metric, up to rounding. The share is of means because that of a prompt has no meaning
-        where both runs agree. The largest of many is biased upwards: measure the cell again on other prompts (`only=`).
+        `[*axes]`: 0 where an intervention does nothing, 1 where it moves the mean metric all the way; NaN where both
+        runs have the same mean metric, up to rounding. It is a share of means, because the share of a single prompt is
+        undefined where both runs agree. The largest of many is biased upwards: measure the cell again on other prompts
+        (`only=`).
 
         Raises:
             ValueError: the activations come from no run.
@@ -106,10 +107,10 @@ class InterventionSweep(Result):
         return self.effect(name).mean(-1) / self._whole(name).mean()
 
     def recovered_interval(self, *index: int, metric: str | None = None, level: float = 0.95) -> Interval:
-        """The share that one cell recovers, by its places along the axes, with its interval over prompts.
+        """The share that one cell recovers, by its indices along the axes, with its interval over prompts.
 
         Raises:
-            ValueError: another number of places than of axes, or activations that come from no run.
+            ValueError: another number of indices than axes, or activations that come from no run.
         """
         name = self._metric(metric)
         whole, effect = self._whole(name), self.effect(name)[self._place(index)]
@@ -140,16 +141,16 @@ class InterventionSweep(Result):
         return table.loc[order, [*self.axes, *columns]]
 
     def _whole(self, name: str) -> Float[Tensor, "prompt"]:
-        """The way from the unpatched run to the source's; NaN where there is none in the mean."""
+        """The source's metric less the unpatched run's; NaN where their means agree."""
         if name not in self.source_values:
-            raise ValueError(f"{self.what} has no run that activations were taken from: look at effect()")
+            raise ValueError(f"the activations of {self.what} come from no run: use effect()")
         source, unpatched = self.source_values[name], self.unpatched_values[name]
         whole, size = source - unpatched, source.abs().mean() + unpatched.abs().mean()
-        return whole.masked_fill(whole.mean().abs() <= 1e-6 * size, math.nan)  # nothing but rounding to go
+        return whole.masked_fill(whole.mean().abs() <= 1e-6 * size, math.nan)  # only rounding
 
     def _place(self, index: tuple[int, ...]) -> tuple[int, ...]:
         if len(index) != len(self.axes):
-            raise ValueError(f"a cell has an index for each of {self.axes}, got {index}")
+            raise ValueError(f"expected one index per axis {self.axes}, got {index}")
         return index
 
     def _metric(self, name: str | None) -> str:

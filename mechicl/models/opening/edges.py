@@ -57,12 +57,16 @@ EMBEDDING = Node(-1)
 
 def list_nodes(model: Any) -> list[Node]:
     """The embedding, and each layer's heads and MLP, in order of computation."""
-    attn_only = getattr(model.cfg, "attn_only", False)  # its MLPs, where there are hooks for them, have no neurons
-    nodes, names = [EMBEDDING], set() if attn_only else set(hook_names(model))
+    nodes = [EMBEDDING]
     for layer in range(model.cfg.n_layers):
         nodes += [Node(layer, head) for head in range(model.cfg.n_heads)]
-        nodes += [Node(layer)] if get_act_name("mlp_out", layer) in names else []
+        nodes += [Node(layer)] if has_mlp(model, layer) else []
     return nodes
+
+
+def has_mlp(model: Any, layer: int) -> bool:
+    """Whether a layer has an MLP; models with `attn_only` may have hooks for MLPs without neurons."""
+    return not getattr(model.cfg, "attn_only", False) and get_act_name("mlp_out", layer) in hook_names(model)
 
 
 def list_edges(model: Any) -> list[Edge]:

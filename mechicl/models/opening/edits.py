@@ -17,31 +17,30 @@ from mechicl.models.opening.skipping import same_up_to_rounding
 
 
 def to_write(activation: Tensor, name: str) -> Tensor:
-    """The tensor that an edit at a model's hook is written to.
+    """The tensor that an edit at a model's hook is written to: a copy, unless the hook is "resid_mid".
 
-    A copy, so that what else reads the activation goes on with it: at `hook_mlp_in` of a bridge the stream around the
-    MLP, at `hook_q_input` the other heads. But "resid_mid" is the stream itself, and a bridge shows there what its
-    `ln2` reads: the stream changes only where that tensor does.
+    Other readers of the activation keep the original: at `hook_mlp_in` of a bridge the stream around the MLP, at
+    `hook_q_input` the other heads. But "resid_mid" is the stream itself, which has to be changed in place.
     """
     return activation if name.endswith("hook_resid_mid") else activation.clone()
 
 
 def check_edits(adapter: ModelAdapter, tokens: Tensor, names: Sequence[str]) -> None:
-    """Refuse (ValueError) hooks whose edits a model does not go on with: effects measured there would be 0, or wrong.
+    """Refuse (ValueError) hooks whose edits a model ignores: effects measured there would be 0, or wrong.
 
-    A `TransformerBridge` shows at some hooks a copy of what the model computes elsewhere (attention patterns of OPT,
-    GPT-J, GPT-Neo, XGLM), and a wrapped module may have parts that it computes for nothing. Three things are tried, on
-    the first prompt and with the hooks that the user attached taken off for as long:
+    A `TransformerBridge` has hooks on copies of what the model computes elsewhere (attention patterns of OPT, GPT-J,
+    GPT-Neo, XGLM), and a wrapped module may have parts whose results are unused. Three things are checked, on the first
+    prompt and without the user's hooks:
 
     - Each hook fires once in a run.
-    - The predictions depend on what the hook hands back: it is in their graph. That tells an edit that is ignored from
-      one without effect (a head that writes zeros). Without a graph, where the model detaches what it computes, large
-      noise has to change the predictions, or NaN to reach them.
-    - A stream between attention and MLP ("resid_mid") that is put in place decides all that follows: with the stream
-      that an earlier edit led to, the predictions are those of that edit.
+    - The predictions depend on the hook's output: it is in their graph. That separates an ignored edit from one without
+      effect (a head that writes zeros). Without a graph, where the model detaches its activations, large noise has to
+      change the predictions, or NaN to reach them.
+    - A stream between attention and MLP ("resid_mid") that is patched in determines everything that follows: with the
+      stream that an earlier edit led to, the predictions are those of that edit.
 
     Args:
-        adapter: of the model; of ours only "attn_in" is tried, the rest is tested with the model.
+        adapter: of the model; of ours only "attn_in" is checked, the rest is tested with the model.
         tokens: `[prompt pos ...]`.
         names: of the hooks.
     """
@@ -56,13 +55,11 @@ def check_edits(adapter: ModelAdapter, tokens: Tensor, names: Sequence[str]) -> 
         warnings.simplefilter("ignore", UserWarning)  # some bridges warn of an edit that they drop, and go on
         for name in _not_in_graph(adapter, tokens, names):
             if not any(_changes(adapter, tokens, name, edit) for edit in (_add_noise, _put_nan)):
-                raise ValueError(
-                    f"the model goes on without what is put at {name!r}, so every effect would be 0{instead_of(name)}"
-                )
+                raise ValueError(f"this model ignores edits at {name!r}, so every effect would be 0{instead_of(name)}")
         for name in names:
             if name.endswith("hook_resid_mid") and not _decides_what_follows(adapter, tokens, name):
                 raise ValueError(
-                    f"what is put at {name!r} reaches a part of what follows, not all that reads the stream: take "
+                    f"an edit at {name!r} reaches only some of the parts that read the stream: take "
                     f"'attn_out', or 'resid_post' of the layer before"
                 )
 
@@ -105,30 +102,22 @@ def _not_in_graph(adapter: ModelAdapter, tokens: Tensor, names: Sequence[str]) -
     except (RuntimeError, NotImplementedError):  # a model that cannot be differentiated: edits will say
         fired.clear()
         for name in names:
-            adapter.run(tokens, [(name, _counting(fired, name))])
+            adapter.run(tokens, [(name, lambda activation, hook, name=name: fired.update([name]))])
         gradients = [None] * len(names)
         probes = dict.fromkeys(names, tokens)
     for name in names:
         if not fired[name]:
             raise silent_hook(name)
         if fired[name] > 1:
-            raise ValueError(
-                f"the hook {name!r} fires {fired[name]} times in a run: which of them is meant is not said"
-            )
+            raise ValueError(f"the hook {name!r} fires {fired[name]} times in a run, so an edit there is ambiguous")
     return [name for name, gradient in zip(probes, gradients, strict=True) if gradient is None]
-
-
-def _counting(fired: Counter[str], name: str) -> Callable[..., None]:
-    def count(activation: Tensor, hook: HookPoint) -> None:
-        fired[name] += 1
-
-    return count
 
 
 @torch.no_grad()
 def _changes(adapter: ModelAdapter, tokens: Tensor, name: str, edit: Callable[..., Tensor]) -> bool:
     """Whether an edit changes the predictions in any bit."""
-    plain, edited = (adapter.run(tokens, [(name, hook)]) for hook in (_change_nothing, edit))  # on the same route
+    # both on the route with hooks
+    plain, edited = (adapter.run(tokens, [(name, hook)]) for hook in (lambda activation, hook: None, edit))
     return not torch.equal(plain.nan_to_num(), edited.nan_to_num()) or not torch.equal(plain.isnan(), edited.isnan())
 
 
@@ -150,10 +139,6 @@ def _decides_what_follows(adapter: ModelAdapter, tokens: Tensor, name: str) -> b
     edited = adapter.run(tokens, [(before, _add_noise), (name, keep)])
     repeated = adapter.run(tokens, [(name, put)])
     return same_up_to_rounding(repeated, edited)
-
-
-def _change_nothing(activation: Tensor, hook: HookPoint) -> None:
-    """A hook that leaves the activation as it is."""
 
 
 def _add_noise(activation: Tensor, hook: HookPoint) -> Tensor:

@@ -8,9 +8,8 @@ from torch import Tensor, nn
 
 from mechicl import wrap
 from mechicl.algorithms.stepwise import Hypothesis, NewtonSteps, QueryDescent, ResidualDescent, RidgePath
-from mechicl.analysis.causes import interchange, sample_sources
+from mechicl.analysis.causes import INTERVENTIONS, interchange, sample_sources
 from mechicl.analysis.causes.interchange import interchange_each
-from mechicl.analysis.causes.results import INTERVENTIONS
 from mechicl.constructions import gradient_descent, known_models
 from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig
 from mechicl.prompts import Prompts

@@ -12,11 +12,11 @@ from mechicl import wrap
 from mechicl.algorithms.stepwise import Hypothesis, NewtonSteps, ResidualDescent, Runs
 from mechicl.algorithms.stepwise.counterfactuals import Place
 from mechicl.analysis.causes import SubspaceSearch, fit_subspace, interchange, sample_sources
-from mechicl.analysis.causes.model_runs import ModelRuns, record_streams
 from mechicl.analysis.causes.subspace_search import Told, find_readers, make_starts, search_columns
 from mechicl.constructions import gradient_descent, hide, known_models
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.models.opening.adapter import ModelAdapter
+from mechicl.models.opening.stream_runs import StreamRuns, record_streams
 from mechicl.statistics import load_result
 from mechicl.tasks import LinearRegression
 from tests.analysis.causes.test_interchange import STEP_SIZE, TwoStepsABlock
@@ -62,7 +62,7 @@ def test_random_columns_lead_to_the_same_subspace():
     algorithm = known.hypothesis.algorithm
     runs = Runs(algorithm, algorithm.states(prompts), algorithm.states(sources))
     told = Told(known.hypothesis, ("residual",), "context", prompts, sources, runs)
-    parts = told.run(ModelAdapter(known.model), 1, 2**30, shuffled=False)(1, 1)
+    parts = told.run(ModelAdapter(known.model), 2**30, shuffled=False)(1, 1)
     starts = make_starts(find_readers(parts, told, 1), 1, 2, seed=0)[1:]
     fit = search_columns(parts, starts, 60, favoured=False)
     true = known.hypothesis.subspaces["residual"]
@@ -144,7 +144,7 @@ def test_exchanges_are_differentiated_and_only_the_querys_row_need_be_computed()
     adapter = ModelAdapter(model)
     tokens = [adapter.encode(each) for each in (prompts, sample_sources(task, prompts, seed=1))]
     base, source = (record_streams(adapter, each) for each in tokens)
-    runs = ModelRuns(adapter, tokens[0], base, source, 2)
+    runs = StreamRuns(adapter, tokens[0], base, source)
     basis = torch.linalg.qr(torch.randn(12, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))).Q
     places: tuple[Place, ...] = ("query", "context")
     for layer in (0, 2, 3):

@@ -4,10 +4,10 @@ import warnings
 
 import torch
 
-from mechicl.analysis.circuits.graph import EdgeGraph
-from mechicl.analysis.circuits.parts import record_writes
 from mechicl.models.opening.adapter import ModelAdapter
+from mechicl.models.opening.edge_graph import EdgeGraph
 from mechicl.models.opening.edges import attends_beside_mlp, list_key_heads
+from mechicl.models.opening.parts import record_writes
 from tests.families import FAMILIES, open_family, token_ids
 
 
@@ -21,9 +21,9 @@ def describe(name: str) -> tuple[str, str, str]:
         graph = EdgeGraph(adapter, tokens, record_writes(adapter, others))
     except ValueError as error:
         reasons = {
-            "no sum": "norms its stream",
+            "not the sum": "norms its stream",
             "no attention": "layers without attention",
-            "no one stack": "two stacks",
+            "single stack": "two stacks",
         }
         (reason,) = (reason for words, reason in reasons.items() if words in str(error))
         return f"refused: {reason}", "", ""

@@ -88,7 +88,8 @@ def test_a_curve_is_that_of_a_plain_loop(only_paths):
     edges, metric = list_edges(model), squared_error(prompts)
     scores = torch.randn(len(edges), generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     fractions = (0.02, 0.1, 0.3, 0.6, 0.9, 1.0)
-    curve = circuit_curve(model, scores, prompts, method="counterfactual", reference=others, fractions=fractions,
+    by_edge = dict(zip(edges, scores.tolist(), strict=True))
+    curve = circuit_curve(model, by_edge, prompts, method="resample", reference=others, fractions=fractions,
                           only_paths=only_paths, n_random=0, progress=False)  # fmt: skip
     references = plain_writes(model, others)
     order = sorted(range(len(edges)), key=lambda i: -abs(float(scores[i])))
@@ -129,10 +130,14 @@ def on_path(kept: set[Edge]) -> set[Edge]:
 # ---- closed forms ----
 
 
+def drawn(model: Any) -> dict[Edge, float]:
+    return {edge: torch.rand(()).item() for edge in list_edges(model)}
+
+
 def test_everything_is_faithful_and_nothing_is_not():
     model = model_of("ids")
     tokens = inputs(model, 0, 4)
-    curve = circuit_curve(model, torch.rand(len(list_edges(model))), tokens, fractions=(1e-9, 1.0), progress=False)
+    curve = circuit_curve(model, drawn(model), tokens, fractions=(1e-9, 1.0), progress=False)
     assert curve.metric == "largest change of an output"
     assert curve.counts == (0, len(list_edges(model)))
     nothing, everything = curve.faithfulness()
@@ -140,7 +145,7 @@ def test_everything_is_faithful_and_nothing_is_not():
     assert curve.cpr().mean == pytest.approx(0.5)  # a line from 0 to 1
     assert curve.cmd().mean == pytest.approx(0.5)
     assert curve.cpr().high - curve.cpr().low < 1e-9
-    whole = circuit_curve(model, torch.rand(len(list_edges(model))), tokens, fractions=[1.0], progress=False)
+    whole = circuit_curve(model, drawn(model), tokens, fractions=[1.0], progress=False)
     assert whole.faithfulness()[0].mean == pytest.approx(1)
     assert whole.cmd().mean == whole.cpr().mean == 0  # there is no area over one size
 
@@ -167,7 +172,7 @@ def test_a_planted_circuit_has_the_area_that_its_size_says():
 
 def test_random_scores_are_the_same_for_the_same_seed_and_there_are_as_many_as_asked_for():
     model = model_of("ids")
-    tokens, scores = inputs(model, 0, 4), torch.rand(len(list_edges(model)))
+    tokens, scores = inputs(model, 0, 4), drawn(model)
     a, b, c = (circuit_curve(model, scores, tokens, n_random=3, seed=seed, progress=False) for seed in (0, 0, 1))
     assert a.names == ("scores", "random", "random 2", "random 3")
     for name in a.names:
@@ -178,7 +183,7 @@ def test_random_scores_are_the_same_for_the_same_seed_and_there_are_as_many_as_a
 
 def test_scores_of_gradients_and_of_untrained_models_stand_beside_each_other():
     scores = {"trained": score_edges(PLANTED, SEQUENCES, method="zero", progress=False)}
-    untrained = {"untrained": torch.zeros(len(list_edges(PLANTED)))}  # as good as none
+    untrained = {"untrained": dict.fromkeys(list_edges(PLANTED), 0.0)}  # as good as none
     curve = circuit_curve(PLANTED, scores | untrained, SEQUENCES, method="zero", progress=False)
     assert curve.names == ("trained", "untrained", "random")
     assert curve.cpr("trained").mean > 0.9 > curve.cpr("untrained").mean
@@ -194,7 +199,7 @@ def test_a_bridge_has_curves_and_completeness_too():
     curve = circuit_curve(model, scores, tokens, metric, progress=False)
     assert curve.faithfulness()[-1].mean == pytest.approx(1, abs=1e-4)
     assert curve.names == ("mask-ig", "random")
-    circuit = find_circuit(model, tokens, metric, search="mask-ig", tolerance=0.3, effects=False, progress=False)
+    circuit = find_circuit(model, tokens, metric, search="eap-ig", tolerance=0.3, effects=False, progress=False)
     measured = measure_circuit(model, circuit, tokens, metric, n_subsets=4, effects=False, progress=False)
     assert len(measured.incompleteness()) == 4
     assert measured.is_same_as(circuit)
@@ -219,7 +224,7 @@ def test_areas_by_hand():
     single = made(1)
     assert single.cpr().mean == pytest.approx(curve.cpr().mean)
     assert str(single.cpr()).endswith("± nan")
-    with pytest.raises(ValueError, match=r"no curve 'eap': there are \['scores'\]"):
+    with pytest.raises(ValueError, match=r"name must be one of \['scores'\], got 'eap'"):
         curve.cpr("eap")
 
 
@@ -248,7 +253,7 @@ BAD: dict[str, dict[str, Any]] = {
     r"fractions must increase.*got \(0\.0, 1\.0\)": {"fractions": (0.0, 1.0)},
     r"fractions must increase.*got \(0\.5, 1\.5\)": {"fractions": (0.5, 1.5)},
     r"n_random must be an int of at least 0, got -1": {"n_random": -1},
-    r"the scores 'mine' must be \[\d+\]": {"scores": {"mine": torch.ones(2)}},
+    r"the scores 'mine' miss \d+ of": {"scores": {"mine": {Edge(EMBEDDING, None): 1.0}}},
     r"is not finite on some circuit.*a difference of logits": {"metrics": infinite_in_between()},
 }
 
@@ -257,5 +262,5 @@ BAD: dict[str, dict[str, Any]] = {
 def test_bad_input_is_refused(message):
     model = model_of("gpt")
     with pytest.raises(ValueError, match=message):
-        circuit_curve(model, **({"scores": torch.ones(len(list_edges(model))), "prompts": inputs(model, 0, 3),
+        circuit_curve(model, **({"scores": dict.fromkeys(list_edges(model), 1.0), "prompts": inputs(model, 0, 3),
                                  "n_random": 0, "progress": False} | BAD[message]))  # fmt: skip

@@ -61,7 +61,7 @@ def test_edge_attributions_are_those_of_transformer_lens(name):
     theirs = attribution_patch(
         model, clean, corrupted, lambda logits: metric(logits[0, -1]), EdgeAttributionConfig("edge")
     ).edge_scores
-    scored = score_edges(model, corrupted, metric, scoring="eap", method="counterfactual", reference=clean)
+    scored = score_edges(model, corrupted, metric, scoring="eap-ig", steps=1, method="resample", reference=clean)
     scores = dict(zip(scored.edges, scored.scores.mean(1).tolist(), strict=True))
     summed: dict[Edge, float] = {}
     for (writer, reader), score in theirs.items():  # theirs are of one position each

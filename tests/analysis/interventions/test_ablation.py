@@ -149,11 +149,11 @@ def test_a_bridge_and_all_positions():
 
 
 BAD: dict[str, Any] = {
-    "method must be 'mean', 'zero', 'resample' or 'counterfactual', got 'median'": {"method": "median"},
+    "method must be 'mean', 'zero' or 'resample', got 'median'": {"method": "median"},
     "'direction' is not|not 'direction'": {"axes": ("layer", "direction")},
     "would unmask": {"component": "attn_scores", "method": "zero"},
     "reference must be prompts of the same length": {"reference": PROMPTS.prefix(1)},
-    "takes none": {"reference": PROMPTS, "method": "zero"},
+    "takes no reference": {"reference": PROMPTS, "method": "zero"},
     "as wide as the stream": {"directions": torch.eye(8), "component": "z"},
     r"as wide as the stream, got \(7, 7\)": {"directions": torch.eye(7), "component": "resid_pre"},
     "direction of length zero": {"directions": torch.zeros(1, 8), "component": "resid_pre"},
@@ -174,9 +174,9 @@ def test_bad_input_is_refused(message):
 def test_too_few_prompts():
     refused: list[tuple[str, Any, dict[str, Any]]] = [
         ("no prompts", PROMPTS[:0], {}),
-        ("there is 1", PROMPTS[:1], {"method": "resample"}),
+        ("needs another prompt, got 1", PROMPTS[:1], {"method": "resample"}),
         ("reference must be", PROMPTS, {"reference": PROMPTS[:0]}),
-        ("mean over one prompt", PROMPTS[:1], {}),
+        ("method='mean' needs another prompt, got 1", PROMPTS[:1], {}),
     ]
     for message, prompts, options in refused:
         with pytest.raises(ValueError, match=message):

@@ -11,7 +11,7 @@ FAMILIES = (  # one of each kind; those of agreement.py are twice as many
     "RecurrentGemma", "T5",
 )  # fmt: skip
 IGNORED = {"attn_scores", "pattern"}
-REFUSED = {  # what is refused because the model goes on without it
+REFUSED = {  # what is refused because the model ignores it
     "GPT-Neo": IGNORED,
     "GPT-J": IGNORED,
     "XGLM": IGNORED,
@@ -34,7 +34,7 @@ def test_each_component_is_right_or_refused(family):
         agreement = agreement_of(bridge, plain, component, [1], [0])
         if component in REFUSED.get(family, ()):
             assert agreement.refusal is not None
-            assert "goes on without" in agreement.refusal or "does not fire" in agreement.refusal
+            assert "ignores edits" in agreement.refusal or "does not fire" in agreement.refusal
         elif component in ABSENT.get(family, {"resid_mid"} if family in PARALLEL else ()):
             assert "the model has no hook" in (agreement.refusal or "")
         else:

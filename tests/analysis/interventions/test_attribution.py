@@ -236,5 +236,5 @@ def test_bridges_have_the_slope_that_the_plain_model_has(family, component):
 def test_what_a_bridge_goes_on_without_has_no_estimate():
     model, _ = open_family("GPT-J")
     metrics = {"logit": lambda logits: logits[:, 3]}
-    with pytest.raises(ValueError, match=r"goes on without what is put at 'blocks.0.attn.hook_pattern'"):
+    with pytest.raises(ValueError, match=r"ignores edits at 'blocks.0.attn.hook_pattern'"):
         attribute(model, token_ids(0), token_ids(1), "pattern", metrics=metrics)

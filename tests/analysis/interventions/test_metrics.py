@@ -96,3 +96,17 @@ def test_a_class_is_no_metric():
 def test_a_prompt_without_a_target_is_refused(targets):
     with pytest.raises(ValueError, match="every prompt needs a target that is not -100"):
         next_token_loss(torch.tensor(targets))
+
+
+def test_ids_outside_the_vocabulary_are_named():
+    logits, good = torch.randn(2, 5), torch.tensor([0, 4])
+    for beyond in (torch.tensor([0, -1]), torch.tensor([0, 5])):
+        with pytest.raises(ValueError, match=r"correct must be .*, got (-1|5)"):
+            logit_difference(beyond, good)(logits)
+        with pytest.raises(ValueError, match=r"wrong must be .*, got (-1|5)"):
+            logit_difference(good, beyond)(logits)
+        with pytest.raises(ValueError, match=r"targets must be .*, got (-1|5)"):
+            next_token_loss(beyond)(logits)
+    positions = torch.tensor([[1, 2], [3, 5]])
+    with pytest.raises(ValueError, match="targets must be ids in the vocabulary, 0 to 4, got 5"):
+        next_token_loss(positions)(torch.randn(2, 2, 5))

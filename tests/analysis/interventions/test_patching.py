@@ -381,7 +381,7 @@ def test_sequences_are_their_ids_with_the_loss_of_what_can_be_predicted(at):
     by_ids = ablate(model, clean.read, reference=corrupted.read, **explicit)
     same_sweep(ablate(model, clean, reference=corrupted, at=at), by_ids)
     circuit, expected = (
-        find_circuit(model, prompts, tolerance=0.5, edges=False, search="attribution", **options)
+        find_circuit(model, prompts, tolerance=0.5, search="eap-ig", **options)
         for prompts, options in ((clean, {"at": at}), (clean.read, explicit))
     )
     assert (circuit.nodes, circuit.metric) == (expected.nodes, "loss")
@@ -397,7 +397,7 @@ def test_what_is_not_to_be_predicted_has_no_loss():
         lambda: patch(model, clean, whole),
         lambda: attribute(model, clean, whole),
         lambda: ablate(model, clean),
-        lambda: find_circuit(model, clean, edges=False, at="query"),
+        lambda: find_circuit(model, clean, at="query"),
     ]
     for sweep in sweeps:
         with pytest.raises(ValueError, match=r"a sequence's last token has no target: take at='positions'"):
@@ -438,5 +438,5 @@ def test_what_is_read_from_the_stream_of_a_bridge(kind):
 
 def test_a_hook_of_ours_that_another_bypasses_is_refused():
     model = model_of("read by heads", use_split_qkv_input=True)
-    with pytest.raises(ValueError, match=r"goes on without what is put at 'blocks.0.hook_attn_in'"):
+    with pytest.raises(ValueError, match=r"ignores edits at 'blocks.0.hook_attn_in'"):
         patch(model, *pair(model), "attn_in")

@@ -269,6 +269,6 @@ def test_a_bridge_is_patched_as_the_plain_model(family):
 def test_a_site_that_a_bridge_goes_on_without_is_refused():
     bridge, _ = open_family("GPT-J")
     session = PatchingSession(bridge, token_ids(0, 1), token_ids(1, 1))
-    with pytest.raises(ValueError, match=r"goes on without what is put at 'blocks.1.attn.hook_pattern'"):
+    with pytest.raises(ValueError, match=r"ignores edits at 'blocks.1.attn.hook_pattern'"):
         session.toggle(Site("pattern", 1, head=0))
     assert session.interventions == ()

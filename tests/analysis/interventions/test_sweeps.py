@@ -63,10 +63,10 @@ def test_the_interval_of_a_share_is_that_of_a_ratio_of_means(metric, level):
 
 def test_shares_that_there_are_not():
     refused: list[tuple[str, Any]] = [
-        ("index for each", lambda: SWEPT.recovered_interval(1)),
-        ("index for each", lambda: SWEPT.interval(0, 1, 0)),
+        ("one index per axis", lambda: SWEPT.recovered_interval(1)),
+        ("one index per axis", lambda: SWEPT.interval(0, 1, 0)),
         ("no metric 'firs'", lambda: SWEPT.recovered_interval(0, 1, metric="firs")),
-        ("no run that activations were taken from", lambda: ablate(MODEL, CLEAN).recovered()),
+        ("come from no run", lambda: ablate(MODEL, CLEAN).recovered()),
     ]
     for message, ask in refused:
         with pytest.raises(ValueError, match=message):
@@ -102,7 +102,7 @@ def test_tables_intervals_and_the_strongest():
 def test_results_are_saved_and_loaded(kind, tmp_path):
     results: dict[str, Any] = {
         "sweep": lambda: SWEPT,
-        "circuit": lambda: find_circuit(MODEL, CLEAN, tolerance=0.5, edges=False),
+        "circuit": lambda: find_circuit(MODEL, CLEAN, tolerance=0.5),
         "session": lambda: PatchingSession(MODEL, CLEAN, CORRUPTED).result(),
     }
     result = results[kind]()

@@ -1,4 +1,4 @@
-"""Edits that a model goes on without are refused; those without effect are not."""
+"""Edits that a model ignores are refused; those without effect are not."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def refuse(model: Any, component: str, layer: int = 1) -> None:
 @pytest.mark.parametrize("family", ["GPT-J", "GPT-Neo", "XGLM"])
 def test_what_a_bridge_only_shows_is_refused(family, component):
     model, _ = open_family(family)
-    with pytest.raises(ValueError, match=rf"without what is put at 'blocks.1.attn.hook_{component}'.*take 'z'"):
+    with pytest.raises(ValueError, match=rf"ignores edits at 'blocks.1.attn.hook_{component}'.*take 'z'"):
         refuse(model, component)
     refuse(model, "z")
 
@@ -77,7 +77,7 @@ def test_a_stream_that_only_the_mlp_reads_is_refused():
     model = bridge()
     refuse(model, "resid_mid")
     copied = model.blocks[1].ln2.register_forward_pre_hook(lambda module, args: (args[0].clone(), *args[1:]))
-    with pytest.raises(ValueError, match=r"'blocks.1.hook_resid_mid' reaches a part of what follows"):
+    with pytest.raises(ValueError, match=r"'blocks.1.hook_resid_mid' reaches only some of the parts"):
         refuse(model, "resid_mid")
     refuse(model, "resid_mid", 0)
     copied.remove()

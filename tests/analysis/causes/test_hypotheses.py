@@ -7,10 +7,8 @@ import pytest
 import torch
 
 from mechicl.algorithms.stepwise import Hypothesis, QueryDescent, ResidualDescent, query_of
-from mechicl.analysis.causes import candidate_algorithms
 from mechicl.analysis.causes import test_hypotheses as rank_hypotheses
-from mechicl.analysis.causes.model_runs import reads_ahead
-from mechicl.analysis.causes.ranking import _rising_steps
+from mechicl.analysis.causes.hypotheses import _rising_steps, candidate_algorithms, reads_ahead
 from mechicl.constructions import gd_plus_plus, gradient_descent, hide, known_models
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.models.opening.adapter import ModelAdapter

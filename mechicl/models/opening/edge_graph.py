@@ -1,39 +1,80 @@
-"""A transformer as a graph: what each head and MLP reads is a sum of what those before it wrote, edge by edge."""
+"""A transformer as a graph: each head and MLP reads a sum of what earlier nodes wrote, one edge per sender."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from einops import einsum
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mechicl.analysis.circuits.parts import take_apart
-from mechicl.analysis.circuits.stages import list_stages
 from mechicl.base.memory import MEMORY, Budget
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.edges import Edge, Node, list_edges, list_nodes, list_reached
+from mechicl.models.opening.parts import take_apart
 
 CACHE_SIZE = 2**25
-"""Bytes that a batch of runs takes at most, where one run takes less: larger ones leave the processor's caches."""
+"""Upper bound in bytes on a batch of runs, unless one run takes more: larger batches leave the processor's caches."""
 
 
 class NoGradient(ValueError):
     """A metric that is not differentiable in the predictions."""
 
 
-class EdgeGraph:
-    """Runs of a model in which chosen edges carry what another run writes.
+@dataclass(frozen=True)
+class Stage:
+    """Receivers that read at the same time: the heads of a layer, its MLP, or the output.
 
-    Every edge that is cut brings its receiver what the sender writes in a reference run instead. With nothing cut the
-    runs are the model's, with everything cut each part reads the reference's stream.
+    Attributes:
+        layer: their layer; the number of layers for the output.
+        kind: "heads", "mlp" or "output".
+        n_senders: number of nodes that they read: the first ones in order of computation.
+        place: index of the first of the stage's own nodes.
+        edges: indices of the edges into the stage by "q", "k", "v" or "", one row per receiver.
+    """
+
+    layer: int
+    kind: str
+    n_senders: int
+    place: int
+    edges: Mapping[str, Int[Tensor, "receiver sender"]]
+
+    def numbers(self) -> list[int]:
+        """Indices of all edges into the stage."""
+        return [int(number) for rows in self.edges.values() for number in rows.flatten()]
+
+
+def list_stages(nodes: Sequence[Node], edges: Sequence[Edge]) -> list[Stage]:
+    """The stages of a model in order of computation, the output last."""
+    place = {node: i for i, node in enumerate(nodes)}
+    n_layers = 1 + max(node.layer for node in nodes)
+    by_stage: dict[tuple[int, bool], dict[str, dict[Node | None, list[int]]]] = {}
+    for number, edge in enumerate(edges):
+        receiver = edge.receiver
+        key = (n_layers, False) if receiver is None else (receiver.layer, receiver.head is None)
+        by_stage.setdefault(key, {}).setdefault(edge.by, {}).setdefault(receiver, []).append(number)
+    stages = []
+    for (layer, is_mlp), ways in sorted(by_stage.items()):
+        rows = {by: torch.tensor(list(receivers.values())) for by, receivers in ways.items()}
+        first = next(iter(rows.values()))[0].tolist()  # the edges into the first receiver
+        receiver = edges[first[0]].receiver
+        kind = "output" if receiver is None else "mlp" if is_mlp else "heads"
+        stages.append(Stage(layer, kind, len(first), len(nodes) if receiver is None else place[receiver], rows))
+    return stages
+
+
+class EdgeGraph:
+    """Runs of a model in which chosen edges are cut: they carry what the sender writes in a reference run.
+
+    With nothing cut the runs are the model's; with everything cut each part reads the reference's stream.
 
     Args:
         adapter: of one of our transformers, or of a `TransformerBridge`.
         tokens: `[prompt pos ...]`.
-        references: what each node writes where its edges are cut, `[node prompt pos d_model]`; see `record_writes`.
-        embedded: the stream before the first layer `[prompt pos d_model]`, by default what the tokens are embedded as.
-        memory: bound in bytes on what runs take beside the model, its tokens, references and what its nodes write.
+        references: what each node writes over its cut edges, `[node prompt pos d_model]`; see `record_writes`.
+        embedded: the stream before the first layer `[prompt pos d_model]`; by default the embedded tokens.
+        memory: bound in bytes on what runs take beyond the model, its tokens, references and the nodes' writes.
     """
 
     def __init__(
@@ -46,7 +87,7 @@ class EdgeGraph:
         memory: float = MEMORY,
     ):
         self.parts = take_apart(adapter)
-        if embedded is not None:  # tokens are not read, only counted
+        if embedded is not None:  # tokens are only counted
             tokens = tokens[:1].expand(len(embedded), *tokens.shape[1:])
         with torch.no_grad():
             self.embedded = self.parts.embed(tokens) if embedded is None else embedded
@@ -57,21 +98,21 @@ class EdgeGraph:
         self._remembered: tuple[Tensor, Tensor] | None = None
 
     def run(self, kept: Bool[Tensor, "edge"]) -> Tensor:
-        """Predictions with only some of the edges carrying what the run itself writes."""
+        """Predictions with all but some edges cut."""
         return self.run_cuts(kept[None])[0]
 
     def run_cuts(self, kept: Bool[Tensor, "cut edge"]) -> Float[Tensor, "cut prompt ..."]:
-        """Predictions of as many runs as there are rows; see `iterate_cuts`."""
+        """Predictions of one run per row; see `iterate_cuts`."""
         return torch.cat([predictions for _, predictions in self.iterate_cuts(kept)])
 
     def iterate_cuts(
         self, kept: Bool[Tensor, "cut edge"], *, start: int = 0, base: Bool[Tensor, "edge"] | None = None
     ) -> Iterator[tuple[slice, Float[Tensor, "cut prompt ..."]]]:
-        """Runs in which only a row's edges carry what the run itself writes: some rows at a time, with predictions.
+        """Runs that keep only the edges of a row; yields some rows at a time with their predictions.
 
         Args:
-            kept: which edges.
-            start: number of the first stage at which they differ: what comes before is not run again.
+            kept: the edges that are not cut.
+            start: index of the first stage at which the runs differ; earlier stages are not run again.
             base: the edges that are kept before it, by default all.
         """
         rows, n_prompts = self._rows(), len(self.tokens)
@@ -80,7 +121,7 @@ class EdgeGraph:
         for first in range(0, len(kept), step):
             masks = kept[first : first + step].to(self.references.dtype)
             batches = (slice(i, i + rows) for i in range(0, n_prompts, rows))
-            with torch.no_grad():  # not around the generator, where it would hold for whoever asks between its steps
+            with torch.no_grad():  # inside the loop, so that it does not hold for the caller between two steps
                 predictions = [self._trace(masks, prompts, start, before, None)[1] for prompts in batches]
             yield slice(first, first + len(masks)), torch.cat(predictions, 1)
 
@@ -91,20 +132,19 @@ class EdgeGraph:
 
     @cached_property
     def reached(self) -> list[list[Node | None]]:
-        """Whose outputs each edge can change: its receiver's, and those of heads that share something with it."""
+        """The nodes whose output each edge can change: its receiver, and heads that share something with it."""
         model = self.parts.model
         self.parts.embed(self.tokens[:1])  # a bridge knows after its first run whether heads meet
-        heads = {n: [Node(n, head) for head in range(model.cfg.n_heads)] for n in range(model.cfg.n_layers)}
         reached: list[list[Node | None]] = []
         for edge in self.edges:
             nodes: list[Node | None] = [*list_reached(model, edge)]
-            if edge.by and self.parts.heads_meet:  # by "q", "k" or "v": into a head
-                nodes = [*heads[edge.receiver.layer]] if edge.receiver else []
+            if edge.by and edge.receiver and self.parts.heads_meet:
+                nodes = [Node(edge.receiver.layer, head) for head in range(model.cfg.n_heads)]
             reached.append(nodes or [None])
         return reached
 
     def mask(self, edges: Sequence[Edge]) -> Bool[Tensor, "edge"]:
-        """True for these edges, as `run` takes it."""
+        """True for these edges."""
         chosen = set(edges)
         return torch.tensor([edge in chosen for edge in self.edges], device=self.tokens.device)
 
@@ -115,14 +155,14 @@ class EdgeGraph:
         *,
         changes: Float[Tensor, "node prompt pos d_model"] | None = None,
     ) -> Float[Tensor, "edge prompt"]:
-        """The derivative of an objective to how much of each edge is kept, `[edge prompt]`.
+        """The derivative of an objective with respect to the share of each edge that is kept, `[edge prompt]`.
 
-        Each receiver reads the reference's stream, and of each sender's change so much as `kept` says, between 0 and 1.
+        Each receiver reads the reference's stream plus each sender's change, scaled by `kept` in [0, 1].
 
         Args:
             kept: where to take the derivative.
-            objective: of the predictions of some of the prompts (which: the slice) to a number for each.
-            changes: what to weigh the receivers' gradients by, in place of the changes in this run.
+            objective: maps predictions of some prompts, and the slice of these prompts, to one number per prompt.
+            changes: what to multiply the receivers' gradients by instead of the changes in this run.
 
         Raises:
             NoGradient: an objective without a gradient.
@@ -141,9 +181,7 @@ class EdgeGraph:
                 writes, out = self._trace(kept[None].to(self.references), prompts, 0, None, probe)
                 value = objective(out[0], prompts)
                 if not value.requires_grad:
-                    raise NoGradient(
-                        "the metric has no gradient in the predictions: search='exact', 'acdc' and 'greedy' need none"
-                    )
+                    raise NoGradient("the metric has no gradient in the predictions: 'exact' and 'acdc' need none")
                 gradients = torch.autograd.grad(value.sum(), list(probes.values()), allow_unused=True)
             weighed = writes[0].detach() if changes is None else changes[:, prompts]
             for (number, by), gradient in zip(probes, gradients, strict=True):
@@ -159,7 +197,7 @@ class EdgeGraph:
     @cached_property
     @torch.no_grad()
     def _streams(self) -> list[Tensor]:
-        """The reference's stream before each stage; one prompt's where all are the same."""
+        """The reference's stream before each stage; that of one prompt where all are the same."""
         same = self.references.stride(1) == 0
         references = self.references[:, :1] if same else self.references
         place = {stage.layer: stage.place for stage in self.stages if stage.kind == "heads"}
@@ -187,8 +225,7 @@ class EdgeGraph:
         if not len(shared):
             changes.add((self.embedded[prompts] - references[0]).expand(1, n_cuts, -1, -1, -1))
         for number, stage in enumerate(self.stages[start:], start):
-            numbers = torch.cat(list(stage.edges.values()))
-            read = changes.read(masks[:, numbers]) + self._streams[number][prompts]
+            read = changes.read(masks[:, torch.cat(list(stage.edges.values()))]) + self._streams[number][prompts]
             reads, sizes = {}, [len(edges) for edges in stage.edges.values()]
             for by, streams in zip(stage.edges, read.split(sizes), strict=True):
                 reads[by] = (streams if probe is None else probe(number, by, streams)).flatten(1, 2)
@@ -204,15 +241,13 @@ class EdgeGraph:
 
     @torch.no_grad()
     def _changes(self, kept: Bool[Tensor, "edge"]) -> Float[Tensor, "node prompt pos d_model"]:
-        """What each node writes where only these edges are kept, less the reference; the last answer is remembered."""
+        """What each node writes with only these edges kept, less the reference; the last answer is remembered."""
         if self._remembered is None or not torch.equal(self._remembered[0], kept):
             rows, mask = self._rows(), kept[None].to(self.references.dtype)
             parts = (slice(i, i + rows) for i in range(0, len(self.tokens), rows))
             batches = [self._trace(mask, prompts, 0, None, None)[0] for prompts in parts]
             self._remembered = (kept.clone(), torch.cat([writes[0] for writes in batches], dim=1))
         return self._remembered[1]
-
-    # ---- memory ----
 
     def _rows(self, backward: bool = False) -> int:
         """How many runs of one prompt fit into memory at a time."""
@@ -226,18 +261,17 @@ class EdgeGraph:
 
 
 class _Changes:
-    """What nodes write less what they write in the reference: the first ones in all runs alike, the others in each.
+    """What nodes write less what they write in the reference: the first ones the same in all runs, the rest per run.
 
     Args:
         shared: `[node prompt pos d_model]`.
-        n_cuts: how many runs there are.
-        n_more: how many nodes will follow, to keep them in place; None where gradients are taken, which need copies.
+        n_cuts: number of runs.
+        n_more: number of nodes that will follow, which are written in place; None with gradients, which need copies.
     """
 
     def __init__(self, shared: Float[Tensor, "node prompt pos d_model"], n_cuts: int, n_more: int | None):
         self.shared, self._n_written = shared, 0
-        shape = shared.shape[1:]
-        self._kept = None if n_more is None else shared.new_empty(n_cuts, n_more, *shape)
+        self._kept = None if n_more is None else shared.new_empty(n_cuts, n_more, *shared.shape[1:])
         self._parts: list[Tensor] = []
 
     @property
@@ -246,7 +280,7 @@ class _Changes:
         return torch.cat(self._parts, 1) if self._kept is None else self._kept[:, : self._n_written]
 
     def add(self, changes: Float[Tensor, "node cut prompt pos d_model"]) -> None:
-        """The changes of further nodes."""
+        """Add the changes of further nodes."""
         if self._kept is None:
             self._parts.append(changes.transpose(0, 1))
         else:
@@ -254,7 +288,7 @@ class _Changes:
         self._n_written += len(changes)
 
     def read(self, weights: Float[Tensor, "cut receiver sender"]) -> Float[Tensor, "receiver cut prompt pos d_model"]:
-        """What each receiver gets of them."""
+        """The weighted sums that the receivers read."""
         n_shared, shape = min(len(self.shared), weights.shape[2]), self.shared.shape[1:]
         sums = []
         if n_shared:

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from mechicl.analysis.circuits import Edge, Node
-from mechicl.analysis.circuits.graph import EdgeGraph
-from mechicl.analysis.circuits.parts import record_writes
 from mechicl.models.opening.adapter import ModelAdapter
+from mechicl.models.opening.edge_graph import EdgeGraph
 from mechicl.models.opening.edges import EMBEDDING, list_edges, list_nodes
+from mechicl.models.opening.parts import record_writes
 from tests.analysis.interventions.oracles import (
     EXACT,
     bridge,

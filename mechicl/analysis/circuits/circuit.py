@@ -1,7 +1,6 @@
-"""What a search for a circuit returns: its nodes and edges, and what the metric is with and without them."""
+"""A circuit: its nodes and edges, and the values of the metric with and without them."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,37 +9,36 @@ import pandas as pd
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.analysis.circuits.comparison import NodesAndEdges, order_edges
-from mechicl.analysis.circuits.references import Method
+from mechicl.analysis.circuits.circuit_comparison import NodesAndEdges, order_edges
 from mechicl.models.opening.edges import EMBEDDING, Edge, Node
 from mechicl.statistics import Interval, Result, interval, ratio_interval
 
 OUTPUT = "output"
-"""What a graph calls the read-out."""
+"""The name of the read-out in a graph."""
 
 
 @dataclass(frozen=True, eq=False)
 class Circuit(Result):
     """The part of a model that carries a metric, and how well it does alone.
 
-    Metrics are per prompt; "ablated" parts have what `method` puts in their place.
+    Metrics are per prompt; `method` says what replaces "ablated" parts.
 
     Attributes:
         nodes: heads and MLPs of the circuit, in order of computation.
-        edges: connections of the circuit, from the embedding to the output; none if they were not looked for.
+        edges: connections of the circuit, from the embedding to the output.
         metric: its name.
         method: of ablation.
         full: the metric of the whole model, `[prompt]`.
-        ablated: with every head and MLP ablated, `[prompt]`; in a search for edges, with all edges cut.
+        ablated: with all edges cut, `[prompt]`.
         alone: with all but the circuit's nodes ablated, `[prompt]`.
         without: with the circuit's nodes ablated and all others in place, `[prompt]`.
-        edges_alone: with every edge cut but the circuit's, `[prompt]`; as `alone` where no edges were looked for.
+        edges_alone: with every edge cut but the circuit's, `[prompt]`.
         node_effects: change of the metric when the circuit loses one of its nodes too, `[node prompt]`; NaN where that
             was not measured.
         edge_effects: change of the metric when the circuit loses one of its edges too, `[edge prompt]`; NaN where that
             was not measured.
-        n_nodes: how many heads and MLPs the model has.
-        subsets: some of the circuit's nodes each, that were taken out of it and of the model; see `measure_circuit`.
+        n_nodes: number of heads and MLPs of the model.
+        subsets: sets of the circuit's nodes that were removed from it and from the model; see `measure_circuit`.
         alone_without: the metric of the circuit without each subset, `[subset prompt]`.
         whole_without: the metric of the model without each subset, `[subset prompt]`.
 
@@ -56,7 +54,7 @@ class Circuit(Result):
     nodes: tuple[Node, ...]
     edges: tuple[Edge, ...]
     metric: str
-    method: Method
+    method: str
     full: Float[Tensor, "prompt"]
     ablated: Float[Tensor, "prompt"]
     alone: Float[Tensor, "prompt"]
@@ -75,36 +73,35 @@ class Circuit(Result):
         return [(node.layer, node.head) for node in self.nodes if node.head is not None]
 
     def faithfulness(self, level: float = 0.95) -> Interval:
-        """Share of the metric that the circuit keeps when all else is ablated, 1 for all of it.
+        """Share of the metric that the circuit's edges keep when everything else is cut, 1 for all of it.
 
-        `(alone - ablated) / (full - ablated)` of means over prompts, of the edges where there are edges, else of the
-        nodes. On the prompts that the circuit was looked for it is within the tolerance of 1 by construction, or within
-        twice that with edges: see `measure_circuit`. Where `full` is near 0, as a good model's loss is, a share of 0.95
-        may still be many times `full`.
+        `(edges_alone - ablated) / (full - ablated)` of means over prompts. On the prompts that the circuit was found on
+        it is within the tolerance of 1 by construction: see `measure_circuit`. Where `full` is near 0, as a good
+        model's loss is, a share of 0.95 may still be many times `full`.
         """
         return ratio_interval(self.edges_alone - self.ablated, self.full - self.ablated, level)
 
     def node_faithfulness(self, level: float = 0.95) -> Interval:
-        """Share of the metric that the circuit's nodes keep, with all edges between them, when all else is ablated."""
+        """Share of the metric that the circuit's nodes keep, with all edges between them, when the rest is ablated."""
         return ratio_interval(self.alone - self.ablated, self.full - self.ablated, level)
 
     def completeness(self, level: float = 0.95) -> Interval:
         """Share of the metric that is lost without the circuit's nodes, 1 if the rest of the model has none of it.
 
-        `(full - without) / (full - ablated)` of means over prompts: of the subsets that Wang et al. 2023 knock out of
-        circuit and model, only the whole circuit; `incompleteness` has others. NaN for a circuit of all nodes, of which
-        it says nothing.
+        `(full - without) / (full - ablated)` of means over prompts. Of the subsets that Wang et al. 2023 remove from
+        circuit and model this is the whole circuit; `incompleteness` has others. NaN for a circuit of all nodes, where
+        it is meaningless.
         """
         if len(self.nodes) == self.n_nodes:
             return Interval(math.nan, math.nan, math.nan, len(self.full), level)
         return ratio_interval(self.full - self.without, self.full - self.ablated, level)
 
     def incompleteness(self, level: float = 0.95) -> dict[tuple[Node, ...], Interval]:
-        """By subset of nodes, how far circuit and model are apart without it, as a share of all there is to lose.
+        """By subset of nodes, the difference of circuit and model without it, as a share of the whole effect.
 
         `(F(C \\ K) - F(M \\ K)) / (F(M) - F(nothing))` of means over prompts: near 0 for every subset K if the circuit
-        has all that does the task (Wang et al. 2023, section 4: they take the absolute value). No subset unless
-        `measure_circuit(n_subsets=...)` was asked for some.
+        has everything that does the task (Wang et al. 2023, section 4, who take the absolute value). Empty unless
+        `measure_circuit(n_subsets=...)` was asked for subsets.
         """
         if self.alone_without is None or self.whole_without is None:
             return {}
@@ -114,8 +111,8 @@ class Circuit(Result):
     def minimality(self, level: float = 0.95) -> dict[Node | Edge, Interval]:
         """Share of the metric that the circuit loses without each of its parts: 0 for one that it does not need.
 
-        `effect / (ablated - full)` of means over prompts; parts whose effect was not measured are left out. The part
-        that Wang et al. 2023 take out beside others, to see what stands in for what, is here always taken out alone.
+        `effect / (ablated - full)` of means over prompts; parts whose effect was not measured are left out. Wang et al.
+        2023 remove a part together with others that may compensate for it; here each is removed alone.
         """
         gained = self.ablated - self.full
         return {part: ratio_interval(effect, gained, level) for part, effect in self._measured()}
@@ -125,12 +122,8 @@ class Circuit(Result):
         return {part: interval(effect, level) for part, effect in self._measured()}
 
     def _measured(self) -> list[tuple[Node | Edge, Tensor]]:
-        pairs: list[tuple[Node | Edge, Tensor]] = []
-        several: tuple[tuple[Sequence[Node | Edge], Tensor], ...] = (
-            (self.nodes, self.node_effects), (self.edges, self.edge_effects),
-        )  # fmt: skip
-        for parts, effects in several:
-            pairs += zip(parts, effects, strict=True)
+        parts: list[Node | Edge] = [*self.nodes, *self.edges]
+        pairs = zip(parts, [*self.node_effects, *self.edge_effects], strict=True)
         return [(part, effect) for part, effect in pairs if not effect.isnan().all()]
 
     def is_same_as(self, other: NodesAndEdges) -> bool:
@@ -140,12 +133,11 @@ class Circuit(Result):
     # ---- as tables, text and graphs ----
 
     def to_dataframe(self, level: float = 0.95) -> pd.DataFrame:
-        """One row a node, then one an edge: the change of the metric without it, with its interval over prompts."""
+        """One row per node, then one per edge: the change of the metric without it, with its interval over prompts."""
         effects, rows = self.effects(level), []
-        parts: tuple[tuple[str, Sequence[Node | Edge]], ...] = (("node", self.nodes), ("edge", self.edges))
-        for kind, part in ((kind, part) for kind, several in parts for part in several):
+        for part in (*self.nodes, *self.edges):
             mean = effects.get(part, Interval(math.nan, math.nan, math.nan, len(self.full), level))
-            rows.append((kind, str(part), mean.mean, mean.low, mean.high))
+            rows.append(("node" if isinstance(part, Node) else "edge", str(part), mean.mean, mean.low, mean.high))
         return pd.DataFrame(rows, columns=["kind", "part", "effect", "low", "high"])
 
     def edge_list(self, level: float = 0.95) -> str:
@@ -158,9 +150,9 @@ class Circuit(Result):
     def to_networkx(self, level: float = 0.95) -> nx.MultiDiGraph:
         """The circuit as a graph of networkx, from "embedding" to "output".
 
-        Nodes are called as they print ("head 0.2", "MLP 1") and know their `kind`, `layer` and `head`; the key of an
-        edge is what it goes into: "q", "k", "v" or "". Where it was measured, both have their `effect` with the ends of
-        its interval, `low` and `high`. No attribute is None, so that every format of networkx can write it.
+        Nodes are named as they print ("head 0.2", "MLP 1") and have their `kind`, `layer` and `head`; the key of an
+        edge is the receiver's input: "q", "k", "v" or "". Where it was measured, both have their `effect` with the ends
+        of its interval, `low` and `high`. No attribute is None, so that every format of networkx can write it.
         """
         effects = self.effects(level)
 

@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 from transformer_lens.utilities import get_act_name
 
-from mechicl.analysis.interventions.runs import Cell
+from mechicl.analysis.interventions.runs import Sites
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.edits import check_edits
 from mechicl.models.opening.sites import Site, axes_of, check_hook, nearest
@@ -40,7 +40,7 @@ class CellGrid:
         """The component's hooks in the layers that are swept."""
         return [get_act_name(self.component, layer) for layer in self.indices[self.axes.index("layer")]]
 
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[Sites]:
         """One site for each combination of indices, in order."""
         places = itertools.product(*self.indices)
         return [(Site(self.component, **dict(zip(self.axes, place, strict=True))),) for place in places]
@@ -51,7 +51,7 @@ def make_grid(
 ) -> CellGrid:
     """The cells of a sweep, checked against the model (ValueError) by runs on the first of the tokens.
 
-    Where the model goes on without what is put in place of the component, or with part of it, it is refused too.
+    A model that ignores edits of the component, or part of them, is refused too.
     """
     axes, only = _checked_axes(component, axes), only or {}
     layers = _indices(only, "layer", range(adapter.n_layers))

@@ -14,13 +14,13 @@ from mechicl.algorithms.card import FitProblem, cards
 from mechicl.algorithms.stepwise import AfterCopying, Hypothesis, ResidualDescent, Runs, StepwiseAlgorithm
 from mechicl.analysis.behaviour import Identification, identify
 from mechicl.analysis.causes.interchange import interchange_each, rows_at_once, sample_sources
-from mechicl.analysis.causes.model_runs import ModelRuns, hears_attention, reads_ahead, record_streams, tokens_per_point
-from mechicl.analysis.causes.results import Interchange, Kind
+from mechicl.analysis.causes.interchange_result import Interchange, Kind
 from mechicl.base.arguments import checked
 from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
+from mechicl.models.opening.stream_runs import StreamRuns, has_attention, record_streams, tokens_per_point
 from mechicl.prompts import Prompts
 from mechicl.statistics import Result
 from mechicl.tasks import Task
@@ -179,20 +179,20 @@ def fit_hypotheses(
     adapter, per_point = ModelAdapter(model), tokens_per_point(model)
     if algorithms is None:
         fitting = task.sample(2048, seed=seeds[2], dtype=torch.float64)
-        after_layers = _predictions_after_layers(adapter, fitting, per_point, memory)
+        after_layers = _predictions_after_layers(adapter, fitting, memory)
         causal = not reads_ahead(adapter, fitting[:8], per_point)
         clip = getattr(adapter.model.cfg, "token_clip", None)
         algorithms = candidate_algorithms(fitting, after_layers, tokens_per_point=per_point, causal=causal, clip=clip)
     prompts = task.sample(N_FITTING, seed=seeds[3], dtype=torch.float64)
     sources = sample_sources(task, prompts, seed=seeds[4])
     asks = ["query exchanged", "context exchanged", "context frozen"]
-    asks += ["query stops reading"] if hears_attention(model) else []
+    asks += ["query stops reading"] if has_attention(model) else []
     layers = range(1, adapter.n_layers)
     parts = []
     for base_part, source_part in _split(adapter, (prompts, sources), memory):
         tokens = [adapter.encode(each) for each in (base_part, source_part)]
         base, source = (record_streams(adapter, each) for each in tokens)
-        runs = ModelRuns(adapter, tokens[0], base, source, per_point)
+        runs = StreamRuns(adapter, tokens[0], base, source)
         parts.append(_ask_all(runs, asks, layers, adapter.n_layers))
     predicted = torch.cat(parts, dim=2)
     hypotheses = []
@@ -205,7 +205,6 @@ def fit_hypotheses(
     return hypotheses
 
 
-@checked
 def candidate_algorithms(
     prompts: Prompts, after_layers: Float[Tensor, "layer prompt y"], *, tokens_per_point: int = 1,
     causal: bool = False, clip: float | None = None,
@@ -245,17 +244,27 @@ def _seeds(seed: int) -> list[int]:
     return np.random.SeedSequence(seed).generate_state(5).tolist()
 
 
-def _predictions_after_layers(adapter: ModelAdapter, prompts: Prompts, per_point: int, memory: float) -> Tensor:
+def _predictions_after_layers(adapter: ModelAdapter, prompts: Prompts, memory: float) -> Tensor:
     """What the model predicts where the query reads nothing any more after 1, 2, ... layers; or, without the hooks for
     that, where it stays as it is."""
-    ask = "query stops reading" if hears_attention(adapter.model) else "query frozen"
+    ask = "query stops reading" if has_attention(adapter.model) else "query frozen"
     n_layers, parts = adapter.n_layers, []
     for (part,) in _split(adapter, (prompts,), memory):
         tokens = adapter.encode(part)
         streams = record_streams(adapter, tokens)
-        runs = ModelRuns(adapter, tokens, streams, streams, per_point)
+        runs = StreamRuns(adapter, tokens, streams, streams)
         parts.append(_ask_all(runs, [ask], range(1, n_layers + 1), n_layers)[:, 0])
     return torch.cat(parts, dim=1)
+
+
+@torch.no_grad()
+def reads_ahead(adapter: ModelAdapter, prompts: Prompts, per_point: int) -> bool:
+    """Whether the context's first point reads later ones: whether its stream depends on the last point."""
+    xs, ys = prompts.xs.clone(), prompts.ys.clone()
+    xs[:, -2], ys[:, -2] = xs[:, -2] + 1.0, ys[:, -2] + 1.0
+    both = prompts, Prompts(xs, ys)
+    before, after = (record_streams(adapter, adapter.encode(each))[-1][:, :per_point] for each in both)
+    return prompts.n_context > 1 and not before.equal(after)
 
 
 def _split(adapter: ModelAdapter, several: Sequence[Prompts], memory: float) -> Iterator[tuple[Prompts, ...]]:

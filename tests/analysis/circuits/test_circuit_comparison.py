@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mechicl.analysis.circuits import EMBEDDING, CircuitComparison, Edge, Node, compare_circuits
-from mechicl.analysis.circuits.comparison import Kind, order_edges, order_nodes
+from mechicl.analysis.circuits.circuit_comparison import Kind, order_edges
 
 NODES = [Node(layer, head) for layer in range(2) for head in (0, 1, None)]
 EDGES = [Edge(EMBEDDING, node, by) for node in NODES if node.head is not None for by in "qkv"]
@@ -65,9 +65,8 @@ def test_it_is_saved_and_loaded(tmp_path):
 
 
 def test_order_is_that_of_computation():
-    assert order_nodes([Node(1), Node(0), Node(1, 1), EMBEDDING, Node(0, 3)]) == (
-        EMBEDDING, Node(0, 3), Node(0), Node(1, 1), Node(1),
-    )  # fmt: skip
+    nodes = (Node(0, 3), Node(0), Node(1, 1), Node(1))
+    assert compare_circuits(Parts([Node(1), *nodes[:3]], []), Parts([], [])).false_nodes == nodes
     edges = (
         Edge(EMBEDDING, Node(0, 0), "q"), Edge(EMBEDDING, Node(0, 0), "k"), Edge(EMBEDDING, Node(0, 0), "v"),
         Edge(Node(0, 0), Node(0)), Edge(EMBEDDING, Node(1, 0), "v"), Edge(EMBEDDING, None), Edge(Node(0), None),

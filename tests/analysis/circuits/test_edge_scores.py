@@ -11,12 +11,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
-from mechicl.analysis.circuits import EMBEDDING, Edge, EdgeScores, Node, auroc
-from mechicl.analysis.circuits.graph import EdgeGraph
-from mechicl.analysis.circuits.parts import record_writes
-from mechicl.analysis.circuits.ranking import keep_paths, rank_edges, read_scores
+from mechicl.analysis.circuits import EMBEDDING, Edge, EdgeScores, Node
+from mechicl.analysis.circuits.cuts import between_ends
+from mechicl.analysis.circuits.scores import read_scores
 from mechicl.models.opening.adapter import ModelAdapter
+from mechicl.models.opening.edge_graph import EdgeGraph
 from mechicl.models.opening.edges import list_edges
+from mechicl.models.opening.parts import record_writes
 from tests.analysis.interventions.oracles import inputs, model_of
 
 MODEL = model_of("gpt")
@@ -40,9 +41,9 @@ def test_auroc_is_that_of_scikit_learn_with_ties_at_half_weight(data, n):
     edges = EDGES[:n]
     true = [edge for edge, is_true in zip(edges, truth, strict=True) if is_true]
     expected = roc_auc_score(truth, np.abs(scores))
-    by_edge = dict(zip(edges, scores, strict=True))
-    assert auroc(by_edge, true) == pytest.approx(expected)
-    assert auroc(torch.tensor(scores), Truth([], true), edges) == pytest.approx(expected)
+    scored = EdgeScores(tuple(edges), torch.tensor(scores)[:, None], "loss", "eap-ig", "zero")
+    assert scored.auroc(true) == pytest.approx(expected)
+    assert scored.auroc(Truth([], true)) == pytest.approx(expected)
     per_prompt = torch.tensor(scores, dtype=torch.float64)[:, None] + torch.tensor([[-0.25, 0.25]])
     scored = EdgeScores(tuple(edges), per_prompt, "loss", "eap", "zero")
     assert scored.auroc(true) == pytest.approx(expected)
@@ -59,31 +60,23 @@ def test_what_is_kept_lies_on_a_path_from_the_embedding_to_the_output(kept):
     after, before = nx.descendants(graph, EMBEDDING) | {EMBEDDING}, nx.ancestors(graph, "output") | {"output"}
     expected = [keep and edge.sender in after and (edge.receiver or "output") in before
                 for edge, keep in zip(EDGES, kept, strict=True)]  # fmt: skip
-    assert keep_paths(GRAPH, torch.tensor(kept)).tolist() == expected
-
-
-def test_order_is_by_size_or_towards_what_cutting_everything_does():
-    scores = torch.tensor([0.5, -2.0, 1.0, 0.5])
-    assert rank_edges(scores) == [1, 2, 0, 3]  # ties as they come
-    assert rank_edges(scores, absolute=False) == [2, 0, 3, 1]
-    assert rank_edges(scores, absolute=False, towards=-3.0) == [1, 0, 3, 2]
+    assert between_ends(GRAPH, torch.tensor(kept)).tolist() == expected
 
 
 def test_scores_are_read_in_any_form():
     values = torch.arange(len(EDGES), dtype=torch.float64)
     by_edge = dict(zip(EDGES, values.tolist(), strict=True))
     shuffled = dict(reversed(by_edge.items()))
-    for scores in (values, by_edge, shuffled, EdgeScores(tuple(EDGES), values[:, None], "loss", "eap", "zero")):
+    for scores in (by_edge, shuffled, EdgeScores(tuple(EDGES), values[:, None], "loss", "eap-ig", "zero")):
         assert torch.equal(read_scores(scores, EDGES), values)
 
 
 GOOD: dict[Edge, float] = dict.fromkeys(EDGES, 1.0)
 BAD: dict[str, Any] = {
-    r"must be \[\d+\], one for each of the model's edges: got \(3,\)": torch.ones(3),
     r"of another model: this one has no edge head 7\.0 → output": {Edge(Node(7, 0), None): 1.0, **GOOD},
     r"miss 1 of the model's \d+ edges, such as embedding → head 0\.0 \(q\)": dict(list(GOOD.items())[1:]),
     r"not finite for 1 edges, such as embedding → head 0\.0 \(q\): nan": {**GOOD, EDGES[0]: float("nan")},
-    r"not finite for \d+ edges": torch.full((len(EDGES),), torch.inf),
+    r"not finite for \d+ edges": dict.fromkeys(EDGES, float("inf")),
 }
 
 
@@ -94,11 +87,10 @@ def test_scores_of_something_else_are_refused(message):
 
 
 def test_a_truth_that_tells_nothing_apart_is_refused():
-    with pytest.raises(ValueError, match=r"nothing to tell apart: 0 true edges and \d+ others"):
-        auroc(GOOD, [])
-    with pytest.raises(ValueError, match=r"nothing to tell apart: \d+ true edges and 0 others"):
-        auroc(GOOD, EDGES)
+    scores = EdgeScores(tuple(EDGES), torch.ones(len(EDGES), 1), "loss", "eap-ig", "zero")
+    with pytest.raises(ValueError, match=r"nothing to distinguish: 0 true edges and \d+ others"):
+        scores.auroc([])
+    with pytest.raises(ValueError, match=r"nothing to distinguish: \d+ true edges and 0 others"):
+        scores.auroc(EDGES)
     with pytest.raises(ValueError, match=r"1 true edges have no score, such as head 7\.0 → output"):
-        auroc(GOOD, [Edge(Node(7, 0), None)])
-    with pytest.raises(ValueError, match="need edges="):
-        auroc(torch.ones(len(EDGES)), EDGES[:2])
+        scores.auroc([Edge(Node(7, 0), None)])

@@ -1,4 +1,4 @@
-"""Two circuits beside each other: what both have, what one lacks, and what it has in vain."""
+"""Two circuits compared: shared, missing and false nodes and edges."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,7 @@ Kind = Literal["nodes", "edges"]
 
 @runtime_checkable
 class NodesAndEdges(Protocol):
-    """What has nodes and edges: a circuit, or what a model's weights say of its circuit."""
+    """Anything with nodes and edges: a circuit, or the circuit read off a model's weights."""
 
     @property
     def nodes(self) -> Iterable[Node]:
@@ -65,7 +65,7 @@ class CircuitComparison(Result):
         return len(shared) / n if (n := len(shared) + len(missing)) else math.nan
 
     def to_dataframe(self, level: float = 0.95) -> pd.DataFrame:
-        """One row a node, then one an edge: whether it is shared, missing or false. There is no level to it."""
+        """One row per node, then one per edge: whether it is shared, missing or false; `level` is unused."""
         rows = [
             (kind.removesuffix("s"), str(part), standing)
             for kind in ("nodes", "edges")
@@ -80,7 +80,7 @@ class CircuitComparison(Result):
         return self.shared_edges, self.missing_edges, self.false_edges
 
     def counts(self) -> list[str]:
-        """How many nodes and edges are found and false, in words."""
+        """The numbers of nodes and edges that are found and false, as text."""
         several = ((kind, self._parts(kind)) for kind in ("nodes", "edges"))
         return [f"{len(s)} of {len(s) + len(m)} {kind} found, {len(f)} false" for kind, (s, m, f) in several]
 
@@ -102,13 +102,9 @@ class CircuitComparison(Result):
 
 @checked
 def compare_circuits(circuit: NodesAndEdges, truth: NodesAndEdges) -> CircuitComparison:
-    """What a circuit shares with the truth, or with another circuit, what it misses, and what is false in it.
+    """Compare a circuit with the truth, or with another circuit: shared, missing and false nodes and edges.
 
-    The embedding is no node here: every circuit begins there.
-
-    Args:
-        circuit: nodes and edges.
-        truth: others.
+    The embedding is not counted as a node: every circuit begins there.
 
     Raises:
         ValueError: circuits of models with another number of parts.
@@ -124,23 +120,15 @@ def compare_circuits(circuit: NodesAndEdges, truth: NodesAndEdges) -> CircuitCom
         raise ValueError(f"circuits of different models: one has {sizes[0]} heads and MLPs, the other {sizes[1]}")
     nodes, true_nodes = (set(graph.nodes) - {EMBEDDING} for graph in (circuit, truth))
     edges, true_edges = set(circuit.edges), set(truth.edges)
-    return CircuitComparison(
-        shared_nodes=order_nodes(nodes & true_nodes),
-        missing_nodes=order_nodes(true_nodes - nodes),
-        false_nodes=order_nodes(nodes - true_nodes),
-        shared_edges=order_edges(edges & true_edges),
-        missing_edges=order_edges(true_edges - edges),
-        false_edges=order_edges(edges - true_edges),
+    shared_nodes, missing_nodes, false_nodes = (
+        tuple(sorted(some, key=_place)) for some in (nodes & true_nodes, true_nodes - nodes, nodes - true_nodes)
     )
-
-
-def order_nodes(nodes: Iterable[Node]) -> tuple[Node, ...]:
-    """In order of computation: layer by layer, heads before the MLP."""
-    return tuple(sorted(nodes, key=_place))
+    shared, missing, false = map(order_edges, (edges & true_edges, true_edges - edges, edges - true_edges))
+    return CircuitComparison(shared_nodes, missing_nodes, false_nodes, shared, missing, false)
 
 
 def order_edges(edges: Iterable[Edge]) -> tuple[Edge, ...]:
-    """By receiver in order of computation, then by what they go into, then by sender."""
+    """Edges by receiver in order of computation, then by its input, then by sender."""
     return tuple(sorted(edges, key=lambda edge: (_place(edge.receiver), "qkv".find(edge.by), _place(edge.sender))))
 
 

@@ -1,0 +1,345 @@
+"""A `TransformerBridge` taken apart: its embedding, heads, MLPs and read-out as functions of the streams they read."""
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from einops import einsum, rearrange
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformer_lens.hook_points import HookPoint
+from transformers.cache_utils import Cache
+from transformers.pytorch_utils import Conv1D
+
+from mechicl.models.holding import Direction, adding
+from mechicl.models.opening.adapter import ModelAdapter
+from mechicl.models.opening.edges import attends_beside_mlp, list_key_heads
+from mechicl.models.opening.skipping import replacing_forwards
+
+SPLITTING = ("use_split_qkv_input", "use_attn_in", "use_attn_result", "use_hook_mlp_in")
+
+# A bridge calls the model's own code with what that code computes once per run: masks, rotations, position biases.
+# So each sub-module is called as it was called in a recorded run, with another stream. Queries, keys and values are
+# patched in at the outputs of the model's projections, each head's from its own stream, and the attention's result is
+# read before its output projection: nothing is assumed about how it computes scores.
+
+
+@dataclass
+class Call:
+    """How a module was called: with the stream as its first argument, or as `hidden_states`."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @property
+    def stream(self) -> Tensor:
+        """The stream that the module was called with."""
+        return self.kwargs["hidden_states"] if "hidden_states" in self.kwargs else self.args[0]
+
+
+@dataclass
+class Recording:
+    """A run: its tokens, outputs, what each block returned, and per part and layer how the modules were called."""
+
+    tokens: Tensor
+    outputs: Tensor
+    calls: dict[str, list[Call]]
+    returned: list[Any] = field(default_factory=list)
+
+    @property
+    def streams(self) -> list[Tensor]:
+        """The streams before each layer and after the last."""
+        return [*(call.stream for call in self.calls["block"]), _first_tensor(self.returned[-1])]
+
+
+class BridgeParts:
+    """A `TransformerBridge` taken apart, for edges to be cut in it.
+
+    Queries, keys and values, heads' outputs, MLPs and the read-out are computed by the model's own modules, and all is
+    differentiable. For the first prompts of each length the parts are checked: what a layer's parts write must add up
+    to the stream after it.
+
+    A norm after the attention (Gemma 2) scales the sum of what heads write: a head's write is its share of the scaled
+    sum. A head's output then depends on other heads of its layer through the scale, as it does where queries or keys of
+    all heads are normed together (OLMo 2).
+
+    Args:
+        adapter: of the bridge.
+
+    Attributes:
+        heads_meet: whether heads of a layer depend on each other in this way; known after the first prompts.
+
+    Raises:
+        ValueError: layers without attention, or hooks attached to the model; later, a model whose stream is not the
+            sum of what its parts write, such as BERT, which norms the stream itself. The message names the layer.
+    """
+
+    def __init__(self, adapter: ModelAdapter):
+        self.adapter, self.model = adapter, adapter.model
+        self.name = type(getattr(self.model, "original_model", self.model)).__name__
+        blocks = getattr(self.model, "blocks", None)
+        if blocks is None:
+            raise ValueError(f"{self.name} does not have a single stack of layers to cut edges in")
+        without = [layer for layer, block in enumerate(blocks) if not hasattr(block, "attn")]
+        if without:
+            raise ValueError(f"layer {without[0]} of {self.name} has no attention to cut edges in")
+        # hooks that a bridge attaches itself (OPT) are permanent
+        if any(point.has_hooks(including_permanent=False) for point in self.model.hook_dict.values()):
+            raise ValueError("edges cannot be cut with hooks on the model: take them off, model.reset_hooks()")
+        self.heads_meet = False
+        self._recordings: list[Recording] = []  # of one prompt and of two
+        self._bytes: dict[int, float] = {}  # per prompt, by its length
+
+    # ---- parts ----
+
+    def embed(self, tokens: Tensor) -> Float[Tensor, "prompt pos d_model"]:
+        """The stream before the first layer, positions included."""
+        if not self._recordings or self._recordings[0].tokens.shape[1:] != tokens.shape[1:]:
+            two = tokens[:2] if len(tokens) > 1 else tokens[:1].repeat(2, 1)
+            with torch.no_grad(), _inputs_joined(self.model):
+                self._recordings = [_record(self.adapter, prompts) for prompts in (two[:1], two)]
+                self._check(self._recordings[1])
+                self.heads_meet = self._try_to_meet(self._recordings[1])
+        inputs: list[Tensor] = []
+        with self._skipping_blocks(None), _calling(self.model.blocks[0], lambda call: inputs.append(call.stream)):
+            self.adapter.run(tokens)
+        return inputs[0]
+
+    def attend(
+        self,
+        layer: int,
+        q: Float[Tensor, "head row pos d_model"],
+        k: Float[Tensor, "key_head row pos d_model"],
+        v: Float[Tensor, "key_head row pos d_model"],
+    ) -> Float[Tensor, "head row pos d_model"]:
+        """What each head writes, from a stream for each query, and one for each key and value (groups share them)."""
+        block = self.model.blocks[layer]
+        received = {}
+        for by, streams in (("q", q), ("k", k), ("v", v)):
+            normed = _norm(block, "ln1", streams.flatten(0, 1)).view_as(streams)
+            weight, bias = _weight_of(getattr(block.attn, by), streams.shape[-1])
+            weight = rearrange(weight, "model (head d) -> head model d", head=len(streams))
+            received[by] = einsum(normed, weight, "head row pos model, head model d -> row pos head d")
+            received[by] = received[by] + rearrange(bias, "(head d) -> head d", head=len(streams))
+        z = self._attend(layer, received)
+        weight, _ = _weight_of(block.attn.o, z.shape[-1])
+        heads = rearrange(z, "row pos (head d) -> row pos head d", head=len(q))
+        weight = rearrange(weight, "(head d) model -> head d model", head=len(q))
+        written = einsum(heads, weight, "row pos head d, head d model -> head row pos model")
+        return self._scale(layer) * _share(block, "ln1_post", written)
+
+    def attention_bias(self, layer: int) -> Tensor | float:
+        """What a layer's attention adds independently of its heads."""
+        bias = getattr(self.model.blocks[layer].attn.o.original_component, "bias", None)
+        return 0.0 if bias is None else self._scale(layer) * bias.detach()
+
+    def mlp(self, layer: int, stream: Float[Tensor, "row pos d_model"]) -> Float[Tensor, "row pos d_model"]:
+        """What a layer's MLP writes."""
+        block = self.model.blocks[layer]
+        if block.mlp.name is None:  # its weights lie in the block itself (OPT): run the block without attention
+            with adding([(block.attn.hook_out, lambda out, hook: torch.zeros_like(out), "fwd")]):
+                return self._call("block", layer, block, stream) - stream
+        norm = "ln1" if attends_beside_mlp(self.model) and getattr(block, "ln2", None) is None else "ln2"
+        out = self._call("mlp", layer, block.mlp, _norm(block, norm, stream))
+        return self._scale(layer) * _norm(block, "ln2_post", out)
+
+    def read_out(self, stream: Float[Tensor, "row pos d_model"]) -> Tensor:
+        """Predictions from the stream after the last layer."""
+        with self._skipping_blocks(stream):
+            return self.adapter.run(self._recordings[0].tokens.expand(len(stream), -1))
+
+    def bytes_per_row(self, tokens: Tensor) -> float:
+        """A bound on the memory of a run per prompt, with a normed stream for each input of a layer's heads."""
+        n_pos, cfg = tokens.shape[1], self.model.cfg
+        if n_pos not in self._bytes:
+            stream = n_pos * cfg.d_model * next(self.model.parameters()).element_size()
+            self._bytes[n_pos] = self.adapter.bytes_per_row(tokens) + 15 * cfg.n_heads * stream
+        return self._bytes[n_pos]
+
+    # ---- the model's own modules ----
+
+    def _call(self, part: str, layer: int, module: Callable[..., Any], stream: Tensor) -> Tensor:
+        """Call a module as in the recorded runs, with another stream for any number of prompts."""
+        one, two = (recording.calls[part][layer] for recording in self._recordings)
+        args = [_resize(*pair, stream) for pair in zip(one.args, two.args, strict=True)]
+        kwargs = {name: _resize(value, two.kwargs[name], stream) for name, value in one.kwargs.items()}
+        if "hidden_states" in kwargs:
+            return _first_tensor(module(*args, **kwargs | {"hidden_states": stream}))
+        return _first_tensor(module(stream, *args[1:], **kwargs))
+
+    def _attend(self, layer: int, received: Mapping[str, Float[Tensor, "row pos head d_head"]]) -> Tensor:
+        """The attention's result for these queries, keys and values `[row pos d]`, before its output projection."""
+        attn = self.model.blocks[layer].attn
+        seen: list[Tensor] = []
+
+        def put(by: str) -> Callable[..., Tensor]:
+            return lambda out, hook: received[by].reshape(out.shape)
+
+        def keep(z: Tensor, hook: HookPoint) -> None:
+            seen.append(z.flatten(2))
+
+        hooks: list[tuple[HookPoint, Callable[..., Any], Direction]] = [
+            (attn.o.hook_in, keep, "fwd"),
+            *((getattr(attn, by).hook_out, put(by), "fwd") for by in received),
+        ]
+        nothing = received["q"].new_zeros(*received["q"].shape[:2], self.model.cfg.d_model)
+        with adding(hooks), _inputs_joined(self.model):
+            self._call("attn", layer, attn, nothing)
+        return seen[0]
+
+    @contextmanager
+    def _skipping_blocks(self, last: Tensor | None) -> Iterator[None]:
+        """A context in which blocks return the stream that they are given, and the last one this stream."""
+        blocks = list(self.model.blocks)
+
+        def skip(*args: Any, instead: Tensor | None, wrapped: bool, **kwargs: Any) -> Any:
+            stream = Call(args, kwargs).stream if instead is None else instead
+            return (stream,) if wrapped else stream
+
+        forwards = [
+            (block, partial(skip, instead=last if block is blocks[-1] else None, wrapped=isinstance(out, tuple | list)))
+            for block, out in zip(blocks, self._recordings[1].returned, strict=True)
+        ]
+        with replacing_forwards(forwards), _inputs_joined(self.model):
+            yield
+
+    def _scale(self, layer: int) -> float:
+        """The factor on a layer's attention and MLP outputs (Granite)."""
+        return getattr(self.model.blocks[layer], "residual_contribution_scale", 1.0)
+
+    # ---- checks ----
+
+    def _check(self, run: Recording) -> None:
+        """Refuse (ValueError) a model in which what the parts write does not add up to its stream."""
+        for layer, (stream, after) in enumerate(itertools.pairwise(run.streams)):
+            try:
+                written = self._write_intact(layer, stream)
+            except (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError) as error:
+                raise ValueError(f"layer {layer} of {self.name} cannot be taken apart ({error})") from error
+            if not _add_up(written, after - stream, after):
+                raise ValueError(
+                    f"the stream of {self.name} is not the sum of what its parts write: layer {layer} adds something "
+                    f"other than what its heads and its MLP write"
+                )
+        if not _add_up(self.read_out(run.streams[-1]), run.outputs, run.outputs):
+            raise ValueError(f"{self.name} reads more than the stream after its last layer")
+
+    def _try_to_meet(self, run: Recording) -> bool:
+        """Whether a head writes something else once another reads another stream."""
+        n_heads, stream = self.model.cfg.n_heads, run.streams[0]
+        if n_heads == 1:
+            return False
+        n_key_heads = len(list_key_heads(self.model))
+        q, k, v = (stream.expand(n, *stream.shape).clone() for n in (n_heads, n_key_heads, n_key_heads))
+        before = self.attend(0, q, k, v)[1:]
+        q[0] = stream.flip(0, 1)
+        return not _add_up(self.attend(0, q, k, v)[1:], before, stream)
+
+    def _write_intact(self, layer: int, stream: Tensor) -> Tensor:
+        """What a layer adds to its stream, as the sum of what its parts write."""
+        n_key_heads = len(list_key_heads(self.model))
+        q, k, v = (stream.expand(n, *stream.shape) for n in (self.model.cfg.n_heads, n_key_heads, n_key_heads))
+        attended = self.attend(layer, q, k, v).sum(0) + self.attention_bias(layer)
+        if getattr(self.model.blocks[layer], "mlp", None) is None:
+            return attended
+        return attended + self.mlp(layer, stream if attends_beside_mlp(self.model) else stream + attended)
+
+
+def _record(adapter: ModelAdapter, tokens: Tensor) -> Recording:
+    calls: dict[str, list[Call]] = {"block": [], "attn": [], "mlp": []}
+    returned: list[Any] = []
+    with ExitStack() as stack:
+        for block in adapter.model.blocks:
+            for part, module in (("block", block), ("attn", block.attn), ("mlp", getattr(block, "mlp", None))):
+                if module is not None:
+                    stack.enter_context(_calling(module, calls[part].append))
+            handle = block.register_forward_hook(lambda module, args, out: returned.append(out), prepend=True)
+            stack.callback(handle.remove)
+        return Recording(tokens, adapter.run(tokens), calls, returned)
+
+
+@contextmanager
+def _calling(module: nn.Module, listen: Callable[[Call], object]) -> Iterator[None]:
+    """A context in which a function is called with how a module is called."""
+
+    def hear(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        listen(Call(args, kwargs))
+
+    handle = module.register_forward_pre_hook(hear, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def _inputs_joined(model: Any) -> Iterator[None]:
+    """A context in which a bridge's inputs are not split by head."""
+    on = [flag for flag in SPLITTING if getattr(model.cfg, flag, False)]
+    try:
+        for flag in on:
+            getattr(model, f"set_{flag}")(False)
+        yield
+    finally:
+        for flag in on:
+            getattr(model, f"set_{flag}")(True)
+
+
+def _resize(one: Any, two: Any, stream: Tensor) -> Any:
+    """An argument other than the stream, for the stream's number of prompts, from calls with one prompt and two."""
+    if isinstance(one, Cache):
+        return None
+    if isinstance(one, tuple | list):
+        return type(one)(_resize(*pair, stream) for pair in zip(one, two, strict=True))
+    if isinstance(one, Tensor) and one.shape != two.shape:  # it has rows for each prompt
+        if one.shape[1:] == stream.shape[1:]:
+            return torch.zeros_like(stream)  # a stream that the module adds to its output (BLOOM)
+        return one.repeat(len(stream), *[1] * (one.ndim - 1))
+    return one
+
+
+def _first_tensor(out: Any) -> Tensor:
+    return out[0] if isinstance(out, tuple | list) else out
+
+
+def _norm(block: Any, name: str, stream: Tensor) -> Tensor:
+    """A stream after one of a block's norms; unchanged where the block has no such norm."""
+    norm = getattr(block, name, None)
+    return stream if norm is None else norm(stream)
+
+
+def _share(block: Any, name: str, written: Float[Tensor, "head row pos d_model"]) -> Tensor:
+    """Each head's part of the norm of the sum of what heads write."""
+    norm = getattr(block, name, None)
+    if norm is None:
+        return written
+    total = written.sum(0)
+    weight = norm(torch.ones_like(total[:1, :1]))  # up to a factor, which cancels in the scale
+    weighed = weight * total
+    scale = (norm(total) * weighed).sum(-1, keepdim=True) / weighed.square().sum(-1, keepdim=True).clamp_min(1e-30)
+    return scale * weight * written
+
+
+def _weight_of(linear: Any, width: int) -> tuple[Float[Tensor, "d_in d_out"], Tensor]:
+    """A linear module's weight and bias: read directly for torch's and GPT-2's modules, else from a basis' images."""
+    module = linear.original_component
+    bias = getattr(module, "bias", None)
+    if isinstance(module, nn.Linear | Conv1D):
+        weight = module.weight.T if isinstance(module, nn.Linear) else module.weight
+    else:
+        basis = torch.eye(width + 1, width, dtype=module.weight.dtype, device=module.weight.device)
+        with torch.no_grad():
+            *rows, bias = module(basis)
+        weight = torch.stack(rows) - bias
+    return weight.detach(), weight.new_zeros(weight.shape[1]) if bias is None else bias.detach()
+
+
+def _add_up(parts: Tensor, whole: Tensor, stream: Tensor) -> bool:
+    """Whether the parts sum to what was added to a stream, up to rounding of either."""
+    eps = max(torch.finfo(whole.dtype).eps, torch.finfo(torch.float32).eps)  # some scores are float32 even in float64
+    bound = 1e3 * eps * whole.abs().max() + 16 * eps * stream.abs().max()
+    return parts.shape == whole.shape and bool((parts - whole).abs().max() <= bound)

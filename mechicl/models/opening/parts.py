@@ -1,0 +1,98 @@
+"""A model taken apart: its nodes as functions of the streams that they read."""
+
+from typing import cast
+
+import torch
+from einops import einsum
+from jaxtyping import Float
+from torch import Tensor
+
+from mechicl.models.opening.adapter import ModelAdapter
+from mechicl.models.opening.bridge_parts import BridgeParts
+from mechicl.models.opening.edges import attends_beside_mlp, has_mlp, list_key_heads
+from mechicl.models.transformer.attention import Attention
+from mechicl.models.transformer.layers import MLP
+
+
+class TransformerParts:
+    """One of our transformers, taken apart.
+
+    Streams are `[prompt pos d_model]`, before the receiver's norm. `BridgeParts` has the same attributes and methods.
+
+    Attributes:
+        model: the transformer.
+        heads_meet: whether what a head writes depends on what other heads of its layer read.
+    """
+
+    heads_meet = False
+
+    def __init__(self, adapter: ModelAdapter):
+        if not adapter.is_transformer:
+            raise ValueError(
+                f"edges are cut in a HookedTransformer of this package and in TransformerLens' bridges, not in "
+                f"{type(adapter.model).__name__}: what its parts read is unknown"
+            )
+        if adapter.model.cfg.token_clip is not None:
+            raise ValueError("this model clips its stream, so the stream is not the sum of what its parts write")
+        self.adapter, self.model = adapter, adapter.model
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """The stream before the first block."""
+        return self.model.embed_tokens(tokens)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """What each head of a layer writes, `[head prompt pos d_model]`, from a stream per head for q, k and v."""
+        block = self.model.blocks[layer]
+        attn = cast(Attention, block.attn)
+        projected = []
+        for by, streams in (("Q", q), ("K", k), ("V", v)):
+            weights = getattr(attn, f"W_{by}")
+            out = einsum(block.ln1(streams), weights, "head prompt pos model, head model d -> prompt pos head d")
+            projected.append(out + getattr(attn, f"b_{by}") if block.cfg.attn_bias else out)
+        z = attn.attend(*projected)
+        return block.cfg.damping * einsum(z, attn.W_O, "prompt pos head d, head d model -> head prompt pos model")
+
+    def attention_bias(self, layer: int) -> Tensor | float:
+        """What a layer's attention adds independently of its heads."""
+        block = self.model.blocks[layer]
+        return block.cfg.damping * cast(Attention, block.attn).b_O if block.cfg.attn_bias else 0.0
+
+    def mlp(self, layer: int, stream: Tensor) -> Tensor:
+        """What a layer's MLP writes."""
+        block = self.model.blocks[layer]
+        return block.cfg.damping * cast(MLP, block.mlp)(block.ln2(stream))
+
+    def read_out(self, stream: Tensor) -> Tensor:
+        """Predictions from the final stream."""
+        return self.adapter.resume_from_end(stream)
+
+    def bytes_per_row(self, tokens: Tensor) -> float:
+        """A bound on the memory of a run per prompt, excluding what nodes read and write."""
+        return self.adapter.bytes_per_row(tokens)
+
+
+def take_apart(adapter: ModelAdapter) -> TransformerParts | BridgeParts:
+    """The parts of a model; a ValueError for a model whose stream is not the sum of what its parts write."""
+    return TransformerParts(adapter) if adapter.reads_prompts else BridgeParts(adapter)
+
+
+@torch.no_grad()
+def record_writes(
+    adapter: ModelAdapter, tokens: Tensor, embedded: Float[Tensor, "prompt pos d_model"] | None = None
+) -> Float[Tensor, "node prompt pos d_model"]:
+    """What each node writes in a run of the model: with the attention's biases, the sum is the final stream.
+
+    The run starts from the embedded tokens, or from another stream.
+    """
+    parts, cfg = take_apart(adapter), adapter.model.cfg
+    stream = parts.embed(tokens) if embedded is None else embedded
+    outputs, n_key_heads = [stream[None]], len(list_key_heads(adapter.model))
+    for layer in range(cfg.n_layers):
+        reads = (stream.expand(n, *stream.shape) for n in (cfg.n_heads, n_key_heads, n_key_heads))
+        outputs.append(parts.attend(layer, *reads))
+        attended = stream + outputs[-1].sum(0) + parts.attention_bias(layer)
+        if has_mlp(adapter.model, layer):
+            outputs.append(parts.mlp(layer, stream if attends_beside_mlp(adapter.model) else attended)[None])
+            attended = attended + outputs[-1][0]
+        stream = attended
+    return torch.cat(outputs)

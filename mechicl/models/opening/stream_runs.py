@@ -1,0 +1,196 @@
+"""A model's predictions when its streams are changed after some layer, with gradients where asked."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformer_lens.hook_points import HookPoint
+from transformer_lens.utilities import get_act_name
+
+from mechicl.models.opening.adapter import Hook, ModelAdapter
+from mechicl.models.opening.sites import hook_names
+
+SCORES = "attn.hook_attn_scores"
+Place = Literal["query", "context"]
+
+
+class StreamRuns:
+    """A model's streams on the prompts that are intervened in and on those that streams are taken from.
+
+    Each method returns the query's prediction `[prompt y]` of the run after an intervention; methods and arguments are
+    those of `algorithms.stepwise.Runs`. Layers are counted from 0. Predictions have gradients with respect to the
+    streams and, for streams that were recorded with gradients, to the model's weights.
+
+    Args:
+        adapter: of the model.
+        tokens: of the prompts.
+        base: their streams, as `record_streams` returns them.
+        source: those of the sources.
+    """
+
+    def __init__(self, adapter: ModelAdapter, tokens: Tensor, base: Sequence[Tensor], source: Sequence[Tensor]):
+        self.adapter, self.tokens, self.tokens_per_point = adapter, tokens, tokens_per_point(adapter.model)
+        self.n_layers, self.last = adapter.n_layers, tokens.shape[1] - 1
+        self.base, self.source = base, source
+
+    def exchange(
+        self,
+        after: int,
+        place: Place,
+        basis: Float[Tensor, "d_model dim"] | None = None,
+        point: int | None = None,
+        *,
+        rest: bool = False,
+    ) -> Float[Tensor, "prompt y"]:
+        """The streams of the query, or of the context, are replaced by the source's after some layers.
+
+        Args:
+            after: number of layers.
+            place: "query" or "context".
+            basis: replace only the part in the span of these orthonormal columns.
+            point: of the context, only this point's tokens.
+            rest: replace the part that is orthogonal to the basis instead.
+        """
+        where = self._positions(place)
+        if point is not None:
+            where = slice(point * self.tokens_per_point, (point + 1) * self.tokens_per_point)
+        streams = self.base[after].clone()
+        moved = self.source[after][:, where] - streams[:, where]
+        if basis is not None:
+            inside = moved @ basis.to(moved) @ basis.to(moved).T
+            streams[:, where] += moved - inside if rest else inside
+        else:
+            streams[:, where] = self.source[after][:, where]
+        return self._run_query(streams, after) if place == "query" else self._run(streams, after)
+
+    def skip(self, layers: range, place: Place) -> Float[Tensor, "prompt y"]:
+        """The change that some layers make at the query, or in the context, is undone after them."""
+        return self.freeze((layers.start, layers.stop), place)
+
+    def repeat(self, layers: range, place: Place) -> Float[Tensor, "prompt y"]:
+        """The query, or the context, goes through some layers twice, the second time with the other's first streams."""
+        where = self._positions(place)
+        streams = self.base[layers.start].clone()
+        streams[:, where] = self.base[layers.stop][:, where]
+        again = self._run(streams, layers.start, until=layers.stop)
+        after = self.base[layers.stop].clone()
+        after[:, where] = again[:, where]
+        return self._run(after, layers.stop)
+
+    def freeze(self, stops: Sequence[int], place: Place) -> Float[Tensor, "prompt y"]:
+        """The streams of the query, or of the context, stay the same from a layer on.
+
+        Args:
+            stops: the number of layers from which on, and then after which, they are restored.
+            place: "query" or "context".
+        """
+        where, frozen = self._positions(place), self.base[stops[0]]
+        put = partial(_put, where=where, values=frozen[:, where])
+        hooks = [(get_act_name("resid_post", stop - 1), put) for stop in stops[1:]]
+        return self._run(frozen, stops[0], hooks)
+
+    def stop_reading(self, layers: range) -> Float[Tensor, "prompt y"]:
+        """In these layers attention writes nothing at the query."""
+        put = partial(_put, where=slice(self.last, None), values=None)
+        hooks = [(get_act_name("attn_out", layer), put) for layer in layers]
+        return self._run(self.base[layers.start], layers.start, hooks)
+
+    def isolate(self, layers: range) -> Float[Tensor, "prompt y"]:
+        """In these layers each point of the context attends only to its own tokens; the query attends as usual."""
+        points = torch.arange(self.last + 1, device=self.tokens.device) // self.tokens_per_point
+        others = points[:, None] != points
+        others[self.last] = False
+        hooks = []
+        for layer in layers:
+            softmax = self.adapter.is_transformer and self.adapter.model.cfg.for_layer(layer).attention == "softmax"
+            hooks.append((f"blocks.{layer}.{SCORES}", partial(_mask, others=others, softmax=softmax)))
+        return self._run(self.base[layers.start], layers.start, hooks)
+
+    # ---- runs ----
+
+    def _positions(self, place: Place) -> slice:
+        return slice(self.last, None) if place == "query" else slice(0, self.last)
+
+    def _run_query(self, streams: Tensor, layer: int) -> Tensor:
+        """`_run` where only the query's stream changes: if no other token reads it, only its own row is computed."""
+        adapter = self.adapter
+        if not adapter.is_transformer or adapter.model.cfg.keys != "causal" or adapter.has_user_hooks():
+            return self._run(streams, layer)
+        base, prompts = dict(enumerate(self.base)), torch.arange(len(streams), device=streams.device)
+        with torch.set_grad_enabled(streams.requires_grad):
+            return adapter.resume_from_row(base, layer, self.last, prompts, streams[:, self.last])
+
+    def _run(self, streams: Tensor, layer: int, hooks: Sequence[Hook] = (), until: int | None = None) -> Tensor:
+        """Predictions, or the stream after `until` layers, of a run that continues from a stream after some layers."""
+        adapter = self.adapter
+        with torch.set_grad_enabled(streams.requires_grad):
+            if adapter.ours and until is not None:
+                for each in range(layer, until):
+                    streams = adapter.run_layer(streams, each, hooks)
+                return streams
+            if adapter.ours and layer == self.n_layers:
+                return adapter.resume_from_end(streams)
+            if adapter.ours:
+                return adapter.resume(streams.clone(), layer, hooks, self.n_layers - 1 if hooks else layer)
+            kept: list[Tensor] = []
+            hooks = [(stream_names(adapter)[layer], partial(_put, where=slice(None), values=streams)), *hooks]
+            if until is not None:
+                hooks.append((stream_names(adapter)[until], lambda stream, hook: kept.append(stream.clone())))
+            predictions = adapter.run(self.tokens, hooks)
+            return kept[0] if until is not None else predictions
+
+
+def stream_names(adapter: ModelAdapter) -> list[str]:
+    """The hooks of the streams before each layer and after the last."""
+    names = [get_act_name("resid_pre", layer) for layer in range(adapter.n_layers)]
+    return [*names, get_act_name("resid_post", adapter.n_layers - 1)]
+
+
+def record_streams(adapter: ModelAdapter, tokens: Tensor) -> list[Tensor]:
+    """The streams `[prompt pos d_model]` before each layer and after the last."""
+    recorded = adapter.record(tokens, stream_names(adapter), len(tokens))
+    return [recorded[name] for name in stream_names(adapter)]
+
+
+def compute_streams(adapter: ModelAdapter, tokens: Tensor) -> list[Tensor]:
+    """`record_streams` of our model, with gradients with respect to its weights."""
+    streams = [adapter.model(tokens, stop_at_layer=0)]
+    for layer in range(adapter.n_layers):
+        streams.append(adapter.run_layer(streams[-1], layer, ()))
+    return streams
+
+
+def has_scores(model: Any) -> bool:
+    """Whether a model has the hooks at which pairs of positions are separated from each other."""
+    return f"blocks.0.{SCORES}" in hook_names(model)
+
+
+def has_attention(model: Any) -> bool:
+    """Whether a model has the hooks at which attention's writes are removed."""
+    return get_act_name("attn_out", 0) in hook_names(model)
+
+
+def tokens_per_point(model: Any) -> int:
+    """1 for models that read a point as one token, 2 where its target is a separate token.
+
+    Raises:
+        TypeError: a model that does not read prompts of points.
+    """
+    name = getattr(getattr(model, "cfg", None), "prompt_format", None)
+    if name not in ("paired", "interleaved"):
+        raise TypeError(f"{type(model).__name__} does not read prompts of points (prompt_format={name!r})")
+    return 1 if name == "paired" else 2
+
+
+def _put(activation: Tensor, hook: HookPoint, where: slice, values: Tensor | None) -> Tensor:
+    changed = activation.clone()
+    changed[:, where] = 0.0 if values is None else values
+    return changed
+
+
+def _mask(scores: Tensor, hook: HookPoint, others: Tensor, softmax: bool) -> Tensor:
+    """Scores `[prompt head query key]` with some pairs masked: -inf before a softmax, otherwise 0."""
+    return scores.masked_fill(others, -torch.inf if softmax or scores.isneginf().any() else 0.0)
