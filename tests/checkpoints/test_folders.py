@@ -426,7 +426,7 @@ def killed_at(moment, run) -> bool:
 )
 def test_a_record_that_cannot_be_saved_leaves_the_old_checkpoint_as_it_was(folder, record, error):
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    kind, words = (ArgumentError, error) if isinstance(error, str) else (error, "")
+    kind, words = (ArgumentError, error) if isinstance(error, str) else (error, None)
     with pytest.raises(kind, match=words):
         save(folder, seeds_of(CONFIGS["float64"], 2), record)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
