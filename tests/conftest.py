@@ -3,7 +3,8 @@
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import hypothesis
@@ -33,6 +34,54 @@ UNHURRIED = hypothesis.settings(deadline=None, print_blob=True, suppress_health_
 hypothesis.settings.register_profile("new", UNHURRIED)
 hypothesis.settings.register_profile("same", UNHURRIED, derandomize=True)
 hypothesis.settings.load_profile("same")
+
+SLOW_SECONDS = 5.0
+"""CPU time from which on a test of the default tier is listed at the end of a run."""
+CPU_SECONDS = "CPU seconds"
+STARTED = pytest.StashKey[float]()
+
+
+def cpu_seconds() -> float:
+    """CPU time of this process and of the finished processes that it started."""
+    return sum(os.times()[:4])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Note the CPU time at which a test starts."""
+    item.stash[STARTED] = cpu_seconds()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add a test's CPU time, with that of its fixtures, to its last report."""
+    report = yield
+    if call.when == "teardown":
+        report.user_properties.append((CPU_SECONDS, cpu_seconds() - item.stash[STARTED]))
+        report.user_properties.append(("slow", item.get_closest_marker("slow") is not None))
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """List the CPU time of the run, of its largest files, and of tests that are too long for the default tier."""
+    by_file: Counter[str] = Counter()
+    long: list[tuple[float, str]] = []
+    for report in (report for reports in terminalreporter.stats.values() for report in reports):
+        properties = dict(getattr(report, "user_properties", ()))
+        if CPU_SECONDS in properties:
+            by_file[report.nodeid.split("::")[0]] += properties[CPU_SECONDS]
+            if properties[CPU_SECONDS] > SLOW_SECONDS and not properties["slow"]:
+                long.append((properties[CPU_SECONDS], report.nodeid))
+    terminalreporter.section(f"{sum(by_file.values()):.0f} s of CPU time")
+    for name, seconds in by_file.most_common(15):
+        terminalreporter.write_line(f"{seconds:6.1f} s  {name}")
+    if long:
+        terminalreporter.section(f"tests without the marker `slow` over {SLOW_SECONDS:.0f} s of CPU time")
+        for seconds, name in sorted(long, reverse=True):
+            terminalreporter.write_line(f"{seconds:6.1f} s  {name}")
 
 
 def patient(make: Callable[..., Any]) -> Callable[..., Any]:
