@@ -316,6 +316,21 @@ _LOOK = """() => [...document.querySelectorAll('.js-plotly-plot')].map((plot, nu
 TOUCH = 2.0  # pixels that boxes of text may overlap: they are higher than the letters in them
 
 
+def drawn(tab: Page) -> int:
+    """How many figures plotly has drawn on a loaded page of `viz.page`; every one that the page has.
+
+    Raises:
+        AssertionError: a figure is not drawn.
+    """
+    figures = tab.locator(".figure")
+    sizes = figures.evaluate_all("""figures => figures.map((figure) => {
+        const drawing = figure.querySelector(".main-svg");
+        return drawing === null ? 0 : drawing.querySelectorAll("path, image, text").length;
+    })""")
+    assert all(sizes), f"{sizes.count(0)} of {len(sizes)} figures are not drawn"
+    return len(sizes)
+
+
 def drawn_faults(tab: Page) -> list[str]:
     """Faults of a page with all its figures drawn: labels over each other or cut off, legends over marks, empty scales.
 

@@ -24,15 +24,15 @@ MODULES = (
     "algorithms.stepwise.copying",
     "algorithms.stepwise.inverses",
     "analysis.behaviour.token_identification",
+    "base.threads",
     "constructions.compression",
     "constructions.supports",
     "interop.tracr",
-    "sampling",
+    "learners.token_learners",
     "tasks.boolean_functions",
     "tasks.gaussian_clusters",
     "tasks.markov_chains",
-    "threads",
-    "token_learners",
+    "tasks.sampling",
 )
 
 

@@ -11,6 +11,7 @@ from mechicl.base.arguments import Count, checked
 from mechicl.prompts.prompts import Prompts, join
 
 PromptFormatName = Literal["paired", "interleaved"]
+"""What a model's config calls its format."""
 
 MOST_LABELLED = 10**6  # points: no picture shows more
 
@@ -118,6 +119,7 @@ class Interleaved:
 
 
 PromptFormat = Paired | Interleaved
+"""A layout of points and targets as tokens."""
 
 
 @checked

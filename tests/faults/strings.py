@@ -177,7 +177,6 @@ class Strings(Part):
         return heard
 
     def _look_around(self, shown: Page) -> None:
-        shown.evaluate("window.mechicl && mechicl.drawAll && mechicl.drawAll()")
         shown.wait_for_timeout(150)
         for point in ((300, 200), (600, 300), (600, 450), (200, 450), (900, 350)):
             shown.mouse.move(*point)

@@ -11,6 +11,7 @@ from mechicl.reports import Comparison, Row, write_report
 from mechicl.reports.layer_matches import LayerMatching
 from mechicl.reports.layers import layers_in_words, match_layers
 from mechicl.tasks import LinearRegression, task_to_dict
+from tests.pictures import drawn
 from tests.scripts import import_script
 
 TASK = LinearRegression(x_dim=3, n_context=7, inputs="gaussian")
@@ -40,7 +41,6 @@ def test_the_report_has_a_table_and_pictures_that_a_browser_shows(folders, tmp_p
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.on("request", lambda request: problems.append(request.url) if request.url.startswith("http") else None)
     page.goto(path.as_uri())
-    page.evaluate("mechicl.drawAll()")
     titles = page.locator("h2").all_inner_texts()
     assert titles[-5:] == [
         "What the heads attend to", "What is lost without each head", "Where the labels are", "Which heads move them",
@@ -49,7 +49,7 @@ def test_the_report_has_a_table_and_pictures_that_a_browser_shows(folders, tmp_p
     assert titles[1] == "Published and measured"
     pictures = page.locator("section:has(.js-plotly-plot .main-svg)")
     assert pictures.locator("h2").all_inner_texts() == [titles[0], *titles[2:-1]]
-    assert page.locator(".js-plotly-plot").count() == len(titles) - 2 == 1 + 7 + 2 + 5 + 4
+    assert drawn(page) == len(titles) - 2 == 1 + 7 + 2 + 5 + 4
     assert pictures.nth(18).locator(".annotation-text").all_text_contents()[:2] == ["head 0", "head 1"]
     assert page.evaluate("document.documentElement.scrollWidth") <= page.viewport_size["width"]
     assert "Which iteration does each layer match" in page.inner_text("h1")

@@ -23,6 +23,7 @@ from mechicl.reports.heads import (
 )
 from mechicl.statistics import Interval, interval, ratio_interval
 from mechicl.tasks import LinearRegression, task_to_dict
+from tests.pictures import drawn
 
 TASK = LinearRegression(x_dim=2, n_context=3)
 PAIRED = TransformerConfig(x_dim=2, n_context=3, n_layers=2, n_heads=2, initializer_range=0.5)
@@ -212,8 +213,7 @@ def test_models_that_no_algorithm_is_compared_with_have_a_report_of_their_parts(
     problems: list[str] = []
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.goto(path.as_uri())
-    page.evaluate("mechicl.drawAll()")
-    assert page.locator(".js-plotly-plot").count() == 1 + 5 + 2  # the verdict, loss and parts, algorithms
+    assert drawn(page) == 1 + 5 + 2  # the verdict, loss and parts, algorithms
     assert "2 seeds, 2 layers, on 3 points in 2 dimensions" in page.inner_text("body")
     page.close()
     assert not problems

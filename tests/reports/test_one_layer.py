@@ -16,6 +16,7 @@ from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.reports import Comparison, write_report
 from mechicl.reports.one_layer import OneLayer, exact_optimum
 from mechicl.tasks import LinearRegression, SineRegression, task_to_dict
+from tests.pictures import drawn
 
 TASK = LinearRegression(x_dim=3, n_context=5)
 
@@ -120,7 +121,6 @@ def test_the_page_works_offline_and_shows_every_section(report: Path, browser: B
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
     page.goto((report / "report.html").as_uri())
-    page.evaluate("mechicl.drawAll()")
     assert [url for url in requests if not url.startswith(("file:", "data:", "blob:", "about:"))] == []
     assert errors == []
     titles = page.locator("h2").all_inner_texts()
@@ -132,7 +132,7 @@ def test_the_page_works_offline_and_shows_every_section(report: Path, browser: B
     assert {"What is lost without each head", "Attention after fine-tuning"} <= set(titles)
     assert titles[-2:] == ["Errata of the paper that touch this page", "How it was made"]
     n_pictures = 1 + 7 + 2 + 3 + 2  # of the verdict, measurements, algorithms, parts and fine-tuning
-    assert page.locator("section .js-plotly-plot").count() == n_pictures
+    assert drawn(page) == page.locator("section .js-plotly-plot").count() == n_pictures
     assert page.evaluate("document.documentElement.scrollWidth") <= 1200
     attention = page.locator("section", has=page.locator("h2", has_text="Attention of one prompt"))
     assert attention.locator(".heatmaplayer image").count() == 1
@@ -153,7 +153,7 @@ def test_text_from_files_is_escaped_and_two_targets_and_one_seed_are_measured(tm
     assert attack not in html.read_text()
     page = browser.new_page()
     page.goto(html.as_uri())
-    page.evaluate("mechicl.drawAll()")
+    assert drawn(page) > 0
     assert page.title() == "One layer and one step of gradient descent (a<b>&'\")"
     assert page.locator("img[src=x]").count() == 0
     page.close()

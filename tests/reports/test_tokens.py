@@ -23,6 +23,7 @@ from mechicl.reports import Comparison, Row, write_report
 from mechicl.reports.tokens import Tokens
 from mechicl.statistics import interval
 from mechicl.tasks import MarkovChains, task_to_dict
+from tests.pictures import drawn
 from tests.training.runs import READER, WORDS
 
 N = 48
@@ -101,13 +102,16 @@ def test_the_page_has_every_picture_and_no_errors(written, browser):
     page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
     page.on("request", lambda request: problems.append(request.url) if request.url.startswith("http") else None)
     page.goto(written.as_uri())
-    page.evaluate("mechicl.drawAll()")
     titles = page.locator("h2").all_inner_texts()
     assert titles == [
         "It does no induction", "Published and measured", "When heads form", "What the heads do",
         "Which heads read what others wrote", "Where the earlier occurrence is seen", "The circuit",
+        "What this report leaves out",
     ]  # fmt: skip
-    assert page.locator("section:has(.js-plotly-plot .main-svg) h2").all_inner_texts() == [titles[0], *titles[2:]]
+    assert drawn(page) > 0
+    assert page.locator("section:has(.js-plotly-plot .main-svg) h2").all_inner_texts() == [titles[0], *titles[2:-1]]
+    left_out = page.locator("section", has=page.locator("h2", has_text=titles[-1])).locator("td").all_inner_texts()
+    assert left_out == ["learner", "no reference learners are known for sequences that repeat"]
     assert page.evaluate("document.documentElement.scrollWidth") <= 1200
     lead = "reader: 2 seeds of 2 layers with 2 heads, on sequences of 12 tokens out of 7; 48 held-out sequences"
     assert lead in page.inner_text("body")
@@ -198,9 +202,9 @@ def test_markov_chains_have_their_learners_in_place_of_a_circuit(tmp_path):
     task = MarkovChains(d_vocab=7, n_ctx=12)  # the reader's
     record = {"name": "chains", "seeds": [0], "training": {"task": task_to_dict(task)}}
     folder = save(tmp_path / "chains", [networks()[0]], record)
-    saved = Results.read(write_report(folder, tmp_path, n_prompts=N, progress=False).with_suffix(".json"))
-    quantities = [row.quantity for row in saved.rows]
+    saved = json.loads(write_report(folder, tmp_path, n_prompts=N, progress=False).with_suffix(".json").read_text())
+    quantities = [row["quantity"] for row in saved["table"]]
     assert "divergence from bigram (nats a token)" in quantities
     assert "regret against bigram (nats a token)" in quantities
     assert not any("circuit" in quantity for quantity in quantities)
-    assert "nats a token apart" in saved.data["verdict"]["sentences"]["What does it do?"]
+    assert "nats a token apart" in saved["verdict"]["sentences"]["What does it do?"]

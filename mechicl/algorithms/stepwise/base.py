@@ -105,7 +105,7 @@ def gather(
 
 @checked(undefined=True)
 def query_of(state: State) -> State:
-    """What the query carries: one point."""
+    """What the query carries: one point. After steps that diverge it is NaN or infinite, as the state is."""
     return {name: value[:, -1:] for name, value in state.items()}
 
 

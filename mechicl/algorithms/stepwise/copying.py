@@ -21,7 +21,7 @@ class AfterCopying(StepwiseAlgorithm):
     Source: von Oswald et al. 2023, Proposition 3 and section 4.
 
     Example:
-        >>> AfterCopying(ResidualDescent(2, step_size=0.05)).n_steps
+        >>> AfterCopying(algorithms.stepwise.ResidualDescent(2, step_size=0.05)).n_steps
         3
     """
 
