@@ -18,25 +18,35 @@ export OMP_WAIT_POLICY := passive
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup report gpu wheels test faults pictures mutants bench table index verify notebooks docs format wheel browser clean
+.PHONY: help setup report gpu wheels test test-all faults pictures mutants bench table index verify notebooks docs format wheel browser clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 report: $(READY) ## Open the one-layer model and write report/report.html and report/report.json
 	$(BIN)/mechicl report lsa-1l --out report
 
-test: $(READY_TEST) browser ## Lint, check the format and the types, run the tests
+# Worker processes share the cores, so each computes with one thread.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist worksteal
+
+test: $(READY_TEST) browser ## Lint, check the format and the types, run the tests of the first tier (8 minutes on two cores)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist loadfile --durations 10
+	$(PYTEST)
+
+# The second run checks annotations at run time by beartype (an int may stand for a float), which makes tests four times
+# slower, and computes without vector instructions.
+test-all: $(READY_TEST) browser ## Run the tests of the second tier: docs, notebooks, JupyterLab, packaging, kills, ... (20 minutes)
+	$(PYTEST) -m "slow and not pictures"
+	ATEN_CPU_CAPABILITY=default $(PYTEST) --every 12 \
+	    "--jaxtyping-packages=mechicl,beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))"
 
 faults: $(READY_TEST) browser ## Try to break it: kills, damaged and hostile files, bad arguments, threads (30 minutes; FAULTS="kills --seed 3")
 	PYTHONPATH=. $(BIN)/python -m tests.faults $(FAULTS)
 
 pictures: $(READY_TEST) browser ## Draw the report on every shipped checkpoint, and look for what is wrong with its pictures (an hour on two cores)
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto -m "pictures or not pictures" tests/reports/test_every_picture.py
+	$(PYTEST) -m "pictures or not pictures" tests/reports/test_every_picture.py
 
 mutants: $(READY_TEST) ## Plant 200 faults one by one, and print which ones the tests do not notice (an hour on two cores)
 	$(BIN)/python tests/mutants.py --n 200

@@ -41,6 +41,17 @@ CPU_SECONDS = "CPU seconds"
 STARTED = pytest.StashKey[float]()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--every`, for kinds of runs that are too slow for all tests."""
+    parser.addoption("--every", type=int, default=1, metavar="N", help="run only every N-th test")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the tests that `--every` asks for."""
+    items[:] = items[:: config.getoption("every")]
+
+
 def cpu_seconds() -> float:
     """CPU time of this process and of the finished processes that it started."""
     return sum(os.times()[:4])

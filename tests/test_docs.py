@@ -38,7 +38,14 @@ def name(path: Path) -> str:
 # ---- the code ----
 
 
-@pytest.mark.parametrize("path", [path for path in PAGES if blocks(path)], ids=name)
+CODE = [
+    pytest.param(path, id=name(path), marks=() if name(path) == "index.md" else pytest.mark.slow)
+    for path in PAGES
+    if blocks(path)
+]
+
+
+@pytest.mark.parametrize("path", CODE)
 def test_the_code_of_a_page_runs_and_prints_what_the_page_says(path: Path, tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(registry, "TASK_TYPES", dict(registry.TASK_TYPES))  # what a page registers is gone after it
@@ -195,6 +202,7 @@ def public_names() -> list[str]:
     return names
 
 
+@pytest.mark.slow
 def test_every_public_name_is_in_the_reference(site: Path):
     text = "".join(path.read_text(encoding="utf-8") for path in (site / "reference").glob("*.html"))
     names = public_names()
@@ -202,11 +210,13 @@ def test_every_public_name_is_in_the_reference(site: Path):
     assert [thing for thing in names if f'id="{thing}"' not in text] == []
 
 
+@pytest.mark.slow
 def test_shapes_are_as_they_are_written(site: Path):
     text = (site / "reference" / "analysis.behaviour.html").read_text(encoding="utf-8")
     assert 'Float[Tensor, "prompt"]' in html.unescape(re.sub(r"<[^>]+>", "", text))
 
 
+@pytest.mark.slow
 def test_pages_ask_for_nothing_elsewhere_and_show_their_pictures(site: Path, browser: Browser):
     context = browser.new_context(viewport={"width": 400, "height": 900}, offline=True)
     page = context.new_page()
@@ -225,6 +235,7 @@ def test_pages_ask_for_nothing_elsewhere_and_show_their_pictures(site: Path, bro
     context.close()
 
 
+@pytest.mark.slow
 def test_tutorials_show_every_picture_of_their_notebooks(site: Path):
     for path in sorted((ROOT / "analyses").glob("*.ipynb")):
         outputs = [o for cell in nbformat.read(path, as_version=4).cells for o in cell.get("outputs", [])]
@@ -233,6 +244,7 @@ def test_tutorials_show_every_picture_of_their_notebooks(site: Path):
         assert len(re.findall(rf'<img [^>]*src="{path.stem}_files/', text)) == len(drawn) > 0, path.name
 
 
+@pytest.mark.slow
 def test_the_search_works_in_files(site: Path, browser: Browser):
     context = browser.new_context(viewport={"width": 1200, "height": 900}, offline=True)
     page = context.new_page()

@@ -60,6 +60,7 @@ def test_the_notebooks_are_those_that_the_readme_names():
     assert [name for name in names if f"analyses/{name}.ipynb" not in readme] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS, ids=[path.stem for path in PATHS])
 def test_a_notebook_runs_and_is_saved_with_the_outputs_that_it_makes(path):
     saved = nbformat.read(path, as_version=4)
@@ -104,6 +105,7 @@ def test_every_figure_of_a_committed_notebook_has_a_picture_that_is_not_blank(pa
     assert path.stat().st_size < 1_500_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS, ids=[path.stem for path in PATHS])
 def test_a_page_that_runs_no_scripts_shows_every_picture(path, browser):
     notebook = nbformat.read(path, as_version=4)
@@ -124,6 +126,7 @@ def test_a_page_that_runs_no_scripts_shows_every_picture(path, browser):
     context.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS, ids=[path.stem for path in PATHS])
 def test_jupyterlab_shows_every_picture_of_a_notebook_as_opened(path, jupyter_lab):
     notebook = nbformat.read(path, as_version=4)
@@ -196,6 +199,7 @@ def test_a_picture_is_drawn_again_only_where_what_it_shows_changed(browser):
         assert (figure.data[notebooks.SVG] == "kept") == (attention.data[notebooks.PNG] == "kept") == kept
 
 
+@pytest.mark.slow
 def test_interactive_patching_works_in_jupyterlab(jupyter_lab: JupyterLab):
     page = jupyter_lab.drive_notebook(ANALYSES / "interactive_patching.ipynb")
     canvas = page.locator("figure canvas").first

@@ -192,6 +192,7 @@ def test_a_picture_shows_the_widget_as_it_is_and_ends_no_script_early(browser: B
     page.close()
 
 
+@pytest.mark.slow
 def test_in_jupyterlab_pictures_are_seen_and_a_click_moves_the_prediction(tmp_path: Path, jupyter_lab: JupyterLab):
     notebook = new_notebook(cells=[new_markdown_cell("# Patching"), *map(new_code_cell, NOTEBOOK)])
     nbformat.write(notebook, tmp_path / "patching.ipynb")
