@@ -366,14 +366,16 @@ def _refusal(name: str, hint: Any, value: Any, seen: Mapping[str, Tensor], undef
         advice = "; torch.from_numpy makes a tensor of it"
     elif type(value).__module__.startswith(("transformer_lens.", "transformers.")) and "Hooked" in _allowed(hint):
         advice = "; mechicl.wrap() makes a model of it"
-    for label, each in [(name, value), *((f"{name}[{i}]", each) for i, each in enumerate(_items(value)))]:
-        if isinstance(each, float) and math.isnan(each):
-            return f"{label} must be a finite number, got nan"
+    if place := _nan_in(name, value):
+        return f"{place} must be a finite number, got nan"
     return f"{name} must be {_allowed(hint)}, got {_in_words(value)}{advice}"
 
 
-def _items(value: Any) -> Sequence[Any]:
-    return value if isinstance(value, list | tuple) else ()
+def _nan_in(name: str, value: Any) -> str | None:
+    """The place of the first NaN in a number, or in nested lists of numbers."""
+    if isinstance(value, list | tuple):
+        return next(filter(None, (_nan_in(f"{name}[{i}]", each) for i, each in enumerate(value))), None)
+    return name if isinstance(value, float) and math.isnan(value) else None
 
 
 _KINDS = {int: "an int", float: "a number", str: "a string", bool: "True or False", type(None): "None"}

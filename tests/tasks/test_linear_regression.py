@@ -361,7 +361,7 @@ NORMAL, PLANE = {"inputs": "gaussian"}, {"inputs": "gaussian", "x_dim": 2}
         *((NORMAL | {"condition_number": v}, "condition_number must be a finite number") for v in (0.5, NAN, INF)),
         *((PLANE | {"eigenvalues": v}, "eigenvalues must be 2 finite") for v in ((1.0,), (1.0, -1.0), (INF, 1.0))),
         *(
-            (PLANE | {"covariance": matrix}, "finite symmetric 2 x 2|covariance must be a tuple of a tuple of numbers")
+            (PLANE | {"covariance": matrix}, "finite symmetric 2 x 2|covariance.* must be a finite number, got nan")
             for matrix in (((1.0,),), ((1.0, 0.5), (0.4, 1.0)), ((INF, 0.0), (0.0, 1.0)), ((NAN, 0.0), (0.0, 1.0)))
         ),
         (PLANE | {"covariance": ((1.0, 2.0), (2.0, 1.0))}, "no negative eigenvalue, got -1"),

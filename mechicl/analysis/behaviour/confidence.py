@@ -20,7 +20,7 @@ right family is likeliest; `analyses/known_families.py` measures on other ones h
 N_RESAMPLES = 200
 
 
-@checked
+@checked(undefined=True)
 def family_weights(
     distances: Float[Tensor, "family prompt"],
     n_fitted: Sequence[int],
