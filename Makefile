@@ -18,7 +18,7 @@ export OMP_WAIT_POLICY := passive
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup report gpu wheels test test-all faults pictures mutants bench table index verify notebooks docs format wheel browser clean
+.PHONY: help setup report gpu wheels test test-all annotations faults pictures mutants bench table index verify notebooks docs format wheel browser clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,11 +35,13 @@ test: $(READY_TEST) browser ## Lint, check the format and the types, run the tes
 	$(BIN)/pyright
 	$(PYTEST)
 
-# The second run checks annotations at run time by beartype (an int may stand for a float), which makes tests four times
-# slower, and computes without vector instructions.
+# The second run computes without vector instructions: no test depends on the processor.
 test-all: $(READY_TEST) browser ## Run the tests of the second tier: docs, notebooks, JupyterLab, packaging, kills, ... (20 minutes)
 	$(PYTEST) -m "slow and not pictures"
-	ATEN_CPU_CAPABILITY=default $(PYTEST) --every 12 \
+	ATEN_CPU_CAPABILITY=default $(PYTEST) --every 12
+
+annotations: $(READY_TEST) browser ## Run every 12th test with all annotations checked at run time by beartype (an int may stand for a float)
+	$(PYTEST) --every 12 \
 	    "--jaxtyping-packages=mechicl,beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))"
 
 faults: $(READY_TEST) browser ## Try to break it: kills, damaged and hostile files, bad arguments, threads (30 minutes; FAULTS="kills --seed 3")
