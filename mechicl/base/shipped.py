@@ -2,14 +2,12 @@
 
 from pathlib import Path
 
-from mechicl.base.arguments import checked
 
 _PACKAGED = Path(__file__).parents[1] / "_checkpoints"
 _SOURCE_TREE = Path(__file__).parents[2] / "checkpoints"
 CHECKPOINTS = _PACKAGED if _PACKAGED.is_dir() else _SOURCE_TREE
 
 
-@checked
 def available() -> list[str]:
     """Names of the checkpoints that come with the package."""
     if not CHECKPOINTS.is_dir():
