@@ -49,6 +49,7 @@ def wheel(built: Path) -> Path:
     return wheel
 
 
+@pytest.mark.slow
 def test_wheel_holds_the_library_its_checkpoints_and_the_licence(wheel: Path):
     with zipfile.ZipFile(wheel) as archive:
         held = {name: archive.getinfo(name).file_size for name in archive.namelist()}
@@ -63,6 +64,7 @@ def test_wheel_holds_the_library_its_checkpoints_and_the_licence(wheel: Path):
     assert all(name.split("/")[0].endswith(".dist-info") for name in held), "more than was meant"
 
 
+@pytest.mark.slow
 def test_the_source_distribution_holds_what_a_reader_looks_for(built: Path):
     (path,) = built.glob("*.tar.gz")
     with tarfile.open(path) as archive:
@@ -71,11 +73,13 @@ def test_the_source_distribution_holds_what_a_reader_looks_for(built: Path):
     assert not any(name.startswith(("tests/", "analyses/", ".venv")) for name in held)
 
 
+@pytest.mark.slow
 def test_an_index_would_take_both_and_can_draw_the_readme(built: Path):
     said = run(sys.executable, "-m", "twine", "check", "--strict", *built.iterdir(), cwd=built, NO_COLOR="1")
     assert said.count("PASSED") == 2
 
 
+@pytest.mark.slow
 def test_metadata_says_who_where_and_that_types_are_there(wheel: Path):
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
@@ -100,6 +104,7 @@ def test_the_citation_is_of_this_version_and_has_what_the_format_asks_for():
     assert citation["message"]
 
 
+@pytest.mark.slow
 def test_installed_wheel_lists_its_checkpoints_without_the_repository(wheel: Path, tmp_path: Path):
     target, elsewhere = tmp_path / "target", tmp_path / "elsewhere"
     elsewhere.mkdir()

@@ -3,7 +3,7 @@
 python -m tests.faults                          # all of it, 30 minutes on two cores (`make faults`)
 python -m tests.faults fuzz --n 500 --seed 3    # a part, or several, with another seed
 python -m tests.faults kills --seed 3 --only 17 # one case again, with all that is known of it
-python -m tests.faults --sample                 # what `make test` runs, some cases of each part
+python -m tests.faults --sample                 # what `make test-all` runs, some cases of each part
 
 Each part prints its failures as they come, each with the command that repeats it, and a table at the end.
 """

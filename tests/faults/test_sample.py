@@ -23,6 +23,7 @@ def said() -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", HELD)
 def test_a_sample_reaches_its_bar(said, part):
     (lines,) = (lines for lines in said.split("\n\n") if lines.strip().startswith(f"{part}: "))
