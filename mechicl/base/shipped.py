@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-
 _PACKAGED = Path(__file__).parents[1] / "_checkpoints"
 _SOURCE_TREE = Path(__file__).parents[2] / "checkpoints"
 CHECKPOINTS = _PACKAGED if _PACKAGED.is_dir() else _SOURCE_TREE
