@@ -248,6 +248,7 @@ def test_a_curriculum_that_is_not_the_presets_is_told(here, capsys):
     assert capsys.readouterr().out.splitlines()[0] == "curriculum: dims 1 to 3 by step 6, points 9 to 21 by step 6"
 
 
+@pytest.mark.slow
 def test_a_command_killed_and_called_again_gives_the_same_weights(here):
     words = ["train", "lsa-1l", "--steps", "400", "--batch-size", "64", "--eval-prompts", "64", "--save-every", "5",
              "--seeds", "0", "1", "--cpu", "--quiet"]  # fmt: skip

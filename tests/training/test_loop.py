@@ -360,6 +360,7 @@ cli.main(["train", "lsa-1l", "--steps", "3", "--seeds", "0", "--batch-size", "5"
 """
 
 
+@pytest.mark.slow
 def test_two_processes_train_the_same_models_as_one(tmp_path):
     curriculum = Curriculum(points=Ramp(2, 5, 1, 3))
     free = train(small(seeds=(0, 5), steps=30, eval_every=2), tmp_path / "free", progress=False)

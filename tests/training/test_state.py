@@ -93,6 +93,7 @@ def assert_same_runs(a: Path, b: Path) -> None:
         assert_same_bits(read_tensors(a / "snapshots" / name)[0], read_tensors(b / "snapshots" / name)[0])
 
 
+@pytest.mark.slow
 def test_a_run_killed_again_and_again_ends_bit_for_bit_like_one_that_was_not(tmp_path):
     config = small(
         seeds=(0, 3), steps=120, save_every=2, log_every=1, eval_every=3, n_snapshots=9, schedule="cosine",
