@@ -400,6 +400,7 @@ def test_help_list_and_mistakes_are_answered_without_loading_torch(words):
     assert not loaded & HEAVY
 
 
+@pytest.mark.slow
 def test_analyses_and_sweeps_start_without_the_architectures_of_transformers():
     code = "import mechicl.analysis, mechicl.sweeps, mechicl.interop, sys; print('transformer_lens.model_bridge' in "
     code += "sys.modules)"

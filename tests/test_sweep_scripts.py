@@ -8,6 +8,7 @@ from tests.scripts import ANALYSES, import_script
 NAMES = sorted(path.stem for path in ANALYSES.glob("sweep_*.py"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_are_those_of_the_kept_tables(name):
     script = import_script(name)

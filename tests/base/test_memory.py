@@ -51,6 +51,7 @@ for _ in range(3):  # the first time is cold
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
 @pytest.mark.parametrize("bound", [2**26, 2**27])
 def test_a_sweep_stays_within_its_bound_also_when_it_is_the_first(bound):

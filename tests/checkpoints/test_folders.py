@@ -359,6 +359,7 @@ class Crash(Exception):
     """What stands for the loss of power."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_snapshots", [True, False])
 @pytest.mark.parametrize("there", [True, False])
 def test_a_save_killed_at_any_moment_leaves_the_old_checkpoint_or_the_new_one(folder, tmp_path, there, with_snapshots):

@@ -12,6 +12,7 @@ from mechicl.tasks import LinearRegression
 TASK = LinearRegression(x_dim=3, n_context=10)
 
 
+@pytest.mark.slow
 def test_a_construction_stands_and_its_controls_do_not():
     sizes = {"x_dim": 3, "n_context": 10}
     model = gd_plus_plus(**sizes, steps=2, step_size=(0.2, 0.5), gamma=(0.08, 0.2))  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
 """Every picture of the reports on the shipped checkpoints: nothing empty, nothing over something else, no empty words.
 
-`make test-all` draws one report of each kind, of some of its seeds, snapshots and prompts; `make pictures` draws them all.
+`make test-all` draws one report of each kind, of some of its seeds, snapshots and prompts; `make pictures` draws all.
 """
 
 import dataclasses
@@ -51,7 +51,8 @@ def sections(monkeypatch: pytest.MonkeyPatch) -> list[Section]:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name in QUICK else pytest.mark.pictures) for name in available()]
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in QUICK else pytest.mark.pictures) for name in available()],
 )
 def test_every_picture_of_a_report_shows_what_it_says(
     name: str, sections: list[Section], tmp_path: Path, browser: Browser, monkeypatch: pytest.MonkeyPatch

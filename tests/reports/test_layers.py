@@ -30,6 +30,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {name: str(save(root / name, model, record)) for name, model in models.items()}
 
 
+@pytest.mark.slow
 def test_the_report_has_a_table_and_pictures_that_a_browser_shows(folders, tmp_path, browser):
     path = write_report(folders["transformer"], tmp_path, n_prompts=40, progress=False)
     data = json.loads((tmp_path / "report.json").read_text())
@@ -72,6 +73,7 @@ def of_two_seeds(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     return Comparison("", "", *match_layers(load_checkpoint(folder), **options))
 
 
+@pytest.mark.slow
 def test_rows_are_over_seeds_where_there_are_several(of_two_seeds):
     rows = {row.quantity: row for row in of_two_seeds.rows}
     for quantity in (
@@ -100,6 +102,7 @@ def test_a_ridge_path_in_the_models_place_grows_as_newton_would():
     assert ratio == pytest.approx(2, rel=0.15)
 
 
+@pytest.mark.slow
 def test_the_paper_is_held_against_its_rivals_and_an_untrained_model_passes_none(of_two_seeds):
     for name in ("gpt2-8l", "gpt2-8l-1h", "gpt2-8l-ill"):
         data = {**of_two_seeds.data, "checkpoint": name}
@@ -131,6 +134,7 @@ def test_another_kind_of_model_is_an_error_that_names_it(tmp_path):
         match_layers(load_checkpoint(folder), progress=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fu_matching", "fu_progression", "fu_weights", "fu_probes"])
 def test_scripts_run_on_any_interleaved_model(folders, tmp_path, name):
     module = import_script(name)

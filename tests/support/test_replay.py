@@ -182,6 +182,7 @@ def test_the_longest_come_first_and_the_list_runs_nothing(root, capsys):
     assert [job.seconds for job in find_jobs(root)] == [9.0, 7.0]
 
 
+@pytest.mark.slow
 def test_killed_and_called_again_it_goes_on(root):
     write_script(root, "one", 2.0, seconds=600.0)
     words = [sys.executable, ROOT / "analyses" / "verify.py", "--root", root, "--out", root / "state", "--workers", "2"]
@@ -198,6 +199,7 @@ def test_killed_and_called_again_it_goes_on(root):
     assert [line for line in ran(root) if line.startswith("two")] == ["two --no-control"]
 
 
+@pytest.mark.slow
 def test_random_weights_in_a_checkpoints_place_fail_what_depends_on_training(root, capsys, monkeypatch):
     for path in (root / "analyses").glob("*/*.json"):
         path.unlink()

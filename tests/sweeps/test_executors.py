@@ -13,6 +13,7 @@ def run(folder, **options):
 
 
 # ray starts its processes by fork: jax says so of itself where another test of this process has loaded it
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
 def test_a_cluster_of_two_that_loses_one_finishes_with_the_same_bytes(tmp_path):
     cluster_utils = pytest.importorskip("ray.cluster_utils")

@@ -60,6 +60,7 @@ def test_the_table_has_what_plain_trainings_give(whole, tmp_path):
     assert row == len(table.frame)
 
 
+@pytest.mark.slow
 def test_processes_give_the_same_bytes(whole, tmp_path):
     table = run(tmp_path, workers=2)
     assert (tmp_path / RESULTS).read_bytes() == (whole / RESULTS).read_bytes()
@@ -203,6 +204,7 @@ def tripled(checkpoint: Checkpoint) -> float:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_name", [True, False])
 def test_a_measure_of_a_module_outside_the_working_directory_works_in_other_processes(
     tmp_path, monkeypatch, whole, by_name
@@ -228,6 +230,7 @@ def driver(folder, workers=1):
     return subprocess.Popen([sys.executable, "-c", DRIVER, str(folder), str(workers)], cwd=Path(__file__).parents[2])
 
 
+@pytest.mark.slow
 def test_two_drivers_share_a_folder(tmp_path, whole):
     both = [driver(tmp_path), driver(tmp_path)]
     assert [process.wait() for process in both] == [0, 0]
@@ -235,6 +238,7 @@ def test_two_drivers_share_a_folder(tmp_path, whole):
     assert len(list(tmp_path.rglob("weights.safetensors"))) == 4
 
 
+@pytest.mark.slow
 def test_killed_drivers_and_workers_lose_nothing(tmp_path, whole):
     rng = np.random.default_rng(0)
     for _ in range(2):
@@ -250,6 +254,7 @@ def test_killed_drivers_and_workers_lose_nothing(tmp_path, whole):
     assert not list(tmp_path.rglob("*.tmp"))
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_is_replaced(tmp_path, whole):
     flag = tmp_path / "killed"
 
@@ -264,6 +269,7 @@ def test_a_worker_that_is_killed_is_replaced(tmp_path, whole):
     assert table.frame["loss"].tolist() == load_table(whole).frame["loss"].tolist()
 
 
+@pytest.mark.slow
 def test_a_cell_whose_process_always_dies_is_given_up(tmp_path):
     def measure(checkpoint):
         if checkpoint.models[0].cfg.n_layers == 2 and checkpoint.record["training"]["learning_rate"] == 1e-2:
@@ -276,6 +282,7 @@ def test_a_cell_whose_process_always_dies_is_given_up(tmp_path):
     assert [cell.state for cell in status(tmp_path)].count("failed") == 1
 
 
+@pytest.mark.slow
 def test_a_training_may_be_started_by_words_of_its_own(tmp_path, whole):
     over = {"learning_rate": (1e-3,), "model.n_layers": (1,), "seed": (0, 1)}
     launched = Sweep(BASE, over).run(tmp_path, doubled, workers=1, launch=(sys.executable,), progress=False)
@@ -289,6 +296,7 @@ def test_words_that_start_nothing_are_a_failed_cell(tmp_path):
         Sweep(BASE, {"seed": (0,)}).run(tmp_path, workers=1, launch=("python", "-c", "exit(7)"), progress=False)
 
 
+@pytest.mark.slow
 def test_words_whose_process_is_killed_are_tried_again(tmp_path, whole):
     over = {"learning_rate": (1e-3,), "model.n_layers": (1,), "seed": (0, 1)}
     once = tmp_path / "once.sh"
@@ -328,6 +336,7 @@ def test_a_measure_that_other_processes_cannot_have_is_refused(tmp_path):
     assert run(tmp_path, lambda checkpoint: float(lock.locked()), extend=True).frame["<lambda>"].sum() == 0
 
 
+@pytest.mark.slow
 def test_a_measure_from_a_notebook_is_the_same_one_in_every_process(tmp_path):
     name, source = "<ipython-input-7>", "def layers(checkpoint):\n    return checkpoint.models[0].cfg.n_layers\n"
     lines: Any = source.splitlines(True)

@@ -46,6 +46,7 @@ def test_a_task_of_ones_own_survives_json(task):
     assert same(back.sample(3, seed=0), task.sample(3, seed=0))
 
 
+@pytest.mark.slow
 def test_it_is_trained_on_saved_and_loaded_in_another_process(tmp_path):
     model = TransformerConfig(x_dim=4, n_context=5, n_layers=1, prompt_format="interleaved", d_model=16, n_heads=2)
     config = TrainingConfig(

@@ -74,7 +74,7 @@ def test_the_share_recovered_is_drawn_where_there_is_one():
     assert figure.layout.title.text == "Mean ablation of z: share of loss recovered"
     figure = patching_grid(sweep, "other", recovered=False)
     assert heatmaps(figure)[0].equal(sweep.effect("other").mean(-1))
-    with pytest.raises(ValueError, match="no run that activations were taken from"):
+    with pytest.raises(ValueError, match="come from no run"):
         patching_grid(swept(("layer", "pos"), ((0,), (0,))), recovered=True)
 
 

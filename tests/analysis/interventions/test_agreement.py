@@ -27,7 +27,9 @@ ABSENT = {
 PARALLEL = {"GPT-J", "GPT-NeoX", "Phi", "Falcon", "CodeGen", "Cohere", "Cohere 2"}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [FAMILIES[0], *(pytest.param(each, marks=pytest.mark.slow) for each in FAMILIES[1:])]
+)
 def test_each_component_is_right_or_refused(family):
     bridge, plain = open_family(family)
     for component in COMPONENTS:

@@ -62,7 +62,14 @@ def run(
     return parts.read_out(read(None, "")), writes
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in WITHOUT_A_SUM])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in ("GPT-2", "Gemma 2") else pytest.mark.slow)
+        for name in FAMILIES
+        if name not in WITHOUT_A_SUM
+    ],
+)
 def test_a_family_taken_apart(name):
     """Whole, cut everywhere, and differentiated."""
     bridge, _plain = open_family(name)
