@@ -138,7 +138,7 @@ def test_samples_that_are_not_finite_are_not_left_out(bad):
 
 @pytest.mark.parametrize("level", [0.0, 1.0, -0.5, 95.0, math.nan])
 def test_a_level_that_is_no_probability_is_refused(level):
-    with pytest.raises(ValueError, match="strictly between 0 and 1|level must be a finite number"):
+    with pytest.raises(ValueError, match=r"strictly between 0 and 1|level must be a finite number"):
         interval(torch.ones(3), level)
 
 
