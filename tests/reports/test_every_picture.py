@@ -28,6 +28,7 @@ QUICK = {  # a checkpoint of each kind of report, and of what reports draw diffe
     "lsa-1l": "one layer",
     "softmax-2h-sink": "descent, without weights to read it off",
     "lsa-2l-looped": "descent, with paths",
+    "lstm-4l": "layers, without heads",
     "induction-2l": "tokens",
     "copy-2l": "model parts",
     "topics-3l": "texts",
