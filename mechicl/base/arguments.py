@@ -45,18 +45,14 @@ class ArgumentError(ValueError, TypeError):
 
 # ---- constraints ----
 
-_WORDS: dict[int, str] = {}  # by the id of a validator, all of which live as long as the process
+_WORDS: dict[Any, str] = {}  # by validator
 
 
 def _constraint(words: str, test: Callable[[Any], bool]) -> Any:
     """A beartype validator with the words that error messages use for it."""
     validator = Is[test]
-    _WORDS[id(validator)] = words
-    _KEPT.append(validator)
+    _WORDS[validator] = words
     return validator
-
-
-_KEPT: list[Any] = []
 
 
 @functools.cache
@@ -158,8 +154,9 @@ def check_fields(settings: Any, *, undefined: bool = False) -> None:
 
 
 class _Rules(NamedTuple):
-    """A function's parameters as calls need them."""
+    """A function's name and parameters as calls need them."""
 
+    title: str
     positional: tuple[str, ...]
     hints: dict[str, Any]
     defaults: dict[str, Any]
@@ -175,6 +172,7 @@ def _rules(function: Callable[..., Any]) -> _Rules:
     kinds = {parameter.kind: parameter.name for parameter in parameters}
     n_arrays = sum(_n_arrays(hint) for name, hint in hints.items() if name != "return")
     return _Rules(
+        function.__qualname__.removesuffix(".__init__"),
         tuple(each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)),
         hints,
         {each.name: each.default for each in parameters},
@@ -199,17 +197,17 @@ def _checked_call(
         return args, kwargs
     if rules.share_axes:
         with jaxtyped("context"):  # the axes of all arguments have one meaning
-            return _checked_arguments(function, rules, args, kwargs, undefined)
-    return _checked_arguments(function, rules, args, kwargs, undefined)
+            return _checked_arguments(rules, args, kwargs, undefined)
+    return _checked_arguments(rules, args, kwargs, undefined)
 
 
 def _checked_arguments(
-    function: Callable[..., Any], rules: _Rules, args: tuple[Any, ...], kwargs: dict[str, Any], undefined: bool
+    rules: _Rules, args: tuple[Any, ...], kwargs: dict[str, Any], undefined: bool
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    title, seen, n = function.__qualname__.removesuffix(".__init__"), {}, len(rules.positional)
+    seen, n = {}, len(rules.positional)
 
     def check(name: str, hint: Any, value: Any) -> Any:
-        fitting = _checked_value(title, name, hint, value, undefined, seen)
+        fitting = _checked_value(rules.title, name, hint, value, undefined, seen)
         if isinstance(fitting, Tensor):
             seen[name] = fitting
         return fitting
@@ -239,14 +237,16 @@ def _checked_value(
         for label, each in _tensors_in(name, value):
             if fault := _fault(each, undefined):
                 raise ArgumentError(f"{title}(): {label} {fault}")
-    elif isinstance(value, PurePath) or (isinstance(value, str) and Path in _parts(hint)):
-        try:
-            os.fsencode(value).index(b"\0")
-        except ValueError as error:
-            if not isinstance(error, UnicodeEncodeError):
-                return value
+    elif (isinstance(value, PurePath) or (isinstance(value, str) and Path in _parts(hint))) and not _is_path(value):
         raise ArgumentError(f"{title}(): {name} must be a path that a file can have, got {_short(repr(str(value)))}")
     return value
+
+
+def _is_path(value: PurePath | str) -> bool:
+    try:
+        return b"\0" not in os.fsencode(value)
+    except UnicodeEncodeError:
+        return False
 
 
 def _fits(value: Any, hint: Any, undefined: bool) -> bool:
@@ -254,14 +254,16 @@ def _fits(value: Any, hint: Any, undefined: bool) -> bool:
     if not is_bearable(value, hint, conf=_CONFS[undefined]):
         return False
     if isinstance(value, list | tuple | dict | set | frozenset):
-        return any(_elements_fit(value, part, undefined) for part in _parts(hint))
+        parts = _parts(hint)
+        if len(parts) > 1:
+            parts = tuple(part for part in parts if is_bearable(value, part, conf=_CONFS[undefined]))
+        return any(_elements_fit(value, part, undefined) for part in parts)
     return not isinstance(value, bytes | bytearray) or hint is Any or bytes in _parts(hint)
 
 
 def _elements_fit(value: Any, part: Any, undefined: bool) -> bool:
+    """True if every element is what the annotation of a collection says, which the collection itself fits."""
     kinds = [kind for kind in get_args(part) if kind is not Ellipsis]
-    if not is_bearable(value, part, conf=_CONFS[undefined]):
-        return False
     if isinstance(value, dict) and len(kinds) == 2:
         return all(_fits(key, kinds[0], undefined) and _fits(each, kinds[1], undefined) for key, each in value.items())
     if len(kinds) == 1:
@@ -411,7 +413,7 @@ def _allowed(hint: Any) -> str:
 def _type_as_text(hint: Any) -> str:
     origin, parts = get_origin(hint), [part for part in get_args(hint) if part is not Ellipsis]
     if origin is Annotated:
-        words = " ".join(_WORDS.get(id(each), "") for each in hint.__metadata__)
+        words = " ".join(_WORDS.get(each, "") for each in hint.__metadata__)
         return f"{_allowed(parts[0])} {words}".strip()
     if _is_array(hint):
         kind = hint.__name__.partition("[")[0].lower()

@@ -12,7 +12,6 @@ from mechicl import viz
 from mechicl.analysis import measure_target_copying
 from mechicl.analysis.behaviour import tuned_descent
 from mechicl.learners import squared_errors
-from mechicl.prompts import Prompts
 from mechicl.reports.algorithm import causes_in_words
 from mechicl.reports.comparison import Comparison, Measured, Section
 from mechicl.reports.heads import ATTENTION
@@ -81,11 +80,6 @@ class Copying(Kind):
     no_weights = (
         "No construction with this prompt format is fitted to its weights, which therefore decide nothing here."
     )
-
-    @cached_property
-    def held_out(self) -> Prompts:
-        """Held-out prompts."""
-        return self.study.task.sample(self.n_prompts, seed=self.seed)
 
     @cached_property
     def squared_errors(self) -> Float[Tensor, "seed prompt"]:

@@ -78,6 +78,11 @@ class Kind:
         return {}
 
     @cached_property
+    def held_out(self) -> Any:
+        """The held-out prompts, or sequences."""
+        return self.study.task.sample(self.n_prompts, seed=self.seed)
+
+    @cached_property
     def question(self) -> AlgorithmQuestion:
         """Which algorithm the opened model behaves like."""
         return AlgorithmQuestion(self.study, self.progress)

@@ -1,7 +1,6 @@
 """The report on any learner: what it does on any task, and inside it as far as it can be opened."""
 
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 import plotly.graph_objects as go
@@ -11,7 +10,6 @@ from mechicl import algorithms, viz
 from mechicl.analysis import ablate, corrupt, fit_readouts, measure_shifted_losses, patch
 from mechicl.learners import AlgorithmLearner, Learner, squared_errors
 from mechicl.models import LayeredModel
-from mechicl.prompts import Prompts
 from mechicl.reports.comparison import Comparison, Measured, Section
 from mechicl.reports.heads import model_parts, no_model_parts
 from mechicl.reports.kind import ALGORITHM, Kind, Part, plural
@@ -152,11 +150,6 @@ class Own(Kind):
     )
     n_held_out, prompt_seed = 2048, 6_000_003
     no_weights = "No construction is fitted to weights of this kind of model, which therefore decide nothing here."
-
-    @cached_property
-    def held_out(self) -> Prompts:
-        """Held-out prompts."""
-        return self.study.task.sample(self.n_prompts, seed=self.seed)
 
     @property
     def title(self) -> str:

@@ -276,11 +276,6 @@ class Tokens(Kind):
     n_held_out, prompt_seed = 1024, 2_000_003
 
     @cached_property
-    def held_out(self) -> TokenSequences:
-        """Held-out sequences."""
-        return self.study.task.sample(self.n_prompts, seed=self.seed)
-
-    @cached_property
     def formed(self) -> HeadsOverTraining | None:
         """The highest scores of heads at the snapshots, if there are any."""
         study = self.study

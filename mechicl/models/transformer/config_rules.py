@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from mechicl.base.checks import is_whole
-from mechicl.models.config_checks import check_device, check_fields, require
+from mechicl.models.config_checks import check_device, check_ranges, require
 
 # Fields of TransformerLens' configs that ours lack, with the values that describe a model which both compute.
 THEIRS: dict[str, Any] = {
@@ -40,7 +40,7 @@ def fill_defaults(cfg: Any) -> None:
     if tokens:
         fill(d_vocab_out=cfg.d_vocab)
     check_format(cfg)
-    check_fields(cfg)
+    check_ranges(cfg)
     check_device(cfg.device)
 
     # fields that say the same in other words
