@@ -1,6 +1,6 @@
-"""Draws the pictures of the documentation: `python docs/pictures.py`.
+"""Draw the pictures of the documentation: `python docs/pictures.py [NAME ...]`.
 
-Each is the `figure` that the code of a page makes, so that page and picture say the same.
+Each picture is the `figure` that the code of a page makes, so that page and picture agree.
 """
 
 import os
@@ -14,22 +14,27 @@ sys.path.insert(0, str(DOCS.parent))
 from mechicl import viz  # noqa: E402  the repository's root has to be on the path first
 from tests.pages import blocks, run  # noqa: E402
 
-PICTURES = {"images/families.svg": "index.md", "images/layers.svg": "findings/layers.md"}
-"""Pictures, and the pages whose code makes them."""
-WIDTH = 7.0
-"""Inches, of 96 pixels on a page."""
+PICTURES = {"families": "index.md"} | {
+    name: f"findings/{name}.md"
+    for name in ("layers", "one-layer", "gd-plus-plus", "does-it-run", "fine-tuning", "training")
+    for name in ("layers", "one-layer", "gd-plus-plus", "does-it-run", "fine-tuning", "training")
+}
+"""The page whose code makes each picture."""
+WIDTH = 7.0  # inches, of 96 pixels
 
 
-def main() -> None:
-    """Run the pages, and write what they draw."""
-    for picture, page in PICTURES.items():
+def main(names: list[str]) -> None:
+    """Run the pages and save their figures."""
+    for name, page in PICTURES.items():
+        if names and name not in names:
+            continue
         with tempfile.TemporaryDirectory() as folder:
             os.chdir(folder)
             figure = run(blocks(DOCS / page), page)["figure"]
-        path = DOCS / picture
+        path = DOCS / "images" / f"{name}.svg"
         viz.save(figure, path, width=WIDTH, font_size=9)
         print(f"{path.relative_to(DOCS.parent)}: {path.stat().st_size / 1e3:.0f} kB")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

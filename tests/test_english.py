@@ -21,7 +21,7 @@ WORDS = {  # a word or phrase in the sense to avoid: what to write instead
     r"told|hears|heard|foretells?|foretold|says|asks": "reports, returns, requires, predicts",
     r"what is left|what remains|what is left over": "the residual, the rest",
     r"beside": "next to, compared with, alongside",
-    r"of (?:its|their|your|his|one's) own|by (?:itself|themselves)": "its own (before the noun), independently",
+    r"of (?:its|their|his) own|by (?:itself|themselves)": "its own (before the noun), independently",
     r"as (?:it is|they are|it was|they were)(?=[.,;:)]|$)|as it stands": "unchanged",
     r"holds (?!for\b|if\b|when\b|only\b|to\b|exactly\b|at\b|in\b|with\b|on\b)|held(?![- ]out)": "contains, stores",
     r"(?:goes|went|going) on(?! (?:the|a|to) )": "continues, resumes",
@@ -87,7 +87,7 @@ def readable(text: str) -> str:
 def sentences(text: str) -> list[str]:
     """Split a paragraph into sentences."""
     text = re.sub(r"\b(et al|e\.g|i\.e|cf|vs|Fig|Sec|Eq|App|Prop|Thm|no)\. ", r"\1 ", readable(text))
-    return re.split(r"(?<=[.!?])[)\"']?\s+(?=[\"'(\[*]*[A-Z0-9])", text)
+    return re.split(r"(?<=[.!?])[)\"'*_]*\s+(?=[\"'(\[*]*[A-Z0-9])", text)
 
 
 def words(text: str) -> Iterator[str]:
