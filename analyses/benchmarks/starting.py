@@ -1,10 +1,8 @@
-"""How long the library takes to load, to check what the smallest call is given, and to report."""
+"""The time of imports and of the smallest report."""
 
-import inspect
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from importlib.util import find_spec
 from statistics import median
 
@@ -33,38 +31,6 @@ def import_rows(rounds: int) -> list[Row]:
     return rows
 
 
-def argument_rows(rounds: int) -> list[Row]:
-    """Calls whose arguments are checked beside the same functions without."""
-    import torch
-
-    from mechicl import algorithms
-    from mechicl.analysis.weights import linear_attention_optimum
-    from mechicl.prompts import Prompts
-
-    generator = torch.Generator().manual_seed(0)
-    xs, ys = torch.randn(1, 11, 10, generator=generator), torch.randn(1, 11, 1, generator=generator)
-    works = {
-        "one step of gradient descent on one prompt": (
-            algorithms.gradient_descent, {"prompts": Prompts(xs, ys), "steps": 1, "step_size": 0.1},
-        ),
-        "the optimum of linear attention, of 10 eigenvalues": (
-            linear_attention_optimum, {"eigenvalues": [0.1 * i for i in range(1, 11)], "n_context": 10},
-        ),
-    }  # fmt: skip
-    n_calls, rows = 300, []
-    for words, (function, arguments) in works.items():
-
-        def calling(function: Callable[..., object], arguments: dict[str, object] = arguments) -> float:
-            return seconds(lambda: [function(**arguments) for _ in range(n_calls)]) / n_calls
-
-        functions = {"checked": function, "plain": inspect.unwrap(function)}
-        times = alternate({name: lambda f=each: calling(f) for name, each in functions.items()}, rounds)
-        checked, plain = times["checked"], times["plain"]
-        detail = f"{median(checked) * 1e6:.0f} against {median(plain) * 1e6:.0f} microseconds a call"
-        rows.append(row(f"{words}: arguments checked over not", ratios(checked, plain), "shown", detail))
-    return rows
-
-
 def report_row() -> Row:
     """The command of the first page."""
     with tempfile.TemporaryDirectory() as folder:
@@ -75,4 +41,4 @@ def report_row() -> Row:
 
 def measure(settings: Settings) -> list[Row]:
     """Everything that this part measures."""
-    return [*import_rows(settings.rounds), *argument_rows(settings.rounds), report_row()]
+    return [*import_rows(settings.rounds), report_row()]

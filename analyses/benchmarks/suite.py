@@ -13,8 +13,8 @@ from benchmarks.rows import Row, table
 from benchmarks.settings import Settings
 
 PARTS = (
-    "accuracy", "training", "gpt2", "throughput", "memory", "threads", "learners", "starting", "layers",
-    "interventions", "circuits", "sweeping",
+    "accuracy", "training", "gpt2", "throughput", "memory", "threads", "learners", "starting", "checks",
+    "layers", "interventions", "circuits", "sweeping",
 )  # fmt: skip
 """Modules of this package, each with a function `measure(settings)` that returns rows."""
 

@@ -1,6 +1,7 @@
-"""Files that are whole or not there: atomic writes, and reads that never execute what they find."""
+"""Atomic writes, and reads that never execute a file's contents."""
 
 import errno
+import glob
 import json
 import os
 import re
@@ -12,37 +13,37 @@ from pathlib import Path
 from typing import Any
 
 NEW = ".new"
-"""Where files that change together are written before they take the place of the old ones."""
+"""Folder in which files that change together are written before they replace the old ones."""
 MOST_BYTES = 64 * 2**20
-"""Of a file of JSON or a table that is read at all: who wrote it may be anybody."""
+"""Largest JSON file or table that is read; anybody may have written it."""
 MOST_VALUES = 4_000_000
-"""Values, names and brackets of such a file: each takes up to a hundred bytes of memory."""
+"""Most values, names and brackets in such a file; each takes up to a hundred bytes of memory."""
 MOST_BYTES_OF_WORDS = 8 * 2**20
-"""Of such a file with other characters than ASCII's, which take four bytes each; JSON that is written here has none."""
+"""Largest such file with non-ASCII characters, which take four bytes each; JSON written here has none."""
 TEMPORARY = re.compile(r"\.(?P<machine>[^.]+)\.(?P<process>\d+)\.tmp$")
 
 
 def machine_name() -> str:
-    """This machine's name, as names of files have it: a number of a process means something only beside it."""
+    """Return this machine's name for use in file names; process ids are only unique together with it."""
     return re.sub(r"[^A-Za-z0-9_-]+", "_", socket.gethostname())[:60] or "unnamed"
 
 
 def is_running(process: int) -> bool:
-    """Whether this machine has a process of that number."""
+    """Tell whether a process id is in use on this machine."""
     try:
         os.kill(process, 0)
-    except (ProcessLookupError, OverflowError):  # the second for numbers that no process has
+    except (ProcessLookupError, OverflowError):
         return False
-    except PermissionError:  # another user's
+    except PermissionError:  # another user's process
         return True
     return True
 
 
 def remove_leftovers(*folders: Path) -> None:
-    """Remove what processes that were killed in the middle of a write left in folders.
+    """Remove temporary files of killed processes from folders that the caller has locked.
 
-    Who calls holds the folders' lock, so that nobody else writes there; a file of another process of this machine that
-    is still running stays all the same. Of processes of other machines nothing can be asked, and the lock decides.
+    A file of another running process of this machine stays. Whether a process of another machine is running cannot be
+    known; the caller's lock decides.
     """
     for path in (path for folder in folders for path in folder.glob(".*.tmp")):
         name = TEMPORARY.search(path.name)
@@ -52,15 +53,11 @@ def remove_leftovers(*folders: Path) -> None:
 
 
 def check_file(path: Path, most: int | None = None) -> None:
-    """Refuse what is no regular file, or a larger one than is read, before it is opened.
-
-    Args:
-        path: of the file, or of a link to it.
-        most: bytes; any number by default.
+    """Check that a path is a regular file of at most `most` bytes, before it is opened.
 
     Raises:
-        FileNotFoundError: nothing is there, or a folder.
-        ValueError: a pipe or a device, which would be waited for or read for ever; or a file of more bytes.
+        FileNotFoundError: the path does not exist, or is a folder.
+        ValueError: a pipe or a device, which might never end, or a larger file.
     """
     status = path.stat()
     if stat.S_ISDIR(status.st_mode):
@@ -72,22 +69,22 @@ def check_file(path: Path, most: int | None = None) -> None:
 
 
 def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
-    """The contents of a regular file of at most so many bytes; errors as for `check_file`."""
+    """Read a regular file of at most `most` bytes; raises the errors of `check_file`."""
     check_file(path, most)
     with open(path, "rb") as file:
         return file.read(most)
 
 
 def check_writable(folder: Path) -> None:
-    """See that files can be written in a folder that is there, or that is still to be made; nothing is left there.
+    """Check that files can be written in a folder, which need not exist yet; leaves nothing there.
 
     Raises:
-        OSError: they cannot; names the folder.
+        OSError: files cannot be written; names the folder.
     """
-    there = folder.absolute()
-    while not there.exists() and there != there.parent:
-        there = there.parent
-    probe = there / f".mechicl.{machine_name()}.{os.getpid()}.tmp"
+    existing = folder.absolute()
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    probe = existing / f".mechicl.{machine_name()}.{os.getpid()}.tmp"
     try:
         probe.touch()
         probe.unlink()
@@ -96,15 +93,19 @@ def check_writable(folder: Path) -> None:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Replace a file by new contents so that a crash at any moment leaves the old or the new, never a mixture.
+    """Replace a file so that a crash at any moment leaves the old or the new contents, never a mixture.
 
-    What processes of this machine that were killed in the middle of writing the same file left there is removed.
+    Temporary files that killed processes of this machine left of it are removed.
     """
     if not path.name:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    # folders may be shared between machines, whose processes have the same numbers
-    _remove_dead(path)
-    temporary = path.with_name(f".{path.name}.{machine_name()}.{os.getpid()}.tmp")
+    # a folder may be shared between machines, whose processes have the same ids
+    start = f".{path.name}.{machine_name()}."
+    for left in path.parent.glob(f"{glob.escape(start)}*.tmp"):
+        process = left.name.removeprefix(start).removesuffix(".tmp")
+        if process.isdecimal() and not is_running(int(process)):
+            left.unlink(missing_ok=True)
+    temporary = path.with_name(f"{start}{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
             file.write(data)
@@ -114,7 +115,7 @@ def write_bytes(path: Path, data: bytes) -> None:
     except OSError as error:
         if error.errno is None or error.filename is not None:
             raise
-        raise OSError(error.errno, error.strerror, str(path)) from error  # a full disk is told without a name
+        raise OSError(error.errno, error.strerror, str(path)) from error  # the error of a full disk has no file name
     finally:
         temporary.unlink(missing_ok=True)
     directory = os.open(path.parent, os.O_RDONLY)
@@ -124,79 +125,64 @@ def write_bytes(path: Path, data: bytes) -> None:
         os.close(directory)
 
 
-def _remove_dead(path: Path) -> None:
-    """Remove what ended processes of this machine have left of a file."""
-    start = f".{path.name}.{machine_name()}."
-    if not path.parent.is_dir():
-        return
-    for name in os.listdir(path.parent):
-        process = name.removeprefix(start).removesuffix(".tmp")
-        if name.startswith(start) and process.isdecimal() and not is_running(int(process)):
-            (path.parent / name).unlink(missing_ok=True)
-
-
 def write_together(folder: Path, files: Mapping[str, bytes], last: str) -> None:
-    """Replace several files of a folder, all or none: cut short at any moment, the old or the new ones are there.
+    """Replace several files of a folder, all or none, even if the process is killed.
 
-    They are written to a folder beside, `last` at the end: from then on the new ones count (`current_path`), and are
-    moved into place by this call, or by the next if this one is killed.
+    They are written to the subfolder `.new`, `last` at the end. From then on the new files are the current ones
+    (`current_path`); they are moved into place by this call, or by the next one if this one is killed.
 
     Args:
-        folder: which is there.
-        files: name to contents.
-        last: the name of the file that readers open first.
+        folder: an existing folder.
+        files: contents by file name.
+        last: name of the file that readers open first.
     """
     settle(folder, last)
-    beside = folder / NEW
-    beside.mkdir()
+    new = folder / NEW
+    new.mkdir()
     try:
         for name in sorted(files, key=last.__eq__):
-            write_bytes(beside / name, files[name])
+            write_bytes(new / name, files[name])
     finally:
         settle(folder, last)
 
 
 def settle(folder: Path, last: str) -> None:
-    """Move files that were written together into place, or remove them where some were not written any more."""
-    beside = folder / NEW
-    if (beside / last).is_file():
-        names = [path.name for path in beside.iterdir() if not path.name.endswith(".tmp")]
+    """Move files that were written together into place, or remove them if some are missing."""
+    new = folder / NEW
+    if (new / last).is_file():
+        names = [path.name for path in new.iterdir() if not path.name.endswith(".tmp")]
         for name in sorted(names, key=last.__eq__):
-            os.replace(beside / name, folder / name)
-    shutil.rmtree(beside, ignore_errors=True)
+            os.replace(new / name, folder / name)
+    shutil.rmtree(new, ignore_errors=True)
 
 
 def current_path(folder: Path, name: str, last: str) -> Path:
-    """Where a file of those that are written together is, in place or still beside."""
-    beside = folder / NEW
-    return beside / name if (beside / last).is_file() and (beside / name).is_file() else folder / name
+    """Return the path of a file that was written by `write_together`, whether or not it was moved into place."""
+    new = folder / NEW
+    return new / name if (new / last).is_file() and (new / name).is_file() else folder / name
 
 
 def write_json(path: Path, data: Any) -> None:
-    """JSON, atomically. Numbers that are not finite are refused: they are no JSON."""
+    """Write JSON atomically; raises the errors of `json_bytes`."""
     write_bytes(path, json_bytes(data))
 
 
 def json_bytes(data: Any) -> bytes:
-    """Data as the JSON that `write_json` writes.
+    """Encode data as JSON.
 
     Raises:
-        TypeError: something that JSON has no form for.
+        TypeError: a value that JSON cannot represent.
         ValueError: a number that is not finite.
     """
     return (json.dumps(data, indent=1, allow_nan=False) + "\n").encode()
 
 
 def read_json(path: Path, most: int = MOST_BYTES) -> dict[str, Any]:
-    """A JSON object, whoever wrote it: what would take unreasonable memory is refused before it does.
-
-    Args:
-        path: of the file.
-        most: bytes that it may have.
+    """Read a JSON object of at most `most` bytes; refuses files that would take unreasonable memory.
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: not JSON, not an object, no regular file, or more than is read of it.
+        ValueError: not JSON, not an object, not a regular file, or too large.
     """
     data = read_bytes(path, most)
     check_values(path, data)
@@ -205,18 +191,14 @@ def read_json(path: Path, most: int = MOST_BYTES) -> dict[str, Any]:
                          f"{MOST_BYTES_OF_WORDS:,}")  # fmt: skip
     try:
         read = json.loads(data.decode("utf-8"))
-    except (ValueError, RecursionError) as error:  # endless nesting and numbers of 5,000 digits included
+    except (ValueError, RecursionError) as error:  # including endless nesting and numbers of 5,000 digits
         raise ValueError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(read, dict):
-        raise ValueError(f"{path} must hold a JSON object, got {type(read).__name__}")
+        raise ValueError(f"{path} must contain a JSON object, got {type(read).__name__}")
     return read
 
 
 def check_values(path: Path, data: bytes) -> None:
-    """Refuse JSON of more values than fit into memory that a file of text may reasonably take.
-
-    Raises:
-        ValueError: names the file and the bound.
-    """
+    """Refuse (ValueError) JSON of more values than fit into reasonable memory."""
     if sum(map(data.count, (b",", b":", b"[", b"{"))) > MOST_VALUES:
-        raise ValueError(f"{path} holds more than {MOST_VALUES:,} values, names and brackets: so many are not read")
+        raise ValueError(f"{path} has more than {MOST_VALUES:,} values, names and brackets")

@@ -15,19 +15,19 @@ LOCK_FILE = ".lock"
 
 
 class FolderInUseError(ValueError):
-    """Another process works in the folder."""
+    """Another process has locked the folder."""
 
 
 @contextmanager
 def locked(folder: str | Path, *, wait: bool = False) -> Iterator[None]:
     """Lock a folder during a `with` block; the operating system releases the lock when the process ends.
 
-    The lock is the file `.lock`, which names the process that locked it last. Processes that only read need no lock.
+    The lock is the file `.lock`, which contains the name of the process that locked it last. Reading needs no lock.
     On a file system without `flock`, filelock uses the existence of the file instead; it then cannot notice that a
     process of another machine was killed.
 
     Args:
-        folder: made if it does not exist.
+        folder: created if it does not exist.
         wait: wait until the folder is free, instead of raising.
 
     Raises:
@@ -46,7 +46,7 @@ def locked(folder: str | Path, *, wait: bool = False) -> Iterator[None]:
             f"{folder} is in use by {_holder(path)}: wait until it has ended, or use another folder"
         ) from None
     try:
-        if not isinstance(lock, SoftFileLock):  # whose file has contents of its own
+        if not isinstance(lock, SoftFileLock):  # which writes its own contents
             command = (shlex.join(sys.argv) or "python")[:500]
             with suppress(OSError):  # a full disk
                 path.write_text(f"process {os.getpid()} on {machine_name()} ({command})", "utf-8")
@@ -63,7 +63,7 @@ def _holder(path: Path) -> str:
 
 
 def is_locked(folder: str | Path) -> bool:
-    """Whether a process has locked a folder (see `locked`); False for a folder that this process may not write to."""
+    """Tell whether a process has locked a folder; False for a folder that this process may not write to."""
     path = Path(folder, LOCK_FILE)
     if not path.is_file():
         return False

@@ -1,7 +1,7 @@
-"""One way to bound memory: `memory=` in bytes, on what an analysis takes beside the model and its prompts.
+"""Bounds on memory: `memory=` in bytes limits what an analysis needs in addition to the model and its prompts.
 
-That is what the operating system sees, resident memory, for bounds from 64 MiB on: `SET_ASIDE` of them is kept for what
-a process takes when it does something for the first time. Smaller bounds hold for tensors alone.
+For bounds of at least 64 MiB this is resident memory, as the operating system measures it: `SET_ASIDE` bytes are
+reserved for code and workspaces that torch loads when first used. Smaller bounds apply to tensors alone.
 """
 
 from collections.abc import Mapping
@@ -11,20 +11,17 @@ from torch import Tensor
 
 MEMORY = 2**30
 """The default of every `memory=`: 1 GiB."""
-
 SET_ASIDE = 2**25
-"""What is not spent on tensors of a bound of at least twice as much: 32 MiB. torch's code is read into memory when it
-is first run, and its kernels and the allocator keep workspaces."""
-
+"""Bytes of a large bound that are not spent on tensors: 32 MiB."""
 Kept = Tensor | Mapping[str, Tensor] | float
-"""What takes memory: tensors, or a number of bytes."""
+"""Tensors that take memory, or a number of bytes."""
 
 
 class TooLittleMemory(ValueError):
-    """A bound on memory that does not hold what is kept and one row.
+    """A bound on memory that is too small for the kept tensors and one row.
 
     Attributes:
-        needed: the least bound that does, in bytes.
+        needed: the smallest bound that suffices, in bytes.
     """
 
     def __init__(self, message: str, needed: float):
@@ -38,7 +35,7 @@ class Budget:
 
     Attributes:
         memory: the bound, in bytes.
-        held: bytes that are kept all the while: results, values to put in.
+        held: bytes that are kept throughout: results, activations to patch in.
 
     Example:
         >>> Budget(2**20).holding(torch.zeros(1000, dtype=torch.float64)).rows(per_row=4096)
@@ -49,33 +46,33 @@ class Budget:
     held: float = 0.0
 
     def holding(self, *kept: Kept) -> "Budget":
-        """The budget beside more that is kept."""
+        """Return the budget with more bytes kept."""
         return replace(self, held=self.held + sum(map(count_bytes, kept)))
 
     @property
     def for_tensors(self) -> float:
-        """How much of the bound is for tensors: all of it up to `SET_ASIDE`, all but `SET_ASIDE` from twice that on."""
+        """The part of the bound for tensors: all of it up to `SET_ASIDE`, all but `SET_ASIDE` from twice that on."""
         return max(min(self.memory, SET_ASIDE), self.memory - SET_ASIDE)
 
-    def rows(self, per_row: float, *, at_most: float = 2**31, kind: str = "prompt") -> int:
-        """How many rows of so many bytes may be worked on at a time, at least one.
+    def rows(self, per_row: float, *, at_most: float = 2**31) -> int:
+        """Return how many rows of `per_row` bytes fit at a time, at least one.
 
         Raises:
-            TooLittleMemory: a ValueError; there is not enough for one row, and the message says how much would be.
+            TooLittleMemory: a ValueError; not even one row fits, and the message says how much memory would do.
         """
         needed = self.held + per_row
         if not needed <= self.for_tensors:
             needed += SET_ASIDE if needed > SET_ASIDE else 0
             raise TooLittleMemory(
-                f"memory={self.memory:.4g} bytes is too little: what is kept takes {self.held:.4g}, and each {kind} of "
-                f"a run {per_row:.4g}. Give at least {needed:.4g}, or fewer prompts or cells",
+                f"memory={self.memory:.4g} bytes is too little: results take {self.held:.4g}, and each prompt of a run "
+                f"{per_row:.4g}. Give at least {needed:.4g}, or fewer prompts or cells",
                 needed,
             )
         return int(max(min((self.for_tensors - self.held) / max(per_row, 1), at_most), 1))
 
 
 def count_bytes(kept: Kept) -> float:
-    """The memory of tensors (an expanded one takes what it is expanded from), or a number of bytes as it is."""
+    """Count the bytes of tensors (an expanded one counts as its storage), or return a number of bytes unchanged."""
     if isinstance(kept, Mapping):
         return sum(map(count_bytes, kept.values()))
     return kept.untyped_storage().nbytes() if isinstance(kept, Tensor) else kept

@@ -1,4 +1,4 @@
-"""Progress bars, by one rule: shown for what takes longer than two seconds, unless `progress=False`."""
+"""Progress bars, shown for work that takes longer than two seconds, unless `progress=False`."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -9,10 +9,10 @@ DELAY = 2.0  # seconds
 
 
 class Silent:
-    """What stands for a bar where none is shown.
+    """A bar that shows nothing.
 
-    A bar of tqdm that is disabled takes a lock all the same, which processes share that are forked: Ctrl-C in the
-    moment when it is taken would leave all others waiting for it.
+    A disabled bar of tqdm still takes a lock, which forked processes share: Ctrl-C while it is taken would leave all
+    others waiting for it.
     """
 
     n: float = 0
@@ -30,17 +30,10 @@ class Silent:
     def __exit__(self, *error: object) -> None:
         pass
 
-    def update(self, n: float | None = 1) -> None:
-        """Nothing is counted."""
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        """Do nothing."""
 
-    def set_postfix(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing is shown."""
-
-    def set_postfix_str(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing is shown."""
-
-    def close(self) -> None:
-        """Nothing is open."""
+    set_postfix = set_postfix_str = close = update
 
 
 def progress_bar(
@@ -52,15 +45,15 @@ def progress_bar(
     initial: int = 0,
     desc: str = "",
 ) -> tqdm | Silent:
-    """A bar over `items`, or over `total` steps that its user counts by `update()`; gone when it is done.
+    """Show a bar over `items`, or over `total` steps that are counted by `update()`; it disappears at the end.
 
     Args:
-        items: what is gone through.
-        unit: what is counted: "prompt", "run", "epoch".
-        progress: False shows none.
-        total: how many, where `items` cannot tell.
-        initial: how many were done before, in an earlier process.
-        desc: what is going on, in a word or two.
+        items: the items to iterate over.
+        unit: singular noun for one item: "prompt", "run", "epoch".
+        progress: False shows no bar.
+        total: number of items, where `len(items)` does not give it.
+        initial: number of items done in an earlier process.
+        desc: a word or two in front of the bar.
 
     Example:
         >>> for batch in progress_bar(prompts.split(512), unit="batch"):

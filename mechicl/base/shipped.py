@@ -1,4 +1,4 @@
-"""Which trained models come with the package, and where they are; nothing that takes time to import."""
+"""The checkpoints that come with the package; quick to import."""
 
 from pathlib import Path
 
@@ -8,12 +8,12 @@ CHECKPOINTS = _PACKAGED if _PACKAGED.is_dir() else _SOURCE_TREE
 
 
 def available() -> list[str]:
-    """Names of the checkpoints that come with the package."""
+    """List the names of the checkpoints that come with the package."""
     if not CHECKPOINTS.is_dir():
         return []
     return sorted(folder.name for folder in CHECKPOINTS.iterdir() if (folder / "record.json").is_file())
 
 
 def shipped_folder(name: str) -> Path:
-    """The folder of a checkpoint that comes with the package; it need not exist."""
+    """Return the folder of a checkpoint that comes with the package; it need not exist."""
     return CHECKPOINTS / name

@@ -14,29 +14,29 @@ from torch import Tensor
 from mechicl.base.files import check_file, write_bytes
 
 MOST_HEADER = 8 * 2**20
-"""Bytes of a file's header that are read: names, types and shapes of some 70,000 tensors."""
+"""Largest header in bytes: names, types and shapes of some 70,000 tensors."""
 TYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
     "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
     "U16": torch.uint16, "U32": torch.uint32, "U64": torch.uint64, "C64": torch.complex64,
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
 }  # fmt: skip
-"""Types of numbers, as headers call them."""
+"""Data types by their names in headers."""
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Tensors as safetensors, atomically."""
+    """Write tensors as safetensors, atomically."""
     write_bytes(path, tensor_bytes(tensors, metadata))
 
 
 def tensor_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
-    """Tensors as the safetensors file that `write_tensors` writes."""
+    """Encode tensors as a safetensors file."""
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     return save(contiguous, metadata=dict(metadata) if metadata else None)
 
 
 def signed(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, str]:
-    """The metadata with "sha256", a digest of themselves and of the tensors: names, types, shapes, every bit."""
+    """Add "sha256" to metadata: a digest of the metadata and of the tensors' names, types, shapes and bits."""
     digest = hashlib.sha256()
     for name, text in sorted(metadata.items()):
         if name != "sha256":
@@ -48,22 +48,22 @@ def signed(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[s
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and metadata of a safetensors file.
+    """Read tensors and metadata of a safetensors file.
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: the file is truncated, damaged, no regular file or of another format, or its header is larger than
-            is read. Pickles are never opened.
+        ValueError: the file is truncated, damaged, not a regular file or of another format (pickles are never opened),
+            or its header is too large.
     """
     with _opened(path) as file:
         return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
 
 
 def read_outline(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """What `read_tensors` would return, by the header alone: tensors on torch's "meta" device, which hold no numbers.
+    """Read only the header of a safetensors file: tensors on torch's "meta" device, without values, and metadata.
 
     Raises:
-        FileNotFoundError, ValueError: as for `read_tensors`; ValueError also for an unknown type of numbers.
+        FileNotFoundError, ValueError: as for `read_tensors`; ValueError also for an unknown data type.
     """
     with _opened(path) as file:
         outline = {}
@@ -77,7 +77,7 @@ def read_outline(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    """A file as the safetensors library opens it, which sees that the tensors fill the file."""
+    """Open a file with the safetensors library, which checks that the tensors fill the file."""
     check_file(path)
     with open(path, "rb") as file:
         start = file.read(8)

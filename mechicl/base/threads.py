@@ -1,4 +1,4 @@
-"""How many of torch's threads a piece of work is worth: small work runs on one, whatever the machine has."""
+"""The number of torch's threads for a piece of work; small work runs on one thread."""
 
 import os
 from collections.abc import Iterator
@@ -9,16 +9,15 @@ from threading import get_ident
 import torch
 
 WORTH_A_THREAD = 2**21
-"""Multiplications at a stretch that one thread does in about the time that starting and awaiting another takes ten
-times over."""
+"""Multiplications that one thread does in about ten times the time of starting and awaiting another thread."""
 
 
 def threads_worth(multiplications: float) -> int:
-    """How many threads to give to work that takes so many multiplications from one wait for all threads to the next.
+    """Return the number of threads for work with this many multiplications between two synchronisations.
 
-    The root of the work in units of `WORTH_A_THREAD`: what each thread saves falls with their number, what awaiting
-    them costs grows with it. At most as many as torch has been told to use, and as there are cores. The number depends
-    on nothing else, so that the same work gives the same bits again.
+    It is the square root of the work in units of `WORTH_A_THREAD`: the gain of each thread falls with their number,
+    the cost of awaiting them grows with it. At most torch's number of threads and the number of cores. It depends on
+    nothing else, so the same work gives the same bits again.
 
     Example:
         >>> threads_worth(10_000)
@@ -28,30 +27,29 @@ def threads_worth(multiplications: float) -> int:
 
 
 def n_cores() -> int:
-    """Cores that this process may run on."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager
 def using_threads(number: int | None = None) -> Iterator[None]:
-    """A context with so many of torch's threads; afterwards as many as before, whatever has been set in between.
+    """Set torch's number of threads during a `with` block, and restore it afterwards, whatever was set in between.
 
-    A thread of Python's that starts meanwhile gets the number of the moment from torch. If it has such a context too,
-    it gets the ordinary number at its end.
+    A Python thread that starts meanwhile inherits the current number from torch. If it enters such a block too, the
+    original number is restored at its end.
     """
     token, me = object(), get_ident()
-
     before = torch.get_num_threads()
-    others = {used: ordinary for thread, used, ordinary in list(_IN_USE.values()) if thread != me}
-    ordinary = others.get(before, before)
-    _IN_USE[token] = (me, before if number is None else number, ordinary)
+    others = {used: original for thread, used, original in list(_IN_USE.values()) if thread != me}
+    original = others.get(before, before)
+    _IN_USE[token] = (me, before if number is None else number, original)
     try:
         if number is not None:
             torch.set_num_threads(number)
         yield
     finally:
-        torch.set_num_threads(ordinary)
+        torch.set_num_threads(original)
         _IN_USE.pop(token, None)
 
 
-_IN_USE: dict[object, tuple[int, int, int]] = {}  # by context: the thread, its number, and the one to go back to
+_IN_USE: dict[object, tuple[int, int, int]] = {}  # by block: Python thread, its number, and the number to restore

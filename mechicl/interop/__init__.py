@@ -1,5 +1,4 @@
-"""Models of other projects as hooked transformers, compiled programs, language models with their tokenizers,
-scikit-learn's estimators."""
+"""Models of other projects, compiled programs, language models with tokenizers, estimators of scikit-learn."""
 
 from mechicl.interop.garg import from_garg, load_garg, load_garg_state
 from mechicl.interop.language_models import load_language_model

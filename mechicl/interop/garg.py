@@ -6,8 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mechicl.base.arguments import checked
-from mechicl.base.checks import check_whole
+from mechicl.base.arguments import ArgumentError, Count, checked, fits
 from mechicl.interop.garg_tasks import garg_task
 from mechicl.interop.outside_files import read_torch_file, read_yaml
 from mechicl.models import HookedTransformer, TransformerConfig
@@ -18,23 +17,23 @@ SAME_IN_BLOCKS = {
     "attn.b_O": "attn.c_proj.bias", "mlp.W_in": "mlp.c_fc.weight", "mlp.b_in": "mlp.c_fc.bias",
     "mlp.W_out": "mlp.c_proj.weight", "mlp.b_out": "mlp.c_proj.bias",
 }  # fmt: skip
-"""Names of a block's weights here and in GPT-2, of those that are stored alike."""
+"""Our names of a block's weights, and GPT-2's, for weights of the same layout."""
 
 
 @checked
 def from_garg(state_dict: Mapping[str, Tensor], config: Mapping[str, Any]) -> HookedTransformer:
-    """A model trained by the `in-context-learning` code, with the same predictions to float precision.
+    """Convert a model trained by the `in-context-learning` code; predictions agree to float precision.
 
     Args:
-        state_dict: of its `TransformerModel`: `_read_in`, `_backbone` (GPT-2), `_read_out`. In its checkpoint
-            `state.pt` it stands under "model_state_dict"; see `load_garg_state`.
-        config: its `config.yaml` as a mapping, or the "model" part of it: n_dims, n_positions, n_embd, n_layer, n_head.
+        state_dict: state dict of its `TransformerModel` (`_read_in`, `_backbone`, `_read_out`), which its checkpoint
+            `state.pt` contains under "model_state_dict"; see `load_garg_state`.
+        config: its `config.yaml` as a mapping, or the "model" section: n_dims, n_positions, n_embd, n_layer, n_head.
 
     Returns:
         A float32 model in eval mode on interleaved prompts with up to `n_positions - 1` context points.
 
     Raises:
-        ValueError: another family than gpt2, a missing entry, or weights that do not fit the config.
+        ValueError: a family other than gpt2, a missing entry, or weights that do not fit the config.
 
     Source: Garg et al. 2022, section 3; Fu et al. 2024, section 4.
 
@@ -44,30 +43,23 @@ def from_garg(state_dict: Mapping[str, Tensor], config: Mapping[str, Any]) -> Ho
     """
     fields = config.get("model", config)
     sizes = ("n_dims", "n_positions", "n_embd", "n_layer", "n_head")
-    missing = [name for name in sizes if name not in fields]
-    if missing or fields.get("family", "gpt2") != "gpt2":
-        raise ValueError(
-            f"from_garg needs a gpt2 model's n_dims, n_positions, n_embd, n_layer and n_head; "
-            f"missing {missing}, family {fields.get('family', 'gpt2')!r}"
-        )
-    check_whole(1, **{name: fields[name] for name in sizes})
+    if (family := fields.get("family", "gpt2")) != "gpt2":
+        raise ArgumentError(f"family must be 'gpt2', got {family!r}")
+    for name in sizes:
+        if not fits(fields.get(name), Count):
+            raise ArgumentError(f"{name} must be an int of at least 1, got {fields.get(name)!r}")
     width, heads = fields["n_embd"], fields["n_head"]
     weights: dict[str, Tensor] = {}
-    for name, shape in _shapes(fields):  # before anything is made of the size that the config claims
+    for name, shape in _shapes(fields):  # before memory of the size in the config is allocated
         if name not in state_dict:
             raise ValueError(f"the state dict has no {name!r}")
-        tensor = state_dict[name]
-        if not isinstance(tensor, Tensor):
-            raise ValueError(f"{name} must be a tensor of finite numbers, got {type(tensor).__name__}")
-        if tuple(tensor.shape) != shape:
-            raise ValueError(f"{name} must be {shape} by the config, got {tuple(tensor.shape)}")
-        if not tensor.isfinite().all():
-            raise ValueError(f"{name} must be a tensor of finite numbers, got some that are not")
-        weights[name] = tensor.detach().float()
-    # a vocabulary that is never used, and masks that older versions of transformers saved
+        if tuple(state_dict[name].shape) != shape:
+            raise ValueError(f"{name} must be {shape} by the config, got {tuple(state_dict[name].shape)}")
+        weights[name] = state_dict[name].detach().float()
+    # an unused vocabulary, and masks that older versions of transformers saved
     unused = {name for name in state_dict if name.endswith(("wte.weight", "attn.bias", "attn.masked_bias"))}
     if left := sorted(set(state_dict) - set(weights) - unused):
-        raise ValueError(f"the state dict has entries that this model has no place for: {left[:5]}")
+        raise ValueError(f"the state dict has entries that are not weights of this model: {left[:5]}")
     cfg = TransformerConfig(
         x_dim=fields["n_dims"], n_context=fields["n_positions"] - 1, prompt_format="interleaved",
         n_layers=fields["n_layer"], n_heads=heads, d_model=width, d_mlp=4 * width, act_fn="gelu_new",
@@ -76,10 +68,10 @@ def from_garg(state_dict: Mapping[str, Tensor], config: Mapping[str, Any]) -> Ho
     model = HookedTransformer(cfg)
 
     def split_heads(weights: Tensor) -> Tensor:
-        """`[..., head * d_head]` to `[head, ..., d_head]`."""
+        """Reshape `[..., head * d_head]` to `[head, ..., d_head]`."""
         return weights.unflatten(-1, (heads, -1)).movedim(-2, 0)
 
-    # the last of its 2 n_positions positions is the query's y, which is never in a prompt here
+    # the last of its 2 n_positions positions is the query's y, which our prompts never contain
     state = {
         "embed.W_E": weights["_read_in.weight"].T, "embed.b_E": weights["_read_in.bias"],
         "pos_embed.W_pos": weights["_backbone.wpe.weight"][: cfg.n_ctx],
@@ -98,7 +90,7 @@ def from_garg(state_dict: Mapping[str, Tensor], config: Mapping[str, Any]) -> Ho
 
 
 def _shapes(fields: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Name and shape of each weight that a config asks for."""
+    """Yield the name and shape of each weight."""
     width, n_positions = fields["n_embd"], fields["n_positions"]
     yield "_read_in.weight", (width, fields["n_dims"])
     yield "_read_in.bias", (width,)
@@ -117,18 +109,17 @@ def _shapes(fields: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 @checked
 def load_garg(folder: str | Path, *, step: int | None = None) -> tuple[HookedTransformer, PromptDistribution | None]:
-    """The model in a run's folder of the `in-context-learning` code, and the task that it was trained on.
+    """Load the model in a run's folder of the `in-context-learning` code, and the task that it was trained on.
 
-    Read from `state.pt` and `config.yaml`; nothing in the files is executed. The task is None where the config does not
-    say it; see `garg_task`.
+    Nothing in the files is executed. The task is None if the config does not define it, or if it is not supported.
 
     Args:
-        folder: of the run.
-        step: of a snapshot during training, `model_{step}.pt`; by default `state.pt`, where training has come to.
+        folder: the run's folder, with `config.yaml` and `state.pt`.
+        step: training step of the snapshot `model_{step}.pt`; by default the last state, `state.pt`.
 
     Raises:
         FileNotFoundError: a file is missing.
-        ValueError: as for `from_garg` and `load_garg_state`, or a config that is no mapping.
+        ValueError: as for `from_garg` and `load_garg_state`, or the config is not a mapping.
     """
     folder = Path(folder)
     config = read_yaml(folder / "config.yaml")
@@ -147,19 +138,19 @@ def load_garg(folder: str | Path, *, step: int | None = None) -> tuple[HookedTra
 
 @checked
 def load_garg_state(path: str | Path) -> dict[str, Tensor]:
-    """The state dict in a checkpoint `state.pt` or a snapshot `model_{step}.pt`, read without executing anything in it.
+    """Load the state dict in a checkpoint `state.pt` or a snapshot `model_{step}.pt`; executes nothing in it.
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: the file holds anything but tensors and plain data, parts that are compressed, tensors with more
-            elements than the file, or neither a "model_state_dict" nor weights; or torch before 1.6 wrote it.
+        ValueError: the file contains anything but tensors and plain data, has compressed parts, was written by torch
+            before 1.6, or has neither a "model_state_dict" nor weights.
     """
     checkpoint = read_torch_file(Path(path))
     state = None
     if isinstance(checkpoint, Mapping):
         state = checkpoint if "_read_in.weight" in checkpoint else checkpoint.get("model_state_dict")
     if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
-        raise ValueError(f"{path} has no 'model_state_dict' with the weights by their names")
+        raise ValueError(f"{path} has no 'model_state_dict' of named weights")
     if sum(weight.nbytes for weight in state.values() if isinstance(weight, Tensor)) > Path(path).stat().st_size:
-        raise ValueError(f"{path} has fewer bytes than its weights: one of them has several names")
+        raise ValueError(f"{path} is smaller than its weights: several names share one weight")
     return dict(state)

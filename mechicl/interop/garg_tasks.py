@@ -1,32 +1,32 @@
-"""The tasks of the `in-context-learning` code of Garg et al. 2022, read from the config of a run."""
+"""Tasks of the `in-context-learning` code of Garg et al. 2022, read from a run's config."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from mechicl.base.checks import is_finite, is_whole
+from mechicl.base.arguments import Count, NonNegative, fits
 from mechicl.base.warning import warn
 from mechicl.tasks import DecisionTrees, LinearRegression, QuadraticRegression, ReluNetworks, SparseLinearRegression
 from mechicl.tasks.sampling import PromptDistribution
 
 
 class _NoTask(Exception):
-    """The library has no such task; says why."""
+    """The library has no such task; the message is the reason."""
 
 
 def garg_task(config: Mapping[str, Any], *, step: int | None = None) -> PromptDistribution | None:
-    """The task in a run's config, at the end of its curriculum: so many points, and so many inputs that are not zero.
+    """Return the task in a run's config, with the numbers of points and of non-zero inputs that its curriculum reached.
 
-    Known are, on Gaussian inputs with their `task_kwargs`, "linear_regression", "noisy_linear_regression",
+    Supported on Gaussian inputs, with their `task_kwargs`: "linear_regression", "noisy_linear_regression",
     "sparse_linear_regression", "quadratic_regression", "relu_2nn_regression" and "decision_tree". A limit on
-    `num_training_examples` does not change the distribution that they are drawn from.
+    `num_training_examples` is ignored: it does not change the distribution.
 
     Args:
         config: the run's `config.yaml` as a mapping.
-        step: of a snapshot; by default the end of training. Both say how far the curriculum has come.
+        step: training step of a snapshot; by default the end of training.
 
     Returns:
-        None where the config says nothing of training, and, with a warning that says why, where the library has no such
-        task: another one, other inputs, or a pool of `num_tasks` tasks, which those runs do not save.
+        None if the config has no training section; also None, with a warning that gives the reason, if the library has
+        no such task: another one, other inputs, or a pool of `num_tasks` tasks, which those runs do not save.
 
     Example:
         >>> model = {"n_dims": 5, "n_positions": 11}
@@ -41,7 +41,7 @@ def garg_task(config: Mapping[str, Any], *, step: int | None = None) -> PromptDi
     try:
         return _task(training, model["n_dims"], step)
     except _NoTask as reason:
-        warn(f"the run's task is not known here: {reason}")
+        warn(f"the task of the run is not supported: {reason}")
         return None
 
 
@@ -59,59 +59,51 @@ def _task(training: Mapping[str, Any], x_dim: int, step: int | None) -> PromptDi
         raise _NoTask("training.curriculum.points has no 'end', a number of points")
     active = None if dims is None or dims >= x_dim else dims
     sizes: dict[str, Any] = {"x_dim": x_dim, "n_context": points - 1, "active_dims": active}
-    scale = _number(arguments, "scale", 1.0)
+    scale = float(_pop(arguments, "scale", 1.0, NonNegative))
     task: PromptDistribution
     if name in ("linear_regression", "noisy_linear_regression"):
         noise_std = 0.0
         if name == "noisy_linear_regression":
-            noise_std = _number(arguments, "noise_std", 0.0)
+            noise_std = float(_pop(arguments, "noise_std", 0.0, NonNegative))
             if arguments.pop("renormalize_ys", False):
-                raise _NoTask("renormalize_ys=True divides targets by their deviation over the batch")
+                raise _NoTask("renormalize_ys=True divides targets by their standard deviation over the batch")
         task = LinearRegression(**sizes, inputs="gaussian", weight_scale=scale, noise_std=noise_std)
     elif scale != 1:
         raise _NoTask(f"task_kwargs.scale={scale} of task={name!r}")
     elif name == "sparse_linear_regression":
         if arguments.pop("valid_coords", None) not in (None, active or x_dim):
-            raise _NoTask("task_kwargs.valid_coords is another number than that of inputs that are not zero")
-        task = SparseLinearRegression(**sizes, sparsity=_whole(arguments, "sparsity", 3))
+            raise _NoTask("task_kwargs.valid_coords differs from the number of non-zero inputs")
+        task = SparseLinearRegression(**sizes, sparsity=_pop(arguments, "sparsity", 3, Count))
     elif name == "quadratic_regression":
         task = QuadraticRegression(**sizes)
     elif name == "relu_2nn_regression":
-        task = ReluNetworks(**sizes, n_hidden=_whole(arguments, "hidden_layer_size", 4))
+        task = ReluNetworks(**sizes, n_hidden=_pop(arguments, "hidden_layer_size", 4, Count))
     elif name == "decision_tree" and active is None:
-        task = DecisionTrees(**sizes, depth=_whole(arguments, "depth", 4))
+        task = DecisionTrees(**sizes, depth=_pop(arguments, "depth", 4, Count))
     else:
-        raise _NoTask(f"task={name!r}" + (f" with {active} of {x_dim} inputs that are not zero" if active else ""))
+        raise _NoTask(f"task={name!r}" + (f" with {active} of {x_dim} inputs non-zero" if active else ""))
     if arguments:
         raise _NoTask(f"task_kwargs={arguments}")
     return task
 
 
-def _number(arguments: dict[str, Any], name: str, default: float) -> float:
+def _pop(arguments: dict[str, Any], name: str, default: float, kind: Any) -> Any:
     value = arguments.pop(name, default)
-    if not is_finite(value) or value < 0:
-        raise _NoTask(f"task_kwargs.{name}={value!r}")
-    return float(value)
-
-
-def _whole(arguments: dict[str, Any], name: str, default: int) -> int:
-    value = arguments.pop(name, default)
-    if not is_whole(value) or value < 1:
+    if not fits(value, kind):
         raise _NoTask(f"task_kwargs.{name}={value!r}")
     return value
 
 
 def _last_value(training: Mapping[str, Any], kind: str, step: int | None) -> int | None:
-    """What a curriculum has come to: its end, or less where training stopped before."""
+    """Return the value that a curriculum reached: its end, or less if training stopped before."""
     curriculum = training.get("curriculum")
     schedule = curriculum.get(kind) if isinstance(curriculum, Mapping) else None
-    if not isinstance(schedule, Mapping) or not is_whole(schedule.get("end")):
+    if not isinstance(schedule, Mapping) or not fits(schedule.get("end"), int):
         return None
     n_steps = training.get("train_steps")
     if step is None and isinstance(n_steps, int) and n_steps > 0:
-        step = n_steps - 1  # they count from 0
-    numbers: list[Any] = [schedule.get(name) for name in ("start", "inc", "interval")]
-    if step is None or not all(map(is_whole, numbers)) or numbers[-1] < 1:
+        step = n_steps - 1  # steps are counted from 0
+    start, growth, interval = (schedule.get(name) for name in ("start", "inc", "interval"))
+    if step is None or not (fits(start, int) and fits(growth, int) and fits(interval, Count)):
         return schedule["end"]
-    start, growth, interval = numbers
-    return min(schedule["end"], start + growth * (step // interval))
+    return min(schedule["end"], start + growth * (step // interval))  # type: ignore[operator]

@@ -1,49 +1,37 @@
 """The linear transformers of Ahn et al. 2023."""
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float32, Float64
 from torch import Tensor
 
-from mechicl.base.arguments import checked
+from mechicl.base.arguments import Count, checked
 from mechicl.models import HookedTransformer, TransformerConfig
 
 
 @checked
-def from_linear_transformer(allparam: Float[Tensor, "layer head part x_out x_in"], n_context: int) -> HookedTransformer:
-    """A linear transformer of Ahn et al. from its parameters, with the same predictions.
+def from_linear_transformer(
+    allparam: Float32[Tensor, "layer head 2 x x"] | Float64[Tensor, "layer head 2 x x"], n_context: Count
+) -> HookedTransformer:
+    """Convert the parameters of a linear transformer of Ahn et al. to a model with the same predictions.
 
     A layer adds `(1/n) Σ_h (Z Q_h Zᵀ) M Z P_hᵀ` to the tokens Z `[pos x+1]`; M leaves the query out of the keys, P has
     a 1 in its corner for y and Q a 0. The prediction is minus the query's y.
 
     Args:
-        allparam: `[layer head 2 x x]`; `[layer, head, 0]` is P's and `[layer, head, 1]` Q's x-block.
+        allparam: `[layer, head, 0]` is the x-block of P, `[layer, head, 1]` that of Q.
         n_context: number of context points, n.
 
     Returns:
         A model in eval mode on paired prompts, in the parameters' dtype.
 
-    Raises:
-        ValueError: another shape, or a type that is not float32 or float64.
-
     Source: Ahn et al. 2023, "Transformers learn to implement preconditioned gradient descent for in-context learning",
     eq. 3 and its code.
     """
-    if allparam.ndim != 5 or allparam.shape[2] != 2 or allparam.shape[3] != allparam.shape[4]:
-        raise ValueError(f"allparam must be [layer, head, 2, x, x], got {tuple(allparam.shape)}")
-    dtypes = {torch.float32: "float32", torch.float64: "float64"}
-    if allparam.dtype not in dtypes:
-        raise ValueError(f"allparam must be float32 or float64, got {allparam.dtype}")
     n_layers, n_heads, _, x_dim, _ = allparam.shape
     cfg = TransformerConfig(
-        x_dim=x_dim,
-        n_context=n_context,
-        n_layers=n_layers,
-        n_heads=n_heads,
-        attention="linear",
-        keys="context",
-        normalize_by_context=True,
-        dtype=dtypes[allparam.dtype],
-    )
+        x_dim=x_dim, n_context=n_context, n_layers=n_layers, n_heads=n_heads, attention="linear", keys="context",
+        normalize_by_context=True, dtype=allparam.dtype,
+    )  # fmt: skip
     model = HookedTransformer(cfg)
     eye = torch.eye(cfg.d_model)
     with torch.no_grad():

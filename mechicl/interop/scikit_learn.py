@@ -1,4 +1,4 @@
-"""Estimators of scikit-learn as learners: each is fitted to the context of each prompt."""
+"""Estimators of scikit-learn as learners, fitted to the context of each prompt."""
 
 import itertools
 import warnings
@@ -18,9 +18,8 @@ from mechicl.base.warning import warn
 from mechicl.prompts import Prompts
 
 NO_SKLEARN = "estimators of scikit-learn need it: pip install 'mechicl[sklearn]'"
-FITS_AT_A_TIME = 64  # which a worker process is handed
-ESTIMATOR = ("fit", "predict", "get_params")  # what an estimator has at least
-LONG_CONTEXT = 100  # points that any estimator can be fitted to
+FITS_AT_A_TIME = 64  # for one worker process
+LONG_CONTEXT = 100  # points that suffice for any estimator
 Answers = tuple[list[np.ndarray], list[tuple[type[Warning], str]]]
 
 
@@ -28,28 +27,27 @@ Answers = tuple[list[np.ndarray], list[tuple[type[Warning], str]]]
 def from_sklearn(
     estimator: Any, *, n_jobs: int = 1, seed: int = 0, progress: bool = False, name: str | None = None
 ) -> "SklearnLearner":
-    """An estimator of scikit-learn as a learner: fitted to each prompt's context, it predicts the query.
+    """Make a learner of an estimator of scikit-learn: it is fitted to each prompt's context and predicts the query.
 
-    Where the context is too short for it (five-fold cross-validation of three points), it predicts the mean of the
-    context's targets, and 0 where there are none. From how many points on it works is tried out on the first prompt.
-    Warnings of many fits become one, which says how many gave it. A classifier whose context has one class predicts
-    that class.
+    If the context is too short for the estimator (five-fold cross-validation of three points), the learner predicts
+    the mean of the context's targets, or 0 if there are none; the minimal length is found by trying on the first
+    prompt. Warnings of many fits become one, with their number. A classifier whose context has one class predicts it.
 
     Args:
-        estimator: a regressor, a classifier, a pipeline or a search over hyperparameters. It is copied for each fit,
-            and stays as it is. Several targets are given to one that takes them, else each target to a copy of it.
-        n_jobs: number of processes (joblib's); -1 for one a core.
-        seed: what every `random_state` that is None is set to, so that a prompt always gets the same prediction.
-        progress: shows a bar over fits, where they take long.
-        name: for tables and pictures; by default what the estimator prints.
+        estimator: a regressor, a classifier, a pipeline or a search over hyperparameters; it is copied for each fit.
+            If it takes only one target, each of several targets gets its own copy.
+        n_jobs: number of processes (joblib's); -1 for one per core.
+        seed: value for every `random_state` that is None, so that predictions are reproducible.
+        progress: show a bar over fits.
+        name: for tables and figures; by default the estimator as text.
 
     Returns:
         A learner on the CPU. Its predictions have no gradients, so it can be matched and ranked, but not aligned.
 
     Raises:
         ImportError: scikit-learn is not installed.
-        TypeError: no estimator (a class, say) with `fit` and `predict`.
-        ValueError: when it predicts, an estimator that cannot be fitted to any number of points.
+        TypeError: estimator is a class, or has no `fit` and `predict`.
+        ValueError: when it predicts, if the estimator cannot be fitted to any number of points.
 
     Example:
         >>> from sklearn.linear_model import LassoCV
@@ -58,7 +56,7 @@ def from_sklearn(
         torch.Size([4, 1])
     """
     _import_sklearn()
-    if isinstance(estimator, type) or not all(hasattr(estimator, m) for m in ESTIMATOR):
+    if isinstance(estimator, type) or not all(hasattr(estimator, name) for name in ("fit", "predict", "get_params")):
         hint = f": give {estimator.__name__}(...), with its settings" if isinstance(estimator, type) else ""
         raise TypeError(f"from_sklearn() takes an estimator with fit and predict, got {estimator!r}{hint}")
     return SklearnLearner(estimator, n_jobs, seed, progress, name or " ".join(str(estimator).split()))
@@ -66,7 +64,7 @@ def from_sklearn(
 
 @dataclass(frozen=True, eq=False)
 class SklearnLearner:
-    """An estimator that is fitted to each prompt; see `from_sklearn`, which makes it."""
+    """An estimator that is fitted to each prompt, made by `from_sklearn`."""
 
     estimator: Any
     n_jobs: int
@@ -75,15 +73,15 @@ class SklearnLearner:
     name: str
 
     def predict(self, prompts: Prompts) -> Float[Tensor, "prompt y"]:
-        """The query's prediction."""
+        """Predict the query from a fit to the context."""
         return self._predictions(prompts, range(prompts.n_context, prompts.n_context + 1))[:, 0]
 
     def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
-        """The prediction of each point t by a fit to the points before it."""
+        """Predict each point from a fit to the points before it."""
         return self._predictions(prompts, range(prompts.n_context + 1))
 
     def bytes_per_prompt(self, prompts: Prompts) -> float:
-        """What a prompt's points and predictions take in float64; only one fit exists at a time."""
+        """Estimate the memory of a prompt's points and predictions in float64; only one fit exists at a time."""
         return 8 * (prompts.n_context + 1) * (prompts.x_dim + 3 * prompts.y_dim)
 
     def _predictions(self, prompts: Prompts, points: range) -> Tensor:
@@ -110,8 +108,7 @@ class SklearnLearner:
                     seen.setdefault(category, []).append(message)
                 bar.update(len(part))
         for category, messages in seen.items():
-            text = f"{len(messages)} of {len(fits)} fits of {self.name}, the first: {messages[0]}"
-            warn(text, category)
+            warn(f"{len(messages)} of {len(fits)} fits of {self.name}, the first: {messages[0]}", category)
         return torch.from_numpy(predictions).to(prompts.ys)
 
     def _run(self, jobs: Iterable[tuple[Any, list[Any]]]) -> Iterator[Answers]:
@@ -123,7 +120,7 @@ class SklearnLearner:
         return iter(parallel(delayed(_fit_several)(*job) for job in jobs))  # type: ignore[arg-type]
 
     def _fewest_points(self, estimator: Any, xs: np.ndarray, ys: np.ndarray) -> int:
-        """The least number of a prompt's points that the estimator is fitted to without a ValueError."""
+        """Return the smallest number of points that the estimator can be fitted to without a ValueError."""
         n_context = len(xs) - 1
         if n_context == 0:
             return 1
@@ -141,7 +138,7 @@ class SklearnLearner:
         raise ValueError(f"{self.name} cannot be fitted: {refusal}") from refusal
 
     def _for_targets(self, y_dim: int) -> Any:
-        """A copy with its seeds set, or one for each target where it takes one only."""
+        """Return a copy with its seeds set; with one copy per target if the estimator takes only one."""
         return self._alone if y_dim == 1 or _takes_several_targets(self._alone) else self._for_each_target
 
     @cached_property
@@ -174,11 +171,11 @@ def _takes_several_targets(estimator: Any) -> bool:
 
 
 def _fit_several(estimator: Any, fits: list[Any]) -> Answers:
-    """Predictions of several fits, and the first warning of each kind that each gave."""
+    """Return the predictions of several fits, and each fit's first warning of each category."""
     from threadpoolctl import threadpool_limits  # comes with scikit-learn
 
     values, seen = [], []
-    with threadpool_limits(1):  # a context is small: handing it to several threads takes longer than the fit
+    with threadpool_limits(1):  # several threads take longer for a small context
         for fit in fits:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
@@ -188,7 +185,7 @@ def _fit_several(estimator: Any, fits: list[Any]) -> Answers:
 
 
 def _fit_and_predict(estimator: Any, xs: np.ndarray, ys: np.ndarray, query: np.ndarray) -> np.ndarray:
-    """The prediction `[y]` of a fit to points `[point x]`, `[point y]` for a query `[1 x]`."""
+    """Fit to points `[point x]`, `[point y]` and predict a query `[1 x]`."""
     sklearn = _import_sklearn()
     if sklearn.base.is_classifier(estimator) and (ys == ys[0]).all():
         return ys[0]

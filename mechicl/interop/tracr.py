@@ -1,4 +1,4 @@
-"""Programs compiled to transformers by tracr (Lindner et al. 2023): the words they read, and the circuit they are."""
+"""Programs compiled to transformers by tracr (Lindner et al. 2023), with their vocabularies and circuits."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -10,8 +10,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from mechicl.base.arguments import checked
-from mechicl.base.checks import check_whole
+from mechicl.base.arguments import Count, checked
 from mechicl.constructions.supports import WeightsCircuit, weights_circuit
 from mechicl.models import HookedTransformer, TransformerConfig
 
@@ -21,12 +20,13 @@ Word = str | int | float | bool
 
 
 class CompiledTransformer(HookedTransformer):
-    """A compiled program: a `HookedTransformer` of token ids that knows its words and its circuit.
+    """A compiled program: a `HookedTransformer` of token ids with its vocabulary and its circuit.
 
     Attributes:
-        words: the word of each token id; the mark of the beginning and a filler, which no input contains, among them.
-        beginning: the word that every input begins with; the model was made for it.
-        values: what each output dimension stands for; None where the output is one number.
+        words: the word of each token id, including the beginning and a filler, which no input contains.
+        beginning: the word that every input begins with.
+        filler: the word for padding, which the model never reads.
+        values: the value of each output dimension; None if the output is one number.
     """
 
     words: tuple[Word, ...] = ()
@@ -36,57 +36,56 @@ class CompiledTransformer(HookedTransformer):
 
     @property
     def vocabulary(self) -> tuple[Word, ...]:
-        """The words that the program reads, without the beginning and the filler."""
+        """The words of inputs, without the beginning and the filler."""
         return tuple(word for word in self.words if word not in (self.beginning, self.filler))
 
     @property
     def max_length(self) -> int:
-        """Largest number of words, the beginning not counted."""
+        """Largest number of words of an input, not counting the beginning."""
         return self.cfg.n_ctx - 1
 
     @cached_property
     def true_circuit(self) -> WeightsCircuit:
-        """The nodes and edges of the program, read off the weights when first asked for; see `weights_circuit`."""
+        """The nodes and edges of the program, read off the weights at first use; see `weights_circuit`."""
         return weights_circuit(self)
 
     def _ids(self) -> dict[Word, int]:
         if not self.words:
-            raise ValueError(f"this {type(self).__name__} has no words: it was not made by from_tracr")
+            raise ValueError(f"this {type(self).__name__} has no words: only from_tracr makes such models")
         return {word: i for i, word in enumerate(self.words)}
 
     def encode_words(self, words: Sequence[Any]) -> Int[Tensor, "prompt pos"]:
-        """The token ids of the words of one input, or of several inputs of one length, with the beginning in front.
+        """Convert the words of one input, or of several of the same length, to token ids, with the beginning in front.
 
         Raises:
-            ValueError: inputs of different lengths or longer than `max_length`, or a word that the program does not
-                read.
+            ValueError: inputs of different lengths or longer than `max_length`, or a word outside `vocabulary`.
         """
         ids = self._ids()
         texts = [list(text) for text in words] if all(_is_text(text) for text in words) else [list(words)]
         lengths = sorted({len(text) for text in texts})
         if not texts or lengths[0] < 1 or len(lengths) > 1 or lengths[-1] > self.max_length:
             raise ValueError(
-                f"a batch has inputs of one length, 1 to {self.max_length} words, without {self.beginning!r}; "
-                f"got lengths {lengths}"
+                f"words must be inputs of one length, 1 to {self.max_length}, without {self.beginning!r}; got lengths "
+                f"{lengths}"
             )
         unknown = sorted({repr(word) for text in texts for word in text if word not in self.vocabulary})
         if unknown:
-            raise ValueError(f"the program reads {list(self.vocabulary)}, not {', '.join(unknown)}")
+            raise ValueError(f"words must be in {list(self.vocabulary)}, got {', '.join(unknown)}")
         return torch.tensor([[ids[self.beginning], *(ids[word] for word in text)] for text in texts])
 
     def decode_outputs(self, outputs: Tensor) -> list[list[Any]]:
-        """The program's value, or number, at each word of each input; outputs are `[prompt pos d_out]`."""
+        """Convert outputs `[prompt pos d_out]` to the program's values, or numbers, at each word of each input."""
         if outputs.ndim != 3 or outputs.shape[-1] != self.cfg.d_out:
             raise ValueError(f"outputs must be [prompt pos {self.cfg.d_out}], got {tuple(outputs.shape)}")
         if self.values is None:
             return outputs[:, 1:, 0].tolist()
         return [[self.values[i] for i in row] for row in outputs[:, 1:].argmax(-1).tolist()]
 
-    def sample_ids(self, n: int, *, seed: int, length: int | None = None) -> Int[Tensor, "prompt pos"]:
-        """`n` inputs of `length` (by default `max_length`) words, all equally likely, with the beginning in front."""
+    @checked
+    def sample_ids(self, n: Count, *, seed: int, length: Count | None = None) -> Int[Tensor, "prompt pos"]:
+        """Draw `n` inputs of `length` (by default `max_length`) uniform words, with the beginning in front."""
         ids = self._ids()
         length = self.max_length if length is None else length
-        check_whole(1, n=n, length=length)
         if length > self.max_length:
             raise ValueError(f"length must be at most {self.max_length}, got {length}")
         readable = torch.tensor([ids[word] for word in self.vocabulary])
@@ -96,26 +95,23 @@ class CompiledTransformer(HookedTransformer):
 
 @checked
 def from_tracr(compiled: Any, *, dtype: torch.dtype = torch.float32) -> CompiledTransformer:
-    """A program that tracr compiled as one of our models, with the same residual stream, and its circuit.
+    """Convert a program that tracr compiled to one of our models, with the same residual stream.
 
-    tracr itself is not needed: the model is read off the attributes of what it made. Its layers have attention and an
-    MLP each; where the program needs only one of them, or fewer heads than another layer, the weights of the rest are
-    zero here too.
+    tracr itself is not needed: the model is read off the attributes of `compiled`. Every layer has attention and an
+    MLP; parts that the program does not need have zero weights, as in tracr.
 
     Args:
-        compiled: what `tracr.compiler.compiling.compile_rasp_to_model` returns.
-        dtype: of the weights. In float32, tracr's own, the streams are tracr's to the last bit or so; their rounding is
-            of order 1e-5, since MLPs take differences of numbers as large as 100. torch.float64 has none to speak of.
+        compiled: the result of `tracr.compiler.compiling.compile_rasp_to_model`.
+        dtype: dtype of the weights. In float32, as in tracr, rounding errors are of order 1e-5, since MLPs take
+            differences of numbers as large as 100. In float64 they are negligible.
 
     Returns:
-        A model in eval mode on token ids, the word that begins an input in front: see `CompiledTransformer`. Its
-        `stream_labels` are tracr's names of the stream's dimensions, and its output is one column for each value of a
-        categorical program, and one number for a numerical one.
+        A model in eval mode; see `CompiledTransformer`. Its `stream_labels` are tracr's names of the residual stream's
+        dimensions. Its output has one column for each value of a categorical program, or one number.
 
     Raises:
-        TypeError: no compiled model.
-        ValueError: a model with norms, another activation than ReLU, weights that do not fit together or are not
-            finite, or words without ids.
+        TypeError: compiled is not a compiled model.
+        ValueError: the model has norms or an activation other than ReLU, or inconsistent or non-finite weights.
 
     Source: Lindner et al. 2023, section 3.
 
@@ -132,7 +128,7 @@ def from_tracr(compiled: Any, *, dtype: torch.dtype = torch.float32) -> Compiled
     missing = [name for name in ATTRIBUTES if not hasattr(compiled, name)]
     if missing:
         raise TypeError(
-            f"from_tracr takes what tracr's compile_rasp_to_model returns; {type(compiled).__name__} has no "
+            f"compiled must be the result of tracr's compile_rasp_to_model; {type(compiled).__name__} has no "
             f"{', '.join(missing)}"
         )
     _check_kind(compiled)
@@ -160,7 +156,7 @@ def from_tracr(compiled: Any, *, dtype: torch.dtype = torch.float32) -> Compiled
             block.mlp.W_out.copy_(weights.take(second, "w", *block.mlp.W_out.shape))
             block.mlp.b_out.copy_(weights.take(second, "b", width))
     if left := sorted("/".join(key) for key in set(weights.tensors) - weights.taken):
-        raise ValueError(f"the compiled model has weights that this one has no place for: {left[:5]}")
+        raise ValueError(f"the compiled model has unknown weights: {left[:5]}")
     model.words, model.values = words or (), values
     model.beginning, model.filler = compiled.input_encoder.bos_token, compiled.input_encoder.pad_token
     model.stream_labels = tuple(compiled.residual_labels)
@@ -168,7 +164,7 @@ def from_tracr(compiled: Any, *, dtype: torch.dtype = torch.float32) -> Compiled
 
 
 class _Weights:
-    """tracr's parameters by their names, each checked and taken once."""
+    """tracr's parameters by name, checked when taken."""
 
     def __init__(self, params: Mapping[str, Mapping[str, Any]]):
         self.tensors = {
@@ -181,13 +177,13 @@ class _Weights:
     def take(self, module: str, name: str, *shape: int) -> Tensor:
         tensor = self.tensors.get((module, name))
         if tensor is None or tuple(tensor.shape) != shape or not tensor.isfinite().all():
-            what = "missing" if tensor is None else f"{tuple(tensor.shape)}, or not finite"
-            raise ValueError(f"{module}/{name} must be finite numbers {shape} by the model's config; it is {what}")
+            found = "missing" if tensor is None else f"{tuple(tensor.shape)}, or not finite"
+            raise ValueError(f"{module}/{name} must be finite numbers {shape} by the config; it is {found}")
         self.taken.add((module, name))
         return tensor
 
     def biased_attention(self, n_layers: int) -> bool:
-        """True if any bias of attention is not zero; those of compiled programs are all zero."""
+        """Tell whether attention has a non-zero bias; compiled programs have none."""
         parts = [f"transformer/layer_{layer}/attn/{part}" for layer in range(n_layers) for part in PARTS]
         return any(bool(self.tensors[part, "b"].any()) for part in parts if (part, "b") in self.tensors)
 
@@ -206,20 +202,20 @@ def _copy_attention(attn: Any, weights: _Weights, module: str) -> None:
 
 
 def _check_kind(compiled: Any) -> None:
-    """Refuse (ValueError) what tracr's compiler does not make."""
+    """Refuse (ValueError) models that tracr's compiler does not make."""
     activation = compiled.model_config.activation_function
     tried = [float(number) for number in activation(np.array([-1.0, 0.0, 0.5, 2.0]))]
     if compiled.model_config.layer_norm or tried != [0.0, 0.0, 0.5, 2.0]:
         raise ValueError(
-            f"compiled programs have no norms, and ReLU in their MLPs; this model has layer_norm="
-            f"{compiled.model_config.layer_norm} and {getattr(activation, '__name__', activation)}"
+            f"compiled must have no norms, and ReLU in its MLPs, got layer_norm={compiled.model_config.layer_norm} and "
+            f"{getattr(activation, '__name__', activation)}"
         )
     if getattr(compiled.input_encoder, "bos_token", None) is None:
-        raise ValueError("the compiled model has no word that inputs begin with: compile it by compile_rasp_to_model")
+        raise ValueError("the compiled model has no bos_token: compile it by compile_rasp_to_model")
 
 
 def _listed(encoder: Any) -> tuple[Any, ...] | None:
-    """What an encoder's ids stand for, in their order; None where it has none, as for numbers."""
+    """Return the words of an encoder in the order of their ids; None if it has no ids, as for numbers."""
     ids = getattr(encoder, "encoding_map", None)
     if ids is None:
         return None
@@ -229,12 +225,12 @@ def _listed(encoder: Any) -> tuple[Any, ...] | None:
 
 
 def _read_out(compiled: Any) -> Tensor:
-    """The projection of the stream on the program's output `[d_model d_out]`."""
-    # No attribute of a compiled model says which dimensions are its output: the function that makes its embeddings has
-    # kept the two spaces.
+    """Return the projection of the residual stream on the program's output `[d_model d_out]`."""
+    # No attribute of a compiled model says which dimensions are its output, but the closure that makes its embeddings
+    # contains the two spaces.
     spaces = inspect.getclosurevars(compiled.get_compiled_model).nonlocals
     if not {"residual_space", "output_space"} <= set(spaces):
-        raise ValueError("the compiled model does not say where its output stands: is it of another version of tracr?")
+        raise ValueError("the compiled model does not contain its output space: is it of another version of tracr?")
     rows = {direction: i for i, direction in enumerate(spaces["residual_space"].basis)}
     read_out = torch.zeros(len(rows), len(spaces["output_space"].basis), dtype=torch.float64)
     for column, direction in enumerate(spaces["output_space"].basis):

@@ -1,4 +1,4 @@
-"""Models of token ids from TransformerLens' `HookedTransformer`, and back, weight by weight."""
+"""Conversion of models of token ids between ours and TransformerLens' `HookedTransformer`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,24 +15,23 @@ BUFFERS = ("attn.mask", "attn.IGNORE", "attn.rotary_sin", "attn.rotary_cos")
 State = dict[str, Tensor]
 
 
-@checked(undefined=True)  # masks, which are not read, hold -inf
+@checked(undefined=True)  # masks, which are not read, contain -inf
 def from_transformer_lens(state_dict: Mapping[str, Tensor], cfg: Any) -> HookedTransformer:
-    """A model of TransformerLens' `HookedTransformer` as one of ours: the same weights, names and logits.
+    """Convert a `HookedTransformer` of TransformerLens to ours, with the same weights, names and logits.
 
     Args:
-        state_dict: what `HookedTransformer.state_dict()` of TransformerLens 1 to 3 gave; masks and tables of rotary
-            positions in it are not read. (A `TransformerBridge` has other names, and needs no copy: analyses open it.)
-        cfg: its config: TransformerLens' object, or a mapping of its fields.
+        state_dict: `HookedTransformer.state_dict()` of TransformerLens 1 to 3; masks and tables of rotary positions are
+            ignored. (A `TransformerBridge` needs no conversion: analyses take it.)
+        cfg: TransformerLens' config, or a mapping of its fields.
 
     Returns:
         A model in eval mode on the config's device, in the config's dtype.
 
     Raises:
-        TypeError: no config.
-        ValueError: the config asks for what a `HookedTransformer` of ours does not compute (grouped keys, ALiBi,
-            parallel attention, soft caps, experts, ...): the message names it, and what works instead. Or weights are
-            not finite.
-        RuntimeError: weights are missing, or have names or shapes that the config does not have.
+        TypeError: cfg is not a config.
+        ValueError: the config has features that our `HookedTransformer` lacks (grouped keys, ALiBi, parallel attention,
+            soft caps, experts, ...); the message names them, and an alternative. Or weights are not finite.
+        RuntimeError: weights are missing, or have other names or shapes than the config requires.
 
     Example:
         >>> cfg = {"n_layers": 1, "d_model": 8, "n_ctx": 5, "d_head": 4, "d_vocab": 7, "attn_only": True}
@@ -51,17 +50,17 @@ def from_transformer_lens(state_dict: Mapping[str, Tensor], cfg: Any) -> HookedT
 
 @checked
 def to_transformer_lens(model: HookedTransformer) -> tuple[State, dict[str, Any]]:
-    """A model of token ids as a state dict and config of TransformerLens 3.
+    """Convert a model of token ids to a state dict and config of TransformerLens 3.
 
     `HookedTransformer(HookedTransformerConfig(**fields)).load_state_dict(state_dict)` of TransformerLens 3 computes the
-    same; `transformer_lens.utilities.tl_checkpoint_conversion.convert_tl_checkpoint` takes it to TransformerLens 4.
-    What TransformerLens always has and the model has not, biases or positions, is 0. Weights are not copied.
+    same; `transformer_lens.utilities.tl_checkpoint_conversion.convert_tl_checkpoint` converts it to TransformerLens 4.
+    Biases and positions that the model lacks are 0. Weights are not copied.
 
     Returns:
         The state dict, and the fields of `HookedTransformerConfig`.
 
     Raises:
-        ValueError: the model computes what TransformerLens' does not; the message names the field of the config.
+        ValueError: TransformerLens cannot represent the model; the message names the field of the config.
     """
     cfg = model.cfg
     _check_representable(cfg)
@@ -70,32 +69,28 @@ def to_transformer_lens(model: HookedTransformer) -> tuple[State, dict[str, Any]
 
 
 def _check_representable(cfg: TransformerConfig) -> None:
-    """Refuse (ValueError) what TransformerLens 3 does not compute."""
-    normed = cfg.normalization_type is not None
-    scale_is_read = cfg.score_scale > 0  # -1 is TransformerLens' word for a scale that is not given
-    for name, holds in {
+    """Refuse (ValueError) features that TransformerLens 3 lacks."""
+    for name, is_supported in {
         "prompt_format": cfg.prompt_format == "token_ids",
         "attention": set(cfg.attention.split(",")) == {"softmax"},
         "keys": cfg.keys in ("causal", "full"),
-        "score_scale": scale_is_read,
+        "score_scale": cfg.score_scale > 0,  # TransformerLens reads -1 as "not given"
         "momentum": cfg.momentum == 0,
         "sink": cfg.sink == "none",
         "skip_first_norm": not cfg.skip_first_norm,
-        "final_norm": cfg.final_norm == normed,
+        "final_norm": cfg.final_norm == (cfg.normalization_type is not None),
         "damping": cfg.damping == 1,
         "token_clip": cfg.token_clip is None,
         "mlp_location": cfg.d_mlp is None or cfg.mlp_location == "blocks",
         "act_fn": cfg.attn_only or cfg.act_fn in SUPPORTED_ACTIVATIONS,
     }.items():
-        if not holds:
-            raise ValueError(
-                f"TransformerLens computes nothing like {name}={getattr(cfg, name)!r}; its tools take the model as it "
-                f"is"
-            )
+        if not is_supported:
+            value = getattr(cfg, name)
+            raise ValueError(f"TransformerLens has no {name}={value!r}; its tools take the model without conversion")
 
 
 def _zeros(cfg: TransformerConfig, state: State) -> State:
-    """What every model of TransformerLens has, and this one has not."""
+    """Return zeros for the weights that TransformerLens requires and the model lacks."""
     shapes: dict[str, tuple[int, ...]] = {"unembed.b_U": (cfg.d_out,)}
     if cfg.positional_embedding_type == "none":
         shapes["pos_embed.W_pos"] = (cfg.n_ctx, cfg.d_model)
@@ -108,7 +103,7 @@ def _zeros(cfg: TransformerConfig, state: State) -> State:
 
 
 def _buffers(cfg: TransformerConfig) -> State:
-    """What TransformerLens 3 keeps next to the weights of each attention layer."""
+    """Return the buffers of TransformerLens 3's attention layers."""
     device = torch.device(cfg.device)
     buffers = {"mask": torch.empty(0, 0, dtype=torch.bool, device=device)}
     buffers["IGNORE"] = torch.tensor(-torch.inf, device=device)
@@ -124,7 +119,7 @@ def _buffers(cfg: TransformerConfig) -> State:
 
 
 def _fields(cfg: TransformerConfig) -> dict[str, Any]:
-    """The config in TransformerLens' words."""
+    """Return the config's fields under TransformerLens' names."""
     same = (
         "n_layers", "d_model", "n_ctx", "d_head", "n_heads", "d_mlp", "d_vocab", "d_vocab_out", "act_fn", "eps",
         "normalization_type", "attn_only", "gated_mlp", "attention_dir", "attn_scale", "initializer_range", "device",

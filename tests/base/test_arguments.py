@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import pytest
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 import mechicl
@@ -62,7 +62,7 @@ def measure(
 VALUES = torch.ones(2, 3)
 
 
-# ---- what is refused, and in which words ----
+# ---- refused arguments ----
 
 
 @pytest.mark.parametrize(
@@ -82,14 +82,16 @@ VALUES = torch.ones(2, 3)
         ((VALUES,), {"scale": math.nan}, r"scale must be a finite number, got nan"),
         ((VALUES,), {"scale": np.float32("nan")}, r"scale must be a number, got .*nan"),
         ((VALUES,), {"scale": 1j}, r"scale must be a number, got 1j"),
+        ((VALUES,), {"steps": [1, 2**64]}, r"steps must be an int or a sequence of ints, got the list \[1, 1844674"),
+        ((VALUES,), {"names": {"a": {3: 1.0}}}, r"names\['a'\] must be a sequence of numbers, got the dict"),
         ((VALUES,), {"steps": [1, 2.5]}, r"steps must be an int or a sequence of ints, got the list \[1, 2\.5\]"),
         ((VALUES,), {"method": "Zero"}, r"method must be 'zero', 'mean' or 'resample', got 'Zero'"),
         ((VALUES,), {"method": None}, r"method must be 'zero', 'mean' or 'resample', got None"),
         ((VALUES,), {"names": {3: [1.0]}}, r"the keys of names must be strings, got 3"),
         ((VALUES,), {"function": 3}, r"function must be a function or None, got 3"),
         ((VALUES,), {"path": 3}, r"path must be a string or Path, got 3"),
-        ((VALUES,), {"path": "a\0"}, r"path must be a path that a file can have, got 'a\\x00'"),
-        ((VALUES,), {"path": Path("\ud800")}, r"path must be a path that a file can have, got '\\ud800'"),
+        ((VALUES,), {"path": "a\0"}, r"path must be a valid path, got 'a\\x00'"),
+        ((VALUES,), {"path": Path("\ud800")}, r"path must be a valid path, got '\\ud800'"),
         ((VALUES,), {"other": 3}, r"other must be True or False, got 3"),
         ((VALUES * math.inf,), {}, r"values has 6 of 6 values that are not finite: NaN or infinite"),
         ((VALUES,), {"tensor": torch.tensor([1j])}, r"tensor must be real, got a tensor of complex64 \[1\]"),
@@ -100,7 +102,7 @@ VALUES = torch.ones(2, 3)
         ((VALUES,), {"model": torch.nn.Linear(2, 1, device="meta")}, r"model has its weights on the device 'meta'"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_refused_with_the_name_the_value_and_what_is_allowed(arguments, options, message):
+def test_errors_name_the_argument_the_value_and_the_allowed_values(arguments, options, message):
     with pytest.raises(ArgumentError, match=message) as caught:
         measure(*arguments, **options)
     assert isinstance(caught.value, ValueError)
@@ -108,7 +110,7 @@ def test_what_does_not_fit_is_refused_with_the_name_the_value_and_what_is_allowe
     assert len(str(caught.value)) < 400
 
 
-AS_USERS_HAVE_IT = """
+WITHOUT_TEST_CHECKS = """
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -133,9 +135,9 @@ for call in (
 """
 
 
-def test_axes_mean_the_same_in_all_arguments_and_pythons_own_errors_stay():
-    """In a process without the checks of our tests, each of which has axes of its own."""
-    done = subprocess.run([sys.executable, "-c", AS_USERS_HAVE_IT], capture_output=True, text=True, check=True)
+def test_axes_are_shared_by_all_arguments_and_python_reports_its_own_errors():
+    """In another process, because the annotation checks of the tests bind axes separately."""
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TEST_CHECKS], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [
         "measure(): targets must be a tensor of floats [prompt point] or None that fits values a tensor of float32 "
         "[2, 3], got a tensor of float32 [2, 2]",
@@ -144,7 +146,7 @@ def test_axes_mean_the_same_in_all_arguments_and_pythons_own_errors_stay():
     ]
 
 
-# ---- what is taken ----
+# ---- accepted arguments ----
 
 
 def test_numbers_of_numpy_count_as_pythons_and_arrays_of_one_axis_as_sequences():
@@ -154,13 +156,14 @@ def test_numbers_of_numpy_count_as_pythons_and_arrays_of_one_axis_as_sequences()
     assert measure(VALUES, steps=[np.int64(1), 2])[5] == [1, 2]  # type: ignore[list-item]
     assert measure(VALUES, steps=torch.tensor([1, 2]))[5] == [1, 2]  # type: ignore[arg-type]
     assert measure(VALUES, scale=3)[4] == 3
+    assert measure(VALUES, scale=math.inf)[4] == math.inf
     assert measure(VALUES, scale=np.array(0.5), n=torch.tensor(3))[3:5] == (3, 0.5)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match=r"scale must be a number, got a tensor"):  # its gradient would get lost
+    with pytest.raises(ArgumentError, match=r"scale must be a number, got a tensor"):  # its gradient would be lost
         measure(VALUES, scale=torch.tensor(0.5, requires_grad=True))  # type: ignore[arg-type]
     assert measure(VALUES, names={"a": np.linspace(0, 1, 2)})[7] == {"a": [0.0, 1.0]}  # type: ignore[dict-item]
 
 
-def test_what_fits_arrives_as_it_is():
+def test_fitting_arguments_are_passed_unchanged():
     names, function, path = {"a": [1.0]}, torch.relu, Path("x")
     got = measure(VALUES, VALUES, 5, names=names, function=function, path=path, tensor=VALUES, other=True)
     assert got[0] is VALUES
@@ -179,10 +182,6 @@ def test_gradients_and_transforms_of_torch_pass_through():
     values = torch.arange(3.0)
     torch.testing.assert_close(torch.func.grad(loss)(values), 2 * values)
     torch.testing.assert_close(torch.func.vmap(loss)(values[None]), values.square().sum()[None])
-
-
-def test_infinite_numbers_are_taken_where_they_are_no_tensor():
-    assert measure(VALUES, scale=math.inf)[4] == math.inf
 
 
 def test_elements_of_a_long_list_are_all_checked():
@@ -205,7 +204,7 @@ def largest(values: Sequence[float], others: Float[Tensor, "n"] | None = None) -
     return max(values)
 
 
-def test_undefined_values_are_taken_where_the_decorator_allows_them():
+def test_undefined_values_are_accepted_if_the_decorator_allows_them():
     assert math.isnan(largest([math.nan], torch.full((2,), math.nan)))
     with pytest.raises(ArgumentError, match="values must be a sequence of numbers, got the list \\['1'\\]"):
         largest(["1"])  # type: ignore[list-item]
@@ -219,7 +218,7 @@ class Word(str):
     """A subclass of str."""
 
 
-def test_subclasses_of_str_are_words():
+def test_subclasses_of_str_are_strings():
     assert measure(VALUES, method=Kind.ZERO)[6] == "zero"  # type: ignore[arg-type]
     assert measure(VALUES, method=Word("mean"))[6] == "mean"  # type: ignore[arg-type]
 
@@ -272,7 +271,7 @@ def test_fields_take_lists_for_tuples_and_numpys_numbers():
     assert [type(each) for each in (settings.sizes, settings.sizes[1], settings.count)] == [tuple, int, int]
 
 
-# ---- what decorated functions can still be used for ----
+# ---- decorated functions in use ----
 
 
 def test_decorated_functions_are_ordinary_functions():
@@ -322,7 +321,7 @@ def test_public_functions_are_pickled_by_the_name_that_users_have():
         (lambda: prompt_format("Paired", x_dim=2, y_dim=1), r"name must be 'paired' or 'interleaved', got 'Paired'"),  # type: ignore[arg-type]
     ],
 )  # fmt: skip
-def test_typos_are_told_by_the_functions_that_users_call(call, message):
+def test_public_functions_report_typos(call, message):
     with pytest.raises(ArgumentError, match=message):
         call()
 
@@ -331,9 +330,9 @@ def model() -> HookedLSTM:
     return HookedLSTM(LSTMConfig(x_dim=3, n_context=3, d_model=4, dtype="float64"))
 
 
-def test_what_a_kind_of_model_does_not_define_is_said():
+def test_a_model_class_without_encode_says_so():
     class Unfinished(LayeredModel):
-        """Has nothing of its own."""
+        """Defines nothing."""
 
     with pytest.raises(NotImplementedError, match=r"Unfinished does not define encode\(prompts\)"):
         Unfinished().encode(PROMPTS)
@@ -348,13 +347,3 @@ def test_predictions_that_are_not_finite_come_with_a_warning():
     for predict, n in ((undefined.predict, 2), (undefined.predict_prefixes, 8)):
         with pytest.warns(RuntimeWarning, match=rf"{n} of {n} predictions are not finite"):
             assert predict(PROMPTS).isinf().all()
-
-
-def test_ids_are_a_tensor_of_ints():
-    @checked
-    def count(ids: Int[Tensor, "prompt pos"]) -> int:
-        return ids.numel()
-
-    assert count(torch.ones(2, 3, dtype=torch.long)) == 6
-    with pytest.raises(ArgumentError, match=r"ids must be a tensor of ints \[prompt pos\], got a tensor of float32"):
-        count(VALUES)

@@ -25,7 +25,7 @@ from tests.bounds import bounded, make_no_file
 
 
 class Crash(Exception):
-    """What stands for the loss of power."""
+    """A simulated loss of power."""
 
 
 def crash(*_):
@@ -52,7 +52,7 @@ def test_a_crash_while_writing_leaves_the_old_file_and_nothing_else(tmp_path, mo
     assert names(tmp_path) == ["file"]
 
 
-def test_the_new_contents_are_whole_and_on_disk_before_they_take_the_place_of_the_old(tmp_path, monkeypatch):
+def test_new_contents_are_on_disk_before_they_replace_the_old(tmp_path, monkeypatch):
     path, events = tmp_path / "file", []
     path.write_bytes(b"old")
     replace, fsync = os.replace, os.fsync
@@ -72,7 +72,7 @@ def test_the_new_contents_are_whole_and_on_disk_before_they_take_the_place_of_th
     assert path.read_bytes() == b"new"
 
 
-def test_a_file_that_is_written_says_which_process_of_which_machine_does_it(tmp_path, monkeypatch):
+def test_temporary_files_are_named_by_machine_and_process(tmp_path, monkeypatch):
     written = []
     monkeypatch.setattr(os, "replace", lambda source, target: written.append(Path(source).name))
     monkeypatch.setattr(socket, "gethostname", lambda: "node.7/example")
@@ -80,39 +80,36 @@ def test_a_file_that_is_written_says_which_process_of_which_machine_does_it(tmp_
     assert written == [f".data.json.node_7_example.{os.getpid()}.tmp"]
 
 
-def test_leftovers_go_but_for_those_of_processes_that_run(tmp_path):
+@pytest.fixture
+def processes():
+    """The ids of a process that has ended and of one that is running."""
     ended = subprocess.Popen([sys.executable, "-S", "-c", ""])
     ended.wait()
     running = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
-    kept = f".a.{machine_name()}.{running.pid}.tmp"
-    try:
-        for name in (
-            kept, f".a.{machine_name()}.{ended.pid}.tmp", f".b.json.{machine_name()}.{os.getpid()}.tmp",
-            f".a.another.{running.pid}.tmp", ".a.17.tmp", "a.tmp", "a",
-        ):  # fmt: skip
-            (tmp_path / name).touch()
-        remove_leftovers(tmp_path, tmp_path / "nowhere")
-    finally:
-        running.communicate()
-    assert names(tmp_path) == sorted([kept, "a.tmp", "a"])
+    yield ended.pid, running.pid
+    running.communicate()
 
 
-def test_the_next_write_of_a_file_removes_what_killed_processes_left_of_it(tmp_path):
-    ended = subprocess.Popen([sys.executable, "-S", "-c", ""])
-    ended.wait()
-    running = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
-    kept = [f".a.{machine_name()}.{running.pid}.tmp", f".a.elsewhere.{ended.pid}.tmp",
-            f".b.{machine_name()}.{ended.pid}.tmp", f".a.{machine_name()}.x.tmp"]  # fmt: skip
-    try:
-        for name in (*kept, f".a.{machine_name()}.{ended.pid}.tmp", f".a.{machine_name()}.{10**30}.tmp"):
-            (tmp_path / name).touch()
-        write_bytes(tmp_path / "a", b"new")
-    finally:
-        running.communicate()
+def test_leftovers_are_removed_except_those_of_running_processes(tmp_path, processes):
+    (ended, running), here = processes, machine_name()
+    kept = [f".a.{here}.{running}.tmp", "a.tmp", "a"]
+    left = [f".a.{here}.{ended}.tmp", f".b.json.{here}.{os.getpid()}.tmp", f".a.another.{running}.tmp", ".a.17.tmp"]
+    for name in kept + left:
+        (tmp_path / name).touch()
+    remove_leftovers(tmp_path, tmp_path / "nowhere")
+    assert names(tmp_path) == sorted(kept)
+
+
+def test_the_next_write_of_a_file_removes_what_killed_processes_left_of_it(tmp_path, processes):
+    (ended, running), here = processes, machine_name()
+    kept = [f".a.{here}.{running}.tmp", f".a.elsewhere.{ended}.tmp", f".b.{here}.{ended}.tmp", f".a.{here}.x.tmp"]
+    for name in (*kept, f".a.{here}.{ended}.tmp", f".a.{here}.{10**30}.tmp"):
+        (tmp_path / name).touch()
+    write_bytes(tmp_path / "a", b"new")
     assert names(tmp_path) == sorted([*kept, "a"])
 
 
-def test_a_folder_that_can_be_written_in_is_left_as_it_was(tmp_path):
+def test_a_check_of_a_folder_leaves_nothing(tmp_path):
     check_writable(tmp_path)
     check_writable(tmp_path / "to" / "be" / "made")
     assert names(tmp_path) == []
@@ -122,7 +119,7 @@ def test_a_folder_that_can_be_written_in_is_left_as_it_was(tmp_path):
     assert (tmp_path / "file").read_bytes() == b"mine"
 
 
-# ---- what is read at all ----
+# ---- bounds ----
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "large"])
@@ -176,7 +173,7 @@ def test_numbers_that_are_not_finite_are_refused_and_the_old_file_stays(tmp_path
     ["", "{", "{'a': 1}", '{"a": 1} x', "[" * 100_000, '{"a":' * 100_000, '{"a": ' + "9" * 5000 + "}", "\ufeff{}"],
     ids=["empty", "cut", "quotes", "more", "deep list", "deep object", "long number", "byte order mark"],
 )
-def test_what_is_not_json_is_refused_by_name(tmp_path, text):
+def test_invalid_json_is_refused(tmp_path, text):
     path = tmp_path / "data.json"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=r"data\.json is not valid JSON"):

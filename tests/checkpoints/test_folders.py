@@ -261,7 +261,7 @@ def test_every_shipped_checkpoint_is_whole_and_has_a_part_for_each_task(name):
 @pytest.mark.parametrize("name", ["no-such-model", "", "../lsa-1l", "config.json", "a\0b"])
 def test_an_unknown_name_is_refused_with_the_known_ones(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match=r"lsa-1l|no record\.json|must be a path that a file can have, got 'a\\x00b'"):
+    with pytest.raises(ValueError, match=r"lsa-1l|no record\.json|must be a valid path, got 'a\\x00b'"):
         load(name)
 
 

@@ -139,7 +139,7 @@ def test_a_record_of_other_things_than_a_training_writes_is_refused(tmp_path, ch
 def test_a_record_that_could_not_be_read_is_not_written(tmp_path, monkeypatch):
     model = HookedTransformer(PLAIN)
     monkeypatch.setattr("mechicl.base.files.MOST_VALUES", 1000)
-    with pytest.raises(ValueError, match=r"record.json holds more than 1,000 values"):
+    with pytest.raises(ValueError, match=r"record.json has more than 1,000 values"):
         save(tmp_path / "mine", model, {"curve": {"step": [0] * 1001}})
     with pytest.raises(ValueError, match="67,108,864 are read"):
         save(tmp_path / "mine", model, {"words": "x" * 2**26})

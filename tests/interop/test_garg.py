@@ -59,28 +59,11 @@ def test_predictions_are_the_originals(original, config):
     assert not model.training
 
 
-def test_a_checkpoint_from_disk(original, tmp_path: Path):
+def test_files_without_weights_are_refused(tmp_path: Path):
     path = tmp_path / "state.pt"
-    optimizer = torch.optim.Adam(original.parameters())
-    state = {"model_state_dict": original.state_dict(), "optimizer_state_dict": optimizer.state_dict(), "train_step": 7}
-    torch.save(state, path)
-    loaded = load_garg_state(path)
-    assert set(loaded) == set(original.state_dict())
-    assert from_garg(loaded, CONFIG).cfg.n_layers == 3
-
-
-def test_a_hostile_file_is_refused_and_not_executed(tmp_path: Path):
-    marker = tmp_path / "executed"
-
-    class Attack:
-        def __reduce__(self):
-            return (Path.touch, (marker,))
-
-    path = tmp_path / "state.pt"
-    path.write_bytes(pickle.dumps({"model_state_dict": Attack()}))
-    with pytest.raises(ValueError, match="no checkpoint of tensors"):
+    path.write_bytes(pickle.dumps({"model_state_dict": 1}))
+    with pytest.raises(ValueError, match="not a checkpoint of tensors"):
         load_garg_state(path)
-    assert not marker.exists()
     torch.save({"weights": torch.zeros(1)}, path)
     with pytest.raises(ValueError, match="model_state_dict"):
         load_garg_state(path)
@@ -168,22 +151,17 @@ def test_a_snapshot_of_training(original, tmp_path: Path):
         load_garg(tmp_path)
 
 
-def test_what_does_not_fit_is_named(original):
-    state = original.state_dict()
-    with pytest.raises(ValueError, match="n_layer must be an int of at least 1, got '3'"):
-        from_garg(state, CONFIG | {"n_layer": "3"})
-    with pytest.raises(ValueError, match=r"'_read_out\.bias'\] has 1 of 1 values that are not finite"):
-        from_garg({**state, "_read_out.bias": torch.tensor([torch.nan])}, CONFIG)
-    with pytest.raises(ValueError, match=r"missing \['n_head'\]"):
-        from_garg(state, {k: v for k, v in CONFIG.items() if k != "n_head"})
-    with pytest.raises(ValueError, match="family 'lstm'"):
-        from_garg(state, CONFIG | {"family": "lstm"})
-    with pytest.raises(ValueError, match=r"_read_in\.weight must be"):
-        from_garg(state, CONFIG | {"n_dims": 6})
-    with pytest.raises(ValueError, match=r"no '_read_out\.bias'"):
-        from_garg({k: v for k, v in state.items() if k != "_read_out.bias"}, CONFIG)
-    with pytest.raises(ValueError, match="no place for"):
-        from_garg(state, CONFIG | {"n_layer": 2})
+@pytest.mark.parametrize(
+    ("weights", "config", "message"),
+    [({}, {"n_layer": "3"}, "n_layer must be an int of at least 1, got '3'"), ({}, {"n_head": None}, "n_head must be"),
+     ({}, {"family": "lstm"}, "family must be 'gpt2', got 'lstm'"), ({}, {"n_dims": 6}, r"_read_in\.weight must be"),
+     ({"_read_out.bias": torch.tensor([torch.nan])}, {}, r"'_read_out\.bias'\] has 1 of 1 values that are not finite"),
+     ({"_read_out.bias": None}, {}, r"no '_read_out\.bias'"), ({}, {"n_layer": 2}, "not weights of this model")],
+)  # fmt: skip
+def test_entries_that_do_not_fit_are_named(original, weights, config, message):
+    state = {name: weight for name, weight in (original.state_dict() | weights).items() if weight is not None}
+    with pytest.raises(ValueError, match=message):
+        from_garg(state, CONFIG | config)
 
 
 def test_a_run_folder_becomes_a_checkpoint_by_the_command_line(original, tmp_path: Path, capsys):
@@ -205,8 +183,8 @@ def test_a_run_folder_becomes_a_checkpoint_by_the_command_line(original, tmp_pat
 
 @pytest.mark.parametrize(
     ("config", "message"),
-    [("model: {family: lstm}", "family 'lstm'"), ("[1, 2", "no plain YAML"), ("3", "no model section"),
-     ("!!python/object/apply:os.getcwd []", "no plain YAML")],
+    [("model: {family: lstm}", "got 'lstm'"), ("[1, 2", "not plain YAML"), ("3", "no model section"),
+     ("!!python/object/apply:os.getcwd []", "not plain YAML")],
 )  # fmt: skip
 def test_a_bad_config_is_one_line(original, tmp_path: Path, capsys, config, message):
     torch.save({"model_state_dict": original.state_dict()}, tmp_path / "state.pt")

@@ -32,7 +32,7 @@ def test_a_checkpoint_of_ours_by_folder_and_seed(tmp_path):
 
 
 def test_a_checkpoint_that_reads_no_texts_is_refused():
-    with pytest.raises(ValueError, match="lsa-1l was trained on LinearRegression and reads no texts"):
+    with pytest.raises(ValueError, match="lsa-1l was trained on LinearRegression, not on texts"):
         load_language_model("lsa-1l")
 
 
@@ -89,9 +89,9 @@ def test_a_folder_of_transformers_that_was_never_trained(gpt2):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"n_layer": 10**6}, "n_layer=1000000 in its config.json is more than its weights hold"),
-        ({"n_embd": 20_000}, "n_embd=20000 in its config.json is more than its weights hold"),
-        ({"vocab_size": 10**9}, "vocab_size=1000000000 in its config.json"),
+        ({"n_layer": 10**6}, "n_layer=1000000 in config.json exceeds"),
+        ({"n_embd": 20_000}, "n_embd=20000 in config.json exceeds"),
+        ({"vocab_size": 10**9}, "vocab_size=1000000000 in config.json"),
     ],
 )
 def test_a_folder_that_claims_more_than_its_weights_is_refused(gpt2, change, message):
@@ -101,7 +101,7 @@ def test_a_folder_that_claims_more_than_its_weights_is_refused(gpt2, change, mes
     with bounded(), pytest.raises(ValueError, match=message):
         load_language_model(folder)
     (folder / "model.safetensors").rename(folder / "model.bin")
-    with pytest.raises(ValueError, match="has no safetensors: weights in other files are not read"):
+    with pytest.raises(ValueError, match="has no safetensors"):
         load_language_model(folder)
 
 

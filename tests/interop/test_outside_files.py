@@ -1,4 +1,4 @@
-"""Files of other projects that are more than they seem: a named error, at once, in little memory."""
+"""Hostile files of other projects give a named error, quickly, in little memory."""
 
 import pickle
 import zipfile
@@ -23,22 +23,22 @@ MERGES = "\n".join(["a0: &a0 {x: 1}", *(f"a{i + 1}: &a{i + 1} {{<<: [{nine}]}}" 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (ALIASES, r"refers to another part \(\*a0\)"),
-        (MERGES, r"refers to another part \(\*a0\)"),
-        ("&a [*a]", r"refers to another part \(\*a\)"),
-        ("model: {<<: {n_embd: 3}}", "merges mappings"),
-        ("a: " + "[" * 20_000, "no plain YAML"),
-        ("a: " + "9" * 20_000, "no plain YAML"),
-        ("a: 2001-99-99", "no plain YAML"),
-        ("a: !!bool perhaps", "no plain YAML"),
-        ("a: !!int ''", "no plain YAML"),
-        ("a: !!python/object/apply:os.getcwd []", "no plain YAML"),
-        ("a: \x00", "no plain YAML"),
+        (ALIASES, r"references \(\*a0\)"),
+        (MERGES, r"references \(\*a0\)"),
+        ("&a [*a]", r"references \(\*a\)"),
+        ("model: {<<: {n_embd: 3}}", "merging mappings"),
+        ("a: " + "[" * 20_000, "not plain YAML"),
+        ("a: " + "9" * 20_000, "not plain YAML"),
+        ("a: 2001-99-99", "not plain YAML"),
+        ("a: !!bool perhaps", "not plain YAML"),
+        ("a: !!int ''", "not plain YAML"),
+        ("a: !!python/object/apply:os.getcwd []", "not plain YAML"),
+        ("a: \x00", "not plain YAML"),
         ("x" * (MOST_YAML + 1), "read up to 32,768"),
     ],
     ids=["aliases", "merges", "itself", "merge", "depth", "digits", "date", "flag", "number", "object", "zero", "size"],
 )
-def test_yaml_that_is_more_than_it_seems_is_refused(tmp_path, text, message):
+def test_hostile_yaml_is_refused(tmp_path, text, message):
     path = tmp_path / "config.yaml"
     path.write_text(text)
     with bounded(), pytest.raises(ValueError, match=f"config.yaml .*{message}"):
@@ -98,16 +98,16 @@ def key_of_tuples(depth: int) -> bytes:
     [
         (pickle.dumps(Call(bytearray, 3 * 10**9), 2), "bytearray is neither"),
         (pickle.dumps(Call(Counter, "aab"), 2), "Counter is neither"),
-        (pickle.dumps({"a": Call(OrderedDict, {"a": 1})}, 2), "from arguments"),
+        (pickle.dumps({"a": Call(OrderedDict, {"a": 1})}, 2), "with arguments"),
         (b"\x80\x02ctorch\nFloatStorage\nJ\xff\xff\xff\x7f\x85R.", "not callable"),
         (b"\x80\x02ctorch\nTensor\nJ\xff\xff\xff\x7f\x85R.", "torch.Tensor is neither"),
-        (b"\x80\x02ccollections\nOrderedDict\n}X\x01\x00\x00\x00aK\x01sb.", "gives attributes"),
+        (b"\x80\x02ccollections\nOrderedDict\n}X\x01\x00\x00\x00aK\x01sb.", "sets attributes"),
         (key_of_tuples(60), "keys that are neither"),
         (b"\x80\x02}" + pickle.dumps(nested_tuples(60), 2)[2:-1] + b"K\x01s.", "keys that are neither"),
-        (pickle.dumps(nested_tuples(60), 2)[:-1] + b"Q.", "no storage"),
+        (pickle.dumps(nested_tuples(60), 2)[:-1] + b"Q.", "not a storage"),
         (b"\x80\x05\x96\x00\x00\x00\x00\x01\x00\x00\x00.", "expected"),
         (b"\x80\x02r\xff\xff\xff\xff.", "list index"),
-        (b"(" * MOST_STRUCTURE + b"x", r"data\.pkl\) has 1,048,577 bytes"),
+        (b"(" * MOST_STRUCTURE + b"x", r"data\.pkl has 1,048,577 bytes"),
         (b"", "exhausted"),
     ],
     ids=["bytes", "class", "arguments", "storage", "tensor", "attributes", "keys", "key", "name", "long bytes", "memo",
@@ -115,7 +115,7 @@ def key_of_tuples(depth: int) -> bytes:
 )  # fmt: skip
 def test_structures_that_compute_or_allocate_are_refused(tmp_path, structure, message):
     path = archive(tmp_path / "state.pt", structure)
-    with bounded(), pytest.raises(ValueError, match=f"state.pt is no checkpoint of tensors.*{message}"):
+    with bounded(), pytest.raises(ValueError, match=f"state.pt is not a checkpoint of tensors.*{message}"):
         read_torch_file(path)
 
 
@@ -139,7 +139,7 @@ def saved(path: Path, data) -> Path:
 )
 def test_tensors_with_more_elements_than_the_file_are_refused(tmp_path, data, message):
     path = saved(tmp_path / "state.pt", data)
-    with bounded(), pytest.raises(ValueError, match=f"state.pt is no checkpoint of tensors.*{message}"):
+    with bounded(), pytest.raises(ValueError, match=f"state.pt is not a checkpoint of tensors.*{message}"):
         read_torch_file(path)
 
 
@@ -157,21 +157,6 @@ def test_compressed_parts_are_refused(tmp_path):
     path = archive(tmp_path / "state.pt", b"\x80\x02}.", {"data/0": bytes(10**8)}, compress=True)
     assert path.stat().st_size < 10**6
     with bounded(), pytest.raises(ValueError, match="compressed"):
-        read_torch_file(path)
-
-
-def test_parts_that_overlap_are_refused(tmp_path):
-    path = archive(tmp_path / "state.pt", b"\x80\x02}.", {"data/0": bytes(1000), "data/1": bytes(1000)})
-    data = path.read_bytes()
-    with zipfile.ZipFile(path) as file:
-        last = file.getinfo("state/data/1")
-    # the central directory's entry of the last part claims a million bytes
-    at = data.rindex(b"PK\x01\x02")
-    for offset in (20, 24):
-        data = data[: at + offset] + (10**6).to_bytes(4, "little") + data[at + offset + 4 :]
-    path.write_bytes(data)
-    assert last.file_size == 1000
-    with pytest.raises(ValueError, match=r"they are larger than the file|archive is corrupted"):
         read_torch_file(path)
 
 
@@ -197,7 +182,7 @@ def test_what_is_no_file_is_refused_at_once(tmp_path, kind):
 
 def test_the_format_before_torch_1_6_is_refused(tmp_path):
     torch.save({"a": torch.zeros(3)}, tmp_path / "state.pt", _use_new_zipfile_serialization=False)
-    with pytest.raises(ValueError, match=r"no checkpoint .*zip archive"):
+    with pytest.raises(ValueError, match=r"not a checkpoint .*zip archive"):
         read_torch_file(tmp_path / "state.pt")
 
 
@@ -232,7 +217,7 @@ def test_what_training_scripts_save_comes_back(tmp_path):
 def test_a_weight_under_many_names_is_refused(tmp_path):
     """A file of one layer could otherwise be a model of a thousand."""
     names = ["_read_in.weight", *(f"_backbone.h.{layer}.mlp.c_fc.weight" for layer in range(100))]
-    with pytest.raises(ValueError, match=r"state\.pt has fewer bytes than its weights"):
+    with pytest.raises(ValueError, match=r"state\.pt is smaller than its weights"):
         load_garg_state(saved(tmp_path / "state.pt", dict.fromkeys(names, BASE)))
 
 
@@ -242,7 +227,7 @@ def test_a_weight_under_many_names_is_refused(tmp_path):
         ({"n_layer": 10**6}, r"no '_backbone\.h\.1\."),
         ({"n_embd": 20_000}, r"_read_in\.weight must be \(20000, 2\)"),
         ({"n_positions": 10**9}, r"wpe\.weight must be \(2000000000, 8\)"),
-        ({"n_dims": 10**100}, r"_read_in\.weight must be"),
+        ({"n_dims": 10**100}, "n_dims must be an int"),
     ],
 )
 def test_a_config_that_claims_more_than_the_weights_is_refused(tmp_path, change, message):

@@ -153,10 +153,10 @@ def test_warnings_of_many_fits_are_one():
     assert not caught
 
 
-@pytest.mark.parametrize("what", [Ridge, lambda prompts: prompts, "ridge"])
-def test_no_estimator(what):
+@pytest.mark.parametrize("estimator", [Ridge, lambda prompts: prompts, "ridge"])
+def test_other_objects_are_refused(estimator):
     with pytest.raises(TypeError, match="takes an estimator with fit and predict"):
-        from_sklearn(what)
+        from_sklearn(estimator)
 
 
 def test_an_estimator_that_can_never_be_fitted():

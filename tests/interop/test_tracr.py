@@ -42,7 +42,7 @@ def test_streams_and_outputs_are_tracrs(compiled, model):
         np.testing.assert_allclose(decoded, theirs.decoded[1:], rtol=1e-6)
     else:
         assert decoded == theirs.decoded[1:]
-    precise = from_tracr(compiled[1], dtype=torch.float64)  # which has none of their rounding
+    precise = from_tracr(compiled[1], dtype=torch.float64)  # without rounding errors
     for stream, residual in zip(streams(precise, model.encode_words(words))[0], expected, strict=True):
         assert stream.dtype == torch.float64
         assert np.abs(stream.numpy() - np.array(residual)).max() <= 1e-4
@@ -56,13 +56,13 @@ def test_the_model_computes_the_program(compiled, model):
         for row, values in zip(ids, model.decode_outputs(model(ids)), strict=True):
             words = [model.words[i] for i in row[1:].tolist()]
             expected = program(words)
-            if causal:  # at each word, what the words up to it give
+            if causal:  # each output depends only on the words up to it
                 expected = [program(words[: i + 1])[-1] for i in range(length)]
             for value, right in zip(values, expected, strict=True):
                 assert right is None or value == (right if model.values else pytest.approx(right, abs=1e-4))
 
 
-def test_the_circuit_is_that_of_the_blocks_the_program_was_made_of(compiled, model):
+def test_the_circuit_is_that_of_the_compiled_blocks(compiled, model):
     program, words, length, _ = programs()[compiled[0]]
     nodes, edges = circuit_by_labels(program, set(words), length)
     assert set(model.true_circuit.nodes) == nodes
@@ -98,12 +98,12 @@ def histogram():
     return compile_program("histogram")
 
 
-def test_words_that_the_program_does_not_read_are_refused(histogram):
+def test_unknown_words_are_refused(histogram):
     model = from_tracr(histogram)
     for words, message in (
-        (["a", "z"], "reads .'a', 'b', 'c'., not 'z'"),
-        (["compiler_bos", "a"], "not 'compiler_bos'"),
-        ([], "1 to 5 words"),
+        (["a", "z"], "words must be in .'a', 'b', 'c'., got 'z'"),
+        (["compiler_bos", "a"], "got 'compiler_bos'"),
+        ([], "1 to 5"),
         (["a"] * 6, r"lengths \[6\]"),
         ([["a"], ["a", "b"]], r"lengths \[1, 2\]"),
     ):
@@ -117,7 +117,7 @@ def test_words_that_the_program_does_not_read_are_refused(histogram):
         model.decode_outputs(torch.zeros(2, 3))
 
 
-def test_what_is_no_compiled_model_is_refused(histogram):
+def test_other_objects_are_refused(histogram):
     with pytest.raises(TypeError, match="SimpleNamespace has no params, model_config"):
         from_tracr(SimpleNamespace())
     fields = {name: getattr(histogram, name) for name in vars(histogram)}
@@ -127,8 +127,8 @@ def test_what_is_no_compiled_model_is_refused(histogram):
         ({"model_config": SimpleNamespace(**{**sizes, "activation_function": np.tanh})}, "tanh"),
         ({"model_config": SimpleNamespace(**{**sizes, "key_size": 3})}, "attn/query/w must be"),
         ({"model_config": SimpleNamespace(**{**sizes, "num_layers": 2})}, "layer_1/attn/query/w .* missing"),
-        ({"params": {**histogram.params, "extra": {"w": np.ones(2)}}}, "no place for: .'extra/w'"),
-        ({"get_compiled_model": lambda: None}, "where its output stands"),
+        ({"params": {**histogram.params, "extra": {"w": np.ones(2)}}}, "unknown weights: .'extra/w'"),
+        ({"get_compiled_model": lambda: None}, "does not contain its output space"),
         ({"input_encoder": SimpleNamespace(encoding_map={"a": 0})}, "compile it by"),
         ({"input_encoder": SimpleNamespace(encoding_map={"a": 1}, bos_token="a", pad_token=None)}, "must be 0 to 0"),
     ):

@@ -290,7 +290,7 @@ def test_interchanges(kind):
     assert all(weight.requires_grad for weight in model.parameters())
 
 
-def test_what_cannot_work_says_why():
+def test_unsupported_tools_raise_errors():
     model, (clean, corrupted) = model_of("attn_only"), pair()
     with pytest.raises(ValueError, match="hook_mlp_out"):  # before model.set_use_hook_mlp_in(True)
         attribution_patch(model, clean, corrupted, metric)
