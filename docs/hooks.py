@@ -1,4 +1,4 @@
-"""Pages that are made while the site is built, from what the repository holds already.
+"""Generate pages from other files of the repository while the site is built.
 
 - tutorials: the notebooks of `analyses/`, as they are stored, with their static pictures; none is run.
 - findings/every-figure: `analyses/README.md`, the index of figures and tables.
@@ -30,9 +30,9 @@ PAGES = {
 }
 """Files of the repository that are pages."""
 ELSEWHERE = {"README.md": "index.md"}
-"""What stands for a file that is no page itself."""
+"""The page that links to a file lead to, for files without their own page."""
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#:]+)(#[^)]*)?\)")
-SHOWN_FIRST = [  # of what a cell has put out; scripts do not run in the pages
+SHOWN_FIRST = [  # outputs of a cell, best first; scripts do not run in the pages
     "image/svg+xml", "image/png", "text/markdown", "text/html", "text/plain",
 ]  # fmt: skip
 REFERENCE = re.compile(r"reference/((?!index|command)[\w.]+)\.md")
@@ -59,14 +59,14 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def without_tags(title: str) -> str:
-    """A figure's title as words."""
+    """Remove tags from a figure's title."""
     return re.sub(r"<[^>]+>", " ", title).replace("[", "(").replace("]", ")")
 
 
 def names_of(module: str) -> str:
-    """The page of a module: its names, and those that a file beside it shares its name with.
+    """Return the page of a module: its names, and functions that share their name with a file of the package.
 
-    Griffe takes `mechicl.algorithms.newton` for the file, whatever the package says.
+    Griffe takes `mechicl.algorithms.newton` for the file rather than the function.
     """
     parts, folder = [f"::: {module}\n"], source(module).parent
     for node in ast.parse(source(module).read_text(encoding="utf-8")).body:
@@ -80,7 +80,7 @@ def names_of(module: str) -> str:
 
 
 def names_by_package() -> str:
-    """The page of `mechicl.analysis`: a table of the names that it takes from its packages, which have pages."""
+    """Return the page of `mechicl.analysis`: a table of its names, with links to the pages of its packages."""
     lines = ["::: mechicl.analysis\n    options: {members: false}\n", "| name | what |", "|---|---|"]
     for node in ast.parse(source("mechicl.analysis").read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("mechicl.analysis."):
@@ -97,13 +97,13 @@ def names_by_package() -> str:
 
 
 def source(module: str) -> Path:
-    """The file of a module."""
+    """Return the file of a module."""
     path = ROOT.joinpath(*module.split("."))
     return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
 def summary(module: str, name: str) -> str:
-    """The first line of a name's docstring, which may stand in the module that it is imported from."""
+    """Return the first line of a name's docstring, following imports."""
     for node in ast.parse(source(module).read_text(encoding="utf-8")).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
             return (ast.get_docstring(node) or "").partition("\n")[0]
@@ -113,7 +113,7 @@ def summary(module: str, name: str) -> str:
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Give the room beside a page to it where there is nothing to show: no neighbours, or a table that needs it all."""
+    """Hide the side bars of pages without neighbours, and of the wide index."""
     if page.file.src_uri == "findings/every-figure.md":
         page.meta["hide"] = ["navigation", "toc"]
     elif page.parent is None:
@@ -122,14 +122,14 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
 
 
 def nav_pages(nav: Any) -> list[str]:
-    """All pages that a navigation names."""
+    """Return all pages in the navigation."""
     if isinstance(nav, str):
         return [nav]
     return [page for entry in (nav.values() if isinstance(nav, dict) else nav) for page in nav_pages(entry)]
 
 
 def with_links_to_pages(text: str, source: str, page: str, pages: dict[str, str]) -> str:
-    """A file's text with its links to other files pointing at their pages; links to what is no page become code."""
+    """Point links to files at their pages; links to other files become code."""
 
     def link(match: re.Match[str]) -> str:
         words, target, anchor = match[1], match[2], match[3] or ""
@@ -142,20 +142,20 @@ def with_links_to_pages(text: str, source: str, page: str, pages: dict[str, str]
 
 
 def notebook_page(notebook: NotebookNode, name: str) -> tuple[str, dict[str, bytes]]:
-    """A notebook as markdown, and the pictures in it by path."""
+    """Return a notebook as Markdown, and its pictures by path."""
     titles = []
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
             data = output.get("data", {})
             if any(kind.startswith("image/") for kind in data):  # what scripts would draw has its picture
                 layout = data.get("application/vnd.plotly.v1+json", {}).get("layout", {})
-                titles.append(layout.get("title", {}).get("text", "what the cell above draws"))
+                titles.append(layout.get("title", {}).get("text", "output of the cell above"))
                 output["data"] = {kind: value for kind, value in data.items() if kind.startswith("image/")}
             elif "text/html" in data:
                 data["text/html"] = f'<div class="output-table">{data["text/html"]}</div>'
     exporter = MarkdownExporter(config={"NbConvertBase": {"display_data_priority": SHOWN_FIRST}})
     text, resources = exporter.from_notebook_node(notebook, {"output_files_dir": f"{name}_files", "unique_key": name})
     text = re.sub(r"!\[(?:png|svg|jpeg)\]", lambda _: f"![{without_tags(titles.pop(0))}]", text)
-    head = f"*This page shows the notebook `analyses/{name}.ipynb` as it is stored, with pictures that stand still.*"
+    head = f"*This page shows the notebook `analyses/{name}.ipynb` with its stored outputs and static pictures.*"
     title, _, rest = text.lstrip().partition("\n")
     return f"{title}\n\n{head}\n{rest}", dict(resources["outputs"])
