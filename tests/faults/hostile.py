@@ -1,15 +1,14 @@
-"""Files that were made to hang, to fill the memory or to run code: a named error, quickly, and nothing else."""
+"""Files made to hang, to fill the memory or to run code give a named error, quickly, and nothing else."""
 
 import hashlib
-import io
 import json
 import os
 import pickle
 import random
 import shutil
-import time
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,114 +24,91 @@ from mechicl.sweeps import load_table
 from mechicl.tasks import LinearRegression
 from mechicl.text import load_texts
 from mechicl.training import train
-from tests.faults.part import MIB, Outcome, Part, forget_highest, highest, resident
-from tests.faults.runs import interrupt, small
+from tests.faults.runner import MIB, Campaign, Outcome, measured
+from tests.faults.trainings import interrupt, small
 
-SECONDS, MEMORY = 2.0, 500 * MIB
+SECONDS, MEBIBYTES = 2.0, 500.0
 GARG = {"n_dims": 5, "n_positions": 11, "n_embd": 32, "n_layer": 2, "n_head": 4, "family": "gpt2"}
-NAMES = ("a\nb", "..", "x" * 250, "<script>", "\udcff", "-rf", "a;b", " ")
+FOLDER_NAMES = ("a\nb", "..", "x" * 250, "<script>", "\udcff", "-rf", "a;b", " ")
 MARKER = "EXECUTED"
-STRIDE = 37
+STRIDE = 37  # coprime to the number of cases, so that a sample has cases of all kinds
+Spoil = Callable[[Path], None]
 
 
 class _Attack:
-    """What a pickle that runs code is made from."""
+    """An object whose pickle creates a file when it is loaded."""
 
-    def __init__(self, path: str):
-        self.path = path
+    def __init__(self, folder: Path):
+        self.folder = folder
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (Path.touch, (Path(self.path),))
+        return (Path.touch, (self.folder / MARKER,))
 
 
-def _written(path: Path, data: bytes) -> None:
-    _removed(path)
-    path.write_bytes(data)
+# ---- ways to spoil a file, which was removed before ----
 
 
-def _removed(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    path.unlink(missing_ok=True)
+def _data(data: bytes | str) -> Spoil:
+    def spoil(path: Path) -> None:
+        path.write_bytes(data if isinstance(data, bytes) else data.encode())
+
+    return spoil
 
 
-def _fifo(path: Path) -> None:
-    _removed(path)
-    os.mkfifo(path)
-
-
-def _link(target: str) -> Callable[[Path], None]:
-    def make(path: Path) -> None:
-        _removed(path)
-        path.symlink_to(target)
-
-    return make
-
-
-def _sparse(start: bytes, size: int) -> Callable[[Path], None]:
-    def make(path: Path) -> None:
-        _written(path, start)
-        with open(path, "r+b") as file:
-            file.truncate(size)
-
-    return make
-
-
-def _text(words: str) -> Callable[[Path], None]:
-    return lambda path: _written(path, words.encode())
-
-
-def _folder(path: Path) -> None:
-    _removed(path)
-    path.mkdir()
-
-
-def _json(path: Path, change: Callable[[Any], Any]) -> None:
-    path.write_text(json.dumps(change(json.loads(path.read_text()))))
-
-
-def _pickle(path: Path) -> None:
-    _written(path, pickle.dumps(_Attack(str(path.parent / MARKER))))
-
-
-def _torch_pickle(path: Path) -> None:
-    torch.save({"model_state_dict": _Attack(str(path.parent / MARKER))}, path)
+def _sparse(path: Path) -> None:
+    path.write_bytes(b'{"a": "')
+    os.truncate(path, 3 * 2**30)
 
 
 def _zip_bomb(path: Path) -> None:
-    buffer = io.BytesIO()
     with (
-        zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file,
-        file.open("archive/data.pkl", "w") as entry,
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file,
+        file.open("a/data.pkl", "w") as entry,
     ):
         for _ in range(1024):
             entry.write(bytes(MIB))
-    _written(path, buffer.getvalue())
 
 
-def _bomb_of_tensors(path: Path) -> None:
-    with open(path, "rb") as file:
-        state = torch.load(file, weights_only=True)
-    state["model_state_dict"]["_read_in.weight"] = torch.zeros(1).expand(2**34, 5)
-    torch.save(state, path)
+def _expanded(path: Path) -> None:
+    torch.save({"model_state_dict": {"_read_in.weight": torch.zeros(1).expand(2**34, 5)}}, path)
 
 
-def _header(**fields: Any) -> Callable[[Path], None]:
-    """A safetensors file whose header says what is not there."""
-
-    def make(path: Path) -> None:
-        data = json.dumps(
-            {"w": {"dtype": "F32", "shape": [2**20, 2**20], "data_offsets": [0, 2**42], **fields}}
-        ).encode()
-        _written(path, len(data).to_bytes(8, "little") + data)
-
-    return make
+def _tensors_header(size: int | None = None) -> Spoil:
+    """A safetensors file that claims a header of a size, or a tensor of 4 TB."""
+    header = json.dumps({"w": {"dtype": "F32", "shape": [2**20, 2**20], "data_offsets": [0, 2**42]}}).encode()
+    return _data((size or len(header)).to_bytes(8, "little") + header)
 
 
-def _long_header(path: Path) -> None:
-    _written(path, (2**62).to_bytes(8, "little") + b"{}")
+def _config(**changes: Any) -> Spoil:
+    """Change fields of a checkpoint's config, and its digest in the record."""
+
+    def spoil(path: Path) -> None:
+        record_path = path.with_name("record.json")
+        record, folder = json.loads(record_path.read_text()), path.parent
+        path.write_text(json.dumps({**json.loads((folder / "sound.json").read_text()), **changes}))
+        record["sha256"][path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+        record_path.write_text(json.dumps(record))
+
+    return spoil
 
 
+ANYWHERE: dict[str, Spoil] = {
+    "a FIFO": os.mkfifo,
+    "a link to /dev/zero": lambda path: path.symlink_to("/dev/zero"),
+    "a link to itself": lambda path: path.symlink_to(path.name),
+    "3 GiB of zeros": _sparse,
+    "a folder": lambda path: path.mkdir(),
+    "a pickle": lambda path: _data(pickle.dumps(_Attack(path.parent)))(path),
+}
+TENSORS = {"a header that claims 4 TB": _tensors_header(), "a header of 2^62 bytes": _tensors_header(2**62)}
+JSON = {
+    "endless nesting": _data(b"[" * 10**6), "a long number": _data(b'{"a": ' + b"1" * 10**6 + b"}"),
+    "bytes that are not text": _data(b"\xff\xfe{"),
+}  # fmt: skip
+SIZES = {
+    "n_layers": 10**6, "d_model": 20_000, "n_heads": 10**5, "d_head": 10**6, "n_context": 10**9, "d_mlp": 10**8,
+    "x_dim": 10**7, "d_vocab": 10**9,
+}  # fmt: skip
 YAML = {
     "aliases": "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
         f"{chr(98 + i)}: &{chr(98 + i)} [{','.join(['*' + chr(97 + i)] * 9)}]\n" for i in range(12)
@@ -140,162 +116,107 @@ YAML = {
     "merges": "a0: &a0 {x: 1}\n" + "".join(
         f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 9)}], k{i}: 1}}\n" for i in range(1, 12)
     ),
-    "itself": "a: &a [*a]\nmodel: *a\n",
-    "deep": "[" * 20_000,
-    "an object": "!!python/object/apply:os.system ['touch EXECUTED']",
-    "sixty": "x: " + ":".join(["59"] * 3000),
+    "a part of itself": "a: &a [*a]\nmodel: *a\n", "nesting": "[" * 20_000,
+    "an object": f"!!python/object/apply:os.system ['touch {MARKER}']", "base 60": "x: " + ":".join(["59"] * 3000),
     "zeros": "\0" * 100,
+    **{f"{name} of {value}": yaml.safe_dump({"model": {**GARG, name: value}})
+       for name, value in (("n_layer", 10**6), ("n_embd", 40_000), ("n_positions", 10**8))},
 }  # fmt: skip
-
-FIELDS: dict[str, Any] = {
-    "n_layers": 10**6, "d_model": 20_000, "n_heads": 10**5, "d_head": 10**6, "n_context": 10**9, "d_mlp": 10**8,
-    "x_dim": 10**7, "d_vocab": 10**9,
+BOMBS: dict[str, Spoil] = {
+    "a pickle of torch": lambda path: torch.save({"model_state_dict": _Attack(path.parent)}, path),
+    "a zip bomb": _zip_bomb, "an expanded tensor": _expanded,
 }  # fmt: skip
+FILES: dict[str, dict[str, dict[str, Spoil]]] = {
+    "checkpoint": {
+        "record.json": {}, "config.json": JSON | {f"{name} of {n}": _config(**{name: n}) for name, n in SIZES.items()},
+        "weights.safetensors": TENSORS,
+    },
+    "training": {"state.safetensors": TENSORS, "metrics.jsonl": {}},
+    "result": {"result.json": JSON, "tensors.safetensors": TENSORS},
+    "garg": {"config.yaml": {name: _data(text) for name, text in YAML.items()}, "state.pt": BOMBS},
+    "texts": {"train.jsonl": {}},
+    "sweep": {"sweep.json": {}},
+}  # fmt: skip
+"""By kind of folder and file, ways to spoil it in addition to `ANYWHERE`."""
+CASES = [
+    (kind, file, words, spoil) for kind, files in FILES.items() for file, ways in files.items()
+    for words, spoil in (ANYWHERE | ways).items()
+]  # fmt: skip
 
 
-class Hostile(Part):
-    """Files in folders that are opened."""
+class Hostile(Campaign):
+    """One file of a folder is replaced by a hostile one, and the folder is opened."""
 
     name = "hostile"
-    bar = "hostile files: a named error in under 2 s and 500 MB"
+    bar = f"hostile files: a named error in under {SECONDS:g} s and {MEBIBYTES:g} MiB"
     n = 120
     sample = 30
     seconds = 12.0
 
     def prepare(self) -> None:
-        self.sound = self.folder / "sound"
-        self.sound.mkdir()
+        sound = self.sound = self.folder / "sound"
         config = TransformerConfig(x_dim=3, n_context=4, n_layers=1)
-        save(self.sound / "checkpoint", build(config).eval(), {"seeds": [0], "name": "x"})
-        interrupt(small(), self.sound / "run", 9)
-        task = LinearRegression(x_dim=3, n_context=4)
         model = build(config).eval()
-        align(model, model, task.sample(8, seed=0)).save(self.sound / "result")
-        garg = self.sound / "garg"
-        garg.mkdir()
-        (garg / "config.yaml").write_text(yaml.safe_dump({"model": GARG}))
-        torch.save({"model_state_dict": {"_read_in.weight": torch.zeros(32, 5)}}, garg / "state.pt")
-        texts = self.sound / "texts"
-        texts.mkdir()
-        (texts / "train.jsonl").write_text('{"text": "a", "label": 0}\n')
-        (self.sound / "sweep").mkdir()
-        (self.sound / "sweep" / "sweep.json").write_text("{}")
-        self.cases = self._cases()
-
-    def _cases(self) -> list[tuple[str, str, str, Callable[[Path], None]]]:
-        """Kind of folder, its file, words, and what happens to the file."""
-        cases: list[tuple[str, str, str, Callable[[Path], None]]] = []
-        files = {
-            "checkpoint": ("record.json", "config.json", "weights.safetensors"),
-            "run": ("state.safetensors", "metrics.jsonl"), "result": ("result.json", "tensors.safetensors"),
-            "garg": ("config.yaml", "state.pt"), "texts": ("train.jsonl",), "sweep": ("sweep.json",),
-        }  # fmt: skip
-        kinds: dict[str, Callable[[Path], None]] = {
-            "a FIFO": _fifo, "a link to /dev/zero": _link("/dev/zero"),
-            "a link to itself": lambda path: _link(path.name)(path),
-            "3 GiB that are not there": _sparse(b'{"a": "', 3 * 2**30), "a folder": _folder, "a pickle": _pickle,
-        }  # fmt: skip
-        for kind, names in files.items():
-            cases += [(kind, name, words, make) for name in names for words, make in kinds.items()]
-        tensors = [
-            ("checkpoint", "weights.safetensors"),
-            ("run", "state.safetensors"),
-            ("result", "tensors.safetensors"),
-        ]
-        for kind, name in tensors:
-            cases += [
-                (kind, name, "a header that says 4 TB", _header()),
-                (kind, name, "a header of 2^62", _long_header),
-            ]
-        for kind in ("checkpoint", "result"):
-            name = {"checkpoint": "config.json", "result": "result.json"}[kind]
-            cases += [(kind, name, "endless nesting", lambda path: _written(path, b"[" * 10**6)),
-                      (kind, name, "a long number", lambda path: _written(path, b'{"a": ' + b"1" * 10**6 + b"}")),
-                      (kind, name, "bytes that are no text", lambda path: _written(path, b"\xff\xfe{"))]  # fmt: skip
-        for name, value in FIELDS.items():
-            cases.append(("checkpoint", "config.json", f"{name} of {value}", _signed_config(name, value)))
-        for words, text in YAML.items():
-            cases.append(("garg", "config.yaml", f"YAML, {words}", _text(text)))
-        for name, value in (("n_layer", 10**6), ("n_embd", 40_000), ("n_positions", 10**8)):
-            data = yaml.safe_dump({"model": {**GARG, name: value}})
-            cases.append(("garg", "config.yaml", f"{name} of {value}", _text(data)))
-        bombs = {"a pickle of torch": _torch_pickle, "a zip bomb": _zip_bomb, "an expanded tensor": _bomb_of_tensors}
-        cases += [("garg", "state.pt", words, make) for words, make in bombs.items()]
-        return cases
+        save(sound / "checkpoint", model, {"seeds": [0], "name": "x"})
+        interrupt(small(), sound / "training", 9)
+        align(model, model, LinearRegression(x_dim=3, n_context=4).sample(8, seed=0)).save(sound / "result")
+        for name in ("garg", "texts", "sweep"):
+            (sound / name).mkdir()
+        (sound / "garg" / "config.yaml").write_text(yaml.safe_dump({"model": GARG}))
+        torch.save({"model_state_dict": {"_read_in.weight": torch.zeros(32, 5)}}, sound / "garg" / "state.pt")
+        (sound / "texts" / "train.jsonl").write_text('{"text": "a", "label": 0}\n')
+        (sound / "sweep" / "sweep.json").write_text("{}")
 
     def run(self, number: int, rng: random.Random, folder: Path) -> Outcome:
-        number = number * STRIDE % self.n  # so that a few are of all kinds
-        if number >= len(self.cases):
-            return self._name(NAMES[number % len(NAMES)], folder)
-        kind, name, words, spoil = self.cases[number]
-        there = folder / kind
-        shutil.copytree(self.sound / kind, there)
-        spoil(there / name)
-        return self._opened(kind, there, name, f"{kind}/{name}: {words}")
-
-    def _opened(self, kind: str, there: Path, name: str, words: str) -> Outcome:
-        openers: dict[str, Callable[[], object]] = {
-            "checkpoint": lambda: load_checkpoint(there),
-            "run": lambda: train(small(), there, progress=False),
-            "result": lambda: load_result(there),
-            "garg": lambda: load_garg(there),
-            "texts": lambda: load_texts("sst2", "train", source=there / name),
-            "sweep": lambda: load_table(there),
-        }
-        forget_highest()
-        begins, started = resident(), time.monotonic()
+        number = number * STRIDE % self.n
+        if number >= len(CASES):
+            return self._strange_name(FOLDER_NAMES[number % len(FOLDER_NAMES)], folder)
+        kind, name, words, spoil = CASES[number]
+        path = folder / kind / name
+        shutil.copytree(self.sound / kind, path.parent)
+        shutil.copy(path, path.with_name("sound.json"))
+        path.unlink()
+        spoil(path)
+        openers: dict[str, Callable[..., object]] = {
+            "checkpoint": load_checkpoint, "training": partial(train, small(), progress=False), "result": load_result,
+            "garg": load_garg, "texts": lambda folder: load_texts("sst2", "train", source=folder / name),
+            "sweep": load_table,
+        }  # fmt: skip
         error: Exception | None = None
-        try:
-            openers[kind]()
-        except Exception as caught:
-            error = caught
-        seconds, grown = time.monotonic() - started, highest() - begins
-
-        def outcome(what: str, good: bool) -> Outcome:
-            said = f"{words} -> {type(error).__name__ if error else 'no error'}: {str(error)[:300]}"
-            return Outcome(what, good, said, seconds=seconds, mebibytes=grown / MIB)
-
-        if (there / MARKER).exists() or Path(MARKER).exists():
-            return outcome("IT RAN CODE", False)
-        if seconds > SECONDS:
-            return outcome("slow", False)
-        if grown > MEMORY:
-            return outcome("too much memory", False)
-        if error is None:
-            return outcome("accepted", kind == "run")  # a run without its files starts over
-        if not isinstance(error, ValueError | OSError):
-            return outcome("a raw error", False)
-        return (
-            outcome("a named error", True)
-            if str(there) in str(error)
-            else outcome("an error that names no file", False)
+        with measured() as usage:
+            try:
+                openers[kind](path.parent)
+            except Exception as raised:
+                error = raised
+        outcome = Outcome(
+            "a named error", False, f"{kind}/{name}: {words} -> {type(error).__name__}: {str(error)[:300]}"
         )
+        outcome.seconds, outcome.mebibytes = usage.seconds, usage.mebibytes
+        if (path.parent / MARKER).exists() or Path(MARKER).exists():
+            outcome.kind = "IT RAN CODE"
+        elif usage.seconds > SECONDS or usage.mebibytes > MEBIBYTES:
+            outcome.kind = "slow, or too much memory"
+        elif error is None:  # a training without its files starts anew
+            outcome.kind, outcome.good = "accepted", kind == "training"
+        elif not isinstance(error, ValueError | OSError):
+            outcome.kind = "a raw error"
+        elif str(path.parent) not in str(error):
+            outcome.kind = "an error that names no file"
+        else:
+            outcome.good = True
+        return outcome
 
-    def _name(self, name: str, folder: Path) -> Outcome:
-        """A folder of a strange name: saved into and loaded from, or refused."""
-        there = folder / "inner" / name
-        model = build(TransformerConfig(x_dim=3, n_context=4, n_layers=1)).eval()
-        words = f"a folder named {name!r}"
+    def _strange_name(self, name: str, folder: Path) -> Outcome:
+        """A checkpoint is saved to a folder of a strange name and loaded from it, or refused."""
+        inner, text = folder / "inner" / name, f"a folder named {name!r}"
         try:
-            save(there, model)
-            loaded = load_checkpoint(there)
+            save(inner, build(TransformerConfig(x_dim=3, n_context=4, n_layers=1)).eval())
+            load_checkpoint(inner)
         except (ValueError, OSError) as error:
-            return Outcome("a named error", True, f"{words}: {type(error).__name__}: {error}")
+            return Outcome("a named error", True, f"{text}: {type(error).__name__}: {error}")
         except Exception as error:
-            return Outcome("a raw error", False, f"{words}: {type(error).__name__}: {error}")
+            return Outcome("a raw error", False, f"{text}: {type(error).__name__}: {error}")
         outside = [path for path in folder.iterdir() if path.name != "inner"]
         if name != ".." and outside:
-            return Outcome("it wrote elsewhere", False, f"{words}: {outside}")
-        return Outcome("saved and loaded", len(loaded.models) == 1, words)
-
-
-def _signed_config(name: str, value: Any) -> Callable[[Path], None]:
-    """A config with another field, whose digest the record has."""
-
-    def make(path: Path) -> None:
-
-        _json(path, lambda data: {**data, name: value})
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        _json(path.with_name("record.json"), lambda data: {**data, "sha256": {**data["sha256"], path.name: digest}})
-
-    return make
+            return Outcome("it wrote elsewhere", False, f"{text}: {outside}")
+        return Outcome("saved and loaded", True, text)

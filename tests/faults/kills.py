@@ -1,4 +1,4 @@
-"""Trainings and saves are killed at random moments, some beside a second process that works in the same folder."""
+"""Trainings and saves are killed at random moments, some while a second process works in the same folder."""
 
 import os
 import random
@@ -12,25 +12,23 @@ import mechicl.base.files
 from mechicl.checkpoints import load_checkpoint, save, stack_models
 from mechicl.models import build
 from mechicl.training import train
-from tests.faults.part import Outcome, Part, forked, joined
-from tests.faults.runs import LSTM, READER, WORDS, differences, small, unequal
+from tests.faults.runner import Campaign, Outcome, finish, start
+from tests.faults.trainings import LSTM, TOKEN_MODEL, TOKENS, differences, small, unequal
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "two seeds": {"seeds": (0, 3), "schedule": "cosine", "gradient_clip": 0.1, "n_snapshots": 9, "save_every": 2},
-    "tokens": {"task": WORDS, "model": READER, "steps": 60},
+    "tokens": {"task": TOKENS, "model": TOKEN_MODEL, "steps": 60},
     "LSTM": {"model": LSTM, "steps": 60},
 }
 WRITES = ("fsync", "replace", "link", "unlink")
-SECOND = "FolderInUseError"
-CALLS = 60
-"""Into how many calls of the system a kill may fall."""
+IN_USE = "FolderInUseError"
 
 
-class Kills(Part):
-    """SIGKILL, always."""
+class Kills(Campaign):
+    """SIGKILL at random times, and before or after system calls that write files."""
 
     name = "kills"
-    bar = "killed at random moments, also two drivers on one folder: the same bits, or a named error for the second"
+    bar = "killed at random moments, also with two processes in one folder: the same bits, or a named error"
     n = 200
     sample = 8
 
@@ -43,99 +41,93 @@ class Kills(Part):
             self.seconds_of[name] = time.monotonic() - started
 
     def run(self, number: int, rng: random.Random, folder: Path) -> Outcome:
-        return (self._training, self._two_drivers, self._training, self._checkpoint)[number % 4](rng, folder)
+        return (self._training, self._two_processes, self._training, self._checkpoint)[number % 4](rng, folder)
 
     def _training(self, rng: random.Random, folder: Path) -> Outcome:
-        """One run, killed once to three times."""
+        """One training, killed once to three times."""
         name = rng.choice(list(self.configs))
-        seconds = self.seconds_of[name]
-        killed = [self._killed(lambda: self._train(name, folder), seconds, rng) for _ in range(rng.randint(1, 3))]
-        return self._ends_well(name, folder, f"a training ({name}), {', '.join(killed)}")
+        killed = [
+            _kill(lambda: self._train(name, folder), self.seconds_of[name], rng) for _ in range(rng.randint(1, 3))
+        ]
+        return self._resumed(name, folder, f"a training ({name}), {', '.join(killed)}")
 
-    def _two_drivers(self, rng: random.Random, folder: Path) -> Outcome:
-        """Two processes start the same run, a moment apart; one of them may be killed."""
-        name, seconds = rng.choice(list(self.configs)), 0.0
-        drivers = []
+    def _two_processes(self, rng: random.Random, folder: Path) -> Outcome:
+        """Two processes start the same training, a moment apart; one of them may be killed."""
+        name, after, started = rng.choice(list(self.configs)), 0.0, []
         for _ in range(2):
-            drivers.append(forked(lambda: self._train(name, folder)))
+            started.append(start(lambda: self._train(name, folder)))
             time.sleep(rng.choice((0.0, 0.0, 0.2 * rng.random())))
         victim = rng.choice((None, 0, 1))
         if victim is not None:
-            seconds = rng.uniform(0, self.seconds_of[name])
-            time.sleep(seconds)
-            os.kill(drivers[victim][0], signal.SIGKILL)
-        ends = [joined(*driver) for driver in drivers]
-        words = f"two drivers ({name}): {ends}, killed {victim} after {seconds:.2f} s"
-        wrong = [said for code, said in ends if not (code == -signal.SIGKILL or said == "done" or SECOND in said)]
-        if wrong:
-            return Outcome("another error for the second", False, words)
-        if victim is None and not any(said == "done" for _, said in ends):
-            return Outcome("nobody trained", False, words)
-        outcome = self._ends_well(name, folder, words)
-        if outcome.good and any(SECOND in said for _, said in ends):
-            return Outcome("the second was told, and the same bits", True, words)
-        return outcome
+            after = rng.uniform(0, self.seconds_of[name])
+            time.sleep(after)
+            started[victim][0].kill()
+        ends = [finish(*each) for each in started]
+        text = f"two processes ({name}): {ends}, killed {victim} after {after:.2f} s"
+        results = [result or "" for code, result in ends if code != -signal.SIGKILL]
+        if any(result != "done" and IN_USE not in result for result in results):
+            return Outcome("another error", False, text)
+        if victim is None and "done" not in results:
+            return Outcome("neither trained", False, text)
+        return self._resumed(name, folder, text)
 
     def _checkpoint(self, rng: random.Random, folder: Path) -> Outcome:
-        """A save over a checkpoint, killed: the folder loads as the old one or the new one."""
+        """A save over a checkpoint, killed: the folder contains the old checkpoint or the new one."""
         config = rng.choice([config.model for config in self.configs.values()])
         old, new = ([build(config, seed=seed)] for seed in (1, 2))
         save(folder, old, {"which": "old"})
-        words = self._killed(lambda: str(save(folder, new, {"which": "new"})), 0.03, rng, calls=24)
-        loaded = load_checkpoint(folder)
-        which = {"old": old, "new": new}[loaded.record["which"]]
-        if unequal(stack_models(loaded.models), stack_models(which)):
-            return Outcome("a mixture of two checkpoints", False, words)
-        save(folder, new, {"which": "again"})
-        loaded = load_checkpoint(folder)
-        if loaded.record["which"] != "again" or unequal(stack_models(loaded.models), stack_models(new)):
-            return Outcome("the next save is another", False, words)
-        if left := _left(folder):
-            return Outcome("files are left", False, f"{words}: {left}")
-        return Outcome("the old checkpoint or the new one", True, words)
+        text = _kill(lambda: str(save(folder, new, {"which": "new"})), 0.03, rng, calls=24)
+        for name in (load_checkpoint(folder).record["which"], "again"):
+            if name == "again":
+                save(folder, new, {"which": "again"})
+            loaded = load_checkpoint(folder)
+            expected = {"old": old, "new": new, "again": new}[name]
+            if loaded.record["which"] != name or unequal(stack_models(loaded.models), stack_models(expected)):
+                return Outcome("a mixture of two checkpoints", False, f"{text}: {name}")
+        return _without_leftovers(folder, "the old checkpoint or the new one", text)
 
     def _train(self, name: str, folder: Path) -> str:
         train(self.configs[name], folder, progress=False)
         return "done"
 
-    def _killed(self, work: Callable[[], object], seconds: float, rng: random.Random, calls: int = CALLS) -> str:
-        """Start something, and kill it after a time or in the middle of writing a file."""
-        if rng.random() < 0.5:
-            after = rng.uniform(0, 1.1 * seconds)
-            process, reader = forked(lambda: str(work()))
-            time.sleep(after)
-            os.kill(process, signal.SIGKILL)
-            words = f"killed after {after:.3f} s"
-        else:
-            name, number, when = rng.choice(WRITES), rng.randint(1, calls), rng.choice(("before", "after"))
-
-            def dies() -> str:
-                setattr(mechicl.base.files.os, name, _deadly(getattr(os, name), number, when))
-                return str(work())
-
-            process, reader = forked(dies)
-            words = f"killed {when} call {number} of {name}"
-        code, said = joined(process, reader)
-        return words if code == -signal.SIGKILL else f"{words} (it had ended: {said})"
-
-    def _ends_well(self, name: str, folder: Path, words: str) -> Outcome:
+    def _resumed(self, name: str, folder: Path, text: str) -> Outcome:
         try:
             train(self.configs[name], folder, progress=False)
         except Exception as error:
-            return Outcome("it does not go on", False, f"{words}: {type(error).__name__}: {error}")
+            return Outcome("training does not resume", False, f"{text}: {type(error).__name__}: {error}")
         if wrong := differences(folder, self.folder / name):
-            return Outcome("other bits", False, f"{words}: {wrong}")
-        if left := _left(folder):
-            return Outcome("files are left", False, f"{words}: {left}")
-        return Outcome("the same bits", True, words)
+            return Outcome("other bits", False, f"{text}: {wrong}")
+        return _without_leftovers(folder, "the same bits", text)
 
 
-def _left(folder: Path) -> list[str]:
-    return [path.name for path in folder.rglob("*") if path.name.endswith((".tmp", mechicl.base.files.NEW))]
+def _without_leftovers(folder: Path, kind: str, text: str) -> Outcome:
+    left = [path.name for path in folder.rglob("*") if path.name.endswith((".tmp", mechicl.base.files.NEW))]
+    return Outcome("files are left", False, f"{text}: {left}") if left else Outcome(kind, True, text)
+
+
+def _kill(work: Callable[[], str], seconds: float, rng: random.Random, calls: int = 60) -> str:
+    """Start a function, and kill it after a time, or at one of its first calls of a system function."""
+    if rng.random() < 0.5:
+        after = rng.uniform(0, 1.1 * seconds)
+        process, reader = start(work)
+        time.sleep(after)
+        process.kill()
+        text = f"killed after {after:.3f} s"
+    else:
+        name, number, when = rng.choice(WRITES), rng.randint(1, calls), rng.choice(("before", "after"))
+
+        def die() -> str:
+            setattr(mechicl.base.files.os, name, _deadly(getattr(os, name), number, when))
+            return work()
+
+        process, reader = start(die)
+        text = f"killed {when} call {number} of {name}"
+    code, result = finish(process, reader)
+    return text if code == -signal.SIGKILL else f"{text} (it had ended: {result})"
 
 
 def _deadly(function: Callable[..., Any], number: int, when: str) -> Callable[..., Any]:
-    """The function, whose call of a number kills the process."""
+    """Wrap a function so that the process is killed before or after its n-th call."""
     count = 0
 
     def call(*args: Any, **kwargs: Any) -> Any:
