@@ -104,7 +104,7 @@ def checked(function: Callable[..., Any] | None = None, *, undefined: bool = Fal
 
     Args:
         function: the decorated function; left out in `@checked(undefined=True)`.
-        undefined: allow NaN and infinite values; the function's docstring says what they mean.
+        undefined: allow NaN and infinite values, which the function must document.
 
     Raises:
         ArgumentError: when called; names the argument, what is allowed, and what was given.

@@ -15,7 +15,7 @@ from typing import Any
 NEW = ".new"
 """Folder in which files that change together are written before they replace the old ones."""
 MOST_BYTES = 64 * 2**20
-"""Largest JSON file or table that is read; anybody may have written it."""
+"""Largest JSON file or table that is read; such files are untrusted."""
 MOST_VALUES = 4_000_000
 """Most values, names and brackets in such a file; each takes up to a hundred bytes of memory."""
 MOST_BYTES_OF_WORDS = 8 * 2**20

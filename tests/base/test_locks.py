@@ -14,12 +14,12 @@ HOLDER = """
 import sys, time
 from mechicl.base.locks import locked
 with locked(sys.argv[1]):
-    print("held", flush=True)
+    print("locked", flush=True)
     time.sleep(600)
 """
 
 
-def test_the_second_is_told_who_is_first(tmp_path):
+def test_the_error_names_the_process_that_has_the_lock(tmp_path):
     with (
         locked(tmp_path / "run"),
         pytest.raises(FolderInUseError, match=rf"run is in use by process {os.getpid()} on "),
@@ -31,10 +31,10 @@ def test_the_second_is_told_who_is_first(tmp_path):
     assert not is_locked(tmp_path / "run")
 
 
-def test_a_lock_ends_with_its_holder_however_that_ends(tmp_path):
+def test_a_killed_process_releases_its_lock(tmp_path):
     process = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    assert process.stdout.readline() == "held\n"
+    assert process.stdout.readline() == "locked\n"
     assert is_locked(tmp_path)
     with pytest.raises(FolderInUseError, match=f"process {process.pid} on"), locked(tmp_path):
         pass
@@ -61,14 +61,14 @@ def test_waiting_takes_turns(tmp_path):
     assert order == ["first", "second"]
 
 
-def test_an_error_inside_lets_go(tmp_path):
+def test_an_error_releases_the_lock(tmp_path):
     with pytest.raises(ZeroDivisionError), locked(tmp_path):
         raise ZeroDivisionError
     with locked(tmp_path):
         pass
 
 
-def test_what_is_no_lock_file_of_ours_is_no_trouble(tmp_path):
+def test_a_lock_file_with_other_contents_is_locked(tmp_path):
     (tmp_path / ".lock").write_text("{nonsense")
     with locked(tmp_path):
         pass

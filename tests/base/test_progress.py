@@ -7,8 +7,8 @@ from mechicl.base.progress import progress_bar
 
 
 @pytest.fixture
-def lock_held_elsewhere():
-    """Tqdm's lock is held by another thread, as after Ctrl-C in the moment when one takes it."""
+def lock_of_another_thread():
+    """Another thread has tqdm's lock, as after Ctrl-C while it was taken."""
     taken, done = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -24,7 +24,7 @@ def lock_held_elsewhere():
     thread.join()
 
 
-def test_without_a_bar_nothing_waits_for_those_of_others(lock_held_elsewhere):
+def test_a_silent_bar_needs_no_lock(lock_of_another_thread):
     counted = []
 
     def count() -> None:
@@ -41,7 +41,7 @@ def test_without_a_bar_nothing_waits_for_those_of_others(lock_held_elsewhere):
     assert counted == [0, 1, 2]
 
 
-def test_a_bar_goes_through_what_it_is_given_and_counts(capsys):
+def test_a_bar_iterates_and_counts(capsys):
     bar = progress_bar("abc", unit="letter")
     assert list(bar) == ["a", "b", "c"]
     with progress_bar(total=4, initial=1, unit="step") as counting:

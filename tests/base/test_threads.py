@@ -1,4 +1,4 @@
-"""How many threads work is worth, and that the user's number comes back."""
+"""Numbers of threads by work, and restoring the user's number."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from mechicl.base.threads import WORTH_A_THREAD, n_cores, threads_worth, using_t
 
 @pytest.fixture
 def many(monkeypatch: pytest.MonkeyPatch):
-    """A machine with 64 cores, of which torch has been told to use 16."""
+    """A machine with 64 cores, of which torch may use 16."""
     before = torch.get_num_threads()
     monkeypatch.setattr(threads, "n_cores", lambda: 64)
     torch.set_num_threads(16)
@@ -24,7 +24,7 @@ def test_threads_grow_with_the_root_of_the_work_up_to_what_torch_has(many, work,
     assert threads_worth(work * WORTH_A_THREAD) == number
 
 
-def test_no_more_threads_than_cores_and_than_torch_was_told(many, monkeypatch):
+def test_no_more_threads_than_cores_and_than_torch_may_use(many, monkeypatch):
     monkeypatch.setattr(threads, "n_cores", lambda: 2)
     assert threads_worth(1e15) == 2
     torch.set_num_threads(1)

@@ -68,13 +68,13 @@ OTHERS: dict[str, Callable[[], Any]] = {
 
 
 def choose(rng: random.Random, value: Any, hint: Any, *, only_its_kind: bool = False) -> Mutation | None:
-    """Choose a change of an argument at random; None if there is none of its own kind."""
+    """Choose a change of an argument at random; None if there is none."""
     ways = list(_of_its_kind(value, Any)) if only_its_kind else mutations(value, hint)
     return rng.choice(ways) if ways else None
 
 
 def mutations(value: Any, hint: Any) -> list[Mutation]:
-    """List changes of an argument, as many of its own kind as to other types."""
+    """List changes of an argument, half of them to other types."""
     own, others = list(_of_its_kind(value, hint)), []
     for text, make in OTHERS.items():
         other = make()
@@ -141,7 +141,7 @@ def _strings(value: str, hint: Any) -> Iterator[Mutation]:
     literals = [each for part in parts_of(hint) if get_origin(part) is Literal for each in get_args(part)]
     for text, other in {
         "in capitals": value.upper(), "with a space": f"{value} ", "cut": value[:-1], "in Cyrillic": "ж" * 5,
-        "very long": "x" * 100_000, "with a zero": f"{value}\0", "a script": "<script>heard()</script>",
+        "very long": "x" * 100_000, "with a zero": f"{value}\0", "a script": "<script>ran()</script>",
         "half of a surrogate pair": "\ud800", "a format": "{0.__class__} %s %(x)d",
     }.items():  # fmt: skip
         if other != value:

@@ -201,6 +201,6 @@ def _status(key: str) -> int:
 
 
 def limit_memory(n_bytes: int) -> None:
-    """Let this process allocate only so many bytes more."""
+    """Limit the bytes that this process may still allocate."""
     limit = _status("VmSize:") * 1024 + n_bytes
     resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))

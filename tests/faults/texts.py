@@ -27,29 +27,29 @@ from tests.faults.runner import Campaign, Outcome
 
 TASK = LinearRegression(x_dim=2, n_context=4)
 ATTACKS = {
-    "a script": "<script>heard('script')</script>",
-    "an end of a script": "</script><script>heard('end')</script>",
-    "a picture": "<img src=x onerror=heard('img')>",
-    "a picture in quotes": "\"><img src=x onerror=heard('quoted')>",
-    "a picture in single quotes": "'><img src=x onerror=heard('single')>",
-    "a drawing": "<svg onload=heard('svg')>",
-    "a link": "<a href=\"javascript:heard('link')\" style='position:fixed;inset:0'>x</a>",
-    "a frame": "<iframe srcdoc=\"<script>parent.heard('frame')</script>\"></iframe>",
-    "a template": "${heard('template')}{{heard('braces')}}",
-    "an entity": "&lt;img src=x onerror=heard('entity')&gt;",
-    "a comment": "--><script>heard('comment')</script><!--",
-    "a title": "</title><script>heard('title')</script>",
-    "a style": "</style><img src=x onerror=heard('style')>",
-    "an attribute": "\" autofocus onfocus=heard('focus') x=\"",
+    "a script": "<script>ran('script')</script>",
+    "an end of a script": "</script><script>ran('end')</script>",
+    "a picture": "<img src=x onerror=ran('img')>",
+    "a picture in quotes": "\"><img src=x onerror=ran('quoted')>",
+    "a picture in single quotes": "'><img src=x onerror=ran('single')>",
+    "a drawing": "<svg onload=ran('svg')>",
+    "a link": "<a href=\"javascript:ran('link')\" style='position:fixed;inset:0'>x</a>",
+    "a frame": "<iframe srcdoc=\"<script>parent.ran('frame')</script>\"></iframe>",
+    "a template": "${ran('template')}{{ran('braces')}}",
+    "an entity": "&lt;img src=x onerror=ran('entity')&gt;",
+    "a comment": "--><script>ran('comment')</script><!--",
+    "a title": "</title><script>ran('title')</script>",
+    "a style": "</style><img src=x onerror=ran('style')>",
+    "an attribute": "\" autofocus onfocus=ran('focus') x=\"",
     "a remote picture": "<img src='https://example.com/x.png'>",
     "other directions": "\u202ereversed\u202c\u2066\u200b",
     "very long": "long " * 4000,
     "separators": "a\u2028b\u2029c\0d",
     "half of a surrogate pair": "x\ud800y",
-    "TeX": "$\\href{javascript:heard('tex')}{x}$",
+    "TeX": "$\\href{javascript:ran('tex')}{x}$",
 }
 ATTACKS = {"all short ones": "".join(t for t in ATTACKS.values() if len(t) < 200 and "\ud800" not in t)} | ATTACKS
-LISTENER = "window.heard = (what) => { (window.__heard = window.__heard || []).push(what) };"
+LISTENER = "window.ran = (what) => { (window.__ran = window.__ran || []).push(what) };"
 CONSTRUCTION = constructions.gradient_descent(x_dim=2, n_context=4, step_size=0.1, steps=2)
 PATTERN = torch.softmax(torch.arange(18.0).reshape(2, 3, 3), -1)
 
@@ -147,20 +147,20 @@ class Texts(Campaign):
             return Outcome("a raw error", False, f"{text}: {type(error).__name__}: {error}", place)
         if self.executable is None:
             return Outcome("written, but not opened: there is no browser", True, text)
-        heard = self._open(path)
-        return Outcome("a script ran" if heard else "no script ran", not heard, f"{text}: {heard}", place)
+        events = self._open(path)
+        return Outcome("a script ran" if events else "no script ran", not events, f"{text}: {events}", place)
 
     def _open(self, path: Path) -> list[str]:
-        """Open a page, click and press keys; return everything that the listener heard."""
-        heard: list[str] = []
+        """Open a page, click and press keys; return everything that the listener events."""
+        events: list[str] = []
 
         def dismiss(dialog: Dialog) -> None:
-            heard.append(f"a dialog: {dialog.message}")
+            events.append(f"a dialog: {dialog.message}")
             dialog.dismiss()
 
         def note(url: str) -> None:
             if not (url.startswith(("data:", "blob:", "about:")) or url.split("#")[0] == path.as_uri()):
-                heard.append(f"requested {url}")
+                events.append(f"requested {url}")
 
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=self.executable, args=BROWSER_ARGS)
@@ -175,6 +175,6 @@ class Texts(Campaign):
             for _ in range(8):
                 tab.keyboard.press("Tab")
             tab.wait_for_timeout(150)
-            heard += tab.evaluate("window.__heard || []")
+            events += tab.evaluate("window.__ran || []")
             browser.close()
-        return heard
+        return events

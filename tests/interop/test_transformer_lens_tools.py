@@ -131,7 +131,7 @@ def test_attributions_of_nodes_are_slopes(kind):
 
 @pytest.mark.parametrize("kind", OTHER_KINDS)
 def test_attributions_of_edges_are_slopes(kind):
-    """What a head, an MLP or the output reads moves by a sender's change, at the hooks where it is projected."""
+    """Move the input of a head, an MLP or the output by a sender's change, at the hooks after its projection."""
     model, (clean, corrupted) = model_of(kind), pair()
     clean, corrupted = clean[:1], corrupted[:1]
     flags = [getattr(model.cfg, name) for name in ("use_attn_result", "use_split_qkv_input", "use_hook_mlp_in")]
@@ -153,7 +153,7 @@ def test_attributions_of_edges_are_slopes(kind):
 
 
 def _read_moved(value: Tensor, by: float, *, block: Any, reader: Any, change: Tensor, cache: Any) -> Tensor:
-    """What a reader makes of a stream that has moved at its position."""
+    """Project a stream that has moved at the reader's position."""
     place = slice(reader.position, reader.position + 1)
     if reader.kind == "logits":
         value[:, place] += by * change
@@ -206,7 +206,7 @@ def test_faithfulness_from_none_to_all(kind):
 
 
 def direct_paths(model: Any, clean: Tensor, corrupted: Tensor, component: Any) -> Tensor:
-    """What TransformerLens finds for all pairs of heads."""
+    """Return TransformerLens' effects for all pairs of heads."""
     clean_cache, corrupted_cache = (model.run_with_cache(tokens)[1] for tokens in (clean, corrupted))
     return get_act_patch_direct_path_all_sources(
         model, corrupted, clean_cache, corrupted_cache, metric, component, verbose=False
